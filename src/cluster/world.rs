@@ -1,0 +1,52 @@
+//! Everything the watches say, in one place.
+//!
+//! A standby keeps it warm; a leader decides by it. It holds no decisions.
+
+use super::addresses::Addresses;
+use super::pods::PodIndex;
+use super::seen::{Node, Pool, ServiceRange, Subnet};
+use super::table::{Delta, Table};
+
+/// The cluster as last seen.
+#[derive(Debug, Default)]
+pub struct World {
+    /// Nodes
+    pub nodes: Table<Node>,
+    /// IPPools
+    pub pools: Table<Pool>,
+    /// NodeSubnets
+    pub subnets: Table<Subnet>,
+    /// ServiceCIDRs
+    pub services: Table<ServiceRange>,
+    /// Addresses of pods
+    pub pods: PodIndex,
+    /// Addresses of nodes
+    pub node_addresses: Addresses,
+}
+
+impl World {
+    /// The kinds whose first list is not complete yet; nothing is carved before there are none.
+    pub fn missing(&self) -> Vec<&'static str> {
+        [
+            ("nodes", self.nodes.is_listed()),
+            ("ippools", self.pools.is_listed()),
+            ("nodesubnets", self.subnets.is_listed()),
+            ("servicecidrs", self.services.is_listed()),
+            ("pods", self.pods.is_listed()),
+        ]
+        .into_iter()
+        .filter(|(_, listed)| !listed)
+        .map(|(kind, _)| kind)
+        .collect()
+    }
+
+    /// Keeps what is derived from nodes in step with a change of one.
+    pub fn note_node(&mut self, delta: &Delta<Node>) {
+        if let Some(before) = &delta.before {
+            self.node_addresses.remove(&before.addresses);
+        }
+        if let Some(after) = &delta.after {
+            self.node_addresses.add(&after.addresses);
+        }
+    }
+}

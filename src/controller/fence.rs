@@ -1,0 +1,197 @@
+//! The fence: what a new leader does before it deals, frees or lets a pool go.
+//!
+//! A leader that paused, crashed or was cut off may have left assignments on the wire that land at
+//! any time. Every assignment tests the node's term annotation; so the new leader lists all nodes
+//! consistently and *touches* each one that has no podCIDR: it sets the annotation to its own term.
+//! From then on whatever was decided before is refused, and the answer shows what came through
+//! before. No clock is trusted.
+//!
+//! | how leadership came | lists | touches |
+//! |---|---|---|
+//! | first start ever: no Lease, no NodeSubnet | no | no |
+//! | clean hand-over: all writes settled, holder cleared | yes | no |
+//! | anything else | yes | yes |
+//!
+//! # Assumptions
+//! A leader past its lease starts no write, by a clock that counts pauses. Nodes that appear after
+//! the list are therefore dealt by the new leader alone.
+
+use std::collections::BTreeSet;
+
+use super::queue::Queue;
+use super::{Now, Purpose};
+use crate::cluster::lease::Takeover;
+use crate::cluster::request::{Outcome, Refusal, Request};
+use crate::cluster::seen::Text;
+use crate::cluster::world::World;
+
+/// Progress of one take-over.
+#[derive(Debug)]
+pub struct Fence {
+    takeover: Takeover,
+    term: Text,
+    step: Step,
+    lists: Lists,
+    /// Nodes (name, UID) not proven touched yet
+    left: BTreeSet<(Text, Text)>,
+    queue: Queue<(Text, Text)>,
+    /// Of those, whose touch was refused: read first
+    to_read: BTreeSet<(Text, Text)>,
+}
+
+#[derive(Debug, PartialEq)]
+enum Step {
+    Syncing,
+    Listing,
+    Touching,
+    Done,
+}
+
+#[derive(Debug, Default)]
+struct Lists {
+    queue: Queue<Kind>,
+    nodes: bool,
+    subnets: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Kind {
+    Nodes,
+    Subnets,
+}
+
+impl Fence {
+    /// The fence of a tenure.
+    pub fn new(takeover: Takeover, term: Text) -> Self {
+        Fence {
+            takeover,
+            term,
+            step: Step::Syncing,
+            lists: Lists::default(),
+            left: BTreeSet::new(),
+            queue: Queue::default(),
+            to_read: BTreeSet::new(),
+        }
+    }
+
+    /// Whether everything decided by earlier leaders is settled or refused.
+    pub fn is_done(&self) -> bool {
+        self.step == Step::Done
+    }
+
+    /// What is still to do, for the logs and the readiness page.
+    pub fn progress(&self, world: &World) -> String {
+        match self.step {
+            Step::Syncing => format!("waiting for the first lists of {}", world.missing().join(", ")),
+            Step::Listing => "listing nodes and subnets after the take-over".to_owned(),
+            Step::Touching => format!("fencing off the last leader: {} nodes to touch", self.left.len()),
+            Step::Done => "done".to_owned(),
+        }
+    }
+
+    /// The next request, if one is due.
+    pub fn next(&mut self, world: &World, now: Now) -> Option<(Request, Purpose)> {
+        if self.step == Step::Syncing && world.missing().is_empty() {
+            self.begin(world);
+        }
+        match self.step {
+            Step::Syncing | Step::Done => None,
+            Step::Listing => Some(match self.lists.queue.pop(now.mono)? {
+                Kind::Nodes => (Request::ListNodes, Purpose::FenceNodes),
+                Kind::Subnets => (Request::ListSubnets, Purpose::FenceSubnets),
+            }),
+            Step::Touching => self.next_touch(now),
+        }
+    }
+
+    /// When there is something to do again.
+    pub fn next_at(&self) -> Option<std::time::Duration> {
+        self.lists.queue.next_at().into_iter().chain(self.queue.next_at()).min()
+    }
+
+    fn begin(&mut self, world: &World) {
+        if self.takeover == Takeover::First && world.subnets.is_empty() {
+            self.step = Step::Done;
+            return;
+        }
+        self.step = Step::Listing;
+        self.lists.queue.add(Kind::Nodes);
+        self.lists.queue.add(Kind::Subnets);
+    }
+
+    fn next_touch(&mut self, now: Now) -> Option<(Request, Purpose)> {
+        loop {
+            let key = self.queue.pop(now.mono)?;
+            if !self.left.contains(&key) {
+                continue;
+            }
+            let (name, uid) = key.clone();
+            if self.to_read.remove(&key) {
+                return Some((Request::ReadNode { name: name.clone() }, Purpose::TouchRead { name, uid }));
+            }
+            let term = self.term.clone();
+            let request = Request::TouchNode { name: name.clone(), uid: uid.clone(), term };
+            return Some((request, Purpose::Touch { name, uid }));
+        }
+    }
+
+    /// The list of nodes is in the world (`taken`), or has to be asked for again.
+    pub fn listed_nodes(&mut self, taken: bool, world: &World, now: Now) {
+        self.lists.nodes = taken;
+        self.listed(Kind::Nodes, taken, world, now);
+    }
+
+    /// The same for NodeSubnets.
+    pub fn listed_subnets(&mut self, taken: bool, world: &World, now: Now) {
+        self.lists.subnets = taken;
+        self.listed(Kind::Subnets, taken, world, now);
+    }
+
+    fn listed(&mut self, kind: Kind, taken: bool, world: &World, now: Now) {
+        if !taken {
+            self.lists.queue.add_failed(kind, now.mono);
+            return;
+        }
+        if !(self.lists.nodes && self.lists.subnets) {
+            return;
+        }
+        self.step = Step::Touching;
+        if self.takeover != Takeover::Clean {
+            for node in world.nodes.iter().filter(|node| node.is_empty()) {
+                self.left.insert((node.name.clone(), node.uid.clone()));
+            }
+        }
+        for key in &self.left {
+            self.queue.add(key.clone());
+        }
+        self.finish_if_through();
+    }
+
+    /// Takes in the answer to a touch, or to the read that follows a refused one.
+    pub fn answered_touch(&mut self, name: &Text, uid: &Text, outcome: &Outcome, now: Now) {
+        let key = (name.clone(), uid.clone());
+        let through = match outcome {
+            Outcome::Node(node) if node.uid != *uid => true,
+            // Touched, or full: nothing that was decided before can still come through.
+            Outcome::Node(node) => node.term.as_ref() == Some(&self.term) || !node.is_empty(),
+            // The UID is gone, and with it every write that names it.
+            Outcome::Refused(Refusal::Missing) => true,
+            _ => false,
+        };
+        if through {
+            self.left.remove(&key);
+            self.finish_if_through();
+            return;
+        }
+        if matches!(outcome, Outcome::Refused(Refusal::Guard(_))) {
+            self.to_read.insert(key.clone());
+        }
+        self.queue.add_failed(key, now.mono);
+    }
+
+    fn finish_if_through(&mut self) {
+        if self.left.is_empty() {
+            self.step = Step::Done;
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! The controller: one state machine, a file a reconcile loop.
+//!
+//! ```text
+//!  watches ──► World ──┐                      ┌──► podcidr     node.spec.podCIDRs, one guarded PATCH a node
+//!  answers ──► World ──┼─► Controller ─ Leader ┼──► subnet      NodeSubnet.spec
+//!  lease ──────────────┘        │             ├──► quarantine  ranges of dead nodes rest, then are free
+//!                               │             └──► pool        finalizer, conditions, counts
+//!                               └─ fence (after a take-over, before anything else)
+//! ```
+//!
+//! | file | subject |
+//! |---|---|
+//! | [`machine`] | events in, requests out; who may act when |
+//! | [`fence`] | what a new leader does before it deals |
+//! | [`registry`] | the leader's ledger: who holds what, what rests |
+//! | [`pools`], [`selector`] | what every pool may do right now, and which nodes it serves |
+//! | [`podcidr`], [`subnet`], [`quarantine`], [`pool`] | the loops |
+//! | [`queue`], [`report`] | keyed work with back-off; Kubernetes events to be |
+//!
+//! # Guarantees
+//! No file here does IO, reads a clock or spawns: a step is a function of (state, event, now). The
+//! code that runs under simulation is the code that ships.
+
+pub mod fence;
+pub mod machine;
+pub mod podcidr;
+pub mod pool;
+pub mod pools;
+pub mod quarantine;
+pub mod queue;
+pub mod registry;
+pub mod report;
+pub mod selector;
+pub mod subnet;
+
+pub use machine::{Controller, Event, Outgoing, Settings};
+pub use report::{About, Report};
+
+use std::time::Duration;
+
+use crate::cluster::seen::Text;
+use crate::cluster::world::World;
+use registry::Registry;
+
+/// The moment of a step.
+#[derive(Clone, Copy, Debug)]
+pub struct Now {
+    /// Monotonic time since an arbitrary start; deadlines are kept in it, so that a wall clock that
+    /// jumps moves none.
+    pub mono: Duration,
+    /// Wall time, for what people and other processes read.
+    pub wall: jiff::Timestamp,
+}
+
+/// What a loop works on.
+pub struct Context<'a> {
+    /// What the watches say
+    pub world: &'a World,
+    /// What is held
+    pub registry: &'a mut Registry,
+    /// Where events for people go
+    pub reports: &'a mut Vec<Report>,
+    /// The moment
+    pub now: Now,
+}
+
+/// What a request in flight is for; comes back with the answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// The fence's consistent list of nodes
+    FenceNodes,
+    /// The fence's consistent list of NodeSubnets
+    FenceSubnets,
+    /// The fence's touch of one node
+    Touch { name: Text, uid: Text },
+    /// The fence reads a node whose touch was refused
+    TouchRead { name: Text, uid: Text },
+    /// podCIDRs for a node
+    Assign { name: Text, uid: Text },
+    /// What became of them
+    AssignRead { name: Text, uid: Text },
+    /// A write of a NodeSubnet
+    Subnet { name: Text },
+    /// What became of it
+    SubnetRead { name: Text },
+    /// The last look at a dead node's pods
+    Quarantine { name: Text, uid: Text },
+    /// A write of a pool's finalizers or status
+    Pool { name: Text },
+    /// What became of it
+    PoolRead { name: Text },
+}
+
+impl Purpose {
+    /// The loop that asked: the label of its metrics.
+    pub fn loop_name(&self) -> &'static str {
+        match self {
+            Purpose::FenceNodes | Purpose::FenceSubnets | Purpose::Touch { .. } | Purpose::TouchRead { .. } => "fence",
+            Purpose::Assign { .. } | Purpose::AssignRead { .. } => "podcidr",
+            Purpose::Subnet { .. } | Purpose::SubnetRead { .. } => "subnet",
+            Purpose::Quarantine { .. } => "quarantine",
+            Purpose::Pool { .. } | Purpose::PoolRead { .. } => "pool",
+        }
+    }
+}

@@ -1,0 +1,311 @@
+//! podCIDRs: every node that a pool selects gets one range of each of the pool's families.
+//!
+//! A node is taken through gather, decide, write and report. A write is one JSON Patch that the API
+//! server refuses if the node is not the one meant, has podCIDRs already, or has been touched by a
+//! later leader.
+//!
+//! # Guarantees
+//! - One range is dealt to one node: it is claimed in the ledger before the request leaves.
+//! - After an unclear outcome the range stays claimed, and only the same write is repeated, until a
+//!   read shows what the node has.
+//! - A node that waits says why, once for each reason.
+
+use std::collections::BTreeMap;
+
+use super::queue::Queue;
+use super::registry::Registry;
+use super::report::{About, POD_CIDR_ASSIGNED, Report, WAITING, WRITE_REJECTED};
+use super::{Context, Purpose};
+use crate::cluster::request::{Assignment, Outcome, Refusal, Request};
+use crate::cluster::seen::{Node, Text};
+use crate::cluster::world::World;
+use crate::ipam::{Addr, Cidr, Full, State};
+
+/// The loop's own state.
+#[derive(Debug, Default)]
+pub struct PodCidrs {
+    /// Names of nodes to look at
+    pub queue: Queue<Text>,
+    /// What is under way, by UID
+    tasks: BTreeMap<Text, Task>,
+    /// Nodes that wait for a pool, by name
+    waiting: BTreeMap<Text, Waiting>,
+}
+
+#[derive(Debug, PartialEq)]
+enum Task {
+    /// A request is in flight.
+    InFlight,
+    /// The next step is a consistent read of the node.
+    ToRead,
+    /// The next step is the write, the first one or again.
+    ToWrite,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    uid: Text,
+    reason: Reason,
+}
+
+/// Why a node gets no podCIDR for now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// No pool selects it: nothing is wrong with that.
+    Unmanaged,
+    /// The pools that select it do not serve now.
+    Barred { pools: Vec<Text> },
+    /// The serving pools that select it are full.
+    Full { pools: Vec<Text> },
+}
+
+impl Reason {
+    /// The label of the metric.
+    pub fn label(&self) -> &'static str {
+        match self {
+            Reason::Unmanaged => "no_pool",
+            Reason::Barred { .. } => "pool_not_ready",
+            Reason::Full { .. } => "pool_full",
+        }
+    }
+}
+
+/// What to do for a node.
+enum Decision {
+    /// Nothing, now or ever again unless it changes.
+    Leave,
+    /// Ask the API server what became of a write.
+    Read,
+    /// Write these ranges (again).
+    Write(Vec<Cidr>),
+    /// Wait until a pool can serve.
+    Wait(Reason, String),
+}
+
+impl PodCidrs {
+    /// The next request, if a node needs one.
+    pub fn next(&mut self, cx: &mut Context, stopping: bool) -> Option<(Request, Purpose)> {
+        while let Some(name) = self.queue.pop(cx.now.mono) {
+            let Some(node) = cx.world.nodes.get(&name).cloned() else {
+                self.waiting.remove(&name);
+                continue;
+            };
+            if stopping && self.tasks.get(&node.uid) != Some(&Task::ToRead) {
+                continue;
+            }
+            match self.decide(&node, cx) {
+                Decision::Leave => {}
+                Decision::Wait(reason, note) => self.wait(&node, reason, note, cx),
+                Decision::Read => {
+                    self.tasks.insert(node.uid.clone(), Task::InFlight);
+                    let purpose = Purpose::AssignRead { name: name.clone(), uid: node.uid.clone() };
+                    return Some((Request::ReadNode { name }, purpose));
+                }
+                Decision::Write(cidrs) => {
+                    self.tasks.insert(node.uid.clone(), Task::InFlight);
+                    let purpose = Purpose::Assign { name: name.clone(), uid: node.uid.clone() };
+                    return Some((Request::AssignPodCidrs(assignment(&node, cidrs)), purpose));
+                }
+            }
+        }
+        None
+    }
+
+    fn decide(&self, node: &Node, cx: &mut Context) -> Decision {
+        if node.deleting || !node.is_empty() {
+            return Decision::Leave;
+        }
+        match self.tasks.get(&node.uid) {
+            Some(Task::InFlight) => return Decision::Leave,
+            Some(Task::ToRead) => return Decision::Read,
+            Some(Task::ToWrite) | None => {}
+        }
+        let begun = cx.registry.claims_of(&node.uid);
+        if !begun.is_empty() {
+            return Decision::Write(in_order(begun.into_iter().map(|(_, cidr, _)| cidr)));
+        }
+        if let Some(cidrs) = give_back(node, cx.registry) {
+            return Decision::Write(cidrs);
+        }
+        deal(node, cx.world, cx.registry)
+    }
+
+    fn wait(&mut self, node: &Node, reason: Reason, note: String, cx: &mut Context) {
+        let known = self.waiting.get(&node.name).filter(|w| w.uid == node.uid).map(|w| &w.reason);
+        if known != Some(&reason) && reason != Reason::Unmanaged {
+            cx.reports.push(Report { about: About::node(node), warning: true, reason: WAITING, note });
+        }
+        self.waiting.insert(node.name.clone(), Waiting { uid: node.uid.clone(), reason });
+    }
+
+    /// Takes in the answer to a write.
+    pub fn answered_write(&mut self, name: &Text, uid: &Text, outcome: &Outcome, cx: &mut Context) {
+        if self.is_over(name, uid, cx) {
+            return;
+        }
+        match outcome {
+            Outcome::Node(node) if node.uid == *uid => self.learned(node, cx),
+            Outcome::Refused(Refusal::Guard(_)) => self.retry(name, uid, Task::ToRead, cx),
+            Outcome::Refused(Refusal::Rejected(why)) => {
+                if self.queue.add_failed(name.clone(), cx.now.mono) == 1 {
+                    let about = About::Node { name: name.clone(), uid: uid.clone() };
+                    let note = format!("the API server refuses podCIDRs for this node: {why}");
+                    cx.reports.push(Report { about, warning: true, reason: WRITE_REJECTED, note });
+                }
+                self.tasks.insert(uid.clone(), Task::ToWrite);
+            }
+            Outcome::Refused(_) => self.retry(name, uid, Task::ToWrite, cx),
+            _ => {
+                for (id, _, state) in cx.registry.claims_of(uid) {
+                    if state == State::InFlight {
+                        cx.registry.ledger.set_state(id, State::Unclear);
+                    }
+                }
+                self.retry(name, uid, Task::ToRead, cx);
+            }
+        }
+    }
+
+    /// Takes in the answer to a read.
+    pub fn answered_read(&mut self, name: &Text, uid: &Text, outcome: &Outcome, cx: &mut Context) {
+        if self.is_over(name, uid, cx) {
+            return;
+        }
+        match outcome {
+            Outcome::Node(node) if node.uid == *uid => self.learned(node, cx),
+            _ => self.retry(name, uid, Task::ToRead, cx),
+        }
+    }
+
+    /// Whether the UID is gone; its claims rest, and no write can succeed any more.
+    fn is_over(&mut self, name: &Text, uid: &Text, cx: &Context) -> bool {
+        let gone = cx.world.nodes.get(name).is_none_or(|node| node.uid != *uid);
+        if gone {
+            self.tasks.remove(uid);
+        }
+        gone
+    }
+
+    fn learned(&mut self, node: &Node, cx: &mut Context) {
+        if node.is_empty() {
+            self.retry(&node.name, &node.uid, Task::ToWrite, cx);
+            return;
+        }
+        self.tasks.remove(&node.uid);
+        self.queue.succeeded(&node.name);
+    }
+
+    fn retry(&mut self, name: &Text, uid: &Text, task: Task, cx: &Context) {
+        self.tasks.insert(uid.clone(), task);
+        self.queue.add_failed(name.clone(), cx.now.mono);
+    }
+
+    /// A node has podCIDRs now; one that had to wait is told so.
+    pub fn served(&mut self, node: &Node, reports: &mut Vec<Report>) {
+        if self.tasks.get(&node.uid) != Some(&Task::InFlight) {
+            self.tasks.remove(&node.uid);
+        }
+        let Some(waiting) = self.waiting.remove(&node.name) else { return };
+        if waiting.uid == node.uid && waiting.reason != Reason::Unmanaged {
+            let ranges: Vec<String> = node.pod_cidrs.iter().map(ToString::to_string).collect();
+            let note = format!("has podCIDRs {} after a wait", ranges.join(", "));
+            reports.push(Report { about: About::node(node), warning: false, reason: POD_CIDR_ASSIGNED, note });
+        }
+    }
+
+    /// A node's UID is gone.
+    pub fn gone(&mut self, node: &Node) {
+        self.tasks.remove(&node.uid);
+        if self.waiting.get(&node.name).is_some_and(|w| w.uid == node.uid) {
+            self.waiting.remove(&node.name);
+        }
+    }
+
+    /// Space or a pool may have come: looks at every waiting node again.
+    pub fn wake(&mut self) {
+        for name in self.waiting.keys() {
+            self.queue.add(name.clone());
+        }
+    }
+
+    /// The reasons of all that wait.
+    pub fn waiting(&self) -> impl Iterator<Item = &Reason> {
+        self.waiting.values().map(|waiting| &waiting.reason)
+    }
+}
+
+fn assignment(node: &Node, cidrs: Vec<Cidr>) -> Assignment {
+    Assignment {
+        name: node.name.clone(),
+        uid: node.uid.clone(),
+        term: node.term.clone(),
+        annotated: node.annotated,
+        cidrs,
+    }
+}
+
+/// IPv4 first: the first podCIDR is the cluster's primary family for the node.
+fn in_order(cidrs: impl Iterator<Item = Cidr>) -> Vec<Cidr> {
+    let mut cidrs: Vec<Cidr> = cidrs.collect();
+    cidrs.sort();
+    cidrs
+}
+
+/// The same machine is back while its ranges rest: it gets them again, if a pool that serves it
+/// still covers them all.
+fn give_back(node: &Node, registry: &mut Registry) -> Option<Vec<Cidr>> {
+    let ranges = registry.resting_for(node)?.ranges.clone();
+    let pool = registry.pools.of(ranges.first()?)?;
+    let fits = pool.is_serving()
+        && pool.selector.matches(&node.labels)
+        && pool.space.families().count() == ranges.len()
+        && ranges.iter().all(|range| pool.space.covers(range))
+        && ranges.windows(2).all(|pair| pair[0].family() != pair[1].family());
+    let alone = |range: &Cidr| registry.ledger.overlapping(range).all(|(_, claim)| claim.state == State::Resting);
+    if !fits || !ranges.iter().all(alone) {
+        return None;
+    }
+    let holder = registry.holder(&node.name, &node.uid);
+    for range in &ranges {
+        registry.ledger.record(holder, *range, State::InFlight);
+    }
+    Some(in_order(ranges.into_iter()))
+}
+
+/// New ranges from the best pool that has room.
+fn deal(node: &Node, world: &World, registry: &mut Registry) -> Decision {
+    let choices = registry.pools.choices(node, &registry.ledger);
+    if choices.is_empty() {
+        return barred(node, registry);
+    }
+    let holder = registry.holder(&node.name, &node.uid);
+    let spoken_for =
+        |range: &Cidr| -> Option<Addr> { world.pods.any_in(range).or_else(|| world.node_addresses.within(range).next()) };
+    let mut notes = Vec::new();
+    for name in &choices {
+        let Some(pool) = registry.pools.get_mut(name) else { continue };
+        match registry.ledger.carve(&mut pool.space, holder, spoken_for) {
+            Ok(claims) => {
+                let ids = claims.iter().filter_map(|(_, id)| *id);
+                return Decision::Write(in_order(ids.filter_map(|id| registry.ledger.get(id)).map(|claim| claim.cidr)));
+            }
+            Err(full) => notes.push(full_note(name, &full)),
+        }
+    }
+    Decision::Wait(Reason::Full { pools: choices }, notes.join("; "))
+}
+
+fn full_note(pool: &str, full: &Full) -> String {
+    format!("pool \"{pool}\": {full}: add a CIDR to its spec, or a pool that selects this node")
+}
+
+fn barred(node: &Node, registry: &Registry) -> Decision {
+    let barred: Vec<_> = registry.pools.barred(node).collect();
+    if barred.is_empty() {
+        return Decision::Wait(Reason::Unmanaged, String::new());
+    }
+    let pools = barred.iter().map(|state| state.name.clone()).collect();
+    let notes: Vec<String> =
+        barred.iter().map(|state| format!("pool \"{}\" does not serve: {}", state.name, state.verdict)).collect();
+    Decision::Wait(Reason::Barred { pools }, notes.join("; "))
+}

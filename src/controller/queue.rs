@@ -1,0 +1,128 @@
+//! A work queue: each key at most once, some of them later, failures spaced out.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+/// First and longest pause after a failure.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
+
+/// Keys that wait for their turn.
+#[derive(Debug)]
+pub struct Queue<K> {
+    ready: VecDeque<K>,
+    members: BTreeSet<K>,
+    later: BTreeSet<(Duration, K)>,
+    failures: BTreeMap<K, u32>,
+    retries: u64,
+}
+
+impl<K> Default for Queue<K> {
+    fn default() -> Self {
+        Queue {
+            ready: VecDeque::new(),
+            members: BTreeSet::new(),
+            later: BTreeSet::new(),
+            failures: BTreeMap::new(),
+            retries: 0,
+        }
+    }
+}
+
+impl<K: Ord + Clone> Queue<K> {
+    /// Puts the key at the end, unless it is there already.
+    pub fn add(&mut self, key: K) {
+        if self.members.insert(key.clone()) {
+            self.ready.push_back(key);
+        }
+    }
+
+    /// Puts the key in once that time has come.
+    pub fn add_at(&mut self, key: K, at: Duration) {
+        self.later.insert((at, key));
+    }
+
+    /// Puts the key in after a pause that doubles with each failure in a row, from 0.1 s to 10 s.
+    /// Returns how many failures in a row there are now.
+    pub fn add_failed(&mut self, key: K, now: Duration) -> u32 {
+        let failures = self.failures.entry(key.clone()).or_default();
+        let pause = BACKOFF.0.saturating_mul(1 << (*failures).min(10)).min(BACKOFF.1);
+        *failures += 1;
+        let failures = *failures;
+        self.retries += 1;
+        self.later.insert((now + pause, key));
+        failures
+    }
+
+    /// Forgets the failures of a key.
+    pub fn succeeded(&mut self, key: &K) {
+        self.failures.remove(key);
+    }
+
+    /// The next key whose turn has come.
+    pub fn pop(&mut self, now: Duration) -> Option<K> {
+        while self.later.first().is_some_and(|(at, _)| *at <= now) {
+            if let Some((_, key)) = self.later.pop_first() {
+                self.add(key);
+            }
+        }
+        let key = self.ready.pop_front()?;
+        self.members.remove(&key);
+        Some(key)
+    }
+
+    /// When [`Queue::pop`] may give something that it does not give now.
+    pub fn next_at(&self) -> Option<Duration> {
+        self.later.first().map(|(at, _)| *at)
+    }
+
+    /// How many keys wait, those for later included.
+    pub fn len(&self) -> usize {
+        self.ready.len() + self.later.len()
+    }
+
+    /// Whether a key is ready now.
+    pub fn has_ready(&self, now: Duration) -> bool {
+        !self.ready.is_empty() || self.next_at().is_some_and(|at| at <= now)
+    }
+
+    /// How often a key was put back after a failure.
+    pub fn retries(&self) -> u64 {
+        self.retries
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn ms(n: u64) -> Duration {
+        Duration::from_millis(n)
+    }
+
+    #[test]
+    fn a_key_stands_in_the_queue_once() {
+        let mut queue = Queue::default();
+        queue.add("a");
+        queue.add("b");
+        queue.add("a");
+        assert_eq!((queue.pop(ms(0)), queue.pop(ms(0)), queue.pop(ms(0))), (Some("a"), Some("b"), None));
+    }
+
+    #[test]
+    fn failures_are_spaced_out_until_a_success() {
+        let mut queue = Queue::default();
+        for pause in [100, 200, 400] {
+            queue.add_failed("a", ms(0));
+            assert_eq!(queue.next_at(), Some(ms(pause)));
+            assert_eq!(queue.pop(ms(pause - 1)), None);
+            assert_eq!(queue.pop(ms(pause)), Some("a"));
+        }
+        queue.succeeded(&"a");
+        queue.add_failed("a", ms(0));
+        assert_eq!(queue.next_at(), Some(ms(100)));
+        for _ in 0..40 {
+            queue.add_failed("a", ms(0));
+        }
+        assert_eq!(queue.later.last().map(|(at, _)| *at), Some(ms(10_000)), "the pause is bounded");
+    }
+}

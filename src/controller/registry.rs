@@ -1,0 +1,337 @@
+//! The leader's ledger: which node holds what, and what rests after a node's death.
+//!
+//! Built from the world when a tenure begins and dropped when it ends; between the two every change
+//! of a node passes through [`Registry::sync`] or [`Registry::retire`].
+//!
+//! # Guarantees
+//! - A range leaves the ledger only here: in `sync`, when the node provably has other podCIDRs, and
+//!   in `finish`, when a rest is over and its record is gone from the API.
+//! - What two nodes hold at once is kept twice: freeing one side never frees the other's addresses.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use super::Now;
+use super::pools::{DEFAULT_QUARANTINE, Pools};
+use crate::api::{HeldRange, PreviousHolder};
+use crate::cluster::seen::{Machine, Node, Subnet, Text};
+use crate::cluster::world::World;
+use crate::ipam::{Cidr, ClaimId, Holder, Ledger, State};
+
+/// Names a rest: the node's name and the UID that is gone.
+pub type RestKey = (Text, Text);
+
+/// Ranges of a dead node, until they may be given on.
+#[derive(Clone, Debug)]
+pub struct Rest {
+    /// The machine that had them; it may have them back.
+    pub machine: Machine,
+    /// What rests.
+    pub ranges: Vec<Cidr>,
+    /// Earliest end, monotonic.
+    pub until: Duration,
+    /// The same for people and for the next leader.
+    pub until_wall: Timestamp,
+    /// Over and proven: free once no NodeSubnet names it.
+    pub leaving: bool,
+}
+
+/// What a look at a node's podCIDRs brought to light.
+#[derive(Debug, Default)]
+pub struct Synced {
+    /// Ranges that were not ours to give and are now taken note of.
+    pub foreign: Vec<Cidr>,
+    /// Whether a range of ours came back confirmed.
+    pub confirmed: bool,
+    /// Whether a range became free.
+    pub freed: bool,
+    /// Other nodes (by name and UID) that hold some of the same addresses.
+    pub overlaps: Vec<(Text, Text, Cidr)>,
+}
+
+/// Who holds what.
+#[derive(Debug, Default)]
+pub struct Registry {
+    /// The claims
+    pub ledger: Ledger,
+    /// The pools and their standing
+    pub pools: Pools,
+    /// What rests
+    pub rests: BTreeMap<RestKey, Rest>,
+    holders: Holders,
+    conflicts: BTreeSet<(ClaimId, ClaimId)>,
+}
+
+impl Registry {
+    /// Reads the whole world: nodes hold their podCIDRs, NodeSubnets tell what rests. Returns also
+    /// the nodes that hold addresses of others, by name, with what [`Synced::overlaps`] says.
+    pub fn rebuild(world: &World, flag_services: &[Cidr], now: Now) -> (Self, Vec<(Text, Synced)>) {
+        let mut registry = Registry::default();
+        let mut overlapping = Vec::new();
+        registry.pools.survey(world, flag_services, now.mono);
+        for node in world.nodes.iter() {
+            let synced = registry.sync(node);
+            if !synced.overlaps.is_empty() {
+                overlapping.push((node.name.clone(), synced));
+            }
+        }
+        for subnet in world.subnets.iter() {
+            registry.recall(subnet, world, now);
+        }
+        (registry, overlapping)
+    }
+
+    /// The holder that stands for a node's UID.
+    pub fn holder(&mut self, name: &Text, uid: &Text) -> Holder {
+        self.holders.intern(name, uid)
+    }
+
+    /// The claims of a node's UID.
+    pub fn claims_of(&self, uid: &str) -> Vec<(ClaimId, Cidr, State)> {
+        let Some(holder) = self.holders.get(uid) else { return Vec::new() };
+        self.ledger.of(holder).map(|(id, claim)| (id, claim.cidr, claim.state)).collect()
+    }
+
+    /// Whether any write of unclear outcome is still open.
+    pub fn has_unclear(&self) -> bool {
+        self.unclear() > 0
+    }
+
+    /// How many ranges stay taken because a write's outcome is unclear.
+    pub fn unclear(&self) -> usize {
+        self.holders.all().flat_map(|holder| self.ledger.of(holder)).filter(|(_, c)| c.state == State::Unclear).count()
+    }
+
+    /// How many pairs of nodes hold some of the same addresses.
+    pub fn overlaps(&mut self) -> usize {
+        let Registry { ledger, conflicts, .. } = self;
+        let held = |id: &ClaimId| ledger.get(*id).is_some_and(|claim| claim.state == State::Held);
+        conflicts.retain(|(a, b)| held(a) && held(b));
+        conflicts.len()
+    }
+
+    /// Name and UID of the node behind a holder.
+    pub fn who(&self, holder: Holder) -> Option<&(Text, Text)> {
+        self.holders.who(holder)
+    }
+
+    /// Brings the claims of a live node in line with its podCIDRs. They are frozen once set, so a
+    /// claim of that UID for anything else can never come true.
+    pub fn sync(&mut self, node: &Node) -> Synced {
+        let mut synced = Synced::default();
+        // It lives after all: a look-up said it was gone, the watch knew better.
+        let revived = self.rests.remove(&(node.name.clone(), node.uid.clone())).is_some();
+        if node.is_empty() {
+            for (id, _, _) in self.claims_of(&node.uid).into_iter().filter(|_| revived) {
+                self.ledger.set_state(id, State::Unclear);
+            }
+            return synced;
+        }
+        let holder = self.holder(&node.name, &node.uid);
+        let mut missing: Vec<Cidr> = node.pod_cidrs.to_vec();
+        let claims: Vec<(ClaimId, Cidr, State)> = self.claims_of(&node.uid);
+        for (id, cidr, state) in claims {
+            if let Some(at) = missing.iter().position(|m| *m == cidr) {
+                missing.swap_remove(at);
+                synced.confirmed |= state != State::Held;
+                self.ledger.set_state(id, State::Held);
+            } else {
+                self.ledger.release(id);
+                synced.freed = true;
+            }
+        }
+        for cidr in &missing {
+            self.ledger.record(holder, *cidr, State::Held);
+        }
+        if synced.confirmed || !missing.is_empty() {
+            synced.overlaps = self.conflicts_of(holder);
+        }
+        synced.foreign = missing;
+        synced
+    }
+
+    /// The node's UID is gone: what it held rests. Returns whether it held anything.
+    pub fn retire(&mut self, node: &Node, now: Now) -> bool {
+        let claims = self.claims_of(&node.uid);
+        let ranges: Vec<Cidr> = claims.iter().map(|(_, cidr, _)| *cidr).collect();
+        if ranges.is_empty() {
+            self.holders.drop_uid(&node.uid);
+            return false;
+        }
+        for (id, _, _) in claims {
+            self.ledger.set_state(id, State::Resting);
+        }
+        let quarantine = self.quarantine_of(&ranges);
+        let key = (node.name.clone(), node.uid.clone());
+        self.rests.insert(key, Rest::new(node.machine.clone(), ranges, quarantine, now));
+        true
+    }
+
+    /// Ends a rest: its ranges are free, unless somebody else holds them too.
+    pub fn finish(&mut self, key: &RestKey) {
+        self.rests.remove(key);
+        for (id, _, _) in self.claims_of(&key.1) {
+            self.ledger.release(id);
+        }
+        self.holders.drop_uid(&key.1);
+    }
+
+    /// Ranges that rest from an earlier Node object of the same machine and name, if it may have
+    /// them back.
+    pub fn resting_for(&self, node: &Node) -> Option<&Rest> {
+        self.rests
+            .range((node.name.clone(), "".into())..)
+            .take_while(|((name, _), _)| *name == node.name)
+            .map(|(_, rest)| rest)
+            .find(|rest| !rest.leaving && rest.machine.same(&node.machine))
+    }
+
+    /// The rests under a node's name.
+    pub fn rests_of<'a>(&'a self, name: &'a Text) -> impl Iterator<Item = (&'a RestKey, &'a Rest)> {
+        self.rests.range((name.clone(), "".into())..).take_while(move |((n, _), _)| n == name)
+    }
+
+    /// Ranges with the pool each counts to.
+    pub fn held_ranges(&self, ranges: &[Cidr]) -> Vec<HeldRange> {
+        ranges
+            .iter()
+            .map(|cidr| HeldRange {
+                cidr: cidr.to_string(),
+                pool: self.pools.of(cidr).map(|pool| pool.name.to_string()),
+            })
+            .collect()
+    }
+
+    /// Takes in what a NodeSubnet says of nodes that are gone.
+    fn recall(&mut self, subnet: &Subnet, world: &World, now: Now) {
+        let Ok(spec) = &subnet.spec else { return };
+        let live = world.nodes.get(&subnet.name).map(|node| node.uid.clone());
+        for previous in &spec.previous {
+            self.recall_previous(&subnet.name, previous, live.as_deref(), now);
+        }
+        let Some(uid) = spec.node_uid.as_deref() else { return };
+        let known = self.rests.contains_key(&(subnet.name.clone(), uid.into()));
+        let ranges = read_ranges(&spec.pod_cidrs);
+        if live.as_deref() == Some(uid) || known || ranges.is_empty() {
+            return;
+        }
+        // It died while nobody looked: the rest begins now.
+        let machine = machine(spec.provider_id.as_deref(), spec.machine_id.as_deref());
+        let quarantine = self.quarantine_of(&ranges);
+        self.lay_to_rest(&subnet.name, uid, Rest::new(machine, ranges, quarantine, now));
+    }
+
+    fn recall_previous(&mut self, name: &Text, previous: &PreviousHolder, live: Option<&str>, now: Now) {
+        let ranges = read_ranges(&previous.pod_cidrs);
+        if ranges.is_empty() || live == Some(previous.node_uid.as_str()) {
+            return;
+        }
+        let machine = machine(previous.provider_id.as_deref(), previous.machine_id.as_deref());
+        let mut rest = Rest::new(machine, ranges, Duration::ZERO, now);
+        rest.until_wall = previous.until.0;
+        // A wall clock set back must not make a rest endless.
+        let left = Duration::try_from(rest.until_wall.duration_since(now.wall)).unwrap_or_default();
+        rest.until = now.mono + left.min(self.quarantine_of(&rest.ranges));
+        self.lay_to_rest(name, &previous.node_uid, rest);
+    }
+
+    fn lay_to_rest(&mut self, name: &Text, uid: &str, rest: Rest) {
+        let uid: Text = uid.into();
+        let holder = self.holder(name, &uid);
+        for cidr in &rest.ranges {
+            self.ledger.record(holder, *cidr, State::Resting);
+        }
+        self.rests.insert((name.clone(), uid), rest);
+    }
+
+    fn quarantine_of(&self, ranges: &[Cidr]) -> Duration {
+        ranges
+            .iter()
+            .map(|cidr| self.pools.of(cidr).map_or(DEFAULT_QUARANTINE, |pool| pool.quarantine))
+            .max()
+            .unwrap_or(DEFAULT_QUARANTINE)
+    }
+
+    fn conflicts_of(&mut self, holder: Holder) -> Vec<(Text, Text, Cidr)> {
+        let mut found = Vec::new();
+        let mine: Vec<(ClaimId, Cidr)> = self.ledger.of(holder).map(|(id, claim)| (id, claim.cidr)).collect();
+        for (id, cidr) in mine {
+            for (other, claim) in self.ledger.overlapping(&cidr) {
+                if claim.holder == holder || claim.state != State::Held {
+                    continue;
+                }
+                self.conflicts.insert((id.min(other), id.max(other)));
+                if let Some((name, uid)) = self.holders.who(claim.holder) {
+                    found.push((name.clone(), uid.clone(), claim.cidr));
+                }
+            }
+        }
+        found
+    }
+}
+
+impl Rest {
+    fn new(machine: Machine, ranges: Vec<Cidr>, quarantine: Duration, now: Now) -> Self {
+        let until_wall = now.wall.saturating_add(quarantine).unwrap_or(now.wall);
+        // Whole seconds, rounded up: what the API stores and gives back equal.
+        let seconds = until_wall.as_second() + i64::from(until_wall.subsec_nanosecond() > 0);
+        let until_wall = Timestamp::from_second(seconds).unwrap_or(until_wall);
+        Rest { machine, ranges, until: now.mono + quarantine, until_wall, leaving: false }
+    }
+}
+
+fn read_ranges(ranges: &[HeldRange]) -> Vec<Cidr> {
+    ranges.iter().filter_map(|range| Cidr::parse_lenient(&range.cidr).ok()).collect()
+}
+
+fn machine(provider_id: Option<&str>, machine_id: Option<&str>) -> Machine {
+    Machine { provider_id: provider_id.map(Text::from), machine_id: machine_id.map(Text::from) }
+}
+
+/// Node UIDs as the ledger's dense holders.
+#[derive(Debug, Default)]
+struct Holders {
+    by_uid: BTreeMap<Text, Holder>,
+    who: Vec<Option<(Text, Text)>>,
+    free: Vec<Holder>,
+}
+
+impl Holders {
+    fn intern(&mut self, name: &Text, uid: &Text) -> Holder {
+        if let Some(holder) = self.by_uid.get(uid) {
+            return *holder;
+        }
+        let who = Some((name.clone(), uid.clone()));
+        let holder = if let Some(holder) = self.free.pop() {
+            self.who[holder.0 as usize] = who;
+            holder
+        } else {
+            self.who.push(who);
+            Holder(u32::try_from(self.who.len() - 1).unwrap_or(u32::MAX))
+        };
+        self.by_uid.insert(uid.clone(), holder);
+        holder
+    }
+
+    fn get(&self, uid: &str) -> Option<Holder> {
+        self.by_uid.get(uid).copied()
+    }
+
+    fn all(&self) -> impl Iterator<Item = Holder> + '_ {
+        self.by_uid.values().copied()
+    }
+
+    fn who(&self, holder: Holder) -> Option<&(Text, Text)> {
+        self.who.get(holder.0 as usize)?.as_ref()
+    }
+
+    /// Only for UIDs without claims.
+    fn drop_uid(&mut self, uid: &str) {
+        if let Some(holder) = self.by_uid.remove(uid) {
+            self.who[holder.0 as usize] = None;
+            self.free.push(holder);
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! Kubernetes events to be: told once, when a state changes.
+
+use crate::cluster::seen::{Node, Text};
+
+/// What an event is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum About {
+    /// A Node
+    Node { name: Text, uid: Text },
+    /// An IPPool
+    Pool { name: Text, uid: Text },
+}
+
+impl About {
+    /// The node as seen.
+    pub fn node(node: &Node) -> Self {
+        About::Node { name: node.name.clone(), uid: node.uid.clone() }
+    }
+}
+
+/// One event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// The object it is about
+    pub about: About,
+    /// Whether somebody should look
+    pub warning: bool,
+    /// CamelCase, stable: people alert on it
+    pub reason: &'static str,
+    /// What happened, with what, and what to do
+    pub note: String,
+}
+
+/// A node has waited for a podCIDR and now has one.
+pub const POD_CIDR_ASSIGNED: &str = "PodCIDRAssigned";
+/// A node gets no podCIDR for now.
+pub const WAITING: &str = "WaitingForPodCIDR";
+/// An API call for a node is refused for good.
+pub const WRITE_REJECTED: &str = "WriteRejected";
+/// Two nodes hold the same addresses.
+pub const OVERLAPPING: &str = "OverlappingPodCIDR";
+/// A podCIDR that is no CIDR.
+pub const UNREADABLE: &str = "UnreadablePodCIDR";
+/// Somebody else writes podCIDRs.
+pub const SECOND_WRITER: &str = "SecondWriter";
