@@ -1,0 +1,387 @@
+//! Carving: the next free block of each family of a pool, or none at all.
+//!
+//! The search leaps between two sorted structures: the space says where the next block is that
+//! no claim covers, the pool says whether that may be carved or where to go on. Both answer in a
+//! time that does not grow with how full the pool is. What does cost a step each is a block
+//! that is free and open and that the caller's `avoid` speaks against, and a free block that is
+//! blocked.
+
+use super::cidr::{Addr, Cidr, Family};
+use super::claims::{Claim, ClaimId, Holder, State};
+use super::dual::Dual;
+use super::ledger::Ledger;
+use super::pool::{Part, Pool};
+
+/// A pool has no free block. Counts are in blocks of the pool's present block length, less what
+/// is blocked.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "no free {family} block of /{block_len}: of {capacity} in the pool {held} are taken and {avoided} contain addresses in use ({resting} ranges are in quarantine); add a CIDR to the pool, choose a longer blockSize, or release what is not needed"
+)]
+pub struct Full {
+    /// The family that has none; the other one was not carved either.
+    pub family: Family,
+    /// The prefix length that was asked for.
+    pub block_len: u8,
+    /// Blocks that the pool holds while nothing is claimed.
+    pub capacity: u128,
+    /// Blocks that a claim covers, in part or whole.
+    pub held: u128,
+    /// Free blocks that were not taken because of an address in them.
+    pub avoided: u128,
+    /// Ranges in quarantine that touch the pool, of any length: these become free by themselves.
+    pub resting: usize,
+}
+
+/// Room in a pool, in blocks of its present block length.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Room {
+    /// Blocks that it holds while nothing is claimed, less what is blocked. Saturates at
+    /// `u128::MAX`, which is one too few for all of IPv6 in single addresses.
+    pub capacity: u128,
+    /// Blocks that could be carved now. What `avoid` would speak against is counted.
+    pub free: u128,
+}
+
+impl Ledger {
+    /// Carves one block of each of the pool's families for `holder`, in flight, or none at all.
+    ///
+    /// `avoid` names an address in a candidate that speaks against it, such as a node's or a
+    /// pod's: the search goes on past that block. A pool without families gives nothing.
+    pub fn carve(
+        &mut self,
+        pool: &mut Pool,
+        holder: Holder,
+        avoid: impl Fn(&Cidr) -> Option<Addr>,
+    ) -> Result<Dual<Option<ClaimId>>, Full> {
+        // All are found before the first is taken, so there is nothing to undo.
+        let mut blocks = Dual::default();
+        for family in pool.families() {
+            *blocks.get_mut(family) = Some(self.find(pool, family, &avoid)?);
+        }
+        Ok(blocks.map(|block: Option<Cidr>| {
+            let cidr = block?;
+            pool.pass(&cidr);
+            let id = self.claims.insert(Claim {
+                holder,
+                cidr,
+                state: State::InFlight,
+            });
+            self.cover(cidr, id);
+            Some(id)
+        }))
+    }
+
+    /// How much room a pool has of one family; none if it has no ranges of it.
+    ///
+    /// Derived from the claims at each call; takes longer the more free pieces there are.
+    pub fn room(&self, pool: &Pool, family: Family) -> Room {
+        let space = self.spaces.get(family);
+        let Some((part, order)) = blocks_of(pool, family) else {
+            return Room::default();
+        };
+        let free = part
+            .openings()
+            .map(|(first, last)| space.count_free(order, first, last));
+        Room {
+            capacity: part.capacity(order),
+            free: free.fold(0, u128::saturating_add),
+        }
+    }
+
+    fn find(
+        &self,
+        pool: &Pool,
+        family: Family,
+        avoid: &impl Fn(&Cidr) -> Option<Addr>,
+    ) -> Result<Cidr, Full> {
+        let mut avoided = 0;
+        let found = blocks_of(pool, family).and_then(|(part, order)| {
+            let mut fit = |first: &u128| {
+                let spoken_against = avoid(&Cidr::of_order(family, *first, order)).is_some();
+                avoided += u128::from(spoken_against);
+                !spoken_against
+            };
+            let start = part.start(order);
+            let mut below = self.free_blocks(part, family, start);
+            // Then what is above the cursor, from the top.
+            let above = self.free_blocks(part, family, Some(u128::MAX));
+            let mut above = above.take_while(|&first| start.is_none_or(|start| first > start));
+            let first = below.find(&mut fit).or_else(|| above.find(&mut fit))?;
+            Some(Cidr::of_order(family, first, order))
+        });
+        found.ok_or_else(|| self.full(pool, family, avoided))
+    }
+
+    /// Free blocks that may be carved and begin at or below `from`, downward.
+    fn free_blocks(
+        &self,
+        part: &Part,
+        family: Family,
+        mut from: Option<u128>,
+    ) -> impl Iterator<Item = u128> {
+        let space = self.spaces.get(family);
+        let order = family.bits().saturating_sub(part.block_len());
+        std::iter::from_fn(move || {
+            loop {
+                let open = part.open_below(order, from?)?;
+                let free = space.last_free(order, open)?;
+                if free == open {
+                    from = free.checked_sub(1);
+                    return Some(free);
+                }
+                from = Some(free);
+            }
+        })
+    }
+
+    fn full(&self, pool: &Pool, family: Family, avoided: u128) -> Full {
+        let capacity = self.room(pool, family).capacity;
+        let resting = self.claims.iter().filter(|(_, claim)| {
+            claim.state == State::Resting
+                && claim.cidr.family() == family
+                && pool.touches(&claim.cidr)
+        });
+        Full {
+            family,
+            block_len: pool.block_len(family).unwrap_or_default(),
+            capacity,
+            held: capacity.saturating_sub(avoided),
+            avoided,
+            resting: resting.count(),
+        }
+    }
+}
+
+/// The pool's part of a family and the order of its blocks; none where it can have no blocks.
+fn blocks_of(pool: &Pool, family: Family) -> Option<(&Part, u8)> {
+    let part = pool.part(family)?;
+    Some((part, family.bits().checked_sub(part.block_len())?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Ranges, Span};
+    use super::*;
+
+    const HOLDER: Holder = Holder(1);
+
+    fn cidr(text: &str) -> Cidr {
+        Cidr::parse_strict(text).unwrap()
+    }
+
+    fn ranges(cidrs: &[&str], block_len: u8) -> Ranges {
+        Ranges {
+            cidrs: cidrs.iter().map(|text| cidr(text)).collect(),
+            block_len,
+        }
+    }
+
+    fn v4(cidrs: &[&str], block_len: u8) -> Dual<Option<Ranges>> {
+        Dual {
+            v4: Some(ranges(cidrs, block_len)),
+            v6: None,
+        }
+    }
+
+    fn v6(cidrs: &[&str], block_len: u8) -> Dual<Option<Ranges>> {
+        Dual {
+            v4: None,
+            v6: Some(ranges(cidrs, block_len)),
+        }
+    }
+
+    /// Carves IPv4 blocks until the pool is full.
+    fn carve_all(ledger: &mut Ledger, pool: &mut Pool) -> (Vec<String>, Full) {
+        let mut carved = Vec::new();
+        loop {
+            match ledger.carve(pool, HOLDER, |_| None) {
+                Ok(ids) => carved.push(ledger.get(ids.v4.unwrap()).unwrap().cidr.to_string()),
+                Err(full) => return (carved, full),
+            }
+        }
+    }
+
+    #[test]
+    fn next_fit_goes_downward_over_all_cidrs_and_wraps() {
+        let mut ledger = Ledger::default();
+        let mut pool = Pool::new(v4(&["10.0.0.0/25", "10.1.0.0/24"], 26));
+        let mut next = || {
+            let id = ledger
+                .carve(&mut pool, HOLDER, |_| None)
+                .unwrap()
+                .v4
+                .unwrap();
+            ledger.release(id).unwrap().cidr.to_string()
+        };
+        let order: Vec<_> = (0..7).map(|_| next()).collect();
+        assert_eq!(
+            order,
+            [
+                "10.1.0.192/26",
+                "10.1.0.128/26",
+                "10.1.0.64/26",
+                "10.1.0.0/26",
+                "10.0.0.64/26",
+                "10.0.0.0/26",
+                "10.1.0.192/26"
+            ],
+            "a freed block comes last"
+        );
+    }
+
+    #[test]
+    fn what_any_claim_overlaps_is_never_carved() {
+        let mut ledger = Ledger::default();
+        ledger.record(HOLDER, cidr("10.0.0.0/29"), State::Held);
+        ledger.record(HOLDER, cidr("10.0.0.96/27"), State::Resting);
+        ledger.record(HOLDER, cidr("10.0.0.128/25"), State::Unclear);
+        let mut pool = Pool::new(v4(&["10.0.0.0/24"], 27));
+        let (carved, full) = carve_all(&mut ledger, &mut pool);
+        assert_eq!(carved, ["10.0.0.64/27", "10.0.0.32/27"]);
+        assert_eq!(
+            (full.capacity, full.held, full.avoided, full.resting),
+            (8, 8, 0, 1)
+        );
+    }
+
+    #[test]
+    fn blocked_spans_are_passed_over() {
+        let mut pool = Pool::new(v4(&["10.0.0.0/24"], 26));
+        pool.set_blocked(vec![
+            Span::parse("10.0.0.200").unwrap(),
+            Span::parse("10.0.0.60-10.0.0.70").unwrap(),
+        ]);
+        let mut ledger = Ledger::default();
+        assert_eq!(
+            ledger.room(&pool, Family::V4),
+            Room {
+                capacity: 1,
+                free: 1
+            }
+        );
+        assert_eq!(carve_all(&mut ledger, &mut pool).0, ["10.0.0.128/26"]);
+        assert_eq!(
+            ledger.room(&pool, Family::V4),
+            Room {
+                capacity: 1,
+                free: 0
+            }
+        );
+    }
+
+    #[test]
+    fn a_candidate_with_an_address_in_use_is_passed_over() {
+        let node = cidr("10.0.0.200/32").first();
+        let avoid = |block: &Cidr| block.contains_addr(node).then_some(node);
+        let mut pool = Pool::new(v4(&["10.0.0.0/25", "10.0.0.128/25"], 25));
+        let mut ledger = Ledger::default();
+        let id = ledger.carve(&mut pool, HOLDER, avoid).unwrap().v4.unwrap();
+        assert_eq!(ledger.get(id).unwrap().cidr, cidr("10.0.0.0/25"));
+        let full = ledger.carve(&mut pool, HOLDER, avoid).unwrap_err();
+        assert_eq!((full.capacity, full.held, full.avoided), (2, 1, 1));
+        assert_eq!(
+            full.to_string(),
+            "no free IPv4 block of /25: of 2 in the pool 1 are taken and 1 contain addresses in use (0 ranges are in quarantine); add a CIDR to the pool, choose a longer blockSize, or release what is not needed"
+        );
+    }
+
+    #[test]
+    fn both_families_are_carved_or_neither() {
+        let mut pool = Pool::new(Dual {
+            v4: Some(ranges(&["10.0.0.0/24"], 24)),
+            v6: Some(ranges(&["fd00::/63"], 64)),
+        });
+        let mut ledger = Ledger::default();
+        let ids = ledger.carve(&mut pool, HOLDER, |_| None).unwrap();
+        let claims: Vec<_> = [ids.v4, ids.v6]
+            .map(|id| ledger.get(id.unwrap()).unwrap())
+            .into();
+        assert_eq!(
+            claims.iter().map(|claim| claim.cidr).collect::<Vec<_>>(),
+            [cidr("10.0.0.0/24"), cidr("fd00:0:0:1::/64")]
+        );
+        assert!(
+            claims
+                .iter()
+                .all(|claim| claim.state == State::InFlight && claim.holder == HOLDER)
+        );
+        assert_eq!(
+            ledger
+                .carve(&mut pool, HOLDER, |_| None)
+                .unwrap_err()
+                .family,
+            Family::V4
+        );
+        assert_eq!(ledger.len(), 2);
+        ledger.release(ids.v4.unwrap());
+        let ids = ledger.carve(&mut pool, HOLDER, |_| None).unwrap();
+        assert_eq!(
+            ledger.get(ids.v6.unwrap()).unwrap().cidr,
+            cidr("fd00::/64"),
+            "the failure moved no cursor"
+        );
+    }
+
+    #[test]
+    fn a_new_block_length_takes_what_is_left() {
+        let mut pool = Pool::new(v4(&["10.0.0.0/24"], 26));
+        let mut ledger = Ledger::default();
+        let mut carve = |pool: &mut Pool| {
+            let id = ledger.carve(pool, HOLDER, |_| None).unwrap().v4.unwrap();
+            ledger.get(id).unwrap().cidr.to_string()
+        };
+        assert_eq!(carve(&mut pool), "10.0.0.192/26");
+        pool.set_ranges(v4(&["10.0.0.0/24"], 25));
+        assert_eq!(carve(&mut pool), "10.0.0.0/25");
+        pool.set_ranges(v4(&["10.0.0.0/24"], 28));
+        assert_eq!(carve(&mut pool), "10.0.0.176/28");
+    }
+
+    #[test]
+    fn a_whole_family_is_a_pool_too() {
+        let mut pool = Pool::new(v6(&["::/0"], 128));
+        let mut ledger = Ledger::default();
+        let ids = ledger.carve(&mut pool, HOLDER, |_| None).unwrap();
+        assert_eq!(
+            ledger.get(ids.v6.unwrap()).unwrap().cidr.first().value,
+            u128::MAX
+        );
+        assert_eq!(
+            ledger.room(&pool, Family::V6),
+            Room {
+                capacity: u128::MAX,
+                free: u128::MAX - 1
+            }
+        );
+        pool.set_ranges(v6(&["::/0"], 0));
+        assert_eq!(
+            ledger
+                .carve(&mut pool, HOLDER, |_| None)
+                .unwrap_err()
+                .capacity,
+            1
+        );
+        ledger.release(ids.v6.unwrap());
+        assert!(ledger.carve(&mut pool, HOLDER, |_| None).is_ok());
+    }
+
+    #[test]
+    fn a_pool_that_can_hold_no_block_is_full() {
+        let mut ledger = Ledger::default();
+        for block_len in [8, 33, 255] {
+            let mut pool = Pool::new(v4(&["10.0.0.0/24"], block_len));
+            assert_eq!(
+                ledger
+                    .carve(&mut pool, HOLDER, |_| None)
+                    .unwrap_err()
+                    .capacity,
+                0
+            );
+        }
+        assert_eq!(
+            ledger.carve(&mut Pool::new(Dual::default()), HOLDER, |_| None),
+            Ok(Dual { v4: None, v6: None })
+        );
+    }
+}

@@ -1,0 +1,256 @@
+//! Addresses and CIDRs of both families in one code path.
+//!
+//! An address is a family and a number; IPv4 uses the low 32 bits. So every rule about
+//! intervals is written once, and a prefix length is only a way of saying how many addresses a
+//! block has. A [`Cidr`] is masked when it is made: equal ranges are equal values.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// An IP family. IPv4 sorts first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Family {
+    /// IPv4: 32 bits.
+    V4,
+    /// IPv6: 128 bits.
+    V6,
+}
+
+impl Family {
+    /// Both families, in order.
+    pub const ALL: [Self; 2] = [Self::V4, Self::V6];
+
+    /// Bits of an address, 32 or 128: the longest prefix length.
+    pub const fn bits(self) -> u8 {
+        match self {
+            Self::V4 => 32,
+            Self::V6 => 128,
+        }
+    }
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::V4 => "IPv4",
+            Self::V6 => "IPv6",
+        })
+    }
+}
+
+/// One address. Sorts by family, then by number.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Addr {
+    /// The family.
+    pub family: Family,
+    /// The address as a number; of IPv4 only the low 32 bits count.
+    pub value: u128,
+}
+
+impl From<IpAddr> for Addr {
+    /// Keeps the family as it is: an IPv4-mapped IPv6 address stays IPv6.
+    fn from(ip: IpAddr) -> Self {
+        match ip {
+            IpAddr::V4(v4) => Self {
+                family: Family::V4,
+                value: u128::from(u32::from(v4)),
+            },
+            IpAddr::V6(v6) => Self {
+                family: Family::V6,
+                value: u128::from(v6),
+            },
+        }
+    }
+}
+
+impl From<Addr> for IpAddr {
+    fn from(addr: Addr) -> Self {
+        match addr.family {
+            #[expect(clippy::cast_possible_truncation, reason = "IPv4 is the low 32 bits")]
+            Family::V4 => Self::V4(Ipv4Addr::from(addr.value as u32)),
+            Family::V6 => Self::V6(Ipv6Addr::from(addr.value)),
+        }
+    }
+}
+
+impl fmt::Display for Addr {
+    /// RFC 5952 for IPv6, dotted decimal for IPv4.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        IpAddr::from(*self).fmt(f)
+    }
+}
+
+/// A block of addresses, always masked.
+///
+/// Two CIDRs either nest or are disjoint. Sorts by family, first address, prefix length: a
+/// block comes directly before everything inside it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Cidr {
+    family: Family,
+    value: u128,
+    len: u8,
+}
+
+impl Cidr {
+    /// The block of prefix length `len` around `addr`; `None` if the family has fewer bits.
+    pub fn new(addr: Addr, len: u8) -> Option<Self> {
+        let order = addr.family.bits().checked_sub(len)?;
+        let value = addr.value & ones(addr.family.bits()) & !ones(order);
+        Some(Self {
+            family: addr.family,
+            value,
+            len,
+        })
+    }
+
+    /// The block of this one address.
+    pub fn host(addr: Addr) -> Self {
+        Self {
+            value: addr.value & ones(addr.family.bits()),
+            family: addr.family,
+            len: addr.family.bits(),
+        }
+    }
+
+    /// The block of `2^order` addresses that begins at `value`, which must be a multiple of that.
+    pub(super) fn of_order(family: Family, value: u128, order: u8) -> Self {
+        Self {
+            family,
+            value,
+            len: family.bits() - order,
+        }
+    }
+
+    /// The family.
+    pub fn family(&self) -> Family {
+        self.family
+    }
+
+    /// The prefix length.
+    #[expect(clippy::len_without_is_empty, reason = "a prefix length, not a count")]
+    pub fn len(&self) -> u8 {
+        self.len
+    }
+
+    /// How many bits of an address vary inside: the block has `2^order` addresses.
+    pub(super) fn order(&self) -> u8 {
+        self.family.bits() - self.len
+    }
+
+    /// The lowest address.
+    pub fn first(&self) -> Addr {
+        Addr {
+            family: self.family,
+            value: self.value,
+        }
+    }
+
+    /// The highest address.
+    pub fn last(&self) -> Addr {
+        Addr {
+            family: self.family,
+            value: self.value | ones(self.order()),
+        }
+    }
+
+    /// Whether `other` lies inside, or is the same block.
+    pub fn contains(&self, other: &Self) -> bool {
+        self.len <= other.len && self.contains_addr(other.first())
+    }
+
+    /// Whether `addr` lies inside.
+    pub fn contains_addr(&self, addr: Addr) -> bool {
+        self.family == addr.family && addr.value & !ones(self.order()) == self.value
+    }
+
+    /// Whether the two share an address.
+    pub fn overlaps(&self, other: &Self) -> bool {
+        self.contains(other) || other.contains(self)
+    }
+
+    /// The block of twice the size around this one; `None` for a whole family.
+    pub fn parent(&self) -> Option<Self> {
+        Self::new(self.first(), self.len.checked_sub(1)?)
+    }
+
+    /// The block of prefix length `len` around this one; itself if `len` is not shorter.
+    pub(super) fn widened(&self, len: u8) -> Self {
+        let len = len.min(self.len);
+        let value = self.value & !ones(self.family.bits() - len);
+        Self {
+            family: self.family,
+            value,
+            len,
+        }
+    }
+}
+
+impl fmt::Display for Cidr {
+    /// The canonical text: RFC 5952, the one form that current API servers take.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.first(), self.len)
+    }
+}
+
+/// A number whose low `order` bits are set; `order` is at most 128.
+pub(super) const fn ones(order: u8) -> u128 {
+    match u128::MAX.checked_shr(128 - order as u32) {
+        Some(ones) => ones,
+        None => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cidr(text: &str) -> Cidr {
+        Cidr::parse_strict(text).unwrap()
+    }
+
+    #[test]
+    fn a_cidr_is_masked_when_it_is_made() {
+        let addr = Addr::from("10.1.2.3".parse::<IpAddr>().unwrap());
+        assert_eq!(Cidr::new(addr, 8), Some(cidr("10.0.0.0/8")));
+        assert_eq!(Cidr::new(addr, 0), Some(cidr("0.0.0.0/0")));
+        assert_eq!(Cidr::new(addr, 33), None);
+        assert_eq!(Cidr::host(addr), cidr("10.1.2.3/32"));
+    }
+
+    #[test]
+    fn first_and_last_are_inclusive_at_both_ends_of_the_family() {
+        let all = cidr("::/0");
+        assert_eq!((all.first().value, all.last().value), (0, u128::MAX));
+        assert_eq!(cidr("0.0.0.0/0").last().to_string(), "255.255.255.255");
+        assert_eq!(cidr("10.244.1.0/24").last().to_string(), "10.244.1.255");
+        assert_eq!(
+            cidr("fd00::/64").last().to_string(),
+            "fd00::ffff:ffff:ffff:ffff"
+        );
+    }
+
+    #[test]
+    fn two_cidrs_nest_or_are_disjoint() {
+        let (wide, narrow, beside) = (cidr("10.0.0.0/8"), cidr("10.9.0.0/16"), cidr("11.0.0.0/16"));
+        assert!(wide.contains(&narrow) && !narrow.contains(&wide) && wide.contains(&wide));
+        assert!(wide.overlaps(&narrow) && narrow.overlaps(&wide));
+        assert!(!wide.overlaps(&beside));
+        assert!(!cidr("::/0").overlaps(&wide), "families never overlap");
+    }
+
+    #[test]
+    fn a_parent_is_twice_the_size() {
+        assert_eq!(cidr("10.0.3.0/24").parent(), Some(cidr("10.0.2.0/23")));
+        assert_eq!(cidr("0.0.0.0/0").parent(), None);
+    }
+
+    #[test]
+    fn a_block_sorts_before_what_is_inside_it() {
+        let mut sorted = ["fd00::/64", "10.0.0.0/24", "10.0.0.0/8", "9.0.0.0/8"].map(cidr);
+        sorted.sort();
+        assert_eq!(
+            sorted.map(|c| c.to_string()),
+            ["9.0.0.0/8", "10.0.0.0/8", "10.0.0.0/24", "fd00::/64"]
+        );
+    }
+}

@@ -1,0 +1,318 @@
+//! Claims in a slab, each in the list of its holder.
+//!
+//! A claim is 40 bytes: clusters have as many claims as nodes times families times blocks, so
+//! what is kept for each decides the memory of the whole. Lists by holder run through the claims
+//! themselves. Ids carry a generation: the id of a released claim is never valid again, even
+//! when its place is, so a late answer to an old write cannot change somebody else's claim.
+
+use super::cidr::{Cidr, Family};
+
+/// Who holds a claim: a number that the caller gives to a node, a claim object or a quarantine.
+///
+/// Numbers should be dense: the ledger keeps four bytes for each up to the highest.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Holder(pub u32);
+
+/// Names one claim for as long as it exists, and nothing afterwards.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct ClaimId {
+    number: u32,
+    generation: u32,
+}
+
+/// How sure it is that the holder has the range. The range is taken in every state.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum State {
+    /// A write that names it was sent; no answer yet.
+    InFlight,
+    /// The outcome of such a write is unknown. Taken until a read proves otherwise.
+    Unclear,
+    /// Proven by a read or by the answer to the write.
+    Held,
+    /// In quarantine: nobody uses it any more, as far as is known.
+    Resting,
+}
+
+/// A range and who holds it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Claim {
+    /// The holder.
+    pub holder: Holder,
+    /// The range.
+    pub cidr: Cidr,
+    /// How sure that is.
+    pub state: State,
+}
+
+/// Claims by number. Numbers begin at 1, and 0 stands for none.
+#[derive(Debug, Default)]
+pub(super) struct Claims {
+    records: Vec<Record>,
+    /// First claim of each holder.
+    heads: Vec<u32>,
+    /// First vacant record; the others follow through `next`.
+    vacant: u32,
+    live: usize,
+}
+
+/// The first address is in two halves: a `u128` would align the record to 48 bytes.
+#[derive(Debug)]
+struct Record {
+    first: [u64; 2],
+    /// Odd while the record is in use.
+    generation: u32,
+    holder: Holder,
+    prev: u32,
+    next: u32,
+    len: u8,
+    family: Family,
+    state: State,
+}
+
+const _: () = assert!(size_of::<Record>() == 40);
+
+impl Record {
+    fn new(claim: Claim, generation: u32) -> Self {
+        let mut record = Self {
+            first: [0; 2],
+            generation,
+            holder: claim.holder,
+            prev: 0,
+            next: 0,
+            len: claim.cidr.len(),
+            family: claim.cidr.family(),
+            state: claim.state,
+        };
+        #[expect(clippy::cast_possible_truncation, reason = "the two halves of it")]
+        {
+            let value = claim.cidr.first().value;
+            record.first = [(value >> 64) as u64, value as u64];
+        }
+        record
+    }
+
+    fn claim(&self) -> Claim {
+        let value = u128::from(self.first[0]) << 64 | u128::from(self.first[1]);
+        let order = self.family.bits() - self.len;
+        Claim {
+            holder: self.holder,
+            cidr: Cidr::of_order(self.family, value, order),
+            state: self.state,
+        }
+    }
+
+    fn is_live(&self) -> bool {
+        self.generation % 2 == 1
+    }
+}
+
+impl Claims {
+    pub fn insert(&mut self, claim: Claim) -> ClaimId {
+        let number = if self.vacant == 0 {
+            self.records.push(Record::new(claim, 1));
+            to_u32(self.records.len())
+        } else {
+            let number = self.vacant;
+            let record = self.record_mut(number);
+            let next = record.next;
+            *record = Record::new(claim, record.generation + 1);
+            self.vacant = next;
+            number
+        };
+        self.live += 1;
+        self.link(number);
+        ClaimId {
+            number,
+            generation: self.record(number).generation,
+        }
+    }
+
+    pub fn remove(&mut self, id: ClaimId) -> Option<Claim> {
+        let claim = self.get(id)?;
+        self.unlink(id.number);
+        self.live -= 1;
+        let vacant = self.vacant;
+        let record = self.record_mut(id.number);
+        // A record whose generations are used up is never used again.
+        record.generation = record.generation.wrapping_add(1);
+        if record.generation != 0 {
+            record.next = vacant;
+            self.vacant = id.number;
+        }
+        Some(claim)
+    }
+
+    pub fn get(&self, id: ClaimId) -> Option<Claim> {
+        let record = self.records.get(id.number as usize - 1)?;
+        (record.generation == id.generation).then(|| record.claim())
+    }
+
+    pub fn set_state(&mut self, id: ClaimId, state: State) -> bool {
+        let found = self.get(id).is_some();
+        if found {
+            self.record_mut(id.number).state = state;
+        }
+        found
+    }
+
+    pub fn set_holder(&mut self, id: ClaimId, holder: Holder) -> bool {
+        let found = self.get(id).is_some();
+        if found {
+            self.unlink(id.number);
+            self.record_mut(id.number).holder = holder;
+            self.link(id.number);
+        }
+        found
+    }
+
+    /// The claim of a number that is in use.
+    pub fn numbered(&self, number: u32) -> (ClaimId, Claim) {
+        let record = self.record(number);
+        (
+            ClaimId {
+                number,
+                generation: record.generation,
+            },
+            record.claim(),
+        )
+    }
+
+    pub fn of(&self, holder: Holder) -> impl Iterator<Item = (ClaimId, Claim)> + use<'_> {
+        let head = self.heads.get(holder.0 as usize).copied().unwrap_or(0);
+        std::iter::successors((head != 0).then_some(head), |&number| {
+            Some(self.record(number).next).filter(|&next| next != 0)
+        })
+        .map(|number| self.numbered(number))
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (ClaimId, Claim)> + use<'_> {
+        (1..)
+            .zip(&self.records)
+            .filter(|(_, record)| record.is_live())
+            .map(|(number, record)| {
+                (
+                    ClaimId {
+                        number,
+                        generation: record.generation,
+                    },
+                    record.claim(),
+                )
+            })
+    }
+
+    pub fn len(&self) -> usize {
+        self.live
+    }
+
+    pub fn heap_bytes(&self) -> usize {
+        self.records.capacity() * size_of::<Record>() + self.heads.capacity() * size_of::<u32>()
+    }
+
+    fn record(&self, number: u32) -> &Record {
+        &self.records[number as usize - 1]
+    }
+
+    fn record_mut(&mut self, number: u32) -> &mut Record {
+        &mut self.records[number as usize - 1]
+    }
+
+    fn link(&mut self, number: u32) {
+        let holder = self.record(number).holder.0 as usize;
+        if holder >= self.heads.len() {
+            self.heads.resize(holder + 1, 0);
+        }
+        let next = std::mem::replace(&mut self.heads[holder], number);
+        self.record_mut(number).next = next;
+        self.record_mut(number).prev = 0;
+        if next != 0 {
+            self.record_mut(next).prev = number;
+        }
+    }
+
+    fn unlink(&mut self, number: u32) {
+        let &Record {
+            prev, next, holder, ..
+        } = self.record(number);
+        if prev == 0 {
+            self.heads[holder.0 as usize] = next;
+        } else {
+            self.record_mut(prev).next = next;
+        }
+        if next != 0 {
+            self.record_mut(next).prev = prev;
+        }
+    }
+}
+
+impl ClaimId {
+    /// The number by which the space refers to the claim.
+    pub(super) fn number(self) -> u32 {
+        self.number
+    }
+}
+
+/// Counts of records and nodes: 2^31 of them would take tens of gigabytes.
+#[expect(clippy::cast_possible_truncation, reason = "memory runs out first")]
+pub(super) fn to_u32(count: usize) -> u32 {
+    count as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn claim(holder: u32, third_octet: u8) -> Claim {
+        let cidr = Cidr::parse_strict(&format!("10.0.{third_octet}.0/24")).unwrap();
+        Claim {
+            holder: Holder(holder),
+            cidr,
+            state: State::Held,
+        }
+    }
+
+    #[test]
+    fn an_id_of_a_released_claim_is_never_valid_again() {
+        let mut claims = Claims::default();
+        let old = claims.insert(claim(0, 1));
+        assert_eq!(claims.remove(old), Some(claim(0, 1)));
+        let new = claims.insert(claim(0, 2));
+        assert_eq!(new.number, old.number, "the place is used again");
+        assert_eq!((claims.get(old), claims.remove(old)), (None, None));
+        assert!(!claims.set_state(old, State::Resting) && !claims.set_holder(old, Holder(9)));
+        assert_eq!(claims.get(new), Some(claim(0, 2)));
+    }
+
+    #[test]
+    fn a_record_whose_generations_are_used_up_is_not_used_again() {
+        let mut claims = Claims::default();
+        let first = claims.insert(claim(0, 1));
+        claims.record_mut(first.number).generation = u32::MAX;
+        let last = claims.numbered(first.number).0;
+        assert!(claims.remove(last).is_some());
+        assert_ne!(claims.insert(claim(0, 2)).number, first.number);
+        assert_eq!(claims.len(), 1);
+        assert_eq!(claims.iter().count(), 1);
+    }
+
+    #[test]
+    fn a_claim_is_in_the_list_of_its_holder_alone() {
+        let mut claims = Claims::default();
+        let ids: Vec<_> = (0..4)
+            .map(|n| claims.insert(claim(u32::from(n % 2), n)))
+            .collect();
+        let of = |claims: &Claims, holder| {
+            claims
+                .of(Holder(holder))
+                .map(|(id, _)| id)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(of(&claims, 0), [ids[2], ids[0]]);
+        assert!(claims.set_holder(ids[0], Holder(7)));
+        assert!(claims.remove(ids[3]).is_some());
+        assert_eq!(
+            (of(&claims, 0), of(&claims, 1)),
+            (vec![ids[2]], vec![ids[1]])
+        );
+        assert_eq!((of(&claims, 7), of(&claims, 100)), (vec![ids[0]], vec![]));
+    }
+}

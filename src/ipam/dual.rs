@@ -1,0 +1,84 @@
+//! One value a family, so that dual stack is not two loose options.
+
+use super::cidr::Family;
+
+/// A value for IPv4 and one for IPv6.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Dual<T> {
+    /// The value for IPv4.
+    pub v4: T,
+    /// The value for IPv6.
+    pub v6: T,
+}
+
+impl<T> Dual<T> {
+    /// Makes one value a family, IPv4 first.
+    pub fn from_fn(mut make: impl FnMut(Family) -> T) -> Self {
+        Self {
+            v4: make(Family::V4),
+            v6: make(Family::V6),
+        }
+    }
+
+    /// The value of `family`.
+    pub fn get(&self, family: Family) -> &T {
+        match family {
+            Family::V4 => &self.v4,
+            Family::V6 => &self.v6,
+        }
+    }
+
+    /// The value of `family`, to change.
+    pub fn get_mut(&mut self, family: Family) -> &mut T {
+        match family {
+            Family::V4 => &mut self.v4,
+            Family::V6 => &mut self.v6,
+        }
+    }
+
+    /// Both, IPv4 first.
+    pub fn iter(&self) -> std::array::IntoIter<(Family, &T), 2> {
+        [(Family::V4, &self.v4), (Family::V6, &self.v6)].into_iter()
+    }
+
+    /// Turns both, IPv4 first.
+    pub fn map<U>(self, mut turn: impl FnMut(T) -> U) -> Dual<U> {
+        Dual {
+            v4: turn(self.v4),
+            v6: turn(self.v6),
+        }
+    }
+
+    /// References to both.
+    pub fn as_ref(&self) -> Dual<&T> {
+        Dual {
+            v4: &self.v4,
+            v6: &self.v6,
+        }
+    }
+}
+
+impl<'a, T> IntoIterator for &'a Dual<T> {
+    type Item = (Family, &'a T);
+    type IntoIter = std::array::IntoIter<(Family, &'a T), 2>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_family_has_its_own_value() {
+        let mut dual = Dual::from_fn(Family::bits);
+        *dual.get_mut(Family::V6) += 1;
+        assert_eq!((*dual.get(Family::V4), *dual.get(Family::V6)), (32, 129));
+        assert_eq!(
+            dual.map(u32::from).iter().collect::<Vec<_>>(),
+            [(Family::V4, &32), (Family::V6, &129)]
+        );
+    }
+}

@@ -1,0 +1,35 @@
+//! The pure core of IPAM: intervals, pools, and the ledger of who holds what.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `cidr` | [`Family`], [`Addr`], [`Cidr`]: one code path for IPv4 and IPv6 |
+//! | `text` | reading addresses and CIDRs, strictly and as old API servers stored them |
+//! | `span` | [`Span`]: an interval that need not be a CIDR |
+//! | `dual` | [`Dual`]: one value a family |
+//! | `pool` | [`Pool`]: what may be carved, what is blocked, where the search goes on |
+//! | `claims` | [`Claim`]s in a slab, listed by holder |
+//! | `space`, `search` | the covered and the free space of one family, as a trie |
+//! | `ledger` | [`Ledger`]: every claim, by interval, holder and id |
+//! | `carve` | finding the next free block: [`Ledger::carve`], [`Ledger::room`] |
+//!
+//! Nothing here does I/O, reads a clock or panics on input. The caller serialises access.
+
+mod carve;
+mod cidr;
+mod claims;
+mod dual;
+mod ledger;
+mod pool;
+mod search;
+mod space;
+mod span;
+mod text;
+
+pub use carve::{Full, Room};
+pub use cidr::{Addr, Cidr, Family};
+pub use claims::{Claim, ClaimId, Holder, State};
+pub use dual::Dual;
+pub use ledger::Ledger;
+pub use pool::{Pool, Ranges};
+pub use span::{Span, SpanError};
+pub use text::CidrError;

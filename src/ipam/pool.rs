@@ -1,0 +1,389 @@
+//! Pools: what may be carved, what is blocked, and where the next search goes on.
+//!
+//! A pool holds no claims; those are the ledger's. So a pool can be grown, shrunk and given
+//! another block length at any time, and one ledger serves many pools.
+//!
+//! **Next fit goes downward.** A fresh pool begins at its highest address, each block is looked
+//! for below the last one, and the search wraps. Other allocators (kube-controller-manager,
+//! host-local) fill from the bottom, so two writers that run at once by mistake meet last; and
+//! a freed block is used again as late as possible. Each family has its own cursor.
+//!
+//! **Blocked spans** are policy, not holders: what people reserve, service ranges, addresses of
+//! nodes. They live here and not in the ledger, so they may overlap claims and each other. From
+//! them and the CIDRs the pool derives its *openings*, the runs of blocks that may be carved.
+
+use super::cidr::{Addr, Cidr, Family, ones};
+use super::dual::Dual;
+use super::search::blocks;
+use super::span::Span;
+
+/// What a pool may carve of one family.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Ranges {
+    /// Where blocks come from. Of two that overlap the wider counts; those of another family, or
+    /// smaller than a block, hold nothing.
+    pub cidrs: Vec<Cidr>,
+    /// Prefix length of the blocks.
+    pub block_len: u8,
+}
+
+/// One pool: ranges of one or both families, less what is blocked.
+#[derive(Clone, Debug)]
+pub struct Pool {
+    parts: Dual<Option<Part>>,
+    blocked: Dual<Vec<Run>>,
+}
+
+/// The part of one family.
+#[derive(Clone, Debug)]
+pub(super) struct Part {
+    /// Sorted and disjoint.
+    cidrs: Vec<Cidr>,
+    block_len: u8,
+    /// What ends at or below this address is looked at first. Inside a CIDR unless there is none.
+    cursor: u128,
+    /// Beginnings of the blocks that may be carved: sorted, disjoint runs.
+    openings: Vec<Run>,
+}
+
+/// An interval, both ends included.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Run {
+    first: u128,
+    last: u128,
+}
+
+impl Pool {
+    /// A fresh pool of these ranges, with nothing blocked.
+    pub fn new(ranges: Dual<Option<Ranges>>) -> Self {
+        let mut pool = Self {
+            parts: Dual::default(),
+            blocked: Dual::default(),
+        };
+        pool.set_ranges(ranges);
+        pool
+    }
+
+    /// Replaces the blocked spans. They may come in any order, overlap and lie outside.
+    pub fn set_blocked(&mut self, spans: Vec<Span>) {
+        let mut runs = Dual::<Vec<Run>>::default();
+        for span in spans {
+            runs.get_mut(span.family()).push(span.into());
+        }
+        self.blocked = runs.map(merged);
+        self.open();
+    }
+
+    /// Replaces the ranges. A cursor stays where it is while that is still in the pool, else it
+    /// goes back to the top. Claims are not looked at.
+    pub fn set_ranges(&mut self, mut ranges: Dual<Option<Ranges>>) {
+        for family in Family::ALL {
+            let part = self.parts.get_mut(family);
+            let cursor = part.as_ref().map(|part| part.cursor);
+            *part = ranges
+                .get_mut(family)
+                .take()
+                .map(|ranges| Part::new(family, ranges, cursor));
+        }
+        self.open();
+    }
+
+    /// The families that the pool has ranges of, IPv4 first.
+    pub fn families(&self) -> impl Iterator<Item = Family> + use<> {
+        let present = self.parts.as_ref().map(Option::is_some);
+        Family::ALL
+            .into_iter()
+            .filter(move |&family| *present.get(family))
+    }
+
+    /// The prefix length of what is carved now.
+    pub fn block_len(&self, family: Family) -> Option<u8> {
+        Some(self.part(family)?.block_len)
+    }
+
+    /// The CIDRs of a family, sorted.
+    pub fn cidrs(&self, family: Family) -> &[Cidr] {
+        self.part(family).map_or(&[], |part| &part.cidrs)
+    }
+
+    /// Whether the block lies inside one of the pool's CIDRs.
+    pub fn covers(&self, cidr: &Cidr) -> bool {
+        self.below(cidr.first())
+            .is_some_and(|own| own.contains(cidr))
+    }
+
+    /// Whether the block shares an address with one of the pool's CIDRs.
+    pub fn touches(&self, cidr: &Cidr) -> bool {
+        self.below(cidr.last())
+            .is_some_and(|own| own.overlaps(cidr))
+    }
+
+    pub(super) fn part(&self, family: Family) -> Option<&Part> {
+        self.parts.get(family).as_ref()
+    }
+
+    /// Moves the cursor to just below a block that was carved.
+    pub(super) fn pass(&mut self, block: &Cidr) {
+        if let Some(part) = self.parts.get_mut(block.family()) {
+            part.pass(block);
+        }
+    }
+
+    /// The last CIDR that begins at or below the address.
+    fn below(&self, addr: Addr) -> Option<&Cidr> {
+        self.part(addr.family)?.below(addr.value)
+    }
+
+    fn open(&mut self) {
+        for family in Family::ALL {
+            if let Some(part) = self.parts.get_mut(family) {
+                part.open(self.blocked.get(family));
+            }
+        }
+    }
+}
+
+impl Part {
+    fn new(family: Family, ranges: Ranges, cursor: Option<u128>) -> Self {
+        let Ranges {
+            mut cidrs,
+            block_len,
+        } = ranges;
+        cidrs.retain(|cidr| cidr.family() == family);
+        cidrs.sort_unstable();
+        // What lies inside another comes after it.
+        cidrs.dedup_by(|next, kept| kept.contains(next));
+        let mut part = Self {
+            cidrs,
+            block_len,
+            cursor: 0,
+            openings: Vec::new(),
+        };
+        let stays = |&at: &u128| part.below(at).is_some_and(|cidr| at <= cidr.last().value);
+        part.cursor = cursor.filter(stays).unwrap_or_else(|| part.top());
+        part
+    }
+
+    pub fn block_len(&self) -> u8 {
+        self.block_len
+    }
+
+    /// How many blocks it holds while nothing is claimed.
+    pub fn capacity(&self, order: u8) -> u128 {
+        let counts = self
+            .openings
+            .iter()
+            .map(|run| blocks(order, run.first, run.last));
+        counts.fold(0, u128::saturating_add)
+    }
+
+    /// The openings, as the beginnings of their first and last block.
+    pub fn openings(&self) -> impl Iterator<Item = (u128, u128)> {
+        self.openings.iter().map(|run| (run.first, run.last))
+    }
+
+    /// The beginning of the highest block of `order` that may be carved and begins at or below
+    /// `address`.
+    pub fn open_below(&self, order: u8, address: u128) -> Option<u128> {
+        let after = self.openings.partition_point(|run| run.first <= address);
+        let run = self.openings[..after].last()?;
+        Some(run.last.min(address & !ones(order)))
+    }
+
+    /// Where a search begins: the end of the highest block of `order` that ends at or below the
+    /// cursor, if there is one.
+    pub fn start(&self, order: u8) -> Option<u128> {
+        if self.cursor & ones(order) == ones(order) {
+            return Some(self.cursor);
+        }
+        (self.cursor & !ones(order)).checked_sub(1)
+    }
+
+    fn pass(&mut self, block: &Cidr) {
+        let next = block.first().value.checked_sub(1);
+        let cidr = next.and_then(|next| Some((next, self.below(next)?)));
+        // In a gap the cursor goes on at the end of the CIDR below, at the bottom back to the top.
+        self.cursor = cidr.map_or_else(|| self.top(), |(next, cidr)| next.min(cidr.last().value));
+    }
+
+    fn top(&self) -> u128 {
+        self.cidrs.last().map_or(0, |cidr| cidr.last().value)
+    }
+
+    fn below(&self, address: u128) -> Option<&Cidr> {
+        let after = self
+            .cidrs
+            .partition_point(|cidr| cidr.first().value <= address);
+        self.cidrs[..after].last()
+    }
+
+    /// Derives the openings: the blocks of each CIDR less those that a blocked span touches.
+    fn open(&mut self, blocked: &[Run]) {
+        self.openings.clear();
+        for cidr in self
+            .cidrs
+            .iter()
+            .filter(|cidr| cidr.len() <= self.block_len)
+        {
+            let Some(order) = cidr.family().bits().checked_sub(self.block_len) else {
+                return;
+            };
+            let start_of = |address: u128| address & !ones(order);
+            let (low, high) = (cidr.first().value, cidr.last().value);
+            let mut from = Some(low);
+            let begin = blocked.partition_point(|run| run.last < low);
+            for run in blocked[begin..].iter().take_while(|run| run.first <= high) {
+                let closed = start_of(run.first.max(low));
+                if let Some(first) = from.filter(|&first| first < closed) {
+                    self.openings.push(Run {
+                        first,
+                        last: start_of(closed - 1),
+                    });
+                }
+                from = (run.last.min(high) | ones(order)).checked_add(1);
+            }
+            if let Some(first) = from.filter(|&first| first <= high) {
+                self.openings.push(Run {
+                    first,
+                    last: start_of(high),
+                });
+            }
+        }
+    }
+}
+
+impl From<Span> for Run {
+    fn from(span: Span) -> Self {
+        Self {
+            first: span.first().value,
+            last: span.last().value,
+        }
+    }
+}
+
+/// Sorts, and joins what overlaps or adjoins.
+fn merged(mut runs: Vec<Run>) -> Vec<Run> {
+    runs.sort_unstable_by_key(|run| run.first);
+    runs.dedup_by(|next, kept| {
+        let joins = next.first <= kept.last.saturating_add(1);
+        if joins {
+            kept.last = kept.last.max(next.last);
+        }
+        joins
+    });
+    runs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ranges(cidrs: &[&str], block_len: u8) -> Dual<Option<Ranges>> {
+        let cidrs = cidrs
+            .iter()
+            .map(|text| Cidr::parse_strict(text).unwrap())
+            .collect();
+        Dual {
+            v4: Some(Ranges { cidrs, block_len }),
+            v6: None,
+        }
+    }
+
+    fn openings(pool: &Pool) -> Vec<String> {
+        let addr = |value| Addr {
+            family: Family::V4,
+            value,
+        };
+        let runs = pool.part(Family::V4).unwrap().openings();
+        runs.map(|(first, last)| format!("{}..{}", addr(first), addr(last)))
+            .collect()
+    }
+
+    fn blocked(texts: &[&str]) -> Vec<Span> {
+        texts
+            .iter()
+            .map(|text| Span::parse(text).unwrap())
+            .collect()
+    }
+
+    #[test]
+    fn a_blocked_address_takes_its_whole_block() {
+        let mut pool = Pool::new(ranges(&["10.0.0.0/22"], 24));
+        pool.set_blocked(blocked(&["10.0.1.7", "fd00::/8", "10.9.0.0/16"]));
+        assert_eq!(
+            openings(&pool),
+            ["10.0.0.0..10.0.0.0", "10.0.2.0..10.0.3.0"]
+        );
+        assert_eq!(pool.part(Family::V4).unwrap().capacity(8), 3);
+    }
+
+    #[test]
+    fn blocked_spans_may_overlap_and_lie_across_the_ends() {
+        let mut pool = Pool::new(ranges(&["10.0.0.0/22"], 25));
+        pool.set_blocked(blocked(&[
+            "10.0.1.0-10.0.1.200",
+            "9.0.0.0-10.0.0.3",
+            "10.0.1.4-10.0.2.0",
+            "10.0.3.255-11.0.0.0",
+        ]));
+        assert_eq!(
+            openings(&pool),
+            ["10.0.0.128..10.0.0.128", "10.0.2.128..10.0.3.0"]
+        );
+        pool.set_blocked(blocked(&["0.0.0.0-255.255.255.255"]));
+        assert!(openings(&pool).is_empty());
+        pool.set_blocked(Vec::new());
+        assert_eq!(openings(&pool), ["10.0.0.0..10.0.3.128"]);
+    }
+
+    #[test]
+    fn ranges_that_hold_no_block_open_nothing() {
+        assert!(
+            openings(&Pool::new(ranges(&["10.0.0.0/26"], 24))).is_empty(),
+            "smaller than a block"
+        );
+        assert!(
+            openings(&Pool::new(ranges(&["10.0.0.0/26"], 33))).is_empty(),
+            "no such length"
+        );
+        assert!(
+            openings(&Pool::new(ranges(&["fd00::/64"], 24))).is_empty(),
+            "another family"
+        );
+        assert_eq!(
+            openings(&Pool::new(ranges(&["10.0.0.0/24", "10.0.0.0/23"], 24))),
+            ["10.0.0.0..10.0.1.0"]
+        );
+    }
+
+    #[test]
+    fn a_cursor_stays_while_it_is_in_the_pool() {
+        let mut pool = Pool::new(ranges(&["10.0.0.0/22"], 24));
+        let start = |pool: &Pool| pool.part(Family::V4).unwrap().start(8).unwrap() >> 8 & 0xff;
+        assert_eq!(start(&pool), 3);
+        pool.pass(&Cidr::parse_strict("10.0.3.0/24").unwrap());
+        assert_eq!(start(&pool), 2);
+        pool.set_ranges(ranges(&["10.0.0.0/20"], 24));
+        assert_eq!(start(&pool), 2, "grown");
+        pool.set_ranges(ranges(&["10.0.0.0/23"], 24));
+        assert_eq!(start(&pool), 1, "shrunk below the cursor");
+        pool.pass(&Cidr::parse_strict("10.0.0.0/24").unwrap());
+        assert_eq!(start(&pool), 1, "wrapped");
+    }
+
+    #[test]
+    fn covers_and_touches_are_judged_by_interval() {
+        let pool = Pool::new(ranges(&["10.0.0.0/24", "10.0.4.0/22"], 26));
+        let both = |text| {
+            let cidr = Cidr::parse_strict(text).unwrap();
+            (pool.covers(&cidr), pool.touches(&cidr))
+        };
+        assert_eq!(both("10.0.0.64/26"), (true, true));
+        assert_eq!(both("10.0.4.0/22"), (true, true));
+        assert_eq!(both("10.0.0.0/16"), (false, true));
+        assert_eq!(both("0.0.0.0/0"), (false, true));
+        assert_eq!(both("10.0.1.0/24"), (false, false));
+        assert_eq!(both("fd00::/64"), (false, false));
+        assert_eq!(pool.families().collect::<Vec<_>>(), [Family::V4]);
+    }
+}

@@ -1,0 +1,191 @@
+//! Looking for free blocks in a [`Space`].
+//!
+//! A search goes down the path of the address it starts from and remembers the last place where
+//! something lower fits. If the path ends without a block, that place has one for sure. So it
+//! takes two walks of as many steps as the trie has levels, however full the space is.
+
+use super::cidr::ones;
+use super::space::{CHILD, FREE, Slot, Space, slot_of};
+
+impl Space {
+    /// The highest free block of `order` that begins at or below `ceiling`, itself the beginning
+    /// of such a block. Everything outside the root is free, so `None` means: none down to 0.
+    pub fn last_free(&self, order: u8, ceiling: u128) -> Option<u128> {
+        let root = &self.root;
+        if root.entry == FREE || ceiling > root.last() || ceiling | ones(order) < root.base {
+            return Some(ceiling);
+        }
+        if let Some(found) = (order < root.order)
+            .then(|| self.last_free_in_root(order, ceiling))
+            .flatten()
+        {
+            return Some(found);
+        }
+        let below = (root.base & !ones(order)).checked_sub(1)?;
+        Some(below & !ones(order))
+    }
+
+    /// How many free blocks of `order` begin within `first..=last`, both of them the beginning
+    /// of such a block.
+    pub fn count_free(&self, order: u8, first: u128, last: u128) -> u128 {
+        let all = blocks(order, first, last);
+        let low = first.max(self.root.base & !ones(order));
+        let high = last.min(self.root.last() & !ones(order));
+        if self.root.entry == FREE || low > high {
+            return all;
+        }
+        let inside = if order < self.root.order {
+            self.count_in(self.root, order, first, last)
+        } else {
+            0
+        };
+        all - blocks(order, low, high) + inside
+    }
+
+    fn last_free_in_root(&self, order: u8, ceiling: u128) -> Option<u128> {
+        let mut slot = self.root;
+        let mut lower: Option<Slot> = None;
+        while slot.entry & CHILD != 0 {
+            let node = self.node(slot.entry);
+            let below = slot.order - 2;
+            if order > below {
+                return self
+                    .last_free_pair(slot, ceiling)
+                    .or_else(|| Some(self.highest_in(lower?, order)));
+            }
+            let at = slot_of(ceiling, below);
+            if let Some(fit) = (0..at).rev().find(|&fit| node.fits[fit] > order) {
+                lower = Some(self.slot(slot, fit));
+            }
+            if node.fits[at] <= order {
+                break;
+            }
+            slot = self.slot(slot, at);
+            if slot.entry == FREE {
+                return Some(ceiling);
+            }
+        }
+        Some(self.highest_in(lower?, order))
+    }
+
+    /// The highest free pair of slots at or below `ceiling` in this node.
+    fn last_free_pair(&self, slot: Slot, ceiling: u128) -> Option<u128> {
+        let below = slot.order - 2;
+        let upper = slot.base | 2 << below;
+        let slots = &self.node(slot.entry).slots;
+        if ceiling >= upper && slots[2] == FREE && slots[3] == FREE {
+            return Some(upper);
+        }
+        (slots[0] == FREE && slots[1] == FREE).then_some(slot.base)
+    }
+
+    /// The highest free block in a slot that is known to have one.
+    fn highest_in(&self, mut slot: Slot, order: u8) -> u128 {
+        while slot.entry & CHILD != 0 {
+            let node = self.node(slot.entry);
+            if order > slot.order - 2 {
+                return self.last_free_pair(slot, slot.last()).unwrap_or(slot.base);
+            }
+            let at = (0..4).rev().find(|&at| node.fits[at] > order).unwrap_or(0);
+            slot = self.slot(slot, at);
+        }
+        slot.last() & !ones(order)
+    }
+
+    fn count_in(&self, slot: Slot, order: u8, first: u128, last: u128) -> u128 {
+        let (first, last) = (first.max(slot.base), last.min(slot.last() & !ones(order)));
+        if slot.fits <= order || first > last {
+            return 0;
+        }
+        if slot.entry == FREE {
+            return blocks(order, first, last);
+        }
+        if order > slot.order - 2 {
+            let slots = &self.node(slot.entry).slots;
+            let pairs = [(slot.base, 0), (slot.base | 2 << (slot.order - 2), 2)];
+            let free = |&&(base, at): &&(u128, usize)| {
+                slots[at] == FREE && slots[at + 1] == FREE && (first..=last).contains(&base)
+            };
+            return pairs.iter().filter(free).count() as u128;
+        }
+        (0..4)
+            .map(|at| self.count_in(self.slot(slot, at), order, first, last))
+            .sum()
+    }
+
+    /// One of the four slots of the node that `parent` refers to.
+    fn slot(&self, parent: Slot, at: usize) -> Slot {
+        let node = self.node(parent.entry);
+        let order = parent.order - 2;
+        Slot {
+            entry: node.slots[at],
+            fits: node.fits[at],
+            order,
+            base: parent.base | (at as u128) << order,
+        }
+    }
+}
+
+/// How many blocks of `order` begin within `first..=last`. Short by one for all 2^128 addresses.
+pub(super) fn blocks(order: u8, first: u128, last: u128) -> u128 {
+    (last - first)
+        .checked_shr(u32::from(order))
+        .unwrap_or(0)
+        .saturating_add(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_is_free_where_nothing_is_covered() {
+        let space = Space::default();
+        assert_eq!(space.last_free(8, 0xff00), Some(0xff00));
+        assert_eq!(space.last_free(128, 0), Some(0));
+        assert_eq!(space.count_free(8, 0, 0xff00), 256);
+        assert_eq!(space.count_free(0, 0, u128::MAX), u128::MAX);
+    }
+
+    #[test]
+    fn the_search_goes_down_past_what_is_covered() {
+        let mut space = Space::default();
+        for n in 0x10..0x20 {
+            space.cover(n << 8, 8, 1);
+        }
+        space.free(0x1300, 8);
+        assert_eq!(space.last_free(8, 0x2000), Some(0x2000), "above the root");
+        assert_eq!(space.last_free(8, 0x1f00), Some(0x1300));
+        assert_eq!(space.last_free(7, 0x1f80), Some(0x1380));
+        assert_eq!(space.last_free(8, 0x1200), Some(0x0f00), "below the root");
+        assert_eq!(
+            space.last_free(9, 0x1e00),
+            Some(0x0e00),
+            "the hole is too small"
+        );
+        assert_eq!(space.last_free(13, 0), None, "larger than the root");
+    }
+
+    #[test]
+    fn a_pair_of_slots_is_a_block_of_odd_order() {
+        let mut space = Space::default();
+        space.cover(0x000, 8, 1);
+        space.cover(0xf00, 8, 1);
+        assert_eq!(space.last_free(9, 0xe00), Some(0xc00));
+        assert_eq!(space.last_free(9, 0x400), Some(0x400));
+        assert_eq!(space.last_free(9, 0x200), Some(0x200));
+        assert_eq!(space.last_free(9, 0x000), None);
+        assert_eq!(space.count_free(9, 0, 0xe00), 6);
+        assert_eq!(space.count_free(10, 0, 0xc00), 2);
+        assert_eq!(space.count_free(8, 0x100, 0x300), 3);
+    }
+
+    #[test]
+    fn counting_sees_what_lies_outside_the_root() {
+        let mut space = Space::default();
+        space.cover(0x1000, 8, 1);
+        assert_eq!(space.count_free(8, 0, 0x1f00), 31);
+        assert_eq!(space.count_free(10, 0, 0x1c00), 7);
+        assert_eq!(space.count_free(4, 0x1000, 0x10f0), 0);
+    }
+}

@@ -1,0 +1,391 @@
+//! The covered and the free space of one family: a trie over address bits, two bits a level.
+//!
+//! Why a trie: blocks of any sizes mix, and the next free block of a size must be found in the
+//! same short time whether one block is taken or all but one. Each slot knows the largest free
+//! block below it, so a search turns back at most once. An index by block number would tie the
+//! space to one block size; a list of free intervals would be walked when it is in small pieces.
+//!
+//! Sizes are *orders* here: a block of order `n` has `2^n` addresses and begins at a multiple of
+//! that. A node has four slots, each of an even order; a block of odd order fills two slots.
+//! Blocks either nest or are disjoint, and the space keeps disjoint ones only: the ledger sees
+//! to those that nest.
+//!
+//! The root is a slot just large enough for what it covers. So a pool in `fd00::/40` costs no
+//! levels above /40, until something far away is recorded. Everything outside the root is free.
+
+use super::cidr::ones;
+use super::claims::to_u32;
+
+/// What a slot refers to: nothing, a node below (with [`CHILD`]), or the number of a claim.
+pub(super) const FREE: u32 = 0;
+pub(super) const CHILD: u32 = 1 << 31;
+
+/// Levels below the root of an IPv6 space at most.
+const LEVELS: usize = 64;
+
+#[derive(Debug)]
+pub(super) struct Space {
+    pub(super) nodes: Vec<Node>,
+    /// First vacant node as an entry; the others follow through `slots[0]`.
+    vacant: u32,
+    pub(super) root: Slot,
+}
+
+/// Four slots of one order, for consecutive blocks.
+#[derive(Debug)]
+pub(super) struct Node {
+    pub(super) slots: [u32; 4],
+    /// For each slot: every order below this fits into a free block in it; 0 where all is taken.
+    pub(super) fits: [u8; 4],
+}
+
+/// A slot and where it is.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Slot {
+    pub entry: u32,
+    pub fits: u8,
+    pub order: u8,
+    pub base: u128,
+}
+
+impl Slot {
+    pub fn last(&self) -> u128 {
+        self.base | ones(self.order)
+    }
+}
+
+impl Default for Space {
+    fn default() -> Self {
+        Self {
+            nodes: Vec::new(),
+            vacant: FREE,
+            root: Slot {
+                entry: FREE,
+                fits: 1,
+                order: 0,
+                base: 0,
+            },
+        }
+    }
+}
+
+impl Space {
+    /// Covers a block, all of which is free, with the claim of this number.
+    pub fn cover(&mut self, first: u128, order: u8, claim: u32) {
+        self.reach(first, order);
+        self.set(first, order, claim);
+    }
+
+    /// Frees a block that was covered as one.
+    pub fn free(&mut self, first: u128, order: u8) {
+        self.set(first, order, FREE);
+        self.narrow();
+    }
+
+    /// The lowest claim that covers `from` or lies above it.
+    pub fn next(&self, from: u128) -> Option<u32> {
+        if self.root.entry == FREE || from > self.root.last() {
+            return None;
+        }
+        if from < self.root.base {
+            return Some(self.lowest(self.root.entry));
+        }
+        let (mut entry, mut order, mut above) = (self.root.entry, self.root.order, None);
+        while entry & CHILD != 0 {
+            let node = self.node(entry);
+            order -= 2;
+            let at = slot_of(from, order);
+            above = node.slots[at + 1..]
+                .iter()
+                .copied()
+                .find(|&slot| slot != FREE)
+                .or(above);
+            entry = node.slots[at];
+        }
+        match entry {
+            FREE => above.map(|entry| self.lowest(entry)),
+            claim => Some(claim),
+        }
+    }
+
+    pub fn heap_bytes(&self) -> usize {
+        self.nodes.capacity() * size_of::<Node>()
+    }
+
+    pub(super) fn node(&self, entry: u32) -> &Node {
+        &self.nodes[(entry & !CHILD) as usize]
+    }
+
+    fn lowest(&self, mut entry: u32) -> u32 {
+        while entry & CHILD != 0 {
+            let slots = &self.node(entry).slots;
+            entry = slots
+                .iter()
+                .copied()
+                .find(|&slot| slot != FREE)
+                .unwrap_or(FREE);
+        }
+        entry
+    }
+
+    /// Widens the root until it contains the block.
+    fn reach(&mut self, first: u128, order: u8) {
+        let even = order + order % 2;
+        if self.root.entry == FREE {
+            self.root = Slot {
+                entry: FREE,
+                fits: even + 1,
+                order: even,
+                base: first & !ones(even),
+            };
+        }
+        while self.root.order < even || first & !ones(self.root.order) != self.root.base {
+            let Slot {
+                entry,
+                fits,
+                order,
+                base,
+            } = self.root;
+            let child = self.add_node(order);
+            let node = self.node_mut(child);
+            node.slots[slot_of(base, order)] = entry;
+            node.fits[slot_of(base, order)] = fits;
+            let order = order + 2;
+            self.root = Slot {
+                entry: child,
+                fits: node.fits(order - 2),
+                order,
+                base: base & !ones(order),
+            };
+        }
+    }
+
+    /// Drops root nodes that have one slot in use.
+    fn narrow(&mut self) {
+        while self.root.entry & CHILD != 0 {
+            let node = self.node(self.root.entry);
+            let mut used = (0..4).filter(|&at| node.slots[at] != FREE);
+            let (Some(at), None) = (used.next(), used.next()) else {
+                return;
+            };
+            let order = self.root.order - 2;
+            let base = self.root.base | (at as u128) << order;
+            let narrowed = Slot {
+                entry: node.slots[at],
+                fits: node.fits[at],
+                order,
+                base,
+            };
+            self.drop_node(self.root.entry);
+            self.root = narrowed;
+        }
+    }
+
+    /// Makes the slot or pair of slots for the block refer to `claim`, or be free again.
+    fn set(&mut self, first: u128, order: u8, claim: u32) {
+        if order == self.root.order {
+            self.root.entry = claim;
+            self.root.fits = if claim == FREE { order + 1 } else { 0 };
+            return;
+        }
+        let mut path = [FREE; LEVELS];
+        let mut depth = 0;
+        let mut below = self.root.order - 2;
+        if self.root.entry == FREE {
+            self.root.entry = self.add_node(below);
+        }
+        let mut entry = self.root.entry;
+        while order < below {
+            path[depth] = entry;
+            depth += 1;
+            let at = slot_of(first, below);
+            let mut next = self.node(entry).slots[at];
+            if next == FREE {
+                next = self.add_node(below - 2);
+                self.node_mut(entry).slots[at] = next;
+            }
+            entry = next;
+            below -= 2;
+        }
+        let at = slot_of(first, below);
+        let node = self.node_mut(entry);
+        for at in at..=at + usize::from(order > below) {
+            node.slots[at] = claim;
+            node.fits[at] = if claim == FREE { below + 1 } else { 0 };
+        }
+        self.pass_up(first, &path[..depth], below, entry);
+    }
+
+    /// Tells the nodes above what fits into this one, until nothing changes. A node all of whose
+    /// slots are free goes, and its slot is free.
+    fn pass_up(&mut self, first: u128, path: &[u32], mut below: u8, mut entry: u32) {
+        let mut path = path.iter().rev();
+        loop {
+            let fits = self.node(entry).fits(below);
+            let gone = fits == below + 3;
+            if gone {
+                self.drop_node(entry);
+            }
+            let Some(&parent) = path.next() else {
+                self.root.fits = fits;
+                if gone {
+                    self.root.entry = FREE;
+                }
+                return;
+            };
+            below += 2;
+            let at = slot_of(first, below);
+            let node = self.node_mut(parent);
+            if gone {
+                node.slots[at] = FREE;
+            } else if node.fits[at] == fits {
+                return;
+            }
+            node.fits[at] = fits;
+            entry = parent;
+        }
+    }
+
+    fn node_mut(&mut self, entry: u32) -> &mut Node {
+        &mut self.nodes[(entry & !CHILD) as usize]
+    }
+
+    fn add_node(&mut self, order: u8) -> u32 {
+        let node = Node {
+            slots: [FREE; 4],
+            fits: [order + 1; 4],
+        };
+        let entry = self.vacant;
+        if entry == FREE {
+            self.nodes.push(node);
+            return CHILD | (to_u32(self.nodes.len()) - 1);
+        }
+        self.vacant = std::mem::replace(self.node_mut(entry), node).slots[0];
+        entry
+    }
+
+    fn drop_node(&mut self, entry: u32) {
+        self.node_mut(entry).slots[0] = self.vacant;
+        self.vacant = entry;
+    }
+}
+
+impl Node {
+    /// What fits into the node whose slots are of `order`, in the terms of its parent's slot.
+    fn fits(&self, order: u8) -> u8 {
+        let [a, b, c, d] = self.fits.map(|fits| fits == order + 1);
+        match (a && b, c && d) {
+            (true, true) => order + 3,
+            (false, false) => self.fits.iter().copied().max().unwrap_or(0),
+            _ => order + 2,
+        }
+    }
+}
+
+/// Which of the four slots of `order` the address is in.
+pub(super) fn slot_of(address: u128, order: u8) -> usize {
+    (address >> order) as usize & 3
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Walks the whole trie and compares each slot with what its node says.
+    fn check(space: &Space) -> usize {
+        fn visit(space: &Space, entry: u32, order: u8) -> (u8, usize) {
+            match entry {
+                FREE => (order + 1, 0),
+                entry if entry & CHILD == 0 => (0, 0),
+                entry => {
+                    let node = space.node(entry);
+                    let mut nodes = 1;
+                    for at in 0..4 {
+                        let (fits, below) = visit(space, node.slots[at], order - 2);
+                        assert_eq!(node.fits[at], fits, "slot {at} of order {}", order - 2);
+                        nodes += below;
+                    }
+                    assert_ne!(node.slots, [FREE; 4], "an empty node stays");
+                    (node.fits(order - 2), nodes)
+                }
+            }
+        }
+        let (fits, nodes) = visit(space, space.root.entry, space.root.order);
+        assert_eq!(space.root.fits, fits);
+        nodes
+    }
+
+    #[test]
+    fn the_root_is_as_large_as_what_it_covers() {
+        let mut space = Space::default();
+        space.cover(0x0a00_0100, 8, 1);
+        assert_eq!((check(&space), space.root.order), (0, 8));
+        space.cover(0x0a00_0200, 8, 2);
+        assert_eq!((check(&space), space.root.order), (1, 10));
+        space.cover(0xc000_0000, 7, 3);
+        assert_eq!(space.root.order, 32);
+        check(&space);
+        space.free(0xc000_0000, 7);
+        assert_eq!((check(&space), space.root.order), (1, 10));
+        space.free(0x0a00_0200, 8);
+        space.free(0x0a00_0100, 8);
+        assert_eq!((check(&space), space.next(0)), (0, None));
+    }
+
+    #[test]
+    fn the_largest_and_the_smallest_block_have_a_place() {
+        let mut space = Space::default();
+        for (first, order) in [
+            (0, 128),
+            (1 << 127, 127),
+            (u128::MAX, 0),
+            (u128::MAX - 1, 1),
+            (0, 0),
+        ] {
+            space.cover(first, order, 7);
+            check(&space);
+            assert_eq!(space.next(first), Some(7));
+            assert_eq!(space.next(first | ones(order)), Some(7));
+            space.free(first, order);
+            assert_eq!(space.root.entry, FREE);
+        }
+    }
+
+    #[test]
+    fn freed_nodes_are_used_again() {
+        let mut space = Space::default();
+        for round in 0..3 {
+            for n in 0..64 {
+                space.cover(n << 8, 8, 1);
+            }
+            // All slots are taken, none is merged: each block can be freed alone.
+            assert_eq!(
+                (check(&space), space.nodes.len()),
+                (21, 21),
+                "round {round}"
+            );
+            for n in 0..64 {
+                space.free(n << 8, 8);
+                check(&space);
+            }
+        }
+    }
+
+    #[test]
+    fn next_is_what_covers_the_address_or_lies_above() {
+        let mut space = Space::default();
+        space.cover(0x100, 8, 1);
+        space.cover(0x400, 9, 2);
+        space.cover(0x1_0000, 4, 3);
+        let next = |from| space.next(from);
+        assert_eq!(
+            [next(0), next(0x1ff), next(0x200)],
+            [Some(1), Some(1), Some(2)]
+        );
+        assert_eq!([next(0x5ff), next(0x600)], [Some(2), Some(3)]);
+        assert_eq!(
+            [next(0x1_000f), next(0x1_0010), next(u128::MAX)],
+            [Some(3), None, None]
+        );
+    }
+}
