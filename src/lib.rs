@@ -1,6 +1,9 @@
-//! Cadastre: cluster-wide IPAM for Kubernetes.
-//!
-//! [`ipam`] is the pure core: who holds which range, and what is free. It knows neither the
-//! Kubernetes API nor an async runtime nor the clock.
+//! Cluster-wide IP address management for Kubernetes.
 
+#[cfg(feature = "controller")]
+pub mod api;
+#[cfg(feature = "controller")]
+pub mod cluster;
+#[cfg(feature = "controller")]
+pub mod controller;
 pub mod ipam;

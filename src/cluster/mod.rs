@@ -2,15 +2,21 @@
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | [`seen`] | what watches say, in the fields that decisions need |
-//! | [`table`] | one kind's objects as last seen, relists compared |
-//! | [`pods`], [`addresses`] | which addresses pods and nodes report |
-//! | [`world`] | all of it together |
-//! | [`request`] | requests and their outcomes as values |
+//! | [`client`] | the client of the API server, with its limits |
+//! | [`watch`], [`convert`] | watches, and objects as what decisions need |
+//! | [`seen`], [`table`], [`pods`], [`addresses`], [`world`] | the cluster as last seen |
+//! | [`request`], [`writer`] | requests and outcomes as values, and the HTTP behind them |
+//! | [`lease`], [`lease_task`] | who leads: the decision and the calls |
+//! | [`clock`] | monotonic and wall time |
 
 pub mod addresses;
+// pub mod client;
+pub mod convert;
+pub mod lease;
 pub mod pods;
 pub mod request;
 pub mod seen;
 pub mod table;
+pub mod watch;
 pub mod world;
+// pub mod writer;

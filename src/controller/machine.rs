@@ -553,9 +553,9 @@ impl Leader {
         if was == is {
             return;
         }
-        let single = |addr: &crate::ipam::Addr| Cidr::new(*addr, addr.family.bits());
+        let host = |addr: &crate::ipam::Addr| Cidr::host(*addr);
         let touches = |range: Cidr| self.registry.pools.touching(&range).next().is_some();
-        if was.iter().chain(is.iter()).filter_map(single).any(touches) {
+        if was.iter().chain(is.iter()).map(host).any(touches) {
             self.survey = true;
         }
     }

@@ -245,7 +245,7 @@ fn survey_one(
             left_out.push(format!("service range {service}"));
         }
         for address in world.node_addresses.within(range) {
-            blocked.push(Span { first: address, last: address });
+            blocked.push(Span::from(Cidr::host(address)));
             left_out.push(format!("node address {address}"));
         }
     }
@@ -255,7 +255,7 @@ fn survey_one(
     let hold_until = kept.as_ref().and_then(|state| state.hold_until).filter(|until| *until > now);
     let mut space = match kept {
         Some(state) => state.space,
-        None => ipam::Pool::new(Dual { v4: None, v6: None }),
+        None => ipam::Pool::new(Dual::default()),
     };
     space.set_ranges(parsed.ranges);
     space.set_blocked(blocked);
@@ -301,7 +301,7 @@ struct Parsed {
 impl Default for Parsed {
     fn default() -> Self {
         Parsed {
-            ranges: Dual { v4: None, v6: None },
+            ranges: Dual::default(),
             reserved: Vec::new(),
             selector: Selector::default(),
             priority: 0,

@@ -1,0 +1,137 @@
+//! Kubernetes objects as what decisions need, read leniently: whatever an API server may hold must
+//! not stop the controller.
+
+use kube::Resource;
+use kube::core::{DeserializeGuard, ObjectMeta};
+use k8s_openapi::api::networking::v1::ServiceCIDR;
+
+use super::seen::{Machine, Node, Pod, Pool, ServiceRange, Subnet, Text};
+use crate::api::{IPPool, NodeLite, NodeSubnet, PodLite, TERM_ANNOTATION};
+use crate::ipam::{Addr, Cidr};
+
+/// A Node.
+pub fn node(node: NodeLite) -> Node {
+    let spec = node.spec.unwrap_or_default();
+    let status = node.status.unwrap_or_default();
+    let mut texts = spec.pod_cidrs.unwrap_or_default();
+    if texts.is_empty() {
+        texts.extend(spec.pod_cidr.filter(|text| !text.is_empty()));
+    }
+    let mut pod_cidrs = Vec::with_capacity(texts.len());
+    let mut unreadable = Vec::new();
+    for text in texts {
+        match Cidr::parse_lenient(&text) {
+            Ok(cidr) => pod_cidrs.push(cidr),
+            Err(_) => unreadable.push(Text::from(text)),
+        }
+    }
+    let meta = node.metadata;
+    let annotations = meta.annotations.unwrap_or_default();
+    let labels = meta.labels.unwrap_or_default();
+    let own = |kind: &str| kind == "InternalIP" || kind == "ExternalIP";
+    Node {
+        version: version(meta.resource_version.as_deref()),
+        name: meta.name.unwrap_or_default().into(),
+        uid: meta.uid.unwrap_or_default().into(),
+        // A BTreeMap gives them sorted.
+        labels: labels.into_iter().map(|(key, value)| (key.into(), value.into())).collect(),
+        term: annotations.get(TERM_ANNOTATION).map(|term| term.as_str().into()),
+        annotated: !annotations.is_empty(),
+        deleting: meta.deletion_timestamp.is_some(),
+        pod_cidrs: pod_cidrs.into(),
+        unreadable: unreadable.into(),
+        addresses: status
+            .addresses
+            .unwrap_or_default()
+            .iter()
+            .filter(|address| own(&address.type_))
+            .filter_map(|address| addr(&address.address))
+            .collect(),
+        machine: Machine {
+            provider_id: spec.provider_id.filter(|id| !id.is_empty()).map(Text::from),
+            machine_id: status.node_info.map(|info| info.machine_id).filter(|id| !id.is_empty()).map(Text::from),
+        },
+    }
+}
+
+/// A Pod.
+pub fn pod(pod: PodLite) -> Pod {
+    let spec = pod.spec.unwrap_or_default();
+    let status = pod.status.unwrap_or_default();
+    let over = matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"));
+    let mut addresses: Vec<Addr> = Vec::new();
+    if !over && !spec.host_network.unwrap_or_default() {
+        let all = status.pod_ips.unwrap_or_default().into_iter().map(|ip| ip.ip).chain(status.pod_ip);
+        addresses.extend(all.filter_map(|text| addr(&text)));
+        addresses.sort_unstable();
+        addresses.dedup();
+    }
+    let meta = pod.metadata;
+    Pod {
+        name: format!("{}/{}", meta.namespace.unwrap_or_default(), meta.name.unwrap_or_default()).into(),
+        uid: meta.uid.unwrap_or_default().into(),
+        version: version(meta.resource_version.as_deref()),
+        addresses: addresses.into(),
+    }
+}
+
+/// A ServiceCIDR.
+pub fn service_range(object: ServiceCIDR) -> ServiceRange {
+    let cidrs = object.spec.and_then(|spec| spec.cidrs).unwrap_or_default();
+    let meta = object.metadata;
+    ServiceRange {
+        name: meta.name.unwrap_or_default().into(),
+        uid: meta.uid.unwrap_or_default().into(),
+        version: version(meta.resource_version.as_deref()),
+        cidrs: cidrs.iter().filter_map(|text| Cidr::parse_lenient(text).ok()).collect(),
+    }
+}
+
+/// An IPPool, decodable or not.
+pub fn pool(guard: DeserializeGuard<IPPool>) -> Pool {
+    let meta = guard.meta().clone();
+    let (spec, status) = match guard.0 {
+        Ok(pool) => (Ok(pool.spec), pool.status),
+        Err(invalid) => (Err(invalid.error), None),
+    };
+    Pool {
+        name: meta.name.unwrap_or_default().into(),
+        uid: meta.uid.unwrap_or_default().into(),
+        version: version(meta.resource_version.as_deref()),
+        generation: meta.generation.unwrap_or_default(),
+        created: meta.creation_timestamp.map_or(0, |time| time.0.as_second()),
+        deleting: meta.deletion_timestamp.is_some(),
+        finalizers: meta.finalizers.unwrap_or_default(),
+        spec,
+        status,
+    }
+}
+
+/// A NodeSubnet, decodable or not.
+pub fn subnet(guard: DeserializeGuard<NodeSubnet>) -> Subnet {
+    let meta = guard.meta().clone();
+    subnet_of(meta, guard.0.map(|subnet| subnet.spec).map_err(|invalid| invalid.error))
+}
+
+/// A NodeSubnet from the answer to a write.
+pub fn written_subnet(subnet: NodeSubnet) -> Subnet {
+    subnet_of(subnet.metadata, Ok(subnet.spec))
+}
+
+fn subnet_of(meta: ObjectMeta, spec: Result<crate::api::NodeSubnetSpec, String>) -> Subnet {
+    Subnet {
+        name: meta.name.unwrap_or_default().into(),
+        uid: meta.uid.unwrap_or_default().into(),
+        version: version(meta.resource_version.as_deref()),
+        spec,
+    }
+}
+
+fn addr(text: &str) -> Option<Addr> {
+    text.parse::<std::net::IpAddr>().ok().map(Addr::from)
+}
+
+/// resourceVersions of one kind are numbers that grow.
+fn version(text: Option<&str>) -> u64 {
+    text.and_then(|text| text.parse().ok()).unwrap_or_default()
+}
