@@ -11,6 +11,7 @@
 
 pub mod addresses;
 // pub mod client;
+pub mod clock;
 pub mod convert;
 pub mod lease;
 pub mod pods;

@@ -649,15 +649,3 @@ fn report_unreadable(node: &Node, reports: &mut Vec<Report>) {
     );
     reports.push(Report { about: About::node(node), warning: true, reason: UNREADABLE, note });
 }
-
-/// Whether a take-over needs more than watches: of use to the shell's logs.
-impl Takeover {
-    /// A word for people.
-    pub fn word(self) -> &'static str {
-        match self {
-            Takeover::First => "first start",
-            Takeover::Clean => "clean hand-over",
-            Takeover::Unclean => "take-over",
-        }
-    }
-}

@@ -1,0 +1,226 @@
+//! The shell round the state machine: watches in, requests out, nothing decided.
+//!
+//! One task owns the [`Controller`]; watches, answers and the elector reach it through channels, so
+//! no lock guards anything. Each request runs in a task of its own with a time-out; how many there
+//! are is the controller's limit.
+
+use std::time::Duration;
+
+use kube::{Api, Client};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use tracing::{debug, info, warn};
+
+use super::{Controller, Event, Now, Outgoing, Report, Settings};
+use crate::api::{IPPool, NodeSubnet};
+use crate::cluster::clock::Clock;
+use crate::cluster::lease::Leadership;
+use crate::cluster::request::{Outcome, Refusal, RequestId};
+use crate::cluster::writer::Writer;
+use crate::cluster::{convert, watch};
+use crate::telemetry::{ControllerMetrics, Readiness};
+
+/// Steps of watches that may wait for the controller.
+const BACKLOG: usize = 4096;
+
+/// Events for people that may wait to be written.
+const REPORT_BACKLOG: usize = 1024;
+
+/// How often figures for metrics are taken.
+const FIGURES_PAUSE: Duration = Duration::from_secs(2);
+
+/// What the shell works with.
+pub struct Parts {
+    /// For watches and events
+    pub client: Client,
+    /// For requests
+    pub writer: Writer,
+    /// Both clocks
+    pub clock: Clock,
+    /// The elector's word
+    pub leadership: watch::Receiver<Leadership>,
+    /// Where figures go
+    pub metrics: ControllerMetrics,
+    /// What `/readyz` says
+    pub readiness: Readiness,
+    /// Objects a page of a list
+    pub page: Option<u32>,
+}
+
+/// Runs until `stop` says so and then until what is in flight is settled, for at most `grace`.
+/// Returns whether the lease may be handed over as settled.
+pub async fn run(parts: Parts, settings: Settings, stop: watch::Receiver<bool>, grace: Duration) -> bool {
+    let (seen, events) = mpsc::channel(BACKLOG);
+    let mut watches = follow_all(&parts, &seen);
+    let reports = super::events::spawn(parts.client.clone(), REPORT_BACKLOG, parts.metrics.clone());
+    let shell = Shell {
+        controller: Controller::new(settings),
+        parts,
+        requests: JoinSet::new(),
+        reports,
+        stop,
+        stop_by: None,
+        figures_at: Instant::now(),
+        leading: None,
+    };
+    let settled = shell.run(events, grace).await;
+    watches.abort_all();
+    settled
+}
+
+fn follow_all(parts: &Parts, seen: &mpsc::Sender<Event>) -> JoinSet<()> {
+    let client = &parts.client;
+    let mut watches = JoinSet::new();
+    let page = parts.page;
+    watches.spawn(watch::follow("nodes", Api::all(client.clone()), page, convert::node, Event::Nodes, seen.clone()));
+    watches.spawn(watch::follow("pods", Api::all(client.clone()), page, convert::pod, Event::Pods, seen.clone()));
+    watches.spawn(watch::follow(
+        "servicecidrs",
+        Api::all(client.clone()),
+        page,
+        convert::service_range,
+        Event::ServiceRanges,
+        seen.clone(),
+    ));
+    let pools: Api<kube::core::DeserializeGuard<IPPool>> = Api::all(client.clone());
+    watches.spawn(watch::follow("ippools", pools, page, convert::pool, Event::Pools, seen.clone()));
+    let subnets: Api<kube::core::DeserializeGuard<NodeSubnet>> = Api::all(client.clone());
+    watches.spawn(watch::follow("nodesubnets", subnets, page, convert::subnet, Event::Subnets, seen.clone()));
+    watches
+}
+
+struct Shell {
+    controller: Controller,
+    parts: Parts,
+    requests: JoinSet<(RequestId, &'static str, Duration, Outcome)>,
+    reports: mpsc::Sender<Report>,
+    stop: watch::Receiver<bool>,
+    stop_by: Option<Instant>,
+    figures_at: Instant,
+    leading: Option<bool>,
+}
+
+impl Shell {
+    async fn run(mut self, mut events: mpsc::Receiver<Event>, grace: Duration) -> bool {
+        loop {
+            self.send_all();
+            self.tell();
+            if let Some(by) = self.stop_by
+                && (self.controller.is_settled() || Instant::now() >= by)
+            {
+                return self.controller.is_settled();
+            }
+            let wake = self.wake_at();
+            tokio::select! {
+                Some(event) = events.recv() => {
+                    self.on(event);
+                    // What is there already is taken in before anything is decided.
+                    while let Ok(event) = events.try_recv() {
+                        self.on(event);
+                    }
+                }
+                Some(done) = self.requests.join_next() => match done {
+                    Ok((id, name, took, outcome)) => self.answered(id, name, took, outcome),
+                    Err(error) => warn!("a request's task ended badly: {error}"),
+                },
+                changed = self.parts.leadership.changed() => {
+                    if changed.is_ok() {
+                        self.leadership();
+                    }
+                }
+                changed = self.stop.changed(), if self.stop_by.is_none() => {
+                    if changed.is_err() || *self.stop.borrow() {
+                        info!("stopping: starting no new writes, waiting for {} requests in flight", self.requests.len());
+                        self.controller.stop();
+                        self.stop_by = Some(Instant::now() + grace);
+                    }
+                }
+                () = tokio::time::sleep_until(wake) => {}
+            }
+            if Instant::now() >= self.figures_at {
+                self.figures_at = Instant::now() + FIGURES_PAUSE;
+                self.figures();
+            }
+        }
+    }
+
+    fn now(&self) -> Now {
+        Now { mono: self.parts.clock.now(), wall: self.parts.clock.wall() }
+    }
+
+    fn on(&mut self, event: Event) {
+        let now = self.now();
+        self.controller.on(event, now);
+    }
+
+    fn leadership(&mut self) {
+        let leadership = self.parts.leadership.borrow_and_update().clone();
+        self.on(Event::Leadership(leadership));
+        self.figures();
+    }
+
+    fn send_all(&mut self) {
+        let now = self.now();
+        while let Some(outgoing) = self.controller.poll(now) {
+            let writer = self.parts.writer.clone();
+            let Outgoing { id, loop_name, .. } = outgoing;
+            debug!(request = ?outgoing.request, "sent");
+            self.requests.spawn(async move {
+                let begun = Instant::now();
+                let outcome = writer.send(outgoing).await;
+                (id, loop_name, begun.elapsed(), outcome)
+            });
+        }
+    }
+
+    fn answered(&mut self, id: RequestId, name: &'static str, took: Duration, outcome: Outcome) {
+        let result = match &outcome {
+            Outcome::Refused(Refusal::Guard(why)) => {
+                debug!(controller = name, "refused: {why}");
+                "requeue"
+            }
+            Outcome::Refused(Refusal::Rejected(why)) => {
+                warn!(controller = name, "rejected by the API server: {why}");
+                "error"
+            }
+            Outcome::Unclear(why) => {
+                warn!(controller = name, "outcome unclear: {why}; what it names stays taken until a read proves otherwise");
+                "error"
+            }
+            Outcome::Refused(_) => "requeue",
+            _ => "success",
+        };
+        self.parts.metrics.reconciled(name, result, took);
+        self.on(Event::Answer(id, outcome));
+    }
+
+    fn tell(&mut self) {
+        for report in self.controller.take_reports() {
+            super::events::log(&report);
+            if self.reports.try_send(report).is_err() {
+                self.parts.metrics.event_dropped();
+            }
+        }
+    }
+
+    fn wake_at(&self) -> Instant {
+        let idle = self.figures_at.max(Instant::now() + Duration::from_millis(1));
+        let due = self.controller.wake_at().map(|at| Instant::now() + at.saturating_sub(self.parts.clock.now()));
+        let wake = due.map_or(idle, |due| due.min(idle));
+        self.stop_by.map_or(wake, |by| wake.min(by))
+    }
+
+    fn figures(&mut self) {
+        let view = self.controller.view();
+        let leading = view.dealing;
+        if self.leading != Some(leading) {
+            self.leading = Some(leading);
+            if leading {
+                info!("leading and dealing");
+            }
+        }
+        self.parts.readiness.update(&view);
+        self.parts.metrics.set(&view);
+    }
+}
