@@ -33,7 +33,7 @@ use super::clock::{SECOND, Time, seconds};
 use super::known::Known;
 use super::run::{Tally, Where};
 use super::shape::Shape;
-use super::shell::ranges;
+use super::words::ranges;
 
 /// A rule that was broken.
 #[derive(Debug)]
@@ -98,11 +98,13 @@ impl Checks {
         }
     }
 
-    /// The Lease was written.
-    pub fn leased(&mut self, holder: Option<&str>, now: Time) {
-        if self.lease.0.as_deref() != holder {
+    /// The Lease was written; says whether its holder has changed.
+    pub fn leased(&mut self, holder: Option<&str>, now: Time) -> bool {
+        let new = self.lease.0.as_deref() != holder;
+        if new {
             self.lease = (holder.map(str::to_owned), now);
         }
+        new
     }
 
     /// A controller asks for something.

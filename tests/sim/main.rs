@@ -15,6 +15,7 @@
 //! | `workload`, `faults` | what changes in the world, what befalls processes |
 //! | `checks`, `known`, `shape` | what must hold after each step |
 //! | `settle` | what must hold in the end |
+//! | `trace`, `words` | what happened, for people |
 //! | `mutations` | that the checks can fail |
 //!
 //! `make sim SEED=7` runs one seed and shows it; `make sim STEPS=10000000` runs seeds one after the
@@ -36,6 +37,7 @@ mod settle;
 mod shape;
 mod shell;
 mod trace;
+mod words;
 mod workload;
 
 use std::time::Instant;

@@ -15,7 +15,7 @@ use super::checks::{Violation, records};
 use super::clock::SECOND;
 use super::run::Sim;
 use super::shape::Shape;
-use super::shell::ranges;
+use super::words::ranges;
 
 /// So long before the end nothing may be written any more.
 const QUIET: u64 = 60 * SECOND;

@@ -5,7 +5,6 @@
 
 use cadastre::cluster::lease::{Answer, Ask, Leadership};
 use cadastre::cluster::request::{Outcome, Refusal, Request, RequestId};
-use cadastre::cluster::seen::{Change, Object, Text};
 use cadastre::controller::{Event, Outgoing};
 
 use super::api::{Author, Mutation};
@@ -13,6 +12,7 @@ use super::checks::Violation;
 use super::clock::{MS, SECOND, Time};
 use super::process::Watched;
 use super::run::{Due, Reply, Sim, Where};
+use super::words::{describe, name_of, of_outcome, of_report, of_request, verb};
 
 /// More requests than this at one moment are a loop that never rests.
 const SPIN: u32 = 2_000;
@@ -104,7 +104,8 @@ impl Sim {
         let wake = run.controller.wake_at().map(|at| clocks.when(at));
         for report in reports {
             self.checks.reported(place, &report, (self.now, self.rough))?;
-            self.log(None, || format!("{place} reports {report:?}"));
+            let (about, text) = of_report(&report);
+            self.log(Some(&about), || format!("{place} reports {text}"));
         }
         // A time that has come already is no reason to look again: only news is.
         if let Some(at) = wake.filter(|at| *at > self.now) {
@@ -120,7 +121,7 @@ impl Sim {
         let Some(outgoing) = run.in_flight.get(&id).cloned() else { return Ok(()) };
         let write = outgoing.request.is_write();
         if write && !run.gate(outgoing.term.as_ref(), mono) {
-            self.log(name_of(&outgoing.request), || format!("{place} does not send {:?}", outgoing.request));
+            self.log(name_of(&outgoing.request), || format!("{place} does not send {}", of_request(&outgoing.request)));
             self.after(0, Due::Answer(place, id, Box::new(Outcome::Refused(Refusal::NotSent))));
             return Ok(());
         }
@@ -131,7 +132,7 @@ impl Sim {
         let there = if slow { self.rng.stretch(50 * MS, 9 * SECOND) } else { self.rng.stretch(MS, 8 * MS) };
         let back = if slow { self.rng.stretch(50 * MS, 9 * SECOND) } else { self.rng.stretch(MS, 8 * MS) };
         let fate = if self.rough { self.fate(&outgoing.request) } else { Fate::Arrives };
-        self.log(name_of(&outgoing.request), || format!("{place} sends {:?} [{fate:?}]", outgoing.request));
+        self.log(name_of(&outgoing.request), || format!("{place} sends {} [{fate:?}]", of_request(&outgoing.request)));
         match fate {
             Fate::Arrives => self.after(there, Due::Arrive(place, Box::new(outgoing), Reply::After(back))),
             Fate::Refused(refusal) => {
@@ -196,7 +197,7 @@ impl Sim {
     pub fn arrive(&mut self, place: Where, outgoing: Outgoing, reply: Reply) -> Result<(), Violation> {
         self.on_wire.remove(&(place, outgoing.id));
         let outcome = self.api.execute(&outgoing.request, self.now);
-        self.log(name_of(&outgoing.request), || format!("{place}'s {} -> {}", verb(&outgoing.request), short(&outcome)));
+        self.log(name_of(&outgoing.request), || format!("{place}'s {} -> {}", verb(&outgoing.request), of_outcome(&outcome)));
         self.checks.executed(&outgoing.request, &outcome, self.now);
         if let Some(term) = outgoing.term.clone() {
             let author = Author::Controller { process: place.process, incarnation: place.incarnation, term };
@@ -219,7 +220,7 @@ impl Sim {
         let Some(run) = &mut self.processes[place.process].run else { return Ok(()) };
         let Some(outgoing) = run.in_flight.remove(&id) else { return Ok(()) };
         run.known.answer(&outcome);
-        let text = self.trace.is_on().then(|| short(&outcome));
+        let text = self.trace.is_on().then(|| of_outcome(&outcome));
         run.controller.on(Event::Answer(id, outcome), now);
         if let Some(text) = text {
             self.log(name_of(&outgoing.request), || format!("{place} is answered {}: {text}", verb(&outgoing.request)));
@@ -321,14 +322,12 @@ impl Sim {
     }
 
     pub fn arrive_lease(&mut self, place: Where, ask: Ask, reply: Reply) {
-        if self.trace.is_on() && !matches!(ask, Ask::Get) {
-            let text = format!("{place} asks for the Lease: {ask:?}");
-            self.log(None, || text);
-        }
         let answer = self.api.lease(ask);
         if let Answer::Written(record) = &answer {
-            let known = record.holder.clone();
-            self.checks.leased(known.as_deref(), self.now);
+            let holder = record.holder.clone();
+            if self.checks.leased(holder.as_deref(), self.now) {
+                self.log(None, || format!("the Lease goes to {holder:?}"));
+            }
         }
         if let Reply::After(back) = reply {
             self.after(back, Due::LeaseAnswer(place, Box::new(answer)));
@@ -415,66 +414,5 @@ enum Fate {
 impl std::fmt::Display for Where {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "p{}.{}", self.process, self.incarnation)
-    }
-}
-
-/// The object a request is about; `None` where it is about all or about something else than a node.
-pub fn name_of(request: &Request) -> Option<&Text> {
-    match request {
-        Request::ListNodes | Request::ListSubnets => None,
-        Request::ReadNode { name }
-        | Request::ReadSubnet { name }
-        | Request::ReadPool { name }
-        | Request::ListPodsOf { node: name }
-        | Request::TouchNode { name, .. }
-        | Request::CreateSubnet { name, .. }
-        | Request::ReplaceSubnet { name, .. }
-        | Request::DeleteSubnet { name, .. }
-        | Request::SetPoolFinalizers { name, .. }
-        | Request::SetPoolStatus { name, .. } => Some(name),
-        Request::AssignPodCidrs(a) => Some(&a.name),
-    }
-}
-
-fn verb(request: &Request) -> String {
-    let text = format!("{request:?}");
-    text.split([' ', '(', '{']).next().unwrap_or_default().to_owned()
-}
-
-fn short(outcome: &Outcome) -> String {
-    match outcome {
-        Outcome::Node(node) => format!("{} v{} term {:?} {}", node.uid, node.version, node.term, ranges(&node.pod_cidrs)),
-        Outcome::Nodes(nodes) => format!("{} nodes", nodes.len()),
-        Outcome::Subnets(subnets) => format!("{} subnets", subnets.len()),
-        Outcome::Pods(pods) => format!("{} pods", pods.len()),
-        Outcome::Pool(pool) => format!("{} v{} {:?}", pool.uid, pool.version, pool.finalizers),
-        other => format!("{other:?}"),
-    }
-}
-
-pub fn ranges(cidrs: &[cadastre::ipam::Cidr]) -> String {
-    cidrs.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
-}
-
-fn describe(event: &Event) -> (Option<Text>, String) {
-    fn of<T: Object + std::fmt::Debug>(kind: &str, change: &Change<T>, more: impl Fn(&T) -> String) -> (Option<Text>, String) {
-        let line = |verb: &str, object: &T| {
-            let text = format!("{kind} {verb} {} v{} {}", object.uid(), object.version(), more(object));
-            (Some(object.name().clone()), text)
-        };
-        match change {
-            Change::Applied(object) => line("applied", object),
-            Change::Deleted(object) => line("deleted", object),
-            Change::Restarted => (Some("".into()), format!("{kind} restarted")),
-            Change::Listed => (Some("".into()), format!("{kind} listed")),
-        }
-    }
-    match event {
-        Event::Nodes(change) => of("node", change, |n| format!("term {:?} {}", n.term, ranges(&n.pod_cidrs))),
-        Event::Pools(change) => of("pool", change, |_| String::new()),
-        Event::Subnets(change) => of("subnet", change, |s| format!("{:?}", s.spec)),
-        Event::ServiceRanges(change) => of("services", change, |s| ranges(&s.cidrs)),
-        Event::Pods(change) => of("pod", change, |p| format!("{:?}", p.addresses)),
-        _ => (None, String::new()),
     }
 }

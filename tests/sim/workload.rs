@@ -12,7 +12,7 @@ use super::api::Author;
 use super::clock::{MS, SECOND, seconds};
 use super::process::Watched;
 use super::run::{Due, Sim, Where};
-use super::shell::ranges;
+use super::words::ranges;
 
 /// What the world remembers of its own doings.
 #[derive(Default)]
@@ -277,7 +277,7 @@ impl Sim {
                 block_size: *self.rng.pick(&[24, 24, 25, 26]),
             }),
             ipv6: (families > 5).then(|| IPv6Ranges {
-                cidrs: vec![format!("fd00:0:0:{:x}::/60", slice * 16)],
+                cidrs: vec![Cidr::new(addr(&format!("fd00:0:0:{:x}::", slice * 16)), 60).unwrap().to_string()],
                 block_size: *self.rng.pick(&[64, 64, 66]),
             }),
             allocate: Allocate::NodeCIDR,
