@@ -9,6 +9,7 @@ pub const FINALIZER: &str = "cadastre.dev/ranges-held";
 pub const TERM_ANNOTATION: &str = "cadastre.dev/term";
 pub const FIELD_MANAGER: &str = "cadastre-controller";
 pub const LEASE_NAME: &str = "cadastre-controller";
+pub const UNSETTLED_ANNOTATION: &str = "cadastre.dev/unsettled";
 #[derive(CustomResource, JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[kube(group = "cadastre.dev", version = "v1alpha1", kind = "IPPool", plural = "ippools", status = "IPPoolStatus")]
 #[serde(rename_all = "camelCase")]
@@ -84,3 +85,4 @@ pub struct PodLiteSpec { pub node_name: Option<String>, pub host_network: Option
 pub struct PodLiteStatus { pub phase: Option<String>, pub pod_ips: Option<Vec<PodIpLite>>, pub pod_ip: Option<String> }
 #[derive(Deserialize, Clone, Debug, Default)]
 pub struct PodIpLite { pub ip: String }
+pub mod crd { pub fn yaml() -> Result<String, std::fmt::Error> { Ok(String::new()) } }
