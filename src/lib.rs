@@ -1,9 +1,36 @@
 //! Cluster-wide IP address management for Kubernetes.
+//!
+//! ```text
+//!  bin ──► controller ──► cluster ──► api
+//!               └───────────┴──────► ipam   (no Kubernetes, no IO, no clock)
+//! ```
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`ipam`] | addresses, ranges, pools, the ledger of claims |
+//! | `api` | IPPool and NodeSubnet, their rules and CRDs |
+//! | `cluster` | watches, the cluster as last seen, requests, the lease |
+//! | `controller` | the state machine and its loops |
+//! | `telemetry` | metrics, health, logs |
+//! | `cli` | the command, a file a verb |
 
 #[cfg(feature = "controller")]
 pub mod api;
+#[cfg(feature = "controller")]
+pub mod cli;
 #[cfg(feature = "controller")]
 pub mod cluster;
 #[cfg(feature = "controller")]
 pub mod controller;
 pub mod ipam;
+#[cfg(feature = "controller")]
+pub mod telemetry;
+
+/// The version of this build.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// The commit of this build, where the build was told (`CADASTRE_COMMIT`).
+pub const COMMIT: &str = match option_env!("CADASTRE_COMMIT") {
+    Some(commit) => commit,
+    None => "unknown",
+};

@@ -1,1 +1,36 @@
-//! harness
+//! A real Kubernetes control plane on this machine, for the tests, the benches and the demo.
+//!
+//! etcd, kube-apiserver and, where asked for, kube-controller-manager run as plain processes on
+//! loopback; there are no containers, no nodes and no root. Node objects are made through the API,
+//! which is all that cluster-wide IPAM looks at.
+//!
+//! ```text
+//! assets ──> ControlPlane ──> etcd, kube-apiserver, kube-controller-manager   (process, scratch)
+//!                 │
+//!                 ├─ client(), kubectl(), kubeconfig()  ──> tests, Daemon (the binary under test)
+//!                 ├─ nodes, raw                         ──> many objects, fast
+//!                 └─ History                            ──> what really happened, revision by revision
+//! ```
+//!
+//! Errors are `anyhow`: a caller of a harness shows them and stops, it never chooses by them.
+//! Their text says what was tried and what to do.
+
+pub mod assets;
+pub mod control_plane;
+pub mod daemon;
+pub mod history;
+pub mod kcm;
+pub mod kubeconfig;
+pub mod metrics;
+pub mod nodes;
+pub mod pki;
+pub mod ports;
+pub mod process;
+pub mod raw;
+pub mod scratch;
+
+pub use control_plane::{ControlPlane, Options};
+pub use daemon::Daemon;
+pub use history::History;
+pub use kcm::KcmOptions;
+pub use process::Process;

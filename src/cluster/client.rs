@@ -49,7 +49,7 @@ pub async fn connect(options: &Options, metrics: HttpMetrics) -> Result<Client, 
 
 async fn configure(options: &Options) -> Result<kube::Config, ClientError> {
     let chosen = KubeConfigOptions { context: options.context.clone(), ..KubeConfigOptions::default() };
-    let config = match &options.kubeconfig {
+    let mut config = match &options.kubeconfig {
         Some(path) => {
             let file = kube::config::Kubeconfig::read_from(path).map_err(|e| ClientError::Config(e.to_string()))?;
             kube::Config::from_custom_kubeconfig(file, &chosen).await.map_err(|e| ClientError::Config(e.to_string()))?
@@ -59,5 +59,7 @@ async fn configure(options: &Options) -> Result<kube::Config, ClientError> {
         }
         None => kube::Config::infer().await.map_err(|e| ClientError::Config(e.to_string()))?,
     };
-    Ok(kube::Config { default_retry: false, connect_timeout: Some(Duration::from_secs(5)), ..config })
+    config.default_retry = false;
+    config.connect_timeout = Some(Duration::from_secs(5));
+    Ok(config)
 }

@@ -10,14 +10,15 @@
 //! | [`clock`] | monotonic and wall time |
 
 pub mod addresses;
-// pub mod client;
+pub mod client;
 pub mod clock;
 pub mod convert;
 pub mod lease;
+pub mod lease_task;
 pub mod pods;
 pub mod request;
 pub mod seen;
 pub mod table;
 pub mod watch;
 pub mod world;
-// pub mod writer;
+pub mod writer;

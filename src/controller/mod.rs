@@ -16,11 +16,14 @@
 //! | [`pools`], [`selector`] | what every pool may do right now, and which nodes it serves |
 //! | [`podcidr`], [`subnet`], [`quarantine`], [`pool`] | the loops |
 //! | [`queue`], [`report`] | keyed work with back-off; Kubernetes events to be |
+//! | [`run`], [`events`] | the shell: the only place with IO |
 //!
 //! # Guarantees
-//! No file here does IO, reads a clock or spawns: a step is a function of (state, event, now). The
+//! Apart from the shell no file here does IO, reads a clock or spawns: a step is a function of
+//! (state, event, now). The
 //! code that runs under simulation is the code that ships.
 
+pub mod events;
 pub mod fence;
 pub mod machine;
 pub mod podcidr;
@@ -30,6 +33,7 @@ pub mod quarantine;
 pub mod queue;
 pub mod registry;
 pub mod report;
+pub mod run;
 pub mod selector;
 pub mod subnet;
 

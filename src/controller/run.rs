@@ -18,7 +18,8 @@ use crate::cluster::clock::Clock;
 use crate::cluster::lease::Leadership;
 use crate::cluster::request::{Outcome, Refusal, RequestId};
 use crate::cluster::writer::Writer;
-use crate::cluster::{convert, watch};
+use crate::cluster::convert;
+use crate::cluster::watch::follow;
 use crate::telemetry::{ControllerMetrics, Readiness};
 
 /// Steps of watches that may wait for the controller.
@@ -73,9 +74,9 @@ fn follow_all(parts: &Parts, seen: &mpsc::Sender<Event>) -> JoinSet<()> {
     let client = &parts.client;
     let mut watches = JoinSet::new();
     let page = parts.page;
-    watches.spawn(watch::follow("nodes", Api::all(client.clone()), page, convert::node, Event::Nodes, seen.clone()));
-    watches.spawn(watch::follow("pods", Api::all(client.clone()), page, convert::pod, Event::Pods, seen.clone()));
-    watches.spawn(watch::follow(
+    watches.spawn(follow("nodes", Api::all(client.clone()), page, convert::node, Event::Nodes, seen.clone()));
+    watches.spawn(follow("pods", Api::all(client.clone()), page, convert::pod, Event::Pods, seen.clone()));
+    watches.spawn(follow(
         "servicecidrs",
         Api::all(client.clone()),
         page,
@@ -84,9 +85,9 @@ fn follow_all(parts: &Parts, seen: &mpsc::Sender<Event>) -> JoinSet<()> {
         seen.clone(),
     ));
     let pools: Api<kube::core::DeserializeGuard<IPPool>> = Api::all(client.clone());
-    watches.spawn(watch::follow("ippools", pools, page, convert::pool, Event::Pools, seen.clone()));
+    watches.spawn(follow("ippools", pools, page, convert::pool, Event::Pools, seen.clone()));
     let subnets: Api<kube::core::DeserializeGuard<NodeSubnet>> = Api::all(client.clone());
-    watches.spawn(watch::follow("nodesubnets", subnets, page, convert::subnet, Event::Subnets, seen.clone()));
+    watches.spawn(follow("nodesubnets", subnets, page, convert::subnet, Event::Subnets, seen.clone()));
     watches
 }
 

@@ -1,0 +1,329 @@
+//! etcd and kube-apiserver on loopback, with data and logs in a folder of their own.
+//!
+//! # Guarantees
+//! - Any number may run beside each other: own ports, own folder, own keys.
+//! - Nothing is left: processes end with this value or this process, the folder too (see
+//!   [`crate::scratch`] for when it is kept).
+//! - A killed API server comes back on the same port with the same data.
+//!
+//! # Caveats
+//! - etcd does not fsync. A crash of the machine loses data, a crash of etcd does not.
+//! - No controllers run unless [`ControlPlane::start_kcm`] is called: nothing collects garbage,
+//!   creates ServiceAccounts or taints nodes. Admission therefore does not ask pods for one.
+//! - A value in a `static` is never dropped: then its end is that of the process.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use k8s_openapi::api::core::v1::Namespace;
+use kube::{Api, Client};
+use serde_json::Value;
+
+use crate::assets::{self, Program};
+use crate::kcm::{self, KcmOptions};
+use crate::kubeconfig::{self, User, write_private};
+use crate::metrics::{self, Sample};
+use crate::pki::{self, Pki};
+use crate::ports;
+use crate::process::{self, Process};
+use crate::scratch::Scratch;
+
+/// The user behind [`ControlPlane::client`]: `system:masters`, exempt from flow control.
+pub const ADMIN: &str = "admin";
+
+/// Long enough for a busy machine; a start takes about 4 s on an idle one.
+const START_LIMIT: Duration = Duration::from_secs(90);
+const LOOK: Duration = Duration::from_millis(25);
+
+/// What may differ between control planes.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// `--service-cluster-ip-range`: one CIDR, or two of different families, comma-separated.
+    pub service_cidrs: String,
+    /// Who can authenticate besides [`ADMIN`], kube-controller-manager and kube-scheduler.
+    pub users: Vec<User>,
+    /// More flags for kube-apiserver.
+    pub apiserver_args: Vec<String>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            service_cidrs: "10.96.0.0/16,fd00:96::/112".to_owned(),
+            users: Vec::new(),
+            apiserver_args: Vec::new(),
+        }
+    }
+}
+
+/// A running control plane. Fields are dropped in order: clients of etcd before etcd, the folder last.
+#[derive(Debug)]
+pub struct ControlPlane {
+    apiserver: Option<Process>,
+    etcd: Process,
+    etcd_url: String,
+    port: u16,
+    options: Options,
+    pki: Pki,
+    users: Vec<User>,
+    scratch: Scratch,
+}
+
+impl ControlPlane {
+    /// Starts etcd and kube-apiserver and returns when the latter is ready. Builds them first where
+    /// they are missing, which takes minutes (see [`crate::assets`]).
+    pub async fn start(options: Options) -> Result<Self> {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        tokio::task::spawn_blocking(|| assets::ensure(&assets::CONTROL_PLANE)).await??;
+        let scratch = Scratch::new()?;
+        let folder = scratch.path();
+        let pki = pki::create(folder)?;
+        let mut users = vec![
+            User::new(ADMIN, &["system:masters"]),
+            User::new(kcm::USER, &[]),
+            User::new("system:kube-scheduler", &[]),
+        ];
+        users.extend(options.users.iter().cloned());
+        write_private(&folder.join("tokens.csv"), &kubeconfig::token_file(&users))?;
+        let (etcd, etcd_url) = start_etcd(folder)?;
+        let port = ports::free()?;
+        let mut this = Self {
+            apiserver: None,
+            etcd,
+            etcd_url,
+            port,
+            options,
+            pki,
+            users,
+            scratch,
+        };
+        this.start_apiserver().await?;
+        this.kubeconfig(ADMIN)?;
+        Ok(this)
+    }
+
+    /// Starts kube-apiserver where it does not run, on the same port and data, and waits until it
+    /// is ready and its default namespace exists.
+    pub async fn start_apiserver(&mut self) -> Result<()> {
+        if self.apiserver.is_none() {
+            let log = self.folder().join("kube-apiserver.log");
+            self.apiserver = Some(Process::spawn(
+                "kube-apiserver",
+                self.apiserver_command()?,
+                &log,
+            )?);
+        }
+        let client = self.client().await?;
+        let start = Instant::now();
+        loop {
+            let answer = tokio::time::timeout(Duration::from_secs(5), is_ready(&client)).await;
+            if matches!(answer, Ok(Ok(()))) {
+                return Ok(());
+            }
+            self.etcd.check_running()?;
+            let apiserver = self
+                .apiserver
+                .as_mut()
+                .context("kube-apiserver is not started")?;
+            apiserver.check_running()?;
+            if start.elapsed() > START_LIMIT {
+                bail!(
+                    "kube-apiserver is not ready after {START_LIMIT:?}: {answer:?}; {}",
+                    apiserver.log_tail(30)
+                );
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// SIGKILL, and gone when this returns. Connections break; etcd and the data stay.
+    pub fn kill_apiserver(&mut self) -> Result<()> {
+        if let Some(mut apiserver) = self.apiserver.take() {
+            apiserver.kill()?;
+        }
+        Ok(())
+    }
+
+    /// kube-apiserver, for signals (`STOP` makes it hang, `CONT` go on) and usage.
+    pub fn apiserver(&self) -> Result<&Process> {
+        self.apiserver
+            .as_ref()
+            .context("kube-apiserver is not running: call start_apiserver")
+    }
+
+    /// etcd, likewise.
+    pub fn etcd(&self) -> &Process {
+        &self.etcd
+    }
+
+    /// The folder with data, keys and logs.
+    pub fn folder(&self) -> &Path {
+        self.scratch.path()
+    }
+
+    /// `https://127.0.0.1:PORT`
+    pub fn server(&self) -> String {
+        format!("https://127.0.0.1:{}", self.port)
+    }
+
+    /// A new client of [`ADMIN`]: verifies the server, never retries, no rate limit, no timeout.
+    pub async fn client(&self) -> Result<Client> {
+        self.client_of(ADMIN).await
+    }
+
+    /// A new client of another user.
+    pub async fn client_of(&self, user: &str) -> Result<Client> {
+        kubeconfig::client(self.kubeconfig_value(user)?).await
+    }
+
+    /// The path of a kubeconfig (mode 0600) for `user`, written when first asked for.
+    pub fn kubeconfig(&self, user: &str) -> Result<PathBuf> {
+        let path = self
+            .folder()
+            .join(format!("{}.kubeconfig", user.replace([':', '/'], "-")));
+        if !path.exists() {
+            write_private(&path, &format!("{:#}\n", self.kubeconfig_value(user)?))?;
+        }
+        Ok(path)
+    }
+
+    /// Runs kubectl as [`ADMIN`] and returns its standard output; its standard error is the error.
+    pub async fn kubectl<S: AsRef<std::ffi::OsStr>>(&self, args: &[S]) -> Result<String> {
+        let output = tokio::process::Command::new(assets::find(Program::Kubectl)?)
+            .args(args)
+            .env("KUBECONFIG", self.kubeconfig(ADMIN)?)
+            .env("HOME", self.folder())
+            .kill_on_drop(true)
+            .output()
+            .await
+            .context("cannot run kubectl")?;
+        if !output.status.success() {
+            bail!(
+                "kubectl failed ({}): {}",
+                output.status,
+                String::from_utf8_lossy(&output.stderr).trim()
+            );
+        }
+        Ok(String::from_utf8(output.stdout)?)
+    }
+
+    /// Starts kube-controller-manager; it ends when the returned value is dropped.
+    pub fn start_kcm(&self, options: &KcmOptions) -> Result<Process> {
+        kcm::start(self, options)
+    }
+
+    /// kube-apiserver's own metrics; see [`metrics::requests`].
+    pub async fn apiserver_metrics(&self) -> Result<Vec<Sample>> {
+        let client = self.client().await?;
+        Ok(metrics::parse(&get(&client, "/metrics").await?))
+    }
+
+    /// etcd's own metrics.
+    pub async fn etcd_metrics(&self) -> Result<Vec<Sample>> {
+        let client = Client::try_from(kube::Config::new(self.etcd_url.parse()?))?;
+        Ok(metrics::parse(&get(&client, "/metrics").await?))
+    }
+
+    /// Host and port, the token and the CA of [`ADMIN`], for clients below kube's.
+    pub fn endpoint(&self) -> Result<crate::raw::Endpoint> {
+        crate::raw::Endpoint::new(self.port, &self.user(ADMIN)?.token, &self.pki.ca)
+    }
+
+    pub(crate) fn pki(&self) -> &Pki {
+        &self.pki
+    }
+
+    pub(crate) fn service_cidrs(&self) -> &str {
+        &self.options.service_cidrs
+    }
+
+    fn user(&self, name: &str) -> Result<&User> {
+        self.users
+            .iter()
+            .find(|user| user.name == name)
+            .with_context(|| {
+                format!("no user {name:?}: tokens are read at start, so add it to Options::users")
+            })
+    }
+
+    fn kubeconfig_value(&self, user: &str) -> Result<Value> {
+        Ok(kubeconfig::kubeconfig(
+            &self.server(),
+            &self.pki.ca,
+            self.user(user)?,
+        ))
+    }
+
+    fn apiserver_command(&self) -> Result<std::process::Command> {
+        let path = |flag: &str, path: &Path| format!("--{flag}={}", path.display());
+        let mut command = process::command(&assets::find(Program::KubeApiserver)?);
+        command
+            .current_dir(self.folder())
+            .arg(format!("--etcd-servers={}", self.etcd_url))
+            .args(["--bind-address=127.0.0.1", "--advertise-address=127.0.0.1"])
+            // The address of the `kubernetes` Service must not be on loopback, and nobody needs it.
+            .arg("--endpoint-reconciler-type=none")
+            .arg(format!("--secure-port={}", self.port))
+            .arg(path("cert-dir", self.folder()))
+            .arg(path("tls-cert-file", &self.pki.serving_cert))
+            .arg(path("tls-private-key-file", &self.pki.serving_key))
+            .arg(path("token-auth-file", &self.folder().join("tokens.csv")))
+            .arg("--service-account-issuer=https://kubernetes.default.svc")
+            .arg(path(
+                "service-account-key-file",
+                &self.pki.service_account_pub,
+            ))
+            .arg(path(
+                "service-account-signing-key-file",
+                &self.pki.service_account_key,
+            ))
+            .arg(format!(
+                "--service-cluster-ip-range={}",
+                self.options.service_cidrs
+            ))
+            .args([
+                "--authorization-mode=Node,RBAC",
+                "--disable-admission-plugins=ServiceAccount",
+            ])
+            .arg("--allow-privileged=true")
+            .args(&self.options.apiserver_args);
+        Ok(command)
+    }
+}
+
+fn start_etcd(folder: &Path) -> Result<(Process, String)> {
+    let url = format!("http://127.0.0.1:{}", ports::free()?);
+    let peer = format!("http://127.0.0.1:{}", ports::free()?);
+    let mut command = process::command(&assets::find(Program::Etcd)?);
+    command
+        .current_dir(folder)
+        .arg(format!("--data-dir={}", folder.join("etcd").display()))
+        .args([
+            format!("--listen-client-urls={url}"),
+            format!("--advertise-client-urls={url}"),
+        ])
+        .args([
+            format!("--listen-peer-urls={peer}"),
+            format!("--initial-advertise-peer-urls={peer}"),
+        ])
+        .arg(format!("--initial-cluster=default={peer}"))
+        .args(["--unsafe-no-fsync", "--log-level=warn"])
+        .arg(format!("--quota-backend-bytes={}", 8_u64 << 30));
+    Ok((
+        Process::spawn("etcd", command, &folder.join("etcd.log"))?,
+        url,
+    ))
+}
+
+async fn is_ready(client: &Client) -> Result<()> {
+    get(client, "/readyz").await?;
+    Api::<Namespace>::all(client.clone()).get("default").await?;
+    Ok(())
+}
+
+async fn get(client: &Client, path: &str) -> Result<String> {
+    Ok(client
+        .request_text(http::Request::get(path).body(Vec::new())?)
+        .await?)
+}

@@ -1,0 +1,128 @@
+//! The `cadastre` binary under test, as a process.
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use kube::{Client, Config};
+
+use crate::metrics::{self, Sample};
+use crate::ports;
+use crate::process::{self, Process};
+
+const LOOK: Duration = Duration::from_millis(10);
+
+/// How to start it.
+#[derive(Clone, Debug, Default)]
+pub struct DaemonOptions {
+    /// Names the log: `cadastre-NAME.log`. Two daemons in one folder need two names.
+    pub name: String,
+    /// The subcommand and its flags; the admin address is added.
+    pub args: Vec<String>,
+    /// More environment; `KUBECONFIG` is set already.
+    pub env: Vec<(String, String)>,
+}
+
+/// A running `cadastre`, ended by SIGKILL when dropped.
+pub struct Daemon {
+    process: Process,
+    admin: Client,
+    address: String,
+}
+
+impl Daemon {
+    /// Starts `cadastre ARGS --admin-address 127.0.0.1:PORT` with that kubeconfig; the log goes to
+    /// `folder`. Does not wait for it to be ready.
+    pub fn start(folder: &Path, kubeconfig: &Path, options: &DaemonOptions) -> Result<Self> {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let address = format!("127.0.0.1:{}", ports::free()?);
+        let mut command = process::command(&binary()?);
+        command
+            .current_dir(folder)
+            .args(&options.args)
+            .args(["--admin-address", &address])
+            .env("KUBECONFIG", kubeconfig)
+            .envs(options.env.iter().map(|(key, value)| (key, value)));
+        let log = folder.join(format!("cadastre-{}.log", options.name));
+        let process = Process::spawn("cadastre", command, &log)?;
+        let mut config = Config::new(format!("http://{address}").parse()?);
+        config.default_retry = false;
+        let admin = Client::try_from(config)?;
+        Ok(Self {
+            process,
+            admin,
+            address,
+        })
+    }
+
+    /// `127.0.0.1:PORT` of its admin server.
+    pub fn admin_address(&self) -> &str {
+        &self.address
+    }
+
+    /// Signals, usage, log, end.
+    pub fn process(&mut self) -> &mut Process {
+        &mut self.process
+    }
+
+    /// What a GET of `path` on its admin server answers; an error if that is no success.
+    pub async fn get(&self, path: &str) -> Result<String> {
+        let request = http::Request::get(path).body(Vec::new())?;
+        let answer = tokio::time::timeout(Duration::from_secs(5), self.admin.request_text(request));
+        Ok(answer
+            .await
+            .with_context(|| format!("no answer to GET {path} within 5 s"))??)
+    }
+
+    /// Its metrics; see [`metrics::sum`].
+    pub async fn metrics(&self) -> Result<Vec<Sample>> {
+        Ok(metrics::parse(&self.get("/metrics").await?))
+    }
+
+    /// What `/readyz` says when it is ready; the reason why not as an error.
+    pub async fn ready(&self) -> Result<String> {
+        self.get("/readyz").await
+    }
+
+    /// Waits at most `limit` until it is ready; an error at once if it ends before.
+    pub async fn wait_ready(&mut self, limit: Duration) -> Result<String> {
+        let start = Instant::now();
+        loop {
+            let error = match self.ready().await {
+                Ok(body) => return Ok(body),
+                Err(error) => error,
+            };
+            self.process.check_running()?;
+            if start.elapsed() > limit {
+                bail!(
+                    "cadastre is not ready after {limit:?}: {error:#}; {}",
+                    self.process.log_tail(30)
+                );
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+}
+
+/// `CADASTRE_BIN`, else `cadastre` of the same build as the running executable.
+pub fn binary() -> Result<PathBuf> {
+    if let Some(path) = env::var_os("CADASTRE_BIN") {
+        return Ok(PathBuf::from(path));
+    }
+    let this = env::current_exe()?;
+    // target/debug/NAME for a binary, target/debug/deps/NAME for a test.
+    let found = this
+        .ancestors()
+        .skip(1)
+        .take(2)
+        .map(|it| it.join("cadastre"))
+        .find(|it| it.is_file());
+    found.with_context(|| {
+        format!(
+            "no cadastre beside {}: run `cargo build` (with --release if this is a release build), \
+             or set CADASTRE_BIN to the binary",
+            this.display()
+        )
+    })
+}

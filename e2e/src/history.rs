@@ -1,0 +1,353 @@
+//! What really happened to the podCIDRs: every revision of every node, in the API server's order.
+//!
+//! An independent judge of the first invariant, that no two live nodes ever hold overlapping
+//! ranges. It watches and never polls, so a wrong state that lasts for a millisecond is seen too.
+//!
+//! # Guarantees
+//! - Everything that happens after [`History::start`] returned is recorded.
+//! - An outage of the API server is survived: the watch goes on where it stopped, or, where the
+//!   server no longer knows that point, by a list from which deletions are concluded.
+//!
+//! # Caveats
+//! - After such a list the states in between are unknown; [`History::gaps`] counts them. Deletions
+//!   concluded from a list count as earlier than anything new in it, so a range that was freed and
+//!   given on during a gap is not called a duplicate.
+//! - A watch tells of deletions in order, so a range counts as free from its node's deletion on;
+//!   quarantine is not judged here.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use futures::{StreamExt as _, TryStreamExt as _};
+use k8s_openapi::api::core::v1::Node;
+use kube::api::ObjectMeta;
+use kube::runtime::WatchStreamExt as _;
+use kube::runtime::watcher::{self, Event, watcher};
+use kube::{Api, Client, ResourceExt as _};
+use serde::Deserialize;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+/// Only what is judged: a full Node costs several times as much to decode.
+#[derive(Clone, Debug, Deserialize, kube::Resource)]
+#[resource(inherit = Node)]
+struct Seen {
+    metadata: ObjectMeta,
+    #[serde(default)]
+    spec: SeenSpec,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct SeenSpec {
+    #[serde(rename = "podCIDRs")]
+    pod_cidrs: Vec<String>,
+}
+
+/// One revision of one node.
+#[derive(Clone, Debug)]
+pub struct Revision {
+    /// When it was heard of.
+    pub at: Instant,
+    /// The node's UID.
+    pub uid: String,
+    /// The node's name.
+    pub name: String,
+    /// As written in the API.
+    pub pod_cidrs: Vec<String>,
+    /// True for the last one: the node is gone.
+    pub deleted: bool,
+}
+
+/// Two live nodes with overlapping ranges.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Duplicate {
+    /// Name, UID and range of the node that had it first.
+    pub first: (String, String, String),
+    /// Those of the node that got it as well.
+    pub second: (String, String, String),
+}
+
+/// A recording, until dropped.
+#[derive(Debug)]
+pub struct History {
+    log: Arc<Mutex<Log>>,
+    progress: watch::Receiver<Progress>,
+    task: JoinHandle<()>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Progress {
+    listed: bool,
+    live: usize,
+    assigned: usize,
+    last_assignment: Option<Instant>,
+}
+
+#[derive(Debug, Default)]
+struct Log {
+    revisions: Vec<Revision>,
+    /// Live nodes: UID to the index of their last revision.
+    live: HashMap<String, usize>,
+    /// What a list that is under way has brought so far.
+    listing: Option<Vec<Seen>>,
+    lists: usize,
+    progress: Progress,
+}
+
+impl History {
+    /// Lists the nodes, and returns when every change from there on will be recorded.
+    pub async fn start(client: Client) -> Result<Self> {
+        let log = Arc::new(Mutex::new(Log::default()));
+        let (send, mut progress) = watch::channel(Progress::default());
+        let task = tokio::spawn(record(client, Arc::clone(&log), send));
+        let listed = progress.wait_for(|it| it.listed);
+        tokio::time::timeout(Duration::from_secs(60), listed)
+            .await
+            .context("no list of nodes within 60 s")??;
+        Ok(Self {
+            log,
+            progress,
+            task,
+        })
+    }
+
+    /// Waits at most `limit` until `count` live nodes have podCIDRs, and tells when the last of
+    /// them was seen to get its own.
+    pub async fn wait_until_all_assigned(&self, count: usize, limit: Duration) -> Result<Instant> {
+        let mut progress = self.progress.clone();
+        let reached = progress.wait_for(|it| it.assigned >= count);
+        let Ok(reached) = tokio::time::timeout(limit, reached).await else {
+            let Progress { live, assigned, .. } = *self.progress.borrow();
+            bail!(
+                "{assigned} of {live} nodes have podCIDRs after {limit:?}, {count} were expected"
+            );
+        };
+        reached?
+            .last_assignment
+            .context("no node had to be assigned")
+    }
+
+    /// Waits at most `limit` until `count` nodes are alive.
+    pub async fn wait_until_live(&self, count: usize, limit: Duration) -> Result<()> {
+        let mut progress = self.progress.clone();
+        let reached = progress.wait_for(|it| it.live == count);
+        if tokio::time::timeout(limit, reached).await.is_err() {
+            let live = self.progress.borrow().live;
+            bail!("{live} nodes are alive after {limit:?}, {count} were expected");
+        }
+        Ok(())
+    }
+
+    /// When the last podCIDRs were seen to appear on a node.
+    pub fn last_assignment(&self) -> Option<Instant> {
+        self.progress.borrow().last_assignment
+    }
+
+    /// Everything so far, oldest first.
+    pub fn revisions(&self) -> Vec<Revision> {
+        lock(&self.log).revisions.clone()
+    }
+
+    /// How often a list had to stand in for a watch that could not go on.
+    pub fn gaps(&self) -> usize {
+        lock(&self.log).lists.saturating_sub(1)
+    }
+
+    /// Every case so far of two live nodes with overlapping podCIDRs. An error is a podCIDR that
+    /// cannot be read.
+    pub fn duplicates(&self) -> Result<Vec<Duplicate>> {
+        duplicates(&lock(&self.log).revisions)
+    }
+
+    /// Panics if two live nodes ever held overlapping podCIDRs.
+    #[allow(clippy::panic)] // an assertion
+    #[track_caller]
+    pub fn assert_no_duplicates(&self) {
+        match self.duplicates() {
+            Ok(found) if found.is_empty() => {}
+            Ok(found) => panic!(
+                "{} overlapping podCIDRs of live nodes: {found:#?}",
+                found.len()
+            ),
+            Err(error) => panic!("{error:#}"),
+        }
+    }
+}
+
+impl Drop for History {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn record(client: Client, log: Arc<Mutex<Log>>, progress: watch::Sender<Progress>) {
+    let nodes = Api::<Seen>::all(client);
+    let mut events = watcher(nodes, watcher::Config::default())
+        .default_backoff()
+        .boxed();
+    loop {
+        // An error is an outage: the stream goes on by itself after a pause.
+        let Ok(event) = events.try_next().await else {
+            continue;
+        };
+        let Some(event) = event else { return };
+        let mut log = lock(&log);
+        log.take(event);
+        progress.send_replace(log.progress);
+    }
+}
+
+impl Log {
+    fn take(&mut self, event: Event<Seen>) {
+        match event {
+            Event::Init => self.listing = Some(Vec::new()),
+            Event::InitApply(node) => self.listing.get_or_insert_default().push(node),
+            Event::InitDone => self.listed(),
+            Event::Apply(node) => self.apply(&node),
+            Event::Delete(node) => self.delete(&node.uid().unwrap_or_default()),
+        }
+        self.progress.live = self.live.len();
+    }
+
+    fn listed(&mut self) {
+        let nodes = self.listing.take().unwrap_or_default();
+        let gone: Vec<String> = self
+            .live
+            .keys()
+            .filter(|uid| {
+                !nodes
+                    .iter()
+                    .any(|node| node.metadata.uid.as_ref() == Some(*uid))
+            })
+            .cloned()
+            .collect();
+        for uid in gone {
+            self.delete(&uid);
+        }
+        for node in &nodes {
+            self.apply(node);
+        }
+        self.lists += 1;
+        self.progress.listed = true;
+    }
+
+    fn apply(&mut self, node: &Seen) {
+        let uid = node.uid().unwrap_or_default();
+        let pod_cidrs = node.spec.pod_cidrs.clone();
+        let had = self
+            .live
+            .get(&uid)
+            .is_some_and(|at| !self.revisions[*at].pod_cidrs.is_empty());
+        let at = Instant::now();
+        if !had && !pod_cidrs.is_empty() {
+            self.progress.assigned += 1;
+            self.progress.last_assignment = Some(at);
+        }
+        self.live.insert(uid.clone(), self.revisions.len());
+        self.revisions.push(Revision {
+            at,
+            uid,
+            name: node.name_any(),
+            pod_cidrs,
+            deleted: false,
+        });
+    }
+
+    fn delete(&mut self, uid: &str) {
+        let Some(at) = self.live.remove(uid) else {
+            return;
+        };
+        let last = self.revisions[at].clone();
+        if !last.pod_cidrs.is_empty() {
+            self.progress.assigned -= 1;
+        }
+        self.revisions.push(Revision {
+            at: Instant::now(),
+            deleted: true,
+            ..last
+        });
+    }
+}
+
+/// Replays the history. A range that overlaps a live one is reported and then left out, so the
+/// live ranges stay disjoint and a look at the two neighbours is enough.
+fn duplicates(revisions: &[Revision]) -> Result<Vec<Duplicate>> {
+    let mut live: BTreeMap<Bounds, (&Revision, &str)> = BTreeMap::new();
+    let mut found: Vec<Duplicate> = Vec::new();
+    for revision in revisions {
+        if revision.deleted {
+            live.retain(|_, (holder, _)| holder.uid != revision.uid);
+            continue;
+        }
+        for cidr in &revision.pod_cidrs {
+            let bounds = bounds(cidr).with_context(|| {
+                format!(
+                    "node {} has the podCIDR {cidr:?}, which is no CIDR",
+                    revision.name
+                )
+            })?;
+            // Starts at or before our end; disjoint ranges, so only the last of them can reach us.
+            let neighbour = live
+                .range(..=(bounds.1, IpAddr::from([0xff; 16])))
+                .next_back();
+            match neighbour.filter(|((_, end), _)| *end >= bounds.0) {
+                Some((_, (holder, _))) if holder.uid == revision.uid => {}
+                Some((_, (holder, held))) => {
+                    let duplicate = Duplicate {
+                        first: (holder.name.clone(), holder.uid.clone(), (*held).to_owned()),
+                        second: (revision.name.clone(), revision.uid.clone(), cidr.clone()),
+                    };
+                    if !found.contains(&duplicate) {
+                        found.push(duplicate);
+                    }
+                }
+                None => {
+                    live.insert(bounds, (revision, cidr));
+                }
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// First and last address. All of IPv4 sorts before IPv6.
+type Bounds = (IpAddr, IpAddr);
+
+/// Reads a CIDR by value: host bits are ignored, spelling does not matter.
+fn bounds(cidr: &str) -> Option<Bounds> {
+    let (address, length) = cidr.split_once('/')?;
+    let length: u32 = length.parse().ok()?;
+    match address.parse().ok()? {
+        IpAddr::V4(address) => {
+            let host = u32::MAX.checked_shr(length).unwrap_or_default();
+            let bits = address.to_bits();
+            (length <= 32).then(|| {
+                (
+                    IpAddr::V4((bits & !host).into()),
+                    IpAddr::V4((bits | host).into()),
+                )
+            })
+        }
+        IpAddr::V6(address) => {
+            let host = u128::MAX.checked_shr(length).unwrap_or_default();
+            let bits = address.to_bits();
+            (length <= 128).then(|| {
+                (
+                    IpAddr::V6((bits & !host).into()),
+                    IpAddr::V6((bits | host).into()),
+                )
+            })
+        }
+    }
+}
+
+fn lock(log: &Mutex<Log>) -> MutexGuard<'_, Log> {
+    log.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,103 @@
+//! kube-controller-manager: the peer that podCIDRs come from today, and the source of the
+//! surroundings (ServiceAccounts, garbage collection) where a test wants them.
+
+use anyhow::Result;
+
+use crate::assets::{self, Program};
+use crate::control_plane::ControlPlane;
+use crate::ports;
+use crate::process::{self, Process};
+
+/// Who it is to the API server. Its controllers use ServiceAccounts of their own, as kubeadm sets up.
+pub const USER: &str = "system:kube-controller-manager";
+
+/// How it runs.
+#[derive(Clone, Debug)]
+pub struct KcmOptions {
+    /// `--allocate-node-cidrs`; needs `cluster_cidrs`.
+    pub allocate: bool,
+    /// `--cluster-cidr`: none, one, or two of different families. A node gets a /24 and a /64.
+    pub cluster_cidrs: Vec<String>,
+    /// `--kube-api-qps`; its own default is 20. Holds for each controller.
+    pub qps: u32,
+    /// `--kube-api-burst`; its own default is 30.
+    pub burst: u32,
+    /// `--controllers`: for example only `node-ipam-controller`; none means all.
+    pub controllers: Vec<String>,
+    /// More flags.
+    pub args: Vec<String>,
+}
+
+impl Default for KcmOptions {
+    /// All controllers at their own defaults, no podCIDRs.
+    fn default() -> Self {
+        Self {
+            allocate: false,
+            cluster_cidrs: Vec::new(),
+            qps: 20,
+            burst: 30,
+            controllers: Vec::new(),
+            args: Vec::new(),
+        }
+    }
+}
+
+impl KcmOptions {
+    /// Only the controller that gives nodes their podCIDRs.
+    pub fn node_ipam(cluster_cidrs: &[&str]) -> Self {
+        Self {
+            allocate: true,
+            cluster_cidrs: cluster_cidrs.iter().map(ToString::to_string).collect(),
+            controllers: vec!["node-ipam-controller".to_owned()],
+            ..Self::default()
+        }
+    }
+}
+
+pub(crate) fn start(cluster: &ControlPlane, options: &KcmOptions) -> Result<Process> {
+    let folder = cluster.folder();
+    let mut command = process::command(&assets::find(Program::KubeControllerManager)?);
+    command
+        .current_dir(folder)
+        .arg(format!(
+            "--kubeconfig={}",
+            cluster.kubeconfig(USER)?.display()
+        ))
+        .args([
+            "--leader-elect=false",
+            "--use-service-account-credentials=true",
+        ])
+        .args([
+            "--bind-address=127.0.0.1",
+            "--authorization-always-allow-paths=/healthz,/metrics",
+        ])
+        .arg(format!("--secure-port={}", ports::free()?))
+        .arg(format!("--cert-dir={}", folder.join("kcm").display()))
+        .arg(format!(
+            "--service-account-private-key-file={}",
+            cluster.pki().service_account_key.display()
+        ))
+        .arg(format!("--root-ca-file={}", cluster.pki().ca.display()))
+        .arg(format!(
+            "--service-cluster-ip-range={}",
+            cluster.service_cidrs()
+        ))
+        .arg(format!("--allocate-node-cidrs={}", options.allocate))
+        .arg(format!("--kube-api-qps={}", options.qps))
+        .arg(format!("--kube-api-burst={}", options.burst));
+    if !options.cluster_cidrs.is_empty() {
+        command.arg(format!(
+            "--cluster-cidr={}",
+            options.cluster_cidrs.join(",")
+        ));
+    }
+    if !options.controllers.is_empty() {
+        command.arg(format!("--controllers={}", options.controllers.join(",")));
+    }
+    command.args(&options.args);
+    Process::spawn(
+        "kube-controller-manager",
+        command,
+        &folder.join("kube-controller-manager.log"),
+    )
+}

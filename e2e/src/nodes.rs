@@ -1,0 +1,126 @@
+//! Node objects in large numbers. They are only objects: no kubelet stands behind them.
+
+use anyhow::{Context as _, Result};
+use http::Method;
+use hyper::body::Bytes;
+use k8s_openapi::api::core::v1::{Node, NodeAddress, NodeSpec, NodeStatus};
+use kube::api::{ListParams, ObjectMeta};
+use kube::{Api, Client, ResourceExt};
+use serde_json::json;
+
+use crate::control_plane::ControlPlane;
+use crate::raw::{Call, JSON, MERGE_PATCH, Report};
+
+/// The API server is busy from about here on; more only queue.
+pub const CONNECTIONS: usize = 32;
+
+const PATH: &str = "/api/v1/nodes";
+
+/// A Node with this name and InternalIP, to be refined by the caller.
+pub fn node(name: &str, internal_ip: &str) -> Node {
+    let address = |type_: &str, address: &str| NodeAddress {
+        type_: type_.to_owned(),
+        address: address.to_owned(),
+    };
+    Node {
+        metadata: ObjectMeta {
+            name: Some(name.to_owned()),
+            ..ObjectMeta::default()
+        },
+        spec: Some(NodeSpec {
+            provider_id: Some(format!("e2e://{name}")),
+            ..NodeSpec::default()
+        }),
+        status: Some(NodeStatus {
+            addresses: Some(vec![
+                address("InternalIP", internal_ip),
+                address("Hostname", name),
+            ]),
+            ..NodeStatus::default()
+        }),
+    }
+}
+
+/// The `i`-th of many: `node-00042`, InternalIP 172.16.0.0 + i.
+pub fn numbered(i: u32) -> Node {
+    let ip = std::net::Ipv4Addr::from(0xAC10_0000 + i);
+    node(&format!("node-{i:05}"), &ip.to_string())
+}
+
+/// Creates `count` nodes, made by `make`, in parallel.
+pub async fn create(
+    cluster: &ControlPlane,
+    count: u32,
+    make: impl Fn(u32) -> Node,
+) -> Result<Report> {
+    let call = |i| -> Result<Call> {
+        Ok(Call {
+            method: Method::POST,
+            path: PATH.to_owned(),
+            content_type: JSON,
+            body: Bytes::from(serde_json::to_vec(&make(i))?),
+        })
+    };
+    let calls = (0..count).map(call).collect::<Result<_>>()?;
+    cluster
+        .endpoint()?
+        .send_all(CONNECTIONS, calls)
+        .await
+        .context("cannot create the nodes")
+}
+
+/// Deletes the nodes with these names in parallel.
+pub async fn delete(
+    cluster: &ControlPlane,
+    names: impl IntoIterator<Item = String>,
+) -> Result<Report> {
+    let call = |name: String| Call {
+        method: Method::DELETE,
+        path: format!("{PATH}/{name}"),
+        content_type: JSON,
+        body: Bytes::new(),
+    };
+    let calls = names.into_iter().map(call).collect();
+    cluster
+        .endpoint()?
+        .send_all(CONNECTIONS, calls)
+        .await
+        .context("cannot delete the nodes")
+}
+
+/// All nodes, as of now.
+pub async fn list(client: &Client) -> Result<Vec<Node>> {
+    Ok(Api::<Node>::all(client.clone())
+        .list(&ListParams::default())
+        .await?
+        .items)
+}
+
+/// The names of all nodes.
+pub async fn names(client: &Client) -> Result<Vec<String>> {
+    let nodes = Api::<Node>::all(client.clone())
+        .list_metadata(&ListParams::default())
+        .await?;
+    Ok(nodes.items.iter().map(ResourceExt::name_any).collect())
+}
+
+/// The podCIDRs of a node; none if it has none.
+pub fn pod_cidrs(node: &Node) -> &[String] {
+    node.spec
+        .as_ref()
+        .and_then(|spec| spec.pod_cidrs.as_deref())
+        .unwrap_or_default()
+}
+
+/// The call that gives `name` these podCIDRs (at least one) by a plain merge patch, unguarded.
+pub fn assign(name: &str, pod_cidrs: &[String]) -> Result<Call> {
+    let first = pod_cidrs
+        .first()
+        .with_context(|| format!("no podCIDR to give to {name}"))?;
+    Ok(Call {
+        method: Method::PATCH,
+        path: format!("{PATH}/{name}"),
+        content_type: MERGE_PATCH,
+        body: Bytes::from(json!({"spec": {"podCIDR": first, "podCIDRs": pod_cidrs}}).to_string()),
+    })
+}

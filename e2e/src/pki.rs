@@ -1,0 +1,61 @@
+//! The certificates and keys of one control plane: made at start, in memory and in its own folder.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa,
+    KeyPair, KeyUsagePurpose,
+};
+
+use crate::kubeconfig::write_private;
+
+/// Paths of what [`create`] wrote, all PEM.
+#[derive(Clone, Debug)]
+pub struct Pki {
+    /// The CA's certificate: clients verify the API server by it.
+    pub ca: PathBuf,
+    /// The API server's certificate for 127.0.0.1 and localhost.
+    pub serving_cert: PathBuf,
+    /// Its key.
+    pub serving_key: PathBuf,
+    /// Signs ServiceAccount tokens (ECDSA P-256, so ES256).
+    pub service_account_key: PathBuf,
+    /// Verifies them.
+    pub service_account_pub: PathBuf,
+}
+
+/// Writes a CA certificate, a serving certificate and a ServiceAccount key pair to `folder`.
+/// The CA's own key is not written: nothing else is ever signed.
+pub fn create(folder: &Path) -> Result<Pki> {
+    let mut params = CertificateParams::default();
+    params
+        .distinguished_name
+        .push(DnType::CommonName, "cadastre-e2e");
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    let ca = CertifiedIssuer::self_signed(params, KeyPair::generate()?)?;
+
+    let mut params = CertificateParams::new(["localhost".to_owned(), "127.0.0.1".to_owned()])?;
+    params
+        .distinguished_name
+        .push(DnType::CommonName, "kube-apiserver");
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+    let serving_key = KeyPair::generate()?;
+    let serving = params.signed_by(&serving_key, &ca)?;
+    let service_account = KeyPair::generate()?;
+
+    let pki = Pki {
+        ca: folder.join("ca.crt"),
+        serving_cert: folder.join("apiserver.crt"),
+        serving_key: folder.join("apiserver.key"),
+        service_account_key: folder.join("service-account.key"),
+        service_account_pub: folder.join("service-account.pub"),
+    };
+    write_private(&pki.ca, &ca.pem())?;
+    write_private(&pki.serving_cert, &serving.pem())?;
+    write_private(&pki.serving_key, &serving_key.serialize_pem())?;
+    write_private(&pki.service_account_key, &service_account.serialize_pem())?;
+    write_private(&pki.service_account_pub, &service_account.public_key_pem())?;
+    Ok(pki)
+}

@@ -1,0 +1,274 @@
+//! Child processes that never outlive this one.
+//!
+//! # Guarantees
+//! - A child gets SIGKILL when this process ends in any way, SIGKILL included: `setpriv` asks the
+//!   kernel for it (`PR_SET_PDEATHSIG`) before it becomes the program. The kernel ties that to the
+//!   *thread* that made the child, so every child is made by one thread that lives as long as the
+//!   process does.
+//! - A dropped [`Process`] is killed by its process id and waited for; no name is ever matched.
+//! - Each child leads a process group of its own, so Ctrl-C in a terminal reaches only this process,
+//!   which then ends its children in the right order.
+//!
+//! # Caveats
+//! - If this process is killed in the millisecond between fork and `setpriv`'s request, the child
+//!   stays.
+//! - Grandchildren are not covered; none of the programs run here has any.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{OnceLock, mpsc};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// How often an ending process is looked at.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// A command whose process dies with this one when it is started by [`Process::spawn`].
+pub fn command(program: &Path) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL", "--"]).arg(program);
+    command
+}
+
+/// A running child, ended when dropped.
+#[derive(Debug)]
+pub struct Process {
+    name: String,
+    child: Child,
+    log: PathBuf,
+}
+
+/// What a process used so far.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Usage {
+    /// Resident memory now, in bytes.
+    pub rss: u64,
+    /// The most resident memory it ever had, in bytes.
+    pub peak_rss: u64,
+    /// Processor time of all its threads, user and system.
+    pub cpu: Duration,
+}
+
+impl Process {
+    /// Starts `command` (made by [`command()`]). Standard output and error are appended to `log`.
+    pub fn spawn(name: &str, mut command: Command, log: &Path) -> Result<Self> {
+        let file = File::options()
+            .create(true)
+            .append(true)
+            .open(log)
+            .with_context(|| format!("cannot open the log {}", log.display()))?;
+        command
+            .stdin(Stdio::null())
+            .stdout(file.try_clone()?)
+            .stderr(file)
+            .process_group(0);
+        let child = spawn_for_life(command).with_context(|| {
+            format!("cannot start {name} through setpriv (Debian package util-linux)")
+        })?;
+        Ok(Self {
+            name: name.to_owned(),
+            child,
+            log: log.to_owned(),
+        })
+    }
+
+    /// The process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The file with its standard output and error.
+    pub fn log(&self) -> &Path {
+        &self.log
+    }
+
+    /// Sends a signal: `TERM`, `KILL`, `STOP`, `CONT`, …
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        let pid = i32::try_from(self.pid()).ok().and_then(Pid::from_raw);
+        let pid = pid.ok_or_else(|| anyhow!("{} is no process id", self.pid()))?;
+        kill_process(pid, signal).with_context(|| format!("cannot signal {} ({pid:?})", self.name))
+    }
+
+    /// How it ended, if it has.
+    pub fn exit_status(&mut self) -> Result<Option<ExitStatus>> {
+        Ok(self.child.try_wait()?)
+    }
+
+    /// An error with the end of the log if the process is no longer running.
+    pub fn check_running(&mut self) -> Result<()> {
+        match self.exit_status()? {
+            None => Ok(()),
+            Some(status) => bail!("{} ended ({status}); {}", self.name, self.log_tail(30)),
+        }
+    }
+
+    /// SIGKILL, then waits until it is gone.
+    pub fn kill(&mut self) -> Result<ExitStatus> {
+        self.child.kill()?;
+        Ok(self.child.wait()?)
+    }
+
+    /// SIGTERM, then waits at most `grace`, then SIGKILL. Tells how the process ended.
+    pub async fn stop(&mut self, grace: Duration) -> Result<ExitStatus> {
+        self.signal(Signal::TERM)?;
+        match self.wait(grace).await? {
+            Some(status) => Ok(status),
+            None => self.kill(),
+        }
+    }
+
+    /// Waits at most `limit` for the process to end by itself.
+    pub async fn wait(&mut self, limit: Duration) -> Result<Option<ExitStatus>> {
+        let start = Instant::now();
+        loop {
+            let status = self.exit_status()?;
+            if status.is_some() || start.elapsed() >= limit {
+                return Ok(status);
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// Memory and processor time so far.
+    pub fn usage(&self) -> Result<Usage> {
+        usage(self.pid()).with_context(|| format!("cannot read what {} uses", self.name))
+    }
+
+    /// The last `lines` lines of the log, with its path, for an error message.
+    pub fn log_tail(&self, lines: usize) -> String {
+        let text = std::fs::read(&self.log).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text);
+        let all: Vec<&str> = text.lines().collect();
+        let tail = &all[all.len().saturating_sub(lines)..];
+        format!(
+            "its log {} ends with:\n{}",
+            self.log.display(),
+            tail.join("\n")
+        )
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.kill();
+    }
+}
+
+/// Starts a child from the one thread that ends only with this process.
+fn spawn_for_life(command: Command) -> io::Result<Child> {
+    type Job = (Command, mpsc::Sender<io::Result<Child>>);
+    static SPAWNER: OnceLock<mpsc::Sender<Job>> = OnceLock::new();
+    let spawner = SPAWNER.get_or_init(|| {
+        let (send, jobs) = mpsc::channel::<Job>();
+        std::thread::spawn(move || {
+            for (mut command, answer) in jobs {
+                let _ = answer.send(command.spawn());
+            }
+        });
+        send
+    });
+    let gone = || io::Error::other("the thread that starts processes is gone");
+    let (send, answer) = mpsc::channel();
+    spawner.send((command, send)).map_err(|_| gone())?;
+    answer.recv().map_err(|_| gone())?
+}
+
+/// Memory and processor time of the process `pid`, from /proc.
+pub fn usage(pid: u32) -> Result<Usage> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let bytes = |key: &str| -> Result<u64> {
+        let line = status.lines().find_map(|line| line.strip_prefix(key));
+        let kib = line.and_then(|rest| rest.trim().strip_suffix(" kB"));
+        let kib = kib.with_context(|| format!("/proc/{pid}/status has no {key}"))?;
+        Ok(kib.parse::<u64>()? * 1024)
+    };
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    // Field 2 is the name in brackets and may hold spaces; 14 and 15 are user and system ticks.
+    let (_, fields) = stat
+        .rsplit_once(") ")
+        .context("/proc/PID/stat has no name")?;
+    let ticks = fields
+        .split(' ')
+        .skip(11)
+        .take(2)
+        .map(str::parse::<u64>)
+        .sum::<Result<u64, _>>()?;
+    let millis = ticks * 1000 / rustix::param::clock_ticks_per_second();
+    Ok(Usage {
+        rss: bytes("VmRSS:")?,
+        peak_rss: bytes("VmHWM:")?,
+        cpu: Duration::from_millis(millis),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::process::ExitStatusExt as _;
+
+    fn shell(script: &str) -> (Process, tempfile::TempDir) {
+        let folder = tempfile::tempdir().unwrap();
+        let mut command = command(Path::new("sh"));
+        command.args(["-c", script]);
+        (
+            Process::spawn("sh", command, &folder.path().join("log")).unwrap(),
+            folder,
+        )
+    }
+
+    fn state(pid: u32) -> Option<char> {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        stat.rsplit_once(") ")?.1.chars().next()
+    }
+
+    #[tokio::test]
+    async fn a_child_outlives_the_thread_that_asked_for_it_and_ends_on_drop() {
+        let (process, _folder) = std::thread::spawn(|| shell("sleep 1000")).join().unwrap();
+        let pid = process.pid();
+        assert!(state(pid).is_some_and(|state| state != 'Z'));
+        drop(process);
+        assert_eq!(state(pid), None);
+    }
+
+    #[tokio::test]
+    async fn a_child_that_ended_is_reported_with_its_log() {
+        let (mut process, _folder) = shell("echo no such flag >&2; exit 3");
+        let status = process
+            .wait(Duration::from_secs(10))
+            .await
+            .unwrap()
+            .unwrap();
+        assert_eq!(status.code(), Some(3));
+        let text = process.check_running().unwrap_err().to_string();
+        assert!(
+            text.contains("no such flag") && text.contains("exit status: 3"),
+            "{text}"
+        );
+    }
+
+    #[tokio::test]
+    async fn one_that_ignores_sigterm_is_killed_after_its_grace() {
+        let (mut process, _folder) = shell("trap '' TERM; echo ready; while :; do sleep 1; done");
+        let start = Instant::now();
+        while !process.log_tail(1).ends_with("ready") {
+            assert!(start.elapsed() < Duration::from_secs(10));
+            tokio::time::sleep(LOOK).await;
+        }
+        let status = process.stop(Duration::from_millis(50)).await.unwrap();
+        assert_eq!(status.signal(), Some(Signal::KILL.as_raw()));
+    }
+
+    #[test]
+    fn a_process_reads_its_own_usage() {
+        let usage = usage(std::process::id()).unwrap();
+        assert!(
+            usage.rss > 500_000 && usage.peak_rss >= usage.rss,
+            "{usage:?}"
+        );
+    }
+}

@@ -1,0 +1,175 @@
+//! The fastest plain client: what the API server can do when nobody thinks.
+//!
+//! N connections, HTTP/1.1 over TLS, each with one request at a time and the next one taken from a
+//! common list the moment an answer is in. No pool, no middleware, no decoding of answers. Benches
+//! compare controllers with it: the API server's processor time is the floor under all of them.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use futures::future::try_join_all;
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue};
+use http::{Method, Request};
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::Bytes;
+use hyper::client::conn::http1::{self, SendRequest};
+use hyper_util::rt::TokioIo;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, ServerName};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+/// `application/merge-patch+json`: the cheapest patch for the API server.
+pub const MERGE_PATCH: &str = "application/merge-patch+json";
+/// `application/json-patch+json`: can carry `test`s.
+pub const JSON_PATCH: &str = "application/json-patch+json";
+/// `application/strategic-merge-patch+json`: what client-go sends.
+pub const STRATEGIC_PATCH: &str = "application/strategic-merge-patch+json";
+/// `application/json`: for a POST.
+pub const JSON: &str = "application/json";
+
+/// Where and as whom to connect.
+#[derive(Clone)]
+pub struct Endpoint {
+    port: u16,
+    authorization: HeaderValue,
+    tls: Arc<rustls::ClientConfig>,
+}
+
+/// One request.
+#[derive(Clone, Debug)]
+pub struct Call {
+    /// POST, PATCH, DELETE, …
+    pub method: Method,
+    /// With a leading slash.
+    pub path: String,
+    /// Of `body`.
+    pub content_type: &'static str,
+    /// As it goes out.
+    pub body: Bytes,
+}
+
+/// How a list of calls went. All were answered with success, else there is an error instead.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// From the first request, all connections being open, to the last answer.
+    pub elapsed: Duration,
+    /// Of each call, sorted.
+    pub latencies: Vec<Duration>,
+}
+
+impl Report {
+    /// Calls a second.
+    #[allow(clippy::cast_precision_loss)]
+    pub fn rate(&self) -> f64 {
+        self.latencies.len() as f64 / self.elapsed.as_secs_f64()
+    }
+
+    /// The latency that `percent` of the calls did not exceed; zero for no calls.
+    pub fn percentile(&self, percent: usize) -> Duration {
+        let last = self.latencies.len().saturating_sub(1);
+        self.latencies
+            .get(last * percent.min(100) / 100)
+            .copied()
+            .unwrap_or_default()
+    }
+}
+
+impl Endpoint {
+    pub(crate) fn new(port: u16, token: &str, ca: &Path) -> Result<Self> {
+        let mut roots = rustls::RootCertStore::empty();
+        roots
+            .add(CertificateDer::from_pem_file(ca).context("cannot read the CA's certificate")?)?;
+        let tls = rustls::ClientConfig::builder()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let mut authorization = HeaderValue::from_str(&format!("Bearer {token}"))?;
+        authorization.set_sensitive(true);
+        Ok(Self {
+            port,
+            authorization,
+            tls: Arc::new(tls),
+        })
+    }
+
+    /// Sends all `calls` over `connections` connections. The first answer that is no success, and
+    /// the first broken connection, end it as an error.
+    pub async fn send_all(&self, connections: usize, calls: Vec<Call>) -> Result<Report> {
+        let senders = try_join_all((0..connections).map(|_| self.connect())).await?;
+        let (calls, next) = (Arc::new(calls), Arc::new(AtomicUsize::new(0)));
+        let start = Instant::now();
+        let workers = senders.into_iter().map(|sender| {
+            let (this, calls, next) = (self.clone(), Arc::clone(&calls), Arc::clone(&next));
+            tokio::spawn(async move { this.work(sender, &calls, &next).await })
+        });
+        let mut latencies = Vec::with_capacity(calls.len());
+        for worker in workers.collect::<Vec<_>>() {
+            latencies.extend(worker.await??);
+        }
+        let elapsed = start.elapsed();
+        latencies.sort_unstable();
+        Ok(Report { elapsed, latencies })
+    }
+
+    async fn work(
+        &self,
+        mut sender: SendRequest<Full<Bytes>>,
+        calls: &[Call],
+        next: &AtomicUsize,
+    ) -> Result<Vec<Duration>> {
+        let mut latencies = Vec::new();
+        while let Some(call) = calls.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let start = Instant::now();
+            self.send(&mut sender, call)
+                .await
+                .with_context(|| format!("{} {} failed", call.method, call.path))?;
+            latencies.push(start.elapsed());
+        }
+        Ok(latencies)
+    }
+
+    async fn send(&self, sender: &mut SendRequest<Full<Bytes>>, call: &Call) -> Result<()> {
+        let request = Request::builder()
+            .method(call.method.clone())
+            .uri(&call.path)
+            .header(HOST, "localhost")
+            .header(AUTHORIZATION, &self.authorization)
+            .header(ACCEPT, JSON)
+            .header(CONTENT_TYPE, call.content_type)
+            .body(Full::new(call.body.clone()))?;
+        sender.ready().await?;
+        let response = sender.send_request(request).await?;
+        let status = response.status();
+        let body = response.into_body().collect().await?.to_bytes();
+        if !status.is_success() {
+            bail!(
+                "the API server answered {status}: {}",
+                String::from_utf8_lossy(&body)
+            );
+        }
+        Ok(())
+    }
+
+    async fn connect(&self) -> Result<SendRequest<Full<Bytes>>> {
+        let stream = TcpStream::connect(("127.0.0.1", self.port)).await?;
+        stream.set_nodelay(true)?;
+        let name = ServerName::try_from("localhost")?;
+        let tls = TlsConnector::from(Arc::clone(&self.tls))
+            .connect(name, stream)
+            .await?;
+        let (sender, connection) = http1::handshake(TokioIo::new(tls)).await?;
+        tokio::spawn(connection);
+        Ok(sender)
+    }
+}
+
+impl std::fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Endpoint")
+            .field("port", &self.port)
+            .finish_non_exhaustive()
+    }
+}

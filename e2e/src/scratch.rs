@@ -1,0 +1,100 @@
+//! A folder that is gone when its owner is, however the owner ended.
+//!
+//! A small `sh` waits on a pipe whose other end only this process holds. When the pipe closes, by
+//! drop, exit or SIGKILL, it removes the folder. So there is one way of removal, and nothing is left
+//! to sweep up at the next start.
+//!
+//! The folder is kept, and its path printed, when the owner is dropped while its thread panics (a
+//! failed test), or when `CADASTRE_KEEP` is set in the environment.
+
+use std::io::Write as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context as _, Result};
+
+/// Retries, as processes killed in the same moment may still write for an instant.
+const CARETAKER: &str = r#"
+read -r word && [ "$word" = keep ] && exit 0
+tries=0
+until rm -rf -- "$1" || [ "$tries" -ge 100 ]; do tries=$((tries + 1)); sleep 0.1; done
+"#;
+
+/// A private folder (mode 0700) under the system's folder for temporary files.
+#[derive(Debug)]
+pub struct Scratch {
+    path: PathBuf,
+    caretaker: Child,
+}
+
+impl Scratch {
+    /// Makes a new, empty folder.
+    pub fn new() -> Result<Self> {
+        let path = tempfile::Builder::new()
+            .prefix("cadastre-e2e-")
+            .tempdir()
+            .context("cannot make a temporary folder; set TMPDIR to a writable one")?
+            .keep();
+        let caretaker = Command::new("sh")
+            .args(["-c", CARETAKER, "sh"])
+            .arg(&path)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .process_group(0)
+            .spawn()
+            .context("cannot start sh, which removes the folder at the end")?;
+        Ok(Self { path, caretaker })
+    }
+
+    /// The folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let pipe = self.caretaker.stdin.take();
+        if std::thread::panicking() || std::env::var_os("CADASTRE_KEEP").is_some() {
+            eprintln!("logs and data are kept in {}", self.path.display());
+            if let Some(mut pipe) = pipe {
+                let _ = pipe.write_all(b"keep\n");
+            }
+        } else {
+            drop(pipe);
+        }
+        let _ = self.caretaker.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_goes_with_its_owner() {
+        let scratch = Scratch::new().unwrap();
+        let path = scratch.path().to_owned();
+        std::fs::create_dir(path.join("inner")).unwrap();
+        std::fs::write(path.join("inner/file"), "x").unwrap();
+        drop(scratch);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_folder_is_kept_when_its_owner_panics() {
+        let (send, receive) = std::sync::mpsc::channel();
+        let outcome = std::thread::spawn(move || {
+            let scratch = Scratch::new().unwrap();
+            send.send(scratch.path().to_owned()).unwrap();
+            panic!("on purpose");
+        })
+        .join();
+        assert!(outcome.is_err());
+        let path = receive.recv().unwrap();
+        assert!(path.is_dir());
+        std::fs::remove_dir(path).unwrap();
+    }
+}

@@ -1,0 +1,27 @@
+//! Every name by which Cadastre is known to an API server, in one place.
+//!
+//! These are part of the API: objects in clusters carry them, so none of them may change.
+
+/// API group of all kinds.
+pub const GROUP: &str = "cadastre.dev";
+
+/// Version of all kinds.
+pub const VERSION: &str = "v1alpha1";
+
+/// Finalizer of an IPPool: it stays while a node holds a range of the pool, or one of its ranges is
+/// in quarantine.
+pub const FINALIZER: &str = "cadastre.dev/ranges-held";
+
+/// Annotation of a Node that fences leaders: a podCIDR is written only if it still is what the
+/// leader read, so a change of it refuses everything that an earlier leader has in flight.
+pub const TERM_ANNOTATION: &str = "cadastre.dev/term";
+
+/// Annotation of the Lease: a write of unknown outcome was in flight when the last holder stopped,
+/// so the next one must fence even though the lease was handed over.
+pub const UNSETTLED_ANNOTATION: &str = "cadastre.dev/unsettled";
+
+/// Field manager of all writes of the controller.
+pub const FIELD_MANAGER: &str = "cadastre-controller";
+
+/// Name of the Lease of the controller, in its own namespace.
+pub const LEASE_NAME: &str = "cadastre-controller";

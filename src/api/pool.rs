@@ -1,0 +1,217 @@
+//! IPPool: disjoint ranges, and which nodes get a part of them.
+//!
+//! A pool of both families hands out both or neither; that is why dual stack is one object, which
+//! cannot be applied half.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector};
+use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::rules;
+
+/// What a pool hands out, and to whom.
+#[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[kube(
+    group = "cadastre.dev",
+    version = "v1alpha1",
+    kind = "IPPool",
+    plural = "ippools",
+    singular = "ippool",
+    shortname = "ipp",
+    category = "cadastre",
+    status = "IPPoolStatus",
+    derive = "PartialEq",
+    doc = "Ranges of addresses, and which nodes get a part of them.",
+    validation = rules::pool_name(),
+    printcolumn(name = "IPv4", type_ = "string", json_path = ".spec.ipv4.cidrs", description = "IPv4 ranges"),
+    printcolumn(name = "Block4", type_ = "integer", json_path = ".spec.ipv4.blockSize", description = "Prefix length of what a node gets"),
+    printcolumn(name = "Free4", type_ = "string", json_path = ".status.ipv4.free", description = "IPv4 blocks that are free"),
+    printcolumn(name = "IPv6", type_ = "string", json_path = ".spec.ipv6.cidrs", description = "IPv6 ranges"),
+    printcolumn(name = "Block6", type_ = "integer", json_path = ".spec.ipv6.blockSize", description = "Prefix length of what a node gets"),
+    printcolumn(name = "Free6", type_ = "string", json_path = ".status.ipv6.free", description = "IPv6 blocks that are free"),
+    printcolumn(name = "Nodes", type_ = "integer", json_path = ".status.nodes", description = "Nodes that hold a range of the pool"),
+    printcolumn(name = "Waiting", type_ = "integer", json_path = ".status.waiting", description = "Nodes that wait for a range of the pool"),
+    printcolumn(name = "Priority", type_ = "integer", json_path = ".spec.priority", description = "Higher first where several pools select a node"),
+    printcolumn(name = "Ready", type_ = "string", json_path = r#".status.conditions[?(@.type=="Ready")].status"#, description = "Whether it serves the nodes it selects"),
+    printcolumn(name = "Reason", type_ = "string", json_path = r#".status.conditions[?(@.type=="Ready")].reason"#, description = "Why, or why not"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
+    printcolumn(name = "Used4", type_ = "string", json_path = ".status.ipv4.utilization", priority = 1, description = "Part of the IPv4 blocks that is not free"),
+    printcolumn(name = "Held4", type_ = "string", json_path = ".status.ipv4.held", priority = 1, description = "IPv4 blocks that nodes hold"),
+    printcolumn(name = "Quarantined4", type_ = "string", json_path = ".status.ipv4.quarantined", priority = 1, description = "IPv4 blocks that rest before reuse"),
+    printcolumn(name = "Used6", type_ = "string", json_path = ".status.ipv6.utilization", priority = 1, description = "Part of the IPv6 blocks that is not free"),
+    printcolumn(name = "Held6", type_ = "string", json_path = ".status.ipv6.held", priority = 1, description = "IPv6 blocks that nodes hold"),
+    printcolumn(name = "Quarantined6", type_ = "string", json_path = ".status.ipv6.quarantined", priority = 1, description = "IPv6 blocks that rest before reuse"),
+    printcolumn(name = "Disabled", type_ = "boolean", json_path = ".spec.disabled", priority = 1, description = "Hands out nothing new"),
+    printcolumn(name = "Selector", type_ = "string", json_path = ".spec.nodeSelector", priority = 1, description = "The nodes it serves; empty is every node"),
+    printcolumn(name = "Message", type_ = "string", json_path = r#".status.conditions[?(@.type=="Ready")].message"#, priority = 1, description = "Why, or why not, in words")
+)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = rules::some_family(),
+    validation = rules::ipv4_stays(),
+    validation = rules::ipv6_stays()
+)]
+pub struct IPPoolSpec {
+    /// The IPv4 ranges. At least one of ipv4 and ipv6 is required; with both, a node gets a range
+    /// of each or none. Cannot be removed once set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ipv4: Option<IPv4Ranges>,
+
+    /// The IPv6 ranges, likewise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ipv6: Option<IPv6Ranges>,
+
+    /// What is handed out. NodeCIDR: one range per node and family, in node.spec.podCIDRs. Immutable.
+    #[schemars(schema_with = "rules::allocate")]
+    pub allocate: Allocate,
+
+    /// The nodes that the pool serves, by label. Absent or empty: every node.
+    #[schemars(schema_with = "rules::node_selector")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node_selector: Option<LabelSelector>,
+
+    /// Of several pools that select a node the one with the highest priority is asked first; then
+    /// the one with the most specific selector.
+    #[serde(default)]
+    pub priority: i32,
+
+    /// Hands out nothing new; what nodes hold stays theirs.
+    #[serde(default)]
+    pub disabled: bool,
+
+    /// Never handed out: CIDRs (10.244.0.0/24), addresses (10.244.1.1) and ranges with both ends
+    /// included (10.244.2.1-10.244.2.9). A block that touches one of them is not handed out at all.
+    #[schemars(schema_with = "rules::reserved")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub reserved: Vec<String>,
+
+    /// How long the ranges of a deleted node rest before another one may get them, in seconds. At
+    /// least until no pod uses an address of them, in any case.
+    #[schemars(range(min = 0, max = 86400))]
+    #[serde(default = "default_quarantine_seconds")]
+    pub quarantine_seconds: u32,
+}
+
+/// What a pool hands out.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Allocate {
+    /// One range per node and family, in `node.spec.podCIDRs`.
+    NodeCIDR,
+}
+
+/// IPv4 ranges of a pool.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = rules::block_fits())]
+pub struct IPv4Ranges {
+    /// The ranges, disjoint, in canonical form (10.244.0.0/16). May be extended at any time.
+    #[schemars(schema_with = "rules::ipv4_cidrs")]
+    pub cidrs: Vec<String>,
+
+    /// Prefix length of what a node gets. May change at any time: what nodes hold keeps its size.
+    #[schemars(range(min = 8, max = 32))]
+    #[serde(default = "default_ipv4_block_size")]
+    pub block_size: u32,
+}
+
+/// IPv6 ranges of a pool.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = rules::block_fits())]
+pub struct IPv6Ranges {
+    /// The ranges, disjoint, in canonical form (fd00:10:244::/48). May be extended at any time.
+    #[schemars(schema_with = "rules::ipv6_cidrs")]
+    pub cidrs: Vec<String>,
+
+    /// Prefix length of what a node gets. May change at any time: what nodes hold keeps its size.
+    #[schemars(range(min = 8, max = 128))]
+    #[serde(default = "default_ipv6_block_size")]
+    pub block_size: u32,
+}
+
+/// What the controller knows of a pool. Derived: it is never read to decide anything.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct IPPoolStatus {
+    /// The generation of the spec that this status describes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+
+    /// The IPv4 side.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ipv4: Option<FamilyStatus>,
+
+    /// The IPv6 side.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ipv6: Option<FamilyStatus>,
+
+    /// How many nodes hold a range of the pool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nodes: Option<i64>,
+
+    /// How many nodes wait for a range of the pool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waiting: Option<i64>,
+
+    /// Ready, and what is wrong where something is.
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub conditions: Vec<Condition>,
+}
+
+/// Counts of one family, in blocks of the current block size. Decimal text, because an IPv6 pool
+/// can have more blocks than JSON numbers count exactly.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+pub struct FamilyStatus {
+    /// All blocks.
+    pub capacity: String,
+    /// Blocks that nodes hold.
+    pub held: String,
+    /// Blocks that rest before reuse.
+    pub quarantined: String,
+    /// Blocks that can be handed out.
+    pub free: String,
+    /// The part that cannot be handed out, such as 37%.
+    pub utilization: String,
+}
+
+fn default_quarantine_seconds() -> u32 {
+    60
+}
+
+fn default_ipv4_block_size() -> u32 {
+    24
+}
+
+fn default_ipv6_block_size() -> u32 {
+    64
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_spec_without_its_optional_fields_has_the_documented_defaults() {
+        let spec: IPPoolSpec = serde_json::from_value(json!({
+            "allocate": "NodeCIDR",
+            "ipv4": {"cidrs": ["10.244.0.0/16"]},
+            "ipv6": {"cidrs": ["fd00:10:244::/48"]},
+        }))
+        .unwrap();
+        assert_eq!(spec.ipv4.as_ref().map(|ranges| ranges.block_size), Some(24));
+        assert_eq!(spec.ipv6.as_ref().map(|ranges| ranges.block_size), Some(64));
+        assert_eq!((spec.priority, spec.disabled), (0, false));
+        assert_eq!(spec.quarantine_seconds, 60);
+        assert!(spec.reserved.is_empty() && spec.node_selector.is_none());
+    }
+
+    #[test]
+    fn absent_fields_are_written_as_nothing_rather_than_null() {
+        let status = serde_json::to_value(IPPoolStatus::default()).unwrap();
+        assert_eq!(status, json!({}));
+    }
+}

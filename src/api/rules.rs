@@ -1,0 +1,284 @@
+//! What the API server itself refuses: the CEL rules and limits of both CRDs.
+//!
+//! # Guarantees
+//! - A rule says what is wrong and what to write instead. Rules that build on a well-formed value
+//!   pass where it is not, so one mistake gives one message and never a CEL runtime error.
+//! - The longest lists stay within the budgets of the API server: at most 10,000,000 units of
+//!   estimated cost a rule, 1,000,000 of real cost a call, 10,000,000 an object. Estimates need a
+//!   bound on everything, hence a maximum on each list and text, and no text built from parts of
+//!   unknown length.
+//!
+//! # Caveats
+//! - What changes a rule's estimated cost can make older servers refuse the CRD.
+//! - CEL cannot order addresses. [`is_ordered`] does it with prefixes.
+
+use kube::core::Rule;
+use schemars::{Schema, SchemaGenerator, json_schema};
+use serde_json::{Value, json};
+
+/// The longest text of a CIDR: an IPv6 address of 39 characters, `/128`.
+const CIDR_LENGTH: u32 = 43;
+/// The longest text of a range: two IPv6 addresses and a hyphen.
+const RANGE_LENGTH: u32 = 79;
+/// Each CIDR is compared with each: the square of this must fit into the cost of one call.
+const MOST_IPV4_CIDRS: u32 = 256;
+/// Half as many, as the texts are longer.
+const MOST_IPV6_CIDRS: u32 = 128;
+const MOST_RESERVED: u32 = 128;
+const MOST_REQUIREMENTS: u32 = 32;
+const MOST_VALUES: u32 = 64;
+/// The longest label key: a prefix of 253 characters, `/`, a name of 63.
+const LABEL_KEY_LENGTH: u32 = 317;
+const LABEL_VALUE_LENGTH: u32 = 63;
+const LABEL_VALUE: &str = "^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$";
+const LABEL_KEY: &str =
+    "^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$";
+
+/// A pool's name becomes a metric label, a field of NodeSubnets and part of events, and must be able
+/// to be a label value; a dot would let two names look like one address or domain.
+pub(super) fn pool_name() -> Rule {
+    Rule::new("size(self.metadata.name) <= 63 && !self.metadata.name.contains('.')").message(
+        "the name of a pool has at most 63 characters and no dot: choose a shorter or plainer name",
+    )
+}
+
+pub(super) fn some_family() -> Rule {
+    Rule::new("has(self.ipv4) || has(self.ipv6)")
+        .message("a pool needs addresses: give ipv4, ipv6, or both for dual stack")
+}
+
+pub(super) fn ipv4_stays() -> Rule {
+    stays("ipv4")
+}
+
+pub(super) fn ipv6_stays() -> Rule {
+    stays("ipv6")
+}
+
+fn stays(family: &str) -> Rule {
+    Rule::new(format!("!has(oldSelf.{family}) || has(self.{family})"))
+        .message(&*format!(
+            "{family} cannot be removed, as nodes may hold ranges of it: put it back, set disabled, and add a new pool for the other family"
+        ))
+        .field_path(format!(".{family}"))
+}
+
+/// A block must fit into each of the ranges.
+pub(super) fn block_fits() -> Rule {
+    Rule::new("self.cidrs.all(c, !isCIDR(c) || cidr(c).prefixLength() <= self.blockSize)")
+        .message("a block of this size does not fit into one of the cidrs: give a blockSize that is not less than the prefix length of any of them")
+        .field_path(".blockSize")
+}
+
+pub(super) fn allocate(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "string",
+        "enum": ["NodeCIDR"],
+        "x-kubernetes-validations": [{
+            "rule": "self == oldSelf",
+            "message": "is immutable: add a new pool that allocates the other way, and set disabled on this one",
+        }],
+    })
+}
+
+pub(super) fn ipv4_cidrs(_: &mut SchemaGenerator) -> Schema {
+    cidrs(
+        MOST_IPV4_CIDRS,
+        "4",
+        "is not an IPv4 CIDR: write an address, / and a prefix length, such as 10.244.0.0/16 (IPv6 goes under ipv6)",
+    )
+}
+
+pub(super) fn ipv6_cidrs(_: &mut SchemaGenerator) -> Schema {
+    cidrs(
+        MOST_IPV6_CIDRS,
+        "6",
+        "is not an IPv6 CIDR: write an address, / and a prefix length, such as fd00:10:244::/48 (IPv4 goes under ipv4)",
+    )
+}
+
+fn cidrs(most: u32, family: &str, not_a_cidr: &str) -> Schema {
+    let form = format!("isCIDR(self) && cidr(self).ip().family() == {family}");
+    json_schema!({
+        "type": "array",
+        "minItems": 1,
+        "maxItems": most,
+        "items": {
+            "type": "string",
+            "maxLength": CIDR_LENGTH,
+            "x-kubernetes-validations": [
+                rule(&form, not_a_cidr),
+                canonical_cidr(),
+                rule(
+                    "!isCIDR(self) || cidr(self).prefixLength() >= 8",
+                    "is wider than a /8: give narrower ranges",
+                ),
+                rule(
+                    "!isCIDR(self) || cidr(self).prefixLength() < 8 || cidr(self).ip().isGlobalUnicast()",
+                    "is not unicast space that pods can use (it is unspecified, loopback, link-local or multicast): choose another range",
+                ),
+            ],
+        },
+        "x-kubernetes-validations": [{
+            // Of disjoint ranges each contains exactly one: itself.
+            "rule": format!("!self.all(c, isCIDR(c)) || self.all(c, {HOLDS_NO_OTHER})"),
+            "messageExpression": format!(
+                "'%s: other ranges of the list are the same or lie inside: keep only the wider ones'.format([self.filter(c, !{HOLDS_NO_OTHER})])"
+            ),
+        }],
+    })
+}
+
+/// The list in brackets binds a name, so that `c` is parsed once and not for each `d`.
+const HOLDS_NO_OTHER: &str = "[cidr(c)].all(p, self.exists_one(d, p.containsCIDR(d)))";
+
+/// The range of a NodeSubnet: it stands for what a node already has, so any valid one will do.
+pub(super) fn held_cidr(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "string",
+        "maxLength": CIDR_LENGTH,
+        "x-kubernetes-validations": [
+            rule("isCIDR(self)", "is not a CIDR: write an address, / and a prefix length"),
+            canonical_cidr(),
+        ],
+    })
+}
+
+pub(super) fn reserved(_: &mut SchemaGenerator) -> Schema {
+    let range = format!("(self.contains('-') && isIP({LOW}) && isIP({HIGH}))");
+    let canonical = format!(
+        "isCIDR(self) ? string(cidr(self).masked()) == self : isIP(self) ? ip.isCanonical(self) : !{range} || (ip.isCanonical({LOW}) && ip.isCanonical({HIGH}))"
+    );
+    let instead = format!(
+        "isCIDR(self) ? string(cidr(self).masked()) : isIP(self) ? string(ip(self)) : '%s-%s'.format([string(ip({LOW})), string(ip({HIGH}))])"
+    );
+    let same_family = format!("ip({LOW}).family() == ip({HIGH}).family()");
+    json_schema!({
+        "type": "array",
+        "maxItems": MOST_RESERVED,
+        "x-kubernetes-list-type": "set",
+        "items": {
+            "type": "string",
+            "maxLength": RANGE_LENGTH,
+            "x-kubernetes-validations": [
+                rule(
+                    &format!("isCIDR(self) || isIP(self) || {range}"),
+                    "is not a CIDR, an address or a range: write 10.244.0.0/24, 10.244.1.1 or 10.244.2.1-10.244.2.9",
+                ),
+                {
+                    "rule": canonical,
+                    "messageExpression": format!("'is not in canonical form: write %s'.format([{instead}])"),
+                },
+                rule(
+                    &format!("!{range} || {same_family}"),
+                    "is a range from one family to the other: give both ends of the same family",
+                ),
+                {
+                    "rule": format!("!{range} || !({same_family}) || {}", is_ordered()),
+                    "messageExpression": format!(
+                        "'is a range that ends before it begins: write %s-%s'.format([{HIGH}, {LOW}])"
+                    ),
+                },
+            ],
+        },
+    })
+}
+
+const LOW: &str = "self.substring(0, self.indexOf('-'))";
+const HIGH: &str = "self.substring(self.indexOf('-') + 1)";
+
+/// Whether the lower end of a range is not above the upper one.
+///
+/// It is below when, for some length n, the two agree in the bits before the n-th, which is 0 in the
+/// lower and 1 in the upper end: the lower end masked to n bits and the upper one masked to n - 1
+/// are the same address, while masked to n bits they differ. The texts of the lengths are cut out of
+/// one literal because the cost of a text from a number cannot be estimated.
+fn is_ordered() -> String {
+    let lengths: String = (0..=128).map(|length| format!("{length:>3}")).collect();
+    let numbers: Vec<String> = (1..=128).map(|length| length.to_string()).collect();
+    let length = |from: &str, to: &str| format!("'{lengths}'.substring({from}, {to}).trim()");
+    let masked = |end: &str, length: &str| format!("cidr({end} + '/' + {length}).masked()");
+    let (this, before) = (length("3 * n", "3 * n + 3"), length("3 * n - 3", "3 * n"));
+    format!(
+        "({LOW} == {HIGH} || [{}].exists(n, n <= (self.contains(':') ? 128 : 32) && {}.ip() == {}.ip() && {} != {}))",
+        numbers.join(", "),
+        masked(LOW, &this),
+        masked(HIGH, &before),
+        masked(LOW, &this),
+        masked(HIGH, &this),
+    )
+}
+
+pub(super) fn node_selector(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "object",
+        "x-kubernetes-map-type": "atomic",
+        "properties": {
+            "matchLabels": {
+                "description": "Labels that a node must have, with these values.",
+                "type": "object",
+                "maxProperties": MOST_REQUIREMENTS,
+                "additionalProperties": label_value(),
+            },
+            "matchExpressions": {
+                "description": "Conditions on labels, all of which a node must meet.",
+                "type": "array",
+                "maxItems": MOST_REQUIREMENTS,
+                "x-kubernetes-list-type": "atomic",
+                "items": requirement(),
+            },
+        },
+    })
+}
+
+fn requirement() -> Value {
+    json!({
+        "type": "object",
+        "required": ["key", "operator"],
+        "properties": {
+            "key": {
+                "description": "The label.",
+                "type": "string",
+                "maxLength": LABEL_KEY_LENGTH,
+                "pattern": LABEL_KEY,
+            },
+            "operator": {
+                "description": "In and NotIn compare with values; Exists and DoesNotExist take none.",
+                "type": "string",
+                "enum": ["In", "NotIn", "Exists", "DoesNotExist"],
+            },
+            "values": {
+                "description": "What the label is compared with.",
+                "type": "array",
+                "maxItems": MOST_VALUES,
+                "x-kubernetes-list-type": "atomic",
+                "items": label_value(),
+            },
+        },
+        "x-kubernetes-validations": [
+            rule(
+                "!(self.operator in ['In', 'NotIn']) || (has(self.values) && size(self.values) > 0)",
+                "In and NotIn compare with values: give at least one, or use Exists or DoesNotExist",
+            ),
+            rule(
+                "self.operator in ['In', 'NotIn'] || !has(self.values) || size(self.values) == 0",
+                "Exists and DoesNotExist take no values: remove them, or use In or NotIn",
+            ),
+        ],
+    })
+}
+
+fn label_value() -> Value {
+    json!({"type": "string", "maxLength": LABEL_VALUE_LENGTH, "pattern": LABEL_VALUE})
+}
+
+fn canonical_cidr() -> Value {
+    json!({
+        "rule": "!isCIDR(self) || string(cidr(self).masked()) == self",
+        "messageExpression": "'is not in canonical form: write %s'.format([string(cidr(self).masked())])",
+    })
+}
+
+fn rule(rule: &str, message: &str) -> Value {
+    json!({"rule": rule, "message": message})
+}

@@ -1,0 +1,206 @@
+//! The few fields of Nodes and Pods that are worth parsing.
+//!
+//! A full Pod takes about 36 KB once parsed, and a cluster has very many; what is not named here is
+//! skipped while reading. The kinds stay themselves: `Api<NodeLite>` lists, watches and patches
+//! Nodes.
+//!
+//! # Caveats
+//! - Never write one back: a replace would remove everything that was skipped. Patches only.
+//! - `metadata` lacks managed fields, owner references and the generate name.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use serde::{Deserialize, Deserializer};
+
+/// A Node.
+#[derive(kube::Resource, Deserialize, Clone, Debug)]
+#[resource(inherit = Node)]
+pub struct NodeLite {
+    /// Without managed fields
+    #[serde(deserialize_with = "slim_meta")]
+    pub metadata: ObjectMeta,
+    /// What is wanted of it
+    pub spec: Option<NodeLiteSpec>,
+    /// What is known of it
+    pub status: Option<NodeLiteStatus>,
+}
+
+/// The spec of a Node.
+#[derive(Deserialize, Clone, Debug, Default)]
+pub struct NodeLiteSpec {
+    /// The first of `podCIDRs`
+    #[serde(rename = "podCIDR")]
+    pub pod_cidr: Option<String>,
+    /// What the node holds, one a family at most
+    #[serde(rename = "podCIDRs")]
+    pub pod_cidrs: Option<Vec<String>>,
+    /// The machine, as the cloud names it
+    #[serde(rename = "providerID")]
+    pub provider_id: Option<String>,
+}
+
+/// The status of a Node.
+#[derive(Deserialize, Clone, Debug, Default)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeLiteStatus {
+    /// Addresses and host names
+    pub addresses: Option<Vec<NodeAddressLite>>,
+    /// What the kubelet says of the machine
+    pub node_info: Option<NodeInfoLite>,
+}
+
+/// An address of a Node.
+#[derive(Deserialize, Clone, Debug, Default)]
+pub struct NodeAddressLite {
+    /// `InternalIP`, `ExternalIP`, `Hostname` and others
+    #[serde(rename = "type")]
+    pub type_: String,
+    /// An address or a name, by type
+    pub address: String,
+}
+
+/// What the kubelet says of the machine.
+#[derive(Deserialize, Clone, Debug, Default)]
+pub struct NodeInfoLite {
+    /// `/etc/machine-id`; empty where there is none
+    #[serde(rename = "machineID", default)]
+    pub machine_id: String,
+}
+
+/// A Pod.
+#[derive(kube::Resource, Deserialize, Clone, Debug)]
+#[resource(inherit = Pod)]
+pub struct PodLite {
+    /// Without managed fields
+    #[serde(deserialize_with = "slim_meta")]
+    pub metadata: ObjectMeta,
+    /// What is wanted of it
+    pub spec: Option<PodLiteSpec>,
+    /// What is known of it
+    pub status: Option<PodLiteStatus>,
+}
+
+/// The spec of a Pod.
+#[derive(Deserialize, Clone, Debug, Default)]
+#[serde(rename_all = "camelCase")]
+pub struct PodLiteSpec {
+    /// Where it is bound to
+    pub node_name: Option<String>,
+    /// Whether its addresses are the node's
+    pub host_network: Option<bool>,
+}
+
+/// The status of a Pod.
+#[derive(Deserialize, Clone, Debug, Default)]
+pub struct PodLiteStatus {
+    /// `Succeeded` and `Failed` pods no longer use their addresses
+    pub phase: Option<String>,
+    /// Its addresses, one a family
+    #[serde(rename = "podIPs")]
+    pub pod_ips: Option<Vec<PodIpLite>>,
+    /// The first of them
+    #[serde(rename = "podIP")]
+    pub pod_ip: Option<String>,
+}
+
+/// An address of a Pod.
+#[derive(Deserialize, Clone, Debug, Default)]
+pub struct PodIpLite {
+    /// The address
+    pub ip: String,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct SlimMeta {
+    name: Option<String>,
+    namespace: Option<String>,
+    uid: Option<String>,
+    resource_version: Option<String>,
+    generation: Option<i64>,
+    labels: Option<BTreeMap<String, String>>,
+    annotations: Option<BTreeMap<String, String>>,
+    finalizers: Option<Vec<String>>,
+    creation_timestamp: Option<Time>,
+    deletion_timestamp: Option<Time>,
+}
+
+fn slim_meta<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Error> {
+    let meta = SlimMeta::deserialize(deserializer)?;
+    Ok(ObjectMeta {
+        name: meta.name,
+        namespace: meta.namespace,
+        uid: meta.uid,
+        resource_version: meta.resource_version,
+        generation: meta.generation,
+        labels: meta.labels,
+        annotations: meta.annotations,
+        finalizers: meta.finalizers,
+        creation_timestamp: meta.creation_timestamp,
+        deletion_timestamp: meta.deletion_timestamp,
+        ..ObjectMeta::default()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::{Resource as _, ResourceExt as _};
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_node_is_read_by_its_kubernetes_names() {
+        let node: NodeLite = serde_json::from_value(json!({
+            "apiVersion": "v1", "kind": "Node",
+            "metadata": {
+                "name": "n1", "uid": "u1", "resourceVersion": "7", "generation": 2,
+                "creationTimestamp": "2026-11-21T10:00:00Z", "deletionTimestamp": "2026-11-21T11:00:00Z",
+                "labels": {"zone": "a"}, "annotations": {"cadastre.dev/term": "t"}, "finalizers": ["f"],
+                "managedFields": [{"manager": "kubelet", "fieldsV1": {"f:status": {}}}],
+            },
+            "spec": {"podCIDR": "10.0.0.0/24", "podCIDRs": ["10.0.0.0/24", "fd00::/64"], "providerID": "p"},
+            "status": {
+                "addresses": [{"type": "InternalIP", "address": "192.0.2.1"}],
+                "nodeInfo": {"machineID": "m", "bootID": "b"},
+            },
+        }))
+        .unwrap();
+        let (meta, spec, status) = (&node.metadata, node.spec.as_ref().unwrap(), node.status.as_ref().unwrap());
+        assert_eq!((node.name_any(), node.uid(), node.resource_version()), ("n1".into(), Some("u1".into()), Some("7".into())));
+        assert_eq!((node.labels()["zone"].as_str(), node.annotations()["cadastre.dev/term"].as_str()), ("a", "t"));
+        assert_eq!((node.finalizers(), meta.generation), (&["f".to_owned()][..], Some(2)));
+        assert!(meta.creation_timestamp < meta.deletion_timestamp && meta.creation_timestamp.is_some());
+        assert_eq!(meta.managed_fields, None);
+        assert_eq!(spec.pod_cidr.as_deref(), Some("10.0.0.0/24"));
+        assert_eq!(spec.pod_cidrs.as_ref().unwrap()[1], "fd00::/64");
+        assert_eq!(spec.provider_id.as_deref(), Some("p"));
+        assert_eq!(status.addresses.as_ref().unwrap()[0].type_, "InternalIP");
+        assert_eq!(status.addresses.as_ref().unwrap()[0].address, "192.0.2.1");
+        assert_eq!(status.node_info.as_ref().unwrap().machine_id, "m");
+        assert_eq!((NodeLite::kind(&()), NodeLite::plural(&())), ("Node".into(), "nodes".into()));
+    }
+
+    #[test]
+    fn a_pod_is_read_by_its_kubernetes_names() {
+        let pod: PodLite = serde_json::from_value(json!({
+            "metadata": {"name": "p", "namespace": "ns", "uid": "u"},
+            "spec": {"nodeName": "n1", "hostNetwork": true, "containers": []},
+            "status": {"phase": "Running", "podIP": "10.0.0.2", "podIPs": [{"ip": "10.0.0.2"}, {"ip": "fd00::2"}]},
+        }))
+        .unwrap();
+        let (spec, status) = (pod.spec.as_ref().unwrap(), pod.status.as_ref().unwrap());
+        assert_eq!(pod.namespace().as_deref(), Some("ns"));
+        assert_eq!((spec.node_name.as_deref(), spec.host_network), (Some("n1"), Some(true)));
+        assert_eq!((status.phase.as_deref(), status.pod_ip.as_deref()), (Some("Running"), Some("10.0.0.2")));
+        assert_eq!(status.pod_ips.as_ref().unwrap()[1].ip, "fd00::2");
+    }
+
+    #[test]
+    fn a_node_that_has_only_a_name_is_read() {
+        let node: NodeLite = serde_json::from_value(json!({"metadata": {"name": "n1"}, "spec": {}})).unwrap();
+        assert!(node.spec.is_some_and(|spec| spec.pod_cidrs.is_none()) && node.status.is_none());
+    }
+}

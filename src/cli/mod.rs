@@ -1,0 +1,37 @@
+//! The `cadastre` command: one file a verb.
+
+mod controller;
+mod crd;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Cluster-wide IP address management for Kubernetes
+#[derive(Debug, Parser)]
+#[command(name = "cadastre", version, propagate_version = true, max_term_width = 100)]
+pub struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    Controller(Box<controller::Args>),
+    Crd(crd::Args),
+}
+
+/// Runs a parsed command.
+pub fn main(cli: Cli) -> ExitCode {
+    let done = match cli.verb {
+        Verb::Controller(args) => controller::exec(*args),
+        Verb::Crd(args) => crd::exec(&args),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("cadastre: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! The admin port: metrics, health, readiness, log level.
+//!
+//! Nothing secret is served. The one thing that can be changed, the log level, is taken from this
+//! machine only.
+
+use std::net::SocketAddr;
+
+use axum::extract::{ConnectInfo, DefaultBodyLimit, State};
+use axum::http::{StatusCode, header};
+use axum::response::IntoResponse;
+use axum::routing::{get, put};
+use axum::{Router, serve};
+use prometheus::{Registry, TextEncoder};
+use tokio::net::TcpListener;
+
+use super::Readiness;
+use super::logs::Level;
+
+/// What the pages tell.
+#[derive(Clone)]
+pub struct Admin {
+    /// For `/metrics`
+    pub registry: Registry,
+    /// For `/readyz`
+    pub readiness: Readiness,
+    /// For `/loglevel`; absent in tests
+    pub level: Option<Level>,
+}
+
+/// Serves until the listener fails.
+pub async fn run(listener: TcpListener, admin: Admin) -> std::io::Result<()> {
+    let routes = Router::new()
+        .route("/metrics", get(metrics))
+        .route("/healthz", get(async || "ok\n"))
+        .route("/readyz", get(readyz))
+        .route("/loglevel", put(loglevel))
+        .layer(DefaultBodyLimit::max(1024))
+        .with_state(admin);
+    serve(listener, routes.into_make_service_with_connect_info::<SocketAddr>()).await
+}
+
+async fn metrics(State(admin): State<Admin>) -> impl IntoResponse {
+    match TextEncoder::new().encode_to_string(&admin.registry.gather()) {
+        Ok(text) => (StatusCode::OK, [(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)], text).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
+    }
+}
+
+async fn readyz(State(admin): State<Admin>) -> impl IntoResponse {
+    let (ready, text) = admin.readiness.page();
+    (if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, text)
+}
+
+async fn loglevel(
+    State(admin): State<Admin>,
+    ConnectInfo(peer): ConnectInfo<SocketAddr>,
+    body: String,
+) -> (StatusCode, String) {
+    if !peer.ip().to_canonical().is_loopback() {
+        return (StatusCode::FORBIDDEN, "the log level is set from the machine itself: kubectl exec or port-forward\n".into());
+    }
+    let Some(level) = &admin.level else { return (StatusCode::NOT_FOUND, "no logs are kept\n".into()) };
+    match level.set(&body) {
+        Ok(()) => {
+            tracing::info!(level = body.trim(), "log level changed");
+            (StatusCode::OK, "ok\n".into())
+        }
+        Err(error) => (StatusCode::BAD_REQUEST, format!("{error}\n")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    async fn ask(address: SocketAddr, request: &str) -> String {
+        let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+        let head = format!("{request} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+        stream.write_all(head.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer
+    }
+
+    #[tokio::test]
+    async fn the_pages_answer_on_a_real_port() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let registry = Registry::new();
+        super::super::build_info(&registry).unwrap();
+        let admin = Admin { registry, readiness: Readiness::default(), level: None };
+        tokio::spawn(run(listener, admin));
+        assert!(ask(address, "GET /healthz").await.ends_with("ok\n"));
+        let ready = ask(address, "GET /readyz").await;
+        assert!(ready.starts_with("HTTP/1.1 503") && ready.ends_with("starting\n"), "{ready}");
+        assert!(ask(address, "GET /metrics").await.contains("cadastre_build_info"));
+        assert!(ask(address, "PUT /loglevel").await.starts_with("HTTP/1.1 404"));
+    }
+}

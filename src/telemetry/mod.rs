@@ -1,0 +1,19 @@
+//! What operators see: metrics, health and readiness, logs.
+//!
+//! | file | subject |
+//! |---|---|
+//! | [`metrics`] | every figure, by Prometheus convention |
+//! | [`http_metrics`] | requests to the API server, counted where they leave |
+//! | [`admin`] | `/metrics`, `/healthz`, `/readyz`, `/loglevel` |
+//! | [`readiness`] | what is still missing, and who leads |
+//! | [`logs`] | text or JSON, level changeable at run time |
+
+pub mod admin;
+pub mod http_metrics;
+pub mod logs;
+pub mod metrics;
+pub mod readiness;
+
+pub use http_metrics::HttpMetrics;
+pub use metrics::{ControllerMetrics, LeaderMetrics, build_info};
+pub use readiness::Readiness;

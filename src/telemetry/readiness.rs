@@ -1,0 +1,87 @@
+//! What `/readyz` says.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::cluster::lease::Leadership;
+use crate::controller::machine::View;
+
+/// Shared by those who know and the page that tells.
+#[derive(Clone, Debug, Default)]
+pub struct Readiness(Arc<Mutex<State>>);
+
+#[derive(Debug, Default)]
+struct State {
+    leadership: Option<Leadership>,
+    /// Nothing before the first word of the controller
+    view: Option<Known>,
+}
+
+#[derive(Debug)]
+struct Known {
+    missing: Vec<&'static str>,
+    fencing: Option<String>,
+    dealing: bool,
+}
+
+impl Readiness {
+    /// The elector's word.
+    pub fn leadership(&self, leadership: Leadership) {
+        self.lock().leadership = Some(leadership);
+    }
+
+    /// The controller's word.
+    pub fn update(&self, view: &View) {
+        let known = Known { missing: view.missing.clone(), fencing: view.fencing.clone(), dealing: view.dealing };
+        self.lock().view = Some(known);
+    }
+
+    /// Whether it is ready, and the text for people: a leader is ready when it deals, a standby when
+    /// it has seen everything.
+    pub fn page(&self) -> (bool, String) {
+        let state = self.lock();
+        let Some(view) = &state.view else { return (false, "starting\n".to_owned()) };
+        let missing: String = view.missing.iter().map(|kind| format!("waiting for the first list of {kind}\n")).collect();
+        match &state.leadership {
+            Some(Leadership::Leading(_)) if view.dealing => (true, "leader\n".to_owned()),
+            Some(Leadership::Leading(_)) => {
+                let what = view.fencing.as_deref().unwrap_or("taking over");
+                (false, format!("leader, not dealing yet: {what}\n"))
+            }
+            Some(Leadership::Released) => (false, "stopping\n".to_owned()),
+            _ if !missing.is_empty() => (false, missing),
+            Some(Leadership::Standby { leader: Some(leader) }) => (true, format!("standby (leader: {leader})\n")),
+            _ => (true, "standby (no leader seen yet)\n".to_owned()),
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::cluster::lease::{Takeover, Tenure};
+
+    #[test]
+    fn readiness_tells_the_truth_about_each_state() {
+        let readiness = Readiness::default();
+        assert_eq!(readiness.page(), (false, "starting\n".into()));
+        readiness.update(&View { missing: vec!["pods"], ..View::default() });
+        assert_eq!(readiness.page(), (false, "waiting for the first list of pods\n".into()));
+        readiness.update(&View::default());
+        readiness.leadership(Leadership::Standby { leader: Some("a".into()) });
+        assert_eq!(readiness.page(), (true, "standby (leader: a)\n".into()));
+        let tenure = Tenure { term: "1-a".into(), takeover: Takeover::First, valid_until: Duration::ZERO };
+        readiness.leadership(Leadership::Leading(tenure));
+        readiness.update(&View { fencing: Some("3 nodes to touch".into()), ..View::default() });
+        assert_eq!(readiness.page(), (false, "leader, not dealing yet: 3 nodes to touch\n".into()));
+        readiness.update(&View { dealing: true, ..View::default() });
+        assert_eq!(readiness.page(), (true, "leader\n".into()));
+        readiness.leadership(Leadership::Released);
+        assert!(!readiness.page().0);
+    }
+}
