@@ -61,6 +61,8 @@ pub struct Api {
     pub mutation: Option<Mutation>,
     /// Terms that a node carried before a touch that had no effect.
     overlooked: BTreeMap<Text, BTreeSet<Option<Text>>>,
+    /// How many assignments the term alone kept out.
+    pub fenced: u64,
     /// What changed since the last look.
     pub commits: Vec<Commit>,
 }
@@ -257,6 +259,7 @@ impl Api {
         let same_term = if a.annotated { known.annotated && known.term == a.term } else { !known.annotated };
         let overlooked = self.overlooked.get(&known.uid).is_some_and(|terms| terms.contains(&a.term));
         if !same_term && !overlooked && self.mutation != Some(Mutation::TermUntested) {
+            self.fenced += 1;
             return guard("test /metadata/annotations/cadastre.dev~1term");
         }
         let node = Node { pod_cidrs: a.cidrs.clone().into(), ..Node::clone(&known) };

@@ -35,6 +35,9 @@ use super::run::{Tally, Where};
 use super::shape::Shape;
 use super::words::ranges;
 
+/// The rule that this is all about.
+pub const DUPLICATE: &str = "one holder";
+
 /// A rule that was broken.
 #[derive(Debug)]
 pub struct Violation {
@@ -116,6 +119,7 @@ impl Checks {
         }
         if request.is_write() && !matches!(request, Request::TouchNode { .. }) {
             self.fenced(place, known, api)?;
+            known.deals = true;
         }
         let Request::AssignPodCidrs(a) = request else { return Ok(()) };
         let key = (a.uid.clone(), a.cidrs.clone());
@@ -265,7 +269,7 @@ impl Checks {
                     "{} ({}) gets {} and {} ({}) has {}",
                     node.name, node.uid, ranges(&node.pod_cidrs), other.name, other.uid, ranges(&other.pod_cidrs)
                 );
-                return Err(Violation::new("one holder", text, [node.name.clone(), other.name.clone()]));
+                return Err(Violation::new(DUPLICATE, text, [node.name.clone(), other.name.clone()]));
             }
         }
         self.ours.insert(node.uid.clone());
@@ -345,10 +349,10 @@ impl Checks {
         Ok(())
     }
 
-    /// A controller tells people something. Once faults are over, once is enough.
-    pub fn reported(&mut self, place: Where, report: &Report, (_, rough): (Time, bool)) -> Verdict {
+    /// A controller tells people something. Once it is in the picture again, once is enough.
+    pub fn reported(&mut self, place: Where, report: &Report, calm: bool) -> Verdict {
         let text = format!("{report:?}");
-        if !rough && !self.told.insert((place, text.clone())) {
+        if calm && !self.told.insert((place, text.clone())) {
             return Err(Violation::new("reports", format!("{place} tells twice: {text}"), []));
         }
         Ok(())

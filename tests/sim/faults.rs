@@ -40,6 +40,8 @@ impl Sim {
             self.relist(place);
         } else if falls(faults.stall) {
             self.stall(place);
+        } else if falls(faults.cut) {
+            self.cut(place);
         } else {
             self.jump(place);
         }
@@ -83,6 +85,13 @@ impl Sim {
             *run.line(kind, &self.api).held_until = until;
         }
         self.log(None, || format!("{place} hears nothing of {kind:?} until {until}"));
+    }
+
+    /// The process is cut off: its writes arrive when the network is back, or never.
+    fn cut(&mut self, place: Where) {
+        let length = self.rng.stretch(SECOND, 90 * SECOND);
+        self.processes[place.process].cut_until = self.now + length;
+        self.log(None, || format!("{place} is cut off for {} ms", length / MS));
     }
 
     fn jump(&mut self, place: Where) {
