@@ -5,7 +5,7 @@
 //! in words that say what to do.
 
 use std::fmt::Debug;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use kube::Api;
@@ -76,16 +76,23 @@ fn describe(kind: &str, error: &watcher::Error) -> String {
         Some(kube::Error::Api(status)) if status.code == 403 => {
             format!("not allowed to list and watch {kind}: {}: check the ClusterRole; waiting", status.message)
         }
+        Some(kube::Error::Api(status)) => {
+            format!("watch of {kind} failed: {} ({}); trying again", status.message, status.code)
+        }
         _ => format!("watch of {kind} failed: {error}; trying again"),
     }
 }
 
-/// Doubling pauses, back to the first after a success.
-struct Pauses(Duration);
+/// Doubling pauses, back to the first one after a quiet time: a stream that fails again and again
+/// says now and then that it begins anew, which is no success.
+struct Pauses {
+    next: Duration,
+    last: Option<Instant>,
+}
 
 impl Default for Pauses {
     fn default() -> Self {
-        Pauses(PAUSE.0)
+        Pauses { next: PAUSE.0, last: None }
     }
 }
 
@@ -93,14 +100,16 @@ impl Iterator for Pauses {
     type Item = Duration;
 
     fn next(&mut self) -> Option<Duration> {
-        let pause = self.0;
-        self.0 = (pause * 2).min(PAUSE.1);
+        if self.last.is_some_and(|last| last.elapsed() > 2 * PAUSE.1) {
+            self.next = PAUSE.0;
+        }
+        self.last = Some(Instant::now());
+        let pause = self.next;
+        self.next = (pause * 2).min(PAUSE.1);
         Some(pause)
     }
 }
 
 impl Backoff for Pauses {
-    fn reset(&mut self) {
-        self.0 = PAUSE.0;
-    }
+    fn reset(&mut self) {}
 }

@@ -242,6 +242,11 @@ impl Controller {
         self.pending.is_empty() && leader.dealing && !leader.registry.has_unclear()
     }
 
+    /// Whether it leads and the fence is done.
+    pub fn is_dealing(&self) -> bool {
+        self.leader.as_ref().is_some_and(|leader| leader.dealing)
+    }
+
     /// What it knows of itself.
     pub fn view(&mut self) -> View {
         let mut view = View { missing: self.world.missing(), second_writer: self.second_writer, ..View::default() };

@@ -12,6 +12,7 @@
 
 use std::collections::BTreeMap;
 
+use super::pools::Verdict;
 use super::queue::Queue;
 use super::registry::Registry;
 use super::report::{About, POD_CIDR_ASSIGNED, Report, WAITING, WRITE_REJECTED};
@@ -46,6 +47,8 @@ enum Task {
 struct Waiting {
     uid: Text,
     reason: Reason,
+    /// Whether an event told of it
+    told: bool,
 }
 
 /// Why a node gets no podCIDR for now.
@@ -130,12 +133,16 @@ impl PodCidrs {
         deal(node, cx.world, cx.registry)
     }
 
+    /// An empty note is a wait that nobody needs to hear of.
     fn wait(&mut self, node: &Node, reason: Reason, note: String, cx: &mut Context) {
-        let known = self.waiting.get(&node.name).filter(|w| w.uid == node.uid).map(|w| &w.reason);
-        if known != Some(&reason) && reason != Reason::Unmanaged {
+        let known = self.waiting.get(&node.name).filter(|w| w.uid == node.uid);
+        let again = known.is_some_and(|w| w.reason == reason);
+        let told = !note.is_empty();
+        if told && !again {
             cx.reports.push(Report { about: About::node(node), warning: true, reason: WAITING, note });
         }
-        self.waiting.insert(node.name.clone(), Waiting { uid: node.uid.clone(), reason });
+        let told = told || known.is_some_and(|w| w.told);
+        self.waiting.insert(node.name.clone(), Waiting { uid: node.uid.clone(), reason, told });
     }
 
     /// Takes in the answer to a write.
@@ -206,7 +213,7 @@ impl PodCidrs {
             self.tasks.remove(&node.uid);
         }
         let Some(waiting) = self.waiting.remove(&node.name) else { return };
-        if waiting.uid == node.uid && waiting.reason != Reason::Unmanaged {
+        if waiting.uid == node.uid && waiting.told {
             let ranges: Vec<String> = node.pod_cidrs.iter().map(ToString::to_string).collect();
             let note = format!("has podCIDRs {} after a wait", ranges.join(", "));
             reports.push(Report { about: About::node(node), warning: false, reason: POD_CIDR_ASSIGNED, note });
@@ -305,7 +312,9 @@ fn barred(node: &Node, registry: &Registry) -> Decision {
         return Decision::Wait(Reason::Unmanaged, String::new());
     }
     let pools = barred.iter().map(|state| state.name.clone()).collect();
+    // A pool that is about to serve is no news.
+    let lasting = barred.iter().filter(|state| state.verdict != Verdict::Starting);
     let notes: Vec<String> =
-        barred.iter().map(|state| format!("pool \"{}\" does not serve: {}", state.name, state.verdict)).collect();
+        lasting.map(|state| format!("pool \"{}\" does not serve: {}", state.name, state.verdict)).collect();
     Decision::Wait(Reason::Barred { pools }, notes.join("; "))
 }

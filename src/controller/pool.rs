@@ -228,13 +228,13 @@ impl PoolLoop {
     }
 }
 
-/// Nodes, by holder, with a range that counts to the pool.
-fn holders(state: &PoolState, registry: &Registry) -> BTreeSet<Holder> {
-    let mut holders = BTreeSet::new();
+/// Holders with a range that counts to the pool; of each, whether it is a live node.
+fn holders(state: &PoolState, registry: &Registry) -> BTreeMap<Holder, bool> {
+    let mut holders = BTreeMap::new();
     for cidr in state.space.families().flat_map(|family| state.space.cidrs(family)) {
         for (_, claim) in registry.ledger.overlapping(cidr) {
             if registry.pools.of(&claim.cidr).is_none_or(|pool| pool.name == state.name) {
-                holders.insert(claim.holder);
+                *holders.entry(claim.holder).or_default() |= claim.state != State::Resting;
             }
         }
     }
@@ -270,7 +270,8 @@ fn status(pool: &Pool, state: &PoolState, waiting: i64, registry: &Registry, now
     let families: Vec<(Family, Figures)> =
         state.space.families().map(|family| (family, figures(state, family, registry))).collect();
     let of = |wanted: Family| families.iter().find(|(f, _)| *f == wanted).map(|(_, figures)| figures.status());
-    let nodes = holders(state, registry).len();
+    let holders = holders(state, registry);
+    let nodes = holders.values().filter(|live| **live).count();
     let mut conditions = vec![
         ready(state),
         flag(INVALID, invalid(state), "SpecIsValid", "the spec can be used"),
@@ -279,7 +280,8 @@ fn status(pool: &Pool, state: &PoolState, waiting: i64, registry: &Registry, now
         flag(SECOND_WRITER, second_writer(state), "OnlyWriter", "nobody else writes podCIDRs in its range"),
     ];
     if pool.deleting {
-        let message = format!("{nodes} nodes still hold ranges of it: it goes with the last one");
+        let resting = holders.len() - nodes;
+        let message = format!("{nodes} nodes still hold ranges of it, those of {resting} dead nodes rest: it goes with the last one");
         conditions.push(flag(TERMINATING, Some(("InUse", message)), "", ""));
     }
     let before = pool.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();

@@ -155,7 +155,8 @@ impl Registry {
     /// The node's UID is gone: what it held rests. Returns whether it held anything.
     pub fn retire(&mut self, node: &Node, now: Now) -> bool {
         let claims = self.claims_of(&node.uid);
-        let ranges: Vec<Cidr> = claims.iter().map(|(_, cidr, _)| *cidr).collect();
+        let mut ranges: Vec<Cidr> = claims.iter().map(|(_, cidr, _)| *cidr).collect();
+        ranges.sort_unstable();
         if ranges.is_empty() {
             self.holders.drop_uid(&node.uid);
             return false;

@@ -63,7 +63,7 @@ pub async fn run(parts: Parts, settings: Settings, stop: watch::Receiver<bool>, 
         stop,
         stop_by: None,
         figures_at: Instant::now(),
-        leading: None,
+        dealing: false,
     };
     let settled = shell.run(events, grace).await;
     watches.abort_all();
@@ -99,7 +99,7 @@ struct Shell {
     stop: watch::Receiver<bool>,
     stop_by: Option<Instant>,
     figures_at: Instant,
-    leading: Option<bool>,
+    dealing: bool,
 }
 
 impl Shell {
@@ -107,6 +107,9 @@ impl Shell {
         loop {
             self.send_all();
             self.tell();
+            if Instant::now() >= self.figures_at || self.dealing != self.controller.is_dealing() {
+                self.figures();
+            }
             if let Some(by) = self.stop_by
                 && (self.controller.is_settled() || Instant::now() >= by)
             {
@@ -138,10 +141,6 @@ impl Shell {
                     }
                 }
                 () = tokio::time::sleep_until(wake) => {}
-            }
-            if Instant::now() >= self.figures_at {
-                self.figures_at = Instant::now() + FIGURES_PAUSE;
-                self.figures();
             }
         }
     }
@@ -213,13 +212,11 @@ impl Shell {
     }
 
     fn figures(&mut self) {
+        self.figures_at = Instant::now() + FIGURES_PAUSE;
         let view = self.controller.view();
-        let leading = view.dealing;
-        if self.leading != Some(leading) {
-            self.leading = Some(leading);
-            if leading {
-                info!("leading and dealing");
-            }
+        if self.dealing != view.dealing {
+            self.dealing = view.dealing;
+            info!(dealing = view.dealing, "{}", if view.dealing { "fence done: dealing" } else { "no longer dealing" });
         }
         self.parts.readiness.update(&view);
         self.parts.metrics.set(&view);
