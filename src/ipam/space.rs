@@ -82,25 +82,23 @@ impl Space {
         self.narrow();
     }
 
-    /// The lowest claim that covers `from` or lies above it.
-    pub fn next(&self, from: u128) -> Option<u32> {
-        if self.root.entry == FREE || from > self.root.last() {
+    /// The lowest claim that covers `from`, or lies above it and not wholly above `last`, as far
+    /// as slots tell: the claim may be above `last` nevertheless.
+    pub fn next(&self, from: u128, last: u128) -> Option<u32> {
+        if self.root.entry == FREE || from > self.root.last() || last < self.root.base {
             return None;
         }
-        if from < self.root.base {
-            return Some(self.lowest(self.root.entry));
-        }
+        let from = from.max(self.root.base);
         let (mut entry, mut order, mut above) = (self.root.entry, self.root.order, None);
         while entry & CHILD != 0 {
-            let node = self.node(entry);
+            let slots = &self.node(entry).slots;
+            let base = from & !ones(order);
             order -= 2;
+            let begins_in_time = |&at: &usize| base | (at as u128) << order <= last;
             let at = slot_of(from, order);
-            above = node.slots[at + 1..]
-                .iter()
-                .copied()
-                .find(|&slot| slot != FREE)
-                .or(above);
-            entry = node.slots[at];
+            let higher = (at + 1..4).take_while(begins_in_time).map(|at| slots[at]);
+            above = higher.filter(|&slot| slot != FREE).next().or(above);
+            entry = slots[at];
         }
         match entry {
             FREE => above.map(|entry| self.lowest(entry)),
@@ -329,7 +327,7 @@ mod tests {
         assert_eq!((check(&space), space.root.order), (1, 10));
         space.free(0x0a00_0200, 8);
         space.free(0x0a00_0100, 8);
-        assert_eq!((check(&space), space.next(0)), (0, None));
+        assert_eq!((check(&space), space.next(0, u128::MAX)), (0, None));
     }
 
     #[test]
@@ -344,8 +342,8 @@ mod tests {
         ] {
             space.cover(first, order, 7);
             check(&space);
-            assert_eq!(space.next(first), Some(7));
-            assert_eq!(space.next(first | ones(order)), Some(7));
+            assert_eq!(space.next(first, first), Some(7));
+            assert_eq!(space.next(first | ones(order), u128::MAX), Some(7));
             space.free(first, order);
             assert_eq!(space.root.entry, FREE);
         }
@@ -377,12 +375,16 @@ mod tests {
         space.cover(0x100, 8, 1);
         space.cover(0x400, 9, 2);
         space.cover(0x1_0000, 4, 3);
-        let next = |from| space.next(from);
+        let next = |from| space.next(from, u128::MAX);
         assert_eq!(
             [next(0), next(0x1ff), next(0x200)],
             [Some(1), Some(1), Some(2)]
         );
         assert_eq!([next(0x5ff), next(0x600)], [Some(2), Some(3)]);
+        assert_eq!(
+            [space.next(0x600, 0x3fff), space.next(0, 0xff)],
+            [None, None]
+        );
         assert_eq!(
             [next(0x1_000f), next(0x1_0010), next(u128::MAX)],
             [Some(3), None, None]
