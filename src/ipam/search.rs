@@ -5,7 +5,7 @@
 //! takes two walks of as many steps as the trie has levels, however full the space is.
 
 use super::cidr::ones;
-use super::space::{CHILD, FREE, Node, Slot, Space, slot_of};
+use super::space::{CHILD, FREE, Slot, Space, slot_of};
 
 impl Space {
     /// The highest free block of `order` that begins at or below `ceiling`, itself the beginning
@@ -49,7 +49,7 @@ impl Space {
             below -= 2;
             let node = self.node(entry);
             let at = slot_of(ceiling, below);
-            let fitting = node.fitting(below, order);
+            let fitting = node.fits.fitting(below, order);
             let under = fitting & ((1 << at) - 1);
             if under != 0 {
                 lower = Some((entry, below, under));
@@ -72,7 +72,7 @@ impl Space {
                 return Some((base | ones(below)) & !ones(order));
             }
             below -= 2;
-            fitting = self.node(entry).fitting(below, order);
+            fitting = self.node(entry).fits.fitting(below, order);
         }
     }
 
@@ -85,7 +85,7 @@ impl Space {
             return blocks(order, first, last);
         }
         let below = slot.order - 2;
-        let fitting = self.node(slot.entry).fitting(below, order);
+        let fitting = self.node(slot.entry).fits.fitting(below, order);
         let fitting = (0..4).filter(|at| fitting >> at & 1 == 1);
         let slots = fitting.map(|at| self.slot(slot, at));
         if order > below {
@@ -105,22 +105,9 @@ impl Space {
         let order = parent.order - 2;
         Slot {
             entry: node.slots[at],
-            fits: node.fits[at],
+            fits: node.fits.get(at),
             order,
             base: parent.base | (at as u128) << order,
-        }
-    }
-}
-
-impl Node {
-    /// The slots, of order `below`, in which a free block of `order` begins, as a mask. A block of
-    /// a higher order than a slot is a pair of them.
-    fn fitting(&self, below: u8, order: u8) -> u32 {
-        let [a, b, c, d] = self.fits.map(|fits| u32::from(fits > order.min(below)));
-        if order > below {
-            (a & b) | (c & d) << 2
-        } else {
-            a | b << 1 | c << 2 | d << 3
         }
     }
 }
