@@ -96,8 +96,11 @@ impl Space {
             order -= 2;
             let begins_in_time = |&at: &usize| base | (at as u128) << order <= last;
             let at = slot_of(from, order);
-            let higher = (at + 1..4).take_while(begins_in_time).map(|at| slots[at]);
-            above = higher.filter(|&slot| slot != FREE).next().or(above);
+            let mut higher = (at + 1..4).take_while(begins_in_time);
+            above = higher
+                .find(|&at| slots[at] != FREE)
+                .map(|at| slots[at])
+                .or(above);
             entry = slots[at];
         }
         match entry {

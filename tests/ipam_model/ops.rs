@@ -104,7 +104,9 @@ fn state() -> impl Strategy<Value = State> {
 
 fn ranges(family: Family) -> impl Strategy<Value = Option<(Vec<Place>, u8)>> {
     let places = vec(place(1..=6_u8), 0..4).prop_map(move |mut places| {
-        places.iter_mut().for_each(|place| place.family = family);
+        for place in &mut places {
+            place.family = family;
+        }
         places
     });
     proptest::option::weighted(0.8, (places, 0..=4_u8))
@@ -246,7 +248,9 @@ impl Pair {
             .map_err(|full| TestCaseError::fail(format!("{full}, but {expected:?} are free")))?;
         let ids: Vec<_> = [ids.v4, ids.v6].into_iter().flatten().collect();
         prop_assert_eq!(ids.len(), expected.len());
-        expected.iter().for_each(|block| model.pass(block));
+        for block in &expected {
+            model.pass(block);
+        }
         for (id, cidr) in ids.into_iter().zip(expected) {
             self.add(
                 id,
