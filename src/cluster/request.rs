@@ -37,13 +37,28 @@ pub enum Request {
     /// Creates the NodeSubnet of that name; refused when it exists.
     CreateSubnet { name: Text, spec: NodeSubnetSpec },
     /// Replaces its spec if it is still the version that was read.
-    ReplaceSubnet { name: Text, uid: Text, version: u64, spec: NodeSubnetSpec },
+    ReplaceSubnet {
+        name: Text,
+        uid: Text,
+        version: u64,
+        spec: NodeSubnetSpec,
+    },
     /// Deletes it if it is still the version that was read.
     DeleteSubnet { name: Text, uid: Text, version: u64 },
     /// Replaces the finalizers of a pool if it is still the version that was read.
-    SetPoolFinalizers { name: Text, uid: Text, version: u64, finalizers: Vec<String> },
+    SetPoolFinalizers {
+        name: Text,
+        uid: Text,
+        version: u64,
+        finalizers: Vec<String>,
+    },
     /// Replaces the status of a pool if it is still the version that was read.
-    SetPoolStatus { name: Text, uid: Text, version: u64, status: IPPoolStatus },
+    SetPoolStatus {
+        name: Text,
+        uid: Text,
+        version: u64,
+        status: IPPoolStatus,
+    },
 }
 
 /// podCIDRs for one node, with the guards.

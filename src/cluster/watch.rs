@@ -40,7 +40,9 @@ pub async fn follow<K, T>(
     while let Some(step) = stream.next().await {
         let change = match step {
             Ok(watcher::Event::Init) => Change::Restarted,
-            Ok(watcher::Event::InitApply(object) | watcher::Event::Apply(object)) => Change::Applied(read(object)),
+            Ok(watcher::Event::InitApply(object) | watcher::Event::Apply(object)) => {
+                Change::Applied(read(object))
+            }
             Ok(watcher::Event::InitDone) => Change::Listed,
             Ok(watcher::Event::Delete(object)) => Change::Deleted(read(object)),
             Err(error) => {
@@ -74,10 +76,16 @@ fn describe(kind: &str, error: &watcher::Error) -> String {
             "{kind} are not known to the API server: apply the CRDs (cadastre crd | kubectl apply --server-side -f -); waiting for them"
         ),
         Some(kube::Error::Api(status)) if status.code == 403 => {
-            format!("not allowed to list and watch {kind}: {}: check the ClusterRole; waiting", status.message)
+            format!(
+                "not allowed to list and watch {kind}: {}: check the ClusterRole; waiting",
+                status.message
+            )
         }
         Some(kube::Error::Api(status)) => {
-            format!("watch of {kind} failed: {} ({}); trying again", status.message, status.code)
+            format!(
+                "watch of {kind} failed: {} ({}); trying again",
+                status.message, status.code
+            )
         }
         _ => format!("watch of {kind} failed: {error}; trying again"),
     }
@@ -92,7 +100,10 @@ struct Pauses {
 
 impl Default for Pauses {
     fn default() -> Self {
-        Pauses { next: PAUSE.0, last: None }
+        Pauses {
+            next: PAUSE.0,
+            last: None,
+        }
     }
 }
 

@@ -12,8 +12,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::fence::Fence;
-use super::pool::{Figures, PoolLoop, figures};
 use super::podcidr::{PodCidrs, Reason};
+use super::pool::{Figures, PoolLoop, figures};
 use super::quarantine::Quarantine;
 use super::registry::{Registry, Synced};
 use super::report::{About, OVERLAPPING, Report, SECOND_WRITER, UNREADABLE};
@@ -39,7 +39,11 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
-        Settings { service_cidrs: Vec::new(), critical_in_flight: 64, background_in_flight: 16 }
+        Settings {
+            service_cidrs: Vec::new(),
+            critical_in_flight: 64,
+            background_in_flight: 16,
+        }
     }
 }
 
@@ -190,14 +194,22 @@ impl Controller {
         if now.mono >= leader.tenure.valid_until {
             return None;
         }
-        let critical = self.pending.values().filter(|p| is_critical(&p.purpose)).count();
+        let critical = self
+            .pending
+            .values()
+            .filter(|p| is_critical(&p.purpose))
+            .count();
         let background = self.pending.len() - critical;
         let room = (
             critical < self.settings.critical_in_flight,
             background < self.settings.background_in_flight && critical <= 2,
         );
         if !leader.dealing {
-            if let Some(found) = leader.fence.next(&self.world, now).filter(|_| !self.stopping) {
+            if let Some(found) = leader
+                .fence
+                .next(&self.world, now)
+                .filter(|_| !self.stopping)
+            {
                 return Some(self.send(found));
             }
             if !leader.fence.is_done() {
@@ -205,7 +217,14 @@ impl Controller {
             }
             leader.begin_dealing(&self.world, &self.settings, &mut self.reports, now);
         }
-        let (request, purpose) = leader.next(&self.world, &self.settings, &mut self.reports, room, self.stopping, now)?;
+        let (request, purpose) = leader.next(
+            &self.world,
+            &self.settings,
+            &mut self.reports,
+            room,
+            self.stopping,
+            now,
+        )?;
         Some(self.send((request, purpose)))
     }
 
@@ -238,7 +257,9 @@ impl Controller {
     /// Whether the lease may be handed over cleanly: nothing is in flight or of unclear outcome, and
     /// the fence against earlier leaders was completed.
     pub fn is_settled(&self) -> bool {
-        let Some(leader) = &self.leader else { return self.pending.is_empty() };
+        let Some(leader) = &self.leader else {
+            return self.pending.is_empty();
+        };
         self.pending.is_empty() && leader.dealing && !leader.registry.has_unclear()
     }
 
@@ -249,8 +270,14 @@ impl Controller {
 
     /// What it knows of itself.
     pub fn view(&mut self) -> View {
-        let mut view = View { missing: self.world.missing(), second_writer: self.second_writer, ..View::default() };
-        let Some(leader) = &mut self.leader else { return view };
+        let mut view = View {
+            missing: self.world.missing(),
+            second_writer: self.second_writer,
+            ..View::default()
+        };
+        let Some(leader) = &mut self.leader else {
+            return view;
+        };
         view.dealing = leader.dealing;
         if !leader.dealing {
             view.fencing = Some(leader.fence.progress(&self.world));
@@ -260,17 +287,37 @@ impl Controller {
         view.unclear = leader.registry.unclear();
         for state in leader.registry.pools.iter() {
             for family in state.space.families() {
-                view.pools.push((state.name.clone(), family, figures(state, family, &leader.registry)));
+                view.pools.push((
+                    state.name.clone(),
+                    family,
+                    figures(state, family, &leader.registry),
+                ));
             }
         }
         for reason in leader.podcidrs.waiting() {
             *view.waiting.entry(reason.label()).or_default() += 1;
         }
         view.queues = vec![
-            ("podcidr", leader.podcidrs.queue.len(), leader.podcidrs.queue.retries()),
-            ("subnet", leader.subnets.queue.len(), leader.subnets.queue.retries()),
-            ("quarantine", leader.quarantine.queue.len(), leader.quarantine.queue.retries()),
-            ("pool", leader.pools.queue.len(), leader.pools.queue.retries()),
+            (
+                "podcidr",
+                leader.podcidrs.queue.len(),
+                leader.podcidrs.queue.retries(),
+            ),
+            (
+                "subnet",
+                leader.subnets.queue.len(),
+                leader.subnets.queue.retries(),
+            ),
+            (
+                "quarantine",
+                leader.quarantine.queue.len(),
+                leader.quarantine.queue.retries(),
+            ),
+            (
+                "pool",
+                leader.pools.queue.len(),
+                leader.pools.queue.retries(),
+            ),
         ];
         view
     }
@@ -278,17 +325,36 @@ impl Controller {
     fn send(&mut self, (request, purpose): (Request, Purpose)) -> Outgoing {
         let id = RequestId(self.next_id);
         self.next_id += 1;
-        let term = self.leader.as_ref().map(|leader| leader.tenure.term.clone()).unwrap_or_else(|| "".into());
+        let term = self
+            .leader
+            .as_ref()
+            .map(|leader| leader.tenure.term.clone())
+            .unwrap_or_else(|| "".into());
         let loop_name = purpose.loop_name();
         let (epoch, known) = match &purpose {
-            Purpose::Subnet { name } | Purpose::SubnetRead { name } => about(&self.world.subnets, name),
+            Purpose::Subnet { name } | Purpose::SubnetRead { name } => {
+                about(&self.world.subnets, name)
+            }
             Purpose::FenceSubnets => (self.world.subnets.epoch(), None),
             Purpose::Pool { name } | Purpose::PoolRead { name } => about(&self.world.pools, name),
             _ => (self.world.nodes.epoch(), None),
         };
         let out_term = request.is_write().then(|| term.clone());
-        self.pending.insert(id, Pending { purpose, term, epoch, known });
-        Outgoing { id, request, term: out_term, loop_name }
+        self.pending.insert(
+            id,
+            Pending {
+                purpose,
+                term,
+                epoch,
+                known,
+            },
+        );
+        Outgoing {
+            id,
+            request,
+            term: out_term,
+            loop_name,
+        }
     }
 
     fn leadership(&mut self, leadership: Leadership) {
@@ -303,23 +369,36 @@ impl Controller {
 
     fn node_changed(&mut self, delta: &Delta<Node>, now: Now) {
         self.world.note_node(delta);
-        let Some(leader) = self.leader.as_mut().filter(|leader| leader.dealing) else { return };
+        let Some(leader) = self.leader.as_mut().filter(|leader| leader.dealing) else {
+            return;
+        };
         leader.node_changed(delta, &mut self.reports, &mut self.second_writer, now);
     }
 
     fn subnet_changed(&mut self, delta: &Delta<Subnet>) {
-        let Some(leader) = self.leader.as_mut().filter(|leader| leader.dealing) else { return };
-        let Some(subnet) = delta.after.as_ref().or(delta.before.as_ref()) else { return };
+        let Some(leader) = self.leader.as_mut().filter(|leader| leader.dealing) else {
+            return;
+        };
+        let Some(subnet) = delta.after.as_ref().or(delta.before.as_ref()) else {
+            return;
+        };
         leader.subnets.queue.add(subnet.name.clone());
         leader.release(&subnet.name, &self.world);
     }
 
     fn pool_changed(&mut self, delta: &Delta<Pool>) {
-        let Some(leader) = self.leader.as_mut().filter(|leader| leader.dealing) else { return };
-        let Some(pool) = delta.after.as_ref().or(delta.before.as_ref()) else { return };
+        let Some(leader) = self.leader.as_mut().filter(|leader| leader.dealing) else {
+            return;
+        };
+        let Some(pool) = delta.after.as_ref().or(delta.before.as_ref()) else {
+            return;
+        };
         leader.pools.queue.add(pool.name.clone());
         let same = match (&delta.before, &delta.after) {
-            (Some(b), Some(a)) => (&b.uid, &b.spec, b.deleting, &b.finalizers) == (&a.uid, &a.spec, a.deleting, &a.finalizers),
+            (Some(b), Some(a)) => {
+                (&b.uid, &b.spec, b.deleting, &b.finalizers)
+                    == (&a.uid, &a.spec, a.deleting, &a.finalizers)
+            }
             _ => false,
         };
         if !same {
@@ -329,10 +408,25 @@ impl Controller {
     }
 
     fn answered(&mut self, id: RequestId, outcome: &Outcome, now: Now) {
-        let Some(pending) = self.pending.remove(&id) else { return };
+        let Some(pending) = self.pending.remove(&id) else {
+            return;
+        };
         let taken = self.take_in(&pending, outcome, now);
-        let Some(leader) = self.leader.as_mut().filter(|leader| leader.tenure.term == pending.term) else { return };
-        leader.answered(&pending.purpose, outcome, taken, &self.world, &mut self.reports, now);
+        let Some(leader) = self
+            .leader
+            .as_mut()
+            .filter(|leader| leader.tenure.term == pending.term)
+        else {
+            return;
+        };
+        leader.answered(
+            &pending.purpose,
+            outcome,
+            taken,
+            &self.world,
+            &mut self.reports,
+            now,
+        );
     }
 
     /// What an answer shows of the world. Returns whether a list was taken.
@@ -355,14 +449,18 @@ impl Controller {
                 }
             }
             (Outcome::Nodes(nodes), _) => {
-                let Some(deltas) = self.world.nodes.replace(nodes.clone(), epoch) else { return false };
+                let Some(deltas) = self.world.nodes.replace(nodes.clone(), epoch) else {
+                    return false;
+                };
                 for delta in deltas {
                     self.node_changed(&delta, now);
                 }
                 return true;
             }
             (Outcome::Subnets(subnets), _) => {
-                let Some(deltas) = self.world.subnets.replace(subnets.clone(), epoch) else { return false };
+                let Some(deltas) = self.world.subnets.replace(subnets.clone(), epoch) else {
+                    return false;
+                };
                 for delta in deltas {
                     self.subnet_changed(&delta);
                 }
@@ -383,13 +481,22 @@ impl Controller {
                 Outcome::Refused(Refusal::Missing) | Outcome::Gone,
                 Purpose::Subnet { name } | Purpose::SubnetRead { name },
             ) => {
-                let delta = pending.known.as_ref().and_then(|uid| self.world.subnets.forget(name, uid));
+                let delta = pending
+                    .known
+                    .as_ref()
+                    .and_then(|uid| self.world.subnets.forget(name, uid));
                 if let Some(delta) = delta {
                     self.subnet_changed(&delta);
                 }
             }
-            (Outcome::Refused(Refusal::Missing), Purpose::Pool { name } | Purpose::PoolRead { name }) => {
-                let delta = pending.known.as_ref().and_then(|uid| self.world.pools.forget(name, uid));
+            (
+                Outcome::Refused(Refusal::Missing),
+                Purpose::Pool { name } | Purpose::PoolRead { name },
+            ) => {
+                let delta = pending
+                    .known
+                    .as_ref()
+                    .and_then(|uid| self.world.pools.forget(name, uid));
                 if let Some(delta) = delta {
                     self.pool_changed(&delta);
                 }
@@ -401,7 +508,10 @@ impl Controller {
 }
 
 fn about<T: Object>(table: &crate::cluster::table::Table<T>, name: &str) -> (u64, Option<Text>) {
-    (table.epoch(), table.get(name).map(|object| object.uid().clone()))
+    (
+        table.epoch(),
+        table.get(name).map(|object| object.uid().clone()),
+    )
 }
 
 fn is_critical(purpose: &Purpose) -> bool {
@@ -424,7 +534,13 @@ impl Leader {
         }
     }
 
-    fn begin_dealing(&mut self, world: &World, settings: &Settings, reports: &mut Vec<Report>, now: Now) {
+    fn begin_dealing(
+        &mut self,
+        world: &World,
+        settings: &Settings,
+        reports: &mut Vec<Report>,
+        now: Now,
+    ) {
         let (registry, overlapping) = Registry::rebuild(world, &settings.service_cidrs, now);
         self.registry = registry;
         self.dealing = true;
@@ -461,10 +577,21 @@ impl Leader {
         stopping: bool,
         now: Now,
     ) -> Option<(Request, Purpose)> {
-        if self.survey || self.registry.pools.next_at().is_some_and(|at| at <= now.mono) {
+        if self.survey
+            || self
+                .registry
+                .pools
+                .next_at()
+                .is_some_and(|at| at <= now.mono)
+        {
             self.survey_pools(world, settings, now);
         }
-        let mut cx = Context { world, registry: &mut self.registry, reports, now };
+        let mut cx = Context {
+            world,
+            registry: &mut self.registry,
+            reports,
+            now,
+        };
         if critical {
             if let Some(found) = self.pools.next_finalizer(&cx).filter(|_| !stopping) {
                 return Some(found);
@@ -492,7 +619,9 @@ impl Leader {
 
     fn survey_pools(&mut self, world: &World, settings: &Settings, now: Now) {
         self.survey = false;
-        self.registry.pools.survey(world, &settings.service_cidrs, now.mono);
+        self.registry
+            .pools
+            .survey(world, &settings.service_cidrs, now.mono);
         self.podcidrs.wake();
         self.pools.mark();
         if std::mem::take(&mut self.reattribute) {
@@ -545,7 +674,8 @@ impl Leader {
     fn node_gone(&mut self, node: &Node, now: Now) {
         self.podcidrs.gone(node);
         if self.registry.retire(node, now) {
-            self.quarantine.watch((node.name.clone(), node.uid.clone()), &self.registry);
+            self.quarantine
+                .watch((node.name.clone(), node.uid.clone()), &self.registry);
         }
         self.subnets.queue.add(node.name.clone());
         self.pools.mark();
@@ -565,7 +695,13 @@ impl Leader {
         }
     }
 
-    fn second_writer(&mut self, node: &Node, foreign: &[Cidr], reports: &mut Vec<Report>, now: Now) {
+    fn second_writer(
+        &mut self,
+        node: &Node,
+        foreign: &[Cidr],
+        reports: &mut Vec<Report>,
+        now: Now,
+    ) {
         for range in foreign {
             self.registry.pools.hold(range, now.mono);
         }
@@ -575,7 +711,12 @@ impl Leader {
             "podCIDRs {} were written by somebody else while Cadastre deals: turn off the other allocator (kube-controller-manager: --allocate-node-cidrs=false, also in the kubeadm-config ConfigMap; cloud controllers: their route or IPAM controller)",
             ranges.join(", ")
         );
-        reports.push(Report { about: About::node(node), warning: true, reason: SECOND_WRITER, note });
+        reports.push(Report {
+            about: About::node(node),
+            warning: true,
+            reason: SECOND_WRITER,
+            note,
+        });
     }
 
     fn release(&mut self, name: &Text, world: &World) {
@@ -604,14 +745,27 @@ impl Leader {
         }
         if let Outcome::Node(node) = outcome {
             // podCIDRs are frozen once set: true even where a relist keeps the answer out of the table.
-            if world.nodes.get(&node.name).is_some_and(|known| known.uid == node.uid && known.is_empty()) {
+            if world
+                .nodes
+                .get(&node.name)
+                .is_some_and(|known| known.uid == node.uid && known.is_empty())
+            {
                 self.registry.sync(node);
             }
         }
-        let mut cx = Context { world, registry: &mut self.registry, reports, now };
+        let mut cx = Context {
+            world,
+            registry: &mut self.registry,
+            reports,
+            now,
+        };
         match purpose {
-            Purpose::Assign { name, uid } => self.podcidrs.answered_write(name, uid, outcome, &mut cx),
-            Purpose::AssignRead { name, uid } => self.podcidrs.answered_read(name, uid, outcome, &mut cx),
+            Purpose::Assign { name, uid } => {
+                self.podcidrs.answered_write(name, uid, outcome, &mut cx)
+            }
+            Purpose::AssignRead { name, uid } => {
+                self.podcidrs.answered_read(name, uid, outcome, &mut cx)
+            }
             Purpose::Subnet { name } | Purpose::SubnetRead { name } => {
                 self.subnets.answered(name, outcome, &mut cx);
                 self.release(name, world);
@@ -622,7 +776,9 @@ impl Leader {
                     self.release(name, world);
                 }
             }
-            Purpose::Pool { name } | Purpose::PoolRead { name } => self.pools.answered(name, outcome, &mut cx),
+            Purpose::Pool { name } | Purpose::PoolRead { name } => {
+                self.pools.answered(name, outcome, &mut cx)
+            }
             _ => {}
         }
     }
@@ -633,13 +789,26 @@ fn report_overlaps(node: &Node, synced: &Synced, reports: &mut Vec<Report>) {
         let note = format!(
             "its podCIDRs overlap {range} of node \"{name}\": pods of both may get the same addresses; drain and delete one of the two Node objects and restart its kubelet"
         );
-        reports.push(Report { about: About::node(node), warning: true, reason: OVERLAPPING, note });
+        reports.push(Report {
+            about: About::node(node),
+            warning: true,
+            reason: OVERLAPPING,
+            note,
+        });
         let note = format!(
             "its podCIDR {range} overlaps podCIDRs of node \"{}\": pods of both may get the same addresses; drain and delete one of the two Node objects and restart its kubelet",
             node.name
         );
-        let about = About::Node { name: name.clone(), uid: uid.clone() };
-        reports.push(Report { about, warning: true, reason: OVERLAPPING, note });
+        let about = About::Node {
+            name: name.clone(),
+            uid: uid.clone(),
+        };
+        reports.push(Report {
+            about,
+            warning: true,
+            reason: OVERLAPPING,
+            note,
+        });
     }
 }
 
@@ -652,5 +821,10 @@ fn report_unreadable(node: &Node, reports: &mut Vec<Report>) {
         "spec.podCIDRs holds what is no CIDR: {}: it cannot be changed any more; delete the Node object and restart its kubelet",
         texts.join(", ")
     );
-    reports.push(Report { about: About::node(node), warning: true, reason: UNREADABLE, note });
+    reports.push(Report {
+        about: About::node(node),
+        warning: true,
+        reason: UNREADABLE,
+        note,
+    });
 }

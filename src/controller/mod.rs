@@ -99,7 +99,10 @@ impl Purpose {
     /// The loop that asked: the label of its metrics.
     pub fn loop_name(&self) -> &'static str {
         match self {
-            Purpose::FenceNodes | Purpose::FenceSubnets | Purpose::Touch { .. } | Purpose::TouchRead { .. } => "fence",
+            Purpose::FenceNodes
+            | Purpose::FenceSubnets
+            | Purpose::Touch { .. }
+            | Purpose::TouchRead { .. } => "fence",
             Purpose::Assign { .. } | Purpose::AssignRead { .. } => "podcidr",
             Purpose::Subnet { .. } | Purpose::SubnetRead { .. } => "subnet",
             Purpose::Quarantine { .. } => "quarantine",

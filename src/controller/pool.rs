@@ -58,13 +58,21 @@ impl Figures {
     /// Share of the capacity that is not free, 0 to 1.
     #[expect(clippy::cast_precision_loss, reason = "a ratio for people")]
     pub fn utilization(&self) -> f64 {
-        if self.capacity == 0 { 1.0 } else { 1.0 - (self.free as f64 / self.capacity as f64) }
+        if self.capacity == 0 {
+            1.0
+        } else {
+            1.0 - (self.free as f64 / self.capacity as f64)
+        }
     }
 
     fn status(self) -> FamilyStatus {
         let percent = (self.utilization() * 100.0).floor();
         // 100 % is for pools without any room at all.
-        let percent = if self.free > 0 { percent.min(99.0) } else { percent };
+        let percent = if self.free > 0 {
+            percent.min(99.0)
+        } else {
+            percent
+        };
         FamilyStatus {
             capacity: self.capacity.to_string(),
             held: self.held.to_string(),
@@ -78,7 +86,12 @@ impl Figures {
 /// Counts a family of a pool.
 pub fn figures(pool: &PoolState, family: Family, registry: &Registry) -> Figures {
     let room = registry.ledger.room(&pool.space, family);
-    let mut figures = Figures { capacity: room.capacity, held: 0, quarantined: 0, free: room.free };
+    let mut figures = Figures {
+        capacity: room.capacity,
+        held: 0,
+        quarantined: 0,
+        free: room.free,
+    };
     for cidr in pool.space.cidrs(family) {
         for (_, claim) in registry.ledger.overlapping(cidr) {
             if claim.state == State::Resting {
@@ -99,13 +112,17 @@ impl PoolLoop {
 
     /// When there may be something to count again.
     pub fn next_at(&self) -> Option<Duration> {
-        let count = self.dirty.then(|| self.counted_at.map_or(Duration::ZERO, |at| at + COUNT_PAUSE));
+        let count = self.dirty.then(|| {
+            self.counted_at
+                .map_or(Duration::ZERO, |at| at + COUNT_PAUSE)
+        });
         count.into_iter().chain(self.queue.next_at()).min()
     }
 
     /// A finalizer that must be set before a pool can serve.
     pub fn next_finalizer(&mut self, cx: &Context) -> Option<(Request, Purpose)> {
-        let starting = |state: &&PoolState| state.verdict == Verdict::Starting && !self.is_open(&state.name);
+        let starting =
+            |state: &&PoolState| state.verdict == Verdict::Starting && !self.is_open(&state.name);
         let state = cx.registry.pools.iter().find(starting)?;
         let pool = cx.world.pools.get(&state.name)?;
         let mut finalizers = pool.finalizers.clone();
@@ -114,7 +131,11 @@ impl PoolLoop {
     }
 
     /// The next request: a read, a finalizer to drop, a status to write.
-    pub fn next(&mut self, waiting: &BTreeMap<Text, i64>, cx: &mut Context) -> Option<(Request, Purpose)> {
+    pub fn next(
+        &mut self,
+        waiting: &BTreeMap<Text, i64>,
+        cx: &mut Context,
+    ) -> Option<(Request, Purpose)> {
         let now = cx.now.mono;
         if self.dirty && self.counted_at.is_none_or(|at| at + COUNT_PAUSE <= now) {
             self.dirty = false;
@@ -130,27 +151,57 @@ impl PoolLoop {
             }
             if self.to_read.remove(&name) {
                 self.in_flight.insert(name.clone());
-                return Some((Request::ReadPool { name: name.clone() }, Purpose::PoolRead { name }));
+                return Some((
+                    Request::ReadPool { name: name.clone() },
+                    Purpose::PoolRead { name },
+                ));
             }
-            let (Some(pool), Some(state)) = (cx.world.pools.get(&name).cloned(), cx.registry.pools.get(&name)) else {
+            let (Some(pool), Some(state)) = (
+                cx.world.pools.get(&name).cloned(),
+                cx.registry.pools.get(&name),
+            ) else {
                 continue;
             };
             let ours = pool.finalizers.iter().any(|f| f == FINALIZER);
             if pool.deleting && ours && holders(state, cx.registry).is_empty() {
-                let finalizers = pool.finalizers.iter().filter(|f| *f != FINALIZER).cloned().collect();
+                let finalizers = pool
+                    .finalizers
+                    .iter()
+                    .filter(|f| *f != FINALIZER)
+                    .cloned()
+                    .collect();
                 return Some(self.set_finalizers(&pool, finalizers));
             }
-            if let Some(at) = self.written_at.get(&name).map(|at| *at + STATUS_PAUSE).filter(|at| *at > now) {
+            if let Some(at) = self
+                .written_at
+                .get(&name)
+                .map(|at| *at + STATUS_PAUSE)
+                .filter(|at| *at > now)
+            {
                 self.queue.add_at(name, at);
                 continue;
             }
-            let status = status(&pool, state, waiting.get(&name).copied().unwrap_or(0), cx.registry, cx.now);
+            let status = status(
+                &pool,
+                state,
+                waiting.get(&name).copied().unwrap_or(0),
+                cx.registry,
+                cx.now,
+            );
             if pool.status.as_ref() != Some(&status) {
                 self.tell(&pool, &status, cx.reports);
                 self.written_at.insert(name.clone(), now);
                 self.in_flight.insert(name.clone());
                 let (uid, version) = (pool.uid.clone(), pool.version);
-                return Some((Request::SetPoolStatus { name: name.clone(), uid, version, status }, Purpose::Pool { name }));
+                return Some((
+                    Request::SetPoolStatus {
+                        name: name.clone(),
+                        uid,
+                        version,
+                        status,
+                    },
+                    Purpose::Pool { name },
+                ));
             }
         }
         None
@@ -198,8 +249,12 @@ impl PoolLoop {
     fn set_finalizers(&mut self, pool: &Pool, finalizers: Vec<String>) -> (Request, Purpose) {
         let name = pool.name.clone();
         self.in_flight.insert(name.clone());
-        let request =
-            Request::SetPoolFinalizers { name: name.clone(), uid: pool.uid.clone(), version: pool.version, finalizers };
+        let request = Request::SetPoolFinalizers {
+            name: name.clone(),
+            uid: pool.uid.clone(),
+            version: pool.version,
+            finalizers,
+        };
         (request, Purpose::Pool { name })
     }
 
@@ -212,7 +267,9 @@ impl PoolLoop {
 
     fn tell(&mut self, pool: &Pool, status: &IPPoolStatus, reports: &mut Vec<Report>) {
         for kind in TOLD {
-            let Some(condition) = status.conditions.iter().find(|c| c.type_ == *kind) else { continue };
+            let Some(condition) = status.conditions.iter().find(|c| c.type_ == *kind) else {
+                continue;
+            };
             let key = (pool.uid.clone(), *kind);
             let state = (condition.status.clone(), condition.reason.clone());
             let before = self.told.insert(key, state.clone());
@@ -221,9 +278,17 @@ impl PoolLoop {
             if before.as_ref() == Some(&state) || !(bad || was_bad) {
                 continue;
             }
-            let about = About::Pool { name: pool.name.clone(), uid: pool.uid.clone() };
+            let about = About::Pool {
+                name: pool.name.clone(),
+                uid: pool.uid.clone(),
+            };
             let reason = event_reason(kind, bad);
-            reports.push(Report { about, warning: bad, reason, note: condition.message.clone() });
+            reports.push(Report {
+                about,
+                warning: bad,
+                reason,
+                note: condition.message.clone(),
+            });
         }
     }
 }
@@ -231,9 +296,17 @@ impl PoolLoop {
 /// Holders with a range that counts to the pool; of each, whether it is a live node.
 fn holders(state: &PoolState, registry: &Registry) -> BTreeMap<Holder, bool> {
     let mut holders = BTreeMap::new();
-    for cidr in state.space.families().flat_map(|family| state.space.cidrs(family)) {
+    for cidr in state
+        .space
+        .families()
+        .flat_map(|family| state.space.cidrs(family))
+    {
         for (_, claim) in registry.ledger.overlapping(cidr) {
-            if registry.pools.of(&claim.cidr).is_none_or(|pool| pool.name == state.name) {
+            if registry
+                .pools
+                .of(&claim.cidr)
+                .is_none_or(|pool| pool.name == state.name)
+            {
                 *holders.entry(claim.holder).or_default() |= claim.state != State::Resting;
             }
         }
@@ -266,29 +339,72 @@ fn event_reason(kind: &'static str, bad: bool) -> &'static str {
     }
 }
 
-fn status(pool: &Pool, state: &PoolState, waiting: i64, registry: &Registry, now: Now) -> IPPoolStatus {
-    let families: Vec<(Family, Figures)> =
-        state.space.families().map(|family| (family, figures(state, family, registry))).collect();
-    let of = |wanted: Family| families.iter().find(|(f, _)| *f == wanted).map(|(_, figures)| figures.status());
+fn status(
+    pool: &Pool,
+    state: &PoolState,
+    waiting: i64,
+    registry: &Registry,
+    now: Now,
+) -> IPPoolStatus {
+    let families: Vec<(Family, Figures)> = state
+        .space
+        .families()
+        .map(|family| (family, figures(state, family, registry)))
+        .collect();
+    let of = |wanted: Family| {
+        families
+            .iter()
+            .find(|(f, _)| *f == wanted)
+            .map(|(_, figures)| figures.status())
+    };
     let holders = holders(state, registry);
     let nodes = holders.values().filter(|live| **live).count();
     let mut conditions = vec![
         ready(state),
-        flag(INVALID, invalid(state), "SpecIsValid", "the spec can be used"),
-        flag(OVERLAPPING, overlapping(state), "NoOverlap", "no other pool, service range or node address lies in it"),
-        flag(EXHAUSTED, exhausted(state, &families), "HasRoom", "there is a free block of every family"),
-        flag(SECOND_WRITER, second_writer(state), "OnlyWriter", "nobody else writes podCIDRs in its range"),
+        flag(
+            INVALID,
+            invalid(state),
+            "SpecIsValid",
+            "the spec can be used",
+        ),
+        flag(
+            OVERLAPPING,
+            overlapping(state),
+            "NoOverlap",
+            "no other pool, service range or node address lies in it",
+        ),
+        flag(
+            EXHAUSTED,
+            exhausted(state, &families),
+            "HasRoom",
+            "there is a free block of every family",
+        ),
+        flag(
+            SECOND_WRITER,
+            second_writer(state),
+            "OnlyWriter",
+            "nobody else writes podCIDRs in its range",
+        ),
     ];
     if pool.deleting {
         let resting = holders.len() - nodes;
-        let message = format!("{nodes} nodes still hold ranges of it, those of {resting} dead nodes rest: it goes with the last one");
+        let message = format!(
+            "{nodes} nodes still hold ranges of it, those of {resting} dead nodes rest: it goes with the last one"
+        );
         conditions.push(flag(TERMINATING, Some(("InUse", message)), "", ""));
     }
-    let before = pool.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+    let before = pool
+        .status
+        .as_ref()
+        .map(|status| status.conditions.as_slice())
+        .unwrap_or_default();
     for condition in &mut conditions {
-        let same = before.iter().find(|b| b.type_ == condition.type_ && b.status == condition.status);
+        let same = before
+            .iter()
+            .find(|b| b.type_ == condition.type_ && b.status == condition.status);
         let whole = jiff::Timestamp::from_second(now.wall.as_second()).unwrap_or(now.wall);
-        condition.last_transition_time = same.map_or(Time(whole), |b| b.last_transition_time.clone());
+        condition.last_transition_time =
+            same.map_or(Time(whole), |b| b.last_transition_time.clone());
         condition.observed_generation = Some(pool.generation);
     }
     IPPoolStatus {
@@ -322,7 +438,14 @@ fn flag(kind: &str, told: Option<(&str, String)>, otherwise: &str, message: &str
 
 fn ready(state: &PoolState) -> Condition {
     let reason = match &state.verdict {
-        Verdict::Serving => return condition(READY, true, "Serving", "serves the nodes it selects".to_owned()),
+        Verdict::Serving => {
+            return condition(
+                READY,
+                true,
+                "Serving",
+                "serves the nodes it selects".to_owned(),
+            );
+        }
         Verdict::Invalid(_) => "InvalidSpec",
         Verdict::Terminating => "Terminating",
         Verdict::Disabled => "Disabled",
@@ -330,7 +453,12 @@ fn ready(state: &PoolState) -> Condition {
         Verdict::Overlaps { .. } => "OverlapsOlderPool",
         Verdict::SecondWriter => "SecondWriter",
     };
-    condition(READY, false, reason, format!("carves nothing: {}", state.verdict))
+    condition(
+        READY,
+        false,
+        reason,
+        format!("carves nothing: {}", state.verdict),
+    )
 }
 
 fn invalid(state: &PoolState) -> Option<(&'static str, String)> {
@@ -344,17 +472,29 @@ fn overlapping(state: &PoolState) -> Option<(&'static str, String)> {
     /// More names than this help nobody.
     const NAMED: usize = 5;
     if let Verdict::Overlaps { .. } = state.verdict {
-        return Some(("OverlapsOlderPool", format!("carves nothing: {}", state.verdict)));
+        return Some((
+            "OverlapsOlderPool",
+            format!("carves nothing: {}", state.verdict),
+        ));
     }
     if state.left_out.is_empty() {
         return None;
     }
     let more = state.left_out.len().saturating_sub(NAMED);
-    let mut list = state.left_out.iter().take(NAMED).cloned().collect::<Vec<_>>().join(", ");
+    let mut list = state
+        .left_out
+        .iter()
+        .take(NAMED)
+        .cloned()
+        .collect::<Vec<_>>()
+        .join(", ");
     if more > 0 {
         list = format!("{list} and {more} more");
     }
-    Some(("LeavesOut", format!("leaves out what is not free to give: {list}: choose CIDRs apart from these")))
+    Some((
+        "LeavesOut",
+        format!("leaves out what is not free to give: {list}: choose CIDRs apart from these"),
+    ))
 }
 
 fn exhausted(state: &PoolState, families: &[(Family, Figures)]) -> Option<(&'static str, String)> {
@@ -364,7 +504,12 @@ fn exhausted(state: &PoolState, families: &[(Family, Figures)]) -> Option<(&'sta
         Family::V6 => "ipv6",
     };
     let len = state.space.block_len(*family).unwrap_or_default();
-    let Figures { capacity, held, quarantined, .. } = figures;
+    let Figures {
+        capacity,
+        held,
+        quarantined,
+        ..
+    } = figures;
     Some((
         "NoFreeBlock",
         format!(
@@ -374,5 +519,6 @@ fn exhausted(state: &PoolState, families: &[(Family, Figures)]) -> Option<(&'sta
 }
 
 fn second_writer(state: &PoolState) -> Option<(&'static str, String)> {
-    (state.hold_until.is_some()).then(|| ("PodCIDRsWrittenByOthers", Verdict::SecondWriter.to_string()))
+    (state.hold_until.is_some())
+        .then(|| ("PodCIDRsWrittenByOthers", Verdict::SecondWriter.to_string()))
 }

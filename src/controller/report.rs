@@ -14,7 +14,10 @@ pub enum About {
 impl About {
     /// The node as seen.
     pub fn node(node: &Node) -> Self {
-        About::Node { name: node.name.clone(), uid: node.uid.clone() }
+        About::Node {
+            name: node.name.clone(),
+            uid: node.uid.clone(),
+        }
     }
 }
 
