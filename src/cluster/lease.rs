@@ -46,6 +46,7 @@ pub struct Settings {
 
 /// Settings that cannot work.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[expect(missing_docs, reason = "fields named for what they are")]
 pub enum SettingsError {
     /// The leader must stop before others start.
     #[error(

@@ -226,7 +226,7 @@ fn record(lease: Lease) -> Record {
         holder: Some(holder).filter(|holder| !holder.is_empty()),
         lease_duration: seconds.map_or(DEFAULT_DURATION, Duration::from_secs),
         transitions: spec.lease_transitions.unwrap_or_default().into(),
-        unsettled: annotations.get(UNSETTLED_ANNOTATION).is_some(),
+        unsettled: annotations.contains_key(UNSETTLED_ANNOTATION),
         resource_version: lease.metadata.resource_version.unwrap_or_default(),
     }
 }

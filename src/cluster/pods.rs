@@ -40,7 +40,7 @@ impl PodIndex {
             Change::Listed => {
                 self.listed = true;
                 let gone = self.unseen.take().unwrap_or_default();
-                gone.iter().fold(false, |any, uid| self.remove(uid) || any)
+                gone.iter().filter(|uid| self.remove(uid)).count() > 0
             }
             Change::Deleted(pod) => self.remove(&pod.uid),
         }

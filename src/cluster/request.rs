@@ -15,6 +15,7 @@ pub struct RequestId(pub u64);
 
 /// One call of the API server.
 #[derive(Clone, Debug, PartialEq)]
+#[expect(missing_docs, reason = "fields named for what they are")]
 pub enum Request {
     /// All nodes, consistently (not from a cache that may be behind).
     ListNodes,
@@ -93,6 +94,10 @@ impl Request {
 
 /// What became of a request.
 #[derive(Clone, Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "short-lived, and most are the large ones"
+)]
 pub enum Outcome {
     /// The node as it is after the request.
     Node(Node),

@@ -33,8 +33,10 @@ pub async fn follow<K, T>(
 ) where
     K: kube::Resource + Clone + DeserializeOwned + Debug + Send + 'static,
 {
-    let mut config = watcher::Config::default();
-    config.page_size = page;
+    let config = watcher::Config {
+        page_size: page,
+        ..watcher::Config::default()
+    };
     let mut stream = watcher(api, config).backoff(Pauses::default()).boxed();
     let mut trouble: Option<String> = None;
     while let Some(step) = stream.next().await {

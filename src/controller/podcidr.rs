@@ -53,6 +53,7 @@ struct Waiting {
 
 /// Why a node gets no podCIDR for now.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "fields named for what they are")]
 pub enum Reason {
     /// No pool selects it: nothing is wrong with that.
     Unmanaged,

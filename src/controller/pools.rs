@@ -45,6 +45,7 @@ pub struct PoolState {
 
 /// Whether a pool serves.
 #[derive(Clone, Debug, PartialEq)]
+#[expect(missing_docs, reason = "fields named for what they are")]
 pub enum Verdict {
     /// It carves.
     Serving,

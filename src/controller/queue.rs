@@ -79,7 +79,7 @@ impl<K: Ord + Clone> Queue<K> {
     }
 
     /// How many keys wait, those for later included.
-    pub fn len(&self) -> usize {
+    pub fn depth(&self) -> usize {
         self.ready.len() + self.later.len()
     }
 

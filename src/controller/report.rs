@@ -4,6 +4,7 @@ use crate::cluster::seen::{Node, Text};
 
 /// What an event is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "fields named for what they are")]
 pub enum About {
     /// A Node
     Node { name: Text, uid: Text },

@@ -144,7 +144,7 @@ impl Shell {
                 self.figures();
             }
             if let Some(by) = self.stop_by
-                && (self.controller.is_settled() || Instant::now() >= by)
+                && (self.controller.is_quiet() || Instant::now() >= by)
             {
                 return self.controller.is_settled();
             }

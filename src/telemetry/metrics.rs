@@ -305,7 +305,7 @@ pub fn build_info(registry: &Registry) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::controller::pool::Figures;
+    use crate::controller::figures::Figures;
     use crate::ipam::Family;
 
     fn text(registry: &Registry) -> String {
