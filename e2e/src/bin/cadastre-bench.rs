@@ -134,7 +134,7 @@ async fn measure(writer: Writer, count: u32) -> Result<Outcome> {
     Ok(Outcome {
         elapsed,
         writer_peak,
-        apiserver_cpu: cluster.apiserver()?.usage()?.cpu - cpu,
+        apiserver_cpu: cluster.apiserver()?.usage()?.cpu.saturating_sub(cpu),
     })
 }
 
