@@ -308,11 +308,17 @@ fn give_back(node: &Node, registry: &mut Registry) -> Option<Vec<Cidr>> {
         && ranges
             .windows(2)
             .all(|pair| pair[0].family() != pair[1].family());
+    // Others may have held the same addresses (by a second writer's doing), and rest in their own right.
+    let own = |holder| {
+        let key = registry.who(holder).filter(|(name, _)| *name == node.name);
+        key.and_then(|key| registry.rests.get(key))
+            .is_some_and(|rest| rest.machine.same(&node.machine))
+    };
     let alone = |range: &Cidr| {
         registry
             .ledger
             .overlapping(range)
-            .all(|(_, claim)| claim.state == State::Resting)
+            .all(|(_, claim)| own(claim.holder))
     };
     if !fits || !ranges.iter().all(alone) {
         return None;

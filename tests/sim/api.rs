@@ -1,0 +1,412 @@
+//! The API server, in memory: the rules by which a real one takes and refuses writes.
+//!
+//! One revision counter for all kinds. Reads and lists are consistent. A write that changes nothing
+//! leaves the version alone, as etcd's does. Every change is kept with its time and its author.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use cadastre::cluster::lease::{Answer, Ask, Record};
+use cadastre::cluster::request::{Assignment, Outcome, Refusal, Request};
+use cadastre::cluster::seen::{Node, Pod, Pool, ServiceRange, Subnet, Text};
+
+use super::clock::Time;
+use super::kind::{Kind, Versioned};
+
+/// Which guard is taken out, to prove that the checks can fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Mutation {
+    /// The touch shows, but older assignments pass it.
+    TouchWithoutEffect,
+    /// An assignment does not test the term.
+    TermUntested,
+    /// An assignment does not test the UID.
+    UidUntested,
+    /// A write of unclear outcome is told as surely refused.
+    UnclearToldAsRefused,
+}
+
+/// Who changed something.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Author {
+    /// The world around: kubelets, people, another allocator.
+    World,
+    /// A controller process under a term.
+    Controller {
+        process: usize,
+        incarnation: u32,
+        term: Text,
+    },
+}
+
+/// Something that changed, before and after.
+pub enum Commit {
+    Node(Option<Arc<Node>>, Option<Arc<Node>>),
+    Pool(Option<Arc<Pool>>, Option<Arc<Pool>>),
+    Subnet(Option<Arc<Subnet>>, Option<Arc<Subnet>>),
+    Service,
+    Pod,
+}
+
+#[derive(Default)]
+pub struct Api {
+    revision: u64,
+    uids: u64,
+    pub nodes: Kind<Node>,
+    pub pools: Kind<Pool>,
+    pub subnets: Kind<Subnet>,
+    pub services: Kind<ServiceRange>,
+    pub pods: Kind<Pod>,
+    pub lease: Option<Record>,
+    /// UIDs of nodes that somebody's finalizer holds.
+    pub finalized: BTreeSet<Text>,
+    /// Where each pod runs, by its UID.
+    pub placed: BTreeMap<Text, Text>,
+    pub mutation: Option<Mutation>,
+    /// Terms that a node carried before a touch that had no effect.
+    overlooked: BTreeMap<Text, BTreeSet<Option<Text>>>,
+    /// What changed since the last look.
+    pub commits: Vec<Commit>,
+}
+
+impl Api {
+    pub fn new(mutation: Option<Mutation>) -> Self {
+        Api {
+            mutation,
+            ..Api::default()
+        }
+    }
+
+    pub fn uid(&mut self) -> Text {
+        self.uids += 1;
+        format!("u{}", self.uids).into()
+    }
+
+    fn revision(&mut self) -> u64 {
+        self.revision += 1;
+        self.revision
+    }
+
+    // What the world does. Each keeps the server's rules but needs no guard.
+
+    pub fn put_node(&mut self, node: Node, at: Time) -> Arc<Node> {
+        let before = self.nodes.get(&node.name).cloned();
+        let version = self.revision();
+        let after = self.nodes.put(node, version, at);
+        self.commits.push(Commit::Node(before, Some(after.clone())));
+        after
+    }
+
+    /// A deletion as asked for: at once, or a mark where a finalizer holds the node.
+    pub fn delete_node(&mut self, name: &str, at: Time) {
+        let Some(node) = self.nodes.get(name).cloned() else {
+            return;
+        };
+        if !self.finalized.contains(&node.uid) {
+            let version = self.revision();
+            let before = self.nodes.remove(name, version, at);
+            self.commits.push(Commit::Node(before, None));
+        } else if !node.deleting {
+            self.put_node(
+                Node {
+                    deleting: true,
+                    ..Node::clone(&node)
+                },
+                at,
+            );
+        }
+    }
+
+    pub fn put_pool(&mut self, pool: Pool, at: Time) -> Arc<Pool> {
+        let before = self.pools.get(&pool.name).cloned();
+        let version = self.revision();
+        let after = self.pools.put(pool, version, at);
+        self.commits.push(Commit::Pool(before, Some(after.clone())));
+        after
+    }
+
+    pub fn delete_pool(&mut self, name: &str, at: Time) {
+        let Some(pool) = self.pools.get(name).cloned() else {
+            return;
+        };
+        if pool.finalizers.is_empty() {
+            self.remove_pool(name, at);
+        } else if !pool.deleting {
+            let generation = pool.generation + 1;
+            self.put_pool(
+                Pool {
+                    deleting: true,
+                    generation,
+                    ..Pool::clone(&pool)
+                },
+                at,
+            );
+        }
+    }
+
+    fn remove_pool(&mut self, name: &str, at: Time) {
+        let version = self.revision();
+        let before = self.pools.remove(name, version, at);
+        self.commits.push(Commit::Pool(before, None));
+    }
+
+    pub fn put_subnet(&mut self, subnet: Subnet, at: Time) -> Arc<Subnet> {
+        let before = self.subnets.get(&subnet.name).cloned();
+        let version = self.revision();
+        let after = self.subnets.put(subnet, version, at);
+        self.commits
+            .push(Commit::Subnet(before, Some(after.clone())));
+        after
+    }
+
+    pub fn delete_subnet(&mut self, name: &str, at: Time) {
+        let version = self.revision();
+        let before = self.subnets.remove(name, version, at);
+        if before.is_some() {
+            self.commits.push(Commit::Subnet(before, None));
+        }
+    }
+
+    pub fn put_service(&mut self, service: ServiceRange, at: Time) {
+        let version = self.revision();
+        self.services.put(service, version, at);
+        self.commits.push(Commit::Service);
+    }
+
+    pub fn delete_service(&mut self, name: &str, at: Time) {
+        let version = self.revision();
+        self.services.remove(name, version, at);
+        self.commits.push(Commit::Service);
+    }
+
+    pub fn put_pod(&mut self, pod: Pod, node: Text, at: Time) {
+        let version = self.revision();
+        self.placed.insert(pod.uid.clone(), node);
+        self.pods.put(pod, version, at);
+        self.commits.push(Commit::Pod);
+    }
+
+    pub fn delete_pod(&mut self, name: &str, at: Time) {
+        let version = self.revision();
+        if let Some(pod) = self.pods.remove(name, version, at) {
+            self.placed.remove(&pod.uid);
+            self.commits.push(Commit::Pod);
+        }
+    }
+
+    pub fn pods_on<'a>(&'a self, node: &'a str) -> impl Iterator<Item = &'a Arc<Pod>> {
+        self.pods
+            .live
+            .values()
+            .filter(move |pod| self.placed.get(&pod.uid).is_some_and(|n| &**n == node))
+    }
+
+    // What controllers ask.
+
+    /// Executes one request, now.
+    pub fn execute(&mut self, request: &Request, at: Time) -> Outcome {
+        match request {
+            Request::ListNodes => {
+                Outcome::Nodes(self.nodes.live.values().map(|n| Node::clone(n)).collect())
+            }
+            Request::ListSubnets => Outcome::Subnets(
+                self.subnets
+                    .live
+                    .values()
+                    .map(|s| Subnet::clone(s))
+                    .collect(),
+            ),
+            Request::ListPodsOf { node } => {
+                Outcome::Pods(self.pods_on(node).map(|p| Pod::clone(p)).collect())
+            }
+            Request::ReadNode { name } => found(&self.nodes, name, Outcome::Node),
+            Request::ReadSubnet { name } => found(&self.subnets, name, Outcome::Subnet),
+            Request::ReadPool { name } => found(&self.pools, name, Outcome::Pool),
+            Request::AssignPodCidrs(assignment) => self.assign(assignment, at),
+            Request::TouchNode { name, uid, term } => self.touch(name, uid, term, at),
+            Request::CreateSubnet { name, spec } => {
+                if self.subnets.get(name).is_some() {
+                    return guard("already exists");
+                }
+                let uid = self.uid();
+                let subnet = Subnet {
+                    name: name.clone(),
+                    uid,
+                    version: 0,
+                    spec: Ok(spec.clone()),
+                };
+                Outcome::Subnet(Subnet::clone(&self.put_subnet(subnet, at)))
+            }
+            Request::ReplaceSubnet {
+                name,
+                uid,
+                version,
+                spec,
+            } => {
+                let Some(known) = self.subnets.get(name).cloned() else {
+                    return missing();
+                };
+                if known.uid != *uid || known.version != *version {
+                    return guard("the object has been modified");
+                }
+                let subnet = Subnet {
+                    spec: Ok(spec.clone()),
+                    ..Subnet::clone(&known)
+                };
+                if subnet == *known {
+                    return Outcome::Subnet(subnet);
+                }
+                Outcome::Subnet(Subnet::clone(&self.put_subnet(subnet, at)))
+            }
+            Request::DeleteSubnet { name, uid, version } => {
+                let Some(known) = self.subnets.get(name) else {
+                    return Outcome::Gone;
+                };
+                if known.uid != *uid || known.version != *version {
+                    return guard("precondition failed");
+                }
+                self.delete_subnet(name, at);
+                Outcome::Gone
+            }
+            Request::SetPoolFinalizers {
+                name,
+                uid,
+                version,
+                finalizers,
+            } => {
+                let Some(known) = self.pools.get(name).cloned() else {
+                    return missing();
+                };
+                if known.uid != *uid || known.version != *version {
+                    return guard("the object has been modified");
+                }
+                if known.deleting && finalizers.iter().any(|f| !known.finalizers.contains(f)) {
+                    return guard("no new finalizers can be added if the object is being deleted");
+                }
+                let pool = Pool {
+                    finalizers: finalizers.clone(),
+                    ..Pool::clone(&known)
+                };
+                self.update_pool(&known, pool, at)
+            }
+            Request::SetPoolStatus {
+                name,
+                uid,
+                version,
+                status,
+            } => {
+                let Some(known) = self.pools.get(name).cloned() else {
+                    return missing();
+                };
+                if known.uid != *uid || known.version != *version {
+                    return guard("the object has been modified");
+                }
+                let pool = Pool {
+                    status: Some(status.clone()),
+                    ..Pool::clone(&known)
+                };
+                self.update_pool(&known, pool, at)
+            }
+        }
+    }
+
+    fn update_pool(&mut self, known: &Pool, pool: Pool, at: Time) -> Outcome {
+        if pool == *known {
+            return Outcome::Pool(pool);
+        }
+        let after = self.put_pool(pool, at);
+        if after.deleting && after.finalizers.is_empty() {
+            self.remove_pool(&after.name, at);
+        }
+        Outcome::Pool(Pool::clone(&after))
+    }
+
+    fn assign(&mut self, a: &Assignment, at: Time) -> Outcome {
+        let Some(known) = self.nodes.get(&a.name).cloned() else {
+            return missing();
+        };
+        if known.uid != a.uid && self.mutation != Some(Mutation::UidUntested) {
+            return guard("test /metadata/uid");
+        }
+        if !known.is_empty() {
+            return guard("test /spec/podCIDRs");
+        }
+        let same_term = if a.annotated {
+            known.annotated && known.term == a.term
+        } else {
+            !known.annotated
+        };
+        let overlooked = self
+            .overlooked
+            .get(&known.uid)
+            .is_some_and(|terms| terms.contains(&a.term));
+        if !same_term && !overlooked && self.mutation != Some(Mutation::TermUntested) {
+            return guard("test /metadata/annotations/cadastre.dev~1term");
+        }
+        let node = Node {
+            pod_cidrs: a.cidrs.clone().into(),
+            ..Node::clone(&known)
+        };
+        Outcome::Node(Node::clone(&self.put_node(node, at)))
+    }
+
+    fn touch(&mut self, name: &Text, uid: &Text, term: &Text, at: Time) -> Outcome {
+        let Some(known) = self.nodes.get(name).cloned() else {
+            return missing();
+        };
+        if known.uid != *uid {
+            return guard("metadata.uid: precondition failed");
+        }
+        if known.term.as_ref() == Some(term) {
+            return Outcome::Node(Node::clone(&known));
+        }
+        if self.mutation == Some(Mutation::TouchWithoutEffect) {
+            self.overlooked
+                .entry(uid.clone())
+                .or_default()
+                .insert(known.term.clone());
+        }
+        let node = Node {
+            term: Some(term.clone()),
+            annotated: true,
+            ..Node::clone(&known)
+        };
+        Outcome::Node(Node::clone(&self.put_node(node, at)))
+    }
+
+    /// Executes one request about the Lease, now.
+    pub fn lease(&mut self, ask: Ask) -> Answer {
+        match ask {
+            Ask::Get => self.lease.clone().map_or(Answer::Missing, Answer::Found),
+            Ask::Create(record) if self.lease.is_none() => self.write_lease(record),
+            Ask::Replace(record)
+                if self
+                    .lease
+                    .as_ref()
+                    .is_some_and(|known| known.resource_version == record.resource_version) =>
+            {
+                self.write_lease(record)
+            }
+            Ask::Create(_) | Ask::Replace(_) => Answer::Conflict,
+        }
+    }
+
+    fn write_lease(&mut self, mut record: Record) -> Answer {
+        record.resource_version = self.revision().to_string();
+        self.lease = Some(record.clone());
+        Answer::Written(record)
+    }
+}
+
+fn found<T: Versioned>(kind: &Kind<T>, name: &str, outcome: fn(T) -> Outcome) -> Outcome {
+    kind.get(name)
+        .map_or_else(missing, |object| outcome(T::clone(object)))
+}
+
+fn missing() -> Outcome {
+    Outcome::Refused(Refusal::Missing)
+}
+
+fn guard(text: &str) -> Outcome {
+    Outcome::Refused(Refusal::Guard(text.to_owned()))
+}

@@ -1,0 +1,590 @@
+//! What must hold after every step, judged by the API server's history and by what each process had
+//! been told. Nothing here reads the controller's own state.
+//!
+//! # What is promised, and checked
+//! 1. *One holder.* A range that a controller assigns overlaps no range that a controller assigned
+//!    to another living node; nor one that somebody else wrote and that the writer had been shown.
+//! 2. *Rest.* The range of a dead node is not dealt to another machine before the quarantine is over,
+//!    counted from the true moment of deletion, nor without a consistent look at the dead node's pods
+//!    since then that showed none of its addresses. Promised where a NodeSubnet told of the range when
+//!    the node went, or where the leader that deals it saw the node go in the same tenure. The time
+//!    is not judged in runs whose wall clocks jump: over a restart they are all there is.
+//! 3. *Policy.* A dealt range is one block of each of the pool's families, from a pool that the writer
+//!    had seen enabled, matching the node and with that block size; outside of what was reserved, of
+//!    service ranges and of pods' and nodes' addresses as the writer had seen them. What a machine
+//!    gets back is held to less: an enabled, matching pool has it.
+//! 4. *Fence.* After an unclean take-over no write but the touch leaves before every node that was
+//!    there, and still has no podCIDR, carries the new term.
+//! 5. *Records.* What a NodeSubnet tells of a holder does not vanish before its time; a finalizer
+//!    stays while something is held or rests in the pool.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use cadastre::api::{FINALIZER, NodeSubnetSpec};
+use cadastre::cluster::lease::Takeover;
+use cadastre::cluster::request::{Assignment, Outcome, Request};
+use cadastre::cluster::seen::{Machine, Node, Pool, Subnet, Text};
+use cadastre::controller::{Outgoing, Report};
+use cadastre::ipam::Cidr;
+
+use super::api::{Api, Author, Commit};
+use super::clock::{SECOND, Time, seconds};
+use super::known::Known;
+use super::run::{Tally, Where};
+use super::shape::Shape;
+use super::words::ranges;
+
+/// A rule that was broken.
+#[derive(Debug)]
+pub struct Violation {
+    pub rule: &'static str,
+    pub text: String,
+    /// The objects concerned.
+    pub names: BTreeSet<Text>,
+}
+
+impl Violation {
+    pub fn new(rule: &'static str, text: String, names: impl IntoIterator<Item = Text>) -> Self {
+        Violation {
+            rule,
+            text,
+            names: names.into_iter().collect(),
+        }
+    }
+}
+
+/// A node that is gone, and what it held.
+pub struct Grave {
+    pub name: Text,
+    pub uid: Text,
+    pub machine: Machine,
+    pub ranges: Vec<Cidr>,
+    pub died: Time,
+    /// Whether a NodeSubnet told of it when it went, and nobody has edited that since.
+    pub recorded: bool,
+    /// When a look at its pods showed none of its addresses.
+    looked: Vec<Time>,
+}
+
+#[derive(Default)]
+pub struct Checks {
+    pub tally: Tally,
+    wall_lies: bool,
+    skew: u64,
+    /// UIDs of nodes that a controller gave their podCIDRs.
+    pub ours: BTreeSet<Text>,
+    pub graves: Vec<Grave>,
+    born: BTreeMap<Text, Time>,
+    /// Every version of a pool that ever was.
+    shapes: Vec<Shape>,
+    /// Who holds the Lease, and since when.
+    lease: (Option<String>, Time),
+    /// The last write of a controller.
+    pub last_write: (Time, String),
+    told: BTreeSet<(Where, String)>,
+}
+
+type Verdict = Result<(), Violation>;
+
+impl Checks {
+    pub fn new(wall_lies: bool, skew: u64) -> Self {
+        Checks {
+            wall_lies,
+            skew,
+            ..Checks::default()
+        }
+    }
+
+    /// Takes note of the cluster as it is found.
+    pub fn begin(&mut self, api: &Api) {
+        for node in api.nodes.live.values() {
+            self.born.insert(node.uid.clone(), 0);
+        }
+        for pool in api.pools.live.values() {
+            self.shapes.extend(Shape::new(pool));
+        }
+    }
+
+    /// The Lease was written; says whether its holder has changed.
+    pub fn leased(&mut self, holder: Option<&str>, now: Time) -> bool {
+        let new = self.lease.0.as_deref() != holder;
+        if new {
+            self.lease = (holder.map(str::to_owned), now);
+        }
+        new
+    }
+
+    /// A controller asks for something.
+    pub fn asked(
+        &mut self,
+        place: Where,
+        outgoing: &Outgoing,
+        known: &mut Known,
+        api: &Api,
+        now: Time,
+    ) -> Verdict {
+        let request = &outgoing.request;
+        if request.is_write() && (outgoing.term.is_none() || outgoing.term != known.term) {
+            let text = format!(
+                "{place} was told {:?} and writes under {:?}",
+                known.term, outgoing.term
+            );
+            return Err(Violation::new("leader writes", text, []));
+        }
+        if request.is_write() && !matches!(request, Request::TouchNode { .. }) {
+            self.fenced(place, known, api)?;
+        }
+        let Request::AssignPodCidrs(a) = request else {
+            return Ok(());
+        };
+        let key = (a.uid.clone(), a.cidrs.clone());
+        if known.decided.contains_key(&key) {
+            return Ok(());
+        }
+        known.decided.insert(key, now);
+        self.dealt(place, a, known, api)
+    }
+
+    fn fenced(&self, place: Where, known: &Known, api: &Api) -> Verdict {
+        if known.takeover != Some(Takeover::Unclean) {
+            return Ok(());
+        }
+        for node in api.nodes.live.values().filter(|node| node.is_empty()) {
+            let born = self.born.get(&node.uid).copied().unwrap_or(Time::MAX);
+            if born < self.lease.1 && node.term != known.term {
+                let text = format!(
+                    "{place} deals under {:?} while {} carries {:?}",
+                    known.term, node.name, node.term
+                );
+                return Err(Violation::new("fence", text, [node.name.clone()]));
+            }
+        }
+        Ok(())
+    }
+
+    /// A controller has chosen ranges for a node: they must be right by what it had seen.
+    fn dealt(&self, place: Where, a: &Assignment, known: &Known, api: &Api) -> Verdict {
+        let wrong = |what: String| {
+            let text = format!(
+                "{place} deals {} to {} ({}): {what}",
+                ranges(&a.cidrs),
+                a.name,
+                a.uid
+            );
+            Err(Violation::new("policy", text, [a.name.clone()]))
+        };
+        let hits = |cidr: &Cidr| a.cidrs.iter().any(|c| c.overlaps(cidr));
+        let returns = self.graves.iter().any(|grave| {
+            grave.name == a.name
+                && grave.ranges.len() == a.cidrs.len()
+                && grave.ranges.iter().all(|r| a.cidrs.contains(r))
+        });
+        let labels = known.labels.get(&a.uid);
+        let pool = known.shapes.iter().find(|shape| {
+            labels.into_iter().flatten().any(|labels| {
+                shape.could_deal(&a.cidrs, labels)
+                    || (returns && shape.could_return(&a.cidrs, labels))
+            })
+        });
+        if pool.is_none() {
+            return wrong("no pool it has seen could have".to_owned());
+        }
+        for node in known
+            .nodes
+            .objects
+            .values()
+            .filter(|node| node.name != a.name)
+        {
+            let lives = api
+                .nodes
+                .get(&node.name)
+                .is_some_and(|live| live.uid == node.uid);
+            if lives && node.pod_cidrs.iter().any(hits) {
+                return wrong(format!(
+                    "{} was seen with {}",
+                    node.name,
+                    ranges(&node.pod_cidrs)
+                ));
+            }
+            let own = node
+                .addresses
+                .iter()
+                .find(|addr| a.cidrs.iter().any(|c| c.contains_addr(**addr)));
+            if let Some(addr) = own.filter(|_| lives && !returns) {
+                return wrong(format!("{} was seen with the address {addr}", node.name));
+            }
+        }
+        if let Some(service) = known
+            .services
+            .objects
+            .values()
+            .find(|s| s.cidrs.iter().any(hits) && !returns)
+        {
+            return wrong(format!(
+                "the service range {} was seen there",
+                ranges(&service.cidrs)
+            ));
+        }
+        let inside = |pod: &&cadastre::cluster::seen::Pod| {
+            pod.addresses
+                .iter()
+                .any(|addr| a.cidrs.iter().any(|c| c.contains_addr(*addr)))
+        };
+        if let Some(pod) = known
+            .pods
+            .objects
+            .values()
+            .find(inside)
+            .filter(|_| !returns)
+        {
+            return wrong(format!(
+                "pod {} was seen with {:?}",
+                pod.name, pod.addresses
+            ));
+        }
+        Ok(())
+    }
+
+    /// A request took effect or was refused.
+    pub fn executed(&mut self, request: &Request, outcome: &Outcome, now: Time) {
+        if let (Request::ListPodsOf { node }, Outcome::Pods(pods)) = (request, outcome) {
+            for grave in self.graves.iter_mut().filter(|grave| grave.name == *node) {
+                let used = pods
+                    .iter()
+                    .flat_map(|p| p.addresses.iter())
+                    .any(|a| grave.ranges.iter().any(|r| r.contains_addr(*a)));
+                if !used {
+                    grave.looked.push(now);
+                }
+            }
+        }
+    }
+
+    /// Something has changed.
+    pub fn committed(
+        &mut self,
+        commit: &Commit,
+        author: &Author,
+        known: Option<&Known>,
+        api: &Api,
+        (now, decided): (Time, Time),
+    ) -> Verdict {
+        if let Author::Controller { process, .. } = author {
+            self.last_write = (now, format!("p{process} {}", describe(commit)));
+        }
+        match commit {
+            Commit::Node(before, after) => {
+                match (before, after) {
+                    (None, Some(node)) => _ = self.born.insert(node.uid.clone(), now),
+                    (Some(node), None) => self.bury(node, api, now),
+                    _ => {}
+                }
+                let given = before.as_ref().is_some_and(|b| b.is_empty())
+                    && after.as_ref().is_some_and(|a| !a.is_empty());
+                if let (true, Author::Controller { term, .. }, Some(node)) = (given, author, after)
+                {
+                    return self.assigned(node, term, known, api, decided);
+                }
+            }
+            Commit::Pool(before, after) => {
+                if let Some(shape) = after.as_ref().and_then(|pool| Shape::new(pool)) {
+                    if !self.shapes.contains(&shape) {
+                        self.shapes.push(shape);
+                    }
+                }
+                if let (Author::Controller { .. }, Some(before)) = (author, before) {
+                    return self.pool_written(before, after.as_deref(), known, api, now);
+                }
+            }
+            Commit::Subnet(before, after) => {
+                if *author == Author::World {
+                    let name = before
+                        .as_ref()
+                        .or(after.as_ref())
+                        .map(|subnet| subnet.name.clone());
+                    for grave in self
+                        .graves
+                        .iter_mut()
+                        .filter(|grave| Some(&grave.name) == name.as_ref())
+                    {
+                        grave.recorded = false;
+                    }
+                } else if let Some(before) = before {
+                    return self.subnet_written(before, after.as_deref(), api, now);
+                }
+            }
+            Commit::Service | Commit::Pod => {}
+        }
+        Ok(())
+    }
+
+    fn bury(&mut self, node: &Node, api: &Api, now: Time) {
+        if node.pod_cidrs.is_empty() {
+            return;
+        }
+        let told = api
+            .subnets
+            .get(&node.name)
+            .and_then(|subnet| subnet.spec.as_ref().ok());
+        let recorded = told.is_some_and(|spec| {
+            let told = records(spec);
+            node.pod_cidrs
+                .iter()
+                .all(|range| told.iter().any(|r| r.uid == *node.uid && r.range == *range))
+        });
+        self.graves.push(Grave {
+            name: node.name.clone(),
+            uid: node.uid.clone(),
+            machine: node.machine.clone(),
+            ranges: node.pod_cidrs.to_vec(),
+            died: now,
+            recorded,
+            looked: Vec::new(),
+        });
+    }
+
+    /// A controller's assignment has come true.
+    fn assigned(
+        &mut self,
+        node: &Arc<Node>,
+        term: &Text,
+        known: Option<&Known>,
+        api: &Api,
+        decided: Time,
+    ) -> Verdict {
+        self.tally.assigned += 1;
+        let hits = |ranges: &[Cidr]| {
+            ranges
+                .iter()
+                .any(|r| node.pod_cidrs.iter().any(|c| c.overlaps(r)))
+        };
+        for other in api.nodes.live.values() {
+            if other.uid != node.uid && self.ours.contains(&other.uid) && hits(&other.pod_cidrs) {
+                let text = format!(
+                    "{} ({}) gets {} and {} ({}) has {}",
+                    node.name,
+                    node.uid,
+                    ranges(&node.pod_cidrs),
+                    other.name,
+                    other.uid,
+                    ranges(&other.pod_cidrs)
+                );
+                return Err(Violation::new(
+                    "one holder",
+                    text,
+                    [node.name.clone(), other.name.clone()],
+                ));
+            }
+        }
+        self.ours.insert(node.uid.clone());
+        for grave in self.graves.iter().filter(|grave| hits(&grave.ranges)) {
+            if grave.name == node.name && grave.machine.same(&node.machine) {
+                continue;
+            }
+            let seen = known
+                .is_some_and(|known| known.buried.contains(&(grave.uid.clone(), term.clone())));
+            if !grave.recorded && !seen {
+                continue;
+            }
+            let who = || {
+                format!(
+                    "{} gets {} of {} ({})",
+                    node.name,
+                    ranges(&grave.ranges),
+                    grave.name,
+                    grave.uid
+                )
+            };
+            let names = [node.name.clone(), grave.name.clone()];
+            if !self.wall_lies && decided < self.rested(grave) {
+                let text = format!(
+                    "{} dead for {} ms only",
+                    who(),
+                    decided.saturating_sub(grave.died) / 1000
+                );
+                return Err(Violation::new("rest", text, names));
+            }
+            if !grave.looked.iter().any(|at| *at <= decided) {
+                return Err(Violation::new(
+                    "rest",
+                    format!("{} without a look at its pods", who()),
+                    names,
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// When the ranges of a grave may be given on, at the earliest.
+    pub fn rested(&self, grave: &Grave) -> Time {
+        let pools = self
+            .shapes
+            .iter()
+            .filter(|shape| grave.ranges.iter().any(|r| shape.overlaps(r)));
+        let quarantine = pools.map(|shape| shape.quarantine).min().unwrap_or(0) * SECOND;
+        grave.died + quarantine - quarantine * self.skew * 2 / 1_000_000
+    }
+
+    fn subnet_written(
+        &mut self,
+        before: &Subnet,
+        after: Option<&Subnet>,
+        api: &Api,
+        now: Time,
+    ) -> Verdict {
+        let (Ok(before_spec), Ok(after_spec)) =
+            (&before.spec, after.map(|s| s.spec.as_ref()).transpose())
+        else {
+            return Ok(());
+        };
+        let (was, is) = (
+            records(before_spec),
+            after_spec.map(records).unwrap_or_default(),
+        );
+        let live = api.nodes.get(&before.name);
+        for record in was
+            .iter()
+            .filter(|r| !is.iter().any(|i| i.uid == r.uid && i.range == r.range))
+        {
+            self.tally.freed += 1;
+            let grave = self.graves.iter().find(|grave| *grave.uid == *record.uid);
+            let held_on = live.is_some_and(|node| {
+                *node.uid == *record.uid && node.pod_cidrs.contains(&record.range)
+            });
+            let returned = live.is_some_and(|node| node.pod_cidrs.contains(&record.range));
+            let early = grave.is_some_and(|g| g.recorded && now < self.rested(g))
+                && record.until.is_none_or(|until| until > seconds(now));
+            if held_on || (early && !returned && !self.wall_lies) {
+                let text = format!(
+                    "the record of {} for {} vanishes: {was:?} -> {is:?}",
+                    record.range, record.uid
+                );
+                return Err(Violation::new("records", text, [before.name.clone()]));
+            }
+        }
+        Ok(())
+    }
+
+    fn pool_written(
+        &mut self,
+        before: &Pool,
+        after: Option<&Pool>,
+        known: Option<&Known>,
+        api: &Api,
+        now: Time,
+    ) -> Verdict {
+        let has = |pool: &Pool| pool.finalizers.iter().any(|f| f == FINALIZER);
+        let dropped = has(before) && after.is_some_and(|after| !has(after));
+        let Some(shape) = Shape::new(before).filter(|_| dropped) else {
+            return Ok(());
+        };
+        let wrong = |name: &Text, what: &str| {
+            let text = format!(
+                "pool {} loses its finalizer while {name} {what}",
+                before.name
+            );
+            Err(Violation::new(
+                "finalizer",
+                text,
+                [before.name.clone(), name.clone()],
+            ))
+        };
+        if !before.deleting {
+            return wrong(&before.name, "lives");
+        }
+        let others: Vec<Shape> = api
+            .pools
+            .live
+            .values()
+            .filter(|p| p.name != before.name)
+            .filter_map(|p| Shape::new(p))
+            .collect();
+        let only_here = |range: &Cidr| {
+            shape.contains(range) && !others.iter().any(|other| other.contains(range))
+        };
+        for node in api
+            .nodes
+            .live
+            .values()
+            .filter(|node| node.pod_cidrs.iter().any(only_here))
+        {
+            let seen = known.is_some_and(|k| {
+                k.nodes
+                    .objects
+                    .get(&node.name)
+                    .is_some_and(|n| n.uid == node.uid && !n.is_empty())
+            });
+            if seen || self.ours.contains(&node.uid) {
+                return wrong(&node.name, "holds a range of it");
+            }
+        }
+        let resting = |grave: &&Grave| {
+            grave.recorded && grave.ranges.iter().any(only_here) && now < self.rested(grave)
+        };
+        if let Some(grave) = self.graves.iter().find(resting).filter(|_| !self.wall_lies) {
+            return wrong(&grave.name, "rests in it");
+        }
+        Ok(())
+    }
+
+    /// A controller tells people something. Once faults are over, once is enough.
+    pub fn reported(&mut self, place: Where, report: &Report, (_, rough): (Time, bool)) -> Verdict {
+        let text = format!("{report:?}");
+        if !rough && !self.told.insert((place, text.clone())) {
+            return Err(Violation::new(
+                "reports",
+                format!("{place} tells twice: {text}"),
+                [],
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// One range of one holder, as a NodeSubnet tells it.
+#[derive(Debug)]
+pub struct Record {
+    pub uid: String,
+    pub range: Cidr,
+    /// Seconds since 1970, of one that is gone.
+    pub until: Option<i64>,
+}
+
+pub fn records(spec: &NodeSubnetSpec) -> Vec<Record> {
+    let read = |text: &str| Cidr::parse_strict(text).ok();
+    let mut all = Vec::new();
+    if let Some(uid) = &spec.node_uid {
+        let held = spec.pod_cidrs.iter().filter_map(|held| read(&held.cidr));
+        all.extend(held.map(|range| Record {
+            uid: uid.clone(),
+            range,
+            until: None,
+        }));
+    }
+    for previous in &spec.previous {
+        let until = Some(previous.until.0.as_second());
+        let held = previous
+            .pod_cidrs
+            .iter()
+            .filter_map(|held| read(&held.cidr));
+        all.extend(held.map(|range| Record {
+            uid: previous.node_uid.clone(),
+            range,
+            until,
+        }));
+    }
+    all
+}
+
+fn describe(commit: &Commit) -> String {
+    fn name<T: cadastre::cluster::seen::Object>(a: Option<&Arc<T>>, b: Option<&Arc<T>>) -> String {
+        a.or(b).map(|o| o.name().to_string()).unwrap_or_default()
+    }
+    match commit {
+        Commit::Node(a, b) => format!("node {}", name(a.as_ref(), b.as_ref())),
+        Commit::Pool(a, b) => format!("pool {}", name(a.as_ref(), b.as_ref())),
+        Commit::Subnet(a, b) => format!("subnet {}", name(a.as_ref(), b.as_ref())),
+        Commit::Service | Commit::Pod => String::new(),
+    }
+}

@@ -1,0 +1,104 @@
+//! What befalls processes and their watches.
+
+use super::clock::{MS, SECOND};
+use super::process::Watched;
+use super::run::{Due, Sim, Where};
+
+impl Sim {
+    pub fn fault(&mut self) {
+        if !self.rough {
+            return;
+        }
+        let total = self.plan.faults.total();
+        if total > 0 {
+            self.befall(total);
+        }
+        let gap = self.rng.stretch(
+            (self.plan.fault_every / 64).max(10 * MS),
+            self.plan.fault_every,
+        );
+        self.after(gap, Due::Fault);
+    }
+
+    fn befall(&mut self, total: u32) {
+        let process = self.rng.index(self.processes.len());
+        let place = Where {
+            process,
+            incarnation: self.processes[process].incarnation,
+        };
+        if !self.is_alive(place) || self.is_paused(place) {
+            return;
+        }
+        let faults = self.plan.faults.clone();
+        let mut left = u32::try_from(self.rng.below(u64::from(total))).unwrap();
+        let mut falls = |weight: u32| {
+            let hit = left < weight;
+            left = left.saturating_sub(weight);
+            hit && weight > 0
+        };
+        if falls(faults.pause) {
+            self.pause(place);
+        } else if falls(faults.crash) {
+            self.end(place, "crashes");
+        } else if falls(faults.stop) {
+            self.stop(place);
+        } else if falls(faults.relist) {
+            self.relist(place);
+        } else if falls(faults.stall) {
+            self.stall(place);
+        } else {
+            self.jump(place);
+        }
+    }
+
+    fn pause(&mut self, place: Where) {
+        let length = self.rng.stretch(10 * MS, 120 * SECOND);
+        self.processes[place.process].paused_until = self.now + length;
+        self.log(None, || format!("{place} pauses for {} ms", length / MS));
+    }
+
+    fn stop(&mut self, place: Where) {
+        let patience = self.rng.stretch(500 * MS, 30 * SECOND);
+        let Some(run) = &mut self.processes[place.process].run else {
+            return;
+        };
+        if run.stopping.is_none() {
+            run.controller.stop();
+            run.stopping = Some(self.now + patience);
+            self.log(None, || format!("{place} is asked to stop"));
+            self.after(patience, Due::GiveUp(place));
+        }
+    }
+
+    /// A watch ends and starts over with a list.
+    fn relist(&mut self, place: Where) {
+        let all = self.rng.chance(2_000);
+        let one = *self.rng.pick(&Watched::ALL);
+        for kind in Watched::ALL.into_iter().filter(|kind| all || *kind == one) {
+            if let Some(run) = &mut self.processes[place.process].run {
+                run.relist(kind);
+            }
+            self.log(None, || format!("{place} lists {kind:?} again"));
+            self.schedule_delivery(place, kind);
+        }
+    }
+
+    /// A watch is cut, and goes on later where it was.
+    fn stall(&mut self, place: Where) {
+        let kind = *self.rng.pick(&Watched::ALL);
+        let until = self.now + self.rng.stretch(500 * MS, 200 * SECOND);
+        if let Some(run) = &mut self.processes[place.process].run {
+            *run.line(kind, &self.api).held_until = until;
+        }
+        self.log(None, || {
+            format!("{place} hears nothing of {kind:?} until {until}")
+        });
+    }
+
+    fn jump(&mut self, place: Where) {
+        let size = i64::try_from(self.rng.stretch(SECOND, 3600 * SECOND)).unwrap();
+        let off = if self.rng.chance(5_000) { size } else { -size };
+        self.processes[place.process].clocks.wall_off = off;
+        self.log(None, || format!("{place}'s wall clock is off by {off} us"));
+    }
+}

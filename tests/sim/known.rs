@@ -1,0 +1,88 @@
+//! What one run of a process has been told, as the checks remember it.
+//!
+//! A controller is judged by what it could know: a node that arrives with a range a moment after it
+//! was dealt is nobody's fault.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use cadastre::cluster::lease::{Leadership, Takeover};
+use cadastre::cluster::request::Outcome;
+use cadastre::cluster::seen::{Change, Node, Pod, Pool, ServiceRange, Subnet, Text};
+use cadastre::ipam::Cidr;
+
+use super::clock::Time;
+use super::kind::View;
+use super::shape::Shape;
+
+/// Labels of a node.
+pub type Labels = Box<[(Text, Text)]>;
+
+#[derive(Default)]
+pub struct Known {
+    pub nodes: View<Node>,
+    pub pools: View<Pool>,
+    pub subnets: View<Subnet>,
+    pub services: View<ServiceRange>,
+    pub pods: View<Pod>,
+    /// Every set of labels a node was shown with, by UID.
+    pub labels: BTreeMap<Text, BTreeSet<Labels>>,
+    /// Every pool version shown.
+    pub shapes: Vec<Shape>,
+    /// The term the controller was last told it leads under.
+    pub term: Option<Text>,
+    /// How it came to lead.
+    pub takeover: Option<Takeover>,
+    /// Nodes with podCIDRs whose end was shown while it led: UID and term.
+    pub buried: BTreeSet<(Text, Text)>,
+    /// When it first asked for a node (by UID) to have these ranges.
+    pub decided: BTreeMap<(Text, Vec<Cidr>), Time>,
+}
+
+impl Known {
+    pub fn told(&mut self, leadership: &Leadership) {
+        (self.term, self.takeover) = match leadership {
+            Leadership::Leading(tenure) => (Some(tenure.term.clone()), Some(tenure.takeover)),
+            _ => (None, None),
+        };
+    }
+
+    pub fn nodes(&mut self, change: &Change<Node>) {
+        if let Change::Applied(node) = change {
+            self.node(node);
+        }
+        for gone in self.nodes.take(change) {
+            if let Some(term) = self.term.clone().filter(|_| !gone.pod_cidrs.is_empty()) {
+                self.buried.insert((gone.uid, term));
+            }
+        }
+    }
+
+    pub fn pools(&mut self, change: &Change<Pool>) {
+        if let Change::Applied(pool) = change {
+            self.pool(pool);
+        }
+        self.pools.take(change);
+    }
+
+    pub fn answer(&mut self, outcome: &Outcome) {
+        match outcome {
+            Outcome::Node(node) => self.node(node),
+            Outcome::Nodes(nodes) => nodes.iter().for_each(|node| self.node(node)),
+            Outcome::Pool(pool) => self.pool(pool),
+            _ => {}
+        }
+    }
+
+    fn node(&mut self, node: &Node) {
+        let labels = self.labels.entry(node.uid.clone()).or_default();
+        if !labels.contains(&node.labels) {
+            labels.insert(node.labels.clone());
+        }
+    }
+
+    fn pool(&mut self, pool: &Pool) {
+        if let Some(shape) = Shape::new(pool).filter(|shape| !self.shapes.contains(shape)) {
+            self.shapes.push(shape);
+        }
+    }
+}

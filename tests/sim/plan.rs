@@ -1,0 +1,119 @@
+//! What a seed draws before the first step: how large, how rough and how long its run is.
+
+use super::clock::{MS, SECOND, Time};
+use super::rng::Rng;
+
+/// The weather of one run. Chances are in ten thousand.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub processes: usize,
+    /// Node names in use.
+    pub names: u64,
+    /// Pool names in use.
+    pub pools: u64,
+    /// Requests that a shell keeps in flight.
+    pub limit: usize,
+    /// How long the world changes and faults fall.
+    pub rough_for: Time,
+    /// How long everything may take to come to rest afterwards.
+    pub settle_for: Time,
+    /// Longest gap between two changes of the world, and between two faults.
+    pub work_every: Time,
+    pub fault_every: Time,
+    pub network: Network,
+    /// Chances of each kind of fault, relative to each other.
+    pub faults: Faults,
+    /// Monotonic clocks are off by at most so many parts per million.
+    pub skew: u64,
+    /// Another allocator fills podCIDRs now and then.
+    pub second_writer: bool,
+    /// Somebody edits NodeSubnets by hand.
+    pub tampering: bool,
+}
+
+/// How requests fare.
+#[derive(Clone, Debug, Default)]
+pub struct Network {
+    pub lost_before: u32,
+    pub lost_after: u32,
+    /// The answer is lost, and the effect comes much later.
+    pub late: u32,
+    pub slow: u32,
+    pub refused: u32,
+    pub busy: u32,
+    pub rejected: u32,
+    /// A watch is late by seconds or minutes, not milliseconds.
+    pub lagging: u32,
+    /// Between the decision to send and the gate lies a gap.
+    pub gap: u32,
+    pub lease_lost: u32,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Faults {
+    pub pause: u32,
+    pub crash: u32,
+    pub stop: u32,
+    pub relist: u32,
+    pub stall: u32,
+    pub wall: u32,
+}
+
+impl Faults {
+    pub fn total(&self) -> u32 {
+        self.pause + self.crash + self.stop + self.relist + self.stall + self.wall
+    }
+}
+
+impl Plan {
+    pub fn draw(rng: &mut Rng) -> Self {
+        let rough = *rng.pick(&[0_u32, 1, 1, 3, 3, 10]);
+        let mut some =
+            |most: u32| u32::try_from(rng.below(u64::from(most) + 1)).unwrap_or(0) * rough;
+        let network = Network {
+            lost_before: some(60),
+            lost_after: some(60),
+            late: some(60),
+            slow: some(100),
+            refused: some(40),
+            busy: some(60),
+            rejected: some(20),
+            lagging: some(30),
+            gap: some(100),
+            lease_lost: some(100),
+        };
+        let mut weight = |most: u64| u32::try_from(rng.below(most + 1)).unwrap_or(0);
+        let faults = Faults {
+            pause: weight(10),
+            crash: weight(6),
+            stop: weight(4),
+            relist: weight(10),
+            stall: weight(10),
+            wall: if weight(3) == 0 { 5 } else { 0 },
+        };
+        Plan {
+            processes: *rng.pick(&[1, 2, 2, 2, 3]),
+            names: rng.between(3, 24),
+            pools: rng.between(1, 4),
+            limit: *rng.pick(&[1, 4, 16, 64]),
+            rough_for: rng.between(120, 420) * SECOND,
+            settle_for: 420 * SECOND,
+            work_every: rng.stretch(200 * MS, 4 * SECOND),
+            fault_every: if rough == 0 {
+                600 * SECOND
+            } else {
+                rng.stretch(2 * SECOND, 60 * SECOND)
+            },
+            network,
+            faults,
+            skew: *rng.pick(&[0, 1_000, 30_000]),
+            second_writer: rng.chance(1_500),
+            tampering: rng.chance(2_500),
+        }
+    }
+
+    /// Whether wall clocks lie in this run.
+    pub fn wall_lies(&self) -> bool {
+        self.faults.wall > 0
+    }
+}

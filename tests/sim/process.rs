@@ -1,0 +1,192 @@
+//! One controller process: the shipped state machines, their watches, and the machine they run on.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use cadastre::cluster::lease::{Elector, Leadership, Settings as LeaseSettings};
+use cadastre::cluster::request::RequestId;
+use cadastre::cluster::seen::{Node, Pod, Pool, ServiceRange, Subnet, Text};
+use cadastre::controller::{Controller, Event, Now, Outgoing, Settings};
+
+use super::api::Api;
+use super::clock::{Clocks, Time};
+use super::kind::{Feed, Versioned};
+use super::known::Known;
+
+/// The kinds a controller watches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Watched {
+    Nodes,
+    Pools,
+    Subnets,
+    Services,
+    Pods,
+}
+
+impl Watched {
+    pub const ALL: [Self; 5] = [
+        Self::Nodes,
+        Self::Pools,
+        Self::Subnets,
+        Self::Services,
+        Self::Pods,
+    ];
+}
+
+/// A place where a controller runs, again and again.
+pub struct Process {
+    pub clocks: Clocks,
+    /// Counts the runs: what belongs to an earlier one goes nowhere.
+    pub incarnation: u32,
+    pub paused_until: Time,
+    pub run: Option<Run>,
+}
+
+/// One run, from start to crash or stop.
+pub struct Run {
+    pub controller: Controller,
+    pub elector: Elector,
+    /// Leadership as last told to the controller.
+    pub told: Option<Leadership>,
+    /// Whether news of leadership is on its way to the controller.
+    pub telling: bool,
+    /// Whether a request about the Lease is out.
+    pub asked: bool,
+    pub feeds: Feeds,
+    pub known: Known,
+    /// Requests out or about to be sent.
+    pub in_flight: BTreeMap<RequestId, Outgoing>,
+    /// The times at which the next look at controller and elector is due.
+    pub look_at: Option<Time>,
+    pub lease_at: Option<Time>,
+    /// When a graceful stop gives up waiting.
+    pub stopping: Option<Time>,
+    pub released: bool,
+    /// Requests at one moment of virtual time: too many is a spin.
+    pub burst: (Time, u32),
+}
+
+#[derive(Default)]
+pub struct Feeds {
+    pub nodes: Feed<Node>,
+    pub pools: Feed<Pool>,
+    pub subnets: Feed<Subnet>,
+    pub services: Feed<ServiceRange>,
+    pub pods: Feed<Pod>,
+}
+
+/// When a watch may deliver.
+pub struct Line<'a> {
+    pub scheduled: &'a mut bool,
+    pub held_until: &'a mut Time,
+    pub has_next: bool,
+}
+
+impl Run {
+    pub fn new(process: usize, incarnation: u32, limit: usize) -> Self {
+        let lease = LeaseSettings {
+            identity: format!("p{process}"),
+            nonce: format!("{process}n{incarnation}"),
+            lease_duration: Duration::from_secs(15),
+            renew_deadline: Duration::from_secs(10),
+            retry_period: Duration::from_secs(2),
+        };
+        Run {
+            controller: Controller::new(Settings {
+                critical_in_flight: limit,
+                background_in_flight: limit.min(16),
+                ..Settings::default()
+            }),
+            elector: Elector::new(lease),
+            told: None,
+            telling: false,
+            asked: false,
+            feeds: Feeds::default(),
+            known: Known::default(),
+            in_flight: BTreeMap::new(),
+            look_at: None,
+            lease_at: None,
+            stopping: None,
+            released: false,
+            burst: (0, 0),
+        }
+    }
+
+    /// Whether a write of that term may be sent now: the rule of the shell.
+    pub fn gate(&self, term: Option<&Text>, mono: Duration) -> bool {
+        match self.elector.leadership() {
+            Leadership::Leading(tenure) => term == Some(&tenure.term) && mono < tenure.valid_until,
+            _ => false,
+        }
+    }
+
+    /// The next step of a watch, told to the controller; returns what it is about, for the trace.
+    pub fn deliver(&mut self, kind: Watched, api: &Api, now: Now) -> Option<Event> {
+        let event = match kind {
+            Watched::Nodes => {
+                let change = self.feeds.nodes.next(&api.nodes)?;
+                self.known.nodes(&change);
+                Event::Nodes(change)
+            }
+            Watched::Pools => {
+                let change = self.feeds.pools.next(&api.pools)?;
+                self.known.pools(&change);
+                Event::Pools(change)
+            }
+            Watched::Subnets => {
+                let change = self.feeds.subnets.next(&api.subnets)?;
+                self.known.subnets.take(&change);
+                Event::Subnets(change)
+            }
+            Watched::Services => {
+                let change = self.feeds.services.next(&api.services)?;
+                self.known.services.take(&change);
+                Event::ServiceRanges(change)
+            }
+            Watched::Pods => {
+                let change = self.feeds.pods.next(&api.pods)?;
+                self.known.pods.take(&change);
+                Event::Pods(change)
+            }
+        };
+        self.controller.on(event.clone(), now);
+        Some(event)
+    }
+
+    pub fn line<'a>(&'a mut self, kind: Watched, api: &Api) -> Line<'a> {
+        fn of<'a, T: Versioned>(feed: &'a mut Feed<T>, kind: &super::kind::Kind<T>) -> Line<'a> {
+            let has_next = feed.has_next(kind);
+            Line {
+                scheduled: &mut feed.scheduled,
+                held_until: &mut feed.held_until,
+                has_next,
+            }
+        }
+        match kind {
+            Watched::Nodes => of(&mut self.feeds.nodes, &api.nodes),
+            Watched::Pools => of(&mut self.feeds.pools, &api.pools),
+            Watched::Subnets => of(&mut self.feeds.subnets, &api.subnets),
+            Watched::Services => of(&mut self.feeds.services, &api.services),
+            Watched::Pods => of(&mut self.feeds.pods, &api.pods),
+        }
+    }
+
+    pub fn relist(&mut self, kind: Watched) {
+        match kind {
+            Watched::Nodes => self.feeds.nodes.relist(),
+            Watched::Pools => self.feeds.pools.relist(),
+            Watched::Subnets => self.feeds.subnets.relist(),
+            Watched::Services => self.feeds.services.relist(),
+            Watched::Pods => self.feeds.pods.relist(),
+        }
+    }
+}
+
+impl Process {
+    pub fn now(&self, now: Time) -> Now {
+        Now {
+            mono: self.clocks.mono(now),
+            wall: self.clocks.wall(now),
+        }
+    }
+}

@@ -1,0 +1,383 @@
+//! The run of one seed: what is due in order of virtual time, one step after the other.
+//!
+//! Nothing here waits, and nothing is drawn from anywhere but the seed; so a seed is a run, and a
+//! failing seed fails again.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::collections::BinaryHeap;
+
+use cadastre::cluster::lease::{Answer, Ask};
+use cadastre::cluster::request::{Outcome, RequestId};
+use cadastre::cluster::seen::Text;
+use cadastre::controller::Outgoing;
+
+use super::api::{Api, Author, Commit, Mutation};
+use super::checks::{Checks, Violation};
+use super::clock::{Clocks, MS, SECOND, Time};
+use super::plan::Plan;
+use super::process::{Process, Run, Watched};
+use super::rng::Rng;
+use super::trace::Trace;
+
+/// Something that will happen.
+pub enum Due {
+    /// The world changes.
+    Work,
+    /// The faults end; after that the world comes to rest.
+    Calm,
+    /// A fault falls.
+    Fault,
+    /// A process starts.
+    Start(usize),
+    /// A process asks its controller for work.
+    Look(Where),
+    /// A process looks at its Lease.
+    Lease(Where),
+    /// A process hears of its leadership.
+    Tell(Where),
+    /// A watch delivers.
+    Deliver(Where, Watched),
+    /// A request passes the gate and is sent.
+    Send(Where, RequestId),
+    /// A request takes effect, and is answered after that long.
+    Arrive(Where, Box<Outgoing>, Reply),
+    Answer(Where, RequestId, Box<Outcome>),
+    LeaseArrive(Where, Box<Ask>, Reply),
+    LeaseAnswer(Where, Box<Answer>),
+    /// A graceful stop runs out of time.
+    GiveUp(Where),
+    /// Somebody's finalizer leaves a node (name, UID).
+    Unbind(Text, Text),
+    PodGone(Text),
+}
+
+/// One run of one process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Where {
+    pub process: usize,
+    pub incarnation: u32,
+}
+
+/// How an executed request is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reply {
+    After(Time),
+    /// Not any more: the caller has been told that it is unclear.
+    Never,
+}
+
+struct Entry {
+    at: Time,
+    order: u64,
+    due: Due,
+}
+
+impl PartialEq for Entry {
+    fn eq(&self, other: &Self) -> bool {
+        (self.at, self.order) == (other.at, other.order)
+    }
+}
+impl Eq for Entry {}
+impl PartialOrd for Entry {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Entry {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.at, self.order).cmp(&(other.at, other.order))
+    }
+}
+
+/// A run that has gone through.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Tally {
+    pub steps: u64,
+    pub assigned: u64,
+    pub freed: u64,
+    pub takeovers: u64,
+    pub trace: u64,
+}
+
+impl Tally {
+    pub fn add(&mut self, other: &Tally) {
+        self.steps += other.steps;
+        self.assigned += other.assigned;
+        self.freed += other.freed;
+        self.takeovers += other.takeovers;
+    }
+}
+
+/// A run that has not.
+#[derive(Debug)]
+pub struct Failure {
+    pub seed: u64,
+    pub step: u64,
+    pub violation: Violation,
+    pub trace: String,
+}
+
+pub struct Sim {
+    pub now: Time,
+    pub step: u64,
+    pub rng: Rng,
+    pub plan: Plan,
+    /// Whether the world still changes and faults still fall.
+    pub rough: bool,
+    pub api: Api,
+    pub processes: Vec<Process>,
+    pub checks: Checks,
+    pub trace: Trace,
+    pub mutation: Option<Mutation>,
+    /// Writes sent and not executed yet, by who sent them.
+    pub on_wire: BTreeMap<(Where, RequestId), Outgoing>,
+    pub world: super::workload::World,
+    heap: BinaryHeap<Reverse<Entry>>,
+    order: u64,
+}
+
+impl Sim {
+    pub fn new(seed: u64, mutation: Option<Mutation>, trace: Trace) -> Self {
+        let mut rng = Rng::new(seed);
+        let plan = Plan::draw(&mut rng);
+        let mut sim = Sim {
+            now: 0,
+            step: 0,
+            rough: true,
+            api: Api::new(mutation),
+            processes: Vec::new(),
+            checks: Checks::new(plan.wall_lies(), plan.skew),
+            trace,
+            mutation,
+            on_wire: BTreeMap::new(),
+            world: super::workload::World::default(),
+            heap: BinaryHeap::new(),
+            order: 0,
+            plan,
+            rng,
+        };
+        sim.trace
+            .push((0, 0), None, || format!("seed {seed}: {:?}", sim.plan));
+        sim.furnish();
+        for process in 0..sim.plan.processes {
+            let rate = 1_000_000 - sim.plan.skew + sim.rng.below(2 * sim.plan.skew + 1);
+            let clocks = Clocks {
+                booted: 0,
+                rate,
+                wall_off: 0,
+            };
+            sim.processes.push(Process {
+                clocks,
+                incarnation: 0,
+                paused_until: 0,
+                run: None,
+            });
+            let at = sim.rng.below(5 * SECOND);
+            sim.after(at, Due::Start(process));
+        }
+        sim.after(MS, Due::Work);
+        sim.after(sim.plan.fault_every, Due::Fault);
+        sim.after(sim.plan.rough_for, Due::Calm);
+        sim
+    }
+
+    /// Runs a seed to its end. A failing one is run again for its trace.
+    pub fn run(seed: u64, mutation: Option<Mutation>) -> Result<Tally, Failure> {
+        let mut sim = Sim::new(seed, mutation, Trace::default());
+        if let Err(violation) = sim.go() {
+            let mut again = Sim::new(seed, mutation, Trace::on());
+            let _ = again.go();
+            let trace = again.trace.tail(&violation.names);
+            return Err(Failure {
+                seed,
+                step: sim.step,
+                violation,
+                trace,
+            });
+        }
+        Ok(sim.tally())
+    }
+
+    pub fn go(&mut self) -> Result<(), Violation> {
+        let end = self.plan.rough_for + self.plan.settle_for;
+        while let Some(Reverse(entry)) = self.heap.pop() {
+            if entry.at > end {
+                break;
+            }
+            self.now = entry.at;
+            self.take(entry.due)?;
+        }
+        self.now = end;
+        self.check_rest()
+    }
+
+    pub fn tally(&self) -> Tally {
+        Tally {
+            steps: self.step,
+            trace: self.trace.hash(),
+            ..self.checks.tally
+        }
+    }
+
+    fn take(&mut self, due: Due) -> Result<(), Violation> {
+        self.step += 1;
+        match due {
+            Due::Work => self.work(),
+            Due::Calm => self.calm(),
+            Due::Fault => self.fault(),
+            Due::Start(process) => self.start(process),
+            Due::Look(place) if self.awake(place, Due::Look) => return self.look(place),
+            Due::Lease(place) if self.awake(place, Due::Lease) => return self.poll_lease(place),
+            Due::Tell(place) if self.awake(place, Due::Tell) => return self.tell(place),
+            Due::Deliver(place, kind) if self.awake(place, |place| Due::Deliver(place, kind)) => {
+                return self.deliver(place, kind);
+            }
+            Due::Send(place, id) if self.awake(place, |place| Due::Send(place, id)) => {
+                return self.send(place, id);
+            }
+            Due::Arrive(place, outgoing, reply) => return self.arrive(place, *outgoing, reply),
+            Due::Answer(place, id, outcome) => {
+                if self.is_paused(place) {
+                    let until = self.processes[place.process].paused_until;
+                    self.after(until - self.now, Due::Answer(place, id, outcome));
+                } else if self.is_alive(place) {
+                    return self.answer(place, id, *outcome);
+                }
+            }
+            Due::LeaseArrive(place, ask, reply) => self.arrive_lease(place, *ask, reply),
+            Due::LeaseAnswer(place, answer) => {
+                if self.is_paused(place) {
+                    let until = self.processes[place.process].paused_until;
+                    self.after(until - self.now, Due::LeaseAnswer(place, answer));
+                } else if self.is_alive(place) {
+                    return self.answer_lease(place, *answer);
+                }
+            }
+            Due::GiveUp(place) if self.awake(place, Due::GiveUp) => return self.wind_down(place),
+            Due::Unbind(name, uid) => self.unbind(&name, &uid),
+            Due::PodGone(name) => self.pod_gone(&name),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Puts something on the list, that long from now.
+    pub fn after(&mut self, delay: Time, due: Due) {
+        self.order += 1;
+        self.heap.push(Reverse(Entry {
+            at: self.now + delay,
+            order: self.order,
+            due,
+        }));
+    }
+
+    pub fn is_alive(&self, place: Where) -> bool {
+        let process = &self.processes[place.process];
+        process.incarnation == place.incarnation && process.run.is_some()
+    }
+
+    pub fn is_paused(&self, place: Where) -> bool {
+        self.is_alive(place) && self.processes[place.process].paused_until > self.now
+    }
+
+    /// Whether the process can act; what it would do while it stands still comes when it goes on.
+    fn awake(&mut self, place: Where, due: impl FnOnce(Where) -> Due) -> bool {
+        if self.is_paused(place) {
+            let until = self.processes[place.process].paused_until;
+            self.after(until - self.now, due(place));
+            return false;
+        }
+        self.is_alive(place)
+    }
+
+    pub fn log(&mut self, about: Option<&Text>, text: impl FnOnce() -> String) {
+        self.trace.push((self.step, self.now), about, text);
+    }
+
+    /// Shows what has changed to the checks and to the watches.
+    pub fn settle_commits(&mut self, author: &Author, decided: Time) -> Result<(), Violation> {
+        let commits = std::mem::take(&mut self.api.commits);
+        let mut kinds = Vec::new();
+        for commit in &commits {
+            let kind = match commit {
+                Commit::Node(..) => Watched::Nodes,
+                Commit::Pool(..) => Watched::Pools,
+                Commit::Subnet(..) => Watched::Subnets,
+                Commit::Service => Watched::Services,
+                Commit::Pod => Watched::Pods,
+            };
+            if !kinds.contains(&kind) {
+                kinds.push(kind);
+            }
+        }
+        for kind in kinds {
+            self.nudge(kind);
+        }
+        for commit in commits {
+            let known = match author {
+                Author::Controller {
+                    process,
+                    incarnation,
+                    ..
+                } => {
+                    let process = &self.processes[*process];
+                    process
+                        .run
+                        .as_ref()
+                        .filter(|_| process.incarnation == *incarnation)
+                        .map(|run| &run.known)
+                }
+                Author::World => None,
+            };
+            self.checks
+                .committed(&commit, author, known, &self.api, (self.now, decided))?;
+        }
+        Ok(())
+    }
+
+    /// Every idle watch of the kind has something to deliver.
+    fn nudge(&mut self, kind: Watched) {
+        for process in 0..self.processes.len() {
+            let place = Where {
+                process,
+                incarnation: self.processes[process].incarnation,
+            };
+            self.schedule_delivery(place, kind);
+        }
+    }
+
+    /// Sees to it that the watch's next step comes, some time.
+    pub fn schedule_delivery(&mut self, place: Where, kind: Watched) {
+        let Some(run) = &mut self.processes[place.process].run else {
+            return;
+        };
+        let line = run.line(kind, &self.api);
+        if *line.scheduled || !line.has_next {
+            return;
+        }
+        *line.scheduled = true;
+        let held = line.held_until.saturating_sub(self.now);
+        let lag = if self.rough && self.rng.chance(self.plan.network.lagging) {
+            self.rng.stretch(SECOND, 300 * SECOND)
+        } else {
+            self.rng.stretch(MS, 30 * MS)
+        };
+        self.after(held + lag, Due::Deliver(place, kind));
+    }
+
+    pub fn boot(&mut self, process: usize) -> Where {
+        let machine = &mut self.processes[process];
+        machine.incarnation += 1;
+        let incarnation = machine.incarnation;
+        // Its monotonic clock begins anew at times, as after a reboot.
+        if self.rng.chance(3_000) {
+            machine.clocks.booted = self.now;
+        }
+        machine.run = Some(Run::new(process, incarnation, self.plan.limit));
+        Where {
+            process,
+            incarnation,
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! Pools as the checks understand them: read anew from the spec, without the product's own reading
+//! of it beyond the text of a CIDR.
+
+use cadastre::api::{FINALIZER, IPPoolSpec};
+use cadastre::cluster::seen::{Pool, Text};
+use cadastre::ipam::{Addr, Cidr, Family, Span};
+
+/// One version of a pool.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Shape {
+    pub name: Text,
+    pub uid: Text,
+    pub created: i64,
+    /// CIDRs and block length, a family.
+    pub families: Vec<(Family, Vec<Cidr>, u8)>,
+    pub selector: Vec<(String, String)>,
+    pub reserved: Vec<Span>,
+    pub quarantine: u64,
+    pub disabled: bool,
+    pub deleting: bool,
+    pub guarded: bool,
+}
+
+impl Shape {
+    /// `None` where the spec cannot be used.
+    pub fn new(pool: &Pool) -> Option<Self> {
+        let spec: &IPPoolSpec = pool.spec.as_ref().ok()?;
+        let read = |cidrs: &[String]| {
+            cidrs
+                .iter()
+                .map(|c| Cidr::parse_strict(c).unwrap())
+                .collect::<Vec<_>>()
+        };
+        let mut families = Vec::new();
+        if let Some(v4) = &spec.ipv4 {
+            families.push((
+                Family::V4,
+                read(&v4.cidrs),
+                u8::try_from(v4.block_size).ok()?,
+            ));
+        }
+        if let Some(v6) = &spec.ipv6 {
+            families.push((
+                Family::V6,
+                read(&v6.cidrs),
+                u8::try_from(v6.block_size).ok()?,
+            ));
+        }
+        let selector = spec
+            .node_selector
+            .iter()
+            .flat_map(|s| s.match_labels.iter().flatten());
+        Some(Shape {
+            name: pool.name.clone(),
+            uid: pool.uid.clone(),
+            created: pool.created,
+            families,
+            selector: selector.map(|(k, v)| (k.clone(), v.clone())).collect(),
+            reserved: spec
+                .reserved
+                .iter()
+                .map(|r| Span::parse(r).unwrap())
+                .collect(),
+            quarantine: u64::from(spec.quarantine_seconds),
+            disabled: spec.disabled,
+            deleting: pool.deleting,
+            guarded: pool.finalizers.iter().any(|f| f == FINALIZER),
+        })
+    }
+
+    pub fn matches(&self, labels: &[(Text, Text)]) -> bool {
+        self.selector
+            .iter()
+            .all(|(k, v)| labels.iter().any(|(lk, lv)| **lk == **k && **lv == **v))
+    }
+
+    pub fn cidrs(&self) -> impl Iterator<Item = &Cidr> {
+        self.families.iter().flat_map(|(_, cidrs, _)| cidrs)
+    }
+
+    pub fn contains(&self, range: &Cidr) -> bool {
+        self.cidrs().any(|cidr| cidr.contains(range))
+    }
+
+    pub fn overlaps(&self, range: &Cidr) -> bool {
+        self.cidrs().any(|cidr| cidr.overlaps(range))
+    }
+
+    /// Whether it could have dealt exactly these ranges to a node with these labels.
+    pub fn could_deal(&self, ranges: &[Cidr], labels: &[(Text, Text)]) -> bool {
+        !self.disabled
+            && !self.deleting
+            && self.matches(labels)
+            && self.families.len() == ranges.len()
+            && self
+                .families
+                .iter()
+                .zip(ranges)
+                .all(|((family, cidrs, len), range)| {
+                    range.family() == *family
+                        && range.len() == *len
+                        && cidrs.iter().any(|c| c.contains(range))
+                })
+            && !self
+                .reserved
+                .iter()
+                .any(|span| ranges.iter().any(|range| span.overlaps(range)))
+    }
+
+    /// Whether a machine that had these ranges may have them back from it.
+    pub fn could_return(&self, ranges: &[Cidr], labels: &[(Text, Text)]) -> bool {
+        !self.disabled
+            && !self.deleting
+            && self.matches(labels)
+            && ranges.iter().all(|range| self.contains(range))
+    }
+
+    /// Every block of a family, lowest first.
+    pub fn blocks(&self, family: Family) -> Vec<Cidr> {
+        let mut blocks = Vec::new();
+        for (_, cidrs, len) in self.families.iter().filter(|(f, _, _)| *f == family) {
+            for cidr in cidrs {
+                let mut at = cidr.first();
+                while let Some(block) = Cidr::new(at, *len).filter(|block| cidr.contains(block)) {
+                    blocks.push(block);
+                    let Some(value) = block.last().value.checked_add(1) else {
+                        break;
+                    };
+                    at = Addr { family, value };
+                }
+            }
+        }
+        blocks
+    }
+}

@@ -1,0 +1,549 @@
+//! The shell of a process, played: what stands between the state machines and the network.
+//!
+//! It keeps the real shell's one rule: a write leaves only while the gate is open, that is under
+//! the very tenure it was decided in and before its valid-until, by the process's own clock.
+
+use cadastre::cluster::lease::{Answer, Ask, Leadership};
+use cadastre::cluster::request::{Outcome, Refusal, Request, RequestId};
+use cadastre::controller::{Event, Outgoing};
+
+use super::api::{Author, Mutation};
+use super::checks::Violation;
+use super::clock::{MS, SECOND, Time};
+use super::process::Watched;
+use super::run::{Due, Reply, Sim, Where};
+use super::words::{describe, name_of, of_outcome, of_report, of_request, verb};
+
+/// More requests than this at one moment are a loop that never rests.
+const SPIN: u32 = 2_000;
+
+/// Steps of a watch that one delivery brings at most.
+const BATCH: u64 = 24;
+
+impl Sim {
+    pub fn start(&mut self, process: usize) {
+        if self.processes[process].run.is_some() {
+            return;
+        }
+        let place = self.boot(process);
+        self.log(None, || format!("{place} starts"));
+        for kind in Watched::ALL {
+            self.schedule_delivery(place, kind);
+        }
+        self.after(0, Due::Lease(place));
+        self.after(0, Due::Look(place));
+    }
+
+    /// Some steps of a watch.
+    pub fn deliver(&mut self, place: Where, kind: Watched) -> Result<(), Violation> {
+        let many = self.rng.between(1, BATCH);
+        for _ in 0..many {
+            let now = self.processes[place.process].now(self.now);
+            let Some(run) = &mut self.processes[place.process].run else {
+                break;
+            };
+            let Some(event) = run.deliver(kind, &self.api, now) else {
+                break;
+            };
+            self.step += 1;
+            if self.trace.is_on() {
+                let (about, text) = describe(&event);
+                self.log(about.as_ref(), || format!("{place} sees {text}"));
+            }
+        }
+        if let Some(run) = &mut self.processes[place.process].run {
+            *run.line(kind, &self.api).scheduled = false;
+        }
+        self.schedule_delivery(place, kind);
+        self.look_soon(place)
+    }
+
+    /// Lets the controller act, mostly at once.
+    fn look_soon(&mut self, place: Where) -> Result<(), Violation> {
+        if self.rng.chance(7_000) {
+            return self.look(place);
+        }
+        let delay = self.rng.stretch(MS, 20 * MS);
+        self.look_by(place, self.now + delay);
+        Ok(())
+    }
+
+    fn look_by(&mut self, place: Where, at: Time) {
+        let Some(run) = &mut self.processes[place.process].run else {
+            return;
+        };
+        let at = at.max(self.now);
+        if run.look_at.is_none_or(|due| due > at) {
+            run.look_at = Some(at);
+            self.after(at - self.now, Due::Look(place));
+        }
+    }
+
+    /// Takes what the controller has to ask, until it has nothing or enough is in flight.
+    pub fn look(&mut self, place: Where) -> Result<(), Violation> {
+        let now = self.processes[place.process].now(self.now);
+        loop {
+            let Some(run) = &mut self.processes[place.process].run else {
+                return Ok(());
+            };
+            if run.look_at.is_some_and(|at| at <= self.now) {
+                run.look_at = None;
+            }
+            let Some(outgoing) = run.controller.poll(now) else {
+                break;
+            };
+            let id = outgoing.id;
+            run.burst = if run.burst.0 == self.now {
+                (self.now, run.burst.1 + 1)
+            } else {
+                (self.now, 0)
+            };
+            if run.burst.1 > SPIN {
+                return Err(Violation::new(
+                    "rest",
+                    format!("{place} asks without end: {outgoing:?}"),
+                    [],
+                ));
+            }
+            self.checks
+                .asked(place, &outgoing, &mut run.known, &self.api, self.now)?;
+            if run.in_flight.insert(id, outgoing).is_some() {
+                return Err(Violation::new(
+                    "identity",
+                    format!("{place} uses {id:?} twice"),
+                    [],
+                ));
+            }
+            if self.rough && self.rng.chance(self.plan.network.gap) {
+                let gap = self.rng.stretch(MS, 20 * SECOND);
+                self.after(gap, Due::Send(place, id));
+            } else {
+                self.send(place, id)?;
+            }
+        }
+        let clocks = self.processes[place.process].clocks;
+        let Some(run) = &mut self.processes[place.process].run else {
+            return Ok(());
+        };
+        let reports = run.controller.take_reports();
+        let wake = run.controller.wake_at().map(|at| clocks.when(at));
+        for report in reports {
+            self.checks
+                .reported(place, &report, (self.now, self.rough))?;
+            let (about, text) = of_report(&report);
+            self.log(Some(&about), || format!("{place} reports {text}"));
+        }
+        // A time that has come already is no reason to look again: only news is.
+        if let Some(at) = wake.filter(|at| *at > self.now) {
+            self.look_by(place, at);
+        }
+        self.wind_down(place)
+    }
+
+    /// Passes the gate, or not, and meets its fate on the network.
+    pub fn send(&mut self, place: Where, id: RequestId) -> Result<(), Violation> {
+        let mono = self.processes[place.process].clocks.mono(self.now);
+        let Some(run) = &self.processes[place.process].run else {
+            return Ok(());
+        };
+        let Some(outgoing) = run.in_flight.get(&id).cloned() else {
+            return Ok(());
+        };
+        let write = outgoing.request.is_write();
+        if write && !run.gate(outgoing.term.as_ref(), mono) {
+            self.log(name_of(&outgoing.request), || {
+                format!("{place} does not send {}", of_request(&outgoing.request))
+            });
+            self.after(
+                0,
+                Due::Answer(place, id, Box::new(Outcome::Refused(Refusal::NotSent))),
+            );
+            return Ok(());
+        }
+        if write {
+            self.on_wire.insert((place, id), outgoing.clone());
+        }
+        let slow = self.rough && self.rng.chance(self.plan.network.slow);
+        let there = if slow {
+            self.rng.stretch(50 * MS, 9 * SECOND)
+        } else {
+            self.rng.stretch(MS, 8 * MS)
+        };
+        let back = if slow {
+            self.rng.stretch(50 * MS, 9 * SECOND)
+        } else {
+            self.rng.stretch(MS, 8 * MS)
+        };
+        let fate = if self.rough {
+            self.fate(&outgoing.request)
+        } else {
+            Fate::Arrives
+        };
+        self.log(name_of(&outgoing.request), || {
+            format!("{place} sends {} [{fate:?}]", of_request(&outgoing.request))
+        });
+        match fate {
+            Fate::Arrives => self.after(
+                there,
+                Due::Arrive(place, Box::new(outgoing), Reply::After(back)),
+            ),
+            Fate::Refused(refusal) => {
+                self.on_wire.remove(&(place, id));
+                self.after(
+                    there + back,
+                    Due::Answer(place, id, Box::new(Outcome::Refused(refusal))),
+                );
+            }
+            Fate::LostBefore => {
+                self.on_wire.remove(&(place, id));
+                self.unclear(place, id, &outgoing.request, there + back);
+            }
+            Fate::LostAfter => {
+                self.unclear(place, id, &outgoing.request, there + back);
+                self.after(there, Due::Arrive(place, Box::new(outgoing), Reply::Never));
+            }
+            Fate::Late => {
+                self.unclear(place, id, &outgoing.request, there + back);
+                let late = self.rng.stretch(SECOND, 240 * SECOND);
+                self.after(late, Due::Arrive(place, Box::new(outgoing), Reply::Never));
+            }
+        }
+        Ok(())
+    }
+
+    /// The answer that nobody can tell is told.
+    fn unclear(&mut self, place: Where, id: RequestId, request: &Request, delay: Time) {
+        let lie = self.mutation == Some(Mutation::UnclearToldAsRefused)
+            && matches!(request, Request::AssignPodCidrs(_));
+        let outcome = if lie {
+            Outcome::Refused(Refusal::Missing)
+        } else {
+            Outcome::Unclear("the answer was lost".to_owned())
+        };
+        self.after(delay, Due::Answer(place, id, Box::new(outcome)));
+    }
+
+    fn fate(&mut self, request: &Request) -> Fate {
+        let network = self.plan.network.clone();
+        let rng = &mut self.rng;
+        let patch = matches!(
+            request,
+            Request::AssignPodCidrs(_)
+                | Request::TouchNode { .. }
+                | Request::SetPoolFinalizers { .. }
+                | Request::SetPoolStatus { .. }
+        );
+        if rng.chance(network.lost_before) {
+            Fate::LostBefore
+        } else if request.is_write() && rng.chance(network.late) {
+            Fate::Late
+        } else if rng.chance(network.lost_after) {
+            Fate::LostAfter
+        } else if patch && rng.chance(network.refused) {
+            // A server that loses the race for an object a few times gives up with 409.
+            Fate::Refused(Refusal::Guard("the object has been modified".to_owned()))
+        } else if rng.chance(network.busy) {
+            let after = rng
+                .chance(5_000)
+                .then(|| std::time::Duration::from_millis(rng.between(1, 3_000)));
+            Fate::Refused(Refusal::Busy(after))
+        } else if rng.chance(network.rejected) {
+            Fate::Refused(Refusal::Rejected("forbidden".to_owned()))
+        } else {
+            Fate::Arrives
+        }
+    }
+
+    /// The request is executed, wherever its sender is by now.
+    pub fn arrive(
+        &mut self,
+        place: Where,
+        outgoing: Outgoing,
+        reply: Reply,
+    ) -> Result<(), Violation> {
+        self.on_wire.remove(&(place, outgoing.id));
+        let outcome = self.api.execute(&outgoing.request, self.now);
+        self.log(name_of(&outgoing.request), || {
+            format!(
+                "{place}'s {} -> {}",
+                verb(&outgoing.request),
+                of_outcome(&outcome)
+            )
+        });
+        self.checks.executed(&outgoing.request, &outcome, self.now);
+        if let Some(term) = outgoing.term.clone() {
+            let author = Author::Controller {
+                process: place.process,
+                incarnation: place.incarnation,
+                term,
+            };
+            let decided = self.processes[place.process]
+                .run
+                .as_ref()
+                .filter(|_| self.is_alive(place));
+            let decided = match (&outgoing.request, decided) {
+                (Request::AssignPodCidrs(a), Some(run)) => {
+                    run.known.decided.get(&(a.uid.clone(), a.cidrs.clone()))
+                }
+                _ => None,
+            };
+            let decided = decided.copied().unwrap_or(self.now);
+            self.settle_commits(&author, decided)?;
+        }
+        if let Reply::After(back) = reply {
+            self.after(back, Due::Answer(place, outgoing.id, Box::new(outcome)));
+        }
+        Ok(())
+    }
+
+    pub fn answer(
+        &mut self,
+        place: Where,
+        id: RequestId,
+        outcome: Outcome,
+    ) -> Result<(), Violation> {
+        let now = self.processes[place.process].now(self.now);
+        let Some(run) = &mut self.processes[place.process].run else {
+            return Ok(());
+        };
+        let Some(outgoing) = run.in_flight.remove(&id) else {
+            return Ok(());
+        };
+        run.known.answer(&outcome);
+        let text = self.trace.is_on().then(|| of_outcome(&outcome));
+        run.controller.on(Event::Answer(id, outcome), now);
+        if let Some(text) = text {
+            self.log(name_of(&outgoing.request), || {
+                format!("{place} is answered {}: {text}", verb(&outgoing.request))
+            });
+        }
+        self.look_soon(place)
+    }
+
+    /// Ends a run that was asked to stop, once it can hand over or has waited long enough.
+    pub fn wind_down(&mut self, place: Where) -> Result<(), Violation> {
+        let Some(run) = &mut self.processes[place.process].run else {
+            return Ok(());
+        };
+        let Some(limit) = run.stopping else {
+            return Ok(());
+        };
+        if run.released {
+            return Ok(());
+        }
+        if !matches!(run.elector.leadership(), Leadership::Leading(_)) {
+            self.end(place, "stopped");
+            return Ok(());
+        }
+        let settled = run.controller.is_settled();
+        if !settled && self.now < limit {
+            return Ok(());
+        }
+        run.released = true;
+        run.elector.release(settled);
+        self.log(None, || format!("{place} hands over, settled: {settled}"));
+        if settled {
+            self.check_hand_over(place)?;
+        }
+        self.after(0, Due::Lease(place));
+        Ok(())
+    }
+
+    /// After a clean hand-over nothing of ours may come true that the next leader cannot see.
+    fn check_hand_over(&self, place: Where) -> Result<(), Violation> {
+        for ((sender, _), outgoing) in &self.on_wire {
+            let Request::AssignPodCidrs(a) = &outgoing.request else {
+                continue;
+            };
+            let open = self.api.nodes.get(&a.name).is_some_and(|node| {
+                node.uid == a.uid
+                    && node.is_empty()
+                    && node.annotated == a.annotated
+                    && node.term == a.term
+            });
+            if open && *sender == place {
+                let text =
+                    format!("{place} hands over cleanly with an assignment under way: {a:?}");
+                return Err(Violation::new("clean hand-over", text, [a.name.clone()]));
+            }
+        }
+        Ok(())
+    }
+
+    pub fn end(&mut self, place: Where, how: &str) {
+        self.processes[place.process].run = None;
+        self.log(None, || format!("{place} {how}"));
+        let rest = self.rng.stretch(100 * MS, 40 * SECOND);
+        self.after(rest, Due::Start(place.process));
+    }
+
+    // The Lease.
+
+    pub fn poll_lease(&mut self, place: Where) -> Result<(), Violation> {
+        let clocks = self.processes[place.process].clocks;
+        let mono = clocks.mono(self.now);
+        let Some(run) = &mut self.processes[place.process].run else {
+            return Ok(());
+        };
+        if run.lease_at.is_some_and(|at| at <= self.now) {
+            run.lease_at = None;
+        }
+        if !run.asked {
+            if let Some(ask) = run.elector.poll(mono) {
+                run.asked = true;
+                self.send_lease(place, ask);
+            } else if let Some(at) = run.elector.wake_at().map(|at| clocks.when(at)) {
+                let at = at.max(self.now + 1);
+                if run.lease_at.is_none_or(|due| due > at) {
+                    run.lease_at = Some(at);
+                    self.after(at - self.now, Due::Lease(place));
+                }
+            }
+        }
+        self.leadership_changed(place)
+    }
+
+    fn send_lease(&mut self, place: Where, ask: Ask) {
+        let lost = self.rough && self.rng.chance(self.plan.network.lease_lost);
+        let slow = self.rough && self.rng.chance(self.plan.network.slow);
+        let there = if slow {
+            self.rng.stretch(50 * MS, 4 * SECOND)
+        } else {
+            self.rng.stretch(MS, 10 * MS)
+        };
+        let back = if slow {
+            self.rng.stretch(50 * MS, 4 * SECOND)
+        } else {
+            self.rng.stretch(MS, 10 * MS)
+        };
+        if !lost {
+            self.after(
+                there,
+                Due::LeaseArrive(place, Box::new(ask), Reply::After(back)),
+            );
+            return;
+        }
+        let (answer, arrives) = match self.rng.below(4) {
+            0 => (Answer::Failed, None),
+            1 => (Answer::Unclear, None),
+            2 => (Answer::Unclear, Some(there)),
+            _ => (Answer::Unclear, Some(self.rng.stretch(SECOND, 60 * SECOND))),
+        };
+        let patience = self.rng.stretch(10 * MS, 4 * SECOND);
+        self.after(patience, Due::LeaseAnswer(place, Box::new(answer)));
+        if let Some(there) = arrives {
+            self.after(there, Due::LeaseArrive(place, Box::new(ask), Reply::Never));
+        }
+    }
+
+    pub fn arrive_lease(&mut self, place: Where, ask: Ask, reply: Reply) {
+        let answer = self.api.lease(ask);
+        if let Answer::Written(record) = &answer {
+            let holder = record.holder.clone();
+            if self.checks.leased(holder.as_deref(), self.now) {
+                self.log(None, || format!("the Lease goes to {holder:?}"));
+            }
+        }
+        if let Reply::After(back) = reply {
+            self.after(back, Due::LeaseAnswer(place, Box::new(answer)));
+        }
+    }
+
+    pub fn answer_lease(&mut self, place: Where, answer: Answer) -> Result<(), Violation> {
+        let mono = self.processes[place.process].clocks.mono(self.now);
+        let Some(run) = &mut self.processes[place.process].run else {
+            return Ok(());
+        };
+        run.asked = false;
+        run.elector.answer(answer, mono);
+        self.poll_lease(place)
+    }
+
+    /// Passes on news of leadership, and sees that two gates are never open.
+    fn leadership_changed(&mut self, place: Where) -> Result<(), Violation> {
+        self.check_gates()?;
+        let Some(run) = &mut self.processes[place.process].run else {
+            return Ok(());
+        };
+        let leadership = run.elector.leadership();
+        if run.released && !run.asked && !matches!(leadership, Leadership::Leading(_)) {
+            self.end(place, "has stopped");
+            return Ok(());
+        }
+        if run.told.as_ref() != Some(&leadership) && !run.telling {
+            run.telling = true;
+            let delay = self.rng.stretch(MS, 10 * MS);
+            self.after(delay, Due::Tell(place));
+        }
+        Ok(())
+    }
+
+    pub fn tell(&mut self, place: Where) -> Result<(), Violation> {
+        let now = self.processes[place.process].now(self.now);
+        let Some(run) = &mut self.processes[place.process].run else {
+            return Ok(());
+        };
+        run.telling = false;
+        let leadership = run.elector.leadership();
+        if run.told.as_ref() == Some(&leadership) {
+            return Ok(());
+        }
+        if let Leadership::Leading(tenure) = &leadership {
+            let new = run.known.term.as_ref() != Some(&tenure.term);
+            self.checks.tally.takeovers += u64::from(new);
+            if new {
+                let text = format!(
+                    "{place} leads under {} ({:?})",
+                    tenure.term, tenure.takeover
+                );
+                self.trace.push((self.step, self.now), None, || text);
+            }
+        } else if run.known.term.is_some() {
+            self.trace.push((self.step, self.now), None, || {
+                format!("{place} leads no more")
+            });
+        }
+        run.known.told(&leadership);
+        run.told = Some(leadership.clone());
+        run.controller.on(Event::Leadership(leadership), now);
+        self.look(place)
+    }
+
+    fn check_gates(&self) -> Result<(), Violation> {
+        let mut open: Option<(usize, Time)> = None;
+        for (process, machine) in self.processes.iter().enumerate() {
+            let Some(run) = &machine.run else { continue };
+            let Leadership::Leading(tenure) = run.elector.leadership() else {
+                continue;
+            };
+            let until = machine.clocks.when(tenure.valid_until);
+            if until <= self.now {
+                continue;
+            }
+            if let Some((other, theirs)) = open {
+                let text = format!(
+                    "p{other} until {theirs} and p{process} until {until} may both write at {}",
+                    self.now
+                );
+                return Err(Violation::new("one leader", text, []));
+            }
+            open = Some((process, until));
+        }
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
+enum Fate {
+    Arrives,
+    Refused(Refusal),
+    LostBefore,
+    LostAfter,
+    Late,
+}
+
+impl std::fmt::Display for Where {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "p{}.{}", self.process, self.incarnation)
+    }
+}

@@ -1,0 +1,89 @@
+//! What happened, in words; kept only where somebody will read it.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use cadastre::cluster::seen::Text;
+
+use super::clock::{SECOND, Time};
+
+/// How many lines a failure shows.
+const SHOWN: usize = 60;
+
+/// Lines of one run. Off by default: a failing seed is run again with it on.
+#[derive(Default)]
+pub struct Trace {
+    lines: Option<Vec<Line>>,
+}
+
+struct Line {
+    step: u64,
+    at: Time,
+    /// The object it is about; lines about nobody concern everybody.
+    about: Option<Text>,
+    text: String,
+}
+
+impl Trace {
+    pub fn on() -> Self {
+        Trace {
+            lines: Some(Vec::new()),
+        }
+    }
+
+    pub fn is_on(&self) -> bool {
+        self.lines.is_some()
+    }
+
+    pub fn push(
+        &mut self,
+        (step, at): (u64, Time),
+        about: Option<&Text>,
+        text: impl FnOnce() -> String,
+    ) {
+        if let Some(lines) = &mut self.lines {
+            lines.push(Line {
+                step,
+                at,
+                about: about.cloned(),
+                text: text(),
+            });
+        }
+    }
+
+    /// One number for the whole of it.
+    pub fn hash(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        for line in self.lines.iter().flatten() {
+            (line.step, line.at, &line.about, &line.text).hash(&mut hasher);
+        }
+        hasher.finish()
+    }
+
+    pub fn len(&self) -> usize {
+        self.lines.as_ref().map_or(0, Vec::len)
+    }
+
+    /// The last lines about these objects, and about nobody.
+    pub fn tail(&self, names: &BTreeSet<Text>) -> String {
+        let all = || self.lines.iter().flatten();
+        let concerned = |line: &&Line| {
+            line.about
+                .as_ref()
+                .is_none_or(|name| names.is_empty() || names.contains(name))
+        };
+        let skipped = all().filter(concerned).count().saturating_sub(SHOWN);
+        let mut out = String::new();
+        for line in all().filter(concerned).skip(skipped) {
+            let about = line.about.as_deref().unwrap_or("-");
+            let (whole, rest) = (line.at / SECOND, line.at % SECOND / 1000);
+            let _ = writeln!(
+                out,
+                "  {:>7}  {whole:>5}.{rest:03}s  {about:<5} {}",
+                line.step, line.text
+            );
+        }
+        out
+    }
+}

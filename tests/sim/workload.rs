@@ -1,0 +1,514 @@
+//! The world around the controllers: nodes come and go, people edit pools, pods run, and somebody
+//! else may write podCIDRs.
+
+use std::collections::BTreeMap;
+
+use cadastre::api::{Allocate, IPPoolSpec, IPv4Ranges, IPv6Ranges};
+use cadastre::cluster::seen::{Machine, Node, Pod, Pool, ServiceRange, Subnet, Text};
+use cadastre::ipam::{Addr, Cidr};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+
+use super::api::Author;
+use super::clock::{MS, SECOND, seconds};
+use super::process::Watched;
+use super::run::{Due, Sim, Where};
+use super::words::ranges;
+
+/// What the world remembers of its own doings.
+#[derive(Default)]
+pub struct World {
+    /// The last machine behind each node name.
+    machines: BTreeMap<Text, Machine>,
+    count: u64,
+}
+
+/// Slices of 10.244.0.0/18 that pools are made of.
+const SLICES: u64 = 8;
+
+pub fn cidr(text: &str) -> Cidr {
+    Cidr::parse_strict(text).unwrap()
+}
+
+impl Sim {
+    /// The cluster as the controllers find it.
+    pub fn furnish(&mut self) {
+        self.api
+            .put_service(service("kubernetes", "10.96.0.0/16"), 0);
+        for _ in 0..self.rng.below(self.plan.pools + 1) {
+            self.create_pool();
+        }
+        for _ in 0..self.rng.below(self.plan.names + 1) {
+            self.create_node();
+        }
+        self.api.commits.clear();
+        self.checks.begin(&self.api);
+    }
+
+    pub fn work(&mut self) {
+        if !self.rough {
+            return;
+        }
+        let burst = if self.rng.chance(300) {
+            self.rng.between(5, 20)
+        } else {
+            1
+        };
+        for _ in 0..burst {
+            self.change_something();
+        }
+        self.publish();
+        let gap = self
+            .rng
+            .stretch((self.plan.work_every / 64).max(MS), self.plan.work_every);
+        self.after(gap, Due::Work);
+    }
+
+    /// What the world did is never wrong: the checks only take note.
+    fn publish(&mut self) {
+        let done = self.settle_commits(&Author::World, self.now);
+        debug_assert!(done.is_ok());
+    }
+
+    fn change_something(&mut self) {
+        match self.rng.below(100) {
+            0..24 => self.create_node(),
+            24..38 => self.delete_node(),
+            38..43 => self.recreate_node(),
+            43..58 => self.update_node(),
+            58..73 => self.create_pod(),
+            73..78 => self.delete_pod(),
+            78..82 => self.create_pool(),
+            82..88 => self.edit_pool(),
+            88..90 => self.delete_pool(),
+            90..92 => self.change_services(),
+            92..95 if self.plan.tampering => self.tamper(),
+            95..98 if self.plan.second_writer => self.write_as_another(),
+            _ => {}
+        }
+    }
+
+    fn some_name(&mut self) -> Text {
+        format!("n{}", self.rng.below(self.plan.names)).into()
+    }
+
+    fn some_node(&mut self) -> Option<std::sync::Arc<Node>> {
+        let at = self.rng.index(self.api.nodes.live.len().max(1));
+        self.api.nodes.live.values().nth(at).cloned()
+    }
+
+    fn create_node(&mut self) {
+        let name = self.some_name();
+        if self.api.nodes.get(&name).is_none() {
+            self.create_node_named(name);
+        }
+    }
+
+    fn create_node_named(&mut self, name: Text) {
+        let uid = self.api.uid();
+        self.world.count += 1;
+        let count = self.world.count;
+        let machine = match self.world.machines.get(&name) {
+            Some(machine) if self.rng.chance(5_000) => machine.clone(),
+            _ if self.rng.chance(1_000) => Machine::default(),
+            _ => Machine {
+                provider_id: self
+                    .rng
+                    .chance(5_000)
+                    .then(|| format!("cloud://{count}").into()),
+                machine_id: Some(format!("m{count}").into()),
+            },
+        };
+        self.world.machines.insert(name.clone(), machine.clone());
+        let (pod_cidrs, unreadable) = self.born_with();
+        // One in a few lies inside a pool: such addresses exist, and must not be dealt.
+        let address = if self.rng.chance(300) {
+            format!("10.244.{}.{}", self.rng.below(64), self.rng.below(256))
+        } else {
+            format!("192.168.{}.{}", count / 250 % 250, count % 250 + 1)
+        };
+        let node = Node {
+            uid: uid.clone(),
+            version: 0,
+            labels: self.some_labels(),
+            term: None,
+            annotated: self.rng.chance(5_000),
+            deleting: false,
+            pod_cidrs,
+            unreadable,
+            addresses: [addr(&address)].into(),
+            machine,
+            name,
+        };
+        if self.rng.chance(2_000) {
+            self.api.finalized.insert(uid);
+        }
+        self.log(Some(&node.name), || {
+            format!("node {} is created {}", node.uid, ranges(&node.pod_cidrs))
+        });
+        self.api.put_node(node, self.now);
+    }
+
+    /// podCIDRs that a node arrives with: nearly always none.
+    fn born_with(&mut self) -> (Box<[Cidr]>, Box<[Text]>) {
+        match self.rng.below(60) {
+            0 => (self.any_block().into_iter().collect(), [].into()),
+            1 => ([cidr("172.20.7.0/24")].into(), [].into()),
+            2 => ([].into(), ["10.244.300.0/24".into()].into()),
+            3 => ([cidr("10.244.0.0/22"), cidr("fd00::/62")].into(), [].into()),
+            _ => ([].into(), [].into()),
+        }
+    }
+
+    fn any_block(&mut self) -> Option<Cidr> {
+        let (len, third) = (*self.rng.pick(&[24_u8, 25, 26]), self.rng.below(64));
+        Cidr::new(
+            addr(&format!("10.244.{third}.{}", self.rng.below(256))),
+            len,
+        )
+    }
+
+    fn some_labels(&mut self) -> Box<[(Text, Text)]> {
+        let class = *self.rng.pick(&["a", "a", "b", "c"]);
+        let zone = *self.rng.pick(&["x", "y"]);
+        [("class".into(), class.into()), ("zone".into(), zone.into())].into()
+    }
+
+    fn delete_node(&mut self) {
+        let Some(node) = self.some_node() else { return };
+        self.log(Some(&node.name), || format!("node {} is deleted", node.uid));
+        self.api.delete_node(&node.name, self.now);
+        if self.api.finalized.contains(&node.uid) {
+            let held = self.rng.stretch(500 * MS, 60 * SECOND);
+            self.after(held, Due::Unbind(node.name.clone(), node.uid.clone()));
+        }
+        let pods: Vec<Text> = self
+            .api
+            .pods_on(&node.name)
+            .map(|pod| pod.name.clone())
+            .collect();
+        for pod in pods {
+            let lives = self.rng.stretch(SECOND, 150 * SECOND);
+            self.after(lives, Due::PodGone(pod));
+        }
+    }
+
+    /// Gone and back in a moment, as autoscalers and impatient people do.
+    fn recreate_node(&mut self) {
+        let Some(node) = self.some_node() else { return };
+        self.log(Some(&node.name), || {
+            format!("node {} is deleted and comes back", node.uid)
+        });
+        self.api.delete_node(&node.name, self.now);
+        if self.api.nodes.get(&node.name).is_none() {
+            self.create_node_named(node.name.clone());
+        }
+    }
+
+    pub fn unbind(&mut self, name: &Text, uid: &Text) {
+        self.api.finalized.remove(uid);
+        if self
+            .api
+            .nodes
+            .get(name)
+            .is_some_and(|node| node.uid == *uid && node.deleting)
+        {
+            self.log(Some(name), || format!("node {uid} loses its finalizer"));
+            self.api.delete_node(name, self.now);
+            self.publish();
+        }
+    }
+
+    /// What kubelets and people write.
+    fn update_node(&mut self) {
+        let Some(node) = self.some_node() else { return };
+        let mut node = Node::clone(&node);
+        match self.rng.below(10) {
+            0 => node.labels = self.some_labels(),
+            1 => node.annotated = true,
+            2 if node.machine.provider_id.is_none() => {
+                node.machine.provider_id = Some(format!("cloud://{}", node.uid).into());
+                self.world
+                    .machines
+                    .insert(node.name.clone(), node.machine.clone());
+            }
+            _ => {}
+        }
+        self.api.put_node(node, self.now);
+    }
+
+    fn create_pod(&mut self) {
+        let Some(node) = self.some_node().filter(|node| !node.pod_cidrs.is_empty()) else {
+            return;
+        };
+        let uid = self.api.uid();
+        let host = self.rng.between(2, 14);
+        let inside = |range: &Cidr| {
+            let first = range.first();
+            Addr {
+                family: first.family,
+                value: first.value + u128::from(host),
+            }
+        };
+        let addresses = node.pod_cidrs.iter().map(inside).collect();
+        let name: Text = format!("default/pod-{uid}").into();
+        self.log(Some(&node.name), || {
+            format!("{name} runs with {addresses:?}")
+        });
+        self.api.put_pod(
+            Pod {
+                name: name.clone(),
+                uid,
+                version: 0,
+                addresses,
+            },
+            node.name.clone(),
+            self.now,
+        );
+        let lives = self.rng.stretch(5 * SECOND, 300 * SECOND);
+        self.after(lives, Due::PodGone(name));
+    }
+
+    fn delete_pod(&mut self) {
+        let at = self.rng.index(self.api.pods.live.len().max(1));
+        let name = self.api.pods.live.keys().nth(at).cloned();
+        if let Some(name) = name {
+            self.api.delete_pod(&name, self.now);
+        }
+    }
+
+    pub fn pod_gone(&mut self, name: &Text) {
+        self.api.delete_pod(name, self.now);
+        self.publish();
+    }
+
+    fn create_pool(&mut self) {
+        let name: Text = format!("p{}", self.rng.below(self.plan.pools)).into();
+        if self.api.pools.get(&name).is_some() {
+            return;
+        }
+        let spec = self.some_spec();
+        self.log(Some(&name), || format!("pool is created {spec:?}"));
+        let pool = Pool {
+            name,
+            uid: self.api.uid(),
+            version: 0,
+            generation: 1,
+            created: seconds(self.now),
+            deleting: false,
+            finalizers: Vec::new(),
+            spec: Ok(spec),
+            status: None,
+        };
+        self.api.put_pool(pool, self.now);
+    }
+
+    fn some_spec(&mut self) -> IPPoolSpec {
+        let slice = self.rng.below(SLICES);
+        let families = self.rng.below(10);
+        let class = *self.rng.pick(&["", "", "", "a", "b"]);
+        let selector = LabelSelector {
+            match_labels: Some([("class".to_owned(), class.to_owned())].into()),
+            ..LabelSelector::default()
+        };
+        let reserved = match self.rng.below(6) {
+            0 => vec![format!("10.244.{}.5", slice * 8 + 1)],
+            1 => vec![
+                format!("10.244.{0}.9-10.244.{0}.77", slice * 8 + 3),
+                "fd00::5".to_owned(),
+            ],
+            _ => Vec::new(),
+        };
+        IPPoolSpec {
+            ipv4: (families < 9).then(|| IPv4Ranges {
+                cidrs: vec![format!("10.244.{}.0/21", slice * 8)],
+                block_size: *self.rng.pick(&[24, 24, 25, 26]),
+            }),
+            ipv6: (families > 5).then(|| IPv6Ranges {
+                cidrs: vec![
+                    Cidr::new(addr(&format!("fd00:0:0:{:x}::", slice * 16)), 60)
+                        .unwrap()
+                        .to_string(),
+                ],
+                block_size: *self.rng.pick(&[64, 64, 66]),
+            }),
+            allocate: Allocate::NodeCIDR,
+            node_selector: (!class.is_empty()).then_some(selector),
+            priority: i32::try_from(self.rng.below(3)).unwrap(),
+            disabled: false,
+            reserved,
+            quarantine_seconds: *self.rng.pick(&[0, 5, 20, 60]),
+        }
+    }
+
+    fn edit_pool(&mut self) {
+        let at = self.rng.index(self.api.pools.live.len().max(1));
+        let Some(pool) = self.api.pools.live.values().nth(at).cloned() else {
+            return;
+        };
+        let mut pool = Pool::clone(&pool);
+        let fresh = self.some_spec();
+        let Ok(spec) = &mut pool.spec else {
+            pool.spec = Ok(fresh);
+            pool.generation += 1;
+            self.api.put_pool(pool, self.now);
+            return;
+        };
+        match self.rng.below(12) {
+            0..3 => spec.disabled = !spec.disabled,
+            3..5 => spec.priority = fresh.priority,
+            5..7 => {
+                if let (Some(v4), Some(more)) = (&mut spec.ipv4, fresh.ipv4) {
+                    if !v4.cidrs.contains(&more.cidrs[0]) {
+                        v4.cidrs.extend(more.cidrs);
+                    }
+                }
+            }
+            7..9 => {
+                if let (Some(v4), Some(more)) = (&mut spec.ipv4, fresh.ipv4) {
+                    v4.block_size = more.block_size;
+                }
+            }
+            9 => spec.node_selector = fresh.node_selector,
+            10 => spec.reserved = fresh.reserved,
+            _ => pool.spec = Err("spec.ipv4: invalid type".to_owned()),
+        }
+        pool.generation += 1;
+        self.log(Some(&pool.name), || {
+            format!("pool is edited {:?}", pool.spec)
+        });
+        self.api.put_pool(pool, self.now);
+    }
+
+    fn delete_pool(&mut self) {
+        let name: Text = format!("p{}", self.rng.below(self.plan.pools)).into();
+        self.log(Some(&name), || "pool is deleted".to_owned());
+        self.api.delete_pool(&name, self.now);
+    }
+
+    fn change_services(&mut self) {
+        let third = self.rng.below(16) * 4;
+        if self.api.services.get("more").is_some() {
+            self.api.delete_service("more", self.now);
+        } else {
+            self.api
+                .put_service(service("more", &format!("10.244.{third}.0/22")), self.now);
+        }
+    }
+
+    /// Somebody edits or deletes a NodeSubnet by hand.
+    fn tamper(&mut self) {
+        let at = self.rng.index(self.api.subnets.live.len().max(1));
+        let Some(subnet) = self.api.subnets.live.values().nth(at).cloned() else {
+            return;
+        };
+        self.log(Some(&subnet.name), || {
+            "its NodeSubnet is tampered with".to_owned()
+        });
+        let mut subnet = Subnet::clone(&subnet);
+        match (self.rng.below(4), &mut subnet.spec) {
+            (0, Ok(spec)) => spec.previous.clear(),
+            (1, Ok(spec)) => spec.pod_cidrs.clear(),
+            (2, spec) => *spec = Err("missing field podCIDRs".to_owned()),
+            _ => return self.api.delete_subnet(&subnet.name, self.now),
+        }
+        self.api.put_subnet(subnet, self.now);
+    }
+
+    /// Another allocator gives an empty node the lowest range it thinks free.
+    fn write_as_another(&mut self) {
+        let Some(node) = self.some_node().filter(|node| node.is_empty()) else {
+            return;
+        };
+        let taken = |range: &Cidr| {
+            self.api
+                .nodes
+                .live
+                .values()
+                .any(|n| n.pod_cidrs.iter().any(|c| c.overlaps(range)))
+        };
+        let free = (0..64)
+            .map(|third| cidr(&format!("10.244.{third}.0/24")))
+            .find(|range| !taken(range));
+        let Some(range) = free else { return };
+        self.log(Some(&node.name), || {
+            format!("somebody else gives it {range}")
+        });
+        self.api.put_node(
+            Node {
+                pod_cidrs: [range].into(),
+                ..Node::clone(&node)
+            },
+            self.now,
+        );
+    }
+
+    /// The world stands still: what is dying dies, and dead nodes' pods are gone.
+    pub fn calm(&mut self) {
+        self.rough = false;
+        self.log(None, || "faults end".to_owned());
+        for process in &mut self.processes {
+            process.paused_until = process.paused_until.min(self.now);
+            process.clocks.wall_off = 0;
+        }
+        for process in 0..self.processes.len() {
+            let place = Where {
+                process,
+                incarnation: self.processes[process].incarnation,
+            };
+            for kind in Watched::ALL {
+                if let Some(run) = &mut self.processes[process].run {
+                    let line = run.line(kind, &self.api);
+                    (*line.scheduled, *line.held_until) = (false, self.now);
+                }
+                self.schedule_delivery(place, kind);
+            }
+        }
+        let names: Vec<(Text, Text)> = self
+            .api
+            .nodes
+            .live
+            .values()
+            .filter(|n| n.deleting)
+            .map(|n| (n.name.clone(), n.uid.clone()))
+            .collect();
+        for (name, uid) in names {
+            self.unbind(&name, &uid);
+        }
+        let homeless: Vec<Text> = self
+            .api
+            .pods
+            .live
+            .values()
+            .filter(|pod| {
+                let node = self
+                    .api
+                    .placed
+                    .get(&pod.uid)
+                    .and_then(|node| self.api.nodes.get(node));
+                !node.is_some_and(|n| {
+                    pod.addresses
+                        .iter()
+                        .all(|a| n.pod_cidrs.iter().any(|c| c.contains_addr(*a)))
+                })
+            })
+            .map(|pod| pod.name.clone())
+            .collect();
+        for pod in homeless {
+            self.api.delete_pod(&pod, self.now);
+        }
+        self.publish();
+    }
+}
+
+fn service(name: &str, range: &str) -> ServiceRange {
+    ServiceRange {
+        name: name.into(),
+        uid: format!("service-{name}").into(),
+        version: 0,
+        cidrs: vec![cidr(range)],
+    }
+}
+
+pub fn addr(text: &str) -> Addr {
+    Addr::from(text.parse::<std::net::IpAddr>().unwrap())
+}
