@@ -15,7 +15,7 @@ use super::figures::Figures;
 use super::leader::{Leader, Room};
 use super::report::Report;
 use super::{Now, Purpose};
-use crate::cluster::lease::{Leadership, Tenure};
+use crate::cluster::lease::Leadership;
 use crate::cluster::request::{Outcome, Refusal, Request, RequestId};
 use crate::cluster::seen::{Change, Node, Object, Pod, Pool, ServiceRange, Subnet, Text};
 use crate::cluster::table::{Delta, Table};
