@@ -12,13 +12,16 @@
 //!   creates ServiceAccounts or taints nodes. Admission therefore does not ask pods for one.
 //! - A value in a `static` is never dropped: then its end is that of the process.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use k8s_openapi::api::core::v1::Namespace;
 use kube::{Api, Client};
 use serde_json::Value;
+use tokio::io::AsyncWriteExt as _;
 
 use crate::assets::{self, Program};
 use crate::kcm::{self, KcmOptions};
@@ -189,15 +192,27 @@ impl ControlPlane {
     }
 
     /// Runs kubectl as [`ADMIN`] and returns its standard output; its standard error is the error.
-    pub async fn kubectl<S: AsRef<std::ffi::OsStr>>(&self, args: &[S]) -> Result<String> {
-        let output = tokio::process::Command::new(assets::find(Program::Kubectl)?)
+    pub async fn kubectl<S: AsRef<OsStr>>(&self, args: &[S]) -> Result<String> {
+        self.kubectl_stdin(args, "").await
+    }
+
+    /// The same with a standard input, for `apply -f -`.
+    pub async fn kubectl_stdin<S: AsRef<OsStr>>(&self, args: &[S], input: &str) -> Result<String> {
+        let mut child = tokio::process::Command::new(assets::find(Program::Kubectl)?)
             .args(args)
             .env("KUBECONFIG", self.kubeconfig(ADMIN)?)
             .env("HOME", self.folder())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
             .kill_on_drop(true)
-            .output()
-            .await
+            .spawn()
             .context("cannot run kubectl")?;
+        if let Some(mut stdin) = child.stdin.take() {
+            // kubectl may end without having read it; its own error says why.
+            let _ = stdin.write_all(input.as_bytes()).await;
+        }
+        let output = child.wait_with_output().await?;
         if !output.status.success() {
             bail!(
                 "kubectl failed ({}): {}",

@@ -17,6 +17,7 @@
 
 pub mod assets;
 pub mod control_plane;
+pub mod crds;
 pub mod daemon;
 pub mod history;
 pub mod kcm;

@@ -3,6 +3,10 @@
 //! N connections, HTTP/1.1 over TLS, each with one request at a time and the next one taken from a
 //! common list the moment an answer is in. No pool, no middleware, no decoding of answers. Benches
 //! compare controllers with it: the API server's processor time is the floor under all of them.
+//!
+//! Tried on two cores with 5,000 PATCHes of podCIDRs, and not worth more code: HTTP/2 with 1, 2 or 4
+//! connections, strategic or JSON patches, answers reduced to metadata or in protobuf. The server
+//! spends 0.8 ms of processor time on each whatever is done, etcd 0.1-0.15 ms, this client 0.04 ms.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -22,7 +26,7 @@ use rustls::pki_types::{CertificateDer, ServerName};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-/// `application/merge-patch+json`: the cheapest patch for the API server.
+/// `application/merge-patch+json`: short, and lists are replaced as they are.
 pub const MERGE_PATCH: &str = "application/merge-patch+json";
 /// `application/json-patch+json`: can carry `test`s.
 pub const JSON_PATCH: &str = "application/json-patch+json";

@@ -190,22 +190,34 @@ const HIGH: &str = "self.substring(self.indexOf('-') + 1)";
 /// Whether the lower end of a range is not above the upper one.
 ///
 /// It is below when, for some length n, the two agree in the bits before the n-th, which is 0 in the
-/// lower and 1 in the upper end: the lower end masked to n bits and the upper one masked to n - 1
-/// are the same address, while masked to n bits they differ. The texts of the lengths are cut out of
-/// one literal because the cost of a text from a number cannot be estimated.
+/// lower and 1 in the upper end: the lower end masked to n bits is the address of the upper one masked
+/// to n - 1, but as a CIDR it does not contain the upper one.
+///
+/// The texts of the lengths are cut out of literals, as the cost of a text made from a number cannot
+/// be estimated.
 fn is_ordered() -> String {
-    let lengths: String = (0..=128).map(|length| format!("{length:>3}")).collect();
-    let numbers: Vec<String> = (1..=128).map(|length| length.to_string()).collect();
-    let length = |from: &str, to: &str| format!("'{lengths}'.substring({from}, {to}).trim()");
-    let masked = |end: &str, length: &str| format!("cidr({end} + '/' + {length}).masked()");
-    let (this, before) = (length("3 * n", "3 * n + 3"), length("3 * n - 3", "3 * n"));
+    let tens: String = (0..=12)
+        .map(|ten| {
+            if ten == 0 {
+                "  ".into()
+            } else {
+                format!("{ten:>2}")
+            }
+        })
+        .collect();
+    let length = |n: &str| {
+        format!(
+            "('{tens}'.substring({n} / 10 * 2, {n} / 10 * 2 + 2) + '0123456789'.substring({n} % 10, {n} % 10 + 1)).trim()"
+        )
+    };
+    let masked = |end: &str, n: &str| format!("cidr({end} + '/' + {}).masked()", length(n));
+    // From the end, where the ends of most ranges differ.
+    let numbers: Vec<String> = (1..=128).rev().map(|n| n.to_string()).collect();
     format!(
-        "({LOW} == {HIGH} || [{}].exists(n, n <= (self.contains(':') ? 128 : 32) && {}.ip() == {}.ip() && {} != {}))",
+        "({LOW} == {HIGH} || [{}].exists(n, n <= (self.contains(':') ? 128 : 32) && [{}].all(p, p.ip() == {}.ip() && !p.containsIP({HIGH}))))",
         numbers.join(", "),
-        masked(LOW, &this),
-        masked(HIGH, &before),
-        masked(LOW, &this),
-        masked(HIGH, &this),
+        masked(LOW, "n"),
+        masked(HIGH, "(n - 1)"),
     )
 }
 

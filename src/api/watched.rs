@@ -168,11 +168,29 @@ mod tests {
             },
         }))
         .unwrap();
-        let (meta, spec, status) = (&node.metadata, node.spec.as_ref().unwrap(), node.status.as_ref().unwrap());
-        assert_eq!((node.name_any(), node.uid(), node.resource_version()), ("n1".into(), Some("u1".into()), Some("7".into())));
-        assert_eq!((node.labels()["zone"].as_str(), node.annotations()["cadastre.dev/term"].as_str()), ("a", "t"));
-        assert_eq!((node.finalizers(), meta.generation), (&["f".to_owned()][..], Some(2)));
-        assert!(meta.creation_timestamp < meta.deletion_timestamp && meta.creation_timestamp.is_some());
+        let (meta, spec, status) = (
+            &node.metadata,
+            node.spec.as_ref().unwrap(),
+            node.status.as_ref().unwrap(),
+        );
+        assert_eq!(
+            (node.name_any(), node.uid(), node.resource_version()),
+            ("n1".into(), Some("u1".into()), Some("7".into()))
+        );
+        assert_eq!(
+            (
+                node.labels()["zone"].as_str(),
+                node.annotations()["cadastre.dev/term"].as_str()
+            ),
+            ("a", "t")
+        );
+        assert_eq!(
+            (node.finalizers(), meta.generation),
+            (&["f".to_owned()][..], Some(2))
+        );
+        assert!(
+            meta.creation_timestamp < meta.deletion_timestamp && meta.creation_timestamp.is_some()
+        );
         assert_eq!(meta.managed_fields, None);
         assert_eq!(spec.pod_cidr.as_deref(), Some("10.0.0.0/24"));
         assert_eq!(spec.pod_cidrs.as_ref().unwrap()[1], "fd00::/64");
@@ -180,7 +198,10 @@ mod tests {
         assert_eq!(status.addresses.as_ref().unwrap()[0].type_, "InternalIP");
         assert_eq!(status.addresses.as_ref().unwrap()[0].address, "192.0.2.1");
         assert_eq!(status.node_info.as_ref().unwrap().machine_id, "m");
-        assert_eq!((NodeLite::kind(&()), NodeLite::plural(&())), ("Node".into(), "nodes".into()));
+        assert_eq!(
+            (NodeLite::kind(&()), NodeLite::plural(&())),
+            ("Node".into(), "nodes".into())
+        );
     }
 
     #[test]
@@ -193,14 +214,21 @@ mod tests {
         .unwrap();
         let (spec, status) = (pod.spec.as_ref().unwrap(), pod.status.as_ref().unwrap());
         assert_eq!(pod.namespace().as_deref(), Some("ns"));
-        assert_eq!((spec.node_name.as_deref(), spec.host_network), (Some("n1"), Some(true)));
-        assert_eq!((status.phase.as_deref(), status.pod_ip.as_deref()), (Some("Running"), Some("10.0.0.2")));
+        assert_eq!(
+            (spec.node_name.as_deref(), spec.host_network),
+            (Some("n1"), Some(true))
+        );
+        assert_eq!(
+            (status.phase.as_deref(), status.pod_ip.as_deref()),
+            (Some("Running"), Some("10.0.0.2"))
+        );
         assert_eq!(status.pod_ips.as_ref().unwrap()[1].ip, "fd00::2");
     }
 
     #[test]
     fn a_node_that_has_only_a_name_is_read() {
-        let node: NodeLite = serde_json::from_value(json!({"metadata": {"name": "n1"}, "spec": {}})).unwrap();
+        let node: NodeLite =
+            serde_json::from_value(json!({"metadata": {"name": "n1"}, "spec": {}})).unwrap();
         assert!(node.spec.is_some_and(|spec| spec.pod_cidrs.is_none()) && node.status.is_none());
     }
 }

@@ -19,7 +19,9 @@ use crate::cluster::writer::Writer;
 use crate::controller::{Settings, run};
 use crate::ipam::Cidr;
 use crate::telemetry::admin::{self, Admin};
-use crate::telemetry::{ControllerMetrics, HttpMetrics, LeaderMetrics, Readiness, build_info, logs};
+use crate::telemetry::{
+    ControllerMetrics, HttpMetrics, LeaderMetrics, Readiness, build_info, logs,
+};
 
 /// Watch Nodes and IPPools, give every node its podCIDRs, keep NodeSubnets
 ///
@@ -102,28 +104,46 @@ pub(super) fn exec(args: Args) -> anyhow::Result<()> {
     let level = logs::start(args.log_format, &args.log_level).context("--log-level")?;
     let installed = rustls::crypto::ring::default_provider().install_default();
     installed.map_err(|_| anyhow::anyhow!("another TLS provider was installed first"))?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()?;
     runtime.block_on(serve(args, settings, level))
 }
 
 fn lease_settings(args: &Args) -> anyhow::Result<lease::Settings> {
     let seconds = |n: u32| Duration::from_secs(n.into());
-    let host = || std::fs::read_to_string("/proc/sys/kernel/hostname").ok().map(|name| name.trim().to_owned());
+    let host = || {
+        std::fs::read_to_string("/proc/sys/kernel/hostname")
+            .ok()
+            .map(|name| name.trim().to_owned())
+    };
     let settings = lease::Settings {
-        identity: args.identity.clone().or_else(host).unwrap_or_else(|| "cadastre".to_owned()),
+        identity: args
+            .identity
+            .clone()
+            .or_else(host)
+            .unwrap_or_else(|| "cadastre".to_owned()),
         nonce: nonce()?,
         lease_duration: seconds(args.lease_duration),
         renew_deadline: seconds(args.renew_deadline),
         retry_period: seconds(args.retry_period),
     };
-    settings.validate().context("--lease-duration, --renew-deadline, --retry-period")?;
+    settings
+        .validate()
+        .context("--lease-duration, --renew-deadline, --retry-period")?;
     Ok(settings)
 }
 
 /// Eight hexadecimal digits that no other process has.
 fn nonce() -> anyhow::Result<String> {
-    let uuid = std::fs::read_to_string("/proc/sys/kernel/random/uuid").context("no source of random numbers")?;
-    Ok(uuid.chars().filter(char::is_ascii_hexdigit).take(8).collect())
+    let uuid = std::fs::read_to_string("/proc/sys/kernel/random/uuid")
+        .context("no source of random numbers")?;
+    Ok(uuid
+        .chars()
+        .filter(char::is_ascii_hexdigit)
+        .take(8)
+        .collect())
 }
 
 async fn serve(args: Args, settings: lease::Settings, level: logs::Level) -> anyhow::Result<()> {
@@ -136,12 +156,25 @@ async fn serve(args: Args, settings: lease::Settings, level: logs::Level) -> any
     let readiness = Readiness::default();
     let listener = TcpListener::bind(args.admin_address)
         .await
-        .with_context(|| format!("cannot listen on {}: choose another --admin-address", args.admin_address))?;
-    let pages = Admin { registry: registry.clone(), readiness: readiness.clone(), level: Some(level) };
+        .with_context(|| {
+            format!(
+                "cannot listen on {}: choose another --admin-address",
+                args.admin_address
+            )
+        })?;
+    let pages = Admin {
+        registry: registry.clone(),
+        readiness: readiness.clone(),
+        level: Some(level),
+    };
     let mut admin = tokio::spawn(admin::run(listener, pages));
 
     let http = HttpMetrics::register(&registry)?;
-    let reach = Options { kubeconfig: args.kubeconfig, context: args.context, rate: NonZeroU32::new(args.kube_api_qps) };
+    let reach = Options {
+        kubeconfig: args.kubeconfig,
+        context: args.context,
+        rate: NonZeroU32::new(args.kube_api_qps),
+    };
     let client = client::connect(&reach, http).await?;
     let clock = Clock;
     let (publish, leadership) = watch::channel(Leadership::Standby { leader: None });
@@ -183,7 +216,9 @@ async fn serve(args: Args, settings: lease::Settings, level: logs::Level) -> any
         ended = &mut admin => anyhow::bail!("the admin port ended by itself: {ended:?}"),
     }
     stop.send_replace(true);
-    let settled = controller.await.context("the controller failed while stopping")?;
+    let settled = controller
+        .await
+        .context("the controller failed while stopping")?;
     if !settled {
         error!("some writes could not be settled: the next leader will fence them off");
     }

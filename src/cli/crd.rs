@@ -10,5 +10,7 @@ pub(super) struct Args {}
 
 pub(super) fn exec(_: &Args) -> anyhow::Result<()> {
     let text = crate::api::crd::yaml().context("the CRDs cannot be rendered")?;
-    std::io::stdout().write_all(text.as_bytes()).context("standard output is closed")
+    std::io::stdout()
+        .write_all(text.as_bytes())
+        .context("standard output is closed")
 }

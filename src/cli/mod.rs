@@ -9,7 +9,12 @@ use clap::{Parser, Subcommand};
 
 /// Cluster-wide IP address management for Kubernetes
 #[derive(Debug, Parser)]
-#[command(name = "cadastre", version, propagate_version = true, max_term_width = 100)]
+#[command(
+    name = "cadastre",
+    version,
+    propagate_version = true,
+    max_term_width = 100
+)]
 pub struct Cli {
     #[command(subcommand)]
     verb: Verb,

@@ -30,6 +30,8 @@ impl Addresses {
 
     /// Those in the range, lowest first.
     pub fn within(&self, range: &Cidr) -> impl Iterator<Item = Addr> + '_ {
-        self.0.range(range.first()..=range.last()).map(|(addr, _)| *addr)
+        self.0
+            .range(range.first()..=range.last())
+            .map(|(addr, _)| *addr)
     }
 }

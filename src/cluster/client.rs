@@ -15,7 +15,9 @@ use crate::telemetry::HttpMetrics;
 #[derive(Debug, Error)]
 pub enum ClientError {
     /// Neither a kubeconfig nor a service account.
-    #[error("no way to reach a cluster: {0}: set KUBECONFIG or --kubeconfig, or run in a pod with a service account")]
+    #[error(
+        "no way to reach a cluster: {0}: set KUBECONFIG or --kubeconfig, or run in a pod with a service account"
+    )]
     Config(String),
     /// The configuration is there but cannot be used.
     #[error("the cluster's configuration cannot be used: {0}")]
@@ -48,16 +50,24 @@ pub async fn connect(options: &Options, metrics: HttpMetrics) -> Result<Client, 
 }
 
 async fn configure(options: &Options) -> Result<kube::Config, ClientError> {
-    let chosen = KubeConfigOptions { context: options.context.clone(), ..KubeConfigOptions::default() };
+    let chosen = KubeConfigOptions {
+        context: options.context.clone(),
+        ..KubeConfigOptions::default()
+    };
     let mut config = match &options.kubeconfig {
         Some(path) => {
-            let file = kube::config::Kubeconfig::read_from(path).map_err(|e| ClientError::Config(e.to_string()))?;
-            kube::Config::from_custom_kubeconfig(file, &chosen).await.map_err(|e| ClientError::Config(e.to_string()))?
+            let file = kube::config::Kubeconfig::read_from(path)
+                .map_err(|e| ClientError::Config(e.to_string()))?;
+            kube::Config::from_custom_kubeconfig(file, &chosen)
+                .await
+                .map_err(|e| ClientError::Config(e.to_string()))?
         }
-        None if options.context.is_some() => {
-            kube::Config::from_kubeconfig(&chosen).await.map_err(|e| ClientError::Config(e.to_string()))?
-        }
-        None => kube::Config::infer().await.map_err(|e| ClientError::Config(e.to_string()))?,
+        None if options.context.is_some() => kube::Config::from_kubeconfig(&chosen)
+            .await
+            .map_err(|e| ClientError::Config(e.to_string()))?,
+        None => kube::Config::infer()
+            .await
+            .map_err(|e| ClientError::Config(e.to_string()))?,
     };
     config.default_retry = false;
     config.connect_timeout = Some(Duration::from_secs(5));

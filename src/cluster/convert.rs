@@ -1,9 +1,9 @@
 //! Kubernetes objects as what decisions need, read leniently: whatever an API server may hold must
 //! not stop the controller.
 
+use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::Resource;
 use kube::core::{DeserializeGuard, ObjectMeta};
-use k8s_openapi::api::networking::v1::ServiceCIDR;
 
 use super::seen::{Machine, Node, Pod, Pool, ServiceRange, Subnet, Text};
 use crate::api::{IPPool, NodeLite, NodeSubnet, PodLite, TERM_ANNOTATION};
@@ -34,8 +34,13 @@ pub fn node(node: NodeLite) -> Node {
         name: meta.name.unwrap_or_default().into(),
         uid: meta.uid.unwrap_or_default().into(),
         // A BTreeMap gives them sorted.
-        labels: labels.into_iter().map(|(key, value)| (key.into(), value.into())).collect(),
-        term: annotations.get(TERM_ANNOTATION).map(|term| term.as_str().into()),
+        labels: labels
+            .into_iter()
+            .map(|(key, value)| (key.into(), value.into()))
+            .collect(),
+        term: annotations
+            .get(TERM_ANNOTATION)
+            .map(|term| term.as_str().into()),
         annotated: !annotations.is_empty(),
         deleting: meta.deletion_timestamp.is_some(),
         pod_cidrs: pod_cidrs.into(),
@@ -49,7 +54,11 @@ pub fn node(node: NodeLite) -> Node {
             .collect(),
         machine: Machine {
             provider_id: spec.provider_id.filter(|id| !id.is_empty()).map(Text::from),
-            machine_id: status.node_info.map(|info| info.machine_id).filter(|id| !id.is_empty()).map(Text::from),
+            machine_id: status
+                .node_info
+                .map(|info| info.machine_id)
+                .filter(|id| !id.is_empty())
+                .map(Text::from),
         },
     }
 }
@@ -61,14 +70,24 @@ pub fn pod(pod: PodLite) -> Pod {
     let over = matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"));
     let mut addresses: Vec<Addr> = Vec::new();
     if !over && !spec.host_network.unwrap_or_default() {
-        let all = status.pod_ips.unwrap_or_default().into_iter().map(|ip| ip.ip).chain(status.pod_ip);
+        let all = status
+            .pod_ips
+            .unwrap_or_default()
+            .into_iter()
+            .map(|ip| ip.ip)
+            .chain(status.pod_ip);
         addresses.extend(all.filter_map(|text| addr(&text)));
         addresses.sort_unstable();
         addresses.dedup();
     }
     let meta = pod.metadata;
     Pod {
-        name: format!("{}/{}", meta.namespace.unwrap_or_default(), meta.name.unwrap_or_default()).into(),
+        name: format!(
+            "{}/{}",
+            meta.namespace.unwrap_or_default(),
+            meta.name.unwrap_or_default()
+        )
+        .into(),
         uid: meta.uid.unwrap_or_default().into(),
         version: version(meta.resource_version.as_deref()),
         addresses: addresses.into(),
@@ -83,7 +102,10 @@ pub fn service_range(object: ServiceCIDR) -> ServiceRange {
         name: meta.name.unwrap_or_default().into(),
         uid: meta.uid.unwrap_or_default().into(),
         version: version(meta.resource_version.as_deref()),
-        cidrs: cidrs.iter().filter_map(|text| Cidr::parse_lenient(text).ok()).collect(),
+        cidrs: cidrs
+            .iter()
+            .filter_map(|text| Cidr::parse_lenient(text).ok())
+            .collect(),
     }
 }
 
@@ -110,7 +132,13 @@ pub fn pool(guard: DeserializeGuard<IPPool>) -> Pool {
 /// A NodeSubnet, decodable or not.
 pub fn subnet(guard: DeserializeGuard<NodeSubnet>) -> Subnet {
     let meta = guard.meta().clone();
-    subnet_of(meta, guard.0.map(|subnet| subnet.spec).map_err(|invalid| invalid.error))
+    subnet_of(
+        meta,
+        guard
+            .0
+            .map(|subnet| subnet.spec)
+            .map_err(|invalid| invalid.error),
+    )
 }
 
 /// A NodeSubnet from the answer to a write.

@@ -46,6 +46,7 @@ pub struct Settings {
 
 /// Settings that cannot work.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[expect(missing_docs, reason = "fields named for what they are")]
 pub enum SettingsError {
     /// The leader must stop before others start.
     #[error(
@@ -53,7 +54,9 @@ pub enum SettingsError {
     )]
     LeaseTooShort { lease: Duration, renew: Duration },
     /// There must be time for a second try.
-    #[error("renew deadline ({renew:?}) must be longer than 1.2 times the retry period ({retry:?})")]
+    #[error(
+        "renew deadline ({renew:?}) must be longer than 1.2 times the retry period ({retry:?})"
+    )]
     DeadlineTooShort { renew: Duration, retry: Duration },
     /// The Lease holds whole seconds.
     #[error("lease duration ({0:?}) must be a whole number of seconds, at least 1")]
@@ -203,7 +206,11 @@ enum View {
 #[derive(Debug)]
 enum Phase {
     Candidate,
-    Holding { tenure: Tenure, record: Record, certain: bool },
+    Holding {
+        tenure: Tenure,
+        record: Record,
+        certain: bool,
+    },
     Released,
 }
 
@@ -305,17 +312,31 @@ impl Elector {
         match &self.view {
             View::Unknown => (Kind::Look, Ask::Get),
             View::Absent => {
-                let takeover = if self.ever { Takeover::Unclean } else { Takeover::First };
-                (Kind::Acquire, Ask::Create(self.wanted(String::new(), takeover, now)))
+                let takeover = if self.ever {
+                    Takeover::Unclean
+                } else {
+                    Takeover::First
+                };
+                (
+                    Kind::Acquire,
+                    Ask::Create(self.wanted(String::new(), takeover, now)),
+                )
             }
             View::Present(record, since) => {
                 let free = record.holder.is_none();
                 if !free && now < *since + record.lease_duration {
                     return (Kind::Look, Ask::Get);
                 }
-                let takeover = if free && !record.unsettled { Takeover::Clean } else { Takeover::Unclean };
+                let takeover = if free && !record.unsettled {
+                    Takeover::Clean
+                } else {
+                    Takeover::Unclean
+                };
                 let version = record.resource_version.clone();
-                (Kind::Acquire, Ask::Replace(self.wanted(version, takeover, now)))
+                (
+                    Kind::Acquire,
+                    Ask::Replace(self.wanted(version, takeover, now)),
+                )
             }
         }
     }
@@ -336,13 +357,19 @@ impl Elector {
             unsettled: false,
             resource_version,
         };
-        self.attempt = Some(Attempt { record: record.clone(), takeover, at: now });
+        self.attempt = Some(Attempt {
+            record: record.clone(),
+            takeover,
+            at: now,
+        });
         record
     }
 
     /// Takes in the answer to the last call.
     pub fn answer(&mut self, answer: Answer, now: Mono) {
-        let Some((kind, at)) = self.outstanding.take() else { return };
+        let Some((kind, at)) = self.outstanding.take() else {
+            return;
+        };
         self.due = now + self.pause();
         match (kind, answer) {
             (Kind::Renew, Answer::Written(record)) => {
@@ -401,7 +428,11 @@ impl Elector {
         self.look_first = false;
         let mine = record.holder.as_deref() == Some(&*self.settings.holder());
         match &mut self.phase {
-            Phase::Holding { record: held, certain, .. } if mine && held.transitions == record.transitions => {
+            Phase::Holding {
+                record: held,
+                certain,
+                ..
+            } if mine && held.transitions == record.transitions => {
                 *held = record;
                 *certain = true;
                 self.due = now;
@@ -411,7 +442,11 @@ impl Elector {
                 self.due = now;
             }
             Phase::Candidate => {
-                let ours = mine && self.attempt.as_ref().is_some_and(|a| a.record.transitions == record.transitions);
+                let ours = mine
+                    && self
+                        .attempt
+                        .as_ref()
+                        .is_some_and(|a| a.record.transitions == record.transitions);
                 if ours {
                     self.acquired(record);
                     self.due = now;
@@ -427,7 +462,12 @@ impl Elector {
     }
 
     fn renewed(&mut self, renewed: Record, at: Mono) {
-        if let Phase::Holding { tenure, record, certain } = &mut self.phase {
+        if let Phase::Holding {
+            tenure,
+            record,
+            certain,
+        } = &mut self.phase
+        {
             *record = renewed;
             *certain = true;
             tenure.valid_until = tenure.valid_until.max(at + self.settings.renew_deadline);
@@ -435,11 +475,21 @@ impl Elector {
     }
 
     fn acquired(&mut self, record: Record) {
-        let Some(attempt) = self.attempt.take() else { return };
+        let Some(attempt) = self.attempt.take() else {
+            return;
+        };
         let term = format!("{}-{}", record.transitions, self.settings.nonce);
         let valid_until = attempt.at + self.settings.renew_deadline;
-        let tenure = Tenure { term: term.into(), takeover: attempt.takeover, valid_until };
-        self.phase = Phase::Holding { tenure, record, certain: true };
+        let tenure = Tenure {
+            term: term.into(),
+            takeover: attempt.takeover,
+            valid_until,
+        };
+        self.phase = Phase::Holding {
+            tenure,
+            record,
+            certain: true,
+        };
     }
 }
 
@@ -471,14 +521,21 @@ mod tests {
                 (Ask::Get, None) => Answer::Missing,
                 (Ask::Get, Some(record)) => Answer::Found(record.clone()),
                 (Ask::Create(record), None) => self.write(record),
-                (Ask::Replace(record), Some(is)) if is.resource_version == record.resource_version => self.write(record),
+                (Ask::Replace(record), Some(is))
+                    if is.resource_version == record.resource_version =>
+                {
+                    self.write(record)
+                }
                 _ => Answer::Conflict,
             }
         }
 
         fn write(&mut self, record: Record) -> Answer {
             self.1 += 1;
-            let record = Record { resource_version: self.1.to_string(), ..record };
+            let record = Record {
+                resource_version: self.1.to_string(),
+                ..record
+            };
             self.0 = Some(record.clone());
             Answer::Written(record)
         }
@@ -504,36 +561,61 @@ mod tests {
         let (mut a, mut server) = (Elector::new(settings("a")), Server::default());
         settle(&mut a, &mut server, s(100));
         let tenure = tenure(&a);
-        assert_eq!((tenure.takeover, tenure.valid_until, &*tenure.term), (Takeover::First, s(110), "1-a"));
+        assert_eq!(
+            (tenure.takeover, tenure.valid_until, &*tenure.term),
+            (Takeover::First, s(110), "1-a")
+        );
     }
 
     #[test]
     fn a_candidate_waits_a_full_lease_after_the_last_change() {
-        let (mut a, mut b, mut server) = (Elector::new(settings("a")), Elector::new(settings("b")), Server::default());
+        let (mut a, mut b, mut server) = (
+            Elector::new(settings("a")),
+            Elector::new(settings("b")),
+            Server::default(),
+        );
         settle(&mut a, &mut server, s(0));
         settle(&mut b, &mut server, s(1));
         settle(&mut a, &mut server, s(2));
         for t in 2..17 {
             settle(&mut b, &mut server, s(t));
-            assert!(matches!(b.leadership(), Leadership::Standby { .. }), "at {t} s; the record changed at 2 s");
+            assert!(
+                matches!(b.leadership(), Leadership::Standby { .. }),
+                "at {t} s; the record changed at 2 s"
+            );
         }
         settle(&mut b, &mut server, s(17));
         assert_eq!(tenure(&b).takeover, Takeover::Unclean);
         assert_eq!(&*tenure(&b).term, "2-b");
-        assert!(tenure(&a).valid_until <= s(12), "the old leader stopped writing long before");
+        assert!(
+            tenure(&a).valid_until <= s(12),
+            "the old leader stopped writing long before"
+        );
         settle(&mut a, &mut server, s(19));
-        assert_eq!(a.leadership(), Leadership::Standby { leader: Some("c_b".into()) });
+        assert_eq!(
+            a.leadership(),
+            Leadership::Standby {
+                leader: Some("c_b".into())
+            }
+        );
     }
 
     #[test]
     fn a_clean_release_hands_over_at_once_and_an_unsettled_one_says_so() {
         for (settled, takeover) in [(true, Takeover::Clean), (false, Takeover::Unclean)] {
-            let (mut a, mut b, mut server) =
-                (Elector::new(settings("a")), Elector::new(settings("b")), Server::default());
+            let (mut a, mut b, mut server) = (
+                Elector::new(settings("a")),
+                Elector::new(settings("b")),
+                Server::default(),
+            );
             settle(&mut a, &mut server, s(0));
             settle(&mut b, &mut server, s(0));
             a.release(settled);
-            assert_eq!(a.leadership(), Leadership::Released, "nothing is written from now on");
+            assert_eq!(
+                a.leadership(),
+                Leadership::Released,
+                "nothing is written from now on"
+            );
             settle(&mut a, &mut server, s(1));
             settle(&mut b, &mut server, s(1));
             assert_eq!(tenure(&b).takeover, takeover);
@@ -552,7 +634,10 @@ mod tests {
         a.answer(Answer::Unclear, s(4));
         settle(&mut a, &mut server, s(5));
         assert_eq!(tenure(&a).takeover, Takeover::First);
-        assert!(tenure(&a).valid_until >= s(11), "from the write at 1 s, or from the renewal at 5 s");
+        assert!(
+            tenure(&a).valid_until >= s(11),
+            "from the write at 1 s, or from the renewal at 5 s"
+        );
     }
 
     #[test]
@@ -573,27 +658,63 @@ mod tests {
         settle(&mut a, &mut server, s(0));
         server.0 = None;
         settle(&mut a, &mut server, s(2));
-        assert_eq!((tenure(&a).takeover, &*tenure(&a).term), (Takeover::Unclean, "2-a"));
+        assert_eq!(
+            (tenure(&a).takeover, &*tenure(&a).term),
+            (Takeover::Unclean, "2-a")
+        );
     }
 
     #[test]
     fn the_same_identity_with_another_nonce_is_somebody_else() {
-        let (mut a, mut again, mut server) =
-            (Elector::new(settings("a")), Elector::new(settings("a2")), Server::default());
+        let (mut a, mut again, mut server) = (
+            Elector::new(settings("a")),
+            Elector::new(settings("a2")),
+            Server::default(),
+        );
         settle(&mut a, &mut server, s(0));
         settle(&mut again, &mut server, s(1));
-        assert_eq!(again.leadership(), Leadership::Standby { leader: Some("c_a".into()) });
+        assert_eq!(
+            again.leadership(),
+            Leadership::Standby {
+                leader: Some("c_a".into())
+            }
+        );
     }
 
     #[test]
     fn settings_that_cannot_work_are_refused_with_the_reason() {
         let good = settings("a");
         assert_eq!(good.validate(), Ok(()));
-        let short = Settings { lease_duration: s(10), ..good.clone() };
-        assert!(short.validate().unwrap_err().to_string().contains("must stop before others start"));
-        let late = Settings { renew_deadline: s(2), ..good.clone() };
-        assert!(late.validate().unwrap_err().to_string().contains("1.2 times"));
-        let odd = Settings { lease_duration: Duration::from_millis(15_500), ..good };
-        assert!(odd.validate().unwrap_err().to_string().contains("whole number"));
+        let short = Settings {
+            lease_duration: s(10),
+            ..good.clone()
+        };
+        assert!(
+            short
+                .validate()
+                .unwrap_err()
+                .to_string()
+                .contains("must stop before others start")
+        );
+        let late = Settings {
+            renew_deadline: s(2),
+            ..good.clone()
+        };
+        assert!(
+            late.validate()
+                .unwrap_err()
+                .to_string()
+                .contains("1.2 times")
+        );
+        let odd = Settings {
+            lease_duration: Duration::from_millis(15_500),
+            ..good
+        };
+        assert!(
+            odd.validate()
+                .unwrap_err()
+                .to_string()
+                .contains("whole number")
+        );
     }
 }

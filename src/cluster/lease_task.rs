@@ -36,9 +36,10 @@ impl Gate {
     /// How much longer may be written under that term; nothing if not at all.
     pub fn remaining(&self, term: &str) -> Option<Duration> {
         match &*self.leadership.borrow() {
-            Leadership::Leading(tenure) if &*tenure.term == term => {
-                tenure.valid_until.checked_sub(self.clock.now()).filter(|left| !left.is_zero())
-            }
+            Leadership::Leading(tenure) if &*tenure.term == term => tenure
+                .valid_until
+                .checked_sub(self.clock.now())
+                .filter(|left| !left.is_zero()),
             _ => None,
         }
     }
@@ -88,7 +89,9 @@ impl Election {
             if elector.leadership() == Leadership::Released && elector.wake_at().is_none() {
                 return;
             }
-            let pause = elector.wake_at().map_or(limit, |at| at.saturating_sub(clock.now()));
+            let pause = elector
+                .wake_at()
+                .map_or(limit, |at| at.saturating_sub(clock.now()));
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
                 changed = release.changed() => {
@@ -109,7 +112,10 @@ impl Election {
         if *last == now {
             return;
         }
-        let (was, is) = (matches!(last, Leadership::Leading(_)), matches!(now, Leadership::Leading(_)));
+        let (was, is) = (
+            matches!(last, Leadership::Leading(_)),
+            matches!(now, Leadership::Leading(_)),
+        );
         let term = |leadership: &Leadership| match leadership {
             Leadership::Leading(tenure) => Some(tenure.term.clone()),
             _ => None,
@@ -122,12 +128,18 @@ impl Election {
                     info!(term = %tenure.term, how = tenure.takeover.word(), "leading");
                 }
                 Leadership::Standby { leader } if was => {
-                    warn!(leader = leader.as_deref().unwrap_or("nobody"), "no longer leading");
+                    warn!(
+                        leader = leader.as_deref().unwrap_or("nobody"),
+                        "no longer leading"
+                    );
                 }
                 Leadership::Released => info!("lease handed over"),
                 Leadership::Standby { .. } => {}
             }
-        } else if let Leadership::Standby { leader: Some(leader) } = &now {
+        } else if let Leadership::Standby {
+            leader: Some(leader),
+        } = &now
+        {
             info!(%leader, "standing by");
         }
         *last = now.clone();
@@ -157,19 +169,28 @@ impl Election {
     }
 
     async fn call(&self, leases: &Api<Lease>, ask: Ask) -> Result<Answer, Error> {
-        let post = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
+        let post = PostParams {
+            field_manager: Some(FIELD_MANAGER.to_owned()),
+            ..PostParams::default()
+        };
         Ok(match ask {
             Ask::Get => Answer::Found(record(leases.get(&self.name).await?)),
-            Ask::Create(wanted) => Answer::Written(record(leases.create(&post, &self.lease(wanted)).await?)),
-            Ask::Replace(wanted) => {
-                Answer::Written(record(leases.replace(&self.name, &post, &self.lease(wanted)).await?))
+            Ask::Create(wanted) => {
+                Answer::Written(record(leases.create(&post, &self.lease(wanted)).await?))
             }
+            Ask::Replace(wanted) => Answer::Written(record(
+                leases
+                    .replace(&self.name, &post, &self.lease(wanted))
+                    .await?,
+            )),
         })
     }
 
     fn lease(&self, wanted: Record) -> Lease {
         let now = MicroTime(jiff::Timestamp::now());
-        let annotations = wanted.unsettled.then(|| [(UNSETTLED_ANNOTATION.to_owned(), "true".to_owned())].into());
+        let annotations = wanted
+            .unsettled
+            .then(|| [(UNSETTLED_ANNOTATION.to_owned(), "true".to_owned())].into());
         let version = Some(wanted.resource_version).filter(|version| !version.is_empty());
         Lease {
             metadata: ObjectMeta {
@@ -196,13 +217,16 @@ impl Election {
 fn record(lease: Lease) -> Record {
     let spec = lease.spec.unwrap_or_default();
     let annotations = lease.metadata.annotations.unwrap_or_default();
-    let seconds = spec.lease_duration_seconds.and_then(|seconds| u64::try_from(seconds).ok()).filter(|s| *s > 0);
+    let seconds = spec
+        .lease_duration_seconds
+        .and_then(|seconds| u64::try_from(seconds).ok())
+        .filter(|s| *s > 0);
     let holder = spec.holder_identity.unwrap_or_else(|| "unknown".to_owned());
     Record {
         holder: Some(holder).filter(|holder| !holder.is_empty()),
         lease_duration: seconds.map_or(DEFAULT_DURATION, Duration::from_secs),
         transitions: spec.lease_transitions.unwrap_or_default().into(),
-        unsettled: annotations.get(UNSETTLED_ANNOTATION).is_some(),
+        unsettled: annotations.contains_key(UNSETTLED_ANNOTATION),
         resource_version: lease.metadata.resource_version.unwrap_or_default(),
     }
 }

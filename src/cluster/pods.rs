@@ -40,7 +40,7 @@ impl PodIndex {
             Change::Listed => {
                 self.listed = true;
                 let gone = self.unseen.take().unwrap_or_default();
-                gone.iter().fold(false, |any, uid| self.remove(uid) || any)
+                gone.iter().filter(|uid| self.remove(uid)).count() > 0
             }
             Change::Deleted(pod) => self.remove(&pod.uid),
         }
@@ -62,7 +62,11 @@ impl PodIndex {
     }
 
     fn put(&mut self, pod: Pod) -> bool {
-        if self.by_uid.get(&pod.uid).is_some_and(|known| *known == pod.addresses) {
+        if self
+            .by_uid
+            .get(&pod.uid)
+            .is_some_and(|known| *known == pod.addresses)
+        {
             return false;
         }
         let freed = self.remove(&pod.uid);
@@ -74,7 +78,9 @@ impl PodIndex {
     }
 
     fn remove(&mut self, uid: &str) -> bool {
-        let Some(addresses) = self.by_uid.remove(uid) else { return false };
+        let Some(addresses) = self.by_uid.remove(uid) else {
+            return false;
+        };
         self.reported.remove(&addresses);
         !addresses.is_empty()
     }
@@ -86,7 +92,12 @@ mod tests {
 
     fn pod(uid: &str, addresses: &[&str]) -> Pod {
         let addr = |text: &&str| Addr::from(text.parse::<std::net::IpAddr>().unwrap());
-        Pod { name: uid.into(), uid: uid.into(), version: 1, addresses: addresses.iter().map(addr).collect() }
+        Pod {
+            name: uid.into(),
+            uid: uid.into(),
+            version: 1,
+            addresses: addresses.iter().map(addr).collect(),
+        }
     }
 
     fn range(text: &str) -> Cidr {
@@ -112,7 +123,10 @@ mod tests {
         let mut pods = PodIndex::default();
         pods.change(Change::Applied(pod("a", &["10.0.1.7"])));
         pods.change(Change::Restarted);
-        assert!(pods.any_in(&range("10.0.1.0/24")).is_some(), "known until the list is complete");
+        assert!(
+            pods.any_in(&range("10.0.1.0/24")).is_some(),
+            "known until the list is complete"
+        );
         assert!(pods.change(Change::Listed));
         assert!(pods.is_listed() && pods.is_empty());
     }

@@ -15,6 +15,7 @@ pub struct RequestId(pub u64);
 
 /// One call of the API server.
 #[derive(Clone, Debug, PartialEq)]
+#[expect(missing_docs, reason = "fields named for what they are")]
 pub enum Request {
     /// All nodes, consistently (not from a cache that may be behind).
     ListNodes,
@@ -37,13 +38,28 @@ pub enum Request {
     /// Creates the NodeSubnet of that name; refused when it exists.
     CreateSubnet { name: Text, spec: NodeSubnetSpec },
     /// Replaces its spec if it is still the version that was read.
-    ReplaceSubnet { name: Text, uid: Text, version: u64, spec: NodeSubnetSpec },
+    ReplaceSubnet {
+        name: Text,
+        uid: Text,
+        version: u64,
+        spec: NodeSubnetSpec,
+    },
     /// Deletes it if it is still the version that was read.
     DeleteSubnet { name: Text, uid: Text, version: u64 },
     /// Replaces the finalizers of a pool if it is still the version that was read.
-    SetPoolFinalizers { name: Text, uid: Text, version: u64, finalizers: Vec<String> },
+    SetPoolFinalizers {
+        name: Text,
+        uid: Text,
+        version: u64,
+        finalizers: Vec<String>,
+    },
     /// Replaces the status of a pool if it is still the version that was read.
-    SetPoolStatus { name: Text, uid: Text, version: u64, status: IPPoolStatus },
+    SetPoolStatus {
+        name: Text,
+        uid: Text,
+        version: u64,
+        status: IPPoolStatus,
+    },
 }
 
 /// podCIDRs for one node, with the guards.
@@ -78,6 +94,10 @@ impl Request {
 
 /// What became of a request.
 #[derive(Clone, Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "short-lived, and most are the large ones"
+)]
 pub enum Outcome {
     /// The node as it is after the request.
     Node(Node),

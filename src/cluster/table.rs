@@ -39,7 +39,13 @@ pub struct Table<T> {
 
 impl<T> Default for Table<T> {
     fn default() -> Self {
-        Table { objects: BTreeMap::new(), unseen: None, epoch: 0, listed: false, horizon: 0 }
+        Table {
+            objects: BTreeMap::new(),
+            unseen: None,
+            epoch: 0,
+            listed: false,
+            horizon: 0,
+        }
     }
 }
 
@@ -96,7 +102,9 @@ impl<T: Object> Table<T> {
             }
             Change::Deleted(object) => {
                 self.horizon = self.horizon.max(object.version());
-                self.forget(object.name(), object.uid()).into_iter().collect()
+                self.forget(object.name(), object.uid())
+                    .into_iter()
+                    .collect()
             }
         }
     }
@@ -127,7 +135,11 @@ impl<T: Object> Table<T> {
             .map(|o| o.name().clone())
             .collect();
         let mut deltas: Vec<Delta<T>> = gone.iter().filter_map(|name| self.remove(name)).collect();
-        deltas.extend(objects.into_iter().filter_map(|object| self.answer(object, sent)));
+        deltas.extend(
+            objects
+                .into_iter()
+                .filter_map(|object| self.answer(object, sent)),
+        );
         Some(deltas)
     }
 
@@ -142,12 +154,18 @@ impl<T: Object> Table<T> {
 
     fn put(&mut self, object: T) -> Option<Delta<T>> {
         let before = self.objects.get(object.name()).cloned();
-        if before.as_ref().is_some_and(|b| b.version() >= object.version()) {
+        if before
+            .as_ref()
+            .is_some_and(|b| b.version() >= object.version())
+        {
             return None;
         }
         let after = Arc::new(object);
         self.objects.insert(after.name().clone(), after.clone());
-        Some(Delta { before, after: Some(after) })
+        Some(Delta {
+            before,
+            after: Some(after),
+        })
     }
 
     fn remove(&mut self, name: &str) -> Option<Delta<T>> {
@@ -155,7 +173,10 @@ impl<T: Object> Table<T> {
         if let Some(unseen) = &mut self.unseen {
             unseen.remove(name);
         }
-        Some(Delta { before: Some(before), after: None })
+        Some(Delta {
+            before: Some(before),
+            after: None,
+        })
     }
 }
 
@@ -165,7 +186,12 @@ mod tests {
     use super::*;
 
     fn object(name: &str, uid: &str, version: u64) -> ServiceRange {
-        ServiceRange { name: name.into(), uid: uid.into(), version, cidrs: Vec::new() }
+        ServiceRange {
+            name: name.into(),
+            uid: uid.into(),
+            version,
+            cidrs: Vec::new(),
+        }
     }
 
     fn listed(objects: &[(&str, &str, u64)]) -> Table<ServiceRange> {
@@ -182,8 +208,16 @@ mod tests {
     fn a_relist_reports_what_vanished() {
         let mut table = listed(&[("a", "1", 1), ("b", "2", 2)]);
         table.change(Change::Restarted);
-        assert!(table.change(Change::Applied(object("b", "2", 2))).is_empty());
-        assert_eq!(table.len(), 2, "the old state is valid until the list is complete");
+        assert!(
+            table
+                .change(Change::Applied(object("b", "2", 2)))
+                .is_empty()
+        );
+        assert_eq!(
+            table.len(),
+            2,
+            "the old state is valid until the list is complete"
+        );
         let deltas = table.change(Change::Listed);
         assert_eq!(deltas.len(), 1);
         assert_eq!(&**deltas[0].before.as_ref().unwrap().name(), "a");
@@ -196,14 +230,23 @@ mod tests {
         let delta = table.change(Change::Applied(object("a", "9", 5))).remove(0);
         assert_eq!(&*delta.before.unwrap().uid, "1");
         assert_eq!(&*delta.after.unwrap().uid, "9");
-        assert!(table.change(Change::Deleted(object("a", "1", 4))).is_empty(), "a late deletion of the old one");
+        assert!(
+            table
+                .change(Change::Deleted(object("a", "1", 4)))
+                .is_empty(),
+            "a late deletion of the old one"
+        );
         assert_eq!(table.len(), 1);
     }
 
     #[test]
     fn nothing_goes_back_in_time() {
         let mut table = listed(&[("a", "1", 5)]);
-        assert!(table.change(Change::Applied(object("a", "1", 4))).is_empty());
+        assert!(
+            table
+                .change(Change::Applied(object("a", "1", 4)))
+                .is_empty()
+        );
         assert!(table.answer(object("a", "1", 5), 1).is_none());
         assert!(table.answer(object("a", "1", 6), 1).is_some());
     }
@@ -215,16 +258,28 @@ mod tests {
         assert!(table.answer(object("a", "1", 6), 1).is_none());
         table.change(Change::Restarted);
         table.change(Change::Listed);
-        assert!(table.answer(object("b", "2", 9), 1).is_none(), "sent before the relist");
+        assert!(
+            table.answer(object("b", "2", 9), 1).is_none(),
+            "sent before the relist"
+        );
     }
 
     #[test]
     fn a_list_of_ours_keeps_what_the_watch_told_later() {
         let mut table = listed(&[("a", "1", 5), ("b", "2", 6)]);
         table.change(Change::Applied(object("c", "3", 9)));
-        let deltas = table.replace(vec![object("a", "1", 5), object("d", "4", 8)], 1).unwrap();
-        assert_eq!(table.iter().map(|o| o.name.to_string()).collect::<Vec<_>>(), ["a", "c"]);
-        assert_eq!(deltas.len(), 1, "b is gone; d was seen to go, as the watch is past it");
+        let deltas = table
+            .replace(vec![object("a", "1", 5), object("d", "4", 8)], 1)
+            .unwrap();
+        assert_eq!(
+            table.iter().map(|o| o.name.to_string()).collect::<Vec<_>>(),
+            ["a", "c"]
+        );
+        assert_eq!(
+            deltas.len(),
+            1,
+            "b is gone; d was seen to go, as the watch is past it"
+        );
         table.change(Change::Restarted);
         assert!(table.replace(Vec::new(), 1).is_none());
     }

@@ -5,7 +5,7 @@
 //! in words that say what to do.
 
 use std::fmt::Debug;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use kube::Api;
@@ -33,14 +33,18 @@ pub async fn follow<K, T>(
 ) where
     K: kube::Resource + Clone + DeserializeOwned + Debug + Send + 'static,
 {
-    let mut config = watcher::Config::default();
-    config.page_size = page;
+    let config = watcher::Config {
+        page_size: page,
+        ..watcher::Config::default()
+    };
     let mut stream = watcher(api, config).backoff(Pauses::default()).boxed();
     let mut trouble: Option<String> = None;
     while let Some(step) = stream.next().await {
         let change = match step {
             Ok(watcher::Event::Init) => Change::Restarted,
-            Ok(watcher::Event::InitApply(object) | watcher::Event::Apply(object)) => Change::Applied(read(object)),
+            Ok(watcher::Event::InitApply(object) | watcher::Event::Apply(object)) => {
+                Change::Applied(read(object))
+            }
             Ok(watcher::Event::InitDone) => Change::Listed,
             Ok(watcher::Event::Delete(object)) => Change::Deleted(read(object)),
             Err(error) => {
@@ -74,18 +78,34 @@ fn describe(kind: &str, error: &watcher::Error) -> String {
             "{kind} are not known to the API server: apply the CRDs (cadastre crd | kubectl apply --server-side -f -); waiting for them"
         ),
         Some(kube::Error::Api(status)) if status.code == 403 => {
-            format!("not allowed to list and watch {kind}: {}: check the ClusterRole; waiting", status.message)
+            format!(
+                "not allowed to list and watch {kind}: {}: check the ClusterRole; waiting",
+                status.message
+            )
+        }
+        Some(kube::Error::Api(status)) => {
+            format!(
+                "watch of {kind} failed: {} ({}); trying again",
+                status.message, status.code
+            )
         }
         _ => format!("watch of {kind} failed: {error}; trying again"),
     }
 }
 
-/// Doubling pauses, back to the first after a success.
-struct Pauses(Duration);
+/// Doubling pauses, back to the first one after a quiet time: a stream that fails again and again
+/// says now and then that it begins anew, which is no success.
+struct Pauses {
+    next: Duration,
+    last: Option<Instant>,
+}
 
 impl Default for Pauses {
     fn default() -> Self {
-        Pauses(PAUSE.0)
+        Pauses {
+            next: PAUSE.0,
+            last: None,
+        }
     }
 }
 
@@ -93,14 +113,16 @@ impl Iterator for Pauses {
     type Item = Duration;
 
     fn next(&mut self) -> Option<Duration> {
-        let pause = self.0;
-        self.0 = (pause * 2).min(PAUSE.1);
+        if self.last.is_some_and(|last| last.elapsed() > 2 * PAUSE.1) {
+            self.next = PAUSE.0;
+        }
+        self.last = Some(Instant::now());
+        let pause = self.next;
+        self.next = (pause * 2).min(PAUSE.1);
         Some(pause)
     }
 }
 
 impl Backoff for Pauses {
-    fn reset(&mut self) {
-        self.0 = PAUSE.0;
-    }
+    fn reset(&mut self) {}
 }

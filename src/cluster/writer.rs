@@ -18,7 +18,9 @@ use serde_json::{Value, json};
 use super::convert;
 use super::lease_task::Gate;
 use super::request::{Assignment, Outcome, Refusal, Request};
-use crate::api::{FIELD_MANAGER, IPPool, NodeLite, NodeSubnet, NodeSubnetSpec, PodLite, TERM_ANNOTATION};
+use crate::api::{
+    FIELD_MANAGER, IPPool, NodeLite, NodeSubnet, NodeSubnetSpec, PodLite, TERM_ANNOTATION,
+};
 use crate::controller::Outgoing;
 
 /// Longest wait for one object.
@@ -41,7 +43,11 @@ impl Writer {
 
     /// Sends one request and says what became of it.
     pub async fn send(&self, outgoing: Outgoing) -> Outcome {
-        let limit = if matches!(outgoing.request, Request::ListNodes | Request::ListSubnets) { MANY } else { ONE };
+        let limit = if matches!(outgoing.request, Request::ListNodes | Request::ListSubnets) {
+            MANY
+        } else {
+            ONE
+        };
         let limit = match &outgoing.term {
             None => limit,
             Some(term) => match self.gate.remaining(term) {
@@ -60,61 +66,112 @@ impl Writer {
         let nodes: Api<NodeLite> = Api::all(self.client.clone());
         let subnets: Api<DeserializeGuard<NodeSubnet>> = Api::all(self.client.clone());
         let pools: Api<DeserializeGuard<IPPool>> = Api::all(self.client.clone());
-        let post = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
-        let patch = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+        let post = PostParams {
+            field_manager: Some(FIELD_MANAGER.to_owned()),
+            ..PostParams::default()
+        };
+        let patch = PatchParams {
+            field_manager: Some(FIELD_MANAGER.to_owned()),
+            ..PatchParams::default()
+        };
         Ok(match request {
-            Request::ListNodes => {
-                Outcome::Nodes(nodes.list(&ListParams::default()).await?.items.into_iter().map(convert::node).collect())
-            }
+            Request::ListNodes => Outcome::Nodes(
+                nodes
+                    .list(&ListParams::default())
+                    .await?
+                    .items
+                    .into_iter()
+                    .map(convert::node)
+                    .collect(),
+            ),
             Request::ListSubnets => {
                 let list = subnets.list(&ListParams::default()).await?;
                 Outcome::Subnets(list.items.into_iter().map(convert::subnet).collect())
             }
             Request::ReadNode { name } => Outcome::Node(convert::node(nodes.get(&name).await?)),
-            Request::ReadSubnet { name } => Outcome::Subnet(convert::subnet(subnets.get(&name).await?)),
+            Request::ReadSubnet { name } => {
+                Outcome::Subnet(convert::subnet(subnets.get(&name).await?))
+            }
             Request::ReadPool { name } => Outcome::Pool(convert::pool(pools.get(&name).await?)),
             Request::ListPodsOf { node } => {
                 let pods: Api<PodLite> = Api::all(self.client.clone());
-                let list = pods.list(&ListParams::default().fields(&format!("spec.nodeName={node}"))).await?;
+                let list = pods
+                    .list(&ListParams::default().fields(&format!("spec.nodeName={node}")))
+                    .await?;
                 Outcome::Pods(list.items.into_iter().map(convert::pod).collect())
             }
             Request::AssignPodCidrs(assignment) => {
                 let body = assign_patch(&assignment);
-                let path = format!("/api/v1/nodes/{}?fieldManager={FIELD_MANAGER}", assignment.name);
+                let path = format!(
+                    "/api/v1/nodes/{}?fieldManager={FIELD_MANAGER}",
+                    assignment.name
+                );
                 Outcome::Node(convert::node(self.json_patch(&path, &body).await?))
             }
             Request::TouchNode { name, uid, term } => {
-                let body = json!({"metadata": {"uid": &*uid, "annotations": {TERM_ANNOTATION: &*term}}});
-                Outcome::Node(convert::node(nodes.patch(&name, &patch, &Patch::Merge(body)).await?))
+                let body =
+                    json!({"metadata": {"uid": &*uid, "annotations": {TERM_ANNOTATION: &*term}}});
+                Outcome::Node(convert::node(
+                    nodes.patch(&name, &patch, &Patch::Merge(body)).await?,
+                ))
             }
             Request::CreateSubnet { name, spec } => {
                 let subnets: Api<NodeSubnet> = Api::all(self.client.clone());
                 let object = NodeSubnet::new(&name, spec);
-                Outcome::Subnet(convert::written_subnet(subnets.create(&post, &object).await?))
+                Outcome::Subnet(convert::written_subnet(
+                    subnets.create(&post, &object).await?,
+                ))
             }
-            Request::ReplaceSubnet { name, uid, version, spec } => {
-                Outcome::Subnet(self.replace_subnet(&name, &uid, version, spec, &post).await?)
-            }
+            Request::ReplaceSubnet {
+                name,
+                uid,
+                version,
+                spec,
+            } => Outcome::Subnet(
+                self.replace_subnet(&name, &uid, version, spec, &post)
+                    .await?,
+            ),
             Request::DeleteSubnet { name, uid, version } => {
-                let preconditions =
-                    Preconditions { uid: Some(uid.to_string()), resource_version: Some(version.to_string()) };
-                let how = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
+                let preconditions = Preconditions {
+                    uid: Some(uid.to_string()),
+                    resource_version: Some(version.to_string()),
+                };
+                let how = DeleteParams {
+                    preconditions: Some(preconditions),
+                    ..DeleteParams::default()
+                };
                 // An object in the answer is kept by somebody's finalizer: look again later.
                 let kept = subnets.delete(&name, &how).await?.left();
                 kept.map_or(Outcome::Gone, |_| Outcome::Refused(Refusal::Busy(None)))
             }
-            Request::SetPoolFinalizers { name, uid, version, finalizers } => {
+            Request::SetPoolFinalizers {
+                name,
+                uid,
+                version,
+                finalizers,
+            } => {
                 let body = json!({"metadata": {
                     "uid": &*uid, "resourceVersion": version.to_string(), "finalizers": finalizers,
                 }});
-                Outcome::Pool(convert::pool(pools.patch(&name, &patch, &Patch::Merge(body)).await?))
+                Outcome::Pool(convert::pool(
+                    pools.patch(&name, &patch, &Patch::Merge(body)).await?,
+                ))
             }
-            Request::SetPoolStatus { name, uid, version, status } => {
+            Request::SetPoolStatus {
+                name,
+                uid,
+                version,
+                status,
+            } => {
                 let body = json!({
                     "metadata": {"uid": &*uid, "resourceVersion": version.to_string()},
                     "status": status,
                 });
-                Outcome::Pool(convert::pool(pools.patch_status(&name, &patch, &Patch::Merge(body)).await?))
+                Outcome::Pool(convert::pool(
+                    pools
+                        .patch_status(&name, &patch, &Patch::Merge(body))
+                        .await?,
+                ))
             }
         })
     }
@@ -131,7 +188,9 @@ impl Writer {
         let mut object = NodeSubnet::new(name, spec);
         object.metadata.uid = Some(uid.to_owned());
         object.metadata.resource_version = Some(version.to_string());
-        Ok(convert::written_subnet(subnets.replace(name, post, &object).await?))
+        Ok(convert::written_subnet(
+            subnets.replace(name, post, &object).await?,
+        ))
     }
 
     async fn json_patch(&self, path: &str, body: &Value) -> Result<NodeLite, Error> {
@@ -150,7 +209,10 @@ impl Writer {
 /// The guarded write of podCIDRs. `podCIDR` and `podCIDRs` go together: where they differ the API
 /// server drops the second family without a word.
 fn assign_patch(assignment: &Assignment) -> Value {
-    let term_path = format!("/metadata/annotations/{}", TERM_ANNOTATION.replace('/', "~1"));
+    let term_path = format!(
+        "/metadata/annotations/{}",
+        TERM_ANNOTATION.replace('/', "~1")
+    );
     // A test can only look below a parent that exists.
     let fence = if assignment.annotated {
         json!({"op": "test", "path": term_path, "value": assignment.term.as_deref()})
@@ -168,13 +230,21 @@ fn assign_patch(assignment: &Assignment) -> Value {
 }
 
 fn classify(error: Error) -> Outcome {
-    let Error::Api(status) = error else { return Outcome::Unclear(error.to_string()) };
+    let Error::Api(status) = error else {
+        return Outcome::Unclear(error.to_string());
+    };
     match status.code {
         409 | 422 => Outcome::Refused(Refusal::Guard(status.message.clone())),
         404 => Outcome::Refused(Refusal::Missing),
         429 => {
-            let after = status.details.as_ref().map(|details| details.retry_after_seconds).filter(|after| *after > 0);
-            Outcome::Refused(Refusal::Busy(after.map(|seconds| Duration::from_secs(seconds.into()))))
+            let after = status
+                .details
+                .as_ref()
+                .map(|details| details.retry_after_seconds)
+                .filter(|after| *after > 0);
+            Outcome::Refused(Refusal::Busy(
+                after.map(|seconds| Duration::from_secs(seconds.into())),
+            ))
         }
         400..=499 => Outcome::Refused(Refusal::Rejected(status.message.clone())),
         _ => Outcome::Unclear(format!("{} {}", status.code, status.message)),
@@ -192,7 +262,10 @@ mod tests {
             uid: "u1".into(),
             term: term.map(Into::into),
             annotated,
-            cidrs: ["10.0.1.0/24", "fd00:1::/64"].iter().map(|text| Cidr::parse_strict(text).unwrap()).collect(),
+            cidrs: ["10.0.1.0/24", "fd00:1::/64"]
+                .iter()
+                .map(|text| Cidr::parse_strict(text).unwrap())
+                .collect(),
         }
     }
 
@@ -209,24 +282,52 @@ mod tests {
                 {"op": "add", "path": "/spec/podCIDRs", "value": ["10.0.1.0/24", "fd00:1::/64"]},
             ])
         );
-        assert_eq!(assign_patch(&assignment(true, None))[2]["value"], Value::Null);
-        assert_eq!(assign_patch(&assignment(false, None))[2]["path"], "/metadata/annotations");
+        assert_eq!(
+            assign_patch(&assignment(true, None))[2]["value"],
+            Value::Null
+        );
+        assert_eq!(
+            assign_patch(&assignment(false, None))[2]["path"],
+            "/metadata/annotations"
+        );
     }
 
     fn api_error(code: u16) -> Error {
-        Error::Api(Box::new(kube::core::Status { code, message: "why".into(), ..kube::core::Status::default() }))
+        Error::Api(Box::new(kube::core::Status {
+            code,
+            message: "why".into(),
+            ..kube::core::Status::default()
+        }))
     }
 
     #[test]
     fn only_a_plain_refusal_counts_as_no_effect() {
         for code in [409, 422] {
-            assert!(matches!(classify(api_error(code)), Outcome::Refused(Refusal::Guard(_))), "{code}");
+            assert!(
+                matches!(
+                    classify(api_error(code)),
+                    Outcome::Refused(Refusal::Guard(_))
+                ),
+                "{code}"
+            );
         }
-        assert!(matches!(classify(api_error(404)), Outcome::Refused(Refusal::Missing)));
-        assert!(matches!(classify(api_error(403)), Outcome::Refused(Refusal::Rejected(_))));
-        assert!(matches!(classify(api_error(429)), Outcome::Refused(Refusal::Busy(_))));
+        assert!(matches!(
+            classify(api_error(404)),
+            Outcome::Refused(Refusal::Missing)
+        ));
+        assert!(matches!(
+            classify(api_error(403)),
+            Outcome::Refused(Refusal::Rejected(_))
+        ));
+        assert!(matches!(
+            classify(api_error(429)),
+            Outcome::Refused(Refusal::Busy(_))
+        ));
         for code in [500, 502, 503, 504] {
-            assert!(matches!(classify(api_error(code)), Outcome::Unclear(_)), "{code}");
+            assert!(
+                matches!(classify(api_error(code)), Outcome::Unclear(_)),
+                "{code}"
+            );
         }
     }
 }

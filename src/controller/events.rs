@@ -16,7 +16,10 @@ const LIMIT: Duration = Duration::from_secs(5);
 /// Writes events one after the other; what does not fit into the backlog is dropped and counted.
 pub fn spawn(client: Client, backlog: usize, metrics: ControllerMetrics) -> mpsc::Sender<Report> {
     let (sender, mut reports) = mpsc::channel::<Report>(backlog);
-    let reporter = Reporter { controller: "cadastre-controller".to_owned(), instance: std::env::var("POD_NAME").ok() };
+    let reporter = Reporter {
+        controller: "cadastre-controller".to_owned(),
+        instance: std::env::var("POD_NAME").ok(),
+    };
     let recorder = Recorder::new(client, reporter);
     tokio::spawn(async move {
         while let Some(report) = reports.recv().await {
@@ -57,12 +60,19 @@ fn render(report: &Report) -> (Event, ObjectReference) {
     };
     let mut note = report.note.clone();
     if note.len() > NOTE {
-        let cut = (0..=NOTE - 3).rev().find(|at| note.is_char_boundary(*at)).unwrap_or(0);
+        let cut = (0..=NOTE - 3)
+            .rev()
+            .find(|at| note.is_char_boundary(*at))
+            .unwrap_or(0);
         note.truncate(cut);
         note.push_str("...");
     }
     let event = Event {
-        type_: if report.warning { EventType::Warning } else { EventType::Normal },
+        type_: if report.warning {
+            EventType::Warning
+        } else {
+            EventType::Normal
+        },
         reason: report.reason.to_owned(),
         note: Some(note),
         action: "Allocate".to_owned(),

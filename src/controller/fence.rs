@@ -82,9 +82,15 @@ impl Fence {
     /// What is still to do, for the logs and the readiness page.
     pub fn progress(&self, world: &World) -> String {
         match self.step {
-            Step::Syncing => format!("waiting for the first lists of {}", world.missing().join(", ")),
+            Step::Syncing => format!(
+                "waiting for the first lists of {}",
+                world.missing().join(", ")
+            ),
             Step::Listing => "listing nodes and subnets after the take-over".to_owned(),
-            Step::Touching => format!("fencing off the last leader: {} nodes to touch", self.left.len()),
+            Step::Touching => format!(
+                "fencing off the last leader: {} nodes to touch",
+                self.left.len()
+            ),
             Step::Done => "done".to_owned(),
         }
     }
@@ -106,7 +112,12 @@ impl Fence {
 
     /// When there is something to do again.
     pub fn next_at(&self) -> Option<std::time::Duration> {
-        self.lists.queue.next_at().into_iter().chain(self.queue.next_at()).min()
+        self.lists
+            .queue
+            .next_at()
+            .into_iter()
+            .chain(self.queue.next_at())
+            .min()
     }
 
     fn begin(&mut self, world: &World) {
@@ -127,10 +138,17 @@ impl Fence {
             }
             let (name, uid) = key.clone();
             if self.to_read.remove(&key) {
-                return Some((Request::ReadNode { name: name.clone() }, Purpose::TouchRead { name, uid }));
+                return Some((
+                    Request::ReadNode { name: name.clone() },
+                    Purpose::TouchRead { name, uid },
+                ));
             }
             let term = self.term.clone();
-            let request = Request::TouchNode { name: name.clone(), uid: uid.clone(), term };
+            let request = Request::TouchNode {
+                name: name.clone(),
+                uid: uid.clone(),
+                term,
+            };
             return Some((request, Purpose::Touch { name, uid }));
         }
     }

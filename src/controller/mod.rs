@@ -11,10 +11,12 @@
 //! | file | subject |
 //! |---|---|
 //! | [`machine`] | events in, requests out; who may act when |
+//! | `leader` | what exists only while leading: the loops |
 //! | [`fence`] | what a new leader does before it deals |
 //! | [`registry`] | the leader's ledger: who holds what, what rests |
 //! | [`pools`], [`selector`] | what every pool may do right now, and which nodes it serves |
 //! | [`podcidr`], [`subnet`], [`quarantine`], [`pool`] | the loops |
+//! | [`figures`], [`conditions`] | what a pool's status says |
 //! | [`queue`], [`report`] | keyed work with back-off; Kubernetes events to be |
 //! | [`run`], [`events`] | the shell: the only place with IO |
 //!
@@ -23,8 +25,11 @@
 //! (state, event, now). The
 //! code that runs under simulation is the code that ships.
 
+pub mod conditions;
 pub mod events;
 pub mod fence;
+pub mod figures;
+mod leader;
 pub mod machine;
 pub mod podcidr;
 pub mod pool;
@@ -70,6 +75,7 @@ pub struct Context<'a> {
 
 /// What a request in flight is for; comes back with the answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "fields named for what they are")]
 pub enum Purpose {
     /// The fence's consistent list of nodes
     FenceNodes,
@@ -99,7 +105,10 @@ impl Purpose {
     /// The loop that asked: the label of its metrics.
     pub fn loop_name(&self) -> &'static str {
         match self {
-            Purpose::FenceNodes | Purpose::FenceSubnets | Purpose::Touch { .. } | Purpose::TouchRead { .. } => "fence",
+            Purpose::FenceNodes
+            | Purpose::FenceSubnets
+            | Purpose::Touch { .. }
+            | Purpose::TouchRead { .. } => "fence",
             Purpose::Assign { .. } | Purpose::AssignRead { .. } => "podcidr",
             Purpose::Subnet { .. } | Purpose::SubnetRead { .. } => "subnet",
             Purpose::Quarantine { .. } => "quarantine",

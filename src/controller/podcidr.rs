@@ -12,6 +12,7 @@
 
 use std::collections::BTreeMap;
 
+use super::pools::Verdict;
 use super::queue::Queue;
 use super::registry::Registry;
 use super::report::{About, POD_CIDR_ASSIGNED, Report, WAITING, WRITE_REJECTED};
@@ -46,10 +47,13 @@ enum Task {
 struct Waiting {
     uid: Text,
     reason: Reason,
+    /// Whether an event told of it
+    told: bool,
 }
 
 /// Why a node gets no podCIDR for now.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "fields named for what they are")]
 pub enum Reason {
     /// No pool selects it: nothing is wrong with that.
     Unmanaged,
@@ -98,12 +102,18 @@ impl PodCidrs {
                 Decision::Wait(reason, note) => self.wait(&node, reason, note, cx),
                 Decision::Read => {
                     self.tasks.insert(node.uid.clone(), Task::InFlight);
-                    let purpose = Purpose::AssignRead { name: name.clone(), uid: node.uid.clone() };
+                    let purpose = Purpose::AssignRead {
+                        name: name.clone(),
+                        uid: node.uid.clone(),
+                    };
                     return Some((Request::ReadNode { name }, purpose));
                 }
                 Decision::Write(cidrs) => {
                     self.tasks.insert(node.uid.clone(), Task::InFlight);
-                    let purpose = Purpose::Assign { name: name.clone(), uid: node.uid.clone() };
+                    let purpose = Purpose::Assign {
+                        name: name.clone(),
+                        uid: node.uid.clone(),
+                    };
                     return Some((Request::AssignPodCidrs(assignment(&node, cidrs)), purpose));
                 }
             }
@@ -130,12 +140,28 @@ impl PodCidrs {
         deal(node, cx.world, cx.registry)
     }
 
+    /// An empty note is a wait that nobody needs to hear of.
     fn wait(&mut self, node: &Node, reason: Reason, note: String, cx: &mut Context) {
-        let known = self.waiting.get(&node.name).filter(|w| w.uid == node.uid).map(|w| &w.reason);
-        if known != Some(&reason) && reason != Reason::Unmanaged {
-            cx.reports.push(Report { about: About::node(node), warning: true, reason: WAITING, note });
+        let known = self.waiting.get(&node.name).filter(|w| w.uid == node.uid);
+        let again = known.is_some_and(|w| w.reason == reason);
+        let told = !note.is_empty();
+        if told && !again {
+            cx.reports.push(Report {
+                about: About::node(node),
+                warning: true,
+                reason: WAITING,
+                note,
+            });
         }
-        self.waiting.insert(node.name.clone(), Waiting { uid: node.uid.clone(), reason });
+        let told = told || known.is_some_and(|w| w.told);
+        self.waiting.insert(
+            node.name.clone(),
+            Waiting {
+                uid: node.uid.clone(),
+                reason,
+                told,
+            },
+        );
     }
 
     /// Takes in the answer to a write.
@@ -148,9 +174,17 @@ impl PodCidrs {
             Outcome::Refused(Refusal::Guard(_)) => self.retry(name, uid, Task::ToRead, cx),
             Outcome::Refused(Refusal::Rejected(why)) => {
                 if self.queue.add_failed(name.clone(), cx.now.mono) == 1 {
-                    let about = About::Node { name: name.clone(), uid: uid.clone() };
+                    let about = About::Node {
+                        name: name.clone(),
+                        uid: uid.clone(),
+                    };
                     let note = format!("the API server refuses podCIDRs for this node: {why}");
-                    cx.reports.push(Report { about, warning: true, reason: WRITE_REJECTED, note });
+                    cx.reports.push(Report {
+                        about,
+                        warning: true,
+                        reason: WRITE_REJECTED,
+                        note,
+                    });
                 }
                 self.tasks.insert(uid.clone(), Task::ToWrite);
             }
@@ -205,18 +239,29 @@ impl PodCidrs {
         if self.tasks.get(&node.uid) != Some(&Task::InFlight) {
             self.tasks.remove(&node.uid);
         }
-        let Some(waiting) = self.waiting.remove(&node.name) else { return };
-        if waiting.uid == node.uid && waiting.reason != Reason::Unmanaged {
+        let Some(waiting) = self.waiting.remove(&node.name) else {
+            return;
+        };
+        if waiting.uid == node.uid && waiting.told {
             let ranges: Vec<String> = node.pod_cidrs.iter().map(ToString::to_string).collect();
             let note = format!("has podCIDRs {} after a wait", ranges.join(", "));
-            reports.push(Report { about: About::node(node), warning: false, reason: POD_CIDR_ASSIGNED, note });
+            reports.push(Report {
+                about: About::node(node),
+                warning: false,
+                reason: POD_CIDR_ASSIGNED,
+                note,
+            });
         }
     }
 
     /// A node's UID is gone.
     pub fn gone(&mut self, node: &Node) {
         self.tasks.remove(&node.uid);
-        if self.waiting.get(&node.name).is_some_and(|w| w.uid == node.uid) {
+        if self
+            .waiting
+            .get(&node.name)
+            .is_some_and(|w| w.uid == node.uid)
+        {
             self.waiting.remove(&node.name);
         }
     }
@@ -260,13 +305,21 @@ fn give_back(node: &Node, registry: &mut Registry) -> Option<Vec<Cidr>> {
         && pool.selector.matches(&node.labels)
         && pool.space.families().count() == ranges.len()
         && ranges.iter().all(|range| pool.space.covers(range))
-        && ranges.windows(2).all(|pair| pair[0].family() != pair[1].family());
+        && ranges
+            .windows(2)
+            .all(|pair| pair[0].family() != pair[1].family());
     // Others may have held the same addresses (by a second writer's doing), and rest in their own right.
     let own = |holder| {
         let key = registry.who(holder).filter(|(name, _)| *name == node.name);
-        key.and_then(|key| registry.rests.get(key)).is_some_and(|rest| rest.machine.same(&node.machine))
+        key.and_then(|key| registry.rests.get(key))
+            .is_some_and(|rest| rest.machine.same(&node.machine))
     };
-    let alone = |range: &Cidr| registry.ledger.overlapping(range).all(|(_, claim)| own(claim.holder));
+    let alone = |range: &Cidr| {
+        registry
+            .ledger
+            .overlapping(range)
+            .all(|(_, claim)| own(claim.holder))
+    };
     if !fits || !ranges.iter().all(alone) {
         return None;
     }
@@ -284,15 +337,24 @@ fn deal(node: &Node, world: &World, registry: &mut Registry) -> Decision {
         return barred(node, registry);
     }
     let holder = registry.holder(&node.name, &node.uid);
-    let spoken_for =
-        |range: &Cidr| -> Option<Addr> { world.pods.any_in(range).or_else(|| world.node_addresses.within(range).next()) };
+    let spoken_for = |range: &Cidr| -> Option<Addr> {
+        world
+            .pods
+            .any_in(range)
+            .or_else(|| world.node_addresses.within(range).next())
+    };
     let mut notes = Vec::new();
     for name in &choices {
-        let Some(pool) = registry.pools.get_mut(name) else { continue };
+        let Some(pool) = registry.pools.get_mut(name) else {
+            continue;
+        };
         match registry.ledger.carve(&mut pool.space, holder, spoken_for) {
             Ok(claims) => {
                 let ids = claims.iter().filter_map(|(_, id)| *id);
-                return Decision::Write(in_order(ids.filter_map(|id| registry.ledger.get(id)).map(|claim| claim.cidr)));
+                return Decision::Write(in_order(
+                    ids.filter_map(|id| registry.ledger.get(id))
+                        .map(|claim| claim.cidr),
+                ));
             }
             Err(full) => notes.push(full_note(name, &full)),
         }
@@ -310,7 +372,12 @@ fn barred(node: &Node, registry: &Registry) -> Decision {
         return Decision::Wait(Reason::Unmanaged, String::new());
     }
     let pools = barred.iter().map(|state| state.name.clone()).collect();
-    let notes: Vec<String> =
-        barred.iter().map(|state| format!("pool \"{}\" does not serve: {}", state.name, state.verdict)).collect();
+    // A pool that is about to serve is no news.
+    let lasting = barred
+        .iter()
+        .filter(|state| state.verdict != Verdict::Starting);
+    let notes: Vec<String> = lasting
+        .map(|state| format!("pool \"{}\" does not serve: {}", state.name, state.verdict))
+        .collect();
     Decision::Wait(Reason::Barred { pools }, notes.join("; "))
 }

@@ -45,6 +45,7 @@ pub struct PoolState {
 
 /// Whether a pool serves.
 #[derive(Clone, Debug, PartialEq)]
+#[expect(missing_docs, reason = "fields named for what they are")]
 pub enum Verdict {
     /// It carves.
     Serving,
@@ -57,7 +58,11 @@ pub enum Verdict {
     /// The finalizer is not on it yet.
     Starting,
     /// An older pool has the same addresses.
-    Overlaps { older: Text, range: Cidr, theirs: Cidr },
+    Overlaps {
+        older: Text,
+        range: Cidr,
+        theirs: Cidr,
+    },
     /// Somebody else writes podCIDRs in its range.
     SecondWriter,
 }
@@ -70,7 +75,11 @@ impl fmt::Display for Verdict {
             Verdict::Terminating => write!(f, "it is being deleted"),
             Verdict::Disabled => write!(f, "it is disabled: set spec.disabled to false"),
             Verdict::Starting => write!(f, "its finalizer is not set yet"),
-            Verdict::Overlaps { older, range, theirs } => write!(
+            Verdict::Overlaps {
+                older,
+                range,
+                theirs,
+            } => write!(
                 f,
                 "{range} overlaps {theirs} of the older pool \"{older}\": take the range out of one of them, or delete the older pool"
             ),
@@ -105,16 +114,27 @@ impl Pools {
         let mut previous = std::mem::take(&mut self.states);
         let mut seen: Vec<&Pool> = world.pools.iter().map(AsRef::as_ref).collect();
         seen.sort_by(|a, b| (a.created, &a.name).cmp(&(b.created, &b.name)));
-        let services: Vec<Cidr> =
-            world.services.iter().flat_map(|s| s.cidrs.iter()).chain(flag_services).copied().collect();
+        let services: Vec<Cidr> = world
+            .services
+            .iter()
+            .flat_map(|s| s.cidrs.iter())
+            .chain(flag_services)
+            .copied()
+            .collect();
         let mut older = Older::default();
         for pool in &seen {
-            let kept = previous.remove(&pool.name).filter(|state| state.uid == pool.uid);
+            let kept = previous
+                .remove(&pool.name)
+                .filter(|state| state.uid == pool.uid);
             let state = survey_one(pool, kept, &services, world, &mut older, now);
             self.states.insert(pool.name.clone(), state);
         }
         self.by_age = seen.iter().map(|pool| pool.name.clone()).collect();
-        let mut rank: Vec<&PoolState> = self.states.values().filter(|state| state.is_serving()).collect();
+        let mut rank: Vec<&PoolState> = self
+            .states
+            .values()
+            .filter(|state| state.is_serving())
+            .collect();
         rank.sort_by(|a, b| b.rank().cmp(&a.rank()).then_with(|| a.name.cmp(&b.name)));
         self.by_rank = rank.into_iter().map(|state| state.name.clone()).collect();
     }
@@ -136,12 +156,17 @@ impl Pools {
 
     /// The pool a range counts to: the oldest one that covers it.
     pub fn of(&self, range: &Cidr) -> Option<&PoolState> {
-        self.by_age.iter().filter_map(|name| self.states.get(name)).find(|state| state.space.covers(range))
+        self.by_age
+            .iter()
+            .filter_map(|name| self.states.get(name))
+            .find(|state| state.space.covers(range))
     }
 
     /// The pools that share an address with the range.
     pub fn touching<'a>(&'a self, range: &'a Cidr) -> impl Iterator<Item = &'a PoolState> {
-        self.states.values().filter(move |state| state.space.touches(range))
+        self.states
+            .values()
+            .filter(move |state| state.space.touches(range))
     }
 
     /// The serving pools that select the node, in the order in which they are tried: priority, the
@@ -153,14 +178,23 @@ impl Pools {
             .filter_map(|name| self.states.get(name))
             .filter(|state| state.selector.matches(&node.labels))
             .collect();
-        let tied = matching.windows(2).any(|pair| pair[0].rank() == pair[1].rank());
+        let tied = matching
+            .windows(2)
+            .any(|pair| pair[0].rank() == pair[1].rank());
         if tied {
             matching.sort_by_cached_key(|state| {
                 let room = state.room(ledger);
-                (std::cmp::Reverse(state.rank()), std::cmp::Reverse(room), state.name.clone())
+                (
+                    std::cmp::Reverse(state.rank()),
+                    std::cmp::Reverse(room),
+                    state.name.clone(),
+                )
             });
         }
-        matching.into_iter().map(|state| state.name.clone()).collect()
+        matching
+            .into_iter()
+            .map(|state| state.name.clone())
+            .collect()
     }
 
     /// The pools that select the node but do not serve now.
@@ -174,14 +208,21 @@ impl Pools {
 
     /// Makes every pool that shares an address with the range hold back.
     pub fn hold(&mut self, range: &Cidr, now: Duration) {
-        for state in self.states.values_mut().filter(|state| state.space.touches(range)) {
+        for state in self
+            .states
+            .values_mut()
+            .filter(|state| state.space.touches(range))
+        {
             state.hold_until = Some(now + SECOND_WRITER_HOLD);
         }
     }
 
     /// When the first hold ends.
     pub fn next_at(&self) -> Option<Duration> {
-        self.states.values().filter_map(|state| state.hold_until).min()
+        self.states
+            .values()
+            .filter_map(|state| state.hold_until)
+            .min()
     }
 }
 
@@ -192,7 +233,11 @@ impl PoolState {
 
     /// Free blocks of the family that has fewer.
     fn room(&self, ledger: &Ledger) -> u128 {
-        self.space.families().map(|family| ledger.room(&self.space, family).free).min().unwrap_or(0)
+        self.space
+            .families()
+            .map(|family| ledger.room(&self.space, family).free)
+            .min()
+            .unwrap_or(0)
     }
 }
 
@@ -203,7 +248,11 @@ struct Older(BTreeMap<Cidr, Text>);
 impl Older {
     fn overlap(&self, range: &Cidr) -> Option<(Cidr, Text)> {
         // Sorted by first address: what overlaps starts inside, or is a shorter prefix of the same.
-        let inside = self.0.range(*range..).next().filter(|(theirs, _)| theirs.overlaps(range));
+        let inside = self
+            .0
+            .range(*range..)
+            .next()
+            .filter(|(theirs, _)| theirs.overlaps(range));
         let around = || {
             let mut wider = range.parent();
             while let Some(parent) = wider {
@@ -214,7 +263,9 @@ impl Older {
             }
             None
         };
-        inside.map(|(theirs, name)| (*theirs, name.clone())).or_else(around)
+        inside
+            .map(|(theirs, name)| (*theirs, name.clone()))
+            .or_else(around)
     }
 }
 
@@ -226,13 +277,25 @@ fn survey_one(
     older: &mut Older,
     now: Duration,
 ) -> PoolState {
-    let parsed = pool.spec.as_ref().map_err(Clone::clone).and_then(Parsed::new);
+    let parsed = pool
+        .spec
+        .as_ref()
+        .map_err(Clone::clone)
+        .and_then(Parsed::new);
     let (parsed, invalid) = match parsed {
         Ok(parsed) => (parsed, None),
         Err(why) => (Parsed::default(), Some(why)),
     };
-    let ranges: Vec<Cidr> = parsed.ranges.iter().flat_map(|(_, r)| r.iter().flat_map(|r| r.cidrs.clone())).collect();
-    let overlap = ranges.iter().find_map(|range| older.overlap(range).map(|(theirs, name)| (*range, theirs, name)));
+    let ranges: Vec<Cidr> = parsed
+        .ranges
+        .iter()
+        .flat_map(|(_, r)| r.iter().flat_map(|r| r.cidrs.clone()))
+        .collect();
+    let overlap = ranges.iter().find_map(|range| {
+        older
+            .overlap(range)
+            .map(|(theirs, name)| (*range, theirs, name))
+    });
     for range in &ranges {
         older.0.entry(*range).or_insert_with(|| pool.name.clone());
     }
@@ -252,7 +315,10 @@ fn survey_one(
     left_out.sort();
     left_out.dedup();
 
-    let hold_until = kept.as_ref().and_then(|state| state.hold_until).filter(|until| *until > now);
+    let hold_until = kept
+        .as_ref()
+        .and_then(|state| state.hold_until)
+        .filter(|until| *until > now);
     let mut space = match kept {
         Some(state) => state.space,
         None => ipam::Pool::new(Dual::default()),
@@ -265,7 +331,11 @@ fn survey_one(
     } else if pool.deleting {
         Verdict::Terminating
     } else if let Some((range, theirs, name)) = overlap {
-        Verdict::Overlaps { older: name, range, theirs }
+        Verdict::Overlaps {
+            older: name,
+            range,
+            theirs,
+        }
     } else if parsed.disabled {
         Verdict::Disabled
     } else if !pool.finalizers.iter().any(|f| f == FINALIZER) {
@@ -315,8 +385,16 @@ impl Parsed {
     /// The CRD's rules refuse most of what is refused here; a server without them, or an object
     /// older than a rule, must not do harm either.
     fn new(spec: &IPPoolSpec) -> Result<Self, String> {
-        let v4 = spec.ipv4.as_ref().map(|r| ranges(Family::V4, "ipv4", &r.cidrs, r.block_size)).transpose()?;
-        let v6 = spec.ipv6.as_ref().map(|r| ranges(Family::V6, "ipv6", &r.cidrs, r.block_size)).transpose()?;
+        let v4 = spec
+            .ipv4
+            .as_ref()
+            .map(|r| ranges(Family::V4, "ipv4", &r.cidrs, r.block_size))
+            .transpose()?;
+        let v6 = spec
+            .ipv6
+            .as_ref()
+            .map(|r| ranges(Family::V6, "ipv6", &r.cidrs, r.block_size))
+            .transpose()?;
         if v4.is_none() && v6.is_none() {
             return Err("neither ipv4 nor ipv6 is given: give at least one".into());
         }
@@ -328,7 +406,8 @@ impl Parsed {
         Ok(Parsed {
             ranges: Dual { v4, v6 },
             reserved,
-            selector: Selector::new(spec.node_selector.as_ref()).map_err(|error| format!("nodeSelector: {error}"))?,
+            selector: Selector::new(spec.node_selector.as_ref())
+                .map_err(|error| format!("nodeSelector: {error}"))?,
             priority: spec.priority,
             disabled: spec.disabled,
             quarantine: Duration::from_secs(spec.quarantine_seconds.into()),
@@ -336,7 +415,12 @@ impl Parsed {
     }
 }
 
-fn ranges(family: Family, field: &str, texts: &[String], block_size: u32) -> Result<Ranges, String> {
+fn ranges(
+    family: Family,
+    field: &str,
+    texts: &[String],
+    block_size: u32,
+) -> Result<Ranges, String> {
     let mut cidrs: Vec<Cidr> = Vec::with_capacity(texts.len());
     for text in texts {
         let cidr = Cidr::parse_strict(text).map_err(|error| format!("{field}.cidrs: {error}"))?;
@@ -344,16 +428,25 @@ fn ranges(family: Family, field: &str, texts: &[String], block_size: u32) -> Res
             return Err(format!("{field}.cidrs: {cidr} is not {family}"));
         }
         if let Some(other) = cidrs.iter().find(|other| other.overlaps(&cidr)) {
-            return Err(format!("{field}.cidrs: {cidr} overlaps {other}: leave one out"));
+            return Err(format!(
+                "{field}.cidrs: {cidr} overlaps {other}: leave one out"
+            ));
         }
         cidrs.push(cidr);
     }
-    let block_len = u8::try_from(block_size).ok().filter(|len| *len <= family.bits());
+    let block_len = u8::try_from(block_size)
+        .ok()
+        .filter(|len| *len <= family.bits());
     let Some(block_len) = block_len else {
-        return Err(format!("{field}.blockSize: {block_size} is more than {}", family.bits()));
+        return Err(format!(
+            "{field}.blockSize: {block_size} is more than {}",
+            family.bits()
+        ));
     };
     if let Some(small) = cidrs.iter().find(|cidr| cidr.len() > block_len) {
-        return Err(format!("{field}.blockSize: a /{block_len} does not fit into {small}"));
+        return Err(format!(
+            "{field}.blockSize: a /{block_len} does not fit into {small}"
+        ));
     }
     if cidrs.is_empty() {
         return Err(format!("{field}.cidrs is empty: give at least one CIDR"));

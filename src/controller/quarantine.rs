@@ -36,7 +36,9 @@ impl Quarantine {
     /// The next request, if a rest is over.
     pub fn next(&mut self, cx: &mut Context) -> Option<(Request, Purpose)> {
         while let Some(key) = self.queue.pop(cx.now.mono) {
-            let Some(rest) = cx.registry.rests.get(&key) else { continue };
+            let Some(rest) = cx.registry.rests.get(&key) else {
+                continue;
+            };
             if rest.leaving {
                 continue;
             }
@@ -45,7 +47,10 @@ impl Quarantine {
             } else if in_use(&rest.ranges, cx.world) {
                 self.queue.add_at(key, cx.now.mono + IN_USE_PAUSE);
             } else {
-                let purpose = Purpose::Quarantine { name: key.0.clone(), uid: key.1.clone() };
+                let purpose = Purpose::Quarantine {
+                    name: key.0.clone(),
+                    uid: key.1.clone(),
+                };
                 return Some((Request::ListPodsOf { node: key.0 }, purpose));
             }
         }
@@ -53,11 +58,21 @@ impl Quarantine {
     }
 
     /// Takes in the last look at the node's pods. Returns whether the rest may leave its NodeSubnet.
-    pub fn answered(&mut self, name: &Text, uid: &Text, outcome: &Outcome, cx: &mut Context) -> bool {
+    pub fn answered(
+        &mut self,
+        name: &Text,
+        uid: &Text,
+        outcome: &Outcome,
+        cx: &mut Context,
+    ) -> bool {
         let key = (name.clone(), uid.clone());
-        let Some(rest) = cx.registry.rests.get_mut(&key) else { return false };
+        let Some(rest) = cx.registry.rests.get_mut(&key) else {
+            return false;
+        };
         match outcome {
-            Outcome::Pods(pods) if in_use(&rest.ranges, cx.world) || used_by(pods, &rest.ranges) => {
+            Outcome::Pods(pods)
+                if in_use(&rest.ranges, cx.world) || used_by(pods, &rest.ranges) =>
+            {
                 self.queue.add_at(key, cx.now.mono + IN_USE_PAUSE);
                 false
             }
@@ -76,7 +91,12 @@ impl Quarantine {
     /// Frees what leaves under that name and is in no NodeSubnet any more. Returns whether a range
     /// became free.
     pub fn release(name: &Text, world: &World, registry: &mut Registry) -> bool {
-        let mentioned = |uid: &Text| world.subnets.get(name).is_some_and(|subnet| mentions(subnet, uid));
+        let mentioned = |uid: &Text| {
+            world
+                .subnets
+                .get(name)
+                .is_some_and(|subnet| mentions(subnet, uid))
+        };
         let over: Vec<RestKey> = registry
             .rests_of(name)
             .filter(|((_, uid), rest)| rest.leaving && !mentioned(uid))
@@ -92,14 +112,19 @@ impl Quarantine {
 fn mentions(subnet: &crate::cluster::seen::Subnet, uid: &Text) -> bool {
     // What cannot be read may name anybody.
     subnet.spec.as_ref().map_or(true, |spec| {
-        spec.node_uid.as_deref() == Some(&**uid) || spec.previous.iter().any(|p| p.node_uid == **uid)
+        spec.node_uid.as_deref() == Some(&**uid)
+            || spec.previous.iter().any(|p| p.node_uid == **uid)
     })
 }
 
 fn in_use(ranges: &[Cidr], world: &World) -> bool {
-    ranges.iter().any(|range| world.pods.any_in(range).is_some())
+    ranges
+        .iter()
+        .any(|range| world.pods.any_in(range).is_some())
 }
 
 fn used_by(pods: &[Pod], ranges: &[Cidr]) -> bool {
-    pods.iter().flat_map(|pod| pod.addresses.iter()).any(|addr| ranges.iter().any(|range| range.contains_addr(*addr)))
+    pods.iter()
+        .flat_map(|pod| pod.addresses.iter())
+        .any(|addr| ranges.iter().any(|range| range.contains_addr(*addr)))
 }

@@ -45,7 +45,10 @@ impl<K: Ord + Clone> Queue<K> {
     /// Returns how many failures in a row there are now.
     pub fn add_failed(&mut self, key: K, now: Duration) -> u32 {
         let failures = self.failures.entry(key.clone()).or_default();
-        let pause = BACKOFF.0.saturating_mul(1 << (*failures).min(10)).min(BACKOFF.1);
+        let pause = BACKOFF
+            .0
+            .saturating_mul(1 << (*failures).min(10))
+            .min(BACKOFF.1);
         *failures += 1;
         let failures = *failures;
         self.retries += 1;
@@ -76,7 +79,7 @@ impl<K: Ord + Clone> Queue<K> {
     }
 
     /// How many keys wait, those for later included.
-    pub fn len(&self) -> usize {
+    pub fn depth(&self) -> usize {
         self.ready.len() + self.later.len()
     }
 
@@ -105,7 +108,10 @@ mod tests {
         queue.add("a");
         queue.add("b");
         queue.add("a");
-        assert_eq!((queue.pop(ms(0)), queue.pop(ms(0)), queue.pop(ms(0))), (Some("a"), Some("b"), None));
+        assert_eq!(
+            (queue.pop(ms(0)), queue.pop(ms(0)), queue.pop(ms(0))),
+            (Some("a"), Some("b"), None)
+        );
     }
 
     #[test]
@@ -123,6 +129,10 @@ mod tests {
         for _ in 0..40 {
             queue.add_failed("a", ms(0));
         }
-        assert_eq!(queue.later.last().map(|(at, _)| *at), Some(ms(10_000)), "the pause is bounded");
+        assert_eq!(
+            queue.later.last().map(|(at, _)| *at),
+            Some(ms(10_000)),
+            "the pause is bounded"
+        );
     }
 }

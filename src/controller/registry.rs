@@ -90,8 +90,13 @@ impl Registry {
 
     /// The claims of a node's UID.
     pub fn claims_of(&self, uid: &str) -> Vec<(ClaimId, Cidr, State)> {
-        let Some(holder) = self.holders.get(uid) else { return Vec::new() };
-        self.ledger.of(holder).map(|(id, claim)| (id, claim.cidr, claim.state)).collect()
+        let Some(holder) = self.holders.get(uid) else {
+            return Vec::new();
+        };
+        self.ledger
+            .of(holder)
+            .map(|(id, claim)| (id, claim.cidr, claim.state))
+            .collect()
     }
 
     /// Whether any write of unclear outcome is still open.
@@ -101,13 +106,23 @@ impl Registry {
 
     /// How many ranges stay taken because a write's outcome is unclear.
     pub fn unclear(&self) -> usize {
-        self.holders.all().flat_map(|holder| self.ledger.of(holder)).filter(|(_, c)| c.state == State::Unclear).count()
+        self.holders
+            .all()
+            .flat_map(|holder| self.ledger.of(holder))
+            .filter(|(_, c)| c.state == State::Unclear)
+            .count()
     }
 
     /// How many pairs of nodes hold some of the same addresses.
     pub fn overlaps(&mut self) -> usize {
-        let Registry { ledger, conflicts, .. } = self;
-        let held = |id: &ClaimId| ledger.get(*id).is_some_and(|claim| claim.state == State::Held);
+        let Registry {
+            ledger, conflicts, ..
+        } = self;
+        let held = |id: &ClaimId| {
+            ledger
+                .get(*id)
+                .is_some_and(|claim| claim.state == State::Held)
+        };
         conflicts.retain(|(a, b)| held(a) && held(b));
         conflicts.len()
     }
@@ -122,7 +137,10 @@ impl Registry {
     pub fn sync(&mut self, node: &Node) -> Synced {
         let mut synced = Synced::default();
         // It lives after all: a look-up said it was gone, the watch knew better.
-        let revived = self.rests.remove(&(node.name.clone(), node.uid.clone())).is_some();
+        let revived = self
+            .rests
+            .remove(&(node.name.clone(), node.uid.clone()))
+            .is_some();
         if node.is_empty() {
             for (id, _, _) in self.claims_of(&node.uid).into_iter().filter(|_| revived) {
                 self.ledger.set_state(id, State::Unclear);
@@ -155,7 +173,8 @@ impl Registry {
     /// The node's UID is gone: what it held rests. Returns whether it held anything.
     pub fn retire(&mut self, node: &Node, now: Now) -> bool {
         let claims = self.claims_of(&node.uid);
-        let ranges: Vec<Cidr> = claims.iter().map(|(_, cidr, _)| *cidr).collect();
+        let mut ranges: Vec<Cidr> = claims.iter().map(|(_, cidr, _)| *cidr).collect();
+        ranges.sort_unstable();
         if ranges.is_empty() {
             self.holders.drop_uid(&node.uid);
             return false;
@@ -165,7 +184,10 @@ impl Registry {
         }
         let quarantine = self.quarantine_of(&ranges);
         let key = (node.name.clone(), node.uid.clone());
-        self.rests.insert(key, Rest::new(node.machine.clone(), ranges, quarantine, now));
+        self.rests.insert(
+            key,
+            Rest::new(node.machine.clone(), ranges, quarantine, now),
+        );
         true
     }
 
@@ -190,7 +212,9 @@ impl Registry {
 
     /// The rests under a node's name.
     pub fn rests_of<'a>(&'a self, name: &'a Text) -> impl Iterator<Item = (&'a RestKey, &'a Rest)> {
-        self.rests.range((name.clone(), "".into())..).take_while(move |((n, _), _)| n == name)
+        self.rests
+            .range((name.clone(), "".into())..)
+            .take_while(move |((n, _), _)| n == name)
     }
 
     /// Ranges with the pool each counts to.
@@ -211,7 +235,9 @@ impl Registry {
         for previous in &spec.previous {
             self.recall_previous(&subnet.name, previous, live.as_deref(), now);
         }
-        let Some(uid) = spec.node_uid.as_deref() else { return };
+        let Some(uid) = spec.node_uid.as_deref() else {
+            return;
+        };
         let known = self.rests.contains_key(&(subnet.name.clone(), uid.into()));
         let ranges = read_ranges(&spec.pod_cidrs);
         if live.as_deref() == Some(uid) || known || ranges.is_empty() {
@@ -220,15 +246,28 @@ impl Registry {
         // It died while nobody looked: the rest begins now.
         let machine = machine(spec.provider_id.as_deref(), spec.machine_id.as_deref());
         let quarantine = self.quarantine_of(&ranges);
-        self.lay_to_rest(&subnet.name, uid, Rest::new(machine, ranges, quarantine, now));
+        self.lay_to_rest(
+            &subnet.name,
+            uid,
+            Rest::new(machine, ranges, quarantine, now),
+        );
     }
 
-    fn recall_previous(&mut self, name: &Text, previous: &PreviousHolder, live: Option<&str>, now: Now) {
+    fn recall_previous(
+        &mut self,
+        name: &Text,
+        previous: &PreviousHolder,
+        live: Option<&str>,
+        now: Now,
+    ) {
         let ranges = read_ranges(&previous.pod_cidrs);
         if ranges.is_empty() || live == Some(previous.node_uid.as_str()) {
             return;
         }
-        let machine = machine(previous.provider_id.as_deref(), previous.machine_id.as_deref());
+        let machine = machine(
+            previous.provider_id.as_deref(),
+            previous.machine_id.as_deref(),
+        );
         let mut rest = Rest::new(machine, ranges, Duration::ZERO, now);
         rest.until_wall = previous.until.0;
         // A wall clock set back must not make a rest endless.
@@ -249,14 +288,22 @@ impl Registry {
     fn quarantine_of(&self, ranges: &[Cidr]) -> Duration {
         ranges
             .iter()
-            .map(|cidr| self.pools.of(cidr).map_or(DEFAULT_QUARANTINE, |pool| pool.quarantine))
+            .map(|cidr| {
+                self.pools
+                    .of(cidr)
+                    .map_or(DEFAULT_QUARANTINE, |pool| pool.quarantine)
+            })
             .max()
             .unwrap_or(DEFAULT_QUARANTINE)
     }
 
     fn conflicts_of(&mut self, holder: Holder) -> Vec<(Text, Text, Cidr)> {
         let mut found = Vec::new();
-        let mine: Vec<(ClaimId, Cidr)> = self.ledger.of(holder).map(|(id, claim)| (id, claim.cidr)).collect();
+        let mine: Vec<(ClaimId, Cidr)> = self
+            .ledger
+            .of(holder)
+            .map(|(id, claim)| (id, claim.cidr))
+            .collect();
         for (id, cidr) in mine {
             for (other, claim) in self.ledger.overlapping(&cidr) {
                 if claim.holder == holder || claim.state != State::Held {
@@ -278,16 +325,28 @@ impl Rest {
         // Whole seconds, rounded up: what the API stores and gives back equal.
         let seconds = until_wall.as_second() + i64::from(until_wall.subsec_nanosecond() > 0);
         let until_wall = Timestamp::from_second(seconds).unwrap_or(until_wall);
-        Rest { machine, ranges, until: now.mono + quarantine, until_wall, leaving: false }
+        Rest {
+            machine,
+            ranges,
+            until: now.mono + quarantine,
+            until_wall,
+            leaving: false,
+        }
     }
 }
 
 fn read_ranges(ranges: &[HeldRange]) -> Vec<Cidr> {
-    ranges.iter().filter_map(|range| Cidr::parse_lenient(&range.cidr).ok()).collect()
+    ranges
+        .iter()
+        .filter_map(|range| Cidr::parse_lenient(&range.cidr).ok())
+        .collect()
 }
 
 fn machine(provider_id: Option<&str>, machine_id: Option<&str>) -> Machine {
-    Machine { provider_id: provider_id.map(Text::from), machine_id: machine_id.map(Text::from) }
+    Machine {
+        provider_id: provider_id.map(Text::from),
+        machine_id: machine_id.map(Text::from),
+    }
 }
 
 /// Node UIDs as the ledger's dense holders.

@@ -4,6 +4,7 @@ use crate::cluster::seen::{Node, Text};
 
 /// What an event is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "fields named for what they are")]
 pub enum About {
     /// A Node
     Node { name: Text, uid: Text },
@@ -14,7 +15,10 @@ pub enum About {
 impl About {
     /// The node as seen.
     pub fn node(node: &Node) -> Self {
-        About::Node { name: node.name.clone(), uid: node.uid.clone() }
+        About::Node {
+            name: node.name.clone(),
+            uid: node.uid.clone(),
+        }
     }
 }
 

@@ -15,11 +15,11 @@ use tracing::{debug, info, warn};
 use super::{Controller, Event, Now, Outgoing, Report, Settings};
 use crate::api::{IPPool, NodeSubnet};
 use crate::cluster::clock::Clock;
+use crate::cluster::convert;
 use crate::cluster::lease::Leadership;
 use crate::cluster::request::{Outcome, Refusal, RequestId};
-use crate::cluster::writer::Writer;
-use crate::cluster::convert;
 use crate::cluster::watch::follow;
+use crate::cluster::writer::Writer;
 use crate::telemetry::{ControllerMetrics, Readiness};
 
 /// Steps of watches that may wait for the controller.
@@ -51,7 +51,12 @@ pub struct Parts {
 
 /// Runs until `stop` says so and then until what is in flight is settled, for at most `grace`.
 /// Returns whether the lease may be handed over as settled.
-pub async fn run(parts: Parts, settings: Settings, stop: watch::Receiver<bool>, grace: Duration) -> bool {
+pub async fn run(
+    parts: Parts,
+    settings: Settings,
+    stop: watch::Receiver<bool>,
+    grace: Duration,
+) -> bool {
     let (seen, events) = mpsc::channel(BACKLOG);
     let mut watches = follow_all(&parts, &seen);
     let reports = super::events::spawn(parts.client.clone(), REPORT_BACKLOG, parts.metrics.clone());
@@ -63,7 +68,7 @@ pub async fn run(parts: Parts, settings: Settings, stop: watch::Receiver<bool>, 
         stop,
         stop_by: None,
         figures_at: Instant::now(),
-        leading: None,
+        dealing: false,
     };
     let settled = shell.run(events, grace).await;
     watches.abort_all();
@@ -74,8 +79,22 @@ fn follow_all(parts: &Parts, seen: &mpsc::Sender<Event>) -> JoinSet<()> {
     let client = &parts.client;
     let mut watches = JoinSet::new();
     let page = parts.page;
-    watches.spawn(follow("nodes", Api::all(client.clone()), page, convert::node, Event::Nodes, seen.clone()));
-    watches.spawn(follow("pods", Api::all(client.clone()), page, convert::pod, Event::Pods, seen.clone()));
+    watches.spawn(follow(
+        "nodes",
+        Api::all(client.clone()),
+        page,
+        convert::node,
+        Event::Nodes,
+        seen.clone(),
+    ));
+    watches.spawn(follow(
+        "pods",
+        Api::all(client.clone()),
+        page,
+        convert::pod,
+        Event::Pods,
+        seen.clone(),
+    ));
     watches.spawn(follow(
         "servicecidrs",
         Api::all(client.clone()),
@@ -85,9 +104,23 @@ fn follow_all(parts: &Parts, seen: &mpsc::Sender<Event>) -> JoinSet<()> {
         seen.clone(),
     ));
     let pools: Api<kube::core::DeserializeGuard<IPPool>> = Api::all(client.clone());
-    watches.spawn(follow("ippools", pools, page, convert::pool, Event::Pools, seen.clone()));
+    watches.spawn(follow(
+        "ippools",
+        pools,
+        page,
+        convert::pool,
+        Event::Pools,
+        seen.clone(),
+    ));
     let subnets: Api<kube::core::DeserializeGuard<NodeSubnet>> = Api::all(client.clone());
-    watches.spawn(follow("nodesubnets", subnets, page, convert::subnet, Event::Subnets, seen.clone()));
+    watches.spawn(follow(
+        "nodesubnets",
+        subnets,
+        page,
+        convert::subnet,
+        Event::Subnets,
+        seen.clone(),
+    ));
     watches
 }
 
@@ -99,7 +132,7 @@ struct Shell {
     stop: watch::Receiver<bool>,
     stop_by: Option<Instant>,
     figures_at: Instant,
-    leading: Option<bool>,
+    dealing: bool,
 }
 
 impl Shell {
@@ -107,8 +140,11 @@ impl Shell {
         loop {
             self.send_all();
             self.tell();
+            if Instant::now() >= self.figures_at || self.dealing != self.controller.is_dealing() {
+                self.figures();
+            }
             if let Some(by) = self.stop_by
-                && (self.controller.is_settled() || Instant::now() >= by)
+                && (self.controller.is_quiet() || Instant::now() >= by)
             {
                 return self.controller.is_settled();
             }
@@ -139,15 +175,14 @@ impl Shell {
                 }
                 () = tokio::time::sleep_until(wake) => {}
             }
-            if Instant::now() >= self.figures_at {
-                self.figures_at = Instant::now() + FIGURES_PAUSE;
-                self.figures();
-            }
         }
     }
 
     fn now(&self) -> Now {
-        Now { mono: self.parts.clock.now(), wall: self.parts.clock.wall() }
+        Now {
+            mono: self.parts.clock.now(),
+            wall: self.parts.clock.wall(),
+        }
     }
 
     fn on(&mut self, event: Event) {
@@ -186,7 +221,10 @@ impl Shell {
                 "error"
             }
             Outcome::Unclear(why) => {
-                warn!(controller = name, "outcome unclear: {why}; what it names stays taken until a read proves otherwise");
+                warn!(
+                    controller = name,
+                    "outcome unclear: {why}; what it names stays taken until a read proves otherwise"
+                );
                 "error"
             }
             Outcome::Refused(_) => "requeue",
@@ -206,20 +244,31 @@ impl Shell {
     }
 
     fn wake_at(&self) -> Instant {
-        let idle = self.figures_at.max(Instant::now() + Duration::from_millis(1));
-        let due = self.controller.wake_at().map(|at| Instant::now() + at.saturating_sub(self.parts.clock.now()));
+        let idle = self
+            .figures_at
+            .max(Instant::now() + Duration::from_millis(1));
+        let due = self
+            .controller
+            .wake_at()
+            .map(|at| Instant::now() + at.saturating_sub(self.parts.clock.now()));
         let wake = due.map_or(idle, |due| due.min(idle));
         self.stop_by.map_or(wake, |by| wake.min(by))
     }
 
     fn figures(&mut self) {
+        self.figures_at = Instant::now() + FIGURES_PAUSE;
         let view = self.controller.view();
-        let leading = view.dealing;
-        if self.leading != Some(leading) {
-            self.leading = Some(leading);
-            if leading {
-                info!("leading and dealing");
-            }
+        if self.dealing != view.dealing {
+            self.dealing = view.dealing;
+            info!(
+                dealing = view.dealing,
+                "{}",
+                if view.dealing {
+                    "fence done: dealing"
+                } else {
+                    "no longer dealing"
+                }
+            );
         }
         self.parts.readiness.update(&view);
         self.parts.metrics.set(&view);

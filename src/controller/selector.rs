@@ -21,7 +21,9 @@ impl Selector {
     /// wrong and what to write.
     pub fn new(selector: Option<&LabelSelector>) -> Result<Self, String> {
         let mut requirements = Vec::new();
-        let Some(selector) = selector else { return Ok(Selector(requirements)) };
+        let Some(selector) = selector else {
+            return Ok(Selector(requirements));
+        };
         for (key, value) in selector.match_labels.iter().flatten() {
             requirements.push(Requirement::In(key.clone(), vec![value.clone()]));
         }
@@ -53,11 +55,18 @@ impl Selector {
     pub fn matches(&self, labels: &[(Text, Text)]) -> bool {
         self.0.iter().all(|requirement| {
             let value = |key: &str| {
-                labels.binary_search_by(|(k, _)| (**k).cmp(key)).ok().map(|at| &*labels[at].1)
+                labels
+                    .binary_search_by(|(k, _)| (**k).cmp(key))
+                    .ok()
+                    .map(|at| &*labels[at].1)
             };
             match requirement {
-                Requirement::In(key, values) => value(key).is_some_and(|v| values.iter().any(|x| x == v)),
-                Requirement::NotIn(key, values) => !value(key).is_some_and(|v| values.iter().any(|x| x == v)),
+                Requirement::In(key, values) => {
+                    value(key).is_some_and(|v| values.iter().any(|x| x == v))
+                }
+                Requirement::NotIn(key, values) => {
+                    !value(key).is_some_and(|v| values.iter().any(|x| x == v))
+                }
                 Requirement::Exists(key) => value(key).is_some(),
                 Requirement::Absent(key) => value(key).is_none(),
             }
@@ -78,7 +87,10 @@ mod tests {
     use super::*;
 
     fn labels(pairs: &[(&str, &str)]) -> Vec<(Text, Text)> {
-        pairs.iter().map(|(k, v)| ((*k).into(), (*v).into())).collect()
+        pairs
+            .iter()
+            .map(|(k, v)| ((*k).into(), (*v).into()))
+            .collect()
     }
 
     fn expression(key: &str, operator: &str, values: &[&str]) -> LabelSelector {
@@ -103,16 +115,22 @@ mod tests {
             (expression("class", "DoesNotExist", &[]), false, true),
         ] {
             let selector = Selector::new(Some(&selector)).unwrap();
-            assert_eq!((selector.matches(&gpu), selector.matches(&plain)), (on_gpu, on_plain), "{selector:?}");
+            assert_eq!(
+                (selector.matches(&gpu), selector.matches(&plain)),
+                (on_gpu, on_plain),
+                "{selector:?}"
+            );
         }
         assert!(Selector::new(None).unwrap().matches(&plain));
     }
 
     #[test]
     fn a_wrong_expression_is_named() {
-        for (operator, values, text) in
-            [("In", &[][..], "needs at least one value"), ("Exists", &["x"][..], "takes no values"), ("Gt", &["1"][..], "unknown")]
-        {
+        for (operator, values, text) in [
+            ("In", &[][..], "needs at least one value"),
+            ("Exists", &["x"][..], "takes no values"),
+            ("Gt", &["1"][..], "unknown"),
+        ] {
             let error = Selector::new(Some(&expression("class", operator, values))).unwrap_err();
             assert!(error.contains(text) && error.contains("class"), "{error}");
         }

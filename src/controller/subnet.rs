@@ -36,10 +36,17 @@ impl Subnets {
             }
             if self.to_read.remove(&name) {
                 self.in_flight.insert(name.clone());
-                return Some((Request::ReadSubnet { name: name.clone() }, Purpose::SubnetRead { name }));
+                return Some((
+                    Request::ReadSubnet { name: name.clone() },
+                    Purpose::SubnetRead { name },
+                ));
             }
             let wanted = wanted(&name, cx.world, cx.registry);
-            if let Some(request) = difference(&name, wanted, cx.world.subnets.get(&name).map(AsRef::as_ref)) {
+            if let Some(request) = difference(
+                &name,
+                wanted,
+                cx.world.subnets.get(&name).map(AsRef::as_ref),
+            ) {
                 self.in_flight.insert(name.clone());
                 return Some((request, Purpose::Subnet { name }));
             }
@@ -86,7 +93,9 @@ fn wanted(name: &Text, world: &World, registry: &Registry) -> Option<NodeSubnetS
             until: Time(rest.until_wall),
         })
         .collect();
-    let pod_cidrs = node.map(|node| registry.held_ranges(&node.pod_cidrs)).unwrap_or_default();
+    let pod_cidrs = node
+        .map(|node| registry.held_ranges(&node.pod_cidrs))
+        .unwrap_or_default();
     if pod_cidrs.is_empty() && previous.is_empty() {
         return None;
     }
@@ -103,13 +112,21 @@ fn wanted(name: &Text, world: &World, registry: &Registry) -> Option<NodeSubnetS
 fn difference(name: &Text, wanted: Option<NodeSubnetSpec>, is: Option<&Subnet>) -> Option<Request> {
     match (wanted, is) {
         (None, None) => None,
-        (Some(spec), None) => Some(Request::CreateSubnet { name: name.clone(), spec }),
+        (Some(spec), None) => Some(Request::CreateSubnet {
+            name: name.clone(),
+            spec,
+        }),
         (Some(spec), Some(is)) if is.spec.as_ref().is_ok_and(|there| *there == spec) => None,
-        (Some(spec), Some(is)) => {
-            Some(Request::ReplaceSubnet { name: name.clone(), uid: is.uid.clone(), version: is.version, spec })
-        }
-        (None, Some(is)) => {
-            Some(Request::DeleteSubnet { name: name.clone(), uid: is.uid.clone(), version: is.version })
-        }
+        (Some(spec), Some(is)) => Some(Request::ReplaceSubnet {
+            name: name.clone(),
+            uid: is.uid.clone(),
+            version: is.version,
+            spec,
+        }),
+        (None, Some(is)) => Some(Request::DeleteSubnet {
+            name: name.clone(),
+            uid: is.uid.clone(),
+            version: is.version,
+        }),
     }
 }

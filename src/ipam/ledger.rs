@@ -144,7 +144,7 @@ impl Ledger {
         let space = self.spaces.get(cidr.family());
         let mut from = Some(cidr.first().value);
         iter::from_fn(move || {
-            let (id, claim) = self.claims.numbered(space.next(from?)?);
+            let (id, claim) = self.claims.numbered(space.next(from?, cidr.last().value)?);
             let last = claim.cidr.last();
             from = last.value.checked_add(1).filter(|_| last < cidr.last());
             claim.cidr.overlaps(&cidr).then_some((id, claim))

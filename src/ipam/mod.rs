@@ -8,7 +8,7 @@
 //! | `dual` | [`Dual`]: one value a family |
 //! | `pool` | [`Pool`]: what may be carved, what is blocked, where the search goes on |
 //! | `claims` | [`Claim`]s in a slab, listed by holder |
-//! | `space`, `search` | the covered and the free space of one family, as a trie |
+//! | `space`, `fits`, `search` | the covered and the free space of one family, as a trie |
 //! | `ledger` | [`Ledger`]: every claim, by interval, holder and id |
 //! | `carve` | finding the next free block: [`Ledger::carve`], [`Ledger::room`] |
 //!
@@ -18,6 +18,7 @@ mod carve;
 mod cidr;
 mod claims;
 mod dual;
+mod fits;
 mod ledger;
 mod pool;
 mod search;

@@ -43,53 +43,37 @@ impl Space {
     }
 
     fn last_free_in_root(&self, order: u8, ceiling: u128) -> Option<u128> {
-        let mut slot = self.root;
-        let mut lower: Option<Slot> = None;
-        while slot.entry & CHILD != 0 {
-            let node = self.node(slot.entry);
-            let below = slot.order - 2;
-            if order > below {
-                return self
-                    .last_free_pair(slot, ceiling)
-                    .or_else(|| Some(self.highest_in(lower?, order)));
-            }
+        let (mut entry, mut below) = (self.root.entry, self.root.order);
+        let mut lower = None;
+        while entry & CHILD != 0 {
+            below -= 2;
+            let node = self.node(entry);
             let at = slot_of(ceiling, below);
-            if let Some(fit) = (0..at).rev().find(|&fit| node.fits[fit] > order) {
-                lower = Some(self.slot(slot, fit));
+            let fitting = node.fits.fitting(below, order);
+            let under = fitting & ((1 << at) - 1);
+            if under != 0 {
+                lower = Some((entry, below, under));
             }
-            if node.fits[at] <= order {
+            if fitting >> at & 1 == 0 {
                 break;
             }
-            slot = self.slot(slot, at);
-            if slot.entry == FREE {
+            entry = node.slots[at];
+            if entry == FREE {
                 return Some(ceiling);
             }
         }
-        Some(self.highest_in(lower?, order))
-    }
-
-    /// The highest free pair of slots at or below `ceiling` in this node.
-    fn last_free_pair(&self, slot: Slot, ceiling: u128) -> Option<u128> {
-        let below = slot.order - 2;
-        let upper = slot.base | 2 << below;
-        let slots = &self.node(slot.entry).slots;
-        if ceiling >= upper && slots[2] == FREE && slots[3] == FREE {
-            return Some(upper);
-        }
-        (slots[0] == FREE && slots[1] == FREE).then_some(slot.base)
-    }
-
-    /// The highest free block in a slot that is known to have one.
-    fn highest_in(&self, mut slot: Slot, order: u8) -> u128 {
-        while slot.entry & CHILD != 0 {
-            let node = self.node(slot.entry);
-            if order > slot.order - 2 {
-                return self.last_free_pair(slot, slot.last()).unwrap_or(slot.base);
+        let (mut entry, mut below, mut fitting) = lower?;
+        let mut base = ceiling & !ones(below + 2);
+        loop {
+            let at = fitting.ilog2() as usize;
+            base |= (at as u128) << below;
+            entry = self.node(entry).slots[at];
+            if entry == FREE {
+                return Some((base | ones(below)) & !ones(order));
             }
-            let at = (0..4).rev().find(|&at| node.fits[at] > order).unwrap_or(0);
-            slot = self.slot(slot, at);
+            below -= 2;
+            fitting = self.node(entry).fits.fitting(below, order);
         }
-        slot.last() & !ones(order)
     }
 
     fn count_in(&self, slot: Slot, order: u8, first: u128, last: u128) -> u128 {
@@ -100,16 +84,18 @@ impl Space {
         if slot.entry == FREE {
             return blocks(order, first, last);
         }
-        if order > slot.order - 2 {
-            let slots = &self.node(slot.entry).slots;
-            let pairs = [(slot.base, 0), (slot.base | 2 << (slot.order - 2), 2)];
-            let free = |&&(base, at): &&(u128, usize)| {
-                slots[at] == FREE && slots[at + 1] == FREE && (first..=last).contains(&base)
-            };
-            return pairs.iter().filter(free).count() as u128;
+        let below = slot.order - 2;
+        let fitting = self.node(slot.entry).fits.fitting(below, order);
+        let fitting = (0..4).filter(|at| fitting >> at & 1 == 1);
+        let slots = fitting.map(|at| self.slot(slot, at));
+        if order > below {
+            // A pair of free slots.
+            return slots
+                .filter(|slot| (first..=last).contains(&slot.base))
+                .count() as u128;
         }
-        (0..4)
-            .map(|at| self.count_in(self.slot(slot, at), order, first, last))
+        slots
+            .map(|slot| self.count_in(slot, order, first, last))
             .sum()
     }
 
@@ -119,7 +105,7 @@ impl Space {
         let order = parent.order - 2;
         Slot {
             entry: node.slots[at],
-            fits: node.fits[at],
+            fits: node.fits.get(at),
             order,
             base: parent.base | (at as u128) << order,
         }

@@ -15,6 +15,7 @@
 
 use super::cidr::ones;
 use super::claims::to_u32;
+use super::fits::Fits;
 
 /// What a slot refers to: nothing, a node below (with [`CHILD`]), or the number of a claim.
 pub(super) const FREE: u32 = 0;
@@ -35,8 +36,7 @@ pub(super) struct Space {
 #[derive(Debug)]
 pub(super) struct Node {
     pub(super) slots: [u32; 4],
-    /// For each slot: every order below this fits into a free block in it; 0 where all is taken.
-    pub(super) fits: [u8; 4],
+    pub(super) fits: Fits,
 }
 
 /// A slot and where it is.
@@ -82,25 +82,26 @@ impl Space {
         self.narrow();
     }
 
-    /// The lowest claim that covers `from` or lies above it.
-    pub fn next(&self, from: u128) -> Option<u32> {
-        if self.root.entry == FREE || from > self.root.last() {
+    /// The lowest claim that covers `from`, or lies above it and not wholly above `last`, as far
+    /// as slots tell: the claim may be above `last` nevertheless.
+    pub fn next(&self, from: u128, last: u128) -> Option<u32> {
+        if self.root.entry == FREE || from > self.root.last() || last < self.root.base {
             return None;
         }
-        if from < self.root.base {
-            return Some(self.lowest(self.root.entry));
-        }
+        let from = from.max(self.root.base);
         let (mut entry, mut order, mut above) = (self.root.entry, self.root.order, None);
         while entry & CHILD != 0 {
-            let node = self.node(entry);
+            let slots = &self.node(entry).slots;
+            let base = from & !ones(order);
             order -= 2;
+            let begins_in_time = |&at: &usize| base | (at as u128) << order <= last;
             let at = slot_of(from, order);
-            above = node.slots[at + 1..]
-                .iter()
-                .copied()
-                .find(|&slot| slot != FREE)
+            let mut higher = (at + 1..4).take_while(begins_in_time);
+            above = higher
+                .find(|&at| slots[at] != FREE)
+                .map(|at| slots[at])
                 .or(above);
-            entry = node.slots[at];
+            entry = slots[at];
         }
         match entry {
             FREE => above.map(|entry| self.lowest(entry)),
@@ -149,11 +150,11 @@ impl Space {
             let child = self.add_node(order);
             let node = self.node_mut(child);
             node.slots[slot_of(base, order)] = entry;
-            node.fits[slot_of(base, order)] = fits;
+            node.fits = node.fits.with(slot_of(base, order), fits);
             let order = order + 2;
             self.root = Slot {
                 entry: child,
-                fits: node.fits(order - 2),
+                fits: node.fits.most(order - 2),
                 order,
                 base: base & !ones(order),
             };
@@ -172,7 +173,7 @@ impl Space {
             let base = self.root.base | (at as u128) << order;
             let narrowed = Slot {
                 entry: node.slots[at],
-                fits: node.fits[at],
+                fits: node.fits.get(at),
                 order,
                 base,
             };
@@ -211,23 +212,25 @@ impl Space {
         let node = self.node_mut(entry);
         for at in at..=at + usize::from(order > below) {
             node.slots[at] = claim;
-            node.fits[at] = if claim == FREE { below + 1 } else { 0 };
+            node.fits = node
+                .fits
+                .with(at, if claim == FREE { below + 1 } else { 0 });
         }
-        self.pass_up(first, &path[..depth], below, entry);
+        let most = node.fits.most(below);
+        self.pass_up(first, &path[..depth], below, entry, most);
     }
 
-    /// Tells the nodes above what fits into this one, until nothing changes. A node all of whose
-    /// slots are free goes, and its slot is free.
-    fn pass_up(&mut self, first: u128, path: &[u32], mut below: u8, mut entry: u32) {
+    /// Tells the nodes above what fits into this one at `most`, until nothing changes. A node
+    /// all of whose slots are free goes, and its slot is free.
+    fn pass_up(&mut self, first: u128, path: &[u32], mut below: u8, mut entry: u32, mut most: u8) {
         let mut path = path.iter().rev();
         loop {
-            let fits = self.node(entry).fits(below);
-            let gone = fits == below + 3;
+            let gone = most == below + 3;
             if gone {
                 self.drop_node(entry);
             }
             let Some(&parent) = path.next() else {
-                self.root.fits = fits;
+                self.root.fits = most;
                 if gone {
                     self.root.entry = FREE;
                 }
@@ -238,10 +241,11 @@ impl Space {
             let node = self.node_mut(parent);
             if gone {
                 node.slots[at] = FREE;
-            } else if node.fits[at] == fits {
+            } else if node.fits.get(at) == most {
                 return;
             }
-            node.fits[at] = fits;
+            node.fits = node.fits.with(at, most);
+            most = node.fits.most(below);
             entry = parent;
         }
     }
@@ -253,7 +257,7 @@ impl Space {
     fn add_node(&mut self, order: u8) -> u32 {
         let node = Node {
             slots: [FREE; 4],
-            fits: [order + 1; 4],
+            fits: Fits::all_free(order),
         };
         let entry = self.vacant;
         if entry == FREE {
@@ -267,18 +271,6 @@ impl Space {
     fn drop_node(&mut self, entry: u32) {
         self.node_mut(entry).slots[0] = self.vacant;
         self.vacant = entry;
-    }
-}
-
-impl Node {
-    /// What fits into the node whose slots are of `order`, in the terms of its parent's slot.
-    fn fits(&self, order: u8) -> u8 {
-        let [a, b, c, d] = self.fits.map(|fits| fits == order + 1);
-        match (a && b, c && d) {
-            (true, true) => order + 3,
-            (false, false) => self.fits.iter().copied().max().unwrap_or(0),
-            _ => order + 2,
-        }
     }
 }
 
@@ -302,11 +294,11 @@ mod tests {
                     let mut nodes = 1;
                     for at in 0..4 {
                         let (fits, below) = visit(space, node.slots[at], order - 2);
-                        assert_eq!(node.fits[at], fits, "slot {at} of order {}", order - 2);
+                        assert_eq!(node.fits.get(at), fits, "slot {at} of order {}", order - 2);
                         nodes += below;
                     }
                     assert_ne!(node.slots, [FREE; 4], "an empty node stays");
-                    (node.fits(order - 2), nodes)
+                    (node.fits.most(order - 2), nodes)
                 }
             }
         }
@@ -329,7 +321,7 @@ mod tests {
         assert_eq!((check(&space), space.root.order), (1, 10));
         space.free(0x0a00_0200, 8);
         space.free(0x0a00_0100, 8);
-        assert_eq!((check(&space), space.next(0)), (0, None));
+        assert_eq!((check(&space), space.next(0, u128::MAX)), (0, None));
     }
 
     #[test]
@@ -344,8 +336,8 @@ mod tests {
         ] {
             space.cover(first, order, 7);
             check(&space);
-            assert_eq!(space.next(first), Some(7));
-            assert_eq!(space.next(first | ones(order)), Some(7));
+            assert_eq!(space.next(first, first), Some(7));
+            assert_eq!(space.next(first | ones(order), u128::MAX), Some(7));
             space.free(first, order);
             assert_eq!(space.root.entry, FREE);
         }
@@ -377,12 +369,16 @@ mod tests {
         space.cover(0x100, 8, 1);
         space.cover(0x400, 9, 2);
         space.cover(0x1_0000, 4, 3);
-        let next = |from| space.next(from);
+        let next = |from| space.next(from, u128::MAX);
         assert_eq!(
             [next(0), next(0x1ff), next(0x200)],
             [Some(1), Some(1), Some(2)]
         );
         assert_eq!([next(0x5ff), next(0x600)], [Some(2), Some(3)]);
+        assert_eq!(
+            [space.next(0x600, 0x3fff), space.next(0, 0xff)],
+            [None, None]
+        );
         assert_eq!(
             [next(0x1_000f), next(0x1_0010), next(u128::MAX)],
             [Some(3), None, None]

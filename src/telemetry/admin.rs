@@ -36,19 +36,35 @@ pub async fn run(listener: TcpListener, admin: Admin) -> std::io::Result<()> {
         .route("/loglevel", put(loglevel))
         .layer(DefaultBodyLimit::max(1024))
         .with_state(admin);
-    serve(listener, routes.into_make_service_with_connect_info::<SocketAddr>()).await
+    serve(
+        listener,
+        routes.into_make_service_with_connect_info::<SocketAddr>(),
+    )
+    .await
 }
 
 async fn metrics(State(admin): State<Admin>) -> impl IntoResponse {
     match TextEncoder::new().encode_to_string(&admin.registry.gather()) {
-        Ok(text) => (StatusCode::OK, [(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)], text).into_response(),
+        Ok(text) => (
+            StatusCode::OK,
+            [(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)],
+            text,
+        )
+            .into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
     }
 }
 
 async fn readyz(State(admin): State<Admin>) -> impl IntoResponse {
     let (ready, text) = admin.readiness.page();
-    (if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, text)
+    (
+        if ready {
+            StatusCode::OK
+        } else {
+            StatusCode::SERVICE_UNAVAILABLE
+        },
+        text,
+    )
 }
 
 async fn loglevel(
@@ -57,9 +73,14 @@ async fn loglevel(
     body: String,
 ) -> (StatusCode, String) {
     if !peer.ip().to_canonical().is_loopback() {
-        return (StatusCode::FORBIDDEN, "the log level is set from the machine itself: kubectl exec or port-forward\n".into());
+        return (
+            StatusCode::FORBIDDEN,
+            "the log level is set from the machine itself: kubectl exec or port-forward\n".into(),
+        );
     }
-    let Some(level) = &admin.level else { return (StatusCode::NOT_FOUND, "no logs are kept\n".into()) };
+    let Some(level) = &admin.level else {
+        return (StatusCode::NOT_FOUND, "no logs are kept\n".into());
+    };
     match level.set(&body) {
         Ok(()) => {
             tracing::info!(level = body.trim(), "log level changed");
@@ -90,12 +111,27 @@ mod tests {
         let address = listener.local_addr().unwrap();
         let registry = Registry::new();
         super::super::build_info(&registry).unwrap();
-        let admin = Admin { registry, readiness: Readiness::default(), level: None };
+        let admin = Admin {
+            registry,
+            readiness: Readiness::default(),
+            level: None,
+        };
         tokio::spawn(run(listener, admin));
         assert!(ask(address, "GET /healthz").await.ends_with("ok\n"));
         let ready = ask(address, "GET /readyz").await;
-        assert!(ready.starts_with("HTTP/1.1 503") && ready.ends_with("starting\n"), "{ready}");
-        assert!(ask(address, "GET /metrics").await.contains("cadastre_build_info"));
-        assert!(ask(address, "PUT /loglevel").await.starts_with("HTTP/1.1 404"));
+        assert!(
+            ready.starts_with("HTTP/1.1 503") && ready.ends_with("starting\n"),
+            "{ready}"
+        );
+        assert!(
+            ask(address, "GET /metrics")
+                .await
+                .contains("cadastre_build_info")
+        );
+        assert!(
+            ask(address, "PUT /loglevel")
+                .await
+                .starts_with("HTTP/1.1 404")
+        );
     }
 }

@@ -15,7 +15,10 @@ pub struct HttpMetrics {
 impl HttpMetrics {
     /// Registers the counter.
     pub fn register(registry: &Registry) -> Result<Self, Error> {
-        let opts = Opts::new("rest_client_requests_total", "Requests to the API server by method and status code");
+        let opts = Opts::new(
+            "rest_client_requests_total",
+            "Requests to the API server by method and status code",
+        );
         let requests = IntCounterVec::new(opts, &["code", "method"])?;
         registry.register(Box::new(requests.clone()))?;
         Ok(HttpMetrics { requests })
@@ -35,7 +38,10 @@ impl<S> Layer<S> for Counting {
     type Service = Counted<S>;
 
     fn layer(&self, inner: S) -> Counted<S> {
-        Counted { inner, requests: self.0.clone() }
+        Counted {
+            inner,
+            requests: self.0.clone(),
+        }
     }
 }
 
@@ -65,8 +71,13 @@ where
         let answer = self.inner.call(request);
         Box::pin(async move {
             let answer = answer.await;
-            let code = answer.as_ref().map_or_else(|_| "<error>".to_owned(), |a| a.status().as_u16().to_string());
-            requests.with_label_values(&[code.as_str(), method.as_str()]).inc();
+            let code = answer.as_ref().map_or_else(
+                |_| "<error>".to_owned(),
+                |a| a.status().as_u16().to_string(),
+            );
+            requests
+                .with_label_values(&[code.as_str(), method.as_str()])
+                .inc();
             answer
         })
     }

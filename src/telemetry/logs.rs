@@ -25,7 +25,9 @@ pub struct Level(reload::Handle<EnvFilter, Registry>);
 #[derive(Debug, Error)]
 pub enum LevelError {
     /// Not a directive.
-    #[error("\"{0}\" is no log level: give error, warn, info, debug or trace, or module=level pairs such as info,cadastre::controller=debug")]
+    #[error(
+        "\"{0}\" is no log level: give error, warn, info, debug or trace, or module=level pairs such as info,cadastre::controller=debug"
+    )]
     Unreadable(String),
     /// The subscriber is gone.
     #[error("the level cannot be changed: {0}")]
@@ -37,7 +39,10 @@ fn parse(directives: &str) -> Result<EnvFilter, LevelError> {
     // The filter takes any word for a module; only levels and module=level pairs are meant here.
     let known = |word: &str| {
         let level = word.rsplit('=').next().unwrap_or(word).trim();
-        matches!(level.to_ascii_lowercase().as_str(), "off" | "error" | "warn" | "info" | "debug" | "trace")
+        matches!(
+            level.to_ascii_lowercase().as_str(),
+            "off" | "error" | "warn" | "info" | "debug" | "trace"
+        )
     };
     if !directives.split(',').all(known) {
         return Err(unreadable());
@@ -49,12 +54,21 @@ fn parse(directives: &str) -> Result<EnvFilter, LevelError> {
 pub fn start(format: Format, directives: &str) -> Result<Level, LevelError> {
     let (filter, handle) = reload::Layer::new(parse(directives)?);
     let lines = match format {
-        Format::Text => {
-            fmt::layer().with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal()).with_target(false).boxed()
-        }
-        Format::Json => fmt::layer().json().flatten_event(true).with_writer(std::io::stderr).boxed(),
+        Format::Text => fmt::layer()
+            .with_writer(std::io::stderr)
+            .with_ansi(std::io::stderr().is_terminal())
+            .with_target(false)
+            .boxed(),
+        Format::Json => fmt::layer()
+            .json()
+            .flatten_event(true)
+            .with_writer(std::io::stderr)
+            .boxed(),
     };
-    let started = tracing_subscriber::registry().with(filter).with(lines).try_init();
+    let started = tracing_subscriber::registry()
+        .with(filter)
+        .with(lines)
+        .try_init();
     started.map_err(|error| LevelError::Gone(error.to_string()))?;
     Ok(Level(handle))
 }
@@ -63,7 +77,9 @@ impl Level {
     /// Sets the level from now on.
     pub fn set(&self, directives: &str) -> Result<(), LevelError> {
         let filter = parse(directives.trim())?;
-        self.0.reload(filter).map_err(|error| LevelError::Gone(error.to_string()))
+        self.0
+            .reload(filter)
+            .map_err(|error| LevelError::Gone(error.to_string()))
     }
 }
 
@@ -73,7 +89,12 @@ mod tests {
 
     #[test]
     fn a_level_is_a_level_and_nothing_else_is() {
-        for good in ["info", "DEBUG", "info,cadastre::controller=debug", "cadastre=trace"] {
+        for good in [
+            "info",
+            "DEBUG",
+            "info,cadastre::controller=debug",
+            "cadastre=trace",
+        ] {
             assert!(parse(good).is_ok(), "{good}");
         }
         for bad in ["", "loud", "cadastre=loud", "info,"] {

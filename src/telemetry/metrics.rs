@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use prometheus::{
-    Error, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+    Error, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
+    Opts, Registry,
 };
 
 use crate::controller::machine::View;
@@ -42,12 +43,21 @@ struct PoolGauges {
 
 impl PoolGauges {
     fn all(&self) -> [&GaugeVec; 5] {
-        [&self.capacity, &self.held, &self.free, &self.quarantined, &self.utilization]
+        [
+            &self.capacity,
+            &self.held,
+            &self.free,
+            &self.quarantined,
+            &self.utilization,
+        ]
     }
 }
 
 /// Registers a collector and hands it back.
-fn register<C: prometheus::core::Collector + Clone + 'static>(registry: &Registry, c: C) -> Result<C, Error> {
+fn register<C: prometheus::core::Collector + Clone + 'static>(
+    registry: &Registry,
+    c: C,
+) -> Result<C, Error> {
     registry.register(Box::new(c.clone()))?;
     Ok(c)
 }
@@ -55,9 +65,18 @@ fn register<C: prometheus::core::Collector + Clone + 'static>(registry: &Registr
 impl ControllerMetrics {
     /// Registers all of them. Fails only where a name is taken.
     pub fn register(registry: &Registry) -> Result<Self, Error> {
-        let counters = |name, help, labels: &[&str]| register(registry, IntCounterVec::new(Opts::new(name, help), labels)?);
-        let gauges = |name, help, labels: &[&str]| register(registry, IntGaugeVec::new(Opts::new(name, help), labels)?);
-        let pool = |name, help| register(registry, GaugeVec::new(Opts::new(name, help), &["pool", "family"])?);
+        let counters = |name, help, labels: &[&str]| {
+            register(registry, IntCounterVec::new(Opts::new(name, help), labels)?)
+        };
+        let gauges = |name, help, labels: &[&str]| {
+            register(registry, IntGaugeVec::new(Opts::new(name, help), labels)?)
+        };
+        let pool = |name, help| {
+            register(
+                registry,
+                GaugeVec::new(Opts::new(name, help), &["pool", "family"])?,
+            )
+        };
         Ok(ControllerMetrics {
             reconciles: counters(
                 "controller_runtime_reconcile_total",
@@ -76,38 +95,77 @@ impl ControllerMetrics {
                         "controller_runtime_reconcile_time_seconds",
                         "Time from sending a request of a loop to its answer",
                     )
-                    .buckets(vec![0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0]),
+                    .buckets(vec![
+                        0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
+                        10.0,
+                    ]),
                     &["controller"],
                 )?,
             )?,
-            depth: gauges("workqueue_depth", "Keys that wait in each loop's queue", &["name"])?,
-            retries: gauges("cadastre_queue_retries", "Keys put back after a failure since this leader began", &["name"])?,
+            depth: gauges(
+                "workqueue_depth",
+                "Keys that wait in each loop's queue",
+                &["name"],
+            )?,
+            retries: gauges(
+                "cadastre_queue_retries",
+                "Keys put back after a failure since this leader began",
+                &["name"],
+            )?,
             pool: PoolGauges {
                 capacity: pool(
                     "cadastre_pool_blocks_capacity",
                     "Blocks of the pool's block size that the pool can hold, reserved and service ranges left out",
                 )?,
-                held: pool("cadastre_pool_blocks_held", "Ranges in the pool that live nodes hold")?,
-                free: pool("cadastre_pool_blocks_free", "Blocks of the pool's block size that could be given now")?,
-                quarantined: pool("cadastre_pool_blocks_quarantined", "Ranges of dead nodes in the pool that rest before reuse")?,
-                utilization: pool("cadastre_pool_utilization_ratio", "Share of the pool's capacity that is not free, 0 to 1")?,
+                held: pool(
+                    "cadastre_pool_blocks_held",
+                    "Ranges in the pool that live nodes hold",
+                )?,
+                free: pool(
+                    "cadastre_pool_blocks_free",
+                    "Blocks of the pool's block size that could be given now",
+                )?,
+                quarantined: pool(
+                    "cadastre_pool_blocks_quarantined",
+                    "Ranges of dead nodes in the pool that rest before reuse",
+                )?,
+                utilization: pool(
+                    "cadastre_pool_utilization_ratio",
+                    "Share of the pool's capacity that is not free, 0 to 1",
+                )?,
             },
-            waiting: gauges("cadastre_nodes_waiting", "Nodes without podCIDR, by reason", &["reason"])?,
+            waiting: gauges(
+                "cadastre_nodes_waiting",
+                "Nodes without podCIDR, by reason",
+                &["reason"],
+            )?,
             second_writer: register(
                 registry,
-                IntCounter::new("cadastre_second_writer_total", "Nodes whose podCIDRs were written by somebody else while Cadastre dealt")?,
+                IntCounter::new(
+                    "cadastre_second_writer_total",
+                    "Nodes whose podCIDRs were written by somebody else while Cadastre dealt",
+                )?,
             )?,
             overlapping: register(
                 registry,
-                IntGauge::new("cadastre_overlapping_ranges", "Pairs of nodes whose podCIDRs have addresses in common")?,
+                IntGauge::new(
+                    "cadastre_overlapping_ranges",
+                    "Pairs of nodes whose podCIDRs have addresses in common",
+                )?,
             )?,
             unclear: register(
                 registry,
-                IntGauge::new("cadastre_unclear_writes", "Ranges kept because the outcome of a write is not known")?,
+                IntGauge::new(
+                    "cadastre_unclear_writes",
+                    "Ranges kept because the outcome of a write is not known",
+                )?,
             )?,
             dropped: register(
                 registry,
-                IntCounter::new("cadastre_dropped_events_total", "Kubernetes events that could not be written")?,
+                IntCounter::new(
+                    "cadastre_dropped_events_total",
+                    "Kubernetes events that could not be written",
+                )?,
             )?,
             known: Arc::default(),
         })
@@ -115,11 +173,15 @@ impl ControllerMetrics {
 
     /// One request of a loop was answered; `result` is success, requeue or error.
     pub fn reconciled(&self, controller: &str, result: &str, took: Duration) {
-        self.reconciles.with_label_values(&[controller, result]).inc();
+        self.reconciles
+            .with_label_values(&[controller, result])
+            .inc();
         if result == "error" {
             self.errors.with_label_values(&[controller]).inc();
         }
-        self.seconds.with_label_values(&[controller]).observe(took.as_secs_f64());
+        self.seconds
+            .with_label_values(&[controller])
+            .observe(took.as_secs_f64());
     }
 
     /// An event for people was lost.
@@ -130,16 +192,25 @@ impl ControllerMetrics {
     /// Sets what the controller says of itself.
     pub fn set(&self, view: &View) {
         for (name, depth, retries) in &view.queues {
-            self.depth.with_label_values(&[name]).set(i64::try_from(*depth).unwrap_or(i64::MAX));
-            self.retries.with_label_values(&[name]).set(i64::try_from(*retries).unwrap_or(i64::MAX));
+            self.depth
+                .with_label_values(&[name])
+                .set(i64::try_from(*depth).unwrap_or(i64::MAX));
+            self.retries
+                .with_label_values(&[name])
+                .set(i64::try_from(*retries).unwrap_or(i64::MAX));
         }
         for reason in ["no_pool", "pool_not_ready", "pool_full"] {
             let waiting = view.waiting.get(reason).copied().unwrap_or(0);
-            self.waiting.with_label_values(&[reason]).set(i64::try_from(waiting).unwrap_or(i64::MAX));
+            self.waiting
+                .with_label_values(&[reason])
+                .set(i64::try_from(waiting).unwrap_or(i64::MAX));
         }
-        self.overlapping.set(i64::try_from(view.overlaps).unwrap_or(i64::MAX));
-        self.unclear.set(i64::try_from(view.unclear).unwrap_or(i64::MAX));
-        self.second_writer.inc_by(view.second_writer.saturating_sub(self.second_writer.get()));
+        self.overlapping
+            .set(i64::try_from(view.overlaps).unwrap_or(i64::MAX));
+        self.unclear
+            .set(i64::try_from(view.unclear).unwrap_or(i64::MAX));
+        self.second_writer
+            .inc_by(view.second_writer.saturating_sub(self.second_writer.get()));
         self.set_pools(view);
     }
 
@@ -149,11 +220,26 @@ impl ControllerMetrics {
         for (pool, family, figures) in &view.pools {
             let family = family.to_string().to_lowercase();
             let labels = [&**pool, family.as_str()];
-            self.pool.capacity.with_label_values(&labels).set(figures.capacity as f64);
-            self.pool.held.with_label_values(&labels).set(figures.held as f64);
-            self.pool.free.with_label_values(&labels).set(figures.free as f64);
-            self.pool.quarantined.with_label_values(&labels).set(figures.quarantined as f64);
-            self.pool.utilization.with_label_values(&labels).set(figures.utilization());
+            self.pool
+                .capacity
+                .with_label_values(&labels)
+                .set(figures.capacity as f64);
+            self.pool
+                .held
+                .with_label_values(&labels)
+                .set(figures.held as f64);
+            self.pool
+                .free
+                .with_label_values(&labels)
+                .set(figures.free as f64);
+            self.pool
+                .quarantined
+                .with_label_values(&labels)
+                .set(figures.quarantined as f64);
+            self.pool
+                .utilization
+                .with_label_values(&labels)
+                .set(figures.utilization());
             seen.insert((pool.to_string(), family));
         }
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
@@ -182,45 +268,71 @@ impl LeaderMetrics {
     /// Registers all of them for the Lease of that name.
     pub fn register(registry: &Registry, name: &str) -> Result<Self, Error> {
         let leading = IntGaugeVec::new(
-            Opts::new("leader_election_master_status", "Whether this process leads: 1 yes, 0 no"),
+            Opts::new(
+                "leader_election_master_status",
+                "Whether this process leads: 1 yes, 0 no",
+            ),
             &["name"],
         )?;
         let leading = register(registry, leading)?.with_label_values(&[name]);
         let counter = |name, help| register(registry, IntCounter::new(name, help)?);
         Ok(LeaderMetrics {
             leading,
-            transitions: counter("cadastre_leader_transitions_total", "Times this process began or ceased to lead")?,
-            errors: counter("cadastre_lease_errors_total", "Calls for the Lease that failed or were left unanswered")?,
+            transitions: counter(
+                "cadastre_leader_transitions_total",
+                "Times this process began or ceased to lead",
+            )?,
+            errors: counter(
+                "cadastre_lease_errors_total",
+                "Calls for the Lease that failed or were left unanswered",
+            )?,
         })
     }
 }
 
 /// Which build this is.
 pub fn build_info(registry: &Registry) -> Result<(), Error> {
-    let info = Opts::new("cadastre_build_info", "Version and commit of this build; always 1");
+    let info = Opts::new(
+        "cadastre_build_info",
+        "Version and commit of this build; always 1",
+    );
     let info = register(registry, IntGaugeVec::new(info, &["version", "commit"])?)?;
-    info.with_label_values(&[crate::VERSION, crate::COMMIT]).set(1);
+    info.with_label_values(&[crate::VERSION, crate::COMMIT])
+        .set(1);
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::controller::pool::Figures;
+    use crate::controller::figures::Figures;
     use crate::ipam::Family;
 
     fn text(registry: &Registry) -> String {
-        prometheus::TextEncoder::new().encode_to_string(&registry.gather()).unwrap()
+        prometheus::TextEncoder::new()
+            .encode_to_string(&registry.gather())
+            .unwrap()
     }
 
     #[test]
     fn the_series_of_a_pool_go_with_the_pool() {
         let registry = Registry::new();
         let metrics = ControllerMetrics::register(&registry).unwrap();
-        let figures = Figures { capacity: 256, held: 64, quarantined: 0, free: 192 };
-        let view = View { pools: vec![("a".into(), Family::V4, figures)], ..View::default() };
+        let figures = Figures {
+            capacity: 256,
+            held: 64,
+            quarantined: 0,
+            free: 192,
+        };
+        let view = View {
+            pools: vec![("a".into(), Family::V4, figures)],
+            ..View::default()
+        };
         metrics.set(&view);
-        assert!(text(&registry).contains("cadastre_pool_utilization_ratio{family=\"ipv4\",pool=\"a\"} 0.25"));
+        assert!(
+            text(&registry)
+                .contains("cadastre_pool_utilization_ratio{family=\"ipv4\",pool=\"a\"} 0.25")
+        );
         metrics.set(&View::default());
         assert!(!text(&registry).contains("pool=\"a\""));
     }
@@ -229,8 +341,14 @@ mod tests {
     fn a_counter_never_goes_back() {
         let registry = Registry::new();
         let metrics = ControllerMetrics::register(&registry).unwrap();
-        metrics.set(&View { second_writer: 3, ..View::default() });
-        metrics.set(&View { second_writer: 1, ..View::default() });
+        metrics.set(&View {
+            second_writer: 3,
+            ..View::default()
+        });
+        metrics.set(&View {
+            second_writer: 1,
+            ..View::default()
+        });
         assert!(text(&registry).contains("cadastre_second_writer_total 3"));
     }
 }

@@ -31,7 +31,11 @@ impl Readiness {
 
     /// The controller's word.
     pub fn update(&self, view: &View) {
-        let known = Known { missing: view.missing.clone(), fencing: view.fencing.clone(), dealing: view.dealing };
+        let known = Known {
+            missing: view.missing.clone(),
+            fencing: view.fencing.clone(),
+            dealing: view.dealing,
+        };
         self.lock().view = Some(known);
     }
 
@@ -39,8 +43,14 @@ impl Readiness {
     /// it has seen everything.
     pub fn page(&self) -> (bool, String) {
         let state = self.lock();
-        let Some(view) = &state.view else { return (false, "starting\n".to_owned()) };
-        let missing: String = view.missing.iter().map(|kind| format!("waiting for the first list of {kind}\n")).collect();
+        let Some(view) = &state.view else {
+            return (false, "starting\n".to_owned());
+        };
+        let missing: String = view
+            .missing
+            .iter()
+            .map(|kind| format!("waiting for the first list of {kind}\n"))
+            .collect();
         match &state.leadership {
             Some(Leadership::Leading(_)) if view.dealing => (true, "leader\n".to_owned()),
             Some(Leadership::Leading(_)) => {
@@ -49,7 +59,9 @@ impl Readiness {
             }
             Some(Leadership::Released) => (false, "stopping\n".to_owned()),
             _ if !missing.is_empty() => (false, missing),
-            Some(Leadership::Standby { leader: Some(leader) }) => (true, format!("standby (leader: {leader})\n")),
+            Some(Leadership::Standby {
+                leader: Some(leader),
+            }) => (true, format!("standby (leader: {leader})\n")),
             _ => (true, "standby (no leader seen yet)\n".to_owned()),
         }
     }
@@ -70,16 +82,37 @@ mod tests {
     fn readiness_tells_the_truth_about_each_state() {
         let readiness = Readiness::default();
         assert_eq!(readiness.page(), (false, "starting\n".into()));
-        readiness.update(&View { missing: vec!["pods"], ..View::default() });
-        assert_eq!(readiness.page(), (false, "waiting for the first list of pods\n".into()));
+        readiness.update(&View {
+            missing: vec!["pods"],
+            ..View::default()
+        });
+        assert_eq!(
+            readiness.page(),
+            (false, "waiting for the first list of pods\n".into())
+        );
         readiness.update(&View::default());
-        readiness.leadership(Leadership::Standby { leader: Some("a".into()) });
+        readiness.leadership(Leadership::Standby {
+            leader: Some("a".into()),
+        });
         assert_eq!(readiness.page(), (true, "standby (leader: a)\n".into()));
-        let tenure = Tenure { term: "1-a".into(), takeover: Takeover::First, valid_until: Duration::ZERO };
+        let tenure = Tenure {
+            term: "1-a".into(),
+            takeover: Takeover::First,
+            valid_until: Duration::ZERO,
+        };
         readiness.leadership(Leadership::Leading(tenure));
-        readiness.update(&View { fencing: Some("3 nodes to touch".into()), ..View::default() });
-        assert_eq!(readiness.page(), (false, "leader, not dealing yet: 3 nodes to touch\n".into()));
-        readiness.update(&View { dealing: true, ..View::default() });
+        readiness.update(&View {
+            fencing: Some("3 nodes to touch".into()),
+            ..View::default()
+        });
+        assert_eq!(
+            readiness.page(),
+            (false, "leader, not dealing yet: 3 nodes to touch\n".into())
+        );
+        readiness.update(&View {
+            dealing: true,
+            ..View::default()
+        });
         assert_eq!(readiness.page(), (true, "leader\n".into()));
         readiness.leadership(Leadership::Released);
         assert!(!readiness.page().0);

@@ -32,7 +32,11 @@ pub enum Author {
     /// The world around: kubelets, people, another allocator.
     World,
     /// A controller process under a term.
-    Controller { process: usize, incarnation: u32, term: Text },
+    Controller {
+        process: usize,
+        incarnation: u32,
+        term: Text,
+    },
 }
 
 /// Something that changed, before and after.
@@ -69,7 +73,10 @@ pub struct Api {
 
 impl Api {
     pub fn new(mutation: Option<Mutation>) -> Self {
-        Api { mutation, ..Api::default() }
+        Api {
+            mutation,
+            ..Api::default()
+        }
     }
 
     pub fn uid(&mut self) -> Text {
@@ -94,13 +101,21 @@ impl Api {
 
     /// A deletion as asked for: at once, or a mark where a finalizer holds the node.
     pub fn delete_node(&mut self, name: &str, at: Time) {
-        let Some(node) = self.nodes.get(name).cloned() else { return };
+        let Some(node) = self.nodes.get(name).cloned() else {
+            return;
+        };
         if !self.finalized.contains(&node.uid) {
             let version = self.revision();
             let before = self.nodes.remove(name, version, at);
             self.commits.push(Commit::Node(before, None));
         } else if !node.deleting {
-            self.put_node(Node { deleting: true, ..Node::clone(&node) }, at);
+            self.put_node(
+                Node {
+                    deleting: true,
+                    ..Node::clone(&node)
+                },
+                at,
+            );
         }
     }
 
@@ -113,12 +128,21 @@ impl Api {
     }
 
     pub fn delete_pool(&mut self, name: &str, at: Time) {
-        let Some(pool) = self.pools.get(name).cloned() else { return };
+        let Some(pool) = self.pools.get(name).cloned() else {
+            return;
+        };
         if pool.finalizers.is_empty() {
             self.remove_pool(name, at);
         } else if !pool.deleting {
             let generation = pool.generation + 1;
-            self.put_pool(Pool { deleting: true, generation, ..Pool::clone(&pool) }, at);
+            self.put_pool(
+                Pool {
+                    deleting: true,
+                    generation,
+                    ..Pool::clone(&pool)
+                },
+                at,
+            );
         }
     }
 
@@ -132,7 +156,8 @@ impl Api {
         let before = self.subnets.get(&subnet.name).cloned();
         let version = self.revision();
         let after = self.subnets.put(subnet, version, at);
-        self.commits.push(Commit::Subnet(before, Some(after.clone())));
+        self.commits
+            .push(Commit::Subnet(before, Some(after.clone())));
         after
     }
 
@@ -172,7 +197,10 @@ impl Api {
     }
 
     pub fn pods_on<'a>(&'a self, node: &'a str) -> impl Iterator<Item = &'a Arc<Pod>> {
-        self.pods.live.values().filter(move |pod| self.placed.get(&pod.uid).is_some_and(|n| &**n == node))
+        self.pods
+            .live
+            .values()
+            .filter(move |pod| self.placed.get(&pod.uid).is_some_and(|n| &**n == node))
     }
 
     // What controllers ask.
@@ -180,9 +208,19 @@ impl Api {
     /// Executes one request, now.
     pub fn execute(&mut self, request: &Request, at: Time) -> Outcome {
         match request {
-            Request::ListNodes => Outcome::Nodes(self.nodes.live.values().map(|n| Node::clone(n)).collect()),
-            Request::ListSubnets => Outcome::Subnets(self.subnets.live.values().map(|s| Subnet::clone(s)).collect()),
-            Request::ListPodsOf { node } => Outcome::Pods(self.pods_on(node).map(|p| Pod::clone(p)).collect()),
+            Request::ListNodes => {
+                Outcome::Nodes(self.nodes.live.values().map(|n| Node::clone(n)).collect())
+            }
+            Request::ListSubnets => Outcome::Subnets(
+                self.subnets
+                    .live
+                    .values()
+                    .map(|s| Subnet::clone(s))
+                    .collect(),
+            ),
+            Request::ListPodsOf { node } => {
+                Outcome::Pods(self.pods_on(node).map(|p| Pod::clone(p)).collect())
+            }
             Request::ReadNode { name } => found(&self.nodes, name, Outcome::Node),
             Request::ReadSubnet { name } => found(&self.subnets, name, Outcome::Subnet),
             Request::ReadPool { name } => found(&self.pools, name, Outcome::Pool),
@@ -193,45 +231,82 @@ impl Api {
                     return guard("already exists");
                 }
                 let uid = self.uid();
-                let subnet = Subnet { name: name.clone(), uid, version: 0, spec: Ok(spec.clone()) };
+                let subnet = Subnet {
+                    name: name.clone(),
+                    uid,
+                    version: 0,
+                    spec: Ok(spec.clone()),
+                };
                 Outcome::Subnet(Subnet::clone(&self.put_subnet(subnet, at)))
             }
-            Request::ReplaceSubnet { name, uid, version, spec } => {
-                let Some(known) = self.subnets.get(name).cloned() else { return missing() };
+            Request::ReplaceSubnet {
+                name,
+                uid,
+                version,
+                spec,
+            } => {
+                let Some(known) = self.subnets.get(name).cloned() else {
+                    return missing();
+                };
                 if known.uid != *uid || known.version != *version {
                     return guard("the object has been modified");
                 }
-                let subnet = Subnet { spec: Ok(spec.clone()), ..Subnet::clone(&known) };
+                let subnet = Subnet {
+                    spec: Ok(spec.clone()),
+                    ..Subnet::clone(&known)
+                };
                 if subnet == *known {
                     return Outcome::Subnet(subnet);
                 }
                 Outcome::Subnet(Subnet::clone(&self.put_subnet(subnet, at)))
             }
             Request::DeleteSubnet { name, uid, version } => {
-                let Some(known) = self.subnets.get(name) else { return Outcome::Gone };
+                let Some(known) = self.subnets.get(name) else {
+                    return Outcome::Gone;
+                };
                 if known.uid != *uid || known.version != *version {
                     return guard("precondition failed");
                 }
                 self.delete_subnet(name, at);
                 Outcome::Gone
             }
-            Request::SetPoolFinalizers { name, uid, version, finalizers } => {
-                let Some(known) = self.pools.get(name).cloned() else { return missing() };
+            Request::SetPoolFinalizers {
+                name,
+                uid,
+                version,
+                finalizers,
+            } => {
+                let Some(known) = self.pools.get(name).cloned() else {
+                    return missing();
+                };
                 if known.uid != *uid || known.version != *version {
                     return guard("the object has been modified");
                 }
                 if known.deleting && finalizers.iter().any(|f| !known.finalizers.contains(f)) {
                     return guard("no new finalizers can be added if the object is being deleted");
                 }
-                let pool = Pool { finalizers: finalizers.clone(), ..Pool::clone(&known) };
+                let pool = Pool {
+                    finalizers: finalizers.clone(),
+                    ..Pool::clone(&known)
+                };
                 self.update_pool(&known, pool, at)
             }
-            Request::SetPoolStatus { name, uid, version, status } => {
-                let Some(known) = self.pools.get(name).cloned() else { return missing() };
+            Request::SetPoolStatus {
+                name,
+                uid,
+                version,
+                status,
+            } => {
+                let Some(known) = self.pools.get(name).cloned() else {
+                    return missing();
+                };
                 if known.uid != *uid || known.version != *version {
                     return guard("the object has been modified");
                 }
-                let pool = Pool { status: Some(status.clone()), ..Pool::clone(&known) };
+                let pool = Pool {
+                    status: Some(status.clone()),
+                    ..Pool::clone(&known)
+                };
                 self.update_pool(&known, pool, at)
             }
         }
@@ -249,25 +324,39 @@ impl Api {
     }
 
     fn assign(&mut self, a: &Assignment, at: Time) -> Outcome {
-        let Some(known) = self.nodes.get(&a.name).cloned() else { return missing() };
+        let Some(known) = self.nodes.get(&a.name).cloned() else {
+            return missing();
+        };
         if known.uid != a.uid && self.mutation != Some(Mutation::UidUntested) {
             return guard("test /metadata/uid");
         }
         if !known.is_empty() {
             return guard("test /spec/podCIDRs");
         }
-        let same_term = if a.annotated { known.annotated && known.term == a.term } else { !known.annotated };
-        let overlooked = self.overlooked.get(&known.uid).is_some_and(|terms| terms.contains(&a.term));
+        let same_term = if a.annotated {
+            known.annotated && known.term == a.term
+        } else {
+            !known.annotated
+        };
+        let overlooked = self
+            .overlooked
+            .get(&known.uid)
+            .is_some_and(|terms| terms.contains(&a.term));
         if !same_term && !overlooked && self.mutation != Some(Mutation::TermUntested) {
             self.fenced += 1;
             return guard("test /metadata/annotations/cadastre.dev~1term");
         }
-        let node = Node { pod_cidrs: a.cidrs.clone().into(), ..Node::clone(&known) };
+        let node = Node {
+            pod_cidrs: a.cidrs.clone().into(),
+            ..Node::clone(&known)
+        };
         Outcome::Node(Node::clone(&self.put_node(node, at)))
     }
 
     fn touch(&mut self, name: &Text, uid: &Text, term: &Text, at: Time) -> Outcome {
-        let Some(known) = self.nodes.get(name).cloned() else { return missing() };
+        let Some(known) = self.nodes.get(name).cloned() else {
+            return missing();
+        };
         if known.uid != *uid {
             return guard("metadata.uid: precondition failed");
         }
@@ -275,9 +364,16 @@ impl Api {
             return Outcome::Node(Node::clone(&known));
         }
         if self.mutation == Some(Mutation::TouchWithoutEffect) {
-            self.overlooked.entry(uid.clone()).or_default().insert(known.term.clone());
+            self.overlooked
+                .entry(uid.clone())
+                .or_default()
+                .insert(known.term.clone());
         }
-        let node = Node { term: Some(term.clone()), annotated: true, ..Node::clone(&known) };
+        let node = Node {
+            term: Some(term.clone()),
+            annotated: true,
+            ..Node::clone(&known)
+        };
         Outcome::Node(Node::clone(&self.put_node(node, at)))
     }
 
@@ -287,7 +383,10 @@ impl Api {
             Ask::Get => self.lease.clone().map_or(Answer::Missing, Answer::Found),
             Ask::Create(record) if self.lease.is_none() => self.write_lease(record),
             Ask::Replace(record)
-                if self.lease.as_ref().is_some_and(|known| known.resource_version == record.resource_version) =>
+                if self
+                    .lease
+                    .as_ref()
+                    .is_some_and(|known| known.resource_version == record.resource_version) =>
             {
                 self.write_lease(record)
             }
@@ -303,7 +402,8 @@ impl Api {
 }
 
 fn found<T: Versioned>(kind: &Kind<T>, name: &str, outcome: fn(T) -> Outcome) -> Outcome {
-    kind.get(name).map_or_else(missing, |object| outcome(T::clone(object)))
+    kind.get(name)
+        .map_or_else(missing, |object| outcome(T::clone(object)))
 }
 
 fn missing() -> Outcome {

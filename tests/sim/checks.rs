@@ -49,7 +49,11 @@ pub struct Violation {
 
 impl Violation {
     pub fn new(rule: &'static str, text: String, names: impl IntoIterator<Item = Text>) -> Self {
-        Violation { rule, text, names: names.into_iter().collect() }
+        Violation {
+            rule,
+            text,
+            names: names.into_iter().collect(),
+        }
     }
 }
 
@@ -88,7 +92,11 @@ type Verdict = Result<(), Violation>;
 
 impl Checks {
     pub fn new(wall_lies: bool, skew: u64) -> Self {
-        Checks { wall_lies, skew, ..Checks::default() }
+        Checks {
+            wall_lies,
+            skew,
+            ..Checks::default()
+        }
     }
 
     /// Takes note of the cluster as it is found.
@@ -111,17 +119,29 @@ impl Checks {
     }
 
     /// A controller asks for something.
-    pub fn asked(&mut self, place: Where, outgoing: &Outgoing, known: &mut Known, api: &Api, now: Time) -> Verdict {
+    pub fn asked(
+        &mut self,
+        place: Where,
+        outgoing: &Outgoing,
+        known: &mut Known,
+        api: &Api,
+        now: Time,
+    ) -> Verdict {
         let request = &outgoing.request;
         if request.is_write() && (outgoing.term.is_none() || outgoing.term != known.term) {
-            let text = format!("{place} was told {:?} and writes under {:?}", known.term, outgoing.term);
+            let text = format!(
+                "{place} was told {:?} and writes under {:?}",
+                known.term, outgoing.term
+            );
             return Err(Violation::new("leader writes", text, []));
         }
         if request.is_write() && !matches!(request, Request::TouchNode { .. }) {
             self.fenced(place, known, api)?;
             known.deals = true;
         }
-        let Request::AssignPodCidrs(a) = request else { return Ok(()) };
+        let Request::AssignPodCidrs(a) = request else {
+            return Ok(());
+        };
         let key = (a.uid.clone(), a.cidrs.clone());
         if known.decided.contains_key(&key) {
             return Ok(());
@@ -137,7 +157,10 @@ impl Checks {
         for node in api.nodes.live.values().filter(|node| node.is_empty()) {
             let born = self.born.get(&node.uid).copied().unwrap_or(Time::MAX);
             if born < self.lease.1 && node.term != known.term {
-                let text = format!("{place} deals under {:?} while {} carries {:?}", known.term, node.name, node.term);
+                let text = format!(
+                    "{place} deals under {:?} while {} carries {:?}",
+                    known.term, node.name, node.term
+                );
                 return Err(Violation::new("fence", text, [node.name.clone()]));
             }
         }
@@ -147,40 +170,82 @@ impl Checks {
     /// A controller has chosen ranges for a node: they must be right by what it had seen.
     fn dealt(&self, place: Where, a: &Assignment, known: &Known, api: &Api) -> Verdict {
         let wrong = |what: String| {
-            let text = format!("{place} deals {} to {} ({}): {what}", ranges(&a.cidrs), a.name, a.uid);
+            let text = format!(
+                "{place} deals {} to {} ({}): {what}",
+                ranges(&a.cidrs),
+                a.name,
+                a.uid
+            );
             Err(Violation::new("policy", text, [a.name.clone()]))
         };
         let hits = |cidr: &Cidr| a.cidrs.iter().any(|c| c.overlaps(cidr));
         let returns = self.graves.iter().any(|grave| {
-            grave.name == a.name && grave.ranges.len() == a.cidrs.len() && grave.ranges.iter().all(|r| a.cidrs.contains(r))
+            grave.name == a.name
+                && grave.ranges.len() == a.cidrs.len()
+                && grave.ranges.iter().all(|r| a.cidrs.contains(r))
         });
         let labels = known.labels.get(&a.uid);
         let pool = known.shapes.iter().find(|shape| {
             labels.into_iter().flatten().any(|labels| {
-                shape.could_deal(&a.cidrs, labels) || (returns && shape.could_return(&a.cidrs, labels))
+                shape.could_deal(&a.cidrs, labels)
+                    || (returns && shape.could_return(&a.cidrs, labels))
             })
         });
         if pool.is_none() {
             return wrong("no pool it has seen could have".to_owned());
         }
-        for node in known.nodes.objects.values().filter(|node| node.name != a.name) {
-            let lives = api.nodes.get(&node.name).is_some_and(|live| live.uid == node.uid);
+        for node in known
+            .nodes
+            .objects
+            .values()
+            .filter(|node| node.name != a.name)
+        {
+            let lives = api
+                .nodes
+                .get(&node.name)
+                .is_some_and(|live| live.uid == node.uid);
             if lives && node.pod_cidrs.iter().any(hits) {
-                return wrong(format!("{} was seen with {}", node.name, ranges(&node.pod_cidrs)));
+                return wrong(format!(
+                    "{} was seen with {}",
+                    node.name,
+                    ranges(&node.pod_cidrs)
+                ));
             }
-            let own = node.addresses.iter().find(|addr| a.cidrs.iter().any(|c| c.contains_addr(**addr)));
+            let own = node
+                .addresses
+                .iter()
+                .find(|addr| a.cidrs.iter().any(|c| c.contains_addr(**addr)));
             if let Some(addr) = own.filter(|_| lives && !returns) {
                 return wrong(format!("{} was seen with the address {addr}", node.name));
             }
         }
-        if let Some(service) = known.services.objects.values().find(|s| s.cidrs.iter().any(hits) && !returns) {
-            return wrong(format!("the service range {} was seen there", ranges(&service.cidrs)));
+        if let Some(service) = known
+            .services
+            .objects
+            .values()
+            .find(|s| s.cidrs.iter().any(hits) && !returns)
+        {
+            return wrong(format!(
+                "the service range {} was seen there",
+                ranges(&service.cidrs)
+            ));
         }
         let inside = |pod: &&cadastre::cluster::seen::Pod| {
-            pod.addresses.iter().any(|addr| a.cidrs.iter().any(|c| c.contains_addr(*addr)))
+            pod.addresses
+                .iter()
+                .any(|addr| a.cidrs.iter().any(|c| c.contains_addr(*addr)))
         };
-        if let Some(pod) = known.pods.objects.values().find(inside).filter(|_| !returns) {
-            return wrong(format!("pod {} was seen with {:?}", pod.name, pod.addresses));
+        if let Some(pod) = known
+            .pods
+            .objects
+            .values()
+            .find(inside)
+            .filter(|_| !returns)
+        {
+            return wrong(format!(
+                "pod {} was seen with {:?}",
+                pod.name, pod.addresses
+            ));
         }
         Ok(())
     }
@@ -189,7 +254,10 @@ impl Checks {
     pub fn executed(&mut self, request: &Request, outcome: &Outcome, now: Time) {
         if let (Request::ListPodsOf { node }, Outcome::Pods(pods)) = (request, outcome) {
             for grave in self.graves.iter_mut().filter(|grave| grave.name == *node) {
-                let used = pods.iter().flat_map(|p| p.addresses.iter()).any(|a| grave.ranges.iter().any(|r| r.contains_addr(*a)));
+                let used = pods
+                    .iter()
+                    .flat_map(|p| p.addresses.iter())
+                    .any(|a| grave.ranges.iter().any(|r| r.contains_addr(*a)));
                 if !used {
                     grave.looked.push(now);
                 }
@@ -198,7 +266,14 @@ impl Checks {
     }
 
     /// Something has changed.
-    pub fn committed(&mut self, commit: &Commit, author: &Author, known: Option<&Known>, api: &Api, (now, decided): (Time, Time)) -> Verdict {
+    pub fn committed(
+        &mut self,
+        commit: &Commit,
+        author: &Author,
+        known: Option<&Known>,
+        api: &Api,
+        (now, decided): (Time, Time),
+    ) -> Verdict {
         if let Author::Controller { process, .. } = author {
             self.last_write = (now, format!("p{process} {}", describe(commit)));
         }
@@ -209,8 +284,10 @@ impl Checks {
                     (Some(node), None) => self.bury(node, api, now),
                     _ => {}
                 }
-                let given = before.as_ref().is_some_and(|b| b.is_empty()) && after.as_ref().is_some_and(|a| !a.is_empty());
-                if let (true, Author::Controller { term, .. }, Some(node)) = (given, author, after) {
+                let given = before.as_ref().is_some_and(|b| b.is_empty())
+                    && after.as_ref().is_some_and(|a| !a.is_empty());
+                if let (true, Author::Controller { term, .. }, Some(node)) = (given, author, after)
+                {
                     return self.assigned(node, term, known, api, decided);
                 }
             }
@@ -226,8 +303,15 @@ impl Checks {
             }
             Commit::Subnet(before, after) => {
                 if *author == Author::World {
-                    let name = before.as_ref().or(after.as_ref()).map(|subnet| subnet.name.clone());
-                    for grave in self.graves.iter_mut().filter(|grave| Some(&grave.name) == name.as_ref()) {
+                    let name = before
+                        .as_ref()
+                        .or(after.as_ref())
+                        .map(|subnet| subnet.name.clone());
+                    for grave in self
+                        .graves
+                        .iter_mut()
+                        .filter(|grave| Some(&grave.name) == name.as_ref())
+                    {
                         grave.recorded = false;
                     }
                 } else if let Some(before) = before {
@@ -243,10 +327,15 @@ impl Checks {
         if node.pod_cidrs.is_empty() {
             return;
         }
-        let told = api.subnets.get(&node.name).and_then(|subnet| subnet.spec.as_ref().ok());
+        let told = api
+            .subnets
+            .get(&node.name)
+            .and_then(|subnet| subnet.spec.as_ref().ok());
         let recorded = told.is_some_and(|spec| {
             let told = records(spec);
-            node.pod_cidrs.iter().all(|range| told.iter().any(|r| r.uid == *node.uid && r.range == *range))
+            node.pod_cidrs
+                .iter()
+                .all(|range| told.iter().any(|r| r.uid == *node.uid && r.range == *range))
         });
         self.graves.push(Grave {
             name: node.name.clone(),
@@ -260,16 +349,36 @@ impl Checks {
     }
 
     /// A controller's assignment has come true.
-    fn assigned(&mut self, node: &Arc<Node>, term: &Text, known: Option<&Known>, api: &Api, decided: Time) -> Verdict {
+    fn assigned(
+        &mut self,
+        node: &Arc<Node>,
+        term: &Text,
+        known: Option<&Known>,
+        api: &Api,
+        decided: Time,
+    ) -> Verdict {
         self.tally.assigned += 1;
-        let hits = |ranges: &[Cidr]| ranges.iter().any(|r| node.pod_cidrs.iter().any(|c| c.overlaps(r)));
+        let hits = |ranges: &[Cidr]| {
+            ranges
+                .iter()
+                .any(|r| node.pod_cidrs.iter().any(|c| c.overlaps(r)))
+        };
         for other in api.nodes.live.values() {
             if other.uid != node.uid && self.ours.contains(&other.uid) && hits(&other.pod_cidrs) {
                 let text = format!(
                     "{} ({}) gets {} and {} ({}) has {}",
-                    node.name, node.uid, ranges(&node.pod_cidrs), other.name, other.uid, ranges(&other.pod_cidrs)
+                    node.name,
+                    node.uid,
+                    ranges(&node.pod_cidrs),
+                    other.name,
+                    other.uid,
+                    ranges(&other.pod_cidrs)
                 );
-                return Err(Violation::new(DUPLICATE, text, [node.name.clone(), other.name.clone()]));
+                return Err(Violation::new(
+                    DUPLICATE,
+                    text,
+                    [node.name.clone(), other.name.clone()],
+                ));
             }
         }
         self.ours.insert(node.uid.clone());
@@ -277,18 +386,35 @@ impl Checks {
             if grave.name == node.name && grave.machine.same(&node.machine) {
                 continue;
             }
-            let seen = known.is_some_and(|known| known.buried.contains(&(grave.uid.clone(), term.clone())));
+            let seen = known
+                .is_some_and(|known| known.buried.contains(&(grave.uid.clone(), term.clone())));
             if !grave.recorded && !seen {
                 continue;
             }
-            let who = || format!("{} gets {} of {} ({})", node.name, ranges(&grave.ranges), grave.name, grave.uid);
+            let who = || {
+                format!(
+                    "{} gets {} of {} ({})",
+                    node.name,
+                    ranges(&grave.ranges),
+                    grave.name,
+                    grave.uid
+                )
+            };
             let names = [node.name.clone(), grave.name.clone()];
             if !self.wall_lies && decided < self.rested(grave) {
-                let text = format!("{} dead for {} ms only", who(), decided.saturating_sub(grave.died) / 1000);
+                let text = format!(
+                    "{} dead for {} ms only",
+                    who(),
+                    decided.saturating_sub(grave.died) / 1000
+                );
                 return Err(Violation::new("rest", text, names));
             }
             if !grave.looked.iter().any(|at| *at <= decided) {
-                return Err(Violation::new("rest", format!("{} without a look at its pods", who()), names));
+                return Err(Violation::new(
+                    "rest",
+                    format!("{} without a look at its pods", who()),
+                    names,
+                ));
             }
         }
         Ok(())
@@ -296,53 +422,110 @@ impl Checks {
 
     /// When the ranges of a grave may be given on, at the earliest.
     pub fn rested(&self, grave: &Grave) -> Time {
-        let pools = self.shapes.iter().filter(|shape| grave.ranges.iter().any(|r| shape.overlaps(r)));
+        let pools = self
+            .shapes
+            .iter()
+            .filter(|shape| grave.ranges.iter().any(|r| shape.overlaps(r)));
         let quarantine = pools.map(|shape| shape.quarantine).min().unwrap_or(0) * SECOND;
         grave.died + quarantine - quarantine * self.skew * 2 / 1_000_000
     }
 
-    fn subnet_written(&mut self, before: &Subnet, after: Option<&Subnet>, api: &Api, now: Time) -> Verdict {
-        let (Ok(before_spec), Ok(after_spec)) = (&before.spec, after.map(|s| s.spec.as_ref()).transpose()) else {
+    fn subnet_written(
+        &mut self,
+        before: &Subnet,
+        after: Option<&Subnet>,
+        api: &Api,
+        now: Time,
+    ) -> Verdict {
+        let (Ok(before_spec), Ok(after_spec)) =
+            (&before.spec, after.map(|s| s.spec.as_ref()).transpose())
+        else {
             return Ok(());
         };
-        let (was, is) = (records(before_spec), after_spec.map(records).unwrap_or_default());
+        let (was, is) = (
+            records(before_spec),
+            after_spec.map(records).unwrap_or_default(),
+        );
         let live = api.nodes.get(&before.name);
-        for record in was.iter().filter(|r| !is.iter().any(|i| i.uid == r.uid && i.range == r.range)) {
+        for record in was
+            .iter()
+            .filter(|r| !is.iter().any(|i| i.uid == r.uid && i.range == r.range))
+        {
             self.tally.freed += 1;
             let grave = self.graves.iter().find(|grave| *grave.uid == *record.uid);
-            let held_on = live.is_some_and(|node| *node.uid == *record.uid && node.pod_cidrs.contains(&record.range));
+            let held_on = live.is_some_and(|node| {
+                *node.uid == *record.uid && node.pod_cidrs.contains(&record.range)
+            });
             let returned = live.is_some_and(|node| node.pod_cidrs.contains(&record.range));
             let early = grave.is_some_and(|g| g.recorded && now < self.rested(g))
                 && record.until.is_none_or(|until| until > seconds(now));
             if held_on || (early && !returned && !self.wall_lies) {
-                let text = format!("the record of {} for {} vanishes: {was:?} -> {is:?}", record.range, record.uid);
+                let text = format!(
+                    "the record of {} for {} vanishes: {was:?} -> {is:?}",
+                    record.range, record.uid
+                );
                 return Err(Violation::new("records", text, [before.name.clone()]));
             }
         }
         Ok(())
     }
 
-    fn pool_written(&mut self, before: &Pool, after: Option<&Pool>, known: Option<&Known>, api: &Api, now: Time) -> Verdict {
+    fn pool_written(
+        &mut self,
+        before: &Pool,
+        after: Option<&Pool>,
+        known: Option<&Known>,
+        api: &Api,
+        now: Time,
+    ) -> Verdict {
         let has = |pool: &Pool| pool.finalizers.iter().any(|f| f == FINALIZER);
         let dropped = has(before) && after.is_some_and(|after| !has(after));
-        let Some(shape) = Shape::new(before).filter(|_| dropped) else { return Ok(()) };
+        let Some(shape) = Shape::new(before).filter(|_| dropped) else {
+            return Ok(());
+        };
         let wrong = |name: &Text, what: &str| {
-            let text = format!("pool {} loses its finalizer while {name} {what}", before.name);
-            Err(Violation::new("finalizer", text, [before.name.clone(), name.clone()]))
+            let text = format!(
+                "pool {} loses its finalizer while {name} {what}",
+                before.name
+            );
+            Err(Violation::new(
+                "finalizer",
+                text,
+                [before.name.clone(), name.clone()],
+            ))
         };
         if !before.deleting {
             return wrong(&before.name, "lives");
         }
-        let others: Vec<Shape> =
-            api.pools.live.values().filter(|p| p.name != before.name).filter_map(|p| Shape::new(p)).collect();
-        let only_here = |range: &Cidr| shape.contains(range) && !others.iter().any(|other| other.contains(range));
-        for node in api.nodes.live.values().filter(|node| node.pod_cidrs.iter().any(only_here)) {
-            let seen = known.is_some_and(|k| k.nodes.objects.get(&node.name).is_some_and(|n| n.uid == node.uid && !n.is_empty()));
+        let others: Vec<Shape> = api
+            .pools
+            .live
+            .values()
+            .filter(|p| p.name != before.name)
+            .filter_map(|p| Shape::new(p))
+            .collect();
+        let only_here = |range: &Cidr| {
+            shape.contains(range) && !others.iter().any(|other| other.contains(range))
+        };
+        for node in api
+            .nodes
+            .live
+            .values()
+            .filter(|node| node.pod_cidrs.iter().any(only_here))
+        {
+            let seen = known.is_some_and(|k| {
+                k.nodes
+                    .objects
+                    .get(&node.name)
+                    .is_some_and(|n| n.uid == node.uid && !n.is_empty())
+            });
             if seen || self.ours.contains(&node.uid) {
                 return wrong(&node.name, "holds a range of it");
             }
         }
-        let resting = |grave: &&Grave| grave.recorded && grave.ranges.iter().any(only_here) && now < self.rested(grave);
+        let resting = |grave: &&Grave| {
+            grave.recorded && grave.ranges.iter().any(only_here) && now < self.rested(grave)
+        };
         if let Some(grave) = self.graves.iter().find(resting).filter(|_| !self.wall_lies) {
             return wrong(&grave.name, "rests in it");
         }
@@ -353,7 +536,11 @@ impl Checks {
     pub fn reported(&mut self, place: Where, report: &Report, calm: bool) -> Verdict {
         let text = format!("{report:?}");
         if calm && !self.told.insert((place, text.clone())) {
-            return Err(Violation::new("reports", format!("{place} tells twice: {text}"), []));
+            return Err(Violation::new(
+                "reports",
+                format!("{place} tells twice: {text}"),
+                [],
+            ));
         }
         Ok(())
     }
@@ -373,12 +560,23 @@ pub fn records(spec: &NodeSubnetSpec) -> Vec<Record> {
     let mut all = Vec::new();
     if let Some(uid) = &spec.node_uid {
         let held = spec.pod_cidrs.iter().filter_map(|held| read(&held.cidr));
-        all.extend(held.map(|range| Record { uid: uid.clone(), range, until: None }));
+        all.extend(held.map(|range| Record {
+            uid: uid.clone(),
+            range,
+            until: None,
+        }));
     }
     for previous in &spec.previous {
         let until = Some(previous.until.0.as_second());
-        let held = previous.pod_cidrs.iter().filter_map(|held| read(&held.cidr));
-        all.extend(held.map(|range| Record { uid: previous.node_uid.clone(), range, until }));
+        let held = previous
+            .pod_cidrs
+            .iter()
+            .filter_map(|held| read(&held.cidr));
+        all.extend(held.map(|range| Record {
+            uid: previous.node_uid.clone(),
+            range,
+            until,
+        }));
     }
     all
 }

@@ -46,7 +46,9 @@ impl Clocks {
 
     /// The first moment at which the monotonic clock shows `mono` or more.
     pub fn when(&self, mono: Duration) -> Time {
-        let micros = u64::try_from(mono.as_micros()).unwrap_or(u64::MAX / 2_000_000).min(u64::MAX / 2_000_000);
+        let micros = u64::try_from(mono.as_micros())
+            .unwrap_or(u64::MAX / 2_000_000)
+            .min(u64::MAX / 2_000_000);
         self.booted + (micros * 1_000_000).div_ceil(self.rate)
     }
 

@@ -13,13 +13,19 @@ impl Sim {
         if total > 0 {
             self.befall(total);
         }
-        let gap = self.rng.stretch((self.plan.fault_every / 64).max(10 * MS), self.plan.fault_every);
+        let gap = self.rng.stretch(
+            (self.plan.fault_every / 64).max(10 * MS),
+            self.plan.fault_every,
+        );
         self.after(gap, Due::Fault);
     }
 
     fn befall(&mut self, total: u32) {
         let process = self.rng.index(self.processes.len());
-        let place = Where { process, incarnation: self.processes[process].incarnation };
+        let place = Where {
+            process,
+            incarnation: self.processes[process].incarnation,
+        };
         if !self.is_alive(place) || self.is_paused(place) {
             return;
         }
@@ -55,7 +61,9 @@ impl Sim {
 
     fn stop(&mut self, place: Where) {
         let patience = self.rng.stretch(500 * MS, 30 * SECOND);
-        let Some(run) = &mut self.processes[place.process].run else { return };
+        let Some(run) = &mut self.processes[place.process].run else {
+            return;
+        };
         if run.stopping.is_none() {
             run.controller.stop();
             run.stopping = Some(self.now + patience);
@@ -84,14 +92,18 @@ impl Sim {
         if let Some(run) = &mut self.processes[place.process].run {
             *run.line(kind, &self.api).held_until = until;
         }
-        self.log(None, || format!("{place} hears nothing of {kind:?} until {until}"));
+        self.log(None, || {
+            format!("{place} hears nothing of {kind:?} until {until}")
+        });
     }
 
     /// The process is cut off: its writes arrive when the network is back, or never.
     fn cut(&mut self, place: Where) {
         let length = self.rng.stretch(SECOND, 90 * SECOND);
         self.processes[place.process].cut_until = self.now + length;
-        self.log(None, || format!("{place} is cut off for {} ms", length / MS));
+        self.log(None, || {
+            format!("{place} is cut off for {} ms", length / MS)
+        });
     }
 
     fn jump(&mut self, place: Where) {

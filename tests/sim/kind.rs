@@ -46,7 +46,10 @@ pub struct Kind<T> {
 
 impl<T> Default for Kind<T> {
     fn default() -> Self {
-        Kind { live: BTreeMap::new(), log: Vec::new() }
+        Kind {
+            live: BTreeMap::new(),
+            log: Vec::new(),
+        }
     }
 }
 
@@ -60,7 +63,11 @@ impl<T: Versioned> Kind<T> {
         object.set_version(version);
         let object = Arc::new(object);
         self.live.insert(object.name().clone(), object.clone());
-        self.log.push(Logged { at, deleted: false, object: object.clone() });
+        self.log.push(Logged {
+            at,
+            deleted: false,
+            object: object.clone(),
+        });
         object
     }
 
@@ -69,7 +76,11 @@ impl<T: Versioned> Kind<T> {
         let last = self.live.remove(name)?;
         let mut object = T::clone(&last);
         object.set_version(version);
-        self.log.push(Logged { at, deleted: true, object: Arc::new(object) });
+        self.log.push(Logged {
+            at,
+            deleted: true,
+            object: Arc::new(object),
+        });
         Some(last)
     }
 }
@@ -89,13 +100,21 @@ enum Stage<T> {
     Down,
     /// The list was announced, not made yet: what happens now is in it.
     Announced,
-    Listing { snapshot: Vec<Arc<T>>, next: usize },
+    Listing {
+        snapshot: Vec<Arc<T>>,
+        next: usize,
+    },
     Watching,
 }
 
 impl<T> Default for Feed<T> {
     fn default() -> Self {
-        Feed { stage: Stage::Down, cursor: 0, scheduled: false, held_until: 0 }
+        Feed {
+            stage: Stage::Down,
+            cursor: 0,
+            scheduled: false,
+            held_until: 0,
+        }
     }
 }
 
@@ -116,7 +135,10 @@ impl<T: Versioned> Feed<T> {
     pub fn next(&mut self, kind: &Kind<T>) -> Option<Change<T>> {
         if let Stage::Announced = self.stage {
             self.cursor = kind.log.len();
-            self.stage = Stage::Listing { snapshot: kind.live.values().cloned().collect(), next: 0 };
+            self.stage = Stage::Listing {
+                snapshot: kind.live.values().cloned().collect(),
+                next: 0,
+            };
         }
         match &mut self.stage {
             Stage::Down | Stage::Announced => {
@@ -135,7 +157,11 @@ impl<T: Versioned> Feed<T> {
                 let logged = kind.log.get(self.cursor)?;
                 self.cursor += 1;
                 let object = T::clone(&logged.object);
-                Some(if logged.deleted { Change::Deleted(object) } else { Change::Applied(object) })
+                Some(if logged.deleted {
+                    Change::Deleted(object)
+                } else {
+                    Change::Applied(object)
+                })
             }
         }
     }
@@ -151,7 +177,11 @@ pub struct View<T> {
 
 impl<T> Default for View<T> {
     fn default() -> Self {
-        View { objects: BTreeMap::new(), unseen: None, listed: false }
+        View {
+            objects: BTreeMap::new(),
+            unseen: None,
+            listed: false,
+        }
     }
 }
 
@@ -160,7 +190,10 @@ impl<T: Object + Clone> View<T> {
     pub fn take(&mut self, change: &Change<T>) -> Vec<T> {
         match change {
             Change::Restarted => {
-                let names = self.objects.values().map(|o| (o.name().clone(), o.uid().clone()));
+                let names = self
+                    .objects
+                    .values()
+                    .map(|o| (o.name().clone(), o.uid().clone()));
                 self.unseen = Some(names.collect());
                 Vec::new()
             }
@@ -169,15 +202,24 @@ impl<T: Object + Clone> View<T> {
                     unseen.remove(object.name());
                 }
                 let before = self.objects.insert(object.name().clone(), object.clone());
-                before.into_iter().filter(|b| b.uid() != object.uid()).collect()
+                before
+                    .into_iter()
+                    .filter(|b| b.uid() != object.uid())
+                    .collect()
             }
             Change::Listed => {
                 self.listed = true;
                 let gone = self.unseen.take().unwrap_or_default();
-                gone.keys().filter_map(|name| self.objects.remove(name)).collect()
+                gone.keys()
+                    .filter_map(|name| self.objects.remove(name))
+                    .collect()
             }
             Change::Deleted(object) => {
-                if self.objects.get(object.name()).is_some_and(|known| known.uid() == object.uid()) {
+                if self
+                    .objects
+                    .get(object.name())
+                    .is_some_and(|known| known.uid() == object.uid())
+                {
                     return self.objects.remove(object.name()).into_iter().collect();
                 }
                 Vec::new()

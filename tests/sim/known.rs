@@ -57,7 +57,12 @@ impl Known {
     pub fn nodes(&mut self, change: &Change<Node>, api: &Api) {
         if let Change::Applied(node) = change {
             self.node(node);
-            if !node.pod_cidrs.is_empty() && api.nodes.get(&node.name).is_some_and(|live| live.uid == node.uid) {
+            if !node.pod_cidrs.is_empty()
+                && api
+                    .nodes
+                    .get(&node.name)
+                    .is_some_and(|live| live.uid == node.uid)
+            {
                 self.met.insert(node.uid.clone());
             }
         }

@@ -20,7 +20,13 @@
 //!
 //! `make sim SEED=7` runs one seed and shows it; `make sim STEPS=10000000` runs seeds one after the
 //! other until so many steps are done. A failure names its seed and shows the last lines that matter.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, missing_docs)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    missing_docs
+)]
 
 mod api;
 mod checks;
@@ -47,7 +53,11 @@ use trace::Trace;
 
 impl std::fmt::Display for Failure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        writeln!(f, "seed {}, step {}: rule \"{}\" is broken", self.seed, self.step, self.violation.rule)?;
+        writeln!(
+            f,
+            "seed {}, step {}: rule \"{}\" is broken",
+            self.seed, self.step, self.violation.rule
+        )?;
         writeln!(f, "  {}", self.violation.text)?;
         writeln!(f, "again: make sim SEED={}", self.seed)?;
         write!(f, "{}", self.trace)
@@ -82,7 +92,10 @@ fn summary(sum: &Tally, seeds: u64, begun: Instant) -> String {
 #[test]
 fn everything_promised_holds_over_many_seeds() {
     let sum = run_seeds(0, 400_000);
-    assert!(sum.assigned > 500 && sum.freed > 100 && sum.takeovers > 50, "the runs do too little: {sum:?}");
+    assert!(
+        sum.assigned > 500 && sum.freed > 100 && sum.takeovers > 50,
+        "the runs do too little: {sum:?}"
+    );
 }
 
 #[test]
@@ -104,7 +117,10 @@ fn one_seed_is_one_run() {
 fn replay() {
     let number = |name: &str| {
         let text = std::env::var(name).ok().filter(|text| !text.is_empty())?;
-        Some(text.parse::<u64>().unwrap_or_else(|_| panic!("{name}={text}: give a whole number")))
+        Some(
+            text.parse::<u64>()
+                .unwrap_or_else(|_| panic!("{name}={text}: give a whole number")),
+        )
     };
     let (seed, steps) = (number("SEED"), number("STEPS"));
     run_seeds(seed.unwrap_or(0), steps.unwrap_or(1));

@@ -13,11 +13,17 @@ fn found(mutation: Mutation, within: u64) {
             Ok(tally) => steps += tally.steps,
             Err(failure) => {
                 steps += failure.step;
-                println!("{mutation:?}: found after {steps} steps, seed {seed}: {}", failure.violation.text);
+                println!(
+                    "{mutation:?}: found after {steps} steps, seed {seed}: {}",
+                    failure.violation.text
+                );
                 return;
             }
         }
-        assert!(steps < within, "{mutation:?}: no duplicate in {steps} steps");
+        assert!(
+            steps < within,
+            "{mutation:?}: no duplicate in {steps} steps"
+        );
     }
 }
 

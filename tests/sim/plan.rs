@@ -72,7 +72,8 @@ impl Faults {
 impl Plan {
     pub fn draw(rng: &mut Rng) -> Self {
         let rough = *rng.pick(&[0_u32, 1, 1, 3, 3, 10]);
-        let mut some = |most: u32| u32::try_from(rng.below(u64::from(most) + 1)).unwrap_or(0) * rough;
+        let mut some =
+            |most: u32| u32::try_from(rng.below(u64::from(most) + 1)).unwrap_or(0) * rough;
         let network = Network {
             lost_before: some(60),
             lost_after: some(60),
@@ -104,7 +105,11 @@ impl Plan {
             rough_for: rng.between(120, 420) * SECOND,
             settle_for: 420 * SECOND,
             work_every: rng.stretch(200 * MS, 4 * SECOND),
-            fault_every: if rough == 0 { 600 * SECOND } else { rng.stretch(2 * SECOND, 60 * SECOND) },
+            fault_every: if rough == 0 {
+                600 * SECOND
+            } else {
+                rng.stretch(2 * SECOND, 60 * SECOND)
+            },
             network,
             faults,
             skew: *rng.pick(&[0, 1_000, 30_000]),

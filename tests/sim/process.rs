@@ -24,7 +24,13 @@ pub enum Watched {
 }
 
 impl Watched {
-    pub const ALL: [Self; 5] = [Self::Nodes, Self::Pools, Self::Subnets, Self::Services, Self::Pods];
+    pub const ALL: [Self; 5] = [
+        Self::Nodes,
+        Self::Pools,
+        Self::Subnets,
+        Self::Services,
+        Self::Pods,
+    ];
 }
 
 /// A place where a controller runs, again and again.
@@ -152,7 +158,11 @@ impl Run {
     pub fn line<'a>(&'a mut self, kind: Watched, api: &Api) -> Line<'a> {
         fn of<'a, T: Versioned>(feed: &'a mut Feed<T>, kind: &super::kind::Kind<T>) -> Line<'a> {
             let has_next = feed.has_next(kind);
-            Line { scheduled: &mut feed.scheduled, held_until: &mut feed.held_until, has_next }
+            Line {
+                scheduled: &mut feed.scheduled,
+                held_until: &mut feed.held_until,
+                has_next,
+            }
         }
         match kind {
             Watched::Nodes => of(&mut self.feeds.nodes, &api.nodes),
@@ -176,6 +186,9 @@ impl Run {
 
 impl Process {
     pub fn now(&self, now: Time) -> Now {
-        Now { mono: self.clocks.mono(now), wall: self.clocks.wall(now) }
+        Now {
+            mono: self.clocks.mono(now),
+            wall: self.clocks.wall(now),
+        }
     }
 }

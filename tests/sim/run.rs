@@ -160,12 +160,23 @@ impl Sim {
             plan,
             rng,
         };
-        sim.trace.push((0, 0), None, || format!("seed {seed}: {:?}", sim.plan));
+        sim.trace
+            .push((0, 0), None, || format!("seed {seed}: {:?}", sim.plan));
         sim.furnish();
         for process in 0..sim.plan.processes {
             let rate = 1_000_000 - sim.plan.skew + sim.rng.below(2 * sim.plan.skew + 1);
-            let clocks = Clocks { booted: 0, rate, wall_off: 0 };
-            sim.processes.push(Process { clocks, incarnation: 0, paused_until: 0, cut_until: 0, run: None });
+            let clocks = Clocks {
+                booted: 0,
+                rate,
+                wall_off: 0,
+            };
+            sim.processes.push(Process {
+                clocks,
+                incarnation: 0,
+                paused_until: 0,
+                cut_until: 0,
+                run: None,
+            });
             let at = sim.rng.below(5 * SECOND);
             sim.after(at, Due::Start(process));
         }
@@ -182,7 +193,12 @@ impl Sim {
             let mut again = Sim::new(seed, mutation, Trace::on());
             let _ = again.go();
             let trace = again.trace.tail(&violation.names);
-            return Err(Failure { seed, step: sim.step, violation, trace });
+            return Err(Failure {
+                seed,
+                step: sim.step,
+                violation,
+                trace,
+            });
         }
         Ok(sim.tally())
     }
@@ -210,7 +226,12 @@ impl Sim {
     }
 
     pub fn tally(&self) -> Tally {
-        Tally { steps: self.step, trace: self.trace.hash(), fenced: self.api.fenced, ..self.checks.tally }
+        Tally {
+            steps: self.step,
+            trace: self.trace.hash(),
+            fenced: self.api.fenced,
+            ..self.checks.tally
+        }
     }
 
     fn take(&mut self, due: Due) -> Result<(), Violation> {
@@ -226,7 +247,9 @@ impl Sim {
             Due::Deliver(place, kind) if self.awake(place, |place| Due::Deliver(place, kind)) => {
                 return self.deliver(place, kind);
             }
-            Due::Send(place, id) if self.awake(place, |place| Due::Send(place, id)) => return self.send(place, id),
+            Due::Send(place, id) if self.awake(place, |place| Due::Send(place, id)) => {
+                return self.send(place, id);
+            }
             Due::Arrive(place, outgoing, reply) => return self.arrive(place, *outgoing, reply),
             Due::Answer(place, id, outcome) => {
                 if self.is_paused(place) {
@@ -256,7 +279,11 @@ impl Sim {
     /// Puts something on the list, that long from now.
     pub fn after(&mut self, delay: Time, due: Due) {
         self.order += 1;
-        self.heap.push(Reverse(Entry { at: self.now + delay, order: self.order, due }));
+        self.heap.push(Reverse(Entry {
+            at: self.now + delay,
+            order: self.order,
+            due,
+        }));
     }
 
     pub fn is_alive(&self, place: Where) -> bool {
@@ -303,13 +330,23 @@ impl Sim {
         }
         for commit in commits {
             let known = match author {
-                Author::Controller { process, incarnation, .. } => {
+                Author::Controller {
+                    process,
+                    incarnation,
+                    ..
+                } => {
                     let process = &self.processes[*process];
-                    process.run.as_ref().filter(|_| process.incarnation == *incarnation).map(|run| &run.known)
+                    process
+                        .run
+                        .as_ref()
+                        .filter(|_| process.incarnation == *incarnation)
+                        .map(|run| &run.known)
                 }
                 Author::World => None,
             };
-            let verdict = self.checks.committed(&commit, author, known, &self.api, (self.now, decided));
+            let verdict =
+                self.checks
+                    .committed(&commit, author, known, &self.api, (self.now, decided));
             self.judge(verdict)?;
         }
         Ok(())
@@ -318,15 +355,22 @@ impl Sim {
     /// Every idle watch of the kind has something to deliver.
     fn nudge(&mut self, kind: Watched) {
         for process in 0..self.processes.len() {
-            let place = Where { process, incarnation: self.processes[process].incarnation };
+            let place = Where {
+                process,
+                incarnation: self.processes[process].incarnation,
+            };
             self.schedule_delivery(place, kind);
         }
     }
 
     /// Sees to it that the watch's next step comes, some time.
     pub fn schedule_delivery(&mut self, place: Where, kind: Watched) {
-        let cut = self.processes[place.process].cut_until.saturating_sub(self.now);
-        let Some(run) = &mut self.processes[place.process].run else { return };
+        let cut = self.processes[place.process]
+            .cut_until
+            .saturating_sub(self.now);
+        let Some(run) = &mut self.processes[place.process].run else {
+            return;
+        };
         let line = run.line(kind, &self.api);
         if *line.scheduled || !line.has_next {
             return;
@@ -351,6 +395,9 @@ impl Sim {
             machine.clocks.booted = self.now;
         }
         machine.run = Some(Run::new(process, incarnation, self.plan.limit));
-        Where { process, incarnation }
+        Where {
+            process,
+            incarnation,
+        }
     }
 }

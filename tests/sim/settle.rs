@@ -28,8 +28,15 @@ struct Blocked {
 
 impl Sim {
     pub fn check_rest(&mut self) -> Result<(), Violation> {
-        let leads = |run: &super::process::Run| matches!(run.elector.leadership(), Leadership::Leading(_));
-        if self.processes.iter().filter(|p| p.run.as_ref().is_some_and(leads)).count() != 1 {
+        let leads =
+            |run: &super::process::Run| matches!(run.elector.leadership(), Leadership::Leading(_));
+        if self
+            .processes
+            .iter()
+            .filter(|p| p.run.as_ref().is_some_and(leads))
+            .count()
+            != 1
+        {
             return Err(wrong("progress", "not one process leads".to_owned(), []));
         }
         self.check_subnets()?;
@@ -37,7 +44,10 @@ impl Sim {
         self.check_served()?;
         let (at, what) = &self.checks.last_write;
         if *at + QUIET > self.now {
-            let text = format!("{what} was written {} s before the end", (self.now - at) / SECOND);
+            let text = format!(
+                "{what} was written {} s before the end",
+                (self.now - at) / SECOND
+            );
             let name = what.rsplit(' ').next().map(Text::from);
             return Err(wrong("quiet", text, name));
         }
@@ -45,8 +55,18 @@ impl Sim {
     }
 
     fn check_subnets(&self) -> Result<(), Violation> {
-        for node in self.api.nodes.live.values().filter(|node| !node.pod_cidrs.is_empty()) {
-            let told = self.api.subnets.get(&node.name).and_then(|subnet| subnet.spec.as_ref().ok());
+        for node in self
+            .api
+            .nodes
+            .live
+            .values()
+            .filter(|node| !node.pod_cidrs.is_empty())
+        {
+            let told = self
+                .api
+                .subnets
+                .get(&node.name)
+                .and_then(|subnet| subnet.spec.as_ref().ok());
             let held: BTreeSet<Cidr> = told
                 .iter()
                 .flat_map(|spec| records(spec))
@@ -54,13 +74,24 @@ impl Sim {
                 .map(|record| record.range)
                 .collect();
             if held != node.pod_cidrs.iter().copied().collect() {
-                let text = format!("{} has {} and its NodeSubnet says {told:?}", node.name, ranges(&node.pod_cidrs));
+                let text = format!(
+                    "{} has {} and its NodeSubnet says {told:?}",
+                    node.name,
+                    ranges(&node.pod_cidrs)
+                );
                 return Err(wrong("subnets", text, [node.name.clone()]));
             }
         }
         for subnet in self.api.subnets.live.values() {
-            let holds = self.api.nodes.get(&subnet.name).is_some_and(|node| !node.pod_cidrs.is_empty());
-            let previous = subnet.spec.as_ref().is_ok_and(|spec| !spec.previous.is_empty());
+            let holds = self
+                .api
+                .nodes
+                .get(&subnet.name)
+                .is_some_and(|node| !node.pod_cidrs.is_empty());
+            let previous = subnet
+                .spec
+                .as_ref()
+                .is_ok_and(|spec| !spec.previous.is_empty());
             if !holds || previous {
                 let text = format!("{} is never collected: {:?}", subnet.name, subnet.spec);
                 return Err(wrong("collected", text, [subnet.name.clone()]));
@@ -71,7 +102,9 @@ impl Sim {
 
     fn check_pools(&self) -> Result<(), Violation> {
         for pool in self.api.pools.live.values() {
-            let Some(shape) = Shape::new(pool) else { continue };
+            let Some(shape) = Shape::new(pool) else {
+                continue;
+            };
             if pool.deleting && self.holders(&shape).is_empty() {
                 let text = format!("pool {} is never let go", pool.name);
                 return Err(wrong("collected", text, [pool.name.clone()]));
@@ -83,7 +116,11 @@ impl Sim {
 
     fn check_status(&self, pool: &Pool, shape: &Shape) -> Result<(), Violation> {
         let Some(status) = &pool.status else {
-            return Err(wrong("status", format!("pool {} has no status", pool.name), [pool.name.clone()]));
+            return Err(wrong(
+                "status",
+                format!("pool {} has no status", pool.name),
+                [pool.name.clone()],
+            ));
         };
         let names = || [pool.name.clone()];
         for (family, cidrs, _) in &shape.families {
@@ -92,14 +129,39 @@ impl Sim {
                 Family::V6 => &status.ipv6,
             };
             let blocked = self.blocked(shape);
-            let open: Vec<Cidr> = shape.blocks(*family).into_iter().filter(|block| !blocked.hits(block)).collect();
+            let open: Vec<Cidr> = shape
+                .blocks(*family)
+                .into_iter()
+                .filter(|block| !blocked.hits(block))
+                .collect();
             let held = self.held();
-            let free = open.iter().filter(|block| !held.iter().any(|h| h.overlaps(block))).count();
-            let holding: usize = cidrs.iter().map(|cidr| held.iter().filter(|h| h.overlaps(cidr)).count()).sum();
-            let count = (open.len().to_string(), holding.to_string(), "0".to_owned(), free.to_string());
-            let numbers = |f: &FamilyStatus| (f.capacity.clone(), f.held.clone(), f.quarantined.clone(), f.free.clone());
+            let free = open
+                .iter()
+                .filter(|block| !held.iter().any(|h| h.overlaps(block)))
+                .count();
+            let holding: usize = cidrs
+                .iter()
+                .map(|cidr| held.iter().filter(|h| h.overlaps(cidr)).count())
+                .sum();
+            let count = (
+                open.len().to_string(),
+                holding.to_string(),
+                "0".to_owned(),
+                free.to_string(),
+            );
+            let numbers = |f: &FamilyStatus| {
+                (
+                    f.capacity.clone(),
+                    f.held.clone(),
+                    f.quarantined.clone(),
+                    f.free.clone(),
+                )
+            };
             if told.as_ref().map(numbers).as_ref() != Some(&count) {
-                let text = format!("pool {}: {family} capacity, held, quarantined, free are {count:?}, told {told:?}", pool.name);
+                let text = format!(
+                    "pool {}: {family} capacity, held, quarantined, free are {count:?}, told {told:?}",
+                    pool.name
+                );
                 return Err(wrong("status", text, names()));
             }
         }
@@ -113,25 +175,47 @@ impl Sim {
             return Err(wrong("status", text, names()));
         }
         if status.observed_generation != Some(pool.generation) {
-            return Err(wrong("status", format!("pool {}: an old generation observed", pool.name), names()));
+            return Err(wrong(
+                "status",
+                format!("pool {}: an old generation observed", pool.name),
+                names(),
+            ));
         }
         Ok(())
     }
 
     fn check_served(&self) -> Result<(), Violation> {
         let serving: Vec<Shape> = self.serving();
-        for node in self.api.nodes.live.values().filter(|node| node.is_empty() && !node.deleting) {
+        for node in self
+            .api
+            .nodes
+            .live
+            .values()
+            .filter(|node| node.is_empty() && !node.deleting)
+        {
             let able = serving.iter().find(|shape| {
                 let blocked = self.blocked(shape);
                 let free = |family: &Family| {
-                    let free = |block: &Cidr| !blocked.hits(block) && !self.held().iter().any(|h| h.overlaps(block)) && !self.pod_in(block);
+                    let free = |block: &Cidr| {
+                        !blocked.hits(block)
+                            && !self.held().iter().any(|h| h.overlaps(block))
+                            && !self.pod_in(block)
+                    };
                     shape.blocks(*family).iter().any(free)
                 };
-                shape.matches(&node.labels) && shape.families.iter().all(|(family, _, _)| free(family))
+                shape.matches(&node.labels)
+                    && shape.families.iter().all(|(family, _, _)| free(family))
             });
             if let Some(shape) = able {
-                let text = format!("{} ({}) waits, and pool {} could serve it", node.name, node.uid, shape.name);
-                return Err(wrong("served", text, [node.name.clone(), shape.name.clone()]));
+                let text = format!(
+                    "{} ({}) waits, and pool {} could serve it",
+                    node.name, node.uid, shape.name
+                );
+                return Err(wrong(
+                    "served",
+                    text,
+                    [node.name.clone(), shape.name.clone()],
+                ));
             }
         }
         Ok(())
@@ -140,32 +224,60 @@ impl Sim {
     /// The pools that may deal: of two that overlap the older one.
     fn serving(&self) -> Vec<Shape> {
         let shapes = self.by_age();
-        let older = |at: usize| shapes[..at].iter().any(|o| o.cidrs().any(|cidr| shapes[at].overlaps(cidr)));
+        let older = |at: usize| {
+            shapes[..at]
+                .iter()
+                .any(|o| o.cidrs().any(|cidr| shapes[at].overlaps(cidr)))
+        };
         let able = |at: &usize| {
             let shape = &shapes[*at];
             !shape.disabled && !shape.deleting && shape.guarded && !older(*at)
         };
-        (0..shapes.len()).filter(able).map(|at| shapes[at].clone()).collect()
+        (0..shapes.len())
+            .filter(able)
+            .map(|at| shapes[at].clone())
+            .collect()
     }
 
     fn by_age(&self) -> Vec<Shape> {
-        let mut shapes: Vec<Shape> = self.api.pools.live.values().filter_map(|pool| Shape::new(pool)).collect();
+        let mut shapes: Vec<Shape> = self
+            .api
+            .pools
+            .live
+            .values()
+            .filter_map(|pool| Shape::new(pool))
+            .collect();
         shapes.sort_by(|a, b| (a.created, &a.name).cmp(&(b.created, &b.name)));
         shapes
     }
 
     fn held(&self) -> Vec<Cidr> {
-        self.api.nodes.live.values().flat_map(|node| node.pod_cidrs.iter().copied()).collect()
+        self.api
+            .nodes
+            .live
+            .values()
+            .flat_map(|node| node.pod_cidrs.iter().copied())
+            .collect()
     }
 
     /// Nodes with a range that counts to the pool: to the oldest that covers it.
     fn holders(&self, shape: &Shape) -> BTreeSet<Text> {
         let ages = self.by_age();
         let counts = |range: &Cidr| {
-            shape.overlaps(range) && ages.iter().find(|s| s.contains(range)).is_none_or(|s| s.name == shape.name)
+            shape.overlaps(range)
+                && ages
+                    .iter()
+                    .find(|s| s.contains(range))
+                    .is_none_or(|s| s.name == shape.name)
         };
         let holds = |node: &&std::sync::Arc<Node>| node.pod_cidrs.iter().any(counts);
-        self.api.nodes.live.values().filter(holds).map(|node| node.name.clone()).collect()
+        self.api
+            .nodes
+            .live
+            .values()
+            .filter(holds)
+            .map(|node| node.name.clone())
+            .collect()
     }
 
     /// Nodes that wait for the pool: it selects them, and no other serves instead.
@@ -183,19 +295,37 @@ impl Sim {
 
     fn blocked(&self, shape: &Shape) -> Blocked {
         let reserved = shape.reserved.iter().flat_map(|span| span.to_cidrs());
-        let services = self.api.services.live.values().flat_map(|s| s.cidrs.clone());
-        let addresses = self.api.nodes.live.values().flat_map(|node| node.addresses.to_vec());
-        Blocked { spans: reserved.chain(services).collect(), addresses: addresses.collect() }
+        let services = self
+            .api
+            .services
+            .live
+            .values()
+            .flat_map(|s| s.cidrs.clone());
+        let addresses = self
+            .api
+            .nodes
+            .live
+            .values()
+            .flat_map(|node| node.addresses.to_vec());
+        Blocked {
+            spans: reserved.chain(services).collect(),
+            addresses: addresses.collect(),
+        }
     }
 
     fn pod_in(&self, block: &Cidr) -> bool {
-        self.api.pods.live.values().any(|pod| pod.addresses.iter().any(|addr| block.contains_addr(*addr)))
+        self.api
+            .pods
+            .live
+            .values()
+            .any(|pod| pod.addresses.iter().any(|addr| block.contains_addr(*addr)))
     }
 }
 
 impl Blocked {
     fn hits(&self, block: &Cidr) -> bool {
-        self.spans.iter().any(|span| span.overlaps(block)) || self.addresses.iter().any(|addr| block.contains_addr(*addr))
+        self.spans.iter().any(|span| span.overlaps(block))
+            || self.addresses.iter().any(|addr| block.contains_addr(*addr))
     }
 }
 

@@ -25,22 +25,42 @@ impl Shape {
     /// `None` where the spec cannot be used.
     pub fn new(pool: &Pool) -> Option<Self> {
         let spec: &IPPoolSpec = pool.spec.as_ref().ok()?;
-        let read = |cidrs: &[String]| cidrs.iter().map(|c| Cidr::parse_strict(c).unwrap()).collect::<Vec<_>>();
+        let read = |cidrs: &[String]| {
+            cidrs
+                .iter()
+                .map(|c| Cidr::parse_strict(c).unwrap())
+                .collect::<Vec<_>>()
+        };
         let mut families = Vec::new();
         if let Some(v4) = &spec.ipv4 {
-            families.push((Family::V4, read(&v4.cidrs), u8::try_from(v4.block_size).ok()?));
+            families.push((
+                Family::V4,
+                read(&v4.cidrs),
+                u8::try_from(v4.block_size).ok()?,
+            ));
         }
         if let Some(v6) = &spec.ipv6 {
-            families.push((Family::V6, read(&v6.cidrs), u8::try_from(v6.block_size).ok()?));
+            families.push((
+                Family::V6,
+                read(&v6.cidrs),
+                u8::try_from(v6.block_size).ok()?,
+            ));
         }
-        let selector = spec.node_selector.iter().flat_map(|s| s.match_labels.iter().flatten());
+        let selector = spec
+            .node_selector
+            .iter()
+            .flat_map(|s| s.match_labels.iter().flatten());
         Some(Shape {
             name: pool.name.clone(),
             uid: pool.uid.clone(),
             created: pool.created,
             families,
             selector: selector.map(|(k, v)| (k.clone(), v.clone())).collect(),
-            reserved: spec.reserved.iter().map(|r| Span::parse(r).unwrap()).collect(),
+            reserved: spec
+                .reserved
+                .iter()
+                .map(|r| Span::parse(r).unwrap())
+                .collect(),
             quarantine: u64::from(spec.quarantine_seconds),
             disabled: spec.disabled,
             deleting: pool.deleting,
@@ -49,7 +69,9 @@ impl Shape {
     }
 
     pub fn matches(&self, labels: &[(Text, Text)]) -> bool {
-        self.selector.iter().all(|(k, v)| labels.iter().any(|(lk, lv)| **lk == **k && **lv == **v))
+        self.selector
+            .iter()
+            .all(|(k, v)| labels.iter().any(|(lk, lv)| **lk == **k && **lv == **v))
     }
 
     pub fn cidrs(&self) -> impl Iterator<Item = &Cidr> {
@@ -70,15 +92,27 @@ impl Shape {
             && !self.deleting
             && self.matches(labels)
             && self.families.len() == ranges.len()
-            && self.families.iter().zip(ranges).all(|((family, cidrs, len), range)| {
-                range.family() == *family && range.len() == *len && cidrs.iter().any(|c| c.contains(range))
-            })
-            && !self.reserved.iter().any(|span| ranges.iter().any(|range| span.overlaps(range)))
+            && self
+                .families
+                .iter()
+                .zip(ranges)
+                .all(|((family, cidrs, len), range)| {
+                    range.family() == *family
+                        && range.len() == *len
+                        && cidrs.iter().any(|c| c.contains(range))
+                })
+            && !self
+                .reserved
+                .iter()
+                .any(|span| ranges.iter().any(|range| span.overlaps(range)))
     }
 
     /// Whether a machine that had these ranges may have them back from it.
     pub fn could_return(&self, ranges: &[Cidr], labels: &[(Text, Text)]) -> bool {
-        !self.disabled && !self.deleting && self.matches(labels) && ranges.iter().all(|range| self.contains(range))
+        !self.disabled
+            && !self.deleting
+            && self.matches(labels)
+            && ranges.iter().all(|range| self.contains(range))
     }
 
     /// Every block of a family, lowest first.
@@ -89,7 +123,9 @@ impl Shape {
                 let mut at = cidr.first();
                 while let Some(block) = Cidr::new(at, *len).filter(|block| cidr.contains(block)) {
                     blocks.push(block);
-                    let Some(value) = block.last().value.checked_add(1) else { break };
+                    let Some(value) = block.last().value.checked_add(1) else {
+                        break;
+                    };
                     at = Addr { family, value };
                 }
             }

@@ -42,8 +42,12 @@ impl Sim {
         let many = self.rng.between(1, BATCH);
         for _ in 0..many {
             let now = self.processes[place.process].now(self.now);
-            let Some(run) = &mut self.processes[place.process].run else { break };
-            let Some(event) = run.deliver(kind, &self.api, now) else { break };
+            let Some(run) = &mut self.processes[place.process].run else {
+                break;
+            };
+            let Some(event) = run.deliver(kind, &self.api, now) else {
+                break;
+            };
             self.step += 1;
             if self.trace.is_on() {
                 let (about, text) = describe(&event);
@@ -68,7 +72,9 @@ impl Sim {
     }
 
     fn look_by(&mut self, place: Where, at: Time) {
-        let Some(run) = &mut self.processes[place.process].run else { return };
+        let Some(run) = &mut self.processes[place.process].run else {
+            return;
+        };
         let at = at.max(self.now);
         if run.look_at.is_none_or(|due| due > at) {
             run.look_at = Some(at);
@@ -80,21 +86,41 @@ impl Sim {
     pub fn look(&mut self, place: Where) -> Result<(), Violation> {
         let now = self.processes[place.process].now(self.now);
         loop {
-            let Some(run) = &mut self.processes[place.process].run else { return Ok(()) };
+            let Some(run) = &mut self.processes[place.process].run else {
+                return Ok(());
+            };
             if run.look_at.is_some_and(|at| at <= self.now) {
                 run.look_at = None;
             }
-            let Some(outgoing) = run.controller.poll(now) else { break };
+            let Some(outgoing) = run.controller.poll(now) else {
+                break;
+            };
             let id = outgoing.id;
-            run.burst = if run.burst.0 == self.now { (self.now, run.burst.1 + 1) } else { (self.now, 0) };
+            run.burst = if run.burst.0 == self.now {
+                (self.now, run.burst.1 + 1)
+            } else {
+                (self.now, 0)
+            };
             if run.burst.1 > SPIN {
-                return Err(Violation::new("rest", format!("{place} asks without end: {outgoing:?}"), []));
+                return Err(Violation::new(
+                    "rest",
+                    format!("{place} asks without end: {outgoing:?}"),
+                    [],
+                ));
             }
-            let verdict = self.checks.asked(place, &outgoing, &mut run.known, &self.api, self.now);
+            let verdict = self
+                .checks
+                .asked(place, &outgoing, &mut run.known, &self.api, self.now);
             self.judge(verdict)?;
-            let Some(run) = &mut self.processes[place.process].run else { return Ok(()) };
+            let Some(run) = &mut self.processes[place.process].run else {
+                return Ok(());
+            };
             if run.in_flight.insert(id, outgoing).is_some() {
-                return Err(Violation::new("identity", format!("{place} uses {id:?} twice"), []));
+                return Err(Violation::new(
+                    "identity",
+                    format!("{place} uses {id:?} twice"),
+                    [],
+                ));
             }
             if self.rough && self.rng.chance(self.plan.network.gap) {
                 let gap = self.rng.stretch(MS, 20 * SECOND);
@@ -104,11 +130,15 @@ impl Sim {
             }
         }
         let clocks = self.processes[place.process].clocks;
-        let Some(run) = &mut self.processes[place.process].run else { return Ok(()) };
+        let Some(run) = &mut self.processes[place.process].run else {
+            return Ok(());
+        };
         let reports = run.controller.take_reports();
         let wake = run.controller.wake_at().map(|at| clocks.when(at));
         for report in reports {
-            let verdict = self.checks.reported(place, &report, self.now > self.plan.rough_for + CATCH_UP);
+            let verdict =
+                self.checks
+                    .reported(place, &report, self.now > self.plan.rough_for + CATCH_UP);
             self.judge(verdict)?;
             let (about, text) = of_report(&report);
             self.log(Some(&about), || format!("{place} reports {text}"));
@@ -123,34 +153,68 @@ impl Sim {
     /// Passes the gate, or not, and meets its fate on the network.
     pub fn send(&mut self, place: Where, id: RequestId) -> Result<(), Violation> {
         let mono = self.processes[place.process].clocks.mono(self.now);
-        let Some(run) = &self.processes[place.process].run else { return Ok(()) };
-        let Some(outgoing) = run.in_flight.get(&id).cloned() else { return Ok(()) };
+        let Some(run) = &self.processes[place.process].run else {
+            return Ok(());
+        };
+        let Some(outgoing) = run.in_flight.get(&id).cloned() else {
+            return Ok(());
+        };
         let write = outgoing.request.is_write();
         if write && !run.gate(outgoing.term.as_ref(), mono) {
-            self.log(name_of(&outgoing.request), || format!("{place} does not send {}", of_request(&outgoing.request)));
-            self.after(0, Due::Answer(place, id, Box::new(Outcome::Refused(Refusal::NotSent))));
+            self.log(name_of(&outgoing.request), || {
+                format!("{place} does not send {}", of_request(&outgoing.request))
+            });
+            self.after(
+                0,
+                Due::Answer(place, id, Box::new(Outcome::Refused(Refusal::NotSent))),
+            );
             return Ok(());
         }
         if write {
             self.on_wire.insert((place, id), outgoing.clone());
         }
         let slow = self.rough && self.rng.chance(self.plan.network.slow);
-        let there = if slow { self.rng.stretch(50 * MS, 9 * SECOND) } else { self.rng.stretch(MS, 8 * MS) };
-        let back = if slow { self.rng.stretch(50 * MS, 9 * SECOND) } else { self.rng.stretch(MS, 8 * MS) };
-        let cut = self.processes[place.process].cut_until.saturating_sub(self.now);
+        let there = if slow {
+            self.rng.stretch(50 * MS, 9 * SECOND)
+        } else {
+            self.rng.stretch(MS, 8 * MS)
+        };
+        let back = if slow {
+            self.rng.stretch(50 * MS, 9 * SECOND)
+        } else {
+            self.rng.stretch(MS, 8 * MS)
+        };
+        let cut = self.processes[place.process]
+            .cut_until
+            .saturating_sub(self.now);
         let fate = match cut {
             0 if self.rough => self.fate(&outgoing.request),
             0 => Fate::Arrives,
-            _ if write && self.rng.chance(8_000) => Fate::Late(cut + self.rng.stretch(MS, 2 * SECOND)),
+            _ if write && self.rng.chance(8_000) => {
+                Fate::Late(cut + self.rng.stretch(MS, 2 * SECOND))
+            }
             _ => Fate::LostBefore,
         };
-        let back = back + if cut > 0 { self.rng.stretch(50 * MS, 9 * SECOND) } else { 0 };
-        self.log(name_of(&outgoing.request), || format!("{place} sends {} [{fate:?}]", of_request(&outgoing.request)));
+        let back = back
+            + if cut > 0 {
+                self.rng.stretch(50 * MS, 9 * SECOND)
+            } else {
+                0
+            };
+        self.log(name_of(&outgoing.request), || {
+            format!("{place} sends {} [{fate:?}]", of_request(&outgoing.request))
+        });
         match fate {
-            Fate::Arrives => self.after(there, Due::Arrive(place, Box::new(outgoing), Reply::After(back))),
+            Fate::Arrives => self.after(
+                there,
+                Due::Arrive(place, Box::new(outgoing), Reply::After(back)),
+            ),
             Fate::Refused(refusal) => {
                 self.on_wire.remove(&(place, id));
-                self.after(there + back, Due::Answer(place, id, Box::new(Outcome::Refused(refusal))));
+                self.after(
+                    there + back,
+                    Due::Answer(place, id, Box::new(Outcome::Refused(refusal))),
+                );
             }
             Fate::LostBefore => {
                 self.on_wire.remove(&(place, id));
@@ -170,7 +234,8 @@ impl Sim {
 
     /// The answer that nobody can tell is told.
     fn unclear(&mut self, place: Where, id: RequestId, request: &Request, delay: Time) {
-        let lie = self.mutation == Some(Mutation::UnclearToldAsRefused) && matches!(request, Request::AssignPodCidrs(_));
+        let lie = self.mutation == Some(Mutation::UnclearToldAsRefused)
+            && matches!(request, Request::AssignPodCidrs(_));
         let outcome = if lie {
             Outcome::Refused(Refusal::Missing)
         } else {
@@ -184,7 +249,10 @@ impl Sim {
         let rng = &mut self.rng;
         let patch = matches!(
             request,
-            Request::AssignPodCidrs(_) | Request::TouchNode { .. } | Request::SetPoolFinalizers { .. } | Request::SetPoolStatus { .. }
+            Request::AssignPodCidrs(_)
+                | Request::TouchNode { .. }
+                | Request::SetPoolFinalizers { .. }
+                | Request::SetPoolStatus { .. }
         );
         if rng.chance(network.lost_before) {
             Fate::LostBefore
@@ -196,7 +264,9 @@ impl Sim {
             // A server that loses the race for an object a few times gives up with 409.
             Fate::Refused(Refusal::Guard("the object has been modified".to_owned()))
         } else if rng.chance(network.busy) {
-            let after = rng.chance(5_000).then(|| std::time::Duration::from_millis(rng.between(1, 3_000)));
+            let after = rng
+                .chance(5_000)
+                .then(|| std::time::Duration::from_millis(rng.between(1, 3_000)));
             Fate::Refused(Refusal::Busy(after))
         } else if rng.chance(network.rejected) {
             Fate::Refused(Refusal::Rejected("forbidden".to_owned()))
@@ -206,16 +276,36 @@ impl Sim {
     }
 
     /// The request is executed, wherever its sender is by now.
-    pub fn arrive(&mut self, place: Where, outgoing: Outgoing, reply: Reply) -> Result<(), Violation> {
+    pub fn arrive(
+        &mut self,
+        place: Where,
+        outgoing: Outgoing,
+        reply: Reply,
+    ) -> Result<(), Violation> {
         self.on_wire.remove(&(place, outgoing.id));
         let outcome = self.api.execute(&outgoing.request, self.now);
-        self.log(name_of(&outgoing.request), || format!("{place}'s {} -> {}", verb(&outgoing.request), of_outcome(&outcome)));
+        self.log(name_of(&outgoing.request), || {
+            format!(
+                "{place}'s {} -> {}",
+                verb(&outgoing.request),
+                of_outcome(&outcome)
+            )
+        });
         self.checks.executed(&outgoing.request, &outcome, self.now);
         if let Some(term) = outgoing.term.clone() {
-            let author = Author::Controller { process: place.process, incarnation: place.incarnation, term };
-            let decided = self.processes[place.process].run.as_ref().filter(|_| self.is_alive(place));
+            let author = Author::Controller {
+                process: place.process,
+                incarnation: place.incarnation,
+                term,
+            };
+            let decided = self.processes[place.process]
+                .run
+                .as_ref()
+                .filter(|_| self.is_alive(place));
             let decided = match (&outgoing.request, decided) {
-                (Request::AssignPodCidrs(a), Some(run)) => run.known.decided.get(&(a.uid.clone(), a.cidrs.clone())),
+                (Request::AssignPodCidrs(a), Some(run)) => {
+                    run.known.decided.get(&(a.uid.clone(), a.cidrs.clone()))
+                }
                 _ => None,
             };
             let decided = decided.copied().unwrap_or(self.now);
@@ -227,23 +317,38 @@ impl Sim {
         Ok(())
     }
 
-    pub fn answer(&mut self, place: Where, id: RequestId, outcome: Outcome) -> Result<(), Violation> {
+    pub fn answer(
+        &mut self,
+        place: Where,
+        id: RequestId,
+        outcome: Outcome,
+    ) -> Result<(), Violation> {
         let now = self.processes[place.process].now(self.now);
-        let Some(run) = &mut self.processes[place.process].run else { return Ok(()) };
-        let Some(outgoing) = run.in_flight.remove(&id) else { return Ok(()) };
+        let Some(run) = &mut self.processes[place.process].run else {
+            return Ok(());
+        };
+        let Some(outgoing) = run.in_flight.remove(&id) else {
+            return Ok(());
+        };
         run.known.answer(&outcome);
         let text = self.trace.is_on().then(|| of_outcome(&outcome));
         run.controller.on(Event::Answer(id, outcome), now);
         if let Some(text) = text {
-            self.log(name_of(&outgoing.request), || format!("{place} is answered {}: {text}", verb(&outgoing.request)));
+            self.log(name_of(&outgoing.request), || {
+                format!("{place} is answered {}: {text}", verb(&outgoing.request))
+            });
         }
         self.look_soon(place)
     }
 
     /// Ends a run that was asked to stop, once it can hand over or has waited long enough.
     pub fn wind_down(&mut self, place: Where) -> Result<(), Violation> {
-        let Some(run) = &mut self.processes[place.process].run else { return Ok(()) };
-        let Some(limit) = run.stopping else { return Ok(()) };
+        let Some(run) = &mut self.processes[place.process].run else {
+            return Ok(());
+        };
+        let Some(limit) = run.stopping else {
+            return Ok(());
+        };
         if run.released {
             return Ok(());
         }
@@ -268,12 +373,18 @@ impl Sim {
     /// After a clean hand-over nothing of ours may come true that the next leader cannot see.
     fn check_hand_over(&self, place: Where) -> Result<(), Violation> {
         for ((sender, _), outgoing) in &self.on_wire {
-            let Request::AssignPodCidrs(a) = &outgoing.request else { continue };
+            let Request::AssignPodCidrs(a) = &outgoing.request else {
+                continue;
+            };
             let open = self.api.nodes.get(&a.name).is_some_and(|node| {
-                node.uid == a.uid && node.is_empty() && node.annotated == a.annotated && node.term == a.term
+                node.uid == a.uid
+                    && node.is_empty()
+                    && node.annotated == a.annotated
+                    && node.term == a.term
             });
             if open && *sender == place {
-                let text = format!("{place} hands over cleanly with an assignment under way: {a:?}");
+                let text =
+                    format!("{place} hands over cleanly with an assignment under way: {a:?}");
                 return Err(Violation::new("clean hand-over", text, [a.name.clone()]));
             }
         }
@@ -292,7 +403,9 @@ impl Sim {
     pub fn poll_lease(&mut self, place: Where) -> Result<(), Violation> {
         let clocks = self.processes[place.process].clocks;
         let mono = clocks.mono(self.now);
-        let Some(run) = &mut self.processes[place.process].run else { return Ok(()) };
+        let Some(run) = &mut self.processes[place.process].run else {
+            return Ok(());
+        };
         if run.lease_at.is_some_and(|at| at <= self.now) {
             run.lease_at = None;
         }
@@ -312,17 +425,33 @@ impl Sim {
     }
 
     fn send_lease(&mut self, place: Where, ask: Ask) {
-        let cut = self.processes[place.process].cut_until.saturating_sub(self.now);
+        let cut = self.processes[place.process]
+            .cut_until
+            .saturating_sub(self.now);
         let lost = cut > 0 || (self.rough && self.rng.chance(self.plan.network.lease_lost));
         let slow = self.rough && self.rng.chance(self.plan.network.slow);
-        let there = if slow { self.rng.stretch(50 * MS, 4 * SECOND) } else { self.rng.stretch(MS, 10 * MS) };
-        let back = if slow { self.rng.stretch(50 * MS, 4 * SECOND) } else { self.rng.stretch(MS, 10 * MS) };
+        let there = if slow {
+            self.rng.stretch(50 * MS, 4 * SECOND)
+        } else {
+            self.rng.stretch(MS, 10 * MS)
+        };
+        let back = if slow {
+            self.rng.stretch(50 * MS, 4 * SECOND)
+        } else {
+            self.rng.stretch(MS, 10 * MS)
+        };
         if !lost {
-            self.after(there, Due::LeaseArrive(place, Box::new(ask), Reply::After(back)));
+            self.after(
+                there,
+                Due::LeaseArrive(place, Box::new(ask), Reply::After(back)),
+            );
             return;
         }
         let (answer, arrives) = match self.rng.below(4) {
-            _ if cut > 0 => (Answer::Unclear, Some(cut + self.rng.stretch(MS, 2 * SECOND))),
+            _ if cut > 0 => (
+                Answer::Unclear,
+                Some(cut + self.rng.stretch(MS, 2 * SECOND)),
+            ),
             0 => (Answer::Failed, None),
             1 => (Answer::Unclear, None),
             2 => (Answer::Unclear, Some(there)),
@@ -350,7 +479,9 @@ impl Sim {
 
     pub fn answer_lease(&mut self, place: Where, answer: Answer) -> Result<(), Violation> {
         let mono = self.processes[place.process].clocks.mono(self.now);
-        let Some(run) = &mut self.processes[place.process].run else { return Ok(()) };
+        let Some(run) = &mut self.processes[place.process].run else {
+            return Ok(());
+        };
         run.asked = false;
         run.elector.answer(answer, mono);
         self.poll_lease(place)
@@ -359,7 +490,9 @@ impl Sim {
     /// Passes on news of leadership, and sees that two gates are never open.
     fn leadership_changed(&mut self, place: Where) -> Result<(), Violation> {
         self.judge(self.check_gates())?;
-        let Some(run) = &mut self.processes[place.process].run else { return Ok(()) };
+        let Some(run) = &mut self.processes[place.process].run else {
+            return Ok(());
+        };
         let leadership = run.elector.leadership();
         if run.released && !run.asked && !matches!(leadership, Leadership::Leading(_)) {
             self.end(place, "has stopped");
@@ -375,7 +508,9 @@ impl Sim {
 
     pub fn tell(&mut self, place: Where) -> Result<(), Violation> {
         let now = self.processes[place.process].now(self.now);
-        let Some(run) = &mut self.processes[place.process].run else { return Ok(()) };
+        let Some(run) = &mut self.processes[place.process].run else {
+            return Ok(());
+        };
         run.telling = false;
         let leadership = run.elector.leadership();
         if run.told.as_ref() == Some(&leadership) {
@@ -385,11 +520,16 @@ impl Sim {
             let new = run.known.term.as_ref() != Some(&tenure.term);
             self.checks.tally.takeovers += u64::from(new);
             if new {
-                let text = format!("{place} leads under {} ({:?})", tenure.term, tenure.takeover);
+                let text = format!(
+                    "{place} leads under {} ({:?})",
+                    tenure.term, tenure.takeover
+                );
                 self.trace.push((self.step, self.now), None, || text);
             }
         } else if run.known.term.is_some() {
-            self.trace.push((self.step, self.now), None, || format!("{place} leads no more"));
+            self.trace.push((self.step, self.now), None, || {
+                format!("{place} leads no more")
+            });
         }
         run.known.told(&leadership);
         run.told = Some(leadership.clone());
@@ -401,13 +541,18 @@ impl Sim {
         let mut open: Option<(usize, Time)> = None;
         for (process, machine) in self.processes.iter().enumerate() {
             let Some(run) = &machine.run else { continue };
-            let Leadership::Leading(tenure) = run.elector.leadership() else { continue };
+            let Leadership::Leading(tenure) = run.elector.leadership() else {
+                continue;
+            };
             let until = machine.clocks.when(tenure.valid_until);
             if until <= self.now {
                 continue;
             }
             if let Some((other, theirs)) = open {
-                let text = format!("p{other} until {theirs} and p{process} until {until} may both write at {}", self.now);
+                let text = format!(
+                    "p{other} until {theirs} and p{process} until {until} may both write at {}",
+                    self.now
+                );
                 return Err(Violation::new("one leader", text, []));
             }
             open = Some((process, until));

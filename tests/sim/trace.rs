@@ -27,16 +27,28 @@ struct Line {
 
 impl Trace {
     pub fn on() -> Self {
-        Trace { lines: Some(Vec::new()) }
+        Trace {
+            lines: Some(Vec::new()),
+        }
     }
 
     pub fn is_on(&self) -> bool {
         self.lines.is_some()
     }
 
-    pub fn push(&mut self, (step, at): (u64, Time), about: Option<&Text>, text: impl FnOnce() -> String) {
+    pub fn push(
+        &mut self,
+        (step, at): (u64, Time),
+        about: Option<&Text>,
+        text: impl FnOnce() -> String,
+    ) {
         if let Some(lines) = &mut self.lines {
-            lines.push(Line { step, at, about: about.cloned(), text: text() });
+            lines.push(Line {
+                step,
+                at,
+                about: about.cloned(),
+                text: text(),
+            });
         }
     }
 
@@ -56,14 +68,25 @@ impl Trace {
     /// The last lines about these objects, and about nobody.
     pub fn tail(&self, names: &BTreeSet<Text>) -> String {
         let all = || self.lines.iter().flatten();
-        let concerned = |line: &&Line| line.about.as_ref().is_none_or(|name| names.is_empty() || names.contains(name));
-        let shown = std::env::var("LINES").ok().and_then(|text| text.parse().ok()).unwrap_or(SHOWN);
+        let concerned = |line: &&Line| {
+            line.about
+                .as_ref()
+                .is_none_or(|name| names.is_empty() || names.contains(name))
+        };
+        let shown = std::env::var("LINES")
+            .ok()
+            .and_then(|text| text.parse().ok())
+            .unwrap_or(SHOWN);
         let skipped = all().filter(concerned).count().saturating_sub(shown);
         let mut out = String::new();
         for line in all().filter(concerned).skip(skipped) {
             let about = line.about.as_deref().unwrap_or("-");
             let (whole, rest) = (line.at / SECOND, line.at % SECOND / 1000);
-            let _ = writeln!(out, "  {:>7}  {whole:>5}.{rest:03}s  {about:<5} {}", line.step, line.text);
+            let _ = writeln!(
+                out,
+                "  {:>7}  {whole:>5}.{rest:03}s  {about:<5} {}",
+                line.step, line.text
+            );
         }
         out
     }

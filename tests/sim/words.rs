@@ -7,27 +7,48 @@ use cadastre::controller::{About, Event, Report};
 use cadastre::ipam::Cidr;
 
 pub fn ranges(cidrs: &[Cidr]) -> String {
-    cidrs.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
+    cidrs
+        .iter()
+        .map(ToString::to_string)
+        .collect::<Vec<_>>()
+        .join(",")
 }
 
 fn held(ranges: &[HeldRange]) -> String {
-    let one = |range: &HeldRange| format!("{}@{}", range.cidr, range.pool.as_deref().unwrap_or("-"));
+    let one =
+        |range: &HeldRange| format!("{}@{}", range.cidr, range.pool.as_deref().unwrap_or("-"));
     ranges.iter().map(one).collect::<Vec<_>>().join(",")
 }
 
 fn subnet(spec: &NodeSubnetSpec) -> String {
-    let mut text = format!("[{} {}", spec.node_uid.as_deref().unwrap_or("-"), held(&spec.pod_cidrs));
+    let mut text = format!(
+        "[{} {}",
+        spec.node_uid.as_deref().unwrap_or("-"),
+        held(&spec.pod_cidrs)
+    );
     for previous in &spec.previous {
         let until = previous.until.0.as_second() % 100_000;
-        text += &format!(" | {} {} until {until}", previous.node_uid, held(&previous.pod_cidrs));
+        text += &format!(
+            " | {} {} until {until}",
+            previous.node_uid,
+            held(&previous.pod_cidrs)
+        );
     }
     text + "]"
 }
 
 fn node(node: &Node) -> String {
     let term = node.term.as_deref().unwrap_or("-");
-    let (bare, going) = (if node.annotated { "" } else { " bare" }, if node.deleting { " deleting" } else { "" });
-    format!("{} v{} {} term {term}{bare}{going}", node.uid, node.version, ranges(&node.pod_cidrs))
+    let (bare, going) = (
+        if node.annotated { "" } else { " bare" },
+        if node.deleting { " deleting" } else { "" },
+    );
+    format!(
+        "{} v{} {} term {term}{bare}{going}",
+        node.uid,
+        node.version,
+        ranges(&node.pod_cidrs)
+    )
 }
 
 /// The object a request is about; `None` where it is about all.
@@ -50,7 +71,10 @@ pub fn name_of(request: &Request) -> Option<&Text> {
 
 pub fn verb(request: &Request) -> String {
     let text = format!("{request:?}");
-    text.split([' ', '(', '{']).next().unwrap_or_default().to_owned()
+    text.split([' ', '(', '{'])
+        .next()
+        .unwrap_or_default()
+        .to_owned()
 }
 
 pub fn of_request(request: &Request) -> String {
@@ -58,16 +82,38 @@ pub fn of_request(request: &Request) -> String {
     match request {
         Request::AssignPodCidrs(a) => {
             let term = a.term.as_deref().unwrap_or("-");
-            format!("{verb} {} {} if term {term}{}", a.uid, ranges(&a.cidrs), if a.annotated { "" } else { " bare" })
+            format!(
+                "{verb} {} {} if term {term}{}",
+                a.uid,
+                ranges(&a.cidrs),
+                if a.annotated { "" } else { " bare" }
+            )
         }
         Request::TouchNode { uid, term, .. } => format!("{verb} {uid} {term}"),
         Request::CreateSubnet { spec, .. } => format!("{verb} {}", subnet(spec)),
-        Request::ReplaceSubnet { version, spec, .. } => format!("{verb} v{version} {}", subnet(spec)),
+        Request::ReplaceSubnet { version, spec, .. } => {
+            format!("{verb} v{version} {}", subnet(spec))
+        }
         Request::DeleteSubnet { version, .. } => format!("{verb} v{version}"),
-        Request::SetPoolFinalizers { version, finalizers, .. } => format!("{verb} v{version} {finalizers:?}"),
-        Request::SetPoolStatus { version, status, .. } => {
-            let conditions: Vec<String> = status.conditions.iter().map(|c| format!("{}={}", c.type_, c.reason)).collect();
-            format!("{verb} v{version} {:?} {:?} {}", status.ipv4, status.ipv6, conditions.join(" "))
+        Request::SetPoolFinalizers {
+            version,
+            finalizers,
+            ..
+        } => format!("{verb} v{version} {finalizers:?}"),
+        Request::SetPoolStatus {
+            version, status, ..
+        } => {
+            let conditions: Vec<String> = status
+                .conditions
+                .iter()
+                .map(|c| format!("{}={}", c.type_, c.reason))
+                .collect();
+            format!(
+                "{verb} v{version} {:?} {:?} {}",
+                status.ipv4,
+                status.ipv6,
+                conditions.join(" ")
+            )
         }
         _ => verb,
     }
@@ -76,7 +122,11 @@ pub fn of_request(request: &Request) -> String {
 pub fn of_outcome(outcome: &Outcome) -> String {
     match outcome {
         Outcome::Node(n) => node(n),
-        Outcome::Subnet(s) => format!("v{} {}", s.version, s.spec.as_ref().map_or_else(Clone::clone, subnet)),
+        Outcome::Subnet(s) => format!(
+            "v{} {}",
+            s.version,
+            s.spec.as_ref().map_or_else(Clone::clone, subnet)
+        ),
         Outcome::Nodes(nodes) => format!("{} nodes", nodes.len()),
         Outcome::Subnets(subnets) => format!("{} subnets", subnets.len()),
         Outcome::Pods(pods) => format!("{} pods", pods.len()),
@@ -87,13 +137,25 @@ pub fn of_outcome(outcome: &Outcome) -> String {
 
 pub fn of_report(report: &Report) -> (Text, String) {
     let (About::Node { name, uid } | About::Pool { name, uid }) = &report.about;
-    (name.clone(), format!("{uid} {}: {}", report.reason, report.note))
+    (
+        name.clone(),
+        format!("{uid} {}: {}", report.reason, report.note),
+    )
 }
 
 /// What a watch says: of whom, and what.
 pub fn describe(event: &Event) -> (Option<Text>, String) {
-    fn of<T: Object>(kind: &str, change: &Change<T>, more: impl Fn(&T) -> String) -> (Option<Text>, String) {
-        let line = |object: &T, verb: &str| (Some(object.name().clone()), format!("{kind} {verb}{}", more(object)));
+    fn of<T: Object>(
+        kind: &str,
+        change: &Change<T>,
+        more: impl Fn(&T) -> String,
+    ) -> (Option<Text>, String) {
+        let line = |object: &T, verb: &str| {
+            (
+                Some(object.name().clone()),
+                format!("{kind} {verb}{}", more(object)),
+            )
+        };
         match change {
             Change::Applied(object) => line(object, ""),
             Change::Deleted(object) => line(object, "deleted "),
@@ -103,8 +165,16 @@ pub fn describe(event: &Event) -> (Option<Text>, String) {
     }
     match event {
         Event::Nodes(change) => of("node", change, node),
-        Event::Pools(change) => of("pool", change, |p| format!("v{} {:?}", p.version, p.finalizers)),
-        Event::Subnets(change) => of("subnet", change, |s| format!("v{} {}", s.version, s.spec.as_ref().map_or_else(Clone::clone, subnet))),
+        Event::Pools(change) => of("pool", change, |p| {
+            format!("v{} {:?}", p.version, p.finalizers)
+        }),
+        Event::Subnets(change) => of("subnet", change, |s| {
+            format!(
+                "v{} {}",
+                s.version,
+                s.spec.as_ref().map_or_else(Clone::clone, subnet)
+            )
+        }),
         Event::ServiceRanges(change) => of("services", change, |s| ranges(&s.cidrs)),
         Event::Pods(change) => of("pod", change, |p| format!("{:?}", p.addresses)),
         _ => (None, String::new()),

@@ -32,7 +32,8 @@ pub fn cidr(text: &str) -> Cidr {
 impl Sim {
     /// The cluster as the controllers find it.
     pub fn furnish(&mut self) {
-        self.api.put_service(service("kubernetes", "10.96.0.0/16"), 0);
+        self.api
+            .put_service(service("kubernetes", "10.96.0.0/16"), 0);
         for _ in 0..self.rng.below(self.plan.pools + 1) {
             self.create_pool();
         }
@@ -47,12 +48,18 @@ impl Sim {
         if !self.rough {
             return;
         }
-        let burst = if self.rng.chance(300) { self.rng.between(5, 20) } else { 1 };
+        let burst = if self.rng.chance(300) {
+            self.rng.between(5, 20)
+        } else {
+            1
+        };
         for _ in 0..burst {
             self.change_something();
         }
         self.publish();
-        let gap = self.rng.stretch((self.plan.work_every / 64).max(MS), self.plan.work_every);
+        let gap = self
+            .rng
+            .stretch((self.plan.work_every / 64).max(MS), self.plan.work_every);
         self.after(gap, Due::Work);
     }
 
@@ -104,7 +111,10 @@ impl Sim {
             Some(machine) if self.rng.chance(5_000) => machine.clone(),
             _ if self.rng.chance(1_000) => Machine::default(),
             _ => Machine {
-                provider_id: self.rng.chance(5_000).then(|| format!("cloud://{count}").into()),
+                provider_id: self
+                    .rng
+                    .chance(5_000)
+                    .then(|| format!("cloud://{count}").into()),
                 machine_id: Some(format!("m{count}").into()),
             },
         };
@@ -132,7 +142,9 @@ impl Sim {
         if self.rng.chance(2_000) {
             self.api.finalized.insert(uid);
         }
-        self.log(Some(&node.name), || format!("node {} is created {}", node.uid, ranges(&node.pod_cidrs)));
+        self.log(Some(&node.name), || {
+            format!("node {} is created {}", node.uid, ranges(&node.pod_cidrs))
+        });
         self.api.put_node(node, self.now);
     }
 
@@ -149,7 +161,10 @@ impl Sim {
 
     fn any_block(&mut self) -> Option<Cidr> {
         let (len, third) = (*self.rng.pick(&[24_u8, 25, 26]), self.rng.below(64));
-        Cidr::new(addr(&format!("10.244.{third}.{}", self.rng.below(256))), len)
+        Cidr::new(
+            addr(&format!("10.244.{third}.{}", self.rng.below(256))),
+            len,
+        )
     }
 
     fn some_labels(&mut self) -> Box<[(Text, Text)]> {
@@ -166,7 +181,11 @@ impl Sim {
             let held = self.rng.stretch(500 * MS, 60 * SECOND);
             self.after(held, Due::Unbind(node.name.clone(), node.uid.clone()));
         }
-        let pods: Vec<Text> = self.api.pods_on(&node.name).map(|pod| pod.name.clone()).collect();
+        let pods: Vec<Text> = self
+            .api
+            .pods_on(&node.name)
+            .map(|pod| pod.name.clone())
+            .collect();
         for pod in pods {
             let lives = self.rng.stretch(SECOND, 150 * SECOND);
             self.after(lives, Due::PodGone(pod));
@@ -176,7 +195,9 @@ impl Sim {
     /// Gone and back in a moment, as autoscalers and impatient people do.
     fn recreate_node(&mut self) {
         let Some(node) = self.some_node() else { return };
-        self.log(Some(&node.name), || format!("node {} is deleted and comes back", node.uid));
+        self.log(Some(&node.name), || {
+            format!("node {} is deleted and comes back", node.uid)
+        });
         self.api.delete_node(&node.name, self.now);
         if self.api.nodes.get(&node.name).is_none() {
             self.create_node_named(node.name.clone());
@@ -185,7 +206,12 @@ impl Sim {
 
     pub fn unbind(&mut self, name: &Text, uid: &Text) {
         self.api.finalized.remove(uid);
-        if self.api.nodes.get(name).is_some_and(|node| node.uid == *uid && node.deleting) {
+        if self
+            .api
+            .nodes
+            .get(name)
+            .is_some_and(|node| node.uid == *uid && node.deleting)
+        {
             self.log(Some(name), || format!("node {uid} loses its finalizer"));
             self.api.delete_node(name, self.now);
             self.publish();
@@ -201,7 +227,9 @@ impl Sim {
             1 => node.annotated = true,
             2 if node.machine.provider_id.is_none() => {
                 node.machine.provider_id = Some(format!("cloud://{}", node.uid).into());
-                self.world.machines.insert(node.name.clone(), node.machine.clone());
+                self.world
+                    .machines
+                    .insert(node.name.clone(), node.machine.clone());
             }
             _ => {}
         }
@@ -209,17 +237,33 @@ impl Sim {
     }
 
     fn create_pod(&mut self) {
-        let Some(node) = self.some_node().filter(|node| !node.pod_cidrs.is_empty()) else { return };
+        let Some(node) = self.some_node().filter(|node| !node.pod_cidrs.is_empty()) else {
+            return;
+        };
         let uid = self.api.uid();
         let host = self.rng.between(2, 14);
         let inside = |range: &Cidr| {
             let first = range.first();
-            Addr { family: first.family, value: first.value + u128::from(host) }
+            Addr {
+                family: first.family,
+                value: first.value + u128::from(host),
+            }
         };
         let addresses = node.pod_cidrs.iter().map(inside).collect();
         let name: Text = format!("default/pod-{uid}").into();
-        self.log(Some(&node.name), || format!("{name} runs with {addresses:?}"));
-        self.api.put_pod(Pod { name: name.clone(), uid, version: 0, addresses }, node.name.clone(), self.now);
+        self.log(Some(&node.name), || {
+            format!("{name} runs with {addresses:?}")
+        });
+        self.api.put_pod(
+            Pod {
+                name: name.clone(),
+                uid,
+                version: 0,
+                addresses,
+            },
+            node.name.clone(),
+            self.now,
+        );
         let lives = self.rng.stretch(5 * SECOND, 300 * SECOND);
         self.after(lives, Due::PodGone(name));
     }
@@ -268,7 +312,10 @@ impl Sim {
         };
         let reserved = match self.rng.below(6) {
             0 => vec![format!("10.244.{}.5", slice * 8 + 1)],
-            1 => vec![format!("10.244.{0}.9-10.244.{0}.77", slice * 8 + 3), "fd00::5".to_owned()],
+            1 => vec![
+                format!("10.244.{0}.9-10.244.{0}.77", slice * 8 + 3),
+                "fd00::5".to_owned(),
+            ],
             _ => Vec::new(),
         };
         IPPoolSpec {
@@ -277,7 +324,14 @@ impl Sim {
                 block_size: *self.rng.pick(&[24, 24, 25, 26]),
             }),
             ipv6: (families > 5).then(|| IPv6Ranges {
-                cidrs: vec![Cidr::new(addr(&format!("fd00:0:0:{:x}::", slice * 16)), self.plan.slice + 40).unwrap().to_string()],
+                cidrs: vec![
+                    Cidr::new(
+                        addr(&format!("fd00:0:0:{:x}::", slice * 16)),
+                        self.plan.slice + 40,
+                    )
+                    .unwrap()
+                    .to_string(),
+                ],
                 block_size: *self.rng.pick(&[64, 64, 66]),
             }),
             allocate: Allocate::NodeCIDR,
@@ -291,7 +345,9 @@ impl Sim {
 
     fn edit_pool(&mut self) {
         let at = self.rng.index(self.api.pools.live.len().max(1));
-        let Some(pool) = self.api.pools.live.values().nth(at).cloned() else { return };
+        let Some(pool) = self.api.pools.live.values().nth(at).cloned() else {
+            return;
+        };
         let mut pool = Pool::clone(&pool);
         let fresh = self.some_spec();
         let Ok(spec) = &mut pool.spec else {
@@ -320,7 +376,9 @@ impl Sim {
             _ => pool.spec = Err("spec.ipv4: invalid type".to_owned()),
         }
         pool.generation += 1;
-        self.log(Some(&pool.name), || format!("pool is edited {:?}", pool.spec));
+        self.log(Some(&pool.name), || {
+            format!("pool is edited {:?}", pool.spec)
+        });
         self.api.put_pool(pool, self.now);
     }
 
@@ -335,15 +393,20 @@ impl Sim {
         if self.api.services.get("more").is_some() {
             self.api.delete_service("more", self.now);
         } else {
-            self.api.put_service(service("more", &format!("10.244.{third}.0/22")), self.now);
+            self.api
+                .put_service(service("more", &format!("10.244.{third}.0/22")), self.now);
         }
     }
 
     /// Somebody edits or deletes a NodeSubnet by hand.
     fn tamper(&mut self) {
         let at = self.rng.index(self.api.subnets.live.len().max(1));
-        let Some(subnet) = self.api.subnets.live.values().nth(at).cloned() else { return };
-        self.log(Some(&subnet.name), || "its NodeSubnet is tampered with".to_owned());
+        let Some(subnet) = self.api.subnets.live.values().nth(at).cloned() else {
+            return;
+        };
+        self.log(Some(&subnet.name), || {
+            "its NodeSubnet is tampered with".to_owned()
+        });
         let mut subnet = Subnet::clone(&subnet);
         match (self.rng.below(4), &mut subnet.spec) {
             (0, Ok(spec)) => spec.previous.clear(),
@@ -356,12 +419,30 @@ impl Sim {
 
     /// Another allocator gives an empty node the lowest range it thinks free.
     fn write_as_another(&mut self) {
-        let Some(node) = self.some_node().filter(|node| node.is_empty()) else { return };
-        let taken = |range: &Cidr| self.api.nodes.live.values().any(|n| n.pod_cidrs.iter().any(|c| c.overlaps(range)));
-        let free = (0..64).map(|third| cidr(&format!("10.244.{third}.0/24"))).find(|range| !taken(range));
+        let Some(node) = self.some_node().filter(|node| node.is_empty()) else {
+            return;
+        };
+        let taken = |range: &Cidr| {
+            self.api
+                .nodes
+                .live
+                .values()
+                .any(|n| n.pod_cidrs.iter().any(|c| c.overlaps(range)))
+        };
+        let free = (0..64)
+            .map(|third| cidr(&format!("10.244.{third}.0/24")))
+            .find(|range| !taken(range));
         let Some(range) = free else { return };
-        self.log(Some(&node.name), || format!("somebody else gives it {range}"));
-        self.api.put_node(Node { pod_cidrs: [range].into(), ..Node::clone(&node) }, self.now);
+        self.log(Some(&node.name), || {
+            format!("somebody else gives it {range}")
+        });
+        self.api.put_node(
+            Node {
+                pod_cidrs: [range].into(),
+                ..Node::clone(&node)
+            },
+            self.now,
+        );
     }
 
     /// The world stands still: what is dying dies, and dead nodes' pods are gone.
@@ -374,7 +455,10 @@ impl Sim {
             process.clocks.wall_off = 0;
         }
         for process in 0..self.processes.len() {
-            let place = Where { process, incarnation: self.processes[process].incarnation };
+            let place = Where {
+                process,
+                incarnation: self.processes[process].incarnation,
+            };
             for kind in Watched::ALL {
                 if let Some(run) = &mut self.processes[process].run {
                     let line = run.line(kind, &self.api);
@@ -383,8 +467,14 @@ impl Sim {
                 self.schedule_delivery(place, kind);
             }
         }
-        let names: Vec<(Text, Text)> =
-            self.api.nodes.live.values().filter(|n| n.deleting).map(|n| (n.name.clone(), n.uid.clone())).collect();
+        let names: Vec<(Text, Text)> = self
+            .api
+            .nodes
+            .live
+            .values()
+            .filter(|n| n.deleting)
+            .map(|n| (n.name.clone(), n.uid.clone()))
+            .collect();
         for (name, uid) in names {
             self.unbind(&name, &uid);
         }
@@ -394,8 +484,16 @@ impl Sim {
             .live
             .values()
             .filter(|pod| {
-                let node = self.api.placed.get(&pod.uid).and_then(|node| self.api.nodes.get(node));
-                !node.is_some_and(|n| pod.addresses.iter().all(|a| n.pod_cidrs.iter().any(|c| c.contains_addr(*a))))
+                let node = self
+                    .api
+                    .placed
+                    .get(&pod.uid)
+                    .and_then(|node| self.api.nodes.get(node));
+                !node.is_some_and(|n| {
+                    pod.addresses
+                        .iter()
+                        .all(|a| n.pod_cidrs.iter().any(|c| c.contains_addr(*a)))
+                })
             })
             .map(|pod| pod.name.clone())
             .collect();
@@ -407,10 +505,14 @@ impl Sim {
 }
 
 fn service(name: &str, range: &str) -> ServiceRange {
-    ServiceRange { name: name.into(), uid: format!("service-{name}").into(), version: 0, cidrs: vec![cidr(range)] }
+    ServiceRange {
+        name: name.into(),
+        uid: format!("service-{name}").into(),
+        version: 0,
+        cidrs: vec![cidr(range)],
+    }
 }
 
 pub fn addr(text: &str) -> Addr {
     Addr::from(text.parse::<std::net::IpAddr>().unwrap())
 }
-

@@ -1,0 +1,86 @@
+# Cadastre. `make` lists what there is; `make test` and `make run` set up everything they need.
+#
+# One cargo build runs at a time, in the order written here: -j is of no use on a small machine.
+.NOTPARALLEL:
+.DEFAULT_GOAL := help
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+
+CARGO ?= cargo
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+SEED ?=
+STEPS ?=
+NODES ?= 5000
+
+# The simulation is a step of its own; every other test binary of the package is a unit test.
+TESTS := $(filter-out sim,$(patsubst tests/%/main.rs,%,$(wildcard tests/*/main.rs)) \
+	$(patsubst tests/%.rs,%,$(wildcard tests/*.rs)))
+SIM := $(wildcard tests/sim.rs tests/sim/main.rs)
+
+say = @printf '\n\033[1m== %s\033[0m\n' "$(1)"
+
+.PHONY: help setup control-plane run test check unit sim e2e bench bench-scale crd clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
+
+run: setup control-plane ## the demo: a local control plane with cadastre at work, until Ctrl-C
+	$(call say,run: release build)
+	$(CARGO) build --release -p cadastre -p cadastre-e2e --bin cadastre --bin cadastre-demo
+	@exec $(TARGET)/release/cadastre-demo
+
+test: setup check unit sim e2e ## everything that CI runs
+	$(call say,test: all passed)
+
+check: setup ## format, clippy and rustdoc, warnings denied
+	$(call say,check)
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	$(CARGO) clippy -p cadastre --no-default-features --lib -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --lib
+
+unit: setup ## unit and property tests
+	$(call say,unit)
+	$(CARGO) test -p cadastre --lib --bins $(TESTS:%=--test %)
+	$(CARGO) test -p cadastre --doc
+	$(CARGO) test -p cadastre-e2e --lib
+
+sim: setup ## the deterministic simulation; SEED=n and STEPS=n replay or search
+	$(call say,sim)
+ifeq ($(SIM),)
+	@echo "tests/sim is not there yet"
+else ifeq ($(SEED)$(STEPS),)
+	$(CARGO) test -p cadastre --test sim
+else
+	$(if $(SEED),SEED=$(SEED)) $(if $(STEPS),STEPS=$(STEPS)) \
+		$(CARGO) test --release -p cadastre --test sim -- --nocapture replay
+endif
+
+e2e: setup control-plane ## tests against a real control plane, two at a time
+	$(call say,e2e)
+	$(CARGO) build -p cadastre
+	$(CARGO) test -p cadastre-e2e --test '*' -- --test-threads=2
+
+bench: setup ## micro-benchmarks of the core
+	$(call say,bench)
+	$(CARGO) bench -p cadastre
+
+bench-scale: setup control-plane ## podCIDRs for NODES=5000 nodes, beside kube-controller-manager
+	$(call say,bench-scale: release build)
+	$(CARGO) build --release -p cadastre -p cadastre-e2e --bin cadastre --bin cadastre-bench
+	@exec $(TARGET)/release/cadastre-bench $(NODES)
+
+crd: setup ## write config/crd from the code
+	@$(CARGO) build -q -p cadastre
+	$(TARGET)/debug/cadastre crd > config/crd/cadastre.dev.yaml.new
+	mv config/crd/cadastre.dev.yaml.new config/crd/cadastre.dev.yaml
+
+setup: ## look for the tools; say what to install
+	@hack/setup
+
+control-plane: setup ## build etcd and Kubernetes where missing (about 6 minutes, once)
+	$(call say,control-plane)
+	$(CARGO) run -p cadastre-e2e --bin cadastre-assets
+
+clean: ## remove build output; the cached control plane stays
+	$(CARGO) clean

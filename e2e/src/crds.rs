@@ -1,0 +1,31 @@
+//! Cadastre's resource types, as its users install them.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{Patch, PatchParams};
+use kube::runtime::wait::{await_condition, conditions};
+use kube::{Api, Client, ResourceExt as _};
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// Applies the CRDs that the code describes, and waits until the API server serves them.
+pub async fn install(client: &Client) -> Result<()> {
+    let api = Api::<CustomResourceDefinition>::all(client.clone());
+    for crd in cadastre::api::crd::all() {
+        let name = crd.name_any();
+        api.patch(
+            &name,
+            &PatchParams::apply("cadastre-e2e"),
+            &Patch::Apply(&crd),
+        )
+        .await
+        .with_context(|| format!("the API server refuses the CRD {name}"))?;
+        let established = await_condition(api.clone(), &name, conditions::is_crd_established());
+        tokio::time::timeout(LIMIT, established)
+            .await
+            .with_context(|| format!("the CRD {name} is not established after {LIMIT:?}"))??;
+    }
+    Ok(())
+}

@@ -1,0 +1,222 @@
+//! The status of a pool: its figures and what its conditions say.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+
+use super::Now;
+use super::figures::{Figures, figures, holders};
+use super::pools::{PoolState, Verdict};
+use super::registry::Registry;
+use crate::api::IPPoolStatus;
+use crate::cluster::seen::Pool;
+use crate::ipam::Family;
+
+const READY: &str = "Ready";
+const OVERLAPPING: &str = "Overlapping";
+const EXHAUSTED: &str = "Exhausted";
+const SECOND_WRITER: &str = "SecondWriter";
+const TERMINATING: &str = "Terminating";
+
+/// Conditions whose changes become events (of `Ready` the others tell the reasons).
+pub const TOLD: &[&str] = &[INVALID, OVERLAPPING, EXHAUSTED, SECOND_WRITER, TERMINATING];
+const INVALID: &str = "Invalid";
+
+/// The event that tells of a change of that condition.
+pub fn event_reason(kind: &'static str, bad: bool) -> &'static str {
+    match (kind, bad) {
+        (INVALID, true) => "InvalidSpec",
+        (INVALID, false) => "SpecIsValid",
+        (OVERLAPPING, true) => "Overlapping",
+        (OVERLAPPING, false) => "NoLongerOverlapping",
+        (EXHAUSTED, true) => "PoolExhausted",
+        (EXHAUSTED, false) => "PoolHasRoom",
+        (SECOND_WRITER, true) => "SecondWriter",
+        (SECOND_WRITER, false) => "SecondWriterQuiet",
+        (_, true) => "Terminating",
+        (_, false) => "NotTerminating",
+    }
+}
+
+/// The status that a pool should have.
+pub fn status(
+    pool: &Pool,
+    state: &PoolState,
+    waiting: i64,
+    registry: &Registry,
+    now: Now,
+) -> IPPoolStatus {
+    let families: Vec<(Family, Figures)> = state
+        .space
+        .families()
+        .map(|family| (family, figures(state, family, registry)))
+        .collect();
+    let of = |wanted: Family| {
+        families
+            .iter()
+            .find(|(f, _)| *f == wanted)
+            .map(|(_, figures)| figures.status())
+    };
+    let holders = holders(state, registry);
+    let nodes = holders.values().filter(|live| **live).count();
+    let mut conditions = vec![
+        ready(state),
+        flag(
+            INVALID,
+            invalid(state),
+            "SpecIsValid",
+            "the spec can be used",
+        ),
+        flag(
+            OVERLAPPING,
+            overlapping(state),
+            "NoOverlap",
+            "no other pool, service range or node address lies in it",
+        ),
+        flag(
+            EXHAUSTED,
+            exhausted(state, &families),
+            "HasRoom",
+            "there is a free block of every family",
+        ),
+        flag(
+            SECOND_WRITER,
+            second_writer(state),
+            "OnlyWriter",
+            "nobody else writes podCIDRs in its range",
+        ),
+    ];
+    if pool.deleting {
+        let resting = holders.len() - nodes;
+        let message = format!(
+            "{nodes} nodes still hold ranges of it, those of {resting} dead nodes rest: it goes with the last one"
+        );
+        conditions.push(flag(TERMINATING, Some(("InUse", message)), "", ""));
+    }
+    let before = pool
+        .status
+        .as_ref()
+        .map(|status| status.conditions.as_slice())
+        .unwrap_or_default();
+    for condition in &mut conditions {
+        let same = before
+            .iter()
+            .find(|b| b.type_ == condition.type_ && b.status == condition.status);
+        let whole = jiff::Timestamp::from_second(now.wall.as_second()).unwrap_or(now.wall);
+        condition.last_transition_time =
+            same.map_or(Time(whole), |b| b.last_transition_time.clone());
+        condition.observed_generation = Some(pool.generation);
+    }
+    IPPoolStatus {
+        observed_generation: Some(pool.generation),
+        ipv4: of(Family::V4),
+        ipv6: of(Family::V6),
+        nodes: i64::try_from(nodes).ok(),
+        waiting: Some(waiting),
+        conditions,
+    }
+}
+
+fn condition(kind: &str, status: bool, reason: &str, message: String) -> Condition {
+    Condition {
+        type_: kind.to_owned(),
+        status: if status { "True" } else { "False" }.to_owned(),
+        reason: reason.to_owned(),
+        message,
+        last_transition_time: Time(jiff::Timestamp::UNIX_EPOCH),
+        observed_generation: None,
+    }
+}
+
+/// A condition that is True when there is something to tell.
+fn flag(kind: &str, told: Option<(&str, String)>, otherwise: &str, message: &str) -> Condition {
+    match told {
+        Some((reason, message)) => condition(kind, true, reason, message),
+        None => condition(kind, false, otherwise, message.to_owned()),
+    }
+}
+
+fn ready(state: &PoolState) -> Condition {
+    let reason = match &state.verdict {
+        Verdict::Serving => {
+            return condition(
+                READY,
+                true,
+                "Serving",
+                "serves the nodes it selects".to_owned(),
+            );
+        }
+        Verdict::Invalid(_) => "InvalidSpec",
+        Verdict::Terminating => "Terminating",
+        Verdict::Disabled => "Disabled",
+        Verdict::Starting => "Starting",
+        Verdict::Overlaps { .. } => "OverlapsOlderPool",
+        Verdict::SecondWriter => "SecondWriter",
+    };
+    condition(
+        READY,
+        false,
+        reason,
+        format!("carves nothing: {}", state.verdict),
+    )
+}
+
+fn invalid(state: &PoolState) -> Option<(&'static str, String)> {
+    match &state.verdict {
+        Verdict::Invalid(why) => Some(("InvalidSpec", why.clone())),
+        _ => None,
+    }
+}
+
+fn overlapping(state: &PoolState) -> Option<(&'static str, String)> {
+    /// More names than this help nobody.
+    const NAMED: usize = 5;
+    if let Verdict::Overlaps { .. } = state.verdict {
+        return Some((
+            "OverlapsOlderPool",
+            format!("carves nothing: {}", state.verdict),
+        ));
+    }
+    if state.left_out.is_empty() {
+        return None;
+    }
+    let more = state.left_out.len().saturating_sub(NAMED);
+    let mut list = state
+        .left_out
+        .iter()
+        .take(NAMED)
+        .cloned()
+        .collect::<Vec<_>>()
+        .join(", ");
+    if more > 0 {
+        list = format!("{list} and {more} more");
+    }
+    Some((
+        "LeavesOut",
+        format!("leaves out what is not free to give: {list}: choose CIDRs apart from these"),
+    ))
+}
+
+fn exhausted(state: &PoolState, families: &[(Family, Figures)]) -> Option<(&'static str, String)> {
+    let (family, figures) = families.iter().find(|(_, figures)| figures.free == 0)?;
+    let field = match family {
+        Family::V4 => "ipv4",
+        Family::V6 => "ipv6",
+    };
+    let len = state.space.block_len(*family).unwrap_or_default();
+    let Figures {
+        capacity,
+        held,
+        quarantined,
+        ..
+    } = figures;
+    Some((
+        "NoFreeBlock",
+        format!(
+            "no free {family} block of /{len} ({held} of {capacity} held, {quarantined} resting): add a CIDR to spec.{field}.cidrs, or a pool that selects the nodes that wait"
+        ),
+    ))
+}
+
+fn second_writer(state: &PoolState) -> Option<(&'static str, String)> {
+    (state.hold_until.is_some())
+        .then(|| ("PodCIDRsWrittenByOthers", Verdict::SecondWriter.to_string()))
+}

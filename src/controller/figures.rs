@@ -1,0 +1,93 @@
+//! Counts of a pool: computed from the ledger each time, never kept beside it.
+
+use std::collections::BTreeMap;
+
+use super::pools::PoolState;
+use super::registry::Registry;
+use crate::api::FamilyStatus;
+use crate::ipam::{Family, Holder, State};
+
+/// Counts of one pool and family, in blocks of the pool's block size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Figures {
+    /// What it could hold, reserved and service ranges left out
+    pub capacity: u128,
+    /// Ranges held by live nodes or being given to them
+    pub held: u128,
+    /// Ranges of dead nodes
+    pub quarantined: u128,
+    /// What could be given now
+    pub free: u128,
+}
+
+impl Figures {
+    /// Share of the capacity that is not free, 0 to 1.
+    #[expect(clippy::cast_precision_loss, reason = "a ratio for people")]
+    pub fn utilization(&self) -> f64 {
+        if self.capacity == 0 {
+            1.0
+        } else {
+            1.0 - (self.free as f64 / self.capacity as f64)
+        }
+    }
+
+    /// As the API shows it.
+    pub fn status(self) -> FamilyStatus {
+        let percent = (self.utilization() * 100.0).floor();
+        // 100 % is for pools without any room at all.
+        let percent = if self.free > 0 {
+            percent.min(99.0)
+        } else {
+            percent
+        };
+        FamilyStatus {
+            capacity: self.capacity.to_string(),
+            held: self.held.to_string(),
+            quarantined: self.quarantined.to_string(),
+            free: self.free.to_string(),
+            utilization: format!("{percent}%"),
+        }
+    }
+}
+
+/// Counts a family of a pool.
+pub fn figures(pool: &PoolState, family: Family, registry: &Registry) -> Figures {
+    let room = registry.ledger.room(&pool.space, family);
+    let mut figures = Figures {
+        capacity: room.capacity,
+        held: 0,
+        quarantined: 0,
+        free: room.free,
+    };
+    for cidr in pool.space.cidrs(family) {
+        for (_, claim) in registry.ledger.overlapping(cidr) {
+            if claim.state == State::Resting {
+                figures.quarantined += 1;
+            } else {
+                figures.held += 1;
+            }
+        }
+    }
+    figures
+}
+
+/// Holders with a range that counts to the pool; of each, whether it is a live node.
+pub fn holders(state: &PoolState, registry: &Registry) -> BTreeMap<Holder, bool> {
+    let mut holders = BTreeMap::new();
+    for cidr in state
+        .space
+        .families()
+        .flat_map(|family| state.space.cidrs(family))
+    {
+        for (_, claim) in registry.ledger.overlapping(cidr) {
+            if registry
+                .pools
+                .of(&claim.cidr)
+                .is_none_or(|pool| pool.name == state.name)
+            {
+                *holders.entry(claim.holder).or_default() |= claim.state != State::Resting;
+            }
+        }
+    }
+    holders
+}

@@ -1,0 +1,447 @@
+//! The leader: the loops, and what an event or an answer means to them.
+//!
+//! Exists only while this process leads; with the tenure everything in here is dropped, and the next
+//! one is built from the world.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::fence::Fence;
+use super::figures::figures;
+use super::machine::{Settings, View};
+use super::podcidr::{PodCidrs, Reason};
+use super::pool::PoolLoop;
+use super::quarantine::Quarantine;
+use super::registry::{Registry, Synced};
+use super::report::{About, OVERLAPPING, Report, SECOND_WRITER, UNREADABLE};
+use super::subnet::Subnets;
+use super::{Context, Now, Purpose};
+use crate::cluster::lease::Tenure;
+use crate::cluster::request::{Outcome, Request};
+use crate::cluster::seen::{Node, Text};
+use crate::cluster::table::Delta;
+use crate::cluster::world::World;
+use crate::ipam::{Addr, Cidr};
+
+/// Which requests may be sent now.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Room {
+    /// podCIDRs and what they wait for
+    pub critical: bool,
+    /// Everything else
+    pub background: bool,
+}
+
+/// What exists only while leading.
+pub(super) struct Leader {
+    pub(super) tenure: Tenure,
+    pub(super) fence: Fence,
+    /// Whether the registry is built and the loops run
+    pub(super) dealing: bool,
+    registry: Registry,
+    podcidrs: PodCidrs,
+    subnets: Subnets,
+    quarantine: Quarantine,
+    pools: PoolLoop,
+    /// Pools have to be surveyed again.
+    survey: bool,
+    /// The ranges of pools have changed, and with them what NodeSubnets say of them.
+    reattribute: bool,
+}
+
+impl Leader {
+    pub(super) fn new(tenure: Tenure) -> Self {
+        Leader {
+            fence: Fence::new(tenure.takeover, tenure.term.clone()),
+            tenure,
+            dealing: false,
+            registry: Registry::default(),
+            podcidrs: PodCidrs::default(),
+            subnets: Subnets::default(),
+            quarantine: Quarantine::default(),
+            pools: PoolLoop::default(),
+            survey: false,
+            reattribute: false,
+        }
+    }
+
+    pub(super) fn begin_dealing(
+        &mut self,
+        world: &World,
+        settings: &Settings,
+        reports: &mut Vec<Report>,
+        now: Now,
+    ) {
+        let (registry, overlapping) = Registry::rebuild(world, &settings.service_cidrs, now);
+        self.registry = registry;
+        self.dealing = true;
+        self.pools.recall(world.pools.iter());
+        self.pools.mark();
+        for (name, synced) in overlapping {
+            if let Some(node) = world.nodes.get(&name) {
+                report_overlaps(node, &synced, reports);
+            }
+        }
+        for node in world.nodes.iter() {
+            if node.is_empty() {
+                self.podcidrs.queue.add(node.name.clone());
+            } else {
+                self.subnets.queue.add(node.name.clone());
+            }
+            report_unreadable(node, reports);
+        }
+        for subnet in world.subnets.iter() {
+            self.subnets.queue.add(subnet.name.clone());
+        }
+        for key in self.registry.rests.keys() {
+            self.subnets.queue.add(key.0.clone());
+            self.quarantine.watch(key.clone(), &self.registry);
+        }
+    }
+
+    pub(super) fn next(
+        &mut self,
+        world: &World,
+        settings: &Settings,
+        reports: &mut Vec<Report>,
+        room: Room,
+        stopping: bool,
+        now: Now,
+    ) -> Option<(Request, Purpose)> {
+        if self.survey
+            || self
+                .registry
+                .pools
+                .next_at()
+                .is_some_and(|at| at <= now.mono)
+        {
+            self.survey_pools(world, settings, now);
+        }
+        let mut cx = Context {
+            world,
+            registry: &mut self.registry,
+            reports,
+            now,
+        };
+        if room.critical {
+            if let Some(found) = self.pools.next_finalizer(&cx).filter(|_| !stopping) {
+                return Some(found);
+            }
+            if let Some(found) = self.podcidrs.next(&mut cx, stopping) {
+                return Some(found);
+            }
+        }
+        if stopping || !room.background || self.podcidrs.queue.has_ready(now.mono) {
+            return None;
+        }
+        let mut waiting: BTreeMap<Text, i64> = BTreeMap::new();
+        for reason in self.podcidrs.waiting() {
+            if let Reason::Full { pools } | Reason::Barred { pools } = reason {
+                for pool in pools {
+                    *waiting.entry(pool.clone()).or_default() += 1;
+                }
+            }
+        }
+        self.subnets
+            .next(&mut cx)
+            .or_else(|| self.quarantine.next(&mut cx))
+            .or_else(|| self.pools.next(&waiting, &mut cx))
+    }
+
+    /// Monotonic time at which [`Leader::next`] may have something again without an event.
+    pub(super) fn wake_at(&self) -> Option<Duration> {
+        if !self.dealing {
+            return self.fence.next_at();
+        }
+        let queues = [
+            self.podcidrs.queue.next_at(),
+            self.subnets.queue.next_at(),
+            self.quarantine.queue.next_at(),
+            self.pools.next_at(),
+            self.registry.pools.next_at(),
+        ];
+        queues.into_iter().flatten().min()
+    }
+
+    /// Whether nothing is left of unclear outcome and the fence is complete.
+    pub(super) fn is_settled(&self) -> bool {
+        self.dealing && !self.registry.has_unclear()
+    }
+
+    /// What it knows of itself.
+    pub(super) fn describe(&mut self, view: &mut View, world: &World) {
+        view.dealing = self.dealing;
+        if !self.dealing {
+            view.fencing = Some(self.fence.progress(world));
+            return;
+        }
+        view.overlaps = self.registry.overlaps();
+        view.unclear = self.registry.unclear();
+        for state in self.registry.pools.iter() {
+            for family in state.space.families() {
+                view.pools.push((
+                    state.name.clone(),
+                    family,
+                    figures(state, family, &self.registry),
+                ));
+            }
+        }
+        for reason in self.podcidrs.waiting() {
+            *view.waiting.entry(reason.label()).or_default() += 1;
+        }
+        view.queues = vec![
+            (
+                "podcidr",
+                self.podcidrs.queue.depth(),
+                self.podcidrs.queue.retries(),
+            ),
+            (
+                "subnet",
+                self.subnets.queue.depth(),
+                self.subnets.queue.retries(),
+            ),
+            (
+                "quarantine",
+                self.quarantine.queue.depth(),
+                self.quarantine.queue.retries(),
+            ),
+            ("pool", self.pools.queue.depth(), self.pools.queue.retries()),
+        ];
+    }
+
+    /// A NodeSubnet has changed.
+    pub(super) fn subnet_changed(&mut self, name: &Text, world: &World) {
+        self.subnets.queue.add(name.clone());
+        self.release(name, world);
+    }
+
+    /// A pool has changed: `spec` says whether in more than its status.
+    pub(super) fn pool_changed(&mut self, name: &Text, spec: bool) {
+        self.pools.queue.add(name.clone());
+        self.survey |= spec;
+        self.reattribute |= spec;
+    }
+
+    /// Service ranges have changed.
+    pub(super) fn services_changed(&mut self) {
+        self.survey = true;
+    }
+
+    fn survey_pools(&mut self, world: &World, settings: &Settings, now: Now) {
+        self.survey = false;
+        self.registry
+            .pools
+            .survey(world, &settings.service_cidrs, now.mono);
+        self.podcidrs.wake();
+        self.pools.mark();
+        if std::mem::take(&mut self.reattribute) {
+            for subnet in world.subnets.iter() {
+                self.subnets.queue.add(subnet.name.clone());
+            }
+        }
+    }
+
+    pub(super) fn node_changed(
+        &mut self,
+        delta: &Delta<Node>,
+        reports: &mut Vec<Report>,
+        second_writer: &mut u64,
+        now: Now,
+    ) {
+        let same = |a: &Node, b: &Node| a.uid == b.uid;
+        let before = delta.before.as_deref();
+        let after = delta.after.as_deref();
+        if let Some(gone) = before.filter(|b| after.is_none_or(|a| !same(a, b))) {
+            self.node_gone(gone, now);
+        }
+        self.resurvey_for(before, after);
+        let Some(node) = after else { return };
+        let before = before.filter(|b| same(b, node));
+        let synced = self.registry.sync(node);
+        if synced.freed {
+            self.podcidrs.wake();
+        }
+        if node.is_empty() {
+            self.podcidrs.queue.add(node.name.clone());
+            return;
+        }
+        self.podcidrs.served(node, reports);
+        report_overlaps(node, &synced, reports);
+        let given = before.is_some_and(Node::is_empty);
+        if given && !synced.foreign.is_empty() {
+            *second_writer += 1;
+            self.second_writer(node, &synced.foreign, reports, now);
+        }
+        if before.is_none_or(|b| b.unreadable != node.unreadable) {
+            report_unreadable(node, reports);
+        }
+        if before.is_none_or(|b| b.pod_cidrs != node.pod_cidrs || b.machine != node.machine) {
+            self.subnets.queue.add(node.name.clone());
+            self.pools.mark();
+        }
+    }
+
+    fn node_gone(&mut self, node: &Node, now: Now) {
+        self.podcidrs.gone(node);
+        if self.registry.retire(node, now) {
+            self.quarantine
+                .watch((node.name.clone(), node.uid.clone()), &self.registry);
+        }
+        self.subnets.queue.add(node.name.clone());
+        self.pools.mark();
+    }
+
+    /// A node's own addresses are left out of pools that cover them.
+    fn resurvey_for(&mut self, before: Option<&Node>, after: Option<&Node>) {
+        let of = |node: Option<&Node>| node.map(|n| n.addresses.clone()).unwrap_or_default();
+        let (was, is) = (of(before), of(after));
+        if was == is {
+            return;
+        }
+        let host = |addr: &Addr| Cidr::host(*addr);
+        let touches = |range: Cidr| self.registry.pools.touching(&range).next().is_some();
+        if was.iter().chain(is.iter()).map(host).any(touches) {
+            self.survey = true;
+        }
+    }
+
+    fn second_writer(
+        &mut self,
+        node: &Node,
+        foreign: &[Cidr],
+        reports: &mut Vec<Report>,
+        now: Now,
+    ) {
+        for range in foreign {
+            self.registry.pools.hold(range, now.mono);
+        }
+        self.survey = true;
+        let ranges: Vec<String> = foreign.iter().map(ToString::to_string).collect();
+        let note = format!(
+            "podCIDRs {} were written by somebody else while Cadastre deals: turn off the other allocator (kube-controller-manager: --allocate-node-cidrs=false, also in the kubeadm-config ConfigMap; cloud controllers: their route or IPAM controller)",
+            ranges.join(", ")
+        );
+        reports.push(Report {
+            about: About::node(node),
+            warning: true,
+            reason: SECOND_WRITER,
+            note,
+        });
+    }
+
+    fn release(&mut self, name: &Text, world: &World) {
+        if !self.subnets.is_open(name) && Quarantine::release(name, world, &mut self.registry) {
+            self.podcidrs.wake();
+            self.pools.mark();
+        }
+    }
+
+    pub(super) fn answered(
+        &mut self,
+        purpose: &Purpose,
+        outcome: &Outcome,
+        taken: bool,
+        world: &World,
+        reports: &mut Vec<Report>,
+        now: Now,
+    ) {
+        match purpose {
+            Purpose::FenceNodes => {
+                self.fence.listed_nodes(taken, world, now);
+                return;
+            }
+            Purpose::FenceSubnets => {
+                self.fence.listed_subnets(taken, world, now);
+                return;
+            }
+            Purpose::Touch { name, uid } | Purpose::TouchRead { name, uid } => {
+                self.fence.answered_touch(name, uid, outcome, now);
+                return;
+            }
+            _ => {}
+        }
+        if let Outcome::Node(node) = outcome {
+            // podCIDRs are frozen once set: true even where a relist keeps the answer out of the table.
+            if world
+                .nodes
+                .get(&node.name)
+                .is_some_and(|known| known.uid == node.uid && known.is_empty())
+            {
+                self.registry.sync(node);
+            }
+        }
+        let mut cx = Context {
+            world,
+            registry: &mut self.registry,
+            reports,
+            now,
+        };
+        match purpose {
+            Purpose::Assign { name, uid } => {
+                self.podcidrs.answered_write(name, uid, outcome, &mut cx)
+            }
+            Purpose::AssignRead { name, uid } => {
+                self.podcidrs.answered_read(name, uid, outcome, &mut cx)
+            }
+            Purpose::Subnet { name } | Purpose::SubnetRead { name } => {
+                self.subnets.answered(name, outcome, &mut cx);
+                self.release(name, world);
+            }
+            Purpose::Quarantine { name, uid } => {
+                if self.quarantine.answered(name, uid, outcome, &mut cx) {
+                    self.subnets.queue.add(name.clone());
+                    self.release(name, world);
+                }
+            }
+            Purpose::Pool { name } | Purpose::PoolRead { name } => {
+                self.pools.answered(name, outcome, &mut cx)
+            }
+            _ => {}
+        }
+    }
+}
+
+fn report_overlaps(node: &Node, synced: &Synced, reports: &mut Vec<Report>) {
+    for (name, uid, range) in &synced.overlaps {
+        let note = format!(
+            "its podCIDRs overlap {range} of node \"{name}\": pods of both may get the same addresses; drain and delete one of the two Node objects and restart its kubelet"
+        );
+        reports.push(Report {
+            about: About::node(node),
+            warning: true,
+            reason: OVERLAPPING,
+            note,
+        });
+        let note = format!(
+            "its podCIDR {range} overlaps podCIDRs of node \"{}\": pods of both may get the same addresses; drain and delete one of the two Node objects and restart its kubelet",
+            node.name
+        );
+        let about = About::Node {
+            name: name.clone(),
+            uid: uid.clone(),
+        };
+        reports.push(Report {
+            about,
+            warning: true,
+            reason: OVERLAPPING,
+            note,
+        });
+    }
+}
+
+fn report_unreadable(node: &Node, reports: &mut Vec<Report>) {
+    if node.unreadable.is_empty() {
+        return;
+    }
+    let texts: Vec<&str> = node.unreadable.iter().map(AsRef::as_ref).collect();
+    let note = format!(
+        "spec.podCIDRs holds what is no CIDR: {}: it cannot be changed any more; delete the Node object and restart its kubelet",
+        texts.join(", ")
+    );
+    reports.push(Report {
+        about: About::node(node),
+        warning: true,
+        reason: UNREADABLE,
+        note,
+    });
+}

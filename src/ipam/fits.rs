@@ -1,0 +1,87 @@
+//! What fits into the four slots of a node.
+//!
+//! The four numbers are one word that is changed in a register. As an array, each level of an
+//! update would write a byte and read the whole back at once, for which a processor waits: that
+//! was a third of the time of a carve.
+
+/// For each slot: every order below this fits into a free block in it. So it is 0 where all is
+/// taken, and the slot's order and one where all is free.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Fits(u32);
+
+impl Fits {
+    /// Four free slots of `order`.
+    pub fn all_free(order: u8) -> Self {
+        Self(u32::from_le_bytes([order + 1; 4]))
+    }
+
+    pub fn get(self, at: usize) -> u8 {
+        self.0.to_le_bytes()[at]
+    }
+
+    pub fn with(self, at: usize, fits: u8) -> Self {
+        let shift = 8 * at;
+        Self(self.0 & !(0xff << shift) | u32::from(fits) << shift)
+    }
+
+    /// What fits into the node whose slots these are, of `order`, in the terms of its parent's
+    /// slot. Two free slots are a block of the next order, four a free node.
+    pub fn most(self, order: u8) -> u8 {
+        let [a, b, c, d] = self.0.to_le_bytes();
+        let (low, high) = (a.min(b), c.min(d));
+        if low.max(high) <= order {
+            return a.max(b).max(c).max(d);
+        }
+        if low == high { order + 3 } else { order + 2 }
+    }
+
+    /// The slots, of order `below`, in which a free block of `order` begins, as a mask. A block
+    /// of a higher order than a slot is a pair of them.
+    pub fn fitting(self, below: u8, order: u8) -> u32 {
+        let fitting = self
+            .0
+            .to_le_bytes()
+            .map(|fits| u32::from(fits > order.min(below)));
+        let [a, b, c, d] = fitting;
+        if order > below {
+            (a & b) | (c & d) << 2
+        } else {
+            a | b << 1 | c << 2 | d << 3
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fits(slots: [u8; 4]) -> Fits {
+        (0..4)
+            .zip(slots)
+            .fold(Fits::all_free(8), |fits, (at, slot)| fits.with(at, slot))
+    }
+
+    #[test]
+    fn each_slot_has_its_own_number() {
+        let fits = fits([0, 9, 128, 7]);
+        assert_eq!([0, 1, 2, 3].map(|at| fits.get(at)), [0, 9, 128, 7]);
+    }
+
+    #[test]
+    fn pairs_of_free_slots_count_as_more() {
+        assert_eq!(fits([9, 9, 9, 9]).most(8), 11);
+        assert_eq!(fits([9, 9, 9, 0]).most(8), 10);
+        assert_eq!(fits([5, 0, 9, 9]).most(8), 10);
+        assert_eq!(fits([0, 9, 9, 0]).most(8), 9, "no pair that is aligned");
+        assert_eq!(fits([0, 3, 7, 0]).most(8), 7);
+        assert_eq!(fits([0; 4]).most(8), 0);
+    }
+
+    #[test]
+    fn what_fits_is_a_mask_of_slots() {
+        let fits = fits([9, 0, 9, 9]);
+        assert_eq!([8, 9].map(|order| fits.fitting(8, order)), [0b1101, 0b0100]);
+        assert_eq!(fits.with(1, 6).fitting(8, 5), 0b1111);
+        assert_eq!(fits.with(1, 6).fitting(8, 6), 0b1101);
+    }
+}
