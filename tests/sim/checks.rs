@@ -135,7 +135,7 @@ impl Checks {
             );
             return Err(Violation::new("leader writes", text, []));
         }
-        if request.is_write() && !matches!(request, Request::TouchNode { .. }) {
+        if request.is_write() && !matches!(request, Request::TouchNode(_)) {
             self.fenced(place, known, api)?;
             known.deals = true;
         }

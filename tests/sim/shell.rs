@@ -250,7 +250,7 @@ impl Sim {
         let patch = matches!(
             request,
             Request::AssignPodCidrs(_)
-                | Request::TouchNode { .. }
+                | Request::TouchNode(_)
                 | Request::SetPoolFinalizers { .. }
                 | Request::SetPoolStatus { .. }
         );
