@@ -5,6 +5,7 @@
 //!   vanished is reported as gone.
 //! - An answer to a request of ours may be newer than the watch and is then taken in at once; it can
 //!   never bring back what the watch has already seen go, and nothing goes back in time.
+//! - What an answer has shown to be gone stays gone, however much older news the watch still brings.
 //!
 //! # Assumptions
 //! `resourceVersion`s of one kind grow, a watch delivers them in order, and lists are consistent
@@ -30,8 +31,13 @@ pub struct Table<T> {
     objects: BTreeMap<Text, Arc<T>>,
     /// While a list runs: names known before that it has not named yet.
     unseen: Option<BTreeSet<Text>>,
-    /// Counts the lists begun.
+    /// Counts the lists begun and completed.
     epoch: u64,
+    /// UIDs that an answer has shown to be gone, with the epoch of that answer, until the watch tells
+    /// their deletion or a list made later is complete.
+    gone: BTreeMap<Text, u64>,
+    /// The highest version in a list of ours: the watch's older news is in it.
+    floor: u64,
     listed: bool,
     /// The highest version the watch has delivered.
     horizon: u64,
@@ -43,6 +49,8 @@ impl<T> Default for Table<T> {
             objects: BTreeMap::new(),
             unseen: None,
             epoch: 0,
+            gone: BTreeMap::new(),
+            floor: 0,
             listed: false,
             horizon: 0,
         }
@@ -93,16 +101,23 @@ impl<T: Object> Table<T> {
                 if let Some(unseen) = &mut self.unseen {
                     unseen.remove(object.name());
                 }
+                if self.unseen.is_none() && self.is_superseded(&object) {
+                    return Vec::new();
+                }
                 self.put(object).into_iter().collect()
             }
             Change::Listed => {
                 self.listed = true;
+                // What was gone before the list began is not in it.
+                self.gone.retain(|_, epoch| *epoch >= self.epoch);
+                self.epoch += 1;
                 let gone = self.unseen.take().unwrap_or_default();
                 gone.iter().filter_map(|name| self.remove(name)).collect()
             }
             Change::Deleted(object) => {
                 self.horizon = self.horizon.max(object.version());
-                self.forget(object.name(), object.uid())
+                self.gone.remove(object.uid());
+                self.take_out(object.name(), object.uid())
                     .into_iter()
                     .collect()
             }
@@ -110,17 +125,18 @@ impl<T: Object> Table<T> {
     }
 
     /// Takes in an object from the answer to a request that was sent while [`Table::epoch`] was
-    /// `sent`. Ignored where a relist has begun since: the answer may be older than the list.
+    /// `sent`. Ignored where a relist ran then or has begun since: the answer may be older than it.
     pub fn answer(&mut self, object: T, sent: u64) -> Option<Delta<T>> {
         let covered = object.version() <= self.horizon && !self.objects.contains_key(object.name());
-        if sent != self.epoch || self.unseen.is_some() || covered {
+        let stale = covered || self.is_superseded(&object);
+        if sent != self.epoch || self.unseen.is_some() || stale {
             return None;
         }
         self.put(object)
     }
 
     /// Takes in a complete consistent list, as the answer to a request sent at epoch `sent`. `None`
-    /// where a relist has begun since: ask again.
+    /// where a relist ran then or has begun since: ask again.
     pub fn replace(&mut self, objects: Vec<T>, sent: u64) -> Option<Vec<Delta<T>>> {
         if sent != self.epoch || self.unseen.is_some() {
             return None;
@@ -128,23 +144,38 @@ impl<T: Object> Table<T> {
         let highest = objects.iter().map(Object::version).max().unwrap_or(0);
         let named: BTreeSet<Text> = objects.iter().map(|o| o.name().clone()).collect();
         // What the list lacks is gone, unless the watch told of it after the list was made.
-        let gone: Vec<Text> = self
+        let gone: Vec<(Text, Text)> = self
             .objects
             .values()
             .filter(|o| !named.contains(o.name()) && o.version() <= highest)
-            .map(|o| o.name().clone())
+            .map(|o| (o.name().clone(), o.uid().clone()))
             .collect();
-        let mut deltas: Vec<Delta<T>> = gone.iter().filter_map(|name| self.remove(name)).collect();
+        let mut deltas: Vec<Delta<T>> = gone
+            .iter()
+            .filter_map(|(name, uid)| self.forget(name, uid))
+            .collect();
         deltas.extend(
             objects
                 .into_iter()
                 .filter_map(|object| self.answer(object, sent)),
         );
+        self.floor = self.floor.max(highest);
         Some(deltas)
     }
 
-    /// Takes note that the object of that name and UID is gone.
+    /// Takes note that the object of that name and UID is gone, as an answer has shown.
     pub fn forget(&mut self, name: &str, uid: &str) -> Option<Delta<T>> {
+        let delta = self.take_out(name, uid)?;
+        self.gone.insert(uid.into(), self.epoch);
+        Some(delta)
+    }
+
+    /// Whether a list of ours, made later than this news, lacked the object.
+    fn is_superseded(&self, object: &T) -> bool {
+        object.version() <= self.floor && !self.objects.contains_key(object.name())
+    }
+
+    fn take_out(&mut self, name: &str, uid: &str) -> Option<Delta<T>> {
         let known = self.objects.get(name)?;
         if &**known.uid() != uid {
             return None;
@@ -154,10 +185,8 @@ impl<T: Object> Table<T> {
 
     fn put(&mut self, object: T) -> Option<Delta<T>> {
         let before = self.objects.get(object.name()).cloned();
-        if before
-            .as_ref()
-            .is_some_and(|b| b.version() >= object.version())
-        {
+        let older = |b: &Arc<T>| b.version() >= object.version();
+        if before.as_ref().is_some_and(older) || self.gone.contains_key(object.uid()) {
             return None;
         }
         let after = Arc::new(object);
@@ -242,24 +271,26 @@ mod tests {
     #[test]
     fn nothing_goes_back_in_time() {
         let mut table = listed(&[("a", "1", 5)]);
+        let sent = table.epoch();
         assert!(
             table
                 .change(Change::Applied(object("a", "1", 4)))
                 .is_empty()
         );
-        assert!(table.answer(object("a", "1", 5), 1).is_none());
-        assert!(table.answer(object("a", "1", 6), 1).is_some());
+        assert!(table.answer(object("a", "1", 5), sent).is_none());
+        assert!(table.answer(object("a", "1", 6), sent).is_some());
     }
 
     #[test]
     fn an_answer_never_brings_back_what_the_watch_saw_go() {
         let mut table = listed(&[("a", "1", 5)]);
+        let sent = table.epoch();
         table.change(Change::Deleted(object("a", "1", 7)));
-        assert!(table.answer(object("a", "1", 6), 1).is_none());
+        assert!(table.answer(object("a", "1", 6), sent).is_none());
         table.change(Change::Restarted);
         table.change(Change::Listed);
         assert!(
-            table.answer(object("b", "2", 9), 1).is_none(),
+            table.answer(object("b", "2", 9), sent).is_none(),
             "sent before the relist"
         );
     }
@@ -267,9 +298,10 @@ mod tests {
     #[test]
     fn a_list_of_ours_keeps_what_the_watch_told_later() {
         let mut table = listed(&[("a", "1", 5), ("b", "2", 6)]);
+        let sent = table.epoch();
         table.change(Change::Applied(object("c", "3", 9)));
         let deltas = table
-            .replace(vec![object("a", "1", 5), object("d", "4", 8)], 1)
+            .replace(vec![object("a", "1", 5), object("d", "4", 8)], sent)
             .unwrap();
         assert_eq!(
             table.iter().map(|o| o.name.to_string()).collect::<Vec<_>>(),
@@ -281,6 +313,72 @@ mod tests {
             "b is gone; d was seen to go, as the watch is past it"
         );
         table.change(Change::Restarted);
-        assert!(table.replace(Vec::new(), 1).is_none());
+        assert!(table.replace(Vec::new(), sent).is_none());
+    }
+
+    #[test]
+    fn what_an_answer_showed_to_be_gone_stays_gone() {
+        let mut table = listed(&[("a", "1", 1), ("b", "2", 2), ("c", "3", 9)]);
+        let epoch = table.epoch();
+        assert!(table.forget("a", "1").is_some());
+        assert!(
+            table
+                .change(Change::Applied(object("a", "1", 4)))
+                .is_empty(),
+            "older news of what is gone"
+        );
+        assert!(table.answer(object("a", "1", 12), epoch).is_none());
+        assert_eq!(
+            table
+                .replace(vec![object("c", "3", 9)], epoch)
+                .unwrap()
+                .len(),
+            1
+        );
+        assert!(
+            table
+                .change(Change::Applied(object("b", "2", 5)))
+                .is_empty()
+        );
+        assert!(
+            table
+                .change(Change::Applied(object("d", "4", 8)))
+                .is_empty(),
+            "made and gone before our list"
+        );
+        assert!(
+            !table
+                .change(Change::Applied(object("a", "7", 20)))
+                .is_empty(),
+            "a new one"
+        );
+        assert_eq!(table.len(), 2);
+    }
+
+    #[test]
+    fn a_grave_lasts_until_the_watch_is_past_it() {
+        let mut table = listed(&[("a", "1", 5)]);
+        table.change(Change::Restarted);
+        table.forget("a", "1");
+        table.change(Change::Applied(object("a", "1", 5)));
+        table.change(Change::Listed);
+        assert!(table.is_empty(), "gone while the list was on its way");
+        table.change(Change::Deleted(object("a", "1", 7)));
+        assert!(table.gone.is_empty());
+        table.change(Change::Applied(object("b", "2", 8)));
+        table.forget("b", "2");
+        table.change(Change::Restarted);
+        table.change(Change::Listed);
+        assert!(table.gone.is_empty(), "the list began after the answer");
+    }
+
+    #[test]
+    fn an_answer_asked_for_during_a_list_may_be_older_than_it() {
+        let mut table = listed(&[("a", "1", 5)]);
+        table.change(Change::Restarted);
+        let sent = table.epoch();
+        table.change(Change::Listed);
+        assert!(table.answer(object("a", "1", 6), sent).is_none());
+        assert!(table.replace(vec![object("a", "1", 6)], sent).is_none());
     }
 }
