@@ -97,6 +97,20 @@ impl Sim {
         });
     }
 
+    /// The process crashes, stands still or is cut off for longer than its lease, at this very moment.
+    pub fn fall_silent(&mut self, place: Where) {
+        let length = self.rng.between(16 * SECOND, 60 * SECOND);
+        match self.rng.below(3) {
+            0 => self.after(0, Due::Crash(place)),
+            1 => self.processes[place.process].paused_until = self.now + length,
+            _ => {}
+        }
+        self.processes[place.process].cut_until = self.now + length;
+        self.log(None, || {
+            format!("{place} falls silent for {} ms", length / MS)
+        });
+    }
+
     /// The process is cut off: its writes arrive when the network is back, or never.
     fn cut(&mut self, place: Where) {
         let length = self.rng.stretch(SECOND, 90 * SECOND);

@@ -41,6 +41,8 @@ pub struct Network {
     /// The answer is lost, and the effect comes much later.
     pub late: u32,
     pub slow: u32,
+    /// An assignment is the last thing a process sends for long, and it comes late.
+    pub last_words: u32,
     pub refused: u32,
     pub busy: u32,
     pub rejected: u32,
@@ -79,6 +81,7 @@ impl Plan {
             lost_after: some(60),
             late: some(60),
             slow: some(100),
+            last_words: some(100),
             refused: some(40),
             busy: some(60),
             rejected: some(20),

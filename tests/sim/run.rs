@@ -30,6 +30,8 @@ pub enum Due {
     Fault,
     /// A process starts.
     Start(usize),
+    /// A process ends without a word.
+    Crash(Where),
     /// A process asks its controller for work.
     Look(Where),
     /// A process looks at its Lease.
@@ -241,6 +243,7 @@ impl Sim {
             Due::Calm => self.calm(),
             Due::Fault => self.fault(),
             Due::Start(process) => self.start(process),
+            Due::Crash(place) if self.is_alive(place) => self.end(place, "crashes"),
             Due::Look(place) if self.awake(place, Due::Look) => return self.look(place),
             Due::Lease(place) if self.awake(place, Due::Lease) => return self.poll_lease(place),
             Due::Tell(place) if self.awake(place, Due::Tell) => return self.tell(place),

@@ -184,6 +184,12 @@ impl Sim {
         } else {
             self.rng.stretch(MS, 8 * MS)
         };
+        let last = matches!(outgoing.request, Request::AssignPodCidrs(_))
+            && self.rough
+            && self.rng.chance(self.plan.network.last_words);
+        if last {
+            self.fall_silent(place);
+        }
         let cut = self.processes[place.process]
             .cut_until
             .saturating_sub(self.now);
