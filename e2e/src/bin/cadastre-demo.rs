@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result};
 use cadastre::api::{IPPool, NodeSubnet};
 use cadastre_e2e::control_plane::{ADMIN, ControlPlane, Options};
 use cadastre_e2e::daemon::{Daemon, DaemonOptions};
-use cadastre_e2e::{History, nodes};
+use cadastre_e2e::{History, crds, nodes};
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
 use k8s_openapi::api::core::v1::Node;
@@ -55,15 +55,11 @@ async fn demo() -> Result<()> {
     let history = History::start(client.clone()).await?;
 
     say("applying the CRDs and config/samples, starting cadastre controller ...")?;
-    let crds = cadastre::api::crd::yaml()?;
-    cluster
-        .kubectl_stdin(&["apply", "--server-side", "-f", "-"], &crds)
-        .await?;
-    let established = ["wait", "--for=condition=Established", "--timeout=30s", "crd"];
-    let names = ["ippools.cadastre.dev", "nodesubnets.cadastre.dev"];
-    cluster.kubectl(&[&established[..], &names[..]].concat()).await?;
+    crds::install(&client).await?;
     let samples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../config/samples");
-    cluster.kubectl(&[Path::new("apply"), Path::new("-f"), &samples]).await?;
+    cluster
+        .kubectl(&[Path::new("apply"), Path::new("-f"), &samples])
+        .await?;
     let controller = DaemonOptions {
         name: "controller".to_owned(),
         args: vec!["controller".to_owned()],
@@ -119,7 +115,11 @@ async fn settled(client: &Client, count: u32) -> Result<()> {
         Api::<IPPool>::all(client.clone()),
     );
     loop {
-        let told = subnets.list(&kube::api::ListParams::default()).await?.items.len();
+        let told = subnets
+            .list(&kube::api::ListParams::default())
+            .await?
+            .items
+            .len();
         let counted: i64 = pools
             .list(&kube::api::ListParams::default())
             .await?
@@ -141,7 +141,9 @@ async fn node_table(client: &Client) -> Result<Table> {
     let subnets = Api::<NodeSubnet>::all(client.clone());
     let subnets = subnets.list(&kube::api::ListParams::default()).await?.items;
     let mut table = Table::new();
-    table.load_preset(NOTHING).set_header(["NODE", "PODCIDRS", "POOL"]);
+    table
+        .load_preset(NOTHING)
+        .set_header(["NODE", "PODCIDRS", "POOL"]);
     for subnet in subnets.iter().take(ROWS) {
         let held = &subnet.spec.pod_cidrs;
         let cidrs: Vec<&str> = held.iter().map(|range| range.cidr.as_str()).collect();
@@ -157,12 +159,22 @@ async fn node_table(client: &Client) -> Result<Table> {
 async fn pool_table(client: &Client) -> Result<Table> {
     let pools = Api::<IPPool>::all(client.clone());
     let mut table = Table::new();
-    let head = ["POOL", "FAMILY", "CIDRS", "BLOCK", "CAPACITY", "HELD", "FREE", "USED"];
+    let head = [
+        "POOL", "FAMILY", "CIDRS", "BLOCK", "CAPACITY", "HELD", "FREE", "USED",
+    ];
     table.load_preset(NOTHING).set_header(head);
     for pool in pools.list(&kube::api::ListParams::default()).await? {
         let status = pool.status.clone().unwrap_or_default();
-        let v4 = pool.spec.ipv4.as_ref().map(|r| ("IPv4", &r.cidrs, r.block_size, status.ipv4));
-        let v6 = pool.spec.ipv6.as_ref().map(|r| ("IPv6", &r.cidrs, r.block_size, status.ipv6));
+        let v4 = pool
+            .spec
+            .ipv4
+            .as_ref()
+            .map(|r| ("IPv4", &r.cidrs, r.block_size, status.ipv4));
+        let v6 = pool
+            .spec
+            .ipv6
+            .as_ref()
+            .map(|r| ("IPv6", &r.cidrs, r.block_size, status.ipv6));
         for (family, cidrs, size, figures) in v4.into_iter().chain(v6) {
             let figures = figures.unwrap_or_default();
             table.add_row([
