@@ -32,9 +32,9 @@ pub enum Request {
     /// Gives a node its podCIDRs. JSON Patch that tests the UID, that there are none yet, and that
     /// the term annotation is what was read.
     AssignPodCidrs(Assignment),
-    /// Sets the term annotation of the node with that UID. Afterwards no assignment that was decided
-    /// before can succeed.
-    TouchNode { name: Text, uid: Text, term: Text },
+    /// Sets the term annotation of a node. JSON Patch that tests the UID and that the annotation is
+    /// what was read. Afterwards no assignment and no touch that was decided before can succeed.
+    TouchNode(Touch),
     /// Creates the NodeSubnet of that name; refused when it exists.
     CreateSubnet { name: Text, spec: NodeSubnetSpec },
     /// Replaces its spec if it is still the version that was read.
@@ -75,6 +75,24 @@ pub struct Assignment {
     pub annotated: bool,
     /// At most one a family; the first one is also `spec.podCIDR`
     pub cidrs: Vec<Cidr>,
+}
+
+/// A new term for one node, with the guards.
+///
+/// A touch is guarded like an assignment: an old leader's touch that lands late must not set its
+/// term back, and so open the fence for its own late assignments.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Touch {
+    /// The node's name
+    pub name: Text,
+    /// The node's UID: a node re-created under the name is not meant
+    pub uid: Text,
+    /// The term annotation as read
+    pub from: Option<Text>,
+    /// Whether it had any annotation when read
+    pub annotated: bool,
+    /// The term to set
+    pub term: Text,
 }
 
 impl Request {

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use super::convert;
 use super::lease_task::Gate;
-use super::request::{Assignment, Outcome, Refusal, Request};
+use super::request::{Assignment, Outcome, Refusal, Request, Touch};
 use crate::api::{
     FIELD_MANAGER, IPPool, NodeLite, NodeSubnet, NodeSubnetSpec, PodLite, TERM_ANNOTATION,
 };
@@ -108,12 +108,10 @@ impl Writer {
                 );
                 Outcome::Node(convert::node(self.json_patch(&path, &body).await?))
             }
-            Request::TouchNode { name, uid, term } => {
-                let body =
-                    json!({"metadata": {"uid": &*uid, "annotations": {TERM_ANNOTATION: &*term}}});
-                Outcome::Node(convert::node(
-                    nodes.patch(&name, &patch, &Patch::Merge(body)).await?,
-                ))
+            Request::TouchNode(touch) => {
+                let body = touch_patch(&touch);
+                let path = format!("/api/v1/nodes/{}?fieldManager={FIELD_MANAGER}", touch.name);
+                Outcome::Node(convert::node(self.json_patch(&path, &body).await?))
             }
             Request::CreateSubnet { name, spec } => {
                 let subnets: Api<NodeSubnet> = Api::all(self.client.clone());
@@ -208,17 +206,37 @@ impl Writer {
 
 /// The guarded write of podCIDRs. `podCIDR` and `podCIDRs` go together: where they differ the API
 /// server drops the second family without a word.
-fn assign_patch(assignment: &Assignment) -> Value {
-    let term_path = format!(
+fn term_path() -> String {
+    format!(
         "/metadata/annotations/{}",
         TERM_ANNOTATION.replace('/', "~1")
-    );
-    // A test can only look below a parent that exists.
-    let fence = if assignment.annotated {
-        json!({"op": "test", "path": term_path, "value": assignment.term.as_deref()})
+    )
+}
+
+/// That the term is what was read. A test can only look below a parent that exists.
+fn test_term(term: Option<&str>, annotated: bool) -> Value {
+    if annotated {
+        json!({"op": "test", "path": term_path(), "value": term})
     } else {
         json!({"op": "test", "path": "/metadata/annotations", "value": null})
+    }
+}
+
+fn touch_patch(touch: &Touch) -> Value {
+    let set = if touch.annotated {
+        json!({"op": "add", "path": term_path(), "value": &*touch.term})
+    } else {
+        json!({"op": "add", "path": "/metadata/annotations", "value": {TERM_ANNOTATION: &*touch.term}})
     };
+    json!([
+        {"op": "test", "path": "/metadata/uid", "value": &*touch.uid},
+        test_term(touch.from.as_deref(), touch.annotated),
+        set,
+    ])
+}
+
+fn assign_patch(assignment: &Assignment) -> Value {
+    let fence = test_term(assignment.term.as_deref(), assignment.annotated);
     let cidrs: Vec<String> = assignment.cidrs.iter().map(ToString::to_string).collect();
     json!([
         {"op": "test", "path": "/metadata/uid", "value": &*assignment.uid},
@@ -289,6 +307,33 @@ mod tests {
         assert_eq!(
             assign_patch(&assignment(false, None))[2]["path"],
             "/metadata/annotations"
+        );
+    }
+
+    #[test]
+    fn a_touch_tests_the_term_it_replaces() {
+        let touch = |annotated, from: Option<&str>| Touch {
+            name: "n1".into(),
+            uid: "u1".into(),
+            from: from.map(Into::into),
+            annotated,
+            term: "8-y".into(),
+        };
+        assert_eq!(
+            touch_patch(&touch(true, Some("7-x"))),
+            json!([
+                {"op": "test", "path": "/metadata/uid", "value": "u1"},
+                {"op": "test", "path": "/metadata/annotations/cadastre.dev~1term", "value": "7-x"},
+                {"op": "add", "path": "/metadata/annotations/cadastre.dev~1term", "value": "8-y"},
+            ])
+        );
+        assert_eq!(
+            touch_patch(&touch(false, None)),
+            json!([
+                {"op": "test", "path": "/metadata/uid", "value": "u1"},
+                {"op": "test", "path": "/metadata/annotations", "value": null},
+                {"op": "add", "path": "/metadata/annotations", "value": {"cadastre.dev/term": "8-y"}},
+            ])
         );
     }
 

@@ -4,7 +4,8 @@
 //! any time. Every assignment tests the node's term annotation; so the new leader lists all nodes
 //! consistently and *touches* each one that has no podCIDR: it sets the annotation to its own term.
 //! From then on whatever was decided before is refused, and the answer shows what came through
-//! before. No clock is trusted.
+//! before. A touch tests the term that it replaces, so that an old leader's late touch cannot undo
+//! it. No clock is trusted.
 //!
 //! | how leadership came | lists | touches |
 //! |---|---|---|
@@ -21,7 +22,7 @@ use std::collections::BTreeSet;
 use super::queue::Queue;
 use super::{Now, Purpose};
 use crate::cluster::lease::Takeover;
-use crate::cluster::request::{Outcome, Refusal, Request};
+use crate::cluster::request::{Outcome, Refusal, Request, Touch};
 use crate::cluster::seen::Text;
 use crate::cluster::world::World;
 
@@ -35,7 +36,7 @@ pub struct Fence {
     /// Nodes (name, UID) not proven touched yet
     left: BTreeSet<(Text, Text)>,
     queue: Queue<(Text, Text)>,
-    /// Of those, whose touch was refused: read first
+    /// Of those, whose touch was refused or is unclear: read first
     to_read: BTreeSet<(Text, Text)>,
 }
 
@@ -106,7 +107,7 @@ impl Fence {
                 Kind::Nodes => (Request::ListNodes, Purpose::FenceNodes),
                 Kind::Subnets => (Request::ListSubnets, Purpose::FenceSubnets),
             }),
-            Step::Touching => self.next_touch(now),
+            Step::Touching => self.next_touch(world, now),
         }
     }
 
@@ -130,25 +131,27 @@ impl Fence {
         self.lists.queue.add(Kind::Subnets);
     }
 
-    fn next_touch(&mut self, now: Now) -> Option<(Request, Purpose)> {
+    fn next_touch(&mut self, world: &World, now: Now) -> Option<(Request, Purpose)> {
         loop {
             let key = self.queue.pop(now.mono)?;
             if !self.left.contains(&key) {
                 continue;
             }
             let (name, uid) = key.clone();
-            if self.to_read.remove(&key) {
+            let known = world.nodes.get(&name).filter(|node| node.uid == uid);
+            let (false, Some(node)) = (self.to_read.remove(&key), known) else {
                 return Some((
                     Request::ReadNode { name: name.clone() },
                     Purpose::TouchRead { name, uid },
                 ));
-            }
-            let term = self.term.clone();
-            let request = Request::TouchNode {
+            };
+            let request = Request::TouchNode(Touch {
                 name: name.clone(),
                 uid: uid.clone(),
-                term,
-            };
+                from: node.term.clone(),
+                annotated: node.annotated,
+                term: self.term.clone(),
+            });
             return Some((request, Purpose::Touch { name, uid }));
         }
     }
@@ -201,7 +204,10 @@ impl Fence {
             self.finish_if_through();
             return;
         }
-        if matches!(outcome, Outcome::Refused(Refusal::Guard(_))) {
+        if matches!(
+            outcome,
+            Outcome::Refused(Refusal::Guard(_)) | Outcome::Unclear(_)
+        ) {
             self.to_read.insert(key.clone());
         }
         self.queue.add_failed(key, now.mono);

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use cadastre::cluster::lease::{Answer, Ask, Record};
-use cadastre::cluster::request::{Assignment, Outcome, Refusal, Request};
+use cadastre::cluster::request::{Assignment, Outcome, Refusal, Request, Touch};
 use cadastre::cluster::seen::{Node, Pod, Pool, ServiceRange, Subnet, Text};
 
 use super::clock::Time;
@@ -65,6 +65,8 @@ pub struct Api {
     pub mutation: Option<Mutation>,
     /// Terms that a node carried before a touch that had no effect.
     overlooked: BTreeMap<Text, BTreeSet<Option<Text>>>,
+    /// How many assignments the term alone kept out.
+    pub fenced: u64,
     /// What changed since the last look.
     pub commits: Vec<Commit>,
 }
@@ -223,7 +225,7 @@ impl Api {
             Request::ReadSubnet { name } => found(&self.subnets, name, Outcome::Subnet),
             Request::ReadPool { name } => found(&self.pools, name, Outcome::Pool),
             Request::AssignPodCidrs(assignment) => self.assign(assignment, at),
-            Request::TouchNode { name, uid, term } => self.touch(name, uid, term, at),
+            Request::TouchNode(touch) => self.touch(touch, at),
             Request::CreateSubnet { name, spec } => {
                 if self.subnets.get(name).is_some() {
                     return guard("already exists");
@@ -331,16 +333,13 @@ impl Api {
         if !known.is_empty() {
             return guard("test /spec/podCIDRs");
         }
-        let same_term = if a.annotated {
-            known.annotated && known.term == a.term
-        } else {
-            !known.annotated
-        };
+        let same_term = same_term(&known, a.term.as_ref(), a.annotated);
         let overlooked = self
             .overlooked
             .get(&known.uid)
             .is_some_and(|terms| terms.contains(&a.term));
         if !same_term && !overlooked && self.mutation != Some(Mutation::TermUntested) {
+            self.fenced += 1;
             return guard("test /metadata/annotations/cadastre.dev~1term");
         }
         let node = Node {
@@ -350,27 +349,28 @@ impl Api {
         Outcome::Node(Node::clone(&self.put_node(node, at)))
     }
 
-    fn touch(&mut self, name: &Text, uid: &Text, term: &Text, at: Time) -> Outcome {
-        let Some(known) = self.nodes.get(name).cloned() else {
+    fn touch(&mut self, touch: &Touch, at: Time) -> Outcome {
+        let Some(known) = self.nodes.get(&touch.name).cloned() else {
             return missing();
         };
-        if known.uid != *uid {
-            return guard("metadata.uid: precondition failed");
+        if known.uid != touch.uid {
+            return guard("test /metadata/uid");
         }
-        if known.term.as_ref() == Some(term) {
-            return Outcome::Node(Node::clone(&known));
+        if !same_term(&known, touch.from.as_ref(), touch.annotated) {
+            return guard("test /metadata/annotations/cadastre.dev~1term");
         }
         if self.mutation == Some(Mutation::TouchWithoutEffect) {
-            self.overlooked
-                .entry(uid.clone())
-                .or_default()
-                .insert(known.term.clone());
+            let terms = self.overlooked.entry(known.uid.clone()).or_default();
+            terms.insert(known.term.clone());
         }
         let node = Node {
-            term: Some(term.clone()),
+            term: Some(touch.term.clone()),
             annotated: true,
             ..Node::clone(&known)
         };
+        if node == *known {
+            return Outcome::Node(node);
+        }
         Outcome::Node(Node::clone(&self.put_node(node, at)))
     }
 
@@ -401,6 +401,15 @@ impl Api {
 fn found<T: Versioned>(kind: &Kind<T>, name: &str, outcome: fn(T) -> Outcome) -> Outcome {
     kind.get(name)
         .map_or_else(missing, |object| outcome(T::clone(object)))
+}
+
+/// The test of the term annotation, which can only look below a parent that exists.
+fn same_term(node: &Node, term: Option<&Text>, annotated: bool) -> bool {
+    if annotated {
+        node.annotated && node.term.as_ref() == term
+    } else {
+        !node.annotated
+    }
 }
 
 fn missing() -> Outcome {

@@ -35,6 +35,9 @@ use super::run::{Tally, Where};
 use super::shape::Shape;
 use super::words::ranges;
 
+/// The rule that this is all about.
+pub const DUPLICATE: &str = "one holder";
+
 /// A rule that was broken.
 #[derive(Debug)]
 pub struct Violation {
@@ -132,8 +135,9 @@ impl Checks {
             );
             return Err(Violation::new("leader writes", text, []));
         }
-        if request.is_write() && !matches!(request, Request::TouchNode { .. }) {
+        if request.is_write() && !matches!(request, Request::TouchNode(_)) {
             self.fenced(place, known, api)?;
+            known.deals = true;
         }
         let Request::AssignPodCidrs(a) = request else {
             return Ok(());
@@ -371,7 +375,7 @@ impl Checks {
                     ranges(&other.pod_cidrs)
                 );
                 return Err(Violation::new(
-                    "one holder",
+                    DUPLICATE,
                     text,
                     [node.name.clone(), other.name.clone()],
                 ));
@@ -528,10 +532,10 @@ impl Checks {
         Ok(())
     }
 
-    /// A controller tells people something. Once faults are over, once is enough.
-    pub fn reported(&mut self, place: Where, report: &Report, (_, rough): (Time, bool)) -> Verdict {
+    /// A controller tells people something. Once it is in the picture again, once is enough.
+    pub fn reported(&mut self, place: Where, report: &Report, calm: bool) -> Verdict {
         let text = format!("{report:?}");
-        if !rough && !self.told.insert((place, text.clone())) {
+        if calm && !self.told.insert((place, text.clone())) {
             return Err(Violation::new(
                 "reports",
                 format!("{place} tells twice: {text}"),

@@ -46,6 +46,8 @@ impl Sim {
             self.relist(place);
         } else if falls(faults.stall) {
             self.stall(place);
+        } else if falls(faults.cut) {
+            self.cut(place);
         } else {
             self.jump(place);
         }
@@ -92,6 +94,15 @@ impl Sim {
         }
         self.log(None, || {
             format!("{place} hears nothing of {kind:?} until {until}")
+        });
+    }
+
+    /// The process is cut off: its writes arrive when the network is back, or never.
+    fn cut(&mut self, place: Where) {
+        let length = self.rng.stretch(SECOND, 90 * SECOND);
+        self.processes[place.process].cut_until = self.now + length;
+        self.log(None, || {
+            format!("{place} is cut off for {} ms", length / MS)
         });
     }
 

@@ -10,6 +10,7 @@ use cadastre::cluster::request::Outcome;
 use cadastre::cluster::seen::{Change, Node, Pod, Pool, ServiceRange, Subnet, Text};
 use cadastre::ipam::Cidr;
 
+use super::api::Api;
 use super::clock::Time;
 use super::kind::View;
 use super::shape::Shape;
@@ -32,7 +33,12 @@ pub struct Known {
     pub term: Option<Text>,
     /// How it came to lead.
     pub takeover: Option<Takeover>,
-    /// Nodes with podCIDRs whose end was shown while it led: UID and term.
+    /// Whether it has dealt, freed or told anything under that term: the fence is behind it.
+    pub deals: bool,
+    /// Nodes shown with podCIDRs while they lived. News of a node that is dead already may come after
+    /// newer news of its name, and is rightly ignored then.
+    met: BTreeSet<Text>,
+    /// Of those, the ones whose end was shown while it dealt: UID and term.
     pub buried: BTreeSet<(Text, Text)>,
     /// When it first asked for a node (by UID) to have these ranges.
     pub decided: BTreeMap<(Text, Vec<Cidr>), Time>,
@@ -40,18 +46,29 @@ pub struct Known {
 
 impl Known {
     pub fn told(&mut self, leadership: &Leadership) {
-        (self.term, self.takeover) = match leadership {
+        let (term, takeover) = match leadership {
             Leadership::Leading(tenure) => (Some(tenure.term.clone()), Some(tenure.takeover)),
             _ => (None, None),
         };
+        self.deals &= term == self.term;
+        (self.term, self.takeover) = (term, takeover);
     }
 
-    pub fn nodes(&mut self, change: &Change<Node>) {
+    pub fn nodes(&mut self, change: &Change<Node>, api: &Api) {
         if let Change::Applied(node) = change {
             self.node(node);
+            if !node.pod_cidrs.is_empty()
+                && api
+                    .nodes
+                    .get(&node.name)
+                    .is_some_and(|live| live.uid == node.uid)
+            {
+                self.met.insert(node.uid.clone());
+            }
         }
         for gone in self.nodes.take(change) {
-            if let Some(term) = self.term.clone().filter(|_| !gone.pod_cidrs.is_empty()) {
+            let met = self.deals && self.met.contains(&gone.uid);
+            if let Some(term) = self.term.clone().filter(|_| met) {
                 self.buried.insert((gone.uid, term));
             }
         }

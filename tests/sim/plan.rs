@@ -11,6 +11,8 @@ pub struct Plan {
     pub names: u64,
     /// Pool names in use.
     pub pools: u64,
+    /// Prefix length of what IPv4 pools are made of: with longer ones nodes wait for space.
+    pub slice: u8,
     /// Requests that a shell keeps in flight.
     pub limit: usize,
     /// How long the world changes and faults fall.
@@ -56,12 +58,14 @@ pub struct Faults {
     pub stop: u32,
     pub relist: u32,
     pub stall: u32,
+    /// A process is cut off from the API; what it sent lies on the wire until the cut ends.
+    pub cut: u32,
     pub wall: u32,
 }
 
 impl Faults {
     pub fn total(&self) -> u32 {
-        self.pause + self.crash + self.stop + self.relist + self.stall + self.wall
+        self.pause + self.crash + self.stop + self.relist + self.stall + self.cut + self.wall
     }
 }
 
@@ -89,12 +93,14 @@ impl Plan {
             stop: weight(4),
             relist: weight(10),
             stall: weight(10),
+            cut: weight(8),
             wall: if weight(3) == 0 { 5 } else { 0 },
         };
         Plan {
             processes: *rng.pick(&[1, 2, 2, 2, 3]),
             names: rng.between(3, 24),
             pools: rng.between(1, 4),
+            slice: *rng.pick(&[21, 21, 22, 23, 23]),
             limit: *rng.pick(&[1, 4, 16, 64]),
             rough_for: rng.between(120, 420) * SECOND,
             settle_for: 420 * SECOND,

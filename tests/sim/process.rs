@@ -39,6 +39,8 @@ pub struct Process {
     /// Counts the runs: what belongs to an earlier one goes nowhere.
     pub incarnation: u32,
     pub paused_until: Time,
+    /// Until then nothing it sends arrives, and nothing reaches it.
+    pub cut_until: Time,
     pub run: Option<Run>,
 }
 
@@ -125,7 +127,7 @@ impl Run {
         let event = match kind {
             Watched::Nodes => {
                 let change = self.feeds.nodes.next(&api.nodes)?;
-                self.known.nodes(&change);
+                self.known.nodes(&change, api);
                 Event::Nodes(change)
             }
             Watched::Pools => {

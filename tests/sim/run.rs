@@ -13,7 +13,7 @@ use cadastre::cluster::seen::Text;
 use cadastre::controller::Outgoing;
 
 use super::api::{Api, Author, Commit, Mutation};
-use super::checks::{Checks, Violation};
+use super::checks::{Checks, DUPLICATE, Violation};
 use super::clock::{Clocks, MS, SECOND, Time};
 use super::plan::Plan;
 use super::process::{Process, Run, Watched};
@@ -97,6 +97,8 @@ pub struct Tally {
     pub assigned: u64,
     pub freed: u64,
     pub takeovers: u64,
+    /// Assignments that nothing but the term kept from coming true.
+    pub fenced: u64,
     pub trace: u64,
 }
 
@@ -106,6 +108,7 @@ impl Tally {
         self.assigned += other.assigned;
         self.freed += other.freed;
         self.takeovers += other.takeovers;
+        self.fenced += other.fenced;
     }
 }
 
@@ -171,6 +174,7 @@ impl Sim {
                 clocks,
                 incarnation: 0,
                 paused_until: 0,
+                cut_until: 0,
                 run: None,
             });
             let at = sim.rng.below(5 * SECOND);
@@ -209,13 +213,23 @@ impl Sim {
             self.take(entry.due)?;
         }
         self.now = end;
-        self.check_rest()
+        let verdict = self.check_rest();
+        self.judge(verdict)
+    }
+
+    /// Under a mutation other rules break as well; only the one that counts ends the run.
+    pub fn judge(&self, verdict: Result<(), Violation>) -> Result<(), Violation> {
+        verdict.or_else(|violation| match self.mutation {
+            Some(_) if violation.rule != DUPLICATE => Ok(()),
+            _ => Err(violation),
+        })
     }
 
     pub fn tally(&self) -> Tally {
         Tally {
             steps: self.step,
             trace: self.trace.hash(),
+            fenced: self.api.fenced,
             ..self.checks.tally
         }
     }
@@ -330,8 +344,10 @@ impl Sim {
                 }
                 Author::World => None,
             };
-            self.checks
-                .committed(&commit, author, known, &self.api, (self.now, decided))?;
+            let verdict =
+                self.checks
+                    .committed(&commit, author, known, &self.api, (self.now, decided));
+            self.judge(verdict)?;
         }
         Ok(())
     }
@@ -349,6 +365,9 @@ impl Sim {
 
     /// Sees to it that the watch's next step comes, some time.
     pub fn schedule_delivery(&mut self, place: Where, kind: Watched) {
+        let cut = self.processes[place.process]
+            .cut_until
+            .saturating_sub(self.now);
         let Some(run) = &mut self.processes[place.process].run else {
             return;
         };
@@ -358,6 +377,7 @@ impl Sim {
         }
         *line.scheduled = true;
         let held = line.held_until.saturating_sub(self.now);
+        let held = held.max(cut);
         let lag = if self.rough && self.rng.chance(self.plan.network.lagging) {
             self.rng.stretch(SECOND, 300 * SECOND)
         } else {

@@ -20,6 +20,9 @@ const SPIN: u32 = 2_000;
 /// Steps of a watch that one delivery brings at most.
 const BATCH: u64 = 24;
 
+/// So long after the last fault every watch is in the picture.
+const CATCH_UP: Time = 30 * SECOND;
+
 impl Sim {
     pub fn start(&mut self, process: usize) {
         if self.processes[process].run.is_some() {
@@ -105,8 +108,13 @@ impl Sim {
                     [],
                 ));
             }
-            self.checks
-                .asked(place, &outgoing, &mut run.known, &self.api, self.now)?;
+            let verdict = self
+                .checks
+                .asked(place, &outgoing, &mut run.known, &self.api, self.now);
+            self.judge(verdict)?;
+            let Some(run) = &mut self.processes[place.process].run else {
+                return Ok(());
+            };
             if run.in_flight.insert(id, outgoing).is_some() {
                 return Err(Violation::new(
                     "identity",
@@ -128,8 +136,10 @@ impl Sim {
         let reports = run.controller.take_reports();
         let wake = run.controller.wake_at().map(|at| clocks.when(at));
         for report in reports {
-            self.checks
-                .reported(place, &report, (self.now, self.rough))?;
+            let verdict =
+                self.checks
+                    .reported(place, &report, self.now > self.plan.rough_for + CATCH_UP);
+            self.judge(verdict)?;
             let (about, text) = of_report(&report);
             self.log(Some(&about), || format!("{place} reports {text}"));
         }
@@ -174,11 +184,23 @@ impl Sim {
         } else {
             self.rng.stretch(MS, 8 * MS)
         };
-        let fate = if self.rough {
-            self.fate(&outgoing.request)
-        } else {
-            Fate::Arrives
+        let cut = self.processes[place.process]
+            .cut_until
+            .saturating_sub(self.now);
+        let fate = match cut {
+            0 if self.rough => self.fate(&outgoing.request),
+            0 => Fate::Arrives,
+            _ if write && self.rng.chance(8_000) => {
+                Fate::Late(cut + self.rng.stretch(MS, 2 * SECOND))
+            }
+            _ => Fate::LostBefore,
         };
+        let back = back
+            + if cut > 0 {
+                self.rng.stretch(50 * MS, 9 * SECOND)
+            } else {
+                0
+            };
         self.log(name_of(&outgoing.request), || {
             format!("{place} sends {} [{fate:?}]", of_request(&outgoing.request))
         });
@@ -202,9 +224,8 @@ impl Sim {
                 self.unclear(place, id, &outgoing.request, there + back);
                 self.after(there, Due::Arrive(place, Box::new(outgoing), Reply::Never));
             }
-            Fate::Late => {
+            Fate::Late(late) => {
                 self.unclear(place, id, &outgoing.request, there + back);
-                let late = self.rng.stretch(SECOND, 240 * SECOND);
                 self.after(late, Due::Arrive(place, Box::new(outgoing), Reply::Never));
             }
         }
@@ -229,14 +250,14 @@ impl Sim {
         let patch = matches!(
             request,
             Request::AssignPodCidrs(_)
-                | Request::TouchNode { .. }
+                | Request::TouchNode(_)
                 | Request::SetPoolFinalizers { .. }
                 | Request::SetPoolStatus { .. }
         );
         if rng.chance(network.lost_before) {
             Fate::LostBefore
         } else if request.is_write() && rng.chance(network.late) {
-            Fate::Late
+            Fate::Late(rng.stretch(SECOND, 240 * SECOND))
         } else if rng.chance(network.lost_after) {
             Fate::LostAfter
         } else if patch && rng.chance(network.refused) {
@@ -343,7 +364,7 @@ impl Sim {
         run.elector.release(settled);
         self.log(None, || format!("{place} hands over, settled: {settled}"));
         if settled {
-            self.check_hand_over(place)?;
+            self.judge(self.check_hand_over(place))?;
         }
         self.after(0, Due::Lease(place));
         Ok(())
@@ -404,7 +425,10 @@ impl Sim {
     }
 
     fn send_lease(&mut self, place: Where, ask: Ask) {
-        let lost = self.rough && self.rng.chance(self.plan.network.lease_lost);
+        let cut = self.processes[place.process]
+            .cut_until
+            .saturating_sub(self.now);
+        let lost = cut > 0 || (self.rough && self.rng.chance(self.plan.network.lease_lost));
         let slow = self.rough && self.rng.chance(self.plan.network.slow);
         let there = if slow {
             self.rng.stretch(50 * MS, 4 * SECOND)
@@ -424,6 +448,10 @@ impl Sim {
             return;
         }
         let (answer, arrives) = match self.rng.below(4) {
+            _ if cut > 0 => (
+                Answer::Unclear,
+                Some(cut + self.rng.stretch(MS, 2 * SECOND)),
+            ),
             0 => (Answer::Failed, None),
             1 => (Answer::Unclear, None),
             2 => (Answer::Unclear, Some(there)),
@@ -461,7 +489,7 @@ impl Sim {
 
     /// Passes on news of leadership, and sees that two gates are never open.
     fn leadership_changed(&mut self, place: Where) -> Result<(), Violation> {
-        self.check_gates()?;
+        self.judge(self.check_gates())?;
         let Some(run) = &mut self.processes[place.process].run else {
             return Ok(());
         };
@@ -539,7 +567,7 @@ enum Fate {
     Refused(Refusal),
     LostBefore,
     LostAfter,
-    Late,
+    Late(Time),
 }
 
 impl std::fmt::Display for Where {

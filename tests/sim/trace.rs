@@ -8,7 +8,7 @@ use cadastre::cluster::seen::Text;
 
 use super::clock::{SECOND, Time};
 
-/// How many lines a failure shows.
+/// How many lines a failure shows, unless `LINES` says otherwise.
 const SHOWN: usize = 60;
 
 /// Lines of one run. Off by default: a failing seed is run again with it on.
@@ -73,7 +73,11 @@ impl Trace {
                 .as_ref()
                 .is_none_or(|name| names.is_empty() || names.contains(name))
         };
-        let skipped = all().filter(concerned).count().saturating_sub(SHOWN);
+        let shown = std::env::var("LINES")
+            .ok()
+            .and_then(|text| text.parse().ok())
+            .unwrap_or(SHOWN);
+        let skipped = all().filter(concerned).count().saturating_sub(shown);
         let mut out = String::new();
         for line in all().filter(concerned).skip(skipped) {
             let about = line.about.as_deref().unwrap_or("-");

@@ -59,13 +59,13 @@ pub fn name_of(request: &Request) -> Option<&Text> {
         | Request::ReadSubnet { name }
         | Request::ReadPool { name }
         | Request::ListPodsOf { node: name }
-        | Request::TouchNode { name, .. }
         | Request::CreateSubnet { name, .. }
         | Request::ReplaceSubnet { name, .. }
         | Request::DeleteSubnet { name, .. }
         | Request::SetPoolFinalizers { name, .. }
         | Request::SetPoolStatus { name, .. } => Some(name),
         Request::AssignPodCidrs(a) => Some(&a.name),
+        Request::TouchNode(t) => Some(&t.name),
     }
 }
 
@@ -89,7 +89,10 @@ pub fn of_request(request: &Request) -> String {
                 if a.annotated { "" } else { " bare" }
             )
         }
-        Request::TouchNode { uid, term, .. } => format!("{verb} {uid} {term}"),
+        Request::TouchNode(t) => {
+            let from = t.from.as_deref().unwrap_or("-");
+            format!("{verb} {} from {from} to {}", t.uid, t.term)
+        }
         Request::CreateSubnet { spec, .. } => format!("{verb} {}", subnet(spec)),
         Request::ReplaceSubnet { version, spec, .. } => {
             format!("{verb} v{version} {}", subnet(spec))

@@ -320,14 +320,17 @@ impl Sim {
         };
         IPPoolSpec {
             ipv4: (families < 9).then(|| IPv4Ranges {
-                cidrs: vec![format!("10.244.{}.0/21", slice * 8)],
+                cidrs: vec![format!("10.244.{}.0/{}", slice * 8, self.plan.slice)],
                 block_size: *self.rng.pick(&[24, 24, 25, 26]),
             }),
             ipv6: (families > 5).then(|| IPv6Ranges {
                 cidrs: vec![
-                    Cidr::new(addr(&format!("fd00:0:0:{:x}::", slice * 16)), 60)
-                        .unwrap()
-                        .to_string(),
+                    Cidr::new(
+                        addr(&format!("fd00:0:0:{:x}::", slice * 16)),
+                        self.plan.slice + 40,
+                    )
+                    .unwrap()
+                    .to_string(),
                 ],
                 block_size: *self.rng.pick(&[64, 64, 66]),
             }),
@@ -448,6 +451,7 @@ impl Sim {
         self.log(None, || "faults end".to_owned());
         for process in &mut self.processes {
             process.paused_until = process.paused_until.min(self.now);
+            process.cut_until = process.cut_until.min(self.now);
             process.clocks.wall_off = 0;
         }
         for process in 0..self.processes.len() {
