@@ -11,6 +11,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 SEED ?=
 STEPS ?=
 NODES ?= 5000
+ROUNDS ?= 3
 
 # The simulation is a step of its own; every other test binary of the package is a unit test.
 TESTS := $(filter-out sim,$(patsubst tests/%/main.rs,%,$(wildcard tests/*/main.rs)) \
@@ -65,10 +66,10 @@ bench: setup ## micro-benchmarks of the core
 	$(call say,bench)
 	$(CARGO) bench -p cadastre
 
-bench-scale: setup control-plane ## podCIDRs for NODES=5000 nodes, beside kube-controller-manager
+bench-scale: setup control-plane ## podCIDRs for NODES=5000, best of ROUNDS=3, beside kube-controller-manager
 	$(call say,bench-scale: release build)
 	$(CARGO) build --release -p cadastre -p cadastre-e2e --bin cadastre --bin cadastre-bench
-	@exec $(TARGET)/release/cadastre-bench $(NODES)
+	@exec $(TARGET)/release/cadastre-bench $(NODES) $(ROUNDS)
 
 crd: setup ## write config/crd from the code
 	@$(CARGO) build -q -p cadastre

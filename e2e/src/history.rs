@@ -21,6 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
+use cadastre::api::TERM_ANNOTATION;
 use futures::{StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::core::v1::Node;
 use kube::api::ObjectMeta;
@@ -58,6 +59,8 @@ pub struct Revision {
     pub name: String,
     /// As written in the API.
     pub pod_cidrs: Vec<String>,
+    /// The annotation `cadastre.dev/term`: which leader fenced the node off from earlier ones.
+    pub term: Option<String>,
     /// True for the last one: the node is gone.
     pub deleted: bool,
 }
@@ -129,6 +132,11 @@ impl History {
         reached?
             .last_assignment
             .context("no node had to be assigned")
+    }
+
+    /// How many live nodes have podCIDRs now.
+    pub fn assigned(&self) -> usize {
+        self.progress.borrow().assigned
     }
 
     /// Waits at most `limit` until `count` nodes are alive.
@@ -253,6 +261,7 @@ impl Log {
             uid,
             name: node.name_any(),
             pod_cidrs,
+            term: node.annotations().get(TERM_ANNOTATION).cloned(),
             deleted: false,
         });
     }

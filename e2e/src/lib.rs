@@ -20,8 +20,10 @@ pub mod control_plane;
 pub mod crds;
 pub mod daemon;
 pub mod history;
+pub mod install;
 pub mod kcm;
 pub mod kubeconfig;
+pub mod lease;
 pub mod metrics;
 pub mod nodes;
 pub mod pki;
@@ -29,6 +31,7 @@ pub mod ports;
 pub mod process;
 pub mod raw;
 pub mod scratch;
+pub mod wait;
 
 pub use control_plane::{ControlPlane, Options};
 pub use daemon::Daemon;

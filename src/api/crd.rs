@@ -4,10 +4,12 @@
 //! said in theirs here.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
-    CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
+    CustomResourceColumnDefinition, CustomResourceDefinition, JSONSchemaProps,
+    JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
 };
 use kube::CustomResourceExt as _;
 
+use super::columns;
 use super::pool::IPPool;
 use super::subnet::NodeSubnet;
 
@@ -26,8 +28,18 @@ pub enum CrdError {
 
 /// The CRDs of all kinds.
 pub fn all() -> Vec<CustomResourceDefinition> {
-    let mut crds = vec![IPPool::crd(), NodeSubnet::crd()];
-    for version in crds.iter_mut().flat_map(|crd| &mut crd.spec.versions) {
+    vec![
+        finish(IPPool::crd(), &columns::pool()),
+        finish(NodeSubnet::crd(), &columns::subnet()),
+    ]
+}
+
+fn finish(
+    mut crd: CustomResourceDefinition,
+    columns: &[CustomResourceColumnDefinition],
+) -> CustomResourceDefinition {
+    for version in &mut crd.spec.versions {
+        version.additional_printer_columns = Some(columns.to_vec());
         if let Some(schema) = version
             .schema
             .as_mut()
@@ -36,7 +48,7 @@ pub fn all() -> Vec<CustomResourceDefinition> {
             conform(schema);
         }
     }
-    crds
+    crd
 }
 
 /// The CRDs of all kinds, as one YAML stream.

@@ -7,6 +7,7 @@
 //! | [`subnet`] | NodeSubnet: what one node holds, and what earlier nodes of its name held |
 //! | `rules` | what the API server itself refuses, in CEL |
 //! | [`crd`] | the CustomResourceDefinitions of both kinds, as objects and as YAML |
+//! | `columns` | what `kubectl get` shows |
 //! | [`watched`] | the few fields of Nodes and Pods that are worth parsing |
 //!
 //! # Guarantees
@@ -14,6 +15,7 @@
 //!   A reader may still meet objects that are older than a rule: rules do not look back.
 //! - An absent field and an absent object read the same: no field is ever `null`.
 
+mod columns;
 pub mod crd;
 pub mod names;
 pub mod pool;

@@ -23,28 +23,7 @@ use super::rules;
     status = "IPPoolStatus",
     derive = "PartialEq",
     doc = "Ranges of addresses, and which nodes get a part of them.",
-    validation = rules::pool_name(),
-    printcolumn(name = "IPv4", type_ = "string", json_path = ".spec.ipv4.cidrs", description = "IPv4 ranges"),
-    printcolumn(name = "Block4", type_ = "integer", json_path = ".spec.ipv4.blockSize", description = "Prefix length of what a node gets"),
-    printcolumn(name = "Free4", type_ = "string", json_path = ".status.ipv4.free", description = "IPv4 blocks that are free"),
-    printcolumn(name = "IPv6", type_ = "string", json_path = ".spec.ipv6.cidrs", description = "IPv6 ranges"),
-    printcolumn(name = "Block6", type_ = "integer", json_path = ".spec.ipv6.blockSize", description = "Prefix length of what a node gets"),
-    printcolumn(name = "Free6", type_ = "string", json_path = ".status.ipv6.free", description = "IPv6 blocks that are free"),
-    printcolumn(name = "Nodes", type_ = "integer", json_path = ".status.nodes", description = "Nodes that hold a range of the pool"),
-    printcolumn(name = "Waiting", type_ = "integer", json_path = ".status.waiting", description = "Nodes that wait for a range of the pool"),
-    printcolumn(name = "Priority", type_ = "integer", json_path = ".spec.priority", description = "Higher first where several pools select a node"),
-    printcolumn(name = "Ready", type_ = "string", json_path = r#".status.conditions[?(@.type=="Ready")].status"#, description = "Whether it serves the nodes it selects"),
-    printcolumn(name = "Reason", type_ = "string", json_path = r#".status.conditions[?(@.type=="Ready")].reason"#, description = "Why, or why not"),
-    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
-    printcolumn(name = "Used4", type_ = "string", json_path = ".status.ipv4.utilization", priority = 1, description = "Part of the IPv4 blocks that is not free"),
-    printcolumn(name = "Held4", type_ = "string", json_path = ".status.ipv4.held", priority = 1, description = "IPv4 blocks that nodes hold"),
-    printcolumn(name = "Quarantined4", type_ = "string", json_path = ".status.ipv4.quarantined", priority = 1, description = "IPv4 blocks that rest before reuse"),
-    printcolumn(name = "Used6", type_ = "string", json_path = ".status.ipv6.utilization", priority = 1, description = "Part of the IPv6 blocks that is not free"),
-    printcolumn(name = "Held6", type_ = "string", json_path = ".status.ipv6.held", priority = 1, description = "IPv6 blocks that nodes hold"),
-    printcolumn(name = "Quarantined6", type_ = "string", json_path = ".status.ipv6.quarantined", priority = 1, description = "IPv6 blocks that rest before reuse"),
-    printcolumn(name = "Disabled", type_ = "boolean", json_path = ".spec.disabled", priority = 1, description = "Hands out nothing new"),
-    printcolumn(name = "Selector", type_ = "string", json_path = ".spec.nodeSelector", priority = 1, description = "The nodes it serves; empty is every node"),
-    printcolumn(name = "Message", type_ = "string", json_path = r#".status.conditions[?(@.type=="Ready")].message"#, priority = 1, description = "Why, or why not, in words")
+    validation = rules::pool_name()
 )]
 #[serde(rename_all = "camelCase")]
 #[x_kube(

@@ -190,34 +190,26 @@ const HIGH: &str = "self.substring(self.indexOf('-') + 1)";
 /// Whether the lower end of a range is not above the upper one.
 ///
 /// It is below when, for some length n, the two agree in the bits before the n-th, which is 0 in the
-/// lower and 1 in the upper end: the lower end masked to n bits is the address of the upper one masked
-/// to n - 1, but as a CIDR it does not contain the upper one.
+/// lower and 1 in the upper end. Then the n bits of the lower end, as a CIDR, contain the upper end
+/// with all but n - 1 bits cleared, but not the upper end itself.
 ///
-/// The texts of the lengths are cut out of literals, as the cost of a text made from a number cannot
-/// be estimated.
+/// Only what every server can estimate is used: the texts of the lengths are cut out of literals,
+/// since a text made from a number could be of any length, and no two addresses are compared by ==.
 fn is_ordered() -> String {
-    let tens: String = (0..=12)
-        .map(|ten| {
-            if ten == 0 {
-                "  ".into()
-            } else {
-                format!("{ten:>2}")
-            }
-        })
-        .collect();
-    let length = |n: &str| {
+    /// The tens of 0 to 128, two characters each.
+    const TENS: &str = "   1 2 3 4 5 6 7 8 9101112";
+    let cidr = |end: &str, n: &str| {
         format!(
-            "('{tens}'.substring({n} / 10 * 2, {n} / 10 * 2 + 2) + '0123456789'.substring({n} % 10, {n} % 10 + 1)).trim()"
+            "cidr({end} + '/' + ('{TENS}'.substring({n} / 10 * 2, {n} / 10 * 2 + 2) + '0123456789'.substring({n} % 10, {n} % 10 + 1)).trim())"
         )
     };
-    let masked = |end: &str, n: &str| format!("cidr({end} + '/' + {}).masked()", length(n));
-    // From the end, where the ends of most ranges differ.
-    let numbers: Vec<String> = (1..=128).rev().map(|n| n.to_string()).collect();
+    // From the end, as that is where most ranges differ.
+    let lengths: Vec<String> = (1..=128).rev().map(|n| n.to_string()).collect();
     format!(
-        "({LOW} == {HIGH} || [{}].exists(n, n <= (self.contains(':') ? 128 : 32) && [{}].all(p, p.ip() == {}.ip() && !p.containsIP({HIGH}))))",
-        numbers.join(", "),
-        masked(LOW, "n"),
-        masked(HIGH, "(n - 1)"),
+        "({LOW} == {HIGH} || [{}].exists(n, n <= (self.contains(':') ? 128 : 32) && [{}].all(p, p.containsIP({}.masked().ip()) && !p.containsIP({HIGH}))))",
+        lengths.join(", "),
+        cidr(LOW, "n"),
+        cidr(HIGH, "(n - 1)"),
     )
 }
 

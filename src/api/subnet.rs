@@ -22,70 +22,7 @@ use super::rules;
     shortname = "nsub",
     category = "cadastre",
     derive = "PartialEq",
-    doc = "What a node holds, and what earlier nodes of its name held. Written by the controller; read-only for everybody else.",
-    printcolumn(
-        name = "CIDR",
-        type_ = "string",
-        json_path = ".spec.podCIDRs[0].cidr",
-        description = "What the node holds"
-    ),
-    printcolumn(
-        name = "Pool",
-        type_ = "string",
-        json_path = ".spec.podCIDRs[0].pool",
-        description = "The pool it is of; empty: of none"
-    ),
-    printcolumn(
-        name = "CIDR2",
-        type_ = "string",
-        json_path = ".spec.podCIDRs[1].cidr",
-        description = "What the node holds of the second family"
-    ),
-    printcolumn(
-        name = "Resting",
-        type_ = "string",
-        json_path = ".spec.previous[0].podCIDRs[0].cidr",
-        description = "What the last node of that name held, in quarantine"
-    ),
-    printcolumn(
-        name = "Until",
-        type_ = "string",
-        json_path = ".spec.previous[0].until",
-        description = "When its quarantine is over at the earliest"
-    ),
-    printcolumn(
-        name = "Age",
-        type_ = "date",
-        json_path = ".metadata.creationTimestamp"
-    ),
-    printcolumn(
-        name = "Pool2",
-        type_ = "string",
-        json_path = ".spec.podCIDRs[1].pool",
-        priority = 1,
-        description = "The pool of the second family"
-    ),
-    printcolumn(
-        name = "Resting2",
-        type_ = "string",
-        json_path = ".spec.previous[0].podCIDRs[1].cidr",
-        priority = 1,
-        description = "What the last node held of the second family"
-    ),
-    printcolumn(
-        name = "NodeUID",
-        type_ = "string",
-        json_path = ".spec.nodeUID",
-        priority = 1,
-        description = "The node that holds; empty: no such node exists"
-    ),
-    printcolumn(
-        name = "ProviderID",
-        type_ = "string",
-        json_path = ".spec.providerID",
-        priority = 1,
-        description = "The machine behind the node"
-    )
+    doc = "What a node holds, and what earlier nodes of its name held. Written by the controller; read-only for everybody else."
 )]
 #[serde(rename_all = "camelCase")]
 pub struct NodeSubnetSpec {

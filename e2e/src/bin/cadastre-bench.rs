@@ -1,175 +1,306 @@
-//! How long until N nodes have podCIDRs: `make bench-scale NODES=5000`.
+//! `make bench-scale`: podCIDRs for many nodes, side by side in one run, medians of three rounds.
 //!
-//! Each row has a control plane of its own and the same watching [`History`], so they differ in the
-//! writer alone. *raw* knows every range beforehand and only sends PATCHes: the API server's own
-//! speed, which no controller can beat. Times run from the start of the writer (raw: from its first
-//! request) until the last node was seen with podCIDRs.
+//! Every measurement has a control plane of its own, with the nodes there before the contender
+//! starts. The end is the moment a watch shows the last node's podCIDR; nothing polls meanwhile.
+//! Prints a table in Markdown, for docs/performance.md.
 
 use std::io::Write as _;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use cadastre_e2e::control_plane::ADMIN;
-use cadastre_e2e::daemon::DaemonOptions;
-use cadastre_e2e::{ControlPlane, Daemon, History, KcmOptions, Options, Process, crds, nodes};
-use comfy_table::Table;
+use cadastre_e2e::control_plane::{ADMIN, ControlPlane, Options};
+use cadastre_e2e::daemon::{Daemon, DaemonOptions};
+use cadastre_e2e::metrics::{self, Request};
+use cadastre_e2e::process::Usage;
+use cadastre_e2e::raw::{Call, JSON};
+use cadastre_e2e::{History, KcmOptions, crds, nodes};
 
-const LIMIT: Duration = Duration::from_secs(900);
-const POOL: &str = r#"{
-  "apiVersion": "cadastre.dev/v1alpha1", "kind": "IPPool", "metadata": {"name": "bench"},
-  "spec": {
-    "allocate": "NodeCIDR",
-    "ipv4": {"cidrs": ["10.0.0.0/11"], "blockSize": 24},
-    "ipv6": {"cidrs": ["fd00:244::/48"], "blockSize": 64}
-  }
-}"#;
+const ROUNDS: usize = 3;
+const LIMIT: Duration = Duration::from_secs(600);
+/// Nodes for kube-controller-manager at its defaults, which does about 20 a second.
+const DEFAULT_NODES: u32 = 1000;
+const RANGE: &str = "10.0.0.0/10";
+const POOL: &str = r"
+apiVersion: cadastre.dev/v1alpha1
+kind: IPPool
+metadata: {name: bench}
+spec: {allocate: NodeCIDR, ipv4: {cidrs: [10.0.0.0/10], blockSize: 24}}
+";
 
-/// Who gives the nodes their podCIDRs.
-#[derive(Clone, Copy)]
-enum Writer {
-    Raw { connections: usize },
-    Kcm { qps: u32 },
-    Cadastre,
-}
-
-struct Outcome {
-    elapsed: Duration,
-    writer_peak: Option<u64>,
-    apiserver_cpu: Duration,
+/// What one contender did in one round.
+struct Run {
+    wall: Duration,
+    requests: String,
+    usage: Option<Usage>,
 }
 
 #[tokio::main]
 async fn main() -> Result<()> {
-    let count = match std::env::args().nth(1) {
-        Some(text) => text.parse().context("usage: cadastre-bench [NODES]")?,
-        None => 5_000,
+    let count: u32 = match std::env::args().nth(1) {
+        Some(text) => text
+            .parse()
+            .with_context(|| format!("{text} is no number of nodes"))?,
+        None => 5000,
     };
-    let writers = [
-        Writer::Raw { connections: 16 },
-        Writer::Raw { connections: 32 },
-        Writer::Raw { connections: 64 },
-        Writer::Raw { connections: 128 },
-        Writer::Kcm { qps: 5_000 },
-        Writer::Cadastre,
-    ];
-    let mut table = Table::new();
-    table.load_preset(comfy_table::presets::ASCII_MARKDOWN);
-    table.set_header([
-        "writer",
-        "s",
-        "nodes/s",
-        "x best raw",
-        "peak MiB",
-        "API server CPU s",
-    ]);
-    let mut best = f64::INFINITY;
-    for writer in writers {
-        let name = writer.name();
-        eprintln!("{name}: {count} nodes …");
-        let outcome = measure(writer, count)
-            .await
-            .with_context(|| format!("{name} failed"))?;
-        let seconds = outcome.elapsed.as_secs_f64();
-        if matches!(writer, Writer::Raw { .. }) {
-            best = best.min(seconds);
-        }
-        table.add_row([
-            name,
-            format!("{seconds:.2}"),
-            format!("{:.0}", f64::from(count) / seconds),
-            format!("{:.2}", seconds / best),
-            outcome
-                .writer_peak
-                .map_or("-".to_owned(), |bytes| (bytes >> 20).to_string()),
-            format!("{:.2}", outcome.apiserver_cpu.as_secs_f64()),
-        ]);
+    let (mut raw, mut ours, mut tuned, mut default) = (vec![], vec![], vec![], vec![]);
+    let mut restarts = Vec::new();
+    for round in 1..=ROUNDS {
+        progress(&format!("round {round} of {ROUNDS}: raw PATCHes"))?;
+        raw.push(raw_patches(count).await?);
+        progress("cadastre")?;
+        let (run, restart) = cadastre(count).await?;
+        ours.push(run);
+        restarts.push(restart);
+        progress("kube-controller-manager, --kube-api-qps=5000")?;
+        tuned.push(kcm(count, 5000).await?);
+        progress("kube-controller-manager, defaults")?;
+        default.push(kcm(DEFAULT_NODES.min(count), 20).await?);
     }
-    writeln!(std::io::stdout(), "{table}")?;
-    Ok(())
+    let floor = median(raw.iter().map(|run| run.wall));
+    say(
+        "| contender | nodes | wall, median (all) | nodes/s | x raw | CPU s | peak MiB | API requests |",
+    )?;
+    say("|---|---|---|---|---|---|---|---|")?;
+    row("raw parallel PATCH", count, &raw, floor)?;
+    row("cadastre", count, &ours, floor)?;
+    row("kube-controller-manager, qps 5000", count, &tuned, floor)?;
+    row(
+        "kube-controller-manager, defaults",
+        DEFAULT_NODES.min(count),
+        &default,
+        floor,
+    )?;
+    say("")?;
+    let of = |pick: fn(&Restart) -> Duration| median(restarts.iter().map(pick)).as_secs_f64();
+    let (lists, ready) = (of(|r| r.lists), of(|r| r.ready));
+    let rest = restarts.iter().map(|r| r.rss).max().unwrap_or_default();
+    let peak = restarts.iter().map(|r| r.peak).max().unwrap_or_default();
+    say(&format!(
+        "Restart to ready with {count} nodes: {ready:.2} s; the raw LISTs it needs, side by side: {lists:.2} s; ratio {:.2}. \
+         Memory after the restart: {:.1} MiB at rest, {:.1} MiB peak.",
+        ready / lists,
+        mib(rest),
+        mib(peak),
+    ))
 }
 
-impl Writer {
-    fn name(self) -> String {
-        match self {
-            Self::Raw { connections } => format!("raw, {connections} connections"),
-            Self::Kcm { qps } => format!("kube-controller-manager, QPS {qps}"),
-            Self::Cadastre => "cadastre".to_owned(),
-        }
-    }
+fn say(text: &str) -> Result<()> {
+    Ok(writeln!(std::io::stdout(), "{text}")?)
 }
 
-async fn measure(writer: Writer, count: u32) -> Result<Outcome> {
+fn progress(text: &str) -> Result<()> {
+    Ok(writeln!(std::io::stderr(), "{text} ...")?)
+}
+
+fn median(values: impl Iterator<Item = Duration>) -> Duration {
+    let mut values: Vec<Duration> = values.collect();
+    values.sort_unstable();
+    values.get(values.len() / 2).copied().unwrap_or_default()
+}
+
+#[allow(clippy::cast_precision_loss)] // for people
+fn mib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}
+
+fn row(name: &str, count: u32, runs: &[Run], floor: Duration) -> Result<()> {
+    let wall = median(runs.iter().map(|run| run.wall)).as_secs_f64();
+    let all: Vec<String> = runs
+        .iter()
+        .map(|run| format!("{:.2}", run.wall.as_secs_f64()))
+        .collect();
+    let cpu = runs
+        .iter()
+        .filter_map(|run| run.usage)
+        .map(|usage| usage.cpu);
+    let peak = runs
+        .iter()
+        .filter_map(|run| run.usage)
+        .map(|usage| usage.peak_rss)
+        .max();
+    let cpu = match runs.first().and_then(|run| run.usage) {
+        Some(_) => format!("{:.2}", median(cpu).as_secs_f64()),
+        None => "-".to_owned(),
+    };
+    let peak = peak.map_or_else(|| "-".to_owned(), |peak| format!("{:.1}", mib(peak)));
+    let requests = runs
+        .last()
+        .map(|run| run.requests.as_str())
+        .unwrap_or_default();
+    say(&format!(
+        "| {name} | {count} | {wall:.2} s ({}) | {:.0} | {:.2} | {cpu} | {peak} | {requests} |",
+        all.join(", "),
+        f64::from(count) / wall,
+        wall / floor.as_secs_f64(),
+    ))
+}
+
+/// A control plane with that many empty nodes, quiet.
+async fn cluster(count: u32) -> Result<(ControlPlane, History)> {
     let cluster = ControlPlane::start(Options::default()).await?;
-    let client = cluster.client().await?;
-    crds::install(&client).await?;
-    cluster.kubectl_stdin(&["apply", "-f", "-"], POOL).await?;
     nodes::create(&cluster, count, nodes::numbered).await?;
-    let history = History::start(client).await?;
-    let cpu = cluster.apiserver()?.usage()?.cpu;
-    let (elapsed, writer_peak) = match writer {
-        Writer::Raw { connections } => (raw(&cluster, &history, count, connections).await?, None),
-        Writer::Kcm { qps } => {
-            let options = KcmOptions {
-                qps,
-                burst: 2 * qps,
-                ..KcmOptions::node_ipam(&["10.0.0.0/11", "fd00:244::/48"])
-            };
-            let start = Instant::now();
-            let kcm = cluster.start_kcm(&options)?;
-            finish(&history, count, start, &kcm).await?
-        }
-        Writer::Cadastre => {
-            let options = DaemonOptions {
-                name: "bench".to_owned(),
-                args: vec!["controller".to_owned()],
-                env: Vec::new(),
-            };
-            let start = Instant::now();
-            let mut daemon =
-                Daemon::start(cluster.folder(), &cluster.kubeconfig(ADMIN)?, &options)?;
-            finish(&history, count, start, daemon.process()).await?
-        }
-    };
-    history.assert_no_duplicates();
-    Ok(Outcome {
-        elapsed,
-        writer_peak,
-        apiserver_cpu: cluster.apiserver()?.usage()?.cpu.saturating_sub(cpu),
-    })
+    let history = History::start(cluster.client().await?).await?;
+    history
+        .wait_until_live(usize::try_from(count)?, LIMIT)
+        .await?;
+    Ok((cluster, history))
 }
 
-async fn raw(
+/// Runs `start` on a fresh cluster and measures until the last node is seen to be served.
+async fn measure(
     cluster: &ControlPlane,
     history: &History,
     count: u32,
-    connections: usize,
-) -> Result<Duration> {
-    let calls = (0..count).map(|i| {
-        let v4 = std::net::Ipv4Addr::from(0x0A00_0000 + (i << 8));
-        nodes::assign(
-            &format!("node-{i:05}"),
-            &[format!("{v4}/24"), format!("fd00:244:0:{i:x}::/64")],
-        )
-    });
-    let calls = calls.collect::<Result<_>>()?;
-    let endpoint = cluster.endpoint()?;
-    let start = Instant::now();
-    endpoint.send_all(connections, calls).await?;
-    Ok(history
-        .wait_until_all_assigned(count as usize, LIMIT)
-        .await?
-        - start)
+    begun: Instant,
+    before: &[metrics::Sample],
+) -> Result<(Duration, String)> {
+    let last = history
+        .wait_until_all_assigned(usize::try_from(count)?, LIMIT)
+        .await?;
+    history.assert_no_duplicates();
+    let after = metrics::requests(&cluster.apiserver_metrics().await?);
+    let before = metrics::requests(before);
+    let grew = |request: &Request, n: u64| n - before.get(request).copied().unwrap_or(0);
+    let mut counted: Vec<String> = Vec::new();
+    for (request, n) in &after {
+        let n = grew(request, *n);
+        let ours = ["nodes", "nodesubnets", "ippools", "pods", "servicecidrs"];
+        if n > 0 && ours.contains(&request.resource.as_str()) {
+            counted.push(format!("{n} {} {}", request.verb, request.resource));
+        }
+    }
+    Ok((last.duration_since(begun), counted.join(", ")))
 }
 
-async fn finish(
-    history: &History,
-    count: u32,
-    start: Instant,
-    writer: &Process,
-) -> Result<(Duration, Option<u64>)> {
-    let end = history
-        .wait_until_all_assigned(count as usize, LIMIT)
-        .await
-        .with_context(|| writer.log_tail(20))?;
-    Ok((end - start, Some(writer.usage()?.peak_rss)))
+async fn raw_patches(count: u32) -> Result<Run> {
+    let (cluster, history) = cluster(count).await?;
+    let calls = (0..count)
+        .map(|i| {
+            let range = format!("{}/24", std::net::Ipv4Addr::from(0x0A00_0000 + (i << 8)));
+            nodes::assign(&format!("node-{i:05}"), &[range])
+        })
+        .collect::<Result<Vec<Call>>>()?;
+    let before = cluster.apiserver_metrics().await?;
+    let begun = Instant::now();
+    cluster
+        .endpoint()?
+        .send_all(nodes::CONNECTIONS, calls)
+        .await?;
+    let (wall, requests) = measure(&cluster, &history, count, begun, &before).await?;
+    Ok(Run {
+        wall,
+        requests,
+        usage: None,
+    })
+}
+
+async fn kcm(count: u32, qps: u32) -> Result<Run> {
+    let (cluster, history) = cluster(count).await?;
+    let burst = if qps > 20 { qps } else { 30 };
+    let options = KcmOptions {
+        qps,
+        burst,
+        ..KcmOptions::node_ipam(&[RANGE])
+    };
+    let before = cluster.apiserver_metrics().await?;
+    let begun = Instant::now();
+    let process = cluster.start_kcm(&options)?;
+    let (wall, requests) = measure(&cluster, &history, count, begun, &before).await?;
+    Ok(Run {
+        wall,
+        requests,
+        usage: Some(process.usage()?),
+    })
+}
+
+/// A restart with everything in place.
+struct Restart {
+    lists: Duration,
+    ready: Duration,
+    rss: u64,
+    peak: u64,
+}
+
+async fn cadastre(count: u32) -> Result<(Run, Restart)> {
+    let (cluster, history) = cluster(count).await?;
+    crds::install(&cluster.client().await?).await?;
+    cluster.kubectl_stdin(&["apply", "-f", "-"], POOL).await?;
+    let before = cluster.apiserver_metrics().await?;
+    let begun = Instant::now();
+    let mut daemon = start(&cluster, "first")?;
+    let (wall, requests) = measure(&cluster, &history, count, begun, &before).await?;
+    let usage = daemon.process().usage()?;
+    until_subnets(&cluster, count).await?;
+    daemon.process().stop(Duration::from_secs(30)).await?;
+
+    // The controller's lists, at the same time, by a client that does not read them.
+    let begun = Instant::now();
+    let endpoint = cluster.endpoint()?;
+    let paths = [
+        "/api/v1/nodes",
+        "/api/v1/pods",
+        "/apis/cadastre.dev/v1alpha1/nodesubnets",
+        "/apis/cadastre.dev/v1alpha1/ippools",
+        "/apis/networking.k8s.io/v1/servicecidrs",
+    ];
+    let get = |path: &&str| Call {
+        method: http::Method::GET,
+        path: (*path).to_owned(),
+        content_type: JSON,
+        body: hyper::body::Bytes::new(),
+    };
+    endpoint
+        .send_all(paths.len(), paths.iter().map(get).collect())
+        .await?;
+    let lists = begun.elapsed();
+    let begun = Instant::now();
+    let mut daemon = start(&cluster, "again")?;
+    daemon.wait_ready(LIMIT).await?;
+    let ready = begun.elapsed();
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    let rest = daemon.process().usage()?;
+    let restart = Restart {
+        lists,
+        ready,
+        rss: rest.rss,
+        peak: rest.peak_rss,
+    };
+    Ok((
+        Run {
+            wall,
+            requests,
+            usage: Some(usage),
+        },
+        restart,
+    ))
+}
+
+fn start(cluster: &ControlPlane, name: &str) -> Result<Daemon> {
+    let options = DaemonOptions {
+        name: name.to_owned(),
+        args: vec!["controller".to_owned()],
+        env: Vec::new(),
+    };
+    Daemon::start(cluster.folder(), &cluster.kubeconfig(ADMIN)?, &options)
+}
+
+/// NodeSubnets follow the podCIDRs: waits until there is one for each node.
+async fn until_subnets(cluster: &ControlPlane, count: u32) -> Result<()> {
+    let until = Instant::now() + LIMIT;
+    let api = kube::Api::<cadastre::api::NodeSubnet>::all(cluster.client().await?);
+    loop {
+        let found = api
+            .list_metadata(&kube::api::ListParams::default())
+            .await?
+            .items
+            .len();
+        if found >= usize::try_from(count)? {
+            return Ok(());
+        }
+        anyhow::ensure!(
+            Instant::now() < until,
+            "{found} NodeSubnets of {count} after {LIMIT:?}"
+        );
+        tokio::time::sleep(Duration::from_millis(250)).await;
+    }
 }

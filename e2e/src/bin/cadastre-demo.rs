@@ -1,33 +1,193 @@
-//! A control plane to play with until Ctrl-C; nothing is left of it afterwards.
+//! `make run`: a control plane, the controller, the sample pools and `NODES` nodes of two kinds,
+//! until Ctrl-C; nothing is left of it afterwards.
 
 use std::io::Write as _;
+use std::path::Path;
+use std::time::{Duration, Instant};
 
+use anyhow::{Context as _, Result};
+use cadastre::api::{IPPool, NodeSubnet};
 use cadastre_e2e::control_plane::{ADMIN, ControlPlane, Options};
+use cadastre_e2e::daemon::{Daemon, DaemonOptions};
+use cadastre_e2e::{History, crds, nodes};
+use comfy_table::Table;
+use comfy_table::presets::NOTHING;
+use k8s_openapi::api::core::v1::Node;
+use kube::{Api, Client, ResourceExt};
 use tokio::signal::unix::{SignalKind, signal};
 
+/// Rows of nodes that are printed; the rest is counted.
+const ROWS: usize = 24;
+
+/// For the slowest part, the first build left out.
+const LIMIT: Duration = Duration::from_secs(120);
+
 #[tokio::main]
-async fn main() -> anyhow::Result<()> {
+async fn main() -> Result<()> {
     let (mut interrupt, mut terminate) = (
         signal(SignalKind::interrupt())?,
         signal(SignalKind::terminate())?,
     );
-    let start = async { anyhow::Ok(Some(ControlPlane::start(Options::default()).await?)) };
-    let cluster = tokio::select! {
-        cluster = start => cluster?,
-        _ = interrupt.recv() => None,
-        _ = terminate.recv() => None,
-    };
-    let Some(cluster) = cluster else {
-        return Ok(());
-    };
-    writeln!(
-        std::io::stdout(),
-        "export KUBECONFIG={}\nCtrl-C ends it.",
-        cluster.kubeconfig(ADMIN)?.display()
-    )?;
     tokio::select! {
-        _ = interrupt.recv() => {}
-        _ = terminate.recv() => {}
+        done = demo() => done,
+        _ = interrupt.recv() => say("\nended; nothing is left of it"),
+        _ = terminate.recv() => say("\nended; nothing is left of it"),
     }
-    Ok(())
+}
+
+fn say(text: &str) -> Result<()> {
+    Ok(writeln!(std::io::stdout(), "{text}")?)
+}
+
+/// Never returns by itself once everything runs.
+async fn demo() -> Result<()> {
+    let count = match std::env::var("NODES") {
+        Ok(text) => text
+            .parse()
+            .ok()
+            .filter(|count| (1..=20_000).contains(count))
+            .with_context(|| format!("NODES={text} is no number from 1 to 20000"))?,
+        Err(_) => 20,
+    };
+    say("starting etcd and kube-apiserver ...")?;
+    let cluster = ControlPlane::start(Options::default()).await?;
+    let client = cluster.client().await?;
+    let history = History::start(client.clone()).await?;
+
+    say("applying the CRDs and config/samples, starting cadastre controller ...")?;
+    crds::install(&client).await?;
+    let samples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../config/samples");
+    cluster
+        .kubectl(&[Path::new("apply"), Path::new("-f"), &samples])
+        .await?;
+    let controller = DaemonOptions {
+        name: "controller".to_owned(),
+        args: vec!["controller".to_owned()],
+        env: Vec::new(),
+    };
+    let mut daemon = Daemon::start(cluster.folder(), &cluster.kubeconfig(ADMIN)?, &controller)?;
+    daemon.wait_ready(LIMIT).await?;
+
+    say(&format!("creating {count} nodes of two kinds ..."))?;
+    let begun = Instant::now();
+    nodes::create(&cluster, count, make).await?;
+    let last = history
+        .wait_until_all_assigned(usize::try_from(count)?, LIMIT)
+        .await?;
+    let took = last.duration_since(begun);
+    settled(&client, count).await?;
+
+    say(&format!("\n{}\n", node_table(&client).await?))?;
+    say(&format!("{}\n", pool_table(&client).await?))?;
+    say(&format!(
+        "{count} nodes had their podCIDRs {:.2} s after the first one was created.\n\n\
+         export KUBECONFIG={}\n\
+         curl {}/metrics\n\n\
+         Try: kubectl get ippools,nodesubnets; kubectl delete node node-00000; kubectl describe ippool edge\n\
+         Ctrl-C ends everything.",
+        took.as_secs_f64(),
+        cluster.kubeconfig(ADMIN)?.display(),
+        daemon.admin_address(),
+    ))?;
+    loop {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        daemon.process().check_running()?;
+    }
+}
+
+/// Even ones stand at the edge and get small IPv4 ranges, odd ones are dual-stack gateways.
+fn make(i: u32) -> Node {
+    let mut node = nodes::numbered(i);
+    let (key, value) = if i % 2 == 0 {
+        ("example.com/site", "edge")
+    } else {
+        ("example.com/role", "ingress")
+    };
+    node.labels_mut().insert(key.to_owned(), value.to_owned());
+    node
+}
+
+/// NodeSubnets and pool status come after the podCIDRs: waits until both tell of all nodes.
+async fn settled(client: &Client, count: u32) -> Result<()> {
+    let until = Instant::now() + LIMIT;
+    let (subnets, pools) = (
+        Api::<NodeSubnet>::all(client.clone()),
+        Api::<IPPool>::all(client.clone()),
+    );
+    loop {
+        let told = subnets
+            .list(&kube::api::ListParams::default())
+            .await?
+            .items
+            .len();
+        let counted: i64 = pools
+            .list(&kube::api::ListParams::default())
+            .await?
+            .iter()
+            .filter_map(|pool| pool.status.as_ref()?.nodes)
+            .sum();
+        if told == usize::try_from(count)? && counted == i64::from(count) {
+            return Ok(());
+        }
+        anyhow::ensure!(
+            Instant::now() < until,
+            "{told} NodeSubnets and {counted} counted nodes of {count} after {LIMIT:?}"
+        );
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
+
+async fn node_table(client: &Client) -> Result<Table> {
+    let subnets = Api::<NodeSubnet>::all(client.clone());
+    let subnets = subnets.list(&kube::api::ListParams::default()).await?.items;
+    let mut table = Table::new();
+    table
+        .load_preset(NOTHING)
+        .set_header(["NODE", "PODCIDRS", "POOL"]);
+    for subnet in subnets.iter().take(ROWS) {
+        let held = &subnet.spec.pod_cidrs;
+        let cidrs: Vec<&str> = held.iter().map(|range| range.cidr.as_str()).collect();
+        let pool = held.first().and_then(|range| range.pool.as_deref());
+        table.add_row([&subnet.name_any(), &cidrs.join(", "), pool.unwrap_or("-")]);
+    }
+    if let Some(more) = subnets.len().checked_sub(ROWS).filter(|more| *more > 0) {
+        table.add_row([format!("... and {more} more")]);
+    }
+    Ok(table)
+}
+
+async fn pool_table(client: &Client) -> Result<Table> {
+    let pools = Api::<IPPool>::all(client.clone());
+    let mut table = Table::new();
+    let head = [
+        "POOL", "FAMILY", "CIDRS", "BLOCK", "CAPACITY", "HELD", "FREE", "USED",
+    ];
+    table.load_preset(NOTHING).set_header(head);
+    for pool in pools.list(&kube::api::ListParams::default()).await? {
+        let status = pool.status.clone().unwrap_or_default();
+        let v4 = pool
+            .spec
+            .ipv4
+            .as_ref()
+            .map(|r| ("IPv4", &r.cidrs, r.block_size, status.ipv4));
+        let v6 = pool
+            .spec
+            .ipv6
+            .as_ref()
+            .map(|r| ("IPv6", &r.cidrs, r.block_size, status.ipv6));
+        for (family, cidrs, size, figures) in v4.into_iter().chain(v6) {
+            let figures = figures.unwrap_or_default();
+            table.add_row([
+                pool.name_any(),
+                family.to_owned(),
+                cidrs.join(", "),
+                format!("/{size}"),
+                figures.capacity,
+                figures.held,
+                figures.free,
+                figures.utilization,
+            ]);
+        }
+    }
+    Ok(table)
 }

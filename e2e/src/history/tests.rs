@@ -6,6 +6,7 @@ fn revision(uid: &str, pod_cidrs: &[&str], deleted: bool) -> Revision {
         uid: uid.to_owned(),
         name: format!("node-{uid}"),
         pod_cidrs: pod_cidrs.iter().map(ToString::to_string).collect(),
+        term: None,
         deleted,
     }
 }

@@ -1,0 +1,75 @@
+//! Cadastre in a control plane: its CRDs and its pools.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use cadastre::api::{FINALIZER, IPPool, NodeSubnet, crd};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::api::{ListParams, PostParams};
+use kube::{Api, Client, ResourceExt as _};
+use serde_json::{Value, json};
+
+use crate::wait;
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// Creates the CRDs and returns when both kinds are served.
+pub async fn crds(client: &Client) -> Result<()> {
+    let api = Api::<CustomResourceDefinition>::all(client.clone());
+    for crd in crd::all() {
+        api.create(&PostParams::default(), &without_rules(crd)?)
+            .await
+            .context("cannot create a CRD")?;
+    }
+    wait::until("the kinds are served", LIMIT, async || {
+        Api::<IPPool>::all(client.clone())
+            .list(&ListParams::default())
+            .await?;
+        Api::<NodeSubnet>::all(client.clone())
+            .list(&ListParams::default())
+            .await?;
+        Ok(Some(()))
+    })
+    .await
+}
+
+/// Creates a pool of podCIDRs; `spec` lacks only `allocate`.
+pub async fn pool(client: &Client, name: &str, mut spec: Value) -> Result<IPPool> {
+    spec["allocate"] = json!("NodeCIDR");
+    let pool = IPPool::new(name, serde_json::from_value(spec)?);
+    // A kind that has just begun to be served may be refused for a moment more.
+    wait::until("the pool can be created", LIMIT, async || {
+        let api = Api::<IPPool>::all(client.clone());
+        Ok(Some(api.create(&PostParams::default(), &pool).await?))
+    })
+    .await
+}
+
+/// A condition of a pool; nothing if the pool has no such condition (yet).
+pub async fn condition(client: &Client, pool: &str, kind: &str) -> Result<Option<Condition>> {
+    let pool = Api::<IPPool>::all(client.clone()).get(pool).await?;
+    let conditions = pool.status.unwrap_or_default().conditions;
+    Ok(conditions.into_iter().find(|it| it.type_ == kind))
+}
+
+/// Whether a leader has taken the pool in its care.
+pub fn is_kept(pool: &IPPool) -> bool {
+    pool.finalizers().iter().any(|it| it == FINALIZER)
+}
+
+fn without_rules(crd: CustomResourceDefinition) -> Result<CustomResourceDefinition> {
+    fn strip(value: &mut Value) {
+        match value {
+            Value::Object(map) => {
+                map.remove("x-kubernetes-validations");
+                map.values_mut().for_each(strip);
+            }
+            Value::Array(all) => all.iter_mut().for_each(strip),
+            _ => {}
+        }
+    }
+    let mut value = serde_json::to_value(crd)?;
+    strip(&mut value);
+    Ok(serde_json::from_value(value)?)
+}

@@ -1,0 +1,83 @@
+//! The Lease of the controllers, seen from outside.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use anyhow::Result;
+use cadastre::api::LEASE_NAME;
+use futures::{StreamExt as _, TryStreamExt as _};
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::runtime::WatchStreamExt as _;
+use kube::runtime::watcher::{self, watcher};
+use kube::{Api, Client};
+use tokio::task::JoinHandle;
+
+/// Where the Lease is unless the controllers are told otherwise.
+pub const NAMESPACE: &str = "kube-system";
+
+/// Who holds the Lease: `IDENTITY_NONCE`; nothing if nobody does.
+pub async fn holder(client: &Client) -> Result<Option<String>> {
+    let leases = Api::<Lease>::namespaced(client.clone(), NAMESPACE);
+    Ok(leases.get_opt(LEASE_NAME).await?.and_then(holder_of))
+}
+
+/// The identity in a holder.
+pub fn identity(holder: &str) -> &str {
+    holder.rsplit_once('_').map_or(holder, |(it, _)| it)
+}
+
+fn holder_of(lease: Lease) -> Option<String> {
+    lease.spec?.holder_identity.filter(|it| !it.is_empty())
+}
+
+/// Holders in their order, each with when it was heard of; nothing for a Lease that is free.
+pub type Seen = Vec<(Instant, Option<String>)>;
+
+/// Every change of the Lease's holder from a moment on, until dropped.
+#[derive(Debug)]
+pub struct Holders {
+    seen: Arc<Mutex<Seen>>,
+    task: JoinHandle<()>,
+}
+
+impl Holders {
+    /// Begins to watch.
+    pub fn watch(client: Client) -> Self {
+        let seen = Arc::default();
+        let task = tokio::spawn(record(client, Arc::clone(&seen)));
+        Self { seen, task }
+    }
+
+    /// The holders so far.
+    pub fn seen(&self) -> Seen {
+        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.clone()
+    }
+}
+
+impl Drop for Holders {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn record(client: Client, seen: Arc<Mutex<Seen>>) {
+    let leases = Api::<Lease>::namespaced(client, NAMESPACE);
+    let only = watcher::Config::default().fields(&format!("metadata.name={LEASE_NAME}"));
+    let mut changes = watcher(leases, only)
+        .default_backoff()
+        .applied_objects()
+        .boxed();
+    loop {
+        // An error is an outage: the stream goes on by itself after a pause.
+        let Ok(change) = changes.try_next().await else {
+            continue;
+        };
+        let Some(lease) = change else { return };
+        let (now, holder) = (Instant::now(), holder_of(lease));
+        let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+        if seen.last().is_none_or(|(_, last)| *last != holder) {
+            seen.push((now, holder));
+        }
+    }
+}

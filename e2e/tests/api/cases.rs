@@ -1,0 +1,435 @@
+//! What is taken and what is refused. A refusal is one complaint: its field and how it ends.
+
+use serde_json::{Value, json};
+
+use super::Cause;
+
+/// A name, a spec, and the complaint about it if there is one.
+type Case = (String, Value, Option<Cause>);
+
+const NOT_CIDR4: &str = "is not an IPv4 CIDR: write an address, / and a prefix length, such as 10.244.0.0/16 (IPv6 goes under ipv6)";
+const NOT_CIDR6: &str = "is not an IPv6 CIDR: write an address, / and a prefix length, such as fd00:10:244::/48 (IPv4 goes under ipv4)";
+const TOO_WIDE: &str = "is wider than a /8: give narrower ranges";
+const NOT_UNICAST: &str = "is not unicast space that pods can use (it is unspecified, loopback, link-local or multicast): choose another range";
+const NO_FIT: &str = "a block of this size does not fit into one of the cidrs: give a blockSize that is not less than the prefix length of any of them";
+const NOT_RESERVABLE: &str = "is not a CIDR, an address or a range: write 10.244.0.0/24, 10.244.1.1 or 10.244.2.1-10.244.2.9";
+const NEEDS_VALUES: &str =
+    "In and NotIn compare with values: give at least one, or use Exists or DoesNotExist";
+const NO_VALUES: &str = "Exists and DoesNotExist take no values: remove them, or use In or NotIn";
+const BAD_NAME: &str =
+    "the name of a pool has at most 63 characters and no dot: choose a shorter or plainer name";
+
+/// A pool with these fields over plain ones.
+fn with(fields: &Value) -> Value {
+    let mut spec = json!({"allocate": "NodeCIDR", "ipv4": {"cidrs": ["10.0.0.0/16"]}});
+    for (key, value) in fields.as_object().unwrap() {
+        spec[key] = value.clone();
+    }
+    spec
+}
+
+fn v4(cidrs: &[&str], block_size: u32) -> Value {
+    with(&json!({"ipv4": {"cidrs": cidrs, "blockSize": block_size}}))
+}
+
+fn v6(cidrs: &[&str], block_size: u32) -> Value {
+    json!({"allocate": "NodeCIDR", "ipv6": {"cidrs": cidrs, "blockSize": block_size}})
+}
+
+fn reserved(entries: &[&str]) -> Value {
+    with(&json!({ "reserved": entries }))
+}
+
+fn expression(expression: &Value) -> Value {
+    with(&json!({"nodeSelector": {"matchExpressions": [expression]}}))
+}
+
+pub fn pools() -> Vec<Case> {
+    let named = |(spec, cause): (Value, Option<Cause>)| ("p".to_owned(), spec, cause);
+    let all = [
+        families(),
+        ranges(),
+        block_sizes(),
+        reservations(),
+        selectors(),
+        numbers(),
+    ];
+    let mut cases: Vec<Case> = all.into_iter().flatten().map(named).collect();
+    let plain = with(&json!({}));
+    cases.push(("a".repeat(63), plain.clone(), None));
+    cases.push(("a".repeat(64), plain.clone(), Some(("<nil>", BAD_NAME))));
+    cases.push(("a.b".to_owned(), plain, Some(("<nil>", BAD_NAME))));
+    cases
+}
+
+fn families() -> Vec<(Value, Option<Cause>)> {
+    let dual = with(&json!({"ipv6": {"cidrs": ["fd00::/48"]}}));
+    let neither = json!({"allocate": "NodeCIDR"});
+    let null = json!({"allocate": "NodeCIDR", "ipv4": null});
+    let some = "a pool needs addresses: give ipv4, ipv6, or both for dual stack";
+    vec![
+        (v4(&["10.0.0.0/16"], 24), None),
+        (v6(&["fd00::/48"], 64), None),
+        (dual, None),
+        (neither, Some(("spec", some))),
+        (null, Some(("spec", some))),
+        (
+            json!({"ipv4": {"cidrs": ["10.0.0.0/16"]}}),
+            Some(("spec.allocate", "Required value")),
+        ),
+        (
+            with(&json!({"allocate": "Blocks"})),
+            Some(("spec.allocate", r#"supported values: "NodeCIDR""#)),
+        ),
+        (
+            v4(&[], 24),
+            Some(("spec.ipv4.cidrs", "should have at least 1 items")),
+        ),
+    ]
+}
+
+fn ranges() -> Vec<(Value, Option<Cause>)> {
+    let first4 = |message| Some(("spec.ipv4.cidrs[0]", message));
+    let first6 = |message| Some(("spec.ipv6.cidrs[0]", message));
+    let second6 = |message| Some(("spec.ipv6.cidrs[1]", message));
+    vec![
+        // Form and family
+        (v4(&["10.0.0.0"], 24), first4(NOT_CIDR4)),
+        (v4(&["10.0.0.0/33"], 32), first4(NOT_CIDR4)),
+        (v4(&["10.0.0.00/24"], 24), first4(NOT_CIDR4)),
+        (v4(&["10.0.0.0/024"], 24), first4(NOT_CIDR4)),
+        (v4(&[" 10.0.0.0/24"], 24), first4(NOT_CIDR4)),
+        (v4(&[""], 24), first4(NOT_CIDR4)),
+        (v4(&["fd00::/16"], 24), first4(NOT_CIDR4)),
+        (v6(&["fd00::"], 64), first6(NOT_CIDR6)),
+        (v6(&["fd00::/48", "10.0.0.0/16"], 64), second6(NOT_CIDR6)),
+        (v6(&["::ffff:10.0.0.0/112"], 120), first6(NOT_CIDR6)),
+        (v6(&["fe80::%eth0/64"], 64), first6(NOT_CIDR6)),
+        // Canonical text
+        (
+            v4(&["10.0.0.1/24"], 24),
+            first4("is not in canonical form: write 10.0.0.0/24"),
+        ),
+        (
+            v6(&["FD00::/48"], 64),
+            first6("is not in canonical form: write fd00::/48"),
+        ),
+        (
+            v6(&["fd00:0:0::/48"], 64),
+            first6("is not in canonical form: write fd00::/48"),
+        ),
+        (
+            v6(&["fd00::1/48"], 64),
+            first6("is not in canonical form: write fd00::/48"),
+        ),
+        // Size and kind of space
+        (v4(&["11.0.0.0/8"], 24), None),
+        (v4(&["10.0.0.0/7"], 24), first4(TOO_WIDE)),
+        (v4(&["0.0.0.0/0"], 24), first4(TOO_WIDE)),
+        (v6(&["fd00::/8"], 64), None),
+        (v6(&["fc00::/7"], 64), first6(TOO_WIDE)),
+        (v4(&["240.0.0.0/8"], 24), None),
+        (v4(&["100.64.0.0/10"], 24), None),
+        (v4(&["127.0.0.0/8"], 24), first4(NOT_UNICAST)),
+        (v4(&["169.254.0.0/16"], 24), first4(NOT_UNICAST)),
+        (v4(&["224.1.0.0/16"], 24), first4(NOT_UNICAST)),
+        (v6(&["fe80::/64"], 64), first6(NOT_UNICAST)),
+        (v6(&["ff02::/16"], 64), first6(NOT_UNICAST)),
+        // Overlap within the list
+        (v4(&["10.0.0.0/24", "10.0.1.0/24", "10.0.2.0/23"], 24), None),
+        (
+            v4(&["10.0.0.0/24", "10.0.1.0/24", "10.0.0.0/16"], 24),
+            Some((
+                "spec.ipv4.cidrs",
+                r#"["10.0.0.0/16"]: other ranges of the list are the same or lie inside: keep only the wider ones"#,
+            )),
+        ),
+        (
+            v6(&["fd00::/48", "fd01::/48", "fd00::/48"], 64),
+            Some((
+                "spec.ipv6.cidrs",
+                r#"["fd00::/48", "fd00::/48"]: other ranges of the list are the same or lie inside: keep only the wider ones"#,
+            )),
+        ),
+    ]
+}
+
+fn block_sizes() -> Vec<(Value, Option<Cause>)> {
+    let size4 = |message| Some(("spec.ipv4.blockSize", message));
+    let size6 = |message| Some(("spec.ipv6.blockSize", message));
+    vec![
+        (v4(&["10.0.0.0/24"], 24), None),
+        (v4(&["10.0.0.0/16", "10.1.0.0/25"], 24), size4(NO_FIT)),
+        (v4(&["10.0.0.1/32"], 32), None),
+        (
+            v4(&["10.0.0.0/16"], 33),
+            size4("should be less than or equal to 32"),
+        ),
+        (v6(&["fd00::/64"], 64), None),
+        (v6(&["fd00::/65"], 64), size6(NO_FIT)),
+        (v6(&["fd00::1/128"], 128), None),
+        (
+            v6(&["fd00::/64"], 129),
+            size6("should be less than or equal to 128"),
+        ),
+        // The default must fit, too
+        (
+            with(&json!({"ipv4": {"cidrs": ["10.0.0.0/26"]}})),
+            size4(NO_FIT),
+        ),
+    ]
+}
+
+fn reservations() -> Vec<(Value, Option<Cause>)> {
+    let first = |message| Some(("spec.reserved[0]", message));
+    let across = "is a range from one family to the other: give both ends of the same family";
+    vec![
+        (
+            reserved(&["10.0.0.0/24", "fd00::/64", "10.0.1.1", "fd00::1"]),
+            None,
+        ),
+        (
+            reserved(&["10.0.2.1-10.0.2.9", "fd00::1:1-fd00::1:ffff"]),
+            None,
+        ),
+        (reserved(&["10.0.0.1-10.0.0.1", "fd00::1-fd00::1"]), None),
+        (reserved(&["0.0.0.0-255.255.255.255", "::-ffff::"]), None),
+        (
+            reserved(&["10.0.0.255-10.0.1.0", "fd00::ffff-fd00::1:0"]),
+            None,
+        ),
+        (
+            reserved(&["127.255.255.255-128.0.0.0", "7fff::-8000::"]),
+            None,
+        ),
+        (reserved(&["9.9.9.9-10.0.0.1", "fd00::9-fd00::a"]), None),
+        // Form
+        (reserved(&["gateway"]), first(NOT_RESERVABLE)),
+        (reserved(&[""]), first(NOT_RESERVABLE)),
+        (reserved(&["-"]), first(NOT_RESERVABLE)),
+        (reserved(&["10.0.0.1-"]), first(NOT_RESERVABLE)),
+        (reserved(&["-10.0.0.1"]), first(NOT_RESERVABLE)),
+        (reserved(&["10.0.0.1 - 10.0.0.2"]), first(NOT_RESERVABLE)),
+        (reserved(&["10.0.0.1-9"]), first(NOT_RESERVABLE)),
+        (
+            reserved(&["10.0.0.1-10.0.0.2-10.0.0.3"]),
+            first(NOT_RESERVABLE),
+        ),
+        (
+            reserved(&["10.0.0.0/24-10.0.1.0/24"]),
+            first(NOT_RESERVABLE),
+        ),
+        // Canonical text
+        (
+            reserved(&["10.0.0.1/24"]),
+            first("is not in canonical form: write 10.0.0.0/24"),
+        ),
+        (
+            reserved(&["FD00::1"]),
+            first("is not in canonical form: write fd00::1"),
+        ),
+        (
+            reserved(&["fd00::1-fd00:0::2"]),
+            first("is not in canonical form: write fd00::1-fd00::2"),
+        ),
+        // Families and order
+        (reserved(&["10.0.0.1-fd00::1"]), first(across)),
+        (reserved(&["::1-10.0.0.1"]), first(across)),
+        (
+            reserved(&["10.0.0.9-10.0.0.1"]),
+            first("is a range that ends before it begins: write 10.0.0.1-10.0.0.9"),
+        ),
+        (
+            reserved(&["10.0.1.0-10.0.0.255"]),
+            first("is a range that ends before it begins: write 10.0.0.255-10.0.1.0"),
+        ),
+        (
+            reserved(&["128.0.0.0-127.255.255.255"]),
+            first("is a range that ends before it begins: write 127.255.255.255-128.0.0.0"),
+        ),
+        (
+            reserved(&["fd00::a-fd00::9"]),
+            first("is a range that ends before it begins: write fd00::9-fd00::a"),
+        ),
+        (
+            reserved(&["8000::-7fff::ffff"]),
+            first("is a range that ends before it begins: write 7fff::ffff-8000::"),
+        ),
+        (
+            reserved(&["10.0.0.1", "10.0.0.2", "10.0.0.1"]),
+            Some(("spec.reserved[2]", r#"Duplicate value: "10.0.0.1""#)),
+        ),
+    ]
+}
+
+fn selectors() -> Vec<(Value, Option<Cause>)> {
+    const FIRST: &str = "spec.nodeSelector.matchExpressions[0]";
+    let labels = |labels: &Value| with(&json!({"nodeSelector": {"matchLabels": labels}}));
+    vec![
+        (with(&json!({"nodeSelector": {}})), None),
+        (
+            labels(&json!({"example.com/zone": "a-1", "empty": ""})),
+            None,
+        ),
+        (
+            labels(&json!({"zone": "not a value"})),
+            Some((
+                "spec.nodeSelector.matchLabels.zone",
+                "should match '^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$'",
+            )),
+        ),
+        (
+            expression(&json!({"key": "zone", "operator": "In", "values": ["a", "b"]})),
+            None,
+        ),
+        (
+            expression(&json!({"key": "zone", "operator": "NotIn", "values": ["a"]})),
+            None,
+        ),
+        (
+            expression(&json!({"key": "node-role.kubernetes.io/edge", "operator": "Exists"})),
+            None,
+        ),
+        (
+            expression(&json!({"key": "zone", "operator": "DoesNotExist", "values": []})),
+            None,
+        ),
+        (
+            expression(&json!({"key": "zone", "operator": "In"})),
+            Some((FIRST, NEEDS_VALUES)),
+        ),
+        (
+            expression(&json!({"key": "zone", "operator": "NotIn", "values": []})),
+            Some((FIRST, NEEDS_VALUES)),
+        ),
+        (
+            expression(&json!({"key": "zone", "operator": "Exists", "values": ["a"]})),
+            Some((FIRST, NO_VALUES)),
+        ),
+        (
+            expression(&json!({"key": "zone", "operator": "DoesNotExist", "values": ["a"]})),
+            Some((FIRST, NO_VALUES)),
+        ),
+        (
+            expression(&json!({"key": "zone", "operator": "Is", "values": ["a"]})),
+            Some((
+                "spec.nodeSelector.matchExpressions[0].operator",
+                r#"supported values: "In", "NotIn", "Exists", "DoesNotExist""#,
+            )),
+        ),
+        (
+            expression(&json!({"key": "not a key", "operator": "Exists"})),
+            Some((
+                "spec.nodeSelector.matchExpressions[0].key",
+                "should match '^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$'",
+            )),
+        ),
+    ]
+}
+
+fn numbers() -> Vec<(Value, Option<Cause>)> {
+    let quarantine = |seconds: i64| with(&json!({ "quarantineSeconds": seconds }));
+    let field = "spec.quarantineSeconds";
+    vec![
+        (quarantine(0), None),
+        (quarantine(86_400), None),
+        (
+            quarantine(-1),
+            Some((field, "should be greater than or equal to 0")),
+        ),
+        (
+            quarantine(86_401),
+            Some((field, "should be less than or equal to 86400")),
+        ),
+        (with(&json!({"priority": -5, "disabled": true})), None),
+    ]
+}
+
+pub fn subnets() -> Vec<Case> {
+    const FIRST: &str = "spec.podCIDRs[0].cidr";
+    let held = |cidrs: &[&str]| {
+        let ranges: Vec<Value> = cidrs.iter().map(|cidr| json!({ "cidr": cidr })).collect();
+        json!({"nodeUID": "u", "podCIDRs": ranges})
+    };
+    let previous = |cidr: &str| {
+        let ranges = [json!({"cidr": cidr, "pool": "default"})];
+        json!({"previous": [{"nodeUID": "u", "podCIDRs": ranges, "until": "2026-11-21T10:00:00Z"}]})
+    };
+    let case = |spec, cause| ("n".to_owned(), spec, cause);
+    vec![
+        case(held(&["10.244.1.0/24", "fd00::/64"]), None),
+        case(held(&["10.0.0.0/7", "127.0.0.0/24"]), None),
+        case(
+            held(&["10.244.1.0"]),
+            Some((
+                FIRST,
+                "is not a CIDR: write an address, / and a prefix length",
+            )),
+        ),
+        case(
+            held(&["10.244.1.7/24"]),
+            Some((FIRST, "is not in canonical form: write 10.244.1.0/24")),
+        ),
+        case(
+            held(&["10.244.1.0/24", "10.244.1.0/24"]),
+            Some((
+                "spec.podCIDRs[1]",
+                r#"Duplicate value: {"cidr":"10.244.1.0/24"}"#,
+            )),
+        ),
+        case(previous("10.244.1.0/24"), None),
+        case(
+            previous("10.244.1.7/24"),
+            Some((
+                "spec.previous[0].podCIDRs[0].cidr",
+                "is not in canonical form: write 10.244.1.0/24",
+            )),
+        ),
+        case(
+            json!({"previous": [{"nodeUID": "u"}]}),
+            Some(("spec.previous[0].until", "Required value")),
+        ),
+        // A node's name, the longest there is
+        (
+            ["n".repeat(63).as_str(); 4].join(".")[..253].to_owned(),
+            held(&["10.244.1.0/24"]),
+            None,
+        ),
+    ]
+}
+
+/// A pool before and after a change, and the complaint about the change if there is one.
+pub fn transitions() -> Vec<(Value, Value, Option<Cause>)> {
+    let dual = with(&json!({"ipv6": {"cidrs": ["fd00::/48"]}}));
+    let v4_alone = v4(&["10.0.0.0/16"], 24);
+    let v6_alone = v6(&["fd00::/48"], 64);
+    vec![
+        (v4_alone.clone(), dual.clone(), None),
+        (
+            v4_alone.clone(),
+            v4(&["10.0.0.0/16", "10.5.0.0/16"], 20),
+            None,
+        ),
+        (
+            v4(&["10.0.0.0/16", "10.5.0.0/16"], 24),
+            v4_alone.clone(),
+            None,
+        ),
+        (
+            dual.clone(),
+            v4_alone,
+            Some((
+                "spec.ipv6",
+                "ipv6 cannot be removed, as nodes may hold ranges of it: put it back, set disabled, and add a new pool for the other family",
+            )),
+        ),
+        (
+            dual,
+            v6_alone,
+            Some((
+                "spec.ipv4",
+                "ipv4 cannot be removed, as nodes may hold ranges of it: put it back, set disabled, and add a new pool for the other family",
+            )),
+        ),
+    ]
+}

@@ -1,0 +1,187 @@
+//! What `kubectl get` prints.
+
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use serde_json::json;
+
+use super::{Lab, pool, subnet};
+
+const POOLS: &str = r#"
+NAME    IPV4                              BLOCK4   FREE4   IPV6                   BLOCK6   FREE6   NODES   WAITING   PRIORITY   READY   REASON              AGE
+dual    ["10.244.0.0/16","10.8.0.0/16"]   24       323     ["fd00:10:244::/48"]   64       65346   187     0         10         True    Serving
+fresh                                                      ["fd00:1::/48"]        64                                 0
+spent   ["10.9.0.0/24"]                   26       0                                               4       3         0          False   OverlapsOlderPool
+"#;
+
+const POOLS_WIDE: &str = r#"
+USED4   HELD4   QUARANTINED4   USED6   HELD6   QUARANTINED6   DISABLED   SELECTOR                       MESSAGE
+37%     187     2              1%      187     2              false                                     serves the nodes it selects
+                                                              false
+100%    4       0                                             true       {"matchLabels":{"zone":"a"}}   carves nothing: overlaps dual
+"#;
+
+const SUBNETS: &str = "
+NAME   CIDR            POOL   CIDR2       RESTING         UNTIL                  AGE
+gone                                      10.244.9.0/24   2026-11-21T10:00:00Z
+n1     10.244.1.0/24   dual   fd00::/64
+n2     192.0.2.0/24                       10.244.3.0/24   2026-11-21T10:00:00Z
+";
+
+const SUBNETS_WIDE: &str = "
+POOL2   RESTING2        NODEUID   PROVIDERID
+        fd00:0:9::/64
+dual                    u1        cloud:///n1
+                        u2
+";
+
+impl Lab {
+    pub(crate) async fn columns(&self) {
+        self.clear().await;
+        self.make_pools().await;
+        self.make_subnets().await;
+        assert_eq!(self.get(&["ippools"]).await, POOLS.trim_start());
+        assert_eq!(self.wide("ipp").await, POOLS_WIDE.trim_start());
+        assert_eq!(self.get(&["nodesubnets"]).await, SUBNETS.trim_start());
+        assert_eq!(self.wide("nsub").await, SUBNETS_WIDE.trim_start());
+        let both = self.get(&["cadastre", "-o", "name"]).await;
+        assert!(both.contains("ippool.cadastre.dev/dual\n"), "{both}");
+        assert!(both.contains("nodesubnet.cadastre.dev/n1\n"), "{both}");
+    }
+
+    async fn clear(&self) {
+        let all = (DeleteParams::default(), ListParams::default());
+        self.pools.delete_collection(&all.0, &all.1).await.unwrap();
+    }
+
+    async fn make_pools(&self) {
+        let pools = [
+            (
+                "dual",
+                json!({
+                    "allocate": "NodeCIDR", "priority": 10,
+                    "ipv4": {"cidrs": ["10.244.0.0/16", "10.8.0.0/16"]},
+                    "ipv6": {"cidrs": ["fd00:10:244::/48"]},
+                }),
+            ),
+            (
+                "fresh",
+                json!({"allocate": "NodeCIDR", "ipv6": {"cidrs": ["fd00:1::/48"]}}),
+            ),
+            (
+                "spent",
+                json!({
+                    "allocate": "NodeCIDR", "disabled": true,
+                    "ipv4": {"cidrs": ["10.9.0.0/24"], "blockSize": 26},
+                    "nodeSelector": {"matchLabels": {"zone": "a"}},
+                }),
+            ),
+        ];
+        for (name, spec) in pools {
+            self.create(&pool(name, &spec)).await;
+        }
+        let ready = |status: &str, reason: &str, message: &str| {
+            json!([{
+                "type": "Ready", "status": status, "reason": reason, "message": message,
+                "lastTransitionTime": "2026-11-21T10:00:00Z",
+            }])
+        };
+        let family = |free: &str, held: &str, quarantined: &str, utilization: &str| {
+            json!({
+                "capacity": "512", "held": held, "quarantined": quarantined, "free": free,
+                "utilization": utilization,
+            })
+        };
+        let statuses = [
+            (
+                "dual",
+                json!({
+                    "ipv4": family("323", "187", "2", "37%"), "ipv6": family("65346", "187", "2", "1%"),
+                    "nodes": 187, "waiting": 0,
+                    "conditions": ready("True", "Serving", "serves the nodes it selects"),
+                }),
+            ),
+            (
+                "spent",
+                json!({
+                    "ipv4": family("0", "4", "0", "100%"), "nodes": 4, "waiting": 3,
+                    "conditions": ready("False", "OverlapsOlderPool", "carves nothing: overlaps dual"),
+                }),
+            ),
+        ];
+        for (name, status) in statuses {
+            let patch = Patch::Merge(json!({ "status": status }));
+            self.pools
+                .patch_status(name, &PatchParams::default(), &patch)
+                .await
+                .unwrap();
+        }
+    }
+
+    async fn make_subnets(&self) {
+        let previous = json!([{
+            "nodeUID": "u0", "until": "2026-11-21T10:00:00Z",
+            "podCIDRs": [{"cidr": "10.244.9.0/24", "pool": "dual"}, {"cidr": "fd00:0:9::/64", "pool": "dual"}],
+        }]);
+        let subnets = [
+            (
+                "n1",
+                json!({
+                    "nodeUID": "u1", "providerID": "cloud:///n1",
+                    "podCIDRs": [{"cidr": "10.244.1.0/24", "pool": "dual"}, {"cidr": "fd00::/64", "pool": "dual"}],
+                }),
+            ),
+            (
+                "n2",
+                json!({
+                    "nodeUID": "u2", "podCIDRs": [{"cidr": "192.0.2.0/24"}],
+                    "previous": [{
+                        "nodeUID": "u0", "until": "2026-11-21T10:00:00Z",
+                        "podCIDRs": [{"cidr": "10.244.3.0/24"}],
+                    }],
+                }),
+            ),
+            ("gone", json!({ "previous": previous })),
+        ];
+        for (name, spec) in subnets {
+            let subnet = subnet(name, &spec);
+            self.subnets
+                .create(&PostParams::default(), &subnet)
+                .await
+                .unwrap();
+        }
+    }
+
+    /// What kubectl prints, without ages and trailing blanks.
+    async fn get(&self, args: &[&str]) -> String {
+        let args: Vec<&str> = ["get"].into_iter().chain(args.iter().copied()).collect();
+        let text = self.cluster.kubectl(&args).await.unwrap();
+        let age = text.lines().next().and_then(|header| header.find("AGE"));
+        let without_age = |(number, line): (usize, &str)| match age {
+            Some(at) if number > 0 && line.len() > at => {
+                let rest: String = line[at..].chars().skip_while(|c| *c != ' ').collect();
+                let gone = line.len() - at - rest.len();
+                format!("{}{}{rest}", &line[..at], " ".repeat(gone))
+            }
+            _ => line.to_owned(),
+        };
+        let lines = text.lines().enumerate().map(without_age);
+        let lines: Vec<String> = lines.map(|line| line.trim_end().to_owned()).collect();
+        lines.join("\n") + "\n"
+    }
+
+    /// The columns that only `-o wide` adds.
+    async fn wide(&self, kind: &str) -> String {
+        let text = self.get(&[kind, "-o", "wide"]).await;
+        let after = text.find("AGE").unwrap() + "AGE".len();
+        let cut = |line: &str| line.get(after..).unwrap_or_default().trim_end().to_owned();
+        let lines: Vec<String> = text.lines().map(cut).collect();
+        let indent = lines[0].len() - lines[0].trim_start().len();
+        let lines = lines
+            .iter()
+            .map(|line| line.get(indent..).unwrap_or_default());
+        lines.collect::<Vec<_>>().join(
+            "
+",
+        ) + "
+"
+    }
+}

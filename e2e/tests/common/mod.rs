@@ -1,0 +1,140 @@
+//! A control plane with Cadastre's CRDs, its history, and controllers with short leases.
+
+#![allow(clippy::unwrap_used, dead_code)] // helpers of tests, of which no file uses all
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::Result;
+use cadastre::api::NodeSubnet;
+use cadastre_e2e::control_plane::ADMIN;
+use cadastre_e2e::daemon::DaemonOptions;
+use cadastre_e2e::{ControlPlane, Daemon, History, Options, install, nodes, wait};
+use kube::api::ListParams;
+use kube::{Api, Client, ResourceExt as _};
+use serde_json::json;
+use tokio::sync::{Semaphore, SemaphorePermit};
+
+const LIMIT: Duration = Duration::from_secs(90);
+
+/// One test at a time where a second one would take the processors it needs for its timing.
+pub async fn turn() -> SemaphorePermit<'static> {
+    static TURN: Semaphore = Semaphore::const_new(1);
+    TURN.acquire().await.unwrap()
+}
+
+/// A control plane that is judged from its first node on.
+pub struct Lab {
+    pub client: Client,
+    pub history: History,
+    pub cluster: ControlPlane,
+}
+
+impl Lab {
+    /// Without controllers, pools and nodes.
+    pub async fn start() -> Self {
+        let cluster = ControlPlane::start(Options::default()).await.unwrap();
+        let client = cluster.client().await.unwrap();
+        install::crds(&client).await.unwrap();
+        let history = History::start(client.clone()).await.unwrap();
+        Self {
+            client,
+            history,
+            cluster,
+        }
+    }
+
+    /// A controller of that name with a short lease; not waited for.
+    pub fn controller(&self, name: &str, more: &[&str]) -> Daemon {
+        let args = [
+            "controller",
+            "--identity",
+            name,
+            "--lease-duration=4",
+            "--renew-deadline=3",
+            "--retry-period=1",
+        ];
+        let options = DaemonOptions {
+            name: name.to_owned(),
+            args: args.iter().chain(more).map(ToString::to_string).collect(),
+            env: Vec::new(),
+        };
+        let kubeconfig = self.cluster.kubeconfig(ADMIN).unwrap();
+        Daemon::start(self.cluster.folder(), &kubeconfig, &options).unwrap()
+    }
+
+    /// `a`, which leads, and `b`, which stands by.
+    pub async fn pair(&self) -> (Daemon, Daemon) {
+        let mut a = self.controller("a", &[]);
+        a.wait_ready(LIMIT).await.unwrap();
+        wait::until("a leads", LIMIT, async || {
+            Ok(leads(&a).await?.then_some(()))
+        })
+        .await
+        .unwrap();
+        let mut b = self.controller("b", &[]);
+        b.wait_ready(LIMIT).await.unwrap();
+        wait::until("b knows its leader", LIMIT, async || {
+            Ok(b.ready()
+                .await?
+                .starts_with("standby (leader: a_")
+                .then_some(()))
+        })
+        .await
+        .unwrap();
+        (a, b)
+    }
+
+    /// A pool of both families, a /24 and a /64 a node.
+    pub async fn pool(&self, name: &str, v4: &str, v6: &str, quarantine: u32) {
+        let spec = json!({
+            "ipv4": {"cidrs": [v4]}, "ipv6": {"cidrs": [v6]}, "quarantineSeconds": quarantine,
+        });
+        install::pool(&self.client, name, spec).await.unwrap();
+    }
+
+    /// Waits until that many nodes, which are all, have podCIDRs and a NodeSubnet that says the
+    /// same; judges the whole history.
+    pub async fn all_served(&self, count: usize) {
+        let served = self.history.wait_until_all_assigned(count, LIMIT).await;
+        self.history.assert_no_duplicates();
+        served.unwrap();
+        let nodes: BTreeMap<String, Vec<String>> = nodes::list(&self.client)
+            .await
+            .unwrap()
+            .iter()
+            .map(|node| (node.name_any(), nodes::pod_cidrs(node).to_vec()))
+            .collect();
+        assert_eq!(nodes.len(), count);
+        assert!(nodes.values().all(|cidrs| cidrs.len() == 2), "{nodes:?}");
+        let recorded = wait::until(
+            "every NodeSubnet says what its node holds",
+            LIMIT,
+            async || Ok((self.recorded().await? == nodes).then_some(())),
+        );
+        recorded.await.unwrap();
+    }
+
+    /// What the NodeSubnets say that live nodes hold.
+    pub async fn recorded(&self) -> Result<BTreeMap<String, Vec<String>>> {
+        let subnets = Api::<NodeSubnet>::all(self.client.clone());
+        let list = subnets.list(&ListParams::default()).await?;
+        let held = list.items.into_iter().filter_map(|subnet| {
+            let ranges = subnet.spec.pod_cidrs.iter().map(|it| it.cidr.clone());
+            let ranges: Vec<String> = ranges.collect();
+            (!ranges.is_empty()).then(|| (subnet.name_any(), ranges))
+        });
+        Ok(held.collect())
+    }
+}
+
+/// Whether it says that it leads and deals.
+pub async fn leads(daemon: &Daemon) -> Result<bool> {
+    Ok(daemon.ready().await? == "leader\n")
+}
+
+/// Whether its log has that text.
+pub fn log_says(daemon: &mut Daemon, text: &str) -> bool {
+    let log = std::fs::read_to_string(daemon.process().log()).unwrap();
+    log.contains(text)
+}

@@ -1,0 +1,230 @@
+//! Two controllers, one leads: whatever happens to it, no two nodes ever hold the same addresses and
+//! every node is served.
+//!
+//! All of it with real processes against a real API server, judged by the watch history of the nodes.
+
+#![allow(clippy::expect_used, clippy::print_stdout, clippy::unwrap_used)] // helpers of tests are tests
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use cadastre_e2e::{lease, metrics, nodes, wait};
+use common::{Lab, leads, log_says};
+use rustix::process::Signal;
+
+/// Enough to strike in the middle.
+const NODES: u32 = 1000;
+const STRIKE_AT: usize = 200;
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Two controllers, `a` leads; all nodes exist, and the pool that serves them has just come.
+async fn dealing() -> (Lab, cadastre_e2e::Daemon, cadastre_e2e::Daemon) {
+    let lab = Lab::start().await;
+    let (a, b) = lab.pair().await;
+    nodes::create(&lab.cluster, NODES, nodes::numbered)
+        .await
+        .unwrap();
+    lab.pool("default", "10.64.0.0/13", "fd00:64::/48", 60)
+        .await;
+    lab.history
+        .wait_until_all_assigned(STRIKE_AT, LIMIT)
+        .await
+        .unwrap();
+    (lab, a, b)
+}
+
+/// Once a new leader deals, nothing that an earlier one decided comes through any more: whatever is
+/// assigned from then on is assigned to a touched node. (All nodes existed before the take-over.)
+fn assert_fenced(lab: &Lab) {
+    let mut served = std::collections::BTreeSet::new();
+    let assigned: Vec<_> = lab
+        .history
+        .revisions()
+        .into_iter()
+        .filter(|it| !it.pod_cidrs.is_empty() && served.insert(it.uid.clone()))
+        .collect();
+    let first = assigned.iter().position(|it| it.term.is_some());
+    let first = first.expect("the new leader served touched nodes");
+    let late: Vec<_> = assigned[first..]
+        .iter()
+        .filter(|it| it.term != assigned[first].term)
+        .collect();
+    assert!(
+        late.is_empty(),
+        "assigned past the fence of term {:?}: {late:#?}",
+        assigned[first].term
+    );
+    println!(
+        "{first} nodes were served before the take-over, {} after it",
+        assigned.len() - first
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn invariant_1_a_leader_killed_in_mid_assignment_leaves_no_duplicate_and_no_node_behind() {
+    let _turn = common::turn().await;
+    let (lab, mut a, b) = dealing().await;
+    a.process().kill().unwrap();
+    let (struck, left) = (Instant::now(), lab.history.assigned());
+    assert!(left < NODES as usize, "too late to strike: all are served");
+    lab.all_served(NODES as usize).await;
+    println!(
+        "killed with {left} of {NODES} served; all served {:?} later",
+        struck.elapsed()
+    );
+    assert!(leads(&b).await.unwrap());
+    assert_fenced(&lab);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn invariant_1_a_leader_that_slept_through_its_lease_finds_itself_fenced_off() {
+    let _turn = common::turn().await;
+    let (lab, mut a, b) = dealing().await;
+    a.process().signal(Signal::STOP).unwrap();
+    assert!(
+        lab.history.assigned() < NODES as usize,
+        "too late to strike"
+    );
+    wait::until("b holds the Lease", LIMIT, async || {
+        let holder = lease::holder(&lab.client).await?;
+        Ok(holder.filter(|it| lease::identity(it) == "b"))
+    })
+    .await
+    .unwrap();
+    a.process().signal(Signal::CONT).unwrap();
+    let left = lab.history.assigned();
+    lab.all_served(NODES as usize).await;
+    println!("went on with {left} of {NODES} served");
+    assert_fenced(&lab);
+
+    wait::until("a stands by", LIMIT, async || {
+        Ok(a.ready()
+            .await?
+            .starts_with("standby (leader: b_")
+            .then_some(()))
+    })
+    .await
+    .unwrap();
+    assert!(log_says(&mut a, "no longer leading"));
+    let figures = a.metrics().await.unwrap();
+    let leading = metrics::sum(&figures, "leader_election_master_status", &[]);
+    assert!(leading.abs() < f64::EPSILON);
+    assert!(leads(&b).await.unwrap());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn invariant_1_an_api_server_killed_in_mid_assignment_costs_time_and_nothing_else() {
+    let _turn = common::turn().await;
+    let (mut lab, mut a, mut b) = dealing().await;
+    lab.cluster.kill_apiserver().unwrap();
+    let left = lab.history.assigned();
+    assert!(left < NODES as usize, "too late to strike: all are served");
+    lab.cluster.start_apiserver().await.unwrap();
+    lab.all_served(NODES as usize).await;
+    a.process().check_running().unwrap();
+    b.process().check_running().unwrap();
+    wait::until("one leads", LIMIT, async || {
+        Ok((leads(&a).await? != leads(&b).await?).then_some(()))
+    })
+    .await
+    .unwrap();
+    println!(
+        "killed with {left} of {NODES} served; gaps in the history: {}",
+        lab.history.gaps()
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_clean_hand_over_in_mid_assignment_touches_no_node() {
+    let _turn = common::turn().await;
+    let (lab, mut a, b) = dealing().await;
+    let holders = lease::Holders::watch(lab.client.clone());
+    let stop = async {
+        let status = a.process().stop(Duration::from_secs(20)).await.unwrap();
+        (status, Instant::now(), lab.history.assigned())
+    };
+    let lead = async {
+        wait::until("b leads", LIMIT, async || {
+            Ok(leads(&b).await?.then_some(()))
+        })
+        .await
+        .unwrap();
+        Instant::now()
+    };
+    let ((status, exit, left), leading) = tokio::join!(stop, lead);
+    assert_eq!(status.code(), Some(0), "{}", a.process().log_tail(20));
+    assert!(left < NODES as usize, "too late to strike: all are served");
+    lab.all_served(NODES as usize).await;
+
+    let seen = wait::until("the Lease was free, then b's", LIMIT, async || {
+        let seen = holders.seen();
+        let last = seen.last().and_then(|(_, holder)| holder.as_deref());
+        Ok(last
+            .is_some_and(|it| lease::identity(it) == "b")
+            .then_some(seen))
+    })
+    .await
+    .unwrap();
+    let order: Vec<Option<&str>> = seen
+        .iter()
+        .map(|(_, holder)| holder.as_deref().map(lease::identity))
+        .collect();
+    assert_eq!(order, [Some("a"), None, Some("b")]);
+    let free = seen[1].0;
+    println!(
+        "hand-over with {left} of {NODES} served: Lease free to next holder {:?}, to the next leader \
+         dealing {:?}; exit to the next leader dealing {:?}",
+        seen[2].0 - free,
+        leading.saturating_duration_since(free),
+        leading.saturating_duration_since(exit),
+    );
+    assert!(log_says(&mut a, "settled=true"));
+    let touched = lab.history.revisions().iter().any(|it| it.term.is_some());
+    assert!(!touched, "a node was touched after a clean hand-over");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn leader_and_standby_say_what_they_are() {
+    let _turn = common::turn().await;
+    let lab = Lab::start().await;
+    let (mut a, mut b) = lab.pair().await;
+    let holder = lease::holder(&lab.client).await.unwrap().unwrap();
+    assert_eq!(a.ready().await.unwrap(), "leader\n");
+    assert_eq!(
+        b.ready().await.unwrap(),
+        format!("standby (leader: {holder})\n")
+    );
+    for (daemon, expected) in [(&mut a, 1.0), (&mut b, 0.0)] {
+        let figures = daemon.metrics().await.unwrap();
+        let labels = [("name", "cadastre-controller")];
+        let status: Vec<f64> = figures
+            .iter()
+            .filter(|it| it.name == "leader_election_master_status")
+            .map(|it| it.value)
+            .collect();
+        let labelled = metrics::sum(&figures, "leader_election_master_status", &labels);
+        assert_eq!((status.len(), status[0], labelled), (1, expected, expected));
+        assert_eq!(daemon.get("/healthz").await.unwrap().trim(), "ok");
+    }
+
+    // A standby that has not seen everything says so rather than pretend.
+    let mut early = lab.controller("early", &["--lease-namespace", "nowhere"]);
+    wait::until(
+        "nobody leads in a namespace that is not there",
+        LIMIT,
+        async || {
+            Ok(early
+                .ready()
+                .await?
+                .starts_with("standby (no leader")
+                .then_some(()))
+        },
+    )
+    .await
+    .unwrap();
+    assert!(log_says(
+        &mut early,
+        "check the Role and that the namespace exists"
+    ));
+}

@@ -1,0 +1,180 @@
+//! The columns of `kubectl get`: the usual questions first, the rest with `-o wide`.
+//!
+//! The API server prints the first value a path finds, so a list of objects shows its first one.
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceColumnDefinition as Column;
+
+/// Which ranges, how much is left, who has it, who lacks it, and is it well?
+pub(super) fn pool() -> Vec<Column> {
+    vec![
+        text("IPv4", ".spec.ipv4.cidrs", "IPv4 ranges"),
+        number(
+            "Block4",
+            ".spec.ipv4.blockSize",
+            "Prefix length of what a node gets",
+        ),
+        text("Free4", ".status.ipv4.free", "IPv4 blocks that are free"),
+        text("IPv6", ".spec.ipv6.cidrs", "IPv6 ranges"),
+        number(
+            "Block6",
+            ".spec.ipv6.blockSize",
+            "Prefix length of what a node gets",
+        ),
+        text("Free6", ".status.ipv6.free", "IPv6 blocks that are free"),
+        number(
+            "Nodes",
+            ".status.nodes",
+            "Nodes that hold a range of the pool",
+        ),
+        number(
+            "Waiting",
+            ".status.waiting",
+            "Nodes that wait for a range of the pool",
+        ),
+        number(
+            "Priority",
+            ".spec.priority",
+            "Higher first where several pools select a node",
+        ),
+        text(
+            "Ready",
+            r#".status.conditions[?(@.type=="Ready")].status"#,
+            "Whether it serves the nodes it selects",
+        ),
+        text(
+            "Reason",
+            r#".status.conditions[?(@.type=="Ready")].reason"#,
+            "Why, or why not",
+        ),
+        age(),
+        wide(text(
+            "Used4",
+            ".status.ipv4.utilization",
+            "Part of the IPv4 blocks that is not free",
+        )),
+        wide(text(
+            "Held4",
+            ".status.ipv4.held",
+            "IPv4 blocks that nodes hold",
+        )),
+        wide(text(
+            "Quarantined4",
+            ".status.ipv4.quarantined",
+            "IPv4 blocks that rest before reuse",
+        )),
+        wide(text(
+            "Used6",
+            ".status.ipv6.utilization",
+            "Part of the IPv6 blocks that is not free",
+        )),
+        wide(text(
+            "Held6",
+            ".status.ipv6.held",
+            "IPv6 blocks that nodes hold",
+        )),
+        wide(text(
+            "Quarantined6",
+            ".status.ipv6.quarantined",
+            "IPv6 blocks that rest before reuse",
+        )),
+        wide(column(
+            "boolean",
+            "Disabled",
+            ".spec.disabled",
+            "Hands out nothing new",
+        )),
+        wide(text(
+            "Selector",
+            ".spec.nodeSelector",
+            "The nodes it serves; empty is every node",
+        )),
+        wide(text(
+            "Message",
+            r#".status.conditions[?(@.type=="Ready")].message"#,
+            "Why, or why not, in words",
+        )),
+    ]
+}
+
+/// What does the node have, and what of its name rests?
+pub(super) fn subnet() -> Vec<Column> {
+    vec![
+        text("CIDR", ".spec.podCIDRs[0].cidr", "What the node holds"),
+        text(
+            "Pool",
+            ".spec.podCIDRs[0].pool",
+            "The pool it is of; empty: of none",
+        ),
+        text(
+            "CIDR2",
+            ".spec.podCIDRs[1].cidr",
+            "What the node holds of the second family",
+        ),
+        text(
+            "Resting",
+            ".spec.previous[0].podCIDRs[0].cidr",
+            "What the last node of that name held, in quarantine",
+        ),
+        text(
+            "Until",
+            ".spec.previous[0].until",
+            "When its quarantine is over at the earliest",
+        ),
+        age(),
+        wide(text(
+            "Pool2",
+            ".spec.podCIDRs[1].pool",
+            "The pool of the second family",
+        )),
+        wide(text(
+            "Resting2",
+            ".spec.previous[0].podCIDRs[1].cidr",
+            "What the last node held of the second family",
+        )),
+        wide(text(
+            "NodeUID",
+            ".spec.nodeUID",
+            "The node that holds; empty: no such node exists",
+        )),
+        wide(text(
+            "ProviderID",
+            ".spec.providerID",
+            "The machine behind the node",
+        )),
+    ]
+}
+
+fn text(name: &str, path: &str, description: &str) -> Column {
+    column("string", name, path, description)
+}
+
+fn number(name: &str, path: &str, description: &str) -> Column {
+    column("integer", name, path, description)
+}
+
+fn age() -> Column {
+    column(
+        "date",
+        "Age",
+        ".metadata.creationTimestamp",
+        "How long it exists",
+    )
+}
+
+fn wide(column: Column) -> Column {
+    Column {
+        priority: Some(1),
+        ..column
+    }
+}
+
+fn column(kind: &str, name: &str, path: &str, description: &str) -> Column {
+    Column {
+        name: name.to_owned(),
+        type_: kind.to_owned(),
+        json_path: path.to_owned(),
+        description: Some(description.to_owned()),
+        format: None,
+        priority: None,
+    }
+}
