@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::pools::PoolState;
 use super::registry::Registry;
 use crate::api::FamilyStatus;
-use crate::ipam::{Family, Holder, State};
+use crate::ipam::{Cidr, Family, Holder, State};
 
 /// Counts of one pool and family, in blocks of the pool's block size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,6 +69,23 @@ pub fn figures(pool: &PoolState, family: Family, registry: &Registry) -> Figures
         }
     }
     figures
+}
+
+/// Whether a pool that is being deleted may go: all that lies in it is kept by an older pool that
+/// cannot go either. A pool without the finalizer keeps nothing, however old it is.
+pub fn may_go(state: &PoolState, registry: &Registry) -> bool {
+    let kept = |range: &Cidr| {
+        let keeper = registry.pools.keeper(range);
+        keeper.is_some_and(|pool| pool.name != state.name)
+    };
+    state
+        .space
+        .families()
+        .flat_map(|family| state.space.cidrs(family))
+        .all(|cidr| {
+            let mut claims = registry.ledger.overlapping(cidr);
+            claims.all(|(_, claim)| kept(&claim.cidr))
+        })
 }
 
 /// Holders with a range that counts to the pool; of each, whether it is a live node.

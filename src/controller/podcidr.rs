@@ -297,14 +297,16 @@ fn in_order(cidrs: impl Iterator<Item = Cidr>) -> Vec<Cidr> {
 }
 
 /// The same machine is back while its ranges rest: it gets them again, if a pool that serves it
-/// still covers them all.
+/// still covers them all and nothing in them has been reserved since.
 fn give_back(node: &Node, registry: &mut Registry) -> Option<Vec<Cidr>> {
     let ranges = registry.resting_for(node)?.ranges.clone();
     let pool = registry.pools.of(ranges.first()?)?;
     let fits = pool.is_serving()
         && pool.selector.matches(&node.labels)
         && pool.space.families().count() == ranges.len()
-        && ranges.iter().all(|range| pool.space.covers(range))
+        && ranges
+            .iter()
+            .all(|range| pool.space.covers(range) && !pool.space.is_blocked(range))
         && ranges
             .windows(2)
             .all(|pair| pair[0].family() != pair[1].family());

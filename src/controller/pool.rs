@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::conditions::{TOLD, event_reason, status};
-use super::figures::holders;
+use super::figures::may_go;
 use super::pools::{PoolState, Verdict};
 use super::queue::Queue;
 use super::report::{About, Report};
@@ -98,7 +98,7 @@ impl PoolLoop {
                 continue;
             };
             let ours = pool.finalizers.iter().any(|f| f == FINALIZER);
-            if pool.deleting && ours && holders(state, cx.registry).is_empty() {
+            if pool.deleting && ours && may_go(state, cx.registry) {
                 let finalizers = pool
                     .finalizers
                     .iter()

@@ -35,6 +35,8 @@ pub struct PoolState {
     pub priority: i32,
     /// How long a dead node's range rests
     pub quarantine: Duration,
+    /// Whether the finalizer is on it
+    pub guarded: bool,
     /// Whether it serves, or why not
     pub verdict: Verdict,
     /// What it overlaps without losing by it: service ranges and node addresses, left out when carving
@@ -160,6 +162,14 @@ impl Pools {
             .iter()
             .filter_map(|name| self.states.get(name))
             .find(|state| state.space.covers(range))
+    }
+
+    /// The oldest pool with the finalizer that covers a range: it stays while the range is held.
+    pub fn keeper(&self, range: &Cidr) -> Option<&PoolState> {
+        self.by_age
+            .iter()
+            .filter_map(|name| self.states.get(name))
+            .find(|state| state.guarded && state.space.covers(range))
     }
 
     /// The pools that share an address with the range.
@@ -352,6 +362,7 @@ fn survey_one(
         selector: parsed.selector,
         priority: parsed.priority,
         quarantine: parsed.quarantine,
+        guarded: pool.finalizers.iter().any(|f| f == FINALIZER),
         verdict,
         left_out,
         hold_until,

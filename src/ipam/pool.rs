@@ -118,6 +118,14 @@ impl Pool {
             .is_some_and(|own| own.overlaps(cidr))
     }
 
+    /// Whether the block shares an address with what is blocked.
+    pub fn is_blocked(&self, cidr: &Cidr) -> bool {
+        let runs = self.blocked.get(cidr.family());
+        let at = runs.partition_point(|run| run.last < cidr.first().value);
+        runs.get(at)
+            .is_some_and(|run| run.first <= cidr.last().value)
+    }
+
     pub(super) fn part(&self, family: Family) -> Option<&Part> {
         self.parts.get(family).as_ref()
     }
@@ -310,6 +318,17 @@ mod tests {
     fn a_blocked_address_takes_its_whole_block() {
         let mut pool = Pool::new(ranges(&["10.0.0.0/22"], 24));
         pool.set_blocked(blocked(&["10.0.1.7", "fd00::/8", "10.9.0.0/16"]));
+        for (range, is) in [
+            ("10.0.0.0/23", true),
+            ("10.0.1.6/32", false),
+            ("10.9.9.0/24", true),
+        ] {
+            assert_eq!(
+                pool.is_blocked(&Cidr::parse_strict(range).unwrap()),
+                is,
+                "{range}"
+            );
+        }
         assert_eq!(
             openings(&pool),
             ["10.0.0.0..10.0.0.0", "10.0.2.0..10.0.3.0"]
