@@ -12,7 +12,7 @@
 //! 3. *Policy.* A dealt range is one block of each of the pool's families, from a pool that the writer
 //!    had seen enabled, matching the node and with that block size; outside of what was reserved, of
 //!    service ranges and of pods' and nodes' addresses as the writer had seen them. What a machine
-//!    gets back is held to less: an enabled, matching pool has it.
+//!    gets back may have another size, and its own pods in it.
 //! 4. *Fence.* After an unclean take-over no write but the touch leaves before every node that was
 //!    there, and still has no podCIDR, carries the new term.
 //! 5. *Records.* What a NodeSubnet tells of a holder does not vanish before its time; a finalizer
@@ -137,7 +137,7 @@ impl Checks {
         }
         if request.is_write() && !matches!(request, Request::TouchNode(_)) {
             self.fenced(place, known, api)?;
-            known.deals = true;
+            known.begins_to_deal(api);
         }
         let Request::AssignPodCidrs(a) = request else {
             return Ok(());
@@ -147,7 +147,9 @@ impl Checks {
             return Ok(());
         }
         known.decided.insert(key, now);
-        self.dealt(place, a, known, api)
+        self.dealt(place, a, known, api)?;
+        known.chosen.insert((a.name.clone(), a.cidrs.clone()));
+        Ok(())
     }
 
     fn fenced(&self, place: Where, known: &Known, api: &Api) -> Verdict {
@@ -179,11 +181,16 @@ impl Checks {
             Err(Violation::new("policy", text, [a.name.clone()]))
         };
         let hits = |cidr: &Cidr| a.cidrs.iter().any(|c| c.overlaps(cidr));
-        let returns = self.graves.iter().any(|grave| {
-            grave.name == a.name
-                && grave.ranges.len() == a.cidrs.len()
-                && grave.ranges.iter().all(|r| a.cidrs.contains(r))
-        });
+        let same =
+            |had: &[Cidr]| had.len() == a.cidrs.len() && had.iter().all(|r| a.cidrs.contains(r));
+        let returns = self
+            .graves
+            .iter()
+            .any(|grave| grave.name == a.name && same(&grave.ranges))
+            || known
+                .chosen
+                .iter()
+                .any(|(name, ranges)| *name == a.name && same(ranges));
         let labels = known.labels.get(&a.uid);
         let pool = known.shapes.iter().find(|shape| {
             labels.into_iter().flatten().any(|labels| {
@@ -223,7 +230,7 @@ impl Checks {
             .services
             .objects
             .values()
-            .find(|s| s.cidrs.iter().any(hits) && !returns)
+            .find(|s| s.cidrs.iter().any(hits))
         {
             return wrong(format!(
                 "the service range {} was seen there",
@@ -497,12 +504,21 @@ impl Checks {
         if !before.deleting {
             return wrong(&before.name, "lives");
         }
+        // Of one that cannot be read any more every earlier version counts.
         let others: Vec<Shape> = api
             .pools
             .live
             .values()
             .filter(|p| p.name != before.name)
-            .filter_map(|p| Shape::new(p))
+            .flat_map(|p| match Shape::new(p) {
+                Some(shape) => vec![shape],
+                None => self
+                    .shapes
+                    .iter()
+                    .filter(|s| s.uid == p.uid)
+                    .cloned()
+                    .collect(),
+            })
             .collect();
         let only_here = |range: &Cidr| {
             shape.contains(range) && !others.iter().any(|other| other.contains(range))

@@ -40,6 +40,8 @@ pub struct Known {
     met: BTreeSet<Text>,
     /// Of those, the ones whose end was shown while it dealt: UID and term.
     pub buried: BTreeSet<(Text, Text)>,
+    /// What it ever chose for a node's name: it may come back to it, though it was never held.
+    pub chosen: BTreeSet<(Text, Vec<Cidr>)>,
     /// When it first asked for a node (by UID) to have these ranges.
     pub decided: BTreeMap<(Text, Vec<Cidr>), Time>,
 }
@@ -87,6 +89,15 @@ impl Known {
             Outcome::Nodes(nodes) => nodes.iter().for_each(|node| self.node(node)),
             Outcome::Pool(pool) => self.pool(pool),
             _ => {}
+        }
+    }
+
+    /// The fence is behind it: what had died before is not in its books.
+    pub fn begins_to_deal(&mut self, api: &Api) {
+        if !self.deals {
+            self.deals = true;
+            let live: BTreeSet<&Text> = api.nodes.live.values().map(|node| &node.uid).collect();
+            self.met.retain(|uid| live.contains(uid));
         }
     }
 

@@ -101,10 +101,13 @@ impl Shape {
                         && range.len() == *len
                         && cidrs.iter().any(|c| c.contains(range))
                 })
-            && !self
-                .reserved
-                .iter()
-                .any(|span| ranges.iter().any(|range| span.overlaps(range)))
+            && !self.reserves(ranges)
+    }
+
+    fn reserves(&self, ranges: &[Cidr]) -> bool {
+        self.reserved
+            .iter()
+            .any(|span| ranges.iter().any(|range| span.overlaps(range)))
     }
 
     /// Whether a machine that had these ranges may have them back from it.
@@ -113,6 +116,7 @@ impl Shape {
             && !self.deleting
             && self.matches(labels)
             && ranges.iter().all(|range| self.contains(range))
+            && !self.reserves(ranges)
     }
 
     /// Every block of a family, lowest first.

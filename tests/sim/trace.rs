@@ -8,7 +8,7 @@ use cadastre::cluster::seen::Text;
 
 use super::clock::{SECOND, Time};
 
-/// How many lines a failure shows, unless `LINES` says otherwise.
+/// How many lines a failure shows, of those that concern it. `LINES=n` shows the last n of all.
 const SHOWN: usize = 60;
 
 /// Lines of one run. Off by default: a failing seed is run again with it on.
@@ -67,11 +67,12 @@ impl Trace {
 
     /// The last lines about these objects, and about nobody.
     pub fn tail(&self, names: &BTreeSet<Text>) -> String {
+        let all_of_it = std::env::var_os("LINES").is_some();
         let all = || self.lines.iter().flatten();
         let concerned = |line: &&Line| {
             line.about
                 .as_ref()
-                .is_none_or(|name| names.is_empty() || names.contains(name))
+                .is_none_or(|name| all_of_it || names.is_empty() || names.contains(name))
         };
         let shown = std::env::var("LINES")
             .ok()

@@ -19,6 +19,8 @@ use super::words::ranges;
 pub struct World {
     /// The last machine behind each node name.
     machines: BTreeMap<Text, Machine>,
+    /// What pools said before they became unreadable, by UID.
+    specs: BTreeMap<Text, IPPoolSpec>,
     count: u64,
 }
 
@@ -351,7 +353,8 @@ impl Sim {
         let mut pool = Pool::clone(&pool);
         let fresh = self.some_spec();
         let Ok(spec) = &mut pool.spec else {
-            pool.spec = Ok(fresh);
+            // It is mended: back to what it was.
+            pool.spec = Ok(self.world.specs.remove(&pool.uid).unwrap_or(fresh));
             pool.generation += 1;
             self.api.put_pool(pool, self.now);
             return;
@@ -373,7 +376,10 @@ impl Sim {
             }
             9 => spec.node_selector = fresh.node_selector,
             10 => spec.reserved = fresh.reserved,
-            _ => pool.spec = Err("spec.ipv4: invalid type".to_owned()),
+            _ => {
+                self.world.specs.insert(pool.uid.clone(), spec.clone());
+                pool.spec = Err("spec.ipv4: invalid type".to_owned());
+            }
         }
         pool.generation += 1;
         self.log(Some(&pool.name), || {
