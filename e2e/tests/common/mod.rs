@@ -17,6 +17,12 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 const LIMIT: Duration = Duration::from_secs(90);
 
+const SHORT_LEASE: [(&str, &str); 3] = [
+    ("CADASTRE_LEASE_DURATION", "4"),
+    ("CADASTRE_RENEW_DEADLINE", "3"),
+    ("CADASTRE_RETRY_PERIOD", "1"),
+];
+
 /// One test at a time where a second one would take the processors it needs for its timing.
 pub async fn turn() -> SemaphorePermit<'static> {
     static TURN: Semaphore = Semaphore::const_new(1);
@@ -46,18 +52,14 @@ impl Lab {
 
     /// A controller of that name with a short lease; not waited for.
     pub fn controller(&self, name: &str, more: &[&str]) -> Daemon {
-        let args = [
-            "controller",
-            "--identity",
-            name,
-            "--lease-duration=4",
-            "--renew-deadline=3",
-            "--retry-period=1",
-        ];
+        let args = ["controller", "--identity", name];
         let options = DaemonOptions {
             name: name.to_owned(),
             args: args.iter().chain(more).map(ToString::to_string).collect(),
-            env: Vec::new(),
+            // Where a flag does not say otherwise.
+            env: SHORT_LEASE
+                .map(|(key, seconds)| (key.to_owned(), seconds.to_owned()))
+                .into(),
         };
         let kubeconfig = self.cluster.kubeconfig(ADMIN).unwrap();
         Daemon::start(self.cluster.folder(), &kubeconfig, &options).unwrap()
