@@ -50,9 +50,9 @@ pub(super) struct Leader {
 }
 
 impl Leader {
-    pub(super) fn new(tenure: Tenure) -> Self {
+    pub(super) fn new(tenure: Tenure, now: Now) -> Self {
         Leader {
-            fence: Fence::new(tenure.takeover, tenure.term.clone()),
+            fence: Fence::new(tenure.takeover, tenure.term.clone(), now.mono),
             tenure,
             dealing: false,
             registry: Registry::default(),

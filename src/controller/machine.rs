@@ -161,7 +161,7 @@ impl Controller {
             Event::Pods(change) => {
                 self.world.pods.change(change);
             }
-            Event::Leadership(leadership) => self.leadership(leadership),
+            Event::Leadership(leadership) => self.leadership(leadership, now),
             Event::Answer(id, outcome) => self.answered(id, &outcome, now),
         }
     }
@@ -288,11 +288,11 @@ impl Controller {
         }
     }
 
-    fn leadership(&mut self, leadership: Leadership) {
+    fn leadership(&mut self, leadership: Leadership, now: Now) {
         match leadership {
             Leadership::Leading(tenure) => match &mut self.leader {
                 Some(leader) if leader.tenure.term == tenure.term => leader.tenure = tenure,
-                _ => self.leader = Some(Leader::new(tenure)),
+                _ => self.leader = Some(Leader::new(tenure, now)),
             },
             Leadership::Standby { .. } | Leadership::Released => self.leader = None,
         }
