@@ -227,14 +227,13 @@ impl Shell {
     }
 
     fn wake_at(&self) -> Instant {
-        let idle = self
-            .figures_at
-            .max(Instant::now() + Duration::from_millis(1));
-        let due = self
-            .controller
-            .wake_at()
-            .map(|at| Instant::now() + at.saturating_sub(self.parts.clock.now()));
-        let wake = due.map_or(idle, |due| due.min(idle));
+        let now = self.parts.clock.now();
+        // What is due already waits for an answer or for the lease, not for time.
+        let due = self.controller.wake_at().and_then(|at| at.checked_sub(now));
+        let due = due
+            .filter(|left| !left.is_zero())
+            .map(|left| Instant::now() + left);
+        let wake = due.map_or(self.figures_at, |due| due.min(self.figures_at));
         self.stop_by.map_or(wake, |by| wake.min(by))
     }
 
