@@ -1,7 +1,7 @@
 //! The writer's guards against a real API server: what a decision rested on must still hold when its
 //! write arrives.
 
-#![allow(clippy::expect_used, clippy::unwrap_used)] // helpers of tests are tests
+#![allow(clippy::panic, clippy::unwrap_used)] // helpers of tests are tests
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use cadastre::api::{HeldRange, IPPool, IPPoolStatus, NodeSubnet, NodeSubnetSpec,
 use cadastre::cluster::clock::Clock;
 use cadastre::cluster::lease::{Leadership, Takeover, Tenure};
 use cadastre::cluster::lease_task::Gate;
-use cadastre::cluster::request::{Assignment, Outcome, Refusal, Request, RequestId};
+use cadastre::cluster::request::{Assignment, Outcome, Refusal, Request, RequestId, Touch};
 use cadastre::cluster::seen;
 use cadastre::cluster::writer::Writer;
 use cadastre::controller::Outgoing;
@@ -106,11 +106,13 @@ impl Bench {
     }
 
     async fn touch(&self, node: &seen::Node, term: &str) -> Outcome {
-        self.send(Request::TouchNode {
+        self.send(Request::TouchNode(Touch {
             name: node.name.clone(),
             uid: node.uid.clone(),
+            from: node.term.clone(),
+            annotated: node.annotated,
             term: term.into(),
-        })
+        }))
         .await
     }
 
@@ -124,6 +126,14 @@ impl Bench {
     async fn spec(&self, name: &str) -> (Option<String>, Vec<String>) {
         let spec = self.nodes.get(name).await.unwrap().spec.unwrap_or_default();
         (spec.pod_cidr, spec.pod_cidrs.unwrap_or_default())
+    }
+}
+
+#[track_caller]
+fn touched(outcome: Outcome) -> seen::Node {
+    match outcome {
+        Outcome::Node(node) => node,
+        other => panic!("{other:?}"),
     }
 }
 
@@ -193,15 +203,52 @@ async fn a_touch_refuses_what_was_decided_before_it() {
         ),
     ] {
         let before = bench.create(name, metadata).await;
-        let touched = match bench.touch(&before, "2-newer").await {
-            Outcome::Node(node) => node,
-            other => panic!("{other:?}"),
-        };
+        let touched = touched(bench.touch(&before, "2-newer").await);
         assert_eq!(touched.term.as_deref(), Some("2-newer"));
         assert_guarded(&bench.assign(&before).await);
         assert_eq!(bench.spec(name).await, (None, vec![]), "{name}");
         assert_assigned(&bench.assign(&touched).await);
     }
+}
+
+#[tokio::test]
+async fn a_late_touch_does_not_open_the_fence_again() {
+    let bench = bench().await;
+    for (name, metadata) in [
+        ("late-bare", json!({})),
+        ("late-dressed", json!({"annotations": {"a": "b"}})),
+        (
+            "late-before",
+            json!({"annotations": {TERM_ANNOTATION: "0-older"}}),
+        ),
+    ] {
+        let seen = bench.create(name, metadata).await;
+        let touched = touched(bench.touch(&seen, "3-newest").await);
+        assert_guarded(&bench.touch(&seen, "2-late").await);
+        assert_eq!(bench.read(name).await, touched, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn a_touch_keeps_other_annotations_and_comes_through_beside_them() {
+    let bench = bench().await;
+    let seen = bench
+        .create("kept", json!({"annotations": {"a": "b"}}))
+        .await;
+    bench
+        .patch("kept", json!({"metadata": {"annotations": {"c": "d"}}}))
+        .await;
+    touched(bench.touch(&seen, "2-x").await);
+    let now = bench.nodes.get("kept").await.unwrap();
+    let annotations: Vec<(&str, &str)> = now
+        .annotations()
+        .iter()
+        .map(|(key, value)| (&**key, &**value))
+        .collect();
+    assert_eq!(
+        annotations,
+        [("a", "b"), ("c", "d"), (TERM_ANNOTATION, "2-x")]
+    );
 }
 
 #[tokio::test]

@@ -47,10 +47,12 @@ pub(super) struct Leader {
     survey: bool,
     /// The ranges of pools have changed, and with them what NodeSubnets say of them.
     reattribute: bool,
+    /// [`Settings::second_writer_hold`]
+    hold: Duration,
 }
 
 impl Leader {
-    pub(super) fn new(tenure: Tenure, now: Now) -> Self {
+    pub(super) fn new(tenure: Tenure, hold: Duration, now: Now) -> Self {
         Leader {
             fence: Fence::new(tenure.takeover, tenure.term.clone(), now.mono),
             tenure,
@@ -62,6 +64,7 @@ impl Leader {
             pools: PoolLoop::default(),
             survey: false,
             reattribute: false,
+            hold,
         }
     }
 
@@ -313,7 +316,7 @@ impl Leader {
         now: Now,
     ) {
         for range in foreign {
-            self.registry.pools.hold(range, now.mono);
+            self.registry.pools.hold(range, now.mono + self.hold);
         }
         self.survey = true;
         let ranges: Vec<String> = foreign.iter().map(ToString::to_string).collect();

@@ -14,9 +14,6 @@ use crate::cluster::seen::{Node, Pool, Text};
 use crate::cluster::world::World;
 use crate::ipam::{self, Cidr, Dual, Family, Ledger, Ranges, Span};
 
-/// How long a pool carves nothing after somebody else wrote a podCIDR in its range.
-pub const SECOND_WRITER_HOLD: Duration = Duration::from_secs(60);
-
 /// Quarantine of ranges that lie outside every pool.
 pub const DEFAULT_QUARANTINE: Duration = Duration::from_secs(60);
 
@@ -206,14 +203,14 @@ impl Pools {
         })
     }
 
-    /// Makes every pool that shares an address with the range hold back.
-    pub fn hold(&mut self, range: &Cidr, now: Duration) {
+    /// Makes every pool that shares an address with the range hold back until then (monotonic).
+    pub fn hold(&mut self, range: &Cidr, until: Duration) {
         for state in self
             .states
             .values_mut()
             .filter(|state| state.space.touches(range))
         {
-            state.hold_until = Some(now + SECOND_WRITER_HOLD);
+            state.hold_until = Some(until);
         }
     }
 
