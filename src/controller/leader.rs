@@ -370,7 +370,9 @@ impl Leader {
                 .get(&node.name)
                 .is_some_and(|known| known.uid == node.uid && known.is_empty())
             {
-                self.registry.sync(node);
+                if self.registry.sync(node).freed {
+                    self.podcidrs.wake();
+                }
             }
         }
         let mut cx = Context {

@@ -168,7 +168,8 @@ impl Pools {
 
     /// The serving pools that select the node, in the order in which they are tried: priority, the
     /// most specific selector, the most room, name.
-    pub fn choices(&self, node: &Node, ledger: &Ledger) -> Vec<Text> {
+    /// Those in `full` have none.
+    pub fn choices<V>(&self, node: &Node, ledger: &Ledger, full: &BTreeMap<Text, V>) -> Vec<Text> {
         let mut matching: Vec<&PoolState> = self
             .by_rank
             .iter()
@@ -177,10 +178,11 @@ impl Pools {
             .collect();
         let tied = matching
             .windows(2)
-            .any(|pair| pair[0].rank() == pair[1].rank());
+            .any(|pair| pair[0].rank() == pair[1].rank() && !full.contains_key(&pair[0].name));
         if tied {
             matching.sort_by_cached_key(|state| {
-                let room = state.room(ledger);
+                let is_full = full.contains_key(&state.name);
+                let room = if is_full { 0 } else { state.room(ledger) };
                 (
                     std::cmp::Reverse(state.rank()),
                     std::cmp::Reverse(room),
