@@ -365,14 +365,10 @@ impl Leader {
         }
         if let Outcome::Node(node) = outcome {
             // podCIDRs are frozen once set: true even where a relist keeps the answer out of the table.
-            if world
-                .nodes
-                .get(&node.name)
-                .is_some_and(|known| known.uid == node.uid && known.is_empty())
-            {
-                if self.registry.sync(node).freed {
-                    self.podcidrs.wake();
-                }
+            let known = world.nodes.get(&node.name);
+            let behind = known.is_some_and(|known| known.uid == node.uid && known.is_empty());
+            if behind && self.registry.sync(node).freed {
+                self.podcidrs.wake();
             }
         }
         let mut cx = Context {
@@ -383,23 +379,23 @@ impl Leader {
         };
         match purpose {
             Purpose::Assign { name, uid } => {
-                self.podcidrs.answered_write(name, uid, outcome, &mut cx)
+                self.podcidrs.answered_write(name, uid, outcome, &mut cx);
             }
             Purpose::AssignRead { name, uid } => {
-                self.podcidrs.answered_read(name, uid, outcome, &mut cx)
+                self.podcidrs.answered_read(name, uid, outcome, &mut cx);
             }
             Purpose::Subnet { name } | Purpose::SubnetRead { name } => {
                 self.subnets.answered(name, outcome, &mut cx);
                 self.release(name, world);
             }
-            Purpose::Quarantine { name, uid } => {
-                if self.quarantine.answered(name, uid, outcome, &mut cx) {
-                    self.subnets.queue.add(name.clone());
-                    self.release(name, world);
-                }
+            Purpose::Quarantine { name, uid }
+                if self.quarantine.answered(name, uid, outcome, &mut cx) =>
+            {
+                self.subnets.queue.add(name.clone());
+                self.release(name, world);
             }
             Purpose::Pool { name } | Purpose::PoolRead { name } => {
-                self.pools.answered(name, outcome, &mut cx)
+                self.pools.answered(name, outcome, &mut cx);
             }
             _ => {}
         }
