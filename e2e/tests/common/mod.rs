@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, dead_code)] // helpers of tests, of which no file uses all
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -52,6 +53,12 @@ impl Lab {
 
     /// A controller of that name with a short lease; not waited for.
     pub fn controller(&self, name: &str, more: &[&str]) -> Daemon {
+        let kubeconfig = self.cluster.kubeconfig(ADMIN).unwrap();
+        self.controller_by(&kubeconfig, name, more)
+    }
+
+    /// The same by a kubeconfig of its own.
+    pub fn controller_by(&self, kubeconfig: &Path, name: &str, more: &[&str]) -> Daemon {
         let args = ["controller", "--identity", name];
         let options = DaemonOptions {
             name: name.to_owned(),
@@ -61,13 +68,16 @@ impl Lab {
                 .map(|(key, seconds)| (key.to_owned(), seconds.to_owned()))
                 .into(),
         };
-        let kubeconfig = self.cluster.kubeconfig(ADMIN).unwrap();
-        Daemon::start(self.cluster.folder(), &kubeconfig, &options).unwrap()
+        Daemon::start(self.cluster.folder(), kubeconfig, &options).unwrap()
     }
 
     /// `a`, which leads, and `b`, which stands by.
     pub async fn pair(&self) -> (Daemon, Daemon) {
-        let mut a = self.controller("a", &[]);
+        self.pair_of(self.controller("a", &[])).await
+    }
+
+    /// The same with an `a` that was started already.
+    pub async fn pair_of(&self, mut a: Daemon) -> (Daemon, Daemon) {
         a.wait_ready(LIMIT).await.unwrap();
         wait::until("a leads", LIMIT, async || {
             Ok(leads(&a).await?.then_some(()))
