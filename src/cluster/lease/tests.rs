@@ -313,3 +313,16 @@ fn settings_that_cannot_work_are_refused_with_the_reason() {
             .contains("whole number")
     );
 }
+
+#[test]
+fn a_late_creation_of_our_own_does_not_prolong_another_tenure() {
+    let (mut a, mut server) = (Elector::new(settings("a")), Server::default());
+    settle(&mut a, &mut server, s(0));
+    let late = Record {
+        transitions: 7,
+        ..server.0.clone().unwrap()
+    };
+    server.write(late);
+    settle(&mut a, &mut server, s(2));
+    assert!(matches!(a.leadership(), Leadership::Standby { .. }));
+}
