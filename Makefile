@@ -1,6 +1,8 @@
 # Cadastre. `make` lists what there is; `make test` and `make run` set up everything they need.
 #
-# One cargo build runs at a time, in the order written here: -j is of no use on a small machine.
+# One cargo build runs at a time, in the order written here: -j is of no use on a small machine. All
+# of them name the whole workspace, even where one package would do, because cargo chooses features
+# by the packages named and would build every dependency twice.
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 SHELL := bash
@@ -13,10 +15,10 @@ STEPS ?=
 NODES ?= 5000
 ROUNDS ?= 3
 
-# The simulation is a step of its own; every other test binary of the package is a unit test.
-TESTS := $(filter-out sim,$(patsubst tests/%/main.rs,%,$(wildcard tests/*/main.rs)) \
-	$(patsubst tests/%.rs,%,$(wildcard tests/*.rs)))
-SIM := $(wildcard tests/sim.rs tests/sim/main.rs)
+# Test binaries. The simulation is a step of its own; the others in tests/ need no cluster.
+names = $(patsubst $(1)/%/main.rs,%,$(wildcard $(1)/*/main.rs)) $(patsubst $(1)/%.rs,%,$(wildcard $(1)/*.rs))
+UNIT := $(filter-out sim,$(call names,tests))
+E2E := $(call names,e2e/tests)
 
 say = @printf '\n\033[1m== %s\033[0m\n' "$(1)"
 
@@ -27,7 +29,7 @@ help: ## this list
 
 run: setup control-plane ## the demo: a local control plane with cadastre at work, until Ctrl-C
 	$(call say,run: release build)
-	$(CARGO) build --release -p cadastre -p cadastre-e2e --bin cadastre --bin cadastre-demo
+	$(CARGO) build --release --workspace --bin cadastre --bin cadastre-demo
 	@exec $(TARGET)/release/cadastre-demo
 
 test: setup check unit sim e2e ## everything that CI runs
@@ -42,16 +44,13 @@ check: setup ## format, clippy and rustdoc, warnings denied
 
 unit: setup ## unit and property tests
 	$(call say,unit)
-	$(CARGO) test -p cadastre --lib --bins $(TESTS:%=--test %)
-	$(CARGO) test -p cadastre --doc
-	$(CARGO) test -p cadastre-e2e --lib
+	$(CARGO) test --workspace --lib --bins $(UNIT:%=--test %)
+	$(CARGO) test --workspace --doc
 
 sim: setup ## the deterministic simulation; SEED=n and STEPS=n replay or search
 	$(call say,sim)
-ifeq ($(SIM),)
-	@echo "tests/sim is not there yet"
-else ifeq ($(SEED)$(STEPS),)
-	$(CARGO) test -p cadastre --test sim
+ifeq ($(SEED)$(STEPS),)
+	$(CARGO) test --workspace --test sim
 else
 	$(if $(SEED),SEED=$(SEED)) $(if $(STEPS),STEPS=$(STEPS)) \
 		$(CARGO) test --release -p cadastre --test sim -- --nocapture replay
@@ -59,8 +58,8 @@ endif
 
 e2e: setup control-plane ## tests against a real control plane, two at a time
 	$(call say,e2e)
-	$(CARGO) build -p cadastre
-	$(CARGO) test -p cadastre-e2e --test '*' -- --test-threads=2
+	$(CARGO) build --workspace --bins
+	$(CARGO) test --workspace $(E2E:%=--test %) -- --test-threads=2
 
 bench: setup ## micro-benchmarks of the core
 	$(call say,bench)
@@ -68,11 +67,11 @@ bench: setup ## micro-benchmarks of the core
 
 bench-scale: setup control-plane ## podCIDRs for NODES=5000, best of ROUNDS=3, beside kube-controller-manager
 	$(call say,bench-scale: release build)
-	$(CARGO) build --release -p cadastre -p cadastre-e2e --bin cadastre --bin cadastre-bench
+	$(CARGO) build --release --workspace --bin cadastre --bin cadastre-bench
 	@exec $(TARGET)/release/cadastre-bench $(NODES) $(ROUNDS)
 
 crd: setup ## write config/crd from the code
-	@$(CARGO) build -q -p cadastre
+	$(CARGO) build --workspace --bin cadastre
 	$(TARGET)/debug/cadastre crd > config/crd/cadastre.dev.yaml.new
 	mv config/crd/cadastre.dev.yaml.new config/crd/cadastre.dev.yaml
 
@@ -81,7 +80,8 @@ setup: ## look for the tools; say what to install
 
 control-plane: setup ## build etcd and Kubernetes where missing (about 6 minutes, once)
 	$(call say,control-plane)
-	$(CARGO) run -p cadastre-e2e --bin cadastre-assets
+	$(CARGO) build --workspace --bin cadastre-assets
+	@$(TARGET)/debug/cadastre-assets
 
 clean: ## remove build output; the cached control plane stays
 	$(CARGO) clean

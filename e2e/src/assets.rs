@@ -146,9 +146,8 @@ fn build(program: Program, cache: &Path, title: &str) -> Result<()> {
     if Command::new("go").arg("version").output().is_err() {
         bail!(
             "{} has to be built once and needs Go 1.26 or newer, which is not installed: see \
-             https://go.dev/dl (Debian: package golang-go; 1.21 and newer fetch 1.26 by themselves). \
-             Or set KUBEBUILDER_ASSETS to a folder with etcd, kube-apiserver, \
-             kube-controller-manager and kubectl",
+             https://go.dev/dl (golang-go of Debian 12 is too old). Or set KUBEBUILDER_ASSETS to a \
+             folder with etcd, kube-apiserver, kube-controller-manager and kubectl",
             program.name()
         );
     }

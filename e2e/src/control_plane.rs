@@ -13,6 +13,7 @@
 //! - A value in a `static` is never dropped: then its end is that of the process.
 
 use std::ffi::OsStr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -163,6 +164,11 @@ impl ControlPlane {
     /// The folder with data, keys and logs.
     pub fn folder(&self) -> &Path {
         self.scratch.path()
+    }
+
+    /// Where kube-apiserver listens.
+    pub fn address(&self) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, self.port).into()
     }
 
     /// `https://127.0.0.1:PORT`

@@ -18,7 +18,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 pub async fn crds(client: &Client) -> Result<()> {
     let api = Api::<CustomResourceDefinition>::all(client.clone());
     for crd in crd::all() {
-        api.create(&PostParams::default(), &without_rules(crd)?)
+        api.create(&PostParams::default(), &crd)
             .await
             .context("cannot create a CRD")?;
     }
@@ -56,20 +56,4 @@ pub async fn condition(client: &Client, pool: &str, kind: &str) -> Result<Option
 /// Whether a leader has taken the pool in its care.
 pub fn is_kept(pool: &IPPool) -> bool {
     pool.finalizers().iter().any(|it| it == FINALIZER)
-}
-
-fn without_rules(crd: CustomResourceDefinition) -> Result<CustomResourceDefinition> {
-    fn strip(value: &mut Value) {
-        match value {
-            Value::Object(map) => {
-                map.remove("x-kubernetes-validations");
-                map.values_mut().for_each(strip);
-            }
-            Value::Array(all) => all.iter_mut().for_each(strip),
-            _ => {}
-        }
-    }
-    let mut value = serde_json::to_value(crd)?;
-    strip(&mut value);
-    Ok(serde_json::from_value(value)?)
 }

@@ -32,6 +32,7 @@ pub mod process;
 pub mod raw;
 pub mod scratch;
 pub mod wait;
+pub mod wire;
 
 pub use control_plane::{ControlPlane, Options};
 pub use daemon::Daemon;

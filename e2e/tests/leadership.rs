@@ -9,7 +9,9 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use cadastre_e2e::{lease, metrics, nodes, wait};
+use cadastre_e2e::control_plane::ADMIN;
+use cadastre_e2e::wire::Wire;
+use cadastre_e2e::{Daemon, lease, metrics, nodes, wait};
 use common::{Lab, leads, log_says};
 use rustix::process::Signal;
 
@@ -18,20 +20,36 @@ const NODES: u32 = 1000;
 const STRIKE_AT: usize = 200;
 const LIMIT: Duration = Duration::from_secs(60);
 
+const V4: &str = "10.64.0.0/13";
+const V6: &str = "fd00:64::/48";
+
 /// Two controllers, `a` leads; all nodes exist, and the pool that serves them has just come.
-async fn dealing() -> (Lab, cadastre_e2e::Daemon, cadastre_e2e::Daemon) {
+async fn dealing() -> (Lab, Daemon, Daemon) {
     let lab = Lab::start().await;
     let (a, b) = lab.pair().await;
     nodes::create(&lab.cluster, NODES, nodes::numbered)
         .await
         .unwrap();
-    lab.pool("default", "10.64.0.0/13", "fd00:64::/48", 60)
-        .await;
+    lab.pool("default", V4, V6, 60).await;
     lab.history
         .wait_until_all_assigned(STRIKE_AT, LIMIT)
         .await
         .unwrap();
     (lab, a, b)
+}
+
+/// The last node comes first, so that a leader that takes over deals in another order than the one
+/// before it, who dealt as they came. Strikes once the first ones are served, returns when all exist.
+async fn strike_amid_arrivals(lab: &Lab, strike: impl FnOnce()) {
+    lab.pool("default", V4, V6, 60).await;
+    let arrivals = nodes::create(&lab.cluster, NODES, |i| nodes::numbered(NODES - 1 - i));
+    let strike = async {
+        let served = lab.history.wait_until_all_assigned(STRIKE_AT, LIMIT).await;
+        strike();
+        served.unwrap();
+    };
+    let (arrived, ()) = tokio::join!(arrivals, strike);
+    arrived.unwrap();
 }
 
 /// Once a new leader deals, nothing that an earlier one decided comes through any more: whatever is
@@ -64,8 +82,12 @@ fn assert_fenced(lab: &Lab) {
 #[tokio::test(flavor = "multi_thread")]
 async fn invariant_1_a_leader_killed_in_mid_assignment_leaves_no_duplicate_and_no_node_behind() {
     let _turn = common::turn().await;
-    let (lab, mut a, b) = dealing().await;
-    a.process().kill().unwrap();
+    let lab = Lab::start().await;
+    let (mut a, b) = lab.pair().await;
+    strike_amid_arrivals(&lab, || {
+        a.process().kill().unwrap();
+    })
+    .await;
     let (struck, left) = (Instant::now(), lab.history.assigned());
     assert!(left < NODES as usize, "too late to strike: all are served");
     lab.all_served(NODES as usize).await;
@@ -80,8 +102,9 @@ async fn invariant_1_a_leader_killed_in_mid_assignment_leaves_no_duplicate_and_n
 #[tokio::test(flavor = "multi_thread")]
 async fn invariant_1_a_leader_that_slept_through_its_lease_finds_itself_fenced_off() {
     let _turn = common::turn().await;
-    let (lab, mut a, b) = dealing().await;
-    a.process().signal(Signal::STOP).unwrap();
+    let lab = Lab::start().await;
+    let (mut a, b) = lab.pair().await;
+    strike_amid_arrivals(&lab, || a.process().signal(Signal::STOP).unwrap()).await;
     assert!(
         lab.history.assigned() < NODES as usize,
         "too late to strike"
@@ -110,6 +133,44 @@ async fn invariant_1_a_leader_that_slept_through_its_lease_finds_itself_fenced_o
     let figures = a.metrics().await.unwrap();
     let leading = metrics::sum(&figures, "leader_election_master_status", &[]);
     assert!(leading.abs() < f64::EPSILON);
+    assert!(leads(&b).await.unwrap());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn invariant_1_writes_that_land_after_the_next_leader_deals_are_refused() {
+    let _turn = common::turn().await;
+    let lab = Lab::start().await;
+    let wire = Wire::to(&lab.cluster).await.unwrap();
+    let kubeconfig = wire.kubeconfig(&lab.cluster, ADMIN).unwrap();
+    let (a, b) = lab.pair_of(lab.controller_by(&kubeconfig, "a", &[])).await;
+    strike_amid_arrivals(&lab, || wire.hold()).await;
+    let left = lab.history.assigned();
+    assert!(left + 100 < NODES as usize, "too late to strike");
+    // What was on its way names the ranges that the next leader deals first.
+    lab.history
+        .wait_until_all_assigned(left + 50, LIMIT)
+        .await
+        .unwrap();
+    let refused = async || {
+        let counts = lab.cluster.apiserver_metrics().await.unwrap();
+        let labels = [("resource", "nodes"), ("verb", "PATCH"), ("code", "422")];
+        metrics::sum(&counts, "apiserver_request_total", &labels)
+    };
+    assert!(refused().await.abs() < f64::EPSILON);
+    wire.release();
+    lab.all_served(NODES as usize).await;
+    let refused = refused().await;
+    println!("held with {left} of {NODES} served; {refused} late writes arrived and were refused");
+    assert!(refused > 0.0, "no late write arrived: nothing was proven");
+    assert_fenced(&lab);
+    wait::until("a stands by", LIMIT, async || {
+        Ok(a.ready()
+            .await?
+            .starts_with("standby (leader: b_")
+            .then_some(()))
+    })
+    .await
+    .unwrap();
     assert!(leads(&b).await.unwrap());
 }
 

@@ -29,6 +29,6 @@ pub use names::{
 pub use pool::{Allocate, FamilyStatus, IPPool, IPPoolSpec, IPPoolStatus, IPv4Ranges, IPv6Ranges};
 pub use subnet::{HeldRange, NodeSubnet, NodeSubnetSpec, PreviousHolder};
 pub use watched::{
-    NodeAddressLite, NodeInfoLite, NodeLite, NodeLiteSpec, NodeLiteStatus, PodIpLite, PodLite,
-    PodLiteSpec, PodLiteStatus,
+    NodeAddressLite, NodeInfoLite, NodeLite, NodeLiteSpec, NodeLiteStatus, NodeSubnetLite,
+    PodIpLite, PodLite, PodLiteSpec, PodLiteStatus,
 };

@@ -13,6 +13,9 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use serde::{Deserialize, Deserializer};
+use serde_json::Value;
+
+use super::subnet::NodeSubnet;
 
 /// A Node.
 #[derive(kube::Resource, Deserialize, Clone, Debug)]
@@ -110,6 +113,18 @@ pub struct PodLiteStatus {
 pub struct PodIpLite {
     /// The address
     pub ip: String,
+}
+
+/// A NodeSubnet whose spec may be anything.
+#[derive(kube::Resource, Deserialize, Clone, Debug)]
+#[resource(inherit = NodeSubnet)]
+pub struct NodeSubnetLite {
+    /// Without managed fields
+    #[serde(deserialize_with = "slim_meta")]
+    pub metadata: ObjectMeta,
+    /// To be read with care: one bad object must not spoil a list
+    #[serde(default)]
+    pub spec: Value,
 }
 
 #[derive(Deserialize)]

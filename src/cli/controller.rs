@@ -54,6 +54,10 @@ pub(super) struct Args {
     #[arg(long, env = "CADASTRE_WRITES_IN_FLIGHT", default_value_t = 48, value_parser = clap::value_parser!(u16).range(1..=1024))]
     writes_in_flight: u16,
 
+    /// Seconds a pool gives nothing after somebody else wrote a podCIDR in its range
+    #[arg(long, env = "CADASTRE_SECOND_WRITER_HOLD", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    second_writer_hold: u32,
+
     /// Objects a page when listing; 0 asks for everything at once
     #[arg(long, env = "CADASTRE_LIST_PAGE", default_value_t = 0)]
     list_page: u32,
@@ -203,6 +207,7 @@ async fn serve(args: Args, settings: lease::Settings, level: logs::Level) -> any
     let settings = Settings {
         service_cidrs: args.service_cidr,
         critical_in_flight: args.writes_in_flight.into(),
+        second_writer_hold: Duration::from_secs(args.second_writer_hold.into()),
         ..Settings::default()
     };
     let grace = Duration::from_secs(args.shutdown_grace.into());

@@ -6,7 +6,7 @@ use kube::Resource;
 use kube::core::{DeserializeGuard, ObjectMeta};
 
 use super::seen::{Machine, Node, Pod, Pool, ServiceRange, Subnet, Text};
-use crate::api::{IPPool, NodeLite, NodeSubnet, PodLite, TERM_ANNOTATION};
+use crate::api::{IPPool, NodeLite, NodeSubnet, NodeSubnetLite, PodLite, TERM_ANNOTATION};
 use crate::ipam::{Addr, Cidr};
 
 /// A Node.
@@ -130,15 +130,9 @@ pub fn pool(guard: DeserializeGuard<IPPool>) -> Pool {
 }
 
 /// A NodeSubnet, decodable or not.
-pub fn subnet(guard: DeserializeGuard<NodeSubnet>) -> Subnet {
-    let meta = guard.meta().clone();
-    subnet_of(
-        meta,
-        guard
-            .0
-            .map(|subnet| subnet.spec)
-            .map_err(|invalid| invalid.error),
-    )
+pub fn subnet(subnet: NodeSubnetLite) -> Subnet {
+    let spec = serde_json::from_value(subnet.spec).map_err(|error| error.to_string());
+    subnet_of(subnet.metadata, spec)
 }
 
 /// A NodeSubnet from the answer to a write.

@@ -11,169 +11,33 @@
 //! - A tenure that has run out goes on if a later renewal succeeds: by compare-and-swap nobody led in
 //!   between. A record that is somebody else's, or gone, ends it for good.
 //! - A term is never used twice.
+//! - A Lease is free only when its holder has released it. One that was deleted, or whose holder was
+//!   cleared by hand, is waited out like any other change: whoever led may not have heard of it yet.
 //!
 //! # Assumptions
-//! Clocks of two machines differ in rate by less than the renew deadline and the lease duration do.
+//! - Clocks of two machines differ in rate by less than the renew deadline and the lease duration do.
+//! - Nobody deletes the Lease while somebody leads and a candidate starts that has never seen it:
+//!   nothing is left that could tell it of the leader. (It fences the leader off where there are
+//!   NodeSubnets, as [`Takeover::First`] alone is not taken for a first start.)
+//!
+//! # Caveats
+//! After a deletion, or a holder cleared by hand, nobody leads for a full lease duration.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use thiserror::Error;
+use border::RELEASED_DURATION;
+pub use border::{
+    Answer, Ask, Leadership, Mono, Record, Settings, SettingsError, Takeover, Tenure,
+};
 
-/// Monotonic time since an arbitrary start, as the caller measures it.
-pub type Mono = Duration;
+mod border;
 
 /// Pause between two looks of a candidate: a hand-over is seen within it.
 const CANDIDATE_PAUSE: Duration = Duration::from_millis(400);
 
-/// Duration written on release, so that nobody waits for a record without holder.
-const RELEASED_DURATION: Duration = Duration::from_secs(1);
-
-/// What an operator may set.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// Who this is, for people
-    pub identity: String,
-    /// What tells this process from all others of that identity
-    pub nonce: String,
-    /// How long others wait after the record last changed
-    pub lease_duration: Duration,
-    /// How long after the start of its last renewal a leader may write
-    pub renew_deadline: Duration,
-    /// Pause between renewals
-    pub retry_period: Duration,
-}
-
-/// Settings that cannot work.
-#[derive(Clone, Debug, Error, PartialEq, Eq)]
-#[expect(missing_docs, reason = "fields named for what they are")]
-pub enum SettingsError {
-    /// The leader must stop before others start.
-    #[error(
-        "lease duration ({lease:?}) must be longer than the renew deadline ({renew:?}): the leader must stop before others start"
-    )]
-    LeaseTooShort { lease: Duration, renew: Duration },
-    /// There must be time for a second try.
-    #[error(
-        "renew deadline ({renew:?}) must be longer than 1.2 times the retry period ({retry:?})"
-    )]
-    DeadlineTooShort { renew: Duration, retry: Duration },
-    /// The Lease holds whole seconds.
-    #[error("lease duration ({0:?}) must be a whole number of seconds, at least 1")]
-    NotWholeSeconds(Duration),
-}
-
-impl Settings {
-    /// Whether they can work.
-    pub fn validate(&self) -> Result<(), SettingsError> {
-        let (lease, renew, retry) = (self.lease_duration, self.renew_deadline, self.retry_period);
-        if lease.subsec_nanos() != 0 || lease.is_zero() {
-            return Err(SettingsError::NotWholeSeconds(lease));
-        }
-        if lease <= renew {
-            return Err(SettingsError::LeaseTooShort { lease, renew });
-        }
-        if renew <= retry.mul_f64(1.2) {
-            return Err(SettingsError::DeadlineTooShort { renew, retry });
-        }
-        Ok(())
-    }
-
-    /// What stands in the record while this process holds it.
-    fn holder(&self) -> String {
-        format!("{}_{}", self.identity, self.nonce)
-    }
-}
-
-/// The Lease, in the fields that count.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Record {
-    /// `spec.holderIdentity`; none: free
-    pub holder: Option<String>,
-    /// `spec.leaseDurationSeconds`
-    pub lease_duration: Duration,
-    /// `spec.leaseTransitions`
-    pub transitions: i64,
-    /// The annotation `cadastre.dev/unsettled`: the last holder left with writes of unknown outcome
-    pub unsettled: bool,
-    /// `metadata.resourceVersion`; empty in a record to be created
-    pub resource_version: String,
-}
-
-/// A call of the API server; at most one is outstanding.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Ask {
-    /// Read it.
-    Get,
-    /// Create it; refused when it exists.
-    Create(Record),
-    /// Replace it if it still has the record's resourceVersion.
-    Replace(Record),
-}
-
-/// What came of it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Answer {
-    /// It is like this.
-    Found(Record),
-    /// There is none.
-    Missing,
-    /// It is now like this.
-    Written(Record),
-    /// Refused: it exists already, has changed, or is gone.
-    Conflict,
-    /// Surely not executed.
-    Failed,
-    /// Nobody knows.
-    Unclear,
-}
-
-/// The state of affairs, for all who write.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Leadership {
-    /// Somebody else leads, or nobody yet.
-    Standby {
-        /// Who, as far as known
-        leader: Option<String>,
-    },
-    /// This process leads, until [`Tenure::valid_until`].
-    Leading(Tenure),
-    /// Given up for good.
-    Released,
-}
-
-/// One reign.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tenure {
-    /// Names it; never used twice
-    pub term: Arc<str>,
-    /// How it began
-    pub takeover: Takeover,
-    /// Nothing may be written from then on, unless it moves
-    pub valid_until: Mono,
-}
-
-/// How a tenure began.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Takeover {
-    /// There was no Lease at all, and never had been as far as this process knows.
-    First,
-    /// The last holder left with everything settled.
-    Clean,
-    /// The last holder may have left writes on the wire.
-    Unclean,
-}
-
-impl Takeover {
-    /// A word for people.
-    pub fn word(self) -> &'static str {
-        match self {
-            Takeover::First => "first start",
-            Takeover::Clean => "clean hand-over",
-            Takeover::Unclean => "take-over",
-        }
-    }
-}
+/// Pause from a write that came to nothing to the next one: a server that fails at once is not
+/// pressed.
+const WRITE_PAUSE: Duration = Duration::from_millis(400);
 
 /// Decides.
 #[derive(Debug)]
@@ -187,8 +51,12 @@ pub struct Elector {
     attempt: Option<Attempt>,
     outstanding: Option<(Kind, Mono)>,
     due: Mono,
+    /// No write before, as the last one came to nothing
+    no_write_before: Mono,
     /// The highest count of transitions seen
     transitions: i64,
+    /// The duration that the Lease last named
+    duration: Duration,
     /// Whether there ever was a Lease
     ever: bool,
     release: Option<bool>,
@@ -198,7 +66,8 @@ pub struct Elector {
 #[derive(Debug)]
 enum View {
     Unknown,
-    Absent,
+    /// With the time since when it has been missing
+    Absent(Mono),
     /// With the time since when it has been like that
     Present(Record, Mono),
 }
@@ -241,7 +110,9 @@ impl Elector {
             attempt: None,
             outstanding: None,
             due: Mono::ZERO,
+            no_write_before: Mono::ZERO,
             transitions: 0,
+            duration: Duration::ZERO,
             ever: false,
             release: None,
         }
@@ -256,7 +127,7 @@ impl Elector {
             Phase::Candidate => {
                 let leader = match &self.view {
                     View::Present(record, _) => record.holder.clone(),
-                    View::Unknown | View::Absent => None,
+                    View::Unknown | View::Absent(_) => None,
                 };
                 Leadership::Standby { leader }
             }
@@ -309,35 +180,43 @@ impl Elector {
         if self.look_first {
             return (Kind::Look, Ask::Get);
         }
-        match &self.view {
-            View::Unknown => (Kind::Look, Ask::Get),
-            View::Absent => {
-                let takeover = if self.ever {
-                    Takeover::Unclean
-                } else {
-                    Takeover::First
-                };
-                (
-                    Kind::Acquire,
-                    Ask::Create(self.wanted(String::new(), takeover, now)),
-                )
-            }
-            View::Present(record, since) => {
-                let free = record.holder.is_none();
-                if !free && now < *since + record.lease_duration {
-                    return (Kind::Look, Ask::Get);
-                }
-                let takeover = if free && !record.unsettled {
-                    Takeover::Clean
-                } else {
-                    Takeover::Unclean
-                };
+        let Some(takeover) = self.opening(now) else {
+            return (Kind::Look, Ask::Get);
+        };
+        let ask = match &self.view {
+            View::Present(record, _) => {
                 let version = record.resource_version.clone();
-                (
-                    Kind::Acquire,
-                    Ask::Replace(self.wanted(version, takeover, now)),
-                )
+                Ask::Replace(self.wanted(version, takeover, now))
             }
+            View::Unknown | View::Absent(_) => {
+                Ask::Create(self.wanted(String::new(), takeover, now))
+            }
+        };
+        (Kind::Acquire, ask)
+    }
+
+    /// How a tenure would begin that is sought now; nothing while somebody may lead.
+    fn opening(&self, now: Mono) -> Option<Takeover> {
+        match &self.view {
+            View::Unknown => None,
+            View::Absent(_) if !self.ever => Some(Takeover::First),
+            View::Present(record, _) if record.is_released() && !record.unsettled => {
+                Some(Takeover::Clean)
+            }
+            View::Present(..) | View::Absent(_) => {
+                (self.opens_at()? <= now).then_some(Takeover::Unclean)
+            }
+        }
+    }
+
+    /// When the Lease as last seen may be sought.
+    fn opens_at(&self) -> Option<Mono> {
+        match &self.view {
+            View::Unknown => None,
+            View::Absent(_) if !self.ever => Some(Mono::ZERO),
+            View::Absent(since) => Some(*since + self.settings.lease_duration.max(self.duration)),
+            View::Present(record, _) if record.is_released() => Some(Mono::ZERO),
+            View::Present(record, since) => Some(*since + record.lease_duration),
         }
     }
 
@@ -346,6 +225,7 @@ impl Elector {
     fn wanted(&mut self, resource_version: String, takeover: Takeover, now: Mono) -> Record {
         if let Some(attempt) = &self.attempt
             && attempt.record.resource_version == resource_version
+            && attempt.takeover == takeover
         {
             return attempt.record.clone();
         }
@@ -375,32 +255,30 @@ impl Elector {
             (Kind::Renew, Answer::Written(record)) => {
                 self.note(&record, now);
                 self.renewed(record, at);
-                self.due = at + self.settings.retry_period;
+                self.due = self.next_renewal(at, now);
             }
             (Kind::Acquire, Answer::Written(record)) => {
                 self.note(&record, now);
                 self.acquired(record);
-                self.due = at + self.settings.retry_period;
+                self.due = self.next_renewal(at, now);
             }
-            (Kind::Release, Answer::Written(_) | Answer::Unclear) => self.phase = Phase::Released,
+            (Kind::Release, Answer::Written(_)) => self.phase = Phase::Released,
             (Kind::Renew | Kind::Release, Answer::Conflict | Answer::Unclear | Answer::Missing) => {
                 if let Phase::Holding { certain, .. } = &mut self.phase {
                     *certain = false;
                 }
                 self.due = now;
+                self.no_write_before = at + WRITE_PAUSE;
             }
-            (Kind::Acquire, Answer::Conflict | Answer::Unclear) => {
+            (Kind::Acquire, answer @ (Answer::Conflict | Answer::Unclear)) => {
                 // The record may be ours by now, or somebody else's.
+                self.ever |= answer == Answer::Conflict;
                 self.look_first = true;
                 self.due = now;
+                self.no_write_before = at + WRITE_PAUSE;
             }
             (Kind::Look, Answer::Found(record)) => self.found(record, now),
-            (Kind::Look, Answer::Missing) => {
-                self.view = View::Absent;
-                self.look_first = false;
-                self.phase = Phase::Candidate;
-                self.due = now;
-            }
+            (Kind::Look, Answer::Missing) => self.missing(now),
             _ => {}
         }
         if self.release.is_some() && matches!(self.phase, Phase::Candidate) {
@@ -410,13 +288,28 @@ impl Elector {
 
     fn pause(&self) -> Duration {
         match self.phase {
-            Phase::Candidate => CANDIDATE_PAUSE.min(self.settings.retry_period),
-            _ => self.settings.retry_period,
+            Phase::Holding { .. } if self.release.is_none() => self.settings.retry_period,
+            _ => CANDIDATE_PAUSE.min(self.settings.retry_period),
         }
+    }
+
+    /// When to renew what was written by a call that began at `at`; a release does not wait.
+    fn next_renewal(&self, at: Mono, now: Mono) -> Mono {
+        match self.release {
+            Some(_) => now,
+            None => at + self.settings.retry_period,
+        }
+    }
+
+    /// A candidate tries as soon as the Lease is open, and looks again until then.
+    fn candidate_due(&self, now: Mono) -> Mono {
+        let opens = self.opens_at().map_or(self.due, |at| at.max(now));
+        self.due.min(opens).max(self.no_write_before)
     }
 
     fn note(&mut self, record: &Record, now: Mono) {
         self.ever = true;
+        self.duration = record.lease_duration;
         self.transitions = self.transitions.max(record.transitions);
         if !matches!(&self.view, View::Present(known, _) if known == record) {
             self.view = View::Present(record.clone(), now);
@@ -435,30 +328,39 @@ impl Elector {
             } if mine && held.transitions == record.transitions => {
                 *held = record;
                 *certain = true;
-                self.due = now;
+                self.due = now.max(self.no_write_before);
             }
             Phase::Holding { .. } => {
                 self.phase = Phase::Candidate;
-                self.due = now;
+                self.due = self.candidate_due(now);
             }
-            Phase::Candidate => {
-                let ours = mine
-                    && self
-                        .attempt
-                        .as_ref()
-                        .is_some_and(|a| a.record.transitions == record.transitions);
-                if ours {
-                    self.acquired(record);
-                    self.due = now;
-                } else if record.holder.is_none() {
-                    self.due = now;
-                } else if let View::Present(known, since) = &self.view {
-                    // Expired: the next call is the attempt. It rests on what was just read.
-                    self.due = self.due.min((*since + known.lease_duration).max(now));
-                }
-            }
+            Phase::Candidate => self.found_as_candidate(record, mine, now),
             Phase::Released => {}
         }
+    }
+
+    fn found_as_candidate(&mut self, record: Record, mine: bool, now: Mono) {
+        let of_attempt = |attempt: &Attempt| attempt.record.transitions == record.transitions;
+        if mine && self.attempt.as_ref().is_some_and(of_attempt) {
+            self.acquired(record);
+            self.due = now.max(self.no_write_before);
+            return;
+        }
+        // What rested on another version of the record can no longer take effect. A creation still
+        // can once the Lease is gone; then its record is waited out like anybody's.
+        let rests_on_this =
+            |attempt: &Attempt| attempt.record.resource_version == record.resource_version;
+        self.attempt = self.attempt.take().filter(rests_on_this);
+        self.due = self.candidate_due(now);
+    }
+
+    fn missing(&mut self, now: Mono) {
+        if !matches!(self.view, View::Absent(_)) {
+            self.view = View::Absent(now);
+        }
+        self.look_first = false;
+        self.phase = Phase::Candidate;
+        self.due = self.candidate_due(now);
     }
 
     fn renewed(&mut self, renewed: Record, at: Mono) {
@@ -478,7 +380,7 @@ impl Elector {
         let Some(attempt) = self.attempt.take() else {
             return;
         };
-        let term = format!("{}-{}", record.transitions, self.settings.nonce);
+        let term = format!("{}-{}", attempt.record.transitions, self.settings.nonce);
         let valid_until = attempt.at + self.settings.renew_deadline;
         let tenure = Tenure {
             term: term.into(),
@@ -494,227 +396,4 @@ impl Elector {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const fn s(seconds: u64) -> Mono {
-        Duration::from_secs(seconds)
-    }
-
-    fn settings(nonce: &str) -> Settings {
-        Settings {
-            identity: "c".into(),
-            nonce: nonce.into(),
-            lease_duration: s(15),
-            renew_deadline: s(10),
-            retry_period: s(2),
-        }
-    }
-
-    /// The Lease as a server keeps it.
-    #[derive(Default)]
-    struct Server(Option<Record>, u64);
-
-    impl Server {
-        fn answer(&mut self, ask: Ask) -> Answer {
-            match (ask, &self.0) {
-                (Ask::Get, None) => Answer::Missing,
-                (Ask::Get, Some(record)) => Answer::Found(record.clone()),
-                (Ask::Create(record), None) => self.write(record),
-                (Ask::Replace(record), Some(is))
-                    if is.resource_version == record.resource_version =>
-                {
-                    self.write(record)
-                }
-                _ => Answer::Conflict,
-            }
-        }
-
-        fn write(&mut self, record: Record) -> Answer {
-            self.1 += 1;
-            let record = Record {
-                resource_version: self.1.to_string(),
-                ..record
-            };
-            self.0 = Some(record.clone());
-            Answer::Written(record)
-        }
-    }
-
-    /// Lets the elector make every call that is due.
-    fn settle(elector: &mut Elector, server: &mut Server, now: Mono) {
-        while let Some(ask) = elector.poll(now) {
-            let answer = server.answer(ask);
-            elector.answer(answer, now);
-        }
-    }
-
-    fn tenure(elector: &Elector) -> Tenure {
-        match elector.leadership() {
-            Leadership::Leading(tenure) => tenure,
-            other => panic!("{other:?}"),
-        }
-    }
-
-    #[test]
-    fn the_first_ever_creates_the_lease_and_may_write_for_the_renew_deadline() {
-        let (mut a, mut server) = (Elector::new(settings("a")), Server::default());
-        settle(&mut a, &mut server, s(100));
-        let tenure = tenure(&a);
-        assert_eq!(
-            (tenure.takeover, tenure.valid_until, &*tenure.term),
-            (Takeover::First, s(110), "1-a")
-        );
-    }
-
-    #[test]
-    fn a_candidate_waits_a_full_lease_after_the_last_change() {
-        let (mut a, mut b, mut server) = (
-            Elector::new(settings("a")),
-            Elector::new(settings("b")),
-            Server::default(),
-        );
-        settle(&mut a, &mut server, s(0));
-        settle(&mut b, &mut server, s(1));
-        settle(&mut a, &mut server, s(2));
-        for t in 2..17 {
-            settle(&mut b, &mut server, s(t));
-            assert!(
-                matches!(b.leadership(), Leadership::Standby { .. }),
-                "at {t} s; the record changed at 2 s"
-            );
-        }
-        settle(&mut b, &mut server, s(17));
-        assert_eq!(tenure(&b).takeover, Takeover::Unclean);
-        assert_eq!(&*tenure(&b).term, "2-b");
-        assert!(
-            tenure(&a).valid_until <= s(12),
-            "the old leader stopped writing long before"
-        );
-        settle(&mut a, &mut server, s(19));
-        assert_eq!(
-            a.leadership(),
-            Leadership::Standby {
-                leader: Some("c_b".into())
-            }
-        );
-    }
-
-    #[test]
-    fn a_clean_release_hands_over_at_once_and_an_unsettled_one_says_so() {
-        for (settled, takeover) in [(true, Takeover::Clean), (false, Takeover::Unclean)] {
-            let (mut a, mut b, mut server) = (
-                Elector::new(settings("a")),
-                Elector::new(settings("b")),
-                Server::default(),
-            );
-            settle(&mut a, &mut server, s(0));
-            settle(&mut b, &mut server, s(0));
-            a.release(settled);
-            assert_eq!(
-                a.leadership(),
-                Leadership::Released,
-                "nothing is written from now on"
-            );
-            settle(&mut a, &mut server, s(1));
-            settle(&mut b, &mut server, s(1));
-            assert_eq!(tenure(&b).takeover, takeover);
-            settle(&mut a, &mut server, s(2));
-            assert_eq!(a.leadership(), Leadership::Released, "for good");
-        }
-    }
-
-    #[test]
-    fn an_acquisition_whose_answer_was_lost_counts_from_its_start() {
-        let (mut a, mut server) = (Elector::new(settings("a")), Server::default());
-        let missing = server.answer(a.poll(s(0)).unwrap());
-        a.answer(missing, s(0));
-        let create = a.poll(s(1)).unwrap();
-        server.answer(create);
-        a.answer(Answer::Unclear, s(4));
-        settle(&mut a, &mut server, s(5));
-        assert_eq!(tenure(&a).takeover, Takeover::First);
-        assert!(
-            tenure(&a).valid_until >= s(11),
-            "from the write at 1 s, or from the renewal at 5 s"
-        );
-    }
-
-    #[test]
-    fn a_tenure_that_ran_out_goes_on_if_nobody_came_between() {
-        let (mut a, mut server) = (Elector::new(settings("a")), Server::default());
-        settle(&mut a, &mut server, s(0));
-        let term = tenure(&a).term;
-        a.poll(s(2));
-        a.answer(Answer::Unclear, s(30));
-        assert!(tenure(&a).valid_until < s(30));
-        settle(&mut a, &mut server, s(30));
-        assert_eq!((tenure(&a).term, tenure(&a).valid_until), (term, s(40)));
-    }
-
-    #[test]
-    fn a_lease_deleted_under_us_ends_the_tenure_and_is_never_a_first_start() {
-        let (mut a, mut server) = (Elector::new(settings("a")), Server::default());
-        settle(&mut a, &mut server, s(0));
-        server.0 = None;
-        settle(&mut a, &mut server, s(2));
-        assert_eq!(
-            (tenure(&a).takeover, &*tenure(&a).term),
-            (Takeover::Unclean, "2-a")
-        );
-    }
-
-    #[test]
-    fn the_same_identity_with_another_nonce_is_somebody_else() {
-        let (mut a, mut again, mut server) = (
-            Elector::new(settings("a")),
-            Elector::new(settings("a2")),
-            Server::default(),
-        );
-        settle(&mut a, &mut server, s(0));
-        settle(&mut again, &mut server, s(1));
-        assert_eq!(
-            again.leadership(),
-            Leadership::Standby {
-                leader: Some("c_a".into())
-            }
-        );
-    }
-
-    #[test]
-    fn settings_that_cannot_work_are_refused_with_the_reason() {
-        let good = settings("a");
-        assert_eq!(good.validate(), Ok(()));
-        let short = Settings {
-            lease_duration: s(10),
-            ..good.clone()
-        };
-        assert!(
-            short
-                .validate()
-                .unwrap_err()
-                .to_string()
-                .contains("must stop before others start")
-        );
-        let late = Settings {
-            renew_deadline: s(2),
-            ..good.clone()
-        };
-        assert!(
-            late.validate()
-                .unwrap_err()
-                .to_string()
-                .contains("1.2 times")
-        );
-        let odd = Settings {
-            lease_duration: Duration::from_millis(15_500),
-            ..good
-        };
-        assert!(
-            odd.validate()
-                .unwrap_err()
-                .to_string()
-                .contains("whole number")
-        );
-    }
-}
+mod tests;

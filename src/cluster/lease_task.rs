@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::api::{Api, ObjectMeta, PostParams};
 use kube::{Client, Error};
 use tokio::sync::watch;
-use tracing::{debug, info, warn};
+use tracing::{info, warn};
 
 use super::clock::Clock;
 use super::lease::{Answer, Ask, Elector, Leadership, Record, Settings};
@@ -71,18 +71,19 @@ impl Election {
         let mut elector = Elector::new(self.settings.clone());
         let mut last = elector.leadership();
         self.readiness.leadership(last.clone());
+        let mut trouble = None;
         loop {
             while let Some(ask) = elector.poll(clock.now()) {
-                let write = !matches!(ask, Ask::Get);
-                let answer = match tokio::time::timeout(limit, self.call(&leases, ask)).await {
-                    Ok(Ok(answer)) => answer,
-                    Ok(Err(error)) => self.failed(&error, write),
-                    Err(_) => {
-                        self.metrics.errors.inc();
-                        warn!(lease.name = %self.name, "no answer about the Lease within {limit:?}");
-                        Answer::Unclear
-                    }
+                let call = self.call(&leases, ask.clone());
+                let (answer, problem) = match tokio::time::timeout(limit, call).await {
+                    Ok(Ok(answer)) => (answer, None),
+                    Ok(Err(error)) => judge(&error, &ask),
+                    Err(_) => (Answer::Unclear, Some(format!("no answer within {limit:?}"))),
                 };
+                match problem {
+                    Some(problem) => self.warn(&problem, &mut trouble),
+                    None => trouble = None,
+                }
                 elector.answer(answer, clock.now());
                 self.tell(&mut last, elector.leadership());
             }
@@ -147,24 +148,12 @@ impl Election {
         self.publish.send_replace(now);
     }
 
-    fn failed(&self, error: &Error, write: bool) -> Answer {
-        if let Error::Api(status) = error {
-            match status.code {
-                404 if !write => return Answer::Missing,
-                404 | 409 => return Answer::Conflict,
-                _ => {}
-            }
-        }
+    /// Says once what is wrong, not with each try.
+    fn warn(&self, problem: &str, last: &mut Option<String>) {
         self.metrics.errors.inc();
-        match error {
-            Error::Api(status) if (400..500).contains(&status.code) => {
-                warn!(lease.name = %self.name, lease.namespace = %self.namespace, "Lease refused: {}: check the Role and that the namespace exists", status.message);
-                Answer::Failed
-            }
-            error => {
-                debug!(lease.name = %self.name, "no clear answer about the Lease: {error}");
-                Answer::Unclear
-            }
+        if last.as_deref() != Some(problem) {
+            warn!(lease.name = %self.name, lease.namespace = %self.namespace, "{problem}");
+            *last = Some(problem.to_owned());
         }
     }
 
@@ -213,6 +202,26 @@ impl Election {
     }
 }
 
+/// What an error means for the elector, and what is wrong where somebody should know.
+fn judge(error: &Error, ask: &Ask) -> (Answer, Option<String>) {
+    let Error::Api(status) = error else {
+        return (Answer::Unclear, Some(format!("no clear answer: {error}")));
+    };
+    match (status.code, ask) {
+        (404, Ask::Get) => (Answer::Missing, None),
+        (404, Ask::Replace(_)) | (409, _) => (Answer::Conflict, None),
+        // Nothing that could be created is missing: it is the namespace that is.
+        (400..500, _) => (
+            Answer::Failed,
+            Some(format!(
+                "Lease refused: {}: check the Role and that the namespace exists",
+                status.message
+            )),
+        ),
+        _ => (Answer::Unclear, Some(format!("no clear answer: {error}"))),
+    }
+}
+
 /// A Lease as far as it can be read; what is missing counts as held, for the usual time.
 fn record(lease: Lease) -> Record {
     let spec = lease.spec.unwrap_or_default();
@@ -228,5 +237,52 @@ fn record(lease: Lease) -> Record {
         transitions: spec.lease_transitions.unwrap_or_default().into(),
         unsettled: annotations.contains_key(UNSETTLED_ANNOTATION),
         resource_version: lease.metadata.resource_version.unwrap_or_default(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(code: u16) -> Error {
+        Error::Api(Box::new(kube::core::Status {
+            code,
+            message: "why".into(),
+            ..kube::core::Status::default()
+        }))
+    }
+
+    fn wanted() -> Record {
+        record(Lease::default())
+    }
+
+    #[test]
+    fn a_missing_namespace_is_told_and_not_taken_for_a_race() {
+        let (answer, problem) = judge(&refused(404), &Ask::Create(wanted()));
+        assert_eq!(answer, Answer::Failed);
+        assert!(problem.is_some_and(|text| text.contains("namespace exists")));
+    }
+
+    #[test]
+    fn what_others_did_to_the_lease_is_no_trouble() {
+        let cases = [
+            (404, Ask::Get, Answer::Missing),
+            (404, Ask::Replace(wanted()), Answer::Conflict),
+            (409, Ask::Replace(wanted()), Answer::Conflict),
+            (409, Ask::Create(wanted()), Answer::Conflict),
+        ];
+        for (code, ask, expected) in cases {
+            assert_eq!(
+                judge(&refused(code), &ask),
+                (expected, None),
+                "{code} {ask:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_server_error_says_nothing_about_the_outcome() {
+        let (answer, problem) = judge(&refused(500), &Ask::Replace(wanted()));
+        assert!(answer == Answer::Unclear && problem.is_some());
     }
 }

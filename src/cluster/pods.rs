@@ -27,7 +27,7 @@ impl PodIndex {
     /// Takes in one step of the watch; returns whether any address is no longer reported.
     pub fn change(&mut self, change: Change<Pod>) -> bool {
         match change {
-            Change::Restarted => {
+            Change::Restarted { .. } => {
                 self.unseen = Some(self.by_uid.keys().cloned().collect());
                 false
             }
@@ -122,7 +122,9 @@ mod tests {
     fn a_relist_drops_what_it_does_not_name() {
         let mut pods = PodIndex::default();
         pods.change(Change::Applied(pod("a", &["10.0.1.7"])));
-        pods.change(Change::Restarted);
+        pods.change(Change::Restarted {
+            asked: std::time::Duration::ZERO,
+        });
         assert!(
             pods.any_in(&range("10.0.1.0/24")).is_some(),
             "known until the list is complete"

@@ -5,6 +5,7 @@
 //! shell and under simulation.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::api::{IPPoolSpec, IPPoolStatus, NodeSubnetSpec};
 use crate::ipam::{Addr, Cidr};
@@ -19,8 +20,12 @@ pub type Text = Arc<str>;
 /// else about deletions.
 #[derive(Clone, Debug)]
 pub enum Change<T> {
-    /// A list begins; what is known stays valid until [`Change::Listed`].
-    Restarted,
+    /// A list begins, asked for not before `asked` (monotonic); what is known stays valid until
+    /// [`Change::Listed`].
+    Restarted {
+        /// By the clock of this process
+        asked: Duration,
+    },
     /// An object as it is now, from the list or as news.
     Applied(T),
     /// The list is complete.

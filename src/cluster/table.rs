@@ -13,6 +13,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::seen::{Change, Object, Text};
 
@@ -38,7 +39,9 @@ pub struct Table<T> {
     gone: BTreeMap<Text, u64>,
     /// The highest version in a list of ours: the watch's older news is in it.
     floor: u64,
-    listed: bool,
+    /// When the list that runs was asked for, and the last one that was completed
+    listing: Option<Duration>,
+    listed: Option<Duration>,
     /// The highest version the watch has delivered.
     horizon: u64,
 }
@@ -51,7 +54,8 @@ impl<T> Default for Table<T> {
             epoch: 0,
             gone: BTreeMap::new(),
             floor: 0,
-            listed: false,
+            listing: None,
+            listed: None,
             horizon: 0,
         }
     }
@@ -60,7 +64,12 @@ impl<T> Default for Table<T> {
 impl<T: Object> Table<T> {
     /// Whether a list has been completed since the start.
     pub fn is_listed(&self) -> bool {
-        self.listed
+        self.listed.is_some()
+    }
+
+    /// Whether the last complete list was asked for at that time (monotonic) or later.
+    pub fn is_listed_since(&self, time: Duration) -> bool {
+        self.listed.is_some_and(|asked| asked >= time)
     }
 
     /// Names the list that the table rests on; see [`Table::answer`].
@@ -91,7 +100,8 @@ impl<T: Object> Table<T> {
     /// Takes in one step of the watch.
     pub fn change(&mut self, change: Change<T>) -> Vec<Delta<T>> {
         match change {
-            Change::Restarted => {
+            Change::Restarted { asked } => {
+                self.listing = Some(asked);
                 self.unseen = Some(self.objects.keys().cloned().collect());
                 self.epoch += 1;
                 Vec::new()
@@ -107,7 +117,7 @@ impl<T: Object> Table<T> {
                 self.put(object).into_iter().collect()
             }
             Change::Listed => {
-                self.listed = true;
+                self.listed = self.listing.take().or(self.listed);
                 // What was gone before the list began is not in it.
                 self.gone.retain(|_, epoch| *epoch >= self.epoch);
                 self.epoch += 1;
@@ -225,7 +235,9 @@ mod tests {
 
     fn listed(objects: &[(&str, &str, u64)]) -> Table<ServiceRange> {
         let mut table = Table::default();
-        table.change(Change::Restarted);
+        table.change(Change::Restarted {
+            asked: Duration::ZERO,
+        });
         for (name, uid, version) in objects {
             table.change(Change::Applied(object(name, uid, *version)));
         }
@@ -236,7 +248,9 @@ mod tests {
     #[test]
     fn a_relist_reports_what_vanished() {
         let mut table = listed(&[("a", "1", 1), ("b", "2", 2)]);
-        table.change(Change::Restarted);
+        table.change(Change::Restarted {
+            asked: Duration::ZERO,
+        });
         assert!(
             table
                 .change(Change::Applied(object("b", "2", 2)))
@@ -287,7 +301,9 @@ mod tests {
         let sent = table.epoch();
         table.change(Change::Deleted(object("a", "1", 7)));
         assert!(table.answer(object("a", "1", 6), sent).is_none());
-        table.change(Change::Restarted);
+        table.change(Change::Restarted {
+            asked: Duration::ZERO,
+        });
         table.change(Change::Listed);
         assert!(
             table.answer(object("b", "2", 9), sent).is_none(),
@@ -312,7 +328,9 @@ mod tests {
             1,
             "b is gone; d was seen to go, as the watch is past it"
         );
-        table.change(Change::Restarted);
+        table.change(Change::Restarted {
+            asked: Duration::ZERO,
+        });
         assert!(table.replace(Vec::new(), sent).is_none());
     }
 
@@ -358,7 +376,9 @@ mod tests {
     #[test]
     fn a_grave_lasts_until_the_watch_is_past_it() {
         let mut table = listed(&[("a", "1", 5)]);
-        table.change(Change::Restarted);
+        table.change(Change::Restarted {
+            asked: Duration::ZERO,
+        });
         table.forget("a", "1");
         table.change(Change::Applied(object("a", "1", 5)));
         table.change(Change::Listed);
@@ -367,7 +387,9 @@ mod tests {
         assert!(table.gone.is_empty());
         table.change(Change::Applied(object("b", "2", 8)));
         table.forget("b", "2");
-        table.change(Change::Restarted);
+        table.change(Change::Restarted {
+            asked: Duration::ZERO,
+        });
         table.change(Change::Listed);
         assert!(table.gone.is_empty(), "the list began after the answer");
     }
@@ -375,7 +397,9 @@ mod tests {
     #[test]
     fn an_answer_asked_for_during_a_list_may_be_older_than_it() {
         let mut table = listed(&[("a", "1", 5)]);
-        table.change(Change::Restarted);
+        table.change(Change::Restarted {
+            asked: Duration::ZERO,
+        });
         let sent = table.epoch();
         table.change(Change::Listed);
         assert!(table.answer(object("a", "1", 6), sent).is_none());

@@ -8,40 +8,60 @@ use std::fmt::Debug;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
-use kube::Api;
 use kube::runtime::utils::Backoff;
 use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Api, Client};
 use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
 use tracing::{info, warn};
 
+use super::clock::Clock;
 use super::seen::Change;
 use crate::controller::Event;
 
 /// First and longest pause after an error.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
+/// What all watches have in common.
+#[derive(Clone)]
+pub struct Follower {
+    /// Where the objects are
+    pub client: Client,
+    /// Objects a page of a list
+    pub page: Option<u32>,
+    /// Tells when a list was asked for
+    pub clock: Clock,
+    /// Where steps go
+    pub out: mpsc::Sender<Event>,
+}
+
 /// Follows a kind until the receiver is gone: `read` takes the few fields that count out of an
 /// object, `wrap` says what kind of event it is.
 pub async fn follow<K, T>(
     kind: &'static str,
-    api: Api<K>,
-    page: Option<u32>,
+    follower: Follower,
     read: impl Fn(K) -> T,
     wrap: impl Fn(Change<T>) -> Event,
-    out: mpsc::Sender<Event>,
 ) where
-    K: kube::Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+    K: kube::Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
 {
+    let Follower {
+        client,
+        page,
+        clock,
+        out,
+    } = follower;
     let config = watcher::Config {
         page_size: page,
         ..watcher::Config::default()
     };
+    let api: Api<K> = Api::all(client);
     let mut stream = watcher(api, config).backoff(Pauses::default()).boxed();
     let mut trouble: Option<String> = None;
     while let Some(step) = stream.next().await {
         let change = match step {
-            Ok(watcher::Event::Init) => Change::Restarted,
+            // The list is asked for by the next step of the stream.
+            Ok(watcher::Event::Init) => Change::Restarted { asked: clock.now() },
             Ok(watcher::Event::InitApply(object) | watcher::Event::Apply(object)) => {
                 Change::Applied(read(object))
             }
@@ -57,7 +77,7 @@ pub async fn follow<K, T>(
             }
         };
         // A list that begins may still fail: trouble is over when something came.
-        if !matches!(change, Change::Restarted) && trouble.take().is_some() {
+        if !matches!(change, Change::Restarted { .. }) && trouble.take().is_some() {
             info!(watch.kind = kind, "watch works again");
         }
         if out.send(wrap(change)).await.is_err() {

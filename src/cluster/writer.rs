@@ -19,7 +19,8 @@ use super::convert;
 use super::lease_task::Gate;
 use super::request::{Assignment, Outcome, Refusal, Request, Touch};
 use crate::api::{
-    FIELD_MANAGER, IPPool, NodeLite, NodeSubnet, NodeSubnetSpec, PodLite, TERM_ANNOTATION,
+    FIELD_MANAGER, IPPool, NodeLite, NodeSubnet, NodeSubnetLite, NodeSubnetSpec, PodLite,
+    TERM_ANNOTATION,
 };
 use crate::controller::Outgoing;
 
@@ -64,7 +65,7 @@ impl Writer {
 
     async fn call(&self, request: Request) -> Result<Outcome, Error> {
         let nodes: Api<NodeLite> = Api::all(self.client.clone());
-        let subnets: Api<DeserializeGuard<NodeSubnet>> = Api::all(self.client.clone());
+        let subnets: Api<NodeSubnetLite> = Api::all(self.client.clone());
         let pools: Api<DeserializeGuard<IPPool>> = Api::all(self.client.clone());
         let post = PostParams {
             field_manager: Some(FIELD_MANAGER.to_owned()),

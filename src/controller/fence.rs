@@ -13,11 +13,14 @@
 //! | clean hand-over: all writes settled, holder cleared | yes | no |
 //! | anything else | yes | yes |
 //!
+//! A list that a watch began after the lease was won is as good as one of our own.
+//!
 //! # Assumptions
 //! A leader past its lease starts no write, by a clock that counts pauses. Nodes that appear after
 //! the list are therefore dealt by the new leader alone.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use super::queue::Queue;
 use super::{Now, Purpose};
@@ -31,6 +34,8 @@ use crate::cluster::world::World;
 pub struct Fence {
     takeover: Takeover,
     term: Text,
+    /// When this process knew that it leads, monotonic
+    won: Duration,
     step: Step,
     lists: Lists,
     /// Nodes (name, UID) not proven touched yet
@@ -63,10 +68,11 @@ enum Kind {
 
 impl Fence {
     /// The fence of a tenure.
-    pub fn new(takeover: Takeover, term: Text) -> Self {
+    pub fn new(takeover: Takeover, term: Text, won: Duration) -> Self {
         Fence {
             takeover,
             term,
+            won,
             step: Step::Syncing,
             lists: Lists::default(),
             left: BTreeSet::new(),
@@ -112,7 +118,7 @@ impl Fence {
     }
 
     /// When there is something to do again.
-    pub fn next_at(&self) -> Option<std::time::Duration> {
+    pub fn next_at(&self) -> Option<Duration> {
         self.lists
             .queue
             .next_at()
@@ -126,9 +132,17 @@ impl Fence {
             self.step = Step::Done;
             return;
         }
+        // The watches' own lists will do where they were asked for after the lease was won.
+        self.lists.nodes = world.nodes.is_listed_since(self.won);
+        self.lists.subnets = world.subnets.is_listed_since(self.won);
         self.step = Step::Listing;
-        self.lists.queue.add(Kind::Nodes);
-        self.lists.queue.add(Kind::Subnets);
+        if !self.lists.nodes {
+            self.lists.queue.add(Kind::Nodes);
+        }
+        if !self.lists.subnets {
+            self.lists.queue.add(Kind::Subnets);
+        }
+        self.touch_if_listed(world);
     }
 
     fn next_touch(&mut self, world: &World, now: Now) -> Option<(Request, Purpose)> {
@@ -173,6 +187,10 @@ impl Fence {
             self.lists.queue.add_failed(kind, now.mono);
             return;
         }
+        self.touch_if_listed(world);
+    }
+
+    fn touch_if_listed(&mut self, world: &World) {
         if !(self.lists.nodes && self.lists.subnets) {
             return;
         }

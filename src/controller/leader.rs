@@ -47,12 +47,14 @@ pub(super) struct Leader {
     survey: bool,
     /// The ranges of pools have changed, and with them what NodeSubnets say of them.
     reattribute: bool,
+    /// [`Settings::second_writer_hold`]
+    hold: Duration,
 }
 
 impl Leader {
-    pub(super) fn new(tenure: Tenure) -> Self {
+    pub(super) fn new(tenure: Tenure, hold: Duration, now: Now) -> Self {
         Leader {
-            fence: Fence::new(tenure.takeover, tenure.term.clone()),
+            fence: Fence::new(tenure.takeover, tenure.term.clone(), now.mono),
             tenure,
             dealing: false,
             registry: Registry::default(),
@@ -62,6 +64,7 @@ impl Leader {
             pools: PoolLoop::default(),
             survey: false,
             reattribute: false,
+            hold,
         }
     }
 
@@ -313,7 +316,7 @@ impl Leader {
         now: Now,
     ) {
         for range in foreign {
-            self.registry.pools.hold(range, now.mono);
+            self.registry.pools.hold(range, now.mono + self.hold);
         }
         self.survey = true;
         let ranges: Vec<String> = foreign.iter().map(ToString::to_string).collect();
@@ -362,12 +365,10 @@ impl Leader {
         }
         if let Outcome::Node(node) = outcome {
             // podCIDRs are frozen once set: true even where a relist keeps the answer out of the table.
-            if world
-                .nodes
-                .get(&node.name)
-                .is_some_and(|known| known.uid == node.uid && known.is_empty())
-            {
-                self.registry.sync(node);
+            let known = world.nodes.get(&node.name);
+            let behind = known.is_some_and(|known| known.uid == node.uid && known.is_empty());
+            if behind && self.registry.sync(node).freed {
+                self.podcidrs.wake();
             }
         }
         let mut cx = Context {
@@ -378,23 +379,23 @@ impl Leader {
         };
         match purpose {
             Purpose::Assign { name, uid } => {
-                self.podcidrs.answered_write(name, uid, outcome, &mut cx)
+                self.podcidrs.answered_write(name, uid, outcome, &mut cx);
             }
             Purpose::AssignRead { name, uid } => {
-                self.podcidrs.answered_read(name, uid, outcome, &mut cx)
+                self.podcidrs.answered_read(name, uid, outcome, &mut cx);
             }
             Purpose::Subnet { name } | Purpose::SubnetRead { name } => {
                 self.subnets.answered(name, outcome, &mut cx);
                 self.release(name, world);
             }
-            Purpose::Quarantine { name, uid } => {
-                if self.quarantine.answered(name, uid, outcome, &mut cx) {
-                    self.subnets.queue.add(name.clone());
-                    self.release(name, world);
-                }
+            Purpose::Quarantine { name, uid }
+                if self.quarantine.answered(name, uid, outcome, &mut cx) =>
+            {
+                self.subnets.queue.add(name.clone());
+                self.release(name, world);
             }
             Purpose::Pool { name } | Purpose::PoolRead { name } => {
-                self.pools.answered(name, outcome, &mut cx)
+                self.pools.answered(name, outcome, &mut cx);
             }
             _ => {}
         }

@@ -31,6 +31,8 @@ pub struct Settings {
     pub critical_in_flight: usize,
     /// How many others
     pub background_in_flight: usize,
+    /// How long a pool carves nothing after somebody else wrote a podCIDR in its range
+    pub second_writer_hold: Duration,
 }
 
 impl Default for Settings {
@@ -39,6 +41,7 @@ impl Default for Settings {
             service_cidrs: Vec::new(),
             critical_in_flight: 64,
             background_in_flight: 16,
+            second_writer_hold: Duration::from_secs(60),
         }
     }
 }
@@ -161,7 +164,7 @@ impl Controller {
             Event::Pods(change) => {
                 self.world.pods.change(change);
             }
-            Event::Leadership(leadership) => self.leadership(leadership),
+            Event::Leadership(leadership) => self.leadership(leadership, now),
             Event::Answer(id, outcome) => self.answered(id, &outcome, now),
         }
     }
@@ -288,11 +291,14 @@ impl Controller {
         }
     }
 
-    fn leadership(&mut self, leadership: Leadership) {
+    fn leadership(&mut self, leadership: Leadership, now: Now) {
         match leadership {
             Leadership::Leading(tenure) => match &mut self.leader {
                 Some(leader) if leader.tenure.term == tenure.term => leader.tenure = tenure,
-                _ => self.leader = Some(Leader::new(tenure)),
+                _ => {
+                    let hold = self.settings.second_writer_hold;
+                    self.leader = Some(Leader::new(tenure, hold, now));
+                }
             },
             Leadership::Standby { .. } | Leadership::Released => self.leader = None,
         }

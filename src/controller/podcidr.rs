@@ -11,6 +11,7 @@
 //! - A node that waits says why, once for each reason.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use super::pools::Verdict;
 use super::queue::Queue;
@@ -19,8 +20,10 @@ use super::report::{About, POD_CIDR_ASSIGNED, Report, WAITING, WRITE_REJECTED};
 use super::{Context, Purpose};
 use crate::cluster::request::{Assignment, Outcome, Refusal, Request};
 use crate::cluster::seen::{Node, Text};
-use crate::cluster::world::World;
 use crate::ipam::{Addr, Cidr, Full, State};
+
+/// How often a node that waits for blocks with somebody's address in them is looked at again.
+const IN_USE_PAUSE: Duration = Duration::from_secs(5);
 
 /// The loop's own state.
 #[derive(Debug, Default)]
@@ -31,6 +34,9 @@ pub struct PodCidrs {
     tasks: BTreeMap<Text, Task>,
     /// Nodes that wait for a pool, by name
     waiting: BTreeMap<Text, Waiting>,
+    /// Pools that were found full, with what was said of it, until room may have come: thousands of
+    /// nodes may wait for one pool, and each look at a full one costs as much as it holds.
+    full: BTreeMap<Text, String>,
 }
 
 #[derive(Debug, PartialEq)]
@@ -121,7 +127,7 @@ impl PodCidrs {
         None
     }
 
-    fn decide(&self, node: &Node, cx: &mut Context) -> Decision {
+    fn decide(&mut self, node: &Node, cx: &mut Context) -> Decision {
         if node.deleting || !node.is_empty() {
             return Decision::Leave;
         }
@@ -137,7 +143,50 @@ impl PodCidrs {
         if let Some(cidrs) = give_back(node, cx.registry) {
             return Decision::Write(cidrs);
         }
-        deal(node, cx.world, cx.registry)
+        self.deal(node, cx)
+    }
+
+    /// New ranges from the best pool that has room.
+    fn deal(&mut self, node: &Node, cx: &mut Context) -> Decision {
+        let (world, registry) = (cx.world, &mut *cx.registry);
+        let choices = registry.pools.choices(node, &registry.ledger, &self.full);
+        if choices.is_empty() {
+            return barred(node, registry);
+        }
+        let holder = registry.holder(&node.name, &node.uid);
+        let spoken_for = |range: &Cidr| -> Option<Addr> {
+            let of_node = || world.node_addresses.within(range).next();
+            world.pods.any_in(range).or_else(of_node)
+        };
+        let mut notes = Vec::new();
+        for name in &choices {
+            if let Some(note) = self.full.get(name) {
+                notes.push(note.clone());
+                continue;
+            }
+            let Some(pool) = registry.pools.get_mut(name) else {
+                continue;
+            };
+            match registry.ledger.carve(&mut pool.space, holder, spoken_for) {
+                Ok(claims) => {
+                    let ids = claims.iter().filter_map(|(_, id)| *id);
+                    let claims = ids.filter_map(|id| registry.ledger.get(id));
+                    return Decision::Write(in_order(claims.map(|claim| claim.cidr)));
+                }
+                Err(full) if full.avoided > 0 => {
+                    // Nothing tells when the addresses that speak against the last blocks go.
+                    self.queue
+                        .add_at(node.name.clone(), cx.now.mono + IN_USE_PAUSE);
+                    notes.push(full_note(name, &full));
+                }
+                Err(full) => {
+                    let note = full_note(name, &full);
+                    self.full.insert(name.clone(), note.clone());
+                    notes.push(note);
+                }
+            }
+        }
+        Decision::Wait(Reason::Full { pools: choices }, notes.join("; "))
     }
 
     /// An empty note is a wait that nobody needs to hear of.
@@ -268,6 +317,7 @@ impl PodCidrs {
 
     /// Space or a pool may have come: looks at every waiting node again.
     pub fn wake(&mut self) {
+        self.full.clear();
         for name in self.waiting.keys() {
             self.queue.add(name.clone());
         }
@@ -332,40 +382,8 @@ fn give_back(node: &Node, registry: &mut Registry) -> Option<Vec<Cidr>> {
     Some(in_order(ranges.into_iter()))
 }
 
-/// New ranges from the best pool that has room.
-fn deal(node: &Node, world: &World, registry: &mut Registry) -> Decision {
-    let choices = registry.pools.choices(node, &registry.ledger);
-    if choices.is_empty() {
-        return barred(node, registry);
-    }
-    let holder = registry.holder(&node.name, &node.uid);
-    let spoken_for = |range: &Cidr| -> Option<Addr> {
-        world
-            .pods
-            .any_in(range)
-            .or_else(|| world.node_addresses.within(range).next())
-    };
-    let mut notes = Vec::new();
-    for name in &choices {
-        let Some(pool) = registry.pools.get_mut(name) else {
-            continue;
-        };
-        match registry.ledger.carve(&mut pool.space, holder, spoken_for) {
-            Ok(claims) => {
-                let ids = claims.iter().filter_map(|(_, id)| *id);
-                return Decision::Write(in_order(
-                    ids.filter_map(|id| registry.ledger.get(id))
-                        .map(|claim| claim.cidr),
-                ));
-            }
-            Err(full) => notes.push(full_note(name, &full)),
-        }
-    }
-    Decision::Wait(Reason::Full { pools: choices }, notes.join("; "))
-}
-
 fn full_note(pool: &str, full: &Full) -> String {
-    format!("pool \"{pool}\": {full}: add a CIDR to its spec, or a pool that selects this node")
+    format!("pool \"{pool}\": {full}")
 }
 
 fn barred(node: &Node, registry: &Registry) -> Decision {

@@ -14,9 +14,6 @@ use crate::cluster::seen::{Node, Pool, Text};
 use crate::cluster::world::World;
 use crate::ipam::{self, Cidr, Dual, Family, Ledger, Ranges, Span};
 
-/// How long a pool carves nothing after somebody else wrote a podCIDR in its range.
-pub const SECOND_WRITER_HOLD: Duration = Duration::from_secs(60);
-
 /// Quarantine of ranges that lie outside every pool.
 pub const DEFAULT_QUARANTINE: Duration = Duration::from_secs(60);
 
@@ -181,7 +178,8 @@ impl Pools {
 
     /// The serving pools that select the node, in the order in which they are tried: priority, the
     /// most specific selector, the most room, name.
-    pub fn choices(&self, node: &Node, ledger: &Ledger) -> Vec<Text> {
+    /// Those in `full` have none.
+    pub fn choices<V>(&self, node: &Node, ledger: &Ledger, full: &BTreeMap<Text, V>) -> Vec<Text> {
         let mut matching: Vec<&PoolState> = self
             .by_rank
             .iter()
@@ -190,10 +188,11 @@ impl Pools {
             .collect();
         let tied = matching
             .windows(2)
-            .any(|pair| pair[0].rank() == pair[1].rank());
+            .any(|pair| pair[0].rank() == pair[1].rank() && !full.contains_key(&pair[0].name));
         if tied {
             matching.sort_by_cached_key(|state| {
-                let room = state.room(ledger);
+                let is_full = full.contains_key(&state.name);
+                let room = if is_full { 0 } else { state.room(ledger) };
                 (
                     std::cmp::Reverse(state.rank()),
                     std::cmp::Reverse(room),
@@ -216,14 +215,14 @@ impl Pools {
         })
     }
 
-    /// Makes every pool that shares an address with the range hold back.
-    pub fn hold(&mut self, range: &Cidr, now: Duration) {
+    /// Makes every pool that shares an address with the range hold back until then (monotonic).
+    pub fn hold(&mut self, range: &Cidr, until: Duration) {
         for state in self
             .states
             .values_mut()
             .filter(|state| state.space.touches(range))
         {
-            state.hold_until = Some(now + SECOND_WRITER_HOLD);
+            state.hold_until = Some(until);
         }
     }
 

@@ -6,19 +6,18 @@
 
 use std::time::Duration;
 
-use kube::{Api, Client};
+use kube::Client;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 use super::{Controller, Event, Now, Outgoing, Report, Settings};
-use crate::api::{IPPool, NodeSubnet};
 use crate::cluster::clock::Clock;
 use crate::cluster::convert;
 use crate::cluster::lease::Leadership;
 use crate::cluster::request::{Outcome, Refusal, RequestId};
-use crate::cluster::watch::follow;
+use crate::cluster::watch::{Follower, follow};
 use crate::cluster::writer::Writer;
 use crate::telemetry::{ControllerMetrics, Readiness};
 
@@ -27,6 +26,9 @@ const BACKLOG: usize = 4096;
 
 /// Events for people that may wait to be written.
 const REPORT_BACKLOG: usize = 1024;
+
+/// How long the watches wait for the elector's first word.
+const FIRST_WORD: Duration = Duration::from_secs(1);
 
 /// How often figures for metrics are taken.
 const FIGURES_PAUSE: Duration = Duration::from_secs(2);
@@ -58,9 +60,14 @@ pub async fn run(
     grace: Duration,
 ) -> bool {
     let (seen, events) = mpsc::channel(BACKLOG);
-    let mut watches = follow_all(&parts, &seen);
     let reports = super::events::spawn(parts.client.clone(), REPORT_BACKLOG, parts.metrics.clone());
-    let shell = Shell {
+    let follower = Follower {
+        client: parts.client.clone(),
+        page: parts.page,
+        clock: parts.clock,
+        out: seen,
+    };
+    let mut shell = Shell {
         controller: Controller::new(settings),
         parts,
         requests: JoinSet::new(),
@@ -70,56 +77,32 @@ pub async fn run(
         figures_at: Instant::now(),
         dealing: false,
     };
+    // Lists that begin after the lease is won need not be made again for the fence.
+    let _ = tokio::time::timeout(FIRST_WORD, shell.parts.leadership.changed()).await;
+    shell.leadership();
+    let mut watches = follow_all(&follower);
     let settled = shell.run(events, grace).await;
     watches.abort_all();
     settled
 }
 
-fn follow_all(parts: &Parts, seen: &mpsc::Sender<Event>) -> JoinSet<()> {
-    let client = &parts.client;
+fn follow_all(follower: &Follower) -> JoinSet<()> {
     let mut watches = JoinSet::new();
-    let page = parts.page;
-    watches.spawn(follow(
-        "nodes",
-        Api::all(client.clone()),
-        page,
-        convert::node,
-        Event::Nodes,
-        seen.clone(),
-    ));
-    watches.spawn(follow(
-        "pods",
-        Api::all(client.clone()),
-        page,
-        convert::pod,
-        Event::Pods,
-        seen.clone(),
-    ));
+    let with = || follower.clone();
+    watches.spawn(follow("nodes", with(), convert::node, Event::Nodes));
+    watches.spawn(follow("pods", with(), convert::pod, Event::Pods));
     watches.spawn(follow(
         "servicecidrs",
-        Api::all(client.clone()),
-        page,
+        with(),
         convert::service_range,
         Event::ServiceRanges,
-        seen.clone(),
     ));
-    let pools: Api<kube::core::DeserializeGuard<IPPool>> = Api::all(client.clone());
-    watches.spawn(follow(
-        "ippools",
-        pools,
-        page,
-        convert::pool,
-        Event::Pools,
-        seen.clone(),
-    ));
-    let subnets: Api<kube::core::DeserializeGuard<NodeSubnet>> = Api::all(client.clone());
+    watches.spawn(follow("ippools", with(), convert::pool, Event::Pools));
     watches.spawn(follow(
         "nodesubnets",
-        subnets,
-        page,
+        with(),
         convert::subnet,
         Event::Subnets,
-        seen.clone(),
     ));
     watches
 }
@@ -244,14 +227,13 @@ impl Shell {
     }
 
     fn wake_at(&self) -> Instant {
-        let idle = self
-            .figures_at
-            .max(Instant::now() + Duration::from_millis(1));
-        let due = self
-            .controller
-            .wake_at()
-            .map(|at| Instant::now() + at.saturating_sub(self.parts.clock.now()));
-        let wake = due.map_or(idle, |due| due.min(idle));
+        let now = self.parts.clock.now();
+        // What is due already waits for an answer or for the lease, not for time.
+        let due = self.controller.wake_at().and_then(|at| at.checked_sub(now));
+        let due = due
+            .filter(|left| !left.is_zero())
+            .map(|left| Instant::now() + left);
+        let wake = due.map_or(self.figures_at, |due| due.min(self.figures_at));
         self.stop_by.map_or(wake, |by| wake.min(by))
     }
 

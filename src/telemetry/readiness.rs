@@ -46,11 +46,6 @@ impl Readiness {
         let Some(view) = &state.view else {
             return (false, "starting\n".to_owned());
         };
-        let missing: String = view
-            .missing
-            .iter()
-            .map(|kind| format!("waiting for the first list of {kind}\n"))
-            .collect();
         match &state.leadership {
             Some(Leadership::Leading(_)) if view.dealing => (true, "leader\n".to_owned()),
             Some(Leadership::Leading(_)) => {
@@ -58,7 +53,13 @@ impl Readiness {
                 (false, format!("leader, not dealing yet: {what}\n"))
             }
             Some(Leadership::Released) => (false, "stopping\n".to_owned()),
-            _ if !missing.is_empty() => (false, missing),
+            _ if !view.missing.is_empty() => (
+                false,
+                format!(
+                    "waiting for the first lists of {}\n",
+                    view.missing.join(", ")
+                ),
+            ),
             Some(Leadership::Standby {
                 leader: Some(leader),
             }) => (true, format!("standby (leader: {leader})\n")),
@@ -88,7 +89,7 @@ mod tests {
         });
         assert_eq!(
             readiness.page(),
-            (false, "waiting for the first list of pods\n".into())
+            (false, "waiting for the first lists of pods\n".into())
         );
         readiness.update(&View::default());
         readiness.leadership(Leadership::Standby {

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use cadastre::cluster::seen::{Change, Object, Text};
 
@@ -132,7 +133,7 @@ impl<T: Versioned> Feed<T> {
         !self.is_watching() || self.cursor < kind.log.len()
     }
 
-    pub fn next(&mut self, kind: &Kind<T>) -> Option<Change<T>> {
+    pub fn next(&mut self, kind: &Kind<T>, asked: Duration) -> Option<Change<T>> {
         if let Stage::Announced = self.stage {
             self.cursor = kind.log.len();
             self.stage = Stage::Listing {
@@ -143,7 +144,7 @@ impl<T: Versioned> Feed<T> {
         match &mut self.stage {
             Stage::Down | Stage::Announced => {
                 self.stage = Stage::Announced;
-                Some(Change::Restarted)
+                Some(Change::Restarted { asked })
             }
             Stage::Listing { snapshot, next } => {
                 if let Some(object) = snapshot.get(*next) {
@@ -189,7 +190,7 @@ impl<T: Object + Clone> View<T> {
     /// Takes in a delivery; returns what is gone by it.
     pub fn take(&mut self, change: &Change<T>) -> Vec<T> {
         match change {
-            Change::Restarted => {
+            Change::Restarted { .. } => {
                 let names = self
                     .objects
                     .values()

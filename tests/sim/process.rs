@@ -126,27 +126,27 @@ impl Run {
     pub fn deliver(&mut self, kind: Watched, api: &Api, now: Now) -> Option<Event> {
         let event = match kind {
             Watched::Nodes => {
-                let change = self.feeds.nodes.next(&api.nodes)?;
+                let change = self.feeds.nodes.next(&api.nodes, now.mono)?;
                 self.known.nodes(&change, api);
                 Event::Nodes(change)
             }
             Watched::Pools => {
-                let change = self.feeds.pools.next(&api.pools)?;
+                let change = self.feeds.pools.next(&api.pools, now.mono)?;
                 self.known.pools(&change);
                 Event::Pools(change)
             }
             Watched::Subnets => {
-                let change = self.feeds.subnets.next(&api.subnets)?;
+                let change = self.feeds.subnets.next(&api.subnets, now.mono)?;
                 self.known.subnets.take(&change);
                 Event::Subnets(change)
             }
             Watched::Services => {
-                let change = self.feeds.services.next(&api.services)?;
+                let change = self.feeds.services.next(&api.services, now.mono)?;
                 self.known.services.take(&change);
                 Event::ServiceRanges(change)
             }
             Watched::Pods => {
-                let change = self.feeds.pods.next(&api.pods)?;
+                let change = self.feeds.pods.next(&api.pods, now.mono)?;
                 self.known.pods.take(&change);
                 Event::Pods(change)
             }

@@ -162,7 +162,7 @@ pub fn describe(event: &Event) -> (Option<Text>, String) {
         match change {
             Change::Applied(object) => line(object, ""),
             Change::Deleted(object) => line(object, "deleted "),
-            Change::Restarted => (Some("".into()), format!("{kind} list begins")),
+            Change::Restarted { .. } => (Some("".into()), format!("{kind} list begins")),
             Change::Listed => (Some("".into()), format!("{kind} list ends")),
         }
     }

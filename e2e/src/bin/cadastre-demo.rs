@@ -98,7 +98,7 @@ async fn demo() -> Result<()> {
 /// Even ones stand at the edge and get small IPv4 ranges, odd ones are dual-stack gateways.
 fn make(i: u32) -> Node {
     let mut node = nodes::numbered(i);
-    let (key, value) = if i % 2 == 0 {
+    let (key, value) = if i.is_multiple_of(2) {
         ("example.com/site", "edge")
     } else {
         ("example.com/role", "ingress")

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, dead_code)] // helpers of tests, of which no file uses all
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -16,6 +17,12 @@ use serde_json::json;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 const LIMIT: Duration = Duration::from_secs(90);
+
+const SHORT_LEASE: [(&str, &str); 3] = [
+    ("CADASTRE_LEASE_DURATION", "4"),
+    ("CADASTRE_RENEW_DEADLINE", "3"),
+    ("CADASTRE_RETRY_PERIOD", "1"),
+];
 
 /// One test at a time where a second one would take the processors it needs for its timing.
 pub async fn turn() -> SemaphorePermit<'static> {
@@ -46,26 +53,31 @@ impl Lab {
 
     /// A controller of that name with a short lease; not waited for.
     pub fn controller(&self, name: &str, more: &[&str]) -> Daemon {
-        let args = [
-            "controller",
-            "--identity",
-            name,
-            "--lease-duration=4",
-            "--renew-deadline=3",
-            "--retry-period=1",
-        ];
+        let kubeconfig = self.cluster.kubeconfig(ADMIN).unwrap();
+        self.controller_by(&kubeconfig, name, more)
+    }
+
+    /// The same by a kubeconfig of its own.
+    pub fn controller_by(&self, kubeconfig: &Path, name: &str, more: &[&str]) -> Daemon {
+        let args = ["controller", "--identity", name];
         let options = DaemonOptions {
             name: name.to_owned(),
             args: args.iter().chain(more).map(ToString::to_string).collect(),
-            env: Vec::new(),
+            // Where a flag does not say otherwise.
+            env: SHORT_LEASE
+                .map(|(key, seconds)| (key.to_owned(), seconds.to_owned()))
+                .into(),
         };
-        let kubeconfig = self.cluster.kubeconfig(ADMIN).unwrap();
-        Daemon::start(self.cluster.folder(), &kubeconfig, &options).unwrap()
+        Daemon::start(self.cluster.folder(), kubeconfig, &options).unwrap()
     }
 
     /// `a`, which leads, and `b`, which stands by.
     pub async fn pair(&self) -> (Daemon, Daemon) {
-        let mut a = self.controller("a", &[]);
+        self.pair_of(self.controller("a", &[])).await
+    }
+
+    /// The same with an `a` that was started already.
+    pub async fn pair_of(&self, mut a: Daemon) -> (Daemon, Daemon) {
         a.wait_ready(LIMIT).await.unwrap();
         wait::until("a leads", LIMIT, async || {
             Ok(leads(&a).await?.then_some(()))

@@ -1,0 +1,107 @@
+//! A wire to the API server that can be held: what a client sends then arrives late.
+//!
+//! Forwards bytes, which stay encrypted from end to end. While it is held, what comes from the client
+//! waits in here, and is delivered on release even where the client has given up or died meanwhile:
+//! the far end hears of that only [`LINGER`] after the last byte. So requests that a client has long
+//! taken for lost are executed after all, as networks and proxies may have it.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use crate::control_plane::ControlPlane;
+use crate::kubeconfig::write_private;
+
+/// How long a connection outlives its client: an API server drops the requests of a closed one.
+pub const LINGER: Duration = Duration::from_secs(10);
+
+/// A wire, cut when dropped.
+#[derive(Debug)]
+pub struct Wire {
+    held: watch::Sender<bool>,
+    address: SocketAddr,
+    task: JoinHandle<()>,
+}
+
+impl Wire {
+    /// A wire to that control plane's API server.
+    pub async fn to(cluster: &ControlPlane) -> Result<Self> {
+        let server = cluster.address();
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+        let address = listener.local_addr()?;
+        let (held, watched) = watch::channel(false);
+        let task = tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                let held = watched.clone();
+                tokio::spawn(async move {
+                    // A connection that fails is the client's to notice.
+                    let _ = forward(client, server, held).await;
+                });
+            }
+        });
+        Ok(Self {
+            held,
+            address,
+            task,
+        })
+    }
+
+    /// A kubeconfig for `user` that goes by this wire.
+    pub fn kubeconfig(&self, cluster: &ControlPlane, user: &str) -> Result<PathBuf> {
+        let direct = std::fs::read_to_string(cluster.kubeconfig(user)?)?;
+        let url = format!("https://{}", self.address);
+        let name = format!("by-wire-{}.kubeconfig", self.address.port());
+        let path = cluster.folder().join(name);
+        write_private(&path, &direct.replace(&cluster.server(), &url))?;
+        Ok(path)
+    }
+
+    /// From now on nothing reaches the API server.
+    pub fn hold(&self) {
+        self.held.send_replace(true);
+    }
+
+    /// Delivers what was held, and goes on as before.
+    pub fn release(&self) {
+        self.held.send_replace(false);
+    }
+}
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn forward(
+    client: TcpStream,
+    server: SocketAddr,
+    mut held: watch::Receiver<bool>,
+) -> Result<()> {
+    let server = TcpStream::connect(server).await?;
+    client.set_nodelay(true)?;
+    server.set_nodelay(true)?;
+    let ((mut asks, mut hears), (mut answers, mut executes)) =
+        (client.into_split(), server.into_split());
+    let back = tokio::spawn(async move { tokio::io::copy(&mut answers, &mut hears).await });
+    let mut bytes = vec![0; 16 << 10];
+    // A client that died ends its half with an error, others with nothing more to read.
+    while let Ok(count @ 1..) = asks.read(&mut bytes).await {
+        held.wait_for(|held| !held)
+            .await
+            .context("the wire is cut")?;
+        executes.write_all(&bytes[..count]).await?;
+    }
+    held.wait_for(|held| !held)
+        .await
+        .context("the wire is cut")?;
+    tokio::time::sleep(LINGER).await;
+    back.abort();
+    Ok(())
+}

@@ -1,0 +1,157 @@
+//! The writer's guards against a real API server: what a decision rested on must still hold when its
+//! write arrives.
+
+#![allow(clippy::panic, clippy::unwrap_used)] // helpers of tests are tests
+
+mod nodes;
+mod objects;
+
+use std::time::Duration;
+
+use cadastre::cluster::clock::Clock;
+use cadastre::cluster::lease::{Leadership, Takeover, Tenure};
+use cadastre::cluster::lease_task::Gate;
+use cadastre::cluster::request::{Assignment, Outcome, Refusal, Request, RequestId, Touch};
+use cadastre::cluster::seen;
+use cadastre::cluster::writer::Writer;
+use cadastre::controller::Outgoing;
+use cadastre::ipam::Cidr;
+use cadastre_e2e::{ControlPlane, Options, install};
+use k8s_openapi::api::core::v1::Node;
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::{Api, Client};
+use serde_json::{Value, json};
+use tokio::sync::{OnceCell, watch};
+
+const TERM: &str = "1-test";
+const CIDRS: [&str; 2] = ["10.64.1.0/24", "fd00:64:0:1::/64"];
+
+/// A leader's writer, and an administrator beside it.
+struct Bench {
+    writer: Writer,
+    client: Client,
+    nodes: Api<Node>,
+    leadership: watch::Sender<Leadership>,
+}
+
+async fn bench() -> Bench {
+    // One for all: every test has objects of its own names.
+    static CLUSTER: OnceCell<ControlPlane> = OnceCell::const_new();
+    let cluster = CLUSTER.get_or_init(async || {
+        let cluster = ControlPlane::start(Options::default()).await.unwrap();
+        install::crds(&cluster.client().await.unwrap())
+            .await
+            .unwrap();
+        cluster
+    });
+    let client = cluster.await.client().await.unwrap();
+    let (leadership, receiver) = watch::channel(leading(Duration::MAX));
+    Bench {
+        writer: Writer::new(client.clone(), Gate::new(receiver, Clock)),
+        nodes: Api::all(client.clone()),
+        client,
+        leadership,
+    }
+}
+
+fn leading(valid_until: Duration) -> Leadership {
+    Leadership::Leading(Tenure {
+        term: TERM.into(),
+        takeover: Takeover::First,
+        valid_until,
+    })
+}
+
+impl Bench {
+    async fn send(&self, request: Request) -> Outcome {
+        let outgoing = Outgoing {
+            id: RequestId(0),
+            term: request.is_write().then(|| TERM.into()),
+            request,
+            loop_name: "test",
+        };
+        self.writer.send(outgoing).await
+    }
+
+    async fn create(&self, name: &str, metadata: Value) -> seen::Node {
+        let mut node: Node = serde_json::from_value(json!({"metadata": metadata})).unwrap();
+        node.metadata.name = Some(name.to_owned());
+        self.nodes
+            .create(&PostParams::default(), &node)
+            .await
+            .unwrap();
+        self.read(name).await
+    }
+
+    async fn read(&self, name: &str) -> seen::Node {
+        match self.send(Request::ReadNode { name: name.into() }).await {
+            Outcome::Node(node) => node,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// What the leader would write for a node that it saw like this.
+    async fn assign(&self, node: &seen::Node) -> Outcome {
+        self.send(Request::AssignPodCidrs(Assignment {
+            name: node.name.clone(),
+            uid: node.uid.clone(),
+            term: node.term.clone(),
+            annotated: node.annotated,
+            cidrs: CIDRS.map(|it| Cidr::parse_strict(it).unwrap()).to_vec(),
+        }))
+        .await
+    }
+
+    async fn touch(&self, node: &seen::Node, term: &str) -> Outcome {
+        self.send(Request::TouchNode(Touch {
+            name: node.name.clone(),
+            uid: node.uid.clone(),
+            from: node.term.clone(),
+            annotated: node.annotated,
+            term: term.into(),
+        }))
+        .await
+    }
+
+    async fn patch(&self, name: &str, patch: Value) {
+        self.nodes
+            .patch(name, &PatchParams::default(), &Patch::Merge(patch))
+            .await
+            .unwrap();
+    }
+
+    async fn spec(&self, name: &str) -> (Option<String>, Vec<String>) {
+        let spec = self.nodes.get(name).await.unwrap().spec.unwrap_or_default();
+        (spec.pod_cidr, spec.pod_cidrs.unwrap_or_default())
+    }
+}
+
+#[track_caller]
+fn touched(outcome: Outcome) -> seen::Node {
+    match outcome {
+        Outcome::Node(node) => node,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[track_caller]
+fn assert_guarded(outcome: &Outcome) {
+    assert!(
+        matches!(outcome, Outcome::Refused(Refusal::Guard(_))),
+        "{outcome:?}"
+    );
+}
+
+#[track_caller]
+fn assert_assigned(outcome: &Outcome) {
+    match outcome {
+        Outcome::Node(node) => assert_eq!(
+            node.pod_cidrs
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>(),
+            CIDRS
+        ),
+        other => panic!("{other:?}"),
+    }
+}

@@ -1,0 +1,195 @@
+//! NodeSubnets, pools, and the last look at a dead node's pods.
+
+use std::sync::Arc;
+
+use cadastre::api::{HeldRange, IPPool, IPPoolStatus, NodeSubnet, NodeSubnetSpec};
+use cadastre::cluster::request::{Outcome, Refusal, Request};
+use cadastre::cluster::seen;
+use cadastre_e2e::install;
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use serde_json::{Value, json};
+
+use super::{assert_guarded, bench};
+
+fn spec(cidr: &str) -> NodeSubnetSpec {
+    NodeSubnetSpec {
+        node_uid: Some("u".to_owned()),
+        pod_cidrs: vec![HeldRange {
+            cidr: cidr.to_owned(),
+            pool: None,
+        }],
+        ..NodeSubnetSpec::default()
+    }
+}
+
+#[track_caller]
+fn subnet(outcome: Outcome) -> seen::Subnet {
+    match outcome {
+        Outcome::Subnet(subnet) => subnet,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_node_subnet_is_created_once_and_replaced_or_deleted_only_as_it_was_read() {
+    let bench = bench().await;
+    let name: Arc<str> = "subnet".into();
+    let create = |cidr| Request::CreateSubnet {
+        name: name.clone(),
+        spec: spec(cidr),
+    };
+    let replace = |was: &seen::Subnet, cidr| Request::ReplaceSubnet {
+        name: name.clone(),
+        uid: was.uid.clone(),
+        version: was.version,
+        spec: spec(cidr),
+    };
+    let delete = |was: &seen::Subnet| Request::DeleteSubnet {
+        name: name.clone(),
+        uid: was.uid.clone(),
+        version: was.version,
+    };
+
+    let first = subnet(bench.send(create("10.1.0.0/24")).await);
+    assert_eq!(first.spec, Ok(spec("10.1.0.0/24")));
+    assert_guarded(&bench.send(create("10.2.0.0/24")).await);
+    let second = subnet(bench.send(replace(&first, "10.3.0.0/24")).await);
+    assert!(second.uid == first.uid && second.version > first.version);
+    assert_guarded(&bench.send(replace(&first, "10.4.0.0/24")).await);
+    assert_guarded(&bench.send(delete(&first)).await);
+    let stranger = seen::Subnet {
+        uid: "somebody-else".into(),
+        ..second.clone()
+    };
+    assert_guarded(&bench.send(replace(&stranger, "10.5.0.0/24")).await);
+    assert_guarded(&bench.send(delete(&stranger)).await);
+    let read = subnet(bench.send(Request::ReadSubnet { name: name.clone() }).await);
+    assert_eq!(read, second, "what was refused left no trace");
+
+    assert!(matches!(bench.send(delete(&second)).await, Outcome::Gone));
+    for request in [delete(&second), replace(&second, "10.6.0.0/24")] {
+        let outcome = bench.send(request).await;
+        assert!(
+            matches!(
+                outcome,
+                Outcome::Refused(Refusal::Missing | Refusal::Guard(_))
+            ),
+            "{outcome:?}"
+        );
+    }
+    let subnets = Api::<NodeSubnet>::all(bench.client.clone());
+    assert!(subnets.get_opt("subnet").await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn a_pool_is_written_only_as_it_was_read_and_each_half_leaves_the_other_alone() {
+    let bench = bench().await;
+    let name: Arc<str> = "pool".into();
+    install::pool(
+        &bench.client,
+        "pool",
+        json!({"ipv4": {"cidrs": ["10.64.0.0/16"]}}),
+    )
+    .await
+    .unwrap();
+    let pool = |outcome: Outcome| match outcome {
+        Outcome::Pool(pool) => pool,
+        other => panic!("{other:?}"),
+    };
+    let finalize = |was: &seen::Pool, finalizers: &[&str]| Request::SetPoolFinalizers {
+        name: name.clone(),
+        uid: was.uid.clone(),
+        version: was.version,
+        finalizers: finalizers.iter().map(ToString::to_string).collect(),
+    };
+    let report = |was: &seen::Pool, nodes| Request::SetPoolStatus {
+        name: name.clone(),
+        uid: was.uid.clone(),
+        version: was.version,
+        status: IPPoolStatus {
+            nodes: Some(nodes),
+            ..IPPoolStatus::default()
+        },
+    };
+
+    let first = pool(bench.send(Request::ReadPool { name: name.clone() }).await);
+    let second = pool(bench.send(finalize(&first, &["cadastre.dev/a"])).await);
+    assert_eq!(second.finalizers, ["cadastre.dev/a"]);
+    let third = pool(bench.send(report(&second, 3)).await);
+    assert_eq!(third.status.as_ref().unwrap().nodes, Some(3));
+    assert_eq!(
+        (&third.spec, &third.finalizers, third.generation),
+        (&first.spec, &second.finalizers, first.generation)
+    );
+    let stranger = seen::Pool {
+        uid: "somebody-else".into(),
+        ..third.clone()
+    };
+    for was in [&first, &second] {
+        assert_guarded(&bench.send(finalize(was, &[])).await);
+        assert_guarded(&bench.send(report(was, 9)).await);
+    }
+    // A write of the status ignores a UID. Its version suffices: no two objects ever share one.
+    assert_guarded(&bench.send(finalize(&stranger, &[])).await);
+    let fourth = pool(bench.send(finalize(&third, &[])).await);
+    assert_eq!((&fourth.status, &fourth.spec), (&third.status, &first.spec));
+    assert!(fourth.finalizers.is_empty());
+
+    let pools = Api::<IPPool>::all(bench.client.clone());
+    pools
+        .delete("pool", &DeleteParams::default())
+        .await
+        .unwrap();
+    let outcome = bench.send(finalize(&fourth, &[])).await;
+    assert!(
+        matches!(outcome, Outcome::Refused(Refusal::Missing)),
+        "{outcome:?}"
+    );
+}
+
+#[tokio::test]
+async fn the_last_look_at_a_node_sees_its_pods_and_no_others() {
+    let bench = bench().await;
+    let pods = Api::<Pod>::namespaced(bench.client.clone(), "default");
+    for (name, node, addresses) in [
+        (
+            "here",
+            Some("looked-at"),
+            &["10.64.1.5", "fd00:64:0:1::5"][..],
+        ),
+        ("here-too", Some("looked-at"), &[]),
+        ("there", Some("looked-at-2"), &["10.64.2.5"]),
+        ("nowhere", None, &[]),
+    ] {
+        let mut pod = json!({"metadata": {"name": name}, "spec": {"containers": [{"name": "c", "image": "i"}]}});
+        if let Some(node) = node {
+            pod["spec"]["nodeName"] = json!(node);
+        }
+        let pod: Pod = serde_json::from_value(pod).unwrap();
+        pods.create(&PostParams::default(), &pod).await.unwrap();
+        let ips: Vec<Value> = addresses.iter().map(|ip| json!({"ip": ip})).collect();
+        let status = json!({"status": {"podIP": addresses.first(), "podIPs": ips}});
+        pods.patch_status(name, &PatchParams::default(), &Patch::Merge(status))
+            .await
+            .unwrap();
+    }
+    assert_eq!(
+        pods.list(&ListParams::default()).await.unwrap().items.len(),
+        4
+    );
+    let outcome = bench
+        .send(Request::ListPodsOf {
+            node: "looked-at".into(),
+        })
+        .await;
+    let Outcome::Pods(mut found) = outcome else {
+        panic!("{outcome:?}");
+    };
+    found.sort_by(|a, b| a.name.cmp(&b.name));
+    let names: Vec<&str> = found.iter().map(|pod| &*pod.name).collect();
+    assert_eq!(names, ["default/here", "default/here-too"]);
+    let addresses: Vec<String> = found[0].addresses.iter().map(ToString::to_string).collect();
+    assert_eq!(addresses, ["10.64.1.5", "fd00:64:0:1::5"]);
+}

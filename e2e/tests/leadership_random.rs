@@ -1,0 +1,234 @@
+//! Three controllers under random faults while nodes come and go: no two nodes ever hold the same
+//! addresses, and once the faults stop every node is served and nothing is lost.
+//!
+//! `CADASTRE_SEED` repeats the choices of a run (not its timing), `CADASTRE_SECONDS` makes it longer.
+
+#![allow(clippy::print_stdout, clippy::unwrap_used)] // helpers of tests are tests
+
+mod common;
+
+use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::BuildHasher as _;
+use std::time::{Duration, Instant};
+
+use cadastre::api::{IPPool, NodeSubnet};
+use cadastre_e2e::{Daemon, lease, nodes, wait};
+use common::Lab;
+use futures::future::join_all;
+use k8s_openapi::api::core::v1::Node;
+use kube::Api;
+use kube::api::{DeleteParams, ListParams, PostParams};
+use rustix::process::Signal;
+
+const LIMIT: Duration = Duration::from_secs(90);
+const NAMES: [&str; 3] = ["a", "b", "c"];
+const SHORT_LEASE: [&str; 2] = ["--lease-duration=3", "--renew-deadline=2"];
+/// At most that many nodes live; the pool has room for 128.
+const LIVE: usize = 80;
+
+/// Splitmix64: few lines, and good enough to choose by.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// From 0 to `limit`, which is left out.
+    fn below(&mut self, limit: u64) -> u64 {
+        self.next() % limit
+    }
+
+    fn millis(&mut self, from: u64, to: u64) -> Duration {
+        Duration::from_millis(from + self.below(to - from))
+    }
+}
+
+struct Seat {
+    name: &'static str,
+    daemon: Daemon,
+    wake_at: Option<Instant>,
+}
+
+impl Seat {
+    fn new(lab: &Lab, name: &'static str) -> Self {
+        Self {
+            name,
+            daemon: lab.controller(name, &SHORT_LEASE),
+            wake_at: None,
+        }
+    }
+
+    fn wake(&mut self) {
+        if self.wake_at.take().is_some() {
+            self.daemon.process().signal(Signal::CONT).unwrap();
+        }
+    }
+}
+
+/// Faults until the time is over; all processes run when it returns. Tells how often each happened.
+async fn faults(
+    lab: &Lab,
+    seats: &mut [Seat],
+    random: &mut Random,
+    until: Instant,
+) -> BTreeMap<&'static str, u32> {
+    let mut counts = BTreeMap::new();
+    while Instant::now() < until {
+        tokio::time::sleep(random.millis(200, 2500)).await;
+        for seat in seats.iter_mut() {
+            seat.daemon.process().check_running().unwrap();
+            if seat.wake_at.is_some_and(|at| at <= Instant::now()) {
+                seat.wake();
+            }
+        }
+        let leader = lease::holder(&lab.client)
+            .await
+            .unwrap()
+            .unwrap_or_default();
+        let leader = seats
+            .iter()
+            .position(|it| it.name == lease::identity(&leader));
+        let anybody = usize::try_from(random.below(3)).unwrap();
+        let chosen = if random.below(3) < 2 { leader } else { None };
+        let seat = &mut seats[chosen.unwrap_or(anybody)];
+        let fault = match random.below(10) {
+            0..=2 => {
+                seat.daemon.process().kill().unwrap();
+                *seat = Seat::new(lab, seat.name);
+                "killed"
+            }
+            3..=5 => {
+                seat.daemon.process().signal(Signal::STOP).unwrap();
+                seat.wake_at = Some(Instant::now() + random.millis(300, 7000));
+                "paused"
+            }
+            6..=7 => {
+                seat.wake();
+                let status = seat.daemon.process().stop(LIMIT).await.unwrap();
+                assert_eq!(status.code(), Some(0), "{} ended badly", seat.name);
+                *seat = Seat::new(lab, seat.name);
+                "ended"
+            }
+            _ => {
+                let apiserver = lab.cluster.apiserver().unwrap();
+                apiserver.signal(Signal::STOP).unwrap();
+                tokio::time::sleep(random.millis(100, 3500)).await;
+                apiserver.signal(Signal::CONT).unwrap();
+                "API server paused"
+            }
+        };
+        *counts.entry(fault).or_default() += 1;
+    }
+    for seat in seats {
+        seat.wake();
+    }
+    counts
+}
+
+/// Nodes come and go, some again under their name, until told to end. Returns who lives.
+async fn churn(lab: &Lab, random: &mut Random, done: &Cell<bool>) -> BTreeSet<u32> {
+    let api = Api::<Node>::all(lab.client.clone());
+    let mut live = BTreeSet::new();
+    while !done.get() {
+        let goes: Vec<u32> = live
+            .iter()
+            .copied()
+            .filter(|_| random.below(8) == 0)
+            .collect();
+        let name = |i: &u32| format!("node-{i:05}");
+        let deletions = goes.iter().map(|i| {
+            let (api, name) = (&api, name(i));
+            async move { api.delete(&name, &DeleteParams::default()).await }
+        });
+        for deleted in join_all(deletions).await {
+            deleted.unwrap();
+        }
+        live.retain(|i| !goes.contains(i));
+        let room = LIVE - live.len();
+        let mut comes: Vec<u32> = (0..random.below(24))
+            .map(|_| u32::try_from(random.below(200)).unwrap())
+            .filter(|i| !live.contains(i))
+            .collect();
+        comes.sort_unstable();
+        comes.dedup();
+        comes.truncate(room);
+        let creations = comes.iter().map(|i| {
+            let (api, node) = (&api, nodes::numbered(*i));
+            async move { api.create(&PostParams::default(), &node).await }
+        });
+        for created in join_all(creations).await {
+            created.unwrap();
+        }
+        live.extend(comes);
+        tokio::time::sleep(random.millis(20, 200)).await;
+    }
+    live
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn invariant_1_random_faults_never_make_a_duplicate_and_lose_nothing() {
+    let from_environment = |name: &str| std::env::var(name).ok()?.parse().ok();
+    let seed: u64 = from_environment("CADASTRE_SEED")
+        .unwrap_or_else(|| std::hash::RandomState::new().hash_one(0) % 1_000_000);
+    let seconds = from_environment("CADASTRE_SECONDS").unwrap_or(45);
+    println!("CADASTRE_SEED={seed} CADASTRE_SECONDS={seconds}");
+    let (mut random, mut other) = (Random(seed), Random(!seed));
+
+    let lab = Lab::start().await;
+    lab.pool("default", "10.64.0.0/17", "fd00:64::/57", 1).await;
+    let holders = lease::Holders::watch(lab.client.clone());
+    let mut seats: Vec<Seat> = NAMES.map(|name| Seat::new(&lab, name)).into();
+    let until = Instant::now() + Duration::from_secs(seconds);
+    let done = Cell::new(false);
+    let turmoil = async {
+        let counts = faults(&lab, &mut seats, &mut random, until).await;
+        done.set(true);
+        counts
+    };
+    let (counts, live) = tokio::join!(turmoil, churn(&lab, &mut other, &done));
+
+    lab.all_served(live.len()).await;
+    assert_eq!(lab.history.gaps(), 0, "the history is complete");
+    let reigns = holders.seen().iter().filter(|it| it.1.is_some()).count();
+    let revisions = lab.history.revisions();
+    let assigned = revisions.iter().filter(|it| !it.pod_cidrs.is_empty());
+    let assigned: BTreeSet<&str> = assigned.map(|it| it.uid.as_str()).collect();
+    println!(
+        "{counts:?}; {reigns} reigns, {} podCIDRs given, {} nodes live",
+        assigned.len(),
+        live.len()
+    );
+    assert!(reigns > 3, "leadership hardly moved");
+    for seat in &mut seats {
+        seat.daemon.process().check_running().unwrap();
+        assert!(
+            !common::log_says(&mut seat.daemon, "panicked"),
+            "{}",
+            seat.name
+        );
+    }
+
+    // Everything that rested is free again, and nothing else is missing.
+    wait::until("nothing rests or is lost", LIMIT, async || {
+        let subnets = Api::<NodeSubnet>::all(lab.client.clone());
+        let subnets = subnets.list(&ListParams::default()).await?.items;
+        let pool = Api::<IPPool>::all(lab.client.clone())
+            .get("default")
+            .await?;
+        let status = pool.status.unwrap_or_default();
+        let free = (128 - live.len()).to_string();
+        let all_free = [status.ipv4, status.ipv6]
+            .into_iter()
+            .all(|it| it.is_some_and(|it| it.free == free && it.quarantined == "0"));
+        let rests = subnets.iter().any(|it| !it.spec.previous.is_empty());
+        Ok((all_free && !rests && subnets.len() == live.len()).then_some(()))
+    })
+    .await
+    .unwrap();
+}

@@ -1,0 +1,165 @@
+//! What an elector is told, asks and says.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use thiserror::Error;
+
+/// Monotonic time since an arbitrary start, as the caller measures it.
+pub type Mono = Duration;
+
+/// Duration written on release. It also marks the record: nobody else writes so short a one.
+pub(super) const RELEASED_DURATION: Duration = Duration::from_secs(1);
+
+/// What an operator may set.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Who this is, for people
+    pub identity: String,
+    /// What tells this process from all others of that identity
+    pub nonce: String,
+    /// How long others wait after the record last changed
+    pub lease_duration: Duration,
+    /// How long after the start of its last renewal a leader may write
+    pub renew_deadline: Duration,
+    /// Pause between renewals
+    pub retry_period: Duration,
+}
+
+/// Settings that cannot work.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[expect(missing_docs, reason = "fields named for what they are")]
+pub enum SettingsError {
+    /// The leader must stop before others start.
+    #[error(
+        "lease duration ({lease:?}) must be longer than the renew deadline ({renew:?}): the leader must stop before others start"
+    )]
+    LeaseTooShort { lease: Duration, renew: Duration },
+    /// There must be time for a second try.
+    #[error(
+        "renew deadline ({renew:?}) must be longer than 1.2 times the retry period ({retry:?})"
+    )]
+    DeadlineTooShort { renew: Duration, retry: Duration },
+    /// The Lease holds whole seconds.
+    #[error("lease duration ({0:?}) must be a whole number of seconds, at least 1")]
+    NotWholeSeconds(Duration),
+}
+
+impl Settings {
+    /// Whether they can work.
+    pub fn validate(&self) -> Result<(), SettingsError> {
+        let (lease, renew, retry) = (self.lease_duration, self.renew_deadline, self.retry_period);
+        if lease.subsec_nanos() != 0 || lease.is_zero() {
+            return Err(SettingsError::NotWholeSeconds(lease));
+        }
+        if lease <= renew {
+            return Err(SettingsError::LeaseTooShort { lease, renew });
+        }
+        if renew <= retry.mul_f64(1.2) {
+            return Err(SettingsError::DeadlineTooShort { renew, retry });
+        }
+        Ok(())
+    }
+
+    /// What stands in the record while this process holds it.
+    pub(super) fn holder(&self) -> String {
+        format!("{}_{}", self.identity, self.nonce)
+    }
+}
+
+/// The Lease, in the fields that count.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// `spec.holderIdentity`
+    pub holder: Option<String>,
+    /// `spec.leaseDurationSeconds`
+    pub lease_duration: Duration,
+    /// `spec.leaseTransitions`
+    pub transitions: i64,
+    /// The annotation `cadastre.dev/unsettled`: the last holder left with writes of unknown outcome
+    pub unsettled: bool,
+    /// `metadata.resourceVersion`; empty in a record to be created
+    pub resource_version: String,
+}
+
+impl Record {
+    /// Whether its last holder gave it up. A holder cleared by hand gave up nothing.
+    pub(super) fn is_released(&self) -> bool {
+        self.holder.is_none() && self.lease_duration <= RELEASED_DURATION
+    }
+}
+
+/// A call of the API server; at most one is outstanding.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ask {
+    /// Read it.
+    Get,
+    /// Create it; refused when it exists.
+    Create(Record),
+    /// Replace it if it still has the record's resourceVersion.
+    Replace(Record),
+}
+
+/// What came of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// It is like this.
+    Found(Record),
+    /// There is none.
+    Missing,
+    /// It is now like this.
+    Written(Record),
+    /// Refused: it exists already, has changed, or is gone.
+    Conflict,
+    /// Surely not executed.
+    Failed,
+    /// Nobody knows.
+    Unclear,
+}
+
+/// The state of affairs, for all who write.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Leadership {
+    /// Somebody else leads, or nobody yet.
+    Standby {
+        /// Who, as far as known
+        leader: Option<String>,
+    },
+    /// This process leads, until [`Tenure::valid_until`].
+    Leading(Tenure),
+    /// Given up for good.
+    Released,
+}
+
+/// One reign.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tenure {
+    /// Names it; never used twice
+    pub term: Arc<str>,
+    /// How it began
+    pub takeover: Takeover,
+    /// Nothing may be written from then on, unless it moves
+    pub valid_until: Mono,
+}
+
+/// How a tenure began.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Takeover {
+    /// There was no Lease at all, and never had been as far as this process knows.
+    First,
+    /// The last holder left with everything settled.
+    Clean,
+    /// The last holder may have left writes on the wire.
+    Unclean,
+}
+
+impl Takeover {
+    /// A word for people.
+    pub fn word(self) -> &'static str {
+        match self {
+            Takeover::First => "first start",
+            Takeover::Clean => "clean hand-over",
+            Takeover::Unclean => "take-over",
+        }
+    }
+}

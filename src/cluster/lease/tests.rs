@@ -1,0 +1,328 @@
+//! The rules, one test each; `tests/lease_sim` tries them all at once.
+
+use super::*;
+
+const fn s(seconds: u64) -> Mono {
+    Duration::from_secs(seconds)
+}
+
+fn settings(nonce: &str) -> Settings {
+    Settings {
+        identity: "c".into(),
+        nonce: nonce.into(),
+        lease_duration: s(15),
+        renew_deadline: s(10),
+        retry_period: s(2),
+    }
+}
+
+/// The Lease as a server keeps it.
+#[derive(Default)]
+struct Server(Option<Record>, u64);
+
+impl Server {
+    fn answer(&mut self, ask: Ask) -> Answer {
+        match (ask, &self.0) {
+            (Ask::Get, None) => Answer::Missing,
+            (Ask::Get, Some(record)) => Answer::Found(record.clone()),
+            (Ask::Create(record), None) => self.write(record),
+            (Ask::Replace(record), Some(is)) if is.resource_version == record.resource_version => {
+                self.write(record)
+            }
+            _ => Answer::Conflict,
+        }
+    }
+
+    fn write(&mut self, record: Record) -> Answer {
+        self.1 += 1;
+        let record = Record {
+            resource_version: self.1.to_string(),
+            ..record
+        };
+        self.0 = Some(record.clone());
+        Answer::Written(record)
+    }
+}
+
+/// Lets the elector make every call that is due.
+fn settle(elector: &mut Elector, server: &mut Server, now: Mono) {
+    while let Some(ask) = elector.poll(now) {
+        let answer = server.answer(ask);
+        elector.answer(answer, now);
+    }
+}
+
+fn tenure(elector: &Elector) -> Tenure {
+    match elector.leadership() {
+        Leadership::Leading(tenure) => tenure,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn the_first_ever_creates_the_lease_and_may_write_for_the_renew_deadline() {
+    let (mut a, mut server) = (Elector::new(settings("a")), Server::default());
+    settle(&mut a, &mut server, s(100));
+    let tenure = tenure(&a);
+    assert_eq!(
+        (tenure.takeover, tenure.valid_until, &*tenure.term),
+        (Takeover::First, s(110), "1-a")
+    );
+}
+
+#[test]
+fn a_candidate_waits_a_full_lease_after_the_last_change() {
+    let (mut a, mut b, mut server) = (
+        Elector::new(settings("a")),
+        Elector::new(settings("b")),
+        Server::default(),
+    );
+    settle(&mut a, &mut server, s(0));
+    settle(&mut b, &mut server, s(1));
+    settle(&mut a, &mut server, s(2));
+    for t in 2..17 {
+        settle(&mut b, &mut server, s(t));
+        assert!(
+            matches!(b.leadership(), Leadership::Standby { .. }),
+            "at {t} s; the record changed at 2 s"
+        );
+    }
+    settle(&mut b, &mut server, s(17));
+    assert_eq!(tenure(&b).takeover, Takeover::Unclean);
+    assert_eq!(&*tenure(&b).term, "2-b");
+    assert!(
+        tenure(&a).valid_until <= s(12),
+        "the old leader stopped writing long before"
+    );
+    settle(&mut a, &mut server, s(19));
+    assert_eq!(
+        a.leadership(),
+        Leadership::Standby {
+            leader: Some("c_b".into())
+        }
+    );
+}
+
+#[test]
+fn a_clean_release_hands_over_at_once_and_an_unsettled_one_says_so() {
+    for (settled, takeover) in [(true, Takeover::Clean), (false, Takeover::Unclean)] {
+        let (mut a, mut b, mut server) = (
+            Elector::new(settings("a")),
+            Elector::new(settings("b")),
+            Server::default(),
+        );
+        settle(&mut a, &mut server, s(0));
+        settle(&mut b, &mut server, s(0));
+        a.release(settled);
+        assert_eq!(
+            a.leadership(),
+            Leadership::Released,
+            "nothing is written from now on"
+        );
+        settle(&mut a, &mut server, s(1));
+        settle(&mut b, &mut server, s(1));
+        assert_eq!(tenure(&b).takeover, takeover);
+        settle(&mut a, &mut server, s(2));
+        assert_eq!(a.leadership(), Leadership::Released, "for good");
+    }
+}
+
+#[test]
+fn an_acquisition_whose_answer_was_lost_counts_from_its_start() {
+    let (mut a, mut server) = (Elector::new(settings("a")), Server::default());
+    let missing = server.answer(a.poll(s(0)).unwrap());
+    a.answer(missing, s(0));
+    let create = a.poll(s(1)).unwrap();
+    server.answer(create);
+    a.answer(Answer::Unclear, s(4));
+    settle(&mut a, &mut server, s(5));
+    assert_eq!(tenure(&a).takeover, Takeover::First);
+    assert!(
+        tenure(&a).valid_until >= s(11),
+        "from the write at 1 s, or from the renewal at 5 s"
+    );
+}
+
+#[test]
+fn a_tenure_that_ran_out_goes_on_if_nobody_came_between() {
+    let (mut a, mut server) = (Elector::new(settings("a")), Server::default());
+    settle(&mut a, &mut server, s(0));
+    let term = tenure(&a).term;
+    a.poll(s(2));
+    a.answer(Answer::Unclear, s(30));
+    assert!(tenure(&a).valid_until < s(30));
+    settle(&mut a, &mut server, s(30));
+    assert_eq!((tenure(&a).term, tenure(&a).valid_until), (term, s(40)));
+}
+
+#[test]
+fn a_lease_deleted_under_us_ends_the_tenure_and_is_waited_out_like_any_change() {
+    let (mut a, mut server) = (Elector::new(settings("a")), Server::default());
+    settle(&mut a, &mut server, s(0));
+    server.0 = None;
+    for t in 2..17 {
+        settle(&mut a, &mut server, s(t));
+        assert_eq!(
+            a.leadership(),
+            Leadership::Standby { leader: None },
+            "at {t} s"
+        );
+    }
+    settle(&mut a, &mut server, s(17));
+    assert_eq!(
+        (tenure(&a).takeover, &*tenure(&a).term),
+        (Takeover::Unclean, "2-a")
+    );
+}
+
+#[test]
+fn a_holder_cleared_by_hand_has_released_nothing() {
+    let (mut a, mut b, mut server) = (
+        Elector::new(settings("a")),
+        Elector::new(settings("b")),
+        Server::default(),
+    );
+    settle(&mut a, &mut server, s(0));
+    let cleared = Record {
+        holder: None,
+        ..server.0.clone().unwrap()
+    };
+    server.write(cleared);
+    settle(&mut b, &mut server, s(1));
+    settle(&mut b, &mut server, s(15));
+    assert_eq!(b.leadership(), Leadership::Standby { leader: None });
+    settle(&mut b, &mut server, s(16));
+    assert_eq!(tenure(&b).takeover, Takeover::Unclean);
+}
+
+#[test]
+fn a_creation_that_lost_its_race_is_not_called_a_first_start_later() {
+    let (mut a, mut b, mut server) = (
+        Elector::new(settings("a")),
+        Elector::new(settings("b")),
+        Server::default(),
+    );
+    let missing = server.answer(a.poll(s(0)).unwrap());
+    a.answer(missing, s(0));
+    a.poll(s(0)).unwrap();
+    settle(&mut b, &mut server, s(0));
+    a.answer(Answer::Unclear, s(4));
+    settle(&mut a, &mut server, s(4));
+    server.0 = None;
+    for t in 5..=30 {
+        settle(&mut a, &mut server, s(t));
+    }
+    assert_eq!(tenure(&a).takeover, Takeover::Unclean);
+}
+
+#[test]
+fn a_server_that_fails_at_once_is_not_pressed() {
+    let (mut a, mut server) = (Elector::new(settings("a")), Server::default());
+    settle(&mut a, &mut server, s(0));
+    let mut writes = 0;
+    for ms in 2000..3000 {
+        let now = Duration::from_millis(ms);
+        while let Some(ask) = a.poll(now) {
+            let answer = match ask {
+                Ask::Get => server.answer(ask),
+                Ask::Create(_) | Ask::Replace(_) => {
+                    writes += 1;
+                    Answer::Unclear
+                }
+            };
+            a.answer(answer, now);
+        }
+    }
+    assert!((1..=3).contains(&writes), "{writes} writes in a second");
+}
+
+#[test]
+fn a_release_does_not_wait_for_the_next_renewal() {
+    let (mut a, mut server) = (Elector::new(settings("a")), Server::default());
+    settle(&mut a, &mut server, s(0));
+    let renewal = a.poll(s(2)).unwrap();
+    a.release(true);
+    let renewed = server.answer(renewal);
+    a.answer(renewed, s(2));
+    settle(&mut a, &mut server, s(2));
+    assert_eq!(server.0.unwrap().holder, None);
+}
+
+#[test]
+fn a_release_whose_answer_was_lost_is_looked_after() {
+    let (mut a, mut server) = (Elector::new(settings("a")), Server::default());
+    settle(&mut a, &mut server, s(0));
+    a.release(true);
+    a.poll(s(1)).unwrap();
+    a.answer(Answer::Unclear, s(1));
+    assert_eq!(a.leadership(), Leadership::Released);
+    settle(&mut a, &mut server, s(2));
+    assert_eq!((server.0.unwrap().holder, a.wake_at()), (None, None));
+}
+
+#[test]
+fn the_same_identity_with_another_nonce_is_somebody_else() {
+    let (mut a, mut again, mut server) = (
+        Elector::new(settings("a")),
+        Elector::new(settings("a2")),
+        Server::default(),
+    );
+    settle(&mut a, &mut server, s(0));
+    settle(&mut again, &mut server, s(1));
+    assert_eq!(
+        again.leadership(),
+        Leadership::Standby {
+            leader: Some("c_a".into())
+        }
+    );
+}
+
+#[test]
+fn settings_that_cannot_work_are_refused_with_the_reason() {
+    let good = settings("a");
+    assert_eq!(good.validate(), Ok(()));
+    let short = Settings {
+        lease_duration: s(10),
+        ..good.clone()
+    };
+    assert!(
+        short
+            .validate()
+            .unwrap_err()
+            .to_string()
+            .contains("must stop before others start")
+    );
+    let late = Settings {
+        renew_deadline: s(2),
+        ..good.clone()
+    };
+    assert!(
+        late.validate()
+            .unwrap_err()
+            .to_string()
+            .contains("1.2 times")
+    );
+    let odd = Settings {
+        lease_duration: Duration::from_millis(15_500),
+        ..good
+    };
+    assert!(
+        odd.validate()
+            .unwrap_err()
+            .to_string()
+            .contains("whole number")
+    );
+}
+
+#[test]
+fn a_late_creation_of_our_own_does_not_prolong_another_tenure() {
+    let (mut a, mut server) = (Elector::new(settings("a")), Server::default());
+    settle(&mut a, &mut server, s(0));
+    let late = Record {
+        transitions: 7,
+        ..server.0.clone().unwrap()
+    };
+    server.write(late);
+    settle(&mut a, &mut server, s(2));
+    assert!(matches!(a.leadership(), Leadership::Standby { .. }));
+}
