@@ -152,7 +152,8 @@ fn nonce() -> anyhow::Result<String> {
 
 async fn serve(args: Args, settings: lease::Settings, level: logs::Level) -> anyhow::Result<()> {
     let (version, commit) = (crate::VERSION, crate::COMMIT);
-    info!(version, commit, identity = %settings.identity, "cadastre controller starts");
+    let target = format_args!("{}-{}", std::env::consts::ARCH, std::env::consts::OS);
+    info!(version, commit, %target, identity = %settings.identity, "cadastre controller starts");
     let registry = prometheus::Registry::new();
     build_info(&registry)?;
     let process = prometheus::process_collector::ProcessCollector::for_self();

@@ -39,7 +39,9 @@ pub struct Options {
 /// answer means.
 pub async fn connect(options: &Options, metrics: HttpMetrics) -> Result<Client, ClientError> {
     let config = configure(options).await?;
-    let builder = ClientBuilder::try_from(config)?.with_layer(&metrics.layer());
+    let host = config.cluster_url.authority().map(ToString::to_string);
+    let layer = metrics.layer(host.as_deref().unwrap_or_default());
+    let builder = ClientBuilder::try_from(config)?.with_layer(&layer);
     Ok(match options.rate {
         Some(rate) => {
             let layer = RateLimitLayer::new(rate.get().into(), Duration::from_secs(1));

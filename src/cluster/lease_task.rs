@@ -3,22 +3,20 @@
 //! Runs the [`Elector`] against one Lease object and publishes what it says. Runs apart from
 //! everything else, so that no other work can delay a renewal.
 
+use std::hash::{BuildHasher as _, RandomState};
 use std::time::Duration;
 
-use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
-use kube::api::{Api, ObjectMeta, PostParams};
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::api::{Api, PostParams};
 use kube::{Client, Error};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
 use super::clock::Clock;
-use super::lease::{Answer, Ask, Elector, Leadership, Record, Settings};
-use crate::api::{FIELD_MANAGER, UNSETTLED_ANNOTATION};
+use super::lease::{Answer, Ask, Elector, Leadership, Mono, Settings};
+use super::lease_object::{lease, record};
+use crate::api::FIELD_MANAGER;
 use crate::telemetry::{LeaderMetrics, Readiness};
-
-/// Duration assumed of a record that names none.
-const DEFAULT_DURATION: Duration = Duration::from_secs(15);
 
 /// Tells writers, at the moment of use, whether they may write.
 #[derive(Clone)]
@@ -71,10 +69,10 @@ impl Election {
         let mut elector = Elector::new(self.settings.clone());
         let mut last = elector.leadership();
         self.readiness.leadership(last.clone());
-        let mut trouble = None;
+        let (mut trouble, mut known) = (None, None);
         loop {
             while let Some(ask) = elector.poll(clock.now()) {
-                let call = self.call(&leases, ask.clone());
+                let call = self.call(&leases, &ask, &mut known);
                 let (answer, problem) = match tokio::time::timeout(limit, call).await {
                     Ok(Ok(answer)) => (answer, None),
                     Ok(Err(error)) => judge(&error, &ask),
@@ -90,9 +88,11 @@ impl Election {
             if elector.leadership() == Leadership::Released && elector.wake_at().is_none() {
                 return;
             }
-            let pause = elector
+            let valid = self.tell_validity(&elector.leadership(), clock.now());
+            let due = elector
                 .wake_at()
                 .map_or(limit, |at| at.saturating_sub(clock.now()));
+            let pause = valid.map_or_else(|| jittered(due), |left| due.min(left));
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
                 changed = release.changed() => {
@@ -109,21 +109,32 @@ impl Election {
         }
     }
 
+    /// Says whether this process may write. Gives how much longer it may, if it leads and may.
+    fn tell_validity(&self, leadership: &Leadership, now: Mono) -> Option<Duration> {
+        let Leadership::Leading(tenure) = leadership else {
+            self.metrics.leading.set(0);
+            return None;
+        };
+        let left = tenure
+            .valid_until
+            .checked_sub(now)
+            .filter(|left| !left.is_zero());
+        self.metrics.leading.set(left.is_some().into());
+        self.readiness.lapsed(left.is_none());
+        left
+    }
+
     fn tell(&self, last: &mut Leadership, now: Leadership) {
         if *last == now {
             return;
         }
-        let (was, is) = (
-            matches!(last, Leadership::Leading(_)),
-            matches!(now, Leadership::Leading(_)),
-        );
+        let was = matches!(last, Leadership::Leading(_));
         let term = |leadership: &Leadership| match leadership {
             Leadership::Leading(tenure) => Some(tenure.term.clone()),
             _ => None,
         };
         if term(last) != term(&now) {
             self.metrics.transitions.inc();
-            self.metrics.leading.set(is.into());
             match &now {
                 Leadership::Leading(tenure) => {
                     info!(term = %tenure.term, how = tenure.takeover.word(), "leading");
@@ -157,49 +168,40 @@ impl Election {
         }
     }
 
-    async fn call(&self, leases: &Api<Lease>, ask: Ask) -> Result<Answer, Error> {
+    async fn call(
+        &self,
+        leases: &Api<Lease>,
+        ask: &Ask,
+        known: &mut Option<Lease>,
+    ) -> Result<Answer, Error> {
         let post = PostParams {
             field_manager: Some(FIELD_MANAGER.to_owned()),
             ..PostParams::default()
         };
-        Ok(match ask {
-            Ask::Get => Answer::Found(record(leases.get(&self.name).await?)),
-            Ask::Create(wanted) => {
-                Answer::Written(record(leases.create(&post, &self.lease(wanted)).await?))
-            }
-            Ask::Replace(wanted) => Answer::Written(record(
-                leases
-                    .replace(&self.name, &post, &self.lease(wanted))
-                    .await?,
-            )),
-        })
+        let object = |wanted| {
+            let mut lease = lease(known.as_ref(), wanted, Clock.wall());
+            lease.metadata.name = Some(self.name.clone());
+            lease
+        };
+        let (answer, now): (fn(_) -> _, _) = match ask {
+            Ask::Get => (Answer::Found, leases.get(&self.name).await?),
+            Ask::Create(wanted) => (
+                Answer::Written,
+                leases.create(&post, &object(wanted)).await?,
+            ),
+            Ask::Replace(wanted) => (
+                Answer::Written,
+                leases.replace(&self.name, &post, &object(wanted)).await?,
+            ),
+        };
+        Ok(answer(record(known.insert(now))))
     }
+}
 
-    fn lease(&self, wanted: Record) -> Lease {
-        let now = MicroTime(jiff::Timestamp::now());
-        let annotations = wanted
-            .unsettled
-            .then(|| [(UNSETTLED_ANNOTATION.to_owned(), "true".to_owned())].into());
-        let version = Some(wanted.resource_version).filter(|version| !version.is_empty());
-        Lease {
-            metadata: ObjectMeta {
-                name: Some(self.name.clone()),
-                namespace: Some(self.namespace.clone()),
-                resource_version: version,
-                annotations,
-                ..ObjectMeta::default()
-            },
-            spec: Some(LeaseSpec {
-                // The empty text, not an absent field: what other tools expect of a free Lease.
-                holder_identity: Some(wanted.holder.unwrap_or_default()),
-                lease_duration_seconds: i32::try_from(wanted.lease_duration.as_secs()).ok(),
-                lease_transitions: i32::try_from(wanted.transitions).ok(),
-                renew_time: Some(now.clone()),
-                acquire_time: Some(now),
-                ..LeaseSpec::default()
-            }),
-        }
-    }
+/// Up to a fifth longer, so that candidates do not all try at the same moment.
+fn jittered(pause: Duration) -> Duration {
+    let part = RandomState::new().hash_one(pause) % 1000;
+    pause + pause.mul_f64(Duration::from_millis(part).as_secs_f64() / 5.0)
 }
 
 /// What an error means for the elector, and what is wrong where somebody should know.
@@ -222,24 +224,6 @@ fn judge(error: &Error, ask: &Ask) -> (Answer, Option<String>) {
     }
 }
 
-/// A Lease as far as it can be read; what is missing counts as held, for the usual time.
-fn record(lease: Lease) -> Record {
-    let spec = lease.spec.unwrap_or_default();
-    let annotations = lease.metadata.annotations.unwrap_or_default();
-    let seconds = spec
-        .lease_duration_seconds
-        .and_then(|seconds| u64::try_from(seconds).ok())
-        .filter(|s| *s > 0);
-    let holder = spec.holder_identity.unwrap_or_else(|| "unknown".to_owned());
-    Record {
-        holder: Some(holder).filter(|holder| !holder.is_empty()),
-        lease_duration: seconds.map_or(DEFAULT_DURATION, Duration::from_secs),
-        transitions: spec.lease_transitions.unwrap_or_default().into(),
-        unsettled: annotations.contains_key(UNSETTLED_ANNOTATION),
-        resource_version: lease.metadata.resource_version.unwrap_or_default(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -252,8 +236,8 @@ mod tests {
         }))
     }
 
-    fn wanted() -> Record {
-        record(Lease::default())
+    fn wanted() -> super::super::lease::Record {
+        record(&Lease::default())
     }
 
     #[test]
@@ -278,6 +262,16 @@ mod tests {
                 "{code} {ask:?}"
             );
         }
+    }
+
+    #[test]
+    fn a_pause_is_drawn_out_by_a_fifth_at_most() {
+        let second = Duration::from_secs(1);
+        for _ in 0..100 {
+            let pause = jittered(second);
+            assert!(pause >= second && pause <= second.mul_f64(1.2), "{pause:?}");
+        }
+        assert_eq!(jittered(Duration::ZERO), Duration::ZERO);
     }
 
     #[test]

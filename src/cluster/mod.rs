@@ -6,7 +6,7 @@
 //! | [`watch`], [`convert`] | watches, and objects as what decisions need |
 //! | [`seen`], [`table`], [`pods`], [`addresses`], [`world`] | the cluster as last seen |
 //! | [`request`], [`writer`] | requests and outcomes as values, and the HTTP behind them |
-//! | [`lease`], [`lease_task`] | who leads: the decision and the calls |
+//! | [`lease`], `lease_object`, [`lease_task`] | who leads: the decision, the object, the calls |
 //! | [`clock`] | monotonic and wall time |
 
 pub mod addresses;
@@ -14,6 +14,7 @@ pub mod client;
 pub mod clock;
 pub mod convert;
 pub mod lease;
+mod lease_object;
 pub mod lease_task;
 pub mod pods;
 pub mod request;

@@ -3,18 +3,20 @@
 //! Nothing secret is served. The one thing that can be changed, the log level, is taken from this
 //! machine only.
 
+use std::convert::Infallible;
 use std::net::SocketAddr;
 
+use axum::Router;
 use axum::extract::{ConnectInfo, DefaultBodyLimit, State};
 use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::{get, put};
-use axum::{Router, serve};
 use prometheus::{Registry, TextEncoder};
 use tokio::net::TcpListener;
 
 use super::Readiness;
 use super::logs::Level;
+use super::serve::{Limits, serve};
 
 /// What the pages tell.
 #[derive(Clone)]
@@ -27,20 +29,19 @@ pub struct Admin {
     pub level: Option<Level>,
 }
 
-/// Serves until the listener fails.
-pub async fn run(listener: TcpListener, admin: Admin) -> std::io::Result<()> {
-    let routes = Router::new()
+/// Serves for ever.
+pub async fn run(listener: TcpListener, admin: Admin) -> Infallible {
+    serve(listener, routes(admin), Limits::default()).await
+}
+
+fn routes(admin: Admin) -> Router {
+    Router::new()
         .route("/metrics", get(metrics))
         .route("/healthz", get(async || "ok\n"))
         .route("/readyz", get(readyz))
         .route("/loglevel", put(loglevel))
         .layer(DefaultBodyLimit::max(1024))
-        .with_state(admin);
-    serve(
-        listener,
-        routes.into_make_service_with_connect_info::<SocketAddr>(),
-    )
-    .await
+        .with_state(admin)
 }
 
 async fn metrics(State(admin): State<Admin>) -> impl IntoResponse {
@@ -105,8 +106,7 @@ mod tests {
         answer
     }
 
-    #[tokio::test]
-    async fn the_pages_answer_on_a_real_port() {
+    async fn started(level: Option<Level>) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let registry = Registry::new();
@@ -114,9 +114,61 @@ mod tests {
         let admin = Admin {
             registry,
             readiness: Readiness::default(),
-            level: None,
+            level,
         };
         tokio::spawn(run(listener, admin));
+        address
+    }
+
+    async fn put(address: SocketAddr, body: &str) -> String {
+        let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+        let length = body.len();
+        let head = format!(
+            "PUT /loglevel HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
+        );
+        stream.write_all(head.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer
+    }
+
+    #[tokio::test]
+    async fn the_log_level_is_set_or_the_answer_says_how() {
+        let (level, _kept) = Level::detached();
+        let address = started(Some(level)).await;
+        let good = put(address, "info,cadastre::controller=debug\n").await;
+        assert!(good.starts_with("HTTP/1.1 200"), "{good}");
+        let bad = put(address, "loud").await;
+        assert!(
+            bad.starts_with("HTTP/1.1 400") && bad.contains("module=level"),
+            "{bad}"
+        );
+        let long = put(address, &"debug,".repeat(500)).await;
+        assert!(long.starts_with("HTTP/1.1 413"), "{long}");
+    }
+
+    #[tokio::test]
+    async fn the_log_level_is_taken_from_this_machine_only() {
+        let (level, _kept) = Level::detached();
+        let admin = Admin {
+            registry: Registry::new(),
+            readiness: Readiness::default(),
+            level: Some(level),
+        };
+        for (peer, expected) in [
+            ("10.0.0.9:1", StatusCode::FORBIDDEN),
+            ("[::ffff:127.0.0.1]:1", StatusCode::OK),
+            ("[::1]:1", StatusCode::OK),
+        ] {
+            let peer = ConnectInfo(peer.parse().unwrap());
+            let (code, _) = loglevel(State(admin.clone()), peer, "info".into()).await;
+            assert_eq!(code, expected, "{peer:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_pages_answer_on_a_real_port() {
+        let address = started(None).await;
         assert!(ask(address, "GET /healthz").await.ends_with("ok\n"));
         let ready = ask(address, "GET /readyz").await;
         assert!(

@@ -1,38 +1,69 @@
-//! Counts requests to the API server where they leave the client.
+//! Counts and times requests to the API server where they leave the client.
+//!
+//! A request that its caller gives up, as every time-out does, counts like one without an answer.
+//! Of a watch only the beginning is timed.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Instant;
 
-use prometheus::{Error, IntCounterVec, Opts, Registry};
+use prometheus::{Error, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, Opts, Registry};
 use tower::{Layer, Service};
 
-/// `rest_client_requests_total{code,method}`
+/// What `code` is for a request that got no answer.
+const NO_ANSWER: &str = "<error>";
+
+/// `rest_client_requests_total`, `rest_client_request_duration_seconds` and how many are in flight.
 #[derive(Clone)]
 pub struct HttpMetrics {
     requests: IntCounterVec,
+    seconds: HistogramVec,
+    in_flight: IntGauge,
 }
 
 impl HttpMetrics {
-    /// Registers the counter.
+    /// Registers all of them. Fails only where a name is taken.
     pub fn register(registry: &Registry) -> Result<Self, Error> {
-        let opts = Opts::new(
+        let requests = Opts::new(
             "rest_client_requests_total",
-            "Requests to the API server by method and status code",
+            "Requests to the API server by status code, method and host",
         );
-        let requests = IntCounterVec::new(opts, &["code", "method"])?;
-        registry.register(Box::new(requests.clone()))?;
-        Ok(HttpMetrics { requests })
+        let seconds = HistogramOpts::new(
+            "rest_client_request_duration_seconds",
+            "Time from sending a request to the API server to the head of its answer",
+        )
+        .buckets(vec![
+            0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
+        ]);
+        let metrics = HttpMetrics {
+            requests: IntCounterVec::new(requests, &["code", "method", "host"])?,
+            seconds: HistogramVec::new(seconds, &["verb", "host"])?,
+            in_flight: IntGauge::new(
+                "cadastre_api_requests_in_flight",
+                "Requests to the API server that wait for the head of their answer",
+            )?,
+        };
+        registry.register(Box::new(metrics.requests.clone()))?;
+        registry.register(Box::new(metrics.seconds.clone()))?;
+        registry.register(Box::new(metrics.in_flight.clone()))?;
+        Ok(metrics)
     }
 
-    /// The layer for a client's stack.
-    pub fn layer(&self) -> Counting {
-        Counting(self.requests.clone())
+    /// The layer for the stack of a client of that host.
+    pub fn layer(&self, host: &str) -> Counting {
+        Counting {
+            metrics: self.clone(),
+            host: host.into(),
+        }
     }
 }
 
 /// Puts a [`Counted`] round a service.
 #[derive(Clone)]
-pub struct Counting(IntCounterVec);
+pub struct Counting {
+    metrics: HttpMetrics,
+    host: std::sync::Arc<str>,
+}
 
 impl<S> Layer<S> for Counting {
     type Service = Counted<S>;
@@ -40,16 +71,63 @@ impl<S> Layer<S> for Counting {
     fn layer(&self, inner: S) -> Counted<S> {
         Counted {
             inner,
-            requests: self.0.clone(),
+            counting: self.clone(),
         }
     }
 }
 
-/// A service whose answers are counted; `code` is `<error>` where there was none.
+/// A service whose requests are counted.
 #[derive(Clone)]
 pub struct Counted<S> {
     inner: S,
-    requests: IntCounterVec,
+    counting: Counting,
+}
+
+/// One request; counted when dropped, whichever way it ends.
+struct Flight {
+    counting: Counting,
+    method: http::Method,
+    begun: Instant,
+    status: Option<http::StatusCode>,
+}
+
+impl Flight {
+    fn begin(counting: &Counting, method: &http::Method) -> Self {
+        counting.metrics.in_flight.inc();
+        Flight {
+            counting: counting.clone(),
+            method: method.clone(),
+            begun: Instant::now(),
+            status: None,
+        }
+    }
+
+    /// A method, so that the whole of it moves into the future: a field alone would be copied and
+    /// the rest dropped before the answer.
+    fn land(&mut self, status: Option<http::StatusCode>) {
+        self.status = status;
+    }
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        let Counting { metrics, host } = &self.counting;
+        let code = self
+            .status
+            .as_ref()
+            .map_or(NO_ANSWER, http::StatusCode::as_str);
+        let method = self.method.as_str();
+        metrics.in_flight.dec();
+        metrics
+            .requests
+            .with_label_values(&[code, method, host])
+            .inc();
+        let seconds = self.begun.elapsed().as_secs_f64();
+        metrics
+            .seconds
+            .with_label_values(&[method, host])
+            .observe(seconds);
+    }
 }
 
 impl<S, B, R> Service<http::Request<B>> for Counted<S>
@@ -66,19 +144,55 @@ where
     }
 
     fn call(&mut self, request: http::Request<B>) -> Self::Future {
-        let requests = self.requests.clone();
-        let method = request.method().clone();
+        let mut flight = Flight::begin(&self.counting, request.method());
         let answer = self.inner.call(request);
         Box::pin(async move {
             let answer = answer.await;
-            let code = answer.as_ref().map_or_else(
-                |_| "<error>".to_owned(),
-                |a| a.status().as_u16().to_string(),
-            );
-            requests
-                .with_label_values(&[code.as_str(), method.as_str()])
-                .inc();
+            flight.land(answer.as_ref().ok().map(http::Response::status));
             answer
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use tower::{ServiceExt as _, service_fn};
+
+    use super::*;
+
+    fn request() -> http::Request<()> {
+        http::Request::patch("/x").body(()).unwrap()
+    }
+
+    #[tokio::test]
+    async fn an_answered_request_is_counted_by_its_code() {
+        let metrics = HttpMetrics::register(&Registry::new()).unwrap();
+        let server = service_fn(async |_| {
+            let answer = http::Response::builder().status(409).body(()).unwrap();
+            Ok::<_, Infallible>(answer)
+        });
+        let client = metrics.layer("here").layer(server);
+        client.oneshot(request()).await.unwrap();
+        let count = metrics
+            .requests
+            .with_label_values(&["409", "PATCH", "here"]);
+        assert_eq!((count.get(), metrics.in_flight.get()), (1, 0));
+    }
+
+    #[tokio::test]
+    async fn a_request_given_up_is_counted_as_one_without_an_answer() {
+        let metrics = HttpMetrics::register(&Registry::new()).unwrap();
+        let server =
+            service_fn(|_| std::future::pending::<Result<http::Response<()>, Infallible>>());
+        let mut client = metrics.layer("here").layer(server);
+        let call = client.call(request());
+        assert_eq!(metrics.in_flight.get(), 1);
+        drop(call);
+        let count = metrics
+            .requests
+            .with_label_values(&[NO_ANSWER, "PATCH", "here"]);
+        assert_eq!((count.get(), metrics.in_flight.get()), (1, 0));
     }
 }

@@ -74,6 +74,13 @@ pub fn start(format: Format, directives: &str) -> Result<Level, LevelError> {
 }
 
 impl Level {
+    /// A level of no process, for tests; it can be set while the other value is kept.
+    #[cfg(test)]
+    pub(super) fn detached() -> (Self, impl Sized) {
+        let (filter, handle) = reload::Layer::new(EnvFilter::new("info"));
+        (Level(handle), filter)
+    }
+
     /// Sets the level from now on.
     pub fn set(&self, directives: &str) -> Result<(), LevelError> {
         let filter = parse(directives.trim())?;

@@ -3,7 +3,7 @@
 //! Labels are bounded: pools (and families), loops, reasons. No node, pod or address is a label. A
 //! pool's series go with the pool.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ pub struct ControllerMetrics {
     errors: IntCounterVec,
     seconds: HistogramVec,
     depth: IntGaugeVec,
-    retries: IntGaugeVec,
+    retries: IntCounterVec,
     pool: PoolGauges,
     waiting: IntGaugeVec,
     second_writer: IntCounter,
@@ -30,6 +30,8 @@ pub struct ControllerMetrics {
     dropped: IntCounter,
     /// Pools and families that have series
     known: Arc<Mutex<BTreeSet<(String, String)>>>,
+    /// Retries of each queue as last counted
+    counted: Arc<Mutex<BTreeMap<&'static str, u64>>>,
 }
 
 #[derive(Clone)]
@@ -107,9 +109,9 @@ impl ControllerMetrics {
                 "Keys that wait in each loop's queue",
                 &["name"],
             )?,
-            retries: gauges(
-                "cadastre_queue_retries",
-                "Keys put back after a failure since this leader began",
+            retries: counters(
+                "workqueue_retries_total",
+                "Keys put back into each loop's queue after a failure",
                 &["name"],
             )?,
             pool: PoolGauges {
@@ -168,6 +170,7 @@ impl ControllerMetrics {
                 )?,
             )?,
             known: Arc::default(),
+            counted: Arc::default(),
         })
     }
 
@@ -189,15 +192,21 @@ impl ControllerMetrics {
         self.dropped.inc();
     }
 
+    /// Each tenure counts from zero; the sum goes on.
+    fn count_retries(&self, name: &'static str, retries: u64) {
+        let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = counted.insert(name, retries).unwrap_or(0);
+        let new = retries.checked_sub(before).unwrap_or(retries);
+        self.retries.with_label_values(&[name]).inc_by(new);
+    }
+
     /// Sets what the controller says of itself.
     pub fn set(&self, view: &View) {
         for (name, depth, retries) in &view.queues {
             self.depth
                 .with_label_values(&[name])
                 .set(i64::try_from(*depth).unwrap_or(i64::MAX));
-            self.retries
-                .with_label_values(&[name])
-                .set(i64::try_from(*retries).unwrap_or(i64::MAX));
+            self.count_retries(name, *retries);
         }
         for reason in ["no_pool", "pool_not_ready", "pool_full"] {
             let waiting = view.waiting.get(reason).copied().unwrap_or(0);
@@ -304,6 +313,8 @@ pub fn build_info(registry: &Registry) -> Result<(), Error> {
 
 #[cfg(test)]
 mod tests {
+    use prometheus::proto::MetricType;
+
     use super::*;
     use crate::controller::figures::Figures;
     use crate::ipam::Family;
@@ -335,6 +346,51 @@ mod tests {
         );
         metrics.set(&View::default());
         assert!(!text(&registry).contains("pool=\"a\""));
+    }
+
+    #[test]
+    fn retries_of_one_tenure_are_added_to_those_of_the_last() {
+        let registry = Registry::new();
+        let metrics = ControllerMetrics::register(&registry).unwrap();
+        for retries in [2, 5, 0, 1] {
+            metrics.set(&View {
+                queues: vec![("podcidr", 0, retries)],
+                ..View::default()
+            });
+        }
+        assert!(text(&registry).contains("workqueue_retries_total{name=\"podcidr\"} 6"));
+    }
+
+    #[test]
+    fn names_follow_the_conventions() {
+        let registry = Registry::new();
+        let metrics = ControllerMetrics::register(&registry).unwrap();
+        let figures = Figures {
+            capacity: 1,
+            held: 1,
+            quarantined: 0,
+            free: 0,
+        };
+        metrics.set(&View {
+            pools: vec![("a".into(), Family::V4, figures)],
+            queues: vec![("podcidr", 0, 0)],
+            ..View::default()
+        });
+        metrics.reconciled("podcidr", "error", Duration::ZERO);
+        LeaderMetrics::register(&registry, "lease").unwrap();
+        build_info(&registry).unwrap();
+        let families = registry.gather();
+        assert!(families.len() >= 19, "{} families", families.len());
+        for family in families {
+            let (name, kind) = (family.name(), family.get_field_type());
+            let counter = kind == MetricType::COUNTER;
+            assert_eq!(name.ends_with("_total"), counter, "{name} is a {kind:?}");
+            if kind == MetricType::HISTOGRAM {
+                assert!(name.ends_with("_seconds"), "{name}");
+            }
+            let own = name.chars().all(|c| c.is_ascii_lowercase() || c == '_');
+            assert!(own && !family.help().is_empty(), "{name}");
+        }
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! | [`metrics`] | every figure, by Prometheus convention |
 //! | [`http_metrics`] | requests to the API server, counted where they leave |
 //! | [`admin`] | `/metrics`, `/healthz`, `/readyz`, `/loglevel` |
+//! | `serve` | connections of the admin port, and their limits |
 //! | [`readiness`] | what is still missing, and who leads |
 //! | [`logs`] | text or JSON, level changeable at run time |
 
@@ -13,6 +14,7 @@ pub mod http_metrics;
 pub mod logs;
 pub mod metrics;
 pub mod readiness;
+mod serve;
 
 pub use http_metrics::HttpMetrics;
 pub use metrics::{ControllerMetrics, LeaderMetrics, build_info};

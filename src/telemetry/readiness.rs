@@ -12,6 +12,8 @@ pub struct Readiness(Arc<Mutex<State>>);
 #[derive(Debug, Default)]
 struct State {
     leadership: Option<Leadership>,
+    /// Whether the lease of a leader has run out without a renewal
+    lapsed: bool,
     /// Nothing before the first word of the controller
     view: Option<Known>,
 }
@@ -27,6 +29,11 @@ impl Readiness {
     /// The elector's word.
     pub fn leadership(&self, leadership: Leadership) {
         self.lock().leadership = Some(leadership);
+    }
+
+    /// Whether a leader's lease has run out, so that it writes nothing until it is renewed.
+    pub fn lapsed(&self, lapsed: bool) {
+        self.lock().lapsed = lapsed;
     }
 
     /// The controller's word.
@@ -47,6 +54,11 @@ impl Readiness {
             return (false, "starting\n".to_owned());
         };
         match &state.leadership {
+            Some(Leadership::Leading(_)) if state.lapsed => (
+                false,
+                "leader, but the lease could not be renewed in time: nothing is written until it is\n"
+                    .to_owned(),
+            ),
             Some(Leadership::Leading(_)) if view.dealing => (true, "leader\n".to_owned()),
             Some(Leadership::Leading(_)) => {
                 let what = view.fencing.as_deref().unwrap_or("taking over");
@@ -115,6 +127,11 @@ mod tests {
             ..View::default()
         });
         assert_eq!(readiness.page(), (true, "leader\n".into()));
+        readiness.lapsed(true);
+        let (ready, text) = readiness.page();
+        assert!(!ready && text.contains("could not be renewed"), "{text}");
+        readiness.lapsed(false);
+        assert!(readiness.page().0);
         readiness.leadership(Leadership::Released);
         assert!(!readiness.page().0);
     }

@@ -1,0 +1,157 @@
+//! The Lease as the API server keeps it, read and written.
+//!
+//! What others put on the object, labels and annotations among them, is carried along: a renewal
+//! replaces the whole object and would wipe it out.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+
+use super::lease::Record;
+use crate::api::UNSETTLED_ANNOTATION;
+
+/// Duration assumed of a record that names none.
+const DEFAULT_DURATION: Duration = Duration::from_secs(15);
+
+/// A Lease as far as it can be read; what is missing counts as held, for the usual time.
+pub(super) fn record(lease: &Lease) -> Record {
+    let none = LeaseSpec::default();
+    let spec = lease.spec.as_ref().unwrap_or(&none);
+    let annotations = lease.metadata.annotations.as_ref();
+    let seconds = spec
+        .lease_duration_seconds
+        .and_then(|seconds| u64::try_from(seconds).ok())
+        .filter(|seconds| *seconds > 0);
+    let holder = spec.holder_identity.clone();
+    Record {
+        holder: Some(holder.unwrap_or_else(|| "unknown".to_owned())).filter(|it| !it.is_empty()),
+        lease_duration: seconds.map_or(DEFAULT_DURATION, Duration::from_secs),
+        transitions: spec.lease_transitions.unwrap_or_default().into(),
+        unsettled: annotations.is_some_and(|all| all.contains_key(UNSETTLED_ANNOTATION)),
+        resource_version: lease.metadata.resource_version.clone().unwrap_or_default(),
+    }
+}
+
+/// The object that says what `wanted` says. `known` is the Lease as last read: if it is the version
+/// that is replaced, everything else stays as it is there.
+pub(super) fn lease(known: Option<&Lease>, wanted: &Record, now: Timestamp) -> Lease {
+    let version = Some(wanted.resource_version.clone()).filter(|version| !version.is_empty());
+    let before =
+        known.filter(|lease| version.is_some() && lease.metadata.resource_version == version);
+    let mut lease = before.cloned().unwrap_or_default();
+    let spec = lease.spec.get_or_insert_default();
+    let transitions = i32::try_from(wanted.transitions).unwrap_or(i32::MAX);
+    if spec.lease_transitions != Some(transitions) || spec.acquire_time.is_none() {
+        spec.acquire_time = Some(MicroTime(now));
+    }
+    // The empty text, not an absent field: what other tools expect of a free Lease.
+    spec.holder_identity = Some(wanted.holder.clone().unwrap_or_default());
+    spec.lease_duration_seconds = i32::try_from(wanted.lease_duration.as_secs()).ok();
+    spec.lease_transitions = Some(transitions);
+    spec.renew_time = Some(MicroTime(now));
+    lease.metadata = ObjectMeta {
+        resource_version: version,
+        managed_fields: None,
+        ..lease.metadata
+    };
+    let annotations = lease.metadata.annotations.get_or_insert_default();
+    annotations.remove(UNSETTLED_ANNOTATION);
+    if wanted.unsettled {
+        annotations.insert(UNSETTLED_ANNOTATION.to_owned(), "true".to_owned());
+    }
+    lease
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wanted() -> Record {
+        Record {
+            holder: Some("a_1".into()),
+            lease_duration: Duration::from_secs(15),
+            transitions: 3,
+            unsettled: false,
+            resource_version: "7".into(),
+        }
+    }
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    /// As it comes back from the API server.
+    fn stored(wanted: &Record, second: i64) -> Lease {
+        let mut lease = lease(None, wanted, at(second));
+        let label = [("team".to_owned(), "net".to_owned())];
+        lease.metadata.labels = Some(label.into());
+        lease
+    }
+
+    #[test]
+    fn what_is_written_reads_the_same() {
+        let free = Record {
+            holder: None,
+            unsettled: true,
+            ..wanted()
+        };
+        for wanted in [wanted(), free] {
+            assert_eq!(record(&lease(None, &wanted, at(1))), wanted);
+        }
+    }
+
+    #[test]
+    fn a_renewal_keeps_the_time_of_acquisition_and_what_others_wrote() {
+        let known = stored(&wanted(), 1);
+        let renewed = lease(Some(&known), &wanted(), at(9));
+        assert_eq!(renewed.metadata.labels, known.metadata.labels);
+        let spec = renewed.spec.unwrap();
+        assert_eq!(
+            (spec.acquire_time, spec.renew_time),
+            (Some(MicroTime(at(1))), Some(MicroTime(at(9))))
+        );
+        let next = Record {
+            transitions: 4,
+            ..wanted()
+        };
+        let taken = lease(Some(&known), &next, at(30)).spec.unwrap();
+        assert_eq!(taken.acquire_time, Some(MicroTime(at(30))));
+    }
+
+    #[test]
+    fn what_was_read_of_another_version_is_not_carried_along() {
+        let known = stored(&wanted(), 1);
+        let other = Record {
+            resource_version: "8".into(),
+            ..wanted()
+        };
+        assert_eq!(lease(Some(&known), &other, at(9)).metadata.labels, None);
+    }
+
+    #[test]
+    fn garbage_counts_as_held_for_the_usual_time() {
+        let empty = record(&Lease::default());
+        assert_eq!(
+            (empty.holder.as_deref(), empty.lease_duration),
+            (Some("unknown"), DEFAULT_DURATION)
+        );
+        let mut odd = stored(&wanted(), 1);
+        odd.spec.get_or_insert_default().lease_duration_seconds = Some(-3);
+        assert_eq!(record(&odd).lease_duration, DEFAULT_DURATION);
+    }
+
+    #[test]
+    fn the_next_holder_takes_the_mark_of_unsettled_writes_away() {
+        let known = stored(
+            &Record {
+                holder: None,
+                unsettled: true,
+                ..wanted()
+            },
+            1,
+        );
+        assert!(!record(&lease(Some(&known), &wanted(), at(2))).unsettled);
+    }
+}
