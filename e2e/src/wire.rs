@@ -1,12 +1,18 @@
 //! A wire to the API server that can be held: what a client sends then arrives late.
 //!
 //! Forwards bytes, which stay encrypted from end to end. While it is held, what comes from the client
-//! waits in here, and is delivered on release even where the client has given up or died meanwhile:
-//! the far end hears of that only [`LINGER`] after the last byte. So requests that a client has long
-//! taken for lost are executed after all, as networks and proxies may have it.
+//! waits in here, and is delivered on release even where the client has died meanwhile: the far end
+//! hears of that only [`LINGER`] after the last byte. So the requests of a dead client are executed
+//! long after it, as networks and proxies may have it.
+//!
+//! # Caveats
+//! A client that gives up in an orderly way says so within TLS. That is delivered like the rest, and
+//! an API server then drops the request: kill the client before it loses patience.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -25,6 +31,7 @@ pub const LINGER: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct Wire {
     held: watch::Sender<bool>,
+    waiting: Arc<AtomicUsize>,
     address: SocketAddr,
     task: JoinHandle<()>,
 }
@@ -36,17 +43,23 @@ impl Wire {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let address = listener.local_addr()?;
         let (held, watched) = watch::channel(false);
+        let waiting = Arc::new(AtomicUsize::new(0));
+        let counter = Arc::clone(&waiting);
         let task = tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
-                let held = watched.clone();
+                let gate = Gate {
+                    held: watched.clone(),
+                    waiting: Arc::clone(&counter),
+                };
                 tokio::spawn(async move {
                     // A connection that fails is the client's to notice.
-                    let _ = forward(client, server, held).await;
+                    let _ = forward(client, server, gate).await;
                 });
             }
         });
         Ok(Self {
             held,
+            waiting,
             address,
             task,
         })
@@ -67,6 +80,11 @@ impl Wire {
         self.held.send_replace(true);
     }
 
+    /// On how many connections something is held back now.
+    pub fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::Relaxed)
+    }
+
     /// Delivers what was held, and goes on as before.
     pub fn release(&self) {
         self.held.send_replace(false);
@@ -79,11 +97,21 @@ impl Drop for Wire {
     }
 }
 
-async fn forward(
-    client: TcpStream,
-    server: SocketAddr,
-    mut held: watch::Receiver<bool>,
-) -> Result<()> {
+struct Gate {
+    held: watch::Receiver<bool>,
+    waiting: Arc<AtomicUsize>,
+}
+
+impl Gate {
+    async fn pass(&mut self) -> Result<()> {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let open = self.held.wait_for(|held| !held).await.map(drop);
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        open.context("the wire is cut")
+    }
+}
+
+async fn forward(client: TcpStream, server: SocketAddr, mut gate: Gate) -> Result<()> {
     let server = TcpStream::connect(server).await?;
     client.set_nodelay(true)?;
     server.set_nodelay(true)?;
@@ -93,14 +121,10 @@ async fn forward(
     let mut bytes = vec![0; 16 << 10];
     // A client that died ends its half with an error, others with nothing more to read.
     while let Ok(count @ 1..) = asks.read(&mut bytes).await {
-        held.wait_for(|held| !held)
-            .await
-            .context("the wire is cut")?;
+        gate.pass().await?;
         executes.write_all(&bytes[..count]).await?;
     }
-    held.wait_for(|held| !held)
-        .await
-        .context("the wire is cut")?;
+    gate.pass().await?;
     tokio::time::sleep(LINGER).await;
     back.abort();
     Ok(())
