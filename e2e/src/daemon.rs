@@ -73,7 +73,12 @@ impl Daemon {
     }
 
     /// Any request to its admin server, over a connection of its own, answered within 5 s.
-    pub async fn ask(&self, method: Method, path: &str, body: &str) -> Result<(StatusCode, String)> {
+    pub async fn ask(
+        &self,
+        method: Method,
+        path: &str,
+        body: &str,
+    ) -> Result<(StatusCode, String)> {
         let what = format!("no answer to {method} {path} within 5 s");
         let answer = self.ask_now(method, path, body);
         tokio::time::timeout(Duration::from_secs(5), answer)
@@ -81,7 +86,12 @@ impl Daemon {
             .context(what)?
     }
 
-    async fn ask_now(&self, method: Method, path: &str, body: &str) -> Result<(StatusCode, String)> {
+    async fn ask_now(
+        &self,
+        method: Method,
+        path: &str,
+        body: &str,
+    ) -> Result<(StatusCode, String)> {
         let stream = TcpStream::connect(&self.address).await?;
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
         let connection = tokio::spawn(connection);

@@ -2,24 +2,25 @@
 //!
 //! # Guarantees
 //! Nothing here sleeps for a while and hopes: every wait is for a condition, ends as soon as it
-//! holds, and says at its limit what was waited for and what was seen last.
+//! holds, and says at its limit what was waited for and what was seen last (see [`crate::wait`]).
 
-use std::time::{Duration, Instant};
+use std::fmt::Debug;
+use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use cadastre::api::{IPPool, NodeSubnet};
 use k8s_openapi::api::core::v1::{Event, Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use crate::nodes;
+use crate::wait::until;
 
 /// How long anything may take that should take a second.
 pub const LIMIT: Duration = Duration::from_secs(30);
-
-const LOOK: Duration = Duration::from_millis(50);
 
 /// The label by which [`Hand::pool`] selects and [`Hand::node`] is selected.
 pub const GROUP: &str = "group";
@@ -73,7 +74,10 @@ impl Hand {
     /// Merges `spec` into the spec of a pool.
     pub async fn change_pool(&self, name: &str, spec: Value) -> Result<IPPool> {
         let patch = Patch::Merge(json!({"spec": spec}));
-        let changed = self.pools.patch(name, &PatchParams::default(), &patch).await;
+        let changed = self
+            .pools
+            .patch(name, &PatchParams::default(), &patch)
+            .await;
         changed.with_context(|| format!("cannot change pool {name}"))
     }
 
@@ -126,11 +130,8 @@ impl Hand {
         until(&what, LIMIT, async || {
             let node = self.nodes.get(name).await?;
             let cidrs = nodes::pod_cidrs(&node).to_vec();
-            Ok(if cidrs.is_empty() {
-                Err(self.explain(&node).await?)
-            } else {
-                Ok(cidrs)
-            })
+            ensure!(!cidrs.is_empty(), self.explain(&node).await?);
+            Ok(Some(cidrs))
         })
         .await
     }
@@ -156,11 +157,8 @@ impl Hand {
     ) -> Result<IPPool> {
         until(&format!("pool {name}: {what}"), LIMIT, async || {
             let pool = self.pools.get(name).await?;
-            Ok(if is(&pool) {
-                Ok(pool)
-            } else {
-                Err(format!("{:?}", pool.status))
-            })
+            ensure!(is(&pool), "{:?}", pool.status);
+            Ok(Some(pool))
         })
         .await
     }
@@ -170,7 +168,9 @@ impl Hand {
         let what = format!("condition {kind} is {status}");
         let is = |pool: &IPPool| condition(pool, kind).is_some_and(|it| it.status == status);
         let pool = self.pool_until(pool, &what, is).await?;
-        condition(&pool, kind).cloned().context("the condition is gone")
+        condition(&pool, kind)
+            .cloned()
+            .context("the condition is gone")
     }
 
     /// Waits until a NodeSubnet satisfies `is`.
@@ -181,24 +181,16 @@ impl Hand {
         is: impl Fn(&NodeSubnet) -> bool,
     ) -> Result<NodeSubnet> {
         until(&format!("NodeSubnet {name}: {what}"), LIMIT, async || {
-            Ok(match self.subnets.get_opt(name).await? {
-                Some(subnet) if is(&subnet) => Ok(subnet),
-                Some(subnet) => Err(format!("{:?}", subnet.spec)),
-                None => Err("there is none".to_owned()),
-            })
+            let subnet = self.subnets.get(name).await?;
+            ensure!(is(&subnet), "{:?}", subnet.spec);
+            Ok(Some(subnet))
         })
         .await
     }
 
     /// Waits until there is no NodeSubnet of that name.
     pub async fn subnet_gone(&self, name: &str) -> Result<()> {
-        until(&format!("NodeSubnet {name} is gone"), LIMIT, async || {
-            Ok(match self.subnets.get_opt(name).await? {
-                None => Ok(()),
-                Some(subnet) => Err(format!("{:?}", subnet.spec)),
-            })
-        })
-        .await
+        gone(&self.subnets, name).await
     }
 
     /// All events about the object of that UID.
@@ -211,7 +203,9 @@ impl Hand {
     /// How often that reason was told of the object; repetitions that were put together count.
     pub async fn told(&self, uid: &str, reason: &str) -> Result<i32> {
         let events = self.events_of(uid).await?;
-        let of_reason = events.iter().filter(|it| it.reason.as_deref() == Some(reason));
+        let of_reason = events
+            .iter()
+            .filter(|it| it.reason.as_deref() == Some(reason));
         Ok(of_reason
             .map(|it| it.series.as_ref().and_then(|it| it.count).unwrap_or(1))
             .sum())
@@ -221,32 +215,27 @@ impl Hand {
     pub async fn event(&self, uid: &str, reason: &str) -> Result<String> {
         until(&format!("event {reason} about {uid}"), LIMIT, async || {
             let events = self.events_of(uid).await?;
-            let found = events.iter().find(|it| it.reason.as_deref() == Some(reason));
-            Ok(found
-                .map(|it| it.message.clone().unwrap_or_default())
-                .ok_or_else(|| format!("{events:?}")))
+            let found = events
+                .iter()
+                .find(|it| it.reason.as_deref() == Some(reason));
+            let found = found.ok_or_else(|| anyhow!("{events:?}"))?;
+            Ok(Some(found.message.clone().unwrap_or_default()))
         })
         .await
     }
 }
 
-/// Asks again and again until the answer is an inner `Ok`, and at most for `limit`. The inner `Err`
-/// says what is seen instead; the outer one ends it at once.
-pub async fn until<T>(
-    what: &str,
-    limit: Duration,
-    mut ask: impl AsyncFnMut() -> Result<Result<T, String>>,
-) -> Result<T> {
-    let start = Instant::now();
-    loop {
-        match ask().await? {
-            Ok(answer) => return Ok(answer),
-            Err(seen) if start.elapsed() > limit => {
-                bail!("after {limit:?} still not: {what}; instead: {seen}")
-            }
-            Err(_) => tokio::time::sleep(LOOK).await,
-        }
-    }
+/// Waits until there is no object of that name.
+pub async fn gone<K>(api: &Api<K>, name: &str) -> Result<()>
+where
+    K: kube::Resource + Clone + DeserializeOwned + Debug,
+{
+    until(&format!("{name} is gone"), LIMIT, async || {
+        let found = api.get_opt(name).await?;
+        ensure!(found.is_none(), "{found:?}");
+        Ok(Some(()))
+    })
+    .await
 }
 
 /// The condition of that type.
@@ -258,7 +247,11 @@ pub fn condition<'a>(pool: &'a IPPool, kind: &str) -> Option<&'a Condition> {
 /// The node with more labels.
 pub fn labelled(mut node: Node, labels: &[(&str, &str)]) -> Node {
     let all = node.metadata.labels.get_or_insert_default();
-    all.extend(labels.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())));
+    all.extend(
+        labels
+            .iter()
+            .map(|(k, v)| ((*k).to_owned(), (*v).to_owned())),
+    );
     node
 }
 

@@ -33,8 +33,8 @@ pub mod ports;
 pub mod process;
 pub mod raw;
 pub mod scratch;
-pub mod wait;
 pub mod stage;
+pub mod wait;
 
 pub use control_plane::{ControlPlane, Options};
 pub use daemon::Daemon;

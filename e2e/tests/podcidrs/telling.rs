@@ -2,8 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use cadastre_e2e::hand::{LIMIT, condition, until};
+use cadastre_e2e::hand::{LIMIT, condition};
 use cadastre_e2e::metrics::sum;
+use cadastre_e2e::wait::until;
 use kube::api::{Patch, PatchParams};
 use serde_json::json;
 
@@ -15,7 +16,10 @@ const QUIET: Duration = Duration::from_secs(15);
 #[tokio::test]
 async fn exhaustion_is_told_once_and_so_is_its_end() {
     let (_, hand) = shared().await;
-    let pool = hand.pool("tell", json!({"ipv4": {"cidrs": ["10.50.0.0/24"]}})).await.unwrap();
+    let pool = hand
+        .pool("tell", json!({"ipv4": {"cidrs": ["10.50.0.0/24"]}}))
+        .await
+        .unwrap();
     let pool_uid = pool.metadata.uid.unwrap();
     hand.node("tell", "tell-1").await.unwrap();
     hand.served("tell-1").await.unwrap();
@@ -38,19 +42,27 @@ async fn exhaustion_is_told_once_and_so_is_its_end() {
     until("some time has passed", QUIET * 2, async || {
         let second = start.elapsed().as_secs();
         let patch = Patch::Merge(json!({"metadata": {"labels": {"second": second.to_string()}}}));
-        hand.nodes.patch("tell-2", &PatchParams::default(), &patch).await?;
-        Ok(if start.elapsed() >= QUIET { Ok(()) } else { Err(second.to_string()) })
+        hand.nodes
+            .patch("tell-2", &PatchParams::default(), &patch)
+            .await?;
+        Ok((start.elapsed() >= QUIET).then_some(()))
     })
     .await
     .unwrap();
     assert_eq!(hand.told(&pool_uid, "PoolExhausted").await.unwrap(), 1);
     assert_eq!(hand.told(&node_uid, "WaitingForPodCIDR").await.unwrap(), 1);
     let after = hand.pools.get("tell").await.unwrap();
-    assert_eq!(after.metadata.resource_version, before.metadata.resource_version);
+    assert_eq!(
+        after.metadata.resource_version,
+        before.metadata.resource_version
+    );
 
-    hand.change_pool("tell", json!({"ipv4": {"cidrs": ["10.50.0.0/24", "10.50.1.0/24", "10.50.2.0/24"]}}))
-        .await
-        .unwrap();
+    hand.change_pool(
+        "tell",
+        json!({"ipv4": {"cidrs": ["10.50.0.0/24", "10.50.1.0/24", "10.50.2.0/24"]}}),
+    )
+    .await
+    .unwrap();
     hand.served("tell-2").await.unwrap();
     hand.event(&pool_uid, "PoolHasRoom").await.unwrap();
     hand.event(&node_uid, "PodCIDRAssigned").await.unwrap();
@@ -68,16 +80,27 @@ async fn exhaustion_is_told_once_and_so_is_its_end() {
 #[tokio::test]
 async fn a_node_that_is_served_at_once_is_no_event() {
     let (_, hand) = shared().await;
-    hand.pool("calm", json!({"ipv4": {"cidrs": ["10.51.0.0/16"]}})).await.unwrap();
+    hand.pool("calm", json!({"ipv4": {"cidrs": ["10.51.0.0/16"]}}))
+        .await
+        .unwrap();
     hand.condition("calm", "Ready", "True").await.unwrap();
     let node = hand.node("calm", "calm-1").await.unwrap();
     hand.served("calm-1").await.unwrap();
     // Events are written in order: this later one shows that there was none before.
-    hand.change_pool("calm", json!({"disabled": true})).await.unwrap();
+    hand.change_pool("calm", json!({"disabled": true}))
+        .await
+        .unwrap();
     hand.condition("calm", "Ready", "False").await.unwrap();
     let other = hand.node("calm", "calm-2").await.unwrap();
-    hand.event(&other.metadata.uid.unwrap(), "WaitingForPodCIDR").await.unwrap();
-    assert!(hand.events_of(&node.metadata.uid.unwrap()).await.unwrap().is_empty());
+    hand.event(&other.metadata.uid.unwrap(), "WaitingForPodCIDR")
+        .await
+        .unwrap();
+    assert!(
+        hand.events_of(&node.metadata.uid.unwrap())
+            .await
+            .unwrap()
+            .is_empty()
+    );
 }
 
 #[tokio::test]
@@ -106,7 +129,8 @@ async fn the_metrics_of_a_pool_are_those_of_its_status_and_go_with_it() {
         let wrong = expected.iter().find(|(name, v4, v6)| {
             (of(name, "ipv4") - v4).abs() > 1e-9 || (of(name, "ipv6") - v6).abs() > 1e-9
         });
-        Ok(wrong.map_or(Ok(()), |(name, ..)| Err(format!("{name}: {}", of(name, "ipv4")))))
+        anyhow::ensure!(wrong.is_none(), "{wrong:?}");
+        Ok(Some(()))
     })
     .await
     .unwrap();
@@ -118,16 +142,35 @@ async fn the_metrics_of_a_pool_are_those_of_its_status_and_go_with_it() {
         .await
         .unwrap();
     let v4 = pool.status.unwrap().ipv4.unwrap();
-    assert_eq!((v4.capacity.as_str(), v4.free.as_str(), v4.utilization.as_str()), ("3", "1", "66%"));
+    assert_eq!(
+        (
+            v4.capacity.as_str(),
+            v4.free.as_str(),
+            v4.utilization.as_str()
+        ),
+        ("3", "1", "66%")
+    );
 
-    hand.change_pool("figs", json!({"quarantineSeconds": 0})).await.unwrap();
+    hand.change_pool("figs", json!({"quarantineSeconds": 0}))
+        .await
+        .unwrap();
     hand.delete_node("figs-1").await.unwrap();
-    hand.pools.delete("figs", &kube::api::DeleteParams::default()).await.unwrap();
-    until("no series is of the pool", Duration::from_secs(90), async || {
-        let metrics = stage.controller.metrics().await?;
-        let left = metrics.iter().find(|it| it.labels.get("pool").is_some_and(|it| it == "figs"));
-        Ok(left.map_or(Ok(()), |it| Err(format!("{it:?}"))))
-    })
+    hand.pools
+        .delete("figs", &kube::api::DeleteParams::default())
+        .await
+        .unwrap();
+    until(
+        "no series is of the pool",
+        Duration::from_secs(90),
+        async || {
+            let metrics = stage.controller.metrics().await?;
+            let left = metrics
+                .iter()
+                .find(|it| it.labels.get("pool").is_some_and(|it| it == "figs"));
+            anyhow::ensure!(left.is_none(), "{left:?}");
+            Ok(Some(()))
+        },
+    )
     .await
     .unwrap();
 }
