@@ -5,7 +5,13 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use kube::{Client, Config};
+use http::header::HOST;
+use http::{Method, Request, StatusCode};
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::Bytes;
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
 
 use crate::metrics::{self, Sample};
 use crate::ports;
@@ -27,7 +33,6 @@ pub struct DaemonOptions {
 /// A running `cadastre`, ended by SIGKILL when dropped.
 pub struct Daemon {
     process: Process,
-    admin: Client,
     address: String,
 }
 
@@ -35,7 +40,6 @@ impl Daemon {
     /// Starts `cadastre ARGS --admin-address 127.0.0.1:PORT` with that kubeconfig; the log goes to
     /// `folder`. Does not wait for it to be ready.
     pub fn start(folder: &Path, kubeconfig: &Path, options: &DaemonOptions) -> Result<Self> {
-        let _ = rustls::crypto::ring::default_provider().install_default();
         let address = format!("127.0.0.1:{}", ports::free()?);
         let mut command = process::command(&binary()?);
         command
@@ -46,14 +50,7 @@ impl Daemon {
             .envs(options.env.iter().map(|(key, value)| (key, value)));
         let log = folder.join(format!("cadastre-{}.log", options.name));
         let process = Process::spawn("cadastre", command, &log)?;
-        let mut config = Config::new(format!("http://{address}").parse()?);
-        config.default_retry = false;
-        let admin = Client::try_from(config)?;
-        Ok(Self {
-            process,
-            admin,
-            address,
-        })
+        Ok(Self { process, address })
     }
 
     /// `127.0.0.1:PORT` of its admin server.
@@ -68,11 +65,46 @@ impl Daemon {
 
     /// What a GET of `path` on its admin server answers; an error if that is no success.
     pub async fn get(&self, path: &str) -> Result<String> {
-        let request = http::Request::get(path).body(Vec::new())?;
-        let answer = tokio::time::timeout(Duration::from_secs(5), self.admin.request_text(request));
-        Ok(answer
+        let (status, body) = self.ask(Method::GET, path, "").await?;
+        if !status.is_success() {
+            bail!("GET {path}: {status}: {}", body.trim());
+        }
+        Ok(body)
+    }
+
+    /// Any request to its admin server, over a connection of its own, answered within 5 s.
+    pub async fn ask(
+        &self,
+        method: Method,
+        path: &str,
+        body: &str,
+    ) -> Result<(StatusCode, String)> {
+        let what = format!("no answer to {method} {path} within 5 s");
+        let answer = self.ask_now(method, path, body);
+        tokio::time::timeout(Duration::from_secs(5), answer)
             .await
-            .with_context(|| format!("no answer to GET {path} within 5 s"))??)
+            .context(what)?
+    }
+
+    async fn ask_now(
+        &self,
+        method: Method,
+        path: &str,
+        body: &str,
+    ) -> Result<(StatusCode, String)> {
+        let stream = TcpStream::connect(&self.address).await?;
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+        let connection = tokio::spawn(connection);
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header(HOST, &self.address)
+            .body(Full::new(Bytes::copy_from_slice(body.as_bytes())))?;
+        let answer = sender.send_request(request).await?;
+        let status = answer.status();
+        let body = answer.into_body().collect().await?.to_bytes();
+        connection.abort();
+        Ok((status, String::from_utf8(body.to_vec())?))
     }
 
     /// Its metrics; see [`metrics::sum`].

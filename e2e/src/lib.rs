@@ -9,6 +9,7 @@
 //!                 │
 //!                 ├─ client(), kubectl(), kubeconfig()  ──> tests, Daemon (the binary under test)
 //!                 ├─ nodes, raw                         ──> many objects, fast
+//!                 ├─ Stage, Hand                        ──> a controller at work, objects, waits
 //!                 └─ History                            ──> what really happened, revision by revision
 //! ```
 //!
@@ -19,6 +20,7 @@ pub mod assets;
 pub mod control_plane;
 pub mod crds;
 pub mod daemon;
+pub mod hand;
 pub mod history;
 pub mod install;
 pub mod kcm;
@@ -31,11 +33,14 @@ pub mod ports;
 pub mod process;
 pub mod raw;
 pub mod scratch;
+pub mod stage;
 pub mod wait;
 pub mod wire;
 
 pub use control_plane::{ControlPlane, Options};
 pub use daemon::Daemon;
+pub use hand::Hand;
 pub use history::History;
 pub use kcm::KcmOptions;
 pub use process::Process;
+pub use stage::Stage;

@@ -34,7 +34,7 @@ pub struct Rest {
     pub until: Duration,
     /// The same for people and for the next leader.
     pub until_wall: Timestamp,
-    /// Over and proven: free once no NodeSubnet names it.
+    /// Over and proven, or in the hands of a live node: gone once no NodeSubnet names it.
     pub leaving: bool,
 }
 
@@ -79,6 +79,9 @@ impl Registry {
         }
         for subnet in world.subnets.iter() {
             registry.recall(subnet, world, now);
+        }
+        for node in world.nodes.iter() {
+            registry.supersede(node);
         }
         (registry, overlapping)
     }
@@ -167,7 +170,18 @@ impl Registry {
             synced.overlaps = self.conflicts_of(holder);
         }
         synced.foreign = missing;
+        self.supersede(node);
         synced
+    }
+
+    /// What a live node holds need not rest from an earlier node of its name: it rests anew when this
+    /// one dies. Else the record would stay for as long as pods of the live node use the range.
+    fn supersede(&mut self, node: &Node) {
+        let first = (node.name.clone(), "".into());
+        let rests = self.rests.range_mut(first..);
+        for (_, rest) in rests.take_while(|((name, _), _)| *name == node.name) {
+            rest.leaving |= rest.ranges.iter().all(|it| node.pod_cidrs.contains(it));
+        }
     }
 
     /// The node's UID is gone: what it held rests. Returns whether it held anything.
@@ -392,5 +406,55 @@ impl Holders {
             self.who[holder.0 as usize] = None;
             self.free.push(holder);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(uid: &str, cidr: &str) -> Node {
+        Node {
+            name: "n1".into(),
+            uid: uid.into(),
+            version: 1,
+            labels: [].into(),
+            term: None,
+            annotated: false,
+            deleting: false,
+            pod_cidrs: [Cidr::parse_strict(cidr).unwrap()].into(),
+            unreadable: [].into(),
+            addresses: [].into(),
+            machine: Machine::default(),
+        }
+    }
+
+    fn resting(registry: &Registry) -> usize {
+        let name = "n1".into();
+        registry
+            .rests_of(&name)
+            .filter(|(_, rest)| !rest.leaving)
+            .count()
+    }
+
+    #[test]
+    fn what_a_live_node_of_the_name_holds_again_rests_no_longer() {
+        let now = Now {
+            mono: Duration::ZERO,
+            wall: Timestamp::UNIX_EPOCH,
+        };
+        let mut registry = Registry::default();
+        for (uid, next) in [("u1", "u2"), ("u2", "u3")] {
+            let gone = node(uid, "10.0.0.0/24");
+            registry.sync(&gone);
+            assert!(registry.retire(&gone, now));
+            assert_eq!(resting(&registry), 1);
+            registry.sync(&node(next, "10.0.0.0/24"));
+            assert_eq!(resting(&registry), 0);
+        }
+        let gone = node("u3", "10.0.0.0/24");
+        registry.retire(&gone, now);
+        registry.sync(&node("u4", "10.0.1.0/24"));
+        assert_eq!(resting(&registry), 1, "it got something else");
     }
 }

@@ -1,0 +1,264 @@
+//! Makes and changes objects, and waits for what must follow.
+//!
+//! # Guarantees
+//! Nothing here sleeps for a while and hopes: every wait is for a condition, ends as soon as it
+//! holds, and says at its limit what was waited for and what was seen last (see [`crate::wait`]).
+
+use std::fmt::Debug;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, anyhow, ensure};
+use cadastre::api::{IPPool, NodeSubnet};
+use k8s_openapi::api::core::v1::{Event, Node, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::{Api, Client, ResourceExt as _};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use crate::nodes;
+use crate::wait::until;
+
+/// How long anything may take that should take a second.
+pub const LIMIT: Duration = Duration::from_secs(30);
+
+/// The label by which [`Hand::pool`] selects and [`Hand::node`] is selected.
+pub const GROUP: &str = "group";
+
+/// What a test does to a cluster, and what it looks at.
+#[derive(Clone)]
+pub struct Hand {
+    /// For everything else
+    pub client: Client,
+    /// Nodes
+    pub nodes: Api<Node>,
+    /// Pods of the namespace `default`
+    pub pods: Api<Pod>,
+    /// Pools
+    pub pools: Api<IPPool>,
+    /// NodeSubnets
+    pub subnets: Api<NodeSubnet>,
+}
+
+impl Hand {
+    /// One that acts by `client`.
+    pub fn new(client: Client) -> Self {
+        Self {
+            nodes: Api::all(client.clone()),
+            pods: Api::default_namespaced(client.clone()),
+            pools: Api::all(client.clone()),
+            subnets: Api::all(client.clone()),
+            client,
+        }
+    }
+
+    /// Creates a pool `allocate: NodeCIDR` that serves the nodes of the group of its name, up to the
+    /// first `.`-less `-`: pools `a-1` and `a-2` serve the group `a`. `spec` is laid over that.
+    pub async fn pool(&self, name: &str, spec: Value) -> Result<IPPool> {
+        let group = name.split('-').next().unwrap_or(name);
+        let mut whole = json!({
+            "allocate": "NodeCIDR",
+            "nodeSelector": {"matchLabels": {GROUP: group}},
+        });
+        if let (Some(whole), Value::Object(spec)) = (whole.as_object_mut(), spec) {
+            whole.extend(spec);
+        }
+        let pool = serde_json::from_value(json!({
+            "apiVersion": "cadastre.dev/v1alpha1", "kind": "IPPool",
+            "metadata": {"name": name}, "spec": whole,
+        }))?;
+        let created = self.pools.create(&PostParams::default(), &pool).await;
+        created.with_context(|| format!("cannot create pool {name}"))
+    }
+
+    /// Merges `spec` into the spec of a pool.
+    pub async fn change_pool(&self, name: &str, spec: Value) -> Result<IPPool> {
+        let patch = Patch::Merge(json!({"spec": spec}));
+        let changed = self
+            .pools
+            .patch(name, &PatchParams::default(), &patch)
+            .await;
+        changed.with_context(|| format!("cannot change pool {name}"))
+    }
+
+    /// Creates a node of a group.
+    pub async fn node(&self, group: &str, name: &str) -> Result<Node> {
+        self.create_node(labelled(nodes::node(name, "192.0.2.1"), &[(GROUP, group)]))
+            .await
+    }
+
+    /// Creates a node as it is given; its status, too.
+    pub async fn create_node(&self, node: Node) -> Result<Node> {
+        let name = node.name_any();
+        let created = self.nodes.create(&PostParams::default(), &node).await;
+        created.with_context(|| format!("cannot create node {name}"))
+    }
+
+    /// Asks for the deletion of a node.
+    pub async fn delete_node(&self, name: &str) -> Result<()> {
+        let deleted = self.nodes.delete(name, &DeleteParams::default()).await;
+        deleted.with_context(|| format!("cannot delete node {name}"))?;
+        Ok(())
+    }
+
+    /// Creates a pod on a node (no kubelet needed) that reports these addresses.
+    pub async fn pod(&self, name: &str, node: &str, addresses: &[&str]) -> Result<Pod> {
+        let pod = serde_json::from_value(json!({
+            "metadata": {"name": name},
+            "spec": {"nodeName": node, "containers": [{"name": "c", "image": "none"}]},
+        }))?;
+        self.pods.create(&PostParams::default(), &pod).await?;
+        let ips: Vec<Value> = addresses.iter().map(|ip| json!({"ip": ip})).collect();
+        let status = json!({"status": {
+            "phase": "Running", "podIP": addresses.first(), "podIPs": ips,
+        }});
+        let patch = Patch::Merge(status);
+        let params = PatchParams::default();
+        Ok(self.pods.patch_status(name, &params, &patch).await?)
+    }
+
+    /// Deletes a pod at once, as a kubelet would in the end.
+    pub async fn delete_pod(&self, name: &str) -> Result<()> {
+        let at_once = DeleteParams::default().grace_period(0);
+        self.pods.delete(name, &at_once).await?;
+        Ok(())
+    }
+
+    /// Waits until a node has podCIDRs and returns them.
+    pub async fn served(&self, name: &str) -> Result<Vec<String>> {
+        let what = format!("node {name} has podCIDRs");
+        until(&what, LIMIT, async || {
+            let node = self.nodes.get(name).await?;
+            let cidrs = nodes::pod_cidrs(&node).to_vec();
+            ensure!(!cidrs.is_empty(), self.explain(&node).await?);
+            Ok(Some(cidrs))
+        })
+        .await
+    }
+
+    async fn explain(&self, node: &Node) -> Result<String> {
+        let uid = node.uid().unwrap_or_default();
+        let events = self.events_of(&uid).await?;
+        let notes: Vec<String> = events.iter().filter_map(|it| it.message.clone()).collect();
+        Ok(format!("it has none; its events: {notes:?}"))
+    }
+
+    /// The podCIDRs of a node as they are.
+    pub async fn pod_cidrs(&self, name: &str) -> Result<Vec<String>> {
+        Ok(nodes::pod_cidrs(&self.nodes.get(name).await?).to_vec())
+    }
+
+    /// Waits until a pool satisfies `is`.
+    pub async fn pool_until(
+        &self,
+        name: &str,
+        what: &str,
+        is: impl Fn(&IPPool) -> bool,
+    ) -> Result<IPPool> {
+        until(&format!("pool {name}: {what}"), LIMIT, async || {
+            let pool = self.pools.get(name).await?;
+            ensure!(is(&pool), "{:?}", pool.status);
+            Ok(Some(pool))
+        })
+        .await
+    }
+
+    /// Waits until the condition `kind` of a pool has this status (`True`, `False`), and returns it.
+    pub async fn condition(&self, pool: &str, kind: &str, status: &str) -> Result<Condition> {
+        let what = format!("condition {kind} is {status}");
+        let is = |pool: &IPPool| condition(pool, kind).is_some_and(|it| it.status == status);
+        let pool = self.pool_until(pool, &what, is).await?;
+        condition(&pool, kind)
+            .cloned()
+            .context("the condition is gone")
+    }
+
+    /// Waits until a NodeSubnet satisfies `is`.
+    pub async fn subnet_until(
+        &self,
+        name: &str,
+        what: &str,
+        is: impl Fn(&NodeSubnet) -> bool,
+    ) -> Result<NodeSubnet> {
+        until(&format!("NodeSubnet {name}: {what}"), LIMIT, async || {
+            let subnet = self.subnets.get(name).await?;
+            ensure!(is(&subnet), "{:?}", subnet.spec);
+            Ok(Some(subnet))
+        })
+        .await
+    }
+
+    /// Waits until there is no NodeSubnet of that name.
+    pub async fn subnet_gone(&self, name: &str) -> Result<()> {
+        gone(&self.subnets, name).await
+    }
+
+    /// All events about the object of that UID.
+    pub async fn events_of(&self, uid: &str) -> Result<Vec<Event>> {
+        let params = ListParams::default().fields(&format!("involvedObject.uid={uid}"));
+        let events = Api::<Event>::default_namespaced(self.client.clone());
+        Ok(events.list(&params).await?.items)
+    }
+
+    /// How often that reason was told of the object; repetitions that were put together count.
+    pub async fn told(&self, uid: &str, reason: &str) -> Result<i32> {
+        let events = self.events_of(uid).await?;
+        let of_reason = events
+            .iter()
+            .filter(|it| it.reason.as_deref() == Some(reason));
+        Ok(of_reason
+            .map(|it| it.series.as_ref().and_then(|it| it.count).unwrap_or(1))
+            .sum())
+    }
+
+    /// Waits for an event of that reason about the object, and returns its text.
+    pub async fn event(&self, uid: &str, reason: &str) -> Result<String> {
+        until(&format!("event {reason} about {uid}"), LIMIT, async || {
+            let events = self.events_of(uid).await?;
+            let found = events
+                .iter()
+                .find(|it| it.reason.as_deref() == Some(reason));
+            let found = found.ok_or_else(|| anyhow!("{events:?}"))?;
+            Ok(Some(found.message.clone().unwrap_or_default()))
+        })
+        .await
+    }
+}
+
+/// Waits until there is no object of that name.
+pub async fn gone<K>(api: &Api<K>, name: &str) -> Result<()>
+where
+    K: kube::Resource + Clone + DeserializeOwned + Debug,
+{
+    until(&format!("{name} is gone"), LIMIT, async || {
+        let found = api.get_opt(name).await?;
+        ensure!(found.is_none(), "{found:?}");
+        Ok(Some(()))
+    })
+    .await
+}
+
+/// The condition of that type.
+pub fn condition<'a>(pool: &'a IPPool, kind: &str) -> Option<&'a Condition> {
+    let conditions = &pool.status.as_ref()?.conditions;
+    conditions.iter().find(|it| it.type_ == kind)
+}
+
+/// The node with more labels.
+pub fn labelled(mut node: Node, labels: &[(&str, &str)]) -> Node {
+    let all = node.metadata.labels.get_or_insert_default();
+    all.extend(
+        labels
+            .iter()
+            .map(|(k, v)| ((*k).to_owned(), (*v).to_owned())),
+    );
+    node
+}
+
+/// The node with these podCIDRs, as a kubelet or another controller may have set them.
+pub fn with_pod_cidrs(mut node: Node, cidrs: &[&str]) -> Node {
+    let spec = node.spec.get_or_insert_default();
+    spec.pod_cidr = cidrs.first().map(ToString::to_string);
+    spec.pod_cidrs = Some(cidrs.iter().map(ToString::to_string).collect());
+    node
+}

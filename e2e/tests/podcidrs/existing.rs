@@ -1,0 +1,143 @@
+//! podCIDRs that were there before: taken over as they are, whoever wrote them.
+
+use cadastre_e2e::hand::{LIMIT, labelled, with_pod_cidrs};
+use cadastre_e2e::metrics::sum;
+use cadastre_e2e::wait::until;
+use cadastre_e2e::{Hand, Stage, nodes};
+use serde_json::json;
+
+use crate::{alone, shared};
+
+async fn create(hand: &Hand, group: &str, name: &str, cidrs: &[&str]) -> String {
+    let node = labelled(nodes::node(name, "192.0.2.1"), &[("group", group)]);
+    let node = hand.create_node(with_pod_cidrs(node, cidrs)).await.unwrap();
+    node.metadata.uid.unwrap()
+}
+
+async fn overlaps_are(stage: &Stage, count: f64) {
+    until("the metric counts the overlaps", LIMIT, async || {
+        let metrics = stage.controller.metrics().await?;
+        let value = sum(&metrics, "cadastre_overlapping_ranges", &[]);
+        anyhow::ensure!((value - count).abs() < 0.5, "it is {value}");
+        Ok(Some(()))
+    })
+    .await
+    .unwrap();
+}
+
+const POOL: &str = "10.30.0.0/22";
+
+/// Ranges of many sizes, inside the pool, across its end and outside; what is left is one /24.
+const BEFORE: [(&str, &[&str]); 5] = [
+    ("take-1", &["10.30.0.0/24", "fd00:30::/64"]),
+    ("take-2", &["10.30.1.128/25"]),
+    ("take-3", &["10.30.3.77/32"]),
+    ("take-4", &["172.20.0.0/14"]),
+    ("take-5", &["fd00:31::/56"]),
+];
+
+async fn check_taken_over(hand: &Hand) {
+    hand.node("take", "take-new").await.unwrap();
+    assert_eq!(hand.served("take-new").await.unwrap(), ["10.30.2.0/24"]);
+    let waiting = hand.node("take", "take-full").await.unwrap();
+    hand.event(&waiting.metadata.uid.unwrap(), "WaitingForPodCIDR")
+        .await
+        .unwrap();
+    for (name, cidrs) in BEFORE {
+        assert_eq!(hand.pod_cidrs(name).await.unwrap(), cidrs);
+        let subnet = hand
+            .subnet_until(name, "says what the node has", |it| {
+                !it.spec.pod_cidrs.is_empty()
+            })
+            .await
+            .unwrap();
+        for (held, cidr) in subnet.spec.pod_cidrs.iter().zip(cidrs) {
+            assert_eq!(&held.cidr, cidr);
+            let pool = cidr.starts_with("10.30.").then_some("take");
+            assert_eq!(held.pool.as_deref(), pool, "{cidr}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn podcidrs_that_nodes_bring_along_are_taken_over_as_they_are() {
+    let (_, hand) = shared().await;
+    for (name, cidrs) in BEFORE {
+        create(&hand, "take", name, cidrs).await;
+    }
+    hand.pool("take", json!({"ipv4": {"cidrs": [POOL]}}))
+        .await
+        .unwrap();
+    check_taken_over(&hand).await;
+}
+
+#[tokio::test]
+async fn podcidrs_from_before_the_first_start_are_taken_over_and_survive_a_restart() {
+    let (mut stage, hand, _one) = alone(&[]).await;
+    stage
+        .restart(&[], async {
+            let leases = kube::Api::<k8s_openapi::api::coordination::v1::Lease>::namespaced(
+                hand.client.clone(),
+                "kube-system",
+            );
+            leases
+                .delete(
+                    cadastre::api::LEASE_NAME,
+                    &kube::api::DeleteParams::default(),
+                )
+                .await?;
+            for (name, cidrs) in BEFORE {
+                create(&hand, "take", name, cidrs).await;
+            }
+            hand.pool("take", json!({"ipv4": {"cidrs": [POOL]}}))
+                .await?;
+            Ok(())
+        })
+        .await
+        .unwrap();
+    check_taken_over(&hand).await;
+    stage.restart(&[], async { Ok(()) }).await.unwrap();
+    hand.change_pool("take", json!({"ipv4": {"cidrs": [POOL, "10.30.4.0/24"]}}))
+        .await
+        .unwrap();
+    assert_eq!(hand.served("take-full").await.unwrap(), ["10.30.4.0/24"]);
+}
+
+#[tokio::test]
+async fn overlapping_podcidrs_are_reported_on_both_nodes_and_stop_nothing() {
+    let (stage, hand) = shared().await;
+    hand.pool(
+        "both",
+        json!({"ipv4": {"cidrs": ["10.31.0.0/23"]}, "quarantineSeconds": 0}),
+    )
+    .await
+    .unwrap();
+    let first = create(&hand, "both", "both-1", &["10.31.0.0/24"]).await;
+    hand.subnet_until("both-1", "is there", |_| true)
+        .await
+        .unwrap();
+    let second = create(&hand, "both", "both-2", &["10.31.0.128/25"]).await;
+    for (uid, other) in [(&first, "both-2"), (&second, "both-1")] {
+        let note = hand.event(uid, "OverlappingPodCIDR").await.unwrap();
+        assert!(
+            note.contains(other) && note.contains("delete one of the two"),
+            "{note}"
+        );
+    }
+    overlaps_are(stage, 1.0).await;
+    hand.node("both", "both-3").await.unwrap();
+    assert_eq!(hand.served("both-3").await.unwrap(), ["10.31.1.0/24"]);
+
+    // What is left of the two keeps all it has: the range of the first is not given to others.
+    hand.delete_node("both-2").await.unwrap();
+    overlaps_are(stage, 0.0).await;
+    hand.subnet_gone("both-2").await.unwrap();
+    let fourth = hand.node("both", "both-4").await.unwrap();
+    hand.event(&fourth.metadata.uid.unwrap(), "WaitingForPodCIDR")
+        .await
+        .unwrap();
+    assert!(hand.pod_cidrs("both-4").await.unwrap().is_empty());
+    for uid in [first, second] {
+        assert_eq!(hand.told(&uid, "OverlappingPodCIDR").await.unwrap(), 1);
+    }
+}

@@ -1,0 +1,192 @@
+//! What is never carved: service ranges, reserved space, node addresses, ranges of older pools.
+
+use cadastre_e2e::wait::until;
+use k8s_openapi::api::networking::v1::ServiceCIDR;
+use kube::Api;
+use kube::api::{DeleteParams, PostParams};
+use serde_json::json;
+
+use crate::{FLAG_SERVICE_RANGE, shared};
+
+/// Creates as many nodes as must be served, and one that must wait; returns the ranges, sorted.
+async fn fill(hand: &cadastre_e2e::Hand, group: &str, count: usize) -> Vec<String> {
+    let mut got = Vec::new();
+    for i in 1..=count {
+        let name = format!("{group}-{i}");
+        hand.node(group, &name).await.unwrap();
+        got.extend(hand.served(&name).await.unwrap());
+    }
+    let name = format!("{group}-full");
+    let node = hand.node(group, &name).await.unwrap();
+    hand.event(&node.metadata.uid.unwrap(), "WaitingForPodCIDR")
+        .await
+        .unwrap();
+    assert!(hand.pod_cidrs(&name).await.unwrap().is_empty());
+    got.sort();
+    got
+}
+
+#[tokio::test]
+async fn service_ranges_of_the_cluster_are_never_carved() {
+    let (_, hand) = shared().await;
+    // The API server's own --service-cluster-ip-range is 10.96.0.0/16, as object `kubernetes`.
+    let spec = json!({"ipv4": {"cidrs": ["10.96.0.0/14"], "blockSize": 16}});
+    let pool = hand.pool("svc", spec).await.unwrap();
+    let condition = hand.condition("svc", "Overlapping", "True").await.unwrap();
+    assert!(
+        condition.message.contains("service range 10.96.0.0/16"),
+        "{}",
+        condition.message
+    );
+    hand.event(&pool.metadata.uid.unwrap(), "Overlapping")
+        .await
+        .unwrap();
+    let got = fill(&hand, "svc", 3).await;
+    assert_eq!(got, ["10.97.0.0/16", "10.98.0.0/16", "10.99.0.0/16"]);
+}
+
+#[tokio::test]
+async fn the_range_of_the_flag_service_cidr_is_never_carved() {
+    let (_, hand) = shared().await;
+    let spec = json!({"ipv4": {"cidrs": ["10.199.0.0/24"], "blockSize": 26}});
+    hand.pool("flag", spec).await.unwrap();
+    let condition = hand.condition("flag", "Overlapping", "True").await.unwrap();
+    assert!(
+        condition.message.contains(FLAG_SERVICE_RANGE),
+        "{}",
+        condition.message
+    );
+    let got = fill(&hand, "flag", 2).await;
+    assert_eq!(got, ["10.199.0.128/26", "10.199.0.192/26"]);
+}
+
+#[tokio::test]
+async fn a_service_range_that_is_added_later_is_left_out_until_it_is_gone() {
+    let (_, hand) = shared().await;
+    let spec = json!({"ipv4": {"cidrs": ["10.20.0.0/23"], "blockSize": 24}});
+    hand.pool("more", spec).await.unwrap();
+    hand.condition("more", "Overlapping", "False")
+        .await
+        .unwrap();
+    let ranges = Api::<ServiceCIDR>::all(hand.client.clone());
+    let range = serde_json::from_value(json!({
+        "metadata": {"name": "more"}, "spec": {"cidrs": ["10.20.0.0/24"]},
+    }));
+    ranges
+        .create(&PostParams::default(), &range.unwrap())
+        .await
+        .unwrap();
+    hand.condition("more", "Overlapping", "True").await.unwrap();
+    assert_eq!(fill(&hand, "more", 1).await, ["10.20.1.0/24"]);
+
+    ranges
+        .delete("more", &DeleteParams::default())
+        .await
+        .unwrap();
+    hand.condition("more", "Overlapping", "False")
+        .await
+        .unwrap();
+    assert_eq!(hand.served("more-full").await.unwrap(), ["10.20.0.0/24"]);
+}
+
+#[tokio::test]
+async fn reserved_space_is_never_carved() {
+    let (_, hand) = shared().await;
+    let spec = json!({
+        "ipv4": {"cidrs": ["10.21.0.0/24"], "blockSize": 27},
+        "reserved": ["10.21.0.0/26", "10.21.0.100", "10.21.0.190-10.21.0.200"],
+    });
+    hand.pool("res", spec).await.unwrap();
+    let got = fill(&hand, "res", 3).await;
+    assert_eq!(got, ["10.21.0.128/27", "10.21.0.224/27", "10.21.0.64/27"]);
+    let status = hand.pools.get("res").await.unwrap().status.unwrap();
+    assert_eq!(status.ipv4.unwrap().capacity, "3");
+}
+
+#[tokio::test]
+async fn blocks_with_an_address_of_a_node_are_never_carved() {
+    let (_, hand) = shared().await;
+    let spec = json!({"ipv4": {"cidrs": ["10.22.0.0/24"], "blockSize": 26}});
+    hand.pool("own", spec).await.unwrap();
+    hand.condition("own", "Overlapping", "False").await.unwrap();
+    let node = cadastre_e2e::nodes::node("own-0", "10.22.0.77");
+    hand.create_node(node).await.unwrap();
+    let condition = hand.condition("own", "Overlapping", "True").await.unwrap();
+    assert!(
+        condition.message.contains("node address 10.22.0.77"),
+        "{}",
+        condition.message
+    );
+    let got = fill(&hand, "own", 3).await;
+    assert_eq!(got, ["10.22.0.0/26", "10.22.0.128/26", "10.22.0.192/26"]);
+
+    hand.delete_node("own-0").await.unwrap();
+    assert_eq!(hand.served("own-full").await.unwrap(), ["10.22.0.64/26"]);
+}
+
+#[tokio::test]
+async fn of_two_overlapping_pools_the_newer_carves_nothing_until_the_older_is_gone() {
+    let (_, hand) = shared().await;
+    // Its name comes last, so that only age can make it the first.
+    let older = hand.pool("age-z", json!({
+        "ipv4": {"cidrs": ["10.23.0.0/16"]}, "nodeSelector": {"matchLabels": {"group": "age-z"}},
+        "quarantineSeconds": 0,
+    }));
+    let older = older.await.unwrap();
+    let created = older.metadata.creation_timestamp.unwrap().0;
+    until(
+        "a second has passed",
+        cadastre_e2e::hand::LIMIT,
+        async || {
+            let now = k8s_openapi::jiff::Timestamp::now();
+            Ok((now.as_second() > created.as_second()).then_some(()))
+        },
+    )
+    .await
+    .unwrap();
+    let newer = json!({
+        "ipv4": {"cidrs": ["10.23.128.0/24"]}, "nodeSelector": {"matchLabels": {"group": "age"}},
+    });
+    let newer = hand.pool("age-a", newer).await.unwrap();
+    let condition = hand
+        .condition("age-a", "Overlapping", "True")
+        .await
+        .unwrap();
+    assert!(condition.message.contains("age-z") && condition.message.contains("10.23.0.0/16"));
+    assert_eq!(
+        hand.condition("age-a", "Ready", "False")
+            .await
+            .unwrap()
+            .reason,
+        "OverlapsOlderPool"
+    );
+    let uid = newer.metadata.uid.unwrap();
+    hand.event(&uid, "Overlapping").await.unwrap();
+    hand.condition("age-z", "Overlapping", "False")
+        .await
+        .unwrap();
+
+    hand.node("age-z", "age-z1").await.unwrap();
+    assert!(hand.served("age-z1").await.unwrap()[0].starts_with("10.23."));
+    let node = hand.node("age", "age-1").await.unwrap();
+    let note = hand
+        .event(&node.metadata.uid.unwrap(), "WaitingForPodCIDR")
+        .await
+        .unwrap();
+    assert!(note.contains("age-z"), "{note}");
+
+    // In use it stays, and so does what it stands for.
+    hand.pools
+        .delete("age-z", &DeleteParams::default())
+        .await
+        .unwrap();
+    hand.condition("age-z", "Terminating", "True")
+        .await
+        .unwrap();
+    assert!(hand.pod_cidrs("age-1").await.unwrap().is_empty());
+    hand.delete_node("age-z1").await.unwrap();
+    assert_eq!(hand.served("age-1").await.unwrap(), ["10.23.128.0/24"]);
+    assert!(hand.pools.get_opt("age-z").await.unwrap().is_none());
+    hand.condition("age-a", "Ready", "True").await.unwrap();
+    hand.event(&uid, "NoLongerOverlapping").await.unwrap();
+}

@@ -1,0 +1,176 @@
+//! Events, conditions and figures: told when something changes, and only then.
+
+use std::time::{Duration, Instant};
+
+use cadastre_e2e::hand::{LIMIT, condition};
+use cadastre_e2e::metrics::sum;
+use cadastre_e2e::wait::until;
+use kube::api::{Patch, PatchParams};
+use serde_json::json;
+
+use crate::shared;
+
+/// Longer than the pauses after which statuses are written and waiting nodes might be looked at.
+const QUIET: Duration = Duration::from_secs(15);
+
+#[tokio::test]
+async fn exhaustion_is_told_once_and_so_is_its_end() {
+    let (_, hand) = shared().await;
+    let pool = hand
+        .pool("tell", json!({"ipv4": {"cidrs": ["10.50.0.0/24"]}}))
+        .await
+        .unwrap();
+    let pool_uid = pool.metadata.uid.unwrap();
+    hand.node("tell", "tell-1").await.unwrap();
+    hand.served("tell-1").await.unwrap();
+    let node = hand.node("tell", "tell-2").await.unwrap();
+    let node_uid = node.metadata.uid.unwrap();
+    let note = hand.event(&pool_uid, "PoolExhausted").await.unwrap();
+    assert!(note.contains("add a CIDR to spec.ipv4.cidrs"), "{note}");
+    let note = hand.event(&node_uid, "WaitingForPodCIDR").await.unwrap();
+    assert!(note.contains("\"tell\""), "{note}");
+    let before = hand
+        .pool_until("tell", "counts the one that waits", |it| {
+            it.status.as_ref().is_some_and(|it| it.waiting == Some(1))
+                && condition(it, "Exhausted").is_some_and(|it| it.status == "True")
+        })
+        .await
+        .unwrap();
+
+    // The node changes all the time, and each change makes the controller look at it again.
+    let start = Instant::now();
+    until("some time has passed", QUIET * 2, async || {
+        let second = start.elapsed().as_secs();
+        let patch = Patch::Merge(json!({"metadata": {"labels": {"second": second.to_string()}}}));
+        hand.nodes
+            .patch("tell-2", &PatchParams::default(), &patch)
+            .await?;
+        Ok((start.elapsed() >= QUIET).then_some(()))
+    })
+    .await
+    .unwrap();
+    assert_eq!(hand.told(&pool_uid, "PoolExhausted").await.unwrap(), 1);
+    assert_eq!(hand.told(&node_uid, "WaitingForPodCIDR").await.unwrap(), 1);
+    let after = hand.pools.get("tell").await.unwrap();
+    assert_eq!(
+        after.metadata.resource_version,
+        before.metadata.resource_version
+    );
+
+    hand.change_pool(
+        "tell",
+        json!({"ipv4": {"cidrs": ["10.50.0.0/24", "10.50.1.0/24", "10.50.2.0/24"]}}),
+    )
+    .await
+    .unwrap();
+    hand.served("tell-2").await.unwrap();
+    hand.event(&pool_uid, "PoolHasRoom").await.unwrap();
+    hand.event(&node_uid, "PodCIDRAssigned").await.unwrap();
+    hand.condition("tell", "Exhausted", "False").await.unwrap();
+    for (uid, reason) in [
+        (&pool_uid, "PoolExhausted"),
+        (&pool_uid, "PoolHasRoom"),
+        (&node_uid, "WaitingForPodCIDR"),
+        (&node_uid, "PodCIDRAssigned"),
+    ] {
+        assert_eq!(hand.told(uid, reason).await.unwrap(), 1, "{reason}");
+    }
+}
+
+#[tokio::test]
+async fn a_node_that_is_served_at_once_is_no_event() {
+    let (_, hand) = shared().await;
+    hand.pool("calm", json!({"ipv4": {"cidrs": ["10.51.0.0/16"]}}))
+        .await
+        .unwrap();
+    hand.condition("calm", "Ready", "True").await.unwrap();
+    let node = hand.node("calm", "calm-1").await.unwrap();
+    hand.served("calm-1").await.unwrap();
+    // Events are written in order: this later one shows that there was none before.
+    hand.change_pool("calm", json!({"disabled": true}))
+        .await
+        .unwrap();
+    hand.condition("calm", "Ready", "False").await.unwrap();
+    let other = hand.node("calm", "calm-2").await.unwrap();
+    hand.event(&other.metadata.uid.unwrap(), "WaitingForPodCIDR")
+        .await
+        .unwrap();
+    assert!(
+        hand.events_of(&node.metadata.uid.unwrap())
+            .await
+            .unwrap()
+            .is_empty()
+    );
+}
+
+#[tokio::test]
+async fn the_metrics_of_a_pool_are_those_of_its_status_and_go_with_it() {
+    let (stage, hand) = shared().await;
+    let spec = json!({
+        "ipv4": {"cidrs": ["10.52.0.0/22"]}, "ipv6": {"cidrs": ["fd00:52::/60"]}, "reserved": ["10.52.3.9"],
+        "quarantineSeconds": 20,
+    });
+    hand.pool("figs", spec).await.unwrap();
+    for name in ["figs-1", "figs-2"] {
+        hand.node("figs", name).await.unwrap();
+        hand.served(name).await.unwrap();
+    }
+    hand.delete_node("figs-2").await.unwrap();
+    let expected = [
+        ("cadastre_pool_blocks_capacity", 3.0, 16.0),
+        ("cadastre_pool_blocks_held", 1.0, 1.0),
+        ("cadastre_pool_blocks_quarantined", 1.0, 1.0),
+        ("cadastre_pool_blocks_free", 1.0, 14.0),
+        ("cadastre_pool_utilization_ratio", 2.0 / 3.0, 2.0 / 16.0),
+    ];
+    until("the metrics tell of the pool", LIMIT, async || {
+        let metrics = stage.controller.metrics().await?;
+        let of = |name, family| sum(&metrics, name, &[("pool", "figs"), ("family", family)]);
+        let wrong = expected.iter().find(|(name, v4, v6)| {
+            (of(name, "ipv4") - v4).abs() > 1e-9 || (of(name, "ipv6") - v6).abs() > 1e-9
+        });
+        anyhow::ensure!(wrong.is_none(), "{wrong:?}");
+        Ok(Some(()))
+    })
+    .await
+    .unwrap();
+    let pool = hand
+        .pool_until("figs", "the status tells the same", |it| {
+            let v4 = it.status.as_ref().and_then(|it| it.ipv4.as_ref());
+            v4.is_some_and(|it| it.held == "1" && it.quarantined == "1")
+        })
+        .await
+        .unwrap();
+    let v4 = pool.status.unwrap().ipv4.unwrap();
+    assert_eq!(
+        (
+            v4.capacity.as_str(),
+            v4.free.as_str(),
+            v4.utilization.as_str()
+        ),
+        ("3", "1", "66%")
+    );
+
+    hand.change_pool("figs", json!({"quarantineSeconds": 0}))
+        .await
+        .unwrap();
+    hand.delete_node("figs-1").await.unwrap();
+    hand.pools
+        .delete("figs", &kube::api::DeleteParams::default())
+        .await
+        .unwrap();
+    until(
+        "no series is of the pool",
+        Duration::from_secs(90),
+        async || {
+            let metrics = stage.controller.metrics().await?;
+            let left = metrics
+                .iter()
+                .find(|it| it.labels.get("pool").is_some_and(|it| it == "figs"));
+            anyhow::ensure!(left.is_none(), "{left:?}");
+            Ok(Some(()))
+        },
+    )
+    .await
+    .unwrap();
+}
