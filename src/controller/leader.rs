@@ -134,6 +134,9 @@ impl Leader {
                 return Some(found);
             }
         }
+        if self.podcidrs.take_recount() {
+            self.pools.mark();
+        }
         if stopping || !room.background || self.podcidrs.queue.has_ready(now.mono) {
             return None;
         }

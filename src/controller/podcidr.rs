@@ -37,6 +37,8 @@ pub struct PodCidrs {
     /// Pools that were found full, with what was said of it, until room may have come: thousands of
     /// nodes may wait for one pool, and each look at a full one costs as much as it holds.
     full: BTreeMap<Text, String>,
+    /// Whether `waiting` has changed since it was last counted
+    recount: bool,
 }
 
 #[derive(Debug, PartialEq)]
@@ -97,13 +99,14 @@ impl PodCidrs {
     pub fn next(&mut self, cx: &mut Context, stopping: bool) -> Option<(Request, Purpose)> {
         while let Some(name) = self.queue.pop(cx.now.mono) {
             let Some(node) = cx.world.nodes.get(&name).cloned() else {
-                self.waiting.remove(&name);
+                self.forget_waiting(&name);
                 continue;
             };
             if stopping && self.tasks.get(&node.uid) != Some(&Task::ToRead) {
                 continue;
             }
             match self.decide(&node, cx) {
+                Decision::Leave if node.deleting => self.forget_waiting(&name),
                 Decision::Leave => {}
                 Decision::Wait(reason, note) => self.wait(&node, reason, note, cx),
                 Decision::Read => {
@@ -203,6 +206,7 @@ impl PodCidrs {
             });
         }
         let told = told || known.is_some_and(|w| w.told);
+        self.recount |= !again;
         self.waiting.insert(
             node.name.clone(),
             Waiting {
@@ -211,6 +215,15 @@ impl PodCidrs {
                 told,
             },
         );
+    }
+
+    fn forget_waiting(&mut self, name: &Text) {
+        self.recount |= self.waiting.remove(name).is_some();
+    }
+
+    /// Whether other nodes wait, or for other reasons, than at the last call.
+    pub fn take_recount(&mut self) -> bool {
+        std::mem::take(&mut self.recount)
     }
 
     /// Takes in the answer to a write.

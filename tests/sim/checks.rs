@@ -181,16 +181,7 @@ impl Checks {
             Err(Violation::new("policy", text, [a.name.clone()]))
         };
         let hits = |cidr: &Cidr| a.cidrs.iter().any(|c| c.overlaps(cidr));
-        let same =
-            |had: &[Cidr]| had.len() == a.cidrs.len() && had.iter().all(|r| a.cidrs.contains(r));
-        let returns = self
-            .graves
-            .iter()
-            .any(|grave| grave.name == a.name && same(&grave.ranges))
-            || known
-                .chosen
-                .iter()
-                .any(|(name, ranges)| *name == a.name && same(ranges));
+        let returns = self.had_before(a, known);
         let labels = known.labels.get(&a.uid);
         let pool = known.shapes.iter().find(|shape| {
             labels.into_iter().flatten().any(|labels| {
@@ -255,6 +246,18 @@ impl Checks {
             ));
         }
         Ok(())
+    }
+
+    /// Whether an earlier node of that name had these ranges, or was chosen for them: by what was, by
+    /// the writer's own doing, or by the NodeSubnet it was shown.
+    fn had_before(&self, a: &Assignment, known: &Known) -> bool {
+        let all = |had: &[Cidr]| a.cidrs.iter().all(|cidr| had.contains(cidr));
+        let buried = |grave: &Grave| grave.name == a.name && all(&grave.ranges);
+        let chosen = |(name, ranges): &(Text, Vec<Cidr>)| *name == a.name && all(ranges);
+        let told = known.subnets.objects.get(&a.name);
+        let told = told.into_iter().flat_map(|subnet| subnet.spec.iter());
+        let told: Vec<Cidr> = told.flat_map(records).map(|r| r.range).collect();
+        self.graves.iter().any(buried) || known.chosen.iter().any(chosen) || all(&told)
     }
 
     /// A request took effect or was refused.
@@ -504,20 +507,16 @@ impl Checks {
         if !before.deleting {
             return wrong(&before.name, "lives");
         }
-        // Of one that cannot be read any more every earlier version counts.
-        let others: Vec<Shape> = api
-            .pools
-            .live
-            .values()
+        // Another pool may keep what lies in both: one that is there, or was when last shown. Of one
+        // that cannot be read any more every earlier version counts.
+        let shown = known.iter().flat_map(|k| k.pools.objects.values());
+        let there = api.pools.live.values().map(AsRef::as_ref);
+        let others: Vec<Shape> = there
+            .chain(shown)
             .filter(|p| p.name != before.name)
             .flat_map(|p| match Shape::new(p) {
                 Some(shape) => vec![shape],
-                None => self
-                    .shapes
-                    .iter()
-                    .filter(|s| s.uid == p.uid)
-                    .cloned()
-                    .collect(),
+                None => self.versions_of(&p.uid),
             })
             .collect();
         let only_here = |range: &Cidr| {
@@ -546,6 +545,11 @@ impl Checks {
             return wrong(&grave.name, "rests in it");
         }
         Ok(())
+    }
+
+    fn versions_of(&self, pool: &Text) -> Vec<Shape> {
+        let versions = self.shapes.iter().filter(|shape| shape.uid == *pool);
+        versions.cloned().collect()
     }
 
     /// A controller tells people something. Once it is in the picture again, once is enough.
