@@ -13,7 +13,7 @@ async fn a_node_gets_one_range_of_a_single_stack_pool() {
     hand.pool("six", v6).await.unwrap();
     for (group, ranges) in [
         ("four", ["10.1.0.0/25", "10.1.0.128/25"]),
-        ("six", ["fd00:1::/66", "fd00:1:0:0:4000::/66"]),
+        ("six", ["fd00:1:0:0:4000::/66", "fd00:1::/66"]),
     ] {
         let mut got = Vec::new();
         for i in 1..=2 {
