@@ -302,10 +302,9 @@ impl Checks {
                 }
             }
             Commit::Pool(before, after) => {
-                if let Some(shape) = after.as_ref().and_then(|pool| Shape::new(pool)) {
-                    if !self.shapes.contains(&shape) {
-                        self.shapes.push(shape);
-                    }
+                let shape = after.as_ref().and_then(|pool| Shape::new(pool));
+                if let Some(shape) = shape.filter(|shape| !self.shapes.contains(shape)) {
+                    self.shapes.push(shape);
                 }
                 if let (Author::Controller { .. }, Some(before)) = (author, before) {
                     return self.pool_written(before, after.as_deref(), known, api, now);

@@ -18,11 +18,6 @@ pub fn seconds(now: Time) -> i64 {
     EPOCH + i64::try_from(now / SECOND).unwrap()
 }
 
-/// The right wall time.
-pub fn timestamp(now: Time) -> Timestamp {
-    wall(now, 0)
-}
-
 fn wall(now: Time, off: i64) -> Timestamp {
     let micros = EPOCH * 1_000_000 + i64::try_from(now).unwrap() + off;
     Timestamp::from_microsecond(micros).unwrap()

@@ -34,6 +34,7 @@ versioned!(
 
 /// One entry of the history.
 pub struct Logged<T> {
+    #[expect(dead_code, reason = "for whoever prints the history")]
     pub at: Time,
     pub deleted: bool,
     pub object: Arc<T>,

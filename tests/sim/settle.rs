@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use cadastre::api::FamilyStatus;
 use cadastre::cluster::lease::Leadership;
 use cadastre::cluster::seen::{Node, Pool, Text};
-use cadastre::ipam::{Addr, Cidr, Family};
+use cadastre::ipam::{Addr, Cidr, Family, Span};
 
 use super::checks::{Violation, records};
 use super::clock::SECOND;
@@ -294,7 +294,7 @@ impl Sim {
     }
 
     fn blocked(&self, shape: &Shape) -> Blocked {
-        let reserved = shape.reserved.iter().flat_map(|span| span.to_cidrs());
+        let reserved = shape.reserved.iter().flat_map(Span::to_cidrs);
         let services = self
             .api
             .services

@@ -151,6 +151,10 @@ impl Sim {
     }
 
     /// Passes the gate, or not, and meets its fate on the network.
+    #[expect(
+        clippy::unnecessary_wraps,
+        reason = "a step like the others, which may fail"
+    )]
     pub fn send(&mut self, place: Where, id: RequestId) -> Result<(), Violation> {
         let mono = self.processes[place.process].clocks.mono(self.now);
         let Some(run) = &self.processes[place.process].run else {
@@ -282,6 +286,7 @@ impl Sim {
     }
 
     /// The request is executed, wherever its sender is by now.
+    #[expect(clippy::needless_pass_by_value, reason = "it is used up")]
     pub fn arrive(
         &mut self,
         place: Where,

@@ -5,6 +5,7 @@ use cadastre::cluster::request::{Outcome, Request};
 use cadastre::cluster::seen::{Change, Node, Object, Text};
 use cadastre::controller::{About, Event, Report};
 use cadastre::ipam::Cidr;
+use std::fmt::Write as _;
 
 pub fn ranges(cidrs: &[Cidr]) -> String {
     cidrs
@@ -28,11 +29,8 @@ fn subnet(spec: &NodeSubnetSpec) -> String {
     );
     for previous in &spec.previous {
         let until = previous.until.0.as_second() % 100_000;
-        text += &format!(
-            " | {} {} until {until}",
-            previous.node_uid,
-            held(&previous.pod_cidrs)
-        );
+        let ranges = held(&previous.pod_cidrs);
+        let _ = write!(text, " | {} {ranges} until {until}", previous.node_uid);
     }
     text + "]"
 }

@@ -363,10 +363,10 @@ impl Sim {
             0..3 => spec.disabled = !spec.disabled,
             3..5 => spec.priority = fresh.priority,
             5..7 => {
-                if let (Some(v4), Some(more)) = (&mut spec.ipv4, fresh.ipv4) {
-                    if !v4.cidrs.contains(&more.cidrs[0]) {
-                        v4.cidrs.extend(more.cidrs);
-                    }
+                if let (Some(v4), Some(more)) = (&mut spec.ipv4, fresh.ipv4)
+                    && !v4.cidrs.contains(&more.cidrs[0])
+                {
+                    v4.cidrs.extend(more.cidrs);
                 }
             }
             7..9 => {

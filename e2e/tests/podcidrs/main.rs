@@ -14,6 +14,8 @@
 //! | `telling` | events, conditions and figures |
 //! | `mending` | edits by hand, objects that cannot be used, the limits of names and numbers |
 
+#![allow(clippy::expect_used, clippy::unwrap_used)] // helpers of tests are tests
+
 mod changes;
 mod dealing;
 mod existing;
