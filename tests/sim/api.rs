@@ -12,6 +12,7 @@ use cadastre::cluster::seen::{Node, Pod, Pool, ServiceRange, Subnet, Text};
 
 use super::clock::Time;
 use super::kind::{Kind, Versioned};
+use cadastre::ipam::Cidr;
 
 /// Which guard is taken out, to prove that the checks can fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -65,8 +66,8 @@ pub struct Api {
     pub mutation: Option<Mutation>,
     /// Terms that a node carried before a touch that had no effect.
     overlooked: BTreeMap<Text, BTreeSet<Option<Text>>>,
-    /// How many assignments the term alone kept out.
-    pub fenced: u64,
+    /// How many duplicates nothing but the UID, and nothing but the term, has kept out.
+    pub averted: (u64, u64),
     /// What changed since the last look.
     pub commits: Vec<Commit>,
 }
@@ -327,19 +328,20 @@ impl Api {
         let Some(known) = self.nodes.get(&a.name).cloned() else {
             return missing();
         };
-        if known.uid != a.uid && self.mutation != Some(Mutation::UidUntested) {
-            return guard("test /metadata/uid");
-        }
         if !known.is_empty() {
             return guard("test /spec/podCIDRs");
         }
-        let same_term = same_term(&known, a.term.as_ref(), a.annotated);
-        let overlooked = self
-            .overlooked
-            .get(&known.uid)
-            .is_some_and(|terms| terms.contains(&a.term));
-        if !same_term && !overlooked && self.mutation != Some(Mutation::TermUntested) {
-            self.fenced += 1;
+        let (same_uid, same_term) = (known.uid == a.uid, self.passes_term(&known, a));
+        if (same_uid, same_term) == (false, true) {
+            self.averted.0 += u64::from(self.is_held(a));
+        }
+        if (same_uid, same_term) == (true, false) {
+            self.averted.1 += u64::from(self.is_held(a));
+        }
+        if !same_uid && self.mutation != Some(Mutation::UidUntested) {
+            return guard("test /metadata/uid");
+        }
+        if !same_term && self.mutation != Some(Mutation::TermUntested) {
             return guard("test /metadata/annotations/cadastre.dev~1term");
         }
         let node = Node {
@@ -347,6 +349,19 @@ impl Api {
             ..Node::clone(&known)
         };
         Outcome::Node(Node::clone(&self.put_node(node, at)))
+    }
+
+    fn passes_term(&self, known: &Node, a: &Assignment) -> bool {
+        let overlooked = self.overlooked.get(&known.uid);
+        same_term(known, a.term.as_ref(), a.annotated)
+            || overlooked.is_some_and(|terms| terms.contains(&a.term))
+    }
+
+    /// Whether another node has any of the ranges.
+    fn is_held(&self, a: &Assignment) -> bool {
+        let hits = |held: &Cidr| a.cidrs.iter().any(|cidr| cidr.overlaps(held));
+        let nodes = &mut self.nodes.live.values();
+        nodes.any(|node| node.name != a.name && node.pod_cidrs.iter().any(hits))
     }
 
     fn touch(&mut self, touch: &Touch, at: Time) -> Outcome {

@@ -527,13 +527,7 @@ impl Checks {
             .values()
             .filter(|node| node.pod_cidrs.iter().any(only_here))
         {
-            let seen = known.is_some_and(|k| {
-                k.nodes
-                    .objects
-                    .get(&node.name)
-                    .is_some_and(|n| n.uid == node.uid && !n.is_empty())
-            });
-            if seen || self.ours.contains(&node.uid) {
+            if self.ours.contains(&node.uid) {
                 return wrong(&node.name, "holds a range of it");
             }
         }

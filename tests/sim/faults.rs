@@ -99,7 +99,7 @@ impl Sim {
 
     /// The process crashes, stands still or is cut off for longer than its lease, at this very moment.
     pub fn fall_silent(&mut self, place: Where) {
-        let length = self.rng.between(16 * SECOND, 60 * SECOND);
+        let length = self.rng.between(20 * SECOND, 80 * SECOND);
         match self.rng.below(3) {
             0 => self.after(0, Due::Crash(place)),
             1 => self.processes[place.process].paused_until = self.now + length,

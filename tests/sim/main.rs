@@ -84,8 +84,8 @@ fn run_seeds(first: u64, steps: u64) -> Tally {
 fn summary(sum: &Tally, seeds: u64, begun: Instant) -> String {
     let seconds = begun.elapsed().as_secs_f64();
     format!(
-        "{} steps, {seeds} seeds, {} ranges assigned, {} records ended, {} tenures, {} writes fenced off, {:.1} s",
-        sum.steps, sum.assigned, sum.freed, sum.takeovers, sum.fenced, seconds
+        "{} steps, {seeds} seeds, {} ranges assigned, {} records ended, {} tenures, {} + {} duplicates averted by UID and term, {:.1} s",
+        sum.steps, sum.assigned, sum.freed, sum.takeovers, sum.averted.0, sum.averted.1, seconds
     )
 }
 

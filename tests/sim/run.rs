@@ -30,6 +30,10 @@ pub enum Due {
     Fault,
     /// A process starts.
     Start(usize),
+    /// Something happens to the node that a late write is for.
+    Disturb(Text),
+    /// Many nodes come at once.
+    Rush,
     /// A process ends without a word.
     Crash(Where),
     /// A process asks its controller for work.
@@ -99,8 +103,8 @@ pub struct Tally {
     pub assigned: u64,
     pub freed: u64,
     pub takeovers: u64,
-    /// Assignments that nothing but the term kept from coming true.
-    pub fenced: u64,
+    /// Duplicates that nothing but the test of the UID, or of the term, has kept from coming true.
+    pub averted: (u64, u64),
     pub trace: u64,
 }
 
@@ -110,7 +114,8 @@ impl Tally {
         self.assigned += other.assigned;
         self.freed += other.freed;
         self.takeovers += other.takeovers;
-        self.fenced += other.fenced;
+        self.averted.0 += other.averted.0;
+        self.averted.1 += other.averted.1;
     }
 }
 
@@ -146,6 +151,7 @@ impl Sim {
     pub fn new(seed: u64, mutation: Option<Mutation>, trace: Trace) -> Self {
         let mut rng = Rng::new(seed);
         let plan = Plan::draw(&mut rng);
+        let plan = mutation.map_or(plan.clone(), |_| plan.crowd());
         let mut sim = Sim {
             now: 0,
             step: 0,
@@ -231,7 +237,7 @@ impl Sim {
         Tally {
             steps: self.step,
             trace: self.trace.hash(),
-            fenced: self.api.fenced,
+            averted: self.api.averted,
             ..self.checks.tally
         }
     }
@@ -243,6 +249,8 @@ impl Sim {
             Due::Calm => self.calm(),
             Due::Fault => self.fault(),
             Due::Start(process) => self.start(process),
+            Due::Disturb(name) => self.disturb(&name),
+            Due::Rush => self.rush(),
             Due::Crash(place) if self.is_alive(place) => self.end(place, "crashes"),
             Due::Look(place) if self.awake(place, Due::Look) => return self.look(place),
             Due::Lease(place) if self.awake(place, Due::Lease) => return self.poll_lease(place),

@@ -191,8 +191,12 @@ impl Sim {
         let last = matches!(outgoing.request, Request::AssignPodCidrs(_))
             && self.rough
             && self.rng.chance(self.plan.network.last_words);
-        if last {
+        if let (true, Some(name)) = (last, name_of(&outgoing.request)) {
             self.fall_silent(place);
+            let soon = self.rng.stretch(MS, 20 * SECOND);
+            self.after(soon, Due::Disturb(name.clone()));
+            let rush = self.rng.between(17 * SECOND, 35 * SECOND);
+            self.after(rush, Due::Rush);
         }
         let cut = self.processes[place.process]
             .cut_until

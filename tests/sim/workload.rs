@@ -176,7 +176,12 @@ impl Sim {
     }
 
     fn delete_node(&mut self) {
-        let Some(node) = self.some_node() else { return };
+        if let Some(node) = self.some_node() {
+            self.delete(&node);
+        }
+    }
+
+    fn delete(&mut self, node: &Node) {
         self.log(Some(&node.name), || format!("node {} is deleted", node.uid));
         self.api.delete_node(&node.name, self.now);
         if self.api.finalized.contains(&node.uid) {
@@ -192,6 +197,44 @@ impl Sim {
             let lives = self.rng.stretch(SECOND, 150 * SECOND);
             self.after(lives, Due::PodGone(pod));
         }
+    }
+
+    /// Many nodes come at once, and take what space there is.
+    pub fn rush(&mut self) {
+        for _ in 0..if self.rough { 16 } else { 0 } {
+            self.create_node();
+        }
+        self.publish();
+    }
+
+    /// What a write on its way was decided for is so no more.
+    pub fn disturb(&mut self, name: &Text) {
+        let Some(node) = self.api.nodes.get(name).cloned().filter(|_| self.rough) else {
+            return;
+        };
+        match self.rng.below(4) {
+            0 => {
+                self.log(Some(name), || "node changes its class".to_owned());
+                let labels = [("class".into(), "none".into())].into();
+                let node = Node {
+                    labels,
+                    ..Node::clone(&node)
+                };
+                self.api.put_node(node, self.now);
+            }
+            1 => {
+                self.api.finalized.insert(node.uid.clone());
+                self.delete(&node);
+            }
+            2 => {
+                self.delete(&node);
+                if self.api.nodes.get(name).is_none() {
+                    self.create_node_named(name.clone());
+                }
+            }
+            _ => {}
+        }
+        self.publish();
     }
 
     /// Gone and back in a moment, as autoscalers and impatient people do.
@@ -320,10 +363,15 @@ impl Sim {
             ],
             _ => Vec::new(),
         };
+        let (v4_sizes, v6_sizes, quarantines): (&[u32], &[u32], &[u32]) = if self.plan.crowded {
+            (&[24, 24, 25], &[64], &[0, 1, 5])
+        } else {
+            (&[24, 24, 25, 26], &[64, 64, 66], &[0, 5, 20, 60])
+        };
         IPPoolSpec {
             ipv4: (families < 9).then(|| IPv4Ranges {
                 cidrs: vec![format!("10.244.{}.0/{}", slice * 8, self.plan.slice)],
-                block_size: *self.rng.pick(&[24, 24, 25, 26]),
+                block_size: *self.rng.pick(v4_sizes),
             }),
             ipv6: (families > 5).then(|| IPv6Ranges {
                 cidrs: vec![
@@ -334,14 +382,14 @@ impl Sim {
                     .unwrap()
                     .to_string(),
                 ],
-                block_size: *self.rng.pick(&[64, 64, 66]),
+                block_size: *self.rng.pick(v6_sizes),
             }),
             allocate: Allocate::NodeCIDR,
             node_selector: (!class.is_empty()).then_some(selector),
             priority: i32::try_from(self.rng.below(3)).unwrap(),
             disabled: false,
             reserved,
-            quarantine_seconds: *self.rng.pick(&[0, 5, 20, 60]),
+            quarantine_seconds: *self.rng.pick(quarantines),
         }
     }
 
