@@ -1,0 +1,174 @@
+//! Elections against a real API server: who leads, from when on, and what the Lease looks like.
+//!
+//! The elections run in this process; each has its own Lease, so the tests share a control plane's
+//! cost but nothing else.
+
+#![allow(clippy::unwrap_used)] // helpers of tests are tests
+
+use std::time::{Duration, Instant};
+
+use cadastre::cluster::clock::Clock;
+use cadastre::cluster::lease::{Leadership, Settings, Takeover, Tenure};
+use cadastre::cluster::lease_task::Election;
+use cadastre::telemetry::{LeaderMetrics, Readiness};
+use cadastre_e2e::{ControlPlane, Options};
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::api::{DeleteParams, Patch, PatchParams};
+use kube::{Api, Client};
+use serde_json::json;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+const LIMIT: Duration = Duration::from_secs(30);
+const LEASE: Duration = Duration::from_secs(3);
+
+/// A running election of one candidate for one Lease.
+struct Candidate {
+    leadership: watch::Receiver<Leadership>,
+    release: watch::Sender<Option<bool>>,
+    task: JoinHandle<()>,
+}
+
+impl Candidate {
+    fn start(client: &Client, lease: &str, nonce: &str) -> Self {
+        let (publish, leadership) = watch::channel(Leadership::Standby { leader: None });
+        let (release, released) = watch::channel(None);
+        let election = Election {
+            client: client.clone(),
+            namespace: "default".to_owned(),
+            name: lease.to_owned(),
+            settings: Settings {
+                identity: "test".to_owned(),
+                nonce: nonce.to_owned(),
+                lease_duration: LEASE,
+                renew_deadline: Duration::from_secs(2),
+                retry_period: Duration::from_millis(500),
+            },
+            publish,
+            readiness: Readiness::default(),
+            metrics: LeaderMetrics::register(&prometheus::Registry::new(), lease).unwrap(),
+        };
+        let task = tokio::spawn(election.run(Clock, released));
+        Self {
+            leadership,
+            release,
+            task,
+        }
+    }
+
+    /// The tenure once it leads.
+    async fn leads(&mut self) -> Tenure {
+        let leading = |now: &Leadership| matches!(now, Leadership::Leading(_));
+        let wait = self.leadership.wait_for(leading);
+        let now = tokio::time::timeout(LIMIT, wait).await.unwrap().unwrap();
+        let Leadership::Leading(tenure) = now.clone() else {
+            unreachable!("waited for it")
+        };
+        tenure
+    }
+
+    /// Until it has heard of a leader.
+    async fn stands_by(&mut self) {
+        let known = |now: &Leadership| matches!(now, Leadership::Standby { leader: Some(_) });
+        let wait = self.leadership.wait_for(known);
+        tokio::time::timeout(LIMIT, wait).await.unwrap().unwrap();
+    }
+}
+
+async fn start() -> (ControlPlane, Client) {
+    let cluster = ControlPlane::start(Options::default()).await.unwrap();
+    let client = cluster.client().await.unwrap();
+    (cluster, client)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_release_hands_over_within_a_second_and_says_whether_all_was_settled() {
+    let (_cluster, client) = start().await;
+    for (name, settled, takeover) in [
+        ("settled", true, Takeover::Clean),
+        ("unsettled", false, Takeover::Unclean),
+    ] {
+        let mut a = Candidate::start(&client, name, "a");
+        assert_eq!(a.leads().await.takeover, Takeover::First);
+        let mut b = Candidate::start(&client, name, "b");
+        b.stands_by().await;
+        let released = Instant::now();
+        a.release.send_replace(Some(settled));
+        let tenure = b.leads().await;
+        let took = released.elapsed();
+        println!("{name}: handed over in {took:?}");
+        assert!(took < Duration::from_secs(1), "{took:?}");
+        assert_eq!((tenure.takeover, &*tenure.term), (takeover, "2-b"));
+        tokio::time::timeout(LIMIT, a.task).await.unwrap().unwrap();
+        assert_eq!(*a.leadership.borrow(), Leadership::Released);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_that_is_gone_is_followed_after_its_lease_and_fenced_off() {
+    let (_cluster, client) = start().await;
+    let mut a = Candidate::start(&client, "gone", "a");
+    a.leads().await;
+    let mut b = Candidate::start(&client, "gone", "b");
+    b.stands_by().await;
+    a.task.abort();
+    assert!(a.task.await.unwrap_err().is_cancelled());
+    let Leadership::Leading(last) = a.leadership.borrow().clone() else {
+        panic!("a led when it was killed")
+    };
+    let tenure = b.leads().await;
+    assert!(Clock.now() > last.valid_until, "b led while a could write");
+    assert_eq!(tenure.takeover, Takeover::Unclean);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_deleted_under_its_holder_is_waited_out_by_all() {
+    let (_cluster, client) = start().await;
+    let leases = Api::<Lease>::namespaced(client.clone(), "default");
+    let mut a = Candidate::start(&client, "deleted", "a");
+    a.leads().await;
+    let mut b = Candidate::start(&client, "deleted", "b");
+    b.stands_by().await;
+    let how = DeleteParams::default();
+    leases.delete("deleted", &how).await.unwrap();
+    let deleted = Instant::now();
+    let ended = |now: &Leadership| matches!(now, Leadership::Standby { .. });
+    let end = tokio::time::timeout(LIMIT, a.leadership.wait_for(ended));
+    drop(end.await.unwrap().unwrap());
+    let tenure = tokio::select! {
+        tenure = a.leads() => tenure,
+        tenure = b.leads() => tenure,
+    };
+    assert!(deleted.elapsed() >= LEASE, "{:?}", deleted.elapsed());
+    assert_eq!(tenure.takeover, Takeover::Unclean);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_renewal_keeps_what_others_wrote_and_the_time_of_acquisition() {
+    let (_cluster, client) = start().await;
+    let leases = Api::<Lease>::namespaced(client.clone(), "default");
+    let mut a = Candidate::start(&client, "kept", "a");
+    let tenure = a.leads().await;
+    let note = json!({"metadata": {"labels": {"team": "net"}, "annotations": {"note": "ours"}}});
+    let patch = Patch::Merge(note);
+    let noted = leases
+        .patch("kept", &PatchParams::default(), &patch)
+        .await
+        .unwrap();
+    let far = |now: &Leadership| match now {
+        Leadership::Leading(now) => now.valid_until > tenure.valid_until + LEASE,
+        Leadership::Standby { .. } | Leadership::Released => false,
+    };
+    let wait = a.leadership.wait_for(far);
+    let now = tokio::time::timeout(LIMIT, wait).await.unwrap();
+    assert!(
+        matches!(&*now.unwrap(), Leadership::Leading(now) if now.term == tenure.term),
+        "an edit ends no tenure"
+    );
+    let lease = leases.get("kept").await.unwrap();
+    assert_eq!(lease.metadata.labels, noted.metadata.labels);
+    assert_eq!(lease.metadata.annotations, noted.metadata.annotations);
+    let (before, after) = (noted.spec.unwrap(), lease.spec.unwrap());
+    assert_eq!(after.acquire_time, before.acquire_time);
+    assert!(after.renew_time > before.renew_time);
+}
