@@ -465,7 +465,10 @@ impl Checks {
             let held_on = live.is_some_and(|node| {
                 *node.uid == *record.uid && node.pod_cidrs.contains(&record.range)
             });
-            let returned = live.is_some_and(|node| node.pod_cidrs.contains(&record.range));
+            // Given back: the range is recorded for a later node of the name, even if that one is gone
+            // by the time the write lands.
+            let returned = live.is_some_and(|node| node.pod_cidrs.contains(&record.range))
+                || is.iter().any(|later| later.range == record.range);
             let early = grave.is_some_and(|g| g.recorded && now < self.rested(g))
                 && record.until.is_none_or(|until| until > seconds(now));
             if held_on || (early && !returned && !self.wall_lies) {
