@@ -31,6 +31,7 @@ pub mod nodes;
 pub mod pki;
 pub mod ports;
 pub mod process;
+pub mod promlint;
 pub mod raw;
 pub mod scratch;
 pub mod stage;

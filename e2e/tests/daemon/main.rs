@@ -1,4 +1,14 @@
-//! The harness runs the real binary.
+//! `cadastre controller` as a process: how it starts, what it says, how it ends, what it may do.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `flags` | wrong ones, and what `--help` explains |
+//! | `running` | log lines, log level, metrics, SIGTERM |
+//! | `setup` | a cluster where the CRDs, or the permissions, come later |
+
+mod flags;
+mod running;
+mod setup;
 
 use std::time::Duration;
 

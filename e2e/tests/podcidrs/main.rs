@@ -12,15 +12,19 @@
 //! | `existing` | podCIDRs that were there before |
 //! | `resting` | what becomes of a dead node's ranges |
 //! | `telling` | events, conditions and figures |
-//! | `mending` | edits by hand, objects that cannot be used, the limits of names and numbers |
+//! | `mending` | edits by hand, and the limits of names |
+//! | `misfits` | objects that cannot be used |
+//! | `crowd` | a thousand pools |
 
 #![allow(clippy::expect_used, clippy::unwrap_used)] // helpers of tests are tests
 
 mod changes;
+mod crowd;
 mod dealing;
 mod existing;
 mod left_out;
 mod mending;
+mod misfits;
 mod resting;
 mod telling;
 
@@ -45,11 +49,16 @@ async fn shared() -> (&'static Stage, Hand) {
     (stage, stage.hand().await.unwrap())
 }
 
-/// A stage for one test. The permit keeps others from starting one beside it.
+/// A stage for one test.
 async fn alone(flags: &[&str]) -> (Stage, Hand, SemaphorePermit<'static>) {
-    static ONE: Semaphore = Semaphore::const_new(1);
-    let permit = ONE.acquire().await.unwrap();
+    let permit = one_at_a_time().await;
     let stage = Stage::start(Options::default(), flags).await.unwrap();
     let hand = stage.hand().await.unwrap();
     (stage, hand, permit)
+}
+
+/// Beside the shared control plane there is one other at most.
+async fn one_at_a_time() -> SemaphorePermit<'static> {
+    static ONE: Semaphore = Semaphore::const_new(1);
+    ONE.acquire().await.unwrap()
 }

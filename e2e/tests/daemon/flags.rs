@@ -1,0 +1,140 @@
+//! Flags: what is wrong ends the process at once, with a text that says how to mend it.
+
+use std::net::TcpListener;
+use std::process::{Command, Output};
+
+use cadastre_e2e::daemon::binary;
+
+fn run(args: &[&str]) -> (Option<i32>, String) {
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = Command::new(binary().unwrap())
+        .args(args)
+        .env_clear()
+        .env("HOME", "/nonexistent")
+        .output()
+        .unwrap();
+    let text = [stdout, stderr].concat();
+    (status.code(), String::from_utf8(text).unwrap())
+}
+
+#[test]
+fn a_flag_that_cannot_be_read_ends_it_with_2_and_says_what_is_expected() {
+    for (flags, says) in [
+        (&["--no-such-flag"][..], "--help"),
+        (&["--service-cidr", "10.96.0.1/16"], "10.96.0.0/16"),
+        (&["--service-cidr", "cluster"], "not a CIDR"),
+        (&["--writes-in-flight", "0"], "1..=1024"),
+        (&["--admin-address", "9817"], "invalid socket address"),
+        (&["--log-format", "xml"], "json"),
+        (&["--kube-api-qps", "fast"], "invalid digit"),
+    ] {
+        let (code, text) = run(&[&["controller"], flags].concat());
+        assert_eq!(code, Some(2), "{flags:?}: {text}");
+        assert!(
+            text.contains(says) && text.contains(flags[0]),
+            "{flags:?}: {text}"
+        );
+    }
+    for args in [&[][..], &["agents"]] {
+        let (code, text) = run(args);
+        assert_eq!(code, Some(2), "{args:?}: {text}");
+        assert!(
+            text.contains("controller") || text.contains("--help"),
+            "{args:?}: {text}"
+        );
+    }
+}
+
+#[test]
+fn settings_that_cannot_work_end_it_with_1_and_say_how_to_mend_them() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = taken.local_addr().unwrap().to_string();
+    for (flags, says) in [
+        (
+            &["--lease-duration", "5"][..],
+            "must be longer than the renew deadline",
+        ),
+        (&["--renew-deadline", "2"], "1.2 times the retry period"),
+        (
+            &["--lease-duration", "0", "--renew-deadline", "0"],
+            "whole number of seconds",
+        ),
+        (
+            &["--log-level", "loud"],
+            "error, warn, info, debug or trace",
+        ),
+        (
+            &["--kubeconfig", "/nonexistent/config"],
+            "/nonexistent/config",
+        ),
+        (
+            &["--admin-address", &taken],
+            "choose another --admin-address",
+        ),
+        (
+            &["--admin-address", "127.0.0.1:0"],
+            "set KUBECONFIG or --kubeconfig",
+        ),
+    ] {
+        // Only the last ones get as far as the port.
+        let rest: &[&str] = if flags[0] == "--admin-address" {
+            &[]
+        } else {
+            &["--admin-address", "127.0.0.1:0"]
+        };
+        let (code, text) = run(&[&["controller"], flags, rest].concat());
+        assert_eq!(code, Some(1), "{flags:?}: {text}");
+        assert!(text.contains(says), "{flags:?}: {text}");
+    }
+}
+
+#[test]
+fn help_explains_every_flag_and_where_the_cluster_is_looked_for() {
+    let (code, text) = run(&["--help"]);
+    assert_eq!(code, Some(0), "{text}");
+    assert!(
+        text.contains("controller") && text.contains("crd"),
+        "{text}"
+    );
+    let (code, text) = run(&["controller", "--help"]);
+    assert_eq!(code, Some(0));
+    for word in [
+        "KUBECONFIG",
+        "service account",
+        "/metrics",
+        "/readyz",
+        "default: 15",
+        "CADASTRE_LOG",
+    ] {
+        assert!(text.contains(word), "no word of {word}: {text}");
+    }
+    // Each flag's line is followed by what it means.
+    let lines: Vec<&str> = text.lines().collect();
+    let flags = lines
+        .windows(2)
+        .filter(|pair| pair[0].trim_start().starts_with("--"));
+    let mut count = 0;
+    for pair in flags {
+        let explained = pair[1].trim();
+        assert!(
+            explained.len() > 10 && !explained.starts_with('-'),
+            "{pair:?}"
+        );
+        count += 1;
+    }
+    assert!(count >= 15, "{count} flags: {text}");
+}
+
+#[test]
+fn crd_prints_what_lies_in_config() {
+    let (code, text) = run(&["crd"]);
+    assert_eq!(code, Some(0));
+    let file = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../config/crd/cadastre.dev.yaml"
+    );
+    assert!(text == std::fs::read_to_string(file).unwrap());
+}

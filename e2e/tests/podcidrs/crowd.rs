@@ -1,0 +1,92 @@
+//! A thousand pools.
+
+use std::time::{Duration, Instant};
+
+use cadastre_e2e::metrics::sum;
+use cadastre_e2e::raw::{Call, JSON};
+use cadastre_e2e::wait::until;
+use http::Method;
+use kube::api::ListParams;
+use serde_json::json;
+
+use crate::alone;
+
+const POOLS: u32 = 1000;
+
+fn pool(i: u32) -> Call {
+    let body = json!({
+        "apiVersion": "cadastre.dev/v1alpha1", "kind": "IPPool",
+        "metadata": {"name": format!("crowd-{i:04}")},
+        "spec": {
+            "allocate": "NodeCIDR", "quarantineSeconds": 0,
+            "nodeSelector": {"matchLabels": {"group": format!("crowd-{i:04}")}},
+            "ipv4": {"cidrs": [format!("10.{}.{}.0/24", 100 + i / 250, i % 250)], "blockSize": 26},
+        },
+    });
+    Call {
+        method: Method::POST,
+        path: "/apis/cadastre.dev/v1alpha1/ippools".to_owned(),
+        content_type: JSON,
+        body: body.to_string().into(),
+    }
+}
+
+#[tokio::test]
+async fn with_a_thousand_pools_a_node_is_served_within_seconds_and_memory_stays_small() {
+    let (stage, hand, _one) = alone(&[]).await;
+    let start = Instant::now();
+    let calls = (0..POOLS).map(pool).collect();
+    stage
+        .cluster
+        .endpoint()
+        .unwrap()
+        .send_all(16, calls)
+        .await
+        .unwrap();
+    println!(
+        "{POOLS} pools created in {:.1} s",
+        start.elapsed().as_secs_f64()
+    );
+    let start = Instant::now();
+    hand.node("crowd-0777", "crowd-1").await.unwrap();
+    let cidrs = hand.served("crowd-1").await.unwrap();
+    let took = start.elapsed();
+    println!("node served after {:.1} s", took.as_secs_f64());
+    assert!(cidrs[0].starts_with("10.103.27."), "{cidrs:?}");
+    assert!(took < Duration::from_secs(10), "{took:?}");
+
+    until(
+        "every pool says that it is ready",
+        Duration::from_secs(90),
+        async || {
+            let pools = hand.pools.list(&ListParams::default()).await?;
+            let ready = pools.iter().filter(|pool| {
+                let condition = cadastre_e2e::hand::condition(pool, "Ready");
+                condition.is_some_and(|it| it.status == "True")
+            });
+            let ready = ready.count();
+            anyhow::ensure!(ready == POOLS as usize, "{ready} are");
+            Ok(Some(()))
+        },
+    )
+    .await
+    .unwrap();
+    println!("all ready after {:.1} s", start.elapsed().as_secs_f64());
+    let start = Instant::now();
+    hand.node("crowd-0001", "crowd-2").await.unwrap();
+    hand.served("crowd-2").await.unwrap();
+    println!(
+        "next node served after {:.3} s",
+        start.elapsed().as_secs_f64()
+    );
+    assert!(
+        start.elapsed() < Duration::from_secs(2),
+        "{:?}",
+        start.elapsed()
+    );
+
+    let metrics = stage.controller.metrics().await.unwrap();
+    let memory = sum(&metrics, "process_resident_memory_bytes", &[]) / f64::from(1 << 20);
+    println!("resident memory: {memory:.0} MiB");
+    assert!(memory < 150.0, "{memory:.0} MiB");
+}
