@@ -6,6 +6,13 @@
 //! | `running` | log lines, log level, metrics, SIGTERM |
 //! | `setup` | a cluster where the CRDs, or the permissions, come later |
 
+#![allow(
+    clippy::expect_used,
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout
+)] // helpers of tests are tests
+
 mod flags;
 mod running;
 mod setup;

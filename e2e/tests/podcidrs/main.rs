@@ -13,7 +13,6 @@
 //! | `resting` | what becomes of a dead node's ranges |
 //! | `telling` | events, conditions and figures |
 //! | `mending` | edits by hand, and the limits of names |
-//! | `misfits` | objects that cannot be used |
 //! | `crowd` | a thousand pools |
 
 #![allow(clippy::expect_used, clippy::unwrap_used)] // helpers of tests are tests
@@ -24,7 +23,6 @@ mod dealing;
 mod existing;
 mod left_out;
 mod mending;
-mod misfits;
 mod resting;
 mod telling;
 
