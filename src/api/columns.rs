@@ -96,6 +96,32 @@ pub(super) fn pool() -> Vec<Column> {
     ]
 }
 
+/// Whose is it, since when, and until when does it rest?
+pub(super) fn block() -> Vec<Column> {
+    vec![
+        text("CIDR", ".spec.cidr", "The block"),
+        text("Pool", ".spec.pool", "The pool it was carved from"),
+        text(
+            "Owner",
+            ".spec.owner.kind",
+            "Node, or Quarantine once that node is gone",
+        ),
+        text(
+            "Node",
+            ".spec.owner.name",
+            "The node that has it, or had it",
+        ),
+        column("date", "Since", ".spec.since", "How long that owner has it"),
+        text(
+            "Until",
+            ".spec.until",
+            "When its quarantine is over at the earliest",
+        ),
+        age(),
+        wide(text("NodeUID", ".spec.owner.uid", "The node's UID")),
+    ]
+}
+
 /// What does the node have, and what of its name rests?
 pub(super) fn subnet() -> Vec<Column> {
     vec![
@@ -109,6 +135,12 @@ pub(super) fn subnet() -> Vec<Column> {
             "CIDR2",
             ".spec.podCIDRs[1].cidr",
             "What the node holds of the second family",
+        ),
+        text("Block", ".spec.blocks[0].cidr", "The first of its blocks"),
+        text(
+            "BlockPool",
+            ".spec.blocks[0].pool",
+            "The pool of that block",
         ),
         text(
             "Resting",

@@ -5,10 +5,11 @@
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceColumnDefinition, CustomResourceDefinition, JSONSchemaProps,
-    JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
+    JSONSchemaPropsOrArray, JSONSchemaPropsOrBool, SelectableField,
 };
 use kube::CustomResourceExt as _;
 
+use super::block::IPAMBlock;
 use super::columns;
 use super::pool::IPPool;
 use super::subnet::NodeSubnet;
@@ -28,17 +29,26 @@ pub enum CrdError {
 
 /// The CRDs of all kinds.
 pub fn all() -> Vec<CustomResourceDefinition> {
+    let by_owner = [".spec.pool", ".spec.owner.name", ".spec.owner.kind"];
     vec![
-        finish(IPPool::crd(), &columns::pool()),
-        finish(NodeSubnet::crd(), &columns::subnet()),
+        finish(IPPool::crd(), &columns::pool(), &[]),
+        finish(NodeSubnet::crd(), &columns::subnet(), &[]),
+        finish(IPAMBlock::crd(), &columns::block(), &by_owner),
     ]
 }
 
 fn finish(
     mut crd: CustomResourceDefinition,
     columns: &[CustomResourceColumnDefinition],
+    selectable: &[&str],
 ) -> CustomResourceDefinition {
     for version in &mut crd.spec.versions {
+        version.selectable_fields = (!selectable.is_empty()).then(|| {
+            let field = |path: &&str| SelectableField {
+                json_path: (*path).to_owned(),
+            };
+            selectable.iter().map(field).collect()
+        });
         version.additional_printer_columns = Some(columns.to_vec());
         if let Some(schema) = version
             .schema

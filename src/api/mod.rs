@@ -4,9 +4,10 @@
 //! |---|---|
 //! | [`names`] | group, finalizer, annotations, field manager, lease |
 //! | [`pool`] | IPPool: ranges, and which nodes get a part of them |
-//! | [`subnet`] | NodeSubnet: what one node holds, and what earlier nodes of its name held |
+//! | [`block`] | IPAMBlock: a piece of a pool that one node gives addresses from |
+//! | [`subnet`] | NodeSubnet: what one node holds, what its agent says of it, what earlier nodes held |
 //! | `rules` | what the API server itself refuses, in CEL |
-//! | [`crd`] | the CustomResourceDefinitions of both kinds, as objects and as YAML |
+//! | [`crd`] | the CustomResourceDefinitions of all kinds, as objects and as YAML |
 //! | `columns` | what `kubectl get` shows |
 //! | [`watched`] | the few fields of Nodes and Pods that are worth parsing |
 //!
@@ -15,6 +16,7 @@
 //!   A reader may still meet objects that are older than a rule: rules do not look back.
 //! - An absent field and an absent object read the same: no field is ever `null`.
 
+pub mod block;
 mod columns;
 pub mod crd;
 pub mod names;
@@ -23,12 +25,19 @@ mod rules;
 pub mod subnet;
 pub mod watched;
 
+pub use block::{BlockOwner, IPAMBlock, IPAMBlockSpec, OwnerKind, block_name};
 pub use names::{
     FIELD_MANAGER, FINALIZER, GROUP, LEASE_NAME, TERM_ANNOTATION, UNSETTLED_ANNOTATION, VERSION,
 };
-pub use pool::{Allocate, FamilyStatus, IPPool, IPPoolSpec, IPPoolStatus, IPv4Ranges, IPv6Ranges};
-pub use subnet::{HeldRange, NodeSubnet, NodeSubnetSpec, PreviousHolder};
+pub use pool::{
+    AddressStatus, Allocate, Assignment, FamilyStatus, FirstBlock, IPPool, IPPoolSpec,
+    IPPoolStatus, IPv4Ranges, IPv6Ranges,
+};
+pub use subnet::{
+    Allocation, BlockReport, HeldBlock, HeldRange, NodeSubnet, NodeSubnetSpec, NodeSubnetStatus,
+    PoolDemand, PreviousHolder, Recall, Suspect,
+};
 pub use watched::{
-    NodeAddressLite, NodeInfoLite, NodeLite, NodeLiteSpec, NodeLiteStatus, NodeSubnetLite,
-    PodIpLite, PodLite, PodLiteSpec, PodLiteStatus,
+    IPAMBlockLite, IPPoolLite, NodeAddressLite, NodeInfoLite, NodeLite, NodeLiteSpec,
+    NodeLiteStatus, NodeSubnetLite, PodIpLite, PodLite, PodLiteSpec, PodLiteStatus,
 };

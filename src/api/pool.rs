@@ -41,14 +41,55 @@ pub struct IPPoolSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv6: Option<IPv6Ranges>,
 
-    /// What is handed out. NodeCIDR: one range per node and family, in node.spec.podCIDRs. Immutable.
+    /// What is handed out. Blocks: affinity blocks, as many as a node needs, listed in its
+    /// NodeSubnet. NodeCIDR: one range per node and family, in node.spec.podCIDRs. Immutable.
     #[schemars(schema_with = "rules::allocate")]
+    #[serde(default)]
     pub allocate: Allocate,
 
     /// The nodes that the pool serves, by label. Absent or empty: every node.
-    #[schemars(schema_with = "rules::node_selector")]
+    #[schemars(schema_with = "rules::selector")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_selector: Option<LabelSelector>,
+
+    /// The namespaces whose pods the pool serves, by label. Absent or empty: every one. Only for
+    /// Blocks.
+    #[schemars(schema_with = "rules::selector")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub namespace_selector: Option<LabelSelector>,
+
+    /// The pods that the pool serves, by label. Absent or empty: every one. Only for Blocks.
+    #[schemars(schema_with = "rules::selector")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod_selector: Option<LabelSelector>,
+
+    /// Automatic: serves whom its selectors name. Manual: only who asks for it by name. Only for
+    /// Blocks.
+    #[schemars(schema_with = "rules::assignment")]
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub assignment: Assignment,
+
+    /// When a node that the pool selects gets its first block. Only for Blocks.
+    #[schemars(schema_with = "rules::first_block")]
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub first_block: FirstBlock,
+
+    /// How many blocks of one family a node may have of the pool. Absent: as many as it needs. Only
+    /// for Blocks.
+    #[schemars(range(min = 1, max = 1_000_000))]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_blocks_per_node: Option<u32>,
+
+    /// How long a block that a node can do without stays empty before it is asked back, in seconds.
+    /// The last one of a pool stays. Only for Blocks.
+    #[schemars(range(min = 0, max = 86400))]
+    #[serde(default = "default_idle_seconds")]
+    pub idle_seconds: u32,
+
+    /// From how much utilization on, in percent, the pool says that it is nearly exhausted.
+    #[schemars(range(min = 1, max = 100))]
+    #[serde(default = "default_nearly_exhausted_percent")]
+    pub nearly_exhausted_percent: u32,
 
     /// Of several pools that select a node the one with the highest priority is asked first; then
     /// the one with the most specific selector.
@@ -60,7 +101,8 @@ pub struct IPPoolSpec {
     pub disabled: bool,
 
     /// Never handed out: CIDRs (10.244.0.0/24), addresses (10.244.1.1) and ranges with both ends
-    /// included (10.244.2.1-10.244.2.9). A block that touches one of them is not handed out at all.
+    /// included (10.244.2.1-10.244.2.9). A node's podCIDR never touches one of them; a block may, and
+    /// the node leaves them out.
     #[schemars(schema_with = "rules::reserved")]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reserved: Vec<String>,
@@ -73,40 +115,65 @@ pub struct IPPoolSpec {
 }
 
 /// What a pool hands out.
-#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Allocate {
+    /// Affinity blocks on demand, listed in the node's NodeSubnet.
+    #[default]
+    Blocks,
     /// One range per node and family, in `node.spec.podCIDRs`.
     NodeCIDR,
+}
+
+/// Whom a pool serves.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Assignment {
+    /// Whom its selectors name
+    #[default]
+    Automatic,
+    /// Only who asks for it by name
+    Manual,
+}
+
+/// When a node gets its first block.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FirstBlock {
+    /// As soon as the pool selects it: the first pod waits for nothing
+    #[default]
+    OnSight,
+    /// When it asks
+    OnDemand,
 }
 
 /// IPv4 ranges of a pool.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
-#[x_kube(validation = rules::block_fits())]
+#[x_kube(validation = rules::ipv4_block_fits())]
 pub struct IPv4Ranges {
     /// The ranges, disjoint, in canonical form (10.244.0.0/16). May be extended at any time.
     #[schemars(schema_with = "rules::ipv4_cidrs")]
     pub cidrs: Vec<String>,
 
     /// Prefix length of what a node gets. May change at any time: what nodes hold keeps its size.
+    /// Absent: 26 for Blocks, 24 for NodeCIDR.
     #[schemars(range(min = 8, max = 32))]
-    #[serde(default = "default_ipv4_block_size")]
-    pub block_size: u32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub block_size: Option<u32>,
 }
 
 /// IPv6 ranges of a pool.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
-#[x_kube(validation = rules::block_fits())]
+#[x_kube(validation = rules::ipv6_block_fits())]
 pub struct IPv6Ranges {
     /// The ranges, disjoint, in canonical form (fd00:10:244::/48). May be extended at any time.
     #[schemars(schema_with = "rules::ipv6_cidrs")]
     pub cidrs: Vec<String>,
 
     /// Prefix length of what a node gets. May change at any time: what nodes hold keeps its size.
+    /// Absent: 122 for Blocks, 64 for NodeCIDR.
     #[schemars(range(min = 8, max = 128))]
-    #[serde(default = "default_ipv6_block_size")]
-    pub block_size: u32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub block_size: Option<u32>,
 }
 
 /// What the controller knows of a pool. Derived: it is never read to decide anything.
@@ -153,18 +220,56 @@ pub struct FamilyStatus {
     pub free: String,
     /// The part that cannot be handed out, such as 37%.
     pub utilization: String,
+    /// Addresses by state, of a pool that allocates blocks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub addresses: Option<AddressStatus>,
+}
+
+/// Counts of addresses of one family, in decimal text.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+pub struct AddressStatus {
+    /// In blocks that nodes have, without reserved ones.
+    pub held: String,
+    /// In use by pods: as the nodes' agents report, or else as pods do.
+    pub used: String,
+    /// Released lately and not given again yet.
+    pub cooling: String,
+}
+
+impl IPPoolSpec {
+    /// The prefix length of IPv4 blocks, given or by default.
+    pub fn ipv4_block_size(&self) -> Option<u32> {
+        let by_default = match self.allocate {
+            Allocate::Blocks => 26,
+            Allocate::NodeCIDR => 24,
+        };
+        Some(self.ipv4.as_ref()?.block_size.unwrap_or(by_default))
+    }
+
+    /// The prefix length of IPv6 blocks, given or by default.
+    pub fn ipv6_block_size(&self) -> Option<u32> {
+        let by_default = match self.allocate {
+            Allocate::Blocks => 122,
+            Allocate::NodeCIDR => 64,
+        };
+        Some(self.ipv6.as_ref()?.block_size.unwrap_or(by_default))
+    }
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+fn default_idle_seconds() -> u32 {
+    300
+}
+
+fn default_nearly_exhausted_percent() -> u32 {
+    90
 }
 
 fn default_quarantine_seconds() -> u32 {
     60
-}
-
-fn default_ipv4_block_size() -> u32 {
-    24
-}
-
-fn default_ipv6_block_size() -> u32 {
-    64
 }
 
 #[cfg(test)]
@@ -181,8 +286,22 @@ mod tests {
             "ipv6": {"cidrs": ["fd00:10:244::/48"]},
         }))
         .unwrap();
-        assert_eq!(spec.ipv4.as_ref().map(|ranges| ranges.block_size), Some(24));
-        assert_eq!(spec.ipv6.as_ref().map(|ranges| ranges.block_size), Some(64));
+        assert_eq!(
+            (spec.ipv4_block_size(), spec.ipv6_block_size()),
+            (Some(24), Some(64))
+        );
+        let blocks = IPPoolSpec {
+            allocate: Allocate::default(),
+            ..spec.clone()
+        };
+        assert_eq!(
+            (blocks.ipv4_block_size(), blocks.ipv6_block_size()),
+            (Some(26), Some(122))
+        );
+        assert_eq!(
+            (spec.idle_seconds, spec.nearly_exhausted_percent),
+            (300, 90)
+        );
         assert_eq!((spec.priority, spec.disabled), (0, false));
         assert_eq!(spec.quarantine_seconds, 60);
         assert!(spec.reserved.is_empty() && spec.node_selector.is_none());

@@ -63,9 +63,37 @@ fn stays(family: &str) -> Rule {
         .field_path(format!(".{family}"))
 }
 
+/// The name of a block is its CIDR, so that creating it locks the CIDR.
+pub(super) fn block_name() -> Rule {
+    Rule::new("self.metadata.name == self.spec.cidr.replace('.', '-').replace(':', '-').replace('/', '-')")
+        .message("the name of a block is its cidr with - for every other sign: blocks are written by the controller alone")
+}
+
+pub(super) fn block_cidr(generator: &mut SchemaGenerator) -> Schema {
+    let mut schema = held_cidr(generator);
+    if let Some(Value::Array(rules)) = schema.get_mut("x-kubernetes-validations") {
+        rules.push(rule(
+            "self == oldSelf",
+            "is immutable: another range is another block",
+        ));
+    }
+    schema
+}
+
 /// A block must fit into each of the ranges.
-pub(super) fn block_fits() -> Rule {
-    Rule::new("self.cidrs.all(c, !isCIDR(c) || cidr(c).prefixLength() <= self.blockSize)")
+pub(super) fn ipv4_block_fits() -> Rule {
+    block_fits(DEFAULT_BLOCK_SIZES.0)
+}
+
+pub(super) fn ipv6_block_fits() -> Rule {
+    block_fits(DEFAULT_BLOCK_SIZES.1)
+}
+
+/// Where no blockSize is given: the larger of the two defaults, as a range knows nothing of `allocate`.
+const DEFAULT_BLOCK_SIZES: (u8, u8) = (24, 64);
+
+fn block_fits(default: u8) -> Rule {
+    Rule::new(format!("self.cidrs.all(c, !isCIDR(c) || cidr(c).prefixLength() <= (has(self.blockSize) ? self.blockSize : {default}))"))
         .message("a block of this size does not fit into one of the cidrs: give a blockSize that is not less than the prefix length of any of them")
         .field_path(".blockSize")
 }
@@ -73,12 +101,32 @@ pub(super) fn block_fits() -> Rule {
 pub(super) fn allocate(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "string",
-        "enum": ["NodeCIDR"],
+        "enum": ["Blocks", "NodeCIDR"],
         "x-kubernetes-validations": [{
             "rule": "self == oldSelf",
             "message": "is immutable: add a new pool that allocates the other way, and set disabled on this one",
         }],
     })
+}
+
+pub(super) fn assignment(_: &mut SchemaGenerator) -> Schema {
+    one_of(&["Automatic", "Manual"])
+}
+
+pub(super) fn first_block(_: &mut SchemaGenerator) -> Schema {
+    one_of(&["OnSight", "OnDemand"])
+}
+
+pub(super) fn owner_kind(_: &mut SchemaGenerator) -> Schema {
+    one_of(&["Node", "Quarantine"])
+}
+
+pub(super) fn recall(_: &mut SchemaGenerator) -> Schema {
+    one_of(&["IfEmpty", "Drain"])
+}
+
+fn one_of(values: &[&str]) -> Schema {
+    json_schema!({"type": "string", "enum": values})
 }
 
 pub(super) fn ipv4_cidrs(_: &mut SchemaGenerator) -> Schema {
@@ -213,19 +261,19 @@ fn is_ordered() -> String {
     )
 }
 
-pub(super) fn node_selector(_: &mut SchemaGenerator) -> Schema {
+pub(super) fn selector(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "object",
         "x-kubernetes-map-type": "atomic",
         "properties": {
             "matchLabels": {
-                "description": "Labels that a node must have, with these values.",
+                "description": "Labels that must be there, with these values.",
                 "type": "object",
                 "maxProperties": MOST_REQUIREMENTS,
                 "additionalProperties": label_value(),
             },
             "matchExpressions": {
-                "description": "Conditions on labels, all of which a node must meet.",
+                "description": "Conditions on labels, all of which must be met.",
                 "type": "array",
                 "maxItems": MOST_REQUIREMENTS,
                 "x-kubernetes-list-type": "atomic",

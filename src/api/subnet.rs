@@ -1,10 +1,21 @@
 //! NodeSubnet: what one node holds, and what earlier nodes of its name held.
 //!
-//! It bears the node's name and is written by the controller alone. It has no owner reference to
-//! the Node, because it must outlive it: `previous` is the durable record of ranges that rest, and
-//! the object goes only when the last of them may be handed out again.
+//! It bears the node's name. The controller alone writes `spec`, the agent of the node alone writes
+//! `status` (but for the conditions, which are the controller's answer to it). It has no owner
+//! reference to the Node, because it must outlive it: `previous` is the durable record of podCIDRs
+//! that rest, and the object goes only when the last of them may be handed out again.
+//!
+//! # What an agent must do
+//! - Use `spec` only while `nodeUID` is the UID of its own Node.
+//! - Give addresses only from `spec.blocks`, never reserved ones, and none from a block with `recall`
+//!   set to Drain.
+//! - Say `released` of a block only when no address of it is in use or cooling, and from then on not
+//!   use it until it has vanished from `spec.blocks` and been listed anew. A block that vanishes
+//!   without having been released is kept: only the agent's word ends its use.
+//! - State `demand` as the addresses wanted in all, not as what is lacking: a repeated answer to an
+//!   old question must do no harm.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -21,8 +32,9 @@ use super::rules;
     singular = "nodesubnet",
     shortname = "nsub",
     category = "cadastre",
+    status = "NodeSubnetStatus",
     derive = "PartialEq",
-    doc = "What a node holds, and what earlier nodes of its name held. Written by the controller; read-only for everybody else."
+    doc = "What a node holds, and what earlier nodes of its name held. The spec is the controller's, the status the node agent's; read-only for everybody else."
 )]
 #[serde(rename_all = "camelCase")]
 pub struct NodeSubnetSpec {
@@ -48,6 +60,23 @@ pub struct NodeSubnetSpec {
     #[serde(default, rename = "podCIDRs", skip_serializing_if = "Vec::is_empty")]
     pub pod_cidrs: Vec<HeldRange>,
 
+    /// The affinity blocks that the node gives addresses from.
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["cidr"]))]
+    #[schemars(length(max = 16384))]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub blocks: Vec<HeldBlock>,
+
+    /// The pools that the node may ask for blocks, best first.
+    #[schemars(length(max = 1024))]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pools: Vec<String>,
+
+    /// Addresses whose pods are gone or finished by the API's word: the agent frees them if the node
+    /// says the same.
+    #[schemars(length(max = 256))]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub suspects: Vec<Suspect>,
+
     /// What earlier nodes of that name held and nobody may get yet.
     #[schemars(length(max = 1024))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -65,6 +94,172 @@ pub struct HeldRange {
     /// The pool that it lies in; absent when it lies in none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
+}
+
+/// A block that a node has.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct HeldBlock {
+    /// The block, in canonical form.
+    #[schemars(schema_with = "rules::held_cidr")]
+    pub cidr: String,
+
+    /// The UID of its IPAMBlock: the same CIDR given again is another block.
+    #[schemars(length(max = 128))]
+    pub uid: String,
+
+    /// The pool that it was carved from.
+    #[schemars(length(max = 63))]
+    pub pool: String,
+
+    /// Asked back. IfEmpty: release it if it is empty now. Drain: give no new address from it, and
+    /// release it when it is empty.
+    #[schemars(schema_with = "rules::recall")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recall: Option<Recall>,
+
+    /// What of it is never given out: CIDRs, addresses and ranges, as in the pool.
+    #[schemars(length(max = 128), inner(length(max = 79)))]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub reserved: Vec<String>,
+}
+
+/// How a block is asked back.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Recall {
+    /// Release it if it is empty now; else keep it.
+    IfEmpty,
+    /// Give no new address from it, and release it when it is empty.
+    Drain,
+}
+
+/// An address that may be leaked.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[serde(rename_all = "camelCase")]
+pub struct Suspect {
+    /// The address.
+    #[schemars(length(max = 39))]
+    pub address: String,
+
+    /// The UID of the pod that had it: the address may be another pod's by now.
+    #[schemars(length(max = 128))]
+    #[serde(rename = "podUID")]
+    pub pod_uid: String,
+}
+
+/// What the agent of the node says.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeSubnetStatus {
+    /// The UID of the Node that the agent runs on; a status of another node is not read.
+    #[serde(default, rename = "nodeUID", skip_serializing_if = "Option::is_none")]
+    pub node_uid: Option<String>,
+
+    /// What the node wants of pools that it uses.
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["pool"]))]
+    #[schemars(length(max = 1024))]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pools: Vec<PoolDemand>,
+
+    /// The blocks that the agent knows of.
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["cidr", "uid"]))]
+    #[schemars(length(max = 16384))]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub blocks: Vec<BlockReport>,
+
+    /// The addresses in use.
+    #[schemars(length(max = 65536))]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub allocations: Vec<Allocation>,
+
+    /// What the controller says of this status.
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub conditions: Vec<Condition>,
+}
+
+/// What a node wants of a pool.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct PoolDemand {
+    /// The pool.
+    #[schemars(length(max = 63))]
+    pub pool: String,
+
+    /// How many addresses of each family the node wants to hold in all: in use, cooling and in
+    /// reserve.
+    #[schemars(range(min = 0))]
+    pub demand: i64,
+}
+
+/// What the agent says of a block.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct BlockReport {
+    /// The block.
+    #[schemars(length(max = 43))]
+    pub cidr: String,
+
+    /// The UID of its IPAMBlock.
+    #[schemars(length(max = 128))]
+    pub uid: String,
+
+    /// Addresses in use.
+    #[schemars(range(min = 0))]
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub used: i64,
+
+    /// Addresses released lately and not given again yet.
+    #[schemars(range(min = 0))]
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub cooling: i64,
+
+    /// Addresses that can be given now.
+    #[schemars(range(min = 0))]
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub free: i64,
+
+    /// Whether the agent has let go of it and will never use it again.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub released: bool,
+}
+
+/// An address in use.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct Allocation {
+    /// The address.
+    #[schemars(length(max = 39))]
+    pub address: String,
+
+    /// Under what it is released: network name and container id.
+    #[schemars(length(max = 512))]
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub handle: String,
+
+    /// `namespace/name` of the pod.
+    #[schemars(length(max = 317))]
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub pod: String,
+
+    /// The pod's UID.
+    #[schemars(length(max = 128))]
+    #[serde(default, rename = "podUID", skip_serializing_if = "String::is_empty")]
+    pub pod_uid: String,
+
+    /// The interface in the pod.
+    #[schemars(length(max = 15))]
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub interface: String,
+
+    /// Since when.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<Time>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for it")]
+fn is_zero(count: &i64) -> bool {
+    *count == 0
 }
 
 /// A node that is gone, and what it held.

@@ -15,6 +15,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
+use super::block::IPAMBlock;
+use super::pool::IPPool;
 use super::subnet::NodeSubnet;
 
 /// A Node.
@@ -115,10 +117,40 @@ pub struct PodIpLite {
     pub ip: String,
 }
 
+/// An IPPool whose spec and status may be anything.
+#[derive(kube::Resource, Deserialize, Clone, Debug)]
+#[resource(inherit = IPPool)]
+pub struct IPPoolLite {
+    /// Without managed fields
+    #[serde(deserialize_with = "slim_meta")]
+    pub metadata: ObjectMeta,
+    /// To be read with care: one bad object must not spoil a list
+    #[serde(default)]
+    pub spec: Value,
+    /// Likewise, and apart from the spec: it can be well where that is not
+    #[serde(default)]
+    pub status: Value,
+}
+
 /// A NodeSubnet whose spec may be anything.
 #[derive(kube::Resource, Deserialize, Clone, Debug)]
 #[resource(inherit = NodeSubnet)]
 pub struct NodeSubnetLite {
+    /// Without managed fields
+    #[serde(deserialize_with = "slim_meta")]
+    pub metadata: ObjectMeta,
+    /// To be read with care: one bad object must not spoil a list
+    #[serde(default)]
+    pub spec: Value,
+    /// Likewise
+    #[serde(default)]
+    pub status: Value,
+}
+
+/// An IPAMBlock whose spec may be anything.
+#[derive(kube::Resource, Deserialize, Clone, Debug)]
+#[resource(inherit = IPAMBlock)]
+pub struct IPAMBlockLite {
     /// Without managed fields
     #[serde(deserialize_with = "slim_meta")]
     pub metadata: ObjectMeta,

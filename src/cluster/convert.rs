@@ -2,11 +2,19 @@
 //! not stop the controller.
 
 use k8s_openapi::api::networking::v1::ServiceCIDR;
-use kube::Resource;
-use kube::core::{DeserializeGuard, ObjectMeta};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::core::ObjectMeta;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 
-use super::seen::{Machine, Node, Pod, Pool, ServiceRange, Subnet, Text};
-use crate::api::{IPPool, NodeLite, NodeSubnet, NodeSubnetLite, PodLite, TERM_ANNOTATION};
+use super::agent_report;
+use super::seen::{
+    AgentReport, Block, BlockSpec, Machine, Node, Owner, Pod, Pool, ServiceRange, Subnet, Text,
+};
+use crate::api::{
+    BlockOwner, IPAMBlock, IPAMBlockLite, IPAMBlockSpec, IPPoolLite, NodeLite, NodeSubnetLite,
+    OwnerKind, PodLite, TERM_ANNOTATION,
+};
 use crate::ipam::{Addr, Cidr};
 
 /// A Node.
@@ -90,6 +98,7 @@ pub fn pod(pod: PodLite) -> Pod {
         .into(),
         uid: meta.uid.unwrap_or_default().into(),
         version: version(meta.resource_version.as_deref()),
+        finished: over,
         addresses: addresses.into(),
     }
 }
@@ -110,12 +119,8 @@ pub fn service_range(object: ServiceCIDR) -> ServiceRange {
 }
 
 /// An IPPool, decodable or not.
-pub fn pool(guard: DeserializeGuard<IPPool>) -> Pool {
-    let meta = guard.meta().clone();
-    let (spec, status) = match guard.0 {
-        Ok(pool) => (Ok(pool.spec), pool.status),
-        Err(invalid) => (Err(invalid.error), None),
-    };
+pub fn pool(pool: IPPoolLite) -> Pool {
+    let meta = pool.metadata;
     Pool {
         name: meta.name.unwrap_or_default().into(),
         uid: meta.uid.unwrap_or_default().into(),
@@ -124,29 +129,88 @@ pub fn pool(guard: DeserializeGuard<IPPool>) -> Pool {
         created: meta.creation_timestamp.map_or(0, |time| time.0.as_second()),
         deleting: meta.deletion_timestamp.is_some(),
         finalizers: meta.finalizers.unwrap_or_default(),
-        spec,
-        status,
+        spec: read(pool.spec).map_err(|why| format!("spec: {why}")),
+        status: read(pool.status).ok(),
     }
 }
 
 /// A NodeSubnet, decodable or not.
 pub fn subnet(subnet: NodeSubnetLite) -> Subnet {
-    let spec = serde_json::from_value(subnet.spec).map_err(|error| error.to_string());
-    subnet_of(subnet.metadata, spec)
+    let report = agent_report::read(&subnet.status);
+    subnet_of(subnet.metadata, read(subnet.spec), report)
 }
 
-/// A NodeSubnet from the answer to a write.
-pub fn written_subnet(subnet: NodeSubnet) -> Subnet {
-    subnet_of(subnet.metadata, Ok(subnet.spec))
-}
-
-fn subnet_of(meta: ObjectMeta, spec: Result<crate::api::NodeSubnetSpec, String>) -> Subnet {
+fn subnet_of(
+    meta: ObjectMeta,
+    spec: Result<crate::api::NodeSubnetSpec, String>,
+    report: Option<Box<AgentReport>>,
+) -> Subnet {
     Subnet {
         name: meta.name.unwrap_or_default().into(),
         uid: meta.uid.unwrap_or_default().into(),
         version: version(meta.resource_version.as_deref()),
         spec,
+        report,
     }
+}
+
+/// An IPAMBlock, decodable or not.
+pub fn block(block: IPAMBlockLite) -> Block {
+    let meta = block.metadata;
+    Block {
+        name: meta.name.unwrap_or_default().into(),
+        uid: meta.uid.unwrap_or_default().into(),
+        version: version(meta.resource_version.as_deref()),
+        touched: meta.generation.unwrap_or_default() > 1,
+        spec: read(block.spec).and_then(block_spec),
+    }
+}
+
+fn block_spec(spec: IPAMBlockSpec) -> Result<BlockSpec, String> {
+    let owner = spec.owner;
+    Ok(BlockSpec {
+        cidr: Cidr::parse_strict(&spec.cidr).map_err(|error| error.to_string())?,
+        pool: spec.pool.into(),
+        owner: Owner {
+            resting: owner.kind == OwnerKind::Quarantine,
+            name: owner.name.into(),
+            uid: owner.uid.into(),
+            machine: Machine {
+                provider_id: owner.provider_id.map(Text::from),
+                machine_id: owner.machine_id.map(Text::from),
+            },
+        },
+        since: spec.since.0,
+        until: spec.until.map(|until| until.0),
+    })
+}
+
+/// The object of a block.
+pub fn block_object(name: &str, spec: &BlockSpec) -> IPAMBlock {
+    let owner = &spec.owner;
+    let text = |text: &Text| text.to_string();
+    let spec = IPAMBlockSpec {
+        cidr: spec.cidr.to_string(),
+        pool: spec.pool.to_string(),
+        owner: BlockOwner {
+            kind: if owner.resting {
+                OwnerKind::Quarantine
+            } else {
+                OwnerKind::Node
+            },
+            name: owner.name.to_string(),
+            uid: owner.uid.to_string(),
+            provider_id: owner.machine.provider_id.as_ref().map(text),
+            machine_id: owner.machine.machine_id.as_ref().map(text),
+        },
+        since: Time(spec.since),
+        until: spec.until.map(Time),
+    };
+    IPAMBlock::new(name, spec)
+}
+
+fn read<T: DeserializeOwned>(value: Value) -> Result<T, String> {
+    serde_json::from_value(value).map_err(|error| error.to_string())
 }
 
 fn addr(text: &str) -> Option<Addr> {

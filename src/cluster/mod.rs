@@ -3,13 +3,14 @@
 //! | file | what it holds |
 //! |---|---|
 //! | [`client`] | the client of the API server, with its limits |
-//! | [`watch`], [`convert`] | watches, and objects as what decisions need |
+//! | [`watch`], [`convert`], [`agent_report`] | watches, and objects as what decisions need |
 //! | [`seen`], [`table`], [`pods`], [`addresses`], [`world`] | the cluster as last seen |
 //! | [`request`], [`writer`] | requests and outcomes as values, and the HTTP behind them |
 //! | [`lease`], `lease_object`, [`lease_task`] | who leads: the decision, the object, the calls |
 //! | [`clock`] | monotonic and wall time |
 
 pub mod addresses;
+pub mod agent_report;
 pub mod client;
 pub mod clock;
 pub mod convert;

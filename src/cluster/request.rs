@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use super::seen::{Node, Pod, Pool, Subnet, Text};
+use super::seen::{Block, BlockSpec, Node, Pod, Pool, Subnet, Text};
 use crate::api::{IPPoolStatus, NodeSubnetSpec};
 use crate::ipam::Cidr;
 
@@ -46,6 +46,28 @@ pub enum Request {
     },
     /// Deletes it if it is still the version that was read.
     DeleteSubnet { name: Text, uid: Text, version: u64 },
+    /// All IPAMBlocks, consistently.
+    ListBlocks,
+    /// One IPAMBlock, consistently.
+    ReadBlock { name: Text },
+    /// Creates a block under the name of its CIDR; refused when it exists.
+    CreateBlock { name: Text, spec: BlockSpec },
+    /// Replaces its spec if it is still the version that was read.
+    ReplaceBlock {
+        name: Text,
+        uid: Text,
+        version: u64,
+        spec: BlockSpec,
+    },
+    /// Deletes it if it is still the version that was read.
+    DeleteBlock { name: Text, uid: Text, version: u64 },
+    /// Sets the condition `Accepted` of a NodeSubnet.
+    SetSubnetCondition {
+        name: Text,
+        uid: Text,
+        accepted: bool,
+        message: String,
+    },
     /// Replaces the finalizers of a pool if it is still the version that was read.
     SetPoolFinalizers {
         name: Text,
@@ -106,6 +128,8 @@ impl Request {
                 | Request::ReadSubnet { .. }
                 | Request::ReadPool { .. }
                 | Request::ListPodsOf { .. }
+                | Request::ListBlocks
+                | Request::ReadBlock { .. }
         )
     }
 }
@@ -127,6 +151,10 @@ pub enum Outcome {
     Nodes(Vec<Node>),
     /// All of them.
     Subnets(Vec<Subnet>),
+    /// The block as it is after the request.
+    Block(Block),
+    /// All of them.
+    Blocks(Vec<Block>),
     /// The node's pods.
     Pods(Vec<Pod>),
     /// Deleted, or already gone.

@@ -7,6 +7,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use jiff::Timestamp;
+
 use crate::api::{IPPoolSpec, IPPoolStatus, NodeSubnetSpec};
 use crate::ipam::{Addr, Cidr};
 
@@ -53,7 +55,7 @@ macro_rules! object {
         }
     )*};
 }
-object!(Node, Pool, Subnet, ServiceRange, Pod);
+object!(Node, Pool, Subnet, Block, ServiceRange, Pod);
 
 /// A Node.
 #[derive(Clone, Debug, PartialEq)]
@@ -143,6 +145,134 @@ pub struct Subnet {
     pub version: u64,
     /// The spec, or why it could not be read
     pub spec: Result<NodeSubnetSpec, String>,
+    /// What the node's agent says, as far as it can be read
+    pub report: Option<Box<AgentReport>>,
+}
+
+/// What an agent says of its node: the status of a NodeSubnet, read with care.
+///
+/// Whatever of it makes no sense by itself is left out and named in `refused`; whether the rest fits
+/// what the node holds is for the reader to judge.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct AgentReport {
+    /// The UID of the Node it runs on
+    pub node_uid: Text,
+    /// Pools and how many addresses of each family the node wants to hold of them in all
+    pub demand: Box<[(Text, u64)]>,
+    /// Blocks, sorted by CIDR
+    pub blocks: Box<[BlockWord]>,
+    /// Addresses in use, sorted, each once
+    pub allocations: Box<[(Addr, PodUid)]>,
+    /// What of it makes no sense, a few at most
+    pub refused: Vec<String>,
+    /// How many entries make no sense
+    pub refusals: u64,
+    /// What the condition `Accepted` says as last written
+    pub accepted: Option<(bool, String)>,
+}
+
+/// What an agent says of a block.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlockWord {
+    /// The block
+    pub cidr: Cidr,
+    /// The UID of its IPAMBlock
+    pub uid: Text,
+    /// Addresses in use
+    pub used: u64,
+    /// Addresses that rest after use
+    pub cooling: u64,
+    /// Addresses that can be given now
+    pub free: u64,
+    /// Whether the agent has let go of it for good
+    pub released: bool,
+}
+
+impl AgentReport {
+    /// What it says of the block with that UID.
+    pub fn of_block(&self, cidr: &Cidr, uid: &str) -> Option<&BlockWord> {
+        let first = self.blocks.partition_point(|word| word.cidr < *cidr);
+        let same = self.blocks[first..]
+            .iter()
+            .take_while(|word| word.cidr == *cidr);
+        let mut same = same.filter(|word| &*word.uid == uid);
+        same.next()
+    }
+}
+
+/// A pod's UID in 16 bytes: there are very many.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PodUid(pub u128);
+
+impl PodUid {
+    /// Reads a UUID; any other text gets a number of its own with near certainty.
+    pub fn read(text: &str) -> Self {
+        let mut digits = 0u128;
+        let mut count = 0u32;
+        for byte in text.bytes().filter(|byte| *byte != b'-') {
+            let Some(digit) = (byte as char).to_digit(16) else {
+                return PodUid(fnv(text));
+            };
+            digits = digits << 4 | u128::from(digit);
+            count += 1;
+        }
+        if count == 32 {
+            PodUid(digits)
+        } else {
+            PodUid(fnv(text))
+        }
+    }
+}
+
+/// FNV-1a, 128 bits.
+fn fnv(text: &str) -> u128 {
+    text.bytes()
+        .fold(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d, |hash, byte| {
+            (hash ^ u128::from(byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b)
+        })
+}
+
+/// An IPAMBlock.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Block {
+    /// `metadata.name`: its CIDR with hyphens
+    pub name: Text,
+    /// `metadata.uid`
+    pub uid: Text,
+    /// `metadata.resourceVersion`
+    pub version: u64,
+    /// Whether the spec has been changed since it was created; else `version` is that of its creation
+    pub touched: bool,
+    /// The spec, or why it could not be read
+    pub spec: Result<BlockSpec, String>,
+}
+
+/// The spec of an IPAMBlock, read.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BlockSpec {
+    /// The range
+    pub cidr: Cidr,
+    /// The pool it was carved from
+    pub pool: Text,
+    /// Who has it
+    pub owner: Owner,
+    /// Since when
+    pub since: Timestamp,
+    /// When its quarantine is over at the earliest
+    pub until: Option<Timestamp>,
+}
+
+/// Who has a block: a node by name and UID, alive or gone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Owner {
+    /// Whether the node is gone and the block rests
+    pub resting: bool,
+    /// The node's name
+    pub name: Text,
+    /// The node's UID
+    pub uid: Text,
+    /// In quarantine, the machine that had it
+    pub machine: Machine,
 }
 
 /// A ServiceCIDR.
@@ -167,7 +297,9 @@ pub struct Pod {
     pub uid: Text,
     /// `metadata.resourceVersion`
     pub version: u64,
+    /// Whether its phase is Succeeded or Failed: it no longer uses its addresses
+    pub finished: bool,
     /// `status.podIPs` of a pod that may still use them: none for hostNetwork pods (those addresses
-    /// are the node's) and for pods whose phase is Succeeded or Failed
+    /// are the node's) and for finished ones
     pub addresses: Box<[Addr]>,
 }

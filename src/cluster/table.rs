@@ -67,6 +67,11 @@ impl<T: Object> Table<T> {
         self.listed.is_some()
     }
 
+    /// Whether a list runs: what is known of one object may be older than of another.
+    pub fn is_listing(&self) -> bool {
+        self.unseen.is_some()
+    }
+
     /// Whether the last complete list was asked for at that time (monotonic) or later.
     pub fn is_listed_since(&self, time: Duration) -> bool {
         self.listed.is_some_and(|asked| asked >= time)

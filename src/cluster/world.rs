@@ -4,7 +4,7 @@
 
 use super::addresses::Addresses;
 use super::pods::PodIndex;
-use super::seen::{Node, Pool, ServiceRange, Subnet};
+use super::seen::{Block, Node, Pool, ServiceRange, Subnet};
 use super::table::{Delta, Table};
 
 /// The cluster as last seen.
@@ -16,6 +16,8 @@ pub struct World {
     pub pools: Table<Pool>,
     /// NodeSubnets
     pub subnets: Table<Subnet>,
+    /// IPAMBlocks
+    pub blocks: Table<Block>,
     /// ServiceCIDRs
     pub services: Table<ServiceRange>,
     /// Addresses of pods
@@ -31,6 +33,7 @@ impl World {
             ("nodes", self.nodes.is_listed()),
             ("ippools", self.pools.is_listed()),
             ("nodesubnets", self.subnets.is_listed()),
+            ("ipamblocks", self.blocks.is_listed()),
             ("servicecidrs", self.services.is_listed()),
             ("pods", self.pods.is_listed()),
         ]

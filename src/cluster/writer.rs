@@ -10,19 +10,24 @@
 use std::time::Duration;
 
 use http::Method;
-use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
-use kube::core::DeserializeGuard;
+use kube::api::{Api, DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, Preconditions};
 use kube::{Client, Error};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
+use super::agent_report::ACCEPTED;
 use super::convert;
 use super::lease_task::Gate;
 use super::request::{Assignment, Outcome, Refusal, Request, Touch};
 use crate::api::{
-    FIELD_MANAGER, IPPool, NodeLite, NodeSubnet, NodeSubnetLite, NodeSubnetSpec, PodLite,
-    TERM_ANNOTATION,
+    FIELD_MANAGER, GROUP, IPAMBlockLite, IPPoolLite, NodeLite, NodeSubnet, NodeSubnetLite, PodLite,
+    TERM_ANNOTATION, VERSION,
 };
 use crate::controller::Outgoing;
+
+const NODE_SUBNETS: &str = "nodesubnets";
+const IPAM_BLOCKS: &str = "ipamblocks";
 
 /// Longest wait for one object.
 const ONE: Duration = Duration::from_secs(10);
@@ -44,7 +49,10 @@ impl Writer {
 
     /// Sends one request and says what became of it.
     pub async fn send(&self, outgoing: Outgoing) -> Outcome {
-        let limit = if matches!(outgoing.request, Request::ListNodes | Request::ListSubnets) {
+        let limit = if matches!(
+            outgoing.request,
+            Request::ListNodes | Request::ListSubnets | Request::ListBlocks
+        ) {
             MANY
         } else {
             ONE
@@ -66,11 +74,8 @@ impl Writer {
     async fn call(&self, request: Request) -> Result<Outcome, Error> {
         let nodes: Api<NodeLite> = Api::all(self.client.clone());
         let subnets: Api<NodeSubnetLite> = Api::all(self.client.clone());
-        let pools: Api<DeserializeGuard<IPPool>> = Api::all(self.client.clone());
-        let post = PostParams {
-            field_manager: Some(FIELD_MANAGER.to_owned()),
-            ..PostParams::default()
-        };
+        let pools: Api<IPPoolLite> = Api::all(self.client.clone());
+        let blocks: Api<IPAMBlockLite> = Api::all(self.client.clone());
         let patch = PatchParams {
             field_manager: Some(FIELD_MANAGER.to_owned()),
             ..PatchParams::default()
@@ -115,33 +120,68 @@ impl Writer {
                 Outcome::Node(convert::node(self.json_patch(&path, &body).await?))
             }
             Request::CreateSubnet { name, spec } => {
-                let subnets: Api<NodeSubnet> = Api::all(self.client.clone());
                 let object = NodeSubnet::new(&name, spec);
-                Outcome::Subnet(convert::written_subnet(
-                    subnets.create(&post, &object).await?,
-                ))
+                let made = self.post(NODE_SUBNETS, &object).await?;
+                Outcome::Subnet(convert::subnet(made))
             }
             Request::ReplaceSubnet {
                 name,
                 uid,
                 version,
                 spec,
-            } => Outcome::Subnet(
-                self.replace_subnet(&name, &uid, version, spec, &post)
-                    .await?,
-            ),
+            } => {
+                let mut object = NodeSubnet::new(&name, spec);
+                guard(&mut object.metadata, &uid, version);
+                let made = self.put(NODE_SUBNETS, &name, &object).await?;
+                Outcome::Subnet(convert::subnet(made))
+            }
             Request::DeleteSubnet { name, uid, version } => {
-                let preconditions = Preconditions {
-                    uid: Some(uid.to_string()),
-                    resource_version: Some(version.to_string()),
-                };
-                let how = DeleteParams {
-                    preconditions: Some(preconditions),
-                    ..DeleteParams::default()
-                };
-                // An object in the answer is kept by somebody's finalizer: look again later.
-                let kept = subnets.delete(&name, &how).await?.left();
-                kept.map_or(Outcome::Gone, |_| Outcome::Refused(Refusal::Busy(None)))
+                let how = unchanged(&uid, version);
+                deleted(subnets.delete(&name, &how).await?.left())
+            }
+            Request::SetSubnetCondition {
+                name,
+                uid,
+                accepted,
+                message,
+            } => {
+                let body = json!({
+                    "metadata": {"uid": &*uid},
+                    "status": {"conditions": [{
+                        "type": ACCEPTED,
+                        "status": if accepted { "True" } else { "False" },
+                        "reason": if accepted { "Understood" } else { "PartlyRefused" },
+                        "message": message,
+                        "lastTransitionTime": jiff::Timestamp::now(),
+                    }]},
+                });
+                let body = Patch::Merge(body);
+                let patched = subnets.patch_status(&name, &patch, &body).await?;
+                Outcome::Subnet(convert::subnet(patched))
+            }
+            Request::ListBlocks => {
+                let list = blocks.list(&ListParams::default()).await?;
+                Outcome::Blocks(list.items.into_iter().map(convert::block).collect())
+            }
+            Request::ReadBlock { name } => Outcome::Block(convert::block(blocks.get(&name).await?)),
+            Request::CreateBlock { name, spec } => {
+                let object = convert::block_object(&name, &spec);
+                Outcome::Block(convert::block(self.post(IPAM_BLOCKS, &object).await?))
+            }
+            Request::ReplaceBlock {
+                name,
+                uid,
+                version,
+                spec,
+            } => {
+                let mut object = convert::block_object(&name, &spec);
+                guard(&mut object.metadata, &uid, version);
+                let made = self.put(IPAM_BLOCKS, &name, &object).await?;
+                Outcome::Block(convert::block(made))
+            }
+            Request::DeleteBlock { name, uid, version } => {
+                let how = unchanged(&uid, version);
+                deleted(blocks.delete(&name, &how).await?.left())
             }
             Request::SetPoolFinalizers {
                 name,
@@ -175,21 +215,41 @@ impl Writer {
         })
     }
 
-    async fn replace_subnet(
+    async fn post<T: DeserializeOwned>(
         &self,
+        kind: &str,
+        object: &impl Serialize,
+    ) -> Result<T, Error> {
+        self.body(Method::POST, kind, object).await
+    }
+
+    async fn put<T: DeserializeOwned>(
+        &self,
+        kind: &str,
         name: &str,
-        uid: &str,
-        version: u64,
-        spec: NodeSubnetSpec,
-        post: &PostParams,
-    ) -> Result<super::seen::Subnet, Error> {
-        let subnets: Api<NodeSubnet> = Api::all(self.client.clone());
-        let mut object = NodeSubnet::new(name, spec);
-        object.metadata.uid = Some(uid.to_owned());
-        object.metadata.resource_version = Some(version.to_string());
-        Ok(convert::written_subnet(
-            subnets.replace(name, post, &object).await?,
-        ))
+        object: &impl Serialize,
+    ) -> Result<T, Error> {
+        self.body(Method::PUT, &format!("{kind}/{name}"), object)
+            .await
+    }
+
+    /// What is sent is written whole, what comes back is read in the few fields that count.
+    async fn body<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        object: &impl Serialize,
+    ) -> Result<T, Error> {
+        let body = serde_json::to_vec(object).map_err(Error::SerdeError)?;
+        let uri = format!("/apis/{GROUP}/{VERSION}/{path}?fieldManager={FIELD_MANAGER}");
+        let request = http::Request::builder()
+            .method(method)
+            .uri(uri)
+            .header(http::header::ACCEPT, "application/json")
+            .header(http::header::CONTENT_TYPE, "application/json")
+            .body(body)
+            .map_err(Error::HttpError)?;
+        self.client.request(request).await
     }
 
     async fn json_patch(&self, path: &str, body: &Value) -> Result<NodeLite, Error> {
@@ -203,6 +263,26 @@ impl Writer {
             .map_err(Error::HttpError)?;
         self.client.request(request).await
     }
+}
+
+fn guard(meta: &mut ObjectMeta, uid: &str, version: u64) {
+    meta.uid = Some(uid.to_owned());
+    meta.resource_version = Some(version.to_string());
+}
+
+fn unchanged(uid: &str, version: u64) -> DeleteParams {
+    DeleteParams {
+        preconditions: Some(Preconditions {
+            uid: Some(uid.to_owned()),
+            resource_version: Some(version.to_string()),
+        }),
+        ..DeleteParams::default()
+    }
+}
+
+/// An object in the answer is kept by somebody's finalizer: look again later.
+fn deleted<T>(kept: Option<T>) -> Outcome {
+    kept.map_or(Outcome::Gone, |_| Outcome::Refused(Refusal::Busy(None)))
 }
 
 /// The guarded write of podCIDRs. `podCIDR` and `podCIDRs` go together: where they differ the API

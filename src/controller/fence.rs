@@ -56,14 +56,15 @@ enum Step {
 #[derive(Debug, Default)]
 struct Lists {
     queue: Queue<Kind>,
-    nodes: bool,
-    subnets: bool,
+    /// Kinds whose list is still to come
+    left: BTreeSet<Kind>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Kind {
+pub(super) enum Kind {
     Nodes,
     Subnets,
+    Blocks,
 }
 
 impl Fence {
@@ -93,7 +94,7 @@ impl Fence {
                 "waiting for the first lists of {}",
                 world.missing().join(", ")
             ),
-            Step::Listing => "listing nodes and subnets after the take-over".to_owned(),
+            Step::Listing => "listing nodes, subnets and blocks after the take-over".to_owned(),
             Step::Touching => format!(
                 "fencing off the last leader: {} nodes to touch",
                 self.left.len()
@@ -112,6 +113,7 @@ impl Fence {
             Step::Listing => Some(match self.lists.queue.pop(now.mono)? {
                 Kind::Nodes => (Request::ListNodes, Purpose::FenceNodes),
                 Kind::Subnets => (Request::ListSubnets, Purpose::FenceSubnets),
+                Kind::Blocks => (Request::ListBlocks, Purpose::FenceBlocks),
             }),
             Step::Touching => self.next_touch(world, now),
         }
@@ -128,19 +130,20 @@ impl Fence {
     }
 
     fn begin(&mut self, world: &World) {
-        if self.takeover == Takeover::First && world.subnets.is_empty() {
+        if self.takeover == Takeover::First && world.subnets.is_empty() && world.blocks.is_empty() {
             self.step = Step::Done;
             return;
         }
         // The watches' own lists will do where they were asked for after the lease was won.
-        self.lists.nodes = world.nodes.is_listed_since(self.won);
-        self.lists.subnets = world.subnets.is_listed_since(self.won);
+        let listed = [
+            (Kind::Nodes, world.nodes.is_listed_since(self.won)),
+            (Kind::Subnets, world.subnets.is_listed_since(self.won)),
+            (Kind::Blocks, world.blocks.is_listed_since(self.won)),
+        ];
         self.step = Step::Listing;
-        if !self.lists.nodes {
-            self.lists.queue.add(Kind::Nodes);
-        }
-        if !self.lists.subnets {
-            self.lists.queue.add(Kind::Subnets);
+        for (kind, _) in listed.into_iter().filter(|(_, listed)| !listed) {
+            self.lists.left.insert(kind);
+            self.lists.queue.add(kind);
         }
         self.touch_if_listed(world);
     }
@@ -170,28 +173,18 @@ impl Fence {
         }
     }
 
-    /// The list of nodes is in the world (`taken`), or has to be asked for again.
-    pub fn listed_nodes(&mut self, taken: bool, world: &World, now: Now) {
-        self.lists.nodes = taken;
-        self.listed(Kind::Nodes, taken, world, now);
-    }
-
-    /// The same for NodeSubnets.
-    pub fn listed_subnets(&mut self, taken: bool, world: &World, now: Now) {
-        self.lists.subnets = taken;
-        self.listed(Kind::Subnets, taken, world, now);
-    }
-
-    fn listed(&mut self, kind: Kind, taken: bool, world: &World, now: Now) {
+    /// The list of that kind is in the world (`taken`), or has to be asked for again.
+    pub(super) fn listed(&mut self, kind: Kind, taken: bool, world: &World, now: Now) {
         if !taken {
             self.lists.queue.add_failed(kind, now.mono);
             return;
         }
+        self.lists.left.remove(&kind);
         self.touch_if_listed(world);
     }
 
     fn touch_if_listed(&mut self, world: &World) {
-        if !(self.lists.nodes && self.lists.subnets) {
+        if !self.lists.left.is_empty() {
             return;
         }
         self.step = Step::Touching;

@@ -46,6 +46,7 @@ impl Figures {
             quarantined: self.quarantined.to_string(),
             free: self.free.to_string(),
             utilization: format!("{percent}%"),
+            addresses: None,
         }
     }
 }

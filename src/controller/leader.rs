@@ -6,7 +6,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::fence::Fence;
+use super::block::BlockLoop;
+use super::blocks::Noted;
+use super::demand::Demand;
+use super::fence::{Fence, Kind};
 use super::figures::figures;
 use super::machine::{Settings, View};
 use super::podcidr::{PodCidrs, Reason};
@@ -18,7 +21,7 @@ use super::subnet::Subnets;
 use super::{Context, Now, Purpose};
 use crate::cluster::lease::Tenure;
 use crate::cluster::request::{Outcome, Request};
-use crate::cluster::seen::{Node, Text};
+use crate::cluster::seen::{Block, Node, Text};
 use crate::cluster::table::Delta;
 use crate::cluster::world::World;
 use crate::ipam::{Addr, Cidr};
@@ -40,6 +43,8 @@ pub(super) struct Leader {
     pub(super) dealing: bool,
     registry: Registry,
     podcidrs: PodCidrs,
+    demand: Demand,
+    blocks: BlockLoop,
     subnets: Subnets,
     quarantine: Quarantine,
     pools: PoolLoop,
@@ -59,6 +64,8 @@ impl Leader {
             dealing: false,
             registry: Registry::default(),
             podcidrs: PodCidrs::default(),
+            demand: Demand::default(),
+            blocks: BlockLoop::default(),
             subnets: Subnets::default(),
             quarantine: Quarantine::default(),
             pools: PoolLoop::default(),
@@ -96,6 +103,13 @@ impl Leader {
         for subnet in world.subnets.iter() {
             self.subnets.queue.add(subnet.name.clone());
         }
+        for node in world.nodes.iter() {
+            self.demand.add(node, &self.registry);
+        }
+        for entry in self.registry.blocks.iter() {
+            self.blocks.add(entry);
+            self.subnets.queue.add(entry.owner.name.clone());
+        }
         for key in self.registry.rests.keys() {
             self.subnets.queue.add(key.0.clone());
             self.quarantine.watch(key.clone(), &self.registry);
@@ -120,6 +134,9 @@ impl Leader {
         {
             self.survey_pools(world, settings, now);
         }
+        if !stopping {
+            self.decide_blocks(world, reports, now);
+        }
         let mut cx = Context {
             world,
             registry: &mut self.registry,
@@ -133,8 +150,14 @@ impl Leader {
             if let Some(found) = self.podcidrs.next(&mut cx, stopping) {
                 return Some(found);
             }
+            if let Some(found) = self.blocks.next_urgent(&mut cx, stopping) {
+                return Some(found);
+            }
+            if let Some(found) = self.subnets.next_urgent(&mut cx).filter(|_| !stopping) {
+                return Some(found);
+            }
         }
-        if self.podcidrs.take_recount() {
+        if self.podcidrs.take_recount() | self.demand.take_recount() {
             self.pools.mark();
         }
         if stopping || !room.background || self.podcidrs.queue.has_ready(now.mono) {
@@ -148,8 +171,12 @@ impl Leader {
                 }
             }
         }
+        for (pool, nodes, _) in self.demand.waiting() {
+            *waiting.entry(pool.clone()).or_default() += i64::try_from(nodes).unwrap_or(i64::MAX);
+        }
         self.subnets
             .next(&mut cx)
+            .or_else(|| self.blocks.next(&mut cx))
             .or_else(|| self.quarantine.next(&mut cx))
             .or_else(|| self.pools.next(&waiting, &mut cx))
     }
@@ -161,6 +188,10 @@ impl Leader {
         }
         let queues = [
             self.podcidrs.queue.next_at(),
+            self.demand.next_at(),
+            self.blocks.urgent.next_at(),
+            self.blocks.queue.next_at(),
+            self.subnets.urgent.next_at(),
             self.subnets.queue.next_at(),
             self.quarantine.queue.next_at(),
             self.pools.next_at(),
@@ -201,10 +232,16 @@ impl Leader {
                 self.podcidrs.queue.depth(),
                 self.podcidrs.queue.retries(),
             ),
+            ("demand", self.demand.depth().0, self.demand.depth().1),
+            (
+                "block",
+                self.blocks.urgent.depth() + self.blocks.queue.depth(),
+                self.blocks.urgent.retries() + self.blocks.queue.retries(),
+            ),
             (
                 "subnet",
-                self.subnets.queue.depth(),
-                self.subnets.queue.retries(),
+                self.subnets.urgent.depth() + self.subnets.queue.depth(),
+                self.subnets.urgent.retries() + self.subnets.queue.retries(),
             ),
             (
                 "quarantine",
@@ -215,10 +252,96 @@ impl Leader {
         ];
     }
 
-    /// A NodeSubnet has changed.
-    pub(super) fn subnet_changed(&mut self, name: &Text, world: &World) {
+    /// A NodeSubnet has changed, in what the agent says or otherwise.
+    pub(super) fn subnet_changed(&mut self, name: &Text, reported: bool, world: &World) {
         self.subnets.queue.add(name.clone());
         self.release(name, world);
+        let let_go = self.registry.blocks_let_go(name, world);
+        self.follow_up(
+            Noted {
+                blocks: let_go,
+                ..Noted::default()
+            },
+            world,
+        );
+        if reported {
+            self.demand.add_name(name, world, &self.registry);
+            self.pools.mark();
+        }
+    }
+
+    /// A block's object has changed.
+    pub(super) fn block_changed(&mut self, delta: &Delta<Block>, world: &World, now: Now) {
+        let noted = match (&delta.before, &delta.after) {
+            (_, Some(after)) => self.registry.block_seen(after, now),
+            (Some(before), None) => self.registry.block_gone(before),
+            (None, None) => return,
+        };
+        // The owner may have died before the object was seen.
+        if let Some(Ok(spec)) = delta.after.as_ref().map(|block| &block.spec) {
+            self.retire_stale(&spec.cidr, world, now);
+        }
+        self.follow_up(noted, world);
+    }
+
+    fn retire_stale(&mut self, cidr: &Cidr, world: &World, now: Now) {
+        let Some(owner) = self.registry.blocks.get(cidr).map(|entry| &entry.owner) else {
+            return;
+        };
+        let (name, uid) = (owner.name.clone(), owner.uid.clone());
+        let live = world.nodes.get(&name).is_some_and(|node| node.uid == uid);
+        if !live && !owner.resting {
+            let machine = crate::cluster::seen::Machine::default();
+            let blocks = self.registry.retire_blocks(&name, &uid, &machine, now);
+            for cidr in blocks {
+                self.blocks.queue.add(cidr);
+            }
+        }
+    }
+
+    /// What is decided about blocks before anything is sent.
+    fn decide_blocks(&mut self, world: &World, reports: &mut Vec<Report>, now: Now) {
+        let noted = self.registry.judge_blocks(world);
+        self.follow_up(noted, world);
+        let mut cx = Context {
+            world,
+            registry: &mut self.registry,
+            reports,
+            now,
+        };
+        let noted = self.demand.work(&mut cx);
+        for name in noted.nodes {
+            self.subnets.queue.add(name);
+        }
+        for cidr in noted.blocks {
+            self.pools.mark();
+            if let Some(entry) = self.registry.blocks.get(&cidr) {
+                self.blocks.add(entry);
+            }
+        }
+    }
+
+    fn follow_up(&mut self, noted: Noted, world: &World) {
+        for cidr in noted.blocks {
+            if let Some(entry) = self.registry.blocks.get(&cidr) {
+                self.blocks.add(entry);
+            }
+            self.pools.mark();
+        }
+        for name in noted.nodes {
+            self.subnets.urgent.add(name.clone());
+            self.demand.add_name(&name, world, &self.registry);
+        }
+        if noted.freed {
+            self.space_came();
+        }
+    }
+
+    /// A range is free again.
+    fn space_came(&mut self) {
+        self.podcidrs.wake();
+        self.demand.wake();
+        self.pools.mark();
     }
 
     /// A pool has changed: `spec` says whether in more than its status.
@@ -238,8 +361,10 @@ impl Leader {
         self.registry
             .pools
             .survey(world, &settings.service_cidrs, now.mono);
-        self.podcidrs.wake();
-        self.pools.mark();
+        self.space_came();
+        for node in world.nodes.iter() {
+            self.demand.add(node, &self.registry);
+        }
         if std::mem::take(&mut self.reattribute) {
             for subnet in world.subnets.iter() {
                 self.subnets.queue.add(subnet.name.clone());
@@ -263,9 +388,20 @@ impl Leader {
         self.resurvey_for(before, after);
         let Some(node) = after else { return };
         let before = before.filter(|b| same(b, node));
+        if before.is_none() {
+            let given = self.registry.give_blocks_back(node, now);
+            for cidr in given {
+                self.blocks.queue.add(cidr);
+                self.subnets.queue.add(node.name.clone());
+            }
+        }
+        if before.is_none_or(|b| b.labels != node.labels || b.deleting != node.deleting) {
+            self.demand.add(node, &self.registry);
+            self.subnets.queue.add(node.name.clone());
+        }
         let synced = self.registry.sync(node);
         if synced.freed {
-            self.podcidrs.wake();
+            self.space_came();
         }
         if node.is_empty() {
             self.podcidrs.queue.add(node.name.clone());
@@ -289,6 +425,13 @@ impl Leader {
 
     fn node_gone(&mut self, node: &Node, now: Now) {
         self.podcidrs.gone(node);
+        self.demand.gone(node);
+        let blocks = self
+            .registry
+            .retire_blocks(&node.name, &node.uid, &node.machine, now);
+        for cidr in blocks {
+            self.blocks.queue.add(cidr);
+        }
         if self.registry.retire(node, now) {
             self.quarantine
                 .watch((node.name.clone(), node.uid.clone()), &self.registry);
@@ -337,8 +480,7 @@ impl Leader {
 
     fn release(&mut self, name: &Text, world: &World) {
         if !self.subnets.is_open(name) && Quarantine::release(name, world, &mut self.registry) {
-            self.podcidrs.wake();
-            self.pools.mark();
+            self.space_came();
         }
     }
 
@@ -353,11 +495,15 @@ impl Leader {
     ) {
         match purpose {
             Purpose::FenceNodes => {
-                self.fence.listed_nodes(taken, world, now);
+                self.fence.listed(Kind::Nodes, taken, world, now);
                 return;
             }
             Purpose::FenceSubnets => {
-                self.fence.listed_subnets(taken, world, now);
+                self.fence.listed(Kind::Subnets, taken, world, now);
+                return;
+            }
+            Purpose::FenceBlocks => {
+                self.fence.listed(Kind::Blocks, taken, world, now);
                 return;
             }
             Purpose::Touch { name, uid } | Purpose::TouchRead { name, uid } => {
@@ -371,7 +517,7 @@ impl Leader {
             let known = world.nodes.get(&node.name);
             let behind = known.is_some_and(|known| known.uid == node.uid && known.is_empty());
             if behind && self.registry.sync(node).freed {
-                self.podcidrs.wake();
+                self.space_came();
             }
         }
         let mut cx = Context {
@@ -387,10 +533,16 @@ impl Leader {
             Purpose::AssignRead { name, uid } => {
                 self.podcidrs.answered_read(name, uid, outcome, &mut cx);
             }
-            Purpose::Subnet { name } | Purpose::SubnetRead { name } => {
+            Purpose::Subnet { name, .. } | Purpose::SubnetRead { name } => {
                 self.subnets.answered(name, outcome, &mut cx);
                 self.release(name, world);
             }
+            Purpose::Block { cidr, step } => {
+                let noted = self.blocks.answered(cidr, *step, outcome, &mut cx);
+                self.follow_up(noted, world);
+            }
+            Purpose::BlockPods { uid, .. } => self.blocks.answered_pods(uid, outcome, &mut cx),
+            Purpose::Answer { name } => self.subnets.answered_condition(name, outcome, &mut cx),
             Purpose::Quarantine { name, uid }
                 if self.quarantine.answered(name, uid, outcome, &mut cx) =>
             {

@@ -9,15 +9,18 @@
 //!   earlier tenure are dropped with it.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
+use super::blocks::Step;
 use super::figures::Figures;
 use super::leader::{Leader, Room};
 use super::report::Report;
 use super::{Now, Purpose};
+use crate::api::block_name;
 use crate::cluster::lease::Leadership;
 use crate::cluster::request::{Outcome, Refusal, Request, RequestId};
-use crate::cluster::seen::{Change, Node, Object, Pod, Pool, ServiceRange, Subnet, Text};
+use crate::cluster::seen::{Block, Change, Node, Object, Pod, Pool, ServiceRange, Subnet, Text};
 use crate::cluster::table::{Delta, Table};
 use crate::cluster::world::World;
 use crate::ipam::{Cidr, Family};
@@ -55,6 +58,8 @@ pub enum Event {
     Pools(Change<Pool>),
     /// A step of the watch of NodeSubnets
     Subnets(Change<Subnet>),
+    /// A step of the watch of IPAMBlocks
+    Blocks(Change<Block>),
     /// A step of the watch of ServiceCIDRs
     ServiceRanges(Change<ServiceRange>),
     /// A step of the watch of pods
@@ -89,6 +94,8 @@ pub struct View {
     pub dealing: bool,
     /// Every pool and family
     pub pools: Vec<(Text, Family, Figures)>,
+    /// Blocks by what they are about
+    pub blocks: BTreeMap<&'static str, usize>,
     /// Nodes that wait, by reason
     pub waiting: BTreeMap<&'static str, usize>,
     /// Pairs of nodes with common addresses
@@ -148,6 +155,11 @@ impl Controller {
             Event::Subnets(change) => {
                 for delta in self.world.subnets.change(change) {
                     self.subnet_changed(&delta);
+                }
+            }
+            Event::Blocks(change) => {
+                for delta in self.world.blocks.change(change) {
+                    self.block_changed(&delta, now);
                 }
             }
             Event::Pools(change) => {
@@ -266,10 +278,13 @@ impl Controller {
             .map_or_else(|| "".into(), |leader| leader.tenure.term.clone());
         let loop_name = purpose.loop_name();
         let (epoch, known) = match &purpose {
-            Purpose::Subnet { name } | Purpose::SubnetRead { name } => {
+            Purpose::Subnet { name, .. } | Purpose::SubnetRead { name } => {
                 about(&self.world.subnets, name)
             }
+            Purpose::Answer { name } => about(&self.world.subnets, name),
             Purpose::FenceSubnets => (self.world.subnets.epoch(), None),
+            Purpose::FenceBlocks => (self.world.blocks.epoch(), None),
+            Purpose::Block { cidr, .. } => about(&self.world.blocks, &block_name(cidr)),
             Purpose::Pool { name } | Purpose::PoolRead { name } => about(&self.world.pools, name),
             _ => (self.world.nodes.epoch(), None),
         };
@@ -319,7 +334,18 @@ impl Controller {
         let Some(subnet) = delta.after.as_ref().or(delta.before.as_ref()) else {
             return;
         };
-        leader.subnet_changed(&subnet.name, &self.world);
+        let report = |subnet: &Option<Arc<Subnet>>| {
+            let subnet = subnet.as_deref();
+            subnet.map(|subnet| subnet.report.clone())
+        };
+        let reported = report(&delta.before) != report(&delta.after);
+        leader.subnet_changed(&subnet.name, reported, &self.world);
+    }
+
+    fn block_changed(&mut self, delta: &Delta<Block>, now: Now) {
+        if let Some(leader) = self.leader.as_mut().filter(|leader| leader.dealing) {
+            leader.block_changed(delta, &self.world, now);
+        }
     }
 
     fn pool_changed(&mut self, delta: &Delta<Pool>) {
@@ -380,6 +406,30 @@ impl Controller {
                     self.pool_changed(&delta);
                 }
             }
+            // A creation counts once the watch shows it: only the watch tells what stood before it.
+            (Outcome::Block(block), _) if self.world.blocks.get(&block.name).is_some() => {
+                if let Some(delta) = self.world.blocks.answer(block.clone(), epoch) {
+                    self.block_changed(&delta, now);
+                }
+            }
+            (Outcome::Blocks(blocks), _) => {
+                let Some(deltas) = self.world.blocks.replace(blocks.clone(), epoch) else {
+                    return false;
+                };
+                for delta in deltas {
+                    self.block_changed(&delta, now);
+                }
+                return true;
+            }
+            (Outcome::Refused(Refusal::Missing) | Outcome::Gone, Purpose::Block { cidr, .. }) => {
+                let delta = pending
+                    .known
+                    .as_ref()
+                    .and_then(|uid| self.world.blocks.forget(&block_name(cidr), uid));
+                if let Some(delta) = delta {
+                    self.block_changed(&delta, now);
+                }
+            }
             (Outcome::Nodes(nodes), _) => {
                 let Some(deltas) = self.world.nodes.replace(nodes.clone(), epoch) else {
                     return false;
@@ -411,7 +461,9 @@ impl Controller {
             }
             (
                 Outcome::Refused(Refusal::Missing) | Outcome::Gone,
-                Purpose::Subnet { name } | Purpose::SubnetRead { name },
+                Purpose::Subnet { name, .. }
+                | Purpose::SubnetRead { name }
+                | Purpose::Answer { name },
             ) => {
                 let delta = pending
                     .known
@@ -447,5 +499,9 @@ fn about<T: Object>(table: &Table<T>, name: &str) -> (u64, Option<Text>) {
 }
 
 fn is_critical(purpose: &Purpose) -> bool {
-    matches!(purpose.loop_name(), "podcidr" | "fence")
+    match purpose {
+        Purpose::Subnet { urgent, .. } => *urgent,
+        Purpose::Block { step, .. } => matches!(step, None | Some(Step::Create)),
+        _ => matches!(purpose.loop_name(), "podcidr" | "fence"),
+    }
 }

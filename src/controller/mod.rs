@@ -2,7 +2,9 @@
 //!
 //! ```text
 //!  watches ──► World ──┐                      ┌──► podcidr     node.spec.podCIDRs, one guarded PATCH a node
-//!  answers ──► World ──┼─► Controller ─ Leader ┼──► subnet      NodeSubnet.spec
+//!  answers ──► World ──┼─► Controller ─ Leader ┼──► demand      how many blocks a node has, needs, can spare
+//!                      │        │             ├──► block       IPAMBlocks
+//!                      │        │             ├──► subnet      NodeSubnet.spec
 //!  lease ──────────────┘        │             ├──► quarantine  ranges of dead nodes rest, then are free
 //!                               │             └──► pool        finalizer, conditions, counts
 //!                               └─ fence (after a take-over, before anything else)
@@ -15,7 +17,8 @@
 //! | [`fence`] | what a new leader does before it deals |
 //! | [`registry`] | the leader's ledger: who holds what, what rests |
 //! | [`pools`], [`selector`] | what every pool may do right now, and which nodes it serves |
-//! | [`podcidr`], [`subnet`], [`quarantine`], [`pool`] | the loops |
+//! | [`blocks`] | the leader's blocks: which node has which, and how far each is |
+//! | [`podcidr`], [`demand`], [`block`], [`subnet`], [`quarantine`], [`pool`] | the loops |
 //! | [`figures`], [`conditions`] | what a pool's status says |
 //! | [`queue`], [`report`] | keyed work with back-off; Kubernetes events to be |
 //! | [`run`], [`events`] | the shell: the only place with IO |
@@ -25,7 +28,10 @@
 //! (state, event, now). The
 //! code that runs under simulation is the code that ships.
 
+pub mod block;
+pub mod blocks;
 pub mod conditions;
+pub mod demand;
 pub mod events;
 pub mod fence;
 pub mod figures;
@@ -49,6 +55,8 @@ use std::time::Duration;
 
 use crate::cluster::seen::Text;
 use crate::cluster::world::World;
+use crate::ipam::Cidr;
+use blocks::Step;
 use registry::Registry;
 
 /// The moment of a step.
@@ -89,12 +97,20 @@ pub enum Purpose {
     Assign { name: Text, uid: Text },
     /// What became of them
     AssignRead { name: Text, uid: Text },
-    /// A write of a NodeSubnet
-    Subnet { name: Text },
+    /// A write of a NodeSubnet, and whether a node waits for it
+    Subnet { name: Text, urgent: bool },
     /// What became of it
     SubnetRead { name: Text },
     /// The last look at a dead node's pods
     Quarantine { name: Text, uid: Text },
+    /// A write of a block's object, or a read of it
+    Block { cidr: Cidr, step: Option<Step> },
+    /// The last look at the pods of a dead node that had blocks
+    BlockPods { name: Text, uid: Text },
+    /// The fence's consistent list of IPAMBlocks
+    FenceBlocks,
+    /// The answer to an agent's status
+    Answer { name: Text },
     /// A write of a pool's finalizers or status
     Pool { name: Text },
     /// What became of it
@@ -107,10 +123,14 @@ impl Purpose {
         match self {
             Purpose::FenceNodes
             | Purpose::FenceSubnets
+            | Purpose::FenceBlocks
             | Purpose::Touch { .. }
             | Purpose::TouchRead { .. } => "fence",
             Purpose::Assign { .. } | Purpose::AssignRead { .. } => "podcidr",
-            Purpose::Subnet { .. } | Purpose::SubnetRead { .. } => "subnet",
+            Purpose::Subnet { .. } | Purpose::SubnetRead { .. } | Purpose::Answer { .. } => {
+                "subnet"
+            }
+            Purpose::Block { .. } | Purpose::BlockPods { .. } => "block",
             Purpose::Quarantine { .. } => "quarantine",
             Purpose::Pool { .. } | Purpose::PoolRead { .. } => "pool",
         }

@@ -18,6 +18,7 @@ use super::queue::Queue;
 use super::registry::Registry;
 use super::report::{About, POD_CIDR_ASSIGNED, Report, WAITING, WRITE_REJECTED};
 use super::{Context, Purpose};
+use crate::api::Allocate;
 use crate::cluster::request::{Assignment, Outcome, Refusal, Request};
 use crate::cluster::seen::{Node, Text};
 use crate::ipam::{Addr, Cidr, Full, State};
@@ -152,7 +153,18 @@ impl PodCidrs {
     /// New ranges from the best pool that has room.
     fn deal(&mut self, node: &Node, cx: &mut Context) -> Decision {
         let (world, registry) = (cx.world, &mut *cx.registry);
-        let choices = registry.pools.choices(node, &registry.ledger, &self.full);
+        let mode = Allocate::NodeCIDR;
+        let choices = registry
+            .pools
+            .choices(mode, node, &registry.ledger, &self.full);
+        let soon: Vec<Text> = registry
+            .pools
+            .starting_before(mode, node, choices.first())
+            .map(|state| state.name.clone())
+            .collect();
+        if !soon.is_empty() {
+            return Decision::Wait(Reason::Barred { pools: soon }, String::new());
+        }
         if choices.is_empty() {
             return barred(node, registry);
         }
@@ -364,7 +376,8 @@ fn in_order(cidrs: impl Iterator<Item = Cidr>) -> Vec<Cidr> {
 fn give_back(node: &Node, registry: &mut Registry) -> Option<Vec<Cidr>> {
     let ranges = registry.resting_for(node)?.ranges.clone();
     let pool = registry.pools.of(ranges.first()?)?;
-    let fits = pool.is_serving()
+    let fits = pool.allocate == Allocate::NodeCIDR
+        && pool.is_serving()
         && pool.selector.matches(&node.labels)
         && pool.space.families().count() == ranges.len()
         && ranges
@@ -400,7 +413,7 @@ fn full_note(pool: &str, full: &Full) -> String {
 }
 
 fn barred(node: &Node, registry: &Registry) -> Decision {
-    let barred: Vec<_> = registry.pools.barred(node).collect();
+    let barred: Vec<_> = registry.pools.barred(Allocate::NodeCIDR, node).collect();
     if barred.is_empty() {
         return Decision::Wait(Reason::Unmanaged, String::new());
     }

@@ -9,10 +9,10 @@ use std::fmt;
 use std::time::Duration;
 
 use super::selector::Selector;
-use crate::api::{FINALIZER, IPPoolSpec};
+use crate::api::{Allocate, Assignment, FINALIZER, FirstBlock, IPPoolSpec};
 use crate::cluster::seen::{Node, Pool, Text};
 use crate::cluster::world::World;
-use crate::ipam::{self, Cidr, Dual, Family, Ledger, Ranges, Span};
+use crate::ipam::{self, Cidr, Closing, Dual, Family, Ledger, Ranges, Span};
 
 /// Quarantine of ranges that lie outside every pool.
 pub const DEFAULT_QUARANTINE: Duration = Duration::from_secs(60);
@@ -24,8 +24,16 @@ pub struct PoolState {
     pub name: Text,
     /// Its UID
     pub uid: Text,
+    /// Whether it gives podCIDRs or blocks
+    pub allocate: Allocate,
     /// What it may carve, with the next-fit cursors
     pub space: ipam::Pool,
+    /// How it gives blocks
+    pub terms: BlockTerms,
+    /// What is never given out of it
+    pub reserved: Vec<Span>,
+    /// From how many percent of utilization on it is nearly exhausted
+    pub nearly_exhausted: u32,
     /// Which nodes it serves
     pub selector: Selector,
     /// Higher first
@@ -40,6 +48,20 @@ pub struct PoolState {
     pub left_out: Vec<String>,
     /// Until when it holds back because somebody else writes podCIDRs in its range (monotonic)
     pub hold_until: Option<Duration>,
+}
+
+/// How a pool gives blocks.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BlockTerms {
+    /// Whether a node gets its first block unasked: not where only those who ask by name, or only
+    /// some pods, may use the pool
+    pub first_on_sight: bool,
+    /// Only for those who ask by name
+    pub manual: bool,
+    /// How many blocks of a family a node may have
+    pub most: Option<usize>,
+    /// How long a block that a node can do without stays empty
+    pub idle: Duration,
 }
 
 /// Whether a pool serves.
@@ -91,6 +113,11 @@ impl fmt::Display for Verdict {
 }
 
 impl PoolState {
+    /// Whether it serves the node, were it to serve at all.
+    pub fn selects(&self, node: &Node) -> bool {
+        self.selector.matches(&node.labels)
+    }
+
     /// Whether it carves now.
     pub fn is_serving(&self) -> bool {
         self.verdict == Verdict::Serving
@@ -179,12 +206,18 @@ impl Pools {
     /// The serving pools that select the node, in the order in which they are tried: priority, the
     /// most specific selector, the most room, name.
     /// Those in `full` have none.
-    pub fn choices<V>(&self, node: &Node, ledger: &Ledger, full: &BTreeMap<Text, V>) -> Vec<Text> {
+    pub fn choices<V>(
+        &self,
+        allocate: Allocate,
+        node: &Node,
+        ledger: &Ledger,
+        full: &BTreeMap<Text, V>,
+    ) -> Vec<Text> {
         let mut matching: Vec<&PoolState> = self
             .by_rank
             .iter()
             .filter_map(|name| self.states.get(name))
-            .filter(|state| state.selector.matches(&node.labels))
+            .filter(|state| state.allocate == allocate && state.selects(node))
             .collect();
         let tied = matching
             .windows(2)
@@ -206,10 +239,40 @@ impl Pools {
             .collect()
     }
 
+    /// The pools that a node may ask for blocks, best first but for room.
+    pub fn block_pools<'a>(&'a self, node: &'a Node) -> impl Iterator<Item = String> {
+        let states = self.by_rank.iter().filter_map(|name| self.states.get(name));
+        states
+            .filter(|state| state.allocate == Allocate::Blocks && state.selects(node))
+            .map(|state| state.name.to_string())
+    }
+
+    /// The pools that would be tried before the best of the choices but are not ready yet, which takes
+    /// them a moment: what a node gets now it has for good.
+    pub fn starting_before<'a>(
+        &'a self,
+        allocate: Allocate,
+        node: &'a Node,
+        best: Option<&'a Text>,
+    ) -> impl Iterator<Item = &'a PoolState> {
+        let best = best.and_then(|name| self.get(name)).map(PoolState::rank);
+        self.states.values().filter(move |state| {
+            state.verdict == Verdict::Starting
+                && state.allocate == allocate
+                && best.is_none_or(|best| state.rank() > best)
+                && state.selects(node)
+        })
+    }
+
     /// The pools that select the node but do not serve now.
-    pub fn barred<'a>(&'a self, node: &'a Node) -> impl Iterator<Item = &'a PoolState> {
-        self.states.values().filter(|state| {
+    pub fn barred<'a>(
+        &'a self,
+        allocate: Allocate,
+        node: &'a Node,
+    ) -> impl Iterator<Item = &'a PoolState> {
+        self.states.values().filter(move |state| {
             !state.is_serving()
+                && state.allocate == allocate
                 && !matches!(state.verdict, Verdict::Invalid(_))
                 && state.selector.matches(&node.labels)
         })
@@ -309,7 +372,7 @@ fn survey_one(
         older.0.entry(*range).or_insert_with(|| pool.name.clone());
     }
 
-    let mut blocked = parsed.reserved;
+    let mut blocked = parsed.reserved.clone();
     let mut left_out = Vec::new();
     for range in &ranges {
         for service in services.iter().filter(|service| service.overlaps(range)) {
@@ -332,8 +395,12 @@ fn survey_one(
         Some(state) => state.space,
         None => ipam::Pool::new(Dual::default()),
     };
+    space.set_closing(match parsed.allocate {
+        Allocate::Blocks => Closing::Covered,
+        Allocate::NodeCIDR => Closing::Touched,
+    });
     space.set_ranges(parsed.ranges);
-    space.set_blocked(blocked);
+    space.set_blocked(blocked.clone());
 
     let verdict = if let Some(why) = invalid {
         Verdict::Invalid(why)
@@ -357,7 +424,11 @@ fn survey_one(
     PoolState {
         name: pool.name.clone(),
         uid: pool.uid.clone(),
+        allocate: parsed.allocate,
         space,
+        terms: parsed.terms,
+        reserved: blocked,
+        nearly_exhausted: parsed.nearly_exhausted,
         selector: parsed.selector,
         priority: parsed.priority,
         quarantine: parsed.quarantine,
@@ -370,6 +441,9 @@ fn survey_one(
 
 /// A spec whose texts have been read.
 struct Parsed {
+    allocate: Allocate,
+    terms: BlockTerms,
+    nearly_exhausted: u32,
     ranges: Dual<Option<Ranges>>,
     reserved: Vec<Span>,
     selector: Selector,
@@ -381,6 +455,14 @@ struct Parsed {
 impl Default for Parsed {
     fn default() -> Self {
         Parsed {
+            allocate: Allocate::default(),
+            terms: BlockTerms {
+                first_on_sight: false,
+                manual: false,
+                most: None,
+                idle: Duration::ZERO,
+            },
+            nearly_exhausted: 100,
             ranges: Dual::default(),
             reserved: Vec::new(),
             selector: Selector::default(),
@@ -398,12 +480,14 @@ impl Parsed {
         let v4 = spec
             .ipv4
             .as_ref()
-            .map(|r| ranges(Family::V4, "ipv4", &r.cidrs, r.block_size))
+            .zip(spec.ipv4_block_size())
+            .map(|(r, size)| ranges(Family::V4, "ipv4", &r.cidrs, size))
             .transpose()?;
         let v6 = spec
             .ipv6
             .as_ref()
-            .map(|r| ranges(Family::V6, "ipv6", &r.cidrs, r.block_size))
+            .zip(spec.ipv6_block_size())
+            .map(|(r, size)| ranges(Family::V6, "ipv6", &r.cidrs, size))
             .transpose()?;
         if v4.is_none() && v6.is_none() {
             return Err("neither ipv4 nor ipv6 is given: give at least one".into());
@@ -413,7 +497,23 @@ impl Parsed {
             .iter()
             .map(|text| Span::parse(text).map_err(|error| format!("reserved: {error}")))
             .collect::<Result<_, _>>()?;
+        let namespaces = Selector::new(spec.namespace_selector.as_ref())
+            .map_err(|error| format!("namespaceSelector: {error}"))?;
+        let pods = Selector::new(spec.pod_selector.as_ref())
+            .map_err(|error| format!("podSelector: {error}"))?;
+        let manual = spec.assignment == Assignment::Manual;
+        let for_all = namespaces.specificity() + pods.specificity() == 0;
         Ok(Parsed {
+            allocate: spec.allocate,
+            terms: BlockTerms {
+                first_on_sight: spec.first_block == FirstBlock::OnSight && !manual && for_all,
+                manual,
+                most: spec
+                    .max_blocks_per_node
+                    .and_then(|most| most.try_into().ok()),
+                idle: Duration::from_secs(spec.idle_seconds.into()),
+            },
+            nearly_exhausted: spec.nearly_exhausted_percent,
             ranges: Dual { v4, v6 },
             reserved,
             selector: Selector::new(spec.node_selector.as_ref())

@@ -14,6 +14,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use super::Now;
+use super::blocks::Blocks;
 use super::pools::{DEFAULT_QUARANTINE, Pools};
 use crate::api::{HeldRange, PreviousHolder};
 use crate::cluster::seen::{Machine, Node, Subnet, Text};
@@ -60,7 +61,9 @@ pub struct Registry {
     pub pools: Pools,
     /// What rests
     pub rests: BTreeMap<RestKey, Rest>,
-    holders: Holders,
+    /// Affinity blocks
+    pub blocks: Blocks,
+    pub(super) holders: Holders,
     conflicts: BTreeSet<(ClaimId, ClaimId)>,
 }
 
@@ -83,17 +86,18 @@ impl Registry {
         for node in world.nodes.iter() {
             registry.supersede(node);
         }
+        registry.rebuild_blocks(world, now);
         (registry, overlapping)
     }
 
     /// The holder that stands for a node's UID.
     pub fn holder(&mut self, name: &Text, uid: &Text) -> Holder {
-        self.holders.intern(name, uid)
+        self.holders.intern(Use::PodCidrs, name, uid)
     }
 
     /// The claims of a node's UID.
     pub fn claims_of(&self, uid: &str) -> Vec<(ClaimId, Cidr, State)> {
-        let Some(holder) = self.holders.get(uid) else {
+        let Some(holder) = self.holders.get(Use::PodCidrs, uid) else {
             return Vec::new();
         };
         self.ledger
@@ -190,7 +194,7 @@ impl Registry {
         let mut ranges: Vec<Cidr> = claims.iter().map(|(_, cidr, _)| *cidr).collect();
         ranges.sort_unstable();
         if ranges.is_empty() {
-            self.holders.drop_uid(&node.uid);
+            self.holders.drop_uid(Use::PodCidrs, &node.uid);
             return false;
         }
         for (id, _, _) in claims {
@@ -211,7 +215,7 @@ impl Registry {
         for (id, _, _) in self.claims_of(&key.1) {
             self.ledger.release(id);
         }
-        self.holders.drop_uid(&key.1);
+        self.holders.drop_uid(Use::PodCidrs, &key.1);
     }
 
     /// Ranges that rest from an earlier Node object of the same machine and name, if it may have
@@ -336,9 +340,7 @@ impl Registry {
 impl Rest {
     fn new(machine: Machine, ranges: Vec<Cidr>, quarantine: Duration, now: Now) -> Self {
         let until_wall = now.wall.saturating_add(quarantine).unwrap_or(now.wall);
-        // Whole seconds, rounded up: what the API stores and gives back equal.
-        let seconds = until_wall.as_second() + i64::from(until_wall.subsec_nanosecond() > 0);
-        let until_wall = Timestamp::from_second(seconds).unwrap_or(until_wall);
+        let until_wall = whole_seconds(until_wall);
         Rest {
             machine,
             ranges,
@@ -347,6 +349,12 @@ impl Rest {
             leaving: false,
         }
     }
+}
+
+/// Rounded up: what the API stores and gives back equal.
+pub(super) fn whole_seconds(time: Timestamp) -> Timestamp {
+    let seconds = time.as_second() + i64::from(time.subsec_nanosecond() > 0);
+    Timestamp::from_second(seconds).unwrap_or(time)
 }
 
 fn read_ranges(ranges: &[HeldRange]) -> Vec<Cidr> {
@@ -363,17 +371,26 @@ fn machine(provider_id: Option<&str>, machine_id: Option<&str>) -> Machine {
     }
 }
 
+/// What a node holds ranges for: podCIDRs come and go with the Node, blocks by themselves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Use {
+    /// `node.spec.podCIDRs`
+    PodCidrs,
+    /// IPAMBlocks
+    Blocks,
+}
+
 /// Node UIDs as the ledger's dense holders.
 #[derive(Debug, Default)]
-struct Holders {
-    by_uid: BTreeMap<Text, Holder>,
+pub(super) struct Holders {
+    by_uid: BTreeMap<(Use, Text), Holder>,
     who: Vec<Option<(Text, Text)>>,
     free: Vec<Holder>,
 }
 
 impl Holders {
-    fn intern(&mut self, name: &Text, uid: &Text) -> Holder {
-        if let Some(holder) = self.by_uid.get(uid) {
+    pub(super) fn intern(&mut self, purpose: Use, name: &Text, uid: &Text) -> Holder {
+        if let Some(holder) = self.by_uid.get(&(purpose, uid.clone())) {
             return *holder;
         }
         let who = Some((name.clone(), uid.clone()));
@@ -384,12 +401,12 @@ impl Holders {
             self.who.push(who);
             Holder(u32::try_from(self.who.len() - 1).unwrap_or(u32::MAX))
         };
-        self.by_uid.insert(uid.clone(), holder);
+        self.by_uid.insert((purpose, uid.clone()), holder);
         holder
     }
 
-    fn get(&self, uid: &str) -> Option<Holder> {
-        self.by_uid.get(uid).copied()
+    pub(super) fn get(&self, purpose: Use, uid: &str) -> Option<Holder> {
+        self.by_uid.get(&(purpose, uid.into())).copied()
     }
 
     fn all(&self) -> impl Iterator<Item = Holder> + '_ {
@@ -401,8 +418,8 @@ impl Holders {
     }
 
     /// Only for UIDs without claims.
-    fn drop_uid(&mut self, uid: &str) {
-        if let Some(holder) = self.by_uid.remove(uid) {
+    pub(super) fn drop_uid(&mut self, purpose: Use, uid: &str) {
+        if let Some(holder) = self.by_uid.remove(&(purpose, uid.into())) {
             self.who[holder.0 as usize] = None;
             self.free.push(holder);
         }

@@ -47,3 +47,7 @@ pub const OVERLAPPING: &str = "OverlappingPodCIDR";
 pub const UNREADABLE: &str = "UnreadablePodCIDR";
 /// Somebody else writes podCIDRs.
 pub const SECOND_WRITER: &str = "SecondWriter";
+/// A node lacks blocks of a pool that has none left.
+pub const WAITING_FOR_BLOCK: &str = "WaitingForBlock";
+/// A node has waited for blocks and now has them.
+pub const BLOCK_ASSIGNED: &str = "BlockAssigned";

@@ -104,6 +104,7 @@ fn follow_all(follower: &Follower) -> JoinSet<()> {
         convert::subnet,
         Event::Subnets,
     ));
+    watches.spawn(follow("ipamblocks", with(), convert::block, Event::Blocks));
     watches
 }
 

@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
+use super::demand::report_of;
 use super::queue::Queue;
 use super::registry::Registry;
 use super::{Context, Purpose};
@@ -15,12 +16,17 @@ use crate::api::{NodeSubnetSpec, PreviousHolder};
 use crate::cluster::request::{Outcome, Refusal, Request};
 use crate::cluster::seen::{Subnet, Text};
 use crate::cluster::world::World;
+use crate::ipam::Addr;
 
 /// The loop's own state.
 #[derive(Debug, Default)]
 pub struct Subnets {
+    /// Names to look at first: nodes wait for what is told there
+    pub urgent: Queue<Text>,
     /// Names to look at
     pub queue: Queue<Text>,
+    /// Answers to agents on their way
+    answering: BTreeSet<Text>,
     /// Names with a request in flight
     in_flight: BTreeSet<Text>,
     /// Names to read before the next write: what is there is not known
@@ -28,30 +34,78 @@ pub struct Subnets {
 }
 
 impl Subnets {
-    /// The next request, if a NodeSubnet is not as it should be.
-    pub fn next(&mut self, cx: &mut Context) -> Option<(Request, Purpose)> {
-        while let Some(name) = self.queue.pop(cx.now.mono) {
-            if self.in_flight.contains(&name) {
-                continue;
-            }
-            if self.to_read.remove(&name) {
-                self.in_flight.insert(name.clone());
-                return Some((
-                    Request::ReadSubnet { name: name.clone() },
-                    Purpose::SubnetRead { name },
-                ));
-            }
-            let wanted = wanted(&name, cx.world, cx.registry);
-            if let Some(request) = difference(
-                &name,
-                wanted,
-                cx.world.subnets.get(&name).map(AsRef::as_ref),
-            ) {
-                self.in_flight.insert(name.clone());
-                return Some((request, Purpose::Subnet { name }));
+    /// The next request that a node waits for, if its NodeSubnet is not as it should be.
+    pub fn next_urgent(&mut self, cx: &mut Context) -> Option<(Request, Purpose)> {
+        while let Some(name) = self.urgent.pop(cx.now.mono) {
+            if let Some(found) = self.request(name, true, cx) {
+                return Some(found);
             }
         }
         None
+    }
+
+    /// The next request, if a NodeSubnet is not as it should be.
+    pub fn next(&mut self, cx: &mut Context) -> Option<(Request, Purpose)> {
+        while let Some(name) = self.queue.pop(cx.now.mono) {
+            let found = self.request(name.clone(), false, cx);
+            if let Some(found) = found.or_else(|| self.answer(&name, cx)) {
+                return Some(found);
+            }
+        }
+        None
+    }
+
+    fn request(
+        &mut self,
+        name: Text,
+        urgent: bool,
+        cx: &mut Context,
+    ) -> Option<(Request, Purpose)> {
+        if self.in_flight.contains(&name) {
+            return None;
+        }
+        if self.to_read.remove(&name) {
+            self.in_flight.insert(name.clone());
+            return Some((
+                Request::ReadSubnet { name: name.clone() },
+                Purpose::SubnetRead { name },
+            ));
+        }
+        let is = cx.world.subnets.get(&name).map(AsRef::as_ref);
+        let wanted = wanted(&name, is, cx.world, cx.registry);
+        let request = difference(&name, wanted, is)?;
+        self.in_flight.insert(name.clone());
+        Some((request, Purpose::Subnet { name, urgent }))
+    }
+
+    /// Tells an agent, by a condition, what of its status could not be taken.
+    fn answer(&mut self, name: &Text, cx: &Context) -> Option<(Request, Purpose)> {
+        let subnet = cx.world.subnets.get(name)?;
+        let (accepted, message) = judgement(subnet, cx)?;
+        let told = subnet.report.as_ref()?.accepted.as_ref();
+        let is_told = told.is_some_and(|told| *told == (accepted, message.clone()));
+        // That all is well needs telling only after trouble.
+        if is_told || (accepted && told.is_none()) || !self.answering.insert(name.clone()) {
+            return None;
+        }
+        let request = Request::SetSubnetCondition {
+            name: name.clone(),
+            uid: subnet.uid.clone(),
+            accepted,
+            message,
+        };
+        Some((request, Purpose::Answer { name: name.clone() }))
+    }
+
+    /// Takes in what became of such an answer.
+    pub fn answered_condition(&mut self, name: &Text, outcome: &Outcome, cx: &mut Context) {
+        self.answering.remove(name);
+        match outcome {
+            Outcome::Subnet(_) | Outcome::Refused(Refusal::Missing) => self.queue.add(name.clone()),
+            _ => {
+                self.queue.add_failed(name.clone(), cx.now.mono);
+            }
+        }
     }
 
     /// Whether a write for the name may still be on its way.
@@ -80,8 +134,20 @@ impl Subnets {
 }
 
 /// The spec that should be, or nothing when there is nothing to tell.
-fn wanted(name: &Text, world: &World, registry: &Registry) -> Option<NodeSubnetSpec> {
+fn wanted(
+    name: &Text,
+    is: Option<&Subnet>,
+    world: &World,
+    registry: &Registry,
+) -> Option<NodeSubnetSpec> {
     let node = world.nodes.get(name);
+    let report = node.and_then(|node| report_of(node, world));
+    let blocks = node
+        .map(|node| registry.listed_blocks(&node.uid, report))
+        .unwrap_or_default();
+    let pools: Vec<String> = node
+        .map(|node| registry.pools.block_pools(node).collect())
+        .unwrap_or_default();
     let previous: Vec<PreviousHolder> = registry
         .rests_of(name)
         .filter(|(_, rest)| !rest.leaving)
@@ -96,7 +162,10 @@ fn wanted(name: &Text, world: &World, registry: &Registry) -> Option<NodeSubnetS
     let pod_cidrs = node
         .map(|node| registry.held_ranges(&node.pod_cidrs))
         .unwrap_or_default();
-    if pod_cidrs.is_empty() && previous.is_empty() {
+    let nothing = pod_cidrs.is_empty() && previous.is_empty() && blocks.is_empty();
+    // While the node lives its NodeSubnet stays: a late creation by an earlier leader finds it there.
+    let stays = node.is_some() && (is.is_some() || !pools.is_empty());
+    if nothing && !stays {
         return None;
     }
     let text = |text: &Text| text.to_string();
@@ -105,8 +174,78 @@ fn wanted(name: &Text, world: &World, registry: &Registry) -> Option<NodeSubnetS
         provider_id: node.and_then(|node| node.machine.provider_id.as_ref().map(text)),
         machine_id: node.and_then(|node| node.machine.machine_id.as_ref().map(text)),
         pod_cidrs,
+        blocks,
+        pools,
+        suspects: Vec::new(),
         previous,
     })
+}
+
+/// What is to be said of an agent's status, if there is one: whether all of it was understood and
+/// concerns what the node has, and if not, what of it was left out.
+fn judgement(subnet: &Subnet, cx: &Context) -> Option<(bool, String)> {
+    let report = subnet.report.as_ref()?;
+    let node = cx.world.nodes.get(&subnet.name)?;
+    if report.node_uid.is_empty() && report.refusals == 0 {
+        return None;
+    }
+    let mut wrong = report.refused.clone();
+    let mut count = report.refusals;
+    if report.node_uid != node.uid && !report.node_uid.is_empty() {
+        let text = format!(
+            "it is of node UID {}, this node is {}: none of it is read",
+            report.node_uid, node.uid
+        );
+        return Some((false, text));
+    }
+    let blocks = &cx.registry.blocks;
+    let own = |addr: &Addr| {
+        let mut of_node = blocks.of(&node.uid).map(|entry| entry.cidr);
+        of_node.any(|cidr| cidr.contains_addr(*addr))
+            || node.pod_cidrs.iter().any(|cidr| cidr.contains_addr(*addr))
+    };
+    let strange: Vec<&Addr> = report
+        .allocations
+        .iter()
+        .map(|(addr, _)| addr)
+        .filter(|a| !own(a))
+        .collect();
+    if let Some(addr) = strange.first() {
+        count += strange.len() as u64;
+        wrong.push(format!(
+            "allocations: {addr} is in no block and no podCIDR of this node ({} such)",
+            strange.len()
+        ));
+    }
+    let unknown = |pool: &&Text| {
+        !cx.registry
+            .pools
+            .get(pool)
+            .is_some_and(|it| it.selects(node))
+    };
+    let pools: Vec<&Text> = report
+        .demand
+        .iter()
+        .map(|(pool, _)| pool)
+        .filter(unknown)
+        .collect();
+    if let Some(pool) = pools.first() {
+        count += pools.len() as u64;
+        wrong.push(format!(
+            "pools: \"{pool}\" does not exist or does not select this node ({} such)",
+            pools.len()
+        ));
+    }
+    if count == 0 {
+        return Some((true, "all of the status is understood".to_owned()));
+    }
+    Some((
+        false,
+        format!(
+            "{count} entries of the status are left out, all others are used: {}",
+            wrong.join("; ")
+        ),
+    ))
 }
 
 fn difference(name: &Text, wanted: Option<NodeSubnetSpec>, is: Option<&Subnet>) -> Option<Request> {

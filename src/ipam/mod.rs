@@ -31,6 +31,6 @@ pub use cidr::{Addr, Cidr, Family};
 pub use claims::{Claim, ClaimId, Holder, State};
 pub use dual::Dual;
 pub use ledger::Ledger;
-pub use pool::{Pool, Ranges};
+pub use pool::{Closing, Pool, Ranges};
 pub use span::{Span, SpanError};
 pub use text::CidrError;

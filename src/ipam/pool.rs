@@ -32,6 +32,17 @@ pub struct Ranges {
 pub struct Pool {
     parts: Dual<Option<Part>>,
     blocked: Dual<Vec<Run>>,
+    closing: Closing,
+}
+
+/// Which blocks a blocked span closes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Closing {
+    /// Those that it touches: a holder uses all of a block.
+    #[default]
+    Touched,
+    /// Those that it covers whole: a holder leaves out the rest by itself.
+    Covered,
 }
 
 /// The part of one family.
@@ -59,8 +70,30 @@ impl Pool {
         let mut pool = Self {
             parts: Dual::default(),
             blocked: Dual::default(),
+            closing: Closing::default(),
         };
         pool.set_ranges(ranges);
+        pool
+    }
+
+    /// Which blocks the blocked spans close.
+    pub fn set_closing(&mut self, closing: Closing) {
+        if self.closing != closing {
+            self.closing = closing;
+            self.open();
+        }
+    }
+
+    /// The same space in blocks of other lengths, for what is left of it in smaller pieces.
+    #[must_use]
+    pub fn refitted(&self, lens: Dual<Option<u8>>) -> Self {
+        let mut pool = self.clone();
+        for family in Family::ALL {
+            if let (Some(part), Some(len)) = (pool.parts.get_mut(family), lens.get(family)) {
+                part.block_len = *len;
+            }
+        }
+        pool.open();
         pool
     }
 
@@ -145,7 +178,7 @@ impl Pool {
     fn open(&mut self) {
         for family in Family::ALL {
             if let Some(part) = self.parts.get_mut(family) {
-                part.open(self.blocked.get(family));
+                part.open(self.blocked.get(family), self.closing);
             }
         }
     }
@@ -225,8 +258,8 @@ impl Part {
         self.cidrs[..after].last()
     }
 
-    /// Derives the openings: the blocks of each CIDR less those that a blocked span touches.
-    fn open(&mut self, blocked: &[Run]) {
+    /// Derives the openings: the blocks of each CIDR less those that blocked spans close.
+    fn open(&mut self, blocked: &[Run], closing: Closing) {
         self.openings.clear();
         for cidr in self
             .cidrs
@@ -241,14 +274,20 @@ impl Part {
             let mut from = Some(low);
             let begin = blocked.partition_point(|run| run.last < low);
             for run in blocked[begin..].iter().take_while(|run| run.first <= high) {
-                let closed = start_of(run.first.max(low));
-                if let Some(first) = from.filter(|&first| first < closed) {
+                let run = Run {
+                    first: run.first.max(low),
+                    last: run.last.min(high),
+                };
+                let Some(closed) = closed_by(run, order, closing) else {
+                    continue;
+                };
+                if let Some(first) = from.filter(|&first| first < closed.first) {
                     self.openings.push(Run {
                         first,
-                        last: start_of(closed - 1),
+                        last: start_of(closed.first - 1),
                     });
                 }
-                from = (run.last.min(high) | ones(order)).checked_add(1);
+                from = closed.last.checked_add(1);
             }
             if let Some(first) = from.filter(|&first| first <= high) {
                 self.openings.push(Run {
@@ -256,6 +295,25 @@ impl Part {
                     last: start_of(high),
                 });
             }
+        }
+    }
+}
+
+/// The whole blocks that a blocked run closes, if any.
+fn closed_by(run: Run, order: u8, closing: Closing) -> Option<Run> {
+    let start_of = |address: u128| address & !ones(order);
+    match closing {
+        Closing::Touched => Some(Run {
+            first: start_of(run.first),
+            last: run.last | ones(order),
+        }),
+        Closing::Covered => {
+            let first = start_of(run.first.checked_add(ones(order))?);
+            let last = match run.last.checked_add(1) {
+                Some(next) => start_of(next).checked_sub(1)?,
+                None => run.last,
+            };
+            (first <= last).then_some(Run { first, last })
         }
     }
 }
@@ -373,6 +431,31 @@ mod tests {
             openings(&Pool::new(ranges(&["10.0.0.0/24", "10.0.0.0/23"], 24))),
             ["10.0.0.0..10.0.1.0"]
         );
+    }
+
+    #[test]
+    fn a_block_that_is_left_out_in_part_can_still_be_open() {
+        let mut pool = Pool::new(ranges(&["10.0.0.0/22"], 24));
+        pool.set_closing(Closing::Covered);
+        pool.set_blocked(blocked(&["10.0.0.0-10.0.0.254", "10.0.1.255-10.0.3.0"]));
+        assert_eq!(
+            openings(&pool),
+            ["10.0.0.0..10.0.1.0", "10.0.3.0..10.0.3.0"]
+        );
+        let halves = Dual {
+            v4: Some(25),
+            v6: None,
+        };
+        assert_eq!(
+            openings(&pool.refitted(halves)),
+            ["10.0.0.128..10.0.1.128", "10.0.3.0..10.0.3.128"]
+        );
+        pool.set_closing(Closing::Touched);
+        assert!(openings(&pool).is_empty());
+        let mut all = Pool::new(ranges(&["255.255.255.0/24"], 26));
+        all.set_closing(Closing::Covered);
+        all.set_blocked(blocked(&["255.255.255.63-255.255.255.255"]));
+        assert_eq!(openings(&all), ["255.255.255.0..255.255.255.0"]);
     }
 
     #[test]

@@ -74,6 +74,14 @@ impl Span {
         self.family() == cidr.family() && self.first <= cidr.last() && cidr.first() <= self.last
     }
 
+    /// What of it lies in the range.
+    pub fn within(&self, cidr: &Cidr) -> Option<Self> {
+        if !self.overlaps(cidr) {
+            return None;
+        }
+        Self::new(self.first.max(cidr.first()), self.last.min(cidr.last()))
+    }
+
     /// The fewest CIDRs that cover exactly this interval, in order.
     pub fn to_cidrs(&self) -> Vec<Cidr> {
         let mut cidrs = Vec::new();

@@ -23,6 +23,7 @@ mod dealing;
 mod existing;
 mod left_out;
 mod mending;
+mod misfits;
 mod resting;
 mod telling;
 

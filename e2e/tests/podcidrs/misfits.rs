@@ -1,0 +1,246 @@
+//! Objects that the rules would refuse today but a cluster may hold: older than a rule, or written
+//! past it. Each spoils only itself.
+
+use std::time::{Duration, Instant};
+
+use cadastre_e2e::control_plane::ADMIN;
+use cadastre_e2e::hand::{GROUP, condition, labelled, with_pod_cidrs};
+use cadastre_e2e::stage::start_controller;
+use cadastre_e2e::wait::until;
+use cadastre_e2e::{ControlPlane, Hand, Options, crds, nodes};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    CustomResourceDefinition, JSONSchemaProps,
+};
+use kube::api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams, PostParams};
+use kube::{Api, ResourceExt as _};
+use serde_json::{Value, json};
+
+use crate::one_at_a_time;
+
+/// Longer than the pause between two writes of one status.
+const QUIET: Duration = Duration::from_secs(12);
+
+/// CRDs without a single rule, as if from the first days.
+async fn install_lax_crds(hand: &Hand) {
+    let api = Api::<CustomResourceDefinition>::all(hand.client.clone());
+    for mut crd in cadastre::api::crd::all() {
+        for version in &mut crd.spec.versions {
+            let schema = JSONSchemaProps {
+                type_: Some("object".to_owned()),
+                x_kubernetes_preserve_unknown_fields: Some(true),
+                ..JSONSchemaProps::default()
+            };
+            version.schema.get_or_insert_default().open_api_v3_schema = Some(schema);
+            version.additional_printer_columns = None;
+        }
+        let params = PatchParams::apply("cadastre-e2e");
+        let patch = Patch::Apply(&crd);
+        api.patch(&crd.name_any(), &params, &patch).await.unwrap();
+    }
+    until(
+        "the kinds are served",
+        cadastre_e2e::hand::LIMIT,
+        async || {
+            hand.pools.list(&ListParams::default()).await?;
+            hand.subnets.list(&ListParams::default()).await?;
+            Ok(Some(()))
+        },
+    )
+    .await
+    .unwrap();
+}
+
+async fn create(hand: &Hand, kind: &str, name: &str, spec: Value) -> String {
+    let plural = format!("{}s", kind.to_lowercase());
+    let resource = ApiResource {
+        group: "cadastre.dev".to_owned(),
+        version: "v1alpha1".to_owned(),
+        api_version: "cadastre.dev/v1alpha1".to_owned(),
+        kind: kind.to_owned(),
+        plural,
+    };
+    let mut object = DynamicObject::new(name, &resource);
+    object.data = json!({"spec": spec});
+    let api = Api::<DynamicObject>::all_with(hand.client.clone(), &resource);
+    let made = api.create(&PostParams::default(), &object).await.unwrap();
+    made.uid().unwrap()
+}
+
+/// Pools that cannot be used, and a part of what is said of each.
+fn bad_pools() -> Vec<(&'static str, Value, &'static str)> {
+    let v4 = |cidrs: Value, size: u32| json!({"cidrs": cidrs, "blockSize": size});
+    let expression = |operator: &str, values: Value| json!({"matchExpressions": [{"key": "zone", "operator": operator, "values": values}]});
+    let with = |selector: Value| {
+        json!({
+            "allocate": "NodeCIDR", "nodeSelector": selector,
+            "ipv4": {"cidrs": ["10.90.0.0/24"], "blockSize": 24},
+        })
+    };
+    let plain = |ipv4: Value| json!({"allocate": "NodeCIDR", "ipv4": ipv4});
+    vec![
+        (
+            "cidr",
+            plain(v4(json!(["10.300.0.0/16"]), 24)),
+            "10.300.0.0/16",
+        ),
+        (
+            "host-bits",
+            plain(v4(json!(["10.91.0.1/16"]), 24)),
+            "10.91.0.0/16",
+        ),
+        (
+            "family",
+            plain(v4(json!(["fd00:91::/48"]), 64)),
+            "fd00:91::/48",
+        ),
+        (
+            "too-big",
+            plain(v4(json!(["10.92.0.0/16"]), 8)),
+            "does not fit",
+        ),
+        ("too-small", plain(v4(json!(["10.93.0.0/16"]), 99)), "99"),
+        (
+            "overlap",
+            plain(v4(json!(["10.94.0.0/16", "10.94.1.0/24"]), 24)),
+            "overlaps",
+        ),
+        ("empty", plain(v4(json!([]), 24)), "at least one CIDR"),
+        (
+            "nothing",
+            json!({"allocate": "NodeCIDR"}),
+            "neither ipv4 nor ipv6",
+        ),
+        (
+            "in",
+            with(expression("In", json!([]))),
+            "needs at least one value",
+        ),
+        (
+            "exists",
+            with(expression("Exists", json!(["a"]))),
+            "takes no values",
+        ),
+        ("operator", with(expression("Gt", json!(["1"]))), "unknown"),
+        (
+            "type",
+            json!({"allocate": "NodeCIDR", "ipv4": "10.95.0.0/16"}),
+            "10.95.0.0/16",
+        ),
+        (
+            "mode",
+            json!({"allocate": "Blocks", "ipv4": v4(json!(["10.96.0.0/24"]), 24)}),
+            "Blocks",
+        ),
+        (
+            "number",
+            json!({"allocate": "NodeCIDR", "priority": "high"}),
+            "high",
+        ),
+        ("null", Value::Null, "spec"),
+    ]
+}
+
+#[tokio::test]
+async fn what_cannot_be_used_spoils_only_itself_and_is_told_once() {
+    let _one = one_at_a_time().await;
+    let options = Options {
+        // Older API servers took podCIDRs that are refused today.
+        apiserver_args: vec!["--feature-gates=StrictIPCIDRValidation=false".to_owned()],
+        ..Options::default()
+    };
+    let cluster = ControlPlane::start(options).await.unwrap();
+    let hand = Hand::new(cluster.client().await.unwrap());
+    install_lax_crds(&hand).await;
+    let mut bad = Vec::new();
+    for (name, spec, says) in bad_pools() {
+        let uid = create(&hand, "IPPool", name, spec).await;
+        bad.push((name, uid, says));
+    }
+    for name in ["odd", "ghost"] {
+        create(
+            &hand,
+            "NodeSubnet",
+            name,
+            json!({"podCIDRs": "none", "previous": 7}),
+        )
+        .await;
+    }
+    for (name, cidr) in [("lax-1", "10.97.0.7/25"), ("lax-2", "010.97.000.128/26")] {
+        let node = labelled(nodes::node(name, "192.0.2.1"), &[(GROUP, "lax")]);
+        hand.create_node(with_pod_cidrs(node, &[cidr]))
+            .await
+            .unwrap();
+    }
+    hand.node("lax", "odd").await.unwrap();
+    crds::install(&hand.client).await.unwrap();
+    hand.pool(
+        "lax",
+        json!({"ipv4": {"cidrs": ["10.97.0.0/24"], "blockSize": 26}}),
+    )
+    .await
+    .unwrap();
+
+    let mut daemon = start_controller(&cluster, ADMIN, &[]).unwrap();
+    daemon.wait_ready(cadastre_e2e::hand::LIMIT).await.unwrap();
+    // One block is left beside the two that the nodes brought along.
+    assert_eq!(hand.served("odd").await.unwrap(), ["10.97.0.192/26"]);
+    hand.subnet_until("odd", "is mended", |it| !it.spec.pod_cidrs.is_empty())
+        .await
+        .unwrap();
+    hand.subnet_gone("ghost").await.unwrap();
+    let subnet = hand
+        .subnet_until("lax-1", "is canonical", |it| !it.spec.pod_cidrs.is_empty())
+        .await;
+    assert_eq!(subnet.unwrap().spec.pod_cidrs[0].cidr, "10.97.0.0/25");
+
+    let raw = Api::<kube::core::PartialObjectMeta<cadastre::api::IPPool>>::all(hand.client.clone());
+    for (name, uid, says) in &bad {
+        let note = hand.event(uid, "InvalidSpec").await.unwrap();
+        assert!(
+            note.contains(says),
+            "{name}: {note:?} does not say {says:?}"
+        );
+    }
+    let first = hand.pools.get("cidr").await.unwrap();
+    assert_eq!(condition(&first, "Ready").unwrap().reason, "InvalidSpec");
+    let versions = raw.list_metadata(&ListParams::default()).await.unwrap();
+    let start = Instant::now();
+    until("some time has passed", QUIET * 2, async || {
+        Ok((start.elapsed() >= QUIET).then_some(()))
+    })
+    .await
+    .unwrap();
+    let later = raw.list_metadata(&ListParams::default()).await.unwrap();
+    let again: Vec<String> = versions
+        .iter()
+        .zip(&later)
+        .filter(|(before, after)| before.resource_version() != after.resource_version())
+        .map(|(before, _)| before.name_any())
+        .filter(|name| name != "lax")
+        .collect();
+    assert_eq!(
+        again,
+        Vec::<String>::new(),
+        "these are written again and again"
+    );
+
+    // A restart is no news either.
+    daemon
+        .process()
+        .stop(Duration::from_secs(20))
+        .await
+        .unwrap();
+    let mut daemon = start_controller(&cluster, ADMIN, &[]).unwrap();
+    daemon.wait_ready(cadastre_e2e::hand::LIMIT).await.unwrap();
+    hand.node("lax", "lax-3").await.unwrap();
+    hand.condition("lax", "Exhausted", "True").await.unwrap();
+    for (name, uid, _) in &bad {
+        assert_eq!(hand.told(uid, "InvalidSpec").await.unwrap(), 1, "{name}");
+    }
+
+    // Mended, it serves.
+    let spec = json!({"ipv4": {"cidrs": ["10.98.0.0/24"]}, "nodeSelector": {"matchLabels": {GROUP: "lax"}}});
+    hand.change_pool("cidr", spec).await.unwrap();
+    assert_eq!(hand.served("lax-3").await.unwrap(), ["10.98.0.0/24"]);
+    hand.event(&bad[0].1, "SpecIsValid").await.unwrap();
+}

@@ -1,0 +1,288 @@
+//! IPAMBlocks: creates, restores, hands to quarantine and deletes the objects of blocks.
+//!
+//! What has to be done is in the block's entry ([`super::blocks::Step`]); this loop does it, one
+//! request at a time for each block, and looks again after whatever the answer was. A block of a
+//! dead node goes when its quarantine is over, no pod in the index has an address in it, and a
+//! consistent look at the pods bound to the node's name has shown none either.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use super::blocks::{Entry, Noted, Step};
+use super::queue::Queue;
+use super::report::{About, Report, WRITE_REJECTED};
+use super::{Context, Purpose};
+use crate::api::block_name;
+use crate::cluster::request::{Outcome, Refusal, Request};
+use crate::cluster::seen::{Block, Text};
+use crate::ipam::Cidr;
+
+/// How long the watch may take to show what was created before it is read.
+const AWAIT: Duration = Duration::from_secs(10);
+/// How often a block that a pod still uses is looked at again.
+const IN_USE_PAUSE: Duration = Duration::from_secs(5);
+
+/// The loop's own state.
+#[derive(Debug, Default)]
+pub struct BlockLoop {
+    /// Blocks that a node waits for
+    pub urgent: Queue<Cidr>,
+    /// All others
+    pub queue: Queue<Cidr>,
+    /// UIDs of dead nodes whose pods are being looked at
+    checking: BTreeSet<Text>,
+    /// Blocks that the watch or an index of pods keeps, by reason, for the metrics: derived each time
+    kept: BTreeSet<Cidr>,
+}
+
+impl BlockLoop {
+    /// Something may have to be done about the block.
+    pub fn add(&mut self, entry: &Entry) {
+        let urgent = entry.step == Step::Create || entry.to_read;
+        if urgent && !entry.owner.resting {
+            self.urgent.add(entry.cidr);
+        } else {
+            self.queue.add(entry.cidr);
+        }
+    }
+
+    /// The next request that a node waits for.
+    pub fn next_urgent(&mut self, cx: &mut Context, stopping: bool) -> Option<(Request, Purpose)> {
+        while let Some(cidr) = self.urgent.pop(cx.now.mono) {
+            let creates = |e: &Entry| e.step == Step::Create && !e.to_read;
+            if stopping && cx.registry.blocks.get(&cidr).is_none_or(creates) {
+                continue;
+            }
+            if let Some(found) = self.request(cidr, cx) {
+                return Some(found);
+            }
+        }
+        None
+    }
+
+    /// The next of the others.
+    pub fn next(&mut self, cx: &mut Context) -> Option<(Request, Purpose)> {
+        while let Some(cidr) = self.queue.pop(cx.now.mono) {
+            if let Some(found) = self.request(cidr, cx) {
+                return Some(found);
+            }
+        }
+        None
+    }
+
+    /// Blocks whose quarantine is over and that pods keep.
+    pub fn kept(&self) -> usize {
+        self.kept.len()
+    }
+
+    fn request(&mut self, cidr: Cidr, cx: &mut Context) -> Option<(Request, Purpose)> {
+        let now = cx.now.mono;
+        let Some(entry) = cx.registry.blocks.get_mut(&cidr) else {
+            self.kept.remove(&cidr);
+            return None;
+        };
+        if entry.in_flight {
+            return None;
+        }
+        let name: Text = block_name(&cidr).into();
+        let purpose = |step| Purpose::Block { cidr, step };
+        if entry.to_read {
+            entry.in_flight = true;
+            return Some((Request::ReadBlock { name }, purpose(None)));
+        }
+        let object = cx.world.blocks.get(&name);
+        let object = object.filter(|object| entry.uid.as_ref() == Some(&object.uid));
+        let step = entry.step;
+        let request = match (step, object) {
+            (Step::Settled, _) => return self.rest(cidr, cx),
+            (Step::Await, None) if entry.await_until > now => {
+                self.queue.add_at(cidr, entry.await_until);
+                return None;
+            }
+            (Step::Await, None) => {
+                entry.to_read = true;
+                entry.in_flight = true;
+                return Some((Request::ReadBlock { name }, purpose(None)));
+            }
+            // Seen: the judgement follows.
+            (Step::Await, Some(_)) => return None,
+            (Step::Create, _) if entry.owner.resting && !entry.confirmed => {
+                cx.registry.drop_block(&cidr);
+                return None;
+            }
+            (Step::Create, _) => Request::CreateBlock {
+                name,
+                spec: entry.spec(),
+            },
+            (Step::Replace, Some(object)) => Request::ReplaceBlock {
+                name,
+                uid: object.uid.clone(),
+                version: object.version,
+                spec: entry.spec(),
+            },
+            (Step::Delete, Some(object)) => Request::DeleteBlock {
+                name,
+                uid: object.uid.clone(),
+                version: object.version,
+            },
+            (Step::Replace | Step::Delete, None) => {
+                entry.to_read = true;
+                entry.in_flight = true;
+                return Some((Request::ReadBlock { name }, purpose(None)));
+            }
+        };
+        entry.in_flight = true;
+        Some((request, purpose(Some(step))))
+    }
+
+    /// A block whose object is as it should be: nothing to do, unless it rests and that is over.
+    fn rest(&mut self, cidr: Cidr, cx: &mut Context) -> Option<(Request, Purpose)> {
+        let entry = cx.registry.blocks.get(&cidr)?;
+        let until = entry.rests_until.filter(|_| entry.owner.resting)?;
+        if until > cx.now.mono {
+            self.queue.add_at(cidr, until);
+            return None;
+        }
+        if cx.world.pods.any_in(&cidr).is_some() {
+            self.kept.insert(cidr);
+            self.queue.add_at(cidr, cx.now.mono + IN_USE_PAUSE);
+            return None;
+        }
+        let (name, uid) = (entry.owner.name.clone(), entry.owner.uid.clone());
+        if !self.checking.insert(uid.clone()) {
+            return None;
+        }
+        let purpose = Purpose::BlockPods {
+            name: name.clone(),
+            uid,
+        };
+        Some((Request::ListPodsOf { node: name }, purpose))
+    }
+
+    /// Takes in the last look at a dead node's pods: its blocks that are over and unused go.
+    pub fn answered_pods(&mut self, uid: &Text, outcome: &Outcome, cx: &mut Context) {
+        self.checking.remove(uid);
+        let now = cx.now.mono;
+        let over = |entry: &&Entry| {
+            entry.owner.resting
+                && entry.step == Step::Settled
+                && entry.rests_until.is_some_and(|until| until <= now)
+        };
+        let due: Vec<Cidr> = cx
+            .registry
+            .blocks
+            .of(uid)
+            .filter(over)
+            .map(|entry| entry.cidr)
+            .collect();
+        for cidr in due {
+            let Outcome::Pods(pods) = outcome else {
+                self.queue.add_failed(cidr, now);
+                continue;
+            };
+            let mut reported = pods.iter().flat_map(|pod| pod.addresses.iter());
+            let used = reported.any(|addr| cidr.contains_addr(*addr));
+            if used || cx.world.pods.any_in(&cidr).is_some() {
+                self.kept.insert(cidr);
+                self.queue.add_at(cidr, now + IN_USE_PAUSE);
+                continue;
+            }
+            self.queue.succeeded(&cidr);
+            self.kept.remove(&cidr);
+            if let Some(entry) = cx.registry.blocks.get_mut(&cidr) {
+                entry.step = Step::Delete;
+                self.queue.add(cidr);
+            }
+        }
+    }
+
+    /// Takes in an answer about a block's object. What it shows of the object is in the world already
+    /// where that may be: a creation counts only once the watch shows it.
+    pub fn answered(
+        &mut self,
+        cidr: &Cidr,
+        step: Option<Step>,
+        outcome: &Outcome,
+        cx: &mut Context,
+    ) -> Noted {
+        let now = cx.now.mono;
+        let mut noted = Noted::default();
+        let Some(entry) = cx.registry.blocks.get_mut(cidr) else {
+            return noted;
+        };
+        entry.in_flight = false;
+        let (owner, resting) = (entry.owner.clone(), entry.owner.resting);
+        let queue = if resting {
+            &mut self.queue
+        } else {
+            &mut self.urgent
+        };
+        match (step, outcome) {
+            (Some(Step::Create), Outcome::Block(block)) => {
+                queue.succeeded(cidr);
+                created(entry, block, now);
+                self.queue.add(*cidr);
+            }
+            (None, Outcome::Block(block)) => {
+                queue.succeeded(cidr);
+                entry.to_read = false;
+                if !entry.confirmed {
+                    created(entry, block, now);
+                }
+                self.queue.add(*cidr);
+            }
+            (None, Outcome::Refused(Refusal::Missing)) => {
+                queue.succeeded(cidr);
+                entry.to_read = false;
+                if entry.is_leaving() || resting && !entry.confirmed {
+                    cx.registry.drop_block(cidr);
+                    noted.freed = true;
+                } else {
+                    entry.step = Step::Create;
+                    self.urgent.add(*cidr);
+                }
+                noted.nodes.push(owner.name);
+            }
+            (_, Outcome::Block(_) | Outcome::Gone) => {
+                queue.succeeded(cidr);
+                self.queue.add(*cidr);
+            }
+            (Some(Step::Create), Outcome::Refused(Refusal::Rejected(why))) => {
+                if queue.add_failed(*cidr, now) == 1 {
+                    cx.reports.push(Report {
+                        about: About::Node {
+                            name: owner.name,
+                            uid: owner.uid,
+                        },
+                        warning: true,
+                        reason: WRITE_REJECTED,
+                        note: format!("the API server refuses block {cidr} for this node: {why}"),
+                    });
+                }
+            }
+            (_, Outcome::Refused(Refusal::Busy(_) | Refusal::NotSent | Refusal::Rejected(_))) => {
+                queue.add_failed(*cidr, now);
+            }
+            _ => {
+                entry.to_read = true;
+                queue.add_failed(*cidr, now);
+            }
+        }
+        noted
+    }
+}
+
+/// The object exists; whose it is, and whether it was first, is for the watch to show.
+fn created(entry: &mut Entry, block: &Block, now: Duration) {
+    if entry.step == Step::Create || entry.step == Step::Await {
+        let ours = block
+            .spec
+            .as_ref()
+            .is_ok_and(|spec| spec.owner.uid == entry.owner.uid);
+        if ours {
+            entry.uid = Some(block.uid.clone());
+        }
+        entry.step = Step::Await;
+        entry.await_until = now + AWAIT;
+    }
+}

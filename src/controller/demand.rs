@@ -1,0 +1,597 @@
+//! Demand: how many blocks each node has, needs, and can do without.
+//!
+//! Level-triggered: a node is looked at whenever it, its NodeSubnet, a pool or its blocks have
+//! changed, and what it should have is worked out anew from what it has and what its agent wants.
+//! Agents state how many addresses they want in all, so that an old question answered twice does no
+//! harm.
+//!
+//! # Guarantees
+//! - A pool of both families gives a block of each or none.
+//! - While several nodes want blocks, those without any come first, and each gets a few at a time.
+//! - A block is asked back only where the agent's own word decides whether it goes: from a node that
+//!   the pool no longer serves, one that has been empty for the pool's idle time, or an empty one of a
+//!   rich node while others wait. The last block of a pool stays with a node that it serves.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use super::Context;
+use super::blocks::{Entry, Noted};
+use super::pools::{PoolState, Verdict};
+use super::queue::Queue;
+use super::registry::{Registry, Use};
+use super::report::{About, Report, WAITING_FOR_BLOCK};
+use crate::api::{Allocate, Recall};
+use crate::cluster::seen::{AgentReport, Node, Text};
+use crate::cluster::world::World;
+use crate::ipam::{Cidr, Dual, Family, Full};
+
+/// Blocks of one pool that a node gets before others have their turn.
+const AT_ONCE: usize = 16;
+/// Nodes looked at before anything else has its turn.
+const LOOKS: usize = 64;
+/// How often empty blocks of a pool are asked back for those that wait.
+const RECALL_PAUSE: Duration = Duration::from_secs(1);
+/// How often a node is looked at again whose pool has free blocks, but with addresses in use in them.
+const IN_USE_PAUSE: Duration = Duration::from_secs(5);
+/// Smaller blocks are carved where a pool has no whole one left, down to so many bits longer.
+const SMALLER: u8 = 6;
+
+/// A node that waits for blocks of a pool.
+#[derive(Clone, Debug)]
+pub struct Wait {
+    uid: Text,
+    /// Since when, monotonic
+    since: Duration,
+    /// How many addresses it lacks
+    missing: u64,
+    /// Whether it has a block of the pool
+    has_some: bool,
+}
+
+/// The loop's own state.
+#[derive(Debug, Default)]
+pub struct Demand {
+    /// Nodes without a block
+    first: Queue<Text>,
+    /// Nodes that have some
+    more: Queue<Text>,
+    waiting: BTreeMap<Text, BTreeMap<Text, Wait>>,
+    /// Pools that were found full, with what was said of it, until room may have come.
+    full: BTreeMap<Text, String>,
+    recall_at: Option<Duration>,
+    recount: bool,
+}
+
+/// What a node has and wants of one pool.
+struct Account<'a> {
+    pool: &'a Text,
+    /// Addresses of each family that it has or is getting
+    capacity: Dual<u64>,
+    /// Blocks of each family, likewise
+    count: Dual<usize>,
+    wanted: u64,
+}
+
+impl Demand {
+    /// Looks at the node again.
+    pub fn add(&mut self, node: &Node, registry: &Registry) {
+        if registry.blocks.has(&node.uid) {
+            self.more.add(node.name.clone());
+        } else {
+            self.first.add(node.name.clone());
+        }
+    }
+
+    /// Looks at it again whatever it is.
+    pub fn add_name(&mut self, name: &Text, world: &World, registry: &Registry) {
+        if let Some(node) = world.nodes.get(name) {
+            self.add(node, registry);
+        }
+    }
+
+    /// When there may be something to do again.
+    pub fn next_at(&self) -> Option<Duration> {
+        let recall = self.recall_at.filter(|_| self.is_anyone_waiting());
+        let queues = [self.first.next_at(), self.more.next_at(), recall];
+        queues.into_iter().flatten().min()
+    }
+
+    /// How many nodes are to be looked at, and how often one was put back.
+    pub fn depth(&self) -> (usize, u64) {
+        (
+            self.first.depth() + self.more.depth(),
+            self.first.retries() + self.more.retries(),
+        )
+    }
+
+    /// A node's UID is gone.
+    pub fn gone(&mut self, node: &Node) {
+        for waits in self.waiting.values_mut() {
+            if waits.get(&node.name).is_some_and(|w| w.uid == node.uid) {
+                waits.remove(&node.name);
+                self.recount = true;
+            }
+        }
+    }
+
+    /// Space or a pool may have come: those that wait longest look first, those without any before
+    /// all others.
+    pub fn wake(&mut self) {
+        self.full.clear();
+        let mut names: Vec<(bool, Duration, &Text)> = self
+            .waiting
+            .values()
+            .flat_map(BTreeMap::iter)
+            .map(|(name, wait)| (wait.has_some, wait.since, name))
+            .collect();
+        names.sort_unstable();
+        for (has_some, _, name) in names {
+            let queue = if has_some {
+                &mut self.more
+            } else {
+                &mut self.first
+            };
+            queue.add(name.clone());
+        }
+    }
+
+    /// Nodes that wait, by pool, and how many addresses they lack.
+    pub fn waiting(&self) -> impl Iterator<Item = (&Text, usize, u64)> {
+        self.waiting.iter().map(|(pool, waits)| {
+            let missing = waits.values().map(|wait| wait.missing).sum();
+            (pool, waits.len(), missing)
+        })
+    }
+
+    /// Whether other nodes wait than at the last call.
+    pub fn take_recount(&mut self) -> bool {
+        std::mem::take(&mut self.recount)
+    }
+
+    fn is_anyone_waiting(&self) -> bool {
+        self.waiting.values().any(|waits| !waits.is_empty())
+    }
+
+    /// Looks at some of the nodes whose turn it is.
+    pub fn work(&mut self, cx: &mut Context) -> Noted {
+        let mut noted = Noted::default();
+        for _ in 0..LOOKS {
+            let now = cx.now.mono;
+            let Some(name) = self.first.pop(now).or_else(|| self.more.pop(now)) else {
+                break;
+            };
+            if let Some(node) = cx.world.nodes.get(&name).cloned() {
+                self.look(&node, cx, &mut noted);
+            }
+        }
+        if self.is_anyone_waiting() && self.recall_at.is_none_or(|at| at <= cx.now.mono) {
+            self.recall_at = Some(cx.now.mono + RECALL_PAUSE);
+            self.recall_for_waiting(cx, &mut noted);
+        }
+        noted
+    }
+
+    fn look(&mut self, node: &Node, cx: &mut Context, noted: &mut Noted) {
+        let report = report_of(node, cx.world);
+        if !node.deleting {
+            self.provide(node, report, cx, noted);
+        }
+        if self.settle_up(node, report, cx) {
+            noted.nodes.push(node.name.clone());
+        }
+    }
+
+    /// Gives a node what it lacks.
+    fn provide(
+        &mut self,
+        node: &Node,
+        report: Option<&AgentReport>,
+        cx: &mut Context,
+        noted: &mut Noted,
+    ) {
+        let registry = &mut *cx.registry;
+        let mode = Allocate::Blocks;
+        let choices = registry
+            .pools
+            .choices(mode, node, &registry.ledger, &self.full);
+        let soon = registry
+            .pools
+            .starting_before(mode, node, choices.first())
+            .next()
+            .is_some();
+        let for_all = |name: &&Text| {
+            let pool = registry.pools.get(name);
+            pool.is_some_and(|pool| pool.terms.first_on_sight)
+        };
+        let has_any = registry
+            .blocks
+            .of(&node.uid)
+            .any(|entry| !entry.is_leaving());
+        let first = choices
+            .iter()
+            .filter(for_all)
+            .find(|name| !self.full.contains_key(*name))
+            .or_else(|| choices.iter().find(for_all))
+            .filter(|_| !soon && !has_any)
+            .cloned();
+        let mut done: BTreeSet<Text> = BTreeSet::new();
+        for pool in choices {
+            let wanted = demand(report, &pool).max(u64::from(first.as_ref() == Some(&pool)));
+            done.insert(pool.clone());
+            self.provide_from(&pool, wanted, node, report, cx, noted);
+        }
+        self.recount |= self
+            .waiting
+            .iter_mut()
+            .filter(|(pool, _)| !done.contains(*pool))
+            .any(|(_, waits)| waits.remove(&node.name).is_some());
+    }
+
+    fn provide_from(
+        &mut self,
+        pool: &Text,
+        wanted: u64,
+        node: &Node,
+        report: Option<&AgentReport>,
+        cx: &mut Context,
+        noted: &mut Noted,
+    ) {
+        let mut carved = 0;
+        loop {
+            let account = account(pool, wanted, node, report, cx.registry);
+            let Some(state) = cx.registry.pools.get(pool) else {
+                return;
+            };
+            let lacks = account.missing(state);
+            let at_limit = account.is_at_limit(state);
+            if lacks == 0 || at_limit {
+                self.no_longer_waits(pool, node, cx.reports);
+                return;
+            }
+            if carved >= AT_ONCE {
+                self.more.add(node.name.clone());
+                return;
+            }
+            let has_some = account.has_some();
+            let note = match self.full.get(pool) {
+                Some(note) => note.clone(),
+                None => match carve(pool, node, cx) {
+                    Ok(cidrs) => {
+                        noted.blocks.extend(cidrs);
+                        carved += 1;
+                        continue;
+                    }
+                    Err(full) => {
+                        let note = format!("pool \"{pool}\": {full}");
+                        if full.avoided > 0 {
+                            // Nothing tells when the addresses that speak against them go.
+                            let at = cx.now.mono + IN_USE_PAUSE;
+                            self.more.add_at(node.name.clone(), at);
+                        } else {
+                            self.full.insert(pool.clone(), note.clone());
+                        }
+                        note
+                    }
+                },
+            };
+            self.waits(pool, node, lacks, has_some, note, cx);
+            return;
+        }
+    }
+
+    fn waits(
+        &mut self,
+        pool: &Text,
+        node: &Node,
+        missing: u64,
+        has_some: bool,
+        note: String,
+        cx: &mut Context,
+    ) {
+        let waits = self.waiting.entry(pool.clone()).or_default();
+        let known = waits.get(&node.name).filter(|w| w.uid == node.uid);
+        let since = known.map_or(cx.now.mono, |wait| wait.since);
+        if known.is_none() {
+            cx.reports.push(Report {
+                about: About::node(node),
+                warning: true,
+                reason: WAITING_FOR_BLOCK,
+                note: format!("waits for a block, {missing} addresses are lacking: {note}"),
+            });
+        }
+        self.recount |= known.is_none_or(|wait| wait.missing != missing);
+        let wait = Wait {
+            uid: node.uid.clone(),
+            since,
+            missing,
+            has_some,
+        };
+        waits.insert(node.name.clone(), wait);
+    }
+
+    fn no_longer_waits(&mut self, pool: &Text, node: &Node, reports: &mut Vec<Report>) {
+        let waits = self.waiting.get_mut(pool);
+        let Some(wait) = waits.and_then(|waits| waits.remove(&node.name)) else {
+            return;
+        };
+        self.recount = true;
+        if wait.uid == node.uid {
+            reports.push(Report {
+                about: About::node(node),
+                warning: false,
+                reason: super::report::BLOCK_ASSIGNED,
+                note: format!("has blocks of pool \"{pool}\" after a wait"),
+            });
+        }
+    }
+
+    /// Which blocks of a node are asked back. Returns whether its list changes by it.
+    fn settle_up(&mut self, node: &Node, report: Option<&AgentReport>, cx: &mut Context) -> bool {
+        let now = cx.now.mono;
+        let entries: Vec<Entry> = cx
+            .registry
+            .blocks
+            .of(&node.uid)
+            .filter(|entry| entry.confirmed && !entry.is_leaving())
+            .cloned()
+            .collect();
+        let mut changed = false;
+        let mut spared: BTreeMap<(Text, Family), (u64, usize)> = BTreeMap::new();
+        for entry in &entries {
+            if entry.recall.is_none() {
+                let key = (entry.pool.clone(), entry.cidr.family());
+                let sum = spared.entry(key).or_default();
+                sum.0 += worth(entry, report, cx.registry);
+                sum.1 += 1;
+            }
+        }
+        for entry in &entries {
+            let pool = cx.registry.pools.get(&entry.pool);
+            let word = entry.word(report);
+            let is_empty = word.is_some_and(|word| word.used + word.cooling == 0);
+            let in_use = word.is_some_and(|word| word.used + word.cooling > 0);
+            let mut recall = entry.recall;
+            let mut idle_since = entry.idle_since;
+            if must_leave(entry, node, pool) {
+                recall = Some(Recall::Drain);
+            } else if entry.recall == Some(Recall::Drain) || in_use {
+                recall = None;
+            }
+            if recall.is_none() && is_empty {
+                let since = *idle_since.get_or_insert(now);
+                let idle = pool.map_or(Duration::ZERO, |pool| pool.terms.idle);
+                let key = (entry.pool.clone(), entry.cidr.family());
+                let sum = spared.entry(key).or_default();
+                let own = worth(entry, report, cx.registry);
+                let wanted = demand(report, &entry.pool);
+                if sum.1 > 1 && sum.0.saturating_sub(own) >= wanted {
+                    if since + idle <= now {
+                        recall = Some(Recall::IfEmpty);
+                        sum.0 -= own;
+                        sum.1 -= 1;
+                    } else {
+                        self.more.add_at(node.name.clone(), since + idle);
+                    }
+                }
+            } else if !is_empty {
+                idle_since = None;
+            }
+            if let Some(known) = cx.registry.blocks.get_mut(&entry.cidr) {
+                changed |= known.recall != recall;
+                known.recall = recall;
+                known.idle_since = idle_since;
+            }
+        }
+        changed
+    }
+
+    /// Asks empty blocks back from the richest nodes, as many as those that wait need.
+    fn recall_for_waiting(&mut self, cx: &mut Context, noted: &mut Noted) {
+        let pools: Vec<Text> = self
+            .waiting
+            .iter()
+            .filter(|(_, waits)| !waits.is_empty())
+            .map(|(pool, _)| pool.clone())
+            .collect();
+        for pool in pools {
+            let Some(waits) = self.waiting.get(&pool) else {
+                continue;
+            };
+            let first = waits.values().any(|wait| !wait.has_some);
+            let asked = |entry: &&Entry| {
+                entry.pool == pool && entry.recall.is_some() && !entry.owner.resting
+            };
+            let asked = cx.registry.blocks.iter().filter(asked).count();
+            let mut donors: Vec<(u64, Cidr, Text)> = Vec::new();
+            let owners: BTreeSet<(Text, Text)> = cx
+                .registry
+                .blocks
+                .iter()
+                .filter(|entry| entry.pool == pool && entry.confirmed && !entry.owner.resting)
+                .filter(|entry| !waits.contains_key(&entry.owner.name))
+                .map(|entry| (entry.owner.name.clone(), entry.owner.uid.clone()))
+                .collect();
+            for (name, uid) in &owners {
+                donors.extend(donor(&pool, name, uid, first, cx));
+            }
+            donors.sort_by(|a, b| b.cmp(a));
+            for (_, cidr, name) in donors.into_iter().take(waits.len().saturating_sub(asked)) {
+                if let Some(entry) = cx.registry.blocks.get_mut(&cidr) {
+                    entry.recall = Some(Recall::IfEmpty);
+                    noted.nodes.push(name);
+                }
+            }
+        }
+    }
+}
+
+impl Account<'_> {
+    /// Addresses that are lacking, of the family that lacks most.
+    fn missing(&self, pool: &PoolState) -> u64 {
+        let lacking = |family| self.wanted.saturating_sub(*self.capacity.get(family));
+        pool.space.families().map(lacking).max().unwrap_or(0)
+    }
+
+    fn is_at_limit(&self, pool: &PoolState) -> bool {
+        let most = pool.terms.most.unwrap_or(usize::MAX);
+        let full = |family| *self.count.get(family) >= most;
+        pool.space.families().any(full)
+    }
+
+    fn has_some(&self) -> bool {
+        Family::ALL
+            .into_iter()
+            .any(|family| *self.count.get(family) > 0)
+    }
+}
+
+/// What the agent of a node says, if it is that node's.
+pub fn report_of<'a>(node: &Node, world: &'a World) -> Option<&'a AgentReport> {
+    let report = world.subnets.get(&node.name)?.report.as_deref()?;
+    (report.node_uid == node.uid).then_some(report)
+}
+
+fn demand(report: Option<&AgentReport>, pool: &Text) -> u64 {
+    let demands = report.into_iter().flat_map(|report| &report.demand);
+    let mut of_pool = demands.filter(|(name, _)| name == pool);
+    of_pool.next().map_or(0, |(_, demand)| *demand)
+}
+
+/// Addresses that the node can use of a block, by its agent's word where there is one.
+fn worth(entry: &Entry, report: Option<&AgentReport>, registry: &Registry) -> u64 {
+    match entry.word(report) {
+        Some(word) if word.released => 0,
+        Some(word) => word.used + word.cooling + word.free,
+        None => registry.usable(&entry.cidr),
+    }
+}
+
+fn account<'a>(
+    pool: &'a Text,
+    wanted: u64,
+    node: &Node,
+    report: Option<&AgentReport>,
+    registry: &Registry,
+) -> Account<'a> {
+    let mut account = Account {
+        pool,
+        capacity: Dual::default(),
+        count: Dual::default(),
+        wanted,
+    };
+    let counts = |entry: &&Entry| {
+        entry.pool == *account.pool && !entry.is_leaving() && entry.recall != Some(Recall::Drain)
+    };
+    let entries: Vec<&Entry> = registry.blocks.of(&node.uid).filter(counts).collect();
+    for entry in entries {
+        let worth = worth(entry, report, registry);
+        let family = entry.cidr.family();
+        *account.capacity.get_mut(family) += worth;
+        *account.count.get_mut(family) += usize::from(worth > 0);
+    }
+    account
+}
+
+/// Whether a block has to go because its pool no longer gives it to that node.
+fn must_leave(entry: &Entry, node: &Node, pool: Option<&PoolState>) -> bool {
+    let Some(pool) = pool else { return true };
+    match pool.verdict {
+        // What it says cannot be used, so what there is stays as it is.
+        Verdict::Invalid(_) => false,
+        Verdict::Terminating => true,
+        _ => !pool.selects(node) || !pool.space.covers(&entry.cidr),
+    }
+}
+
+/// The block that a node can best do without, with how many free addresses the node has.
+fn donor(
+    pool: &Text,
+    name: &Text,
+    uid: &Text,
+    for_first: bool,
+    cx: &Context,
+) -> Option<(u64, Cidr, Text)> {
+    let node = cx.world.nodes.get(name).filter(|node| node.uid == *uid)?;
+    let report = report_of(node, cx.world)?;
+    let of_pool = |entry: &&Entry| entry.pool == *pool && entry.confirmed && !entry.is_leaving();
+    let entries: Vec<&Entry> = cx.registry.blocks.of(uid).filter(of_pool).collect();
+    let candidates = entries.iter().filter(|entry| {
+        let word = entry.word(Some(report));
+        entry.recall.is_none() && word.is_some_and(|it| it.used + it.cooling == 0 && !it.released)
+    });
+    let mut best: Option<(u64, Cidr, Text)> = None;
+    for entry in candidates {
+        let same = entries
+            .iter()
+            .filter(|e| e.cidr.family() == entry.cidr.family() && e.recall.is_none());
+        let (mut capacity, mut used, mut count) = (0, 0, 0);
+        for other in same {
+            capacity += worth(other, Some(report), cx.registry);
+            let word = other.word(Some(report));
+            used += word.map_or(0, |word| word.used + word.cooling);
+            count += 1;
+        }
+        let left = capacity.saturating_sub(worth(entry, Some(report), cx.registry));
+        let needed = if for_first {
+            used
+        } else {
+            demand(Some(report), pool).max(used)
+        };
+        if count > 1 && left >= needed {
+            let found = (capacity - used, entry.cidr, name.clone());
+            best = best.max(Some(found));
+        }
+    }
+    best
+}
+
+/// One block of each of the pool's families, or smaller ones where no whole one is left.
+fn carve(pool: &Text, node: &Node, cx: &mut Context) -> Result<Vec<Cidr>, Full> {
+    let (world, now) = (cx.world, cx.now);
+    let registry = &mut *cx.registry;
+    let holder = registry.holders.intern(Use::Blocks, &node.name, &node.uid);
+    let Some(state) = registry.pools.get_mut(pool) else {
+        return Ok(Vec::new());
+    };
+    let spoken_for = |range: &Cidr| world.pods.any_in(range);
+    let mut carved = registry.ledger.carve(&mut state.space, holder, spoken_for);
+    let mut lens = Dual::from_fn(|family| state.space.block_len(family));
+    let whole = lens;
+    while let Err(full) = &carved {
+        let family = full.family;
+        let len = lens.get_mut(family);
+        let longest = whole
+            .get(family)
+            .map_or(0, |len| len + SMALLER)
+            .min(family.bits());
+        *len = len.map(|len| len + 1).filter(|len| *len <= longest);
+        if len.is_none() {
+            break;
+        }
+        let mut smaller = state.space.refitted(lens);
+        match registry.ledger.carve(&mut smaller, holder, spoken_for) {
+            Ok(claims) => carved = Ok(claims),
+            Err(other) if other.family != family => carved = Err(other),
+            Err(_) => {}
+        }
+    }
+    let claims = match carved {
+        Ok(claims) => claims,
+        Err(full) => {
+            if !registry.blocks.has(&node.uid) {
+                registry.holders.drop_uid(Use::Blocks, &node.uid);
+            }
+            return Err(full);
+        }
+    };
+    let claims: Vec<_> = claims.iter().filter_map(|(_, id)| *id).collect();
+    let mut cidrs = Vec::with_capacity(claims.len());
+    for id in claims {
+        if let Some(claim) = registry.ledger.get(id) {
+            registry.begin_block(id, claim.cidr, pool, node, now);
+            cidrs.push(claim.cidr);
+        }
+    }
+    Ok(cidrs)
+}
