@@ -3,7 +3,7 @@
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use serde_json::json;
 
-use super::{Lab, pool, subnet};
+use super::{Lab, block, cases, pool, subnet};
 
 const POOLS: &str = r#"
 NAME    IPV4                              BLOCK4   FREE4   IPV6                   BLOCK6   FREE6   NODES   WAITING   PRIORITY   READY   REASON              AGE
@@ -33,23 +33,33 @@ dual                    u1        cloud:///n1
                         u2
 ";
 
+const BLOCKS: &str = "";
+
+const BLOCKS_WIDE: &str = "";
+
 impl Lab {
     pub(crate) async fn columns(&self) {
         self.clear().await;
         self.make_pools().await;
         self.make_subnets().await;
+        self.make_blocks().await;
         assert_eq!(self.get(&["ippools"]).await, POOLS.trim_start());
         assert_eq!(self.wide("ipp").await, POOLS_WIDE.trim_start());
         assert_eq!(self.get(&["nodesubnets"]).await, SUBNETS.trim_start());
         assert_eq!(self.wide("nsub").await, SUBNETS_WIDE.trim_start());
-        let both = self.get(&["cadastre", "-o", "name"]).await;
-        assert!(both.contains("ippool.cadastre.dev/dual\n"), "{both}");
-        assert!(both.contains("nodesubnet.cadastre.dev/n1\n"), "{both}");
+        assert_eq!(self.get(&["ipamblocks"]).await, BLOCKS.trim_start());
+        assert_eq!(self.wide("block").await, BLOCKS_WIDE.trim_start());
+        let all = self.get(&["cadastre", "-o", "name"]).await;
+        assert!(all.contains("ippool.cadastre.dev/dual\n"), "{all}");
+        assert!(all.contains("nodesubnet.cadastre.dev/n1\n"), "{all}");
+        assert!(all.contains("ipamblock.cadastre.dev/fd00---122\n"), "{all}");
     }
 
     async fn clear(&self) {
         let all = (DeleteParams::default(), ListParams::default());
-        self.pools.delete_collection(&all.0, &all.1).await.unwrap();
+        for kind in [&self.pools, &self.subnets, &self.blocks] {
+            kind.delete_collection(&all.0, &all.1).await.unwrap();
+        }
     }
 
     async fn make_pools(&self) {
@@ -145,6 +155,20 @@ impl Lab {
             let subnet = subnet(name, &spec);
             self.subnets
                 .create(&PostParams::default(), &subnet)
+                .await
+                .unwrap();
+        }
+    }
+
+    async fn make_blocks(&self) {
+        let held = cases::block("10.244.1.64/26");
+        let mut resting = cases::block("fd00::/122");
+        resting["owner"] = json!({"kind": "Quarantine", "name": "n2", "uid": "u2"});
+        resting["until"] = json!("2026-11-21T10:00:00Z");
+        for (name, spec) in [("10-244-1-64-26", held), ("fd00---122", resting)] {
+            let block = block(name, &spec);
+            self.blocks
+                .create(&PostParams::default(), &block)
                 .await
                 .unwrap();
         }
