@@ -8,7 +8,7 @@ use super::{Lab, block, cases, pool, subnet};
 const POOLS: &str = r#"
 NAME    IPV4                              BLOCK4   FREE4   IPV6                   BLOCK6   FREE6   NODES   WAITING   PRIORITY   READY   REASON              AGE
 dual    ["10.244.0.0/16","10.8.0.0/16"]   24       323     ["fd00:10:244::/48"]   64       65346   187     0         10         True    Serving
-fresh                                                      ["fd00:1::/48"]        64                                 0
+fresh                                                      ["fd00:1::/48"]                                           0
 spent   ["10.9.0.0/24"]                   26       0                                               4       3         0          False   OverlapsOlderPool
 "#;
 
@@ -20,10 +20,10 @@ USED4   HELD4   QUARANTINED4   USED6   HELD6   QUARANTINED6   DISABLED   SELECTO
 "#;
 
 const SUBNETS: &str = "
-NAME   CIDR            POOL   CIDR2       RESTING         UNTIL                  AGE
-gone                                      10.244.9.0/24   2026-11-21T10:00:00Z
+NAME   CIDR            POOL   CIDR2       BLOCK            BLOCKPOOL   RESTING         UNTIL                  AGE
+gone                                                                   10.244.9.0/24   2026-11-21T10:00:00Z
 n1     10.244.1.0/24   dual   fd00::/64
-n2     192.0.2.0/24                       10.244.3.0/24   2026-11-21T10:00:00Z
+n2     192.0.2.0/24                       10.244.1.64/26   default     10.244.3.0/24   2026-11-21T10:00:00Z
 ";
 
 const SUBNETS_WIDE: &str = "
@@ -33,9 +33,17 @@ dual                    u1        cloud:///n1
                         u2
 ";
 
-const BLOCKS: &str = "";
+const BLOCKS: &str = "
+NAME             CIDR             POOL      OWNER        NODE   SINCE       UNTIL                  AGE
+10-244-1-64-26   10.244.1.64/26   default   Node         n1     <invalid>
+fd00---122       fd00::/122       default   Quarantine   n2     <invalid>   2026-11-21T10:00:00Z
+";
 
-const BLOCKS_WIDE: &str = "";
+const BLOCKS_WIDE: &str = "
+NODEUID
+u1
+u2
+";
 
 impl Lab {
     pub(crate) async fn columns(&self) {
@@ -68,14 +76,11 @@ impl Lab {
                 "dual",
                 json!({
                     "allocate": "NodeCIDR", "priority": 10,
-                    "ipv4": {"cidrs": ["10.244.0.0/16", "10.8.0.0/16"]},
-                    "ipv6": {"cidrs": ["fd00:10:244::/48"]},
+                    "ipv4": {"cidrs": ["10.244.0.0/16", "10.8.0.0/16"], "blockSize": 24},
+                    "ipv6": {"cidrs": ["fd00:10:244::/48"], "blockSize": 64},
                 }),
             ),
-            (
-                "fresh",
-                json!({"allocate": "NodeCIDR", "ipv6": {"cidrs": ["fd00:1::/48"]}}),
-            ),
+            ("fresh", json!({"ipv6": {"cidrs": ["fd00:1::/48"]}})),
             (
                 "spent",
                 json!({
@@ -143,6 +148,7 @@ impl Lab {
                 "n2",
                 json!({
                     "nodeUID": "u2", "podCIDRs": [{"cidr": "192.0.2.0/24"}],
+                    "blocks": [{"cidr": "10.244.1.64/26", "uid": "b1", "pool": "default"}],
                     "previous": [{
                         "nodeUID": "u0", "until": "2026-11-21T10:00:00Z",
                         "podCIDRs": [{"cidr": "10.244.3.0/24"}],
@@ -161,8 +167,10 @@ impl Lab {
     }
 
     async fn make_blocks(&self) {
-        let held = cases::block("10.244.1.64/26");
-        let mut resting = cases::block("fd00::/122");
+        let [mut held, mut resting] = ["10.244.1.64/26", "fd00::/122"].map(cases::block);
+        // What is still to come has no age that grows while the test runs.
+        held["since"] = json!("2999-11-21T10:00:00Z");
+        resting["since"] = held["since"].clone();
         resting["owner"] = json!({"kind": "Quarantine", "name": "n2", "uid": "u2"});
         resting["until"] = json!("2026-11-21T10:00:00Z");
         for (name, spec) in [("10-244-1-64-26", held), ("fd00---122", resting)] {
