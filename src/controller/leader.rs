@@ -10,6 +10,7 @@ use super::block::BlockLoop;
 use super::blocks::Noted;
 use super::demand::Demand;
 use super::fence::{Fence, Kind};
+use super::leaks::Leaks;
 use super::figures::figures;
 use super::machine::{Settings, View};
 use super::podcidr::{PodCidrs, Reason};
@@ -47,6 +48,7 @@ pub(super) struct Leader {
     blocks: BlockLoop,
     subnets: Subnets,
     quarantine: Quarantine,
+    leaks: Leaks,
     pools: PoolLoop,
     /// Pools have to be surveyed again.
     survey: bool,
@@ -54,10 +56,12 @@ pub(super) struct Leader {
     reattribute: bool,
     /// [`Settings::second_writer_hold`]
     hold: Duration,
+    /// [`Settings::leak_grace`]
+    leak_grace: Duration,
 }
 
 impl Leader {
-    pub(super) fn new(tenure: Tenure, hold: Duration, now: Now) -> Self {
+    pub(super) fn new(tenure: Tenure, settings: &Settings, now: Now) -> Self {
         Leader {
             fence: Fence::new(tenure.takeover, tenure.term.clone(), now.mono),
             tenure,
@@ -68,10 +72,12 @@ impl Leader {
             blocks: BlockLoop::default(),
             subnets: Subnets::default(),
             quarantine: Quarantine::default(),
+            leaks: Leaks::default(),
             pools: PoolLoop::default(),
             survey: false,
             reattribute: false,
-            hold,
+            hold: settings.second_writer_hold,
+            leak_grace: settings.leak_grace,
         }
     }
 
@@ -178,6 +184,7 @@ impl Leader {
             .next(&mut cx)
             .or_else(|| self.blocks.next(&mut cx))
             .or_else(|| self.quarantine.next(&mut cx))
+            .or_else(|| self.leaks.next(self.leak_grace, &mut cx))
             .or_else(|| self.pools.next(&waiting, &mut cx))
     }
 
@@ -194,6 +201,7 @@ impl Leader {
             self.subnets.urgent.next_at(),
             self.subnets.queue.next_at(),
             self.quarantine.queue.next_at(),
+            self.leaks.next_at(),
             self.pools.next_at(),
             self.registry.pools.next_at(),
         ];
@@ -542,6 +550,11 @@ impl Leader {
                 self.follow_up(noted, world);
             }
             Purpose::BlockPods { uid, .. } => self.blocks.answered_pods(uid, outcome, &mut cx),
+            Purpose::LeakPods { name, uid } => {
+                if self.leaks.answered(name, uid, outcome, self.leak_grace, &mut cx) {
+                    self.subnets.queue.add(name.clone());
+                }
+            }
             Purpose::Answer { name } => self.subnets.answered_condition(name, outcome, &mut cx),
             Purpose::Quarantine { name, uid }
                 if self.quarantine.answered(name, uid, outcome, &mut cx) =>

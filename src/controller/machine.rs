@@ -36,6 +36,8 @@ pub struct Settings {
     pub background_in_flight: usize,
     /// How long a pool carves nothing after somebody else wrote a podCIDR in its range
     pub second_writer_hold: Duration,
+    /// How long an address may be without a pod before its node is asked about it
+    pub leak_grace: Duration,
 }
 
 impl Default for Settings {
@@ -45,6 +47,7 @@ impl Default for Settings {
             critical_in_flight: 64,
             background_in_flight: 16,
             second_writer_hold: Duration::from_secs(60),
+            leak_grace: Duration::from_secs(300),
         }
     }
 }
@@ -311,8 +314,7 @@ impl Controller {
             Leadership::Leading(tenure) => match &mut self.leader {
                 Some(leader) if leader.tenure.term == tenure.term => leader.tenure = tenure,
                 _ => {
-                    let hold = self.settings.second_writer_hold;
-                    self.leader = Some(Leader::new(tenure, hold, now));
+                    self.leader = Some(Leader::new(tenure, &self.settings, now));
                 }
             },
             Leadership::Standby { .. } | Leadership::Released => self.leader = None,

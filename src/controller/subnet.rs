@@ -145,6 +145,9 @@ fn wanted(
     let blocks = node
         .map(|node| registry.listed_blocks(&node.uid, report))
         .unwrap_or_default();
+    let suspects = node
+        .map(|node| registry.suspects_of(&node.uid, report))
+        .unwrap_or_default();
     let pools: Vec<String> = node
         .map(|node| registry.pools.block_pools(node).collect())
         .unwrap_or_default();
@@ -176,7 +179,7 @@ fn wanted(
         pod_cidrs,
         blocks,
         pools,
-        suspects: Vec::new(),
+        suspects,
         previous,
     })
 }
