@@ -3,15 +3,15 @@
 //! Exists only while this process leads; with the tenure everything in here is dropped, and the next
 //! one is built from the world.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::block::BlockLoop;
 use super::blocks::Noted;
 use super::demand::Demand;
 use super::fence::{Fence, Kind};
-use super::leaks::Leaks;
 use super::figures::figures;
+use super::leaks::Leaks;
 use super::machine::{Settings, View};
 use super::podcidr::{PodCidrs, Reason};
 use super::pool::PoolLoop;
@@ -19,6 +19,7 @@ use super::quarantine::Quarantine;
 use super::registry::{Registry, Synced};
 use super::report::{About, OVERLAPPING, Report, SECOND_WRITER, UNREADABLE};
 use super::subnet::Subnets;
+use super::totals::totals;
 use super::{Context, Now, Purpose};
 use crate::cluster::lease::Tenure;
 use crate::cluster::request::{Outcome, Request};
@@ -214,7 +215,7 @@ impl Leader {
     }
 
     /// What it knows of itself.
-    pub(super) fn describe(&mut self, view: &mut View, world: &World) {
+    pub(super) fn describe(&mut self, view: &mut View, world: &World, now: Now) {
         view.dealing = self.dealing;
         if !self.dealing {
             view.fencing = Some(self.fence.progress(world));
@@ -234,6 +235,10 @@ impl Leader {
         for reason in self.podcidrs.waiting() {
             *view.waiting.entry(reason.label()).or_default() += 1;
         }
+        for (_, nodes, _) in self.demand.waiting() {
+            *view.waiting.entry("pool_full").or_default() += nodes;
+        }
+        self.describe_blocks(view, world, now);
         view.queues = vec![
             (
                 "podcidr",
@@ -258,6 +263,32 @@ impl Leader {
             ),
             ("pool", self.pools.queue.depth(), self.pools.queue.retries()),
         ];
+    }
+
+    fn describe_blocks(&self, view: &mut View, world: &World, now: Now) {
+        let all = totals(world, &self.registry);
+        let addresses = all.into_iter().map(|((pool, family), t)| (pool, family, t));
+        view.addresses = addresses.collect();
+        for entry in self.registry.blocks.iter() {
+            let overdue = entry.rests_until.filter(|until| *until < now.mono);
+            view.oldest_rest = view
+                .oldest_rest
+                .max(overdue.map_or(Duration::ZERO, |until| now.mono - until));
+            let state = match (entry.owner.resting, entry.confirmed, entry.recall) {
+                (true, ..) if overdue.is_some() => "overdue",
+                (true, ..) => "quarantined",
+                (_, false, _) => "provisional",
+                (_, _, Some(_)) => "recalled",
+                _ => "held",
+            };
+            *view.blocks.entry(state).or_default() += 1;
+        }
+        let (candidates, oldest) = self.leaks.candidates();
+        let age = oldest.map_or(Duration::ZERO, |since| now.mono.saturating_sub(since));
+        let asked = self.registry.suspects.values().map(BTreeSet::len).sum();
+        view.leaks = (candidates, age, asked);
+        let reports = world.subnets.iter().filter_map(|it| it.report.as_ref());
+        view.refused = reports.map(|report| report.refusals).sum();
     }
 
     /// A NodeSubnet has changed, in what the agent says or otherwise.
@@ -551,7 +582,10 @@ impl Leader {
             }
             Purpose::BlockPods { uid, .. } => self.blocks.answered_pods(uid, outcome, &mut cx),
             Purpose::LeakPods { name, uid } => {
-                if self.leaks.answered(name, uid, outcome, self.leak_grace, &mut cx) {
+                if self
+                    .leaks
+                    .answered(name, uid, outcome, self.leak_grace, &mut cx)
+                {
                     self.subnets.queue.add(name.clone());
                 }
             }

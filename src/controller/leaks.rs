@@ -41,7 +41,11 @@ pub struct Leaks {
 impl Leaks {
     /// When there is something to do again.
     pub fn next_at(&self) -> Option<Duration> {
-        Some(self.queue.next_at().map_or(self.scan_at, |at| at.min(self.scan_at)))
+        Some(
+            self.queue
+                .next_at()
+                .map_or(self.scan_at, |at| at.min(self.scan_at)),
+        )
     }
 
     /// How many addresses are without a pod, and since when the first one is.
@@ -92,9 +96,8 @@ impl Leaks {
                 .collect();
             let asked = cx.registry.suspects.get(&node.uid);
             let is_new = |held: &(Addr, PodUid)| !asked.is_some_and(|asked| asked.contains(held));
-            let due = |(held, since): (&(Addr, PodUid), &Duration)| {
-                *since + grace <= now && is_new(held)
-            };
+            let due =
+                |(held, since): (&(Addr, PodUid), &Duration)| *since + grace <= now && is_new(held);
             if orphans.iter().any(due) {
                 self.queue.add(node.name.clone());
             }

@@ -19,7 +19,7 @@
 //! | [`pools`], [`selector`] | what every pool may do right now, and which nodes it serves |
 //! | [`blocks`] | the leader's blocks: which node has which, and how far each is |
 //! | [`podcidr`], [`demand`], [`block`], [`subnet`], [`quarantine`], [`leaks`], [`pool`] | the loops |
-//! | [`figures`], [`conditions`] | what a pool's status says |
+//! | [`figures`], [`totals`], [`conditions`] | what a pool's status says |
 //! | [`queue`], [`report`] | keyed work with back-off; Kubernetes events to be |
 //! | [`run`], [`events`] | the shell: the only place with IO |
 //!
@@ -48,6 +48,7 @@ pub mod report;
 pub mod run;
 pub mod selector;
 pub mod subnet;
+pub mod totals;
 
 pub use machine::{Controller, Event, Outgoing, Settings};
 pub use report::{About, Report};

@@ -171,6 +171,10 @@ fn wanted(
     if nothing && !stays {
         return None;
     }
+    // One write will do for a node whose first blocks are on their way.
+    if nothing && is.is_none() && node.is_some_and(|node| registry.blocks.has(&node.uid)) {
+        return None;
+    }
     let text = |text: &Text| text.to_string();
     Some(NodeSubnetSpec {
         node_uid: node.map(|node| node.uid.to_string()),
