@@ -334,6 +334,9 @@ impl Registry {
                 Step::Settled
             };
         }
+        if is_provisional {
+            self.blocks.to_judge.insert(cidr);
+        }
         noted.blocks.push(cidr);
         noted
     }
