@@ -58,8 +58,12 @@ pub(super) struct Args {
     #[arg(long, env = "CADASTRE_SECOND_WRITER_HOLD", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     second_writer_hold: u32,
 
+    /// Seconds an address may be without a pod before its node is asked to free it
+    #[arg(long, env = "CADASTRE_LEAK_GRACE", default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    leak_grace: u32,
+
     /// Objects a page when listing; 0 asks for everything at once
-    #[arg(long, env = "CADASTRE_LIST_PAGE", default_value_t = 0)]
+    #[arg(long, env = "CADASTRE_LIST_PAGE", default_value_t = 500)]
     list_page: u32,
 
     /// Namespace of the Lease
@@ -209,6 +213,7 @@ async fn serve(args: Args, settings: lease::Settings, level: logs::Level) -> any
         service_cidrs: args.service_cidr,
         critical_in_flight: args.writes_in_flight.into(),
         second_writer_hold: Duration::from_secs(args.second_writer_hold.into()),
+        leak_grace: Duration::from_secs(args.leak_grace.into()),
         ..Settings::default()
     };
     let grace = Duration::from_secs(args.shutdown_grace.into());

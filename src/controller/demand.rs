@@ -28,8 +28,8 @@ use crate::ipam::{Cidr, Dual, Family, Full};
 
 /// Blocks of one pool that a node gets before others have their turn.
 const AT_ONCE: usize = 16;
-/// Nodes looked at before anything else has its turn.
-const LOOKS: usize = 64;
+/// Blocks carved before they are asked for.
+const CARVED: usize = 64;
 /// How often empty blocks of a pool are asked back for those that wait.
 const RECALL_PAUSE: Duration = Duration::from_secs(1);
 /// How often a node is looked at again whose pool has free blocks, but with addresses in use in them.
@@ -60,6 +60,8 @@ pub struct Demand {
     /// Pools that were found full, with what was said of it, until room may have come.
     full: BTreeMap<Text, String>,
     recall_at: Option<Duration>,
+    /// Space may have come.
+    woken: bool,
     recount: bool,
 }
 
@@ -115,9 +117,13 @@ impl Demand {
         }
     }
 
-    /// Space or a pool may have come: those that wait longest look first, those without any before
-    /// all others.
+    /// Space or a pool may have come.
     pub fn wake(&mut self) {
+        self.woken = true;
+    }
+
+    /// Those that wait longest look first, those without any before all others.
+    fn wake_all(&mut self) {
         self.full.clear();
         let mut names: Vec<(bool, Duration, &Text)> = self
             .waiting
@@ -156,7 +162,10 @@ impl Demand {
     /// Looks at some of the nodes whose turn it is.
     pub fn work(&mut self, cx: &mut Context) -> Noted {
         let mut noted = Noted::default();
-        for _ in 0..LOOKS {
+        if std::mem::take(&mut self.woken) {
+            self.wake_all();
+        }
+        while noted.blocks.len() < CARVED {
             let now = cx.now.mono;
             let Some(name) = self.first.pop(now).or_else(|| self.more.pop(now)) else {
                 break;
@@ -174,11 +183,11 @@ impl Demand {
 
     fn look(&mut self, node: &Node, cx: &mut Context, noted: &mut Noted) {
         let report = report_of(node, cx.world);
-        if !node.deleting {
-            self.provide(node, report, cx, noted);
-        }
         if self.settle_up(node, report, cx) {
             noted.nodes.push(node.name.clone());
+        }
+        if !node.deleting {
+            self.provide(node, report, cx, noted);
         }
     }
 
@@ -204,10 +213,8 @@ impl Demand {
             let pool = registry.pools.get(name);
             pool.is_some_and(|pool| pool.terms.first_on_sight)
         };
-        let has_any = registry
-            .blocks
-            .of(&node.uid)
-            .any(|entry| !entry.is_leaving());
+        let stays = |entry: &Entry| !entry.is_leaving() && entry.recall != Some(Recall::Drain);
+        let has_any = registry.blocks.of(&node.uid).any(stays);
         let first = choices
             .iter()
             .filter(for_all)
@@ -463,7 +470,7 @@ fn worth(entry: &Entry, report: Option<&AgentReport>, registry: &Registry) -> u6
     match entry.word(report) {
         Some(word) if word.released => 0,
         Some(word) => word.used + word.cooling + word.free,
-        None => registry.usable(&entry.cidr),
+        None => registry.usable(&entry.cidr, &entry.pool),
     }
 }
 

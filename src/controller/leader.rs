@@ -3,7 +3,7 @@
 //! Exists only while this process leads; with the tenure everything in here is dropped, and the next
 //! one is built from the world.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::block::BlockLoop;
@@ -11,6 +11,7 @@ use super::blocks::Noted;
 use super::demand::Demand;
 use super::fence::{Fence, Kind};
 use super::figures::figures;
+use super::leaks::Leaks;
 use super::machine::{Settings, View};
 use super::podcidr::{PodCidrs, Reason};
 use super::pool::PoolLoop;
@@ -18,6 +19,7 @@ use super::quarantine::Quarantine;
 use super::registry::{Registry, Synced};
 use super::report::{About, OVERLAPPING, Report, SECOND_WRITER, UNREADABLE};
 use super::subnet::Subnets;
+use super::totals::totals;
 use super::{Context, Now, Purpose};
 use crate::cluster::lease::Tenure;
 use crate::cluster::request::{Outcome, Request};
@@ -47,6 +49,7 @@ pub(super) struct Leader {
     blocks: BlockLoop,
     subnets: Subnets,
     quarantine: Quarantine,
+    leaks: Leaks,
     pools: PoolLoop,
     /// Pools have to be surveyed again.
     survey: bool,
@@ -54,10 +57,12 @@ pub(super) struct Leader {
     reattribute: bool,
     /// [`Settings::second_writer_hold`]
     hold: Duration,
+    /// [`Settings::leak_grace`]
+    leak_grace: Duration,
 }
 
 impl Leader {
-    pub(super) fn new(tenure: Tenure, hold: Duration, now: Now) -> Self {
+    pub(super) fn new(tenure: Tenure, settings: &Settings, now: Now) -> Self {
         Leader {
             fence: Fence::new(tenure.takeover, tenure.term.clone(), now.mono),
             tenure,
@@ -68,10 +73,12 @@ impl Leader {
             blocks: BlockLoop::default(),
             subnets: Subnets::default(),
             quarantine: Quarantine::default(),
+            leaks: Leaks::default(),
             pools: PoolLoop::default(),
             survey: false,
             reattribute: false,
-            hold,
+            hold: settings.second_writer_hold,
+            leak_grace: settings.leak_grace,
         }
     }
 
@@ -178,6 +185,7 @@ impl Leader {
             .next(&mut cx)
             .or_else(|| self.blocks.next(&mut cx))
             .or_else(|| self.quarantine.next(&mut cx))
+            .or_else(|| self.leaks.next(self.leak_grace, &mut cx))
             .or_else(|| self.pools.next(&waiting, &mut cx))
     }
 
@@ -194,6 +202,7 @@ impl Leader {
             self.subnets.urgent.next_at(),
             self.subnets.queue.next_at(),
             self.quarantine.queue.next_at(),
+            self.leaks.next_at(),
             self.pools.next_at(),
             self.registry.pools.next_at(),
         ];
@@ -206,7 +215,7 @@ impl Leader {
     }
 
     /// What it knows of itself.
-    pub(super) fn describe(&mut self, view: &mut View, world: &World) {
+    pub(super) fn describe(&mut self, view: &mut View, world: &World, now: Now) {
         view.dealing = self.dealing;
         if !self.dealing {
             view.fencing = Some(self.fence.progress(world));
@@ -226,6 +235,10 @@ impl Leader {
         for reason in self.podcidrs.waiting() {
             *view.waiting.entry(reason.label()).or_default() += 1;
         }
+        for (_, nodes, _) in self.demand.waiting() {
+            *view.waiting.entry("pool_full").or_default() += nodes;
+        }
+        self.describe_blocks(view, world, now);
         view.queues = vec![
             (
                 "podcidr",
@@ -250,6 +263,32 @@ impl Leader {
             ),
             ("pool", self.pools.queue.depth(), self.pools.queue.retries()),
         ];
+    }
+
+    fn describe_blocks(&self, view: &mut View, world: &World, now: Now) {
+        let all = totals(world, &self.registry);
+        let addresses = all.into_iter().map(|((pool, family), t)| (pool, family, t));
+        view.addresses = addresses.collect();
+        for entry in self.registry.blocks.iter() {
+            let overdue = entry.rests_until.filter(|until| *until < now.mono);
+            view.oldest_rest = view
+                .oldest_rest
+                .max(overdue.map_or(Duration::ZERO, |until| now.mono - until));
+            let state = match (entry.owner.resting, entry.confirmed, entry.recall) {
+                (true, ..) if overdue.is_some() => "overdue",
+                (true, ..) => "quarantined",
+                (_, false, _) => "provisional",
+                (_, _, Some(_)) => "recalled",
+                _ => "held",
+            };
+            *view.blocks.entry(state).or_default() += 1;
+        }
+        let (candidates, oldest) = self.leaks.candidates();
+        let age = oldest.map_or(Duration::ZERO, |since| now.mono.saturating_sub(since));
+        let asked = self.registry.suspects.values().map(BTreeSet::len).sum();
+        view.leaks = (candidates, age, asked);
+        let reports = world.subnets.iter().filter_map(|it| it.report.as_ref());
+        view.refused = reports.map(|report| report.refusals).sum();
     }
 
     /// A NodeSubnet has changed, in what the agent says or otherwise.
@@ -542,6 +581,14 @@ impl Leader {
                 self.follow_up(noted, world);
             }
             Purpose::BlockPods { uid, .. } => self.blocks.answered_pods(uid, outcome, &mut cx),
+            Purpose::LeakPods { name, uid } => {
+                if self
+                    .leaks
+                    .answered(name, uid, outcome, self.leak_grace, &mut cx)
+                {
+                    self.subnets.queue.add(name.clone());
+                }
+            }
             Purpose::Answer { name } => self.subnets.answered_condition(name, outcome, &mut cx),
             Purpose::Quarantine { name, uid }
                 if self.quarantine.answered(name, uid, outcome, &mut cx) =>

@@ -18,8 +18,8 @@
 //! | [`registry`] | the leader's ledger: who holds what, what rests |
 //! | [`pools`], [`selector`] | what every pool may do right now, and which nodes it serves |
 //! | [`blocks`] | the leader's blocks: which node has which, and how far each is |
-//! | [`podcidr`], [`demand`], [`block`], [`subnet`], [`quarantine`], [`pool`] | the loops |
-//! | [`figures`], [`conditions`] | what a pool's status says |
+//! | [`podcidr`], [`demand`], [`block`], [`subnet`], [`quarantine`], [`leaks`], [`pool`] | the loops |
+//! | [`figures`], [`totals`], [`conditions`] | what a pool's status says |
 //! | [`queue`], [`report`] | keyed work with back-off; Kubernetes events to be |
 //! | [`run`], [`events`] | the shell: the only place with IO |
 //!
@@ -36,6 +36,7 @@ pub mod events;
 pub mod fence;
 pub mod figures;
 mod leader;
+pub mod leaks;
 pub mod machine;
 pub mod podcidr;
 pub mod pool;
@@ -47,6 +48,7 @@ pub mod report;
 pub mod run;
 pub mod selector;
 pub mod subnet;
+pub mod totals;
 
 pub use machine::{Controller, Event, Outgoing, Settings};
 pub use report::{About, Report};
@@ -107,6 +109,8 @@ pub enum Purpose {
     Block { cidr: Cidr, step: Option<Step> },
     /// The last look at the pods of a dead node that had blocks
     BlockPods { name: Text, uid: Text },
+    /// The last look at a node's pods before its agent is asked about addresses
+    LeakPods { name: Text, uid: Text },
     /// The fence's consistent list of IPAMBlocks
     FenceBlocks,
     /// The answer to an agent's status
@@ -130,6 +134,7 @@ impl Purpose {
             Purpose::Subnet { .. } | Purpose::SubnetRead { .. } | Purpose::Answer { .. } => {
                 "subnet"
             }
+            Purpose::LeakPods { .. } => "leaks",
             Purpose::Block { .. } | Purpose::BlockPods { .. } => "block",
             Purpose::Quarantine { .. } => "quarantine",
             Purpose::Pool { .. } | Purpose::PoolRead { .. } => "pool",

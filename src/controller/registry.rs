@@ -17,9 +17,9 @@ use super::Now;
 use super::blocks::Blocks;
 use super::pools::{DEFAULT_QUARANTINE, Pools};
 use crate::api::{HeldRange, PreviousHolder};
-use crate::cluster::seen::{Machine, Node, Subnet, Text};
+use crate::cluster::seen::{Machine, Node, PodUid, Subnet, Text};
 use crate::cluster::world::World;
-use crate::ipam::{Cidr, ClaimId, Holder, Ledger, State};
+use crate::ipam::{Addr, Cidr, ClaimId, Holder, Ledger, State};
 
 /// Names a rest: the node's name and the UID that is gone.
 pub type RestKey = (Text, Text);
@@ -63,6 +63,8 @@ pub struct Registry {
     pub rests: BTreeMap<RestKey, Rest>,
     /// Affinity blocks
     pub blocks: Blocks,
+    /// Addresses that nodes are asked about, by the node's UID
+    pub suspects: BTreeMap<Text, BTreeSet<(Addr, PodUid)>>,
     pub(super) holders: Holders,
     conflicts: BTreeSet<(ClaimId, ClaimId)>,
 }

@@ -51,3 +51,5 @@ pub const SECOND_WRITER: &str = "SecondWriter";
 pub const WAITING_FOR_BLOCK: &str = "WaitingForBlock";
 /// A node has waited for blocks and now has them.
 pub const BLOCK_ASSIGNED: &str = "BlockAssigned";
+/// Several pods report one address.
+pub const DUPLICATE_ADDRESS: &str = "DuplicateAddress";

@@ -240,7 +240,7 @@ impl Shell {
 
     fn figures(&mut self) {
         self.figures_at = Instant::now() + FIGURES_PAUSE;
-        let view = self.controller.view();
+        let view = self.controller.view(self.now());
         if self.dealing != view.dealing {
             self.dealing = view.dealing;
             info!(
