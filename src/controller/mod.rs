@@ -14,7 +14,7 @@
 //! | `leader` | what exists only while leading: the loops |
 //! | [`fence`] | what a new leader does before it deals |
 //! | [`registry`] | the leader's ledger: who holds what, what rests |
-//! | [`pools`], [`selector`] | what every pool may do right now, and which nodes it serves |
+//! | [`pools`] | what every pool may do right now, and which nodes it serves |
 //! | [`podcidr`], [`subnet`], [`quarantine`], [`pool`] | the loops |
 //! | [`figures`], [`conditions`] | what a pool's status says |
 //! | [`queue`], [`report`] | keyed work with back-off; Kubernetes events to be |
@@ -39,7 +39,6 @@ pub mod queue;
 pub mod registry;
 pub mod report;
 pub mod run;
-pub mod selector;
 pub mod subnet;
 
 pub use machine::{Controller, Event, Outgoing, Settings};

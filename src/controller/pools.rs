@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use super::selector::Selector;
 use crate::api::{FINALIZER, IPPoolSpec};
+use crate::choice::Selector;
 use crate::cluster::seen::{Node, Pool, Text};
 use crate::cluster::world::World;
 use crate::ipam::{self, Cidr, Dual, Family, Ledger, Ranges, Span};
