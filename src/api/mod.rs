@@ -26,7 +26,9 @@ pub mod watched;
 pub use names::{
     FIELD_MANAGER, FINALIZER, GROUP, LEASE_NAME, TERM_ANNOTATION, UNSETTLED_ANNOTATION, VERSION,
 };
-pub use pool::{Allocate, FamilyStatus, IPPool, IPPoolSpec, IPPoolStatus, IPv4Ranges, IPv6Ranges};
+pub use pool::{
+    Allocate, FamilyStatus, IPPool, IPPoolSpec, IPPoolStatus, IPv4Ranges, IPv6Ranges, TrendStatus,
+};
 pub use subnet::{HeldRange, NodeSubnet, NodeSubnetSpec, PreviousHolder};
 pub use watched::{
     NodeAddressLite, NodeInfoLite, NodeLite, NodeLiteSpec, NodeLiteStatus, NodeSubnetLite,

@@ -3,7 +3,7 @@
 //! A pool of both families hands out both or neither; that is why dual stack is one object, which
 //! cannot be applied half.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector, Time};
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -153,6 +153,21 @@ pub struct FamilyStatus {
     pub free: String,
     /// The part that cannot be handed out, such as 37%.
     pub utilization: String,
+}
+
+/// How the use of one family grows. Decimal text, as counts are; rates have six digits that count.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct TrendStatus {
+    /// When use was last looked at, to the minute.
+    pub at: Time,
+    /// Addresses that were in use then.
+    pub used: String,
+    /// How many more an hour, smoothed over about six hours; negative when use shrinks.
+    pub per_hour: String,
+    /// Root mean square of the change an hour, smoothed likewise. Growth that is small beside it
+    /// says little about the future: use jumps or jitters.
+    pub swing_per_hour: String,
 }
 
 fn default_quarantine_seconds() -> u32 {

@@ -16,7 +16,7 @@
 //! | [`registry`] | the leader's ledger: who holds what, what rests |
 //! | [`pools`] | what every pool may do right now, and which nodes it serves |
 //! | [`podcidr`], [`subnet`], [`quarantine`], [`pool`] | the loops |
-//! | [`figures`], [`conditions`] | what a pool's status says |
+//! | [`figures`], [`conditions`], [`forecast`] | what a pool's status says |
 //! | [`queue`], [`report`] | keyed work with back-off; Kubernetes events to be |
 //! | [`run`], [`events`] | the shell: the only place with IO |
 //!
@@ -29,6 +29,7 @@ pub mod conditions;
 pub mod events;
 pub mod fence;
 pub mod figures;
+pub mod forecast;
 mod leader;
 pub mod machine;
 pub mod podcidr;
