@@ -72,6 +72,29 @@ pub struct IPPoolSpec {
     pub quarantine_seconds: u32,
 }
 
+impl IPPoolSpec {
+    /// These ranges with the documented defaults for everything else; a family without ranges is
+    /// left out.
+    pub fn new(allocate: Allocate, ipv4: Vec<String>, ipv6: Vec<String>) -> Self {
+        IPPoolSpec {
+            ipv4: (!ipv4.is_empty()).then(|| IPv4Ranges {
+                cidrs: ipv4,
+                block_size: default_ipv4_block_size(),
+            }),
+            ipv6: (!ipv6.is_empty()).then(|| IPv6Ranges {
+                cidrs: ipv6,
+                block_size: default_ipv6_block_size(),
+            }),
+            allocate,
+            node_selector: None,
+            priority: 0,
+            disabled: false,
+            reserved: Vec::new(),
+            quarantine_seconds: default_quarantine_seconds(),
+        }
+    }
+}
+
 /// What a pool hands out.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Allocate {
@@ -201,6 +224,23 @@ mod tests {
         assert_eq!((spec.priority, spec.disabled), (0, false));
         assert_eq!(spec.quarantine_seconds, 60);
         assert!(spec.reserved.is_empty() && spec.node_selector.is_none());
+    }
+
+    #[test]
+    fn a_spec_made_here_is_what_reading_its_ranges_gives() {
+        let texts = |text: &str| vec![text.to_owned()];
+        for (spec, written) in [
+            (
+                IPPoolSpec::new(Allocate::NodeCIDR, texts("10.244.0.0/16"), Vec::new()),
+                json!({"allocate": "NodeCIDR", "ipv4": {"cidrs": ["10.244.0.0/16"]}}),
+            ),
+            (
+                IPPoolSpec::new(Allocate::NodeCIDR, Vec::new(), texts("fd00::/48")),
+                json!({"allocate": "NodeCIDR", "ipv6": {"cidrs": ["fd00::/48"]}}),
+            ),
+        ] {
+            assert_eq!(spec, serde_json::from_value(written).unwrap());
+        }
     }
 
     #[test]

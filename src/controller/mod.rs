@@ -17,6 +17,7 @@
 //! | [`pools`] | what every pool may do right now, and which nodes it serves |
 //! | [`podcidr`], [`subnet`], [`quarantine`], [`pool`] | the loops |
 //! | [`figures`], [`conditions`], [`forecast`] | what a pool's status says |
+//! | [`bootstrap`] | the default pool of a cluster that has none |
 //! | [`queue`], [`report`] | keyed work with back-off; Kubernetes events to be |
 //! | [`run`], [`events`] | the shell: the only place with IO |
 //!
@@ -25,6 +26,7 @@
 //! (state, event, now). The
 //! code that runs under simulation is the code that ships.
 
+pub mod bootstrap;
 pub mod conditions;
 pub mod events;
 pub mod fence;
