@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use super::selector::Selector;
 use crate::api::{Allocate, Assignment, FINALIZER, FirstBlock, IPPoolSpec};
+use crate::choice::{Asker, Candidate, Selector, Standing, choose};
 use crate::cluster::seen::{Node, Pool, Text};
 use crate::cluster::world::World;
 use crate::ipam::{self, Cidr, Closing, Dual, Family, Ledger, Ranges, Span};
@@ -58,6 +58,10 @@ pub struct BlockTerms {
     pub first_on_sight: bool,
     /// Only for those who ask by name
     pub manual: bool,
+    /// The pods of which namespaces
+    pub namespaces: Selector,
+    /// Which pods
+    pub pods: Selector,
     /// How many blocks of a family a node may have
     pub most: Option<usize>,
     /// How long a block that a node can do without stays empty
@@ -213,30 +217,33 @@ impl Pools {
         ledger: &Ledger,
         full: &BTreeMap<Text, V>,
     ) -> Vec<Text> {
-        let mut matching: Vec<&PoolState> = self
+        let states: Vec<&PoolState> = self
             .by_rank
             .iter()
             .filter_map(|name| self.states.get(name))
-            .filter(|state| state.allocate == allocate && state.selects(node))
+            .filter(|state| state.allocate == allocate)
             .collect();
-        let tied = matching
-            .windows(2)
-            .any(|pair| pair[0].rank() == pair[1].rank() && !full.contains_key(&pair[0].name));
-        if tied {
-            matching.sort_by_cached_key(|state| {
-                let is_full = full.contains_key(&state.name);
-                let room = if is_full { 0 } else { state.room(ledger) };
-                (
-                    std::cmp::Reverse(state.rank()),
-                    std::cmp::Reverse(room),
-                    state.name.clone(),
-                )
-            });
-        }
-        matching
-            .into_iter()
-            .map(|state| state.name.clone())
-            .collect()
+        let candidates: Vec<Candidate> = states.iter().map(|state| state.candidate()).collect();
+        let room = |candidate: &Candidate| match self.states.get(candidate.name) {
+            Some(state) if !full.contains_key(candidate.name) => state.room(ledger),
+            _ => 0,
+        };
+        let choice = choose(&candidates, &whole(node), room);
+        let chosen = choice.chosen.iter();
+        chosen.map(|it| states[it.at].name.clone()).collect()
+    }
+
+    /// Why which pools serve the node and the others do not, in words.
+    pub fn explain(&self, allocate: Allocate, node: &Node, ledger: &Ledger) -> String {
+        let states = self.states.values();
+        let of_kind = states.filter(|state| state.allocate == allocate);
+        let candidates: Vec<Candidate> = of_kind.map(PoolState::candidate).collect();
+        let room = |candidate: &Candidate| {
+            let state = self.states.get(candidate.name);
+            state.map_or(0, |state| state.room(ledger))
+        };
+        let choice = choose(&candidates, &whole(node), room).to_string();
+        choice.trim_end().replace('\n', "; ")
     }
 
     /// The pools that a node may ask for blocks, best first but for room.
@@ -300,7 +307,24 @@ impl Pools {
 
 impl PoolState {
     fn rank(&self) -> (i32, usize) {
-        (self.priority, self.selector.specificity())
+        let pods = self.terms.namespaces.specificity() + self.terms.pods.specificity();
+        (self.priority, self.selector.specificity() + pods)
+    }
+
+    /// As the choice for a node as a whole sees it. Its agent may ask for a manual pool by name.
+    fn candidate(&self) -> Candidate<'_> {
+        Candidate {
+            name: &self.name,
+            node: &self.selector,
+            namespace: &self.terms.namespaces,
+            pod: &self.terms.pods,
+            priority: self.priority,
+            manual: false,
+            standing: match self.verdict {
+                Verdict::Serving => Standing::Serving,
+                _ => Standing::Barred(&self.verdict),
+            },
+        }
     }
 
     /// Free blocks of the family that has fewer.
@@ -310,6 +334,14 @@ impl PoolState {
             .map(|family| ledger.room(&self.space, family).free)
             .min()
             .unwrap_or(0)
+    }
+}
+
+fn whole(node: &Node) -> Asker<'_> {
+    Asker {
+        node: &node.labels,
+        pod: None,
+        by_name: &[],
     }
 }
 
@@ -459,6 +491,8 @@ impl Default for Parsed {
             terms: BlockTerms {
                 first_on_sight: false,
                 manual: false,
+                namespaces: Selector::default(),
+                pods: Selector::default(),
                 most: None,
                 idle: Duration::ZERO,
             },
@@ -508,6 +542,8 @@ impl Parsed {
             terms: BlockTerms {
                 first_on_sight: spec.first_block == FirstBlock::OnSight && !manual && for_all,
                 manual,
+                namespaces,
+                pods,
                 most: spec
                     .max_blocks_per_node
                     .and_then(|most| most.try_into().ok()),

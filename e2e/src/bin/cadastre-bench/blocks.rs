@@ -53,12 +53,16 @@ pub async fn run(count: u32) -> Result<()> {
         told = Some(words);
     }
     let Some(told) = told else { return Ok(()) };
-    say(&format!("| {count} nodes | raw, median | cadastre, median (all) | x raw | API requests |"))?;
+    say(&format!(
+        "| {count} nodes | raw, median | cadastre, median (all) | x raw | API requests |"
+    ))?;
     say("|---|---|---|---|---|")?;
     let phases: [(&str, fn(&Phases) -> Duration); 3] = [
         ("first block (/26) each, from process start", |p| p.first),
         ("two more blocks each", |p| p.more),
-        ("3 blocks of each dead node deleted, quarantine over", |p| p.collected),
+        ("3 blocks of each dead node deleted, quarantine over", |p| {
+            p.collected
+        }),
     ];
     for ((name, pick), requests) in phases.into_iter().zip(&told.requests) {
         let floor = median(raws.iter().map(pick)).as_secs_f64();
@@ -116,7 +120,9 @@ fn create_block(i: u32, node: u32) -> Result<Call> {
 fn listing(node: u32, blocks: &[u32]) -> Result<Value> {
     let listed = blocks
         .iter()
-        .map(|i| Ok(json!({"cidr": block(*i)?.to_string(), "uid": format!("{i:036}"), "pool": "bench"})))
+        .map(|i| {
+            Ok(json!({"cidr": block(*i)?.to_string(), "uid": format!("{i:036}"), "pool": "bench"}))
+        })
         .collect::<Result<Vec<Value>>>()?;
     Ok(json!({
         "apiVersion": "cadastre.dev/v1alpha1", "kind": "NodeSubnet",
@@ -135,7 +141,12 @@ async fn raw(count: u32) -> Result<Phases> {
     let mut calls = Vec::new();
     for node in 0..count {
         calls.push(create_block(node, node)?);
-        calls.push(call(Method::POST, SUBNETS.to_owned(), JSON, &listing(node, &[node])?));
+        calls.push(call(
+            Method::POST,
+            SUBNETS.to_owned(),
+            JSON,
+            &listing(node, &[node])?,
+        ));
     }
     let first = send(calls).await?;
     let mut calls = Vec::new();
@@ -146,7 +157,12 @@ async fn raw(count: u32) -> Result<Phases> {
         }
         let path = format!("{SUBNETS}/{}", name(node));
         let body = listing(node, &[node, more[0], more[1]])?;
-        calls.push(call(Method::PATCH, path, MERGE_PATCH, &json!({"spec": body["spec"]})));
+        calls.push(call(
+            Method::PATCH,
+            path,
+            MERGE_PATCH,
+            &json!({"spec": body["spec"]}),
+        ));
     }
     let more = send(calls).await?;
     let calls = (0..3 * count)
@@ -198,7 +214,9 @@ async fn cadastre(count: u32) -> Result<(Phases, Told)> {
             .collect::<Vec<Call>>()
     };
     let endpoint = cluster.endpoint()?;
-    endpoint.send_all(nodes::CONNECTIONS, demand(3 * 64)).await?;
+    endpoint
+        .send_all(nodes::CONNECTIONS, demand(3 * 64))
+        .await?;
     let before = cluster.apiserver_metrics().await?;
     let begun = Instant::now();
     daemon.process().signal(Signal::CONT)?;
@@ -218,13 +236,19 @@ async fn cadastre(count: u32) -> Result<(Phases, Told)> {
     let resting = |seen: &super::seen::Seen| {
         seen.resting == 3 * nodes_count && seen.held == 0 && seen.subnets == 0
     };
-    let at_rest = watching.until("all blocks in quarantine", LIMIT, resting).await?;
+    let at_rest = watching
+        .until("all blocks in quarantine", LIMIT, resting)
+        .await?;
     daemon.wait_ready(LIMIT).await?;
     let before = cluster.apiserver_metrics().await?;
     let begins = |seen: &super::seen::Seen| seen.resting < 3 * nodes_count;
     let begun = watching.until("collection begins", LIMIT, begins).await?.at;
     let none = |seen: &super::seen::Seen| seen.resting + seen.held == 0;
-    let collected = watching.until("all blocks collected", LIMIT, none).await?.at - begun;
+    let collected = watching
+        .until("all blocks collected", LIMIT, none)
+        .await?
+        .at
+        - begun;
     anyhow::ensure!(
         begun >= at_rest.at || begun - at_rest.at < QUARANTINE,
         "the quarantine was over before all blocks were in it: choose a longer one"
@@ -253,7 +277,10 @@ async fn pool_edit(
 ) -> Result<String> {
     let quiet = Duration::from_secs(8);
     tokio::time::sleep(quiet).await;
-    let (before, cpu) = (cluster.apiserver_metrics().await?, daemon.process().usage()?.cpu);
+    let (before, cpu) = (
+        cluster.apiserver_metrics().await?,
+        daemon.process().usage()?.cpu,
+    );
     tokio::time::sleep(quiet).await;
     let idle = daemon.process().usage()?.cpu - cpu;
     let cpu = daemon.process().usage()?.cpu;

@@ -73,7 +73,10 @@ impl Watching {
             out.send_replace(counts.seen());
             async {}
         }));
-        let subnets = watcher(Api::<NodeSubnetLite>::all(client.clone()), Config::default());
+        let subnets = watcher(
+            Api::<NodeSubnetLite>::all(client.clone()),
+            Config::default(),
+        );
         tasks.spawn(subnets.default_backoff().for_each(move |event| {
             let mut counts = counts.lock().unwrap_or_else(PoisonError::into_inner);
             match event {
@@ -107,7 +110,10 @@ impl Watching {
         if let Ok(seen) = reached {
             return Ok(seen?);
         }
-        bail!("{what}: not within {limit:?}; now {:?}", *self.seen.borrow())
+        bail!(
+            "{what}: not within {limit:?}; now {:?}",
+            *self.seen.borrow()
+        )
     }
 }
 
