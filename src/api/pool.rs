@@ -28,6 +28,8 @@ use super::rules;
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = rules::some_family(),
+    validation = rules::ipv4_block_fits(),
+    validation = rules::ipv6_block_fits(),
     validation = rules::ipv4_stays(),
     validation = rules::ipv6_stays()
 )]
@@ -76,7 +78,7 @@ pub struct IPPoolSpec {
 
     /// How many blocks of one family a node may have of the pool. Absent: as many as it needs. Only
     /// for Blocks.
-    #[schemars(range(min = 1, max = 1_000_000))]
+    #[schemars(range(min = 1, max = 4096))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_blocks_per_node: Option<u32>,
 
@@ -175,9 +177,8 @@ pub enum FirstBlock {
 }
 
 /// IPv4 ranges of a pool.
-#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
-#[x_kube(validation = rules::ipv4_block_fits())]
 pub struct IPv4Ranges {
     /// The ranges, disjoint, in canonical form (10.244.0.0/16). May be extended at any time.
     #[schemars(schema_with = "rules::ipv4_cidrs")]
@@ -191,9 +192,8 @@ pub struct IPv4Ranges {
 }
 
 /// IPv6 ranges of a pool.
-#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
-#[x_kube(validation = rules::ipv6_block_fits())]
 pub struct IPv6Ranges {
     /// The ranges, disjoint, in canonical form (fd00:10:244::/48). May be extended at any time.
     #[schemars(schema_with = "rules::ipv6_cidrs")]

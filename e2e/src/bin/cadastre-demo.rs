@@ -165,16 +165,11 @@ async fn pool_table(client: &Client) -> Result<Table> {
     table.load_preset(NOTHING).set_header(head);
     for pool in pools.list(&kube::api::ListParams::default()).await? {
         let status = pool.status.clone().unwrap_or_default();
-        let v4 = pool
-            .spec
-            .ipv4
-            .as_ref()
-            .map(|r| ("IPv4", &r.cidrs, r.block_size, status.ipv4));
-        let v6 = pool
-            .spec
-            .ipv6
-            .as_ref()
-            .map(|r| ("IPv6", &r.cidrs, r.block_size, status.ipv6));
+        let spec = &pool.spec;
+        let v4 = spec.ipv4.as_ref().zip(spec.ipv4_block_size());
+        let v4 = v4.map(|(r, size)| ("IPv4", &r.cidrs, size, status.ipv4));
+        let v6 = spec.ipv6.as_ref().zip(spec.ipv6_block_size());
+        let v6 = v6.map(|(r, size)| ("IPv6", &r.cidrs, size, status.ipv6));
         for (family, cidrs, size, figures) in v4.into_iter().chain(v6) {
             let figures = figures.unwrap_or_default();
             table.add_row([
