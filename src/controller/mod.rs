@@ -16,7 +16,7 @@
 //! | `leader` | what exists only while leading: the loops |
 //! | [`fence`] | what a new leader does before it deals |
 //! | [`registry`] | the leader's ledger: who holds what, what rests |
-//! | [`pools`] | what every pool may do right now, and which nodes it serves |
+//! | [`pools`], `survey` | what every pool may do right now, and which nodes it serves |
 //! | [`blocks`] | the leader's blocks: which node has which, and how far each is |
 //! | [`podcidr`], [`demand`], [`block`], [`subnet`], [`quarantine`], [`leaks`], [`pool`] | the loops |
 //! | [`figures`], [`totals`], [`conditions`], [`forecast`] | what a pool's status says |
@@ -51,6 +51,7 @@ pub mod registry;
 pub mod report;
 pub mod run;
 pub mod subnet;
+mod survey;
 pub mod totals;
 
 pub use machine::{Controller, Event, Outgoing, Settings};
