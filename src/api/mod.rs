@@ -31,7 +31,7 @@ pub use names::{
 };
 pub use pool::{
     AddressStatus, Allocate, Assignment, FamilyStatus, FirstBlock, IPPool, IPPoolSpec,
-    IPPoolStatus, IPv4Ranges, IPv6Ranges,
+    IPPoolStatus, IPv4Ranges, IPv6Ranges, TrendStatus,
 };
 pub use subnet::{
     Allocation, BlockReport, HeldBlock, HeldRange, MOST_ALLOCATIONS, MOST_BLOCKS, MOST_POOLS,

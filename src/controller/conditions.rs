@@ -4,10 +4,11 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use super::Now;
 use super::figures::{Figures, figures, holders};
+use super::forecast::Trend;
 use super::pools::{PoolState, Verdict};
 use super::registry::Registry;
 use super::totals::Totals;
-use crate::api::{Allocate, IPPoolStatus};
+use crate::api::{Allocate, FamilyStatus, IPPoolStatus};
 use crate::cluster::seen::Pool;
 use crate::ipam::{Dual, Family};
 
@@ -80,7 +81,11 @@ pub fn status(
         families
             .iter()
             .find(|(f, _)| *f == wanted)
-            .map(|(_, figures)| figures.status(addresses(wanted)))
+            .map(|(_, figures)| {
+                let mut status = figures.status(addresses(wanted));
+                foretell(&mut status, pool, wanted, *figures, now);
+                status
+            })
     };
     let holders = holders(state, registry);
     let nodes = holders.values().filter(|live| **live).count();
@@ -152,6 +157,24 @@ pub fn status(
         waiting: Some(counted.waiting),
         conditions,
     }
+}
+
+/// The trend goes on from the last status, so that it survives restarts.
+fn foretell(status: &mut FamilyStatus, pool: &Pool, family: Family, figures: Figures, now: Now) {
+    let before = pool.status.as_ref().and_then(|status| match family {
+        Family::V4 => status.ipv4.as_ref(),
+        Family::V6 => status.ipv6.as_ref(),
+    });
+    let taken = figures.capacity.saturating_sub(figures.free);
+    let known = before.and_then(|before| Trend::read(before.trend.as_ref()?));
+    let trend = match known {
+        Some(trend) => trend.observe(taken, now.wall),
+        None => Trend::start(taken, now.wall),
+    };
+    let told = before.and_then(|before| before.exhausts_at.as_ref());
+    let at = trend.exhausts_at(figures.free, now.wall, told.map(|at| at.0));
+    status.trend = Some(trend.status());
+    status.exhausts_at = at.map(Time);
 }
 
 fn condition(kind: &str, status: bool, reason: &str, message: String) -> Condition {

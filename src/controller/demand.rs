@@ -304,7 +304,12 @@ impl Demand {
                 about: About::node(node),
                 warning: true,
                 reason: WAITING_FOR_BLOCK,
-                note: format!("waits for a block, {missing} addresses are lacking: {note}"),
+                note: format!(
+                    "waits for a block, {missing} addresses are lacking: {note}. Pools: {}",
+                    cx.registry
+                        .pools
+                        .explain(Allocate::Blocks, node, &cx.registry.ledger)
+                ),
             });
         }
         self.recount |= known.is_none_or(|wait| wait.missing != missing);

@@ -47,6 +47,8 @@ impl Figures {
             free: self.free.to_string(),
             utilization: format!("{percent}%"),
             addresses,
+            trend: None,
+            exhausts_at: None,
         }
     }
 }

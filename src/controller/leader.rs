@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::block::BlockLoop;
 use super::blocks::Noted;
+use super::default_pool::DefaultPool;
 use super::demand::Demand;
 use super::fence::{Fence, Kind};
 use super::figures::figures;
@@ -50,6 +51,7 @@ pub(super) struct Leader {
     subnets: Subnets,
     quarantine: Quarantine,
     leaks: Leaks,
+    default_pool: DefaultPool,
     pools: PoolLoop,
     /// Pools have to be surveyed again.
     survey: bool,
@@ -74,6 +76,7 @@ impl Leader {
             subnets: Subnets::default(),
             quarantine: Quarantine::default(),
             leaks: Leaks::default(),
+            default_pool: DefaultPool::default(),
             pools: PoolLoop::default(),
             survey: false,
             reattribute: false,
@@ -92,6 +95,7 @@ impl Leader {
         let (registry, overlapping) = Registry::rebuild(world, &settings.service_cidrs, now);
         self.registry = registry;
         self.dealing = true;
+        self.default_pool.queue.add(());
         self.pools.recall(world.pools.iter());
         self.pools.mark();
         for (name, synced) in overlapping {
@@ -154,6 +158,9 @@ impl Leader {
             if let Some(found) = self.pools.next_finalizer(&cx).filter(|_| !stopping) {
                 return Some(found);
             }
+            if let Some(found) = self.default_pool.next(settings, &cx).filter(|_| !stopping) {
+                return Some(found);
+            }
             if let Some(found) = self.podcidrs.next(&mut cx, stopping) {
                 return Some(found);
             }
@@ -203,6 +210,7 @@ impl Leader {
             self.subnets.queue.next_at(),
             self.quarantine.queue.next_at(),
             self.leaks.next_at(),
+            self.default_pool.queue.next_at(),
             self.pools.next_at(),
             self.registry.pools.next_at(),
         ];
@@ -239,6 +247,7 @@ impl Leader {
             *view.waiting.entry("pool_full").or_default() += nodes;
         }
         self.describe_blocks(view, world, now);
+        view.trouble = self.default_pool.trouble().cloned();
         view.queues = vec![
             (
                 "podcidr",
@@ -383,9 +392,12 @@ impl Leader {
         self.pools.mark();
     }
 
-    /// A pool has changed: `spec` says whether in more than its status.
-    pub(super) fn pool_changed(&mut self, name: &Text, spec: bool) {
+    /// A pool has changed: `spec` says whether in more than its status, `exists` whether it is there.
+    pub(super) fn pool_changed(&mut self, name: &Text, spec: bool, exists: bool) {
         self.pools.queue.add(name.clone());
+        if !exists {
+            self.default_pool.queue.add(());
+        }
         self.survey |= spec;
         self.reattribute |= spec;
     }
@@ -581,6 +593,7 @@ impl Leader {
                 self.follow_up(noted, world);
             }
             Purpose::BlockPods { uid, .. } => self.blocks.answered_pods(uid, outcome, &mut cx),
+            Purpose::DefaultPool => self.default_pool.answered(outcome, &cx),
             Purpose::LeakPods { name, uid } => {
                 if self
                     .leaks

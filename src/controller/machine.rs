@@ -18,7 +18,7 @@ use super::leader::{Leader, Room};
 use super::report::Report;
 use super::totals::Totals;
 use super::{Now, Purpose};
-use crate::api::block_name;
+use crate::api::{Allocate, block_name};
 use crate::cluster::lease::Leadership;
 use crate::cluster::request::{Outcome, Refusal, Request, RequestId};
 use crate::cluster::seen::{Block, Change, Node, Object, Pod, Pool, ServiceRange, Subnet, Text};
@@ -37,6 +37,10 @@ pub struct Settings {
     pub background_in_flight: usize,
     /// How long a pool carves nothing after somebody else wrote a podCIDR in its range
     pub second_writer_hold: Duration,
+    /// Whether to make a default pool where there is none, and how it allocates
+    pub default_pool: Option<Allocate>,
+    /// Its ranges; none: see [`super::bootstrap`]
+    pub default_pool_cidrs: Vec<Cidr>,
     /// How long an address may be without a pod before its node is asked about it
     pub leak_grace: Duration,
 }
@@ -48,6 +52,8 @@ impl Default for Settings {
             critical_in_flight: 64,
             background_in_flight: 16,
             second_writer_hold: Duration::from_secs(60),
+            default_pool: None,
+            default_pool_cidrs: Vec::new(),
             leak_grace: Duration::from_secs(300),
         }
     }
@@ -104,6 +110,8 @@ pub struct View {
     pub blocks: BTreeMap<&'static str, usize>,
     /// Addresses whose pods are gone, with the age of the oldest, and how many nodes are asked about
     pub leaks: (usize, Duration, usize),
+    /// Why there is no default pool though there should be one
+    pub trouble: Option<String>,
     /// Addresses that several pods report
     pub doubled: usize,
     /// Entries of agents' statuses that make no sense
@@ -296,6 +304,7 @@ impl Controller {
             Purpose::Subnet { name, .. } | Purpose::SubnetRead { name } => {
                 about(&self.world.subnets, name)
             }
+            Purpose::DefaultPool => (self.world.pools.epoch(), None),
             Purpose::Answer { name } => about(&self.world.subnets, name),
             Purpose::FenceSubnets => (self.world.subnets.epoch(), None),
             Purpose::FenceBlocks => (self.world.blocks.epoch(), None),
@@ -376,7 +385,7 @@ impl Controller {
             }
             _ => false,
         };
-        leader.pool_changed(&pool.name, !same);
+        leader.pool_changed(&pool.name, !same, delta.after.is_some());
     }
 
     fn answered(&mut self, id: RequestId, outcome: &Outcome, now: Now) {

@@ -16,10 +16,11 @@
 //! | `leader` | what exists only while leading: the loops |
 //! | [`fence`] | what a new leader does before it deals |
 //! | [`registry`] | the leader's ledger: who holds what, what rests |
-//! | [`pools`], [`selector`] | what every pool may do right now, and which nodes it serves |
+//! | [`pools`], `survey` | what every pool may do right now, and which nodes it serves |
 //! | [`blocks`] | the leader's blocks: which node has which, and how far each is |
 //! | [`podcidr`], [`demand`], [`block`], [`subnet`], [`quarantine`], [`leaks`], [`pool`] | the loops |
-//! | [`figures`], [`totals`], [`conditions`] | what a pool's status says |
+//! | [`figures`], [`totals`], [`conditions`], [`forecast`] | what a pool's status says |
+//! | [`bootstrap`], [`default_pool`] | the default pool of a cluster that has none |
 //! | [`queue`], [`report`] | keyed work with back-off; Kubernetes events to be |
 //! | [`run`], [`events`] | the shell: the only place with IO |
 //!
@@ -30,11 +31,14 @@
 
 pub mod block;
 pub mod blocks;
+pub mod bootstrap;
 pub mod conditions;
+pub mod default_pool;
 pub mod demand;
 pub mod events;
 pub mod fence;
 pub mod figures;
+pub mod forecast;
 mod leader;
 pub mod leaks;
 pub mod machine;
@@ -46,8 +50,8 @@ pub mod queue;
 pub mod registry;
 pub mod report;
 pub mod run;
-pub mod selector;
 pub mod subnet;
+mod survey;
 pub mod totals;
 
 pub use machine::{Controller, Event, Outgoing, Settings};
@@ -113,6 +117,8 @@ pub enum Purpose {
     LeakPods { name: Text, uid: Text },
     /// The fence's consistent list of IPAMBlocks
     FenceBlocks,
+    /// What kubeadm has left, or the creation of the default pool
+    DefaultPool,
     /// The answer to an agent's status
     Answer { name: Text },
     /// A write of a pool's finalizers or status
@@ -137,7 +143,7 @@ impl Purpose {
             Purpose::LeakPods { .. } => "leaks",
             Purpose::Block { .. } | Purpose::BlockPods { .. } => "block",
             Purpose::Quarantine { .. } => "quarantine",
-            Purpose::Pool { .. } | Purpose::PoolRead { .. } => "pool",
+            Purpose::Pool { .. } | Purpose::PoolRead { .. } | Purpose::DefaultPool => "pool",
         }
     }
 }

@@ -137,7 +137,8 @@ pub fn of_outcome(outcome: &Outcome) -> String {
 }
 
 pub fn of_report(report: &Report) -> (Text, String) {
-    let (About::Node { name, uid } | About::Pool { name, uid }) = &report.about;
+    let (About::Node { name, uid } | About::Pool { name, uid } | About::Block { name, uid }) =
+        &report.about;
     (
         name.clone(),
         format!("{uid} {}: {}", report.reason, report.note),
