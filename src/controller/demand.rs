@@ -228,11 +228,11 @@ impl Demand {
             done.insert(pool.clone());
             self.provide_from(&pool, wanted, node, report, cx, noted);
         }
-        self.recount |= self
-            .waiting
-            .iter_mut()
-            .filter(|(pool, _)| !done.contains(*pool))
-            .any(|(_, waits)| waits.remove(&node.name).is_some());
+        for (pool, waits) in &mut self.waiting {
+            if !done.contains(pool) {
+                self.recount |= waits.remove(&node.name).is_some();
+            }
+        }
     }
 
     fn provide_from(
