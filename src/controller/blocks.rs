@@ -18,8 +18,9 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use super::Now;
+use super::holders::Use;
 use super::pools::DEFAULT_QUARANTINE;
-use super::registry::{Registry, Use, whole_seconds};
+use super::registry::{Registry, whole_seconds};
 use crate::api::{HeldBlock, Recall, block_name};
 use crate::cluster::seen::{AgentReport, Block, BlockSpec, BlockWord, Machine, Node, Owner, Text};
 use crate::cluster::world::World;

@@ -17,9 +17,10 @@ use std::time::Duration;
 
 use super::Context;
 use super::blocks::{Entry, Noted};
+use super::holders::Use;
 use super::pools::{PoolState, Verdict};
 use super::queue::Queue;
-use super::registry::{Registry, Use};
+use super::registry::Registry;
 use super::report::{About, Report, WAITING_FOR_BLOCK};
 use crate::api::{Allocate, Recall};
 use crate::cluster::seen::{AgentReport, Node, Text};

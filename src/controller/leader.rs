@@ -177,23 +177,13 @@ impl Leader {
         if stopping || !room.background || self.podcidrs.queue.has_ready(now.mono) {
             return None;
         }
-        let mut waiting: BTreeMap<Text, i64> = BTreeMap::new();
-        for reason in self.podcidrs.waiting() {
-            if let Reason::Full { pools } | Reason::Barred { pools } = reason {
-                for pool in pools {
-                    *waiting.entry(pool.clone()).or_default() += 1;
-                }
-            }
-        }
-        for (pool, nodes, _) in self.demand.waiting() {
-            *waiting.entry(pool.clone()).or_default() += i64::try_from(nodes).unwrap_or(i64::MAX);
-        }
+        let waiting = || waiting_by_pool(&self.podcidrs, &self.demand);
         self.subnets
             .next(&mut cx)
             .or_else(|| self.blocks.next(&mut cx))
             .or_else(|| self.quarantine.next(&mut cx))
             .or_else(|| self.leaks.next(self.leak_grace, &mut cx))
-            .or_else(|| self.pools.next(&waiting, &mut cx))
+            .or_else(|| self.pools.next(waiting, &mut cx))
     }
 
     /// Monotonic time at which [`Leader::next`] may have something again without an event.
@@ -619,6 +609,22 @@ impl Leader {
             _ => {}
         }
     }
+}
+
+/// How many nodes wait for each pool. Counted when a status is to be written, not for each request.
+fn waiting_by_pool(podcidrs: &PodCidrs, demand: &Demand) -> BTreeMap<Text, i64> {
+    let mut waiting: BTreeMap<Text, i64> = BTreeMap::new();
+    for reason in podcidrs.waiting() {
+        if let Reason::Full { pools } | Reason::Barred { pools } = reason {
+            for pool in pools {
+                *waiting.entry(pool.clone()).or_default() += 1;
+            }
+        }
+    }
+    for (pool, nodes, _) in demand.waiting() {
+        *waiting.entry(pool.clone()).or_default() += i64::try_from(nodes).unwrap_or(i64::MAX);
+    }
+    waiting
 }
 
 fn report_overlaps(node: &Node, synced: &Synced, reports: &mut Vec<Report>) {

@@ -21,8 +21,8 @@ use crate::cluster::request::{Outcome, Request};
 use crate::cluster::seen::{AgentReport, Node, PodUid, Text};
 use crate::ipam::{Addr, Cidr};
 
-/// How often all allocations are compared with the pods.
-const SCAN_PAUSE: Duration = Duration::from_secs(30);
+/// How often all allocations are compared with the pods: at least and at most.
+const SCAN_PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// A node is asked about so many addresses at once.
 const AT_ONCE: usize = 256;
 
@@ -58,7 +58,7 @@ impl Leaks {
     /// The next request: the last look at the pods of a node.
     pub fn next(&mut self, grace: Duration, cx: &mut Context) -> Option<(Request, Purpose)> {
         if self.scan_at <= cx.now.mono && cx.world.pods.is_complete() {
-            self.scan_at = cx.now.mono + SCAN_PAUSE;
+            self.scan_at = cx.now.mono + (grace / 4).clamp(SCAN_PAUSE.0, SCAN_PAUSE.1);
             self.scan(grace, cx);
         }
         while let Some(name) = self.queue.pop(cx.now.mono) {

@@ -15,7 +15,7 @@
 //! | [`machine`] | events in, requests out; who may act when |
 //! | `leader` | what exists only while leading: the loops |
 //! | [`fence`] | what a new leader does before it deals |
-//! | [`registry`] | the leader's ledger: who holds what, what rests |
+//! | [`registry`], `holders` | the leader's ledger: who holds what, what rests |
 //! | [`pools`], `survey` | what every pool may do right now, and which nodes it serves |
 //! | [`blocks`] | the leader's blocks: which node has which, and how far each is |
 //! | [`podcidr`], [`demand`], [`block`], [`subnet`], [`quarantine`], [`leaks`], [`pool`] | the loops |
@@ -39,6 +39,7 @@ pub mod events;
 pub mod fence;
 pub mod figures;
 pub mod forecast;
+mod holders;
 mod leader;
 pub mod leaks;
 pub mod machine;

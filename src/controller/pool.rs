@@ -73,10 +73,12 @@ impl PoolLoop {
     /// The next request: a read, a finalizer to drop, a status to write.
     pub fn next(
         &mut self,
-        waiting: &BTreeMap<Text, i64>,
+        waiting: impl FnOnce() -> BTreeMap<Text, i64>,
         cx: &mut Context,
     ) -> Option<(Request, Purpose)> {
         let now = cx.now.mono;
+        let mut count = Some(waiting);
+        let mut waiting = BTreeMap::new();
         if self.dirty && self.counted_at.is_none_or(|at| at + COUNT_PAUSE <= now) {
             self.dirty = false;
             self.counted_at = Some(now);
@@ -124,6 +126,9 @@ impl PoolLoop {
             {
                 self.queue.add_at(name, at);
                 continue;
+            }
+            if let Some(count) = count.take() {
+                waiting = count();
             }
             let of = |family| self.totals.get(&(name.clone(), family)).copied();
             let counted = Counted {

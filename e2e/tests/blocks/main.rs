@@ -11,6 +11,7 @@
 //! | `short` | what happens when a pool has none left |
 //! | `pools` | pools that change and go while nodes have blocks of them |
 //! | `dead` | what becomes of a dead node's blocks |
+//! | `leaks` | addresses whose pods are gone |
 //! | `mending` | objects edited and deleted by hand |
 //! | `trust` | statuses that make no sense |
 //! | `crash` | a controller that is killed at work |
@@ -22,6 +23,7 @@ mod dead;
 mod demand;
 mod first;
 mod giving_back;
+mod leaks;
 mod mending;
 mod pools;
 mod short;
@@ -38,9 +40,12 @@ use tokio::sync::OnceCell;
 async fn shared() -> (&'static Stage, Hand, Agents) {
     static STAGE: OnceCell<Stage> = OnceCell::const_new();
     let start = || async {
-        Stage::start(Options::default(), &["--log-level", "debug"])
-            .await
-            .unwrap()
+        Stage::start(
+            Options::default(),
+            &["--log-level", "debug", "--leak-grace", "2"],
+        )
+        .await
+        .unwrap()
     };
     let stage = STAGE.get_or_init(start).await;
     let hand = stage.hand().await.unwrap();
