@@ -246,6 +246,7 @@ impl Demand {
         noted: &mut Noted,
     ) {
         let mut carved = 0;
+        let first = !cx.registry.blocks.has(&node.uid);
         loop {
             let account = account(pool, wanted, node, report, cx.registry);
             let Some(state) = cx.registry.pools.get(pool) else {
@@ -257,7 +258,9 @@ impl Demand {
                 self.no_longer_waits(pool, node, cx.reports);
                 return;
             }
-            if carved >= AT_ONCE {
+            // One that has none yet gets its first; the rest once all others have theirs.
+            let is_first_only = first && self.first.has_ready(cx.now.mono);
+            if carved >= AT_ONCE || (carved > 0 && is_first_only) {
                 self.more.add(node.name.clone());
                 return;
             }
@@ -422,7 +425,11 @@ impl Demand {
                 .blocks
                 .iter()
                 .filter(|entry| entry.pool == pool && entry.confirmed && !entry.owner.resting)
-                .filter(|entry| !waits.contains_key(&entry.owner.name))
+                .filter(|entry| {
+                    // For one that has none, those give, too, that want more than they use.
+                    let wait = waits.get(&entry.owner.name);
+                    wait.is_none_or(|wait| first && wait.has_some)
+                })
                 .map(|entry| (entry.owner.name.clone(), entry.owner.uid.clone()))
                 .collect();
             for (name, uid) in &owners {
@@ -608,3 +615,6 @@ fn carve(pool: &Text, node: &Node, cx: &mut Context) -> Result<Vec<Cidr>, Full> 
     }
     Ok(cidrs)
 }
+
+#[cfg(test)]
+pub(super) mod tests;
