@@ -405,6 +405,10 @@ impl Leader {
         self.space_came();
         for node in world.nodes.iter() {
             self.demand.add(node, &self.registry);
+            // Where a node asks for blocks there must be a NodeSubnet to ask in.
+            if world.subnets.get(&node.name).is_none() {
+                self.subnets.queue.add(node.name.clone());
+            }
         }
         if std::mem::take(&mut self.reattribute) {
             for subnet in world.subnets.iter() {
