@@ -327,7 +327,7 @@ impl Checks {
                     return self.subnet_written(before, after.as_deref(), api, now);
                 }
             }
-            Commit::Service | Commit::Pod => {}
+            Commit::Block(..) | Commit::Service | Commit::Pod => {}
         }
         Ok(())
     }
@@ -605,6 +605,7 @@ fn describe(commit: &Commit) -> String {
         Commit::Node(a, b) => format!("node {}", name(a.as_ref(), b.as_ref())),
         Commit::Pool(a, b) => format!("pool {}", name(a.as_ref(), b.as_ref())),
         Commit::Subnet(a, b) => format!("subnet {}", name(a.as_ref(), b.as_ref())),
+        Commit::Block(a, b) => format!("block {}", name(a.as_ref(), b.as_ref())),
         Commit::Service | Commit::Pod => String::new(),
     }
 }

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cadastre::cluster::lease::{Leadership, Takeover};
 use cadastre::cluster::request::Outcome;
-use cadastre::cluster::seen::{Change, Node, Pod, Pool, ServiceRange, Subnet, Text};
+use cadastre::cluster::seen::{Block, Change, Node, Pod, Pool, ServiceRange, Subnet, Text};
 use cadastre::ipam::Cidr;
 
 use super::api::Api;
@@ -23,6 +23,7 @@ pub struct Known {
     pub nodes: View<Node>,
     pub pools: View<Pool>,
     pub subnets: View<Subnet>,
+    pub blocks: View<Block>,
     pub services: View<ServiceRange>,
     pub pods: View<Pod>,
     /// Every set of labels a node was shown with, by UID.

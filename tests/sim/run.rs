@@ -329,6 +329,7 @@ impl Sim {
                 Commit::Node(..) => Watched::Nodes,
                 Commit::Pool(..) => Watched::Pools,
                 Commit::Subnet(..) => Watched::Subnets,
+                Commit::Block(..) => Watched::Blocks,
                 Commit::Service => Watched::Services,
                 Commit::Pod => Watched::Pods,
             };

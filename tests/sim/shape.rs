@@ -36,14 +36,14 @@ impl Shape {
             families.push((
                 Family::V4,
                 read(&v4.cidrs),
-                u8::try_from(v4.block_size).ok()?,
+                u8::try_from(spec.ipv4_block_size()?).ok()?,
             ));
         }
         if let Some(v6) = &spec.ipv6 {
             families.push((
                 Family::V6,
                 read(&v6.cidrs),
-                u8::try_from(v6.block_size).ok()?,
+                u8::try_from(spec.ipv6_block_size()?).ok()?,
             ));
         }
         let selector = spec

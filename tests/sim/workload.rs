@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use cadastre::api::{Allocate, IPPoolSpec, IPv4Ranges, IPv6Ranges};
+use cadastre::api::{Allocate, Assignment, FirstBlock, IPPoolSpec, IPv4Ranges, IPv6Ranges};
 use cadastre::cluster::seen::{Machine, Node, Pod, Pool, ServiceRange, Subnet, Text};
 use cadastre::ipam::{Addr, Cidr};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
@@ -304,6 +304,7 @@ impl Sim {
                 name: name.clone(),
                 uid,
                 version: 0,
+                finished: false,
                 addresses,
             },
             node.name.clone(),
@@ -371,7 +372,7 @@ impl Sim {
         IPPoolSpec {
             ipv4: (families < 9).then(|| IPv4Ranges {
                 cidrs: vec![format!("10.244.{}.0/{}", slice * 8, self.plan.slice)],
-                block_size: *self.rng.pick(v4_sizes),
+                block_size: Some(*self.rng.pick(v4_sizes)),
             }),
             ipv6: (families > 5).then(|| IPv6Ranges {
                 cidrs: vec![
@@ -382,10 +383,17 @@ impl Sim {
                     .unwrap()
                     .to_string(),
                 ],
-                block_size: *self.rng.pick(v6_sizes),
+                block_size: Some(*self.rng.pick(v6_sizes)),
             }),
             allocate: Allocate::NodeCIDR,
             node_selector: (!class.is_empty()).then_some(selector),
+            namespace_selector: None,
+            pod_selector: None,
+            assignment: Assignment::Automatic,
+            first_block: FirstBlock::OnSight,
+            max_blocks_per_node: None,
+            idle_seconds: 300,
+            nearly_exhausted_percent: 90,
             priority: i32::try_from(self.rng.below(3)).unwrap(),
             disabled: false,
             reserved,
