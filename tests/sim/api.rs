@@ -13,6 +13,7 @@ use cadastre::cluster::seen::{AgentReport, Block, Node, Pod, Pool, ServiceRange,
 
 use super::clock::Time;
 use super::kind::{Kind, Versioned};
+use super::plan::Plan;
 use cadastre::ipam::Cidr;
 
 /// Which guard is taken out, to prove that the checks can fail.
@@ -28,11 +29,23 @@ pub enum Mutation {
     UnclearToldAsRefused,
 }
 
+impl Mutation {
+    /// The weather in which it does the most harm.
+    pub fn weather(self, plan: Plan) -> Plan {
+        Plan {
+            blocks: 0,
+            ..plan.crowd()
+        }
+    }
+}
+
 /// Who changed something.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Author {
     /// The world around: kubelets, people, another allocator.
     World,
+    /// A node's agent, of its own NodeSubnet.
+    Agent,
     /// A controller process under a term.
     Controller {
         process: usize,
@@ -173,7 +186,7 @@ impl Api {
         }
     }
 
-    fn put_block(&mut self, block: Block, at: Time) -> Arc<Block> {
+    pub fn put_block(&mut self, block: Block, at: Time) -> Arc<Block> {
         let before = self.blocks.get(&block.name).cloned();
         let version = self.revision();
         let after = self.blocks.put(block, version, at);
@@ -411,12 +424,21 @@ impl Api {
         Outcome::Subnet(Subnet::clone(&self.put_subnet(subnet, at)))
     }
 
-    /// What an agent writes: the whole status but for the condition, whatever the version. False where
-    /// there is no such object.
-    pub fn publish_report(&mut self, name: &str, report: AgentReport, at: Time) -> bool {
+    /// What an agent writes: the whole status but for the condition, onto the version that it has
+    /// seen. False where that is not the version any more.
+    pub fn publish_report(
+        &mut self,
+        name: &str,
+        seen: (&Text, u64),
+        report: AgentReport,
+        at: Time,
+    ) -> bool {
         let Some(known) = self.subnets.get(name).cloned() else {
             return false;
         };
+        if (&known.uid, known.version) != seen {
+            return false;
+        }
         let accepted = known.report.as_ref().and_then(|it| it.accepted.clone());
         let report = AgentReport { accepted, ..report };
         if known.report.as_deref() != Some(&report) {

@@ -126,7 +126,7 @@ impl Run {
     }
 
     /// The next step of a watch, told to the controller; returns what it is about, for the trace.
-    pub fn deliver(&mut self, kind: Watched, api: &Api, now: Now) -> Option<Event> {
+    pub fn deliver(&mut self, kind: Watched, api: &Api, now: Now, at: Time) -> Option<Event> {
         let event = match kind {
             Watched::Nodes => {
                 let change = self.feeds.nodes.next(&api.nodes, now.mono)?;
@@ -135,7 +135,7 @@ impl Run {
             }
             Watched::Pools => {
                 let change = self.feeds.pools.next(&api.pools, now.mono)?;
-                self.known.pools(&change);
+                self.known.pools(&change, at);
                 Event::Pools(change)
             }
             Watched::Subnets => {
@@ -145,7 +145,7 @@ impl Run {
             }
             Watched::Blocks => {
                 let change = self.feeds.blocks.next(&api.blocks, now.mono)?;
-                self.known.blocks.take(&change);
+                self.known.blocks(&change);
                 Event::Blocks(change)
             }
             Watched::Services => {

@@ -2,7 +2,7 @@
 
 use cadastre::api::{HeldRange, NodeSubnetSpec};
 use cadastre::cluster::request::{Outcome, Request};
-use cadastre::cluster::seen::{BlockSpec, Change, Node, Object, Text};
+use cadastre::cluster::seen::{AgentReport, BlockSpec, Change, Node, Object, Text};
 use cadastre::controller::{About, Event, Report};
 use cadastre::ipam::Cidr;
 use std::fmt::Write as _;
@@ -168,6 +168,22 @@ pub fn of_outcome(outcome: &Outcome) -> String {
         Outcome::Pool(pool) => format!("{} v{} {:?}", pool.uid, pool.version, pool.finalizers),
         other => format!("{other:?}"),
     }
+}
+
+/// What an agent says.
+pub fn of_agent(report: &AgentReport) -> String {
+    let mut text = format!("{}", report.node_uid);
+    for (pool, demand) in &report.demand {
+        let _ = write!(text, " {pool}:{demand}");
+    }
+    for word in &report.blocks {
+        let (used, cooling, free) = (word.used, word.cooling, word.free);
+        let _ = write!(text, " {} {} {used}+{cooling}/{free}", word.cidr, word.uid);
+        if word.released {
+            text += " released";
+        }
+    }
+    text
 }
 
 pub fn of_report(report: &Report) -> (Text, String) {
