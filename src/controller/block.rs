@@ -223,6 +223,11 @@ impl BlockLoop {
                 created(entry, block, now);
                 self.queue.add(*cidr);
             }
+            (None, Outcome::Block(block)) if block.spec.is_err() => {
+                entry.to_read = false;
+                queue.add_failed(*cidr, now);
+                cx.registry.block_spoiled(block, cx.now, &mut noted);
+            }
             (None, Outcome::Block(block)) => {
                 queue.succeeded(cidr);
                 entry.to_read = false;

@@ -223,11 +223,18 @@ impl Registry {
         for block in world.blocks.iter() {
             self.block_seen(block, now);
         }
-        for subnet in world.subnets.iter() {
-            let Ok(spec) = &subnet.spec else { continue };
-            let Some(uid) = &spec.node_uid else { continue };
-            for held in &spec.blocks {
-                self.recall_listed(&subnet.name, &uid.as_str().into(), held, now);
+        // What lives is right whatever a list for the dead says, which may be very old.
+        for alive in [true, false] {
+            for subnet in world.subnets.iter() {
+                let Ok(spec) = &subnet.spec else { continue };
+                let Some(uid) = &spec.node_uid else { continue };
+                let node = world.nodes.get(&subnet.name);
+                if node.is_some_and(|node| *node.uid == **uid) != alive {
+                    continue;
+                }
+                for held in &spec.blocks {
+                    self.recall_listed(&subnet.name, &uid.as_str().into(), held, alive, now);
+                }
             }
         }
         let owners: BTreeSet<(Text, Text)> = self
@@ -245,18 +252,27 @@ impl Registry {
         }
     }
 
-    /// A block that a NodeSubnet lists is its node's, whatever its object says by now.
-    fn recall_listed(&mut self, name: &Text, uid: &Text, held: &HeldBlock, now: Now) {
+    /// A block that the NodeSubnet of a live node lists is that node's, whatever its object says by
+    /// now. The list for a dead one tells only of what nobody else has a claim to.
+    fn recall_listed(&mut self, name: &Text, uid: &Text, held: &HeldBlock, alive: bool, now: Now) {
         let Ok(cidr) = Cidr::parse_strict(&held.cidr) else {
             return;
         };
+        let known = self.blocks.get(&cidr).map(|entry| entry.owner.clone());
+        let theirs = match &known {
+            Some(known) => known.resting || known.uid != *uid,
+            None => self.ledger.overlapping(&cidr).next().is_some(),
+        };
+        if !alive && theirs {
+            return;
+        }
         let owner = Owner {
             resting: false,
             name: name.clone(),
             uid: uid.clone(),
             machine: Machine::default(),
         };
-        if self.blocks.get(&cidr).is_none() {
+        let Some(known) = known else {
             let holder = self.holders.intern(Use::Blocks, name, uid);
             let claim = self.ledger.record(holder, cidr, State::Held);
             self.blocks.insert(Entry {
@@ -277,18 +293,15 @@ impl Registry {
                 idle_since: None,
             });
             return;
-        }
-        let known = self.blocks.get(&cidr).map(|entry| entry.owner.clone());
-        let Some(known) = known else { return };
-        if known.uid == *uid {
-            if let Some(entry) = self.blocks.get_mut(&cidr) {
-                entry.recall = held.recall;
-            }
-            self.confirm(&cidr);
-        } else if !known.resting {
+        };
+        if known != owner {
             self.give_block(&cidr, owner);
-            self.confirm(&cidr);
-            if let Some(entry) = self.blocks.get_mut(&cidr) {
+        }
+        self.confirm(&cidr);
+        if let Some(entry) = self.blocks.get_mut(&cidr) {
+            entry.recall = held.recall;
+            if known != entry.owner {
+                (entry.until, entry.rests_until) = (None, None);
                 entry.step = Step::Replace;
             }
         }
@@ -298,6 +311,7 @@ impl Registry {
     pub fn block_seen(&mut self, block: &Block, now: Now) -> Noted {
         let mut noted = Noted::default();
         let Some(spec) = sound(block) else {
+            self.block_spoiled(block, now, &mut noted);
             return noted;
         };
         let cidr = spec.cidr;
@@ -338,6 +352,44 @@ impl Registry {
         }
         noted.blocks.push(cidr);
         noted
+    }
+
+    /// An object that says nothing any more is written anew where its block is known. Where one was
+    /// to be created under its name, it rests: nobody knows who had it, but no node is listed it.
+    pub fn block_spoiled(&mut self, block: &Block, now: Now, noted: &mut Noted) {
+        let known = self.blocks.entries.values();
+        let known = known.filter(|entry| *block.name == *block_name(&entry.cidr));
+        let known = known.map(|entry| (entry.cidr, entry.confirmed, entry.is_leaving()));
+        let Some((cidr, confirmed, false)) = { known }.next() else {
+            return;
+        };
+        if !confirmed && let Some(entry) = self.blocks.get(&cidr) {
+            noted.nodes.push(entry.owner.name.clone());
+            let nobody = Owner {
+                resting: true,
+                name: "".into(),
+                uid: block.uid.clone(),
+                machine: Machine::default(),
+            };
+            let rest = self.quarantine_of_block(&entry.pool);
+            self.give_block(&cidr, nobody);
+            self.confirm(&cidr);
+            self.set_rest(&cidr, rest, now);
+        }
+        if let Some(entry) = self.blocks.get_mut(&cidr) {
+            entry.uid = Some(block.uid.clone());
+            entry.step = Step::Replace;
+            noted.blocks.push(cidr);
+        }
+    }
+
+    fn set_rest(&mut self, cidr: &Cidr, rest: Duration, now: Now) {
+        if let Some(entry) = self.blocks.get_mut(cidr) {
+            entry.since = whole_seconds(now.wall);
+            entry.until = now.wall.saturating_add(rest).ok().map(whole_seconds);
+            entry.rests_until = Some(now.mono + rest);
+            entry.recall = None;
+        }
     }
 
     /// An object is gone.
@@ -519,13 +571,10 @@ impl Registry {
                 machine: machine.clone(),
             };
             self.give_block(cidr, owner);
+            self.set_rest(cidr, rest, now);
             let Some(entry) = self.blocks.get_mut(cidr) else {
                 continue;
             };
-            entry.since = whole_seconds(now.wall);
-            entry.until = now.wall.saturating_add(rest).ok().map(whole_seconds);
-            entry.rests_until = Some(now.mono + rest);
-            entry.recall = None;
             if entry.confirmed && entry.step == Step::Settled {
                 entry.step = Step::Replace;
             }

@@ -47,6 +47,8 @@ struct Life {
     released: BTreeSet<Text>,
     /// Whether anything else had a claim on its addresses.
     contested: bool,
+    /// Whether somebody edited its object.
+    edited: bool,
 }
 
 fn listed(subnet: Option<&Subnet>) -> Vec<Key> {
@@ -149,12 +151,18 @@ impl Checks {
             self.block_created(after.map(|it| &it.uid), spec, api);
         }
         if !matches!(author, Author::Controller { .. }) {
+            let spec = before.and_then(|before| before.spec.as_ref().ok());
+            if let (Some(spec), Some(after)) = (spec, after) {
+                let key = (spec.cidr, after.uid.clone());
+                self.parcels.lives.entry(key).or_default().edited = true;
+            }
             return Ok(());
         }
         let spec = |block: Option<&Block>| block.and_then(|b| b.spec.as_ref().ok()).cloned();
         if let Some(after) = spec(after)
             && after.owner.resting
             && lives(api, &after.owner.uid)
+            && self.is_listed_to(before, &after)
         {
             let text = format!("{} rests while {} lives", after.cidr, after.owner.uid);
             return wrong("agent's word", text, [after.owner.name]);
@@ -163,6 +171,12 @@ impl Checks {
             (Some(block), Some(spec), None) => self.block_ended(block, &spec, api, now),
             _ => Ok(()),
         }
+    }
+
+    fn is_listed_to(&self, block: Option<&Block>, spec: &BlockSpec) -> bool {
+        let uid = block.map(|block| block.uid.clone()).unwrap_or_default();
+        let life = self.parcels.lives.get(&(spec.cidr, uid));
+        life.is_some_and(|life| life.listed.contains(&spec.owner.uid))
     }
 
     fn block_created(&mut self, uid: Option<&Text>, spec: &BlockSpec, api: &Api) {
@@ -202,7 +216,7 @@ impl Checks {
             let fair = if life.listed.contains(&owner.uid) {
                 life.released.contains(&owner.uid) && !still
             } else {
-                life.contested
+                life.contested || life.edited
             };
             if !fair {
                 let text = format!(
@@ -271,7 +285,9 @@ impl Checks {
             wrong("policy", text, [owner.name.clone(), spec.pool.clone()])
         };
         let told = known.subnets.objects.get(&spec.owner.name);
-        let restored = known.had.contains(&(spec.cidr, spec.owner.uid.clone()))
+        // What rests is written down again; a node gets nothing by it.
+        let restored = spec.owner.resting
+            || known.had.contains(&(spec.cidr, spec.owner.uid.clone()))
             || listed(told).iter().any(|(cidr, _)| *cidr == spec.cidr);
         if restored {
             return Ok(());
@@ -291,7 +307,9 @@ impl Checks {
         let hits = |cidr: &Cidr| cidr.overlaps(&spec.cidr);
         let mut subnets = known.subnets.objects.values();
         let theirs = subnets.find(|it| {
-            let still = listed(api.subnets.get(&it.name).map(AsRef::as_ref));
+            let now = api.subnets.get(&it.name).map(AsRef::as_ref);
+            let alive = owner(now).is_some_and(|uid| lives(api, &uid));
+            let still = if alive { listed(now) } else { Vec::new() };
             let mut seen = listed(Some(it)).into_iter();
             seen.any(|block| hits(&block.0) && still.contains(&block))
         });
