@@ -55,6 +55,13 @@ impl Machines {
         self.agents.get(*self.of_node.get(uid)?)
     }
 
+    /// It has got another id.
+    pub fn identify(&mut self, node: &Node) {
+        if let Some((machine, _)) = self.last.get_mut(&node.name) {
+            machine.clone_from(&node.machine);
+        }
+    }
+
     /// The UID of the Node that the machine is, while that exists.
     pub fn live_node(&self, id: usize, api: &Api) -> Option<Text> {
         let uid = &api.nodes.get(&self.agents[id].name)?.uid;

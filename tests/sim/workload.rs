@@ -36,7 +36,8 @@ impl Sim {
     pub fn furnish(&mut self) {
         self.api
             .put_service(service("kubernetes", "10.96.0.0/16"), 0);
-        for _ in 0..self.rng.below(self.plan.pools + 1) {
+        let least = u64::from(self.plan.blocks > 0);
+        for _ in 0..self.rng.below(self.plan.pools + 1).max(least) {
             self.create_pool();
         }
         for _ in 0..self.rng.below(self.plan.names + 1) {
@@ -58,14 +59,26 @@ impl Sim {
         for _ in 0..burst {
             self.change_something();
         }
-        if self.plan.blocks > 0 && self.rng.chance(600) {
-            self.befall_agent();
+        if self.plan.blocks > 0 {
+            self.crowd_in();
         }
         self.publish();
         let gap = self
             .rng
             .stretch((self.plan.work_every / 64).max(MS), self.plan.work_every);
         self.after(gap, Due::Work);
+    }
+
+    /// What happens only where agents give out addresses: pods in crowds, and faults of agents.
+    fn crowd_in(&mut self) {
+        if self.rng.chance(600) {
+            self.befall_agent();
+        }
+        for _ in 0..self.rng.below(3) {
+            if let Some(node) = self.some_node() {
+                self.bind_pod(&node);
+            }
+        }
     }
 
     /// What the world did is never wrong: the checks only take note.
@@ -286,6 +299,7 @@ impl Sim {
                 self.world
                     .machines
                     .insert(node.name.clone(), node.machine.clone());
+                self.machines.identify(&node);
             }
             _ => {}
         }
