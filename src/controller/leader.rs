@@ -537,8 +537,10 @@ impl Leader {
                 self.subnets.answered(name, outcome, &mut cx);
                 self.release(name, world);
             }
-            Purpose::Block { cidr, step } => {
-                let noted = self.blocks.answered(cidr, *step, outcome, &mut cx);
+            Purpose::Block { cidr, claim, step } => {
+                let noted = self
+                    .blocks
+                    .answered((cidr, *claim), *step, outcome, &mut cx);
                 self.follow_up(noted, world);
             }
             Purpose::BlockPods { uid, .. } => self.blocks.answered_pods(uid, outcome, &mut cx),

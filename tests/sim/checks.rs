@@ -25,6 +25,7 @@ use cadastre::api::{FINALIZER, NodeSubnetSpec};
 use cadastre::cluster::lease::Takeover;
 use cadastre::cluster::request::{Assignment, Outcome, Request};
 use cadastre::cluster::seen::{Machine, Node, Pool, Subnet, Text};
+use cadastre::controller::report::{BLOCK_ASSIGNED, WAITING_FOR_BLOCK};
 use cadastre::controller::{Outgoing, Report};
 use cadastre::ipam::Cidr;
 
@@ -572,7 +573,9 @@ impl Checks {
     /// A controller tells people something. Once it is in the picture again, once is enough.
     pub fn reported(&mut self, place: Where, report: &Report, calm: bool) -> Verdict {
         let text = format!("{report:?}");
-        if calm && !self.told.insert((place, text.clone())) {
+        // A node may wait for another block as often as it comes to lack one.
+        let again = [WAITING_FOR_BLOCK, BLOCK_ASSIGNED].contains(&report.reason);
+        if calm && !self.told.insert((place, text.clone())) && !again {
             return Err(Violation::new(
                 "reports",
                 format!("{place} tells twice: {text}"),
