@@ -307,6 +307,34 @@ impl Registry {
         }
     }
 
+    /// A late write of an earlier leader may list a live node a block that is not in the books: from
+    /// then on it is the node's, until its agent lets go of it.
+    pub fn blocks_told(&mut self, name: &Text, world: &World, now: Now) -> Vec<Cidr> {
+        let subnet = world.subnets.get(name);
+        let Some(Ok(spec)) = subnet.map(|subnet| &subnet.spec) else {
+            return Vec::new();
+        };
+        let report = subnet.and_then(|subnet| subnet.report.as_deref());
+        let node = world.nodes.get(name);
+        let Some(node) = node.filter(|it| spec.node_uid.as_deref() == Some(&*it.uid)) else {
+            return Vec::new();
+        };
+        let mut told = Vec::new();
+        for held in &spec.blocks {
+            let Ok(cidr) = Cidr::parse_strict(&held.cidr) else {
+                continue;
+            };
+            let report = report.filter(|report| report.node_uid == node.uid);
+            let word = report.and_then(|report| report.of_block(&cidr, &held.uid));
+            let let_go = word.is_some_and(|word| word.released);
+            if !let_go && self.blocks.get(&cidr).is_none() {
+                self.recall_listed(name, &node.uid, held, true, now);
+                told.push(cidr);
+            }
+        }
+        told
+    }
+
     /// An object is there, or has changed.
     pub fn block_seen(&mut self, block: &Block, now: Now) -> Noted {
         let mut noted = Noted::default();
@@ -474,7 +502,9 @@ impl Registry {
                 continue;
             }
             let name = entry.owner.name.clone();
-            if self.is_first(&cidr, world) {
+            // What rests takes nothing from anybody; it might have been used.
+            let rests = entry.owner.resting;
+            if rests || self.is_first(&cidr, world) {
                 self.confirm(&cidr);
                 let there = world.blocks.get(&block_name(&cidr));
                 let there = there.and_then(|block| block.spec.as_ref().ok());

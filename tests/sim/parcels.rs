@@ -173,6 +173,11 @@ impl Checks {
         }
     }
 
+    fn is_edited(&self, block: &Key) -> bool {
+        let life = self.parcels.lives.get(block);
+        life.is_some_and(|life| life.edited)
+    }
+
     fn is_listed_to(&self, block: Option<&Block>, spec: &BlockSpec) -> bool {
         let uid = block.map(|block| block.uid.clone()).unwrap_or_default();
         let life = self.parcels.lives.get(&(spec.cidr, uid));
@@ -418,7 +423,9 @@ impl Sim {
         {
             // What somebody else's allocator gave out is beyond all promises.
             let from_agent = self.machines.of_pod.contains_key(&other.uid);
-            if from_agent && other.addresses.contains(&addr) {
+            // Who edits a dead node's block by hand says whose it is.
+            let edited = self.checks.is_edited(block);
+            if from_agent && !edited && other.addresses.contains(&addr) {
                 let placed = self.api.placed.get(&other.uid).cloned();
                 return says(
                     format!("pod {} on {placed:?}", other.uid),

@@ -526,8 +526,12 @@ impl Sim {
             0..3 => spec.disabled = !spec.disabled,
             3..5 => spec.priority = fresh.priority,
             5..7 => {
+                // The server takes disjoint ranges only.
+                let disjoint = |known: &[String], more: &str| {
+                    known.iter().all(|it| !cidr(it).overlaps(&cidr(more)))
+                };
                 if let (Some(v4), Some(more)) = (&mut spec.ipv4, fresh.ipv4)
-                    && !v4.cidrs.contains(&more.cidrs[0])
+                    && disjoint(&v4.cidrs, &more.cidrs[0])
                 {
                     v4.cidrs.extend(more.cidrs);
                 }
