@@ -66,6 +66,16 @@ pub struct Demand {
     recount: bool,
 }
 
+/// What a full pool owes to a node.
+struct Lacking {
+    /// Addresses
+    missing: u64,
+    /// Whether the node has a block of the pool
+    has_some: bool,
+    /// Why it is full
+    note: String,
+}
+
 /// What a node has and wants of one pool.
 struct Account<'a> {
     pool: &'a Text,
@@ -210,24 +220,35 @@ impl Demand {
             .starting_before(mode, node, choices.first())
             .next()
             .is_some();
-        let for_all = |name: &&Text| {
-            let pool = registry.pools.get(name);
-            pool.is_some_and(|pool| pool.terms.first_on_sight)
+        let has_any = |cx: &Context| {
+            let mut own = cx.registry.blocks.of(&node.uid);
+            own.any(|entry| !entry.is_leaving() && entry.recall != Some(Recall::Drain))
         };
-        let stays = |entry: &Entry| !entry.is_leaving() && entry.recall != Some(Recall::Drain);
-        let has_any = registry.blocks.of(&node.uid).any(stays);
-        let first = choices
-            .iter()
-            .filter(for_all)
-            .find(|name| !self.full.contains_key(*name))
-            .or_else(|| choices.iter().find(for_all))
-            .filter(|_| !soon && !has_any)
-            .cloned();
+        // A node without any block gets one unasked, of the best pool that has one.
+        let mut lacks_first = !soon && !has_any(cx);
+        let mut first_full = None;
         let mut done: BTreeSet<Text> = BTreeSet::new();
         for pool in choices {
-            let wanted = demand(report, &pool).max(u64::from(first.as_ref() == Some(&pool)));
-            done.insert(pool.clone());
-            self.provide_from(&pool, wanted, node, report, cx, noted);
+            let state = cx.registry.pools.get(&pool);
+            let unasked = lacks_first && state.is_some_and(|it| it.terms.first_on_sight);
+            let asked = demand(report, &pool);
+            let wanted = asked.max(u64::from(unasked));
+            let lacking = self.provide_from(&pool, wanted, node, report, cx, noted);
+            lacks_first &= !has_any(cx);
+            if asked == 0 && !lacks_first {
+                self.no_longer_waits(&pool, node, cx.reports);
+            } else if asked > 0 {
+                done.insert(pool.clone());
+                if let Some(lacking) = lacking {
+                    self.waits(&pool, node, lacking, cx);
+                }
+            } else if let Some(lacking) = lacking {
+                first_full.get_or_insert((pool, lacking));
+            }
+        }
+        if let Some((pool, lacking)) = first_full.filter(|_| lacks_first) {
+            self.waits(&pool, node, lacking, cx);
+            done.insert(pool);
         }
         for (pool, waits) in &mut self.waiting {
             if !done.contains(pool) {
@@ -236,6 +257,7 @@ impl Demand {
         }
     }
 
+    /// Carves what the node lacks of a pool; says what it still lacks of a full one.
     fn provide_from(
         &mut self,
         pool: &Text,
@@ -244,22 +266,19 @@ impl Demand {
         report: Option<&AgentReport>,
         cx: &mut Context,
         noted: &mut Noted,
-    ) {
+    ) -> Option<Lacking> {
         let mut carved = 0;
         loop {
             let account = account(pool, wanted, node, report, cx.registry);
-            let Some(state) = cx.registry.pools.get(pool) else {
-                return;
-            };
-            let lacks = account.missing(state);
-            let at_limit = account.is_at_limit(state);
-            if lacks == 0 || at_limit {
+            let state = cx.registry.pools.get(pool)?;
+            let missing = account.missing(state);
+            if missing == 0 || account.is_at_limit(state) {
                 self.no_longer_waits(pool, node, cx.reports);
-                return;
+                return None;
             }
             if carved >= AT_ONCE {
                 self.more.add(node.name.clone());
-                return;
+                return None;
             }
             let has_some = account.has_some();
             let note = match self.full.get(pool) {
@@ -283,20 +302,20 @@ impl Demand {
                     }
                 },
             };
-            self.waits(pool, node, lacks, has_some, note, cx);
-            return;
+            return Some(Lacking {
+                missing,
+                has_some,
+                note,
+            });
         }
     }
 
-    fn waits(
-        &mut self,
-        pool: &Text,
-        node: &Node,
-        missing: u64,
-        has_some: bool,
-        note: String,
-        cx: &mut Context,
-    ) {
+    fn waits(&mut self, pool: &Text, node: &Node, lacking: Lacking, cx: &mut Context) {
+        let Lacking {
+            missing,
+            has_some,
+            note,
+        } = lacking;
         let waits = self.waiting.entry(pool.clone()).or_default();
         let known = waits.get(&node.name).filter(|w| w.uid == node.uid);
         let since = known.map_or(cx.now.mono, |wait| wait.since);
