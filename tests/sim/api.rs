@@ -252,6 +252,8 @@ impl Api {
                     .map(|s| Subnet::clone(s))
                     .collect(),
             ),
+            // Pools are made by the workload alone.
+            Request::ReadKubeadm | Request::CreatePool { .. } => missing(),
             Request::ListPodsOf { node } => {
                 Outcome::Pods(self.pods_on(node).map(|p| Pod::clone(p)).collect())
             }

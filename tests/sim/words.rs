@@ -66,7 +66,11 @@ fn node(node: &Node) -> String {
 /// The object a request is about; `None` where it is about all.
 pub fn name_of(request: &Request) -> Option<&Text> {
     match request {
-        Request::ListNodes | Request::ListSubnets | Request::ListBlocks => None,
+        Request::ListNodes
+        | Request::ListSubnets
+        | Request::ListBlocks
+        | Request::ReadKubeadm
+        | Request::CreatePool { .. } => None,
         Request::ReadNode { name }
         | Request::ReadSubnet { name }
         | Request::ReadPool { name }
