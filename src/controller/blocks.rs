@@ -455,10 +455,11 @@ impl Registry {
             State::InFlight
         };
         let claim = self.ledger.record(holder, spec.cidr, state);
-        let left = spec.until.filter(|_| owner.resting).map(|until| {
+        let rest = self.quarantine_of_block(&spec.pool);
+        let left = spec.until.map_or(rest, |until| {
             // A wall clock set back must not make a rest endless.
             let left = Duration::try_from(until.duration_since(now.wall)).unwrap_or_default();
-            now.mono + left.min(self.quarantine_of_block(&spec.pool))
+            left.min(rest)
         });
         self.blocks.insert(Entry {
             cidr: spec.cidr,
@@ -466,7 +467,7 @@ impl Registry {
             owner: owner.clone(),
             since: spec.since,
             until: spec.until,
-            rests_until: left.or(owner.resting.then_some(now.mono)),
+            rests_until: owner.resting.then_some(now.mono + left),
             claim,
             uid: Some(block.uid.clone()),
             // Only what has been its owner's comes to rest.
