@@ -787,7 +787,7 @@ pub fn size_of_range(cidr: &Cidr) -> u128 {
 }
 
 /// The spec of an object that can be used: one whose name is not that of its CIDR locks nothing.
-fn sound(block: &Block) -> Option<&BlockSpec> {
+pub(super) fn sound(block: &Block) -> Option<&BlockSpec> {
     let spec = block.spec.as_ref().ok()?;
     (*block.name == *block_name(&spec.cidr)).then_some(spec)
 }

@@ -268,6 +268,7 @@ impl Demand {
         noted: &mut Noted,
     ) -> Option<Lacking> {
         let mut carved = 0;
+        let first = !cx.registry.blocks.has(&node.uid);
         loop {
             let account = account(pool, wanted, node, report, cx.registry);
             let state = cx.registry.pools.get(pool)?;
@@ -276,7 +277,9 @@ impl Demand {
                 self.no_longer_waits(pool, node, cx.reports);
                 return None;
             }
-            if carved >= AT_ONCE {
+            // One that has none yet gets its first; the rest once all others have theirs.
+            let is_first_only = first && self.first.has_ready(cx.now.mono);
+            if carved >= AT_ONCE || (carved > 0 && is_first_only) {
                 self.more.add(node.name.clone());
                 return None;
             }
@@ -640,3 +643,6 @@ fn carve(pool: &Text, node: &Node, cx: &mut Context) -> Result<Vec<Cidr>, Full> 
     }
     Ok(cidrs)
 }
+
+#[cfg(test)]
+pub(super) mod tests;

@@ -586,7 +586,8 @@ impl Leader {
                 self.podcidrs.answered_read(name, uid, outcome, &mut cx);
             }
             Purpose::Subnet { name, .. } | Purpose::SubnetRead { name } => {
-                self.subnets.answered(name, outcome, &mut cx);
+                let wrote = matches!(purpose, Purpose::Subnet { .. });
+                self.subnets.answered(name, wrote, outcome, &mut cx);
                 self.release(name, world);
             }
             Purpose::Block { cidr, claim, step } => {
@@ -613,7 +614,8 @@ impl Leader {
                 self.release(name, world);
             }
             Purpose::Pool { name } | Purpose::PoolRead { name } => {
-                self.pools.answered(name, outcome, &mut cx);
+                let wrote = matches!(purpose, Purpose::Pool { .. });
+                self.pools.answered(name, wrote, outcome, &mut cx);
             }
             _ => {}
         }
