@@ -15,7 +15,7 @@ use super::{Context, Purpose};
 use crate::api::block_name;
 use crate::cluster::request::{Outcome, Refusal, Request};
 use crate::cluster::seen::{Block, Text};
-use crate::ipam::{Addr, Cidr};
+use crate::ipam::{Addr, Cidr, ClaimId};
 
 /// How long the watch may take to show what was created before it is read.
 const AWAIT: Duration = Duration::from_secs(10);
@@ -80,7 +80,8 @@ impl BlockLoop {
             return None;
         }
         let name: Text = block_name(&cidr).into();
-        let purpose = |step| Purpose::Block { cidr, step };
+        let claim = entry.claim;
+        let purpose = |step| Purpose::Block { cidr, claim, step };
         if entry.to_read {
             entry.in_flight = true;
             return Some((Request::ReadBlock { name }, purpose(None)));
@@ -214,14 +215,15 @@ impl BlockLoop {
     /// where that may be: a creation counts only once the watch shows it.
     pub fn answered(
         &mut self,
-        cidr: &Cidr,
+        (cidr, claim): (&Cidr, ClaimId),
         step: Option<Step>,
         outcome: &Outcome,
         cx: &mut Context,
     ) -> Noted {
         let now = cx.now.mono;
         let mut noted = Noted::default();
-        let Some(entry) = cx.registry.blocks.get_mut(cidr) else {
+        let entry = cx.registry.blocks.get_mut(cidr);
+        let Some(entry) = entry.filter(|entry| entry.claim == claim) else {
             return noted;
         };
         entry.in_flight = false;
@@ -240,6 +242,11 @@ impl BlockLoop {
                     noted.nodes.push(owner.name);
                 }
                 self.queue.add(*cidr);
+            }
+            (None, Outcome::Block(block)) if block.spec.is_err() => {
+                entry.to_read = false;
+                queue.add_failed(*cidr, now);
+                cx.registry.block_spoiled(block, cx.now, &mut noted);
             }
             (None, Outcome::Block(block)) => {
                 entry.to_read = false;

@@ -221,11 +221,18 @@ impl Registry {
         for block in world.blocks.iter() {
             self.block_seen(block, now);
         }
-        for subnet in world.subnets.iter() {
-            let Ok(spec) = &subnet.spec else { continue };
-            let Some(uid) = &spec.node_uid else { continue };
-            for held in &spec.blocks {
-                self.recall_listed(&subnet.name, &uid.as_str().into(), held, now);
+        // What lives is right whatever a list for the dead says, which may be very old.
+        for alive in [true, false] {
+            for subnet in world.subnets.iter() {
+                let Ok(spec) = &subnet.spec else { continue };
+                let Some(uid) = &spec.node_uid else { continue };
+                let node = world.nodes.get(&subnet.name);
+                if node.is_some_and(|node| *node.uid == **uid) != alive {
+                    continue;
+                }
+                for held in &spec.blocks {
+                    self.recall_listed(&subnet.name, &uid.as_str().into(), held, alive, now);
+                }
             }
         }
         let owners: BTreeSet<(Text, Text)> = self
@@ -243,18 +250,27 @@ impl Registry {
         }
     }
 
-    /// A block that a NodeSubnet lists is its node's, whatever its object says by now.
-    fn recall_listed(&mut self, name: &Text, uid: &Text, held: &HeldBlock, now: Now) {
+    /// A block that the NodeSubnet of a live node lists is that node's, whatever its object says by
+    /// now. The list for a dead one tells only of what nobody else has a claim to.
+    fn recall_listed(&mut self, name: &Text, uid: &Text, held: &HeldBlock, alive: bool, now: Now) {
         let Ok(cidr) = Cidr::parse_strict(&held.cidr) else {
             return;
         };
+        let known = self.blocks.get(&cidr).map(|entry| entry.owner.clone());
+        let theirs = match &known {
+            Some(known) => known.resting || known.uid != *uid,
+            None => self.ledger.overlapping(&cidr).next().is_some(),
+        };
+        if !alive && theirs {
+            return;
+        }
         let owner = Owner {
             resting: false,
             name: name.clone(),
             uid: uid.clone(),
             machine: Machine::default(),
         };
-        if self.blocks.get(&cidr).is_none() {
+        let Some(known) = known else {
             let holder = self.holders.intern(Use::Blocks, name, uid);
             let claim = self.ledger.record(holder, cidr, State::Held);
             self.blocks.insert(Entry {
@@ -275,27 +291,53 @@ impl Registry {
                 idle_since: None,
             });
             return;
-        }
-        let known = self.blocks.get(&cidr).map(|entry| entry.owner.clone());
-        let Some(known) = known else { return };
-        if known.uid == *uid {
-            if let Some(entry) = self.blocks.get_mut(&cidr) {
-                entry.recall = held.recall;
-            }
-            self.confirm(&cidr);
-        } else if !known.resting {
+        };
+        if known != owner {
             self.give_block(&cidr, owner);
-            self.confirm(&cidr);
-            if let Some(entry) = self.blocks.get_mut(&cidr) {
+        }
+        self.confirm(&cidr);
+        if let Some(entry) = self.blocks.get_mut(&cidr) {
+            entry.recall = held.recall;
+            if known != entry.owner {
+                (entry.until, entry.rests_until) = (None, None);
                 entry.step = Step::Replace;
             }
         }
+    }
+
+    /// A late write of an earlier leader may list a live node a block that is not in the books: from
+    /// then on it is the node's, until its agent lets go of it.
+    pub fn blocks_told(&mut self, name: &Text, world: &World, now: Now) -> Vec<Cidr> {
+        let subnet = world.subnets.get(name);
+        let Some(Ok(spec)) = subnet.map(|subnet| &subnet.spec) else {
+            return Vec::new();
+        };
+        let report = subnet.and_then(|subnet| subnet.report.as_deref());
+        let node = world.nodes.get(name);
+        let Some(node) = node.filter(|it| spec.node_uid.as_deref() == Some(&*it.uid)) else {
+            return Vec::new();
+        };
+        let mut told = Vec::new();
+        for held in &spec.blocks {
+            let Ok(cidr) = Cidr::parse_strict(&held.cidr) else {
+                continue;
+            };
+            let report = report.filter(|report| report.node_uid == node.uid);
+            let word = report.and_then(|report| report.of_block(&cidr, &held.uid));
+            let let_go = word.is_some_and(|word| word.released);
+            if !let_go && self.blocks.get(&cidr).is_none() {
+                self.recall_listed(name, &node.uid, held, true, now);
+                told.push(cidr);
+            }
+        }
+        told
     }
 
     /// An object is there, or has changed.
     pub fn block_seen(&mut self, block: &Block, now: Now) -> Noted {
         let mut noted = Noted::default();
         let Some(spec) = sound(block) else {
+            self.block_spoiled(block, now, &mut noted);
             return noted;
         };
         let cidr = spec.cidr;
@@ -342,6 +384,44 @@ impl Registry {
         noted
     }
 
+    /// An object that says nothing any more is written anew where its block is known. Where one was
+    /// to be created under its name, it rests: nobody knows who had it, but no node is listed it.
+    pub fn block_spoiled(&mut self, block: &Block, now: Now, noted: &mut Noted) {
+        let known = self.blocks.entries.values();
+        let known = known.filter(|entry| *block.name == *block_name(&entry.cidr));
+        let known = known.map(|entry| (entry.cidr, entry.confirmed, entry.is_leaving()));
+        let Some((cidr, confirmed, false)) = { known }.next() else {
+            return;
+        };
+        if !confirmed && let Some(entry) = self.blocks.get(&cidr) {
+            noted.nodes.push(entry.owner.name.clone());
+            let nobody = Owner {
+                resting: true,
+                name: "".into(),
+                uid: block.uid.clone(),
+                machine: Machine::default(),
+            };
+            let rest = self.quarantine_of_block(&entry.pool);
+            self.give_block(&cidr, nobody);
+            self.confirm(&cidr);
+            self.set_rest(&cidr, rest, now);
+        }
+        if let Some(entry) = self.blocks.get_mut(&cidr) {
+            entry.uid = Some(block.uid.clone());
+            entry.step = Step::Replace;
+            noted.blocks.push(cidr);
+        }
+    }
+
+    fn set_rest(&mut self, cidr: &Cidr, rest: Duration, now: Now) {
+        if let Some(entry) = self.blocks.get_mut(cidr) {
+            entry.since = whole_seconds(now.wall);
+            entry.until = now.wall.saturating_add(rest).ok().map(whole_seconds);
+            entry.rests_until = Some(now.mono + rest);
+            entry.recall = None;
+        }
+    }
+
     /// An object is gone.
     pub fn block_gone(&mut self, block: &Block) -> Noted {
         let mut noted = Noted::default();
@@ -375,10 +455,11 @@ impl Registry {
             State::InFlight
         };
         let claim = self.ledger.record(holder, spec.cidr, state);
-        let left = spec.until.filter(|_| owner.resting).map(|until| {
+        let rest = self.quarantine_of_block(&spec.pool);
+        let left = spec.until.map_or(rest, |until| {
             // A wall clock set back must not make a rest endless.
             let left = Duration::try_from(until.duration_since(now.wall)).unwrap_or_default();
-            now.mono + left.min(self.quarantine_of_block(&spec.pool))
+            left.min(rest)
         });
         self.blocks.insert(Entry {
             cidr: spec.cidr,
@@ -386,7 +467,7 @@ impl Registry {
             owner: owner.clone(),
             since: spec.since,
             until: spec.until,
-            rests_until: left.or(owner.resting.then_some(now.mono)),
+            rests_until: owner.resting.then_some(now.mono + left),
             claim,
             uid: Some(block.uid.clone()),
             // Only what has been its owner's comes to rest.
@@ -418,7 +499,9 @@ impl Registry {
                 continue;
             }
             let name = entry.owner.name.clone();
-            if self.is_first(&cidr, world) {
+            // What rests takes nothing from anybody; it might have been used.
+            let rests = entry.owner.resting;
+            if rests || self.is_first(&cidr, world) {
                 self.confirm(&cidr);
                 let there = world.blocks.get(&block_name(&cidr));
                 let there = there.and_then(|block| block.spec.as_ref().ok());
@@ -514,13 +597,10 @@ impl Registry {
                 machine: machine.clone(),
             };
             self.give_block(cidr, owner);
+            self.set_rest(cidr, rest, now);
             let Some(entry) = self.blocks.get_mut(cidr) else {
                 continue;
             };
-            entry.since = whole_seconds(now.wall);
-            entry.until = now.wall.saturating_add(rest).ok().map(whole_seconds);
-            entry.rests_until = Some(now.mono + rest);
-            entry.recall = None;
             if entry.confirmed && entry.step == Step::Settled {
                 entry.step = Step::Replace;
             }

@@ -12,7 +12,7 @@
 //!   the pool no longer serves, one that has been empty for the pool's idle time, or an empty one of a
 //!   rich node while others wait. The last block of a pool stays with a node that it serves.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::time::Duration;
 
 use super::Context;
@@ -64,6 +64,16 @@ pub struct Demand {
     /// Space may have come.
     woken: bool,
     recount: bool,
+}
+
+/// What a full pool owes to a node.
+struct Lacking {
+    /// Addresses
+    missing: u64,
+    /// Whether the node has a block of the pool
+    has_some: bool,
+    /// Why it is full
+    note: String,
 }
 
 /// What a node has and wants of one pool.
@@ -210,24 +220,35 @@ impl Demand {
             .starting_before(mode, node, choices.first())
             .next()
             .is_some();
-        let for_all = |name: &&Text| {
-            let pool = registry.pools.get(name);
-            pool.is_some_and(|pool| pool.terms.first_on_sight)
+        let has_any = |cx: &Context| {
+            let mut own = cx.registry.blocks.of(&node.uid);
+            own.any(|entry| !entry.is_leaving() && entry.recall != Some(Recall::Drain))
         };
-        let stays = |entry: &Entry| !entry.is_leaving() && entry.recall != Some(Recall::Drain);
-        let has_any = registry.blocks.of(&node.uid).any(stays);
-        let first = choices
-            .iter()
-            .filter(for_all)
-            .find(|name| !self.full.contains_key(*name))
-            .or_else(|| choices.iter().find(for_all))
-            .filter(|_| !soon && !has_any)
-            .cloned();
+        // A node without any block gets one unasked, of the best pool that has one.
+        let mut lacks_first = !soon && !has_any(cx);
+        let mut first_full = None;
         let mut done: BTreeSet<Text> = BTreeSet::new();
         for pool in choices {
-            let wanted = demand(report, &pool).max(u64::from(first.as_ref() == Some(&pool)));
-            done.insert(pool.clone());
-            self.provide_from(&pool, wanted, node, report, cx, noted);
+            let state = cx.registry.pools.get(&pool);
+            let unasked = lacks_first && state.is_some_and(|it| it.terms.first_on_sight);
+            let asked = demand(report, &pool);
+            let wanted = asked.max(u64::from(unasked));
+            let lacking = self.provide_from(&pool, wanted, node, report, cx, noted);
+            lacks_first &= !has_any(cx);
+            if asked == 0 && !lacks_first {
+                self.no_longer_waits(&pool, node, cx.reports);
+            } else if asked > 0 {
+                done.insert(pool.clone());
+                if let Some(lacking) = lacking {
+                    self.waits(&pool, node, lacking, cx);
+                }
+            } else if let Some(lacking) = lacking {
+                first_full.get_or_insert((pool, lacking));
+            }
+        }
+        if let Some((pool, lacking)) = first_full.filter(|_| lacks_first) {
+            self.waits(&pool, node, lacking, cx);
+            done.insert(pool);
         }
         for (pool, waits) in &mut self.waiting {
             if !done.contains(pool) {
@@ -236,6 +257,7 @@ impl Demand {
         }
     }
 
+    /// Carves what the node lacks of a pool; says what it still lacks of a full one.
     fn provide_from(
         &mut self,
         pool: &Text,
@@ -244,25 +266,22 @@ impl Demand {
         report: Option<&AgentReport>,
         cx: &mut Context,
         noted: &mut Noted,
-    ) {
+    ) -> Option<Lacking> {
         let mut carved = 0;
         let first = !cx.registry.blocks.has(&node.uid);
         loop {
             let account = account(pool, wanted, node, report, cx.registry);
-            let Some(state) = cx.registry.pools.get(pool) else {
-                return;
-            };
-            let lacks = account.missing(state);
-            let at_limit = account.is_at_limit(state);
-            if lacks == 0 || at_limit {
+            let state = cx.registry.pools.get(pool)?;
+            let missing = account.missing(state);
+            if missing == 0 || account.is_at_limit(state) {
                 self.no_longer_waits(pool, node, cx.reports);
-                return;
+                return None;
             }
             // One that has none yet gets its first; the rest once all others have theirs.
             let is_first_only = first && self.first.has_ready(cx.now.mono);
             if carved >= AT_ONCE || (carved > 0 && is_first_only) {
                 self.more.add(node.name.clone());
-                return;
+                return None;
             }
             let has_some = account.has_some();
             let note = match self.full.get(pool) {
@@ -286,20 +305,20 @@ impl Demand {
                     }
                 },
             };
-            self.waits(pool, node, lacks, has_some, note, cx);
-            return;
+            return Some(Lacking {
+                missing,
+                has_some,
+                note,
+            });
         }
     }
 
-    fn waits(
-        &mut self,
-        pool: &Text,
-        node: &Node,
-        missing: u64,
-        has_some: bool,
-        note: String,
-        cx: &mut Context,
-    ) {
+    fn waits(&mut self, pool: &Text, node: &Node, lacking: Lacking, cx: &mut Context) {
+        let Lacking {
+            missing,
+            has_some,
+            note,
+        } = lacking;
         let waits = self.waiting.entry(pool.clone()).or_default();
         let known = waits.get(&node.name).filter(|w| w.uid == node.uid);
         let since = known.map_or(cx.now.mono, |wait| wait.since);
@@ -414,33 +433,41 @@ impl Demand {
             let Some(waits) = self.waiting.get(&pool) else {
                 continue;
             };
-            let first = waits.values().any(|wait| !wait.has_some);
-            let asked = |entry: &&Entry| {
-                entry.pool == pool && entry.recall.is_some() && !entry.owner.resting
+            // Who has none at all comes before who wants more, also at the cost of those.
+            let without = waits.values().filter(|wait| !wait.has_some).count();
+            let for_first = without > 0;
+            let gives = |entry: &&Entry| {
+                let waits = waits.get(&entry.owner.name);
+                entry.pool == pool
+                    && entry.confirmed
+                    && !entry.owner.resting
+                    && waits.is_none_or(|wait| for_first && wait.has_some)
             };
-            let asked = cx.registry.blocks.iter().filter(asked).count();
-            let mut donors: Vec<(u64, Cidr, Text)> = Vec::new();
             let owners: BTreeSet<(Text, Text)> = cx
                 .registry
                 .blocks
                 .iter()
-                .filter(|entry| entry.pool == pool && entry.confirmed && !entry.owner.resting)
-                .filter(|entry| {
-                    // For one that has none, those give, too, that want more than they use.
-                    let wait = waits.get(&entry.owner.name);
-                    wait.is_none_or(|wait| first && wait.has_some)
-                })
+                .filter(gives)
                 .map(|entry| (entry.owner.name.clone(), entry.owner.uid.clone()))
                 .collect();
-            for (name, uid) in &owners {
-                donors.extend(donor(&pool, name, uid, first, cx));
-            }
-            donors.sort_by(|a, b| b.cmp(a));
-            for (_, cidr, name) in donors.into_iter().take(waits.len().saturating_sub(asked)) {
+            let asked = |entry: &&Entry| {
+                entry.pool == pool && entry.recall == Some(Recall::IfEmpty) && !entry.owner.resting
+            };
+            let asked = cx.registry.blocks.iter().filter(asked).count();
+            let wanted = if for_first { without } else { waits.len() };
+            let mut donors: BinaryHeap<(u64, Cidr, Text, Text)> = owners
+                .into_iter()
+                .filter_map(|(name, uid)| donor(&pool, name, uid, for_first, cx))
+                .collect();
+            for _ in asked..wanted {
+                let Some((_, cidr, name, uid)) = donors.pop() else {
+                    break;
+                };
                 if let Some(entry) = cx.registry.blocks.get_mut(&cidr) {
                     entry.recall = Some(Recall::IfEmpty);
-                    noted.nodes.push(name);
+                    noted.nodes.push(name.clone());
                 }
+                donors.extend(donor(&pool, name, uid, for_first, cx));
             }
         }
     }
@@ -524,23 +551,24 @@ fn must_leave(entry: &Entry, node: &Node, pool: Option<&PoolState>) -> bool {
     }
 }
 
-/// The block that a node can best do without, with how many free addresses the node has.
+/// The block that a node can best do without, with how many free addresses the node has; whose it is
+/// comes along.
 fn donor(
     pool: &Text,
-    name: &Text,
-    uid: &Text,
+    name: Text,
+    uid: Text,
     for_first: bool,
     cx: &Context,
-) -> Option<(u64, Cidr, Text)> {
-    let node = cx.world.nodes.get(name).filter(|node| node.uid == *uid)?;
+) -> Option<(u64, Cidr, Text, Text)> {
+    let node = cx.world.nodes.get(&name).filter(|node| node.uid == uid)?;
     let report = report_of(node, cx.world)?;
     let of_pool = |entry: &&Entry| entry.pool == *pool && entry.confirmed && !entry.is_leaving();
-    let entries: Vec<&Entry> = cx.registry.blocks.of(uid).filter(of_pool).collect();
+    let entries: Vec<&Entry> = cx.registry.blocks.of(&uid).filter(of_pool).collect();
     let candidates = entries.iter().filter(|entry| {
         let word = entry.word(Some(report));
         entry.recall.is_none() && word.is_some_and(|it| it.used + it.cooling == 0 && !it.released)
     });
-    let mut best: Option<(u64, Cidr, Text)> = None;
+    let mut best: Option<(u64, Cidr)> = None;
     for entry in candidates {
         let same = entries
             .iter()
@@ -559,11 +587,11 @@ fn donor(
             demand(Some(report), pool).max(used)
         };
         if count > 1 && left >= needed {
-            let found = (capacity - used, entry.cidr, name.clone());
+            let found = (capacity.saturating_sub(used), entry.cidr);
             best = best.max(Some(found));
         }
     }
-    best
+    best.map(|(free, cidr)| (free, cidr, name, uid))
 }
 
 /// One block of each of the pool's families, or smaller ones where no whole one is left.

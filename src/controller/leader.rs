@@ -115,6 +115,7 @@ impl Leader {
             self.subnets.queue.add(subnet.name.clone());
         }
         for node in world.nodes.iter() {
+            self.registry.give_blocks_back(node, now);
             self.demand.add(node, &self.registry);
         }
         for entry in self.registry.blocks.iter() {
@@ -291,13 +292,14 @@ impl Leader {
     }
 
     /// A NodeSubnet has changed, in what the agent says or otherwise.
-    pub(super) fn subnet_changed(&mut self, name: &Text, reported: bool, world: &World) {
+    pub(super) fn subnet_changed(&mut self, name: &Text, reported: bool, world: &World, now: Now) {
         self.subnets.queue.add(name.clone());
         self.release(name, world);
-        let let_go = self.registry.blocks_let_go(name, world);
+        let mut blocks = self.registry.blocks_told(name, world, now);
+        blocks.extend(self.registry.blocks_let_go(name, world));
         self.follow_up(
             Noted {
-                blocks: let_go,
+                blocks,
                 ..Noted::default()
             },
             world,
@@ -339,7 +341,12 @@ impl Leader {
 
     /// What is decided about blocks before anything is sent.
     fn decide_blocks(&mut self, world: &World, reports: &mut Vec<Report>, now: Now) {
-        let noted = self.registry.judge_blocks(world);
+        let mut noted = self.registry.judge_blocks(world);
+        for name in &noted.nodes {
+            noted
+                .blocks
+                .extend(self.registry.blocks_let_go(name, world));
+        }
         self.follow_up(noted, world);
         let mut cx = Context {
             world,
@@ -583,8 +590,10 @@ impl Leader {
                 self.subnets.answered(name, wrote, outcome, &mut cx);
                 self.release(name, world);
             }
-            Purpose::Block { cidr, step } => {
-                let noted = self.blocks.answered(cidr, *step, outcome, &mut cx);
+            Purpose::Block { cidr, claim, step } => {
+                let noted = self
+                    .blocks
+                    .answered((cidr, *claim), *step, outcome, &mut cx);
                 self.follow_up(noted, world);
             }
             Purpose::BlockPods { uid, .. } => self.blocks.answered_pods(uid, outcome, &mut cx),

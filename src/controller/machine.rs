@@ -176,7 +176,7 @@ impl Controller {
             }
             Event::Subnets(change) => {
                 for delta in self.world.subnets.change(change) {
-                    self.subnet_changed(&delta);
+                    self.subnet_changed(&delta, now);
                 }
             }
             Event::Blocks(change) => {
@@ -350,7 +350,7 @@ impl Controller {
         leader.node_changed(delta, &mut self.reports, &mut self.second_writer, now);
     }
 
-    fn subnet_changed(&mut self, delta: &Delta<Subnet>) {
+    fn subnet_changed(&mut self, delta: &Delta<Subnet>, now: Now) {
         let Some(leader) = self.leader.as_mut().filter(|leader| leader.dealing) else {
             return;
         };
@@ -362,7 +362,7 @@ impl Controller {
             subnet.map(|subnet| subnet.report.clone())
         };
         let reported = report(&delta.before) != report(&delta.after);
-        leader.subnet_changed(&subnet.name, reported, &self.world);
+        leader.subnet_changed(&subnet.name, reported, &self.world, now);
     }
 
     fn block_changed(&mut self, delta: &Delta<Block>, now: Now) {
@@ -421,7 +421,7 @@ impl Controller {
             }
             (Outcome::Subnet(subnet), _) => {
                 if let Some(delta) = self.world.subnets.answer(subnet.clone(), epoch) {
-                    self.subnet_changed(&delta);
+                    self.subnet_changed(&delta, now);
                 }
             }
             (Outcome::Pool(pool), _) => {
@@ -467,7 +467,7 @@ impl Controller {
                     return false;
                 };
                 for delta in deltas {
-                    self.subnet_changed(&delta);
+                    self.subnet_changed(&delta, now);
                 }
                 return true;
             }
@@ -493,7 +493,7 @@ impl Controller {
                     .as_ref()
                     .and_then(|uid| self.world.subnets.forget(name, uid));
                 if let Some(delta) = delta {
-                    self.subnet_changed(&delta);
+                    self.subnet_changed(&delta, now);
                 }
             }
             (

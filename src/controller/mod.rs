@@ -62,7 +62,7 @@ use std::time::Duration;
 
 use crate::cluster::seen::Text;
 use crate::cluster::world::World;
-use crate::ipam::Cidr;
+use crate::ipam::{Cidr, ClaimId};
 use blocks::Step;
 use registry::Registry;
 
@@ -110,8 +110,13 @@ pub enum Purpose {
     SubnetRead { name: Text },
     /// The last look at a dead node's pods
     Quarantine { name: Text, uid: Text },
-    /// A write of a block's object, or a read of it
-    Block { cidr: Cidr, step: Option<Step> },
+    /// A write of a block's object, or a read of it, for whom has that claim: an answer to what an
+    /// earlier block of the CIDR asked for is not for the next one
+    Block {
+        cidr: Cidr,
+        claim: ClaimId,
+        step: Option<Step>,
+    },
     /// The last look at the pods of a dead node that had blocks
     BlockPods { name: Text, uid: Text },
     /// The last look at a node's pods before its agent is asked about addresses

@@ -6,12 +6,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use cadastre::api::block_name;
 use cadastre::cluster::lease::{Answer, Ask, Record};
 use cadastre::cluster::request::{Assignment, Outcome, Refusal, Request, Touch};
-use cadastre::cluster::seen::{Node, Pod, Pool, ServiceRange, Subnet, Text};
+use cadastre::cluster::seen::{AgentReport, Block, Node, Pod, Pool, ServiceRange, Subnet, Text};
 
 use super::clock::Time;
 use super::kind::{Kind, Versioned};
+use super::plan::Plan;
 use cadastre::ipam::Cidr;
 
 /// Which guard is taken out, to prove that the checks can fail.
@@ -27,11 +29,23 @@ pub enum Mutation {
     UnclearToldAsRefused,
 }
 
+impl Mutation {
+    /// The weather in which it does the most harm.
+    pub fn weather(self, plan: Plan) -> Plan {
+        Plan {
+            blocks: 0,
+            ..plan.crowd()
+        }
+    }
+}
+
 /// Who changed something.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Author {
     /// The world around: kubelets, people, another allocator.
     World,
+    /// A node's agent, of its own NodeSubnet.
+    Agent,
     /// A controller process under a term.
     Controller {
         process: usize,
@@ -45,6 +59,7 @@ pub enum Commit {
     Node(Option<Arc<Node>>, Option<Arc<Node>>),
     Pool(Option<Arc<Pool>>, Option<Arc<Pool>>),
     Subnet(Option<Arc<Subnet>>, Option<Arc<Subnet>>),
+    Block(Option<Arc<Block>>, Option<Arc<Block>>),
     Service,
     Pod,
 }
@@ -56,6 +71,7 @@ pub struct Api {
     pub nodes: Kind<Node>,
     pub pools: Kind<Pool>,
     pub subnets: Kind<Subnet>,
+    pub blocks: Kind<Block>,
     pub services: Kind<ServiceRange>,
     pub pods: Kind<Pod>,
     pub lease: Option<Record>,
@@ -170,6 +186,23 @@ impl Api {
         }
     }
 
+    pub fn put_block(&mut self, block: Block, at: Time) -> Arc<Block> {
+        let before = self.blocks.get(&block.name).cloned();
+        let version = self.revision();
+        let after = self.blocks.put(block, version, at);
+        self.commits
+            .push(Commit::Block(before, Some(after.clone())));
+        after
+    }
+
+    pub fn delete_block(&mut self, name: &str, at: Time) {
+        let version = self.revision();
+        let before = self.blocks.remove(name, version, at);
+        if before.is_some() {
+            self.commits.push(Commit::Block(before, None));
+        }
+    }
+
     pub fn put_service(&mut self, service: ServiceRange, at: Time) {
         let version = self.revision();
         self.services.put(service, version, at);
@@ -219,12 +252,70 @@ impl Api {
                     .map(|s| Subnet::clone(s))
                     .collect(),
             ),
+            // Pools are made by the workload alone.
+            Request::ReadKubeadm | Request::CreatePool { .. } => missing(),
             Request::ListPodsOf { node } => {
                 Outcome::Pods(self.pods_on(node).map(|p| Pod::clone(p)).collect())
             }
             Request::ReadNode { name } => found(&self.nodes, name, Outcome::Node),
             Request::ReadSubnet { name } => found(&self.subnets, name, Outcome::Subnet),
             Request::ReadPool { name } => found(&self.pools, name, Outcome::Pool),
+            Request::ListBlocks => {
+                Outcome::Blocks(self.blocks.live.values().map(|b| Block::clone(b)).collect())
+            }
+            Request::ReadBlock { name } => found(&self.blocks, name, Outcome::Block),
+            Request::CreateBlock { name, spec } => {
+                if self.blocks.get(name).is_some() {
+                    return guard("already exists");
+                }
+                assert_eq!(**name, *block_name(&spec.cidr), "the server's own rule");
+                let block = Block {
+                    name: name.clone(),
+                    uid: self.uid(),
+                    version: 0,
+                    touched: false,
+                    spec: Ok(spec.clone()),
+                };
+                Outcome::Block(Block::clone(&self.put_block(block, at)))
+            }
+            Request::ReplaceBlock {
+                name,
+                uid,
+                version,
+                spec,
+            } => {
+                let Some(known) = self.blocks.get(name).cloned() else {
+                    return missing();
+                };
+                if known.uid != *uid || known.version != *version {
+                    return guard("the object has been modified");
+                }
+                if known.spec.as_ref() == Ok(spec) {
+                    return Outcome::Block(Block::clone(&known));
+                }
+                let block = Block {
+                    touched: true,
+                    spec: Ok(spec.clone()),
+                    ..Block::clone(&known)
+                };
+                Outcome::Block(Block::clone(&self.put_block(block, at)))
+            }
+            Request::DeleteBlock { name, uid, version } => {
+                let Some(known) = self.blocks.get(name) else {
+                    return Outcome::Gone;
+                };
+                if known.uid != *uid || known.version != *version {
+                    return guard("precondition failed");
+                }
+                self.delete_block(name, at);
+                Outcome::Gone
+            }
+            Request::SetSubnetCondition {
+                name,
+                uid,
+                accepted,
+                message,
+            } => self.set_condition(name, uid, (*accepted, message.clone()), at),
             Request::AssignPodCidrs(assignment) => self.assign(assignment, at),
             Request::TouchNode(touch) => self.touch(touch, at),
             Request::CreateSubnet { name, spec } => {
@@ -237,6 +328,7 @@ impl Api {
                     uid,
                     version: 0,
                     spec: Ok(spec.clone()),
+                    report: None,
                 };
                 Outcome::Subnet(Subnet::clone(&self.put_subnet(subnet, at)))
             }
@@ -311,6 +403,54 @@ impl Api {
                 self.update_pool(&known, pool, at)
             }
         }
+    }
+
+    fn set_condition(
+        &mut self,
+        name: &Text,
+        uid: &Text,
+        told: (bool, String),
+        at: Time,
+    ) -> Outcome {
+        let Some(known) = self.subnets.get(name).cloned() else {
+            return missing();
+        };
+        if known.uid != *uid {
+            return guard("the UID is another one");
+        }
+        let mut subnet = Subnet::clone(&known);
+        subnet.report.get_or_insert_default().accepted = Some(told);
+        if subnet == *known {
+            return Outcome::Subnet(subnet);
+        }
+        Outcome::Subnet(Subnet::clone(&self.put_subnet(subnet, at)))
+    }
+
+    /// What an agent writes: the whole status but for the condition, onto the version that it has
+    /// seen. False where that is not the version any more.
+    pub fn publish_report(
+        &mut self,
+        name: &str,
+        seen: (&Text, u64),
+        report: AgentReport,
+        at: Time,
+    ) -> bool {
+        let Some(known) = self.subnets.get(name).cloned() else {
+            return false;
+        };
+        if (&known.uid, known.version) != seen {
+            return false;
+        }
+        let accepted = known.report.as_ref().and_then(|it| it.accepted.clone());
+        let report = AgentReport { accepted, ..report };
+        if known.report.as_deref() != Some(&report) {
+            let subnet = Subnet {
+                report: Some(Box::new(report)),
+                ..Subnet::clone(&known)
+            };
+            self.put_subnet(subnet, at);
+        }
+        true
     }
 
     fn update_pool(&mut self, known: &Pool, pool: Pool, at: Time) -> Outcome {

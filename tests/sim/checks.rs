@@ -25,12 +25,14 @@ use cadastre::api::{FINALIZER, NodeSubnetSpec};
 use cadastre::cluster::lease::Takeover;
 use cadastre::cluster::request::{Assignment, Outcome, Request};
 use cadastre::cluster::seen::{Machine, Node, Pool, Subnet, Text};
+use cadastre::controller::report::{BLOCK_ASSIGNED, WAITING_FOR_BLOCK};
 use cadastre::controller::{Outgoing, Report};
 use cadastre::ipam::Cidr;
 
 use super::api::{Api, Author, Commit};
 use super::clock::{SECOND, Time, seconds};
 use super::known::Known;
+use super::parcels::Parcels;
 use super::run::{Tally, Where};
 use super::shape::Shape;
 use super::words::ranges;
@@ -73,18 +75,21 @@ pub struct Grave {
 #[derive(Default)]
 pub struct Checks {
     pub tally: Tally,
-    wall_lies: bool,
-    skew: u64,
+    pub wall_lies: bool,
+    pub skew: u64,
     /// UIDs of nodes that a controller gave their podCIDRs.
     pub ours: BTreeSet<Text>,
     pub graves: Vec<Grave>,
     born: BTreeMap<Text, Time>,
     /// Every version of a pool that ever was.
-    shapes: Vec<Shape>,
+    pub shapes: Vec<Shape>,
     /// Who holds the Lease, and since when.
     lease: (Option<String>, Time),
     /// The last write of a controller.
     pub last_write: (Time, String),
+    /// The last request of a controller, but for the Lease.
+    pub last_request: (Time, String),
+    pub parcels: Parcels,
     told: BTreeSet<(Where, String)>,
 }
 
@@ -138,6 +143,13 @@ impl Checks {
         if request.is_write() && !matches!(request, Request::TouchNode(_)) {
             self.fenced(place, known, api)?;
             known.begins_to_deal(api);
+        }
+        if let Request::CreateBlock { spec, .. } = request {
+            let key = (spec.owner.uid.clone(), vec![spec.cidr]);
+            if known.decided.insert(key, now).is_none() {
+                self.carved(place, spec, known, api, now)?;
+            }
+            known.had.insert((spec.cidr, spec.owner.uid.clone()));
         }
         let Request::AssignPodCidrs(a) = request else {
             return Ok(());
@@ -291,8 +303,14 @@ impl Checks {
             Commit::Node(before, after) => {
                 match (before, after) {
                     (None, Some(node)) => _ = self.born.insert(node.uid.clone(), now),
-                    (Some(node), None) => self.bury(node, api, now),
+                    (Some(node), None) => {
+                        self.bury(node, api, now);
+                        self.parcels.died.insert(node.uid.clone(), now);
+                    }
                     _ => {}
+                }
+                if let Some(node) = after.as_ref().filter(|n| !n.pod_cidrs.is_empty()) {
+                    self.podcidrs_written(&node.pod_cidrs);
                 }
                 let given = before.as_ref().is_some_and(|b| b.is_empty())
                     && after.as_ref().is_some_and(|a| !a.is_empty());
@@ -311,6 +329,7 @@ impl Checks {
                 }
             }
             Commit::Subnet(before, after) => {
+                self.blocks_listed(before.as_deref(), after.as_deref(), author, api)?;
                 if *author == Author::World {
                     let name = before
                         .as_ref()
@@ -323,9 +342,12 @@ impl Checks {
                     {
                         grave.recorded = false;
                     }
-                } else if let Some(before) = before {
+                } else if let (Author::Controller { .. }, Some(before)) = (author, before) {
                     return self.subnet_written(before, after.as_deref(), api, now);
                 }
+            }
+            Commit::Block(before, after) => {
+                return self.block_written(before.as_deref(), after.as_deref(), author, api, now);
             }
             Commit::Service | Commit::Pod => {}
         }
@@ -551,7 +573,9 @@ impl Checks {
     /// A controller tells people something. Once it is in the picture again, once is enough.
     pub fn reported(&mut self, place: Where, report: &Report, calm: bool) -> Verdict {
         let text = format!("{report:?}");
-        if calm && !self.told.insert((place, text.clone())) {
+        // A node may wait for another block as often as it comes to lack one.
+        let again = [WAITING_FOR_BLOCK, BLOCK_ASSIGNED].contains(&report.reason);
+        if calm && !self.told.insert((place, text.clone())) && !again {
             return Err(Violation::new(
                 "reports",
                 format!("{place} tells twice: {text}"),
@@ -605,6 +629,7 @@ fn describe(commit: &Commit) -> String {
         Commit::Node(a, b) => format!("node {}", name(a.as_ref(), b.as_ref())),
         Commit::Pool(a, b) => format!("pool {}", name(a.as_ref(), b.as_ref())),
         Commit::Subnet(a, b) => format!("subnet {}", name(a.as_ref(), b.as_ref())),
+        Commit::Block(a, b) => format!("block {}", name(a.as_ref(), b.as_ref())),
         Commit::Service | Commit::Pod => String::new(),
     }
 }

@@ -28,6 +28,7 @@ versioned!(
     cadastre::cluster::seen::Node,
     cadastre::cluster::seen::Pool,
     cadastre::cluster::seen::Subnet,
+    cadastre::cluster::seen::Block,
     cadastre::cluster::seen::ServiceRange,
     cadastre::cluster::seen::Pod
 );

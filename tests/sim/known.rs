@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cadastre::cluster::lease::{Leadership, Takeover};
 use cadastre::cluster::request::Outcome;
-use cadastre::cluster::seen::{Change, Node, Pod, Pool, ServiceRange, Subnet, Text};
+use cadastre::cluster::seen::{Block, Change, Node, Pod, Pool, ServiceRange, Subnet, Text};
 use cadastre::ipam::Cidr;
 
 use super::api::Api;
@@ -23,6 +23,7 @@ pub struct Known {
     pub nodes: View<Node>,
     pub pools: View<Pool>,
     pub subnets: View<Subnet>,
+    pub blocks: View<Block>,
     pub services: View<ServiceRange>,
     pub pods: View<Pod>,
     /// Every set of labels a node was shown with, by UID.
@@ -42,6 +43,11 @@ pub struct Known {
     pub buried: BTreeSet<(Text, Text)>,
     /// What it ever chose for a node's name: it may come back to it, though it was never held.
     pub chosen: BTreeSet<(Text, Vec<Cidr>)>,
+    /// Blocks shown, and those it asked for, with the node UID that has them: to make one again is to
+    /// restore it.
+    pub had: BTreeSet<(Cidr, Text)>,
+    /// Since when each pool is shown in its generation.
+    shown: BTreeMap<Text, (i64, Time)>,
     /// When it first asked for a node (by UID) to have these ranges.
     pub decided: BTreeMap<(Text, Vec<Cidr>), Time>,
 }
@@ -76,9 +82,27 @@ impl Known {
         }
     }
 
-    pub fn pools(&mut self, change: &Change<Pool>) {
+    pub fn blocks(&mut self, change: &Change<Block>) {
+        if let Change::Applied(block) = change
+            && let Ok(spec) = &block.spec
+        {
+            self.had.insert((spec.cidr, spec.owner.uid.clone()));
+        }
+        self.blocks.take(change);
+    }
+
+    /// Whether it has been shown the pool as it is since then.
+    pub fn is_shown_since(&self, pool: &Text, then: Time) -> bool {
+        self.shown.get(pool).is_some_and(|(_, at)| *at <= then)
+    }
+
+    pub fn pools(&mut self, change: &Change<Pool>, now: Time) {
         if let Change::Applied(pool) = change {
             self.pool(pool);
+            let shown = self.shown.entry(pool.uid.clone()).or_insert((-1, now));
+            if shown.0 != pool.generation {
+                *shown = (pool.generation, now);
+            }
         }
         self.pools.take(change);
     }

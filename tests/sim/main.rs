@@ -11,10 +11,12 @@
 //! | `run` | the run of one seed: what is due, step after step |
 //! | `plan` | what a seed draws first: size, roughness, length |
 //! | `api`, `kind` | the API server: guards, versions, lists and watches |
+//! | `agent`, `agents` | agents of nodes, their faults, and the pods they serve |
 //! | `process`, `shell` | one process: clocks, watches, gate, requests, Lease |
 //! | `workload`, `faults` | what changes in the world, what befalls processes |
 //! | `checks`, `known`, `shape` | what must hold after each step |
-//! | `settle` | what must hold in the end |
+//! | `parcels` | the same of affinity blocks |
+//! | `settle`, `settle_blocks` | what must hold in the end |
 //! | `trace`, `words` | what happened, for people |
 //! | `mutations` | that the checks can fail |
 //!
@@ -28,6 +30,8 @@
     missing_docs
 )]
 
+mod agent;
+mod agents;
 mod api;
 mod checks;
 mod clock;
@@ -35,11 +39,13 @@ mod faults;
 mod kind;
 mod known;
 mod mutations;
+mod parcels;
 mod plan;
 mod process;
 mod rng;
 mod run;
 mod settle;
+mod settle_blocks;
 mod shape;
 mod shell;
 mod trace;
@@ -84,8 +90,17 @@ fn run_seeds(first: u64, steps: u64) -> Tally {
 fn summary(sum: &Tally, seeds: u64, begun: Instant) -> String {
     let seconds = begun.elapsed().as_secs_f64();
     format!(
-        "{} steps, {seeds} seeds, {} ranges assigned, {} records ended, {} tenures, {} + {} duplicates averted by UID and term, {:.1} s",
-        sum.steps, sum.assigned, sum.freed, sum.takeovers, sum.averted.0, sum.averted.1, seconds
+        "{} steps, {seeds} seeds, {} ranges assigned, {} records ended, {} blocks listed, {} ended, {} addresses given, {} tenures, {} + {} duplicates averted by UID and term, {:.1} s",
+        sum.steps,
+        sum.assigned,
+        sum.freed,
+        sum.listed,
+        sum.ended,
+        sum.given,
+        sum.takeovers,
+        sum.averted.0,
+        sum.averted.1,
+        seconds
     )
 }
 

@@ -11,6 +11,8 @@ pub struct Plan {
     pub names: u64,
     /// Pool names in use.
     pub pools: u64,
+    /// Share of pools that give blocks.
+    pub blocks: u32,
     /// Prefix length of what IPv4 pools are made of: with longer ones nodes wait for space.
     pub slice: u8,
     /// Whether there are many more nodes than blocks.
@@ -31,8 +33,10 @@ pub struct Plan {
     pub skew: u64,
     /// Another allocator fills podCIDRs now and then.
     pub second_writer: bool,
-    /// Somebody edits NodeSubnets by hand.
+    /// Somebody edits NodeSubnets by hand, or IPAMBlocks; never both: then what a node has is nowhere
+    /// written any more.
     pub tampering: bool,
+    pub tampering_blocks: bool,
 }
 
 /// How requests fare.
@@ -104,7 +108,8 @@ impl Plan {
         let plan = Plan {
             processes: *rng.pick(&[1, 2, 2, 2, 3]),
             names: rng.between(3, 24),
-            pools: rng.between(1, 4),
+            pools: rng.between(1, 5),
+            blocks: *rng.pick(&[0, 5_000, 5_000, 10_000]),
             slice: *rng.pick(&[21, 21, 22, 23]),
             crowded: rng.chance(3_000),
             limit: *rng.pick(&[1, 4, 16, 64]),
@@ -120,7 +125,12 @@ impl Plan {
             faults,
             skew: *rng.pick(&[0, 1_000, 30_000]),
             second_writer: rng.chance(1_500),
-            tampering: rng.chance(2_500),
+            tampering: rng.chance(2_000),
+            tampering_blocks: rng.chance(1_500),
+        };
+        let plan = Plan {
+            tampering_blocks: plan.tampering_blocks && !plan.tampering,
+            ..plan
         };
         if plan.crowded { plan.crowd() } else { plan }
     }

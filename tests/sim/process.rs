@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use cadastre::cluster::lease::{Elector, Leadership, Settings as LeaseSettings};
 use cadastre::cluster::request::RequestId;
-use cadastre::cluster::seen::{Node, Pod, Pool, ServiceRange, Subnet, Text};
+use cadastre::cluster::seen::{Block, Node, Pod, Pool, ServiceRange, Subnet, Text};
 use cadastre::controller::{Controller, Event, Now, Outgoing, Settings};
 
 use super::api::Api;
@@ -19,15 +19,17 @@ pub enum Watched {
     Nodes,
     Pools,
     Subnets,
+    Blocks,
     Services,
     Pods,
 }
 
 impl Watched {
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Nodes,
         Self::Pools,
         Self::Subnets,
+        Self::Blocks,
         Self::Services,
         Self::Pods,
     ];
@@ -73,6 +75,7 @@ pub struct Feeds {
     pub nodes: Feed<Node>,
     pub pools: Feed<Pool>,
     pub subnets: Feed<Subnet>,
+    pub blocks: Feed<Block>,
     pub services: Feed<ServiceRange>,
     pub pods: Feed<Pod>,
 }
@@ -123,7 +126,7 @@ impl Run {
     }
 
     /// The next step of a watch, told to the controller; returns what it is about, for the trace.
-    pub fn deliver(&mut self, kind: Watched, api: &Api, now: Now) -> Option<Event> {
+    pub fn deliver(&mut self, kind: Watched, api: &Api, now: Now, at: Time) -> Option<Event> {
         let event = match kind {
             Watched::Nodes => {
                 let change = self.feeds.nodes.next(&api.nodes, now.mono)?;
@@ -132,13 +135,18 @@ impl Run {
             }
             Watched::Pools => {
                 let change = self.feeds.pools.next(&api.pools, now.mono)?;
-                self.known.pools(&change);
+                self.known.pools(&change, at);
                 Event::Pools(change)
             }
             Watched::Subnets => {
                 let change = self.feeds.subnets.next(&api.subnets, now.mono)?;
                 self.known.subnets.take(&change);
                 Event::Subnets(change)
+            }
+            Watched::Blocks => {
+                let change = self.feeds.blocks.next(&api.blocks, now.mono)?;
+                self.known.blocks(&change);
+                Event::Blocks(change)
             }
             Watched::Services => {
                 let change = self.feeds.services.next(&api.services, now.mono)?;
@@ -168,6 +176,7 @@ impl Run {
             Watched::Nodes => of(&mut self.feeds.nodes, &api.nodes),
             Watched::Pools => of(&mut self.feeds.pools, &api.pools),
             Watched::Subnets => of(&mut self.feeds.subnets, &api.subnets),
+            Watched::Blocks => of(&mut self.feeds.blocks, &api.blocks),
             Watched::Services => of(&mut self.feeds.services, &api.services),
             Watched::Pods => of(&mut self.feeds.pods, &api.pods),
         }
@@ -178,6 +187,7 @@ impl Run {
             Watched::Nodes => self.feeds.nodes.relist(),
             Watched::Pools => self.feeds.pools.relist(),
             Watched::Subnets => self.feeds.subnets.relist(),
+            Watched::Blocks => self.feeds.blocks.relist(),
             Watched::Services => self.feeds.services.relist(),
             Watched::Pods => self.feeds.pods.relist(),
         }

@@ -12,6 +12,7 @@ use cadastre::cluster::request::{Outcome, RequestId};
 use cadastre::cluster::seen::Text;
 use cadastre::controller::Outgoing;
 
+use super::agents::{Act, Machines};
 use super::api::{Api, Author, Commit, Mutation};
 use super::checks::{Checks, DUPLICATE, Violation};
 use super::clock::{Clocks, MS, SECOND, Time};
@@ -53,6 +54,11 @@ pub enum Due {
     LeaseAnswer(Where, Box<Answer>),
     /// A graceful stop runs out of time.
     GiveUp(Where),
+    /// Something comes to an agent.
+    Agent(usize, Act),
+    /// A pod's addresses are told (UID); it finishes (name).
+    PodReports(Text),
+    PodFinishes(Text),
     /// Somebody's finalizer leaves a node (name, UID).
     Unbind(Text, Text),
     PodGone(Text),
@@ -103,6 +109,10 @@ pub struct Tally {
     pub assigned: u64,
     pub freed: u64,
     pub takeovers: u64,
+    /// Blocks listed, blocks deleted, addresses given to pods.
+    pub listed: u64,
+    pub ended: u64,
+    pub given: u64,
     /// Duplicates that nothing but the test of the UID, or of the term, has kept from coming true.
     pub averted: (u64, u64),
     pub trace: u64,
@@ -114,6 +124,9 @@ impl Tally {
         self.assigned += other.assigned;
         self.freed += other.freed;
         self.takeovers += other.takeovers;
+        self.listed += other.listed;
+        self.ended += other.ended;
+        self.given += other.given;
         self.averted.0 += other.averted.0;
         self.averted.1 += other.averted.1;
     }
@@ -143,6 +156,7 @@ pub struct Sim {
     /// Writes sent and not executed yet, by who sent them.
     pub on_wire: BTreeMap<(Where, RequestId), Outgoing>,
     pub world: super::workload::World,
+    pub machines: Machines,
     heap: BinaryHeap<Reverse<Entry>>,
     order: u64,
 }
@@ -151,7 +165,7 @@ impl Sim {
     pub fn new(seed: u64, mutation: Option<Mutation>, trace: Trace) -> Self {
         let mut rng = Rng::new(seed);
         let plan = Plan::draw(&mut rng);
-        let plan = mutation.map_or(plan.clone(), |_| plan.crowd());
+        let plan = mutation.map_or(plan.clone(), |it| it.weather(plan));
         let mut sim = Sim {
             now: 0,
             step: 0,
@@ -163,6 +177,7 @@ impl Sim {
             mutation,
             on_wire: BTreeMap::new(),
             world: super::workload::World::default(),
+            machines: Machines::default(),
             heap: BinaryHeap::new(),
             order: 0,
             plan,
@@ -282,6 +297,9 @@ impl Sim {
             Due::GiveUp(place) if self.awake(place, Due::GiveUp) => return self.wind_down(place),
             Due::Unbind(name, uid) => self.unbind(&name, &uid),
             Due::PodGone(name) => self.pod_gone(&name),
+            Due::Agent(id, act) => return self.act(id, act),
+            Due::PodReports(uid) => self.pod_reports(&uid),
+            Due::PodFinishes(name) => self.pod_finishes(&name),
             _ => {}
         }
         Ok(())
@@ -329,6 +347,7 @@ impl Sim {
                 Commit::Node(..) => Watched::Nodes,
                 Commit::Pool(..) => Watched::Pools,
                 Commit::Subnet(..) => Watched::Subnets,
+                Commit::Block(..) => Watched::Blocks,
                 Commit::Service => Watched::Services,
                 Commit::Pod => Watched::Pods,
             };
@@ -338,6 +357,9 @@ impl Sim {
         }
         for kind in kinds {
             self.nudge(kind);
+        }
+        for commit in &commits {
+            self.tell_agents(commit);
         }
         for commit in commits {
             let known = match author {
@@ -353,7 +375,7 @@ impl Sim {
                         .filter(|_| process.incarnation == *incarnation)
                         .map(|run| &run.known)
                 }
-                Author::World => None,
+                Author::World | Author::Agent => None,
             };
             let verdict =
                 self.checks

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use cadastre::api::FamilyStatus;
+use cadastre::api::{Allocate, FamilyStatus};
 use cadastre::cluster::lease::Leadership;
 use cadastre::cluster::seen::{Node, Pool, Text};
 use cadastre::ipam::{Addr, Cidr, Family, Span};
@@ -42,6 +42,7 @@ impl Sim {
         self.check_subnets()?;
         self.check_pools()?;
         self.check_served()?;
+        self.check_blocks()?;
         let (at, what) = &self.checks.last_write;
         if *at + QUIET > self.now {
             let text = format!(
@@ -50,6 +51,14 @@ impl Sim {
             );
             let name = what.rsplit(' ').next().map(Text::from);
             return Err(wrong("quiet", text, name));
+        }
+        let (at, what) = &self.checks.last_request;
+        let at_last = (self.machines.last_write + QUIET > self.now)
+            .then_some("an agent's status")
+            .or((*at + QUIET > self.now).then_some(what));
+        if let Some(what) = at_last {
+            let text = format!("{what} still goes out shortly before the end");
+            return Err(wrong("quiet", text, []));
         }
         Ok(())
     }
@@ -83,16 +92,12 @@ impl Sim {
             }
         }
         for subnet in self.api.subnets.live.values() {
-            let holds = self
-                .api
-                .nodes
-                .get(&subnet.name)
-                .is_some_and(|node| !node.pod_cidrs.is_empty());
+            let lives = self.api.nodes.get(&subnet.name).is_some();
             let previous = subnet
                 .spec
                 .as_ref()
                 .is_ok_and(|spec| !spec.previous.is_empty());
-            if !holds || previous {
+            if !lives || previous {
                 let text = format!("{} is never collected: {:?}", subnet.name, subnet.spec);
                 return Err(wrong("collected", text, [subnet.name.clone()]));
             }
@@ -105,11 +110,18 @@ impl Sim {
             let Some(shape) = Shape::new(pool) else {
                 continue;
             };
-            if pool.deleting && self.holders(&shape).is_empty() {
+            let blocks = &mut self.blocks_now();
+            let held = blocks.any(|range| shape.overlaps(&range));
+            if pool.deleting && !held && self.holders(&shape).is_empty() {
                 let text = format!("pool {} is never let go", pool.name);
                 return Err(wrong("collected", text, [pool.name.clone()]));
             }
-            self.check_status(pool, &shape)?;
+            let blocks = self.api.blocks.live.values();
+            let mut blocks = blocks.filter_map(|block| block.spec.as_ref().ok());
+            let pure = !blocks.any(|spec| shape.overlaps(&spec.cidr));
+            if shape.allocate == Allocate::NodeCIDR && pure {
+                self.check_status(pool, &shape)?;
+            }
         }
         Ok(())
     }
@@ -193,7 +205,8 @@ impl Sim {
             .values()
             .filter(|node| node.is_empty() && !node.deleting)
         {
-            let able = serving.iter().find(|shape| {
+            let podcidrs = |shape: &&Shape| shape.allocate == Allocate::NodeCIDR;
+            let able = serving.iter().filter(podcidrs).find(|shape| {
                 let blocked = self.blocked(shape);
                 let free = |family: &Family| {
                     let free = |block: &Cidr| {
@@ -222,7 +235,7 @@ impl Sim {
     }
 
     /// The pools that may deal: of two that overlap the older one.
-    fn serving(&self) -> Vec<Shape> {
+    pub fn serving(&self) -> Vec<Shape> {
         let shapes = self.by_age();
         let older = |at: usize| {
             shapes[..at]
@@ -251,13 +264,26 @@ impl Sim {
         shapes
     }
 
-    fn held(&self) -> Vec<Cidr> {
-        self.api
-            .nodes
-            .live
-            .values()
-            .flat_map(|node| node.pod_cidrs.iter().copied())
-            .collect()
+    /// podCIDRs and blocks.
+    pub fn held(&self) -> Vec<Cidr> {
+        let nodes = self.api.nodes.live.values();
+        let podcidrs = nodes.flat_map(|node| node.pod_cidrs.iter().copied());
+        podcidrs.chain(self.blocks_now()).collect()
+    }
+
+    fn blocks_now(&self) -> impl Iterator<Item = Cidr> {
+        let blocks = self.api.blocks.live.values();
+        blocks.filter_map(|block| Some(block.spec.as_ref().ok()?.cidr))
+    }
+
+    pub fn services_now(&self) -> Vec<Cidr> {
+        let services = self.api.services.live.values();
+        services.flat_map(|s| s.cidrs.clone()).collect()
+    }
+
+    pub fn node_in(&self, block: &Cidr) -> bool {
+        let nodes = &mut self.api.nodes.live.values();
+        nodes.any(|node| node.addresses.iter().any(|addr| block.contains_addr(*addr)))
     }
 
     /// Nodes with a range that counts to the pool: to the oldest that covers it.
@@ -284,11 +310,13 @@ impl Sim {
     fn waiting(&self, shape: &Shape) -> usize {
         let serving = self.serving();
         let serves = serving.iter().any(|s| s.name == shape.name);
+        let serves_instead =
+            |s: &Shape, n: &Node| s.allocate == Allocate::NodeCIDR && s.matches(&n.labels);
         let waits = |node: &&std::sync::Arc<Node>| {
             node.is_empty()
                 && !node.deleting
                 && shape.matches(&node.labels)
-                && (serves || !serving.iter().any(|s| s.matches(&node.labels)))
+                && (serves || !serving.iter().any(|s| serves_instead(s, node)))
         };
         self.api.nodes.live.values().filter(waits).count()
     }
@@ -313,7 +341,7 @@ impl Sim {
         }
     }
 
-    fn pod_in(&self, block: &Cidr) -> bool {
+    pub fn pod_in(&self, block: &Cidr) -> bool {
         self.api
             .pods
             .live

@@ -1,7 +1,7 @@
 //! Pools as the checks understand them: read anew from the spec, without the product's own reading
 //! of it beyond the text of a CIDR.
 
-use cadastre::api::{FINALIZER, IPPoolSpec};
+use cadastre::api::{Allocate, Assignment, FINALIZER, FirstBlock, IPPoolSpec};
 use cadastre::cluster::seen::{Pool, Text};
 use cadastre::ipam::{Addr, Cidr, Family, Span};
 
@@ -11,11 +11,16 @@ pub struct Shape {
     pub name: Text,
     pub uid: Text,
     pub created: i64,
+    pub allocate: Allocate,
     /// CIDRs and block length, a family.
     pub families: Vec<(Family, Vec<Cidr>, u8)>,
     pub selector: Vec<(String, String)>,
     pub reserved: Vec<Span>,
     pub quarantine: u64,
+    pub priority: i32,
+    /// Whether nodes get a block unasked.
+    pub on_sight: bool,
+    pub most: usize,
     pub disabled: bool,
     pub deleting: bool,
     pub guarded: bool,
@@ -36,14 +41,14 @@ impl Shape {
             families.push((
                 Family::V4,
                 read(&v4.cidrs),
-                u8::try_from(v4.block_size).ok()?,
+                u8::try_from(spec.ipv4_block_size()?).ok()?,
             ));
         }
         if let Some(v6) = &spec.ipv6 {
             families.push((
                 Family::V6,
                 read(&v6.cidrs),
-                u8::try_from(v6.block_size).ok()?,
+                u8::try_from(spec.ipv6_block_size()?).ok()?,
             ));
         }
         let selector = spec
@@ -54,6 +59,7 @@ impl Shape {
             name: pool.name.clone(),
             uid: pool.uid.clone(),
             created: pool.created,
+            allocate: spec.allocate,
             families,
             selector: selector.map(|(k, v)| (k.clone(), v.clone())).collect(),
             reserved: spec
@@ -62,6 +68,12 @@ impl Shape {
                 .map(|r| Span::parse(r).unwrap())
                 .collect(),
             quarantine: u64::from(spec.quarantine_seconds),
+            priority: spec.priority,
+            on_sight: spec.first_block == FirstBlock::OnSight
+                && spec.assignment == Assignment::Automatic,
+            most: spec
+                .max_blocks_per_node
+                .map_or(usize::MAX, |most| most as usize),
             disabled: spec.disabled,
             deleting: pool.deleting,
             guarded: pool.finalizers.iter().any(|f| f == FINALIZER),
@@ -88,7 +100,8 @@ impl Shape {
 
     /// Whether it could have dealt exactly these ranges to a node with these labels.
     pub fn could_deal(&self, ranges: &[Cidr], labels: &[(Text, Text)]) -> bool {
-        !self.disabled
+        self.allocate == Allocate::NodeCIDR
+            && !self.disabled
             && !self.deleting
             && self.matches(labels)
             && self.families.len() == ranges.len()

@@ -45,7 +45,7 @@ impl Sim {
             let Some(run) = &mut self.processes[place.process].run else {
                 break;
             };
-            let Some(event) = run.deliver(kind, &self.api, now) else {
+            let Some(event) = run.deliver(kind, &self.api, now, self.now) else {
                 break;
             };
             self.step += 1;
@@ -174,6 +174,7 @@ impl Sim {
             );
             return Ok(());
         }
+        self.checks.last_request = (self.now, verb(&outgoing.request));
         if write {
             self.on_wire.insert((place, id), outgoing.clone());
         }
@@ -188,8 +189,10 @@ impl Sim {
         } else {
             self.rng.stretch(MS, 8 * MS)
         };
-        let last = matches!(outgoing.request, Request::AssignPodCidrs(_))
-            && self.rough
+        let last = matches!(
+            outgoing.request,
+            Request::AssignPodCidrs(_) | Request::CreateBlock { .. }
+        ) && self.rough
             && self.rng.chance(self.plan.network.last_words);
         if let (true, Some(name)) = (last, name_of(&outgoing.request)) {
             self.fall_silent(place);

@@ -2,7 +2,7 @@
 
 use cadastre::api::{HeldRange, NodeSubnetSpec};
 use cadastre::cluster::request::{Outcome, Request};
-use cadastre::cluster::seen::{Change, Node, Object, Text};
+use cadastre::cluster::seen::{AgentReport, BlockSpec, Change, Node, Object, Text};
 use cadastre::controller::{About, Event, Report};
 use cadastre::ipam::Cidr;
 use std::fmt::Write as _;
@@ -32,7 +32,21 @@ fn subnet(spec: &NodeSubnetSpec) -> String {
         let ranges = held(&previous.pod_cidrs);
         let _ = write!(text, " | {} {ranges} until {until}", previous.node_uid);
     }
+    for held in &spec.blocks {
+        let recall = held.recall.map(|it| format!("!{it:?}")).unwrap_or_default();
+        let _ = write!(text, " +{} {}@{}{recall}", held.cidr, held.uid, held.pool);
+    }
     text + "]"
+}
+
+fn block(spec: &BlockSpec) -> String {
+    let owner = &spec.owner;
+    let rests = if owner.resting { "rests, " } else { "" };
+    let until = spec.until.map_or(0, |until| until.as_second() % 100_000);
+    format!(
+        "{}@{} {rests}{} {} until {until}",
+        spec.cidr, spec.pool, owner.name, owner.uid
+    )
 }
 
 fn node(node: &Node) -> String {
@@ -52,7 +66,11 @@ fn node(node: &Node) -> String {
 /// The object a request is about; `None` where it is about all.
 pub fn name_of(request: &Request) -> Option<&Text> {
     match request {
-        Request::ListNodes | Request::ListSubnets => None,
+        Request::ListNodes
+        | Request::ListSubnets
+        | Request::ListBlocks
+        | Request::ReadKubeadm
+        | Request::CreatePool { .. } => None,
         Request::ReadNode { name }
         | Request::ReadSubnet { name }
         | Request::ReadPool { name }
@@ -60,8 +78,14 @@ pub fn name_of(request: &Request) -> Option<&Text> {
         | Request::CreateSubnet { name, .. }
         | Request::ReplaceSubnet { name, .. }
         | Request::DeleteSubnet { name, .. }
+        | Request::SetSubnetCondition { name, .. }
+        | Request::ReadBlock { name }
+        | Request::DeleteBlock { name, .. }
         | Request::SetPoolFinalizers { name, .. }
         | Request::SetPoolStatus { name, .. } => Some(name),
+        Request::CreateBlock { spec, .. } | Request::ReplaceBlock { spec, .. } => {
+            Some(&spec.owner.name)
+        }
         Request::AssignPodCidrs(a) => Some(&a.name),
         Request::TouchNode(t) => Some(&t.name),
     }
@@ -96,6 +120,15 @@ pub fn of_request(request: &Request) -> String {
             format!("{verb} v{version} {}", subnet(spec))
         }
         Request::DeleteSubnet { version, .. } => format!("{verb} v{version}"),
+        Request::CreateBlock { spec, .. } => format!("{verb} {}", block(spec)),
+        Request::ReplaceBlock { version, spec, .. } => {
+            format!("{verb} v{version} {}", block(spec))
+        }
+        Request::ReadBlock { name } => format!("{verb} {name}"),
+        Request::DeleteBlock { name, version, .. } => format!("{verb} {name} v{version}"),
+        Request::SetSubnetCondition {
+            accepted, message, ..
+        } => format!("{verb} {accepted} {message}"),
         Request::SetPoolFinalizers {
             version,
             finalizers,
@@ -128,12 +161,33 @@ pub fn of_outcome(outcome: &Outcome) -> String {
             s.version,
             s.spec.as_ref().map_or_else(Clone::clone, subnet)
         ),
+        Outcome::Block(it) => {
+            let what = it.spec.as_ref().map_or_else(Clone::clone, block);
+            format!("v{} {} {what}", it.version, it.uid)
+        }
+        Outcome::Blocks(blocks) => format!("{} blocks", blocks.len()),
         Outcome::Nodes(nodes) => format!("{} nodes", nodes.len()),
         Outcome::Subnets(subnets) => format!("{} subnets", subnets.len()),
         Outcome::Pods(pods) => format!("{} pods", pods.len()),
         Outcome::Pool(pool) => format!("{} v{} {:?}", pool.uid, pool.version, pool.finalizers),
         other => format!("{other:?}"),
     }
+}
+
+/// What an agent says.
+pub fn of_agent(report: &AgentReport) -> String {
+    let mut text = format!("{}", report.node_uid);
+    for (pool, demand) in &report.demand {
+        let _ = write!(text, " {pool}:{demand}");
+    }
+    for word in &report.blocks {
+        let (used, cooling, free) = (word.used, word.cooling, word.free);
+        let _ = write!(text, " {} {} {used}+{cooling}/{free}", word.cidr, word.uid);
+        if word.released {
+            text += " released";
+        }
+    }
+    text
 }
 
 pub fn of_report(report: &Report) -> (Text, String) {
@@ -177,6 +231,19 @@ pub fn describe(event: &Event) -> (Option<Text>, String) {
                 s.spec.as_ref().map_or_else(Clone::clone, subnet)
             )
         }),
+        Event::Blocks(change) => {
+            let (_, text) = of("block", change, |b| {
+                let what = b.spec.as_ref().map_or_else(Clone::clone, block);
+                format!("v{} {} {what}", b.version, b.uid)
+            });
+            let owner = match change {
+                Change::Applied(b) | Change::Deleted(b) => {
+                    b.spec.as_ref().ok().map(|spec| spec.owner.name.clone())
+                }
+                _ => None,
+            };
+            (owner, text)
+        }
         Event::ServiceRanges(change) => of("services", change, |s| ranges(&s.cidrs)),
         Event::Pods(change) => of("pod", change, |p| format!("{:?}", p.addresses)),
         _ => (None, String::new()),

@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use cadastre::api::{Allocate, IPPoolSpec, IPv4Ranges, IPv6Ranges};
-use cadastre::cluster::seen::{Machine, Node, Pod, Pool, ServiceRange, Subnet, Text};
+use cadastre::api::{Allocate, Assignment, FirstBlock, IPPoolSpec, IPv4Ranges, IPv6Ranges};
+use cadastre::cluster::seen::{Block, Machine, Node, Pod, Pool, ServiceRange, Subnet, Text};
 use cadastre::ipam::{Addr, Cidr};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
@@ -36,7 +36,8 @@ impl Sim {
     pub fn furnish(&mut self) {
         self.api
             .put_service(service("kubernetes", "10.96.0.0/16"), 0);
-        for _ in 0..self.rng.below(self.plan.pools + 1) {
+        let least = u64::from(self.plan.blocks > 0);
+        for _ in 0..self.rng.below(self.plan.pools + 1).max(least) {
             self.create_pool();
         }
         for _ in 0..self.rng.below(self.plan.names + 1) {
@@ -58,6 +59,9 @@ impl Sim {
         for _ in 0..burst {
             self.change_something();
         }
+        if self.plan.blocks > 0 {
+            self.crowd_in();
+        }
         self.publish();
         let gap = self
             .rng
@@ -65,8 +69,20 @@ impl Sim {
         self.after(gap, Due::Work);
     }
 
+    /// What happens only where agents give out addresses: pods in crowds, and faults of agents.
+    fn crowd_in(&mut self) {
+        if self.rng.chance(600) {
+            self.befall_agent();
+        }
+        for _ in 0..self.rng.below(3) {
+            if let Some(node) = self.some_node() {
+                self.bind_pod(&node);
+            }
+        }
+    }
+
     /// What the world did is never wrong: the checks only take note.
-    fn publish(&mut self) {
+    pub fn publish(&mut self) {
         let done = self.settle_commits(&Author::World, self.now);
         debug_assert!(done.is_ok());
     }
@@ -77,13 +93,14 @@ impl Sim {
             24..38 => self.delete_node(),
             38..43 => self.recreate_node(),
             43..58 => self.update_node(),
-            58..73 => self.create_pod(),
+            58..73 => self.create_pods(),
             73..78 => self.delete_pod(),
             78..82 => self.create_pool(),
             82..88 => self.edit_pool(),
             88..90 => self.delete_pool(),
             90..92 => self.change_services(),
             92..95 if self.plan.tampering => self.tamper(),
+            92..95 if self.plan.tampering_blocks => self.tamper_block(),
             95..98 if self.plan.second_writer => self.write_as_another(),
             _ => {}
         }
@@ -147,6 +164,7 @@ impl Sim {
         self.log(Some(&node.name), || {
             format!("node {} is created {}", node.uid, ranges(&node.pod_cidrs))
         });
+        self.settle_in(&node);
         self.api.put_node(node, self.now);
     }
 
@@ -177,6 +195,12 @@ impl Sim {
 
     fn delete_node(&mut self) {
         if let Some(node) = self.some_node() {
+            self.delete(&node);
+        }
+    }
+
+    pub fn delete_node_named(&mut self, name: &Text) {
+        if let Some(node) = self.api.nodes.get(name).cloned() {
             self.delete(&node);
         }
     }
@@ -275,16 +299,25 @@ impl Sim {
                 self.world
                     .machines
                     .insert(node.name.clone(), node.machine.clone());
+                self.machines.identify(&node);
             }
             _ => {}
         }
         self.api.put_node(node, self.now);
     }
 
-    fn create_pod(&mut self) {
-        let Some(node) = self.some_node().filter(|node| !node.pod_cidrs.is_empty()) else {
-            return;
-        };
+    fn create_pods(&mut self) {
+        let Some(node) = self.some_node() else { return };
+        if self.rng.chance(self.plan.blocks / 2 + 3_000) && self.plan.blocks > 0 {
+            for _ in 0..self.rng.between(1, 4) {
+                self.bind_pod(&node);
+            }
+        } else if !node.pod_cidrs.is_empty() {
+            self.create_pod(&node);
+        }
+    }
+
+    fn create_pod(&mut self, node: &Node) {
         let uid = self.api.uid();
         let host = self.rng.between(2, 14);
         let inside = |range: &Cidr| {
@@ -304,6 +337,7 @@ impl Sim {
                 name: name.clone(),
                 uid,
                 version: 0,
+                finished: false,
                 addresses,
             },
             node.name.clone(),
@@ -317,12 +351,19 @@ impl Sim {
         let at = self.rng.index(self.api.pods.live.len().max(1));
         let name = self.api.pods.live.keys().nth(at).cloned();
         if let Some(name) = name {
-            self.api.delete_pod(&name, self.now);
+            self.end_pod(&name);
+        }
+    }
+
+    fn end_pod(&mut self, name: &Text) {
+        if let Some(pod) = self.api.pods.get(name).cloned() {
+            self.pod_ended(&pod.uid);
+            self.api.delete_pod(name, self.now);
         }
     }
 
     pub fn pod_gone(&mut self, name: &Text) {
-        self.api.delete_pod(name, self.now);
+        self.end_pod(name);
         self.publish();
     }
 
@@ -347,7 +388,68 @@ impl Sim {
         self.api.put_pool(pool, self.now);
     }
 
+    /// A pool of blocks: small, so that it is full now and then.
+    fn some_block_spec(&mut self) -> IPPoolSpec {
+        let slice = self.rng.below(SLICES);
+        let families = self.rng.below(10);
+        let class = *self.rng.pick(&["", "", "", "a", "b"]);
+        let selector = LabelSelector {
+            match_labels: Some([("class".to_owned(), class.to_owned())].into()),
+            ..LabelSelector::default()
+        };
+        let reserved = match self.rng.below(6) {
+            0 => vec![format!("10.245.{slice}.1")],
+            1 => vec![
+                format!("10.245.{slice}.9-10.245.{slice}.20"),
+                format!("fd00:0:1:{}::5", slice + 1),
+            ],
+            _ => Vec::new(),
+        };
+        // A few lie among podCIDRs.
+        let third = if self.rng.chance(1_000) { 244 } else { 245 };
+        let len = *self.rng.pick(&[25, 26, 26, 27]);
+        IPPoolSpec {
+            ipv4: (families < 9).then(|| IPv4Ranges {
+                cidrs: vec![format!("10.{third}.{slice}.0/{len}")],
+                block_size: Some(*self.rng.pick(&[27, 28, 28, 29, 30])),
+            }),
+            ipv6: (families > 5).then(|| IPv6Ranges {
+                cidrs: vec![format!("fd00:0:1:{}::/122", slice + 1)],
+                block_size: Some(*self.rng.pick(&[124, 125, 126])),
+            }),
+            allocate: Allocate::Blocks,
+            node_selector: (!class.is_empty()).then_some(selector),
+            namespace_selector: None,
+            pod_selector: None,
+            assignment: *self.rng.pick(&[
+                Assignment::Automatic,
+                Assignment::Automatic,
+                Assignment::Manual,
+            ]),
+            first_block: *self.rng.pick(&[
+                FirstBlock::OnSight,
+                FirstBlock::OnSight,
+                FirstBlock::OnDemand,
+            ]),
+            max_blocks_per_node: *self.rng.pick(&[None, None, Some(1), Some(3)]),
+            idle_seconds: *self.rng.pick(&[0, 2, 20]),
+            nearly_exhausted_percent: 90,
+            priority: i32::try_from(self.rng.below(3)).unwrap(),
+            disabled: false,
+            reserved,
+            quarantine_seconds: *self.rng.pick(&[0, 5, 20, 60]),
+        }
+    }
+
     fn some_spec(&mut self) -> IPPoolSpec {
+        if self.rng.chance(self.plan.blocks) {
+            self.some_block_spec()
+        } else {
+            self.some_podcidr_spec()
+        }
+    }
+
+    fn some_podcidr_spec(&mut self) -> IPPoolSpec {
         let slice = self.rng.below(SLICES);
         let families = self.rng.below(10);
         let class = *self.rng.pick(&["", "", "", "a", "b"]);
@@ -371,7 +473,7 @@ impl Sim {
         IPPoolSpec {
             ipv4: (families < 9).then(|| IPv4Ranges {
                 cidrs: vec![format!("10.244.{}.0/{}", slice * 8, self.plan.slice)],
-                block_size: *self.rng.pick(v4_sizes),
+                block_size: Some(*self.rng.pick(v4_sizes)),
             }),
             ipv6: (families > 5).then(|| IPv6Ranges {
                 cidrs: vec![
@@ -382,10 +484,17 @@ impl Sim {
                     .unwrap()
                     .to_string(),
                 ],
-                block_size: *self.rng.pick(v6_sizes),
+                block_size: Some(*self.rng.pick(v6_sizes)),
             }),
             allocate: Allocate::NodeCIDR,
             node_selector: (!class.is_empty()).then_some(selector),
+            namespace_selector: None,
+            pod_selector: None,
+            assignment: Assignment::Automatic,
+            first_block: FirstBlock::OnSight,
+            max_blocks_per_node: None,
+            idle_seconds: 300,
+            nearly_exhausted_percent: 90,
             priority: i32::try_from(self.rng.below(3)).unwrap(),
             disabled: false,
             reserved,
@@ -399,7 +508,13 @@ impl Sim {
             return;
         };
         let mut pool = Pool::clone(&pool);
-        let fresh = self.some_spec();
+        let known = pool.spec.as_ref().ok();
+        let known = known.or_else(|| self.world.specs.get(&pool.uid));
+        let fresh = match known.map(|spec| spec.allocate) {
+            Some(Allocate::Blocks) => self.some_block_spec(),
+            _ => self.some_podcidr_spec(),
+        };
+        let more = self.rng.chance(4_000);
         let Ok(spec) = &mut pool.spec else {
             // It is mended: back to what it was.
             pool.spec = Ok(self.world.specs.remove(&pool.uid).unwrap_or(fresh));
@@ -411,8 +526,12 @@ impl Sim {
             0..3 => spec.disabled = !spec.disabled,
             3..5 => spec.priority = fresh.priority,
             5..7 => {
+                // The server takes disjoint ranges only.
+                let disjoint = |known: &[String], more: &str| {
+                    known.iter().all(|it| !cidr(it).overlaps(&cidr(more)))
+                };
                 if let (Some(v4), Some(more)) = (&mut spec.ipv4, fresh.ipv4)
-                    && !v4.cidrs.contains(&more.cidrs[0])
+                    && disjoint(&v4.cidrs, &more.cidrs[0])
                 {
                     v4.cidrs.extend(more.cidrs);
                 }
@@ -420,6 +539,21 @@ impl Sim {
             7..9 => {
                 if let (Some(v4), Some(more)) = (&mut spec.ipv4, fresh.ipv4) {
                     v4.block_size = more.block_size;
+                }
+                if let (Some(v6), Some(more), true) = (&mut spec.ipv6, fresh.ipv6, more) {
+                    v6.block_size = more.block_size;
+                }
+            }
+            9..11 if more && spec.allocate == Allocate::Blocks => {
+                // Taken out of, or moved away altogether.
+                if let Some(v4) = &mut spec.ipv4 {
+                    v4.cidrs.remove(0);
+                    if let Some(other) = fresh.ipv4.filter(|_| v4.cidrs.is_empty()) {
+                        *v4 = other;
+                    }
+                    if v4.cidrs.is_empty() {
+                        v4.cidrs.push("10.245.200.0/27".to_owned());
+                    }
                 }
             }
             9 => spec.node_selector = fresh.node_selector,
@@ -464,11 +598,43 @@ impl Sim {
         let mut subnet = Subnet::clone(&subnet);
         match (self.rng.below(4), &mut subnet.spec) {
             (0, Ok(spec)) => spec.previous.clear(),
-            (1, Ok(spec)) => spec.pod_cidrs.clear(),
+            (1, Ok(spec)) => {
+                spec.pod_cidrs.clear();
+                spec.blocks.clear();
+            }
             (2, spec) => *spec = Err("missing field podCIDRs".to_owned()),
             _ => return self.api.delete_subnet(&subnet.name, self.now),
         }
         self.api.put_subnet(subnet, self.now);
+    }
+
+    /// Somebody edits or deletes an IPAMBlock by hand.
+    fn tamper_block(&mut self) {
+        let at = self.rng.index(self.api.blocks.live.len().max(1));
+        let Some(block) = self.api.blocks.live.values().nth(at).cloned() else {
+            return;
+        };
+        let owner = block.spec.as_ref().ok().map(|spec| spec.owner.name.clone());
+        self.log(owner.as_ref(), || {
+            format!("{} {} is tampered with", block.name, block.uid)
+        });
+        let mut block = Block {
+            touched: true,
+            ..Block::clone(&block)
+        };
+        let other = self.some_node();
+        match (self.rng.below(5), &mut block.spec) {
+            (0, Ok(spec)) => spec.owner.resting = !spec.owner.resting,
+            (1, Ok(spec)) => {
+                if let Some(other) = other {
+                    spec.owner.name = other.name.clone();
+                    spec.owner.uid = other.uid.clone();
+                }
+            }
+            (2, spec) => *spec = Err("missing field owner".to_owned()),
+            _ => return self.api.delete_block(&block.name, self.now),
+        }
+        self.api.put_block(block, self.now);
     }
 
     /// Another allocator gives an empty node the lowest range it thinks free.
@@ -538,6 +704,9 @@ impl Sim {
             .live
             .values()
             .filter(|pod| {
+                if let Some((id, uid)) = self.machines.of_pod.get(&pod.uid) {
+                    return self.machines.live_node(*id, &self.api).as_ref() != Some(uid);
+                }
                 let node = self
                     .api
                     .placed
@@ -552,8 +721,9 @@ impl Sim {
             .map(|pod| pod.name.clone())
             .collect();
         for pod in homeless {
-            self.api.delete_pod(&pod, self.now);
+            self.end_pod(&pod);
         }
+        self.calm_agents();
         self.publish();
     }
 }

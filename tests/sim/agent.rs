@@ -1,0 +1,382 @@
+//! A node's agent, played: what the contract of `NodeSubnet` asks of one, and nothing it does not.
+//!
+//! One per machine, not per Node: the machine may come back as another Node and brings its store
+//! along. What an agent knows of the API it hears late; what it has given out it has on disk.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use cadastre::api::{HeldBlock, Recall};
+use cadastre::cluster::seen::{AgentReport, BlockWord, PodUid, Subnet, Text};
+use cadastre::ipam::{Addr, Cidr, Family, Span};
+
+use super::clock::Time;
+
+/// Names a block: its CIDR and the UID of its object.
+pub type Key = (Cidr, Text);
+
+/// A block in the agent's store.
+#[derive(Clone, Debug)]
+pub struct Held {
+    pub pool: Text,
+    /// The node UID that it was last listed for.
+    pub node: Text,
+    pub recall: Option<Recall>,
+    reserved: Vec<Span>,
+    /// Let go of, for good.
+    pub released: bool,
+    /// Of a released one: whether it has vanished from the list since.
+    vanished: bool,
+}
+
+/// An address in the store.
+#[derive(Clone, Debug)]
+pub struct Given {
+    pub block: Key,
+    /// The pod that has it; nobody while it cools.
+    pub pod: Option<Text>,
+    cool_until: Time,
+}
+
+/// What it does with its life. Chances are for a machine.
+#[derive(Clone, Debug)]
+pub struct Habits {
+    /// Addresses in reserve.
+    pub low: u64,
+    pub cooldown: Time,
+    /// Whether it forgets what it released once that has vanished, or says so until it is listed anew.
+    pub forgets: bool,
+}
+
+/// One machine's agent.
+pub struct Agent {
+    pub name: Text,
+    /// The UID of its Node as it has heard; none once that is gone.
+    pub node: Option<Text>,
+    pub habits: Habits,
+    /// The machine is off, for now or for good.
+    pub is_off: bool,
+    pub paused_until: Time,
+    /// What the watches have brought and it has not taken in yet.
+    pub subnets: VecDeque<Option<Arc<Subnet>>>,
+    pub nodes: VecDeque<Option<Text>>,
+    pub hearing: bool,
+    pub hearing_node: bool,
+    pub held_until: Time,
+    /// Its NodeSubnet as it has heard.
+    pub seen: Option<Arc<Subnet>>,
+    /// Until when it waits for the answer to what it published.
+    pub publishing_until: Time,
+    pub tick_at: Option<Time>,
+    /// On disk.
+    pub blocks: BTreeMap<Key, Held>,
+    pub given: BTreeMap<Addr, Given>,
+    /// Pods that wait for addresses.
+    pub pending: BTreeSet<Text>,
+}
+
+impl Agent {
+    pub fn new(name: Text, habits: Habits) -> Self {
+        Agent {
+            name,
+            node: None,
+            habits,
+            is_off: false,
+            paused_until: 0,
+            subnets: VecDeque::new(),
+            nodes: VecDeque::new(),
+            hearing: false,
+            hearing_node: false,
+            held_until: 0,
+            seen: None,
+            publishing_until: 0,
+            tick_at: None,
+            blocks: BTreeMap::new(),
+            given: BTreeMap::new(),
+            pending: BTreeSet::new(),
+        }
+    }
+
+    /// It starts anew: the store is what is left.
+    pub fn restart(&mut self) {
+        self.is_off = false;
+        self.node = None;
+        self.seen = None;
+        self.subnets.clear();
+        self.nodes.clear();
+        self.publishing_until = 0;
+    }
+
+    /// The spec, where it is for this agent's Node.
+    fn spec(&self) -> Option<&cadastre::api::NodeSubnetSpec> {
+        let spec = self.seen.as_ref()?.spec.as_ref().ok()?;
+        let uid = self.node.as_ref()?;
+        (spec.node_uid.as_deref() == Some(&**uid)).then_some(spec)
+    }
+
+    /// Brings the store in line with the list. Returns blocks that are used from now on.
+    pub fn take_over(&mut self) -> Vec<Key> {
+        let (Some(spec), Some(uid)) = (self.spec().cloned(), self.node.clone()) else {
+            return Vec::new();
+        };
+        let mut new = Vec::new();
+        let mut listed = BTreeSet::new();
+        for told in &spec.blocks {
+            let key = key(told);
+            listed.insert(key.clone());
+            let reserved = told.reserved.iter().map(|r| Span::parse(r).unwrap());
+            let reserved: Vec<Span> = reserved.collect();
+            match self.blocks.get_mut(&key) {
+                Some(held) if held.node == uid && held.released && !held.vanished => {}
+                Some(held) => {
+                    if held.node != uid || held.released {
+                        new.push(key);
+                    }
+                    (held.node, held.reserved, held.recall) = (uid.clone(), reserved, told.recall);
+                    (held.released, held.vanished) = (false, false);
+                }
+                None => {
+                    self.rename(&key);
+                    if let Some(held) = self.blocks.get_mut(&key) {
+                        (held.node, held.reserved, held.recall) =
+                            (uid.clone(), reserved, told.recall);
+                        new.push(key);
+                        continue;
+                    }
+                    let held = Held {
+                        pool: told.pool.as_str().into(),
+                        node: uid.clone(),
+                        recall: told.recall,
+                        reserved,
+                        released: false,
+                        vanished: false,
+                    };
+                    self.blocks.insert(key.clone(), held);
+                    new.push(key);
+                }
+            }
+        }
+        let forgets = self.habits.forgets;
+        for (key, held) in &mut self.blocks {
+            if held.node == uid && !listed.contains(key) {
+                held.vanished |= held.released;
+                // What vanished without its word is still its own.
+                held.recall = held.recall.filter(|_| held.released);
+            }
+        }
+        let given = &self.given;
+        self.blocks.retain(|key, held| {
+            let current = held.node == uid;
+            let in_use = given.values().any(|it| it.block == *key);
+            let over = if current {
+                held.vanished && forgets
+            } else {
+                !in_use
+            };
+            !over
+        });
+        new
+    }
+
+    /// A block that it never let go of is listed under another UID: its object was lost and made anew.
+    fn rename(&mut self, key: &Key) {
+        let same = |(k, held): &(&Key, &Held)| k.0 == key.0 && !held.released;
+        let Some(old) = self.blocks.iter().find(same).map(|(k, _)| k.clone()) else {
+            return;
+        };
+        if let Some(held) = self.blocks.remove(&old) {
+            self.blocks.insert(key.clone(), held);
+        }
+        for it in self.given.values_mut().filter(|it| it.block == old) {
+            it.block = key.clone();
+        }
+    }
+
+    /// Whether it may give addresses from the block.
+    fn gives_from(&self, held: &Held) -> bool {
+        Some(&held.node) == self.node.as_ref()
+            && self.spec().is_some()
+            && !held.released
+            && held.recall != Some(Recall::Drain)
+    }
+
+    /// The blocks that it uses as that node, not let go of.
+    pub fn uses<'a>(&'a self, uid: &'a Text) -> impl Iterator<Item = (&'a Key, &'a Held)> {
+        let used = move |(_, held): &(&Key, &Held)| held.node == *uid && !held.released;
+        self.blocks.iter().filter(used)
+    }
+
+    fn in_use(&self, block: &Key) -> impl Iterator<Item = (&Addr, &Given)> {
+        self.given.iter().filter(move |(_, it)| it.block == *block)
+    }
+
+    fn is_empty(&self, block: &Key) -> bool {
+        self.in_use(block).next().is_none()
+    }
+
+    fn free(&self, block: &Key, held: &Held) -> impl Iterator<Item = Addr> {
+        let (first, last) = (block.0.first(), block.0.last());
+        let all = (first.value..=last.value).map(move |value| Addr {
+            family: first.family,
+            value,
+        });
+        all.filter(|addr| {
+            !self.given.contains_key(addr)
+                && !held
+                    .reserved
+                    .iter()
+                    .any(|span| span.overlaps(&Cidr::host(*addr)))
+        })
+    }
+
+    /// Gives a pod an address of each family of one pool; `pick` chooses among the free ones.
+    pub fn give(&mut self, pod: &Text, mut pick: impl FnMut(usize) -> usize) -> Vec<(Addr, Key)> {
+        let Some(spec) = self.spec() else {
+            return Vec::new();
+        };
+        let mut pools: Vec<Text> = spec.pools.iter().map(|p| p.as_str().into()).collect();
+        for held in self.blocks.values().filter(|held| self.gives_from(held)) {
+            if !pools.contains(&held.pool) {
+                pools.push(held.pool.clone());
+            }
+        }
+        for pool in pools {
+            let of_pool = |family: Family| {
+                let mut all = Vec::new();
+                for (key, held) in &self.blocks {
+                    if held.pool == pool && key.0.family() == family && self.gives_from(held) {
+                        all.extend(self.free(key, held).map(|addr| (addr, key.clone())));
+                    }
+                }
+                all
+            };
+            let has = |family: Family| {
+                let mut keys = self.blocks.iter();
+                keys.any(|(key, held)| held.pool == pool && key.0.family() == family)
+            };
+            let families: Vec<Family> = Family::ALL.into_iter().filter(|f| has(*f)).collect();
+            let choices: Vec<_> = families.into_iter().map(of_pool).collect();
+            if choices.is_empty() || choices.iter().any(Vec::is_empty) {
+                continue;
+            }
+            let mut given = Vec::new();
+            for mut free in choices {
+                given.push(free.swap_remove(pick(free.len())));
+            }
+            for (addr, block) in &given {
+                let entry = Given {
+                    block: block.clone(),
+                    pod: Some(pod.clone()),
+                    cool_until: 0,
+                };
+                self.given.insert(*addr, entry);
+            }
+            self.pending.remove(pod);
+            return given;
+        }
+        Vec::new()
+    }
+
+    /// The pod is gone: its addresses cool.
+    pub fn take_back(&mut self, pod: &Text, now: Time) {
+        self.pending.remove(pod);
+        for it in self.given.values_mut() {
+            if it.pod.as_ref() == Some(pod) {
+                (it.pod, it.cool_until) = (None, now + self.habits.cooldown);
+            }
+        }
+    }
+
+    /// What time brings about: addresses have cooled, empty blocks are let go. Returns these.
+    pub fn let_go(&mut self, now: Time) -> Vec<Key> {
+        self.given
+            .retain(|_, it| it.pod.is_some() || it.cool_until > now);
+        let Some(uid) = self.node.clone().filter(|_| self.spec().is_some()) else {
+            return Vec::new();
+        };
+        let asked = |(_, held): &(&Key, &Held)| held.recall.is_some();
+        let asked = self.uses(&uid).filter(asked).map(|(key, _)| key.clone());
+        let empty: Vec<Key> = asked.filter(|key| self.is_empty(key)).collect();
+        for key in &empty {
+            if let Some(held) = self.blocks.get_mut(key) {
+                held.released = true;
+            }
+        }
+        empty
+    }
+
+    pub fn next_cooled(&self) -> Option<Time> {
+        let cooling = self.given.values().filter(|it| it.pod.is_none());
+        cooling.map(|it| it.cool_until).min()
+    }
+
+    /// What it has to say, if it knows who it is.
+    pub fn report(&self) -> Option<AgentReport> {
+        let uid = self.node.clone()?;
+        let spec = self.spec()?;
+        let best = spec.pools.first().map(|pool| Text::from(pool.as_str()));
+        let mut demand: BTreeMap<Text, u64> = BTreeMap::new();
+        for pool in self.uses(&uid).map(|(_, held)| &held.pool) {
+            let of_pool = |family: Family| {
+                let same = self.given.values().filter(|it| {
+                    let held = self.blocks.get(&it.block);
+                    it.block.0.family() == family
+                        && held.is_some_and(|h| h.pool == *pool && h.node == uid)
+                });
+                same.count() as u64
+            };
+            let used = Family::ALL.into_iter().map(of_pool).max().unwrap_or(0);
+            demand.insert(pool.clone(), used + self.habits.low);
+        }
+        if let Some(best) = best.filter(|_| !self.pending.is_empty()) {
+            *demand.entry(best).or_insert(self.habits.low) += self.pending.len() as u64;
+        }
+        let mut blocks = Vec::new();
+        for (key, held) in self.blocks.iter().filter(|(_, held)| held.node == uid) {
+            let used = self.in_use(key).filter(|(_, it)| it.pod.is_some()).count();
+            let all = self.in_use(key).count();
+            let free = if held.released {
+                0
+            } else {
+                self.free(key, held).count()
+            };
+            blocks.push(BlockWord {
+                cidr: key.0,
+                uid: key.1.clone(),
+                used: used as u64,
+                cooling: (all - used) as u64,
+                free: free as u64,
+                released: held.released,
+            });
+        }
+        let of_node = |(addr, it): (&Addr, &Given)| {
+            let pod = it.pod.as_ref()?;
+            let held = self.blocks.get(&it.block).filter(|held| held.node == uid);
+            held.map(|_| (*addr, PodUid::read(pod)))
+        };
+        Some(AgentReport {
+            node_uid: uid.clone(),
+            demand: demand.into_iter().collect(),
+            blocks: blocks.into(),
+            allocations: self.given.iter().filter_map(of_node).collect(),
+            refused: Vec::new(),
+            refusals: 0,
+            accepted: None,
+        })
+    }
+
+    /// What it has to publish: its word, where the object does not say it yet.
+    pub fn unsaid(&self) -> Option<AgentReport> {
+        let mut report = self.report()?;
+        let said = self.seen.as_ref()?.report.as_deref();
+        report.accepted = said.and_then(|said| said.accepted.clone());
+        (said != Some(&report)).then_some(report)
+    }
+}
+
+pub fn key(told: &HeldBlock) -> Key {
+    (
+        Cidr::parse_strict(&told.cidr).unwrap(),
+        told.uid.as_str().into(),
+    )
+}

@@ -1,0 +1,438 @@
+//! What must hold of affinity blocks after every step.
+//!
+//! # What is promised, and checked
+//! 1. *One holder.* No address is given to a pod while a machine that lives gives it out as well, or
+//!    a pod that still exists reports it. No block is listed that overlaps one listed to another
+//!    living node, or a podCIDR of ours.
+//! 2. *The agent's word.* What is listed to a living node stays listed until its agent said, for that
+//!    very block, that it let go of it.
+//! 3. *The end of a block.* Its object is deleted by a controller only after that; or if it never was
+//!    listed, against another claim on its addresses; or when its node is gone, the quarantine over,
+//!    and no pod of it reports an address.
+//! 4. *Policy.* A block is carved inside its pool, for a node that the pool selects, apart from what
+//!    the writer had seen taken, and not where an older pool has the same addresses.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use cadastre::api::{Allocate, NodeSubnetSpec};
+use cadastre::cluster::seen::{Block, BlockSpec, Node, Pod, ServiceRange, Subnet, Text};
+use cadastre::ipam::{Addr, Cidr};
+
+use super::agent::{Key, key};
+use super::api::{Api, Author};
+use super::checks::{Checks, DUPLICATE, Violation};
+use super::clock::{SECOND, Time};
+use super::known::Known;
+use super::run::{Sim, Where};
+use super::shape::Shape;
+
+type Verdict = Result<(), Violation>;
+
+/// So long a pool has to be shown before what it says must be heeded.
+const HEEDED: Time = 120 * SECOND;
+
+/// What is remembered of each block object, by CIDR and UID.
+#[derive(Default)]
+pub struct Parcels {
+    lives: BTreeMap<Key, Life>,
+    /// When each node died, by UID.
+    pub died: BTreeMap<Text, Time>,
+}
+
+#[derive(Default)]
+struct Life {
+    /// Node UIDs that it was listed to.
+    listed: BTreeSet<Text>,
+    /// Node UIDs whose agent has let go of it.
+    released: BTreeSet<Text>,
+    /// Whether anything else had a claim on its addresses.
+    contested: bool,
+    /// Whether somebody edited its object.
+    edited: bool,
+}
+
+fn listed(subnet: Option<&Subnet>) -> Vec<Key> {
+    let spec = subnet.and_then(|subnet| subnet.spec.as_ref().ok());
+    spec.map(|spec| spec.blocks.iter().map(key).collect())
+        .unwrap_or_default()
+}
+
+fn owner(subnet: Option<&Subnet>) -> Option<Text> {
+    let spec: &NodeSubnetSpec = subnet?.spec.as_ref().ok()?;
+    spec.node_uid.as_deref().map(Text::from)
+}
+
+fn wrong(rule: &'static str, text: String, names: impl IntoIterator<Item = Text>) -> Verdict {
+    Err(Violation::new(rule, text, names))
+}
+
+fn lives(api: &Api, uid: &str) -> bool {
+    api.nodes.live.values().any(|node| *node.uid == *uid)
+}
+
+impl Checks {
+    /// A NodeSubnet was written.
+    pub fn blocks_listed(
+        &mut self,
+        before: Option<&Subnet>,
+        after: Option<&Subnet>,
+        author: &Author,
+        api: &Api,
+    ) -> Verdict {
+        if let Some(report) = after.and_then(|after| after.report.as_ref()) {
+            for word in report.blocks.iter().filter(|word| word.released) {
+                let life = self.parcels.lives.get_mut(&(word.cidr, word.uid.clone()));
+                if let Some(life) = life {
+                    life.released.insert(report.node_uid.clone());
+                }
+            }
+        }
+        if !matches!(author, Author::Controller { .. }) {
+            return Ok(());
+        }
+        let (was, is) = (listed(before), listed(after));
+        let (had, has) = (owner(before), owner(after));
+        if let Some(uid) = had.filter(|uid| lives(api, uid)) {
+            let report = before.and_then(|before| before.report.as_ref());
+            let report = report.filter(|report| report.node_uid == uid);
+            for block in was {
+                // One that was deleted by hand and made anew has another UID.
+                let stays = has.as_ref() == Some(&uid) && is.iter().any(|it| it.0 == block.0);
+                let word = report.and_then(|report| report.of_block(&block.0, &block.1));
+                if !stays && !word.is_some_and(|word| word.released) {
+                    let name = before.map(|it| it.name.clone());
+                    let text = format!(
+                        "{} {} is taken from {name:?} ({uid}) whose agent has not let go of it",
+                        block.0, block.1
+                    );
+                    return wrong("agent's word", text, name);
+                }
+            }
+        }
+        let Some((uid, subnet)) = has.filter(|uid| lives(api, uid)).zip(after) else {
+            return Ok(());
+        };
+        for block in &is {
+            let life = self.parcels.lives.entry(block.clone()).or_default();
+            if life.listed.insert(uid.clone()) {
+                self.tally.listed += 1;
+            }
+            let clash = is.iter().find(|b| *b != block && b.0.overlaps(&block.0));
+            if let Some(other) = clash {
+                let text = format!("{} and {} are both listed", block.0, other.0);
+                return wrong(DUPLICATE, text, [subnet.name.clone()]);
+            }
+            for other in api.subnets.live.values().filter(|o| o.name != subnet.name) {
+                let live = owner(Some(other)).is_some_and(|uid| lives(api, &uid));
+                let mut theirs = listed(Some(other)).into_iter().filter(|_| live);
+                if let Some(theirs) = theirs.find(|theirs| theirs.0.overlaps(&block.0)) {
+                    let text = format!(
+                        "{} is listed to {} and {} to {}",
+                        block.0, subnet.name, theirs.0, other.name
+                    );
+                    let names = [subnet.name.clone(), other.name.clone()];
+                    return wrong(DUPLICATE, text, names);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A block's object was written or deleted.
+    pub fn block_written(
+        &mut self,
+        before: Option<&Block>,
+        after: Option<&Block>,
+        author: &Author,
+        api: &Api,
+        now: Time,
+    ) -> Verdict {
+        if let (None, Some(Ok(spec))) = (before, after.map(|after| &after.spec)) {
+            self.block_created(after.map(|it| &it.uid), spec, api);
+        }
+        if !matches!(author, Author::Controller { .. }) {
+            let spec = before.and_then(|before| before.spec.as_ref().ok());
+            if let (Some(spec), Some(after)) = (spec, after) {
+                let key = (spec.cidr, after.uid.clone());
+                self.parcels.lives.entry(key).or_default().edited = true;
+            }
+            return Ok(());
+        }
+        let spec = |block: Option<&Block>| block.and_then(|b| b.spec.as_ref().ok()).cloned();
+        if let Some(after) = spec(after)
+            && after.owner.resting
+            && lives(api, &after.owner.uid)
+            && self.is_listed_to(before, &after)
+        {
+            let text = format!("{} rests while {} lives", after.cidr, after.owner.uid);
+            return wrong("agent's word", text, [after.owner.name]);
+        }
+        match (before, spec(before), after) {
+            (Some(block), Some(spec), None) => self.block_ended(block, &spec, api, now),
+            _ => Ok(()),
+        }
+    }
+
+    fn is_edited(&self, block: &Key) -> bool {
+        let life = self.parcels.lives.get(block);
+        life.is_some_and(|life| life.edited)
+    }
+
+    fn is_listed_to(&self, block: Option<&Block>, spec: &BlockSpec) -> bool {
+        let uid = block.map(|block| block.uid.clone()).unwrap_or_default();
+        let life = self.parcels.lives.get(&(spec.cidr, uid));
+        life.is_some_and(|life| life.listed.contains(&spec.owner.uid))
+    }
+
+    fn block_created(&mut self, uid: Option<&Text>, spec: &BlockSpec, api: &Api) {
+        let Some(uid) = uid else { return };
+        let cidr = spec.cidr;
+        let others = api.blocks.live.values().filter(|b| b.uid != *uid);
+        let others = others.filter_map(|b| Some((b.spec.as_ref().ok()?.cidr, b.uid.clone())));
+        let hit: Vec<Key> = others.filter(|(c, _)| c.overlaps(&cidr)).collect();
+        let nodes = &mut api.nodes.live.values();
+        let podcidr = nodes.any(|node| node.pod_cidrs.iter().any(|c| c.overlaps(&cidr)));
+        let graves = &mut self.graves.iter();
+        let rests = graves.any(|grave| grave.ranges.iter().any(|c| c.overlaps(&cidr)));
+        let contested = !hit.is_empty() || podcidr || rests;
+        for other in hit {
+            self.parcels.lives.entry(other).or_default().contested = true;
+        }
+        let life = self.parcels.lives.entry((cidr, uid.clone())).or_default();
+        life.contested |= contested;
+    }
+
+    /// A podCIDR was written: whoever wrote it, it is a claim on the addresses.
+    pub fn podcidrs_written(&mut self, ranges: &[Cidr]) {
+        for ((cidr, _), life) in &mut self.parcels.lives {
+            life.contested |= ranges.iter().any(|range| range.overlaps(cidr));
+        }
+    }
+
+    fn block_ended(&mut self, block: &Block, spec: &BlockSpec, api: &Api, now: Time) -> Verdict {
+        self.tally.ended += 1;
+        let owner = &spec.owner;
+        let names = [owner.name.clone()];
+        let key = (spec.cidr, block.uid.clone());
+        let life = self.parcels.lives.entry(key.clone()).or_default();
+        if lives(api, &owner.uid) {
+            let told = api.subnets.get(&owner.name).map(AsRef::as_ref);
+            let still = owner_is(told, &owner.uid) && listed(told).contains(&key);
+            let fair = if life.listed.contains(&owner.uid) {
+                life.released.contains(&owner.uid) && !still
+            } else {
+                life.contested || life.edited
+            };
+            if !fair {
+                let text = format!(
+                    "{} {} of {} ({}) is deleted: listed {:?}, let go {:?}, contested {}",
+                    spec.cidr,
+                    block.uid,
+                    owner.name,
+                    owner.uid,
+                    life.listed,
+                    life.released,
+                    life.contested
+                );
+                return wrong("end of a block", text, names);
+            }
+            return Ok(());
+        }
+        let held = |uid: &Text| {
+            let pods = api.pods_on(&owner.name);
+            let mut addresses = pods.flat_map(|pod| pod.addresses.iter());
+            life.listed.contains(uid) && addresses.any(|addr| spec.cidr.contains_addr(*addr))
+        };
+        if held(&owner.uid) {
+            let text = format!(
+                "{} of {} ends while a pod reports an address of it",
+                spec.cidr, owner.uid
+            );
+            return wrong("end of a block", text, names);
+        }
+        let released = life.released.contains(&owner.uid) || !life.listed.contains(&owner.uid);
+        let died = self.parcels.died.get(&owner.uid).copied();
+        let rested = died.map(|died| died + self.quarantine_of(&spec.pool));
+        if !released && !self.wall_lies && rested.is_some_and(|rested| now < rested) {
+            let text = format!(
+                "{} of {} ends {} ms after its node",
+                spec.cidr,
+                owner.uid,
+                (now - died.unwrap_or(now)) / 1000
+            );
+            return wrong("end of a block", text, names);
+        }
+        Ok(())
+    }
+
+    /// The shortest quarantine that any pool of that name ever asked for, by the fastest clock.
+    fn quarantine_of(&self, pool: &Text) -> Time {
+        let versions = self.shapes.iter().filter(|shape| shape.name == *pool);
+        let shortest = versions.map(|shape| shape.quarantine).min().unwrap_or(0) * SECOND;
+        shortest - shortest * self.skew * 2 / 1_000_000
+    }
+
+    /// A controller asks for a new block: it must be right by what it had seen.
+    pub fn carved(
+        &self,
+        place: Where,
+        spec: &BlockSpec,
+        known: &Known,
+        api: &Api,
+        now: Time,
+    ) -> Verdict {
+        let fail = |what: String| {
+            let owner = &spec.owner;
+            let text = format!(
+                "{place} carves {} of {} for {} ({}): {what}",
+                spec.cidr, spec.pool, owner.name, owner.uid
+            );
+            wrong("policy", text, [owner.name.clone(), spec.pool.clone()])
+        };
+        let told = known.subnets.objects.get(&spec.owner.name);
+        // What rests is written down again; a node gets nothing by it.
+        let restored = spec.owner.resting
+            || known.had.contains(&(spec.cidr, spec.owner.uid.clone()))
+            || listed(told).iter().any(|(cidr, _)| *cidr == spec.cidr);
+        if restored {
+            return Ok(());
+        }
+        let labels = known.labels.get(&spec.owner.uid);
+        let could = |shape: &Shape| {
+            shape.name == spec.pool
+                && shape.allocate == Allocate::Blocks
+                && !shape.disabled
+                && !shape.deleting
+                && shape.contains(&spec.cidr)
+                && labels.into_iter().flatten().any(|it| shape.matches(it))
+        };
+        if !known.shapes.iter().any(could) {
+            return fail("no pool it has seen could have".to_owned());
+        }
+        let hits = |cidr: &Cidr| cidr.overlaps(&spec.cidr);
+        let mut subnets = known.subnets.objects.values();
+        let theirs = subnets.find(|it| {
+            let now = api.subnets.get(&it.name).map(AsRef::as_ref);
+            let alive = owner(now).is_some_and(|uid| lives(api, &uid));
+            let still = if alive { listed(now) } else { Vec::new() };
+            let mut seen = listed(Some(it)).into_iter();
+            seen.any(|block| hits(&block.0) && still.contains(&block))
+        });
+        if let Some(theirs) = theirs {
+            return fail(format!("{} was seen with some of it", theirs.name));
+        }
+        let mut nodes = known.nodes.objects.values();
+        let holds = |node: &&Node| node.pod_cidrs.iter().any(hits) && lives(api, &node.uid);
+        if let Some(node) = nodes.find(holds) {
+            return fail(format!("{} was seen with a podCIDR there", node.name));
+        }
+        let mut services = known.services.objects.values();
+        let covers = |s: &&ServiceRange| {
+            let there = api.services.get(&s.name).is_some();
+            there && s.cidrs.iter().any(|c| c.contains(&spec.cidr))
+        };
+        if let Some(it) = services.find(covers) {
+            return fail(format!("the service range {} covers it", it.name));
+        }
+        let mut pods = known.pods.objects.values();
+        let inside = |addr: &Addr| spec.cidr.contains_addr(*addr);
+        let reports = |pod: &&Pod| {
+            let there = api.pods.get(&pod.name);
+            pod.addresses.iter().any(inside)
+                && there.is_some_and(|it| it.addresses.iter().any(inside))
+        };
+        if let Some(pod) = pods.find(reports) {
+            return fail(format!("pod {} was seen there", pod.name));
+        }
+        let pools: Vec<Shape> = known
+            .pools
+            .objects
+            .values()
+            .filter_map(Shape::new)
+            .collect();
+        let Some(own) = pools.iter().find(|shape| shape.name == spec.pool) else {
+            return Ok(());
+        };
+        let older = |shape: &&Shape| {
+            (shape.created, &shape.name) < (own.created, &own.name)
+                && shape.overlaps(&spec.cidr)
+                && known.is_shown_since(&shape.uid, now.saturating_sub(HEEDED))
+                && known.is_shown_since(&own.uid, now.saturating_sub(HEEDED))
+        };
+        if let Some(older) = pools.iter().find(older) {
+            return fail(format!("the older pool {} has it too", older.name));
+        }
+        Ok(())
+    }
+}
+
+fn owner_is(subnet: Option<&Subnet>, uid: &Text) -> bool {
+    owner(subnet).as_ref() == Some(uid)
+}
+
+impl Sim {
+    /// An agent uses a block from now on.
+    pub fn check_taken(&self, id: usize, block: &Key) -> Verdict {
+        let agent = &self.machines.agents[id];
+        let Some(uid) = agent.node.as_ref().filter(|uid| lives(&self.api, uid)) else {
+            return Ok(());
+        };
+        for (other, theirs) in self.machines.agents.iter().enumerate() {
+            let node = self.machines.live_node(other, &self.api);
+            for (held, _) in node.iter().flat_map(|uid| theirs.uses(uid)) {
+                if held.0.overlaps(&block.0) && (other != id || held.0 != block.0) {
+                    let text = format!(
+                        "{} ({uid}) takes over {} {} and {} uses {} {}",
+                        agent.name, block.0, block.1, theirs.name, held.0, held.1
+                    );
+                    let names = [agent.name.clone(), theirs.name.clone()];
+                    return wrong(DUPLICATE, text, names);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// An agent gives an address to a pod.
+    pub fn check_given(&self, id: usize, pod: &Text, addr: Addr, block: &Key) -> Verdict {
+        let agent = &self.machines.agents[id];
+        let Some(uid) = agent.node.as_ref().filter(|uid| lives(&self.api, uid)) else {
+            return Ok(());
+        };
+        let says = |who: String, other: Text| {
+            let text = format!(
+                "{addr} of {} {} goes to pod {pod} on {} ({uid}), and {who} has it",
+                block.0, block.1, agent.name
+            );
+            wrong(DUPLICATE, text, [agent.name.clone(), other])
+        };
+        for (other, theirs) in self.machines.agents.iter().enumerate() {
+            let node = self.machines.live_node(other, &self.api);
+            let it = theirs.given.get(&addr).filter(|_| other != id);
+            let held = it.and_then(|it| theirs.blocks.get(&it.block));
+            if held.is_some_and(|held| Some(&held.node) == node.as_ref()) {
+                return says(format!("the agent of {}", theirs.name), theirs.name.clone());
+            }
+        }
+        for other in self
+            .api
+            .pods
+            .live
+            .values()
+            .filter(|other| other.uid != *pod)
+        {
+            // What somebody else's allocator gave out is beyond all promises.
+            let from_agent = self.machines.of_pod.contains_key(&other.uid);
+            // Who edits a dead node's block by hand says whose it is.
+            let edited = self.checks.is_edited(block);
+            if from_agent && !edited && other.addresses.contains(&addr) {
+                let placed = self.api.placed.get(&other.uid).cloned();
+                return says(
+                    format!("pod {} on {placed:?}", other.uid),
+                    placed.unwrap_or_default(),
+                );
+            }
+        }
+        Ok(())
+    }
+}

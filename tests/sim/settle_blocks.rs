@@ -1,0 +1,263 @@
+//! What must hold of affinity blocks in the end.
+//!
+//! Objects, lists and agents' stores say the same; nothing is held for the dead, nothing empty that
+//! has to go, and no node lacks a block that a pool could give.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use cadastre::api::{Allocate, HeldBlock};
+use cadastre::cluster::seen::{AgentReport, Block, Node, Text};
+use cadastre::ipam::{Addr, Cidr, Family, Span};
+
+use super::agent::{Agent, Key, key};
+use super::checks::Violation;
+use super::run::Sim;
+use super::shape::Shape;
+
+type Verdict = Result<(), Violation>;
+
+fn wrong(rule: &'static str, text: String, names: impl IntoIterator<Item = Text>) -> Verdict {
+    Err(Violation::new(rule, text, names))
+}
+
+impl Sim {
+    pub fn check_blocks(&self) -> Verdict {
+        let mut listed: BTreeMap<Key, (Text, HeldBlock)> = BTreeMap::new();
+        for node in self.api.nodes.live.values() {
+            for held in self.listed_to(node) {
+                listed.insert(key(&held), (node.uid.clone(), held));
+            }
+        }
+        for block in self.api.blocks.live.values() {
+            self.check_object(block, &listed)?;
+        }
+        for ((cidr, uid), (owner, _)) in &listed {
+            let object = self.api.blocks.live.values().find(|b| b.uid == *uid);
+            let theirs = object.and_then(|b| b.spec.as_ref().ok());
+            if theirs.is_none_or(|spec| spec.cidr != *cidr || spec.owner.uid != *owner) {
+                let text = format!("{cidr} {uid} is listed to {owner}, its object says {theirs:?}");
+                return wrong("blocks", text, []);
+            }
+        }
+        for node in self.api.nodes.live.values() {
+            let lists: Vec<HeldBlock> = self.listed_to(node);
+            self.check_reserved(node, &lists)?;
+            let Some(agent) = self.working_agent(node) else {
+                continue;
+            };
+            let used: BTreeSet<&Key> = agent.uses(&node.uid).map(|(key, _)| key).collect();
+            let told: Vec<Key> = lists.iter().map(key).collect();
+            if used != told.iter().collect() {
+                let text = format!("{} is listed {told:?} and uses {used:?}", node.name);
+                return wrong("blocks", text, [node.name.clone()]);
+            }
+            let Some(report) = agent.report() else {
+                continue;
+            };
+            self.check_spared(node, agent, &report, &lists)?;
+            self.check_supplied(node, &report)?;
+        }
+        Ok(())
+    }
+
+    fn listed_to(&self, node: &Node) -> Vec<HeldBlock> {
+        let subnet = self.api.subnets.get(&node.name);
+        let spec = subnet.and_then(|subnet| subnet.spec.as_ref().ok());
+        let spec = spec.filter(|spec| spec.node_uid.as_deref() == Some(&*node.uid));
+        spec.map(|spec| spec.blocks.clone()).unwrap_or_default()
+    }
+
+    fn working_agent(&self, node: &Node) -> Option<&Agent> {
+        let agent = self.machines.of(&node.uid)?;
+        (!agent.is_off && agent.node.as_ref() == Some(&node.uid)).then_some(agent)
+    }
+
+    /// Of every object somebody uses it, or a pod of a dead node keeps it.
+    fn check_object(&self, block: &Block, listed: &BTreeMap<Key, (Text, HeldBlock)>) -> Verdict {
+        // Nobody knows whose that was; what is listed must be readable, as is checked elsewhere.
+        let Ok(spec) = &block.spec else {
+            return Ok(());
+        };
+        let key = (spec.cidr, block.uid.clone());
+        let owner = listed.get(&key).map(|(uid, _)| uid);
+        let own = |pod: &cadastre::cluster::seen::Pod| {
+            let inside = |addr: &Addr| spec.cidr.contains_addr(*addr);
+            pod.addresses.iter().any(inside)
+        };
+        let kept = spec.owner.resting && self.api.pods.live.values().any(|pod| own(pod));
+        if owner == Some(&spec.owner.uid) && !spec.owner.resting || kept {
+            return Ok(());
+        }
+        let text = format!(
+            "{} {} of {:?} is listed to {owner:?}",
+            spec.cidr, block.uid, spec.owner
+        );
+        wrong("collected", text, [spec.owner.name.clone()])
+    }
+
+    fn shapes_now(&self) -> Vec<Shape> {
+        let pools = self.api.pools.live.values();
+        pools.filter_map(|pool| Shape::new(pool)).collect()
+    }
+
+    /// What pools reserve is told to the node.
+    fn check_reserved(&self, node: &Node, lists: &[HeldBlock]) -> Verdict {
+        for held in lists {
+            let (cidr, _) = key(held);
+            let told: Vec<Span> = held
+                .reserved
+                .iter()
+                .map(|r| Span::parse(r).unwrap())
+                .collect();
+            for shape in self.shapes_now() {
+                let Some(addr) = shape
+                    .reserved
+                    .iter()
+                    .filter(|_| shape.overlaps(&cidr))
+                    .filter_map(|span| span.within(&cidr))
+                    .flat_map(|span| span.to_cidrs())
+                    .find(|part| !told.iter().any(|span| span.overlaps(part)))
+                else {
+                    continue;
+                };
+                let text = format!("{addr} of {cidr} is reserved, told {:?}", held.reserved);
+                return wrong("reserved", text, [node.name.clone()]);
+            }
+        }
+        Ok(())
+    }
+
+    /// What must go and is empty is gone, and so is what is too much.
+    fn check_spared(
+        &self,
+        node: &Node,
+        agent: &Agent,
+        report: &AgentReport,
+        lists: &[HeldBlock],
+    ) -> Verdict {
+        let shapes = self.shapes_now();
+        let mut free: BTreeMap<(&str, Family), Vec<(Cidr, u64, bool)>> = BTreeMap::new();
+        for held in lists {
+            let (cidr, uid) = key(held);
+            let unreadable = self
+                .api
+                .pools
+                .get(&held.pool)
+                .is_some_and(|p| p.spec.is_err());
+            let pool = shapes.iter().find(|shape| *shape.name == *held.pool);
+            let stays = pool.is_some_and(|pool| {
+                !pool.deleting && pool.matches(&node.labels) && pool.contains(&cidr)
+            });
+            let word = report.of_block(&cidr, &uid);
+            let is_empty = word.is_some_and(|word| word.used + word.cooling == 0);
+            if !stays && !unreadable && is_empty {
+                let text = format!("{} keeps {cidr} of pool {}", node.name, held.pool);
+                return wrong(
+                    "recall",
+                    text,
+                    [node.name.clone(), held.pool.as_str().into()],
+                );
+            }
+            let worth = word.map_or(0, |word| word.used + word.cooling + word.free);
+            let blocks = free.entry((&held.pool, cidr.family())).or_default();
+            if stays {
+                blocks.push((cidr, worth, is_empty));
+            }
+        }
+        for ((pool, _), blocks) in &free {
+            let sum: u64 = blocks.iter().map(|(_, worth, _)| worth).sum();
+            let wanted = report.demand.iter().find(|(name, _)| **name == **pool);
+            let wanted = wanted.map_or(0, |(_, wanted)| *wanted);
+            let spare = |(_, worth, is_empty): &&(Cidr, u64, bool)| {
+                *is_empty && blocks.len() > 1 && sum - worth >= wanted
+            };
+            if let Some((cidr, _, _)) = blocks.iter().find(spare) {
+                let text = format!(
+                    "{} keeps {cidr} of pool {pool} idle: {blocks:?}, wanted {wanted}",
+                    node.name
+                );
+                return wrong("recall", text, [node.name.clone(), (*pool).into()]);
+            }
+        }
+        let _ = agent;
+        Ok(())
+    }
+
+    /// What is wanted is there, or the pool is full.
+    fn check_supplied(&self, node: &Node, report: &AgentReport) -> Verdict {
+        if node.deleting {
+            return Ok(());
+        }
+        let serving = self.serving();
+        let serving = serving
+            .iter()
+            .filter(|shape| shape.allocate == Allocate::Blocks && shape.matches(&node.labels));
+        let lists: Vec<(Key, HeldBlock)> = self
+            .listed_to(node)
+            .into_iter()
+            .map(|held| (key(&held), held))
+            .collect();
+        let mut could_be_first = None;
+        for shape in serving {
+            let of_family = |family: Family| {
+                let own = lists.iter().filter(move |((cidr, _), held)| {
+                    *held.pool == *shape.name && cidr.family() == family && shape.contains(cidr)
+                });
+                own.map(|((cidr, uid), _)| {
+                    let word = report.of_block(cidr, uid);
+                    word.map_or(0, |word| word.used + word.cooling + word.free)
+                })
+            };
+            let room = shape
+                .families
+                .iter()
+                .all(|(family, _, _)| self.has_room(shape, *family));
+            let at_limit = shape
+                .families
+                .iter()
+                .any(|(family, _, _)| of_family(*family).count() >= shape.most);
+            let wanted = report.demand.iter().find(|(name, _)| *name == shape.name);
+            let wanted = wanted.map_or(0, |(_, wanted)| *wanted);
+            let mut families = shape.families.iter();
+            let lacks = families.any(|(family, _, _)| of_family(*family).sum::<u64>() < wanted);
+            if lacks && room && !at_limit {
+                let text = format!(
+                    "{} ({}) wants {wanted} of pool {}, has {lists:?}, and there is room",
+                    node.name, node.uid, shape.name
+                );
+                return wrong("supplied", text, [node.name.clone(), shape.name.clone()]);
+            }
+            if shape.on_sight && room {
+                could_be_first = could_be_first.or(Some(shape.name.clone()));
+            }
+        }
+        if let Some(pool) = could_be_first.filter(|_| lists.is_empty()) {
+            let text = format!("{} has no block of pool {pool}", node.name);
+            return wrong("supplied", text, [node.name.clone(), pool]);
+        }
+        Ok(())
+    }
+
+    /// Whether a block of the present size, or one a little smaller, could be carved.
+    fn has_room(&self, shape: &Shape, family: Family) -> bool {
+        let Some((_, _, len)) = shape.families.iter().find(|(f, _, _)| *f == family) else {
+            return false;
+        };
+        let held = self.held();
+        let services: Vec<Cidr> = self.services_now();
+        (*len..=len.saturating_add(6).min(family.bits())).any(|len| {
+            let mut smaller = shape.clone();
+            for (_, _, of) in smaller.families.iter_mut().filter(|(f, _, _)| *f == family) {
+                *of = len;
+            }
+            let open = |block: &Cidr| {
+                !held.iter().any(|it| it.overlaps(block))
+                    && !services.iter().any(|it| it.overlaps(block))
+                    && !shape.reserved.iter().any(|span| span.overlaps(block))
+                    && !self.pod_in(block)
+                    && !self.node_in(block)
+            };
+            smaller.blocks(family).iter().any(open)
+        })
+    }
+}
