@@ -13,7 +13,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 SEED ?=
 STEPS ?=
 NODES ?= 5000
-ROUNDS ?= 3
+WHAT ?= all
 
 # Test binaries. The simulation is a step of its own; the others in tests/ need no cluster.
 names = $(patsubst $(1)/%/main.rs,%,$(wildcard $(1)/*/main.rs)) $(patsubst $(1)/%.rs,%,$(wildcard $(1)/*.rs))
@@ -65,10 +65,10 @@ bench: setup ## micro-benchmarks of the core
 	$(call say,bench)
 	$(CARGO) bench -p cadastre
 
-bench-scale: setup control-plane ## podCIDRs for NODES=5000, best of ROUNDS=3, beside kube-controller-manager
+bench-scale: setup control-plane ## WHAT=podcidrs, blocks, pods or all, for NODES=5000, beside raw requests and kube-controller-manager
 	$(call say,bench-scale: release build)
 	$(CARGO) build --release --workspace --bin cadastre --bin cadastre-bench
-	@exec $(TARGET)/release/cadastre-bench $(NODES) $(ROUNDS)
+	@exec $(TARGET)/release/cadastre-bench $(WHAT) $(NODES)
 
 crd: setup ## write config/crd from the code
 	$(CARGO) build --workspace --bin cadastre

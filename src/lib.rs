@@ -2,12 +2,14 @@
 //!
 //! ```text
 //!  bin ──► controller ──► cluster ──► api
-//!               └───────────┴──────► ipam   (no Kubernetes, no IO, no clock)
+//!               ├───────────┴──────► ipam     (no Kubernetes, no IO, no clock)
+//!               └──────────────────► choice   (no IO, no clock)
 //! ```
 //!
 //! | module | holds |
 //! |---|---|
 //! | [`ipam`] | addresses, ranges, pools, the ledger of claims |
+//! | `choice` | which pool serves a node or a pod, and why |
 //! | `api` | IPPool and NodeSubnet, their rules and CRDs |
 //! | `cluster` | watches, the cluster as last seen, requests, the lease |
 //! | `controller` | the state machine and its loops |
@@ -16,6 +18,8 @@
 
 #[cfg(feature = "controller")]
 pub mod api;
+#[cfg(feature = "controller")]
+pub mod choice;
 #[cfg(feature = "controller")]
 pub mod cli;
 #[cfg(feature = "controller")]

@@ -8,7 +8,7 @@ use std::fmt::Debug;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
-use cadastre::api::{IPPool, NodeSubnet};
+use cadastre::api::{IPAMBlock, IPPool, NodeSubnet};
 use k8s_openapi::api::core::v1::{Event, Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
@@ -38,6 +38,8 @@ pub struct Hand {
     pub pools: Api<IPPool>,
     /// NodeSubnets
     pub subnets: Api<NodeSubnet>,
+    /// Blocks
+    pub blocks: Api<IPAMBlock>,
 }
 
 impl Hand {
@@ -48,6 +50,7 @@ impl Hand {
             pods: Api::default_namespaced(client.clone()),
             pools: Api::all(client.clone()),
             subnets: Api::all(client.clone()),
+            blocks: Api::all(client.clone()),
             client,
         }
     }
@@ -69,6 +72,12 @@ impl Hand {
         }))?;
         let created = self.pools.create(&PostParams::default(), &pool).await;
         created.with_context(|| format!("cannot create pool {name}"))
+    }
+
+    /// The same with `allocate: Blocks`.
+    pub async fn block_pool(&self, name: &str, mut spec: Value) -> Result<IPPool> {
+        spec["allocate"] = json!("Blocks");
+        self.pool(name, spec).await
     }
 
     /// Merges `spec` into the spec of a pool.
@@ -188,6 +197,47 @@ impl Hand {
         .await
     }
 
+    /// Waits until a NodeSubnet lists that many blocks, and returns them sorted as text.
+    pub async fn listed(&self, node: &str, count: usize) -> Result<Vec<String>> {
+        let what = format!("lists {count} blocks");
+        let subnet = self
+            .subnet_until(node, &what, |it| it.spec.blocks.len() == count)
+            .await?;
+        let mut cidrs: Vec<String> = subnet.spec.blocks.into_iter().map(|it| it.cidr).collect();
+        cidrs.sort();
+        Ok(cidrs)
+    }
+
+    /// Waits until the object of a block satisfies `is`.
+    pub async fn block_until(
+        &self,
+        cidr: &str,
+        what: &str,
+        is: impl Fn(&IPAMBlock) -> bool,
+    ) -> Result<IPAMBlock> {
+        let name = block_name(cidr);
+        until(&format!("block {cidr}: {what}"), LIMIT, async || {
+            let block = self.blocks.get(&name).await?;
+            ensure!(is(&block), "{:?}", block.spec);
+            Ok(Some(block))
+        })
+        .await
+    }
+
+    /// Waits until there is no object of that block.
+    pub async fn block_gone(&self, cidr: &str) -> Result<()> {
+        gone(&self.blocks, &block_name(cidr)).await
+    }
+
+    /// The CIDRs of all blocks of a pool, sorted as text.
+    pub async fn blocks_of(&self, pool: &str) -> Result<Vec<String>> {
+        let params = ListParams::default().fields(&format!("spec.pool={pool}"));
+        let blocks = self.blocks.list(&params).await?;
+        let mut cidrs: Vec<String> = blocks.items.into_iter().map(|it| it.spec.cidr).collect();
+        cidrs.sort();
+        Ok(cidrs)
+    }
+
     /// Waits until there is no NodeSubnet of that name.
     pub async fn subnet_gone(&self, name: &str) -> Result<()> {
         gone(&self.subnets, name).await
@@ -223,6 +273,11 @@ impl Hand {
         })
         .await
     }
+}
+
+/// The name of the object of a block.
+pub fn block_name(cidr: &str) -> String {
+    cidr.replace(['.', ':', '/'], "-")
 }
 
 /// Waits until there is no object of that name.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use cadastre::api::{FINALIZER, IPPool, NodeSubnet, crd};
+use cadastre::api::{FINALIZER, IPAMBlock, IPPool, NodeSubnet, crd};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::api::{ListParams, PostParams};
@@ -14,7 +14,7 @@ use crate::wait;
 
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Creates the CRDs and returns when both kinds are served.
+/// Creates the CRDs and returns when all kinds are served.
 pub async fn crds(client: &Client) -> Result<()> {
     let api = Api::<CustomResourceDefinition>::all(client.clone());
     for crd in crd::all() {
@@ -27,6 +27,9 @@ pub async fn crds(client: &Client) -> Result<()> {
             .list(&ListParams::default())
             .await?;
         Api::<NodeSubnet>::all(client.clone())
+            .list(&ListParams::default())
+            .await?;
+        Api::<IPAMBlock>::all(client.clone())
             .list(&ListParams::default())
             .await?;
         Ok(Some(()))

@@ -10,12 +10,14 @@
 //!                 ├─ client(), kubectl(), kubeconfig()  ──> tests, Daemon (the binary under test)
 //!                 ├─ nodes, raw                         ──> many objects, fast
 //!                 ├─ Stage, Hand                        ──> a controller at work, objects, waits
+//!                 ├─ Agents                             ──> the node side of NodeSubnets
 //!                 └─ History                            ──> what really happened, revision by revision
 //! ```
 //!
 //! Errors are `anyhow`: a caller of a harness shows them and stops, it never chooses by them.
 //! Their text says what was tried and what to do.
 
+pub mod agent;
 pub mod assets;
 pub mod control_plane;
 pub mod crds;
@@ -38,6 +40,7 @@ pub mod stage;
 pub mod wait;
 pub mod wire;
 
+pub use agent::Agents;
 pub use control_plane::{ControlPlane, Options};
 pub use daemon::Daemon;
 pub use hand::Hand;

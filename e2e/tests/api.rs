@@ -6,11 +6,9 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests are tests
 
-use std::time::{Duration, Instant};
-
-use cadastre::api::{IPPool, NodeSubnet, crd};
+use cadastre::api::{IPAMBlock, IPPool, NodeSubnet, crd};
 use cadastre_e2e::control_plane::{ControlPlane, Options};
-use kube::api::{DynamicObject, Patch, PatchParams, PostParams};
+use kube::api::{DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, Resource};
 use kube::{Api, ResourceExt as _};
 use serde_json::{Value, json};
@@ -22,8 +20,6 @@ mod columns;
 #[path = "api/limits.rs"]
 mod limits;
 
-const LIMIT: Duration = Duration::from_secs(30);
-
 /// What the server adds where a limit is broken, and no rule was looked at.
 const NOT_CHECKED: &str = "some validation rules were not checked";
 
@@ -34,6 +30,7 @@ pub(crate) struct Lab {
     cluster: ControlPlane,
     pools: Api<DynamicObject>,
     subnets: Api<DynamicObject>,
+    blocks: Api<DynamicObject>,
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -41,11 +38,12 @@ async fn the_api_server_takes_and_refuses_what_the_rules_say() {
     let lab = Lab::start().await;
     lab.judge_all().await;
     lab.transitions().await;
+    lab.blocks_stay_what_they_are_and_are_found_by_pool_and_owner()
+        .await;
     lab.defaults_are_filled_in_and_unknown_fields_pruned().await;
     lab.limits().await;
     lab.samples_can_be_applied().await;
     lab.columns().await;
-    lab.allocate_cannot_change().await;
 }
 
 pub(crate) fn dry_run() -> PostParams {
@@ -61,6 +59,10 @@ pub(crate) fn pool(name: &str, spec: &Value) -> DynamicObject {
 
 pub(crate) fn subnet(name: &str, spec: &Value) -> DynamicObject {
     object::<NodeSubnet>(name, spec)
+}
+
+pub(crate) fn block(name: &str, spec: &Value) -> DynamicObject {
+    object::<IPAMBlock>(name, spec)
 }
 
 fn object<K: Resource<DynamicType = ()>>(name: &str, spec: &Value) -> DynamicObject {
@@ -100,6 +102,7 @@ impl Lab {
         let client = cluster.client().await.unwrap();
         let lab = Self {
             pools: Api::all_with(client.clone(), &ApiResource::erase::<IPPool>(&())),
+            blocks: Api::all_with(client.clone(), &ApiResource::erase::<IPAMBlock>(&())),
             subnets: Api::all_with(client, &ApiResource::erase::<NodeSubnet>(&())),
             cluster,
         };
@@ -111,6 +114,7 @@ impl Lab {
                 "--timeout=30s",
                 "crd/ippools.cadastre.dev",
                 "crd/nodesubnets.cadastre.dev",
+                "crd/ipamblocks.cadastre.dev",
             ])
             .await
             .unwrap();
@@ -156,7 +160,75 @@ impl Lab {
                 answer,
             ));
         }
+        for (name, spec, expected) in cases::ipam_blocks() {
+            let answer = self.blocks.create(&dry_run(), &block(&name, &spec)).await;
+            complaints.extend(complaint(&format!("block {name} {spec}"), expected, answer));
+        }
+        let any = subnet("reported", &json!({}));
+        self.subnets
+            .create(&PostParams::default(), &any)
+            .await
+            .unwrap();
+        let params = PatchParams {
+            dry_run: true,
+            ..PatchParams::default()
+        };
+        for (status, expected) in cases::statuses() {
+            let patch = Patch::Merge(json!({ "status": status }));
+            let answer = self.subnets.patch_status("reported", &params, &patch).await;
+            complaints.extend(complaint(&format!("status {status}"), expected, answer));
+        }
         assert!(complaints.is_empty(), "\n{}", complaints.join("\n"));
+    }
+
+    async fn blocks_stay_what_they_are_and_are_found_by_pool_and_owner(&self) {
+        for (cidr, pool, node) in [
+            ("10.244.1.64/26", "a", "n1"),
+            ("10.244.1.128/26", "a", "n2"),
+            ("fd00::40/122", "b", "n1"),
+        ] {
+            let mut spec = cases::block(cidr);
+            spec["pool"] = json!(pool);
+            spec["owner"]["name"] = json!(node);
+            let name = cidr.replace(['.', ':', '/'], "-");
+            self.blocks
+                .create(&PostParams::default(), &block(&name, &spec))
+                .await
+                .unwrap();
+        }
+        let to = |spec: Value| Patch::Merge(json!({ "spec": spec }));
+        let params = PatchParams {
+            dry_run: true,
+            ..PatchParams::default()
+        };
+        let moved = to(json!({"cidr": "10.244.1.0/26"}));
+        let answer = self.blocks.patch("10-244-1-64-26", &params, &moved).await;
+        let found = causes(&answer.unwrap_err());
+        let immutable = "is immutable: another range is another block";
+        assert!(
+            found
+                .iter()
+                .any(|(field, message)| field == "spec.cidr" && message.ends_with(immutable)),
+            "{found:?}"
+        );
+        let resting = to(json!({"owner": {"kind": "Quarantine"}, "until": "2026-11-21T11:00:00Z"}));
+        let params = PatchParams::default();
+        self.blocks
+            .patch("fd00--40-122", &params, &resting)
+            .await
+            .unwrap();
+        for (selector, names) in [
+            ("spec.pool=a", vec!["10-244-1-128-26", "10-244-1-64-26"]),
+            ("spec.pool=a,spec.owner.name=n1", vec!["10-244-1-64-26"]),
+            ("spec.owner.name=n1", vec!["10-244-1-64-26", "fd00--40-122"]),
+            ("spec.owner.kind=Quarantine", vec!["fd00--40-122"]),
+            ("spec.pool!=a,spec.owner.kind=Node", vec![]),
+        ] {
+            let list = ListParams::default().fields(selector);
+            let found = self.blocks.list(&list).await.unwrap();
+            let found: Vec<String> = found.iter().map(|it| it.name_any()).collect();
+            assert_eq!(found, names, "{selector}");
+        }
     }
 
     async fn transitions(&self) {
@@ -184,12 +256,17 @@ impl Lab {
         let expected = json!({
             "allocate": "NodeCIDR",
             "disabled": false,
-            "ipv4": {"cidrs": ["10.1.0.0/16"], "blockSize": 24},
-            "ipv6": {"cidrs": ["fd01::/48"], "blockSize": 64},
+            "idleSeconds": 300,
+            "ipv4": {"cidrs": ["10.1.0.0/16"]},
+            "ipv6": {"cidrs": ["fd01::/48"]},
+            "nearlyExhaustedPercent": 90,
             "priority": 0,
             "quarantineSeconds": 60,
         });
         assert_eq!(stored.data["spec"], expected);
+        let plain = json!({"ipv4": {"cidrs": ["10.1.0.0/16"]}});
+        let stored = self.create(&pool("plain", &plain)).await;
+        assert_eq!(stored.data["spec"]["allocate"], "Blocks");
     }
 
     async fn samples_can_be_applied(&self) {
@@ -199,43 +276,5 @@ impl Lab {
             let stored = self.pools.get(name).await.unwrap();
             assert_eq!(stored.data["spec"]["allocate"], "NodeCIDR", "{name}");
         }
-    }
-
-    /// There is one value so far: the rule is tried on a CRD that knows a second one.
-    async fn allocate_cannot_change(&self) {
-        let with_two = crd::yaml().unwrap().replacen(
-            "- NodeCIDR\n",
-            "- NodeCIDR\n                - Blocks\n",
-            1,
-        );
-        self.apply("crds-with-two.yaml", &with_two).await;
-        let spec =
-            |allocate: &str| json!({"allocate": allocate, "ipv4": {"cidrs": ["10.2.0.0/16"]}});
-        let start = Instant::now();
-        while let Err(error) = self
-            .pools
-            .create(&dry_run(), &pool("two", &spec("Blocks")))
-            .await
-        {
-            assert!(
-                start.elapsed() < LIMIT,
-                "the CRD with two values never served: {error}"
-            );
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-        self.create(&pool("two", &spec("NodeCIDR"))).await;
-        let change = Patch::Merge(json!({"spec": {"allocate": "Blocks"}}));
-        let answer = self
-            .pools
-            .patch("two", &PatchParams::default(), &change)
-            .await;
-        let expected = (
-            "spec.allocate",
-            "is immutable: add a new pool that allocates the other way, and set disabled on this one",
-        );
-        assert_eq!(
-            complaint("NodeCIDR to Blocks", Some(expected), answer),
-            None
-        );
     }
 }

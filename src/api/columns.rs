@@ -63,6 +63,11 @@ pub(super) fn pool() -> Vec<Column> {
             "IPv4 blocks that rest before reuse",
         )),
         wide(text(
+            "ExhaustsAt4",
+            ".status.ipv4.exhaustsAt",
+            "When IPv4 runs out if it goes on as lately",
+        )),
+        wide(text(
             "Used6",
             ".status.ipv6.utilization",
             "Part of the IPv6 blocks that is not free",

@@ -31,11 +31,11 @@ pub use names::{
 };
 pub use pool::{
     AddressStatus, Allocate, Assignment, FamilyStatus, FirstBlock, IPPool, IPPoolSpec,
-    IPPoolStatus, IPv4Ranges, IPv6Ranges,
+    IPPoolStatus, IPv4Ranges, IPv6Ranges, TrendStatus,
 };
 pub use subnet::{
-    Allocation, BlockReport, HeldBlock, HeldRange, NodeSubnet, NodeSubnetSpec, NodeSubnetStatus,
-    PoolDemand, PreviousHolder, Recall, Suspect,
+    Allocation, BlockReport, HeldBlock, HeldRange, MOST_ALLOCATIONS, MOST_BLOCKS, MOST_POOLS,
+    NodeSubnet, NodeSubnetSpec, NodeSubnetStatus, PoolDemand, PreviousHolder, Recall, Suspect,
 };
 pub use watched::{
     IPAMBlockLite, IPPoolLite, NodeAddressLite, NodeInfoLite, NodeLite, NodeLiteSpec,

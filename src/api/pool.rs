@@ -3,7 +3,7 @@
 //! A pool of both families hands out both or neither; that is why dual stack is one object, which
 //! cannot be applied half.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector, Time};
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -28,6 +28,8 @@ use super::rules;
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = rules::some_family(),
+    validation = rules::ipv4_block_fits(),
+    validation = rules::ipv6_block_fits(),
     validation = rules::ipv4_stays(),
     validation = rules::ipv6_stays()
 )]
@@ -76,7 +78,7 @@ pub struct IPPoolSpec {
 
     /// How many blocks of one family a node may have of the pool. Absent: as many as it needs. Only
     /// for Blocks.
-    #[schemars(range(min = 1, max = 1_000_000))]
+    #[schemars(range(min = 1, max = 4096))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_blocks_per_node: Option<u32>,
 
@@ -114,6 +116,36 @@ pub struct IPPoolSpec {
     pub quarantine_seconds: u32,
 }
 
+impl IPPoolSpec {
+    /// These ranges with the documented defaults for everything else; a family without ranges is
+    /// left out.
+    pub fn new(allocate: Allocate, ipv4: Vec<String>, ipv6: Vec<String>) -> Self {
+        IPPoolSpec {
+            ipv4: (!ipv4.is_empty()).then(|| IPv4Ranges {
+                cidrs: ipv4,
+                block_size: None,
+            }),
+            ipv6: (!ipv6.is_empty()).then(|| IPv6Ranges {
+                cidrs: ipv6,
+                block_size: None,
+            }),
+            allocate,
+            node_selector: None,
+            namespace_selector: None,
+            pod_selector: None,
+            assignment: Assignment::default(),
+            first_block: FirstBlock::default(),
+            max_blocks_per_node: None,
+            idle_seconds: default_idle_seconds(),
+            nearly_exhausted_percent: default_nearly_exhausted_percent(),
+            priority: 0,
+            disabled: false,
+            reserved: Vec::new(),
+            quarantine_seconds: default_quarantine_seconds(),
+        }
+    }
+}
+
 /// What a pool hands out.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Allocate {
@@ -145,9 +177,8 @@ pub enum FirstBlock {
 }
 
 /// IPv4 ranges of a pool.
-#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
-#[x_kube(validation = rules::ipv4_block_fits())]
 pub struct IPv4Ranges {
     /// The ranges, disjoint, in canonical form (10.244.0.0/16). May be extended at any time.
     #[schemars(schema_with = "rules::ipv4_cidrs")]
@@ -161,9 +192,8 @@ pub struct IPv4Ranges {
 }
 
 /// IPv6 ranges of a pool.
-#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
-#[x_kube(validation = rules::ipv6_block_fits())]
 pub struct IPv6Ranges {
     /// The ranges, disjoint, in canonical form (fd00:10:244::/48). May be extended at any time.
     #[schemars(schema_with = "rules::ipv6_cidrs")]
@@ -223,6 +253,17 @@ pub struct FamilyStatus {
     /// Addresses by state, of a pool that allocates blocks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub addresses: Option<AddressStatus>,
+    /// How the number of blocks that are not free grows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trend: Option<TrendStatus>,
+    /// When the last block will be gone if that goes on; absent when it does not grow, or for longer
+    /// than a year.
+    #[serde(
+        default,
+        rename = "exhaustsAt",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub exhausts_at: Option<Time>,
 }
 
 /// Counts of addresses of one family, in decimal text.
@@ -268,6 +309,21 @@ fn default_nearly_exhausted_percent() -> u32 {
     90
 }
 
+/// How the use of one family grows. Decimal text, as counts are; rates have six digits that count.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct TrendStatus {
+    /// When use was last looked at, to the minute.
+    pub at: Time,
+    /// Blocks that were not free then.
+    pub used: String,
+    /// How many more an hour, smoothed over about six hours; negative when use shrinks.
+    pub per_hour: String,
+    /// Root mean square of the change an hour, smoothed likewise. Growth that is small beside it
+    /// says little about the future: use jumps or jitters.
+    pub swing_per_hour: String,
+}
+
 fn default_quarantine_seconds() -> u32 {
     60
 }
@@ -305,6 +361,23 @@ mod tests {
         assert_eq!((spec.priority, spec.disabled), (0, false));
         assert_eq!(spec.quarantine_seconds, 60);
         assert!(spec.reserved.is_empty() && spec.node_selector.is_none());
+    }
+
+    #[test]
+    fn a_spec_made_here_is_what_reading_its_ranges_gives() {
+        let texts = |text: &str| vec![text.to_owned()];
+        for (spec, written) in [
+            (
+                IPPoolSpec::new(Allocate::NodeCIDR, texts("10.244.0.0/16"), Vec::new()),
+                json!({"allocate": "NodeCIDR", "ipv4": {"cidrs": ["10.244.0.0/16"]}}),
+            ),
+            (
+                IPPoolSpec::new(Allocate::NodeCIDR, Vec::new(), texts("fd00::/48")),
+                json!({"allocate": "NodeCIDR", "ipv6": {"cidrs": ["fd00::/48"]}}),
+            ),
+        ] {
+            assert_eq!(spec, serde_json::from_value(written).unwrap());
+        }
     }
 
     #[test]

@@ -82,20 +82,23 @@ pub(super) fn block_cidr(generator: &mut SchemaGenerator) -> Schema {
 
 /// A block must fit into each of the ranges.
 pub(super) fn ipv4_block_fits() -> Rule {
-    block_fits(DEFAULT_BLOCK_SIZES.0)
+    block_fits("ipv4", (26, 24))
 }
 
 pub(super) fn ipv6_block_fits() -> Rule {
-    block_fits(DEFAULT_BLOCK_SIZES.1)
+    block_fits("ipv6", (122, 64))
 }
 
-/// Where no blockSize is given: the larger of the two defaults, as a range knows nothing of `allocate`.
-const DEFAULT_BLOCK_SIZES: (u8, u8) = (24, 64);
-
-fn block_fits(default: u8) -> Rule {
-    Rule::new(format!("self.cidrs.all(c, !isCIDR(c) || cidr(c).prefixLength() <= (has(self.blockSize) ? self.blockSize : {default}))"))
+/// `defaults`: the block size of Blocks and of NodeCIDR where none is given.
+fn block_fits(family: &str, defaults: (u8, u8)) -> Rule {
+    let by_default = format!(
+        "self.allocate == 'Blocks' ? {} : {}",
+        defaults.0, defaults.1
+    );
+    let size = format!("has(self.{family}.blockSize) ? self.{family}.blockSize : {by_default}");
+    Rule::new(format!("!has(self.{family}) || self.{family}.cidrs.all(c, !isCIDR(c) || cidr(c).prefixLength() <= ({size}))"))
         .message("a block of this size does not fit into one of the cidrs: give a blockSize that is not less than the prefix length of any of them")
-        .field_path(".blockSize")
+        .field_path(format!(".{family}.blockSize"))
 }
 
 pub(super) fn allocate(_: &mut SchemaGenerator) -> Schema {

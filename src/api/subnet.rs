@@ -22,6 +22,14 @@ use serde::{Deserialize, Serialize};
 
 use super::rules;
 
+/// The most blocks that a node may have. Their list, what the agent says of each, and
+/// [`MOST_ALLOCATIONS`] addresses with their pods fit into one object of etcd (1.5 MiB).
+pub const MOST_BLOCKS: usize = 4_096;
+/// The most addresses in use that an agent may report.
+pub const MOST_ALLOCATIONS: usize = 4_096;
+/// The most pools that a node may use.
+pub const MOST_POOLS: usize = 1_024;
+
 /// What the nodes of one name hold.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[kube(
@@ -62,12 +70,12 @@ pub struct NodeSubnetSpec {
 
     /// The affinity blocks that the node gives addresses from.
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["cidr"]))]
-    #[schemars(length(max = 16384))]
+    #[schemars(length(max = MOST_BLOCKS))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub blocks: Vec<HeldBlock>,
 
     /// The pools that the node may ask for blocks, best first.
-    #[schemars(length(max = 1024))]
+    #[schemars(length(max = MOST_POOLS))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pools: Vec<String>,
 
@@ -119,7 +127,7 @@ pub struct HeldBlock {
     pub recall: Option<Recall>,
 
     /// What of it is never given out: CIDRs, addresses and ranges, as in the pool.
-    #[schemars(length(max = 128), inner(length(max = 79)))]
+    #[schemars(length(max = 1024), inner(length(max = 79)))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reserved: Vec<String>,
 }
@@ -157,18 +165,18 @@ pub struct NodeSubnetStatus {
 
     /// What the node wants of pools that it uses.
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["pool"]))]
-    #[schemars(length(max = 1024))]
+    #[schemars(length(max = MOST_POOLS))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pools: Vec<PoolDemand>,
 
     /// The blocks that the agent knows of.
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["cidr", "uid"]))]
-    #[schemars(length(max = 16384))]
+    #[schemars(length(max = MOST_BLOCKS))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub blocks: Vec<BlockReport>,
 
     /// The addresses in use.
-    #[schemars(length(max = 65536))]
+    #[schemars(length(max = MOST_ALLOCATIONS))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub allocations: Vec<Allocation>,
 

@@ -10,7 +10,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tracing::{error, info};
 
-use crate::api::LEASE_NAME;
+use crate::api::{Allocate, LEASE_NAME};
 use crate::cluster::client::{self, Options};
 use crate::cluster::clock::Clock;
 use crate::cluster::lease::{self, Leadership};
@@ -58,8 +58,21 @@ pub(super) struct Args {
     #[arg(long, env = "CADASTRE_SECOND_WRITER_HOLD", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     second_writer_hold: u32,
 
+    /// Make a pool named "default" where the cluster has none, that allocates like this: from
+    /// --default-pool-cidr, else kubeadm's podSubnet, else a private range that is free
+    #[arg(long, env = "CADASTRE_DEFAULT_POOL", value_enum)]
+    default_pool: Option<DefaultPool>,
+
+    /// Range of the default pool; repeat it for dual stack
+    #[arg(long, env = "CADASTRE_DEFAULT_POOL_CIDRS", value_delimiter = ',', value_parser = parse_cidr, requires = "default_pool")]
+    default_pool_cidr: Vec<Cidr>,
+
+    /// Seconds an address may be without a pod before its node is asked to free it
+    #[arg(long, env = "CADASTRE_LEAK_GRACE", default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    leak_grace: u32,
+
     /// Objects a page when listing; 0 asks for everything at once
-    #[arg(long, env = "CADASTRE_LIST_PAGE", default_value_t = 0)]
+    #[arg(long, env = "CADASTRE_LIST_PAGE", default_value_t = 500)]
     list_page: u32,
 
     /// Namespace of the Lease
@@ -97,6 +110,15 @@ pub(super) struct Args {
     /// Log level, or module=level pairs; changeable at run time (PUT /loglevel on the admin port)
     #[arg(long, env = "CADASTRE_LOG", default_value = "info")]
     log_level: String,
+}
+
+/// How the default pool allocates.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum DefaultPool {
+    /// Affinity blocks on demand, for clusters with node agents
+    Blocks,
+    /// One range per node and family, in node.spec.podCIDRs
+    NodeCidr,
 }
 
 fn parse_cidr(text: &str) -> Result<Cidr, String> {
@@ -209,6 +231,12 @@ async fn serve(args: Args, settings: lease::Settings, level: logs::Level) -> any
         service_cidrs: args.service_cidr,
         critical_in_flight: args.writes_in_flight.into(),
         second_writer_hold: Duration::from_secs(args.second_writer_hold.into()),
+        default_pool: args.default_pool.map(|kind| match kind {
+            DefaultPool::Blocks => Allocate::Blocks,
+            DefaultPool::NodeCidr => Allocate::NodeCIDR,
+        }),
+        default_pool_cidrs: args.default_pool_cidr,
+        leak_grace: Duration::from_secs(args.leak_grace.into()),
         ..Settings::default()
     };
     let grace = Duration::from_secs(args.shutdown_grace.into());

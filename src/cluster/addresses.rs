@@ -1,36 +1,52 @@
 //! Addresses that something reports, with how many report each.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::ipam::{Addr, Cidr};
 
 /// A counted, ordered set of addresses.
 #[derive(Debug, Default)]
-pub struct Addresses(BTreeMap<Addr, u32>);
+pub struct Addresses {
+    counts: BTreeMap<Addr, u32>,
+    /// Those that more than one reports
+    doubled: BTreeSet<Addr>,
+}
 
 impl Addresses {
     /// One more reports them.
     pub fn add(&mut self, addresses: &[Addr]) {
         for addr in addresses {
-            *self.0.entry(*addr).or_default() += 1;
+            let count = self.counts.entry(*addr).or_default();
+            *count += 1;
+            if *count == 2 {
+                self.doubled.insert(*addr);
+            }
         }
     }
 
     /// One less reports them.
     pub fn remove(&mut self, addresses: &[Addr]) {
         for addr in addresses {
-            if let Some(count) = self.0.get_mut(addr) {
+            if let Some(count) = self.counts.get_mut(addr) {
                 *count -= 1;
+                if *count == 1 {
+                    self.doubled.remove(addr);
+                }
                 if *count == 0 {
-                    self.0.remove(addr);
+                    self.counts.remove(addr);
                 }
             }
         }
     }
 
+    /// Those that more than one reports.
+    pub fn doubled(&self) -> &BTreeSet<Addr> {
+        &self.doubled
+    }
+
     /// Those in the range, lowest first.
     pub fn within(&self, range: &Cidr) -> impl Iterator<Item = Addr> + '_ {
-        self.0
+        self.counts
             .range(range.first()..=range.last())
             .map(|(addr, _)| *addr)
     }

@@ -8,15 +8,9 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::seen::{AgentReport, BlockWord, PodUid};
-use crate::api::{Allocation, BlockReport, PoolDemand};
+use crate::api::{Allocation, BlockReport, MOST_ALLOCATIONS, MOST_BLOCKS, MOST_POOLS, PoolDemand};
 use crate::ipam::{Addr, Cidr};
 
-/// More addresses than this are not read: more than any node can have pods.
-const MOST_ALLOCATIONS: usize = 65_536;
-/// More blocks than this are not read.
-const MOST_BLOCKS: usize = 16_384;
-/// More pools than this are not read.
-const MOST_POOLS: usize = 1_024;
 /// A demand above this is a mistake: no node runs so many pods.
 const MOST_DEMAND: i64 = 1_000_000;
 /// So many complaints are kept in words.

@@ -1,21 +1,27 @@
-//! Which addresses pods report, by address.
+//! Which pods there are, and which addresses they report.
 //!
-//! Only pods that may still use an address are kept (see [`Pod::addresses`]), so that the index is
-//! small and answers the one question asked of it: does any pod have an address in this range?
+//! Kept for two questions: does any pod have an address in this range, and does the pod of this UID
+//! still exist? A pod costs a few dozen bytes, names are not kept.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::addresses::Addresses;
-use super::seen::{Change, Pod, Text};
+use super::seen::{Change, Pod, PodUid};
 use crate::ipam::{Addr, Cidr};
 
-/// Addresses of pods.
+/// All pods by UID, and their addresses.
 #[derive(Debug, Default)]
 pub struct PodIndex {
-    by_uid: BTreeMap<Text, Box<[Addr]>>,
+    by_uid: BTreeMap<PodUid, Record>,
     reported: Addresses,
-    unseen: Option<BTreeSet<Text>>,
+    unseen: Option<BTreeSet<PodUid>>,
     listed: bool,
+}
+
+#[derive(Debug, PartialEq)]
+struct Record {
+    finished: bool,
+    addresses: Box<[Addr]>,
 }
 
 impl PodIndex {
@@ -24,25 +30,31 @@ impl PodIndex {
         self.listed
     }
 
+    /// Whether all pods are known: a list was completed, and none is running.
+    pub fn is_complete(&self) -> bool {
+        self.listed && self.unseen.is_none()
+    }
+
     /// Takes in one step of the watch; returns whether any address is no longer reported.
     pub fn change(&mut self, change: Change<Pod>) -> bool {
         match change {
             Change::Restarted { .. } => {
-                self.unseen = Some(self.by_uid.keys().cloned().collect());
+                self.unseen = Some(self.by_uid.keys().copied().collect());
                 false
             }
             Change::Applied(pod) => {
+                let uid = PodUid::read(&pod.uid);
                 if let Some(unseen) = &mut self.unseen {
-                    unseen.remove(&pod.uid);
+                    unseen.remove(&uid);
                 }
-                self.put(pod)
+                self.put(uid, pod)
             }
             Change::Listed => {
                 self.listed = true;
                 let gone = self.unseen.take().unwrap_or_default();
-                gone.iter().filter(|uid| self.remove(uid)).count() > 0
+                gone.iter().filter(|uid| self.remove(**uid)).count() > 0
             }
-            Change::Deleted(pod) => self.remove(&pod.uid),
+            Change::Deleted(pod) => self.remove(PodUid::read(&pod.uid)),
         }
     }
 
@@ -51,38 +63,56 @@ impl PodIndex {
         self.reported.within(range).next()
     }
 
-    /// How many pods with addresses are known.
+    /// How many addresses in the range pods report.
+    pub fn count_in(&self, range: &Cidr) -> usize {
+        self.reported.within(range).count()
+    }
+
+    /// Whether a pod reports the address.
+    pub fn reports(&self, addr: Addr) -> bool {
+        self.any_in(&Cidr::host(addr)).is_some()
+    }
+
+    /// Whether the pod of that UID exists and has not finished.
+    pub fn is_live(&self, uid: PodUid) -> bool {
+        self.by_uid.get(&uid).is_some_and(|record| !record.finished)
+    }
+
+    /// Addresses that more than one pod reports.
+    pub fn doubled(&self) -> &BTreeSet<Addr> {
+        self.reported.doubled()
+    }
+
+    /// How many pods are known.
     pub fn len(&self) -> usize {
         self.by_uid.len()
     }
 
-    /// Whether no pod has an address.
+    /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.by_uid.is_empty()
     }
 
-    fn put(&mut self, pod: Pod) -> bool {
-        if self
-            .by_uid
-            .get(&pod.uid)
-            .is_some_and(|known| *known == pod.addresses)
-        {
+    fn put(&mut self, uid: PodUid, pod: Pod) -> bool {
+        let record = Record {
+            finished: pod.finished,
+            addresses: pod.addresses,
+        };
+        if self.by_uid.get(&uid) == Some(&record) {
             return false;
         }
-        let freed = self.remove(&pod.uid);
-        if !pod.addresses.is_empty() {
-            self.reported.add(&pod.addresses);
-            self.by_uid.insert(pod.uid, pod.addresses);
-        }
+        let freed = self.remove(uid);
+        self.reported.add(&record.addresses);
+        self.by_uid.insert(uid, record);
         freed
     }
 
-    fn remove(&mut self, uid: &str) -> bool {
-        let Some(addresses) = self.by_uid.remove(uid) else {
+    fn remove(&mut self, uid: PodUid) -> bool {
+        let Some(record) = self.by_uid.remove(&uid) else {
             return false;
         };
-        self.reported.remove(&addresses);
-        !addresses.is_empty()
+        self.reported.remove(&record.addresses);
+        !record.addresses.is_empty()
     }
 }
 
@@ -96,6 +126,7 @@ mod tests {
             name: uid.into(),
             uid: uid.into(),
             version: 1,
+            finished: false,
             addresses: addresses.iter().map(addr).collect(),
         }
     }
@@ -111,17 +142,20 @@ mod tests {
         pods.change(Change::Applied(pod("b", &["10.0.1.7", "fd00::7"])));
         assert!(pods.any_in(&range("10.0.1.0/24")).is_some());
         assert!(pods.any_in(&range("10.0.2.0/24")).is_none());
+        assert_eq!(pods.doubled().len(), 1);
         pods.change(Change::Deleted(pod("a", &[])));
+        assert!(pods.doubled().is_empty());
         assert!(pods.any_in(&range("10.0.1.0/24")).is_some());
         assert!(pods.change(Change::Applied(pod("b", &["fd00::7"]))));
         assert!(pods.any_in(&range("10.0.1.0/24")).is_none());
-        assert!(pods.any_in(&range("fd00::/64")).is_some());
+        assert_eq!(pods.count_in(&range("fd00::/64")), 1);
     }
 
     #[test]
     fn a_relist_drops_what_it_does_not_name() {
         let mut pods = PodIndex::default();
         pods.change(Change::Applied(pod("a", &["10.0.1.7"])));
+        assert!(!pods.is_complete());
         pods.change(Change::Restarted {
             asked: std::time::Duration::ZERO,
         });
@@ -130,6 +164,21 @@ mod tests {
             "known until the list is complete"
         );
         assert!(pods.change(Change::Listed));
-        assert!(pods.is_listed() && pods.is_empty());
+        assert!(pods.is_complete() && pods.is_empty());
+    }
+
+    #[test]
+    fn a_pod_lives_until_it_has_finished_or_is_gone() {
+        let mut pods = PodIndex::default();
+        let uid = PodUid::read("a");
+        assert!(!pods.is_live(uid), "never seen");
+        pods.change(Change::Applied(pod("a", &[])));
+        assert!(pods.is_live(uid), "without an address as well");
+        let finished = Pod {
+            finished: true,
+            ..pod("a", &[])
+        };
+        pods.change(Change::Applied(finished));
+        assert!(!pods.is_live(uid) && pods.len() == 1);
     }
 }

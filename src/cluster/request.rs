@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use super::seen::{Block, BlockSpec, Node, Pod, Pool, Subnet, Text};
-use crate::api::{IPPoolStatus, NodeSubnetSpec};
+use crate::api::{IPPoolSpec, IPPoolStatus, NodeSubnetSpec};
 use crate::ipam::Cidr;
 
 /// Names one request in flight; never used twice by one process.
@@ -46,6 +46,10 @@ pub enum Request {
     },
     /// Deletes it if it is still the version that was read.
     DeleteSubnet { name: Text, uid: Text, version: u64 },
+    /// What kubeadm was told of the cluster: its ConfigMap.
+    ReadKubeadm,
+    /// Creates a pool; refused when it exists.
+    CreatePool { name: Text, spec: Box<IPPoolSpec> },
     /// All IPAMBlocks, consistently.
     ListBlocks,
     /// One IPAMBlock, consistently.
@@ -129,6 +133,7 @@ impl Request {
                 | Request::ReadPool { .. }
                 | Request::ListPodsOf { .. }
                 | Request::ListBlocks
+                | Request::ReadKubeadm
                 | Request::ReadBlock { .. }
         )
     }
@@ -155,6 +160,8 @@ pub enum Outcome {
     Block(Block),
     /// All of them.
     Blocks(Vec<Block>),
+    /// The text that kubeadm has left, if there is any.
+    Kubeadm(Option<String>),
     /// The node's pods.
     Pods(Vec<Pod>),
     /// Deleted, or already gone.

@@ -224,6 +224,21 @@ impl PodUid {
     }
 }
 
+impl std::fmt::Display for PodUid {
+    /// As a UUID; [`PodUid::read`] reads the same from it.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let hex = format!("{:032x}", self.0);
+        let parts = [
+            &hex[..8],
+            &hex[8..12],
+            &hex[12..16],
+            &hex[16..20],
+            &hex[20..],
+        ];
+        f.write_str(&parts.join("-"))
+    }
+}
+
 /// FNV-1a, 128 bits.
 fn fnv(text: &str) -> u128 {
     text.bytes()

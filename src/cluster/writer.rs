@@ -10,6 +10,7 @@
 use std::time::Duration;
 
 use http::Method;
+use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{Api, DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, Preconditions};
 use kube::{Client, Error};
 use serde::Serialize;
@@ -21,13 +22,15 @@ use super::convert;
 use super::lease_task::Gate;
 use super::request::{Assignment, Outcome, Refusal, Request, Touch};
 use crate::api::{
-    FIELD_MANAGER, GROUP, IPAMBlockLite, IPPoolLite, NodeLite, NodeSubnet, NodeSubnetLite, PodLite,
-    TERM_ANNOTATION, VERSION,
+    FIELD_MANAGER, GROUP, IPAMBlockLite, IPPool, IPPoolLite, NodeLite, NodeSubnet, NodeSubnetLite,
+    PodLite, TERM_ANNOTATION, VERSION,
 };
 use crate::controller::Outgoing;
+use crate::controller::bootstrap::KUBEADM;
 
 const NODE_SUBNETS: &str = "nodesubnets";
 const IPAM_BLOCKS: &str = "ipamblocks";
+const IP_POOLS: &str = "ippools";
 
 /// Longest wait for one object.
 const ONE: Duration = Duration::from_secs(10);
@@ -158,6 +161,16 @@ impl Writer {
                 let body = Patch::Merge(body);
                 let patched = subnets.patch_status(&name, &patch, &body).await?;
                 Outcome::Subnet(convert::subnet(patched))
+            }
+            Request::ReadKubeadm => {
+                let (namespace, name, key) = KUBEADM;
+                let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), namespace);
+                let map = maps.get(name).await?;
+                Outcome::Kubeadm(map.data.and_then(|mut data| data.remove(key)))
+            }
+            Request::CreatePool { name, spec } => {
+                let object = IPPool::new(&name, *spec);
+                Outcome::Pool(convert::pool(self.post(IP_POOLS, &object).await?))
             }
             Request::ListBlocks => {
                 let list = blocks.list(&ListParams::default()).await?;

@@ -10,12 +10,12 @@ use std::time::Duration;
 
 use super::blocks::{Entry, Noted, Step};
 use super::queue::Queue;
-use super::report::{About, Report, WRITE_REJECTED};
+use super::report::{About, KEPT, Report, WRITE_REJECTED};
 use super::{Context, Purpose};
 use crate::api::block_name;
 use crate::cluster::request::{Outcome, Refusal, Request};
 use crate::cluster::seen::{Block, Text};
-use crate::ipam::{Cidr, ClaimId};
+use crate::ipam::{Addr, Cidr, ClaimId};
 
 /// How long the watch may take to show what was created before it is read.
 const AWAIT: Duration = Duration::from_secs(10);
@@ -31,7 +31,7 @@ pub struct BlockLoop {
     pub queue: Queue<Cidr>,
     /// UIDs of dead nodes whose pods are being looked at
     checking: BTreeSet<Text>,
-    /// Blocks that the watch or an index of pods keeps, by reason, for the metrics: derived each time
+    /// Blocks that pods keep beyond their quarantine, as far as that was told
     kept: BTreeSet<Cidr>,
 }
 
@@ -68,11 +68,6 @@ impl BlockLoop {
             }
         }
         None
-    }
-
-    /// Blocks whose quarantine is over and that pods keep.
-    pub fn kept(&self) -> usize {
-        self.kept.len()
     }
 
     fn request(&mut self, cidr: Cidr, cx: &mut Context) -> Option<(Request, Purpose)> {
@@ -144,12 +139,11 @@ impl BlockLoop {
             self.queue.add_at(cidr, until);
             return None;
         }
-        if cx.world.pods.any_in(&cidr).is_some() {
-            self.kept.insert(cidr);
-            self.queue.add_at(cidr, cx.now.mono + IN_USE_PAUSE);
+        let (name, uid) = (entry.owner.name.clone(), entry.owner.uid.clone());
+        if let Some(addr) = cx.world.pods.any_in(&cidr) {
+            self.keep(cidr, addr, cx);
             return None;
         }
-        let (name, uid) = (entry.owner.name.clone(), entry.owner.uid.clone());
         if !self.checking.insert(uid.clone()) {
             return None;
         }
@@ -158,6 +152,27 @@ impl BlockLoop {
             uid,
         };
         Some((Request::ListPodsOf { node: name }, purpose))
+    }
+
+    /// A pod still has that address: the block is looked at again later, and that is told once.
+    fn keep(&mut self, cidr: Cidr, addr: Addr, cx: &mut Context) {
+        self.queue.add_at(cidr, cx.now.mono + IN_USE_PAUSE);
+        let Some(uid) = cx.registry.blocks.get(&cidr).and_then(|e| e.uid.clone()) else {
+            return;
+        };
+        if self.kept.insert(cidr) {
+            cx.reports.push(Report {
+                about: About::Block {
+                    name: block_name(&cidr).into(),
+                    uid,
+                },
+                warning: false,
+                reason: KEPT,
+                note: format!(
+                    "its node is gone and its quarantine is over, but a pod still reports {addr}: it goes with that pod (kubectl get pods -A -o wide | grep -w {addr})"
+                ),
+            });
+        }
     }
 
     /// Takes in the last look at a dead node's pods: its blocks that are over and unused go.
@@ -181,11 +196,10 @@ impl BlockLoop {
                 self.queue.add_failed(cidr, now);
                 continue;
             };
-            let mut reported = pods.iter().flat_map(|pod| pod.addresses.iter());
-            let used = reported.any(|addr| cidr.contains_addr(*addr));
-            if used || cx.world.pods.any_in(&cidr).is_some() {
-                self.kept.insert(cidr);
-                self.queue.add_at(cidr, now + IN_USE_PAUSE);
+            let mut reported = pods.iter().flat_map(|pod| pod.addresses.iter().copied());
+            let used = reported.find(|addr| cidr.contains_addr(*addr));
+            if let Some(addr) = used.or_else(|| cx.world.pods.any_in(&cidr)) {
+                self.keep(cidr, addr, cx);
                 continue;
             }
             self.queue.succeeded(&cidr);

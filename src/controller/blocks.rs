@@ -18,8 +18,9 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use super::Now;
+use super::holders::Use;
 use super::pools::DEFAULT_QUARANTINE;
-use super::registry::{Registry, Use, whole_seconds};
+use super::registry::{Registry, whole_seconds};
 use crate::api::{HeldBlock, Recall, block_name};
 use crate::cluster::seen::{AgentReport, Block, BlockSpec, BlockWord, Machine, Node, Owner, Text};
 use crate::cluster::world::World;
@@ -106,8 +107,8 @@ pub struct Blocks {
     by_owner: BTreeMap<Text, BTreeSet<Cidr>>,
     /// Nodes by name and UID that have any
     owners: BTreeSet<(Text, Text)>,
-    /// Seen or not, not judged yet.
-    provisional: BTreeSet<Cidr>,
+    /// Provisional ones whose objects the watch has shown
+    to_judge: BTreeSet<Cidr>,
 }
 
 impl Blocks {
@@ -148,9 +149,6 @@ impl Blocks {
     }
 
     fn insert(&mut self, entry: Entry) {
-        if !entry.confirmed {
-            self.provisional.insert(entry.cidr);
-        }
         let (name, uid) = (entry.owner.name.clone(), entry.owner.uid.clone());
         self.owners.insert((name, uid.clone()));
         self.by_owner.entry(uid).or_default().insert(entry.cidr);
@@ -159,7 +157,7 @@ impl Blocks {
 
     fn remove(&mut self, cidr: &Cidr) -> Option<Entry> {
         let entry = self.entries.remove(cidr)?;
-        self.provisional.remove(cidr);
+        self.to_judge.remove(cidr);
         let owner = &entry.owner;
         if let Some(cidrs) = self.by_owner.get_mut(&owner.uid) {
             cidrs.remove(cidr);
@@ -365,6 +363,7 @@ impl Registry {
         let Some(entry) = self.blocks.get_mut(&cidr) else {
             return noted;
         };
+        let is_provisional = !entry.confirmed;
         if entry.uid.as_ref() != Some(&block.uid) {
             entry.uid = Some(block.uid.clone());
             noted.nodes.push(owner);
@@ -377,6 +376,9 @@ impl Registry {
             } else {
                 Step::Settled
             };
+        }
+        if is_provisional {
+            self.blocks.to_judge.insert(cidr);
         }
         noted.blocks.push(cidr);
         noted
@@ -476,29 +478,23 @@ impl Registry {
             recall: None,
             idle_since: None,
         });
+        if !owner.resting {
+            self.blocks.to_judge.insert(spec.cidr);
+        }
     }
 
     /// Judges the blocks whose objects the watch has shown, unless a list runs: then the objects are
     /// not in the order in which they were made.
     pub fn judge_blocks(&mut self, world: &World) -> Noted {
         let mut noted = Noted::default();
-        if self.blocks.provisional.is_empty() || world.blocks.is_listing() {
+        if world.blocks.is_listing() {
             return noted;
         }
-        let seen = |cidr: &Cidr| world.blocks.get(&block_name(cidr));
-        let ready: Vec<Cidr> = self
-            .blocks
-            .provisional
-            .iter()
-            .filter(|cidr| seen(cidr).is_some())
-            .copied()
-            .collect();
-        for cidr in ready {
+        for cidr in std::mem::take(&mut self.blocks.to_judge) {
             let Some(entry) = self.blocks.get(&cidr) else {
                 continue;
             };
-            if entry.is_leaving() {
-                self.blocks.provisional.remove(&cidr);
+            if entry.is_leaving() || entry.confirmed {
                 continue;
             }
             let name = entry.owner.name.clone();
@@ -515,7 +511,6 @@ impl Registry {
                 }
             } else if let Some(entry) = self.blocks.get_mut(&cidr) {
                 entry.step = Step::Delete;
-                self.blocks.provisional.remove(&cidr);
             }
             noted.nodes.push(name);
             noted.blocks.push(cidr);
@@ -559,7 +554,7 @@ impl Registry {
     }
 
     fn confirm(&mut self, cidr: &Cidr) {
-        self.blocks.provisional.remove(cidr);
+        self.blocks.to_judge.remove(cidr);
         if let Some(entry) = self.blocks.get_mut(cidr) {
             entry.confirmed = true;
             let claim = entry.claim;
@@ -734,15 +729,15 @@ impl Registry {
                     uid: entry.uid.as_ref()?.to_string(),
                     pool: entry.pool.to_string(),
                     recall: entry.recall,
-                    reserved: self.reserved_in(&entry.cidr),
+                    reserved: self.reserved_in(&entry.cidr, &entry.pool),
                 })
             })
             .collect()
     }
 
-    /// What of a range is never given out, by any pool that touches it.
-    fn reserved_in(&self, cidr: &Cidr) -> Vec<String> {
-        let spans = self.pools.touching(cidr).flat_map(|pool| &pool.reserved);
+    /// What of a block is never given out, by its pool.
+    fn reserved_in(&self, cidr: &Cidr, pool: &str) -> Vec<String> {
+        let spans = self.pools.get(pool).into_iter().flat_map(|it| &it.reserved);
         let mut texts: Vec<String> = spans
             .filter_map(|span| span.within(cidr))
             .map(|span| span.to_string())
@@ -752,12 +747,12 @@ impl Registry {
         texts
     }
 
-    /// How many addresses of a range can be given out at all.
-    pub fn usable(&self, cidr: &Cidr) -> u64 {
+    /// How many addresses of a block of that pool can be given out at all.
+    pub fn usable(&self, cidr: &Cidr, pool: &str) -> u64 {
         let size = size_of_range(cidr);
-        let mut reserved: Vec<(u128, u128)> = self
-            .pools
-            .touching(cidr)
+        let pool = self.pools.get(pool);
+        let mut reserved: Vec<(u128, u128)> = pool
+            .into_iter()
             .flat_map(|pool| &pool.reserved)
             .filter_map(|span| span.within(cidr))
             .map(|span| (span.first().value, span.last().value))

@@ -4,20 +4,32 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use super::Now;
 use super::figures::{Figures, figures, holders};
+use super::forecast::Trend;
 use super::pools::{PoolState, Verdict};
 use super::registry::Registry;
-use crate::api::IPPoolStatus;
+use super::totals::Totals;
+use crate::api::{Allocate, FamilyStatus, IPPoolStatus};
 use crate::cluster::seen::Pool;
-use crate::ipam::Family;
+use crate::ipam::{Dual, Family};
 
 const READY: &str = "Ready";
 const OVERLAPPING: &str = "Overlapping";
 const EXHAUSTED: &str = "Exhausted";
+const NEARLY_EXHAUSTED: &str = "NearlyExhausted";
+const SHRINKING: &str = "Shrinking";
 const SECOND_WRITER: &str = "SecondWriter";
 const TERMINATING: &str = "Terminating";
 
 /// Conditions whose changes become events (of `Ready` the others tell the reasons).
-pub const TOLD: &[&str] = &[INVALID, OVERLAPPING, EXHAUSTED, SECOND_WRITER, TERMINATING];
+pub const TOLD: &[&str] = &[
+    INVALID,
+    OVERLAPPING,
+    NEARLY_EXHAUSTED,
+    EXHAUSTED,
+    SHRINKING,
+    SECOND_WRITER,
+    TERMINATING,
+];
 const INVALID: &str = "Invalid";
 
 /// The event that tells of a change of that condition.
@@ -29,6 +41,10 @@ pub fn event_reason(kind: &'static str, bad: bool) -> &'static str {
         (OVERLAPPING, false) => "NoLongerOverlapping",
         (EXHAUSTED, true) => "PoolExhausted",
         (EXHAUSTED, false) => "PoolHasRoom",
+        (NEARLY_EXHAUSTED, true) => "PoolNearlyExhausted",
+        (NEARLY_EXHAUSTED, false) => "PoolHasRoomAgain",
+        (SHRINKING, true) => "Shrinking",
+        (SHRINKING, false) => "Shrunk",
         (SECOND_WRITER, true) => "SecondWriter",
         (SECOND_WRITER, false) => "SecondWriterQuiet",
         (_, true) => "Terminating",
@@ -36,14 +52,26 @@ pub fn event_reason(kind: &'static str, bad: bool) -> &'static str {
     }
 }
 
+/// What is counted over all nodes and blocks before a status is written.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counted {
+    /// Nodes that wait for the pool
+    pub waiting: i64,
+    /// Addresses of each family, of a pool that allocates blocks
+    pub totals: Dual<Totals>,
+}
+
 /// The status that a pool should have.
 pub fn status(
     pool: &Pool,
     state: &PoolState,
-    waiting: i64,
+    counted: Counted,
     registry: &Registry,
     now: Now,
 ) -> IPPoolStatus {
+    let addresses = |family: Family| {
+        (state.allocate == Allocate::Blocks).then(|| counted.totals.get(family).status())
+    };
     let families: Vec<(Family, Figures)> = state
         .space
         .families()
@@ -53,7 +81,11 @@ pub fn status(
         families
             .iter()
             .find(|(f, _)| *f == wanted)
-            .map(|(_, figures)| figures.status())
+            .map(|(_, figures)| {
+                let mut status = figures.status(addresses(wanted));
+                foretell(&mut status, pool, wanted, *figures, now);
+                status
+            })
     };
     let holders = holders(state, registry);
     let nodes = holders.values().filter(|live| **live).count();
@@ -73,9 +105,21 @@ pub fn status(
         ),
         flag(
             EXHAUSTED,
-            exhausted(state, &families),
+            exhausted(state, &families, counted.waiting),
             "HasRoom",
             "there is a free block of every family",
+        ),
+        flag(
+            NEARLY_EXHAUSTED,
+            nearly_exhausted(state, &families),
+            "HasRoom",
+            "less is used than spec.nearlyExhaustedPercent",
+        ),
+        flag(
+            SHRINKING,
+            shrinking(counted),
+            "NothingOutside",
+            "no block lies outside of what the spec names",
         ),
         flag(
             SECOND_WRITER,
@@ -110,9 +154,27 @@ pub fn status(
         ipv4: of(Family::V4),
         ipv6: of(Family::V6),
         nodes: i64::try_from(nodes).ok(),
-        waiting: Some(waiting),
+        waiting: Some(counted.waiting),
         conditions,
     }
+}
+
+/// The trend goes on from the last status, so that it survives restarts.
+fn foretell(status: &mut FamilyStatus, pool: &Pool, family: Family, figures: Figures, now: Now) {
+    let before = pool.status.as_ref().and_then(|status| match family {
+        Family::V4 => status.ipv4.as_ref(),
+        Family::V6 => status.ipv6.as_ref(),
+    });
+    let taken = figures.capacity.saturating_sub(figures.free);
+    let known = before.and_then(|before| Trend::read(before.trend.as_ref()?));
+    let trend = match known {
+        Some(trend) => trend.observe(taken, now.wall),
+        None => Trend::start(taken, now.wall),
+    };
+    let told = before.and_then(|before| before.exhausts_at.as_ref());
+    let at = trend.exhausts_at(figures.free, now.wall, told.map(|at| at.0));
+    status.trend = Some(trend.status());
+    status.exhausts_at = at.map(Time);
 }
 
 fn condition(kind: &str, status: bool, reason: &str, message: String) -> Condition {
@@ -195,12 +257,52 @@ fn overlapping(state: &PoolState) -> Option<(&'static str, String)> {
     ))
 }
 
-fn exhausted(state: &PoolState, families: &[(Family, Figures)]) -> Option<(&'static str, String)> {
-    let (family, figures) = families.iter().find(|(_, figures)| figures.free == 0)?;
-    let field = match family {
+fn nearly_exhausted(
+    state: &PoolState,
+    families: &[(Family, Figures)],
+) -> Option<(&'static str, String)> {
+    let limit = f64::from(state.nearly_exhausted) / 100.0;
+    let (family, figures) = families
+        .iter()
+        .find(|(_, figures)| figures.capacity > 0 && figures.utilization() >= limit)?;
+    Some((
+        "LittleRoom",
+        format!(
+            "{} of {} {family} blocks are free, spec.nearlyExhaustedPercent is {}: add a CIDR to spec.{}.cidrs in time, or a pool",
+            figures.free,
+            figures.capacity,
+            state.nearly_exhausted,
+            field(*family),
+        ),
+    ))
+}
+
+fn shrinking(counted: Counted) -> Option<(&'static str, String)> {
+    let outside: usize = counted.totals.iter().map(|(_, t)| t.outside).sum();
+    (outside > 0).then(|| {
+        (
+            "BlocksOutside",
+            format!(
+                "{outside} blocks lie outside of what the spec names: they give no new address and go when they are empty; to be faster, move their pods (kubectl get ipamblocks --field-selector spec.pool=...)"
+            ),
+        )
+    })
+}
+
+fn field(family: Family) -> &'static str {
+    match family {
         Family::V4 => "ipv4",
         Family::V6 => "ipv6",
-    };
+    }
+}
+
+fn exhausted(
+    state: &PoolState,
+    families: &[(Family, Figures)],
+    waiting: i64,
+) -> Option<(&'static str, String)> {
+    let (family, figures) = families.iter().find(|(_, figures)| figures.free == 0)?;
+    let field = field(*family);
     let len = state.space.block_len(*family).unwrap_or_default();
     let Figures {
         capacity,
@@ -211,7 +313,7 @@ fn exhausted(state: &PoolState, families: &[(Family, Figures)]) -> Option<(&'sta
     Some((
         "NoFreeBlock",
         format!(
-            "no free {family} block of /{len} ({held} of {capacity} held, {quarantined} resting): add a CIDR to spec.{field}.cidrs, or a pool that selects the nodes that wait"
+            "no free {family} block of /{len} ({held} of {capacity} held, {quarantined} resting, {waiting} nodes wait): add a CIDR to spec.{field}.cidrs, or a pool that selects the nodes that wait"
         ),
     ))
 }

@@ -17,9 +17,10 @@ use std::time::Duration;
 
 use super::Context;
 use super::blocks::{Entry, Noted};
+use super::holders::Use;
 use super::pools::{PoolState, Verdict};
 use super::queue::Queue;
-use super::registry::{Registry, Use};
+use super::registry::Registry;
 use super::report::{About, Report, WAITING_FOR_BLOCK};
 use crate::api::{Allocate, Recall};
 use crate::cluster::seen::{AgentReport, Node, Text};
@@ -28,8 +29,8 @@ use crate::ipam::{Cidr, Dual, Family, Full};
 
 /// Blocks of one pool that a node gets before others have their turn.
 const AT_ONCE: usize = 16;
-/// Nodes looked at before anything else has its turn.
-const LOOKS: usize = 64;
+/// Blocks carved before they are asked for.
+const CARVED: usize = 64;
 /// How often empty blocks of a pool are asked back for those that wait.
 const RECALL_PAUSE: Duration = Duration::from_secs(1);
 /// How often a node is looked at again whose pool has free blocks, but with addresses in use in them.
@@ -60,6 +61,8 @@ pub struct Demand {
     /// Pools that were found full, with what was said of it, until room may have come.
     full: BTreeMap<Text, String>,
     recall_at: Option<Duration>,
+    /// Space may have come.
+    woken: bool,
     recount: bool,
 }
 
@@ -125,9 +128,13 @@ impl Demand {
         }
     }
 
-    /// Space or a pool may have come: those that wait longest look first, those without any before
-    /// all others.
+    /// Space or a pool may have come.
     pub fn wake(&mut self) {
+        self.woken = true;
+    }
+
+    /// Those that wait longest look first, those without any before all others.
+    fn wake_all(&mut self) {
         self.full.clear();
         let mut names: Vec<(bool, Duration, &Text)> = self
             .waiting
@@ -166,7 +173,10 @@ impl Demand {
     /// Looks at some of the nodes whose turn it is.
     pub fn work(&mut self, cx: &mut Context) -> Noted {
         let mut noted = Noted::default();
-        for _ in 0..LOOKS {
+        if std::mem::take(&mut self.woken) {
+            self.wake_all();
+        }
+        while noted.blocks.len() < CARVED {
             let now = cx.now.mono;
             let Some(name) = self.first.pop(now).or_else(|| self.more.pop(now)) else {
                 break;
@@ -184,11 +194,11 @@ impl Demand {
 
     fn look(&mut self, node: &Node, cx: &mut Context, noted: &mut Noted) {
         let report = report_of(node, cx.world);
-        if !node.deleting {
-            self.provide(node, report, cx, noted);
-        }
         if self.settle_up(node, report, cx) {
             noted.nodes.push(node.name.clone());
+        }
+        if !node.deleting {
+            self.provide(node, report, cx, noted);
         }
     }
 
@@ -212,7 +222,7 @@ impl Demand {
             .is_some();
         let has_any = |cx: &Context| {
             let mut own = cx.registry.blocks.of(&node.uid);
-            own.any(|entry| !entry.is_leaving())
+            own.any(|entry| !entry.is_leaving() && entry.recall != Some(Recall::Drain))
         };
         // A node without any block gets one unasked, of the best pool that has one.
         let mut lacks_first = !soon && !has_any(cx);
@@ -240,11 +250,11 @@ impl Demand {
             self.waits(&pool, node, lacking, cx);
             done.insert(pool);
         }
-        self.recount |= self
-            .waiting
-            .iter_mut()
-            .filter(|(pool, _)| !done.contains(*pool))
-            .any(|(_, waits)| waits.remove(&node.name).is_some());
+        for (pool, waits) in &mut self.waiting {
+            if !done.contains(pool) {
+                self.recount |= waits.remove(&node.name).is_some();
+            }
+        }
     }
 
     /// Carves what the node lacks of a pool; says what it still lacks of a full one.
@@ -314,7 +324,12 @@ impl Demand {
                 about: About::node(node),
                 warning: true,
                 reason: WAITING_FOR_BLOCK,
-                note: format!("waits for a block, {missing} addresses are lacking: {note}"),
+                note: format!(
+                    "waits for a block, {missing} addresses are lacking: {note}. Pools: {}",
+                    cx.registry
+                        .pools
+                        .explain(Allocate::Blocks, node, &cx.registry.ledger)
+                ),
             });
         }
         self.recount |= known.is_none_or(|wait| wait.missing != missing);
@@ -480,7 +495,7 @@ fn worth(entry: &Entry, report: Option<&AgentReport>, registry: &Registry) -> u6
     match entry.word(report) {
         Some(word) if word.released => 0,
         Some(word) => word.used + word.cooling + word.free,
-        None => registry.usable(&entry.cidr),
+        None => registry.usable(&entry.cidr, &entry.pool),
     }
 }
 

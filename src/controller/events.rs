@@ -58,10 +58,13 @@ pub fn log(report: &Report) {
     let (kind, name) = match &report.about {
         About::Node { name, .. } => ("node", name),
         About::Pool { name, .. } => ("pool", name),
+        About::Block { name, .. } => ("block", name),
     };
     match (kind, report.warning) {
         ("node", true) => warn!(node.name = %name, reason = report.reason, "{}", report.note),
         ("node", false) => info!(node.name = %name, reason = report.reason, "{}", report.note),
+        ("block", true) => warn!(block.name = %name, reason = report.reason, "{}", report.note),
+        ("block", false) => info!(block.name = %name, reason = report.reason, "{}", report.note),
         (_, true) => warn!(pool.name = %name, reason = report.reason, "{}", report.note),
         (_, false) => info!(pool.name = %name, reason = report.reason, "{}", report.note),
     }
@@ -70,9 +73,11 @@ pub fn log(report: &Report) {
 fn render(report: &Report, instance: &str, now: Timestamp) -> Event {
     /// The API's limit for a note, in bytes.
     const NOTE: usize = 1024;
+    const CADASTRE: &str = "cadastre.dev/v1alpha1";
     let (version, kind, name, uid) = match &report.about {
         About::Node { name, uid } => ("v1", "Node", name, uid),
-        About::Pool { name, uid } => ("cadastre.dev/v1alpha1", "IPPool", name, uid),
+        About::Pool { name, uid } => (CADASTRE, "IPPool", name, uid),
+        About::Block { name, uid } => (CADASTRE, "IPAMBlock", name, uid),
     };
     let mut note = report.note.clone();
     if note.len() > NOTE {

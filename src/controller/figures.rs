@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::pools::PoolState;
 use super::registry::Registry;
-use crate::api::FamilyStatus;
+use crate::api::{AddressStatus, FamilyStatus};
 use crate::ipam::{Cidr, Family, Holder, State};
 
 /// Counts of one pool and family, in blocks of the pool's block size.
@@ -32,7 +32,7 @@ impl Figures {
     }
 
     /// As the API shows it.
-    pub fn status(self) -> FamilyStatus {
+    pub fn status(self, addresses: Option<AddressStatus>) -> FamilyStatus {
         let percent = (self.utilization() * 100.0).floor();
         // 100 % is for pools without any room at all.
         let percent = if self.free > 0 {
@@ -46,7 +46,9 @@ impl Figures {
             quarantined: self.quarantined.to_string(),
             free: self.free.to_string(),
             utilization: format!("{percent}%"),
-            addresses: None,
+            addresses,
+            trend: None,
+            exhausts_at: None,
         }
     }
 }

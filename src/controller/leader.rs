@@ -3,14 +3,16 @@
 //! Exists only while this process leads; with the tenure everything in here is dropped, and the next
 //! one is built from the world.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::block::BlockLoop;
 use super::blocks::Noted;
+use super::default_pool::DefaultPool;
 use super::demand::Demand;
 use super::fence::{Fence, Kind};
 use super::figures::figures;
+use super::leaks::Leaks;
 use super::machine::{Settings, View};
 use super::podcidr::{PodCidrs, Reason};
 use super::pool::PoolLoop;
@@ -18,6 +20,7 @@ use super::quarantine::Quarantine;
 use super::registry::{Registry, Synced};
 use super::report::{About, OVERLAPPING, Report, SECOND_WRITER, UNREADABLE};
 use super::subnet::Subnets;
+use super::totals::totals;
 use super::{Context, Now, Purpose};
 use crate::cluster::lease::Tenure;
 use crate::cluster::request::{Outcome, Request};
@@ -47,6 +50,8 @@ pub(super) struct Leader {
     blocks: BlockLoop,
     subnets: Subnets,
     quarantine: Quarantine,
+    leaks: Leaks,
+    default_pool: DefaultPool,
     pools: PoolLoop,
     /// Pools have to be surveyed again.
     survey: bool,
@@ -54,10 +59,12 @@ pub(super) struct Leader {
     reattribute: bool,
     /// [`Settings::second_writer_hold`]
     hold: Duration,
+    /// [`Settings::leak_grace`]
+    leak_grace: Duration,
 }
 
 impl Leader {
-    pub(super) fn new(tenure: Tenure, hold: Duration, now: Now) -> Self {
+    pub(super) fn new(tenure: Tenure, settings: &Settings, now: Now) -> Self {
         Leader {
             fence: Fence::new(tenure.takeover, tenure.term.clone(), now.mono),
             tenure,
@@ -68,10 +75,13 @@ impl Leader {
             blocks: BlockLoop::default(),
             subnets: Subnets::default(),
             quarantine: Quarantine::default(),
+            leaks: Leaks::default(),
+            default_pool: DefaultPool::default(),
             pools: PoolLoop::default(),
             survey: false,
             reattribute: false,
-            hold,
+            hold: settings.second_writer_hold,
+            leak_grace: settings.leak_grace,
         }
     }
 
@@ -85,6 +95,7 @@ impl Leader {
         let (registry, overlapping) = Registry::rebuild(world, &settings.service_cidrs, now);
         self.registry = registry;
         self.dealing = true;
+        self.default_pool.queue.add(());
         self.pools.recall(world.pools.iter());
         self.pools.mark();
         for (name, synced) in overlapping {
@@ -148,6 +159,9 @@ impl Leader {
             if let Some(found) = self.pools.next_finalizer(&cx).filter(|_| !stopping) {
                 return Some(found);
             }
+            if let Some(found) = self.default_pool.next(settings, &cx).filter(|_| !stopping) {
+                return Some(found);
+            }
             if let Some(found) = self.podcidrs.next(&mut cx, stopping) {
                 return Some(found);
             }
@@ -164,22 +178,13 @@ impl Leader {
         if stopping || !room.background || self.podcidrs.queue.has_ready(now.mono) {
             return None;
         }
-        let mut waiting: BTreeMap<Text, i64> = BTreeMap::new();
-        for reason in self.podcidrs.waiting() {
-            if let Reason::Full { pools } | Reason::Barred { pools } = reason {
-                for pool in pools {
-                    *waiting.entry(pool.clone()).or_default() += 1;
-                }
-            }
-        }
-        for (pool, nodes, _) in self.demand.waiting() {
-            *waiting.entry(pool.clone()).or_default() += i64::try_from(nodes).unwrap_or(i64::MAX);
-        }
+        let waiting = || waiting_by_pool(&self.podcidrs, &self.demand);
         self.subnets
             .next(&mut cx)
             .or_else(|| self.blocks.next(&mut cx))
             .or_else(|| self.quarantine.next(&mut cx))
-            .or_else(|| self.pools.next(&waiting, &mut cx))
+            .or_else(|| self.leaks.next(self.leak_grace, &mut cx))
+            .or_else(|| self.pools.next(waiting, &mut cx))
     }
 
     /// Monotonic time at which [`Leader::next`] may have something again without an event.
@@ -195,6 +200,8 @@ impl Leader {
             self.subnets.urgent.next_at(),
             self.subnets.queue.next_at(),
             self.quarantine.queue.next_at(),
+            self.leaks.next_at(),
+            self.default_pool.queue.next_at(),
             self.pools.next_at(),
             self.registry.pools.next_at(),
         ];
@@ -207,7 +214,7 @@ impl Leader {
     }
 
     /// What it knows of itself.
-    pub(super) fn describe(&mut self, view: &mut View, world: &World) {
+    pub(super) fn describe(&mut self, view: &mut View, world: &World, now: Now) {
         view.dealing = self.dealing;
         if !self.dealing {
             view.fencing = Some(self.fence.progress(world));
@@ -227,6 +234,11 @@ impl Leader {
         for reason in self.podcidrs.waiting() {
             *view.waiting.entry(reason.label()).or_default() += 1;
         }
+        for (_, nodes, _) in self.demand.waiting() {
+            *view.waiting.entry("pool_full").or_default() += nodes;
+        }
+        self.describe_blocks(view, world, now);
+        view.trouble = self.default_pool.trouble().cloned();
         view.queues = vec![
             (
                 "podcidr",
@@ -251,6 +263,32 @@ impl Leader {
             ),
             ("pool", self.pools.queue.depth(), self.pools.queue.retries()),
         ];
+    }
+
+    fn describe_blocks(&self, view: &mut View, world: &World, now: Now) {
+        let all = totals(world, &self.registry);
+        let addresses = all.into_iter().map(|((pool, family), t)| (pool, family, t));
+        view.addresses = addresses.collect();
+        for entry in self.registry.blocks.iter() {
+            let overdue = entry.rests_until.filter(|until| *until < now.mono);
+            view.oldest_rest = view
+                .oldest_rest
+                .max(overdue.map_or(Duration::ZERO, |until| now.mono - until));
+            let state = match (entry.owner.resting, entry.confirmed, entry.recall) {
+                (true, ..) if overdue.is_some() => "overdue",
+                (true, ..) => "quarantined",
+                (_, false, _) => "provisional",
+                (_, _, Some(_)) => "recalled",
+                _ => "held",
+            };
+            *view.blocks.entry(state).or_default() += 1;
+        }
+        let (candidates, oldest) = self.leaks.candidates();
+        let age = oldest.map_or(Duration::ZERO, |since| now.mono.saturating_sub(since));
+        let asked = self.registry.suspects.values().map(BTreeSet::len).sum();
+        view.leaks = (candidates, age, asked);
+        let reports = world.subnets.iter().filter_map(|it| it.report.as_ref());
+        view.refused = reports.map(|report| report.refusals).sum();
     }
 
     /// A NodeSubnet has changed, in what the agent says or otherwise.
@@ -351,9 +389,12 @@ impl Leader {
         self.pools.mark();
     }
 
-    /// A pool has changed: `spec` says whether in more than its status.
-    pub(super) fn pool_changed(&mut self, name: &Text, spec: bool) {
+    /// A pool has changed: `spec` says whether in more than its status, `exists` whether it is there.
+    pub(super) fn pool_changed(&mut self, name: &Text, spec: bool, exists: bool) {
         self.pools.queue.add(name.clone());
+        if !exists {
+            self.default_pool.queue.add(());
+        }
         self.survey |= spec;
         self.reattribute |= spec;
     }
@@ -551,6 +592,15 @@ impl Leader {
                 self.follow_up(noted, world);
             }
             Purpose::BlockPods { uid, .. } => self.blocks.answered_pods(uid, outcome, &mut cx),
+            Purpose::DefaultPool => self.default_pool.answered(outcome, &cx),
+            Purpose::LeakPods { name, uid } => {
+                if self
+                    .leaks
+                    .answered(name, uid, outcome, self.leak_grace, &mut cx)
+                {
+                    self.subnets.queue.add(name.clone());
+                }
+            }
             Purpose::Answer { name } => self.subnets.answered_condition(name, outcome, &mut cx),
             Purpose::Quarantine { name, uid }
                 if self.quarantine.answered(name, uid, outcome, &mut cx) =>
@@ -564,6 +614,22 @@ impl Leader {
             _ => {}
         }
     }
+}
+
+/// How many nodes wait for each pool. Counted when a status is to be written, not for each request.
+fn waiting_by_pool(podcidrs: &PodCidrs, demand: &Demand) -> BTreeMap<Text, i64> {
+    let mut waiting: BTreeMap<Text, i64> = BTreeMap::new();
+    for reason in podcidrs.waiting() {
+        if let Reason::Full { pools } | Reason::Barred { pools } = reason {
+            for pool in pools {
+                *waiting.entry(pool.clone()).or_default() += 1;
+            }
+        }
+    }
+    for (pool, nodes, _) in demand.waiting() {
+        *waiting.entry(pool.clone()).or_default() += i64::try_from(nodes).unwrap_or(i64::MAX);
+    }
+    waiting
 }
 
 fn report_overlaps(node: &Node, synced: &Synced, reports: &mut Vec<Report>) {

@@ -16,8 +16,9 @@ use super::blocks::Step;
 use super::figures::Figures;
 use super::leader::{Leader, Room};
 use super::report::Report;
+use super::totals::Totals;
 use super::{Now, Purpose};
-use crate::api::block_name;
+use crate::api::{Allocate, block_name};
 use crate::cluster::lease::Leadership;
 use crate::cluster::request::{Outcome, Refusal, Request, RequestId};
 use crate::cluster::seen::{Block, Change, Node, Object, Pod, Pool, ServiceRange, Subnet, Text};
@@ -36,6 +37,12 @@ pub struct Settings {
     pub background_in_flight: usize,
     /// How long a pool carves nothing after somebody else wrote a podCIDR in its range
     pub second_writer_hold: Duration,
+    /// Whether to make a default pool where there is none, and how it allocates
+    pub default_pool: Option<Allocate>,
+    /// Its ranges; none: see [`super::bootstrap`]
+    pub default_pool_cidrs: Vec<Cidr>,
+    /// How long an address may be without a pod before its node is asked about it
+    pub leak_grace: Duration,
 }
 
 impl Default for Settings {
@@ -45,6 +52,9 @@ impl Default for Settings {
             critical_in_flight: 64,
             background_in_flight: 16,
             second_writer_hold: Duration::from_secs(60),
+            default_pool: None,
+            default_pool_cidrs: Vec::new(),
+            leak_grace: Duration::from_secs(300),
         }
     }
 }
@@ -94,8 +104,20 @@ pub struct View {
     pub dealing: bool,
     /// Every pool and family
     pub pools: Vec<(Text, Family, Figures)>,
-    /// Blocks by what they are about
+    /// Addresses of every pool and family that allocates blocks
+    pub addresses: Vec<(Text, Family, Totals)>,
+    /// Blocks by state: held, recalled, provisional, quarantined, kept
     pub blocks: BTreeMap<&'static str, usize>,
+    /// Addresses whose pods are gone, with the age of the oldest, and how many nodes are asked about
+    pub leaks: (usize, Duration, usize),
+    /// Why there is no default pool though there should be one
+    pub trouble: Option<String>,
+    /// Addresses that several pods report
+    pub doubled: usize,
+    /// Entries of agents' statuses that make no sense
+    pub refused: u64,
+    /// Since when the oldest range rests that should be over
+    pub oldest_rest: Duration,
     /// Nodes that wait, by reason
     pub waiting: BTreeMap<&'static str, usize>,
     /// Pairs of nodes with common addresses
@@ -257,14 +279,15 @@ impl Controller {
     }
 
     /// What it knows of itself.
-    pub fn view(&mut self) -> View {
+    pub fn view(&mut self, now: Now) -> View {
         let mut view = View {
             missing: self.world.missing(),
             second_writer: self.second_writer,
+            doubled: self.world.pods.doubled().len(),
             ..View::default()
         };
         if let Some(leader) = &mut self.leader {
-            leader.describe(&mut view, &self.world);
+            leader.describe(&mut view, &self.world, now);
         }
         view
     }
@@ -281,6 +304,7 @@ impl Controller {
             Purpose::Subnet { name, .. } | Purpose::SubnetRead { name } => {
                 about(&self.world.subnets, name)
             }
+            Purpose::DefaultPool => (self.world.pools.epoch(), None),
             Purpose::Answer { name } => about(&self.world.subnets, name),
             Purpose::FenceSubnets => (self.world.subnets.epoch(), None),
             Purpose::FenceBlocks => (self.world.blocks.epoch(), None),
@@ -311,8 +335,7 @@ impl Controller {
             Leadership::Leading(tenure) => match &mut self.leader {
                 Some(leader) if leader.tenure.term == tenure.term => leader.tenure = tenure,
                 _ => {
-                    let hold = self.settings.second_writer_hold;
-                    self.leader = Some(Leader::new(tenure, hold, now));
+                    self.leader = Some(Leader::new(tenure, &self.settings, now));
                 }
             },
             Leadership::Standby { .. } | Leadership::Released => self.leader = None,
@@ -362,7 +385,7 @@ impl Controller {
             }
             _ => false,
         };
-        leader.pool_changed(&pool.name, !same);
+        leader.pool_changed(&pool.name, !same, delta.after.is_some());
     }
 
     fn answered(&mut self, id: RequestId, outcome: &Outcome, now: Now) {

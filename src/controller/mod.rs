@@ -15,11 +15,12 @@
 //! | [`machine`] | events in, requests out; who may act when |
 //! | `leader` | what exists only while leading: the loops |
 //! | [`fence`] | what a new leader does before it deals |
-//! | [`registry`] | the leader's ledger: who holds what, what rests |
-//! | [`pools`], [`selector`] | what every pool may do right now, and which nodes it serves |
+//! | [`registry`], `holders` | the leader's ledger: who holds what, what rests |
+//! | [`pools`], `survey` | what every pool may do right now, and which nodes it serves |
 //! | [`blocks`] | the leader's blocks: which node has which, and how far each is |
-//! | [`podcidr`], [`demand`], [`block`], [`subnet`], [`quarantine`], [`pool`] | the loops |
-//! | [`figures`], [`conditions`] | what a pool's status says |
+//! | [`podcidr`], [`demand`], [`block`], [`subnet`], [`quarantine`], [`leaks`], [`pool`] | the loops |
+//! | [`figures`], [`totals`], [`conditions`], [`forecast`] | what a pool's status says |
+//! | [`bootstrap`], [`default_pool`] | the default pool of a cluster that has none |
 //! | [`queue`], [`report`] | keyed work with back-off; Kubernetes events to be |
 //! | [`run`], [`events`] | the shell: the only place with IO |
 //!
@@ -30,12 +31,17 @@
 
 pub mod block;
 pub mod blocks;
+pub mod bootstrap;
 pub mod conditions;
+pub mod default_pool;
 pub mod demand;
 pub mod events;
 pub mod fence;
 pub mod figures;
+pub mod forecast;
+mod holders;
 mod leader;
+pub mod leaks;
 pub mod machine;
 pub mod podcidr;
 pub mod pool;
@@ -45,8 +51,9 @@ pub mod queue;
 pub mod registry;
 pub mod report;
 pub mod run;
-pub mod selector;
 pub mod subnet;
+mod survey;
+pub mod totals;
 
 pub use machine::{Controller, Event, Outgoing, Settings};
 pub use report::{About, Report};
@@ -112,8 +119,12 @@ pub enum Purpose {
     },
     /// The last look at the pods of a dead node that had blocks
     BlockPods { name: Text, uid: Text },
+    /// The last look at a node's pods before its agent is asked about addresses
+    LeakPods { name: Text, uid: Text },
     /// The fence's consistent list of IPAMBlocks
     FenceBlocks,
+    /// What kubeadm has left, or the creation of the default pool
+    DefaultPool,
     /// The answer to an agent's status
     Answer { name: Text },
     /// A write of a pool's finalizers or status
@@ -135,9 +146,10 @@ impl Purpose {
             Purpose::Subnet { .. } | Purpose::SubnetRead { .. } | Purpose::Answer { .. } => {
                 "subnet"
             }
+            Purpose::LeakPods { .. } => "leaks",
             Purpose::Block { .. } | Purpose::BlockPods { .. } => "block",
             Purpose::Quarantine { .. } => "quarantine",
-            Purpose::Pool { .. } | Purpose::PoolRead { .. } => "pool",
+            Purpose::Pool { .. } | Purpose::PoolRead { .. } | Purpose::DefaultPool => "pool",
         }
     }
 }

@@ -8,15 +8,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::conditions::{TOLD, event_reason, status};
+use super::conditions::{Counted, TOLD, event_reason, status};
 use super::figures::may_go;
 use super::pools::{PoolState, Verdict};
 use super::queue::Queue;
 use super::report::{About, Report};
+use super::totals::{Totals, totals};
 use super::{Context, Purpose};
 use crate::api::{FINALIZER, IPPoolStatus};
 use crate::cluster::request::{Outcome, Refusal, Request};
 use crate::cluster::seen::{Pool, Text};
+use crate::ipam::{Dual, Family};
 
 /// At most one status write a pool in this time.
 pub const STATUS_PAUSE: Duration = Duration::from_secs(5);
@@ -35,6 +37,9 @@ pub struct PoolLoop {
     dirty: bool,
     counted_at: Option<Duration>,
     written_at: BTreeMap<Text, Duration>,
+    /// Addresses by pool and family, as last counted.
+    totals: BTreeMap<(Text, Family), Totals>,
+    totals_at: Option<Duration>,
     /// What was last told of a condition, by pool UID and type.
     told: BTreeMap<(Text, &'static str), (String, String)>,
 }
@@ -68,13 +73,19 @@ impl PoolLoop {
     /// The next request: a read, a finalizer to drop, a status to write.
     pub fn next(
         &mut self,
-        waiting: &BTreeMap<Text, i64>,
+        waiting: impl FnOnce() -> BTreeMap<Text, i64>,
         cx: &mut Context,
     ) -> Option<(Request, Purpose)> {
         let now = cx.now.mono;
+        let mut count = Some(waiting);
+        let mut waiting = BTreeMap::new();
         if self.dirty && self.counted_at.is_none_or(|at| at + COUNT_PAUSE <= now) {
             self.dirty = false;
             self.counted_at = Some(now);
+            if self.totals_at.is_none_or(|at| at + STATUS_PAUSE <= now) {
+                self.totals_at = Some(now);
+                self.totals = totals(cx.world, cx.registry);
+            }
             for pool in cx.world.pools.iter() {
                 self.queue.add(pool.name.clone());
             }
@@ -116,13 +127,15 @@ impl PoolLoop {
                 self.queue.add_at(name, at);
                 continue;
             }
-            let status = status(
-                &pool,
-                state,
-                waiting.get(&name).copied().unwrap_or(0),
-                cx.registry,
-                cx.now,
-            );
+            if let Some(count) = count.take() {
+                waiting = count();
+            }
+            let of = |family| self.totals.get(&(name.clone(), family)).copied();
+            let counted = Counted {
+                waiting: waiting.get(&name).copied().unwrap_or(0),
+                totals: Dual::from_fn(|family| of(family).unwrap_or_default()),
+            };
+            let status = status(&pool, state, counted, cx.registry, cx.now);
             if pool.status.as_ref() != Some(&status) {
                 self.tell(&pool, &status, cx.reports);
                 self.written_at.insert(name.clone(), now);

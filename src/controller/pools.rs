@@ -8,11 +8,12 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use super::selector::Selector;
-use crate::api::{Allocate, Assignment, FINALIZER, FirstBlock, IPPoolSpec};
+use super::survey::{Older, survey_one};
+use crate::api::Allocate;
+use crate::choice::{Asker, Candidate, Selector, Standing, choose};
 use crate::cluster::seen::{Node, Pool, Text};
 use crate::cluster::world::World;
-use crate::ipam::{self, Cidr, Closing, Dual, Family, Ledger, Ranges, Span};
+use crate::ipam::{self, Cidr, Ledger, Span};
 
 /// Quarantine of ranges that lie outside every pool.
 pub const DEFAULT_QUARANTINE: Duration = Duration::from_secs(60);
@@ -58,6 +59,10 @@ pub struct BlockTerms {
     pub first_on_sight: bool,
     /// Only for those who ask by name
     pub manual: bool,
+    /// The pods of which namespaces
+    pub namespaces: Selector,
+    /// Which pods
+    pub pods: Selector,
     /// How many blocks of a family a node may have
     pub most: Option<usize>,
     /// How long a block that a node can do without stays empty
@@ -213,30 +218,33 @@ impl Pools {
         ledger: &Ledger,
         full: &BTreeMap<Text, V>,
     ) -> Vec<Text> {
-        let mut matching: Vec<&PoolState> = self
+        let states: Vec<&PoolState> = self
             .by_rank
             .iter()
             .filter_map(|name| self.states.get(name))
-            .filter(|state| state.allocate == allocate && state.selects(node))
+            .filter(|state| state.allocate == allocate)
             .collect();
-        let tied = matching
-            .windows(2)
-            .any(|pair| pair[0].rank() == pair[1].rank() && !full.contains_key(&pair[0].name));
-        if tied {
-            matching.sort_by_cached_key(|state| {
-                let is_full = full.contains_key(&state.name);
-                let room = if is_full { 0 } else { state.room(ledger) };
-                (
-                    std::cmp::Reverse(state.rank()),
-                    std::cmp::Reverse(room),
-                    state.name.clone(),
-                )
-            });
-        }
-        matching
-            .into_iter()
-            .map(|state| state.name.clone())
-            .collect()
+        let candidates: Vec<Candidate> = states.iter().map(|state| state.candidate()).collect();
+        let room = |candidate: &Candidate| match self.states.get(candidate.name) {
+            Some(state) if !full.contains_key(candidate.name) => state.room(ledger),
+            _ => 0,
+        };
+        let choice = choose(&candidates, &whole(node), room);
+        let chosen = choice.chosen.iter();
+        chosen.map(|it| states[it.at].name.clone()).collect()
+    }
+
+    /// Why which pools serve the node and the others do not, in words.
+    pub fn explain(&self, allocate: Allocate, node: &Node, ledger: &Ledger) -> String {
+        let states = self.states.values();
+        let of_kind = states.filter(|state| state.allocate == allocate);
+        let candidates: Vec<Candidate> = of_kind.map(PoolState::candidate).collect();
+        let room = |candidate: &Candidate| {
+            let state = self.states.get(candidate.name);
+            state.map_or(0, |state| state.room(ledger))
+        };
+        let choice = choose(&candidates, &whole(node), room).to_string();
+        choice.trim_end().replace('\n', "; ")
     }
 
     /// The pools that a node may ask for blocks, best first but for room.
@@ -300,7 +308,24 @@ impl Pools {
 
 impl PoolState {
     fn rank(&self) -> (i32, usize) {
-        (self.priority, self.selector.specificity())
+        let pods = self.terms.namespaces.specificity() + self.terms.pods.specificity();
+        (self.priority, self.selector.specificity() + pods)
+    }
+
+    /// As the choice for a node as a whole sees it. Its agent may ask for a manual pool by name.
+    fn candidate(&self) -> Candidate<'_> {
+        Candidate {
+            name: &self.name,
+            node: &self.selector,
+            namespace: &self.terms.namespaces,
+            pod: &self.terms.pods,
+            priority: self.priority,
+            manual: false,
+            standing: match self.verdict {
+                Verdict::Serving => Standing::Serving,
+                _ => Standing::Barred(&self.verdict),
+            },
+        }
     }
 
     /// Free blocks of the family that has fewer.
@@ -313,253 +338,10 @@ impl PoolState {
     }
 }
 
-/// Ranges of the pools surveyed so far, by start.
-#[derive(Default)]
-struct Older(BTreeMap<Cidr, Text>);
-
-impl Older {
-    fn overlap(&self, range: &Cidr) -> Option<(Cidr, Text)> {
-        // Sorted by first address: what overlaps starts inside, or is a shorter prefix of the same.
-        let inside = self
-            .0
-            .range(*range..)
-            .next()
-            .filter(|(theirs, _)| theirs.overlaps(range));
-        let around = || {
-            let mut wider = range.parent();
-            while let Some(parent) = wider {
-                if let Some(name) = self.0.get(&parent) {
-                    return Some((parent, name.clone()));
-                }
-                wider = parent.parent();
-            }
-            None
-        };
-        inside
-            .map(|(theirs, name)| (*theirs, name.clone()))
-            .or_else(around)
+fn whole(node: &Node) -> Asker<'_> {
+    Asker {
+        node: &node.labels,
+        pod: None,
+        by_name: &[],
     }
-}
-
-fn survey_one(
-    pool: &Pool,
-    kept: Option<PoolState>,
-    services: &[Cidr],
-    world: &World,
-    older: &mut Older,
-    now: Duration,
-) -> PoolState {
-    let parsed = pool
-        .spec
-        .as_ref()
-        .map_err(Clone::clone)
-        .and_then(Parsed::new);
-    let (parsed, invalid) = match parsed {
-        Ok(parsed) => (parsed, None),
-        Err(why) => (Parsed::default(), Some(why)),
-    };
-    let ranges: Vec<Cidr> = parsed
-        .ranges
-        .iter()
-        .flat_map(|(_, r)| r.iter().flat_map(|r| r.cidrs.clone()))
-        .collect();
-    let overlap = ranges.iter().find_map(|range| {
-        older
-            .overlap(range)
-            .map(|(theirs, name)| (*range, theirs, name))
-    });
-    for range in &ranges {
-        older.0.entry(*range).or_insert_with(|| pool.name.clone());
-    }
-
-    let mut blocked = parsed.reserved.clone();
-    let mut left_out = Vec::new();
-    for range in &ranges {
-        for service in services.iter().filter(|service| service.overlaps(range)) {
-            blocked.push(Span::from(*service));
-            left_out.push(format!("service range {service}"));
-        }
-        for address in world.node_addresses.within(range) {
-            blocked.push(Span::from(Cidr::host(address)));
-            left_out.push(format!("node address {address}"));
-        }
-    }
-    left_out.sort();
-    left_out.dedup();
-
-    let hold_until = kept
-        .as_ref()
-        .and_then(|state| state.hold_until)
-        .filter(|until| *until > now);
-    let mut space = match kept {
-        Some(state) => state.space,
-        None => ipam::Pool::new(Dual::default()),
-    };
-    space.set_closing(match parsed.allocate {
-        Allocate::Blocks => Closing::Covered,
-        Allocate::NodeCIDR => Closing::Touched,
-    });
-    space.set_ranges(parsed.ranges);
-    space.set_blocked(blocked.clone());
-
-    let verdict = if let Some(why) = invalid {
-        Verdict::Invalid(why)
-    } else if pool.deleting {
-        Verdict::Terminating
-    } else if let Some((range, theirs, name)) = overlap {
-        Verdict::Overlaps {
-            older: name,
-            range,
-            theirs,
-        }
-    } else if parsed.disabled {
-        Verdict::Disabled
-    } else if !pool.finalizers.iter().any(|f| f == FINALIZER) {
-        Verdict::Starting
-    } else if hold_until.is_some() {
-        Verdict::SecondWriter
-    } else {
-        Verdict::Serving
-    };
-    PoolState {
-        name: pool.name.clone(),
-        uid: pool.uid.clone(),
-        allocate: parsed.allocate,
-        space,
-        terms: parsed.terms,
-        reserved: blocked,
-        nearly_exhausted: parsed.nearly_exhausted,
-        selector: parsed.selector,
-        priority: parsed.priority,
-        quarantine: parsed.quarantine,
-        guarded: pool.finalizers.iter().any(|f| f == FINALIZER),
-        verdict,
-        left_out,
-        hold_until,
-    }
-}
-
-/// A spec whose texts have been read.
-struct Parsed {
-    allocate: Allocate,
-    terms: BlockTerms,
-    nearly_exhausted: u32,
-    ranges: Dual<Option<Ranges>>,
-    reserved: Vec<Span>,
-    selector: Selector,
-    priority: i32,
-    disabled: bool,
-    quarantine: Duration,
-}
-
-impl Default for Parsed {
-    fn default() -> Self {
-        Parsed {
-            allocate: Allocate::default(),
-            terms: BlockTerms {
-                first_on_sight: false,
-                manual: false,
-                most: None,
-                idle: Duration::ZERO,
-            },
-            nearly_exhausted: 100,
-            ranges: Dual::default(),
-            reserved: Vec::new(),
-            selector: Selector::default(),
-            priority: 0,
-            disabled: true,
-            quarantine: DEFAULT_QUARANTINE,
-        }
-    }
-}
-
-impl Parsed {
-    /// The CRD's rules refuse most of what is refused here; a server without them, or an object
-    /// older than a rule, must not do harm either.
-    fn new(spec: &IPPoolSpec) -> Result<Self, String> {
-        let v4 = spec
-            .ipv4
-            .as_ref()
-            .zip(spec.ipv4_block_size())
-            .map(|(r, size)| ranges(Family::V4, "ipv4", &r.cidrs, size))
-            .transpose()?;
-        let v6 = spec
-            .ipv6
-            .as_ref()
-            .zip(spec.ipv6_block_size())
-            .map(|(r, size)| ranges(Family::V6, "ipv6", &r.cidrs, size))
-            .transpose()?;
-        if v4.is_none() && v6.is_none() {
-            return Err("neither ipv4 nor ipv6 is given: give at least one".into());
-        }
-        let reserved = spec
-            .reserved
-            .iter()
-            .map(|text| Span::parse(text).map_err(|error| format!("reserved: {error}")))
-            .collect::<Result<_, _>>()?;
-        let namespaces = Selector::new(spec.namespace_selector.as_ref())
-            .map_err(|error| format!("namespaceSelector: {error}"))?;
-        let pods = Selector::new(spec.pod_selector.as_ref())
-            .map_err(|error| format!("podSelector: {error}"))?;
-        let manual = spec.assignment == Assignment::Manual;
-        let for_all = namespaces.specificity() + pods.specificity() == 0;
-        Ok(Parsed {
-            allocate: spec.allocate,
-            terms: BlockTerms {
-                first_on_sight: spec.first_block == FirstBlock::OnSight && !manual && for_all,
-                manual,
-                most: spec
-                    .max_blocks_per_node
-                    .and_then(|most| most.try_into().ok()),
-                idle: Duration::from_secs(spec.idle_seconds.into()),
-            },
-            nearly_exhausted: spec.nearly_exhausted_percent,
-            ranges: Dual { v4, v6 },
-            reserved,
-            selector: Selector::new(spec.node_selector.as_ref())
-                .map_err(|error| format!("nodeSelector: {error}"))?,
-            priority: spec.priority,
-            disabled: spec.disabled,
-            quarantine: Duration::from_secs(spec.quarantine_seconds.into()),
-        })
-    }
-}
-
-fn ranges(
-    family: Family,
-    field: &str,
-    texts: &[String],
-    block_size: u32,
-) -> Result<Ranges, String> {
-    let mut cidrs: Vec<Cidr> = Vec::with_capacity(texts.len());
-    for text in texts {
-        let cidr = Cidr::parse_strict(text).map_err(|error| format!("{field}.cidrs: {error}"))?;
-        if cidr.family() != family {
-            return Err(format!("{field}.cidrs: {cidr} is not {family}"));
-        }
-        if let Some(other) = cidrs.iter().find(|other| other.overlaps(&cidr)) {
-            return Err(format!(
-                "{field}.cidrs: {cidr} overlaps {other}: leave one out"
-            ));
-        }
-        cidrs.push(cidr);
-    }
-    let block_len = u8::try_from(block_size)
-        .ok()
-        .filter(|len| *len <= family.bits());
-    let Some(block_len) = block_len else {
-        return Err(format!(
-            "{field}.blockSize: {block_size} is more than {}",
-            family.bits()
-        ));
-    };
-    if let Some(small) = cidrs.iter().find(|cidr| cidr.len() > block_len) {
-        return Err(format!(
-            "{field}.blockSize: a /{block_len} does not fit into {small}"
-        ));
-    }
-    if cidrs.is_empty() {
-        return Err(format!("{field}.cidrs is empty: give at least one CIDR"));
-    }
-    Ok(Ranges { cidrs, block_len })
 }

@@ -15,11 +15,12 @@ use jiff::Timestamp;
 
 use super::Now;
 use super::blocks::Blocks;
+use super::holders::{Holders, Use};
 use super::pools::{DEFAULT_QUARANTINE, Pools};
 use crate::api::{HeldRange, PreviousHolder};
-use crate::cluster::seen::{Machine, Node, Subnet, Text};
+use crate::cluster::seen::{Machine, Node, PodUid, Subnet, Text};
 use crate::cluster::world::World;
-use crate::ipam::{Cidr, ClaimId, Holder, Ledger, State};
+use crate::ipam::{Addr, Cidr, ClaimId, Holder, Ledger, State};
 
 /// Names a rest: the node's name and the UID that is gone.
 pub type RestKey = (Text, Text);
@@ -63,6 +64,8 @@ pub struct Registry {
     pub rests: BTreeMap<RestKey, Rest>,
     /// Affinity blocks
     pub blocks: Blocks,
+    /// Addresses that nodes are asked about, by the node's UID
+    pub suspects: BTreeMap<Text, BTreeSet<(Addr, PodUid)>>,
     pub(super) holders: Holders,
     conflicts: BTreeSet<(ClaimId, ClaimId)>,
 }
@@ -368,61 +371,6 @@ fn machine(provider_id: Option<&str>, machine_id: Option<&str>) -> Machine {
     Machine {
         provider_id: provider_id.map(Text::from),
         machine_id: machine_id.map(Text::from),
-    }
-}
-
-/// What a node holds ranges for: podCIDRs come and go with the Node, blocks by themselves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Use {
-    /// `node.spec.podCIDRs`
-    PodCidrs,
-    /// IPAMBlocks
-    Blocks,
-}
-
-/// Node UIDs as the ledger's dense holders.
-#[derive(Debug, Default)]
-pub(super) struct Holders {
-    by_uid: BTreeMap<(Use, Text), Holder>,
-    who: Vec<Option<(Text, Text)>>,
-    free: Vec<Holder>,
-}
-
-impl Holders {
-    pub(super) fn intern(&mut self, purpose: Use, name: &Text, uid: &Text) -> Holder {
-        if let Some(holder) = self.by_uid.get(&(purpose, uid.clone())) {
-            return *holder;
-        }
-        let who = Some((name.clone(), uid.clone()));
-        let holder = if let Some(holder) = self.free.pop() {
-            self.who[holder.0 as usize] = who;
-            holder
-        } else {
-            self.who.push(who);
-            Holder(u32::try_from(self.who.len() - 1).unwrap_or(u32::MAX))
-        };
-        self.by_uid.insert((purpose, uid.clone()), holder);
-        holder
-    }
-
-    pub(super) fn get(&self, purpose: Use, uid: &str) -> Option<Holder> {
-        self.by_uid.get(&(purpose, uid.into())).copied()
-    }
-
-    fn all(&self) -> impl Iterator<Item = Holder> + '_ {
-        self.by_uid.values().copied()
-    }
-
-    fn who(&self, holder: Holder) -> Option<&(Text, Text)> {
-        self.who.get(holder.0 as usize)?.as_ref()
-    }
-
-    /// Only for UIDs without claims.
-    pub(super) fn drop_uid(&mut self, purpose: Use, uid: &str) {
-        if let Some(holder) = self.by_uid.remove(&(purpose, uid.into())) {
-            self.who[holder.0 as usize] = None;
-            self.free.push(holder);
-        }
     }
 }
 

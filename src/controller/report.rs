@@ -10,6 +10,8 @@ pub enum About {
     Node { name: Text, uid: Text },
     /// An IPPool
     Pool { name: Text, uid: Text },
+    /// An IPAMBlock
+    Block { name: Text, uid: Text },
 }
 
 impl About {
@@ -51,3 +53,7 @@ pub const SECOND_WRITER: &str = "SecondWriter";
 pub const WAITING_FOR_BLOCK: &str = "WaitingForBlock";
 /// A node has waited for blocks and now has them.
 pub const BLOCK_ASSIGNED: &str = "BlockAssigned";
+/// Several pods report one address.
+pub const DUPLICATE_ADDRESS: &str = "DuplicateAddress";
+/// A block of a dead node is kept beyond its quarantine.
+pub const KEPT: &str = "KeptInQuarantine";

@@ -76,6 +76,7 @@ pub async fn run(
         stop_by: None,
         figures_at: Instant::now(),
         dealing: false,
+        trouble: None,
     };
     // Lists that begin after the lease is won need not be made again for the fence.
     let _ = tokio::time::timeout(FIRST_WORD, shell.parts.leadership.changed()).await;
@@ -117,6 +118,8 @@ struct Shell {
     stop_by: Option<Instant>,
     figures_at: Instant,
     dealing: bool,
+    /// What was last said of the default pool
+    trouble: Option<String>,
 }
 
 impl Shell {
@@ -240,7 +243,7 @@ impl Shell {
 
     fn figures(&mut self) {
         self.figures_at = Instant::now() + FIGURES_PAUSE;
-        let view = self.controller.view();
+        let view = self.controller.view(self.now());
         if self.dealing != view.dealing {
             self.dealing = view.dealing;
             info!(
@@ -253,6 +256,10 @@ impl Shell {
                 }
             );
         }
+        if view.trouble.is_some() && view.trouble != self.trouble {
+            warn!("{}", view.trouble.as_deref().unwrap_or_default());
+        }
+        self.trouble.clone_from(&view.trouble);
         self.parts.readiness.update(&view);
         self.parts.metrics.set(&view);
     }

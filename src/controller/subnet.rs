@@ -145,6 +145,9 @@ fn wanted(
     let blocks = node
         .map(|node| registry.listed_blocks(&node.uid, report))
         .unwrap_or_default();
+    let suspects = node
+        .map(|node| registry.suspects_of(&node.uid, report))
+        .unwrap_or_default();
     let pools: Vec<String> = node
         .map(|node| registry.pools.block_pools(node).collect())
         .unwrap_or_default();
@@ -168,6 +171,10 @@ fn wanted(
     if nothing && !stays {
         return None;
     }
+    // One write will do for a node whose first blocks are on their way.
+    if nothing && is.is_none() && node.is_some_and(|node| registry.blocks.has(&node.uid)) {
+        return None;
+    }
     let text = |text: &Text| text.to_string();
     Some(NodeSubnetSpec {
         node_uid: node.map(|node| node.uid.to_string()),
@@ -176,7 +183,7 @@ fn wanted(
         pod_cidrs,
         blocks,
         pools,
-        suspects: Vec::new(),
+        suspects,
         previous,
     })
 }

@@ -28,6 +28,12 @@ pub struct ControllerMetrics {
     overlapping: IntGauge,
     unclear: IntGauge,
     dropped: IntCounter,
+    addresses: GaugeVec,
+    blocks: IntGaugeVec,
+    leaks: IntGaugeVec,
+    oldest: GaugeVec,
+    doubled: IntGauge,
+    refused: IntGauge,
     /// Pools and families that have series
     known: Arc<Mutex<BTreeSet<(String, String)>>>,
     /// Retries of each queue as last counted
@@ -169,6 +175,50 @@ impl ControllerMetrics {
                     "Kubernetes events that could not be written",
                 )?,
             )?,
+            addresses: register(
+                registry,
+                GaugeVec::new(
+                    Opts::new(
+                        "cadastre_pool_addresses",
+                        "Addresses in blocks of the pool: held by nodes, used by pods, cooling after use",
+                    ),
+                    &["pool", "family", "state"],
+                )?,
+            )?,
+            blocks: gauges(
+                "cadastre_blocks",
+                "Affinity blocks: held, recalled, provisional, quarantined, or overdue because a pod still has an address in it",
+                &["state"],
+            )?,
+            leaks: gauges(
+                "cadastre_leaked_addresses",
+                "Addresses whose pods are gone: candidate until the grace period is over, asked once the node was told",
+                &["state"],
+            )?,
+            oldest: register(
+                registry,
+                GaugeVec::new(
+                    Opts::new(
+                        "cadastre_oldest_garbage_seconds",
+                        "Age of the oldest address without a pod, and of the block that is kept longest beyond its quarantine",
+                    ),
+                    &["kind"],
+                )?,
+            )?,
+            doubled: register(
+                registry,
+                IntGauge::new(
+                    "cadastre_duplicate_pod_addresses",
+                    "Addresses that more than one pod reports",
+                )?,
+            )?,
+            refused: register(
+                registry,
+                IntGauge::new(
+                    "cadastre_refused_status_entries",
+                    "Entries in the statuses of NodeSubnets that make no sense and are left out",
+                )?,
+            )?,
             known: Arc::default(),
             counted: Arc::default(),
         })
@@ -218,6 +268,27 @@ impl ControllerMetrics {
             .set(i64::try_from(view.overlaps).unwrap_or(i64::MAX));
         self.unclear
             .set(i64::try_from(view.unclear).unwrap_or(i64::MAX));
+        for state in ["held", "recalled", "provisional", "quarantined", "overdue"] {
+            let count = view.blocks.get(state).copied().unwrap_or(0);
+            self.blocks
+                .with_label_values(&[state])
+                .set(i64::try_from(count).unwrap_or(i64::MAX));
+        }
+        let (candidates, age, asked) = view.leaks;
+        for (state, count) in [("candidate", candidates), ("asked", asked)] {
+            self.leaks
+                .with_label_values(&[state])
+                .set(i64::try_from(count).unwrap_or(i64::MAX));
+        }
+        for (kind, age) in [("address", age), ("block", view.oldest_rest)] {
+            self.oldest
+                .with_label_values(&[kind])
+                .set(age.as_secs_f64());
+        }
+        self.doubled
+            .set(i64::try_from(view.doubled).unwrap_or(i64::MAX));
+        self.refused
+            .set(i64::try_from(view.refused).unwrap_or(i64::MAX));
         self.second_writer
             .inc_by(view.second_writer.saturating_sub(self.second_writer.get()));
         self.set_pools(view);
@@ -251,11 +322,28 @@ impl ControllerMetrics {
                 .set(figures.utilization());
             seen.insert((pool.to_string(), family));
         }
+        for (pool, family, totals) in &view.addresses {
+            let family = family.to_string().to_lowercase();
+            let states = [
+                ("held", totals.held),
+                ("used", totals.used),
+                ("cooling", totals.cooling),
+            ];
+            for (state, count) in states {
+                self.addresses
+                    .with_label_values(&[&**pool, family.as_str(), state])
+                    .set(count as f64);
+            }
+            seen.insert((pool.to_string(), family));
+        }
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         for (pool, family) in known.difference(&seen) {
             for gauge in self.pool.all() {
                 // Absent is what is wanted.
                 let _ = gauge.remove_label_values(&[pool, family]);
+            }
+            for state in ["held", "used", "cooling"] {
+                let _ = self.addresses.remove_label_values(&[pool, family, state]);
             }
         }
         *known = seen;

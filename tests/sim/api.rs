@@ -11,7 +11,7 @@ use cadastre::cluster::lease::{Answer, Ask, Record};
 use cadastre::cluster::request::{Assignment, Outcome, Refusal, Request, Touch};
 use cadastre::cluster::seen::{AgentReport, Block, Node, Pod, Pool, ServiceRange, Subnet, Text};
 
-use super::clock::Time;
+use super::clock::{Time, seconds};
 use super::kind::{Kind, Versioned};
 use super::plan::Plan;
 use cadastre::ipam::Cidr;
@@ -258,6 +258,24 @@ impl Api {
             Request::ReadNode { name } => found(&self.nodes, name, Outcome::Node),
             Request::ReadSubnet { name } => found(&self.subnets, name, Outcome::Subnet),
             Request::ReadPool { name } => found(&self.pools, name, Outcome::Pool),
+            Request::ReadKubeadm => Outcome::Kubeadm(None),
+            Request::CreatePool { name, spec } => {
+                if self.pools.get(name).is_some() {
+                    return guard("already exists");
+                }
+                let pool = Pool {
+                    name: name.clone(),
+                    uid: self.uid(),
+                    version: 0,
+                    generation: 1,
+                    created: seconds(at),
+                    deleting: false,
+                    finalizers: Vec::new(),
+                    spec: Ok((**spec).clone()),
+                    status: None,
+                };
+                Outcome::Pool(Pool::clone(&self.put_pool(pool, at)))
+            }
             Request::ListBlocks => {
                 Outcome::Blocks(self.blocks.live.values().map(|b| Block::clone(b)).collect())
             }

@@ -28,6 +28,13 @@ fn with(fields: &Value) -> Value {
     spec
 }
 
+/// A pool of blocks with these fields over plain ones.
+fn blocks(fields: &Value) -> Value {
+    let mut spec = with(fields);
+    spec["allocate"] = json!("Blocks");
+    spec
+}
+
 fn v4(cidrs: &[&str], block_size: u32) -> Value {
     with(&json!({"ipv4": {"cidrs": cidrs, "blockSize": block_size}}))
 }
@@ -53,6 +60,7 @@ pub fn pools() -> Vec<Case> {
         reservations(),
         selectors(),
         numbers(),
+        block_terms(),
     ];
     let mut cases: Vec<Case> = all.into_iter().flatten().map(named).collect();
     let plain = with(&json!({}));
@@ -73,13 +81,11 @@ fn families() -> Vec<(Value, Option<Cause>)> {
         (dual, None),
         (neither, Some(("spec", some))),
         (null, Some(("spec", some))),
+        (json!({"ipv4": {"cidrs": ["10.0.0.0/16"]}}), None),
+        (with(&json!({"allocate": "Blocks"})), None),
         (
-            json!({"ipv4": {"cidrs": ["10.0.0.0/16"]}}),
-            Some(("spec.allocate", "Required value")),
-        ),
-        (
-            with(&json!({"allocate": "Blocks"})),
-            Some(("spec.allocate", r#"supported values: "NodeCIDR""#)),
+            with(&json!({"allocate": "Addresses"})),
+            Some(("spec.allocate", r#"supported values: "Blocks", "NodeCIDR""#)),
         ),
         (
             v4(&[], 24),
@@ -174,8 +180,19 @@ fn block_sizes() -> Vec<(Value, Option<Cause>)> {
         ),
         // The default must fit, too
         (
-            with(&json!({"ipv4": {"cidrs": ["10.0.0.0/26"]}})),
+            with(&json!({"ipv4": {"cidrs": ["10.0.0.0/25"]}})),
             size4(NO_FIT),
+        ),
+        (with(&json!({"ipv4": {"cidrs": ["10.0.0.0/24"]}})), None),
+        (blocks(&json!({"ipv4": {"cidrs": ["10.0.0.0/26"]}})), None),
+        (
+            blocks(&json!({"ipv4": {"cidrs": ["10.0.0.0/27"]}})),
+            size4(NO_FIT),
+        ),
+        (blocks(&json!({"ipv6": {"cidrs": ["fd00::/122"]}})), None),
+        (
+            blocks(&json!({"ipv6": {"cidrs": ["fd00::/123"]}})),
+            size6(NO_FIT),
         ),
     ]
 }
@@ -345,6 +362,139 @@ fn numbers() -> Vec<(Value, Option<Cause>)> {
     ]
 }
 
+fn block_terms() -> Vec<(Value, Option<Cause>)> {
+    let one = |key: &str, value: Value| blocks(&json!({ key: value }));
+    let expression = json!({"matchExpressions": [{"key": "zone", "operator": "In"}]});
+    let mut cases = vec![
+        (one("assignment", json!("Manual")), None),
+        (
+            one("assignment", json!("ByName")),
+            Some((
+                "spec.assignment",
+                r#"supported values: "Automatic", "Manual""#,
+            )),
+        ),
+        (one("firstBlock", json!("OnDemand")), None),
+        (
+            one("firstBlock", json!("Never")),
+            Some((
+                "spec.firstBlock",
+                r#"supported values: "OnSight", "OnDemand""#,
+            )),
+        ),
+        (
+            one("namespaceSelector", json!({"matchLabels": {"team": "a"}})),
+            None,
+        ),
+        (
+            one("podSelector", json!({"matchLabels": {"app": "a"}})),
+            None,
+        ),
+        (
+            one("namespaceSelector", expression.clone()),
+            Some(("spec.namespaceSelector.matchExpressions[0]", NEEDS_VALUES)),
+        ),
+        (
+            one("podSelector", expression),
+            Some(("spec.podSelector.matchExpressions[0]", NEEDS_VALUES)),
+        ),
+    ];
+    let at_least = |least| match least {
+        0 => "should be greater than or equal to 0",
+        _ => "should be greater than or equal to 1",
+    };
+    for (key, field, least, most, too_much) in [
+        (
+            "maxBlocksPerNode",
+            "spec.maxBlocksPerNode",
+            1,
+            4_096,
+            "should be less than or equal to 4096",
+        ),
+        (
+            "idleSeconds",
+            "spec.idleSeconds",
+            0,
+            86_400,
+            "should be less than or equal to 86400",
+        ),
+        (
+            "nearlyExhaustedPercent",
+            "spec.nearlyExhaustedPercent",
+            1,
+            100,
+            "should be less than or equal to 100",
+        ),
+    ] {
+        cases.push((one(key, json!(least)), None));
+        cases.push((one(key, json!(most)), None));
+        cases.push((one(key, json!(least - 1)), Some((field, at_least(least)))));
+        cases.push((one(key, json!(most + 1)), Some((field, too_much))));
+    }
+    cases
+}
+
+/// IPAMBlocks. The name is the lock, so it must be the one that the CIDR gives.
+pub fn ipam_blocks() -> Vec<Case> {
+    const NAME: &str = "the name of a block is its cidr with - for every other sign: blocks are written by the controller alone";
+    let with = |name: &str, fields: Value, cause| {
+        let mut spec = block("10.244.1.64/26");
+        for (key, value) in fields.as_object().unwrap() {
+            spec[key] = value.clone();
+        }
+        (name.to_owned(), spec, cause)
+    };
+    let of = |name: &str, cidr: &str, cause| with(name, json!({ "cidr": cidr }), cause);
+    let owner = |kind: &str| json!({"owner": {"kind": kind, "name": "n1", "uid": "u1", "providerID": "p", "machineID": "m"}});
+    const PLAIN: &str = "10-244-1-64-26";
+    vec![
+        of(PLAIN, "10.244.1.64/26", None),
+        of("fd00-10-244--40-122", "fd00:10:244::40/122", None),
+        of("fd00---64", "fd00::/64", None),
+        of("10-244-1-65-26", "10.244.1.64/26", Some(("<nil>", NAME))),
+        of("block-1", "10.244.1.64/26", Some(("<nil>", NAME))),
+        of(
+            "10-244-1-65-26",
+            "10.244.1.65/26",
+            Some((
+                "spec.cidr",
+                "is not in canonical form: write 10.244.1.64/26",
+            )),
+        ),
+        of(
+            "all-of-it",
+            "all.of/it",
+            Some((
+                "spec.cidr",
+                "is not a CIDR: write an address, / and a prefix length",
+            )),
+        ),
+        with(PLAIN, owner("Quarantine"), None),
+        with(PLAIN, json!({"until": "2026-11-21T10:00:00Z"}), None),
+        with(
+            PLAIN,
+            owner("Pod"),
+            Some((
+                "spec.owner.kind",
+                r#"supported values: "Node", "Quarantine""#,
+            )),
+        ),
+        with(
+            PLAIN,
+            json!({"owner": {"kind": "Node", "name": "n1"}}),
+            Some(("spec.owner.uid", "Required value")),
+        ),
+    ]
+}
+
+/// A block of a live node.
+pub fn block(cidr: &str) -> Value {
+    json!({
+        "cidr": cidr, "pool": "default", "since": "2026-11-21T10:00:00Z",
+        "owner": {"kind": "Node", "name": "n1", "uid": "u1"},
+    })
+}
+
 pub fn subnets() -> Vec<Case> {
     const FIRST: &str = "spec.podCIDRs[0].cidr";
     let held = |cidrs: &[&str]| {
@@ -354,6 +504,14 @@ pub fn subnets() -> Vec<Case> {
     let previous = |cidr: &str| {
         let ranges = [json!({"cidr": cidr, "pool": "default"})];
         json!({"previous": [{"nodeUID": "u", "podCIDRs": ranges, "until": "2026-11-21T10:00:00Z"}]})
+    };
+    let held_block = || json!({"cidr": "10.244.1.64/26", "uid": "b1", "pool": "default"});
+    let listed = |fields: Value| {
+        let mut block = held_block();
+        for (key, value) in fields.as_object().unwrap() {
+            block[key] = value.clone();
+        }
+        json!({"nodeUID": "u", "blocks": [block]})
     };
     let case = |spec, cause| ("n".to_owned(), spec, cause);
     vec![
@@ -389,11 +547,94 @@ pub fn subnets() -> Vec<Case> {
             json!({"previous": [{"nodeUID": "u"}]}),
             Some(("spec.previous[0].until", "Required value")),
         ),
+        case(listed(json!({})), None),
+        case(
+            listed(
+                json!({"recall": "Drain", "reserved": ["10.244.1.64", "10.244.1.70-10.244.1.79"]}),
+            ),
+            None,
+        ),
+        case(
+            listed(json!({"recall": "Now"})),
+            Some((
+                "spec.blocks[0].recall",
+                r#"supported values: "IfEmpty", "Drain""#,
+            )),
+        ),
+        case(
+            listed(json!({"cidr": "10.244.1.65/26"})),
+            Some((
+                "spec.blocks[0].cidr",
+                "is not in canonical form: write 10.244.1.64/26",
+            )),
+        ),
+        case(
+            json!({"blocks": [held_block(), held_block()]}),
+            Some((
+                "spec.blocks[1]",
+                r#"Duplicate value: {"cidr":"10.244.1.64/26"}"#,
+            )),
+        ),
+        case(
+            json!({"blocks": [{"cidr": "10.244.1.64/26", "pool": "default"}]}),
+            Some(("spec.blocks[0].uid", "Required value")),
+        ),
+        case(
+            json!({"pools": ["default"], "suspects": [{"address": "10.244.1.65", "podUID": "p"}]}),
+            None,
+        ),
         // A node's name, the longest there is
         (
             ["n".repeat(63).as_str(); 4].join(".")[..253].to_owned(),
             held(&["10.244.1.0/24"]),
             None,
+        ),
+    ]
+}
+
+/// What an agent may write, over a NodeSubnet that is there.
+pub fn statuses() -> Vec<(Value, Option<Cause>)> {
+    vec![
+        (
+            json!({
+                "nodeUID": "u", "pools": [{"pool": "default", "demand": 40}],
+                "blocks": [{"cidr": "10.244.1.64/26", "uid": "b1", "used": 1, "cooling": 2, "free": 61}],
+                "allocations": [{
+                    "address": "10.244.1.65", "handle": "net/c1", "pod": "default/web", "podUID": "p1",
+                    "interface": "eth0", "since": "2026-11-21T10:00:00Z",
+                }],
+            }),
+            None,
+        ),
+        (
+            json!({"blocks": [{"cidr": "10.244.1.64/26", "uid": "b1", "released": true}, {"cidr": "10.244.1.64/26", "uid": "b2"}]}),
+            None,
+        ),
+        (
+            json!({"pools": [{"pool": "default", "demand": -1}]}),
+            Some((
+                "status.pools[0].demand",
+                "should be greater than or equal to 0",
+            )),
+        ),
+        (
+            json!({"pools": [{"pool": "a", "demand": 1}, {"pool": "a", "demand": 2}]}),
+            Some(("status.pools[1]", r#"Duplicate value: {"pool":"a"}"#)),
+        ),
+        (
+            json!({"blocks": [{"cidr": "10.244.1.64/26"}]}),
+            Some(("status.blocks[0].uid", "Required value")),
+        ),
+        (
+            json!({"blocks": [{"cidr": "10.244.1.64/26", "uid": "b1", "used": -1}]}),
+            Some((
+                "status.blocks[0].used",
+                "should be greater than or equal to 0",
+            )),
+        ),
+        (
+            json!({"allocations": [{"handle": "net/c1"}]}),
+            Some(("status.allocations[0].address", "Required value")),
         ),
     ]
 }
@@ -414,6 +655,14 @@ pub fn transitions() -> Vec<(Value, Value, Option<Cause>)> {
             v4(&["10.0.0.0/16", "10.5.0.0/16"], 24),
             v4_alone.clone(),
             None,
+        ),
+        (
+            with(&json!({})),
+            blocks(&json!({})),
+            Some((
+                "spec.allocate",
+                "is immutable: add a new pool that allocates the other way, and set disabled on this one",
+            )),
         ),
         (
             dual.clone(),

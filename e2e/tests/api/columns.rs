@@ -3,12 +3,12 @@
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use serde_json::json;
 
-use super::{Lab, pool, subnet};
+use super::{Lab, block, cases, pool, subnet};
 
 const POOLS: &str = r#"
 NAME    IPV4                              BLOCK4   FREE4   IPV6                   BLOCK6   FREE6   NODES   WAITING   PRIORITY   READY   REASON              AGE
 dual    ["10.244.0.0/16","10.8.0.0/16"]   24       323     ["fd00:10:244::/48"]   64       65346   187     0         10         True    Serving
-fresh                                                      ["fd00:1::/48"]        64                                 0
+fresh                                                      ["fd00:1::/48"]                                           0
 spent   ["10.9.0.0/24"]                   26       0                                               4       3         0          False   OverlapsOlderPool
 "#;
 
@@ -20,10 +20,10 @@ USED4   HELD4   QUARANTINED4   USED6   HELD6   QUARANTINED6   DISABLED   SELECTO
 "#;
 
 const SUBNETS: &str = "
-NAME   CIDR            POOL   CIDR2       RESTING         UNTIL                  AGE
-gone                                      10.244.9.0/24   2026-11-21T10:00:00Z
+NAME   CIDR            POOL   CIDR2       BLOCK            BLOCKPOOL   RESTING         UNTIL                  AGE
+gone                                                                   10.244.9.0/24   2026-11-21T10:00:00Z
 n1     10.244.1.0/24   dual   fd00::/64
-n2     192.0.2.0/24                       10.244.3.0/24   2026-11-21T10:00:00Z
+n2     192.0.2.0/24                       10.244.1.64/26   default     10.244.3.0/24   2026-11-21T10:00:00Z
 ";
 
 const SUBNETS_WIDE: &str = "
@@ -33,23 +33,41 @@ dual                    u1        cloud:///n1
                         u2
 ";
 
+const BLOCKS: &str = "
+NAME             CIDR             POOL      OWNER        NODE   SINCE       UNTIL                  AGE
+10-244-1-64-26   10.244.1.64/26   default   Node         n1     <invalid>
+fd00---122       fd00::/122       default   Quarantine   n2     <invalid>   2026-11-21T10:00:00Z
+";
+
+const BLOCKS_WIDE: &str = "
+NODEUID
+u1
+u2
+";
+
 impl Lab {
     pub(crate) async fn columns(&self) {
         self.clear().await;
         self.make_pools().await;
         self.make_subnets().await;
+        self.make_blocks().await;
         assert_eq!(self.get(&["ippools"]).await, POOLS.trim_start());
         assert_eq!(self.wide("ipp").await, POOLS_WIDE.trim_start());
         assert_eq!(self.get(&["nodesubnets"]).await, SUBNETS.trim_start());
         assert_eq!(self.wide("nsub").await, SUBNETS_WIDE.trim_start());
-        let both = self.get(&["cadastre", "-o", "name"]).await;
-        assert!(both.contains("ippool.cadastre.dev/dual\n"), "{both}");
-        assert!(both.contains("nodesubnet.cadastre.dev/n1\n"), "{both}");
+        assert_eq!(self.get(&["ipamblocks"]).await, BLOCKS.trim_start());
+        assert_eq!(self.wide("block").await, BLOCKS_WIDE.trim_start());
+        let all = self.get(&["cadastre", "-o", "name"]).await;
+        assert!(all.contains("ippool.cadastre.dev/dual\n"), "{all}");
+        assert!(all.contains("nodesubnet.cadastre.dev/n1\n"), "{all}");
+        assert!(all.contains("ipamblock.cadastre.dev/fd00---122\n"), "{all}");
     }
 
     async fn clear(&self) {
         let all = (DeleteParams::default(), ListParams::default());
-        self.pools.delete_collection(&all.0, &all.1).await.unwrap();
+        for kind in [&self.pools, &self.subnets, &self.blocks] {
+            kind.delete_collection(&all.0, &all.1).await.unwrap();
+        }
     }
 
     async fn make_pools(&self) {
@@ -58,14 +76,11 @@ impl Lab {
                 "dual",
                 json!({
                     "allocate": "NodeCIDR", "priority": 10,
-                    "ipv4": {"cidrs": ["10.244.0.0/16", "10.8.0.0/16"]},
-                    "ipv6": {"cidrs": ["fd00:10:244::/48"]},
+                    "ipv4": {"cidrs": ["10.244.0.0/16", "10.8.0.0/16"], "blockSize": 24},
+                    "ipv6": {"cidrs": ["fd00:10:244::/48"], "blockSize": 64},
                 }),
             ),
-            (
-                "fresh",
-                json!({"allocate": "NodeCIDR", "ipv6": {"cidrs": ["fd00:1::/48"]}}),
-            ),
+            ("fresh", json!({"ipv6": {"cidrs": ["fd00:1::/48"]}})),
             (
                 "spent",
                 json!({
@@ -133,6 +148,7 @@ impl Lab {
                 "n2",
                 json!({
                     "nodeUID": "u2", "podCIDRs": [{"cidr": "192.0.2.0/24"}],
+                    "blocks": [{"cidr": "10.244.1.64/26", "uid": "b1", "pool": "default"}],
                     "previous": [{
                         "nodeUID": "u0", "until": "2026-11-21T10:00:00Z",
                         "podCIDRs": [{"cidr": "10.244.3.0/24"}],
@@ -145,6 +161,22 @@ impl Lab {
             let subnet = subnet(name, &spec);
             self.subnets
                 .create(&PostParams::default(), &subnet)
+                .await
+                .unwrap();
+        }
+    }
+
+    async fn make_blocks(&self) {
+        let [mut held, mut resting] = ["10.244.1.64/26", "fd00::/122"].map(cases::block);
+        // What is still to come has no age that grows while the test runs.
+        held["since"] = json!("2999-11-21T10:00:00Z");
+        resting["since"] = held["since"].clone();
+        resting["owner"] = json!({"kind": "Quarantine", "name": "n2", "uid": "u2"});
+        resting["until"] = json!("2026-11-21T10:00:00Z");
+        for (name, spec) in [("10-244-1-64-26", held), ("fd00---122", resting)] {
+            let block = block(name, &spec);
+            self.blocks
+                .create(&PostParams::default(), &block)
                 .await
                 .unwrap();
         }

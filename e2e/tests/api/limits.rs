@@ -2,10 +2,11 @@
 
 use std::time::Instant;
 
-use kube::api::{Patch, PatchParams};
+use cadastre::api::{MOST_ALLOCATIONS, MOST_BLOCKS};
+use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
-use super::{Lab, causes, dry_run, pool};
+use super::{Lab, causes, dry_run, pool, subnet};
 
 /// Full-length texts, neighbours all of them: nothing can be told apart early.
 fn ipv4(count: u32) -> Vec<String> {
@@ -66,5 +67,83 @@ impl Lab {
                 "{complaints:?}"
             );
         }
+        self.longest_node().await;
     }
+
+    /// Everything at once: as many blocks as a node may have, each reported, and as many addresses.
+    async fn longest_node(&self) {
+        let plain = subnet("longest", &json!({}));
+        self.subnets
+            .create(&PostParams::default(), &plain)
+            .await
+            .unwrap();
+        let params = PatchParams::default();
+        let start = Instant::now();
+        let spec =
+            |blocks| Patch::Merge(json!({"spec": {"nodeUID": UID, "blocks": listed(blocks)}}));
+        self.subnets
+            .patch("longest", &params, &spec(MOST_BLOCKS))
+            .await
+            .unwrap();
+        eprintln!("{MOST_BLOCKS} blocks listed: {:?}", start.elapsed());
+        let start = Instant::now();
+        let status = |blocks, allocations| {
+            Patch::Merge(json!({"status": {
+                "nodeUID": UID, "blocks": reported(blocks), "allocations": in_use(allocations),
+            }}))
+        };
+        self.subnets
+            .patch_status("longest", &params, &status(MOST_BLOCKS, MOST_ALLOCATIONS))
+            .await
+            .unwrap();
+        eprintln!("{MOST_BLOCKS} blocks reported: {:?}", start.elapsed());
+
+        let longer = self
+            .subnets
+            .patch("longest", &params, &spec(MOST_BLOCKS + 1))
+            .await;
+        let mut refused = vec![("spec.blocks", longer)];
+        for (field, blocks, allocations) in [
+            ("status.blocks", MOST_BLOCKS + 1, 1),
+            ("status.allocations", 1, MOST_ALLOCATIONS + 1),
+        ] {
+            let status = status(blocks, allocations);
+            let answer = self.subnets.patch_status("longest", &params, &status).await;
+            refused.push((field, answer));
+        }
+        for (field, answer) in refused {
+            let complaints = causes(&answer.unwrap_err());
+            assert!(
+                matches!(&complaints[0], (f, m) if f == field && m.starts_with("Too many")),
+                "{complaints:?}"
+            );
+        }
+    }
+}
+
+const UID: &str = "01234567-89ab-cdef-0123-456789abcdef";
+
+fn cidr(n: usize) -> String {
+    format!("fd00:10:244:{:x}::40/122", 0x1000 + n)
+}
+
+fn listed(count: usize) -> Vec<Value> {
+    let block =
+        |n| json!({"cidr": cidr(n), "uid": UID, "pool": "pods-of-tenants", "recall": "Drain"});
+    (0..count).map(block).collect()
+}
+
+fn reported(count: usize) -> Vec<Value> {
+    let block = |n| json!({"cidr": cidr(n), "uid": UID, "used": 10, "cooling": 10, "free": 44});
+    (0..count).map(block).collect()
+}
+
+fn in_use(count: usize) -> Vec<Value> {
+    let address = |n| {
+        json!({
+            "address": format!("fd00:10:244:{:x}::41", 0x1000 + n), "podUID": UID,
+            "pod": "some-tenants-namespace/deployment-7d4b9c6f5d-x2x7k",
+        })
+    };
+    (0..count).map(address).collect()
 }

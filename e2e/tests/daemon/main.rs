@@ -13,6 +13,7 @@
     clippy::print_stdout
 )] // helpers of tests are tests
 
+mod default_pool;
 mod flags;
 mod running;
 mod setup;

@@ -34,7 +34,7 @@ async fn without_the_crds_it_says_what_to_do_waits_and_then_works() {
     let hand = Hand::new(cluster.client().await.unwrap());
     hand.node("wait", "wait-1").await.unwrap();
     let mut daemon = start_controller(&cluster, ADMIN, &[]).unwrap();
-    for kind in ["ippools", "nodesubnets"] {
+    for kind in ["ippools", "nodesubnets", "ipamblocks"] {
         let advice = "apply the CRDs (cadastre crd | kubectl apply --server-side -f -)";
         log_says(
             &mut daemon,
@@ -77,7 +77,7 @@ async fn without_the_crds_it_says_what_to_do_waits_and_then_works() {
 const ACCOUNT: &str = "system:serviceaccount:kube-system:cadastre-controller";
 
 /// Everything it may do, and some of what it may not.
-const MAY: [(&str, &str, &str, &[&str]); 9] = [
+const MAY: [(&str, &str, &str, &[&str]); 11] = [
     ("", "nodes", "", &["get", "list", "watch", "patch"]),
     ("", "pods", "", &["list", "watch"]),
     ("networking.k8s.io", "servicecidrs", "", &["list", "watch"]),
@@ -91,6 +91,13 @@ const MAY: [(&str, &str, &str, &[&str]); 9] = [
     (
         "cadastre.dev",
         "nodesubnets",
+        "",
+        &["get", "list", "watch", "create", "update", "delete"],
+    ),
+    ("cadastre.dev", "nodesubnets/status", "", &["patch"]),
+    (
+        "cadastre.dev",
+        "ipamblocks",
         "",
         &["get", "list", "watch", "create", "update", "delete"],
     ),

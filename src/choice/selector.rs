@@ -1,19 +1,69 @@
 //! Label selectors, read once and matched often.
 
+use std::fmt;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
-use crate::cluster::seen::Text;
+use super::Label;
 
 /// A label selector in a form that matches without allocation.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Selector(Vec<Requirement>);
 
+/// One condition on one label, which is named first.
 #[derive(Clone, Debug, PartialEq)]
-enum Requirement {
+pub enum Requirement {
+    /// The label is there, with one of the values.
     In(String, Vec<String>),
+    /// The label has none of the values, or is not there.
     NotIn(String, Vec<String>),
+    /// The label is there.
     Exists(String),
+    /// The label is not there.
     Absent(String),
+}
+
+impl Requirement {
+    /// The label it is about.
+    pub fn key(&self) -> &str {
+        match self {
+            Requirement::In(key, _)
+            | Requirement::NotIn(key, _)
+            | Requirement::Exists(key)
+            | Requirement::Absent(key) => key,
+        }
+    }
+
+    /// Whether the label may have that value; `None`: whether it may be absent.
+    fn allows(&self, value: Option<&str>) -> bool {
+        let listed = |values: &[String]| value.is_some_and(|v| values.iter().any(|x| x == v));
+        match self {
+            Requirement::In(_, values) => listed(values),
+            Requirement::NotIn(_, values) => !listed(values),
+            Requirement::Exists(_) => value.is_some(),
+            Requirement::Absent(_) => value.is_none(),
+        }
+    }
+}
+
+impl fmt::Display for Requirement {
+    /// The operator as a selector spells it, and the first few values.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        /// Longer lists would fill an event.
+        const NAMED: usize = 5;
+        let (operator, values) = match self {
+            Requirement::In(_, values) => ("In", values),
+            Requirement::NotIn(_, values) => ("NotIn", values),
+            Requirement::Exists(_) => return f.write_str("Exists"),
+            Requirement::Absent(_) => return f.write_str("DoesNotExist"),
+        };
+        let named = &values[..values.len().min(NAMED)];
+        write!(f, "{operator} ({}", named.join(", "))?;
+        if values.len() > NAMED {
+            write!(f, " and {} more", values.len() - NAMED)?;
+        }
+        f.write_str(")")
+    }
 }
 
 impl Selector {
@@ -52,24 +102,17 @@ impl Selector {
     }
 
     /// Whether labels, sorted by key, satisfy every requirement.
-    pub fn matches(&self, labels: &[(Text, Text)]) -> bool {
-        self.0.iter().all(|requirement| {
-            let value = |key: &str| {
-                labels
-                    .binary_search_by(|(k, _)| (**k).cmp(key))
-                    .ok()
-                    .map(|at| &*labels[at].1)
-            };
-            match requirement {
-                Requirement::In(key, values) => {
-                    value(key).is_some_and(|v| values.iter().any(|x| x == v))
-                }
-                Requirement::NotIn(key, values) => {
-                    !value(key).is_some_and(|v| values.iter().any(|x| x == v))
-                }
-                Requirement::Exists(key) => value(key).is_some(),
-                Requirement::Absent(key) => value(key).is_none(),
-            }
+    pub fn matches(&self, labels: &[Label]) -> bool {
+        self.unmet(labels).is_none()
+    }
+
+    /// The first requirement that labels, sorted by key, do not satisfy, and the value that its
+    /// label has.
+    pub fn unmet<'a>(&'a self, labels: &'a [Label]) -> Option<(&'a Requirement, Option<&'a str>)> {
+        self.0.iter().find_map(|requirement| {
+            let at = labels.binary_search_by(|(key, _)| (**key).cmp(requirement.key()));
+            let value = at.ok().map(|at| &*labels[at].1);
+            (!requirement.allows(value)).then_some((requirement, value))
         })
     }
 
@@ -86,7 +129,7 @@ mod tests {
 
     use super::*;
 
-    fn labels(pairs: &[(&str, &str)]) -> Vec<(Text, Text)> {
+    fn labels(pairs: &[(&str, &str)]) -> Vec<Label> {
         pairs
             .iter()
             .map(|(k, v)| ((*k).into(), (*v).into()))
@@ -122,6 +165,39 @@ mod tests {
             );
         }
         assert!(Selector::new(None).unwrap().matches(&plain));
+    }
+
+    #[test]
+    fn the_requirement_that_fails_is_named_with_what_is_there() {
+        let gpu = labels(&[("class", "gpu")]);
+        for (selector, value, text) in [
+            (
+                expression("class", "In", &["cpu", "fpga"]),
+                Some("gpu"),
+                "In (cpu, fpga)",
+            ),
+            (expression("zone", "In", &["a"]), None, "In (a)"),
+            (
+                expression("class", "NotIn", &["gpu"]),
+                Some("gpu"),
+                "NotIn (gpu)",
+            ),
+            (expression("zone", "Exists", &[]), None, "Exists"),
+            (
+                expression("class", "DoesNotExist", &[]),
+                Some("gpu"),
+                "DoesNotExist",
+            ),
+            (
+                expression("zone", "In", &["a", "b", "c", "d", "e", "f", "g"]),
+                None,
+                "In (a, b, c, d, e and 2 more)",
+            ),
+        ] {
+            let selector = Selector::new(Some(&selector)).unwrap();
+            let (requirement, has) = selector.unmet(&gpu).unwrap();
+            assert_eq!((requirement.to_string().as_str(), has), (text, value));
+        }
     }
 
     #[test]

@@ -1,12 +1,14 @@
-//! `make run`: a control plane, the controller, the sample pools and `NODES` nodes of two kinds,
-//! until Ctrl-C; nothing is left of it afterwards.
+//! `make run`: a control plane, the controller, the sample pools and `NODES` nodes of two kinds, with
+//! pods that come and go, until Ctrl-C; nothing is left of it afterwards.
+
+mod life;
 
 use std::io::Write as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use cadastre::api::{IPPool, NodeSubnet};
+use cadastre::api::{Allocate, IPPool, NodeSubnet};
 use cadastre_e2e::control_plane::{ADMIN, ControlPlane, Options};
 use cadastre_e2e::daemon::{Daemon, DaemonOptions};
 use cadastre_e2e::{History, crds, nodes};
@@ -83,15 +85,25 @@ async fn demo() -> Result<()> {
         "{count} nodes had their podCIDRs {:.2} s after the first one was created.\n\n\
          export KUBECONFIG={}\n\
          curl {}/metrics\n\n\
-         Try: kubectl get ippools,nodesubnets; kubectl delete node node-00000; kubectl describe ippool edge\n\
-         Ctrl-C ends everything.",
+         Try: kubectl get ippools,nodesubnets,ipamblocks; kubectl delete node node-00000; kubectl describe ippool edge\n\
+         Pods come and go now, with simulated agents: blocks of pool \"pods\" grow and return.\n\
+         Ctrl-C ends everything.\n",
         took.as_secs_f64(),
         cluster.kubeconfig(ADMIN)?.display(),
         daemon.admin_address(),
     ))?;
+    // So that what returns can be seen to return.
+    let soon = r#"{"spec":{"idleSeconds":5}}"#;
+    cluster
+        .kubectl(&["patch", "ippool", "pods", "--type=merge", "-p", soon])
+        .await?;
+    let mut life = life::Life::start(&client).await?;
     loop {
         tokio::time::sleep(Duration::from_secs(1)).await;
         daemon.process().check_running()?;
+        if let Some(line) = life.step().await? {
+            say(&line)?;
+        }
     }
 }
 
@@ -124,6 +136,7 @@ async fn settled(client: &Client, count: u32) -> Result<()> {
             .list(&kube::api::ListParams::default())
             .await?
             .iter()
+            .filter(|pool| pool.spec.allocate == Allocate::NodeCIDR)
             .filter_map(|pool| pool.status.as_ref()?.nodes)
             .sum();
         if told == usize::try_from(count)? && counted == i64::from(count) {
@@ -165,16 +178,11 @@ async fn pool_table(client: &Client) -> Result<Table> {
     table.load_preset(NOTHING).set_header(head);
     for pool in pools.list(&kube::api::ListParams::default()).await? {
         let status = pool.status.clone().unwrap_or_default();
-        let v4 = pool
-            .spec
-            .ipv4
-            .as_ref()
-            .map(|r| ("IPv4", &r.cidrs, r.block_size, status.ipv4));
-        let v6 = pool
-            .spec
-            .ipv6
-            .as_ref()
-            .map(|r| ("IPv6", &r.cidrs, r.block_size, status.ipv6));
+        let spec = &pool.spec;
+        let v4 = spec.ipv4.as_ref().zip(spec.ipv4_block_size());
+        let v4 = v4.map(|(r, size)| ("IPv4", &r.cidrs, size, status.ipv4));
+        let v6 = spec.ipv6.as_ref().zip(spec.ipv6_block_size());
+        let v6 = v6.map(|(r, size)| ("IPv6", &r.cidrs, size, status.ipv6));
         for (family, cidrs, size, figures) in v4.into_iter().chain(v6) {
             let figures = figures.unwrap_or_default();
             table.add_row([

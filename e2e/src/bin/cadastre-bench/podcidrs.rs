@@ -1,22 +1,20 @@
-//! `make bench-scale`: podCIDRs for many nodes, side by side in one run, medians of three rounds.
+//! podCIDRs for many nodes, side by side in one run, medians of three rounds.
 //!
 //! Every measurement has a control plane of its own, with the nodes there before the contender
 //! starts. The end is the moment a watch shows the last node's podCIDR; nothing polls meanwhile.
 //! Prints a table in Markdown, for docs/performance.md.
 
-use std::io::Write as _;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
-use cadastre_e2e::control_plane::{ADMIN, ControlPlane, Options};
-use cadastre_e2e::daemon::{Daemon, DaemonOptions};
-use cadastre_e2e::metrics::{self, Request};
+use anyhow::Result;
+use cadastre_e2e::control_plane::{ControlPlane, Options};
+use cadastre_e2e::metrics;
 use cadastre_e2e::process::Usage;
 use cadastre_e2e::raw::{Call, JSON};
 use cadastre_e2e::{History, KcmOptions, crds, nodes};
 
-const ROUNDS: usize = 3;
-const LIMIT: Duration = Duration::from_secs(600);
+use super::{LIMIT, ROUNDS, grown, median, mib, progress, say, start};
+
 /// Nodes for kube-controller-manager at its defaults, which does about 20 a second.
 const DEFAULT_NODES: u32 = 1000;
 const RANGE: &str = "10.0.0.0/10";
@@ -34,14 +32,8 @@ struct Run {
     usage: Option<Usage>,
 }
 
-#[tokio::main]
-async fn main() -> Result<()> {
-    let count: u32 = match std::env::args().nth(1) {
-        Some(text) => text
-            .parse()
-            .with_context(|| format!("{text} is no number of nodes"))?,
-        None => 5000,
-    };
+/// Runs it with that many nodes.
+pub async fn run(count: u32) -> Result<()> {
     let (mut raw, mut ours, mut tuned, mut default) = (vec![], vec![], vec![], vec![]);
     let mut restarts = Vec::new();
     for round in 1..=ROUNDS {
@@ -82,25 +74,6 @@ async fn main() -> Result<()> {
         mib(rest),
         mib(peak),
     ))
-}
-
-fn say(text: &str) -> Result<()> {
-    Ok(writeln!(std::io::stdout(), "{text}")?)
-}
-
-fn progress(text: &str) -> Result<()> {
-    Ok(writeln!(std::io::stderr(), "{text} ...")?)
-}
-
-fn median(values: impl Iterator<Item = Duration>) -> Duration {
-    let mut values: Vec<Duration> = values.collect();
-    values.sort_unstable();
-    values.get(values.len() / 2).copied().unwrap_or_default()
-}
-
-#[allow(clippy::cast_precision_loss)] // for people
-fn mib(bytes: u64) -> f64 {
-    bytes as f64 / f64::from(1 << 20)
 }
 
 fn row(name: &str, count: u32, runs: &[Run], floor: Duration) -> Result<()> {
@@ -158,18 +131,8 @@ async fn measure(
         .wait_until_all_assigned(usize::try_from(count)?, LIMIT)
         .await?;
     history.assert_no_duplicates();
-    let after = metrics::requests(&cluster.apiserver_metrics().await?);
-    let before = metrics::requests(before);
-    let grew = |request: &Request, n: u64| n - before.get(request).copied().unwrap_or(0);
-    let mut counted: Vec<String> = Vec::new();
-    for (request, n) in &after {
-        let n = grew(request, *n);
-        let ours = ["nodes", "nodesubnets", "ippools", "pods", "servicecidrs"];
-        if n > 0 && ours.contains(&request.resource.as_str()) {
-            counted.push(format!("{n} {} {}", request.verb, request.resource));
-        }
-    }
-    Ok((last.duration_since(begun), counted.join(", ")))
+    let after = cluster.apiserver_metrics().await?;
+    Ok((last.duration_since(begun), grown(before, &after)))
 }
 
 async fn raw_patches(count: u32) -> Result<Run> {
@@ -241,6 +204,7 @@ async fn cadastre(count: u32) -> Result<(Run, Restart)> {
         "/api/v1/pods",
         "/apis/cadastre.dev/v1alpha1/nodesubnets",
         "/apis/cadastre.dev/v1alpha1/ippools",
+        "/apis/cadastre.dev/v1alpha1/ipamblocks",
         "/apis/networking.k8s.io/v1/servicecidrs",
     ];
     let get = |path: &&str| Call {
@@ -275,17 +239,8 @@ async fn cadastre(count: u32) -> Result<(Run, Restart)> {
     ))
 }
 
-fn start(cluster: &ControlPlane, name: &str) -> Result<Daemon> {
-    let options = DaemonOptions {
-        name: name.to_owned(),
-        args: vec!["controller".to_owned()],
-        env: Vec::new(),
-    };
-    Daemon::start(cluster.folder(), &cluster.kubeconfig(ADMIN)?, &options)
-}
-
 /// NodeSubnets follow the podCIDRs: waits until there is one for each node.
-async fn until_subnets(cluster: &ControlPlane, count: u32) -> Result<()> {
+pub async fn until_subnets(cluster: &ControlPlane, count: u32) -> Result<()> {
     let until = Instant::now() + LIMIT;
     let api = kube::Api::<cadastre::api::NodeSubnet>::all(cluster.client().await?);
     loop {

@@ -1,0 +1,301 @@
+//! Affinity blocks: first blocks for all nodes, more on demand, a pool edit, and the collection of
+//! what dead nodes leave behind; beside the bare requests.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use cadastre::ipam::Cidr;
+use cadastre_e2e::control_plane::{ControlPlane, Options};
+use cadastre_e2e::raw::{Call, JSON, MERGE_PATCH};
+use cadastre_e2e::{crds, nodes};
+use http::Method;
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use super::seen::Watching;
+use super::{LIMIT, ROUNDS, grown, median, mib, progress, say, start};
+
+const POOL: &str = r"
+apiVersion: cadastre.dev/v1alpha1
+kind: IPPool
+metadata: {name: bench}
+spec: {allocate: Blocks, ipv4: {cidrs: [10.0.0.0/8], blockSize: 26}, quarantineSeconds: 30, idleSeconds: 86400}
+";
+const BLOCKS: &str = "/apis/cadastre.dev/v1alpha1/ipamblocks";
+const SUBNETS: &str = "/apis/cadastre.dev/v1alpha1/nodesubnets";
+/// Longer than it takes to hand 15,000 blocks over to quarantine.
+const QUARANTINE: Duration = Duration::from_secs(30);
+
+/// The phases of one round.
+struct Phases {
+    first: Duration,
+    more: Duration,
+    collected: Duration,
+}
+
+/// What is told of ours besides.
+struct Told {
+    requests: Vec<String>,
+    cpu: Duration,
+    peak: u64,
+    edit: String,
+}
+
+/// Runs it with that many nodes.
+pub async fn run(count: u32) -> Result<()> {
+    let (mut raws, mut ours, mut told) = (vec![], vec![], None);
+    for round in 1..=ROUNDS {
+        progress(&format!("blocks, round {round} of {ROUNDS}: raw requests"))?;
+        raws.push(raw(count).await?);
+        progress("cadastre")?;
+        let (phases, words) = cadastre(count).await?;
+        ours.push(phases);
+        told = Some(words);
+    }
+    let Some(told) = told else { return Ok(()) };
+    say(&format!(
+        "| {count} nodes | raw, median | cadastre, median (all) | x raw | API requests |"
+    ))?;
+    say("|---|---|---|---|---|")?;
+    let phases: [(&str, fn(&Phases) -> Duration); 3] = [
+        ("first block (/26) each, from process start", |p| p.first),
+        ("two more blocks each", |p| p.more),
+        ("3 blocks of each dead node deleted, quarantine over", |p| {
+            p.collected
+        }),
+    ];
+    for ((name, pick), requests) in phases.into_iter().zip(&told.requests) {
+        let floor = median(raws.iter().map(pick)).as_secs_f64();
+        let wall = median(ours.iter().map(pick)).as_secs_f64();
+        let all: Vec<String> = ours
+            .iter()
+            .map(|p| format!("{:.2}", pick(p).as_secs_f64()))
+            .collect();
+        say(&format!(
+            "| {name} | {floor:.2} s | {wall:.2} s ({}) | {:.2} | {requests} |",
+            all.join(", "),
+            wall / floor,
+        ))?;
+    }
+    say("")?;
+    say(&format!(
+        "Controller: {:.2} s CPU for all of it, {:.1} MiB peak. {}",
+        told.cpu.as_secs_f64(),
+        mib(told.peak),
+        told.edit,
+    ))
+}
+
+fn name(i: u32) -> String {
+    format!("node-{i:05}")
+}
+
+fn block(i: u32) -> Result<Cidr> {
+    let text = format!("{}/26", std::net::Ipv4Addr::from(0x0A00_0000 + (i << 6)));
+    Ok(Cidr::parse_strict(&text)?)
+}
+
+fn call(method: Method, path: String, content_type: &'static str, body: &Value) -> Call {
+    Call {
+        method,
+        path,
+        content_type,
+        body: body.to_string().into(),
+    }
+}
+
+fn create_block(i: u32, node: u32) -> Result<Call> {
+    let cidr = block(i)?;
+    let body = json!({
+        "apiVersion": "cadastre.dev/v1alpha1", "kind": "IPAMBlock",
+        "metadata": {"name": cadastre::api::block_name(&cidr)},
+        "spec": {
+            "cidr": cidr.to_string(), "pool": "bench", "since": "2026-01-01T00:00:00Z",
+            "owner": {"kind": "Node", "name": name(node), "uid": format!("{node:036}")},
+        },
+    });
+    Ok(call(Method::POST, BLOCKS.to_owned(), JSON, &body))
+}
+
+fn listing(node: u32, blocks: &[u32]) -> Result<Value> {
+    let listed = blocks
+        .iter()
+        .map(|i| {
+            Ok(json!({"cidr": block(*i)?.to_string(), "uid": format!("{i:036}"), "pool": "bench"}))
+        })
+        .collect::<Result<Vec<Value>>>()?;
+    Ok(json!({
+        "apiVersion": "cadastre.dev/v1alpha1", "kind": "NodeSubnet",
+        "metadata": {"name": name(node)},
+        "spec": {"nodeUID": format!("{node:036}"), "pools": ["bench"], "blocks": listed},
+    }))
+}
+
+async fn raw(count: u32) -> Result<Phases> {
+    let cluster = ControlPlane::start(Options::default()).await?;
+    crds::install(&cluster.client().await?).await?;
+    let endpoint = cluster.endpoint()?;
+    let send = async |calls: Vec<Call>| -> Result<Duration> {
+        Ok(endpoint.send_all(nodes::CONNECTIONS, calls).await?.elapsed)
+    };
+    let mut calls = Vec::new();
+    for node in 0..count {
+        calls.push(create_block(node, node)?);
+        calls.push(call(
+            Method::POST,
+            SUBNETS.to_owned(),
+            JSON,
+            &listing(node, &[node])?,
+        ));
+    }
+    let first = send(calls).await?;
+    let mut calls = Vec::new();
+    for node in 0..count {
+        let more = [count + 2 * node, count + 2 * node + 1];
+        for i in more {
+            calls.push(create_block(i, node)?);
+        }
+        let path = format!("{SUBNETS}/{}", name(node));
+        let body = listing(node, &[node, more[0], more[1]])?;
+        calls.push(call(
+            Method::PATCH,
+            path,
+            MERGE_PATCH,
+            &json!({"spec": body["spec"]}),
+        ));
+    }
+    let more = send(calls).await?;
+    let calls = (0..3 * count)
+        .map(|i| {
+            let path = format!("{BLOCKS}/{}", cadastre::api::block_name(&block(i)?));
+            Ok(call(Method::DELETE, path, JSON, &json!({})))
+        })
+        .collect::<Result<Vec<Call>>>()?;
+    let collected = send(calls).await?;
+    Ok(Phases {
+        first,
+        more,
+        collected,
+    })
+}
+
+async fn cadastre(count: u32) -> Result<(Phases, Told)> {
+    let nodes_count = usize::try_from(count)?;
+    let cluster = ControlPlane::start(Options::default()).await?;
+    let client = cluster.client().await?;
+    crds::install(&client).await?;
+    cluster.kubectl_stdin(&["apply", "-f", "-"], POOL).await?;
+    nodes::create(&cluster, count, nodes::numbered).await?;
+    let uids: Vec<(String, String)> = nodes::list(&client)
+        .await?
+        .into_iter()
+        .filter_map(|node| Some((node.metadata.name?, node.metadata.uid?)))
+        .collect();
+    let mut watching = Watching::start(&client);
+    let mut requests = Vec::new();
+
+    let before = cluster.apiserver_metrics().await?;
+    let begun = Instant::now();
+    let mut daemon = start(&cluster, "first")?;
+    let done = |seen: &super::seen::Seen| seen.listed >= nodes_count;
+    let first = watching.until("first blocks", LIMIT, done).await?.at - begun;
+    let after = cluster.apiserver_metrics().await?;
+    requests.push(grown(&before, &after));
+
+    // The agents' words are there before the controller hears of the first one.
+    daemon.process().signal(Signal::STOP)?;
+    let demand = |demand: u32| {
+        uids.iter()
+            .map(|(name, uid)| {
+                let path = format!("{SUBNETS}/{name}/status");
+                let status = json!({"status": {"nodeUID": uid, "pools": [{"pool": "bench", "demand": demand}]}});
+                call(Method::PATCH, path, MERGE_PATCH, &status)
+            })
+            .collect::<Vec<Call>>()
+    };
+    let endpoint = cluster.endpoint()?;
+    endpoint
+        .send_all(nodes::CONNECTIONS, demand(3 * 64))
+        .await?;
+    let before = cluster.apiserver_metrics().await?;
+    let begun = Instant::now();
+    daemon.process().signal(Signal::CONT)?;
+    let done = |seen: &super::seen::Seen| seen.listed >= 3 * nodes_count;
+    let more = watching.until("more blocks", LIMIT, done).await?.at - begun;
+    let after = cluster.apiserver_metrics().await?;
+    requests.push(grown(&before, &after));
+
+    let edit = pool_edit(&cluster, &mut daemon, count).await?;
+    let usage = daemon.process().usage()?;
+    daemon.process().stop(Duration::from_secs(30)).await?;
+
+    // All nodes die while no controller runs.
+    let names: Vec<String> = uids.into_iter().map(|(name, _)| name).collect();
+    nodes::delete(&cluster, names).await?;
+    let mut daemon = start(&cluster, "again")?;
+    let resting = |seen: &super::seen::Seen| {
+        seen.resting == 3 * nodes_count && seen.held == 0 && seen.subnets == 0
+    };
+    let at_rest = watching
+        .until("all blocks in quarantine", LIMIT, resting)
+        .await?;
+    daemon.wait_ready(LIMIT).await?;
+    let before = cluster.apiserver_metrics().await?;
+    let begins = |seen: &super::seen::Seen| seen.resting < 3 * nodes_count;
+    let begun = watching.until("collection begins", LIMIT, begins).await?.at;
+    let none = |seen: &super::seen::Seen| seen.resting + seen.held == 0;
+    let collected = watching
+        .until("all blocks collected", LIMIT, none)
+        .await?
+        .at
+        - begun;
+    anyhow::ensure!(
+        begun >= at_rest.at || begun - at_rest.at < QUARANTINE,
+        "the quarantine was over before all blocks were in it: choose a longer one"
+    );
+    requests.push(grown(&before, &cluster.apiserver_metrics().await?));
+    let peak = usage.peak_rss.max(daemon.process().usage()?.peak_rss);
+    let told = Told {
+        requests,
+        cpu: usage.cpu + daemon.process().usage()?.cpu,
+        peak,
+        edit,
+    };
+    let phases = Phases {
+        first,
+        more,
+        collected,
+    };
+    Ok((phases, told))
+}
+
+/// A pool is edited under all these blocks: what it costs.
+async fn pool_edit(
+    cluster: &ControlPlane,
+    daemon: &mut cadastre_e2e::daemon::Daemon,
+    count: u32,
+) -> Result<String> {
+    let quiet = Duration::from_secs(8);
+    tokio::time::sleep(quiet).await;
+    let (before, cpu) = (
+        cluster.apiserver_metrics().await?,
+        daemon.process().usage()?.cpu,
+    );
+    tokio::time::sleep(quiet).await;
+    let idle = daemon.process().usage()?.cpu - cpu;
+    let cpu = daemon.process().usage()?.cpu;
+    let patch = r#"{"spec":{"priority":7}}"#;
+    cluster
+        .kubectl(&["patch", "ippool", "bench", "--type=merge", "-p", patch])
+        .await?;
+    tokio::time::sleep(quiet).await;
+    let spent = daemon.process().usage()?.cpu - cpu;
+    let requests = grown(&before, &cluster.apiserver_metrics().await?);
+    Ok(format!(
+        "A pool edit with {} blocks: {:.2} s CPU in {} s ({:.2} s without), {requests}.",
+        3 * count,
+        spent.as_secs_f64(),
+        quiet.as_secs(),
+        idle.as_secs_f64(),
+    ))
+}

@@ -1,0 +1,84 @@
+//! Addresses whose pods are gone: the agent is asked, and only about those.
+
+use cadastre::api::Suspect;
+use cadastre_e2e::Hand;
+use kube::api::{Patch, PatchParams};
+use serde_json::{Value, json};
+
+use crate::shared;
+
+async fn say(hand: &Hand, node: &str, status: Value) {
+    let patch = Patch::Merge(json!({ "status": status }));
+    hand.subnets
+        .patch_status(node, &PatchParams::default(), &patch)
+        .await
+        .unwrap();
+}
+
+async fn suspects(hand: &Hand, node: &str, what: &str, addresses: &[String]) -> Vec<Suspect> {
+    let is = |suspects: &[Suspect]| {
+        let named: Vec<&String> = suspects.iter().map(|it| &it.address).collect();
+        named == addresses.iter().collect::<Vec<_>>()
+    };
+    let subnet = hand.subnet_until(node, what, |it| is(&it.spec.suspects));
+    subnet.await.unwrap().spec.suspects
+}
+
+#[tokio::test]
+async fn an_address_without_a_pod_is_asked_about_and_no_other() {
+    let (_, hand, _) = shared().await;
+    let spec = json!({"ipv4": {"cidrs": ["10.74.0.0/24"], "blockSize": 28}});
+    hand.block_pool("leaky", spec).await.unwrap();
+    let node = hand.node("leaky", "leaky-1").await.unwrap();
+    let cidr = hand.listed("leaky-1", 1).await.unwrap()[0].clone();
+    let block = hand.subnets.get("leaky-1").await.unwrap().spec.blocks[0].clone();
+    let first: std::net::Ipv4Addr = cidr.split('/').next().unwrap().parse().unwrap();
+    let address = |n: u32| std::net::Ipv4Addr::from(u32::from(first) + n).to_string();
+
+    let lives = hand.pod("leaky-a", "leaky-1", &[]).await.unwrap();
+    let goes = hand.pod("leaky-b", "leaky-1", &[]).await.unwrap();
+    // Another pod reports the address by now, whatever the agent says of whose it is.
+    hand.pod("leaky-c", "leaky-1", &[&address(3)])
+        .await
+        .unwrap();
+    let stranger = "00000000-0000-4000-8000-000000000001";
+    let held = |n: u32, uid: &str| json!({"address": address(n), "podUID": uid});
+    let status = json!({
+        "nodeUID": node.metadata.uid,
+        "blocks": [{"cidr": cidr, "uid": block.uid, "used": 6, "free": 10}],
+        "allocations": [
+            held(1, lives.metadata.uid.as_deref().unwrap()),
+            held(2, goes.metadata.uid.as_deref().unwrap()),
+            held(3, stranger),
+            held(4, stranger),
+            // Not a pod's by the agent's own word.
+            {"address": address(5)},
+            // Not of this node.
+            {"address": "192.0.2.55", "podUID": stranger},
+        ],
+    });
+    say(&hand, "leaky-1", status.clone()).await;
+    let asked = suspects(&hand, "leaky-1", "is asked about a stranger", &[address(4)]).await;
+    assert_eq!(asked[0].pod_uid, stranger);
+    hand.delete_pod("leaky-b").await.unwrap();
+    let both = [address(2), address(4)];
+    suspects(
+        &hand,
+        "leaky-1",
+        "is asked about a pod that has gone",
+        &both,
+    )
+    .await;
+
+    // The agent frees one and keeps the other: only that is still asked about.
+    let mut less = status.clone();
+    less["allocations"].as_array_mut().unwrap().remove(3);
+    say(&hand, "leaky-1", less).await;
+    suspects(
+        &hand,
+        "leaky-1",
+        "is asked about what it still has",
+        &[address(2)],
+    )
+    .await;
+}

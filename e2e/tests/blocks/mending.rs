@@ -1,0 +1,154 @@
+//! Objects edited and deleted by hand: what the controller knows is restored, and nodes notice
+//! nothing.
+
+use cadastre::api::{IPAMBlock, OwnerKind};
+use cadastre_e2e::hand::{LIMIT, block_name};
+use cadastre_e2e::wait::until;
+use kube::ResourceExt as _;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use serde_json::json;
+
+use crate::{blocks, node, shared};
+
+#[tokio::test]
+async fn the_object_of_a_block_is_restored_and_the_list_stays() {
+    let (_, hand, agents) = shared().await;
+    let spec = json!({"ipv4": {"cidrs": ["10.60.0.0/24"]}, "quarantineSeconds": 0});
+    hand.block_pool("mend", spec).await.unwrap();
+    node(&hand, &agents, "mend", "mend-1").await;
+    let had = hand.listed("mend-1", 1).await.unwrap();
+    let given = agents.allocate("mend-1", "mend", "web").await.unwrap();
+    let before = hand
+        .block_until(&had[0], "is there", |_| true)
+        .await
+        .unwrap();
+    let name = block_name(&had[0]);
+
+    for edit in [
+        json!({"spec": {"pool": "another"}}),
+        json!({"spec": {"owner": {"name": "another", "uid": "another"}}}),
+        json!({"spec": {"owner": {"kind": "Quarantine"}, "until": "2020-01-01T00:00:00Z"}}),
+    ] {
+        let patch = Patch::Merge(&edit);
+        let params = PatchParams::default();
+        let edited = hand.blocks.patch(&name, &params, &patch).await.unwrap();
+        assert_ne!(edited.spec, before.spec, "{edit}");
+        let restored = hand
+            .block_until(&had[0], "is restored", |it| it.spec == before.spec)
+            .await
+            .unwrap();
+        assert_eq!(restored.uid(), before.uid(), "the same object, mended");
+        assert_eq!(hand.listed("mend-1", 1).await.unwrap(), had);
+    }
+
+    hand.blocks
+        .delete(&name, &DeleteParams::default())
+        .await
+        .unwrap();
+    let again = hand
+        .block_until(&had[0], "is there again", |it| it.uid() != before.uid())
+        .await
+        .unwrap();
+    assert_eq!(again.spec, before.spec);
+    hand.subnet_until("mend-1", "lists the new object", |it| {
+        it.spec.blocks.len() == 1 && Some(&it.spec.blocks[0].uid) == again.metadata.uid.as_ref()
+    })
+    .await
+    .unwrap();
+    // The node goes on with it, and nobody else ever got it.
+    let more = agents.allocate("mend-1", "mend", "db").await.unwrap();
+    assert_ne!(more, given);
+    until("the agent follows", LIMIT, async || {
+        let reports = agents.blocks("mend-1")?;
+        anyhow::ensure!(
+            reports.len() == 1 && Some(&reports[0].uid) == again.metadata.uid.as_ref(),
+            "{reports:?}"
+        );
+        Ok(Some(()))
+    })
+    .await
+    .unwrap();
+    assert_eq!(agents.blocks("mend-1").unwrap()[0].used, 2);
+}
+
+#[tokio::test]
+async fn a_node_subnet_that_is_edited_or_deleted_is_restored_with_all_blocks() {
+    let (_, hand, agents) = shared().await;
+    let spec = json!({"ipv4": {"cidrs": ["10.61.0.0/24"], "blockSize": 28}, "idleSeconds": 86400});
+    hand.block_pool("list", spec).await.unwrap();
+    node(&hand, &agents, "list", "list-1").await;
+    agents.ask("list-1", "list", 40).unwrap();
+    hand.listed("list-1", 3).await.unwrap();
+    agents.allocate("list-1", "list", "web").await.unwrap();
+    let before = hand.subnets.get("list-1").await.unwrap();
+
+    for edit in [
+        json!({"spec": {"blocks": []}}),
+        json!({"spec": {"nodeUID": "another", "pools": ["another"]}}),
+        json!({"spec": {"blocks": [{"cidr": "10.61.0.240/28", "uid": "none", "pool": "list"}]}}),
+    ] {
+        let patch = Patch::Merge(&edit);
+        let params = PatchParams::default();
+        let edited = hand.subnets.patch("list-1", &params, &patch);
+        assert_ne!(edited.await.unwrap().spec, before.spec, "{edit}");
+        let restored = hand
+            .subnet_until("list-1", "is restored", |it| it.spec == before.spec)
+            .await;
+        assert_eq!(restored.unwrap().uid(), before.uid());
+    }
+    hand.subnets
+        .delete("list-1", &DeleteParams::default())
+        .await
+        .unwrap();
+    hand.subnet_until("list-1", "is there again", |it| {
+        it.spec == before.spec && it.uid() != before.uid()
+    })
+    .await
+    .unwrap();
+    hand.subnet_until("list-1", "is reported on again", |it| {
+        it.status
+            .as_ref()
+            .is_some_and(|it| it.allocations.len() == 1 && it.blocks.len() == 3)
+    })
+    .await
+    .unwrap();
+    blocks(&hand, "list", 3).await;
+}
+
+#[tokio::test]
+async fn blocks_made_by_hand_are_judged_like_all_others() {
+    let (_, hand, agents) = shared().await;
+    let spec = json!({
+        "ipv4": {"cidrs": ["10.62.0.0/24"], "blockSize": 28}, "quarantineSeconds": 0,
+    });
+    hand.block_pool("forge", spec).await.unwrap();
+    let made = node(&hand, &agents, "forge", "forge-1").await;
+    let had = hand.listed("forge-1", 1).await.unwrap();
+    let forge = async |cidr: &str, node: &str, uid: &str| {
+        let block: IPAMBlock = serde_json::from_value(json!({
+            "apiVersion": "cadastre.dev/v1alpha1", "kind": "IPAMBlock",
+            "metadata": {"name": block_name(cidr)},
+            "spec": {
+                "cidr": cidr, "pool": "forge", "since": "2026-11-21T10:00:00Z",
+                "owner": {"kind": "Node", "name": node, "uid": uid},
+            },
+        }))
+        .unwrap();
+        hand.blocks.create(&PostParams::default(), &block).await
+    };
+    // One that covers what the node has already, for a node that does not exist: it goes.
+    forge("10.62.0.0/24", "nobody", "no-uid").await.unwrap();
+    hand.block_gone("10.62.0.0/24").await.unwrap();
+    // One beside it for a node that does not exist: it rests, and goes.
+    forge("10.62.0.240/28", "nobody", "no-uid").await.unwrap();
+    hand.block_gone("10.62.0.240/28").await.unwrap();
+    // One for the node itself: it is the node's.
+    let uid = made.metadata.uid.unwrap();
+    forge("10.62.0.224/28", "forge-1", &uid).await.unwrap();
+    let listed = hand.listed("forge-1", 2).await.unwrap();
+    assert!(listed.contains(&had[0]) && listed.contains(&"10.62.0.224/28".to_owned()));
+    // The names of others are taken.
+    assert!(forge(&had[0], "nobody", "no-uid").await.is_err());
+    let block = hand.block_until(&had[0], "is the node's", |_| true).await;
+    assert_eq!(block.unwrap().spec.owner.kind, OwnerKind::Node);
+}

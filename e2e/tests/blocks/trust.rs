@@ -1,0 +1,155 @@
+//! Statuses that make no sense: each spoils only itself, and its agent is told.
+
+use cadastre::api::NodeSubnet;
+use cadastre_e2e::Hand;
+use kube::api::{Patch, PatchParams};
+use serde_json::{Value, json};
+
+use crate::{blocks, node, shared};
+
+async fn say(hand: &Hand, node: &str, status: Value) {
+    let patch = Patch::Merge(json!({ "status": status }));
+    hand.subnets
+        .patch_status(node, &PatchParams::default(), &patch)
+        .await
+        .unwrap();
+}
+
+/// What the controller says of a status, with a part of its words.
+fn accepted<'a>(subnet: &'a NodeSubnet) -> Option<(&'a str, &'a str)> {
+    let conditions = &subnet.status.as_ref()?.conditions;
+    let condition = conditions.iter().find(|it| it.type_ == "Accepted")?;
+    Some((&condition.status, &condition.message))
+}
+
+async fn refused(hand: &Hand, node: &str, word: &str) {
+    hand.subnet_until(node, &format!("is told of {word}"), |it| {
+        accepted(it).is_some_and(|(status, message)| status == "False" && message.contains(word))
+    })
+    .await
+    .unwrap();
+}
+
+#[tokio::test]
+async fn what_makes_no_sense_is_left_out_and_told_and_the_rest_is_used() {
+    let (_, hand, agents) = shared().await;
+    let spec = json!({"ipv4": {"cidrs": ["10.70.0.0/22"], "blockSize": 28}, "idleSeconds": 0});
+    hand.block_pool("bad", spec).await.unwrap();
+    // No agent: the test speaks for it.
+    let made = hand.node("bad", "bad-1").await.unwrap();
+    let uid = made.metadata.uid.unwrap();
+    node(&hand, &agents, "bad", "bad-2").await;
+    let own = hand.listed("bad-1", 1).await.unwrap()[0].clone();
+    let other = hand.listed("bad-2", 1).await.unwrap()[0].clone();
+    let listed = hand.subnets.get("bad-1").await.unwrap().spec.blocks;
+    let block_uid = listed[0].uid.clone();
+    let theirs = hand.subnets.get("bad-2").await.unwrap().spec.blocks[0]
+        .uid
+        .clone();
+
+    let block = |fields: Value| {
+        let mut block = json!({"cidr": own, "uid": block_uid});
+        for (key, value) in fields.as_object().unwrap() {
+            block[key] = value.clone();
+        }
+        json!({"nodeUID": uid, "blocks": [block]})
+    };
+    let whole = json!({
+        "nodeUID": uid, "pools": [], "allocations": [],
+        "blocks": [{"cidr": own, "uid": block_uid, "used": 1, "free": 15}],
+    });
+    let first = own.split('/').next().unwrap().to_owned();
+    for (status, word) in [
+        (block(json!({"used": 17})), "has only 16 addresses"),
+        (
+            block(json!({"used": 1, "released": true})),
+            "released and in use at once",
+        ),
+        (block(json!({"cidr": "10.70.0.1/28"})), "10.70.0.0/28"),
+        (
+            json!({"pools": [{"pool": "bad", "demand": 2_000_000}]}),
+            "more than 1000000",
+        ),
+        (
+            json!({"pools": [{"pool": "nowhere", "demand": 1}]}),
+            "\"nowhere\"",
+        ),
+        (
+            json!({"allocations": [{"address": "10.70.0.300"}]}),
+            "10.70.0.300",
+        ),
+        (
+            json!({"allocations": [{"address": "192.0.2.77"}]}),
+            "192.0.2.77",
+        ),
+        (
+            json!({"allocations": [{"address": first, "podUID": "x"}, {"address": first, "podUID": "y"}]}),
+            "twice",
+        ),
+        (json!({"nodeUID": "another"}), "another"),
+    ] {
+        say(&hand, "bad-1", status.clone()).await;
+        refused(&hand, "bad-1", word).await;
+        say(&hand, "bad-1", whole.clone()).await;
+        hand.subnet_until("bad-1", "is told that all is well", |it| {
+            accepted(it).is_some_and(|(status, _)| status == "True")
+        })
+        .await
+        .unwrap();
+        assert_eq!(
+            hand.listed("bad-1", 1).await.unwrap(),
+            [own.clone()],
+            "{status}"
+        );
+    }
+
+    // Another node's block is not given back by a stranger's word, nor by the right word for another
+    // object of that name.
+    for stranger in [
+        json!({"cidr": other, "uid": theirs, "released": true}),
+        json!({"cidr": own, "uid": "of-old", "released": true}),
+    ] {
+        let reports = json!([{"cidr": own, "uid": block_uid, "used": 1, "free": 15}, stranger]);
+        say(
+            &hand,
+            "bad-1",
+            json!({"nodeUID": uid, "blocks": reports, "pools": [{"pool": "bad", "demand": 17}]}),
+        )
+        .await;
+        hand.listed("bad-1", 2).await.unwrap();
+        assert_eq!(hand.listed("bad-2", 1).await.unwrap(), [other.clone()]);
+        say(&hand, "bad-1", whole.clone()).await;
+        let listed = hand.subnets.get("bad-1").await.unwrap().spec.blocks;
+        let second = listed.iter().find(|it| it.cidr != own).unwrap();
+        let release = json!([
+            {"cidr": own, "uid": block_uid, "used": 1, "free": 15},
+            {"cidr": second.cidr, "uid": second.uid, "released": true},
+        ]);
+        say(&hand, "bad-1", json!({"blocks": release})).await;
+        hand.listed("bad-1", 1).await.unwrap();
+        blocks(&hand, "bad", 2).await;
+    }
+    // Nobody else was told anything.
+    let neighbour = hand.subnets.get("bad-2").await.unwrap();
+    assert_eq!(accepted(&neighbour), None);
+    agents.allocate("bad-2", "bad", "web").await.unwrap();
+}
+
+#[tokio::test]
+async fn what_an_agent_says_of_an_earlier_node_of_the_name_is_not_read() {
+    let (_, hand, agents) = shared().await;
+    let spec = json!({"ipv4": {"cidrs": ["10.71.0.0/24"]}, "quarantineSeconds": 0});
+    hand.block_pool("stale", spec).await.unwrap();
+    let first = node(&hand, &agents, "stale", "stale-1").await;
+    agents.ask("stale-1", "stale", 200).unwrap();
+    hand.listed("stale-1", 4).await.unwrap();
+    hand.delete_node("stale-1").await.unwrap();
+    // The agent that is left behind goes on speaking: of the machine that is gone.
+    let second = hand.node("stale", "stale-1").await.unwrap();
+    assert_ne!(first.metadata.uid, second.metadata.uid);
+    hand.subnet_until("stale-1", "is of the new node", |it| {
+        it.spec.node_uid == second.metadata.uid && it.spec.blocks.len() == 4
+    })
+    .await
+    .unwrap();
+}

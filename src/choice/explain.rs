@@ -1,0 +1,155 @@
+//! A choice in words: a line a pool, few enough for an event or a terminal.
+
+use std::fmt;
+
+use super::{Choice, Chosen, PassedOver, Place, Reason, Subject};
+
+/// Pools that are named; of the others only the number is.
+const NAMED: usize = 8;
+
+impl fmt::Display for Choice<'_> {
+    /// Chosen pools in their order, then the others, those first that lack the least. Without a
+    /// line feed at the end.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.chosen.is_empty() {
+            f.write_str("no pool serves")?;
+            if self.passed_over.is_empty() {
+                return f.write_str(": there is none: create an IPPool");
+            }
+            writeln!(f)?;
+        }
+        let mut others: Vec<&PassedOver> = self.passed_over.iter().collect();
+        others.sort_by_key(|other| (other.why.distance(), other.name));
+        let chosen = self.chosen.len().min(NAMED);
+        let passed = others.len().min(NAMED - chosen);
+        for (nth, pool) in self.chosen.iter().enumerate().take(chosen) {
+            if nth > 0 {
+                writeln!(f)?;
+            }
+            line(f, nth, pool, self.chosen.get(nth + 1))?;
+        }
+        for (nth, pool) in others.iter().enumerate().take(passed) {
+            if nth > 0 || chosen > 0 {
+                writeln!(f)?;
+            }
+            write!(f, "not \"{}\": {}", pool.name, pool.why)?;
+        }
+        let more = (self.chosen.len() - chosen, others.len() - passed);
+        match more {
+            (0, 0) => Ok(()),
+            (serve, 0) => write!(f, "\nand {serve} more that serve"),
+            (0, not) => write!(f, "\nand {not} more that do not serve"),
+            (serve, not) => write!(
+                f,
+                "\nand {} more: {serve} that serve, {not} that do not",
+                serve + not
+            ),
+        }
+    }
+}
+
+/// A chosen pool, and why it comes before the next.
+fn line(f: &mut fmt::Formatter, nth: usize, pool: &Chosen, next: Option<&Chosen>) -> fmt::Result {
+    let ordinal = match nth + 1 {
+        1 => "1st",
+        2 => "2nd",
+        3 => "3rd",
+        n => &format!("{n}th"),
+    };
+    write!(f, "{ordinal} \"{}\": ", pool.name)?;
+    match (pool.place, next.map(|next| (next.name, next.place))) {
+        (Place::Asked, _) => write!(f, "asked for by name")?,
+        (Place::Ranked { priority, .. }, None | Some((_, Place::Asked))) => {
+            write!(f, "priority {priority}")?;
+        }
+        (
+            Place::Ranked {
+                priority: mine,
+                requirements,
+                room,
+            },
+            Some((
+                next,
+                Place::Ranked {
+                    priority: theirs,
+                    requirements: fewer,
+                    room: less,
+                },
+            )),
+        ) => {
+            write!(f, "priority {mine}, before \"{next}\": ")?;
+            if mine != theirs {
+                write!(f, "higher priority ({mine} to {theirs})")?;
+            } else if requirements != fewer {
+                let noun = if requirements == 1 { "" } else { "s" };
+                write!(
+                    f,
+                    "more specific ({requirements} requirement{noun} to {fewer})"
+                )?;
+            } else if let (Some(room), Some(less)) = (room, less)
+                && room != less
+            {
+                write!(f, "more room ({room} to {less})")?;
+            } else {
+                write!(f, "equal in all else, by name")?;
+            }
+        }
+    }
+    if pool.some_pods_only {
+        write!(
+            f,
+            "; for some pods only, by namespaceSelector or podSelector"
+        )?;
+    }
+    Ok(())
+}
+
+impl Reason<'_> {
+    /// How far the pool is from being chosen: what is asked for or selected and still cannot serve is
+    /// what people look for.
+    fn distance(&self) -> u8 {
+        match self {
+            Reason::Unknown => 0,
+            Reason::Barred(_) => 1,
+            Reason::Manual => 2,
+            Reason::Deselected { .. } => 3,
+            Reason::NotAsked => 4,
+        }
+    }
+}
+
+impl fmt::Display for Reason<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Reason::Unknown => write!(
+                f,
+                "asked for by name, but there is no such pool: create it, or correct the name"
+            ),
+            Reason::Barred(why) => why.fmt(f),
+            Reason::Manual => write!(f, "Manual: only when asked for by name"),
+            Reason::Deselected {
+                subject,
+                wants,
+                has,
+            } => {
+                let key = wants.key();
+                match has {
+                    Some(value) => write!(f, "{subject} label {key} is \"{value}\"")?,
+                    None => write!(f, "{subject} has no label {key}")?,
+                }
+                write!(f, ", {subject}Selector wants {wants}")
+            }
+            Reason::NotAsked => write!(f, "others were asked for by name"),
+        }
+    }
+}
+
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Subject::Node => "node",
+            Subject::Namespace => "namespace",
+            Subject::Pod => "pod",
+        })
+    }
+}

@@ -1,0 +1,394 @@
+use std::cmp::Ordering;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use proptest::prelude::*;
+
+use super::*;
+
+fn selector(pairs: &[(&str, &str)]) -> Selector {
+    let labels = pairs.iter().map(|(k, v)| ((*k).into(), (*v).into()));
+    let selector = LabelSelector {
+        match_labels: Some(labels.collect()),
+        ..Default::default()
+    };
+    Selector::new(Some(&selector)).unwrap()
+}
+
+fn labels(pairs: &[(&str, &str)]) -> Vec<Label> {
+    pairs
+        .iter()
+        .map(|(k, v)| ((*k).into(), (*v).into()))
+        .collect()
+}
+
+/// A pool with all that a candidate borrows.
+#[derive(Clone, Debug, Default)]
+struct Pool {
+    name: String,
+    node: Selector,
+    namespace: Selector,
+    pod: Selector,
+    priority: i32,
+    manual: bool,
+    barred: Option<String>,
+    room: u128,
+}
+
+fn pool(name: &str) -> Pool {
+    Pool {
+        name: name.into(),
+        ..Pool::default()
+    }
+}
+
+impl Pool {
+    fn candidate(&self) -> Candidate<'_> {
+        Candidate {
+            name: &self.name,
+            node: &self.node,
+            namespace: &self.namespace,
+            pod: &self.pod,
+            priority: self.priority,
+            manual: self.manual,
+            standing: match &self.barred {
+                Some(why) => Standing::Barred(why),
+                None => Standing::Serving,
+            },
+        }
+    }
+}
+
+fn ask<'a>(pools: &'a [Pool], asker: &Asker<'a>) -> Choice<'a> {
+    let candidates: Vec<Candidate> = pools.iter().map(Pool::candidate).collect();
+    choose(&candidates, asker, |asked| {
+        pools.iter().find(|it| it.name == asked.name).unwrap().room
+    })
+}
+
+fn names<'a>(choice: &Choice<'a>) -> Vec<&'a str> {
+    choice.chosen.iter().map(|chosen| chosen.name).collect()
+}
+
+fn of_node(node: &[Label]) -> Asker<'_> {
+    Asker {
+        node,
+        pod: None,
+        by_name: &[],
+    }
+}
+
+#[test]
+fn the_order_is_explained_step_by_step() {
+    let class = [("class", "cpu")];
+    let pools = [
+        Pool {
+            room: 3,
+            ..pool("little")
+        },
+        Pool {
+            room: 120,
+            ..pool("much")
+        },
+        Pool {
+            room: 3,
+            ..pool("lower")
+        },
+        Pool {
+            node: selector(&class),
+            ..pool("specific")
+        },
+        Pool {
+            priority: 10,
+            ..pool("first")
+        },
+        Pool {
+            priority: -1,
+            pod: selector(&[("app", "db")]),
+            ..pool("last")
+        },
+    ];
+    let node = labels(&class);
+    let choice = ask(&pools, &of_node(&node));
+    assert_eq!(
+        choice.to_string(),
+        [
+            r#"1st "first": priority 10, before "specific": higher priority (10 to 0)"#,
+            r#"2nd "specific": priority 0, before "much": more specific (1 requirement to 0)"#,
+            r#"3rd "much": priority 0, before "little": more room (120 to 3)"#,
+            r#"4th "little": priority 0, before "lower": equal in all else, by name"#,
+            r#"5th "lower": priority 0, before "last": higher priority (0 to -1)"#,
+            r#"6th "last": priority -1; for some pods only, by namespaceSelector or podSelector"#,
+        ]
+        .join("\n")
+    );
+    assert_eq!(choice.chosen[0].at, 4);
+}
+
+#[test]
+fn every_pool_that_is_passed_over_says_why() {
+    let pools = [
+        Pool {
+            node: selector(&[("class", "cpu")]),
+            ..pool("cpu")
+        },
+        Pool {
+            namespace: selector(&[("team", "a")]),
+            ..pool("team-a")
+        },
+        Pool {
+            pod: selector(&[("app", "db")]),
+            ..pool("db")
+        },
+        Pool {
+            manual: true,
+            ..pool("spare")
+        },
+        Pool {
+            barred: Some("it is disabled: set spec.disabled to false".into()),
+            ..pool("off")
+        },
+    ];
+    let node = labels(&[("class", "gpu")]);
+    let namespace = labels(&[]);
+    let pod = labels(&[("app", "web")]);
+    let asker = Asker {
+        node: &node,
+        pod: Some(PodLabels {
+            namespace: &namespace,
+            pod: &pod,
+        }),
+        by_name: &[],
+    };
+    assert_eq!(
+        ask(&pools, &asker).to_string(),
+        [
+            "no pool serves",
+            r#"not "off": it is disabled: set spec.disabled to false"#,
+            r#"not "spare": Manual: only when asked for by name"#,
+            r#"not "cpu": node label class is "gpu", nodeSelector wants In (cpu)"#,
+            r#"not "db": pod label app is "web", podSelector wants In (db)"#,
+            r#"not "team-a": namespace has no label team, namespaceSelector wants In (a)"#,
+        ]
+        .join("\n")
+    );
+    assert_eq!(
+        ask(&[], &asker).to_string(),
+        "no pool serves: there is none: create an IPPool"
+    );
+}
+
+#[test]
+fn names_pass_by_selectors_but_not_by_what_bars() {
+    let pools = [
+        Pool {
+            node: selector(&[("class", "cpu")]),
+            ..pool("cpu")
+        },
+        Pool {
+            priority: 10,
+            ..pool("best")
+        },
+        Pool {
+            manual: true,
+            namespace: selector(&[("team", "a")]),
+            ..pool("spare")
+        },
+        Pool {
+            barred: Some("no free IPv4 block".into()),
+            ..pool("full")
+        },
+    ];
+    let asker = Asker {
+        by_name: &["spare", "full", "nosuch", "cpu", "spare"],
+        ..of_node(&[])
+    };
+    let choice = ask(&pools, &asker);
+    assert_eq!(
+        choice.to_string(),
+        [
+            r#"1st "spare": asked for by name"#,
+            r#"2nd "cpu": asked for by name"#,
+            r#"not "nosuch": asked for by name, but there is no such pool: create it, or correct the name"#,
+            r#"not "full": no free IPv4 block"#,
+            r#"not "best": others were asked for by name"#,
+        ]
+        .join("\n")
+    );
+    assert!(choice.chosen.iter().all(|chosen| !chosen.some_pods_only));
+}
+
+#[test]
+fn a_node_as_a_whole_gets_pools_of_some_pods_marked() {
+    let pools = [
+        pool("all"),
+        Pool {
+            namespace: selector(&[("team", "a")]),
+            ..pool("team")
+        },
+    ];
+    let marks = |asker: &Asker| -> Vec<(String, bool)> {
+        let choice = ask(&pools, asker);
+        let marks = choice.chosen.iter();
+        marks
+            .map(|it| (it.name.to_owned(), it.some_pods_only))
+            .collect()
+    };
+    assert_eq!(
+        marks(&of_node(&[])),
+        [("team".to_owned(), true), ("all".to_owned(), false)]
+    );
+    let team = labels(&[("team", "a")]);
+    let asker = Asker {
+        pod: Some(PodLabels {
+            namespace: &team,
+            pod: &[],
+        }),
+        ..of_node(&[])
+    };
+    assert_eq!(
+        marks(&asker),
+        [("team".to_owned(), false), ("all".to_owned(), false)]
+    );
+}
+
+#[test]
+fn eight_pools_are_named_and_the_rest_counted() {
+    let many = |prefix: &str, n: usize, manual: bool| -> Vec<Pool> {
+        (0..n)
+            .map(|i| Pool {
+                manual,
+                ..pool(&format!("{prefix}{i:02}"))
+            })
+            .collect()
+    };
+    for (serve, not, end) in [
+        (8, 0, "by name\n8th \"s07\": priority 0"),
+        (11, 0, "\nand 3 more that serve"),
+        (2, 9, "\nand 3 more that do not serve"),
+        (11, 2, "\nand 5 more: 3 that serve, 2 that do not"),
+    ] {
+        let pools = [many("s", serve, false), many("n", not, true)].concat();
+        let text = ask(&pools, &of_node(&[])).to_string();
+        assert!(text.ends_with(end), "{text}");
+        assert_eq!(
+            text.matches("\": ").count() - text.matches("before").count(),
+            8
+        );
+    }
+}
+
+/// What the order means, in so many words.
+fn naive(a: &Pool, b: &Pool) -> Ordering {
+    let requirements =
+        |it: &Pool| it.node.specificity() + it.namespace.specificity() + it.pod.specificity();
+    let steps = [
+        b.priority.cmp(&a.priority),
+        requirements(b).cmp(&requirements(a)),
+        b.room.cmp(&a.room),
+        a.name.cmp(&b.name),
+    ];
+    let decided = steps.into_iter().find(|step| step.is_ne());
+    decided.unwrap_or(Ordering::Equal)
+}
+
+/// Up to three requirements, of which the asker, whose values are all "0", meets those for "0".
+fn requirements() -> impl Strategy<Value = Vec<(&'static str, &'static str)>> {
+    let value = prop::option::weighted(0.3, prop::bool::weighted(0.8));
+    prop::array::uniform3(value).prop_map(|values| {
+        let pairs = ["a", "b", "c"].into_iter().zip(values);
+        let value = |met: bool| if met { "0" } else { "1" };
+        pairs
+            .filter_map(|(key, met)| Some((key, value(met?))))
+            .collect()
+    })
+}
+
+prop_compose! {
+    /// A pool, whether its nodeSelector is met, and whether the other two are.
+    fn any_pool()(
+        node in requirements(),
+        namespace in requirements(),
+        pod in requirements(),
+        priority in -1..=1,
+        manual in prop::bool::weighted(0.1),
+        barred in prop::bool::weighted(0.1),
+        room in 0_u128..3,
+    ) -> (Pool, bool, bool) {
+        let met = |pairs: &[(&str, &str)]| pairs.iter().all(|(_, value)| *value == "0");
+        let pool = Pool {
+            name: String::new(),
+            node: selector(&node),
+            namespace: selector(&namespace),
+            pod: selector(&pod),
+            priority,
+            manual,
+            barred: barred.then(|| "full".to_owned()),
+            room,
+        };
+        (pool, met(&node), met(&namespace) && met(&pod))
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_choice_is_a_filter_and_a_sort(
+        pools in prop::collection::vec(any_pool(), 0..12),
+        for_pod: bool,
+        turn in 0_usize..12,
+    ) {
+        let mut pools = pools;
+        for (at, (pool, _, _)) in pools.iter_mut().enumerate() {
+            pool.name = format!("p{}", (at * 7) % 12);
+        }
+        let mut expected: Vec<&Pool> = pools
+            .iter()
+            .filter(|(pool, node, pod)| {
+                *node && (*pod || !for_pod) && !pool.manual && pool.barred.is_none()
+            })
+            .map(|(pool, _, _)| pool)
+            .collect();
+        expected.sort_by(|a, b| naive(a, b));
+
+        let all = labels(&[("a", "0"), ("b", "0"), ("c", "0")]);
+        let pod = for_pod.then_some(PodLabels { namespace: &all, pod: &all });
+        let asker = Asker { pod, ..of_node(&all) };
+        let mut given: Vec<Pool> = pools.iter().map(|(pool, _, _)| pool.clone()).collect();
+        if !given.is_empty() {
+            let turn = turn % given.len();
+            given.rotate_left(turn);
+        }
+        let candidates: Vec<Candidate> = given.iter().map(Pool::candidate).collect();
+        let mut asked = Vec::new();
+        let choice = choose(&candidates, &asker, |it| {
+            asked.push(it.name);
+            given.iter().find(|pool| pool.name == it.name).unwrap().room
+        });
+        let wanted: Vec<&str> = expected.iter().map(|pool| &*pool.name).collect();
+        prop_assert_eq!(names(&choice), wanted);
+
+        // Room is asked for once, and only of those that nothing else tells apart.
+        let rank = |pool: &Pool| {
+            let Pool { node, namespace, pod, .. } = pool;
+            (pool.priority, node.specificity() + namespace.specificity() + pod.specificity())
+        };
+        let mut tied: Vec<&str> = expected
+            .iter()
+            .filter(|pool| expected.iter().filter(|it| rank(it) == rank(pool)).count() > 1)
+            .map(|pool| &*pool.name)
+            .collect();
+        tied.sort_unstable();
+        asked.sort_unstable();
+        prop_assert_eq!(asked, tied);
+
+        // Everyone is told of once, with the right index.
+        let passed = choice.passed_over.iter().map(|it| (it.at.unwrap(), it.name));
+        let mut told: Vec<(usize, &str)> =
+            choice.chosen.iter().map(|it| (it.at, it.name)).chain(passed).collect();
+        told.sort_unstable();
+        let everyone: Vec<(usize, &str)> =
+            given.iter().map(|pool| &*pool.name).enumerate().collect();
+        prop_assert_eq!(told, everyone);
+    }
+}

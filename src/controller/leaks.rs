@@ -1,0 +1,206 @@
+//! Leaks: addresses whose pods are gone or have finished, on nodes that live.
+//!
+//! Two proofs free an address. The first is given here: the pod's UID is unknown or finished by the
+//! index of all pods for longer than a grace period, no pod reports the address, and a consistent
+//! look at the pods bound to the node says the same. Then the address is named in the node's
+//! NodeSubnet (`suspects`), and the node's agent gives the second proof, by the runtime, or keeps it.
+//! Addresses of dead nodes go with their blocks.
+//!
+//! Nothing is suspected while the list of pods is incomplete, nor what has no pod's UID.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use super::demand::report_of;
+use super::queue::Queue;
+use super::registry::Registry;
+use super::report::{About, DUPLICATE_ADDRESS, Report};
+use super::{Context, Purpose};
+use crate::api::Suspect;
+use crate::cluster::request::{Outcome, Request};
+use crate::cluster::seen::{AgentReport, Node, PodUid, Text};
+use crate::ipam::{Addr, Cidr};
+
+/// How often all allocations are compared with the pods: at least and at most.
+const SCAN_PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+/// A node is asked about so many addresses at once.
+const AT_ONCE: usize = 256;
+
+/// The loop's own state.
+#[derive(Debug, Default)]
+pub struct Leaks {
+    /// Nodes with addresses that have been without a pod for long enough
+    pub queue: Queue<Text>,
+    /// Addresses without a pod, by node, with since when (monotonic)
+    since: BTreeMap<Text, BTreeMap<(Addr, PodUid), Duration>>,
+    scan_at: Duration,
+    /// Addresses that two pods reported at the last scan, and whether that was told
+    doubled: BTreeMap<Addr, bool>,
+}
+
+impl Leaks {
+    /// When there is something to do again.
+    pub fn next_at(&self) -> Option<Duration> {
+        Some(
+            self.queue
+                .next_at()
+                .map_or(self.scan_at, |at| at.min(self.scan_at)),
+        )
+    }
+
+    /// How many addresses are without a pod, and since when the first one is.
+    pub fn candidates(&self) -> (usize, Option<Duration>) {
+        let count = self.since.values().map(BTreeMap::len).sum();
+        let oldest = self.since.values().flat_map(BTreeMap::values).min();
+        (count, oldest.copied())
+    }
+
+    /// The next request: the last look at the pods of a node.
+    pub fn next(&mut self, grace: Duration, cx: &mut Context) -> Option<(Request, Purpose)> {
+        if self.scan_at <= cx.now.mono && cx.world.pods.is_complete() {
+            self.scan_at = cx.now.mono + (grace / 4).clamp(SCAN_PAUSE.0, SCAN_PAUSE.1);
+            self.scan(grace, cx);
+        }
+        while let Some(name) = self.queue.pop(cx.now.mono) {
+            let Some(node) = cx.world.nodes.get(&name) else {
+                continue;
+            };
+            let purpose = Purpose::LeakPods {
+                name: name.clone(),
+                uid: node.uid.clone(),
+            };
+            return Some((Request::ListPodsOf { node: name }, purpose));
+        }
+        None
+    }
+
+    /// Compares what agents report with the pods there are.
+    fn scan(&mut self, grace: Duration, cx: &mut Context) {
+        let now = cx.now.mono;
+        let mut before = std::mem::take(&mut self.since);
+        let mut live: BTreeSet<Text> = BTreeSet::new();
+        for subnet in cx.world.subnets.iter() {
+            let Some(node) = cx.world.nodes.get(&subnet.name) else {
+                continue;
+            };
+            let Some(report) = report_of(node, cx.world) else {
+                continue;
+            };
+            live.insert(node.uid.clone());
+            let known = before.remove(&node.name).unwrap_or_default();
+            let orphans: BTreeMap<(Addr, PodUid), Duration> = report
+                .allocations
+                .iter()
+                .filter(|held| is_orphan(**held, cx) && is_own(held.0, node, cx.registry))
+                .map(|held| (*held, known.get(held).copied().unwrap_or(now)))
+                .collect();
+            let asked = cx.registry.suspects.get(&node.uid);
+            let is_new = |held: &(Addr, PodUid)| !asked.is_some_and(|asked| asked.contains(held));
+            let due =
+                |(held, since): (&(Addr, PodUid), &Duration)| *since + grace <= now && is_new(held);
+            if orphans.iter().any(due) {
+                self.queue.add(node.name.clone());
+            }
+            if !orphans.is_empty() {
+                self.since.insert(node.name.clone(), orphans);
+            }
+        }
+        cx.registry.suspects.retain(|uid, _| live.contains(uid));
+        self.tell_doubled(cx);
+    }
+
+    /// Takes in the last look at a node's pods. Returns whether the node is to be asked.
+    pub fn answered(
+        &mut self,
+        name: &Text,
+        uid: &Text,
+        outcome: &Outcome,
+        grace: Duration,
+        cx: &mut Context,
+    ) -> bool {
+        let Outcome::Pods(pods) = outcome else {
+            self.queue.add_failed(name.clone(), cx.now.mono);
+            return false;
+        };
+        self.queue.succeeded(name);
+        if cx.world.nodes.get(name).is_none_or(|node| node.uid != *uid) {
+            return false;
+        }
+        let bound: BTreeSet<PodUid> = pods
+            .iter()
+            .filter(|pod| !pod.finished)
+            .map(|pod| PodUid::read(&pod.uid))
+            .collect();
+        let reported: BTreeSet<Addr> = pods
+            .iter()
+            .flat_map(|pod| pod.addresses.iter().copied())
+            .collect();
+        let orphans = self.since.get(name).into_iter().flatten();
+        let proven: Vec<(Addr, PodUid)> = orphans
+            .filter(|(_, since)| **since + grace <= cx.now.mono)
+            .map(|(held, _)| *held)
+            .filter(|held| is_orphan(*held, cx))
+            .filter(|(addr, pod)| !bound.contains(pod) && !reported.contains(addr))
+            .collect();
+        let asked = cx.registry.suspects.entry(uid.clone()).or_default();
+        let before = asked.len();
+        asked.extend(proven);
+        asked.len() > before
+    }
+
+    /// Two pods with one address at two scans in a row: something is badly wrong.
+    fn tell_doubled(&mut self, cx: &mut Context) {
+        let before = std::mem::take(&mut self.doubled);
+        for addr in cx.world.pods.doubled() {
+            let told = before.get(addr).copied();
+            if told == Some(false) {
+                let range = Cidr::host(*addr);
+                if let Some(pool) = cx.registry.pools.of(&range) {
+                    cx.reports.push(Report {
+                        about: About::Pool {
+                            name: pool.name.clone(),
+                            uid: pool.uid.clone(),
+                        },
+                        warning: true,
+                        reason: DUPLICATE_ADDRESS,
+                        note: format!(
+                            "several pods report {addr}: find them (kubectl get pods -A -o wide | grep -w {addr}) and delete all but one"
+                        ),
+                    });
+                }
+            }
+            self.doubled.insert(*addr, told.is_some());
+        }
+    }
+}
+
+/// Whether no pod stands behind an address.
+fn is_orphan((addr, uid): (Addr, PodUid), cx: &Context) -> bool {
+    uid != PodUid::default() && !cx.world.pods.is_live(uid) && !cx.world.pods.reports(addr)
+}
+
+/// Whether the address is the node's to give.
+fn is_own(addr: Addr, node: &Node, registry: &Registry) -> bool {
+    let mut blocks = registry.blocks.of(&node.uid);
+    blocks.any(|entry| entry.cidr.contains_addr(addr))
+        || node.pod_cidrs.iter().any(|cidr| cidr.contains_addr(addr))
+}
+
+impl Registry {
+    /// What a node is to be asked about: suspects that its agent still reports.
+    pub fn suspects_of(&self, uid: &str, report: Option<&AgentReport>) -> Vec<Suspect> {
+        let Some(report) = report else {
+            return Vec::new();
+        };
+        let asked = self.suspects.get(uid).into_iter().flatten();
+        let still = |held: &&(Addr, PodUid)| report.allocations.binary_search(held).is_ok();
+        asked
+            .filter(still)
+            .take(AT_ONCE)
+            .map(|(addr, uid)| Suspect {
+                address: addr.to_string(),
+                pod_uid: uid.to_string(),
+            })
+            .collect()
+    }
+}
