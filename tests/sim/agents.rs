@@ -8,7 +8,7 @@ use cadastre::cluster::seen::{AgentReport, Machine, Node, Pod, Text};
 use cadastre::ipam::Addr;
 
 use super::agent::{Agent, Habits};
-use super::api::{Api, Author, Commit};
+use super::api::{Api, Author, Commit, Mutation};
 use super::checks::Violation;
 use super::clock::{MS, SECOND, Time};
 use super::run::{Due, Sim};
@@ -222,7 +222,8 @@ impl Sim {
             });
             self.judge(self.check_taken(id, &key))?;
         }
-        for key in self.machines.agents[id].let_go(self.now) {
+        let hasty = self.mutation == Some(Mutation::LetGoInUse);
+        for key in self.machines.agents[id].let_go(self.now, hasty) {
             self.log(Some(&name), || {
                 format!("agent {id} releases {} {}", key.0, key.1)
             });

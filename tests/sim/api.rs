@@ -27,14 +27,30 @@ pub enum Mutation {
     UidUntested,
     /// A write of unclear outcome is told as surely refused.
     UnclearToldAsRefused,
+    /// A NodeSubnet is replaced whatever its version.
+    SubnetUnguarded,
+    /// No pod shows its addresses.
+    PodsHidden,
+    /// Agents say that they let go of blocks in use.
+    LetGoInUse,
 }
 
 impl Mutation {
     /// The weather in which it does the most harm.
     pub fn weather(self, plan: Plan) -> Plan {
-        Plan {
-            blocks: 0,
+        let of_blocks = matches!(
+            self,
+            Mutation::SubnetUnguarded | Mutation::PodsHidden | Mutation::LetGoInUse
+        );
+        let plan = Plan {
+            blocks: if of_blocks { 10_000 } else { 0 },
+            tampering: false,
+            tampering_blocks: false,
             ..plan.crowd()
+        };
+        match self {
+            Mutation::SubnetUnguarded => plan.late(),
+            _ => plan,
         }
     }
 }
@@ -253,7 +269,9 @@ impl Api {
                     .collect(),
             ),
             Request::ListPodsOf { node } => {
-                Outcome::Pods(self.pods_on(node).map(|p| Pod::clone(p)).collect())
+                let hidden = self.mutation == Some(Mutation::PodsHidden);
+                let pods = self.pods_on(node).filter(|_| !hidden);
+                Outcome::Pods(pods.map(|p| Pod::clone(p)).collect())
             }
             Request::ReadNode { name } => found(&self.nodes, name, Outcome::Node),
             Request::ReadSubnet { name } => found(&self.subnets, name, Outcome::Subnet),
@@ -357,7 +375,8 @@ impl Api {
                 let Some(known) = self.subnets.get(name).cloned() else {
                     return missing();
                 };
-                if known.uid != *uid || known.version != *version {
+                let open = self.mutation == Some(Mutation::SubnetUnguarded);
+                if known.uid != *uid || known.version != *version && !open {
                     return guard("the object has been modified");
                 }
                 let subnet = Subnet {
