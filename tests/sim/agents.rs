@@ -382,7 +382,7 @@ impl Sim {
             .insert(uid.clone(), (id, node.uid.clone()));
         self.machines.agents[id].pending.insert(uid);
         self.after(MS, Due::Agent(id, Act::Tick));
-        let lives = self.rng.stretch(5 * SECOND, 300 * SECOND);
+        let lives = self.rng.stretch(5 * SECOND, 200 * SECOND);
         let end = if self.rng.chance(3_000) {
             Due::PodFinishes(name)
         } else {
@@ -431,7 +431,7 @@ impl Sim {
         };
         self.api.put_pod(pod, placed, self.now);
         self.publish();
-        let stays = self.rng.stretch(SECOND, 60 * SECOND);
+        let stays = self.rng.stretch(SECOND, 30 * SECOND);
         self.after(stays, Due::PodGone(name.clone()));
     }
 

@@ -27,8 +27,6 @@ pub enum Mutation {
     UidUntested,
     /// A write of unclear outcome is told as surely refused.
     UnclearToldAsRefused,
-    /// A NodeSubnet is replaced whatever its version.
-    SubnetUnguarded,
     /// No pod shows its addresses.
     PodsHidden,
     /// Agents say that they let go of blocks in use.
@@ -38,19 +36,12 @@ pub enum Mutation {
 impl Mutation {
     /// The weather in which it does the most harm.
     pub fn weather(self, plan: Plan) -> Plan {
-        let of_blocks = matches!(
-            self,
-            Mutation::SubnetUnguarded | Mutation::PodsHidden | Mutation::LetGoInUse
-        );
-        let plan = Plan {
+        let of_blocks = matches!(self, Mutation::PodsHidden | Mutation::LetGoInUse);
+        Plan {
             blocks: if of_blocks { 10_000 } else { 0 },
             tampering: false,
             tampering_blocks: false,
             ..plan.crowd()
-        };
-        match self {
-            Mutation::SubnetUnguarded => plan.late(),
-            _ => plan,
         }
     }
 }
@@ -375,8 +366,7 @@ impl Api {
                 let Some(known) = self.subnets.get(name).cloned() else {
                     return missing();
                 };
-                let open = self.mutation == Some(Mutation::SubnetUnguarded);
-                if known.uid != *uid || known.version != *version && !open {
+                if known.uid != *uid || known.version != *version {
                     return guard("the object has been modified");
                 }
                 let subnet = Subnet {

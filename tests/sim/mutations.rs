@@ -48,11 +48,6 @@ fn an_unclear_write_taken_for_refused_lets_two_nodes_have_one_range() {
 }
 
 #[test]
-fn a_list_of_blocks_that_comes_late_gives_one_twice() {
-    found(Mutation::SubnetUnguarded, 5_000_000);
-}
-
-#[test]
 fn an_address_goes_to_another_pod_where_pods_are_not_looked_at() {
     found(Mutation::PodsHidden, 5_000_000);
 }

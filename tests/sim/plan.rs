@@ -156,16 +156,6 @@ impl Plan {
         }
     }
 
-    /// Many writes come late.
-    pub fn late(self) -> Self {
-        let network = Network {
-            late: 1_500,
-            last_words: 0,
-            ..self.network
-        };
-        Plan { network, ..self }
-    }
-
     /// Whether wall clocks lie in this run.
     pub fn wall_lies(&self) -> bool {
         self.faults.wall > 0
