@@ -243,7 +243,7 @@ impl BlockLoop {
                 }
                 self.queue.add(*cidr);
             }
-            (None, Outcome::Block(block)) if block.spec.is_err() => {
+            (None, Outcome::Block(block)) if sound(block).is_none() => {
                 entry.to_read = false;
                 queue.add_failed(*cidr, now);
                 cx.registry.block_spoiled(block, cx.now, &mut noted);
@@ -313,13 +313,8 @@ fn created(entry: &mut Entry, block: &Block, now: Duration) {
 impl Entry {
     /// A read has shown what bears the block's name.
     fn found(&mut self, block: &Block, now: Duration) {
-        let is_sound = sound(block).is_some();
-        if !self.confirmed && is_sound {
+        if !self.confirmed {
             created(self, block, now);
-        } else if !self.confirmed {
-            // It stands for no range, so it locks none: it goes, and with it this try.
-            self.uid = Some(block.uid.clone());
-            self.step = Step::Delete;
         } else if self.step == Step::Create {
             self.uid = Some(block.uid.clone());
             let same = block.spec.as_ref().is_ok_and(|spec| *spec == self.spec());
@@ -363,7 +358,7 @@ mod tests {
             reports: &mut Vec::new(),
             now,
         };
-        BlockLoop::default().answered(&cidr, None, &Outcome::Block(block), &mut cx);
+        BlockLoop::default().answered((&cidr, claim), None, &Outcome::Block(block), &mut cx);
         let entry = registry.blocks.get(&cidr).unwrap();
         assert!(entry.step == Step::Await || entry.uid.as_deref() == Some("found"));
         entry.step
@@ -372,7 +367,8 @@ mod tests {
     #[test]
     fn an_object_that_nobody_can_read_does_not_lock_its_name() {
         let unreadable = || Err("no spec".to_owned());
-        assert_eq!(step_after(unreadable(), false), Step::Delete);
+        // Nobody knows whose it was: it rests.
+        assert_eq!(step_after(unreadable(), false), Step::Replace);
         assert_eq!(step_after(unreadable(), true), Step::Replace);
         let spec = crate::cluster::seen::BlockSpec {
             cidr: Cidr::parse_strict("10.0.0.0/26").unwrap(),

@@ -287,8 +287,9 @@ impl Agent {
         }
     }
 
-    /// What time brings about: addresses have cooled, empty blocks are let go. Returns these.
-    pub fn let_go(&mut self, now: Time) -> Vec<Key> {
+    /// What time brings about: addresses have cooled, empty blocks are let go. Returns these. One that
+    /// is `hasty` does not look whether they are empty.
+    pub fn let_go(&mut self, now: Time, hasty: bool) -> Vec<Key> {
         self.given
             .retain(|_, it| it.pod.is_some() || it.cool_until > now);
         let Some(uid) = self.node.clone().filter(|_| self.spec().is_some()) else {
@@ -296,7 +297,7 @@ impl Agent {
         };
         let asked = |(_, held): &(&Key, &Held)| held.recall.is_some();
         let asked = self.uses(&uid).filter(asked).map(|(key, _)| key.clone());
-        let empty: Vec<Key> = asked.filter(|key| self.is_empty(key)).collect();
+        let empty: Vec<Key> = asked.filter(|key| hasty || self.is_empty(key)).collect();
         for key in &empty {
             if let Some(held) = self.blocks.get_mut(key) {
                 held.released = true;

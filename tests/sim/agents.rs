@@ -8,7 +8,7 @@ use cadastre::cluster::seen::{AgentReport, Machine, Node, Pod, Text};
 use cadastre::ipam::Addr;
 
 use super::agent::{Agent, Habits};
-use super::api::{Api, Author, Commit};
+use super::api::{Api, Author, Commit, Mutation};
 use super::checks::Violation;
 use super::clock::{MS, SECOND, Time};
 use super::run::{Due, Sim};
@@ -222,7 +222,8 @@ impl Sim {
             });
             self.judge(self.check_taken(id, &key))?;
         }
-        for key in self.machines.agents[id].let_go(self.now) {
+        let hasty = self.mutation == Some(Mutation::LetGoInUse);
+        for key in self.machines.agents[id].let_go(self.now, hasty) {
             self.log(Some(&name), || {
                 format!("agent {id} releases {} {}", key.0, key.1)
             });
@@ -381,7 +382,7 @@ impl Sim {
             .insert(uid.clone(), (id, node.uid.clone()));
         self.machines.agents[id].pending.insert(uid);
         self.after(MS, Due::Agent(id, Act::Tick));
-        let lives = self.rng.stretch(5 * SECOND, 300 * SECOND);
+        let lives = self.rng.stretch(5 * SECOND, 200 * SECOND);
         let end = if self.rng.chance(3_000) {
             Due::PodFinishes(name)
         } else {
@@ -430,7 +431,7 @@ impl Sim {
         };
         self.api.put_pod(pod, placed, self.now);
         self.publish();
-        let stays = self.rng.stretch(SECOND, 60 * SECOND);
+        let stays = self.rng.stretch(SECOND, 30 * SECOND);
         self.after(stays, Due::PodGone(name.clone()));
     }
 

@@ -11,7 +11,7 @@ use cadastre::cluster::lease::{Answer, Ask, Record};
 use cadastre::cluster::request::{Assignment, Outcome, Refusal, Request, Touch};
 use cadastre::cluster::seen::{AgentReport, Block, Node, Pod, Pool, ServiceRange, Subnet, Text};
 
-use super::clock::Time;
+use super::clock::{Time, seconds};
 use super::kind::{Kind, Versioned};
 use super::plan::Plan;
 use cadastre::ipam::Cidr;
@@ -27,13 +27,20 @@ pub enum Mutation {
     UidUntested,
     /// A write of unclear outcome is told as surely refused.
     UnclearToldAsRefused,
+    /// No pod shows its addresses.
+    PodsHidden,
+    /// Agents say that they let go of blocks in use.
+    LetGoInUse,
 }
 
 impl Mutation {
     /// The weather in which it does the most harm.
     pub fn weather(self, plan: Plan) -> Plan {
+        let of_blocks = matches!(self, Mutation::PodsHidden | Mutation::LetGoInUse);
         Plan {
-            blocks: 0,
+            blocks: if of_blocks { 10_000 } else { 0 },
+            tampering: false,
+            tampering_blocks: false,
             ..plan.crowd()
         }
     }
@@ -252,14 +259,32 @@ impl Api {
                     .map(|s| Subnet::clone(s))
                     .collect(),
             ),
-            // Pools are made by the workload alone.
-            Request::ReadKubeadm | Request::CreatePool { .. } => missing(),
             Request::ListPodsOf { node } => {
-                Outcome::Pods(self.pods_on(node).map(|p| Pod::clone(p)).collect())
+                let hidden = self.mutation == Some(Mutation::PodsHidden);
+                let pods = self.pods_on(node).filter(|_| !hidden);
+                Outcome::Pods(pods.map(|p| Pod::clone(p)).collect())
             }
             Request::ReadNode { name } => found(&self.nodes, name, Outcome::Node),
             Request::ReadSubnet { name } => found(&self.subnets, name, Outcome::Subnet),
             Request::ReadPool { name } => found(&self.pools, name, Outcome::Pool),
+            Request::ReadKubeadm => Outcome::Kubeadm(None),
+            Request::CreatePool { name, spec } => {
+                if self.pools.get(name).is_some() {
+                    return guard("already exists");
+                }
+                let pool = Pool {
+                    name: name.clone(),
+                    uid: self.uid(),
+                    version: 0,
+                    generation: 1,
+                    created: seconds(at),
+                    deleting: false,
+                    finalizers: Vec::new(),
+                    spec: Ok((**spec).clone()),
+                    status: None,
+                };
+                Outcome::Pool(Pool::clone(&self.put_pool(pool, at)))
+            }
             Request::ListBlocks => {
                 Outcome::Blocks(self.blocks.live.values().map(|b| Block::clone(b)).collect())
             }

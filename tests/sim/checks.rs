@@ -149,7 +149,7 @@ impl Checks {
             if known.decided.insert(key, now).is_none() {
                 self.carved(place, spec, known, api, now)?;
             }
-            known.had.insert((spec.cidr, spec.owner.uid.clone()));
+            known.had.insert((spec.cidr, spec.owner.name.clone()));
         }
         let Request::AssignPodCidrs(a) = request else {
             return Ok(());

@@ -43,8 +43,8 @@ pub struct Known {
     pub buried: BTreeSet<(Text, Text)>,
     /// What it ever chose for a node's name: it may come back to it, though it was never held.
     pub chosen: BTreeSet<(Text, Vec<Cidr>)>,
-    /// Blocks shown, and those it asked for, with the node UID that has them: to make one again is to
-    /// restore it.
+    /// Blocks shown, and those it asked for, with the name of the node that has them: to make one again
+    /// is to restore it.
     pub had: BTreeSet<(Cidr, Text)>,
     /// Since when each pool is shown in its generation.
     shown: BTreeMap<Text, (i64, Time)>,
@@ -86,7 +86,7 @@ impl Known {
         if let Change::Applied(block) = change
             && let Ok(spec) = &block.spec
         {
-            self.had.insert((spec.cidr, spec.owner.uid.clone()));
+            self.had.insert((spec.cidr, spec.owner.name.clone()));
         }
         self.blocks.take(change);
     }

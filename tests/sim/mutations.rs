@@ -46,3 +46,13 @@ fn an_assignment_that_does_not_test_the_uid_gives_a_stranger_somebody_elses_rang
 fn an_unclear_write_taken_for_refused_lets_two_nodes_have_one_range() {
     found(Mutation::UnclearToldAsRefused, 5_000_000);
 }
+
+#[test]
+fn an_address_goes_to_another_pod_where_pods_are_not_looked_at() {
+    found(Mutation::PodsHidden, 5_000_000);
+}
+
+#[test]
+fn a_block_let_go_of_while_in_use_is_used_twice() {
+    found(Mutation::LetGoInUse, 10_000_000);
+}

@@ -292,7 +292,7 @@ impl Checks {
         let told = known.subnets.objects.get(&spec.owner.name);
         // What rests is written down again; a node gets nothing by it.
         let restored = spec.owner.resting
-            || known.had.contains(&(spec.cidr, spec.owner.uid.clone()))
+            || known.had.contains(&(spec.cidr, spec.owner.name.clone()))
             || listed(told).iter().any(|(cidr, _)| *cidr == spec.cidr);
         if restored {
             return Ok(());

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use cadastre::cluster::lease::{Elector, Leadership, Settings as LeaseSettings};
 use cadastre::cluster::request::RequestId;
-use cadastre::cluster::seen::{Block, Node, Pod, Pool, ServiceRange, Subnet, Text};
+use cadastre::cluster::seen::{Block, Change, Node, Pod, Pool, ServiceRange, Subnet, Text};
 use cadastre::controller::{Controller, Event, Now, Outgoing, Settings};
 
 use super::api::Api;
@@ -156,6 +156,16 @@ impl Run {
             Watched::Pods => {
                 let change = self.feeds.pods.next(&api.pods, now.mono)?;
                 self.known.pods.take(&change);
+                if api.mutation == Some(super::api::Mutation::PodsHidden)
+                    && let Change::Applied(pod) = change
+                {
+                    let pod = Pod {
+                        addresses: [].into(),
+                        ..pod
+                    };
+                    self.controller.on(Event::Pods(Change::Applied(pod)), now);
+                    return Some(Event::Pods(Change::Listed));
+                }
                 Event::Pods(change)
             }
         };

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cadastre::api::{Allocate, HeldBlock};
+use cadastre::api::{Allocate, HeldBlock, Recall};
 use cadastre::cluster::seen::{AgentReport, Block, Node, Text};
 use cadastre::ipam::{Addr, Cidr, Family, Span};
 
@@ -231,7 +231,10 @@ impl Sim {
                 could_be_first = could_be_first.or(Some(shape.name.clone()));
             }
         }
-        if let Some(pool) = could_be_first.filter(|_| lists.is_empty()) {
+        let mut lasting = lists
+            .iter()
+            .filter(|(_, it)| it.recall != Some(Recall::Drain));
+        if let Some(pool) = could_be_first.filter(|_| lasting.next().is_none()) {
             let text = format!("{} has no block of pool {pool}", node.name);
             return wrong("supplied", text, [node.name.clone(), pool]);
         }

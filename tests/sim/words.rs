@@ -66,11 +66,9 @@ fn node(node: &Node) -> String {
 /// The object a request is about; `None` where it is about all.
 pub fn name_of(request: &Request) -> Option<&Text> {
     match request {
-        Request::ListNodes
-        | Request::ListSubnets
-        | Request::ListBlocks
-        | Request::ReadKubeadm
-        | Request::CreatePool { .. } => None,
+        Request::ListNodes | Request::ListSubnets | Request::ListBlocks | Request::ReadKubeadm => {
+            None
+        }
         Request::ReadNode { name }
         | Request::ReadSubnet { name }
         | Request::ReadPool { name }
@@ -82,6 +80,7 @@ pub fn name_of(request: &Request) -> Option<&Text> {
         | Request::ReadBlock { name }
         | Request::DeleteBlock { name, .. }
         | Request::SetPoolFinalizers { name, .. }
+        | Request::CreatePool { name, .. }
         | Request::SetPoolStatus { name, .. } => Some(name),
         Request::CreateBlock { spec, .. } | Request::ReplaceBlock { spec, .. } => {
             Some(&spec.owner.name)

@@ -269,7 +269,7 @@ async fn what_cannot_be_used_spoils_only_itself_and_is_told_once() {
     }
 
     // Blocks that nobody can read are in nobody's way: every range of the pool is given out.
-    let spec = json!({"ipv4": {"cidrs": ["10.99.0.0/24"]}});
+    let spec = json!({"ipv4": {"cidrs": ["10.99.0.0/24"]}, "quarantineSeconds": 0});
     hand.block_pool("blocks", spec).await.unwrap();
     let agents = Agents::start(hand.client.clone());
     agents.join(&hand.node("blocks", "blocks-1").await.unwrap());
