@@ -117,7 +117,7 @@ pub fn status(
         ),
         flag(
             SHRINKING,
-            shrinking(counted),
+            shrinking(state, counted),
             "NothingOutside",
             "no block lies outside of what the spec names",
         ),
@@ -277,9 +277,11 @@ fn nearly_exhausted(
     ))
 }
 
-fn shrinking(counted: Counted) -> Option<(&'static str, String)> {
+fn shrinking(state: &PoolState, counted: Counted) -> Option<(&'static str, String)> {
     let outside: usize = counted.totals.iter().map(|(_, t)| t.outside).sum();
-    (outside > 0).then(|| {
+    // Where the spec cannot be read nobody knows what lies outside of it.
+    let readable = !matches!(state.verdict, Verdict::Invalid(_));
+    (outside > 0 && readable).then(|| {
         (
             "BlocksOutside",
             format!(

@@ -21,7 +21,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use cadastre::api::{FINALIZER, NodeSubnetSpec};
+use cadastre::api::{Allocate, FINALIZER, NodeSubnetSpec};
 use cadastre::cluster::lease::Takeover;
 use cadastre::cluster::request::{Assignment, Outcome, Request};
 use cadastre::cluster::seen::{Machine, Node, Pool, Subnet, Text};
@@ -31,7 +31,7 @@ use cadastre::ipam::Cidr;
 
 use super::api::{Api, Author, Commit};
 use super::clock::{SECOND, Time, seconds};
-use super::known::Known;
+use super::known::{Known, Labels};
 use super::parcels::Parcels;
 use super::run::{Tally, Where};
 use super::shape::Shape;
@@ -201,8 +201,14 @@ impl Checks {
                     || (returns && shape.could_return(&a.cidrs, labels))
             })
         });
-        if pool.is_none() {
+        let Some(pool) = pool else {
             return wrong("no pool it has seen could have".to_owned());
+        };
+        if let (false, Some(better)) = (returns, self.starting_before(pool, labels, known)) {
+            return wrong(format!(
+                "of {}, and {better} is about to serve it",
+                pool.name
+            ));
         }
         for node in known
             .nodes
@@ -258,6 +264,41 @@ impl Checks {
             ));
         }
         Ok(())
+    }
+
+    /// A pool that has been shown, comes before the one dealt from and lacks nothing but its finalizer.
+    fn starting_before(
+        &self,
+        dealt: &Shape,
+        labels: Option<&BTreeSet<Labels>>,
+        known: &Known,
+    ) -> Option<Text> {
+        let shown = known.pools.objects.values().filter_map(Shape::new);
+        let shown: Vec<Shape> = shown.collect();
+        let rank = |shape: &Shape| (shape.priority, shape.selector.len());
+        // In doubt about what it is now the one dealt from may have been any of its versions.
+        let versions = known.shapes.iter().filter(|it| it.name == dealt.name);
+        let best = versions.map(rank).max()?;
+        let serves = |shape: &&Shape| {
+            let older = |o: &Shape| {
+                (o.created, &o.name) < (shape.created, &shape.name)
+                    && o.cidrs().any(|cidr| shape.overlaps(cidr))
+            };
+            shape.allocate == Allocate::NodeCIDR
+                && !shape.guarded
+                && !shape.disabled
+                && !shape.deleting
+                && rank(shape) > best
+                && labels.into_iter().flatten().all(|it| shape.matches(it))
+                && !shown.iter().any(older)
+        };
+        let starting = shown.iter().filter(serves);
+        let never_guarded = |shape: &&Shape| {
+            let mut same = known.shapes.iter().filter(|it| it.uid == shape.uid);
+            !same.any(|it| it.guarded)
+        };
+        let mut starting = starting.filter(never_guarded);
+        starting.next().map(|it| it.name.clone())
     }
 
     /// Whether an earlier node of that name had these ranges, or was chosen for them: by what was, by
@@ -573,8 +614,10 @@ impl Checks {
     /// A controller tells people something. Once it is in the picture again, once is enough.
     pub fn reported(&mut self, place: Where, report: &Report, calm: bool) -> Verdict {
         let text = format!("{report:?}");
-        // A node may wait for another block as often as it comes to lack one.
-        let again = [WAITING_FOR_BLOCK, BLOCK_ASSIGNED].contains(&report.reason);
+        // A node may wait for another block as often as it comes to lack one, and blocks may come to
+        // lie outside of a pool and go as often.
+        let again = [WAITING_FOR_BLOCK, BLOCK_ASSIGNED, "Shrinking", "Shrunk"];
+        let again = again.contains(&report.reason);
         if calm && !self.told.insert((place, text.clone())) && !again {
             return Err(Violation::new(
                 "reports",

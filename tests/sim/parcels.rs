@@ -87,6 +87,12 @@ impl Checks {
                 }
             }
         }
+        if *author == Author::World {
+            // What a node has is written in one place less.
+            for block in listed(before) {
+                self.parcels.lives.entry(block).or_default().edited = true;
+            }
+        }
         if !matches!(author, Author::Controller { .. }) {
             return Ok(());
         }
@@ -218,11 +224,10 @@ impl Checks {
         if lives(api, &owner.uid) {
             let told = api.subnets.get(&owner.name).map(AsRef::as_ref);
             let still = owner_is(told, &owner.uid) && listed(told).contains(&key);
-            let fair = if life.listed.contains(&owner.uid) {
-                life.released.contains(&owner.uid) && !still
-            } else {
-                life.contested || life.edited
-            };
+            let let_go = life.released.contains(&owner.uid) && !still;
+            let lost = life.contested && (life.edited || !life.listed.contains(&owner.uid));
+            let never = life.edited && !life.listed.contains(&owner.uid);
+            let fair = let_go || lost || never;
             if !fair {
                 let text = format!(
                     "{} {} of {} ({}) is deleted: listed {:?}, let go {:?}, contested {}",

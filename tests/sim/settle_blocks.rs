@@ -113,7 +113,7 @@ impl Sim {
                 let Some(addr) = shape
                     .reserved
                     .iter()
-                    .filter(|_| shape.overlaps(&cidr))
+                    .filter(|_| *shape.name == *held.pool)
                     .filter_map(|span| span.within(&cidr))
                     .flat_map(|span| span.to_cidrs())
                     .find(|part| !told.iter().any(|span| span.overlaps(part)))
