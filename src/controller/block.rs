@@ -367,8 +367,8 @@ mod tests {
     #[test]
     fn an_object_that_nobody_can_read_does_not_lock_its_name() {
         let unreadable = || Err("no spec".to_owned());
-        // Nobody knows whose it was: it rests.
-        assert_eq!(step_after(unreadable(), false), Step::Replace);
+        // Nobody knows whose it was: it rests, and goes.
+        assert_eq!(step_after(unreadable(), false), Step::Settled);
         assert_eq!(step_after(unreadable(), true), Step::Replace);
         let spec = crate::cluster::seen::BlockSpec {
             cidr: Cidr::parse_strict("10.0.0.0/26").unwrap(),

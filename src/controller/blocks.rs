@@ -408,7 +408,12 @@ impl Registry {
         }
         if let Some(entry) = self.blocks.get_mut(&cidr) {
             entry.uid = Some(block.uid.clone());
-            entry.step = Step::Replace;
+            // What says another CIDR cannot be mended, as that field is immutable: after its rest it goes.
+            entry.step = if confirmed {
+                Step::Replace
+            } else {
+                Step::Settled
+            };
             noted.blocks.push(cidr);
         }
     }
