@@ -664,6 +664,7 @@ impl Registry {
         } else {
             State::InFlight
         };
+        let to_judge = self.blocks.to_judge.contains(cidr);
         let Some(mut entry) = self.blocks.remove(cidr) else {
             return;
         };
@@ -674,6 +675,9 @@ impl Registry {
         }
         entry.owner = owner;
         self.blocks.insert(entry);
+        if to_judge {
+            self.blocks.to_judge.insert(*cidr);
+        }
     }
 
     /// The blocks of a node that its agent has let go and its NodeSubnet lists no more: they may end.
@@ -801,3 +805,6 @@ fn machine_in(world: &World, name: &Text, uid: &Text) -> Machine {
     })
     .unwrap_or_default()
 }
+
+#[cfg(test)]
+mod tests;
