@@ -670,6 +670,7 @@ impl Registry {
         } else {
             State::InFlight
         };
+        let to_judge = self.blocks.to_judge.contains(cidr);
         let Some(mut entry) = self.blocks.remove(cidr) else {
             return;
         };
@@ -680,6 +681,9 @@ impl Registry {
         }
         entry.owner = owner;
         self.blocks.insert(entry);
+        if to_judge {
+            self.blocks.to_judge.insert(*cidr);
+        }
     }
 
     /// The blocks of a node that its agent has let go and its NodeSubnet lists no more: they may end.
@@ -807,3 +811,6 @@ fn machine_in(world: &World, name: &Text, uid: &Text) -> Machine {
     })
     .unwrap_or_default()
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,226 @@
+//! What is held when objects, lists and nodes do not say the same.
+
+use super::super::block::BlockLoop;
+use super::super::demand::Demand;
+use super::super::{Context, Now};
+use super::*;
+use crate::api::{FINALIZER, IPPoolSpec, NodeSubnetSpec};
+use crate::cluster::request::Outcome;
+use crate::cluster::seen::{Change, Pool, Subnet};
+
+const BLOCK: &str = "10.0.0.0/26";
+
+fn cidr(text: &str) -> Cidr {
+    Cidr::parse_strict(text).unwrap()
+}
+
+fn now() -> Now {
+    Now {
+        mono: Duration::from_secs(1),
+        wall: Timestamp::UNIX_EPOCH,
+    }
+}
+
+fn node(name: &str, uid: &str, ranges: &[&str]) -> Node {
+    Node {
+        name: name.into(),
+        uid: uid.into(),
+        version: 1,
+        labels: [].into(),
+        term: None,
+        annotated: false,
+        deleting: false,
+        pod_cidrs: ranges.iter().map(|it| cidr(it)).collect(),
+        unreadable: [].into(),
+        addresses: [].into(),
+        machine: Machine::default(),
+    }
+}
+
+fn object(name: &str, uid: &str, resting: bool) -> Block {
+    let spec = BlockSpec {
+        cidr: cidr(BLOCK),
+        pool: "p".into(),
+        owner: Owner {
+            resting,
+            name: name.into(),
+            uid: uid.into(),
+            machine: Machine::default(),
+        },
+        since: Timestamp::UNIX_EPOCH,
+        until: None,
+    };
+    Block {
+        name: block_name(&cidr(BLOCK)).into(),
+        uid: "b1".into(),
+        version: 5,
+        touched: false,
+        spec: Ok(spec),
+    }
+}
+
+fn list(name: &str, uid: &str) -> Subnet {
+    let held = HeldBlock {
+        cidr: BLOCK.to_owned(),
+        uid: "b1".to_owned(),
+        pool: "p".to_owned(),
+        recall: None,
+        reserved: Vec::new(),
+    };
+    Subnet {
+        name: name.into(),
+        uid: format!("subnet of {name}").into(),
+        version: 7,
+        spec: Ok(NodeSubnetSpec {
+            node_uid: Some(uid.to_owned()),
+            blocks: vec![held],
+            ..NodeSubnetSpec::default()
+        }),
+        report: None,
+    }
+}
+
+fn world(nodes: &[Node], objects: &[Block], lists: &[Subnet]) -> World {
+    let mut world = World::default();
+    for node in nodes {
+        world.nodes.change(Change::Applied(node.clone()));
+    }
+    for block in objects {
+        world.blocks.change(Change::Applied(block.clone()));
+    }
+    for subnet in lists {
+        world.subnets.change(Change::Applied(subnet.clone()));
+    }
+    world
+}
+
+fn owner(registry: &Registry) -> (String, bool) {
+    let owner = &registry.blocks.get(&cidr(BLOCK)).unwrap().owner;
+    (owner.uid.to_string(), owner.resting)
+}
+
+#[test]
+fn a_list_for_the_dead_takes_no_block_from_the_living() {
+    let lists = [list("a", "alive"), list("b", "dead")];
+    let world = world(
+        &[node("a", "alive", &[])],
+        &[object("a", "alive", false)],
+        &lists,
+    );
+    let (registry, _) = Registry::rebuild(&world, &[], now());
+    assert_eq!(owner(&registry), ("alive".to_owned(), false));
+}
+
+#[test]
+fn what_a_live_node_is_listed_is_its_own_whatever_the_object_says() {
+    for said in [object("a", "alive", true), object("b", "other", true)] {
+        let world = world(&[node("a", "alive", &[])], &[said], &[list("a", "alive")]);
+        let (registry, _) = Registry::rebuild(&world, &[], now());
+        assert_eq!(owner(&registry), ("alive".to_owned(), false));
+        assert_eq!(registry.listed_blocks("alive", None).len(), 1);
+        let entry = registry.blocks.get(&cidr(BLOCK)).unwrap();
+        assert_eq!(entry.step, Step::Replace);
+    }
+}
+
+#[test]
+fn what_a_dead_node_had_rests_also_where_a_podcidr_overlaps_it() {
+    let other = node("x", "x", &["10.0.0.0/24"]);
+    let world = world(&[other], &[object("a", "dead", false)], &[]);
+    let (mut registry, _) = Registry::rebuild(&world, &[], now());
+    registry.judge_blocks(&world);
+    let entry = registry.blocks.get(&cidr(BLOCK)).unwrap();
+    assert!(entry.owner.resting && entry.confirmed, "{entry:?}");
+    assert_eq!(entry.step, Step::Replace);
+}
+
+#[test]
+fn what_a_late_write_lists_to_a_live_node_is_the_nodes() {
+    let mut world = world(&[node("a", "alive", &[])], &[], &[]);
+    let (mut registry, _) = Registry::rebuild(&world, &[], now());
+    world.subnets.change(Change::Applied(list("a", "alive")));
+    let name = "a".into();
+    let told = registry.blocks_told(&name, &world, now());
+    assert_eq!(told, [cidr(BLOCK)]);
+    assert_eq!(registry.listed_blocks("alive", None).len(), 1);
+    assert!(registry.blocks_told(&name, &world, now()).is_empty());
+}
+
+#[test]
+fn an_object_that_cannot_be_read_is_written_anew() {
+    let spoiled = Block {
+        spec: Err("missing field owner".to_owned()),
+        ..object("a", "alive", false)
+    };
+    let world = world(
+        &[node("a", "alive", &[])],
+        std::slice::from_ref(&spoiled),
+        &[list("a", "alive")],
+    );
+    let (mut registry, _) = Registry::rebuild(&world, &[], now());
+    let noted = registry.block_seen(&spoiled, now());
+    assert_eq!(noted.blocks, [cidr(BLOCK)]);
+    let entry = registry.blocks.get(&cidr(BLOCK)).unwrap();
+    assert_eq!(entry.step, Step::Replace);
+}
+
+#[test]
+fn an_answer_for_an_earlier_block_of_the_cidr_is_not_for_the_next_one() {
+    let world = world(&[node("a", "alive", &[])], &[], &[list("a", "alive")]);
+    let (mut registry, _) = Registry::rebuild(&world, &[], now());
+    let holder = registry.holder(&"z".into(), &"z".into());
+    let earlier = registry.ledger.record(holder, cidr(BLOCK), State::Held);
+    registry.ledger.release(earlier);
+    let entry = registry.blocks.get_mut(&cidr(BLOCK)).unwrap();
+    entry.in_flight = true;
+    let claim = entry.claim;
+    let mut cx = Context {
+        world: &world,
+        registry: &mut registry,
+        reports: &mut Vec::new(),
+        now: now(),
+    };
+    let mut blocks = BlockLoop::default();
+    for (claim, in_flight) in [(earlier, true), (claim, false)] {
+        let key = (&cidr(BLOCK), claim);
+        blocks.answered(key, Some(Step::Delete), &Outcome::Gone, &mut cx);
+        let entry = cx.registry.blocks.get(&cidr(BLOCK)).unwrap();
+        assert_eq!(entry.in_flight, in_flight);
+    }
+}
+
+#[test]
+fn the_first_block_comes_from_the_next_pool_where_the_best_is_full() {
+    let pool = |name: &str, range: &str, priority: i32| Pool {
+        name: name.into(),
+        uid: name.into(),
+        version: 1,
+        generation: 1,
+        created: 0,
+        deleting: false,
+        finalizers: vec![FINALIZER.to_owned()],
+        spec: serde_json::from_value::<IPPoolSpec>(serde_json::json!({
+            "ipv4": {"cidrs": [range]}, "priority": priority,
+        }))
+        .map_err(|error| error.to_string()),
+        status: None,
+    };
+    let first = node("a", "alive", &[]);
+    let mut world = world(&[first.clone(), node("x", "x", &[BLOCK])], &[], &[]);
+    for pool in [pool("best", BLOCK, 1), pool("next", "10.0.1.0/26", 0)] {
+        world.pools.change(Change::Applied(pool));
+    }
+    let (mut registry, _) = Registry::rebuild(&world, &[], now());
+    let mut demand = Demand::default();
+    demand.add(&first, &registry);
+    let mut reports = Vec::new();
+    let mut cx = Context {
+        world: &world,
+        registry: &mut registry,
+        reports: &mut reports,
+        now: now(),
+    };
+    let noted = demand.work(&mut cx);
+    assert_eq!(noted.blocks, [cidr("10.0.1.0/26")]);
+    assert!(reports.is_empty(), "it waits for nothing: {reports:?}");
+}
