@@ -10,7 +10,7 @@ use cadastre::api::{IPAMBlock, IPPool, NodeSubnet, crd};
 use cadastre_e2e::control_plane::{ControlPlane, Options};
 use kube::api::{DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, Resource};
-use kube::{Api, ResourceExt as _};
+use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 
 #[path = "api/cases.rs"]
@@ -226,7 +226,7 @@ impl Lab {
         ] {
             let list = ListParams::default().fields(selector);
             let found = self.blocks.list(&list).await.unwrap();
-            let found: Vec<String> = found.iter().map(|it| it.name_any()).collect();
+            let found: Vec<String> = found.iter().map(ResourceExt::name_any).collect();
             assert_eq!(found, names, "{selector}");
         }
     }

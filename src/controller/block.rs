@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::blocks::{Entry, Noted, Step};
+use super::blocks::{Entry, Noted, Step, sound};
 use super::queue::Queue;
 use super::report::{About, KEPT, Report, WRITE_REJECTED};
 use super::{Context, Purpose};
@@ -237,19 +237,21 @@ impl BlockLoop {
             (Some(Step::Create), Outcome::Block(block)) => {
                 queue.succeeded(cidr);
                 created(entry, block, now);
+                if entry.confirmed {
+                    // Made anew, it is listed with another UID.
+                    noted.nodes.push(owner.name);
+                }
                 self.queue.add(*cidr);
             }
-            (None, Outcome::Block(block)) if block.spec.is_err() => {
+            (None, Outcome::Block(block)) if sound(block).is_none() => {
                 entry.to_read = false;
                 queue.add_failed(*cidr, now);
                 cx.registry.block_spoiled(block, cx.now, &mut noted);
             }
             (None, Outcome::Block(block)) => {
-                queue.succeeded(cidr);
                 entry.to_read = false;
-                if !entry.confirmed {
-                    created(entry, block, now);
-                }
+                entry.found(block, now);
+                noted.nodes.push(owner.name);
                 self.queue.add(*cidr);
             }
             (None, Outcome::Refused(Refusal::Missing)) => {
@@ -305,5 +307,83 @@ fn created(entry: &mut Entry, block: &Block, now: Duration) {
         }
         entry.step = Step::Await;
         entry.await_until = now + AWAIT;
+    }
+}
+
+impl Entry {
+    /// A read has shown what bears the block's name.
+    fn found(&mut self, block: &Block, now: Duration) {
+        if !self.confirmed {
+            created(self, block, now);
+        } else if self.step == Step::Create {
+            self.uid = Some(block.uid.clone());
+            let same = block.spec.as_ref().is_ok_and(|spec| *spec == self.spec());
+            self.step = if same { Step::Settled } else { Step::Replace };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::world::World;
+    use crate::controller::Now;
+    use crate::controller::holders::Use;
+    use crate::controller::registry::Registry;
+    use crate::ipam::State;
+
+    /// What is done about a block whose name bears another object, first provisional, then confirmed.
+    fn step_after(found: Result<crate::cluster::seen::BlockSpec, String>, confirmed: bool) -> Step {
+        let now = Now {
+            mono: Duration::ZERO,
+            wall: jiff::Timestamp::UNIX_EPOCH,
+        };
+        let (world, mut registry) = (World::default(), Registry::default());
+        let cidr = Cidr::parse_strict("10.0.0.0/26").unwrap();
+        let node = crate::controller::demand::tests::node("n1");
+        let holder = registry.holders.intern(Use::Blocks, &node.name, &node.uid);
+        let claim = registry.ledger.record(holder, cidr, State::InFlight);
+        registry.begin_block(claim, cidr, &"p".into(), &node, now);
+        registry.blocks.get_mut(&cidr).unwrap().confirmed = confirmed;
+        let block = Block {
+            name: block_name(&cidr).into(),
+            uid: "found".into(),
+            version: 1,
+            touched: false,
+            spec: found,
+        };
+        let mut cx = Context {
+            world: &world,
+            registry: &mut registry,
+            reports: &mut Vec::new(),
+            now,
+        };
+        BlockLoop::default().answered((&cidr, claim), None, &Outcome::Block(block), &mut cx);
+        let entry = registry.blocks.get(&cidr).unwrap();
+        assert!(entry.step == Step::Await || entry.uid.as_deref() == Some("found"));
+        entry.step
+    }
+
+    #[test]
+    fn an_object_that_nobody_can_read_does_not_lock_its_name() {
+        let unreadable = || Err("no spec".to_owned());
+        // Nobody knows whose it was: it rests, and goes.
+        assert_eq!(step_after(unreadable(), false), Step::Settled);
+        assert_eq!(step_after(unreadable(), true), Step::Replace);
+        let spec = crate::cluster::seen::BlockSpec {
+            cidr: Cidr::parse_strict("10.0.0.0/26").unwrap(),
+            pool: "p".into(),
+            owner: crate::cluster::seen::Owner {
+                resting: false,
+                name: "n2".into(),
+                uid: "u2".into(),
+                machine: crate::cluster::seen::Machine::default(),
+            },
+            since: jiff::Timestamp::UNIX_EPOCH,
+            until: None,
+        };
+        // Somebody else's: the watch shows whose it is, and since when.
+        assert_eq!(step_after(Ok(spec.clone()), false), Step::Await);
+        assert_eq!(step_after(Ok(spec), true), Step::Replace);
     }
 }

@@ -408,7 +408,12 @@ impl Registry {
         }
         if let Some(entry) = self.blocks.get_mut(&cidr) {
             entry.uid = Some(block.uid.clone());
-            entry.step = Step::Replace;
+            // What says another CIDR cannot be mended, as that field is immutable: after its rest it goes.
+            entry.step = if confirmed {
+                Step::Replace
+            } else {
+                Step::Settled
+            };
             noted.blocks.push(cidr);
         }
     }
@@ -455,10 +460,11 @@ impl Registry {
             State::InFlight
         };
         let claim = self.ledger.record(holder, spec.cidr, state);
-        let left = spec.until.filter(|_| owner.resting).map(|until| {
+        let rest = self.quarantine_of_block(&spec.pool);
+        let left = spec.until.map_or(rest, |until| {
             // A wall clock set back must not make a rest endless.
             let left = Duration::try_from(until.duration_since(now.wall)).unwrap_or_default();
-            now.mono + left.min(self.quarantine_of_block(&spec.pool))
+            left.min(rest)
         });
         self.blocks.insert(Entry {
             cidr: spec.cidr,
@@ -466,7 +472,7 @@ impl Registry {
             owner: owner.clone(),
             since: spec.since,
             until: spec.until,
-            rests_until: left.or(owner.resting.then_some(now.mono)),
+            rests_until: owner.resting.then_some(now.mono + left),
             claim,
             uid: Some(block.uid.clone()),
             // Only what has been its owner's comes to rest.
@@ -790,7 +796,7 @@ pub fn size_of_range(cidr: &Cidr) -> u128 {
 }
 
 /// The spec of an object that can be used: one whose name is not that of its CIDR locks nothing.
-fn sound(block: &Block) -> Option<&BlockSpec> {
+pub(super) fn sound(block: &Block) -> Option<&BlockSpec> {
     let spec = block.spec.as_ref().ok()?;
     (*block.name == *block_name(&spec.cidr)).then_some(spec)
 }

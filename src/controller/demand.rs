@@ -12,7 +12,7 @@
 //!   the pool no longer serves, one that has been empty for the pool's idle time, or an empty one of a
 //!   rich node while others wait. The last block of a pool stays with a node that it serves.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::time::Duration;
 
 use super::Context;
@@ -266,6 +266,7 @@ impl Demand {
         noted: &mut Noted,
     ) -> Option<Lacking> {
         let mut carved = 0;
+        let first = !cx.registry.blocks.has(&node.uid);
         loop {
             let account = account(pool, wanted, node, report, cx.registry);
             let state = cx.registry.pools.get(pool)?;
@@ -274,7 +275,9 @@ impl Demand {
                 self.no_longer_waits(pool, node, cx.reports);
                 return None;
             }
-            if carved >= AT_ONCE {
+            // One that has none yet gets its first; the rest once all others have theirs.
+            let is_first_only = first && self.first.has_ready(cx.now.mono);
+            if carved >= AT_ONCE || (carved > 0 && is_first_only) {
                 self.more.add(node.name.clone());
                 return None;
             }
@@ -428,29 +431,41 @@ impl Demand {
             let Some(waits) = self.waiting.get(&pool) else {
                 continue;
             };
-            let first = waits.values().any(|wait| !wait.has_some);
-            let asked = |entry: &&Entry| {
-                entry.pool == pool && entry.recall.is_some() && !entry.owner.resting
+            // Who has none at all comes before who wants more, also at the cost of those.
+            let without = waits.values().filter(|wait| !wait.has_some).count();
+            let for_first = without > 0;
+            let gives = |entry: &&Entry| {
+                let waits = waits.get(&entry.owner.name);
+                entry.pool == pool
+                    && entry.confirmed
+                    && !entry.owner.resting
+                    && waits.is_none_or(|wait| for_first && wait.has_some)
             };
-            let asked = cx.registry.blocks.iter().filter(asked).count();
-            let mut donors: Vec<(u64, Cidr, Text)> = Vec::new();
             let owners: BTreeSet<(Text, Text)> = cx
                 .registry
                 .blocks
                 .iter()
-                .filter(|entry| entry.pool == pool && entry.confirmed && !entry.owner.resting)
-                .filter(|entry| !waits.contains_key(&entry.owner.name))
+                .filter(gives)
                 .map(|entry| (entry.owner.name.clone(), entry.owner.uid.clone()))
                 .collect();
-            for (name, uid) in &owners {
-                donors.extend(donor(&pool, name, uid, first, cx));
-            }
-            donors.sort_by(|a, b| b.cmp(a));
-            for (_, cidr, name) in donors.into_iter().take(waits.len().saturating_sub(asked)) {
+            let asked = |entry: &&Entry| {
+                entry.pool == pool && entry.recall == Some(Recall::IfEmpty) && !entry.owner.resting
+            };
+            let asked = cx.registry.blocks.iter().filter(asked).count();
+            let wanted = if for_first { without } else { waits.len() };
+            let mut donors: BinaryHeap<(u64, Cidr, Text, Text)> = owners
+                .into_iter()
+                .filter_map(|(name, uid)| donor(&pool, name, uid, for_first, cx))
+                .collect();
+            for _ in asked..wanted {
+                let Some((_, cidr, name, uid)) = donors.pop() else {
+                    break;
+                };
                 if let Some(entry) = cx.registry.blocks.get_mut(&cidr) {
                     entry.recall = Some(Recall::IfEmpty);
-                    noted.nodes.push(name);
+                    noted.nodes.push(name.clone());
                 }
+                donors.extend(donor(&pool, name, uid, for_first, cx));
             }
         }
     }
@@ -534,23 +549,24 @@ fn must_leave(entry: &Entry, node: &Node, pool: Option<&PoolState>) -> bool {
     }
 }
 
-/// The block that a node can best do without, with how many free addresses the node has.
+/// The block that a node can best do without, with how many free addresses the node has; whose it is
+/// comes along.
 fn donor(
     pool: &Text,
-    name: &Text,
-    uid: &Text,
+    name: Text,
+    uid: Text,
     for_first: bool,
     cx: &Context,
-) -> Option<(u64, Cidr, Text)> {
-    let node = cx.world.nodes.get(name).filter(|node| node.uid == *uid)?;
+) -> Option<(u64, Cidr, Text, Text)> {
+    let node = cx.world.nodes.get(&name).filter(|node| node.uid == uid)?;
     let report = report_of(node, cx.world)?;
     let of_pool = |entry: &&Entry| entry.pool == *pool && entry.confirmed && !entry.is_leaving();
-    let entries: Vec<&Entry> = cx.registry.blocks.of(uid).filter(of_pool).collect();
+    let entries: Vec<&Entry> = cx.registry.blocks.of(&uid).filter(of_pool).collect();
     let candidates = entries.iter().filter(|entry| {
         let word = entry.word(Some(report));
         entry.recall.is_none() && word.is_some_and(|it| it.used + it.cooling == 0 && !it.released)
     });
-    let mut best: Option<(u64, Cidr, Text)> = None;
+    let mut best: Option<(u64, Cidr)> = None;
     for entry in candidates {
         let same = entries
             .iter()
@@ -569,11 +585,11 @@ fn donor(
             demand(Some(report), pool).max(used)
         };
         if count > 1 && left >= needed {
-            let found = (capacity - used, entry.cidr, name.clone());
+            let found = (capacity.saturating_sub(used), entry.cidr);
             best = best.max(Some(found));
         }
     }
-    best
+    best.map(|(free, cidr)| (free, cidr, name, uid))
 }
 
 /// One block of each of the pool's families, or smaller ones where no whole one is left.
@@ -625,3 +641,6 @@ fn carve(pool: &Text, node: &Node, cx: &mut Context) -> Result<Vec<Cidr>, Full> 
     }
     Ok(cidrs)
 }
+
+#[cfg(test)]
+pub(super) mod tests;

@@ -412,6 +412,10 @@ impl Leader {
         self.space_came();
         for node in world.nodes.iter() {
             self.demand.add(node, &self.registry);
+            // Where a node asks for blocks there must be a NodeSubnet to ask in.
+            if world.subnets.get(&node.name).is_none() {
+                self.subnets.queue.add(node.name.clone());
+            }
         }
         if std::mem::take(&mut self.reattribute) {
             for subnet in world.subnets.iter() {
@@ -582,7 +586,8 @@ impl Leader {
                 self.podcidrs.answered_read(name, uid, outcome, &mut cx);
             }
             Purpose::Subnet { name, .. } | Purpose::SubnetRead { name } => {
-                self.subnets.answered(name, outcome, &mut cx);
+                let wrote = matches!(purpose, Purpose::Subnet { .. });
+                self.subnets.answered(name, wrote, outcome, &mut cx);
                 self.release(name, world);
             }
             Purpose::Block { cidr, claim, step } => {
@@ -609,7 +614,8 @@ impl Leader {
                 self.release(name, world);
             }
             Purpose::Pool { name } | Purpose::PoolRead { name } => {
-                self.pools.answered(name, outcome, &mut cx);
+                let wrote = matches!(purpose, Purpose::Pool { .. });
+                self.pools.answered(name, wrote, outcome, &mut cx);
             }
             _ => {}
         }

@@ -155,12 +155,15 @@ impl PoolLoop {
         None
     }
 
-    /// Takes in an answer; the object it shows is in the world already.
-    pub fn answered(&mut self, name: &Text, outcome: &Outcome, cx: &mut Context) {
+    /// Takes in an answer, to a write or a read; the object it shows is in the world already.
+    pub fn answered(&mut self, name: &Text, wrote: bool, outcome: &Outcome, cx: &mut Context) {
         self.in_flight.remove(name);
         match outcome {
             Outcome::Pool(_) | Outcome::Gone | Outcome::Refused(Refusal::Missing) => {
-                self.queue.succeeded(name);
+                // Only a write ends a row of refusals: what is refused for good is tried ever less.
+                if wrote {
+                    self.queue.succeeded(name);
+                }
                 self.queue.add(name.clone());
             }
             Outcome::Refused(Refusal::Busy(_) | Refusal::NotSent | Refusal::Rejected(_)) => {

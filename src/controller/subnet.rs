@@ -113,12 +113,15 @@ impl Subnets {
         self.in_flight.contains(name) || self.to_read.contains(name)
     }
 
-    /// Takes in an answer; the object it shows is in the world already.
-    pub fn answered(&mut self, name: &Text, outcome: &Outcome, cx: &mut Context) {
+    /// Takes in an answer, to a write or a read; the object it shows is in the world already.
+    pub fn answered(&mut self, name: &Text, wrote: bool, outcome: &Outcome, cx: &mut Context) {
         self.in_flight.remove(name);
         match outcome {
             Outcome::Subnet(_) | Outcome::Gone | Outcome::Refused(Refusal::Missing) => {
-                self.queue.succeeded(name);
+                // Only a write ends a row of refusals: what is refused for good is tried ever less.
+                if wrote {
+                    self.queue.succeeded(name);
+                }
                 // Once more: the node may have changed meanwhile.
                 self.queue.add(name.clone());
             }

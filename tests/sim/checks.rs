@@ -454,8 +454,14 @@ impl Checks {
             }
         }
         self.ours.insert(node.uid.clone());
+        let back = |grave: &Grave| grave.name == node.name && grave.machine.same(&node.machine);
         for grave in self.graves.iter().filter(|grave| hits(&grave.ranges)) {
-            if grave.name == node.name && grave.machine.same(&node.machine) {
+            // The machine's own, also where an earlier node of the name had it before the machine did.
+            let had = |range: &Cidr| {
+                let mut later = self.graves.iter().filter(|it| it.died >= grave.died);
+                later.any(|it| back(it) && it.ranges.contains(range))
+            };
+            if grave.name == node.name && grave.ranges.iter().all(had) {
                 continue;
             }
             let seen = known

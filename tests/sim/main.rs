@@ -106,7 +106,7 @@ fn summary(sum: &Tally, seeds: u64, begun: Instant) -> String {
 
 #[test]
 fn everything_promised_holds_over_many_seeds() {
-    let sum = run_seeds(0, 400_000);
+    let sum = run_seeds(0, 2_000_000);
     assert!(
         sum.assigned > 500 && sum.freed > 100 && sum.takeovers > 50,
         "the runs do too little: {sum:?}"

@@ -16,7 +16,7 @@ pub struct Agent {
     asked: BTreeMap<String, u64>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Block {
     uid: String,
     pool: String,
@@ -171,20 +171,6 @@ impl Agent {
     }
 }
 
-impl Default for Block {
-    fn default() -> Self {
-        Self {
-            uid: String::new(),
-            pool: String::new(),
-            recall: None,
-            spans: Vec::new(),
-            taken: BTreeMap::new(),
-            listed: false,
-            released: false,
-        }
-    }
-}
-
 impl Block {
     fn take_over(&mut self, cidr: &Cidr, held: &HeldBlock) {
         self.uid.clone_from(&held.uid);
@@ -252,7 +238,7 @@ mod tests {
 
     use super::*;
 
-    fn subnet(blocks: Value) -> NodeSubnet {
+    fn subnet(blocks: &Value) -> NodeSubnet {
         serde_json::from_value(json!({
             "apiVersion": "cadastre.dev/v1alpha1", "kind": "NodeSubnet", "metadata": {"name": "n1"},
             "spec": {"nodeUID": "u1", "blocks": blocks},
@@ -260,7 +246,7 @@ mod tests {
         .unwrap()
     }
 
-    fn block(uid: &str, recall: Value) -> Value {
+    fn block(uid: &str, recall: &Value) -> Value {
         json!({
             "cidr": "10.0.0.0/30", "uid": uid, "pool": "p", "recall": recall,
             "reserved": ["10.0.0.0", "10.0.0.2"],
@@ -276,7 +262,7 @@ mod tests {
     fn reserved_addresses_are_never_given_and_a_full_node_asks_for_one_more() {
         let mut agent = Agent::new("u1");
         assert_eq!(given(&mut agent, "a"), None);
-        agent.see(&subnet(json!([block("b1", Value::Null)])));
+        agent.see(&subnet(&json!([block("b1", &Value::Null)])));
         assert_eq!(given(&mut agent, "a").as_deref(), Some("10.0.0.1"));
         assert_eq!(given(&mut agent, "b").as_deref(), Some("10.0.0.3"));
         assert_eq!(agent.status().pools[0].demand, 1);
@@ -291,9 +277,9 @@ mod tests {
     fn a_block_that_is_asked_back_is_released_when_empty_and_not_before() {
         for (recall, gives) in [("IfEmpty", true), ("Drain", false)] {
             let mut agent = Agent::new("u1");
-            agent.see(&subnet(json!([block("b1", Value::Null)])));
+            agent.see(&subnet(&json!([block("b1", &Value::Null)])));
             given(&mut agent, "a").unwrap();
-            agent.see(&subnet(json!([block("b1", json!(recall))])));
+            agent.see(&subnet(&json!([block("b1", &json!(recall))])));
             assert!(!agent.status().blocks[0].released);
             assert_eq!(given(&mut agent, "b").is_some(), gives);
             agent.free("a");
@@ -302,11 +288,11 @@ mod tests {
             agent.warm_up();
             assert!(agent.status().blocks[0].released);
             assert_eq!(given(&mut agent, "c"), None);
-            agent.see(&subnet(json!([block("b1", Value::Null)])));
+            agent.see(&subnet(&json!([block("b1", &Value::Null)])));
             assert!(agent.status().blocks[0].released, "its word stands");
-            agent.see(&subnet(json!([])));
+            agent.see(&subnet(&json!([])));
             assert!(agent.status().blocks.is_empty());
-            agent.see(&subnet(json!([block("b2", Value::Null)])));
+            agent.see(&subnet(&json!([block("b2", &Value::Null)])));
             assert!(given(&mut agent, "d").is_some());
         }
     }
@@ -314,12 +300,12 @@ mod tests {
     #[test]
     fn a_block_that_vanishes_keeps_its_pods_and_gives_nothing() {
         let mut agent = Agent::new("u1");
-        agent.see(&subnet(json!([block("b1", Value::Null)])));
+        agent.see(&subnet(&json!([block("b1", &Value::Null)])));
         given(&mut agent, "a").unwrap();
-        agent.see(&subnet(json!([])));
+        agent.see(&subnet(&json!([])));
         assert_eq!(agent.status().blocks[0].used, 1);
         assert_eq!(given(&mut agent, "b"), None);
-        agent.see(&subnet(json!([block("b2", Value::Null)])));
+        agent.see(&subnet(&json!([block("b2", &Value::Null)])));
         assert_eq!(agent.status().blocks[0].uid, "b2");
         assert_eq!(given(&mut agent, "b").as_deref(), Some("10.0.0.3"));
     }
@@ -327,7 +313,7 @@ mod tests {
     #[test]
     fn a_list_for_another_node_of_the_name_is_not_read() {
         let mut agent = Agent::new("u2");
-        agent.see(&subnet(json!([block("b1", Value::Null)])));
+        agent.see(&subnet(&json!([block("b1", &Value::Null)])));
         assert!(agent.status().blocks.is_empty());
     }
 }

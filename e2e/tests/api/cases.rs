@@ -436,6 +436,7 @@ fn block_terms() -> Vec<(Value, Option<Cause>)> {
 
 /// IPAMBlocks. The name is the lock, so it must be the one that the CIDR gives.
 pub fn ipam_blocks() -> Vec<Case> {
+    const PLAIN: &str = "10-244-1-64-26";
     const NAME: &str = "the name of a block is its cidr with - for every other sign: blocks are written by the controller alone";
     let with = |name: &str, fields: Value, cause| {
         let mut spec = block("10.244.1.64/26");
@@ -446,7 +447,6 @@ pub fn ipam_blocks() -> Vec<Case> {
     };
     let of = |name: &str, cidr: &str, cause| with(name, json!({ "cidr": cidr }), cause);
     let owner = |kind: &str| json!({"owner": {"kind": kind, "name": "n1", "uid": "u1", "providerID": "p", "machineID": "m"}});
-    const PLAIN: &str = "10-244-1-64-26";
     vec![
         of(PLAIN, "10.244.1.64/26", None),
         of("fd00-10-244--40-122", "fd00:10:244::40/122", None),

@@ -13,10 +13,10 @@ spent   ["10.9.0.0/24"]                   26       0                            
 "#;
 
 const POOLS_WIDE: &str = r#"
-USED4   HELD4   QUARANTINED4   USED6   HELD6   QUARANTINED6   DISABLED   SELECTOR                       MESSAGE
-37%     187     2              1%      187     2              false                                     serves the nodes it selects
-                                                              false
-100%    4       0                                             true       {"matchLabels":{"zone":"a"}}   carves nothing: overlaps dual
+USED4   HELD4   QUARANTINED4   EXHAUSTSAT4   USED6   HELD6   QUARANTINED6   DISABLED   SELECTOR                       MESSAGE
+37%     187     2                            1%      187     2              false                                     serves the nodes it selects
+                                                                            false
+100%    4       0                                                           true       {"matchLabels":{"zone":"a"}}   carves nothing: overlaps dual
 "#;
 
 const SUBNETS: &str = "

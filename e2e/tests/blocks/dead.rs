@@ -23,7 +23,7 @@ async fn rests(hand: &Hand, cidr: &str) -> cadastre::api::IPAMBlock {
 #[tokio::test]
 async fn a_block_rests_for_the_pools_time_with_its_last_owner_named_and_is_then_free() {
     let (_, hand, agents) = shared().await;
-    let spec = json!({"ipv4": {"cidrs": ["10.50.0.0/26"]}, "quarantineSeconds": 3});
+    let spec = json!({"ipv4": {"cidrs": ["10.50.0.0/26"]}, "quarantineSeconds": 8});
     hand.block_pool("dead", spec).await.unwrap();
     let first = node(&hand, &agents, "dead", "dead-1").await;
     let had = hand.listed("dead-1", 1).await.unwrap();
@@ -32,7 +32,7 @@ async fn a_block_rests_for_the_pools_time_with_its_last_owner_named_and_is_then_
     hand.delete_node("dead-1").await.unwrap();
     let block = rests(&hand, &had[0]).await;
     let until = block.spec.until.unwrap().0;
-    assert!(until >= wall + SignedDuration::from_secs(3));
+    assert!(until >= wall + SignedDuration::from_secs(8));
     assert_eq!(Some(block.spec.owner.uid), first.metadata.uid);
     assert_eq!(block.spec.owner.name, "dead-1");
     assert_eq!(
@@ -53,7 +53,7 @@ async fn a_block_rests_for_the_pools_time_with_its_last_owner_named_and_is_then_
         .unwrap();
     assert_eq!(hand.listed("dead-2", 1).await.unwrap(), had);
     assert!(
-        start.elapsed() >= Duration::from_secs(3),
+        start.elapsed() >= Duration::from_secs(8),
         "{:?}",
         start.elapsed()
     );

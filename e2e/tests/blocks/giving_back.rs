@@ -111,7 +111,7 @@ async fn a_node_that_is_deselected_drains_its_blocks_and_releases_them_when_empt
 
     move_to(&hand, "desel-1", "elsewhere").await;
     let left = hand.listed("desel-1", 1).await.unwrap();
-    assert_eq!(left, [used.clone()]);
+    assert_eq!(left, std::slice::from_ref(&used));
     assert!(had.contains(&used));
     assert_eq!(recall(&hand, "desel-1", &used).await, Some(Recall::Drain));
     assert_eq!(blocks(&hand, "desel", 1).await, left);

@@ -124,6 +124,9 @@ async fn blocks_made_by_hand_are_judged_like_all_others() {
     hand.block_pool("forge", spec).await.unwrap();
     let made = node(&hand, &agents, "forge", "forge-1").await;
     let had = hand.listed("forge-1", 1).await.unwrap();
+    // Not where the next ones are carved.
+    let [beside, own] = ["10.62.0.96/28", "10.62.0.112/28"];
+    assert!(!had.contains(&beside.to_owned()) && !had.contains(&own.to_owned()));
     let forge = async |cidr: &str, node: &str, uid: &str| {
         let block: IPAMBlock = serde_json::from_value(json!({
             "apiVersion": "cadastre.dev/v1alpha1", "kind": "IPAMBlock",
@@ -140,13 +143,13 @@ async fn blocks_made_by_hand_are_judged_like_all_others() {
     forge("10.62.0.0/24", "nobody", "no-uid").await.unwrap();
     hand.block_gone("10.62.0.0/24").await.unwrap();
     // One beside it for a node that does not exist: it rests, and goes.
-    forge("10.62.0.240/28", "nobody", "no-uid").await.unwrap();
-    hand.block_gone("10.62.0.240/28").await.unwrap();
+    forge(beside, "nobody", "no-uid").await.unwrap();
+    hand.block_gone(beside).await.unwrap();
     // One for the node itself: it is the node's.
     let uid = made.metadata.uid.unwrap();
-    forge("10.62.0.224/28", "forge-1", &uid).await.unwrap();
+    forge(own, "forge-1", &uid).await.unwrap();
     let listed = hand.listed("forge-1", 2).await.unwrap();
-    assert!(listed.contains(&had[0]) && listed.contains(&"10.62.0.224/28".to_owned()));
+    assert!(listed.contains(&had[0]) && listed.contains(&own.to_owned()));
     // The names of others are taken.
     assert!(forge(&had[0], "nobody", "no-uid").await.is_err());
     let block = hand.block_until(&had[0], "is the node's", |_| true).await;

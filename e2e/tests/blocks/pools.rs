@@ -112,7 +112,7 @@ async fn a_deleted_pool_stays_until_its_last_block_is_empty_and_gone() {
 #[tokio::test]
 async fn a_dead_nodes_block_holds_the_pool_until_its_rest_is_over() {
     let (_, hand, agents) = shared().await;
-    let spec = json!({"ipv4": {"cidrs": ["10.43.0.0/24"]}, "quarantineSeconds": 2});
+    let spec = json!({"ipv4": {"cidrs": ["10.43.0.0/24"]}, "quarantineSeconds": 8});
     hand.block_pool("wake", spec).await.unwrap();
     node(&hand, &agents, "wake", "wake-1").await;
     let had = hand.listed("wake-1", 1).await.unwrap();

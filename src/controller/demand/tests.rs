@@ -1,0 +1,223 @@
+//! Who gets blocks while there are too few, and who gives.
+
+use serde_json::json;
+
+use super::*;
+use crate::api::{FINALIZER, HeldBlock, NodeSubnetSpec, block_name};
+use crate::cluster::seen::{
+    Block, BlockSpec, BlockWord, Change, Machine, Object, Owner, Pool, Subnet,
+};
+use crate::cluster::table::Table;
+use crate::controller::Now;
+
+const NOW: Now = Now {
+    mono: Duration::ZERO,
+    wall: jiff::Timestamp::UNIX_EPOCH,
+};
+
+/// A node without anything; its UID is its name.
+pub(in crate::controller) fn node(name: &str) -> Node {
+    Node {
+        name: name.into(),
+        uid: name.into(),
+        version: 1,
+        labels: [].into(),
+        term: None,
+        annotated: false,
+        deleting: false,
+        pod_cidrs: [].into(),
+        unreadable: [].into(),
+        addresses: [].into(),
+        machine: Machine::default(),
+    }
+}
+
+fn list<T: Object>(table: &mut Table<T>, objects: Vec<T>) {
+    let asked = Duration::ZERO;
+    table.change(Change::Restarted { asked });
+    for object in objects {
+        table.change(Change::Applied(object));
+    }
+    table.change(Change::Listed);
+}
+
+fn pool(name: &str, cidr: &str) -> Pool {
+    let spec = json!({"ipv4": {"cidrs": [cidr], "blockSize": 28}});
+    Pool {
+        name: name.into(),
+        uid: name.into(),
+        version: 1,
+        generation: 1,
+        created: 0,
+        deleting: false,
+        finalizers: vec![FINALIZER.to_owned()],
+        spec: Ok(serde_json::from_value(spec).unwrap()),
+        status: None,
+    }
+}
+
+/// What a node lists, has objects of, and reports as empty; what it wants of pool `p`.
+fn subnet(name: &str, blocks: &[&str], wanted: u64) -> Subnet {
+    let cidr = |text: &&str| Cidr::parse_strict(text).unwrap();
+    let held = |text: &&str| HeldBlock {
+        cidr: (*text).to_owned(),
+        uid: (*text).to_owned(),
+        pool: "p".to_owned(),
+        recall: None,
+        reserved: Vec::new(),
+    };
+    let word = |text: &&str| BlockWord {
+        cidr: cidr(text),
+        uid: (*text).into(),
+        used: 0,
+        cooling: 0,
+        free: 16,
+        released: false,
+    };
+    Subnet {
+        name: name.into(),
+        uid: name.into(),
+        version: 1,
+        spec: Ok(NodeSubnetSpec {
+            node_uid: Some(name.to_owned()),
+            blocks: blocks.iter().map(held).collect(),
+            ..NodeSubnetSpec::default()
+        }),
+        report: Some(Box::new(AgentReport {
+            node_uid: name.into(),
+            demand: [("p".into(), wanted)].into(),
+            blocks: blocks.iter().map(word).collect(),
+            ..AgentReport::default()
+        })),
+    }
+}
+
+fn objects(subnet: &Subnet) -> Vec<Block> {
+    let spec = subnet.spec.as_ref().unwrap();
+    let block = |held: &HeldBlock| {
+        let cidr = Cidr::parse_strict(&held.cidr).unwrap();
+        Block {
+            name: block_name(&cidr).into(),
+            uid: held.uid.as_str().into(),
+            version: 1,
+            touched: false,
+            spec: Ok(BlockSpec {
+                cidr,
+                pool: "p".into(),
+                owner: Owner {
+                    resting: false,
+                    name: subnet.name.clone(),
+                    uid: subnet.uid.clone(),
+                    machine: Machine::default(),
+                },
+                since: NOW.wall,
+                until: None,
+            }),
+        }
+    };
+    spec.blocks.iter().map(block).collect()
+}
+
+/// The state after one look at all nodes, in the order given.
+fn looked(pools: Vec<Pool>, subnets: Vec<Subnet>) -> (Demand, Registry) {
+    let mut world = World::default();
+    list(&mut world.pools, pools);
+    let nodes = subnets.iter().map(|it| node(&it.name)).collect();
+    list(&mut world.nodes, nodes);
+    list(
+        &mut world.blocks,
+        subnets.iter().flat_map(objects).collect(),
+    );
+    let names: Vec<Text> = subnets.iter().map(|it| it.name.clone()).collect();
+    list(&mut world.subnets, subnets);
+    let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
+    let mut demand = Demand::default();
+    for name in &names {
+        demand.add_name(name, &world, &registry);
+    }
+    let mut cx = Context {
+        world: &world,
+        registry: &mut registry,
+        reports: &mut Vec::new(),
+        now: NOW,
+    };
+    demand.work(&mut cx);
+    (demand, registry)
+}
+
+fn count(registry: &Registry, node: &str) -> usize {
+    registry.blocks.of(node).count()
+}
+
+#[test]
+fn every_node_gets_its_first_block_before_any_gets_a_second_one() {
+    let greedy = ["a", "b", "c"].map(|name| subnet(name, &[], 1000));
+    let (_, registry) = looked(vec![pool("p", "10.0.0.0/26")], greedy.into());
+    let counts = ["a", "b", "c"].map(|name| count(&registry, name));
+    assert!(counts.iter().all(|it| *it > 0), "{counts:?}");
+    assert_eq!(counts.iter().sum::<usize>(), 4, "none is left over");
+}
+
+#[test]
+fn for_a_node_without_any_block_one_gives_that_wants_more_than_it_uses() {
+    let all = ["10.0.0.0/28", "10.0.0.16/28"];
+    let nodes = vec![subnet("rich", &all, 1000), subnet("poor", &[], 1)];
+    let (_, registry) = looked(vec![pool("p", "10.0.0.0/27")], nodes);
+    let recalled = registry.blocks.of("rich").filter(|it| it.recall.is_some());
+    assert_eq!(recalled.count(), 1);
+    // Not for one that has some, and not from one that has one alone.
+    for poor in ["10.0.0.32/28", ""] {
+        let (rich, poor): (&[&str], &[&str]) = match poor {
+            "" => (&all[..1], &[]),
+            _ => (&all, &["10.0.0.32/28"]),
+        };
+        let nodes = vec![subnet("rich", rich, 1000), subnet("poor", poor, 1000)];
+        let range = if poor.is_empty() {
+            "10.0.0.0/28"
+        } else {
+            "10.0.0.0/26"
+        };
+        let (_, registry) = looked(vec![pool("p", range)], nodes);
+        let mut recalled = registry.blocks.of("rich").filter(|it| it.recall.is_some());
+        assert!(recalled.next().is_none(), "{range}");
+    }
+}
+
+#[test]
+fn a_node_that_no_pool_serves_any_more_waits_for_none() {
+    let mut two = vec![pool("p", "10.0.0.0/28"), pool("q", "10.0.1.0/28")];
+    let subnets = || {
+        let mut wants = subnet("a", &[], 1000);
+        if let Some(report) = &mut wants.report {
+            report.demand = [("p".into(), 1000), ("q".into(), 1000)].into();
+        }
+        vec![wants]
+    };
+    let (mut demand, mut registry) = looked(two.clone(), subnets());
+    assert_eq!(
+        demand.waiting().map(|(_, nodes, _)| nodes).sum::<usize>(),
+        2
+    );
+    for pool in &mut two {
+        if let Ok(spec) = &mut pool.spec {
+            spec.disabled = true;
+        }
+    }
+    let mut world = World::default();
+    list(&mut world.pools, two);
+    list(&mut world.nodes, vec![node("a")]);
+    list(&mut world.subnets, subnets());
+    registry.pools.survey(&world, &[], NOW.mono);
+    demand.add_name(&"a".into(), &world, &registry);
+    let mut cx = Context {
+        world: &world,
+        registry: &mut registry,
+        reports: &mut Vec::new(),
+        now: NOW,
+    };
+    demand.work(&mut cx);
+    assert_eq!(
+        demand.waiting().map(|(_, nodes, _)| nodes).sum::<usize>(),
+        0
+    );
+}
