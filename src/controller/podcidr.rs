@@ -13,8 +13,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::pools::Pools;
-use super::pools::Verdict;
+use super::pools::{Pools, Verdict};
 use super::queue::Queue;
 use super::registry::Registry;
 use super::report::{About, POD_CIDR_ASSIGNED, Report, WAITING, WRITE_REJECTED};
