@@ -12,6 +12,12 @@
 //! - Say `released` of a block only when no address of it is in use or cooling, and from then on not
 //!   use it until it has vanished from `spec.blocks` and been listed anew. A block that vanishes
 //!   without having been released is kept: only the agent's word ends its use.
+//!   A block that is listed under another UID instead is the same block, whose object was lost and
+//!   made anew: what was given from it stays given.
+//! - Keep what was given across a change of its Node's UID, and go on with it where the same block is
+//!   listed for the new UID: pods outlive a Node object that is deleted and registered again.
+//! - Write `status` onto the resourceVersion that it was decided by: a `released` that comes late would
+//!   end a block that has been listed anew meanwhile.
 //! - State `demand` as the addresses wanted in all, not as what is lacking: a repeated answer to an
 //!   old question must do no harm.
 

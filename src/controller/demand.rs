@@ -206,22 +206,20 @@ impl Demand {
         let choices = registry
             .pools
             .choices(mode, node, &registry.ledger, &self.full);
-        let soon = registry
-            .pools
-            .starting_before(mode, node, choices.first())
-            .next()
-            .is_some();
         let has_any = |cx: &Context| {
             let mut own = cx.registry.blocks.of(&node.uid);
             own.any(|entry| !entry.is_leaving() && entry.recall != Some(Recall::Drain))
         };
         // A node without any block gets one unasked, of the best pool that has one.
-        let mut lacks_first = !soon && !has_any(cx);
+        let mut lacks_first = !has_any(cx);
         let mut first_full = None;
         let mut done: BTreeSet<Text> = BTreeSet::new();
         for pool in choices {
             let state = cx.registry.pools.get(&pool);
-            let unasked = lacks_first && state.is_some_and(|it| it.terms.first_on_sight);
+            let pools = &cx.registry.pools;
+            let soon = pools.starting_before(mode, node, Some(&pool)).next();
+            let on_sight = state.is_some_and(|it| it.terms.first_on_sight);
+            let unasked = lacks_first && on_sight && soon.is_none();
             let asked = demand(report, &pool);
             let wanted = asked.max(u64::from(unasked));
             let lacking = self.provide_from(&pool, wanted, node, report, cx, noted);

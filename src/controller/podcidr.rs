@@ -13,7 +13,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::pools::Verdict;
+use super::pools::{Pools, Verdict};
 use super::queue::Queue;
 use super::registry::Registry;
 use super::report::{About, POD_CIDR_ASSIGNED, Report, WAITING, WRITE_REJECTED};
@@ -157,13 +157,14 @@ impl PodCidrs {
         let choices = registry
             .pools
             .choices(mode, node, &registry.ledger, &self.full);
-        let soon: Vec<Text> = registry
-            .pools
-            .starting_before(mode, node, choices.first())
-            .map(|state| state.name.clone())
-            .collect();
-        if !soon.is_empty() {
-            return Decision::Wait(Reason::Barred { pools: soon }, String::new());
+        let wait_for = |pools: &Pools, best: Option<&Text>| {
+            let soon = pools.starting_before(mode, node, best);
+            let pools: Vec<Text> = soon.map(|state| state.name.clone()).collect();
+            let some = !pools.is_empty();
+            some.then(|| Decision::Wait(Reason::Barred { pools }, String::new()))
+        };
+        if let Some(wait) = wait_for(&registry.pools, choices.first()) {
+            return wait;
         }
         if choices.is_empty() {
             return barred(node, registry);
@@ -178,6 +179,10 @@ impl PodCidrs {
             if let Some(note) = self.full.get(name) {
                 notes.push(note.clone());
                 continue;
+            }
+            // Those before it were full: one that is about to serve may stand between.
+            if let Some(wait) = wait_for(&registry.pools, Some(name)) {
+                return wait;
             }
             let Some(pool) = registry.pools.get_mut(name) else {
                 continue;

@@ -204,7 +204,7 @@ impl Checks {
         let Some(pool) = pool else {
             return wrong("no pool it has seen could have".to_owned());
         };
-        if let (false, Some(better)) = (returns, self.starting_before(pool, labels, known)) {
+        if let (false, Some(better)) = (returns, self.starting_before(pool, labels, known, api)) {
             return wrong(format!(
                 "of {}, and {better} is about to serve it",
                 pool.name
@@ -272,9 +272,15 @@ impl Checks {
         dealt: &Shape,
         labels: Option<&BTreeSet<Labels>>,
         known: &Known,
+        api: &Api,
     ) -> Option<Text> {
-        let shown = known.pools.objects.values().filter_map(Shape::new);
-        let shown: Vec<Shape> = shown.collect();
+        // An answer may have told newer news than the watch.
+        let is_so = |pool: &&Pool| {
+            let now = api.pools.get(&pool.name);
+            now.is_some_and(|it| (&it.uid, &it.spec) == (&pool.uid, &pool.spec))
+        };
+        let shown = known.pools.objects.values().filter(is_so);
+        let shown: Vec<Shape> = shown.filter_map(Shape::new).collect();
         let rank = |shape: &Shape| (shape.priority, shape.selector.len());
         // In doubt about what it is now the one dealt from may have been any of its versions.
         let versions = known.shapes.iter().filter(|it| it.name == dealt.name);
