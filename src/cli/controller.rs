@@ -58,8 +58,8 @@ pub(super) struct Args {
     #[arg(long, env = "CADASTRE_SECOND_WRITER_HOLD", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     second_writer_hold: u32,
 
-    /// Make a pool named "default" where the cluster has none, that allocates like this: from
-    /// --default-pool-cidr, else kubeadm's podSubnet, else a private range that is free
+    /// Make a pool named "default" where the cluster has none, that allocates like this; its ranges are
+    /// those given, else kubeadm's podSubnet, else a private range that is free
     #[arg(long, env = "CADASTRE_DEFAULT_POOL", value_enum)]
     default_pool: Option<DefaultPool>,
 

@@ -2,6 +2,7 @@
 
 use cadastre::api::{Allocate, IPPool};
 use cadastre_e2e::control_plane::ADMIN;
+use cadastre_e2e::kubeconfig::User;
 use cadastre_e2e::stage::start_controller;
 use cadastre_e2e::wait::until;
 use cadastre_e2e::{ControlPlane, Hand, Options, crds};
@@ -11,9 +12,14 @@ use kube::{Api, ResourceExt as _};
 use serde_json::json;
 
 use crate::LIMIT;
+use crate::setup::ACCOUNT;
 
 async fn cluster() -> (ControlPlane, Hand) {
-    let cluster = ControlPlane::start(Options::default()).await.unwrap();
+    let options = Options {
+        users: vec![User::new(ACCOUNT, &["system:serviceaccounts"])],
+        ..Options::default()
+    };
+    let cluster = ControlPlane::start(options).await.unwrap();
     let hand = Hand::new(cluster.client().await.unwrap());
     crds::install(&hand.client).await.unwrap();
     (cluster, hand)
@@ -39,9 +45,14 @@ async fn two_controllers_make_one_pool_of_what_kubeadm_was_told() {
     .unwrap();
     let maps = Api::<ConfigMap>::namespaced(hand.client.clone(), "kube-system");
     maps.create(&PostParams::default(), &map).await.unwrap();
+    for rules in ["controller.yaml", "default-pool.yaml"] {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../config/rbac/");
+        let path = format!("{folder}{rules}");
+        cluster.kubectl(&["apply", "-f", &path]).await.unwrap();
+    }
     let flags = ["--default-pool", "node-cidr"];
-    let mut first = start_controller(&cluster, ADMIN, &flags).unwrap();
-    let mut second = start_controller(&cluster, ADMIN, &flags).unwrap();
+    let mut first = start_controller(&cluster, ACCOUNT, &flags).unwrap();
+    let mut second = start_controller(&cluster, ACCOUNT, &flags).unwrap();
     let pool = the_pool(&hand).await;
     assert_eq!(
         (pool.name_any().as_str(), pool.spec.allocate),

@@ -74,7 +74,7 @@ async fn without_the_crds_it_says_what_to_do_waits_and_then_works() {
     log_says(&mut daemon, "watch works again").await;
 }
 
-const ACCOUNT: &str = "system:serviceaccount:kube-system:cadastre-controller";
+pub const ACCOUNT: &str = "system:serviceaccount:kube-system:cadastre-controller";
 
 /// Everything it may do, and some of what it may not.
 const MAY: [(&str, &str, &str, &[&str]); 11] = [
@@ -159,8 +159,11 @@ async fn the_permissions_in_config_are_enough_and_no_more_than_listed() {
     log_says(&mut daemon, "not allowed to list and watch nodes").await;
     log_says(&mut daemon, "check the ClusterRole").await;
 
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../config/rbac");
-    cluster.kubectl(&["apply", "-f", folder]).await.unwrap();
+    let rules = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../config/rbac/controller.yaml"
+    );
+    cluster.kubectl(&["apply", "-f", rules]).await.unwrap();
     daemon.wait_ready(LIMIT).await.unwrap();
     let refused = forbidden(&daemon).await;
 
