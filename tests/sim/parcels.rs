@@ -158,8 +158,8 @@ impl Checks {
         }
         if !matches!(author, Author::Controller { .. }) {
             let spec = before.and_then(|before| before.spec.as_ref().ok());
-            if let (Some(spec), Some(after)) = (spec, after) {
-                let key = (spec.cidr, after.uid.clone());
+            if let (Some(spec), Some(before)) = (spec, before) {
+                let key = (spec.cidr, before.uid.clone());
                 self.parcels.lives.entry(key).or_default().edited = true;
             }
             return Ok(());
@@ -220,6 +220,10 @@ impl Checks {
         let owner = &spec.owner;
         let names = [owner.name.clone()];
         let key = (spec.cidr, block.uid.clone());
+        // One that somebody deleted by hand was let go of under its earlier UID.
+        let same = self.parcels.lives.range((spec.cidr, "".into())..);
+        let mut same = same.take_while(|((cidr, _), _)| *cidr == spec.cidr);
+        let remade = same.any(|(_, life)| life.edited && life.released.contains(&owner.uid));
         let life = self.parcels.lives.entry(key.clone()).or_default();
         if lives(api, &owner.uid) {
             let told = api.subnets.get(&owner.name).map(AsRef::as_ref);
@@ -227,7 +231,7 @@ impl Checks {
             let let_go = life.released.contains(&owner.uid) && !still;
             let lost = life.contested && (life.edited || !life.listed.contains(&owner.uid));
             let never = life.edited && !life.listed.contains(&owner.uid);
-            let fair = let_go || lost || never;
+            let fair = let_go || lost || never || remade && !still;
             if !fair {
                 let text = format!(
                     "{} {} of {} ({}) is deleted: listed {:?}, let go {:?}, contested {}",
