@@ -194,6 +194,10 @@ impl Checks {
         };
         let hits = |cidr: &Cidr| a.cidrs.iter().any(|c| c.overlaps(cidr));
         let returns = self.had_before(a, known);
+        if self.graves.iter().any(|grave| grave.uid == a.uid) && returns {
+            // It is gone, with just these ranges: whoever has not heard of that yet is refused.
+            return Ok(());
+        }
         let labels = known.labels.get(&a.uid);
         let pool = known.shapes.iter().find(|shape| {
             labels.into_iter().flatten().any(|labels| {
