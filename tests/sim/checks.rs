@@ -283,8 +283,9 @@ impl Checks {
             let now = api.pools.get(&pool.name);
             now.is_some_and(|it| (&it.uid, &it.spec) == (&pool.uid, &pool.spec))
         };
-        let shown = known.pools.objects.values().filter(is_so);
-        let shown: Vec<Shape> = shown.filter_map(Shape::new).collect();
+        let shown = known.pools.objects.values();
+        let all: Vec<Shape> = shown.clone().filter_map(Shape::new).collect();
+        let shown: Vec<Shape> = shown.filter(is_so).filter_map(Shape::new).collect();
         let rank = |shape: &Shape| (shape.priority, shape.selector.len());
         // In doubt about what it is now the one dealt from may have been any of its versions.
         let versions = known.shapes.iter().filter(|it| it.name == dealt.name);
@@ -300,7 +301,7 @@ impl Checks {
                 && !shape.deleting
                 && rank(shape) > best
                 && labels.into_iter().flatten().all(|it| shape.matches(it))
-                && !shown.iter().any(older)
+                && !all.iter().any(older)
         };
         let starting = shown.iter().filter(serves);
         let never_guarded = |shape: &&Shape| {
