@@ -230,7 +230,8 @@ impl Checks {
             let still = owner_is(told, &owner.uid) && listed(told).contains(&key);
             let let_go = life.released.contains(&owner.uid) && !still;
             let lost = life.contested && (life.edited || !life.listed.contains(&owner.uid));
-            let never = life.edited && !life.listed.contains(&owner.uid);
+            let strange = life.edited || owner.resting;
+            let never = strange && !life.listed.contains(&owner.uid);
             let fair = let_go || lost || never || remade && !still;
             if !fair {
                 let text = format!(
