@@ -121,14 +121,16 @@ impl IPPoolSpec {
     /// left out.
     pub fn new(allocate: Allocate, ipv4: Vec<String>, ipv6: Vec<String>) -> Self {
         IPPoolSpec {
-            ipv4: (!ipv4.is_empty()).then(|| IPv4Ranges {
+            ipv4: Some(IPv4Ranges {
                 cidrs: ipv4,
                 block_size: None,
-            }),
-            ipv6: (!ipv6.is_empty()).then(|| IPv6Ranges {
+            })
+            .filter(|ranges| !ranges.cidrs.is_empty()),
+            ipv6: Some(IPv6Ranges {
                 cidrs: ipv6,
                 block_size: None,
-            }),
+            })
+            .filter(|ranges| !ranges.cidrs.is_empty()),
             allocate,
             node_selector: None,
             namespace_selector: None,

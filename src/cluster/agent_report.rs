@@ -194,6 +194,7 @@ fn block(entry: BlockReport) -> Result<BlockWord, String> {
     })
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "as the other readers")]
 fn allocation(entry: Allocation) -> Result<(Addr, PodUid), String> {
     let addr = Addr::parse_strict(&entry.address)
         .ok_or_else(|| format!("\"{}\" is no address in canonical form", entry.address))?;

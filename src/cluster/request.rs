@@ -15,6 +15,10 @@ pub struct RequestId(pub u64);
 
 /// One call of the API server.
 #[derive(Clone, Debug, PartialEq)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "short-lived, and most are the large ones"
+)]
 #[expect(missing_docs, reason = "fields named for what they are")]
 pub enum Request {
     /// All nodes, consistently (not from a cache that may be behind).

@@ -95,11 +95,6 @@ impl BlockLoop {
                 self.queue.add_at(cidr, entry.await_until);
                 return None;
             }
-            (Step::Await, None) => {
-                entry.to_read = true;
-                entry.in_flight = true;
-                return Some((Request::ReadBlock { name }, purpose(None)));
-            }
             // Seen: the judgement follows.
             (Step::Await, Some(_)) => return None,
             (Step::Create, _) if entry.owner.resting && !entry.confirmed => {
@@ -121,7 +116,7 @@ impl BlockLoop {
                 uid: object.uid.clone(),
                 version: object.version,
             },
-            (Step::Replace | Step::Delete, None) => {
+            (Step::Await | Step::Replace | Step::Delete, None) => {
                 entry.to_read = true;
                 entry.in_flight = true;
                 return Some((Request::ReadBlock { name }, purpose(None)));

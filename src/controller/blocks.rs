@@ -526,7 +526,7 @@ impl Registry {
 
     /// Whether nothing that overlaps the block stood before it.
     fn is_first(&self, cidr: &Cidr, world: &World) -> bool {
-        let Some(mine) = self.age(cidr, world) else {
+        let Some(mine) = Self::age(cidr, world) else {
             return false;
         };
         let own = self.blocks.get(cidr).map(|entry| entry.claim);
@@ -543,9 +543,7 @@ impl Registry {
                 Some(other) if other.is_leaving() && !other.confirmed => true,
                 Some(other) if other.confirmed => false,
                 // One without an object yet will find this one before it.
-                Some(other) => self
-                    .age(&other.cidr, world)
-                    .is_none_or(|theirs| mine < theirs),
+                Some(other) => Self::age(&other.cidr, world).is_none_or(|theirs| mine < theirs),
                 // A podCIDR, or what rests of one.
                 None => false,
             }
@@ -554,7 +552,7 @@ impl Registry {
 
     /// When an object was made, in comparison with others: what has been changed since was somebody's
     /// before.
-    fn age(&self, cidr: &Cidr, world: &World) -> Option<(bool, u64)> {
+    fn age(cidr: &Cidr, world: &World) -> Option<(bool, u64)> {
         let block = world.blocks.get(&block_name(cidr))?;
         Some((!block.touched, block.version))
     }

@@ -22,8 +22,10 @@ pub struct DefaultPool {
     /// One key: whether to look
     pub queue: Queue<()>,
     in_flight: bool,
-    /// What kubeadm has left, once it was read
-    kubeadm: Option<Option<String>>,
+    /// What kubeadm has left, if anything
+    kubeadm: Option<String>,
+    /// Whether that was read
+    asked: bool,
     /// Why there is none, for the log
     trouble: Option<String>,
 }
@@ -42,7 +44,7 @@ impl DefaultPool {
             return None;
         }
         self.queue.pop(cx.now.mono)?;
-        if settings.default_pool_cidrs.is_empty() && self.kubeadm.is_none() {
+        if settings.default_pool_cidrs.is_empty() && !self.asked {
             self.in_flight = true;
             return Some((Request::ReadKubeadm, Purpose::DefaultPool));
         }
@@ -52,7 +54,7 @@ impl DefaultPool {
         let services: Vec<_> = services.chain(settings.service_cidrs.clone()).collect();
         let cluster = Cluster {
             flags: &settings.default_pool_cidrs,
-            kubeadm: self.kubeadm.as_ref().and_then(|text| text.as_deref()),
+            kubeadm: self.kubeadm.as_deref(),
             node_addresses: &node_addresses,
             services: &services,
             ..Cluster::default()
@@ -71,7 +73,7 @@ impl DefaultPool {
             Err(error) => {
                 self.trouble = Some(error.to_string());
                 // Somebody has to act, and may act on the ConfigMap.
-                self.kubeadm = None;
+                self.asked = false;
                 self.queue.add_at((), cx.now.mono + 6 * IDLE_PAUSE);
             }
         }
@@ -83,11 +85,13 @@ impl DefaultPool {
         self.in_flight = false;
         match outcome {
             Outcome::Kubeadm(text) => {
-                self.kubeadm = Some(text.clone());
+                self.kubeadm.clone_from(text);
+                self.asked = true;
                 self.queue.add(());
             }
-            Outcome::Refused(Refusal::Missing) if self.kubeadm.is_none() => {
-                self.kubeadm = Some(None);
+            Outcome::Refused(Refusal::Missing) if !self.asked => {
+                self.kubeadm = None;
+                self.asked = true;
                 self.queue.add(());
             }
             Outcome::Refused(Refusal::Rejected(why)) => {

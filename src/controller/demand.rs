@@ -16,16 +16,16 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::time::Duration;
 
 use super::Context;
+use super::account::{account, demand, donor, must_leave, report_of, worth};
 use super::blocks::{Entry, Noted};
-use super::holders::Use;
-use super::pools::{PoolState, Verdict};
+use super::carve::carve;
 use super::queue::Queue;
 use super::registry::Registry;
-use super::report::{About, Report, WAITING_FOR_BLOCK};
-use crate::api::{Allocate, Recall};
+use super::report::{About, BLOCK_ASSIGNED, BLOCK_LIMIT, Report, WAITING_FOR_BLOCK};
+use crate::api::{Allocate, MOST_BLOCKS, Recall};
 use crate::cluster::seen::{AgentReport, Node, Text};
 use crate::cluster::world::World;
-use crate::ipam::{Cidr, Dual, Family, Full};
+use crate::ipam::{Cidr, Family};
 
 /// Blocks of one pool that a node gets before others have their turn.
 const AT_ONCE: usize = 16;
@@ -35,8 +35,6 @@ const CARVED: usize = 64;
 const RECALL_PAUSE: Duration = Duration::from_secs(1);
 /// How often a node is looked at again whose pool has free blocks, but with addresses in use in them.
 const IN_USE_PAUSE: Duration = Duration::from_secs(5);
-/// Smaller blocks are carved where a pool has no whole one left, down to so many bits longer.
-const SMALLER: u8 = 6;
 
 /// A node that waits for blocks of a pool.
 #[derive(Clone, Debug)]
@@ -60,6 +58,8 @@ pub struct Demand {
     waiting: BTreeMap<Text, BTreeMap<Text, Wait>>,
     /// Pools that were found full, with what was said of it, until room may have come.
     full: BTreeMap<Text, String>,
+    /// Nodes (by UID) that want more of a pool than they may have, and were told so
+    limited: BTreeSet<(Text, Text)>,
     recall_at: Option<Duration>,
     /// Space may have come.
     woken: bool,
@@ -74,16 +74,6 @@ struct Lacking {
     has_some: bool,
     /// Why it is full
     note: String,
-}
-
-/// What a node has and wants of one pool.
-struct Account<'a> {
-    pool: &'a Text,
-    /// Addresses of each family that it has or is getting
-    capacity: Dual<u64>,
-    /// Blocks of each family, likewise
-    count: Dual<usize>,
-    wanted: u64,
 }
 
 impl Demand {
@@ -120,6 +110,7 @@ impl Demand {
 
     /// A node's UID is gone.
     pub fn gone(&mut self, node: &Node) {
+        self.limited.retain(|(uid, _)| *uid != node.uid);
         for waits in self.waiting.values_mut() {
             if waits.get(&node.name).is_some_and(|w| w.uid == node.uid) {
                 waits.remove(&node.name);
@@ -271,7 +262,9 @@ impl Demand {
             let account = account(pool, wanted, node, report, cx.registry);
             let state = cx.registry.pools.get(pool)?;
             let missing = account.missing(state);
-            if missing == 0 || account.is_at_limit(state) {
+            let limited = account.is_at_limit(state);
+            if missing == 0 || limited {
+                self.tell_limit(pool, node, missing > 0 && limited, cx);
                 self.no_longer_waits(pool, node, cx.reports);
                 return None;
             }
@@ -307,6 +300,23 @@ impl Demand {
                 missing,
                 has_some,
                 note,
+            });
+        }
+    }
+
+    /// That a node wants more than it may have is told once.
+    fn tell_limit(&mut self, pool: &Text, node: &Node, limited: bool, cx: &mut Context) {
+        let key = (node.uid.clone(), pool.clone());
+        if !limited {
+            self.limited.remove(&key);
+        } else if self.limited.insert(key) {
+            cx.reports.push(Report {
+                about: About::node(node),
+                warning: true,
+                reason: BLOCK_LIMIT,
+                note: format!(
+                    "wants more addresses of pool \"{pool}\" than its blocks hold, but has as many blocks as it may: raise spec.maxBlocksPerNode (at most {MOST_BLOCKS}), or use larger blocks"
+                ),
             });
         }
     }
@@ -353,7 +363,7 @@ impl Demand {
             reports.push(Report {
                 about: About::node(node),
                 warning: false,
-                reason: super::report::BLOCK_ASSIGNED,
+                reason: BLOCK_ASSIGNED,
                 note: format!("has blocks of pool \"{pool}\" after a wait"),
             });
         }
@@ -469,177 +479,6 @@ impl Demand {
             }
         }
     }
-}
-
-impl Account<'_> {
-    /// Addresses that are lacking, of the family that lacks most.
-    fn missing(&self, pool: &PoolState) -> u64 {
-        let lacking = |family| self.wanted.saturating_sub(*self.capacity.get(family));
-        pool.space.families().map(lacking).max().unwrap_or(0)
-    }
-
-    fn is_at_limit(&self, pool: &PoolState) -> bool {
-        let most = pool.terms.most.unwrap_or(usize::MAX);
-        let full = |family| *self.count.get(family) >= most;
-        pool.space.families().any(full)
-    }
-
-    fn has_some(&self) -> bool {
-        Family::ALL
-            .into_iter()
-            .any(|family| *self.count.get(family) > 0)
-    }
-}
-
-/// What the agent of a node says, if it is that node's.
-pub fn report_of<'a>(node: &Node, world: &'a World) -> Option<&'a AgentReport> {
-    let report = world.subnets.get(&node.name)?.report.as_deref()?;
-    (report.node_uid == node.uid).then_some(report)
-}
-
-fn demand(report: Option<&AgentReport>, pool: &Text) -> u64 {
-    let demands = report.into_iter().flat_map(|report| &report.demand);
-    let mut of_pool = demands.filter(|(name, _)| name == pool);
-    of_pool.next().map_or(0, |(_, demand)| *demand)
-}
-
-/// Addresses that the node can use of a block, by its agent's word where there is one.
-fn worth(entry: &Entry, report: Option<&AgentReport>, registry: &Registry) -> u64 {
-    match entry.word(report) {
-        Some(word) if word.released => 0,
-        Some(word) => word.used + word.cooling + word.free,
-        None => registry.usable(&entry.cidr, &entry.pool),
-    }
-}
-
-fn account<'a>(
-    pool: &'a Text,
-    wanted: u64,
-    node: &Node,
-    report: Option<&AgentReport>,
-    registry: &Registry,
-) -> Account<'a> {
-    let mut account = Account {
-        pool,
-        capacity: Dual::default(),
-        count: Dual::default(),
-        wanted,
-    };
-    let counts = |entry: &&Entry| {
-        entry.pool == *account.pool && !entry.is_leaving() && entry.recall != Some(Recall::Drain)
-    };
-    let entries: Vec<&Entry> = registry.blocks.of(&node.uid).filter(counts).collect();
-    for entry in entries {
-        let worth = worth(entry, report, registry);
-        let family = entry.cidr.family();
-        *account.capacity.get_mut(family) += worth;
-        *account.count.get_mut(family) += usize::from(worth > 0);
-    }
-    account
-}
-
-/// Whether a block has to go because its pool no longer gives it to that node.
-fn must_leave(entry: &Entry, node: &Node, pool: Option<&PoolState>) -> bool {
-    let Some(pool) = pool else { return true };
-    match pool.verdict {
-        // What it says cannot be used, so what there is stays as it is.
-        Verdict::Invalid(_) => false,
-        Verdict::Terminating => true,
-        _ => !pool.selects(node) || !pool.space.covers(&entry.cidr),
-    }
-}
-
-/// The block that a node can best do without, with how many free addresses the node has; whose it is
-/// comes along.
-fn donor(
-    pool: &Text,
-    name: Text,
-    uid: Text,
-    for_first: bool,
-    cx: &Context,
-) -> Option<(u64, Cidr, Text, Text)> {
-    let node = cx.world.nodes.get(&name).filter(|node| node.uid == uid)?;
-    let report = report_of(node, cx.world)?;
-    let of_pool = |entry: &&Entry| entry.pool == *pool && entry.confirmed && !entry.is_leaving();
-    let entries: Vec<&Entry> = cx.registry.blocks.of(&uid).filter(of_pool).collect();
-    let candidates = entries.iter().filter(|entry| {
-        let word = entry.word(Some(report));
-        entry.recall.is_none() && word.is_some_and(|it| it.used + it.cooling == 0 && !it.released)
-    });
-    let mut best: Option<(u64, Cidr)> = None;
-    for entry in candidates {
-        let same = entries
-            .iter()
-            .filter(|e| e.cidr.family() == entry.cidr.family() && e.recall.is_none());
-        let (mut capacity, mut used, mut count) = (0, 0, 0);
-        for other in same {
-            capacity += worth(other, Some(report), cx.registry);
-            let word = other.word(Some(report));
-            used += word.map_or(0, |word| word.used + word.cooling);
-            count += 1;
-        }
-        let left = capacity.saturating_sub(worth(entry, Some(report), cx.registry));
-        let needed = if for_first {
-            used
-        } else {
-            demand(Some(report), pool).max(used)
-        };
-        if count > 1 && left >= needed {
-            let found = (capacity.saturating_sub(used), entry.cidr);
-            best = best.max(Some(found));
-        }
-    }
-    best.map(|(free, cidr)| (free, cidr, name, uid))
-}
-
-/// One block of each of the pool's families, or smaller ones where no whole one is left.
-fn carve(pool: &Text, node: &Node, cx: &mut Context) -> Result<Vec<Cidr>, Full> {
-    let (world, now) = (cx.world, cx.now);
-    let registry = &mut *cx.registry;
-    let holder = registry.holders.intern(Use::Blocks, &node.name, &node.uid);
-    let Some(state) = registry.pools.get_mut(pool) else {
-        return Ok(Vec::new());
-    };
-    let spoken_for = |range: &Cidr| world.pods.any_in(range);
-    let mut carved = registry.ledger.carve(&mut state.space, holder, spoken_for);
-    let mut lens = Dual::from_fn(|family| state.space.block_len(family));
-    let whole = lens;
-    while let Err(full) = &carved {
-        let family = full.family;
-        let len = lens.get_mut(family);
-        let longest = whole
-            .get(family)
-            .map_or(0, |len| len + SMALLER)
-            .min(family.bits());
-        *len = len.map(|len| len + 1).filter(|len| *len <= longest);
-        if len.is_none() {
-            break;
-        }
-        let mut smaller = state.space.refitted(lens);
-        match registry.ledger.carve(&mut smaller, holder, spoken_for) {
-            Ok(claims) => carved = Ok(claims),
-            Err(other) if other.family != family => carved = Err(other),
-            Err(_) => {}
-        }
-    }
-    let claims = match carved {
-        Ok(claims) => claims,
-        Err(full) => {
-            if !registry.blocks.has(&node.uid) {
-                registry.holders.drop_uid(Use::Blocks, &node.uid);
-            }
-            return Err(full);
-        }
-    };
-    let claims: Vec<_> = claims.iter().filter_map(|(_, id)| *id).collect();
-    let mut cidrs = Vec::with_capacity(claims.len());
-    for id in claims {
-        if let Some(claim) = registry.ledger.get(id) {
-            registry.begin_block(id, claim.cidr, pool, node, now);
-            cidrs.push(claim.cidr);
-        }
-    }
-    Ok(cidrs)
 }
 
 #[cfg(test)]

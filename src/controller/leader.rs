@@ -273,7 +273,7 @@ impl Leader {
             let overdue = entry.rests_until.filter(|until| *until < now.mono);
             view.oldest_rest = view
                 .oldest_rest
-                .max(overdue.map_or(Duration::ZERO, |until| now.mono - until));
+                .max(overdue.map_or(Duration::ZERO, |until| now.mono.saturating_sub(until)));
             let state = match (entry.owner.resting, entry.confirmed, entry.recall) {
                 (true, ..) if overdue.is_some() => "overdue",
                 (true, ..) => "quarantined",
@@ -598,13 +598,12 @@ impl Leader {
             }
             Purpose::BlockPods { uid, .. } => self.blocks.answered_pods(uid, outcome, &mut cx),
             Purpose::DefaultPool => self.default_pool.answered(outcome, &cx),
-            Purpose::LeakPods { name, uid } => {
+            Purpose::LeakPods { name, uid }
                 if self
                     .leaks
-                    .answered(name, uid, outcome, self.leak_grace, &mut cx)
-                {
-                    self.subnets.queue.add(name.clone());
-                }
+                    .answered(name, uid, outcome, self.leak_grace, &mut cx) =>
+            {
+                self.subnets.queue.add(name.clone());
             }
             Purpose::Answer { name } => self.subnets.answered_condition(name, outcome, &mut cx),
             Purpose::Quarantine { name, uid }

@@ -11,7 +11,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::demand::report_of;
+use super::account::report_of;
 use super::queue::Queue;
 use super::registry::Registry;
 use super::report::{About, DUPLICATE_ADDRESS, Report};

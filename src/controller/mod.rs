@@ -18,6 +18,7 @@
 //! | [`registry`], `holders` | the leader's ledger: who holds what, what rests |
 //! | [`pools`], `survey` | what every pool may do right now, and which nodes it serves |
 //! | [`blocks`] | the leader's blocks: which node has which, and how far each is |
+//! | `account`, `carve` | what a node has, wants and can spare; new blocks for it |
 //! | [`podcidr`], [`demand`], [`block`], [`subnet`], [`quarantine`], [`leaks`], [`pool`] | the loops |
 //! | [`figures`], [`totals`], [`conditions`], [`forecast`] | what a pool's status says |
 //! | [`bootstrap`], [`default_pool`] | the default pool of a cluster that has none |
@@ -29,9 +30,11 @@
 //! (state, event, now). The
 //! code that runs under simulation is the code that ships.
 
+mod account;
 pub mod block;
 pub mod blocks;
 pub mod bootstrap;
+mod carve;
 pub mod conditions;
 pub mod default_pool;
 pub mod demand;

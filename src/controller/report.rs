@@ -57,3 +57,5 @@ pub const BLOCK_ASSIGNED: &str = "BlockAssigned";
 pub const DUPLICATE_ADDRESS: &str = "DuplicateAddress";
 /// A block of a dead node is kept beyond its quarantine.
 pub const KEPT: &str = "KeptInQuarantine";
+/// A node wants more blocks than it may have.
+pub const BLOCK_LIMIT: &str = "BlockLimitReached";

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::demand::report_of;
+use super::account::report_of;
 use super::queue::Queue;
 use super::registry::Registry;
 use super::{Context, Purpose};

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use super::demand::report_of;
+use super::account::report_of;
 use super::registry::Registry;
 use crate::api::AddressStatus;
 use crate::cluster::seen::Text;

@@ -27,6 +27,9 @@
     clippy::expect_used,
     clippy::panic,
     clippy::print_stdout,
+    clippy::struct_excessive_bools,
+    clippy::type_complexity,
+    clippy::unused_self,
     missing_docs
 )]
 

@@ -33,6 +33,8 @@ struct Phases {
     collected: Duration,
 }
 
+type Pick = fn(&Phases) -> Duration;
+
 /// What is told of ours besides.
 struct Told {
     requests: Vec<String>,
@@ -57,7 +59,7 @@ pub async fn run(count: u32) -> Result<()> {
         "| {count} nodes | raw, median | cadastre, median (all) | x raw | API requests |"
     ))?;
     say("|---|---|---|---|---|")?;
-    let phases: [(&str, fn(&Phases) -> Duration); 3] = [
+    let phases: [(&str, Pick); 3] = [
         ("first block (/26) each, from process start", |p| p.first),
         ("two more blocks each", |p| p.more),
         ("3 blocks of each dead node deleted, quarantine over", |p| {
@@ -282,14 +284,14 @@ async fn pool_edit(
         daemon.process().usage()?.cpu,
     );
     tokio::time::sleep(quiet).await;
-    let idle = daemon.process().usage()?.cpu - cpu;
+    let idle = daemon.process().usage()?.cpu.saturating_sub(cpu);
     let cpu = daemon.process().usage()?.cpu;
     let patch = r#"{"spec":{"priority":7}}"#;
     cluster
         .kubectl(&["patch", "ippool", "bench", "--type=merge", "-p", patch])
         .await?;
     tokio::time::sleep(quiet).await;
-    let spent = daemon.process().usage()?.cpu - cpu;
+    let spent = daemon.process().usage()?.cpu.saturating_sub(cpu);
     let requests = grown(&before, &cluster.apiserver_metrics().await?);
     Ok(format!(
         "A pool edit with {} blocks: {:.2} s CPU in {} s ({:.2} s without), {requests}.",

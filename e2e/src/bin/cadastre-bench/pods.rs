@@ -56,7 +56,7 @@ pub async fn run(count: u32) -> Result<()> {
         endpoint.send_all(8, touched.collect()).await?;
         tokio::time::sleep(Duration::from_secs(1).saturating_sub(begun.elapsed())).await;
     }
-    let churn = daemon.process().usage()?.cpu - before;
+    let churn = daemon.process().usage()?.cpu.saturating_sub(before);
 
     progress("forced relist")?;
     cluster.kill_apiserver()?;

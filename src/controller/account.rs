@@ -1,0 +1,147 @@
+//! What a node has, wants and can spare of a pool.
+//!
+//! Counted in addresses of each family, by the agent's word where there is one and by the size of the
+//! block where there is none yet. Pure functions of what is held and reported.
+
+use super::Context;
+use super::blocks::Entry;
+use super::pools::{PoolState, Verdict};
+use super::registry::Registry;
+use crate::api::{MOST_BLOCKS, Recall};
+use crate::cluster::seen::{AgentReport, Node, Text};
+use crate::cluster::world::World;
+use crate::ipam::{Cidr, Dual, Family};
+
+/// What a node has and wants of one pool.
+pub(super) struct Account<'a> {
+    pub(super) pool: &'a Text,
+    /// Addresses of each family that it has or is getting
+    capacity: Dual<u64>,
+    /// Blocks of each family, likewise
+    count: Dual<usize>,
+    wanted: u64,
+}
+
+impl Account<'_> {
+    /// Addresses that are lacking, of the family that lacks most.
+    pub(super) fn missing(&self, pool: &PoolState) -> u64 {
+        let lacking = |family| self.wanted.saturating_sub(*self.capacity.get(family));
+        pool.space.families().map(lacking).max().unwrap_or(0)
+    }
+
+    pub(super) fn is_at_limit(&self, pool: &PoolState) -> bool {
+        let most = pool.terms.most.unwrap_or(MOST_BLOCKS);
+        let full = |family| *self.count.get(family) >= most;
+        pool.space.families().any(full)
+    }
+
+    pub(super) fn has_some(&self) -> bool {
+        Family::ALL
+            .into_iter()
+            .any(|family| *self.count.get(family) > 0)
+    }
+}
+
+/// What the agent of a node says, if it is that node's.
+pub fn report_of<'a>(node: &Node, world: &'a World) -> Option<&'a AgentReport> {
+    let report = world.subnets.get(&node.name)?.report.as_deref()?;
+    (report.node_uid == node.uid).then_some(report)
+}
+
+/// How many addresses of each family the node wants of a pool, by its agent's word.
+pub(super) fn demand(report: Option<&AgentReport>, pool: &Text) -> u64 {
+    let demands = report.into_iter().flat_map(|report| &report.demand);
+    let mut of_pool = demands.filter(|(name, _)| name == pool);
+    of_pool.next().map_or(0, |(_, demand)| *demand)
+}
+
+/// Addresses that the node can use of a block, by its agent's word where there is one.
+pub(super) fn worth(entry: &Entry, report: Option<&AgentReport>, registry: &Registry) -> u64 {
+    match entry.word(report) {
+        Some(word) if word.released => 0,
+        Some(word) => word.used + word.cooling + word.free,
+        None => registry.usable(&entry.cidr, &entry.pool),
+    }
+}
+
+/// What the node has of a pool.
+pub(super) fn account<'a>(
+    pool: &'a Text,
+    wanted: u64,
+    node: &Node,
+    report: Option<&AgentReport>,
+    registry: &Registry,
+) -> Account<'a> {
+    let mut account = Account {
+        pool,
+        capacity: Dual::default(),
+        count: Dual::default(),
+        wanted,
+    };
+    let counts = |entry: &&Entry| {
+        entry.pool == *account.pool && !entry.is_leaving() && entry.recall != Some(Recall::Drain)
+    };
+    let entries: Vec<&Entry> = registry.blocks.of(&node.uid).filter(counts).collect();
+    for entry in entries {
+        let worth = worth(entry, report, registry);
+        let family = entry.cidr.family();
+        *account.capacity.get_mut(family) += worth;
+        let released = entry.word(report).is_some_and(|word| word.released);
+        *account.count.get_mut(family) += usize::from(!released);
+    }
+    account
+}
+
+/// Whether a block has to go because its pool no longer gives it to that node.
+pub(super) fn must_leave(entry: &Entry, node: &Node, pool: Option<&PoolState>) -> bool {
+    let Some(pool) = pool else { return true };
+    match pool.verdict {
+        // What it says cannot be used, so what there is stays as it is.
+        Verdict::Invalid(_) => false,
+        Verdict::Terminating => true,
+        _ => !pool.selects(node) || !pool.space.covers(&entry.cidr),
+    }
+}
+
+/// The block that a node can best do without, with how many free addresses the node has; whose it is
+/// comes along.
+pub(super) fn donor(
+    pool: &Text,
+    name: Text,
+    uid: Text,
+    for_first: bool,
+    cx: &Context,
+) -> Option<(u64, Cidr, Text, Text)> {
+    let node = cx.world.nodes.get(&name).filter(|node| node.uid == uid)?;
+    let report = report_of(node, cx.world)?;
+    let of_pool = |entry: &&Entry| entry.pool == *pool && entry.confirmed && !entry.is_leaving();
+    let entries: Vec<&Entry> = cx.registry.blocks.of(&uid).filter(of_pool).collect();
+    let candidates = entries.iter().filter(|entry| {
+        let word = entry.word(Some(report));
+        entry.recall.is_none() && word.is_some_and(|it| it.used + it.cooling == 0 && !it.released)
+    });
+    let mut best: Option<(u64, Cidr)> = None;
+    for entry in candidates {
+        let same = entries
+            .iter()
+            .filter(|e| e.cidr.family() == entry.cidr.family() && e.recall.is_none());
+        let (mut capacity, mut used, mut count) = (0, 0, 0);
+        for other in same {
+            capacity += worth(other, Some(report), cx.registry);
+            let word = other.word(Some(report));
+            used += word.map_or(0, |word| word.used + word.cooling);
+            count += 1;
+        }
+        let left = capacity.saturating_sub(worth(entry, Some(report), cx.registry));
+        let needed = if for_first {
+            used
+        } else {
+            demand(Some(report), pool).max(used)
+        };
+        if count > 1 && left >= needed {
+            let found = (capacity.saturating_sub(used), entry.cidr);
+            best = best.max(Some(found));
+        }
+    }
+    best.map(|(free, cidr)| (free, cidr, name, uid))
+}
