@@ -336,10 +336,12 @@ impl Checks {
         if let Some(node) = nodes.find(holds) {
             return fail(format!("{} was seen with a podCIDR there", node.name));
         }
+        // The request may have had to wait since it was decided.
+        let heeded = |uid: &Text| known.is_shown_since(uid, now.saturating_sub(HEEDED));
         let mut services = known.services.objects.values();
         let covers = |s: &&ServiceRange| {
             let there = api.services.get(&s.name).is_some();
-            there && s.cidrs.iter().any(|c| c.contains(&spec.cidr))
+            there && heeded(&s.uid) && s.cidrs.iter().any(|c| c.contains(&spec.cidr))
         };
         if let Some(it) = services.find(covers) {
             return fail(format!("the service range {} covers it", it.name));
@@ -349,6 +351,7 @@ impl Checks {
         let reports = |pod: &&Pod| {
             let there = api.pods.get(&pod.name);
             pod.addresses.iter().any(inside)
+                && heeded(&pod.uid)
                 && there.is_some_and(|it| it.addresses.iter().any(inside))
         };
         if let Some(pod) = pods.find(reports) {
