@@ -25,7 +25,6 @@ use cadastre::api::{Allocate, FINALIZER, NodeSubnetSpec};
 use cadastre::cluster::lease::Takeover;
 use cadastre::cluster::request::{Assignment, Outcome, Request};
 use cadastre::cluster::seen::{Machine, Node, Pool, Subnet, Text};
-use cadastre::controller::report::{BLOCK_ASSIGNED, WAITING_FOR_BLOCK};
 use cadastre::controller::{Outgoing, Report};
 use cadastre::ipam::Cidr;
 
@@ -90,7 +89,9 @@ pub struct Checks {
     /// The last request of a controller, but for the Lease.
     pub last_request: (Time, String),
     pub parcels: Parcels,
-    told: BTreeSet<(Where, String)>,
+    /// What each process told, and how often, and what it told last of an object.
+    told: BTreeMap<(Where, String), u32>,
+    last_told: BTreeMap<(Where, String), String>,
 }
 
 type Verdict = Result<(), Violation>;
@@ -628,19 +629,21 @@ impl Checks {
         versions.cloned().collect()
     }
 
-    /// A controller tells people something. Once it is in the picture again, once is enough.
+    /// A controller tells people something. Once it is in the picture again, once is enough, unless
+    /// something else was to be told of the same object meanwhile; and that does not go on and on.
     pub fn reported(&mut self, place: Where, report: &Report, calm: bool) -> Verdict {
+        const OFTEN: u32 = 5;
         let text = format!("{report:?}");
-        // A node may wait for another block as often as it comes to lack one, and blocks may come to
-        // lie outside of a pool and go as often.
-        let again = [WAITING_FOR_BLOCK, BLOCK_ASSIGNED, "Shrinking", "Shrunk"];
-        let again = again.contains(&report.reason);
-        if calm && !self.told.insert((place, text.clone())) && !again {
-            return Err(Violation::new(
-                "reports",
-                format!("{place} tells twice: {text}"),
-                [],
-            ));
+        if !calm {
+            return Ok(());
+        }
+        let about = format!("{:?}", report.about);
+        let before = self.last_told.insert((place, about), text.clone());
+        let times = self.told.entry((place, text.clone())).or_default();
+        *times += 1;
+        if before.as_ref() == Some(&text) || *times > OFTEN {
+            let text = format!("{place} tells {times} times: {text}");
+            return Err(Violation::new("reports", text, []));
         }
         Ok(())
     }
