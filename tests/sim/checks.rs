@@ -25,7 +25,6 @@ use cadastre::api::{Allocate, FINALIZER, NodeSubnetSpec};
 use cadastre::cluster::lease::Takeover;
 use cadastre::cluster::request::{Assignment, Outcome, Request};
 use cadastre::cluster::seen::{Machine, Node, Pool, Subnet, Text};
-use cadastre::controller::report::{BLOCK_ASSIGNED, WAITING_FOR_BLOCK};
 use cadastre::controller::{Outgoing, Report};
 use cadastre::ipam::Cidr;
 
@@ -90,7 +89,9 @@ pub struct Checks {
     /// The last request of a controller, but for the Lease.
     pub last_request: (Time, String),
     pub parcels: Parcels,
-    told: BTreeSet<(Where, String)>,
+    /// What each process told, and how often, and what it told last of an object.
+    told: BTreeMap<(Where, String), u32>,
+    last_told: BTreeMap<(Where, String), String>,
 }
 
 type Verdict = Result<(), Violation>;
@@ -194,6 +195,10 @@ impl Checks {
         };
         let hits = |cidr: &Cidr| a.cidrs.iter().any(|c| c.overlaps(cidr));
         let returns = self.had_before(a, known);
+        if self.graves.iter().any(|grave| grave.uid == a.uid) && returns {
+            // It is gone, with just these ranges: whoever has not heard of that yet is refused.
+            return Ok(());
+        }
         let labels = known.labels.get(&a.uid);
         let pool = known.shapes.iter().find(|shape| {
             labels.into_iter().flatten().any(|labels| {
@@ -279,8 +284,9 @@ impl Checks {
             let now = api.pools.get(&pool.name);
             now.is_some_and(|it| (&it.uid, &it.spec) == (&pool.uid, &pool.spec))
         };
-        let shown = known.pools.objects.values().filter(is_so);
-        let shown: Vec<Shape> = shown.filter_map(Shape::new).collect();
+        let shown = known.pools.objects.values();
+        let all: Vec<Shape> = shown.clone().filter_map(Shape::new).collect();
+        let shown: Vec<Shape> = shown.filter(is_so).filter_map(Shape::new).collect();
         let rank = |shape: &Shape| (shape.priority, shape.selector.len());
         // In doubt about what it is now the one dealt from may have been any of its versions.
         let versions = known.shapes.iter().filter(|it| it.name == dealt.name);
@@ -296,7 +302,7 @@ impl Checks {
                 && !shape.deleting
                 && rank(shape) > best
                 && labels.into_iter().flatten().all(|it| shape.matches(it))
-                && !shown.iter().any(older)
+                && !all.iter().any(older)
         };
         let starting = shown.iter().filter(serves);
         let never_guarded = |shape: &&Shape| {
@@ -623,19 +629,21 @@ impl Checks {
         versions.cloned().collect()
     }
 
-    /// A controller tells people something. Once it is in the picture again, once is enough.
+    /// A controller tells people something. Once it is in the picture again, once is enough, unless
+    /// something else was to be told of the same object meanwhile; and that does not go on and on.
     pub fn reported(&mut self, place: Where, report: &Report, calm: bool) -> Verdict {
+        const OFTEN: u32 = 5;
         let text = format!("{report:?}");
-        // A node may wait for another block as often as it comes to lack one, and blocks may come to
-        // lie outside of a pool and go as often.
-        let again = [WAITING_FOR_BLOCK, BLOCK_ASSIGNED, "Shrinking", "Shrunk"];
-        let again = again.contains(&report.reason);
-        if calm && !self.told.insert((place, text.clone())) && !again {
-            return Err(Violation::new(
-                "reports",
-                format!("{place} tells twice: {text}"),
-                [],
-            ));
+        if !calm {
+            return Ok(());
+        }
+        let about = format!("{:?}", report.about);
+        let before = self.last_told.insert((place, about), text.clone());
+        let times = self.told.entry((place, text.clone())).or_default();
+        *times += 1;
+        if before.as_ref() == Some(&text) || *times > OFTEN {
+            let text = format!("{place} tells {times} times: {text}");
+            return Err(Violation::new("reports", text, []));
         }
         Ok(())
     }

@@ -46,7 +46,7 @@ pub struct Known {
     /// Blocks shown, and those it asked for, with the name of the node that has them: to make one again
     /// is to restore it.
     pub had: BTreeSet<(Cidr, Text)>,
-    /// Since when each pool is shown in its generation.
+    /// Since when each pool is shown in its generation, each service range and pod in its version.
     shown: BTreeMap<Text, (i64, Time)>,
     /// When it first asked for a node (by UID) to have these ranges.
     pub decided: BTreeMap<(Text, Vec<Cidr>), Time>,
@@ -91,18 +91,23 @@ impl Known {
         self.blocks.take(change);
     }
 
-    /// Whether it has been shown the pool as it is since then.
-    pub fn is_shown_since(&self, pool: &Text, then: Time) -> bool {
-        self.shown.get(pool).is_some_and(|(_, at)| *at <= then)
+    /// Takes note of what is shown as it is for the first time.
+    pub fn note(&mut self, uid: &Text, version: i64, now: Time) {
+        let shown = self.shown.entry(uid.clone()).or_insert((-1, now));
+        if shown.0 != version {
+            *shown = (version, now);
+        }
+    }
+
+    /// Whether it has been shown the object as it is since then.
+    pub fn is_shown_since(&self, uid: &Text, then: Time) -> bool {
+        self.shown.get(uid).is_some_and(|(_, at)| *at <= then)
     }
 
     pub fn pools(&mut self, change: &Change<Pool>, now: Time) {
         if let Change::Applied(pool) = change {
             self.pool(pool);
-            let shown = self.shown.entry(pool.uid.clone()).or_insert((-1, now));
-            if shown.0 != pool.generation {
-                *shown = (pool.generation, now);
-            }
+            self.note(&pool.uid, pool.generation, now);
         }
         self.pools.take(change);
     }

@@ -158,8 +158,8 @@ impl Checks {
         }
         if !matches!(author, Author::Controller { .. }) {
             let spec = before.and_then(|before| before.spec.as_ref().ok());
-            if let (Some(spec), Some(after)) = (spec, after) {
-                let key = (spec.cidr, after.uid.clone());
+            if let (Some(spec), Some(before)) = (spec, before) {
+                let key = (spec.cidr, before.uid.clone());
                 self.parcels.lives.entry(key).or_default().edited = true;
             }
             return Ok(());
@@ -220,14 +220,19 @@ impl Checks {
         let owner = &spec.owner;
         let names = [owner.name.clone()];
         let key = (spec.cidr, block.uid.clone());
+        // One that somebody deleted by hand was let go of under its earlier UID.
+        let same = self.parcels.lives.range((spec.cidr, "".into())..);
+        let mut same = same.take_while(|((cidr, _), _)| *cidr == spec.cidr);
+        let remade = same.any(|(_, life)| life.edited && life.released.contains(&owner.uid));
         let life = self.parcels.lives.entry(key.clone()).or_default();
         if lives(api, &owner.uid) {
             let told = api.subnets.get(&owner.name).map(AsRef::as_ref);
             let still = owner_is(told, &owner.uid) && listed(told).contains(&key);
             let let_go = life.released.contains(&owner.uid) && !still;
             let lost = life.contested && (life.edited || !life.listed.contains(&owner.uid));
-            let never = life.edited && !life.listed.contains(&owner.uid);
-            let fair = let_go || lost || never;
+            let strange = life.edited || owner.resting;
+            let never = strange && !life.listed.contains(&owner.uid);
+            let fair = let_go || lost || never || remade && !still;
             if !fair {
                 let text = format!(
                     "{} {} of {} ({}) is deleted: listed {:?}, let go {:?}, contested {}",
@@ -331,10 +336,12 @@ impl Checks {
         if let Some(node) = nodes.find(holds) {
             return fail(format!("{} was seen with a podCIDR there", node.name));
         }
+        // The request may have had to wait since it was decided.
+        let heeded = |uid: &Text| known.is_shown_since(uid, now.saturating_sub(HEEDED));
         let mut services = known.services.objects.values();
         let covers = |s: &&ServiceRange| {
             let there = api.services.get(&s.name).is_some();
-            there && s.cidrs.iter().any(|c| c.contains(&spec.cidr))
+            there && heeded(&s.uid) && s.cidrs.iter().any(|c| c.contains(&spec.cidr))
         };
         if let Some(it) = services.find(covers) {
             return fail(format!("the service range {} covers it", it.name));
@@ -344,6 +351,7 @@ impl Checks {
         let reports = |pod: &&Pod| {
             let there = api.pods.get(&pod.name);
             pod.addresses.iter().any(inside)
+                && heeded(&pod.uid)
                 && there.is_some_and(|it| it.addresses.iter().any(inside))
         };
         if let Some(pod) = pods.find(reports) {

@@ -150,11 +150,17 @@ impl Run {
             }
             Watched::Services => {
                 let change = self.feeds.services.next(&api.services, now.mono)?;
+                if let Change::Applied(it) = &change {
+                    self.known.note(&it.uid, it.version.cast_signed(), at);
+                }
                 self.known.services.take(&change);
                 Event::ServiceRanges(change)
             }
             Watched::Pods => {
                 let change = self.feeds.pods.next(&api.pods, now.mono)?;
+                if let Change::Applied(it) = &change {
+                    self.known.note(&it.uid, it.version.cast_signed(), at);
+                }
                 self.known.pods.take(&change);
                 if api.mutation == Some(super::api::Mutation::PodsHidden)
                     && let Change::Applied(pod) = change

@@ -110,9 +110,15 @@ impl Sim {
             let Some(shape) = Shape::new(pool) else {
                 continue;
             };
-            let blocks = &mut self.blocks_now();
-            let held = blocks.any(|range| shape.overlaps(&range));
-            if pool.deleting && !held && self.holders(&shape).is_empty() {
+            // What an older pool keeps that cannot go either is no reason to stay.
+            let ages = self.by_age();
+            let kept_elsewhere = |range: &Cidr| {
+                let keeper = ages.iter().find(|s| s.guarded && s.contains(range));
+                keeper.is_some_and(|keeper| keeper.name != shape.name)
+            };
+            let held = self.held();
+            let mut held = held.iter().filter(|range| shape.overlaps(range));
+            if pool.deleting && held.all(kept_elsewhere) {
                 let text = format!("pool {} is never let go", pool.name);
                 return Err(wrong("collected", text, [pool.name.clone()]));
             }
