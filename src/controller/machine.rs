@@ -50,7 +50,7 @@ impl Default for Settings {
         Settings {
             service_cidrs: Vec::new(),
             critical_in_flight: 64,
-            background_in_flight: 16,
+            background_in_flight: 48,
             second_writer_hold: Duration::from_secs(60),
             default_pool: None,
             default_pool_cidrs: Vec::new(),
