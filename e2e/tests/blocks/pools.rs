@@ -92,6 +92,9 @@ async fn a_deleted_pool_stays_until_its_last_block_is_empty_and_gone() {
     })
     .await
     .unwrap();
+    // What was carved before holds it, also where the spec no longer names that range.
+    let elsewhere = json!({"ipv4": {"cidrs": ["10.42.1.0/24"]}});
+    hand.change_pool("end", elsewhere).await.unwrap();
     hand.pools
         .delete("end", &DeleteParams::default())
         .await
