@@ -175,9 +175,7 @@ fn block(entry: BlockReport) -> Result<BlockWord, String> {
     let used = count("used", entry.used)?;
     let cooling = count("cooling", entry.cooling)?;
     let free = count("free", entry.free)?;
-    let size = 1u128
-        .checked_shl((cidr.family().bits() - cidr.len()).into())
-        .unwrap_or(u128::MAX);
+    let size = cidr.size();
     if u128::from(used) + u128::from(cooling) + u128::from(free) > size {
         return Err(format!("{cidr} has only {size} addresses"));
     }

@@ -290,6 +290,18 @@ pub struct Owner {
     pub machine: Machine,
 }
 
+impl Owner {
+    /// A node that lives.
+    pub fn node(name: &Text, uid: &Text) -> Self {
+        Owner {
+            resting: false,
+            name: name.clone(),
+            uid: uid.clone(),
+            machine: Machine::default(),
+        }
+    }
+}
+
 /// A ServiceCIDR.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ServiceRange {

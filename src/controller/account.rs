@@ -13,8 +13,7 @@ use crate::cluster::world::World;
 use crate::ipam::{Cidr, Dual, Family};
 
 /// What a node has and wants of one pool.
-pub(super) struct Account<'a> {
-    pub(super) pool: &'a Text,
+pub(super) struct Account {
     /// Addresses of each family that it has or is getting
     capacity: Dual<u64>,
     /// Blocks of each family, likewise
@@ -22,7 +21,7 @@ pub(super) struct Account<'a> {
     wanted: u64,
 }
 
-impl Account<'_> {
+impl Account {
     /// Addresses that are lacking, of the family that lacks most.
     pub(super) fn missing(&self, pool: &PoolState) -> u64 {
         let lacking = |family| self.wanted.saturating_sub(*self.capacity.get(family));
@@ -65,29 +64,25 @@ pub(super) fn worth(entry: &Entry, report: Option<&AgentReport>, registry: &Regi
 }
 
 /// What the node has of a pool.
-pub(super) fn account<'a>(
-    pool: &'a Text,
+pub(super) fn account(
+    pool: &Text,
     wanted: u64,
     node: &Node,
     report: Option<&AgentReport>,
     registry: &Registry,
-) -> Account<'a> {
+) -> Account {
     let mut account = Account {
-        pool,
         capacity: Dual::default(),
         count: Dual::default(),
         wanted,
     };
     let counts = |entry: &&Entry| {
-        entry.pool == *account.pool && !entry.is_leaving() && entry.recall != Some(Recall::Drain)
+        entry.pool == *pool && !entry.is_leaving() && entry.recall != Some(Recall::Drain)
     };
-    let entries: Vec<&Entry> = registry.blocks.of(&node.uid).filter(counts).collect();
-    for entry in entries {
-        let worth = worth(entry, report, registry);
+    for entry in registry.blocks.of(&node.uid).filter(counts) {
         let family = entry.cidr.family();
-        *account.capacity.get_mut(family) += worth;
-        let released = entry.word(report).is_some_and(|word| word.released);
-        *account.count.get_mut(family) += usize::from(!released);
+        *account.capacity.get_mut(family) += worth(entry, report, registry);
+        *account.count.get_mut(family) += usize::from(!entry.is_released(report));
     }
     account
 }
@@ -107,41 +102,35 @@ pub(super) fn must_leave(entry: &Entry, node: &Node, pool: Option<&PoolState>) -
 /// comes along.
 pub(super) fn donor(
     pool: &Text,
-    name: Text,
-    uid: Text,
+    name: &Text,
+    uid: &Text,
     for_first: bool,
     cx: &Context,
 ) -> Option<(u64, Cidr, Text, Text)> {
-    let node = cx.world.nodes.get(&name).filter(|node| node.uid == uid)?;
+    let node = cx.world.nodes.get(name).filter(|node| node.uid == *uid)?;
     let report = report_of(node, cx.world)?;
-    let of_pool = |entry: &&Entry| entry.pool == *pool && entry.confirmed && !entry.is_leaving();
-    let entries: Vec<&Entry> = cx.registry.blocks.of(&uid).filter(of_pool).collect();
-    let candidates = entries.iter().filter(|entry| {
-        let word = entry.word(Some(report));
-        entry.recall.is_none() && word.is_some_and(|it| it.used + it.cooling == 0 && !it.released)
-    });
-    let mut best: Option<(u64, Cidr)> = None;
-    for entry in candidates {
-        let same = entries
-            .iter()
-            .filter(|e| e.cidr.family() == entry.cidr.family() && e.recall.is_none());
-        let (mut capacity, mut used, mut count) = (0, 0, 0);
-        for other in same {
-            capacity += worth(other, Some(report), cx.registry);
-            let word = other.word(Some(report));
-            used += word.map_or(0, |word| word.used + word.cooling);
-            count += 1;
-        }
-        let left = capacity.saturating_sub(worth(entry, Some(report), cx.registry));
-        let needed = if for_first {
-            used
-        } else {
-            demand(Some(report), pool).max(used)
-        };
-        if count > 1 && left >= needed {
-            let found = (capacity.saturating_sub(used), entry.cidr);
-            best = best.max(Some(found));
-        }
+    let report = Some(report);
+    let spare = |entry: &&Entry| {
+        entry.pool == *pool && entry.confirmed && !entry.is_leaving() && entry.recall.is_none()
+    };
+    let entries = || cx.registry.blocks.of(uid).filter(spare);
+    let in_use = |entry: &Entry| entry.word(report).map(|word| word.used + word.cooling);
+    // Addresses in all and in use, and blocks, of each family.
+    let mut sums: Dual<(u64, u64, usize)> = Dual::default();
+    for entry in entries() {
+        let sum = sums.get_mut(entry.cidr.family());
+        sum.0 += worth(entry, report, cx.registry);
+        sum.1 += in_use(entry).unwrap_or(0);
+        sum.2 += 1;
     }
-    best.map(|(free, cidr)| (free, cidr, name, uid))
+    let empty = entries().filter(|it| in_use(it) == Some(0) && !it.is_released(report));
+    let best = empty.filter_map(|entry| {
+        let (capacity, used, count) = *sums.get(entry.cidr.family());
+        let left = capacity.saturating_sub(worth(entry, report, cx.registry));
+        let wanted = if for_first { 0 } else { demand(report, pool) };
+        let gives = count > 1 && left >= wanted.max(used);
+        gives.then(|| (capacity.saturating_sub(used), entry.cidr))
+    });
+    best.max()
+        .map(|(free, cidr)| (free, cidr, name.clone(), uid.clone()))
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::blocks::{Entry, Noted, Step, sound};
 use super::queue::Queue;
 use super::report::{About, KEPT, Report, WRITE_REJECTED};
-use super::{Context, Purpose};
+use super::{Context, IN_USE_PAUSE, Purpose};
 use crate::api::block_name;
 use crate::cluster::request::{Outcome, Refusal, Request};
 use crate::cluster::seen::{Block, Text};
@@ -19,8 +19,6 @@ use crate::ipam::{Addr, Cidr, ClaimId};
 
 /// How long the watch may take to show what was created before it is read.
 const AWAIT: Duration = Duration::from_secs(10);
-/// How often a block that a pod still uses is looked at again.
-const IN_USE_PAUSE: Duration = Duration::from_secs(5);
 
 /// The loop's own state.
 #[derive(Debug, Default)]

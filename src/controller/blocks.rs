@@ -20,11 +20,11 @@ use jiff::Timestamp;
 use super::Now;
 use super::holders::Use;
 use super::pools::DEFAULT_QUARANTINE;
-use super::registry::{Registry, whole_seconds};
+use super::registry::{Registry, left_of, machine, whole_seconds};
 use crate::api::{HeldBlock, Recall, block_name};
 use crate::cluster::seen::{AgentReport, Block, BlockSpec, BlockWord, Machine, Node, Owner, Text};
 use crate::cluster::world::World;
-use crate::ipam::{Cidr, ClaimId, Family, State};
+use crate::ipam::{Cidr, ClaimId, State};
 
 /// What has to be done about a block's object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,6 +77,46 @@ pub struct Entry {
 }
 
 impl Entry {
+    /// A block of that owner from now on: provisional, with its object still to be made.
+    fn new(cidr: Cidr, pool: Text, owner: Owner, claim: ClaimId, now: Now) -> Self {
+        Entry {
+            cidr,
+            pool,
+            owner,
+            since: whole_seconds(now.wall),
+            until: None,
+            rests_until: None,
+            claim,
+            uid: None,
+            confirmed: false,
+            step: Step::Create,
+            in_flight: false,
+            to_read: false,
+            await_until: Duration::ZERO,
+            recall: None,
+            idle_since: None,
+        }
+    }
+
+    /// How sure its claim is.
+    fn state(&self) -> State {
+        match (self.owner.resting, self.confirmed) {
+            (true, _) => State::Resting,
+            (false, true) => State::Held,
+            (false, false) => State::InFlight,
+        }
+    }
+
+    /// Whether it is a live node's for sure, and stays so for now.
+    pub fn is_held(&self) -> bool {
+        self.confirmed && !self.owner.resting && !self.is_leaving()
+    }
+
+    /// Whether the agent of its owner has let go of it.
+    pub fn is_released(&self, report: Option<&AgentReport>) -> bool {
+        self.word(report).is_some_and(|word| word.released)
+    }
+
     /// The spec that its object should have.
     pub fn spec(&self) -> BlockSpec {
         BlockSpec {
@@ -138,16 +178,6 @@ impl Blocks {
         self.by_owner.contains_key(uid)
     }
 
-    /// How many there are.
-    pub fn len(&self) -> usize {
-        self.entries.len()
-    }
-
-    /// Whether there is none.
-    pub fn is_empty(&self) -> bool {
-        self.entries.is_empty()
-    }
-
     fn insert(&mut self, entry: Entry) {
         let (name, uid) = (entry.owner.name.clone(), entry.owner.uid.clone());
         self.owners.insert((name, uid.clone()));
@@ -192,28 +222,9 @@ pub struct Noted {
 impl Registry {
     /// Takes note of a block that has just been carved for a node, under the claim of the ledger.
     pub fn begin_block(&mut self, claim: ClaimId, cidr: Cidr, pool: &Text, node: &Node, now: Now) {
-        self.blocks.insert(Entry {
-            cidr,
-            pool: pool.clone(),
-            owner: Owner {
-                resting: false,
-                name: node.name.clone(),
-                uid: node.uid.clone(),
-                machine: Machine::default(),
-            },
-            since: whole_seconds(now.wall),
-            until: None,
-            rests_until: None,
-            claim,
-            uid: None,
-            confirmed: false,
-            step: Step::Create,
-            in_flight: false,
-            to_read: false,
-            await_until: Duration::ZERO,
-            recall: None,
-            idle_since: None,
-        });
+        let owner = Owner::node(&node.name, &node.uid);
+        let entry = Entry::new(cidr, pool.clone(), owner, claim, now);
+        self.blocks.insert(entry);
     }
 
     /// Reads all blocks: objects first, then what NodeSubnets list, then whose owner is gone.
@@ -264,31 +275,15 @@ impl Registry {
         if !alive && theirs {
             return;
         }
-        let owner = Owner {
-            resting: false,
-            name: name.clone(),
-            uid: uid.clone(),
-            machine: Machine::default(),
-        };
+        let owner = Owner::node(name, uid);
         let Some(known) = known else {
             let holder = self.holders.intern(Use::Blocks, name, uid);
             let claim = self.ledger.record(holder, cidr, State::Held);
             self.blocks.insert(Entry {
-                cidr,
-                pool: held.pool.as_str().into(),
-                owner,
-                since: whole_seconds(now.wall),
-                until: None,
-                rests_until: None,
-                claim,
                 uid: Some(held.uid.as_str().into()),
                 confirmed: true,
-                step: Step::Create,
-                in_flight: false,
-                to_read: false,
-                await_until: Duration::ZERO,
                 recall: held.recall,
-                idle_since: None,
+                ..Entry::new(cidr, held.pool.as_str().into(), owner, claim, now)
             });
             return;
         };
@@ -454,36 +449,21 @@ impl Registry {
     fn adopt(&mut self, block: &Block, spec: &BlockSpec, now: Now) {
         let owner = &spec.owner;
         let holder = self.holders.intern(Use::Blocks, &owner.name, &owner.uid);
-        let state = if owner.resting {
-            State::Resting
-        } else {
-            State::InFlight
-        };
-        let claim = self.ledger.record(holder, spec.cidr, state);
+        let claim = self.ledger.record(holder, spec.cidr, State::InFlight);
         let rest = self.quarantine_of_block(&spec.pool);
-        let left = spec.until.map_or(rest, |until| {
-            // A wall clock set back must not make a rest endless.
-            let left = Duration::try_from(until.duration_since(now.wall)).unwrap_or_default();
-            left.min(rest)
-        });
-        self.blocks.insert(Entry {
-            cidr: spec.cidr,
-            pool: spec.pool.clone(),
-            owner: owner.clone(),
+        let left = spec.until.map_or(rest, |until| left_of(until, rest, now));
+        let entry = Entry {
             since: spec.since,
             until: spec.until,
             rests_until: owner.resting.then_some(now.mono + left),
-            claim,
             uid: Some(block.uid.clone()),
             // Only what has been its owner's comes to rest.
             confirmed: owner.resting,
             step: Step::Settled,
-            in_flight: false,
-            to_read: false,
-            await_until: Duration::ZERO,
-            recall: None,
-            idle_since: None,
-        });
+            ..Entry::new(spec.cidr, spec.pool.clone(), owner.clone(), claim, now)
+        };
+        self.ledger.set_state(claim, entry.state());
+        self.blocks.insert(entry);
         if !owner.resting {
             self.blocks.to_judge.insert(spec.cidr);
         }
@@ -561,13 +541,7 @@ impl Registry {
         self.blocks.to_judge.remove(cidr);
         if let Some(entry) = self.blocks.get_mut(cidr) {
             entry.confirmed = true;
-            let claim = entry.claim;
-            let state = if entry.owner.resting {
-                State::Resting
-            } else {
-                State::Held
-            };
-            self.ledger.set_state(claim, state);
+            self.ledger.set_state(entry.claim, entry.state());
         }
     }
 
@@ -616,20 +590,12 @@ impl Registry {
     pub fn give_blocks_back(&mut self, node: &Node, now: Now) -> Vec<Cidr> {
         let resting = self.resting_blocks_of(node);
         for cidr in &resting {
-            let owner = Owner {
-                resting: false,
-                name: node.name.clone(),
-                uid: node.uid.clone(),
-                machine: Machine::default(),
-            };
-            self.give_block(cidr, owner);
+            self.give_block(cidr, Owner::node(&node.name, &node.uid));
             if let Some(entry) = self.blocks.get_mut(cidr) {
                 entry.since = whole_seconds(now.wall);
                 entry.until = None;
                 entry.rests_until = None;
                 entry.step = Step::Replace;
-                let claim = entry.claim;
-                self.ledger.set_state(claim, State::Held);
             }
         }
         resting
@@ -663,21 +629,16 @@ impl Registry {
 
     fn give_block(&mut self, cidr: &Cidr, owner: Owner) {
         let holder = self.holders.intern(Use::Blocks, &owner.name, &owner.uid);
-        let state = if owner.resting {
-            State::Resting
-        } else {
-            State::InFlight
-        };
         let to_judge = self.blocks.to_judge.contains(cidr);
         let Some(mut entry) = self.blocks.remove(cidr) else {
             return;
         };
         self.ledger.set_holder(entry.claim, holder);
-        self.ledger.set_state(entry.claim, state);
         if entry.owner.uid != owner.uid && !self.blocks.has(&entry.owner.uid) {
             self.holders.drop_uid(Use::Blocks, &entry.owner.uid);
         }
         entry.owner = owner;
+        self.ledger.set_state(entry.claim, entry.state());
         self.blocks.insert(entry);
         if to_judge {
             self.blocks.to_judge.insert(*cidr);
@@ -699,10 +660,8 @@ impl Registry {
         let report = subnet.report.as_deref();
         let listed: BTreeSet<&str> = spec.blocks.iter().map(|held| held.cidr.as_str()).collect();
         let ends = |entry: &&Entry| {
-            entry.confirmed
-                && !entry.owner.resting
-                && !entry.is_leaving()
-                && entry.word(report).is_some_and(|word| word.released)
+            entry.is_held()
+                && entry.is_released(report)
                 && !listed.contains(entry.cidr.to_string().as_str())
         };
         let cidrs: Vec<Cidr> = self
@@ -722,12 +681,7 @@ impl Registry {
     /// The blocks that a NodeSubnet should list for a node's UID: confirmed, and not let go by its
     /// agent.
     pub fn listed_blocks(&self, uid: &str, report: Option<&AgentReport>) -> Vec<HeldBlock> {
-        let stays = |entry: &&Entry| {
-            entry.confirmed
-                && !entry.owner.resting
-                && !entry.is_leaving()
-                && !entry.word(report).is_some_and(|word| word.released)
-        };
+        let stays = |entry: &&Entry| entry.is_held() && !entry.is_released(report);
         self.blocks
             .of(uid)
             .filter(stays)
@@ -757,7 +711,6 @@ impl Registry {
 
     /// How many addresses of a block of that pool can be given out at all.
     pub fn usable(&self, cidr: &Cidr, pool: &str) -> u64 {
-        let size = size_of_range(cidr);
         let pool = self.pools.get(pool);
         let mut reserved: Vec<(u128, u128)> = pool
             .into_iter()
@@ -775,21 +728,13 @@ impl Registry {
                 next = last.saturating_add(1);
             }
         }
-        u64::try_from(size.saturating_sub(taken)).unwrap_or(u64::MAX)
+        u64::try_from(cidr.size().saturating_sub(taken)).unwrap_or(u64::MAX)
     }
 
     pub(super) fn quarantine_of_block(&self, pool: &str) -> Duration {
         self.pools
             .get(pool)
             .map_or(DEFAULT_QUARANTINE, |pool| pool.quarantine)
-    }
-}
-
-/// How many addresses a range has.
-pub fn size_of_range(cidr: &Cidr) -> u128 {
-    match (cidr.family(), cidr.family().bits() - cidr.len()) {
-        (Family::V6, 128) => u128::MAX,
-        (_, order) => 1 << order,
     }
 }
 
@@ -803,11 +748,8 @@ pub(super) fn sound(block: &Block) -> Option<&BlockSpec> {
 fn machine_in(world: &World, name: &Text, uid: &Text) -> Machine {
     let spec = world.subnets.get(name).and_then(|it| it.spec.as_ref().ok());
     let spec = spec.filter(|spec| spec.node_uid.as_deref() == Some(&**uid));
-    spec.map(|spec| Machine {
-        provider_id: spec.provider_id.as_deref().map(Text::from),
-        machine_id: spec.machine_id.as_deref().map(Text::from),
-    })
-    .unwrap_or_default()
+    spec.map(|spec| machine(spec.provider_id.as_deref(), spec.machine_id.as_deref()))
+        .unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -15,13 +15,13 @@
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::time::Duration;
 
-use super::Context;
 use super::account::{account, demand, donor, must_leave, report_of, worth};
 use super::blocks::{Entry, Noted};
 use super::carve::carve;
 use super::queue::Queue;
 use super::registry::Registry;
 use super::report::{About, BLOCK_ASSIGNED, BLOCK_LIMIT, Report, WAITING_FOR_BLOCK};
+use super::{Context, IN_USE_PAUSE};
 use crate::api::{Allocate, MOST_BLOCKS, Recall};
 use crate::cluster::seen::{AgentReport, Node, Text};
 use crate::cluster::world::World;
@@ -33,8 +33,6 @@ const AT_ONCE: usize = 16;
 const CARVED: usize = 64;
 /// How often empty blocks of a pool are asked back for those that wait.
 const RECALL_PAUSE: Duration = Duration::from_secs(1);
-/// How often a node is looked at again whose pool has free blocks, but with addresses in use in them.
-const IN_USE_PAUSE: Duration = Duration::from_secs(5);
 
 /// A node that waits for blocks of a pool.
 #[derive(Clone, Debug)]
@@ -144,12 +142,9 @@ impl Demand {
         }
     }
 
-    /// Nodes that wait, by pool, and how many addresses they lack.
-    pub fn waiting(&self) -> impl Iterator<Item = (&Text, usize, u64)> {
-        self.waiting.iter().map(|(pool, waits)| {
-            let missing = waits.values().map(|wait| wait.missing).sum();
-            (pool, waits.len(), missing)
-        })
+    /// How many nodes wait, by pool.
+    pub fn waiting(&self) -> impl Iterator<Item = (&Text, usize)> {
+        self.waiting.iter().map(|(pool, waits)| (pool, waits.len()))
     }
 
     /// Whether other nodes wait than at the last call.
@@ -464,7 +459,7 @@ impl Demand {
             let asked = cx.registry.blocks.iter().filter(asked).count();
             let wanted = if for_first { without } else { waits.len() };
             let mut donors: BinaryHeap<(u64, Cidr, Text, Text)> = owners
-                .into_iter()
+                .iter()
                 .filter_map(|(name, uid)| donor(&pool, name, uid, for_first, cx))
                 .collect();
             for _ in asked..wanted {
@@ -475,7 +470,7 @@ impl Demand {
                     entry.recall = Some(Recall::IfEmpty);
                     noted.nodes.push(name.clone());
                 }
-                donors.extend(donor(&pool, name, uid, for_first, cx));
+                donors.extend(donor(&pool, &name, &uid, for_first, cx));
             }
         }
     }

@@ -24,7 +24,7 @@ use super::totals::totals;
 use super::{Context, Now, Purpose};
 use crate::cluster::lease::Tenure;
 use crate::cluster::request::{Outcome, Request};
-use crate::cluster::seen::{Block, Node, Text};
+use crate::cluster::seen::{Block, Machine, Node, Text};
 use crate::cluster::table::Delta;
 use crate::cluster::world::World;
 use crate::ipam::{Addr, Cidr};
@@ -234,7 +234,7 @@ impl Leader {
         for reason in self.podcidrs.waiting() {
             *view.waiting.entry(reason.label()).or_default() += 1;
         }
-        for (_, nodes, _) in self.demand.waiting() {
+        for (_, nodes) in self.demand.waiting() {
             *view.waiting.entry("pool_full").or_default() += nodes;
         }
         self.describe_blocks(view, world, now);
@@ -331,11 +331,22 @@ impl Leader {
         let (name, uid) = (owner.name.clone(), owner.uid.clone());
         let live = world.nodes.get(&name).is_some_and(|node| node.uid == uid);
         if !live && !owner.resting {
-            let machine = crate::cluster::seen::Machine::default();
-            let blocks = self.registry.retire_blocks(&name, &uid, &machine, now);
-            for cidr in blocks {
-                self.blocks.queue.add(cidr);
+            self.retire_blocks(&name, &uid, &Machine::default(), now);
+        }
+    }
+
+    fn retire_blocks(&mut self, name: &Text, uid: &Text, machine: &Machine, now: Now) {
+        for cidr in self.registry.retire_blocks(name, uid, machine, now) {
+            self.blocks.queue.add(cidr);
+        }
+    }
+
+    fn look_at_blocks(&mut self, cidrs: Vec<Cidr>) {
+        for cidr in cidrs {
+            if let Some(entry) = self.registry.blocks.get(&cidr) {
+                self.blocks.add(entry);
             }
+            self.pools.mark();
         }
     }
 
@@ -358,21 +369,11 @@ impl Leader {
         for name in noted.nodes {
             self.subnets.queue.add(name);
         }
-        for cidr in noted.blocks {
-            self.pools.mark();
-            if let Some(entry) = self.registry.blocks.get(&cidr) {
-                self.blocks.add(entry);
-            }
-        }
+        self.look_at_blocks(noted.blocks);
     }
 
     fn follow_up(&mut self, noted: Noted, world: &World) {
-        for cidr in noted.blocks {
-            if let Some(entry) = self.registry.blocks.get(&cidr) {
-                self.blocks.add(entry);
-            }
-            self.pools.mark();
-        }
+        self.look_at_blocks(noted.blocks);
         for name in noted.nodes {
             self.subnets.urgent.add(name.clone());
             self.demand.add_name(&name, world, &self.registry);
@@ -478,12 +479,7 @@ impl Leader {
     fn node_gone(&mut self, node: &Node, now: Now) {
         self.podcidrs.gone(node);
         self.demand.gone(node);
-        let blocks = self
-            .registry
-            .retire_blocks(&node.name, &node.uid, &node.machine, now);
-        for cidr in blocks {
-            self.blocks.queue.add(cidr);
-        }
+        self.retire_blocks(&node.name, &node.uid, &node.machine, now);
         if self.registry.retire(node, now) {
             self.quarantine
                 .watch((node.name.clone(), node.uid.clone()), &self.registry);
@@ -631,7 +627,7 @@ fn waiting_by_pool(podcidrs: &PodCidrs, demand: &Demand) -> BTreeMap<Text, i64> 
             }
         }
     }
-    for (pool, nodes, _) in demand.waiting() {
+    for (pool, nodes) in demand.waiting() {
         *waiting.entry(pool.clone()).or_default() += i64::try_from(nodes).unwrap_or(i64::MAX);
     }
     waiting

@@ -9,7 +9,6 @@
 //!   earlier tenure are dropped with it.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
 use super::blocks::Step;
@@ -106,9 +105,9 @@ pub struct View {
     pub pools: Vec<(Text, Family, Figures)>,
     /// Addresses of every pool and family that allocates blocks
     pub addresses: Vec<(Text, Family, Totals)>,
-    /// Blocks by state: held, recalled, provisional, quarantined, kept
+    /// Blocks by state: held, recalled, provisional, quarantined, overdue
     pub blocks: BTreeMap<&'static str, usize>,
-    /// Addresses whose pods are gone, with the age of the oldest, and how many nodes are asked about
+    /// Addresses whose pods are gone, the age of the oldest, and how many nodes are asked about
     pub leaks: (usize, Duration, usize),
     /// Why there is no default pool though there should be one
     pub trouble: Option<String>,
@@ -357,11 +356,8 @@ impl Controller {
         let Some(subnet) = delta.after.as_ref().or(delta.before.as_ref()) else {
             return;
         };
-        let report = |subnet: &Option<Arc<Subnet>>| {
-            let subnet = subnet.as_deref();
-            subnet.map(|subnet| subnet.report.clone())
-        };
-        let reported = report(&delta.before) != report(&delta.after);
+        let reported =
+            delta.before.as_ref().map(|it| &it.report) != delta.after.as_ref().map(|it| &it.report);
         leader.subnet_changed(&subnet.name, reported, &self.world, now);
     }
 

@@ -69,6 +69,10 @@ use crate::ipam::{Cidr, ClaimId};
 use blocks::Step;
 use registry::Registry;
 
+/// How often it is looked again whether addresses that keep a range from being free or given are gone:
+/// nothing tells.
+const IN_USE_PAUSE: Duration = Duration::from_secs(5);
+
 /// The moment of a step.
 #[derive(Clone, Copy, Debug)]
 pub struct Now {

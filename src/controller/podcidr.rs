@@ -11,20 +11,16 @@
 //! - A node that waits says why, once for each reason.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use super::pools::{Pools, Verdict};
 use super::queue::Queue;
 use super::registry::Registry;
 use super::report::{About, POD_CIDR_ASSIGNED, Report, WAITING, WRITE_REJECTED};
-use super::{Context, Purpose};
+use super::{Context, IN_USE_PAUSE, Purpose};
 use crate::api::Allocate;
 use crate::cluster::request::{Assignment, Outcome, Refusal, Request};
 use crate::cluster::seen::{Node, Text};
 use crate::ipam::{Addr, Cidr, Full, State};
-
-/// How often a node that waits for blocks with somebody's address in them is looked at again.
-const IN_USE_PAUSE: Duration = Duration::from_secs(5);
 
 /// The loop's own state.
 #[derive(Debug, Default)]

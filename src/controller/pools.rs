@@ -57,8 +57,6 @@ pub struct BlockTerms {
     /// Whether a node gets its first block unasked: not where only those who ask by name, or only
     /// some pods, may use the pool
     pub first_on_sight: bool,
-    /// Only for those who ask by name
-    pub manual: bool,
     /// The pods of which namespaces
     pub namespaces: Selector,
     /// Which pods

@@ -5,18 +5,13 @@
 //! bound to the node's name; and no NodeSubnet names the holder any more, by a write of ours that
 //! came through. The record is in the NodeSubnet (`spec.previous`), so a restart changes nothing.
 
-use std::time::Duration;
-
 use super::queue::Queue;
 use super::registry::{Registry, RestKey};
-use super::{Context, Purpose};
+use super::{Context, IN_USE_PAUSE, Purpose};
 use crate::cluster::request::{Outcome, Request};
 use crate::cluster::seen::{Pod, Text};
 use crate::cluster::world::World;
 use crate::ipam::Cidr;
-
-/// How often a range that a pod still uses is looked at again.
-const IN_USE_PAUSE: Duration = Duration::from_secs(5);
 
 /// The loop's own state.
 #[derive(Debug, Default)]

@@ -291,9 +291,7 @@ impl Registry {
         );
         let mut rest = Rest::new(machine, ranges, Duration::ZERO, now);
         rest.until_wall = previous.until.0;
-        // A wall clock set back must not make a rest endless.
-        let left = Duration::try_from(rest.until_wall.duration_since(now.wall)).unwrap_or_default();
-        rest.until = now.mono + left.min(self.quarantine_of(&rest.ranges));
+        rest.until = now.mono + left_of(rest.until_wall, self.quarantine_of(&rest.ranges), now);
         self.lay_to_rest(name, &previous.node_uid, rest);
     }
 
@@ -354,6 +352,12 @@ impl Rest {
     }
 }
 
+/// How long a recorded rest still lasts: a wall clock set back must not make it endless.
+pub(super) fn left_of(until: Timestamp, most: Duration, now: Now) -> Duration {
+    let left = Duration::try_from(until.duration_since(now.wall)).unwrap_or_default();
+    left.min(most)
+}
+
 /// Rounded up: what the API stores and gives back equal.
 pub(super) fn whole_seconds(time: Timestamp) -> Timestamp {
     let seconds = time.as_second() + i64::from(time.subsec_nanosecond() > 0);
@@ -367,7 +371,7 @@ fn read_ranges(ranges: &[HeldRange]) -> Vec<Cidr> {
         .collect()
 }
 
-fn machine(provider_id: Option<&str>, machine_id: Option<&str>) -> Machine {
+pub(super) fn machine(provider_id: Option<&str>, machine_id: Option<&str>) -> Machine {
     Machine {
         provider_id: provider_id.map(Text::from),
         machine_id: machine_id.map(Text::from),

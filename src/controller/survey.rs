@@ -160,7 +160,6 @@ impl Default for Parsed {
             allocate: Allocate::default(),
             terms: BlockTerms {
                 first_on_sight: false,
-                manual: false,
                 namespaces: Selector::default(),
                 pods: Selector::default(),
                 most: None,
@@ -211,7 +210,6 @@ impl Parsed {
             allocate: spec.allocate,
             terms: BlockTerms {
                 first_on_sight: spec.first_block == FirstBlock::OnSight && !manual && for_all,
-                manual,
                 namespaces,
                 pods,
                 most: spec

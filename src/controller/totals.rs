@@ -20,8 +20,6 @@ pub struct Totals {
     pub used: u128,
     /// Those released lately and not given again yet
     pub cooling: u128,
-    /// Blocks that are asked back
-    pub recalled: usize,
     /// Blocks that lie outside of what the pool's spec names by now
     pub outside: usize,
 }
@@ -48,7 +46,6 @@ pub fn totals(world: &World, registry: &Registry) -> BTreeMap<(Text, Family), To
         if entry.owner.resting || !entry.confirmed {
             continue;
         }
-        totals.recalled += usize::from(entry.recall.is_some());
         totals.held += u128::from(registry.usable(&entry.cidr, &entry.pool));
         let node = world.nodes.get(&entry.owner.name);
         let report = node.and_then(|node| report_of(node, world));

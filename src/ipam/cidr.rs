@@ -163,6 +163,12 @@ impl Cidr {
         self.family == addr.family && addr.value & !ones(self.order()) == self.value
     }
 
+    /// How many addresses it has; one too few for all of IPv6.
+    pub fn size(&self) -> u128 {
+        let order = self.family().bits() - self.len();
+        1u128.checked_shl(order.into()).unwrap_or(u128::MAX)
+    }
+
     /// Whether the two share an address.
     pub fn overlaps(&self, other: &Self) -> bool {
         self.contains(other) || other.contains(self)

@@ -2,18 +2,9 @@
 
 use cadastre::api::Suspect;
 use cadastre_e2e::Hand;
-use kube::api::{Patch, PatchParams};
-use serde_json::{Value, json};
+use serde_json::json;
 
-use crate::shared;
-
-async fn say(hand: &Hand, node: &str, status: Value) {
-    let patch = Patch::Merge(json!({ "status": status }));
-    hand.subnets
-        .patch_status(node, &PatchParams::default(), &patch)
-        .await
-        .unwrap();
-}
+use crate::{say, shared};
 
 async fn suspects(hand: &Hand, node: &str, what: &str, addresses: &[String]) -> Vec<Suspect> {
     let is = |suspects: &[Suspect]| {

@@ -34,6 +34,8 @@ use cadastre_e2e::hand::LIMIT;
 use cadastre_e2e::wait::until;
 use cadastre_e2e::{Agents, Hand, Options, Stage};
 use k8s_openapi::api::core::v1::Node;
+use kube::api::{Patch, PatchParams};
+use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
 /// The stage that most tests share, a hand and agents for this one.
@@ -70,6 +72,15 @@ async fn blocks(hand: &Hand, pool: &str, count: usize) -> Vec<String> {
     })
     .await
     .unwrap()
+}
+
+/// Speaks for a node's agent.
+async fn say(hand: &Hand, node: &str, status: Value) {
+    let patch = Patch::Merge(json!({ "status": status }));
+    hand.subnets
+        .patch_status(node, &PatchParams::default(), &patch)
+        .await
+        .unwrap();
 }
 
 /// How a block that the node has is asked back.

@@ -2,18 +2,9 @@
 
 use cadastre::api::NodeSubnet;
 use cadastre_e2e::Hand;
-use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
-use crate::{blocks, node, shared};
-
-async fn say(hand: &Hand, node: &str, status: Value) {
-    let patch = Patch::Merge(json!({ "status": status }));
-    hand.subnets
-        .patch_status(node, &PatchParams::default(), &patch)
-        .await
-        .unwrap();
-}
+use crate::{blocks, node, say, shared};
 
 /// What the controller says of a status, with a part of its words.
 fn accepted(subnet: &NodeSubnet) -> Option<(&str, &str)> {

@@ -1,29 +1,17 @@
 //! `--default-pool`: one pool, once, and only where there is none.
 
 use cadastre::api::{Allocate, IPPool};
+use cadastre_e2e::Hand;
 use cadastre_e2e::control_plane::ADMIN;
-use cadastre_e2e::kubeconfig::User;
 use cadastre_e2e::stage::start_controller;
 use cadastre_e2e::wait::until;
-use cadastre_e2e::{ControlPlane, Hand, Options, crds};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{ListParams, PostParams};
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
 
 use crate::LIMIT;
-use crate::setup::ACCOUNT;
-
-async fn cluster() -> (ControlPlane, Hand) {
-    let options = Options {
-        users: vec![User::new(ACCOUNT, &["system:serviceaccounts"])],
-        ..Options::default()
-    };
-    let cluster = ControlPlane::start(options).await.unwrap();
-    let hand = Hand::new(cluster.client().await.unwrap());
-    crds::install(&hand.client).await.unwrap();
-    (cluster, hand)
-}
+use crate::setup::{ACCOUNT, cluster};
 
 async fn the_pool(hand: &Hand) -> IPPool {
     until("there is a pool", LIMIT, async || {

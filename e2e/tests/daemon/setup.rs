@@ -17,6 +17,18 @@ use crate::LIMIT;
 
 const GRACE: Duration = Duration::from_secs(5);
 
+/// A cluster with the CRDs, in which the controller's account may nothing yet.
+pub async fn cluster() -> (ControlPlane, Hand) {
+    let options = Options {
+        users: vec![User::new(ACCOUNT, &["system:serviceaccounts"])],
+        ..Options::default()
+    };
+    let cluster = ControlPlane::start(options).await.unwrap();
+    let hand = Hand::new(cluster.client().await.unwrap());
+    crds::install(&hand.client).await.unwrap();
+    (cluster, hand)
+}
+
 async fn log_says(daemon: &mut Daemon, text: &str) {
     until(&format!("the log says {text:?}"), LIMIT, async || {
         daemon.process().check_running()?;
@@ -148,13 +160,7 @@ async fn may(hand: &Hand, verb: &str, group: &str, resource: &str, namespace: &s
 
 #[tokio::test]
 async fn the_permissions_in_config_are_enough_and_no_more_than_listed() {
-    let options = Options {
-        users: vec![User::new(ACCOUNT, &["system:serviceaccounts"])],
-        ..Options::default()
-    };
-    let cluster = ControlPlane::start(options).await.unwrap();
-    let hand = Hand::new(cluster.client().await.unwrap());
-    crds::install(&hand.client).await.unwrap();
+    let (cluster, hand) = cluster().await;
     let mut daemon = start_controller(&cluster, ACCOUNT, &[]).unwrap();
     log_says(&mut daemon, "not allowed to list and watch nodes").await;
     log_says(&mut daemon, "check the ClusterRole").await;
