@@ -1,14 +1,18 @@
 //! Cluster-wide IP address management for Kubernetes.
 //!
 //! ```text
-//!  bin ──► controller ──► cluster ──► api
-//!               ├───────────┴──────► ipam     (no Kubernetes, no IO, no clock)
-//!               └──────────────────► choice   (no IO, no clock)
+//!  bin ─┬► controller ──► cluster ──► api
+//!       │       ├───────────┴──────► ipam     (no Kubernetes, no IO, no clock)
+//!       │       └──────────────────► choice   (no IO, no clock)
+//!       ├► agent ──► api, choice, node
+//!       └► cni ────► node ─────────► ipam     (no Kubernetes, no async)
 //! ```
 //!
 //! | module | holds |
 //! |---|---|
 //! | [`ipam`] | addresses, ranges, pools, the ledger of claims |
+//! | `node` | the addresses of one node: who has which, durable |
+//! | `cni` | the CNI protocol, the plugin, its host-local mode |
 //! | `choice` | which pool serves a node or a pod, and why |
 //! | `api` | IPPool and NodeSubnet, their rules and CRDs |
 //! | `cluster` | watches, the cluster as last seen, requests, the lease |
@@ -24,9 +28,13 @@ pub mod choice;
 pub mod cli;
 #[cfg(feature = "controller")]
 pub mod cluster;
+#[cfg(feature = "node")]
+pub mod cni;
 #[cfg(feature = "controller")]
 pub mod controller;
 pub mod ipam;
+#[cfg(feature = "node")]
+pub mod node;
 #[cfg(feature = "controller")]
 pub mod telemetry;
 

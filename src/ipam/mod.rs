@@ -10,6 +10,7 @@
 //! | `claims` | [`Claim`]s in a slab, listed by holder |
 //! | `space`, `fits`, `search` | the covered and the free space of one family, as a trie |
 //! | `ledger` | [`Ledger`]: every claim, by interval, holder and id |
+//! | `serde` | addresses, CIDRs and spans as text |
 //! | `carve` | finding the next free block: [`Ledger::carve`], [`Ledger::room`] |
 //!
 //! Nothing here does I/O, reads a clock or panics on input. The caller serialises access.
@@ -22,6 +23,8 @@ mod fits;
 mod ledger;
 mod pool;
 mod search;
+#[cfg(feature = "node")]
+mod serde;
 mod space;
 mod span;
 mod text;
