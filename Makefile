@@ -22,7 +22,7 @@ E2E := $(call names,e2e/tests)
 
 say = @printf '\n\033[1m== %s\033[0m\n' "$(1)"
 
-.PHONY: help setup control-plane run test check unit sim e2e bench bench-scale crd clean
+.PHONY: help setup control-plane nodes run test check unit sim e2e bench bench-scale crd clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -82,6 +82,11 @@ control-plane: setup ## build etcd and Kubernetes where missing (about 6 minutes
 	$(call say,control-plane)
 	$(CARGO) build --workspace --bin cadastre-assets
 	@$(TARGET)/debug/cadastre-assets
+
+nodes: setup ## build kubelet, containerd and CNI plugins where missing (about 4 minutes, once)
+	$(call say,nodes)
+	$(CARGO) build --workspace --bin cadastre-assets
+	@$(TARGET)/debug/cadastre-assets nodes
 
 clean: ## remove build output; the cached control plane stays
 	$(CARGO) clean
