@@ -29,7 +29,8 @@ pub mod watched;
 
 pub use block::{BlockOwner, IPAMBlock, IPAMBlockSpec, OwnerKind, block_name};
 pub use names::{
-    FIELD_MANAGER, FINALIZER, GROUP, LEASE_NAME, TERM_ANNOTATION, UNSETTLED_ANNOTATION, VERSION,
+    ADDRESSES_ANNOTATION, AGENT_MANAGER, FIELD_MANAGER, FINALIZER, GROUP, LEASE_NAME,
+    POOLS_ANNOTATION, TERM_ANNOTATION, UNSETTLED_ANNOTATION, VERSION,
 };
 pub use pool::{
     AddressStatus, Allocate, Assignment, FamilyStatus, FirstBlock, IPPool, IPPoolSpec,
