@@ -169,6 +169,7 @@ fn config(chance: &mut Chance, base: &Base, call: &mut Call) {
         call.asked += ips.len();
         config["runtimeConfig"]["ips"] = json!(ips);
     }
+    let whole = serde_json::to_vec(&config).unwrap();
     if chance.percent(6) {
         odd(chance, &mut config);
     }
@@ -181,7 +182,21 @@ fn config(chance: &mut Chance, base: &Base, call: &mut Call) {
             scratch(chance, &mut text);
         }
     }
-    call.config = text;
+    call.config = if stays_inside(&text, base) {
+        text
+    } else {
+        whole
+    };
+}
+
+/// Whether a text, damaged as it may be, makes no plugin write outside of the folder of its side: it
+/// still names the folder, or it has no ranges, without which nothing is written.
+fn stays_inside(text: &[u8], base: &Base) -> bool {
+    let text = String::from_utf8_lossy(text);
+    let named = format!("\"dataDir\":{}", base.config["ipam"]["dataDir"]);
+    let once = text.to_lowercase().matches("datadir").count() == 1;
+    (once && text.contains(&named))
+        || !text.to_lowercase().contains("subnet") && !text.contains('\\')
 }
 
 /// Puts a value of any kind in place of another one.
@@ -192,7 +207,6 @@ fn odd(chance: &mut Chance, config: &mut Value) {
         "/ipam",
         "/ipam/type",
         "/ipam/name",
-        "/ipam/dataDir",
         "/ipam/ranges",
         "/ipam/ranges/0",
         "/ipam/ranges/0/0",
