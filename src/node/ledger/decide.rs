@@ -135,7 +135,8 @@ fn from_pools<R: Read + ?Sized>(
 /// Why a pool does not serve.
 enum Lack {
     Unknown,
-    NoBlock(Family),
+    /// Of that family, if its terms name any
+    NoBlock(Option<Family>),
     /// How long the next address still rests, in milliseconds
     Nothing(Family, Option<u64>),
 }
@@ -161,13 +162,17 @@ impl<R: Read + ?Sized> Search<'_, R> {
                     choices.push(choice);
                     continue;
                 }
-                Found::NoBlock => Lack::NoBlock(family),
+                Found::NoBlock => Lack::NoBlock(Some(family)),
                 Found::Nothing(soonest) => Lack::Nothing(family, soonest),
             };
             self.lacks.push((pool.name.clone(), lack));
             return Ok(None);
         }
-        Ok((!choices.is_empty()).then_some(choices))
+        if choices.is_empty() {
+            self.lacks.push((pool.name.clone(), Lack::NoBlock(None)));
+            return Ok(None);
+        }
+        Ok(Some(choices))
     }
 }
 
@@ -209,9 +214,10 @@ fn refusal(lacks: &[(String, Lack)], by_name: bool) -> Stop {
     };
     let other = |(pool, lack): &(String, Lack)| match lack {
         Lack::Unknown => Some(format!("pool `{pool}` is not one of this node's")),
-        Lack::NoBlock(family) => Some(format!(
-            "this node holds no {family} block of pool `{pool}`"
-        )),
+        Lack::NoBlock(family) => {
+            let family = family.map_or(String::new(), |it| format!("{it} "));
+            Some(format!("this node holds no {family}block of pool `{pool}`"))
+        }
         Lack::Nothing(..) => None,
     };
     let full: Vec<String> = lacks.iter().filter_map(exhausted).collect();

@@ -1,0 +1,14 @@
+//! The ledger of a node: against a model of its rules, on disks that fail, and under kills.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test"
+)]
+
+mod disk;
+mod model;
+mod property;
+mod rng;
+mod world;
