@@ -1,9 +1,11 @@
 //! Disks in memory: such as fail, fill up, or lose their power.
 
 use std::io;
+use std::path::Path;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
-use cadastre::node::Disk;
+use cadastre::node::{Disk, Find, Store, StoreError};
 
 use crate::rng::Rng;
 
@@ -45,19 +47,23 @@ struct State {
 pub struct MemoryDisk(Arc<Mutex<State>>);
 
 impl MemoryDisk {
-    pub fn boxed(&self) -> Box<dyn Disk> {
-        Box::new(self.clone())
+    pub fn find(&self) -> Find {
+        let disk = self.clone();
+        Box::new(move |_| Ok(Some(Box::new(disk.clone()) as Box<dyn Disk>)))
+    }
+
+    pub fn open(&self) -> Result<Store, StoreError> {
+        Store::on_disk(Path::new("in memory"), self.find(), Duration::ZERO)
+    }
+
+    pub fn create(&self) -> Result<Store, StoreError> {
+        Store::create_on_disk(Path::new("in memory"), self.find())
     }
 
     pub fn set_fate(&self, fate: Fate) {
         let mut state = self.0.lock().unwrap();
         state.count = 0;
         state.fate = Some(fate);
-    }
-
-    /// Changes and syncs since the fate was set.
-    pub fn count(&self) -> u64 {
-        self.0.lock().unwrap().count
     }
 
     pub fn syncs(&self) -> u64 {

@@ -7,8 +7,12 @@
     reason = "a test"
 )]
 
+mod asking;
+mod crash;
 mod disk;
 mod model;
+mod processes;
 mod property;
 mod rng;
+mod rot;
 mod world;

@@ -1,8 +1,6 @@
 //! The ledger against the model, operation by operation.
 
-use std::path::Path;
-
-use cadastre::node::{Ledger, Op, Store};
+use cadastre::node::{Ledger, Op};
 
 use crate::disk::MemoryDisk;
 use crate::model::{Model, words};
@@ -14,10 +12,6 @@ const CASES: u64 = 160;
 const TRANSACTIONS: u64 = 320;
 /// Operations in all at least.
 const OPERATIONS: u64 = 200_000;
-
-fn open(disk: &MemoryDisk) -> Store {
-    Store::on_disk(Path::new("in memory"), disk.boxed()).unwrap()
-}
 
 #[test]
 fn the_ledger_does_what_the_model_does() {
@@ -46,7 +40,7 @@ fn the_ledger_does_what_the_model_does() {
 fn case(seed: u64) -> u64 {
     let mut rng = Rng::new(seed);
     let disk = MemoryDisk::default();
-    let mut store = Store::create_on_disk(Path::new("in memory"), disk.boxed()).unwrap();
+    let mut store = disk.create().unwrap();
     let mut model = Model::default();
     let (mut boot, mut ms) = (0, 1_000_000);
     let mut holding = first_holding(&mut rng);
@@ -63,7 +57,7 @@ fn case(seed: u64) -> u64 {
         let now = at(boot, ms);
         if rng.one_in(25) {
             drop(store);
-            store = open(&disk);
+            store = disk.open().unwrap();
         }
         let count = 1 + rng.below(8);
         store
