@@ -195,7 +195,8 @@ impl Disk for MemoryDisk {
         let mut state = self.0.lock().unwrap();
         state.step(false)?;
         state.syncs += 1;
-        state.lasting = state.seen.clone();
+        let State { seen, lasting, .. } = &mut *state;
+        lasting.clone_from(seen);
         state.unsynced.clear();
         Ok(())
     }

@@ -8,6 +8,7 @@
 )]
 
 mod asking;
+mod compare;
 mod crash;
 mod disk;
 mod model;

@@ -5,43 +5,43 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cadastre::ipam::{Addr, Cidr, Family};
 use cadastre::node::{
-    Add, Answer, Attachment, BlockState, Check, Counts, Gateway, Gc, Holding, Now, Op, PodRef,
-    PoolTerms, Prefix, Snapshot, Why,
+    Add, Answer, Attachment, BlockState, Check, Gateway, Gc, Holding, Now, Op, PodRef, PoolTerms,
+    Prefix, Why,
 };
 
 #[derive(Clone, Debug)]
-struct Block {
-    uid: String,
-    pool: String,
-    state: BlockState,
-    reserved: Vec<cadastre::ipam::Span>,
+pub struct Block {
+    pub uid: String,
+    pub pool: String,
+    pub state: BlockState,
+    pub reserved: Vec<cadastre::ipam::Span>,
 }
 
 #[derive(Clone, Debug)]
-struct Tenant {
-    addresses: Vec<(Addr, Cidr)>,
-    pod: Option<PodRef>,
-    netns: String,
-    boot: String,
+pub struct Tenant {
+    pub addresses: Vec<(Addr, Cidr)>,
+    pub pod: Option<PodRef>,
+    pub netns: String,
+    pub boot: String,
 }
 
 #[derive(Clone, Debug)]
-struct Freed {
-    addr: Addr,
-    block: Cidr,
-    boot: String,
-    ms: u64,
-    pod: String,
+pub struct Freed {
+    pub addr: Addr,
+    pub block: Cidr,
+    pub boot: String,
+    pub ms: u64,
+    pub pod: String,
 }
 
 #[derive(Clone, Debug, Default)]
 pub struct Model {
-    node: Option<String>,
-    pools: Vec<PoolTerms>,
-    blocks: BTreeMap<Cidr, Block>,
-    tenants: BTreeMap<Attachment, Tenant>,
+    pub node: Option<String>,
+    pub pools: Vec<PoolTerms>,
+    pub blocks: BTreeMap<Cidr, Block>,
+    pub tenants: BTreeMap<Attachment, Tenant>,
     /// In the order of their release
-    freed: Vec<Freed>,
+    pub freed: Vec<Freed>,
 }
 
 fn ms(now: &Now) -> u64 {
@@ -49,7 +49,7 @@ fn ms(now: &Now) -> u64 {
 }
 
 /// The addresses of a block, one by one; of a wide one as many as a test comes to.
-fn each(cidr: Cidr) -> impl Iterator<Item = Addr> {
+pub fn each(cidr: Cidr) -> impl Iterator<Item = Addr> {
     let (first, last) = (cidr.first(), cidr.last());
     let end = last.value.min(first.value + 100_000);
     (first.value..=end).map(move |value| Addr { value, ..first })
@@ -85,7 +85,7 @@ impl Model {
         self.tenants.iter().find(|(_, it)| has(it)).map(|it| it.0)
     }
 
-    fn cools(&self, freed: &Freed, now: &Now) -> bool {
+    pub fn cools(&self, freed: &Freed, now: &Now) -> bool {
         let pool = self.blocks.get(&freed.block).map_or("", |it| &it.pool);
         let cooldown = u64::from(self.terms(pool).cooldown_seconds) * 1000;
         let since = if freed.boot == now.boot { freed.ms } else { 0 };
@@ -93,7 +93,7 @@ impl Model {
     }
 
     /// Whether an address of a block is nobody's by the table of what may be given.
-    fn never(&self, cidr: Cidr, addr: Addr) -> bool {
+    pub fn never(&self, cidr: Cidr, addr: Addr) -> bool {
         let terms = self.terms(&self.blocks[&cidr].pool);
         let family = match cidr.family() {
             Family::V4 => terms.ipv4.as_ref(),
@@ -124,7 +124,7 @@ impl Model {
             }
     }
 
-    fn reserved(&self, cidr: Cidr, addr: Addr) -> bool {
+    pub fn reserved(&self, cidr: Cidr, addr: Addr) -> bool {
         let mut spans = self.blocks[&cidr].reserved.iter();
         spans.any(|span| span.first() <= addr && addr <= span.last())
     }
@@ -191,7 +191,7 @@ impl Model {
         names
     }
 
-    fn from_pool(&self, pool: &str, now: &Now) -> Result<Vec<(Addr, Cidr)>, Why> {
+    fn of_pool(&self, pool: &str, now: &Now) -> Result<Vec<(Addr, Cidr)>, Why> {
         let mut chosen = Vec::new();
         for family in self.families(pool) {
             let blocks = self.giving(pool, family);
@@ -229,7 +229,7 @@ impl Model {
                 whys.push(Why::UnknownPool);
                 continue;
             }
-            match self.from_pool(name, now) {
+            match self.of_pool(name, now) {
                 Ok(chosen) => return Ok(chosen),
                 Err(why) => whys.push(why),
             }
@@ -378,7 +378,7 @@ impl Model {
     pub fn hold(&mut self, holding: &Holding, now: &Now) {
         let same_node = self.node.as_ref() == Some(&holding.node_uid);
         self.node = Some(holding.node_uid.clone());
-        self.pools = holding.pools.clone();
+        self.pools.clone_from(&holding.pools);
         let listed: BTreeSet<Cidr> = holding.blocks.iter().map(|it| it.cidr).collect();
         for it in &holding.blocks {
             let old = self.blocks.get(&it.cidr);
@@ -428,107 +428,10 @@ impl Model {
         }
         empty
     }
-
-    /// Compares everything that can be seen.
-    pub fn compare(&self, snapshot: &Snapshot, now: &Now) {
-        assert_eq!(snapshot.node_uid, self.node);
-        let tenants = snapshot.tenants.iter().map(|it| {
-            let addresses: Vec<_> = it
-                .given
-                .addresses
-                .iter()
-                .map(|it| (it.address, it.block))
-                .collect();
-            (&it.attachment, addresses, &it.pod, &it.netns, &it.boot)
-        });
-        let tenants: Vec<_> = tenants.collect();
-        let expected = self.tenants.iter();
-        let expected = expected.map(|(it, t)| (it, t.addresses.clone(), &t.pod, &t.netns, &t.boot));
-        let mut expected: Vec<_> = expected.collect();
-        expected.sort_by_key(|it| order(it.0));
-        assert_eq!(tenants, expected);
-        let mut holders: BTreeMap<Addr, &Attachment> = BTreeMap::new();
-        for tenant in &snapshot.tenants {
-            for given in &tenant.given.addresses {
-                let other = holders.insert(given.address, &tenant.attachment);
-                assert!(other.is_none(), "{} has two holders", given.address);
-            }
-        }
-        let mut sums: BTreeMap<(String, Family), Counts> = BTreeMap::new();
-        let mut shown = Vec::new();
-        for (cidr, block) in &self.blocks {
-            let counts = self.count(*cidr, now);
-            if block.state == BlockState::Withdrawn && counts.used + counts.cooling == 0 {
-                continue;
-            }
-            shown.push((
-                *cidr,
-                block.uid.clone(),
-                block.pool.clone(),
-                block.state,
-                counts,
-            ));
-            let sum = sums.entry((block.pool.clone(), cidr.family())).or_default();
-            sum.used += counts.used;
-            sum.cooling += counts.cooling;
-            sum.free = sum.free.saturating_add(counts.free);
-        }
-        let blocks = snapshot.blocks.iter();
-        let blocks = blocks.map(|it| {
-            (
-                it.cidr,
-                it.uid.clone(),
-                it.pool.clone(),
-                it.state,
-                it.counts,
-            )
-        });
-        assert_eq!(blocks.collect::<Vec<_>>(), shown);
-        for pool in &snapshot.pools {
-            for (family, counts) in pool.counts.iter() {
-                let sum = sums.remove(&(pool.terms.name.clone(), family));
-                assert_eq!(
-                    *counts,
-                    sum.unwrap_or_default(),
-                    "of {} {family}",
-                    pool.terms.name
-                );
-            }
-        }
-        assert!(sums.is_empty(), "pools are missing: {sums:?}");
-    }
-
-    fn count(&self, cidr: Cidr, now: &Now) -> Counts {
-        let mut counts = Counts::default();
-        let mut used = BTreeSet::new();
-        for (addr, block) in self.tenants.values().flat_map(|it| &it.addresses) {
-            counts.used += u64::from(*block == cidr);
-            used.insert(*addr);
-        }
-        let mut cooling = BTreeSet::new();
-        for freed in self.freed.iter().filter(|it| self.cools(it, now)) {
-            counts.cooling += u64::from(freed.block == cidr);
-            cooling.insert(freed.addr);
-        }
-        if self.blocks[&cidr].state == BlockState::Held {
-            let may = |it: &Addr| !self.never(cidr, *it) && !self.reserved(cidr, *it);
-            let taken = |it: &Addr| used.contains(it) || cooling.contains(it);
-            let few = cidr.size() <= 100_000;
-            let free = if few {
-                each(cidr).filter(|it| may(it) && !taken(it)).count() as u128
-            } else {
-                // What is taken, reserved or never given of a wide block lies at its beginning, and at its end.
-                let out = each(cidr).filter(|it| !may(it) || taken(it)).count() as u128;
-                cidr.size() - out - u128::from(!may(&cidr.last()))
-            };
-            counts.free = u64::try_from(free).unwrap_or(u64::MAX);
-        }
-        counts
-    }
 }
 
 /// The order of the table: each text by its length first.
-fn order(it: &Attachment) -> (usize, &str, usize, &str, &str) {
+pub fn order(it: &Attachment) -> (usize, &str, usize, &str, &str) {
     (
         it.network.len(),
         &it.network,

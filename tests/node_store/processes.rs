@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::mpsc::channel;
@@ -11,7 +12,7 @@ use std::{env, fs, process, thread};
 
 use cadastre::ipam::Addr;
 use cadastre::node::keeper::{Keeper, Settings};
-use cadastre::node::{Answer, Attachment, Op, Store, StoreError, clock, set_aside};
+use cadastre::node::{Answer, Attachment, Known, Op, Store, StoreError, clock, set_aside};
 
 use crate::rng::{Rng, seed};
 use crate::world::{add, attachment, holding};
@@ -62,7 +63,7 @@ fn child() {
     };
     loop {
         let mut store = Store::open_existing(Path::new(&path), WAIT).unwrap();
-        for _ in 0..1 + rng.below(3) {
+        for _ in 0..=rng.below(3) {
             let n = own % 10 * 1000 + rng.below(12);
             if rng.one_in(2) {
                 say(format!("\n?add {n}\n"));
@@ -220,7 +221,6 @@ fn a_file_is_private_complete_and_of_one_process() {
         Err(StoreError::Missing { .. })
     ));
     filled(&path);
-    use std::os::unix::fs::MetadataExt;
     assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
     assert_eq!(
         fs::metadata(path.parent().unwrap()).unwrap().mode() & 0o777,
@@ -242,7 +242,6 @@ fn a_file_is_private_complete_and_of_one_process() {
 
 #[test]
 fn a_damaged_file_is_set_aside_and_rebuilt() {
-    use cadastre::node::Known;
     let scratch = Scratch::new("rebuild");
     let path = scratch.store();
     filled(&path);

@@ -29,9 +29,9 @@ pub fn at(boot: u64, ms: u64) -> Now {
 
 pub fn attachment(n: u64) -> Attachment {
     Attachment {
-        network: if n % 5 == 0 { "other" } else { "net" }.to_owned(),
+        network: if n.is_multiple_of(5) { "other" } else { "net" }.to_owned(),
         container_id: format!("c{n}"),
-        ifname: if n % 7 == 0 { "net1" } else { "eth0" }.to_owned(),
+        ifname: if n.is_multiple_of(7) { "net1" } else { "eth0" }.to_owned(),
     }
 }
 

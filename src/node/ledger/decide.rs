@@ -203,21 +203,19 @@ fn has_block<R: Read + ?Sized>(kv: &R, pool: &str) -> Result<bool, Fault> {
 fn refusal(lacks: &[(String, Lack)], by_name: bool) -> Stop {
     let exhausted = |(pool, lack): &(String, Lack)| match lack {
         Lack::Nothing(family, soonest) => {
+            let pool = told(pool);
             let soon = soonest.map_or(String::new(), |ms| {
                 format!(" (the next one has rested in {})", seconds(ms))
             });
             Some(format!(
-                "pool `{pool}` has no free {family} address on this node{soon}"
+                "{pool} has no free {family} address on this node{soon}"
             ))
         }
         _ => None,
     };
     let other = |(pool, lack): &(String, Lack)| match lack {
-        Lack::Unknown => Some(format!("pool `{pool}` is not one of this node's")),
-        Lack::NoBlock(family) => {
-            let family = family.map_or(String::new(), |it| format!("{it} "));
-            Some(format!("this node holds no {family}block of pool `{pool}`"))
-        }
+        Lack::Unknown => Some(format!("{} is not one of this node's", told(pool))),
+        Lack::NoBlock(family) => Some(no_block(*family, pool)),
         Lack::Nothing(..) => None,
     };
     let full: Vec<String> = lacks.iter().filter_map(exhausted).collect();
@@ -252,6 +250,19 @@ fn refusal(lacks: &[(String, Lack)], by_name: bool) -> Stop {
         )
     };
     refuse(why, format!("{}. {advice}", absent.join("; ")))
+}
+
+/// A pool in a sentence.
+fn told(pool: &str) -> String {
+    if pool.is_empty() {
+        return "the node's podCIDR, which is in no pool,".to_owned();
+    }
+    format!("pool `{pool}`")
+}
+
+fn no_block(family: Option<Family>, pool: &str) -> String {
+    let family = family.map_or(String::new(), |it| format!("{it} "));
+    format!("this node holds no {family}block of {}", told(pool))
 }
 
 fn nothing_held(absent: &[String]) -> String {
@@ -293,10 +304,7 @@ pub(in crate::node) fn status<R: Read + ?Sized>(kv: &R) -> Result<(), Stop> {
                 .block_of(Table::Giving, &pool.name, *family, None)?
                 .is_none()
             {
-                absent.push(format!(
-                    "this node holds no {family} block of pool `{}`",
-                    pool.name
-                ));
+                absent.push(no_block(Some(*family), &pool.name));
                 return Ok(false);
             }
         }

@@ -109,7 +109,7 @@ fn left_out<W: Write + ?Sized>(
     block: &BlockRecord,
 ) -> Result<Vec<Span>, Fault> {
     let never = usable(cidr, kv.pool(&block.pool)?.as_ref()).never;
-    Ok(union(cidr, [never.as_slice(), &block.reserved].concat()))
+    Ok(union(cidr, &[never.as_slice(), &block.reserved].concat()))
 }
 
 fn put_pools<W: Write + ?Sized>(kv: &mut W, pools: &[PoolTerms]) -> Result<(), Fault> {

@@ -11,8 +11,6 @@ mod checked;
 mod disk;
 mod error;
 mod tables;
-#[cfg(test)]
-mod tests;
 
 use std::path::{Path, PathBuf};
 use std::process;
@@ -38,6 +36,9 @@ const FORMAT: u32 = 1;
 const FORMAT_KEY: &[u8] = b"format";
 /// How long a store that had trouble waits for its file.
 const REOPEN: Duration = Duration::from_secs(1);
+
+/// Names what is being made, apart from what other threads make.
+static COUNT: AtomicU32 = AtomicU32::new(0);
 
 /// The ledger of a node in a file, which is this process's while it is open.
 pub struct Store {
@@ -151,7 +152,6 @@ impl Store {
     ) -> Result<Option<(T, Self)>, StoreError> {
         let io = |error| StoreError::io(path, "made", error);
         disk::make_parent(path).map_err(io)?;
-        static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let new = beside(path, &format!("new-{}-{count}", process::id()));
         _ = fs::remove_file(&new);
