@@ -38,7 +38,7 @@ use std::time::Duration;
 pub use error::CniError;
 pub use request::Env;
 
-use crate::node::{Answer, Op, Refusal, Why};
+use crate::node::{Answer, Op, Refusal, client};
 use error::INVALID_ENVIRONMENT;
 use json::Doc;
 use request::Config;
@@ -59,7 +59,12 @@ pub fn main() -> ExitCode {
     let program = std::env::args_os().next().unwrap_or_default();
     let program = Path::new(&program).file_name().unwrap_or_default();
     let strict = program == "host-local";
-    let output = run(&Env::of_process(), strict, std::io::stdin().lock(), &ask);
+    let output = run(
+        &Env::of_process(),
+        strict,
+        std::io::stdin().lock(),
+        &client::ask,
+    );
     let _ = std::io::stderr().write_all(output.stderr.as_bytes());
     let mut stdout = std::io::stdout().lock();
     let written = stdout
@@ -178,12 +183,4 @@ fn answer(
         "GC" => host_local::gc(&config).map(nothing),
         _ => host_local::status(&config).map(nothing),
     }
-}
-
-/// Asks the node's addresses.
-fn ask(_: &Path, _: &Path, _: &Op, _: Duration) -> Result<Answer, Refusal> {
-    Err(Refusal {
-        why: Why::Store,
-        text: "this build has no access to the node's addresses".to_owned(),
-    })
 }

@@ -8,6 +8,9 @@ use crate::cni::result::Route;
 use crate::cni::version;
 use crate::ipam::{Addr, Family};
 
+/// The error of a config without any range.
+pub(super) const NO_RANGES: &str = "no IP ranges specified";
+
 /// What host-local needs to know.
 #[derive(Debug, Default)]
 pub(super) struct HostLocal {
@@ -72,7 +75,7 @@ impl HostLocal {
 /// Normalises range sets and compares them with each other.
 fn check(written: Vec<Vec<Range>>, version: &str) -> Result<Vec<RangeSet>, String> {
     if written.is_empty() {
-        return Err("no IP ranges specified".to_owned());
+        return Err(NO_RANGES.to_owned());
     }
     let mut sets = Vec::new();
     for (i, ranges) in written.into_iter().enumerate() {

@@ -190,11 +190,11 @@ pub(super) fn check(env: &Env, config: &Config<'_>) -> Result<(), CniError> {
 /// unfit for the pods that it has.
 pub(super) fn status(config: &Config<'_>) -> Result<(), CniError> {
     let broken = |text: String| CniError::new(NOT_AVAILABLE, text);
-    // Ranges may come with each ADD alone.
-    if !is_meant(config.root) {
-        return Ok(());
-    }
-    let ours = HostLocal::load(config.root, b"").map_err(broken)?;
+    let ours = match HostLocal::load(config.root, b"") {
+        // They may come with each ADD, as a capability.
+        Err(text) if text == config::NO_RANGES => return Ok(()),
+        loaded => loaded.map_err(broken)?,
+    };
     store::usable(&store::dir(&ours.data_dir, &config.name)).map_err(broken)
 }
 
