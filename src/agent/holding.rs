@@ -5,6 +5,8 @@
 
 use std::net::IpAddr;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+
 use crate::api::{
     AddressPrefix, AddressTerms, Assignment, HeldBlock, HeldRange, NodePool, NodePoolRanges,
     NodeSubnetSpec, Recall,
@@ -14,7 +16,7 @@ use crate::node::{Block, Dns, FamilyTerms, Gateway, Holding, PoolTerms, Prefix, 
 
 /// What the node with that UID may give addresses from, and what could not be read, in words. Of a
 /// NodeSubnet of another Node object: nothing.
-pub fn holding(spec: &NodeSubnetSpec, node_uid: &str) -> (Holding, Vec<String>) {
+pub fn read(spec: &NodeSubnetSpec, node_uid: &str) -> (Holding, Vec<String>) {
     let mut wrong = Vec::new();
     let mut holding = Holding {
         node_uid: node_uid.to_owned(),
@@ -99,7 +101,7 @@ fn terms(pool: &NodePool, wrong: &mut Vec<String>) -> PoolTerms {
     let some_pods_only = [&pool.namespace_selector, &pool.pod_selector]
         .into_iter()
         .flatten()
-        .any(|it| **it != Default::default());
+        .any(|it| **it != LabelSelector::default());
     PoolTerms {
         name: pool.name.clone(),
         automatic: pool.assignment == Assignment::Automatic && !some_pods_only,
@@ -111,16 +113,14 @@ fn terms(pool: &NodePool, wrong: &mut Vec<String>) -> PoolTerms {
             .iter()
             .filter_map(|route| {
                 let via = route.gw.as_deref().map(str::parse::<IpAddr>).transpose();
-                match (Cidr::parse_strict(&route.dst), via) {
-                    (Ok(dst), Ok(gw)) => Some(Route { dst, gw }),
-                    _ => {
-                        wrong.push(format!(
-                            "pools: {}: routes: {} cannot be read and is left out",
-                            pool.name, route.dst
-                        ));
-                        None
-                    }
+                if let (Ok(dst), Ok(gw)) = (Cidr::parse_strict(&route.dst), via) {
+                    return Some(Route { dst, gw });
                 }
+                wrong.push(format!(
+                    "pools: {}: routes: {} cannot be read and is left out",
+                    pool.name, route.dst
+                ));
+                None
             })
             .collect(),
         dns: dns.as_deref().map(read_dns).unwrap_or_default(),
@@ -154,15 +154,15 @@ fn family(
     let gateway = match ranges.gateway.as_deref() {
         None => Gateway::FirstOfBlock,
         Some("None") => Gateway::None,
-        Some(text) => match Addr::parse_strict(text).filter(|addr| addr.family == family) {
-            Some(addr) => Gateway::Address(addr),
-            None => {
+        Some(text) => {
+            let addr = Addr::parse_strict(text).filter(|addr| addr.family == family);
+            addr.map_or_else(|| {
                 wrong.push(format!(
                     "pools: {pool}: gateway `{text}` is no {family} address: the first of each block is taken"
                 ));
                 Gateway::FirstOfBlock
-            }
-        },
+            }, Gateway::Address)
+        }
     };
     Some(FamilyTerms { cidrs, gateway })
 }
@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     fn read(spec: serde_json::Value) -> (Holding, Vec<String>) {
-        holding(&serde_json::from_value(spec).unwrap(), "u1")
+        super::read(&serde_json::from_value(spec).unwrap(), "u1")
     }
 
     #[test]
