@@ -60,7 +60,7 @@ async fn nothing_is_written_while_nothing_changes() {
     )
     .await;
     let flags = ["--publish-interval", "0.5"];
-    let (machine, _) = Machine::of_group(&stage.cluster, &hand, "quiet", &flags).await;
+    let (mut machine, _) = Machine::of_group(&stage.cluster, &hand, "quiet", &flags).await;
     let address = machine.add("c1").await.unwrap();
     machine.add("c2").await.unwrap();
     machine.del("c2").await;
@@ -84,7 +84,18 @@ async fn nothing_is_written_while_nothing_changes() {
         hand.subnets.get("quiet-1").await.unwrap(),
     );
     // Many intervals: time is the condition here.
+    let before = machine.agent().process().usage().unwrap();
     tokio::time::sleep(Duration::from_secs(5)).await;
+    let after = machine.agent().process().usage().unwrap();
+    let busy = after.cpu.saturating_sub(before.cpu);
+    println!(
+        "idle: {} KiB resident, {busy:?} of CPU in 5 s",
+        after.rss / 1024
+    );
+    assert!(
+        busy < Duration::from_millis(100),
+        "{busy:?} of CPU in 5 idle seconds"
+    );
     assert!((writes(&machine).await - written).abs() < 0.5);
     let now = hand.subnets.get("quiet-1").await.unwrap();
     assert_eq!(
