@@ -56,7 +56,7 @@ else
 		$(CARGO) test --release -p cadastre --test sim -- --nocapture replay
 endif
 
-e2e: setup control-plane ## tests against a real control plane, two at a time
+e2e: setup control-plane nodes ## tests against a real control plane and, as root, real nodes; two at a time
 	$(call say,e2e)
 	$(CARGO) build --workspace --bins
 	$(CARGO) test --workspace $(E2E:%=--test %) -- --test-threads=2

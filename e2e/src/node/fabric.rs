@@ -20,7 +20,6 @@ use super::holder::Holder;
 /// Where machines reach the API server.
 pub const API: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(172, 31, 0, 254)), 6443);
 
-/// A machine's link is `$HOST.0.N`, the fabric's own address is .254.
 const SETUP: &str = r"
 hostname fabric
 ip link set lo up
@@ -65,14 +64,17 @@ impl Fabric {
         self.run(&["ip", "link", "set", &port, "master", "br0", "up"])
             .await?;
         let [v4, v6] = Self::addresses(number);
+        // A machine keeps its network card: neighbours must not look for a new one after a boot.
         let script = "set -e
             ip link set lo up
+            ip link set eth0 address $2
             ip address add $0/24 dev eth0
             ip address add $1/64 dev eth0 nodad
             ip link set eth0 up
             ip route add default via 172.31.0.254
             ip route add default via fd00:31::254";
-        machine.run(&["sh", "-c", script, &v4, &v6]).await?;
+        let card = format!("02:00:ac:1f:00:{number:02x}");
+        machine.run(&["sh", "-c", script, &v4, &v6, &card]).await?;
         Ok(())
     }
 

@@ -64,6 +64,8 @@ impl Holder {
             tokio::time::sleep(LOOK).await;
         }
         let pid = first_child(unshare.pid()).context("the holder has no process")?;
+        // For people who want to look inside.
+        std::fs::write(folder.join("pid"), format!("{pid}\n"))?;
         Ok(Self {
             unshare,
             pid,

@@ -2,6 +2,7 @@
 //!
 //! It is the sandbox image as well: its entry point sleeps, and ends at once when it is told to.
 
+use std::fmt::Write as _;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -37,11 +38,10 @@ pub fn write(folder: &Path) -> Result<PathBuf> {
     let layer = folder.join("layer.tar");
     tar(&root, &layer, &["."])?;
     let digest = ring::digest::digest(&ring::digest::SHA256, &fs::read(&layer)?);
-    let digest: String = digest
-        .as_ref()
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
+    let mut diff_id = "sha256:".to_owned();
+    for byte in digest.as_ref() {
+        write!(diff_id, "{byte:02x}")?;
+    }
     let config = json!({
         "architecture": match std::env::consts::ARCH {
             "x86_64" => "amd64",
@@ -50,7 +50,7 @@ pub fn write(folder: &Path) -> Result<PathBuf> {
         },
         "os": "linux",
         "config": {"Entrypoint": ["/bin/sh", "-c", ENTRY], "Env": ["PATH=/bin"]},
-        "rootfs": {"type": "layers", "diff_ids": [format!("sha256:{digest}")]},
+        "rootfs": {"type": "layers", "diff_ids": [diff_id]},
     });
     let manifest = json!([
         {"Config": "config.json", "RepoTags": [IMAGE], "Layers": ["layer.tar"]}

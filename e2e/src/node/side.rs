@@ -37,7 +37,7 @@ impl NodeSide {
             .map(|cidr| json!([{"subnet": cidr}]))
             .collect();
         Self {
-            conflist: Some(conflist(json!({
+            conflist: Some(conflist(&json!({
                 "type": "bridge", "bridge": "cni0", "isDefaultGateway": true,
                 "ipam": {"type": "host-local", "ranges": ranges},
             }))),
@@ -47,7 +47,7 @@ impl NodeSide {
 }
 
 /// `10-pods.conflist` with one plugin, in the version of CNI that has STATUS and GC.
-pub fn conflist(plugin: Value) -> (String, String) {
+pub fn conflist(plugin: &Value) -> (String, String) {
     let list = json!({"cniVersion": "1.1.0", "name": "pods", "plugins": [plugin]});
     ("10-pods.conflist".to_owned(), list.to_string())
 }

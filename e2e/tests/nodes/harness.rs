@@ -29,7 +29,8 @@ pub fn child() -> Option<ExitCode> {
         ];
         let _deaf = machine.spawn("deaf", &deaf).await.unwrap();
         let folder = site.cluster().folder().display().to_string();
-        writeln!(std::io::stdout(), "{folder}").unwrap();
+        let mut stdout = std::io::stdout();
+        writeln!(stdout, "{folder}").unwrap();
         std::future::pending::<()>().await;
     });
     None

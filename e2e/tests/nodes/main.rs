@@ -83,7 +83,7 @@ fn main() -> ExitCode {
 
 /// What most tests share. The controller ends first.
 struct Stage {
-    controller: Daemon,
+    _controller: Daemon,
     site: Site,
     hand: Hand,
 }
@@ -96,7 +96,7 @@ impl Stage {
         controller.wait_ready(LIMIT).await.unwrap();
         let hand = site.hand().await.unwrap();
         Self {
-            controller,
+            _controller: controller,
             site,
             hand,
         }
