@@ -72,7 +72,7 @@ pub(super) struct Args {
     leak_grace: u32,
 
     /// Objects a page when listing; 0 asks for everything at once
-    #[arg(long, env = "CADASTRE_LIST_PAGE", default_value_t = 2500)]
+    #[arg(long, env = "CADASTRE_LIST_PAGE", default_value_t = 1000)]
     list_page: u32,
 
     /// Namespace of the Lease

@@ -1,0 +1,149 @@
+//! Asking as the plugin does: the agent, and where none answers the store itself.
+
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+
+use super::clock;
+use super::ops::{Answer, Op, Refusal, Why};
+use super::store::{Store, StoreError};
+use super::wire::{self, Greeting, Request, Response};
+
+/// An agent that does not greet for so long hangs.
+const AWAKE: Duration = Duration::from_secs(1);
+/// So long the store is waited for before the agent is looked for again.
+const TURN: Duration = Duration::from_millis(500);
+/// How long between two tries to connect while the agent's queue is full.
+const POLL: Duration = Duration::from_millis(5);
+
+/// Does an operation by the agent, or on the store itself where the agent is absent or hangs. Answers
+/// within `timeout`, and the time that the disk takes.
+pub fn ask(socket: &Path, store: &Path, op: &Op, timeout: Duration) -> Result<Answer, Refusal> {
+    let end = clock::since_boot() + timeout;
+    // What the agent has not begun by then it will not do: time is left to do it here.
+    let agents = end.saturating_sub(timeout / 4);
+    loop {
+        match by_agent(socket, op, agents) {
+            Ok(response) => return response.into(),
+            Err(Absent::Refused(refusal)) => return Err(refusal),
+            Err(Absent::Silent) => {}
+        }
+        let left = end.saturating_sub(clock::since_boot());
+        match on_store(store, op, left.min(TURN)) {
+            Ok(result) => return result,
+            Err(StoreError::Missing { .. }) if matches!(op, Op::Del(_)) => return Ok(Answer::Done),
+            Err(StoreError::Locked { .. }) if left > TURN => {}
+            Err(StoreError::Locked { .. }) => return Err(hung(socket, store, timeout)),
+            Err(error) => return Err(error.refusal()),
+        }
+    }
+}
+
+fn on_store(path: &Path, op: &Op, wait: Duration) -> Result<Result<Answer, Refusal>, StoreError> {
+    let mut store = Store::open_existing(path, wait)?;
+    store.transact(&clock::now(), |ledger| ledger.run(op))
+}
+
+fn hung(socket: &Path, store: &Path, timeout: Duration) -> Refusal {
+    Refusal {
+        why: Why::Busy,
+        text: format!(
+            "this node's agent did not answer on {} for {timeout:?}, and {} is in use: try again; if this stays so, restart the agent.",
+            socket.display(),
+            store.display()
+        ),
+    }
+}
+
+/// Why the agent did not answer.
+enum Absent {
+    /// It is not there, or hangs: what it was asked it will not do
+    Silent,
+    /// The operation cannot be asked
+    Refused(Refusal),
+}
+
+/// Errors of the connection mean that nobody is there.
+impl From<io::Error> for Absent {
+    fn from(_: io::Error) -> Self {
+        Self::Silent
+    }
+}
+
+fn by_agent(socket: &Path, op: &Op, deadline: Duration) -> Result<Response, Absent> {
+    let awake = deadline.min(clock::since_boot() + AWAKE);
+    let stream = connected(socket, awake)?;
+    let mut until = Until {
+        stream: &stream,
+        end: awake,
+    };
+    let greeting: Greeting = wire::receive(&mut until)?;
+    if greeting.version != wire::VERSION {
+        return Err(Absent::Silent);
+    }
+    let request = wire::encode(&Request::new(op.clone(), deadline)).map_err(|error| {
+        Absent::Refused(Refusal {
+            why: Why::Store,
+            text: format!("this call cannot be sent to the agent: {error}"),
+        })
+    })?;
+    until.end = deadline;
+    until.write_all(&request)?;
+    Ok(wire::receive(&mut until)?)
+}
+
+/// Connects without being held up by a queue that nobody takes from.
+fn connected(path: &Path, end: Duration) -> io::Result<UnixStream> {
+    let address = SocketAddrUnix::new(path)?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    loop {
+        match connect(&socket, &address) {
+            Ok(()) => break,
+            Err(Errno::AGAIN | Errno::INTR) if clock::since_boot() < end => thread::sleep(POLL),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    let stream = UnixStream::from(socket);
+    stream.set_nonblocking(false)?;
+    Ok(stream)
+}
+
+/// A stream until a time since boot.
+struct Until<'a> {
+    stream: &'a UnixStream,
+    end: Duration,
+}
+
+impl Until<'_> {
+    fn left(&self) -> io::Result<Option<Duration>> {
+        let left = self.end.saturating_sub(clock::since_boot());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        Ok(Some(left))
+    }
+}
+
+impl Read for Until<'_> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(self.left()?)?;
+        self.stream.read(out)
+    }
+}
+
+impl Write for Until<'_> {
+    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        self.stream.set_write_timeout(self.left()?)?;
+        self.stream.write(data)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stream.flush()
+    }
+}

@@ -1,0 +1,38 @@
+//! Why the storage did not do what was asked of it.
+
+use std::io;
+
+/// What went wrong below the ledger.
+#[derive(Debug, thiserror::Error)]
+pub enum Fault {
+    /// The file cannot be read or written.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// What it says makes no sense.
+    #[error("{0}")]
+    Damaged(String),
+}
+
+impl From<redb::Error> for Fault {
+    fn from(error: redb::Error) -> Self {
+        match error {
+            redb::Error::Io(error) => Self::Io(error),
+            redb::Error::PreviousIo | redb::Error::DatabaseClosed => {
+                Self::Io(io::Error::other(error.to_string()))
+            }
+            error => Self::Damaged(error.to_string()),
+        }
+    }
+}
+
+macro_rules! through_redb {
+    ($($error:ident)*) => {$(
+        impl From<redb::$error> for Fault {
+            fn from(error: redb::$error) -> Self {
+                Self::from(redb::Error::from(error))
+            }
+        }
+    )*};
+}
+
+through_redb!(CommitError DatabaseError StorageError TableError TransactionError);

@@ -1,0 +1,227 @@
+//! The one thread of an agent that has the store.
+//!
+//! Requests come from many threads or tasks, and what waits is done in one transaction: one wait for the
+//! disk for all of it. Answers are given after that.
+//!
+//! The file is closed when there was nothing to do for a while, so that a plugin that finds the agent hung
+//! at such a moment can work on it. That is safe because nothing is kept in memory, and because a request
+//! carries the time until which its caller waits: what comes to its turn later is refused instead of done,
+//! so that no caller that gave up and helped itself is overtaken by its own request.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use super::clock;
+use super::fault::Fault;
+use super::ledger::Ledger;
+use super::ops::{Answer, Op, Refusal};
+use super::store::{Store, StoreError};
+
+/// How a keeper works.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// After so long without work the file is closed.
+    pub idle: Duration,
+    /// So long it waits for another process to let go of the file.
+    pub wait: Duration,
+    /// So many requests may wait; more are refused.
+    pub waiting: usize,
+    /// So many are done in one transaction at most.
+    pub group: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            idle: Duration::from_secs(1),
+            wait: Duration::from_secs(2),
+            waiting: 1024,
+            group: 128,
+        }
+    }
+}
+
+/// Takes the answer to an operation, on the keeper's thread: it must not block.
+pub type Reply = Box<dyn FnOnce(Result<Answer, Refusal>) + Send>;
+
+/// The thread.
+pub struct Keeper {
+    thread: JoinHandle<()>,
+}
+
+/// A way to ask the keeper. The thread ends, after what waits, when the last one is gone.
+#[derive(Clone)]
+pub struct Handle {
+    sender: SyncSender<Request>,
+}
+
+impl Keeper {
+    /// Starts it. The file must be there; it is opened for the first request.
+    pub fn start(path: &Path, settings: Settings) -> io::Result<(Self, Handle)> {
+        let (sender, requests) = sync_channel(settings.waiting);
+        let work = Work {
+            path: path.to_owned(),
+            settings,
+            requests,
+            store: None,
+        };
+        let thread = thread::Builder::new().name("store".to_owned());
+        let thread = thread.spawn(move || work.run())?;
+        Ok((Self { thread }, Handle { sender }))
+    }
+
+    /// Waits until all handles are gone, and everything they asked for is done.
+    pub fn join(self) {
+        _ = self.thread.join();
+    }
+}
+
+impl Handle {
+    /// Does an operation, unless its turn comes after `deadline`, a time since boot. Never blocks.
+    pub fn ask(&self, op: Op, deadline: Duration, reply: Reply) {
+        let work = move |ledger: &mut Ledger<'_>| ledger.run(&op);
+        let reply = move |result: Result<_, Arc<StoreError>>| {
+            reply(result.unwrap_or_else(|error| Err(error.refusal())));
+        };
+        self.send(Some(deadline), work, reply);
+    }
+
+    /// Does something with the ledger, in one transaction with what waits. `reply` takes the result on the
+    /// keeper's thread: it must not block. Never blocks.
+    pub fn with<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Ledger<'_>) -> Result<T, Fault> + Send + 'static,
+        reply: impl FnOnce(Result<T, Arc<StoreError>>) + Send + 'static,
+    ) {
+        self.send(None, work, reply);
+    }
+
+    fn send<T: Send + 'static>(
+        &self,
+        deadline: Option<Duration>,
+        work: impl FnOnce(&mut Ledger<'_>) -> Result<T, Fault> + Send + 'static,
+        reply: impl FnOnce(Result<T, Arc<StoreError>>) + Send + 'static,
+    ) {
+        let job = Job {
+            work: Some(work),
+            result: None,
+            reply,
+        };
+        let request = Request {
+            deadline,
+            job: Box::new(job),
+        };
+        let (request, what) = match self.sender.try_send(request) {
+            Ok(()) => return,
+            Err(TrySendError::Full(request)) => (request, "too many calls wait for it"),
+            Err(TrySendError::Disconnected(request)) => (request, "this agent stops"),
+        };
+        request.job.finish(Err(Arc::new(StoreError::Busy { what })));
+    }
+}
+
+struct Request {
+    /// Time since boot until which somebody waits for the answer
+    deadline: Option<Duration>,
+    job: Box<dyn Step>,
+}
+
+/// What is done in a transaction, and after it.
+trait Step: Send {
+    fn run(&mut self, ledger: &mut Ledger<'_>) -> Result<(), Fault>;
+    fn finish(self: Box<Self>, done: Result<(), Arc<StoreError>>);
+}
+
+struct Job<W, T, R> {
+    work: Option<W>,
+    result: Option<T>,
+    reply: R,
+}
+
+impl<W, T, R> Step for Job<W, T, R>
+where
+    W: FnOnce(&mut Ledger<'_>) -> Result<T, Fault> + Send,
+    T: Send,
+    R: FnOnce(Result<T, Arc<StoreError>>) + Send,
+{
+    fn run(&mut self, ledger: &mut Ledger<'_>) -> Result<(), Fault> {
+        if let Some(work) = self.work.take() {
+            self.result = Some(work(ledger)?);
+        }
+        Ok(())
+    }
+
+    fn finish(self: Box<Self>, done: Result<(), Arc<StoreError>>) {
+        let result = match (done, self.result) {
+            (Err(error), _) => Err(error),
+            (Ok(()), Some(result)) => Ok(result),
+            (Ok(()), None) => Err(Arc::new(LATE)),
+        };
+        (self.reply)(result);
+    }
+}
+
+const LATE: StoreError = StoreError::Busy {
+    what: "the call came to its turn after its deadline",
+};
+
+struct Work {
+    path: PathBuf,
+    settings: Settings,
+    requests: Receiver<Request>,
+    store: Option<Store>,
+}
+
+impl Work {
+    fn run(mut self) {
+        loop {
+            let first = if self.store.is_some() {
+                self.requests.recv_timeout(self.settings.idle)
+            } else {
+                let first = self.requests.recv();
+                first.map_err(|_| RecvTimeoutError::Disconnected)
+            };
+            match first {
+                Ok(first) => {
+                    let mut group = vec![first];
+                    let more = self.settings.group.saturating_sub(1);
+                    group.extend(self.requests.try_iter().take(more));
+                    self.serve(group);
+                }
+                Err(RecvTimeoutError::Timeout) => self.store = None,
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+
+    fn serve(&mut self, group: Vec<Request>) {
+        let mut store = match self.store.take() {
+            Some(store) => store,
+            None => match Store::open_existing(&self.path, self.settings.wait) {
+                Ok(store) => store,
+                Err(error) => return finish(group, Err(Arc::new(error))),
+            },
+        };
+        let now = clock::now();
+        let in_time = |it: &Request| it.deadline.is_none_or(|until| now.since_boot <= until);
+        let (mut group, late): (Vec<_>, Vec<_>) = group.into_iter().partition(in_time);
+        finish(late, Err(Arc::new(LATE)));
+        let done = store.transact(&now, |ledger| {
+            group.iter_mut().try_for_each(|it| it.job.run(ledger))
+        });
+        if done.is_ok() {
+            self.store = Some(store);
+        }
+        finish(group, done.map_err(Arc::new));
+    }
+}
+
+fn finish(group: Vec<Request>, done: Result<(), Arc<StoreError>>) {
+    for request in group {
+        request.job.finish(done.clone());
+    }
+}

@@ -1,0 +1,368 @@
+//! What an operation comes to: reads only.
+
+use std::collections::HashSet;
+
+use super::super::fault::Fault;
+use super::super::holding::{Dns, PoolTerms, Route};
+use super::super::ops::{Add, Attachment, Check, Gc, Given, Now, Why};
+use super::Stop;
+use super::choose::{self, Choice, Found, refuse, seconds};
+use super::kv::Table;
+use super::record::{Record, Stamp, pool_prefix};
+use super::tables::Read;
+use crate::ipam::{Addr, Cidr, Family};
+
+/// What becomes of an ADD.
+#[derive(Debug, PartialEq, Eq)]
+pub(in crate::node) enum Adding {
+    /// It was done before. The record, where it has to be renewed
+    Again(Given, Option<Record>),
+    /// These addresses; blocks of a pool that have nothing left
+    New {
+        record: Record,
+        choices: Vec<Choice>,
+        spent: Vec<(String, Cidr)>,
+    },
+}
+
+/// Decides an ADD.
+pub(in crate::node) fn add<R: Read + ?Sized>(
+    kv: &R,
+    add: &Add,
+    now: &Now,
+    stamp: Stamp,
+) -> Result<Adding, Stop> {
+    if let Some(record) = kv.record(&add.attachment)? {
+        return again(record, add, now);
+    }
+    let mut spent = Vec::new();
+    let choices = if add.addresses.is_empty() {
+        from_pools(kv, &add.pools, stamp, &mut spent)?
+    } else {
+        choose::asked(kv, add, stamp)?
+    };
+    let record = Record {
+        given: given(kv, &choices)?,
+        netns: add.netns.clone(),
+        pod: add.pod.clone(),
+        since_ms: now.wall_ms,
+        boot: now.boot.clone(),
+    };
+    Ok(Adding::New {
+        record,
+        choices,
+        spent,
+    })
+}
+
+/// A repeated ADD gets what the first one got. A container may be started again under its id after a
+/// reboot: then it lives in this boot and in another namespace.
+fn again(mut record: Record, add: &Add, now: &Now) -> Result<Adding, Stop> {
+    let has: Vec<Addr> = record.given.addresses.iter().map(|it| it.address).collect();
+    if let Some(other) = add.addresses.iter().find(|addr| !has.contains(addr)) {
+        let Attachment {
+            container_id,
+            ifname,
+            ..
+        } = &add.attachment;
+        return Err(refuse(
+            Why::Mismatch,
+            format!(
+                "{other} was asked for, and interface {ifname} of container {container_id} has {} already: delete that first.",
+                list(&has)
+            ),
+        ));
+    }
+    let given = record.given.clone();
+    let moved = record.boot != now.boot || record.netns != add.netns;
+    if !moved {
+        return Ok(Adding::Again(given, None));
+    }
+    record.boot.clone_from(&now.boot);
+    record.netns.clone_from(&add.netns);
+    record.since_ms = now.wall_ms;
+    if add.pod.is_some() {
+        record.pod.clone_from(&add.pod);
+    }
+    Ok(Adding::Again(given, Some(record)))
+}
+
+/// One address of each family of the first pool that has them all.
+fn from_pools<R: Read + ?Sized>(
+    kv: &R,
+    pools: &[String],
+    stamp: Stamp,
+    spent: &mut Vec<(String, Cidr)>,
+) -> Result<Vec<Choice>, Stop> {
+    let mut search = Search {
+        kv,
+        stamp,
+        spent,
+        lacks: Vec::new(),
+    };
+    for name in pools {
+        let pool = match kv.pool(name)? {
+            Some(pool) => pool,
+            None if has_block(kv, name)? => PoolTerms::named(name),
+            None => {
+                search.lacks.push((name.clone(), Lack::Unknown));
+                continue;
+            }
+        };
+        if let Some(choices) = search.attempt(&pool)? {
+            return Ok(choices);
+        }
+    }
+    if pools.is_empty() {
+        let mut rank = 0;
+        while let Some(pool) = kv.pool_at(rank)? {
+            rank += 1;
+            if pool.automatic
+                && let Some(choices) = search.attempt(&pool)?
+            {
+                return Ok(choices);
+            }
+        }
+        for name in kv.pools_without_terms()? {
+            if let Some(choices) = search.attempt(&PoolTerms::named(&name))? {
+                return Ok(choices);
+            }
+        }
+    }
+    Err(refusal(&search.lacks, !pools.is_empty()))
+}
+
+/// Why a pool does not serve.
+enum Lack {
+    Unknown,
+    NoBlock(Family),
+    /// How long the next address still rests, in milliseconds
+    Nothing(Family, Option<u64>),
+}
+
+struct Search<'a, R: ?Sized> {
+    kv: &'a R,
+    stamp: Stamp,
+    spent: &'a mut Vec<(String, Cidr)>,
+    lacks: Vec<(String, Lack)>,
+}
+
+impl<R: Read + ?Sized> Search<'_, R> {
+    /// All families of a pool, or none.
+    fn attempt(&mut self, pool: &PoolTerms) -> Result<Option<Vec<Choice>>, Stop> {
+        let mut choices = Vec::new();
+        for family in families(self.kv, pool)? {
+            let mut spent = Vec::new();
+            let found = choose::next(self.kv, pool, family, self.stamp, &mut spent)?;
+            let spent = spent.into_iter().map(|block| (pool.name.clone(), block));
+            self.spent.extend(spent);
+            let lack = match found {
+                Found::One(choice) => {
+                    choices.push(choice);
+                    continue;
+                }
+                Found::NoBlock => Lack::NoBlock(family),
+                Found::Nothing(soonest) => Lack::Nothing(family, soonest),
+            };
+            self.lacks.push((pool.name.clone(), lack));
+            return Ok(None);
+        }
+        Ok((!choices.is_empty()).then_some(choices))
+    }
+}
+
+/// The families that a pool serves: those of its terms, else those of its blocks here.
+fn families<R: Read + ?Sized>(kv: &R, pool: &PoolTerms) -> Result<Vec<Family>, Fault> {
+    let told = |family: &Family| pool.family(*family).is_some();
+    let told: Vec<Family> = Family::ALL.into_iter().filter(told).collect();
+    if !told.is_empty() {
+        return Ok(told);
+    }
+    let mut held = Vec::new();
+    for family in Family::ALL {
+        if kv
+            .block_of(Table::Giving, &pool.name, family, None)?
+            .is_some()
+        {
+            held.push(family);
+        }
+    }
+    Ok(held)
+}
+
+fn has_block<R: Read + ?Sized>(kv: &R, pool: &str) -> Result<bool, Fault> {
+    let block = kv.next(Table::Giving, &pool_prefix(pool, None), None)?;
+    Ok(block.is_some())
+}
+
+fn refusal(lacks: &[(String, Lack)], by_name: bool) -> Stop {
+    let exhausted = |(pool, lack): &(String, Lack)| match lack {
+        Lack::Nothing(family, soonest) => {
+            let soon = soonest.map_or(String::new(), |ms| {
+                format!(" (the next one has rested in {})", seconds(ms))
+            });
+            Some(format!(
+                "pool `{pool}` has no free {family} address on this node{soon}"
+            ))
+        }
+        _ => None,
+    };
+    let other = |(pool, lack): &(String, Lack)| match lack {
+        Lack::Unknown => Some(format!("pool `{pool}` is not one of this node's")),
+        Lack::NoBlock(family) => Some(format!(
+            "this node holds no {family} block of pool `{pool}`"
+        )),
+        Lack::Nothing(..) => None,
+    };
+    let full: Vec<String> = lacks.iter().filter_map(exhausted).collect();
+    let absent: Vec<String> = lacks.iter().filter_map(other).collect();
+    if !full.is_empty() {
+        let all = if by_name {
+            [full, absent].concat()
+        } else {
+            full
+        };
+        return refuse(
+            Why::Exhausted,
+            format!(
+                "{}. More comes by itself where the pool has room: see kubectl get ippools; else add ranges to it, or delete pods.",
+                all.join("; ")
+            ),
+        );
+    }
+    if !by_name {
+        return refuse(Why::NothingHeld, nothing_held(&absent));
+    }
+    let unknown = lacks.iter().all(|(_, lack)| matches!(lack, Lack::Unknown));
+    let (why, advice) = if unknown {
+        (
+            Why::UnknownPool,
+            "Name a pool that exists and whose nodeSelector takes this node in: see kubectl get ippools.",
+        )
+    } else {
+        (
+            Why::NothingHeld,
+            "The node's agent asks for blocks: see that it runs, and that the pool has room (kubectl get ippools).",
+        )
+    };
+    refuse(why, format!("{}. {advice}", absent.join("; ")))
+}
+
+fn nothing_held(absent: &[String]) -> String {
+    let what = if absent.is_empty() {
+        "this node holds no block that addresses are given from".to_owned()
+    } else {
+        absent.join("; ")
+    };
+    format!(
+        "{what}. See that the controller and this node's agent run, and that a pool with room takes this node in (kubectl get nodesubnets,ippools)."
+    )
+}
+
+/// The result: routes of the pools as far as the families go, and the first DNS that says something.
+fn given<R: Read + ?Sized>(kv: &R, choices: &[Choice]) -> Result<Given, Fault> {
+    let mut given = Given::default();
+    for choice in choices {
+        let pool = choose::terms(kv, &choice.given.pool)?;
+        let family = choice.given.address.family;
+        let routes = pool.routes.into_iter();
+        let fits = |route: &Route| route.dst.family() == family && !given.routes.contains(route);
+        let routes: Vec<Route> = routes.filter(fits).collect();
+        given.routes.extend(routes);
+        if given.dns == Dns::default() {
+            given.dns = pool.dns;
+        }
+        given.addresses.push(choice.given.clone());
+    }
+    Ok(given)
+}
+
+/// Could an ADD without wishes find a block at all?
+pub(in crate::node) fn status<R: Read + ?Sized>(kv: &R) -> Result<(), Stop> {
+    let mut absent = Vec::new();
+    let mut serves = |pool: &PoolTerms| -> Result<bool, Fault> {
+        let families = families(kv, pool)?;
+        for family in &families {
+            if kv
+                .block_of(Table::Giving, &pool.name, *family, None)?
+                .is_none()
+            {
+                absent.push(format!(
+                    "this node holds no {family} block of pool `{}`",
+                    pool.name
+                ));
+                return Ok(false);
+            }
+        }
+        Ok(!families.is_empty())
+    };
+    let mut rank = 0;
+    while let Some(pool) = kv.pool_at(rank)? {
+        rank += 1;
+        if pool.automatic && serves(&pool)? {
+            return Ok(());
+        }
+    }
+    for name in kv.pools_without_terms()? {
+        if serves(&PoolTerms::named(&name))? {
+            return Ok(());
+        }
+    }
+    Err(refuse(Why::NothingHeld, nothing_held(&absent)))
+}
+
+/// What of the remembered addresses lies in the node's blocks must be what was given, no more and no
+/// less; others are another plugin's business.
+pub(in crate::node) fn check<R: Read + ?Sized>(kv: &R, check: &Check) -> Result<(), Stop> {
+    let Attachment {
+        network,
+        container_id,
+        ifname,
+    } = &check.attachment;
+    let whose = format!("interface {ifname} of container {container_id} on network {network}");
+    let advice = "Delete the pod, so that it is set up anew.";
+    let Some(record) = kv.record(&check.attachment)? else {
+        return Err(refuse(
+            Why::Mismatch,
+            format!("{whose} has no address here. {advice}"),
+        ));
+    };
+    let has: Vec<Addr> = record.given.addresses.iter().map(|it| it.address).collect();
+    let mut strange = Vec::new();
+    for addr in check.addresses.iter().filter(|addr| !has.contains(addr)) {
+        if kv.block_around(*addr)?.is_some() {
+            strange.push(*addr);
+        }
+    }
+    if strange.is_empty() && has.iter().all(|addr| check.addresses.contains(addr)) {
+        return Ok(());
+    }
+    Err(refuse(
+        Why::Mismatch,
+        format!(
+            "{whose} has {} here, and {} by the previous result. {advice}",
+            list(&has),
+            list(&check.addresses)
+        ),
+    ))
+}
+
+/// What of a network is not valid.
+pub(in crate::node) fn garbage<R: Read + ?Sized>(
+    kv: &R,
+    gc: &Gc,
+) -> Result<Vec<(Attachment, Record)>, Fault> {
+    let valid = gc.valid.iter();
+    let valid: HashSet<(&str, &str)> = valid.map(|(id, ifname)| (&**id, &**ifname)).collect();
+    let mut garbage = kv.attachments(Some(&gc.network))?;
+    garbage.retain(|(it, _)| !valid.contains(&(&it.container_id, &it.ifname)));
+    Ok(garbage)
+}
+
+fn list(addresses: &[Addr]) -> String {
+    if addresses.is_empty() {
+        return "no address".to_owned();
+    }
+    let texts: Vec<String> = addresses.iter().map(Addr::to_string).collect();
+    texts.join(", ")
+}

@@ -1,0 +1,202 @@
+//! Taking over what the node holds, and letting go of a block.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::super::fault::Fault;
+use super::super::holding::{Block, Holding, PoolTerms};
+use super::super::ops::Now;
+use super::super::usable::{union, usable};
+use super::apply::forget;
+use super::choose::{cooldown_ms, terms};
+use super::kv::Table;
+use super::record::{Address, BlockRecord, BlockState, Stamp, cidr_key};
+use super::tables::{Read, Write};
+use crate::ipam::{Cidr, Span};
+
+/// Takes over a holding. Nothing is written where nothing is new.
+pub(in crate::node) fn hold<W: Write + ?Sized>(
+    kv: &mut W,
+    holding: &Holding,
+    now: &Now,
+) -> Result<(), Fault> {
+    let stamp = kv.stamp(now)?;
+    let same_node = kv.node()?.as_deref() == Some(&holding.node_uid);
+    let before = kv.blocks()?;
+    let searched = searched(kv, &before)?;
+    put_pools(kv, &holding.pools)?;
+    kv.put_node(&holding.node_uid)?;
+    let listed: BTreeSet<Cidr> = holding.blocks.iter().map(|block| block.cidr).collect();
+    let known: BTreeMap<Cidr, BlockRecord> = before.into_iter().collect();
+    for block in &holding.blocks {
+        let old = known.get(&block.cidr);
+        let new = BlockRecord {
+            uid: block.uid.clone(),
+            pool: block.pool.clone(),
+            state: state(block, old, same_node),
+            reserved: block.reserved.clone(),
+        };
+        put_block(kv, block.cidr, old, &new, searched.get(&block.cidr))?;
+    }
+    for (cidr, old) in known.iter().filter(|(cidr, _)| !listed.contains(cidr)) {
+        let gone = old.state == BlockState::Released || is_empty(kv, *cidr, &old.pool, stamp)?;
+        if gone {
+            remove(kv, *cidr, old)?;
+        } else {
+            let new = BlockRecord {
+                state: BlockState::Withdrawn,
+                ..old.clone()
+            };
+            put_block(kv, *cidr, Some(old), &new, searched.get(cidr))?;
+        }
+    }
+    Ok(())
+}
+
+/// What a listed block is. One that was given back stays so until it has not been listed, or is another:
+/// of another object, or of another node.
+fn state(block: &Block, old: Option<&BlockRecord>, same_node: bool) -> BlockState {
+    match old {
+        Some(old) if old.state == BlockState::Released && same_node && old.uid == block.uid => {
+            BlockState::Released
+        }
+        _ if block.draining => BlockState::Draining,
+        _ => BlockState::Held,
+    }
+}
+
+/// Lets go of a block, if nothing of it is in use or cooling and it is that one. A block that was let go of
+/// before is.
+pub(in crate::node) fn release<W: Write + ?Sized>(
+    kv: &mut W,
+    cidr: Cidr,
+    uid: &str,
+    now: &Now,
+) -> Result<bool, Fault> {
+    let stamp = kv.stamp(now)?;
+    let Some(old) = kv.block(cidr)?.filter(|block| block.uid == uid) else {
+        return Ok(false);
+    };
+    if old.state == BlockState::Released {
+        return Ok(true);
+    }
+    if !is_empty(kv, cidr, &old.pool, stamp)? {
+        return Ok(false);
+    }
+    remove(kv, cidr, &old)?;
+    let new = BlockRecord {
+        state: BlockState::Released,
+        ..old
+    };
+    put_block(kv, cidr, None, &new, None)?;
+    Ok(true)
+}
+
+/// What the search for an address of each block leaves out now: if that changes, it begins anew.
+fn searched<W: Write + ?Sized>(
+    kv: &W,
+    blocks: &[(Cidr, BlockRecord)],
+) -> Result<BTreeMap<Cidr, Vec<Span>>, Fault> {
+    let mut all = BTreeMap::new();
+    for (cidr, block) in blocks {
+        all.insert(*cidr, left_out(kv, *cidr, block)?);
+    }
+    Ok(all)
+}
+
+fn left_out<W: Write + ?Sized>(
+    kv: &W,
+    cidr: Cidr,
+    block: &BlockRecord,
+) -> Result<Vec<Span>, Fault> {
+    let never = usable(cidr, kv.pool(&block.pool)?.as_ref()).never;
+    Ok(union(cidr, [never.as_slice(), &block.reserved].concat()))
+}
+
+fn put_pools<W: Write + ?Sized>(kv: &mut W, pools: &[PoolTerms]) -> Result<(), Fault> {
+    let mut rank = 0u32;
+    let mut names = BTreeSet::new();
+    for pool in pools {
+        if names.insert(pool.name.as_str()) {
+            kv.put_json(Table::Pools, &rank.to_be_bytes(), pool)?;
+            let key = pool.name.as_bytes();
+            if kv.get(Table::Ranks, key)?.as_deref() != Some(&rank.to_be_bytes()) {
+                kv.put(Table::Ranks, key, &rank.to_be_bytes())?;
+            }
+            rank += 1;
+        }
+    }
+    while kv.pool_at(rank)?.is_some() {
+        kv.remove(Table::Pools, &rank.to_be_bytes())?;
+        rank += 1;
+    }
+    let mut after: Option<Vec<u8>> = None;
+    while let Some((key, _)) = kv.next(Table::Ranks, &[], after.as_deref())? {
+        if !std::str::from_utf8(&key).is_ok_and(|name| names.contains(name)) {
+            kv.remove(Table::Ranks, &key)?;
+        }
+        after = Some(key);
+    }
+    Ok(())
+}
+
+fn put_block<W: Write + ?Sized>(
+    kv: &mut W,
+    cidr: Cidr,
+    old: Option<&BlockRecord>,
+    new: &BlockRecord,
+    searched: Option<&Vec<Span>>,
+) -> Result<(), Fault> {
+    if let Some(old) = old.filter(|old| old.pool != new.pool) {
+        kv.index(Table::Giving, &old.pool, cidr, false)?;
+        kv.index(Table::Open, &old.pool, cidr, false)?;
+    }
+    kv.put_block(cidr, new)?;
+    let gives = new.state == BlockState::Held;
+    let gave = old.is_some_and(|old| old.state == BlockState::Held && old.pool == new.pool);
+    kv.index(Table::Giving, &new.pool, cidr, gives)?;
+    let anew = searched != Some(&left_out(kv, cidr, new)?);
+    if anew {
+        kv.drop_key(Table::Cursors, &cidr_key(cidr))?;
+    }
+    if !gives {
+        kv.index(Table::Open, &new.pool, cidr, false)?;
+    } else if anew || !gave {
+        kv.index(Table::Open, &new.pool, cidr, true)?;
+    }
+    Ok(())
+}
+
+/// Whether nothing of a block is in use or cooling.
+fn is_empty<W: Write + ?Sized>(kv: &W, cidr: Cidr, pool: &str, now: Stamp) -> Result<bool, Fault> {
+    let cooldown = cooldown_ms(&terms(kv, pool)?);
+    let mut at = kv.address_from(cidr.first())?;
+    while let Some(addr) = at.filter(|addr| cidr.contains_addr(*addr)) {
+        match kv.address(addr)? {
+            Some(Address::Used { block, .. }) if block == cidr => return Ok(false),
+            Some(Address::Freed(freed))
+                if freed.block == cidr && freed.at.rests(now, cooldown).is_some() =>
+            {
+                return Ok(false);
+            }
+            _ => {}
+        }
+        at = match super::super::usable::above(addr, cidr.last()) {
+            Some(next) => kv.address_from(next)?,
+            None => None,
+        };
+    }
+    Ok(true)
+}
+
+/// Removes all that is known of a block that is empty.
+fn remove<W: Write + ?Sized>(kv: &mut W, cidr: Cidr, block: &BlockRecord) -> Result<(), Fault> {
+    let rested = Stamp {
+        boot: u64::MAX,
+        ms: u64::MAX,
+    };
+    forget(kv, cidr, rested, 0, usize::MAX)?;
+    kv.index(Table::Giving, &block.pool, cidr, false)?;
+    kv.index(Table::Open, &block.pool, cidr, false)?;
+    kv.drop_key(Table::Cursors, &cidr_key(cidr))?;
+    kv.drop_key(Table::Blocks, &cidr_key(cidr))
+}

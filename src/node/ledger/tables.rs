@@ -1,0 +1,290 @@
+//! The tables, typed.
+//!
+//! Values are JSON: small, and readable when something has gone wrong.
+
+use std::ops::Bound::{Excluded, Included};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::super::fault::Fault;
+use super::super::holding::PoolTerms;
+use super::super::ops::{Attachment, Now};
+use super::kv::{Entry, Kv, KvMut, Table};
+use super::record::{
+    Address, BlockRecord, BlockState, Cursor, Record, Stamp, address_key, address_of,
+    attachment_key, attachment_of, cidr_key, cidr_of, freed_key, network_prefix, pool_key,
+    pool_prefix,
+};
+use crate::ipam::{Addr, Cidr, Family};
+
+const NODE: &[u8] = b"node";
+const BOOT: &[u8] = b"boot";
+const SEQUENCE: &[u8] = b"sequence";
+
+/// The boot that was seen last.
+#[derive(serde::Serialize, serde::Deserialize)]
+struct Boot {
+    id: String,
+    number: u64,
+}
+
+/// Reading typed.
+pub(in crate::node) trait Read: Kv {
+    fn json<T: DeserializeOwned>(&self, table: Table, key: &[u8]) -> Result<Option<T>, Fault> {
+        self.get(table, key)?
+            .map(|value| decode(table, &value))
+            .transpose()
+    }
+
+    /// The entry after a key, or the first, among those whose keys begin so.
+    fn next(
+        &self,
+        table: Table,
+        prefix: &[u8],
+        after: Option<&[u8]>,
+    ) -> Result<Option<Entry>, Fault> {
+        let from = after.map_or(Included(prefix), Excluded);
+        let entry = self.seek(table, from)?;
+        Ok(entry.filter(|(key, _)| key.starts_with(prefix)))
+    }
+
+    /// UID of the Node that the holding is for.
+    fn node(&self) -> Result<Option<String>, Fault> {
+        self.json(Table::Meta, NODE)
+    }
+
+    /// Now, by the numbers of boots that the store gives.
+    fn stamp(&self, now: &Now) -> Result<Stamp, Fault> {
+        let boot = match self.json::<Boot>(Table::Meta, BOOT)? {
+            Some(boot) if boot.id == now.boot => boot.number,
+            Some(boot) => boot.number + 1,
+            None => 0,
+        };
+        let ms = u64::try_from(now.since_boot.as_millis()).unwrap_or(u64::MAX);
+        Ok(Stamp { boot, ms })
+    }
+
+    fn record(&self, attachment: &Attachment) -> Result<Option<Record>, Fault> {
+        self.json(Table::Attachments, &attachment_key(attachment))
+    }
+
+    /// The attachments of a network; of all of them without one.
+    fn attachments(&self, network: Option<&str>) -> Result<Vec<(Attachment, Record)>, Fault> {
+        let prefix = network.map_or(Vec::new(), network_prefix);
+        let mut all = Vec::new();
+        let mut after: Option<Vec<u8>> = None;
+        while let Some((key, value)) = self.next(Table::Attachments, &prefix, after.as_deref())? {
+            let attachment = attachment_of(&key).ok_or_else(|| bad_key(Table::Attachments))?;
+            all.push((attachment, decode(Table::Attachments, &value)?));
+            after = Some(key);
+        }
+        Ok(all)
+    }
+
+    fn address(&self, addr: Addr) -> Result<Option<Address>, Fault> {
+        self.json(Table::Addresses, &address_key(addr))
+    }
+
+    /// The first address from there on that somebody has or had.
+    fn address_from(&self, addr: Addr) -> Result<Option<Addr>, Fault> {
+        let key = address_key(addr);
+        let entry = self.seek(Table::Addresses, Included(&key))?;
+        entry
+            .map(|(key, _)| address_of(&key).ok_or_else(|| bad_key(Table::Addresses)))
+            .transpose()
+    }
+
+    fn block(&self, cidr: Cidr) -> Result<Option<BlockRecord>, Fault> {
+        self.json(Table::Blocks, &cidr_key(cidr))
+    }
+
+    fn blocks(&self) -> Result<Vec<(Cidr, BlockRecord)>, Fault> {
+        let mut all = Vec::new();
+        let mut after: Option<Vec<u8>> = None;
+        while let Some((key, value)) = self.next(Table::Blocks, &[], after.as_deref())? {
+            let cidr = cidr_of(&key).ok_or_else(|| bad_key(Table::Blocks))?;
+            all.push((cidr, decode(Table::Blocks, &value)?));
+            after = Some(key);
+        }
+        Ok(all)
+    }
+
+    /// The block that an address is of, rather one that gives.
+    fn block_around(&self, addr: Addr) -> Result<Option<(Cidr, BlockRecord)>, Fault> {
+        let mut found = None;
+        for len in (0..=addr.family.bits()).rev() {
+            let Some(cidr) = Cidr::new(addr, len) else {
+                continue;
+            };
+            let Some(block) = self.block(cidr)? else {
+                continue;
+            };
+            if block.state == BlockState::Held {
+                return Ok(Some((cidr, block)));
+            }
+            found.get_or_insert((cidr, block));
+        }
+        Ok(found)
+    }
+
+    fn cursor(&self, block: Cidr) -> Result<Cursor, Fault> {
+        let cursor = self.json(Table::Cursors, &cidr_key(block))?;
+        Ok(cursor.unwrap_or(Cursor {
+            next: Some(block.first()),
+            again: false,
+        }))
+    }
+
+    /// The addresses of a block that were freed, oldest release first: the one after `after`.
+    fn freed(&self, block: Cidr, after: Option<u64>) -> Result<Option<(u64, Addr)>, Fault> {
+        let after = after.map(|sequence| freed_key(block, sequence));
+        let after = after.as_ref().map(<[u8; 26]>::as_slice);
+        let entry = self.next(Table::Freed, &cidr_key(block), after)?;
+        let read = |(key, value): Entry| {
+            let sequence = key.get(18..)?.try_into().ok()?;
+            Some((u64::from_be_bytes(sequence), address_of(&value)?))
+        };
+        entry
+            .map(|entry| read(entry).ok_or_else(|| bad_key(Table::Freed)))
+            .transpose()
+    }
+
+    fn pool(&self, name: &str) -> Result<Option<PoolTerms>, Fault> {
+        match self.get(Table::Ranks, name.as_bytes())? {
+            Some(rank) => self.json(Table::Pools, &rank),
+            None => Ok(None),
+        }
+    }
+
+    /// The pool of that rank, best first from 0.
+    fn pool_at(&self, rank: u32) -> Result<Option<PoolTerms>, Fault> {
+        self.json(Table::Pools, &rank.to_be_bytes())
+    }
+
+    /// The first block of a pool and family in one of the indices, after another.
+    fn block_of(
+        &self,
+        index: Table,
+        pool: &str,
+        family: Family,
+        after: Option<Cidr>,
+    ) -> Result<Option<Cidr>, Fault> {
+        let after = after.map(|block| pool_key(pool, block));
+        let entry = self.next(index, &pool_prefix(pool, Some(family)), after.as_deref())?;
+        let read = |key: &[u8]| cidr_of(key.get(4 + pool.len()..)?);
+        entry
+            .map(|(key, _)| read(&key).ok_or_else(|| bad_key(index)))
+            .transpose()
+    }
+
+    /// The pools of blocks that may be given from and of which no terms are known.
+    fn pools_without_terms(&self) -> Result<Vec<String>, Fault> {
+        let mut pools = Vec::new();
+        let mut entry = self.seek(Table::Giving, Included(&[]))?;
+        while let Some((key, _)) = entry {
+            let end = key.len().saturating_sub(18);
+            let name = key
+                .get(4..end)
+                .and_then(|name| std::str::from_utf8(name).ok());
+            let name = name.ok_or_else(|| bad_key(Table::Giving))?;
+            if self.get(Table::Ranks, name.as_bytes())?.is_none() {
+                pools.push(name.to_owned());
+            }
+            // No family is as high: all of the pool is skipped.
+            let mut last = pool_prefix(name, None);
+            last.push(u8::MAX);
+            entry = self.seek(Table::Giving, Included(&last))?;
+        }
+        Ok(pools)
+    }
+}
+
+impl<K: Kv + ?Sized> Read for K {}
+
+/// Writing typed.
+pub(in crate::node) trait Write: KvMut {
+    /// Writes where it differs.
+    fn put_json<T: Serialize>(&mut self, table: Table, key: &[u8], value: &T) -> Result<(), Fault> {
+        let value = serde_json::to_vec(value)
+            .map_err(|error| Fault::Damaged(format!("a value cannot be written: {error}")))?;
+        if self.get(table, key)?.as_ref() == Some(&value) {
+            return Ok(());
+        }
+        self.put(table, key, &value)
+    }
+
+    /// Removes where it is.
+    fn drop_key(&mut self, table: Table, key: &[u8]) -> Result<(), Fault> {
+        if self.get(table, key)?.is_some() {
+            self.remove(table, key)?;
+        }
+        Ok(())
+    }
+
+    fn put_node(&mut self, uid: &str) -> Result<(), Fault> {
+        self.put_json(Table::Meta, NODE, &uid)
+    }
+
+    /// Takes note of the boot, so that its number means it from now on.
+    fn put_boot(&mut self, now: &Now, stamp: Stamp) -> Result<(), Fault> {
+        let boot = Boot {
+            id: now.boot.clone(),
+            number: stamp.boot,
+        };
+        self.put_json(Table::Meta, BOOT, &boot)
+    }
+
+    fn take_sequence(&mut self) -> Result<u64, Fault> {
+        let next: u64 = self.json(Table::Meta, SEQUENCE)?.unwrap_or(0);
+        self.put_json(Table::Meta, SEQUENCE, &(next + 1))?;
+        Ok(next)
+    }
+
+    fn put_record(&mut self, attachment: &Attachment, record: &Record) -> Result<(), Fault> {
+        self.put_json(Table::Attachments, &attachment_key(attachment), record)
+    }
+
+    fn drop_record(&mut self, attachment: &Attachment) -> Result<(), Fault> {
+        self.drop_key(Table::Attachments, &attachment_key(attachment))
+    }
+
+    fn put_address(&mut self, addr: Addr, address: &Address) -> Result<(), Fault> {
+        self.put_json(Table::Addresses, &address_key(addr), address)
+    }
+
+    fn drop_address(&mut self, addr: Addr) -> Result<(), Fault> {
+        self.drop_key(Table::Addresses, &address_key(addr))
+    }
+
+    fn put_block(&mut self, cidr: Cidr, block: &BlockRecord) -> Result<(), Fault> {
+        self.put_json(Table::Blocks, &cidr_key(cidr), block)
+    }
+
+    fn put_cursor(&mut self, block: Cidr, cursor: Cursor) -> Result<(), Fault> {
+        self.put_json(Table::Cursors, &cidr_key(block), &cursor)
+    }
+
+    /// Puts a block into an index of its pool, or takes it out.
+    fn index(&mut self, index: Table, pool: &str, block: Cidr, is_in: bool) -> Result<(), Fault> {
+        let key = pool_key(pool, block);
+        if !is_in {
+            return self.drop_key(index, &key);
+        }
+        if self.get(index, &key)?.is_none() {
+            self.put(index, &key, &[])?;
+        }
+        Ok(())
+    }
+}
+
+impl<K: KvMut + ?Sized> Write for K {}
+
+fn decode<T: DeserializeOwned>(table: Table, value: &[u8]) -> Result<T, Fault> {
+    serde_json::from_slice(value)
+        .map_err(|error| Fault::Damaged(format!("a value of {table:?} cannot be read: {error}")))
+}
+
+fn bad_key(table: Table) -> Fault {
+    Fault::Damaged(format!("a key of {table:?} cannot be read"))
+}

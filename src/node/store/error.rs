@@ -1,0 +1,121 @@
+//! What goes wrong with the file of a ledger.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::super::fault::Fault;
+use super::super::ops::{Refusal, Why};
+
+/// Why a store cannot be used. Nothing has changed then.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// There is no file.
+    #[error(
+        "{path} is missing: no agent has run on this node yet. See that `cadastre agent` runs on it."
+    )]
+    Missing {
+        /// The file
+        path: PathBuf,
+    },
+    /// Another process has it.
+    #[error(
+        "{path} was in use by another process for {waited:?}: this node's agent or another call is at work, or hangs. Try again; if this stays so, restart the agent."
+    )]
+    Locked {
+        /// The file
+        path: PathBuf,
+        /// So long
+        waited: Duration,
+    },
+    /// The agent does not come to it.
+    #[error("this node's store is not free: {what}. Try again.")]
+    Busy {
+        /// Why
+        what: &'static str,
+    },
+    /// It is there already.
+    #[error("{path} cannot be rebuilt, because it is there: set it aside first.")]
+    Exists {
+        /// The file
+        path: PathBuf,
+    },
+    /// It is of another version.
+    #[error(
+        "{path} has format {format}, which this version does not know: run the version that wrote it, or a newer one."
+    )]
+    Format {
+        /// The file
+        path: PathBuf,
+        /// Its format
+        format: u32,
+    },
+    /// Its contents cannot be trusted.
+    #[error(
+        "{path} is damaged: {what}. Restart this node's agent, which sets the file aside and makes a new one of what the cluster and the container runtime know."
+    )]
+    Damaged {
+        /// The file
+        path: PathBuf,
+        /// What is wrong with it
+        what: String,
+    },
+    /// The disk fails.
+    #[error("{path} cannot be {done}: {error}. {advice}")]
+    Io {
+        /// The file
+        path: PathBuf,
+        /// What was to be done with it
+        done: &'static str,
+        /// What to do
+        advice: &'static str,
+        /// What the system says
+        error: io::Error,
+    },
+}
+
+impl StoreError {
+    pub(super) fn io(path: &Path, done: &'static str, error: io::Error) -> Self {
+        let path = path.to_owned();
+        let advice = match error.kind() {
+            io::ErrorKind::NotFound => return Self::Missing { path },
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                "Free space on its file system; nothing else has to be done then."
+            }
+            io::ErrorKind::ReadOnlyFilesystem => "Mount its file system so that it can be written.",
+            io::ErrorKind::PermissionDenied => "Run as root, or as the owner of the file.",
+            _ => "See that its file system works, and the kernel's log.",
+        };
+        Self::Io {
+            path,
+            done,
+            advice,
+            error,
+        }
+    }
+
+    pub(super) fn fault(path: &Path, done: &'static str, fault: Fault) -> Self {
+        match fault {
+            Fault::Io(error) => Self::io(path, done, error),
+            Fault::Damaged(what) => Self::Damaged {
+                path: path.to_owned(),
+                what,
+            },
+        }
+    }
+
+    /// The same, as the answer to an operation.
+    pub fn refusal(&self) -> Refusal {
+        let why = match self {
+            Self::Missing { .. } => Why::NothingHeld,
+            Self::Locked { .. } | Self::Busy { .. } => Why::Busy,
+            Self::Exists { .. } | Self::Format { .. } | Self::Damaged { .. } | Self::Io { .. } => {
+                Why::Store
+            }
+        };
+        Refusal {
+            why,
+            text: self.to_string(),
+        }
+    }
+}
