@@ -22,7 +22,7 @@ E2E := $(call names,e2e/tests)
 
 say = @printf '\n\033[1m== %s\033[0m\n' "$(1)"
 
-.PHONY: help setup control-plane nodes run test check unit sim e2e bench bench-scale crd clean
+.PHONY: help setup control-plane nodes run test check unit sim e2e bench bench-scale bench-node crd clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -69,6 +69,12 @@ bench-scale: setup control-plane ## WHAT=podcidrs, blocks, pods or all, for NODE
 	$(call say,bench-scale: release build)
 	$(CARGO) build --release --workspace --bin cadastre --bin cadastre-bench
 	@exec $(TARGET)/release/cadastre-bench $(WHAT) $(NODES)
+
+bench-node: setup control-plane nodes ## ADD and DEL as whole processes, beside host-local
+	$(call say,bench-node: release build)
+	$(CARGO) build --release --workspace --bin cadastre --bin cadastre-bench
+	$(CARGO) build --profile plugin -p cadastre --no-default-features --features node --bin cadastre-ipam
+	@CADASTRE_IPAM=$(TARGET)/plugin/cadastre-ipam exec $(TARGET)/release/cadastre-bench node
 
 crd: setup ## write config/crd from the code
 	$(CARGO) build --workspace --bin cadastre

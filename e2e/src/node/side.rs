@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 
+use crate::daemon;
+
 /// Files and a process of a machine. The reference plugins are there in any case.
 #[derive(Clone, Debug, Default)]
 pub struct NodeSide {
@@ -43,6 +45,25 @@ impl NodeSide {
             }))),
             ..Self::default()
         }
+    }
+
+    /// Our plugin behind `main`, a main plugin without its `ipam`, and our agent, with these flags
+    /// besides, as `user`.
+    pub fn cadastre(main: Value, flags: &[&str], user: &str) -> Result<Self> {
+        let mut main = main;
+        main["ipam"] = json!({"type": "cadastre-ipam"});
+        let cri = format!("unix://{}", super::config::CRI);
+        let agent = daemon::binary()?.display().to_string();
+        let fixed = [&agent, "agent", "--cri-socket", &cri];
+        let args = fixed.into_iter().chain(flags.iter().copied());
+        Ok(Self {
+            plugins: vec![("cadastre-ipam".to_owned(), daemon::plugin()?)],
+            conflist: Some(conflist(&main)),
+            agent: Some(Agent {
+                args: args.map(str::to_owned).collect(),
+                user: user.to_owned(),
+            }),
+        })
     }
 }
 

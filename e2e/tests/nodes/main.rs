@@ -7,13 +7,14 @@
 //! | file | subject |
 //! |---|---|
 //! | `harness` | the harness itself: nothing is left of it |
-//! | `bridge` | podCIDRs with the reference plugins, without a node side of ours |
-//! | `pods` | helpers: pods that come, have addresses, and go |
+//! | `bridge` | podCIDRs with host-local or our plugin in its place, without an agent |
+//! | `machines`, `pods` | helpers: nodes that boot; pods that come, have addresses, and go |
 
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 mod bridge;
 mod harness;
+mod machines;
 mod pods;
 
 use std::process::ExitCode;
@@ -47,6 +48,7 @@ fn main() -> ExitCode {
         return code;
     }
     let tests = tests![
+        bridge::host_local_and_ours_take_turns_on_a_node,
         bridge::pods_of_two_nodes_reach_each_other_and_come_back_after_a_power_cut,
         harness::a_killed_harness_leaves_nothing,
     ];

@@ -13,7 +13,7 @@ use kube::ResourceExt as _;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use serde_json::json;
 
-use crate::{LIMIT, Stage};
+use crate::LIMIT;
 
 /// A pod that runs.
 #[derive(Clone, Debug)]
@@ -172,24 +172,6 @@ pub async fn pod_cidrs(hand: &Hand, node: &str, families: usize) -> Vec<String> 
     })
     .await
     .unwrap()
-}
-
-/// Routes what the NodeSubnet of a machine says to it, and returns that.
-pub(crate) async fn route(stage: &Stage, machine: &Machine) -> Vec<String> {
-    let subnet = stage.hand.subnets.get(machine.name()).await.unwrap();
-    let held = subnet.spec.pod_cidrs.iter().map(|it| it.cidr.clone());
-    let held: Vec<String> = held
-        .chain(subnet.spec.blocks.iter().map(|it| it.cidr.clone()))
-        .collect();
-    for cidr in &held {
-        stage
-            .site
-            .fabric()
-            .route(cidr, machine.number())
-            .await
-            .unwrap();
-    }
-    held
 }
 
 /// Every address of `to` answers a ping out of the pod `from`, which runs on `machine`.
