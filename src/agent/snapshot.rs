@@ -40,7 +40,7 @@ pub fn pod_uid(tenant: &Tenant) -> &str {
 }
 
 #[cfg(test)]
-pub(super) mod testing {
+pub(crate) mod testing {
     use super::*;
     use crate::ipam::Cidr;
     use crate::node::{Attachment, Counts, FamilyTerms, Given, GivenAddress, PodRef, PoolCount};
