@@ -12,7 +12,7 @@ use std::{env, fs, process, thread};
 
 use cadastre::ipam::Addr;
 use cadastre::node::keeper::{Keeper, Settings};
-use cadastre::node::{Answer, Attachment, Known, Op, Store, StoreError, clock, set_aside};
+use cadastre::node::{Answer, Attachment, Known, Op, Store, StoreError, Why, clock, set_aside};
 
 use crate::rng::{Rng, seed};
 use crate::world::{add, attachment, holding};
@@ -362,4 +362,109 @@ fn a_hundred_threads_get_a_hundred_addresses_each_once() {
     assert_eq!(given.lock().unwrap().len(), 240);
     let mut store = Store::open_existing(&path, Duration::ZERO).unwrap();
     assert_eq!(store.snapshot(&clock::now()).unwrap().tenants.len(), 120);
+}
+
+#[test]
+fn who_waits_for_a_file_gets_the_one_that_took_its_place() {
+    let scratch = Scratch::new("place");
+    let path = scratch.store();
+    filled(&path);
+    let old = Store::open_existing(&path, WAIT).unwrap();
+    let (sender, receiver) = channel();
+    let waiter = thread::spawn({
+        let path = path.clone();
+        move || {
+            sender.send(()).unwrap();
+            loop {
+                match Store::open_existing(&path, WAIT) {
+                    Err(StoreError::Missing { .. }) => thread::yield_now(),
+                    result => return result,
+                }
+            }
+        }
+    });
+    receiver.recv().unwrap();
+    // It may wait for the old one by now, or come later.
+    thread::sleep(Duration::from_millis(30));
+    set_aside(&path).unwrap();
+    let other = holding(&["10.7.0.0/25", "fd07::/112"]);
+    let (new, _) = Store::rebuild(&path, &other, &[], &clock::now()).unwrap();
+    drop(old);
+    thread::sleep(Duration::from_millis(30));
+    drop(new);
+    let mut store = waiter.join().unwrap().unwrap();
+    let blocks = store.snapshot(&clock::now()).unwrap().blocks;
+    assert_eq!(blocks[0].cidr.to_string(), "10.7.0.0/25");
+}
+
+#[test]
+fn an_idle_keeper_lets_others_have_the_file_and_goes_on_after_them() {
+    let scratch = Scratch::new("idle");
+    let path = scratch.store();
+    filled(&path);
+    let settings = Settings {
+        idle: Duration::from_millis(30),
+        wait: Duration::from_millis(50),
+        ..Settings::default()
+    };
+    let (keeper, handle) = Keeper::start(&path, settings).unwrap();
+    let ask = |op: Op| {
+        let (sender, receiver) = channel();
+        let reply = Box::new(move |result| sender.send(result).unwrap());
+        handle.ask(op, clock::since_boot() + WAIT, reply);
+        receiver.recv().unwrap()
+    };
+    let first = ask(Op::Add(add(1))).unwrap();
+    let mut plugin = Store::open_existing(&path, WAIT).unwrap();
+    let now = clock::now();
+    assert_eq!(plugin.run(&[Op::Add(add(1))], &now), [Ok(first)]);
+    plugin.run(&[Op::Del(attachment(1))], &now);
+    let refusal = ask(Op::Status).unwrap_err();
+    assert_eq!(refusal.why, Why::Busy, "{refusal}");
+    drop(plugin);
+    assert_eq!(ask(Op::Status), Ok(Answer::Done));
+    // The file is damaged while nobody has it: that is told as such.
+    while Store::open_existing(&path, Duration::ZERO).is_err() {
+        thread::yield_now();
+    }
+    fs::write(&path, b"garbage").unwrap();
+    let (sender, receiver) = channel();
+    handle.with(
+        |ledger| ledger.snapshot(),
+        move |it| sender.send(it).unwrap(),
+    );
+    let error = receiver.recv().unwrap().unwrap_err();
+    assert!(matches!(*error, StoreError::Damaged { .. }), "{error}");
+    assert_eq!(ask(Op::Status).unwrap_err().why, Why::Store);
+    drop(handle);
+    keeper.join();
+}
+
+#[test]
+fn more_than_may_wait_is_refused() {
+    let scratch = Scratch::new("queue");
+    let path = scratch.store();
+    filled(&path);
+    let settings = Settings {
+        waiting: 4,
+        wait: WAIT,
+        ..Settings::default()
+    };
+    let lock = Store::open_existing(&path, WAIT).unwrap();
+    let (keeper, handle) = Keeper::start(&path, settings).unwrap();
+    let (sender, receiver) = channel();
+    for n in 0..40 {
+        let sender = sender.clone();
+        let reply = Box::new(move |result| sender.send((n, result)).unwrap());
+        handle.ask(Op::Add(add(n)), clock::since_boot() + WAIT, reply);
+    }
+    drop((lock, handle, sender));
+    keeper.join();
+    let answers: Vec<_> = receiver.iter().collect();
+    assert_eq!(answers.len(), 40, "each is answered");
+    let refused = answers.iter().filter(|(_, it)| it.is_err());
+    assert!((34..40).contains(&refused.count()));
+    let mut store = Store::open_existing(&path, WAIT).unwrap();
+    let given = answers.iter().filter(|(_, it)| it.is_ok()).count();
+    assert_eq!(store.snapshot(&clock::now()).unwrap().tenants.len(), given);
 }
