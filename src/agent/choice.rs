@@ -17,7 +17,9 @@
 use std::fmt;
 
 use super::pods::Pod;
-use crate::api::{ADDRESSES_ANNOTATION as ADDRESSES, POOLS_ANNOTATION as POOLS};
+use crate::api::{
+    ADDRESSES_ANNOTATION as ADDRESSES, Assignment, NodePool, POOLS_ANNOTATION as POOLS,
+};
 use crate::choice::{Asker, Candidate, Label, PodLabels, Selector, Standing, choose};
 use crate::ipam::Addr;
 
@@ -88,6 +90,29 @@ impl fmt::Display for Unknown {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("it selects by labels that the agent does not know (is the API server reachable, and may the agent read pods and namespaces?)")
     }
+}
+
+/// The pools that may serve pods here, in their order, and what could not be read of them.
+pub fn serving(pools: &[NodePool]) -> (Vec<ServingPool>, Vec<String>) {
+    let mut wrong = Vec::new();
+    let mut serving = Vec::with_capacity(pools.len());
+    for pool in pools {
+        let selectors = Selector::new(pool.namespace_selector.as_deref())
+            .and_then(|namespace| Ok((namespace, Selector::new(pool.pod_selector.as_deref())?)));
+        match selectors {
+            Ok((namespace, pod)) => serving.push(ServingPool {
+                name: pool.name.clone(),
+                namespace,
+                pod,
+                manual: pool.assignment == Assignment::Manual,
+            }),
+            Err(why) => wrong.push(format!(
+                "pools: {}: {why}: it serves only who asks for it by name",
+                pool.name
+            )),
+        }
+    }
+    (serving, wrong)
 }
 
 /// What is to be tried for an ADD. `serving` is best first; `others` are pools of ranges here that

@@ -106,8 +106,16 @@ impl Publisher {
         new
     }
 
-    /// The NodeSubnet as the watch shows it.
+    /// The NodeSubnet as the watch shows it. What is older than the answer to the last write is left
+    /// out of account.
     pub fn seen(&mut self, version: &str, status: NodeSubnetStatus) {
+        if self
+            .seen
+            .as_ref()
+            .is_some_and(|it| is_older(version, &it.version))
+        {
+            return;
+        }
         if self
             .outdated
             .as_ref()
@@ -210,6 +218,14 @@ impl Publisher {
     }
 }
 
+/// Versions are numbers that grow, where they are numbers at all.
+fn is_older(version: &str, than: &str) -> bool {
+    match (version.parse::<u128>(), than.parse::<u128>()) {
+        (Ok(version), Ok(than)) => version < than,
+        _ => false,
+    }
+}
+
 /// Whether both say the same; conditions are the controller's.
 fn is_same(is: &NodeSubnetStatus, wanted: &NodeSubnetStatus) -> bool {
     let without = NodeSubnetStatus {
@@ -289,7 +305,7 @@ mod tests {
 
         fn next(&mut self, now: Duration) -> Next {
             let wants = wanted(&self.snapshot, &self.wishes);
-            let status = status(&self.snapshot, &wants);
+            let status = status(&self.snapshot, &wants, "boot");
             self.publisher.next(&status, &wants, &self.snapshot, now)
         }
 
@@ -302,7 +318,7 @@ mod tests {
                 let wants = wanted(&self.snapshot, &self.wishes);
                 let written = Written::Done {
                     version: self.version.to_string(),
-                    status: Box::new(status(&self.snapshot, &wants)),
+                    status: Box::new(status(&self.snapshot, &wants, "boot")),
                 };
                 self.publisher.written(written, now);
                 self.writes.push((now, *urgent));
@@ -454,6 +470,9 @@ mod tests {
         node.publisher.seen("2", NodeSubnetStatus::default());
         let again = node.next(secs(1));
         assert!(matches!(&again, Next::Write { version, .. } if version == "2"));
+        // The watch is behind the answer to the write.
+        node.publisher.seen("1", NodeSubnetStatus::default());
+        assert_eq!(node.next(secs(1)), Next::Nothing);
         node.publisher.lost();
         node.publisher.written(Written::Failed, secs(2));
         assert_eq!(node.next(secs(600)), Next::Nothing, "nowhere to write to");

@@ -13,8 +13,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use super::demand::Want;
 use super::snapshot::{addresses, is_pod_cidr};
 use crate::api::{
-    Allocation, BlockReport, MOST_ALLOCATIONS, MOST_BLOCKS, MOST_POOLS, NodeSubnetStatus,
-    PoolDemand,
+    AgentInfo, Allocation, BlockReport, MOST_ALLOCATIONS, MOST_BLOCKS, MOST_POOLS,
+    NodeSubnetStatus, PoolDemand,
 };
 use crate::ipam::Addr;
 use crate::node::{Attachment, BlockCount, BlockState, PodRef, Snapshot, Tenant};
@@ -24,8 +24,8 @@ const MOST_COUNT: u64 = 1 << 53;
 /// A demand above this is taken for a mistake.
 const MOST_DEMAND: u64 = 1_000_000;
 
-/// The status of the node; conditions are not the agent's.
-pub fn status(snapshot: &Snapshot, wants: &BTreeMap<String, Want>) -> NodeSubnetStatus {
+/// The status of the node, told in the boot of that id; conditions are not the agent's.
+pub fn status(snapshot: &Snapshot, wants: &BTreeMap<String, Want>, boot: &str) -> NodeSubnetStatus {
     let pools = wants.iter().map(|(pool, want)| PoolDemand {
         pool: pool.clone(),
         demand: count(want.demand.min(MOST_DEMAND)),
@@ -34,6 +34,10 @@ pub fn status(snapshot: &Snapshot, wants: &BTreeMap<String, Want>) -> NodeSubnet
         node_uid: snapshot.node_uid.clone(),
         pools: pools.take(MOST_POOLS).collect(),
         blocks: blocks(snapshot),
+        agent: Some(AgentInfo {
+            version: cut(crate::VERSION, 64),
+            boot_id: cut(boot, 64),
+        }),
         allocations: allocations(&snapshot.tenants),
         ..NodeSubnetStatus::default()
     }
@@ -111,7 +115,7 @@ mod tests {
     use crate::agent::snapshot::testing::{block, pool, snapshot, tenant};
 
     fn told(snapshot: &Snapshot) -> NodeSubnetStatus {
-        status(snapshot, &wanted(snapshot, &Wishes::new()))
+        status(snapshot, &wanted(snapshot, &Wishes::new()), "boot")
     }
 
     #[test]

@@ -160,4 +160,4 @@ mod tests {
 }
 
 #[cfg(test)]
-use tests::tempfile as temp_folder;
+pub(super) use tests::tempfile as temp_folder;
