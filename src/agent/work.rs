@@ -188,7 +188,7 @@ impl Agent {
         let read = match &self.subnet {
             Told::There(subnet) => match &subnet.spec {
                 Ok(spec) if spec.node_uid.as_ref() == Some(&uid) => {
-                    Some(Ok(holding::holding(spec, &uid)))
+                    Some(Ok(holding::read(spec, &uid)))
                 }
                 Ok(_) => None,
                 Err(why) => Some(Err(format!(
