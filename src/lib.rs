@@ -14,12 +14,15 @@
 //! | `node` | the addresses of one node: who has which, durable |
 //! | `cni` | the CNI protocol, the plugin, its host-local mode |
 //! | `choice` | which pool serves a node or a pod, and why |
+//! | `agent` | what a node's agent decides and does |
 //! | `api` | IPPool and NodeSubnet, their rules and CRDs |
 //! | `cluster` | watches, the cluster as last seen, requests, the lease |
 //! | `controller` | the state machine and its loops |
 //! | `telemetry` | metrics, health, logs |
 //! | `cli` | the command, a file a verb |
 
+#[cfg(feature = "controller")]
+pub mod agent;
 #[cfg(feature = "controller")]
 pub mod api;
 #[cfg(feature = "controller")]

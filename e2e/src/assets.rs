@@ -1,11 +1,12 @@
-//! The programs of a control plane, found or built.
+//! The programs of a control plane and of nodes, found or built.
 //!
-//! Looked for in this order: the folder named by `KUBEBUILDER_ASSETS`; the cache,
-//! `$CADASTRE_CACHE`, else `$XDG_CACHE_HOME/cadastre`, else `~/.cache/cadastre`, in its sub-folder
-//! `control-plane/v1.36.3`. What is missing is built once into the cache by `go build`, from the
-//! module in `e2e/control-plane` whose `go.sum` pins every source; about six minutes on two cores for
-//! the four of [`CONTROL_PLANE`]. A lock file keeps two processes from building at once, and a build
-//! gets its name only when it is complete.
+//! Those of Kubernetes are looked for in the folder named by `KUBEBUILDER_ASSETS` first; then all in the
+//! cache, `$CADASTRE_CACHE`, else `$XDG_CACHE_HOME/cadastre`, else `~/.cache/cadastre`, in a sub-folder
+//! for each Go module and release, such as `control-plane/v1.36.3`. What is missing is built once into
+//! the cache by `go build`, statically, from the modules in `e2e/control-plane`, `e2e/containerd` and
+//! `e2e/cni-plugins`, whose `go.sum` pin every source; on two cores about six minutes for the four of
+//! [`CONTROL_PLANE`] and four more for [`NODES`]. A lock file keeps two processes from building at once,
+//! and a build gets its name only when it is complete.
 
 use std::env;
 use std::fs::{self, File};
@@ -20,6 +21,10 @@ use crate::process::{self, Process};
 
 /// The release of Kubernetes that is built.
 pub const KUBERNETES: &str = "v1.36.3";
+/// The release of containerd that is built.
+pub const CONTAINERD: &str = "v2.3.7";
+/// The release of the CNI plugins that is built.
+pub const CNI_PLUGINS: &str = "v1.9.1";
 
 /// What [`ControlPlane`](crate::ControlPlane) needs.
 pub const CONTROL_PLANE: [Program; 4] = [
@@ -27,6 +32,22 @@ pub const CONTROL_PLANE: [Program; 4] = [
     Program::KubeApiserver,
     Program::KubeControllerManager,
     Program::Kubectl,
+];
+
+/// What nodes with real kubelets need besides.
+pub const NODES: [Program; 12] = [
+    Program::KubeScheduler,
+    Program::Kubelet,
+    Program::Containerd,
+    Program::ContainerdShim,
+    Program::Ctr,
+    Program::Bridge,
+    Program::Loopback,
+    Program::Macvlan,
+    Program::Portmap,
+    Program::Ptp,
+    Program::HostLocal,
+    Program::Cnitool,
 ];
 
 /// A program that the harness can run.
@@ -44,6 +65,53 @@ pub enum Program {
     Kubelet,
     /// `kubectl`
     Kubectl,
+    /// `containerd`
+    Containerd,
+    /// `containerd-shim-runc-v2`; containerd finds it by its name through `PATH`
+    ContainerdShim,
+    /// `ctr`, the command line of containerd
+    Ctr,
+    /// `bridge`, a CNI plugin
+    Bridge,
+    /// `loopback`, a CNI plugin
+    Loopback,
+    /// `macvlan`, a CNI plugin
+    Macvlan,
+    /// `portmap`, a CNI plugin
+    Portmap,
+    /// `ptp`, a CNI plugin
+    Ptp,
+    /// `host-local`, the CNI IPAM plugin of reference
+    HostLocal,
+    /// `cnitool`, which calls plugins as a runtime does
+    Cnitool,
+}
+
+/// The Go module that a program is built from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Source {
+    ControlPlane,
+    Containerd,
+    CniPlugins,
+}
+
+impl Source {
+    /// Its folder in `e2e`, and in the cache.
+    fn folder(self) -> &'static str {
+        match self {
+            Self::ControlPlane => "control-plane",
+            Self::Containerd => "containerd",
+            Self::CniPlugins => "cni-plugins",
+        }
+    }
+
+    fn release(self) -> &'static str {
+        match self {
+            Self::ControlPlane => KUBERNETES,
+            Self::Containerd => CONTAINERD,
+            Self::CniPlugins => CNI_PLUGINS,
+        }
+    }
 }
 
 impl Program {
@@ -56,35 +124,83 @@ impl Program {
             Self::KubeScheduler => "kube-scheduler",
             Self::Kubelet => "kubelet",
             Self::Kubectl => "kubectl",
+            Self::Containerd => "containerd",
+            Self::ContainerdShim => "containerd-shim-runc-v2",
+            Self::Ctr => "ctr",
+            Self::Bridge => "bridge",
+            Self::Loopback => "loopback",
+            Self::Macvlan => "macvlan",
+            Self::Portmap => "portmap",
+            Self::Ptp => "ptp",
+            Self::HostLocal => "host-local",
+            Self::Cnitool => "cnitool",
+        }
+    }
+
+    fn source(self) -> Source {
+        match self {
+            Self::Etcd
+            | Self::KubeApiserver
+            | Self::KubeControllerManager
+            | Self::KubeScheduler
+            | Self::Kubelet
+            | Self::Kubectl => Source::ControlPlane,
+            Self::Containerd | Self::ContainerdShim | Self::Ctr => Source::Containerd,
+            Self::Bridge
+            | Self::Loopback
+            | Self::Macvlan
+            | Self::Portmap
+            | Self::Ptp
+            | Self::HostLocal
+            | Self::Cnitool => Source::CniPlugins,
         }
     }
 
     fn package(self) -> String {
+        const CNI: &str = "github.com/containernetworking";
+        let name = self.name();
         match self {
             Self::Etcd => "go.etcd.io/etcd/server/v3".to_owned(),
-            other => format!("k8s.io/kubernetes/cmd/{}", other.name()),
+            Self::Bridge | Self::Loopback | Self::Macvlan | Self::Ptp => {
+                format!("{CNI}/plugins/plugins/main/{name}")
+            }
+            Self::Portmap => format!("{CNI}/plugins/plugins/meta/{name}"),
+            Self::HostLocal => format!("{CNI}/plugins/plugins/ipam/{name}"),
+            Self::Cnitool => format!("{CNI}/cni/{name}"),
+            _ => match self.source() {
+                Source::Containerd => format!("github.com/containerd/containerd/v2/cmd/{name}"),
+                _ => format!("k8s.io/kubernetes/cmd/{name}"),
+            },
         }
     }
 
-    /// Without these the binaries call themselves `v0.0.0-master`.
+    /// Without these the binaries call themselves `v0.0.0-master` or `unknown`.
     fn ldflags(self) -> String {
-        const VERSION: &str = "k8s.io/component-base/version";
-        match self {
-            Self::Etcd => "-s -w".to_owned(),
-            _ => format!(
-                "-s -w -X {VERSION}.gitVersion={KUBERNETES} -X {VERSION}.gitMajor=1 -X {VERSION}.gitMinor=36"
+        const COMPONENT: &str = "k8s.io/component-base/version";
+        const CNI: &str = "github.com/containernetworking/plugins/pkg/utils/buildversion";
+        let stamp = match self.source() {
+            _ if self == Self::Etcd => String::new(),
+            Source::ControlPlane => format!(
+                " -X {COMPONENT}.gitVersion={KUBERNETES} -X {COMPONENT}.gitMajor=1 -X {COMPONENT}.gitMinor=36"
             ),
-        }
+            Source::Containerd => {
+                format!(" -X github.com/containerd/containerd/v2/version.Version={CONTAINERD}")
+            }
+            Source::CniPlugins => format!(" -X {CNI}.BuildVersion={CNI_PLUGINS}"),
+        };
+        format!("-s -w{stamp}")
     }
 }
 
 /// The path of a program that is there already.
 pub fn find(program: Program) -> Result<PathBuf> {
     present(program, &cache()?).with_context(|| {
-        format!(
-            "{} is not built yet: run `make control-plane`",
-            program.name()
-        )
+        let target = if CONTROL_PLANE.contains(&program) {
+            "control-plane"
+        } else {
+            "nodes"
+        };
+        format!("{} is not built yet: run `make {target}`", program.name())
     })
 }
 
@@ -103,17 +219,20 @@ pub fn ensure(programs: &[Program]) -> Result<()> {
     if all.is_empty() {
         return Ok(());
     }
-    fs::create_dir_all(&cache).with_context(|| format!("cannot make {}", cache.display()))?;
+    for program in &all {
+        let folder = folder_of(*program, &cache);
+        fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    }
     let lock = File::create(cache.join(".lock"))?;
     if lock.try_lock().is_err() {
-        say("waiting for another process that builds the control plane …");
+        say("waiting for another process that builds …");
         lock.lock()?;
     }
     let left: Vec<Program> = missing();
     for (i, program) in left.iter().enumerate() {
         build(
             *program,
-            &cache,
+            &folder_of(*program, &cache),
             &format!("{} ({} of {})", program.name(), i + 1, left.len()),
         )?;
     }
@@ -130,36 +249,43 @@ fn cache() -> Result<PathBuf> {
         .or_else(|| Some(folder("XDG_CACHE_HOME")?.join("cadastre")))
         .or_else(|| Some(folder("HOME")?.join(".cache/cadastre")))
         .context("neither HOME nor CADASTRE_CACHE is set: set CADASTRE_CACHE to a folder for the binaries")?;
-    Ok(root.join("control-plane").join(KUBERNETES))
+    Ok(root)
+}
+
+/// Where in the cache a program is.
+fn folder_of(program: Program, cache: &Path) -> PathBuf {
+    let source = program.source();
+    cache.join(source.folder()).join(source.release())
 }
 
 fn present(program: Program, cache: &Path) -> Option<PathBuf> {
     env::var_os("KUBEBUILDER_ASSETS")
+        .filter(|_| program.source() == Source::ControlPlane)
         .map(PathBuf::from)
         .into_iter()
-        .chain([cache.to_owned()])
+        .chain([folder_of(program, cache)])
         .map(|folder| folder.join(program.name()))
         .find(|path| path.is_file())
 }
 
-fn build(program: Program, cache: &Path, title: &str) -> Result<()> {
+fn build(program: Program, folder: &Path, title: &str) -> Result<()> {
     if Command::new("go").arg("version").output().is_err() {
         bail!(
             "{} has to be built once and needs Go 1.26 or newer, which is not installed: see \
              https://go.dev/dl (golang-go of Debian 12 is too old). Or set KUBEBUILDER_ASSETS to a \
-             folder with etcd, kube-apiserver, kube-controller-manager and kubectl",
+             folder with the programs of a control plane",
             program.name()
         );
     }
-    let partial = cache.join(format!(".{}.partial", program.name()));
+    let partial = folder.join(format!(".{}.partial", program.name()));
     let mut go = process::command(Path::new("go"));
-    go.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/control-plane"))
+    go.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(program.source().folder()))
         .env("CGO_ENABLED", "0")
         .env("GOFLAGS", "-mod=readonly -buildvcs=false -trimpath")
         .args(["build", "-ldflags", &program.ldflags(), "-o"])
         .arg(&partial)
         .arg(program.package());
-    let log = cache.join(format!("{}.log", program.name()));
+    let log = folder.join(format!("{}.log", program.name()));
     let _ = fs::remove_file(&log);
     let start = Instant::now();
     let mut go = Process::spawn("go build", go, &log)?;
@@ -178,7 +304,7 @@ fn build(program: Program, cache: &Path, title: &str) -> Result<()> {
             go.log_tail(40)
         );
     }
-    fs::rename(&partial, cache.join(program.name()))?;
+    fs::rename(&partial, folder.join(program.name()))?;
     let _ = fs::remove_file(&log);
     progress.done(start.elapsed());
     Ok(())

@@ -10,14 +10,14 @@ pub(super) fn pool() -> Vec<Column> {
         text("IPv4", ".spec.ipv4.cidrs", "IPv4 ranges"),
         number(
             "Block4",
-            ".spec.ipv4.blockSize",
+            ".status.ipv4.blockSize",
             "Prefix length of what a node gets",
         ),
         text("Free4", ".status.ipv4.free", "IPv4 blocks that are free"),
         text("IPv6", ".spec.ipv6.cidrs", "IPv6 ranges"),
         number(
             "Block6",
-            ".spec.ipv6.blockSize",
+            ".status.ipv6.blockSize",
             "Prefix length of what a node gets",
         ),
         text("Free6", ".status.ipv6.free", "IPv6 blocks that are free"),

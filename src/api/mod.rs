@@ -6,6 +6,7 @@
 //! | [`pool`] | IPPool: ranges, and which nodes get a part of them |
 //! | [`block`] | IPAMBlock: a piece of a pool that one node gives addresses from |
 //! | [`subnet`] | NodeSubnet: what one node holds, what its agent says of it, what earlier nodes held |
+//! | [`terms`] | how nodes give a pool's addresses to pods |
 //! | `rules` | what the API server itself refuses, in CEL |
 //! | [`crd`] | the CustomResourceDefinitions of all kinds, as objects and as YAML |
 //! | `columns` | what `kubectl get` shows |
@@ -23,20 +24,24 @@ pub mod names;
 pub mod pool;
 mod rules;
 pub mod subnet;
+pub mod terms;
 pub mod watched;
 
 pub use block::{BlockOwner, IPAMBlock, IPAMBlockSpec, OwnerKind, block_name};
 pub use names::{
-    FIELD_MANAGER, FINALIZER, GROUP, LEASE_NAME, TERM_ANNOTATION, UNSETTLED_ANNOTATION, VERSION,
+    ADDRESSES_ANNOTATION, AGENT_MANAGER, FIELD_MANAGER, FINALIZER, GROUP, LEASE_NAME,
+    POOLS_ANNOTATION, TERM_ANNOTATION, UNSETTLED_ANNOTATION, VERSION,
 };
 pub use pool::{
     AddressStatus, Allocate, Assignment, FamilyStatus, FirstBlock, IPPool, IPPoolSpec,
     IPPoolStatus, IPv4Ranges, IPv6Ranges, TrendStatus,
 };
 pub use subnet::{
-    Allocation, BlockReport, HeldBlock, HeldRange, MOST_ALLOCATIONS, MOST_BLOCKS, MOST_POOLS,
-    NodeSubnet, NodeSubnetSpec, NodeSubnetStatus, PoolDemand, PreviousHolder, Recall, Suspect,
+    AgentInfo, Allocation, BlockReport, HeldBlock, HeldRange, MOST_ALLOCATIONS, MOST_BLOCKS,
+    MOST_POOLS, NodePool, NodePoolRanges, NodeSubnet, NodeSubnetSpec, NodeSubnetStatus, PoolDemand,
+    PreviousHolder, Recall, Suspect,
 };
+pub use terms::{AddressPrefix, AddressTerms, Dns, Route, Warm};
 pub use watched::{
     IPAMBlockLite, IPPoolLite, NodeAddressLite, NodeInfoLite, NodeLite, NodeLiteSpec,
     NodeLiteStatus, NodeSubnetLite, PodIpLite, PodLite, PodLiteSpec, PodLiteStatus,

@@ -25,3 +25,12 @@ pub const FIELD_MANAGER: &str = "cadastre-controller";
 
 /// Name of the Lease of the controller, in its own namespace.
 pub const LEASE_NAME: &str = "cadastre-controller";
+
+/// Field manager of all writes of an agent.
+pub const AGENT_MANAGER: &str = "cadastre-agent";
+
+/// Annotation of a pod: names of the pools that serve it, separated by commas, best first.
+pub const POOLS_ANNOTATION: &str = "cadastre.dev/pools";
+
+/// Annotation of a pod: its addresses, separated by a comma, at most one of each family.
+pub const ADDRESSES_ANNOTATION: &str = "cadastre.dev/addresses";

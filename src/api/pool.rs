@@ -9,6 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::rules;
+use super::terms::AddressTerms;
 
 /// What a pool hands out, and to whom.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
@@ -114,6 +115,10 @@ pub struct IPPoolSpec {
     #[schemars(range(min = 0, max = 86400))]
     #[serde(default = "default_quarantine_seconds")]
     pub quarantine_seconds: u32,
+
+    /// How nodes give its addresses to pods.
+    #[serde(flatten)]
+    pub terms: AddressTerms,
 }
 
 impl IPPoolSpec {
@@ -124,11 +129,13 @@ impl IPPoolSpec {
             ipv4: Some(IPv4Ranges {
                 cidrs: ipv4,
                 block_size: None,
+                gateway: None,
             })
             .filter(|ranges| !ranges.cidrs.is_empty()),
             ipv6: Some(IPv6Ranges {
                 cidrs: ipv6,
                 block_size: None,
+                gateway: None,
             })
             .filter(|ranges| !ranges.cidrs.is_empty()),
             allocate,
@@ -144,6 +151,7 @@ impl IPPoolSpec {
             disabled: false,
             reserved: Vec::new(),
             quarantine_seconds: default_quarantine_seconds(),
+            terms: AddressTerms::default(),
         }
     }
 }
@@ -191,6 +199,12 @@ pub struct IPv4Ranges {
     #[schemars(range(min = 8, max = 32))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block_size: Option<u32>,
+
+    /// The gateway of pods. Absent: the first usable address of each block, which no pod gets then.
+    /// An address: that one. None: no gateway, and every address of a block is for pods.
+    #[schemars(schema_with = "rules::ipv4_gateway")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gateway: Option<String>,
 }
 
 /// IPv6 ranges of a pool.
@@ -206,6 +220,12 @@ pub struct IPv6Ranges {
     #[schemars(range(min = 8, max = 128))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block_size: Option<u32>,
+
+    /// The gateway of pods. Absent: the first usable address of each block, which no pod gets then.
+    /// An address: that one. None: no gateway, and every address of a block is for pods.
+    #[schemars(schema_with = "rules::ipv6_gateway")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gateway: Option<String>,
 }
 
 /// What the controller knows of a pool. Derived: it is never read to decide anything.
@@ -241,7 +261,11 @@ pub struct IPPoolStatus {
 /// Counts of one family, in blocks of the current block size. Decimal text, because an IPv6 pool
 /// can have more blocks than JSON numbers count exactly.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
 pub struct FamilyStatus {
+    /// Prefix length of new blocks, given or by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub block_size: Option<u32>,
     /// All blocks.
     pub capacity: String,
     /// Blocks that nodes hold.

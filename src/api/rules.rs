@@ -18,6 +18,8 @@ use serde_json::{Value, json};
 
 /// The longest text of a CIDR: an IPv6 address of 39 characters, `/128`.
 const CIDR_LENGTH: u32 = 43;
+/// The longest text of an IPv6 address.
+const ADDRESS_LENGTH: u32 = 39;
 /// The longest text of a range: two IPv6 addresses and a hyphen.
 const RANGE_LENGTH: u32 = 79;
 /// Each CIDR is compared with each: the square of this must fit into the cost of one call.
@@ -112,6 +114,11 @@ pub(super) fn allocate(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
+/// Without the rule that it stays: that is the pool's.
+pub(super) fn some_allocate(_: &mut SchemaGenerator) -> Schema {
+    one_of(&["Blocks", "NodeCIDR"])
+}
+
 pub(super) fn assignment(_: &mut SchemaGenerator) -> Schema {
     one_of(&["Automatic", "Manual"])
 }
@@ -126,6 +133,56 @@ pub(super) fn owner_kind(_: &mut SchemaGenerator) -> Schema {
 
 pub(super) fn recall(_: &mut SchemaGenerator) -> Schema {
     one_of(&["IfEmpty", "Drain"])
+}
+
+pub(super) fn address_prefix(_: &mut SchemaGenerator) -> Schema {
+    one_of(&["Block", "Pool", "Host"])
+}
+
+pub(super) fn warm_in_order() -> Rule {
+    Rule::new("self.low <= self.high")
+        .message("low is more than high: blocks would be asked for and given back in turn")
+}
+
+/// An address of either family.
+pub(super) fn address(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "string",
+        "maxLength": ADDRESS_LENGTH,
+        "x-kubernetes-validations": [
+            rule("isIP(self)", "is not an address: write one such as 10.244.0.1 or fd00::1"),
+            canonical_address(),
+        ],
+    })
+}
+
+pub(super) fn ipv4_gateway(_: &mut SchemaGenerator) -> Schema {
+    gateway("4", "10.244.0.1")
+}
+
+pub(super) fn ipv6_gateway(_: &mut SchemaGenerator) -> Schema {
+    gateway("6", "fd00::1")
+}
+
+fn gateway(family: &str, example: &str) -> Schema {
+    json_schema!({
+        "type": "string",
+        "maxLength": ADDRESS_LENGTH,
+        "x-kubernetes-validations": [
+            rule(
+                &format!("self == 'None' || (isIP(self) && ip(self).family() == {family})"),
+                &format!("is neither None nor an IPv{family} address: write one such as {example}, or leave it out for the first usable address of each block"),
+            ),
+            canonical_address(),
+        ],
+    })
+}
+
+fn canonical_address() -> Value {
+    json!({
+        "rule": "!isIP(self) || ip.isCanonical(self)",
+        "messageExpression": "'is not in canonical form: write %s'.format([string(ip(self))])",
+    })
 }
 
 fn one_of(values: &[&str]) -> Schema {

@@ -21,12 +21,14 @@
 //! - State `demand` as the addresses wanted in all, not as what is lacking: a repeated answer to an
 //!   old question must do no harm.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector, Time};
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::pool::{Allocate, Assignment};
 use super::rules;
+use super::terms::AddressTerms;
 
 /// The most blocks that a node may have. Their list, what the agent says of each, and
 /// [`MOST_ALLOCATIONS`] addresses with their pods fit into one object of etcd (1.5 MiB).
@@ -80,10 +82,11 @@ pub struct NodeSubnetSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub blocks: Vec<HeldBlock>,
 
-    /// The pools that the node may ask for blocks, best first.
+    /// The pools that the node may ask for blocks, best first, then those that podCIDRs are of.
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     #[schemars(length(max = MOST_POOLS))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub pools: Vec<String>,
+    pub pools: Vec<NodePool>,
 
     /// Addresses whose pods are gone or finished by the API's word: the agent frees them if the node
     /// says the same.
@@ -95,6 +98,64 @@ pub struct NodeSubnetSpec {
     #[schemars(length(max = 1024))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub previous: Vec<PreviousHolder>,
+}
+
+/// What a node needs to know of a pool.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct NodePool {
+    /// The pool.
+    #[schemars(length(max = 63))]
+    pub name: String,
+
+    /// Blocks: the node may ask for them. NodeCIDR: the pool of one of its podCIDRs.
+    #[schemars(schema_with = "rules::some_allocate")]
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub allocate: Allocate,
+
+    /// Manual: only for pods that ask for it by name.
+    #[schemars(schema_with = "rules::assignment")]
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub assignment: Assignment,
+
+    /// The namespaces whose pods it serves.
+    #[schemars(schema_with = "rules::selector")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub namespace_selector: Option<Box<LabelSelector>>,
+
+    /// The pods that it serves.
+    #[schemars(schema_with = "rules::selector")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod_selector: Option<Box<LabelSelector>>,
+
+    /// Its IPv4 side.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ipv4: Option<NodePoolRanges>,
+
+    /// Its IPv6 side.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ipv6: Option<NodePoolRanges>,
+
+    /// How its addresses are given.
+    #[serde(flatten)]
+    pub terms: AddressTerms,
+}
+
+/// One family of a pool, as a node needs it.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodePoolRanges {
+    /// All ranges of the pool.
+    #[schemars(length(max = 256), inner(length(max = 43)))]
+    pub cidrs: Vec<String>,
+
+    /// The gateway of pods, as in the pool.
+    #[schemars(length(max = 39))]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gateway: Option<String>,
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 /// A range that a node holds.
@@ -181,6 +242,10 @@ pub struct NodeSubnetStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub blocks: Vec<BlockReport>,
 
+    /// The agent that says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub agent: Option<AgentInfo>,
+
     /// The addresses in use.
     #[schemars(length(max = MOST_ALLOCATIONS))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -190,6 +255,20 @@ pub struct NodeSubnetStatus {
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
+}
+
+/// The agent of a node.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+pub struct AgentInfo {
+    /// Its version.
+    #[schemars(length(max = 64))]
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub version: String,
+
+    /// The boot of the machine that it runs in.
+    #[schemars(length(max = 64))]
+    #[serde(default, rename = "bootID", skip_serializing_if = "String::is_empty")]
+    pub boot_id: String,
 }
 
 /// What a node wants of a pool.

@@ -72,7 +72,7 @@ pub(super) struct Args {
     leak_grace: u32,
 
     /// Objects a page when listing; 0 asks for everything at once
-    #[arg(long, env = "CADASTRE_LIST_PAGE", default_value_t = 2500)]
+    #[arg(long, env = "CADASTRE_LIST_PAGE", default_value_t = 1000)]
     list_page: u32,
 
     /// Namespace of the Lease
@@ -244,7 +244,7 @@ async fn serve(args: Args, settings: lease::Settings, level: logs::Level) -> any
     let mut controller = tokio::spawn(run::run(parts, settings, stopping, grace));
 
     tokio::select! {
-        signal = shutdown_signal() => info!(signal = signal?, "shutting down"),
+        signal = super::signal::shutdown() => info!(signal = signal?, "shutting down"),
         ended = &mut controller => anyhow::bail!("the controller ended by itself: {ended:?}"),
         ended = &mut election => anyhow::bail!("the election ended by itself: {ended:?}"),
         ended = &mut admin => anyhow::bail!("the admin port ended by itself: {ended:?}"),
@@ -260,14 +260,4 @@ async fn serve(args: Args, settings: lease::Settings, level: logs::Level) -> any
     let _ = tokio::time::timeout(Duration::from_secs(5), election).await;
     info!(settled, "stopped");
     Ok(())
-}
-
-async fn shutdown_signal() -> std::io::Result<&'static str> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let mut term = signal(SignalKind::terminate())?;
-    let mut int = signal(SignalKind::interrupt())?;
-    Ok(tokio::select! {
-        _ = term.recv() => "SIGTERM",
-        _ = int.recv() => "SIGINT",
-    })
 }

@@ -1,7 +1,10 @@
 //! The `cadastre` command: one file a verb.
 
+mod agent;
 mod controller;
 mod crd;
+mod install_cni;
+mod signal;
 
 use std::process::ExitCode;
 
@@ -23,6 +26,8 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 enum Verb {
     Controller(Box<controller::Args>),
+    Agent(Box<agent::Args>),
+    InstallCni(install_cni::Args),
     Crd(crd::Args),
 }
 
@@ -30,6 +35,8 @@ enum Verb {
 pub fn main(cli: Cli) -> ExitCode {
     let done = match cli.verb {
         Verb::Controller(args) => controller::exec(*args),
+        Verb::Agent(args) => agent::exec(*args),
+        Verb::InstallCni(args) => install_cni::exec(&args),
         Verb::Crd(args) => crd::exec(&args),
     };
     match done {

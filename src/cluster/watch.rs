@@ -86,7 +86,8 @@ pub async fn follow<K, T>(
     }
 }
 
-fn describe(kind: &str, error: &watcher::Error) -> String {
+/// An error of a watch in words that say what to do.
+pub(crate) fn describe(kind: &str, error: &watcher::Error) -> String {
     let source = match error {
         watcher::Error::InitialListFailed(source)
         | watcher::Error::WatchStartFailed(source)

@@ -82,7 +82,7 @@ pub fn status(
             .iter()
             .find(|(f, _)| *f == wanted)
             .map(|(_, figures)| {
-                let mut status = figures.status(addresses(wanted));
+                let mut status = figures.status(state.space.block_len(wanted), addresses(wanted));
                 foretell(&mut status, pool, wanted, *figures, now);
                 status
             })

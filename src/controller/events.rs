@@ -71,20 +71,12 @@ pub fn log(report: &Report) {
 }
 
 fn render(report: &Report, instance: &str, now: Timestamp) -> Event {
-    /// The API's limit for a note, in bytes.
-    const NOTE: usize = 1024;
     const CADASTRE: &str = "cadastre.dev/v1alpha1";
     let (version, kind, name, uid) = match &report.about {
         About::Node { name, uid } => ("v1", "Node", name, uid),
         About::Pool { name, uid } => (CADASTRE, "IPPool", name, uid),
         About::Block { name, uid } => (CADASTRE, "IPAMBlock", name, uid),
     };
-    let mut note = report.note.clone();
-    if note.len() > NOTE {
-        let cut = (0..=NOTE - 3).rev().find(|at| note.is_char_boundary(*at));
-        note.truncate(cut.unwrap_or_default());
-        note.push_str("...");
-    }
     let kind_of_event = if report.warning { "Warning" } else { "Normal" };
     Event {
         metadata: ObjectMeta {
@@ -101,7 +93,7 @@ fn render(report: &Report, instance: &str, now: Timestamp) -> Event {
         }),
         type_: Some(kind_of_event.to_owned()),
         reason: Some(report.reason.to_owned()),
-        note: Some(note),
+        note: Some(note(&report.note)),
         action: Some("Allocate".to_owned()),
         event_time: Some(MicroTime(now)),
         reporting_controller: Some(FIELD_MANAGER.to_owned()),
@@ -110,9 +102,22 @@ fn render(report: &Report, instance: &str, now: Timestamp) -> Event {
     }
 }
 
+/// A text within the API's limit for a note.
+pub(crate) fn note(text: &str) -> String {
+    /// In bytes
+    const LONGEST: usize = 1024;
+    if text.len() <= LONGEST {
+        return text.to_owned();
+    }
+    let end = (0..=LONGEST - 3)
+        .rev()
+        .find(|at| text.is_char_boundary(*at));
+    format!("{}...", &text[..end.unwrap_or_default()])
+}
+
 /// The object's name and the time, within the length of a name: events about objects with the
 /// longest names are refused otherwise.
-fn event_name(name: &str, now: Timestamp) -> String {
+pub(crate) fn event_name(name: &str, now: Timestamp) -> String {
     const LONGEST: usize = 253;
     let time = format!("{:x}", now.as_nanosecond());
     // Names are ASCII.

@@ -31,8 +31,8 @@ impl Figures {
         }
     }
 
-    /// As the API shows it.
-    pub fn status(self, addresses: Option<AddressStatus>) -> FamilyStatus {
+    /// As the API shows it, with the prefix length of a block.
+    pub fn status(self, block_len: Option<u8>, addresses: Option<AddressStatus>) -> FamilyStatus {
         let percent = (self.utilization() * 100.0).floor();
         // 100 % is for pools without any room at all.
         let percent = if self.free > 0 {
@@ -41,6 +41,7 @@ impl Figures {
             percent
         };
         FamilyStatus {
+            block_size: block_len.map(u32::from),
             capacity: self.capacity.to_string(),
             held: self.held.to_string(),
             quarantined: self.quarantined.to_string(),

@@ -9,7 +9,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::survey::{Older, survey_one};
-use crate::api::Allocate;
+use crate::api::{Allocate, NodePool};
 use crate::choice::{Asker, Candidate, Selector, Standing, choose};
 use crate::cluster::seen::{Node, Pool, Text};
 use crate::cluster::world::World;
@@ -31,6 +31,8 @@ pub struct PoolState {
     pub space: ipam::Pool,
     /// How it gives blocks
     pub terms: BlockTerms,
+    /// What its nodes are told of it
+    pub told: NodePool,
     /// What is never given out of it
     pub reserved: Vec<Span>,
     /// From how many percent of utilization on it is nearly exhausted
@@ -246,11 +248,9 @@ impl Pools {
     }
 
     /// The pools that a node may ask for blocks, best first but for room.
-    pub fn block_pools<'a>(&'a self, node: &'a Node) -> impl Iterator<Item = String> {
+    pub fn block_pools<'a>(&'a self, node: &'a Node) -> impl Iterator<Item = &'a PoolState> {
         let states = self.by_rank.iter().filter_map(|name| self.states.get(name));
-        states
-            .filter(|state| state.allocate == Allocate::Blocks && state.selects(node))
-            .map(|state| state.name.to_string())
+        states.filter(|state| state.allocate == Allocate::Blocks && state.selects(node))
     }
 
     /// The pools that would be tried before the best of the choices but are not ready yet, which takes

@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::account::report_of;
+use super::pools::PoolState;
 use super::queue::Queue;
 use super::registry::Registry;
 use super::{Context, Purpose};
@@ -151,9 +152,14 @@ fn wanted(
     let suspects = node
         .map(|node| registry.suspects_of(&node.uid, report))
         .unwrap_or_default();
-    let pools: Vec<String> = node
+    let mut pools: Vec<&PoolState> = node
         .map(|node| registry.pools.block_pools(node).collect())
         .unwrap_or_default();
+    let may_ask = !pools.is_empty();
+    for range in node.iter().flat_map(|node| &node.pod_cidrs) {
+        let pool = registry.pools.of(range);
+        pools.extend(pool.filter(|pool| !pools.iter().any(|it| it.name == pool.name)));
+    }
     let previous: Vec<PreviousHolder> = registry
         .rests_of(name)
         .filter(|(_, rest)| !rest.leaving)
@@ -170,7 +176,7 @@ fn wanted(
         .unwrap_or_default();
     let nothing = pod_cidrs.is_empty() && previous.is_empty() && blocks.is_empty();
     // While the node lives its NodeSubnet stays: a late creation by an earlier leader finds it there.
-    let stays = node.is_some() && (is.is_some() || !pools.is_empty());
+    let stays = node.is_some() && (is.is_some() || may_ask);
     if nothing && !stays {
         return None;
     }
@@ -185,7 +191,7 @@ fn wanted(
         machine_id: node.and_then(|node| node.machine.machine_id.as_ref().map(text)),
         pod_cidrs,
         blocks,
-        pools,
+        pools: pools.into_iter().map(|pool| pool.told.clone()).collect(),
         suspects,
         previous,
     })

@@ -8,7 +8,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::pools::{BlockTerms, DEFAULT_QUARANTINE, PoolState, Verdict};
-use crate::api::{Allocate, Assignment, FINALIZER, FirstBlock, IPPoolSpec};
+use crate::api::{
+    Allocate, Assignment, FINALIZER, FirstBlock, IPPoolSpec, NodePool, NodePoolRanges,
+};
 use crate::choice::Selector;
 use crate::cluster::seen::{Pool, Text};
 use crate::cluster::world::World;
@@ -129,6 +131,7 @@ pub(super) fn survey_one(
         allocate: parsed.allocate,
         space,
         terms: parsed.terms,
+        told: told(&pool.name, pool.spec.as_ref().ok()),
         reserved: blocked,
         nearly_exhausted: parsed.nearly_exhausted,
         selector: parsed.selector,
@@ -138,6 +141,33 @@ pub(super) fn survey_one(
         verdict,
         left_out,
         hold_until,
+    }
+}
+
+/// What nodes are told of a pool.
+fn told(name: &Text, spec: Option<&IPPoolSpec>) -> NodePool {
+    let name = name.to_string();
+    let Some(spec) = spec else {
+        return NodePool {
+            name,
+            ..NodePool::default()
+        };
+    };
+    NodePool {
+        name,
+        allocate: spec.allocate,
+        assignment: spec.assignment,
+        namespace_selector: spec.namespace_selector.clone().map(Box::new),
+        pod_selector: spec.pod_selector.clone().map(Box::new),
+        ipv4: spec.ipv4.as_ref().map(|ranges| NodePoolRanges {
+            cidrs: ranges.cidrs.clone(),
+            gateway: ranges.gateway.clone(),
+        }),
+        ipv6: spec.ipv6.as_ref().map(|ranges| NodePoolRanges {
+            cidrs: ranges.cidrs.clone(),
+            gateway: ranges.gateway.clone(),
+        }),
+        terms: spec.terms.clone(),
     }
 }
 

@@ -62,7 +62,7 @@ impl PoolGauges {
 }
 
 /// Registers a collector and hands it back.
-fn register<C: prometheus::core::Collector + Clone + 'static>(
+pub(super) fn register<C: prometheus::core::Collector + Clone + 'static>(
     registry: &Registry,
     c: C,
 ) -> Result<C, Error> {

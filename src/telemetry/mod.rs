@@ -3,6 +3,7 @@
 //! | file | subject |
 //! |---|---|
 //! | [`metrics`] | every figure, by Prometheus convention |
+//! | [`agent_metrics`] | the same of a node's agent |
 //! | [`http_metrics`] | requests to the API server, counted where they leave |
 //! | [`admin`] | `/metrics`, `/healthz`, `/readyz`, `/loglevel` |
 //! | `serve` | connections of the admin port, and their limits |
@@ -10,12 +11,14 @@
 //! | [`logs`] | text or JSON, level changeable at run time |
 
 pub mod admin;
+pub mod agent_metrics;
 pub mod http_metrics;
 pub mod logs;
 pub mod metrics;
 pub mod readiness;
 mod serve;
 
+pub use agent_metrics::AgentMetrics;
 pub use http_metrics::HttpMetrics;
 pub use metrics::{ControllerMetrics, LeaderMetrics, build_info};
 pub use readiness::Readiness;

@@ -16,6 +16,8 @@ struct State {
     lapsed: bool,
     /// Nothing before the first word of the controller
     view: Option<Known>,
+    /// The word of a process that has no leader
+    said: Option<(bool, String)>,
 }
 
 #[derive(Debug)]
@@ -46,10 +48,18 @@ impl Readiness {
         self.lock().view = Some(known);
     }
 
+    /// The word of a process that has no leader: whether it is ready, and why (not).
+    pub fn say(&self, ready: bool, text: &str) {
+        self.lock().said = Some((ready, format!("{text}\n")));
+    }
+
     /// Whether it is ready, and the text for people: a leader is ready when it deals, a standby when
     /// it has seen everything.
     pub fn page(&self) -> (bool, String) {
         let state = self.lock();
+        if let Some(said) = &state.said {
+            return said.clone();
+        }
         let Some(view) = &state.view else {
             return (false, "starting\n".to_owned());
         };
@@ -134,5 +144,7 @@ mod tests {
         assert!(readiness.page().0);
         readiness.leadership(Leadership::Released);
         assert!(!readiness.page().0);
+        readiness.say(true, "gives addresses");
+        assert_eq!(readiness.page(), (true, "gives addresses\n".into()));
     }
 }

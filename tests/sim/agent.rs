@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use cadastre::api::{HeldBlock, Recall};
+use cadastre::api::{Allocate, HeldBlock, NodeSubnetSpec, Recall};
 use cadastre::cluster::seen::{AgentReport, BlockWord, PodUid, Subnet, Text};
 use cadastre::ipam::{Addr, Cidr, Family, Span};
 
@@ -108,7 +108,7 @@ impl Agent {
     }
 
     /// The spec, where it is for this agent's Node.
-    fn spec(&self) -> Option<&cadastre::api::NodeSubnetSpec> {
+    fn spec(&self) -> Option<&NodeSubnetSpec> {
         let spec = self.seen.as_ref()?.spec.as_ref().ok()?;
         let uid = self.node.as_ref()?;
         (spec.node_uid.as_deref() == Some(&**uid)).then_some(spec)
@@ -234,7 +234,7 @@ impl Agent {
         let Some(spec) = self.spec() else {
             return Vec::new();
         };
-        let mut pools: Vec<Text> = spec.pools.iter().map(|p| p.as_str().into()).collect();
+        let mut pools: Vec<Text> = asked_for(spec).collect();
         for held in self.blocks.values().filter(|held| self.gives_from(held)) {
             if !pools.contains(&held.pool) {
                 pools.push(held.pool.clone());
@@ -315,7 +315,7 @@ impl Agent {
     pub fn report(&self) -> Option<AgentReport> {
         let uid = self.node.clone()?;
         let spec = self.spec()?;
-        let best = spec.pools.first().map(|pool| Text::from(pool.as_str()));
+        let best = asked_for(spec).next();
         let mut demand: BTreeMap<Text, u64> = BTreeMap::new();
         for pool in self.uses(&uid).map(|(_, held)| &held.pool) {
             let of_pool = |family: Family| {
@@ -380,4 +380,11 @@ pub fn key(told: &HeldBlock) -> Key {
         Cidr::parse_strict(&told.cidr).unwrap(),
         told.uid.as_str().into(),
     )
+}
+
+/// The pools that the node may ask for blocks, best first.
+fn asked_for(spec: &NodeSubnetSpec) -> impl Iterator<Item = Text> {
+    let pools = spec.pools.iter();
+    let of_blocks = pools.filter(|pool| pool.allocate == Allocate::Blocks);
+    of_blocks.map(|pool| pool.name.as_str().into())
 }

@@ -3,7 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use cadastre::api::{Allocate, Assignment, FirstBlock, IPPoolSpec, IPv4Ranges, IPv6Ranges};
+use cadastre::api::{
+    AddressTerms, Allocate, Assignment, FirstBlock, IPPoolSpec, IPv4Ranges, IPv6Ranges,
+};
 use cadastre::cluster::seen::{Block, Machine, Node, Pod, Pool, ServiceRange, Subnet, Text};
 use cadastre::ipam::{Addr, Cidr};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
@@ -412,10 +414,12 @@ impl Sim {
             ipv4: (families < 9).then(|| IPv4Ranges {
                 cidrs: vec![format!("10.{third}.{slice}.0/{len}")],
                 block_size: Some(*self.rng.pick(&[27, 28, 28, 29, 30])),
+                gateway: None,
             }),
             ipv6: (families > 5).then(|| IPv6Ranges {
                 cidrs: vec![format!("fd00:0:1:{}::/122", slice + 1)],
                 block_size: Some(*self.rng.pick(&[124, 125, 126])),
+                gateway: None,
             }),
             allocate: Allocate::Blocks,
             node_selector: (!class.is_empty()).then_some(selector),
@@ -438,6 +442,7 @@ impl Sim {
             disabled: false,
             reserved,
             quarantine_seconds: *self.rng.pick(&[0, 5, 20, 60]),
+            terms: AddressTerms::default(),
         }
     }
 
@@ -474,6 +479,7 @@ impl Sim {
             ipv4: (families < 9).then(|| IPv4Ranges {
                 cidrs: vec![format!("10.244.{}.0/{}", slice * 8, self.plan.slice)],
                 block_size: Some(*self.rng.pick(v4_sizes)),
+                gateway: None,
             }),
             ipv6: (families > 5).then(|| IPv6Ranges {
                 cidrs: vec![
@@ -485,6 +491,7 @@ impl Sim {
                     .to_string(),
                 ],
                 block_size: Some(*self.rng.pick(v6_sizes)),
+                gateway: None,
             }),
             allocate: Allocate::NodeCIDR,
             node_selector: (!class.is_empty()).then_some(selector),
@@ -499,6 +506,7 @@ impl Sim {
             disabled: false,
             reserved,
             quarantine_seconds: *self.rng.pick(quarantines),
+            terms: AddressTerms::default(),
         }
     }
 

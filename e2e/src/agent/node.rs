@@ -153,6 +153,7 @@ impl Agent {
             node_uid: Some(self.uid.clone()),
             pools: pools.collect(),
             blocks: self.blocks.iter().map(|(c, b)| b.report(c)).collect(),
+            agent: None,
             allocations: allocations.collect(),
             conditions: Vec::new(),
         }

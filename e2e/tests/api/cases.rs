@@ -61,6 +61,7 @@ pub fn pools() -> Vec<Case> {
         selectors(),
         numbers(),
         block_terms(),
+        address_terms(),
     ];
     let mut cases: Vec<Case> = all.into_iter().flatten().map(named).collect();
     let plain = with(&json!({}));
@@ -362,6 +363,89 @@ fn numbers() -> Vec<(Value, Option<Cause>)> {
     ]
 }
 
+fn address_terms() -> Vec<(Value, Option<Cause>)> {
+    let one = |key: &str, value: Value| blocks(&json!({ key: value }));
+    let gateway4 =
+        |gateway: &str| with(&json!({"ipv4": {"cidrs": ["10.0.0.0/16"], "gateway": gateway}}));
+    let gateway6 = |gateway: &str| json!({"allocate": "NodeCIDR", "ipv6": {"cidrs": ["fd00::/48"], "gateway": gateway}});
+    let no_gateway4 = "is neither None nor an IPv4 address: write one such as 10.244.0.1, or leave it out for the first usable address of each block";
+    let no_gateway6 = "is neither None nor an IPv6 address: write one such as fd00::1, or leave it out for the first usable address of each block";
+    let route = |dst: &str, gw: &str| one("routes", json!([{"dst": dst, "gw": gw}]));
+    vec![
+        (one("warm", json!({"low": 0, "high": 0})), None),
+        (one("warm", json!({"low": 50})), None),
+        (
+            one("warm", json!({"low": 51})),
+            Some((
+                "spec.warm",
+                "low is more than high: blocks would be asked for and given back in turn",
+            )),
+        ),
+        (
+            one("warm", json!({"low": -1})),
+            Some(("spec.warm.low", "should be greater than or equal to 0")),
+        ),
+        (one("cooldownSeconds", json!(0)), None),
+        (
+            one("cooldownSeconds", json!(86_401)),
+            Some((
+                "spec.cooldownSeconds",
+                "should be less than or equal to 86400",
+            )),
+        ),
+        (one("addressPrefix", json!("Pool")), None),
+        (
+            one("addressPrefix", json!("Node")),
+            Some((
+                "spec.addressPrefix",
+                r#"supported values: "Block", "Pool", "Host""#,
+            )),
+        ),
+        (gateway4("None"), None),
+        (gateway4("10.0.0.1"), None),
+        (
+            gateway4("fd00::1"),
+            Some(("spec.ipv4.gateway", no_gateway4)),
+        ),
+        (gateway4("none"), Some(("spec.ipv4.gateway", no_gateway4))),
+        (gateway6("fd00::1"), None),
+        (
+            gateway6("10.0.0.1"),
+            Some(("spec.ipv6.gateway", no_gateway6)),
+        ),
+        (
+            gateway6("FD00::1"),
+            Some((
+                "spec.ipv6.gateway",
+                "is not in canonical form: write fd00::1",
+            )),
+        ),
+        (route("0.0.0.0/0", "10.0.0.1"), None),
+        (one("routes", json!([{"dst": "fd00::/8"}])), None),
+        (
+            route("0.0.0.0", "10.0.0.1"),
+            Some((
+                "spec.routes[0].dst",
+                "is not a CIDR: write an address, / and a prefix length",
+            )),
+        ),
+        (
+            route("0.0.0.0/0", "gateway"),
+            Some((
+                "spec.routes[0].gw",
+                "is not an address: write one such as 10.244.0.1 or fd00::1",
+            )),
+        ),
+        (
+            one(
+                "dns",
+                json!({"nameservers": ["10.96.0.10"], "domain": "a.example", "search": ["b.example"], "options": ["ndots:5"]}),
+            ),
+            None,
+        ),
+    ]
+}
+
 fn block_terms() -> Vec<(Value, Option<Cause>)> {
     let one = |key: &str, value: Value| blocks(&json!({ key: value }));
     let expression = json!({"matchExpressions": [{"key": "zone", "operator": "In"}]});
@@ -580,7 +664,7 @@ pub fn subnets() -> Vec<Case> {
             Some(("spec.blocks[0].uid", "Required value")),
         ),
         case(
-            json!({"pools": ["default"], "suspects": [{"address": "10.244.1.65", "podUID": "p"}]}),
+            json!({"pools": [{"name": "default"}], "suspects": [{"address": "10.244.1.65", "podUID": "p"}]}),
             None,
         ),
         // A node's name, the longest there is

@@ -99,9 +99,9 @@ impl Lab {
                 "lastTransitionTime": "2026-11-21T10:00:00Z",
             }])
         };
-        let family = |free: &str, held: &str, quarantined: &str, utilization: &str| {
+        let family = |size: u8, free: &str, held: &str, quarantined: &str, utilization: &str| {
             json!({
-                "capacity": "512", "held": held, "quarantined": quarantined, "free": free,
+                "blockSize": size, "capacity": "512", "held": held, "quarantined": quarantined, "free": free,
                 "utilization": utilization,
             })
         };
@@ -109,7 +109,7 @@ impl Lab {
             (
                 "dual",
                 json!({
-                    "ipv4": family("323", "187", "2", "37%"), "ipv6": family("65346", "187", "2", "1%"),
+                    "ipv4": family(24, "323", "187", "2", "37%"), "ipv6": family(64, "65346", "187", "2", "1%"),
                     "nodes": 187, "waiting": 0,
                     "conditions": ready("True", "Serving", "serves the nodes it selects"),
                 }),
@@ -117,7 +117,7 @@ impl Lab {
             (
                 "spent",
                 json!({
-                    "ipv4": family("0", "4", "0", "100%"), "nodes": 4, "waiting": 3,
+                    "ipv4": family(26, "0", "4", "0", "100%"), "nodes": 4, "waiting": 3,
                     "conditions": ready("False", "OverlapsOlderPool", "carves nothing: overlaps dual"),
                 }),
             ),

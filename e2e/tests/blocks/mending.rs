@@ -84,7 +84,7 @@ async fn a_node_subnet_that_is_edited_or_deleted_is_restored_with_all_blocks() {
 
     for edit in [
         json!({"spec": {"blocks": []}}),
-        json!({"spec": {"nodeUID": "another", "pools": ["another"]}}),
+        json!({"spec": {"nodeUID": "another", "pools": [{"name": "another"}]}}),
         json!({"spec": {"blocks": [{"cidr": "10.61.0.240/28", "uid": "none", "pool": "list"}]}}),
     ] {
         let patch = Patch::Merge(&edit);

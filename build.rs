@@ -1,0 +1,24 @@
+//! Generates the gRPC code of the agent. Nothing where no agent is built.
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    println!("cargo:rerun-if-changed=build.rs");
+    #[cfg(feature = "controller")]
+    generate()?;
+    Ok(())
+}
+
+#[cfg(feature = "controller")]
+fn generate() -> Result<(), Box<dyn std::error::Error>> {
+    println!("cargo:rerun-if-changed=proto");
+    let files = protox::compile(["cadastre/agent/v1/agent.proto"], ["proto"])?;
+    tonic_prost_build::configure()
+        .build_transport(false)
+        .compile_fds(files)?;
+    // Only asked, never served.
+    let files = protox::compile(["cri/runtime/v1/api.proto"], ["proto"])?;
+    tonic_prost_build::configure()
+        .build_transport(false)
+        .build_server(false)
+        .compile_fds(files)?;
+    Ok(())
+}

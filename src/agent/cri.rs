@@ -1,0 +1,156 @@
+//! The runtime's word, over the container runtime interface: which sandboxes there are.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use tokio::net::UnixStream;
+use tonic::transport::{Channel, Endpoint, Uri};
+use tower::service_fn;
+
+use crate::ipam::Addr;
+use crate::node::PodRef;
+
+#[allow(
+    missing_docs,
+    unused_qualifications,
+    clippy::pedantic,
+    clippy::unwrap_used,
+    reason = "generated"
+)]
+mod v1 {
+    tonic::include_proto!("runtime.v1");
+}
+
+use v1::runtime_service_client::RuntimeServiceClient;
+
+/// The longest wait for an answer.
+const LIMIT: Duration = Duration::from_secs(10);
+/// The longest answer: a node has some hundred sandboxes of a few kilobytes.
+const MESSAGE: usize = 16 << 20;
+
+/// A sandbox, and what it uses.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sandbox {
+    /// Its id: the container id of the CNI
+    pub id: String,
+    /// Its pod
+    pub pod: PodRef,
+    /// Its addresses
+    pub addresses: Vec<Addr>,
+}
+
+/// The runtime of this node.
+#[derive(Clone, Debug)]
+pub struct Runtime {
+    socket: PathBuf,
+}
+
+/// Why the runtime's word is not known.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the container runtime does not answer on {}: {source}: check --cri-socket, and that the runtime runs",
+    socket.display()
+)]
+pub struct CriError {
+    socket: PathBuf,
+    source: tonic::Status,
+}
+
+impl Runtime {
+    /// The one that listens there.
+    pub fn new(socket: &Path) -> Self {
+        Self {
+            socket: socket.to_owned(),
+        }
+    }
+
+    /// The ids of all sandboxes, also of those that have ended and are not removed.
+    pub async fn sandboxes(&self) -> Result<BTreeSet<String>, CriError> {
+        let all = self.list(&mut self.client()).await?;
+        Ok(all.into_iter().map(|it| it.id).collect())
+    }
+
+    /// All sandboxes with their addresses.
+    pub async fn addresses(&self) -> Result<Vec<Sandbox>, CriError> {
+        let mut client = self.client();
+        let mut all = Vec::new();
+        for sandbox in self.list(&mut client).await? {
+            let meta = sandbox.metadata.unwrap_or_default();
+            all.push(Sandbox {
+                addresses: self.addresses_of(&mut client, &sandbox.id).await?,
+                id: sandbox.id,
+                pod: PodRef {
+                    namespace: meta.namespace,
+                    name: meta.name,
+                    uid: meta.uid,
+                },
+            });
+        }
+        Ok(all)
+    }
+
+    fn client(&self) -> RuntimeServiceClient<Channel> {
+        // Asked now and then: a connection kept open would be one more thing to look after.
+        RuntimeServiceClient::new(channel(&self.socket)).max_decoding_message_size(MESSAGE)
+    }
+
+    async fn list(
+        &self,
+        client: &mut RuntimeServiceClient<Channel>,
+    ) -> Result<Vec<v1::PodSandbox>, CriError> {
+        let answer = timed(client.list_pod_sandbox(v1::ListPodSandboxRequest {})).await;
+        Ok(answer.map_err(|it| self.error(it))?.items)
+    }
+
+    async fn addresses_of(
+        &self,
+        client: &mut RuntimeServiceClient<Channel>,
+        id: &str,
+    ) -> Result<Vec<Addr>, CriError> {
+        let request = v1::PodSandboxStatusRequest {
+            pod_sandbox_id: id.to_owned(),
+        };
+        let answer = match timed(client.pod_sandbox_status(request)).await {
+            Ok(answer) => answer,
+            // Removed since it was listed.
+            Err(status) if status.code() == tonic::Code::NotFound => return Ok(Vec::new()),
+            Err(status) => return Err(self.error(status)),
+        };
+        let network = answer.status.and_then(|it| it.network).unwrap_or_default();
+        let more = network.additional_ips.into_iter().map(|it| it.ip);
+        let all = std::iter::once(network.ip).chain(more);
+        Ok(all.filter_map(|it| Addr::parse_lenient(&it)).collect())
+    }
+
+    fn error(&self, source: tonic::Status) -> CriError {
+        CriError {
+            socket: self.socket.clone(),
+            source,
+        }
+    }
+}
+
+async fn timed<T>(
+    call: impl Future<Output = Result<tonic::Response<T>, tonic::Status>>,
+) -> Result<T, tonic::Status> {
+    match tokio::time::timeout(LIMIT, call).await {
+        Ok(answer) => answer.map(tonic::Response::into_inner),
+        Err(_) => Err(tonic::Status::deadline_exceeded(format!(
+            "no answer within {LIMIT:?}"
+        ))),
+    }
+}
+
+/// A channel to a unix socket, connected when it is first used.
+pub(super) fn channel(path: &Path) -> Channel {
+    let path = path.to_owned();
+    // Never looked up: the connector knows where to go.
+    Endpoint::from_static("http://localhost")
+        .connect_timeout(Duration::from_secs(5))
+        .connect_with_connector_lazy(service_fn(move |_: Uri| {
+            let path = path.clone();
+            async move { UnixStream::connect(path).await.map(TokioIo::new) }
+        }))
+}

@@ -1,0 +1,501 @@
+//! Addresses whose attachments are gone although no DEL came, and how that is proven.
+//!
+//! That a DEL never comes is ordinary: a runtime runs a chain in reverse and stops at the first
+//! plugin that fails. Two proofs free an address then:
+//!
+//! | | |
+//! |---|---|
+//! | by the API | the pod's UID is in no complete list of this node's pods, or has finished, for a grace period; or the controller named the address (it has waited already) |
+//! | by the node | the runtime has no sandbox of that id; or the network namespace is gone; or the attachment is of an earlier boot |
+//!
+//! After a reboot the pods are the same and their sandboxes are others: what an earlier boot's sandbox
+//! had is freed once the same pod has the same interface on the same network in another one. That is
+//! the API's word too: it still wants that pod, and the runtime has made it anew.
+//!
+//! An attachment that came without a pod's UID is not Kubernetes', and the API can say nothing of it.
+//! It is freed by the node's word alone, after the grace period: an interface cannot outlive its
+//! network namespace, nor that a reboot. The runtime's list is no proof there, as the sandbox need not
+//! be the runtime's. Without a known path, only a reboot tells.
+//!
+//! # Guarantees
+//! - Looking at the index of pods only raises a suspicion; what frees is a list asked for afterwards,
+//!   and the node's word from after that list.
+//! - A pod that is in the list keeps what it has in this boot, whoever says what.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use super::pods::Pods;
+use super::snapshot::{addresses, pod_uid};
+use crate::api::Suspect;
+use crate::ipam::Addr;
+use crate::node::{Attachment, Snapshot, Tenant};
+
+/// Between two looks at one that the node still has: at least and at most.
+const LOOK_PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+
+/// Why an attachment may be leaked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Reason {
+    /// Its pod is gone.
+    PodGone,
+    /// Its pod has finished.
+    PodFinished,
+    /// The controller says so.
+    Suspect,
+    /// It is of an earlier boot.
+    Reboot,
+    /// It has no pod, and its network namespace is gone.
+    NoNetns,
+}
+
+impl Reason {
+    /// All of them.
+    pub const ALL: [Self; 5] = [
+        Self::PodGone,
+        Self::PodFinished,
+        Self::Suspect,
+        Self::Reboot,
+        Self::NoNetns,
+    ];
+
+    /// As a label of a metric, and in lists.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::PodGone => "podGone",
+            Self::PodFinished => "podFinished",
+            Self::Suspect => "suspect",
+            Self::Reboot => "reboot",
+            Self::NoNetns => "noNetns",
+        }
+    }
+
+    /// Whether the API must agree once more before it is freed.
+    pub fn is_of_pod(self) -> bool {
+        matches!(self, Self::PodGone | Self::PodFinished | Self::Suspect)
+    }
+}
+
+/// What the node itself says.
+#[derive(Clone, Debug, Default)]
+pub struct Evidence {
+    /// The running boot
+    pub boot: String,
+    /// Ids of all sandboxes that the runtime has; `None` if it was not asked or gave no answer
+    pub sandboxes: Option<BTreeSet<String>>,
+    /// Paths of network namespaces that are gone: there is nothing where such paths are known to be
+    pub gone: BTreeSet<String>,
+}
+
+/// An attachment that has been suspicious for long enough.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Candidate {
+    /// Which one
+    pub attachment: Attachment,
+    /// Why
+    pub reason: Reason,
+    pod_uid: String,
+    netns: String,
+    boot: String,
+}
+
+/// Remembers since when each attachment is suspicious.
+#[derive(Debug)]
+pub struct Leaks {
+    grace: Duration,
+    since: BTreeMap<Attachment, (Reason, Duration)>,
+}
+
+/// What a look has shown.
+#[derive(Debug, Default, PartialEq)]
+pub struct Look {
+    /// Those to be proven now
+    pub due: Vec<Candidate>,
+    /// When to look again, if nothing happens before
+    pub next: Option<Duration>,
+}
+
+impl Leaks {
+    /// None yet. Suspicion has to last for `grace`.
+    pub fn new(grace: Duration) -> Self {
+        Self {
+            grace,
+            since: BTreeMap::new(),
+        }
+    }
+
+    /// Why an attachment is suspicious, if it is.
+    pub fn reason_of(&self, attachment: &Attachment) -> Option<Reason> {
+        self.since.get(attachment).map(|(reason, _)| *reason)
+    }
+
+    /// How many are suspicious.
+    pub fn count(&self) -> usize {
+        self.since.len()
+    }
+
+    /// Looks at all attachments; `evidence` needs no sandboxes for that.
+    pub fn look(
+        &mut self,
+        snapshot: &Snapshot,
+        pods: &Pods,
+        suspects: &[Suspect],
+        evidence: &Evidence,
+        now: Duration,
+    ) -> Look {
+        let named = named(suspects);
+        let before = std::mem::take(&mut self.since);
+        let mut look = Look::default();
+        for tenant in &snapshot.tenants {
+            let Some(reason) = suspicion(tenant, snapshot, pods, &named, evidence) else {
+                continue;
+            };
+            let known = before.get(&tenant.attachment);
+            let since = known.map_or(now, |(_, since)| *since);
+            self.since
+                .insert(tenant.attachment.clone(), (reason, since));
+            // The controller has waited already.
+            let grace = if reason == Reason::Suspect {
+                Duration::ZERO
+            } else {
+                self.grace
+            };
+            let at = if since + grace <= now {
+                look.due.push(Candidate::new(tenant, reason));
+                now + (self.grace / 2).clamp(LOOK_PAUSE.0, LOOK_PAUSE.1)
+            } else {
+                since + grace
+            };
+            look.next = Some(look.next.map_or(at, |next| next.min(at)));
+        }
+        look
+    }
+}
+
+impl Candidate {
+    fn new(tenant: &Tenant, reason: Reason) -> Self {
+        Self {
+            attachment: tenant.attachment.clone(),
+            reason,
+            pod_uid: pod_uid(tenant).to_owned(),
+            netns: tenant.netns.clone(),
+            boot: tenant.boot.clone(),
+        }
+    }
+
+    /// The network namespace to look for before it is judged; empty if unknown.
+    pub fn netns(&self) -> &str {
+        &self.netns
+    }
+
+    /// Whether it is proven that nobody has its addresses any more. `pods` is a complete list that
+    /// was asked for after the look that found it, if there is one; `evidence` is later than that.
+    pub fn is_proven(&self, pods: Option<&Pods>, evidence: &Evidence) -> bool {
+        let rebooted = self.boot != evidence.boot && !evidence.boot.is_empty();
+        let gone = !self.netns.is_empty() && evidence.gone.contains(&self.netns);
+        match self.reason {
+            Reason::Reboot => rebooted,
+            Reason::NoNetns => gone,
+            Reason::PodGone | Reason::PodFinished | Reason::Suspect => {
+                let is_live = |pods: &Pods| is_live(pods, &self.pod_uid);
+                let by_api = pods.is_some_and(|pods| pods.is_complete() && !is_live(pods));
+                let id = &self.attachment.container_id;
+                let unknown = evidence
+                    .sandboxes
+                    .as_ref()
+                    .is_some_and(|all| !all.contains(id));
+                by_api && (unknown || gone || rebooted)
+            }
+        }
+    }
+}
+
+/// The network namespaces to look for before a look: of attachments that have nothing else.
+pub fn netns_of_others(snapshot: &Snapshot) -> impl Iterator<Item = &str> {
+    let others = snapshot
+        .tenants
+        .iter()
+        .filter(|tenant| pod_uid(tenant).is_empty());
+    others
+        .map(|tenant| tenant.netns.as_str())
+        .filter(|it| !it.is_empty())
+}
+
+fn suspicion(
+    tenant: &Tenant,
+    snapshot: &Snapshot,
+    pods: &Pods,
+    named: &BTreeSet<(Addr, &str)>,
+    evidence: &Evidence,
+) -> Option<Reason> {
+    let uid = pod_uid(tenant);
+    let rebooted = tenant.boot != evidence.boot && !evidence.boot.is_empty();
+    if uid.is_empty() {
+        let gone = !tenant.netns.is_empty() && evidence.gone.contains(&tenant.netns);
+        return match (rebooted, gone) {
+            (true, _) => Some(Reason::Reboot),
+            (_, true) => Some(Reason::NoNetns),
+            _ => None,
+        };
+    }
+    if rebooted
+        && snapshot
+            .tenants
+            .iter()
+            .any(|it| replaces(it, tenant, evidence))
+    {
+        return Some(Reason::Reboot);
+    }
+    if pods.is_complete() && is_live(pods, uid) {
+        return None;
+    }
+    let is_named = |addr: &Addr| named.contains(&(*addr, uid));
+    if addresses(tenant).any(|addr| is_named(&addr)) {
+        return Some(Reason::Suspect);
+    }
+    if !pods.is_complete() {
+        return None;
+    }
+    match pods.by_uid(uid) {
+        Some(_) => Some(Reason::PodFinished),
+        None => Some(Reason::PodGone),
+    }
+}
+
+/// Whether `new` is in this boot what `old` was in an earlier one.
+fn replaces(new: &Tenant, old: &Tenant, evidence: &Evidence) -> bool {
+    new.boot == evidence.boot
+        && pod_uid(new) == pod_uid(old)
+        && new.attachment.network == old.attachment.network
+        && new.attachment.ifname == old.attachment.ifname
+}
+
+fn named(suspects: &[Suspect]) -> BTreeSet<(Addr, &str)> {
+    let read = |it: &Suspect| Addr::parse_lenient(&it.address);
+    suspects
+        .iter()
+        .filter_map(|it| Some((read(it)?, it.pod_uid.as_str())))
+        .collect()
+}
+
+fn is_live(pods: &Pods, uid: &str) -> bool {
+    pods.by_uid(uid).is_some_and(|pod| !pod.finished)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::agent::pods::Pod;
+    use crate::agent::pods::testing::pod;
+    use crate::agent::snapshot::testing::{snapshot, tenant};
+    use crate::cluster::seen::Change;
+
+    const GRACE: Duration = Duration::from_secs(60);
+
+    fn secs(secs: u64) -> Duration {
+        Duration::from_secs(secs)
+    }
+
+    fn pods(all: &[Pod]) -> Pods {
+        let mut pods = Pods::default();
+        for pod in all {
+            pods.change(Change::Applied(pod.clone()));
+        }
+        pods.change(Change::Listed);
+        pods
+    }
+
+    fn finished(uid: &str) -> Pod {
+        Pod {
+            finished: true,
+            ..pod(uid, &[], &[])
+        }
+    }
+
+    fn with(tenants: &[Tenant]) -> Snapshot {
+        Snapshot {
+            tenants: tenants.to_vec(),
+            ..snapshot(&[], &[])
+        }
+    }
+
+    /// The node has these sandboxes, in the boot `boot`.
+    fn evidence(sandboxes: Option<&[&str]>, gone: &[&str]) -> Evidence {
+        Evidence {
+            boot: "boot".to_owned(),
+            sandboxes: sandboxes.map(|all| all.iter().map(ToString::to_string).collect()),
+            gone: gone.iter().map(ToString::to_string).collect(),
+        }
+    }
+
+    /// Looks twice, a grace period apart, and judges.
+    fn freed(
+        snapshot: &Snapshot,
+        pods: &Pods,
+        suspects: &[Suspect],
+        evidence: &Evidence,
+    ) -> Vec<(String, Reason)> {
+        let mut leaks = Leaks::new(GRACE);
+        leaks.look(snapshot, pods, suspects, evidence, secs(100));
+        let look = leaks.look(snapshot, pods, suspects, evidence, secs(160));
+        look.due
+            .iter()
+            .filter(|it| it.is_proven(Some(pods), evidence))
+            .map(|it| (it.attachment.container_id.clone(), it.reason))
+            .collect()
+    }
+
+    #[test]
+    fn both_proofs_are_needed() {
+        let it = with(&[tenant("c1", "u1", &["10.0.0.1"])]);
+        let path = "/var/run/netns/c1";
+        let live = pods(&[pod("u1", &[], &[])]);
+        let gone = pods(&[pod("u2", &[], &[])]);
+        let over = pods(&[finished("u1")]);
+        for (pods, evidence, expected) in [
+            (&gone, evidence(Some(&[]), &[]), Some(Reason::PodGone)),
+            (&gone, evidence(None, &[path]), Some(Reason::PodGone)),
+            (
+                &over,
+                evidence(Some(&["c2"]), &[]),
+                Some(Reason::PodFinished),
+            ),
+            // The node still has it, or does not know.
+            (&gone, evidence(Some(&["c1"]), &[]), None),
+            (&gone, evidence(None, &[]), None),
+            (&gone, evidence(None, &["/var/run/netns/other"]), None),
+            // The API still has it.
+            (&live, evidence(Some(&[]), &[path]), None),
+        ] {
+            let freed = freed(&it, pods, &[], &evidence);
+            let reasons: Vec<Reason> = freed.iter().map(|(_, reason)| *reason).collect();
+            assert_eq!(reasons, Vec::from_iter(expected), "{evidence:?}");
+        }
+    }
+
+    #[test]
+    fn a_list_that_is_not_complete_proves_nothing() {
+        let it = with(&[tenant("c1", "u1", &["10.0.0.1"])]);
+        let mut running = pods(&[]);
+        running.change(Change::Restarted {
+            asked: Duration::ZERO,
+        });
+        let evidence = evidence(Some(&[]), &[]);
+        assert!(freed(&it, &running, &[], &evidence).is_empty());
+        let mut leaks = Leaks::new(GRACE);
+        leaks.look(&it, &pods(&[]), &[], &evidence, secs(0));
+        let look = leaks.look(&it, &pods(&[]), &[], &evidence, secs(60));
+        assert!(!look.due[0].is_proven(Some(&running), &evidence));
+        assert!(!look.due[0].is_proven(None, &evidence), "no list at all");
+    }
+
+    #[test]
+    fn suspicion_has_to_last() {
+        let it = with(&[tenant("c1", "u1", &["10.0.0.1"])]);
+        let (gone, live) = (pods(&[]), pods(&[pod("u1", &[], &[])]));
+        let evidence = evidence(Some(&[]), &[]);
+        let mut leaks = Leaks::new(GRACE);
+        let look = leaks.look(&it, &gone, &[], &evidence, secs(0));
+        assert_eq!((look.due.len(), look.next), (0, Some(secs(60))));
+        assert_eq!(
+            leaks.reason_of(&it.tenants[0].attachment),
+            Some(Reason::PodGone)
+        );
+        leaks.look(&it, &live, &[], &evidence, secs(30));
+        assert_eq!(leaks.count(), 0);
+        let look = leaks.look(&it, &gone, &[], &evidence, secs(70));
+        assert_eq!((look.due.len(), look.next), (0, Some(secs(130))));
+        let look = leaks.look(&it, &gone, &[], &evidence, secs(130));
+        assert_eq!((look.due.len(), look.next), (1, Some(secs(160))));
+        // It was freed, by whomever.
+        leaks.look(&with(&[]), &gone, &[], &evidence, secs(131));
+        assert_eq!(leaks.count(), 0);
+    }
+
+    #[test]
+    fn whom_the_controller_names_needs_the_node_s_word_only_but_a_live_pod_stays() {
+        let it = with(&[tenant("c1", "u1", &["10.0.0.1"])]);
+        let suspect = |address: &str, uid: &str| Suspect {
+            address: address.to_owned(),
+            pod_uid: uid.to_owned(),
+        };
+        let named = [suspect("10.0.0.1", "u1")];
+        let gone = evidence(Some(&[]), &[]);
+        let there = evidence(Some(&["c1"]), &[]);
+        let mut leaks = Leaks::new(GRACE);
+        let look = leaks.look(&it, &pods(&[]), &named, &gone, secs(0));
+        assert!(look.due[0].is_proven(Some(&pods(&[])), &gone));
+        assert!(!look.due[0].is_proven(Some(&pods(&[])), &there));
+        assert_eq!(look.due[0].reason, Reason::Suspect);
+        // The address may be another pod's by now.
+        for other in [suspect("10.0.0.1", "u9"), suspect("10.0.0.2", "u1")] {
+            let mut leaks = Leaks::new(GRACE);
+            let look = leaks.look(&it, &pods(&[]), &[other], &gone, secs(0));
+            assert!(look.due.is_empty());
+        }
+        let live = pods(&[pod("u1", &[], &[])]);
+        assert!(freed(&it, &live, &named, &gone).is_empty());
+    }
+
+    #[test]
+    fn after_a_reboot_the_old_sandbox_goes_when_the_pod_has_a_new_one() {
+        let mut old = tenant("c1", "u1", &["10.0.0.1"]);
+        old.boot = "earlier".to_owned();
+        let live = pods(&[pod("u1", &[], &[])]);
+        let nothing = evidence(None, &[]);
+        let alone = with(std::slice::from_ref(&old));
+        assert!(freed(&alone, &live, &[], &nothing).is_empty());
+        let new = tenant("c2", "u1", &["10.0.0.2"]);
+        let both = with(&[old.clone(), new.clone()]);
+        assert_eq!(
+            freed(&both, &live, &[], &nothing),
+            [("c1".to_owned(), Reason::Reboot)]
+        );
+        let mut second = new;
+        second.attachment.ifname = "net1".to_owned();
+        assert!(freed(&with(&[old.clone(), second]), &live, &[], &nothing).is_empty());
+        // The pod is gone, too: the reboot is the node's word.
+        let freed = freed(&alone, &pods(&[]), &[], &nothing);
+        assert_eq!(freed, [("c1".to_owned(), Reason::PodGone)]);
+    }
+
+    #[test]
+    fn without_a_pod_the_node_s_word_decides_alone() {
+        let it = with(&[tenant("c1", "", &["10.0.0.1"])]);
+        let path = "/var/run/netns/c1";
+        assert_eq!(netns_of_others(&it).collect::<Vec<_>>(), [path]);
+        let no_pods = Pods::default();
+        let is_freed = |it: &Snapshot, evidence: &Evidence| {
+            let freed = freed(it, &no_pods, &[], evidence);
+            freed.first().map(|(_, reason)| *reason)
+        };
+        assert_eq!(
+            is_freed(&it, &evidence(None, &[path])),
+            Some(Reason::NoNetns)
+        );
+        // Another program's container need not be known to the runtime.
+        assert_eq!(is_freed(&it, &evidence(Some(&[]), &[])), None);
+        let mut unknown = it.clone();
+        unknown.tenants[0].netns.clear();
+        assert_eq!(is_freed(&unknown, &evidence(None, &[""])), None);
+        unknown.tenants[0].boot = "earlier".to_owned();
+        assert_eq!(
+            is_freed(&unknown, &evidence(None, &[])),
+            Some(Reason::Reboot)
+        );
+    }
+
+    #[test]
+    fn a_static_pod_lives_by_its_mirror() {
+        let it = with(&[tenant("c1", "static", &["10.0.0.1"])]);
+        let mirror = Pod {
+            mirrors: Some("static".to_owned()),
+            ..pod("api", &[], &[])
+        };
+        assert!(freed(&it, &pods(&[mirror]), &[], &evidence(Some(&[]), &[])).is_empty());
+        assert_eq!(
+            freed(&it, &pods(&[]), &[], &evidence(Some(&[]), &[])).len(),
+            1
+        );
+    }
+}

@@ -1,0 +1,119 @@
+//! The keeper of the store, for tasks.
+//!
+//! Until the store is open, or after it was found damaged, everything is refused with the reason.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+
+use crate::node::keeper::{Handle, Keeper, Settings};
+use crate::node::{Answer, Fault, Ledger as Tables, Op, Refusal, StoreError, Why};
+
+/// A way to the store.
+#[derive(Clone)]
+pub struct Ledger(Arc<Mutex<State>>);
+
+enum State {
+    Open(Keeper, Handle),
+    Closed(String),
+}
+
+/// Why something was not done with the store.
+#[derive(Debug, thiserror::Error)]
+pub enum LedgerError {
+    /// It is not open, for that reason.
+    #[error("{0}")]
+    Closed(String),
+    /// It cannot be used.
+    #[error(transparent)]
+    Store(#[from] Arc<StoreError>),
+}
+
+impl LedgerError {
+    /// Whether the file has to be made anew: it is damaged, or gone.
+    pub fn is_lost(&self) -> bool {
+        let Self::Store(error) = self else {
+            return false;
+        };
+        matches!(
+            **error,
+            StoreError::Damaged { .. } | StoreError::Missing { .. }
+        )
+    }
+}
+
+impl Ledger {
+    /// Closed, for that reason, which is what is answered.
+    pub fn closed(why: &str) -> Self {
+        Self(Arc::new(Mutex::new(State::Closed(why.to_owned()))))
+    }
+
+    /// Uses the file at `path` from now on; it must be there.
+    pub fn open(&self, path: &PathBuf) -> std::io::Result<()> {
+        let (keeper, handle) = Keeper::start(path, Settings::default())?;
+        *self.lock() = State::Open(keeper, handle);
+        Ok(())
+    }
+
+    /// Refuses everything from now on; returns when what was asked before is done.
+    pub async fn close(&self, why: &str) {
+        let before = std::mem::replace(&mut *self.lock(), State::Closed(why.to_owned()));
+        if let State::Open(keeper, handle) = before {
+            drop(handle);
+            let _ = tokio::task::spawn_blocking(move || keeper.join()).await;
+        }
+    }
+
+    /// Whether it is open.
+    pub fn is_open(&self) -> bool {
+        matches!(*self.lock(), State::Open(..))
+    }
+
+    /// Does an operation, unless its turn comes after `deadline`, a time since boot.
+    pub async fn ask(&self, op: Op, deadline: Duration) -> Result<Answer, Refusal> {
+        let handle = self.handle().map_err(|error| busy(error.to_string()))?;
+        let (reply, answer) = oneshot::channel();
+        let reply = Box::new(move |result| {
+            let _ = reply.send(result);
+        });
+        handle.ask(op, deadline, reply);
+        drop(handle);
+        let stops = || busy("this node's agent stops: try again".to_owned());
+        answer.await.unwrap_or_else(|_| Err(stops()))
+    }
+
+    /// Does something with the tables, in one transaction.
+    pub async fn with<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Tables<'_>) -> Result<T, Fault> + Send + 'static,
+    ) -> Result<T, LedgerError> {
+        let handle = self.handle()?;
+        let (reply, answer) = oneshot::channel();
+        handle.with(work, move |result| {
+            let _ = reply.send(result);
+        });
+        drop(handle);
+        let stops = || LedgerError::Closed("the thread of the store has ended".to_owned());
+        Ok(answer.await.map_err(|_| stops())??)
+    }
+
+    fn handle(&self) -> Result<Handle, LedgerError> {
+        match &*self.lock() {
+            State::Open(_, handle) => Ok(handle.clone()),
+            State::Closed(why) => Err(LedgerError::Closed(why.clone())),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn busy(text: String) -> Refusal {
+    Refusal {
+        why: Why::Busy,
+        text,
+    }
+}

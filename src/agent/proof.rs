@@ -1,0 +1,141 @@
+//! Asks the API, the runtime and the kernel about suspicious attachments, in this order: what the
+//! node says has to be later than the list of pods.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use kube::api::ListParams;
+use kube::{Api, Client};
+use tracing::{debug, warn};
+
+use super::cri::Runtime;
+use super::leaks::{Candidate, Evidence, Reason};
+use super::pods::{Pods, read};
+use super::service::netns_root;
+use crate::api::PodLite;
+use crate::cluster::seen::Change;
+use crate::node::Attachment;
+
+/// The longest wait for a page of pods.
+const LIMIT: Duration = Duration::from_secs(10);
+/// Pods a page.
+const PAGE: u32 = 50;
+
+/// Whom to ask.
+#[derive(Clone)]
+pub struct Witnesses {
+    /// The API server
+    pub client: Client,
+    /// The node's name
+    pub node: String,
+    /// The runtime, if it may be asked
+    pub runtime: Option<Runtime>,
+}
+
+impl Witnesses {
+    /// Those of the candidates that nobody has any more. What cannot be asked proves nothing.
+    pub async fn prove(
+        &self,
+        candidates: Vec<Candidate>,
+        boot: String,
+        roots: BTreeSet<PathBuf>,
+    ) -> Vec<(Attachment, Reason)> {
+        let of_pods = candidates.iter().any(|it| it.reason.is_of_pod());
+        let pods = if of_pods { self.pods().await } else { None };
+        let mut evidence = Evidence {
+            boot,
+            ..Evidence::default()
+        };
+        if let Some(runtime) = self.runtime.as_ref().filter(|_| pods.is_some()) {
+            match runtime.sandboxes().await {
+                Ok(sandboxes) => evidence.sandboxes = Some(sandboxes),
+                Err(error) => warn!("leaked addresses cannot be proven: {error}"),
+            }
+        }
+        let paths = candidates.iter().map(Candidate::netns);
+        evidence.gone = gone(paths, &roots);
+        let proven = candidates.into_iter();
+        let proven = proven.filter(|it| it.is_proven(pods.as_ref(), &evidence));
+        proven.map(|it| (it.attachment, it.reason)).collect()
+    }
+
+    /// All pods of this node as the API server has them now: not from a cache that may be behind.
+    async fn pods(&self) -> Option<Pods> {
+        let api: Api<PodLite> = Api::all(self.client.clone());
+        let mut pods = Pods::default();
+        let mut params = ListParams::default()
+            .fields(&format!("spec.nodeName={}", self.node))
+            .limit(PAGE);
+        loop {
+            let page = match tokio::time::timeout(LIMIT, api.list(&params)).await {
+                Ok(Ok(page)) => page,
+                Ok(Err(error)) => {
+                    debug!("leaked addresses wait: pods cannot be listed: {error}");
+                    return None;
+                }
+                Err(_) => return None,
+            };
+            for pod in page.items {
+                pods.change(Change::Applied(read(pod)));
+            }
+            match page.metadata.continue_.filter(|it| !it.is_empty()) {
+                Some(token) => params = params.continue_token(&token),
+                None => break,
+            }
+        }
+        pods.change(Change::Listed);
+        Some(pods)
+    }
+}
+
+/// Which of these network namespaces are gone. That nothing is at a path says something only where
+/// such paths were seen: an agent that does not see the host's directory sees nothing in it.
+pub fn gone<'a>(
+    paths: impl Iterator<Item = &'a str>,
+    roots: &BTreeSet<PathBuf>,
+) -> BTreeSet<String> {
+    let is_gone = |path: &&str| {
+        let path = Path::new(path);
+        let known = netns_root(path).is_some_and(|root| roots.contains(root) && root.is_dir());
+        let absent = || {
+            let found = std::fs::symlink_metadata(path);
+            found.is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+        };
+        known && absent()
+    };
+    paths.filter(is_gone).map(str::to_owned).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_absent_path_says_something_only_where_others_were_seen() {
+        let folder = crate::agent::files::temp_folder();
+        let (there, absent) = (folder.join("there"), folder.join("absent"));
+        std::fs::write(&there, "").unwrap();
+        let paths = [there.to_str().unwrap(), absent.to_str().unwrap(), "", "x"];
+        let known = BTreeSet::from([folder.clone()]);
+        assert_eq!(
+            gone(paths.into_iter(), &known),
+            BTreeSet::from([paths[1].to_owned()])
+        );
+        assert!(gone(paths.into_iter(), &BTreeSet::new()).is_empty());
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert!(
+            gone(paths.into_iter(), &known).is_empty(),
+            "the directory itself is not there"
+        );
+    }
+
+    #[test]
+    fn paths_of_processes_are_one_place() {
+        let root = |path| netns_root(Path::new(path)).map(Path::to_owned);
+        assert_eq!(root("/proc/1/ns/net"), Some(PathBuf::from("/proc")));
+        assert_eq!(root("/run/netns/cni-1"), Some(PathBuf::from("/run/netns")));
+        assert_eq!(root("netns/cni-1"), None);
+    }
+}

@@ -1,0 +1,253 @@
+//! What is in use on this node, as others remember it: for a store that was lost.
+//!
+//! | source | knows | may lack |
+//! |---|---|---|
+//! | NodeSubnet.status | attachments with everything that a DEL names | what was given since it was written last |
+//! | the runtime's sandboxes | addresses that are in use now | the name of the network |
+//! | the pods of this node | addresses that pods report | pods that are just starting |
+//!
+//! All of it together is taken for in use: too much is found by the leak finder, too little would be
+//! given twice.
+
+use std::collections::BTreeSet;
+
+use super::cri::Sandbox;
+use super::pods::Pods;
+use crate::api::{Allocation, NodeSubnetStatus};
+use crate::ipam::Addr;
+use crate::node::{Attachment, Holding, Known, PodRef};
+
+/// The interface of a pod, where nobody remembers it.
+const INTERFACE: &str = "eth0";
+
+/// What is in use. `network` is the CNI network where no other is remembered.
+pub fn known(
+    holding: &Holding,
+    status: Option<&NodeSubnetStatus>,
+    sandboxes: &[Sandbox],
+    pods: &Pods,
+    network: &str,
+) -> Vec<Known> {
+    let mut known: Vec<Known> = Vec::new();
+    let allocations = status.map(|it| it.allocations.as_slice());
+    for allocation in allocations.unwrap_or_default() {
+        remember(&mut known, allocation);
+    }
+    let network = usual_network(&known).unwrap_or_else(|| network.to_owned());
+    let mut taken: BTreeSet<Addr> = known.iter().flat_map(|it| it.addresses.clone()).collect();
+    let ours = |addr: &Addr| {
+        let mut blocks = holding.blocks.iter();
+        blocks.any(|block| block.cidr.contains_addr(*addr))
+    };
+    let mut more = |id: String, pod: PodRef, addresses: &[Addr]| {
+        let new = addresses.iter().filter(|addr| ours(addr));
+        let new: Vec<Addr> = new.filter(|addr| taken.insert(**addr)).copied().collect();
+        if !new.is_empty() {
+            known.push(Known {
+                attachment: Attachment {
+                    network: network.clone(),
+                    container_id: id,
+                    ifname: INTERFACE.to_owned(),
+                },
+                addresses: new,
+                pod: Some(pod),
+                netns: String::new(),
+                since_ms: 0,
+            });
+        }
+    };
+    for sandbox in sandboxes {
+        more(sandbox.id.clone(), sandbox.pod.clone(), &sandbox.addresses);
+    }
+    for pod in pods.iter().filter(|pod| !pod.finished) {
+        let uid = pod.mirrors.clone().unwrap_or_else(|| pod.uid.clone());
+        let named = PodRef {
+            namespace: pod.namespace.clone(),
+            name: pod.name.clone(),
+            uid,
+        };
+        // No container has such an id, so that none is mistaken for it.
+        more(format!("pod-{}", pod.uid), named, &pod.addresses);
+    }
+    known
+}
+
+/// Puts the addresses of one attachment together.
+fn remember(known: &mut Vec<Known>, allocation: &Allocation) {
+    let Some(addr) = Addr::parse_lenient(&allocation.address) else {
+        return;
+    };
+    // What was cut off cannot be named by a DEL, but it is in use.
+    let (network, id) = allocation.handle.split_once('/').unwrap_or(("", ""));
+    let id = if id.is_empty() {
+        format!("address-{addr}")
+    } else {
+        id.to_owned()
+    };
+    let attachment = Attachment {
+        network: network.to_owned(),
+        container_id: id,
+        ifname: allocation.interface.clone(),
+    };
+    if let Some(same) = known.iter_mut().find(|it| it.attachment == attachment) {
+        same.addresses.push(addr);
+        return;
+    }
+    let (namespace, name) = allocation.pod.split_once('/').unwrap_or(("", ""));
+    let pod = PodRef {
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+        uid: allocation.pod_uid.clone(),
+    };
+    known.push(Known {
+        attachment,
+        addresses: vec![addr],
+        pod: (pod != PodRef::default()).then_some(pod),
+        netns: String::new(),
+        since_ms: allocation
+            .since
+            .as_ref()
+            .map_or(0, |it| it.0.as_millisecond()),
+    });
+}
+
+/// The network that most attachments are of.
+fn usual_network(known: &[Known]) -> Option<String> {
+    let networks: BTreeSet<&str> = known
+        .iter()
+        .map(|it| it.attachment.network.as_str())
+        .filter(|it| !it.is_empty())
+        .collect();
+    let count = |name: &str| {
+        let of = known.iter().filter(|it| it.attachment.network == name);
+        of.count()
+    };
+    networks
+        .into_iter()
+        .max_by_key(|name| count(name))
+        .map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::agent::demand::{Wishes, wanted};
+    use crate::agent::pods::Pod;
+    use crate::agent::pods::testing::pod;
+    use crate::agent::snapshot::testing::{block, pool, snapshot, tenant};
+    use crate::agent::status::status;
+    use crate::cluster::seen::Change;
+    use crate::ipam::Cidr;
+    use crate::node::Block;
+
+    fn holding() -> Holding {
+        Holding {
+            node_uid: "node".to_owned(),
+            blocks: vec![Block {
+                cidr: Cidr::parse_strict("10.0.0.0/26").unwrap(),
+                uid: "b".to_owned(),
+                pool: "a".to_owned(),
+                draining: false,
+                reserved: Vec::new(),
+            }],
+            pools: Vec::new(),
+        }
+    }
+
+    fn addr(text: &str) -> Addr {
+        Addr::parse_strict(text).unwrap()
+    }
+
+    #[test]
+    fn what_was_published_comes_back_as_it_was() {
+        let mut it = snapshot(
+            &[pool("a", (3, 50), true, true)],
+            &[block("10.0.0.0/26", "a", 2, 0, 59)],
+        );
+        it.tenants = vec![
+            tenant("c1", "u1", &["10.0.0.1", "fd00::1"]),
+            tenant("c2", "", &["10.0.0.2"]),
+        ];
+        let told = status(&it, &wanted(&it, &Wishes::new()), "boot");
+        let known = known(&holding(), Some(&told), &[], &Pods::default(), "conf");
+        assert_eq!(known.len(), 2);
+        for (known, tenant) in known.iter().zip(&it.tenants) {
+            assert_eq!(known.attachment, tenant.attachment);
+            assert_eq!(known.pod, tenant.pod);
+            assert_eq!(known.since_ms, tenant.since_ms);
+            let has = tenant.given.addresses.iter().map(|it| it.address);
+            assert_eq!(known.addresses, has.collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn sandboxes_and_pods_add_what_was_not_published_yet() {
+        let told = NodeSubnetStatus {
+            allocations: vec![Allocation {
+                address: "10.0.0.1".to_owned(),
+                handle: "net/c1".to_owned(),
+                pod: String::new(),
+                pod_uid: String::new(),
+                interface: "eth0".to_owned(),
+                since: None,
+            }],
+            ..NodeSubnetStatus::default()
+        };
+        let sandbox = |id: &str, address: &str| Sandbox {
+            id: id.to_owned(),
+            pod: PodRef {
+                uid: format!("uid-{id}"),
+                ..PodRef::default()
+            },
+            addresses: vec![addr(address)],
+        };
+        let sandboxes = [
+            sandbox("c1", "10.0.0.1"),
+            sandbox("c2", "10.0.0.2"),
+            sandbox("c3", "192.0.2.1"),
+        ];
+        let mut pods = Pods::default();
+        for (uid, address, finished) in [
+            ("p2", "10.0.0.2", false),
+            ("p3", "10.0.0.3", false),
+            ("p4", "10.0.0.4", true),
+        ] {
+            pods.change(Change::Applied(Pod {
+                addresses: vec![addr(address)],
+                finished,
+                ..pod(uid, &[], &[])
+            }));
+        }
+        let known = known(&holding(), Some(&told), &sandboxes, &pods, "conf");
+        let ids: Vec<&str> = known
+            .iter()
+            .map(|it| it.attachment.container_id.as_str())
+            .collect();
+        assert_eq!(ids, ["c1", "c2", "pod-p3"]);
+        assert!(known.iter().all(|it| it.attachment.network == "net"));
+        assert_eq!(known[2].pod.as_ref().unwrap().uid, "p3");
+        // Nothing was ever published: the name comes from the configuration.
+        let known = super::known(&holding(), None, &sandboxes, &pods, "conf");
+        assert_eq!(known[0].attachment.network, "conf");
+    }
+
+    #[test]
+    fn what_cannot_be_named_is_in_use_all_the_same() {
+        let told = NodeSubnetStatus {
+            allocations: ["10.0.0.1", "10.0.0.2", "nonsense"]
+                .map(|address| Allocation {
+                    address: address.to_owned(),
+                    handle: String::new(),
+                    pod: String::new(),
+                    pod_uid: String::new(),
+                    interface: String::new(),
+                    since: None,
+                })
+                .to_vec(),
+            ..NodeSubnetStatus::default()
+        };
+        let known = known(&holding(), Some(&told), &[], &Pods::default(), "conf");
+        let addresses: Vec<Addr> = known.iter().flat_map(|it| it.addresses.clone()).collect();
+        assert_eq!(addresses, [addr("10.0.0.1"), addr("10.0.0.2")]);
+    }
+}

@@ -1,0 +1,371 @@
+//! The loop: what watches and plugins bring is taken in, and whatever should be otherwise is made so.
+//!
+//! Level-triggered: each turn compares what is held, given and told with what should be, whatever
+//! brought it about. One task owns all state; only what takes long (the API server, the runtime) runs
+//! beside it and comes back as a message.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use kube::{Api, Client};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tracing::info;
+
+use super::cri::Runtime;
+use super::events::{Events, Report};
+use super::files::conflist::{Facts, Template};
+use super::files::subnet_env::Links;
+use super::leaks::{Leaks, Reason};
+use super::ledger::Ledger;
+use super::pods::{self, Pod};
+use super::proof::Witnesses;
+use super::publish::{Publisher, Written};
+use super::seen;
+use super::seen::{NodeSeen, SubnetSeen};
+use super::service::Service;
+use super::watch::{Step, follow};
+use crate::api::{NodeLite, NodeSubnetLite, PodLite};
+use crate::choice::Label;
+use crate::cluster::seen::Change;
+use crate::node::{Attachment, Holding, Snapshot, clock};
+use crate::telemetry::{AgentMetrics, Readiness};
+
+/// Steps of watches that may wait for the loop.
+const BACKLOG: usize = 256;
+/// Looks at the store are so far apart at least, and at most: a plugin may have worked on it alone.
+pub(super) const LOOK_PAUSE: (Duration, Duration) =
+    (Duration::from_millis(200), Duration::from_secs(60));
+
+/// Settings of the loop.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The node's name
+    pub node: String,
+    /// The store
+    pub store: PathBuf,
+    /// What can wait is told once in that time
+    pub publish_interval: Duration,
+    /// How long an attachment is suspicious before it may be freed
+    pub leak_grace: Duration,
+    /// The runtime's socket, if it may be asked
+    pub cri: Option<PathBuf>,
+    /// Where `subnet.env` goes, if it is wanted
+    pub subnet_env: Option<PathBuf>,
+    /// Where the CNI configuration goes, and from what it is made, if it is wanted
+    pub cni_conf: Option<(PathBuf, Template)>,
+    /// What goes into the CNI configuration
+    pub facts: Facts,
+    /// What goes into `subnet.env`
+    pub links: Links,
+}
+
+/// What the loop works with.
+pub struct Parts {
+    /// The API server
+    pub client: Client,
+    /// The store
+    pub ledger: Ledger,
+    /// Operations of plugins
+    pub service: Arc<Service>,
+    /// What `/readyz` says
+    pub readiness: Readiness,
+    /// Where figures go
+    pub metrics: AgentMetrics,
+    /// What people are told
+    pub events: Events,
+    /// Which attachments may be leaked
+    pub leaks: Arc<Mutex<Leaks>>,
+    /// What the node holds, for those who want to know
+    pub holding: watch::Sender<Arc<Holding>>,
+    /// Ends the loop
+    pub stop: CancellationToken,
+}
+
+/// Something that the loop takes in.
+#[derive(Debug)]
+pub(super) enum Event {
+    Node(Step<NodeSeen>),
+    Subnet(Step<SubnetSeen>),
+    Pod(Step<Pod>),
+    Written(bool, Written),
+    Proven(Vec<(Attachment, Reason)>),
+    Namespace(String, Option<Vec<Label>>),
+}
+
+/// What the API server has said of an object of this node.
+#[derive(Debug, Default)]
+pub(super) enum Told<T> {
+    /// Nothing yet
+    #[default]
+    Unknown,
+    /// There is none
+    Absent,
+    /// This
+    There(T),
+}
+
+pub(super) struct Agent {
+    pub settings: Settings,
+    pub parts: Parts,
+    pub witnesses: Witnesses,
+    pub node: Told<NodeSeen>,
+    pub subnet: Told<SubnetSeen>,
+    /// Whether the watch of the NodeSubnet gets through
+    pub followed: bool,
+    /// Whether the running list has shown the object
+    listed: (bool, bool),
+    /// What of the API's word is to be taken over into the store
+    pub to_hold: bool,
+    /// Tries to open or make the store go on then
+    pub store_at: Option<Duration>,
+    pub store_lost: bool,
+    /// What was said last of what keeps the store from being made
+    pub store_trouble: String,
+    pub snapshot: Option<Snapshot>,
+    pub holding: Holding,
+    /// When to look at the store again
+    pub look_at: Duration,
+    pub looked_at: Duration,
+    pub publisher: Publisher,
+    pub publish_at: Option<Duration>,
+    pub proving: bool,
+    /// Namespaces that were asked for
+    pub namespaces: BTreeSet<String>,
+    pub wrong: Vec<String>,
+    pub files: seen::Files,
+    pub tasks: JoinSet<Event>,
+}
+
+/// Runs until the stop token says so and a write that is on its way has come back. An error is one
+/// that only people can mend.
+pub async fn run(settings: Settings, parts: Parts) -> anyhow::Result<()> {
+    let (out, events) = mpsc::channel(BACKLOG);
+    let seed = seed(&settings.node);
+    let node = &settings.node;
+    let client = || parts.client.clone();
+    let by_name = format!("metadata.name={node}");
+    let of_node = format!("spec.nodeName={node}");
+    let mut following = JoinSet::new();
+    following.spawn(follow(
+        "nodes",
+        Api::<NodeLite>::all(client()),
+        by_name.clone(),
+        seed,
+        out.clone(),
+        seen::node,
+        Event::Node,
+    ));
+    following.spawn(follow(
+        "nodesubnets",
+        Api::<NodeSubnetLite>::all(client()),
+        by_name,
+        seed.rotate_left(16),
+        out.clone(),
+        seen::subnet,
+        Event::Subnet,
+    ));
+    following.spawn(follow(
+        "pods",
+        Api::<PodLite>::all(client()),
+        of_node,
+        seed.rotate_left(32),
+        out,
+        pods::read,
+        Event::Pod,
+    ));
+    let now = clock::since_boot();
+    let witnesses = Witnesses {
+        client: client(),
+        node: settings.node.clone(),
+        runtime: settings.cri.as_deref().map(Runtime::new),
+    };
+    let agent = Agent {
+        publisher: Publisher::new(settings.publish_interval, seed, now),
+        settings,
+        parts,
+        witnesses,
+        node: Told::Unknown,
+        subnet: Told::Unknown,
+        followed: false,
+        listed: (false, false),
+        to_hold: false,
+        store_at: Some(now),
+        store_lost: false,
+        store_trouble: String::new(),
+        snapshot: None,
+        holding: Holding::default(),
+        look_at: now,
+        looked_at: Duration::ZERO,
+        publish_at: None,
+        proving: false,
+        namespaces: BTreeSet::new(),
+        wrong: Vec::new(),
+        files: seen::Files::default(),
+        tasks: JoinSet::new(),
+    };
+    agent.run(events).await
+}
+
+/// The same for a node at each start, and another for each node.
+fn seed(node: &str) -> u64 {
+    let mix = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    node.bytes().fold(0xcbf2_9ce4_8422_2325, mix)
+}
+
+impl Agent {
+    async fn run(mut self, mut events: mpsc::Receiver<Event>) -> anyhow::Result<()> {
+        let service = Arc::clone(&self.parts.service);
+        let stop = self.parts.stop.clone();
+        loop {
+            let wake = self.turn().await?;
+            let pause = wake.saturating_sub(clock::since_boot());
+            tokio::select! {
+                Some(event) = events.recv() => {
+                    self.on(event).await;
+                    // What is there already is taken in before anything is decided.
+                    while let Ok(event) = events.try_recv() {
+                        self.on(event).await;
+                    }
+                }
+                Some(Ok(event)) = self.tasks.join_next() => self.on(event).await,
+                () = service.changed.notified() => {
+                    self.look_at = self.look_at.min(self.looked_at + LOOK_PAUSE.0);
+                }
+                () = tokio::time::sleep(pause) => {}
+                () = stop.cancelled() => break,
+            }
+        }
+        while self.publisher.is_writing() {
+            match self.tasks.join_next().await {
+                Some(Ok(event)) => self.on(event).await,
+                _ => break,
+            }
+        }
+        Ok(())
+    }
+
+    async fn on(&mut self, event: Event) {
+        match event {
+            Event::Node(step) => {
+                if let Some(told) = take_in(step, &mut self.listed.0) {
+                    self.node = told;
+                    self.to_hold = true;
+                }
+            }
+            Event::Subnet(step) => {
+                self.followed = !matches!(step, Step::Trouble);
+                if let Some(told) = take_in(step, &mut self.listed.1) {
+                    self.subnet = told;
+                    self.to_hold = true;
+                }
+            }
+            Event::Pod(step) => self.on_pod(step),
+            Event::Written(urgent, written) => self.written(urgent, written),
+            Event::Proven(proven) => {
+                self.proving = false;
+                self.free(proven).await;
+            }
+            Event::Namespace(name, labels) => {
+                let mut known = self.parts.service.known.lock();
+                match labels {
+                    Some(labels) => _ = known.namespaces.insert(name, labels),
+                    // Asked again when the next pod of it comes.
+                    None => _ = self.namespaces.remove(&name),
+                }
+                drop(known);
+                self.parts.service.known.pods_changed();
+            }
+        }
+    }
+
+    fn on_pod(&mut self, step: Step<Pod>) {
+        let service = &self.parts.service;
+        let mut known = service.known.lock();
+        known.pods_followed = !matches!(step, Step::Trouble);
+        let Step::Change(change) = step else {
+            return;
+        };
+        if let Change::Deleted(pod) = &change {
+            known.forget(&pod.uid);
+        }
+        let is_news = !matches!(change, Change::Restarted { .. });
+        known.pods.change(change);
+        drop(known);
+        if is_news {
+            service.known.pods_changed();
+            // A pod that has gone may have left its addresses behind.
+            self.look_at = self.look_at.min(self.looked_at + LOOK_PAUSE.0);
+        }
+    }
+
+    pub(super) fn node_uid(&self) -> Option<&str> {
+        match &self.node {
+            Told::There(node) => Some(&node.uid),
+            _ => None,
+        }
+    }
+
+    pub(super) fn tell_node(&self, reason: &'static str, text: String) {
+        let uid = self.node_uid().unwrap_or_default();
+        let report = Report::node(&self.settings.node, uid, reason, text);
+        self.parts.events.tell(report);
+    }
+
+    pub(super) fn say_once(&mut self, text: String) {
+        if self.store_trouble != text {
+            if !text.is_empty() {
+                info!("{text}");
+            }
+            self.store_trouble = text;
+        }
+    }
+}
+
+/// A step of the watch of one object. `listed`: whether the running list has shown it.
+fn take_in<T>(step: Step<T>, listed: &mut bool) -> Option<Told<T>> {
+    let Step::Change(change) = step else {
+        return None;
+    };
+    match change {
+        Change::Restarted { .. } => {
+            *listed = false;
+            None
+        }
+        Change::Applied(object) => {
+            *listed = true;
+            Some(Told::There(object))
+        }
+        Change::Listed => (!*listed).then_some(Told::Absent),
+        Change::Deleted(_) => Some(Told::Absent),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_object_is_absent_when_a_list_does_not_show_it() {
+        let mut listed = false;
+        let mut step = |change| take_in(Step::Change(change), &mut listed);
+        let asked = Duration::ZERO;
+        assert!(step(Change::Restarted { asked }).is_none());
+        assert!(matches!(step(Change::Listed), Some(Told::Absent)));
+        assert!(matches!(step(Change::Applied(1)), Some(Told::There(1))));
+        assert!(matches!(step(Change::Deleted(1)), Some(Told::Absent)));
+        assert!(step(Change::Restarted { asked }).is_none());
+        assert!(matches!(step(Change::Applied(2)), Some(Told::There(2))));
+        assert!(step(Change::Listed).is_none(), "it was shown");
+        assert!(take_in(Step::<u8>::Trouble, &mut listed).is_none());
+    }
+
+    #[test]
+    fn nodes_differ_in_their_seed() {
+        assert_ne!(seed("n1"), seed("n2"));
+        assert_eq!(seed("n1"), seed("n1"));
+    }
+}

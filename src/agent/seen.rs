@@ -1,0 +1,74 @@
+//! What counts of the objects of this node.
+
+use crate::api::{NodeLite, NodeSubnetLite, NodeSubnetSpec, NodeSubnetStatus};
+
+/// The Node.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NodeSeen {
+    /// Its UID
+    pub uid: String,
+}
+
+/// The NodeSubnet.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SubnetSeen {
+    /// Its resourceVersion
+    pub version: String,
+    /// Its spec, or why it cannot be read
+    pub spec: Result<NodeSubnetSpec, String>,
+    /// Its status; the default if it cannot be read, as it is the agent's own
+    pub status: NodeSubnetStatus,
+}
+
+/// What was last put into files.
+#[derive(Debug, Default)]
+pub struct Files {
+    /// The text of `subnet.env`
+    pub subnet_env: Option<String>,
+    /// The text of the CNI configuration
+    pub conflist: Option<String>,
+    /// When they were last compared with the disk
+    pub checked_at: std::time::Duration,
+    /// What was last said of them
+    pub trouble: String,
+}
+
+/// Reads a Node.
+pub fn node(node: NodeLite) -> NodeSeen {
+    NodeSeen {
+        uid: node.metadata.uid.unwrap_or_default(),
+    }
+}
+
+/// Reads a NodeSubnet.
+pub fn subnet(subnet: NodeSubnetLite) -> SubnetSeen {
+    SubnetSeen {
+        version: subnet.metadata.resource_version.unwrap_or_default(),
+        spec: serde_json::from_value(subnet.spec).map_err(|error| error.to_string()),
+        status: serde_json::from_value(subnet.status).unwrap_or_default(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_part_that_cannot_be_read_spoils_only_itself() {
+        let lite = |spec, status| -> NodeSubnetLite {
+            serde_json::from_value(json!({
+                "metadata": {"name": "n1", "resourceVersion": "7"}, "spec": spec, "status": status,
+            }))
+            .unwrap()
+        };
+        let good = subnet(lite(json!({"nodeUID": "u"}), json!({"nodeUID": 7})));
+        assert_eq!(good.version, "7");
+        assert_eq!(good.spec.unwrap().node_uid.as_deref(), Some("u"));
+        assert_eq!(good.status, NodeSubnetStatus::default());
+        let bad = subnet(lite(json!({"blocks": 7}), json!({"nodeUID": "u"})));
+        assert!(bad.spec.is_err());
+        assert_eq!(bad.status.node_uid.as_deref(), Some("u"));
+    }
+}

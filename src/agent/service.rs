@@ -1,0 +1,368 @@
+//! Serves operations of plugins and others: chooses pools, asks the store, and lets an ADD that finds
+//! nothing wait for a block.
+//!
+//! # Guarantees
+//! - Nothing here asks the API server. What it has said is read from what the watches keep.
+//! - Every wait ends: at the request's own deadline, and at the setting's for a block.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::{Notify, watch};
+use tracing::debug;
+
+use super::choice::{Asked, Pools, ServingPool, decide};
+use super::events::{Events, Report};
+use super::ledger::Ledger;
+use super::pods::{Pod, Pods};
+use super::wishes::WishBook;
+use crate::choice::Label;
+use crate::node::{Add, Answer, Op, Refusal, Why, clock};
+use crate::telemetry::AgentMetrics;
+
+/// How long an ADD waits for its pod to be seen, while the watch is at work: the runtime may be a
+/// little ahead.
+const POD_WAIT: Duration = Duration::from_millis(300);
+/// What of a deadline is left for the last try and the answer.
+const MARGIN: Duration = Duration::from_millis(250);
+/// Reason of the event about an annotation that cannot be read.
+const INVALID_ANNOTATION: &str = "InvalidAnnotation";
+
+/// Serves operations.
+pub struct Service {
+    /// The store
+    pub ledger: Ledger,
+    /// What the watches have shown
+    pub known: Known,
+    /// How long an ADD waits for a block
+    pub add_wait: Duration,
+    /// Where figures go
+    pub metrics: AgentMetrics,
+    /// Where complaints go
+    pub events: Events,
+    /// Something was given, freed or wished for
+    pub changed: Notify,
+    /// Counts the takings-over of what the node holds
+    pub held: watch::Sender<u64>,
+}
+
+/// What the watches have shown, for those who serve.
+#[derive(Default)]
+pub struct Known {
+    inner: Mutex<Inner>,
+    /// Counts the changes of the pods
+    pods_seen: watch::Sender<u64>,
+}
+
+/// All of it.
+#[derive(Default)]
+pub struct Inner {
+    /// The pods of this node
+    pub pods: Pods,
+    /// Whether their watch is at work
+    pub pods_followed: bool,
+    /// Pools that may serve pods, best first
+    pub serving: Vec<ServingPool>,
+    /// Pools of ranges here that are not among them
+    pub others: Vec<String>,
+    /// Pools that blocks can be asked of, best first
+    pub askable: Vec<String>,
+    /// Those of them that serve any pod
+    pub automatic: BTreeSet<String>,
+    /// Labels of namespaces of pods of this node
+    pub namespaces: BTreeMap<String, Vec<Label>>,
+    /// Who wants addresses that are not there
+    pub wishes: WishBook,
+    /// Directories in which network namespaces were seen
+    pub netns_roots: BTreeSet<PathBuf>,
+    /// What was complained of, by pod UID
+    complained: BTreeMap<String, Vec<String>>,
+}
+
+impl Known {
+    /// Reads or changes it. Never held across an await.
+    pub fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The pods have changed.
+    pub fn pods_changed(&self) {
+        self.pods_seen.send_modify(|count| *count += 1);
+    }
+}
+
+impl Inner {
+    /// A pod is gone.
+    pub fn forget(&mut self, uid: &str) {
+        self.complained.remove(uid);
+    }
+
+    /// Whether any pool goes by the labels of namespaces.
+    pub fn needs_namespaces(&self) -> bool {
+        self.serving.iter().any(|it| it.namespace.specificity() > 0)
+    }
+
+    /// Whether what is known of a pod is all that can be known soon.
+    fn is_enough(&self, found: Option<&Pod>) -> bool {
+        if !self.pods_followed || !self.pods.is_complete() {
+            return true;
+        }
+        found.is_some_and(|pod| {
+            !self.needs_namespaces() || self.namespaces.contains_key(&pod.namespace)
+        })
+    }
+}
+
+impl Service {
+    /// Does an operation, until `deadline` (a time since boot) at the latest.
+    pub async fn serve(&self, op: Op, deadline: Duration) -> Result<Answer, Refusal> {
+        let begun = Instant::now();
+        let (verb, changes) = match &op {
+            Op::Add(_) => ("ADD", true),
+            Op::Del(_) => ("DEL", true),
+            Op::Gc(_) => ("GC", true),
+            Op::Check(_) => ("CHECK", false),
+            Op::Status => ("STATUS", false),
+        };
+        let result = match op {
+            Op::Add(add) => self.add(add, deadline).await,
+            Op::Del(attachment) => {
+                self.known.lock().wishes.remove(&attachment);
+                self.ledger.ask(Op::Del(attachment), deadline).await
+            }
+            other => self.ledger.ask(other, deadline).await,
+        };
+        let label = match &result {
+            Ok(_) => "done",
+            Err(refusal) => label(refusal.why),
+        };
+        if let Err(refusal) = &result {
+            debug!(verb, why = label, "{}", refusal.text);
+        }
+        self.metrics.answered(verb, label, begun.elapsed());
+        let is_store = matches!(&result, Err(refusal) if refusal.why == Why::Store);
+        if (changes && result.is_ok()) || is_store {
+            self.changed.notify_one();
+        }
+        result
+    }
+
+    async fn add(&self, mut add: Add, deadline: Duration) -> Result<Answer, Refusal> {
+        if !add.netns.is_empty() {
+            self.note_netns(Path::new(&add.netns));
+        }
+        let pod = self.pod_of(&add, deadline).await;
+        let pools = self.choose(&mut add, pod.as_deref())?;
+        let mut held = self.held.subscribe();
+        let first = self.ledger.ask(Op::Add(add.clone()), deadline).await;
+        let refusal = match first {
+            Err(refusal) if may_wait(&refusal, &add) => refusal,
+            other => return other,
+        };
+        let until = (clock::since_boot() + self.add_wait).min(deadline.saturating_sub(MARGIN));
+        let wanted = self.askable(&pools);
+        if wanted.is_empty() && refusal.why == Why::Exhausted {
+            return Err(refusal);
+        }
+        let waiting = self.metrics.waiting();
+        waiting.inc();
+        let result = self.wait(&add, &wanted, &mut held, until, deadline).await;
+        waiting.dec();
+        if result.is_ok() {
+            self.known.lock().wishes.remove(&add.attachment);
+        }
+        result
+    }
+
+    /// Tries again at each taking-over, until there is an address or the time is up. Of several pools
+    /// the best is asked first, and all others when half of the time has brought nothing.
+    async fn wait(
+        &self,
+        add: &Add,
+        wanted: &[String],
+        held: &mut watch::Receiver<u64>,
+        until: Duration,
+        deadline: Duration,
+    ) -> Result<Answer, Refusal> {
+        let begun = clock::since_boot();
+        let half = begun + until.saturating_sub(begun) / 2;
+        let mut asked = &wanted[..wanted.len().min(1)];
+        self.wish(add, asked);
+        loop {
+            let now = clock::since_boot();
+            let next = if asked.len() < wanted.len() {
+                half
+            } else {
+                until
+            };
+            let waited = tokio::time::timeout(next.saturating_sub(now), held.changed()).await;
+            let now = clock::since_boot();
+            if waited.is_err() && now < until && asked.len() < wanted.len() {
+                asked = wanted;
+                self.wish(add, asked);
+                continue;
+            }
+            // A last try at the end, too: what cooled may have rested meanwhile.
+            let again = self.ledger.ask(Op::Add(add.clone()), deadline).await;
+            let refusal = match again {
+                Err(refusal) if may_wait(&refusal, add) => refusal,
+                other => return other,
+            };
+            if now >= until || !matches!(waited, Ok(Ok(()))) {
+                return Err(dry(refusal, wanted, now.saturating_sub(begun)));
+            }
+        }
+    }
+
+    fn wish(&self, add: &Add, pools: &[String]) {
+        if !pools.is_empty() {
+            let now = clock::since_boot();
+            self.known.lock().wishes.add(&add.attachment, pools, now);
+            self.changed.notify_one();
+        }
+    }
+
+    /// The pools of these that blocks can be asked of.
+    fn askable(&self, pools: &Pools) -> Vec<String> {
+        let known = self.known.lock();
+        match pools {
+            Pools::Named(names) | Pools::Selected(names) => names
+                .iter()
+                .filter(|name| known.askable.contains(name))
+                .cloned()
+                .collect(),
+            Pools::All => known
+                .askable
+                .iter()
+                .filter(|name| known.automatic.contains(*name))
+                .cloned()
+                .collect(),
+            Pools::None(_) => Vec::new(),
+        }
+    }
+
+    /// Fills in what the pod wants; refuses where no pool serves it.
+    fn choose(&self, add: &mut Add, pod: Option<&Pod>) -> Result<Pools, Refusal> {
+        let mut known = self.known.lock();
+        let namespace = add.pod.as_ref().map(|pod| pod.namespace.as_str());
+        let asked = Asked {
+            ifname: &add.attachment.ifname,
+            pools: &add.pools,
+            addresses: &add.addresses,
+            pod,
+            namespace: namespace
+                .and_then(|it| known.namespaces.get(it))
+                .map(Vec::as_slice),
+        };
+        let chosen = decide(&asked, &known.serving, &known.others);
+        if let Some(pod) = pod {
+            let told = known.complained.entry(pod.uid.clone()).or_default();
+            let fresh = |it: &&String| !told.contains(it);
+            let fresh: Vec<String> = chosen.complaints.iter().filter(fresh).cloned().collect();
+            told.clone_from(&chosen.complaints);
+            if told.is_empty() {
+                known.complained.remove(&pod.uid);
+            }
+            drop(known);
+            for text in fresh {
+                self.events.tell(Report::pod(pod, INVALID_ANNOTATION, text));
+            }
+        } else {
+            drop(known);
+        }
+        add.addresses.clone_from(&chosen.addresses);
+        match &chosen.pools {
+            Pools::All => add.pools.clear(),
+            Pools::Named(names) | Pools::Selected(names) => add.pools.clone_from(names),
+            Pools::None(why) if add.addresses.is_empty() => {
+                return Err(Refusal {
+                    why: Why::NothingHeld,
+                    text: format!("no pool of this node serves the pod: {why}"),
+                });
+            }
+            Pools::None(_) => {}
+        }
+        Ok(chosen.pools)
+    }
+
+    /// The pod that the request is for, if the API has shown it.
+    async fn pod_of(&self, add: &Add, deadline: Duration) -> Option<std::sync::Arc<Pod>> {
+        let wanted = add.pod.as_ref()?;
+        let mut seen = self.known.pods_seen.subscribe();
+        let until = (clock::since_boot() + POD_WAIT).min(deadline.saturating_sub(MARGIN));
+        loop {
+            {
+                let known = self.known.lock();
+                let found = known.pods.find(wanted).cloned();
+                let enough = known.is_enough(found.as_deref());
+                if enough || clock::since_boot() >= until {
+                    return found;
+                }
+            }
+            let left = until.saturating_sub(clock::since_boot());
+            let _ = tokio::time::timeout(left, seen.changed()).await;
+        }
+    }
+
+    /// Remembers where network namespaces are: that one is not there any more proves something only
+    /// in such a place.
+    fn note_netns(&self, path: &Path) {
+        if let Some(root) = netns_root(path) {
+            let mut known = self.known.lock();
+            if !known.netns_roots.contains(root) && path.exists() {
+                known.netns_roots.insert(root.to_owned());
+            }
+        }
+    }
+}
+
+/// The directory in which a network namespace comes and goes.
+pub fn netns_root(path: &Path) -> Option<&Path> {
+    if !path.is_absolute() {
+        return None;
+    }
+    if path.starts_with("/proc") {
+        return Some(Path::new("/proc"));
+    }
+    path.parent()
+}
+
+/// Whether a block might help.
+fn may_wait(refusal: &Refusal, add: &Add) -> bool {
+    add.addresses.is_empty() && matches!(refusal.why, Why::Exhausted | Why::NothingHeld)
+}
+
+/// What is answered after a wait in vain.
+fn dry(refusal: Refusal, wanted: &[String], waited: Duration) -> Refusal {
+    if wanted.is_empty() {
+        return refusal;
+    }
+    let names: Vec<String> = wanted.iter().map(|name| format!("`{name}`")).collect();
+    let (names, seconds) = (names.join(", "), waited.as_secs_f64());
+    let text = format!(
+        "{} A block of {names} was asked for {seconds:.1} s ago and has not come: see the events of this node and of the pool (kubectl describe ippool {})",
+        refusal.text,
+        wanted.first().map_or("", String::as_str),
+    );
+    Refusal {
+        why: Why::Exhausted,
+        text,
+    }
+}
+
+/// A kind of refusal as a label, and for other programs.
+pub fn label(why: Why) -> &'static str {
+    match why {
+        Why::Exhausted => "exhausted",
+        Why::NothingHeld => "nothingHeld",
+        Why::UnknownPool => "unknownPool",
+        Why::NotHeld => "notHeld",
+        Why::Taken => "taken",
+        Why::NotUsable => "notUsable",
+        Why::Mismatch => "mismatch",
+        Why::Busy => "busy",
+        Why::Store => "store",
+    }
+}

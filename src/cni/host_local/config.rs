@@ -1,0 +1,421 @@
+//! host-local's own configuration, read and checked in host-local's order.
+
+use super::ranges::{Range, RangeSet};
+use crate::cni::args::{self, Args};
+use crate::cni::golang::{self, IpNet};
+use crate::cni::json::{Decoder, Item, Stop};
+use crate::cni::result::Route;
+use crate::cni::version;
+use crate::ipam::{Addr, Family};
+
+/// The error of a config without any range.
+pub(super) const NO_RANGES: &str = "no IP ranges specified";
+
+/// What host-local needs to know.
+#[derive(Debug, Default)]
+pub(super) struct HostLocal {
+    /// One address is given of each
+    pub(super) sets: Vec<RangeSet>,
+    /// Addresses asked for, each once
+    pub(super) requested: Vec<Addr>,
+    /// Routes of the result; `None` for a null
+    pub(super) routes: Vec<Option<Route>>,
+    /// Where the networks' directories are; empty for the usual place
+    pub(super) data_dir: String,
+    /// The file that the result's DNS is read from, or empty
+    pub(super) resolv_conf: String,
+}
+
+/// The parts of a config as they are written.
+#[derive(Default)]
+struct Net {
+    version: String,
+    /// Whether there is an `ipam` section
+    ipam: bool,
+    inline: Range,
+    ranges: Vec<Vec<Range>>,
+    runtime_ranges: Vec<Vec<Range>>,
+    runtime_ips: Vec<Option<Option<Addr>>>,
+    args_ips: Vec<Option<Option<Addr>>>,
+    host_local: HostLocal,
+}
+
+impl HostLocal {
+    /// Reads a config whose name and version are known to be good; the error is host-local's text.
+    pub(super) fn load(root: Item<'_>, env_args: &[u8]) -> Result<Self, String> {
+        let mut net = Net::default();
+        Decoder::run(|d| net.read(d, root))?;
+        if !net.ipam {
+            return Err("IPAM config missing 'ipam' key".to_owned());
+        }
+        let mut requested: Vec<Option<Addr>> = Vec::new();
+        requested.extend(requested_by_env(env_args)?.map(Some));
+        for ip in net.args_ips.into_iter().chain(net.runtime_ips) {
+            requested.push(ip.ok_or("cannot understand ip: null")?);
+        }
+        let mut host_local = net.host_local;
+        for ip in requested {
+            let ip = ip.ok_or("cannot understand ip: IP <nil> not v4 nor v6")?;
+            if !host_local.requested.contains(&ip) {
+                host_local.requested.push(ip);
+            }
+        }
+        let inline = net.inline.subnet.is_some().then(|| vec![net.inline]);
+        let written = net
+            .runtime_ranges
+            .into_iter()
+            .chain(inline)
+            .chain(net.ranges);
+        let written: Vec<Vec<Range>> = written.collect();
+        host_local.sets = check(written, &net.version)?;
+        Ok(host_local)
+    }
+}
+
+/// Normalises range sets and compares them with each other.
+fn check(written: Vec<Vec<Range>>, version: &str) -> Result<Vec<RangeSet>, String> {
+    if written.is_empty() {
+        return Err(NO_RANGES.to_owned());
+    }
+    let mut sets = Vec::new();
+    for (i, ranges) in written.into_iter().enumerate() {
+        let set = RangeSet::new(ranges).map_err(|text| format!("invalid range set {i}: {text}"))?;
+        sets.push(set);
+    }
+    let several = Family::ALL
+        .iter()
+        .any(|&family| sets.iter().filter(|set| set.family() == family).count() > 1);
+    if several && !version::at_least(version, (0, 3, 0)).unwrap_or(false) {
+        return Err(format!(
+            "CNI version {version} does not support more than 1 address per family"
+        ));
+    }
+    for (i, set) in sets.iter().enumerate() {
+        if let Some(j) = (i + 1..sets.len()).find(|&j| set.overlaps(&sets[j])) {
+            return Err(format!("range set {i} overlaps with {j}"));
+        }
+    }
+    Ok(sets)
+}
+
+/// The address of `CNI_ARGS`, in which any other key is an error unless it is said that it is none.
+fn requested_by_env(text: &[u8]) -> Result<Option<Addr>, String> {
+    let (mut ip, mut ignore, mut unknown) = (None, false, Vec::new());
+    // Each pair is looked at before the next is split.
+    for pair in text
+        .split(|&byte| byte == b';')
+        .filter(|_| !text.is_empty())
+    {
+        let args = Args::parse(pair)?;
+        if args.pairs().next().is_none() {
+            return Err(format!("ARGS: invalid pair {}", golang::quote(pair)));
+        }
+        for (key, value) in args.pairs() {
+            let fault = |text: String| {
+                let pair = args::quote_pair(key, value);
+                format!("ARGS: error parsing value of pair {pair}: {text}")
+            };
+            match key {
+                b"IP" => ip = maybe_ip(&golang::text(value)).map_err(fault)?,
+                b"IgnoreUnknown" => ignore = args::parse_bool(value).map_err(fault)?,
+                b"CommonArgs" => {
+                    return Err("ARGS: cannot unmarshal into field 'CommonArgs' - type '*types.CommonArgs' does not implement encoding.TextUnmarshaler".to_owned());
+                }
+                _ => unknown.push(pair),
+            }
+        }
+    }
+    if unknown.is_empty() || ignore {
+        return Ok(ip);
+    }
+    Err(format!("ARGS: unknown args {}", golang::quote_all(unknown)))
+}
+
+/// An address with or without a prefix length, which does not count; an empty text is none.
+fn maybe_ip(text: &str) -> Result<Option<Addr>, String> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let ip = if text.contains('/') {
+        IpNet::parse(text).map(|net| net.ip)
+    } else {
+        golang::parse_ip(text)
+    };
+    ip.map(Some)
+        .ok_or_else(|| format!("invalid IP address {text}"))
+}
+
+impl Net {
+    fn read(&mut self, d: &mut Decoder, root: Item<'_>) -> Result<(), Stop> {
+        const RUNTIME: &str = r#"struct { IPRanges []allocator.RangeSet "json:\"ipRanges,omitempty\""; IPs []*ip.IP "json:\"ips,omitempty\"" }"#;
+        const ARGS: &str = r#"struct { A *allocator.IPAMArgs "json:\"cni\"" }"#;
+        d.fields(root, "Net", "allocator.Net", |d, key, item| match key {
+            "cniversion" => d.at("cniVersion", |d| {
+                d.string(item, &mut self.version);
+                Ok(())
+            }),
+            "ipam" => d.at("ipam", |d| self.read_ipam(d, item)),
+            "runtimeconfig" => d.at("runtimeConfig", |d| {
+                d.fields(item, "", RUNTIME, |d, key, item| match key {
+                    "ipranges" => d.at("ipRanges", |d| sets(d, item, &mut self.runtime_ranges)),
+                    "ips" => d.at("ips", |d| ips(d, item, &mut self.runtime_ips)),
+                    _ => Ok(()),
+                })
+            }),
+            "args" => d.at("args", |d| {
+                if is_null(item) {
+                    self.args_ips.clear();
+                }
+                d.fields(item, "", ARGS, |d, key, item| match key {
+                    "cni" => d.at("cni", |d| {
+                        if is_null(item) {
+                            self.args_ips.clear();
+                        }
+                        let into = "allocator.IPAMArgs";
+                        d.fields(item, "IPAMArgs", into, |d, key, item| match key {
+                            "ips" => d.at("ips", |d| ips(d, item, &mut self.args_ips)),
+                            _ => Ok(()),
+                        })
+                    }),
+                    _ => Ok(()),
+                })
+            }),
+            _ => Ok(()),
+        })
+    }
+
+    fn read_ipam(&mut self, d: &mut Decoder, item: Item<'_>) -> Result<(), Stop> {
+        self.ipam = !is_null(item);
+        if !self.ipam {
+            self.inline = Range::default();
+            self.ranges.clear();
+            self.host_local = HostLocal::default();
+        }
+        let out = &mut self.host_local;
+        let text = |d: &mut Decoder, path, item: Item<'_>, into: &mut String| {
+            d.at(path, |d| {
+                d.string(item, into);
+                Ok(())
+            })
+        };
+        let into = "allocator.IPAMConfig";
+        d.fields(item, "IPAMConfig", into, |d, key, item| match key {
+            "name" => text(d, "Name", item, &mut String::new()),
+            "type" => text(d, "type", item, &mut String::new()),
+            "datadir" => text(d, "dataDir", item, &mut out.data_dir),
+            "resolvconf" => text(d, "resolvConf", item, &mut out.resolv_conf),
+            "ranges" => d.at("ranges", |d| sets(d, item, &mut self.ranges)),
+            "routes" => d.at("routes", |d| {
+                d.list(item, "[]*types.Route", &mut out.routes, route)
+            }),
+            _ => d.at("Range", |d| range_field(d, key, item, &mut self.inline)),
+        })
+    }
+}
+
+fn is_null(item: Item<'_>) -> bool {
+    item.kind() == crate::cni::json::Kind::Null
+}
+
+fn sets(d: &mut Decoder, item: Item<'_>, into: &mut Vec<Vec<Range>>) -> Result<(), Stop> {
+    d.list(item, "[]allocator.RangeSet", into, |d, item, set| {
+        d.list(item, "allocator.RangeSet", set, |d, item, range| {
+            d.fields(item, "Range", "allocator.Range", |d, key, item| {
+                range_field(d, key, item, range)
+            })
+        })
+    })
+}
+
+fn range_field(d: &mut Decoder, key: &str, item: Item<'_>, range: &mut Range) -> Result<(), Stop> {
+    match key {
+        "rangestart" => d.at("rangeStart", |d| d.ip(item, &mut range.start)),
+        "rangeend" => d.at("rangeEnd", |d| d.ip(item, &mut range.end)),
+        "subnet" => d.at("subnet", |d| d.cidr(item, &mut range.subnet)),
+        "gateway" => d.at("gateway", |d| d.ip(item, &mut range.gateway)),
+        _ => Ok(()),
+    }
+}
+
+/// Each is `None` for null, which has no address, and `Some(None)` for an empty text.
+fn ips(d: &mut Decoder, item: Item<'_>, into: &mut Vec<Option<Option<Addr>>>) -> Result<(), Stop> {
+    d.list(item, "[]*ip.IP", into, |d, item, ip| {
+        d.text(item, "*ip.IP", ip, |text| Ok(Some(maybe_ip(text)?)))
+    })
+}
+
+fn route(d: &mut Decoder, item: Item<'_>, into: &mut Option<Route>) -> Result<(), Stop> {
+    if is_null(item) {
+        *into = None;
+        return Ok(());
+    }
+    d.whole(|d| {
+        let mut route = Route::default();
+        d.fields(item, "route", "types.route", |d, key, item| match key {
+            "dst" => d.at("dst", |d| d.cidr(item, &mut route.dst)),
+            "gw" => d.at("gw", |d| d.ip(item, &mut route.gw)),
+            "mtu" => d.at("mtu", |d| int(d, item, &mut route.mtu)),
+            "advmss" => d.at("advmss", |d| int(d, item, &mut route.advmss)),
+            "priority" => d.at("priority", |d| int(d, item, &mut route.priority)),
+            "table" => d.at("table", |d| maybe_int(d, item, &mut route.table)),
+            "scope" => d.at("scope", |d| maybe_int(d, item, &mut route.scope)),
+            _ => Ok(()),
+        })?;
+        *into = Some(route);
+        Ok(())
+    })
+}
+
+#[expect(clippy::unnecessary_wraps, reason = "one of the readers of fields")]
+fn int(d: &mut Decoder, item: Item<'_>, into: &mut i64) -> Result<(), Stop> {
+    d.int(item, into);
+    Ok(())
+}
+
+fn maybe_int(d: &mut Decoder, item: Item<'_>, into: &mut Option<i64>) -> Result<(), Stop> {
+    if is_null(item) {
+        *into = None;
+        return Ok(());
+    }
+    let mut value = into.unwrap_or_default();
+    int(d, item, &mut value)?;
+    *into = Some(value);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cni::json::Doc;
+
+    fn load(text: &str, args: &str) -> Result<HostLocal, String> {
+        let doc = Doc::parse(text.as_bytes()).unwrap();
+        HostLocal::load(doc.root(), args.as_bytes())
+    }
+
+    fn ranges(ranges: &str) -> String {
+        let text = format!(r#"{{"cniVersion":"1.0.0","ipam":{{"ranges":{ranges}}}}}"#);
+        match load(&text, "") {
+            Ok(config) => config.sets.iter().map(|set| format!("[{set}]")).collect(),
+            Err(error) => error,
+        }
+    }
+
+    #[test]
+    fn the_three_places_of_ranges_come_in_their_order() {
+        let text = r#"{"cniVersion":"1.0.0","ipam":{"SUBNET":"10.2.0.0/24","ranges":[[{"subnet":"10.3.0.0/24"}]]},
+            "runtimeConfig":{"ipRanges":[[{"subnet":"10.1.0.0/24"}]]}}"#;
+        let sets = load(text, "").unwrap().sets;
+        let sets: Vec<String> = sets.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            sets,
+            [
+                "10.1.0.1-10.1.0.254",
+                "10.2.0.1-10.2.0.254",
+                "10.3.0.1-10.3.0.254"
+            ]
+        );
+    }
+
+    #[test]
+    fn ranges_that_cannot_be_are_refused_with_host_locals_texts() {
+        for (text, answer) in [
+            ("[]", "no IP ranges specified"),
+            ("[[]]", "invalid range set 0: empty range set"),
+            ("[[{}]]", "invalid range set 0: IP <nil> not v4 nor v6"),
+            (
+                r#"[[{"subnet":"10.0.0.0/31"}]]"#,
+                "invalid range set 0: Network 10.0.0.0/31 too small to allocate from",
+            ),
+            (
+                r#"[[{"subnet":"::ffff:10.0.0.0/120"}]]"#,
+                "invalid range set 0: IPNet IP and Mask version mismatch",
+            ),
+            (
+                r#"[[{"subnet":"10.0.0.1/24"}]]"#,
+                "invalid range set 0: Network has host bits set. For a subnet mask of length 24 the network address is 10.0.0.0",
+            ),
+            (
+                r#"[[{"subnet":"10.0.0.0/24","rangeStart":"10.0.1.1"}]]"#,
+                "invalid range set 0: RangeStart 10.0.1.1 not in network 10.0.0.0/24",
+            ),
+            (
+                r#"[[{"subnet":"10.0.0.0/24","rangeEnd":"10.0.0.0"}]]"#,
+                "invalid range set 0: RangeEnd 10.0.0.0 not in network 10.0.0.0/24",
+            ),
+            (
+                r#"[[{"subnet":"10.0.0.0/24","rangeStart":"10.0.0.9","rangeEnd":"10.0.0.8"}]]"#,
+                "invalid range set 0: RangeStart 10.0.0.9 not in network 10.0.0.0/24",
+            ),
+            (
+                r#"[[{"subnet":"10.0.0.0/24"},{"subnet":"fd00::/64"}]]"#,
+                "invalid range set 0: mixed address families",
+            ),
+            (
+                r#"[[{"subnet":"10.0.0.0/24"},{"subnet":"10.0.0.0/16"}]]"#,
+                "invalid range set 0: subnets 10.0.0.1-10.0.0.254 and 10.0.0.1-10.0.255.254 overlap",
+            ),
+            (
+                r#"[[{"subnet":"10.0.0.0/24"}],[{"subnet":"10.0.0.0/24"}]]"#,
+                "range set 0 overlaps with 1",
+            ),
+            (r#"[[{"subnet":"x"}]]"#, "invalid CIDR address: x"),
+            (
+                r#"[[{"subnet":"10.0.0.0/24","gateway":"x"}]]"#,
+                "invalid IP address: x",
+            ),
+            (
+                r#"[[{"subnet":"fd00::/64"}]]"#,
+                "[fd00::1-fd00::ffff:ffff:ffff:ffff]",
+            ),
+            (
+                r#"{"a":1}"#,
+                "json: cannot unmarshal object into Go struct field IPAMConfig.ipam.ranges of type []allocator.RangeSet",
+            ),
+            (
+                r#"[[{"subnet":1}]]"#,
+                "json: cannot unmarshal number into Go struct field Range.ipam.ranges.subnet of type string",
+            ),
+        ] {
+            assert_eq!(ranges(text), answer, "{text}");
+        }
+    }
+
+    #[test]
+    fn addresses_are_asked_for_in_three_ways_and_merged() {
+        let text = r#"{"ipam":{"subnet":"10.0.0.0/24"},"args":{"cni":{"ips":["10.0.0.4/24","10.0.0.2"]}},"runtimeConfig":{"ips":["::ffff:10.0.0.9"]}}"#;
+        let config = load(text, "IgnoreUnknown=1;X=y;IP=10.0.0.2").unwrap();
+        let requested: Vec<String> = config.requested.iter().map(ToString::to_string).collect();
+        assert_eq!(requested, ["10.0.0.2", "10.0.0.4", "10.0.0.9"]);
+        assert_eq!(
+            load(text, "X=y").unwrap_err(),
+            r#"ARGS: unknown args ["X=y"]"#
+        );
+        assert_eq!(
+            load(text, "X=y;IP=z;").unwrap_err(),
+            r#"ARGS: error parsing value of pair "IP=z": invalid IP address z"#
+        );
+        assert_eq!(load(text, "X=y;;").unwrap_err(), r#"ARGS: invalid pair """#);
+    }
+
+    #[test]
+    fn a_route_that_cannot_be_read_is_named_by_its_path() {
+        let routes = |routes: &str| {
+            let text = format!(r#"{{"ipam":{{"subnet":"10.0.0.0/24","routes":{routes}}}}}"#);
+            load(&text, "").map(|config| config.routes.len())
+        };
+        assert_eq!(
+            routes(r#"[{"dst":7}]"#).unwrap_err(),
+            "json: cannot unmarshal number into Go struct field IPAMConfig.ipam.routes.dst of type string"
+        );
+        assert_eq!(
+            routes(r#"[{"mtu":1.5}]"#).unwrap_err(),
+            "json: cannot unmarshal number 1.5 into Go struct field IPAMConfig.ipam.routes.mtu of type int"
+        );
+        assert_eq!(
+            routes(r#"["x"]"#).unwrap_err(),
+            "json: cannot unmarshal string into Go struct field IPAMConfig.ipam.routes of type types.route"
+        );
+        assert_eq!(routes(r#"[null, {"dst":"0.0.0.0/0","table":254}]"#), Ok(2));
+    }
+}

@@ -1,0 +1,142 @@
+//! The plugin on addresses of the node: it asks the agent, or the agent's store where none answers.
+
+mod config;
+
+use std::path::Path;
+use std::time::Duration;
+
+use config::{Places, Wishes};
+
+use super::attachments;
+use super::error::{CniError, INVALID_CONFIG, INVALID_ENVIRONMENT, INVALID_NETNS, NOT_AVAILABLE};
+use super::golang;
+use super::json::{Item, Kind};
+use super::netns;
+use super::request::{Config, Env};
+use super::result::CniResult;
+use crate::node::{Add, Answer, Attachment, Check, Gc, Op, Refusal};
+
+/// How long an ADD may take: longer than an agent waits for a block.
+const ADD_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// How long anything else may take. Runtimes ask for the status every few seconds.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Asks the agent at a socket, or a store: [`ask`](crate::node) of the node side, or a test's.
+pub(super) type Ask<'a> = &'a dyn Fn(&Path, &Path, &Op, Duration) -> Result<Answer, Refusal>;
+
+/// Something to do, from a request.
+struct Task {
+    places: Places,
+    op: Op,
+    timeout: Duration,
+}
+
+/// Does a command; the answer is what goes to standard output.
+pub(super) fn run(
+    command: &str,
+    env: &Env,
+    config: &Config<'_>,
+    version: &str,
+    ask: Ask<'_>,
+) -> Result<String, CniError> {
+    let status = command == "STATUS";
+    let task = task(command, env, config).map_err(|error| match status {
+        // A config that no ADD can be served with is a reason to say so.
+        true => CniError {
+            code: NOT_AVAILABLE,
+            ..error
+        },
+        false => error,
+    })?;
+    let Places { socket, store } = &task.places;
+    let answer = ask(socket, store, &task.op, task.timeout);
+    match answer.map_err(|refusal| CniError::refused(refusal, status))? {
+        Answer::Given(given) => Ok(CniResult::from(given).render(version)),
+        Answer::Done => Ok(String::new()),
+    }
+}
+
+fn task(command: &str, env: &Env, config: &Config<'_>) -> Result<Task, CniError> {
+    let root = config.root;
+    let places = Places::read(root)?;
+    let op = match command {
+        "ADD" => {
+            let wishes = Wishes::read(root, &env.args)?;
+            if !env.any_netns() && netns::is_own(&env.netns) {
+                let msg = format!("{}; nothing was given", netns::OWN);
+                return Err(CniError::new(INVALID_NETNS, msg));
+            }
+            Op::Add(Add {
+                attachment: attachment(env, config)?,
+                netns: golang::text(&env.netns),
+                pod: wishes.pod,
+                pools: wishes.pools,
+                addresses: wishes.addresses,
+            })
+        }
+        "DEL" => Op::Del(attachment(env, config)?),
+        "CHECK" => {
+            if root.get("prevresult").is_none() {
+                let msg = "CHECK needs `prevResult` in the config: the runtime has to pass what ADD answered";
+                return Err(CniError::new(INVALID_CONFIG, msg));
+            }
+            Op::Check(Check {
+                attachment: attachment(env, config)?,
+                addresses: attachments::previous(root),
+            })
+        }
+        "GC" => {
+            let valid = attachments::valid(root)?.into_iter();
+            let text =
+                |(id, ifname): (Vec<u8>, Vec<u8>)| (golang::text(&id), golang::text(&ifname));
+            Op::Gc(Gc {
+                network: config.name.clone(),
+                valid: valid.map(text).collect(),
+            })
+        }
+        _ => {
+            Wishes::read(root, b"")?;
+            Op::Status
+        }
+    };
+    let timeout = match op {
+        Op::Add(_) => ADD_TIMEOUT,
+        _ => TIMEOUT,
+    };
+    Ok(Task {
+        places,
+        op,
+        timeout,
+    })
+}
+
+fn attachment(env: &Env, config: &Config<'_>) -> Result<Attachment, CniError> {
+    let text = |bytes: &[u8], what: &str| {
+        String::from_utf8(bytes.to_owned()).map_err(|_| {
+            let msg = format!("{what} {} is no UTF-8", golang::quote(bytes));
+            CniError::new(INVALID_ENVIRONMENT, msg)
+        })
+    };
+    Ok(Attachment {
+        network: config.name.clone(),
+        container_id: text(&env.container_id, "CNI_CONTAINERID")?,
+        ifname: text(&env.ifname, "CNI_IFNAME")?,
+    })
+}
+
+/// Refuses a config that asks for both: addresses of its own ranges and of the node's pools.
+pub(super) fn check_alone(root: Item<'_>) -> Result<(), CniError> {
+    let ipam = root.get("ipam");
+    let both = ["pools", "addresses"].into_iter().find(|key| {
+        ipam.and_then(|ipam| ipam.get(key))
+            .is_some_and(|it| it.kind() != Kind::Null)
+    });
+    let Some(key) = both else {
+        return Ok(());
+    };
+    let msg = format!(
+        "ipam has ranges of its own (`subnet`, `ranges` or the capability `ipRanges`) and `{key}`: take one of them out, for addresses come either from the config's ranges or from the node's pools"
+    );
+    Err(CniError::new(INVALID_CONFIG, msg))
+}
