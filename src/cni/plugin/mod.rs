@@ -14,7 +14,7 @@ use super::json::{Item, Kind};
 use super::netns;
 use super::request::{Config, Env};
 use super::result::CniResult;
-use crate::node::{Add, Answer, Attachment, Check, Gc, Op, Refusal};
+use crate::node::{Add, Answer, Attachment, Check, Gc, Op, Refusal, Why};
 
 /// How long an ADD may take: longer than an agent waits for a block.
 const ADD_TIMEOUT: Duration = Duration::from_secs(20);
@@ -30,6 +30,8 @@ struct Task {
     places: Places,
     op: Op,
     timeout: Duration,
+    /// Whether the config names pools
+    by_name: bool,
 }
 
 /// Does a command; the answer is what goes to standard output.
@@ -51,6 +53,12 @@ pub(super) fn run(
     })?;
     let Places { socket, store } = &task.places;
     let answer = ask(socket, store, &task.op, task.timeout);
+    // It is the pools for every pod that the node was asked about; those that the config names may be
+    // held all the same.
+    let others = |refusal: &Refusal| refusal.why == Why::NothingHeld && task.by_name;
+    if status && answer.as_ref().is_err_and(others) {
+        return Ok(String::new());
+    }
     match answer.map_err(|refusal| CniError::refused(refusal, status))? {
         Answer::Given(given) => Ok(CniResult::from(given).render(version)),
         Answer::Done => Ok(String::new()),
@@ -60,6 +68,7 @@ pub(super) fn run(
 fn task(command: &str, env: &Env, config: &Config<'_>) -> Result<Task, CniError> {
     let root = config.root;
     let places = Places::read(root)?;
+    let mut by_name = false;
     let op = match command {
         "ADD" => {
             let wishes = Wishes::read(root, &env.args)?;
@@ -96,7 +105,7 @@ fn task(command: &str, env: &Env, config: &Config<'_>) -> Result<Task, CniError>
             })
         }
         _ => {
-            Wishes::read(root, b"")?;
+            by_name = !Wishes::read(root, b"")?.pools.is_empty();
             Op::Status
         }
     };
@@ -108,6 +117,7 @@ fn task(command: &str, env: &Env, config: &Config<'_>) -> Result<Task, CniError>
         places,
         op,
         timeout,
+        by_name,
     })
 }
 
