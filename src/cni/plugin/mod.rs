@@ -2,11 +2,11 @@
 
 mod config;
 
-use std::path::Path;
 use std::time::Duration;
 
 use config::{Places, Wishes};
 
+use super::Ask;
 use super::attachments;
 use super::error::{CniError, INVALID_CONFIG, INVALID_ENVIRONMENT, INVALID_NETNS, NOT_AVAILABLE};
 use super::golang;
@@ -21,9 +21,6 @@ const ADD_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// How long anything else may take. Runtimes ask for the status every few seconds.
 const TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Asks the agent at a socket, or a store: [`ask`](crate::node) of the node side, or a test's.
-pub(super) type Ask<'a> = &'a dyn Fn(&Path, &Path, &Op, Duration) -> Result<Answer, Refusal>;
 
 /// Something to do, from a request.
 struct Task {
@@ -43,13 +40,10 @@ pub(super) fn run(
     ask: Ask<'_>,
 ) -> Result<String, CniError> {
     let status = command == "STATUS";
-    let task = task(command, env, config).map_err(|error| match status {
+    let task = task(command, env, config).map_err(|error| {
         // A config that no ADD can be served with is a reason to say so.
-        true => CniError {
-            code: NOT_AVAILABLE,
-            ..error
-        },
-        false => error,
+        let code = if status { NOT_AVAILABLE } else { error.code };
+        CniError { code, ..error }
     })?;
     let Places { socket, store } = &task.places;
     let answer = ask(socket, store, &task.op, task.timeout);
