@@ -10,6 +10,7 @@ SHELL := bash
 
 CARGO ?= cargo
 TARGET := $(or $(CARGO_TARGET_DIR),target)
+PLUGIN := $(TARGET)/cadastre-ipam
 SEED ?=
 STEPS ?=
 NODES ?= 5000
@@ -22,7 +23,7 @@ E2E := $(call names,e2e/tests)
 
 say = @printf '\n\033[1m== %s\033[0m\n' "$(1)"
 
-.PHONY: help setup control-plane nodes run test check unit sim e2e bench bench-scale bench-node crd clean
+.PHONY: help setup control-plane nodes run test check unit sim e2e bench bench-scale bench-node plugin crd clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -70,11 +71,24 @@ bench-scale: setup control-plane ## WHAT=podcidrs, blocks, pods or all, for NODE
 	$(CARGO) build --release --workspace --bin cadastre --bin cadastre-bench
 	@exec $(TARGET)/release/cadastre-bench $(WHAT) $(NODES)
 
-bench-node: setup control-plane nodes ## ADD and DEL as whole processes, beside host-local
+# Against musl where its target is installed or can be, else against a static glibc.
+plugin: setup ## the CNI plugin cadastre-ipam as one small static executable
+	$(call say,plugin)
+	@arch=$$(uname -m) flags=() target=$$(uname -m)-unknown-linux-musl; \
+	if [ ! -d "$$(rustc --print target-libdir --target $$target)" ] && ! rustup target add $$target; then \
+		target=$$arch-unknown-linux-gnu flags=(-C target-feature=+crt-static); \
+	fi; \
+	RUSTFLAGS="$${flags[*]}" $(CARGO) build -p cadastre --no-default-features --features node \
+		--bin cadastre-ipam --profile plugin --target $$target; \
+	file=$(TARGET)/$$target/plugin/cadastre-ipam size=$$(stat -c %s $(TARGET)/$$target/plugin/cadastre-ipam); \
+	echo "$$file: $$size bytes"; \
+	[ $$size -le 1572864 ] || { echo "more than 1.5 MiB" >&2; exit 1; }; \
+	install -m 755 $$file $(PLUGIN)
+
+bench-node: setup control-plane nodes plugin ## ADD and DEL as whole processes, beside host-local
 	$(call say,bench-node: release build)
 	$(CARGO) build --release --workspace --bin cadastre --bin cadastre-bench
-	$(CARGO) build --profile plugin -p cadastre --no-default-features --features node --bin cadastre-ipam
-	@CADASTRE_IPAM=$(TARGET)/plugin/cadastre-ipam exec $(TARGET)/release/cadastre-bench node
+	@CADASTRE_IPAM=$(PLUGIN) exec $(TARGET)/release/cadastre-bench node
 
 crd: setup ## write config/crd from the code
 	$(CARGO) build --workspace --bin cadastre

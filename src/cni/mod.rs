@@ -38,7 +38,7 @@ use std::time::Duration;
 pub use error::CniError;
 pub use request::Env;
 
-use crate::node::{Answer, Op, Refusal, Why};
+use crate::node::{Answer, Op, Refusal, client};
 use error::INVALID_ENVIRONMENT;
 use json::Doc;
 use request::Config;
@@ -54,12 +54,21 @@ pub struct Output {
     pub failed: bool,
 }
 
+/// Does something with the node's addresses: by the agent at a socket, or on its store, within a time.
+/// [`client::ask`], or a test's.
+pub type Ask<'a> = &'a dyn Fn(&Path, &Path, &Op, Duration) -> Result<Answer, Refusal>;
+
 /// Runs the plugin on the process's environment and standard streams.
 pub fn main() -> ExitCode {
     let program = std::env::args_os().next().unwrap_or_default();
     let program = Path::new(&program).file_name().unwrap_or_default();
     let strict = program == "host-local";
-    let output = run(&Env::of_process(), strict, std::io::stdin().lock(), &ask);
+    let output = run(
+        &Env::of_process(),
+        strict,
+        std::io::stdin().lock(),
+        &client::ask,
+    );
     let _ = std::io::stderr().write_all(output.stderr.as_bytes());
     let mut stdout = std::io::stdout().lock();
     let written = stdout
@@ -72,14 +81,8 @@ pub fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Answers one call. Started as `host-local` it is that and nothing else. `ask` does what concerns
-/// the node's addresses, for the agent's socket, its store, and a time limit.
-pub fn run(
-    env: &Env,
-    as_host_local: bool,
-    stdin: impl Read,
-    ask: &dyn Fn(&Path, &Path, &Op, Duration) -> Result<Answer, Refusal>,
-) -> Output {
+/// Answers one call. Started as `host-local` it is that and nothing else.
+pub fn run(env: &Env, as_host_local: bool, stdin: impl Read, ask: Ask<'_>) -> Output {
     if env.command.is_empty() {
         return about(as_host_local);
     }
@@ -100,9 +103,10 @@ pub fn run(
 /// What someone sees who starts it by hand.
 fn about(as_host_local: bool) -> Output {
     let version = crate::VERSION;
-    let (name, supported) = match as_host_local {
-        true => ("host-local", version::ALL),
-        false => ("cadastre-ipam", version::OWN),
+    let (name, supported) = if as_host_local {
+        ("host-local", version::ALL)
+    } else {
+        ("cadastre-ipam", version::OWN)
     };
     let supported = supported.join(", ");
     Output {
@@ -121,7 +125,7 @@ fn answer(
     env: &Env,
     as_host_local: bool,
     stdin: impl Read,
-    ask: plugin::Ask<'_>,
+    ask: Ask<'_>,
     told: &mut Option<String>,
 ) -> Result<String, CniError> {
     env.check(as_host_local)?;
@@ -178,12 +182,4 @@ fn answer(
         "GC" => host_local::gc(&config).map(nothing),
         _ => host_local::status(&config).map(nothing),
     }
-}
-
-/// Asks the node's addresses.
-fn ask(_: &Path, _: &Path, _: &Op, _: Duration) -> Result<Answer, Refusal> {
-    Err(Refusal {
-        why: Why::Store,
-        text: "this build has no access to the node's addresses".to_owned(),
-    })
 }

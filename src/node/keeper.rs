@@ -203,24 +203,24 @@ impl Work {
             Some(store) => store,
             None => match Store::open_existing(&self.path, self.settings.wait) {
                 Ok(store) => store,
-                Err(error) => return finish(group, Err(Arc::new(error))),
+                Err(error) => return finish(group, &Err(Arc::new(error))),
             },
         };
         let now = clock::now();
         let in_time = |it: &Request| it.deadline.is_none_or(|until| now.since_boot <= until);
         let (mut group, late): (Vec<_>, Vec<_>) = group.into_iter().partition(in_time);
-        finish(late, Err(Arc::new(LATE)));
+        finish(late, &Err(Arc::new(LATE)));
         let done = store.transact(&now, |ledger| {
             group.iter_mut().try_for_each(|it| it.job.run(ledger))
         });
         if done.is_ok() {
             self.store = Some(store);
         }
-        finish(group, done.map_err(Arc::new));
+        finish(group, &done.map_err(Arc::new));
     }
 }
 
-fn finish(group: Vec<Request>, done: Result<(), Arc<StoreError>>) {
+fn finish(group: Vec<Request>, done: &Result<(), Arc<StoreError>>) {
     for request in group {
         request.job.finish(done.clone());
     }

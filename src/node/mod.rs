@@ -32,5 +32,5 @@ pub use ledger::{BlockCount, BlockState, Counts, Known, Ledger, PoolCount, Snaps
 pub use ops::{
     Add, Answer, Attachment, Check, Gc, Given, GivenAddress, Now, Op, PodRef, Refusal, Why,
 };
-pub use store::{Disk, Store, StoreError, set_aside};
+pub use store::{Disk, Find, Store, StoreError, set_aside};
 pub use usable::{Usable, room, usable};

@@ -58,7 +58,7 @@ pub fn usable(block: Cidr, pool: Option<&PoolTerms>) -> Usable {
     };
     never.extend(gateway.map(Span::from));
     Usable {
-        never: union(block, never),
+        never: union(block, &never),
         gateway,
         prefix: match prefix {
             Prefix::Host => block.family().bits(),
@@ -70,12 +70,12 @@ pub fn usable(block: Cidr, pool: Option<&PoolTerms>) -> Usable {
 /// How many addresses of a block are given automatically while nothing of it is in use.
 pub fn room(block: &Block, pool: Option<&PoolTerms>) -> u128 {
     let never = usable(block.cidr, pool).never;
-    let out = union(block.cidr, [never.as_slice(), &block.reserved].concat());
+    let out = union(block.cidr, &[never.as_slice(), &block.reserved].concat());
     block.cidr.size() - out.iter().map(size).sum::<u128>()
 }
 
 /// The parts of these spans that lie in the block, in order, disjoint.
-pub(super) fn union(block: Cidr, spans: Vec<Span>) -> Vec<Span> {
+pub(super) fn union(block: Cidr, spans: &[Span]) -> Vec<Span> {
     let mut inside: Vec<Span> = spans.iter().filter_map(|it| it.within(&block)).collect();
     inside.sort_by_key(|span| (span.first(), span.last()));
     let mut union: Vec<Span> = Vec::with_capacity(inside.len());
@@ -232,7 +232,7 @@ mod tests {
         let span = |text| Span::parse(text).unwrap();
         let union = union(
             block,
-            vec![
+            &[
                 span("10.0.0.7"),
                 span("10.0.0.2-10.0.0.6"),
                 span("10.0.0.9"),

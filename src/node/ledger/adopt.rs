@@ -68,19 +68,18 @@ pub(in crate::node) fn adopt(
 
 /// An address of no block is put into one of its own, of which nothing is given.
 fn describe(kv: &mut dyn KvMut, addr: Addr) -> Result<GivenAddress, Fault> {
-    let (cidr, pool) = match kv.block_around(addr)? {
-        Some((cidr, block)) => (cidr, block.pool),
-        None => {
-            let block = BlockRecord {
-                uid: String::new(),
-                pool: String::new(),
-                state: BlockState::Withdrawn,
-                reserved: Vec::new(),
-            };
-            let cidr = Cidr::host(addr);
-            kv.put_block(cidr, &block)?;
-            (cidr, block.pool)
-        }
+    let (cidr, pool) = if let Some((cidr, block)) = kv.block_around(addr)? {
+        (cidr, block.pool)
+    } else {
+        let block = BlockRecord {
+            uid: String::new(),
+            pool: String::new(),
+            state: BlockState::Withdrawn,
+            reserved: Vec::new(),
+        };
+        let cidr = Cidr::host(addr);
+        kv.put_block(cidr, &block)?;
+        (cidr, block.pool)
     };
     let usable = usable(cidr, kv.pool(&pool)?.as_ref());
     Ok(GivenAddress {

@@ -65,7 +65,7 @@ pub(in crate::node) fn next<R: Read + ?Sized>(
         };
         let usable = usable(cidr, Some(pool));
         let out = [usable.never.as_slice(), &block.reserved].concat();
-        let out = union(cidr, out);
+        let out = union(cidr, &out);
         if let Some((addr, cursor)) = unused(kv, cidr, &out)? {
             let given = describe(cidr, &pool.name, &usable, addr);
             let source = Source::New(cursor);

@@ -135,7 +135,8 @@ fn from_pools<R: Read + ?Sized>(
 /// Why a pool does not serve.
 enum Lack {
     Unknown,
-    NoBlock(Family),
+    /// Of that family, if its terms name any
+    NoBlock(Option<Family>),
     /// How long the next address still rests, in milliseconds
     Nothing(Family, Option<u64>),
 }
@@ -161,13 +162,17 @@ impl<R: Read + ?Sized> Search<'_, R> {
                     choices.push(choice);
                     continue;
                 }
-                Found::NoBlock => Lack::NoBlock(family),
+                Found::NoBlock => Lack::NoBlock(Some(family)),
                 Found::Nothing(soonest) => Lack::Nothing(family, soonest),
             };
             self.lacks.push((pool.name.clone(), lack));
             return Ok(None);
         }
-        Ok((!choices.is_empty()).then_some(choices))
+        if choices.is_empty() {
+            self.lacks.push((pool.name.clone(), Lack::NoBlock(None)));
+            return Ok(None);
+        }
+        Ok(Some(choices))
     }
 }
 
@@ -198,20 +203,19 @@ fn has_block<R: Read + ?Sized>(kv: &R, pool: &str) -> Result<bool, Fault> {
 fn refusal(lacks: &[(String, Lack)], by_name: bool) -> Stop {
     let exhausted = |(pool, lack): &(String, Lack)| match lack {
         Lack::Nothing(family, soonest) => {
+            let pool = told(pool);
             let soon = soonest.map_or(String::new(), |ms| {
                 format!(" (the next one has rested in {})", seconds(ms))
             });
             Some(format!(
-                "pool `{pool}` has no free {family} address on this node{soon}"
+                "{pool} has no free {family} address on this node{soon}"
             ))
         }
         _ => None,
     };
     let other = |(pool, lack): &(String, Lack)| match lack {
-        Lack::Unknown => Some(format!("pool `{pool}` is not one of this node's")),
-        Lack::NoBlock(family) => Some(format!(
-            "this node holds no {family} block of pool `{pool}`"
-        )),
+        Lack::Unknown => Some(format!("{} is not one of this node's", told(pool))),
+        Lack::NoBlock(family) => Some(no_block(*family, pool)),
         Lack::Nothing(..) => None,
     };
     let full: Vec<String> = lacks.iter().filter_map(exhausted).collect();
@@ -246,6 +250,19 @@ fn refusal(lacks: &[(String, Lack)], by_name: bool) -> Stop {
         )
     };
     refuse(why, format!("{}. {advice}", absent.join("; ")))
+}
+
+/// A pool in a sentence.
+fn told(pool: &str) -> String {
+    if pool.is_empty() {
+        return "the node's podCIDR, which is in no pool,".to_owned();
+    }
+    format!("pool `{pool}`")
+}
+
+fn no_block(family: Option<Family>, pool: &str) -> String {
+    let family = family.map_or(String::new(), |it| format!("{it} "));
+    format!("this node holds no {family}block of {}", told(pool))
 }
 
 fn nothing_held(absent: &[String]) -> String {
@@ -287,10 +304,7 @@ pub(in crate::node) fn status<R: Read + ?Sized>(kv: &R) -> Result<(), Stop> {
                 .block_of(Table::Giving, &pool.name, *family, None)?
                 .is_none()
             {
-                absent.push(format!(
-                    "this node holds no {family} block of pool `{}`",
-                    pool.name
-                ));
+                absent.push(no_block(Some(*family), &pool.name));
                 return Ok(false);
             }
         }

@@ -109,7 +109,7 @@ fn left_out<W: Write + ?Sized>(
     block: &BlockRecord,
 ) -> Result<Vec<Span>, Fault> {
     let never = usable(cidr, kv.pool(&block.pool)?.as_ref()).never;
-    Ok(union(cidr, [never.as_slice(), &block.reserved].concat()))
+    Ok(union(cidr, &[never.as_slice(), &block.reserved].concat()))
 }
 
 fn put_pools<W: Write + ?Sized>(kv: &mut W, pools: &[PoolTerms]) -> Result<(), Fault> {
@@ -154,14 +154,24 @@ fn put_block<W: Write + ?Sized>(
     let gives = new.state == BlockState::Held;
     let gave = old.is_some_and(|old| old.state == BlockState::Held && old.pool == new.pool);
     kv.index(Table::Giving, &new.pool, cidr, gives)?;
-    let anew = searched != Some(&left_out(kv, cidr, new)?);
+    let anew = !gave || searched != Some(&left_out(kv, cidr, new)?);
     if anew {
         kv.drop_key(Table::Cursors, &cidr_key(cidr))?;
     }
     if !gives {
         kv.index(Table::Open, &new.pool, cidr, false)?;
-    } else if anew || !gave {
+    } else if anew {
         kv.index(Table::Open, &new.pool, cidr, true)?;
+    }
+    Ok(())
+}
+
+/// Lets the search for an address of a block begin from below.
+fn search_anew<W: Write + ?Sized>(kv: &mut W, cidr: Cidr) -> Result<(), Fault> {
+    if let Some(block) = kv.block(cidr)? {
+        kv.drop_key(Table::Cursors, &cidr_key(cidr))?;
+        let gives = block.state == BlockState::Held;
+        kv.index(Table::Open, &block.pool, cidr, gives)?;
     }
     Ok(())
 }
@@ -198,5 +208,10 @@ fn remove<W: Write + ?Sized>(kv: &mut W, cidr: Cidr, block: &BlockRecord) -> Res
     kv.index(Table::Giving, &block.pool, cidr, false)?;
     kv.index(Table::Open, &block.pool, cidr, false)?;
     kv.drop_key(Table::Cursors, &cidr_key(cidr))?;
-    kv.drop_key(Table::Blocks, &cidr_key(cidr))
+    kv.drop_key(Table::Blocks, &cidr_key(cidr))?;
+    // What it remembered of addresses that are of another block too is forgotten: they are new there.
+    for other in kv.blocks_over(cidr)? {
+        search_anew(kv, other)?;
+    }
+    Ok(())
 }

@@ -153,7 +153,7 @@ fn count(
         draining: false,
         reserved: record.reserved,
     };
-    let out = union(cidr, [never.as_slice(), &block.reserved].concat());
+    let out = union(cidr, &[never.as_slice(), &block.reserved].concat());
     let room = room(&block, pool.as_ref());
     let mut counts = Counts::default();
     let mut less = 0;

@@ -110,6 +110,31 @@ pub(in crate::node) trait Read: Kv {
         Ok(all)
     }
 
+    /// The blocks that share addresses with a range.
+    fn blocks_over(&self, range: Cidr) -> Result<Vec<Cidr>, Fault> {
+        let mut over = Vec::new();
+        for len in 0..range.len() {
+            if let Some(wider) = Cidr::new(range.first(), len)
+                && self.get(Table::Blocks, &cidr_key(wider))?.is_some()
+            {
+                over.push(wider);
+            }
+        }
+        // What lies inside comes from there on.
+        let mut from = Included(cidr_key(range));
+        while let Some((key, _)) =
+            self.seek(Table::Blocks, from.as_ref().map(<[u8; 18]>::as_slice))?
+        {
+            let cidr = cidr_of(&key).ok_or_else(|| bad_key(Table::Blocks))?;
+            if !range.contains(&cidr) {
+                break;
+            }
+            over.push(cidr);
+            from = Excluded(cidr_key(cidr));
+        }
+        Ok(over)
+    }
+
     /// The block that an address is of, rather one that gives.
     fn block_around(&self, addr: Addr) -> Result<Option<(Cidr, BlockRecord)>, Fault> {
         let mut found = None;

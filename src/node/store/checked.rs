@@ -57,7 +57,7 @@ impl Checked {
         if disk.size()? > 0 {
             return Err(Fault::Damaged("the new file is not empty".to_owned()));
         }
-        let shared = Shared::new(disk, [0; HEADER], Phase::Open);
+        let shared = Shared::new(disk, &[0; HEADER], Phase::Open);
         Self::of(shared)
     }
 
@@ -87,7 +87,7 @@ impl Checked {
         header[FLAGS] = (header[FLAGS] & SECOND_IS_NEWEST) | NOT_CLOSED;
         let pages = u32::try_from(disk.size()? / PAGE - 1).unwrap_or(u32::MAX);
         header[LAST_REGION..LAST_REGION + 4].copy_from_slice(&pages.to_le_bytes());
-        let checked = Self::of(Shared::new(disk, header, Phase::Opening))?;
+        let checked = Self::of(Shared::new(disk, &header, Phase::Opening))?;
         // Opening commits the state that it found once more, into the other slot. If that is the one where
         // the newest commit was, redb has found it unreadable and gone back to the one before.
         let after = newest(&checked.shared.state().header);
@@ -196,7 +196,8 @@ struct Shared {
 }
 
 impl Shared {
-    fn new(disk: Box<dyn Disk>, header: [u8; HEADER], phase: Phase) -> Self {
+    fn new(disk: Box<dyn Disk>, header: &[u8; HEADER], phase: Phase) -> Self {
+        let header = *header;
         Self {
             disk,
             state: Mutex::new(State { phase, header }),

@@ -77,7 +77,7 @@ impl Disk for LockedFile {
 
     /// Writes the zeros, so that a disk that is full later does not keep what is there from changing.
     fn grow(&self, size: u64) -> io::Result<()> {
-        const ZEROS: [u8; 1 << 16] = [0; 1 << 16];
+        static ZEROS: [u8; 1 << 16] = [0; 1 << 16];
         let mut at = self.size()?;
         while at < size {
             let part = usize::try_from(size - at).unwrap_or(usize::MAX);

@@ -12,7 +12,7 @@ use super::super::ops::{Refusal, Why};
 pub enum StoreError {
     /// There is no file.
     #[error(
-        "{path} is missing: no agent has run on this node yet. See that `cadastre agent` runs on it."
+        "{path} is missing: no agent has run on this node yet, or it makes the file anew. See that `cadastre agent` runs on it."
     )]
     Missing {
         /// The file

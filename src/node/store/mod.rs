@@ -11,14 +11,12 @@ mod checked;
 mod disk;
 mod error;
 mod tables;
-#[cfg(test)]
-mod tests;
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
+use std::{fs, io};
 
 use super::fault::Fault;
 use super::holding::Holding;
@@ -39,12 +37,19 @@ const FORMAT_KEY: &[u8] = b"format";
 /// How long a store that had trouble waits for its file.
 const REOPEN: Duration = Duration::from_secs(1);
 
+/// Names what is being made, apart from what other threads make.
+static COUNT: AtomicU32 = AtomicU32::new(0);
+
 /// The ledger of a node in a file, which is this process's while it is open.
 pub struct Store {
     path: PathBuf,
+    find: Find,
     /// `None` after trouble with the disk
     open: Option<Checked>,
 }
+
+/// Finds the disk again; `None` if it is not free within that time.
+pub type Find = Box<dyn Fn(Duration) -> io::Result<Option<Box<dyn Disk>>> + Send>;
 
 impl Store {
     /// Opens the file, makes it if it is missing, and waits at most so long for another process to let go
@@ -64,25 +69,25 @@ impl Store {
 
     /// Opens a file that must be there.
     pub fn open_existing(path: &Path, wait: Duration) -> Result<Self, StoreError> {
-        let file = LockedFile::open(path, wait);
-        let file = file.map_err(|error| StoreError::io(path, "opened", error))?;
-        let Some(file) = file else {
-            return Err(StoreError::Locked {
-                path: path.to_owned(),
-                waited: wait,
-            });
-        };
-        Self::on_disk(path, Box::new(file))
+        Self::on_disk(path, Self::find(path), wait)
     }
 
-    /// Opens what is on a disk. The path is for messages, and for opening it again after trouble.
-    pub fn on_disk(path: &Path, disk: Box<dyn Disk>) -> Result<Self, StoreError> {
-        let fault = |fault| StoreError::fault(path, "opened", fault);
-        let checked = Checked::open(disk).map_err(fault)?;
+    fn find(path: &Path) -> Find {
+        let path = path.to_owned();
+        Box::new(move |wait| {
+            let file = LockedFile::open(&path, wait)?;
+            Ok(file.map(|file| Box::new(file) as Box<dyn Disk>))
+        })
+    }
+
+    /// Opens what is on the disk that `find` finds. The path is for messages.
+    pub fn on_disk(path: &Path, find: Find, wait: Duration) -> Result<Self, StoreError> {
         let mut store = Self {
             path: path.to_owned(),
-            open: Some(checked),
+            open: Some(open(path, &find, wait)?),
+            find,
         };
+        let fault = |fault| StoreError::fault(path, "opened", fault);
         let format = store.transact_tables(|tables| tables.get(Table::Meta, FORMAT_KEY))?;
         let format = format.and_then(|it| Some(u32::from_be_bytes(it.try_into().ok()?)));
         match format {
@@ -95,12 +100,22 @@ impl Store {
         }
     }
 
-    /// Makes an empty ledger on an empty disk.
-    pub fn create_on_disk(path: &Path, disk: Box<dyn Disk>) -> Result<Self, StoreError> {
+    /// Makes an empty ledger on the disk that `find` finds, which must be empty.
+    pub fn create_on_disk(path: &Path, find: Find) -> Result<Self, StoreError> {
+        let disk = find(Duration::ZERO).map_err(|error| StoreError::io(path, "made", error))?;
+        let disk = disk.ok_or_else(|| StoreError::Locked {
+            path: path.to_owned(),
+            waited: Duration::ZERO,
+        })?;
+        Self::create(path, find, disk)
+    }
+
+    fn create(path: &Path, find: Find, disk: Box<dyn Disk>) -> Result<Self, StoreError> {
         let checked = Checked::create(disk);
         let checked = checked.map_err(|fault| StoreError::fault(path, "made", fault))?;
         let mut store = Self {
             path: path.to_owned(),
+            find,
             open: Some(checked),
         };
         store
@@ -137,17 +152,16 @@ impl Store {
     ) -> Result<Option<(T, Self)>, StoreError> {
         let io = |error| StoreError::io(path, "made", error);
         disk::make_parent(path).map_err(io)?;
-        static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let new = beside(path, &format!("new-{}-{count}", process::id()));
         _ = fs::remove_file(&new);
         let made = LockedFile::create(&new).map_err(io).and_then(|file| {
-            let mut store = Self::create_on_disk(path, Box::new(file))?;
+            let mut store = Self::create(path, Self::find(path), Box::new(file))?;
             Ok((fill(&mut store)?, store))
         });
         let linked = made.and_then(|made| match fs::hard_link(&new, path) {
             Ok(()) => Ok(Some(made)),
-            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(None),
             Err(error) => Err(io(error)),
         });
         _ = fs::remove_file(&new);
@@ -191,26 +205,32 @@ impl Store {
         &mut self,
         work: impl FnOnce(&mut Tables<'_>) -> Result<T, Fault>,
     ) -> Result<T, StoreError> {
-        let open = match self.open.take() {
-            Some(open) => open,
-            None => match Self::open_existing(&self.path, REOPEN)?.open {
-                Some(open) => open,
-                None => return Err(self.closed()),
-            },
+        let checked = match self.open.take() {
+            Some(checked) => checked,
+            None => open(&self.path, &self.find, REOPEN)?,
         };
-        let Some(database) = open.database() else {
+        let Some(database) = checked.database() else {
             return Err(self.closed());
         };
         // Trouble drops the database: what redb believes to be on the disk may not be true any more.
         let result = transact(database, work)
             .map_err(|fault| StoreError::fault(&self.path, "written", fault))?;
-        self.open = Some(open);
+        self.open = Some(checked);
         Ok(result)
     }
 
     fn closed(&self) -> StoreError {
-        StoreError::io(&self.path, "opened", std::io::Error::other("it is closed"))
+        StoreError::io(&self.path, "opened", io::Error::other("it is closed"))
     }
+}
+
+fn open(path: &Path, find: &Find, wait: Duration) -> Result<Checked, StoreError> {
+    let disk = find(wait).map_err(|error| StoreError::io(path, "opened", error))?;
+    let disk = disk.ok_or_else(|| StoreError::Locked {
+        path: path.to_owned(),
+        waited: wait,
+    })?;
+    Checked::open(disk).map_err(|fault| StoreError::fault(path, "opened", fault))
 }
 
 fn transact<T>(
@@ -243,7 +263,7 @@ pub fn set_aside(path: &Path) -> Result<PathBuf, StoreError> {
                 disk::sync_parent(path).map_err(io)?;
                 return Ok(aside);
             }
-            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => number += 1,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => number += 1,
             Err(error) => return Err(io(error)),
         }
     }

@@ -1,0 +1,419 @@
+//! Network configs out of chance: good ones, with few addresses so that they run out; odd ones; and
+//! texts that are no config.
+
+use serde_json::{Map, Value, json};
+
+use super::call::{Call, DIR};
+use super::chance::Chance;
+
+const VERSIONS: [&str; 7] = [
+    "0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0",
+];
+
+/// What one case is about: a config, and addresses near its ranges.
+#[derive(Clone, Debug)]
+pub struct Base {
+    pub config: Value,
+    /// Addresses that its ranges may have
+    pub near: Vec<String>,
+}
+
+/// A subnet out of one of a few, and addresses at its ends.
+fn subnet(chance: &mut Chance, v6: bool, third: u64) -> (String, Vec<String>) {
+    let near = |at: &dyn Fn(u64) -> String| (0..20).map(at).collect();
+    if v6 {
+        let length = 120 + chance.below(7);
+        let at = |n| format!("fd00:{third:x}::{n:x}");
+        (format!("fd00:{third:x}::/{length}"), near(&at))
+    } else {
+        let length = 26 + chance.below(5);
+        let at = |n| format!("10.9.{third}.{n}");
+        (format!("10.9.{third}.0/{length}"), near(&at))
+    }
+}
+
+fn range(chance: &mut Chance, v6: bool, third: u64, near: &mut Vec<String>) -> Value {
+    let (subnet, addresses) = subnet(chance, v6, third);
+    let mut range = Map::new();
+    range.insert("subnet".into(), subnet.into());
+    let mut low = 1;
+    if chance.percent(40) {
+        low = chance.index(6);
+        range.insert("rangeStart".into(), addresses[low].clone().into());
+    }
+    // Without an end, one that starts at the broadcast address runs out of its network.
+    if chance.percent(60) || low == 3 {
+        let high = low.max(1) + chance.index(5);
+        range.insert("rangeEnd".into(), addresses[high].clone().into());
+    }
+    if chance.percent(30) {
+        let gateway = match chance.below(6) {
+            0 => "192.0.2.1".to_owned(),
+            1 => "2001:db8::1".to_owned(),
+            2 => format!("::ffff:10.9.{third}.4"),
+            _ => addresses[chance.index(6)].clone(),
+        };
+        range.insert("gateway".into(), gateway.into());
+    }
+    near.extend(addresses.into_iter().take(9));
+    range.into()
+}
+
+/// Routes, DNS and the like, which come back in the result.
+fn extras(chance: &mut Chance, ipam: &mut Map<String, Value>) {
+    if chance.percent(40) {
+        let all = [
+            json!({"dst": "0.0.0.0/0"}),
+            json!({"dst": "::/0", "gw": "fd00::1"}),
+            json!({"dst": "10.1.2.3/16", "gw": "::ffff:10.9.0.1", "mtu": 1400, "table": 0}),
+            json!({"dst": "::ffff:10.0.0.0/104", "advmss": 9_007_199_254_740_993_i64, "scope": 253}),
+            json!({"DST": "192.168.0.0/16", "priority": -1, "unknown": {}}),
+            json!({"gw": "10.9.0.1"}),
+            json!({}),
+        ];
+        let routes = (0..chance.below(4)).map(|_| all[chance.index(all.len())].clone());
+        let routes: Vec<Value> = routes.collect();
+        ipam.insert("routes".into(), routes.into());
+    }
+    if chance.percent(25) {
+        let file = chance.pick(&["resolv.conf", "resolv.conf", "odd.conf", "none.conf", "."]);
+        ipam.insert("resolvConf".into(), format!("{DIR}/../{file}").into());
+    }
+}
+
+/// A config that is good most of the time.
+pub fn base(chance: &mut Chance) -> Base {
+    let mut near = Vec::new();
+    let mut third = 1 + chance.below(3);
+    let mut sets = Vec::new();
+    for _ in 0..=chance.below(3) {
+        let v6 = chance.percent(40);
+        let mut set = Vec::new();
+        for _ in 0..=chance.below(3) {
+            set.push(range(chance, v6, third, &mut near));
+            // The same subnet again, now and then, with a span that may or may not be another.
+            third += u64::from(chance.percent(92));
+        }
+        sets.push(Value::from(set));
+    }
+    let mut ipam = Map::new();
+    ipam.insert("type".into(), "host-local".into());
+    let folder = chance.pick(&["", "/", "/x/..", "/state", "//a/./b"]);
+    ipam.insert("dataDir".into(), format!("{DIR}{folder}").into());
+    let mut config = Map::new();
+    if chance.percent(30)
+        && let Some(Value::Object(inline)) = sets.remove(0).get(0)
+    {
+        ipam.extend(inline.clone());
+    }
+    if chance.percent(10) && !sets.is_empty() {
+        config.insert(
+            "runtimeConfig".into(),
+            json!({"ipRanges": [sets.remove(0)]}),
+        );
+    }
+    if !sets.is_empty() || chance.percent(50) {
+        ipam.insert("ranges".into(), sets.into());
+    }
+    extras(chance, &mut ipam);
+    config.insert("ipam".into(), ipam.into());
+    config.insert("type".into(), "bridge".into());
+    config.insert("name".into(), chance.pick(&["net", "a.b", "N_-1"]).into());
+    if chance.percent(97) {
+        // Several sets of a family need 0.3.0.
+        let low = if chance.percent(15) { 0 } else { 2 };
+        let version = VERSIONS[low + chance.index(VERSIONS.len() - low)];
+        config.insert("cniVersion".into(), version.into());
+    }
+    Base {
+        config: config.into(),
+        near,
+    }
+}
+
+/// An address, most of the time one that may be had.
+fn address(chance: &mut Chance, base: &Base) -> String {
+    match chance.below(20) {
+        0 => chance
+            .pick(&[
+                "",
+                "x",
+                "10.9.1.01",
+                "fe80::1%lo",
+                " 10.9.1.2",
+                "10.9.1.2/33",
+                "0",
+            ])
+            .to_owned(),
+        1 => "192.0.2.7".to_owned(),
+        2 => format!("::ffff:10.9.1.{}", chance.below(6)),
+        3 | 4 => format!("{}/24", base.near[chance.index(base.near.len())]),
+        _ => base.near[chance.index(base.near.len())].clone(),
+    }
+}
+
+/// The config of one call: the base with wishes, and now and then something odd.
+fn config(chance: &mut Chance, base: &Base, call: &mut Call) {
+    let mut config = base.config.clone();
+    if chance.percent(6) {
+        let ips: Vec<String> = (0..chance.below(3))
+            .map(|_| address(chance, base))
+            .collect();
+        call.asked += ips.len();
+        config["args"] = json!({"cni": {"ips": ips, "other": 1}, "x": null});
+    }
+    if chance.percent(6) {
+        let ips: Vec<String> = (0..chance.below(3))
+            .map(|_| address(chance, base))
+            .collect();
+        call.asked += ips.len();
+        config["runtimeConfig"]["ips"] = json!(ips);
+    }
+    let whole = serde_json::to_vec(&config).unwrap();
+    if chance.percent(6) {
+        odd(chance, &mut config);
+    }
+    let mut text = serde_json::to_vec(&config).unwrap();
+    if chance.percent(4) {
+        text = respelt(chance, &text);
+    }
+    if chance.percent(5) {
+        for _ in 0..=chance.below(3) {
+            scratch(chance, &mut text);
+        }
+    }
+    call.config = if stays_inside(&text, base) {
+        text
+    } else {
+        whole
+    };
+}
+
+/// Whether a text, damaged as it may be, makes no plugin write outside of the folder of its side: it
+/// still names the folder, or it has no ranges, without which nothing is written.
+fn stays_inside(text: &[u8], base: &Base) -> bool {
+    let text = String::from_utf8_lossy(text);
+    let named = format!("\"dataDir\":{}", base.config["ipam"]["dataDir"]);
+    let once = text.to_lowercase().matches("datadir").count() == 1;
+    (once && text.contains(&named))
+        || !text.to_lowercase().contains("subnet") && !text.contains('\\')
+}
+
+/// Puts a value of any kind in place of another one.
+fn odd(chance: &mut Chance, config: &mut Value) {
+    let paths = [
+        "/name",
+        "/cniVersion",
+        "/ipam",
+        "/ipam/type",
+        "/ipam/name",
+        "/ipam/ranges",
+        "/ipam/ranges/0",
+        "/ipam/ranges/0/0",
+        "/ipam/ranges/0/0/subnet",
+        "/ipam/ranges/0/0/gateway",
+        "/ipam/ranges/0/0/rangeStart",
+        "/ipam/ranges/0/0/rangeEnd",
+        "/ipam/routes",
+        "/ipam/routes/0",
+        "/ipam/routes/0/dst",
+        "/ipam/routes/0/gw",
+        "/ipam/routes/0/mtu",
+        "/ipam/routes/0/table",
+        "/ipam/resolvConf",
+        "/ipam/subnet",
+        "/ipam/rangeStart",
+        "/args",
+        "/args/cni",
+        "/args/cni/ips",
+        "/runtimeConfig",
+        "/runtimeConfig/ips",
+        "/runtimeConfig/ipRanges",
+        "/runtimeConfig/ips/0",
+    ];
+    let values = [
+        json!(null),
+        json!(true),
+        json!(0),
+        json!(-1.5),
+        json!(1e300),
+        json!(""),
+        json!("x\u{1}<&>é"),
+        json!([]),
+        json!({}),
+        json!([[]]),
+        json!([[{}]]),
+        json!(["10.9.1.2"]),
+        json!([null]),
+        json!("10.9.1.0/24"),
+        json!("10.9.1.1/24"),
+        json!("::ffff:10.9.1.0/120"),
+        json!("fd00:1::/127"),
+        json!("10.9.1.2"),
+        json!("fd00:1::2"),
+        json!("1.0.0"),
+        json!("1.2.0"),
+        json!("2"),
+        json!("1.0.0.0"),
+        json!("../net"),
+        json!({"a": {"b": [1, {"c": null}]}}),
+    ];
+    let path = chance.pick(&paths);
+    let value = values[chance.index(values.len())].clone();
+    if let Some(place) = config.pointer_mut(path) {
+        *place = value;
+    } else if let Some((folder, key)) = path.rsplit_once('/')
+        && let Some(Value::Object(folder)) = config.pointer_mut(folder)
+    {
+        folder.insert(key.to_owned(), value);
+    }
+}
+
+/// The same keys in other letters, or twice.
+fn respelt(chance: &mut Chance, text: &[u8]) -> Vec<u8> {
+    let text = String::from_utf8(text.to_owned()).unwrap();
+    let (from, to) = match chance.below(8) {
+        0 => ("\"subnet\"", "\"SUBNET\""),
+        1 => ("\"ranges\"", "\"Range\u{17f}\""),
+        2 => (
+            "\"ipam\":",
+            "\"ipam\":{\"routes\":[{\"dst\":\"0.0.0.0/0\"}]},\"IPAM\":",
+        ),
+        3 => ("\"subnet\":", "\"subnet\":\"10.9.9.0/24\",\"subnet\":"),
+        4 => ("\"rangeEnd\"", "\"\\u0072angeEnd\""),
+        5 => (
+            "\"ranges\":",
+            "\"ranges\":[[{\"rangeStart\":\"10.9.1.2\"}]],\"ranges\":",
+        ),
+        6 => ("\"name\":", "\"name\":\"other\",\"Name\":"),
+        _ => (
+            "\"type\"",
+            "\"\u{212a}ind\":\"\\ud83d\\ude00\\ud83d\",\"type\"",
+        ),
+    };
+    text.replacen(from, to, 1).into_bytes()
+}
+
+/// Damages a text in one place.
+fn scratch(chance: &mut Chance, text: &mut Vec<u8>) {
+    if text.is_empty() {
+        return;
+    }
+    let at = chance.index(text.len());
+    match chance.below(6) {
+        0 => {
+            text.remove(at);
+        }
+        1 => text.truncate(at),
+        2 => text.insert(at, b"{}[],:\"0-.eE\\u \n\x01\xff\xc3tfn"[chance.index(22)]),
+        3 => text[at] = b"{}[],:\"0-.eE\\u \n\x00\xffxtfn"[chance.index(22)],
+        4 => {
+            let until = (at + chance.index(20)).min(text.len());
+            text.drain(at..until);
+        }
+        _ => {
+            let until = (at + chance.index(20)).min(text.len());
+            let again = text[at..until].to_owned();
+            text.splice(at..at, again);
+        }
+    }
+}
+
+/// A call out of chance.
+pub fn call(chance: &mut Chance, base: &Base) -> Call {
+    let command = match chance.below(100) {
+        0..48 => "ADD",
+        48..78 => "DEL",
+        78..90 => "CHECK",
+        90..93 => "STATUS",
+        93..95 => "GC",
+        95..97 => "VERSION",
+        97 => "",
+        98 => "add",
+        _ => "UPDATE",
+    };
+    let id = match chance.below(60) {
+        0 => chance
+            .pick(&["", "a/b", "../a", "-a", ".a", "é", "a b", "a\nb"])
+            .to_owned(),
+        1 => "a".repeat(10_000),
+        2..8 => format!("{:064x}", chance.below(3)),
+        _ => format!("c{}", chance.below(8)),
+    };
+    let ifname = match chance.below(60) {
+        0 => chance
+            .pick(&[
+                "",
+                ".",
+                "..",
+                "a/b",
+                "a:b",
+                "a b",
+                "interface-too-long",
+                "a\u{a0}",
+            ])
+            .into(),
+        1 => b"\xff\xfe".to_vec(),
+        2..15 => b"net1".to_vec(),
+        _ => b"eth0".to_vec(),
+    };
+    let mut call = Call {
+        command: command.to_owned(),
+        id,
+        ifname,
+        netns: if chance.percent(97) {
+            "/nowhere/netns"
+        } else {
+            ""
+        }
+        .to_owned(),
+        path: if chance.percent(98) {
+            "/opt/cni/bin"
+        } else {
+            ""
+        }
+        .to_owned(),
+        ..Call::default()
+    };
+    args(chance, base, &mut call);
+    config(chance, base, &mut call);
+    call
+}
+
+fn args(chance: &mut Chance, base: &Base, call: &mut Call) {
+    call.args = match chance.below(24) {
+        0..3 => {
+            call.asked += 1;
+            format!("IP={}", address(chance, base))
+        }
+        3 => {
+            call.asked += 1;
+            let ip = address(chance, base);
+            format!("K8S_POD_NAMESPACE=a;IP={ip};K8S_POD_NAME=b;IgnoreUnknown=true")
+        }
+        4..8 => "IgnoreUnknown=1;K8S_POD_NAMESPACE=a;K8S_POD_NAME=b;K8S_POD_UID=c".to_owned(),
+        8 => chance
+            .pick(&[
+                "A=1",
+                "A=1;B=\u{1}\"",
+                "IP",
+                "IP=10.9.1.2;",
+                "IP=1=2",
+                ";",
+                "=",
+                "IgnoreUnknown=2",
+                "IgnoreUnknown=;A=1",
+                "CommonArgs=1",
+                "ip=10.9.1.2",
+                "IP=x;A",
+                "IgnoreUnknown=True;A=é",
+                "IgnoreUnknown=1;IgnoreUnknown=0;A=1",
+            ])
+            .to_owned(),
+        _ => String::new(),
+    }
+    .into_bytes();
+    if chance.below(400) == 0 {
+        call.args = b"A=\xff\x80;IgnoreUnknown=\xff".to_vec();
+    }
+}

@@ -1,0 +1,90 @@
+//! Many calls at once on one directory, of ours and of the published one.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::sync::Mutex;
+
+use serde_json::Value;
+
+use super::call::Call;
+use super::chance::Chance;
+use super::plugins::Plugins;
+
+const THREADS: usize = 8;
+const CALLS: usize = 60;
+
+/// Adds and deletes by several threads: no address has two holders, each file tells its holder, and
+/// at the end nothing is left. How many calls it took.
+pub fn round(plugins: &Plugins, root: &Path, seed: u64) -> u64 {
+    let side = root.join(format!("crowd-{seed:x}"));
+    fs::create_dir_all(&side).unwrap();
+    // Room for half of what may be asked for at once, and a little more.
+    let config = r#"{"cniVersion":"1.0.0","name":"net","ipam":{"type":"host-local","dataDir":"@DIR@",
+        "ranges":[[{"subnet":"10.9.0.0/27"}],[{"subnet":"fd00::/120"}]]}}"#;
+    let held: Mutex<BTreeMap<String, String>> = Mutex::default();
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let (held, side) = (&held, &side);
+            scope.spawn(move || {
+                let chance = &mut Chance::new(seed ^ (thread as u64) << 32);
+                let mut mine: Vec<String> = Vec::new();
+                for n in 0..CALLS {
+                    let both = [&plugins.ours, &plugins.theirs];
+                    let plugin = both[chance.index(2)];
+                    let call = |command: &str, id: &str| Call {
+                        command: command.to_owned(),
+                        id: id.to_owned(),
+                        ifname: b"eth0".to_vec(),
+                        netns: "/nowhere/netns".to_owned(),
+                        path: "/opt/cni/bin".to_owned(),
+                        config: config.as_bytes().to_owned(),
+                        ..Call::default()
+                    };
+                    if mine.len() > 4 || (!mine.is_empty() && chance.percent(40)) {
+                        let id = mine.remove(chance.index(mine.len()));
+                        // Before the call: from then on another one may have it.
+                        held.lock().unwrap().retain(|_, holder| *holder != id);
+                        let answer = call("DEL", &id).run(plugin, side);
+                        assert_eq!(answer.status, Some(0), "seed {seed}: {}", answer.stdout);
+                        continue;
+                    }
+                    let id = format!("t{thread}-{n}");
+                    let answer = call("ADD", &id).run(plugin, side);
+                    let result: Value = serde_json::from_str(&answer.stdout).unwrap();
+                    if answer.status != Some(0) {
+                        let msg = result["msg"].as_str().unwrap();
+                        assert!(
+                            msg.contains("no IP addresses available"),
+                            "seed {seed}: {msg}"
+                        );
+                        continue;
+                    }
+                    for ip in result["ips"].as_array().unwrap() {
+                        let (ip, _) = ip["address"].as_str().unwrap().split_once('/').unwrap();
+                        let before = held.lock().unwrap().insert(ip.to_owned(), id.clone());
+                        assert_eq!(before, None, "seed {seed}: {ip} has two holders");
+                    }
+                    mine.push(id);
+                }
+            });
+        }
+    });
+    check_files(&side.join("net"), &held.lock().unwrap(), seed);
+    fs::remove_dir_all(&side).unwrap();
+    (THREADS * CALLS) as u64
+}
+
+fn check_files(folder: &Path, held: &BTreeMap<String, String>, seed: u64) {
+    let mut found = BTreeMap::new();
+    for item in fs::read_dir(folder).unwrap() {
+        let item = item.unwrap();
+        let name = item.file_name().into_string().unwrap();
+        if name != "lock" && !name.starts_with("last_reserved_ip.") {
+            let content = fs::read_to_string(item.path()).unwrap();
+            let holder = content.strip_suffix("\r\neth0").unwrap().to_owned();
+            found.insert(name, holder);
+        }
+    }
+    assert_eq!(found, *held, "seed {seed}");
+}

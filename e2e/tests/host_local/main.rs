@@ -1,0 +1,88 @@
+//! Ours in the place of host-local, beside the published one: the same answers, and the same folders.
+//!
+//! 20,000 calls out of seeds, which are new each time. A failure prints its seed; `CADASTRE_SEED=n`
+//! repeats the case of that seed, `CADASTRE_STEPS=n` makes that many calls. What differs on purpose
+//! has tests of its own here.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout
+)]
+
+mod better;
+mod call;
+mod chance;
+mod configs;
+mod crowd;
+mod plugins;
+mod side_by_side;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use cadastre_e2e::scratch::Scratch;
+use plugins::Plugins;
+use side_by_side::Who;
+
+/// Calls of each of the two ways.
+const STEPS: u64 = 10_500;
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|text| text.parse().unwrap())
+}
+
+/// A seed of which nobody knows anything.
+fn fresh_seed() -> u64 {
+    use std::hash::BuildHasher as _;
+    std::hash::RandomState::new().hash_one(0)
+}
+
+fn steps(who: Who) {
+    let scratch = Scratch::new().unwrap();
+    let plugins = Plugins::new(scratch.path());
+    if let Some(seed) = number("CADASTRE_SEED") {
+        side_by_side::case(&plugins, scratch.path(), who, seed);
+        return;
+    }
+    let wanted = number("CADASTRE_STEPS").unwrap_or(STEPS);
+    let first = fresh_seed() >> 16;
+    println!("{who:?}: seeds from {first}");
+    // Two at a time, as there are processors on a small machine.
+    let (next, calls) = (AtomicU64::new(first), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while calls.load(Ordering::Relaxed) < wanted {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    let made = side_by_side::case(&plugins, scratch.path(), who, seed);
+                    calls.fetch_add(made, Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    println!(
+        "{who:?}: {calls:?} calls in {} cases",
+        next.into_inner() - first
+    );
+}
+
+#[test]
+fn ours_answers_and_writes_as_host_local_does() {
+    steps(Who::Ours);
+}
+
+#[test]
+fn a_switch_back_and_forth_goes_unnoticed() {
+    steps(Who::Both);
+}
+
+#[test]
+fn many_at_once_never_share_an_address() {
+    let scratch = Scratch::new().unwrap();
+    let plugins = Plugins::new(scratch.path());
+    let first = number("CADASTRE_SEED").unwrap_or_else(|| fresh_seed() >> 16);
+    for seed in first..first + 3 {
+        crowd::round(&plugins, scratch.path(), seed);
+    }
+}

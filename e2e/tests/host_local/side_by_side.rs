@@ -1,0 +1,170 @@
+//! Cases out of seeds: the same calls to the published host-local and to ours, each in a folder of its
+//! own, compared after every step.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use super::call::{Answer, Call, DIR, tree};
+use super::chance::Chance;
+use super::configs::{self, Base};
+use super::plugins::Plugins;
+
+/// Calls of one case.
+const CALLS: u64 = 40;
+
+/// Who answers on our side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Who {
+    /// Ours alone
+    Ours,
+    /// Ours and the published one, by chance: a switch back and forth at every step
+    Both,
+}
+
+/// One case of a seed; how many calls it took.
+pub fn case(plugins: &Plugins, root: &Path, who: Who, seed: u64) -> u64 {
+    let chance = &mut Chance::new(seed);
+    let folder = root.join(format!("{seed:x}"));
+    let sides = ["theirs", "ours"].map(|name| folder.join(name));
+    for side in &sides {
+        fs::create_dir_all(side).unwrap();
+    }
+    let resolv = "nameserver 10.0.0.10\nsearch a b\n";
+    fs::write(folder.join("resolv.conf"), resolv).unwrap();
+    let odd =
+        b"#x\n;nameserver 1\n\toptions a <b>\xff\r\ndomain\ndomain &\nsearch c\nnameserver\x0b::1";
+    fs::write(folder.join("odd.conf"), odd).unwrap();
+    let mut base = configs::base(chance);
+    let mut calls = 0;
+    while calls < CALLS {
+        if chance.percent(3) {
+            base = configs::base(chance);
+        }
+        if chance.percent(5) {
+            disturb(chance, &base, &sides);
+        }
+        let call = configs::call(chance, &base);
+        let ours = match who {
+            Who::Both if chance.percent(50) => &plugins.theirs,
+            _ => &plugins.ours,
+        };
+        let answers = [
+            call.run(&plugins.theirs, &sides[0]),
+            call.run(ours, &sides[1]),
+        ];
+        calls += 1;
+        let trees = sides.each_ref().map(|side| tree(side));
+        let verdict = compare(&call, &answers).and_then(|go_on| {
+            if go_on && trees[0] != trees[1] {
+                return Err("the folders differ".to_owned());
+            }
+            Ok(go_on)
+        });
+        match verdict {
+            Ok(true) => {}
+            Ok(false) => break,
+            Err(text) => panic!(
+                "seed {seed}, call {calls}: {text}\n{call}\ntheirs {:?} {}\nours   {:?} {}\ntheirs {:#?}\nours   {:#?}",
+                answers[0].status,
+                answers[0].stdout,
+                answers[1].status,
+                answers[1].stdout,
+                trees[0],
+                trees[1],
+            ),
+        }
+    }
+    fs::remove_dir_all(&folder).unwrap();
+    calls
+}
+
+/// Whether the answers are equal, or differ as they may; `Ok(false)` if the folders may differ too
+/// from here on.
+fn compare(call: &Call, [theirs, ours]: &[Answer; 2]) -> Result<bool, String> {
+    if theirs == ours {
+        return Ok(true);
+    }
+    // A crash, with a stack on standard error: ours is an error as any other, before any effect.
+    if theirs.status == Some(2) {
+        let error: Value = serde_json::from_str(&ours.stdout).map_err(|error| error.to_string())?;
+        return match ours.status {
+            Some(1) if error["code"].is_u64() => Ok(false),
+            // A null among the routes, which older results have no place for.
+            Some(0) if error["dns"].is_object() => Ok(false),
+            _ => Err("theirs crashed".to_owned()),
+        };
+    }
+    // Theirs does not look at the config.
+    if call.command == "STATUS" && theirs.status == Some(0) {
+        let error: Value = serde_json::from_str(&ours.stdout).unwrap_or_default();
+        return match error["code"].as_u64() {
+            Some(50) => Ok(true),
+            _ => Err("STATUS".to_owned()),
+        };
+    }
+    // Theirs does nothing; ours wants the list of what is valid.
+    if call.command == "GC" && theirs.status == Some(0) {
+        let refused = ours.stdout.contains("nothing was taken back");
+        return refused.then_some(true).ok_or_else(|| "GC".to_owned());
+    }
+    // Of two addresses asked for in one set, theirs takes one or the other.
+    let asked = call.command == "ADD" && call.asked > 1;
+    if asked && theirs.status == Some(1) && ours.status == Some(1) {
+        let both = |text: &str| theirs.stdout.contains(text) && ours.stdout.contains(text);
+        if both("failed to allocate") {
+            return Ok(false);
+        }
+    }
+    Err("the answers differ".to_owned())
+}
+
+/// What other hands, older releases and crashes leave, in both folders alike.
+fn disturb(chance: &mut Chance, base: &Base, sides: &[PathBuf; 2]) {
+    let text = |path: &str| base.config.pointer(path).and_then(Value::as_str);
+    let (Some(data_dir), Some(name)) = (text("/ipam/dataDir"), text("/name")) else {
+        return;
+    };
+    let near = base.near[chance.index(base.near.len())].clone();
+    let id = format!("c{}", chance.below(8));
+    let (file, content) = match chance.below(10) {
+        0 => (near, id),
+        1 => (near, format!("{id}\r\neth0")),
+        2 => (near, format!("\n {id}\r\neth0 \u{a0}\n")),
+        3 => (near, String::new()),
+        4 => (format!("in/{near}"), format!("{id}\r\neth0")),
+        5 => ("notes".to_owned(), format!("{id}\r\nnet1")),
+        6 => ("last_reserved_ip.0".to_owned(), near),
+        7 => ("last_reserved_ip.1".to_owned(), "garbage".to_owned()),
+        8 => ("last_reserved_ip.0".to_owned(), format!("{near}\n")),
+        _ => {
+            for side in sides {
+                let folder = folder(data_dir, name, side);
+                let _ = fs::remove_file(folder.join(&near));
+            }
+            return;
+        }
+    };
+    for side in sides {
+        let path = folder(data_dir, name, side).join(&file);
+        let Some(parent) = path.parent() else {
+            return;
+        };
+        if parent.ends_with("in") {
+            let _ = fs::create_dir(parent);
+        }
+        // Made as another program makes it. What is there is replaced, not written over.
+        if parent.is_dir() {
+            let new = parent.join("new");
+            fs::write(&new, &content).unwrap();
+            fs::set_permissions(&new, fs::Permissions::from_mode(0o644)).unwrap();
+            fs::rename(&new, &path).unwrap();
+        }
+    }
+}
+
+fn folder(data_dir: &str, name: &str, side: &Path) -> PathBuf {
+    PathBuf::from(data_dir.replace(DIR, side.to_str().unwrap())).join(name)
+}
