@@ -9,8 +9,8 @@ use crate::{Stage, machines};
 /// Pods at the same time.
 const PODS: usize = 60;
 /// Pods that come and go.
-const CHURN: usize = 200;
-const WAVE: usize = 35;
+const WAVE: usize = 40;
+const WAVES: usize = 5;
 
 pub(crate) async fn sixty_pods_on_two_nodes_then_two_hundred_come_and_go(stage: &Stage) {
     let (hand, group) = (&stage.hand, "many");
@@ -31,16 +31,17 @@ pub(crate) async fn sixty_pods_on_two_nodes_then_two_hundred_come_and_go(stage: 
     assert_good(stage, &two, &all).await;
     pods::delete_all(hand, group).await;
 
-    let mut first = PODS;
-    while first < PODS + CHURN {
-        let numbers = first..(first + WAVE).min(PODS + CHURN);
-        let count = numbers.len();
-        pods::create_many(hand, group, group, numbers, None).await;
-        let all = pods::running(hand, group, count).await;
+    // Each wave comes while the one before goes.
+    for wave in 0..WAVES {
+        let prefix = format!("{group}-wave-{wave}");
+        pods::create_many(hand, group, &prefix, 0..WAVE, None).await;
+        if let Some(before) = wave.checked_sub(1) {
+            pods::delete_many(hand, &format!("{group}-wave-{before}"), 0..WAVE).await;
+        }
+        let all = pods::running_of(hand, group, &prefix, WAVE).await;
         pods::assert_unique(&all);
-        pods::delete_all(hand, group).await;
-        first += count;
     }
+    pods::delete_all(hand, group).await;
     for machine in &two {
         machines::told(hand, machine.name(), &[]).await;
     }
@@ -56,7 +57,7 @@ async fn assert_good(stage: &Stage, two: &[Machine; 2], all: &[Running]) {
             .filter(|it| it.node == machine.name())
             .cloned()
             .collect();
-        assert!(own.len() > WAVE / 4, "{} on {}", own.len(), machine.name());
+        assert!(own.len() >= 10, "{} on {}", own.len(), machine.name());
         pods::assert_within(&own, &ranges);
         assert!(own.iter().all(|it| it.addresses.len() == 2), "{own:?}");
         machines::told(&stage.hand, machine.name(), all).await;
@@ -70,7 +71,8 @@ pub(crate) async fn pod_cidrs_with_the_bridge_plugin(stage: &Stage) {
     let (hand, group) = (&stage.hand, "cidrs");
     let spec = machines::both("10.31.0.0/16", "fd00:31::/48");
     hand.pool(group, spec).await.unwrap();
-    let bridge = json!({"type": "bridge", "bridge": "cni0", "isDefaultGateway": true});
+    // Not `isDefaultGateway`: the pool gives the default routes, and there is room for one.
+    let bridge = json!({"type": "bridge", "bridge": "cni0", "isGateway": true});
     let two = [
         stage.machine(group, machines::side(&bridge)).await,
         stage.machine(group, machines::side(&bridge)).await,

@@ -1,10 +1,8 @@
 //! What runs on a node dies, or cannot reach the API server, and pods go on.
 
-use std::time::Duration;
-
 use cadastre_e2e::node::Machine;
 use cadastre_e2e::wait::until;
-use kube::api::DeleteParams;
+use rustix::process::Signal;
 
 use crate::pods::{self, Running};
 use crate::{LIMIT, Stage, machines};
@@ -53,11 +51,7 @@ pub(crate) async fn containerd_kubelet_and_agent_are_killed(stage: &Stage) {
 
     // From now on there is no agent: the plugin works on the store itself.
     machine.agent().unwrap().kill().await.unwrap();
-    for n in 0..3 {
-        let name = format!("{group}-{n}");
-        let deleted = hand.pods.delete(&name, &DeleteParams::default()).await;
-        deleted.unwrap();
-    }
+    pods::delete_many(hand, group, 0..3).await;
     pods::create_many(hand, group, "alone", 0..5, Some(&node)).await;
     let all = pods::running(hand, group, 9).await;
     assert_good(stage, &all, &node).await;
@@ -153,9 +147,8 @@ async fn assert_good(stage: &Stage, all: &[Running], node: &str) {
     pods::assert_within(all, &machines::ranges(&stage.hand, node).await);
 }
 
-/// An agent that hangs is as good as none.
+/// An agent that hangs while it has nothing to do is as good as none.
 pub(crate) async fn the_agent_hangs(stage: &Stage) {
-    use rustix::process::Signal;
     let (hand, group) = (&stage.hand, "hangs");
     let spec = machines::both("10.36.0.0/24", "fd00:36::/120");
     hand.block_pool(group, spec).await.unwrap();
@@ -165,9 +158,21 @@ pub(crate) async fn the_agent_hangs(stage: &Stage) {
     pods::create_many(hand, group, group, 0..2, Some(&node)).await;
     let before = pods::running(hand, group, 2).await;
     machines::told(hand, &node, &before).await;
-    // It lets go of its store when it has had nothing to do for a while.
-    tokio::time::sleep(Duration::from_secs(2)).await;
-    machine.agent().unwrap().signal(Signal::STOP).unwrap();
+    let agent = machine.agent().unwrap();
+    until("the agent lets go of its store", LIMIT, async || {
+        if has_store(agent.pid()) {
+            return Ok(None);
+        }
+        agent.signal(Signal::STOP)?;
+        // It may have opened it again just before.
+        if has_store(agent.pid()) {
+            agent.signal(Signal::CONT)?;
+            return Ok(None);
+        }
+        Ok(Some(()))
+    })
+    .await
+    .unwrap();
     pods::create_many(hand, group, "stopped", 0..3, Some(&node)).await;
     let all = pods::running(hand, group, 5).await;
     assert_good(stage, &all, &node).await;
@@ -175,4 +180,11 @@ pub(crate) async fn the_agent_hangs(stage: &Stage) {
     machines::told(hand, &node, &all).await;
     pods::delete_all(hand, group).await;
     machines::told(hand, &node, &[]).await;
+}
+
+/// Whether a process has a node's store open.
+fn has_store(pid: u32) -> bool {
+    let open = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
+    let files = open.flatten().filter_map(|it| it.path().read_link().ok());
+    files.into_iter().any(|it| it.ends_with("node.redb"))
 }

@@ -30,6 +30,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use cadastre_e2e::control_plane::ADMIN;
+use cadastre_e2e::kubeconfig::User;
 use cadastre_e2e::node::{self, Machine, MachineOptions, NodeSide, Site, SiteOptions};
 use cadastre_e2e::stage::start_controller;
 use cadastre_e2e::{Daemon, Hand};
@@ -38,6 +39,9 @@ use tokio::runtime::Runtime;
 
 /// Long enough for a busy machine.
 const LIMIT: Duration = Duration::from_secs(120);
+
+/// Who an agent is to the API server: it may do what config/rbac says and no more.
+const AGENT: &str = "system:serviceaccount:kube-system:cadastre-agent";
 
 /// A test of this binary.
 type Test = fn(&Runtime, &Stage);
@@ -109,8 +113,13 @@ struct Stage {
 
 impl Stage {
     async fn start() -> Self {
-        let site = Site::start(SiteOptions::default()).await.unwrap();
-        let flags = ["--log-level", "debug", "--leak-grace", "2"];
+        let mut options = SiteOptions::default();
+        options.control_plane.users.push(User::new(AGENT, &[]));
+        let site = Site::start(options).await.unwrap();
+        let roles = concat!(env!("CARGO_MANIFEST_DIR"), "/../config/rbac/agent.yaml");
+        let apply = site.cluster().kubectl(&["apply", "-f", roles]).await;
+        apply.unwrap();
+        let flags = ["--leak-grace", "2"];
         let mut controller = start_controller(site.cluster(), ADMIN, &flags).unwrap();
         controller.wait_ready(LIMIT).await.unwrap();
         let hand = site.hand().await.unwrap();

@@ -86,7 +86,7 @@ pub async fn running_that(
             .iter()
             .filter(|it| !as_running(it).is_some_and(|it| is(&it)));
         let others: Vec<_> = others
-            .map(|it| (it.name_any(), &it.status))
+            .map(|it| (it.name_any(), state(it)))
             .take(3)
             .collect();
         anyhow::bail!(
@@ -104,6 +104,16 @@ pub async fn running(hand: &Hand, group: &str, count: usize) -> Vec<Running> {
     running_that(hand, group, count, |_| true).await
 }
 
+/// What the conditions say, in short.
+fn state(pod: &Pod) -> Vec<String> {
+    let conditions = pod
+        .status
+        .iter()
+        .flat_map(|it| it.conditions.iter().flatten());
+    let told = conditions.map(|it| format!("{}={}", it.type_, it.status));
+    told.collect()
+}
+
 fn as_running(pod: &Pod) -> Option<Running> {
     let status = pod.status.as_ref()?;
     let container = status.container_statuses.as_ref()?.first()?;
@@ -119,6 +129,30 @@ fn as_running(pod: &Pod) -> Option<Running> {
         addresses: addresses.filter(|it| !it.is_empty())?,
         container: container.container_id.clone()?,
     })
+}
+
+/// Waits until `count` pods of a group whose names begin with `prefix` run.
+pub async fn running_of(hand: &Hand, group: &str, prefix: &str, count: usize) -> Vec<Running> {
+    let what = format!("{count} pods {prefix}-* run");
+    until(&what, LIMIT, async || {
+        let all = list(hand, group).await?;
+        let running = all.iter().filter_map(as_running);
+        let running: Vec<Running> = running.filter(|it| it.name.starts_with(prefix)).collect();
+        ensure!(running.len() == count, "{} run", running.len());
+        Ok(Some(running))
+    })
+    .await
+    .unwrap()
+}
+
+/// Asks for the deletion of pods `PREFIX-N`.
+pub async fn delete_many(hand: &Hand, prefix: &str, numbers: Range<usize>) {
+    let all = numbers.map(|n| async move {
+        let name = format!("{prefix}-{n}");
+        let deleted = hand.pods.delete(&name, &DeleteParams::default()).await;
+        deleted.unwrap();
+    });
+    futures::future::join_all(all).await;
 }
 
 /// Deletes every pod of a group and waits until all are gone from the API, which is after their

@@ -39,11 +39,7 @@ pub(crate) async fn exhaustion_is_told_and_passes_and_the_node_stays_ready(stage
     })
     .await
     .unwrap();
-    for n in 0..2 {
-        let name = format!("{group}-{n}");
-        let deleted = hand.pods.delete(&name, &DeleteParams::default()).await;
-        deleted.unwrap();
-    }
+    pods::delete_many(hand, group, 0..2).await;
     let all = pods::running(hand, group, 5).await;
     assert_eq!(
         all.iter()

@@ -10,14 +10,13 @@ use cadastre_e2e::assets::{self, Program};
 use cadastre_e2e::daemon;
 use serde_json::{Value, json};
 
+use super::agents::Agent;
+
 /// Room for the pods that are there, and for those that come at once.
 const RANGE: &str = "10.1.0.0/22";
 
-/// Where the files of this run are.
-pub struct Place {
-    folder: PathBuf,
-    plugin: PathBuf,
-}
+/// The name of the kind that asks an agent with nothing else to do.
+pub const AGENT: &str = "cadastre-ipam, via the agent";
 
 /// One of those that are compared.
 pub struct Kind {
@@ -31,48 +30,39 @@ pub struct Kind {
     pub config: String,
 }
 
-impl Place {
-    /// In a folder that is empty now.
-    pub fn new(folder: &Path) -> Result<Self> {
-        Ok(Self {
-            folder: folder.to_owned(),
-            plugin: daemon::plugin()?,
-        })
-    }
-}
-
 impl Kind {
     /// All of them, with nothing given yet; the floor is the first.
-    pub fn all(place: &Place, round: usize) -> Result<Vec<Self>> {
-        let folder = place.folder.join(format!("pods-{round}"));
-        std::fs::create_dir(&folder)?;
-        let ours = |name: &str, ipam: Value| Self::plugin(name, place.plugin.clone(), ipam);
+    pub fn all(folder: &Path, agent: &Agent, busy: &Agent) -> Result<Vec<Self>> {
+        let plugin = daemon::plugin()?;
+        let ours = |name: &str, ipam: Value| Self::plugin(name, plugin.clone(), &ipam);
         let ranges = |data: &str| {
             json!({
                 "type": "host-local", "ranges": [[{"subnet": RANGE}]],
                 "dataDir": folder.join(data),
             })
         };
-        let store = folder.join("alone/node.redb");
-        fill(&store)?;
+        let alone = folder.join("alone/node.redb");
+        fill(&alone)?;
         Ok(vec![
             floor()?,
             Self::plugin(
                 "host-local",
                 assets::find(Program::HostLocal)?,
-                ranges("theirs"),
+                &ranges("theirs"),
             ),
             ours("cadastre-ipam, host-local's config", ranges("ours")),
+            ours(AGENT, agent.ipam()),
+            ours("cadastre-ipam, via an agent that publishes", busy.ipam()),
             ours(
                 "cadastre-ipam, no agent",
                 json!({
-                    "type": "cadastre-ipam", "store": store, "socket": folder.join("no.sock"),
+                    "type": "cadastre-ipam", "store": alone, "socket": folder.join("no.sock"),
                 }),
             ),
         ])
     }
 
-    fn plugin(name: &str, program: PathBuf, ipam: Value) -> Self {
+    fn plugin(name: &str, program: PathBuf, ipam: &Value) -> Self {
         let config = json!({"cniVersion": "1.0.0", "name": "pods", "type": "ptp", "ipam": ipam});
         Self {
             name: name.to_owned(),
