@@ -28,9 +28,9 @@ say = @printf '\n\033[1m== %s\033[0m\n' "$(1)"
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
 
-run: setup control-plane ## the demo: a local control plane with cadastre at work, until Ctrl-C
+run: setup control-plane nodes ## the demo: a local control plane with cadastre at work, until Ctrl-C
 	$(call say,run: release build)
-	$(CARGO) build --release --workspace --bin cadastre --bin cadastre-demo
+	$(CARGO) build --release --workspace --bin cadastre --bin cadastre-ipam --bin cadastre-demo
 	@exec $(TARGET)/release/cadastre-demo
 
 test: setup check unit sim e2e ## everything that CI runs
