@@ -45,5 +45,5 @@ pub use guest::Guest;
 pub use holder::Holder;
 pub use image::IMAGE;
 pub use machine::{Machine, MachineOptions};
-pub use side::NodeSide;
+pub use side::{Agent, NodeSide};
 pub use site::{Site, SiteOptions};

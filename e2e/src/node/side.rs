@@ -13,11 +13,11 @@ use crate::daemon;
 /// Files and a process of a machine. The reference plugins are there in any case.
 #[derive(Clone, Debug, Default)]
 pub struct NodeSide {
-    /// Executables, and their names in `/opt/cni/bin`
+    /// Executables: their names in `/opt/cni/bin`, and what is copied there
     pub plugins: Vec<(String, PathBuf)>,
-    /// A file of `/etc/cni/net.d` and its text; without one the node is not ready until somebody
+    /// Files of `/etc/cni`: name and text. Without one in `net.d` the node is not ready until somebody
     /// writes one
-    pub conflist: Option<(String, String)>,
+    pub configs: Vec<(String, String)>,
     /// What is started at each boot
     pub agent: Option<Agent>,
 }
@@ -34,59 +34,64 @@ pub struct Agent {
 impl NodeSide {
     /// The bridge plugin with host-local over a node's podCIDRs: what there was before.
     pub fn host_local(pod_cidrs: &[String]) -> Self {
-        let ranges: Vec<Value> = pod_cidrs
-            .iter()
-            .map(|cidr| json!([{"subnet": cidr}]))
-            .collect();
+        let ranges = pod_cidrs.iter().map(|cidr| json!([{"subnet": cidr}]));
+        let ranges: Vec<Value> = ranges.collect();
+        let list = conflist(&json!({
+            "type": "bridge", "bridge": "cni0", "isDefaultGateway": true,
+            "ipam": {"type": "host-local", "ranges": ranges},
+        }));
         Self {
-            conflist: Some(conflist(&json!({
-                "type": "bridge", "bridge": "cni0", "isDefaultGateway": true,
-                "ipam": {"type": "host-local", "ranges": ranges},
-            }))),
+            configs: vec![("net.d/10-pods.conflist".to_owned(), list)],
             ..Self::default()
         }
     }
 
     /// Our plugin behind `main`, a main plugin without its `ipam`, and our agent, with these flags
-    /// besides, as `user`.
-    pub fn cadastre(main: Value, flags: &[&str], user: &str) -> Result<Self> {
-        let mut main = main;
+    /// besides, as `user`. The agent writes the CNI configuration once the node holds something.
+    pub fn cadastre(main: &Value, flags: &[&str], user: &str) -> Result<Self> {
+        let mut main = main.clone();
         main["ipam"] = json!({"type": "cadastre-ipam"});
-        let cri = format!("unix://{}", super::config::CRI);
         let agent = daemon::binary()?.display().to_string();
-        let fixed = [&agent, "agent", "--cri-socket", &cri];
-        let args = fixed.into_iter().chain(flags.iter().copied());
+        let fixed = [
+            "agent",
+            "--cri-socket",
+            super::config::CRI,
+            "--cni-conf",
+            "/etc/cni/net.d/10-pods.conflist",
+            "--cni-conf-template",
+            "/etc/cni/template.json",
+        ];
+        let args = fixed.iter().chain(flags).map(ToString::to_string);
         Ok(Self {
             plugins: vec![("cadastre-ipam".to_owned(), daemon::plugin()?)],
-            conflist: Some(conflist(&main)),
+            configs: vec![("template.json".to_owned(), conflist(&main))],
             agent: Some(Agent {
-                args: args.map(str::to_owned).collect(),
+                args: std::iter::once(agent).chain(args).collect(),
                 user: user.to_owned(),
             }),
         })
     }
 }
 
-/// `10-pods.conflist` with one plugin, in the version of CNI that has STATUS and GC.
-pub fn conflist(plugin: &Value) -> (String, String) {
-    let list = json!({"cniVersion": "1.1.0", "name": "pods", "plugins": [plugin]});
-    ("10-pods.conflist".to_owned(), list.to_string())
+/// A conflist with one plugin, in the version of CNI that has STATUS and GC.
+fn conflist(plugin: &Value) -> String {
+    json!({"cniVersion": "1.1.0", "name": "pods", "plugins": [plugin]}).to_string()
 }
 
-/// Puts `new` in the place of `old`, in the folder of a machine. The configuration comes last.
+/// Puts `new` in the place of `old`, in the folder of a machine. Configurations come last.
 pub(super) fn install(old: &NodeSide, new: &NodeSide, folder: &Path) -> Result<()> {
     for (name, from) in &new.plugins {
         let to = folder.join("opt/cni/bin").join(name);
         replace(&to, |path| fs::copy(from, path).map(|_| ()))?;
     }
-    let configs = folder.join("cni/net.d");
-    if let Some((name, text)) = &new.conflist {
+    let configs = folder.join("cni");
+    for (name, text) in &new.configs {
         replace(&configs.join(name), |path| fs::write(path, text))?;
     }
-    if let Some((name, _)) = &old.conflist
-        && new.conflist.as_ref().is_none_or(|(it, _)| it != name)
-    {
-        fs::remove_file(configs.join(name))?;
+    for (name, _) in &old.configs {
+        if new.configs.iter().all(|(it, _)| it != name) {
+            fs::remove_file(configs.join(name))?;
+        }
     }
     Ok(())
 }

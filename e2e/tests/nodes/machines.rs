@@ -1,21 +1,85 @@
-//! Helpers: machines that get routes, and nodes that boot.
+//! Helpers: machines with our node side, routes, boots, and what agents tell.
+
+use std::collections::BTreeSet;
 
 use anyhow::ensure;
 use cadastre_e2e::Hand;
-use cadastre_e2e::node::Machine;
+use cadastre_e2e::control_plane::ADMIN;
+use cadastre_e2e::node::{Machine, NodeSide};
 use cadastre_e2e::wait::until;
 use k8s_openapi::api::core::v1::Node;
+use serde_json::{Value, json};
 
 use crate::pods::{self, Running};
 use crate::{LIMIT, Stage};
 
+/// Our node side with the ptp plugin, which takes any number of blocks.
+pub fn ptp() -> NodeSide {
+    side(&json!({"type": "ptp"}))
+}
+
+/// Our node side with a main plugin; it tells soon what it does, and finds leaks soon.
+pub fn side(main: &Value) -> NodeSide {
+    let soon = [
+        "--publish-interval",
+        "1",
+        "--leak-grace",
+        "2",
+        "--log-level",
+        "debug",
+    ];
+    NodeSide::cadastre(main, &soon, ADMIN).unwrap()
+}
+
+/// The spec of a pool of both families, whose addresses rest for a second only. ptp needs the routes.
+pub fn both(v4: &str, v6: &str) -> Value {
+    json!({
+        "ipv4": {"cidrs": [v4]}, "ipv6": {"cidrs": [v6]}, "cooldownSeconds": 1,
+        "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
+    })
+}
+
+/// Waits until the agent of a node tells that exactly the addresses of these pods are in use.
+pub async fn told(hand: &Hand, node: &str, pods: &[Running]) {
+    let own = pods.iter().filter(|it| it.node == node);
+    let wanted: BTreeSet<(String, String)> = own
+        .flat_map(|pod| {
+            let addresses = pod.addresses.iter();
+            addresses.map(|it| (it.to_string(), pod.uid.clone()))
+        })
+        .collect();
+    let what = format!("{node} tells of the addresses of {} pods", wanted.len() / 2);
+    until(&what, LIMIT, async || {
+        let status = hand.subnets.get(node).await?.status.unwrap_or_default();
+        let told = status.allocations.iter();
+        let told: BTreeSet<_> = told
+            .map(|it| (it.address.clone(), it.pod_uid.clone()))
+            .collect();
+        let (more, less) = (told.difference(&wanted), wanted.difference(&told));
+        let (more, less): (Vec<_>, Vec<_>) = (more.collect(), less.collect());
+        ensure!(
+            more.is_empty() && less.is_empty(),
+            "not to be told: {more:?}; not told: {less:?}"
+        );
+        let used: i64 = status.blocks.iter().map(|it| it.used).sum();
+        ensure!(usize::try_from(used)? == wanted.len(), "{used} used");
+        Ok(Some(()))
+    })
+    .await
+    .unwrap();
+}
+
+/// The ranges of a node, by its NodeSubnet.
+pub async fn ranges(hand: &Hand, node: &str) -> Vec<String> {
+    let spec = hand.subnets.get(node).await.unwrap().spec;
+    let held = spec.pod_cidrs.into_iter().map(|it| it.cidr);
+    held.chain(spec.blocks.into_iter().map(|it| it.cidr))
+        .collect()
+}
+
 /// Routes what the NodeSubnet of a machine says to it, and returns that.
 pub(crate) async fn route(stage: &Stage, machine: &Machine) -> Vec<String> {
-    let subnet = stage.hand.subnets.get(machine.name()).await.unwrap();
-    let held = subnet.spec.pod_cidrs.iter().map(|it| it.cidr.clone());
-    let held: Vec<String> = held
-        .chain(subnet.spec.blocks.iter().map(|it| it.cidr.clone()))
-        .collect();
+    let held = ranges(&stage.hand, machine.name()).await;
     for cidr in &held {
         let routed = stage.site.fabric().route(cidr, machine.number()).await;
         routed.unwrap();

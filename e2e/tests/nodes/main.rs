@@ -8,14 +8,22 @@
 //! |---|---|
 //! | `harness` | the harness itself: nothing is left of it |
 //! | `bridge` | podCIDRs with host-local or our plugin in its place, without an agent |
+//! | `addresses` | many pods: unique addresses in the right ranges, no leaks |
+//! | `deletions` | DELs that never come, or come three times |
+//! | `crashes` | power cuts, killed and hung processes, no way to the API server |
+//! | `shortage` | exhaustion; blocks of nodes that are gone |
 //! | `machines`, `pods` | helpers: nodes that boot; pods that come, have addresses, and go |
 
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
+mod addresses;
 mod bridge;
+mod crashes;
+mod deletions;
 mod harness;
 mod machines;
 mod pods;
+mod shortage;
 
 use std::process::ExitCode;
 use std::sync::{Arc, OnceLock};
@@ -48,9 +56,18 @@ fn main() -> ExitCode {
         return code;
     }
     let tests = tests![
+        addresses::sixty_pods_on_two_nodes_then_two_hundred_come_and_go,
+        addresses::pod_cidrs_with_the_bridge_plugin,
         bridge::host_local_and_ours_take_turns_on_a_node,
         bridge::pods_of_two_nodes_reach_each_other_and_come_back_after_a_power_cut,
+        crashes::a_power_cut_gives_the_same_pods_new_sandboxes,
+        crashes::containerd_kubelet_and_agent_are_killed,
+        crashes::the_agent_hangs,
+        crashes::the_api_server_is_out_of_reach,
+        deletions::never_or_three_times,
         harness::a_killed_harness_leaves_nothing,
+        shortage::blocks_of_a_node_that_is_gone_serve_another_one,
+        shortage::exhaustion_is_told_and_passes_and_the_node_stays_ready,
     ];
     let reason = node::available().err();
     if let Some(reason) = &reason {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::ops::Range;
 
 use anyhow::{Context as _, Result, ensure};
 use cadastre::ipam::Cidr;
@@ -18,6 +19,7 @@ use crate::LIMIT;
 /// A pod that runs.
 #[derive(Clone, Debug)]
 pub struct Running {
+    pub name: String,
     pub uid: String,
     pub node: String,
     pub addresses: Vec<IpAddr>,
@@ -43,6 +45,20 @@ pub async fn create(hand: &Hand, group: &str, name: &str, node: Option<&str>) {
     let pod = serde_json::from_value(pod).unwrap();
     let params = PostParams::default();
     hand.pods.create(&params, &pod).await.unwrap();
+}
+
+/// Creates pods `PREFIX-N`, on `node` or where the scheduler puts them.
+pub async fn create_many(
+    hand: &Hand,
+    group: &str,
+    prefix: &str,
+    numbers: Range<usize>,
+    node: Option<&str>,
+) {
+    let all = numbers.map(|n| async move {
+        create(hand, group, &format!("{prefix}-{n}"), node).await;
+    });
+    futures::future::join_all(all).await;
 }
 
 /// All pods of a group.
@@ -97,6 +113,7 @@ fn as_running(pod: &Pod) -> Option<Running> {
     let addresses = status.pod_ips.iter().flatten();
     let addresses: Option<Vec<IpAddr>> = addresses.map(|it| it.ip.parse().ok()).collect();
     Some(Running {
+        name: pod.name_any(),
         uid: pod.uid()?,
         node: pod.spec.as_ref()?.node_name.clone()?,
         addresses: addresses.filter(|it| !it.is_empty())?,

@@ -141,7 +141,7 @@ impl Template {
         let mut text = parts.next().unwrap_or_default().to_owned();
         for part in parts {
             let (word, rest) = part.split_once("}}").unwrap_or((part, ""));
-            let value = words.get(word.trim());
+            let value = words.get(word.trim()).filter(|_| part.len() > word.len());
             let unknown = || TemplateError::Word(word.trim().chars().take(40).collect());
             text.push_str(value.ok_or_else(unknown)?);
             text.push_str(rest);
@@ -268,7 +268,7 @@ mod tests {
     #[test]
     fn a_template_that_cannot_be_used_says_why() {
         for (text, says) in [
-            ("{{MTU", "no JSON"),
+            ("{{MTU", "{{MTU}} means nothing"),
             ("{{mtu}}", "{{mtu}} means nothing"),
             ("{", "no JSON"),
             (r#"{"plugins": [{"type": "x"}]}"#, "name"),

@@ -21,6 +21,7 @@ use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use super::index::{self, Entry, hash};
+use crate::cni::attachments::Valid;
 use crate::cni::golang;
 use crate::ipam::Addr;
 
@@ -265,7 +266,7 @@ impl Store {
 
     /// Removes what belongs to none of `valid`, container id and interface: files with an address for
     /// a name and an owner in them, or nothing at all, which is what a crash leaves.
-    pub(super) fn collect(&mut self, valid: &[(Vec<u8>, Vec<u8>)]) {
+    pub(super) fn collect(&mut self, valid: &[Valid]) {
         let known: BTreeMap<&[u8], Vec<&[u8]>> =
             valid
                 .iter()

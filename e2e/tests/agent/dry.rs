@@ -1,0 +1,99 @@
+//! Nodes that have nothing left.
+
+use std::time::{Duration, Instant};
+
+use cadastre::node::{Add, Why};
+use cadastre_e2e::hand::LIMIT;
+use cadastre_e2e::wait::until;
+use serde_json::json;
+
+use crate::{Machine, add, pool, shared};
+
+#[tokio::test]
+async fn an_add_on_a_dry_node_waits_for_its_block_and_gets_it() {
+    let (stage, hand) = shared().await;
+    pool(
+        &hand,
+        "dry",
+        "10.10.0.0/24",
+        json!({"firstBlock": "OnDemand"}),
+    )
+    .await;
+    hand.node("dry", "dry-1").await.unwrap();
+    let mut machine = Machine::new("dry-1", &[]);
+    machine.start(&stage.cluster);
+    hand.subnet_until("dry-1", "names the pool", |it| it.spec.pools.len() == 1)
+        .await
+        .unwrap();
+    machine.log_says("holds").await;
+    // Twenty at once want two blocks of 13.
+    let adds = (0..20).map(|n| {
+        let machine = &machine;
+        async move { machine.add(&format!("c{n}")).await }
+    });
+    let begun = Instant::now();
+    let given = futures::future::join_all(adds).await;
+    let mut addresses: Vec<String> = given.into_iter().map(Result::unwrap).collect();
+    assert!(
+        begun.elapsed() < Duration::from_secs(6),
+        "{:?}",
+        begun.elapsed()
+    );
+    addresses.sort();
+    addresses.dedup();
+    assert_eq!(addresses.len(), 20);
+    let waiting = machine.figure("cadastre_agent_adds_waiting", &[]).await;
+    assert!(waiting.abs() < 0.5);
+}
+
+#[tokio::test]
+async fn an_add_that_waits_in_vain_is_refused_in_time_and_told_for_which_pool() {
+    let (stage, hand) = shared().await;
+    pool(&hand, "full", "10.11.0.0/28", json!({"cooldownSeconds": 0})).await;
+    let flags = ["--add-wait", "1.5"];
+    let (machine, _) = Machine::of_group(&stage.cluster, &hand, "full", &flags).await;
+    for n in 0..13 {
+        machine.add(&format!("c{n}")).await.unwrap();
+    }
+    let begun = Instant::now();
+    let refusal = machine.add("late").await.unwrap_err();
+    let took = begun.elapsed();
+    assert!(
+        took > Duration::from_millis(1400) && took < Duration::from_secs(4),
+        "{took:?}"
+    );
+    assert_eq!(refusal.why, Why::Exhausted, "{refusal}");
+    assert!(
+        refusal.text.contains("`full`") && refusal.text.contains("describe ippool full"),
+        "{refusal}"
+    );
+    // Exhaustion is no reason to say that the node is not ready.
+    machine.ask(cadastre::node::Op::Status).await.unwrap();
+    // It comes as soon as there is room.
+    machine.del("c0").await;
+    until("an address is free again", LIMIT, async || {
+        Ok(Some(machine.add("late").await?))
+    })
+    .await
+    .unwrap();
+}
+
+#[tokio::test]
+async fn of_several_pools_the_next_is_asked_when_the_best_gives_nothing() {
+    let (stage, hand) = shared().await;
+    pool(&hand, "next-a", "10.12.0.0/28", json!({"priority": 2})).await;
+    pool(&hand, "next-b", "10.12.1.0/24", json!({"priority": 1})).await;
+    let flags = ["--add-wait", "4"];
+    let (machine, _) = Machine::of_group(&stage.cluster, &hand, "next", &flags).await;
+    for n in 0..13 {
+        machine.add(&format!("c{n}")).await.unwrap();
+    }
+    let given = machine.add("more").await.unwrap();
+    assert!(given.starts_with("10.12.1."), "{given}");
+    let by_name = Add {
+        pools: vec!["next-a".to_owned()],
+        ..add("named")
+    };
+    let refusal = machine.add_with(by_name).await.unwrap_err();
+    assert!(refusal.text.contains("`next-a`"), "{refusal}");
+}

@@ -1,0 +1,244 @@
+//! The first block, ADD, DEL, CHECK, lists, annotations.
+
+use std::collections::BTreeSet;
+
+use cadastre::agent::grpc::{client, v1};
+use cadastre::node::{Add, Answer, Check, Gc, Op, Why};
+use cadastre_e2e::hand::LIMIT;
+use cadastre_e2e::wait::until;
+use kube::ResourceExt as _;
+use kube::api::{Patch, PatchParams};
+use serde_json::json;
+
+use crate::{Machine, add, add_of, addr, attachment, pool, publishes, shared};
+
+#[tokio::test]
+async fn a_node_gets_its_first_block_and_gives_from_it() {
+    let (stage, hand) = shared().await;
+    pool(&hand, "give", "10.1.0.0/24", json!({})).await;
+    let flags = ["--publish-interval", "1"];
+    let (mut machine, node) = Machine::of_group(&stage.cluster, &hand, "give", &flags).await;
+    let Answer::Given(given) = machine.ask(Op::Add(add("c1"))).await.unwrap() else {
+        panic!("no address")
+    };
+    let first = &given.addresses[0];
+    assert_eq!((first.prefix, first.pool.as_str()), (28, "give"));
+    assert!(first.block.contains_addr(first.address));
+    assert_eq!(first.gateway.unwrap().value, first.block.first().value + 1);
+    assert!(first.address > first.gateway.unwrap());
+    let again = machine.ask(Op::Add(add("c1"))).await.unwrap();
+    assert_eq!(
+        again,
+        Answer::Given(given.clone()),
+        "asked twice, given once"
+    );
+    let second = machine.add("c2").await.unwrap();
+    let first = first.address.to_string();
+    assert_ne!(first, second);
+    publishes(&hand, "give-1", vec![first.clone(), second.clone()]).await;
+    let status = hand.subnets.get("give-1").await.unwrap().status.unwrap();
+    assert_eq!(status.node_uid, node.uid());
+    assert_eq!(status.allocations[0].handle, "net/c1");
+    assert_eq!((status.blocks[0].used, status.blocks[0].free), (2, 11));
+    assert_eq!(status.pools[0].demand, 5);
+
+    let check = |addresses: &[&str]| {
+        Op::Check(Check {
+            attachment: attachment("c1"),
+            addresses: addresses.iter().map(|it| addr(it)).collect(),
+        })
+    };
+    machine.ask(check(&[&first])).await.unwrap();
+    let other = machine.ask(check(&[&second])).await.unwrap_err();
+    assert_eq!(other.why, Why::Mismatch);
+    machine.del("c1").await;
+    machine.del("c1").await;
+    publishes(&hand, "give-1", vec![second.clone()]).await;
+    assert_ne!(machine.add("c3").await.unwrap(), first, "it cools");
+    machine
+        .ask(Op::Gc(Gc {
+            network: "net".to_owned(),
+            valid: vec![("c2".to_owned(), "eth0".to_owned())],
+        }))
+        .await
+        .unwrap();
+    assert_eq!(machine.held().await, [("c2".to_owned(), second)]);
+    machine.ask(Op::Status).await.unwrap();
+    machine.stop().await;
+}
+
+#[tokio::test]
+async fn other_programs_ask_over_grpc() {
+    let (stage, hand) = shared().await;
+    pool(
+        &hand,
+        "grpc",
+        "10.2.0.0/24",
+        json!({"ipv6": {"cidrs": ["fd00:2::/112"]}, "routes": [{"dst": "0.0.0.0/0"}]}),
+    )
+    .await;
+    let (machine, node) = Machine::of_group(&stage.cluster, &hand, "grpc", &[]).await;
+    let mut client = client(&machine.socket());
+    let pong = client.ping(v1::PingRequest {}).await.unwrap().into_inner();
+    assert_eq!(
+        (pong.node.as_str(), Some(pong.node_uid)),
+        ("grpc-1", node.uid())
+    );
+    let attachment = v1::Attachment {
+        network: "net".to_owned(),
+        container_id: "c1".to_owned(),
+        ifname: "eth0".to_owned(),
+    };
+    let request = v1::AddRequest {
+        attachment: Some(attachment.clone()),
+        ..v1::AddRequest::default()
+    };
+    let given = client.add(request.clone()).await.unwrap().into_inner();
+    assert_eq!(given.addresses.len(), 2, "{given:?}");
+    assert!(given.addresses[1].address.starts_with("fd00:2:"));
+    assert_eq!(given.routes[0].destination, "0.0.0.0/0");
+    let again = client.add(request.clone()).await.unwrap().into_inner();
+    assert_eq!(again, given);
+    let refused = client
+        .add(v1::AddRequest {
+            attachment: Some(v1::Attachment {
+                container_id: "c2".to_owned(),
+                ..attachment.clone()
+            }),
+            addresses: vec![given.addresses[0].address.clone()],
+            ..v1::AddRequest::default()
+        })
+        .await
+        .unwrap_err();
+    assert_eq!(refused.metadata().get("cadastre-why").unwrap(), "taken");
+    let empty = client.add(v1::AddRequest::default()).await.unwrap_err();
+    assert!(empty.message().contains("network"), "{empty}");
+    let check = v1::CheckRequest {
+        attachment: Some(attachment.clone()),
+        addresses: given
+            .addresses
+            .iter()
+            .map(|it| it.address.clone())
+            .collect(),
+    };
+    client.check(check).await.unwrap();
+    client.status(v1::StatusRequest {}).await.unwrap();
+    let list = machine.list().await;
+    assert_eq!((list.allocations.len(), list.blocks.len()), (1, 2));
+    let mut states = client
+        .watch(v1::WatchRequest {})
+        .await
+        .unwrap()
+        .into_inner();
+    let state = states.message().await.unwrap().unwrap();
+    assert_eq!(
+        (state.ranges.len(), state.pools),
+        (2, vec!["grpc".to_owned()])
+    );
+    assert_eq!(state.pool_cidrs, ["10.2.0.0/24", "fd00:2::/112"]);
+    let del = v1::DelRequest {
+        attachment: Some(attachment),
+    };
+    client.del(del).await.unwrap();
+    assert!(machine.held().await.is_empty());
+}
+
+#[tokio::test]
+async fn blocks_are_asked_for_before_the_last_address_is_gone_and_surplus_is_let_go() {
+    let (stage, hand) = shared().await;
+    let terms = json!({"warm": {"low": 3, "high": 6}, "cooldownSeconds": 0, "idleSeconds": 86400});
+    pool(&hand, "warm", "10.3.0.0/24", terms).await;
+    let flags = ["--add-wait", "0"];
+    let (machine, _) = Machine::of_group(&stage.cluster, &hand, "warm", &flags).await;
+    let mut given = BTreeSet::new();
+    for n in 0..40 {
+        let id = format!("c{n}");
+        let address = until("an address, at once or nearly so", LIMIT, async || {
+            Ok(Some(machine.add(&id).await?))
+        });
+        assert!(given.insert(address.await.unwrap()), "given twice");
+    }
+    let waits = machine
+        .figure("cadastre_agent_requests_total", &[("result", "exhausted")])
+        .await;
+    assert!(waits < 20.0, "blocks came too late: {waits} refusals");
+    for n in 0..40 {
+        machine.del(&format!("c{n}")).await;
+    }
+    // Of 13 addresses each; one is enough.
+    hand.listed("warm-1", 1).await.unwrap();
+    machine.add("last").await.unwrap();
+}
+
+#[tokio::test]
+async fn a_pod_s_annotations_choose_pools_and_addresses() {
+    let (stage, hand) = shared().await;
+    pool(&hand, "note-a", "10.4.0.0/28", json!({"priority": 5})).await;
+    pool(
+        &hand,
+        "note-b",
+        "10.4.1.0/28",
+        json!({"assignment": "Manual"}),
+    )
+    .await;
+    let (machine, _) = Machine::of_group(&stage.cluster, &hand, "note", &[]).await;
+    let annotated = async |name: &str, notes: serde_json::Value| {
+        let pod = hand.pod(name, "note-1", &[]).await.unwrap();
+        let patch = Patch::Merge(json!({"metadata": {"annotations": notes}}));
+        let params = PatchParams::default();
+        hand.pods.patch(name, &params, &patch).await.unwrap();
+        pod
+    };
+    let plain = hand.pod("note-plain", "note-1", &[]).await.unwrap();
+    let given = machine.add_with(add_of(&plain, "c1")).await.unwrap();
+    assert!(given.starts_with("10.4.0."), "{given}");
+    let other = annotated("note-other", json!({"cadastre.dev/pools": "note-b"})).await;
+    let by_annotation = until("the watch has shown the annotation", LIMIT, async || {
+        machine.del("c2").await;
+        let given = machine.add_with(add_of(&other, "c2")).await?;
+        anyhow::ensure!(given.starts_with("10.4.1."), "{given}");
+        Ok(Some(given))
+    });
+    by_annotation.await.unwrap();
+    let fixed = annotated("note-fixed", json!({"cadastre.dev/addresses": "10.4.1.9"})).await;
+    let by_address = until("the watch has shown the annotation", LIMIT, async || {
+        machine.del("c3").await;
+        let given = machine.add_with(add_of(&fixed, "c3")).await?;
+        anyhow::ensure!(given == "10.4.1.9", "{given}");
+        Ok(Some(()))
+    });
+    by_address.await.unwrap();
+    let second = Add {
+        attachment: cadastre::node::Attachment {
+            ifname: "net1".to_owned(),
+            ..attachment("c3")
+        },
+        ..add_of(&fixed, "c3")
+    };
+    let given = machine.add_with(second).await.unwrap();
+    assert!(given.starts_with("10.4.0."), "another network: {given}");
+
+    let wrong = annotated(
+        "note-wrong",
+        json!({"cadastre.dev/addresses": "10.4.1.0/24"}),
+    )
+    .await;
+    let uid = wrong.uid().unwrap();
+    until("the watch has shown the annotation", LIMIT, async || {
+        machine.del("c4").await;
+        machine.add_with(add_of(&wrong, "c4")).await?;
+        let told = hand.told(&uid, "InvalidAnnotation").await?;
+        Ok((told == 1).then_some(()))
+    })
+    .await
+    .unwrap();
+    let text = hand.event(&uid, "InvalidAnnotation").await.unwrap();
+    assert!(text.contains("10.4.1.0/24"), "{text}");
+    let absent = Add {
+        pools: vec!["note-z".to_owned()],
+        ..add("c5")
+    };
+    let refusal = machine.add_with(absent).await.unwrap_err();
+    assert_eq!(refusal.why, Why::UnknownPool);
+    assert!(refusal.text.contains("note-z"), "{refusal}");
+}

@@ -1,0 +1,159 @@
+//! DELs that never come. A network namespace is a file here.
+
+use std::fs;
+
+use cadastre::node::Add;
+use cadastre_e2e::hand::LIMIT;
+use cadastre_e2e::wait::until;
+use kube::ResourceExt as _;
+use serde_json::json;
+
+use crate::{Machine, add, add_of, pool, publishes, shared};
+
+/// Makes the namespace of a container and returns its path.
+fn netns(machine: &Machine, id: &str) -> String {
+    let path = machine.path("netns").join(id);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(&path, "").unwrap();
+    path.display().to_string()
+}
+
+/// Why the agent suspects a container, as its list says.
+async fn suspicion(machine: &Machine, id: &str) -> Option<String> {
+    let all = machine.list().await.allocations.into_iter();
+    let mut of = all.filter(|it| it.attachment.as_ref().unwrap().container_id == id);
+    of.next().map(|it| it.leak)
+}
+
+async fn gone(machine: &Machine, id: &str) {
+    until(&format!("{id} is freed"), LIMIT, async || {
+        let found = suspicion(machine, id).await;
+        anyhow::ensure!(found.is_none(), "{found:?}");
+        Ok(Some(()))
+    })
+    .await
+    .unwrap();
+}
+
+async fn suspected(machine: &Machine, id: &str, reasons: &[&str]) {
+    until(&format!("{id} is suspected"), LIMIT, async || {
+        let leak = suspicion(machine, id).await.unwrap_or_default();
+        anyhow::ensure!(reasons.contains(&leak.as_str()), "{leak:?}");
+        Ok(Some(()))
+    })
+    .await
+    .unwrap();
+}
+
+#[tokio::test]
+async fn an_address_is_freed_only_when_both_its_pod_and_its_sandbox_are_gone() {
+    let (stage, hand) = shared().await;
+    pool(&hand, "leak", "10.50.0.0/24", json!({})).await;
+    let flags = ["--leak-grace", "1", "--publish-interval", "0.5"];
+    let (machine, _) = Machine::of_group(&stage.cluster, &hand, "leak", &flags).await;
+    let mut pods = Vec::new();
+    for name in ["leak-both", "leak-pod", "leak-sandbox"] {
+        let pod = hand.pod(name, "leak-1", &[]).await.unwrap();
+        let add = Add {
+            netns: netns(&machine, name),
+            ..add_of(&pod, name)
+        };
+        machine.add_with(add).await.unwrap();
+        pods.push(pod);
+    }
+    hand.delete_pod("leak-both").await.unwrap();
+    hand.delete_pod("leak-pod").await.unwrap();
+    fs::remove_file(machine.path("netns/leak-sandbox")).unwrap();
+    suspected(&machine, "leak-pod", &["podGone", "suspect"]).await;
+    suspected(&machine, "leak-both", &["podGone", "suspect"]).await;
+    // The controller has named both by now; the sandboxes are still there.
+    hand.subnet_until("leak-1", "names two suspects", |it| {
+        it.spec.suspects.len() == 2
+    })
+    .await
+    .unwrap();
+    suspected(&machine, "leak-pod", &["suspect"]).await;
+    fs::remove_file(machine.path("netns/leak-both")).unwrap();
+    gone(&machine, "leak-both").await;
+    let held: Vec<String> = machine.held().await.into_iter().map(|it| it.0).collect();
+    assert_eq!(held, ["leak-pod", "leak-sandbox"]);
+    assert_eq!(suspicion(&machine, "leak-sandbox").await.unwrap(), "");
+    let name = "cadastre_agent_leaks_freed_total";
+    assert!((machine.figure(name, &[]).await - 1.0).abs() < 0.1);
+    // A pod that has finished is as good as gone.
+    let patch = kube::api::Patch::Merge(json!({"status": {"phase": "Succeeded"}}));
+    let params = kube::api::PatchParams::default();
+    hand.pods
+        .patch_status("leak-sandbox", &params, &patch)
+        .await
+        .unwrap();
+    gone(&machine, "leak-sandbox").await;
+    fs::remove_file(machine.path("netns/leak-pod")).unwrap();
+    gone(&machine, "leak-pod").await;
+    publishes(&hand, "leak-1", Vec::new()).await;
+    assert_eq!(pods.len(), 3);
+}
+
+#[tokio::test]
+async fn what_is_no_pod_s_is_freed_by_its_namespace_alone() {
+    let (stage, hand) = shared().await;
+    pool(&hand, "nopod", "10.51.0.0/24", json!({})).await;
+    let flags = ["--leak-grace", "1"];
+    let (machine, _) = Machine::of_group(&stage.cluster, &hand, "nopod", &flags).await;
+    for id in ["stays", "goes"] {
+        let add = Add {
+            netns: netns(&machine, id),
+            ..add(id)
+        };
+        machine.add_with(add).await.unwrap();
+    }
+    machine.add("unknown").await.unwrap();
+    fs::remove_file(machine.path("netns/goes")).unwrap();
+    // Something else happens on the node now and then.
+    until("it is freed", LIMIT, async || {
+        machine.add("other").await?;
+        machine.del("other").await;
+        Ok(suspicion(&machine, "goes").await.is_none().then_some(()))
+    })
+    .await
+    .unwrap();
+    let held: Vec<String> = machine.held().await.into_iter().map(|it| it.0).collect();
+    assert_eq!(held, ["stays", "unknown"]);
+    let reason = [("reason", "noNetns")];
+    let name = "cadastre_agent_leaks_freed_total";
+    assert!((machine.figure(name, &reason).await - 1.0).abs() < 0.1);
+}
+
+#[tokio::test]
+async fn a_static_pod_s_address_lives_by_its_mirror() {
+    let (stage, hand) = shared().await;
+    pool(&hand, "mirror", "10.52.0.0/24", json!({})).await;
+    let flags = ["--leak-grace", "0.2"];
+    let (machine, _) = Machine::of_group(&stage.cluster, &hand, "mirror", &flags).await;
+    let pod = hand.pod("mirror-pod", "mirror-1", &[]).await.unwrap();
+    let patch = kube::api::Patch::Merge(json!({
+        "metadata": {"annotations": {"kubernetes.io/config.mirror": "static-uid"}},
+    }));
+    let params = kube::api::PatchParams::default();
+    hand.pods
+        .patch("mirror-pod", &params, &patch)
+        .await
+        .unwrap();
+    let mut of_static = add_of(&pod, "static");
+    of_static.pod.as_mut().unwrap().uid = "static-uid".to_owned();
+    of_static.netns = netns(&machine, "static");
+    machine.add_with(of_static).await.unwrap();
+    let gone_pod = hand.pod("mirror-gone", "mirror-1", &[]).await.unwrap();
+    let leaked = Add {
+        netns: netns(&machine, "leaked"),
+        ..add_of(&gone_pod, "leaked")
+    };
+    machine.add_with(leaked).await.unwrap();
+    assert!(gone_pod.uid().is_some());
+    hand.delete_pod("mirror-gone").await.unwrap();
+    for id in ["leaked", "static"] {
+        fs::remove_file(machine.path("netns").join(id)).unwrap();
+    }
+    gone(&machine, "leaked").await;
+    assert_eq!(suspicion(&machine, "static").await.unwrap(), "");
+}

@@ -1,0 +1,301 @@
+//! `cadastre agent` as a process, on a real API server with a real controller, asked as the CNI plugin
+//! and other programs ask it.
+//!
+//! Most tests share one control plane and one controller; each has a group of nodes and ranges of its
+//! own. There is no kubelet and no runtime: pods are objects, and a network namespace is a file.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `giving` | the first block, ADD, DEL, CHECK, lists, annotations |
+//! | `dry` | nodes that have nothing left |
+//! | `telling` | how often the status is written |
+//! | `outages` | the agent killed, hung or doubled; the API server gone |
+//! | `renewal` | another Node object of the name, a store that was lost |
+//! | `leaks` | DELs that never come |
+//! | `files` | what is written for others |
+//! | `setup` | flags, permissions, metrics |
+
+#![allow(
+    clippy::expect_used,
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout
+)] // helpers of tests are tests
+
+mod dry;
+mod files;
+mod giving;
+mod leaks;
+mod outages;
+mod renewal;
+mod setup;
+mod telling;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Result;
+use cadastre::agent::grpc::{client, v1};
+use cadastre::ipam::Addr;
+use cadastre::node::{Add, Answer, Attachment, Op, PodRef, Refusal, client::ask};
+use cadastre_e2e::control_plane::ADMIN;
+use cadastre_e2e::daemon::DaemonOptions;
+use cadastre_e2e::hand::LIMIT;
+use cadastre_e2e::wait::until;
+use cadastre_e2e::{ControlPlane, Daemon, Hand, Options, Stage, metrics};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::ResourceExt as _;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::sync::OnceCell;
+
+/// What the controller of [`shared`] is started with.
+const FLAGS: [&str; 2] = ["--leak-grace", "2"];
+/// The plugin's patience.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The stage that most tests share, and a hand for this one.
+async fn shared() -> (&'static Stage, Hand) {
+    static STAGE: OnceCell<Stage> = OnceCell::const_new();
+    let start = || async { Stage::start(Options::default(), &FLAGS).await.unwrap() };
+    let stage = STAGE.get_or_init(start).await;
+    let hand = stage.hand().await.unwrap();
+    (stage, hand)
+}
+
+/// A pool of blocks of 16 addresses, 13 of which pods get, for the nodes of a group.
+async fn pool(hand: &Hand, name: &str, range: &str, more: Value) {
+    let mut spec = json!({"ipv4": {"cidrs": [range], "blockSize": 28}});
+    merge(&mut spec, more);
+    hand.block_pool(name, spec).await.unwrap();
+}
+
+fn merge(spec: &mut Value, more: Value) {
+    if let (Value::Object(spec), Value::Object(more)) = (spec, more) {
+        spec.extend(more);
+    }
+}
+
+/// The machine of a node: directories, and the agent that runs on it.
+struct Machine {
+    node: String,
+    folder: TempDir,
+    flags: Vec<String>,
+    agent: Option<Daemon>,
+}
+
+impl Machine {
+    /// A machine without an agent yet.
+    fn new(node: &str, flags: &[&str]) -> Self {
+        Self {
+            node: node.to_owned(),
+            folder: tempfile::tempdir().unwrap(),
+            flags: flags.iter().map(ToString::to_string).collect(),
+            agent: None,
+        }
+    }
+
+    /// A node of a group, and its machine with an agent that is ready.
+    async fn of_group(
+        cluster: &ControlPlane,
+        hand: &Hand,
+        group: &str,
+        flags: &[&str],
+    ) -> (Self, Node) {
+        let name = format!("{group}-1");
+        let node = hand.node(group, &name).await.unwrap();
+        let mut machine = Self::new(&name, flags);
+        machine.start(cluster);
+        machine.ready().await;
+        (machine, node)
+    }
+
+    fn start(&mut self, cluster: &ControlPlane) {
+        self.start_as(cluster, ADMIN);
+    }
+
+    fn start_as(&mut self, cluster: &ControlPlane, user: &str) {
+        let kubeconfig = cluster.kubeconfig(user).unwrap();
+        self.agent = Some(self.spawn(cluster, &kubeconfig, "agent"));
+    }
+
+    fn spawn(&self, cluster: &ControlPlane, kubeconfig: &Path, name: &str) -> Daemon {
+        let paths = [
+            ("--cni-socket", self.plugin_socket()),
+            ("--socket", self.socket()),
+            ("--store", self.store()),
+        ];
+        let mut args = vec![
+            "agent".to_owned(),
+            "--node-name".to_owned(),
+            self.node.clone(),
+        ];
+        for (flag, path) in paths {
+            args.extend([flag.to_owned(), path.display().to_string()]);
+        }
+        args.extend(self.flags.iter().cloned());
+        let options = DaemonOptions {
+            name: format!("{name}-{}", self.node),
+            args,
+            env: Vec::new(),
+        };
+        Daemon::start(cluster.folder(), kubeconfig, &options).unwrap()
+    }
+
+    fn agent(&mut self) -> &mut Daemon {
+        self.agent.as_mut().unwrap()
+    }
+
+    async fn ready(&mut self) {
+        self.agent().wait_ready(LIMIT).await.unwrap();
+    }
+
+    fn kill(&mut self) {
+        self.agent().process().kill().unwrap();
+        self.agent = None;
+    }
+
+    async fn stop(&mut self) {
+        let status = self.agent().process().stop(LIMIT).await.unwrap();
+        assert!(status.success(), "{}", self.agent().process().log_tail(30));
+        self.agent = None;
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn plugin_socket(&self) -> PathBuf {
+        self.path("run/cni.sock")
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.path("run/agent.sock")
+    }
+
+    fn store(&self) -> PathBuf {
+        self.path("lib/node.redb")
+    }
+
+    /// As the plugin asks: the agent, and where none answers the store.
+    async fn ask(&self, op: Op) -> Result<Answer, Refusal> {
+        let (socket, store) = (self.plugin_socket(), self.store());
+        let asked = tokio::task::spawn_blocking(move || ask(&socket, &store, &op, PATIENCE));
+        asked.await.unwrap()
+    }
+
+    async fn add(&self, id: &str) -> Result<String, Refusal> {
+        self.add_with(add(id)).await
+    }
+
+    /// Gives an address and returns the first one.
+    async fn add_with(&self, add: Add) -> Result<String, Refusal> {
+        match self.ask(Op::Add(add)).await? {
+            Answer::Given(given) => Ok(given.addresses[0].address.to_string()),
+            Answer::Done => panic!("an ADD without an address"),
+        }
+    }
+
+    async fn del(&self, id: &str) {
+        self.ask(Op::Del(attachment(id))).await.unwrap();
+    }
+
+    /// The agent's own word, over gRPC.
+    async fn list(&self) -> v1::ListResponse {
+        let mut client = client(&self.socket());
+        client.list(v1::ListRequest {}).await.unwrap().into_inner()
+    }
+
+    /// Who has which address, sorted.
+    async fn held(&self) -> Vec<(String, String)> {
+        let all = self.list().await.allocations.into_iter();
+        let mut held: Vec<(String, String)> = all
+            .map(|it| (it.attachment.unwrap().container_id, it.addresses.join(",")))
+            .collect();
+        held.sort();
+        held
+    }
+
+    /// The sum of a metric of the agent.
+    async fn figure(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
+        let samples = self.agent.as_ref().unwrap().metrics().await.unwrap();
+        metrics::sum(&samples, name, labels)
+    }
+
+    fn log(&mut self) -> String {
+        std::fs::read_to_string(self.agent().process().log()).unwrap()
+    }
+
+    async fn log_says(&mut self, text: &str) {
+        until(&format!("the log says {text:?}"), LIMIT, async || {
+            let log = self.log();
+            anyhow::ensure!(log.contains(text), log);
+            Ok(Some(()))
+        })
+        .await
+        .unwrap();
+    }
+}
+
+fn attachment(id: &str) -> Attachment {
+    Attachment {
+        network: "net".to_owned(),
+        container_id: id.to_owned(),
+        ifname: "eth0".to_owned(),
+    }
+}
+
+/// An ADD of a container that is no pod's.
+fn add(id: &str) -> Add {
+    Add {
+        attachment: attachment(id),
+        netns: String::new(),
+        pod: None,
+        pools: Vec::new(),
+        addresses: Vec::new(),
+    }
+}
+
+/// An ADD of a sandbox of a pod.
+fn add_of(pod: &Pod, id: &str) -> Add {
+    Add {
+        pod: Some(PodRef {
+            namespace: pod.namespace().unwrap(),
+            name: pod.name_any(),
+            uid: pod.uid().unwrap(),
+        }),
+        ..add(id)
+    }
+}
+
+fn addr(text: &str) -> Addr {
+    Addr::parse_strict(text).unwrap()
+}
+
+/// The addresses that a NodeSubnet says are in use, sorted as text.
+async fn published(hand: &Hand, node: &str) -> Result<Vec<String>> {
+    let status = hand.subnets.get(node).await?.status.unwrap_or_default();
+    let mut all: Vec<String> = status
+        .allocations
+        .into_iter()
+        .map(|it| it.address)
+        .collect();
+    all.sort();
+    Ok(all)
+}
+
+/// Waits until a NodeSubnet says that these are in use.
+async fn publishes(hand: &Hand, node: &str, mut addresses: Vec<String>) {
+    addresses.sort();
+    until(
+        &format!("NodeSubnet {node} tells of {addresses:?}"),
+        LIMIT,
+        async || {
+            let told = published(hand, node).await?;
+            anyhow::ensure!(told == addresses, "{told:?}");
+            Ok(Some(()))
+        },
+    )
+    .await
+    .unwrap();
+}

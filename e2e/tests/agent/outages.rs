@@ -1,0 +1,167 @@
+//! The agent killed, hung or doubled; the API server gone.
+
+use std::time::Duration;
+
+use cadastre::node::Why;
+use cadastre_e2e::control_plane::ADMIN;
+use cadastre_e2e::hand::LIMIT;
+use cadastre_e2e::wait::until;
+use cadastre_e2e::{Options, Stage};
+use rustix::process::Signal;
+use serde_json::json;
+
+use crate::{FLAGS, Machine, pool, publishes, shared};
+
+#[tokio::test]
+async fn killed_and_started_again_it_goes_on_where_it_was() {
+    let (stage, hand) = shared().await;
+    pool(&hand, "kill", "10.30.0.0/24", json!({})).await;
+    let flags = ["--publish-interval", "0.5"];
+    let (mut machine, _) = Machine::of_group(&stage.cluster, &hand, "kill", &flags).await;
+    let first = machine.add("c1").await.unwrap();
+    machine.kill();
+    assert!(
+        machine.plugin_socket().exists(),
+        "as a killed process leaves it"
+    );
+    // The plugin alone, on the store.
+    assert_eq!(machine.add("c1").await.unwrap(), first);
+    let second = machine.add("c2").await.unwrap();
+    machine.del("c1").await;
+    machine.start(&stage.cluster);
+    machine.ready().await;
+    assert_eq!(machine.held().await, [("c2".to_owned(), second.clone())]);
+    publishes(&hand, "kill-1", vec![second]).await;
+    machine.stop().await;
+    assert!(!machine.plugin_socket().exists() && !machine.socket().exists());
+}
+
+#[tokio::test]
+async fn while_it_hangs_the_plugin_helps_itself() {
+    let (stage, hand) = shared().await;
+    pool(&hand, "hang", "10.31.0.0/24", json!({})).await;
+    let flags = ["--publish-interval", "0.5"];
+    let (mut machine, _) = Machine::of_group(&stage.cluster, &hand, "hang", &flags).await;
+    let first = machine.add("c1").await.unwrap();
+    publishes(&hand, "hang-1", vec![first.clone()]).await;
+    // It lets go of the store after a second without work: as long as it hangs in such a moment.
+    until(
+        "the plugin is served beside a hung agent",
+        LIMIT,
+        async || {
+            machine.agent().process().signal(Signal::STOP)?;
+            let added = machine.add("c2").await;
+            machine.agent().process().signal(Signal::CONT)?;
+            Ok(Some(added?))
+        },
+    )
+    .await
+    .unwrap();
+    let held: Vec<String> = machine.held().await.into_iter().map(|it| it.1).collect();
+    assert_eq!(held.len(), 2, "{held:?}");
+    // It learns of what was done beside it.
+    machine.add("c3").await.unwrap();
+    let held = machine.held().await.into_iter().map(|it| it.1).collect();
+    publishes(&hand, "hang-1", held).await;
+}
+
+#[tokio::test]
+async fn a_second_agent_of_the_node_says_so_and_ends() {
+    let (stage, hand) = shared().await;
+    pool(&hand, "two", "10.32.0.0/24", json!({})).await;
+    let (machine, _) = Machine::of_group(&stage.cluster, &hand, "two", &[]).await;
+    let kubeconfig = stage.cluster.kubeconfig(ADMIN).unwrap();
+    let mut second = machine.spawn(&stage.cluster, &kubeconfig, "second");
+    let status = second.process().wait(LIMIT).await.unwrap().unwrap();
+    let log = second.process().log_tail(10);
+    assert_eq!(status.code(), Some(1), "{log}");
+    assert!(
+        log.contains("another agent of this node is at work"),
+        "{log}"
+    );
+    machine.add("c1").await.unwrap();
+}
+
+#[tokio::test]
+async fn without_the_api_server_it_gives_takes_and_restarts() {
+    let mut stage = Stage::start(Options::default(), &FLAGS).await.unwrap();
+    let hand = stage.hand().await.unwrap();
+    pool(
+        &hand,
+        "alone",
+        "10.33.0.0/24",
+        json!({"cooldownSeconds": 0}),
+    )
+    .await;
+    let flags = ["--publish-interval", "0.5", "--add-wait", "0.5"];
+    let (mut machine, _) = Machine::of_group(&stage.cluster, &hand, "alone", &flags).await;
+    let first = machine.add("c1").await.unwrap();
+    publishes(&hand, "alone-1", vec![first]).await;
+    stage.cluster.kill_apiserver().unwrap();
+    machine.add("c2").await.unwrap();
+    machine.del("c1").await;
+    machine.stop().await;
+    machine.start(&stage.cluster);
+    until("it serves without the API server", LIMIT, async || {
+        let word = machine.agent().ready().await?;
+        anyhow::ensure!(word.contains("API server does not answer"), word);
+        Ok(Some(()))
+    })
+    .await
+    .unwrap();
+    let before = machine.held().await;
+    assert_eq!(before.len(), 1);
+    let mut given = Vec::new();
+    for n in 3..=14 {
+        given.push(machine.add(&format!("c{n}")).await.unwrap());
+    }
+    given.sort();
+    given.dedup();
+    assert_eq!(given.len(), 12);
+    let refusal = machine.add("c15").await.unwrap_err();
+    assert_eq!(refusal.why, Why::Exhausted, "{refusal}");
+    // Nothing is let go that nobody could give back.
+    for n in 3..=14 {
+        machine.del(&format!("c{n}")).await;
+    }
+    machine.add("c16").await.unwrap();
+    machine.del("c16").await;
+
+    stage.cluster.start_apiserver().await.unwrap();
+    let hand = stage.hand().await.unwrap();
+    publishes(&hand, "alone-1", vec![before[0].1.clone()]).await;
+    let word = until("it has the API server again", LIMIT, async || {
+        let word = machine.agent().ready().await?;
+        Ok((word == "gives addresses\n").then_some(word))
+    });
+    word.await.unwrap();
+}
+
+#[tokio::test]
+async fn it_starts_while_the_api_server_is_gone_and_gives_nothing_that_it_cannot_know() {
+    let mut stage = Stage::start(Options::default(), &FLAGS).await.unwrap();
+    let hand = stage.hand().await.unwrap();
+    pool(&hand, "late", "10.34.0.0/24", json!({})).await;
+    hand.node("late", "late-1").await.unwrap();
+    hand.listed("late-1", 1).await.unwrap();
+    stage.cluster.kill_apiserver().unwrap();
+    let mut machine = Machine::new("late-1", &["--add-wait", "0.5"]);
+    machine.start(&stage.cluster);
+    let refusal = until("it answers", LIMIT, async || {
+        let refusal = machine.add("c1").await.err();
+        Ok(refusal.filter(|it| it.why == Why::Busy))
+    })
+    .await
+    .unwrap();
+    assert!(
+        refusal.text.contains("try again") || refusal.text.contains("API server"),
+        "{refusal}"
+    );
+    stage.cluster.start_apiserver().await.unwrap();
+    machine
+        .agent()
+        .wait_ready(LIMIT + Duration::from_secs(30))
+        .await
+        .unwrap();
+    machine.add("c1").await.unwrap();
+}

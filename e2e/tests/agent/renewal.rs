@@ -1,0 +1,123 @@
+//! Another Node object of the name, a store that was lost.
+
+use std::os::unix::fs::FileExt as _;
+
+use cadastre::node::Why;
+use cadastre_e2e::hand::LIMIT;
+use cadastre_e2e::wait::until;
+use kube::ResourceExt as _;
+use serde_json::json;
+
+use crate::{Machine, add_of, pool, publishes, shared};
+
+#[tokio::test]
+async fn ranges_of_an_earlier_node_object_give_nothing_new() {
+    let (stage, hand) = shared().await;
+    // No other block is there for the new node while the old one rests.
+    let terms = json!({"quarantineSeconds": 86400});
+    pool(&hand, "again", "10.40.0.0/28", terms).await;
+    let flags = ["--publish-interval", "0.5", "--add-wait", "0.5"];
+    let (mut machine, _) = Machine::of_group(&stage.cluster, &hand, "again", &flags).await;
+    let first = machine.add("c1").await.unwrap();
+    publishes(&hand, "again-1", vec![first.clone()]).await;
+    hand.delete_node("again-1").await.unwrap();
+    let refusal = until("nothing new is given", LIMIT, async || {
+        machine.del("c2").await;
+        Ok(machine.add("c2").await.err())
+    })
+    .await
+    .unwrap();
+    assert_eq!(refusal.why, Why::NothingHeld, "{refusal}");
+    assert_eq!(
+        machine.add("c1").await.unwrap(),
+        first,
+        "what was given stays"
+    );
+    let node = hand.node("again", "again-1").await.unwrap();
+    machine.log_says(&node.uid().unwrap()).await;
+    machine.add("c2").await.unwrap_err();
+    machine.kill();
+    machine.start(&stage.cluster);
+    until("it is at work again", LIMIT, async || {
+        machine.agent().get("/healthz").await?;
+        Ok(machine.socket().exists().then_some(()))
+    })
+    .await
+    .unwrap();
+    machine.add("c2").await.unwrap_err();
+    assert_eq!(machine.add("c1").await.unwrap(), first);
+    // The new node gets a block of its own once there is one.
+    let more = json!({"ipv4": {"cidrs": ["10.40.0.0/28", "10.40.1.0/28"]}});
+    hand.change_pool("again", more).await.unwrap();
+    machine.ready().await;
+    let second = machine.add("c2").await.unwrap();
+    assert!(second.starts_with("10.40.1."), "{second}");
+}
+
+#[tokio::test]
+async fn a_damaged_store_is_set_aside_and_made_anew_of_what_others_remember() {
+    let (stage, hand) = shared().await;
+    pool(&hand, "rot", "10.41.0.0/27", json!({"cooldownSeconds": 0})).await;
+    let flags = ["--publish-interval", "0.5"];
+    let (mut machine, node) = Machine::of_group(&stage.cluster, &hand, "rot", &flags).await;
+    let pod = hand.pod("rot-pod", "rot-1", &[]).await.unwrap();
+    let first = machine.add_with(add_of(&pod, "c1")).await.unwrap();
+    let second = machine.add("c2").await.unwrap();
+    publishes(&hand, "rot-1", vec![first.clone(), second.clone()]).await;
+    machine.kill();
+    // Given since the status was written; only the pod tells of it.
+    let third = machine.add("c3").await.unwrap();
+    hand.pod("rot-late", "rot-1", &[&third]).await.unwrap();
+    let file = std::fs::OpenOptions::new()
+        .write(true)
+        .open(machine.store());
+    let file = file.unwrap();
+    let len = file.metadata().unwrap().len();
+    for at in (0..len).step_by(512) {
+        file.write_all_at(b"rotten", at).unwrap();
+    }
+    drop(file);
+    machine.start(&stage.cluster);
+    machine.ready().await;
+    let aside = machine.path("lib/node.redb.damaged-1");
+    assert!(aside.exists(), "{}", machine.log());
+    assert!(
+        machine
+            .figure("cadastre_agent_store_damaged_total", &[])
+            .await
+            > 0.5
+    );
+    let text = hand
+        .event(&node.uid().unwrap(), "StoreDamaged")
+        .await
+        .unwrap();
+    assert!(text.contains("damaged-1"), "{text}");
+    assert_eq!(machine.add_with(add_of(&pod, "c1")).await.unwrap(), first);
+    assert_eq!(machine.add("c2").await.unwrap(), second);
+    // Whatever is given now is nobody's.
+    for n in 0..8 {
+        let given = machine.add(&format!("new{n}")).await.unwrap();
+        assert!(
+            ![&first, &second, &third].contains(&&given),
+            "{given} twice"
+        );
+    }
+    machine.del("c1").await;
+    assert!(machine.held().await.iter().all(|(id, _)| id != "c1"));
+}
+
+#[tokio::test]
+async fn a_store_that_is_removed_under_its_feet_is_made_anew() {
+    let (stage, hand) = shared().await;
+    pool(&hand, "gone", "10.42.0.0/27", json!({})).await;
+    let flags = ["--publish-interval", "0.5"];
+    let (mut machine, _) = Machine::of_group(&stage.cluster, &hand, "gone", &flags).await;
+    let first = machine.add("c1").await.unwrap();
+    publishes(&hand, "gone-1", vec![first.clone()]).await;
+    machine.stop().await;
+    std::fs::remove_file(machine.store()).unwrap();
+    machine.start(&stage.cluster);
+    machine.ready().await;
+    assert_eq!(machine.add("c1").await.unwrap(), first);
+    assert_ne!(machine.add("c2").await.unwrap(), first);
+}

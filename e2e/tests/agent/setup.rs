@@ -1,0 +1,252 @@
+//! Flags, permissions, metrics.
+
+use std::process::Command;
+
+use cadastre_e2e::control_plane::ADMIN;
+use cadastre_e2e::daemon::binary;
+use cadastre_e2e::hand::LIMIT;
+use cadastre_e2e::kubeconfig::User;
+use cadastre_e2e::metrics::sum;
+use cadastre_e2e::promlint::lint;
+use cadastre_e2e::wait::until;
+use cadastre_e2e::{Options, Stage};
+use k8s_openapi::api::authorization::v1::SubjectAccessReview;
+use kube::api::PostParams;
+use kube::{Api, ResourceExt as _};
+use serde_json::json;
+
+use crate::{FLAGS, Machine, add_of, pool, publishes, shared};
+
+fn run(args: &[&str]) -> (Option<i32>, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let done = Command::new(binary().unwrap())
+        .arg("agent")
+        .args(["--admin-address", "127.0.0.1:0", "--node-name", "n1"])
+        .args([
+            "--cni-socket",
+            &at("c"),
+            "--socket",
+            &at("a"),
+            "--store",
+            &at("s"),
+        ])
+        .args(args)
+        .env_clear()
+        .env("HOME", "/nonexistent")
+        .output()
+        .unwrap();
+    let text = [done.stdout, done.stderr].concat();
+    (done.status.code(), String::from_utf8(text).unwrap())
+}
+
+#[test]
+fn wrong_flags_end_it_and_say_what_to_do() {
+    for (flags, code, says) in [
+        (&["--add-wait", "soon"][..], 2, "no number of seconds"),
+        (&["--publish-interval", "-1"], 2, "between 0 and 86400"),
+        (&["--remove-cni-conf"], 2, "--cni-conf"),
+        (&["--mtu", "100"], 2, "576..=65535"),
+        (
+            &["--cni-conf-template", "/nonexistent"],
+            1,
+            "--cni-conf-template",
+        ),
+        (&["--cni-conf-template", "/etc/hostname"], 1, "no JSON"),
+        (&["--log-level", "loud"], 1, "error, warn, info"),
+        (
+            &["--kubeconfig", "/nonexistent/config"],
+            1,
+            "/nonexistent/config",
+        ),
+        (&[], 1, "set KUBECONFIG or --kubeconfig"),
+    ] {
+        let (is, text) = run(flags);
+        assert_eq!(is, Some(code), "{flags:?}: {text}");
+        assert!(text.contains(says), "{flags:?}: {text}");
+    }
+    let done = Command::new(binary().unwrap())
+        .args(["agent", "--node-name", "Not A Name"])
+        .output()
+        .unwrap();
+    let text = String::from_utf8(done.stderr).unwrap();
+    assert!(text.contains("no name of a Node"), "{text}");
+}
+
+#[test]
+fn help_explains_every_flag() {
+    let (code, text) = run(&["--help"]);
+    assert_eq!(code, Some(0));
+    for word in [
+        "NODE_NAME",
+        "/run/cadastre/cni.sock",
+        "default: 30",
+        "sandboxes",
+    ] {
+        assert!(text.contains(word), "no word of {word}: {text}");
+    }
+    let lines: Vec<&str> = text.lines().collect();
+    let flags = lines
+        .windows(2)
+        .filter(|pair| pair[0].trim_start().starts_with("--"));
+    let mut count = 0;
+    for pair in flags {
+        let explained = pair[1].trim();
+        assert!(
+            explained.len() > 10 && !explained.starts_with('-'),
+            "{pair:?}"
+        );
+        count += 1;
+    }
+    assert!(count >= 18, "{count} flags: {text}");
+}
+
+#[tokio::test]
+async fn the_metrics_keep_to_the_conventions() {
+    let (stage, hand) = shared().await;
+    pool(&hand, "figures", "10.70.0.0/24", json!({})).await;
+    let flags = ["--publish-interval", "0.5"];
+    let (machine, _) = Machine::of_group(&stage.cluster, &hand, "figures", &flags).await;
+    let address = machine.add("figures-c1").await.unwrap();
+    publishes(&hand, "figures-1", vec![address]).await;
+    let text = until("all figures are there", LIMIT, async || {
+        let text = machine.agent.as_ref().unwrap().get("/metrics").await?;
+        let used = r#"cadastre_agent_addresses{family="IPv4",pool="figures",state="used"} 1"#;
+        Ok(text.contains(used).then_some(text))
+    })
+    .await
+    .unwrap();
+    assert_eq!(lint(&text), Vec::<String>::new());
+    for name in [
+        "cadastre_build_info",
+        "cadastre_agent_requests_total",
+        "cadastre_agent_request_duration_seconds",
+        "cadastre_agent_status_writes_total",
+        "cadastre_agent_leaks_freed_total",
+        "process_resident_memory_bytes",
+        "rest_client_requests_total",
+    ] {
+        assert!(text.contains(&format!("# TYPE {name} ")), "no {name}");
+    }
+    for label in ["node=\"", "pod=\"", "figures-c1", "10.70."] {
+        assert!(!text.contains(label), "unbounded: {label}");
+    }
+}
+
+const ACCOUNT: &str = "system:serviceaccount:kube-system:cadastre-agent";
+
+/// Everything it may do, and some of what it may not.
+const MAY: [(&str, &str, &[&str]); 8] = [
+    ("", "nodes", &["list", "watch"]),
+    ("", "pods", &["list", "watch"]),
+    ("", "namespaces", &["get"]),
+    ("cadastre.dev", "nodesubnets", &["list", "watch"]),
+    ("cadastre.dev", "nodesubnets/status", &["patch"]),
+    ("cadastre.dev", "ippools", &[]),
+    ("events.k8s.io", "events", &["create"]),
+    ("", "secrets", &[]),
+];
+
+#[tokio::test]
+async fn the_permissions_in_config_are_enough_and_no_more_than_listed() {
+    let options = Options {
+        users: vec![User::new(ACCOUNT, &["system:serviceaccounts"])],
+        ..Options::default()
+    };
+    let stage = Stage::start(options, &FLAGS).await.unwrap();
+    let hand = stage.hand().await.unwrap();
+    let selector = json!({"matchLabels": {"kubernetes.io/metadata.name": "default"}});
+    pool(
+        &hand,
+        "rbac",
+        "10.71.0.0/28",
+        json!({"namespaceSelector": selector}),
+    )
+    .await;
+    hand.node("rbac", "rbac-1").await.unwrap();
+    let flags = ["--publish-interval", "0.5", "--leak-grace", "0.5"];
+    let mut machine = Machine::new("rbac-1", &flags);
+    machine.start_as(&stage.cluster, ACCOUNT);
+    machine
+        .log_says("not allowed to list and watch nodes")
+        .await;
+    let rules = concat!(env!("CARGO_MANIFEST_DIR"), "/../config/rbac/agent.yaml");
+    stage
+        .cluster
+        .kubectl(&["apply", "-f", rules])
+        .await
+        .unwrap();
+    machine.log_says("watch works again").await;
+    let refused = async |machine: &Machine| {
+        let samples = machine.agent.as_ref().unwrap().metrics().await.unwrap();
+        sum(&samples, "rest_client_requests_total", &[("code", "403")])
+    };
+    let pod = hand.pod("rbac-pod", "rbac-1", &[]).await.unwrap();
+    let address = until("the pod has an address", LIMIT, async || {
+        Ok(Some(machine.add_with(add_of(&pod, "c1")).await?))
+    })
+    .await
+    .unwrap();
+    let before = refused(&machine).await;
+    publishes(&hand, "rbac-1", vec![address]).await;
+    let patch = kube::api::Patch::Merge(json!({
+        "metadata": {"annotations": {"cadastre.dev/pools": "No Pool"}},
+    }));
+    let wrong = hand.pod("rbac-wrong", "rbac-1", &[]).await.unwrap();
+    let params = kube::api::PatchParams::default();
+    hand.pods
+        .patch("rbac-wrong", &params, &patch)
+        .await
+        .unwrap();
+    until("the event is written", LIMIT, async || {
+        machine.del("c2").await;
+        machine.add_with(add_of(&wrong, "c2")).await?;
+        let told = hand
+            .told(&wrong.uid().unwrap(), "InvalidAnnotation")
+            .await?;
+        Ok((told > 0).then_some(()))
+    })
+    .await
+    .unwrap();
+    assert!(
+        (refused(&machine).await - before).abs() < 0.5,
+        "{}",
+        machine.log()
+    );
+    machine.stop().await;
+
+    for (group, resource, verbs) in MAY {
+        for verb in [
+            "get",
+            "list",
+            "watch",
+            "create",
+            "update",
+            "patch",
+            "delete",
+            "deletecollection",
+        ] {
+            let is = may(&hand, verb, group, resource).await;
+            assert_eq!(is, verbs.contains(&verb), "{verb} {resource}.{group}");
+        }
+    }
+    assert_ne!(ADMIN, ACCOUNT);
+}
+
+async fn may(hand: &cadastre_e2e::Hand, verb: &str, group: &str, resource: &str) -> bool {
+    let (resource, subresource) = resource.split_once('/').unwrap_or((resource, ""));
+    let review: SubjectAccessReview = serde_json::from_value(json!({"spec": {
+        "user": ACCOUNT,
+        "groups": ["system:serviceaccounts", "system:serviceaccounts:kube-system"],
+        "resourceAttributes": {
+            "verb": verb, "group": group, "resource": resource, "subresource": subresource,
+        },
+    }}))
+    .unwrap();
+    let reviews = Api::<SubjectAccessReview>::all(hand.client.clone());
+    let answer = reviews
+        .create(&PostParams::default(), &review)
+        .await
+        .unwrap();
+    answer.status.unwrap().allowed
+}

@@ -1,0 +1,112 @@
+//! How often the status is written.
+
+use std::time::{Duration, Instant};
+
+use cadastre_e2e::hand::LIMIT;
+use cadastre_e2e::wait::until;
+use serde_json::json;
+
+use crate::{Machine, pool, publishes, shared};
+
+/// Writes of the agent to the API server.
+async fn writes(machine: &Machine) -> f64 {
+    let name = "rest_client_requests_total";
+    machine.figure(name, &[("method", "PATCH")]).await
+}
+
+/// A minute of ten pods a second, ten times as fast: intervals and cooldown are a tenth.
+#[tokio::test]
+async fn churn_costs_at_most_a_write_in_fifty_pod_events() {
+    const PODS: u32 = 600;
+    let (stage, hand) = shared().await;
+    hand.block_pool(
+        "churn",
+        json!({"ipv4": {"cidrs": ["10.20.0.0/16"]}, "cooldownSeconds": 3, "idleSeconds": 86400}),
+    )
+    .await
+    .unwrap();
+    let flags = ["--publish-interval", "3", "--add-wait", "5"];
+    let (machine, _) = Machine::of_group(&stage.cluster, &hand, "churn", &flags).await;
+    let before = writes(&machine).await;
+    let begun = Instant::now();
+    let pace = Duration::from_millis(10);
+    for n in 0..PODS {
+        machine.add(&format!("c{n}")).await.unwrap();
+        if n >= 60 {
+            machine.del(&format!("c{}", n - 60)).await;
+        }
+        tokio::time::sleep_until((begun + pace * (n + 1)).into()).await;
+    }
+    let events = f64::from(2 * PODS - 60);
+    let written = writes(&machine).await - before;
+    println!(
+        "{events} pod events in {:?}: {written} writes, {:.4} an event",
+        begun.elapsed(),
+        written / events
+    );
+    assert!(written <= 0.02 * events, "{written} writes");
+    let held = machine.held().await.into_iter().map(|(_, it)| it).collect();
+    publishes(&hand, "churn-1", held).await;
+}
+
+#[tokio::test]
+async fn nothing_is_written_while_nothing_changes() {
+    let (stage, hand) = shared().await;
+    pool(
+        &hand,
+        "quiet",
+        "10.21.0.0/24",
+        json!({"cooldownSeconds": 1}),
+    )
+    .await;
+    let flags = ["--publish-interval", "0.5"];
+    let (machine, _) = Machine::of_group(&stage.cluster, &hand, "quiet", &flags).await;
+    let address = machine.add("c1").await.unwrap();
+    machine.add("c2").await.unwrap();
+    machine.del("c2").await;
+    publishes(&hand, "quiet-1", vec![address]).await;
+    // What cooled is told as free, and that is the last to tell.
+    until("the released address is told as free", LIMIT, async || {
+        let status = hand
+            .subnets
+            .get("quiet-1")
+            .await?
+            .status
+            .unwrap_or_default();
+        let block = &status.blocks[0];
+        anyhow::ensure!((block.cooling, block.free) == (0, 12), "{block:?}");
+        Ok(Some(()))
+    })
+    .await
+    .unwrap();
+    let (written, version) = (
+        writes(&machine).await,
+        hand.subnets.get("quiet-1").await.unwrap(),
+    );
+    // Many intervals: time is the condition here.
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert!((writes(&machine).await - written).abs() < 0.5);
+    let now = hand.subnets.get("quiet-1").await.unwrap();
+    assert_eq!(
+        now.metadata.resource_version,
+        version.metadata.resource_version
+    );
+}
+
+#[tokio::test]
+async fn a_status_that_somebody_else_wrote_is_set_right() {
+    let (stage, hand) = shared().await;
+    pool(&hand, "right", "10.22.0.0/24", json!({})).await;
+    let flags = ["--publish-interval", "0.5"];
+    let (machine, _) = Machine::of_group(&stage.cluster, &hand, "right", &flags).await;
+    let address = machine.add("c1").await.unwrap();
+    publishes(&hand, "right-1", vec![address.clone()]).await;
+    let patch = kube::api::Patch::Merge(json!({"status": {"allocations": [], "pools": []}}));
+    let params = kube::api::PatchParams::default();
+    hand.subnets
+        .patch_status("right-1", &params, &patch)
+        .await
+        .unwrap();
+    publishes(&hand, "right-1", vec![address]).await;
+    drop(machine);
+}
