@@ -482,6 +482,19 @@ mod tests {
     }
 
     #[test]
+    fn an_address_whose_cursor_cannot_be_written_stays_free() {
+        let scratch = Scratch::new("cursor");
+        let dir = dir(scratch.path(), "net");
+        fs::create_dir_all(dir.join("last_reserved_ip.0")).unwrap();
+        let mut store = Store::open(&dir).unwrap();
+        let error = store.reserve(&owner("a"), ip("10.0.0.2"), 0).unwrap_err();
+        let path = dir.join("last_reserved_ip.0");
+        assert_eq!(error, format!("open {}: is a directory", path.display()));
+        assert!(!dir.join("10.0.0.2").exists() && !store.has_any(&owner("a")));
+        assert_eq!(store.reserve(&owner("a"), ip("10.0.0.2"), 1), Ok(true));
+    }
+
+    #[test]
     fn what_cannot_be_made_is_named() {
         let scratch = Scratch::new("cannot");
         fs::write(Path::new(scratch.path()).join("file"), "").unwrap();
