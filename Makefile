@@ -41,6 +41,7 @@ check: setup ## format, clippy and rustdoc, warnings denied
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	$(CARGO) clippy -p cadastre --no-default-features --lib -- -D warnings
+	$(CARGO) clippy -p cadastre --no-default-features --features node --lib --bin cadastre-ipam -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --lib
 
 unit: setup ## unit and property tests
