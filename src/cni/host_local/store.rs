@@ -231,8 +231,15 @@ impl Store {
         let mut file = file.map_err(|error| fault("open", &path, &error))?;
         // Cut at the end and not at the start: a file that is emptied first is written out at once
         // by some file systems.
+        let length = text.len() as u64;
         file.write_all(text.as_bytes())
-            .and_then(|()| file.set_len(text.len() as u64))
+            .and_then(|()| file.metadata())
+            .and_then(|meta| {
+                if meta.len() > length {
+                    file.set_len(length)?;
+                }
+                Ok(())
+            })
             .map_err(|error| fault("write", &path, &error))
     }
 
