@@ -28,9 +28,9 @@ say = @printf '\n\033[1m== %s\033[0m\n' "$(1)"
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
 
-run: setup control-plane ## the demo: a local control plane with cadastre at work, until Ctrl-C
+run: setup control-plane nodes ## the demo: a local control plane with cadastre at work, until Ctrl-C
 	$(call say,run: release build)
-	$(CARGO) build --release --workspace --bin cadastre --bin cadastre-demo
+	$(CARGO) build --release --workspace --bin cadastre --bin cadastre-ipam --bin cadastre-demo
 	@exec $(TARGET)/release/cadastre-demo
 
 test: setup check unit sim e2e ## everything that CI runs
@@ -41,6 +41,7 @@ check: setup ## format, clippy and rustdoc, warnings denied
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	$(CARGO) clippy -p cadastre --no-default-features --lib -- -D warnings
+	$(CARGO) clippy -p cadastre --no-default-features --features node --lib --bin cadastre-ipam -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --lib
 
 unit: setup ## unit and property tests

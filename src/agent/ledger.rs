@@ -2,7 +2,7 @@
 //!
 //! Until the store is open, or after it was found damaged, everything is refused with the reason.
 
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -51,7 +51,7 @@ impl Ledger {
     }
 
     /// Uses the file at `path` from now on; it must be there.
-    pub fn open(&self, path: &PathBuf) -> std::io::Result<()> {
+    pub fn open(&self, path: &Path) -> std::io::Result<()> {
         let (keeper, handle) = Keeper::start(path, Settings::default())?;
         *self.lock() = State::Open(keeper, handle);
         Ok(())

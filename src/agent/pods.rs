@@ -8,8 +8,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use kube::ResourceExt as _;
-
 use crate::api::watched::PodLite;
 use crate::choice::Label;
 use crate::cluster::seen::Change;
@@ -124,32 +122,33 @@ impl Pods {
 
 /// What counts of a pod.
 pub fn read(pod: PodLite) -> Pod {
-    let status = pod.status.clone().unwrap_or_default();
-    let spec = pod.spec.clone().unwrap_or_default();
+    let PodLite {
+        metadata,
+        spec,
+        status,
+    } = pod;
+    let status = status.unwrap_or_default();
     let finished = matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"));
     let reported = status.pod_ips.unwrap_or_default();
     let reported = reported.into_iter().map(|it| it.ip).chain(status.pod_ip);
     let mut addresses: Vec<Addr> = reported.filter_map(|it| Addr::parse_lenient(&it)).collect();
     addresses.sort_unstable();
     addresses.dedup();
-    if spec.host_network == Some(true) {
+    if spec.is_some_and(|spec| spec.host_network == Some(true)) {
         addresses.clear();
     }
-    let labels = pod.labels().iter();
-    let labels = labels.map(|(key, value)| (key.as_str().into(), value.as_str().into()));
-    let annotations = pod.annotations();
-    let own = |(key, _): &(&String, &String)| key.starts_with(crate::api::GROUP);
+    let labels = metadata.labels.unwrap_or_default().into_iter();
+    let labels = labels.map(|(key, value)| (key.into(), value.into()));
+    let mut annotations = metadata.annotations.unwrap_or_default();
+    let mirrors = annotations.remove(MIRROR);
+    annotations.retain(|key, _| key.starts_with(crate::api::GROUP));
     Pod {
-        namespace: pod.namespace().unwrap_or_default(),
-        name: pod.name_any(),
-        uid: pod.uid().unwrap_or_default(),
-        mirrors: annotations.get(MIRROR).cloned(),
+        namespace: metadata.namespace.unwrap_or_default(),
+        name: metadata.name.unwrap_or_default(),
+        uid: metadata.uid.unwrap_or_default(),
+        mirrors,
         labels: labels.collect(),
-        annotations: annotations
-            .iter()
-            .filter(own)
-            .map(|(key, value)| (key.clone(), value.clone()))
-            .collect(),
+        annotations,
         finished,
         addresses,
     }

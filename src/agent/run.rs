@@ -87,6 +87,7 @@ pub struct Parts {
 
 /// Something that the loop takes in.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "short-lived, and few")]
 pub(super) enum Event {
     Node(Step<NodeSeen>),
     Subnet(Step<SubnetSeen>),
@@ -108,6 +109,7 @@ pub(super) enum Told<T> {
     There(T),
 }
 
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub(super) struct Agent {
     pub settings: Settings,
     pub parts: Parts,
@@ -123,6 +125,8 @@ pub(super) struct Agent {
     /// Tries to open or make the store go on then
     pub store_at: Option<Duration>,
     pub store_lost: bool,
+    /// What is to be told of a store that was damaged
+    pub damage: Option<String>,
     /// What was said last of what keeps the store from being made
     pub store_trouble: String,
     pub snapshot: Option<Snapshot>,
@@ -195,6 +199,7 @@ pub async fn run(settings: Settings, parts: Parts) -> anyhow::Result<()> {
         to_hold: false,
         store_at: Some(now),
         store_lost: false,
+        damage: None,
         store_trouble: String::new(),
         snapshot: None,
         holding: Holding::default(),

@@ -88,7 +88,8 @@ impl Agent {
                         "the store of this node's addresses was damaged ({what}) and lies in {} now; it is made anew from what the API server and the runtime know. Check the disk",
                         aside.display()
                     );
-                    self.tell_node("StoreDamaged", text);
+                    // Told when it is known which Node object it is about.
+                    self.damage = Some(text);
                 }
                 Err(error) if store::is_final(&error) => return Err(error.into()),
                 Err(error) => {
@@ -118,6 +119,9 @@ impl Agent {
                 "there is no store yet, and none can be made: {missing}"
             ));
             return Ok(());
+        }
+        if let Some(text) = self.damage.take() {
+            self.tell_node("StoreDamaged", text);
         }
         let sandboxes = match &self.witnesses.runtime {
             Some(runtime) => match runtime.addresses().await {
@@ -161,7 +165,7 @@ impl Agent {
     }
 
     fn use_store(&mut self, path: &Path) -> anyhow::Result<()> {
-        self.parts.ledger.open(&path.to_owned())?;
+        self.parts.ledger.open(path)?;
         self.store_lost = false;
         self.say_once(String::new());
         self.to_hold = true;

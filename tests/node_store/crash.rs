@@ -13,7 +13,7 @@ use crate::rng::{Rng, seed};
 use crate::world::{add, at, attachment, holding};
 
 /// Operations of a life.
-const LIFE: u64 = 45;
+const LIFE: u64 = 60;
 
 /// What the callers know.
 type Known = BTreeMap<Attachment, Vec<Addr>>;

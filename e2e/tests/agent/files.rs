@@ -35,7 +35,12 @@ async fn the_cni_configuration_and_subnet_env_come_with_the_node_s_range() {
     hand.node("conf", "conf-1").await.unwrap();
     let mut machine = Machine::new("conf-1", &flags);
     machine.start(&stage.cluster);
-    machine.log_says("no NodeSubnet").await;
+    until("it waits for its NodeSubnet", LIMIT, async || {
+        let word = machine.agent().ready().await.err().map(|it| it.to_string());
+        Ok(word.filter(|it| it.contains("no NodeSubnet")))
+    })
+    .await
+    .unwrap();
     assert!(!folder.path().join("net.d").exists(), "half ready");
     hand.pool("conf", json!({"ipv4": {"cidrs": ["10.60.0.0/16"]}}))
         .await

@@ -130,15 +130,15 @@ async fn a_static_pod_s_address_lives_by_its_mirror() {
     pool(&hand, "mirror", "10.52.0.0/24", json!({})).await;
     let flags = ["--leak-grace", "0.2"];
     let (machine, _) = Machine::of_group(&stage.cluster, &hand, "mirror", &flags).await;
-    let pod = hand.pod("mirror-pod", "mirror-1", &[]).await.unwrap();
-    let patch = kube::api::Patch::Merge(json!({
-        "metadata": {"annotations": {"kubernetes.io/config.mirror": "static-uid"}},
-    }));
-    let params = kube::api::PatchParams::default();
-    hand.pods
-        .patch("mirror-pod", &params, &patch)
-        .await
-        .unwrap();
+    let mirror = serde_json::from_value(json!({
+        "metadata": {
+            "name": "mirror-pod", "annotations": {"kubernetes.io/config.mirror": "static-uid"},
+        },
+        "spec": {"nodeName": "mirror-1", "containers": [{"name": "c", "image": "none"}]},
+    }))
+    .unwrap();
+    let params = kube::api::PostParams::default();
+    let pod = hand.pods.create(&params, &mirror).await.unwrap();
     let mut of_static = add_of(&pod, "static");
     of_static.pod.as_mut().unwrap().uid = "static-uid".to_owned();
     of_static.netns = netns(&machine, "static");

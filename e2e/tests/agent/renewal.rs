@@ -3,7 +3,8 @@
 use std::os::unix::fs::FileExt as _;
 
 use cadastre::node::Why;
-use cadastre_e2e::hand::LIMIT;
+use cadastre_e2e::hand::{GROUP, LIMIT, labelled};
+use cadastre_e2e::nodes;
 use cadastre_e2e::wait::until;
 use kube::ResourceExt as _;
 use serde_json::json;
@@ -33,7 +34,10 @@ async fn ranges_of_an_earlier_node_object_give_nothing_new() {
         first,
         "what was given stays"
     );
-    let node = hand.node("again", "again-1").await.unwrap();
+    // Another machine: the same one would get its block back.
+    let mut other = labelled(nodes::node("again-1", "192.0.2.1"), &[(GROUP, "again")]);
+    other.spec.as_mut().unwrap().provider_id = Some("e2e://another".to_owned());
+    let node = hand.create_node(other).await.unwrap();
     machine.log_says(&node.uid().unwrap()).await;
     machine.add("c2").await.unwrap_err();
     machine.kill();
@@ -46,6 +50,11 @@ async fn ranges_of_an_earlier_node_object_give_nothing_new() {
     .unwrap();
     machine.add("c2").await.unwrap_err();
     assert_eq!(machine.add("c1").await.unwrap(), first);
+    assert_eq!(
+        machine.list().await.blocks.len(),
+        1,
+        "it goes with its last address"
+    );
     // The new node gets a block of its own once there is one.
     let more = json!({"ipv4": {"cidrs": ["10.40.0.0/28", "10.40.1.0/28"]}});
     hand.change_pool("again", more).await.unwrap();

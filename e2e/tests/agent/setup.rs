@@ -44,7 +44,7 @@ fn run(args: &[&str]) -> (Option<i32>, String) {
 fn wrong_flags_end_it_and_say_what_to_do() {
     for (flags, code, says) in [
         (&["--add-wait", "soon"][..], 2, "no number of seconds"),
-        (&["--publish-interval", "-1"], 2, "between 0 and 86400"),
+        (&["--publish-interval=-1"], 2, "between 0 and 86400"),
         (&["--remove-cni-conf"], 2, "--cni-conf"),
         (&["--mtu", "100"], 2, "576..=65535"),
         (

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::super::fault::Fault;
 use super::super::holding::{Block, Dns, FamilyTerms, Gateway, Holding, PoolTerms, Route};
 use super::super::ops::{Add, Answer, Attachment, Check, Gc, Given, Now, Op, PodRef, Refusal, Why};
-use super::kv::{Entry, Kv, KvMut, Table};
+use super::kv::{Entry, Kv, KvMut, Show, Table};
 use super::{BlockState, Ledger};
 use crate::ipam::{Addr, Cidr, Span};
 
@@ -27,6 +27,16 @@ impl Kv for Memory {
         let mut entries = self.tables.range((from, Bound::Unbounded));
         let entry = entries.next().filter(|(key, _)| key.0 == table);
         Ok(entry.map(|(key, value)| (key.1.clone(), value.clone())))
+    }
+
+    fn scan(&self, table: Table, prefix: &[u8], show: Show<'_>) -> Result<(), Fault> {
+        for ((of, key), value) in self.tables.range((table, prefix.to_vec())..) {
+            if *of != table || !key.starts_with(prefix) {
+                break;
+            }
+            show(key, value)?;
+        }
+        Ok(())
     }
 }
 

@@ -1,10 +1,8 @@
-//! Real processes on a real file: killed at random, taking turns, and through a keeper.
+//! The file on a real disk: whose it is, what takes its place, and the keeper of it.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -12,25 +10,23 @@ use std::{env, fs, process, thread};
 
 use cadastre::ipam::Addr;
 use cadastre::node::keeper::{Keeper, Settings};
-use cadastre::node::{Answer, Attachment, Known, Op, Store, StoreError, Why, clock, set_aside};
+use cadastre::node::{Answer, Known, Op, Store, StoreError, Why, clock, set_aside};
 
-use crate::rng::{Rng, seed};
 use crate::world::{add, attachment, holding};
 
-const KILLS: u64 = 300;
-const WAIT: Duration = Duration::from_secs(20);
+pub const WAIT: Duration = Duration::from_secs(20);
 
 /// A directory that goes with its value.
-struct Scratch(PathBuf);
+pub struct Scratch(PathBuf);
 
 impl Scratch {
-    fn new(name: &str) -> Self {
+    pub fn new(name: &str) -> Self {
         let path = env::temp_dir().join(format!("cadastre-{name}-{}", process::id()));
         fs::create_dir_all(&path).unwrap();
         Self(path)
     }
 
-    fn store(&self) -> PathBuf {
+    pub fn store(&self) -> PathBuf {
         self.0.join("state/node.redb")
     }
 }
@@ -41,175 +37,10 @@ impl Drop for Scratch {
     }
 }
 
-fn filled(path: &Path) {
+pub fn filled(path: &Path) {
     let mut store = Store::open(path, WAIT).unwrap();
     let blocks = ["10.0.0.0/25", "fd00::/112"];
     store.hold(&holding(&blocks), &clock::now()).unwrap();
-}
-
-/// The work of one process: opens the file for each operation, as plugins do, or keeps it for a while, as
-/// an agent does. Says what it is about to do, and what was answered.
-#[test]
-fn child() {
-    let Ok(path) = env::var("CADASTRE_TEST_STORE") else {
-        return;
-    };
-    let own: u64 = env::var("CADASTRE_TEST_CHILD").unwrap().parse().unwrap();
-    let mut rng = Rng::new(own);
-    let mut out = std::io::stdout();
-    let mut say = |text: String| {
-        out.write_all(text.as_bytes()).unwrap();
-        out.flush().unwrap();
-    };
-    loop {
-        let mut store = Store::open_existing(Path::new(&path), WAIT).unwrap();
-        for _ in 0..=rng.below(3) {
-            let n = own % 10 * 1000 + rng.below(12);
-            if rng.one_in(2) {
-                say(format!("\n?add {n}\n"));
-                let answer = store.run(&[Op::Add(add(n))], &clock::now()).remove(0);
-                let Ok(Answer::Given(given)) = answer else {
-                    panic!("{answer:?}");
-                };
-                let addresses = given.addresses.iter().map(|it| it.address.to_string());
-                say(format!(
-                    "\n=add {n} {}\n",
-                    addresses.collect::<Vec<_>>().join(" ")
-                ));
-            } else {
-                say(format!("\n?del {n}\n"));
-                let answer = store
-                    .run(&[Op::Del(attachment(n))], &clock::now())
-                    .remove(0);
-                assert_eq!(answer, Ok(Answer::Done));
-                say(format!("\n=del {n}\n"));
-            }
-        }
-    }
-}
-
-fn spawn(path: &Path, own: u64) -> Child {
-    Command::new(env::current_exe().unwrap())
-        .args([
-            "--exact",
-            "processes::child",
-            "--nocapture",
-            "--test-threads=1",
-        ])
-        .env("CADASTRE_TEST_STORE", path)
-        .env("CADASTRE_TEST_CHILD", own.to_string())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap()
-}
-
-/// Waits until a child begins to work; with the line that said so.
-fn at_work(child: &mut Child) -> (BufReader<ChildStdout>, String) {
-    let mut out = BufReader::new(child.stdout.take().unwrap());
-    loop {
-        let mut line = String::new();
-        assert!(
-            out.read_line(&mut line).unwrap() > 0,
-            "a child ended by itself"
-        );
-        if line.starts_with('?') {
-            return (out, line.trim_end().to_owned());
-        }
-    }
-}
-
-/// What a child said until it was killed: `known` is brought up to date. Returns how many answers there
-/// were, and what was not answered.
-fn heard(
-    lines: impl Iterator<Item = String>,
-    known: &mut BTreeMap<u64, Vec<Addr>>,
-) -> (u64, Option<(bool, u64)>) {
-    let mut open = None;
-    let mut answers = 0;
-    for line in lines {
-        answers += u64::from(line.starts_with('='));
-        let mut words = line.split(' ');
-        let what = words.next().unwrap();
-        let Some(n) = words.next().and_then(|n| n.parse::<u64>().ok()) else {
-            continue;
-        };
-        match what {
-            "?add" => open = Some((true, n)),
-            "?del" => open = Some((false, n)),
-            "=add" => {
-                let addresses = words.map(|it| Addr::parse_strict(it).unwrap()).collect();
-                if let Some(before) = known.insert(n, addresses) {
-                    assert_eq!(before, known[&n], "a repeated ADD got something else");
-                }
-                open = None;
-            }
-            "=del" => {
-                known.remove(&n);
-                open = None;
-            }
-            _ => {}
-        }
-    }
-    (answers, open)
-}
-
-#[test]
-fn processes_are_killed_at_random_and_nothing_answered_is_lost() {
-    let seed = seed();
-    println!("SEED={seed}");
-    let mut rng = Rng::new(seed);
-    let scratch = Scratch::new("kills");
-    let path = scratch.store();
-    filled(&path);
-    let mut known: BTreeMap<u64, Vec<Addr>> = BTreeMap::new();
-    let mut answered = 0;
-    let mut slowest = Duration::ZERO;
-    for kill in 0..KILLS / 2 {
-        let mut children: Vec<Child> = (1..=2).map(|n| spawn(&path, kill * 10 + n)).collect();
-        let mut outs: Vec<_> = children.iter_mut().map(at_work).collect();
-        thread::sleep(Duration::from_micros(rng.below(12_000)));
-        for child in &mut children {
-            child.kill().unwrap();
-        }
-        let mut open = Vec::new();
-        for (child, (out, first)) in children.iter_mut().zip(outs.drain(..)) {
-            let lines = std::iter::once(first).chain(out.lines().map(Result::unwrap));
-            let (count, rest) = heard(lines, &mut known);
-            answered += count;
-            open.extend(rest);
-            child.wait().unwrap();
-        }
-        let start = Instant::now();
-        let mut store = Store::open_existing(&path, WAIT).unwrap();
-        slowest = slowest.max(start.elapsed());
-        let snapshot = store.snapshot(&clock::now()).unwrap();
-        let mut holders: BTreeMap<Addr, Attachment> = BTreeMap::new();
-        let mut seen: BTreeMap<u64, Vec<Addr>> = BTreeMap::new();
-        for tenant in snapshot.tenants {
-            let n = tenant.attachment.container_id[1..].parse().unwrap();
-            let addresses: Vec<Addr> = tenant.given.addresses.iter().map(|it| it.address).collect();
-            for addr in &addresses {
-                let other = holders.insert(*addr, tenant.attachment.clone());
-                assert!(other.is_none(), "SEED={seed}: {addr} has two holders");
-            }
-            seen.insert(n, addresses);
-        }
-        for (is_add, n) in open {
-            match (is_add, seen.get(&n)) {
-                // The unanswered operation was done, or was not.
-                (true, Some(has)) => _ = known.entry(n).or_insert_with(|| has.clone()),
-                (false, None) => _ = known.remove(&n),
-                _ => {}
-            }
-        }
-        assert_eq!(seen, known, "SEED={seed} kill {kill}");
-    }
-    println!("{KILLS} kills, {answered} answers; opening took {slowest:?} at most");
-    assert!(
-        answered > KILLS,
-        "the processes were killed too early: {answered} answers"
-    );
 }
 
 #[test]
