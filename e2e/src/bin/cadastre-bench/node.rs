@@ -90,7 +90,7 @@ pub async fn run() -> Result<()> {
         tokio::time::sleep(IDLE).await;
         agent.usage()?
     });
-    let idle = (end.cpu - start.cpu).as_secs_f64() / IDLE.as_secs_f64() * 100.0;
+    let idle = end.cpu.saturating_sub(start.cpu).as_secs_f64() / IDLE.as_secs_f64() * 100.0;
     let mut full = agents.agent("full", &[]).await?;
     full.fill(1000)?;
     let restarts = [

@@ -102,7 +102,9 @@ async fn demo() -> Result<()> {
             Vec::new()
         }
         Ground::Site(site) => {
-            say("starting two real nodes with cadastre agent and cadastre-ipam, and pods on them ...")?;
+            say(
+                "starting two real nodes with cadastre agent and cadastre-ipam, and pods on them ...",
+            )?;
             let (machines, table) = ground::machines(site).await?;
             say(&format!("\n{table}\n"))?;
             machines

@@ -72,7 +72,10 @@ pub fn at_once(kind: &Kind, count: usize) -> Result<(Duration, Vec<Duration>)> {
         let calls: Vec<_> = (0..count)
             .map(|n| scope.spawn(move || timed(kind, Verb::Add, &format!("once-{n}"))))
             .collect();
-        let joined: Vec<_> = calls.into_iter().map(|it| it.join()).collect();
+        let joined: Vec<_> = calls
+            .into_iter()
+            .map(std::thread::ScopedJoinHandle::join)
+            .collect();
         (start.elapsed(), joined)
     });
     let mut each = Vec::new();
