@@ -10,6 +10,7 @@ SHELL := bash
 
 CARGO ?= cargo
 TARGET := $(or $(CARGO_TARGET_DIR),target)
+PLUGIN := $(TARGET)/cadastre-ipam
 SEED ?=
 STEPS ?=
 NODES ?= 5000
@@ -22,14 +23,14 @@ E2E := $(call names,e2e/tests)
 
 say = @printf '\n\033[1m== %s\033[0m\n' "$(1)"
 
-.PHONY: help setup control-plane nodes run test check unit sim e2e bench bench-scale plugin crd clean
+.PHONY: help setup control-plane nodes run test check unit sim e2e bench bench-scale bench-node plugin crd clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
 
-run: setup control-plane ## the demo: a local control plane with cadastre at work, until Ctrl-C
+run: setup control-plane nodes ## the demo: a local control plane with cadastre at work, until Ctrl-C
 	$(call say,run: release build)
-	$(CARGO) build --release --workspace --bin cadastre --bin cadastre-demo
+	$(CARGO) build --release --workspace --bin cadastre --bin cadastre-ipam --bin cadastre-demo
 	@exec $(TARGET)/release/cadastre-demo
 
 test: setup check unit sim e2e ## everything that CI runs
@@ -40,6 +41,7 @@ check: setup ## format, clippy and rustdoc, warnings denied
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	$(CARGO) clippy -p cadastre --no-default-features --lib -- -D warnings
+	$(CARGO) clippy -p cadastre --no-default-features --features node --lib --bin cadastre-ipam -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --lib
 
 unit: setup ## unit and property tests
@@ -56,7 +58,7 @@ else
 		$(CARGO) test --release -p cadastre --test sim -- --nocapture replay
 endif
 
-e2e: setup control-plane ## tests against a real control plane, two at a time
+e2e: setup control-plane nodes ## tests against a real control plane and, as root, real nodes; two at a time
 	$(call say,e2e)
 	$(CARGO) build --workspace --bins
 	$(CARGO) test --workspace $(E2E:%=--test %) -- --test-threads=2
@@ -70,18 +72,24 @@ bench-scale: setup control-plane ## WHAT=podcidrs, blocks, pods or all, for NODE
 	$(CARGO) build --release --workspace --bin cadastre --bin cadastre-bench
 	@exec $(TARGET)/release/cadastre-bench $(WHAT) $(NODES)
 
-# Against musl where its target is installed or can be, else against a static glibc.
+# Against musl where its target is installed or can be, else against a static glibc, which is larger.
 plugin: setup ## the CNI plugin cadastre-ipam as one small static executable
 	$(call say,plugin)
-	@arch=$$(uname -m) flags=() target=$$(uname -m)-unknown-linux-musl; \
+	@arch=$$(uname -m) flags=() target=$$(uname -m)-unknown-linux-musl limit=1572864; \
 	if [ ! -d "$$(rustc --print target-libdir --target $$target)" ] && ! rustup target add $$target; then \
-		target=$$arch-unknown-linux-gnu flags=(-C target-feature=+crt-static); \
+		target=$$arch-unknown-linux-gnu flags=(-C target-feature=+crt-static) limit=2359296; \
 	fi; \
 	RUSTFLAGS="$${flags[*]}" $(CARGO) build -p cadastre --no-default-features --features node \
 		--bin cadastre-ipam --profile plugin --target $$target; \
 	file=$(TARGET)/$$target/plugin/cadastre-ipam size=$$(stat -c %s $(TARGET)/$$target/plugin/cadastre-ipam); \
 	echo "$$file: $$size bytes"; \
-	[ $$size -le 1572864 ] || { echo "more than 1.5 MiB" >&2; exit 1; }
+	[ $$size -le $$limit ] || { echo "more than $$limit bytes" >&2; exit 1; }; \
+	install -m 755 $$file $(PLUGIN)
+
+bench-node: setup control-plane nodes plugin ## ADD and DEL as whole processes, beside host-local
+	$(call say,bench-node: release build)
+	$(CARGO) build --release --workspace --bin cadastre --bin cadastre-bench
+	@CADASTRE_IPAM=$(PLUGIN) exec $(TARGET)/release/cadastre-bench node
 
 crd: setup ## write config/crd from the code
 	$(CARGO) build --workspace --bin cadastre

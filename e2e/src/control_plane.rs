@@ -31,6 +31,7 @@ use crate::metrics::{self, Sample};
 use crate::pki::{self, Pki};
 use crate::ports;
 use crate::process::{self, Process};
+use crate::scheduler;
 use crate::scratch::Scratch;
 
 /// The user behind [`ControlPlane::client`]: `system:masters`, exempt from flow control.
@@ -86,7 +87,7 @@ impl ControlPlane {
         let mut users = vec![
             User::new(ADMIN, &["system:masters"]),
             User::new(kcm::USER, &[]),
-            User::new("system:kube-scheduler", &[]),
+            User::new(scheduler::USER, &[]),
         ];
         users.extend(options.users.iter().cloned());
         write_private(&folder.join("tokens.csv"), &kubeconfig::token_file(&users))?;
@@ -195,6 +196,25 @@ impl ControlPlane {
             write_private(&path, &format!("{:#}\n", self.kubeconfig_value(user)?))?;
         }
         Ok(path)
+    }
+
+    /// A kubeconfig for every user, with `cluster` laid over how the server is reached.
+    pub(crate) fn kubeconfigs(&self, cluster: &Value) -> Result<Vec<(String, Value)>> {
+        let own = |(key, value): (&String, &Value)| (key.clone(), value.clone());
+        let one = |user: &User| -> Result<(String, Value)> {
+            let mut config = self.kubeconfig_value(&user.name)?;
+            let reached = config.pointer_mut("/clusters/0/cluster");
+            let reached = reached.and_then(Value::as_object_mut);
+            let reached = reached.context("a kubeconfig has a cluster")?;
+            reached.extend(cluster.as_object().into_iter().flatten().map(own));
+            Ok((user.name.clone(), config))
+        };
+        self.users.iter().map(one).collect()
+    }
+
+    /// Keeps the folder when this value is dropped, for somebody who wants to look.
+    pub fn keep(&self) {
+        self.scratch.keep();
     }
 
     /// Runs kubectl as [`ADMIN`] and returns its standard output; its standard error is the error.

@@ -139,21 +139,33 @@ impl Daemon {
 
 /// `CADASTRE_BIN`, else `cadastre` of the same build as the running executable.
 pub fn binary() -> Result<PathBuf> {
-    if let Some(path) = env::var_os("CADASTRE_BIN") {
-        return Ok(PathBuf::from(path));
+    match env::var_os("CADASTRE_BIN") {
+        Some(path) => Ok(PathBuf::from(path)),
+        None => beside("cadastre", "CADASTRE_BIN"),
     }
+}
+
+/// `CADASTRE_IPAM`, else the plugin `cadastre-ipam` of the same build.
+pub fn plugin() -> Result<PathBuf> {
+    match env::var_os("CADASTRE_IPAM") {
+        Some(path) => Ok(PathBuf::from(path)),
+        None => beside("cadastre-ipam", "CADASTRE_IPAM"),
+    }
+}
+
+fn beside(name: &str, variable: &str) -> Result<PathBuf> {
     let this = env::current_exe()?;
     // target/debug/NAME for a binary, target/debug/deps/NAME for a test.
     let found = this
         .ancestors()
         .skip(1)
         .take(2)
-        .map(|it| it.join("cadastre"))
+        .map(|it| it.join(name))
         .find(|it| it.is_file());
     found.with_context(|| {
         format!(
-            "no cadastre beside {}: run `cargo build` (with --release if this is a release build), \
-             or set CADASTRE_BIN to the binary",
+            "no {name} beside {}: run `cargo build --workspace` (with --release if this is a release \
+             build), or set {variable} to the binary",
             this.display()
         )
     })

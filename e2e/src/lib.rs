@@ -1,8 +1,9 @@
 //! A real Kubernetes control plane on this machine, for the tests, the benches and the demo.
 //!
 //! etcd, kube-apiserver and, where asked for, kube-controller-manager run as plain processes on
-//! loopback; there are no containers, no nodes and no root. Node objects are made through the API,
-//! which is all that cluster-wide IPAM looks at.
+//! loopback; for most purposes there are no containers, no nodes and no root: Node objects are made
+//! through the API, which is all that cluster-wide IPAM looks at. Where a node's own side is tested,
+//! [`node`] runs real ones.
 //!
 //! ```text
 //! assets ──> ControlPlane ──> etcd, kube-apiserver, kube-controller-manager   (process, scratch)
@@ -11,6 +12,7 @@
 //!                 ├─ nodes, raw                         ──> many objects, fast
 //!                 ├─ Stage, Hand                        ──> a controller at work, objects, waits
 //!                 ├─ Agents                             ──> the node side of NodeSubnets
+//!                 ├─ node::Site, node::Machine          ──> real kubelets, containerd, pods
 //!                 └─ History                            ──> what really happened, revision by revision
 //! ```
 //!
@@ -29,12 +31,14 @@ pub mod kcm;
 pub mod kubeconfig;
 pub mod lease;
 pub mod metrics;
+pub mod node;
 pub mod nodes;
 pub mod pki;
 pub mod ports;
 pub mod process;
 pub mod promlint;
 pub mod raw;
+pub mod scheduler;
 pub mod scratch;
 pub mod stage;
 pub mod wait;

@@ -5,18 +5,19 @@
 //! to sweep up at the next start.
 //!
 //! The folder is kept, and its path printed, when the owner is dropped while its thread panics (a
-//! failed test), or when `CADASTRE_KEEP` is set in the environment.
+//! failed test), when it was asked to, or when `CADASTRE_KEEP` is set in the environment.
 
+use std::ffi::OsStr;
 use std::io::Write as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context as _, Result};
 
 /// Retries, as processes killed in the same moment may still write for an instant.
-const CARETAKER: &str = r#"
-read -r word && [ "$word" = keep ] && exit 0
+const REMOVE: &str = r#"
 tries=0
 until rm -rf -- "$1" || [ "$tries" -ge 100 ]; do tries=$((tries + 1)); sleep 0.1; done
 "#;
@@ -25,7 +26,45 @@ until rm -rf -- "$1" || [ "$tries" -ge 100 ]; do tries=$((tries + 1)); sleep 0.1
 #[derive(Debug)]
 pub struct Scratch {
     path: PathBuf,
-    caretaker: Child,
+    keep: AtomicBool,
+    caretaker: Option<Caretaker>,
+}
+
+/// A process that cleans up once its owner is gone.
+#[derive(Debug)]
+pub(crate) struct Caretaker {
+    child: Child,
+}
+
+impl Caretaker {
+    /// Runs the shell script, whose `$1` is `what`, when the returned value or this process ends.
+    pub(crate) fn start(script: &str, what: &OsStr) -> Result<Self> {
+        let wait = r#"read -r word && [ "$word" = keep ] && exit 0"#;
+        let child = Command::new("sh")
+            .args(["-c", &format!("{wait}\n{script}"), "sh"])
+            .arg(what)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .process_group(0)
+            .spawn()
+            .context("cannot start sh, which cleans up at the end")?;
+        Ok(Self { child })
+    }
+
+    /// Lets it do its work, and waits for that.
+    pub(crate) fn end(mut self) {
+        drop(self.child.stdin.take());
+        let _ = self.child.wait();
+    }
+
+    /// Lets it go without its work.
+    fn dismiss(mut self) {
+        if let Some(mut pipe) = self.child.stdin.take() {
+            let _ = pipe.write_all(b"keep\n");
+        }
+        let _ = self.child.wait();
+    }
 }
 
 impl Scratch {
@@ -36,16 +75,18 @@ impl Scratch {
             .tempdir()
             .context("cannot make a temporary folder; set TMPDIR to a writable one")?
             .keep();
-        let caretaker = Command::new("sh")
-            .args(["-c", CARETAKER, "sh"])
-            .arg(&path)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .process_group(0)
-            .spawn()
-            .context("cannot start sh, which removes the folder at the end")?;
-        Ok(Self { path, caretaker })
+        let caretaker = Some(Caretaker::start(REMOVE, path.as_ref())?);
+        let keep = AtomicBool::new(false);
+        Ok(Self {
+            path,
+            keep,
+            caretaker,
+        })
+    }
+
+    /// Lets the folder outlive its owner.
+    pub fn keep(&self) {
+        self.keep.store(true, Ordering::Relaxed);
     }
 
     /// The folder.
@@ -56,16 +97,16 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        let pipe = self.caretaker.stdin.take();
-        if std::thread::panicking() || std::env::var_os("CADASTRE_KEEP").is_some() {
+        let Some(caretaker) = self.caretaker.take() else {
+            return;
+        };
+        let asked = || std::env::var_os("CADASTRE_KEEP").is_some();
+        if std::thread::panicking() || self.keep.load(Ordering::Relaxed) || asked() {
             eprintln!("logs and data are kept in {}", self.path.display());
-            if let Some(mut pipe) = pipe {
-                let _ = pipe.write_all(b"keep\n");
-            }
+            caretaker.dismiss();
         } else {
-            drop(pipe);
+            caretaker.end();
         }
-        let _ = self.caretaker.wait();
     }
 }
 

@@ -353,7 +353,10 @@ mod tests {
             it.blocks[0].counts.used = tenth % 50;
             it.blocks[0].counts.free = 61 - tenth % 50;
         });
-        let pauses = node.writes.windows(2).map(|pair| pair[1].0 - pair[0].0);
+        let pauses = node
+            .writes
+            .windows(2)
+            .map(|pair| pair[1].0.saturating_sub(pair[0].0));
         let pauses: Vec<Duration> = pauses.collect();
         assert!(pauses.iter().all(|it| *it >= INTERVAL), "{pauses:?}");
         assert!(
@@ -484,7 +487,7 @@ mod tests {
         let (mut now, mut pauses) = (Duration::ZERO, Vec::new());
         for _ in 0..12 {
             while let Next::At(at) = node.next(now) {
-                pauses.push(at - now);
+                pauses.push(at.saturating_sub(now));
                 now = at;
             }
             node.publisher.written(Written::Failed, now);

@@ -18,9 +18,12 @@ pub(super) fn previous(root: Item<'_>) -> Vec<Addr> {
     ips.elements().filter_map(address).collect()
 }
 
-/// Container id and interface of each attachment that is valid. Without a list, or with one that
+/// Container id and interface of an attachment that is valid.
+pub(super) type Valid = (Vec<u8>, Vec<u8>);
+
+/// Each attachment that is valid. Without a list, or with one that
 /// cannot be read in full, nothing must be taken back: that is an error.
-pub(super) fn valid(root: Item<'_>) -> Result<Vec<(Vec<u8>, Vec<u8>)>, CniError> {
+pub(super) fn valid(root: Item<'_>) -> Result<Vec<Valid>, CniError> {
     let wrong = |what: &str| {
         let msg = format!(
             "GC: {what} in the config, so nothing was taken back: the runtime has to list every attachment that exists, as {{containerID, ifname}}"

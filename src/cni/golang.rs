@@ -4,6 +4,7 @@
 //! how a string is quoted, how the kernel's errors are worded, which forms of an address are read. A
 //! drop-in says the same.
 
+use std::fmt::Write as _;
 use std::io;
 use std::net::IpAddr;
 
@@ -29,7 +30,7 @@ pub(super) fn quote(bytes: &[u8]) -> String {
             .chars()
             .for_each(|c| quote_char(&mut out, c, '"'));
         for byte in chunk.invalid() {
-            out.push_str(&format!("\\x{byte:02x}"));
+            let _ = write!(out, "\\x{byte:02x}");
         }
     }
     out.push('"');
@@ -65,13 +66,17 @@ fn quote_char(out: &mut String, c: char, mark: char) {
             out.push(c);
         }
         ' '..='~' => out.push(c),
-        _ if c.is_ascii() => out.push_str(&format!("\\x{:02x}", u32::from(c))),
+        _ if c.is_ascii() => escape(out, format_args!("\\x{:02x}", u32::from(c))),
         _ if !prints(c) && u32::from(c) > 0xffff => {
-            out.push_str(&format!("\\U{:08x}", u32::from(c)));
+            escape(out, format_args!("\\U{:08x}", u32::from(c)));
         }
-        _ if !prints(c) => out.push_str(&format!("\\u{:04x}", u32::from(c))),
+        _ if !prints(c) => escape(out, format_args!("\\u{:04x}", u32::from(c))),
         _ => out.push(c),
     }
+}
+
+fn escape(out: &mut String, code: std::fmt::Arguments<'_>) {
+    let _ = out.write_fmt(code);
 }
 
 fn prints(c: char) -> bool {

@@ -54,6 +54,10 @@ pub struct Output {
     pub failed: bool,
 }
 
+/// Does something with the node's addresses: by the agent at a socket, or on its store, within a time.
+/// [`client::ask`], or a test's.
+pub type Ask<'a> = &'a dyn Fn(&Path, &Path, &Op, Duration) -> Result<Answer, Refusal>;
+
 /// Runs the plugin on the process's environment and standard streams.
 pub fn main() -> ExitCode {
     let program = std::env::args_os().next().unwrap_or_default();
@@ -77,14 +81,8 @@ pub fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Answers one call. Started as `host-local` it is that and nothing else. `ask` does what concerns
-/// the node's addresses, for the agent's socket, its store, and a time limit.
-pub fn run(
-    env: &Env,
-    as_host_local: bool,
-    stdin: impl Read,
-    ask: &dyn Fn(&Path, &Path, &Op, Duration) -> Result<Answer, Refusal>,
-) -> Output {
+/// Answers one call. Started as `host-local` it is that and nothing else.
+pub fn run(env: &Env, as_host_local: bool, stdin: impl Read, ask: Ask<'_>) -> Output {
     if env.command.is_empty() {
         return about(as_host_local);
     }
@@ -105,9 +103,10 @@ pub fn run(
 /// What someone sees who starts it by hand.
 fn about(as_host_local: bool) -> Output {
     let version = crate::VERSION;
-    let (name, supported) = match as_host_local {
-        true => ("host-local", version::ALL),
-        false => ("cadastre-ipam", version::OWN),
+    let (name, supported) = if as_host_local {
+        ("host-local", version::ALL)
+    } else {
+        ("cadastre-ipam", version::OWN)
     };
     let supported = supported.join(", ");
     Output {
@@ -126,7 +125,7 @@ fn answer(
     env: &Env,
     as_host_local: bool,
     stdin: impl Read,
-    ask: plugin::Ask<'_>,
+    ask: Ask<'_>,
     told: &mut Option<String>,
 ) -> Result<String, CniError> {
     env.check(as_host_local)?;

@@ -8,6 +8,8 @@
 //!
 //! An IPAM plugin names no interfaces: the main plugin adds them.
 
+use std::fmt::Display;
+
 use super::golang::IpNet;
 use super::json::Out;
 use crate::ipam::{Addr, Family};
@@ -191,7 +193,7 @@ fn dns(dns: &Dns) -> Out {
     Out::Object(members.into_iter().flatten().collect())
 }
 
-fn text(value: impl ToString) -> Out {
+fn text(value: impl Display) -> Out {
     Out::String(value.to_string())
 }
 

@@ -75,7 +75,7 @@ pub struct Add {
     /// Pools by name, to be tried in this order; empty: the automatic ones of the holding in theirs
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pools: Vec<String>,
-    /// These addresses and no others, at most one a family
+    /// These addresses and no others, at most one a family, of whatever pools
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<Addr>,
 }

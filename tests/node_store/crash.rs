@@ -13,7 +13,7 @@ use crate::rng::{Rng, seed};
 use crate::world::{add, at, attachment, holding};
 
 /// Operations of a life.
-const LIFE: u64 = 45;
+const LIFE: u64 = 60;
 
 /// What the callers know.
 type Known = BTreeMap<Attachment, Vec<Addr>>;
@@ -186,6 +186,85 @@ fn kills_of_one_life_after_another_lose_nothing() {
 }
 
 #[test]
+fn a_group_that_makes_the_file_longer_is_there_as_a_whole_or_not_at_all() {
+    let seed = seed();
+    println!("SEED={seed}");
+    let mut rng = Rng::new(seed);
+    let disk = MemoryDisk::default();
+    let now = at(0, 1_000_000);
+    let blocks = ["10.0.0.0/23", "fd00::/64"];
+    let mut store = disk.create().unwrap();
+    store.hold(&holding(&blocks), &now).unwrap();
+    drop(store);
+    let born = MemoryDisk::of(disk.bytes());
+    let long = |n| {
+        let mut add = add(n);
+        add.netns = "x".repeat(12_000);
+        Op::Add(add)
+    };
+    let ops: Vec<Op> = (0..120).map(long).collect();
+    let run = |store: &mut Store| store.run(&ops, &now).iter().all(Result::is_ok);
+    let whole = born.after_kill();
+    whole.set_fate(Fate::Lasts);
+    assert!(run(&mut whole.open().unwrap()));
+    assert!(whole.size() > born.size(), "the file did not grow");
+    let end = whole.count();
+    let some = (0..10).map(|_| rng.below(end));
+    let mut wholes = 0;
+    for n in some.chain(end - 6..end).collect::<Vec<_>>() {
+        let disk = born.after_kill();
+        let mut store = disk.open().unwrap();
+        disk.set_fate(Fate::Dies(n));
+        assert!(!run(&mut store) || n == end - 1);
+        drop(store);
+        let images = [
+            disk.after_kill(),
+            disk.after_power_loss(&mut rng),
+            disk.after_power_loss(&mut rng),
+            disk.without_growth(),
+        ];
+        for image in images {
+            let what = format!("SEED={seed}, killed at {n} of {end}");
+            let mut store = image
+                .open()
+                .unwrap_or_else(|error| panic!("{what}: {error}"));
+            let tenants = store.snapshot(&now).unwrap().tenants.len();
+            assert!(tenants == 0 || tenants == ops.len(), "{what}: {tenants}");
+            wholes += u32::from(tenants > 0);
+        }
+    }
+    assert!(wholes > 0, "no kill came after the commit");
+}
+
+#[test]
+fn what_a_killed_process_wrote_lasts_once_it_is_answered() {
+    let born = born();
+    let now = at(0, 1_000_000);
+    let op = [Op::Add(add(1))];
+    let mut answered = 0;
+    for n in 0.. {
+        let disk = born.after_kill();
+        let mut store = disk.open().unwrap();
+        disk.set_fate(Fate::Dies(n));
+        if store.run(&op, &now)[0].is_ok() {
+            break;
+        }
+        drop(store);
+        let disk = disk.after_kill();
+        let mut store = disk.open().unwrap();
+        if !store.snapshot(&now).unwrap().tenants.is_empty() {
+            answered += 1;
+            let answer = store.run(&op, &now).remove(0);
+            drop(store);
+            let mut store = disk.lasting().open().unwrap();
+            let tenants = store.snapshot(&now).unwrap().tenants;
+            assert_eq!(tenants.len(), 1, "{answer:?} is lost, killed at {n}");
+        }
+    }
+    assert!(answered > 0, "no kill left a commit that was not answered");
+}
+
+#[test]
 fn a_full_disk_refuses_and_goes_on_when_there_is_space() {
     let seed = seed();
     println!("SEED={seed}");
@@ -244,4 +323,27 @@ fn an_operation_waits_for_the_disk_once() {
         disk.bytes() == before,
         "opening or closing changed the file"
     );
+}
+
+#[test]
+fn a_file_does_not_grow_with_what_comes_and_goes() {
+    let disk = MemoryDisk::default();
+    let mut store = disk.create().unwrap();
+    store
+        .hold(&holding(&["10.0.0.0/23", "fd00::/64"]), &at(0, 0))
+        .unwrap();
+    let mut ms = 1_000_000;
+    let mut churn = |store: &mut Store, times: u64| {
+        for n in 0..times {
+            ms += 500;
+            let ops = [Op::Add(add(n)), Op::Del(attachment(n.saturating_sub(100)))];
+            let answers = store.run(&ops, &at(0, ms));
+            assert!(answers.iter().all(Result::is_ok), "{answers:?}");
+        }
+    };
+    churn(&mut store, 400);
+    let before = disk.bytes().len();
+    churn(&mut store, 4_000);
+    assert_eq!(disk.bytes().len(), before);
+    assert!(before <= 4 << 20, "{before} bytes for 100 addresses");
 }

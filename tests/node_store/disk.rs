@@ -66,6 +66,15 @@ impl MemoryDisk {
         state.fate = Some(fate);
     }
 
+    pub fn size(&self) -> usize {
+        self.0.lock().unwrap().seen.len()
+    }
+
+    /// Changes and syncs since the fate was set.
+    pub fn count(&self) -> u64 {
+        self.0.lock().unwrap().count
+    }
+
     pub fn syncs(&self) -> u64 {
         self.0.lock().unwrap().syncs
     }
@@ -93,6 +102,19 @@ impl MemoryDisk {
             unsynced: state.unsynced.clone(),
             ..State::default()
         })))
+    }
+
+    /// What a loss of power leaves at worst.
+    pub fn lasting(&self) -> Self {
+        Self::of(self.0.lock().unwrap().lasting.clone())
+    }
+
+    /// What a loss of power leaves of a file whose new size was lost, and nothing else.
+    pub fn without_growth(&self) -> Self {
+        let state = self.0.lock().unwrap();
+        let mut bytes = state.seen.clone();
+        bytes.truncate(state.lasting.len());
+        Self::of(bytes)
     }
 
     /// What a loss of power leaves: of what was not synced some, in any order; of a write any part in

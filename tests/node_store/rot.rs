@@ -68,6 +68,9 @@ fn a_flipped_bit_is_found_or_does_not_matter() {
 
 #[test]
 fn a_lost_page_is_found_or_does_not_matter() {
+    let seed = seed();
+    println!("SEED={seed}");
+    let mut rng = Rng::new(seed);
     let bytes = lived().bytes();
     let mut damaged = 0;
     for page in 0..bytes.len() / 4096 {
@@ -75,10 +78,16 @@ fn a_lost_page_is_found_or_does_not_matter() {
         let page = page * 4096..(page + 1) * 4096;
         if copy[page.clone()].iter().any(|byte| *byte != 0) {
             copy[page.clone()].fill(0);
-            damaged += u32::from(is_damaged(copy, &format!("bytes {page:?}")));
+            damaged += u32::from(is_damaged(copy.clone(), &format!("zeros in {page:?}")));
+            for _ in 0..5 {
+                let from = rng.index(4096);
+                copy[page.start + from..page.end].fill_with(|| rng.next().to_le_bytes()[0]);
+                let what = format!("SEED={seed} noise from {from} in {page:?}");
+                damaged += u32::from(is_damaged(copy.clone(), &what));
+            }
         }
     }
-    assert!(damaged > 10, "only {damaged}");
+    assert!(damaged > 60, "only {damaged}");
 }
 
 #[test]

@@ -1,13 +1,21 @@
 //! Builds programs where they are missing: those of the control plane (`make control-plane`), or
-//! those that nodes need besides (`make nodes`).
+//! those that nodes need besides, unless nodes cannot run here anyway (`make nodes`).
+
+use std::io::Write as _;
 
 use anyhow::{Result, bail};
-use cadastre_e2e::assets;
+use cadastre_e2e::{assets, node};
 
 fn main() -> Result<()> {
     match std::env::args().nth(1).as_deref() {
         None => assets::ensure(&assets::CONTROL_PLANE),
-        Some("nodes") => assets::ensure(&assets::NODES),
+        Some("nodes") => match node::available() {
+            Ok(()) => assets::ensure(&assets::NODES),
+            Err(reason) => Ok(writeln!(
+                std::io::stderr(),
+                "nodes cannot run here, nothing is built for them: {reason}"
+            )?),
+        },
         Some(other) => bail!("unknown argument {other:?}: give nothing, or \"nodes\""),
     }
 }

@@ -27,14 +27,14 @@ impl Lab {
     }
 
     fn run_by(&self, plugin: &Path, command: &str, id: &str, more: &Value) -> Answer {
-        self.call(command, id, more).run(plugin, &self.side())
+        Self::call(command, id, more).run(plugin, &self.side())
     }
 
     fn run(&self, command: &str, id: &str, more: &Value) -> Answer {
         self.run_by(&self.plugins.ours, command, id, more)
     }
 
-    fn call(&self, command: &str, id: &str, more: &Value) -> Call {
+    fn call(command: &str, id: &str, more: &Value) -> Call {
         let mut config = json!({"cniVersion": "1.1.0", "name": "net",
             "ipam": {"type": "host-local", "dataDir": DIR, "subnet": "10.9.0.0/29"}});
         for (key, value) in more.as_object().unwrap() {
@@ -106,7 +106,7 @@ fn check_compares_with_the_previous_result() {
 #[test]
 fn an_add_into_the_plugins_own_namespace_gives_nothing() {
     let lab = Lab::new();
-    let mut call = lab.call("ADD", "a", &json!({}));
+    let mut call = Lab::call("ADD", "a", &json!({}));
     call.netns = "/proc/self/ns/net".to_owned();
     assert_eq!(code(&call.run(&lab.plugins.ours, &lab.side())), 8);
     assert!(tree(&lab.side()).is_empty(), "not even a folder");

@@ -115,15 +115,13 @@ fn gather(side: &Path, below: &Path, tree: &mut Tree) {
     for item in fs::read_dir(side.join(below)).unwrap() {
         let item = item.unwrap();
         let name = item.file_name().into_string().unwrap_or_default();
-        if name.starts_with('.') && name.ends_with(".index") {
+        if name.starts_with('.') && name.contains(".index") {
             continue;
         }
         let path = below.join(item.file_name());
         let meta = item.metadata().unwrap();
-        let content = match meta.is_file() {
-            true => String::from_utf8_lossy(&fs::read(item.path()).unwrap()).into_owned(),
-            false => String::new(),
-        };
+        let bytes = meta.is_file().then(|| fs::read(item.path()).unwrap());
+        let content = String::from_utf8_lossy(&bytes.unwrap_or_default()).into_owned();
         tree.insert(path.clone(), (meta.permissions().mode(), content));
         if meta.is_dir() {
             gather(side, &path, tree);

@@ -66,7 +66,7 @@ fn extras(chance: &mut Chance, ipam: &mut Map<String, Value>) {
             json!({"dst": "0.0.0.0/0"}),
             json!({"dst": "::/0", "gw": "fd00::1"}),
             json!({"dst": "10.1.2.3/16", "gw": "::ffff:10.9.0.1", "mtu": 1400, "table": 0}),
-            json!({"dst": "::ffff:10.0.0.0/104", "advmss": 9007199254740993i64, "scope": 253}),
+            json!({"dst": "::ffff:10.0.0.0/104", "advmss": 9_007_199_254_740_993_i64, "scope": 253}),
             json!({"DST": "192.168.0.0/16", "priority": -1, "unknown": {}}),
             json!({"gw": "10.9.0.1"}),
             json!({}),
@@ -101,10 +101,10 @@ pub fn base(chance: &mut Chance) -> Base {
     let folder = chance.pick(&["", "/", "/x/..", "/state", "//a/./b"]);
     ipam.insert("dataDir".into(), format!("{DIR}{folder}").into());
     let mut config = Map::new();
-    if chance.percent(30) {
-        if let Some(Value::Object(inline)) = sets.remove(0).get(0) {
-            ipam.extend(inline.clone());
-        }
+    if chance.percent(30)
+        && let Some(Value::Object(inline)) = sets.remove(0).get(0)
+    {
+        ipam.extend(inline.clone());
     }
     if chance.percent(10) && !sets.is_empty() {
         config.insert(

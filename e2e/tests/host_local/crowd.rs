@@ -30,10 +30,8 @@ pub fn round(plugins: &Plugins, root: &Path, seed: u64) -> u64 {
                 let chance = &mut Chance::new(seed ^ (thread as u64) << 32);
                 let mut mine: Vec<String> = Vec::new();
                 for n in 0..CALLS {
-                    let plugin = match chance.percent(50) {
-                        true => &plugins.ours,
-                        false => &plugins.theirs,
-                    };
+                    let both = [&plugins.ours, &plugins.theirs];
+                    let plugin = both[chance.index(2)];
                     let call = |command: &str, id: &str| Call {
                         command: command.to_owned(),
                         id: id.to_owned(),

@@ -1,7 +1,7 @@
 //! Ours in the place of host-local, beside the published one: the same answers, and the same folders.
 //!
-//! 20,000 calls out of seeds, which are new each time. A failure prints its seed; `CADASTRE_SEED=n`
-//! repeats the case of that seed, `CADASTRE_STEPS=n` makes that many calls. What differs on purpose
+//! 20,000 calls out of seeds, which are new each time. A failure prints its seed; `SEED=n`
+//! repeats the case of that seed, `STEPS=n` makes that many calls. What differs on purpose
 //! has tests of its own here.
 
 #![allow(
@@ -41,11 +41,11 @@ fn fresh_seed() -> u64 {
 fn steps(who: Who) {
     let scratch = Scratch::new().unwrap();
     let plugins = Plugins::new(scratch.path());
-    if let Some(seed) = number("CADASTRE_SEED") {
+    if let Some(seed) = number("SEED") {
         side_by_side::case(&plugins, scratch.path(), who, seed);
         return;
     }
-    let wanted = number("CADASTRE_STEPS").unwrap_or(STEPS);
+    let wanted = number("STEPS").unwrap_or(STEPS);
     let first = fresh_seed() >> 16;
     println!("{who:?}: seeds from {first}");
     // Two at a time, as there are processors on a small machine.
@@ -81,7 +81,7 @@ fn a_switch_back_and_forth_goes_unnoticed() {
 fn many_at_once_never_share_an_address() {
     let scratch = Scratch::new().unwrap();
     let plugins = Plugins::new(scratch.path());
-    let first = number("CADASTRE_SEED").unwrap_or_else(|| fresh_seed() >> 16);
+    let first = number("SEED").unwrap_or_else(|| fresh_seed() >> 16);
     for seed in first..first + 3 {
         crowd::round(&plugins, scratch.path(), seed);
     }

@@ -16,13 +16,11 @@ pub struct Plugins {
 impl Plugins {
     /// Found, or built; a link to ours is made in `folder`.
     pub fn new(folder: &Path) -> Self {
-        let theirs = match std::env::var_os("CADASTRE_HOST_LOCAL") {
-            Some(path) => PathBuf::from(path),
-            None => {
-                assets::ensure(&[Program::HostLocal]).unwrap();
-                assets::find(Program::HostLocal).unwrap()
-            }
-        };
+        let given = std::env::var_os("CADASTRE_HOST_LOCAL").map(PathBuf::from);
+        let theirs = given.unwrap_or_else(|| {
+            assets::ensure(&[Program::HostLocal]).unwrap();
+            assets::find(Program::HostLocal).unwrap()
+        });
         let own_name = own();
         let ours = folder.join("host-local");
         std::os::unix::fs::symlink(&own_name, &ours).unwrap();

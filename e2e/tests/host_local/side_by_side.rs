@@ -29,9 +29,9 @@ pub fn case(plugins: &Plugins, root: &Path, who: Who, seed: u64) -> u64 {
     let chance = &mut Chance::new(seed);
     let folder = root.join(format!("{seed:x}"));
     let sides = ["theirs", "ours"].map(|name| folder.join(name));
-    sides
-        .iter()
-        .for_each(|side| fs::create_dir_all(side).unwrap());
+    for side in &sides {
+        fs::create_dir_all(side).unwrap();
+    }
     let resolv = "nameserver 10.0.0.10\nsearch a b\n";
     fs::write(folder.join("resolv.conf"), resolv).unwrap();
     let odd =
@@ -107,10 +107,8 @@ fn compare(call: &Call, [theirs, ours]: &[Answer; 2]) -> Result<bool, String> {
     }
     // Theirs does nothing; ours wants the list of what is valid.
     if call.command == "GC" && theirs.status == Some(0) {
-        return match ours.stdout.contains("nothing was taken back") {
-            true => Ok(true),
-            false => Err("GC".to_owned()),
-        };
+        let refused = ours.stdout.contains("nothing was taken back");
+        return refused.then_some(true).ok_or_else(|| "GC".to_owned());
     }
     // Of two addresses asked for in one set, theirs takes one or the other.
     let asked = call.command == "ADD" && call.asked > 1;

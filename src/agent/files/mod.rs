@@ -105,6 +105,21 @@ fn write(temp: &Path, from: &mut dyn Read, mode: u32) -> Result<(), FileError> {
 }
 
 #[cfg(test)]
+/// A new directory; tests run in parallel.
+pub(super) fn temp_folder() -> PathBuf {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let name = format!(
+        "cadastre-files-{}-{}",
+        std::process::id(),
+        NEXT.fetch_add(1, Ordering::Relaxed)
+    );
+    let folder = std::env::temp_dir().join(name);
+    fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+#[cfg(test)]
 mod tests {
     use std::os::unix::fs::MetadataExt as _;
 
@@ -112,7 +127,7 @@ mod tests {
 
     #[test]
     fn a_file_is_replaced_as_a_whole_and_only_if_it_differs() {
-        let folder = tempfile();
+        let folder = temp_folder();
         let path = folder.join("sub/10-x.conflist");
         assert!(put(&path, b"one", 0o644).unwrap());
         let first = fs::metadata(&path).unwrap();
@@ -132,7 +147,7 @@ mod tests {
 
     #[test]
     fn what_fails_says_where_and_leaves_nothing() {
-        let folder = tempfile();
+        let folder = temp_folder();
         let path = folder.join("x");
         fs::create_dir(&path).unwrap();
         let error = put(&path, b"one", 0o644).unwrap_err().to_string();
@@ -143,21 +158,4 @@ mod tests {
         assert_eq!(fs::read_dir(&folder).unwrap().count(), 1);
         fs::remove_dir_all(folder).unwrap();
     }
-
-    /// A new directory; tests run in parallel.
-    pub fn tempfile() -> PathBuf {
-        use std::sync::atomic::{AtomicU32, Ordering};
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let name = format!(
-            "cadastre-files-{}-{}",
-            std::process::id(),
-            NEXT.fetch_add(1, Ordering::Relaxed)
-        );
-        let folder = std::env::temp_dir().join(name);
-        fs::create_dir_all(&folder).unwrap();
-        folder
-    }
 }
-
-#[cfg(test)]
-pub(super) use tests::tempfile as temp_folder;

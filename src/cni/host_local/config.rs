@@ -26,6 +26,10 @@ pub(super) struct HostLocal {
     pub(super) resolv_conf: String,
 }
 
+/// An address asked for; an empty text is none.
+#[derive(Clone, Copy)]
+struct Wish(Option<Addr>);
+
 /// The parts of a config as they are written.
 #[derive(Default)]
 struct Net {
@@ -35,8 +39,8 @@ struct Net {
     inline: Range,
     ranges: Vec<Vec<Range>>,
     runtime_ranges: Vec<Vec<Range>>,
-    runtime_ips: Vec<Option<Option<Addr>>>,
-    args_ips: Vec<Option<Option<Addr>>>,
+    runtime_ips: Vec<Option<Wish>>,
+    args_ips: Vec<Option<Wish>>,
     host_local: HostLocal,
 }
 
@@ -48,13 +52,14 @@ impl HostLocal {
         if !net.ipam {
             return Err("IPAM config missing 'ipam' key".to_owned());
         }
-        let mut requested: Vec<Option<Addr>> = Vec::new();
-        requested.extend(requested_by_env(env_args)?.map(Some));
-        for ip in net.args_ips.into_iter().chain(net.runtime_ips) {
-            requested.push(ip.ok_or("cannot understand ip: null")?);
-        }
+        let by_env = requested_by_env(env_args)?.map(|ip| Some(Wish(Some(ip))));
         let mut host_local = net.host_local;
-        for ip in requested {
+        for wish in by_env
+            .into_iter()
+            .chain(net.args_ips)
+            .chain(net.runtime_ips)
+        {
+            let Wish(ip) = wish.ok_or("cannot understand ip: null")?;
             let ip = ip.ok_or("cannot understand ip: IP <nil> not v4 nor v6")?;
             if !host_local.requested.contains(&ip) {
                 host_local.requested.push(ip);
@@ -237,10 +242,10 @@ fn range_field(d: &mut Decoder, key: &str, item: Item<'_>, range: &mut Range) ->
     }
 }
 
-/// Each is `None` for null, which has no address, and `Some(None)` for an empty text.
-fn ips(d: &mut Decoder, item: Item<'_>, into: &mut Vec<Option<Option<Addr>>>) -> Result<(), Stop> {
+/// Each is `None` for null.
+fn ips(d: &mut Decoder, item: Item<'_>, into: &mut Vec<Option<Wish>>) -> Result<(), Stop> {
     d.list(item, "[]*ip.IP", into, |d, item, ip| {
-        d.text(item, "*ip.IP", ip, |text| Ok(Some(maybe_ip(text)?)))
+        d.text(item, "*ip.IP", ip, |text| Ok(Some(Wish(maybe_ip(text)?))))
     })
 }
 
@@ -296,7 +301,10 @@ mod tests {
     fn ranges(ranges: &str) -> String {
         let text = format!(r#"{{"cniVersion":"1.0.0","ipam":{{"ranges":{ranges}}}}}"#);
         match load(&text, "") {
-            Ok(config) => config.sets.iter().map(|set| format!("[{set}]")).collect(),
+            Ok(config) => {
+                let sets: Vec<String> = config.sets.iter().map(ToString::to_string).collect();
+                sets.join(" ")
+            }
             Err(error) => error,
         }
     }
@@ -366,7 +374,7 @@ mod tests {
             ),
             (
                 r#"[[{"subnet":"fd00::/64"}]]"#,
-                "[fd00::1-fd00::ffff:ffff:ffff:ffff]",
+                "fd00::1-fd00::ffff:ffff:ffff:ffff",
             ),
             (
                 r#"{"a":1}"#,

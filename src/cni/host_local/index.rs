@@ -22,11 +22,66 @@ use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-/// A file of the directory: its name, and the [`hash`] of what is in it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Entry {
-    pub(super) name: Vec<u8>,
-    pub(super) hash: u64,
+/// The files of a directory, in the order of a walk: their names, and the [`hash`] of what is in them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Files {
+    /// All names, without anything between them
+    text: Vec<u8>,
+    entries: Vec<Entry>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    start: usize,
+    length: usize,
+    hash: u64,
+}
+
+impl Files {
+    fn name(&self, entry: &Entry) -> &[u8] {
+        let end = entry.start.saturating_add(entry.length);
+        self.text.get(entry.start..end).unwrap_or_default()
+    }
+
+    pub(super) fn names(&self) -> impl Iterator<Item = &[u8]> {
+        self.entries.iter().map(|entry| self.name(entry))
+    }
+
+    /// Those whose content has that hash.
+    pub(super) fn of_hash(&self, hash: u64) -> impl Iterator<Item = &[u8]> {
+        let found = self.entries.iter().filter(move |entry| entry.hash == hash);
+        found.map(|entry| self.name(entry))
+    }
+
+    /// Where a name is, or would be, if all of them are in the order of their bytes.
+    pub(super) fn search(&self, name: &[u8]) -> Result<usize, usize> {
+        self.entries
+            .binary_search_by(|entry| self.name(entry).cmp(name))
+    }
+
+    pub(super) fn insert(&mut self, at: usize, name: &[u8], hash: u64) {
+        let entry = Entry {
+            start: self.text.len(),
+            length: name.len(),
+            hash,
+        };
+        self.text.extend_from_slice(name);
+        self.entries.insert(at.min(self.entries.len()), entry);
+    }
+
+    pub(super) fn push(&mut self, name: &[u8], hash: u64) {
+        self.insert(self.entries.len(), name, hash);
+    }
+
+    pub(super) fn remove(&mut self, name: &[u8]) {
+        let text = &self.text;
+        let is = |entry: &Entry| text.get(entry.start..entry.start + entry.length) == Some(name);
+        self.entries.retain(|entry| !is(entry));
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
+    }
 }
 
 /// The directory as a note knows it: device, inode, and the time of its last change.
@@ -45,18 +100,15 @@ pub(super) fn hash(bytes: &[u8]) -> u64 {
     })
 }
 
-/// The files of `dir` in the order of their names, if there is a note that is still good.
-pub(super) fn load(dir: &Path) -> Option<Vec<Entry>> {
+/// The files of `dir`, if there is a note that is still good.
+pub(super) fn load(dir: &Path) -> Option<Files> {
     let mut bytes = Vec::new();
     File::open(path(dir)?).ok()?.read_to_end(&mut bytes).ok()?;
     decode(&bytes, seal(dir)?)
 }
 
 /// Seals `dir` and notes its files. Without effect where that is not possible.
-pub(super) fn save(dir: &Path, entries: &[Entry]) {
-    if entries.iter().any(|entry| entry.name.contains(&b'\n')) {
-        return;
-    }
+pub(super) fn save(dir: &Path, files: &Files) {
     // In the past, so that the kernel's clock does not come by it again.
     let moment = SystemTime::now() - Duration::from_secs(1);
     let sealed = File::open(dir).and_then(|dir| dir.set_modified(moment));
@@ -75,7 +127,7 @@ pub(super) fn save(dir: &Path, entries: &[Entry]) {
             .truncate(false)
             .mode(0o600)
             .open(path);
-        let _ = file.and_then(|mut file| file.write_all(&encode(entries, seal)));
+        let _ = file.and_then(|mut file| file.write_all(&encode(files, seal)));
     }
 }
 
@@ -94,57 +146,81 @@ fn seal(dir: &Path) -> Option<Seal> {
     })
 }
 
-/// A line of length and hash, then that many bytes: the seal, and a line for each file.
-fn encode(entries: &[Entry], seal: Seal) -> Vec<u8> {
-    let Seal {
-        device,
-        inode,
-        seconds,
-        nanoseconds,
-    } = seal;
-    let mut body = format!("{device} {inode} {seconds} {nanoseconds}\n").into_bytes();
-    for entry in entries {
-        body.extend_from_slice(format!("{:016x} ", entry.hash).as_bytes());
-        body.extend_from_slice(&entry.name);
-        body.push(b'\n');
+const MAGIC: &[u8; 8] = b"cadidx02";
+
+/// A mark, then eight bytes each: how long the rest is, its [`sum`], the seal, the number of files; for
+/// each file the hash and the length of its name; then the names.
+fn encode(files: &Files, seal: Seal) -> Vec<u8> {
+    let mut rest = Vec::with_capacity(40 + files.len() * 16 + files.text.len());
+    let mut put = |number: u64| rest.extend_from_slice(&number.to_le_bytes());
+    put(seal.device);
+    put(seal.inode);
+    put(seal.seconds.cast_unsigned());
+    put(seal.nanoseconds.cast_unsigned());
+    put(files.len() as u64);
+    for entry in &files.entries {
+        put(entry.hash);
+        put(entry.length as u64);
     }
-    let mut all = format!("{MAGIC} {} {:016x}\n", body.len(), hash(&body)).into_bytes();
-    all.append(&mut body);
+    for name in files.names() {
+        rest.extend_from_slice(name);
+    }
+    let mut all = Vec::with_capacity(24 + rest.len());
+    all.extend_from_slice(MAGIC);
+    all.extend_from_slice(&(rest.len() as u64).to_le_bytes());
+    all.extend_from_slice(&sum(&rest).to_le_bytes());
+    all.append(&mut rest);
     all
 }
 
-const MAGIC: &str = "cadastre-index-1";
+fn decode(bytes: &[u8], seal: Seal) -> Option<Files> {
+    let mut rest = bytes.strip_prefix(MAGIC)?;
+    let length = usize::try_from(number(&mut rest)?).ok()?;
+    let summed = number(&mut rest)?;
+    let mut rest = rest.get(..length)?;
+    if sum(rest) != summed {
+        return None;
+    }
+    let noted = Seal {
+        device: number(&mut rest)?,
+        inode: number(&mut rest)?,
+        seconds: number(&mut rest)?.cast_signed(),
+        nanoseconds: number(&mut rest)?.cast_signed(),
+    };
+    if noted != seal {
+        return None;
+    }
+    let count = usize::try_from(number(&mut rest)?).ok()?;
+    let mut files = Files::default();
+    files.entries.reserve(count.min(length / 16) + 1);
+    let mut start: usize = 0;
+    for _ in 0..count {
+        let hash = number(&mut rest)?;
+        let length = usize::try_from(number(&mut rest)?).ok()?;
+        files.entries.push(Entry {
+            start,
+            length,
+            hash,
+        });
+        start = start.checked_add(length)?;
+    }
+    files.text.extend_from_slice(rest);
+    (start == rest.len()).then_some(files)
+}
 
-fn decode(bytes: &[u8], seal: Seal) -> Option<Vec<Entry>> {
-    let line_end = bytes.iter().position(|&byte| byte == b'\n')?;
-    let head = std::str::from_utf8(&bytes[..line_end]).ok()?;
-    let mut head = head.strip_prefix(MAGIC)?.split_whitespace();
-    let length: usize = head.next()?.parse().ok()?;
-    let sum = u64::from_str_radix(head.next()?, 16).ok()?;
-    let body = bytes.get(line_end + 1..)?.get(..length)?;
-    if hash(body) != sum {
-        return None;
-    }
-    let mut lines = body.split(|&byte| byte == b'\n');
-    let noted = std::str::from_utf8(lines.next()?).ok()?;
-    let Seal {
-        device,
-        inode,
-        seconds,
-        nanoseconds,
-    } = seal;
-    if noted != format!("{device} {inode} {seconds} {nanoseconds}") {
-        return None;
-    }
-    let lines = lines.filter(|line| !line.is_empty());
-    lines
-        .map(|line| {
-            let (hash, name) = (line.get(..16)?, line.get(17..)?);
-            let hash = u64::from_str_radix(std::str::from_utf8(hash).ok()?, 16).ok()?;
-            let name = name.to_owned();
-            Some(Entry { name, hash })
-        })
-        .collect()
+fn number(rest: &mut &[u8]) -> Option<u64> {
+    let (number, after) = rest.split_first_chunk()?;
+    *rest = after;
+    Some(u64::from_le_bytes(*number))
+}
+
+/// Tells a whole note from a torn one.
+fn sum(bytes: &[u8]) -> u64 {
+    let (words, tail) = bytes.as_chunks::<8>();
+    let mix = |sum: u64, word: u64| (sum.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let words = words.iter().map(|word| u64::from_le_bytes(*word));
+    let all = words.chain(tail.iter().map(|&byte| u64::from(byte)));
+    all.fold(bytes.len() as u64, mix)
 }
 
 #[cfg(test)]
@@ -158,31 +234,38 @@ mod tests {
         nanoseconds: 4,
     };
 
-    fn entries() -> Vec<Entry> {
-        ["10.0.0.2", "10.0.0.3"]
-            .map(|name| Entry {
-                name: name.into(),
-                hash: hash(name.as_bytes()),
-            })
-            .to_vec()
+    fn files() -> Files {
+        let mut files = Files::default();
+        files.push(b"10.0.0.9", 3);
+        files.push(b"10.0.0.3", 2);
+        files.insert(0, b"10.0.0.2", 1);
+        files.remove(b"10.0.0.9");
+        files
+    }
+
+    /// What it knows.
+    fn told(files: Option<Files>) -> Option<Vec<(Vec<u8>, u64)>> {
+        let files = files?;
+        let hashes = files.entries.iter().map(|entry| entry.hash);
+        Some(files.names().map(<[u8]>::to_owned).zip(hashes).collect())
     }
 
     #[test]
     fn a_note_is_good_for_its_seal_alone_and_whole_alone() {
-        let mut bytes = encode(&entries(), SEAL);
-        assert_eq!(decode(&bytes, SEAL), Some(entries()));
+        let mut bytes = encode(&files(), SEAL);
+        assert_eq!(told(decode(&bytes, SEAL)), told(Some(files())));
         let other = Seal {
             nanoseconds: 5,
             ..SEAL
         };
-        assert_eq!(decode(&bytes, other), None);
+        assert!(decode(&bytes, other).is_none());
         for length in 0..bytes.len() {
-            assert_eq!(decode(&bytes[..length], SEAL), None, "{length}");
+            assert!(decode(&bytes[..length], SEAL).is_none(), "{length}");
         }
         bytes.extend_from_slice(b"of a longer one before");
-        assert_eq!(decode(&bytes, SEAL), Some(entries()));
+        assert_eq!(told(decode(&bytes, SEAL)), told(Some(files())));
         bytes[60] ^= 1;
-        assert_eq!(decode(&bytes, SEAL), None);
+        assert!(decode(&bytes, SEAL).is_none());
     }
 
     #[test]
@@ -196,15 +279,15 @@ mod tests {
             &|| std::fs::remove_file(dir.join("b")).unwrap(),
         ];
         for change in changes {
-            save(&dir, &entries());
-            assert_eq!(load(&dir), Some(entries()));
+            save(&dir, &files());
+            assert_eq!(told(load(&dir)), told(Some(files())));
             change();
-            assert_eq!(load(&dir), None);
+            assert!(load(&dir).is_none());
         }
-        save(&dir, &entries());
+        save(&dir, &files());
         std::fs::remove_dir(&dir).unwrap();
         std::fs::create_dir(&dir).unwrap();
-        assert_eq!(load(&dir), None, "another directory");
+        assert!(load(&dir).is_none(), "another directory");
         std::fs::remove_dir_all(&root).unwrap();
     }
 }

@@ -91,7 +91,7 @@ fn give(
         match one {
             Ok(ip) => given.push(ip),
             Err(text) => {
-                given.iter().for_each(|_| store.release(owner));
+                undo(store, owner, &given);
                 return Err(format!("failed to allocate for range {i}: {text}"));
             }
         }
@@ -99,9 +99,18 @@ fn give(
     if requested.is_empty() {
         return Ok(given);
     }
-    given.iter().for_each(|_| store.release(owner));
-    let left: String = requested.iter().map(|ip| format!(" {ip}")).collect();
-    Err(format!("failed to allocate all requested IPs:{left}"))
+    undo(store, owner, &given);
+    let left: Vec<String> = requested.iter().map(ToString::to_string).collect();
+    let left = left.join(" ");
+    Err(format!("failed to allocate all requested IPs: {left}"))
+}
+
+/// Takes back as host-local does, once for each address given: all of an owner's files the first
+/// time, those of its container without interface the second time.
+fn undo(store: &mut Store, owner: &Owner, given: &[Ip]) {
+    for _ in given {
+        store.release(owner);
+    }
 }
 
 /// The address that was asked for.
@@ -117,10 +126,10 @@ fn exactly(
     if ip == span.gateway {
         return Err(format!("requested ip {ip} is subnet's gateway"));
     }
-    match store.reserve(owner, ip, i)? {
-        true => Ok(span.give(ip)),
-        false => Err(taken()),
+    if store.reserve(owner, ip, i)? {
+        return Ok(span.give(ip));
     }
+    Err(taken())
 }
 
 /// The next free address.
@@ -152,7 +161,9 @@ pub(super) fn del(env: &Env, config: &Config<'_>) -> Result<(), CniError> {
     let dir = store::dir(&ours.data_dir, &config.name);
     let mut store = Store::open(&dir).map_err(internal)?;
     let owner = Owner::new(&env.container_id, &env.ifname);
-    ours.sets.iter().for_each(|_| store.release(&owner));
+    for _ in &ours.sets {
+        store.release(&owner);
+    }
     store.note();
     drop(store);
     if !env.any_netns() && netns::is_own(&env.netns) {

@@ -73,7 +73,7 @@ mod tests {
             "open /nowhere/resolv.conf: no such file or directory"
         );
         assert_eq!(read("/").unwrap_err(), "read /: is a directory");
-        let line = [b'a'; MAX_LINE + 1];
+        let line = vec![b'a'; MAX_LINE + 1];
         assert_eq!(parse(&line).unwrap_err(), "bufio.Scanner: token too long");
     }
 }

@@ -20,7 +20,8 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use super::index::{self, Entry, hash};
+use super::index::{self, Files, hash};
+use crate::cni::attachments::Valid;
 use crate::cni::golang;
 use crate::ipam::Addr;
 
@@ -39,7 +40,7 @@ pub(super) struct Store {
     /// Held until the store is dropped
     _lock: File,
     /// Files in the order of a walk; names of those in folders have slashes
-    files: Vec<Entry>,
+    files: Files,
     /// Whether all of them stand in the directory itself and are plain files, so that the
     /// directory's own time tells of every change
     plain: bool,
@@ -137,10 +138,8 @@ impl Store {
                 self.plain = false;
                 continue;
             };
-            self.files.push(Entry {
-                name: name.as_os_str().as_bytes().to_owned(),
-                hash: hash(trim(&content)),
-            });
+            let name = name.as_os_str().as_bytes();
+            self.files.push(name, hash(trim(&content)));
         }
     }
 
@@ -150,14 +149,10 @@ impl Store {
 
     /// The files that hold exactly this, in the order of a walk.
     fn holding(&self, content: &[u8]) -> Vec<Vec<u8>> {
-        let wanted = hash(content);
-        let hits = self.files.iter().filter(|entry| entry.hash == wanted);
-        let really = |entry: &&Entry| {
-            read(&self.path(&entry.name)).is_some_and(|found| trim(&found) == content)
-        };
-        hits.filter(really)
-            .map(|entry| entry.name.clone())
-            .collect()
+        let hits = self.files.of_hash(hash(content));
+        let really =
+            |name: &&[u8]| read(&self.path(name)).is_some_and(|found| trim(&found) == content);
+        hits.filter(really).map(<[u8]>::to_owned).collect()
     }
 
     /// The addresses of an owner, with those of its container's that have no interface.
@@ -195,7 +190,7 @@ impl Store {
     /// Makes the file of an address; `false` if there is one. An error leaves nothing behind.
     pub(super) fn reserve(&mut self, owner: &Owner, ip: Addr, set: usize) -> Result<bool, String> {
         let name = ip.to_string().into_bytes();
-        let at = self.files.binary_search_by(|entry| entry.name.cmp(&name));
+        let at = self.files.search(&name);
         if self.plain && at.is_ok() {
             return Ok(false);
         }
@@ -219,11 +214,8 @@ impl Store {
             let _ = fs::remove_file(&path);
             return Err(text);
         }
-        let entry = Entry {
-            hash: hash(&owner.new),
-            name,
-        };
-        self.files.insert(at.unwrap_or_else(|at| at), entry);
+        let at = at.unwrap_or_else(|at| at);
+        self.files.insert(at, &name, hash(&owner.new));
         Ok(true)
     }
 
@@ -239,8 +231,15 @@ impl Store {
         let mut file = file.map_err(|error| fault("open", &path, &error))?;
         // Cut at the end and not at the start: a file that is emptied first is written out at once
         // by some file systems.
+        let length = text.len() as u64;
         file.write_all(text.as_bytes())
-            .and_then(|()| file.set_len(text.len() as u64))
+            .and_then(|()| file.metadata())
+            .and_then(|meta| {
+                if meta.len() > length {
+                    file.set_len(length)?;
+                }
+                Ok(())
+            })
             .map_err(|error| fault("write", &path, &error))
     }
 
@@ -256,7 +255,7 @@ impl Store {
         let before = self.files.len();
         for name in names {
             if fs::remove_file(self.path(name)).is_ok() {
-                self.files.retain(|entry| entry.name != *name);
+                self.files.remove(name);
             }
         }
         self.changed |= self.files.len() < before;
@@ -265,7 +264,7 @@ impl Store {
 
     /// Removes what belongs to none of `valid`, container id and interface: files with an address for
     /// a name and an owner in them, or nothing at all, which is what a crash leaves.
-    pub(super) fn collect(&mut self, valid: &[(Vec<u8>, Vec<u8>)]) {
+    pub(super) fn collect(&mut self, valid: &[Valid]) {
         let known: BTreeMap<&[u8], Vec<&[u8]>> =
             valid
                 .iter()
@@ -273,10 +272,10 @@ impl Store {
                     known.entry(id).or_insert_with(Vec::new).push(ifname);
                     known
                 });
-        let is_garbage = |entry: &&Entry| {
+        let is_garbage = |name: &&[u8]| {
             let is_address =
-                std::str::from_utf8(&entry.name).is_ok_and(|name| golang::parse_ip(name).is_some());
-            let Some(content) = is_address.then(|| read(&self.path(&entry.name))).flatten() else {
+                std::str::from_utf8(name).is_ok_and(|name| golang::parse_ip(name).is_some());
+            let Some(content) = is_address.then(|| read(&self.path(name))).flatten() else {
                 return false;
             };
             let content = trim(&content);
@@ -289,8 +288,8 @@ impl Store {
                 }
             }
         };
-        let garbage = self.files.iter().filter(is_garbage);
-        let garbage: Vec<Vec<u8>> = garbage.map(|entry| entry.name.clone()).collect();
+        let garbage = self.files.names().filter(is_garbage);
+        let garbage: Vec<Vec<u8>> = garbage.map(<[u8]>::to_owned).collect();
         self.remove(&garbage);
     }
 
@@ -474,10 +473,23 @@ mod tests {
         drop(store);
         store = Store::open(&dir).unwrap();
         store.collect(&[(b"a".to_vec(), b"eth0".to_vec())]);
-        let left = store.files.iter().map(|entry| golang::text(&entry.name));
+        let left = store.files.names().map(golang::text);
         assert_eq!(left.collect::<Vec<_>>(), ["10.0.0.2", "10.0.0.4", "notes"]);
         store.collect(&[]);
         assert_eq!(store.files.len(), 1);
+    }
+
+    #[test]
+    fn an_address_whose_cursor_cannot_be_written_stays_free() {
+        let scratch = Scratch::new("cursor");
+        let dir = dir(scratch.path(), "net");
+        fs::create_dir_all(dir.join("last_reserved_ip.0")).unwrap();
+        let mut store = Store::open(&dir).unwrap();
+        let error = store.reserve(&owner("a"), ip("10.0.0.2"), 0).unwrap_err();
+        let path = dir.join("last_reserved_ip.0");
+        assert_eq!(error, format!("open {}: is a directory", path.display()));
+        assert!(!dir.join("10.0.0.2").exists() && !store.has_any(&owner("a")));
+        assert_eq!(store.reserve(&owner("a"), ip("10.0.0.2"), 1), Ok(true));
     }
 
     #[test]

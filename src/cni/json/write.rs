@@ -1,5 +1,7 @@
 //! Writing, as Go does: four spaces, `<`, `>` and `&` escaped, no newline at the end.
 
+use std::fmt::Write as _;
+
 /// A value to write.
 #[derive(Clone, Debug)]
 pub(in crate::cni) enum Out {
@@ -112,7 +114,7 @@ fn string(out: &mut String, text: &str) {
             '\r' => out.push_str("\\r"),
             '\t' => out.push_str("\\t"),
             '<' | '>' | '&' | '\u{2028}' | '\u{2029}' | '\0'..' ' => {
-                out.push_str(&format!("\\u{:04x}", u32::from(c)));
+                let _ = write!(out, "\\u{:04x}", u32::from(c));
             }
             _ => out.push(c),
         }

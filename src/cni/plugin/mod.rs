@@ -2,11 +2,11 @@
 
 mod config;
 
-use std::path::Path;
 use std::time::Duration;
 
 use config::{Places, Wishes};
 
+use super::Ask;
 use super::attachments;
 use super::error::{CniError, INVALID_CONFIG, INVALID_ENVIRONMENT, INVALID_NETNS, NOT_AVAILABLE};
 use super::golang;
@@ -14,7 +14,7 @@ use super::json::{Item, Kind};
 use super::netns;
 use super::request::{Config, Env};
 use super::result::CniResult;
-use crate::node::{Add, Answer, Attachment, Check, Gc, Op, Refusal};
+use crate::node::{Add, Answer, Attachment, Check, Gc, Op, Refusal, Why};
 
 /// How long an ADD may take: longer than an agent waits for a block.
 const ADD_TIMEOUT: Duration = Duration::from_secs(20);
@@ -22,14 +22,13 @@ const ADD_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long anything else may take. Runtimes ask for the status every few seconds.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Asks the agent at a socket, or a store: [`ask`](crate::node) of the node side, or a test's.
-pub(super) type Ask<'a> = &'a dyn Fn(&Path, &Path, &Op, Duration) -> Result<Answer, Refusal>;
-
 /// Something to do, from a request.
 struct Task {
     places: Places,
     op: Op,
     timeout: Duration,
+    /// Whether the config names pools
+    by_name: bool,
 }
 
 /// Does a command; the answer is what goes to standard output.
@@ -41,16 +40,19 @@ pub(super) fn run(
     ask: Ask<'_>,
 ) -> Result<String, CniError> {
     let status = command == "STATUS";
-    let task = task(command, env, config).map_err(|error| match status {
+    let task = task(command, env, config).map_err(|error| {
         // A config that no ADD can be served with is a reason to say so.
-        true => CniError {
-            code: NOT_AVAILABLE,
-            ..error
-        },
-        false => error,
+        let code = if status { NOT_AVAILABLE } else { error.code };
+        CniError { code, ..error }
     })?;
     let Places { socket, store } = &task.places;
     let answer = ask(socket, store, &task.op, task.timeout);
+    // It is the pools for every pod that the node was asked about; those that the config names may be
+    // held all the same.
+    let others = |refusal: &Refusal| refusal.why == Why::NothingHeld && task.by_name;
+    if status && answer.as_ref().is_err_and(others) {
+        return Ok(String::new());
+    }
     match answer.map_err(|refusal| CniError::refused(refusal, status))? {
         Answer::Given(given) => Ok(CniResult::from(given).render(version)),
         Answer::Done => Ok(String::new()),
@@ -60,6 +62,7 @@ pub(super) fn run(
 fn task(command: &str, env: &Env, config: &Config<'_>) -> Result<Task, CniError> {
     let root = config.root;
     let places = Places::read(root)?;
+    let mut by_name = false;
     let op = match command {
         "ADD" => {
             let wishes = Wishes::read(root, &env.args)?;
@@ -96,7 +99,7 @@ fn task(command: &str, env: &Env, config: &Config<'_>) -> Result<Task, CniError>
             })
         }
         _ => {
-            Wishes::read(root, b"")?;
+            by_name = !Wishes::read(root, b"")?.pools.is_empty();
             Op::Status
         }
     };
@@ -108,6 +111,7 @@ fn task(command: &str, env: &Env, config: &Config<'_>) -> Result<Task, CniError>
         places,
         op,
         timeout,
+        by_name,
     })
 }
 

@@ -101,9 +101,7 @@ pub(in crate::node) fn forget<W: Write + ?Sized>(
     while count < most
         && let Some((sequence, addr)) = kv.freed(block, None)?
     {
-        let Some(Address::Freed(freed)) = kv.address(addr)? else {
-            return Err(Fault::Damaged(format!("{addr} is free and in use at once")));
-        };
+        let freed = kv.release_of(addr)?;
         if freed.at.rests(now, cooldown_ms).is_some() {
             break;
         }

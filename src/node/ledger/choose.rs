@@ -150,9 +150,7 @@ fn rested<R: Read + ?Sized>(
             nothing = Rested::NoneUsable;
             continue;
         }
-        let Some(Address::Freed(freed)) = kv.address(addr)? else {
-            return Err(Fault::Damaged(format!("{addr} is free and in use at once")));
-        };
+        let freed = kv.release_of(addr)?;
         return Ok(match freed.at.rests(now, cooldown_ms) {
             Some(left) => Rested::NotYet(left),
             None => Rested::One { sequence, addr },

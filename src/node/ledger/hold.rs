@@ -210,10 +210,8 @@ fn remove<W: Write + ?Sized>(kv: &mut W, cidr: Cidr, block: &BlockRecord) -> Res
     kv.drop_key(Table::Cursors, &cidr_key(cidr))?;
     kv.drop_key(Table::Blocks, &cidr_key(cidr))?;
     // What it remembered of addresses that are of another block too is forgotten: they are new there.
-    for (other, _) in kv.blocks()? {
-        if other.overlaps(&cidr) {
-            search_anew(kv, other)?;
-        }
+    for other in kv.blocks_over(cidr)? {
+        search_anew(kv, other)?;
     }
     Ok(())
 }

@@ -54,7 +54,12 @@ pub(in crate::node) trait Kv {
     fn get(&self, table: Table, key: &[u8]) -> Result<Option<Vec<u8>>, Fault>;
     /// The entry with the lowest key from there on.
     fn seek(&self, table: Table, from: Bound<&[u8]>) -> Result<Option<Entry>, Fault>;
+    /// Shows all entries whose keys begin so, in the order of their keys.
+    fn scan(&self, table: Table, prefix: &[u8], show: Show<'_>) -> Result<(), Fault>;
 }
+
+/// Takes a key and its value.
+pub(in crate::node) type Show<'a> = &'a mut dyn FnMut(&[u8], &[u8]) -> Result<(), Fault>;
 
 /// Writing. What was written is read at once; it lasts when the transaction does.
 pub(in crate::node) trait KvMut: Kv {

@@ -7,8 +7,8 @@ use super::super::holding::{Block, PoolTerms};
 use super::super::ops::{Attachment, Given, Now, PodRef};
 use super::super::usable::{covering, room, union, usable};
 use super::choose::{cooldown_ms, terms};
-use super::kv::{Kv, Table};
-use super::record::{Address, BlockRecord, BlockState, address_of};
+use super::kv::Kv;
+use super::record::{BlockRecord, BlockState};
 use super::tables::Read;
 use crate::ipam::{Addr, Cidr, Dual};
 
@@ -90,27 +90,17 @@ pub(in crate::node) fn take(kv: &dyn Kv, now: &Now) -> Result<Snapshot, Fault> {
     for (cidr, block) in &records {
         cooldowns.insert(*cidr, cooldown_ms(&terms(kv, &block.pool)?));
     }
-    // Whose they are: of which block, and whether in use or cooling.
+    // Of which block they are, and whether in use or cooling.
     let mut taken: BTreeMap<Addr, (Cidr, bool)> = BTreeMap::new();
-    let mut after: Option<Vec<u8>> = None;
-    while let Some((key, value)) = kv.next(Table::Addresses, &[], after.as_deref())? {
-        let addr = address_of(&key);
-        let address = serde_json::from_slice(&value).ok();
-        let (Some(addr), Some(address)) = (addr, address) else {
-            return Err(Fault::Damaged(format!(
-                "the entry of an address cannot be read: {addr:?}"
-            )));
-        };
-        match address {
-            Address::Used { block, .. } => _ = taken.insert(addr, (block, true)),
-            Address::Freed(freed) => {
-                let cooldown = cooldowns.get(&freed.block).copied().unwrap_or(0);
-                if freed.at.rests(stamp, cooldown).is_some() {
-                    taken.insert(addr, (freed.block, false));
-                }
-            }
+    for (addr, freed) in kv.releases()? {
+        let cooldown = cooldowns.get(&freed.block).copied().unwrap_or(0);
+        if freed.at.rests(stamp, cooldown).is_some() {
+            taken.insert(addr, (freed.block, false));
         }
-        after = Some(key);
+    }
+    let tenants = kv.attachments(None)?;
+    for given in tenants.iter().flat_map(|(_, it)| &it.given.addresses) {
+        taken.insert(given.address, (given.block, true));
     }
     let mut blocks = Vec::new();
     for (cidr, record) in records {
@@ -120,10 +110,10 @@ pub(in crate::node) fn take(kv: &dyn Kv, now: &Now) -> Result<Snapshot, Fault> {
             blocks.push(block);
         }
     }
-    let tenants = kv.attachments(None)?.into_iter();
     Ok(Snapshot {
         node_uid: kv.node()?,
         tenants: tenants
+            .into_iter()
             .map(|(attachment, record)| Tenant {
                 attachment,
                 given: record.given,

@@ -12,7 +12,7 @@ use super::super::holding::PoolTerms;
 use super::super::ops::{Attachment, Now};
 use super::kv::{Entry, Kv, KvMut, Table};
 use super::record::{
-    Address, BlockRecord, BlockState, Cursor, Record, Stamp, address_key, address_of,
+    Address, BlockRecord, BlockState, Cursor, Freed, Record, Stamp, address_key, address_of,
     attachment_key, attachment_of, cidr_key, cidr_of, freed_key, network_prefix, pool_key,
     pool_prefix,
 };
@@ -73,12 +73,11 @@ pub(in crate::node) trait Read: Kv {
     fn attachments(&self, network: Option<&str>) -> Result<Vec<(Attachment, Record)>, Fault> {
         let prefix = network.map_or(Vec::new(), network_prefix);
         let mut all = Vec::new();
-        let mut after: Option<Vec<u8>> = None;
-        while let Some((key, value)) = self.next(Table::Attachments, &prefix, after.as_deref())? {
-            let attachment = attachment_of(&key).ok_or_else(|| bad_key(Table::Attachments))?;
-            all.push((attachment, decode(Table::Attachments, &value)?));
-            after = Some(key);
-        }
+        self.scan(Table::Attachments, &prefix, &mut |key, value| {
+            let attachment = attachment_of(key).ok_or_else(|| bad_key(Table::Attachments))?;
+            all.push((attachment, decode(Table::Attachments, value)?));
+            Ok(())
+        })?;
         Ok(all)
     }
 
@@ -101,13 +100,59 @@ pub(in crate::node) trait Read: Kv {
 
     fn blocks(&self) -> Result<Vec<(Cidr, BlockRecord)>, Fault> {
         let mut all = Vec::new();
-        let mut after: Option<Vec<u8>> = None;
-        while let Some((key, value)) = self.next(Table::Blocks, &[], after.as_deref())? {
-            let cidr = cidr_of(&key).ok_or_else(|| bad_key(Table::Blocks))?;
-            all.push((cidr, decode(Table::Blocks, &value)?));
-            after = Some(key);
+        self.scan(Table::Blocks, &[], &mut |key, value| {
+            let cidr = cidr_of(key).ok_or_else(|| bad_key(Table::Blocks))?;
+            all.push((cidr, decode(Table::Blocks, value)?));
+            Ok(())
+        })?;
+        Ok(all)
+    }
+
+    /// All releases that are remembered.
+    fn releases(&self) -> Result<Vec<(Addr, Freed)>, Fault> {
+        let mut addresses = Vec::new();
+        self.scan(Table::Freed, &[], &mut |_, value| {
+            addresses.push(address_of(value).ok_or_else(|| bad_key(Table::Freed))?);
+            Ok(())
+        })?;
+        let mut all = Vec::with_capacity(addresses.len());
+        for addr in addresses {
+            all.push((addr, self.release_of(addr)?));
         }
         Ok(all)
+    }
+
+    /// The release of an address that is known to have been freed.
+    fn release_of(&self, addr: Addr) -> Result<Freed, Fault> {
+        match self.address(addr)? {
+            Some(Address::Freed(freed)) => Ok(freed),
+            _ => Err(Fault::Damaged(format!("{addr} is free and in use at once"))),
+        }
+    }
+
+    /// The blocks that share addresses with a range.
+    fn blocks_over(&self, range: Cidr) -> Result<Vec<Cidr>, Fault> {
+        let mut over = Vec::new();
+        for len in 0..range.len() {
+            if let Some(wider) = Cidr::new(range.first(), len)
+                && self.get(Table::Blocks, &cidr_key(wider))?.is_some()
+            {
+                over.push(wider);
+            }
+        }
+        // What lies inside comes from there on.
+        let mut from = Included(cidr_key(range));
+        while let Some((key, _)) =
+            self.seek(Table::Blocks, from.as_ref().map(<[u8; 18]>::as_slice))?
+        {
+            let cidr = cidr_of(&key).ok_or_else(|| bad_key(Table::Blocks))?;
+            if !range.contains(&cidr) {
+                break;
+            }
+            over.push(cidr);
+            from = Excluded(cidr_key(cidr));
+        }
+        Ok(over)
     }
 
     /// The block that an address is of, rather one that gives.

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use super::super::fault::Fault;
 use super::super::holding::{Block, Dns, FamilyTerms, Gateway, Holding, PoolTerms, Route};
-use super::super::ops::{Add, Answer, Attachment, Check, Given, Now, Op, PodRef, Refusal, Why};
-use super::kv::{Entry, Kv, KvMut, Table};
+use super::super::ops::{Add, Answer, Attachment, Check, Gc, Given, Now, Op, PodRef, Refusal, Why};
+use super::kv::{Entry, Kv, KvMut, Show, Table};
 use super::{BlockState, Ledger};
 use crate::ipam::{Addr, Cidr, Span};
 
@@ -27,6 +27,16 @@ impl Kv for Memory {
         let mut entries = self.tables.range((from, Bound::Unbounded));
         let entry = entries.next().filter(|(key, _)| key.0 == table);
         Ok(entry.map(|(key, value)| (key.1.clone(), value.clone())))
+    }
+
+    fn scan(&self, table: Table, prefix: &[u8], show: Show<'_>) -> Result<(), Fault> {
+        for ((of, key), value) in self.tables.range((table, prefix.to_vec())..) {
+            if *of != table || !key.starts_with(prefix) {
+                break;
+            }
+            show(key, value)?;
+        }
+        Ok(())
     }
 }
 
@@ -552,4 +562,33 @@ fn a_wide_block_begins_again_when_it_has_come_to_its_end() {
         Err(Why::Exhausted),
         "the last one rests"
     );
+}
+
+#[test]
+fn no_attachment_is_taken_for_another() {
+    let mut node = Node::new(&[("10.0.0.0/24", "")]);
+    let mut given = std::collections::BTreeSet::new();
+    let parts = ["", "a", "ab", "b", "a\0b", "\0", "\u{0}\u{1}a", "é"];
+    for network in parts {
+        for container_id in parts {
+            let attachment = Attachment {
+                network: network.to_owned(),
+                container_id: container_id.to_owned(),
+                ifname: "a".to_owned(),
+            };
+            let add = Add {
+                attachment,
+                ..ask(0)
+            };
+            assert!(given.insert(node.add(&add).unwrap()));
+        }
+    }
+    let tenants = node.ledger().snapshot().unwrap().tenants;
+    assert_eq!(tenants.len(), parts.len() * parts.len());
+    let network = "a".to_owned();
+    let valid = vec![("ab".to_owned(), "a".to_owned())];
+    node.run(&Op::Gc(Gc { network, valid })).unwrap();
+    let tenants = node.ledger().snapshot().unwrap().tenants;
+    let of_a = tenants.iter().filter(|it| it.attachment.network == "a");
+    assert_eq!((of_a.count(), tenants.len()), (1, 57));
 }

@@ -26,26 +26,32 @@ pub trait Disk: Debug + Send + Sync + 'static {
 #[derive(Debug)]
 pub(super) struct LockedFile(File);
 
-/// How long between two looks whether a file is free.
-const POLL: Duration = Duration::from_millis(2);
+/// How long between the first two looks whether a file is free; twice as long each time, up to the other.
+const POLL: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(8));
 
 impl LockedFile {
     /// Opens a file that exists, when nobody else has it: `None` if that takes longer than `wait`.
     pub fn open(path: &Path, wait: Duration) -> io::Result<Option<Self>> {
         let start = Instant::now();
+        let mut poll = POLL.0;
+        let mut file = reopen(path)?;
         loop {
-            let file = OpenOptions::new().read(true).write(true).open(path)?;
             match file.try_lock() {
-                // Another may have been put in its place meanwhile.
                 Ok(()) if is_same(&file, path)? => return Ok(Some(Self(file))),
-                Ok(()) => continue,
+                // Another was put in its place meanwhile.
+                Ok(()) => {
+                    file = reopen(path)?;
+                    continue;
+                }
                 Err(TryLockError::WouldBlock) => {}
                 Err(TryLockError::Error(error)) => return Err(error),
             }
-            if start.elapsed() >= wait {
+            let left = wait.saturating_sub(start.elapsed());
+            if left.is_zero() {
                 return Ok(None);
             }
-            thread::sleep(POLL);
+            thread::sleep(poll.min(left));
+            poll = POLL.1.min(poll * 2);
         }
     }
 
@@ -107,6 +113,10 @@ pub(super) fn make_parent(path: &Path) -> io::Result<()> {
 pub(super) fn sync_parent(path: &Path) -> io::Result<()> {
     let parent = path.parent().filter(|it| !it.as_os_str().is_empty());
     File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
+}
+
+fn reopen(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).open(path)
 }
 
 fn is_same(file: &File, path: &Path) -> io::Result<bool> {

@@ -12,7 +12,7 @@ use super::super::ops::{Refusal, Why};
 pub enum StoreError {
     /// There is no file.
     #[error(
-        "{path} is missing: no agent has run on this node yet. See that `cadastre agent` runs on it."
+        "{path} is missing: no agent has run on this node yet, or it makes the file anew. See that `cadastre agent` runs on it."
     )]
     Missing {
         /// The file
@@ -117,5 +117,31 @@ impl StoreError {
             why,
             text: self.to_string(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn trouble_with_the_disk_is_told_with_what_to_do() {
+        let text = |errno| {
+            let error = io::Error::from_raw_os_error(errno);
+            let error = StoreError::io(Path::new("/var/lib/node.redb"), "written", error);
+            let refusal = error.refusal();
+            assert_eq!(refusal.why, Why::Store);
+            refusal.text
+        };
+        assert_eq!(
+            text(28),
+            "/var/lib/node.redb cannot be written: No space left on device (os error 28). Free space on its file system; nothing else has to be done then."
+        );
+        assert!(text(30).contains("so that it can be written"), "read-only");
+        assert!(text(122).contains("Free space"), "quota");
+        assert!(text(13).contains("Run as root"), "permission");
+        assert!(text(5).contains("the kernel's log"), "I/O");
+        let missing = StoreError::io(Path::new("x"), "opened", io::ErrorKind::NotFound.into());
+        assert_eq!(missing.refusal().why, Why::NothingHeld);
     }
 }

@@ -5,7 +5,7 @@ use std::ops::Bound;
 use redb::{ReadableTable, TableDefinition, WriteTransaction};
 
 use super::super::fault::Fault;
-use super::super::ledger::kv::{Entry, Kv, KvMut, Table};
+use super::super::ledger::kv::{Entry, Kv, KvMut, Show, Table};
 
 type Definition = TableDefinition<'static, &'static [u8], &'static [u8]>;
 
@@ -56,6 +56,18 @@ impl Kv for Tables<'_> {
         };
         let (key, value) = entry?;
         Ok(Some((key.value().to_vec(), value.value().to_vec())))
+    }
+
+    fn scan(&self, table: Table, prefix: &[u8], show: Show<'_>) -> Result<(), Fault> {
+        let from = (Bound::Included(prefix), Bound::Unbounded);
+        for entry in self.tables[table as usize].range::<&[u8]>(from)? {
+            let (key, value) = entry?;
+            if !key.value().starts_with(prefix) {
+                break;
+            }
+            show(key.value(), value.value())?;
+        }
+        Ok(())
     }
 }
 

@@ -2,7 +2,7 @@
 //! needs and beside other controllers, on real control planes. Tables in Markdown, for
 //! docs/performance.md.
 //!
-//! `cadastre-bench [podcidrs|blocks|pods|all] [NODES]`
+//! `cadastre-bench [podcidrs|blocks|pods|all] [NODES]`; `cadastre-bench node` is `make bench-node`.
 
 use std::io::Write as _;
 use std::time::Duration;
@@ -14,6 +14,7 @@ use cadastre_e2e::daemon::{Daemon, DaemonOptions};
 use cadastre_e2e::metrics::{self, Sample};
 
 mod blocks;
+mod node;
 mod podcidrs;
 mod pods;
 mod seen;
@@ -35,6 +36,7 @@ async fn main() -> Result<()> {
         "podcidrs" => podcidrs::run(count).await,
         "blocks" => blocks::run(count).await,
         "pods" => pods::run(count).await,
+        "node" => node::run().await,
         "all" => {
             podcidrs::run(count).await?;
             say("")?;
@@ -42,7 +44,7 @@ async fn main() -> Result<()> {
             say("")?;
             pods::run(count).await
         }
-        other => bail!("{other}: what to measure is one of podcidrs, blocks, pods, all"),
+        other => bail!("{other}: what to measure is one of podcidrs, blocks, pods, all, node"),
     }
 }
 

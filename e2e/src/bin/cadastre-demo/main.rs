@@ -1,6 +1,8 @@
 //! `make run`: a control plane, the controller, the sample pools and `NODES` nodes of two kinds, with
-//! pods that come and go, until Ctrl-C; nothing is left of it afterwards.
+//! pods that come and go, until Ctrl-C; nothing is left of it afterwards. Where this machine can have
+//! real nodes, two of them join with the node agent, and pods in real sandboxes get their addresses.
 
+mod ground;
 mod life;
 
 use std::io::Write as _;
@@ -9,11 +11,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use cadastre::api::{Allocate, IPPool, NodeSubnet};
-use cadastre_e2e::control_plane::{ADMIN, ControlPlane, Options};
+use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::daemon::{Daemon, DaemonOptions};
 use cadastre_e2e::{History, crds, nodes};
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
+use ground::Ground;
 use k8s_openapi::api::core::v1::Node;
 use kube::{Api, Client, ResourceExt};
 use tokio::signal::unix::{SignalKind, signal};
@@ -52,7 +55,8 @@ async fn demo() -> Result<()> {
         Err(_) => 20,
     };
     say("starting etcd and kube-apiserver ...")?;
-    let cluster = ControlPlane::start(Options::default()).await?;
+    let ground = Ground::start().await?;
+    let cluster = ground.cluster();
     let client = cluster.client().await?;
     let history = History::start(client.clone()).await?;
 
@@ -72,7 +76,7 @@ async fn demo() -> Result<()> {
 
     say(&format!("creating {count} nodes of two kinds ..."))?;
     let begun = Instant::now();
-    nodes::create(&cluster, count, make).await?;
+    nodes::create(cluster, count, make).await?;
     let last = history
         .wait_until_all_assigned(usize::try_from(count)?, LIMIT)
         .await?;
@@ -92,6 +96,20 @@ async fn demo() -> Result<()> {
         cluster.kubeconfig(ADMIN)?.display(),
         daemon.admin_address(),
     ))?;
+    let _machines = match &ground {
+        Ground::Plain(_, reason) => {
+            say(&format!("Real nodes cannot run here: {reason}.\n"))?;
+            Vec::new()
+        }
+        Ground::Site(site) => {
+            say(
+                "starting two real nodes with cadastre agent and cadastre-ipam, and pods on them ...",
+            )?;
+            let (machines, table) = ground::machines(site).await?;
+            say(&format!("\n{table}\n"))?;
+            machines
+        }
+    };
     // So that what returns can be seen to return.
     let soon = r#"{"spec":{"idleSeconds":5}}"#;
     cluster

@@ -1,0 +1,159 @@
+//! The node side: ADD and DEL as whole processes, as a runtime starts them, beside real host-local;
+//! and what the agent takes.
+//!
+//! All kinds take turns, call by call, so that whatever else the machine does falls on all of them.
+
+mod agents;
+mod calls;
+mod kinds;
+
+use std::time::Duration;
+
+use anyhow::Result;
+use cadastre_e2e::assets::{self, Program};
+use cadastre_e2e::scratch::Scratch;
+use comfy_table::Table;
+use comfy_table::presets::ASCII_MARKDOWN;
+
+use crate::{grown, mib, progress, say};
+use agents::Agents;
+use calls::{Verb, call, timed};
+use kinds::Kind;
+
+/// Pods that the node has already, rising.
+const PODS: [usize; 3] = [0, 110, 330];
+/// Calls of each kind and verb.
+const CALLS: usize = 300;
+/// Calls at the same time.
+const AT_ONCE: usize = 100;
+/// How long an agent without work is watched.
+const IDLE: Duration = Duration::from_secs(30);
+
+/// Runs everything and prints its tables.
+pub async fn run() -> Result<()> {
+    tokio::task::spawn_blocking(|| assets::ensure(&[Program::HostLocal])).await??;
+    progress("starting a control plane and two agents")?;
+    let scratch = Scratch::new()?;
+    let agents = Agents::start().await?;
+    let mut agent = agents.agent("quiet", &[]).await?;
+    let busy = agents
+        .agent("busy", &["--publish-interval", "0.02"])
+        .await?;
+    let kinds = Kind::all(scratch.path(), &agent, &busy)?;
+
+    let head = [
+        "pods",
+        "kind",
+        "ADD p50",
+        "p99",
+        "DEL p50",
+        "p99",
+        "ADD / floor",
+    ];
+    let mut figures = table(&head);
+    let mut bursts = table(&["pods", "kind", "100 ADDs at once", "p50", "p99"]);
+    let mut there = 0;
+    for pods in PODS {
+        progress(&format!("{pods} pods on the node"))?;
+        for kind in &kinds {
+            for n in there..pods {
+                call(kind, Verb::Add, &format!("old-{n}"))?;
+            }
+        }
+        there = pods;
+        turns(&kinds, pods, &mut figures)?;
+        for kind in &kinds {
+            let (whole, mut each) = calls::at_once(kind, AT_ONCE)?;
+            bursts.add_row([
+                pods.to_string(),
+                kind.name.clone(),
+                millis(whole),
+                millis(percentile(&mut each, 50)),
+                millis(percentile(&mut each, 99)),
+            ]);
+        }
+    }
+    say(&format!("{figures}\n\n{bursts}\n"))?;
+    drop(busy);
+
+    progress("API requests, memory, idle time, start")?;
+    let quiet = kinds.iter().find(|it| it.name == kinds::AGENT);
+    let before = agents.requests().await?;
+    if let Some(kind) = quiet {
+        for n in 0..CALLS {
+            call(kind, Verb::Add, &format!("counted-{n}"))?;
+            call(kind, Verb::Del, &format!("counted-{n}"))?;
+        }
+    }
+    let requests = grown(&before, &agents.requests().await?);
+    let (start, end) = (agent.usage()?, {
+        tokio::time::sleep(IDLE).await;
+        agent.usage()?
+    });
+    let idle = end.cpu.saturating_sub(start.cpu).as_secs_f64() / IDLE.as_secs_f64() * 100.0;
+    let mut full = agents.agent("full", &[]).await?;
+    full.fill(1000)?;
+    let restarts = [
+        agents.restart(&mut full).await?,
+        agents.restart(&mut full).await?,
+        agents.restart(&mut full).await?,
+    ];
+    let filled = full.usage()?;
+    let mut facts = table(&["of an agent", ""]);
+    facts.add_row(["API requests of all during 300 ADDs and DELs", &requests]);
+    facts.add_row(["memory with 330 pods", &format!("{:.1} MiB", mib(end.rss))]);
+    facts.add_row(["its most", &format!("{:.1} MiB", mib(end.peak_rss))]);
+    facts.add_row([
+        "memory with 1,000 pods",
+        &format!("{:.1} MiB", mib(filled.rss)),
+    ]);
+    facts.add_row(["processor without work", &format!("{idle:.2} % of a core")]);
+    facts.add_row([
+        "kill -9 to ready with 1,000 pods",
+        &restarts.map(millis).join(", "),
+    ]);
+    say(&facts.to_string())
+}
+
+/// All kinds in turn, with a row for each.
+fn turns(kinds: &[Kind], pods: usize, figures: &mut Table) -> Result<()> {
+    let mut times = vec![(Vec::new(), Vec::new()); kinds.len()];
+    for n in 0..CALLS {
+        // Not always the same one after the same other one.
+        for i in (0..kinds.len()).map(|i| (i + n) % kinds.len()) {
+            let id = format!("new-{n}");
+            times[i].0.push(timed(&kinds[i], Verb::Add, &id)?);
+            times[i].1.push(timed(&kinds[i], Verb::Del, &id)?);
+        }
+    }
+    let floor = percentile(&mut times[0].0.clone(), 50);
+    for (kind, (adds, dels)) in kinds.iter().zip(&mut times) {
+        let ratio = percentile(adds, 50).as_secs_f64() / floor.as_secs_f64();
+        figures.add_row([
+            pods.to_string(),
+            kind.name.clone(),
+            millis(percentile(adds, 50)),
+            millis(percentile(adds, 99)),
+            millis(percentile(dels, 50)),
+            millis(percentile(dels, 99)),
+            format!("{ratio:.1}"),
+        ]);
+    }
+    Ok(())
+}
+
+fn table(head: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_preset(ASCII_MARKDOWN).set_header(head);
+    table
+}
+
+fn percentile(times: &mut [Duration], percent: usize) -> Duration {
+    times.sort_unstable();
+    let last = times.len().saturating_sub(1);
+    times.get(last * percent / 100).copied().unwrap_or_default()
+}
+
+fn millis(time: Duration) -> String {
+    format!("{:.2} ms", time.as_secs_f64() * 1e3)
+}

@@ -1,0 +1,107 @@
+//! What is compared: the floor of a process, host-local, and the ways in which our plugin works.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use cadastre::ipam::Cidr;
+use cadastre::node::{Block, Holding, PoolTerms, Store, clock};
+use cadastre_e2e::assets::{self, Program};
+use cadastre_e2e::daemon;
+use serde_json::{Value, json};
+
+use super::agents::Agent;
+
+/// Room for the pods that are there, and for those that come at once.
+const RANGE: &str = "10.1.0.0/22";
+
+/// The name of the kind that asks an agent with nothing else to do.
+pub const AGENT: &str = "cadastre-ipam, via the agent";
+
+/// One of those that are compared.
+pub struct Kind {
+    /// As it is shown
+    pub name: String,
+    /// What is started
+    pub program: PathBuf,
+    /// With these arguments
+    pub args: Vec<String>,
+    /// Standard input
+    pub config: String,
+}
+
+impl Kind {
+    /// All of them, with nothing given yet; the floor is the first.
+    pub fn all(folder: &Path, agent: &Agent, busy: &Agent) -> Result<Vec<Self>> {
+        let plugin = daemon::plugin()?;
+        let ours = |name: &str, ipam: Value| Self::plugin(name, plugin.clone(), &ipam);
+        let ranges = |data: &str| {
+            json!({
+                "type": "host-local", "ranges": [[{"subnet": RANGE}]],
+                "dataDir": folder.join(data),
+            })
+        };
+        let alone = folder.join("alone/node.redb");
+        fill(&alone)?;
+        Ok(vec![
+            floor()?,
+            Self::plugin(
+                "host-local",
+                assets::find(Program::HostLocal)?,
+                &ranges("theirs"),
+            ),
+            ours("cadastre-ipam, host-local's config", ranges("ours")),
+            ours(AGENT, agent.ipam()),
+            ours("cadastre-ipam, via an agent that publishes", busy.ipam()),
+            ours(
+                "cadastre-ipam, no agent",
+                json!({
+                    "type": "cadastre-ipam", "store": alone, "socket": folder.join("no.sock"),
+                }),
+            ),
+        ])
+    }
+
+    fn plugin(name: &str, program: PathBuf, ipam: &Value) -> Self {
+        let config = json!({"cniVersion": "1.0.0", "name": "pods", "type": "ptp", "ipam": ipam});
+        Self {
+            name: name.to_owned(),
+            program,
+            args: Vec::new(),
+            config: config.to_string(),
+        }
+    }
+}
+
+/// A static executable that does nothing: what starting a process costs here.
+fn floor() -> Result<Kind> {
+    let names = ["/bin/busybox", "/usr/bin/busybox", "/bin/true"];
+    let program = names.map(PathBuf::from).into_iter().find(|it| it.is_file());
+    let program = program.context("no busybox: apt-get install busybox-static")?;
+    let busybox = program.ends_with("busybox");
+    Ok(Kind {
+        name: "a process that does nothing".to_owned(),
+        args: busybox.then(|| "true".to_owned()).into_iter().collect(),
+        program,
+        config: String::new(),
+    })
+}
+
+/// A store that holds the range.
+fn fill(path: &Path) -> Result<()> {
+    let mut terms = PoolTerms::named("pods");
+    terms.cooldown_seconds = 0;
+    let holding = Holding {
+        node_uid: "node".to_owned(),
+        blocks: vec![Block {
+            cidr: Cidr::parse_strict(RANGE)?,
+            uid: "block".to_owned(),
+            pool: "pods".to_owned(),
+            draining: false,
+            reserved: Vec::new(),
+        }],
+        pools: vec![terms],
+    };
+    Store::open(path, Duration::from_secs(1))?.hold(&holding, &clock::now())?;
+    Ok(())
+}

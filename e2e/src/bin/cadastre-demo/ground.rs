@@ -1,0 +1,113 @@
+//! What the demo stands on: a control plane, and real nodes where this machine can have them.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use cadastre_e2e::Hand;
+use cadastre_e2e::control_plane::{ADMIN, ControlPlane, Options};
+use cadastre_e2e::kcm::KcmOptions;
+use cadastre_e2e::node::{self, IMAGE, Machine, MachineOptions, NodeSide, Site, SiteOptions};
+use cadastre_e2e::wait::until;
+use comfy_table::Table;
+use comfy_table::presets::NOTHING;
+use kube::ResourceExt as _;
+use kube::api::{ListParams, PostParams};
+use serde_json::json;
+
+/// Real nodes, and pods on each.
+const MACHINES: usize = 2;
+const PODS: usize = 4;
+const LIMIT: Duration = Duration::from_secs(120);
+/// The pool of the real nodes, and the label by which it knows them.
+const POOL: &str = "machines";
+
+/// The control plane, with or without what real nodes need.
+pub enum Ground {
+    /// Without; the reason
+    Plain(Box<ControlPlane>, String),
+    /// With
+    Site(Box<Site>),
+}
+
+impl Ground {
+    /// Starts one. None of the controllers judges nodes: most of them here have no kubelet.
+    pub async fn start() -> Result<Self> {
+        if let Err(reason) = node::available() {
+            let cluster = ControlPlane::start(Options::default()).await?;
+            return Ok(Self::Plain(Box::new(cluster), reason));
+        }
+        let kcm = KcmOptions {
+            controllers: ["serviceaccount", "root-ca-certificate-publisher"]
+                .map(|it| format!("{it}-controller"))
+                .into(),
+            ..KcmOptions::default()
+        };
+        let options = SiteOptions {
+            kcm,
+            ..SiteOptions::default()
+        };
+        Ok(Self::Site(Box::new(Site::start(options).await?)))
+    }
+
+    /// The control plane.
+    pub fn cluster(&self) -> &ControlPlane {
+        match self {
+            Self::Plain(cluster, _) => cluster,
+            Self::Site(site) => site.cluster(),
+        }
+    }
+}
+
+/// Starts real nodes with our agent and plugin, and pods on them; returns when each has its addresses.
+pub async fn machines(site: &Site) -> Result<(Vec<Machine>, Table)> {
+    let hand = Hand::new(site.cluster().client().await?);
+    let pool = json!({
+        "ipv4": {"cidrs": ["10.242.0.0/16"]}, "ipv6": {"cidrs": ["fd00:10:242::/64"]},
+        "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}], "priority": 200,
+    });
+    hand.block_pool(POOL, pool).await?;
+    let side = NodeSide::cadastre(&json!({"type": "ptp"}), &[], ADMIN)?;
+    let mut machines = Vec::new();
+    for _ in 0..MACHINES {
+        let labels = vec![("group".to_owned(), POOL.to_owned())];
+        let side = side.clone();
+        machines.push(site.machine(MachineOptions { labels, side }).await?);
+    }
+    for machine in &machines {
+        for n in 0..PODS {
+            let name = format!("{}-pod-{n}", machine.name());
+            let pod = serde_json::from_value(json!({
+                "metadata": {"name": name, "labels": {"group": POOL}},
+                "spec": {
+                    "nodeName": machine.name(),
+                    "containers": [{"name": "c", "image": IMAGE, "imagePullPolicy": "Never"}],
+                    "tolerations": [{"operator": "Exists"}],
+                    "terminationGracePeriodSeconds": 1,
+                    "automountServiceAccountToken": false,
+                },
+            }))?;
+            hand.pods.create(&PostParams::default(), &pod).await?;
+        }
+    }
+    let of_group = ListParams::default().labels(&format!("group={POOL}"));
+    let table = until("every pod has its addresses", LIMIT, async || {
+        let mut table = Table::new();
+        table
+            .load_preset(NOTHING)
+            .set_header(["POD", "NODE", "ADDRESSES"]);
+        let pods = hand.pods.list(&of_group).await?.items;
+        for pod in &pods {
+            let status = pod.status.clone().unwrap_or_default();
+            let addresses = status.pod_ips.unwrap_or_default();
+            let addresses: Vec<String> = addresses.into_iter().map(|it| it.ip).collect();
+            ensure!(addresses.len() == 2, "{} has none", pod.name_any());
+            let node = pod.spec.as_ref().and_then(|it| it.node_name.clone());
+            let addresses = addresses.join(", ");
+            table.add_row([pod.name_any(), node.unwrap_or_default(), addresses]);
+        }
+        ensure!(pods.len() == MACHINES * PODS, "{} pods", pods.len());
+        Ok(Some(table))
+    })
+    .await?;
+    Ok((machines, table))
+}

@@ -1,0 +1,112 @@
+//! Whether nodes can run here.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use super::cgroups;
+
+/// Programs and the Debian packages that have them.
+const PROGRAMS: [(&str, &str); 7] = [
+    ("ip", "iproute2"),
+    ("mount", "mount"),
+    ("nsenter", "util-linux"),
+    ("runc", "runc"),
+    ("setpriv", "util-linux"),
+    ("tar", "tar"),
+    ("unshare", "util-linux"),
+];
+
+/// Where a folder would be hidden by what a machine has in its place.
+const HIDDEN: [&str; 4] = ["/etc", "/opt", "/run", "/var"];
+
+/// Nothing if nodes can run here, else why not and what to do. Takes a few milliseconds.
+pub fn available() -> Result<(), String> {
+    if !rustix::process::geteuid().is_root() {
+        return Err("namespaces of a node need root".to_owned());
+    }
+    for (program, package) in PROGRAMS {
+        if find(program).is_none() {
+            return Err(format!("{program} is missing: apt-get install {package}"));
+        }
+    }
+    busybox()?;
+    cgroups::available()?;
+    let folder = std::env::temp_dir();
+    let hidden = HIDDEN.iter().find(|it| folder.starts_with(it));
+    if let Some(hidden) = hidden {
+        return Err(format!(
+            "{} lies in {hidden}, which is another folder on a node: set TMPDIR elsewhere",
+            folder.display()
+        ));
+    }
+    // The same as a machine and the fabric ask for.
+    try_out(
+        "namespaces",
+        "--net --mount --uts --ipc --pid --fork --mount-proc mount -t tmpfs tmpfs /mnt",
+    )?;
+    try_out("a bridge", "--net ip link add br0 type bridge")?;
+    try_out(
+        "veth pairs",
+        "--net ip link add one type veth peer name two",
+    )
+}
+
+/// The path of a program in `PATH` or where Debian has those of root.
+pub(super) fn find(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .chain(["/usr/sbin", "/sbin", "/usr/local/sbin"].map(PathBuf::from))
+        .map(|folder| folder.join(program))
+        .find(|it| it.is_file())
+}
+
+/// A busybox that runs in an image with nothing else.
+pub(super) fn busybox() -> Result<PathBuf, String> {
+    let advice = "apt-get install busybox-static";
+    let path = find("busybox").ok_or_else(|| format!("busybox is missing: {advice}"))?;
+    let text = std::fs::read(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    // The name of the dynamic loader, which a static executable does not ask for.
+    let loader = b"/ld-linux";
+    if text.windows(loader.len()).any(|it| it == loader) {
+        return Err(format!("{} is not static: {advice}", path.display()));
+    }
+    Ok(path)
+}
+
+fn try_out(what: &str, args: &str) -> Result<(), String> {
+    let unshare = find("unshare").unwrap_or_else(|| Path::new("unshare").to_owned());
+    let output = Command::new(unshare)
+        .args(args.split(' '))
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|error| format!("cannot run unshare: {error}"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    Err(format!(
+        "this machine does not allow {what} (unshare {args}): {}",
+        said.trim()
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_of_the_kernel_is_told_with_its_reason() {
+        let text = try_out("a test", "--no-such-flag").unwrap_err();
+        assert!(
+            text.contains("a test") && text.contains("no-such-flag"),
+            "{text}"
+        );
+        assert_eq!(try_out("a test", "true"), Ok(()));
+    }
+
+    #[test]
+    fn programs_are_found_and_missed() {
+        assert!(find("sh").is_some());
+        assert_eq!(find("no-such-program"), None);
+    }
+}

@@ -1,0 +1,88 @@
+//! The configuration of a node's containerd and kubelet. JSON is YAML.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::image::IMAGE;
+
+/// Where containerd serves the CRI, inside the node.
+pub const CRI: &str = "/run/containerd/containerd.sock";
+
+/// containerd's, in TOML.
+pub fn containerd(runc: &Path) -> String {
+    format!(
+        r#"version = 3
+disabled_plugins = [
+    "io.containerd.nri.v1.nri",
+    "io.containerd.snapshotter.v1.blockfile",
+    "io.containerd.snapshotter.v1.btrfs",
+    "io.containerd.snapshotter.v1.devmapper",
+    "io.containerd.snapshotter.v1.erofs",
+    "io.containerd.snapshotter.v1.zfs",
+]
+
+[plugins."io.containerd.cri.v1.images"]
+snapshotter = "overlayfs"
+
+[plugins."io.containerd.cri.v1.images".pinned_images]
+sandbox = "{IMAGE}"
+
+[plugins."io.containerd.cri.v1.runtime"]
+disable_apparmor = true
+# For root without CAP_SYS_RESOURCE, as in many containers.
+restrict_oom_score_adj = true
+
+[plugins."io.containerd.cri.v1.runtime".cni]
+bin_dirs = ["/opt/cni/bin"]
+conf_dir = "/etc/cni/net.d"
+
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
+BinaryName = "{}"
+SystemdCgroup = false
+"#,
+        runc.display()
+    )
+}
+
+/// The kubelet's: quick to report, open to whoever is inside the node, without what a test never uses.
+pub fn kubelet(cgroup_root: &str) -> Value {
+    json!({
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "authentication": {"anonymous": {"enabled": true}, "webhook": {"enabled": false}},
+        "authorization": {"mode": "AlwaysAllow"},
+        "containerRuntimeEndpoint": format!("unix://{CRI}"),
+        "cgroupDriver": "cgroupfs",
+        "cgroupRoot": cgroup_root,
+        "failCgroupV1": false,
+        "failSwapOn": false,
+        "oomScoreAdj": 0,
+        "resolvConf": "",
+        "clusterDomain": "cluster.local",
+        "evictionHard": {"memory.available": "50Mi"},
+        "imageGCHighThresholdPercent": 100,
+        "localStorageCapacityIsolation": false,
+        "maxPods": 250,
+        "nodeStatusUpdateFrequency": "2s",
+        "nodeLeaseDurationSeconds": 8,
+        "syncFrequency": "10s",
+        "kubeAPIQPS": 200,
+        "kubeAPIBurst": 400,
+        "eventRecordQPS": 0,
+    })
+}
+
+/// What the kubelet sets on the host, because these settings have no namespace: a machine has files
+/// of its own in their place.
+pub const SYSCTLS: [(&str, &str); 6] = [
+    ("vm/overcommit_memory", "1"),
+    ("vm/panic_on_oom", "0"),
+    ("kernel/panic", "10"),
+    ("kernel/panic_on_oops", "1"),
+    ("kernel/keys/root_maxkeys", "1000000"),
+    ("kernel/keys/root_maxbytes", "25000000"),
+];

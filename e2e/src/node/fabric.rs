@@ -1,0 +1,168 @@
+//! The network that machines stand on: a bridge in a namespace of its own, which is their router too.
+//!
+//! Machine N has 172.31.0.N and fd00:31::N; the fabric has .254 and routes what a test tells it to.
+//! The API server listens on the host's loopback, which no machine can reach, so a relay listens in the
+//! fabric's namespace for them: a socket stays in the namespace in which it was made, whatever
+//! namespace its process is in.
+
+use std::fs::File;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::sync::mpsc;
+
+use anyhow::{Context as _, Result};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use std::os::fd::AsFd as _;
+use tokio::net::{TcpListener, TcpStream};
+
+use super::holder::Holder;
+
+/// Where machines reach the API server.
+pub const API: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(172, 31, 0, 254)), 6443);
+
+const SETUP: &str = r"
+hostname fabric
+ip link set lo up
+ip link add br0 type bridge
+ip address add 172.31.0.254/24 dev br0
+ip address add fd00:31::254/64 dev br0 nodad
+ip link set br0 up
+echo 1 > /proc/sys/net/ipv4/ip_forward
+echo 1 > /proc/sys/net/ipv6/conf/all/forwarding
+";
+
+/// The running network. Interfaces of machines go with the machines.
+#[derive(Debug)]
+pub struct Fabric {
+    holder: Holder,
+}
+
+impl Fabric {
+    /// Starts it; `api` is where the API server listens on the host.
+    pub async fn start(folder: &Path, api: SocketAddr) -> Result<Self> {
+        let folder = folder.join("fabric");
+        std::fs::create_dir(&folder)?;
+        let holder = Holder::start("fabric", SETUP, &folder, &[]).await?;
+        relay(holder.network()?, API, api)?;
+        Ok(Self { holder })
+    }
+
+    /// The addresses of machine `number`.
+    pub fn addresses(number: u8) -> [String; 2] {
+        [format!("172.31.0.{number}"), format!("fd00:31::{number}")]
+    }
+
+    /// Plugs in `machine`: an `eth0` with its addresses, and default routes by way of the fabric.
+    pub(super) async fn plug(&self, number: u8, machine: &Holder) -> Result<()> {
+        let (port, pid) = (port(number), machine.pid().to_string());
+        // The port of a machine that lost its power may be there for a moment more.
+        let _ = self.run(&["ip", "link", "delete", &port]).await;
+        self.run(&[
+            "ip", "link", "add", &port, "type", "veth", "peer", "name", "eth0", "netns", &pid,
+        ])
+        .await?;
+        self.run(&["ip", "link", "set", &port, "master", "br0", "up"])
+            .await?;
+        let [v4, v6] = Self::addresses(number);
+        // A machine keeps its network card: neighbours must not look for a new one after a boot.
+        let script = "set -e
+            ip link set lo up
+            ip link set eth0 address $2
+            ip address add $0/24 dev eth0
+            ip address add $1/64 dev eth0 nodad
+            ip link set eth0 up
+            ip route add default via 172.31.0.254
+            ip route add default via fd00:31::254";
+        let card = format!("02:00:ac:1f:00:{number:02x}");
+        machine.run(&["sh", "-c", script, &v4, &v6, &card]).await?;
+        Ok(())
+    }
+
+    /// Routes `cidr` to a machine, whichever had it before.
+    pub async fn route(&self, cidr: &str, number: u8) -> Result<()> {
+        let [v4, v6] = Self::addresses(number);
+        let by = if cidr.contains(':') { v6 } else { v4 };
+        self.run(&["ip", "route", "replace", cidr, "via", &by])
+            .await?;
+        Ok(())
+    }
+
+    /// Pulls the plug of a machine (`false`) or puts it back in.
+    pub async fn link(&self, number: u8, up: bool) -> Result<()> {
+        let state = if up { "up" } else { "down" };
+        self.run(&["ip", "link", "set", &port(number), state])
+            .await?;
+        Ok(())
+    }
+
+    /// Runs a program in its network.
+    pub async fn run(&self, args: &[&str]) -> Result<String> {
+        self.holder.run_in_network(args).await
+    }
+}
+
+fn port(number: u8) -> String {
+    format!("port{number}")
+}
+
+/// Passes connections to `inside`, an address of the namespace, on to `outside`, on a thread that lives
+/// as long as this process: no runtime of a test may take it along when it ends.
+fn relay(namespace: File, inside: SocketAddr, outside: SocketAddr) -> Result<()> {
+    let (send, listening) = mpsc::channel();
+    std::thread::Builder::new()
+        .name("relay".to_owned())
+        .spawn(move || {
+            let listening = listen(&namespace, inside);
+            drop(namespace);
+            match listening {
+                Ok((runtime, listener)) => {
+                    let _ = send.send(Ok(()));
+                    runtime.block_on(serve(listener, outside));
+                }
+                Err(error) => {
+                    let _ = send.send(Err(error));
+                }
+            }
+        })?;
+    listening
+        .recv()
+        .context("the relay to the API server has ended")?
+        .with_context(|| format!("cannot listen on {inside} in the fabric"))
+}
+
+/// A listener in a network namespace. The thread is back in its own when this returns.
+fn listen(namespace: &File, address: SocketAddr) -> Result<(tokio::runtime::Runtime, TcpListener)> {
+    let own = File::open("/proc/thread-self/ns/net")?;
+    let network = Some(LinkNameSpaceType::Network);
+    move_into_link_name_space(namespace.as_fd(), network)?;
+    let listener = std::net::TcpListener::bind(address);
+    move_into_link_name_space(own.as_fd(), network)?;
+    let listener = listener?;
+    listener.set_nonblocking(true)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .build()?;
+    let entered = runtime.enter();
+    let listener = TcpListener::from_std(listener)?;
+    drop(entered);
+    Ok((runtime, listener))
+}
+
+async fn serve(listener: TcpListener, outside: SocketAddr) {
+    loop {
+        let Ok((mut inner, _)) = listener.accept().await else {
+            // Out of descriptors at worst: those of others will be closed.
+            tokio::task::yield_now().await;
+            continue;
+        };
+        tokio::spawn(async move {
+            // While the API server is down the connection ends as it would without a relay.
+            let Ok(mut outer) = TcpStream::connect(outside).await else {
+                return;
+            };
+            let _ = inner.set_nodelay(true);
+            let _ = outer.set_nodelay(true);
+            let _ = tokio::io::copy_bidirectional(&mut inner, &mut outer).await;
+        });
+    }
+}

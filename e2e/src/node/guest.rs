@@ -1,0 +1,113 @@
+//! A process inside a machine's namespaces, started from outside.
+
+use std::path::Path;
+use std::process::{Command, ExitStatus};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::process::{Process, Usage, usage};
+
+/// nsenter forks once it has entered, which takes a millisecond.
+const FORK_LIMIT: Duration = Duration::from_secs(20);
+const LOOK: Duration = Duration::from_millis(2);
+
+/// A running process of a machine, killed when dropped.
+///
+/// nsenter stands between it and us: a process enters a pid namespace only by being born there. It
+/// ends when the guest does, so as long as it runs the guest's pid is the guest's.
+#[derive(Debug)]
+pub struct Guest {
+    outer: Process,
+    pid: u32,
+}
+
+impl Guest {
+    /// Starts `command`, which must be an nsenter that forks; its output is appended to `log`.
+    pub(super) async fn spawn(name: &str, command: Command, log: &Path) -> Result<Self> {
+        let mut outer = Process::spawn(name, command, log)?;
+        let start = Instant::now();
+        loop {
+            // setpriv and nsenter become each other without a fork, so the first child is the guest.
+            if let Some(pid) = first_child(outer.pid()) {
+                return Ok(Self { outer, pid });
+            }
+            outer.check_running()?;
+            if start.elapsed() > FORK_LIMIT {
+                bail!(
+                    "{name} is not started after {FORK_LIMIT:?}; {}",
+                    outer.log_tail(10)
+                );
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// Its process id, as seen from the host.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// The file with its standard output and error.
+    pub fn log(&self) -> &Path {
+        self.outer.log()
+    }
+
+    /// The end of that file, with its path.
+    pub fn log_tail(&self, lines: usize) -> String {
+        self.outer.log_tail(lines)
+    }
+
+    /// Memory and processor time so far.
+    pub fn usage(&self) -> Result<Usage> {
+        usage(self.pid)
+    }
+
+    /// Sends it a signal; an error if it is no more.
+    pub fn signal(&mut self, signal: Signal) -> Result<()> {
+        self.outer.check_running()?;
+        let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
+        let pid = pid.context("no process id")?;
+        kill_process(pid, signal).with_context(|| format!("cannot signal process {pid:?}"))?;
+        // nsenter stops itself beside a child that is stopped.
+        let _ = self.outer.signal(Signal::CONT);
+        Ok(())
+    }
+
+    /// SIGKILL, and gone when this returns.
+    pub async fn kill(&mut self) -> Result<()> {
+        if self.signal(Signal::KILL).is_ok() {
+            let ended = self.outer.wait(Duration::from_secs(20)).await?;
+            ended.context("nsenter does not end after its child was killed")?;
+        }
+        Ok(())
+    }
+
+    /// SIGTERM, then waits at most `grace`, then SIGKILL. Tells how it ended, if it ended by itself.
+    pub async fn stop(&mut self, grace: Duration) -> Result<Option<ExitStatus>> {
+        self.signal(Signal::TERM)?;
+        let ended = self.outer.wait(grace).await?;
+        if ended.is_none() {
+            self.kill().await?;
+        }
+        Ok(ended)
+    }
+
+    /// An error with the end of the log if it is no longer running.
+    pub fn check_running(&mut self) -> Result<()> {
+        self.outer.check_running()
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        let _ = self.signal(Signal::KILL);
+    }
+}
+
+/// The first child of a process, if it has one.
+pub(super) fn first_child(pid: u32) -> Option<u32> {
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
+    children.split_whitespace().next()?.parse().ok()
+}

@@ -1,0 +1,359 @@
+//! A machine that is a node: it has power or not, a disk that stays, a boot id that does not.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use serde_json::json;
+
+use super::config;
+use super::fabric::Fabric;
+use super::guest::Guest;
+use super::holder::Holder;
+use super::side::NodeSide;
+use super::site::Core;
+use super::{available, side};
+use crate::assets::{self, Program};
+use crate::wait;
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// `$1` is the machine's folder, `$2` its name. What a node may find or write under /etc, /opt, /var and
+/// /run is its own; all else is the host's. Mounts are shared from the end on, as kubelets want it:
+/// before, each one would show in every other place of the same folder.
+const BOOT: &str = r#"
+hostname "$2"
+mount --bind /etc "$1/host-etc"
+mount -t tmpfs -o mode=0755 tmpfs /etc
+for entry in "$1/host-etc/"*; do ln -s "$entry" /etc/; done
+rm -f /etc/cni /etc/containerd /etc/hostname /etc/hosts /etc/kubernetes /etc/machine-id /etc/resolv.conf
+mkdir /etc/cni
+mount --bind "$1/cni" /etc/cni
+echo "$2" > /etc/hostname
+echo "127.0.0.1 localhost" > /etc/hosts
+: > /etc/resolv.conf
+cp "$1/machine-id" /etc/machine-id
+mount --bind "$1/opt" /opt
+mount --bind "$1/var" /var
+mount -t tmpfs -o mode=0755 tmpfs /run
+mkdir /run/lock
+for file in "$1/sysctl/"*; do
+    name=${file##*/}
+    mount --bind "$file" "/proc/sys/$(echo "$name" | tr : /)"
+done
+echo 1 > /proc/sys/net/ipv4/ip_forward
+echo 1 > /proc/sys/net/ipv6/conf/all/forwarding
+mount --make-rshared /
+"#;
+
+/// How a machine joins.
+#[derive(Clone, Debug, Default)]
+pub struct MachineOptions {
+    /// Labels that its kubelet registers the Node with
+    pub labels: Vec<(String, String)>,
+    /// What serves its pods with addresses
+    pub side: NodeSide,
+}
+
+/// A machine of a [`Site`](super::Site), off when dropped.
+#[derive(Debug)]
+pub struct Machine {
+    name: String,
+    number: u8,
+    folder: PathBuf,
+    options: MachineOptions,
+    power: Option<Power>,
+    core: std::sync::Arc<Core>,
+}
+
+/// What runs while it has power. Dropped in order.
+#[derive(Debug)]
+struct Power {
+    agent: Option<Guest>,
+    kubelet: Option<Guest>,
+    containerd: Option<Guest>,
+    holder: Holder,
+}
+
+impl Machine {
+    pub(super) async fn start(
+        core: std::sync::Arc<Core>,
+        number: u8,
+        options: MachineOptions,
+    ) -> Result<Self> {
+        let name = format!("n{number}");
+        let folder = core.folder().join(&name);
+        let mut this = Self {
+            name,
+            number,
+            folder,
+            options,
+            power: None,
+            core,
+        };
+        this.furnish()?;
+        this.boot().await?;
+        Ok(this)
+    }
+
+    /// The name of its Node.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its number on the fabric.
+    pub fn number(&self) -> u8 {
+        self.number
+    }
+
+    /// Its logs, and what it has on disk.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Its disk: the folder that is `/var` inside.
+    pub fn var(&self) -> PathBuf {
+        self.folder.join("var")
+    }
+
+    /// Switches it on: a new boot id, the old disk, containerd, the node side's agent, the kubelet.
+    /// Does not wait for the Node to be ready.
+    pub async fn boot(&mut self) -> Result<()> {
+        let boot_id = fs::read_to_string("/proc/sys/kernel/random/uuid")?;
+        fs::write(self.folder.join("sysctl/kernel:random:boot_id"), boot_id)?;
+        let cgroup = self.core.cgroups.of(&self.name)?;
+        let kubelet = config::kubelet(&cgroup).to_string();
+        fs::write(self.folder.join("kubelet.json"), kubelet)?;
+        let args = [self.name.as_str()];
+        let holder = Holder::start(&self.name, BOOT, &self.folder, &args).await?;
+        self.core.fabric.plug(self.number, &holder).await?;
+        self.power = Some(Power {
+            agent: None,
+            kubelet: None,
+            containerd: None,
+            holder,
+        });
+        self.start_containerd().await?;
+        self.start_agent().await?;
+        self.start_kubelet().await
+    }
+
+    /// Takes its power away: everything that runs ends at once, the disk stays.
+    pub async fn power_off(&mut self) -> Result<()> {
+        if let Some(power) = self.power.take() {
+            power.holder.kill().await?;
+            self.core.cgroups.clear(&self.name).await?;
+        }
+        Ok(())
+    }
+
+    /// Runs a program inside and returns its standard output.
+    pub async fn run<S: AsRef<OsStr>>(&self, args: &[S]) -> Result<String> {
+        self.power()?.holder.run(args).await
+    }
+
+    /// Runs a program of the image in a running container, named as in a pod's
+    /// `status.containerStatuses[].containerID`.
+    pub async fn run_in_pod(&self, container_id: &str, args: &[&str]) -> Result<String> {
+        use std::sync::atomic::{AtomicU32, Ordering};
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let id = container_id.trim_start_matches("containerd://");
+        let exec = format!("e2e-{}", NEXT.fetch_add(1, Ordering::Relaxed));
+        let ctr = assets::find(Program::Ctr)?;
+        let ctr = ctr.to_string_lossy();
+        let mut all = vec![
+            &*ctr,
+            "-n",
+            "k8s.io",
+            "task",
+            "exec",
+            "--exec-id",
+            &exec,
+            id,
+        ];
+        all.extend(args);
+        self.run(&all).await
+    }
+
+    /// Whether an address answers a ping of this machine within 2 s.
+    pub async fn ping(&self, address: &str) -> Result<()> {
+        self.run(&["busybox", "ping", "-c", "1", "-W", "2", address])
+            .await?;
+        Ok(())
+    }
+
+    /// Starts another program inside; its output goes to `NAME.log` of the machine's folder.
+    pub async fn spawn<S: AsRef<OsStr>>(&self, name: &str, args: &[S]) -> Result<Guest> {
+        self.power()?.holder.spawn(name, &[], args).await
+    }
+
+    /// containerd, for signals; start another one with [`Self::start_containerd`].
+    pub fn containerd(&mut self) -> Result<&mut Guest> {
+        let power = self.power_mut()?;
+        power.containerd.as_mut().context("containerd does not run")
+    }
+
+    /// The kubelet, likewise.
+    pub fn kubelet(&mut self) -> Result<&mut Guest> {
+        let power = self.power_mut()?;
+        power.kubelet.as_mut().context("the kubelet does not run")
+    }
+
+    /// The agent of the node side, likewise.
+    pub fn agent(&mut self) -> Result<&mut Guest> {
+        let power = self.power_mut()?;
+        power.agent.as_mut().context("no agent runs")
+    }
+
+    /// Changes what serves its pods with addresses: files at once, the agent starts anew.
+    pub async fn set_side(&mut self, side: NodeSide) -> Result<()> {
+        side::install(&self.options.side, &side, &self.folder)?;
+        self.options.side = side;
+        if let Some(power) = &mut self.power {
+            if let Some(mut agent) = power.agent.take() {
+                agent.kill().await?;
+            }
+            self.start_agent().await?;
+        }
+        Ok(())
+    }
+
+    /// Starts containerd and returns when it serves; the image is imported at the first time.
+    pub async fn start_containerd(&mut self) -> Result<()> {
+        let binary = assets::find(Program::Containerd)?;
+        // containerd finds its shim by name.
+        let path = std::env::var("PATH").unwrap_or_default();
+        let path = match binary.parent() {
+            Some(folder) => format!("{}:{path}:/usr/sbin:/sbin", folder.display()),
+            None => path,
+        };
+        let config = self.folder.join("containerd.toml");
+        let args = [binary.as_os_str(), "--config".as_ref(), config.as_ref()];
+        let holder = &self.power()?.holder;
+        let mut guest = holder.spawn("containerd", &[("PATH", path)], &args).await?;
+        let ctr = assets::find(Program::Ctr)?;
+        let ctr = |args: &[&str]| -> Vec<std::ffi::OsString> {
+            let all = ["-n", "k8s.io"].iter().chain(args).map(Into::into);
+            std::iter::once(ctr.clone().into()).chain(all).collect()
+        };
+        wait::until("containerd serves", LIMIT, async || {
+            guest.check_running()?;
+            // Refused at once where there is no socket, as ctr would try for 10 s.
+            self.run(&["test", "-S", config::CRI]).await?;
+            Ok(Some(self.run(&ctr(&["images", "list", "-q"])).await?))
+        })
+        .await
+        .with_context(|| guest.log_tail(30))?;
+        let imported = self.folder.join("imported");
+        if !imported.exists() {
+            let image = self.core.image.to_string_lossy().into_owned();
+            self.run(&ctr(&["images", "import", &image])).await?;
+            fs::write(imported, "")?;
+        }
+        self.power_mut()?.containerd = Some(guest);
+        Ok(())
+    }
+
+    /// Starts the kubelet and does not wait.
+    pub async fn start_kubelet(&mut self) -> Result<()> {
+        let [v4, v6] = Fabric::addresses(self.number);
+        let labels = self.options.labels.iter();
+        let labels: Vec<String> = labels
+            .map(|(key, value)| format!("{key}={value}"))
+            .collect();
+        let flag = |name: &str, path: PathBuf| format!("--{name}={}", path.display());
+        let args = [
+            assets::find(Program::Kubelet)?.display().to_string(),
+            flag("config", self.folder.join("kubelet.json")),
+            flag("kubeconfig", self.core.kubeconfig(&user(self.number))?),
+            format!("--hostname-override={}", self.name),
+            format!("--node-ip={v4},{v6}"),
+            format!("--node-labels={}", labels.join(",")),
+        ];
+        let guest = self.power()?.holder.spawn("kubelet", &[], &args).await?;
+        self.power_mut()?.kubelet = Some(guest);
+        Ok(())
+    }
+
+    /// Starts the agent of the node side, where that has one, and does not wait.
+    pub async fn start_agent(&mut self) -> Result<()> {
+        let Some(agent) = &self.options.side.agent else {
+            return Ok(());
+        };
+        let mut env: Vec<(&str, String)> = vec![("NODE_NAME", self.name.clone())];
+        let kubeconfig = self.core.kubeconfig(&agent.user)?;
+        env.push(("KUBECONFIG", kubeconfig.display().to_string()));
+        let guest = self.power()?.holder.spawn("agent", &env, &agent.args);
+        let guest = guest.await?;
+        self.power_mut()?.agent = Some(guest);
+        Ok(())
+    }
+
+    fn power(&self) -> Result<&Power> {
+        let off = || format!("machine {} is switched off", self.name);
+        self.power.as_ref().with_context(off)
+    }
+
+    fn power_mut(&mut self) -> Result<&mut Power> {
+        let off = || format!("machine {} is switched off", self.name);
+        self.power.as_mut().with_context(off)
+    }
+
+    /// Its disk, as it comes.
+    fn furnish(&self) -> Result<()> {
+        let folder = &self.folder;
+        for name in [
+            "cni/net.d",
+            "host-etc",
+            "opt/cni/bin",
+            "sysctl",
+            "var/cache",
+            "var/lib/containerd",
+            "var/lib/kubelet",
+            "var/log/containers",
+            "var/log/pods",
+            "var/tmp",
+        ] {
+            let path = folder.join(name);
+            fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
+        }
+        for (link, to) in [("run", "/run"), ("lock", "/run/lock")] {
+            std::os::unix::fs::symlink(to, folder.join("var").join(link))?;
+        }
+        for (name, value) in config::SYSCTLS {
+            let name = name.replace('/', ":");
+            fs::write(folder.join("sysctl").join(name), format!("{value}\n"))?;
+        }
+        let machine_id = fs::read_to_string("/proc/sys/kernel/random/uuid")?;
+        fs::write(folder.join("machine-id"), machine_id.replace('-', ""))?;
+        let runc = available::find("runc").context("runc is missing: apt-get install runc")?;
+        fs::write(folder.join("containerd.toml"), config::containerd(&runc))?;
+        for plugin in [
+            Program::Bridge,
+            Program::HostLocal,
+            Program::Loopback,
+            Program::Macvlan,
+            Program::Portmap,
+            Program::Ptp,
+        ] {
+            let to = folder.join("opt/cni/bin").join(plugin.name());
+            fs::copy(assets::find(plugin)?, to)?;
+        }
+        side::install(&NodeSide::default(), &self.options.side, folder)
+    }
+}
+
+/// Who the kubelet of a machine is to the API server.
+pub(super) fn user(number: u8) -> String {
+    format!("system:node:n{number}")
+}
+
+/// What a kubeconfig inside needs besides a token: the server's certificate is for localhost.
+pub(super) fn server() -> serde_json::Value {
+    json!({
+        "server": format!("https://{}", super::fabric::API),
+        "tls-server-name": "localhost",
+    })
+}

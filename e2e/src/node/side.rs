@@ -1,0 +1,105 @@
+//! What serves the pods of a machine with addresses: plugins, a CNI configuration, perhaps an agent.
+//!
+//! This is the one place where a node's own software enters a machine.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+use serde_json::{Value, json};
+
+use crate::daemon;
+
+/// Files and a process of a machine. The reference plugins are there in any case.
+#[derive(Clone, Debug, Default)]
+pub struct NodeSide {
+    /// Executables: their names in `/opt/cni/bin`, and what is copied there
+    pub plugins: Vec<(String, PathBuf)>,
+    /// Files of `/etc/cni`: name and text. Without one in `net.d` the node is not ready until somebody
+    /// writes one
+    pub configs: Vec<(String, String)>,
+    /// What is started at each boot
+    pub agent: Option<Agent>,
+}
+
+/// A process of the node side.
+#[derive(Clone, Debug)]
+pub struct Agent {
+    /// The program and its arguments. `NODE_NAME` and `KUBECONFIG` are in its environment.
+    pub args: Vec<String>,
+    /// Who it is to the API server
+    pub user: String,
+}
+
+impl NodeSide {
+    /// The bridge plugin with host-local over a node's podCIDRs: what there was before.
+    pub fn host_local(pod_cidrs: &[String]) -> Self {
+        let ranges = pod_cidrs.iter().map(|cidr| json!([{"subnet": cidr}]));
+        let ranges: Vec<Value> = ranges.collect();
+        let list = conflist(&json!({
+            "type": "bridge", "bridge": "cni0", "isDefaultGateway": true,
+            "ipam": {"type": "host-local", "ranges": ranges},
+        }));
+        Self {
+            configs: vec![("net.d/10-pods.conflist".to_owned(), list)],
+            ..Self::default()
+        }
+    }
+
+    /// Our plugin behind `main`, a main plugin without its `ipam`, and our agent, with these flags
+    /// besides, as `user`. The agent writes the CNI configuration once the node holds something.
+    pub fn cadastre(main: &Value, flags: &[&str], user: &str) -> Result<Self> {
+        let mut main = main.clone();
+        main["ipam"] = json!({"type": "cadastre-ipam"});
+        let agent = daemon::binary()?.display().to_string();
+        let fixed = [
+            "agent",
+            "--cri-socket",
+            super::config::CRI,
+            "--cni-conf",
+            "/etc/cni/net.d/10-pods.conflist",
+            "--cni-conf-template",
+            "/etc/cni/template.json",
+        ];
+        let args = fixed.iter().chain(flags).map(ToString::to_string);
+        Ok(Self {
+            plugins: vec![("cadastre-ipam".to_owned(), daemon::plugin()?)],
+            configs: vec![("template.json".to_owned(), conflist(&main))],
+            agent: Some(Agent {
+                args: std::iter::once(agent).chain(args).collect(),
+                user: user.to_owned(),
+            }),
+        })
+    }
+}
+
+/// A conflist with one plugin, in the version of CNI that has STATUS and GC.
+fn conflist(plugin: &Value) -> String {
+    json!({"cniVersion": "1.1.0", "name": "pods", "plugins": [plugin]}).to_string()
+}
+
+/// Puts `new` in the place of `old`, in the folder of a machine. Configurations come last.
+pub(super) fn install(old: &NodeSide, new: &NodeSide, folder: &Path) -> Result<()> {
+    for (name, from) in &new.plugins {
+        let to = folder.join("opt/cni/bin").join(name);
+        replace(&to, |path| fs::copy(from, path).map(|_| ()))?;
+    }
+    let configs = folder.join("cni");
+    for (name, text) in &new.configs {
+        replace(&configs.join(name), |path| fs::write(path, text))?;
+    }
+    for (name, _) in &old.configs {
+        if new.configs.iter().all(|(it, _)| it != name) {
+            fs::remove_file(configs.join(name))?;
+        }
+    }
+    Ok(())
+}
+
+/// Writes a file beside `to` and renames it: containerd watches the folder, and what runs stays whole.
+fn replace(to: &Path, write: impl FnOnce(&Path) -> std::io::Result<()>) -> Result<()> {
+    let temporary = to.with_extension("temp");
+    write(&temporary)
+        .and_then(|()| fs::rename(&temporary, to))
+        .with_context(|| format!("cannot write {}", to.display()))
+}

@@ -1,0 +1,140 @@
+//! Where machines stand: a control plane with its controllers, and a fabric.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use anyhow::{Result, ensure};
+
+use super::cgroups::Cgroups;
+use super::fabric::Fabric;
+use super::image;
+use super::machine::{self, Machine, MachineOptions};
+use crate::assets;
+use crate::control_plane::{ControlPlane, Options};
+use crate::hand::Hand;
+use crate::kcm::KcmOptions;
+use crate::kubeconfig::{User, write_private};
+use crate::process::Process;
+use crate::{crds, scheduler};
+
+/// The most machines of a site, over its whole life: the API server reads their tokens at its start.
+pub const MACHINES: u8 = 60;
+
+/// What may differ between sites.
+#[derive(Clone, Debug, Default)]
+pub struct SiteOptions {
+    /// Of its control plane; users for machines are added
+    pub control_plane: Options,
+    /// Of kube-controller-manager; what makes a dead node known soon is added
+    pub kcm: KcmOptions,
+}
+
+/// A running site. What stands on it ends first.
+#[derive(Debug)]
+pub struct Site {
+    next: AtomicU8,
+    core: Arc<Core>,
+    _kcm: Process,
+    _scheduler: Process,
+    cluster: ControlPlane,
+}
+
+/// What machines need of their site; they keep it alive.
+#[derive(Debug)]
+pub(super) struct Core {
+    pub(super) fabric: Fabric,
+    pub(super) cgroups: Cgroups,
+    pub(super) image: PathBuf,
+    folder: PathBuf,
+    kubeconfigs: Vec<(String, serde_json::Value)>,
+}
+
+impl Site {
+    /// Starts a control plane with Cadastre's CRDs, a scheduler and controllers that give no podCIDRs.
+    /// Builds what is missing first, which takes minutes. Ask [`super::available`] before.
+    pub async fn start(options: SiteOptions) -> Result<Self> {
+        tokio::task::spawn_blocking(|| assets::ensure(&assets::NODES)).await??;
+        let mut control_plane = options.control_plane;
+        let users = (1..=MACHINES).map(|it| User::new(&machine::user(it), &["system:nodes"]));
+        control_plane.users.extend(users);
+        let cluster = ControlPlane::start(control_plane).await?;
+        let mut kcm = options.kcm;
+        kcm.args.extend(
+            [
+                "--node-monitor-period=1s",
+                "--node-monitor-grace-period=10s",
+                "--concurrent-deployment-syncs=2",
+            ]
+            .map(str::to_owned),
+        );
+        let kcm = cluster.start_kcm(&kcm)?;
+        let scheduler = scheduler::start(&cluster)?;
+        crds::install(&cluster.client().await?).await?;
+        let core = Core {
+            fabric: Fabric::start(cluster.folder(), cluster.address()).await?,
+            cgroups: Cgroups::new()?,
+            image: image::write(cluster.folder())?,
+            folder: cluster.folder().to_owned(),
+            kubeconfigs: cluster.kubeconfigs(&machine::server())?,
+        };
+        Ok(Self {
+            next: AtomicU8::new(1),
+            core: Arc::new(core),
+            _kcm: kcm,
+            _scheduler: scheduler,
+            cluster,
+        })
+    }
+
+    /// Starts a machine with the next free number; its Node bears the name `nNUMBER`. Returns when its
+    /// kubelet runs.
+    pub async fn machine(&self, options: MachineOptions) -> Result<Machine> {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        ensure!(number <= MACHINES, "a site has {MACHINES} machines at most");
+        Machine::start(Arc::clone(&self.core), number, options).await
+    }
+
+    /// The network between machines.
+    pub fn fabric(&self) -> &Fabric {
+        &self.core.fabric
+    }
+
+    /// The control plane.
+    pub fn cluster(&self) -> &ControlPlane {
+        &self.cluster
+    }
+
+    /// The control plane, to be stopped and started.
+    pub fn cluster_mut(&mut self) -> &mut ControlPlane {
+        &mut self.cluster
+    }
+
+    /// A hand of the administrator, for the runtime that runs.
+    pub async fn hand(&self) -> Result<Hand> {
+        Ok(Hand::new(self.cluster.client().await?))
+    }
+}
+
+impl Core {
+    /// Logs, and a folder for each machine.
+    pub(super) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The path of a kubeconfig for use inside machines, written when first asked for.
+    pub(super) fn kubeconfig(&self, user: &str) -> Result<PathBuf> {
+        let found = self.kubeconfigs.iter().find(|(name, _)| name == user);
+        let Some((_, config)) = found else {
+            anyhow::bail!(
+                "no user {user:?}: tokens are read at start, so add it to Options::users"
+            );
+        };
+        let name = user.replace([':', '/'], "-");
+        let path = self.folder.join(format!("{name}.inside.kubeconfig"));
+        if !path.exists() {
+            write_private(&path, &format!("{config:#}\n"))?;
+        }
+        Ok(path)
+    }
+}

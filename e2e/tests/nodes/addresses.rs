@@ -1,0 +1,95 @@
+//! Many pods on nodes with our plugin and agent: unique addresses in the right ranges, no leaks.
+
+use cadastre_e2e::node::Machine;
+use serde_json::json;
+
+use crate::pods::{self, Running};
+use crate::{Stage, machines};
+
+/// Pods at the same time.
+const PODS: usize = 60;
+/// Pods that come and go.
+const WAVE: usize = 40;
+const WAVES: usize = 5;
+
+pub(crate) async fn sixty_pods_on_two_nodes_then_two_hundred_come_and_go(stage: &Stage) {
+    let (hand, group) = (&stage.hand, "many");
+    let mut spec = machines::both("10.30.0.0/16", "fd00:30::/48");
+    // Several blocks a node, not all at once.
+    spec["ipv4"]["blockSize"] = json!(28);
+    spec["ipv6"]["blockSize"] = json!(124);
+    hand.block_pool(group, spec).await.unwrap();
+    let two = [
+        stage.machine(group, machines::ptp()).await,
+        stage.machine(group, machines::ptp()).await,
+    ];
+    for machine in &two {
+        pods::ready(hand, machine.name(), true).await;
+    }
+    pods::create_many(hand, group, group, 0..PODS, None).await;
+    let all = pods::running(hand, group, PODS).await;
+    assert_good(stage, &two, &all).await;
+    pods::delete_all(hand, group).await;
+
+    // Each wave comes while the one before goes.
+    for wave in 0..WAVES {
+        let prefix = format!("{group}-wave-{wave}");
+        pods::create_many(hand, group, &prefix, 0..WAVE, None).await;
+        if let Some(before) = wave.checked_sub(1) {
+            pods::delete_many(hand, &format!("{group}-wave-{before}"), 0..WAVE).await;
+        }
+        let all = pods::running_of(hand, group, &prefix, WAVE).await;
+        pods::assert_unique(&all);
+    }
+    pods::delete_all(hand, group).await;
+    for machine in &two {
+        machines::told(hand, machine.name(), &[]).await;
+    }
+}
+
+async fn assert_good(stage: &Stage, two: &[Machine; 2], all: &[Running]) {
+    pods::assert_unique(all);
+    let mut samples = Vec::new();
+    for machine in two {
+        let ranges = machines::route(stage, machine).await;
+        let own: Vec<Running> = all
+            .iter()
+            .filter(|it| it.node == machine.name())
+            .cloned()
+            .collect();
+        assert!(own.len() >= 10, "{} on {}", own.len(), machine.name());
+        pods::assert_within(&own, &ranges);
+        assert!(own.iter().all(|it| it.addresses.len() == 2), "{own:?}");
+        machines::told(&stage.hand, machine.name(), all).await;
+        samples.push(own[0].clone());
+    }
+    pods::assert_reaches(&two[0], &samples[0], &samples[1]).await;
+    pods::assert_reaches(&two[1], &samples[1], &samples[0]).await;
+}
+
+pub(crate) async fn pod_cidrs_with_the_bridge_plugin(stage: &Stage) {
+    let (hand, group) = (&stage.hand, "cidrs");
+    let spec = machines::both("10.31.0.0/16", "fd00:31::/48");
+    hand.pool(group, spec).await.unwrap();
+    // Not `isDefaultGateway`: the pool gives the default routes, and there is room for one.
+    let bridge = json!({"type": "bridge", "bridge": "cni0", "isGateway": true});
+    let two = [
+        stage.machine(group, machines::side(&bridge)).await,
+        stage.machine(group, machines::side(&bridge)).await,
+    ];
+    for machine in &two {
+        let name = machine.name();
+        pods::ready(hand, name, true).await;
+        assert_eq!(
+            pods::pod_cidrs(hand, name, 2).await,
+            machines::ranges(hand, name).await
+        );
+        pods::create_many(hand, group, &format!("{group}-{name}"), 0..10, Some(name)).await;
+    }
+    let all = pods::running(hand, group, 20).await;
+    assert_good(stage, &two, &all).await;
+    pods::delete_all(hand, group).await;
+    for machine in &two {
+        machines::told(hand, machine.name(), &[]).await;
+    }
+}

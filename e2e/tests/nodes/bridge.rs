@@ -1,0 +1,116 @@
+//! podCIDRs given by the controller, used by the bridge plugin and host-local, or by our plugin in
+//! its place: no agent.
+
+use cadastre_e2e::daemon;
+use cadastre_e2e::node::{Machine, NodeSide};
+use serde_json::json;
+
+use crate::pods::{self, Running};
+use crate::{Stage, machines};
+
+/// The plugin with host-local's own configuration takes host-local's place, and host-local its,
+/// while pods run.
+pub(crate) async fn host_local_and_ours_take_turns_on_a_node(stage: &Stage) {
+    let (hand, group) = (&stage.hand, "turns");
+    let spec = json!({
+        "ipv4": {"cidrs": ["10.21.0.0/16"]}, "ipv6": {"cidrs": ["fd00:21::/48"]},
+    });
+    hand.pool(group, spec).await.unwrap();
+    let (mut machine, ranges) = machine(stage, group).await;
+    let theirs = NodeSide::host_local(&ranges);
+    let mut ours = theirs.clone();
+    let plugin = ("host-local".to_owned(), daemon::plugin().unwrap());
+    ours.plugins.push(plugin);
+    let mut back = theirs.clone();
+    let plugin = cadastre_e2e::assets::Program::HostLocal;
+    let plugin = cadastre_e2e::assets::find(plugin).unwrap();
+    back.plugins.push(("host-local".to_owned(), plugin));
+    pods::ready(hand, machine.name(), true).await;
+    for (n, side) in [ours, back, theirs].into_iter().enumerate() {
+        for i in 0..3 {
+            let name = format!("{group}-{n}-{i}");
+            pods::create(hand, group, &name, Some(machine.name())).await;
+        }
+        let all = pods::running(hand, group, 3 * (n + 1)).await;
+        pods::assert_unique(&all);
+        pods::assert_within(&all, &ranges);
+        assert_eq!(
+            files(&machine).len(),
+            2 * all.len(),
+            "{:?}",
+            files(&machine)
+        );
+        machine.set_side(side).await.unwrap();
+    }
+    pods::delete_all(hand, group).await;
+    assert_eq!(files(&machine), Vec::<String>::new());
+}
+
+/// The addresses that host-local's folder says are taken.
+fn files(machine: &Machine) -> Vec<String> {
+    let folder = machine.var().join("lib/cni/networks/pods");
+    let names = std::fs::read_dir(folder).unwrap().flatten();
+    let names = names.map(|it| it.file_name().into_string().unwrap());
+    names
+        .filter(|it| it != "lock" && !it.starts_with("last_reserved_ip"))
+        .collect()
+}
+
+pub(crate) async fn pods_of_two_nodes_reach_each_other_and_come_back_after_a_power_cut(
+    stage: &Stage,
+) {
+    let (hand, group) = (&stage.hand, "bridge");
+    let spec = json!({
+        "ipv4": {"cidrs": ["10.20.0.0/16"]}, "ipv6": {"cidrs": ["fd00:20::/48"]},
+    });
+    hand.pool(group, spec).await.unwrap();
+    let (mut one, its) = machine(stage, group).await;
+    let (other, others) = machine(stage, group).await;
+    let boot = machines::boot_id(&pods::ready(hand, one.name(), true).await);
+    pods::ready(hand, other.name(), true).await;
+    for (n, machine) in (0..8).map(|n| (n, if n % 2 == 0 { &one } else { &other })) {
+        let name = format!("{group}-{n}");
+        pods::create(hand, group, &name, Some(machine.name())).await;
+    }
+    let before = pods::running(hand, group, 8).await;
+    let ranges = [its, others];
+    assert_good(&before, [&one, &other], &ranges).await;
+
+    one.power_off().await.unwrap();
+    one.run(&["true"]).await.unwrap_err();
+    one.boot().await.unwrap();
+    machines::booted_since(hand, one.name(), &boot).await;
+    let after = machines::same_pods_anew(hand, group, &before, one.name()).await;
+    assert_good(&after, [&one, &other], &ranges).await;
+    pods::delete_all(hand, group).await;
+}
+
+/// A machine with the bridge plugin and host-local over its podCIDRs, routed to.
+async fn machine(stage: &Stage, group: &str) -> (Machine, Vec<String>) {
+    let mut machine = stage.machine(group, NodeSide::default()).await;
+    let name = machine.name().to_owned();
+    let cidrs = pods::pod_cidrs(&stage.hand, &name, 2).await;
+    let side = NodeSide::host_local(&cidrs);
+    machine.set_side(side).await.unwrap();
+    let says_so = stage
+        .hand
+        .subnet_until(&name, "says what the node says", |it| {
+            it.spec.pod_cidrs.iter().map(|it| &it.cidr).eq(&cidrs)
+        });
+    says_so.await.unwrap();
+    assert_eq!(machines::route(stage, &machine).await, cidrs);
+    (machine, cidrs)
+}
+
+async fn assert_good(all: &[Running], machines: [&Machine; 2], ranges: &[Vec<String>; 2]) {
+    pods::assert_unique(all);
+    for (machine, ranges) in machines.into_iter().zip(ranges) {
+        let own = |it: &&Running| it.node == machine.name();
+        pods::assert_within(all.iter().filter(own), ranges);
+        assert_eq!(all.iter().filter(own).count(), 4);
+        let from = all.iter().find(own).unwrap();
+        assert_eq!(from.addresses.len(), 2);
+        let other = all.iter().find(|it| !own(it)).unwrap();
+        pods::assert_reaches(machine, from, other).await;
+    }
+}

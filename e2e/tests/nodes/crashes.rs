@@ -1,0 +1,190 @@
+//! What runs on a node dies, or cannot reach the API server, and pods go on.
+
+use cadastre_e2e::node::Machine;
+use cadastre_e2e::wait::until;
+use rustix::process::Signal;
+
+use crate::pods::{self, Running};
+use crate::{LIMIT, Stage, machines};
+
+pub(crate) async fn a_power_cut_gives_the_same_pods_new_sandboxes(stage: &Stage) {
+    let (hand, group) = (&stage.hand, "power");
+    let spec = machines::both("10.33.0.0/24", "fd00:33::/120");
+    hand.block_pool(group, spec).await.unwrap();
+    let mut machine = stage.machine(group, machines::ptp()).await;
+    let node = machine.name().to_owned();
+    let boot = machines::boot_id(&pods::ready(hand, &node, true).await);
+    pods::create_many(hand, group, group, 0..6, Some(&node)).await;
+    let before = pods::running(hand, group, 6).await;
+    machines::told(hand, &node, &before).await;
+    machine.power_off().await.unwrap();
+    machine.boot().await.unwrap();
+    machines::booted_since(hand, &node, &boot).await;
+    let after = machines::same_pods_anew(hand, group, &before, &node).await;
+    assert_good(stage, &after, &node).await;
+    // Of the earlier sandboxes nothing is left, whether or not a DEL came.
+    machines::told(hand, &node, &after).await;
+    pods::delete_all(hand, group).await;
+    machines::told(hand, &node, &[]).await;
+}
+
+pub(crate) async fn containerd_kubelet_and_agent_are_killed(stage: &Stage) {
+    let (hand, group) = (&stage.hand, "kills");
+    let spec = machines::both("10.34.0.0/24", "fd00:34::/120");
+    hand.block_pool(group, spec).await.unwrap();
+    let mut machine = stage.machine(group, machines::ptp()).await;
+    let node = machine.name().to_owned();
+    pods::ready(hand, &node, true).await;
+    pods::create_many(hand, group, group, 0..6, Some(&node)).await;
+    let before = pods::running(hand, group, 6).await;
+
+    machine.containerd().unwrap().kill().await.unwrap();
+    machine.kubelet().unwrap().kill().await.unwrap();
+    machine.start_containerd().await.unwrap();
+    machine.start_kubelet().await.unwrap();
+    let name = format!("{group}-new");
+    pods::create(hand, group, &name, Some(&node)).await;
+    let all = pods::running(hand, group, 7).await;
+    assert_good(stage, &all, &node).await;
+    let kept = |it: &Running| all.iter().any(|after| same_sandbox(it, after));
+    assert!(before.iter().all(kept), "{before:?} {all:?}");
+
+    // From now on there is no agent: the plugin works on the store itself.
+    machine.agent().unwrap().kill().await.unwrap();
+    pods::delete_many(hand, group, 0..3).await;
+    pods::create_many(hand, group, "alone", 0..5, Some(&node)).await;
+    let all = pods::running(hand, group, 9).await;
+    assert_good(stage, &all, &node).await;
+    pods::ready(hand, &node, true).await;
+
+    machine.start_agent().await.unwrap();
+    machines::told(hand, &node, &all).await;
+    pods::delete_all(hand, group).await;
+    machines::told(hand, &node, &[]).await;
+}
+
+/// The kubelet makes sandboxes anew by itself, so pods need addresses while nobody can be asked.
+pub(crate) async fn the_api_server_is_out_of_reach(stage: &Stage) {
+    let (hand, group) = (&stage.hand, "alone");
+    let spec = machines::both("10.35.0.0/24", "fd00:35::/120");
+    hand.block_pool(group, spec).await.unwrap();
+    let mut machine = stage.machine(group, machines::ptp()).await;
+    let node = machine.name().to_owned();
+    pods::ready(hand, &node, true).await;
+    pods::create_many(hand, group, group, 0..4, Some(&node)).await;
+    let before = pods::running(hand, group, 4).await;
+    machines::told(hand, &node, &before).await;
+
+    let fabric = stage.site.fabric();
+    fabric.link(machine.number(), false).await.unwrap();
+    let sandboxes = sandboxes(&machine).await;
+    assert_eq!(sandboxes.len(), 4);
+    let ctr = cadastre_e2e::assets::find(cadastre_e2e::assets::Program::Ctr).unwrap();
+    let ctr = ctr.display().to_string();
+    for (n, sandbox) in sandboxes.iter().enumerate() {
+        // Half of them with an agent that has been restarted meanwhile.
+        if n == 2 {
+            until_new(&machine, &sandboxes[..2], 4).await;
+            machine.agent().unwrap().kill().await.unwrap();
+            machine.start_agent().await.unwrap();
+        }
+        let kill = [
+            &ctr,
+            "-n",
+            "k8s.io",
+            "task",
+            "kill",
+            "-s",
+            "KILL",
+            sandbox.as_str(),
+        ];
+        machine.run(&kill).await.unwrap();
+    }
+    until_new(&machine, &sandboxes, 4).await;
+    fabric.link(machine.number(), true).await.unwrap();
+
+    let after = machines::same_pods_anew(hand, group, &before, &node).await;
+    assert_good(stage, &after, &node).await;
+    machines::told(hand, &node, &after).await;
+    pods::delete_all(hand, group).await;
+    machines::told(hand, &node, &[]).await;
+}
+
+/// Container ids of the sandboxes that run.
+async fn sandboxes(machine: &Machine) -> Vec<String> {
+    let ctr = cadastre_e2e::assets::find(cadastre_e2e::assets::Program::Ctr).unwrap();
+    let ctr = ctr.display().to_string();
+    let kind = r#"labels."io.cri-containerd.kind"==sandbox"#;
+    let all = [&ctr, "-n", "k8s.io", "containers", "list", "-q", kind];
+    let all = machine.run(&all).await.unwrap();
+    let running = [&ctr, "-n", "k8s.io", "tasks", "list"];
+    let running = machine.run(&running).await.unwrap();
+    let runs = |id: &&str| {
+        let line = running.lines().find(|it| it.starts_with(id));
+        line.is_some_and(|it| it.contains("RUNNING"))
+    };
+    all.lines().filter(runs).map(str::to_owned).collect()
+}
+
+/// Waits until `count` sandboxes run, none of `old` among them.
+async fn until_new(machine: &Machine, old: &[String], count: usize) {
+    until("sandboxes are made anew", LIMIT, async || {
+        let now = sandboxes(machine).await;
+        let new = now.iter().all(|it| !old.contains(it));
+        Ok((new && now.len() == count).then_some(()))
+    })
+    .await
+    .unwrap();
+}
+
+fn same_sandbox(a: &Running, b: &Running) -> bool {
+    (&a.uid, &a.container, &a.addresses) == (&b.uid, &b.container, &b.addresses)
+}
+
+async fn assert_good(stage: &Stage, all: &[Running], node: &str) {
+    pods::assert_unique(all);
+    assert!(all.iter().all(|it| it.addresses.len() == 2), "{all:?}");
+    pods::assert_within(all, &machines::ranges(&stage.hand, node).await);
+}
+
+/// An agent that hangs while it has nothing to do is as good as none.
+pub(crate) async fn the_agent_hangs(stage: &Stage) {
+    let (hand, group) = (&stage.hand, "hangs");
+    let spec = machines::both("10.36.0.0/24", "fd00:36::/120");
+    hand.block_pool(group, spec).await.unwrap();
+    let mut machine = stage.machine(group, machines::ptp()).await;
+    let node = machine.name().to_owned();
+    pods::ready(hand, &node, true).await;
+    pods::create_many(hand, group, group, 0..2, Some(&node)).await;
+    let before = pods::running(hand, group, 2).await;
+    machines::told(hand, &node, &before).await;
+    let agent = machine.agent().unwrap();
+    until("the agent lets go of its store", LIMIT, async || {
+        if has_store(agent.pid()) {
+            return Ok(None);
+        }
+        agent.signal(Signal::STOP)?;
+        // It may have opened it again just before.
+        if has_store(agent.pid()) {
+            agent.signal(Signal::CONT)?;
+            return Ok(None);
+        }
+        Ok(Some(()))
+    })
+    .await
+    .unwrap();
+    pods::create_many(hand, group, "stopped", 0..3, Some(&node)).await;
+    let all = pods::running(hand, group, 5).await;
+    assert_good(stage, &all, &node).await;
+    machine.agent().unwrap().signal(Signal::CONT).unwrap();
+    machines::told(hand, &node, &all).await;
+    pods::delete_all(hand, group).await;
+    machines::told(hand, &node, &[]).await;
+}
+
+/// Whether a process has a node's store open.
+fn has_store(pid: u32) -> bool {
+    let open = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
+    let files = open.flatten().filter_map(|it| it.path().read_link().ok());
+    files.into_iter().any(|it| it.ends_with("node.redb"))
+}

@@ -1,0 +1,122 @@
+//! Helpers: machines with our node side, routes, boots, and what agents tell.
+
+use std::collections::BTreeSet;
+
+use anyhow::ensure;
+use cadastre_e2e::Hand;
+use cadastre_e2e::node::{Machine, NodeSide};
+use cadastre_e2e::wait::until;
+use k8s_openapi::api::core::v1::Node;
+use serde_json::{Value, json};
+
+use crate::pods::{self, Running};
+use crate::{AGENT, LIMIT, Stage};
+
+/// Our node side with the ptp plugin, which takes any number of blocks.
+pub fn ptp() -> NodeSide {
+    side(&json!({"type": "ptp"}))
+}
+
+/// Our node side with a main plugin; it tells soon what it does, and finds leaks soon.
+pub fn side(main: &Value) -> NodeSide {
+    let soon = [
+        "--publish-interval",
+        "1",
+        "--leak-grace",
+        "2",
+        "--log-level",
+        "cadastre=debug,info",
+    ];
+    NodeSide::cadastre(main, &soon, AGENT).unwrap()
+}
+
+/// The spec of a pool of both families, whose addresses rest for a second only. ptp needs the routes.
+pub fn both(v4: &str, v6: &str) -> Value {
+    json!({
+        "ipv4": {"cidrs": [v4]}, "ipv6": {"cidrs": [v6]}, "cooldownSeconds": 1,
+        "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
+    })
+}
+
+/// Waits until the agent of a node tells that exactly the addresses of these pods are in use.
+pub async fn told(hand: &Hand, node: &str, pods: &[Running]) {
+    let own = pods.iter().filter(|it| it.node == node);
+    let wanted: BTreeSet<(String, String)> = own
+        .flat_map(|pod| {
+            let addresses = pod.addresses.iter();
+            addresses.map(|it| (it.to_string(), pod.uid.clone()))
+        })
+        .collect();
+    let what = format!("{node} tells of the addresses of {} pods", wanted.len() / 2);
+    until(&what, LIMIT, async || {
+        let status = hand.subnets.get(node).await?.status.unwrap_or_default();
+        let told = status.allocations.iter();
+        let told: BTreeSet<_> = told
+            .map(|it| (it.address.clone(), it.pod_uid.clone()))
+            .collect();
+        let (more, less) = (told.difference(&wanted), wanted.difference(&told));
+        let (more, less): (Vec<_>, Vec<_>) = (more.collect(), less.collect());
+        ensure!(
+            more.is_empty() && less.is_empty(),
+            "not to be told: {more:?}; not told: {less:?}"
+        );
+        // podCIDRs are not blocks, so nothing is counted of them.
+        let used: i64 = status.blocks.iter().map(|it| it.used).sum();
+        ensure!(
+            status.blocks.is_empty() || usize::try_from(used)? == wanted.len(),
+            "{used} used"
+        );
+        Ok(Some(()))
+    })
+    .await
+    .unwrap();
+}
+
+/// The ranges of a node, by its NodeSubnet.
+pub async fn ranges(hand: &Hand, node: &str) -> Vec<String> {
+    let spec = hand.subnets.get(node).await.unwrap().spec;
+    let held = spec.pod_cidrs.into_iter().map(|it| it.cidr);
+    held.chain(spec.blocks.into_iter().map(|it| it.cidr))
+        .collect()
+}
+
+/// Routes what the NodeSubnet of a machine says to it, and returns that.
+pub(crate) async fn route(stage: &Stage, machine: &Machine) -> Vec<String> {
+    let held = ranges(&stage.hand, machine.name()).await;
+    for cidr in &held {
+        let routed = stage.site.fabric().route(cidr, machine.number()).await;
+        routed.unwrap();
+    }
+    held
+}
+
+/// The boot id that a kubelet reports.
+pub fn boot_id(node: &Node) -> String {
+    let info = node.status.as_ref().and_then(|it| it.node_info.as_ref());
+    info.unwrap().boot_id.clone()
+}
+
+/// Waits until a kubelet reports another boot than that.
+pub async fn booted_since(hand: &Hand, node: &str, boot: &str) {
+    until(&format!("{node} has booted"), LIMIT, async || {
+        let id = boot_id(&hand.nodes.get(node).await?);
+        ensure!(id != boot, "still {id}");
+        Ok(Some(()))
+    })
+    .await
+    .unwrap();
+}
+
+/// Waits until the same pods, by their UIDs, run again, those of `node` in new sandboxes.
+pub async fn same_pods_anew(
+    hand: &Hand,
+    group: &str,
+    before: &[Running],
+    node: &str,
+) -> Vec<Running> {
+    pods::running_that(hand, group, before.len(), |pod| {
+        let before = before.iter().find(|it| it.uid == pod.uid);
+        before.is_some_and(|it| pod.node != node || pod.container != it.container)
+    })
+    .await
+}

@@ -1,0 +1,139 @@
+//! What the node side promises, on real kubelets, containerd and runc.
+//!
+//! One site with one controller serves all tests that leave it whole; each starts machines of its own
+//! and works with pools and pods of a group of its own. Where nodes cannot run, every test is ignored
+//! and the reason is printed.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `harness` | the harness itself: nothing is left of it |
+//! | `bridge` | podCIDRs with host-local or our plugin in its place, without an agent |
+//! | `addresses` | many pods: unique addresses in the right ranges, no leaks |
+//! | `deletions` | DELs that never come, or come three times |
+//! | `crashes` | power cuts, killed and hung processes, no way to the API server |
+//! | `shortage` | exhaustion; blocks of nodes that are gone |
+//! | `machines`, `pods` | helpers: nodes that boot; pods that come, have addresses, and go |
+
+#![allow(clippy::unwrap_used)] // helpers of tests are tests
+
+mod addresses;
+mod bridge;
+mod crashes;
+mod deletions;
+mod harness;
+mod machines;
+mod pods;
+mod shortage;
+
+use std::process::ExitCode;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use cadastre_e2e::control_plane::ADMIN;
+use cadastre_e2e::kubeconfig::User;
+use cadastre_e2e::node::{self, Machine, MachineOptions, NodeSide, Site, SiteOptions};
+use cadastre_e2e::stage::start_controller;
+use cadastre_e2e::{Daemon, Hand};
+use libtest_mimic::{Arguments, Trial};
+use tokio::runtime::Runtime;
+
+/// Long enough for a busy machine.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// Who an agent is to the API server: it may do what config/rbac says and no more.
+const AGENT: &str = "system:serviceaccount:kube-system:cadastre-agent";
+
+/// A test of this binary.
+type Test = fn(&Runtime, &Stage);
+
+macro_rules! tests {
+    ($($module:ident::$name:ident),+ $(,)?) => {
+        [$((
+            concat!(stringify!($module), "::", stringify!($name)),
+            (|runtime, stage| runtime.block_on($module::$name(stage))) as Test,
+        )),+]
+    };
+}
+
+fn main() -> ExitCode {
+    if let Some(code) = harness::child() {
+        return code;
+    }
+    let tests = tests![
+        addresses::sixty_pods_on_two_nodes_then_two_hundred_come_and_go,
+        addresses::pod_cidrs_with_the_bridge_plugin,
+        bridge::host_local_and_ours_take_turns_on_a_node,
+        bridge::pods_of_two_nodes_reach_each_other_and_come_back_after_a_power_cut,
+        crashes::a_power_cut_gives_the_same_pods_new_sandboxes,
+        crashes::containerd_kubelet_and_agent_are_killed,
+        crashes::the_agent_hangs,
+        crashes::the_api_server_is_out_of_reach,
+        deletions::never_or_three_times,
+        harness::a_killed_harness_leaves_nothing,
+        shortage::blocks_of_a_node_that_is_gone_serve_another_one,
+        shortage::exhaustion_is_told_and_passes_and_the_node_stays_ready,
+    ];
+    let reason = node::available().err();
+    if let Some(reason) = &reason {
+        eprintln!(
+            "nodes cannot run here, so {} tests are skipped: {reason}",
+            tests.len()
+        );
+    }
+    let runtime = Arc::new(Runtime::new().unwrap());
+    let stage = Arc::new(OnceLock::new());
+    let trials = tests.map(|(name, test)| {
+        let (runtime, stage) = (Arc::clone(&runtime), Arc::clone(&stage));
+        let run = move || {
+            test(
+                &runtime,
+                stage.get_or_init(|| runtime.block_on(Stage::start())),
+            );
+            Ok(())
+        };
+        Trial::test(name, run).with_ignored_flag(reason.is_some())
+    });
+    let conclusion = libtest_mimic::run(&Arguments::from_args(), trials.into());
+    if let Some(stage) = stage.get()
+        && conclusion.has_failed()
+    {
+        stage.site.cluster().keep();
+    }
+    // Dropped before the runtime, and before the process ends.
+    drop(stage);
+    conclusion.exit_code()
+}
+
+/// What most tests share. The controller ends first.
+struct Stage {
+    _controller: Daemon,
+    site: Site,
+    hand: Hand,
+}
+
+impl Stage {
+    async fn start() -> Self {
+        let mut options = SiteOptions::default();
+        options.control_plane.users.push(User::new(AGENT, &[]));
+        let site = Site::start(options).await.unwrap();
+        let roles = concat!(env!("CARGO_MANIFEST_DIR"), "/../config/rbac/agent.yaml");
+        let apply = site.cluster().kubectl(&["apply", "-f", roles]).await;
+        apply.unwrap();
+        let flags = ["--leak-grace", "2"];
+        let mut controller = start_controller(site.cluster(), ADMIN, &flags).unwrap();
+        controller.wait_ready(LIMIT).await.unwrap();
+        let hand = site.hand().await.unwrap();
+        Self {
+            _controller: controller,
+            site,
+            hand,
+        }
+    }
+
+    /// A machine whose node is of that group.
+    async fn machine(&self, group: &str, side: NodeSide) -> Machine {
+        let labels = vec![("group".to_owned(), group.to_owned())];
+        let options = MachineOptions { labels, side };
+        self.site.machine(options).await.unwrap()
+    }
+}

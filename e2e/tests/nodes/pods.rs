@@ -1,0 +1,240 @@
+//! Pods of a group: created, running with addresses, gone.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::ops::Range;
+
+use anyhow::{Context as _, Result, ensure};
+use cadastre::ipam::Cidr;
+use cadastre_e2e::Hand;
+use cadastre_e2e::node::{IMAGE, Machine};
+use cadastre_e2e::wait::until;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::ResourceExt as _;
+use kube::api::{DeleteParams, ListParams, PostParams};
+use serde_json::json;
+
+use crate::LIMIT;
+
+/// A pod that runs.
+#[derive(Clone, Debug)]
+pub struct Running {
+    pub name: String,
+    pub uid: String,
+    pub node: String,
+    pub addresses: Vec<IpAddr>,
+    /// `containerd://ID`
+    pub container: String,
+}
+
+/// Creates a pod of a group, on `node` or where the scheduler puts it.
+pub async fn create(hand: &Hand, group: &str, name: &str, node: Option<&str>) {
+    let mut pod = json!({
+        "metadata": {"name": name, "labels": {"group": group}},
+        "spec": {
+            "containers": [{"name": "c", "image": IMAGE, "imagePullPolicy": "Never"}],
+            "nodeSelector": {"group": group},
+            "terminationGracePeriodSeconds": 1,
+            "automountServiceAccountToken": false,
+            "enableServiceLinks": false,
+        },
+    });
+    if let Some(node) = node {
+        pod["spec"]["nodeName"] = json!(node);
+    }
+    let pod = serde_json::from_value(pod).unwrap();
+    let params = PostParams::default();
+    hand.pods.create(&params, &pod).await.unwrap();
+}
+
+/// Creates pods `PREFIX-N`, on `node` or where the scheduler puts them.
+pub async fn create_many(
+    hand: &Hand,
+    group: &str,
+    prefix: &str,
+    numbers: Range<usize>,
+    node: Option<&str>,
+) {
+    let all = numbers.map(|n| async move {
+        create(hand, group, &format!("{prefix}-{n}"), node).await;
+    });
+    futures::future::join_all(all).await;
+}
+
+/// All pods of a group.
+pub async fn list(hand: &Hand, group: &str) -> Result<Vec<Pod>> {
+    let params = ListParams::default().labels(&format!("group={group}"));
+    Ok(hand.pods.list(&params).await?.items)
+}
+
+/// Waits until a group has exactly `count` pods, each with a running container and addresses that
+/// satisfy `is`.
+pub async fn running_that(
+    hand: &Hand,
+    group: &str,
+    count: usize,
+    is: impl Fn(&Running) -> bool,
+) -> Vec<Running> {
+    let what = format!("{count} pods of {group} run");
+    until(&what, LIMIT, async || {
+        let all = list(hand, group).await?;
+        let running: Vec<Running> = all.iter().filter_map(as_running).filter(&is).collect();
+        if running.len() == count && all.len() == count {
+            return Ok(Some(running));
+        }
+        let others = all
+            .iter()
+            .filter(|it| !as_running(it).is_some_and(|it| is(&it)));
+        let others: Vec<_> = others
+            .map(|it| (it.name_any(), state(it)))
+            .take(3)
+            .collect();
+        anyhow::bail!(
+            "{} of {} run; not yet: {others:?}",
+            running.len(),
+            all.len()
+        )
+    })
+    .await
+    .unwrap()
+}
+
+/// The same of any running pods.
+pub async fn running(hand: &Hand, group: &str, count: usize) -> Vec<Running> {
+    running_that(hand, group, count, |_| true).await
+}
+
+/// What the conditions say, in short.
+fn state(pod: &Pod) -> Vec<String> {
+    let conditions = pod
+        .status
+        .iter()
+        .flat_map(|it| it.conditions.iter().flatten());
+    let told = conditions.map(|it| format!("{}={}", it.type_, it.status));
+    told.collect()
+}
+
+fn as_running(pod: &Pod) -> Option<Running> {
+    let status = pod.status.as_ref()?;
+    let container = status.container_statuses.as_ref()?.first()?;
+    if !container.ready || pod.metadata.deletion_timestamp.is_some() {
+        return None;
+    }
+    let addresses = status.pod_ips.iter().flatten();
+    let addresses: Option<Vec<IpAddr>> = addresses.map(|it| it.ip.parse().ok()).collect();
+    Some(Running {
+        name: pod.name_any(),
+        uid: pod.uid()?,
+        node: pod.spec.as_ref()?.node_name.clone()?,
+        addresses: addresses.filter(|it| !it.is_empty())?,
+        container: container.container_id.clone()?,
+    })
+}
+
+/// Waits until `count` pods of a group whose names begin with `prefix` run.
+pub async fn running_of(hand: &Hand, group: &str, prefix: &str, count: usize) -> Vec<Running> {
+    let what = format!("{count} pods {prefix}-* run");
+    until(&what, LIMIT, async || {
+        let all = list(hand, group).await?;
+        let running = all.iter().filter_map(as_running);
+        let running: Vec<Running> = running.filter(|it| it.name.starts_with(prefix)).collect();
+        ensure!(running.len() == count, "{} run", running.len());
+        Ok(Some(running))
+    })
+    .await
+    .unwrap()
+}
+
+/// Asks for the deletion of pods `PREFIX-N`.
+pub async fn delete_many(hand: &Hand, prefix: &str, numbers: Range<usize>) {
+    let all = numbers.map(|n| async move {
+        let name = format!("{prefix}-{n}");
+        let deleted = hand.pods.delete(&name, &DeleteParams::default()).await;
+        deleted.unwrap();
+    });
+    futures::future::join_all(all).await;
+}
+
+/// Deletes every pod of a group and waits until all are gone from the API, which is after their
+/// sandboxes were stopped.
+pub async fn delete_all(hand: &Hand, group: &str) {
+    let params = ListParams::default().labels(&format!("group={group}"));
+    let softly = DeleteParams::default();
+    let deleted = hand.pods.delete_collection(&softly, &params).await;
+    deleted.unwrap();
+    let what = format!("the pods of {group} are gone");
+    until(&what, LIMIT, async || {
+        let left = list(hand, group).await?;
+        ensure!(left.is_empty(), "{} are left", left.len());
+        Ok(Some(()))
+    })
+    .await
+    .unwrap();
+}
+
+/// No two pods have an address in common.
+pub fn assert_unique(pods: &[Running]) {
+    let all: Vec<IpAddr> = pods.iter().flat_map(|it| it.addresses.clone()).collect();
+    let different: BTreeSet<IpAddr> = all.iter().copied().collect();
+    assert_eq!(different.len(), all.len(), "an address twice: {pods:?}");
+}
+
+/// Every address of these pods is in one of the ranges.
+pub fn assert_within<'a>(pods: impl IntoIterator<Item = &'a Running>, ranges: &[String]) {
+    let ranges: Vec<Cidr> = ranges
+        .iter()
+        .map(|it| Cidr::parse_strict(it).unwrap())
+        .collect();
+    for pod in pods {
+        for address in &pod.addresses {
+            let inside = ranges.iter().any(|it| it.contains_addr((*address).into()));
+            assert!(inside, "{address} of {pod:?} is not in {ranges:?}");
+        }
+    }
+}
+
+/// Waits until a Node is (not) ready, and returns it.
+pub async fn ready(hand: &Hand, node: &str, ready: bool) -> Node {
+    let wanted = if ready { "True" } else { "False, Unknown" };
+    let what = format!("node {node} has Ready: {wanted}");
+    until(&what, LIMIT, async || {
+        let node = hand.nodes.get(node).await?;
+        let conditions = node
+            .status
+            .iter()
+            .flat_map(|it| it.conditions.iter().flatten());
+        let condition = conditions.into_iter().find(|it| it.type_ == "Ready");
+        let condition = condition.context("no condition")?;
+        ensure!((condition.status == "True") == ready, "{condition:?}");
+        Ok(Some(node))
+    })
+    .await
+    .unwrap()
+}
+
+/// Waits until a node holds podCIDRs, of as many families.
+pub async fn pod_cidrs(hand: &Hand, node: &str, families: usize) -> Vec<String> {
+    let what = format!("node {node} has {families} podCIDRs");
+    until(&what, LIMIT, async || {
+        let node = hand.nodes.get(node).await?;
+        let cidrs = cadastre_e2e::nodes::pod_cidrs(&node).to_vec();
+        ensure!(cidrs.len() == families, "{cidrs:?}");
+        Ok(Some(cidrs))
+    })
+    .await
+    .unwrap()
+}
+
+/// Every address of `to` answers a ping out of the pod `from`, which runs on `machine`.
+pub async fn assert_reaches(machine: &Machine, from: &Running, to: &Running) {
+    for address in &to.addresses {
+        let text = address.to_string();
+        let ping = ["ping", "-c", "1", "-W", "2", &text];
+        // The first packet may fall to the search for the neighbour.
+        until(&format!("{from:?} reaches {to:?}"), LIMIT, async || {
+            Ok(Some(machine.run_in_pod(&from.container, &ping).await?))
+        })
+        .await
+        .unwrap();
+    }
+}

@@ -1,0 +1,95 @@
+//! Pools that run out, nodes that go for good.
+
+use anyhow::ensure;
+use cadastre_e2e::hand::gone;
+use cadastre_e2e::wait::until;
+use kube::api::DeleteParams;
+use serde_json::json;
+
+use crate::pods;
+use crate::{LIMIT, Stage, machines};
+
+pub(crate) async fn exhaustion_is_told_and_passes_and_the_node_stays_ready(stage: &Stage) {
+    let (hand, group) = (&stage.hand, "short");
+    let mut spec = machines::both("10.37.0.0/29", "fd00:37::/125");
+    spec["ipv4"]["blockSize"] = json!(29);
+    spec["ipv6"]["blockSize"] = json!(125);
+    hand.block_pool(group, spec).await.unwrap();
+    let machine = stage.machine(group, machines::ptp()).await;
+    let node = machine.name();
+    pods::ready(hand, node, true).await;
+    // Eight addresses without network, gateway and broadcast address.
+    pods::create_many(hand, group, group, 0..5, Some(node)).await;
+    let full = pods::running(hand, group, 5).await;
+    pods::create_many(hand, group, "waits", 0..2, Some(node)).await;
+    let waiting = hand.pods.get("waits-0").await.unwrap();
+    let uid = waiting.metadata.uid.unwrap();
+    let text = hand.event(&uid, "FailedCreatePodSandBox").await.unwrap();
+    assert!(text.contains(group), "the pool is not named: {text}");
+    // Long enough for a look of the kubelet at its runtime.
+    let heartbeats = 3;
+    let mut beats = Vec::new();
+    until("the node goes on", LIMIT, async || {
+        let now = pods::ready(hand, node, true).await;
+        let conditions = now.status.unwrap().conditions.unwrap();
+        let ready = conditions.into_iter().find(|it| it.type_ == "Ready");
+        beats.push(ready.unwrap().last_heartbeat_time);
+        beats.dedup();
+        Ok((beats.len() >= heartbeats).then_some(()))
+    })
+    .await
+    .unwrap();
+    pods::delete_many(hand, group, 0..2).await;
+    let all = pods::running(hand, group, 5).await;
+    assert_eq!(
+        all.iter()
+            .filter(|it| full.iter().all(|old| old.uid != it.uid))
+            .count(),
+        2
+    );
+    pods::assert_unique(&all);
+    machines::told(hand, node, &all).await;
+    pods::delete_all(hand, group).await;
+}
+
+pub(crate) async fn blocks_of_a_node_that_is_gone_serve_another_one(stage: &Stage) {
+    let (hand, group) = (&stage.hand, "gone");
+    // One block of each family in all.
+    let mut spec = machines::both("10.38.0.0/28", "fd00:38::/124");
+    spec["ipv4"]["blockSize"] = json!(28);
+    spec["ipv6"]["blockSize"] = json!(124);
+    spec["quarantineSeconds"] = json!(3);
+    hand.block_pool(group, spec).await.unwrap();
+    let mut first = stage.machine(group, machines::ptp()).await;
+    pods::ready(hand, first.name(), true).await;
+    pods::create_many(hand, group, group, 0..3, Some(first.name())).await;
+    let pods_of_first = pods::running(hand, group, 3).await;
+    let second = stage.machine(group, machines::ptp()).await;
+    // It holds nothing, so it has no configuration and is not ready.
+    let blocks = machines::ranges(hand, first.name()).await;
+    assert_eq!(blocks.len(), 2, "{blocks:?}");
+    pods::ready(hand, second.name(), false).await;
+
+    first.power_off().await.unwrap();
+    hand.delete_node(first.name()).await.unwrap();
+    gone(&hand.nodes, first.name()).await.unwrap();
+    for pod in &pods_of_first {
+        let at_once = DeleteParams::default().grace_period(0);
+        // The pods of a node that is gone are collected by the control plane, too.
+        let _ = hand.pods.delete(&pod.name, &at_once).await;
+    }
+    pods::ready(hand, second.name(), true).await;
+    assert_eq!(machines::ranges(hand, second.name()).await, blocks);
+    until("the pods of the first node are gone", LIMIT, async || {
+        let left = pods::list(hand, group).await?;
+        ensure!(left.is_empty(), "{} left", left.len());
+        Ok(Some(()))
+    })
+    .await
+    .unwrap();
+    pods::create_many(hand, group, "second", 0..3, Some(second.name())).await;
+    let all = pods::running(hand, group, 3).await;
+    pods::assert_within(&all, &blocks);
+    machines::told(hand, second.name(), &all).await;
+    pods::delete_all(hand, group).await;
+}
