@@ -42,14 +42,12 @@ async fn ranges_of_an_earlier_node_object_give_nothing_new() {
     machine.add("c2").await.unwrap_err();
     machine.kill();
     machine.start(&stage.cluster);
-    until("it is at work again", LIMIT, async || {
+    let again = until("it is at work again", LIMIT, async || {
         machine.agent().get("/healthz").await?;
-        Ok(machine.socket().exists().then_some(()))
-    })
-    .await
-    .unwrap();
+        Ok(Some(machine.add("c1").await?))
+    });
+    assert_eq!(again.await.unwrap(), first);
     machine.add("c2").await.unwrap_err();
-    assert_eq!(machine.add("c1").await.unwrap(), first);
     assert_eq!(
         machine.list().await.blocks.len(),
         1,
