@@ -1,14 +1,13 @@
 //! Generates the gRPC code of the agent. Nothing where no agent is built.
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+#[cfg(not(feature = "controller"))]
+fn main() {
     println!("cargo:rerun-if-changed=build.rs");
-    #[cfg(feature = "controller")]
-    generate()?;
-    Ok(())
 }
 
 #[cfg(feature = "controller")]
-fn generate() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-changed=proto");
     let files = protox::compile(["cadastre/agent/v1/agent.proto"], ["proto"])?;
     tonic_prost_build::configure()

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use std::fs;
-use std::io::Write as _;
+use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -118,7 +118,11 @@ impl Lab {
             .spawn()
             .unwrap();
         let mut stdin = child.stdin.take().unwrap();
-        stdin.write_all(config.to_string().as_bytes()).unwrap();
+        // A refusal of the environment does not wait for the config.
+        let written = stdin.write_all(config.to_string().as_bytes());
+        if let Err(error) = written {
+            assert_eq!(error.kind(), ErrorKind::BrokenPipe);
+        }
         drop(stdin);
         let output = child.wait_with_output().unwrap();
         let answer = serde_json::from_slice(&output.stdout).unwrap_or_default();
