@@ -20,7 +20,7 @@ async fn an_add_on_a_dry_node_waits_for_its_block_and_gets_it() {
     )
     .await;
     hand.node("dry", "dry-1").await.unwrap();
-    let mut machine = Machine::new("dry-1", &[]);
+    let mut machine = Machine::new("dry-1", &["--add-wait", "7"]);
     machine.start(&stage.cluster);
     hand.subnet_until("dry-1", "names the pool", |it| it.spec.pools.len() == 1)
         .await
@@ -35,7 +35,7 @@ async fn an_add_on_a_dry_node_waits_for_its_block_and_gets_it() {
     let given = futures::future::join_all(adds).await;
     let mut addresses: Vec<String> = given.into_iter().map(Result::unwrap).collect();
     assert!(
-        begun.elapsed() < Duration::from_secs(6),
+        begun.elapsed() < Duration::from_secs(9),
         "{:?}",
         begun.elapsed()
     );
