@@ -181,6 +181,22 @@ fn an_attachment_lives_without_an_agent() {
 }
 
 #[test]
+fn routes_of_the_config_come_after_those_of_the_pool() {
+    let lab = Lab::holding("routes", &holding());
+    let routes =
+        json!({"ipam": {"routes": [{"dst": "0.0.0.0/0", "gw": "10.7.0.9"}, {"dst": "::/0"}]}});
+    let result = lab.good("ADD", "a", &routes);
+    assert_eq!(
+        result["routes"],
+        json!([{"dst": "0.0.0.0/0"}, {"dst": "::/0"}])
+    );
+    let wrong = json!({"ipam": {"routes": [{"dst": "0.0.0.0"}]}});
+    assert_eq!(lab.code("ADD", "b", &wrong), 7);
+    lab.good("DEL", "a", &wrong);
+    assert_eq!(lab.held(), 0);
+}
+
+#[test]
 fn results_and_refusals_are_of_the_configs_version() {
     let lab = Lab::holding("versions", &holding());
     let of = |version: &str| json!({"cniVersion": version});

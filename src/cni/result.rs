@@ -71,6 +71,17 @@ impl From<Given> for CniResult {
 }
 
 impl CniResult {
+    /// Adds routes of the config; the pool's go before others to the same place, of which the kernel
+    /// takes one only.
+    pub(super) fn add_routes(&mut self, routes: Vec<Route>) {
+        for route in routes {
+            let mut there = self.routes.iter().flatten();
+            if !there.any(|it| it.dst == route.dst) {
+                self.routes.push(Some(route));
+            }
+        }
+    }
+
     /// The result by `version`, one of those supported; empty means the first.
     pub(super) fn render(&self, version: &str) -> String {
         match version {

@@ -249,6 +249,15 @@ fn ips(d: &mut Decoder, item: Item<'_>, into: &mut Vec<Option<Wish>>) -> Result<
     })
 }
 
+/// The routes of an `ipam` section, whoever gives the addresses.
+pub(in crate::cni) fn routes(root: Item<'_>) -> Result<Vec<Route>, String> {
+    let mut routes = Vec::new();
+    if let Some(item) = root.get("ipam").and_then(|ipam| ipam.get("routes")) {
+        Decoder::run(|d| d.list(item, "[]*types.Route", &mut routes, route))?;
+    }
+    Ok(routes.into_iter().flatten().collect())
+}
+
 fn route(d: &mut Decoder, item: Item<'_>, into: &mut Option<Route>) -> Result<(), Stop> {
     if is_null(item) {
         *into = None;

@@ -20,6 +20,7 @@ mod scratch;
 mod store;
 
 use config::HostLocal;
+pub(super) use config::routes;
 use ranges::RangeSet;
 use store::{Owner, Store};
 

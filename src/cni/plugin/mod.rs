@@ -10,10 +10,11 @@ use super::Ask;
 use super::attachments;
 use super::error::{CniError, INVALID_CONFIG, INVALID_ENVIRONMENT, INVALID_NETNS, NOT_AVAILABLE};
 use super::golang;
+use super::host_local;
 use super::json::{Item, Kind};
 use super::netns;
 use super::request::{Config, Env};
-use super::result::CniResult;
+use super::result::{CniResult, Route};
 use crate::node::{Add, Answer, Attachment, Check, Gc, Op, Refusal, Why};
 
 /// How long an ADD may take: longer than an agent waits for a block.
@@ -29,6 +30,8 @@ struct Task {
     timeout: Duration,
     /// Whether the config names pools
     by_name: bool,
+    /// What the config adds to the pool's routes
+    routes: Vec<Route>,
 }
 
 /// Does a command; the answer is what goes to standard output.
@@ -54,7 +57,11 @@ pub(super) fn run(
         return Ok(String::new());
     }
     match answer.map_err(|refusal| CniError::refused(refusal, status))? {
-        Answer::Given(given) => Ok(CniResult::from(given).render(version)),
+        Answer::Given(given) => {
+            let mut result = CniResult::from(given);
+            result.add_routes(task.routes);
+            Ok(result.render(version))
+        }
         Answer::Done => Ok(String::new()),
     }
 }
@@ -63,8 +70,15 @@ fn task(command: &str, env: &Env, config: &Config<'_>) -> Result<Task, CniError>
     let root = config.root;
     let places = Places::read(root)?;
     let mut by_name = false;
+    let mut routes = Vec::new();
     let op = match command {
         "ADD" => {
+            routes = host_local::routes(root).map_err(|text| {
+                CniError::new(
+                    INVALID_CONFIG,
+                    format!("ipam.routes of the network config: {text}"),
+                )
+            })?;
             let wishes = Wishes::read(root, &env.args)?;
             if !env.any_netns() && netns::is_own(&env.netns) {
                 let msg = format!("{}; nothing was given", netns::OWN);
@@ -112,6 +126,7 @@ fn task(command: &str, env: &Env, config: &Config<'_>) -> Result<Task, CniError>
         op,
         timeout,
         by_name,
+        routes,
     })
 }
 
