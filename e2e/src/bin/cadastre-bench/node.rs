@@ -23,7 +23,7 @@ use kinds::Kind;
 /// Pods that the node has already, rising.
 const PODS: [usize; 3] = [0, 110, 330];
 /// Calls of each kind and verb.
-const CALLS: usize = 300;
+const CALLS: usize = 200;
 /// Calls at the same time.
 const AT_ONCE: usize = 100;
 /// How long an agent without work is watched.
@@ -100,7 +100,7 @@ pub async fn run() -> Result<()> {
     ];
     let filled = full.usage()?;
     let mut facts = table(&["of an agent", ""]);
-    facts.add_row(["API requests of all during 300 ADDs and DELs", &requests]);
+    facts.add_row(["API requests of all during 200 ADDs and DELs", &requests]);
     facts.add_row(["memory with 330 pods", &format!("{:.1} MiB", mib(end.rss))]);
     facts.add_row(["its most", &format!("{:.1} MiB", mib(end.peak_rss))]);
     facts.add_row([
