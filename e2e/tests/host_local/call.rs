@@ -23,7 +23,7 @@ pub struct Call {
     pub args: Vec<u8>,
     pub path: String,
     pub config: Vec<u8>,
-    /// How many addresses are asked for by name
+    /// How many addresses are asked for by name, at most
     pub asked: usize,
 }
 

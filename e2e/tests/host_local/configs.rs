@@ -172,6 +172,8 @@ fn config(chance: &mut Chance, base: &Base, call: &mut Call) {
     let whole = serde_json::to_vec(&config).unwrap();
     if chance.percent(6) {
         odd(chance, &mut config);
+        // It may be one more address.
+        call.asked += 1;
     }
     let mut text = serde_json::to_vec(&config).unwrap();
     if chance.percent(4) {
