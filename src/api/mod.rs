@@ -6,6 +6,7 @@
 //! | [`pool`] | IPPool: ranges, and which nodes get a part of them |
 //! | [`block`] | IPAMBlock: a piece of a pool that one node gives addresses from |
 //! | [`subnet`] | NodeSubnet: what one node holds, what its agent says of it, what earlier nodes held |
+//! | [`requests`] | what people ask of a node's holdings |
 //! | [`terms`] | how nodes give a pool's addresses to pods |
 //! | `rules` | what the API server itself refuses, in CEL |
 //! | [`crd`] | the CustomResourceDefinitions of all kinds, as objects and as YAML |
@@ -22,6 +23,7 @@ mod columns;
 pub mod crd;
 pub mod names;
 pub mod pool;
+pub mod requests;
 mod rules;
 pub mod subnet;
 pub mod terms;
@@ -29,13 +31,15 @@ pub mod watched;
 
 pub use block::{BlockOwner, IPAMBlock, IPAMBlockSpec, OwnerKind, block_name};
 pub use names::{
-    ADDRESSES_ANNOTATION, AGENT_MANAGER, FIELD_MANAGER, FINALIZER, GROUP, LEASE_NAME,
-    POOLS_ANNOTATION, TERM_ANNOTATION, UNSETTLED_ANNOTATION, VERSION,
+    ADDRESSES_ANNOTATION, AGENT_MANAGER, DRAIN_ANNOTATION, FIELD_MANAGER, FINALIZER, GROUP,
+    LEASE_NAME, POOLS_ANNOTATION, RELEASE_ANNOTATION, TERM_ANNOTATION, UNSETTLED_ANNOTATION,
+    VERSION,
 };
 pub use pool::{
     AddressStatus, Allocate, Assignment, FamilyStatus, FirstBlock, IPPool, IPPoolSpec,
     IPPoolStatus, IPv4Ranges, IPv6Ranges, TrendStatus,
 };
+pub use requests::Requests;
 pub use subnet::{
     AgentInfo, Allocation, BlockReport, HeldBlock, HeldRange, MOST_ALLOCATIONS, MOST_BLOCKS,
     MOST_POOLS, NodePool, NodePoolRanges, NodeSubnet, NodeSubnetSpec, NodeSubnetStatus, PoolDemand,

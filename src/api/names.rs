@@ -34,3 +34,10 @@ pub const POOLS_ANNOTATION: &str = "cadastre.dev/pools";
 
 /// Annotation of a pod: its addresses, separated by a comma, at most one of each family.
 pub const ADDRESSES_ANNOTATION: &str = "cadastre.dev/addresses";
+
+/// Annotation of a NodeSubnet: leaked addresses to release without waiting, see
+/// [`requests`](super::requests).
+pub const RELEASE_ANNOTATION: &str = "cadastre.dev/release";
+
+/// Annotation of a NodeSubnet: blocks to drain, see [`requests`](super::requests).
+pub const DRAIN_ANNOTATION: &str = "cadastre.dev/drain";
