@@ -207,6 +207,7 @@ async fn serve(args: Args, template: Template, level: logs::Level) -> anyhow::Re
     )?;
     let others = Socket::bind(&args.socket, grpc::CONNECTIONS, metrics.connections("grpc"))?;
     let readiness = Readiness::default();
+    readiness.register(&registry)?;
     let listener = TcpListener::bind(args.admin_address)
         .await
         .with_context(|| {

@@ -181,6 +181,7 @@ async fn serve(args: Args, settings: lease::Settings, level: logs::Level) -> any
     let process = prometheus::process_collector::ProcessCollector::for_self();
     registry.register(Box::new(process))?;
     let readiness = Readiness::default();
+    readiness.register(&registry)?;
     let listener = TcpListener::bind(args.admin_address)
         .await
         .with_context(|| {

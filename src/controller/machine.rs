@@ -119,6 +119,12 @@ pub struct View {
     pub oldest_rest: Duration,
     /// Nodes that wait, by reason
     pub waiting: BTreeMap<&'static str, usize>,
+    /// Nodes that wait for each pool; none for those that nobody waits for
+    pub pool_waiting: BTreeMap<Text, i64>,
+    /// For how long the node waits that waits longest for a pool
+    pub oldest_wait: Duration,
+    /// When pools will have nothing left, where that can be told
+    pub exhausts: Vec<(Text, Family, jiff::Timestamp)>,
     /// Pairs of nodes with common addresses
     pub overlaps: usize,
     /// Ranges kept because a write's outcome is unclear

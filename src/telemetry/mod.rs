@@ -5,6 +5,7 @@
 //! | [`metrics`] | every figure, by Prometheus convention |
 //! | [`agent_metrics`] | the same of a node's agent |
 //! | [`http_metrics`] | requests to the API server, counted where they leave |
+//! | [`catalog`] | the list of all figures |
 //! | [`admin`] | `/metrics`, `/healthz`, `/readyz`, `/loglevel` |
 //! | `serve` | connections of the admin port, and their limits |
 //! | [`readiness`] | what is still missing, and who leads |
@@ -12,6 +13,7 @@
 
 pub mod admin;
 pub mod agent_metrics;
+pub mod catalog;
 pub mod http_metrics;
 pub mod logs;
 pub mod metrics;
