@@ -220,6 +220,7 @@ async fn serve(args: Args, template: Template, level: logs::Level) -> anyhow::Re
         registry: registry.clone(),
         readiness: readiness.clone(),
         level: Some(level),
+        map: None,
     };
     let mut admin = tokio::spawn(admin::run(listener, pages));
 

@@ -19,6 +19,7 @@ use crate::cluster::writer::Writer;
 use crate::controller::{Settings, run};
 use crate::ipam::Cidr;
 use crate::telemetry::admin::{self, Admin};
+use crate::telemetry::map;
 use crate::telemetry::{
     ControllerMetrics, HttpMetrics, LeaderMetrics, Readiness, build_info, logs,
 };
@@ -40,6 +41,11 @@ pub(super) struct Args {
     /// Address of the admin port: /metrics, /healthz, /readyz, /loglevel
     #[arg(long, env = "CADASTRE_ADMIN_ADDRESS", default_value = "0.0.0.0:9817")]
     admin_address: SocketAddr,
+
+    /// Serve /map on the admin port, to whoever reaches it: the address space as a picture, with the
+    /// names of nodes and pods. Costs about 100 bytes of memory a pod
+    #[arg(long, env = "CADASTRE_MAP")]
+    map: bool,
 
     /// Service range of the cluster, never carved; repeat it for dual stack. Only needed where the
     /// API server has no ServiceCIDR objects (Kubernetes before 1.33)
@@ -190,10 +196,12 @@ async fn serve(args: Args, settings: lease::Settings, level: logs::Level) -> any
                 args.admin_address
             )
         })?;
+    let (map, questions) = args.map.then(map::channel).unzip();
     let pages = Admin {
         registry: registry.clone(),
         readiness: readiness.clone(),
         level: Some(level),
+        map,
     };
     let mut admin = tokio::spawn(admin::run(listener, pages));
 
@@ -227,6 +235,7 @@ async fn serve(args: Args, settings: lease::Settings, level: logs::Level) -> any
         metrics: ControllerMetrics::register(&registry)?,
         readiness,
         page: Some(args.list_page).filter(|page| *page > 0),
+        questions,
     };
     let settings = Settings {
         service_cidrs: args.service_cidr,
@@ -238,6 +247,7 @@ async fn serve(args: Args, settings: lease::Settings, level: logs::Level) -> any
         }),
         default_pool_cidrs: args.default_pool_cidr,
         leak_grace: Duration::from_secs(args.leak_grace.into()),
+        pod_names: args.map,
         ..Settings::default()
     };
     let grace = Duration::from_secs(args.shutdown_grace.into());

@@ -7,6 +7,7 @@
 //! | [`http_metrics`] | requests to the API server, counted where they leave |
 //! | [`catalog`] | the list of all figures |
 //! | [`admin`] | `/metrics`, `/healthz`, `/readyz`, `/loglevel` |
+//! | [`map`] | `/map`: the address space as a picture |
 //! | `serve` | connections of the admin port, and their limits |
 //! | [`readiness`] | what is still missing, and who leads |
 //! | [`logs`] | text or JSON, level changeable at run time |
@@ -16,6 +17,7 @@ pub mod agent_metrics;
 pub mod catalog;
 pub mod http_metrics;
 pub mod logs;
+pub mod map;
 pub mod metrics;
 pub mod readiness;
 mod serve;
