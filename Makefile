@@ -23,7 +23,7 @@ E2E := $(call names,e2e/tests)
 
 say = @printf '\n\033[1m== %s\033[0m\n' "$(1)"
 
-.PHONY: help setup control-plane nodes run test check unit sim e2e bench bench-scale bench-node plugin crd clean
+.PHONY: help setup control-plane nodes monitoring run test check unit sim e2e bench bench-scale bench-node plugin crd metrics-doc pictures clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -58,7 +58,7 @@ else
 		$(CARGO) test --release -p cadastre --test sim -- --nocapture replay
 endif
 
-e2e: setup control-plane nodes ## tests against a real control plane and, as root, real nodes; two at a time
+e2e: setup control-plane nodes monitoring ## tests against a real control plane and, as root, real nodes; two at a time
 	$(call say,e2e)
 	$(CARGO) build --workspace --bins
 	$(CARGO) test --workspace $(E2E:%=--test %) -- --test-threads=2
@@ -96,6 +96,16 @@ crd: setup ## write config/crd from the code
 	$(TARGET)/debug/cadastre crd > config/crd/cadastre.dev.yaml.new
 	mv config/crd/cadastre.dev.yaml.new config/crd/cadastre.dev.yaml
 
+metrics-doc: ## write docs/metrics.md from the code
+	$(CARGO) build --workspace --bin cadastre
+	$(TARGET)/debug/cadastre metrics > docs/metrics.md.new
+	mv docs/metrics.md.new docs/metrics.md
+
+pictures: setup control-plane ## make docs/pictures anew, in headless Chromium
+	$(CARGO) build --workspace --bins
+	mkdir -p docs/pictures
+	PICTURES=$(CURDIR)/docs/pictures $(CARGO) test --workspace --test map
+
 setup: ## look for the tools; say what to install
 	@hack/setup
 
@@ -108,6 +118,11 @@ nodes: setup ## build kubelet, containerd and CNI plugins where missing (about 4
 	$(call say,nodes)
 	$(CARGO) build --workspace --bin cadastre-assets
 	@$(TARGET)/debug/cadastre-assets nodes
+
+monitoring: setup ## build Prometheus and promtool where missing (about 3 minutes, once)
+	$(call say,monitoring)
+	$(CARGO) build --workspace --bin cadastre-assets
+	@$(TARGET)/debug/cadastre-assets monitoring
 
 clean: ## remove build output; the cached control plane stays
 	$(CARGO) clean

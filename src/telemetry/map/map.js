@@ -189,8 +189,8 @@ function grid() {
 }
 
 const colours = () => {
-  const style = getComputedStyle(document.documentElement);
-  return (name) => style.getPropertyValue('--' + name).trim();
+  const style = getComputedStyle(document.documentElement), known = {};
+  return (name) => (known[name] ??= style.getPropertyValue('--' + name).trim());
 };
 const channels = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
 const mixed = (a, b, part) => {
