@@ -34,9 +34,9 @@ const FIRST_WORD: Duration = Duration::from_secs(1);
 /// How often figures for metrics are taken.
 const FIGURES_PAUSE: Duration = Duration::from_secs(2);
 
-/// Questions about the address space are so far apart: an answer takes milliseconds where there are
-/// tens of thousands of blocks, and nobody may keep the loop from its work.
-const QUESTION_PAUSE: Duration = Duration::from_millis(100);
+/// After an answer about the address space none is given for so many times as long as it took: nobody
+/// may keep the loop from its work by asking.
+const QUESTION_PAUSE: u32 = 10;
 
 /// What the shell works with.
 pub struct Parts {
@@ -165,10 +165,12 @@ impl Shell {
                     Err(error) => warn!("a request's task ended badly: {error}"),
                 },
                 Some(question) = next(&mut self.parts.questions, self.question_at) => {
+                    let begun = Instant::now();
                     let answer = self.controller.map(&question.ask);
                     // Whoever asked may be gone.
                     let _ = question.answer.send(answer);
-                    self.question_at = Instant::now() + QUESTION_PAUSE;
+                    let now = Instant::now();
+                    self.question_at = now + QUESTION_PAUSE * (now - begun);
                 }
                 changed = self.parts.leadership.changed() => {
                     if changed.is_ok() {

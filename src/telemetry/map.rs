@@ -10,7 +10,7 @@
 //!
 //! # Guarantees
 //! - Nothing is done or kept while nobody asks. A question goes through a channel to the loop that owns
-//!   the state, which answers few a second; what does not fit is refused at once with 503.
+//!   the state, which gives a tenth of its time at most; what does not fit is refused at once with 503.
 //! - At most [`AT_ONCE`] answers are in memory, and each is sent in pieces.
 //! - The page may load and do nothing that is not in these files, by its Content-Security-Policy.
 

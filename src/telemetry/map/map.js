@@ -839,7 +839,7 @@ function save() {
 $('pool').onchange = () => guarded(() => load($('pool').value));
 $('refresh').onclick = () => guarded(refresh);
 $('list').ontoggle = listing;
-$('map').onclick = (event) => { const cidr = under(event); if (cidr) choose(cidr); };
+$('map').onclick = (event) => { const cidr = under(event); $('tip').hidden = true; if (cidr) choose(cidr); };
 $('map').ondblclick = (event) => { const cidr = under(event); if (cidr) into(rowAt(cidr) ?? cidr); };
 $('map').onmousemove = tip;
 $('map').onmouseleave = () => ($('tip').hidden = true);
