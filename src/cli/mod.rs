@@ -3,8 +3,8 @@
 mod agent;
 mod controller;
 mod crd;
+mod daemon;
 mod install_cni;
-mod signal;
 
 use std::process::ExitCode;
 
