@@ -170,3 +170,15 @@ fn beside(name: &str, variable: &str) -> Result<PathBuf> {
         )
     })
 }
+
+/// The flags that a text of `--help` names. Each one's line has to be followed by what it means.
+pub fn explained_flags(help: &str) -> Result<usize> {
+    let lines: Vec<&str> = help.lines().map(str::trim).collect();
+    let mut count = 0;
+    for pair in lines.windows(2).filter(|pair| pair[0].starts_with("--")) {
+        let is_text = pair[1].len() > 10 && !pair[1].starts_with('-');
+        anyhow::ensure!(is_text, "not explained: {}", pair[0]);
+        count += 1;
+    }
+    Ok(count)
+}

@@ -33,6 +33,7 @@ pub mod lease;
 pub mod metrics;
 pub mod node;
 pub mod nodes;
+pub mod permissions;
 pub mod pki;
 pub mod ports;
 pub mod process;

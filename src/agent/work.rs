@@ -181,7 +181,7 @@ impl Agent {
         let now = clock::since_boot();
         self.looked_at = now;
         self.look_at = now + LOOK_PAUSE.1;
-        let mut snapshot = match self.parts.ledger.with(|it| it.snapshot()).await {
+        let mut snapshot = match self.parts.ledger.look().await {
             Ok(snapshot) => snapshot,
             Err(error) => return self.store_failed(&error).await,
         };
@@ -203,7 +203,7 @@ impl Agent {
                 }
             }
             if any {
-                match self.parts.ledger.with(|it| it.snapshot()).await {
+                match self.parts.ledger.look().await {
                     Ok(later) => snapshot = later,
                     Err(error) => return self.store_failed(&error).await,
                 }
