@@ -36,7 +36,9 @@ impl Agent {
         let wishes: Wishes = self.parts.service.known.lock().wishes.count(now).0;
         let wants = wanted(snapshot, &wishes);
         let told = status(snapshot, &wants, &clock::now().boot);
-        match self.publisher.next(&told, &wants, snapshot, now) {
+        let next = self.publisher.next(&told, &wants, snapshot, now);
+        self.parts.metrics.behind(self.publisher.lag(now));
+        match next {
             Next::Nothing => {}
             Next::At(at) => self.publish_at = Some(at),
             Next::Write { version, urgent } => {

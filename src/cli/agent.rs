@@ -194,7 +194,7 @@ async fn serve(args: Args, template: Template, level: logs::Level) -> anyhow::Re
         readiness,
         http,
         task: mut admin,
-    } = AdminPort::open(args.admin_address, level).await?;
+    } = AdminPort::open(args.admin_address, level, None).await?;
     let metrics = AgentMetrics::register(&registry)?;
     let plugins = Socket::bind(
         &args.cni_socket,

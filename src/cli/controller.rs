@@ -18,7 +18,7 @@ use crate::cluster::lease_task::{Election, Gate};
 use crate::cluster::writer::Writer;
 use crate::controller::{Settings, run};
 use crate::ipam::Cidr;
-use crate::telemetry::{ControllerMetrics, LeaderMetrics, logs};
+use crate::telemetry::{ControllerMetrics, LeaderMetrics, logs, map};
 
 /// Watch Nodes and IPPools, give every node its podCIDRs, keep NodeSubnets
 ///
@@ -37,6 +37,11 @@ pub(super) struct Args {
     /// Address of the admin port: /metrics, /healthz, /readyz, /loglevel
     #[arg(long, env = "CADASTRE_ADMIN_ADDRESS", default_value = "0.0.0.0:9817")]
     admin_address: SocketAddr,
+
+    /// Serve /map on the admin port, to whoever reaches it: the address space as a picture, with the
+    /// names of nodes and pods. Costs about 100 bytes of memory a pod
+    #[arg(long, env = "CADASTRE_MAP")]
+    map: bool,
 
     /// Service range of the cluster, never carved; repeat it for dual stack. Only needed where the
     /// API server has no ServiceCIDR objects (Kubernetes before 1.33)
@@ -166,12 +171,13 @@ async fn serve(args: Args, settings: lease::Settings, level: logs::Level) -> any
     let (version, commit) = (crate::VERSION, crate::COMMIT);
     let target = format_args!("{}-{}", std::env::consts::ARCH, std::env::consts::OS);
     info!(version, commit, %target, identity = %settings.identity, "cadastre controller starts");
+    let (map, questions) = args.map.then(map::channel).unzip();
     let AdminPort {
         registry,
         readiness,
         http,
         task: mut admin,
-    } = AdminPort::open(args.admin_address, level).await?;
+    } = AdminPort::open(args.admin_address, level, map).await?;
     let reach = Options {
         kubeconfig: args.kubeconfig,
         context: args.context,
@@ -201,6 +207,7 @@ async fn serve(args: Args, settings: lease::Settings, level: logs::Level) -> any
         metrics: ControllerMetrics::register(&registry)?,
         readiness,
         page: Some(args.list_page).filter(|page| *page > 0),
+        questions,
     };
     let settings = Settings {
         service_cidrs: args.service_cidr,
@@ -212,6 +219,7 @@ async fn serve(args: Args, settings: lease::Settings, level: logs::Level) -> any
         }),
         default_pool_cidrs: args.default_pool_cidr,
         leak_grace: Duration::from_secs(args.leak_grace.into()),
+        pod_names: args.map,
         ..Settings::default()
     };
     let grace = Duration::from_secs(args.shutdown_grace.into());

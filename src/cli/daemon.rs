@@ -10,6 +10,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
 use crate::telemetry::admin::{self, Admin};
+use crate::telemetry::map::Map;
 use crate::telemetry::{HttpMetrics, Readiness, build_info, logs};
 
 /// Logs, and what TLS is made with: once a process, before anything else.
@@ -36,12 +37,17 @@ pub(super) struct AdminPort {
 
 impl AdminPort {
     /// Opens it, with the figures that every process has.
-    pub(super) async fn open(address: SocketAddr, level: logs::Level) -> anyhow::Result<Self> {
+    pub(super) async fn open(
+        address: SocketAddr,
+        level: logs::Level,
+        map: Option<Map>,
+    ) -> anyhow::Result<Self> {
         let registry = Registry::new();
         build_info(&registry)?;
         registry.register(Box::new(ProcessCollector::for_self()))?;
         let http = HttpMetrics::register(&registry)?;
         let readiness = Readiness::default();
+        readiness.register(&registry)?;
         let listener = TcpListener::bind(address).await.with_context(|| {
             format!("cannot listen on {address}: choose another --admin-address")
         })?;
@@ -49,6 +55,7 @@ impl AdminPort {
             registry: registry.clone(),
             readiness: readiness.clone(),
             level: Some(level),
+            map,
         };
         Ok(Self {
             registry,

@@ -5,6 +5,7 @@ mod controller;
 mod crd;
 mod daemon;
 mod install_cni;
+mod metrics;
 
 use std::process::ExitCode;
 
@@ -29,6 +30,7 @@ enum Verb {
     Agent(Box<agent::Args>),
     InstallCni(install_cni::Args),
     Crd(crd::Args),
+    Metrics(metrics::Args),
 }
 
 /// Runs a parsed command.
@@ -38,6 +40,7 @@ pub fn main(cli: Cli) -> ExitCode {
         Verb::Agent(args) => agent::exec(*args),
         Verb::InstallCni(args) => install_cni::exec(&args),
         Verb::Crd(args) => crd::exec(&args),
+        Verb::Metrics(args) => metrics::exec(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

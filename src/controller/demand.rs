@@ -147,6 +147,12 @@ impl Demand {
         self.waiting.iter().map(|(pool, waits)| (pool, waits.len()))
     }
 
+    /// Since when the node waits that waits longest, monotonic.
+    pub fn waiting_since(&self) -> Option<Duration> {
+        let waits = self.waiting.values().flat_map(BTreeMap::values);
+        waits.map(|wait| wait.since).min()
+    }
+
     /// Whether other nodes wait than at the last call.
     pub fn take_recount(&mut self) -> bool {
         std::mem::take(&mut self.recount)

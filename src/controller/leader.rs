@@ -6,6 +6,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use jiff::Timestamp;
+
 use super::block::BlockLoop;
 use super::blocks::Noted;
 use super::default_pool::DefaultPool;
@@ -27,7 +29,7 @@ use crate::cluster::request::{Outcome, Request};
 use crate::cluster::seen::{Block, Machine, Node, Text};
 use crate::cluster::table::Delta;
 use crate::cluster::world::World;
-use crate::ipam::{Addr, Cidr};
+use crate::ipam::{Addr, Cidr, Family};
 
 /// Which requests may be sent now.
 #[derive(Clone, Copy, Debug)]
@@ -246,6 +248,11 @@ impl Leader {
         for (_, nodes) in self.demand.waiting() {
             *view.waiting.entry("pool_full").or_default() += nodes;
         }
+        view.pool_waiting = waiting_by_pool(&self.podcidrs, &self.demand);
+        let since = [self.podcidrs.waiting_since(), self.demand.waiting_since()];
+        let since = since.into_iter().flatten().min();
+        view.oldest_wait = since.map_or(Duration::ZERO, |since| now.mono.saturating_sub(since));
+        view.exhausts = exhausts(world);
         self.describe_blocks(view, world, now);
         view.trouble = self.default_pool.trouble().cloned();
         view.queues = vec![
@@ -643,6 +650,19 @@ fn waiting_by_pool(podcidrs: &PodCidrs, demand: &Demand) -> BTreeMap<Text, i64> 
         *waiting.entry(pool.clone()).or_default() += i64::try_from(nodes).unwrap_or(i64::MAX);
     }
     waiting
+}
+
+/// What the statuses of pools say of their end.
+fn exhausts(world: &World) -> Vec<(Text, Family, Timestamp)> {
+    let mut all = Vec::new();
+    for pool in world.pools.iter() {
+        let Some(status) = &pool.status else { continue };
+        for (family, side) in [(Family::V4, &status.ipv4), (Family::V6, &status.ipv6)] {
+            let at = side.as_ref().and_then(|side| side.exhausts_at.as_ref());
+            all.extend(at.map(|at| (pool.name.clone(), family, at.0)));
+        }
+    }
+    all
 }
 
 fn report_overlaps(node: &Node, synced: &Synced, reports: &mut Vec<Report>) {

@@ -14,6 +14,7 @@ use std::time::Duration;
 use super::blocks::Step;
 use super::figures::Figures;
 use super::leader::{Leader, Room, Told};
+use super::map::{Answer, Ask};
 use super::report::Report;
 use super::totals::Totals;
 use super::{Now, Purpose};
@@ -42,6 +43,8 @@ pub struct Settings {
     pub default_pool_cidrs: Vec<Cidr>,
     /// How long an address may be without a pod before its node is asked about it
     pub leak_grace: Duration,
+    /// Whether [`Controller::map`] will be asked for the names of pods, which costs memory for each
+    pub pod_names: bool,
 }
 
 impl Default for Settings {
@@ -54,6 +57,7 @@ impl Default for Settings {
             default_pool: None,
             default_pool_cidrs: Vec::new(),
             leak_grace: Duration::from_secs(300),
+            pod_names: false,
         }
     }
 }
@@ -119,6 +123,12 @@ pub struct View {
     pub oldest_rest: Duration,
     /// Nodes that wait, by reason
     pub waiting: BTreeMap<&'static str, usize>,
+    /// Nodes that wait for each pool; none for those that nobody waits for
+    pub pool_waiting: BTreeMap<Text, i64>,
+    /// For how long the node waits that waits longest for a pool
+    pub oldest_wait: Duration,
+    /// When pools will have nothing left, where that can be told
+    pub exhausts: Vec<(Text, Family, jiff::Timestamp)>,
     /// Pairs of nodes with common addresses
     pub overlaps: usize,
     /// Ranges kept because a write's outcome is unclear
@@ -153,9 +163,13 @@ pub struct Controller {
 impl Controller {
     /// A controller that knows nothing yet.
     pub fn new(settings: Settings) -> Self {
+        let mut world = World::default();
+        if settings.pod_names {
+            world.pods.keep_names();
+        }
         Controller {
             settings,
-            world: World::default(),
+            world,
             leader: None,
             pending: BTreeMap::new(),
             next_id: 0,
@@ -275,6 +289,11 @@ impl Controller {
     /// Whether it leads and the fence is done.
     pub fn is_dealing(&self) -> bool {
         self.leader.as_ref().is_some_and(|leader| leader.dealing)
+    }
+
+    /// What people ask of the address space, whether it leads or not.
+    pub fn map(&self, ask: &Ask) -> Answer {
+        super::map::answer(&self.world, ask)
     }
 
     /// What it knows of itself.

@@ -24,6 +24,7 @@ use crate::cluster::request::{Outcome, Refusal, RequestId};
 use crate::cluster::seen::Change;
 use crate::cluster::watch::{Pauses, Source, Step, follow};
 use crate::cluster::writer::Writer;
+use crate::telemetry::map::Question;
 use crate::telemetry::{ControllerMetrics, Readiness};
 
 /// Steps of watches that may wait for the controller.
@@ -41,6 +42,10 @@ const FIRST_WORD: Duration = Duration::from_secs(1);
 /// How often figures for metrics are taken.
 const FIGURES_PAUSE: Duration = Duration::from_secs(2);
 
+/// Questions about the address space are so far apart: an answer takes milliseconds where there are
+/// tens of thousands of blocks, and nobody may keep the loop from its work.
+const QUESTION_PAUSE: Duration = Duration::from_millis(100);
+
 /// What the shell works with.
 pub struct Parts {
     /// For watches and events
@@ -57,6 +62,8 @@ pub struct Parts {
     pub readiness: Readiness,
     /// Objects a page of a list
     pub page: Option<u32>,
+    /// Questions about the address space, if they may be asked
+    pub questions: Option<mpsc::Receiver<Question>>,
 }
 
 /// Runs until `stop` says so and then until what is in flight is settled, for at most `grace`.
@@ -83,6 +90,7 @@ pub async fn run(
         stop,
         stop_by: None,
         figures_at: Instant::now(),
+        question_at: Instant::now(),
         dealing: false,
         trouble: None,
     };
@@ -93,6 +101,13 @@ pub async fn run(
     let settled = shell.run(events, grace).await;
     watches.abort_all();
     settled
+}
+
+/// The next question, not before that time.
+async fn next(questions: &mut Option<mpsc::Receiver<Question>>, at: Instant) -> Option<Question> {
+    let questions = questions.as_mut()?;
+    tokio::time::sleep_until(at).await;
+    questions.recv().await
 }
 
 fn follow_all(parts: &Parts, seen: &mpsc::Sender<Event>) -> JoinSet<()> {
@@ -175,6 +190,7 @@ struct Shell {
     stop: watch::Receiver<bool>,
     stop_by: Option<Instant>,
     figures_at: Instant,
+    question_at: Instant,
     dealing: bool,
     /// What was last said of the default pool
     trouble: Option<String>,
@@ -206,6 +222,12 @@ impl Shell {
                     Ok((id, name, took, outcome)) => self.answered(id, name, took, outcome),
                     Err(error) => warn!("a request's task ended badly: {error}"),
                 },
+                Some(question) = next(&mut self.parts.questions, self.question_at) => {
+                    let answer = self.controller.map(&question.ask);
+                    // Whoever asked may be gone.
+                    let _ = question.answer.send(answer);
+                    self.question_at = Instant::now() + QUESTION_PAUSE;
+                }
                 changed = self.parts.leadership.changed() => {
                     if changed.is_ok() {
                         self.leadership();

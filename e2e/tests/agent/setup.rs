@@ -98,7 +98,7 @@ async fn the_metrics_keep_to_the_conventions() {
     publishes(&hand, "figures-1", vec![address]).await;
     let text = until("all figures are there", LIMIT, async || {
         let text = machine.agent.as_ref().unwrap().get("/metrics").await?;
-        let used = r#"cadastre_agent_addresses{family="IPv4",pool="figures",state="used"} 1"#;
+        let used = r#"cadastre_agent_addresses{family="ipv4",pool="figures",state="used"} 1"#;
         Ok(text.contains(used).then_some(text))
     })
     .await
