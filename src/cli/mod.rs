@@ -1,9 +1,10 @@
-//! The `cadastre` command: one file a verb.
+//! The commands: `cadastre` here, one file a verb; the kubectl plugin in [`kubectl`].
 
 mod agent;
 mod controller;
 mod crd;
 mod install_cni;
+pub mod kubectl;
 mod signal;
 
 use std::process::ExitCode;
