@@ -153,6 +153,14 @@ pub fn plugin() -> Result<PathBuf> {
     }
 }
 
+/// `CADASTRE_KUBECTL`, else the kubectl plugin `kubectl-cadastre` of the same build.
+pub fn kubectl_plugin() -> Result<PathBuf> {
+    match env::var_os("CADASTRE_KUBECTL") {
+        Some(path) => Ok(PathBuf::from(path)),
+        None => beside("kubectl-cadastre", "CADASTRE_KUBECTL"),
+    }
+}
+
 fn beside(name: &str, variable: &str) -> Result<PathBuf> {
     let this = env::current_exe()?;
     // target/debug/NAME for a binary, target/debug/deps/NAME for a test.

@@ -142,6 +142,12 @@ impl Demand {
         }
     }
 
+    /// Which nodes wait, each with the pool.
+    pub fn who_waits(&self) -> impl Iterator<Item = (&Text, &Text)> {
+        let by_pool = self.waiting.iter();
+        by_pool.flat_map(|(pool, waits)| waits.keys().map(move |node| (pool, node)))
+    }
+
     /// How many nodes wait, by pool.
     pub fn waiting(&self) -> impl Iterator<Item = (&Text, usize)> {
         self.waiting.iter().map(|(pool, waits)| (pool, waits.len()))
