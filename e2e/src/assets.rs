@@ -3,9 +3,9 @@
 //! Those of Kubernetes are looked for in the folder named by `KUBEBUILDER_ASSETS` first; then all in the
 //! cache, `$CADASTRE_CACHE`, else `$XDG_CACHE_HOME/cadastre`, else `~/.cache/cadastre`, in a sub-folder
 //! for each Go module and release, such as `control-plane/v1.36.3`. What is missing is built once into
-//! the cache by `go build`, statically, from the modules in `e2e/control-plane`, `e2e/containerd` and
-//! `e2e/cni-plugins`, whose `go.sum` pin every source; on two cores about six minutes for the four of
-//! [`CONTROL_PLANE`] and four more for [`NODES`]. A lock file keeps two processes from building at once,
+//! the cache by `go build`, statically, from the modules in `e2e/control-plane`, `e2e/containerd`,
+//! `e2e/cni-plugins` and `e2e/helm`, whose `go.sum` pin every source; on two cores about six minutes for the four of
+//! [`CONTROL_PLANE`], four more for [`NODES`] and four for [`TOOLS`]. A lock file keeps two processes from building at once,
 //! and a build gets its name only when it is complete.
 
 use std::env;
@@ -25,6 +25,8 @@ pub const KUBERNETES: &str = "v1.36.3";
 pub const CONTAINERD: &str = "v2.3.7";
 /// The release of the CNI plugins that is built.
 pub const CNI_PLUGINS: &str = "v1.9.1";
+/// The release of helm that is built.
+pub const HELM: &str = "v4.3.1";
 
 /// What [`ControlPlane`](crate::ControlPlane) needs.
 pub const CONTROL_PLANE: [Program; 4] = [
@@ -49,6 +51,9 @@ pub const NODES: [Program; 12] = [
     Program::HostLocal,
     Program::Cnitool,
 ];
+
+/// What people install and look at a cluster with.
+pub const TOOLS: [Program; 1] = [Program::Helm];
 
 /// A program that the harness can run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,6 +90,8 @@ pub enum Program {
     HostLocal,
     /// `cnitool`, which calls plugins as a runtime does
     Cnitool,
+    /// `helm`, which installs charts
+    Helm,
 }
 
 /// The Go module that a program is built from.
@@ -93,6 +100,7 @@ enum Source {
     ControlPlane,
     Containerd,
     CniPlugins,
+    Helm,
 }
 
 impl Source {
@@ -102,6 +110,7 @@ impl Source {
             Self::ControlPlane => "control-plane",
             Self::Containerd => "containerd",
             Self::CniPlugins => "cni-plugins",
+            Self::Helm => "helm",
         }
     }
 
@@ -110,6 +119,7 @@ impl Source {
             Self::ControlPlane => KUBERNETES,
             Self::Containerd => CONTAINERD,
             Self::CniPlugins => CNI_PLUGINS,
+            Self::Helm => HELM,
         }
     }
 }
@@ -134,6 +144,7 @@ impl Program {
             Self::Ptp => "ptp",
             Self::HostLocal => "host-local",
             Self::Cnitool => "cnitool",
+            Self::Helm => "helm",
         }
     }
 
@@ -153,6 +164,7 @@ impl Program {
             | Self::Ptp
             | Self::HostLocal
             | Self::Cnitool => Source::CniPlugins,
+            Self::Helm => Source::Helm,
         }
     }
 
@@ -167,6 +179,7 @@ impl Program {
             Self::Portmap => format!("{CNI}/plugins/plugins/meta/{name}"),
             Self::HostLocal => format!("{CNI}/plugins/plugins/ipam/{name}"),
             Self::Cnitool => format!("{CNI}/cni/{name}"),
+            Self::Helm => "helm.sh/helm/v4/cmd/helm".to_owned(),
             _ => match self.source() {
                 Source::Containerd => format!("github.com/containerd/containerd/v2/cmd/{name}"),
                 _ => format!("k8s.io/kubernetes/cmd/{name}"),
@@ -187,6 +200,7 @@ impl Program {
                 format!(" -X github.com/containerd/containerd/v2/version.Version={CONTAINERD}")
             }
             Source::CniPlugins => format!(" -X {CNI}.BuildVersion={CNI_PLUGINS}"),
+            Source::Helm => format!(" -X helm.sh/helm/v4/internal/version.version={HELM}"),
         };
         format!("-s -w{stamp}")
     }
@@ -195,10 +209,10 @@ impl Program {
 /// The path of a program that is there already.
 pub fn find(program: Program) -> Result<PathBuf> {
     present(program, &cache()?).with_context(|| {
-        let target = if CONTROL_PLANE.contains(&program) {
-            "control-plane"
-        } else {
-            "nodes"
+        let target = match program.source() {
+            _ if CONTROL_PLANE.contains(&program) => "control-plane",
+            Source::Helm => "tools",
+            _ => "nodes",
         };
         format!("{} is not built yet: run `make {target}`", program.name())
     })

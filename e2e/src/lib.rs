@@ -25,6 +25,7 @@ pub mod control_plane;
 pub mod crds;
 pub mod daemon;
 pub mod hand;
+pub mod helm;
 pub mod history;
 pub mod install;
 pub mod kcm;
