@@ -4,8 +4,9 @@
 //! cache, `$CADASTRE_CACHE`, else `$XDG_CACHE_HOME/cadastre`, else `~/.cache/cadastre`, in a sub-folder
 //! for each Go module and release, such as `control-plane/v1.36.3`. What is missing is built once into
 //! the cache by `go build`, statically, from the modules in `e2e/control-plane`, `e2e/containerd`,
-//! `e2e/cni-plugins` and `e2e/prometheus`, whose `go.sum` pin every source; on two cores about six
-//! minutes for the four of [`CONTROL_PLANE`], four more for [`NODES`] and three for [`MONITORING`]. A lock file keeps two processes from building at once,
+//! `e2e/cni-plugins`, `e2e/helm` and `e2e/prometheus`, whose `go.sum` pin every source; on two cores about six
+//! minutes for the four of [`CONTROL_PLANE`], four more for [`NODES`], four for [`TOOLS`] and three for
+//! [`MONITORING`]. A lock file keeps two processes from building at once,
 //! and a build gets its name only when it is complete.
 
 use std::env;
@@ -27,6 +28,8 @@ pub const CONTAINERD: &str = "v2.3.7";
 pub const CNI_PLUGINS: &str = "v1.9.1";
 /// The release of Prometheus that is built: 3.15.0, by the number of its Go module.
 pub const PROMETHEUS: &str = "v0.315.0";
+/// The release of helm that is built.
+pub const HELM: &str = "v4.3.1";
 
 /// What [`ControlPlane`](crate::ControlPlane) needs.
 pub const CONTROL_PLANE: [Program; 4] = [
@@ -54,6 +57,8 @@ pub const NODES: [Program; 12] = [
 
 /// What tests of alerts and dashboards need.
 pub const MONITORING: [Program; 2] = [Program::Prometheus, Program::Promtool];
+/// What people install and look at a cluster with.
+pub const TOOLS: [Program; 1] = [Program::Helm];
 
 /// A program that the harness can run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,6 +99,8 @@ pub enum Program {
     Prometheus,
     /// `promtool`, which checks metrics and tests rules
     Promtool,
+    /// `helm`, which installs charts
+    Helm,
 }
 
 /// The Go module that a program is built from.
@@ -103,6 +110,7 @@ enum Source {
     Containerd,
     CniPlugins,
     Prometheus,
+    Helm,
 }
 
 impl Source {
@@ -113,6 +121,7 @@ impl Source {
             Self::Containerd => "containerd",
             Self::CniPlugins => "cni-plugins",
             Self::Prometheus => "prometheus",
+            Self::Helm => "helm",
         }
     }
 
@@ -122,6 +131,7 @@ impl Source {
             Self::Containerd => CONTAINERD,
             Self::CniPlugins => CNI_PLUGINS,
             Self::Prometheus => PROMETHEUS,
+            Self::Helm => HELM,
         }
     }
 }
@@ -148,6 +158,7 @@ impl Program {
             Self::Cnitool => "cnitool",
             Self::Prometheus => "prometheus",
             Self::Promtool => "promtool",
+            Self::Helm => "helm",
         }
     }
 
@@ -168,6 +179,7 @@ impl Program {
             | Self::HostLocal
             | Self::Cnitool => Source::CniPlugins,
             Self::Prometheus | Self::Promtool => Source::Prometheus,
+            Self::Helm => Source::Helm,
         }
     }
 
@@ -182,6 +194,7 @@ impl Program {
             Self::Portmap => format!("{CNI}/plugins/plugins/meta/{name}"),
             Self::HostLocal => format!("{CNI}/plugins/plugins/ipam/{name}"),
             Self::Cnitool => format!("{CNI}/cni/{name}"),
+            Self::Helm => "helm.sh/helm/v4/cmd/helm".to_owned(),
             _ => match self.source() {
                 Source::Containerd => format!("github.com/containerd/containerd/v2/cmd/{name}"),
                 Source::Prometheus => format!("github.com/prometheus/prometheus/cmd/{name}"),
@@ -214,6 +227,7 @@ impl Program {
             Source::Prometheus => {
                 format!(" -X github.com/prometheus/common/version.Version={PROMETHEUS}")
             }
+            Source::Helm => format!(" -X helm.sh/helm/v4/internal/version.version={HELM}"),
         };
         format!("-s -w{stamp}")
     }
@@ -225,6 +239,7 @@ pub fn find(program: Program) -> Result<PathBuf> {
         let target = match program.source() {
             _ if CONTROL_PLANE.contains(&program) => "control-plane",
             Source::Prometheus => "monitoring",
+            Source::Helm => "tools",
             _ => "nodes",
         };
         format!("{} is not built yet: run `make {target}`", program.name())

@@ -154,6 +154,14 @@ pub fn plugin() -> Result<PathBuf> {
     }
 }
 
+/// `CADASTRE_KUBECTL`, else the kubectl plugin `kubectl-cadastre` of the same build.
+pub fn kubectl_plugin() -> Result<PathBuf> {
+    match env::var_os("CADASTRE_KUBECTL") {
+        Some(path) => Ok(PathBuf::from(path)),
+        None => beside("kubectl-cadastre", "CADASTRE_KUBECTL"),
+    }
+}
+
 fn beside(name: &str, variable: &str) -> Result<PathBuf> {
     let this = env::current_exe()?;
     // target/debug/NAME for a binary, target/debug/deps/NAME for a test.
@@ -170,4 +178,16 @@ fn beside(name: &str, variable: &str) -> Result<PathBuf> {
             this.display()
         )
     })
+}
+
+/// The flags that a text of `--help` names. Each one's line has to be followed by what it means.
+pub fn explained_flags(help: &str) -> Result<usize> {
+    let lines: Vec<&str> = help.lines().map(str::trim).collect();
+    let mut count = 0;
+    for pair in lines.windows(2).filter(|pair| pair[0].starts_with("--")) {
+        let is_text = pair[1].len() > 10 && !pair[1].starts_with('-');
+        anyhow::ensure!(is_text, "not explained: {}", pair[0]);
+        count += 1;
+    }
+    Ok(count)
 }

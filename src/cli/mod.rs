@@ -1,11 +1,12 @@
-//! The `cadastre` command: one file a verb.
+//! The commands: `cadastre` here, one file a verb; the kubectl plugin in [`kubectl`].
 
 mod agent;
 mod controller;
 mod crd;
+mod daemon;
 mod install_cni;
+pub mod kubectl;
 mod metrics;
-mod signal;
 
 use std::process::ExitCode;
 

@@ -51,7 +51,8 @@ pub async fn connect(options: &Options, metrics: HttpMetrics) -> Result<Client, 
     })
 }
 
-async fn configure(options: &Options) -> Result<kube::Config, ClientError> {
+/// The configuration of a client, without retries of its own.
+pub async fn configure(options: &Options) -> Result<kube::Config, ClientError> {
     let chosen = KubeConfigOptions {
         context: options.context.clone(),
         ..KubeConfigOptions::default()

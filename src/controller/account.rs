@@ -88,7 +88,7 @@ pub(super) fn account(
 }
 
 /// Whether a block has to go because its pool no longer gives it to that node.
-pub(super) fn must_leave(entry: &Entry, node: &Node, pool: Option<&PoolState>) -> bool {
+pub fn must_leave(entry: &Entry, node: &Node, pool: Option<&PoolState>) -> bool {
     let Some(pool) = pool else { return true };
     match pool.verdict {
         // What it says cannot be used, so what there is stays as it is.

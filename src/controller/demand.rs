@@ -142,6 +142,12 @@ impl Demand {
         }
     }
 
+    /// Which nodes wait, each with the pool.
+    pub fn who_waits(&self) -> impl Iterator<Item = (&Text, &Text)> {
+        let by_pool = self.waiting.iter();
+        by_pool.flat_map(|(pool, waits)| waits.keys().map(move |node| (pool, node)))
+    }
+
     /// How many nodes wait, by pool.
     pub fn waiting(&self) -> impl Iterator<Item = (&Text, usize)> {
         self.waiting.iter().map(|(pool, waits)| (pool, waits.len()))
@@ -373,6 +379,7 @@ impl Demand {
     /// Which blocks of a node are asked back. Returns whether its list changes by it.
     fn settle_up(&mut self, node: &Node, report: Option<&AgentReport>, cx: &mut Context) -> bool {
         let now = cx.now.mono;
+        let none = BTreeSet::new();
         let entries: Vec<Entry> = cx
             .registry
             .blocks
@@ -380,6 +387,8 @@ impl Demand {
             .filter(|entry| entry.confirmed && !entry.is_leaving())
             .cloned()
             .collect();
+        let subnet = cx.world.subnets.get(&node.name);
+        let drained = subnet.map_or(&none, |subnet| &subnet.requests.drain);
         let mut changed = false;
         let mut spared: BTreeMap<(Text, Family), (u64, usize)> = BTreeMap::new();
         for entry in &entries {
@@ -397,7 +406,7 @@ impl Demand {
             let in_use = word.is_some_and(|word| word.used + word.cooling > 0);
             let mut recall = entry.recall;
             let mut idle_since = entry.idle_since;
-            if must_leave(entry, node, pool) {
+            if must_leave(entry, node, pool) || drained.contains(&entry.cidr) {
                 recall = Some(Recall::Drain);
             } else if entry.recall == Some(Recall::Drain) || in_use {
                 recall = None;

@@ -65,6 +65,15 @@ pub(super) struct Leader {
     leak_grace: Duration,
 }
 
+/// What of a NodeSubnet has changed.
+#[derive(Clone, Copy)]
+pub(super) struct Told {
+    /// What its agent says
+    pub reported: bool,
+    /// What people ask
+    pub requested: bool,
+}
+
 impl Leader {
     pub(super) fn new(tenure: Tenure, settings: &Settings, now: Now) -> Self {
         Leader {
@@ -299,7 +308,7 @@ impl Leader {
     }
 
     /// A NodeSubnet has changed, in what the agent says or otherwise.
-    pub(super) fn subnet_changed(&mut self, name: &Text, reported: bool, world: &World, now: Now) {
+    pub(super) fn subnet_changed(&mut self, name: &Text, told: Told, world: &World, now: Now) {
         self.subnets.queue.add(name.clone());
         self.release(name, world);
         let mut blocks = self.registry.blocks_told(name, world, now);
@@ -311,7 +320,10 @@ impl Leader {
             },
             world,
         );
-        if reported {
+        if told.requested {
+            self.leaks.hurry();
+        }
+        if told.reported || told.requested {
             self.demand.add_name(name, world, &self.registry);
             self.pools.mark();
         }

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use super::blocks::Step;
 use super::figures::Figures;
-use super::leader::{Leader, Room};
+use super::leader::{Leader, Room, Told};
 use super::map::{Answer, Ask};
 use super::report::Report;
 use super::totals::Totals;
@@ -375,9 +375,12 @@ impl Controller {
         let Some(subnet) = delta.after.as_ref().or(delta.before.as_ref()) else {
             return;
         };
-        let reported =
-            delta.before.as_ref().map(|it| &it.report) != delta.after.as_ref().map(|it| &it.report);
-        leader.subnet_changed(&subnet.name, reported, &self.world, now);
+        let (before, after) = (delta.before.as_ref(), delta.after.as_ref());
+        let told = Told {
+            reported: before.map(|it| &it.report) != after.map(|it| &it.report),
+            requested: before.map(|it| &it.requests) != after.map(|it| &it.requests),
+        };
+        leader.subnet_changed(&subnet.name, told, &self.world, now);
     }
 
     fn block_changed(&mut self, delta: &Delta<Block>, now: Now) {

@@ -31,7 +31,7 @@
 //! (state, event, now). The
 //! code that runs under simulation is the code that ships.
 
-mod account;
+pub mod account;
 pub mod block;
 pub mod blocks;
 pub mod bootstrap;

@@ -355,6 +355,11 @@ impl PodCidrs {
         }
     }
 
+    /// Which nodes wait, and what for.
+    pub fn who_waits(&self) -> impl Iterator<Item = (&Text, &Reason)> {
+        self.waiting.iter().map(|(node, wait)| (node, &wait.reason))
+    }
+
     /// The reasons of all that wait.
     pub fn waiting(&self) -> impl Iterator<Item = &Reason> {
         self.waiting.values().map(|waiting| &waiting.reason)

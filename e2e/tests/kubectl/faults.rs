@@ -1,0 +1,254 @@
+//! check finds each planted fault, and release goes by what it finds.
+//!
+//! No controller runs: it would mend most of this.
+
+use std::time::Duration;
+
+use cadastre_e2e::wait::until;
+use cadastre_e2e::{ControlPlane, Hand, Options, crds};
+use kube::api::{Patch, PatchParams, PostParams};
+use serde_json::{Value, json};
+
+use crate::{Ran, end, pool, run, start};
+
+async fn block(hand: &Hand, cidr: &str, node: &str, uid: &str) -> String {
+    let name = cidr.replace(['.', '/'], "-");
+    let object = serde_json::from_value(json!({
+        "apiVersion": "cadastre.dev/v1alpha1", "kind": "IPAMBlock", "metadata": {"name": name},
+        "spec": {
+            "cidr": cidr, "pool": "p", "since": "2026-01-01T00:00:00Z",
+            "owner": {"kind": "Node", "name": node, "uid": uid},
+        },
+    }));
+    let made = hand
+        .blocks
+        .create(&PostParams::default(), &object.unwrap())
+        .await
+        .unwrap();
+    made.metadata.uid.unwrap()
+}
+
+/// A node with a block, its NodeSubnet, and what its agent says.
+async fn holder(hand: &Hand, name: &str, cidr: &str, held: Value) -> String {
+    let node = hand.node("p", name).await.unwrap().metadata.uid.unwrap();
+    let uid = block(hand, cidr, name, &node).await;
+    let subnet = serde_json::from_value(json!({
+        "apiVersion": "cadastre.dev/v1alpha1", "kind": "NodeSubnet", "metadata": {"name": name},
+        "spec": {"nodeUID": node, "blocks": [{"cidr": cidr, "uid": uid, "pool": "p"}]},
+    }));
+    hand.subnets
+        .create(&PostParams::default(), &subnet.unwrap())
+        .await
+        .unwrap();
+    let used = held.as_array().unwrap().len();
+    let words = json!([{"cidr": cidr, "uid": uid, "used": used, "free": 16 - used}]);
+    say(
+        hand,
+        name,
+        json!({"nodeUID": node, "blocks": words, "allocations": held}),
+    )
+    .await;
+    node
+}
+
+async fn say(hand: &Hand, node: &str, status: Value) {
+    let patch = Patch::Merge(json!({"status": status}));
+    hand.subnets
+        .patch_status(node, &PatchParams::default(), &patch)
+        .await
+        .unwrap();
+}
+
+fn codes(ran: &Ran) -> Vec<String> {
+    let findings = ran.json()["findings"].as_array().unwrap().clone();
+    let named = findings.iter().map(|it| {
+        format!(
+            "{} {}",
+            it["code"].as_str().unwrap(),
+            it["object"].as_str().unwrap()
+        )
+    });
+    named.collect()
+}
+
+const CHECK: &[&str] = &["check", "--settle", "0", "-o", "json"];
+const GONE: &str = "00000000-0000-4000-8000-00000000dead";
+
+#[tokio::test]
+async fn check_finds_every_planted_fault_and_release_frees_only_leaks() {
+    let cluster = ControlPlane::start(Options::default()).await.unwrap();
+    let hand = Hand::new(cluster.client().await.unwrap());
+    crds::install(&hand.client).await.unwrap();
+    let spec = json!({"ipv4": {"cidrs": ["10.70.0.0/24"], "blockSize": 28}, "nodeSelector": {"matchLabels": {"group": "p"}}});
+    let made = serde_json::from_value(pool("p", &spec)).unwrap();
+    hand.pools
+        .create(&PostParams::default(), &made)
+        .await
+        .unwrap();
+    let lives = hand.pod("lives", "n1", &["10.70.0.1"]).await.unwrap();
+    let held = json!([
+        {"address": "10.70.0.1", "pod": "default/lives", "podUID": lives.metadata.uid, "handle": "cbr0/aaaaaaaa"},
+        {"address": "10.70.0.2", "pod": "default/gone", "podUID": GONE, "handle": "cbr0/bbbbbbbb"},
+    ]);
+    let node = holder(&hand, "n1", "10.70.0.0/28", held.clone()).await;
+    holder(&hand, "n2", "10.70.0.16/28", json!([])).await;
+    let only = run(&cluster, CHECK).await;
+    assert_eq!(
+        codes(&only),
+        ["LeakedAddress address 10.70.0.2"],
+        "{only:?}"
+    );
+    assert_eq!(only.code, 2);
+    let report = cluster.folder().join("report.json");
+    std::fs::write(&report, &only.out).unwrap();
+
+    refusals(&cluster).await;
+    leak_is_released(&cluster, &hand, &node, &held, report.to_str().unwrap()).await;
+    let clean = run(&cluster, CHECK).await;
+    assert_eq!((clean.code, codes(&clean)), (0, Vec::new()));
+
+    // Now everything else at once.
+    hand.pod("twin", "n2", &["10.70.0.1"]).await.unwrap();
+    hand.pod("stray", "n2", &["10.70.0.200"]).await.unwrap();
+    block(&hand, "10.70.0.32/28", "n1", &node).await;
+    block(
+        &hand,
+        "10.70.0.48/28",
+        "dead",
+        "00000000-0000-4000-8000-000000000001",
+    )
+    .await;
+    block(
+        &hand,
+        "10.70.0.0/27",
+        "n2",
+        "00000000-0000-4000-8000-000000000002",
+    )
+    .await;
+    hand.blocks
+        .delete("10-70-0-16-28", &Default::default())
+        .await
+        .unwrap();
+    let stale = serde_json::from_value(json!({
+        "apiVersion": "cadastre.dev/v1alpha1", "kind": "NodeSubnet", "metadata": {"name": "left"},
+        "spec": {"nodeUID": GONE},
+    }));
+    hand.subnets
+        .create(&PostParams::default(), &stale.unwrap())
+        .await
+        .unwrap();
+    let found = run(&cluster, CHECK).await;
+    let codes = codes(&found);
+    for expected in [
+        "DuplicateAddress address 10.70.0.1",
+        "OutsideOfRanges address 10.70.0.200",
+        "BlockNotListed block 10.70.0.32/28",
+        "OwnerlessBlock block 10.70.0.48/28",
+        "ListedWithoutObject block 10.70.0.16/28",
+        "StaleNodeSubnet nodesubnet left",
+    ] {
+        assert!(
+            codes.iter().any(|it| it == expected),
+            "{expected}: {codes:#?}"
+        );
+    }
+    assert!(
+        codes.iter().any(|it| it.starts_with("OverlappingRanges")),
+        "{codes:#?}"
+    );
+    let table = run(
+        &cluster,
+        &["check", "--settle", "0", "--severity", "critical"],
+    )
+    .await;
+    assert!(
+        table.code == 2 && table.out.contains("delete all of them but one"),
+        "{table:?}"
+    );
+}
+
+/// What lives is kept, with words, by force or not.
+async fn refusals(cluster: &ControlPlane) {
+    for (args, words) in [
+        (
+            vec!["release", "10.70.0.1"],
+            "lives on n1: delete the pod instead",
+        ),
+        (vec!["release", "10.70.0.1", "--force"], "lives on n1"),
+        (vec!["release", "10.70.0.9"], "no node holds it"),
+    ] {
+        let ran = run(cluster, &args).await;
+        assert!(
+            ran.code == 2 && ran.out.contains("Refused") && ran.out.contains(words),
+            "{ran:?}"
+        );
+    }
+    let dry = run(cluster, &["release", "--handle", "cbr0/bbbb", "--dry-run"]).await;
+    assert!(dry.code == 0 && dry.out.contains("WouldAsk"), "{dry:?}");
+    let bad = run(cluster, &["release"]).await;
+    assert_eq!(bad.code, 1);
+}
+
+/// The request stands in the annotation until the agent has let go, and no longer.
+async fn leak_is_released(
+    cluster: &ControlPlane,
+    hand: &Hand,
+    node: &str,
+    held: &Value,
+    report: &str,
+) {
+    let patch = Patch::Merge(
+        json!({"metadata": {"annotations": {"cadastre.dev/release": "10.70.0.7=old"}}}),
+    );
+    hand.subnets
+        .patch("n1", &PatchParams::default(), &patch)
+        .await
+        .unwrap();
+    let slow = run(cluster, &["release", "--report", report, "--timeout", "0"]).await;
+    assert!(
+        slow.code == 2 && slow.out.contains("the request stays"),
+        "{slow:?}"
+    );
+    let child = start(
+        cluster,
+        &[
+            "release",
+            "--report",
+            report,
+            "--report",
+            report,
+            "--timeout",
+            "60",
+        ],
+    );
+    let asked = format!("10.70.0.2={GONE}");
+    let annotation = async || {
+        let annotations = hand.subnets.get("n1").await?.metadata.annotations;
+        Ok(annotations.and_then(|it| it.get("cadastre.dev/release").cloned()))
+    };
+    until(
+        "it is asked for, and nothing else",
+        Duration::from_secs(30),
+        async || Ok(annotation().await?.filter(|text| *text == asked)),
+    )
+    .await
+    .unwrap();
+    let word = &hand.subnets.get("n1").await.unwrap().spec.blocks[0];
+    let words = json!([{"cidr": word.cidr, "uid": word.uid, "used": 1, "free": 15}]);
+    let left = json!([held[0]]);
+    say(
+        hand,
+        "n1",
+        json!({"nodeUID": node, "blocks": words, "allocations": left}),
+    )
+    .await;
+    let freed = end(child).await;
+    assert!(freed.code == 0 && freed.out.contains("Freed"), "{freed:?}");
+    let left: anyhow::Result<Option<String>> = annotation().await;
+    assert_eq!(left.unwrap(), None);
+    let again = run(cluster, &["release", "--report", report]).await;
+    assert!(
+        again.code == 2 && again.out.contains("no node holds it"),
+        "{again:?}"
+    );
+}

@@ -1,0 +1,144 @@
+//! `kubectl cadastre` as a process, against a real API server.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `seeing` | show, map, explain of a cluster that is well: output by snapshots |
+//! | `faults` | check finds each planted fault; what is released and what is refused |
+//! | `planning` | what plan says, and what then really happens |
+//! | `asking` | release and drain with a controller that leads |
+//! | `reach` | no server, no CRDs, no rights; as a plugin of kubectl; the support bundle |
+//!
+//! Snapshots are in `snapshots/`; `CADASTRE_SNAPSHOTS=write` writes them anew.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests are tests
+
+mod asking;
+mod faults;
+mod planning;
+mod reach;
+mod seeing;
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use cadastre_e2e::control_plane::ADMIN;
+use cadastre_e2e::{ControlPlane, daemon};
+use serde_json::{Value, json};
+use tokio::process::{Child, Command};
+
+/// What a run of the plugin came to.
+#[derive(Debug)]
+pub struct Ran {
+    /// Exit code
+    pub code: i32,
+    /// Standard output
+    pub out: String,
+    /// Standard error
+    pub err: String,
+}
+
+impl Ran {
+    /// Its JSON.
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.out).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+}
+
+/// A command of the plugin with that kubeconfig.
+pub fn command(kubeconfig: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(daemon::kubectl_plugin().unwrap());
+    command
+        .args(args)
+        .env("KUBECONFIG", kubeconfig)
+        .env_remove("COLUMNS")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true);
+    command
+}
+
+/// Starts the plugin as the administrator.
+pub fn start(cluster: &ControlPlane, args: &[&str]) -> Child {
+    command(&cluster.kubeconfig(ADMIN).unwrap(), args)
+        .spawn()
+        .unwrap()
+}
+
+/// Waits for its end.
+pub async fn end(child: Child) -> Ran {
+    let output = child.wait_with_output().await.unwrap();
+    Ran {
+        code: output.status.code().unwrap(),
+        out: String::from_utf8(output.stdout).unwrap(),
+        err: String::from_utf8(output.stderr).unwrap(),
+    }
+}
+
+/// Runs the plugin as the administrator.
+pub async fn run(cluster: &ControlPlane, args: &[&str]) -> Ran {
+    end(start(cluster, args)).await
+}
+
+/// Runs it, which must end well.
+pub async fn ok(cluster: &ControlPlane, args: &[&str]) -> String {
+    let ran = run(cluster, args).await;
+    assert_eq!(ran.code, 0, "{args:?}: {ran:?}");
+    ran.out
+}
+
+/// Compares with what was written down, after what differs from run to run is taken out.
+pub fn snapshot(name: &str, text: &str) {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/kubectl/snapshots")
+        .join(format!("{name}.txt"));
+    let text = text.lines().map(plain).collect::<Vec<_>>().join("\n") + "\n";
+    if std::env::var_os("CADASTRE_SNAPSHOTS").is_some() {
+        std::fs::write(&path, text).unwrap();
+        return;
+    }
+    let known = std::fs::read_to_string(&path).unwrap_or_default();
+    assert_eq!(
+        text,
+        known,
+        "{} differs: if that is right, write it anew with CADASTRE_SNAPSHOTS=write",
+        path.display()
+    );
+}
+
+/// A line without ages, UIDs, and what only aligns them.
+fn plain(line: &str) -> String {
+    let indent = line.len() - line.trim_start().len();
+    let gaps = line
+        .trim()
+        .split("  ")
+        .map(str::trim)
+        .filter(|cell| !cell.is_empty());
+    let cells: Vec<String> = gaps
+        .map(|cell| cell.split(' ').map(word).collect::<Vec<_>>().join(" "))
+        .collect();
+    format!("{}{}", " ".repeat(indent.min(2)), cells.join("  "))
+}
+
+fn word(word: &str) -> String {
+    let bare = word.trim_end_matches([',', '.', ')']);
+    let tail = &word[bare.len()..];
+    let is_age = bare.len() > 1
+        && bare.ends_with(['s', 'm', 'h', 'd'])
+        && bare[..bare.len() - 1].bytes().all(|it| it.is_ascii_digit());
+    let parts: Vec<usize> = bare.split('-').map(str::len).collect();
+    let is_uid = parts == [8, 4, 4, 4, 12];
+    match (is_age, is_uid) {
+        (true, _) => format!("AGE{tail}"),
+        (_, true) => format!("UID{tail}"),
+        _ => word.to_owned(),
+    }
+}
+
+/// A pool that is served already, where no controller is to do that.
+pub fn pool(name: &str, spec: &Value) -> Value {
+    json!({
+        "apiVersion": "cadastre.dev/v1alpha1", "kind": "IPPool",
+        "metadata": {"name": name, "finalizers": ["cadastre.dev/ranges-held"]}, "spec": spec,
+    })
+}

@@ -1,0 +1,126 @@
+//! What plan says, and what then really happens: the same figures.
+
+use cadastre_e2e::hand::LIMIT;
+use cadastre_e2e::wait::until;
+use cadastre_e2e::{Options, Stage};
+use serde_json::json;
+
+use crate::run;
+
+#[tokio::test]
+async fn what_plan_says_of_new_nodes_is_what_then_happens() {
+    let stage = Stage::start(Options::default(), &[]).await.unwrap();
+    let hand = stage.hand().await.unwrap();
+    let cluster = &stage.cluster;
+    let spec = json!({"ipv4": {"cidrs": ["10.80.0.0/25"], "blockSize": 28}, "reserved": ["10.80.0.16-10.80.0.20"]});
+    hand.block_pool("grow", spec.clone()).await.unwrap();
+    let cidrs = json!({"ipv4": {"cidrs": ["10.81.0.0/25"], "blockSize": 28}, "reserved": ["10.81.0.16-10.81.0.20"]});
+    hand.pool("cidr", cidrs).await.unwrap();
+    for pool in ["grow", "cidr"] {
+        hand.condition(pool, "Ready", "True").await.unwrap();
+    }
+    hand.node("grow", "grow-0").await.unwrap();
+    hand.listed("grow-0", 1).await.unwrap();
+    hand.node("cidr", "cidr-0").await.unwrap();
+    hand.served("cidr-0").await.unwrap();
+
+    // 8 blocks: one is held; of podCIDRs one more has a reserved address in it.
+    for (group, served) in [("grow", 7), ("cidr", 6)] {
+        let label = format!("group={group}");
+        let planned = run(
+            cluster,
+            &["plan", "--add-nodes", "10", "--label", &label, "-o", "json"],
+        )
+        .await;
+        assert_eq!(planned.code, 2, "{planned:?}");
+        let plan = planned.json();
+        assert_eq!(plan["newNodes"]["served"], served, "{plan:#}");
+        assert_eq!(plan["newNodes"]["waiting"], 10 - served, "{plan:#}");
+        let why = plan["willWait"][0]["why"].as_str().unwrap().to_owned();
+        let label = ["--label", label.as_str(), "-o", "json"];
+        let fits = [&["plan", "--add-nodes", "6"], label.as_slice()].concat();
+        assert_eq!(run(cluster, &fits).await.code, 0);
+        for nth in 1..=10 {
+            hand.node(group, &format!("{group}-{nth}")).await.unwrap();
+        }
+        let pool = hand.pool_until(group, "the others wait", |it| {
+            it.status.as_ref().and_then(|status| status.waiting) == Some(10 - served)
+        });
+        let pool = pool.await.unwrap();
+        assert_eq!(pool.status.unwrap().nodes, Some(served + 1));
+        let told = until("a node that waits is told the same", LIMIT, async || {
+            for nth in 1..=10 {
+                let node = hand.nodes.get(&format!("{group}-{nth}")).await?;
+                let events = hand.events_of(&node.metadata.uid.unwrap()).await?;
+                let same = |note: &str| {
+                    note.contains("no free IPv4 block") && why.contains("no free IPv4 block")
+                };
+                if events
+                    .iter()
+                    .any(|it| it.message.as_deref().is_some_and(same))
+                {
+                    return Ok(Some(()));
+                }
+            }
+            Ok(None)
+        });
+        told.await.unwrap();
+    }
+
+    // A larger pool would relieve those that wait; nothing is changed by asking.
+    let file = cluster.folder().join("pool.json");
+    let mut larger = spec.clone();
+    larger["allocate"] = json!("Blocks");
+    larger["nodeSelector"] = json!({"matchLabels": {"group": "grow"}});
+    larger["ipv4"]["cidrs"] = json!(["10.80.0.0/25", "10.82.0.0/25"]);
+    let object = json!({"apiVersion": "cadastre.dev/v1alpha1", "kind": "IPPool", "metadata": {"name": "grow"}, "spec": larger});
+    std::fs::write(&file, object.to_string()).unwrap();
+    let planned = run(
+        cluster,
+        &[
+            "plan",
+            "--pool-change",
+            file.to_str().unwrap(),
+            "-o",
+            "json",
+        ],
+    )
+    .await;
+    assert_eq!(planned.code, 0, "{planned:?}");
+    assert_eq!(
+        planned.json()["relieved"].as_array().unwrap().len(),
+        3,
+        "{planned:?}"
+    );
+    assert_eq!(
+        hand.pools
+            .get("grow")
+            .await
+            .unwrap()
+            .spec
+            .ipv4
+            .unwrap()
+            .cidrs
+            .len(),
+        1
+    );
+    let mut wrong = object.clone();
+    wrong["spec"]["ipv4"]["cidrs"] = json!(["10.80.0.0/25", "10.80.0.0/26"]);
+    std::fs::write(&file, wrong.to_string()).unwrap();
+    let refused = run(cluster, &["plan", "--pool-change", file.to_str().unwrap()]).await;
+    assert!(
+        refused.code == 2 && refused.out.contains("The API server would refuse it"),
+        "{refused:?}"
+    );
+    let drained = run(cluster, &["plan", "--drain-cidr", "10.80.0.0/26"]).await;
+    assert!(
+        drained.code == 0 && drained.out.contains("10.80.0.48/28"),
+        "{drained:?}"
+    );
+    let deleted = run(cluster, &["plan", "--delete-pool", "cidr", "-o", "json"]).await;
+    assert_eq!(
+        deleted.json()["hits"].as_array().unwrap().len(),
+        7,
+        "{deleted:?}"
+    );
+}

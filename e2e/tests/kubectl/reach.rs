@@ -1,0 +1,151 @@
+//! Where there is no server, no CRDs, no rights; the plugin in kubectl; the support bundle.
+
+use std::path::Path;
+
+use cadastre_e2e::assets::{self, Program};
+use cadastre_e2e::control_plane::ADMIN;
+use cadastre_e2e::kubeconfig::User;
+use cadastre_e2e::{ControlPlane, Hand, Options, crds, daemon};
+use serde_json::json;
+
+use crate::{command, end, ok, run};
+
+#[tokio::test]
+async fn what_is_missing_is_named_with_what_to_do() {
+    let options = Options {
+        users: vec![User::new("nobody", &["guests"])],
+        ..Options::default()
+    };
+    let cluster = ControlPlane::start(options).await.unwrap();
+    let bare = run(&cluster, &["show", "pools"]).await;
+    assert_eq!(bare.code, 1);
+    assert!(
+        bare.err
+            .contains("install the CustomResourceDefinitions (cadastre crd |"),
+        "{bare:?}"
+    );
+    let hand = Hand::new(cluster.client().await.unwrap());
+    crds::install(&hand.client).await.unwrap();
+    let empty = ok(&cluster, &["show", "pools"]).await;
+    assert!(empty.contains("create an IPPool"), "{empty}");
+    let kubeconfig = cluster.kubeconfig("nobody").unwrap();
+    let guest = end(command(&kubeconfig, &["show", "pools"]).spawn().unwrap()).await;
+    assert!(
+        guest.code == 1 && guest.err.contains("no right to read ippools.cadastre.dev"),
+        "{guest:?}"
+    );
+    let nowhere = end(command(Path::new("/nowhere"), &["show", "pools"])
+        .spawn()
+        .unwrap())
+    .await;
+    assert!(
+        nowhere.code == 1 && nowhere.err.contains("no way to reach a cluster"),
+        "{nowhere:?}"
+    );
+    let kubeconfig = cluster.kubeconfig(ADMIN).unwrap();
+    let text = std::fs::read_to_string(kubeconfig).unwrap();
+    let elsewhere = cluster.folder().join("elsewhere.kubeconfig");
+    std::fs::write(
+        &elsewhere,
+        text.replace(&cluster.server(), "https://127.0.0.1:1"),
+    )
+    .unwrap();
+    let dead = end(command(&elsewhere, &["show", "pools"]).spawn().unwrap()).await;
+    assert!(
+        dead.code == 1 && dead.err.contains("the API server was not reached"),
+        "{dead:?}"
+    );
+
+    // In the place of kubectl's plugins.
+    let bin = cluster.folder().join("bin");
+    std::fs::create_dir(&bin).unwrap();
+    let plugin = daemon::kubectl_plugin().unwrap();
+    std::os::unix::fs::symlink(plugin, bin.join("kubectl-cadastre")).unwrap();
+    let kubectl = tokio::process::Command::new(assets::find(Program::Kubectl).unwrap())
+        .args(["cadastre", "show", "pools"])
+        .env("KUBECONFIG", cluster.kubeconfig(ADMIN).unwrap())
+        .env("HOME", cluster.folder())
+        .env("PATH", &bin)
+        .output()
+        .await
+        .unwrap();
+    assert!(kubectl.status.success(), "{kubectl:?}");
+    assert_eq!(String::from_utf8(kubectl.stdout).unwrap(), empty);
+    bundled(&cluster, &hand).await;
+}
+
+/// The bundle has what it says, and nothing of a pod's environment.
+async fn bundled(cluster: &ControlPlane, hand: &Hand) {
+    hand.block_pool("p", json!({"ipv4": {"cidrs": ["10.0.0.0/24"]}}))
+        .await
+        .unwrap();
+    let pod = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"},
+        "spec": {"containers": [{"name": "c", "image": "none", "env": [{"name": "X", "value": "hunter2"}]}]},
+    });
+    cluster
+        .kubectl_stdin(&["create", "-f", "-"], &pod.to_string())
+        .await
+        .unwrap();
+    let dir = cluster.folder().join("bundle");
+    let told = ok(cluster, &["support-bundle", "--dir", dir.to_str().unwrap()]).await;
+    assert!(
+        told.contains("ippools.json: 1\n") && !told.contains("MISSING"),
+        "{told}"
+    );
+    for file in std::fs::read_dir(&dir).unwrap() {
+        let path = file.unwrap().path();
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(
+            !text.contains("hunter2") && !text.contains("managedFields"),
+            "{}",
+            path.display()
+        );
+        if path.extension().is_some_and(|it| it == "json") {
+            serde_json::from_str::<serde_json::Value>(&text).unwrap();
+        }
+    }
+    let again = run(cluster, &["support-bundle", "--dir", dir.to_str().unwrap()]).await;
+    assert!(
+        again.code == 1 && again.err.contains("must not exist yet"),
+        "{again:?}"
+    );
+}
+
+#[tokio::test]
+async fn help_has_examples_and_completions_are_scripts() {
+    let help = async |verb: &str| {
+        let ran = end(command(Path::new("/nowhere"), &[verb, "--help"])
+            .spawn()
+            .unwrap())
+        .await;
+        assert_eq!(ran.code, 0, "{ran:?}");
+        ran.out
+    };
+    for verb in [
+        "show",
+        "map",
+        "explain",
+        "check",
+        "plan",
+        "release",
+        "drain",
+        "undrain",
+        "support-bundle",
+        "completion",
+    ] {
+        let text = help(verb).await;
+        assert!(
+            text.contains("Examples:") && text.contains(&format!("kubectl cadastre {verb}")),
+            "{text}"
+        );
+    }
+    for shell in ["bash", "zsh", "fish"] {
+        let args = ["completion", shell];
+        let ran = end(command(Path::new("/nowhere"), &args).spawn().unwrap()).await;
+        assert!(
+            ran.code == 0 && ran.out.contains("support-bundle"),
+            "{shell}: {ran:?}"
+        );
+    }
+}

@@ -1,0 +1,139 @@
+//! Why a pod has or lacks its addresses, and which pools serve it.
+
+use super::{Explanation, choice};
+use crate::api::{ADDRESSES_ANNOTATION, Allocate, POOLS_ANNOTATION};
+use crate::choice::{Asker, Label, PodLabels};
+use crate::cli::kubectl::inventory::{Inventory, PodFact};
+use crate::cli::kubectl::render::some;
+use crate::cli::kubectl::show;
+use crate::cluster::seen::Node;
+use crate::controller::blocks::Entry;
+
+/// Why a pod has or lacks its addresses.
+pub fn pod(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
+    let report = show::pod(name, inventory)?;
+    let mut explanation = Explanation::about(format!("pod {name}"));
+    let has: Vec<String> = report
+        .allocations
+        .iter()
+        .map(|row| {
+            let of = |what: &str, name: &Option<String>| {
+                name.as_ref()
+                    .map_or(String::new(), |name| format!(" {what} {name}"))
+            };
+            format!(
+                "{}{}{}",
+                row.address,
+                of("of pool", &row.pool),
+                of("from", &row.range)
+            )
+        })
+        .collect();
+    let Some(pod) = inventory.pod(name) else {
+        explanation.answer =
+            "it is gone, and a node still holds addresses for it: see kubectl cadastre check"
+                .to_owned();
+        explanation.add("Holds", has);
+        return Ok(explanation);
+    };
+    let node = pod
+        .node
+        .as_deref()
+        .and_then(|node| inventory.world.nodes.get(node));
+    explanation.answer = if pod.host_network {
+        "it uses the network of its node, and needs no address of its own".to_owned()
+    } else if pod.finished {
+        format!(
+            "it has ended ({}), and no longer uses its addresses",
+            pod.phase
+        )
+    } else if !has.is_empty() {
+        format!("it has {}", has.join(" and "))
+    } else if !pod.addresses.is_empty() {
+        format!(
+            "it reports {}, and no agent says that it gave them",
+            some(&pod.addresses, 4)
+        )
+    } else if let Some(node) = node {
+        lacks(node, inventory)
+    } else {
+        "it is on no node yet (kubectl describe pod says why): a node gives addresses".to_owned()
+    };
+    if let (Some(node), false) = (node, pod.host_network) {
+        serving(pod, node, inventory, &mut explanation);
+    }
+    Ok(explanation)
+}
+
+fn lacks(node: &Node, inventory: &Inventory) -> String {
+    let blocks = inventory.registry.blocks.of(&node.uid);
+    let free: i64 = blocks
+        .filter_map(|entry| inventory.word(entry))
+        .map(|word| word.free)
+        .sum();
+    match (show::agent_of(node, inventory).is_some(), free) {
+        (false, _) => format!(
+            "it has no address yet, and the agent of {} has said nothing: does it run?",
+            node.name
+        ),
+        (true, 0) => format!(
+            "it has no address yet, and node {} has none free: see kubectl cadastre explain node {}",
+            node.name, node.name
+        ),
+        (true, free) => format!(
+            "it has no address yet, and node {} has {free} free: see kubectl describe pod",
+            node.name
+        ),
+    }
+}
+
+fn serving(pod: &PodFact, node: &Node, inventory: &Inventory, explanation: &mut Explanation) {
+    let asked = pod.meta.annotations.get(POOLS_ANNOTATION);
+    let asked = asked.map(|text| text.split(',').map(str::trim).collect::<Vec<_>>());
+    let by_name: Vec<&str> = asked.unwrap_or_default();
+    let namespace = pod.name.split('/').next().unwrap_or_default();
+    let labels: &[Label] = match inventory.namespaces.get(namespace) {
+        Some(namespace) => &namespace.labels,
+        None => &[],
+    };
+    let asker = Asker {
+        node: &node.labels,
+        pod: Some(PodLabels {
+            namespace: labels,
+            pod: &pod.meta.labels,
+        }),
+        by_name: &by_name,
+    };
+    let mut asks = Vec::new();
+    for name in [POOLS_ANNOTATION, ADDRESSES_ANNOTATION] {
+        if let Some(value) = pod.meta.annotations.get(name) {
+            asks.push(format!("{name}: {value}"));
+        }
+    }
+    explanation.add("It asks for", asks);
+    let (chosen, lines) = choice(Allocate::Blocks, &asker, inventory);
+    explanation.add("Pools", lines);
+    let mut has = Vec::new();
+    for pool in chosen {
+        let blocks = inventory.registry.blocks.of(&node.uid);
+        for entry in blocks.filter(|entry| *entry.pool == *pool) {
+            has.push(block_line(entry, inventory));
+        }
+    }
+    for cidr in &node.pod_cidrs {
+        has.push(format!("podCIDR {cidr}"));
+    }
+    explanation.add(&format!("Node {} gives from", node.name), has);
+}
+
+fn block_line(entry: &Entry, inventory: &Inventory) -> String {
+    let cidr = entry.cidr;
+    let word = inventory.word(entry);
+    let counts = word.map_or("its agent has said nothing of it".to_owned(), |word| {
+        format!(
+            "{} in use, {} cooling, {} free",
+            word.used, word.cooling, word.free
+        )
+    });
+    format!("block {cidr} of pool \"{}\": {counts}", entry.pool)
+}

@@ -1,0 +1,233 @@
+//! What is found wrong, and what may be released and drained.
+
+use serde_json::json;
+
+use super::{Cluster, addr, cidr};
+use crate::cli::kubectl::check::{CheckReport, LEAKED, Severity};
+use crate::cli::kubectl::release::intersection;
+use crate::cli::kubectl::{drain, release};
+
+#[test]
+fn a_cluster_that_is_well_has_no_findings() {
+    assert_eq!(Cluster::new().codes(), Vec::<String>::new());
+}
+
+#[test]
+fn each_fault_is_found_by_its_code() {
+    let faults: [(&str, fn(&mut Cluster), &str); 12] = [
+        (
+            "two pods report one address",
+            |it| it.pod("shop/twin", "b", &["10.0.0.1"]),
+            "DuplicateAddress address 10.0.0.1",
+        ),
+        (
+            "two agents hold one address",
+            |it| {
+                it.lists.subnets.pop();
+                it.subnet("b", &["10.0.0.16/28"], &[("10.0.0.1", "shop/other")]);
+            },
+            "DuplicateAddress address 10.0.0.1",
+        ),
+        (
+            "a pod is gone",
+            |it| it.lists.pods.clear(),
+            "LeakedAddress address 10.0.0.1",
+        ),
+        (
+            "two blocks overlap",
+            |it| {
+                it.block("10.0.0.0/27", "p", "b");
+            },
+            "OverlappingRanges range 10.0.0.0/28",
+        ),
+        (
+            "two podCIDRs overlap",
+            |it| {
+                it.node("c", &["10.9.0.0/24"]);
+                it.node("d", &["10.9.0.0/25"]);
+            },
+            "OverlappingRanges range 10.9.0.0/25",
+        ),
+        (
+            "the owner is gone",
+            |it| {
+                it.lists.nodes.pop();
+            },
+            "OwnerlessBlock block 10.0.0.16/28",
+        ),
+        (
+            "a block is not listed",
+            |it| it.block("10.0.0.48/28", "p", "a"),
+            "BlockNotListed block 10.0.0.48/28",
+        ),
+        (
+            "a listed block has no object",
+            |it| {
+                it.lists.blocks.pop();
+            },
+            "ListedWithoutObject block 10.0.0.16/28",
+        ),
+        (
+            "a NodeSubnet is of an earlier node",
+            |it| {
+                it.lists.nodes[1].metadata.uid = Some("new".to_owned());
+            },
+            "StaleNodeSubnet nodesubnet b",
+        ),
+        (
+            "somebody else wrote a podCIDR",
+            |it| {
+                it.pool(
+                    "n",
+                    &json!({"allocate": "NodeCIDR", "ipv4": {"cidrs": ["10.8.0.0/16"]}}),
+                );
+                it.node("c", &["172.16.0.0/24"]);
+            },
+            "ForeignPodCIDR node c",
+        ),
+        (
+            "a pool is full",
+            |it| {
+                it.lists.pools[0].spec["ipv4"]["cidrs"] = json!(["10.0.0.0/27"]);
+            },
+            "PoolFull pool p",
+        ),
+        (
+            "a quarantine does not end",
+            |it| it.rest("10.0.0.32/28", "p", "dead", "2026-11-21T11:00:00Z"),
+            "QuarantineOver block 10.0.0.32/28",
+        ),
+    ];
+    for (what, plant, finding) in faults {
+        let mut cluster = Cluster::new();
+        plant(&mut cluster);
+        let codes = cluster.codes();
+        assert!(codes.iter().any(|it| it == finding), "{what}: {codes:?}");
+    }
+}
+
+#[test]
+fn what_only_one_look_shows_is_not_told() {
+    let mut cluster = Cluster::new();
+    cluster.lists.pods.clear();
+    let with = cluster.check();
+    let without = Cluster::new().check();
+    assert!(with.is_bad());
+    assert!(!with.clone().confirmed_by(&without).is_bad());
+    assert!(with.clone().confirmed_by(&with).is_bad());
+    let again: CheckReport = serde_json::from_str(&serde_json::to_string(&with).unwrap()).unwrap();
+    assert_eq!(again.findings, with.findings);
+    assert_eq!(with.findings[0].code, LEAKED);
+    assert_eq!(with.findings[0].severity, Severity::Warning);
+}
+
+#[test]
+fn only_what_is_leaked_is_released() {
+    let mut cluster = Cluster::new();
+    let judge = |cluster: &Cluster, at: &str, force| {
+        release::judge(addr(at), None, force, &cluster.inventory())
+    };
+    assert!(
+        judge(&cluster, "10.0.0.1", true)
+            .unwrap_err()
+            .why
+            .contains("lives on a")
+    );
+    assert!(
+        judge(&cluster, "10.0.0.2", true)
+            .unwrap_err()
+            .why
+            .contains("no node holds it")
+    );
+    let leaked = {
+        let mut gone = Cluster::new();
+        gone.lists.pods.clear();
+        gone.check()
+    };
+    let leak = leaked.findings[0].leak.clone().unwrap();
+    cluster.lists.pods[0].status.as_mut().unwrap().phase = Some("Failed".to_owned());
+    let target = judge(&cluster, "10.0.0.1", false).unwrap();
+    assert_eq!(
+        (target.node.as_str(), target.uid.as_str()),
+        ("a", "pod-shop/cart")
+    );
+    // Somebody else has it by now.
+    cluster.pod("shop/new", "b", &["10.0.0.1"]);
+    assert!(
+        judge(&cluster, "10.0.0.1", true)
+            .unwrap_err()
+            .why
+            .contains("shop/new reports it")
+    );
+    cluster.lists.pods.pop();
+    cluster.lists.subnets[0].status["allocations"][0]["podUID"] = json!("another");
+    let other = release::judge(addr("10.0.0.1"), Some(&leak), true, &cluster.inventory());
+    assert!(other.unwrap_err().why.contains("not what the report says"));
+    // Just given, or said by the agent of an earlier node: only by force.
+    cluster.lists.subnets[0].status["allocations"][0]["since"] = json!("2026-11-21T11:59:30Z");
+    assert!(
+        judge(&cluster, "10.0.0.1", false)
+            .unwrap_err()
+            .why
+            .contains("--force")
+    );
+    assert!(judge(&cluster, "10.0.0.1", true).is_ok());
+    cluster.lists.subnets[0].status["allocations"][0]["podUID"] = json!("");
+    assert!(
+        judge(&cluster, "10.0.0.1", true)
+            .unwrap_err()
+            .why
+            .contains("no pod")
+    );
+}
+
+#[test]
+fn of_several_reports_the_leaks_of_all_are_released() {
+    let mut cluster = Cluster::new();
+    cluster.lists.pods.clear();
+    let first = cluster.check();
+    let none = Cluster::new().check();
+    assert_eq!(intersection(&[first.clone(), first.clone()]).len(), 1);
+    assert_eq!(intersection(&[first, none]).len(), 0);
+    assert_eq!(intersection(&[]).len(), 0);
+}
+
+#[test]
+fn requests_that_no_longer_apply_are_taken_out() {
+    let mut cluster = Cluster::new();
+    cluster.lists.subnets[0].metadata.annotations = Some(
+        [(
+            "cadastre.dev/release".to_owned(),
+            "10.0.0.1=pod-shop/cart,10.0.0.9=gone".to_owned(),
+        )]
+        .into(),
+    );
+    let inventory = cluster.inventory();
+    let wanted = release::wanted(&inventory.subnets["a"], &[]);
+    assert_eq!(
+        wanted.release_text().as_deref(),
+        Some("10.0.0.1=pod-shop/cart")
+    );
+    assert_eq!(cluster.codes(), ["OldRequest node a"]);
+}
+
+#[test]
+fn surplus_is_what_is_empty_beyond_the_first() {
+    let mut cluster = Cluster::new();
+    for cidr in ["10.0.0.64/28", "10.0.0.80/28"] {
+        cluster.block(cidr, "p", "b");
+    }
+    cluster.lists.subnets.pop();
+    cluster.subnet("b", &["10.0.0.16/28", "10.0.0.64/28", "10.0.0.80/28"], &[]);
+    let inventory = cluster.inventory();
+    assert_eq!(
+        drain::surplus("node-b", &inventory),
+        [cidr("10.0.0.64/28"), cidr("10.0.0.80/28")]
+    );
+    assert_eq!(drain::surplus("node-a", &inventory), []);
+    assert_eq!(drain::judge(cidr("10.0.0.64/28"), &inventory).unwrap(), "b");
+    let why = drain::judge(cidr("10.0.0.64/27"), &inventory)
+        .unwrap_err()
+        .why;
+    assert!(why.contains("did you mean 10.0.0.64/28"), "{why}");
+}

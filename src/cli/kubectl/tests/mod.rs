@@ -1,0 +1,178 @@
+//! The verbs on inventories made by hand.
+
+mod judging;
+mod seeing;
+
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use super::check::{CheckReport, check};
+use super::inventory::Inventory;
+use super::lists::Lists;
+use super::render::Style;
+use crate::api::FINALIZER;
+use crate::ipam::{Addr, Cidr};
+
+fn now() -> Timestamp {
+    "2026-11-21T12:00:00Z".parse().unwrap()
+}
+
+fn style() -> Style {
+    Style {
+        wide: true,
+        colour: false,
+        width: 100,
+        now: now(),
+    }
+}
+
+fn addr(text: &str) -> Addr {
+    Addr::parse_strict(text).unwrap()
+}
+
+fn cidr(text: &str) -> Cidr {
+    Cidr::parse_strict(text).unwrap()
+}
+
+/// A small cluster: pool `p` of 10.0.0.0/24 in blocks of /28; nodes `a` and `b` with agents, one block
+/// each; pod `shop/cart` on `a` at 10.0.0.1.
+struct Cluster {
+    lists: Lists,
+    version: u64,
+}
+
+impl Cluster {
+    fn empty() -> Self {
+        Self {
+            lists: Lists::default(),
+            version: 0,
+        }
+    }
+
+    fn new() -> Self {
+        let mut cluster = Self::empty();
+        cluster.pool(
+            "p",
+            &json!({"ipv4": {"cidrs": ["10.0.0.0/24"], "blockSize": 28}}),
+        );
+        cluster.node("a", &[]);
+        cluster.node("b", &[]);
+        cluster.block("10.0.0.0/28", "p", "a");
+        cluster.block("10.0.0.16/28", "p", "b");
+        cluster.pod("shop/cart", "a", &["10.0.0.1"]);
+        cluster.subnet("a", &["10.0.0.0/28"], &[("10.0.0.1", "shop/cart")]);
+        cluster.subnet("b", &["10.0.0.16/28"], &[]);
+        cluster
+    }
+
+    fn next(&mut self) -> String {
+        self.version += 1;
+        self.version.to_string()
+    }
+
+    fn pool(&mut self, name: &str, spec: &Value) {
+        let version = self.next();
+        let pool = json!({
+            "metadata": {
+                "name": name, "uid": format!("pool-{name}"), "resourceVersion": version, "finalizers": [FINALIZER],
+                "creationTimestamp": "2026-11-01T00:00:00Z",
+            },
+            "spec": spec,
+        });
+        self.lists.pools.push(serde_json::from_value(pool).unwrap());
+    }
+
+    fn node(&mut self, name: &str, pod_cidrs: &[&str]) {
+        let version = self.next();
+        let node = json!({
+            "metadata": {"name": name, "uid": format!("node-{name}"), "resourceVersion": version, "labels": {"zone": name}},
+            "spec": {"podCIDRs": pod_cidrs},
+        });
+        self.lists.nodes.push(serde_json::from_value(node).unwrap());
+    }
+
+    fn block(&mut self, cidr: &str, pool: &str, node: &str) {
+        let version = self.next();
+        let name = cidr.replace(['.', ':', '/'], "-");
+        let block = json!({
+            "metadata": {"name": name, "uid": format!("block-{cidr}"), "resourceVersion": version, "generation": 1},
+            "spec": {
+                "cidr": cidr, "pool": pool, "since": "2026-11-21T11:00:00Z",
+                "owner": {"kind": "Node", "name": node, "uid": format!("node-{node}")},
+            },
+        });
+        self.lists
+            .blocks
+            .push(serde_json::from_value(block).unwrap());
+    }
+
+    fn rest(&mut self, cidr: &str, pool: &str, node: &str, until: &str) {
+        self.block(cidr, pool, node);
+        let block = self.lists.blocks.last_mut().unwrap();
+        block.spec["owner"]["kind"] = json!("Quarantine");
+        block.spec["until"] = json!(until);
+    }
+
+    fn pod(&mut self, name: &str, node: &str, addresses: &[&str]) {
+        let (namespace, short) = name.split_once('/').unwrap();
+        let ips: Vec<Value> = addresses.iter().map(|ip| json!({"ip": ip})).collect();
+        let version = self.next();
+        let pod = json!({
+            "metadata": {"namespace": namespace, "name": short, "uid": format!("pod-{name}"), "resourceVersion": version},
+            "spec": {"nodeName": node}, "status": {"phase": "Running", "podIPs": ips},
+        });
+        self.lists.pods.push(serde_json::from_value(pod).unwrap());
+    }
+
+    fn subnet(&mut self, node: &str, blocks: &[&str], held: &[(&str, &str)]) {
+        let version = self.next();
+        let listed: Vec<Value> = blocks
+            .iter()
+            .map(|cidr| json!({"cidr": cidr, "uid": format!("block-{cidr}"), "pool": "p"}))
+            .collect();
+        let words: Vec<Value> = blocks
+            .iter()
+            .map(|text| {
+                let range = cidr(text);
+                let used = held.iter().filter(|(at, _)| range.contains_addr(addr(at))).count();
+                json!({"cidr": text, "uid": format!("block-{text}"), "used": used, "free": 16 - used})
+            })
+            .collect();
+        let allocations: Vec<Value> = held
+            .iter()
+            .map(|(at, pod)| {
+                json!({
+                    "address": at, "pod": pod, "podUID": format!("pod-{pod}"), "interface": "eth0",
+                    "handle": format!("cbr0/0123456789-{pod}"), "since": "2026-11-21T11:30:00Z",
+                })
+            })
+            .collect();
+        let uid = format!("node-{node}");
+        let subnet = json!({
+            "metadata": {"name": node, "uid": format!("subnet-{node}"), "resourceVersion": version},
+            "spec": {"nodeUID": uid, "blocks": listed},
+            "status": {
+                "nodeUID": uid, "blocks": words, "allocations": allocations, "agent": {"version": "0.1.0"},
+            },
+        });
+        self.lists
+            .subnets
+            .push(serde_json::from_value(subnet).unwrap());
+    }
+
+    fn inventory(&self) -> Inventory {
+        Inventory::new(&self.lists, now())
+    }
+
+    fn check(&self) -> CheckReport {
+        check(&self.inventory())
+    }
+
+    fn codes(&self) -> Vec<String> {
+        self.check()
+            .findings
+            .into_iter()
+            .map(|it| format!("{} {}", it.code, it.object))
+            .collect()
+    }
+}
