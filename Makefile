@@ -11,6 +11,7 @@ SHELL := bash
 CARGO ?= cargo
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 PLUGIN := $(TARGET)/cadastre-ipam
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 SEED ?=
 STEPS ?=
 NODES ?= 5000
@@ -23,7 +24,7 @@ E2E := $(call names,e2e/tests)
 
 say = @printf '\n\033[1m== %s\033[0m\n' "$(1)"
 
-.PHONY: help setup control-plane nodes run test check unit sim e2e bench bench-scale bench-node plugin crd clean
+.PHONY: help setup control-plane nodes tools monitoring run test check unit sim e2e bench bench-scale bench-node plugin crd config image metrics-doc pictures clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -58,9 +59,10 @@ else
 		$(CARGO) test --release -p cadastre --test sim -- --nocapture replay
 endif
 
-e2e: setup control-plane nodes ## tests against a real control plane and, as root, real nodes; two at a time
+e2e: setup control-plane nodes tools monitoring ## tests against a real control plane and, as root, real nodes; two at a time
 	$(call say,e2e)
 	$(CARGO) build --workspace --bins
+	@$(MAKE) --no-print-directory image PREBUILT=1 || echo "no image: the installation is not tested" >&2
 	$(CARGO) test --workspace $(E2E:%=--test %) -- --test-threads=2
 
 bench: setup ## micro-benchmarks of the core
@@ -91,10 +93,28 @@ bench-node: setup control-plane nodes plugin ## ADD and DEL as whole processes, 
 	$(CARGO) build --release --workspace --bin cadastre --bin cadastre-bench
 	@CADASTRE_IPAM=$(PLUGIN) exec $(TARGET)/release/cadastre-bench node
 
-crd: setup ## write config/crd from the code
+crd: setup ## write the CRDs of config/crd and of the chart from the code
 	$(CARGO) build --workspace --bin cadastre
 	$(TARGET)/debug/cadastre crd > config/crd/cadastre.dev.yaml.new
 	mv config/crd/cadastre.dev.yaml.new config/crd/cadastre.dev.yaml
+	cp config/crd/cadastre.dev.yaml charts/cadastre/crds/
+
+config: setup tools ## write config and docs/values.md from the chart
+	UPDATE=1 $(CARGO) test --workspace --test chart made::config values -- --quiet
+
+image: setup ## the image from Dockerfile, by buildah or docker; PREBUILT=1 builds the executables outside
+	$(call say,image)
+	@hack/image cadastre.dev/cadastre:$(VERSION) $(TARGET)/cadastre-image.tar
+
+metrics-doc: ## write docs/metrics.md from the code
+	$(CARGO) build --workspace --bin cadastre
+	$(TARGET)/debug/cadastre metrics > docs/metrics.md.new
+	mv docs/metrics.md.new docs/metrics.md
+
+pictures: setup control-plane ## make docs/pictures anew, in headless Chromium
+	$(CARGO) build --workspace --bins
+	mkdir -p docs/pictures
+	PICTURES=$(CURDIR)/docs/pictures $(CARGO) test --workspace --test map
 
 setup: ## look for the tools; say what to install
 	@hack/setup
@@ -104,10 +124,20 @@ control-plane: setup ## build etcd and Kubernetes where missing (about 6 minutes
 	$(CARGO) build --workspace --bin cadastre-assets
 	@$(TARGET)/debug/cadastre-assets
 
+tools: setup ## build helm where it is missing (about 4 minutes, once)
+	$(call say,tools)
+	$(CARGO) build --workspace --bin cadastre-assets
+	@$(TARGET)/debug/cadastre-assets tools
+
 nodes: setup ## build kubelet, containerd and CNI plugins where missing (about 4 minutes, once)
 	$(call say,nodes)
 	$(CARGO) build --workspace --bin cadastre-assets
 	@$(TARGET)/debug/cadastre-assets nodes
+
+monitoring: setup ## build Prometheus and promtool where missing (about 3 minutes, once)
+	$(call say,monitoring)
+	$(CARGO) build --workspace --bin cadastre-assets
+	@$(TARGET)/debug/cadastre-assets monitoring
 
 clean: ## remove build output; the cached control plane stays
 	$(CARGO) clean

@@ -50,6 +50,9 @@ pub struct Options {
     pub users: Vec<User>,
     /// More flags for kube-apiserver.
     pub apiserver_args: Vec<String>,
+    /// Whether pods get the token of their ServiceAccount. It has to exist before them, which is
+    /// kube-controller-manager's work.
+    pub service_accounts: bool,
 }
 
 impl Default for Options {
@@ -58,6 +61,7 @@ impl Default for Options {
             service_cidrs: "10.96.0.0/16,fd00:96::/112".to_owned(),
             users: Vec::new(),
             apiserver_args: Vec::new(),
+            service_accounts: false,
         }
     }
 }
@@ -185,6 +189,14 @@ impl ControlPlane {
     /// A new client of another user.
     pub async fn client_of(&self, user: &str) -> Result<Client> {
         kubeconfig::client(self.kubeconfig_value(user)?).await
+    }
+
+    /// A new client of whoever a token belongs to, such as one that was asked of a ServiceAccount.
+    pub async fn client_by(&self, token: &str) -> Result<Client> {
+        let mut config = self.kubeconfig_value(ADMIN)?;
+        let user = config.pointer_mut("/users/0/user/token");
+        *user.context("a kubeconfig has a user")? = Value::from(token);
+        kubeconfig::client(config).await
     }
 
     /// The path of a kubeconfig (mode 0600) for `user`, written when first asked for.
@@ -323,12 +335,11 @@ impl ControlPlane {
                 "--service-cluster-ip-range={}",
                 self.options.service_cidrs
             ))
-            .args([
-                "--authorization-mode=Node,RBAC",
-                "--disable-admission-plugins=ServiceAccount",
-            ])
-            .arg("--allow-privileged=true")
+            .args(["--authorization-mode=Node,RBAC", "--allow-privileged=true"])
             .args(&self.options.apiserver_args);
+        if !self.options.service_accounts {
+            command.arg("--disable-admission-plugins=ServiceAccount");
+        }
         Ok(command)
     }
 }

@@ -80,31 +80,10 @@ impl Daemon {
         body: &str,
     ) -> Result<(StatusCode, String)> {
         let what = format!("no answer to {method} {path} within 5 s");
-        let answer = self.ask_now(method, path, body);
+        let answer = request(&self.address, method, path, body);
         tokio::time::timeout(Duration::from_secs(5), answer)
             .await
             .context(what)?
-    }
-
-    async fn ask_now(
-        &self,
-        method: Method,
-        path: &str,
-        body: &str,
-    ) -> Result<(StatusCode, String)> {
-        let stream = TcpStream::connect(&self.address).await?;
-        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-        let connection = tokio::spawn(connection);
-        let request = Request::builder()
-            .method(method)
-            .uri(path)
-            .header(HOST, &self.address)
-            .body(Full::new(Bytes::copy_from_slice(body.as_bytes())))?;
-        let answer = sender.send_request(request).await?;
-        let status = answer.status();
-        let body = answer.into_body().collect().await?.to_bytes();
-        connection.abort();
-        Ok((status, String::from_utf8(body.to_vec())?))
     }
 
     /// Its metrics; see [`metrics::sum`].
@@ -135,6 +114,28 @@ impl Daemon {
             tokio::time::sleep(LOOK).await;
         }
     }
+}
+
+/// One request of plain HTTP, over a connection of its own.
+pub(crate) async fn request(
+    address: &str,
+    method: Method,
+    path: &str,
+    body: &str,
+) -> Result<(StatusCode, String)> {
+    let stream = TcpStream::connect(address).await?;
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+    let connection = tokio::spawn(connection);
+    let request = Request::builder()
+        .method(method)
+        .uri(path)
+        .header(HOST, address)
+        .body(Full::new(Bytes::copy_from_slice(body.as_bytes())))?;
+    let answer = sender.send_request(request).await?;
+    let status = answer.status();
+    let body = answer.into_body().collect().await?.to_bytes();
+    connection.abort();
+    Ok((status, String::from_utf8(body.to_vec())?))
 }
 
 /// `CADASTRE_BIN`, else `cadastre` of the same build as the running executable.
@@ -177,4 +178,16 @@ fn beside(name: &str, variable: &str) -> Result<PathBuf> {
             this.display()
         )
     })
+}
+
+/// The flags that a text of `--help` names. Each one's line has to be followed by what it means.
+pub fn explained_flags(help: &str) -> Result<usize> {
+    let lines: Vec<&str> = help.lines().map(str::trim).collect();
+    let mut count = 0;
+    for pair in lines.windows(2).filter(|pair| pair[0].starts_with("--")) {
+        let is_text = pair[1].len() > 10 && !pair[1].starts_with('-');
+        anyhow::ensure!(is_text, "not explained: {}", pair[0]);
+        count += 1;
+    }
+    Ok(count)
 }

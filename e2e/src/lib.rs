@@ -12,6 +12,7 @@
 //!                 ├─ nodes, raw                         ──> many objects, fast
 //!                 ├─ Stage, Hand                        ──> a controller at work, objects, waits
 //!                 ├─ Agents                             ──> the node side of NodeSubnets
+//!                 ├─ Prometheus, Browser                ──> what people look at
 //!                 ├─ node::Site, node::Machine          ──> real kubelets, containerd, pods
 //!                 └─ History                            ──> what really happened, revision by revision
 //! ```
@@ -21,10 +22,12 @@
 
 pub mod agent;
 pub mod assets;
+pub mod browser;
 pub mod control_plane;
 pub mod crds;
 pub mod daemon;
 pub mod hand;
+pub mod helm;
 pub mod history;
 pub mod install;
 pub mod kcm;
@@ -33,9 +36,11 @@ pub mod lease;
 pub mod metrics;
 pub mod node;
 pub mod nodes;
+pub mod permissions;
 pub mod pki;
 pub mod ports;
 pub mod process;
+pub mod prometheus;
 pub mod promlint;
 pub mod raw;
 pub mod scheduler;
@@ -45,6 +50,7 @@ pub mod wait;
 pub mod wire;
 
 pub use agent::Agents;
+pub use browser::Browser;
 pub use control_plane::{ControlPlane, Options};
 pub use daemon::Daemon;
 pub use hand::Hand;

@@ -15,7 +15,7 @@ use crate::kubeconfig::write_private;
 pub struct Pki {
     /// The CA's certificate: clients verify the API server by it.
     pub ca: PathBuf,
-    /// The API server's certificate for 127.0.0.1 and localhost.
+    /// The API server's certificate for 127.0.0.1, localhost and the `kubernetes` Service.
     pub serving_cert: PathBuf,
     /// Its key.
     pub serving_key: PathBuf,
@@ -36,7 +36,8 @@ pub fn create(folder: &Path) -> Result<Pki> {
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     let ca = CertifiedIssuer::self_signed(params, KeyPair::generate()?)?;
 
-    let mut params = CertificateParams::new(["localhost".to_owned(), "127.0.0.1".to_owned()])?;
+    let names = ["localhost", "127.0.0.1", "10.96.0.1"].map(str::to_owned);
+    let mut params = CertificateParams::new(names)?;
     params
         .distinguished_name
         .push(DnType::CommonName, "kube-apiserver");

@@ -6,6 +6,8 @@
 #![allow(clippy::print_stdout, clippy::unwrap_used)] // helpers of tests are tests
 
 mod common;
+#[path = "../../tests/common/rng.rs"]
+mod rng;
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,6 +21,7 @@ use futures::future::join_all;
 use k8s_openapi::api::core::v1::Node;
 use kube::Api;
 use kube::api::{DeleteParams, ListParams, PostParams};
+use rng::Rng;
 use rustix::process::Signal;
 
 const LIMIT: Duration = Duration::from_secs(90);
@@ -27,26 +30,8 @@ const SHORT_LEASE: [&str; 2] = ["--lease-duration=3", "--renew-deadline=2"];
 /// At most that many nodes live; the pool has room for 128.
 const LIVE: usize = 80;
 
-/// Splitmix64: few lines, and good enough to choose by.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// From 0 to `limit`, which is left out.
-    fn below(&mut self, limit: u64) -> u64 {
-        self.next() % limit
-    }
-
-    fn millis(&mut self, from: u64, to: u64) -> Duration {
-        Duration::from_millis(from + self.below(to - from))
-    }
+fn millis(random: &mut Rng, from: u64, to: u64) -> Duration {
+    Duration::from_millis(random.between(from, to))
 }
 
 struct Seat {
@@ -75,12 +60,12 @@ impl Seat {
 async fn faults(
     lab: &Lab,
     seats: &mut [Seat],
-    random: &mut Random,
+    random: &mut Rng,
     until: Instant,
 ) -> BTreeMap<&'static str, u32> {
     let mut counts = BTreeMap::new();
     while Instant::now() < until {
-        tokio::time::sleep(random.millis(200, 2500)).await;
+        tokio::time::sleep(millis(random, 200, 2500)).await;
         for seat in seats.iter_mut() {
             seat.daemon.process().check_running().unwrap();
             if seat.wake_at.is_some_and(|at| at <= Instant::now()) {
@@ -105,7 +90,7 @@ async fn faults(
             }
             3..=5 => {
                 seat.daemon.process().signal(Signal::STOP).unwrap();
-                seat.wake_at = Some(Instant::now() + random.millis(300, 7000));
+                seat.wake_at = Some(Instant::now() + millis(random, 300, 7000));
                 "paused"
             }
             6..=7 => {
@@ -118,7 +103,7 @@ async fn faults(
             _ => {
                 let apiserver = lab.cluster.apiserver().unwrap();
                 apiserver.signal(Signal::STOP).unwrap();
-                tokio::time::sleep(random.millis(100, 3500)).await;
+                tokio::time::sleep(millis(random, 100, 3500)).await;
                 apiserver.signal(Signal::CONT).unwrap();
                 "API server paused"
             }
@@ -132,7 +117,7 @@ async fn faults(
 }
 
 /// Nodes come and go, some again under their name, until told to end. Returns who lives.
-async fn churn(lab: &Lab, random: &mut Random, done: &Cell<bool>) -> BTreeSet<u32> {
+async fn churn(lab: &Lab, random: &mut Rng, done: &Cell<bool>) -> BTreeSet<u32> {
     let api = Api::<Node>::all(lab.client.clone());
     let mut live = BTreeSet::new();
     while !done.get() {
@@ -166,7 +151,7 @@ async fn churn(lab: &Lab, random: &mut Random, done: &Cell<bool>) -> BTreeSet<u3
             created.unwrap();
         }
         live.extend(comes);
-        tokio::time::sleep(random.millis(20, 200)).await;
+        tokio::time::sleep(millis(random, 20, 200)).await;
     }
     live
 }
@@ -178,7 +163,7 @@ async fn invariant_1_random_faults_never_make_a_duplicate_and_lose_nothing() {
         .unwrap_or_else(|| std::hash::RandomState::new().hash_one(0) % 1_000_000);
     let seconds = from_environment("CADASTRE_SECONDS").unwrap_or(45);
     println!("CADASTRE_SEED={seed} CADASTRE_SECONDS={seconds}");
-    let (mut random, mut other) = (Random(seed), Random(!seed));
+    let (mut random, mut other) = (Rng::new(seed), Rng::new(!seed));
 
     let lab = Lab::start().await;
     lab.pool("default", "10.64.0.0/17", "fd00:64::/57", 1).await;

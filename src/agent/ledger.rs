@@ -1,6 +1,9 @@
 //! The keeper of the store, for tasks.
 //!
 //! Until the store is open, or after it was found damaged, everything is refused with the reason.
+//!
+//! STATUS is answered from memory: runtimes ask for it every few seconds, which would keep the file
+//! open, and a plugin could never have it while the agent hangs.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,14 +12,19 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use crate::node::keeper::{Handle, Keeper, Settings};
-use crate::node::{Answer, Fault, Ledger as Tables, Op, Refusal, StoreError, Why};
+use crate::node::{Answer, Fault, Ledger as Tables, Op, Refusal, Snapshot, StoreError, Why};
 
 /// A way to the store.
 #[derive(Clone)]
 pub struct Ledger(Arc<Mutex<State>>);
 
 enum State {
-    Open(Keeper, Handle),
+    Open {
+        keeper: Keeper,
+        handle: Handle,
+        /// What STATUS was at the last look
+        standing: Option<Result<Answer, Refusal>>,
+    },
     Closed(String),
 }
 
@@ -53,14 +61,18 @@ impl Ledger {
     /// Uses the file at `path` from now on; it must be there.
     pub fn open(&self, path: &Path) -> std::io::Result<()> {
         let (keeper, handle) = Keeper::start(path, Settings::default())?;
-        *self.lock() = State::Open(keeper, handle);
+        *self.lock() = State::Open {
+            keeper,
+            handle,
+            standing: None,
+        };
         Ok(())
     }
 
     /// Refuses everything from now on; returns when what was asked before is done.
     pub async fn close(&self, why: &str) {
         let before = std::mem::replace(&mut *self.lock(), State::Closed(why.to_owned()));
-        if let State::Open(keeper, handle) = before {
+        if let State::Open { keeper, handle, .. } = before {
             drop(handle);
             let _ = tokio::task::spawn_blocking(move || keeper.join()).await;
         }
@@ -68,11 +80,16 @@ impl Ledger {
 
     /// Whether it is open.
     pub fn is_open(&self) -> bool {
-        matches!(*self.lock(), State::Open(..))
+        matches!(*self.lock(), State::Open { .. })
     }
 
     /// Does an operation, unless its turn comes after `deadline`, a time since boot.
     pub async fn ask(&self, op: Op, deadline: Duration) -> Result<Answer, Refusal> {
+        if op == Op::Status
+            && let Some(standing) = self.standing()
+        {
+            return standing;
+        }
         let handle = self.handle().map_err(|error| busy(error.to_string()))?;
         let (reply, answer) = oneshot::channel();
         let reply = Box::new(move |result| {
@@ -99,9 +116,26 @@ impl Ledger {
         Ok(answer.await.map_err(|_| stops())??)
     }
 
+    /// All there is. STATUS says from now on what it says of that.
+    pub async fn look(&self) -> Result<Snapshot, LedgerError> {
+        let look = |it: &mut Tables<'_>| Ok((it.snapshot()?, it.run(&Op::Status)?));
+        let (snapshot, now) = self.with(look).await?;
+        if let State::Open { standing, .. } = &mut *self.lock() {
+            *standing = Some(now);
+        }
+        Ok(snapshot)
+    }
+
+    fn standing(&self) -> Option<Result<Answer, Refusal>> {
+        match &*self.lock() {
+            State::Open { standing, .. } => standing.clone(),
+            State::Closed(_) => None,
+        }
+    }
+
     fn handle(&self) -> Result<Handle, LedgerError> {
         match &*self.lock() {
-            State::Open(_, handle) => Ok(handle.clone()),
+            State::Open { handle, .. } => Ok(handle.clone()),
             State::Closed(why) => Err(LedgerError::Closed(why.clone())),
         }
     }

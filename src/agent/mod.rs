@@ -29,7 +29,7 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | [`run`], `work` | the loop: watches in, the store and the API out |
+//! | [`run`], `work`, `opening`, `outward` | the loop: watches in, the store and the API out |
 //! | [`seen`] | what counts of the objects of this node |
 //! | [`proof`] | asking the API, the runtime and the kernel about suspicious attachments |
 //! | [`store`] | opening the store; a new one in place of one that was lost |
@@ -38,7 +38,7 @@
 //! | [`plugin_socket`], [`grpc`] | the two sockets |
 //! | [`unix`] | sockets that only few may use |
 //! | [`cri`] | the container runtime's word |
-//! | [`watch`], [`events`] | from and to the API server |
+//! | [`events`] | what people are told |
 //!
 //! # Guarantees
 //! - No request of a pod waits for the API server, but an ADD on a node that has nothing left, which
@@ -56,6 +56,8 @@ pub mod grpc;
 pub mod holding;
 pub mod leaks;
 pub mod ledger;
+mod opening;
+mod outward;
 pub mod plugin_socket;
 pub mod pods;
 pub mod proof;
@@ -68,6 +70,5 @@ pub mod snapshot;
 pub mod status;
 pub mod store;
 pub mod unix;
-pub mod watch;
 pub mod wishes;
 mod work;

@@ -43,6 +43,8 @@ pub struct Publisher {
     /// Nothing before that, after an error
     retry_at: Duration,
     failures: u32,
+    /// Since when the API is told less than there is to tell
+    behind_since: Option<Duration>,
     /// The version that a write was refused on, and until when another one is waited for
     outdated: Option<(String, Duration)>,
 }
@@ -99,6 +101,7 @@ impl Publisher {
             last_urgent: None,
             retry_at: now,
             failures: 0,
+            behind_since: None,
             outdated: None,
         };
         // Agents that are started together need not all write at once.
@@ -132,6 +135,13 @@ impl Publisher {
     /// There is no NodeSubnet to write to.
     pub fn lost(&mut self) {
         self.seen = None;
+        self.behind_since = None;
+    }
+
+    /// For how long something is to be told that the API does not know.
+    pub fn lag(&self, now: Duration) -> Duration {
+        let since = self.behind_since;
+        since.map_or(Duration::ZERO, |since| now.saturating_sub(since))
     }
 
     /// Whether a write is on its way.
@@ -151,8 +161,10 @@ impl Publisher {
             return Next::Nothing;
         };
         if is_same(&seen.status, status) {
+            self.behind_since = None;
             return Next::Nothing;
         }
+        self.behind_since.get_or_insert(now);
         let urgent = cannot_wait(&seen.status, status, wants, snapshot);
         let mut at = self.retry_at;
         at = at.max(if urgent { self.urgent_at } else { self.next_at });
@@ -176,6 +188,7 @@ impl Publisher {
         match written {
             Written::Done { version, status } => {
                 self.failures = 0;
+                self.behind_since = None;
                 self.next_at = now + self.interval + self.part(self.interval / 5);
                 self.seen(&version, *status);
             }

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use kube::runtime::watcher;
 use kube::{Api, Client};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -16,9 +17,8 @@ use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use super::cri::Runtime;
-use super::events::{Events, Report};
-use super::files::conflist::{Facts, Template};
-use super::files::subnet_env::Links;
+use super::events::{self, Events};
+use super::files::kept::Kept;
 use super::leaks::{Leaks, Reason};
 use super::ledger::Ledger;
 use super::pods::{self, Pod};
@@ -27,15 +27,19 @@ use super::publish::{Publisher, Written};
 use super::seen;
 use super::seen::{NodeSeen, SubnetSeen};
 use super::service::Service;
-use super::watch::{Step, follow};
 use crate::api::{NodeLite, NodeSubnetLite, PodLite};
 use crate::choice::Label;
 use crate::cluster::seen::Change;
+use crate::cluster::watch::{Pauses, Source, Step, follow};
 use crate::node::{Attachment, Holding, Snapshot, clock};
 use crate::telemetry::{AgentMetrics, Readiness};
 
 /// Steps of watches that may wait for the loop.
 const BACKLOG: usize = 256;
+/// First and longest pause of a watch after an error, without jitter.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(20));
+/// Objects a page of a list: a full page is in memory at once.
+const PAGE: u32 = 50;
 /// Looks at the store are so far apart at least, and at most: a plugin may have worked on it alone.
 pub(super) const LOOK_PAUSE: (Duration, Duration) =
     (Duration::from_millis(200), Duration::from_secs(60));
@@ -53,14 +57,6 @@ pub struct Settings {
     pub leak_grace: Duration,
     /// The runtime's socket, if it may be asked
     pub cri: Option<PathBuf>,
-    /// Where `subnet.env` goes, if it is wanted
-    pub subnet_env: Option<PathBuf>,
-    /// Where the CNI configuration goes, and from what it is made, if it is wanted
-    pub cni_conf: Option<(PathBuf, Template)>,
-    /// What goes into the CNI configuration
-    pub facts: Facts,
-    /// What goes into `subnet.env`
-    pub links: Links,
 }
 
 /// What the loop works with.
@@ -140,13 +136,13 @@ pub(super) struct Agent {
     /// Namespaces that were asked for
     pub namespaces: BTreeSet<String>,
     pub wrong: Vec<String>,
-    pub files: seen::Files,
+    pub files: Kept,
     pub tasks: JoinSet<Event>,
 }
 
 /// Runs until the stop token says so and a write that is on its way has come back. An error is one
 /// that only people can mend.
-pub async fn run(settings: Settings, parts: Parts) -> anyhow::Result<()> {
+pub async fn run(settings: Settings, parts: Parts, files: Kept) -> anyhow::Result<()> {
     let (out, events) = mpsc::channel(BACKLOG);
     let seed = seed(&settings.node);
     let node = &settings.node;
@@ -155,31 +151,22 @@ pub async fn run(settings: Settings, parts: Parts) -> anyhow::Result<()> {
     let of_node = format!("spec.nodeName={node}");
     let mut following = JoinSet::new();
     following.spawn(follow(
-        "nodes",
-        Api::<NodeLite>::all(client()),
-        by_name.clone(),
-        seed,
+        source::<NodeLite>("nodes", client(), &by_name, seed),
         out.clone(),
         seen::node,
-        Event::Node,
+        |step| Some(Event::Node(step)),
     ));
     following.spawn(follow(
-        "nodesubnets",
-        Api::<NodeSubnetLite>::all(client()),
-        by_name,
-        seed.rotate_left(16),
+        source::<NodeSubnetLite>("nodesubnets", client(), &by_name, seed.rotate_left(16)),
         out.clone(),
         seen::subnet,
-        Event::Subnet,
+        |step| Some(Event::Subnet(step)),
     ));
     following.spawn(follow(
-        "pods",
-        Api::<PodLite>::all(client()),
-        of_node,
-        seed.rotate_left(32),
+        source::<PodLite>("pods", client(), &of_node, seed.rotate_left(32)),
         out,
         pods::read,
-        Event::Pod,
+        |step| Some(Event::Pod(step)),
     ));
     let now = clock::since_boot();
     let witnesses = Witnesses {
@@ -209,10 +196,23 @@ pub async fn run(settings: Settings, parts: Parts) -> anyhow::Result<()> {
         proving: false,
         namespaces: BTreeSet::new(),
         wrong: Vec::new(),
-        files: seen::Files::default(),
+        files,
         tasks: JoinSet::new(),
     };
     agent.run(events).await
+}
+
+/// What of a kind `fields` selects, which the API server has an index for.
+fn source<K>(kind: &'static str, client: Client, fields: &str, seed: u64) -> Source<K>
+where
+    K: kube::Resource<DynamicType = ()>,
+{
+    Source {
+        kind,
+        api: Api::all(client),
+        config: watcher::Config::default().fields(fields).page_size(PAGE),
+        pauses: Pauses::new(PAUSE.0, PAUSE.1, seed),
+    }
 }
 
 /// The same for a node at each start, and another for each node.
@@ -316,8 +316,8 @@ impl Agent {
 
     pub(super) fn tell_node(&self, reason: &'static str, text: String) {
         let uid = self.node_uid().unwrap_or_default();
-        let report = Report::node(&self.settings.node, uid, reason, text);
-        self.parts.events.tell(report);
+        let notice = events::of_node(&self.settings.node, uid, reason, text);
+        self.parts.events.tell(notice);
     }
 
     pub(super) fn say_once(&mut self, text: String) {

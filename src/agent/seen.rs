@@ -20,19 +20,6 @@ pub struct SubnetSeen {
     pub status: NodeSubnetStatus,
 }
 
-/// What was last put into files.
-#[derive(Debug, Default)]
-pub struct Files {
-    /// The text of `subnet.env`
-    pub subnet_env: Option<String>,
-    /// The text of the CNI configuration
-    pub conflist: Option<String>,
-    /// When they were last compared with the disk
-    pub checked_at: std::time::Duration,
-    /// What was last said of them
-    pub trouble: String,
-}
-
 /// Reads a Node.
 pub fn node(node: NodeLite) -> NodeSeen {
     NodeSeen {

@@ -14,7 +14,7 @@ use tokio::sync::{Notify, watch};
 use tracing::debug;
 
 use super::choice::{Asked, Pools, ServingPool, decide};
-use super::events::{Events, Report};
+use super::events::{self, Events};
 use super::ledger::Ledger;
 use super::pods::{Pod, Pods};
 use super::wishes::WishBook;
@@ -267,7 +267,8 @@ impl Service {
             }
             drop(known);
             for text in fresh {
-                self.events.tell(Report::pod(pod, INVALID_ANNOTATION, text));
+                self.events
+                    .tell(events::of_pod(pod, INVALID_ANNOTATION, text));
             }
         } else {
             drop(known);

@@ -1,7 +1,7 @@
 //! What the agent's decisions read from a snapshot of the store.
 
 use crate::ipam::Addr;
-use crate::node::{BlockCount, BlockState, PoolTerms, Snapshot, Tenant};
+use crate::node::{Block, BlockCount, BlockState, Holding, PoolTerms, Snapshot, Tenant};
 
 /// Whether a range is a podCIDR: not asked for by the agent, never let go.
 pub fn is_pod_cidr(snapshot: &Snapshot, block: &BlockCount) -> bool {
@@ -37,6 +37,24 @@ pub fn addresses(tenant: &Tenant) -> impl Iterator<Item = Addr> {
 /// The UID of its pod; empty if the runtime did not tell one.
 pub fn pod_uid(tenant: &Tenant) -> &str {
     tenant.pod.as_ref().map_or("", |pod| pod.uid.as_str())
+}
+
+/// What is held, as far as the store knows: enough for files and watchers, also without the API.
+/// What is reserved is not in it.
+pub fn as_holding(snapshot: &Snapshot) -> Holding {
+    let listed = |it: &&BlockCount| matches!(it.state, BlockState::Held | BlockState::Draining);
+    let block = |it: &BlockCount| Block {
+        cidr: it.cidr,
+        uid: it.uid.clone(),
+        pool: it.pool.clone(),
+        draining: it.state == BlockState::Draining,
+        reserved: Vec::new(),
+    };
+    Holding {
+        node_uid: snapshot.node_uid.clone().unwrap_or_default(),
+        blocks: snapshot.blocks.iter().filter(listed).map(block).collect(),
+        pools: snapshot.pools.iter().map(|it| it.terms.clone()).collect(),
+    }
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use kube::CustomResourceExt as _;
 
 use super::block::IPAMBlock;
 use super::columns;
+use super::names::VERSION_ANNOTATION;
 use super::pool::IPPool;
 use super::subnet::NodeSubnet;
 
@@ -42,6 +43,8 @@ fn finish(
     columns: &[CustomResourceColumnDefinition],
     selectable: &[&str],
 ) -> CustomResourceDefinition {
+    let release = (VERSION_ANNOTATION.to_owned(), crate::VERSION.to_owned());
+    crd.metadata.annotations = Some([release].into());
     for version in &mut crd.spec.versions {
         version.selectable_fields = (!selectable.is_empty()).then(|| {
             let field = |path: &&str| SelectableField {
@@ -105,11 +108,15 @@ mod tests {
 
     #[test]
     fn the_files_in_config_are_what_the_code_prints() {
-        let file = include_str!("../../config/crd/cadastre.dev.yaml");
-        assert!(
-            file == yaml().unwrap(),
-            "config/crd/cadastre.dev.yaml is not what `cadastre crd` prints: run `make crd`"
-        );
+        for file in [
+            include_str!("../../config/crd/cadastre.dev.yaml"),
+            include_str!("../../charts/cadastre/crds/cadastre.dev.yaml"),
+        ] {
+            assert!(
+                file == yaml().unwrap(),
+                "config/crd or charts/cadastre/crds is not what `cadastre crd` prints: run `make crd`"
+            );
+        }
     }
 
     #[test]

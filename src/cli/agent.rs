@@ -7,13 +7,14 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::Context;
-use tokio::net::TcpListener;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use super::daemon::{self, AdminPort};
 use crate::agent::events::Events;
 use crate::agent::files::conflist::{BRIDGE, Facts, PTP, Template};
+use crate::agent::files::kept::{Kept, Wanted};
 use crate::agent::files::subnet_env::Links;
 use crate::agent::leaks::Leaks;
 use crate::agent::ledger::Ledger;
@@ -22,8 +23,7 @@ use crate::agent::unix::{OnlyOne, Socket};
 use crate::agent::{files, grpc, plugin_socket, run};
 use crate::cluster::client::{self, Options};
 use crate::node::{Holding, clock};
-use crate::telemetry::admin::{self, Admin};
-use crate::telemetry::{AgentMetrics, HttpMetrics, Readiness, build_info, logs};
+use crate::telemetry::{AgentMetrics, logs};
 
 /// Give the pods of this node their addresses, from what the NodeSubnet says that the node holds
 ///
@@ -149,10 +149,8 @@ fn seconds(text: &str) -> Result<Duration, String> {
 }
 
 pub(super) fn exec(args: Args) -> anyhow::Result<()> {
-    let level = logs::start(args.log_format, &args.log_level).context("--log-level")?;
+    let level = daemon::start(args.log_format, &args.log_level)?;
     let template = template(&args)?;
-    let installed = rustls::crypto::ring::default_provider().install_default();
-    installed.map_err(|_| anyhow::anyhow!("another TLS provider was installed first"))?;
     // One thread for everything but the store: an agent does little, and little at a time.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -171,11 +169,8 @@ fn template(args: &Args) -> anyhow::Result<Template> {
 }
 
 fn node_name(args: &Args) -> anyhow::Result<String> {
-    let host = || {
-        let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
-        Some(name.trim().to_owned())
-    };
-    let name = args.node_name.clone().or_else(host).unwrap_or_default();
+    let name = args.node_name.clone().or_else(daemon::hostname);
+    let name = name.unwrap_or_default();
     let legal = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-.".contains(c);
     anyhow::ensure!(
         !name.is_empty() && name.len() <= 253 && name.chars().all(legal),
@@ -192,35 +187,21 @@ async fn serve(args: Args, template: Template, level: logs::Level) -> anyhow::Re
     let node = node_name(&args)?;
     let (version, commit) = (crate::VERSION, crate::COMMIT);
     info!(version, commit, node.name = %node, "cadastre agent starts");
-    let registry = prometheus::Registry::new();
-    build_info(&registry)?;
-    let process = prometheus::process_collector::ProcessCollector::for_self();
-    registry.register(Box::new(process))?;
-    let metrics = AgentMetrics::register(&registry)?;
-    let http = HttpMetrics::register(&registry)?;
-
+    // A second agent on the node is told so, rather than that its port is taken.
     let _only = OnlyOne::lock(folder(&args.cni_socket))?;
+    let AdminPort {
+        registry,
+        readiness,
+        http,
+        task: mut admin,
+    } = AdminPort::open(args.admin_address, level, None).await?;
+    let metrics = AgentMetrics::register(&registry)?;
     let plugins = Socket::bind(
         &args.cni_socket,
         plugin_socket::CONNECTIONS,
         metrics.connections("cni"),
     )?;
     let others = Socket::bind(&args.socket, grpc::CONNECTIONS, metrics.connections("grpc"))?;
-    let readiness = Readiness::default();
-    let listener = TcpListener::bind(args.admin_address)
-        .await
-        .with_context(|| {
-            format!(
-                "cannot listen on {}: choose another --admin-address",
-                args.admin_address
-            )
-        })?;
-    let pages = Admin {
-        registry: registry.clone(),
-        readiness: readiness.clone(),
-        level: Some(level),
-    };
-    let mut admin = tokio::spawn(admin::run(listener, pages));
 
     let reach = Options {
         kubeconfig: args.kubeconfig.clone(),
@@ -257,22 +238,24 @@ async fn serve(args: Args, template: Template, level: logs::Level) -> anyhow::Re
         Arc::clone(&service),
         stop_serving.clone(),
     ));
+    let links = Links {
+        mtu: args.mtu,
+        ip_masq: args.ip_masq,
+    };
+    let facts = Facts {
+        node: node.clone(),
+        mtu: args.mtu,
+    };
+    let files = Kept::new(Wanted {
+        subnet_env: args.subnet_env.map(|path| (path, links)),
+        cni_conf: args.cni_conf.clone().map(|path| (path, template, facts)),
+    });
     let settings = run::Settings {
-        facts: Facts {
-            node: node.clone(),
-            mtu: args.mtu,
-        },
         node,
         store: args.store,
         publish_interval: args.publish_interval,
         leak_grace: args.leak_grace,
         cri: args.cri_socket,
-        subnet_env: args.subnet_env,
-        cni_conf: args.cni_conf.clone().map(|path| (path, template)),
-        links: Links {
-            mtu: args.mtu,
-            ip_masq: args.ip_masq,
-        },
     };
     let parts = run::Parts {
         client,
@@ -285,10 +268,10 @@ async fn serve(args: Args, template: Template, level: logs::Level) -> anyhow::Re
         holding,
         stop: stop.clone(),
     };
-    let mut agent = tokio::spawn(run::run(settings, parts));
+    let mut agent = tokio::spawn(run::run(settings, parts, files));
 
     tokio::select! {
-        signal = super::signal::shutdown() => info!(signal = signal?, "shutting down"),
+        signal = daemon::shutdown() => info!(signal = signal?, "shutting down"),
         ended = &mut agent => return ended.context("the agent failed")?.context("the agent ended"),
         ended = &mut grpc => anyhow::bail!("the gRPC socket ended by itself: {ended:?}"),
         ended = &mut plugins => anyhow::bail!("the plugins' socket ended by itself: {ended:?}"),

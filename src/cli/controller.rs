@@ -6,10 +6,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context;
-use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tracing::{error, info};
 
+use super::daemon::{self, AdminPort};
 use crate::api::{Allocate, LEASE_NAME};
 use crate::cluster::client::{self, Options};
 use crate::cluster::clock::Clock;
@@ -18,10 +18,7 @@ use crate::cluster::lease_task::{Election, Gate};
 use crate::cluster::writer::Writer;
 use crate::controller::{Settings, run};
 use crate::ipam::Cidr;
-use crate::telemetry::admin::{self, Admin};
-use crate::telemetry::{
-    ControllerMetrics, HttpMetrics, LeaderMetrics, Readiness, build_info, logs,
-};
+use crate::telemetry::{ControllerMetrics, LeaderMetrics, logs, map};
 
 /// Watch Nodes and IPPools, give every node its podCIDRs, keep NodeSubnets
 ///
@@ -40,6 +37,11 @@ pub(super) struct Args {
     /// Address of the admin port: /metrics, /healthz, /readyz, /loglevel
     #[arg(long, env = "CADASTRE_ADMIN_ADDRESS", default_value = "0.0.0.0:9817")]
     admin_address: SocketAddr,
+
+    /// Serve /map on the admin port, to whoever reaches it: the address space as a picture, with the
+    /// names of nodes and pods. Costs about 100 bytes of memory a pod
+    #[arg(long, env = "CADASTRE_MAP")]
+    map: bool,
 
     /// Service range of the cluster, never carved; repeat it for dual stack. Only needed where the
     /// API server has no ServiceCIDR objects (Kubernetes before 1.33)
@@ -127,9 +129,7 @@ fn parse_cidr(text: &str) -> Result<Cidr, String> {
 
 pub(super) fn exec(args: Args) -> anyhow::Result<()> {
     let settings = lease_settings(&args)?;
-    let level = logs::start(args.log_format, &args.log_level).context("--log-level")?;
-    let installed = rustls::crypto::ring::default_provider().install_default();
-    installed.map_err(|_| anyhow::anyhow!("another TLS provider was installed first"))?;
+    let level = daemon::start(args.log_format, &args.log_level)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -139,16 +139,11 @@ pub(super) fn exec(args: Args) -> anyhow::Result<()> {
 
 fn lease_settings(args: &Args) -> anyhow::Result<lease::Settings> {
     let seconds = |n: u32| Duration::from_secs(n.into());
-    let host = || {
-        std::fs::read_to_string("/proc/sys/kernel/hostname")
-            .ok()
-            .map(|name| name.trim().to_owned())
-    };
     let settings = lease::Settings {
         identity: args
             .identity
             .clone()
-            .or_else(host)
+            .or_else(daemon::hostname)
             .unwrap_or_else(|| "cadastre".to_owned()),
         nonce: nonce()?,
         lease_duration: seconds(args.lease_duration),
@@ -176,27 +171,13 @@ async fn serve(args: Args, settings: lease::Settings, level: logs::Level) -> any
     let (version, commit) = (crate::VERSION, crate::COMMIT);
     let target = format_args!("{}-{}", std::env::consts::ARCH, std::env::consts::OS);
     info!(version, commit, %target, identity = %settings.identity, "cadastre controller starts");
-    let registry = prometheus::Registry::new();
-    build_info(&registry)?;
-    let process = prometheus::process_collector::ProcessCollector::for_self();
-    registry.register(Box::new(process))?;
-    let readiness = Readiness::default();
-    let listener = TcpListener::bind(args.admin_address)
-        .await
-        .with_context(|| {
-            format!(
-                "cannot listen on {}: choose another --admin-address",
-                args.admin_address
-            )
-        })?;
-    let pages = Admin {
-        registry: registry.clone(),
-        readiness: readiness.clone(),
-        level: Some(level),
-    };
-    let mut admin = tokio::spawn(admin::run(listener, pages));
-
-    let http = HttpMetrics::register(&registry)?;
+    let (map, questions) = args.map.then(map::channel).unzip();
+    let AdminPort {
+        registry,
+        readiness,
+        http,
+        task: mut admin,
+    } = AdminPort::open(args.admin_address, level, map).await?;
     let reach = Options {
         kubeconfig: args.kubeconfig,
         context: args.context,
@@ -226,6 +207,7 @@ async fn serve(args: Args, settings: lease::Settings, level: logs::Level) -> any
         metrics: ControllerMetrics::register(&registry)?,
         readiness,
         page: Some(args.list_page).filter(|page| *page > 0),
+        questions,
     };
     let settings = Settings {
         service_cidrs: args.service_cidr,
@@ -237,6 +219,7 @@ async fn serve(args: Args, settings: lease::Settings, level: logs::Level) -> any
         }),
         default_pool_cidrs: args.default_pool_cidr,
         leak_grace: Duration::from_secs(args.leak_grace.into()),
+        pod_names: args.map,
         ..Settings::default()
     };
     let grace = Duration::from_secs(args.shutdown_grace.into());
@@ -244,7 +227,7 @@ async fn serve(args: Args, settings: lease::Settings, level: logs::Level) -> any
     let mut controller = tokio::spawn(run::run(parts, settings, stopping, grace));
 
     tokio::select! {
-        signal = super::signal::shutdown() => info!(signal = signal?, "shutting down"),
+        signal = daemon::shutdown() => info!(signal = signal?, "shutting down"),
         ended = &mut controller => anyhow::bail!("the controller ended by itself: {ended:?}"),
         ended = &mut election => anyhow::bail!("the election ended by itself: {ended:?}"),
         ended = &mut admin => anyhow::bail!("the admin port ended by itself: {ended:?}"),

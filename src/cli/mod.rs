@@ -3,9 +3,10 @@
 mod agent;
 mod controller;
 mod crd;
+mod daemon;
 mod install_cni;
 pub mod kubectl;
-mod signal;
+mod metrics;
 
 use std::process::ExitCode;
 
@@ -30,6 +31,7 @@ enum Verb {
     Agent(Box<agent::Args>),
     InstallCni(install_cni::Args),
     Crd(crd::Args),
+    Metrics(metrics::Args),
 }
 
 /// Runs a parsed command.
@@ -39,6 +41,7 @@ pub fn main(cli: Cli) -> ExitCode {
         Verb::Agent(args) => agent::exec(*args),
         Verb::InstallCni(args) => install_cni::exec(&args),
         Verb::Crd(args) => crd::exec(&args),
+        Verb::Metrics(args) => metrics::exec(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -4,12 +4,10 @@
 //! (`CLOCK_BOOTTIME`): a leader that slept through its lease must know it on waking. Wall time is
 //! for people and for other processes only.
 
-use std::time::Duration;
-
 use jiff::Timestamp;
-use rustix::time::{ClockId, clock_gettime};
 
 use super::lease::Mono;
+use crate::node::clock::since_boot;
 
 /// Reads both clocks.
 #[derive(Clone, Copy, Debug, Default)]
@@ -18,10 +16,7 @@ pub struct Clock;
 impl Clock {
     /// Time since boot, suspension included.
     pub fn now(&self) -> Mono {
-        let time = clock_gettime(ClockId::Boottime);
-        let seconds = u64::try_from(time.tv_sec).unwrap_or_default();
-        let nanos = u32::try_from(time.tv_nsec).unwrap_or_default();
-        Duration::new(seconds, nanos)
+        since_boot()
     }
 
     /// The time of day.
@@ -32,6 +27,8 @@ impl Clock {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]

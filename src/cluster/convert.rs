@@ -3,17 +3,14 @@
 
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use kube::core::ObjectMeta;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::agent_report;
-use super::seen::{
-    AgentReport, Block, BlockSpec, Machine, Node, Owner, Pod, Pool, ServiceRange, Subnet, Text,
-};
+use super::seen::{Block, BlockSpec, Machine, Node, Owner, Pod, Pool, ServiceRange, Subnet, Text};
 use crate::api::{
     BlockOwner, IPAMBlock, IPAMBlockLite, IPAMBlockSpec, IPPoolLite, NodeLite, NodeSubnetLite,
-    OwnerKind, PodLite, TERM_ANNOTATION,
+    OwnerKind, PodLite, Requests, TERM_ANNOTATION,
 };
 use crate::ipam::{Addr, Cidr};
 
@@ -136,21 +133,15 @@ pub fn pool(pool: IPPoolLite) -> Pool {
 
 /// A NodeSubnet, decodable or not.
 pub fn subnet(subnet: NodeSubnetLite) -> Subnet {
-    let report = agent_report::read(&subnet.status);
-    subnet_of(subnet.metadata, read(subnet.spec), report)
-}
-
-fn subnet_of(
-    meta: ObjectMeta,
-    spec: Result<crate::api::NodeSubnetSpec, String>,
-    report: Option<Box<AgentReport>>,
-) -> Subnet {
+    let meta = subnet.metadata;
+    let annotations = meta.annotations.unwrap_or_default();
     Subnet {
         name: meta.name.unwrap_or_default().into(),
         uid: meta.uid.unwrap_or_default().into(),
         version: version(meta.resource_version.as_deref()),
-        spec,
-        report,
+        spec: read(subnet.spec),
+        requests: Requests::read(|name| annotations.get(name).map(String::as_str)),
+        report: agent_report::read(&subnet.status),
     }
 }
 

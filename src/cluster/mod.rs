@@ -6,6 +6,7 @@
 //! | [`watch`], [`convert`], [`agent_report`] | watches, and objects as what decisions need |
 //! | [`seen`], [`table`], [`pods`], [`addresses`], [`world`] | the cluster as last seen |
 //! | [`request`], [`writer`] | requests and outcomes as values, and the HTTP behind them |
+//! | [`events`] | Kubernetes events |
 //! | [`lease`], `lease_object`, [`lease_task`] | who leads: the decision, the object, the calls |
 //! | [`clock`] | monotonic and wall time |
 
@@ -14,6 +15,7 @@ pub mod agent_report;
 pub mod client;
 pub mod clock;
 pub mod convert;
+pub mod events;
 pub mod lease;
 mod lease_object;
 pub mod lease_task;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use crate::api::{IPPoolSpec, IPPoolStatus, NodeSubnetSpec};
+use crate::api::{IPPoolSpec, IPPoolStatus, NodeSubnetSpec, Requests};
 use crate::ipam::{Addr, Cidr};
 
 /// A shared, immutable string: names, UIDs, terms.
@@ -145,6 +145,8 @@ pub struct Subnet {
     pub version: u64,
     /// The spec, or why it could not be read
     pub spec: Result<NodeSubnetSpec, String>,
+    /// What people ask of the node
+    pub requests: Requests,
     /// What the node's agent says, as far as it can be read
     pub report: Option<Box<AgentReport>>,
 }

@@ -8,86 +8,88 @@ use std::fmt::Debug;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
+use kube::Api;
 use kube::runtime::utils::Backoff;
 use kube::runtime::{WatchStreamExt, watcher};
-use kube::{Api, Client};
 use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
 use tracing::{info, warn};
 
-use super::clock::Clock;
 use super::seen::Change;
-use crate::controller::Event;
+use crate::node::clock;
 
-/// First and longest pause after an error.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
-
-/// What all watches have in common.
-#[derive(Clone)]
-pub struct Follower {
+/// What is watched.
+pub struct Source<K> {
+    /// The plural of the kind, for people
+    pub kind: &'static str,
     /// Where the objects are
-    pub client: Client,
-    /// Objects a page of a list
-    pub page: Option<u32>,
-    /// Tells when a list was asked for
-    pub clock: Clock,
-    /// Where steps go
-    pub out: mpsc::Sender<Event>,
+    pub api: Api<K>,
+    /// Which of them, and how many a page of a list
+    pub config: watcher::Config,
+    /// After errors
+    pub pauses: Pauses,
 }
 
-/// Follows a kind until the receiver is gone: `read` takes the few fields that count out of an
-/// object, `wrap` says what kind of event it is.
-pub async fn follow<K, T>(
-    kind: &'static str,
-    follower: Follower,
+/// A step of a watch.
+#[derive(Debug)]
+pub enum Step<T> {
+    /// Something is other than it was
+    Change(Change<T>),
+    /// It does not get through; what was seen may be old
+    Trouble,
+}
+
+/// Follows a source until the receiver is gone: `read` takes the few fields that count out of an
+/// object, `wrap` says what kind of event a step is, if it is one.
+pub async fn follow<K, T, E>(
+    source: Source<K>,
+    out: mpsc::Sender<E>,
     read: impl Fn(K) -> T,
-    wrap: impl Fn(Change<T>) -> Event,
+    wrap: impl Fn(Step<T>) -> Option<E>,
 ) where
     K: kube::Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
 {
-    let Follower {
-        client,
-        page,
-        clock,
-        out,
-    } = follower;
-    let config = watcher::Config {
-        page_size: page,
-        ..watcher::Config::default()
-    };
-    let api: Api<K> = Api::all(client);
-    let mut stream = watcher(api, config).backoff(Pauses::default()).boxed();
+    let kind = source.kind;
+    let stream = watcher(source.api, source.config).backoff(source.pauses);
+    let mut stream = stream.boxed();
     let mut trouble: Option<String> = None;
     while let Some(step) = stream.next().await {
-        let change = match step {
-            // The list is asked for by the next step of the stream.
-            Ok(watcher::Event::Init) => Change::Restarted { asked: clock.now() },
-            Ok(watcher::Event::InitApply(object) | watcher::Event::Apply(object)) => {
-                Change::Applied(read(object))
-            }
-            Ok(watcher::Event::InitDone) => Change::Listed,
-            Ok(watcher::Event::Delete(object)) => Change::Deleted(read(object)),
+        let step = match step {
+            Ok(event) => Step::Change(match event {
+                // The list is asked for by the next step of the stream.
+                watcher::Event::Init => Change::Restarted {
+                    asked: clock::since_boot(),
+                },
+                watcher::Event::InitApply(object) | watcher::Event::Apply(object) => {
+                    Change::Applied(read(object))
+                }
+                watcher::Event::InitDone => Change::Listed,
+                watcher::Event::Delete(object) => Change::Deleted(read(object)),
+            }),
             Err(error) => {
                 let text = describe(kind, &error);
                 if trouble.as_ref() != Some(&text) {
                     warn!(watch.kind = kind, "{text}");
                     trouble = Some(text);
                 }
-                continue;
+                Step::Trouble
             }
         };
         // A list that begins may still fail: trouble is over when something came.
-        if !matches!(change, Change::Restarted { .. }) && trouble.take().is_some() {
+        let came = matches!(&step, Step::Change(it) if !matches!(it, Change::Restarted { .. }));
+        if came && trouble.take().is_some() {
             info!(watch.kind = kind, "watch works again");
         }
-        if out.send(wrap(change)).await.is_err() {
+        if let Some(event) = wrap(step)
+            && out.send(event).await.is_err()
+        {
             return;
         }
     }
 }
 
 /// An error of a watch in words that say what to do.
-pub(crate) fn describe(kind: &str, error: &watcher::Error) -> String {
+fn describe(kind: &str, error: &watcher::Error) -> String {
     let source = match error {
         watcher::Error::InitialListFailed(source)
         | watcher::Error::WatchStartFailed(source)
@@ -114,18 +116,28 @@ pub(crate) fn describe(kind: &str, error: &watcher::Error) -> String {
     }
 }
 
-/// Doubling pauses, back to the first one after a quiet time: a stream that fails again and again
-/// says now and then that it begins anew, which is no success.
-struct Pauses {
+/// Doubling pauses with jitter, so that those who lost the API server together do not come back at one
+/// moment. Back to the first one after a quiet time: a stream that fails again and again says now and
+/// then that it begins anew, which is no success.
+#[derive(Debug)]
+pub struct Pauses {
+    first: Duration,
+    longest: Duration,
     next: Duration,
     last: Option<Instant>,
+    random: u64,
 }
 
-impl Default for Pauses {
-    fn default() -> Self {
-        Pauses {
-            next: PAUSE.0,
+impl Pauses {
+    /// From `first` to `longest`, each between half of that and one and a half; `seed` sets them apart
+    /// from those of others.
+    pub fn new(first: Duration, longest: Duration, seed: u64) -> Self {
+        Self {
+            first,
+            longest,
+            next: first,
             last: None,
+            random: seed | 1,
         }
     }
 }
@@ -134,16 +146,43 @@ impl Iterator for Pauses {
     type Item = Duration;
 
     fn next(&mut self) -> Option<Duration> {
-        if self.last.is_some_and(|last| last.elapsed() > 2 * PAUSE.1) {
-            self.next = PAUSE.0;
+        // The longest pause and as much again of quiet.
+        if self
+            .last
+            .is_some_and(|last| last.elapsed() > 3 * self.longest)
+        {
+            self.next = self.first;
         }
         self.last = Some(Instant::now());
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        let thousandths = u32::try_from(self.random % 1000).unwrap_or(0);
         let pause = self.next;
-        self.next = (pause * 2).min(PAUSE.1);
-        Some(pause)
+        self.next = (pause * 2).min(self.longest);
+        Some(pause / 2 + pause * thousandths / 1000)
     }
 }
 
 impl Backoff for Pauses {
     fn reset(&mut self) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_to_their_limit_and_differ_by_seed() {
+        let (first, longest) = (Duration::from_millis(200), Duration::from_secs(20));
+        let pauses = |seed| {
+            Pauses::new(first, longest, seed)
+                .take(12)
+                .collect::<Vec<_>>()
+        };
+        let (one, other) = (pauses(3), pauses(5));
+        assert!(one[0] <= Duration::from_millis(300));
+        assert!(one.iter().all(|it| *it <= longest * 3 / 2));
+        assert!(one[10] >= longest / 2 && one != other, "{one:?}");
+    }
 }

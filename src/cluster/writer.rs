@@ -111,15 +111,12 @@ impl Writer {
             }
             Request::AssignPodCidrs(assignment) => {
                 let body = assign_patch(&assignment);
-                let path = format!(
-                    "/api/v1/nodes/{}?fieldManager={FIELD_MANAGER}",
-                    assignment.name
-                );
+                let path = format!("/api/v1/nodes/{}", assignment.name);
                 Outcome::Node(convert::node(self.json_patch(&path, &body).await?))
             }
             Request::TouchNode(touch) => {
                 let body = touch_patch(&touch);
-                let path = format!("/api/v1/nodes/{}?fieldManager={FIELD_MANAGER}", touch.name);
+                let path = format!("/api/v1/nodes/{}", touch.name);
                 Outcome::Node(convert::node(self.json_patch(&path, &body).await?))
             }
             Request::CreateSubnet { name, spec } => {
@@ -133,10 +130,14 @@ impl Writer {
                 version,
                 spec,
             } => {
-                let mut object = NodeSubnet::new(&name, spec);
-                guard(&mut object.metadata, &uid, version);
-                let made = self.put(NODE_SUBNETS, &name, &object).await?;
-                Outcome::Subnet(convert::subnet(made))
+                // Annotations and labels are people's: only the spec is replaced.
+                let body = json!([
+                    {"op": "replace", "path": "/metadata/uid", "value": &*uid},
+                    {"op": "replace", "path": "/metadata/resourceVersion", "value": version.to_string()},
+                    {"op": "add", "path": "/spec", "value": spec},
+                ]);
+                let path = format!("/apis/{GROUP}/{VERSION}/{NODE_SUBNETS}/{name}");
+                Outcome::Subnet(convert::subnet(self.json_patch(&path, &body).await?))
             }
             Request::DeleteSubnet { name, uid, version } => {
                 let how = unchanged(&uid, version);
@@ -265,11 +266,11 @@ impl Writer {
         self.client.request(request).await
     }
 
-    async fn json_patch(&self, path: &str, body: &Value) -> Result<NodeLite, Error> {
+    async fn json_patch<T: DeserializeOwned>(&self, path: &str, body: &Value) -> Result<T, Error> {
         let body = serde_json::to_vec(body).map_err(Error::SerdeError)?;
         let request = http::Request::builder()
             .method(Method::PATCH)
-            .uri(path)
+            .uri(format!("{path}?fieldManager={FIELD_MANAGER}"))
             .header(http::header::ACCEPT, "application/json")
             .header(http::header::CONTENT_TYPE, "application/json-patch+json")
             .body(body)

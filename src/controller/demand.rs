@@ -153,6 +153,12 @@ impl Demand {
         self.waiting.iter().map(|(pool, waits)| (pool, waits.len()))
     }
 
+    /// Since when the node waits that waits longest, monotonic.
+    pub fn waiting_since(&self) -> Option<Duration> {
+        let waits = self.waiting.values().flat_map(BTreeMap::values);
+        waits.map(|wait| wait.since).min()
+    }
+
     /// Whether other nodes wait than at the last call.
     pub fn take_recount(&mut self) -> bool {
         std::mem::take(&mut self.recount)
@@ -373,6 +379,7 @@ impl Demand {
     /// Which blocks of a node are asked back. Returns whether its list changes by it.
     fn settle_up(&mut self, node: &Node, report: Option<&AgentReport>, cx: &mut Context) -> bool {
         let now = cx.now.mono;
+        let none = BTreeSet::new();
         let entries: Vec<Entry> = cx
             .registry
             .blocks
@@ -380,6 +387,8 @@ impl Demand {
             .filter(|entry| entry.confirmed && !entry.is_leaving())
             .cloned()
             .collect();
+        let subnet = cx.world.subnets.get(&node.name);
+        let drained = subnet.map_or(&none, |subnet| &subnet.requests.drain);
         let mut changed = false;
         let mut spared: BTreeMap<(Text, Family), (u64, usize)> = BTreeMap::new();
         for entry in &entries {
@@ -397,7 +406,7 @@ impl Demand {
             let in_use = word.is_some_and(|word| word.used + word.cooling > 0);
             let mut recall = entry.recall;
             let mut idle_since = entry.idle_since;
-            if must_leave(entry, node, pool) {
+            if must_leave(entry, node, pool) || drained.contains(&entry.cidr) {
                 recall = Some(Recall::Drain);
             } else if entry.recall == Some(Recall::Drain) || in_use {
                 recall = None;

@@ -6,6 +6,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use jiff::Timestamp;
+
 use super::block::BlockLoop;
 use super::blocks::Noted;
 use super::default_pool::DefaultPool;
@@ -27,7 +29,7 @@ use crate::cluster::request::{Outcome, Request};
 use crate::cluster::seen::{Block, Machine, Node, Text};
 use crate::cluster::table::Delta;
 use crate::cluster::world::World;
-use crate::ipam::{Addr, Cidr};
+use crate::ipam::{Addr, Cidr, Family};
 
 /// Which requests may be sent now.
 #[derive(Clone, Copy, Debug)]
@@ -61,6 +63,15 @@ pub(super) struct Leader {
     hold: Duration,
     /// [`Settings::leak_grace`]
     leak_grace: Duration,
+}
+
+/// What of a NodeSubnet has changed.
+#[derive(Clone, Copy)]
+pub(super) struct Told {
+    /// What its agent says
+    pub reported: bool,
+    /// What people ask
+    pub requested: bool,
 }
 
 impl Leader {
@@ -237,6 +248,11 @@ impl Leader {
         for (_, nodes) in self.demand.waiting() {
             *view.waiting.entry("pool_full").or_default() += nodes;
         }
+        view.pool_waiting = waiting_by_pool(&self.podcidrs, &self.demand);
+        let since = [self.podcidrs.waiting_since(), self.demand.waiting_since()];
+        let since = since.into_iter().flatten().min();
+        view.oldest_wait = since.map_or(Duration::ZERO, |since| now.mono.saturating_sub(since));
+        view.exhausts = exhausts(world);
         self.describe_blocks(view, world, now);
         view.trouble = self.default_pool.trouble().cloned();
         view.queues = vec![
@@ -292,7 +308,7 @@ impl Leader {
     }
 
     /// A NodeSubnet has changed, in what the agent says or otherwise.
-    pub(super) fn subnet_changed(&mut self, name: &Text, reported: bool, world: &World, now: Now) {
+    pub(super) fn subnet_changed(&mut self, name: &Text, told: Told, world: &World, now: Now) {
         self.subnets.queue.add(name.clone());
         self.release(name, world);
         let mut blocks = self.registry.blocks_told(name, world, now);
@@ -304,7 +320,10 @@ impl Leader {
             },
             world,
         );
-        if reported {
+        if told.requested {
+            self.leaks.hurry();
+        }
+        if told.reported || told.requested {
             self.demand.add_name(name, world, &self.registry);
             self.pools.mark();
         }
@@ -631,6 +650,19 @@ fn waiting_by_pool(podcidrs: &PodCidrs, demand: &Demand) -> BTreeMap<Text, i64> 
         *waiting.entry(pool.clone()).or_default() += i64::try_from(nodes).unwrap_or(i64::MAX);
     }
     waiting
+}
+
+/// What the statuses of pools say of their end.
+fn exhausts(world: &World) -> Vec<(Text, Family, Timestamp)> {
+    let mut all = Vec::new();
+    for pool in world.pools.iter() {
+        let Some(status) = &pool.status else { continue };
+        for (family, side) in [(Family::V4, &status.ipv4), (Family::V6, &status.ipv6)] {
+            let at = side.as_ref().and_then(|side| side.exhausts_at.as_ref());
+            all.extend(at.map(|at| (pool.name.clone(), family, at.0)));
+        }
+    }
+    all
 }
 
 fn report_overlaps(node: &Node, synced: &Synced, reports: &mut Vec<Report>) {

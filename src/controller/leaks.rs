@@ -4,7 +4,8 @@
 //! index of all pods for longer than a grace period, no pod reports the address, and a consistent
 //! look at the pods bound to the node says the same. Then the address is named in the node's
 //! NodeSubnet (`suspects`), and the node's agent gives the second proof, by the runtime, or keeps it.
-//! Addresses of dead nodes go with their blocks.
+//! Addresses of dead nodes go with their blocks. People may name addresses on the NodeSubnet: for these
+//! the grace period does not count, both proofs do.
 //!
 //! Nothing is suspected while the list of pods is incomplete, nor what has no pod's UID.
 
@@ -18,7 +19,7 @@ use super::report::{About, DUPLICATE_ADDRESS, Report};
 use super::{Context, Purpose};
 use crate::api::Suspect;
 use crate::cluster::request::{Outcome, Request};
-use crate::cluster::seen::{AgentReport, Node, PodUid, Text};
+use crate::cluster::seen::{AgentReport, Node, PodUid, Subnet, Text};
 use crate::ipam::{Addr, Cidr};
 
 /// How often all allocations are compared with the pods: at least and at most.
@@ -53,6 +54,11 @@ impl Leaks {
         let count = self.since.values().map(BTreeMap::len).sum();
         let oldest = self.since.values().flat_map(BTreeMap::values).min();
         (count, oldest.copied())
+    }
+
+    /// Compares at the next turn: people wait for it.
+    pub fn hurry(&mut self) {
+        self.scan_at = Duration::ZERO;
     }
 
     /// The next request: the last look at the pods of a node.
@@ -94,10 +100,12 @@ impl Leaks {
                 .filter(|held| is_orphan(**held, cx) && is_own(held.0, node, cx.registry))
                 .map(|held| (*held, known.get(held).copied().unwrap_or(now)))
                 .collect();
+            let named = named(subnet);
             let asked = cx.registry.suspects.get(&node.uid);
             let is_new = |held: &(Addr, PodUid)| !asked.is_some_and(|asked| asked.contains(held));
-            let due =
-                |(held, since): (&(Addr, PodUid), &Duration)| *since + grace <= now && is_new(held);
+            let due = |(held, since): (&(Addr, PodUid), &Duration)| {
+                (*since + grace <= now || named.contains(held)) && is_new(held)
+            };
             if orphans.iter().any(due) {
                 self.queue.add(node.name.clone());
             }
@@ -135,9 +143,11 @@ impl Leaks {
             .iter()
             .flat_map(|pod| pod.addresses.iter().copied())
             .collect();
+        let named = cx.world.subnets.get(name).map(|subnet| named(subnet));
+        let named = named.unwrap_or_default();
         let orphans = self.since.get(name).into_iter().flatten();
         let proven: Vec<(Addr, PodUid)> = orphans
-            .filter(|(_, since)| **since + grace <= cx.now.mono)
+            .filter(|(held, since)| **since + grace <= cx.now.mono || named.contains(held))
             .map(|(held, _)| *held)
             .filter(|held| is_orphan(*held, cx))
             .filter(|(addr, pod)| !bound.contains(pod) && !reported.contains(addr))
@@ -172,6 +182,14 @@ impl Leaks {
             self.doubled.insert(*addr, told.is_some());
         }
     }
+}
+
+/// What people do not want to wait for.
+fn named(subnet: &Subnet) -> BTreeSet<(Addr, PodUid)> {
+    let named = subnet.requests.release.iter();
+    named
+        .map(|(addr, pod)| (*addr, PodUid::read(pod)))
+        .collect()
 }
 
 /// Whether no pod stands behind an address.

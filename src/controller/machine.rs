@@ -13,7 +13,8 @@ use std::time::Duration;
 
 use super::blocks::Step;
 use super::figures::Figures;
-use super::leader::{Leader, Room};
+use super::leader::{Leader, Room, Told};
+use super::map::{Answer, Ask};
 use super::report::Report;
 use super::totals::Totals;
 use super::{Now, Purpose};
@@ -42,6 +43,8 @@ pub struct Settings {
     pub default_pool_cidrs: Vec<Cidr>,
     /// How long an address may be without a pod before its node is asked about it
     pub leak_grace: Duration,
+    /// Whether [`Controller::map`] will be asked for the names of pods, which costs memory for each
+    pub pod_names: bool,
 }
 
 impl Default for Settings {
@@ -54,6 +57,7 @@ impl Default for Settings {
             default_pool: None,
             default_pool_cidrs: Vec::new(),
             leak_grace: Duration::from_secs(300),
+            pod_names: false,
         }
     }
 }
@@ -119,6 +123,12 @@ pub struct View {
     pub oldest_rest: Duration,
     /// Nodes that wait, by reason
     pub waiting: BTreeMap<&'static str, usize>,
+    /// Nodes that wait for each pool; none for those that nobody waits for
+    pub pool_waiting: BTreeMap<Text, i64>,
+    /// For how long the node waits that waits longest for a pool
+    pub oldest_wait: Duration,
+    /// When pools will have nothing left, where that can be told
+    pub exhausts: Vec<(Text, Family, jiff::Timestamp)>,
     /// Pairs of nodes with common addresses
     pub overlaps: usize,
     /// Ranges kept because a write's outcome is unclear
@@ -153,9 +163,13 @@ pub struct Controller {
 impl Controller {
     /// A controller that knows nothing yet.
     pub fn new(settings: Settings) -> Self {
+        let mut world = World::default();
+        if settings.pod_names {
+            world.pods.keep_names();
+        }
         Controller {
             settings,
-            world: World::default(),
+            world,
             leader: None,
             pending: BTreeMap::new(),
             next_id: 0,
@@ -277,6 +291,11 @@ impl Controller {
         self.leader.as_ref().is_some_and(|leader| leader.dealing)
     }
 
+    /// What people ask of the address space, whether it leads or not.
+    pub fn map(&self, ask: &Ask) -> Answer {
+        super::map::answer(&self.world, ask)
+    }
+
     /// What it knows of itself.
     pub fn view(&mut self, now: Now) -> View {
         let mut view = View {
@@ -356,9 +375,12 @@ impl Controller {
         let Some(subnet) = delta.after.as_ref().or(delta.before.as_ref()) else {
             return;
         };
-        let reported =
-            delta.before.as_ref().map(|it| &it.report) != delta.after.as_ref().map(|it| &it.report);
-        leader.subnet_changed(&subnet.name, reported, &self.world, now);
+        let (before, after) = (delta.before.as_ref(), delta.after.as_ref());
+        let told = Told {
+            reported: before.map(|it| &it.report) != after.map(|it| &it.report),
+            requested: before.map(|it| &it.requests) != after.map(|it| &it.requests),
+        };
+        leader.subnet_changed(&subnet.name, told, &self.world, now);
     }
 
     fn block_changed(&mut self, delta: &Delta<Block>, now: Now) {

@@ -21,6 +21,7 @@
 //! | `account`, `carve` | what a node has, wants and can spare; new blocks for it |
 //! | [`podcidr`], [`demand`], [`block`], [`subnet`], [`quarantine`], [`leaks`], [`pool`] | the loops |
 //! | [`figures`], [`totals`], [`conditions`], [`forecast`] | what a pool's status says |
+//! | [`map`] | the address space for people to look at |
 //! | [`bootstrap`], [`default_pool`] | the default pool of a cluster that has none |
 //! | [`queue`], [`report`] | keyed work with back-off; Kubernetes events to be |
 //! | [`run`], [`events`] | the shell: the only place with IO |
@@ -46,6 +47,7 @@ mod holders;
 mod leader;
 pub mod leaks;
 pub mod machine;
+pub mod map;
 pub mod podcidr;
 pub mod pool;
 pub mod pools;

@@ -11,6 +11,7 @@
 //! - A node that waits says why, once for each reason.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use super::pools::{Pools, Verdict};
 use super::queue::Queue;
@@ -52,6 +53,8 @@ enum Task {
 struct Waiting {
     uid: Text,
     reason: Reason,
+    /// Since when a pool is lacking, monotonic
+    since: Duration,
     /// Whether an event told of it
     told: bool,
 }
@@ -219,12 +222,15 @@ impl PodCidrs {
             });
         }
         let told = told || known.is_some_and(|w| w.told);
+        let lacking = known.filter(|w| w.reason != Reason::Unmanaged);
+        let since = lacking.map_or(cx.now.mono, |w| w.since);
         self.recount |= !again;
         self.waiting.insert(
             node.name.clone(),
             Waiting {
                 uid: node.uid.clone(),
                 reason,
+                since,
                 told,
             },
         );
@@ -357,6 +363,13 @@ impl PodCidrs {
     /// The reasons of all that wait.
     pub fn waiting(&self) -> impl Iterator<Item = &Reason> {
         self.waiting.values().map(|waiting| &waiting.reason)
+    }
+
+    /// Since when a pool is lacking that a node waits for, of the longest wait, monotonic.
+    pub fn waiting_since(&self) -> Option<Duration> {
+        let waiting = self.waiting.values();
+        let lacking = waiting.filter(|waiting| waiting.reason != Reason::Unmanaged);
+        lacking.map(|waiting| waiting.since).min()
     }
 }
 

@@ -6,23 +6,32 @@
 
 use std::time::Duration;
 
-use kube::Client;
+use kube::runtime::watcher;
+use kube::{Api, Client};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
-use super::{Controller, Event, Now, Outgoing, Report, Settings};
+use super::events as told;
+use super::{Controller, Event, Now, Outgoing, Settings};
+use crate::api::FIELD_MANAGER;
 use crate::cluster::clock::Clock;
 use crate::cluster::convert;
+use crate::cluster::events::{self, Notice};
 use crate::cluster::lease::Leadership;
 use crate::cluster::request::{Outcome, Refusal, RequestId};
-use crate::cluster::watch::{Follower, follow};
+use crate::cluster::seen::Change;
+use crate::cluster::watch::{Pauses, Source, Step, follow};
 use crate::cluster::writer::Writer;
+use crate::telemetry::map::Question;
 use crate::telemetry::{ControllerMetrics, Readiness};
 
 /// Steps of watches that may wait for the controller.
 const BACKLOG: usize = 4096;
+
+/// First and longest pause of a watch after an error, without jitter.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
 /// Events for people that may wait to be written.
 const REPORT_BACKLOG: usize = 1024;
@@ -32,6 +41,10 @@ const FIRST_WORD: Duration = Duration::from_secs(1);
 
 /// How often figures for metrics are taken.
 const FIGURES_PAUSE: Duration = Duration::from_secs(2);
+
+/// After an answer about the address space none is given for so many times as long as it took: nobody
+/// may keep the loop from its work by asking.
+const QUESTION_PAUSE: u32 = 10;
 
 /// What the shell works with.
 pub struct Parts {
@@ -49,6 +62,8 @@ pub struct Parts {
     pub readiness: Readiness,
     /// Objects a page of a list
     pub page: Option<u32>,
+    /// Questions about the address space, if they may be asked
+    pub questions: Option<mpsc::Receiver<Question>>,
 }
 
 /// Runs until `stop` says so and then until what is in flight is settled, for at most `grace`.
@@ -60,63 +75,122 @@ pub async fn run(
     grace: Duration,
 ) -> bool {
     let (seen, events) = mpsc::channel(BACKLOG);
-    let reports = super::events::spawn(parts.client.clone(), REPORT_BACKLOG, parts.metrics.clone());
-    let follower = Follower {
-        client: parts.client.clone(),
-        page: parts.page,
-        clock: parts.clock,
-        out: seen,
-    };
+    let metrics = parts.metrics.clone();
+    let notices = events::spawn(
+        parts.client.clone(),
+        FIELD_MANAGER,
+        REPORT_BACKLOG,
+        move || metrics.event_dropped(),
+    );
     let mut shell = Shell {
         controller: Controller::new(settings),
         parts,
         requests: JoinSet::new(),
-        reports,
+        notices,
         stop,
         stop_by: None,
         figures_at: Instant::now(),
+        question_at: Instant::now(),
         dealing: false,
         trouble: None,
     };
     // Lists that begin after the lease is won need not be made again for the fence.
     let _ = tokio::time::timeout(FIRST_WORD, shell.parts.leadership.changed()).await;
     shell.leadership();
-    let mut watches = follow_all(&follower);
+    let mut watches = follow_all(&shell.parts, &seen);
     let settled = shell.run(events, grace).await;
     watches.abort_all();
     settled
 }
 
-fn follow_all(follower: &Follower) -> JoinSet<()> {
+/// The next question, not before that time.
+async fn next(questions: &mut Option<mpsc::Receiver<Question>>, at: Instant) -> Option<Question> {
+    let questions = questions.as_mut()?;
+    tokio::time::sleep_until(at).await;
+    questions.recv().await
+}
+
+fn follow_all(parts: &Parts, seen: &mpsc::Sender<Event>) -> JoinSet<()> {
     let mut watches = JoinSet::new();
-    let with = || follower.clone();
-    watches.spawn(follow("nodes", with(), convert::node, Event::Nodes));
-    watches.spawn(follow("pods", with(), convert::pod, Event::Pods));
+    let out = || seen.clone();
     watches.spawn(follow(
-        "servicecidrs",
-        with(),
+        source("nodes", parts),
+        out(),
+        convert::node,
+        changes(Event::Nodes),
+    ));
+    watches.spawn(follow(
+        source("pods", parts),
+        out(),
+        convert::pod,
+        changes(Event::Pods),
+    ));
+    watches.spawn(follow(
+        source("servicecidrs", parts),
+        out(),
         convert::service_range,
-        Event::ServiceRanges,
+        changes(Event::ServiceRanges),
     ));
-    watches.spawn(follow("ippools", with(), convert::pool, Event::Pools));
     watches.spawn(follow(
-        "nodesubnets",
-        with(),
-        convert::subnet,
-        Event::Subnets,
+        source("ippools", parts),
+        out(),
+        convert::pool,
+        changes(Event::Pools),
     ));
-    watches.spawn(follow("ipamblocks", with(), convert::block, Event::Blocks));
+    watches.spawn(follow(
+        source("nodesubnets", parts),
+        out(),
+        convert::subnet,
+        changes(Event::Subnets),
+    ));
+    watches.spawn(follow(
+        source("ipamblocks", parts),
+        out(),
+        convert::block,
+        changes(Event::Blocks),
+    ));
     watches
+}
+
+/// All objects of a kind.
+fn source<K>(kind: &'static str, parts: &Parts) -> Source<K>
+where
+    K: kube::Resource<DynamicType = ()>,
+{
+    // Kinds and controllers set apart.
+    let seed = kind
+        .bytes()
+        .fold(u64::from(std::process::id()), |seed, byte| {
+            seed.rotate_left(8) ^ u64::from(byte)
+        });
+    Source {
+        kind,
+        api: Api::all(parts.client.clone()),
+        config: watcher::Config {
+            page_size: parts.page,
+            ..watcher::Config::default()
+        },
+        pauses: Pauses::new(PAUSE.0, PAUSE.1, seed),
+    }
+}
+
+/// The controller is told of what changes; a watch in trouble tells by itself.
+fn changes<T>(event: impl Fn(Change<T>) -> Event) -> impl Fn(Step<T>) -> Option<Event> {
+    move |step| match step {
+        Step::Change(change) => Some(event(change)),
+        Step::Trouble => None,
+    }
 }
 
 struct Shell {
     controller: Controller,
     parts: Parts,
     requests: JoinSet<(RequestId, &'static str, Duration, Outcome)>,
-    reports: mpsc::Sender<Report>,
+    notices: mpsc::Sender<Notice>,
     stop: watch::Receiver<bool>,
     stop_by: Option<Instant>,
     figures_at: Instant,
+    question_at: Instant,
     dealing: bool,
     /// What was last said of the default pool
     trouble: Option<String>,
@@ -148,6 +222,14 @@ impl Shell {
                     Ok((id, name, took, outcome)) => self.answered(id, name, took, outcome),
                     Err(error) => warn!("a request's task ended badly: {error}"),
                 },
+                Some(question) = next(&mut self.parts.questions, self.question_at) => {
+                    let begun = Instant::now();
+                    let answer = self.controller.map(&question.ask);
+                    // Whoever asked may be gone.
+                    let _ = question.answer.send(answer);
+                    let now = Instant::now();
+                    self.question_at = now + QUESTION_PAUSE * (now - begun);
+                }
                 changed = self.parts.leadership.changed() => {
                     if changed.is_ok() {
                         self.leadership();
@@ -223,8 +305,8 @@ impl Shell {
 
     fn tell(&mut self) {
         for report in self.controller.take_reports() {
-            super::events::log(&report);
-            if self.reports.try_send(report).is_err() {
+            told::log(&report);
+            if self.notices.try_send(told::notice(report)).is_err() {
                 self.parts.metrics.event_dropped();
             }
         }

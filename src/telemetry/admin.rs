@@ -16,6 +16,7 @@ use tokio::net::TcpListener;
 
 use super::Readiness;
 use super::logs::Level;
+use super::map::Map;
 use super::serve::{Limits, serve};
 
 /// What the pages tell.
@@ -27,6 +28,8 @@ pub struct Admin {
     pub readiness: Readiness,
     /// For `/loglevel`; absent in tests
     pub level: Option<Level>,
+    /// For `/map`, where it is wanted
+    pub map: Option<Map>,
 }
 
 /// Serves for ever.
@@ -35,6 +38,7 @@ pub async fn run(listener: TcpListener, admin: Admin) -> Infallible {
 }
 
 fn routes(admin: Admin) -> Router {
+    let map = admin.map.clone().map(super::map::routes);
     Router::new()
         .route("/metrics", get(metrics))
         .route("/healthz", get(async || "ok\n"))
@@ -42,6 +46,7 @@ fn routes(admin: Admin) -> Router {
         .route("/loglevel", put(loglevel))
         .layer(DefaultBodyLimit::max(1024))
         .with_state(admin)
+        .merge(map.unwrap_or_default())
 }
 
 async fn metrics(State(admin): State<Admin>) -> impl IntoResponse {
@@ -115,6 +120,7 @@ mod tests {
             registry,
             readiness: Readiness::default(),
             level,
+            map: None,
         };
         tokio::spawn(run(listener, admin));
         address
@@ -154,6 +160,7 @@ mod tests {
             registry: Registry::new(),
             readiness: Readiness::default(),
             level: Some(level),
+            map: None,
         };
         for (peer, expected) in [
             ("10.0.0.9:1", StatusCode::FORBIDDEN),

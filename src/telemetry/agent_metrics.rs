@@ -8,11 +8,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use prometheus::{
-    Error, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
-    Opts, Registry,
+    Error, Gauge, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
+    IntGaugeVec, Opts, Registry,
 };
 
-use super::metrics::register;
+use super::catalog::register;
 use crate::agent::leaks::Reason;
 use crate::agent::snapshot::gives;
 use crate::ipam::Family;
@@ -25,6 +25,7 @@ pub struct AgentMetrics {
     seconds: HistogramVec,
     waiting: IntGauge,
     writes: IntCounterVec,
+    behind: Gauge,
     freed: IntCounterVec,
     suspicious: IntGauge,
     damaged: IntCounter,
@@ -65,6 +66,13 @@ impl AgentMetrics {
                 "cadastre_agent_status_writes_total",
                 "Writes of NodeSubnet.status by whether they could wait, and by what came of them",
                 &["urgency", "result"],
+            )?,
+            behind: register(
+                registry,
+                Gauge::new(
+                    "cadastre_agent_publish_lag_seconds",
+                    "For how long the node's state differs from what NodeSubnet.status says of it; 0 if it does not",
+                )?,
             )?,
             freed: counters(
                 "cadastre_agent_leaks_freed_total",
@@ -158,6 +166,11 @@ impl AgentMetrics {
         self.writes.with_label_values(&[urgency, result]).inc();
     }
 
+    /// For how long something is to be told that the API does not know.
+    pub fn behind(&self, lag: Duration) {
+        self.behind.set(lag.as_secs_f64());
+    }
+
     /// A leak was freed.
     pub fn freed(&self, reason: Reason) {
         self.freed.with_label_values(&[reason.as_str()]).inc();
@@ -224,8 +237,8 @@ impl AgentMetrics {
 
 fn label(family: Family) -> &'static str {
     match family {
-        Family::V4 => "IPv4",
-        Family::V6 => "IPv6",
+        Family::V4 => "ipv4",
+        Family::V6 => "ipv6",
     }
 }
 
@@ -246,7 +259,7 @@ mod tests {
         metrics.set(&snapshot(&[], &[block("10.0.0.0/26", "a", 5, 2, 54)]));
         let told = text();
         assert!(
-            told.contains(r#"cadastre_agent_addresses{family="IPv4",pool="a",state="cooling"} 2"#),
+            told.contains(r#"cadastre_agent_addresses{family="ipv4",pool="a",state="cooling"} 2"#),
             "{told}"
         );
         assert!(told.contains(r#"cadastre_agent_leaks_freed_total{reason="reboot"} 0"#));

@@ -10,6 +10,8 @@ use std::time::Instant;
 use prometheus::{Error, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, Opts, Registry};
 use tower::{Layer, Service};
 
+use super::catalog::register;
+
 /// What `code` is for a request that got no answer.
 const NO_ANSWER: &str = "<error>";
 
@@ -35,18 +37,17 @@ impl HttpMetrics {
         .buckets(vec![
             0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
         ]);
-        let metrics = HttpMetrics {
-            requests: IntCounterVec::new(requests, &["code", "method", "host"])?,
-            seconds: HistogramVec::new(seconds, &["verb", "host"])?,
-            in_flight: IntGauge::new(
-                "cadastre_api_requests_in_flight",
-                "Requests to the API server that wait for the head of their answer",
-            )?,
-        };
-        registry.register(Box::new(metrics.requests.clone()))?;
-        registry.register(Box::new(metrics.seconds.clone()))?;
-        registry.register(Box::new(metrics.in_flight.clone()))?;
-        Ok(metrics)
+        let requests = IntCounterVec::new(requests, &["code", "method", "host"])?;
+        let seconds = HistogramVec::new(seconds, &["verb", "host"])?;
+        let in_flight = IntGauge::new(
+            "cadastre_api_requests_in_flight",
+            "Requests to the API server that wait for the head of their answer",
+        )?;
+        Ok(HttpMetrics {
+            requests: register(registry, requests)?,
+            seconds: register(registry, seconds)?,
+            in_flight: register(registry, in_flight)?,
+        })
     }
 
     /// The layer for the stack of a client of that host.

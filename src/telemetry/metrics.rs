@@ -8,10 +8,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use prometheus::{
-    Error, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
-    Opts, Registry,
+    Error, Gauge, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
+    IntGaugeVec, Opts, Registry,
 };
 
+use super::catalog::register;
 use crate::controller::machine::View;
 
 /// Figures of the controller's loops and of what it manages.
@@ -24,6 +25,9 @@ pub struct ControllerMetrics {
     retries: IntCounterVec,
     pool: PoolGauges,
     waiting: IntGaugeVec,
+    pool_waiting: IntGaugeVec,
+    oldest_wait: Gauge,
+    exhausts: GaugeVec,
     second_writer: IntCounter,
     overlapping: IntGauge,
     unclear: IntGauge,
@@ -59,15 +63,6 @@ impl PoolGauges {
             &self.utilization,
         ]
     }
-}
-
-/// Registers a collector and hands it back.
-pub(super) fn register<C: prometheus::core::Collector + Clone + 'static>(
-    registry: &Registry,
-    c: C,
-) -> Result<C, Error> {
-    registry.register(Box::new(c.clone()))?;
-    Ok(c)
 }
 
 impl ControllerMetrics {
@@ -144,8 +139,24 @@ impl ControllerMetrics {
             },
             waiting: gauges(
                 "cadastre_nodes_waiting",
-                "Nodes without podCIDR, by reason",
+                "Nodes that lack a podCIDR or a block, by reason; no_pool are those that no pool selects",
                 &["reason"],
+            )?,
+            pool_waiting: gauges(
+                "cadastre_pool_nodes_waiting",
+                "Nodes that wait for a podCIDR or a block of the pool",
+                &["pool"],
+            )?,
+            oldest_wait: register(
+                registry,
+                Gauge::new(
+                    "cadastre_oldest_wait_seconds",
+                    "For how long the node waits that waits longest for a podCIDR or a block; 0 if none does",
+                )?,
+            )?,
+            exhausts: pool(
+                "cadastre_pool_exhausts_timestamp_seconds",
+                "When the pool will have no free block left if it goes on growing; absent while that cannot be told",
             )?,
             second_writer: register(
                 registry,
@@ -264,6 +275,7 @@ impl ControllerMetrics {
                 .with_label_values(&[reason])
                 .set(i64::try_from(waiting).unwrap_or(i64::MAX));
         }
+        self.oldest_wait.set(view.oldest_wait.as_secs_f64());
         self.overlapping
             .set(i64::try_from(view.overlaps).unwrap_or(i64::MAX));
         self.unclear
@@ -320,7 +332,18 @@ impl ControllerMetrics {
                 .utilization
                 .with_label_values(&labels)
                 .set(figures.utilization());
+            self.pool_waiting
+                .with_label_values(&[&**pool])
+                .set(view.pool_waiting.get(pool).copied().unwrap_or(0));
             seen.insert((pool.to_string(), family));
+        }
+        let mut ending = BTreeSet::new();
+        for (pool, family, at) in &view.exhausts {
+            let family = family.to_string().to_lowercase();
+            self.exhausts
+                .with_label_values(&[&**pool, family.as_str()])
+                .set(at.as_second() as f64);
+            ending.insert((pool.to_string(), family));
         }
         for (pool, family, totals) in &view.addresses {
             let family = family.to_string().to_lowercase();
@@ -337,6 +360,9 @@ impl ControllerMetrics {
             seen.insert((pool.to_string(), family));
         }
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        for (pool, family) in known.union(&seen).filter(|it| !ending.contains(it)) {
+            let _ = self.exhausts.remove_label_values(&[pool, family]);
+        }
         for (pool, family) in known.difference(&seen) {
             for gauge in self.pool.all() {
                 // Absent is what is wanted.
@@ -344,6 +370,9 @@ impl ControllerMetrics {
             }
             for state in ["held", "used", "cooling"] {
                 let _ = self.addresses.remove_label_values(&[pool, family, state]);
+            }
+            if !seen.iter().any(|(name, _)| name == pool) {
+                let _ = self.pool_waiting.remove_label_values(&[pool]);
             }
         }
         *known = seen;
@@ -423,15 +452,27 @@ mod tests {
             quarantined: 0,
             free: 192,
         };
-        let view = View {
+        let mut view = View {
             pools: vec![("a".into(), Family::V4, figures)],
+            pool_waiting: [("a".into(), 3)].into(),
+            exhausts: vec![(
+                "a".into(),
+                Family::V4,
+                "2026-01-02T00:00:00Z".parse().unwrap(),
+            )],
             ..View::default()
         };
         metrics.set(&view);
-        assert!(
-            text(&registry)
-                .contains("cadastre_pool_utilization_ratio{family=\"ipv4\",pool=\"a\"} 0.25")
-        );
+        for line in [
+            "cadastre_pool_utilization_ratio{family=\"ipv4\",pool=\"a\"} 0.25",
+            "cadastre_pool_nodes_waiting{pool=\"a\"} 3",
+            "cadastre_pool_exhausts_timestamp_seconds{family=\"ipv4\",pool=\"a\"} 1767312000",
+        ] {
+            assert!(text(&registry).contains(line), "{line}");
+        }
+        view.exhausts.clear();
+        metrics.set(&view);
+        assert!(!text(&registry).contains("cadastre_pool_exhausts_timestamp_seconds{"));
         metrics.set(&View::default());
         assert!(!text(&registry).contains("pool=\"a\""));
     }

@@ -5,15 +5,19 @@
 //! | [`metrics`] | every figure, by Prometheus convention |
 //! | [`agent_metrics`] | the same of a node's agent |
 //! | [`http_metrics`] | requests to the API server, counted where they leave |
+//! | [`catalog`] | the list of all figures |
 //! | [`admin`] | `/metrics`, `/healthz`, `/readyz`, `/loglevel` |
+//! | [`map`] | `/map`: the address space as a picture |
 //! | `serve` | connections of the admin port, and their limits |
 //! | [`readiness`] | what is still missing, and who leads |
 //! | [`logs`] | text or JSON, level changeable at run time |
 
 pub mod admin;
 pub mod agent_metrics;
+pub mod catalog;
 pub mod http_metrics;
 pub mod logs;
+pub mod map;
 pub mod metrics;
 pub mod readiness;
 mod serve;

@@ -2,6 +2,10 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::MetricFamily;
+use prometheus::{Error, IntGauge, Registry};
+
 use crate::cluster::lease::Leadership;
 use crate::controller::machine::View;
 
@@ -27,7 +31,36 @@ struct Known {
     dealing: bool,
 }
 
+/// The same word as a metric, found out when it is asked for.
+struct Gauge {
+    readiness: Readiness,
+    gauge: IntGauge,
+}
+
+impl Collector for Gauge {
+    fn desc(&self) -> Vec<&Desc> {
+        self.gauge.desc()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        self.gauge.set(self.readiness.page().0.into());
+        self.gauge.collect()
+    }
+}
+
 impl Readiness {
+    /// Tells it as a metric, too.
+    pub fn register(&self, registry: &Registry) -> Result<(), Error> {
+        let gauge = IntGauge::new(
+            "cadastre_ready",
+            "Whether this process is ready, as /readyz says: 1 yes, 0 no",
+        )?;
+        let readiness = self.clone();
+        let collector = Gauge { readiness, gauge };
+        super::catalog::note(&collector);
+        registry.register(Box::new(collector))
+    }
+
     /// The elector's word.
     pub fn leadership(&self, leadership: Leadership) {
         self.lock().leadership = Some(leadership);
@@ -144,7 +177,12 @@ mod tests {
         assert!(readiness.page().0);
         readiness.leadership(Leadership::Released);
         assert!(!readiness.page().0);
+        let registry = Registry::new();
+        readiness.register(&registry).unwrap();
+        let gauge = || registry.gather()[0].get_metric()[0].get_gauge().value();
+        assert!(gauge() < 0.5);
         readiness.say(true, "gives addresses");
+        assert!(gauge() > 0.5);
         assert_eq!(readiness.page(), (true, "gives addresses\n".into()));
     }
 }

@@ -7,6 +7,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests are tests
 
 mod check;
+#[path = "../common/rng.rs"]
 mod rng;
 mod server;
 mod world;

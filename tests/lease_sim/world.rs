@@ -170,7 +170,7 @@ fn settings(nonce: String) -> Settings {
 impl World {
     pub fn new(seed: u64) -> Self {
         let mut rng = Rng::new(seed);
-        let count = rng.between(2, 5);
+        let count = rng.between(2, 4);
         let may_delete = rng.percent(40);
         let mut world = World {
             rng,
@@ -211,7 +211,7 @@ impl World {
             holder: format!("controller_{nonce}"),
             elector: Elector::new(settings(nonce)),
             offset: self.rng.between(0, 1000) * SECOND,
-            rate: self.rng.between(900, 1101),
+            rate: self.rng.between(900, 1100),
             paused_until: 0,
             cut_off_until: 0,
             call: None,
@@ -402,7 +402,7 @@ impl World {
             answer: Answer::Unclear,
         };
         let cut_off = self.processes[index].cut_off_until > now;
-        match self.rng.between(0, 100) {
+        match self.rng.below(100) {
             _ if cut_off => self.tally.lost += 1,
             _ if self.failing_until > now && !matches!(ask, Ask::Get) => self.at(now + MS, unclear),
             0..7 => {
@@ -534,9 +534,9 @@ impl World {
 
     fn fault(&mut self) {
         let count = Time::try_from(self.processes.len()).unwrap();
-        let index = usize::try_from(self.rng.between(0, count)).unwrap();
+        let index = usize::try_from(self.rng.below(count)).unwrap();
         let now = self.now;
-        match self.rng.between(0, 100) {
+        match self.rng.below(100) {
             0..30 => {
                 let limit = if self.rng.percent(10) { 150 } else { 25 };
                 let pause = self.rng.between(50 * MS, limit * SECOND);

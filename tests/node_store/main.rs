@@ -15,6 +15,7 @@ mod file;
 mod kills;
 mod model;
 mod property;
+#[path = "../common/rng.rs"]
 mod rng;
 mod rot;
 mod world;

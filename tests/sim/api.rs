@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use cadastre::api::block_name;
+use cadastre::api::{Requests, block_name};
 use cadastre::cluster::lease::{Answer, Ask, Record};
 use cadastre::cluster::request::{Assignment, Outcome, Refusal, Request, Touch};
 use cadastre::cluster::seen::{AgentReport, Block, Node, Pod, Pool, ServiceRange, Subnet, Text};
@@ -353,6 +353,7 @@ impl Api {
                     uid,
                     version: 0,
                     spec: Ok(spec.clone()),
+                    requests: Requests::default(),
                     report: None,
                 };
                 Outcome::Subnet(Subnet::clone(&self.put_subnet(subnet, at)))

@@ -45,6 +45,7 @@ mod mutations;
 mod parcels;
 mod plan;
 mod process;
+#[path = "../common/rng.rs"]
 mod rng;
 mod run;
 mod settle;

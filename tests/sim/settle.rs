@@ -127,6 +127,39 @@ impl Sim {
             let pure = !blocks.any(|spec| shape.overlaps(&spec.cidr));
             if shape.allocate == Allocate::NodeCIDR && pure {
                 self.check_status(pool, &shape)?;
+            } else {
+                self.check_counts(pool, &shape)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What of a pool's status can be counted wherever blocks lie about: the ranges in it.
+    fn check_counts(&self, pool: &Pool, shape: &Shape) -> Result<(), Violation> {
+        let blocks = self.api.blocks.live.values();
+        let blocks: Vec<_> = blocks.filter_map(|it| it.spec.as_ref().ok()).collect();
+        let nodes = self.api.nodes.live.values();
+        let podcidrs: Vec<Cidr> = nodes.flat_map(|it| it.pod_cidrs.to_vec()).collect();
+        let status = pool.status.as_ref();
+        for (family, cidrs, _) in &shape.families {
+            let told = status.and_then(|status| match family {
+                Family::V4 => status.ipv4.as_ref(),
+                Family::V6 => status.ipv6.as_ref(),
+            });
+            let within = |range: &Cidr| cidrs.iter().filter(|cidr| cidr.overlaps(range)).count();
+            let resting = |rests: bool| -> usize {
+                let blocks = blocks.iter().filter(|it| it.owner.resting == rests);
+                blocks.map(|it| within(&it.cidr)).sum()
+            };
+            let held: usize = podcidrs.iter().map(within).sum::<usize>() + resting(false);
+            let count = (held.to_string(), resting(true).to_string());
+            let is = told.map(|told| (told.held.clone(), told.quarantined.clone()));
+            if is.as_ref() != Some(&count) {
+                let text = format!(
+                    "pool {}: {family} held and quarantined are {count:?}, told {is:?}",
+                    pool.name
+                );
+                return Err(wrong("status", text, [pool.name.clone()]));
             }
         }
         Ok(())

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use cadastre::api::{
-    AddressTerms, Allocate, Assignment, FirstBlock, IPPoolSpec, IPv4Ranges, IPv6Ranges,
+    AddressTerms, Allocate, Assignment, FirstBlock, IPPoolSpec, IPv4Ranges, IPv6Ranges, Requests,
 };
 use cadastre::cluster::seen::{Block, Machine, Node, Pod, Pool, ServiceRange, Subnet, Text};
 use cadastre::ipam::{Addr, Cidr};
@@ -104,6 +104,7 @@ impl Sim {
             92..95 if self.plan.tampering => self.tamper(),
             92..95 if self.plan.tampering_blocks => self.tamper_block(),
             95..98 if self.plan.second_writer => self.write_as_another(),
+            98..100 if self.plan.blocks > 0 => self.ask_of_node(),
             _ => {}
         }
     }
@@ -617,6 +618,35 @@ impl Sim {
     }
 
     /// Somebody edits or deletes an IPAMBlock by hand.
+    /// Somebody wants blocks drained and addresses released, whether anything speaks for it or not.
+    fn ask_of_node(&mut self) {
+        let at = self.rng.index(self.api.subnets.live.len().max(1));
+        let Some(subnet) = self.api.subnets.live.values().nth(at).cloned() else {
+            return;
+        };
+        let blocks = subnet.spec.iter().flat_map(|spec| &spec.blocks);
+        let blocks = blocks.filter_map(|held| Cidr::parse_strict(&held.cidr).ok());
+        let given = subnet.report.iter().flat_map(|it| it.allocations.iter());
+        let mut requests = Requests {
+            release: given.map(|(addr, pod)| (*addr, pod.to_string())).collect(),
+            drain: blocks.collect(),
+        };
+        requests.release.retain(|_| self.rng.chance(5_000));
+        requests.drain.retain(|_| self.rng.chance(3_000));
+        self.log(Some(&subnet.name), || format!("asked of it: {requests:?}"));
+        self.request(&subnet, requests);
+    }
+
+    fn request(&mut self, subnet: &Subnet, requests: Requests) {
+        if subnet.requests != requests {
+            let subnet = Subnet {
+                requests,
+                ..Subnet::clone(subnet)
+            };
+            self.api.put_subnet(subnet, self.now);
+        }
+    }
+
     fn tamper_block(&mut self) {
         let at = self.rng.index(self.api.blocks.live.len().max(1));
         let Some(block) = self.api.blocks.live.values().nth(at).cloned() else {
@@ -677,6 +707,11 @@ impl Sim {
     pub fn calm(&mut self) {
         self.rough = false;
         self.log(None, || "faults end".to_owned());
+        let subnets: Vec<_> = self.api.subnets.live.values().cloned().collect();
+        for subnet in subnets {
+            self.request(&subnet, Requests::default());
+        }
+        self.publish();
         for process in &mut self.processes {
             process.paused_until = process.paused_until.min(self.now);
             process.cut_until = process.cut_until.min(self.now);

@@ -1,5 +1,6 @@
-//! Builds programs where they are missing: those of the control plane (`make control-plane`), or
-//! those that nodes need besides, unless nodes cannot run here anyway (`make nodes`).
+//! Builds programs where they are missing: those of the control plane (`make control-plane`), those that
+//! nodes need besides, unless nodes cannot run here anyway (`make nodes`), what people install and look at
+//! a cluster with (`make tools`), or what alerts and dashboards are tested with (`make monitoring`).
 
 use std::io::Write as _;
 
@@ -16,6 +17,12 @@ fn main() -> Result<()> {
                 "nodes cannot run here, nothing is built for them: {reason}"
             )?),
         },
-        Some(other) => bail!("unknown argument {other:?}: give nothing, or \"nodes\""),
+        Some("tools") => assets::ensure(&assets::TOOLS),
+        Some("monitoring") => assets::ensure(&assets::MONITORING),
+        Some(other) => {
+            bail!(
+                "unknown argument {other:?}: give nothing, \"nodes\", \"tools\" or \"monitoring\""
+            )
+        }
     }
 }

@@ -20,12 +20,16 @@ use super::holder::Holder;
 /// Where machines reach the API server.
 pub const API: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(172, 31, 0, 254)), 6443);
 
+/// Where pods expect it, as if kube-proxy ran.
+const SERVICE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 96, 0, 1)), 443);
+
 const SETUP: &str = r"
 hostname fabric
 ip link set lo up
 ip link add br0 type bridge
 ip address add 172.31.0.254/24 dev br0
 ip address add fd00:31::254/64 dev br0 nodad
+ip address add 10.96.0.1/32 dev lo
 ip link set br0 up
 echo 1 > /proc/sys/net/ipv4/ip_forward
 echo 1 > /proc/sys/net/ipv6/conf/all/forwarding
@@ -44,6 +48,7 @@ impl Fabric {
         std::fs::create_dir(&folder)?;
         let holder = Holder::start("fabric", SETUP, &folder, &[]).await?;
         relay(holder.network()?, API, api)?;
+        relay(holder.network()?, SERVICE, api)?;
         Ok(Self { holder })
     }
 

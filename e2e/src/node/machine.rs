@@ -121,7 +121,12 @@ impl Machine {
     /// Switches it on: a new boot id, the old disk, containerd, the node side's agent, the kubelet.
     /// Does not wait for the Node to be ready.
     pub async fn boot(&mut self) -> Result<()> {
-        let boot_id = fs::read_to_string("/proc/sys/kernel/random/uuid")?;
+        let source = if self.core.host_boot_id {
+            "/proc/sys/kernel/random/boot_id"
+        } else {
+            "/proc/sys/kernel/random/uuid"
+        };
+        let boot_id = fs::read_to_string(source)?;
         fs::write(self.folder.join("sysctl/kernel:random:boot_id"), boot_id)?;
         let cgroup = self.core.cgroups.of(&self.name)?;
         let kubelet = config::kubelet(&cgroup).to_string();
@@ -248,8 +253,10 @@ impl Machine {
         .with_context(|| guest.log_tail(30))?;
         let imported = self.folder.join("imported");
         if !imported.exists() {
-            let image = self.core.image.to_string_lossy().into_owned();
-            self.run(&ctr(&["images", "import", &image])).await?;
+            for image in &self.core.images {
+                let image = image.to_string_lossy();
+                self.run(&ctr(&["images", "import", &image])).await?;
+            }
             fs::write(imported, "")?;
         }
         self.power_mut()?.containerd = Some(guest);

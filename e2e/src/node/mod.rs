@@ -14,6 +14,7 @@
 //! | `machine` | power, containerd, kubelet; one machine is one node |
 //! | `side` | what serves a machine's pods with addresses |
 //! | `holder`, `guest` | namespaces and processes in them |
+//! | `shipped` | the image of this repository |
 //! | `cgroups`, `image`, `config` | what a kubelet and a containerd want to find |
 //!
 //! # Guarantees
@@ -36,6 +37,7 @@ mod guest;
 mod holder;
 mod image;
 mod machine;
+mod shipped;
 mod side;
 mod site;
 
@@ -45,5 +47,6 @@ pub use guest::Guest;
 pub use holder::Holder;
 pub use image::IMAGE;
 pub use machine::{Machine, MachineOptions};
+pub use shipped::{SHIPPED, shipped};
 pub use side::{Agent, NodeSide};
 pub use site::{Site, SiteOptions};

@@ -28,6 +28,13 @@ pub struct SiteOptions {
     pub control_plane: Options,
     /// Of kube-controller-manager; what makes a dead node known soon is added
     pub kcm: KcmOptions,
+    /// Whether Cadastre's CRDs are left to the test
+    pub bare: bool,
+    /// More images that machines have, as `docker save` writes them
+    pub images: Vec<PathBuf>,
+    /// Whether machines have the host's boot id, which is the one that containers see: for agents in
+    /// pods. To an agent no machine boots a second time then.
+    pub host_boot_id: bool,
 }
 
 /// A running site. What stands on it ends first.
@@ -45,14 +52,15 @@ pub struct Site {
 pub(super) struct Core {
     pub(super) fabric: Fabric,
     pub(super) cgroups: Cgroups,
-    pub(super) image: PathBuf,
+    pub(super) images: Vec<PathBuf>,
+    pub(super) host_boot_id: bool,
     folder: PathBuf,
     kubeconfigs: Vec<(String, serde_json::Value)>,
 }
 
 impl Site {
-    /// Starts a control plane with Cadastre's CRDs, a scheduler and controllers that give no podCIDRs.
-    /// Builds what is missing first, which takes minutes. Ask [`super::available`] before.
+    /// Starts a control plane with Cadastre's CRDs (unless bare), a scheduler, and controllers that give
+    /// no podCIDRs. Builds what is missing first, which takes minutes. Ask [`super::available`] before.
     pub async fn start(options: SiteOptions) -> Result<Self> {
         tokio::task::spawn_blocking(|| assets::ensure(&assets::NODES)).await??;
         let mut control_plane = options.control_plane;
@@ -70,11 +78,16 @@ impl Site {
         );
         let kcm = cluster.start_kcm(&kcm)?;
         let scheduler = scheduler::start(&cluster)?;
-        crds::install(&cluster.client().await?).await?;
+        if !options.bare {
+            crds::install(&cluster.client().await?).await?;
+        }
+        let mut images = options.images;
+        images.push(image::write(cluster.folder())?);
         let core = Core {
             fabric: Fabric::start(cluster.folder(), cluster.address()).await?,
             cgroups: Cgroups::new()?,
-            image: image::write(cluster.folder())?,
+            images,
+            host_boot_id: options.host_boot_id,
             folder: cluster.folder().to_owned(),
             kubeconfigs: cluster.kubeconfigs(&machine::server())?,
         };

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cadastre::node::Why;
+use cadastre::node::{Op, Why};
 use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::hand::LIMIT;
 use cadastre_e2e::wait::until;
@@ -45,10 +45,12 @@ async fn while_it_hangs_the_plugin_helps_itself() {
     let first = machine.add("c1").await.unwrap();
     publishes(&hand, "hang-1", vec![first.clone()]).await;
     // It lets go of the store after a second without work: as long as it hangs in such a moment.
+    // STATUS, which runtimes ask for all the time, is no such work.
     until(
         "the plugin is served beside a hung agent",
         LIMIT,
         async || {
+            machine.ask(Op::Status).await?;
             machine.agent().process().signal(Signal::STOP)?;
             let added = machine.add("c2").await;
             machine.agent().process().signal(Signal::CONT)?;

@@ -3,16 +3,15 @@
 use std::process::Command;
 
 use cadastre_e2e::control_plane::ADMIN;
-use cadastre_e2e::daemon::binary;
+use cadastre_e2e::daemon::{binary, explained_flags};
 use cadastre_e2e::hand::LIMIT;
 use cadastre_e2e::kubeconfig::User;
 use cadastre_e2e::metrics::sum;
+use cadastre_e2e::permissions::{Target, allowed};
 use cadastre_e2e::promlint::lint;
 use cadastre_e2e::wait::until;
 use cadastre_e2e::{Options, Stage};
-use k8s_openapi::api::authorization::v1::SubjectAccessReview;
-use kube::api::PostParams;
-use kube::{Api, ResourceExt as _};
+use kube::ResourceExt as _;
 use serde_json::json;
 
 use crate::{FLAGS, Machine, add_of, pool, publishes, shared};
@@ -85,19 +84,7 @@ fn help_explains_every_flag() {
     ] {
         assert!(text.contains(word), "no word of {word}: {text}");
     }
-    let lines: Vec<&str> = text.lines().collect();
-    let flags = lines
-        .windows(2)
-        .filter(|pair| pair[0].trim_start().starts_with("--"));
-    let mut count = 0;
-    for pair in flags {
-        let explained = pair[1].trim();
-        assert!(
-            explained.len() > 10 && !explained.starts_with('-'),
-            "{pair:?}"
-        );
-        count += 1;
-    }
+    let count = explained_flags(&text).unwrap();
     assert!(count >= 18, "{count} flags: {text}");
 }
 
@@ -111,7 +98,7 @@ async fn the_metrics_keep_to_the_conventions() {
     publishes(&hand, "figures-1", vec![address]).await;
     let text = until("all figures are there", LIMIT, async || {
         let text = machine.agent.as_ref().unwrap().get("/metrics").await?;
-        let used = r#"cadastre_agent_addresses{family="IPv4",pool="figures",state="used"} 1"#;
+        let used = r#"cadastre_agent_addresses{family="ipv4",pool="figures",state="used"} 1"#;
         Ok(text.contains(used).then_some(text))
     })
     .await
@@ -216,37 +203,13 @@ async fn the_permissions_in_config_are_enough_and_no_more_than_listed() {
     machine.stop().await;
 
     for (group, resource, verbs) in MAY {
-        for verb in [
-            "get",
-            "list",
-            "watch",
-            "create",
-            "update",
-            "patch",
-            "delete",
-            "deletecollection",
-        ] {
-            let is = may(&hand, verb, group, resource).await;
-            assert_eq!(is, verbs.contains(&verb), "{verb} {resource}.{group}");
-        }
+        let target = Target {
+            group,
+            resource,
+            ..Target::default()
+        };
+        let is = allowed(&hand.client, ACCOUNT, target).await.unwrap();
+        assert_eq!(is, verbs, "{resource}.{group}");
     }
     assert_ne!(ADMIN, ACCOUNT);
-}
-
-async fn may(hand: &cadastre_e2e::Hand, verb: &str, group: &str, resource: &str) -> bool {
-    let (resource, subresource) = resource.split_once('/').unwrap_or((resource, ""));
-    let review: SubjectAccessReview = serde_json::from_value(json!({"spec": {
-        "user": ACCOUNT,
-        "groups": ["system:serviceaccounts", "system:serviceaccounts:kube-system"],
-        "resourceAttributes": {
-            "verb": verb, "group": group, "resource": resource, "subresource": subresource,
-        },
-    }}))
-    .unwrap();
-    let reviews = Api::<SubjectAccessReview>::all(hand.client.clone());
-    let answer = reviews
-        .create(&PostParams::default(), &review)
-        .await
-        .unwrap();
-    answer.status.unwrap().allowed
 }

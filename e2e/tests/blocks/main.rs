@@ -12,6 +12,7 @@
 //! | `pools` | pools that change and go while nodes have blocks of them |
 //! | `dead` | what becomes of a dead node's blocks |
 //! | `leaks` | addresses whose pods are gone |
+//! | `requests` | what people ask of a node by annotations |
 //! | `mending` | objects edited and deleted by hand |
 //! | `trust` | statuses that make no sense |
 //! | `crash` | a controller that is killed at work |
@@ -26,6 +27,7 @@ mod giving_back;
 mod leaks;
 mod mending;
 mod pools;
+mod requests;
 mod short;
 mod trust;
 

@@ -3,7 +3,7 @@
 use std::net::TcpListener;
 use std::process::{Command, Output};
 
-use cadastre_e2e::daemon::binary;
+use cadastre_e2e::daemon::{binary, explained_flags};
 
 fn run(args: &[&str]) -> (Option<i32>, String) {
     let Output {
@@ -111,20 +111,7 @@ fn help_explains_every_flag_and_where_the_cluster_is_looked_for() {
     ] {
         assert!(text.contains(word), "no word of {word}: {text}");
     }
-    // Each flag's line is followed by what it means.
-    let lines: Vec<&str> = text.lines().collect();
-    let flags = lines
-        .windows(2)
-        .filter(|pair| pair[0].trim_start().starts_with("--"));
-    let mut count = 0;
-    for pair in flags {
-        let explained = pair[1].trim();
-        assert!(
-            explained.len() > 10 && !explained.starts_with('-'),
-            "{pair:?}"
-        );
-        count += 1;
-    }
+    let count = explained_flags(&text).unwrap();
     assert!(count >= 15, "{count} flags: {text}");
 }
 

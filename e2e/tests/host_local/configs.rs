@@ -4,7 +4,7 @@
 use serde_json::{Map, Value, json};
 
 use super::call::{Call, DIR};
-use super::chance::Chance;
+use super::rng::Rng;
 
 const VERSIONS: [&str; 7] = [
     "0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0",
@@ -19,39 +19,39 @@ pub struct Base {
 }
 
 /// A subnet out of one of a few, and addresses at its ends.
-fn subnet(chance: &mut Chance, v6: bool, third: u64) -> (String, Vec<String>) {
+fn subnet(rng: &mut Rng, v6: bool, third: u64) -> (String, Vec<String>) {
     let near = |at: &dyn Fn(u64) -> String| (0..20).map(at).collect();
     if v6 {
-        let length = 120 + chance.below(7);
+        let length = 120 + rng.below(7);
         let at = |n| format!("fd00:{third:x}::{n:x}");
         (format!("fd00:{third:x}::/{length}"), near(&at))
     } else {
-        let length = 26 + chance.below(5);
+        let length = 26 + rng.below(5);
         let at = |n| format!("10.9.{third}.{n}");
         (format!("10.9.{third}.0/{length}"), near(&at))
     }
 }
 
-fn range(chance: &mut Chance, v6: bool, third: u64, near: &mut Vec<String>) -> Value {
-    let (subnet, addresses) = subnet(chance, v6, third);
+fn range(rng: &mut Rng, v6: bool, third: u64, near: &mut Vec<String>) -> Value {
+    let (subnet, addresses) = subnet(rng, v6, third);
     let mut range = Map::new();
     range.insert("subnet".into(), subnet.into());
     let mut low = 1;
-    if chance.percent(40) {
-        low = chance.index(6);
+    if rng.percent(40) {
+        low = rng.index(6);
         range.insert("rangeStart".into(), addresses[low].clone().into());
     }
     // Without an end, one that starts at the broadcast address runs out of its network.
-    if chance.percent(60) || low == 3 {
-        let high = low.max(1) + chance.index(5);
+    if rng.percent(60) || low == 3 {
+        let high = low.max(1) + rng.index(5);
         range.insert("rangeEnd".into(), addresses[high].clone().into());
     }
-    if chance.percent(30) {
-        let gateway = match chance.below(6) {
+    if rng.percent(30) {
+        let gateway = match rng.below(6) {
             0 => "192.0.2.1".to_owned(),
             1 => "2001:db8::1".to_owned(),
             2 => format!("::ffff:10.9.{third}.4"),
-            _ => addresses[chance.index(6)].clone(),
+            _ => addresses[rng.index(6)].clone(),
         };
         range.insert("gateway".into(), gateway.into());
     }
@@ -60,8 +60,8 @@ fn range(chance: &mut Chance, v6: bool, third: u64, near: &mut Vec<String>) -> V
 }
 
 /// Routes, DNS and the like, which come back in the result.
-fn extras(chance: &mut Chance, ipam: &mut Map<String, Value>) {
-    if chance.percent(40) {
+fn extras(rng: &mut Rng, ipam: &mut Map<String, Value>) {
+    if rng.percent(40) {
         let all = [
             json!({"dst": "0.0.0.0/0"}),
             json!({"dst": "::/0", "gw": "fd00::1"}),
@@ -71,58 +71,58 @@ fn extras(chance: &mut Chance, ipam: &mut Map<String, Value>) {
             json!({"gw": "10.9.0.1"}),
             json!({}),
         ];
-        let routes = (0..chance.below(4)).map(|_| all[chance.index(all.len())].clone());
+        let routes = (0..rng.below(4)).map(|_| all[rng.index(all.len())].clone());
         let routes: Vec<Value> = routes.collect();
         ipam.insert("routes".into(), routes.into());
     }
-    if chance.percent(25) {
-        let file = chance.pick(&["resolv.conf", "resolv.conf", "odd.conf", "none.conf", "."]);
+    if rng.percent(25) {
+        let file = rng.pick(&["resolv.conf", "resolv.conf", "odd.conf", "none.conf", "."]);
         ipam.insert("resolvConf".into(), format!("{DIR}/../{file}").into());
     }
 }
 
 /// A config that is good most of the time.
-pub fn base(chance: &mut Chance) -> Base {
+pub fn base(rng: &mut Rng) -> Base {
     let mut near = Vec::new();
-    let mut third = 1 + chance.below(3);
+    let mut third = 1 + rng.below(3);
     let mut sets = Vec::new();
-    for _ in 0..=chance.below(3) {
-        let v6 = chance.percent(40);
+    for _ in 0..=rng.below(3) {
+        let v6 = rng.percent(40);
         let mut set = Vec::new();
-        for _ in 0..=chance.below(3) {
-            set.push(range(chance, v6, third, &mut near));
+        for _ in 0..=rng.below(3) {
+            set.push(range(rng, v6, third, &mut near));
             // The same subnet again, now and then, with a span that may or may not be another.
-            third += u64::from(chance.percent(92));
+            third += u64::from(rng.percent(92));
         }
         sets.push(Value::from(set));
     }
     let mut ipam = Map::new();
     ipam.insert("type".into(), "host-local".into());
-    let folder = chance.pick(&["", "/", "/x/..", "/state", "//a/./b"]);
+    let folder = rng.pick(&["", "/", "/x/..", "/state", "//a/./b"]);
     ipam.insert("dataDir".into(), format!("{DIR}{folder}").into());
     let mut config = Map::new();
-    if chance.percent(30)
+    if rng.percent(30)
         && let Some(Value::Object(inline)) = sets.remove(0).get(0)
     {
         ipam.extend(inline.clone());
     }
-    if chance.percent(10) && !sets.is_empty() {
+    if rng.percent(10) && !sets.is_empty() {
         config.insert(
             "runtimeConfig".into(),
             json!({"ipRanges": [sets.remove(0)]}),
         );
     }
-    if !sets.is_empty() || chance.percent(50) {
+    if !sets.is_empty() || rng.percent(50) {
         ipam.insert("ranges".into(), sets.into());
     }
-    extras(chance, &mut ipam);
+    extras(rng, &mut ipam);
     config.insert("ipam".into(), ipam.into());
     config.insert("type".into(), "bridge".into());
-    config.insert("name".into(), chance.pick(&["net", "a.b", "N_-1"]).into());
-    if chance.percent(97) {
+    config.insert("name".into(), (*rng.pick(&["net", "a.b", "N_-1"])).into());
+    if rng.percent(97) {
         // Several sets of a family need 0.3.0.
-        let low = if chance.percent(15) { 0 } else { 2 };
-        let version = VERSIONS[low + chance.index(VERSIONS.len() - low)];
+        let low = if rng.percent(15) { 0 } else { 2 };
+        let version = VERSIONS[low + rng.index(VERSIONS.len() - low)];
         config.insert("cniVersion".into(), version.into());
     }
     Base {
@@ -132,9 +132,9 @@ pub fn base(chance: &mut Chance) -> Base {
 }
 
 /// An address, most of the time one that may be had.
-fn address(chance: &mut Chance, base: &Base) -> String {
-    match chance.below(20) {
-        0 => chance
+fn address(rng: &mut Rng, base: &Base) -> String {
+    match rng.below(20) {
+        0 => rng
             .pick(&[
                 "",
                 "x",
@@ -144,44 +144,40 @@ fn address(chance: &mut Chance, base: &Base) -> String {
                 "10.9.1.2/33",
                 "0",
             ])
-            .to_owned(),
+            .to_string(),
         1 => "192.0.2.7".to_owned(),
-        2 => format!("::ffff:10.9.1.{}", chance.below(6)),
-        3 | 4 => format!("{}/24", base.near[chance.index(base.near.len())]),
-        _ => base.near[chance.index(base.near.len())].clone(),
+        2 => format!("::ffff:10.9.1.{}", rng.below(6)),
+        3 | 4 => format!("{}/24", base.near[rng.index(base.near.len())]),
+        _ => base.near[rng.index(base.near.len())].clone(),
     }
 }
 
 /// The config of one call: the base with wishes, and now and then something odd.
-fn config(chance: &mut Chance, base: &Base, call: &mut Call) {
+fn config(rng: &mut Rng, base: &Base, call: &mut Call) {
     let mut config = base.config.clone();
-    if chance.percent(6) {
-        let ips: Vec<String> = (0..chance.below(3))
-            .map(|_| address(chance, base))
-            .collect();
+    if rng.percent(6) {
+        let ips: Vec<String> = (0..rng.below(3)).map(|_| address(rng, base)).collect();
         call.asked += ips.len();
         config["args"] = json!({"cni": {"ips": ips, "other": 1}, "x": null});
     }
-    if chance.percent(6) {
-        let ips: Vec<String> = (0..chance.below(3))
-            .map(|_| address(chance, base))
-            .collect();
+    if rng.percent(6) {
+        let ips: Vec<String> = (0..rng.below(3)).map(|_| address(rng, base)).collect();
         call.asked += ips.len();
         config["runtimeConfig"]["ips"] = json!(ips);
     }
     let whole = serde_json::to_vec(&config).unwrap();
-    if chance.percent(6) {
-        odd(chance, &mut config);
+    if rng.percent(6) {
+        odd(rng, &mut config);
         // It may be one more address.
         call.asked += 1;
     }
     let mut text = serde_json::to_vec(&config).unwrap();
-    if chance.percent(4) {
-        text = respelt(chance, &text);
+    if rng.percent(4) {
+        text = respelt(rng, &text);
     }
-    if chance.percent(5) {
-        for _ in 0..=chance.below(3) {
-            scratch(chance, &mut text);
+    if rng.percent(5) {
+        for _ in 0..=rng.below(3) {
+            scratch(rng, &mut text);
         }
     }
     call.config = if stays_inside(&text, base) {
@@ -202,7 +198,7 @@ fn stays_inside(text: &[u8], base: &Base) -> bool {
 }
 
 /// Puts a value of any kind in place of another one.
-fn odd(chance: &mut Chance, config: &mut Value) {
+fn odd(rng: &mut Rng, config: &mut Value) {
     let paths = [
         "/name",
         "/cniVersion",
@@ -260,8 +256,8 @@ fn odd(chance: &mut Chance, config: &mut Value) {
         json!("../net"),
         json!({"a": {"b": [1, {"c": null}]}}),
     ];
-    let path = chance.pick(&paths);
-    let value = values[chance.index(values.len())].clone();
+    let path = rng.pick(&paths);
+    let value = values[rng.index(values.len())].clone();
     if let Some(place) = config.pointer_mut(path) {
         *place = value;
     } else if let Some((folder, key)) = path.rsplit_once('/')
@@ -272,9 +268,9 @@ fn odd(chance: &mut Chance, config: &mut Value) {
 }
 
 /// The same keys in other letters, or twice.
-fn respelt(chance: &mut Chance, text: &[u8]) -> Vec<u8> {
+fn respelt(rng: &mut Rng, text: &[u8]) -> Vec<u8> {
     let text = String::from_utf8(text.to_owned()).unwrap();
-    let (from, to) = match chance.below(8) {
+    let (from, to) = match rng.below(8) {
         0 => ("\"subnet\"", "\"SUBNET\""),
         1 => ("\"ranges\"", "\"Range\u{17f}\""),
         2 => (
@@ -297,24 +293,24 @@ fn respelt(chance: &mut Chance, text: &[u8]) -> Vec<u8> {
 }
 
 /// Damages a text in one place.
-fn scratch(chance: &mut Chance, text: &mut Vec<u8>) {
+fn scratch(rng: &mut Rng, text: &mut Vec<u8>) {
     if text.is_empty() {
         return;
     }
-    let at = chance.index(text.len());
-    match chance.below(6) {
+    let at = rng.index(text.len());
+    match rng.below(6) {
         0 => {
             text.remove(at);
         }
         1 => text.truncate(at),
-        2 => text.insert(at, b"{}[],:\"0-.eE\\u \n\x01\xff\xc3tfn"[chance.index(22)]),
-        3 => text[at] = b"{}[],:\"0-.eE\\u \n\x00\xffxtfn"[chance.index(22)],
+        2 => text.insert(at, b"{}[],:\"0-.eE\\u \n\x01\xff\xc3tfn"[rng.index(22)]),
+        3 => text[at] = b"{}[],:\"0-.eE\\u \n\x00\xffxtfn"[rng.index(22)],
         4 => {
-            let until = (at + chance.index(20)).min(text.len());
+            let until = (at + rng.index(20)).min(text.len());
             text.drain(at..until);
         }
         _ => {
-            let until = (at + chance.index(20)).min(text.len());
+            let until = (at + rng.index(20)).min(text.len());
             let again = text[at..until].to_owned();
             text.splice(at..at, again);
         }
@@ -322,8 +318,8 @@ fn scratch(chance: &mut Chance, text: &mut Vec<u8>) {
 }
 
 /// A call out of chance.
-pub fn call(chance: &mut Chance, base: &Base) -> Call {
-    let command = match chance.below(100) {
+pub fn call(rng: &mut Rng, base: &Base) -> Call {
+    let command = match rng.below(100) {
         0..48 => "ADD",
         48..78 => "DEL",
         78..90 => "CHECK",
@@ -334,27 +330,26 @@ pub fn call(chance: &mut Chance, base: &Base) -> Call {
         98 => "add",
         _ => "UPDATE",
     };
-    let id = match chance.below(60) {
-        0 => chance
+    let id = match rng.below(60) {
+        0 => rng
             .pick(&["", "a/b", "../a", "-a", ".a", "é", "a b", "a\nb"])
-            .to_owned(),
+            .to_string(),
         1 => "a".repeat(10_000),
-        2..8 => format!("{:064x}", chance.below(3)),
-        _ => format!("c{}", chance.below(8)),
+        2..8 => format!("{:064x}", rng.below(3)),
+        _ => format!("c{}", rng.below(8)),
     };
-    let ifname = match chance.below(60) {
-        0 => chance
-            .pick(&[
-                "",
-                ".",
-                "..",
-                "a/b",
-                "a:b",
-                "a b",
-                "interface-too-long",
-                "a\u{a0}",
-            ])
-            .into(),
+    let ifname = match rng.below(60) {
+        0 => (*rng.pick(&[
+            "",
+            ".",
+            "..",
+            "a/b",
+            "a:b",
+            "a b",
+            "interface-too-long",
+            "a\u{a0}",
+        ]))
+        .into(),
         1 => b"\xff\xfe".to_vec(),
         2..15 => b"net1".to_vec(),
         _ => b"eth0".to_vec(),
@@ -363,38 +358,33 @@ pub fn call(chance: &mut Chance, base: &Base) -> Call {
         command: command.to_owned(),
         id,
         ifname,
-        netns: if chance.percent(97) {
+        netns: if rng.percent(97) {
             "/nowhere/netns"
         } else {
             ""
         }
         .to_owned(),
-        path: if chance.percent(98) {
-            "/opt/cni/bin"
-        } else {
-            ""
-        }
-        .to_owned(),
+        path: if rng.percent(98) { "/opt/cni/bin" } else { "" }.to_owned(),
         ..Call::default()
     };
-    args(chance, base, &mut call);
-    config(chance, base, &mut call);
+    args(rng, base, &mut call);
+    config(rng, base, &mut call);
     call
 }
 
-fn args(chance: &mut Chance, base: &Base, call: &mut Call) {
-    call.args = match chance.below(24) {
+fn args(rng: &mut Rng, base: &Base, call: &mut Call) {
+    call.args = match rng.below(24) {
         0..3 => {
             call.asked += 1;
-            format!("IP={}", address(chance, base))
+            format!("IP={}", address(rng, base))
         }
         3 => {
             call.asked += 1;
-            let ip = address(chance, base);
+            let ip = address(rng, base);
             format!("K8S_POD_NAMESPACE=a;IP={ip};K8S_POD_NAME=b;IgnoreUnknown=true")
         }
         4..8 => "IgnoreUnknown=1;K8S_POD_NAMESPACE=a;K8S_POD_NAME=b;K8S_POD_UID=c".to_owned(),
-        8 => chance
+        8 => rng
             .pick(&[
                 "A=1",
                 "A=1;B=\u{1}\"",
@@ -411,11 +401,11 @@ fn args(chance: &mut Chance, base: &Base, call: &mut Call) {
                 "IgnoreUnknown=True;A=é",
                 "IgnoreUnknown=1;IgnoreUnknown=0;A=1",
             ])
-            .to_owned(),
+            .to_string(),
         _ => String::new(),
     }
     .into_bytes();
-    if chance.below(400) == 0 {
+    if rng.below(400) == 0 {
         call.args = b"A=\xff\x80;IgnoreUnknown=\xff".to_vec();
     }
 }

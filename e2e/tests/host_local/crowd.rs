@@ -8,8 +8,8 @@ use std::sync::Mutex;
 use serde_json::Value;
 
 use super::call::Call;
-use super::chance::Chance;
 use super::plugins::Plugins;
+use super::rng::Rng;
 
 const THREADS: usize = 8;
 const CALLS: usize = 60;
@@ -27,11 +27,11 @@ pub fn round(plugins: &Plugins, root: &Path, seed: u64) -> u64 {
         for thread in 0..THREADS {
             let (held, side) = (&held, &side);
             scope.spawn(move || {
-                let chance = &mut Chance::new(seed ^ (thread as u64) << 32);
+                let rng = &mut Rng::new(seed ^ (thread as u64) << 32);
                 let mut mine: Vec<String> = Vec::new();
                 for n in 0..CALLS {
                     let both = [&plugins.ours, &plugins.theirs];
-                    let plugin = both[chance.index(2)];
+                    let plugin = both[rng.index(2)];
                     let call = |command: &str, id: &str| Call {
                         command: command.to_owned(),
                         id: id.to_owned(),
@@ -41,8 +41,8 @@ pub fn round(plugins: &Plugins, root: &Path, seed: u64) -> u64 {
                         config: config.as_bytes().to_owned(),
                         ..Call::default()
                     };
-                    if mine.len() > 4 || (!mine.is_empty() && chance.percent(40)) {
-                        let id = mine.remove(chance.index(mine.len()));
+                    if mine.len() > 4 || (!mine.is_empty() && rng.percent(40)) {
+                        let id = mine.remove(rng.index(mine.len()));
                         // Before the call: from then on another one may have it.
                         held.lock().unwrap().retain(|_, holder| *holder != id);
                         let answer = call("DEL", &id).run(plugin, side);

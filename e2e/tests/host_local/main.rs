@@ -13,10 +13,11 @@
 
 mod better;
 mod call;
-mod chance;
 mod configs;
 mod crowd;
 mod plugins;
+#[path = "../../../tests/common/rng.rs"]
+mod rng;
 mod side_by_side;
 
 use std::sync::atomic::{AtomicU64, Ordering};

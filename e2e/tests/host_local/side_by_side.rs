@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::call::{Answer, Call, DIR, tree};
-use super::chance::Chance;
 use super::configs::{self, Base};
 use super::plugins::Plugins;
+use super::rng::Rng;
 
 /// Calls of one case.
 const CALLS: u64 = 40;
@@ -26,7 +26,7 @@ pub enum Who {
 
 /// One case of a seed; how many calls it took.
 pub fn case(plugins: &Plugins, root: &Path, who: Who, seed: u64) -> u64 {
-    let chance = &mut Chance::new(seed);
+    let rng = &mut Rng::new(seed);
     let folder = root.join(format!("{seed:x}"));
     let sides = ["theirs", "ours"].map(|name| folder.join(name));
     for side in &sides {
@@ -37,18 +37,18 @@ pub fn case(plugins: &Plugins, root: &Path, who: Who, seed: u64) -> u64 {
     let odd =
         b"#x\n;nameserver 1\n\toptions a <b>\xff\r\ndomain\ndomain &\nsearch c\nnameserver\x0b::1";
     fs::write(folder.join("odd.conf"), odd).unwrap();
-    let mut base = configs::base(chance);
+    let mut base = configs::base(rng);
     let mut calls = 0;
     while calls < CALLS {
-        if chance.percent(3) {
-            base = configs::base(chance);
+        if rng.percent(3) {
+            base = configs::base(rng);
         }
-        if chance.percent(5) {
-            disturb(chance, &base, &sides);
+        if rng.percent(5) {
+            disturb(rng, &base, &sides);
         }
-        let call = configs::call(chance, &base);
+        let call = configs::call(rng, &base);
         let ours = match who {
-            Who::Both if chance.percent(50) => &plugins.theirs,
+            Who::Both if rng.percent(50) => &plugins.theirs,
             _ => &plugins.ours,
         };
         let answers = [
@@ -129,14 +129,14 @@ fn takes_either(call: &Call) -> bool {
 }
 
 /// What other hands, older releases and crashes leave, in both folders alike.
-fn disturb(chance: &mut Chance, base: &Base, sides: &[PathBuf; 2]) {
+fn disturb(rng: &mut Rng, base: &Base, sides: &[PathBuf; 2]) {
     let text = |path: &str| base.config.pointer(path).and_then(Value::as_str);
     let (Some(data_dir), Some(name)) = (text("/ipam/dataDir"), text("/name")) else {
         return;
     };
-    let near = base.near[chance.index(base.near.len())].clone();
-    let id = format!("c{}", chance.below(8));
-    let (file, content) = match chance.below(10) {
+    let near = base.near[rng.index(base.near.len())].clone();
+    let id = format!("c{}", rng.below(8));
+    let (file, content) = match rng.below(10) {
         0 => (near, id),
         1 => (near, format!("{id}\r\neth0")),
         2 => (near, format!("\n {id}\r\neth0 \u{a0}\n")),

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`conflist`] | the CNI configuration, from a template |
 //! | [`subnet_env`] | flannel's `subnet.env` |
+//! | [`kept`] | the two of them, kept as what the node holds has it |
 //! | [`install`] | the plugin executable in its place |
 //!
 //! # Guarantees
@@ -14,6 +15,7 @@
 
 pub mod conflist;
 pub mod install;
+pub mod kept;
 pub mod subnet_env;
 
 use std::fs::{self, File, OpenOptions, Permissions};

@@ -4,7 +4,7 @@ use super::super::block::BlockLoop;
 use super::super::demand::Demand;
 use super::super::{Context, Now};
 use super::*;
-use crate::api::{FINALIZER, IPPoolSpec, NodeSubnetSpec};
+use crate::api::{FINALIZER, IPPoolSpec, NodeSubnetSpec, Requests};
 use crate::cluster::request::Outcome;
 use crate::cluster::seen::{Change, Pool, Subnet};
 
@@ -76,6 +76,7 @@ fn list(name: &str, uid: &str) -> Subnet {
             blocks: vec![held],
             ..NodeSubnetSpec::default()
         }),
+        requests: Requests::default(),
         report: None,
     }
 }

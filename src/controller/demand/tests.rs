@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::api::{FINALIZER, HeldBlock, NodeSubnetSpec, block_name};
+use crate::api::{FINALIZER, HeldBlock, NodeSubnetSpec, Requests, block_name};
 use crate::cluster::seen::{
     Block, BlockSpec, BlockWord, Change, Machine, Object, Owner, Pool, Subnet,
 };
@@ -83,6 +83,7 @@ fn subnet(name: &str, blocks: &[&str], wanted: u64) -> Subnet {
             blocks: blocks.iter().map(held).collect(),
             ..NodeSubnetSpec::default()
         }),
+        requests: Requests::default(),
         report: Some(Box::new(AgentReport {
             node_uid: name.into(),
             demand: [("p".into(), wanted)].into(),

@@ -1,6 +1,6 @@
-//! Chance out of a seed: the only source of it, so that a seed is a whole run.
+//! Chance out of a seed: the only source of it in a test, so that a seed is a whole run.
 
-use super::clock::Time;
+#![allow(dead_code, reason = "no test needs all of it")]
 
 /// `splitmix64`: small, fast, and every seed is as good as any other.
 #[derive(Clone, Debug)]
@@ -41,15 +41,33 @@ impl Rng {
         self.below(10_000) < u64::from(in_ten_thousand)
     }
 
+    /// True `percent` times out of a hundred.
+    pub fn percent(&mut self, percent: u32) -> bool {
+        self.chance(percent * 100)
+    }
+
+    /// True once in `n` times.
+    pub fn one_in(&mut self, n: u64) -> bool {
+        self.below(n) == 0
+    }
+
     /// One of them.
     pub fn pick<'a, T>(&mut self, of: &'a [T]) -> &'a T {
         &of[self.index(of.len())]
     }
 
-    /// A stretch of time from `low` to `high`, every order of magnitude as likely as any other.
-    pub fn stretch(&mut self, low: Time, high: Time) -> Time {
+    /// A length, of time say, from `low` to `high`, every order of magnitude as likely as any other.
+    pub fn stretch(&mut self, low: u64, high: u64) -> u64 {
         let doublings = u64::from((high / low.max(1)).max(1).ilog2()) + 1;
         let low = low << self.below(doublings);
         self.between(low, (low * 2).min(high).max(low))
+    }
+}
+
+/// The seed of a test that makes one long run: `SEED`, or always the same one.
+pub fn seed() -> u64 {
+    match std::env::var("SEED") {
+        Ok(seed) => seed.parse().unwrap(),
+        Err(_) => 1,
     }
 }

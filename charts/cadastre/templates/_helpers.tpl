@@ -1,0 +1,57 @@
+{{/* There is one Cadastre in a cluster, so names are fixed: cadastre-controller, cadastre-agent. */}}
+
+{{- define "cadastre.selector" -}}
+app.kubernetes.io/name: cadastre
+app.kubernetes.io/component: {{ . }}
+{{- end }}
+
+{{- define "cadastre.labels" -}}
+app.kubernetes.io/name: cadastre
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
+{{- with .component }}
+app.kubernetes.io/component: {{ . }}
+{{- end }}
+{{- end }}
+
+{{- define "cadastre.image" -}}
+{{- with .Values.image -}}
+{{- if .digest -}}
+{{ .repository }}@{{ .digest }}
+{{- else -}}
+{{ .repository }}:{{ .tag | default $.Chart.AppVersion }}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{/* Whether there are agents. */}}
+{{- define "cadastre.agents" -}}
+{{- if ne .Values.mode "podCIDRs" }}true{{ end -}}
+{{- end }}
+
+{{/* Whether the controller makes a pool where there is none. */}}
+{{- define "cadastre.defaultPool" -}}
+{{- if and .Values.defaultPool.enabled (not .Values.pools) (ne .Values.mode "secondary") }}true{{ end -}}
+{{- end }}
+
+{{/* What every container may: nothing beside the files it is given. */}}
+{{- define "cadastre.securityContext" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+{{- end }}
+
+{{- define "cadastre.apiServer" -}}
+{{- with .Values.apiServer.host -}}
+- name: KUBERNETES_SERVICE_HOST
+  value: {{ . | quote }}
+- name: KUBERNETES_SERVICE_PORT
+  value: {{ $.Values.apiServer.port | quote }}
+{{- end -}}
+{{- end }}
+
+{{- define "cadastre.account" -}}
+system:serviceaccount:{{ .root.Release.Namespace }}:cadastre-{{ .component }}
+{{- end }}

@@ -1,0 +1,64 @@
+//! helm, and the chart of this repository.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::assets::{self, Program};
+use crate::control_plane::{ADMIN, ControlPlane};
+
+/// The chart's folder.
+pub fn chart() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../charts/cadastre")
+}
+
+/// helm, for one cluster or for none.
+#[derive(Debug)]
+pub struct Helm {
+    folder: PathBuf,
+    kubeconfig: PathBuf,
+}
+
+impl Helm {
+    /// For what needs no cluster; `folder` takes its caches.
+    pub fn offline(folder: &Path) -> Self {
+        Self {
+            folder: folder.to_owned(),
+            kubeconfig: folder.join("none"),
+        }
+    }
+
+    /// As the administrator of a cluster.
+    pub fn of(cluster: &ControlPlane) -> Result<Self> {
+        Ok(Self {
+            folder: cluster.folder().join("helm"),
+            kubeconfig: cluster.kubeconfig(ADMIN)?,
+        })
+    }
+
+    /// Runs it and returns its standard output; its standard error is the error.
+    pub async fn run<S: AsRef<OsStr>>(&self, args: &[S]) -> Result<String> {
+        let output = tokio::process::Command::new(assets::find(Program::Helm)?)
+            .args(args)
+            .env("KUBECONFIG", &self.kubeconfig)
+            .env("HOME", &self.folder)
+            .env("HELM_CACHE_HOME", self.folder.join("cache"))
+            .env("HELM_CONFIG_HOME", self.folder.join("config"))
+            .env("HELM_DATA_HOME", self.folder.join("data"))
+            .stdin(Stdio::null())
+            .kill_on_drop(true)
+            .output()
+            .await
+            .context("cannot run helm")?;
+        if !output.status.success() {
+            bail!(
+                "helm failed ({}): {}",
+                output.status,
+                String::from_utf8_lossy(&output.stderr).trim()
+            );
+        }
+        Ok(String::from_utf8(output.stdout)?)
+    }
+}

@@ -1,0 +1,23 @@
+//! The image of this repository, as `make image` leaves it.
+
+use std::env;
+use std::path::{Path, PathBuf};
+
+/// Its name in the chart's values.
+pub const SHIPPED: (&str, &str) = ("cadastre.dev/cadastre", cadastre::VERSION);
+
+/// The archive, for [`SiteOptions::images`](super::SiteOptions): `CADASTRE_IMAGE`, else where `make
+/// image` puts it; else what to do.
+pub fn shipped() -> Result<PathBuf, String> {
+    let path = match env::var_os("CADASTRE_IMAGE") {
+        Some(path) => PathBuf::from(path),
+        None => Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/cadastre-image.tar"),
+    };
+    if path.is_file() {
+        return Ok(path);
+    }
+    Err(format!(
+        "there is no image at {}: run `make image`",
+        path.display()
+    ))
+}

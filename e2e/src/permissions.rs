@@ -1,0 +1,62 @@
+//! What an account may do, by the API server's own word.
+
+use anyhow::{Context as _, Result};
+use k8s_openapi::api::authorization::v1::SubjectAccessReview;
+use kube::api::PostParams;
+use kube::{Api, Client};
+use serde_json::json;
+
+/// All verbs of resources.
+pub const VERBS: [&str; 8] = [
+    "get",
+    "list",
+    "watch",
+    "create",
+    "update",
+    "patch",
+    "delete",
+    "deletecollection",
+];
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Target<'a> {
+    /// API group; empty for the core
+    pub group: &'a str,
+    /// Plural, with `/subresource` where one is meant
+    pub resource: &'a str,
+    /// Empty: in all of them, or without one
+    pub namespace: &'a str,
+    /// Empty: any
+    pub name: &'a str,
+}
+
+/// Which of [`VERBS`] a service account of `kube-system` may use on a target.
+pub async fn allowed(
+    client: &Client,
+    account: &str,
+    target: Target<'_>,
+) -> Result<Vec<&'static str>> {
+    let reviews: Api<SubjectAccessReview> = Api::all(client.clone());
+    let (resource, subresource) = target
+        .resource
+        .split_once('/')
+        .unwrap_or((target.resource, ""));
+    let mut allowed = Vec::new();
+    for verb in VERBS {
+        let review = serde_json::from_value(json!({"spec": {
+            "user": account,
+            "groups": ["system:serviceaccounts", "system:serviceaccounts:kube-system"],
+            "resourceAttributes": {
+                "verb": verb, "group": target.group, "resource": resource,
+                "subresource": subresource, "namespace": target.namespace, "name": target.name,
+            },
+        }}))?;
+        let answer = reviews.create(&PostParams::default(), &review).await;
+        let answer = answer.context("cannot review an access")?;
+        if answer.status.context("a review without an answer")?.allowed {
+            allowed.push(verb);
+        }
+    }
+    Ok(allowed)
+}

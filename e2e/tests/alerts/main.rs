@@ -1,0 +1,243 @@
+//! Alerts, dashboard and metrics under a real Prometheus that scrapes a controller and an agent.
+//!
+//! `make monitoring` builds Prometheus and promtool.
+
+#![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic)] // helpers of tests are tests
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::ensure;
+use cadastre::node::{Add, Attachment, Op, client::ask};
+use cadastre_e2e::control_plane::ADMIN;
+use cadastre_e2e::daemon::DaemonOptions;
+use cadastre_e2e::prometheus::{Prometheus, promtool};
+use cadastre_e2e::wait::until;
+use cadastre_e2e::{Daemon, Options, Stage};
+use http::{Method, StatusCode};
+use serde_json::{Value, json};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn file(name: &str) -> PathBuf {
+    let chart = Path::new(env!("CARGO_MANIFEST_DIR")).join("../charts/cadastre/files");
+    chart.join(name)
+}
+
+#[test]
+fn promtool_takes_the_rules_and_their_tests_pass() {
+    let rules = file("rules.yaml");
+    promtool(
+        &["check", "rules", "--lint-fatal", rules.to_str().unwrap()],
+        "",
+    )
+    .unwrap();
+    let tests = file("rules.test.yaml");
+    let said = promtool(&["test", "rules", tests.to_str().unwrap()], "").unwrap();
+    assert!(said.contains("SUCCESS"), "{said}");
+}
+
+/// The agent of a node, with its files in a folder.
+fn agent(stage: &Stage, node: &str, folder: &Path) -> Daemon {
+    let at = |name: &str| folder.join(name).display().to_string();
+    let args = [["agent", "--node-name"], [node, "--cni-socket"]].concat();
+    let mut args: Vec<String> = args.into_iter().map(ToOwned::to_owned).collect();
+    args.extend([at("cni.sock"), "--socket".into(), at("agent.sock")]);
+    args.extend(["--store".into(), at("node.redb")]);
+    args.extend(["--publish-interval".into(), "0.5".into()]);
+    let options = DaemonOptions {
+        name: format!("agent-{node}"),
+        args,
+        env: Vec::new(),
+    };
+    let kubeconfig = stage.cluster.kubeconfig(ADMIN).unwrap();
+    Daemon::start(stage.cluster.folder(), &kubeconfig, &options).unwrap()
+}
+
+fn add(id: &str) -> Op {
+    Op::Add(Add {
+        attachment: Attachment {
+            network: "net".to_owned(),
+            container_id: id.to_owned(),
+            ifname: "eth0".to_owned(),
+        },
+        netns: String::new(),
+        pod: None,
+        pools: Vec::new(),
+        addresses: Vec::new(),
+    })
+}
+
+/// Panels that have nothing to show here, because no pool grows for hours.
+const EMPTY: [&str; 2] = ["First pool full in", "Time until full"];
+
+#[tokio::test]
+async fn metrics_and_dashboard_hold_before_a_real_prometheus() {
+    let stage = Stage::start(Options::default(), &[]).await.unwrap();
+    let hand = stage.hand().await.unwrap();
+    let spec = json!({"ipv4": {"cidrs": ["10.90.0.0/24"], "blockSize": 28}});
+    hand.block_pool("show", spec).await.unwrap();
+    hand.node("show", "show-1").await.unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let mut agent = agent(&stage, "show-1", folder.path());
+    agent.wait_ready(LIMIT).await.unwrap();
+    let (socket, store) = (
+        folder.path().join("cni.sock"),
+        folder.path().join("node.redb"),
+    );
+    let asked = tokio::task::spawn_blocking(move || ask(&socket, &store, &add("c1"), LIMIT));
+    asked.await.unwrap().unwrap();
+
+    let files = tempfile::tempdir().unwrap();
+    let targets = [
+        (
+            "cadastre-controller",
+            stage.controller.admin_address(),
+            json!({}),
+        ),
+        (
+            "cadastre-agent",
+            agent.admin_address(),
+            json!({"node": "show-1"}),
+        ),
+    ];
+    let rules = file("rules.yaml").canonicalize().unwrap();
+    let server = Prometheus::start(files.path(), &targets, Some(&rules))
+        .await
+        .unwrap();
+    let used = "cadastre_agent_addresses{state=\"used\"} == 1";
+    until("the agent's figures are there twice", LIMIT, async || {
+        let twice = format!("count_over_time({used}[1m:1s]) > 2").replace(" == 1[", "[");
+        Ok((!server.query(&twice).await?.is_empty()).then_some(()))
+    })
+    .await
+    .unwrap();
+
+    for (daemon, name) in [(&stage.controller, "controller"), (&agent, "agent")] {
+        let text = daemon.get("/metrics").await.unwrap();
+        let said = promtool(&["check", "metrics"], &text);
+        assert_eq!(said.map_err(|it| format!("{name}: {it:#}")).unwrap(), "");
+    }
+    let dashboard: Value =
+        serde_json::from_str(&std::fs::read_to_string(file("dashboard.json")).unwrap()).unwrap();
+    let mut queries = 0;
+    for panel in dashboard["panels"].as_array().unwrap() {
+        let title = panel["title"].as_str().unwrap();
+        for target in panel["targets"].as_array().into_iter().flatten() {
+            let expr = target["expr"].as_str().unwrap();
+            let expr = expr
+                .replace("$pool", ".*")
+                .replace("$__rate_interval", "5s");
+            let what = format!("\"{title}\" shows something for {expr}");
+            if EMPTY.contains(&title) {
+                assert_eq!(server.query(&expr).await.unwrap(), [], "{title}");
+                continue;
+            }
+            until(&what, LIMIT, async || {
+                let series = server.query(&expr).await?;
+                Ok((!series.is_empty()).then_some(()))
+            })
+            .await
+            .unwrap();
+            queries += 1;
+        }
+    }
+    assert!(queries > 30, "{queries}");
+    let firing = server.alerts().await.unwrap();
+    let firing = firing.iter().filter(|it| it["state"] == "firing");
+    assert_eq!(
+        firing.count(),
+        0,
+        "all is well: {:?}",
+        server.alerts().await
+    );
+}
+
+/// The rules with all waits at one second.
+fn impatient(folder: &Path) -> PathBuf {
+    let rules = std::fs::read_to_string(file("rules.yaml")).unwrap();
+    let lines = rules.lines().map(|line| match line.split_once("for: ") {
+        Some((before, _)) if before.trim().is_empty() => format!("{before}for: 1s"),
+        _ => line.to_owned(),
+    });
+    let lines: Vec<String> = lines.collect();
+    let path = folder.join("rules.yaml");
+    std::fs::write(&path, lines.join("\n")).unwrap();
+    path
+}
+
+/// Waits until exactly these alerts fire, each with what it is about.
+async fn fires(server: &Prometheus, expected: &[(&str, &str, &str)]) {
+    let what = format!("{expected:?} fire");
+    until(&what, LIMIT, async || {
+        let alerts = server.alerts().await?;
+        let firing = alerts.iter().filter(|it| it["state"] == "firing");
+        let names: Vec<&Value> = firing.clone().map(|it| &it["labels"]).collect();
+        let is = |(name, label, value): &(&str, &str, &str)| {
+            let mut all = firing.clone();
+            all.any(|it| {
+                let labels = &it["labels"];
+                labels["alertname"] == *name && (label.is_empty() || labels[*label] == *value)
+            })
+        };
+        ensure!(
+            expected.iter().all(is) && names.len() == expected.len(),
+            "{names:?}"
+        );
+        Ok(Some(()))
+    })
+    .await
+    .unwrap();
+}
+
+/// The rules as they are, but that one second is enough for each `for`.
+#[tokio::test]
+async fn an_exhausted_pool_alerts_an_extension_resolves_it_and_so_does_a_controller_that_is_gone() {
+    let mut stage = Stage::start(Options::default(), &[]).await.unwrap();
+    let hand = stage.hand().await.unwrap();
+    let range = json!({"ipv4": {"cidrs": ["10.91.0.0/24"]}});
+    hand.pool("short", range).await.unwrap();
+    hand.node("short", "short-1").await.unwrap();
+    hand.served("short-1").await.unwrap();
+    let files = tempfile::tempdir().unwrap();
+    let target = (
+        "cadastre-controller",
+        stage.controller.admin_address(),
+        json!({}),
+    );
+    let rules = impatient(files.path());
+    let server = Prometheus::start(files.path(), &[target], Some(&rules))
+        .await
+        .unwrap();
+    let full = ("CadastrePoolNearlyExhausted", "pool", "short");
+    fires(&server, &[full]).await;
+
+    hand.node("short", "short-2").await.unwrap();
+    fires(&server, &[full, ("CadastrePoolExhausted", "pool", "short")]).await;
+    let alerts = server.alerts().await.unwrap();
+    let text = alerts
+        .iter()
+        .map(|it| it["annotations"]["summary"].as_str().unwrap());
+    let text: Vec<&str> = text.collect();
+    assert!(
+        text.contains(&"Pool short has nothing left for 1 nodes"),
+        "{text:?}"
+    );
+
+    let more = json!({"ipv4": {"cidrs": ["10.91.0.0/24", "10.92.0.0/16"]}});
+    hand.change_pool("short", more).await.unwrap();
+    hand.served("short-2").await.unwrap();
+    fires(&server, &[]).await;
+
+    stage.controller.process().kill().unwrap();
+    fires(&server, &[("CadastreControllerDown", "", "")]).await;
+}
+
+#[tokio::test]
+async fn there_is_no_map_unless_it_is_asked_for() {
+    let stage = Stage::start(Options::default(), &[]).await.unwrap();
+    for path in ["/map", "/map.json", "/map/map.js"] {
+        let (status, _) = stage.controller.ask(Method::GET, path, "").await.unwrap();
+        assert_eq!(status, StatusCode::NOT_FOUND, "{path}");
+    }
+}

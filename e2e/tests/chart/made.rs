@@ -1,0 +1,110 @@
+//! Files of the repository that are made of the chart.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use crate::template;
+
+/// Says of a file that it is made of the chart.
+const HEAD: &str = "# Generated from charts/cadastre: change that and run `make config`.\n";
+
+/// Where the environment asks for it, writes the file; else it has to be there already.
+pub fn hold(path: &str, text: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path);
+    if std::env::var_os("UPDATE").is_some() {
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(&path, text).unwrap();
+    }
+    let is = std::fs::read_to_string(&path).unwrap_or_default();
+    let line = text.lines().zip(is.lines()).find(|(new, old)| new != old);
+    assert!(
+        is == text,
+        "{} is not what the chart gives: run `make config`; the first line that differs: {line:?}",
+        path.display()
+    );
+}
+
+/// One document of what helm renders.
+struct Document {
+    /// Its template, such as `rbac/agent.yaml`
+    source: String,
+    text: String,
+}
+
+/// The documents, without the marks of a release of helm.
+fn documents(rendered: &str) -> Vec<Document> {
+    let all = rendered.split("---\n").filter(|it| !it.trim().is_empty());
+    all.map(|document| {
+        let (source, text) = document.split_once('\n').unwrap();
+        let source = source.strip_prefix("# Source: cadastre/templates/");
+        let mine = |line: &&str| !line.contains("helm.sh/chart:") && !line.contains("managed-by:");
+        let lines: Vec<&str> = text.trim_end().lines().filter(mine).collect();
+        Document {
+            source: source.unwrap_or_else(|| panic!("{document}")).to_owned(),
+            text: lines.join("\n") + "\n",
+        }
+    })
+    .collect()
+}
+
+fn joined<'a>(documents: impl Iterator<Item = &'a Document>) -> String {
+    let texts: Vec<&str> = documents.map(|it| it.text.as_str()).collect();
+    format!("{HEAD}---\n{}", texts.join("---\n"))
+}
+
+#[tokio::test]
+async fn config_is_what_the_chart_renders() {
+    for (folder, flags) in [
+        ("default", &[][..]),
+        ("pod-cidrs", &["--set", "mode=podCIDRs"]),
+        ("secondary", &["--set", "mode=secondary"]),
+    ] {
+        let all = documents(&template(flags).await.unwrap());
+        assert!(all.iter().all(|it| !it.text.contains("elm")), "{folder}");
+        hold(
+            &format!("config/{folder}/cadastre.yaml"),
+            &joined(all.iter()),
+        );
+        if folder != "default" {
+            continue;
+        }
+        for part in ["agent", "controller", "default-pool"] {
+            let source = format!("rbac/{part}.yaml");
+            let of_part = all.iter().filter(|it| it.source == source);
+            hold(&format!("config/{source}"), &joined(of_part));
+        }
+    }
+}
+
+#[tokio::test]
+async fn kustomize_gives_the_same_and_the_crds() {
+    use cadastre_e2e::assets::{Program, find};
+    for folder in ["default", "pod-cidrs", "secondary"] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../config/{folder}"));
+        let done = tokio::process::Command::new(find(Program::Kubectl).unwrap())
+            .arg("kustomize")
+            .arg(&path)
+            .output()
+            .await
+            .unwrap();
+        let complaint = String::from_utf8_lossy(&done.stderr);
+        assert!(done.status.success(), "{complaint}");
+        let built = String::from_utf8(done.stdout).unwrap();
+        let text = std::fs::read_to_string(path.join("cadastre.yaml")).unwrap();
+        let crds = include_str!("../../../config/crd/cadastre.dev.yaml");
+        let mut wanted = named(&text);
+        wanted.extend(named(crds));
+        assert_eq!(named(&built), wanted, "{folder}");
+    }
+}
+
+/// Kind and name of every object.
+fn named(text: &str) -> BTreeSet<(String, String)> {
+    let of = |document: &str, start: &str| {
+        let line = document.lines().find_map(|it| it.strip_prefix(start));
+        line.map(str::to_owned)
+    };
+    let all = text.split("---\n");
+    let all = all.filter_map(|it| Some((of(it, "kind: ")?, of(it, "  name: ")?)));
+    all.collect()
+}

@@ -1,0 +1,53 @@
+//! Values that the chart refuses, and what it says.
+
+use crate::template;
+
+#[tokio::test]
+async fn wrong_values_are_refused_with_their_path() {
+    for (flags, says) in [
+        (&["mode=bridge"][..], &["mode", "blocks", "podCIDRs"][..]),
+        (&["modes=blocks"], &["modes"]),
+        (&["image.repository="], &["image", "repository"]),
+        (&["image.digest=sha256:1"], &["digest"]),
+        (&["controller.replicas=two"], &["controller", "replicas"]),
+        (&["controller.adminPort=70000"], &["adminPort"]),
+        (&["agent.cni.template=macvlan"], &["template", "ptp"]),
+        (&["agent.cni.confName=x.conf"], &["confName"]),
+        (&["agent.netnsDir=run/netns"], &["netnsDir"]),
+        (&["agent.extraArgs={x}"], &["extraArgs"]),
+        (&["defaultPool.cidrs={10.0.0.0}"], &["defaultPool", "cidrs"]),
+        (&["pools[0].name=a"], &["pools", "spec"]),
+        (
+            &["pools[0].name=A", "pools[0].spec.ipv4.cidrs={10.0.0.0/8}"],
+            &["pools", "name"],
+        ),
+        (
+            &["admissionPolicies.validationActions={}"],
+            &["validationActions"],
+        ),
+        (
+            &["metrics.serviceMonitor=true", "metrics.podMonitor=true"],
+            &["choose one"],
+        ),
+        (
+            &["metrics.serviceMonitor=true", "metrics.services=false"],
+            &["metrics.services", "podMonitor"],
+        ),
+    ] {
+        let set: Vec<&str> = flags.iter().flat_map(|it| ["--set", *it]).collect();
+        let error = template(&set).await.unwrap_err().to_string();
+        for word in says {
+            assert!(error.contains(word), "{flags:?}: {error}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_old_kubernetes_is_refused() {
+    let error = template(&["--kube-version", "1.30.4"]).await.unwrap_err();
+    let error = error.to_string();
+    assert!(
+        error.contains(">=1.31.0-0") && error.contains("1.30.4"),
+        "{error}"
+    );
+}

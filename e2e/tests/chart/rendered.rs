@@ -1,0 +1,94 @@
+//! What values do to what is rendered.
+
+use crate::template;
+
+async fn with(flags: &[&str]) -> String {
+    let set: Vec<&str> = flags.iter().flat_map(|it| ["--set", *it]).collect();
+    template(&set).await.unwrap()
+}
+
+#[tokio::test]
+async fn the_modes_differ_in_what_they_are_for() {
+    let blocks = with(&[]).await;
+    let pod_cidrs = with(&["mode=podCIDRs"]).await;
+    let secondary = with(&["mode=secondary"]).await;
+    for (what, is) in [
+        ("kind: DaemonSet", [true, false, true]),
+        ("--default-pool=blocks", [true, false, false]),
+        ("--default-pool=node-cidr", [false, true, false]),
+        ("name: cadastre-default-pool", [true, true, false]),
+        ("--cni-conf=", [true, false, false]),
+        ("install-cni", [true, false, true]),
+        ("kind: ValidatingAdmissionPolicy\n", [true, true, true]),
+    ] {
+        let has = [&blocks, &pod_cidrs, &secondary].map(|it| it.contains(what));
+        assert_eq!(has, is, "{what}");
+    }
+}
+
+#[tokio::test]
+async fn pools_of_the_values_take_the_place_of_the_default_one_and_stay() {
+    let text = with(&[
+        "pools[0].name=pods",
+        "pools[0].spec.ipv4.cidrs={10.1.0.0/16}",
+    ])
+    .await;
+    assert!(text.contains("kind: IPPool") && text.contains("helm.sh/resource-policy: keep"));
+    assert!(!text.contains("--default-pool"));
+    let ranges = with(&["defaultPool.cidrs={10.2.0.0/16,fd00::/64}"]).await;
+    assert!(ranges.contains("- --default-pool-cidr=10.2.0.0/16\n"));
+    assert!(ranges.contains("- --default-pool-cidr=fd00::/64\n"));
+}
+
+#[tokio::test]
+async fn everything_that_is_off_can_be_switched_on() {
+    let text = with(&[
+        "metrics.podMonitor=true",
+        "metrics.rules=true",
+        "metrics.dashboard=true",
+        "metrics.labels.release=prometheus",
+        "networkPolicy.enabled=true",
+        "agent.flannel.subnetEnv=true",
+        "agent.cni.removeOnStop=true",
+        "agent.cni.custom=\\{\\}",
+        "agent.seLinuxOptions.type=spc_t",
+        "apiServer.host=192.0.2.1",
+        "image.digest=sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+        "controller.extraArgs={--list-page=500}",
+    ])
+    .await;
+    for what in [
+        "kind: PodMonitor",
+        "kind: PrometheusRule",
+        "name: cadastre-dashboard",
+        "release: prometheus",
+        "kind: NetworkPolicy",
+        "- --subnet-env=/run/flannel/subnet.env",
+        "- --remove-cni-conf",
+        "- --cni-conf-template=/etc/cadastre/template.json",
+        "type: spc_t",
+        "name: KUBERNETES_SERVICE_HOST",
+        "image: cadastre.dev/cadastre@sha256:aaaa",
+        "- \"--list-page=500\"",
+    ] {
+        assert!(text.contains(what), "no {what}: {text}");
+    }
+}
+
+/// Nothing runs with a capability, and only the agent as root.
+#[tokio::test]
+async fn containers_may_nothing() {
+    let text = with(&[]).await;
+    let containers = text.matches("image: ").count();
+    assert_eq!(containers, 3);
+    for line in [
+        "drop: [ALL]",
+        "readOnlyRootFilesystem: true",
+        "allowPrivilegeEscalation: false",
+    ] {
+        assert_eq!(text.matches(line).count(), containers, "{line}");
+    }
+    assert_eq!(text.matches("runAsNonRoot: true").count(), 1);
+    assert_eq!(text.matches("runAsUser: 0").count(), 1);
+    assert!(!text.contains("privileged: true") && !text.contains("hostPID"));
+}

@@ -1,0 +1,61 @@
+//! What a real API server says of the chart and of config.
+
+use std::path::Path;
+
+use cadastre_e2e::helm::{Helm, chart};
+use cadastre_e2e::{ControlPlane, Options, assets, crds};
+
+#[tokio::test]
+async fn it_takes_everything_and_the_chart_does_not_go_on_with_old_crds() {
+    tokio::task::spawn_blocking(|| assets::ensure(&assets::TOOLS))
+        .await
+        .unwrap()
+        .unwrap();
+    let cluster = ControlPlane::start(Options::default()).await.unwrap();
+    crds::install(&cluster.client().await.unwrap())
+        .await
+        .unwrap();
+    for folder in ["default", "pod-cidrs", "secondary"] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../config/{folder}"));
+        let path = path.display().to_string();
+        let mut apply = vec![
+            "apply",
+            "--server-side",
+            "--dry-run=server",
+            "--validate=strict",
+        ];
+        apply.extend(["--force-conflicts", "-k", &path]);
+        let applied = cluster.kubectl(&apply).await.unwrap();
+        assert!(applied.lines().count() > 20, "{applied}");
+    }
+
+    let helm = Helm::of(&cluster).unwrap();
+    let chart = chart().display().to_string();
+    let pool = "pools[0].spec.ipv4.cidrs={10.1.0.0/16}";
+    let install = [
+        "install",
+        "cadastre",
+        &chart,
+        "--namespace=kube-system",
+        "--dry-run=server",
+        "--set=pools[0].name=pods",
+        "--set",
+        pool,
+        "--set=networkPolicy.enabled=true",
+    ];
+    helm.run(&install).await.unwrap();
+    let old = [
+        "annotate",
+        "crd",
+        "nodesubnets.cadastre.dev",
+        "--overwrite",
+        "cadastre.dev/version=0.0.9",
+    ];
+    cluster.kubectl(&old).await.unwrap();
+    let error = helm.run(&install).await.unwrap_err().to_string();
+    let says = "nodesubnets.cadastre.dev in the cluster is of version 0.0.9";
+    assert!(
+        error.contains(says) && error.contains("helm show crds"),
+        "{error}"
+    );
+}

@@ -1,0 +1,178 @@
+//! A cluster as a new user has it: nodes without a network, ServiceAccounts, nothing of ours.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use cadastre_e2e::helm::Helm;
+use cadastre_e2e::node::{self, Machine, MachineOptions, Site, SiteOptions};
+use cadastre_e2e::wait::until;
+use cadastre_e2e::{Hand, Options};
+use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::api::core::v1::{Pod, ServiceAccount};
+use kube::Api;
+use kube::api::ListParams;
+
+use crate::docs;
+
+/// Long enough for a busy machine.
+pub const LIMIT: Duration = Duration::from_secs(240);
+
+/// It, and two machines. Dropped in order.
+pub struct Cluster {
+    pub hand: Hand,
+    machines: Vec<Machine>,
+    pub site: Site,
+}
+
+impl Cluster {
+    pub async fn start() -> Self {
+        let options = SiteOptions {
+            control_plane: Options {
+                service_accounts: true,
+                ..Options::default()
+            },
+            bare: true,
+            images: vec![node::shipped().unwrap()],
+            host_boot_id: true,
+            ..SiteOptions::default()
+        };
+        let site = Site::start(options).await.unwrap();
+        let hand = site.hand().await.unwrap();
+        for namespace in ["default", "kube-system"] {
+            let accounts: Api<ServiceAccount> = Api::namespaced(hand.client.clone(), namespace);
+            until("there are ServiceAccounts", LIMIT, async || {
+                Ok(accounts.get_opt("default").await?)
+            })
+            .await
+            .unwrap();
+        }
+        let mut machines = Vec::new();
+        for _ in 0..2 {
+            let machine = site.machine(MachineOptions::default()).await;
+            machines.push(machine.unwrap());
+        }
+        Self {
+            hand,
+            machines,
+            site,
+        }
+    }
+
+    pub fn nodes(&self) -> Vec<String> {
+        let names = self.machines.iter().map(|it| it.name().to_owned());
+        names.collect()
+    }
+
+    /// Runs the helm command of a page of docs that begins so, with more flags.
+    pub async fn helm(&self, page: &str, start: &str, more: &[&str]) -> String {
+        let mut args = docs::command(page, start);
+        args.extend(
+            ["--timeout", "240s"]
+                .iter()
+                .chain(more)
+                .map(ToString::to_string),
+        );
+        let helm = Helm::of(self.site.cluster()).unwrap();
+        helm.run(&args[1..]).await.unwrap()
+    }
+
+    /// Runs the kubectl command of a page of docs that begins so.
+    pub async fn kubectl(&self, page: &str, start: &str) -> String {
+        let args = docs::command(page, start);
+        self.site.cluster().kubectl(&args[1..]).await.unwrap()
+    }
+
+    /// Applies the CRDs of the chart, as docs/upgrade.md says.
+    pub async fn apply_crds(&self) {
+        let line = docs::command("upgrade.md", "helm show crds");
+        let (show, apply) = line.split_at(line.iter().position(|it| it == "|").unwrap());
+        let cluster = self.site.cluster();
+        let crds = Helm::of(cluster).unwrap().run(&show[1..]).await.unwrap();
+        cluster.kubectl_stdin(&apply[2..], &crds).await.unwrap();
+    }
+
+    /// Waits until a Node is (not) ready, and returns what its condition says.
+    pub async fn ready(&self, node: &str, ready: bool) -> String {
+        let what = format!("node {node} is ready: {ready}");
+        until(&what, LIMIT, async || {
+            let node = self.hand.nodes.get(node).await?;
+            let conditions = node.status.and_then(|it| it.conditions).unwrap_or_default();
+            let condition = conditions.into_iter().find(|it| it.type_ == "Ready");
+            let condition = condition.context("no condition")?;
+            ensure!((condition.status == "True") == ready, "{condition:?}");
+            Ok(Some(condition.message.unwrap_or_default()))
+        })
+        .await
+        .unwrap()
+    }
+
+    /// The arguments of the DaemonSet's agent, in one line.
+    pub async fn agent_args(&self) -> String {
+        let sets: Api<DaemonSet> = Api::namespaced(self.hand.client.clone(), "kube-system");
+        let set = sets.get("cadastre-agent").await.unwrap();
+        let spec = set.spec.unwrap().template.spec.unwrap();
+        spec.containers[0]
+            .args
+            .clone()
+            .unwrap_or_default()
+            .join(" ")
+    }
+
+    /// Waits until no pod of ours is left.
+    pub async fn no_agents(&self) {
+        let pods: Api<Pod> = Api::namespaced(self.hand.client.clone(), "kube-system");
+        let params = ListParams::default().labels("app.kubernetes.io/name=cadastre");
+        until("the pods of the release are gone", LIMIT, async || {
+            let left = pods.list(&params).await?.items.len();
+            ensure!(left == 0, "{left} are left");
+            Ok(Some(()))
+        })
+        .await
+        .unwrap();
+    }
+
+    /// Waits until the agents have told of that many addresses in all.
+    pub async fn told(&self, count: usize) {
+        let what = format!("the agents tell of {count} addresses");
+        until(&what, LIMIT, async || {
+            let subnets = self.hand.subnets.list(&ListParams::default()).await?;
+            let told = subnets.items.into_iter().filter_map(|it| it.status);
+            let told: usize = told.map(|it| it.allocations.len()).sum();
+            ensure!(told == count, "{told}");
+            Ok(Some(()))
+        })
+        .await
+        .unwrap();
+    }
+
+    /// What one wants to see when something went wrong.
+    pub async fn explain(&self) {
+        for args in [
+            &["get", "pods", "-A", "-o", "wide"][..],
+            &[
+                "get",
+                "events",
+                "-A",
+                "--sort-by=.metadata.creationTimestamp",
+            ],
+            &["get", "ippools,nodesubnets,ipamblocks", "-o", "wide"],
+        ] {
+            let said = self.site.cluster().kubectl(args).await;
+            eprintln!(
+                "kubectl {}: {}",
+                args.join(" "),
+                said.unwrap_or_else(|it| format!("{it:#}"))
+            );
+        }
+        for machine in &self.machines {
+            let logs = ["sh", "-c", "tail -n 30 /var/log/pods/*cadastre*/*/*.log"];
+            let said = machine.run(&logs).await;
+            eprintln!(
+                "{}: {}",
+                machine.name(),
+                said.unwrap_or_else(|it| format!("{it:#}"))
+            );
+        }
+        self.site.cluster().keep();
+    }
+}

@@ -1,0 +1,157 @@
+//! The life of an installation as docs/install.md and docs/upgrade.md tell it: helm and the image of this
+//! repository on two real kubelets whose nodes are not ready for want of a network.
+//!
+//! One story, told in order, as each step stands on the one before. Where nodes cannot run, or no image
+//! was built, it is ignored and the reason is printed.
+
+#![allow(clippy::unwrap_used)] // helpers of tests are tests
+
+mod cluster;
+mod docs;
+mod workload;
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use cadastre::api::{IPAMBlock, IPPool, NodeSubnet};
+use cadastre_e2e::wait::until;
+use cadastre_e2e::{assets, node};
+use cluster::{Cluster, LIMIT};
+use kube::Api;
+use kube::api::ListParams;
+use libtest_mimic::{Arguments, Trial};
+use tokio::runtime::Runtime;
+
+/// The range that docs/install.md names.
+const RANGE: &str = "10.244.0.0/16";
+
+fn main() -> ExitCode {
+    let reason = node::available().err().or(node::shipped().err());
+    if let Some(reason) = &reason {
+        eprintln!("the installation on real nodes is not tested: {reason}");
+    }
+    let story = || {
+        let runtime = Arc::new(Runtime::new().unwrap());
+        runtime.block_on(async {
+            let cluster = Cluster::start().await;
+            let told = std::panic::AssertUnwindSafe(story(&cluster));
+            let told = futures::FutureExt::catch_unwind(told).await;
+            if let Err(panic) = told {
+                cluster.explain().await;
+                std::panic::resume_unwind(panic);
+            }
+        });
+        Ok(())
+    };
+    let trial = Trial::test(
+        "installed_upgraded_rolled_back_taken_off_and_removed",
+        story,
+    )
+    .with_ignored_flag(reason.is_some());
+    libtest_mimic::run(&Arguments::from_args(), vec![trial]).exit_code()
+}
+
+fn say(text: &str) {
+    eprintln!("install: {text}");
+}
+
+async fn story(cluster: &Cluster) {
+    tokio::task::spawn_blocking(|| assets::ensure(&assets::TOOLS))
+        .await
+        .unwrap()
+        .unwrap();
+    let hand = &cluster.hand;
+    for node in cluster.nodes() {
+        let told = cluster.ready(&node, false).await;
+        assert!(told.contains("cni"), "{told}");
+    }
+
+    say("helm install on nodes that are not ready");
+    let install = async || cluster.helm("install.md", "helm install", &[]).await;
+    let installed = install().await;
+    assert!(installed.contains("in mode blocks"), "{installed}");
+    for node in cluster.nodes() {
+        cluster.ready(&node, true).await;
+    }
+    workload::create(hand, "first", 8).await;
+    let first = workload::running(hand, "first", 8, RANGE).await;
+    let on: std::collections::BTreeSet<&String> = first.iter().map(|it| &it.node).collect();
+    assert_eq!(on.len(), 2, "both nodes have pods: {first:?}");
+
+    say("helm upgrade while pods come");
+    let come = workload::coming(hand, "during", RANGE);
+    cluster.apply_crds().await;
+    let change = ["--set", "log.level=debug"];
+    let upgrade = cluster.helm("upgrade.md", "helm upgrade", &change);
+    let (_, during) = come.meanwhile(upgrade).await;
+    assert!(!during.is_empty());
+    assert_eq!(workload::running(hand, "first", 8, RANGE).await, first);
+    assert!(cluster.agent_args().await.contains("--log-level=debug"));
+
+    say("helm rollback");
+    cluster.helm("upgrade.md", "helm rollback", &[]).await;
+    assert!(cluster.agent_args().await.contains("--log-level=info"));
+    assert_eq!(workload::running(hand, "first", 8, RANGE).await, first);
+
+    say("helm uninstall: pods keep their addresses, new ones get some");
+    cluster.helm("upgrade.md", "helm uninstall", &[]).await;
+    cluster.no_agents().await;
+    assert_eq!(workload::running(hand, "first", 8, RANGE).await, first);
+    workload::create(hand, "alone", 4).await;
+    let alone = workload::running(hand, "alone", 4, RANGE).await;
+    workload::assert_unique(&[&first, &during, &alone]);
+    for node in cluster.nodes() {
+        cluster.ready(&node, true).await;
+    }
+    assert_eq!(count::<IPPool>(cluster).await, 1);
+    assert_eq!(count::<NodeSubnet>(cluster).await, 2);
+
+    say("a new installation takes all of it over");
+    install().await;
+    cluster.told(first.len() + during.len() + alone.len()).await;
+    assert_eq!(workload::running(hand, "first", 8, RANGE).await, first);
+    workload::create(hand, "again", 2).await;
+    let again = workload::running(hand, "again", 2, RANGE).await;
+    workload::assert_unique(&[&first, &during, &alone, &again]);
+
+    say("removed for good");
+    for group in ["first", "during", "alone", "again"] {
+        workload::delete(hand, group).await;
+    }
+    let last =
+        "helm upgrade cadastre charts/cadastre --namespace kube-system --reuse-values --wait  ";
+    cluster.helm("upgrade.md", last, &[]).await;
+    cluster
+        .kubectl("upgrade.md", "kubectl delete ippools")
+        .await;
+    cluster.helm("upgrade.md", "helm uninstall", &[]).await;
+    until("no block is left", LIMIT, async || {
+        anyhow::ensure!(count::<IPAMBlock>(cluster).await == 0);
+        Ok(Some(()))
+    })
+    .await
+    .unwrap();
+    cluster.kubectl("upgrade.md", "kubectl delete crd").await;
+    for node in cluster.nodes() {
+        cluster.ready(&node, false).await;
+    }
+    let left = [
+        "get",
+        "crd,validatingadmissionpolicy,clusterrole",
+        "-o",
+        "name",
+    ];
+    let left = cluster.site.cluster().kubectl(&left).await.unwrap();
+    assert!(!left.contains("cadastre"), "{left}");
+}
+
+async fn count<K>(cluster: &Cluster) -> usize
+where
+    K: kube::Resource<DynamicType = (), Scope = k8s_openapi::ClusterResourceScope>
+        + Clone
+        + serde::de::DeserializeOwned
+        + std::fmt::Debug,
+{
+    let api: Api<K> = Api::all(cluster.hand.client.clone());
+    api.list(&ListParams::default()).await.unwrap().items.len()
+}

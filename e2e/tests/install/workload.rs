@@ -1,0 +1,152 @@
+//! Pods that come, have addresses of the pool, and go.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use anyhow::{Result, ensure};
+use cadastre::ipam::Cidr;
+use cadastre_e2e::Hand;
+use cadastre_e2e::node::IMAGE;
+use cadastre_e2e::wait::until;
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt as _;
+use kube::api::{DeleteParams, ListParams, PostParams};
+use serde_json::json;
+use tokio::sync::watch;
+
+use crate::cluster::LIMIT;
+
+/// A pod that runs, and what must not change.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Running {
+    pub node: String,
+    uid: String,
+    container: String,
+    address: IpAddr,
+}
+
+/// Creates pods `GROUP-N`, wherever the scheduler puts them.
+pub async fn create(hand: &Hand, group: &str, count: usize) {
+    for n in 0..count {
+        create_one(hand, group, n).await;
+    }
+}
+
+async fn create_one(hand: &Hand, group: &str, n: usize) {
+    let pod: Pod = serde_json::from_value(json!({
+        "metadata": {"name": format!("{group}-{n}"), "labels": {"group": group}},
+        "spec": {
+            "containers": [{"name": "c", "image": IMAGE, "imagePullPolicy": "Never"}],
+            "terminationGracePeriodSeconds": 1,
+            "topologySpreadConstraints": [{
+                "maxSkew": 1, "topologyKey": "kubernetes.io/hostname",
+                "whenUnsatisfiable": "ScheduleAnyway",
+                "labelSelector": {"matchLabels": {"group": group}},
+            }],
+        },
+    }))
+    .unwrap();
+    hand.pods
+        .create(&PostParams::default(), &pod)
+        .await
+        .unwrap();
+}
+
+async fn list(hand: &Hand, group: &str) -> Result<Vec<Pod>> {
+    let params = ListParams::default().labels(&format!("group={group}"));
+    Ok(hand.pods.list(&params).await?.items)
+}
+
+/// Waits until all pods of a group run, with one address each that lies in `range`; sorted.
+pub async fn running(hand: &Hand, group: &str, count: usize, range: &str) -> Vec<Running> {
+    let range = Cidr::parse_strict(range).unwrap();
+    let what = format!("{count} pods of {group} run");
+    until(&what, LIMIT, async || {
+        let all = list(hand, group).await?;
+        let mut running: Vec<Running> = all.iter().filter_map(as_running).collect();
+        ensure!(running.len() == count, "{} run", running.len());
+        let inside = running
+            .iter()
+            .all(|it| range.contains_addr(it.address.into()));
+        ensure!(inside, "not all in {range}: {running:?}");
+        running.sort();
+        Ok(Some(running))
+    })
+    .await
+    .unwrap()
+}
+
+fn as_running(pod: &Pod) -> Option<Running> {
+    let status = pod.status.as_ref()?;
+    let container = status.container_statuses.as_ref()?.first()?;
+    if !container.ready || pod.metadata.deletion_timestamp.is_some() {
+        return None;
+    }
+    Some(Running {
+        node: pod.spec.as_ref()?.node_name.clone()?,
+        uid: pod.uid()?,
+        container: container.container_id.clone()?,
+        address: status.pod_ip.as_ref()?.parse().ok()?,
+    })
+}
+
+/// Pods that come one after the other, as long as something else goes on.
+pub struct Coming<'a> {
+    hand: &'a Hand,
+    group: &'a str,
+    range: &'a str,
+}
+
+pub fn coming<'a>(hand: &'a Hand, group: &'a str, range: &'a str) -> Coming<'a> {
+    Coming { hand, group, range }
+}
+
+impl Coming<'_> {
+    /// Each is waited for before the next one comes.
+    pub async fn meanwhile<T>(self, other: impl Future<Output = T>) -> (T, Vec<Running>) {
+        let (done, is_done) = watch::channel(false);
+        let pods = async {
+            let mut pods = Vec::new();
+            while !*is_done.borrow() {
+                create_one(self.hand, self.group, pods.len()).await;
+                pods = running(self.hand, self.group, pods.len() + 1, self.range).await;
+            }
+            pods
+        };
+        let other = async {
+            let answer = other.await;
+            done.send_replace(true);
+            answer
+        };
+        futures::future::join(other, pods).await
+    }
+}
+
+/// No two pods have an address in common.
+pub fn assert_unique(groups: &[&Vec<Running>]) {
+    let all: Vec<IpAddr> = groups
+        .iter()
+        .flat_map(|it| it.iter())
+        .map(|it| it.address)
+        .collect();
+    let different: BTreeSet<IpAddr> = all.iter().copied().collect();
+    assert_eq!(different.len(), all.len(), "an address twice: {groups:?}");
+}
+
+/// Deletes the pods of a group and waits until they are gone.
+pub async fn delete(hand: &Hand, group: &str) {
+    let params = ListParams::default().labels(&format!("group={group}"));
+    let softly = DeleteParams::default();
+    hand.pods.delete_collection(&softly, &params).await.unwrap();
+    until(
+        &format!("the pods of {group} are gone"),
+        LIMIT,
+        async || {
+            let left = list(hand, group).await?;
+            ensure!(left.is_empty(), "{} are left", left.len());
+            Ok(Some(()))
+        },
+    )
+    .await
+    .unwrap();
+}

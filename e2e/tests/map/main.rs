@@ -1,0 +1,62 @@
+//! `/map` in a real browser: what people see, and what they do with keys and mouse.
+//!
+//! Needs Chromium (Debian package `chromium`); where there is none every test is ignored and the reason
+//! is printed. With `PICTURES=FOLDER` the pictures of the README are written there (`make pictures`).
+//!
+//! | file | subject |
+//! |---|---|
+//! | `small` | one controller that leads, two pools, a few pods |
+//! | `large` | 20,000 blocks, on a controller that stands by |
+//! | `page` | the browser with the page open |
+
+#![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic)] // helpers of tests are tests
+
+mod large;
+mod page;
+mod small;
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cadastre_e2e::browser;
+use libtest_mimic::{Arguments, Trial};
+use tokio::runtime::Runtime;
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A test of this binary.
+type Test = fn(&Runtime);
+
+macro_rules! tests {
+    ($($module:ident::$name:ident),+ $(,)?) => {
+        [$((
+            concat!(stringify!($module), "::", stringify!($name)),
+            (|runtime| runtime.block_on($module::$name())) as Test,
+        )),+]
+    };
+}
+
+fn main() -> ExitCode {
+    let tests = tests![
+        small::a_small_cluster_is_shown_searched_and_walked_through,
+        large::twenty_thousand_blocks_are_one_picture,
+    ];
+    let missing = browser::find().is_none();
+    if missing {
+        eprintln!(
+            "there is no chromium here, so {} tests are skipped: install the Debian package chromium",
+            tests.len()
+        );
+    }
+    let runtime = Arc::new(Runtime::new().unwrap());
+    let trials = tests.map(|(name, test)| {
+        let runtime = Arc::clone(&runtime);
+        let run = move || {
+            test(&runtime);
+            Ok(())
+        };
+        Trial::test(name, run).with_ignored_flag(missing)
+    });
+    libtest_mimic::run(&Arguments::from_args(), trials.into()).exit_code()
+}

@@ -1,0 +1,168 @@
+//! What the ValidatingAdmissionPolicies of config/default allow and refuse, on a real API server, with
+//! tokens as kubelets give them to pods: bound to a pod, and so to its node.
+//!
+//! Agents and the controller get every permission of RBAC here, so that what is refused is refused by
+//! the policies.
+
+#![allow(clippy::unwrap_used)] // helpers of tests are tests
+
+mod setup;
+
+use cadastre::api::{IPAMBlock, IPPool, NodeSubnet};
+use cadastre_e2e::hand::block_name;
+use kube::Api;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use serde_json::{Value, json};
+use setup::{Bound, Lab, refused};
+
+#[tokio::test]
+async fn an_agent_writes_the_status_of_its_own_node_and_nothing_else() {
+    let lab = Lab::start().await;
+    for node in ["n1", "n2"] {
+        lab.subnet(node).await;
+    }
+    lab.block("10.9.0.0/26", "n1").await;
+    let bound = lab.client_of("cadastre-agent", Bound::Pod("n1")).await;
+    let own: Api<NodeSubnet> = Api::all(bound.clone());
+    let status = json!({"status": {"agent": {"version": "test"}}});
+    patch_status(&own, "n1", &status).await.unwrap();
+    let written = lab.hand.subnets.get("n1").await.unwrap().status.unwrap();
+    assert_eq!(written.agent.unwrap().version, "test");
+
+    let error = patch_status(&own, "n2", &status).await;
+    refused(
+        error,
+        "the agent of node n1 may write its own NodeSubnet only, not that of n2",
+    );
+    let only = "an agent may write the status of its node's NodeSubnet and nothing else";
+    let spec = json!({"spec": {"blocks": []}, "metadata": {"annotations": {"a": "b"}}});
+    refused(patch(&own, "n1", &spec).await, only);
+    let gone = own.delete("n1", &DeleteParams::default()).await;
+    refused(gone, only);
+    let other = setup::subnet_of("n3");
+    refused(own.create(&PostParams::default(), &other).await, only);
+    let blocks: Api<IPAMBlock> = Api::all(bound.clone());
+    let name = block_name("10.9.0.0/26");
+    refused(
+        patch(&blocks, &name, &json!({"spec": {"pool": "x"}})).await,
+        only,
+    );
+    refused(blocks.delete(&name, &DeleteParams::default()).await, only);
+    let pools: Api<IPPool> = Api::all(bound.clone());
+    let pool = setup::pool("mine");
+    refused(pools.create(&PostParams::default(), &pool).await, only);
+
+    let unbound = lab.client_of("cadastre-agent", Bound::Nothing).await;
+    let error = patch_status(&Api::all(unbound), "n1", &status).await;
+    refused(error, "this token names no node");
+    // Another account's token of the same node is no agent's.
+    let other = lab.client_of("default", Bound::Pod("n1")).await;
+    let error = patch_status(&Api::all(other), "n1", &status).await;
+    refused(
+        error,
+        "Cadastre alone writes the status of NodeSubnet n1: change the IPPool instead",
+    );
+}
+
+#[tokio::test]
+async fn records_are_the_controllers_and_annotations_everybodys_whom_rbac_lets() {
+    let lab = Lab::start().await;
+    lab.subnet("n1").await;
+    lab.block("10.9.0.0/26", "n1").await;
+    let name = block_name("10.9.0.0/26");
+    // The administrator is no exception.
+    let hand = &lab.hand;
+    let error = patch(&hand.subnets, "n1", &json!({"spec": {"nodeUID": "other"}})).await;
+    refused(
+        error,
+        "the controller of Cadastre alone writes the spec of NodeSubnet n1",
+    );
+    let error = hand.subnets.delete("n1", &DeleteParams::default()).await;
+    refused(
+        error,
+        "the controller of Cadastre alone deletes NodeSubnet n1",
+    );
+    let made = setup::subnet_of("n2");
+    let error = hand.subnets.create(&PostParams::default(), &made).await;
+    refused(
+        error,
+        "the controller of Cadastre alone makes NodeSubnet n2: change the IPPool instead",
+    );
+    let error = hand.blocks.delete(&name, &DeleteParams::default()).await;
+    refused(error, &format!("alone deletes IPAMBlock {name}"));
+    let error = patch(
+        &hand.blocks,
+        &name,
+        &json!({"spec": {"owner": {"name": "n2"}}}),
+    )
+    .await;
+    refused(error, &format!("alone writes the spec of IPAMBlock {name}"));
+
+    let ask = json!({"metadata": {"annotations": {
+        "cadastre.dev/release": "10.9.0.1=uid", "cadastre.dev/drain": "10.9.0.0/26",
+    }}});
+    patch(&hand.subnets, "n1", &ask).await.unwrap();
+    let annotations = hand.subnets.get("n1").await.unwrap().metadata.annotations;
+    assert_eq!(annotations.unwrap()["cadastre.dev/drain"], "10.9.0.0/26");
+
+    // What the text says: without the binding an administrator can repair by hand.
+    let unbind = [
+        "delete",
+        "validatingadmissionpolicybinding",
+        "cadastre-records",
+    ];
+    lab.cluster.kubectl(&unbind).await.unwrap();
+    cadastre_e2e::wait::until("the policy is gone", setup::LIMIT, async || {
+        hand.blocks.delete(&name, &DeleteParams::default()).await?;
+        Ok(Some(()))
+    })
+    .await
+    .unwrap();
+}
+
+#[tokio::test]
+async fn of_nodes_the_controller_writes_podcidrs_and_one_annotation() {
+    let lab = Lab::start().await;
+    lab.hand.node("any", "n1").await.unwrap();
+    let client = lab.client_of("cadastre-controller", Bound::Nothing).await;
+    let nodes: Api<k8s_openapi::api::core::v1::Node> = Api::all(client);
+    let term = |value: &str| json!({"metadata": {"annotations": {"cadastre.dev/term": value}}});
+    patch(&nodes, "n1", &term("1")).await.unwrap();
+    let cidrs = json!({"spec": {"podCIDR": "10.1.0.0/24", "podCIDRs": ["10.1.0.0/24"]}});
+    patch(&nodes, "n1", &cidrs).await.unwrap();
+    patch(&nodes, "n1", &term("2")).await.unwrap();
+    let only = "of a Node the controller may change the podCIDRs and the annotation";
+    for change in [
+        json!({"metadata": {"labels": {"a": "b"}}}),
+        json!({"spec": {"unschedulable": true}}),
+        json!({"spec": {"taints": [{"key": "a", "effect": "NoSchedule"}]}}),
+    ] {
+        refused(patch(&nodes, "n1", &change).await, only);
+    }
+    let note = json!({"metadata": {"annotations": {"a": "b"}}});
+    let of_annotations =
+        "of a Node's annotations the controller may change cadastre.dev/term alone";
+    refused(patch(&nodes, "n1", &note).await, of_annotations);
+    // An annotation of somebody else cannot be taken away, either; nor is anybody else kept from it.
+    patch(&lab.hand.nodes, "n1", &note).await.unwrap();
+    let without = json!({"metadata": {"annotations": {"a": null}}});
+    refused(patch(&nodes, "n1", &without).await, of_annotations);
+    patch(&nodes, "n1", &term("3")).await.unwrap();
+}
+
+async fn patch<K>(api: &Api<K>, name: &str, change: &Value) -> kube::Result<K>
+where
+    K: Clone + serde::de::DeserializeOwned + std::fmt::Debug,
+{
+    let params = PatchParams::default();
+    api.patch(name, &params, &Patch::Merge(change)).await
+}
+
+async fn patch_status(
+    api: &Api<NodeSubnet>,
+    name: &str,
+    change: &Value,
+) -> kube::Result<NodeSubnet> {
+    let params = PatchParams::default();
+    api.patch_status(name, &params, &Patch::Merge(change)).await
+}

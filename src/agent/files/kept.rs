@@ -1,0 +1,104 @@
+//! The files that are kept as what the node holds has it.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tracing::{info, warn};
+
+use super::conflist::{Facts, Template};
+use super::put;
+use super::subnet_env::{self, Links};
+use crate::node::Holding;
+
+/// What somebody else changed on the disk is mended in that time.
+const CHECK_PAUSE: Duration = Duration::from_secs(60);
+
+/// Which files are wanted.
+#[derive(Clone, Debug, Default)]
+pub struct Wanted {
+    /// Where `subnet.env` goes, and what goes into it besides
+    pub subnet_env: Option<(PathBuf, Links)>,
+    /// Where the CNI configuration goes, and what it is made of
+    pub cni_conf: Option<(PathBuf, Template, Facts)>,
+}
+
+/// The files, and what was last put into them.
+#[derive(Debug)]
+pub struct Kept {
+    wanted: Wanted,
+    subnet_env: Option<String>,
+    cni_conf: Option<String>,
+    /// When they were last compared with the disk, since boot
+    checked_at: Duration,
+    trouble: String,
+}
+
+impl Kept {
+    /// Nothing is written yet.
+    pub fn new(wanted: Wanted) -> Self {
+        Self {
+            wanted,
+            subnet_env: None,
+            cni_conf: None,
+            checked_at: Duration::ZERO,
+            trouble: String::new(),
+        }
+    }
+
+    /// The name of the network in the CNI configuration, if that is wanted.
+    pub fn network(&self) -> Option<String> {
+        let (_, template, _) = self.wanted.cni_conf.as_ref()?;
+        template.network()
+    }
+
+    /// Writes what is otherwise than it should be. What cannot be written is logged once a change, and
+    /// tried again with the next call.
+    pub fn refresh(&mut self, holding: &Holding, now: Duration) {
+        let overdue = now.saturating_sub(self.checked_at) > CHECK_PAUSE;
+        if overdue {
+            self.checked_at = now;
+        }
+        let mut trouble = Vec::new();
+        if let Some((path, links)) = &self.wanted.subnet_env {
+            let text = subnet_env::render(holding, *links);
+            if text.is_none() && !holding.blocks.is_empty() {
+                trouble.push("--subnet-env: the node has no podCIDR, which flannel's plugin needs: use a pool with allocate: NodeCIDR".to_owned());
+            }
+            keep(path, text, &mut self.subnet_env, overdue, &mut trouble);
+        }
+        if let Some((path, template, facts)) = &self.wanted.cni_conf {
+            let text = template.render(holding, facts);
+            keep(path, text, &mut self.cni_conf, overdue, &mut trouble);
+        }
+        let trouble = trouble.join("; ");
+        if self.trouble != trouble {
+            if !trouble.is_empty() {
+                warn!("{trouble}");
+            }
+            self.trouble = trouble;
+        }
+    }
+}
+
+/// Puts `text` in place, if there is one and it is not `written` already. `overdue` looks at the disk
+/// all the same.
+fn keep(
+    path: &Path,
+    text: Option<String>,
+    written: &mut Option<String>,
+    overdue: bool,
+    trouble: &mut Vec<String>,
+) {
+    let Some(text) = text.filter(|text| overdue || written.as_ref() != Some(text)) else {
+        return;
+    };
+    match put(path, text.as_bytes(), 0o644) {
+        Ok(new) => {
+            if new {
+                info!("wrote {}", path.display());
+            }
+            *written = Some(text);
+        }
+        Err(error) => trouble.push(error.to_string()),
+    }
+}

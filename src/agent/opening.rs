@@ -1,0 +1,119 @@
+//! The steps of a turn that bring up the store: opening it, and a new one in place of one that was lost.
+
+use std::path::Path;
+
+use tracing::{error, info, warn};
+
+use super::run::{Agent, Told};
+use super::work::STARTING;
+use super::{rebuild, store};
+use crate::node::clock;
+
+const REBUILDING: &str = "this node's store of addresses was lost, and the agent makes it anew from what the API server and the runtime know: nothing can be given before; see the agent's log if this lasts";
+
+impl Agent {
+    pub(super) async fn open_store(&mut self) -> anyhow::Result<()> {
+        let path = self.settings.store.clone();
+        if !self.store_lost {
+            match store::find(&path).await {
+                Ok(store::Found::Whole) => return self.use_store(&path),
+                Ok(store::Found::Nothing) => {}
+                Ok(store::Found::Damaged { aside, what }) => {
+                    self.parts.metrics.damaged();
+                    error!("{what}");
+                    let text = format!(
+                        "the store of this node's addresses was damaged ({what}) and lies in {} now; it is made anew from what the API server and the runtime know. Check the disk",
+                        aside.display()
+                    );
+                    // Told when it is known which Node object it is about.
+                    self.damage = Some(text);
+                }
+                Err(error) if store::is_final(&error) => return Err(error.into()),
+                Err(error) => {
+                    self.say_once(error.to_string());
+                    return Ok(());
+                }
+            }
+            self.store_lost = true;
+            self.parts.ledger.close(REBUILDING).await;
+        }
+        self.make_store(&path).await
+    }
+
+    /// Makes a new store once everybody has been heard who remembers something.
+    async fn make_store(&mut self, path: &Path) -> anyhow::Result<()> {
+        let missing = match (&self.node, &self.subnet) {
+            (Told::Unknown, _) => "the API server has not told of this Node yet",
+            (Told::Absent, _) => "there is no Node object of this name: see --node-name",
+            (_, Told::Unknown) => "the API server has not told of this node's NodeSubnet yet",
+            _ if !self.parts.service.known.lock().pods.is_complete() => {
+                "the API server has not told of this node's pods yet"
+            }
+            _ => "",
+        };
+        if !missing.is_empty() {
+            self.say_once(format!(
+                "there is no store yet, and none can be made: {missing}"
+            ));
+            return Ok(());
+        }
+        if let Some(text) = self.damage.take() {
+            self.tell_node("StoreDamaged", text);
+        }
+        let sandboxes = match &self.witnesses.runtime {
+            Some(runtime) => match runtime.addresses().await {
+                Ok(sandboxes) => sandboxes,
+                Err(error) => {
+                    self.say_once(format!("the store cannot be made anew: {error}"));
+                    return Ok(());
+                }
+            },
+            None => Vec::new(),
+        };
+        let held = self.wanted_holding().unwrap_or_default();
+        let told = match &self.subnet {
+            Told::There(subnet) => Some(&subnet.status),
+            _ => None,
+        };
+        let network = self.files.network();
+        let known = rebuild::known(
+            &held,
+            told,
+            &sandboxes,
+            &self.parts.service.known.lock().pods,
+            network.as_deref().unwrap_or_default(),
+        );
+        let count = known.len();
+        match store::make(path, held, known).await {
+            Ok(lost) => {
+                info!(
+                    attachments = count,
+                    doubled = lost,
+                    "a new store was made of what others remember"
+                );
+                self.use_store(path)
+            }
+            Err(error) => {
+                self.say_once(error.to_string());
+                Ok(())
+            }
+        }
+    }
+
+    fn use_store(&mut self, path: &Path) -> anyhow::Result<()> {
+        self.parts.ledger.open(path)?;
+        self.store_lost = false;
+        self.say_once(String::new());
+        self.to_hold = true;
+        self.look_at = clock::since_boot();
+        Ok(())
+    }
+
+    /// The store was damaged or removed under our feet.
+    pub(super) async fn store_is_lost(&mut self, why: &str) {
+        warn!("{why}");
+        self.parts.ledger.close(STARTING).await;
+        self.store_at = None;
+        self.snapshot = None;
+    }
+}

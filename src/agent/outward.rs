@@ -1,0 +1,184 @@
+//! The steps of a turn that tell others: the API server, the files of other programs, the admin port.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Namespace;
+use kube::api::{Patch, PatchParams};
+use kube::core::PartialObjectMeta;
+use kube::{Api, ResourceExt as _};
+use serde_json::json;
+use tracing::{debug, warn};
+
+use super::demand::{Wishes, wanted};
+use super::publish::{Next, Written};
+use super::run::{Agent, Event, Told};
+use super::seen;
+use super::snapshot::gives;
+use super::status::status;
+use super::work::STARTING;
+use crate::api::{AGENT_MANAGER, NodeSubnetLite, NodeSubnetStatus};
+use crate::choice::Label;
+use crate::node::clock;
+
+/// Longest wait for the API server.
+const API_LIMIT: Duration = Duration::from_secs(10);
+
+impl Agent {
+    pub(super) fn publish(&mut self) {
+        self.publish_at = None;
+        let Some(snapshot) = &self.snapshot else {
+            return;
+        };
+        let now = clock::since_boot();
+        let wishes: Wishes = self.parts.service.known.lock().wishes.count(now).0;
+        let wants = wanted(snapshot, &wishes);
+        let told = status(snapshot, &wants, &clock::now().boot);
+        let next = self.publisher.next(&told, &wants, snapshot, now);
+        self.parts.metrics.behind(self.publisher.lag(now));
+        match next {
+            Next::Nothing => {}
+            Next::At(at) => self.publish_at = Some(at),
+            Next::Write { version, urgent } => {
+                let api: Api<NodeSubnetLite> = Api::all(self.parts.client.clone());
+                let name = self.settings.node.clone();
+                self.tasks.spawn(async move {
+                    Event::Written(urgent, write(&api, &name, &version, &told).await)
+                });
+            }
+        }
+    }
+
+    pub(super) fn written(&mut self, urgent: bool, written: Written) {
+        let result = match &written {
+            Written::Done { .. } => "done",
+            Written::Outdated => "outdated",
+            Written::Failed => "failed",
+        };
+        self.parts.metrics.wrote(urgent, result);
+        self.publisher.written(written, clock::since_boot());
+    }
+
+    /// What is held, for other programs on the node.
+    pub(super) fn write_files(&mut self) {
+        if self.snapshot.is_some() {
+            let holding = Arc::clone(&self.parts.holding.borrow());
+            self.files.refresh(&holding, clock::since_boot());
+        }
+    }
+
+    /// Asks for the labels of namespaces, where a pool goes by them.
+    pub(super) fn ask_namespaces(&mut self) {
+        let known = self.parts.service.known.lock();
+        if !known.needs_namespaces() {
+            return;
+        }
+        let of_pods = known.pods.iter().map(|pod| pod.namespace.clone());
+        let new: BTreeSet<String> = of_pods.filter(|it| !self.namespaces.contains(it)).collect();
+        drop(known);
+        for name in new {
+            self.namespaces.insert(name.clone());
+            let api: Api<PartialObjectMeta<Namespace>> = Api::all(self.parts.client.clone());
+            self.tasks.spawn(async move {
+                let answer = tokio::time::timeout(API_LIMIT, api.get_metadata(&name)).await;
+                let labels = match answer {
+                    Ok(Ok(found)) => Some(labels(found.labels())),
+                    Ok(Err(error)) => {
+                        warn!(namespace = name, "its labels are not known: {error}");
+                        None
+                    }
+                    Err(_) => None,
+                };
+                Event::Namespace(name, labels)
+            });
+        }
+    }
+
+    pub(super) fn tell_readiness(&self) {
+        let readiness = &self.parts.readiness;
+        if !self.parts.ledger.is_open() {
+            let why = self.store_trouble.as_str();
+            let why = if why.is_empty() { STARTING } else { why };
+            return readiness.say(false, why);
+        }
+        let Some(snapshot) = &self.snapshot else {
+            return readiness.say(false, "starting");
+        };
+        if !snapshot.blocks.iter().any(gives) {
+            let why = match (&self.node, &self.subnet) {
+                (Told::Absent, _) => "there is no Node object of this name: see --node-name",
+                (_, Told::Absent) => {
+                    "there is no NodeSubnet of this node: see that the controller runs and that a pool serves the node"
+                }
+                _ => "the node holds nothing to give addresses from yet",
+            };
+            return readiness.say(false, why);
+        }
+        readiness.say(
+            true,
+            if self.followed {
+                "gives addresses"
+            } else {
+                "gives addresses from what was held last: the API server does not answer"
+            },
+        );
+    }
+}
+
+fn labels(labels: &BTreeMap<String, String>) -> Vec<Label> {
+    let labels = labels.iter();
+    labels
+        .map(|(key, value)| (key.as_str().into(), value.as_str().into()))
+        .collect()
+}
+
+/// Writes the status onto that version.
+async fn write(
+    api: &Api<NodeSubnetLite>,
+    name: &str,
+    version: &str,
+    status: &NodeSubnetStatus,
+) -> Written {
+    let patch = Patch::Merge(json!({
+        "metadata": {"resourceVersion": version},
+        "status": {
+            "nodeUID": status.node_uid, "pools": status.pools, "blocks": status.blocks,
+            "agent": status.agent, "allocations": status.allocations,
+        },
+    }));
+    let params = PatchParams {
+        field_manager: Some(AGENT_MANAGER.to_owned()),
+        ..PatchParams::default()
+    };
+    let begun = Timestamp::now();
+    let answer = tokio::time::timeout(API_LIMIT, api.patch_status(name, &params, &patch)).await;
+    match answer {
+        Ok(Ok(object)) => {
+            let seen = seen::subnet(object);
+            debug!(version = seen.version, "status written");
+            Written::Done {
+                version: seen.version,
+                status: Box::new(seen.status),
+            }
+        }
+        Ok(Err(kube::Error::Api(answer))) if answer.code == 409 => Written::Outdated,
+        Ok(Err(kube::Error::Api(answer))) if answer.code == 404 => {
+            debug!("there is no NodeSubnet to write to");
+            Written::Failed
+        }
+        Ok(Err(kube::Error::Api(answer))) if matches!(answer.code, 403 | 413 | 422) => {
+            warn!(
+                "the status of NodeSubnet {name} is refused: {} ({}): check the agent's ClusterRole, and that CRDs and agent are of one version",
+                answer.message, answer.code
+            );
+            Written::Failed
+        }
+        Ok(Err(error)) => {
+            debug!(%begun, "status not written: {error}");
+            Written::Failed
+        }
+        Err(_) => Written::Failed,
+    }
+}

@@ -1,0 +1,167 @@
+//! Kubernetes events, written beside everything else and never in its way.
+//!
+//! Each notice becomes an Event of its own: notices are changes of state, so there is nothing to put
+//! together, and two about one object (overlaps with two others, say) are both worth reading.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use kube::Client;
+use kube::api::{Api, ObjectMeta, PostParams};
+use tokio::sync::mpsc;
+use tracing::debug;
+
+/// Longest wait for one event to be written.
+const LIMIT: Duration = Duration::from_secs(5);
+
+/// What people are to be told.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Notice {
+    /// The object it is about
+    pub about: ObjectReference,
+    /// Whether somebody should look
+    pub warning: bool,
+    /// CamelCase, stable: people alert on it
+    pub reason: &'static str,
+    /// What happened, with what, and what to do
+    pub note: String,
+}
+
+/// Writes events one after the other, under the name of `manager`. At most `backlog` wait; `lost` is
+/// called for each that could not be written.
+pub fn spawn(
+    client: Client,
+    manager: &'static str,
+    backlog: usize,
+    lost: impl Fn() + Send + 'static,
+) -> mpsc::Sender<Notice> {
+    let (sender, mut notices) = mpsc::channel::<Notice>(backlog);
+    let instance = std::env::var("POD_NAME").unwrap_or_else(|_| manager.to_owned());
+    let post = PostParams {
+        field_manager: Some(manager.to_owned()),
+        ..PostParams::default()
+    };
+    tokio::spawn(async move {
+        while let Some(notice) = notices.recv().await {
+            let (namespace, event) = render(notice, manager, &instance, Timestamp::now());
+            let events: Api<Event> = Api::namespaced(client.clone(), &namespace);
+            match tokio::time::timeout(LIMIT, events.create(&post, &event)).await {
+                Ok(Ok(_)) => {}
+                Ok(Err(error)) => {
+                    lost();
+                    debug!("event not written: {error}");
+                }
+                Err(_) => lost(),
+            }
+        }
+    });
+    sender
+}
+
+/// The event, and the namespace it is kept in: its object's, else `default`.
+fn render(notice: Notice, manager: &str, instance: &str, now: Timestamp) -> (String, Event) {
+    let about = notice.about;
+    let namespace = about
+        .namespace
+        .clone()
+        .unwrap_or_else(|| "default".to_owned());
+    let kind = if notice.warning { "Warning" } else { "Normal" };
+    let event = Event {
+        metadata: ObjectMeta {
+            name: Some(event_name(about.name.as_deref().unwrap_or_default(), now)),
+            namespace: Some(namespace.clone()),
+            ..ObjectMeta::default()
+        },
+        regarding: Some(about),
+        type_: Some(kind.to_owned()),
+        reason: Some(notice.reason.to_owned()),
+        note: Some(short(&notice.note)),
+        action: Some("Allocate".to_owned()),
+        event_time: Some(MicroTime(now)),
+        reporting_controller: Some(manager.to_owned()),
+        reporting_instance: Some(instance.to_owned()),
+        ..Event::default()
+    };
+    (namespace, event)
+}
+
+/// A text within the API's limit for a note.
+fn short(text: &str) -> String {
+    /// In bytes
+    const LONGEST: usize = 1024;
+    if text.len() <= LONGEST {
+        return text.to_owned();
+    }
+    let end = (0..=LONGEST - 3)
+        .rev()
+        .find(|at| text.is_char_boundary(*at));
+    format!("{}...", &text[..end.unwrap_or_default()])
+}
+
+/// The object's name and the time, within the length of a name: events about objects with the
+/// longest names are refused otherwise.
+fn event_name(name: &str, now: Timestamp) -> String {
+    const LONGEST: usize = 253;
+    let time = format!("{:x}", now.as_nanosecond());
+    // Names are ASCII.
+    let short: String = name.chars().take(LONGEST - 1 - time.len()).collect();
+    format!("{}.{time}", short.trim_end_matches(['.', '-']))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_of_an_event_is_never_too_long() {
+        let now = Timestamp::from_second(1_800_000_000).unwrap();
+        assert_eq!(event_name("n1", now), "n1.18fae27693b40000");
+        let long = [
+            "n".repeat(63),
+            "o".repeat(63),
+            "d".repeat(63),
+            "e".repeat(61),
+        ]
+        .join(".");
+        let name = event_name(&long, now);
+        assert_eq!(
+            (name.len(), name.ends_with(".18fae27693b40000")),
+            (253, true)
+        );
+        let dots = format!("{}.{}", "n".repeat(235), "e".repeat(17));
+        assert!(!event_name(&dots, now).contains(".."));
+    }
+
+    #[test]
+    fn an_event_lies_beside_its_object_with_a_note_that_the_api_takes() {
+        let about = ObjectReference {
+            kind: Some("Pod".to_owned()),
+            name: Some("p".to_owned()),
+            namespace: Some("web".to_owned()),
+            ..ObjectReference::default()
+        };
+        let mut notice = Notice {
+            about,
+            warning: true,
+            reason: "PoolExhausted",
+            note: "\u{e9}".repeat(600),
+        };
+        let (namespace, event) = render(notice.clone(), "m", "i", Timestamp::UNIX_EPOCH);
+        assert_eq!(namespace, "web");
+        assert_eq!(event.metadata.namespace.as_deref(), Some("web"));
+        assert_eq!(event.type_.as_deref(), Some("Warning"));
+        let note = event.note.unwrap();
+        assert!(
+            note.len() <= 1024 && note.ends_with("\u{e9}..."),
+            "{}",
+            note.len()
+        );
+        (notice.about.namespace, notice.warning) = (None, false);
+        let (namespace, event) = render(notice, "m", "i", Timestamp::UNIX_EPOCH);
+        assert_eq!(namespace, "default");
+        assert_eq!(event.type_.as_deref(), Some("Normal"));
+    }
+}
