@@ -45,6 +45,8 @@ async fn everything_that_is_off_can_be_switched_on() {
     let text = with(&[
         "metrics.podMonitor=true",
         "metrics.rules=true",
+        "metrics.runbooks=https://example.com/runbooks/",
+        "controller.map=true",
         "metrics.dashboard=true",
         "metrics.labels.release=prometheus",
         "networkPolicy.enabled=true",
@@ -60,6 +62,9 @@ async fn everything_that_is_off_can_be_switched_on() {
     for what in [
         "kind: PodMonitor",
         "kind: PrometheusRule",
+        "- alert: CadastrePoolExhausted",
+        "runbook_url: https://example.com/runbooks/CadastrePoolExhausted.md",
+        "- --map\n",
         "name: cadastre-dashboard",
         "release: prometheus",
         "kind: NetworkPolicy",
