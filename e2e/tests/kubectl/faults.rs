@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use cadastre_e2e::wait::until;
 use cadastre_e2e::{ControlPlane, Hand, Options, crds};
-use kube::api::{Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
 use crate::{Ran, end, pool, run, start};
@@ -29,7 +29,7 @@ async fn block(hand: &Hand, cidr: &str, node: &str, uid: &str) -> String {
 }
 
 /// A node with a block, its NodeSubnet, and what its agent says.
-async fn holder(hand: &Hand, name: &str, cidr: &str, held: Value) -> String {
+async fn holder(hand: &Hand, name: &str, cidr: &str, held: &Value) -> String {
     let node = hand.node("p", name).await.unwrap().metadata.uid.unwrap();
     let uid = block(hand, cidr, name, &node).await;
     let subnet = serde_json::from_value(json!({
@@ -90,8 +90,8 @@ async fn check_finds_every_planted_fault_and_release_frees_only_leaks() {
         {"address": "10.70.0.1", "pod": "default/lives", "podUID": lives.metadata.uid, "handle": "cbr0/aaaaaaaa"},
         {"address": "10.70.0.2", "pod": "default/gone", "podUID": GONE, "handle": "cbr0/bbbbbbbb"},
     ]);
-    let node = holder(&hand, "n1", "10.70.0.0/28", held.clone()).await;
-    holder(&hand, "n2", "10.70.0.16/28", json!([])).await;
+    let node = holder(&hand, "n1", "10.70.0.0/28", &held).await;
+    holder(&hand, "n2", "10.70.0.16/28", &json!([])).await;
     let only = run(&cluster, CHECK).await;
     assert_eq!(
         codes(&only),
@@ -126,7 +126,7 @@ async fn check_finds_every_planted_fault_and_release_frees_only_leaks() {
     )
     .await;
     hand.blocks
-        .delete("10-70-0-16-28", &Default::default())
+        .delete("10-70-0-16-28", &DeleteParams::default())
         .await
         .unwrap();
     let stale = serde_json::from_value(json!({

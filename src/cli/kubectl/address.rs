@@ -1,5 +1,7 @@
 //! Whose address is it: for any address, in or out of any pool.
 
+use std::fmt::Write as _;
+
 use jiff::Timestamp;
 use serde::Serialize;
 
@@ -255,19 +257,19 @@ impl RangeFact {
     fn words(&self, style: &Style) -> String {
         let mut text = format!("{} {}", self.cidr, self.kind);
         if self.resting {
-            text += &format!(" in quarantine, was node {}'s", self.node);
+            let _ = write!(text, " in quarantine, was node {}'s", self.node);
             let left = left(self.until, style.now);
             if !left.is_empty() {
-                text += &format!(", over {left}");
+                let _ = write!(text, ", over {left}");
             }
         } else {
-            text += &format!(" of node {}", self.node);
+            let _ = write!(text, " of node {}", self.node);
         }
         if let Some(since) = self.since {
-            text += &format!(", since {}", age(Some(since), style.now));
+            let _ = write!(text, ", since {}", age(Some(since), style.now));
         }
         if let (Some(used), Some(cooling), Some(free)) = (self.used, self.cooling, self.free) {
-            text += &format!(" ({used} used, {cooling} cooling, {free} free)");
+            let _ = write!(text, " ({used} used, {cooling} cooling, {free} free)");
         }
         text
     }

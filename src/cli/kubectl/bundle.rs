@@ -6,6 +6,7 @@
 //! - Managed fields and last-applied configurations are dropped.
 //! - What could not be read is named in `README.txt`; the rest is there.
 
+use std::fmt::Write as _;
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -158,7 +159,7 @@ impl Bundle<'_> {
             match self.text(&path).await {
                 Ok(text) => {
                     fs::write(self.dir.join(&file), text)?;
-                    self.readme += &format!("{file}\n");
+                    let _ = writeln!(self.readme, "{file}");
                 }
                 Err(why) => self.missing(&file, &why),
             }
@@ -239,12 +240,12 @@ impl Bundle<'_> {
         let count = value
             .as_array()
             .map_or(String::new(), |items| format!(": {}", items.len()));
-        self.readme += &format!("{file}{count}\n");
+        let _ = writeln!(self.readme, "{file}{count}");
         Ok(())
     }
 
     fn missing(&mut self, file: &str, why: &str) {
-        self.readme += &format!("{file}: MISSING: {why}\n");
+        let _ = writeln!(self.readme, "{file}: MISSING: {why}");
     }
 }
 

@@ -175,6 +175,7 @@ pub fn check(inventory: &Inventory) -> CheckReport {
 
 impl CheckReport {
     /// What an earlier look has shown as well.
+    #[must_use]
     pub fn confirmed_by(mut self, earlier: &CheckReport) -> Self {
         let before: BTreeSet<_> = earlier.findings.iter().map(Finding::key).collect();
         self.findings

@@ -95,7 +95,7 @@ fn listed_twice(inventory: &Inventory, findings: &mut Vec<Finding>) {
     for subnet in inventory.subnets.values() {
         let Ok(spec) = &subnet.spec else { continue };
         let node = inventory.world.nodes.get(&subnet.name);
-        if !node.is_some_and(|node| spec.node_uid.as_deref() == Some(&*node.uid)) {
+        if node.is_none_or(|node| spec.node_uid.as_deref() != Some(&*node.uid)) {
             continue;
         }
         for held in &spec.blocks {

@@ -1,7 +1,5 @@
 //! Which pools serve a node, why it waits, why it keeps each block.
 
-use std::fmt::Write as _;
-
 use super::{Explanation, choice};
 use crate::api::{Allocate, Recall};
 use crate::choice::Asker;
@@ -64,7 +62,7 @@ pub fn node(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
 /// Why a node still has a block.
 fn kept(entry: &Entry, all: &[&Entry], node: &Node, inventory: &Inventory) -> String {
     let pool = inventory.registry.pools.get(&entry.pool);
-    let mut line = format!("{} (pool \"{}\"): ", entry.cidr, entry.pool);
+    let line = format!("{} (pool \"{}\"): ", entry.cidr, entry.pool);
     let requests = inventory.subnets.get(&node.name).map(|it| &it.requests);
     let asked = requests.is_some_and(|it| it.drain.contains(&entry.cidr));
     let leaves = match pool {
@@ -83,42 +81,25 @@ fn kept(entry: &Entry, all: &[&Entry], node: &Node, inventory: &Inventory) -> St
     let Some(word) = inventory.word(entry) else {
         return line + "the agent has said nothing of it yet, and only the agent ends its use";
     };
-    let busy = word.used + word.cooling;
-    if let Some(why) = leaves {
-        let _ = write!(line, "it drains, as {why}; ");
-        line += &if busy == 0 {
-            "it is empty and goes at once".to_owned()
-        } else {
-            format!(
-                "{} in use and {} cooling keep it{}",
-                word.used,
-                word.cooling,
-                users(entry, inventory)
-            )
-        };
-    } else if busy > 0 {
-        let _ = write!(
-            line,
-            "{} in use, {} cooling{}",
-            word.used,
-            word.cooling,
-            users(entry, inventory)
-        );
-    } else {
-        let family = entry.cidr.family();
-        let same = all
-            .iter()
-            .filter(|it| it.pool == entry.pool && it.cidr.family() == family);
-        let idle = pool.map_or(0, |pool| pool.terms.idle.as_secs());
-        line += &if same.count() > 1 {
-            format!(
-                "it is empty and goes once it has been so for {idle} s (spec.idleSeconds), unless the node's demand needs it"
-            )
-        } else {
-            "it is empty, and the last of its pool and family: it stays, so that the next pod waits for nothing".to_owned()
-        };
-    }
-    line
+    let (used, cooling) = (word.used, word.cooling);
+    let users = users(entry, inventory);
+    let family = entry.cidr.family();
+    let same = |it: &&&Entry| it.pool == entry.pool && it.cidr.family() == family;
+    let idle = pool.map_or(0, |pool| pool.terms.idle.as_secs());
+    let words = match leaves {
+        Some(why) if used + cooling == 0 => {
+            format!("it drains, as {why}; it is empty and goes at once")
+        }
+        Some(why) => {
+            format!("it drains, as {why}; {used} in use and {cooling} cooling keep it{users}")
+        }
+        None if used + cooling > 0 => format!("{used} in use, {cooling} cooling{users}"),
+        None if all.iter().filter(same).count() > 1 => format!(
+            "it is empty and goes once it has been so for {idle} s (spec.idleSeconds), unless the node's demand needs it"
+        ),
+        None => "it is empty, and the last of its pool and family: it stays, so that the next pod waits for nothing".to_owned(),
+    };
+    line + &words
 }
 
 fn users(entry: &Entry, inventory: &Inventory) -> String {

@@ -30,9 +30,8 @@ pub fn pod(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
         })
         .collect();
     let Some(pod) = inventory.pod(name) else {
-        explanation.answer =
-            "it is gone, and a node still holds addresses for it: see kubectl cadastre check"
-                .to_owned();
+        "it is gone, and a node still holds addresses for it: see kubectl cadastre check"
+            .clone_into(&mut explanation.answer);
         explanation.add("Holds", has);
         return Ok(explanation);
     };

@@ -144,11 +144,7 @@ pub fn delete_pool(lists: &mut Lists, name: &str, now: Timestamp) -> anyhow::Res
 }
 
 /// Takes a range out of every pool that has addresses of it. Returns the names of those.
-pub fn drain(
-    lists: &mut Lists,
-    range: &Cidr,
-    inventory: &Inventory,
-) -> anyhow::Result<Vec<String>> {
+pub fn drain(lists: &mut Lists, range: &Cidr, inventory: &Inventory) -> Vec<String> {
     let pools = inventory.registry.pools.touching(range);
     let names: Vec<String> = pools.map(|pool| pool.name.to_string()).collect();
     for pool in &mut lists.pools {
@@ -183,7 +179,7 @@ pub fn drain(
             }
         }
     }
-    Ok(names)
+    names
 }
 
 /// A range without another one.

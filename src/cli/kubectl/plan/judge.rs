@@ -1,6 +1,7 @@
 //! Before and after: what fits, who is hit, when it is full.
 
 use std::collections::BTreeSet;
+use std::fmt::Write as _;
 
 use jiff::Timestamp;
 use serde::Serialize;
@@ -252,10 +253,10 @@ impl Report for PlanReport {
         let most = if style.wide { usize::MAX } else { SHOWN };
         let mut text = String::new();
         for line in &self.supposed {
-            text += &format!("Supposed: {line}.\n");
+            let _ = writeln!(text, "Supposed: {line}.");
         }
         for line in &self.refused {
-            text += &format!("The API server would refuse it: {line}\n");
+            let _ = writeln!(text, "The API server would refuse it: {line}");
         }
         text += if self.fits {
             "It fits.\n"
@@ -264,8 +265,9 @@ impl Report for PlanReport {
         };
         let nodes = &self.new_nodes;
         if nodes.asked > 0 {
-            text += &format!(
-                "Nodes that come: {}. Served: {}. Waiting: {}. Of no pool: {}.\n",
+            let _ = writeln!(
+                text,
+                "Nodes that come: {}. Served: {}. Waiting: {}. Of no pool: {}.",
                 nodes.asked, nodes.served, nodes.waiting, nodes.unmanaged
             );
         }
@@ -318,7 +320,11 @@ impl Report for PlanReport {
             text += &more(self.will_wait.len(), most, "node");
         }
         if !self.relieved.is_empty() {
-            text += &format!("\nWould no longer wait: {}\n", some(&self.relieved, most));
+            let _ = writeln!(
+                text,
+                "\nWould no longer wait: {}",
+                some(&self.relieved, most)
+            );
         }
         text
     }

@@ -96,7 +96,7 @@ pub fn plan(lists: &Lists, changes: &Changes, now: jiff::Timestamp) -> anyhow::R
         said.push(format!("pool \"{name}\" is deleted"));
     }
     for range in &changes.drain {
-        let pools = change::drain(&mut then, range, &before)?;
+        let pools = change::drain(&mut then, range, &before);
         if pools.is_empty() {
             bail!("no pool has addresses of {range}: nothing there can be drained");
         }
@@ -130,7 +130,7 @@ fn settle_demand(lists: &mut Lists, changes: &Changes, now: jiff::Timestamp) -> 
     let registry = &inventory.registry;
     let mut wants: Vec<(String, String, String, u64)> = Vec::new();
     for node in inventory.world.nodes.iter() {
-        let full = std::collections::BTreeMap::<_, ()>::new();
+        let full = std::collections::BTreeMap::<_, String>::new();
         let best = || {
             let choices = registry
                 .pools

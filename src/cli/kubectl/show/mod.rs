@@ -86,8 +86,8 @@ pub async fn exec(args: &Args, flags: &Flags, reach: &Reach) -> anyhow::Result<V
     let mut watch = args.watch.then(|| watch::Watch::start(reach));
     loop {
         let inventory = reach.inventory(Wanted::PODS).await?;
-        if let Some(watch) = &watch {
-            watch.clear(flags.output);
+        if watch.is_some() {
+            watch::Watch::clear(flags.output);
         }
         print(&args.what, &inventory, flags, reach)?;
         match &mut watch {

@@ -1,6 +1,7 @@
 //! Pools: ranges, what is left, who holds most.
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 
 use jiff::Timestamp;
 use serde::Serialize;
@@ -276,13 +277,15 @@ impl Report for PoolReport {
                 counts.utilization
             );
             if let Some(addresses) = &counts.addresses {
-                text += &format!(
+                let _ = write!(
+                    text,
                     "\n{} addresses in blocks: {} in use, {} cooling",
                     addresses.held, addresses.used, addresses.cooling
                 );
             }
             if row.exhausts_at.is_some() {
-                text += &format!(
+                let _ = write!(
+                    text,
                     "\nfull {} if it goes on as lately",
                     left(row.exhausts_at, style.now)
                 );
@@ -311,8 +314,9 @@ impl Report for PoolReport {
         text += "\n";
         text += &table.text(style, "No node holds any of it.");
         if self.holders.len() > most {
-            text += &format!(
-                "and {} more (-o wide)\n",
+            let _ = writeln!(
+                text,
+                "and {} more (-o wide)",
                 count(self.holders.len() - most, "node")
             );
         }

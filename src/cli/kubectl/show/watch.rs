@@ -66,7 +66,7 @@ impl Watch {
     }
 
     /// Empties a terminal before it is shown anew.
-    pub fn clear(&self, output: Output) {
+    pub fn clear(output: Output) {
         let mut out = std::io::stdout();
         if out.is_terminal() && matches!(output, Output::Table | Output::Wide) {
             let _ = out.write_all(b"\x1b[H\x1b[2J\x1b[3J");
@@ -81,9 +81,10 @@ where
     let events = watcher(api, watcher::Config::default());
     let ticks = events.filter_map(|event| async {
         match event {
-            Ok(watcher::Event::Apply(_) | watcher::Event::Delete(_)) => Some(Ok(())),
             // A list that begins anew may hold anything.
-            Ok(watcher::Event::InitDone) => Some(Ok(())),
+            Ok(watcher::Event::Apply(_) | watcher::Event::Delete(_) | watcher::Event::InitDone) => {
+                Some(Ok(()))
+            }
             Ok(watcher::Event::Init | watcher::Event::InitApply(_)) => None,
             Err(error) => Some(Err(error.to_string())),
         }

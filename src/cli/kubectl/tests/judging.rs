@@ -12,9 +12,12 @@ fn a_cluster_that_is_well_has_no_findings() {
     assert_eq!(Cluster::new().codes(), Vec::<String>::new());
 }
 
+/// What is planted, how, and the code and object of what is found.
+type Fault = (&'static str, fn(&mut Cluster), &'static str);
+
 #[test]
 fn each_fault_is_found_by_its_code() {
-    let faults: [(&str, fn(&mut Cluster), &str); 12] = [
+    let faults: [Fault; 12] = [
         (
             "two pods report one address",
             |it| it.pod("shop/twin", "b", &["10.0.0.1"]),
