@@ -2,7 +2,8 @@
 #
 # One cargo build runs at a time, in the order written here: -j is of no use on a small machine. All
 # of them name the whole workspace, even where one package would do, because cargo chooses features
-# by the packages named and would build every dependency twice.
+# by the packages named and would build every dependency twice. So do those of tests: what is built
+# for tests names one of them.
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 SHELL := bash
@@ -121,22 +122,22 @@ setup: ## look for the tools; say what to install
 
 control-plane: setup ## build etcd and Kubernetes where missing (about 6 minutes, once)
 	$(call say,control-plane)
-	$(CARGO) build --workspace --bin cadastre-assets
+	$(CARGO) build --workspace --bin cadastre-assets --test harness
 	@$(TARGET)/debug/cadastre-assets
 
 tools: setup ## build helm where it is missing (about 4 minutes, once)
 	$(call say,tools)
-	$(CARGO) build --workspace --bin cadastre-assets
+	$(CARGO) build --workspace --bin cadastre-assets --test harness
 	@$(TARGET)/debug/cadastre-assets tools
 
 nodes: setup ## build kubelet, containerd and CNI plugins where missing (about 4 minutes, once)
 	$(call say,nodes)
-	$(CARGO) build --workspace --bin cadastre-assets
+	$(CARGO) build --workspace --bin cadastre-assets --test harness
 	@$(TARGET)/debug/cadastre-assets nodes
 
 monitoring: setup ## build Prometheus and promtool where missing (about 3 minutes, once)
 	$(call say,monitoring)
-	$(CARGO) build --workspace --bin cadastre-assets
+	$(CARGO) build --workspace --bin cadastre-assets --test harness
 	@$(TARGET)/debug/cadastre-assets monitoring
 
 clean: ## remove build output; the cached control plane stays

@@ -179,7 +179,7 @@ mod tests {
         assert!(!readiness.page().0);
         let registry = Registry::new();
         readiness.register(&registry).unwrap();
-        let gauge = || registry.gather()[0].get_metric()[0].get_gauge().value();
+        let gauge = || registry.gather()[0].get_metric()[0].get_gauge().get_value();
         assert!(gauge() < 0.5);
         readiness.say(true, "gives addresses");
         assert!(gauge() > 0.5);

@@ -1,9 +1,10 @@
-//! drain and undrain, with a controller that leads.
+//! release, drain and undrain, with a controller that leads.
 
-use cadastre_e2e::{Agents, Options, Stage};
-use serde_json::json;
+use cadastre_e2e::{Agents, Hand, Options, Stage};
+use kube::api::{Patch, PatchParams};
+use serde_json::{Value, json};
 
-use crate::run;
+use crate::{end, run, start};
 
 #[tokio::test]
 async fn a_drain_is_asked_for_and_taken_back() {
@@ -63,4 +64,87 @@ async fn a_drain_is_asked_for_and_taken_back() {
         again.code == 2 && again.out.contains("nobody asked"),
         "{again:?}"
     );
+
+    // Empty blocks that the node can do without are back at once, long before they are idle enough.
+    agents.ask("roomy-1", "roomy", 1).unwrap();
+    let given = run(
+        cluster,
+        &["drain", "--node", "roomy-1", "--wait", "--timeout", "60"],
+    )
+    .await;
+    assert_eq!(given.code, 0, "{given:?}");
+    assert_eq!(given.out.matches("Returned").count(), 2, "{given:?}");
+    assert_eq!(annotation().await, None);
+    let left = hand.listed("roomy-1", 1).await.unwrap();
+    let gone = blocks.iter().filter(|cidr| !left.contains(cidr));
+    for cidr in gone {
+        hand.block_gone(cidr).await.unwrap();
+    }
+    // One in use stays until its pod goes, and gives nothing new meanwhile.
+    agents.allocate("roomy-1", "roomy", "cart").await.unwrap();
+    let kept = run(cluster, &["drain", &left[0], "--wait", "--timeout", "1"]).await;
+    assert!(kept.code == 2 && kept.out.contains("keep it"), "{kept:?}");
+    agents.free("roomy-1", "cart").unwrap();
+    agents.warm_up("roomy-1").unwrap();
+    hand.block_gone(&left[0]).await.unwrap();
+}
+
+async fn say(hand: &Hand, node: &str, status: Value) {
+    let patch = Patch::Merge(json!({"status": status}));
+    let params = PatchParams::default();
+    hand.subnets
+        .patch_status(node, &params, &patch)
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+async fn a_leak_is_released_long_before_its_grace_is_over() {
+    let stage = Stage::start(Options::default(), &["--leak-grace", "86400"])
+        .await
+        .unwrap();
+    let hand = stage.hand().await.unwrap();
+    let spec = json!({"ipv4": {"cidrs": ["10.91.0.0/24"], "blockSize": 28}});
+    hand.block_pool("leaky", spec).await.unwrap();
+    let node = hand.node("leaky", "leaky-1").await.unwrap().metadata.uid;
+    hand.listed("leaky-1", 1).await.unwrap();
+    let block = hand.subnets.get("leaky-1").await.unwrap().spec.blocks[0].clone();
+    let address = block.cidr.replace("/28", "");
+    let uid = "00000000-0000-4000-8000-000000000001";
+    let words =
+        |used: u8| json!([{"cidr": block.cidr, "uid": block.uid, "used": used, "free": 16 - used}]);
+    let held = json!([{"address": address, "pod": "default/gone", "podUID": uid}]);
+    say(
+        &hand,
+        "leaky-1",
+        json!({"nodeUID": node, "blocks": words(1), "allocations": held}),
+    )
+    .await;
+    let child = start(&stage.cluster, &["release", &address]);
+    // The controller has its proof and asks the agent, which has the other one.
+    let asked = |it: &cadastre::api::NodeSubnet| {
+        it.spec
+            .suspects
+            .iter()
+            .any(|suspect| suspect.address == address && suspect.pod_uid == uid)
+    };
+    hand.subnet_until("leaky-1", "the agent is asked", asked)
+        .await
+        .unwrap();
+    say(
+        &hand,
+        "leaky-1",
+        json!({"nodeUID": node, "blocks": words(0), "allocations": []}),
+    )
+    .await;
+    let freed = end(child).await;
+    assert!(freed.code == 0 && freed.out.contains("Freed"), "{freed:?}");
+    let annotations = hand
+        .subnets
+        .get("leaky-1")
+        .await
+        .unwrap()
+        .metadata
+        .annotations;
+    assert!(annotations.is_none_or(|it| !it.contains_key("cadastre.dev/release")));
 }

@@ -200,15 +200,18 @@ async fn leak_is_released(
     let patch = Patch::Merge(
         json!({"metadata": {"annotations": {"cadastre.dev/release": "10.70.0.7=old"}}}),
     );
-    hand.subnets
-        .patch("n1", &PatchParams::default(), &patch)
-        .await
-        .unwrap();
+    let other = async || {
+        let params = PatchParams::default();
+        hand.subnets.patch("n1", &params, &patch).await.unwrap();
+    };
+    other().await;
     let slow = run(cluster, &["release", "--report", report, "--timeout", "0"]).await;
     assert!(
         slow.code == 2 && slow.out.contains("the request stays"),
         "{slow:?}"
     );
+    // Only the request of the next one puts it there again.
+    other().await;
     let child = start(
         cluster,
         &[

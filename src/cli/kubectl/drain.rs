@@ -267,6 +267,11 @@ pub async fn exec_drain(args: &DrainArgs, flags: &Flags, reach: &Reach) -> anyho
     }
     if args.wait && !args.dry_run {
         wait(&mut report, Duration::from_secs(args.timeout.into()), reach).await?;
+        for node in by_node.keys() {
+            if reach.subnet(node).await?.is_some() {
+                ask(node, |_| {}, reach).await?;
+            }
+        }
     }
     render::print(&report, flags.output, Timestamp::now())?;
     let undone =
