@@ -4,7 +4,7 @@
 //! One story, told in order, as each step stands on the one before. Where nodes cannot run, or no image
 //! was built, it is ignored and the reason is printed.
 
-#![allow(clippy::unwrap_used)] // helpers of tests are tests
+#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests are tests
 
 mod cluster;
 mod docs;
@@ -129,8 +129,7 @@ async fn story(cluster: &Cluster) {
     for group in ["first", "during", "alone", "again"] {
         workload::delete(hand, group).await;
     }
-    let last =
-        "helm upgrade cadastre charts/cadastre --namespace kube-system --reset-then-reuse-values --wait  ";
+    let last = "helm upgrade cadastre charts/cadastre --namespace kube-system --reset-then-reuse-values --wait  ";
     cluster.helm("upgrade.md", last, &[]).await;
     cluster
         .kubectl("upgrade.md", "kubectl delete ippools")
