@@ -4,7 +4,7 @@
 //! config/rbac and config/{default,pod-cidrs,secondary} are what the chart renders in its three modes,
 //! docs/values.md is made of its values.yaml. `make config` writes them, these tests hold them.
 
-#![allow(clippy::unwrap_used)] // helpers of tests are tests
+#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests are tests
 
 mod made;
 mod refusals;

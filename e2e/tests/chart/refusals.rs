@@ -51,3 +51,14 @@ async fn an_old_kubernetes_is_refused() {
         "{error}"
     );
 }
+
+#[tokio::test]
+async fn a_server_without_admission_policies_is_refused_unless_they_are_off() {
+    // Kinds are known of a real server only; this one has pods and no policies.
+    let server = ["--api-versions", "v1/Pod"];
+    let error = template(&server).await.unwrap_err().to_string();
+    assert!(error.contains("ValidatingAdmissionPolicy"), "{error}");
+    let off = [&server[..], &["--set", "admissionPolicies.enabled=false"]].concat();
+    let text = template(&off).await.unwrap();
+    assert!(!text.contains("ValidatingAdmissionPolicy"));
+}

@@ -36,7 +36,8 @@ fn read(text: &str) -> Vec<Entry> {
         if let Some(outer) = inside {
             if indent > outer && !trimmed.is_empty() {
                 let default = &mut entries.last_mut().unwrap().default;
-                *default = format!("{default} {trimmed}").trim().to_owned();
+                default.push_str(if default.is_empty() { "" } else { " " });
+                default.push_str(trimmed);
                 continue;
             }
             inside = None;
@@ -44,7 +45,8 @@ fn read(text: &str) -> Vec<Entry> {
         if trimmed.is_empty() {
             about.clear();
         } else if let Some(comment) = trimmed.strip_prefix('#') {
-            about = format!("{about} {}", comment.trim()).trim().to_owned();
+            about.push_str(if about.is_empty() { "" } else { " " });
+            about.push_str(comment.trim());
         } else {
             let (key, default) = trimmed.split_once(':').unwrap();
             groups.retain(|(at, _)| *at < indent);
@@ -89,10 +91,7 @@ fn the_schema_knows_every_value() {
     let schema = std::fs::read_to_string(chart().join("values.schema.json")).unwrap();
     let schema: serde_json::Value = serde_json::from_str(&schema).unwrap();
     for Entry { path, .. } in read(&text) {
-        let pointer: String = path
-            .split('.')
-            .map(|it| format!("/properties/{it}"))
-            .collect();
+        let pointer = format!("/properties/{}", path.replace('.', "/properties/"));
         assert!(
             schema.pointer(&pointer).is_some(),
             "{path} is not in the schema"

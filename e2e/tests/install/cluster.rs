@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use cadastre_e2e::helm::Helm;
+use cadastre_e2e::metrics;
 use cadastre_e2e::node::{self, Machine, MachineOptions, Site, SiteOptions};
 use cadastre_e2e::wait::until;
 use cadastre_e2e::{Hand, Options};
@@ -116,6 +117,18 @@ impl Cluster {
             .clone()
             .unwrap_or_default()
             .join(" ")
+    }
+
+    /// Each node and the memory of its agent in MiB, as its metrics say.
+    pub async fn memory(&self) -> Vec<(String, f64)> {
+        let mut all = Vec::new();
+        for machine in &self.machines {
+            let ask = ["busybox", "wget", "-qO-", "http://127.0.0.1:9818/metrics"];
+            let metrics = metrics::parse(&machine.run(&ask).await.unwrap());
+            let bytes = metrics::sum(&metrics, "process_resident_memory_bytes", &[]);
+            all.push((machine.name().to_owned(), bytes / 1_048_576.0));
+        }
+        all
     }
 
     /// Waits until no pod of ours is left.

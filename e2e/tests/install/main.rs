@@ -4,7 +4,7 @@
 //! One story, told in order, as each step stands on the one before. Where nodes cannot run, or no image
 //! was built, it is ignored and the reason is printed.
 
-#![allow(clippy::unwrap_used)] // helpers of tests are tests
+#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests are tests
 
 mod cluster;
 mod docs;
@@ -78,13 +78,24 @@ async fn story(cluster: &Cluster) {
     let on: std::collections::BTreeSet<&String> = first.iter().map(|it| &it.node).collect();
     assert_eq!(on.len(), 2, "both nodes have pods: {first:?}");
 
+    for (node, mib) in cluster.memory().await {
+        say(&format!("the agent of {node} uses {mib:.0} MiB"));
+        assert!(mib < 64.0, "half of what the chart allows");
+    }
+
     say("helm upgrade while pods come");
     let come = workload::coming(hand, "during", RANGE);
     cluster.apply_crds().await;
     let change = ["--set", "log.level=debug"];
     let upgrade = cluster.helm("upgrade.md", "helm upgrade", &change);
-    let (_, during) = come.meanwhile(upgrade).await;
-    assert!(!during.is_empty());
+    let (_, (during, slowest)) = come.meanwhile(upgrade).await;
+    let seconds = slowest.as_secs_f64();
+    say(&format!(
+        "{} pods came, the slowest ran after {seconds:.1} s",
+        during.len()
+    ));
+    // An agent that is replaced is away for a few seconds; a busy machine takes its time, too.
+    assert!(!during.is_empty() && seconds < 60.0, "{seconds}");
     assert_eq!(workload::running(hand, "first", 8, RANGE).await, first);
     assert!(cluster.agent_args().await.contains("--log-level=debug"));
 
@@ -118,8 +129,7 @@ async fn story(cluster: &Cluster) {
     for group in ["first", "during", "alone", "again"] {
         workload::delete(hand, group).await;
     }
-    let last =
-        "helm upgrade cadastre charts/cadastre --namespace kube-system --reuse-values --wait  ";
+    let last = "helm upgrade cadastre charts/cadastre --namespace kube-system --reset-then-reuse-values --wait  ";
     cluster.helm("upgrade.md", last, &[]).await;
     cluster
         .kubectl("upgrade.md", "kubectl delete ippools")

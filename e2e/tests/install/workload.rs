@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use cadastre::ipam::Cidr;
@@ -102,16 +103,21 @@ pub fn coming<'a>(hand: &'a Hand, group: &'a str, range: &'a str) -> Coming<'a> 
 }
 
 impl Coming<'_> {
-    /// Each is waited for before the next one comes.
-    pub async fn meanwhile<T>(self, other: impl Future<Output = T>) -> (T, Vec<Running>) {
+    /// Each is waited for before the next one comes. Says how long the slowest one took.
+    pub async fn meanwhile<T>(
+        self,
+        other: impl Future<Output = T>,
+    ) -> (T, (Vec<Running>, Duration)) {
         let (done, is_done) = watch::channel(false);
         let pods = async {
-            let mut pods = Vec::new();
+            let (mut pods, mut slowest) = (Vec::new(), Duration::ZERO);
             while !*is_done.borrow() {
+                let start = Instant::now();
                 create_one(self.hand, self.group, pods.len()).await;
                 pods = running(self.hand, self.group, pods.len() + 1, self.range).await;
+                slowest = slowest.max(start.elapsed());
             }
-            pods
+            (pods, slowest)
         };
         let other = async {
             let answer = other.await;

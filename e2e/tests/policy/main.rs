@@ -4,7 +4,7 @@
 //! Agents and the controller get every permission of RBAC here, so that what is refused is refused by
 //! the policies.
 
-#![allow(clippy::unwrap_used)] // helpers of tests are tests
+#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests are tests
 
 mod setup;
 
