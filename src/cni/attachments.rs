@@ -2,20 +2,19 @@
 
 use super::error::{CniError, INVALID_CONFIG};
 use super::golang::IpNet;
-use super::json::{Item, Kind};
+use super::json::Value;
 use crate::ipam::Addr;
 
 /// The addresses of the previous result. What cannot be read is left out.
-pub(super) fn previous(root: Item<'_>) -> Vec<Addr> {
+pub(super) fn previous(root: &Value) -> Vec<Addr> {
     let result = root.get("prevresult");
-    let Some(ips) = result.and_then(|result| result.get("ips")) else {
-        return Vec::new();
-    };
-    let address = |ip: Item<'_>| {
-        let net = IpNet::parse(&ip.get("address")?.string()?)?;
+    let ips = result.and_then(|result| result.get("ips"));
+    let ips = ips.and_then(Value::as_array).unwrap_or_default();
+    let address = |ip: &Value| {
+        let net = IpNet::parse(ip.get("address")?.as_str()?)?;
         Some(net.ip)
     };
-    ips.elements().filter_map(address).collect()
+    ips.iter().filter_map(address).collect()
 }
 
 /// Container id and interface of an attachment that is valid.
@@ -23,7 +22,7 @@ pub(super) type Valid = (Vec<u8>, Vec<u8>);
 
 /// Each attachment that is valid. Without a list, or with one that
 /// cannot be read in full, nothing must be taken back: that is an error.
-pub(super) fn valid(root: Item<'_>) -> Result<Vec<Valid>, CniError> {
+pub(super) fn valid(root: &Value) -> Result<Vec<Valid>, CniError> {
     let wrong = |what: &str| {
         let msg = format!(
             "GC: {what} in the config, so nothing was taken back: the runtime has to list every attachment that exists, as {{containerID, ifname}}"
@@ -34,12 +33,12 @@ pub(super) fn valid(root: Item<'_>) -> Result<Vec<Valid>, CniError> {
     let list = root.get("cni.dev/valid-attachments");
     let list = list.or_else(|| root.get("cni.dev/attachments"));
     let list = list.ok_or_else(|| wrong("no `cni.dev/valid-attachments`"))?;
-    if list.kind() != Kind::Array {
-        return Err(wrong("`cni.dev/valid-attachments` that is no list"));
-    }
-    let text = |item: Item<'_>, key| Some(item.get(key)?.string()?.into_bytes());
+    let list = list
+        .as_array()
+        .ok_or_else(|| wrong("`cni.dev/valid-attachments` that is no list"))?;
+    let text = |item: &Value, key| Some(item.get(key)?.as_str()?.as_bytes().to_owned());
     let one = |item| Some((text(item, "containerid")?, text(item, "ifname")?));
-    list.elements()
+    list.iter()
         .map(|item| {
             one(item).ok_or_else(|| {
                 wrong("an entry of `cni.dev/valid-attachments` without containerID or ifname")
@@ -50,12 +49,10 @@ pub(super) fn valid(root: Item<'_>) -> Result<Vec<Valid>, CniError> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::json::Doc;
     use super::*;
 
-    fn on<T>(text: &str, read: impl Fn(Item<'_>) -> T) -> T {
-        let doc = Doc::parse(text.as_bytes()).unwrap();
-        read(doc.root())
+    fn on<T>(text: &str, read: impl Fn(&Value) -> T) -> T {
+        read(&Value::parse(text.as_bytes()).unwrap())
     }
 
     #[test]

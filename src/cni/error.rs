@@ -1,6 +1,6 @@
 //! Errors as the protocol wants them: an object on standard output and exit status 1.
 
-use super::json::Out;
+use super::json::Value;
 use crate::node::{Refusal, Why};
 
 /// The config's version is not one of ours, or does not know the command.
@@ -58,14 +58,14 @@ impl CniError {
     pub(super) fn render(&self, version: Option<&str>) -> String {
         let mut members = Vec::new();
         if let Some(version) = version {
-            members.push(("cniVersion", Out::String(version.to_owned())));
+            members.push(("cniVersion", Value::String(version.to_owned())));
         }
-        members.push(("code", Out::Number(self.code.to_string())));
-        members.push(("msg", Out::String(self.msg.clone())));
+        members.push(("code", Value::Int(self.code.into())));
+        members.push(("msg", Value::String(self.msg.clone())));
         if !self.details.is_empty() {
-            members.push(("details", Out::String(self.details.clone())));
+            members.push(("details", Value::String(self.details.clone())));
         }
-        Out::Object(members).pretty()
+        Value::object(members).pretty()
     }
 }
 

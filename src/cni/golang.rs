@@ -25,10 +25,7 @@ pub(super) fn quote(bytes: &[u8]) -> String {
     let mut out = String::with_capacity(bytes.len() + 2);
     out.push('"');
     for chunk in bytes.utf8_chunks() {
-        chunk
-            .valid()
-            .chars()
-            .for_each(|c| quote_char(&mut out, c, '"'));
+        chunk.valid().chars().for_each(|c| quote_char(&mut out, c));
         for byte in chunk.invalid() {
             let _ = write!(out, "\\x{byte:02x}");
         }
@@ -37,11 +34,27 @@ pub(super) fn quote(bytes: &[u8]) -> String {
     out
 }
 
-/// A byte in single quotes, as a syntax error of JSON names it.
-pub(super) fn quote_byte(byte: u8) -> String {
-    let mut out = String::from("'");
-    quote_char(&mut out, char::from(byte), '\'');
-    out.push('\'');
+/// A key of JSON without regard to case: two letters outside of ASCII fold to letters inside.
+pub(super) fn fold(key: &str) -> String {
+    let key = key.chars().map(|c| match c {
+        '\u{17f}' => 's',
+        '\u{212a}' => 'k',
+        _ => c.to_ascii_lowercase(),
+    });
+    key.collect()
+}
+
+/// JSON with what HTML would take amiss escaped. None of it can stand outside of a string.
+pub(super) fn escape_html(json: &str) -> String {
+    let mut out = String::with_capacity(json.len());
+    for c in json.chars() {
+        match c {
+            '<' | '>' | '&' | '\u{2028}' | '\u{2029}' => {
+                escape(&mut out, format_args!("\\u{:04x}", u32::from(c)));
+            }
+            _ => out.push(c),
+        }
+    }
     out
 }
 
@@ -51,9 +64,10 @@ pub(super) fn quote_all<'a>(texts: impl IntoIterator<Item = &'a [u8]>) -> String
     format!("[{}]", quoted.join(" "))
 }
 
-fn quote_char(out: &mut String, c: char, mark: char) {
+fn quote_char(out: &mut String, c: char) {
     match c {
         '\\' => out.push_str("\\\\"),
+        '"' => out.push_str("\\\""),
         '\x07' => out.push_str("\\a"),
         '\x08' => out.push_str("\\b"),
         '\x0c' => out.push_str("\\f"),
@@ -61,10 +75,6 @@ fn quote_char(out: &mut String, c: char, mark: char) {
         '\r' => out.push_str("\\r"),
         '\t' => out.push_str("\\t"),
         '\x0b' => out.push_str("\\v"),
-        _ if c == mark => {
-            out.push('\\');
-            out.push(c);
-        }
         ' '..='~' => out.push(c),
         _ if c.is_ascii() => escape(out, format_args!("\\x{:02x}", u32::from(c))),
         _ if !prints(c) && u32::from(c) > 0xffff => {
@@ -197,10 +207,6 @@ mod tests {
             quote("é\u{a0}'\u{1f600}".as_bytes()),
             "\"é\\u00a0'\u{1f600}\""
         );
-        assert_eq!(quote_byte(b'\''), r"'\''");
-        assert_eq!(quote_byte(b'"'), "'\"'");
-        assert_eq!(quote_byte(0xe9), "'é'");
-        assert_eq!(quote_byte(0x80), "'\\u0080'");
     }
 
     #[test]

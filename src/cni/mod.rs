@@ -13,7 +13,7 @@
 //! | `args`, `attachments`, `netns` | `CNI_ARGS`; previous result and valid attachments; own namespace |
 //! | `plugin` | addresses of the node |
 //! | `host_local` | addresses of the config's own ranges, as host-local gives them |
-//! | `json`, `golang` | JSON and texts as Go has them, which callers see |
+//! | `json`, `golang` | what callers see of Go: in JSON, and in texts |
 //!
 //! A call reads, does one thing and answers: no threads, nothing in the background. Nothing is changed
 //! before the whole request has been found good.
@@ -40,7 +40,7 @@ pub use request::Env;
 
 use crate::node::{Answer, Op, Refusal, client};
 use error::INVALID_ENVIRONMENT;
-use json::Doc;
+use json::Value;
 use request::Config;
 
 /// What a call answers.
@@ -139,8 +139,10 @@ fn answer(
         return Ok(version::answer(supported));
     }
     let text = request::read(stdin)?;
-    let doc = Doc::parse(&text).map_err(|text| request::undecodable(&text))?;
-    let config = Config::new(&doc)?;
+    let root = Value::parse(&text).map_err(|fault| {
+        request::undecodable(&format!("{fault}: correct the network config there"))
+    })?;
+    let config = Config::new(&root)?;
     let since = match command.as_str() {
         "ADD" | "DEL" => None,
         "CHECK" => Some((0, 4, 0)),

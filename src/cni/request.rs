@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStringExt as _;
 
 use super::error::{CniError, DECODING_FAILURE, INVALID_CONFIG, INVALID_ENVIRONMENT, IO_FAILURE};
 use super::golang;
-use super::json::{Decoder, Doc, Item};
+use super::json::{self, Value};
 
 /// The largest config that is read, in bytes. One with 8,000 valid attachments has 1,000,000.
 const MAX_CONFIG: usize = 1024 * 1024;
@@ -136,15 +136,12 @@ pub(super) struct Config<'d> {
     /// The network
     pub(super) name: String,
     /// All of it
-    pub(super) root: Item<'d>,
+    pub(super) root: &'d Value,
 }
 
 impl<'d> Config<'d> {
-    pub(super) fn new(doc: &'d Doc<'d>) -> Result<Self, CniError> {
-        const TYPE: &str = r#"struct { Name string "json:\"name\"" }"#;
-        let mut name = String::new();
-        let root = doc.root();
-        field(root, TYPE, "name", &mut name).map_err(|text| undecodable(&text))?;
+    pub(super) fn new(root: &'d Value) -> Result<Self, CniError> {
+        let name = field(root, "name").map_err(|fault| undecodable(&fault))?;
         if name.is_empty() {
             return Err(CniError::new(INVALID_CONFIG, "missing network name"));
         }
@@ -157,13 +154,10 @@ impl<'d> Config<'d> {
 
     /// The version as it is written, empty if it is not.
     pub(super) fn version(&self) -> Result<String, CniError> {
-        const TYPE: &str = r#"struct { CNIVersion string "json:\"cniVersion\"" }"#;
-        let mut version = String::new();
-        field(self.root, TYPE, "cniVersion", &mut version).map_err(|text| {
-            let msg = format!("decoding version from network config: {text}");
+        field(self.root, "cniversion").map_err(|fault| {
+            let msg = format!("decoding version from network config: {fault}");
             CniError::new(DECODING_FAILURE, msg)
-        })?;
-        Ok(version)
+        })
     }
 }
 
@@ -173,23 +167,14 @@ pub(super) fn undecodable(text: &str) -> CniError {
     CniError::new(DECODING_FAILURE, msg)
 }
 
-fn field(
-    root: Item<'_>,
-    into: &'static str,
-    name: &'static str,
-    value: &mut String,
-) -> Result<(), String> {
-    Decoder::run(|d| {
-        d.fields(root, "", into, |d, key, item| {
-            if !key.eq_ignore_ascii_case(name) {
-                return Ok(());
-            }
-            d.at(name, |d| {
-                d.string(item, value);
-                Ok(())
-            })
-        })
-    })
+/// The text of a key, which is given in lower case; empty if there is none.
+fn field(root: &Value, name: &str) -> Result<String, String> {
+    let mut text = String::new();
+    let read = json::fields(root, |key, value| match key {
+        _ if key == name => json::string(value, &mut text),
+        _ => Ok(()),
+    });
+    read.map_err(|fault| fault.to_string()).map(|()| text)
 }
 
 #[cfg(test)]
@@ -249,16 +234,16 @@ mod tests {
     #[test]
     fn a_config_needs_a_legal_name() {
         let error = |text: &str| {
-            let doc = Doc::parse(text.as_bytes()).unwrap();
-            Config::new(&doc).unwrap_err()
+            let root = Value::parse(text.as_bytes()).unwrap();
+            Config::new(&root).unwrap_err()
         };
         assert_eq!(
             error("[]").msg,
-            r#"error unmarshall network config: json: cannot unmarshal array into Go value of type struct { Name string "json:\"name\"" }"#
+            "error unmarshall network config: the network config is no object: write one"
         );
         assert_eq!(
             error(r#"{"name":[]}"#).msg,
-            "error unmarshall network config: json: cannot unmarshal array into Go struct field .name of type string"
+            "error unmarshall network config: name of the network config is no string: write one, or leave it out"
         );
         assert_eq!(error("null").msg, "missing network name");
         assert_eq!(error(r#"{"NAME":"../x"}"#).details, "../x");

@@ -11,7 +11,7 @@
 use std::fmt::Display;
 
 use super::golang::IpNet;
-use super::json::Out;
+use super::json::Value;
 use crate::ipam::{Addr, Family};
 use crate::node::{Dns, Given};
 
@@ -102,20 +102,20 @@ impl CniResult {
             let mut config = vec![("ip", text(ip.address))];
             config.extend(ip.gateway.map(|gateway| ("gateway", text(gateway))));
             let routes = self.routes.iter().flatten();
-            let routes: Vec<Out> = routes
+            let routes: Vec<Value> = routes
                 .filter(|route| route.family() == family)
-                .map(|route| Out::Object(route.way()))
+                .map(|route| Value::object(route.way()))
                 .collect();
             if !routes.is_empty() {
-                config.push(("routes", Out::Array(routes)));
+                config.push(("routes", Value::Array(routes)));
             }
-            members.push((key, Out::Object(config)));
+            members.push((key, Value::object(config)));
         }
         members.push(("dns", dns(&self.dns)));
-        Out::Object(members).pretty()
+        Value::object(members).pretty()
     }
 
-    fn by_list(&self, version: &str, old: bool) -> Out {
+    fn by_list(&self, version: &str, old: bool) -> Value {
         let mut members = vec![("cniVersion", text(version))];
         let ips = self.ips.iter().map(|ip| {
             let mut config = Vec::new();
@@ -130,23 +130,23 @@ impl CniResult {
             }
             config.push(("address", text(ip.address)));
             config.extend(ip.gateway.map(|gateway| ("gateway", text(gateway))));
-            Out::Object(config)
+            Value::object(config)
         });
-        let ips: Vec<Out> = ips.collect();
+        let ips: Vec<Value> = ips.collect();
         if !ips.is_empty() {
-            members.push(("ips", Out::Array(ips)));
+            members.push(("ips", Value::Array(ips)));
         }
         if !self.routes.is_empty() {
             let routes = self.routes.iter().map(|route| match route {
                 Some(route) => route.full(old),
-                None => Out::Null,
+                None => Value::Null,
             });
-            members.push(("routes", Out::Array(routes.collect())));
+            members.push(("routes", Value::Array(routes.collect())));
         }
         if old || !self.dns.is_empty() {
             members.push(("dns", dns(&self.dns)));
         }
-        Out::Object(members)
+        Value::object(members)
     }
 }
 
@@ -156,14 +156,14 @@ impl Route {
         self.dst.map_or(Family::V6, |dst| dst.ip.family)
     }
 
-    fn way(&self) -> Vec<(&'static str, Out)> {
+    fn way(&self) -> Vec<(&'static str, Value)> {
         let dst = self.dst.map_or_else(|| text("<nil>"), text);
         let mut members = vec![("dst", dst)];
         members.extend(self.gw.map(|gw| ("gw", text(gw))));
         members
     }
 
-    fn full(&self, exact: bool) -> Out {
+    fn full(&self, exact: bool) -> Value {
         let mut members = self.way();
         let some = |value: i64| (value != 0).then_some(value);
         for (key, value) in [
@@ -173,27 +173,31 @@ impl Route {
             ("table", self.table),
             ("scope", self.scope),
         ] {
-            members.extend(value.map(|value| (key, Out::Number(number(value, exact)))));
+            members.extend(value.map(|value| (key, Value::Int(number(value, exact)))));
         }
-        Out::Object(members)
+        Value::object(members)
     }
 }
 
 /// The library takes the newer results through floating point on their way out.
-fn number(value: i64, exact: bool) -> String {
+fn number(value: i64, exact: bool) -> i128 {
     if exact {
-        return value.to_string();
+        return value.into();
     }
     #[expect(
         clippy::cast_precision_loss,
         reason = "what the published library does"
     )]
-    let value = value as f64;
-    value.to_string()
+    let rounded = value as f64;
+    // The shortest digits that mean the same number, which are others than those of its value.
+    rounded.to_string().parse().unwrap_or_else(|_| value.into())
 }
 
-fn dns(dns: &Dns) -> Out {
-    let list = |key, texts: &[String]| (!texts.is_empty()).then(|| (key, Out::strings(texts)));
+fn dns(dns: &Dns) -> Value {
+    let list = |key, texts: &[String]| {
+        let all = Value::strings(texts.iter().map(String::as_str));
+        (!texts.is_empty()).then_some((key, all))
+    };
     let domain = (!dns.domain.is_empty()).then(|| ("domain", text(&dns.domain)));
     let members = [
         list("nameservers", &dns.nameservers),
@@ -201,11 +205,11 @@ fn dns(dns: &Dns) -> Out {
         list("search", &dns.search),
         list("options", &dns.options),
     ];
-    Out::Object(members.into_iter().flatten().collect())
+    Value::object(members.into_iter().flatten())
 }
 
-fn text(value: impl Display) -> Out {
-    Out::String(value.to_string())
+fn text(value: impl Display) -> Value {
+    Value::String(value.to_string())
 }
 
 #[cfg(test)]
@@ -281,11 +285,8 @@ mod tests {
 
     #[test]
     fn large_numbers_lose_digits_where_the_library_loses_them() {
-        assert_eq!(number(i64::MAX, true), "9223372036854775807");
-        assert_eq!(
-            number(i64::MAX, false),
-            "9223372036854775807".replace("5807", "6000")
-        );
-        assert_eq!(number(254, false), "254");
+        assert_eq!(number(i64::MAX, true), i64::MAX.into());
+        assert_eq!(number(i64::MAX, false), 9_223_372_036_854_776_000);
+        assert_eq!(number(254, false), 254);
     }
 }

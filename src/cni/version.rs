@@ -2,7 +2,7 @@
 
 use super::error::{CniError, DECODING_FAILURE, INCOMPATIBLE_VERSION};
 use super::golang;
-use super::json::Out;
+use super::json::Value;
 
 /// All that host-local speaks.
 pub(super) const ALL: &[&str] = &[
@@ -15,10 +15,10 @@ pub(super) const OWN: &[&str] = &["0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 
 /// The answer to VERSION.
 pub(super) fn answer(supported: &[&str]) -> String {
-    let supported = supported.iter().map(|it| Out::String((*it).to_owned()));
-    let answer = Out::Object(vec![
-        ("cniVersion", Out::String("1.1.0".to_owned())),
-        ("supportedVersions", Out::Array(supported.collect())),
+    let supported = Value::strings(supported.iter().copied());
+    let answer = Value::object([
+        ("cniVersion", Value::String("1.1.0".to_owned())),
+        ("supportedVersions", supported),
     ]);
     answer.line() + "\n"
 }

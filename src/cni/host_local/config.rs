@@ -3,7 +3,7 @@
 use super::ranges::{Range, RangeSet};
 use crate::cni::args::{self, Args};
 use crate::cni::golang::{self, IpNet};
-use crate::cni::json::{Decoder, Item, Stop};
+use crate::cni::json::{self, Fault, Value};
 use crate::cni::result::Route;
 use crate::cni::version;
 use crate::ipam::{Addr, Family};
@@ -45,10 +45,11 @@ struct Net {
 }
 
 impl HostLocal {
-    /// Reads a config whose name and version are known to be good; the error is host-local's text.
-    pub(super) fn load(root: Item<'_>, env_args: &[u8]) -> Result<Self, String> {
+    /// Reads a config whose name and version are known to be good; the error is host-local's text, but for
+    /// values of a wrong type.
+    pub(super) fn load(root: &Value, env_args: &[u8]) -> Result<Self, String> {
         let mut net = Net::default();
-        Decoder::run(|d| net.read(d, root))?;
+        net.read(root).map_err(|fault| fault.to_string())?;
         if !net.ipam {
             return Err("IPAM config missing 'ipam' key".to_owned());
         }
@@ -151,160 +152,125 @@ fn maybe_ip(text: &str) -> Result<Option<Addr>, String> {
 }
 
 impl Net {
-    fn read(&mut self, d: &mut Decoder, root: Item<'_>) -> Result<(), Stop> {
-        const RUNTIME: &str = r#"struct { IPRanges []allocator.RangeSet "json:\"ipRanges,omitempty\""; IPs []*ip.IP "json:\"ips,omitempty\"" }"#;
-        const ARGS: &str = r#"struct { A *allocator.IPAMArgs "json:\"cni\"" }"#;
-        d.fields(root, "Net", "allocator.Net", |d, key, item| match key {
-            "cniversion" => d.at("cniVersion", |d| {
-                d.string(item, &mut self.version);
-                Ok(())
+    fn read(&mut self, root: &Value) -> Result<(), Fault> {
+        json::fields(root, |key, value| match key {
+            "cniversion" => json::string(value, &mut self.version),
+            "ipam" => self.read_ipam(value),
+            "runtimeconfig" => json::fields(value, |key, value| match key {
+                "ipranges" => sets(value, &mut self.runtime_ranges),
+                "ips" => ips(value, &mut self.runtime_ips),
+                _ => Ok(()),
             }),
-            "ipam" => d.at("ipam", |d| self.read_ipam(d, item)),
-            "runtimeconfig" => d.at("runtimeConfig", |d| {
-                d.fields(item, "", RUNTIME, |d, key, item| match key {
-                    "ipranges" => d.at("ipRanges", |d| sets(d, item, &mut self.runtime_ranges)),
-                    "ips" => d.at("ips", |d| ips(d, item, &mut self.runtime_ips)),
-                    _ => Ok(()),
-                })
-            }),
-            "args" => d.at("args", |d| {
-                if is_null(item) {
+            "args" => {
+                if *value == Value::Null {
                     self.args_ips.clear();
                 }
-                d.fields(item, "", ARGS, |d, key, item| match key {
-                    "cni" => d.at("cni", |d| {
-                        if is_null(item) {
-                            self.args_ips.clear();
-                        }
-                        let into = "allocator.IPAMArgs";
-                        d.fields(item, "IPAMArgs", into, |d, key, item| match key {
-                            "ips" => d.at("ips", |d| ips(d, item, &mut self.args_ips)),
-                            _ => Ok(()),
-                        })
-                    }),
+                json::fields(value, |key, value| match key {
+                    "cni" => self.read_args(value),
                     _ => Ok(()),
                 })
-            }),
+            }
             _ => Ok(()),
         })
     }
 
-    fn read_ipam(&mut self, d: &mut Decoder, item: Item<'_>) -> Result<(), Stop> {
-        self.ipam = !is_null(item);
+    fn read_args(&mut self, cni: &Value) -> Result<(), Fault> {
+        if *cni == Value::Null {
+            self.args_ips.clear();
+        }
+        json::fields(cni, |key, value| match key {
+            "ips" => ips(value, &mut self.args_ips),
+            _ => Ok(()),
+        })
+    }
+
+    fn read_ipam(&mut self, ipam: &Value) -> Result<(), Fault> {
+        self.ipam = *ipam != Value::Null;
         if !self.ipam {
             self.inline = Range::default();
             self.ranges.clear();
             self.host_local = HostLocal::default();
         }
         let out = &mut self.host_local;
-        let text = |d: &mut Decoder, path, item: Item<'_>, into: &mut String| {
-            d.at(path, |d| {
-                d.string(item, into);
-                Ok(())
-            })
-        };
-        let into = "allocator.IPAMConfig";
-        d.fields(item, "IPAMConfig", into, |d, key, item| match key {
-            "name" => text(d, "Name", item, &mut String::new()),
-            "type" => text(d, "type", item, &mut String::new()),
-            "datadir" => text(d, "dataDir", item, &mut out.data_dir),
-            "resolvconf" => text(d, "resolvConf", item, &mut out.resolv_conf),
-            "ranges" => d.at("ranges", |d| sets(d, item, &mut self.ranges)),
-            "routes" => d.at("routes", |d| {
-                d.list(item, "[]*types.Route", &mut out.routes, route)
-            }),
-            _ => d.at("Range", |d| range_field(d, key, item, &mut self.inline)),
+        json::fields(ipam, |key, value| match key {
+            "name" | "type" => json::string(value, &mut String::new()),
+            "datadir" => json::string(value, &mut out.data_dir),
+            "resolvconf" => json::string(value, &mut out.resolv_conf),
+            "ranges" => sets(value, &mut self.ranges),
+            "routes" => json::list(value, &mut out.routes, route),
+            _ => range_field(key, value, &mut self.inline),
         })
     }
 }
 
-fn is_null(item: Item<'_>) -> bool {
-    item.kind() == crate::cni::json::Kind::Null
-}
-
-fn sets(d: &mut Decoder, item: Item<'_>, into: &mut Vec<Vec<Range>>) -> Result<(), Stop> {
-    d.list(item, "[]allocator.RangeSet", into, |d, item, set| {
-        d.list(item, "allocator.RangeSet", set, |d, item, range| {
-            d.fields(item, "Range", "allocator.Range", |d, key, item| {
-                range_field(d, key, item, range)
-            })
+fn sets(value: &Value, into: &mut Vec<Vec<Range>>) -> Result<(), Fault> {
+    json::list(value, into, |value, set| {
+        json::list(value, set, |value, range| {
+            json::fields(value, |key, value| range_field(key, value, range))
         })
     })
 }
 
-fn range_field(d: &mut Decoder, key: &str, item: Item<'_>, range: &mut Range) -> Result<(), Stop> {
+fn range_field(key: &str, value: &Value, range: &mut Range) -> Result<(), Fault> {
     match key {
-        "rangestart" => d.at("rangeStart", |d| d.ip(item, &mut range.start)),
-        "rangeend" => d.at("rangeEnd", |d| d.ip(item, &mut range.end)),
-        "subnet" => d.at("subnet", |d| d.cidr(item, &mut range.subnet)),
-        "gateway" => d.at("gateway", |d| d.ip(item, &mut range.gateway)),
+        "rangestart" => json::ip(value, &mut range.start),
+        "rangeend" => json::ip(value, &mut range.end),
+        "subnet" => json::cidr(value, &mut range.subnet),
+        "gateway" => json::ip(value, &mut range.gateway),
         _ => Ok(()),
     }
 }
 
 /// Each is `None` for null.
-fn ips(d: &mut Decoder, item: Item<'_>, into: &mut Vec<Option<Wish>>) -> Result<(), Stop> {
-    d.list(item, "[]*ip.IP", into, |d, item, ip| {
-        d.text(item, "*ip.IP", ip, |text| Ok(Some(Wish(maybe_ip(text)?))))
+fn ips(value: &Value, into: &mut Vec<Option<Wish>>) -> Result<(), Fault> {
+    json::list(value, into, |value, ip| {
+        json::text(value, ip, |text| Ok(Some(Wish(maybe_ip(text)?))))
     })
 }
 
 /// The routes of an `ipam` section, whoever gives the addresses.
-pub(in crate::cni) fn routes(root: Item<'_>) -> Result<Vec<Route>, String> {
+pub(in crate::cni) fn routes(root: &Value) -> Result<Vec<Route>, String> {
     let mut routes = Vec::new();
-    if let Some(item) = root.get("ipam").and_then(|ipam| ipam.get("routes")) {
-        Decoder::run(|d| d.list(item, "[]*types.Route", &mut routes, route))?;
+    if let Some(value) = root.get("ipam").and_then(|ipam| ipam.get("routes")) {
+        json::list(value, &mut routes, route).map_err(|fault| match fault {
+            Fault::Text(text) => format!("ipam.routes of the network config: {text}"),
+            fault @ Fault::Type { .. } => fault.inside("ipam.routes").to_string(),
+        })?;
     }
     Ok(routes.into_iter().flatten().collect())
 }
 
-fn route(d: &mut Decoder, item: Item<'_>, into: &mut Option<Route>) -> Result<(), Stop> {
-    if is_null(item) {
-        *into = None;
-        return Ok(());
-    }
-    d.whole(|d| {
-        let mut route = Route::default();
-        d.fields(item, "route", "types.route", |d, key, item| match key {
-            "dst" => d.at("dst", |d| d.cidr(item, &mut route.dst)),
-            "gw" => d.at("gw", |d| d.ip(item, &mut route.gw)),
-            "mtu" => d.at("mtu", |d| int(d, item, &mut route.mtu)),
-            "advmss" => d.at("advmss", |d| int(d, item, &mut route.advmss)),
-            "priority" => d.at("priority", |d| int(d, item, &mut route.priority)),
-            "table" => d.at("table", |d| maybe_int(d, item, &mut route.table)),
-            "scope" => d.at("scope", |d| maybe_int(d, item, &mut route.scope)),
-            _ => Ok(()),
-        })?;
-        *into = Some(route);
-        Ok(())
-    })
-}
-
-#[expect(clippy::unnecessary_wraps, reason = "one of the readers of fields")]
-fn int(d: &mut Decoder, item: Item<'_>, into: &mut i64) -> Result<(), Stop> {
-    d.int(item, into);
+/// A route is read afresh, also over one that is there.
+fn route(value: &Value, into: &mut Option<Route>) -> Result<(), Fault> {
+    let mut route = Route::default();
+    json::fields(value, |key, value| match key {
+        "dst" => json::cidr(value, &mut route.dst),
+        "gw" => json::ip(value, &mut route.gw),
+        "mtu" => json::int(value, &mut route.mtu),
+        "advmss" => json::int(value, &mut route.advmss),
+        "priority" => json::int(value, &mut route.priority),
+        "table" => maybe_int(value, &mut route.table),
+        "scope" => maybe_int(value, &mut route.scope),
+        _ => Ok(()),
+    })?;
+    *into = (*value != Value::Null).then_some(route);
     Ok(())
 }
 
-fn maybe_int(d: &mut Decoder, item: Item<'_>, into: &mut Option<i64>) -> Result<(), Stop> {
-    if is_null(item) {
-        *into = None;
-        return Ok(());
-    }
-    let mut value = into.unwrap_or_default();
-    int(d, item, &mut value)?;
-    *into = Some(value);
+fn maybe_int(value: &Value, into: &mut Option<i64>) -> Result<(), Fault> {
+    let mut number = 0;
+    json::int(value, &mut number)?;
+    *into = (*value != Value::Null).then_some(number);
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cni::json::Doc;
 
     fn load(text: &str, args: &str) -> Result<HostLocal, String> {
-        let doc = Doc::parse(text.as_bytes()).unwrap();
-        HostLocal::load(doc.root(), args.as_bytes())
+        let root = Value::parse(text.as_bytes()).unwrap();
+        HostLocal::load(&root, args.as_bytes())
     }
 
     fn ranges(ranges: &str) -> String {
@@ -387,11 +353,11 @@ mod tests {
             ),
             (
                 r#"{"a":1}"#,
-                "json: cannot unmarshal object into Go struct field IPAMConfig.ipam.ranges of type []allocator.RangeSet",
+                "ipam.ranges of the network config is no list: write one, or leave it out",
             ),
             (
                 r#"[[{"subnet":1}]]"#,
-                "json: cannot unmarshal number into Go struct field Range.ipam.ranges.subnet of type string",
+                "ipam.ranges[0][0].subnet of the network config is no string: write one, or leave it out",
             ),
         ] {
             assert_eq!(ranges(text), answer, "{text}");
@@ -423,15 +389,15 @@ mod tests {
         };
         assert_eq!(
             routes(r#"[{"dst":7}]"#).unwrap_err(),
-            "json: cannot unmarshal number into Go struct field IPAMConfig.ipam.routes.dst of type string"
+            "ipam.routes[0].dst of the network config is no string: write one, or leave it out"
         );
         assert_eq!(
             routes(r#"[{"mtu":1.5}]"#).unwrap_err(),
-            "json: cannot unmarshal number 1.5 into Go struct field IPAMConfig.ipam.routes.mtu of type int"
+            "ipam.routes[0].mtu of the network config is no whole number of 64 bits: write one, or leave it out"
         );
         assert_eq!(
             routes(r#"["x"]"#).unwrap_err(),
-            "json: cannot unmarshal string into Go struct field IPAMConfig.ipam.routes of type types.route"
+            "ipam.routes[0] of the network config is no object: write one, or leave it out"
         );
         assert_eq!(routes(r#"[null, {"dst":"0.0.0.0/0","table":254}]"#), Ok(2));
     }

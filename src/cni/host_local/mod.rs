@@ -26,23 +26,23 @@ use store::{Owner, Store};
 
 use super::attachments;
 use super::error::{CniError, INTERNAL, INVALID_NETNS, NOT_AVAILABLE};
-use super::json::Item;
+use super::json::Value;
 use super::netns;
 use super::request::{Config, Env};
 use super::result::{CniResult, Ip};
 use crate::ipam::Addr;
 
 /// Whether a config is host-local's own: it says itself what to give addresses from.
-pub(super) fn is_meant(root: Item<'_>) -> bool {
+pub(super) fn is_meant(root: &Value) -> bool {
     let ipam = root.get("ipam");
     let has = |key| ipam.is_some_and(|ipam| ipam.get(key).is_some());
     let named = ipam
         .and_then(|ipam| ipam.get("type"))
-        .and_then(|it| it.string());
+        .and_then(Value::as_str);
     let runtime = root.get("runtimeconfig");
     has("ranges")
         || has("subnet")
-        || named.as_deref() == Some("host-local")
+        || named == Some("host-local")
         || runtime.is_some_and(|it| it.get("ipranges").is_some())
 }
 
@@ -216,8 +216,8 @@ pub(super) fn gc(config: &Config<'_>) -> Result<(), CniError> {
     let ipam = config.root.get("ipam");
     let data_dir = ipam
         .and_then(|ipam| ipam.get("datadir"))
-        .and_then(|it| it.string());
-    let dir = store::dir(&data_dir.unwrap_or_default(), &config.name);
+        .and_then(Value::as_str);
+    let dir = store::dir(data_dir.unwrap_or_default(), &config.name);
     if !dir.is_dir() {
         return Ok(());
     }

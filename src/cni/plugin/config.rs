@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use crate::cni::args::{self, Args};
 use crate::cni::error::{CniError, INVALID_CONFIG, INVALID_ENVIRONMENT};
 use crate::cni::golang::{self, IpNet};
-use crate::cni::json::{Item, Kind};
+use crate::cni::json::Value;
 use crate::ipam::Addr;
 use crate::node::PodRef;
 
@@ -37,12 +37,12 @@ fn wrong(msg: String) -> CniError {
 }
 
 impl Places {
-    pub(super) fn read(root: Item<'_>) -> Result<Self, CniError> {
+    pub(super) fn read(root: &Value) -> Result<Self, CniError> {
         let path = |key: &str, usual: &str| {
             let Some(item) = root.get("ipam").and_then(|ipam| ipam.get(key)) else {
                 return Ok(PathBuf::from(usual));
             };
-            let path = item.string().filter(|path| path.starts_with('/'));
+            let path = item.as_str().filter(|path| path.starts_with('/'));
             path.map(PathBuf::from).ok_or_else(|| {
                 wrong(format!(
                     "ipam.{key} of the network config is no absolute path: write one, or leave it out for {usual}"
@@ -59,7 +59,7 @@ impl Places {
 impl Wishes {
     /// Addresses come from the first of these that has any: the capability `ips`, `args.cni.ips`,
     /// `IP` of `CNI_ARGS`, `ipam.addresses`.
-    pub(super) fn read(root: Item<'_>, env_args: &[u8]) -> Result<Self, CniError> {
+    pub(super) fn read(root: &Value, env_args: &[u8]) -> Result<Self, CniError> {
         let ipam = root.get("ipam");
         let env = Args::parse(env_args)
             .map_err(|text| CniError::new(INVALID_ENVIRONMENT, format!("CNI_ARGS: {text}")))?;
@@ -126,17 +126,14 @@ fn known(env: &Args) -> Result<(), CniError> {
     Err(CniError::new(INVALID_ENVIRONMENT, msg))
 }
 
-fn texts(item: Option<Item<'_>>, key: &str, what: &str) -> Result<Vec<String>, CniError> {
-    let Some(item) = item else {
+fn texts(value: Option<&Value>, key: &str, what: &str) -> Result<Vec<String>, CniError> {
+    let Some(value) = value else {
         return Ok(Vec::new());
     };
-    let texts = (item.kind() == Kind::Array)
-        .then(|| {
-            item.elements()
-                .map(|it| it.string())
-                .collect::<Option<Vec<_>>>()
-        })
-        .flatten();
+    let texts = value.as_array().and_then(|items| {
+        let texts = items.iter().map(|it| it.as_str().map(str::to_owned));
+        texts.collect::<Option<Vec<_>>>()
+    });
     texts.ok_or_else(|| {
         wrong(format!(
             "{key} of the network config is no list of {what}: write [\"…\"], or leave it out"
@@ -166,11 +163,10 @@ fn pod(env: &Args) -> Option<PodRef> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cni::json::Doc;
 
     fn wishes(text: &str, args: &str) -> Result<Wishes, CniError> {
-        let doc = Doc::parse(text.as_bytes()).unwrap();
-        Wishes::read(doc.root(), args.as_bytes())
+        let root = Value::parse(text.as_bytes()).unwrap();
+        Wishes::read(&root, args.as_bytes())
     }
 
     fn addresses(text: &str, args: &str) -> Vec<String> {
@@ -181,8 +177,7 @@ mod tests {
     #[test]
     fn nothing_is_needed() {
         assert_eq!(wishes("{}", ""), Ok(Wishes::default()));
-        let doc = Doc::parse(b"{}").unwrap();
-        let places = Places::read(doc.root()).unwrap();
+        let places = Places::read(&Value::Null).unwrap();
         assert_eq!(places.socket, PathBuf::from(SOCKET));
         assert_eq!(places.store, PathBuf::from(STORE));
     }
@@ -234,7 +229,7 @@ mod tests {
             assert_eq!(error.code, code, "{text} {args}");
             assert!(error.msg.contains(says), "{}", error.msg);
         }
-        let doc = Doc::parse(br#"{"ipam":{"socket":"x"}}"#).unwrap();
-        assert_eq!(Places::read(doc.root()).unwrap_err().code, 7);
+        let root = Value::parse(br#"{"ipam":{"socket":"x"}}"#).unwrap();
+        assert_eq!(Places::read(&root).unwrap_err().code, 7);
     }
 }

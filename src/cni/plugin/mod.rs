@@ -11,7 +11,7 @@ use super::attachments;
 use super::error::{CniError, INVALID_CONFIG, INVALID_ENVIRONMENT, INVALID_NETNS, NOT_AVAILABLE};
 use super::golang;
 use super::host_local;
-use super::json::{Item, Kind};
+use super::json::Value;
 use super::netns;
 use super::request::{Config, Env};
 use super::result::{CniResult, Route};
@@ -73,12 +73,8 @@ fn task(command: &str, env: &Env, config: &Config<'_>) -> Result<Task, CniError>
     let mut routes = Vec::new();
     let op = match command {
         "ADD" => {
-            routes = host_local::routes(root).map_err(|text| {
-                CniError::new(
-                    INVALID_CONFIG,
-                    format!("ipam.routes of the network config: {text}"),
-                )
-            })?;
+            routes =
+                host_local::routes(root).map_err(|text| CniError::new(INVALID_CONFIG, text))?;
             let wishes = Wishes::read(root, &env.args)?;
             if !env.any_netns() && netns::is_own(&env.netns) {
                 let msg = format!("{}; nothing was given", netns::OWN);
@@ -145,12 +141,10 @@ fn attachment(env: &Env, config: &Config<'_>) -> Result<Attachment, CniError> {
 }
 
 /// Refuses a config that asks for both: addresses of its own ranges and of the node's pools.
-pub(super) fn check_alone(root: Item<'_>) -> Result<(), CniError> {
+pub(super) fn check_alone(root: &Value) -> Result<(), CniError> {
     let ipam = root.get("ipam");
-    let both = ["pools", "addresses"].into_iter().find(|key| {
-        ipam.and_then(|ipam| ipam.get(key))
-            .is_some_and(|it| it.kind() != Kind::Null)
-    });
+    let mut keys = ["pools", "addresses"].into_iter();
+    let both = keys.find(|key| ipam.is_some_and(|ipam| ipam.get(key).is_some()));
     let Some(key) = both else {
         return Ok(());
     };
