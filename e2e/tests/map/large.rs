@@ -41,7 +41,7 @@ fn is_resting(i: u32) -> bool {
     i / 160 % 41 == 7
 }
 
-fn call(method: Method, path: String, kind: &'static str, body: &Value) -> Call {
+fn call(method: Method, path: &str, kind: &'static str, body: &Value) -> Call {
     Call {
         method,
         path: format!("{GROUP}{path}"),
@@ -62,7 +62,7 @@ fn block(i: u32) -> Call {
             "owner": {"kind": kind, "name": format!("node-{node:03}"), "uid": format!("uid-{node}")},
         },
     });
-    call(Method::POST, "/ipamblocks".to_owned(), JSON, &body)
+    call(Method::POST, "/ipamblocks", JSON, &body)
 }
 
 /// The NodeSubnet of a node, and its status.
@@ -91,10 +91,10 @@ fn subnet(node: u32) -> (Call, Call) {
     });
     let status = json!({"status": {"nodeUID": format!("uid-{node}"), "blocks": told}});
     (
-        call(Method::POST, "/nodesubnets".to_owned(), JSON, &body),
+        call(Method::POST, "/nodesubnets", JSON, &body),
         call(
             Method::PATCH,
-            format!("/nodesubnets/{name}/status"),
+            &format!("/nodesubnets/{name}/status"),
             MERGE_PATCH,
             &status,
         ),
