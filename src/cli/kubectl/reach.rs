@@ -291,7 +291,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Nothing is told before [`PATIENCE`] is over, and nothing at all where nobody looks.
+    /// Nothing is told within the first second, and nothing at all where nobody looks.
     pub fn new() -> Self {
         Progress {
             kind: String::new(),
