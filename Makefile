@@ -60,10 +60,11 @@ else
 		$(CARGO) test --release -p cadastre --test sim -- --nocapture replay
 endif
 
+# The installation is tested where `make image PREBUILT=1` was called before: that is a release build
+# against musl, longer than all other builds together.
 e2e: setup control-plane nodes tools monitoring ## tests against a real control plane and, as root, real nodes; two at a time
 	$(call say,e2e)
 	$(CARGO) build --workspace --bins
-	@$(MAKE) --no-print-directory image PREBUILT=1 || echo "no image: the installation is not tested" >&2
 	$(CARGO) test --workspace $(E2E:%=--test %) -- --test-threads=2
 
 bench: setup ## micro-benchmarks of the core
