@@ -1,6 +1,6 @@
 //! Alerts, runbooks, dashboard and the list of metrics go together.
 
-#![allow(clippy::unwrap_used)] // helpers of tests are tests
+#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests are tests
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
