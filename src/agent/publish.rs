@@ -360,6 +360,32 @@ mod tests {
     }
 
     #[test]
+    fn the_lag_lasts_from_a_change_until_it_is_told() {
+        let mut node = Node::new(5);
+        node.step(secs(10));
+        assert_eq!(node.publisher.lag(secs(10)), Duration::ZERO);
+        node.snapshot.blocks[0].counts.used = 6;
+        node.next(secs(11));
+        assert_eq!(node.publisher.lag(secs(15)), secs(4));
+        let wrote = node.next(secs(60));
+        assert!(matches!(wrote, Next::Write { .. }));
+        node.publisher.written(Written::Failed, secs(61));
+        node.next(secs(62));
+        assert_eq!(
+            node.publisher.lag(secs(62)),
+            secs(51),
+            "a failure tells nothing"
+        );
+        node.snapshot.blocks[0].counts.used = 5;
+        node.next(secs(63));
+        assert_eq!(
+            node.publisher.lag(secs(63)),
+            Duration::ZERO,
+            "as told again"
+        );
+    }
+
+    #[test]
     fn what_can_wait_is_told_once_in_the_interval_however_often_it_changes() {
         let mut node = Node::new(0);
         node.run(0, 3600, |it, tenth| {

@@ -231,3 +231,132 @@ fn written(rows: &[Row], go_on: bool) -> Result<String, serde_json::Error> {
     }
     Ok(text)
 }
+
+#[cfg(test)]
+mod tests {
+    use axum::http::Request;
+    use serde_json::Value;
+    use tower::ServiceExt as _;
+
+    use super::*;
+    use crate::api::Allocate;
+    use crate::controller::map::{Head, Kind};
+
+    async fn get(map: &Map, path: &str) -> (StatusCode, http::HeaderMap, String) {
+        let request = Request::get(path).body(Body::empty()).unwrap();
+        let response = routes(map.clone()).oneshot(request).await.unwrap();
+        let (head, body) = response.into_parts();
+        let bytes = axum::body::to_bytes(body, usize::MAX).await.unwrap();
+        let text = String::from_utf8(bytes.to_vec()).unwrap();
+        (head.status, head.headers, text)
+    }
+
+    fn sheet(count: u32) -> Sheet {
+        let cidr = |i: u32| {
+            let text = format!("{}/26", std::net::Ipv4Addr::from(0x0A00_0000 + (i << 6)));
+            Cidr::parse_strict(&text).unwrap()
+        };
+        Sheet {
+            head: Head {
+                name: "a".to_owned(),
+                allocate: Allocate::Blocks,
+                sides: Vec::new(),
+                nodes: None,
+                waiting: None,
+                complaints: Vec::new(),
+            },
+            owners: vec!["n1".to_owned()],
+            reserved: Vec::new(),
+            cut: false,
+            rows: (0..count)
+                .map(|i| Row(cidr(i), 0, Kind::Block, 1, 0, Some(60)))
+                .collect(),
+        }
+    }
+
+    /// A loop that answers with pools of so many rows.
+    fn answering(mut asked: mpsc::Receiver<Question>, count: u32) {
+        tokio::spawn(async move {
+            while let Some(question) = asked.recv().await {
+                let answer = match question.ask {
+                    Ask::Pool(_) => Answer::Pool(sheet(count)),
+                    ask => Answer::Nothing(format!("{ask:?}")),
+                };
+                question.answer.send(answer).unwrap();
+            }
+        });
+    }
+
+    #[tokio::test]
+    async fn a_pool_is_whole_json_however_many_pieces_it_is_sent_in() {
+        let rows = u32::try_from(ROWS).unwrap();
+        for count in [0, 1, rows - 1, rows, rows + 1, 3 * rows + 7] {
+            let (map, asked) = channel();
+            answering(asked, count);
+            let (status, _, text) = get(&map, "/map.json?pool=a").await;
+            assert_eq!(status, StatusCode::OK);
+            let body: Value = serde_json::from_str(&text).unwrap();
+            let all = body["rows"].as_array().unwrap();
+            assert_eq!(all.len(), count as usize);
+            assert!(count == 0 || all[0][0] == "10.0.0.0/26");
+            assert_eq!(map.slots.available_permits(), AT_ONCE, "given back");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_does_not_fit_is_refused_at_once() {
+        // Nobody answers, and everybody waits.
+        let (map, asked) = channel();
+        let waiting: Vec<_> = (0..AT_ONCE)
+            .map(|_| Arc::clone(&map.slots).try_acquire_owned().unwrap())
+            .collect();
+        let (status, headers, text) = get(&map, "/map.json").await;
+        assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+        assert!(headers.contains_key(RETRY_AFTER) && text.contains("again"));
+        drop((waiting, asked));
+        let (status, ..) = get(&map, "/map.json").await;
+        assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "the loop is gone");
+        assert_eq!(map.slots.available_permits(), AT_ONCE);
+    }
+
+    #[tokio::test]
+    async fn the_page_may_load_nothing_from_elsewhere() {
+        let (map, _asked) = channel();
+        for path in ["/map", "/map/map.js", "/map/map.css"] {
+            let (status, headers, text) = get(&map, path).await;
+            assert_eq!(status, StatusCode::OK);
+            let policy = headers[CONTENT_SECURITY_POLICY].to_str().unwrap();
+            assert!(policy.starts_with("default-src 'none'") && !policy.contains("unsafe"));
+            assert!(
+                !text.contains("http://") && !text.contains("https://"),
+                "{path}"
+            );
+            assert!(
+                !text.contains("style=\"") && !text.contains("onclick=\""),
+                "{path}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_question_is_read_or_refused_with_what_can_be_asked() {
+        assert_eq!(read(""), Ok(Ask::Pools));
+        assert_eq!(read("pool=a%2Db"), Ok(Ask::Pool("a-b".to_owned())));
+        assert_eq!(
+            read("find=ns%2Fweb%20"),
+            Ok(Ask::Find("ns/web ".to_owned()))
+        );
+        let range = Cidr::parse_strict("fd00::/64").unwrap();
+        assert_eq!(read("range=fd00%3A%3A%2F64"), Ok(Ask::Range(range)));
+        assert!(
+            read("range=10.0.0.1/24")
+                .unwrap_err()
+                .contains("10.0.0.0/24")
+        );
+        assert!(read("what=1").unwrap_err().contains("range=CIDR"));
+        for bad in ["find=%", "find=%4", "find=%zz", "find=%ff", "find=%C3%28"] {
+            assert!(read(bad).is_err(), "{bad}");
+        }
+        assert!(read(&format!("find={}", "a".repeat(MOST_TEXT + 1))).is_err());
+    }
+}
