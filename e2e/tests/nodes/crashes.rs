@@ -52,7 +52,7 @@ pub(crate) async fn containerd_kubelet_and_agent_are_killed(stage: &Stage) {
     // From now on there is no agent: the plugin works on the store itself.
     machine.agent().unwrap().kill().await.unwrap();
     pods::delete_many(hand, group, 0..3).await;
-    pods::create_many(hand, group, "alone", 0..5, Some(&node)).await;
+    pods::create_many(hand, group, &format!("{group}-alone"), 0..5, Some(&node)).await;
     let all = pods::running(hand, group, 9).await;
     assert_good(stage, &all, &node).await;
     pods::ready(hand, &node, true).await;
@@ -173,7 +173,7 @@ pub(crate) async fn the_agent_hangs(stage: &Stage) {
     })
     .await
     .unwrap();
-    pods::create_many(hand, group, "stopped", 0..3, Some(&node)).await;
+    pods::create_many(hand, group, &format!("{group}-stopped"), 0..3, Some(&node)).await;
     let all = pods::running(hand, group, 5).await;
     assert_good(stage, &all, &node).await;
     machine.agent().unwrap().signal(Signal::CONT).unwrap();

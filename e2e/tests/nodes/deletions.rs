@@ -34,7 +34,7 @@ pub(crate) async fn never_or_three_times(stage: &Stage) {
     std::fs::write(machine.var().join("odd"), "thrice").unwrap();
     pods::ready(hand, node, true).await;
 
-    pods::create_many(hand, group, "stays", 0..3, Some(node)).await;
+    pods::create_many(hand, group, &format!("{group}-stays"), 0..3, Some(node)).await;
     let stay = pods::running(hand, group, 3).await;
     for (round, odd) in ["thrice", "never"].into_iter().enumerate() {
         std::fs::write(machine.var().join("odd"), odd).unwrap();

@@ -21,8 +21,8 @@ pub(crate) async fn exhaustion_is_told_and_passes_and_the_node_stays_ready(stage
     // Eight addresses without network, gateway and broadcast address.
     pods::create_many(hand, group, group, 0..5, Some(node)).await;
     let full = pods::running(hand, group, 5).await;
-    pods::create_many(hand, group, "waits", 0..2, Some(node)).await;
-    let waiting = hand.pods.get("waits-0").await.unwrap();
+    pods::create_many(hand, group, &format!("{group}-waits"), 0..2, Some(node)).await;
+    let waiting = hand.pods.get(&format!("{group}-waits-0")).await.unwrap();
     let uid = waiting.metadata.uid.unwrap();
     let text = hand.event(&uid, "FailedCreatePodSandBox").await.unwrap();
     assert!(text.contains(group), "the pool is not named: {text}");
@@ -87,7 +87,14 @@ pub(crate) async fn blocks_of_a_node_that_is_gone_serve_another_one(stage: &Stag
     })
     .await
     .unwrap();
-    pods::create_many(hand, group, "second", 0..3, Some(second.name())).await;
+    pods::create_many(
+        hand,
+        group,
+        &format!("{group}-second"),
+        0..3,
+        Some(second.name()),
+    )
+    .await;
     let all = pods::running(hand, group, 3).await;
     pods::assert_within(&all, &blocks);
     machines::told(hand, second.name(), &all).await;
