@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use cadastre_e2e::control_plane::{ControlPlane, Options};
 use cadastre_e2e::metrics;
-use cadastre_e2e::process::Usage;
+use cadastre_e2e::process::{Process, Usage, usage};
 use cadastre_e2e::raw::{Call, JSON};
 use cadastre_e2e::{History, KcmOptions, crds, nodes};
 
@@ -28,6 +28,8 @@ spec: {allocate: NodeCIDR, ipv4: {cidrs: [10.0.0.0/10], blockSize: 24}}
 /// What one contender did in one round.
 struct Run {
     wall: Duration,
+    /// Processor time of all meanwhile: the control plane, this process, the contender
+    work: Duration,
     requests: String,
     usage: Option<Usage>,
 }
@@ -48,11 +50,14 @@ pub async fn run(count: u32) -> Result<()> {
         progress("kube-controller-manager, defaults")?;
         default.push(kcm(DEFAULT_NODES.min(count), 20).await?);
     }
-    let floor = median(raw.iter().map(|run| run.wall));
+    let floor = (
+        median(raw.iter().map(|run| run.wall)),
+        median(raw.iter().map(|run| run.work)),
+    );
     say(
-        "| contender | nodes | wall, median (all) | nodes/s | x raw | CPU s | peak MiB | API requests |",
+        "| contender | nodes | wall, median (all) | nodes/s | x raw | CPU s of all | x raw | its own | peak MiB | API requests |",
     )?;
-    say("|---|---|---|---|---|---|---|---|")?;
+    say("|---|---|---|---|---|---|---|---|---|---|")?;
     row("raw parallel PATCH", count, &raw, floor)?;
     row("cadastre", count, &ours, floor)?;
     row("kube-controller-manager, qps 5000", count, &tuned, floor)?;
@@ -76,8 +81,9 @@ pub async fn run(count: u32) -> Result<()> {
     ))
 }
 
-fn row(name: &str, count: u32, runs: &[Run], floor: Duration) -> Result<()> {
+fn row(name: &str, count: u32, runs: &[Run], floor: (Duration, Duration)) -> Result<()> {
     let wall = median(runs.iter().map(|run| run.wall)).as_secs_f64();
+    let work = median(runs.iter().map(|run| run.work)).as_secs_f64();
     let all: Vec<String> = runs
         .iter()
         .map(|run| format!("{:.2}", run.wall.as_secs_f64()))
@@ -101,10 +107,11 @@ fn row(name: &str, count: u32, runs: &[Run], floor: Duration) -> Result<()> {
         .map(|run| run.requests.as_str())
         .unwrap_or_default();
     say(&format!(
-        "| {name} | {count} | {wall:.2} s ({}) | {:.0} | {:.2} | {cpu} | {peak} | {requests} |",
+        "| {name} | {count} | {wall:.2} s ({}) | {:.0} | {:.2} | {work:.2} | {:.2} | {cpu} | {peak} | {requests} |",
         all.join(", "),
         f64::from(count) / wall,
-        wall / floor.as_secs_f64(),
+        wall / floor.0.as_secs_f64(),
+        work / floor.1.as_secs_f64(),
     ))
 }
 
@@ -119,20 +126,52 @@ async fn cluster(count: u32) -> Result<(ControlPlane, History)> {
     Ok((cluster, history))
 }
 
-/// Runs `start` on a fresh cluster and measures until the last node is seen to be served.
+/// What was so before a contender starts.
+struct Before {
+    metrics: Vec<metrics::Sample>,
+    spent: Duration,
+    begun: Instant,
+}
+
+impl Before {
+    async fn of(cluster: &ControlPlane) -> Result<Self> {
+        Ok(Self {
+            metrics: cluster.apiserver_metrics().await?,
+            spent: spent(cluster)?,
+            begun: Instant::now(),
+        })
+    }
+}
+
+/// Processor time so far of the control plane, and of this process, which sends the raw requests and
+/// keeps the watch.
+fn spent(cluster: &ControlPlane) -> Result<Duration> {
+    let own = usage(std::process::id())?;
+    let theirs = [cluster.apiserver()?.usage()?, cluster.etcd().usage()?];
+    Ok(own.cpu + theirs[0].cpu + theirs[1].cpu)
+}
+
+/// Measures until the last node is seen to be served by `process`, or by this one.
 async fn measure(
     cluster: &ControlPlane,
     history: &History,
     count: u32,
-    begun: Instant,
-    before: &[metrics::Sample],
-) -> Result<(Duration, String)> {
+    before: Before,
+    process: Option<&Process>,
+) -> Result<Run> {
     let last = history
         .wait_until_all_assigned(usize::try_from(count)?, LIMIT)
         .await?;
     history.assert_no_duplicates();
+    let usage = process.map(Process::usage).transpose()?;
+    let work = spent(cluster)?.saturating_sub(before.spent);
     let after = cluster.apiserver_metrics().await?;
-    Ok((last.duration_since(begun), grown(before, &after)))
+    Ok(Run {
+        wall: last.duration_since(before.begun),
+        work: work + usage.map(|it| it.cpu).unwrap_or_default(),
+        requests: grown(&before.metrics, &after),
+        usage,
+    })
 }
 
 async fn raw_patches(count: u32) -> Result<Run> {
@@ -143,18 +182,12 @@ async fn raw_patches(count: u32) -> Result<Run> {
             nodes::assign(&format!("node-{i:05}"), &[range])
         })
         .collect::<Result<Vec<Call>>>()?;
-    let before = cluster.apiserver_metrics().await?;
-    let begun = Instant::now();
+    let before = Before::of(&cluster).await?;
     cluster
         .endpoint()?
         .send_all(nodes::CONNECTIONS, calls)
         .await?;
-    let (wall, requests) = measure(&cluster, &history, count, begun, &before).await?;
-    Ok(Run {
-        wall,
-        requests,
-        usage: None,
-    })
+    measure(&cluster, &history, count, before, None).await
 }
 
 async fn kcm(count: u32, qps: u32) -> Result<Run> {
@@ -165,15 +198,9 @@ async fn kcm(count: u32, qps: u32) -> Result<Run> {
         burst,
         ..KcmOptions::node_ipam(&[RANGE])
     };
-    let before = cluster.apiserver_metrics().await?;
-    let begun = Instant::now();
+    let before = Before::of(&cluster).await?;
     let process = cluster.start_kcm(&options)?;
-    let (wall, requests) = measure(&cluster, &history, count, begun, &before).await?;
-    Ok(Run {
-        wall,
-        requests,
-        usage: Some(process.usage()?),
-    })
+    measure(&cluster, &history, count, before, Some(&process)).await
 }
 
 /// A restart with everything in place.
@@ -188,11 +215,9 @@ async fn cadastre(count: u32) -> Result<(Run, Restart)> {
     let (cluster, history) = cluster(count).await?;
     crds::install(&cluster.client().await?).await?;
     cluster.kubectl_stdin(&["apply", "-f", "-"], POOL).await?;
-    let before = cluster.apiserver_metrics().await?;
-    let begun = Instant::now();
+    let before = Before::of(&cluster).await?;
     let mut daemon = start(&cluster, "first")?;
-    let (wall, requests) = measure(&cluster, &history, count, begun, &before).await?;
-    let usage = daemon.process().usage()?;
+    let run = measure(&cluster, &history, count, before, Some(daemon.process())).await?;
     until_subnets(&cluster, count).await?;
     daemon.process().stop(Duration::from_secs(30)).await?;
 
@@ -229,14 +254,7 @@ async fn cadastre(count: u32) -> Result<(Run, Restart)> {
         rss: rest.rss,
         peak: rest.peak_rss,
     };
-    Ok((
-        Run {
-            wall,
-            requests,
-            usage: Some(usage),
-        },
-        restart,
-    ))
+    Ok((run, restart))
 }
 
 /// NodeSubnets follow the podCIDRs: waits until there is one for each node.
