@@ -149,8 +149,8 @@ fn every_licence_on_the_list_is_needed() {
     let allowed = allowed();
     let packages = packages();
     let all_met = |allowed: &BTreeSet<String>| {
-        let licences = packages.iter().filter_map(|it| it["license"].as_str());
-        licences.fold(true, |met, it| met && is_met(it, allowed))
+        let mut licences = packages.iter().filter_map(|it| it["license"].as_str());
+        licences.all(|it| is_met(it, allowed))
     };
     for licence in &allowed {
         let mut without = allowed.clone();

@@ -66,13 +66,12 @@ impl Page {
             let trimmed = line.trim_start();
             let indent = line.len() - trimmed.len();
             if let Some(language) = trimmed.strip_prefix("```") {
-                match inside.take() {
-                    Some((_, block)) => page.blocks.push(block),
-                    None => {
-                        let language = language.trim().to_owned();
-                        let text = String::new();
-                        inside = Some((indent, Block { language, text }));
-                    }
+                if let Some((_, block)) = inside.take() {
+                    page.blocks.push(block);
+                } else {
+                    let language = language.trim().to_owned();
+                    let text = String::new();
+                    inside = Some((indent, Block { language, text }));
                 }
                 continue;
             }
