@@ -28,7 +28,7 @@ say = @printf '\n\033[1m== %s\033[0m\n' "$(1)"
 .PHONY: help setup control-plane nodes tools monitoring run test check unit sim e2e bench bench-scale bench-node plugin crd config image metrics-doc pictures clean
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
 
 run: setup control-plane nodes ## the demo: a local control plane with cadastre at work, until Ctrl-C
 	$(call say,run: release build)
@@ -45,6 +45,7 @@ check: setup ## format, clippy and rustdoc, warnings denied
 	$(CARGO) clippy -p cadastre --no-default-features --lib -- -D warnings
 	$(CARGO) clippy -p cadastre --no-default-features --features node --lib --bin cadastre-ipam -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --lib
+	@hack/deny
 
 unit: setup ## unit and property tests
 	$(call say,unit)
@@ -140,6 +141,25 @@ monitoring: setup ## build Prometheus and promtool where missing (about 3 minute
 	$(call say,monitoring)
 	$(CARGO) build --workspace --bin cadastre-assets --test harness
 	@$(TARGET)/debug/cadastre-assets monitoring
+
+# Beside `make test`, for those who release; docs/versioning.md says how.
+.PHONY: deny dist release-check sbom
+
+deny: ## advisories, licences and sources of dependencies, by cargo-deny where it is
+	@hack/deny
+
+sbom: ## what executables are made of, into target/cadastre.cdx.json
+	@mkdir -p $(TARGET)
+	@hack/sbom > $(TARGET)/cadastre.cdx.json
+	@echo "$(TARGET)/cadastre.cdx.json: $$(jq '.components | length' $(TARGET)/cadastre.cdx.json) crates"
+
+release-check: setup ## whether this checkout can be released; TAG=v1.2.3 as that
+	$(call say,release-check)
+	@MAKE="$(MAKE)" TAG="$(TAG)" hack/release-check
+
+dist: setup tools ## what a release has beside its image, into target/dist
+	$(call say,dist)
+	@hack/dist
 
 clean: ## remove build output; the cached control plane stays
 	$(CARGO) clean

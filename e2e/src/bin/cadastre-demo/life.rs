@@ -6,6 +6,7 @@ use anyhow::Result;
 use cadastre::api::{IPAMBlock, OwnerKind};
 use cadastre_e2e::agent::Agents;
 use cadastre_e2e::nodes;
+use k8s_openapi::api::core::v1::Node;
 use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt as _};
 
@@ -30,11 +31,13 @@ pub struct Life {
 }
 
 impl Life {
-    /// The first nodes get agents.
+    /// The first of the made nodes get agents; real ones have their own.
     pub async fn start(client: &Client) -> Result<Self> {
         let agents = Agents::start(client.clone());
         let mut pods = Vec::new();
-        for node in nodes::list(client).await?.iter().take(NODES) {
+        let nodes = nodes::list(client).await?;
+        let made = |node: &&Node| node.name_any().starts_with("node-");
+        for node in nodes.iter().filter(made).take(NODES) {
             agents.join(node);
             pods.push((node.name_any(), 0));
         }

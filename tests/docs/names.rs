@@ -1,0 +1,138 @@
+//! Names in the pages that the code gives: metrics, values of the chart, variables of the environment.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use cadastre::telemetry::catalog;
+use clap::{Command, CommandFactory as _};
+
+use crate::commands::Known;
+use crate::{assert_none, pages, path};
+
+/// Beginnings of the names of metrics.
+const METRICS: [&str; 5] = [
+    "cadastre_",
+    "controller_runtime_",
+    "leader_election_",
+    "rest_client_",
+    "workqueue_",
+];
+
+/// Endings of files, which may look like values of the chart (`agent.sock`).
+const FILES: [&str; 7] = ["json", "lock", "log", "proto", "rs", "sock", "yaml"];
+
+/// The words of code, split at everything that is in no name.
+fn words(code: &str) -> impl Iterator<Item = &str> {
+    code.split(|c: char| !(c.is_ascii_alphanumeric() || "_.".contains(c)))
+        .map(|it| it.trim_matches('.'))
+}
+
+/// Every piece of code of every page, in sentences and in blocks.
+fn all_code() -> Vec<(String, String)> {
+    let mut all = Vec::new();
+    for page in pages::all() {
+        let blocks = page.blocks.iter().map(|it| it.text.clone());
+        all.extend(
+            page.code()
+                .into_iter()
+                .chain(blocks)
+                .map(|it| (page.name.clone(), it)),
+        );
+    }
+    all
+}
+
+#[test]
+fn metrics_in_pages_are_served() {
+    let mut served: BTreeSet<String> = BTreeSet::new();
+    for metric in [catalog::of_controller(), catalog::of_agent()]
+        .into_iter()
+        .flat_map(Result::unwrap)
+    {
+        if metric.kind == "histogram" {
+            served.extend(["_bucket", "_sum", "_count"].map(|end| format!("{}{end}", metric.name)));
+        }
+        served.insert(metric.name);
+    }
+    let mut wrong = Vec::new();
+    let mut count = 0;
+    for (page, code) in all_code() {
+        let names = words(&code).filter(|it| METRICS.iter().any(|start| it.starts_with(start)));
+        for name in names {
+            count += 1;
+            if !served.contains(name) {
+                wrong.push(format!("{page}: there is no metric {name}"));
+            }
+        }
+    }
+    assert_none(&wrong);
+    assert!(count > 50, "only {count} names were found");
+}
+
+#[test]
+fn values_in_sentences_are_of_the_chart() {
+    let known = Known::read();
+    let mut wrong = Vec::new();
+    let mut count = 0;
+    for page in pages::all() {
+        for code in page.code() {
+            let (group, rest) = code.split_once('.').unwrap_or_default();
+            let end = rest.rsplit('.').next().unwrap_or_default();
+            let is_name = rest.chars().all(|c| c.is_ascii_alphanumeric() || c == '.');
+            if !known.is_group(group) || !is_name || rest.is_empty() || FILES.contains(&end) {
+                continue;
+            }
+            count += 1;
+            if !known.has_value(&code) {
+                wrong.push(format!("{}: the chart has no value {code}", page.name));
+            }
+        }
+    }
+    assert_none(&wrong);
+    assert!(count > 50, "only {count} values were found");
+}
+
+/// Variables that clap reads, and those in the files of a folder.
+fn variables() -> BTreeSet<String> {
+    fn of(command: &Command, all: &mut BTreeSet<String>) {
+        let names = command.get_arguments().filter_map(|it| it.get_env());
+        all.extend(names.map(|it| it.to_str().unwrap().to_owned()));
+        command.get_subcommands().for_each(|it| of(it, all));
+    }
+    fn inside(folder: &Path, all: &mut BTreeSet<String>) {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let entry = entry.unwrap();
+            if entry.file_type().unwrap().is_dir() {
+                inside(&entry.path(), all);
+                continue;
+            }
+            let text = std::fs::read_to_string(entry.path()).unwrap_or_default();
+            all.extend(
+                words(&text)
+                    .filter(|it| it.starts_with("CADASTRE_"))
+                    .map(str::to_owned),
+            );
+        }
+    }
+    let mut all = BTreeSet::new();
+    of(&cadastre::cli::Cli::command(), &mut all);
+    for folder in ["e2e/src", "hack", "src"] {
+        inside(&path(folder), &mut all);
+    }
+    all
+}
+
+#[test]
+fn variables_in_pages_are_read() {
+    let read = variables();
+    assert!(read.contains("CADASTRE_MAP") && read.len() > 30, "{read:?}");
+    let mut wrong = Vec::new();
+    for (page, code) in all_code() {
+        for name in words(&code).filter(|it| it.starts_with("CADASTRE_")) {
+            if !read.contains(name) {
+                wrong.push(format!("{page}: nothing reads {name}"));
+            }
+        }
+    }
+    assert_none(&wrong);
+}

@@ -1,0 +1,172 @@
+//! The pages, taken apart: fenced blocks, headings, links, code in sentences.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use crate::{path, text};
+
+/// Pages outside of docs/.
+const AT_TOP: [&str; 4] = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "CHANGELOG.md",
+];
+
+/// A page.
+pub struct Page {
+    /// Where it is in the repository, such as `docs/pools.md`
+    pub name: String,
+    /// What stands between fences
+    pub blocks: Vec<Block>,
+    /// Everything else
+    prose: String,
+}
+
+/// What stands between fences.
+pub struct Block {
+    /// Its language; may be empty
+    pub language: String,
+    /// Its lines, without the indentation of the fence
+    pub text: String,
+}
+
+/// All of them.
+pub fn all() -> Vec<Page> {
+    let mut names: BTreeSet<String> = AT_TOP.map(ToOwned::to_owned).into();
+    find(&path("docs"), "docs", &mut names);
+    names
+        .into_iter()
+        .map(|name| Page::new(&name, &text(&name)))
+        .collect()
+}
+
+fn find(folder: &Path, name: &str, names: &mut BTreeSet<String>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let entry = entry.unwrap();
+        let name = format!("{name}/{}", entry.file_name().to_str().unwrap());
+        if entry.file_type().unwrap().is_dir() {
+            find(&entry.path(), &name, names);
+        } else if entry.path().extension().is_some_and(|it| it == "md") {
+            names.insert(name);
+        }
+    }
+}
+
+impl Page {
+    /// Takes a page apart.
+    pub fn new(name: &str, text: &str) -> Self {
+        let mut page = Page {
+            name: name.to_owned(),
+            blocks: Vec::new(),
+            prose: String::new(),
+        };
+        let mut inside: Option<(usize, Block)> = None;
+        for line in text.lines() {
+            let trimmed = line.trim_start();
+            let indent = line.len() - trimmed.len();
+            if let Some(language) = trimmed.strip_prefix("```") {
+                if let Some((_, block)) = inside.take() {
+                    page.blocks.push(block);
+                } else {
+                    let language = language.trim().to_owned();
+                    let text = String::new();
+                    inside = Some((indent, Block { language, text }));
+                }
+                continue;
+            }
+            let (indent, into) = match &mut inside {
+                Some((indent, block)) => (*indent, &mut block.text),
+                None => (0, &mut page.prose),
+            };
+            into.push_str(&line[indent.min(line.len() - trimmed.len())..]);
+            into.push('\n');
+        }
+        assert!(inside.is_none(), "{name}: a block has no end");
+        page
+    }
+
+    /// The sentences without code, and the code in them.
+    fn parted(&self) -> (String, Vec<String>) {
+        let (mut sentences, mut code) = (String::new(), Vec::new());
+        // Code may run over the end of a line, but not of a paragraph, of a list's item or a table's row.
+        for paragraph in self.prose.split("\n\n") {
+            let mut joined = String::new();
+            for line in paragraph.lines() {
+                let line = line.trim();
+                let new = ["- ", "* ", "|", "#"].iter().any(|it| line.starts_with(it));
+                joined.push_str(if new { "\n" } else { " " });
+                joined.push_str(line);
+            }
+            for line in joined.lines() {
+                let line = line.replace("\\|", "\u{1}");
+                for (n, part) in line.split('`').enumerate() {
+                    let part = part.replace('\u{1}', "|");
+                    if n % 2 == 1 {
+                        code.push(part);
+                    } else {
+                        sentences.push_str(&part);
+                        // Where code stood, so that a link around it stays one.
+                        sentences.push('`');
+                    }
+                }
+                sentences.push('\n');
+            }
+        }
+        (sentences, code)
+    }
+
+    /// Code in sentences.
+    pub fn code(&self) -> Vec<String> {
+        self.parted().1
+    }
+
+    /// Where links and pictures lead, as written.
+    pub fn links(&self) -> Vec<String> {
+        let sentences = self.parted().0;
+        let ends = sentences.split("](").skip(1);
+        ends.map(|it| it.split(')').next().unwrap().to_owned())
+            .collect()
+    }
+
+    /// What `#...` may name on it, as forges make it of headings.
+    pub fn anchors(&self) -> BTreeSet<String> {
+        let headings = self.prose.lines().filter(|it| it.starts_with('#'));
+        let mut anchors = BTreeSet::new();
+        for heading in headings {
+            let anchor = anchor(heading.trim_start_matches('#').trim());
+            let next = (1..).map(|n| format!("{anchor}-{n}"));
+            let mut names = std::iter::once(anchor.clone()).chain(next);
+            anchors.insert(names.find(|it| !anchors.contains(it)).unwrap());
+        }
+        anchors
+    }
+}
+
+fn anchor(heading: &str) -> String {
+    let kept = heading.chars().filter_map(|c| match c {
+        ' ' | '-' => Some('-'),
+        '_' => Some('_'),
+        c if c.is_alphanumeric() => Some(c.to_ascii_lowercase()),
+        _ => None,
+    });
+    kept.collect()
+}
+
+#[test]
+fn a_page_is_taken_apart() {
+    let page = Page::new(
+        "docs/x.md",
+        "# One `two`, three\n\nSee [a\nb](c.md#d) and `--set\nx=1`, `a \\| b`.\n\n\
+         - [`code`](e.md)\n\n  ```sh\n  ls # [no](link)\n    deep\n  ```\n\n## One two three\n",
+    );
+    assert_eq!(page.links(), ["c.md#d", "e.md"]);
+    assert_eq!(page.code(), ["two", "--set x=1", "a | b", "code"]);
+    let wanted = ["one-two-three", "one-two-three-1"].map(ToOwned::to_owned);
+    assert_eq!(page.anchors(), wanted.into());
+    let block = &page.blocks[0];
+    assert_eq!(
+        (block.language.as_str(), block.text.as_str()),
+        ("sh", "ls # [no](link)\n  deep\n")
+    );
+}
