@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, watch};
@@ -16,9 +16,9 @@ use tracing::debug;
 use super::choice::{Asked, Pools, ServingPool, decide};
 use super::events::{self, Events};
 use super::ledger::Ledger;
+use super::namespaces::Namespaces;
 use super::pods::{Pod, Pods};
 use super::wishes::WishBook;
-use crate::choice::Label;
 use crate::node::{Add, Answer, Op, Refusal, Why, clock};
 use crate::telemetry::AgentMetrics;
 
@@ -71,8 +71,8 @@ pub struct Inner {
     pub askable: Vec<String>,
     /// Those of them that serve any pod
     pub automatic: BTreeSet<String>,
-    /// Labels of namespaces of pods of this node
-    pub namespaces: BTreeMap<String, Vec<Label>>,
+    /// The namespaces of pods of this node
+    pub namespaces: Namespaces,
     /// Who wants addresses that are not there
     pub wishes: WishBook,
     /// Directories in which network namespaces were seen
@@ -94,14 +94,10 @@ impl Known {
 }
 
 impl Inner {
-    /// A pod is gone.
-    pub fn forget(&mut self, uid: &str) {
-        self.complained.remove(uid);
-    }
-
-    /// Whether any pool goes by the labels of namespaces.
-    pub fn needs_namespaces(&self) -> bool {
-        self.serving.iter().any(|it| it.namespace.specificity() > 0)
+    /// Forgets what was complained of pods that are gone.
+    pub fn forget_complaints(&mut self) {
+        let pods = &self.pods;
+        self.complained.retain(|uid, _| pods.by_uid(uid).is_some());
     }
 
     /// Whether what is known of a pod is all that can be known soon.
@@ -109,9 +105,7 @@ impl Inner {
         if !self.pods_followed || !self.pods.is_complete() {
             return true;
         }
-        found.is_some_and(|pod| {
-            !self.needs_namespaces() || self.namespaces.contains_key(&pod.namespace)
-        })
+        found.is_some_and(|pod| self.namespaces.is_settled(&pod.namespace))
     }
 }
 
@@ -254,7 +248,7 @@ impl Service {
             pod,
             namespace: namespace
                 .and_then(|it| known.namespaces.get(it))
-                .map(Vec::as_slice),
+                .map(Arc::as_ref),
         };
         let chosen = decide(&asked, &known.serving, &known.others);
         if let Some(pod) = pod {
@@ -289,7 +283,7 @@ impl Service {
     }
 
     /// The pod that the request is for, if the API has shown it.
-    async fn pod_of(&self, add: &Add, deadline: Duration) -> Option<std::sync::Arc<Pod>> {
+    async fn pod_of(&self, add: &Add, deadline: Duration) -> Option<Arc<Pod>> {
         let wanted = add.pod.as_ref()?;
         let mut seen = self.known.pods_seen.subscribe();
         let until = (clock::since_boot() + POD_WAIT).min(deadline.saturating_sub(MARGIN));
