@@ -71,6 +71,8 @@ pub struct Inner {
     pub askable: Vec<String>,
     /// Those of them that serve any pod
     pub automatic: BTreeSet<String>,
+    /// Pools of which there are blocks here that give new addresses
+    pub giving: BTreeSet<String>,
     /// The namespaces of pods of this node
     pub namespaces: Namespaces,
     /// Who wants addresses that are not there
@@ -150,6 +152,9 @@ impl Service {
         let pod = self.pod_of(&add, deadline).await;
         let pools = self.choose(&mut add, pod.as_deref())?;
         let mut held = self.held.subscribe();
+        if let Some(answer) = self.by_best(&add, &pools, &mut held, deadline).await {
+            return Ok(answer);
+        }
         let first = self.ledger.ask(Op::Add(add.clone()), deadline).await;
         let refusal = match first {
             Err(refusal) if may_wait(&refusal, &add) => refusal,
@@ -208,6 +213,53 @@ impl Service {
                 return Err(dry(refusal, wanted, now.saturating_sub(begun)));
             }
         }
+    }
+
+    /// Addresses of the pod's best pool where no block of that is here yet: others may have addresses,
+    /// but that one comes first, and so it is asked and waited for. `None`: any of its pools will do.
+    async fn by_best(
+        &self,
+        add: &Add,
+        pools: &Pools,
+        held: &mut watch::Receiver<u64>,
+        deadline: Duration,
+    ) -> Option<Answer> {
+        let (best, until) = self.absent(add, pools, deadline)?;
+        let only = Add {
+            pools: vec![best],
+            ..add.clone()
+        };
+        match self.ledger.ask(Op::Add(only.clone()), deadline).await {
+            Ok(answer) => return Some(answer),
+            Err(refusal) if may_wait(&refusal, &only) => {}
+            Err(_) => return None,
+        }
+        let waiting = self.metrics.waiting();
+        waiting.inc();
+        let result = self.wait(&only, &only.pools, held, until, deadline).await;
+        waiting.dec();
+        // In vain it stays asked for, for the pods that come next.
+        let answer = result.ok()?;
+        self.known.lock().wishes.remove(&add.attachment);
+        Some(answer)
+    }
+
+    /// The best of several pools, if no block of it is here and one can be asked for; and until when it
+    /// is waited for: half of the time that an ADD waits, from when the first one asked.
+    fn absent(&self, add: &Add, pools: &Pools, deadline: Duration) -> Option<(String, Duration)> {
+        let (Pools::Named(names) | Pools::Selected(names)) = pools else {
+            return None;
+        };
+        let best = names.first().filter(|_| names.len() > 1)?;
+        let now = clock::since_boot();
+        let known = self.known.lock();
+        let is_there = known.giving.contains(best) || !known.askable.contains(best);
+        if is_there || !known.pods_followed || !add.addresses.is_empty() {
+            return None;
+        }
+        let asked = known.wishes.since(best).unwrap_or(now);
+        let until = (asked + self.add_wait / 2).min(deadline.saturating_sub(MARGIN));
+        (now < until).then(|| (best.clone(), until))
     }
 
     fn wish(&self, add: &Add, pools: &[String]) {

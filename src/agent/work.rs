@@ -163,6 +163,8 @@ impl Agent {
             .filter(|it| it.automatic)
             .map(|it| it.name.clone())
             .collect();
+        let giving = holding.blocks.iter().filter(|it| !it.draining);
+        known.giving = giving.map(|it| it.pool.clone()).collect();
         let Told::There(subnet) = &self.subnet else {
             return;
         };
