@@ -4,8 +4,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
-/// Between two looks.
+/// Between two looks, at first.
 const LOOK: Duration = Duration::from_millis(20);
+/// Between two looks, at last: a look may cost the very processor time that is waited for.
+const SELDOM: Duration = Duration::from_millis(500);
+/// What is waited for is seen late by at most this part of the time that it took.
+const LATE: u32 = 20;
 
 /// Calls `look` until it gives something, at most for `limit`. `what` completes the sentence "not
 /// within 10 s: …".
@@ -28,7 +32,8 @@ pub async fn until<T>(
         if start.elapsed() > limit {
             break;
         }
-        tokio::time::sleep(LOOK).await;
+        let pause = (start.elapsed() / LATE).clamp(LOOK, SELDOM);
+        tokio::time::sleep(pause).await;
     }
     match last {
         Some(error) => Err(error.context(format!("not within {limit:?}: {what}"))),

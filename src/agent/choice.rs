@@ -2,7 +2,7 @@
 //!
 //! | what | comes from |
 //! |---|---|
-//! | pools | the pod's annotation `cadastre.dev/pools`, else the CNI config, else the pools' selectors |
+//! | pools | the annotation `cadastre.dev/pools` of the pod, else of its namespace, else the CNI config, else the pools' selectors |
 //! | addresses | the CNI config or the runtime, else the pod's annotation `cadastre.dev/addresses` |
 //!
 //! Annotations speak of the pod's own interface, `eth0`: other interfaces are other networks, and
@@ -16,11 +16,12 @@
 
 use std::fmt;
 
+use super::namespaces::Namespace;
 use super::pods::Pod;
 use crate::api::{
     ADDRESSES_ANNOTATION as ADDRESSES, Assignment, NodePool, POOLS_ANNOTATION as POOLS,
 };
-use crate::choice::{Asker, Candidate, Label, PodLabels, Selector, Standing, choose};
+use crate::choice::{Asker, Candidate, PodLabels, Selector, Standing, choose};
 use crate::ipam::Addr;
 
 /// The interface that annotations speak of.
@@ -54,8 +55,8 @@ pub struct Asked<'a> {
     pub addresses: &'a [Addr],
     /// The pod, if it is known
     pub pod: Option<&'a Pod>,
-    /// The labels of its namespace, if they are known
-    pub namespace: Option<&'a [Label]>,
+    /// Its namespace, if it is known
+    pub namespace: Option<&'a Namespace>,
 }
 
 /// What is to be tried.
@@ -65,7 +66,7 @@ pub struct Chosen {
     pub pools: Pools,
     /// These addresses and no others; empty: any
     pub addresses: Vec<Addr>,
-    /// What is wrong with the pod's annotations
+    /// What is wrong with the annotations of the pod and its namespace
     pub complaints: Vec<String>,
 }
 
@@ -119,38 +120,30 @@ pub fn serving(pools: &[NodePool]) -> (Vec<ServingPool>, Vec<String>) {
 /// are not among them, such as that of a podCIDR: they serve any pod, last.
 pub fn decide(asked: &Asked, serving: &[ServingPool], others: &[String]) -> Chosen {
     let mut chosen = Chosen::default();
-    let annotated = |name| {
-        let pod = asked.pod.filter(|_| asked.ifname == OWN_INTERFACE)?;
-        pod.annotations.get(name)
-    };
-    let mut read = |name: &str, text: Option<&String>| -> Option<String> {
-        let text = text?.trim();
-        if text.is_empty() {
-            chosen
-                .complaints
-                .push(format!("annotation {name} is empty: remove it, or fill it"));
-            return None;
-        }
-        Some(text.to_owned())
-    };
-    let pools = read(POOLS, annotated(POOLS)).map(|it| (pool_names(&it), it));
-    let addresses = read(ADDRESSES, annotated(ADDRESSES)).map(|it| (address_list(&it), it));
-    let mut complain = |name, text: &str, why| {
-        let text: String = text.chars().take(SHOWN).collect();
-        chosen.complaints.push(format!(
-            "annotation {name} (\"{text}\") is left out of account: {why}"
-        ));
-    };
+    // Annotations speak of the interface that they mean, if the pod is known.
+    let pod = asked.pod.filter(|_| asked.ifname == OWN_INTERFACE);
+    let namespace = asked.namespace.filter(|_| pod.is_some());
+    let of_pod = |name| pod.and_then(|pod| pod.annotations.get(name));
     let mut named = asked.pools.to_vec();
-    match pools {
-        Some((Ok(names), _)) => named = names,
-        Some((Err(why), text)) => complain(POOLS, &text, why),
-        None => {}
+    let by_pod = of_pod(POOLS).map(|text| (text, "annotation"));
+    let by_namespace = namespace.and_then(|it| it.pools.as_ref());
+    let by_namespace = by_namespace.map(|text| (text, "the namespace's annotation"));
+    for (text, whose) in [by_pod, by_namespace].into_iter().flatten() {
+        match read(text, pool_names) {
+            Ok(names) => {
+                named = names;
+                break;
+            }
+            Err(why) => chosen.complaints.push(format!("{whose} {POOLS} {why}")),
+        }
     }
     let mut wanted = asked.addresses.to_vec();
-    match addresses {
-        Some((Ok(list), _)) if wanted.is_empty() => wanted = list,
-        Some((Err(why), text)) => complain(ADDRESSES, &text, why),
+    match of_pod(ADDRESSES).map(|text| read(text, address_list)) {
+        Some(Ok(list)) if wanted.is_empty() => wanted = list,
+        Some(Err(why)) => {
+            let complaint = format!("annotation {ADDRESSES} {why}");
+            chosen.complaints.push(complaint);
+        }
         _ => {}
     }
     chosen.addresses = wanted;
@@ -160,6 +153,18 @@ pub fn decide(asked: &Asked, serving: &[ServingPool], others: &[String]) -> Chos
         Pools::Named(named)
     };
     chosen
+}
+
+/// What an annotation says; else what is wrong with it.
+fn read<T>(text: &str, read: fn(&str) -> Result<T, String>) -> Result<T, String> {
+    let text = text.trim();
+    if text.is_empty() {
+        return Err("is empty: remove it, or fill it".to_owned());
+    }
+    read(text).map_err(|why| {
+        let text: String = text.chars().take(SHOWN).collect();
+        format!("(\"{text}\") is left out of account: {why}")
+    })
 }
 
 fn by_selectors(asked: &Asked, serving: &[ServingPool], others: &[String]) -> Pools {
@@ -199,7 +204,10 @@ fn by_selectors(asked: &Asked, serving: &[ServingPool], others: &[String]) -> Po
     let asker = Asker {
         node: &[],
         pod: Some(PodLabels {
-            namespace: asked.namespace.unwrap_or_default(),
+            namespace: asked
+                .namespace
+                .map(|it| it.labels.as_slice())
+                .unwrap_or_default(),
             pod: asked
                 .pod
                 .map(|pod| pod.labels.as_slice())
@@ -264,193 +272,4 @@ fn address_list(text: &str) -> Result<Vec<Addr>, String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
-
-    use super::*;
-    use crate::agent::pods::testing::pod;
-
-    fn selector(labels: &[(&str, &str)]) -> Selector {
-        let labels = labels.iter().map(|(k, v)| ((*k).into(), (*v).into()));
-        Selector::new(Some(&LabelSelector {
-            match_labels: Some(labels.collect()),
-            ..LabelSelector::default()
-        }))
-        .unwrap()
-    }
-
-    fn serving(name: &str, namespace: &[(&str, &str)], pod: &[(&str, &str)]) -> ServingPool {
-        ServingPool {
-            name: name.to_owned(),
-            namespace: selector(namespace),
-            pod: selector(pod),
-            manual: false,
-        }
-    }
-
-    fn addr(text: &str) -> Addr {
-        Addr::parse_strict(text).unwrap()
-    }
-
-    fn of<'a>(pod: Option<&'a Pod>, pools: &'a [String]) -> Asked<'a> {
-        Asked {
-            ifname: "eth0",
-            pools,
-            addresses: &[],
-            pod,
-            namespace: None,
-        }
-    }
-
-    fn names(names: &[&str]) -> Vec<String> {
-        names.iter().map(ToString::to_string).collect()
-    }
-
-    #[test]
-    fn the_annotation_goes_before_the_config_and_that_before_selectors() {
-        let pools = [serving("a", &[], &[]), serving("b", &[], &[("app", "db")])];
-        let config = names(&["from-config"]);
-        let annotated = pod("u", &[], &[(POOLS, " x, y ,x")]);
-        let plain = pod("u", &[("app", "db")], &[]);
-        let decide = |asked: &Asked| decide(asked, &pools, &[]).pools;
-        assert_eq!(
-            decide(&of(Some(&annotated), &config)),
-            Pools::Named(names(&["x", "y"]))
-        );
-        assert_eq!(
-            decide(&of(Some(&plain), &config)),
-            Pools::Named(config.clone())
-        );
-        assert_eq!(
-            decide(&of(Some(&plain), &[])),
-            Pools::Selected(names(&["a", "b"]))
-        );
-        let second = Asked {
-            ifname: "net1",
-            ..of(Some(&annotated), &config)
-        };
-        assert_eq!(
-            decide(&second),
-            Pools::Named(config.clone()),
-            "another network"
-        );
-    }
-
-    #[test]
-    fn where_no_pool_asks_for_labels_the_store_decides() {
-        let pools = [serving("a", &[], &[]), serving("b", &[], &[])];
-        let chosen = decide(&of(None, &[]), &pools, &names(&["c"]));
-        assert_eq!(chosen.pools, Pools::All);
-    }
-
-    #[test]
-    fn labels_decide_in_the_order_of_the_node_and_unknown_ones_select_nothing() {
-        let pools = [
-            serving("db", &[], &[("app", "db")]),
-            serving("team", &[("team", "x")], &[]),
-            serving("rest", &[], &[]),
-        ];
-        let db = pod("u", &[("app", "db")], &[]);
-        let team: Vec<Label> = vec![("team".into(), "x".into())];
-        let decide = |pod: Option<&Pod>, namespace: Option<&[Label]>| {
-            let asked = Asked {
-                namespace,
-                ..of(pod, &[])
-            };
-            match decide(&asked, &pools, &names(&["cidr"])).pools {
-                Pools::Selected(names) => names,
-                other => panic!("{other:?}"),
-            }
-        };
-        assert_eq!(
-            decide(Some(&db), Some(&team)),
-            ["db", "team", "rest", "cidr"]
-        );
-        assert_eq!(decide(Some(&db), Some(&[])), ["db", "rest", "cidr"]);
-        assert_eq!(decide(Some(&db), None), ["db", "rest", "cidr"]);
-        assert_eq!(decide(None, None), ["rest", "cidr"]);
-        // Not even one that asks for the absence of a label.
-        let absent =
-            serde_json::json!({"matchExpressions": [{"key": "a", "operator": "DoesNotExist"}]});
-        let absent: LabelSelector = serde_json::from_value(absent).unwrap();
-        let pools = [ServingPool {
-            pod: Selector::new(Some(&absent)).unwrap(),
-            ..serving("absent", &[], &[])
-        }];
-        let Pools::None(why) = super::decide(&of(None, &[]), &pools, &[]).pools else {
-            panic!("selected by labels that are not known");
-        };
-        assert!(
-            why.contains("absent") && why.contains("does not know"),
-            "{why}"
-        );
-    }
-
-    #[test]
-    fn a_pool_that_is_to_be_named_serves_nobody_else() {
-        let pools = [
-            ServingPool {
-                manual: true,
-                ..serving("manual", &[], &[])
-            },
-            serving("db", &[], &[("app", "db")]),
-        ];
-        let other = pod("u", &[("app", "web")], &[]);
-        let Pools::None(why) = decide(&of(Some(&other), &[]), &pools, &[]).pools else {
-            panic!("selected");
-        };
-        assert!(why.contains("manual") && why.contains("app"), "{why}");
-    }
-
-    #[test]
-    fn garbage_in_an_annotation_is_told_and_left_out() {
-        let config = names(&["from-config"]);
-        for (name, text, says) in [
-            (POOLS, "a,,b", "no name of a pool"),
-            (POOLS, "Ünsinn", "no name of a pool"),
-            (POOLS, "  ", "is empty"),
-            (POOLS, "[\"a\"]", "no name of a pool"),
-            (ADDRESSES, "10.0.0.1,10.0.0.2", "two IPv4 addresses"),
-            (ADDRESSES, "10.0.0.1/24", "no address"),
-            (ADDRESSES, "010.0.0.1", "no address"),
-            (ADDRESSES, "", "is empty"),
-        ] {
-            let annotated = pod("u", &[], &[(name, text)]);
-            let chosen = decide(&of(Some(&annotated), &config), &[], &[]);
-            assert_eq!(chosen.complaints.len(), 1, "{text}");
-            let complaint = &chosen.complaints[0];
-            assert!(
-                complaint.contains(says) && complaint.contains(name),
-                "{complaint}"
-            );
-            assert_eq!(chosen.pools, Pools::Named(config.clone()));
-            assert!(chosen.addresses.is_empty());
-        }
-        let many = vec!["a"; 5000].join("é,");
-        let annotated = pod("u", &[], &[(POOLS, many.as_str())]);
-        let chosen = decide(&of(Some(&annotated), &[]), &[], &[]);
-        assert!(chosen.complaints[0].len() < 600);
-        let many: Vec<String> = (0..17).map(|n| format!("p{n}")).collect();
-        let annotated = pod("u", &[], &[(POOLS, many.join(",").as_str())]);
-        let chosen = decide(&of(Some(&annotated), &[]), &[], &[]);
-        assert!(chosen.complaints[0].contains("at most 16"));
-    }
-
-    #[test]
-    fn addresses_of_the_attachment_go_before_those_of_the_pod() {
-        let annotated = pod("u", &[], &[(ADDRESSES, "fd00::7, 10.0.0.7")]);
-        let chosen = decide(&of(Some(&annotated), &[]), &[], &[]);
-        assert_eq!(chosen.addresses, [addr("10.0.0.7"), addr("fd00::7")]);
-        let own = [addr("10.0.0.9")];
-        let asked = Asked {
-            addresses: &own,
-            ..of(Some(&annotated), &[])
-        };
-        assert_eq!(decide(&asked, &[], &[]).addresses, own);
-        let second = Asked {
-            ifname: "net1",
-            ..of(Some(&annotated), &[])
-        };
-        assert!(decide(&second, &[], &[]).addresses.is_empty());
-    }
-}
+mod tests;

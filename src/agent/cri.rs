@@ -1,5 +1,8 @@
 //! The runtime's word, over the container runtime interface: which sandboxes there are.
 
+#[cfg(test)]
+pub(super) mod fake;
+
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -45,6 +48,7 @@ pub struct Sandbox {
 #[derive(Clone, Debug)]
 pub struct Runtime {
     socket: PathBuf,
+    limit: Duration,
 }
 
 /// Why the runtime's word is not known.
@@ -63,6 +67,7 @@ impl Runtime {
     pub fn new(socket: &Path) -> Self {
         Self {
             socket: socket.to_owned(),
+            limit: LIMIT,
         }
     }
 
@@ -100,7 +105,8 @@ impl Runtime {
         &self,
         client: &mut RuntimeServiceClient<Channel>,
     ) -> Result<Vec<v1::PodSandbox>, CriError> {
-        let answer = timed(client.list_pod_sandbox(v1::ListPodSandboxRequest {})).await;
+        let asked = client.list_pod_sandbox(v1::ListPodSandboxRequest {});
+        let answer = timed(self.limit, asked).await;
         Ok(answer.map_err(|it| self.error(it))?.items)
     }
 
@@ -112,7 +118,8 @@ impl Runtime {
         let request = v1::PodSandboxStatusRequest {
             pod_sandbox_id: id.to_owned(),
         };
-        let answer = match timed(client.pod_sandbox_status(request)).await {
+        let asked = client.pod_sandbox_status(request);
+        let answer = match timed(self.limit, asked).await {
             Ok(answer) => answer,
             // Removed since it was listed.
             Err(status) if status.code() == tonic::Code::NotFound => return Ok(Vec::new()),
@@ -133,12 +140,13 @@ impl Runtime {
 }
 
 async fn timed<T>(
+    limit: Duration,
     call: impl Future<Output = Result<tonic::Response<T>, tonic::Status>>,
 ) -> Result<T, tonic::Status> {
-    match tokio::time::timeout(LIMIT, call).await {
+    match tokio::time::timeout(limit, call).await {
         Ok(answer) => answer.map(tonic::Response::into_inner),
         Err(_) => Err(tonic::Status::deadline_exceeded(format!(
-            "no answer within {LIMIT:?}"
+            "no answer within {limit:?}"
         ))),
     }
 }
@@ -153,4 +161,102 @@ pub(super) fn channel(path: &Path) -> Channel {
             let path = path.clone();
             async move { UnixStream::connect(path).await.map(TokioIo::new) }
         }))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+    use std::os::unix::net::UnixListener;
+    use std::time::Instant;
+
+    use super::fake::{Fake, Mood, State};
+    use super::*;
+    use crate::agent::files::temp_folder;
+
+    const SOON: Duration = Duration::from_millis(300);
+
+    fn runtime(path: &Path) -> Runtime {
+        Runtime {
+            limit: SOON,
+            ..Runtime::new(path)
+        }
+    }
+
+    #[tokio::test]
+    async fn sandboxes_come_with_their_pods_and_addresses() {
+        let folder = temp_folder();
+        let path = folder.join("cri.sock");
+        let fake = Fake::start(&path, State::default());
+        fake.state.add("one", "u1");
+        fake.state.add("gone-since", "u2");
+        let runtime = runtime(&path);
+        let ids: Vec<String> = runtime.sandboxes().await.unwrap().into_iter().collect();
+        assert_eq!(ids, ["gone-since", "one"]);
+        let all = runtime.addresses().await.unwrap();
+        let addresses: Vec<String> = all[0].addresses.iter().map(ToString::to_string).collect();
+        assert_eq!((all[0].id.as_str(), all[0].pod.uid.as_str()), ("one", "u1"));
+        assert_eq!(addresses, ["10.0.0.3", "fd00::3"]);
+        assert!(all[1].addresses.is_empty(), "removed since it was listed");
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[tokio::test]
+    async fn one_that_gives_no_answer_is_told_so_in_time_and_asked_again_when_it_does() {
+        let folder = temp_folder();
+        let path = folder.join("cri.sock");
+        let fake = Fake::start(&path, State::default());
+        fake.state.add("one", "u1");
+        let runtime = runtime(&path);
+        for (mood, says) in [
+            (Mood::Slow(20 * SOON), "no answer within 300ms"),
+            (Mood::Failing(tonic::Code::Internal), "is not well"),
+            (Mood::Failing(tonic::Code::Unimplemented), "is not well"),
+            (Mood::Failing(tonic::Code::NotFound), "is not well"),
+        ] {
+            fake.state.be(mood.clone());
+            let begun = Instant::now();
+            for error in [
+                runtime.sandboxes().await.unwrap_err(),
+                runtime.addresses().await.unwrap_err(),
+            ] {
+                let text = error.to_string();
+                assert!(text.contains(says), "{mood:?}: {text}");
+                assert!(text.contains("check --cri-socket") && text.contains("cri.sock"));
+            }
+            assert!(
+                begun.elapsed() < 10 * SOON,
+                "{mood:?}: {:?}",
+                begun.elapsed()
+            );
+        }
+        fake.state.be(Mood::Well);
+        assert_eq!(runtime.sandboxes().await.unwrap().len(), 1);
+        let fake = fake.restart().await;
+        assert_eq!(runtime.sandboxes().await.unwrap().len(), 1);
+        fake.kill().await;
+        let error = runtime.sandboxes().await.unwrap_err().to_string();
+        assert!(error.contains("does not answer"), "{error}");
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[tokio::test]
+    async fn something_else_on_its_socket_is_no_runtime() {
+        let folder = temp_folder();
+        let path = folder.join("cri.sock");
+        let runtime = runtime(&path);
+        assert!(runtime.sandboxes().await.is_err(), "no socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        let talks = std::thread::spawn(move || {
+            let (mut peer, _) = listener.accept().unwrap();
+            peer.write_all(b"HTTP/1.0 400 Bad Request\r\n\r\n").unwrap();
+            listener
+        });
+        let error = runtime.sandboxes().await.unwrap_err().to_string();
+        assert!(error.contains("does not answer"), "{error}");
+        // From now on it takes connections and says nothing.
+        let _silent = talks.join().unwrap();
+        let error = runtime.sandboxes().await.unwrap_err().to_string();
+        assert!(error.contains("no answer within"), "{error}");
+        std::fs::remove_dir_all(folder).unwrap();
+    }
 }

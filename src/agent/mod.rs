@@ -19,6 +19,7 @@
 //! | [`status`] | what is told of that in NodeSubnet.status |
 //! | [`publish`] | when it is told |
 //! | [`pods`] | the pods of this node |
+//! | [`namespaces`] | the namespaces of its pods |
 //! | [`choice`] | which pools serve a pod |
 //! | [`leaks`] | addresses whose attachments are gone, and how that is proven |
 //! | [`wishes`] | ADDs that found nothing |
@@ -56,6 +57,7 @@ pub mod grpc;
 pub mod holding;
 pub mod leaks;
 pub mod ledger;
+pub mod namespaces;
 mod opening;
 mod outward;
 pub mod plugin_socket;

@@ -1,25 +1,26 @@
 //! The steps of a turn that tell others: the API server, the files of other programs, the admin port.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Namespace;
-use kube::api::{Patch, PatchParams};
+use k8s_openapi::api::core::v1;
+use kube::api::{GetParams, Patch, PatchParams};
 use kube::core::PartialObjectMeta;
-use kube::{Api, ResourceExt as _};
+use kube::{Api, Client, ResourceExt as _};
 use serde_json::json;
 use tracing::{debug, warn};
 
 use super::demand::{Wishes, wanted};
+use super::namespaces::Namespace;
 use super::publish::{Next, Written};
 use super::run::{Agent, Event, Told};
 use super::seen;
 use super::snapshot::gives;
 use super::status::status;
 use super::work::STARTING;
-use crate::api::{AGENT_MANAGER, NodeSubnetLite, NodeSubnetStatus};
+use crate::api::{AGENT_MANAGER, NodeSubnetLite, NodeSubnetStatus, POOLS_ANNOTATION};
 use crate::choice::Label;
 use crate::node::clock;
 
@@ -69,31 +70,20 @@ impl Agent {
         }
     }
 
-    /// Asks for the labels of namespaces, where a pool goes by them.
-    pub(super) fn ask_namespaces(&mut self) {
-        let known = self.parts.service.known.lock();
-        if !known.needs_namespaces() {
-            return;
-        }
-        let of_pods = known.pods.iter().map(|pod| pod.namespace.clone());
-        let new: BTreeSet<String> = of_pods.filter(|it| !self.namespaces.contains(it)).collect();
+    /// Asks for the namespaces of pods. Returns when to do that again.
+    pub(super) fn ask_namespaces(&mut self) -> Option<Duration> {
+        let mut known = self.parts.service.known.lock();
+        let due = known.namespaces.due(clock::since_boot());
+        let wake = known.namespaces.wake();
         drop(known);
-        for name in new {
-            self.namespaces.insert(name.clone());
-            let api: Api<PartialObjectMeta<Namespace>> = Api::all(self.parts.client.clone());
+        for name in due {
+            let client = self.parts.client.clone();
             self.tasks.spawn(async move {
-                let answer = tokio::time::timeout(API_LIMIT, api.get_metadata(&name)).await;
-                let labels = match answer {
-                    Ok(Ok(found)) => Some(labels(found.labels())),
-                    Ok(Err(error)) => {
-                        warn!(namespace = name, "its labels are not known: {error}");
-                        None
-                    }
-                    Err(_) => None,
-                };
-                Event::Namespace(name, labels)
+                let answer = namespace(client, &name).await;
+                Event::Namespace(name, answer)
             });
         }
+        wake
     }
 
     pub(super) fn tell_readiness(&self) {
@@ -112,6 +102,9 @@ impl Agent {
                 (_, Told::Absent) => {
                     "there is no NodeSubnet of this node: see that the controller runs and that a pool serves the node"
                 }
+                _ if !snapshot.blocks.is_empty() => {
+                    "nothing that this node holds gives new addresses: its blocks are asked back, withdrawn or let go; see that a pool serves the node"
+                }
                 _ => "the node holds nothing to give addresses from yet",
             };
             return readiness.say(false, why);
@@ -125,6 +118,34 @@ impl Agent {
             },
         );
     }
+}
+
+/// A namespace as the API server's cache has it, else as its store has it: one that was made a moment
+/// ago may not be in the cache yet.
+async fn namespace(client: Client, name: &str) -> Option<Namespace> {
+    let api: Api<PartialObjectMeta<v1::Namespace>> = Api::all(client);
+    let asked = async {
+        match api.get_metadata_opt_with(name, &GetParams::any()).await {
+            Ok(Some(found)) => Ok(found),
+            Ok(None) => api.get_metadata(name).await,
+            Err(error) => Err(error),
+        }
+    };
+    let why = match tokio::time::timeout(API_LIMIT, asked).await {
+        Ok(Ok(found)) => {
+            return Some(Namespace {
+                labels: labels(found.labels()),
+                pools: found.annotations().get(POOLS_ANNOTATION).cloned(),
+            });
+        }
+        Ok(Err(error)) => error.to_string(),
+        Err(_) => format!("no answer within {API_LIMIT:?}"),
+    };
+    warn!(
+        namespace = name,
+        "its labels and pools are not known, and its pods are served as if it had none: {why}"
+    );
+    None
 }
 
 fn labels(labels: &BTreeMap<String, String>) -> Vec<Label> {

@@ -110,7 +110,133 @@ pub fn gone<'a>(
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
+
+    use http::{Request, Response, StatusCode};
+    use kube::client::Body;
+    use serde_json::{Value, json};
+
     use super::*;
+    use crate::agent::cri::fake::{Fake, Mood, State};
+    use crate::agent::leaks::Leaks;
+    use crate::agent::pods::testing::pod;
+    use crate::agent::snapshot::testing::{snapshot, tenant};
+    use crate::node::Snapshot;
+
+    /// An API server that answers everything with that.
+    fn api(status: StatusCode, body: &Value) -> Client {
+        let body = body.to_string();
+        let answer = move |_: Request<Body>| {
+            let mut response = Response::new(Body::from(body.clone().into_bytes()));
+            *response.status_mut() = status;
+            std::future::ready(Ok::<_, Infallible>(response))
+        };
+        Client::new(tower::service_fn(answer), "default")
+    }
+
+    fn listing(uids: &[&str]) -> Value {
+        let pod =
+            |uid: &&str| json!({"metadata": {"name": uid, "namespace": "default", "uid": uid}});
+        let items: Vec<Value> = uids.iter().map(pod).collect();
+        json!({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items})
+    }
+
+    /// Attachments of pods that the watch does not show: suspicious.
+    fn suspicious(tenants: &[&str]) -> Vec<Candidate> {
+        let of = |id: &&str| tenant(id, &format!("uid-{id}"), &["10.0.0.9"]);
+        let snapshot = Snapshot {
+            tenants: tenants.iter().map(of).collect(),
+            ..snapshot(&[], &[])
+        };
+        let mut pods = Pods::default();
+        pods.change(Change::Applied(pod("other", &[], &[])));
+        pods.change(Change::Listed);
+        let evidence = Evidence {
+            boot: "boot".to_owned(),
+            ..Evidence::default()
+        };
+        let mut leaks = Leaks::new(Duration::ZERO);
+        leaks
+            .look(&snapshot, &pods, &[], &evidence, Duration::ZERO)
+            .due
+    }
+
+    /// The container ids of what is proven by these witnesses.
+    async fn proven(client: Client, runtime: Option<Runtime>) -> Vec<String> {
+        let witnesses = Witnesses {
+            client,
+            node: "n1".to_owned(),
+            runtime,
+        };
+        let candidates = suspicious(&["c1", "c2"]);
+        assert_eq!(candidates.len(), 2);
+        let proven = witnesses.prove(candidates, "boot".to_owned(), BTreeSet::new());
+        let proven = proven.await.into_iter();
+        proven.map(|(it, _)| it.container_id).collect()
+    }
+
+    #[tokio::test]
+    async fn what_the_runtime_does_not_list_is_free_if_the_api_agrees() {
+        let folder = crate::agent::files::temp_folder();
+        let path = folder.join("cri.sock");
+        let fake = Fake::start(&path, State::default());
+        fake.state.add("c1", "uid-c1");
+        let runtime = || Some(Runtime::new(&path));
+        let good = StatusCode::OK;
+        let nobody = api(good, &listing(&["other"]));
+        assert_eq!(proven(nobody.clone(), runtime()).await, ["c2"]);
+        let live = api(good, &listing(&["other", "uid-c2"]));
+        assert!(proven(live, runtime()).await.is_empty(), "the API has it");
+        fake.state.remove("c1");
+        assert_eq!(proven(nobody.clone(), runtime()).await, ["c1", "c2"]);
+        let fake = fake.restart().await;
+        assert_eq!(proven(nobody, runtime()).await, ["c1", "c2"]);
+        fake.kill().await;
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_runtime_without_an_answer_proves_nothing() {
+        let folder = crate::agent::files::temp_folder();
+        let path = folder.join("cri.sock");
+        let fake = Fake::start(&path, State::default());
+        let nobody = api(StatusCode::OK, &listing(&["other"]));
+        for code in [tonic::Code::Internal, tonic::Code::Unimplemented] {
+            fake.state.be(Mood::Failing(code));
+            let proven = proven(nobody.clone(), Some(Runtime::new(&path))).await;
+            assert!(proven.is_empty(), "{code:?}: {proven:?}");
+        }
+        fake.kill().await;
+        for runtime in [Some(Runtime::new(&path)), None] {
+            assert!(
+                proven(nobody.clone(), runtime).await.is_empty(),
+                "not there"
+            );
+        }
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[tokio::test]
+    async fn an_api_server_without_a_whole_answer_proves_nothing() {
+        let folder = crate::agent::files::temp_folder();
+        let path = folder.join("cri.sock");
+        let fake = Fake::start(&path, State::default());
+        let refusal = json!({
+            "kind": "Status", "apiVersion": "v1", "status": "Failure", "message": "no", "code": 500,
+        });
+        for client in [
+            api(StatusCode::INTERNAL_SERVER_ERROR, &refusal),
+            api(StatusCode::FORBIDDEN, &refusal),
+            api(StatusCode::OK, &json!({"kind": "PodList", "items": 7})),
+            api(StatusCode::OK, &json!("not a list")),
+        ] {
+            let proven = proven(client, Some(Runtime::new(&path))).await;
+            assert!(proven.is_empty(), "{proven:?}");
+        }
+        assert_eq!(fake.state.asked(), 0, "in vain");
+        fake.kill().await;
+        std::fs::remove_dir_all(folder).unwrap();
+    }
 
     #[test]
     fn an_absent_path_says_something_only_where_others_were_seen() {

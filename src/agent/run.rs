@@ -4,7 +4,6 @@
 //! brought it about. One task owns all state; only what takes long (the API server, the runtime) runs
 //! beside it and comes back as a message.
 
-use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -21,14 +20,14 @@ use super::events::{self, Events};
 use super::files::kept::Kept;
 use super::leaks::{Leaks, Reason};
 use super::ledger::Ledger;
+use super::namespaces::Namespace;
 use super::pods::{self, Pod};
 use super::proof::Witnesses;
 use super::publish::{Publisher, Written};
 use super::seen;
 use super::seen::{NodeSeen, SubnetSeen};
-use super::service::Service;
+use super::service::{Inner, Service};
 use crate::api::{NodeLite, NodeSubnetLite, PodLite};
-use crate::choice::Label;
 use crate::cluster::seen::Change;
 use crate::cluster::watch::{Pauses, Source, Step, follow};
 use crate::node::{Attachment, Holding, Snapshot, clock};
@@ -90,7 +89,7 @@ pub(super) enum Event {
     Pod(Step<Pod>),
     Written(bool, Written),
     Proven(Vec<(Attachment, Reason)>),
-    Namespace(String, Option<Vec<Label>>),
+    Namespace(String, Option<Namespace>),
 }
 
 /// What the API server has said of an object of this node.
@@ -133,8 +132,6 @@ pub(super) struct Agent {
     pub publisher: Publisher,
     pub publish_at: Option<Duration>,
     pub proving: bool,
-    /// Namespaces that were asked for
-    pub namespaces: BTreeSet<String>,
     pub wrong: Vec<String>,
     pub files: Kept,
     pub tasks: JoinSet<Event>,
@@ -194,7 +191,6 @@ pub async fn run(settings: Settings, parts: Parts, files: Kept) -> anyhow::Resul
         looked_at: Duration::ZERO,
         publish_at: None,
         proving: false,
-        namespaces: BTreeSet::new(),
         wrong: Vec::new(),
         files,
         tasks: JoinSet::new(),
@@ -274,15 +270,11 @@ impl Agent {
                 self.proving = false;
                 self.free(proven).await;
             }
-            Event::Namespace(name, labels) => {
-                let mut known = self.parts.service.known.lock();
-                match labels {
-                    Some(labels) => _ = known.namespaces.insert(name, labels),
-                    // Asked again when the next pod of it comes.
-                    None => _ = self.namespaces.remove(&name),
-                }
-                drop(known);
-                self.parts.service.known.pods_changed();
+            Event::Namespace(name, answer) => {
+                let now = clock::since_boot();
+                let service = &self.parts.service;
+                service.known.lock().namespaces.answered(&name, answer, now);
+                service.known.pods_changed();
             }
         }
     }
@@ -294,11 +286,21 @@ impl Agent {
         let Step::Change(change) = step else {
             return;
         };
-        if let Change::Deleted(pod) = &change {
-            known.forget(&pod.uid);
+        let Inner {
+            pods, namespaces, ..
+        } = &mut *known;
+        if let Change::Applied(pod) = &change
+            && pods.by_uid(&pod.uid).is_none()
+        {
+            namespaces.pod_came(&pod.namespace);
         }
+        let some_gone = matches!(change, Change::Listed | Change::Deleted(_));
         let is_news = !matches!(change, Change::Restarted { .. });
-        known.pods.change(change);
+        pods.change(change);
+        if some_gone {
+            namespaces.keep_those_of(pods);
+            known.forget_complaints();
+        }
         drop(known);
         if is_news {
             service.known.pods_changed();

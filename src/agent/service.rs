@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, watch};
@@ -16,9 +16,9 @@ use tracing::debug;
 use super::choice::{Asked, Pools, ServingPool, decide};
 use super::events::{self, Events};
 use super::ledger::Ledger;
+use super::namespaces::Namespaces;
 use super::pods::{Pod, Pods};
 use super::wishes::WishBook;
-use crate::choice::Label;
 use crate::node::{Add, Answer, Op, Refusal, Why, clock};
 use crate::telemetry::AgentMetrics;
 
@@ -71,8 +71,10 @@ pub struct Inner {
     pub askable: Vec<String>,
     /// Those of them that serve any pod
     pub automatic: BTreeSet<String>,
-    /// Labels of namespaces of pods of this node
-    pub namespaces: BTreeMap<String, Vec<Label>>,
+    /// Pools of which there are blocks here that give new addresses
+    pub giving: BTreeSet<String>,
+    /// The namespaces of pods of this node
+    pub namespaces: Namespaces,
     /// Who wants addresses that are not there
     pub wishes: WishBook,
     /// Directories in which network namespaces were seen
@@ -94,14 +96,10 @@ impl Known {
 }
 
 impl Inner {
-    /// A pod is gone.
-    pub fn forget(&mut self, uid: &str) {
-        self.complained.remove(uid);
-    }
-
-    /// Whether any pool goes by the labels of namespaces.
-    pub fn needs_namespaces(&self) -> bool {
-        self.serving.iter().any(|it| it.namespace.specificity() > 0)
+    /// Forgets what was complained of pods that are gone.
+    pub fn forget_complaints(&mut self) {
+        let pods = &self.pods;
+        self.complained.retain(|uid, _| pods.by_uid(uid).is_some());
     }
 
     /// Whether what is known of a pod is all that can be known soon.
@@ -109,9 +107,7 @@ impl Inner {
         if !self.pods_followed || !self.pods.is_complete() {
             return true;
         }
-        found.is_some_and(|pod| {
-            !self.needs_namespaces() || self.namespaces.contains_key(&pod.namespace)
-        })
+        found.is_some_and(|pod| self.namespaces.is_settled(&pod.namespace))
     }
 }
 
@@ -156,6 +152,9 @@ impl Service {
         let pod = self.pod_of(&add, deadline).await;
         let pools = self.choose(&mut add, pod.as_deref())?;
         let mut held = self.held.subscribe();
+        if let Some(answer) = self.by_best(&add, &pools, &mut held, deadline).await {
+            return Ok(answer);
+        }
         let first = self.ledger.ask(Op::Add(add.clone()), deadline).await;
         let refusal = match first {
             Err(refusal) if may_wait(&refusal, &add) => refusal,
@@ -216,6 +215,53 @@ impl Service {
         }
     }
 
+    /// Addresses of the pod's best pool where no block of that is here yet: others may have addresses,
+    /// but that one comes first, and so it is asked and waited for. `None`: any of its pools will do.
+    async fn by_best(
+        &self,
+        add: &Add,
+        pools: &Pools,
+        held: &mut watch::Receiver<u64>,
+        deadline: Duration,
+    ) -> Option<Answer> {
+        let (best, until) = self.absent(add, pools, deadline)?;
+        let only = Add {
+            pools: vec![best],
+            ..add.clone()
+        };
+        match self.ledger.ask(Op::Add(only.clone()), deadline).await {
+            Ok(answer) => return Some(answer),
+            Err(refusal) if may_wait(&refusal, &only) => {}
+            Err(_) => return None,
+        }
+        let waiting = self.metrics.waiting();
+        waiting.inc();
+        let result = self.wait(&only, &only.pools, held, until, deadline).await;
+        waiting.dec();
+        // In vain it stays asked for, for the pods that come next.
+        let answer = result.ok()?;
+        self.known.lock().wishes.remove(&add.attachment);
+        Some(answer)
+    }
+
+    /// The best of several pools, if no block of it is here and one can be asked for; and until when it
+    /// is waited for: half of the time that an ADD waits, from when the first one asked.
+    fn absent(&self, add: &Add, pools: &Pools, deadline: Duration) -> Option<(String, Duration)> {
+        let (Pools::Named(names) | Pools::Selected(names)) = pools else {
+            return None;
+        };
+        let best = names.first().filter(|_| names.len() > 1)?;
+        let now = clock::since_boot();
+        let known = self.known.lock();
+        let is_there = known.giving.contains(best) || !known.askable.contains(best);
+        if is_there || !known.pods_followed || !add.addresses.is_empty() {
+            return None;
+        }
+        let asked = known.wishes.since(best).unwrap_or(now);
+        let until = (asked + self.add_wait / 2).min(deadline.saturating_sub(MARGIN));
+        (now < until).then(|| (best.clone(), until))
+    }
+
     fn wish(&self, add: &Add, pools: &[String]) {
         if !pools.is_empty() {
             let now = clock::since_boot();
@@ -254,7 +300,7 @@ impl Service {
             pod,
             namespace: namespace
                 .and_then(|it| known.namespaces.get(it))
-                .map(Vec::as_slice),
+                .map(Arc::as_ref),
         };
         let chosen = decide(&asked, &known.serving, &known.others);
         if let Some(pod) = pod {
@@ -289,7 +335,7 @@ impl Service {
     }
 
     /// The pod that the request is for, if the API has shown it.
-    async fn pod_of(&self, add: &Add, deadline: Duration) -> Option<std::sync::Arc<Pod>> {
+    async fn pod_of(&self, add: &Add, deadline: Duration) -> Option<Arc<Pod>> {
         let wanted = add.pod.as_ref()?;
         let mut seen = self.known.pods_seen.subscribe();
         let until = (clock::since_boot() + POD_WAIT).min(deadline.saturating_sub(MARGIN));

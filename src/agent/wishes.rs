@@ -32,6 +32,15 @@ impl WishBook {
         self.0.remove(attachment).is_some()
     }
 
+    /// Since when somebody wishes for an address of that pool.
+    pub fn since(&self, pool: &str) -> Option<Duration> {
+        let of = |(pools, until): &(Vec<String>, Duration)| {
+            pools.iter().any(|it| it == pool).then_some(*until)
+        };
+        let until = self.0.values().filter_map(of).min()?;
+        Some(until.saturating_sub(LIFE))
+    }
+
     /// How many wish for an address of each pool, and when the first wish ends.
     pub fn count(&mut self, now: Duration) -> (Wishes, Option<Duration>) {
         self.0.retain(|_, (_, until)| *until > now);
@@ -66,6 +75,8 @@ mod tests {
         let (wishes, until) = book.count(Duration::from_secs(6));
         assert_eq!((wishes["a"], wishes["b"]), (2, 1));
         assert_eq!(until, Some(Duration::from_secs(63)));
+        assert_eq!(book.since("a"), Some(Duration::from_secs(3)));
+        assert_eq!(book.since("c"), None);
         assert!(book.remove(&attachment(2)) && !book.remove(&attachment(2)));
         assert_eq!(book.count(Duration::from_secs(62)).0["a"], 1);
         assert!(book.count(Duration::from_secs(63)).0.is_empty());

@@ -46,14 +46,14 @@ impl Agent {
             self.publish();
             self.write_files();
         }
-        self.ask_namespaces();
+        let ask_at = self.ask_namespaces();
         self.tell_readiness();
         let mut wake = if self.parts.ledger.is_open() {
             self.look_at
         } else {
             now + STORE_PAUSE
         };
-        if let Some(at) = self.publish_at {
+        for at in [self.publish_at, ask_at].into_iter().flatten() {
             wake = wake.min(at);
         }
         Ok(wake)
@@ -100,6 +100,20 @@ impl Agent {
         })
     }
 
+    /// Tells the publisher what to write onto: the NodeSubnet of this Node object, also while its spec
+    /// cannot be read. Where there is none, nothing is tried in vain.
+    fn tell_publisher(&mut self) {
+        match (&self.subnet, self.node_uid()) {
+            (Told::There(subnet), Some(uid))
+                if subnet.spec.is_err() || is_of(&subnet.spec, uid) =>
+            {
+                self.publisher.seen(&subnet.version, subnet.status.clone());
+            }
+            (Told::Unknown, _) => {}
+            _ => self.publisher.lost(),
+        }
+    }
+
     fn complain(&mut self, wrong: Vec<String>) {
         if self.wrong != wrong {
             for text in &wrong {
@@ -119,7 +133,7 @@ impl Agent {
         }
         self.to_hold = false;
         let Some(wanted) = self.wanted_holding() else {
-            return;
+            return self.tell_publisher();
         };
         self.offer(&wanted);
         let held = wanted.clone();
@@ -129,12 +143,8 @@ impl Agent {
             self.store_failed(&error).await;
             return;
         }
-        match &self.subnet {
-            Told::There(subnet) if is_of(&subnet.spec, &wanted.node_uid) => {
-                self.publisher.seen(&subnet.version, subnet.status.clone());
-            }
-            _ => self.publisher.lost(),
-        }
+        // Not before: what is written next must be decided by what was taken over.
+        self.tell_publisher();
         if wanted != self.holding {
             let blocks = wanted.blocks.len();
             info!(node.uid = %wanted.node_uid, blocks, pools = wanted.pools.len(), "holds");
@@ -153,6 +163,8 @@ impl Agent {
             .filter(|it| it.automatic)
             .map(|it| it.name.clone())
             .collect();
+        let giving = holding.blocks.iter().filter(|it| !it.draining);
+        known.giving = giving.map(|it| it.pool.clone()).collect();
         let Told::There(subnet) = &self.subnet else {
             return;
         };

@@ -32,7 +32,8 @@ pub const LEASE_NAME: &str = "cadastre-controller";
 /// Field manager of all writes of an agent.
 pub const AGENT_MANAGER: &str = "cadastre-agent";
 
-/// Annotation of a pod: names of the pools that serve it, separated by commas, best first.
+/// Annotation of a pod, or of a namespace for its pods that have none: names of the pools that serve
+/// them, separated by commas, best first.
 pub const POOLS_ANNOTATION: &str = "cadastre.dev/pools";
 
 /// Annotation of a pod: its addresses, separated by a comma, at most one of each family.

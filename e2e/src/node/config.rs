@@ -22,6 +22,10 @@ disabled_plugins = [
     "io.containerd.snapshotter.v1.zfs",
 ]
 
+# A machine that loses its power loses its processes, not what they wrote.
+[plugins."io.containerd.metadata.v1.bolt"]
+no_sync = true
+
 [plugins."io.containerd.cri.v1.images"]
 snapshotter = "overlayfs"
 

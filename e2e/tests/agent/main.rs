@@ -7,11 +7,14 @@
 //! | file | subject |
 //! |---|---|
 //! | `giving` | the first block, ADD, DEL, CHECK, lists, annotations |
+//! | `choosing` | pools of namespaces |
 //! | `dry` | nodes that have nothing left |
 //! | `telling` | how often the status is written |
 //! | `outages` | the agent killed, hung or doubled; the API server gone |
+//! | `withdrawn` | what is held is taken away |
 //! | `renewal` | another Node object of the name, a store that was lost |
 //! | `leaks` | DELs that never come |
+//! | `bounds` | garbage, too much, silence and other users at the sockets |
 //! | `files` | what is written for others |
 //! | `setup` | flags, permissions, metrics |
 
@@ -22,6 +25,8 @@
     clippy::print_stdout
 )] // helpers of tests are tests
 
+mod bounds;
+mod choosing;
 mod dry;
 mod files;
 mod giving;
@@ -30,6 +35,7 @@ mod outages;
 mod renewal;
 mod setup;
 mod telling;
+mod withdrawn;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

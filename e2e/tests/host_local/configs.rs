@@ -270,7 +270,7 @@ fn odd(rng: &mut Rng, config: &mut Value) {
 /// The same keys in other letters, or twice.
 fn respelt(rng: &mut Rng, text: &[u8]) -> Vec<u8> {
     let text = String::from_utf8(text.to_owned()).unwrap();
-    let (from, to) = match rng.below(8) {
+    let (from, to) = match rng.below(9) {
         0 => ("\"subnet\"", "\"SUBNET\""),
         1 => ("\"ranges\"", "\"Range\u{17f}\""),
         2 => (
@@ -284,6 +284,7 @@ fn respelt(rng: &mut Rng, text: &[u8]) -> Vec<u8> {
             "\"ranges\":[[{\"rangeStart\":\"10.9.1.2\"}]],\"ranges\":",
         ),
         6 => ("\"name\":", "\"name\":\"other\",\"Name\":"),
+        7 => ("\"mtu\":1400", "\"mtu\":-0"),
         _ => (
             "\"type\"",
             "\"\u{212a}ind\":\"\\ud83d\\ude00\\ud83d\",\"type\"",

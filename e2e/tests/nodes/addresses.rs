@@ -93,3 +93,57 @@ pub(crate) async fn pod_cidrs_with_the_bridge_plugin(stage: &Stage) {
         machines::told(hand, machine.name(), &[]).await;
     }
 }
+
+/// Pods on the network of the machines themselves: nothing is routed, and all have one prefix.
+pub(crate) async fn macvlan_puts_pods_on_the_network_of_the_nodes(stage: &Stage) {
+    let (hand, group) = (&stage.hand, "flat");
+    let fabric = stage.site.fabric();
+    let probe = ["ip", "link", "add", "link", "br0", "name", "probe"];
+    let probe = [&probe[..], &["type", "macvlan"]].concat();
+    if let Err(error) = fabric.run(&probe).await {
+        println!("skipped: this kernel makes no macvlan interfaces: {error:#}");
+        return;
+    }
+    let away = ["ip", "link", "delete", "probe"];
+    fabric.run(&away).await.unwrap();
+    let spec = json!({
+        "ipv4": {"cidrs": ["10.39.0.0/24"], "blockSize": 28, "gateway": "None"},
+        "ipv6": {"cidrs": ["fd00:39::/112"], "blockSize": 124, "gateway": "None"},
+        "addressPrefix": "Pool", "cooldownSeconds": 1,
+    });
+    hand.block_pool(group, spec).await.unwrap();
+    let macvlan = json!({"type": "macvlan", "master": "eth0", "mode": "bridge"});
+    let two = [
+        stage.machine(group, machines::side(&macvlan)).await,
+        stage.machine(group, machines::side(&macvlan)).await,
+    ];
+    for machine in &two {
+        let name = machine.name();
+        pods::ready(hand, name, true).await;
+        pods::create_many(hand, group, &format!("{group}-{name}"), 0..2, Some(name)).await;
+    }
+    let all = pods::running(hand, group, 4).await;
+    pods::assert_unique(&all);
+    let on = |machine: &Machine| {
+        let mut own = all.iter().filter(|it| it.node == machine.name());
+        own.next().cloned().unwrap()
+    };
+    for machine in &two {
+        let name = machine.name();
+        let own = all.iter().filter(|it| it.node == name);
+        pods::assert_within(own, &machines::ranges(hand, name).await);
+    }
+    pods::assert_reaches(&two[0], &on(&two[0]), &on(&two[1])).await;
+    pods::assert_reaches(&two[1], &on(&two[1]), &on(&two[0])).await;
+    let of_pod = ["ip", "-4", "address", "show", "dev", "eth0"];
+    let shown = two[0].run_in_pod(&on(&two[0]).container, &of_pod).await;
+    let shown = shown.unwrap();
+    assert!(
+        shown.contains("/24 "),
+        "not the prefix of the pool: {shown}"
+    );
+    pods::delete_all(hand, group).await;
+    for machine in &two {
+        machines::told(hand, machine.name(), &[]).await;
+    }
+}

@@ -63,51 +63,88 @@ pub(crate) async fn containerd_kubelet_and_agent_are_killed(stage: &Stage) {
     machines::told(hand, &node, &[]).await;
 }
 
-/// The kubelet makes sandboxes anew by itself, so pods need addresses while nobody can be asked.
 pub(crate) async fn the_api_server_is_out_of_reach(stage: &Stage) {
-    let (hand, group) = (&stage.hand, "alone");
-    let spec = machines::both("10.35.0.0/24", "fd00:35::/120");
-    hand.block_pool(group, spec).await.unwrap();
-    let mut machine = stage.machine(group, machines::ptp()).await;
-    let node = machine.name().to_owned();
-    pods::ready(hand, &node, true).await;
-    pods::create_many(hand, group, group, 0..4, Some(&node)).await;
-    let before = pods::running(hand, group, 4).await;
-    machines::told(hand, &node, &before).await;
+    let ranges = ["10.35.0.0/24", "fd00:35::/120"];
+    let mut alone = Alone::begin(stage, "alone", ranges).await;
+    let (fabric, number) = (stage.site.fabric(), alone.machine.number());
+    fabric.link(number, false).await.unwrap();
+    alone.make_anew().await;
+    fabric.link(number, true).await.unwrap();
+    alone.end(stage).await;
+}
 
-    let fabric = stage.site.fabric();
-    fabric.link(machine.number(), false).await.unwrap();
-    let sandboxes = sandboxes(&machine).await;
-    assert_eq!(sandboxes.len(), 4);
-    let ctr = cadastre_e2e::assets::find(cadastre_e2e::assets::Program::Ctr).unwrap();
-    let ctr = ctr.display().to_string();
-    for (n, sandbox) in sandboxes.iter().enumerate() {
-        // Half of them with an agent that has been restarted meanwhile.
-        if n == 2 {
-            until_new(&machine, &sandboxes[..2], 4).await;
-            machine.agent().unwrap().kill().await.unwrap();
-            machine.start_agent().await.unwrap();
+/// Not out of reach, but gone, for everybody: so not the one that other tests use.
+pub(crate) async fn the_api_server_is_stopped(_: &Stage) {
+    let mut stage = Stage::start().await;
+    let ranges = ["10.40.0.0/24", "fd00:40::/120"];
+    let mut alone = Alone::begin(&stage, "stopped", ranges).await;
+    stage.site.cluster_mut().kill_apiserver().unwrap();
+    alone.make_anew().await;
+    stage.site.cluster_mut().start_apiserver().await.unwrap();
+    alone.end(&stage).await;
+}
+
+/// A machine whose sandboxes end while nobody can be asked. The kubelet makes them anew by itself, so
+/// they need addresses.
+struct Alone {
+    machine: Machine,
+    group: &'static str,
+    before: Vec<Running>,
+}
+
+impl Alone {
+    async fn begin(stage: &Stage, group: &'static str, [v4, v6]: [&str; 2]) -> Self {
+        let hand = &stage.hand;
+        let spec = machines::both(v4, v6);
+        hand.block_pool(group, spec).await.unwrap();
+        let machine = stage.machine(group, machines::ptp()).await;
+        let node = machine.name();
+        pods::ready(hand, node, true).await;
+        pods::create_many(hand, group, group, 0..2, Some(node)).await;
+        let before = pods::running(hand, group, 2).await;
+        machines::told(hand, node, &before).await;
+        Self {
+            machine,
+            group,
+            before,
         }
-        let kill = [
-            &ctr,
-            "-n",
-            "k8s.io",
-            "task",
-            "kill",
-            "-s",
-            "KILL",
-            sandbox.as_str(),
-        ];
-        machine.run(&kill).await.unwrap();
     }
-    until_new(&machine, &sandboxes, 4).await;
-    fabric.link(machine.number(), true).await.unwrap();
 
-    let after = machines::same_pods_anew(hand, group, &before, &node).await;
-    assert_good(stage, &after, &node).await;
-    machines::told(hand, &node, &after).await;
-    pods::delete_all(hand, group).await;
-    machines::told(hand, &node, &[]).await;
+    /// One sandbox, then another one with an agent that was started meanwhile.
+    async fn make_anew(&mut self) {
+        let machine = &mut self.machine;
+        let sandboxes = sandboxes(machine).await;
+        assert_eq!(sandboxes.len(), 2);
+        let ctr = cadastre_e2e::assets::find(cadastre_e2e::assets::Program::Ctr).unwrap();
+        let ctr = ctr.display().to_string();
+        for (n, sandbox) in sandboxes.iter().enumerate() {
+            if n == 1 {
+                machine.agent().unwrap().kill().await.unwrap();
+                machine.start_agent().await.unwrap();
+            }
+            let kill = [
+                "-n",
+                "k8s.io",
+                "task",
+                "kill",
+                "-s",
+                "KILL",
+                sandbox.as_str(),
+            ];
+            let kill = [&[ctr.as_str()], &kill[..]].concat();
+            machine.run(&kill).await.unwrap();
+            until_new(machine, &sandboxes[..=n], 2).await;
+        }
+    }
+
+    async fn end(self, stage: &Stage) {
+        let (hand, group, node) = (&stage.hand, self.group, self.machine.name());
+        let after = machines::same_pods_anew(hand, group, &self.before, node).await;
+        assert_good(stage, &after, node).await;
+        machines::told(hand, node, &after).await;
+        pods::delete_all(hand, group).await;
+        machines::told(hand, node, &[]).await;
+    }
 }
 
 /// Container ids of the sandboxes that run.

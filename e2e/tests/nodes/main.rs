@@ -14,7 +14,7 @@
 //! | `shortage` | exhaustion; blocks of nodes that are gone |
 //! | `machines`, `pods` | helpers: nodes that boot; pods that come, have addresses, and go |
 
-#![allow(clippy::unwrap_used)] // helpers of tests are tests
+#![allow(clippy::unwrap_used, clippy::print_stdout)] // helpers of tests are tests
 
 mod addresses;
 mod bridge;
@@ -61,6 +61,7 @@ fn main() -> ExitCode {
     }
     let tests = tests![
         addresses::sixty_pods_on_two_nodes_then_two_hundred_come_and_go,
+        addresses::macvlan_puts_pods_on_the_network_of_the_nodes,
         addresses::pod_cidrs_with_the_bridge_plugin,
         bridge::host_local_and_ours_take_turns_on_a_node,
         bridge::pods_of_two_nodes_reach_each_other_and_come_back_after_a_power_cut,
@@ -68,6 +69,7 @@ fn main() -> ExitCode {
         crashes::containerd_kubelet_and_agent_are_killed,
         crashes::the_agent_hangs,
         crashes::the_api_server_is_out_of_reach,
+        crashes::the_api_server_is_stopped,
         deletions::never_or_three_times,
         harness::a_killed_harness_leaves_nothing,
         shortage::blocks_of_a_node_that_is_gone_serve_another_one,

@@ -36,7 +36,8 @@ pub(super) enum Value {
 impl Value {
     /// Reads one value and nothing behind it; the error says what is wrong, and where.
     pub(super) fn parse(text: &[u8]) -> Result<Self, String> {
-        serde_json::from_str(&golang::text(text)).map_err(|error| error.to_string())
+        let text = zeros(golang::text(text));
+        serde_json::from_str(&text).map_err(|error| error.to_string())
     }
 
     /// An object of keys in their order.
@@ -108,6 +109,37 @@ impl Value {
         let _ = self.serialize(&mut to);
         golang::escape_html(&golang::text(&out))
     }
+}
+
+/// Writes the whole number `-0` without its sign: Go reads it as the integer that it is, and serde_json
+/// as a float, as which it is none.
+fn zeros(text: String) -> String {
+    if !text.contains("-0") {
+        return text;
+    }
+    let mut out = String::with_capacity(text.len());
+    let (mut inside, mut escaped) = (false, false);
+    for (at, c) in text.char_indices() {
+        match c {
+            _ if escaped => escaped = false,
+            '\\' => escaped = inside,
+            '"' => inside = !inside,
+            '-' if !inside => {
+                let mut next = text[at + 1..].bytes();
+                let is_zero = next.next() == Some(b'0');
+                let more = next.next().is_some_and(|it| b"0123456789.eE".contains(&it));
+                let before = text[..at].bytes().next_back();
+                let inner = |it: u8| it.is_ascii_alphanumeric() || b"+-.".contains(&it);
+                let begins = !before.is_some_and(inner);
+                if is_zero && !more && begins {
+                    continue;
+                }
+            }
+            _ => {}
+        }
+        out.push(c);
+    }
+    out
 }
 
 impl Serialize for Value {
@@ -205,6 +237,25 @@ mod tests {
             (first.get("a"), second.get("a")),
             (None, Some(&Value::Int(1)))
         );
+    }
+
+    #[test]
+    fn a_whole_zero_has_no_sign() {
+        for (text, value) in [
+            ("-0", Value::Int(0)),
+            (" [-0 ]", Value::Array(vec![Value::Int(0)])),
+            ("-0.0", Value::Float(-0.0)),
+            ("-0e1", Value::Float(-0.0)),
+            (r#""a\\\"-0""#, Value::String("a\\\"-0".to_owned())),
+        ] {
+            assert_eq!(parse(text), value, "{text}");
+        }
+        for text in [
+            "-01", "--0", "1-0", "1.-0", "1e+-0", "1e-0-0", "-", "[-0", "\"-0",
+        ] {
+            assert!(Value::parse(text.as_bytes()).is_err(), "{text}");
+        }
+        assert_eq!(parse("1e-0"), Value::Float(1.0));
     }
 
     #[test]

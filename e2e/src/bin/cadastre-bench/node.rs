@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use cadastre_e2e::assets::{self, Program};
+use cadastre_e2e::process::Usage;
 use cadastre_e2e::scratch::Scratch;
 use comfy_table::Table;
 use comfy_table::presets::ASCII_MARKDOWN;
@@ -101,18 +102,20 @@ pub async fn run() -> Result<()> {
     let filled = full.usage()?;
     let mut facts = table(&["of an agent", ""]);
     facts.add_row(["API requests of all during 200 ADDs and DELs", &requests]);
-    facts.add_row(["memory with 330 pods", &format!("{:.1} MiB", mib(end.rss))]);
+    facts.add_row(["memory with 330 pods", &memory(&end)]);
     facts.add_row(["its most", &format!("{:.1} MiB", mib(end.peak_rss))]);
-    facts.add_row([
-        "memory with 1,000 pods",
-        &format!("{:.1} MiB", mib(filled.rss)),
-    ]);
+    facts.add_row(["memory with 1,000 pods", &memory(&filled)]);
     facts.add_row(["processor without work", &format!("{idle:.2} % of a core")]);
     facts.add_row([
         "kill -9 to ready with 1,000 pods",
         &restarts.map(millis).join(", "),
     ]);
     say(&facts.to_string())
+}
+
+/// All that is resident, and what of it is not the executable's.
+fn memory(usage: &Usage) -> String {
+    format!("{:.1} MiB, {:.1} its own", mib(usage.rss), mib(usage.anon))
 }
 
 /// All kinds in turn, with a row for each.

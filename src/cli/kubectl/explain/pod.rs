@@ -87,14 +87,14 @@ fn lacks(node: &Node, inventory: &Inventory) -> String {
 }
 
 fn serving(pod: &PodFact, node: &Node, inventory: &Inventory, explanation: &mut Explanation) {
-    let asked = pod.meta.annotations.get(POOLS_ANNOTATION);
+    let namespace = pod.name.split('/').next().unwrap_or_default();
+    let namespace = inventory.namespaces.get(namespace);
+    let by_namespace = namespace.and_then(|it| it.annotations.get(POOLS_ANNOTATION));
+    let own = pod.meta.annotations.get(POOLS_ANNOTATION);
+    let asked = own.or(by_namespace);
     let asked = asked.map(|text| text.split(',').map(str::trim).collect::<Vec<_>>());
     let by_name: Vec<&str> = asked.unwrap_or_default();
-    let namespace = pod.name.split('/').next().unwrap_or_default();
-    let labels: &[Label] = match inventory.namespaces.get(namespace) {
-        Some(namespace) => &namespace.labels,
-        None => &[],
-    };
+    let labels: &[Label] = namespace.map_or(&[], |it| &it.labels);
     let asker = Asker {
         node: &node.labels,
         pod: Some(PodLabels {
@@ -108,6 +108,9 @@ fn serving(pod: &PodFact, node: &Node, inventory: &Inventory, explanation: &mut 
         if let Some(value) = pod.meta.annotations.get(name) {
             asks.push(format!("{name}: {value}"));
         }
+    }
+    if let (None, Some(value)) = (own, by_namespace) {
+        asks.push(format!("{POOLS_ANNOTATION} of its namespace: {value}"));
     }
     explanation.add("It asks for", asks);
     let (chosen, lines) = choice(Allocate::Blocks, &asker, inventory);

@@ -1,35 +1,35 @@
 //! The gRPC API for other programs on the node: `proto/cadastre/agent/v1/agent.proto`.
 //!
 //! # Guarantees
-//! - Messages, streams and calls at a time are bounded, and every call ends; a `Watch` ends with its
-//!   peer or the agent.
+//! - Messages, streams, calls at a time and connections are bounded.
+//! - Every call ends, also one whose message does not come; a `Watch` ends with its peer or the agent.
+//! - A peer that says nothing, and answers no ping, loses its place to those who wait.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `connection` | a peer's connection, and when it is cut |
+//! | `messages` | what the messages mean |
 
-use std::collections::BTreeSet;
+mod connection;
+mod messages;
+
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures::Stream;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-use tonic::metadata::MetadataValue;
 use tonic::transport::Server;
-use tonic::transport::server::Connected;
-use tonic::{Code, Request, Response, Status};
+use tonic::{Request, Response, Status};
 
 use super::leaks::Leaks;
-use super::service::{Service, label};
-use super::snapshot::addresses;
-use super::unix::{Peer, Slot, Socket};
-use crate::ipam::{Addr, Cidr, Family};
-use crate::node::{
-    Add, Answer, Attachment, BlockState, Check, Gc, Given, Holding, Op, PodRef, Refusal, Snapshot,
-    Why, clock,
-};
+use super::service::Service;
+use super::unix::Socket;
+use crate::node::{Add, Answer, Check, Gc, Holding, Op, PodRef, Snapshot, clock};
+use connection::Connection;
+use messages::{attachment, read_addresses, refused, write_given, write_holding, write_list};
 
 /// The messages and the service, as generated from the proto.
 #[allow(
@@ -55,6 +55,10 @@ const MESSAGE: (usize, usize) = (1 << 20, 16 << 20);
 const LIMIT: Duration = Duration::from_secs(30);
 /// How long an Add waits that says nothing of its patience.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Peers are pinged so often, also while they do nothing.
+const PING: Duration = Duration::from_secs(5);
+/// A peer that has said nothing for so long, not even to pings, is cut off.
+const SILENCE: Duration = Duration::from_secs(12);
 
 /// What the calls answer from.
 pub struct Api {
@@ -78,64 +82,18 @@ pub async fn run(socket: Socket, api: Api) -> Result<(), tonic::transport::Error
         .max_encoding_message_size(MESSAGE.1);
     let incoming = futures::stream::unfold(socket, async |socket| {
         let peer = socket.accept().await;
-        Some((Ok::<_, io::Error>(Connection::new(peer)), socket))
+        let connection = Connection::new(peer, SILENCE);
+        Some((Ok::<_, io::Error>(connection), socket))
     });
     Server::builder()
         .concurrency_limit_per_connection(CALLS as usize)
         .max_concurrent_streams(CALLS)
         .http2_max_header_list_size(16 * 1024)
+        .http2_keepalive_interval(Some(PING))
+        .timeout(LIMIT)
         .add_service(service)
         .serve_with_incoming_shutdown(incoming, stop.cancelled_owned())
         .await
-}
-
-/// A connection with its place.
-struct Connection {
-    stream: UnixStream,
-    _slot: Slot,
-}
-
-impl Connection {
-    fn new(peer: Peer) -> Self {
-        Self {
-            stream: peer.stream,
-            _slot: peer.slot,
-        }
-    }
-}
-
-impl Connected for Connection {
-    type ConnectInfo = ();
-
-    fn connect_info(&self) {}
-}
-
-impl AsyncRead for Connection {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buf)
-    }
-}
-
-impl AsyncWrite for Connection {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, buf)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
-    }
 }
 
 impl Api {
@@ -294,131 +252,6 @@ fn read_timeout(text: &str) -> Option<Duration> {
     })
 }
 
-fn refused(refusal: Refusal) -> Status {
-    let code = match refusal.why {
-        Why::Exhausted => Code::ResourceExhausted,
-        Why::NothingHeld | Why::Mismatch => Code::FailedPrecondition,
-        Why::UnknownPool => Code::NotFound,
-        Why::NotHeld => Code::OutOfRange,
-        Why::Taken => Code::AlreadyExists,
-        Why::NotUsable => Code::InvalidArgument,
-        Why::Busy => Code::Unavailable,
-        Why::Store => Code::Internal,
-    };
-    let mut status = Status::new(code, refusal.text);
-    let why = MetadataValue::from_static(label(refusal.why));
-    status.metadata_mut().insert("cadastre-why", why);
-    status
-}
-
-fn attachment(given: Option<v1::Attachment>) -> Result<Attachment, Status> {
-    let given = given.unwrap_or_default();
-    for (name, text) in [
-        ("network", &given.network),
-        ("container_id", &given.container_id),
-        ("ifname", &given.ifname),
-    ] {
-        if text.is_empty() || text.len() > 1024 {
-            return Err(Status::invalid_argument(format!(
-                "attachment.{name} has to be a text of 1 to 1024 bytes"
-            )));
-        }
-    }
-    Ok(Attachment {
-        network: given.network,
-        container_id: given.container_id,
-        ifname: given.ifname,
-    })
-}
-
-fn read_addresses(texts: &[String]) -> Result<Vec<Addr>, Status> {
-    let read = |text: &String| {
-        Addr::parse_strict(text).ok_or_else(|| {
-            Status::invalid_argument(format!("\"{text}\" is no address in canonical form"))
-        })
-    };
-    texts.iter().map(read).collect()
-}
-
-fn text<T: ToString>(it: Option<T>) -> String {
-    it.map_or_else(String::new, |it| it.to_string())
-}
-
-fn write_given(given: Given) -> v1::AddResponse {
-    let addresses = given.addresses.into_iter().map(|it| v1::Address {
-        address: it.address.to_string(),
-        prefix_length: it.prefix.into(),
-        gateway: text(it.gateway),
-        pool: it.pool,
-        block: it.block.to_string(),
-    });
-    let routes = given.routes.into_iter().map(|it| v1::Route {
-        destination: it.dst.to_string(),
-        gateway: text(it.gw),
-    });
-    v1::AddResponse {
-        addresses: addresses.collect(),
-        routes: routes.collect(),
-        dns: Some(v1::Dns {
-            nameservers: given.dns.nameservers,
-            domain: given.dns.domain,
-            search: given.dns.search,
-            options: given.dns.options,
-        }),
-    }
-}
-
-fn write_list(snapshot: Snapshot, leaks: &Leaks) -> v1::ListResponse {
-    let allocations = snapshot.tenants.into_iter().map(|it| {
-        let leak = leaks.reason_of(&it.attachment);
-        let texts = addresses(&it).map(|addr| addr.to_string()).collect();
-        v1::Allocation {
-            addresses: texts,
-            attachment: Some(v1::Attachment {
-                network: it.attachment.network,
-                container_id: it.attachment.container_id,
-                ifname: it.attachment.ifname,
-            }),
-            pod: it.pod.map(|pod| v1::Pod {
-                namespace: pod.namespace,
-                name: pod.name,
-                uid: pod.uid,
-            }),
-            netns: it.netns,
-            since_ms: it.since_ms,
-            leak: leak.map_or("", super::leaks::Reason::as_str).to_owned(),
-        }
-    });
-    let blocks = snapshot.blocks.into_iter().map(|it| v1::Block {
-        cidr: it.cidr.to_string(),
-        uid: it.uid,
-        pool: it.pool,
-        used: it.counts.used,
-        cooling: it.counts.cooling,
-        free: it.counts.free,
-        draining: it.state == BlockState::Draining,
-        withdrawn: it.state == BlockState::Withdrawn,
-    });
-    v1::ListResponse {
-        allocations: allocations.collect(),
-        blocks: blocks.collect(),
-    }
-}
-
-fn write_holding(holding: &Holding) -> v1::WatchResponse {
-    let gives = holding.blocks.iter().filter(|it| !it.draining);
-    let ranges: BTreeSet<Cidr> = gives.map(|it| it.cidr).collect();
-    let sides = |family| holding.pools.iter().filter_map(move |it| it.family(family));
-    let sides = Family::ALL.into_iter().flat_map(sides);
-    let of_pools: BTreeSet<Cidr> = sides.flat_map(|it| it.cidrs.iter().copied()).collect();
-    v1::WatchResponse {
-        node_uid: holding.node_uid.clone(),
-        ranges: ranges.iter().map(ToString::to_string).collect(),
-        pool_cidrs: of_pools.iter().map(ToString::to_string).collect(),
-        pools: holding.pools.iter().map(|it| it.name.clone()).collect(),
-    }
-}
-
 /// A client of the agent whose socket is there.
 pub fn client(path: &std::path::Path) -> v1::agent_client::AgentClient<tonic::transport::Channel> {
     v1::agent_client::AgentClient::new(super::cri::channel(path))
@@ -427,7 +260,12 @@ pub fn client(path: &std::path::Path) -> v1::agent_client::AgentClient<tonic::tr
 
 #[cfg(test)]
 mod tests {
+    use tonic::Code;
+    use tonic::metadata::MetadataValue;
+
     use super::*;
+    use crate::agent::service::label;
+    use crate::node::{Refusal, Why};
 
     #[test]
     fn a_caller_s_patience_is_read_and_bounded() {

@@ -1,0 +1,206 @@
+//! What a node holds is taken from it: the NodeSubnet deleted, the node deselected, the pool deleted.
+
+use std::fs;
+
+use cadastre::api::Recall;
+use cadastre::node::{Op, Why};
+use cadastre_e2e::hand::LIMIT;
+use cadastre_e2e::wait::until;
+use cadastre_e2e::{Hand, Options, Stage};
+use kube::ResourceExt as _;
+use kube::api::{DeleteParams, Patch, PatchParams};
+use serde_json::json;
+
+use crate::{FLAGS, Machine, pool, publishes, shared};
+
+/// Deletes a NodeSubnet and returns its UID.
+async fn delete_subnet(hand: &Hand, node: &str) -> String {
+    let uid = hand.subnets.get(node).await.unwrap().uid().unwrap();
+    let params = DeleteParams::default();
+    hand.subnets.delete(node, &params).await.unwrap();
+    uid
+}
+
+/// Waits until there is another NodeSubnet than that one, with the same blocks.
+async fn restored(hand: &Hand, node: &str, old: &str, blocks: &[String]) {
+    let what = "is another object with the same blocks";
+    let same = |it: &cadastre::api::NodeSubnet| {
+        let listed = it.spec.blocks.iter().map(|it| &it.cidr);
+        it.uid().is_some_and(|uid| uid != old) && listed.eq(blocks)
+    };
+    hand.subnet_until(node, what, same).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_node_subnet_that_is_deleted_comes_back_and_no_pod_notices() {
+    let (stage, hand) = shared().await;
+    let terms = json!({"cooldownSeconds": 3600});
+    pool(&hand, "torn", "10.80.0.0/27", terms).await;
+    let flags = ["--publish-interval", "0.5"];
+    let (mut machine, _) = Machine::of_group(&stage.cluster, &hand, "torn", &flags).await;
+    let blocks = hand.listed("torn-1", 1).await.unwrap();
+    let mut given = vec![machine.add("c0").await.unwrap()];
+    publishes(&hand, "torn-1", given.clone()).await;
+    for n in 1..=3 {
+        // While the agent runs; while there is none.
+        if n == 3 {
+            machine.kill();
+        }
+        let old = delete_subnet(&hand, "torn-1").await;
+        given.push(machine.add(&format!("c{n}")).await.unwrap());
+        restored(&hand, "torn-1", &old, &blocks).await;
+        if n == 3 {
+            machine.start(&stage.cluster);
+            machine.ready().await;
+        }
+        publishes(&hand, "torn-1", given.clone()).await;
+    }
+    let mut different = given.clone();
+    different.sort();
+    different.dedup();
+    assert_eq!(different.len(), given.len(), "{given:?}");
+    assert_eq!(machine.add("c0").await.unwrap(), given[0]);
+    assert_eq!(hand.listed("torn-1", 1).await.unwrap(), blocks);
+}
+
+#[tokio::test]
+async fn while_nobody_restores_it_the_node_goes_on_with_what_it_holds() {
+    let mut stage = Stage::start(Options::default(), &FLAGS).await.unwrap();
+    let hand = stage.hand().await.unwrap();
+    pool(&hand, "bare", "10.81.0.0/27", json!({})).await;
+    let flags = ["--publish-interval", "0.5", "--add-wait", "0.3"];
+    let (mut machine, _) = Machine::of_group(&stage.cluster, &hand, "bare", &flags).await;
+    let first = machine.add("c1").await.unwrap();
+    publishes(&hand, "bare-1", vec![first.clone()]).await;
+    stage.controller.process().stop(LIMIT).await.unwrap();
+    delete_subnet(&hand, "bare-1").await;
+    let mut given = vec![first.clone(), machine.add("c2").await.unwrap()];
+    machine.stop().await;
+    machine.start(&stage.cluster);
+    // It knows that there is none, and has read its own Node.
+    until("it serves", LIMIT, async || {
+        Ok(Some(machine.agent().ready().await?))
+    })
+    .await
+    .unwrap();
+    given.push(machine.add("c3").await.unwrap());
+    assert_eq!(machine.add("c1").await.unwrap(), first);
+    let failed = [("result", "failed")];
+    let in_vain = machine
+        .figure("cadastre_agent_status_writes_total", &failed)
+        .await;
+    assert!(in_vain < 0.5, "{in_vain} writes to what is not there");
+    // The Node object gone as well: nothing new, and nobody loses anything.
+    hand.delete_node("bare-1").await.unwrap();
+    until("nothing new is given", LIMIT, async || {
+        let refusal = machine.add("late").await.err();
+        if refusal.is_none() {
+            machine.del("late").await;
+        }
+        Ok(refusal.filter(|it| it.why == Why::NothingHeld))
+    })
+    .await
+    .unwrap();
+    let held = machine.held().await;
+    assert_eq!(held.len(), 3, "{held:?}");
+    for (n, address) in given.iter().enumerate() {
+        let again = machine.add(&format!("c{}", n + 1)).await.unwrap();
+        assert_eq!(&again, address);
+    }
+}
+
+#[tokio::test]
+async fn a_node_that_no_pool_selects_gives_nothing_new_and_keeps_its_pods() {
+    let (stage, hand) = shared().await;
+    pool(&hand, "left", "10.82.0.0/27", json!({"cooldownSeconds": 0})).await;
+    let folder = tempfile::tempdir().unwrap();
+    let conf = folder.path().join("05-cadastre.conflist");
+    let path = conf.display().to_string();
+    let flags = [
+        "--publish-interval",
+        "0.5",
+        "--add-wait",
+        "0.3",
+        "--cni-conf",
+        &path,
+    ];
+    let (mut machine, _) = Machine::of_group(&stage.cluster, &hand, "left", &flags).await;
+    let first = machine.add("c1").await.unwrap();
+    let group = async |name: &str| {
+        let patch = Patch::Merge(json!({"metadata": {"labels": {"group": name}}}));
+        let params = PatchParams::default();
+        hand.nodes.patch("left-1", &params, &patch).await.unwrap();
+    };
+    group("nobody").await;
+    let word = until("it says that it gives nothing new", LIMIT, async || {
+        let word = machine.agent().ready().await.err().map(|it| it.to_string());
+        Ok(word.filter(|it| it.contains("nothing that this node holds gives new addresses")))
+    });
+    word.await.unwrap();
+    let refusal = machine.add("c2").await.unwrap_err();
+    assert_eq!(refusal.why, Why::NothingHeld, "{refusal}");
+    let status = machine.ask(Op::Status).await.unwrap_err();
+    assert_eq!(status.why, Why::NothingHeld, "{status}");
+    assert_eq!(machine.add("c1").await.unwrap(), first);
+    publishes(&hand, "left-1", vec![first.clone()]).await;
+    let subnet = hand.subnets.get("left-1").await.unwrap();
+    assert_eq!(subnet.spec.blocks[0].recall, Some(Recall::Drain));
+    // By it the runtime takes down the pods that are left.
+    assert!(fs::exists(&conf).unwrap());
+    group("left").await;
+    machine.ready().await;
+    machine.add("c2").await.unwrap();
+    assert_eq!(machine.add("c1").await.unwrap(), first);
+}
+
+#[tokio::test]
+async fn a_pool_that_is_deleted_while_the_agent_is_down_gives_nothing_once_it_is_back() {
+    let (stage, hand) = shared().await;
+    pool(
+        &hand,
+        "ended",
+        "10.83.0.0/27",
+        json!({"cooldownSeconds": 0}),
+    )
+    .await;
+    let flags = ["--publish-interval", "0.5", "--add-wait", "0.3"];
+    let (mut machine, _) = Machine::of_group(&stage.cluster, &hand, "ended", &flags).await;
+    let first = machine.add("c1").await.unwrap();
+    publishes(&hand, "ended-1", vec![first.clone()]).await;
+    machine.kill();
+    let params = DeleteParams::default();
+    hand.pools.delete("ended", &params).await.unwrap();
+    let draining = |it: &cadastre::api::NodeSubnet| {
+        let mut blocks = it.spec.blocks.iter();
+        blocks.all(|it| it.recall == Some(Recall::Drain))
+    };
+    let subnet = hand.subnet_until("ended-1", "asks the block back", draining);
+    assert_eq!(subnet.await.unwrap().spec.blocks.len(), 1);
+    // The plugin alone cannot know of it, and the block is the node's until it lets go.
+    let second = machine.add("c2").await.unwrap();
+    machine.start(&stage.cluster);
+    machine.log_says("holds").await;
+    let refusal = until("nothing new is given", LIMIT, async || {
+        let refusal = machine.add("c3").await.err();
+        if refusal.is_none() {
+            machine.del("c3").await;
+        }
+        Ok(refusal.filter(|it| it.why != Why::Busy))
+    })
+    .await
+    .unwrap();
+    assert_eq!(refusal.why, Why::NothingHeld, "{refusal}");
+    publishes(&hand, "ended-1", vec![first.clone(), second]).await;
+    assert_eq!(machine.add("c1").await.unwrap(), first);
+    assert!(hand.pools.get_opt("ended").await.unwrap().is_some());
+    machine.del("c1").await;
+    machine.del("c2").await;
+    // What the pool said of cooling went with it: by default that is 30 s.
+    until("the pool is gone", 2 * LIMIT, async || {
+        let left = hand.pools.get_opt("ended").await?;
+        Ok(left.is_none().then_some(()))
+    })
+    .await
+    .unwrap();
+    hand.listed("ended-1", 0).await.unwrap();
+}

@@ -1,0 +1,150 @@
+//! A container runtime that says what a test wants it to say.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::net::UnixListener;
+use tokio::task::JoinHandle;
+use tonic::{Request, Response, Status};
+
+use super::v1;
+use super::v1::runtime_service_server::{RuntimeService, RuntimeServiceServer};
+
+/// How it answers.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum Mood {
+    /// As it should
+    #[default]
+    Well,
+    /// After that time
+    Slow(Duration),
+    /// With this error
+    Failing(tonic::Code),
+}
+
+/// Shared by the service and the test.
+#[derive(Clone, Default)]
+pub struct State(Arc<Mutex<(Mood, Vec<v1::PodSandbox>, u32)>>);
+
+/// The runtime; it ends when this is dropped, and its socket is left as a killed process leaves it.
+pub struct Fake {
+    /// What it says
+    pub state: State,
+    path: PathBuf,
+    server: JoinHandle<()>,
+}
+
+impl Fake {
+    /// Listens on a socket; what it was told before it still knows.
+    pub fn start(path: &Path, state: State) -> Self {
+        let _ = std::fs::remove_file(path);
+        let listener = UnixListener::bind(path).unwrap();
+        let incoming = futures::stream::unfold(listener, async |listener| {
+            let peer = listener.accept().await;
+            Some((peer.map(|(stream, _)| stream), listener))
+        });
+        let service = RuntimeServiceServer::new(state.clone());
+        let server = tonic::transport::Server::builder().add_service(service);
+        let server = tokio::spawn(async move {
+            server.serve_with_incoming(incoming).await.unwrap();
+        });
+        Self {
+            state,
+            path: path.to_owned(),
+            server,
+        }
+    }
+
+    /// Ends, as by SIGKILL, and starts again.
+    pub async fn restart(self) -> Self {
+        let (path, state) = (self.path.clone(), self.state.clone());
+        self.kill().await;
+        Self::start(&path, state)
+    }
+
+    /// Ends, as by SIGKILL.
+    pub async fn kill(self) {
+        self.server.abort();
+        let _ = self.server.await;
+    }
+}
+
+impl State {
+    /// Answers like that from now on.
+    pub fn be(&self, mood: Mood) {
+        self.0.lock().unwrap().0 = mood;
+    }
+
+    /// A sandbox of a pod.
+    pub fn add(&self, id: &str, pod_uid: &str) {
+        let sandbox = v1::PodSandbox {
+            id: id.to_owned(),
+            metadata: Some(v1::PodSandboxMetadata {
+                name: format!("pod-{pod_uid}"),
+                uid: pod_uid.to_owned(),
+                namespace: "default".to_owned(),
+            }),
+            state: 0,
+        };
+        self.0.lock().unwrap().1.push(sandbox);
+    }
+
+    /// It is gone.
+    pub fn remove(&self, id: &str) {
+        self.0.lock().unwrap().1.retain(|it| it.id != id);
+    }
+
+    /// How often it was asked for all.
+    pub fn asked(&self) -> u32 {
+        self.0.lock().unwrap().2
+    }
+
+    async fn answer(&self) -> Result<Vec<v1::PodSandbox>, Status> {
+        let (mood, sandboxes, _) = self.0.lock().unwrap().clone();
+        match mood {
+            Mood::Well => {}
+            Mood::Slow(pause) => tokio::time::sleep(pause).await,
+            Mood::Failing(code) => return Err(Status::new(code, "the runtime is not well")),
+        }
+        Ok(sandboxes)
+    }
+}
+
+#[tonic::async_trait]
+impl RuntimeService for State {
+    async fn list_pod_sandbox(
+        &self,
+        _: Request<v1::ListPodSandboxRequest>,
+    ) -> Result<Response<v1::ListPodSandboxResponse>, Status> {
+        self.0.lock().unwrap().2 += 1;
+        let items = self.answer().await?;
+        Ok(Response::new(v1::ListPodSandboxResponse { items }))
+    }
+
+    /// The address ends in the length of the id; ids that begin with `gone` were removed meanwhile.
+    async fn pod_sandbox_status(
+        &self,
+        request: Request<v1::PodSandboxStatusRequest>,
+    ) -> Result<Response<v1::PodSandboxStatusResponse>, Status> {
+        let id = request.into_inner().pod_sandbox_id;
+        self.answer().await?;
+        if id.starts_with("gone") {
+            return Err(Status::not_found("no such sandbox"));
+        }
+        let network = v1::PodSandboxNetworkStatus {
+            ip: format!("10.0.0.{}", id.len()),
+            additional_ips: vec![v1::PodIp {
+                ip: format!("fd00::{}", id.len()),
+            }],
+        };
+        let status = v1::PodSandboxStatus {
+            id,
+            network: Some(network),
+            ..v1::PodSandboxStatus::default()
+        };
+        Ok(Response::new(v1::PodSandboxStatusResponse {
+            status: Some(status),
+        }))
+    }
+}

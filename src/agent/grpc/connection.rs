@@ -1,0 +1,108 @@
+//! A peer's connection: it keeps its place while the peer shows that it lives.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::UnixStream;
+use tokio::time::{Instant, Sleep, sleep};
+use tonic::transport::server::Connected;
+
+use crate::agent::unix::{Peer, Slot};
+
+/// A connection with its place. Reading fails when nothing has come for a while: pings, which the
+/// server sends, are answered by whoever lives.
+pub(super) struct Connection {
+    stream: UnixStream,
+    _slot: Slot,
+    silence: Duration,
+    silent: Pin<Box<Sleep>>,
+}
+
+impl Connection {
+    /// Cut off after `silence`.
+    pub(super) fn new(peer: Peer, silence: Duration) -> Self {
+        Self {
+            stream: peer.stream,
+            _slot: peer.slot,
+            silence,
+            silent: Box::pin(sleep(silence)),
+        }
+    }
+}
+
+impl Connected for Connection {
+    type ConnectInfo = ();
+
+    fn connect_info(&self) {}
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if let Poll::Ready(read) = Pin::new(&mut this.stream).poll_read(cx, buf) {
+            this.silent.as_mut().reset(Instant::now() + this.silence);
+            return Poll::Ready(read);
+        }
+        ready!(this.silent.as_mut().poll(cx));
+        let text = format!("the peer has said nothing for {:?}", this.silence);
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, text)))
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus::IntGauge;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+    use crate::agent::unix::Socket;
+
+    #[tokio::test]
+    async fn it_is_cut_after_a_silence_and_not_while_something_comes() {
+        const SILENCE: Duration = Duration::from_millis(400);
+        let folder = crate::agent::files::temp_folder();
+        let path = folder.join("x.sock");
+        let open = IntGauge::new("g", "g").unwrap();
+        let socket = Socket::bind(&path, 1, open.clone()).unwrap();
+        let mut peer = UnixStream::connect(&path).await.unwrap();
+        let mut connection = Connection::new(socket.accept().await, SILENCE);
+        let begun = Instant::now();
+        while begun.elapsed() < 2 * SILENCE {
+            peer.write_all(b"x").await.unwrap();
+            assert_eq!(connection.read_u8().await.unwrap(), b'x');
+            sleep(SILENCE / 10).await;
+        }
+        let last = Instant::now();
+        let error = connection.read_u8().await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
+        assert!(last.elapsed() >= SILENCE / 2);
+        drop(connection);
+        assert_eq!(open.get(), 0, "its place is free");
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+}

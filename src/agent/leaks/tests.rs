@@ -1,0 +1,214 @@
+use super::*;
+use crate::agent::pods::Pod;
+use crate::agent::pods::testing::pod;
+use crate::agent::snapshot::testing::{snapshot, tenant};
+use crate::cluster::seen::Change;
+
+const GRACE: Duration = Duration::from_secs(60);
+
+fn secs(secs: u64) -> Duration {
+    Duration::from_secs(secs)
+}
+
+fn pods(all: &[Pod]) -> Pods {
+    let mut pods = Pods::default();
+    for pod in all {
+        pods.change(Change::Applied(pod.clone()));
+    }
+    pods.change(Change::Listed);
+    pods
+}
+
+fn finished(uid: &str) -> Pod {
+    Pod {
+        finished: true,
+        ..pod(uid, &[], &[])
+    }
+}
+
+fn with(tenants: &[Tenant]) -> Snapshot {
+    Snapshot {
+        tenants: tenants.to_vec(),
+        ..snapshot(&[], &[])
+    }
+}
+
+/// The node has these sandboxes, in the boot `boot`.
+fn evidence(sandboxes: Option<&[&str]>, gone: &[&str]) -> Evidence {
+    Evidence {
+        boot: "boot".to_owned(),
+        sandboxes: sandboxes.map(|all| all.iter().map(ToString::to_string).collect()),
+        gone: gone.iter().map(ToString::to_string).collect(),
+    }
+}
+
+/// Looks twice, a grace period apart, and judges.
+fn freed(
+    snapshot: &Snapshot,
+    pods: &Pods,
+    suspects: &[Suspect],
+    evidence: &Evidence,
+) -> Vec<(String, Reason)> {
+    let mut leaks = Leaks::new(GRACE);
+    leaks.look(snapshot, pods, suspects, evidence, secs(100));
+    let look = leaks.look(snapshot, pods, suspects, evidence, secs(160));
+    look.due
+        .iter()
+        .filter(|it| it.is_proven(Some(pods), evidence))
+        .map(|it| (it.attachment.container_id.clone(), it.reason))
+        .collect()
+}
+
+#[test]
+fn both_proofs_are_needed() {
+    let it = with(&[tenant("c1", "u1", &["10.0.0.1"])]);
+    let path = "/var/run/netns/c1";
+    let live = pods(&[pod("u1", &[], &[])]);
+    let gone = pods(&[pod("u2", &[], &[])]);
+    let over = pods(&[finished("u1")]);
+    for (pods, evidence, expected) in [
+        (&gone, evidence(Some(&[]), &[]), Some(Reason::PodGone)),
+        (&gone, evidence(None, &[path]), Some(Reason::PodGone)),
+        (
+            &over,
+            evidence(Some(&["c2"]), &[]),
+            Some(Reason::PodFinished),
+        ),
+        // The node still has it, or does not know.
+        (&gone, evidence(Some(&["c1"]), &[]), None),
+        (&gone, evidence(None, &[]), None),
+        (&gone, evidence(None, &["/var/run/netns/other"]), None),
+        // The API still has it.
+        (&live, evidence(Some(&[]), &[path]), None),
+    ] {
+        let freed = freed(&it, pods, &[], &evidence);
+        let reasons: Vec<Reason> = freed.iter().map(|(_, reason)| *reason).collect();
+        assert_eq!(reasons, Vec::from_iter(expected), "{evidence:?}");
+    }
+}
+
+#[test]
+fn a_list_that_is_not_complete_proves_nothing() {
+    let it = with(&[tenant("c1", "u1", &["10.0.0.1"])]);
+    let mut running = pods(&[]);
+    running.change(Change::Restarted {
+        asked: Duration::ZERO,
+    });
+    let evidence = evidence(Some(&[]), &[]);
+    assert!(freed(&it, &running, &[], &evidence).is_empty());
+    let mut leaks = Leaks::new(GRACE);
+    leaks.look(&it, &pods(&[]), &[], &evidence, secs(0));
+    let look = leaks.look(&it, &pods(&[]), &[], &evidence, secs(60));
+    assert!(!look.due[0].is_proven(Some(&running), &evidence));
+    assert!(!look.due[0].is_proven(None, &evidence), "no list at all");
+}
+
+#[test]
+fn suspicion_has_to_last() {
+    let it = with(&[tenant("c1", "u1", &["10.0.0.1"])]);
+    let (gone, live) = (pods(&[]), pods(&[pod("u1", &[], &[])]));
+    let evidence = evidence(Some(&[]), &[]);
+    let mut leaks = Leaks::new(GRACE);
+    let look = leaks.look(&it, &gone, &[], &evidence, secs(0));
+    assert_eq!((look.due.len(), look.next), (0, Some(secs(60))));
+    assert_eq!(
+        leaks.reason_of(&it.tenants[0].attachment),
+        Some(Reason::PodGone)
+    );
+    leaks.look(&it, &live, &[], &evidence, secs(30));
+    assert_eq!(leaks.count(), 0);
+    let look = leaks.look(&it, &gone, &[], &evidence, secs(70));
+    assert_eq!((look.due.len(), look.next), (0, Some(secs(130))));
+    let look = leaks.look(&it, &gone, &[], &evidence, secs(130));
+    assert_eq!((look.due.len(), look.next), (1, Some(secs(160))));
+    // It was freed, by whomever.
+    leaks.look(&with(&[]), &gone, &[], &evidence, secs(131));
+    assert_eq!(leaks.count(), 0);
+}
+
+#[test]
+fn whom_the_controller_names_needs_the_node_s_word_only_but_a_live_pod_stays() {
+    let it = with(&[tenant("c1", "u1", &["10.0.0.1"])]);
+    let suspect = |address: &str, uid: &str| Suspect {
+        address: address.to_owned(),
+        pod_uid: uid.to_owned(),
+    };
+    let named = [suspect("10.0.0.1", "u1")];
+    let gone = evidence(Some(&[]), &[]);
+    let there = evidence(Some(&["c1"]), &[]);
+    let mut leaks = Leaks::new(GRACE);
+    let look = leaks.look(&it, &pods(&[]), &named, &gone, secs(0));
+    assert!(look.due[0].is_proven(Some(&pods(&[])), &gone));
+    assert!(!look.due[0].is_proven(Some(&pods(&[])), &there));
+    assert_eq!(look.due[0].reason, Reason::Suspect);
+    // The address may be another pod's by now.
+    for other in [suspect("10.0.0.1", "u9"), suspect("10.0.0.2", "u1")] {
+        let mut leaks = Leaks::new(GRACE);
+        let look = leaks.look(&it, &pods(&[]), &[other], &gone, secs(0));
+        assert!(look.due.is_empty());
+    }
+    let live = pods(&[pod("u1", &[], &[])]);
+    assert!(freed(&it, &live, &named, &gone).is_empty());
+}
+
+#[test]
+fn after_a_reboot_the_old_sandbox_goes_when_the_pod_has_a_new_one() {
+    let mut old = tenant("c1", "u1", &["10.0.0.1"]);
+    old.boot = "earlier".to_owned();
+    let live = pods(&[pod("u1", &[], &[])]);
+    let nothing = evidence(None, &[]);
+    let alone = with(std::slice::from_ref(&old));
+    assert!(freed(&alone, &live, &[], &nothing).is_empty());
+    let new = tenant("c2", "u1", &["10.0.0.2"]);
+    let both = with(&[old.clone(), new.clone()]);
+    assert_eq!(
+        freed(&both, &live, &[], &nothing),
+        [("c1".to_owned(), Reason::Reboot)]
+    );
+    let mut second = new;
+    second.attachment.ifname = "net1".to_owned();
+    assert!(freed(&with(&[old.clone(), second]), &live, &[], &nothing).is_empty());
+    // The pod is gone, too: the reboot is the node's word.
+    let freed = freed(&alone, &pods(&[]), &[], &nothing);
+    assert_eq!(freed, [("c1".to_owned(), Reason::PodGone)]);
+}
+
+#[test]
+fn without_a_pod_the_node_s_word_decides_alone() {
+    let it = with(&[tenant("c1", "", &["10.0.0.1"])]);
+    let path = "/var/run/netns/c1";
+    assert_eq!(netns_of_others(&it).collect::<Vec<_>>(), [path]);
+    let no_pods = Pods::default();
+    let is_freed = |it: &Snapshot, evidence: &Evidence| {
+        let freed = freed(it, &no_pods, &[], evidence);
+        freed.first().map(|(_, reason)| *reason)
+    };
+    assert_eq!(
+        is_freed(&it, &evidence(None, &[path])),
+        Some(Reason::NoNetns)
+    );
+    // Another program's container need not be known to the runtime.
+    assert_eq!(is_freed(&it, &evidence(Some(&[]), &[])), None);
+    let mut unknown = it.clone();
+    unknown.tenants[0].netns.clear();
+    assert_eq!(is_freed(&unknown, &evidence(None, &[""])), None);
+    unknown.tenants[0].boot = "earlier".to_owned();
+    assert_eq!(
+        is_freed(&unknown, &evidence(None, &[])),
+        Some(Reason::Reboot)
+    );
+}
+
+#[test]
+fn a_static_pod_lives_by_its_mirror() {
+    let it = with(&[tenant("c1", "static", &["10.0.0.1"])]);
+    let mirror = Pod {
+        mirrors: Some("static".to_owned()),
+        ..pod("api", &[], &[])
+    };
+    assert!(freed(&it, &pods(&[mirror]), &[], &evidence(Some(&[]), &[])).is_empty());
+    assert_eq!(
+        freed(&it, &pods(&[]), &[], &evidence(Some(&[]), &[])).len(),
+        1
+    );
+}
