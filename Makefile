@@ -103,7 +103,7 @@ crd: setup ## write the CRDs of config/crd and of the chart from the code
 	cp config/crd/cadastre.dev.yaml charts/cadastre/crds/
 
 config: setup tools ## write config and docs/values.md from the chart
-	UPDATE=1 $(CARGO) test --workspace --test chart made::config values -- --quiet
+	UPDATE=1 $(CARGO) test --workspace --test chart -- --quiet made::config values
 
 image: setup ## the image from Dockerfile, by buildah or docker; PREBUILT=1 builds the executables outside
 	$(call say,image)
