@@ -120,22 +120,14 @@ async fn crds_that_lack_a_field_are_told_and_are_not_written_to_without_end() {
     let told = hand.event(&uid, "WriteRejected").await.unwrap();
     assert!(told.contains("CRDs older"), "{told}");
     assert_eq!(hand.listed("old-1", 1).await.unwrap().len(), 1);
-    let version = async || -> u64 {
-        let subnet = hand.subnets.get("old-1").await.unwrap();
-        subnet.metadata.generation.unwrap().try_into().unwrap()
-    };
-    // A server that keeps nothing of a write does not count it; what counts is that few are made.
+    // The event tells of the sixth write that came to nothing; the next one is seconds away.
     let metrics = daemon.metrics().await.unwrap();
     let writes = sum(
         &metrics,
         "rest_client_requests_total",
         &[("method", "PATCH")],
     );
-    assert!(
-        writes < 60.0,
-        "{writes} writes, generation {}",
-        version().await
-    );
+    assert!(writes < 60.0, "{writes} writes");
 }
 
 pub const ACCOUNT: &str = "system:serviceaccount:kube-system:cadastre-controller";
