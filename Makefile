@@ -25,7 +25,7 @@ E2E := $(call names,e2e/tests)
 
 say = @printf '\n\033[1m== %s\033[0m\n' "$(1)"
 
-.PHONY: help setup control-plane nodes tools monitoring run test check unit sim e2e bench bench-scale bench-node plugin crd config image metrics-doc pictures clean
+.PHONY: help setup control-plane nodes tools monitoring run test check unit sim e2e bench bench-scale bench-node plugin crd config image test-image metrics-doc pictures clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -61,12 +61,19 @@ else
 		$(CARGO) test --release -p cadastre --test sim -- --nocapture replay
 endif
 
-# The installation is tested where `make image PREBUILT=1` was called before: that is a release build
-# against musl, longer than all other builds together.
-e2e: setup control-plane nodes tools monitoring ## tests against a real control plane and, as root, real nodes; two at a time
+e2e: setup control-plane nodes tools monitoring test-image ## tests against a real control plane and, as root, real nodes; two at a time
 	$(call say,e2e)
 	$(CARGO) build --workspace --bins
 	$(CARGO) test --workspace $(E2E:%=--test %) -- --test-threads=2
+
+# The image of a quick build, which the tests of the installation run: where nodes and a builder are.
+test-image: setup
+	$(call say,image for tests)
+	@if [ -n "$${CADASTRE_IMAGE:-}" ]; then echo "$$CADASTRE_IMAGE is taken"; \
+	elif [ "$$(id -u)" != 0 ]; then echo "left out: nodes need root, so nobody would run it"; \
+	elif command -v buildah >/dev/null || docker version >/dev/null 2>&1; then \
+		PROFILE=dev hack/image cadastre.dev/cadastre:$(VERSION) $(TARGET)/cadastre-image.tar; \
+	else echo "left out: no builder: apt-get install buildah, or install docker"; fi
 
 bench: setup ## micro-benchmarks of the core
 	$(call say,bench)

@@ -4,7 +4,8 @@
 //! - Any number may run beside each other: own ports, own folder, own keys.
 //! - Nothing is left: processes end with this value or this process, the folder too (see
 //!   [`crate::scratch`] for when it is kept).
-//! - A killed API server comes back on the same port with the same data.
+//! - A killed API server comes back on the same port with the same data, or with older ones
+//!   ([`ControlPlane::with_data`]).
 //!
 //! # Caveats
 //! - etcd does not fsync. A crash of the machine loses data, a crash of etcd does not.
@@ -95,7 +96,8 @@ impl ControlPlane {
         ];
         users.extend(options.users.iter().cloned());
         write_private(&folder.join("tokens.csv"), &kubeconfig::token_file(&users))?;
-        let (etcd, etcd_url) = start_etcd(folder)?;
+        let etcd_url = format!("http://127.0.0.1:{}", ports::free()?);
+        let etcd = start_etcd(folder, &etcd_url)?;
         let port = ports::free()?;
         let mut this = Self {
             apiserver: None,
@@ -152,6 +154,16 @@ impl ControlPlane {
             apiserver.kill()?;
         }
         Ok(())
+    }
+
+    /// Stops kube-apiserver and etcd, does `work` on the folder of etcd's data, and starts both again on
+    /// their ports: to keep a copy of all there is, or to put one back.
+    pub async fn with_data(&mut self, work: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+        self.kill_apiserver()?;
+        self.etcd.kill()?;
+        work(&data(self.folder()))?;
+        self.etcd = start_etcd(self.folder(), &self.etcd_url)?;
+        self.start_apiserver().await
     }
 
     /// kube-apiserver, for signals (`STOP` makes it hang, `CONT` go on) and usage.
@@ -344,13 +356,17 @@ impl ControlPlane {
     }
 }
 
-fn start_etcd(folder: &Path) -> Result<(Process, String)> {
-    let url = format!("http://127.0.0.1:{}", ports::free()?);
+/// Where etcd keeps its data.
+fn data(folder: &Path) -> PathBuf {
+    folder.join("etcd")
+}
+
+fn start_etcd(folder: &Path, url: &str) -> Result<Process> {
     let peer = format!("http://127.0.0.1:{}", ports::free()?);
     let mut command = process::command(&assets::find(Program::Etcd)?);
     command
         .current_dir(folder)
-        .arg(format!("--data-dir={}", folder.join("etcd").display()))
+        .arg(format!("--data-dir={}", data(folder).display()))
         .args([
             format!("--listen-client-urls={url}"),
             format!("--advertise-client-urls={url}"),
@@ -362,10 +378,7 @@ fn start_etcd(folder: &Path) -> Result<(Process, String)> {
         .arg(format!("--initial-cluster=default={peer}"))
         .args(["--unsafe-no-fsync", "--log-level=warn"])
         .arg(format!("--quota-backend-bytes={}", 8_u64 << 30));
-    Ok((
-        Process::spawn("etcd", command, &folder.join("etcd.log"))?,
-        url,
-    ))
+    Process::spawn("etcd", command, &folder.join("etcd.log"))
 }
 
 async fn is_ready(client: &Client) -> Result<()> {

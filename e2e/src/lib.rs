@@ -22,6 +22,7 @@
 
 pub mod agent;
 pub mod assets;
+pub mod audit;
 pub mod browser;
 pub mod control_plane;
 pub mod crds;

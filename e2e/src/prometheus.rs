@@ -1,5 +1,6 @@
 //! A real Prometheus, and `promtool`.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -12,17 +13,39 @@ use serde_json::{Value, json};
 
 use crate::assets::{self, Program};
 use crate::daemon::request;
+use crate::helm::chart;
+use crate::node::Fabric;
 use crate::ports;
 use crate::process::{self, Process};
 use crate::wait::until;
 
 const START_LIMIT: Duration = Duration::from_secs(60);
 
+/// The chart's rules.
+pub fn rules() -> PathBuf {
+    chart().join("files/rules.yaml")
+}
+
+/// The chart's rules with all waits at one second, in a file of `folder`.
+pub fn impatient(folder: &Path) -> Result<PathBuf> {
+    let text = std::fs::read_to_string(rules())?;
+    let lines = text.lines().map(|line| match line.split_once("for: ") {
+        Some((before, _)) if before.trim().is_empty() => format!("{before}for: 1s"),
+        _ => line.to_owned(),
+    });
+    let lines: Vec<String> = lines.collect();
+    let path = folder.join("rules.yaml");
+    std::fs::write(&path, lines.join("\n"))?;
+    Ok(path)
+}
+
 /// A server that scrapes a few addresses every half second; ended when dropped.
 #[derive(Debug)]
 pub struct Prometheus {
     process: Process,
     address: String,
+    /// The network namespace that it is in, if that is another one
+    namespace: Option<String>,
 }
 
 /// One series of an answer: its labels and its value.
@@ -36,15 +59,34 @@ impl Prometheus {
         targets: &[(&str, &str, Value)],
         rules: Option<&Path>,
     ) -> Result<Self> {
+        Self::start_in(None, folder, targets, rules).await
+    }
+
+    /// The same in the network of machines, where it reaches their admin ports.
+    pub async fn start_among(
+        fabric: &Fabric,
+        folder: &Path,
+        targets: &[(&str, &str, Value)],
+        rules: Option<&Path>,
+    ) -> Result<Self> {
+        Self::start_in(Some(fabric.namespace()), folder, targets, rules).await
+    }
+
+    async fn start_in(
+        namespace: Option<String>,
+        folder: &Path,
+        targets: &[(&str, &str, Value)],
+        rules: Option<&Path>,
+    ) -> Result<Self> {
         let address = format!("127.0.0.1:{}", ports::free()?);
-        let scrapes: Vec<Value> = targets
-            .iter()
-            .map(|(job, target, labels)| {
-                json!({
-                    "job_name": job,
-                    "static_configs": [{"targets": [target], "labels": labels}],
-                })
-            })
+        let mut jobs: BTreeMap<&str, Vec<Value>> = BTreeMap::new();
+        for (job, target, labels) in targets {
+            let target = json!({"targets": [target], "labels": labels});
+            jobs.entry(job).or_default().push(target);
+        }
+        let scrapes = jobs.into_iter();
+        let scrapes: Vec<Value> = scrapes
+            .map(|(job, targets)| json!({"job_name": job, "static_configs": targets}))
             .collect();
         // JSON is YAML.
         let config = json!({
@@ -54,7 +96,16 @@ impl Prometheus {
         });
         let file = folder.join("prometheus.yml");
         std::fs::write(&file, config.to_string())?;
-        let mut command = process::command(&assets::find(Program::Prometheus)?);
+        let program = assets::find(Program::Prometheus)?;
+        let mut command = match &namespace {
+            Some(namespace) => {
+                let mut enter = process::command(Path::new("nsenter"));
+                enter.arg(format!("--net={namespace}")).arg("--");
+                enter.arg(program);
+                enter
+            }
+            None => process::command(&program),
+        };
         command
             .arg(format!("--config.file={}", file.display()))
             .arg(format!(
@@ -64,11 +115,14 @@ impl Prometheus {
             .arg(format!("--web.listen-address={address}"));
         let log = folder.join("prometheus.log");
         let process = Process::spawn("prometheus", command, &log)?;
-        let mut server = Self { process, address };
+        let mut server = Self {
+            process,
+            address,
+            namespace,
+        };
         until("prometheus is ready", START_LIMIT, async || {
             server.process.check_running()?;
-            let (status, text) = request(&server.address, Method::GET, "/-/ready", "").await?;
-            ensure!(status.is_success(), "{text}");
+            server.ask("/-/ready").await?;
             Ok(Some(()))
         })
         .await?;
@@ -100,16 +154,39 @@ impl Prometheus {
         Ok(data["alerts"].as_array().cloned().unwrap_or_default())
     }
 
+    /// The labels of those that fire.
+    pub async fn firing(&self) -> Result<Vec<Value>> {
+        let alerts = self.alerts().await?.into_iter();
+        let firing = alerts.filter(|it| it["state"] == "firing");
+        Ok(firing.map(|mut it| it["labels"].take()).collect())
+    }
+
     /// The end of its log.
     pub fn log_tail(&self) -> String {
         self.process.log_tail(30)
     }
 
     async fn get(&self, path: &str) -> Result<Value> {
-        let (status, text) = request(&self.address, Method::GET, path, "").await?;
-        ensure!(status.is_success(), "{status}: {text}");
-        let mut answer: Value = serde_json::from_str(&text)?;
+        let mut answer: Value = serde_json::from_str(&self.ask(path).await?)?;
         Ok(answer["data"].take())
+    }
+
+    async fn ask(&self, path: &str) -> Result<String> {
+        let Some(namespace) = &self.namespace else {
+            let (status, text) = request(&self.address, Method::GET, path, "").await?;
+            ensure!(status.is_success(), "{status}: {text}");
+            return Ok(text);
+        };
+        let output = tokio::process::Command::new("nsenter")
+            .arg(format!("--net={namespace}"))
+            .args(["--", "busybox", "wget", "-q", "-O", "-"])
+            .arg(format!("http://{}{path}", self.address))
+            .kill_on_drop(true)
+            .output()
+            .await?;
+        let error = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "{path}: {}", error.trim());
+        Ok(String::from_utf8(output.stdout)?)
     }
 }
 

@@ -26,7 +26,7 @@ const LEASE: Duration = Duration::from_secs(3);
 struct Candidate {
     leadership: watch::Receiver<Leadership>,
     release: watch::Sender<Option<bool>>,
-    task: JoinHandle<()>,
+    task: JoinHandle<Result<(), String>>,
 }
 
 impl Candidate {

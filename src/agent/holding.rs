@@ -238,6 +238,17 @@ mod tests {
     }
 
     #[test]
+    fn what_a_newer_controller_says_besides_does_no_harm() {
+        let (holding, wrong) = read(json!({
+            "nodeUID": "u1", "later": {"a": 1},
+            "blocks": [{"cidr": "10.0.0.0/26", "uid": "b1", "pool": "a", "later": true}],
+            "pools": [{"name": "a", "ipv4": {"cidrs": ["10.0.0.0/16"], "later": 1}, "later": [1]}],
+        }));
+        assert_eq!(wrong, Vec::<String>::new());
+        assert_eq!((holding.blocks.len(), holding.pools.len()), (1, 1));
+    }
+
+    #[test]
     fn what_cannot_be_read_gives_nothing_and_spoils_nothing_else() {
         let (holding, wrong) = read(json!({
             "nodeUID": "u1",

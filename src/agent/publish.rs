@@ -2,7 +2,7 @@
 //!
 //! | what changed | when |
 //! |---|---|
-//! | more is wanted than there is, or a block was let go | at once; if that comes again and again, ever less often, down to once in 8 s |
+//! | more is wanted than there is, a block was let go, or one that is in use is neither listed nor told | at once; if that comes again and again, ever less often, down to once in 8 s |
 //! | anything else | once in the interval, with jitter; every write tells all |
 //! | nothing | never |
 //!
@@ -17,9 +17,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::demand::Want;
-use super::snapshot::gives;
+use super::snapshot::{busy, gives};
 use crate::api::NodeSubnetStatus;
-use crate::node::Snapshot;
+use crate::node::{BlockState, Snapshot};
 
 /// First and longest pause between two writes that cannot wait.
 const URGENT_PAUSE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(8));
@@ -34,6 +34,8 @@ pub struct Publisher {
     interval: Duration,
     random: u64,
     seen: Option<Seen>,
+    /// What is seen next is of a list, which is right whatever was seen before
+    relisted: bool,
     in_flight: bool,
     /// What can wait waits until then
     next_at: Duration,
@@ -94,6 +96,7 @@ impl Publisher {
             interval,
             random: seed | 1,
             seen: None,
+            relisted: false,
             in_flight: false,
             next_at: now,
             urgent_at: now,
@@ -109,14 +112,20 @@ impl Publisher {
         new
     }
 
+    /// What is seen next is of a list.
+    pub fn relisted(&mut self) {
+        self.relisted = true;
+    }
+
     /// The NodeSubnet as the watch shows it. What is older than the answer to the last write is left
-    /// out of account.
+    /// out of account, unless a list shows it: then the API was put back to an older state.
     pub fn seen(&mut self, version: &str, status: NodeSubnetStatus) {
-        if self
-            .seen
-            .as_ref()
-            .is_some_and(|it| is_older(version, &it.version))
-        {
+        let is_older = |it: &Seen| is_older(version, &it.version);
+        if std::mem::take(&mut self.relisted) {
+            // It answers again.
+            self.failures = 0;
+            self.retry_at = Duration::ZERO;
+        } else if self.seen.as_ref().is_some_and(is_older) {
             return;
         }
         if self
@@ -280,7 +289,13 @@ fn cannot_wait(
         wants.get(&it.pool).is_some_and(Want::is_lacking)
             && !(is_asked(&it.pool, it.demand) && is_counted(&it.pool))
     });
-    let_go || is_lacking
+    // It may give such a block to another node, until it hears of it.
+    let is_unknown = snapshot.blocks.iter().any(|it| {
+        it.state == BlockState::Withdrawn
+            && busy(it) > 0
+            && told(&it.cidr.to_string(), &it.uid).is_none()
+    });
+    let_go || is_lacking || is_unknown
 }
 
 #[cfg(test)]

@@ -30,6 +30,7 @@ use super::service::{Inner, Service};
 use crate::api::{NodeLite, NodeSubnetLite, PodLite};
 use crate::cluster::seen::Change;
 use crate::cluster::watch::{Pauses, Source, Step, follow};
+use crate::ipam::Cidr;
 use crate::node::{Attachment, Holding, Snapshot, clock};
 use crate::telemetry::{AgentMetrics, Readiness};
 
@@ -133,6 +134,8 @@ pub(super) struct Agent {
     pub publish_at: Option<Duration>,
     pub proving: bool,
     pub wrong: Vec<String>,
+    /// Blocks, by CIDR and UID, that were let go of since the start
+    pub let_go: BTreeSet<(Cidr, String)>,
     pub files: Kept,
     pub tasks: JoinSet<Event>,
 }
@@ -192,6 +195,7 @@ pub async fn run(settings: Settings, parts: Parts, files: Kept) -> anyhow::Resul
         publish_at: None,
         proving: false,
         wrong: Vec::new(),
+        let_go: BTreeSet::new(),
         files,
         tasks: JoinSet::new(),
     };
@@ -208,6 +212,7 @@ where
         api: Api::all(client),
         config: watcher::Config::default().fields(fields).page_size(PAGE),
         pauses: Pauses::new(PAUSE.0, PAUSE.1, seed),
+        doubtful: true,
     }
 }
 
@@ -259,6 +264,10 @@ impl Agent {
             }
             Event::Subnet(step) => {
                 self.followed = !matches!(step, Step::Trouble);
+                let is_first = !self.listed.1;
+                if is_first && matches!(step, Step::Change(Change::Applied(_))) {
+                    self.publisher.relisted();
+                }
                 if let Some(told) = take_in(step, &mut self.listed.1) {
                     self.subnet = told;
                     self.to_hold = true;

@@ -24,6 +24,9 @@ const STORE_PAUSE: Duration = Duration::from_secs(2);
 /// While addresses cool, what is free changes by itself.
 const COOLING_PAUSE: Duration = Duration::from_secs(15);
 
+/// More blocks that were let go of are not remembered.
+const MOST_LET_GO: usize = 4_096;
+
 /// What is answered until the store can be used.
 pub(super) const STARTING: &str =
     "this node's agent starts and has not opened its store yet: try again";
@@ -136,8 +139,16 @@ impl Agent {
             return self.tell_publisher();
         };
         self.offer(&wanted);
-        let held = wanted.clone();
-        let done = self.parts.ledger.with(move |it| it.hold(&held)).await;
+        let mut held = wanted.clone();
+        let again = let_go_before(&mut held, &self.let_go);
+        let done = self.parts.ledger.with(move |it| {
+            it.hold(&held)?;
+            for (cidr, uid) in again {
+                it.release(cidr, &uid)?;
+            }
+            Ok(())
+        });
+        let done = done.await;
         if let Err(error) = done {
             self.to_hold = true;
             self.store_failed(&error).await;
@@ -209,6 +220,9 @@ impl Agent {
                     Ok(true) => {
                         info!(block = %cidr, "let go of an empty block");
                         any = true;
+                        if self.let_go.len() < MOST_LET_GO {
+                            self.let_go.insert((cidr, uid));
+                        }
                     }
                     Ok(false) => {}
                     Err(error) => return self.store_failed(&error).await,
@@ -319,6 +333,20 @@ impl Agent {
             }
         }
     }
+}
+
+/// Those that are listed though they were let go of, which nothing may be given from: the API was put back
+/// to an older state, and they may be other nodes' by now.
+fn let_go_before(holding: &mut Holding, let_go: &BTreeSet<(Cidr, String)>) -> Vec<(Cidr, String)> {
+    let mut again = Vec::new();
+    for block in &mut holding.blocks {
+        let key = (block.cidr, block.uid.clone());
+        if let_go.contains(&key) {
+            block.draining = true;
+            again.push(key);
+        }
+    }
+    again
 }
 
 fn is_of(spec: &Result<NodeSubnetSpec, String>, uid: &str) -> bool {

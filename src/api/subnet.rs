@@ -14,6 +14,8 @@
 //!   without having been released is kept: only the agent's word ends its use.
 //!   A block that is listed under another UID instead is the same block, whose object was lost and
 //!   made anew: what was given from it stays given.
+//! - Tell of every block of which addresses are in use, also of one that has vanished: where the API was put
+//!   back to an older state, its word is all that is left of it.
 //! - Keep what was given across a change of its Node's UID, and go on with it where the same block is
 //!   listed for the new UID: pods outlive a Node object that is deleted and registered again.
 //! - Write `status` onto the resourceVersion that it was decided by: a `released` that comes late would

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use tokio::sync::watch;
-use tracing::{error, info};
+use tracing::{error, info, warn};
 
 use super::daemon::{self, AdminPort};
 use crate::api::{Allocate, LEASE_NAME};
@@ -184,6 +184,15 @@ async fn serve(args: Args, settings: lease::Settings, level: logs::Level) -> any
         rate: NonZeroU32::new(args.kube_api_qps),
     };
     let client = client::connect(&reach, http).await?;
+    tokio::spawn({
+        let client = client.clone();
+        async move {
+            let version = client.apiserver_version().await.ok();
+            if let Some(text) = version.as_ref().and_then(client::too_old) {
+                warn!("{text}");
+            }
+        }
+    });
     let clock = Clock;
     let (publish, leadership) = watch::channel(Leadership::Standby { leader: None });
     let (release, released) = watch::channel(None);
@@ -229,7 +238,10 @@ async fn serve(args: Args, settings: lease::Settings, level: logs::Level) -> any
     tokio::select! {
         signal = daemon::shutdown() => info!(signal = signal?, "shutting down"),
         ended = &mut controller => anyhow::bail!("the controller ended by itself: {ended:?}"),
-        ended = &mut election => anyhow::bail!("the election ended by itself: {ended:?}"),
+        ended = &mut election => match ended {
+            Ok(Err(why)) => anyhow::bail!("{why}"),
+            ended => anyhow::bail!("the election ended by itself: {ended:?}"),
+        },
         ended = &mut admin => anyhow::bail!("the admin port ended by itself: {ended:?}"),
     }
     stop.send_replace(true);

@@ -256,6 +256,20 @@ mod tests {
     }
 
     #[test]
+    fn what_a_newer_agent_says_besides_does_no_harm() {
+        let report = read(&json!({
+            "nodeUID": "u1", "later": [1], "agent": {"version": "99.0.0", "later": 1},
+            "pools": [{"pool": "a", "demand": 4, "later": "x"}],
+            "blocks": [{"cidr": "10.0.0.0/26", "uid": "b1", "used": 3, "later": {}}],
+            "allocations": [{"address": "10.0.0.1", "later": null}],
+        }))
+        .unwrap();
+        assert_eq!(report.refusals, 0, "{:?}", report.refused);
+        assert_eq!((report.demand.len(), report.blocks.len()), (1, 1));
+        assert_eq!(report.allocations.len(), 1);
+    }
+
+    #[test]
     fn a_status_of_any_shape_is_read() {
         assert!(read(&Value::Null).is_none() && read(&json!([])).is_none());
         let report = read(&json!({"nodeUID": 7, "pools": {}, "blocks": null, "allocations": "x"}));

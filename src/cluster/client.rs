@@ -3,6 +3,7 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
+use k8s_openapi::apimachinery::pkg::version::Info;
 use kube::Client;
 use kube::client::ClientBuilder;
 use kube::config::KubeConfigOptions;
@@ -51,6 +52,25 @@ pub async fn connect(options: &Options, metrics: HttpMetrics) -> Result<Client, 
     })
 }
 
+/// The oldest Kubernetes that will do, as the chart says (`kubeVersion`).
+pub const OLDEST: (u32, u32) = (1, 31);
+
+/// What is to be said of a server of that version, if it is too old.
+pub fn too_old(version: &Info) -> Option<String> {
+    // Some vendors write `31+`.
+    let number = |text: &str| {
+        let digits = text.split(|it: char| !it.is_ascii_digit()).next();
+        digits.and_then(|it| it.parse::<u32>().ok())
+    };
+    let is = (number(&version.major)?, number(&version.minor)?);
+    (is < OLDEST).then(|| {
+        format!(
+            "this API server is Kubernetes {}, and {}.{} or newer is needed: its CRDs have no selectable fields and its tokens do not name their node, so writes of agents are refused or cannot be told apart: upgrade it",
+            version.git_version, OLDEST.0, OLDEST.1
+        )
+    })
+}
+
 /// The configuration of a client, without retries of its own.
 pub async fn configure(options: &Options) -> Result<kube::Config, ClientError> {
     let chosen = KubeConfigOptions {
@@ -75,4 +95,30 @@ pub async fn configure(options: &Options) -> Result<kube::Config, ClientError> {
     config.default_retry = false;
     config.connect_timeout = Some(Duration::from_secs(5));
     Ok(config)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_old_server_is_told_with_what_is_needed() {
+        let says = |major: &str, minor: &str| {
+            too_old(&Info {
+                major: major.to_owned(),
+                minor: minor.to_owned(),
+                git_version: format!("v{major}.{minor}.4"),
+                ..Info::default()
+            })
+        };
+        let text = says("1", "30").unwrap();
+        assert!(text.contains("v1.30.4") && text.contains("1.31"), "{text}");
+        assert!(says("1", "30+").is_some());
+        for (major, minor) in [("1", "31"), ("1", "36+"), ("2", "0"), ("", ""), ("1", "x")] {
+            assert_eq!(says(major, minor), None, "{major}.{minor}");
+        }
+        let chart = include_str!("../../charts/cadastre/Chart.yaml");
+        let minimum = format!("kubeVersion: \">={}.{}.0-0\"", OLDEST.0, OLDEST.1);
+        assert!(chart.contains(&minimum), "{chart}");
+    }
 }

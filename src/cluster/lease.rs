@@ -386,6 +386,7 @@ impl Elector {
             term: term.into(),
             takeover: attempt.takeover,
             valid_until,
+            vacant: Duration::ZERO,
         };
         self.phase = Phase::Holding {
             tenure,

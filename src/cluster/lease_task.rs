@@ -6,6 +6,7 @@
 use std::hash::{BuildHasher as _, RandomState};
 use std::time::Duration;
 
+use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::api::{Api, PostParams};
 use kube::{Client, Error};
@@ -62,16 +63,27 @@ pub struct Election {
 }
 
 impl Election {
-    /// Runs until released: `release` gives whether everything was settled.
-    pub async fn run(self, clock: Clock, mut release: watch::Receiver<Option<bool>>) {
+    /// Runs until released: `release` gives whether everything was settled. An error is that this
+    /// process must start anew: what it knows is of a state that is no more.
+    pub async fn run(
+        self,
+        clock: Clock,
+        mut release: watch::Receiver<Option<bool>>,
+    ) -> Result<(), String> {
         let limit = self.settings.retry_period * 2;
         let leases: Api<Lease> = Api::namespaced(self.client.clone(), &self.namespace);
         let mut elector = Elector::new(self.settings.clone());
         let mut last = elector.leadership();
         self.readiness.leadership(last.clone());
         let (mut trouble, mut known) = (None, None);
+        let mut vacant = Duration::ZERO;
         loop {
             while let Some(ask) = elector.poll(clock.now()) {
+                let leads = matches!(last, Leadership::Leading(_));
+                if !leads && !matches!(ask, Ask::Get) {
+                    vacant = vacant_since(known.as_ref(), clock.wall());
+                }
+                let before = version(known.as_ref());
                 let call = self.call(&leases, &ask, &mut known);
                 let (answer, problem) = match tokio::time::timeout(limit, call).await {
                     Ok(Ok(answer)) => (answer, None),
@@ -82,11 +94,16 @@ impl Election {
                     Some(problem) => self.warn(&problem, &mut trouble),
                     None => trouble = None,
                 }
+                if version(known.as_ref()) < before {
+                    self.publish
+                        .send_replace(Leadership::Standby { leader: None });
+                    return Err(PUT_BACK.to_owned());
+                }
                 elector.answer(answer, clock.now());
-                self.tell(&mut last, elector.leadership());
+                self.tell(&mut last, elector.leadership(), vacant);
             }
             if elector.leadership() == Leadership::Released && elector.wake_at().is_none() {
-                return;
+                return Ok(());
             }
             let valid = self.tell_validity(&elector.leadership(), clock.now());
             let due = elector
@@ -98,11 +115,11 @@ impl Election {
                 changed = release.changed() => {
                     let settled = *release.borrow_and_update();
                     if changed.is_err() {
-                        return;
+                        return Ok(());
                     }
                     if let Some(settled) = settled {
                         elector.release(settled);
-                        self.tell(&mut last, elector.leadership());
+                        self.tell(&mut last, elector.leadership(), vacant);
                     }
                 }
             }
@@ -124,7 +141,10 @@ impl Election {
         left
     }
 
-    fn tell(&self, last: &mut Leadership, now: Leadership) {
+    fn tell(&self, last: &mut Leadership, mut now: Leadership, vacant: Duration) {
+        if let Leadership::Leading(tenure) = &mut now {
+            tenure.vacant = vacant;
+        }
         if *last == now {
             return;
         }
@@ -138,6 +158,12 @@ impl Election {
             match &now {
                 Leadership::Leading(tenure) => {
                     info!(term = %tenure.term, how = tenure.takeover.word(), "leading");
+                    if tenure.follows_a_gap() {
+                        warn!(
+                            "by the Lease nobody led for {} s: nobody was there, or the API server was put back to an older state; agents have their say before new blocks are given (docs/backup.md)",
+                            vacant.as_secs()
+                        );
+                    }
                 }
                 Leadership::Standby { leader } if was => {
                     warn!(
@@ -196,6 +222,23 @@ impl Election {
         };
         Ok(answer(record(known.insert(now))))
     }
+}
+
+/// What is said where the Lease is older than it was.
+const PUT_BACK: &str = "the Lease has gone back to an older version: the API server was put back to an older state (a restore of etcd?); what this process knows is no longer there, so it ends and must be started anew (docs/backup.md)";
+
+/// A number that only grows, whatever happens to the Lease.
+fn version(lease: Option<&Lease>) -> Option<u64> {
+    lease?.metadata.resource_version.as_ref()?.parse().ok()
+}
+
+/// For how long nobody has renewed the Lease, by the wall clocks of two machines.
+fn vacant_since(lease: Option<&Lease>, now: Timestamp) -> Duration {
+    let renewed = lease.and_then(|it| it.spec.as_ref()?.renew_time.as_ref());
+    let since = renewed.map(|time| now.duration_since(time.0));
+    since
+        .and_then(|it| Duration::try_from(it).ok())
+        .unwrap_or_default()
 }
 
 /// Up to a fifth longer, so that candidates do not all try at the same moment.

@@ -1,8 +1,8 @@
 //! Watches: one task a kind, each step handed on in order.
 //!
-//! A list is a consistent read (`resourceVersion` unset), so nothing ever goes back in time. Errors
-//! are logged once per change and retried with a growing pause; a missing CRD is such an error, told
-//! in words that say what to do.
+//! A list is a consistent read (`resourceVersion` unset), so nothing goes back in time while the server
+//! itself does not; for when it does see [`Source::doubtful`]. Errors are logged once per change and retried
+//! with a growing pause; a missing CRD is such an error, told in words that say what to do.
 
 use std::fmt::Debug;
 use std::time::{Duration, Instant};
@@ -28,6 +28,9 @@ pub struct Source<K> {
     pub config: watcher::Config,
     /// After errors
     pub pauses: Pauses,
+    /// Whether all is listed again after the server could not be reached at all: it may have been put
+    /// back to an older state, and a watch that goes on where the last one ended would never say so
+    pub doubtful: bool,
 }
 
 /// A step of a watch.
@@ -50,10 +53,14 @@ pub async fn follow<K, T, E>(
     K: kube::Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
 {
     let kind = source.kind;
-    let stream = watcher(source.api, source.config).backoff(source.pauses);
-    let mut stream = stream.boxed();
+    let open = || {
+        let stream = watcher(source.api.clone(), source.config.clone());
+        stream.backoff(source.pauses.clone()).boxed()
+    };
+    let (mut stream, mut reopened) = (open(), source.pauses.clone());
     let mut trouble: Option<String> = None;
     while let Some(step) = stream.next().await {
+        let anew = source.doubtful && matches!(&step, Err(error) if is_unreachable(error));
         let step = match step {
             Ok(event) => Step::Change(match event {
                 // The list is asked for by the next step of the stream.
@@ -85,7 +92,19 @@ pub async fn follow<K, T, E>(
         {
             return;
         }
+        if anew {
+            tokio::time::sleep(reopened.next().unwrap_or_default()).await;
+            stream = open();
+        }
     }
+}
+
+/// Whether a watch could not go on because nobody answered.
+fn is_unreachable(error: &watcher::Error) -> bool {
+    let watcher::Error::WatchStartFailed(source) = error else {
+        return false;
+    };
+    !matches!(source, kube::Error::Api(_))
 }
 
 /// An error of a watch in words that say what to do.
@@ -119,7 +138,7 @@ fn describe(kind: &str, error: &watcher::Error) -> String {
 /// Doubling pauses with jitter, so that those who lost the API server together do not come back at one
 /// moment. Back to the first one after a quiet time: a stream that fails again and again says now and
 /// then that it begins anew, which is no success.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Pauses {
     first: Duration,
     longest: Duration,

@@ -263,7 +263,14 @@ impl Registry {
 
     /// A block that the NodeSubnet of a live node lists is that node's, whatever its object says by
     /// now. The list for a dead one tells only of what nobody else has a claim to.
-    fn recall_listed(&mut self, name: &Text, uid: &Text, held: &HeldBlock, alive: bool, now: Now) {
+    pub(super) fn recall_listed(
+        &mut self,
+        name: &Text,
+        uid: &Text,
+        held: &HeldBlock,
+        alive: bool,
+        now: Now,
+    ) {
         let Ok(cidr) = Cidr::parse_strict(&held.cidr) else {
             return;
         };

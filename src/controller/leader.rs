@@ -20,7 +20,7 @@ use super::podcidr::{PodCidrs, Reason};
 use super::pool::PoolLoop;
 use super::quarantine::Quarantine;
 use super::registry::{Registry, Synced};
-use super::report::{About, OVERLAPPING, Report, SECOND_WRITER, UNREADABLE};
+use super::report::{About, BLOCK_TAKEN_UP, OVERLAPPING, Report, SECOND_WRITER, UNREADABLE};
 use super::subnet::Subnets;
 use super::totals::totals;
 use super::{Context, Now, Purpose};
@@ -30,6 +30,10 @@ use crate::cluster::seen::{Block, Machine, Node, Text};
 use crate::cluster::table::Delta;
 use crate::cluster::world::World;
 use crate::ipam::{Addr, Cidr, Family};
+
+/// How long agents have to tell what they use where the API may have lost it: they notice that it answers
+/// again within half a minute.
+const LISTENING: Duration = Duration::from_secs(45);
 
 /// Which requests may be sent now.
 #[derive(Clone, Copy, Debug)]
@@ -55,10 +59,14 @@ pub(super) struct Leader {
     leaks: Leaks,
     default_pool: DefaultPool,
     pools: PoolLoop,
+    /// A range came free, which somebody may have used all the time.
+    freed: bool,
     /// Pools have to be surveyed again.
     survey: bool,
     /// The ranges of pools have changed, and with them what NodeSubnets say of them.
     reattribute: bool,
+    /// Until when agents have their say before blocks are given, if they have, monotonic
+    listens_until: Option<Duration>,
     /// [`Settings::second_writer_hold`]
     hold: Duration,
     /// [`Settings::leak_grace`]
@@ -78,6 +86,7 @@ impl Leader {
     pub(super) fn new(tenure: Tenure, settings: &Settings, now: Now) -> Self {
         Leader {
             fence: Fence::new(tenure.takeover, tenure.term.clone(), now.mono),
+            listens_until: tenure.follows_a_gap().then(|| now.mono + LISTENING),
             tenure,
             dealing: false,
             registry: Registry::default(),
@@ -89,6 +98,7 @@ impl Leader {
             leaks: Leaks::default(),
             default_pool: DefaultPool::default(),
             pools: PoolLoop::default(),
+            freed: false,
             survey: false,
             reattribute: false,
             hold: settings.second_writer_hold,
@@ -127,6 +137,9 @@ impl Leader {
         }
         for node in world.nodes.iter() {
             self.registry.give_blocks_back(node, now);
+        }
+        for node in world.nodes.iter() {
+            self.take_up(&node.name, world, reports, now);
             self.demand.add(node, &self.registry);
         }
         for entry in self.registry.blocks.iter() {
@@ -157,6 +170,7 @@ impl Leader {
         {
             self.survey_pools(world, settings, now);
         }
+        self.listens_until = self.listens_until.filter(|until| *until > now.mono);
         if !stopping {
             self.decide_blocks(world, reports, now);
         }
@@ -215,6 +229,7 @@ impl Leader {
             self.default_pool.queue.next_at(),
             self.pools.next_at(),
             self.registry.pools.next_at(),
+            self.listens_until,
         ];
         queues.into_iter().flatten().min()
     }
@@ -308,7 +323,14 @@ impl Leader {
     }
 
     /// A NodeSubnet has changed, in what the agent says or otherwise.
-    pub(super) fn subnet_changed(&mut self, name: &Text, told: Told, world: &World, now: Now) {
+    pub(super) fn subnet_changed(
+        &mut self,
+        name: &Text,
+        told: Told,
+        world: &World,
+        reports: &mut Vec<Report>,
+        now: Now,
+    ) {
         self.subnets.queue.add(name.clone());
         self.release(name, world);
         let mut blocks = self.registry.blocks_told(name, world, now);
@@ -320,6 +342,9 @@ impl Leader {
             },
             world,
         );
+        if told.reported {
+            self.take_up(name, world, reports, now);
+        }
         if told.requested {
             self.leaks.hurry();
         }
@@ -327,6 +352,31 @@ impl Leader {
             self.demand.add_name(name, world, &self.registry);
             self.pools.mark();
         }
+    }
+
+    /// What the agent of a node uses and nobody has is the node's.
+    fn take_up(&mut self, name: &Text, world: &World, reports: &mut Vec<Report>, now: Now) {
+        let blocks = self.registry.take_up(name, world, now);
+        let Some(node) = world.nodes.get(name).filter(|_| !blocks.is_empty()) else {
+            return;
+        };
+        for cidr in &blocks {
+            reports.push(Report {
+                about: About::node(node),
+                warning: true,
+                reason: BLOCK_TAKEN_UP,
+                note: format!(
+                    "its agent uses block {cidr}, of which the API knew nothing: it is this node's again. If the API was put back to an older state, see docs/backup.md"
+                ),
+            });
+        }
+        let nodes = vec![name.clone()];
+        let noted = Noted {
+            blocks,
+            nodes,
+            ..Noted::default()
+        };
+        self.follow_up(noted, world);
     }
 
     /// A block's object has changed.
@@ -371,6 +421,11 @@ impl Leader {
 
     /// What is decided about blocks before anything is sent.
     fn decide_blocks(&mut self, world: &World, reports: &mut Vec<Report>, now: Now) {
+        if std::mem::take(&mut self.freed) {
+            for name in std::mem::take(&mut self.registry.strays) {
+                self.take_up(&name, world, reports, now);
+            }
+        }
         let mut noted = self.registry.judge_blocks(world);
         for name in &noted.nodes {
             noted
@@ -378,6 +433,9 @@ impl Leader {
                 .extend(self.registry.blocks_let_go(name, world));
         }
         self.follow_up(noted, world);
+        if self.listens_until.is_some() {
+            return;
+        }
         let mut cx = Context {
             world,
             registry: &mut self.registry,
@@ -404,6 +462,7 @@ impl Leader {
 
     /// A range is free again.
     fn space_came(&mut self) {
+        self.freed = true;
         self.podcidrs.wake();
         self.demand.wake();
         self.pools.mark();

@@ -380,7 +380,7 @@ impl Controller {
             reported: before.map(|it| &it.report) != after.map(|it| &it.report),
             requested: before.map(|it| &it.requests) != after.map(|it| &it.requests),
         };
-        leader.subnet_changed(&subnet.name, told, &self.world, now);
+        leader.subnet_changed(&subnet.name, told, &self.world, &mut self.reports, now);
     }
 
     fn block_changed(&mut self, delta: &Delta<Block>, now: Now) {

@@ -58,6 +58,7 @@ pub mod report;
 pub mod run;
 pub mod subnet;
 mod survey;
+mod take_up;
 pub mod totals;
 
 pub use machine::{Controller, Event, Outgoing, Settings};

@@ -66,6 +66,8 @@ pub struct Registry {
     pub blocks: Blocks,
     /// Addresses that nodes are asked about, by the node's UID
     pub suspects: BTreeMap<Text, BTreeSet<(Addr, PodUid)>>,
+    /// Nodes whose agents use what somebody else has a claim to
+    pub strays: BTreeSet<Text>,
     pub(super) holders: Holders,
     conflicts: BTreeSet<(ClaimId, ClaimId)>,
 }

@@ -59,3 +59,5 @@ pub const DUPLICATE_ADDRESS: &str = "DuplicateAddress";
 pub const KEPT: &str = "KeptInQuarantine";
 /// A node wants more blocks than it may have.
 pub const BLOCK_LIMIT: &str = "BlockLimitReached";
+/// A block that a node uses was lost by the API and is the node's again.
+pub const BLOCK_TAKEN_UP: &str = "BlockTakenUp";

@@ -171,6 +171,7 @@ where
             ..watcher::Config::default()
         },
         pauses: Pauses::new(PAUSE.0, PAUSE.1, seed),
+        doubtful: false,
     }
 }
 

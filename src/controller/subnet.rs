@@ -12,12 +12,16 @@ use super::account::report_of;
 use super::pools::PoolState;
 use super::queue::Queue;
 use super::registry::Registry;
+use super::report::{About, Report, WRITE_REJECTED};
 use super::{Context, Purpose};
 use crate::api::{NodeSubnetSpec, PreviousHolder};
 use crate::cluster::request::{Outcome, Refusal, Request};
 use crate::cluster::seen::{Subnet, Text};
 use crate::cluster::world::World;
 use crate::ipam::Addr;
+
+/// So many writes in a row that come to nothing are told.
+const NOT_KEPT: u32 = 6;
 
 /// The loop's own state.
 #[derive(Debug, Default)]
@@ -118,6 +122,12 @@ impl Subnets {
     pub fn answered(&mut self, name: &Text, wrote: bool, outcome: &Outcome, cx: &mut Context) {
         self.in_flight.remove(name);
         match outcome {
+            Outcome::Subnet(is) if wrote && !is_kept(name, is, cx) => {
+                // Or something has changed meanwhile: then the next write is the last one.
+                if self.queue.add_failed(name.clone(), cx.now.mono) == NOT_KEPT {
+                    not_kept(name, cx);
+                }
+            }
             Outcome::Subnet(_) | Outcome::Gone | Outcome::Refused(Refusal::Missing) => {
                 // Only a write ends a row of refusals: what is refused for good is tried ever less.
                 if wrote {
@@ -135,6 +145,27 @@ impl Subnets {
             }
         }
     }
+}
+
+/// Whether the server keeps what is written to it.
+fn is_kept(name: &Text, is: &Subnet, cx: &Context) -> bool {
+    let wanted = wanted(name, Some(is), cx.world, cx.registry);
+    difference(name, wanted, Some(is)).is_none()
+}
+
+fn not_kept(name: &Text, cx: &mut Context) {
+    let Some(node) = cx.world.nodes.get(name) else {
+        return;
+    };
+    cx.reports.push(Report {
+        about: About::node(node),
+        warning: true,
+        reason: WRITE_REJECTED,
+        note: format!(
+            "the API server does not keep what is written to NodeSubnet {name}: are its CRDs older than this controller ({})? Apply those of this version (cadastre crd | kubectl apply --server-side --force-conflicts -f -)",
+            crate::VERSION
+        ),
+    });
 }
 
 /// The spec that should be, or nothing when there is nothing to tell.

@@ -155,6 +155,7 @@ mod tests {
             term: "1-a".into(),
             takeover: Takeover::First,
             valid_until: Duration::ZERO,
+            vacant: Duration::ZERO,
         };
         readiness.leadership(Leadership::Leading(tenure));
         readiness.update(&View {

@@ -100,6 +100,11 @@ impl Fabric {
         Ok(())
     }
 
+    /// The path of its network namespace, for other programs that are to run in it.
+    pub fn namespace(&self) -> String {
+        format!("/proc/{}/ns/net", self.holder.pid())
+    }
+
     /// Runs a program in its network.
     pub async fn run(&self, args: &[&str]) -> Result<String> {
         self.holder.run_in_network(args).await

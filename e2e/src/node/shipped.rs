@@ -1,4 +1,4 @@
-//! The image of this repository, as `make image` leaves it.
+//! The image of this repository, as `make e2e` leaves it, or `make image`.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 /// Its name in the chart's values.
 pub const SHIPPED: (&str, &str) = ("cadastre.dev/cadastre", cadastre::VERSION);
 
-/// The archive, for [`SiteOptions::images`](super::SiteOptions): `CADASTRE_IMAGE`, else where `make
-/// image` puts it; else what to do.
+/// The archive, for [`SiteOptions::images`](super::SiteOptions): `CADASTRE_IMAGE`, else where make
+/// puts it; else what to do.
 pub fn shipped() -> Result<PathBuf, String> {
     let path = match env::var_os("CADASTRE_IMAGE") {
         Some(path) => PathBuf::from(path),
@@ -17,7 +17,7 @@ pub fn shipped() -> Result<PathBuf, String> {
         return Ok(path);
     }
     Err(format!(
-        "there is no image at {}: run `make image`",
+        "there is no image at {}: run `make test-image`",
         path.display()
     ))
 }

@@ -2,6 +2,7 @@
 
 use std::process::Command;
 
+use cadastre_e2e::audit::{Audit, compare};
 use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::daemon::{binary, explained_flags};
 use cadastre_e2e::hand::LIMIT;
@@ -136,8 +137,10 @@ const MAY: [(&str, &str, &[&str]); 8] = [
 
 #[tokio::test]
 async fn the_permissions_in_config_are_enough_and_no_more_than_listed() {
+    let audit = Audit::of(&[ACCOUNT]).unwrap();
     let options = Options {
         users: vec![User::new(ACCOUNT, &["system:serviceaccounts"])],
+        apiserver_args: audit.args(),
         ..Options::default()
     };
     let stage = Stage::start(options, &FLAGS).await.unwrap();
@@ -212,4 +215,7 @@ async fn the_permissions_in_config_are_enough_and_no_more_than_listed() {
         assert_eq!(is, verbs, "{resource}.{group}");
     }
     assert_ne!(ADMIN, ACCOUNT);
+    let (beyond, needless) = compare(&MAY, &audit.used(ACCOUNT).unwrap());
+    assert_eq!(beyond, [], "used, but not listed");
+    assert!(needless.is_empty(), "listed, but not used: {needless:?}");
 }

@@ -11,7 +11,7 @@ use anyhow::ensure;
 use cadastre::node::{Add, Attachment, Op, client::ask};
 use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::daemon::DaemonOptions;
-use cadastre_e2e::prometheus::{Prometheus, promtool};
+use cadastre_e2e::prometheus::{Prometheus, impatient, promtool, rules};
 use cadastre_e2e::wait::until;
 use cadastre_e2e::{Daemon, Options, Stage};
 use http::{Method, StatusCode};
@@ -26,9 +26,8 @@ fn file(name: &str) -> PathBuf {
 
 #[test]
 fn promtool_takes_the_rules_and_their_tests_pass() {
-    let rules = file("rules.yaml");
     promtool(
-        &["check", "rules", "--lint-fatal", rules.to_str().unwrap()],
+        &["check", "rules", "--lint-fatal", rules().to_str().unwrap()],
         "",
     )
     .unwrap();
@@ -101,7 +100,7 @@ async fn metrics_and_dashboard_hold_before_a_real_prometheus() {
             json!({"node": "show-1"}),
         ),
     ];
-    let rules = file("rules.yaml").canonicalize().unwrap();
+    let rules = rules().canonicalize().unwrap();
     let server = Prometheus::start(files.path(), &targets, Some(&rules))
         .await
         .unwrap();
@@ -143,46 +142,22 @@ async fn metrics_and_dashboard_hold_before_a_real_prometheus() {
         }
     }
     assert!(queries > 30, "{queries}");
-    let firing = server.alerts().await.unwrap();
-    let firing = firing.iter().filter(|it| it["state"] == "firing");
-    assert_eq!(
-        firing.count(),
-        0,
-        "all is well: {:?}",
-        server.alerts().await
-    );
-}
-
-/// The rules with all waits at one second.
-fn impatient(folder: &Path) -> PathBuf {
-    let rules = std::fs::read_to_string(file("rules.yaml")).unwrap();
-    let lines = rules.lines().map(|line| match line.split_once("for: ") {
-        Some((before, _)) if before.trim().is_empty() => format!("{before}for: 1s"),
-        _ => line.to_owned(),
-    });
-    let lines: Vec<String> = lines.collect();
-    let path = folder.join("rules.yaml");
-    std::fs::write(&path, lines.join("\n")).unwrap();
-    path
+    let firing = server.firing().await.unwrap();
+    assert!(firing.is_empty(), "all is well: {firing:?}");
 }
 
 /// Waits until exactly these alerts fire, each with what it is about.
 async fn fires(server: &Prometheus, expected: &[(&str, &str, &str)]) {
     let what = format!("{expected:?} fire");
     until(&what, LIMIT, async || {
-        let alerts = server.alerts().await?;
-        let firing = alerts.iter().filter(|it| it["state"] == "firing");
-        let names: Vec<&Value> = firing.clone().map(|it| &it["labels"]).collect();
+        let firing = server.firing().await?;
         let is = |(name, label, value): &(&str, &str, &str)| {
-            let mut all = firing.clone();
-            all.any(|it| {
-                let labels = &it["labels"];
-                labels["alertname"] == *name && (label.is_empty() || labels[*label] == *value)
-            })
+            let mut all = firing.iter();
+            all.any(|it| it["alertname"] == *name && (label.is_empty() || it[*label] == *value))
         };
         ensure!(
-            expected.iter().all(is) && names.len() == expected.len(),
-            "{names:?}"
+            expected.iter().all(is) && firing.len() == expected.len(),
+            "{firing:?}"
         );
         Ok(Some(()))
     })
@@ -205,7 +180,7 @@ async fn an_exhausted_pool_alerts_an_extension_resolves_it_and_so_does_a_control
         stage.controller.admin_address(),
         json!({}),
     );
-    let rules = impatient(files.path());
+    let rules = impatient(files.path()).unwrap();
     let server = Prometheus::start(files.path(), &[target], Some(&rules))
         .await
         .unwrap();

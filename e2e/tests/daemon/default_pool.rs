@@ -25,7 +25,7 @@ async fn the_pool(hand: &Hand) -> IPPool {
 
 #[tokio::test]
 async fn two_controllers_make_one_pool_of_what_kubeadm_was_told() {
-    let (cluster, hand) = cluster().await;
+    let (cluster, hand) = cluster(None).await;
     let told = "kind: ClusterConfiguration\nnetworking:\n  podSubnet: 10.20.0.0/16,fd00:20::/56\n";
     let map: ConfigMap = serde_json::from_value(json!({
         "metadata": {"name": "kubeadm-config"}, "data": {"ClusterConfiguration": told},
@@ -57,7 +57,7 @@ async fn two_controllers_make_one_pool_of_what_kubeadm_was_told() {
 
 #[tokio::test]
 async fn without_kubeadm_a_private_range_is_taken_that_is_nobodys() {
-    let (cluster, hand) = cluster().await;
+    let (cluster, hand) = cluster(None).await;
     let flags = [
         "--default-pool",
         "blocks",
@@ -76,7 +76,7 @@ async fn without_kubeadm_a_private_range_is_taken_that_is_nobodys() {
 
 #[tokio::test]
 async fn beside_a_pool_none_is_made() {
-    let (cluster, hand) = cluster().await;
+    let (cluster, hand) = cluster(None).await;
     let spec = json!({"ipv4": {"cidrs": ["10.30.0.0/16"]}});
     hand.pool("own", spec).await.unwrap();
     let flags = [

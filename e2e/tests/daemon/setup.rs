@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use cadastre::api::NodeSubnet;
+use cadastre_e2e::audit::{Audit, compare};
 use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::kubeconfig::User;
 use cadastre_e2e::metrics::sum;
@@ -9,6 +11,9 @@ use cadastre_e2e::permissions::{Target, allowed};
 use cadastre_e2e::stage::start_controller;
 use cadastre_e2e::wait::until;
 use cadastre_e2e::{ControlPlane, Daemon, Hand, Options, crds};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::Api;
+use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::json;
 
 use crate::LIMIT;
@@ -16,9 +21,10 @@ use crate::LIMIT;
 const GRACE: Duration = Duration::from_secs(5);
 
 /// A cluster with the CRDs, in which the controller's account may nothing yet.
-pub async fn cluster() -> (ControlPlane, Hand) {
+pub async fn cluster(audit: Option<&Audit>) -> (ControlPlane, Hand) {
     let options = Options {
         users: vec![User::new(ACCOUNT, &["system:serviceaccounts"])],
+        apiserver_args: audit.map(Audit::args).unwrap_or_default(),
         ..Options::default()
     };
     let cluster = ControlPlane::start(options).await.unwrap();
@@ -84,6 +90,46 @@ async fn without_the_crds_it_says_what_to_do_waits_and_then_works() {
     log_says(&mut daemon, "watch works again").await;
 }
 
+#[tokio::test]
+async fn crds_that_lack_a_field_are_told_and_are_not_written_to_without_end() {
+    let cluster = ControlPlane::start(Options::default()).await.unwrap();
+    let hand = Hand::new(cluster.client().await.unwrap());
+    let crds = hand.client.clone();
+    let crds: Api<CustomResourceDefinition> = Api::all(crds);
+    for crd in cadastre::api::crd::all() {
+        let mut crd = serde_json::to_value(crd).unwrap();
+        if crd["spec"]["names"]["plural"] == "nodesubnets" {
+            let path = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties\
+                        /pools/items/properties";
+            let fields = crd.pointer_mut(path).unwrap().as_object_mut().unwrap();
+            fields.remove("ipv4").unwrap();
+        }
+        let crd = serde_json::from_value(crd).unwrap();
+        crds.create(&PostParams::default(), &crd).await.unwrap();
+    }
+    let mut daemon = start_controller(&cluster, ADMIN, &[]).unwrap();
+    daemon.wait_ready(LIMIT).await.unwrap();
+    until("the pool is there", LIMIT, async || {
+        let spec = json!({"ipv4": {"cidrs": ["10.83.0.0/24"]}});
+        Ok(Some(hand.block_pool("old", spec).await?))
+    })
+    .await
+    .unwrap();
+    let node = hand.node("old", "old-1").await.unwrap();
+    let uid = node.metadata.uid.unwrap();
+    let told = hand.event(&uid, "WriteRejected").await.unwrap();
+    assert!(told.contains("CRDs older"), "{told}");
+    assert_eq!(hand.listed("old-1", 1).await.unwrap().len(), 1);
+    // The event tells of the sixth write that came to nothing; the next one is seconds away.
+    let metrics = daemon.metrics().await.unwrap();
+    let writes = sum(
+        &metrics,
+        "rest_client_requests_total",
+        &[("method", "PATCH")],
+    );
+    assert!(writes < 60.0, "{writes} writes");
+}
+
 pub const ACCOUNT: &str = "system:serviceaccount:kube-system:cadastre-controller";
 
 /// Everything it may do, and some of what it may not.
@@ -123,7 +169,8 @@ const MAY: [(&str, &str, &str, &[&str]); 11] = [
 
 #[tokio::test]
 async fn the_permissions_in_config_are_enough_and_no_more_than_listed() {
-    let (cluster, hand) = cluster().await;
+    let audit = Audit::of(&[ACCOUNT]).unwrap();
+    let (cluster, hand) = cluster(Some(&audit)).await;
     let mut daemon = start_controller(&cluster, ACCOUNT, &[]).unwrap();
     log_says(&mut daemon, "not allowed to list and watch nodes").await;
     log_says(&mut daemon, "check the ClusterRole").await;
@@ -161,6 +208,7 @@ async fn the_permissions_in_config_are_enough_and_no_more_than_listed() {
         .unwrap();
     hand.delete_node("rbac-2").await.unwrap();
     cadastre_e2e::hand::gone(&hand.pools, "rbac").await.unwrap();
+    blocks_come_and_go(&hand).await;
     assert!(
         (forbidden(&daemon).await - refused).abs() < 0.5,
         "{}",
@@ -186,6 +234,18 @@ async fn the_permissions_in_config_are_enough_and_no_more_than_listed() {
         let is = may(group, resource, namespace).await;
         assert_eq!(is, verbs, "{resource}.{group} in {namespace:?}");
     }
+    let listed = MAY.map(|(group, resource, _, verbs)| (group, resource, verbs));
+    let (beyond, idle) = compare(&listed, &audit.used(ACCOUNT).unwrap());
+    assert_eq!(beyond, [], "used, but not listed");
+    // Read after a write whose outcome is not known.
+    let after_doubt = [
+        "get nodes",
+        "get ipamblocks",
+        "get ippools",
+        "get nodesubnets",
+    ];
+    let needless = idle.iter().filter(|it| !after_doubt.contains(&it.as_str()));
+    assert_eq!(needless.count(), 0, "listed, but not used: {idle:?}");
     for (group, resource, namespace) in [
         ("coordination.k8s.io", "leases", "default"),
         ("events.k8s.io", "events", "kube-system"),
@@ -194,6 +254,30 @@ async fn the_permissions_in_config_are_enough_and_no_more_than_listed() {
         let is = may(group, resource, namespace).await;
         assert!(!is.contains(&"create"), "{resource} {namespace}");
     }
+}
+
+/// A node gets a block, its agent tells what makes no sense, and it is gone.
+async fn blocks_come_and_go(hand: &Hand) {
+    let spec = json!({"ipv4": {"cidrs": ["10.82.0.0/26"]}, "quarantineSeconds": 1});
+    hand.block_pool("audit", spec).await.unwrap();
+    let node = hand.node("audit", "audit-1").await.unwrap();
+    let blocks = hand.listed("audit-1", 1).await.unwrap();
+    let status = json!({"status": {
+        "nodeUID": node.metadata.uid, "allocations": [{"address": "192.0.2.9"}],
+    }});
+    let (params, patch) = (PatchParams::default(), Patch::Merge(status));
+    let told = hand.subnets.patch_status("audit-1", &params, &patch).await;
+    told.unwrap();
+    let answered = |it: &NodeSubnet| {
+        let status = it.status.iter();
+        let mut conditions = status.flat_map(|it| &it.conditions);
+        conditions.any(|it| it.type_ == "Accepted" && it.status == "False")
+    };
+    hand.subnet_until("audit-1", "is answered", answered)
+        .await
+        .unwrap();
+    hand.delete_node("audit-1").await.unwrap();
+    hand.block_gone(&blocks[0]).await.unwrap();
 }
 
 async fn forbidden(daemon: &Daemon) -> f64 {

@@ -59,6 +59,7 @@ fn leading(valid_until: Duration) -> Leadership {
         term: TERM.into(),
         takeover: Takeover::First,
         valid_until,
+        vacant: Duration::ZERO,
     })
 }
 

@@ -215,6 +215,7 @@ async fn invariant_11_nothing_is_sent_past_the_tenure_or_under_another_term() {
             term: "2-other".into(),
             takeover: Takeover::Clean,
             valid_until: Duration::MAX,
+            vacant: Duration::ZERO,
         }),
     ];
     for leadership in refused {

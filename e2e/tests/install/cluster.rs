@@ -1,13 +1,16 @@
 //! A cluster as a new user has it: nodes without a network, ServiceAccounts, nothing of ours.
 
+use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
+use cadastre_e2e::assets::{self, Program};
+use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::helm::Helm;
 use cadastre_e2e::metrics;
 use cadastre_e2e::node::{self, Machine, MachineOptions, Site, SiteOptions};
 use cadastre_e2e::wait::until;
-use cadastre_e2e::{Hand, Options};
+use cadastre_e2e::{Hand, Options, daemon};
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{Pod, ServiceAccount};
 use kube::Api;
@@ -47,16 +50,16 @@ impl Cluster {
             .await
             .unwrap();
         }
-        let mut machines = Vec::new();
-        for _ in 0..2 {
-            let machine = site.machine(MachineOptions::default()).await;
-            machines.push(machine.unwrap());
-        }
-        Self {
+        let mut this = Self {
             hand,
-            machines,
+            machines: Vec::new(),
             site,
+        };
+        for _ in 0..2 {
+            let machine = this.one_more().await;
+            this.machines.push(machine);
         }
+        this
     }
 
     pub fn nodes(&self) -> Vec<String> {
@@ -81,6 +84,33 @@ impl Cluster {
     pub async fn kubectl(&self, page: &str, start: &str) -> String {
         let args = docs::command(page, start);
         self.site.cluster().kubectl(&args[1..]).await.unwrap()
+    }
+
+    /// Runs a command of the kubectl plugin that a page of docs has, through kubectl. Returns its exit
+    /// code and what it printed.
+    pub async fn plugin(&self, page: &str, start: &str) -> (i32, String) {
+        let args = docs::command(page, start);
+        let plugin = daemon::kubectl_plugin().unwrap();
+        let path = std::env::var("PATH").unwrap_or_default();
+        let path = format!("{}:{path}", plugin.parent().unwrap().display());
+        let output = tokio::process::Command::new(assets::find(Program::Kubectl).unwrap())
+            .args(&args[1..])
+            .env("KUBECONFIG", self.site.cluster().kubeconfig(ADMIN).unwrap())
+            .env("PATH", path)
+            .stdin(Stdio::null())
+            .kill_on_drop(true)
+            .output()
+            .await
+            .unwrap();
+        let said = [output.stdout, output.stderr].concat();
+        let said = String::from_utf8(said).unwrap();
+        (output.status.code().unwrap(), said)
+    }
+
+    /// Starts one more machine; its Node is not waited for.
+    pub async fn one_more(&self) -> Machine {
+        let machine = self.site.machine(MachineOptions::default()).await;
+        machine.unwrap()
     }
 
     /// Applies the CRDs of the chart, as docs/upgrade.md says.

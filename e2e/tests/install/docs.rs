@@ -1,12 +1,17 @@
 //! Commands of the documentation, run as they are written there.
+//!
+//! Pages are paths in `docs`. What stands for something of the reader's own is replaced by what there is
+//! here: the registry, the chart's folder, `POOL`.
 
 use std::path::Path;
 
 use cadastre_e2e::helm::chart;
 use cadastre_e2e::node::SHIPPED;
 
-/// The first command in the `sh` blocks of a page that begins so, in words. What stands for something of
-/// the reader's own is replaced by what there is here.
+/// The pool that is meant where a page says `POOL`.
+pub const POOL: &str = "small";
+
+/// The first command in the `sh` blocks of a page that begins so, in words, without what is said about it.
 pub fn command(page: &str, start: &str) -> Vec<String> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../docs")
@@ -14,9 +19,14 @@ pub fn command(page: &str, start: &str) -> Vec<String> {
     let text = std::fs::read_to_string(path).unwrap().replace("\\\n", " ");
     let blocks = text.split("```sh\n").skip(1);
     let mut lines = blocks.flat_map(|it| it.split("```").next().unwrap_or_default().lines());
-    let found = lines.find(|it| it.starts_with(start));
+    // Those of a list are indented.
+    let found = lines.find(|it| it.trim_start().starts_with(start));
     let line = found.unwrap_or_else(|| panic!("docs/{page} has no command {start:?}"));
+    let line = line.split("  #").next().unwrap_or(line).trim();
     let own = |word: String| {
+        if word == "POOL" {
+            return POOL.to_owned();
+        }
         word.replace("REGISTRY/cadastre", SHIPPED.0)
             .replace("charts/cadastre", &chart().display().to_string())
     };

@@ -1,13 +1,24 @@
-//! The life of an installation as docs/install.md and docs/upgrade.md tell it: helm and the image of this
-//! repository on two real kubelets whose nodes are not ready for want of a network.
+//! The life of an installation as README, docs/install.md and docs/upgrade.md tell it: helm and the image
+//! of this repository on real kubelets whose nodes are not ready for want of a network, watched by a real
+//! Prometheus.
 //!
 //! One story, told in order, as each step stands on the one before. Where nodes cannot run, or no image
 //! was built, it is ignored and the reason is printed.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `cluster` | the cluster of a new user, and who works on it |
+//! | `docs` | commands of the documentation |
+//! | `workload` | pods |
+//! | `watching` | the kubectl plugin, alerts, a pool that runs out |
+//! | `death` | a node that joins and dies |
 
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests are tests
 
 mod cluster;
+mod death;
 mod docs;
+mod watching;
 mod workload;
 
 use std::process::ExitCode;
@@ -21,6 +32,7 @@ use kube::Api;
 use kube::api::ListParams;
 use libtest_mimic::{Arguments, Trial};
 use tokio::runtime::Runtime;
+use watching::Watch;
 
 /// The range that docs/install.md names.
 const RANGE: &str = "10.244.0.0/16";
@@ -43,11 +55,8 @@ fn main() -> ExitCode {
         });
         Ok(())
     };
-    let trial = Trial::test(
-        "installed_upgraded_rolled_back_taken_off_and_removed",
-        story,
-    )
-    .with_ignored_flag(reason.is_some());
+    let name = "installed_watched_extended_upgraded_rolled_back_taken_off_and_removed";
+    let trial = Trial::test(name, story).with_ignored_flag(reason.is_some());
     libtest_mimic::run(&Arguments::from_args(), vec![trial]).exit_code()
 }
 
@@ -56,10 +65,13 @@ fn say(text: &str) {
 }
 
 async fn story(cluster: &Cluster) {
-    tokio::task::spawn_blocking(|| assets::ensure(&assets::TOOLS))
-        .await
-        .unwrap()
-        .unwrap();
+    tokio::task::spawn_blocking(|| {
+        assets::ensure(&assets::TOOLS)?;
+        assets::ensure(&assets::MONITORING)
+    })
+    .await
+    .unwrap()
+    .unwrap();
     let hand = &cluster.hand;
     for node in cluster.nodes() {
         let told = cluster.ready(&node, false).await;
@@ -67,6 +79,8 @@ async fn story(cluster: &Cluster) {
     }
 
     say("helm install on nodes that are not ready");
+    let readme = docs::command("../README.md", "helm install");
+    assert_eq!(readme, docs::command("install.md", "helm install"));
     let install = async || cluster.helm("install.md", "helm install", &[]).await;
     let installed = install().await;
     assert!(installed.contains("in mode blocks"), "{installed}");
@@ -83,7 +97,13 @@ async fn story(cluster: &Cluster) {
         assert!(mib < 64.0, "half of what the chart allows");
     }
 
-    say("helm upgrade while pods come");
+    let watch = Watch::start(cluster).await;
+    watching::all_is_well(cluster, &first).await;
+    let small = watching::runs_out(cluster, &watch).await;
+    let lost = death::of_a_node(cluster, &watch).await;
+    let later = death::nothing_of_it_is_given(cluster, &lost).await;
+
+    say("helm upgrade while pods come, and the dead node's addresses rest");
     let come = workload::coming(hand, "during", RANGE);
     cluster.apply_crds().await;
     let change = ["--set", "log.level=debug"];
@@ -95,7 +115,7 @@ async fn story(cluster: &Cluster) {
         during.len()
     ));
     // An agent that is replaced is away for a few seconds; a busy machine takes its time, too.
-    assert!(!during.is_empty() && seconds < 60.0, "{seconds}");
+    assert!(!during.is_empty() && seconds < 120.0, "{seconds}");
     assert_eq!(workload::running(hand, "first", 8, RANGE).await, first);
     assert!(cluster.agent_args().await.contains("--log-level=debug"));
 
@@ -104,29 +124,32 @@ async fn story(cluster: &Cluster) {
     assert!(cluster.agent_args().await.contains("--log-level=info"));
     assert_eq!(workload::running(hand, "first", 8, RANGE).await, first);
 
+    death::is_over(cluster, &lost).await;
+
     say("helm uninstall: pods keep their addresses, new ones get some");
     cluster.helm("upgrade.md", "helm uninstall", &[]).await;
     cluster.no_agents().await;
     assert_eq!(workload::running(hand, "first", 8, RANGE).await, first);
     workload::create(hand, "alone", 4).await;
     let alone = workload::running(hand, "alone", 4, RANGE).await;
-    workload::assert_unique(&[&first, &during, &alone]);
+    workload::assert_unique(&[&first, &small, &later, &during, &alone]);
     for node in cluster.nodes() {
         cluster.ready(&node, true).await;
     }
-    assert_eq!(count::<IPPool>(cluster).await, 1);
+    assert_eq!(count::<IPPool>(cluster).await, 2);
     assert_eq!(count::<NodeSubnet>(cluster).await, 2);
 
     say("a new installation takes all of it over");
     install().await;
-    cluster.told(first.len() + during.len() + alone.len()).await;
+    let all = [&first, &small, &later, &during, &alone];
+    cluster.told(all.iter().map(|it| it.len()).sum()).await;
     assert_eq!(workload::running(hand, "first", 8, RANGE).await, first);
     workload::create(hand, "again", 2).await;
     let again = workload::running(hand, "again", 2, RANGE).await;
-    workload::assert_unique(&[&first, &during, &alone, &again]);
+    workload::assert_unique(&[&first, &small, &later, &during, &alone, &again]);
 
     say("removed for good");
-    for group in ["first", "during", "alone", "again"] {
+    for group in ["first", "small", "later", "during", "alone", "again"] {
         workload::delete(hand, group).await;
     }
     let last = "helm upgrade cadastre charts/cadastre --namespace kube-system --reset-then-reuse-values --wait  ";

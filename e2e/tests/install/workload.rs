@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
+use cadastre::api::POOLS_ANNOTATION;
 use cadastre::ipam::Cidr;
 use cadastre_e2e::Hand;
 use cadastre_e2e::node::IMAGE;
@@ -23,20 +24,45 @@ pub struct Running {
     pub node: String,
     uid: String,
     container: String,
-    address: IpAddr,
+    pub address: IpAddr,
 }
 
-/// Creates pods `GROUP-N`, wherever the scheduler puts them.
+/// Pods that belong together: `GROUP-N`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Group<'a> {
+    pub name: &'a str,
+    /// The pool that they ask for; empty: any
+    pub pool: &'a str,
+    /// The node that they go to; empty: wherever the scheduler puts them
+    pub node: &'a str,
+}
+
+/// Creates pods of a group that may go anywhere.
 pub async fn create(hand: &Hand, group: &str, count: usize) {
+    let group = Group {
+        name: group,
+        ..Group::default()
+    };
+    create_in(hand, group, count).await;
+}
+
+/// Creates pods of a group.
+pub async fn create_in(hand: &Hand, group: Group<'_>, count: usize) {
     for n in 0..count {
         create_one(hand, group, n).await;
     }
 }
 
-async fn create_one(hand: &Hand, group: &str, n: usize) {
+async fn create_one(hand: &Hand, group: Group<'_>, n: usize) {
+    let annotations = (!group.pool.is_empty()).then(|| json!({POOLS_ANNOTATION: group.pool}));
+    let selector = (!group.node.is_empty()).then(|| json!({"kubernetes.io/hostname": group.node}));
+    let group = group.name;
     let pod: Pod = serde_json::from_value(json!({
-        "metadata": {"name": format!("{group}-{n}"), "labels": {"group": group}},
+        "metadata": {
+            "name": format!("{group}-{n}"), "labels": {"group": group}, "annotations": annotations,
+        },
         "spec": {
+            "nodeSelector": selector,
             "containers": [{"name": "c", "image": IMAGE, "imagePullPolicy": "Never"}],
             "terminationGracePeriodSeconds": 1,
             "topologySpreadConstraints": [{
@@ -60,21 +86,38 @@ async fn list(hand: &Hand, group: &str) -> Result<Vec<Pod>> {
 
 /// Waits until all pods of a group run, with one address each that lies in `range`; sorted.
 pub async fn running(hand: &Hand, group: &str, count: usize, range: &str) -> Vec<Running> {
-    let range = Cidr::parse_strict(range).unwrap();
+    within(hand, group, count, &[Cidr::parse_strict(range).unwrap()]).await
+}
+
+/// The same where several ranges will do.
+pub async fn within(hand: &Hand, group: &str, count: usize, ranges: &[Cidr]) -> Vec<Running> {
     let what = format!("{count} pods of {group} run");
     until(&what, LIMIT, async || {
         let all = list(hand, group).await?;
         let mut running: Vec<Running> = all.iter().filter_map(as_running).collect();
         ensure!(running.len() == count, "{} run", running.len());
-        let inside = running
-            .iter()
-            .all(|it| range.contains_addr(it.address.into()));
-        ensure!(inside, "not all in {range}: {running:?}");
+        let inside = running.iter().all(|it| it.is_in(ranges));
+        ensure!(inside, "not all in {ranges:?}: {running:?}");
         running.sort();
         Ok(Some(running))
     })
     .await
     .unwrap()
+}
+
+impl Running {
+    /// Whether its address lies in one of these.
+    pub fn is_in(&self, ranges: &[Cidr]) -> bool {
+        ranges
+            .iter()
+            .any(|it| it.contains_addr(self.address.into()))
+    }
+}
+
+/// How many of a group run.
+pub async fn count(hand: &Hand, group: &str) -> Result<usize> {
+    let all = list(hand, group).await?;
+    Ok(all.iter().filter_map(as_running).count())
 }
 
 fn as_running(pod: &Pod) -> Option<Running> {
@@ -113,7 +156,11 @@ impl Coming<'_> {
             let (mut pods, mut slowest) = (Vec::new(), Duration::ZERO);
             while !*is_done.borrow() {
                 let start = Instant::now();
-                create_one(self.hand, self.group, pods.len()).await;
+                let group = Group {
+                    name: self.group,
+                    ..Group::default()
+                };
+                create_one(self.hand, group, pods.len()).await;
                 pods = running(self.hand, self.group, pods.len() + 1, self.range).await;
                 slowest = slowest.max(start.elapsed());
             }

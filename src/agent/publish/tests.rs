@@ -2,7 +2,6 @@ use super::*;
 use crate::agent::demand::{Wishes, wanted};
 use crate::agent::snapshot::testing::{block, pool, snapshot, tenant};
 use crate::agent::status::status;
-use crate::node::BlockState;
 
 const INTERVAL: Duration = Duration::from_secs(30);
 
@@ -135,6 +134,24 @@ fn what_can_wait_is_told_once_in_the_interval_however_often_it_changes() {
     );
     let distinct: std::collections::BTreeSet<_> = pauses.iter().collect();
     assert!(distinct.len() > 10, "no jitter: {pauses:?}");
+}
+
+#[test]
+fn an_api_that_was_put_back_is_told_at_once_what_is_in_use() {
+    let mut node = Node::new(5);
+    node.step(secs(10));
+    node.publisher.written(Written::Failed, secs(11));
+    // As a watch that goes on might show: older than the answer to the write.
+    node.publisher.seen("1", NodeSubnetStatus::default());
+    assert_eq!(node.next(secs(12)), Next::Nothing);
+    node.publisher.relisted();
+    node.publisher.seen("1", NodeSubnetStatus::default());
+    assert!(matches!(node.next(secs(12)), Next::At(at) if at >= secs(40)));
+    node.snapshot.blocks[0].state = BlockState::Withdrawn;
+    let wrote = node.next(secs(12));
+    let version = "1".to_owned();
+    let urgent = true;
+    assert_eq!(wrote, Next::Write { version, urgent });
 }
 
 #[test]

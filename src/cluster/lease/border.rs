@@ -140,6 +140,20 @@ pub struct Tenure {
     pub takeover: Takeover,
     /// Nothing may be written from then on, unless it moves
     pub valid_until: Mono,
+    /// For how long nobody had led before, by wall clocks: a hint that the API server was put back to
+    /// an older state. No decision about who leads rests on it
+    pub vacant: Duration,
+}
+
+/// Longer than any leader is missing while the others are well.
+const LONG_VACANT: Duration = Duration::from_secs(60);
+
+impl Tenure {
+    /// Whether the record of the last leader is so old that the API server may have been put back to
+    /// an older state.
+    pub fn follows_a_gap(&self) -> bool {
+        self.takeover == Takeover::Unclean && self.vacant > LONG_VACANT
+    }
 }
 
 /// How a tenure began.

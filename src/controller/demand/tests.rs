@@ -10,7 +10,7 @@ use crate::cluster::seen::{
 use crate::cluster::table::Table;
 use crate::controller::Now;
 
-const NOW: Now = Now {
+pub(in crate::controller) const NOW: Now = Now {
     mono: Duration::ZERO,
     wall: jiff::Timestamp::UNIX_EPOCH,
 };
@@ -32,7 +32,7 @@ pub(in crate::controller) fn node(name: &str) -> Node {
     }
 }
 
-fn list<T: Object>(table: &mut Table<T>, objects: Vec<T>) {
+pub(in crate::controller) fn list<T: Object>(table: &mut Table<T>, objects: Vec<T>) {
     let asked = Duration::ZERO;
     table.change(Change::Restarted { asked });
     for object in objects {
@@ -41,7 +41,7 @@ fn list<T: Object>(table: &mut Table<T>, objects: Vec<T>) {
     table.change(Change::Listed);
 }
 
-fn pool(name: &str, cidr: &str) -> Pool {
+pub(in crate::controller) fn pool(name: &str, cidr: &str) -> Pool {
     let spec = json!({"ipv4": {"cidrs": [cidr], "blockSize": 28}});
     Pool {
         name: name.into(),
@@ -57,7 +57,7 @@ fn pool(name: &str, cidr: &str) -> Pool {
 }
 
 /// What a node lists, has objects of, and reports as empty; what it wants of pool `p`.
-fn subnet(name: &str, blocks: &[&str], wanted: u64) -> Subnet {
+pub(in crate::controller) fn subnet(name: &str, blocks: &[&str], wanted: u64) -> Subnet {
     let cidr = |text: &&str| Cidr::parse_strict(text).unwrap();
     let held = |text: &&str| HeldBlock {
         cidr: (*text).to_owned(),
@@ -93,7 +93,7 @@ fn subnet(name: &str, blocks: &[&str], wanted: u64) -> Subnet {
     }
 }
 
-fn objects(subnet: &Subnet) -> Vec<Block> {
+pub(in crate::controller) fn objects(subnet: &Subnet) -> Vec<Block> {
     let spec = subnet.spec.as_ref().unwrap();
     let block = |held: &HeldBlock| {
         let cidr = Cidr::parse_strict(&held.cidr).unwrap();

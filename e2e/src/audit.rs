@@ -1,0 +1,86 @@
+//! What an API server was asked, by its own audit log.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+/// A log of what some users ask; give [`Audit::args`] to the API server.
+#[derive(Debug)]
+pub struct Audit {
+    folder: TempDir,
+}
+
+/// API group, resource with its subresource, verb.
+pub type Used = (String, String, String);
+
+impl Audit {
+    /// One of these users.
+    pub fn of(users: &[&str]) -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let policy = json!({
+            "apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"],
+            "rules": [{"level": "Metadata", "users": users}, {"level": "None"}],
+        });
+        std::fs::write(folder.path().join("policy.json"), policy.to_string())?;
+        Ok(Self { folder })
+    }
+
+    /// Flags of the API server.
+    pub fn args(&self) -> Vec<String> {
+        let policy = self.folder.path().join("policy.json");
+        vec![
+            format!("--audit-policy-file={}", policy.display()),
+            format!("--audit-log-path={}", self.log().display()),
+        ]
+    }
+
+    /// What a user has used, and was not forbidden.
+    pub fn used(&self, user: &str) -> Result<BTreeSet<Used>> {
+        let log = std::fs::read_to_string(self.log()).context("there is no audit log")?;
+        let mut used = BTreeSet::new();
+        for line in log.lines() {
+            let event: Value = serde_json::from_str(line)?;
+            let about = &event["objectRef"];
+            let forbidden = event["responseStatus"]["code"] == 403;
+            if event["user"]["username"] != user || forbidden || about.is_null() {
+                continue;
+            }
+            let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+            let resource = match about["subresource"].as_str() {
+                Some(sub) => format!("{}/{sub}", text(&about["resource"])),
+                None => text(&about["resource"]),
+            };
+            used.insert((text(&about["apiGroup"]), resource, text(&event["verb"])));
+        }
+        Ok(used)
+    }
+
+    fn log(&self) -> PathBuf {
+        self.folder.path().join("audit.log")
+    }
+}
+
+/// Compares what is allowed with what was used: first what was used beyond it, then what nobody used.
+pub fn compare(
+    allowed: &[(&str, &str, &[&str])],
+    used: &BTreeSet<Used>,
+) -> (Vec<Used>, Vec<String>) {
+    let each = |(group, resource, verbs): &(&str, &str, &[&str])| -> Vec<Used> {
+        let of = |verb: &&str| {
+            (
+                (*group).to_owned(),
+                (*resource).to_owned(),
+                (*verb).to_owned(),
+            )
+        };
+        verbs.iter().map(of).collect()
+    };
+    let allowed: BTreeSet<Used> = allowed.iter().flat_map(each).collect();
+    let beyond = used.difference(&allowed).cloned().collect();
+    let idle = allowed.difference(used);
+    let idle = idle.map(|(_, resource, verb)| format!("{verb} {resource}"));
+    (beyond, idle.collect())
+}

@@ -1,0 +1,140 @@
+//! What somebody sees who watches: the kubectl plugin, and alerts of a real Prometheus that scrapes
+//! controllers and agents, while a pool runs out and is given more.
+
+use anyhow::ensure;
+use cadastre::ipam::Cidr;
+use cadastre_e2e::node::Fabric;
+use cadastre_e2e::prometheus::{Prometheus, impatient};
+use cadastre_e2e::wait::until;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::cluster::{Cluster, LIMIT};
+use crate::docs::POOL;
+use crate::say;
+use crate::workload::{self, Group, Running};
+
+/// A pool of two blocks with five addresses each, for those who ask for it by name.
+const SMALL: &str = "10.249.0.0/28";
+/// What the runbook adds to it.
+const MORE: &str = "10.250.0.0/16";
+
+/// The ranges of the small pool, in the end.
+pub fn ranges() -> [Cidr; 2] {
+    [SMALL, MORE].map(|it| Cidr::parse_strict(it).unwrap())
+}
+
+/// Prometheus, with the chart's rules at one second each.
+pub struct Watch {
+    server: Prometheus,
+    _folder: TempDir,
+}
+
+impl Watch {
+    /// Scrapes the controllers of the first two machines, and the agents of three.
+    pub async fn start(cluster: &Cluster) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let address = |number, port: u16| {
+            let [v4, _] = Fabric::addresses(number);
+            format!("{v4}:{port}")
+        };
+        let mut targets = Vec::new();
+        for number in 1..=2 {
+            targets.push(("cadastre-controller", address(number, 9817), json!({})));
+        }
+        for number in 1..=3 {
+            let labels = json!({"node": format!("n{number}")});
+            targets.push(("cadastre-agent", address(number, 9818), labels));
+        }
+        let targets: Vec<(&str, &str, Value)> = targets
+            .iter()
+            .map(|(job, address, labels)| (*job, address.as_str(), labels.clone()))
+            .collect();
+        let rules = impatient(folder.path()).unwrap();
+        let fabric = cluster.site.fabric();
+        let server = Prometheus::start_among(fabric, folder.path(), &targets, Some(&rules));
+        Self {
+            server: server.await.unwrap(),
+            _folder: folder,
+        }
+    }
+
+    /// Waits until an alert fires that has this label, or does not.
+    pub async fn fires(&self, alert: &str, (label, value): (&str, &str), fires: bool) {
+        let what = format!("{alert} of {label} {value} fires: {fires}");
+        until(&what, LIMIT, async || {
+            let all = self.server.firing().await?;
+            let is = |it: &Value| it["alertname"] == alert && it[label] == value;
+            ensure!(all.iter().any(is) == fires, "{all:?}");
+            Ok(Some(()))
+        })
+        .await
+        .unwrap();
+    }
+}
+
+/// Who looks finds what there is, and nothing wrong.
+pub async fn all_is_well(cluster: &Cluster, running: &[Running]) {
+    say("kubectl cadastre show and check");
+    // Agents tell what can wait within half a minute.
+    cluster.told(running.len()).await;
+    let (code, said) = cluster.plugin("kubectl.md", "kubectl cadastre check").await;
+    assert_eq!(code, 0, "{said}");
+    let (code, said) = cluster
+        .plugin("kubectl.md", "kubectl cadastre show pools")
+        .await;
+    assert!(
+        code == 0 && said.contains("default") && said.contains("10.244.0.0/16"),
+        "{said}"
+    );
+}
+
+/// A pool runs out: that is told, by what name; it is given more as the runbook says, and that was it.
+pub async fn runs_out(cluster: &Cluster, watch: &Watch) -> Vec<Running> {
+    let hand = &cluster.hand;
+    let page = "runbooks/CadastrePoolExhausted.md";
+    let alert = "CadastrePoolExhausted";
+    say("a small pool runs out, and an alert fires");
+    let pool = json!({
+        "apiVersion": "cadastre.dev/v1alpha1", "kind": "IPPool", "metadata": {"name": POOL},
+        "spec": {
+            "ipv4": {"cidrs": [SMALL], "blockSize": 29}, "assignment": "Manual",
+            "warm": {"low": 0, "high": 8}, "quarantineSeconds": 60,
+        },
+    });
+    let apply = cluster.site.cluster();
+    apply
+        .kubectl_stdin(&["apply", "-f", "-"], &pool.to_string())
+        .await
+        .unwrap();
+    let group = Group {
+        name: "small",
+        pool: POOL,
+        ..Group::default()
+    };
+    workload::create_in(hand, group, 12).await;
+    watch.fires(alert, ("pool", POOL), true).await;
+    watch
+        .fires("CadastrePoolNearlyExhausted", ("pool", POOL), true)
+        .await;
+    let (code, said) = cluster.plugin("kubectl.md", "kubectl cadastre check").await;
+    assert!(code == 2 && said.contains("PoolFull"), "{said}");
+    for (start, word) in [
+        ("kubectl cadastre show pool", SMALL),
+        ("kubectl cadastre explain pool", POOL),
+    ] {
+        let (code, said) = cluster.plugin(page, start).await;
+        assert!(code == 0 && said.contains(word), "{said}");
+    }
+    let running = workload::count(hand, group.name).await.unwrap();
+    assert!(running <= 10, "{running} of ten addresses");
+
+    say("it is given more: who waited runs, and the alert ends");
+    cluster.kubectl(page, "kubectl patch ippool POOL").await;
+    let all = workload::within(hand, group.name, 12, &ranges()).await;
+    watch.fires(alert, ("pool", POOL), false).await;
+    watch
+        .fires("CadastrePoolNearlyExhausted", ("pool", POOL), false)
+        .await;
+    all
+}

@@ -1,0 +1,225 @@
+//! Etcd is put back to an older state while nodes live on: real agents, whose addresses the API has forgotten.
+//!
+//! ```text
+//!            A                      B (is forgotten)
+//!  back-1    block 1                blocks 1 and 4
+//!  back-2    blocks 2 and 3         block 2: it gave 3 back
+//!  back-3    is not there           block 3
+//!  back-4                           joins when all is over, and must get nothing
+//! ```
+//!
+//! The data are put back as they were, with their old revisions: what nobody should do
+//! (`etcdutl snapshot restore --bump-revision`), as watches then go on and show nothing.
+
+#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests are tests
+
+mod node;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use cadastre::api::{IPAMBlockSpec, LEASE_NAME};
+use cadastre::ipam::{Addr, Cidr};
+use cadastre_e2e::control_plane::ADMIN;
+use cadastre_e2e::stage::start_controller;
+use cadastre_e2e::wait::until;
+use cadastre_e2e::{ControlPlane, Hand, Options, Stage, daemon};
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use kube::Api;
+use kube::api::{ListParams, Patch, PatchParams};
+use node::{Node, register};
+use serde_json::{Value, json};
+
+/// Long enough for a busy machine.
+const LIMIT: Duration = Duration::from_secs(120);
+const GROUP: &str = "back";
+/// Room for four blocks of 13 addresses each.
+const RANGE: &str = "10.70.0.0/26";
+const FLAGS: [&str; 5] = [
+    "--lease-duration=4",
+    "--renew-deadline=3",
+    "--retry-period=1",
+    "--leak-grace=3600",
+    "--lease-namespace=default",
+];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_a_restore_a_new_controller_gives_nothing_that_a_node_uses() {
+    story(false).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_a_restore_a_controller_that_lived_through_it_starts_anew_and_does_the_same() {
+    story(true).await;
+}
+
+async fn story(lives: bool) {
+    let mut stage = Stage::start(Options::default(), &FLAGS).await.unwrap();
+    let hand = stage.hand().await.unwrap();
+    let spec = json!({
+        "ipv4": {"cidrs": [RANGE], "blockSize": 28}, "warm": {"low": 1, "high": 1},
+        "cooldownSeconds": 1, "idleSeconds": 1, "quarantineSeconds": 3,
+    });
+    hand.block_pool(GROUP, spec).await.unwrap();
+    let mut one = Node::join(&stage.cluster, &hand, "back-1").await;
+    let mut two = Node::join(&stage.cluster, &hand, "back-2").await;
+    one.add_many(5).await;
+    two.add_many(20).await;
+    hand.listed("back-1", 1).await.unwrap();
+    hand.listed("back-2", 2).await.unwrap();
+
+    let kept = tempfile::tempdir().unwrap();
+    let copy = kept.path().join("etcd");
+    let done = stage.cluster.with_data(|data| copy_all(data, &copy)).await;
+    done.unwrap();
+
+    two.delete_all().await;
+    listed(&hand, "back-2", 1).await;
+    two.add_many(6).await;
+    one.add_many(13).await;
+    let mut three = Node::join(&stage.cluster, &hand, "back-3").await;
+    three.add_many(13).await;
+    let before = until("the blocks can be listed", LIMIT, async || {
+        Ok(Some(blocks(&hand).await?))
+    });
+    let before = before.await.unwrap();
+    let owners: Vec<&str> = before.values().map(String::as_str).collect();
+    let count = |node: &str| owners.iter().filter(|it| **it == node).count();
+    assert_eq!(
+        (count("back-1"), count("back-2"), count("back-3")),
+        (2, 1, 1),
+        "{before:?}"
+    );
+    unique(&[&one, &two, &three]);
+
+    if !lives {
+        stage.controller.process().kill().unwrap();
+    }
+    let put_back = |data: &Path| {
+        std::fs::remove_dir_all(data)?;
+        copy_all(&copy, data)
+    };
+    stage.cluster.with_data(put_back).await.unwrap();
+    if lives {
+        let ended = stage.controller.process().wait(LIMIT).await.unwrap();
+        assert_eq!(ended.unwrap().code(), Some(1));
+        let log = stage.controller.process().log_tail(5);
+        assert!(log.contains("put back to an older state"), "{log}");
+    }
+    // As a kubelet does that is restarted.
+    register(&hand, "back-3").await;
+    let four = Node::join(&stage.cluster, &hand, "back-4").await;
+    age_lease(&hand).await;
+    stage.controller = start_controller(&stage.cluster, ADMIN, &FLAGS).unwrap();
+
+    // Who joins has nothing as long as everything is somebody's.
+    let given = four.try_add().await;
+    assert!(given.is_err(), "{given:?}");
+    until("everybody has what it had", LIMIT, async || {
+        let now = blocks(&hand).await?;
+        ensure!(now == before, "{now:?} instead of {before:?}");
+        Ok(Some(()))
+    })
+    .await
+    .unwrap();
+    for (name, count) in [("back-1", 2), ("back-2", 1), ("back-3", 1)] {
+        listed(&hand, name, count).await;
+    }
+    let given = four.try_add().await;
+    assert!(given.is_err(), "{given:?}");
+    one.add_many(8).await;
+    two.add_many(7).await;
+    unique(&[&one, &two, &three]);
+    let uid = hand
+        .nodes
+        .get("back-1")
+        .await
+        .unwrap()
+        .metadata
+        .uid
+        .unwrap();
+    let told = hand.event(&uid, "BlockTakenUp").await.unwrap();
+    assert!(told.contains("docs/backup.md"), "{told}");
+    check(&stage.cluster).await;
+
+    three.delete_all().await;
+    let mut four = four;
+    // The last block of a pool stays with its node.
+    hand.delete_node("back-3").await.unwrap();
+    four.add_many(1).await;
+    unique(&[&one, &two, &four]);
+}
+
+/// What `kubectl cadastre check` says when all is settled: a pool that is full, and nothing else.
+async fn check(cluster: &ControlPlane) {
+    until("check finds the full pool alone", LIMIT, async || {
+        let output = tokio::process::Command::new(daemon::kubectl_plugin()?)
+            .args(["check", "-o", "json", "--settle", "0"])
+            .env("KUBECONFIG", cluster.kubeconfig(ADMIN)?)
+            .output()
+            .await?;
+        let report: Value = serde_json::from_slice(&output.stdout)?;
+        let findings = report["findings"].as_array().into_iter().flatten();
+        let told = findings.filter(|it| it["severity"] != "info");
+        let codes: Vec<&str> = told.filter_map(|it| it["code"].as_str()).collect();
+        ensure!(codes == ["PoolFull"], "{report:#}");
+        Ok(Some(()))
+    })
+    .await
+    .unwrap();
+}
+
+/// Blocks and the nodes that have them.
+async fn blocks(hand: &Hand) -> Result<BTreeMap<Cidr, String>> {
+    let all = hand.blocks.list(&ListParams::default()).await?;
+    let all = all.items.into_iter().map(|it| it.spec);
+    let pair = |it: IPAMBlockSpec| Ok((Cidr::parse_strict(&it.cidr)?, it.owner.name));
+    all.map(pair).collect()
+}
+
+async fn listed(hand: &Hand, node: &str, count: usize) {
+    let what = format!("{node} is listed {count} blocks");
+    until(&what, LIMIT, async || {
+        let subnet = hand.subnets.get(node).await?;
+        let blocks = subnet.spec.blocks;
+        ensure!(blocks.len() == count, "{blocks:?}");
+        Ok(Some(()))
+    })
+    .await
+    .unwrap();
+}
+
+/// No two of them hold one address.
+fn unique(nodes: &[&Node]) {
+    let mut seen: BTreeMap<Addr, &str> = BTreeMap::new();
+    for node in nodes {
+        for addr in node.held.values() {
+            let other = seen.insert(*addr, &node.name);
+            assert_eq!(other, None, "{addr} is on {} as well", node.name);
+        }
+    }
+}
+
+/// As if the copy were older than it is.
+async fn age_lease(hand: &Hand) {
+    let leases: Api<Lease> = Api::default_namespaced(hand.client.clone());
+    let time = Timestamp::now() - SignedDuration::from_mins(10);
+    let patch = json!({"spec": {"renewTime": format!("{time:.6}")}});
+    let params = PatchParams::default();
+    let patch = Patch::Merge(patch);
+    until("the Lease can be written", LIMIT, async || {
+        Ok(Some(leases.patch(LEASE_NAME, &params, &patch).await?))
+    })
+    .await
+    .unwrap();
+}
+
+fn copy_all(from: &Path, to: &Path) -> Result<()> {
+    let done = Command::new("cp").arg("-a").args([from, to]).status()?;
+    ensure!(done.success(), "cp: {done}");
+    Ok(())
+}

@@ -1,0 +1,113 @@
+//! A node with a real agent, and the addresses that were given on it.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Result;
+use cadastre::ipam::Addr;
+use cadastre::node::{Add, Answer, Attachment, Op, Refusal, client};
+use cadastre_e2e::control_plane::ADMIN;
+use cadastre_e2e::daemon::DaemonOptions;
+use cadastre_e2e::wait::until;
+use cadastre_e2e::{ControlPlane, Daemon, Hand};
+use tempfile::TempDir;
+
+use crate::{GROUP, LIMIT};
+
+/// The plugin's own patience.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// It, with what it has given and not taken back.
+pub struct Node {
+    pub name: String,
+    /// By container
+    pub held: BTreeMap<String, Addr>,
+    folder: TempDir,
+    _agent: Daemon,
+}
+
+impl Node {
+    /// Its Node is made and its agent started; nothing is waited for.
+    pub async fn join(cluster: &ControlPlane, hand: &Hand, name: &str) -> Self {
+        register(hand, name).await;
+        let folder = tempfile::tempdir().unwrap();
+        let at = |file: &str| folder.path().join(file).display().to_string();
+        let args = [
+            "agent".to_owned(),
+            format!("--node-name={name}"),
+            format!("--cni-socket={}", at("cni.sock")),
+            format!("--socket={}", at("agent.sock")),
+            format!("--store={}", at("node.redb")),
+            "--publish-interval=1".to_owned(),
+        ];
+        let options = DaemonOptions {
+            name: format!("agent-{name}"),
+            args: args.into(),
+            env: Vec::new(),
+        };
+        let kubeconfig = cluster.kubeconfig(ADMIN).unwrap();
+        let agent = Daemon::start(cluster.folder(), &kubeconfig, &options).unwrap();
+        Self {
+            name: name.to_owned(),
+            held: BTreeMap::new(),
+            folder,
+            _agent: agent,
+        }
+    }
+
+    /// Gives that many more addresses, however long that takes.
+    pub async fn add_many(&mut self, count: usize) {
+        for _ in 0..count {
+            let what = format!("{} gives an address", self.name);
+            let given = until(&what, LIMIT, async || Ok(Some(self.try_add().await?)));
+            let (container, addr) = given.await.unwrap();
+            self.held.insert(container, addr);
+        }
+    }
+
+    /// Asks for one address. The caller notes it.
+    pub async fn try_add(&self) -> Result<(String, Addr), Refusal> {
+        use std::sync::atomic::{AtomicU32, Ordering};
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let container = format!("c{}", NEXT.fetch_add(1, Ordering::Relaxed));
+        let add = Op::Add(Add {
+            attachment: attachment(&container),
+            netns: String::new(),
+            pod: None,
+            pools: Vec::new(),
+            addresses: Vec::new(),
+        });
+        match self.ask(add).await? {
+            Answer::Given(given) => Ok((container, given.addresses[0].address)),
+            Answer::Done => panic!("an ADD gives something"),
+        }
+    }
+
+    /// Takes all addresses back.
+    pub async fn delete_all(&mut self) {
+        for container in std::mem::take(&mut self.held).into_keys() {
+            self.ask(Op::Del(attachment(&container))).await.unwrap();
+        }
+    }
+
+    async fn ask(&self, op: Op) -> Result<Answer, Refusal> {
+        let at = |file: &str| -> PathBuf { self.folder.path().join(file) };
+        let (socket, store) = (at("cni.sock"), at("node.redb"));
+        let asked = move || client::ask(&socket, &store, &op, PATIENCE);
+        tokio::task::spawn_blocking(asked).await.unwrap()
+    }
+}
+
+/// Its kubelet makes its Node.
+pub async fn register(hand: &Hand, name: &str) {
+    hand.node(GROUP, name).await.unwrap();
+}
+
+fn attachment(container: &str) -> Attachment {
+    Attachment {
+        network: "net".to_owned(),
+        container_id: container.to_owned(),
+        ifname: "eth0".to_owned(),
+    }
+}
