@@ -149,8 +149,6 @@ fn seconds(text: &str) -> Result<Duration, String> {
 }
 
 pub(super) fn exec(args: Args) -> anyhow::Result<()> {
-    // Of a heap of two megabytes huge pages make eight.
-    let _ = rustix::thread::disable_transparent_huge_pages(true);
     let level = daemon::start(args.log_format, &args.log_level)?;
     let template = template(&args)?;
     // One thread for everything but the store: an agent does little, and little at a time.
