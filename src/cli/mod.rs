@@ -34,14 +34,6 @@ enum Verb {
     Metrics(metrics::Args),
 }
 
-/// Memory comes in pages of 4 KiB from now on, and not in huge ones of 2 MiB, of which a heap of two
-/// megabytes touches four or five. For the agent, which is on every node; to be called before anything
-/// else is done.
-pub fn use_small_pages() {
-    // Where the kernel refuses, the process is larger, and no worse otherwise.
-    let _ = rustix::thread::disable_transparent_huge_pages(true);
-}
-
 /// Runs a parsed command.
 pub fn main(cli: Cli) -> ExitCode {
     let done = match cli.verb {
