@@ -4,6 +4,7 @@
 //! brought it about. One task owns all state; only what takes long (the API server, the runtime) runs
 //! beside it and comes back as a message.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
