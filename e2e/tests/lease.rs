@@ -99,7 +99,8 @@ async fn a_release_hands_over_within_a_second_and_says_whether_all_was_settled()
         println!("{name}: handed over in {took:?}");
         assert!(took < Duration::from_secs(1), "{took:?}");
         assert_eq!((tenure.takeover, &*tenure.term), (takeover, "2-b"));
-        tokio::time::timeout(LIMIT, a.task).await.unwrap().unwrap();
+        let ended = tokio::time::timeout(LIMIT, a.task).await.unwrap();
+        assert_eq!(ended.unwrap(), Ok(()));
         assert_eq!(*a.leadership.borrow(), Leadership::Released);
     }
 }

@@ -45,6 +45,7 @@ pub(super) struct Room {
 }
 
 /// What exists only while leading.
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub(super) struct Leader {
     pub(super) tenure: Tenure,
     pub(super) fence: Fence,
