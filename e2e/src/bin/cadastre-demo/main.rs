@@ -25,7 +25,7 @@ use tokio::signal::unix::{SignalKind, signal};
 const ROWS: usize = 24;
 
 /// The sample pools have ranges for so many nodes, and a few over.
-const MOST: usize = 1000;
+const MOST: u32 = 1000;
 
 /// For the slowest part, the first build left out.
 const LIMIT: Duration = Duration::from_secs(120);
