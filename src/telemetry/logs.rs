@@ -34,6 +34,10 @@ pub enum LevelError {
     Gone(String),
 }
 
+/// The client tells of each request that fails, as an error; we say once what is wrong, and what it means.
+/// Whoever names it hears it.
+const QUIET: &str = "kube_client=off";
+
 fn parse(directives: &str) -> Result<EnvFilter, LevelError> {
     let unreadable = || LevelError::Unreadable(directives.to_owned());
     // The filter takes any word for a module; only levels and module=level pairs are meant here.
@@ -47,7 +51,7 @@ fn parse(directives: &str) -> Result<EnvFilter, LevelError> {
     if !directives.split(',').all(known) {
         return Err(unreadable());
     }
-    EnvFilter::try_new(directives).map_err(|_| unreadable())
+    EnvFilter::try_new(format!("{QUIET},{directives}")).map_err(|_| unreadable())
 }
 
 /// Starts logging to standard error. Call it once, first in `main`.
@@ -93,6 +97,16 @@ impl Level {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_client_is_quiet_unless_it_is_named() {
+        let filter = |text| parse(text).unwrap().to_string();
+        let quiet = filter("debug");
+        assert!(quiet.contains("kube_client=off") && quiet.contains("debug"), "{quiet}");
+        let named = filter("info,kube_client=debug");
+        assert!(named.contains("kube_client=debug"), "{named}");
+        assert!(!named.contains("off"), "{named}");
+    }
 
     #[test]
     fn a_level_is_a_level_and_nothing_else_is() {
