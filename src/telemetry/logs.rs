@@ -102,7 +102,10 @@ mod tests {
     fn the_client_is_quiet_unless_it_is_named() {
         let filter = |text| parse(text).unwrap().to_string();
         let quiet = filter("debug");
-        assert!(quiet.contains("kube_client=off") && quiet.contains("debug"), "{quiet}");
+        assert!(
+            quiet.contains("kube_client=off") && quiet.contains("debug"),
+            "{quiet}"
+        );
         let named = filter("info,kube_client=debug");
         assert!(named.contains("kube_client=debug"), "{named}");
         assert!(!named.contains("off"), "{named}");

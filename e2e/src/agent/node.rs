@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cadastre::api::{
-    Allocation, BlockReport, HeldBlock, NodeSubnet, NodeSubnetStatus, PoolDemand, Recall,
+    Allocation, BlockReport, HeldBlock, NodePool, NodeSubnet, NodeSubnetStatus, PoolDemand, Recall,
 };
 use cadastre::ipam::{Addr, Cidr, Family, Span};
 
@@ -12,6 +12,8 @@ use cadastre::ipam::{Addr, Cidr, Family, Span};
 pub struct Agent {
     uid: String,
     blocks: BTreeMap<Cidr, Block>,
+    /// The families of each pool that serves the node: a pod gets an address of each
+    families: BTreeMap<String, BTreeSet<Family>>,
     /// What it asks of each pool: addresses of each family, in all
     asked: BTreeMap<String, u64>,
 }
@@ -35,6 +37,7 @@ impl Agent {
         Self {
             uid: uid.to_owned(),
             blocks: BTreeMap::new(),
+            families: BTreeMap::new(),
             asked: BTreeMap::new(),
         }
     }
@@ -44,6 +47,8 @@ impl Agent {
         if subnet.spec.node_uid.as_ref() != Some(&self.uid) {
             return;
         }
+        let pools = subnet.spec.pools.iter();
+        self.families = pools.map(|it| (it.name.clone(), families(it))).collect();
         for block in self.blocks.values_mut() {
             block.listed = false;
         }
@@ -77,12 +82,13 @@ impl Agent {
     /// none it asks for one more than are taken.
     pub fn give(&mut self, pool: &str, pod: &str) -> Option<Vec<Addr>> {
         let of_pool = |block: &&Block| block.pool == pool && block.is_in_use();
-        let families: BTreeSet<Family> = self
-            .blocks
-            .iter()
-            .filter(|(_, block)| of_pool(block))
-            .map(|(cidr, _)| cidr.family())
-            .collect();
+        let of_blocks = || {
+            let blocks = self.blocks.iter().filter(|(_, block)| of_pool(block));
+            blocks.map(|(cidr, _)| cidr.family()).collect()
+        };
+        // The blocks of two families may be listed one after the other.
+        let families = self.families.get(pool).cloned();
+        let families: BTreeSet<Family> = families.unwrap_or_else(of_blocks);
         let free = |family: &Family| {
             let mut blocks = self.blocks.iter().filter(|(_, block)| of_pool(block));
             blocks.find_map(|(cidr, block)| {
@@ -226,6 +232,12 @@ impl Block {
     }
 }
 
+fn families(pool: &NodePool) -> BTreeSet<Family> {
+    let of = [(Family::V4, &pool.ipv4), (Family::V6, &pool.ipv6)];
+    let there = of.into_iter().filter(|(_, ranges)| ranges.is_some());
+    there.map(|(family, _)| family).collect()
+}
+
 fn addr(cidr: &Cidr, value: u128) -> Addr {
     Addr {
         value,
@@ -257,6 +269,23 @@ mod tests {
     fn given(agent: &mut Agent, pod: &str) -> Option<String> {
         let addresses = agent.give("p", pod)?;
         Some(addresses[0].to_string())
+    }
+
+    #[test]
+    fn a_pod_gets_an_address_of_each_family_of_the_pool_or_none() {
+        let mut agent = Agent::new("u1");
+        let v6 = json!({"cidr": "fd00::/126", "uid": "b6", "pool": "p"});
+        let v4 = json!({"cidr": "10.0.0.0/30", "uid": "b4", "pool": "p"});
+        let both = json!([{"name": "p", "ipv4": {"cidrs": ["10.0.0.0/8"]}, "ipv6": {"cidrs": ["fd00::/64"]}}]);
+        let see = |agent: &mut Agent, blocks: Value| {
+            let mut seen = subnet(&blocks);
+            seen.spec.pools = serde_json::from_value(both.clone()).unwrap();
+            agent.see(&seen);
+        };
+        see(&mut agent, json!([v6]));
+        assert_eq!(agent.give("p", "one"), None);
+        see(&mut agent, json!([v4, v6]));
+        assert_eq!(agent.give("p", "one").unwrap().len(), 2);
     }
 
     #[test]
