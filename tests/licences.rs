@@ -4,8 +4,10 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests are tests
 
+#[path = "common/repository.rs"]
+mod repository;
+
 use std::collections::BTreeSet;
-use std::path::Path;
 use std::process::Command;
 
 use serde_json::Value;
@@ -15,8 +17,7 @@ const SOURCE: &str = "registry+https://github.com/rust-lang/crates.io-index";
 
 /// The licences that deny.toml allows.
 fn allowed() -> BTreeSet<String> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("deny.toml");
-    let text = std::fs::read_to_string(path).unwrap();
+    let text = repository::text("deny.toml");
     let (_, list) = text.split_once("\nallow = [\n").unwrap();
     let (list, _) = list.split_once("\n]").unwrap();
     let names = list

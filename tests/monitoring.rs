@@ -2,20 +2,14 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests are tests
 
+#[path = "common/repository.rs"]
+mod repository;
+
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
 
 use cadastre::telemetry::catalog::{self, Metric};
+use repository::{path, text};
 use serde_json::Value;
-
-fn path(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
-}
-
-fn text(name: &str) -> String {
-    let path = path(name);
-    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
-}
 
 fn yaml(name: &str) -> Value {
     serde_saphyr::from_str(&text(name)).unwrap()

@@ -10,21 +10,12 @@ mod commands;
 mod links;
 mod names;
 mod pages;
+#[path = "../common/repository.rs"]
+mod repository;
 mod shell;
 mod versions;
 
-use std::path::{Path, PathBuf};
-
-/// A path of the repository.
-fn path(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
-}
-
-/// A file of the repository.
-fn text(name: &str) -> String {
-    let path = path(name);
-    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
-}
+use repository::{path, text};
 
 /// Fails with all of what is wrong, a line each.
 fn assert_none(wrong: &[String]) {

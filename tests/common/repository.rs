@@ -1,0 +1,16 @@
+//! Files of this repository, by their paths from its root.
+
+#![allow(dead_code, reason = "no test needs all of it")]
+
+use std::path::{Path, PathBuf};
+
+/// A path of the repository.
+pub fn path(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
+}
+
+/// A file of the repository.
+pub fn text(name: &str) -> String {
+    let path = path(name);
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
