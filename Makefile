@@ -31,9 +31,9 @@ help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
 
 run: setup control-plane nodes ## the demo: a local control plane with cadastre at work, until Ctrl-C
-	$(call say,run: release build)
-	$(CARGO) build --release --workspace --bin cadastre --bin cadastre-ipam --bin cadastre-demo
-	@exec $(TARGET)/release/cadastre-demo
+	$(call say,run: build)
+	$(CARGO) build --workspace --bins --test harness
+	@exec $(TARGET)/debug/cadastre-demo
 
 test: setup check unit sim e2e ## everything that CI runs
 	$(call say,test: all passed)

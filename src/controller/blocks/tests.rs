@@ -1,12 +1,19 @@
 //! What is held when objects, lists and nodes do not say the same.
 
+use std::time::Duration;
+
+use jiff::Timestamp;
+
 use super::super::block::BlockLoop;
 use super::super::demand::Demand;
+use super::super::registry::Registry;
 use super::super::{Context, Now};
-use super::*;
-use crate::api::{FINALIZER, IPPoolSpec, NodeSubnetSpec, Requests};
+use super::Step;
+use crate::api::{FINALIZER, HeldBlock, IPPoolSpec, NodeSubnetSpec, Requests, block_name};
 use crate::cluster::request::Outcome;
-use crate::cluster::seen::{Change, Pool, Subnet};
+use crate::cluster::seen::{Block, BlockSpec, Change, Machine, Node, Owner, Pool, Subnet};
+use crate::cluster::world::World;
+use crate::ipam::{Cidr, State};
 
 const BLOCK: &str = "10.0.0.0/26";
 

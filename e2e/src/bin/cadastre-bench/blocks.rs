@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use cadastre::api::{HeldBlock, NodePool, NodePoolRanges, NodeSubnet, NodeSubnetSpec};
 use cadastre::ipam::Cidr;
 use cadastre_e2e::control_plane::{ControlPlane, Options};
 use cadastre_e2e::raw::{Call, JSON, MERGE_PATCH};
@@ -21,6 +22,8 @@ kind: IPPool
 metadata: {name: bench}
 spec: {allocate: Blocks, ipv4: {cidrs: [10.0.0.0/8], blockSize: 26}, quarantineSeconds: 30, idleSeconds: 86400}
 ";
+/// The range of [`POOL`].
+const RANGE: &str = "10.0.0.0/8";
 const BLOCKS: &str = "/apis/cadastre.dev/v1alpha1/ipamblocks";
 const SUBNETS: &str = "/apis/cadastre.dev/v1alpha1/nodesubnets";
 /// Longer than it takes to hand 15,000 blocks over to quarantine.
@@ -119,18 +122,32 @@ fn create_block(i: u32, node: u32) -> Result<Call> {
     Ok(call(Method::POST, BLOCKS.to_owned(), JSON, &body))
 }
 
+/// The NodeSubnet as the controller writes it.
 fn listing(node: u32, blocks: &[u32]) -> Result<Value> {
-    let listed = blocks
-        .iter()
-        .map(|i| {
-            Ok(json!({"cidr": block(*i)?.to_string(), "uid": format!("{i:036}"), "pool": "bench"}))
+    let held = |i: &u32| {
+        Ok(HeldBlock {
+            cidr: block(*i)?.to_string(),
+            uid: format!("{i:036}"),
+            pool: "bench".to_owned(),
+            recall: None,
+            reserved: Vec::new(),
         })
-        .collect::<Result<Vec<Value>>>()?;
-    Ok(json!({
-        "apiVersion": "cadastre.dev/v1alpha1", "kind": "NodeSubnet",
-        "metadata": {"name": name(node)},
-        "spec": {"nodeUID": format!("{node:036}"), "pools": ["bench"], "blocks": listed},
-    }))
+    };
+    let pool = NodePool {
+        name: "bench".to_owned(),
+        ipv4: Some(NodePoolRanges {
+            cidrs: vec![RANGE.to_owned()],
+            gateway: None,
+        }),
+        ..NodePool::default()
+    };
+    let spec = NodeSubnetSpec {
+        node_uid: Some(format!("{node:036}")),
+        pools: vec![pool],
+        blocks: blocks.iter().map(held).collect::<Result<_>>()?,
+        ..NodeSubnetSpec::default()
+    };
+    Ok(serde_json::to_value(NodeSubnet::new(&name(node), spec))?)
 }
 
 async fn raw(count: u32) -> Result<Phases> {

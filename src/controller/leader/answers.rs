@@ -1,0 +1,94 @@
+//! Whom an answer is for, and what it means to others.
+
+use super::Leader;
+use crate::cluster::request::Outcome;
+use crate::cluster::world::World;
+use crate::controller::fence::Kind;
+use crate::controller::report::Report;
+use crate::controller::{Context, Now, Purpose};
+
+impl Leader {
+    pub(in crate::controller) fn answered(
+        &mut self,
+        purpose: &Purpose,
+        outcome: &Outcome,
+        taken: bool,
+        world: &World,
+        reports: &mut Vec<Report>,
+        now: Now,
+    ) {
+        match purpose {
+            Purpose::FenceNodes => {
+                self.fence.listed(Kind::Nodes, taken, world, now);
+                return;
+            }
+            Purpose::FenceSubnets => {
+                self.fence.listed(Kind::Subnets, taken, world, now);
+                return;
+            }
+            Purpose::FenceBlocks => {
+                self.fence.listed(Kind::Blocks, taken, world, now);
+                return;
+            }
+            Purpose::Touch { name, uid } | Purpose::TouchRead { name, uid } => {
+                self.fence.answered_touch(name, uid, outcome, now);
+                return;
+            }
+            _ => {}
+        }
+        if let Outcome::Node(node) = outcome {
+            // podCIDRs are frozen once set: true even where a relist keeps the answer out of the table.
+            let known = world.nodes.get(&node.name);
+            let behind = known.is_some_and(|known| known.uid == node.uid && known.is_empty());
+            if behind && self.registry.sync(node).freed {
+                self.space_came();
+            }
+        }
+        let mut cx = Context {
+            world,
+            registry: &mut self.registry,
+            reports,
+            now,
+        };
+        match purpose {
+            Purpose::Assign { name, uid } => {
+                self.podcidrs.answered_write(name, uid, outcome, &mut cx);
+            }
+            Purpose::AssignRead { name, uid } => {
+                self.podcidrs.answered_read(name, uid, outcome, &mut cx);
+            }
+            Purpose::Subnet { name, .. } | Purpose::SubnetRead { name } => {
+                let wrote = matches!(purpose, Purpose::Subnet { .. });
+                self.subnets.answered(name, wrote, outcome, &mut cx);
+                self.release(name, world);
+            }
+            Purpose::Block { cidr, claim, step } => {
+                let noted = self
+                    .blocks
+                    .answered((cidr, *claim), *step, outcome, &mut cx);
+                self.follow_up(noted, world);
+            }
+            Purpose::BlockPods { uid, .. } => self.blocks.answered_pods(uid, outcome, &mut cx),
+            Purpose::DefaultPool => self.default_pool.answered(outcome, &cx),
+            Purpose::LeakPods { name, uid }
+                if self
+                    .leaks
+                    .answered(name, uid, outcome, self.leak_grace, &mut cx) =>
+            {
+                self.subnets.queue.add(name.clone());
+            }
+            Purpose::Answer { name } => self.subnets.answered_condition(name, outcome, &mut cx),
+            Purpose::Quarantine { name, uid }
+                if self.quarantine.answered(name, uid, outcome, &mut cx) =>
+            {
+                self.subnets.queue.add(name.clone());
+                self.release(name, world);
+            }
+            Purpose::Pool { name } | Purpose::PoolRead { name } => {
+                let wrote = matches!(purpose, Purpose::Pool { .. });
+                self.pools.answered(name, wrote, outcome, &mut cx);
+            }
+            _ => {}
+        }
+    }
+}
