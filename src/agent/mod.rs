@@ -35,7 +35,7 @@
 //! | [`proof`] | asking the API, the runtime and the kernel about suspicious attachments |
 //! | [`store`] | opening the store; a new one in place of one that was lost |
 //! | [`ledger`] | the keeper of the store, for tasks |
-//! | [`service`] | operations of plugins and others |
+//! | [`service`], [`known`] | operations of plugins and others; what the watches have shown them |
 //! | [`plugin_socket`], [`grpc`] | the two sockets |
 //! | [`unix`] | sockets that only few may use |
 //! | [`cri`] | the container runtime's word |
@@ -55,6 +55,7 @@ pub mod events;
 pub mod files;
 pub mod grpc;
 pub mod holding;
+pub mod known;
 pub mod leaks;
 pub mod ledger;
 pub mod namespaces;

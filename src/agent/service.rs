@@ -5,20 +5,18 @@
 //! - Nothing here asks the API server. What it has said is read from what the watches keep.
 //! - Every wait ends: at the request's own deadline, and at the setting's for a block.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, watch};
 use tracing::debug;
 
-use super::choice::{Asked, Pools, ServingPool, decide};
+use super::choice::{Asked, Pools, decide};
 use super::events::{self, Events};
+use super::known::Known;
 use super::ledger::Ledger;
-use super::namespaces::Namespaces;
-use super::pods::{Pod, Pods};
-use super::wishes::WishBook;
+use super::pods::Pod;
 use crate::node::{Add, Answer, Op, Refusal, Why, clock};
 use crate::telemetry::AgentMetrics;
 
@@ -46,69 +44,6 @@ pub struct Service {
     pub changed: Notify,
     /// Counts the takings-over of what the node holds
     pub held: watch::Sender<u64>,
-}
-
-/// What the watches have shown, for those who serve.
-#[derive(Default)]
-pub struct Known {
-    inner: Mutex<Inner>,
-    /// Counts the changes of the pods
-    pods_seen: watch::Sender<u64>,
-}
-
-/// All of it.
-#[derive(Default)]
-pub struct Inner {
-    /// The pods of this node
-    pub pods: Pods,
-    /// Whether their watch is at work
-    pub pods_followed: bool,
-    /// Pools that may serve pods, best first
-    pub serving: Vec<ServingPool>,
-    /// Pools of ranges here that are not among them
-    pub others: Vec<String>,
-    /// Pools that blocks can be asked of, best first
-    pub askable: Vec<String>,
-    /// Those of them that serve any pod
-    pub automatic: BTreeSet<String>,
-    /// Pools of which there are blocks here that give new addresses
-    pub giving: BTreeSet<String>,
-    /// The namespaces of pods of this node
-    pub namespaces: Namespaces,
-    /// Who wants addresses that are not there
-    pub wishes: WishBook,
-    /// Directories in which network namespaces were seen
-    pub netns_roots: BTreeSet<PathBuf>,
-    /// What was complained of, by pod UID
-    complained: BTreeMap<String, Vec<String>>,
-}
-
-impl Known {
-    /// Reads or changes it. Never held across an await.
-    pub fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The pods have changed.
-    pub fn pods_changed(&self) {
-        self.pods_seen.send_modify(|count| *count += 1);
-    }
-}
-
-impl Inner {
-    /// Forgets what was complained of pods that are gone.
-    pub fn forget_complaints(&mut self) {
-        let pods = &self.pods;
-        self.complained.retain(|uid, _| pods.by_uid(uid).is_some());
-    }
-
-    /// Whether what is known of a pod is all that can be known soon.
-    fn is_enough(&self, found: Option<&Pod>) -> bool {
-        if !self.pods_followed || !self.pods.is_complete() {
-            return true;
-        }
-        found.is_some_and(|pod| self.namespaces.is_settled(&pod.namespace))
-    }
 }
 
 impl Service {
@@ -304,13 +239,7 @@ impl Service {
         };
         let chosen = decide(&asked, &known.serving, &known.others);
         if let Some(pod) = pod {
-            let told = known.complained.entry(pod.uid.clone()).or_default();
-            let fresh = |it: &&String| !told.contains(it);
-            let fresh: Vec<String> = chosen.complaints.iter().filter(fresh).cloned().collect();
-            told.clone_from(&chosen.complaints);
-            if told.is_empty() {
-                known.complained.remove(&pod.uid);
-            }
+            let fresh = known.complain(&pod.uid, &chosen.complaints);
             drop(known);
             for text in fresh {
                 self.events
@@ -337,7 +266,7 @@ impl Service {
     /// The pod that the request is for, if the API has shown it.
     async fn pod_of(&self, add: &Add, deadline: Duration) -> Option<Arc<Pod>> {
         let wanted = add.pod.as_ref()?;
-        let mut seen = self.known.pods_seen.subscribe();
+        let mut seen = self.known.follow_pods();
         let until = (clock::since_boot() + POD_WAIT).min(deadline.saturating_sub(MARGIN));
         loop {
             {

@@ -5,7 +5,7 @@
 //! | [`client`] | the client of the API server, with its limits |
 //! | [`watch`], [`convert`], [`agent_report`] | watches, and objects as what decisions need |
 //! | [`seen`], [`table`], [`pods`], [`addresses`], [`world`] | the cluster as last seen |
-//! | [`request`], [`writer`] | requests and outcomes as values, and the HTTP behind them |
+//! | [`request`], [`writer`], `node_patch` | requests and outcomes as values, and the HTTP behind them |
 //! | [`events`] | Kubernetes events |
 //! | [`lease`], `lease_object`, [`lease_task`] | who leads: the decision, the object, the calls |
 //! | [`clock`] | monotonic and wall time |
@@ -19,6 +19,7 @@ pub mod events;
 pub mod lease;
 mod lease_object;
 pub mod lease_task;
+mod node_patch;
 pub mod pods;
 pub mod request;
 pub mod seen;

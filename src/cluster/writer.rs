@@ -20,10 +20,11 @@ use serde_json::{Value, json};
 use super::agent_report::ACCEPTED;
 use super::convert;
 use super::lease_task::Gate;
-use super::request::{Assignment, Outcome, Refusal, Request, Touch};
+use super::node_patch::{assign_patch, touch_patch};
+use super::request::{Outcome, Refusal, Request};
 use crate::api::{
     FIELD_MANAGER, GROUP, IPAMBlockLite, IPPool, IPPoolLite, NodeLite, NodeSubnet, NodeSubnetLite,
-    PodLite, TERM_ANNOTATION, VERSION,
+    PodLite, VERSION,
 };
 use crate::controller::Outgoing;
 use crate::controller::bootstrap::KUBEADM;
@@ -299,49 +300,6 @@ fn deleted<T>(kept: Option<T>) -> Outcome {
     kept.map_or(Outcome::Gone, |_| Outcome::Refused(Refusal::Busy(None)))
 }
 
-/// The guarded write of podCIDRs. `podCIDR` and `podCIDRs` go together: where they differ the API
-/// server drops the second family without a word.
-fn term_path() -> String {
-    format!(
-        "/metadata/annotations/{}",
-        TERM_ANNOTATION.replace('/', "~1")
-    )
-}
-
-/// That the term is what was read. A test can only look below a parent that exists.
-fn test_term(term: Option<&str>, annotated: bool) -> Value {
-    if annotated {
-        json!({"op": "test", "path": term_path(), "value": term})
-    } else {
-        json!({"op": "test", "path": "/metadata/annotations", "value": null})
-    }
-}
-
-fn touch_patch(touch: &Touch) -> Value {
-    let set = if touch.annotated {
-        json!({"op": "add", "path": term_path(), "value": &*touch.term})
-    } else {
-        json!({"op": "add", "path": "/metadata/annotations", "value": {TERM_ANNOTATION: &*touch.term}})
-    };
-    json!([
-        {"op": "test", "path": "/metadata/uid", "value": &*touch.uid},
-        test_term(touch.from.as_deref(), touch.annotated),
-        set,
-    ])
-}
-
-fn assign_patch(assignment: &Assignment) -> Value {
-    let fence = test_term(assignment.term.as_deref(), assignment.annotated);
-    let cidrs: Vec<String> = assignment.cidrs.iter().map(ToString::to_string).collect();
-    json!([
-        {"op": "test", "path": "/metadata/uid", "value": &*assignment.uid},
-        {"op": "test", "path": "/spec/podCIDRs", "value": null},
-        fence,
-        {"op": "add", "path": "/spec/podCIDR", "value": cidrs.first()},
-        {"op": "add", "path": "/spec/podCIDRs", "value": cidrs},
-    ])
-}
-
 fn classify(error: Error) -> Outcome {
     let Error::Api(status) = error else {
         return Outcome::Unclear(error.to_string());
@@ -367,70 +325,6 @@ fn classify(error: Error) -> Outcome {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ipam::Cidr;
-
-    fn assignment(annotated: bool, term: Option<&str>) -> Assignment {
-        Assignment {
-            name: "n1".into(),
-            uid: "u1".into(),
-            term: term.map(Into::into),
-            annotated,
-            cidrs: ["10.0.1.0/24", "fd00:1::/64"]
-                .iter()
-                .map(|text| Cidr::parse_strict(text).unwrap())
-                .collect(),
-        }
-    }
-
-    #[test]
-    fn the_patch_tests_before_it_writes() {
-        let patch = assign_patch(&assignment(true, Some("7-x")));
-        assert_eq!(
-            patch,
-            json!([
-                {"op": "test", "path": "/metadata/uid", "value": "u1"},
-                {"op": "test", "path": "/spec/podCIDRs", "value": null},
-                {"op": "test", "path": "/metadata/annotations/cadastre.dev~1term", "value": "7-x"},
-                {"op": "add", "path": "/spec/podCIDR", "value": "10.0.1.0/24"},
-                {"op": "add", "path": "/spec/podCIDRs", "value": ["10.0.1.0/24", "fd00:1::/64"]},
-            ])
-        );
-        assert_eq!(
-            assign_patch(&assignment(true, None))[2]["value"],
-            Value::Null
-        );
-        assert_eq!(
-            assign_patch(&assignment(false, None))[2]["path"],
-            "/metadata/annotations"
-        );
-    }
-
-    #[test]
-    fn a_touch_tests_the_term_it_replaces() {
-        let touch = |annotated, from: Option<&str>| Touch {
-            name: "n1".into(),
-            uid: "u1".into(),
-            from: from.map(Into::into),
-            annotated,
-            term: "8-y".into(),
-        };
-        assert_eq!(
-            touch_patch(&touch(true, Some("7-x"))),
-            json!([
-                {"op": "test", "path": "/metadata/uid", "value": "u1"},
-                {"op": "test", "path": "/metadata/annotations/cadastre.dev~1term", "value": "7-x"},
-                {"op": "add", "path": "/metadata/annotations/cadastre.dev~1term", "value": "8-y"},
-            ])
-        );
-        assert_eq!(
-            touch_patch(&touch(false, None)),
-            json!([
-                {"op": "test", "path": "/metadata/uid", "value": "u1"},
-                {"op": "test", "path": "/metadata/annotations", "value": null},
-                {"op": "add", "path": "/metadata/annotations", "value": {"cadastre.dev/term": "8-y"}},
-            ])
-        );
-    }
 
     fn api_error(code: u16) -> Error {
         Error::Api(Box::new(kube::core::Status {

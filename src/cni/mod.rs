@@ -10,6 +10,7 @@
 //! |---|---|
 //! | `request` | environment and standard input, in the order in which they are checked |
 //! | `version`, `error`, `result` | versions, errors and results as the specification has them |
+//! | `routes` | routes of the config |
 //! | `args`, `attachments`, `netns` | `CNI_ARGS`; previous result and valid attachments; own namespace |
 //! | `plugin` | addresses of the node |
 //! | `host_local` | addresses of the config's own ranges, as host-local gives them |
@@ -28,6 +29,7 @@ mod netns;
 mod plugin;
 mod request;
 mod result;
+mod routes;
 mod version;
 
 use std::io::{Read, Write as _};

@@ -8,23 +8,26 @@
 //! - What an answer shows is taken in at once, whoever led when it was asked for; decisions of an
 //!   earlier tenure are dropped with it.
 
+mod answers;
+mod view;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::blocks::Step;
-use super::figures::Figures;
 use super::leader::{Leader, Room, Told};
 use super::map::{Answer, Ask};
 use super::report::Report;
-use super::totals::Totals;
 use super::{Now, Purpose};
 use crate::api::{Allocate, block_name};
 use crate::cluster::lease::Leadership;
-use crate::cluster::request::{Outcome, Refusal, Request, RequestId};
+use crate::cluster::request::{Outcome, Request, RequestId};
 use crate::cluster::seen::{Block, Change, Node, Object, Pod, Pool, ServiceRange, Subnet, Text};
 use crate::cluster::table::{Delta, Table};
 use crate::cluster::world::World;
-use crate::ipam::{Cidr, Family};
+use crate::ipam::Cidr;
+
+pub use view::View;
 
 /// What an operator may set.
 #[derive(Clone, Debug)]
@@ -94,49 +97,6 @@ pub struct Outgoing {
     pub term: Option<Text>,
     /// The loop it belongs to
     pub loop_name: &'static str,
-}
-
-/// What the controller can be asked about itself.
-#[derive(Clone, Debug, Default)]
-pub struct View {
-    /// Kinds not listed yet
-    pub missing: Vec<&'static str>,
-    /// Of a leader: what the fence still does, or nothing once it deals
-    pub fencing: Option<String>,
-    /// Whether it leads and deals
-    pub dealing: bool,
-    /// Every pool and family
-    pub pools: Vec<(Text, Family, Figures)>,
-    /// Addresses of every pool and family that allocates blocks
-    pub addresses: Vec<(Text, Family, Totals)>,
-    /// Blocks by state: held, recalled, provisional, quarantined, overdue
-    pub blocks: BTreeMap<&'static str, usize>,
-    /// Addresses whose pods are gone, the age of the oldest, and how many nodes are asked about
-    pub leaks: (usize, Duration, usize),
-    /// Why there is no default pool though there should be one
-    pub trouble: Option<String>,
-    /// Addresses that several pods report
-    pub doubled: usize,
-    /// Entries of agents' statuses that make no sense
-    pub refused: u64,
-    /// Since when the oldest range rests that should be over
-    pub oldest_rest: Duration,
-    /// Nodes that wait, by reason
-    pub waiting: BTreeMap<&'static str, usize>,
-    /// Nodes that wait for each pool; none for those that nobody waits for
-    pub pool_waiting: BTreeMap<Text, i64>,
-    /// For how long the node waits that waits longest for a pool
-    pub oldest_wait: Duration,
-    /// When pools will have nothing left, where that can be told
-    pub exhausts: Vec<(Text, Family, jiff::Timestamp)>,
-    /// Pairs of nodes with common addresses
-    pub overlaps: usize,
-    /// Ranges kept because a write's outcome is unclear
-    pub unclear: usize,
-    /// podCIDRs that somebody else wrote while this leader dealt
-    pub second_writer: u64,
-    /// Depth and retries of each loop's queue
-    pub queues: Vec<(&'static str, usize, u64)>,
 }
 
 struct Pending {
@@ -404,131 +364,6 @@ impl Controller {
             _ => false,
         };
         leader.pool_changed(&pool.name, !same, delta.after.is_some());
-    }
-
-    fn answered(&mut self, id: RequestId, outcome: &Outcome, now: Now) {
-        let Some(pending) = self.pending.remove(&id) else {
-            return;
-        };
-        let taken = self.take_in(&pending, outcome, now);
-        let Some(leader) = self
-            .leader
-            .as_mut()
-            .filter(|leader| leader.tenure.term == pending.term)
-        else {
-            return;
-        };
-        leader.answered(
-            &pending.purpose,
-            outcome,
-            taken,
-            &self.world,
-            &mut self.reports,
-            now,
-        );
-    }
-
-    /// What an answer shows of the world. Returns whether a list was taken.
-    fn take_in(&mut self, pending: &Pending, outcome: &Outcome, now: Now) -> bool {
-        let epoch = pending.epoch;
-        match (outcome, &pending.purpose) {
-            (Outcome::Node(node), _) => {
-                if let Some(delta) = self.world.nodes.answer(node.clone(), epoch) {
-                    self.node_changed(&delta, now);
-                }
-            }
-            (Outcome::Subnet(subnet), _) => {
-                if let Some(delta) = self.world.subnets.answer(subnet.clone(), epoch) {
-                    self.subnet_changed(&delta, now);
-                }
-            }
-            (Outcome::Pool(pool), _) => {
-                if let Some(delta) = self.world.pools.answer(pool.clone(), epoch) {
-                    self.pool_changed(&delta);
-                }
-            }
-            // A creation counts once the watch shows it: only the watch tells what stood before it.
-            (Outcome::Block(block), _) if self.world.blocks.get(&block.name).is_some() => {
-                if let Some(delta) = self.world.blocks.answer(block.clone(), epoch) {
-                    self.block_changed(&delta, now);
-                }
-            }
-            (Outcome::Blocks(blocks), _) => {
-                let Some(deltas) = self.world.blocks.replace(blocks.clone(), epoch) else {
-                    return false;
-                };
-                for delta in deltas {
-                    self.block_changed(&delta, now);
-                }
-                return true;
-            }
-            (Outcome::Refused(Refusal::Missing) | Outcome::Gone, Purpose::Block { cidr, .. }) => {
-                let delta = pending
-                    .known
-                    .as_ref()
-                    .and_then(|uid| self.world.blocks.forget(&block_name(cidr), uid));
-                if let Some(delta) = delta {
-                    self.block_changed(&delta, now);
-                }
-            }
-            (Outcome::Nodes(nodes), _) => {
-                let Some(deltas) = self.world.nodes.replace(nodes.clone(), epoch) else {
-                    return false;
-                };
-                for delta in deltas {
-                    self.node_changed(&delta, now);
-                }
-                return true;
-            }
-            (Outcome::Subnets(subnets), _) => {
-                let Some(deltas) = self.world.subnets.replace(subnets.clone(), epoch) else {
-                    return false;
-                };
-                for delta in deltas {
-                    self.subnet_changed(&delta, now);
-                }
-                return true;
-            }
-            (
-                Outcome::Refused(Refusal::Missing),
-                Purpose::Assign { name, uid }
-                | Purpose::AssignRead { name, uid }
-                | Purpose::Touch { name, uid }
-                | Purpose::TouchRead { name, uid },
-            ) => {
-                if let Some(delta) = self.world.nodes.forget(name, uid) {
-                    self.node_changed(&delta, now);
-                }
-            }
-            (
-                Outcome::Refused(Refusal::Missing) | Outcome::Gone,
-                Purpose::Subnet { name, .. }
-                | Purpose::SubnetRead { name }
-                | Purpose::Answer { name },
-            ) => {
-                let delta = pending
-                    .known
-                    .as_ref()
-                    .and_then(|uid| self.world.subnets.forget(name, uid));
-                if let Some(delta) = delta {
-                    self.subnet_changed(&delta, now);
-                }
-            }
-            (
-                Outcome::Refused(Refusal::Missing),
-                Purpose::Pool { name } | Purpose::PoolRead { name },
-            ) => {
-                let delta = pending
-                    .known
-                    .as_ref()
-                    .and_then(|uid| self.world.pools.forget(name, uid));
-                if let Some(delta) = delta {
-                    self.pool_changed(&delta);
-                }
-            }
-            _ => {}
-        }
-        false
     }
 }
 

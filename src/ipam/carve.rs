@@ -10,7 +10,8 @@ use super::cidr::{Addr, Cidr, Family};
 use super::claims::{Claim, ClaimId, Holder, State};
 use super::dual::Dual;
 use super::ledger::Ledger;
-use super::pool::{Part, Pool};
+use super::part::Part;
+use super::pool::Pool;
 
 /// A pool has no free block. Counts are in blocks of the pool's present block length, less what
 /// is blocked.

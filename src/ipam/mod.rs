@@ -7,6 +7,7 @@
 //! | `span` | [`Span`]: an interval that need not be a CIDR |
 //! | `dual` | [`Dual`]: one value a family |
 //! | `pool` | [`Pool`]: what may be carved, what is blocked, where the search goes on |
+//! | `part` | the same of one family: what is open, and the cursor |
 //! | `claims` | [`Claim`]s in a slab, listed by holder |
 //! | `space`, `fits`, `search` | the covered and the free space of one family, as a trie |
 //! | `ledger` | [`Ledger`]: every claim, by interval, holder and id |
@@ -21,6 +22,7 @@ mod claims;
 mod dual;
 mod fits;
 mod ledger;
+mod part;
 mod pool;
 mod search;
 #[cfg(feature = "node")]

@@ -1,9 +1,8 @@
 //! Figures, by the names operators know from other controllers where there are such names.
 //!
-//! Labels are bounded: pools (and families), loops, reasons. No node, pod or address is a label. A
-//! pool's series go with the pool.
+//! Labels are bounded: pools (and families), loops, reasons. No node, pod or address is a label.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -13,6 +12,7 @@ use prometheus::{
 };
 
 use super::catalog::register;
+use super::pool_metrics::PoolMetrics;
 use crate::controller::machine::View;
 
 /// Figures of the controller's loops and of what it manages.
@@ -23,46 +23,20 @@ pub struct ControllerMetrics {
     seconds: HistogramVec,
     depth: IntGaugeVec,
     retries: IntCounterVec,
-    pool: PoolGauges,
+    pools: PoolMetrics,
     waiting: IntGaugeVec,
-    pool_waiting: IntGaugeVec,
     oldest_wait: Gauge,
-    exhausts: GaugeVec,
     second_writer: IntCounter,
     overlapping: IntGauge,
     unclear: IntGauge,
     dropped: IntCounter,
-    addresses: GaugeVec,
     blocks: IntGaugeVec,
     leaks: IntGaugeVec,
     oldest: GaugeVec,
     doubled: IntGauge,
     refused: IntGauge,
-    /// Pools and families that have series
-    known: Arc<Mutex<BTreeSet<(String, String)>>>,
     /// Retries of each queue as last counted
     counted: Arc<Mutex<BTreeMap<&'static str, u64>>>,
-}
-
-#[derive(Clone)]
-struct PoolGauges {
-    capacity: GaugeVec,
-    held: GaugeVec,
-    free: GaugeVec,
-    quarantined: GaugeVec,
-    utilization: GaugeVec,
-}
-
-impl PoolGauges {
-    fn all(&self) -> [&GaugeVec; 5] {
-        [
-            &self.capacity,
-            &self.held,
-            &self.free,
-            &self.quarantined,
-            &self.utilization,
-        ]
-    }
 }
 
 impl ControllerMetrics {
@@ -73,12 +47,6 @@ impl ControllerMetrics {
         };
         let gauges = |name, help, labels: &[&str]| {
             register(registry, IntGaugeVec::new(Opts::new(name, help), labels)?)
-        };
-        let pool = |name, help| {
-            register(
-                registry,
-                GaugeVec::new(Opts::new(name, help), &["pool", "family"])?,
-            )
         };
         Ok(ControllerMetrics {
             reconciles: counters(
@@ -115,37 +83,11 @@ impl ControllerMetrics {
                 "Keys put back into each loop's queue after a failure",
                 &["name"],
             )?,
-            pool: PoolGauges {
-                capacity: pool(
-                    "cadastre_pool_blocks_capacity",
-                    "Blocks of the pool's block size that the pool can hold, reserved and service ranges left out",
-                )?,
-                held: pool(
-                    "cadastre_pool_blocks_held",
-                    "Ranges in the pool that live nodes hold",
-                )?,
-                free: pool(
-                    "cadastre_pool_blocks_free",
-                    "Blocks of the pool's block size that could be given now",
-                )?,
-                quarantined: pool(
-                    "cadastre_pool_blocks_quarantined",
-                    "Ranges of dead nodes in the pool that rest before reuse",
-                )?,
-                utilization: pool(
-                    "cadastre_pool_utilization_ratio",
-                    "Share of the pool's capacity that is not free, 0 to 1",
-                )?,
-            },
+            pools: PoolMetrics::register(registry)?,
             waiting: gauges(
                 "cadastre_nodes_waiting",
                 "Nodes that lack a podCIDR or a block, by reason; no_pool are those that no pool selects",
                 &["reason"],
-            )?,
-            pool_waiting: gauges(
-                "cadastre_pool_nodes_waiting",
-                "Nodes that wait for a podCIDR or a block of the pool",
-                &["pool"],
             )?,
             oldest_wait: register(
                 registry,
@@ -153,10 +95,6 @@ impl ControllerMetrics {
                     "cadastre_oldest_wait_seconds",
                     "For how long the node waits that waits longest for a podCIDR or a block; 0 if none does",
                 )?,
-            )?,
-            exhausts: pool(
-                "cadastre_pool_exhausts_timestamp_seconds",
-                "When the pool will have no free block left if it goes on growing; absent while that cannot be told",
             )?,
             second_writer: register(
                 registry,
@@ -184,16 +122,6 @@ impl ControllerMetrics {
                 IntCounter::new(
                     "cadastre_dropped_events_total",
                     "Kubernetes events that could not be written",
-                )?,
-            )?,
-            addresses: register(
-                registry,
-                GaugeVec::new(
-                    Opts::new(
-                        "cadastre_pool_addresses",
-                        "Addresses in blocks of the pool: held by nodes, used by pods, cooling after use",
-                    ),
-                    &["pool", "family", "state"],
                 )?,
             )?,
             blocks: gauges(
@@ -230,7 +158,6 @@ impl ControllerMetrics {
                     "Entries in the statuses of NodeSubnets that make no sense and are left out",
                 )?,
             )?,
-            known: Arc::default(),
             counted: Arc::default(),
         })
     }
@@ -303,116 +230,7 @@ impl ControllerMetrics {
             .set(i64::try_from(view.refused).unwrap_or(i64::MAX));
         self.second_writer
             .inc_by(view.second_writer.saturating_sub(self.second_writer.get()));
-        self.set_pools(view);
-    }
-
-    #[expect(clippy::cast_precision_loss, reason = "Prometheus knows only floats")]
-    fn set_pools(&self, view: &View) {
-        let mut seen = BTreeSet::new();
-        for (pool, family, figures) in &view.pools {
-            let family = family.to_string().to_lowercase();
-            let labels = [&**pool, family.as_str()];
-            self.pool
-                .capacity
-                .with_label_values(&labels)
-                .set(figures.capacity as f64);
-            self.pool
-                .held
-                .with_label_values(&labels)
-                .set(figures.held as f64);
-            self.pool
-                .free
-                .with_label_values(&labels)
-                .set(figures.free as f64);
-            self.pool
-                .quarantined
-                .with_label_values(&labels)
-                .set(figures.quarantined as f64);
-            self.pool
-                .utilization
-                .with_label_values(&labels)
-                .set(figures.utilization());
-            self.pool_waiting
-                .with_label_values(&[&**pool])
-                .set(view.pool_waiting.get(pool).copied().unwrap_or(0));
-            seen.insert((pool.to_string(), family));
-        }
-        let mut ending = BTreeSet::new();
-        for (pool, family, at) in &view.exhausts {
-            let family = family.to_string().to_lowercase();
-            self.exhausts
-                .with_label_values(&[&**pool, family.as_str()])
-                .set(at.as_second() as f64);
-            ending.insert((pool.to_string(), family));
-        }
-        for (pool, family, totals) in &view.addresses {
-            let family = family.to_string().to_lowercase();
-            let states = [
-                ("held", totals.held),
-                ("used", totals.used),
-                ("cooling", totals.cooling),
-            ];
-            for (state, count) in states {
-                self.addresses
-                    .with_label_values(&[&**pool, family.as_str(), state])
-                    .set(count as f64);
-            }
-            seen.insert((pool.to_string(), family));
-        }
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        for (pool, family) in known.union(&seen).filter(|it| !ending.contains(it)) {
-            let _ = self.exhausts.remove_label_values(&[pool, family]);
-        }
-        for (pool, family) in known.difference(&seen) {
-            for gauge in self.pool.all() {
-                // Absent is what is wanted.
-                let _ = gauge.remove_label_values(&[pool, family]);
-            }
-            for state in ["held", "used", "cooling"] {
-                let _ = self.addresses.remove_label_values(&[pool, family, state]);
-            }
-            if !seen.iter().any(|(name, _)| name == pool) {
-                let _ = self.pool_waiting.remove_label_values(&[pool]);
-            }
-        }
-        *known = seen;
-    }
-}
-
-/// Figures of the election.
-#[derive(Clone)]
-pub struct LeaderMetrics {
-    /// 1 while this process leads
-    pub leading: IntGauge,
-    /// How often leadership was won or lost here
-    pub transitions: IntCounter,
-    /// Calls for the Lease that failed
-    pub errors: IntCounter,
-}
-
-impl LeaderMetrics {
-    /// Registers all of them for the Lease of that name.
-    pub fn register(registry: &Registry, name: &str) -> Result<Self, Error> {
-        let leading = IntGaugeVec::new(
-            Opts::new(
-                "leader_election_master_status",
-                "Whether this process leads: 1 yes, 0 no",
-            ),
-            &["name"],
-        )?;
-        let leading = register(registry, leading)?.with_label_values(&[name]);
-        let counter = |name, help| register(registry, IntCounter::new(name, help)?);
-        Ok(LeaderMetrics {
-            leading,
-            transitions: counter(
-                "cadastre_leader_transitions_total",
-                "Times this process began or ceased to lead",
-            )?,
-            errors: counter(
-                "cadastre_lease_errors_total",
-                "Calls for the Lease that failed or were left unanswered",
-            )?,
-        })
+        self.pools.set(view);
     }
 }
 
@@ -432,6 +250,7 @@ pub fn build_info(registry: &Registry) -> Result<(), Error> {
 mod tests {
     use prometheus::proto::MetricType;
 
+    use super::super::LeaderMetrics;
     use super::*;
     use crate::controller::figures::Figures;
     use crate::ipam::Family;
@@ -440,41 +259,6 @@ mod tests {
         prometheus::TextEncoder::new()
             .encode_to_string(&registry.gather())
             .unwrap()
-    }
-
-    #[test]
-    fn the_series_of_a_pool_go_with_the_pool() {
-        let registry = Registry::new();
-        let metrics = ControllerMetrics::register(&registry).unwrap();
-        let figures = Figures {
-            capacity: 256,
-            held: 64,
-            quarantined: 0,
-            free: 192,
-        };
-        let mut view = View {
-            pools: vec![("a".into(), Family::V4, figures)],
-            pool_waiting: [("a".into(), 3)].into(),
-            exhausts: vec![(
-                "a".into(),
-                Family::V4,
-                "2026-01-02T00:00:00Z".parse().unwrap(),
-            )],
-            ..View::default()
-        };
-        metrics.set(&view);
-        for line in [
-            "cadastre_pool_utilization_ratio{family=\"ipv4\",pool=\"a\"} 0.25",
-            "cadastre_pool_nodes_waiting{pool=\"a\"} 3",
-            "cadastre_pool_exhausts_timestamp_seconds{family=\"ipv4\",pool=\"a\"} 1767312000",
-        ] {
-            assert!(text(&registry).contains(line), "{line}");
-        }
-        view.exhausts.clear();
-        metrics.set(&view);
-        assert!(!text(&registry).contains("cadastre_pool_exhausts_timestamp_seconds{"));
-        metrics.set(&View::default());
-        assert!(!text(&registry).contains("pool=\"a\""));
     }
 
     #[test]

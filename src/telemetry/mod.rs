@@ -2,7 +2,7 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | [`metrics`] | every figure, by Prometheus convention |
+//! | [`metrics`], `pool_metrics`, `leader_metrics` | figures of the controller, of its pools, of the election |
 //! | [`agent_metrics`] | the same of a node's agent |
 //! | [`http_metrics`] | requests to the API server, counted where they leave |
 //! | [`catalog`] | the list of all figures |
@@ -16,13 +16,16 @@ pub mod admin;
 pub mod agent_metrics;
 pub mod catalog;
 pub mod http_metrics;
+mod leader_metrics;
 pub mod logs;
 pub mod map;
 pub mod metrics;
+mod pool_metrics;
 pub mod readiness;
 mod serve;
 
 pub use agent_metrics::AgentMetrics;
 pub use http_metrics::HttpMetrics;
-pub use metrics::{ControllerMetrics, LeaderMetrics, build_info};
+pub use leader_metrics::LeaderMetrics;
+pub use metrics::{ControllerMetrics, build_info};
 pub use readiness::Readiness;

@@ -5,6 +5,7 @@ use crate::cni::args::{self, Args};
 use crate::cni::golang::{self, IpNet};
 use crate::cni::json::{self, Fault, Value};
 use crate::cni::result::Route;
+use crate::cni::routes::route;
 use crate::cni::version;
 use crate::ipam::{Addr, Family};
 
@@ -226,42 +227,6 @@ fn ips(value: &Value, into: &mut Vec<Option<Wish>>) -> Result<(), Fault> {
     json::list(value, into, |value, ip| {
         json::text(value, ip, |text| Ok(Some(Wish(maybe_ip(text)?))))
     })
-}
-
-/// The routes of an `ipam` section, whoever gives the addresses.
-pub(in crate::cni) fn routes(root: &Value) -> Result<Vec<Route>, String> {
-    let mut routes = Vec::new();
-    if let Some(value) = root.get("ipam").and_then(|ipam| ipam.get("routes")) {
-        json::list(value, &mut routes, route).map_err(|fault| match fault {
-            Fault::Text(text) => format!("ipam.routes of the network config: {text}"),
-            fault @ Fault::Type { .. } => fault.inside("ipam.routes").to_string(),
-        })?;
-    }
-    Ok(routes.into_iter().flatten().collect())
-}
-
-/// A route is read afresh, also over one that is there.
-fn route(value: &Value, into: &mut Option<Route>) -> Result<(), Fault> {
-    let mut route = Route::default();
-    json::fields(value, |key, value| match key {
-        "dst" => json::cidr(value, &mut route.dst),
-        "gw" => json::ip(value, &mut route.gw),
-        "mtu" => json::int(value, &mut route.mtu),
-        "advmss" => json::int(value, &mut route.advmss),
-        "priority" => json::int(value, &mut route.priority),
-        "table" => maybe_int(value, &mut route.table),
-        "scope" => maybe_int(value, &mut route.scope),
-        _ => Ok(()),
-    })?;
-    *into = (*value != Value::Null).then_some(route);
-    Ok(())
-}
-
-fn maybe_int(value: &Value, into: &mut Option<i64>) -> Result<(), Fault> {
-    let mut number = 0;
-    json::int(value, &mut number)?;
-    *into = (*value != Value::Null).then_some(number);
-    Ok(())
 }
 
 #[cfg(test)]

@@ -20,7 +20,6 @@ mod scratch;
 mod store;
 
 use config::HostLocal;
-pub(super) use config::routes;
 use ranges::RangeSet;
 use store::{Owner, Store};
 

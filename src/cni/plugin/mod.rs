@@ -10,11 +10,11 @@ use super::Ask;
 use super::attachments;
 use super::error::{CniError, INVALID_CONFIG, INVALID_ENVIRONMENT, INVALID_NETNS, NOT_AVAILABLE};
 use super::golang;
-use super::host_local;
 use super::json::Value;
 use super::netns;
 use super::request::{Config, Env};
 use super::result::{CniResult, Route};
+use super::routes;
 use crate::node::{Add, Answer, Attachment, Check, Gc, Op, Refusal, Why};
 
 /// How long an ADD may take: longer than an agent waits for a block.
@@ -73,8 +73,7 @@ fn task(command: &str, env: &Env, config: &Config<'_>) -> Result<Task, CniError>
     let mut routes = Vec::new();
     let op = match command {
         "ADD" => {
-            routes =
-                host_local::routes(root).map_err(|text| CniError::new(INVALID_CONFIG, text))?;
+            routes = routes::routes(root).map_err(|text| CniError::new(INVALID_CONFIG, text))?;
             let wishes = Wishes::read(root, &env.args)?;
             if !env.any_netns() && netns::is_own(&env.netns) {
                 let msg = format!("{}; nothing was given", netns::OWN);

@@ -9,6 +9,7 @@ use crate::cluster::seen::{
 };
 use crate::cluster::table::Table;
 use crate::controller::Now;
+use crate::ipam::Cidr;
 
 pub(in crate::controller) const NOW: Now = Now {
     mono: Duration::ZERO,
