@@ -284,6 +284,9 @@ fn a_node_without_anything_is_not_available_and_has_nothing_to_delete() {
     let nothing = json!({});
     assert_eq!(lab.code("STATUS", "", &nothing), 50);
     assert_eq!(lab.code("ADD", "a", &nothing), 101);
+    let (_, told) = lab.call("ADD", "a", "", &nothing);
+    let says = "See that `cadastre agent` runs on this node";
+    assert!(told["msg"].as_str().unwrap().contains(says), "{told}");
     lab.good("DEL", "a", &nothing);
     assert!(!lab.store().exists(), "nothing is made");
     let held = Lab::holding("nothing-held", &Holding::default());

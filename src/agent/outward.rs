@@ -14,7 +14,7 @@ use tracing::{debug, warn};
 
 use super::demand::{Wishes, wanted};
 use super::namespaces::Namespace;
-use super::publish::{Next, Written};
+use super::publish::{Next, Written, is_same};
 use super::run::{Agent, Event, Told};
 use super::seen;
 use super::snapshot::gives;
@@ -58,6 +58,15 @@ impl Agent {
             Written::Outdated => "outdated",
             Written::Failed => "failed",
         };
+        if let Written::Done { cut, .. } = &written {
+            if cut.is_some() && !self.is_cut {
+                warn!(
+                    "NodeSubnet {} was stored without a part of what this agent tells: the CRDs are older than the agent: apply those of its version (cadastre crd | kubectl apply --server-side -f -)",
+                    self.settings.node
+                );
+            }
+            self.is_cut = cut.is_some();
+        }
         self.parts.metrics.wrote(urgent, result);
         self.publisher.written(written, clock::since_boot());
     }
@@ -107,6 +116,10 @@ impl Agent {
                 }
                 _ => "the node holds nothing to give addresses from yet",
             };
+            return readiness.say(false, why);
+        }
+        // The runtime waits for the one, flannel's plugin for the other.
+        if let Some(why) = self.files.unwritten() {
             return readiness.say(false, why);
         }
         readiness.say(
@@ -179,9 +192,11 @@ async fn write(
         Ok(Ok(object)) => {
             let seen = seen::subnet(object);
             debug!(version = seen.version, "status written");
+            let is_whole = is_same(&seen.status, status);
             Written::Done {
                 version: seen.version,
                 status: Box::new(seen.status),
+                cut: (!is_whole).then(|| Box::new(status.clone())),
             }
         }
         Ok(Err(kube::Error::Api(answer))) if answer.code == 409 => Written::Outdated,

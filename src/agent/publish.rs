@@ -11,6 +11,8 @@
 //!   controller has written meanwhile is taken in first.
 //! - Growth that what is held still covers is no reason to write: pods that start one by one cost a
 //!   write a block, not one each.
+//! - What is stored only in part, because the CRD is older than the agent, is not written again before
+//!   something changes.
 //! - Errors are followed by growing pauses, and many agents do not come back at one moment.
 
 use std::collections::BTreeMap;
@@ -47,6 +49,8 @@ pub struct Publisher {
     failures: u32,
     /// Since when the API is told less than there is to tell
     behind_since: Option<Duration>,
+    /// What was told with this version, where not all of that was stored
+    cut: Option<(String, Box<NodeSubnetStatus>)>,
     /// The version that a write was refused on, and until when another one is waited for
     outdated: Option<(String, Duration)>,
 }
@@ -82,6 +86,8 @@ pub enum Written {
         version: String,
         /// As stored
         status: Box<NodeSubnetStatus>,
+        /// As written, if that is not what was stored: the CRD is older than the agent
+        cut: Option<Box<NodeSubnetStatus>>,
     },
     /// The NodeSubnet has another version.
     Outdated,
@@ -105,6 +111,7 @@ impl Publisher {
             retry_at: now,
             failures: 0,
             behind_since: None,
+            cut: None,
             outdated: None,
         };
         // Agents that are started together need not all write at once.
@@ -145,6 +152,7 @@ impl Publisher {
     pub fn lost(&mut self) {
         self.seen = None;
         self.behind_since = None;
+        self.cut = None;
         self.outdated = None;
         self.failures = 0;
         self.retry_at = Duration::ZERO;
@@ -172,7 +180,11 @@ impl Publisher {
         let Some(seen) = self.seen.as_ref().filter(|_| !self.in_flight) else {
             return Next::Nothing;
         };
-        if is_same(&seen.status, status) {
+        // What an older CRD cut off would be cut off again.
+        let as_far_as_it_goes = |(version, told): &(String, Box<NodeSubnetStatus>)| {
+            *version == seen.version && is_same(told, status)
+        };
+        if is_same(&seen.status, status) || self.cut.as_ref().is_some_and(as_far_as_it_goes) {
             self.behind_since = None;
             return Next::Nothing;
         }
@@ -198,7 +210,12 @@ impl Publisher {
     pub fn written(&mut self, written: Written, now: Duration) {
         self.in_flight = false;
         match written {
-            Written::Done { version, status } => {
+            Written::Done {
+                version,
+                status,
+                cut,
+            } => {
+                self.cut = cut.map(|told| (version.clone(), told));
                 self.failures = 0;
                 self.behind_since = None;
                 self.next_at = now + self.interval + self.part(self.interval / 5);
@@ -252,7 +269,7 @@ fn is_older(version: &str, than: &str) -> bool {
 }
 
 /// Whether both say the same; conditions are the controller's.
-fn is_same(is: &NodeSubnetStatus, wanted: &NodeSubnetStatus) -> bool {
+pub fn is_same(is: &NodeSubnetStatus, wanted: &NodeSubnetStatus) -> bool {
     let without = NodeSubnetStatus {
         conditions: is.conditions.clone(),
         ..wanted.clone()

@@ -134,6 +134,8 @@ pub(super) struct Agent {
     pub looked_at: Duration,
     pub publisher: Publisher,
     pub publish_at: Option<Duration>,
+    /// Whether the last status was stored only in part
+    pub is_cut: bool,
     pub proving: bool,
     pub wrong: Vec<String>,
     /// Blocks, by CIDR and UID, that were let go of since the start
@@ -195,6 +197,7 @@ pub async fn run(settings: Settings, parts: Parts, files: Kept) -> anyhow::Resul
         look_at: now,
         looked_at: Duration::ZERO,
         publish_at: None,
+        is_cut: false,
         proving: false,
         wrong: Vec::new(),
         let_go: BTreeSet::new(),

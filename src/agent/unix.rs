@@ -19,6 +19,8 @@ use tokio::net::UnixListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tracing::{debug, warn};
 
+use crate::node::advice;
+
 /// Pause after a connection could not be taken, as when file descriptors have run out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
@@ -37,22 +39,26 @@ pub enum SocketError {
         what: &'static str,
     },
     /// The path cannot be used.
-    #[error("cannot {what} {}: {source}: check the path and its owner", path.display())]
+    #[error(
+        "cannot {what} {}: {error}. {}",
+        path.display(),
+        advice(error).unwrap_or("Check the path and its owner.")
+    )]
     Io {
         /// What was tried
         what: &'static str,
         /// On which path
         path: PathBuf,
         /// What the system says
-        source: io::Error,
+        error: io::Error,
     },
 }
 
 fn at<'a>(what: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> SocketError + 'a {
-    move |source| SocketError::Io {
+    move |error| SocketError::Io {
         what,
         path: path.to_owned(),
-        source,
+        error,
     }
 }
 

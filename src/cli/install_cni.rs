@@ -27,7 +27,9 @@ pub(super) fn exec(args: &Args) -> anyhow::Result<()> {
             .context("no way to find cadastre-ipam: give --from")?
             .with_file_name("cadastre-ipam"),
     };
-    let (path, new) = install(&from, &args.to)?;
+    let (path, new) = install(&from, &args.to).context(
+        "the plugin is not installed (--to, or agent.cni.binDir of the chart, is the runtime's directory of plugins)",
+    )?;
     let what = if new { "installed" } else { "there already" };
     eprintln!("cadastre: {} {what}", path.display());
     Ok(())

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use http::Method;
 use k8s_openapi::api::core::v1::ConfigMap;
-use kube::api::{Api, DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, Preconditions};
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, Preconditions};
 use kube::{Client, Error};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -131,12 +131,7 @@ impl Writer {
                 version,
                 spec,
             } => {
-                // Annotations and labels are people's: only the spec is replaced.
-                let body = json!([
-                    {"op": "replace", "path": "/metadata/uid", "value": &*uid},
-                    {"op": "replace", "path": "/metadata/resourceVersion", "value": version.to_string()},
-                    {"op": "add", "path": "/spec", "value": spec},
-                ]);
+                let body = spec_patch(&uid, version, &spec);
                 let path = format!("/apis/{GROUP}/{VERSION}/{NODE_SUBNETS}/{name}");
                 Outcome::Subnet(convert::subnet(self.json_patch(&path, &body).await?))
             }
@@ -189,10 +184,10 @@ impl Writer {
                 version,
                 spec,
             } => {
-                let mut object = convert::block_object(&name, &spec);
-                guard(&mut object.metadata, &uid, version);
-                let made = self.put(IPAM_BLOCKS, &name, &object).await?;
-                Outcome::Block(convert::block(made))
+                let spec = convert::block_object(&name, &spec).spec;
+                let body = spec_patch(&uid, version, &spec);
+                let path = format!("/apis/{GROUP}/{VERSION}/{IPAM_BLOCKS}/{name}");
+                Outcome::Block(convert::block(self.json_patch(&path, &body).await?))
             }
             Request::DeleteBlock { name, uid, version } => {
                 let how = unchanged(&uid, version);
@@ -230,35 +225,16 @@ impl Writer {
         })
     }
 
+    /// What is sent is written whole, what comes back is read in the few fields that count.
     async fn post<T: DeserializeOwned>(
         &self,
         kind: &str,
         object: &impl Serialize,
     ) -> Result<T, Error> {
-        self.body(Method::POST, kind, object).await
-    }
-
-    async fn put<T: DeserializeOwned>(
-        &self,
-        kind: &str,
-        name: &str,
-        object: &impl Serialize,
-    ) -> Result<T, Error> {
-        self.body(Method::PUT, &format!("{kind}/{name}"), object)
-            .await
-    }
-
-    /// What is sent is written whole, what comes back is read in the few fields that count.
-    async fn body<T: DeserializeOwned>(
-        &self,
-        method: Method,
-        path: &str,
-        object: &impl Serialize,
-    ) -> Result<T, Error> {
         let body = serde_json::to_vec(object).map_err(Error::SerdeError)?;
-        let uri = format!("/apis/{GROUP}/{VERSION}/{path}?fieldManager={FIELD_MANAGER}");
+        let uri = format!("/apis/{GROUP}/{VERSION}/{kind}?fieldManager={FIELD_MANAGER}");
         let request = http::Request::builder()
-            .method(method)
+            .method(Method::POST)
             .uri(uri)
             .header(http::header::ACCEPT, "application/json")
             .header(http::header::CONTENT_TYPE, "application/json")
@@ -280,9 +256,14 @@ impl Writer {
     }
 }
 
-fn guard(meta: &mut ObjectMeta, uid: &str, version: u64) {
-    meta.uid = Some(uid.to_owned());
-    meta.resource_version = Some(version.to_string());
+/// Replaces the spec of that version of the object. Labels, annotations and whatever else it has are
+/// people's, or of a version of Cadastre that knows more, and stay.
+fn spec_patch(uid: &str, version: u64, spec: &impl Serialize) -> Value {
+    json!([
+        {"op": "replace", "path": "/metadata/uid", "value": uid},
+        {"op": "replace", "path": "/metadata/resourceVersion", "value": version.to_string()},
+        {"op": "add", "path": "/spec", "value": spec},
+    ])
 }
 
 fn unchanged(uid: &str, version: u64) -> DeleteParams {

@@ -28,17 +28,24 @@ pub fn ask(socket: &Path, store: &Path, op: &Op, timeout: Duration) -> Result<An
     // What the agent has not begun by then it will not do: time is left to do it here.
     let agents = end.saturating_sub(timeout / 4);
     loop {
-        match by_agent(socket, op, agents) {
+        let stranger = match by_agent(socket, op, agents) {
             Ok(response) => return response.into(),
             Err(Absent::Refused(refusal)) => return Err(refusal),
-            Err(Absent::Silent) => {}
-        }
+            Err(Absent::Silent) => None,
+            Err(Absent::Stranger(version)) => Some(version),
+        };
         let left = end.saturating_sub(clock::since_boot());
         match on_store(store, op, left.min(TURN)) {
             Ok(result) => return result,
             Err(StoreError::Missing { .. }) if matches!(op, Op::Del(_)) => return Ok(Answer::Done),
             Err(StoreError::Locked { .. }) if left > TURN => {}
-            Err(StoreError::Locked { .. }) => return Err(hung(socket, store, timeout)),
+            Err(StoreError::Locked { .. }) => {
+                return Err(match stranger {
+                    Some(version) => strange(socket, version),
+                    None => hung(socket, store, timeout),
+                });
+            }
+            Err(StoreError::Missing { .. }) => return Err(absent(socket, store)),
             Err(error) => return Err(error.refusal()),
         }
     }
@@ -60,10 +67,34 @@ fn hung(socket: &Path, store: &Path, timeout: Duration) -> Refusal {
     }
 }
 
+fn strange(socket: &Path, version: u32) -> Refusal {
+    Refusal {
+        why: Why::Busy,
+        text: format!(
+            "this node's agent speaks version {version} of the protocol on {} and this plugin version {}, and the agent has the store: put the plugin that came with the agent in place (cadastre install-cni).",
+            socket.display(),
+            wire::VERSION
+        ),
+    }
+}
+
+fn absent(socket: &Path, store: &Path) -> Refusal {
+    Refusal {
+        why: Why::NothingHeld,
+        text: format!(
+            "no agent answers on {}, and {} is missing: no agent has run on this node yet, or it makes the file anew. See that `cadastre agent` runs on this node, with these paths (`socket` and `store` of the config's ipam).",
+            socket.display(),
+            store.display()
+        ),
+    }
+}
+
 /// Why the agent did not answer.
 enum Absent {
     /// It is not there, or hangs: what it was asked it will not do
     Silent,
+    /// It is of a version that speaks otherwise, and was not asked
+    Stranger(u32),
     /// The operation cannot be asked
     Refused(Refusal),
 }
@@ -84,7 +115,7 @@ fn by_agent(socket: &Path, op: &Op, deadline: Duration) -> Result<Response, Abse
     };
     let greeting: Greeting = wire::receive(&mut until)?;
     if greeting.version != wire::VERSION {
-        return Err(Absent::Silent);
+        return Err(Absent::Stranger(greeting.version));
     }
     let request = wire::encode(&Request::new(op.clone(), deadline)).map_err(|error| {
         Absent::Refused(Refusal {

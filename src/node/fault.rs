@@ -13,6 +13,21 @@ pub enum Fault {
     Damaged(String),
 }
 
+/// What is to be done about an error of a file system, where its kind says that.
+pub fn advice(error: &io::Error) -> Option<&'static str> {
+    Some(match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            "Free space on its file system; nothing else has to be done then."
+        }
+        io::ErrorKind::ReadOnlyFilesystem => "Mount its file system so that it can be written.",
+        io::ErrorKind::PermissionDenied => "Run as root, or as the owner of the file.",
+        io::ErrorKind::NotADirectory | io::ErrorKind::AlreadyExists => {
+            "There is a file where a directory has to be: take it away, or choose another path."
+        }
+        _ => return None,
+    })
+}
+
 impl From<redb::Error> for Fault {
     fn from(error: redb::Error) -> Self {
         match error {

@@ -26,7 +26,7 @@ mod store;
 mod usable;
 pub mod wire;
 
-pub use fault::Fault;
+pub use fault::{Fault, advice};
 pub use holding::{Block, Dns, FamilyTerms, Gateway, Holding, PoolTerms, Prefix, Route};
 pub use ledger::{BlockCount, BlockState, Counts, Known, Ledger, PoolCount, Snapshot, Tenant};
 pub use ops::{

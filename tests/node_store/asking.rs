@@ -184,6 +184,43 @@ fn a_store_that_stays_locked_is_told_in_time() {
 }
 
 #[test]
+fn an_agent_that_speaks_otherwise_is_passed_by_and_named_where_that_cannot_be() {
+    let node = Node::with_store("stranger");
+    let listener = node.listen();
+    // Ends with the process.
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            wire::send(&mut stream.unwrap(), &wire::Greeting { version: 99 }).unwrap();
+        }
+    });
+    let answer = node.ask(&Op::Add(add(1)), LONG);
+    assert_eq!(addresses(&answer), ["10.0.0.2", "fd00::2"]);
+    let _store = Store::open(&node.store(), LONG).unwrap();
+    let refusal = node.ask(&Op::Status, Duration::from_secs(2)).unwrap_err();
+    assert_eq!(refusal.why, Why::Busy);
+    for says in ["version 99", "cadastre install-cni"] {
+        assert!(refusal.text.contains(says), "{refusal}");
+    }
+}
+
+#[test]
+fn fields_of_a_newer_version_are_passed_over() {
+    // As this version writes it, and a field more at each level.
+    let known = Request::new(Op::Del(attachment(1)), Duration::from_secs(7));
+    let mut request = serde_json::to_value(&known).unwrap();
+    request["future"] = 7.into();
+    for (_, inner) in request["op"].as_object_mut().unwrap() {
+        inner["future"] = "x".into();
+    }
+    let read: Request = serde_json::from_value(request).unwrap();
+    assert_eq!(read, known);
+    let answer = r#"{"refusal":{"why":"busy","text":"later","future":[]}}"#;
+    let answer: Response = serde_json::from_str(answer).unwrap();
+    let refusal = Result::<Answer, Refusal>::from(answer).unwrap_err();
+    assert_eq!((refusal.why, refusal.text.as_str()), (Why::Busy, "later"));
+}
+
+#[test]
 fn a_request_is_not_done_after_its_deadline() {
     let node = Node::with_store("late");
     let (keeper, handle) = node.keeper();
@@ -225,10 +262,14 @@ fn where_no_agent_ever_ran_it_is_said() {
     let node = Node::new("nothing");
     let refusal = node.ask(&Op::Add(add(1)), LONG).unwrap_err();
     assert_eq!(refusal.why, Why::NothingHeld);
-    assert!(
-        refusal.text.contains("no agent has run on this node yet"),
-        "{refusal}"
-    );
+    for says in [
+        "no agent has run on this node yet",
+        "See that `cadastre agent` runs",
+        node.socket().to_str().unwrap(),
+        node.store().to_str().unwrap(),
+    ] {
+        assert!(refusal.text.contains(says), "{refusal}");
+    }
     assert_eq!(node.ask(&Op::Del(attachment(1)), LONG), Ok(Answer::Done));
     assert_eq!(
         fs::read_dir(&node.0).unwrap().count(),

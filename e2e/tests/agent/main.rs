@@ -16,6 +16,8 @@
 //! | `leaks` | DELs that never come |
 //! | `bounds` | garbage, too much, silence and other users at the sockets |
 //! | `files` | what is written for others |
+//! | `places` | host paths that are read-only, or occupied |
+//! | `versions` | CRDs, objects and callers of another version |
 //! | `setup` | flags, permissions, metrics |
 
 #![allow(
@@ -32,9 +34,11 @@ mod files;
 mod giving;
 mod leaks;
 mod outages;
+mod places;
 mod renewal;
 mod setup;
 mod telling;
+mod versions;
 mod withdrawn;
 
 use std::path::{Path, PathBuf};

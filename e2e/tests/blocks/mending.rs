@@ -23,6 +23,9 @@ async fn the_object_of_a_block_is_restored_and_the_list_stays() {
         .await
         .unwrap();
     let name = block_name(&had[0]);
+    let note = json!({"metadata": {"annotations": {"example.com/note": "mine"}}});
+    let (params, note) = (PatchParams::default(), Patch::Merge(note));
+    hand.blocks.patch(&name, &params, &note).await.unwrap();
 
     for edit in [
         json!({"spec": {"pool": "another"}}),
@@ -38,6 +41,8 @@ async fn the_object_of_a_block_is_restored_and_the_list_stays() {
             .await
             .unwrap();
         assert_eq!(restored.uid(), before.uid(), "the same object, mended");
+        let note = restored.annotations().get("example.com/note");
+        assert_eq!(note.map(String::as_str), Some("mine"), "people's, and kept");
         assert_eq!(hand.listed("mend-1", 1).await.unwrap(), had);
     }
 

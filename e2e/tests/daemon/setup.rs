@@ -155,7 +155,7 @@ const MAY: [(&str, &str, &str, &[&str]); 11] = [
         "cadastre.dev",
         "ipamblocks",
         "",
-        &["get", "list", "watch", "create", "update", "delete"],
+        &["get", "list", "watch", "create", "patch", "delete"],
     ),
     (
         "coordination.k8s.io",

@@ -31,6 +31,8 @@ pub struct Kept {
     /// When they were last compared with the disk, since boot
     checked_at: Duration,
     trouble: String,
+    /// What of that keeps a file from being written
+    unwritten: Option<String>,
 }
 
 impl Kept {
@@ -42,7 +44,13 @@ impl Kept {
             cni_conf: None,
             checked_at: Duration::ZERO,
             trouble: String::new(),
+            unwritten: None,
         }
+    }
+
+    /// Why a file that is wanted is not there, or not as it should be.
+    pub fn unwritten(&self) -> Option<&str> {
+        self.unwritten.as_deref()
     }
 
     /// The name of the network in the CNI configuration, if that is wanted.
@@ -58,18 +66,20 @@ impl Kept {
         if overdue {
             self.checked_at = now;
         }
-        let mut trouble = Vec::new();
+        let (mut trouble, mut unwritten) = (Vec::new(), Vec::new());
         if let Some((path, links)) = &self.wanted.subnet_env {
             let text = subnet_env::render(holding, *links);
             if text.is_none() && !holding.blocks.is_empty() {
                 trouble.push("--subnet-env: the node has no podCIDR, which flannel's plugin needs: use a pool with allocate: NodeCIDR".to_owned());
             }
-            keep(path, text, &mut self.subnet_env, overdue, &mut trouble);
+            keep(path, text, &mut self.subnet_env, overdue, &mut unwritten);
         }
         if let Some((path, template, facts)) = &self.wanted.cni_conf {
             let text = template.render(holding, facts);
-            keep(path, text, &mut self.cni_conf, overdue, &mut trouble);
+            keep(path, text, &mut self.cni_conf, overdue, &mut unwritten);
         }
+        self.unwritten = (!unwritten.is_empty()).then(|| unwritten.join("; "));
+        trouble.extend(unwritten);
         let trouble = trouble.join("; ");
         if self.trouble != trouble {
             if !trouble.is_empty() {
@@ -99,6 +109,67 @@ fn keep(
             }
             *written = Some(text);
         }
-        Err(error) => trouble.push(error.to_string()),
+        Err(error) => {
+            // It may be another than it was when it was written: tried again with the next call.
+            *written = None;
+            trouble.push(error.to_string());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::agent::files::conflist::PTP;
+    use crate::agent::files::temp_folder;
+    use crate::ipam::Cidr;
+    use crate::node::Block;
+
+    #[test]
+    fn what_cannot_be_written_is_told_until_it_can() {
+        let folder = temp_folder();
+        let conf = folder.join("net.d/05-cadastre.conflist");
+        let facts = Facts {
+            node: "n1".to_owned(),
+            mtu: 1500,
+        };
+        let mut kept = Kept::new(Wanted {
+            subnet_env: None,
+            cni_conf: Some((conf.clone(), Template::new(PTP).unwrap(), facts)),
+        });
+        let holding = Holding {
+            blocks: vec![Block {
+                cidr: Cidr::parse_strict("10.1.0.0/26").unwrap(),
+                uid: "u".to_owned(),
+                pool: "p".to_owned(),
+                draining: false,
+                reserved: Vec::new(),
+            }],
+            ..Holding::default()
+        };
+        // A file where the directory has to be: this fails as root, too.
+        let blocker = folder.join("net.d");
+        fs::write(&blocker, "").unwrap();
+        let at = Duration::from_secs;
+        kept.refresh(&holding, at(1));
+        let told = kept.unwritten().unwrap().to_owned();
+        assert!(
+            told.contains("net.d") && told.contains("choose another path"),
+            "{told}"
+        );
+        fs::remove_file(&blocker).unwrap();
+        kept.refresh(&holding, at(2));
+        assert_eq!(kept.unwritten(), None);
+        assert!(conf.exists());
+        // Somebody takes it away, and it cannot be put back: the looks in between do not forget that.
+        fs::remove_dir_all(&blocker).unwrap();
+        fs::write(&blocker, "").unwrap();
+        kept.refresh(&holding, at(90));
+        assert!(kept.unwritten().is_some());
+        kept.refresh(&holding, at(91));
+        assert!(kept.unwritten().is_some(), "as long as it is not there");
+        fs::remove_dir_all(folder).unwrap_or_default();
     }
 }

@@ -23,22 +23,27 @@ use std::io::{self, Read, Write as _};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
+use crate::node::advice;
+
+/// What to do about an error that says nothing of it.
+const USUAL: &str = "Check the path, its owner and the space on its disk.";
+
 /// Why a file could not be put in place.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot {what} {}: {source}: check the path, its owner and the space on its disk", path.display())]
+#[error("cannot {what} {}: {error}. {}", path.display(), advice(error).unwrap_or(USUAL))]
 pub struct FileError {
     /// What was tried: `write`, `rename`, ...
     what: &'static str,
     path: PathBuf,
-    source: io::Error,
+    error: io::Error,
 }
 
 impl FileError {
     fn at<'a>(what: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> Self + 'a {
-        move |source| Self {
+        move |error| Self {
             what,
             path: path.to_owned(),
-            source,
+            error,
         }
     }
 }
@@ -158,6 +163,16 @@ mod tests {
             "{error}"
         );
         assert_eq!(fs::read_dir(&folder).unwrap().count(), 1);
+        let file = folder.join("file");
+        fs::write(&file, "").unwrap();
+        let error = put(&file.join("x"), b"one", 0o644).unwrap_err().to_string();
+        assert!(
+            error.contains("/file: ") && error.contains("There is a file"),
+            "{error}"
+        );
+        let error = io::Error::from_raw_os_error(30);
+        let error = FileError::at("create", &file)(error).to_string();
+        assert!(error.contains("so that it can be written"), "{error}");
         fs::remove_dir_all(folder).unwrap();
     }
 }

@@ -302,6 +302,21 @@ mod tests {
     }
 
     #[test]
+    fn a_field_of_a_newer_caller_is_passed_over() {
+        use prost::Message as _;
+        let known = v1::DelRequest {
+            attachment: Some(v1::Attachment {
+                network: "n".to_owned(),
+                container_id: "c".to_owned(),
+                ifname: "eth0".to_owned(),
+            }),
+        };
+        // Field 99, a text.
+        let newer = [known.encode_to_vec(), b"\x9a\x06\x03new".to_vec()].concat();
+        assert_eq!(v1::DelRequest::decode(newer.as_slice()), Ok(known));
+    }
+
+    #[test]
     fn an_attachment_without_a_name_is_refused() {
         let status = attachment(None).unwrap_err();
         assert!(status.message().contains("network"), "{status}");

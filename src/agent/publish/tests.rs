@@ -47,6 +47,7 @@ impl Node {
             let written = Written::Done {
                 version: self.version.to_string(),
                 status: Box::new(status(&self.snapshot, &wants, "boot")),
+                cut: None,
             };
             self.publisher.written(written, now);
             self.writes.push((now, *urgent));
@@ -72,6 +73,38 @@ fn nothing_is_written_while_nothing_changes() {
     node.run(0, 600, |_, _| {});
     assert_eq!(node.writes.len(), 1, "{:?}", node.writes);
     assert!(node.writes[0].0 <= INTERVAL / 4 && !node.writes[0].1);
+}
+
+#[test]
+fn what_an_older_crd_cuts_off_is_not_written_again_before_something_changes() {
+    let mut node = Node::new(5);
+    let wants = wanted(&node.snapshot, &node.wishes);
+    let told = status(&node.snapshot, &wants, "boot");
+    let mut stored = told.clone();
+    stored.agent = None;
+    let version = |n: u32| n.to_string();
+    assert!(matches!(node.next(secs(10)), Next::Write { .. }));
+    let written = Written::Done {
+        version: version(2),
+        status: Box::new(stored.clone()),
+        cut: Some(Box::new(told)),
+    };
+    node.publisher.written(written, secs(10));
+    node.publisher.seen(&version(2), stored.clone());
+    assert_eq!(node.next(secs(1000)), Next::Nothing);
+    assert_eq!(node.publisher.lag(secs(1000)), Duration::ZERO);
+    let mut later = snapshot(
+        &[pool("a", (3, 50), true, false)],
+        &[block("10.0.0.0/26", "a", 6, 0, 55)],
+    );
+    std::mem::swap(&mut node.snapshot, &mut later);
+    assert!(matches!(node.next(secs(1001)), Next::Write { .. }));
+    node.publisher.written(Written::Failed, secs(1001));
+    node.snapshot = later;
+    assert_eq!(node.next(secs(2000)), Next::Nothing);
+    // Somebody else wrote: all of it may be kept now.
+    node.publisher.seen(&version(3), stored);
+    assert!(matches!(node.next(secs(2001)), Next::Write { .. }));
 }
 
 #[test]

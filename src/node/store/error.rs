@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::super::fault::Fault;
+use super::super::fault::{Fault, advice};
 use super::super::ops::{Refusal, Why};
 
 /// Why a store cannot be used. Nothing has changed then.
@@ -77,15 +77,11 @@ pub enum StoreError {
 impl StoreError {
     pub(super) fn io(path: &Path, done: &'static str, error: io::Error) -> Self {
         let path = path.to_owned();
-        let advice = match error.kind() {
-            io::ErrorKind::NotFound => return Self::Missing { path },
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-                "Free space on its file system; nothing else has to be done then."
-            }
-            io::ErrorKind::ReadOnlyFilesystem => "Mount its file system so that it can be written.",
-            io::ErrorKind::PermissionDenied => "Run as root, or as the owner of the file.",
-            _ => "See that its file system works, and the kernel's log.",
-        };
+        if error.kind() == io::ErrorKind::NotFound {
+            return Self::Missing { path };
+        }
+        let usual = "See that its file system works, and the kernel's log.";
+        let advice = advice(&error).unwrap_or(usual);
         Self::Io {
             path,
             done,
@@ -140,6 +136,7 @@ mod tests {
         assert!(text(30).contains("so that it can be written"), "read-only");
         assert!(text(122).contains("Free space"), "quota");
         assert!(text(13).contains("Run as root"), "permission");
+        assert!(text(20).contains("is a file"), "not a directory");
         assert!(text(5).contains("the kernel's log"), "I/O");
         let missing = StoreError::io(Path::new("x"), "opened", io::ErrorKind::NotFound.into());
         assert_eq!(missing.refusal().why, Why::NothingHeld);

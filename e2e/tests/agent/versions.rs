@@ -1,0 +1,173 @@
+//! CRDs, objects and callers of another version: what one side does not know of the other's it passes over,
+//! and leaves as it is.
+
+use std::time::Duration;
+
+use cadastre::api::{IPPool, NodeSubnet};
+use cadastre_e2e::control_plane::ADMIN;
+use cadastre_e2e::daemon::Daemon;
+use cadastre_e2e::hand::LIMIT;
+use cadastre_e2e::metrics::sum;
+use cadastre_e2e::stage::start_controller;
+use cadastre_e2e::wait::until;
+use cadastre_e2e::{ControlPlane, Hand, Options};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::Api;
+use kube::api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams};
+use serde_json::{Map, Value, json};
+
+use crate::{FLAGS, Machine, publishes};
+
+/// What a newer version has more of: kind, and which object.
+const ADDED: [(&str, &str); 10] = [
+    ("ippools", "/spec"),
+    ("ippools", "/status"),
+    ("ipamblocks", "/spec"),
+    ("ipamblocks", "/spec/properties/owner"),
+    ("nodesubnets", "/spec"),
+    ("nodesubnets", "/spec/properties/pools/items"),
+    ("nodesubnets", "/spec/properties/blocks/items"),
+    ("nodesubnets", "/status"),
+    ("nodesubnets", "/status/properties/blocks/items"),
+    ("nodesubnets", "/status/properties/allocations/items"),
+];
+
+/// What an older version does not have: kind, object and field.
+const LACKING: [(&str, &str, &str); 6] = [
+    ("ippools", "/status/properties/ipv4", "trend"),
+    ("ippools", "/status/properties/ipv4", "exhaustsAt"),
+    ("nodesubnets", "/spec", "suspects"),
+    ("nodesubnets", "/spec/properties/blocks/items", "reserved"),
+    ("nodesubnets", "/status", "agent"),
+    (
+        "nodesubnets",
+        "/status/properties/allocations/items",
+        "interface",
+    ),
+];
+
+/// A cluster with these CRDs, its controller, and a pool of blocks of 16 addresses for the group `g`.
+async fn with_crds(change: impl Fn(&str, &mut Value)) -> (Daemon, ControlPlane, Hand) {
+    let cluster = ControlPlane::start(Options::default()).await.unwrap();
+    let hand = Hand::new(cluster.client().await.unwrap());
+    let crds: Api<CustomResourceDefinition> = Api::all(hand.client.clone());
+    for crd in cadastre::api::crd::all() {
+        let kind = crd.spec.names.plural.clone();
+        let mut crd = serde_json::to_value(crd).unwrap();
+        change(&kind, &mut crd);
+        let crd = serde_json::from_value(crd).unwrap();
+        crds.create(&PostParams::default(), &crd).await.unwrap();
+    }
+    let mut controller = start_controller(&cluster, ADMIN, &FLAGS).unwrap();
+    controller.wait_ready(LIMIT).await.unwrap();
+    until("the pool is there", LIMIT, async || {
+        let spec = json!({"ipv4": {"cidrs": ["10.90.0.0/24"], "blockSize": 28}});
+        Ok(Some(hand.block_pool("g", spec).await?))
+    })
+    .await
+    .unwrap();
+    (controller, cluster, hand)
+}
+
+/// The fields of an object in a CRD.
+fn fields<'a>(crd: &'a mut Value, object: &str) -> &'a mut Map<String, Value> {
+    let path = format!("/spec/versions/0/schema/openAPIV3Schema/properties{object}/properties");
+    crd.pointer_mut(&path).unwrap().as_object_mut().unwrap()
+}
+
+/// All fields of the objects of a kind, also those that this version does not know.
+fn raw<K: kube::Resource<DynamicType = ()>>(hand: &Hand) -> Api<DynamicObject> {
+    Api::all_with(hand.client.clone(), &ApiResource::erase::<K>(&()))
+}
+
+async fn written(daemon: &Daemon) -> f64 {
+    let samples = daemon.metrics().await.unwrap();
+    sum(
+        &samples,
+        "rest_client_requests_total",
+        &[("method", "PATCH")],
+    )
+}
+
+#[tokio::test]
+async fn what_a_newer_version_wrote_is_passed_over_and_kept() {
+    let (controller, cluster, hand) = with_crds(|kind, crd| {
+        for (_, object) in ADDED.iter().filter(|(of, _)| *of == kind) {
+            // With a default, it is in every object that is read.
+            let future = json!({"type": "string", "default": "new"});
+            fields(crd, object).insert("future".to_owned(), future);
+        }
+    })
+    .await;
+    let flags = ["--publish-interval", "0.5"];
+    let (mut machine, _) = Machine::of_group(&cluster, &hand, "g", &flags).await;
+    let mut given = vec![machine.add("c1").await.unwrap()];
+    publishes(&hand, "g-1", given.clone()).await;
+    let (pools, subnets) = (raw::<IPPool>(&hand), raw::<NodeSubnet>(&hand));
+    let object = subnets.get("g-1").await.unwrap().data;
+    assert_eq!(object["spec"]["blocks"][0]["future"], "new", "{object}");
+    assert_eq!(
+        object["status"]["allocations"][0]["future"], "new",
+        "{object}"
+    );
+
+    let params = PatchParams::default();
+    let kept = |part: &str| Patch::Merge(json!({part: {"future": "kept"}}));
+    pools.patch("g", &params, &kept("spec")).await.unwrap();
+    for (all, name) in [(&pools, "g"), (&subnets, "g-1")] {
+        let patched = all.patch_status(name, &params, &kept("status")).await;
+        patched.unwrap();
+    }
+    // A second block: the spec of the NodeSubnet and the statuses are written again.
+    for n in 2..=14 {
+        given.push(machine.add(&format!("c{n}")).await.unwrap());
+    }
+    hand.listed("g-1", 2).await.unwrap();
+    publishes(&hand, "g-1", given).await;
+    hand.pool_until("g", "tells of the second block", |pool| {
+        let status = pool.status.as_ref().and_then(|it| it.ipv4.as_ref());
+        status.is_some_and(|it| it.held == "2")
+    })
+    .await
+    .unwrap();
+    let pool = pools.get("g").await.unwrap().data;
+    for part in ["spec", "status"] {
+        assert_eq!(pool[part]["future"], "kept", "{pool}");
+    }
+    let subnet = subnets.get("g-1").await.unwrap().data;
+    assert_eq!(subnet["status"]["future"], "kept", "{subnet}");
+    assert!(
+        !machine.log().contains("cannot be read"),
+        "{}",
+        machine.log()
+    );
+    drop(controller);
+}
+
+#[tokio::test]
+async fn what_older_crds_cut_off_is_told_once_and_not_written_without_end() {
+    let (controller, cluster, hand) = with_crds(|kind, crd| {
+        for (_, object, field) in LACKING.iter().filter(|(of, ..)| *of == kind) {
+            fields(crd, object).remove(*field).unwrap();
+        }
+    })
+    .await;
+    let flags = ["--publish-interval", "0.2"];
+    let (mut machine, _) = Machine::of_group(&cluster, &hand, "g", &flags).await;
+    let address = machine.add("c1").await.unwrap();
+    publishes(&hand, "g-1", vec![address]).await;
+    machine.log_says("the CRDs are older than the agent").await;
+    // Many intervals in which nothing happens: time is the condition here.
+    let agent = machine.agent.as_ref().unwrap();
+    let before = (written(agent).await, written(&controller).await);
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    let after = (written(agent).await, written(&controller).await);
+    assert!(after.0 - before.0 < 1.5, "the agent: {before:?} {after:?}");
+    assert!(
+        after.1 - before.1 < 2.5,
+        "the controller: {before:?} {after:?}"
+    );
+    assert_eq!(machine.log().matches("the CRDs are older").count(), 1);
+    // And it works.
+    machine.add("c2").await.unwrap();
+}
