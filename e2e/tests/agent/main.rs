@@ -14,6 +14,7 @@
 //! | `withdrawn` | what is held is taken away |
 //! | `renewal` | another Node object of the name, a store that was lost |
 //! | `leaks` | DELs that never come |
+//! | `moving` | pods that have addresses from host-local |
 //! | `bounds` | garbage, too much, silence and other users at the sockets |
 //! | `files` | what is written for others |
 //! | `setup` | flags, permissions, metrics |
@@ -31,6 +32,7 @@ mod dry;
 mod files;
 mod giving;
 mod leaks;
+mod moving;
 mod outages;
 mod renewal;
 mod setup;
