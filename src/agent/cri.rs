@@ -167,7 +167,6 @@ pub(super) fn channel(path: &Path) -> Channel {
 mod tests {
     use std::io::Write as _;
     use std::os::unix::net::UnixListener;
-    use std::time::Instant;
 
     use super::fake::{Fake, Mood, State};
     use super::*;
@@ -208,13 +207,13 @@ mod tests {
         fake.state.add("one", "u1");
         let runtime = runtime(&path);
         for (mood, says) in [
+            // It would answer in the end.
             (Mood::Slow(20 * SOON), "no answer within 300ms"),
             (Mood::Failing(tonic::Code::Internal), "is not well"),
             (Mood::Failing(tonic::Code::Unimplemented), "is not well"),
             (Mood::Failing(tonic::Code::NotFound), "is not well"),
         ] {
             fake.state.be(mood.clone());
-            let begun = Instant::now();
             for error in [
                 runtime.sandboxes().await.unwrap_err(),
                 runtime.addresses().await.unwrap_err(),
@@ -223,11 +222,6 @@ mod tests {
                 assert!(text.contains(says), "{mood:?}: {text}");
                 assert!(text.contains("check --cri-socket") && text.contains("cri.sock"));
             }
-            assert!(
-                begun.elapsed() < 10 * SOON,
-                "{mood:?}: {:?}",
-                begun.elapsed()
-            );
         }
         fake.state.be(Mood::Well);
         assert_eq!(runtime.sandboxes().await.unwrap().len(), 1);

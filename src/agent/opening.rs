@@ -1,4 +1,5 @@
-//! The steps of a turn that bring up the store: opening it, and a new one in place of one that was lost.
+//! The steps of a turn that bring up the store: opening it, a new one in place of one that was lost, and what
+//! is in use already of a podCIDR that comes to the node.
 
 use std::path::Path;
 
@@ -7,7 +8,7 @@ use tracing::{error, info, warn};
 use super::run::{Agent, Told};
 use super::work::STARTING;
 use super::{rebuild, store};
-use crate::node::clock;
+use crate::node::{Block, Holding, Known, clock};
 
 const REBUILDING: &str = "this node's store of addresses was lost, and the agent makes it anew from what the API server and the runtime know: nothing can be given before; see the agent's log if this lasts";
 
@@ -60,15 +61,12 @@ impl Agent {
         if let Some(text) = self.damage.take() {
             self.tell_node("StoreDamaged", text);
         }
-        let sandboxes = match &self.witnesses.runtime {
-            Some(runtime) => match runtime.addresses().await {
-                Ok(sandboxes) => sandboxes,
-                Err(error) => {
-                    self.say_once(format!("the store cannot be made anew: {error}"));
-                    return Ok(());
-                }
-            },
-            None => Vec::new(),
+        let sandboxes = match self.witnesses.sandboxes().await {
+            Ok(sandboxes) => sandboxes,
+            Err(error) => {
+                self.say_once(format!("the store cannot be made anew: {error}"));
+                return Ok(());
+            }
         };
         let held = self.wanted_holding().unwrap_or_default();
         let told = match &self.subnet {
@@ -98,6 +96,46 @@ impl Agent {
                 Ok(())
             }
         }
+    }
+
+    /// Who has addresses of podCIDRs that are new to this store: until now somebody else may have given
+    /// them, host-local for one. `None` as long as that cannot be known.
+    pub(super) async fn known_of_new(&mut self, wanted: &Holding) -> Option<Vec<Known>> {
+        let held = self.snapshot.iter().flat_map(|it| &it.blocks);
+        let held: Vec<_> = held.map(|it| it.cidr).collect();
+        let is_new = |it: &&Block| it.uid == wanted.node_uid && !held.contains(&it.cidr);
+        let new: Vec<Block> = wanted.blocks.iter().filter(is_new).cloned().collect();
+        if new.is_empty() {
+            return Some(Vec::new());
+        }
+        if !self.parts.service.known.lock().pods.is_complete() {
+            self.say_once("nothing is given from the new podCIDR yet: the API server has not told of this node's pods, which may have addresses of it".to_owned());
+            return None;
+        }
+        let sandboxes = match self.witnesses.sandboxes().await {
+            Ok(sandboxes) => sandboxes,
+            Err(error) => {
+                self.say_once(format!(
+                    "nothing is given from the new podCIDR yet, as pods may have addresses of it: {error}"
+                ));
+                return None;
+            }
+        };
+        self.say_once(String::new());
+        let new = Holding {
+            blocks: new,
+            ..Holding::default()
+        };
+        let network = self.files.network().unwrap_or_default();
+        let pods = &self.parts.service.known.lock().pods;
+        let known = rebuild::known(&new, None, &sandboxes, pods, &network);
+        if !known.is_empty() {
+            info!(
+                attachments = known.len(),
+                "took over what others gave from this node's podCIDR"
+            );
+        }
+        Some(known)
     }
 
     fn use_store(&mut self, path: &Path) -> anyhow::Result<()> {

@@ -111,6 +111,7 @@ impl Agent {
                 (_, Told::Absent) => {
                     "there is no NodeSubnet of this node: see that the controller runs and that a pool serves the node"
                 }
+                _ if !self.store_trouble.is_empty() => &self.store_trouble,
                 _ if !snapshot.blocks.is_empty() => {
                     "nothing that this node holds gives new addresses: its blocks are asked back, withdrawn or let go; see that a pool serves the node"
                 }

@@ -10,7 +10,7 @@ use kube::api::ListParams;
 use kube::{Api, Client};
 use tracing::{debug, warn};
 
-use super::cri::Runtime;
+use super::cri::{CriError, Runtime, Sandbox};
 use super::leaks::{Candidate, Evidence, Reason};
 use super::pods::{Pods, read};
 use super::service::netns_root;
@@ -59,6 +59,14 @@ impl Witnesses {
         let proven = candidates.into_iter();
         let proven = proven.filter(|it| it.is_proven(pods.as_ref(), &evidence));
         proven.map(|it| (it.attachment, it.reason)).collect()
+    }
+
+    /// All sandboxes of this node with their addresses; none where the runtime may not be asked.
+    pub async fn sandboxes(&self) -> Result<Vec<Sandbox>, CriError> {
+        match &self.runtime {
+            Some(runtime) => runtime.addresses().await,
+            None => Ok(Vec::new()),
+        }
     }
 
     /// All pods of this node as the API server has them now: not from a cache that may be behind.

@@ -1,4 +1,5 @@
-//! What is in use on this node, as others remember it: for a store that was lost.
+//! What is in use on this node, as others remember it: for a store that was lost, and for a podCIDR from which
+//! somebody else gave addresses before.
 //!
 //! | source | knows | may lack |
 //! |---|---|---|

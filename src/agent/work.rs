@@ -138,11 +138,17 @@ impl Agent {
         let Some(wanted) = self.wanted_holding() else {
             return self.tell_publisher();
         };
+        let Some(known) = self.known_of_new(&wanted).await else {
+            self.to_hold = true;
+            self.look_at = clock::since_boot() + STORE_PAUSE;
+            return;
+        };
         self.offer(&wanted);
         let mut held = wanted.clone();
         let again = let_go_before(&mut held, &self.let_go);
         let done = self.parts.ledger.with(move |it| {
             it.hold(&held)?;
+            it.adopt(&known)?;
             for (cidr, uid) in again {
                 it.release(cidr, &uid)?;
             }

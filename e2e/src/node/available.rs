@@ -42,13 +42,21 @@ pub fn available() -> Result<(), String> {
     // The same as a machine and the fabric ask for.
     try_out(
         "namespaces",
-        "--net --mount --uts --ipc --pid --fork --mount-proc mount -t tmpfs tmpfs /mnt",
+        "--net --mount --uts --ipc --pid --fork --mount-proc",
+        "mount -t tmpfs tmpfs /mnt",
     )?;
-    try_out("a bridge", "--net ip link add br0 type bridge")?;
+    try_out("a bridge", "--net", "ip link add br0 type bridge")?;
     try_out(
         "veth pairs",
-        "--net ip link add one type veth peer name two",
+        "--net",
+        "ip link add one type veth peer name two",
     )
+}
+
+/// Likewise whether pods can have macvlan interfaces, which not every kernel makes.
+pub fn macvlan() -> Result<(), String> {
+    let script = "ip link add br0 type bridge && ip link add link br0 name macvlan0 type macvlan mode bridge";
+    try_out("macvlan interfaces", "--net", script)
 }
 
 /// The path of a program in `PATH` or where Debian has those of root.
@@ -73,10 +81,11 @@ pub(super) fn busybox() -> Result<PathBuf, String> {
     Ok(path)
 }
 
-fn try_out(what: &str, args: &str) -> Result<(), String> {
+fn try_out(what: &str, namespaces: &str, script: &str) -> Result<(), String> {
     let unshare = find("unshare").unwrap_or_else(|| Path::new("unshare").to_owned());
     let output = Command::new(unshare)
-        .args(args.split(' '))
+        .args(namespaces.split(' '))
+        .args(["sh", "-c", script])
         .stdin(Stdio::null())
         .output()
         .map_err(|error| format!("cannot run unshare: {error}"))?;
@@ -85,7 +94,7 @@ fn try_out(what: &str, args: &str) -> Result<(), String> {
     }
     let said = String::from_utf8_lossy(&output.stderr);
     Err(format!(
-        "this machine does not allow {what} (unshare {args}): {}",
+        "this machine does not allow {what} (unshare {namespaces} sh -c \"{script}\"): {}",
         said.trim()
     ))
 }
@@ -96,12 +105,13 @@ mod tests {
 
     #[test]
     fn a_refusal_of_the_kernel_is_told_with_its_reason() {
-        let text = try_out("a test", "--no-such-flag").unwrap_err();
+        let text = try_out("a test", "--no-such-flag", "true").unwrap_err();
         assert!(
             text.contains("a test") && text.contains("no-such-flag"),
             "{text}"
         );
-        assert_eq!(try_out("a test", "true"), Ok(()));
+        let text = try_out("a test", "--net", "no-such-program").unwrap_err();
+        assert!(text.contains("no-such-program"), "{text}");
     }
 
     #[test]

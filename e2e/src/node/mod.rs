@@ -41,7 +41,7 @@ mod shipped;
 mod side;
 mod site;
 
-pub use available::available;
+pub use available::{available, macvlan};
 pub use fabric::Fabric;
 pub use guest::Guest;
 pub use holder::Holder;

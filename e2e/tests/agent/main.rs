@@ -14,6 +14,7 @@
 //! | `withdrawn` | what is held is taken away |
 //! | `renewal` | another Node object of the name, a store that was lost |
 //! | `leaks` | DELs that never come |
+//! | `moving` | pods that have addresses from host-local |
 //! | `bounds` | garbage, too much, silence and other users at the sockets |
 //! | `files` | what is written for others |
 //! | `places` | host paths that are read-only, or occupied |
@@ -33,6 +34,7 @@ mod dry;
 mod files;
 mod giving;
 mod leaks;
+mod moving;
 mod outages;
 mod places;
 mod renewal;

@@ -160,6 +160,12 @@ pub(crate) async fn twenty_thousand_blocks_are_one_picture() {
     assert!(page.count("drawn").await >= 20_000);
     assert!(page.colours().await > 30);
     page.says("#legend", "19 520").await;
+    // Nobody leads, and so nobody has counted.
+    let figures = page.text("#figures").await;
+    assert_eq!(
+        figures.split_whitespace().collect::<Vec<_>>(),
+        [&*NODES.to_string(), "nodes"]
+    );
     // A redraw is quick enough to follow the keys.
     let took = page.browser.eval("(() => { const from = performance.now(); for (let i = 0; i < 5; i++) draw(); return (performance.now() - from) / 5; })()");
     let took = took.await.unwrap().as_f64().unwrap();
@@ -169,11 +175,18 @@ pub(crate) async fn twenty_thousand_blocks_are_one_picture() {
     page.says("#about h2", "10.9.4.64/26").await;
     page.says("#about", "Other ranges of node-").await;
     page.keep("map.png").await;
+    let bar = "getComputedStyle(document.querySelector('#about .bar i')).backgroundColor";
+    let light = page.browser.eval(bar).await.unwrap();
     page.browser.colours("dark").await.unwrap();
     page.browser
         .eval("new Promise((done) => setTimeout(done, 300))")
         .await
         .unwrap();
+    assert_ne!(
+        page.browser.eval(bar).await.unwrap(),
+        light,
+        "the old scheme's"
+    );
     page.keep("map-dark.png").await;
     page.browser.colours("light").await.unwrap();
     // Down to the block in as many steps as it takes.

@@ -97,15 +97,6 @@ pub(crate) async fn pod_cidrs_with_the_bridge_plugin(stage: &Stage) {
 /// Pods on the network of the machines themselves: nothing is routed, and all have one prefix.
 pub(crate) async fn macvlan_puts_pods_on_the_network_of_the_nodes(stage: &Stage) {
     let (hand, group) = (&stage.hand, "flat");
-    let fabric = stage.site.fabric();
-    let probe = ["ip", "link", "add", "link", "br0", "name", "probe"];
-    let probe = [&probe[..], &["type", "macvlan"]].concat();
-    if let Err(error) = fabric.run(&probe).await {
-        println!("skipped: this kernel makes no macvlan interfaces: {error:#}");
-        return;
-    }
-    let away = ["ip", "link", "delete", "probe"];
-    fabric.run(&away).await.unwrap();
     let spec = json!({
         "ipv4": {"cidrs": ["10.39.0.0/24"], "blockSize": 28, "gateway": "None"},
         "ipv6": {"cidrs": ["fd00:39::/112"], "blockSize": 124, "gateway": "None"},

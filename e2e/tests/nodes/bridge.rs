@@ -1,5 +1,5 @@
-//! podCIDRs given by the controller, used by the bridge plugin and host-local, or by our plugin in
-//! its place: no agent.
+//! podCIDRs given by the controller, used by the bridge plugin and host-local, by our plugin in its place, and
+//! at last by an agent.
 
 use cadastre_e2e::daemon;
 use cadastre_e2e::node::{Machine, NodeSide};
@@ -8,9 +8,11 @@ use serde_json::json;
 use crate::pods::{self, Running};
 use crate::{Stage, machines};
 
-/// The plugin with host-local's own configuration takes host-local's place, and host-local its,
-/// while pods run.
-pub(crate) async fn host_local_and_ours_take_turns_on_a_node(stage: &Stage) {
+/// The plugin with host-local's own configuration takes host-local's place, and host-local its, while pods
+/// run. Then an agent takes over the podCIDR with the pods that are left.
+pub(crate) async fn host_local_and_ours_take_turns_on_a_node_and_an_agent_takes_over(
+    stage: &Stage,
+) {
     let (hand, group) = (&stage.hand, "turns");
     let spec = json!({
         "ipv4": {"cidrs": ["10.21.0.0/16"]}, "ipv6": {"cidrs": ["fd00:21::/48"]},
@@ -42,8 +44,28 @@ pub(crate) async fn host_local_and_ours_take_turns_on_a_node(stage: &Stage) {
         );
         machine.set_side(side).await.unwrap();
     }
+    // Those of ours go, by host-local.
+    pods::delete_many(hand, &format!("{group}-1"), 0..3).await;
+    let left = pods::running(hand, group, 6).await;
+    assert_eq!(files(&machine).len(), 2 * left.len());
+
+    let bridge = json!({"type": "bridge", "bridge": "cni0", "isDefaultGateway": true});
+    machine.set_side(machines::side(&bridge)).await.unwrap();
+    machines::told(hand, machine.name(), &left).await;
+    pods::create_many(
+        hand,
+        group,
+        &format!("{group}-3"),
+        0..3,
+        Some(machine.name()),
+    )
+    .await;
+    let all = pods::running(hand, group, 9).await;
+    pods::assert_unique(&all);
+    pods::assert_within(&all, &ranges);
+    machines::told(hand, machine.name(), &all).await;
     pods::delete_all(hand, group).await;
-    assert_eq!(files(&machine), Vec::<String>::new());
+    machines::told(hand, machine.name(), &[]).await;
 }
 
 /// The addresses that host-local's folder says are taken.

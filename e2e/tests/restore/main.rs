@@ -78,7 +78,7 @@ async fn story(lives: bool) {
     done.unwrap();
 
     two.delete_all().await;
-    listed(&hand, "back-2", 1).await;
+    hand.listed("back-2", 1).await.unwrap();
     two.add_many(6).await;
     one.add_many(13).await;
     let mut three = Node::join(&stage.cluster, &hand, "back-3").await;
@@ -127,7 +127,7 @@ async fn story(lives: bool) {
     .await
     .unwrap();
     for (name, count) in [("back-1", 2), ("back-2", 1), ("back-3", 1)] {
-        listed(&hand, name, count).await;
+        hand.listed(name, count).await.unwrap();
     }
     let given = four.try_add().await;
     assert!(given.is_err(), "{given:?}");
@@ -179,18 +179,6 @@ async fn blocks(hand: &Hand) -> Result<BTreeMap<Cidr, String>> {
     let all = all.items.into_iter().map(|it| it.spec);
     let pair = |it: IPAMBlockSpec| Ok((Cidr::parse_strict(&it.cidr)?, it.owner.name));
     all.map(pair).collect()
-}
-
-async fn listed(hand: &Hand, node: &str, count: usize) {
-    let what = format!("{node} is listed {count} blocks");
-    until(&what, LIMIT, async || {
-        let subnet = hand.subnets.get(node).await?;
-        let blocks = subnet.spec.blocks;
-        ensure!(blocks.len() == count, "{blocks:?}");
-        Ok(Some(()))
-    })
-    .await
-    .unwrap();
 }
 
 /// No two of them hold one address.

@@ -519,11 +519,10 @@ function make(tag, className = '', text = '') {
 function bar(row) {
   const total = row.free === null ? Number(sizeOf(row)) : row.used + row.cooling + row.free;
   const box = make('div', 'bar');
-  const c = colours();
-  for (const [count, colour] of [[row.used, row.kind === 'podcidr' ? c('cidr-1') : c('block-1')], [row.cooling, c('rest')]]) {
+  for (const [count, colour] of [[row.used, row.kind === 'podcidr' ? 'cidr-1' : 'block-1'], [row.cooling, 'rest']]) {
     const part = make('i');
     part.style.width = total ? (100 * count) / total + '%' : '0';
-    part.style.background = colour;
+    part.style.background = `var(--${colour})`; // changes with the scheme
     box.append(part);
   }
   return box;
@@ -583,10 +582,14 @@ function figures() {
       list.push(end);
     }
   }
-  list.push(figure(pool.nodes ?? 0, 'nodes'), figure(pool.waiting ?? 0, 'nodes wait', pool.waiting > 0));
+  // Before a leader has counted, the rows tell who holds ranges; who waits, nobody.
+  list.push(figure(pool.nodes ?? holders(), 'nodes'));
+  if (pool.waiting !== null) list.push(figure(pool.waiting, 'nodes wait', pool.waiting > 0));
   for (const text of pool.complaints) list.push(make('p', 'complaint', text));
   $('figures').replaceChildren(...list);
 }
+
+const holders = () => new Set(now.sheet.rows.filter((it) => !RESTING.has(it.kind)).map((it) => it.node)).size;
 
 // 18446744073709551616 is 2⁶⁴ to nobody's eye.
 function short(text) {

@@ -1,0 +1,105 @@
+//! A node whose pods have their addresses from host-local gets an agent.
+
+use std::collections::BTreeSet;
+use std::io::Write as _;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use cadastre::node::Why;
+use cadastre_e2e::hand::GROUP;
+use cadastre_e2e::{daemon, nodes};
+use kube::api::{Patch, PatchParams};
+use serde_json::{Value, json};
+
+use crate::{Machine, publishes, shared};
+
+/// The range that the node's podCIDR is: 13 addresses for pods.
+const RANGE: &str = "10.43.0.0/28";
+
+#[tokio::test]
+async fn what_host_local_gave_of_the_pod_cidr_is_not_given_again_while_its_pods_live() {
+    let (stage, hand) = shared().await;
+    let range =
+        json!({"allocate": "NodeCIDR", "ipv4": {"cidrs": ["10.43.0.0/24"], "blockSize": 28}});
+    hand.pool("moved", range).await.unwrap();
+    let mut machine = Machine::new("moved-1", &["--publish-interval", "0.5"]);
+    let before = host_local(&machine);
+    let mut old = Vec::new();
+    for id in ["h1", "h2", "h3"] {
+        let result = call("ADD", id, machine.folder.path(), &before);
+        let given = result["ips"][0]["address"].as_str().unwrap();
+        let address = given.split('/').next().unwrap().to_owned();
+        hand.pod(&format!("moved-{id}"), "moved-1", &[&address])
+            .await
+            .unwrap();
+        old.push(address);
+    }
+
+    // The agent has its store before the controller tells of the podCIDR, which is kube-controller-manager's.
+    hand.create_node(nodes::node("moved-1", "192.0.2.1"))
+        .await
+        .unwrap();
+    machine.start(&stage.cluster);
+    machine.log_says("a new store was made").await;
+    let patch = Patch::Merge(json!({
+        "metadata": {"labels": {GROUP: "moved"}},
+        "spec": {"podCIDR": RANGE, "podCIDRs": [RANGE]},
+    }));
+    let params = PatchParams::default();
+    hand.nodes.patch("moved-1", &params, &patch).await.unwrap();
+    machine.ready().await;
+    publishes(&hand, "moved-1", old.clone()).await;
+    let mut all: BTreeSet<String> = old.iter().cloned().collect();
+    for n in 0..10 {
+        let given = machine.add(&format!("c{n}")).await.unwrap();
+        assert!(
+            all.insert(given.clone()),
+            "{given} is a pod's of host-local"
+        );
+    }
+    assert_eq!(
+        machine.add("one-more").await.unwrap_err().why,
+        Why::Exhausted
+    );
+
+    // A runtime that remembers the configuration ends such a pod with host-local, others with ours.
+    let ours = json!({
+        "cniVersion": "1.0.0", "name": "net", "type": "ptp",
+        "ipam": {"type": "cadastre-ipam", "socket": machine.plugin_socket(), "store": machine.store()},
+    });
+    call("DEL", "h1", machine.folder.path(), &before);
+    call("DEL", "h2", machine.folder.path(), &ours);
+    assert!(!machine.path("networks/net").join(&old[0]).exists());
+    // Neither names what the agent goes by: without a runtime to ask, that is the pod.
+    publishes(&hand, "moved-1", all.into_iter().collect()).await;
+    machine.stop().await;
+}
+
+fn host_local(machine: &Machine) -> Value {
+    json!({
+        "cniVersion": "1.0.0", "name": "net", "type": "bridge",
+        "ipam": {"type": "host-local", "dataDir": machine.path("networks"), "ranges": [[{"subnet": RANGE}]]},
+    })
+}
+
+/// Calls the plugin as a runtime's main plugin does, and returns what it says.
+fn call(verb: &str, id: &str, folder: &Path, config: &Value) -> Value {
+    let mut child = Command::new(daemon::plugin().unwrap())
+        .env_clear()
+        .env("CNI_COMMAND", verb)
+        .env("CNI_CONTAINERID", id)
+        .env("CNI_IFNAME", "eth0")
+        .env("CNI_NETNS", folder.join(id))
+        .env("CNI_PATH", folder)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    stdin.write_all(config.to_string().as_bytes()).unwrap();
+    drop(stdin);
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{verb} {id}: {said}");
+    serde_json::from_str(&said).unwrap_or_default()
+}
