@@ -143,9 +143,8 @@ async fn ask(client: &Client, token: &str, path: &str) -> kube::Result<Verdict> 
     };
     let whose = Api::all(client.clone()).create(&params, &review).await?;
     let whose = whose.status.unwrap_or_default();
-    let user = match (whose.authenticated, whose.user) {
-        (Some(true), Some(user)) => user,
-        _ => return Ok(Verdict::Nobody),
+    let (Some(true), Some(user)) = (whose.authenticated, whose.user) else {
+        return Ok(Verdict::Nobody);
     };
     let review = SubjectAccessReview {
         spec: SubjectAccessReviewSpec {
