@@ -162,7 +162,7 @@ sbom: ## what executables are made of, into target/cadastre.cdx.json
 
 release-check: setup ## whether this checkout can be released; TAG=v1.2.3 as that
 	$(call say,release-check)
-	@MAKE="$(MAKE)" TAG="$(TAG)" hack/release-check
+	@MAKE="$(MAKE)" CARGO="$(CARGO)" TAG="$(TAG)" hack/release-check
 
 dist: setup tools ## what a release has beside its image, into target/dist
 	$(call say,dist)

@@ -11,7 +11,7 @@ use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::daemon::{self, AdminPort};
+use super::daemon::{self, AdminPort, Guard};
 use crate::agent::events::Events;
 use crate::agent::files::conflist::{BRIDGE, Facts, PTP, Template};
 use crate::agent::files::kept::{Kept, Wanted};
@@ -121,6 +121,9 @@ pub(super) struct Args {
     #[arg(long, env = "CADASTRE_ADMIN_ADDRESS", default_value = "0.0.0.0:9818")]
     admin_address: SocketAddr,
 
+    #[command(flatten)]
+    guard: Guard,
+
     /// Requests to the API server a second at most; 0 leaves it to the API server's own fairness
     #[arg(long, env = "CADASTRE_KUBE_API_QPS", default_value_t = 0)]
     kube_api_qps: u32,
@@ -194,8 +197,9 @@ async fn serve(args: Args, template: Template, level: logs::Level) -> anyhow::Re
         registry,
         readiness,
         http,
+        review,
         task: mut admin,
-    } = AdminPort::open(args.admin_address, level, None).await?;
+    } = AdminPort::open(args.admin_address, &args.guard, level, None).await?;
     let metrics = AgentMetrics::register(&registry)?;
     let plugins = Socket::bind(
         &args.cni_socket,
@@ -210,6 +214,9 @@ async fn serve(args: Args, template: Template, level: logs::Level) -> anyhow::Re
         rate: NonZeroU32::new(args.kube_api_qps),
     };
     let client = client::connect(&reach, http).await?;
+    if let Some(review) = review {
+        review.by(client.clone());
+    }
     let events = Events::start(client.clone(), metrics.clone());
     let ledger =
         Ledger::closed("this node's agent starts and has not opened its store yet: try again");

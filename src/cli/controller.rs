@@ -9,7 +9,7 @@ use anyhow::Context;
 use tokio::sync::watch;
 use tracing::{error, info, warn};
 
-use super::daemon::{self, AdminPort};
+use super::daemon::{self, AdminPort, Guard};
 use crate::api::{Allocate, LEASE_NAME};
 use crate::cluster::client::{self, Options};
 use crate::cluster::clock::Clock;
@@ -37,6 +37,9 @@ pub(super) struct Args {
     /// Address of the admin port: /metrics, /healthz, /readyz, /loglevel
     #[arg(long, env = "CADASTRE_ADMIN_ADDRESS", default_value = "0.0.0.0:9817")]
     admin_address: SocketAddr,
+
+    #[command(flatten)]
+    guard: Guard,
 
     /// Serve /map on the admin port, to whoever reaches it: the address space as a picture, with the
     /// names of nodes and pods. Costs about 100 bytes of memory a pod
@@ -176,14 +179,18 @@ async fn serve(args: Args, settings: lease::Settings, level: logs::Level) -> any
         registry,
         readiness,
         http,
+        review,
         task: mut admin,
-    } = AdminPort::open(args.admin_address, level, map).await?;
+    } = AdminPort::open(args.admin_address, &args.guard, level, map).await?;
     let reach = Options {
         kubeconfig: args.kubeconfig,
         context: args.context,
         rate: NonZeroU32::new(args.kube_api_qps),
     };
     let client = client::connect(&reach, http).await?;
+    if let Some(review) = review {
+        review.by(client.clone());
+    }
     tokio::spawn({
         let client = client.clone();
         async move {

@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 use anyhow::Context;
 use prometheus::Registry;
@@ -11,6 +12,8 @@ use tokio::task::JoinHandle;
 
 use crate::telemetry::admin::{self, Admin};
 use crate::telemetry::map::Map;
+use crate::telemetry::review::Review;
+use crate::telemetry::tls::Tls;
 use crate::telemetry::{HttpMetrics, Readiness, build_info, logs};
 
 /// Logs, and what TLS is made with: once a process, before anything else.
@@ -27,11 +30,31 @@ pub(super) fn hostname() -> Option<String> {
     Some(name.trim().to_owned())
 }
 
+// How the admin port is guarded. No doc comment: clap would take it for that of the command.
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct Guard {
+    /// Certificate of the admin port, with its chain, in PEM: it speaks HTTPS then. A file that is
+    /// replaced is used at once
+    #[arg(long, env = "CADASTRE_ADMIN_TLS_CERT", requires = "admin_tls_key")]
+    admin_tls_cert: Option<PathBuf>,
+
+    /// Key of that certificate, in PEM
+    #[arg(long, env = "CADASTRE_ADMIN_TLS_KEY", requires = "admin_tls_cert")]
+    admin_tls_key: Option<PathBuf>,
+
+    /// Show /metrics and /map only to bearer tokens of who may get these paths: the API server is
+    /// asked (TokenReview, SubjectAccessReview). Probes stay open
+    #[arg(long, env = "CADASTRE_METRICS_AUTH", requires = "admin_tls_cert")]
+    metrics_auth: bool,
+}
+
 /// What the admin port tells, and the task that serves it for ever.
 pub(super) struct AdminPort {
     pub registry: Registry,
     pub readiness: Readiness,
     pub http: HttpMetrics,
+    /// Waits to be told whom it asks
+    pub review: Option<Review>,
     pub task: JoinHandle<Infallible>,
 }
 
@@ -39,6 +62,7 @@ impl AdminPort {
     /// Opens it, with the figures that every process has.
     pub(super) async fn open(
         address: SocketAddr,
+        guard: &Guard,
         level: logs::Level,
         map: Option<Map>,
     ) -> anyhow::Result<Self> {
@@ -48,6 +72,12 @@ impl AdminPort {
         let http = HttpMetrics::register(&registry)?;
         let readiness = Readiness::default();
         readiness.register(&registry)?;
+        let files = guard
+            .admin_tls_cert
+            .clone()
+            .zip(guard.admin_tls_key.clone());
+        let tls = files.map(|(cert, key)| Tls::open(cert, key)).transpose()?;
+        let review = guard.metrics_auth.then(Review::new);
         let listener = TcpListener::bind(address).await.with_context(|| {
             format!("cannot listen on {address}: choose another --admin-address")
         })?;
@@ -56,12 +86,14 @@ impl AdminPort {
             readiness: readiness.clone(),
             level: Some(level),
             map,
+            review: review.clone(),
         };
         Ok(Self {
             registry,
             readiness,
             http,
-            task: tokio::spawn(admin::run(listener, pages)),
+            review,
+            task: tokio::spawn(admin::run(listener, pages, tls)),
         })
     }
 }

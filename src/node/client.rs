@@ -27,13 +27,14 @@ pub fn ask(socket: &Path, store: &Path, op: &Op, timeout: Duration) -> Result<An
     let end = clock::since_boot() + timeout;
     // What the agent has not begun by then it will not do: time is left to do it here.
     let agents = end.saturating_sub(timeout / 4);
+    let mut stranger = None;
     loop {
-        let stranger = match by_agent(socket, op, agents) {
+        match by_agent(socket, op, agents) {
             Ok(response) => return response.into(),
             Err(Absent::Refused(refusal)) => return Err(refusal),
-            Err(Absent::Silent) => None,
-            Err(Absent::Stranger(version)) => Some(version),
-        };
+            Err(Absent::Silent) => {}
+            Err(Absent::Stranger(version)) => stranger = Some(version),
+        }
         let left = end.saturating_sub(clock::since_boot());
         match on_store(store, op, left.min(TURN)) {
             Ok(result) => return result,

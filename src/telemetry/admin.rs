@@ -1,7 +1,7 @@
 //! The admin port: metrics, health, readiness, log level.
 //!
 //! Nothing secret is served. The one thing that can be changed, the log level, is taken from this
-//! machine only.
+//! machine only. Metrics and the map can be kept for those who may read them; probes never are.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -9,6 +9,7 @@ use std::net::SocketAddr;
 use axum::Router;
 use axum::extract::{ConnectInfo, DefaultBodyLimit, State};
 use axum::http::{StatusCode, header};
+use axum::middleware::from_fn_with_state;
 use axum::response::IntoResponse;
 use axum::routing::{get, put};
 use prometheus::{Registry, TextEncoder};
@@ -17,7 +18,9 @@ use tokio::net::TcpListener;
 use super::Readiness;
 use super::logs::Level;
 use super::map::Map;
+use super::review::{Gate, Review, guard};
 use super::serve::{Limits, serve};
+use super::tls::Tls;
 
 /// What the pages tell.
 #[derive(Clone)]
@@ -30,22 +33,37 @@ pub struct Admin {
     pub level: Option<Level>,
     /// For `/map`, where it is wanted
     pub map: Option<Map>,
+    /// Who may read metrics and map; without it everybody
+    pub review: Option<Review>,
 }
 
-/// Serves for ever.
-pub async fn run(listener: TcpListener, admin: Admin) -> Infallible {
-    serve(listener, routes(admin), Limits::default()).await
+/// Serves for ever, in plain HTTP or behind TLS.
+pub async fn run(listener: TcpListener, admin: Admin, tls: Option<Tls>) -> Infallible {
+    serve(listener, routes(admin), Limits::default(), tls).await
 }
 
 fn routes(admin: Admin) -> Router {
+    let guarded = |pages: Router, free_from_here| match admin.review.clone() {
+        Some(review) => {
+            let gate = Gate {
+                review,
+                free_from_here,
+            };
+            pages.route_layer(from_fn_with_state(gate, guard))
+        }
+        None => pages,
+    };
     let map = admin.map.clone().map(super::map::routes);
+    let map = map.map(|map| guarded(map, true));
+    let figures = Router::new().route("/metrics", get(metrics));
+    let figures = guarded(figures.with_state(admin.clone()), false);
     Router::new()
-        .route("/metrics", get(metrics))
         .route("/healthz", get(async || "ok\n"))
         .route("/readyz", get(readyz))
         .route("/loglevel", put(loglevel))
         .layer(DefaultBodyLimit::max(1024))
         .with_state(admin)
+        .merge(figures)
         .merge(map.unwrap_or_default())
 }
 
@@ -121,8 +139,9 @@ mod tests {
             readiness: Readiness::default(),
             level,
             map: None,
+            review: None,
         };
-        tokio::spawn(run(listener, admin));
+        tokio::spawn(run(listener, admin, None));
         address
     }
 
@@ -161,6 +180,7 @@ mod tests {
             readiness: Readiness::default(),
             level: Some(level),
             map: None,
+            review: None,
         };
         for (peer, expected) in [
             ("10.0.0.9:1", StatusCode::FORBIDDEN),

@@ -9,6 +9,8 @@
 //! | [`admin`] | `/metrics`, `/healthz`, `/readyz`, `/loglevel` |
 //! | [`map`] | `/map`: the address space as a picture |
 //! | `serve` | connections of the admin port, and their limits |
+//! | [`tls`] | its certificate, where it has one |
+//! | [`review`] | who may read metrics and map, where not everybody may |
 //! | [`readiness`] | what is still missing, and who leads |
 //! | [`logs`] | text or JSON, level changeable at run time |
 
@@ -22,7 +24,9 @@ pub mod map;
 pub mod metrics;
 mod pool_metrics;
 pub mod readiness;
+pub mod review;
 mod serve;
+pub mod tls;
 
 pub use agent_metrics::AgentMetrics;
 pub use http_metrics::HttpMetrics;

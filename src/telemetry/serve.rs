@@ -13,9 +13,13 @@ use axum::{Extension, Router};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
+use tokio_rustls::TlsAcceptor;
+
+use super::tls::Tls;
 
 /// Pause after a connection could not be taken, as when file descriptors have run out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
@@ -25,7 +29,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 pub(super) struct Limits {
     /// Connections at a time; more wait
     pub connections: usize,
-    /// From the first byte of a request to the end of its head
+    /// From the first byte of a request to the end of its head; for a handshake of TLS
     pub head: Duration,
     /// Of a connection; what is under way then may take as long again as [`Limits::head`]
     pub life: Duration,
@@ -42,15 +46,29 @@ impl Default for Limits {
 }
 
 /// Serves for ever. The peer's address is in each request as [`ConnectInfo`].
-pub(super) async fn serve(listener: TcpListener, routes: Router, limits: Limits) -> Infallible {
+pub(super) async fn serve(
+    listener: TcpListener,
+    routes: Router,
+    limits: Limits,
+    tls: Option<Tls>,
+) -> Infallible {
     let slots = Arc::new(Semaphore::new(limits.connections));
     loop {
         let slot = Arc::clone(&slots).acquire_owned().await;
         match listener.accept().await {
             Ok((stream, peer)) => {
                 let routes = routes.clone();
+                let acceptor = tls.as_ref().map(|tls| TlsAcceptor::from(tls.config()));
                 tokio::spawn(async move {
-                    converse(stream, peer, routes, limits).await;
+                    match acceptor {
+                        None => converse(stream, peer, routes, limits).await,
+                        Some(acceptor) => {
+                            let shaken = timeout(limits.head, acceptor.accept(stream)).await;
+                            if let Ok(Ok(stream)) = shaken {
+                                converse(stream, peer, routes, limits).await;
+                            }
+                        }
+                    }
                     drop(slot);
                 });
             }
@@ -63,7 +81,10 @@ pub(super) async fn serve(listener: TcpListener, routes: Router, limits: Limits)
 }
 
 /// Answers the requests of one connection. Its errors are the client's business.
-async fn converse(stream: TcpStream, peer: SocketAddr, routes: Router, limits: Limits) {
+async fn converse<S>(stream: S, peer: SocketAddr, routes: Router, limits: Limits)
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
     let service = TowerToHyperService::new(routes.layer(Extension(ConnectInfo(peer))));
     let conversation = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -84,6 +105,7 @@ async fn converse(stream: TcpStream, peer: SocketAddr, routes: Router, limits: L
 mod tests {
     use axum::routing::get;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpStream;
 
     use super::*;
 
@@ -94,7 +116,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let routes = Router::new().route("/", get(async || "here"));
-        tokio::spawn(serve(listener, routes, limits));
+        tokio::spawn(serve(listener, routes, limits, None));
         (address, TcpStream::connect(address).await.unwrap())
     }
 

@@ -52,6 +52,22 @@ capabilities:
 {{- end -}}
 {{- end }}
 
+{{/* Flags of the admin port, and where its certificate is. */}}
+{{- define "cadastre.adminFlags" -}}
+{{- if .Values.metrics.tlsSecret -}}
+- --admin-tls-cert=/etc/cadastre-tls/tls.crt
+- --admin-tls-key=/etc/cadastre-tls/tls.key
+{{- if .Values.metrics.auth }}
+- --metrics-auth
+{{- end }}
+{{- end -}}
+{{- end }}
+
+{{/* What the kubelet asks the admin port for. It checks no certificate. */}}
+{{- define "cadastre.probe" -}}
+{path: {{ .path }}, port: admin{{ if .root.Values.metrics.tlsSecret }}, scheme: HTTPS{{ end }}}
+{{- end }}
+
 {{- define "cadastre.account" -}}
 system:serviceaccount:{{ .root.Release.Namespace }}:cadastre-{{ .component }}
 {{- end }}

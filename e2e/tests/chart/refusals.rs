@@ -29,6 +29,16 @@ async fn wrong_values_are_refused_with_their_path() {
             &["metrics.serviceMonitor=true", "metrics.podMonitor=true"],
             &["choose one"],
         ),
+        (&["metrics.auth=true"], &["metrics.tlsSecret", "tls.key"]),
+        (
+            &[
+                "metrics.auth=true",
+                "metrics.tlsSecret=a",
+                "metrics.podMonitor=true",
+            ],
+            &["PodMonitor", "metrics.serviceMonitor"],
+        ),
+        (&["metrics.tlsSecret=A_b"], &["tlsSecret"]),
         (
             &["metrics.serviceMonitor=true", "metrics.services=false"],
             &["metrics.services", "podMonitor"],

@@ -80,6 +80,76 @@ async fn everything_that_is_off_can_be_switched_on() {
     }
 }
 
+#[tokio::test]
+async fn metrics_behind_tls_and_a_token_bring_what_that_takes() {
+    let tls = ["metrics.tlsSecret=admin", "metrics.serviceMonitor=true"];
+    let auth = [&tls[..], &["metrics.auth=true"]].concat();
+    let (none, tls, auth) = (with(&[]).await, with(&tls).await, with(&auth).await);
+    for (what, counts) in [
+        ("--admin-tls-cert=/etc/cadastre-tls/tls.crt\n", [0, 2, 2]),
+        ("--admin-tls-key=/etc/cadastre-tls/tls.key\n", [0, 2, 2]),
+        ("secret: {secretName: admin}\n", [0, 2, 2]),
+        ("mountPath: /etc/cadastre-tls, readOnly: true", [0, 2, 2]),
+        ("port: admin, scheme: HTTPS}", [0, 4, 4]),
+        ("scheme: https\n", [0, 2, 2]),
+        ("serverName: cadastre-agent.kube-system.svc\n", [0, 1, 1]),
+        ("- --metrics-auth\n", [0, 0, 2]),
+        ("bearerTokenFile: ", [0, 0, 2]),
+        ("resources: [tokenreviews]", [0, 0, 1]),
+        ("resources: [subjectaccessreviews]", [0, 0, 1]),
+        ("  name: cadastre-metrics\n", [0, 0, 1]),
+    ] {
+        let is = [&none, &tls, &auth].map(|it| it.matches(what).count());
+        assert_eq!(is, counts, "{what}");
+    }
+}
+
+/// Each folder of the host is named in one value, and whatever needs it follows that.
+#[tokio::test]
+async fn folders_of_the_host_may_be_elsewhere() {
+    let usual = with(&[]).await;
+    let elsewhere = with(&[
+        "agent.cni.binDir=/home/kubernetes/bin",
+        "agent.cni.confDir=/var/lib/cni/conf",
+        "agent.cni.confName=00-cadastre.conflist",
+        "agent.netnsDir=/var/lib/netns",
+        "agent.criSocketDir=/run/crio",
+        "agent.criSocketName=crio.sock",
+    ])
+    .await;
+    for (value, line) in [
+        (
+            "/opt/cni/bin",
+            "hostPath: {path: /home/kubernetes/bin, type: DirectoryOrCreate}",
+        ),
+        (
+            "/etc/cni/net.d",
+            "hostPath: {path: /var/lib/cni/conf, type: DirectoryOrCreate}",
+        ),
+        (
+            "05-cadastre",
+            "- --cni-conf=/host/cni-conf/00-cadastre.conflist\n",
+        ),
+        (
+            "path: /run/netns",
+            "hostPath: {path: /var/lib/netns, type: DirectoryOrCreate}",
+        ),
+        (
+            "path: /run/containerd",
+            "hostPath: {path: /run/crio, type: Directory}",
+        ),
+        (
+            "mountPath: /var/run/netns",
+            "mountPath: /var/lib/netns, mountPropagation: HostToContainer",
+        ),
+        ("containerd.sock", "- --cri-socket=/host/cri/crio.sock\n"),
+    ] {
+        assert!(usual.contains(value), "no {value}: {usual}");
+        assert!(!elsewhere.contains(value), "{value} is fixed: {elsewhere}");
+        assert_eq!(elsewhere.matches(line).count(), 1, "{line}: {elsewhere}");
+    }
+}
+
 /// Nothing runs with a capability, and only the agent as root.
 #[tokio::test]
 async fn containers_may_nothing() {

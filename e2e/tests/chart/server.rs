@@ -5,6 +5,8 @@ use std::path::Path;
 use cadastre_e2e::helm::{Helm, chart};
 use cadastre_e2e::{ControlPlane, Options, assets, crds};
 
+use crate::template;
+
 #[tokio::test]
 async fn it_takes_everything_and_the_chart_does_not_go_on_with_old_crds() {
     tokio::task::spawn_blocking(|| assets::ensure(&assets::TOOLS))
@@ -28,6 +30,35 @@ async fn it_takes_everything_and_the_chart_does_not_go_on_with_old_crds() {
         let applied = cluster.kubectl(&apply).await.unwrap();
         assert!(applied.lines().count() > 20, "{applied}");
     }
+
+    // All that is off by itself, but for what needs the Prometheus operator's CRDs.
+    let all = template(&[
+        "--set=controller.map=true",
+        "--set=metrics.tlsSecret=admin",
+        "--set=metrics.auth=true",
+        "--set=metrics.dashboard=true",
+        "--set=networkPolicy.enabled=true",
+        "--set=agent.flannel.subnetEnv=true",
+        "--set=agent.cni.custom=\\{\\}",
+        "--set=agent.seLinuxOptions.type=spc_t",
+        "--set=apiServer.host=192.0.2.1",
+        "--set=image.pullSecrets={registry}",
+        "--set=agent.podAnnotations.a=b",
+        "--set=controller.podAnnotations.a=b",
+        "--set=pools[0].name=pods",
+        "--set=pools[0].spec.ipv4.cidrs={10.1.0.0/16}",
+    ]);
+    let apply = [
+        "apply",
+        "--server-side",
+        "--dry-run=server",
+        "--validate=strict",
+        "-f",
+        "-",
+    ];
+    let applied = cluster.kubectl_stdin(&apply, &all.await.unwrap()).await;
+    let applied = applied.unwrap();
+    assert!(applied.contains("ippool.cadastre.dev/pods"), "{applied}");
 
     let helm = Helm::of(&cluster).unwrap();
     let chart = chart().display().to_string();

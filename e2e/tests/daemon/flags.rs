@@ -30,6 +30,8 @@ fn a_flag_that_cannot_be_read_ends_it_with_2_and_says_what_is_expected() {
         (&["--admin-address", "9817"], "invalid socket address"),
         (&["--log-format", "xml"], "json"),
         (&["--kube-api-qps", "fast"], "invalid digit"),
+        (&["--metrics-auth"], "--admin-tls-cert"),
+        (&["--admin-tls-key", "/tmp/key"], "--admin-tls-cert"),
     ] {
         let (code, text) = run(&[&["controller"], flags].concat());
         assert_eq!(code, Some(2), "{flags:?}: {text}");
@@ -73,6 +75,15 @@ fn settings_that_cannot_work_end_it_with_1_and_say_how_to_mend_them() {
         (
             &["--admin-address", &taken],
             "choose another --admin-address",
+        ),
+        (
+            &[
+                "--admin-tls-cert",
+                "/nonexistent/tls.crt",
+                "--admin-tls-key",
+                "/x",
+            ],
+            "/nonexistent/tls.crt has no certificate",
         ),
         (
             &["--admin-address", "127.0.0.1:0"],

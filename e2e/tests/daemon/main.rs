@@ -3,6 +3,7 @@
 //! | file | subject |
 //! |---|---|
 //! | `flags` | wrong ones, and what `--help` explains |
+//! | `guarded` | the admin port behind TLS and tokens |
 //! | `running` | log lines, log level, metrics, SIGTERM |
 //! | `setup` | a cluster where the CRDs, or the permissions, come later |
 
@@ -15,6 +16,7 @@
 
 mod default_pool;
 mod flags;
+mod guarded;
 mod running;
 mod setup;
 
