@@ -74,7 +74,7 @@ fn a_read_only_place_ends_it_and_is_told_with_what_to_do() {
 #[tokio::test]
 async fn occupied_places_keep_an_agent_from_being_ready_and_are_told_until_they_are_free() {
     let (stage, hand) = shared().await;
-    pool(&hand, "places", "10.87.0.0/27", json!({})).await;
+    pool(&hand, "places", "10.88.0.0/27", json!({})).await;
     hand.node("places", "places-1").await.unwrap();
     let mut machine = Machine::new("places-1", &[]);
     let conf = machine.path("net.d/05-cadastre.conflist");
