@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use super::clock::Clock;
-use super::lease::{Answer, Ask, Elector, Leadership, Mono, Settings};
+use super::lease::{Answer, Ask, Elector, LONG_VACANT, Leadership, Mono, Settings};
 use super::lease_object::{lease, record};
 use crate::api::FIELD_MANAGER;
 use crate::telemetry::{LeaderMetrics, Readiness};
@@ -64,7 +64,8 @@ pub struct Election {
 
 impl Election {
     /// Runs until released: `release` gives whether everything was settled. An error is that this
-    /// process must start anew: what it knows is of a state that is no more.
+    /// process must start anew: what it knows is of a state that is no more. The first word goes out
+    /// once the Lease was read, or is known to be missing.
     pub async fn run(
         self,
         clock: Clock,
@@ -76,20 +77,26 @@ impl Election {
         let mut last = elector.leadership();
         self.readiness.leadership(last.clone());
         let (mut trouble, mut known) = (None, None);
-        let mut vacant = Duration::ZERO;
+        let (mut was_read, mut was_said) = (false, false);
+        let (mut vacant, mut led_since) = (Duration::ZERO, clock.now());
         loop {
             while let Some(ask) = elector.poll(clock.now()) {
                 let leads = matches!(last, Leadership::Leading(_));
+                if !leads {
+                    led_since = clock.now();
+                }
                 if !leads && !matches!(ask, Ask::Get) {
                     vacant = vacant_since(known.as_ref(), clock.wall());
                 }
                 let before = version(known.as_ref());
-                let call = self.call(&leases, &ask, &mut known);
+                let tells_gap = vacant > LONG_VACANT && clock.now() < led_since + GAP_TOLD;
+                let call = self.call(&leases, &ask, &mut known, tells_gap);
                 let (answer, problem) = match tokio::time::timeout(limit, call).await {
                     Ok(Ok(answer)) => (answer, None),
                     Ok(Err(error)) => judge(&error, &ask),
                     Err(_) => (Answer::Unclear, Some(format!("no answer within {limit:?}"))),
                 };
+                was_read |= problem.is_none();
                 match problem {
                     Some(problem) => self.warn(&problem, &mut trouble),
                     None => trouble = None,
@@ -101,6 +108,10 @@ impl Election {
                 }
                 elector.answer(answer, clock.now());
                 self.tell(&mut last, elector.leadership(), vacant);
+            }
+            if was_read && !was_said {
+                was_said = true;
+                self.publish.send_replace(last.clone());
             }
             if elector.leadership() == Leadership::Released && elector.wake_at().is_none() {
                 return Ok(());
@@ -194,11 +205,13 @@ impl Election {
         }
     }
 
+    /// Makes a call. `tells_gap`: a written Lease keeps the time of the last renewal before.
     async fn call(
         &self,
         leases: &Api<Lease>,
         ask: &Ask,
         known: &mut Option<Lease>,
+        tells_gap: bool,
     ) -> Result<Answer, Error> {
         let post = PostParams {
             field_manager: Some(FIELD_MANAGER.to_owned()),
@@ -207,6 +220,9 @@ impl Election {
         let object = |wanted| {
             let mut lease = lease(known.as_ref(), wanted, Clock.wall());
             lease.metadata.name = Some(self.name.clone());
+            if tells_gap {
+                keep_renew_time(known.as_ref(), &mut lease);
+            }
             lease
         };
         let (answer, now): (fn(_) -> _, _) = match ask {
@@ -221,6 +237,17 @@ impl Election {
             ),
         };
         Ok(answer(record(known.insert(now))))
+    }
+}
+
+/// So long a leader that follows a gap leaves the gap in the Lease: should it end before it has heard all
+/// agents, the next one hears them too.
+const GAP_TOLD: Duration = Duration::from_secs(60);
+
+fn keep_renew_time(known: Option<&Lease>, lease: &mut Lease) {
+    let renewed = known.and_then(|it| it.spec.as_ref()?.renew_time.clone());
+    if let (Some(renewed), Some(spec)) = (renewed, &mut lease.spec) {
+        spec.renew_time = Some(renewed);
     }
 }
 
@@ -288,6 +315,22 @@ mod tests {
         let (answer, problem) = judge(&refused(404), &Ask::Create(wanted()));
         assert_eq!(answer, Answer::Failed);
         assert!(problem.is_some_and(|text| text.contains("namespace exists")));
+    }
+
+    #[test]
+    fn a_gap_is_told_on_in_the_lease() {
+        let at = |second| Timestamp::from_second(second).unwrap();
+        let known = lease(None, &wanted(), at(100));
+        let mut written = lease(Some(&known), &wanted(), at(900));
+        assert_eq!(
+            vacant_since(Some(&written), at(905)),
+            Duration::from_secs(5)
+        );
+        keep_renew_time(Some(&known), &mut written);
+        let gap = vacant_since(Some(&written), at(905));
+        assert_eq!(gap, Duration::from_secs(805));
+        keep_renew_time(None, &mut written);
+        assert_eq!(vacant_since(Some(&written), at(905)), gap);
     }
 
     #[test]

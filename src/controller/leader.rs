@@ -15,6 +15,7 @@ use super::demand::Demand;
 use super::fence::{Fence, Kind};
 use super::figures::figures;
 use super::leaks::Leaks;
+use super::listening::Listening;
 use super::machine::{Settings, View};
 use super::podcidr::{PodCidrs, Reason};
 use super::pool::PoolLoop;
@@ -30,10 +31,6 @@ use crate::cluster::seen::{Block, Machine, Node, Text};
 use crate::cluster::table::Delta;
 use crate::cluster::world::World;
 use crate::ipam::{Addr, Cidr, Family};
-
-/// How long agents have to tell what they use where the API may have lost it: they notice that it answers
-/// again within half a minute.
-const LISTENING: Duration = Duration::from_secs(45);
 
 /// Which requests may be sent now.
 #[derive(Clone, Copy, Debug)]
@@ -66,8 +63,8 @@ pub(super) struct Leader {
     survey: bool,
     /// The ranges of pools have changed, and with them what NodeSubnets say of them.
     reattribute: bool,
-    /// Until when agents have their say before blocks are given, if they have, monotonic
-    listens_until: Option<Duration>,
+    /// Whether agents have their say before blocks are given
+    listening: Listening,
     /// [`Settings::second_writer_hold`]
     hold: Duration,
     /// [`Settings::leak_grace`]
@@ -87,7 +84,7 @@ impl Leader {
     pub(super) fn new(tenure: Tenure, settings: &Settings, now: Now) -> Self {
         Leader {
             fence: Fence::new(tenure.takeover, tenure.term.clone(), now.mono),
-            listens_until: tenure.follows_a_gap().then(|| now.mono + LISTENING),
+            listening: Listening::new(tenure.follows_a_gap(), now.mono),
             tenure,
             dealing: false,
             registry: Registry::default(),
@@ -171,7 +168,6 @@ impl Leader {
         {
             self.survey_pools(world, settings, now);
         }
-        self.listens_until = self.listens_until.filter(|until| *until > now.mono);
         if !stopping {
             self.decide_blocks(world, reports, now);
         }
@@ -182,6 +178,9 @@ impl Leader {
             now,
         };
         if room.critical {
+            if let Some(found) = self.listening.next(now).filter(|_| !stopping) {
+                return Some(found);
+            }
             if let Some(found) = self.pools.next_finalizer(&cx).filter(|_| !stopping) {
                 return Some(found);
             }
@@ -230,7 +229,7 @@ impl Leader {
             self.default_pool.queue.next_at(),
             self.pools.next_at(),
             self.registry.pools.next_at(),
-            self.listens_until,
+            self.listening.next_at(),
         ];
         queues.into_iter().flatten().min()
     }
@@ -434,7 +433,7 @@ impl Leader {
                 .extend(self.registry.blocks_let_go(name, world));
         }
         self.follow_up(noted, world);
-        if self.listens_until.is_some() {
+        if !self.listening.is_over() {
             return;
         }
         let mut cx = Context {
@@ -623,6 +622,10 @@ impl Leader {
         match purpose {
             Purpose::FenceNodes => {
                 self.fence.listed(Kind::Nodes, taken, world, now);
+                return;
+            }
+            Purpose::FenceSubnets if self.dealing => {
+                self.listening.listed(taken, now);
                 return;
             }
             Purpose::FenceSubnets => {

@@ -2,8 +2,8 @@
 //!
 //! An agent tells of every block with addresses in use, also of one that its NodeSubnet lists no more. If
 //! nobody has a claim to such a range, it is the node's from then on, as if it had been listed: its object is
-//! made anew, and it is listed again. If somebody has, it waits until that claim ends; the condition
-//! `Accepted` of the NodeSubnet says so meanwhile.
+//! made anew, and it is listed again. If somebody has, or the node could not have it now, it waits until something
+//! comes free; the condition `Accepted` of the NodeSubnet says so meanwhile.
 //!
 //! # Caveats
 //! Any agent could say so of any range. So only those are taken up that its node could get as well by asking:
@@ -13,7 +13,7 @@ use super::Now;
 use super::account::report_of;
 use super::registry::Registry;
 use crate::api::{Allocate, HeldBlock, MOST_BLOCKS};
-use crate::cluster::seen::{BlockWord, Node, Text};
+use crate::cluster::seen::{AgentReport, BlockWord, Node, Text};
 use crate::cluster::world::World;
 use crate::ipam::Cidr;
 
@@ -34,24 +34,27 @@ impl Registry {
             if word.released || word.used + word.cooling == 0 || is_theirs {
                 continue;
             }
-            if self.ledger.overlapping(&word.cidr).next().is_some() {
-                self.strays.insert(name.clone());
-                continue;
-            }
-            if let Some(held) = self.could_get(word, &node) {
-                self.recall_listed(name, &node.uid, &held, true, now);
-                taken.push(word.cidr);
+            let is_claimed = self.ledger.overlapping(&word.cidr).next().is_some();
+            let held = self.could_get(word, &node, report);
+            match held.filter(|_| !is_claimed) {
+                Some(held) => {
+                    self.recall_listed(name, &node.uid, &held, true, now);
+                    taken.push(word.cidr);
+                }
+                // Once something comes free, or a pool is another one, it may be.
+                None => _ = self.strays.insert(name.clone()),
             }
         }
         taken
     }
 
     /// The block as the node could have got it by asking.
-    fn could_get(&self, word: &BlockWord, node: &Node) -> Option<HeldBlock> {
+    fn could_get(&self, word: &BlockWord, node: &Node, report: &AgentReport) -> Option<HeldBlock> {
         let pool = self.pools.of(&word.cidr)?;
         let family = word.cidr.family();
         let of_pool = self.blocks.of(&node.uid);
         let of_pool = of_pool.filter(|it| it.pool == pool.name && it.cidr.family() == family);
+        let of_pool = of_pool.filter(|it| !it.is_released(Some(report)));
         let fits = pool.allocate == Allocate::Blocks
             && pool.selects(node)
             && pool.space.block_len(family)? <= word.cidr.len()
@@ -69,7 +72,7 @@ impl Registry {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::seen::Subnet;
+    use crate::cluster::seen::{Change, Subnet};
     use crate::controller::demand::tests::{NOW, list, node, objects, pool, subnet};
 
     fn cidr(text: &str) -> Cidr {
@@ -133,6 +136,30 @@ mod tests {
         assert!(registry.strays.contains("n2"));
         registry.drop_block(&cidr(block));
         assert_eq!(taken(&mut registry, &world, "n2"), [block]);
+        assert!(registry.strays.is_empty());
+    }
+
+    #[test]
+    fn a_block_that_is_let_go_counts_no_more_and_what_cannot_be_had_now_is_tried_again() {
+        let mut subnet = using("n1", &["10.0.0.16/28"], &["10.0.0.32/28"]);
+        let mut world = world(vec![subnet.clone()]);
+        let mut one = pool("p", "10.0.0.0/24");
+        (one.version, one.generation) = (2, 2);
+        one.spec.as_mut().unwrap().max_blocks_per_node = Some(1);
+        world.pools.change(Change::Applied(one));
+        let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
+        assert!(
+            taken(&mut registry, &world, "n1").is_empty(),
+            "one is listed"
+        );
+        assert!(
+            registry.strays.contains("n1"),
+            "once that is gone it may be"
+        );
+        subnet.version += 1;
+        subnet.report.as_mut().unwrap().blocks[0].released = true;
+        world.subnets.change(Change::Applied(subnet));
+        assert_eq!(taken(&mut registry, &world, "n1"), ["10.0.0.32/28"]);
         assert!(registry.strays.is_empty());
     }
 
