@@ -14,6 +14,7 @@
 //!   one keeps no pod from starting.
 //! - A pool whose selectors ask for labels serves nobody whose labels are not known.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use super::namespaces::Namespace;
@@ -93,11 +94,15 @@ impl fmt::Display for Unknown {
     }
 }
 
-/// The pools that may serve pods here, in their order, and what could not be read of them.
-pub fn serving(pools: &[NodePool]) -> (Vec<ServingPool>, Vec<String>) {
+/// The pools that may serve pods here, in their order, and what could not be read of them. `giving`: those
+/// of which blocks are here that give new addresses; a closed one serves nobody without.
+pub fn serving(pools: &[NodePool], giving: &BTreeSet<String>) -> (Vec<ServingPool>, Vec<String>) {
     let mut wrong = Vec::new();
     let mut serving = Vec::with_capacity(pools.len());
     for pool in pools {
+        if pool.closed && !giving.contains(&pool.name) {
+            continue;
+        }
         let selectors = Selector::new(pool.namespace_selector.as_deref())
             .and_then(|namespace| Ok((namespace, Selector::new(pool.pod_selector.as_deref())?)));
         match selectors {

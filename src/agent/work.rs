@@ -13,7 +13,7 @@ use super::leaks::{Evidence, Reason, netns_of_others};
 use super::proof::gone;
 use super::run::{Agent, Event, LOOK_PAUSE, Told};
 use super::snapshot::as_holding;
-use crate::api::{Allocate, NodeSubnetSpec, Recall, Suspect};
+use crate::api::{NodeSubnetSpec, Recall, Suspect};
 use crate::ipam::Cidr;
 use crate::node::{Attachment, Holding, Op, Snapshot, clock};
 
@@ -186,15 +186,12 @@ impl Agent {
             return;
         };
         let Ok(spec) = &subnet.spec else { return };
-        let (pools, wrong) = serving(&spec.pools);
+        let (pools, wrong) = serving(&spec.pools, &known.giving);
         for text in wrong {
             debug!("{text}");
         }
-        let of_blocks = spec.pools.iter();
-        known.askable = of_blocks
-            .filter(|it| it.allocate == Allocate::Blocks)
-            .map(|it| it.name.clone())
-            .collect();
+        let askable = spec.pools.iter().filter(|it| it.is_askable());
+        known.askable = askable.map(|it| it.name.clone()).collect();
         let named: BTreeSet<&str> = spec.pools.iter().map(|it| it.name.as_str()).collect();
         let others: BTreeSet<&String> = holding.blocks.iter().map(|it| &it.pool).collect();
         known.others = others

@@ -23,6 +23,10 @@ pub const TERM_ANNOTATION: &str = "cadastre.dev/term";
 /// so the next one must fence even though the lease was handed over.
 pub const UNSETTLED_ANNOTATION: &str = "cadastre.dev/unsettled";
 
+/// On the Lease, in the first minute of a leader that found it long unattended: when it was renewed last
+/// before.
+pub const GAP_ANNOTATION: &str = "cadastre.dev/gap-since";
+
 /// Field manager of all writes of the controller.
 pub const FIELD_MANAGER: &str = "cadastre-controller";
 

@@ -11,7 +11,9 @@
 //!   set to Drain.
 //! - Say `released` of a block only when no address of it is in use or cooling, and from then on not
 //!   use it until it has vanished from `spec.blocks` and been listed anew. A block that vanishes
-//!   without having been released is kept: only the agent's word ends its use.
+//!   without having been released is kept while addresses of it are in use, and gives no new ones.
+//! - Release again, and do not use, what is listed under a UID that was released since the agent's start: the
+//!   API was put back to an older state.
 //!   A block that is listed under another UID instead is the same block, whose object was lost and
 //!   made anew: what was given from it stays given.
 //! - Tell of every block of which addresses are in use, also of one that has vanished: where the API was put
@@ -84,7 +86,8 @@ pub struct NodeSubnetSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub blocks: Vec<HeldBlock>,
 
-    /// The pools that the node may ask for blocks, best first, then those that podCIDRs are of.
+    /// The pools that the node may ask for blocks, best first, then those that podCIDRs are of, then
+    /// closed ones.
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     #[schemars(length(max = MOST_POOLS))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -110,10 +113,15 @@ pub struct NodePool {
     #[schemars(length(max = 63))]
     pub name: String,
 
-    /// Blocks: the node may ask for them. NodeCIDR: the pool of one of its podCIDRs.
+    /// Blocks: the node may ask for them, unless it is closed. NodeCIDR: the pool of one of its podCIDRs.
     #[schemars(schema_with = "rules::some_allocate")]
     #[serde(default, skip_serializing_if = "is_default")]
     pub allocate: Allocate,
+
+    /// It gives this node no more blocks. It is listed because the node still has some of it, and
+    /// addresses of those are given and rest as it says.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub closed: bool,
 
     /// Manual: only for pods that ask for it by name.
     #[schemars(schema_with = "rules::assignment")]
@@ -141,6 +149,13 @@ pub struct NodePool {
     /// How its addresses are given.
     #[serde(flatten)]
     pub terms: AddressTerms,
+}
+
+impl NodePool {
+    /// Whether the node may ask for blocks of it.
+    pub fn is_askable(&self) -> bool {
+        self.allocate == Allocate::Blocks && !self.closed
+    }
 }
 
 /// One family of a pool, as a node needs it.

@@ -25,6 +25,7 @@
 
 use std::time::Duration;
 
+pub(super) use border::LONG_VACANT;
 use border::RELEASED_DURATION;
 pub use border::{
     Answer, Ask, Leadership, Mono, Record, Settings, SettingsError, Takeover, Tenure,

@@ -10,7 +10,7 @@ use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 
 use super::lease::Record;
-use crate::api::UNSETTLED_ANNOTATION;
+use crate::api::{GAP_ANNOTATION, UNSETTLED_ANNOTATION};
 
 /// Duration assumed of a record that names none.
 const DEFAULT_DURATION: Duration = Duration::from_secs(15);
@@ -58,10 +58,27 @@ pub(super) fn lease(known: Option<&Lease>, wanted: &Record, now: Timestamp) -> L
     };
     let annotations = lease.metadata.annotations.get_or_insert_default();
     annotations.remove(UNSETTLED_ANNOTATION);
+    annotations.remove(GAP_ANNOTATION);
     if wanted.unsettled {
         annotations.insert(UNSETTLED_ANNOTATION.to_owned(), "true".to_owned());
     }
     lease
+}
+
+/// When a leader showed itself last, as far as the Lease tells; after a gap, before that.
+pub(super) fn attended(lease: &Lease) -> Option<Timestamp> {
+    let annotations = lease.metadata.annotations.as_ref();
+    let before_gap = annotations.and_then(|all| all.get(GAP_ANNOTATION)?.parse().ok());
+    before_gap.or_else(|| Some(lease.spec.as_ref()?.renew_time.as_ref()?.0))
+}
+
+/// Has a Lease that is to be written tell of the gap after the `known` one. The time of renewal goes on: a
+/// write that changes nothing would keep its version, and others would think that nobody leads.
+pub(super) fn tell_gap(known: &Lease, lease: &mut Lease) {
+    if let Some(since) = attended(known) {
+        let annotations = lease.metadata.annotations.get_or_insert_default();
+        annotations.insert(GAP_ANNOTATION.to_owned(), since.to_string());
+    }
 }
 
 #[cfg(test)]
@@ -100,6 +117,23 @@ mod tests {
         for wanted in [wanted(), free] {
             assert_eq!(record(&lease(None, &wanted, at(1))), wanted);
         }
+    }
+
+    #[test]
+    fn a_gap_is_told_while_the_time_of_renewal_goes_on() {
+        let known = stored(&wanted(), 100);
+        assert_eq!(attended(&known), Some(at(100)));
+        let mut taken = lease(Some(&known), &wanted(), at(900));
+        assert_eq!(attended(&taken), Some(at(900)));
+        tell_gap(&known, &mut taken);
+        let mut renewed = lease(Some(&taken), &wanted(), at(902));
+        tell_gap(&taken, &mut renewed);
+        assert_eq!(attended(&renewed), Some(at(100)));
+        let times = [&taken, &renewed].map(|it| it.spec.as_ref().unwrap().renew_time.clone());
+        assert_eq!(times, [900, 902].map(|it| Some(MicroTime(at(it)))));
+        let later = lease(Some(&renewed), &wanted(), at(970));
+        assert_eq!(attended(&later), Some(at(970)));
+        assert_eq!(later.metadata.labels, known.metadata.labels);
     }
 
     #[test]

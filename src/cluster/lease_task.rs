@@ -14,8 +14,8 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use super::clock::Clock;
-use super::lease::{Answer, Ask, Elector, Leadership, Mono, Settings};
-use super::lease_object::{lease, record};
+use super::lease::{Answer, Ask, Elector, LONG_VACANT, Leadership, Mono, Settings};
+use super::lease_object::{attended, lease, record, tell_gap};
 use crate::api::FIELD_MANAGER;
 use crate::telemetry::{LeaderMetrics, Readiness};
 
@@ -64,7 +64,8 @@ pub struct Election {
 
 impl Election {
     /// Runs until released: `release` gives whether everything was settled. An error is that this
-    /// process must start anew: what it knows is of a state that is no more.
+    /// process must start anew: what it knows is of a state that is no more. The first word goes out
+    /// once the Lease was read, or is known to be missing.
     pub async fn run(
         self,
         clock: Clock,
@@ -76,20 +77,26 @@ impl Election {
         let mut last = elector.leadership();
         self.readiness.leadership(last.clone());
         let (mut trouble, mut known) = (None, None);
-        let mut vacant = Duration::ZERO;
+        let (mut was_read, mut was_said) = (false, false);
+        let (mut vacant, mut led_since) = (Duration::ZERO, clock.now());
         loop {
             while let Some(ask) = elector.poll(clock.now()) {
                 let leads = matches!(last, Leadership::Leading(_));
+                if !leads {
+                    led_since = clock.now();
+                }
                 if !leads && !matches!(ask, Ask::Get) {
                     vacant = vacant_since(known.as_ref(), clock.wall());
                 }
                 let before = version(known.as_ref());
-                let call = self.call(&leases, &ask, &mut known);
+                let tells_gap = vacant > LONG_VACANT && clock.now() < led_since + GAP_TOLD;
+                let call = self.call(&leases, &ask, &mut known, tells_gap);
                 let (answer, problem) = match tokio::time::timeout(limit, call).await {
                     Ok(Ok(answer)) => (answer, None),
                     Ok(Err(error)) => judge(&error, &ask),
                     Err(_) => (Answer::Unclear, Some(format!("no answer within {limit:?}"))),
                 };
+                was_read |= problem.is_none();
                 match problem {
                     Some(problem) => self.warn(&problem, &mut trouble),
                     None => trouble = None,
@@ -101,6 +108,10 @@ impl Election {
                 }
                 elector.answer(answer, clock.now());
                 self.tell(&mut last, elector.leadership(), vacant);
+            }
+            if was_read && !was_said {
+                was_said = true;
+                self.publish.send_replace(last.clone());
             }
             if elector.leadership() == Leadership::Released && elector.wake_at().is_none() {
                 return Ok(());
@@ -194,11 +205,13 @@ impl Election {
         }
     }
 
+    /// Makes a call. `tells_gap`: a Lease that is written tells of the gap before it.
     async fn call(
         &self,
         leases: &Api<Lease>,
         ask: &Ask,
         known: &mut Option<Lease>,
+        tells_gap: bool,
     ) -> Result<Answer, Error> {
         let post = PostParams {
             field_manager: Some(FIELD_MANAGER.to_owned()),
@@ -207,6 +220,9 @@ impl Election {
         let object = |wanted| {
             let mut lease = lease(known.as_ref(), wanted, Clock.wall());
             lease.metadata.name = Some(self.name.clone());
+            if let Some(known) = known.as_ref().filter(|_| tells_gap) {
+                tell_gap(known, &mut lease);
+            }
             lease
         };
         let (answer, now): (fn(_) -> _, _) = match ask {
@@ -224,6 +240,10 @@ impl Election {
     }
 }
 
+/// So long a leader that follows a gap tells of it in the Lease: should it end before it has heard all agents,
+/// the next one hears them, too.
+const GAP_TOLD: Duration = Duration::from_secs(60);
+
 /// What is said where the Lease is older than it was.
 const PUT_BACK: &str = "the Lease has gone back to an older version: the API server was put back to an older state (a restore of etcd?); what this process knows is no longer there, so it ends and must be started anew (docs/backup.md)";
 
@@ -234,8 +254,7 @@ fn version(lease: Option<&Lease>) -> Option<u64> {
 
 /// For how long nobody has renewed the Lease, by the wall clocks of two machines.
 fn vacant_since(lease: Option<&Lease>, now: Timestamp) -> Duration {
-    let renewed = lease.and_then(|it| it.spec.as_ref()?.renew_time.as_ref());
-    let since = renewed.map(|time| now.duration_since(time.0));
+    let since = lease.and_then(attended).map(|at| now.duration_since(at));
     since
         .and_then(|it| Duration::try_from(it).ok())
         .unwrap_or_default()

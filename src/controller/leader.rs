@@ -12,6 +12,7 @@ use super::default_pool::DefaultPool;
 use super::demand::Demand;
 use super::fence::Fence;
 use super::leaks::Leaks;
+use super::listening::Listening;
 use super::machine::Settings;
 use super::podcidr::{PodCidrs, Reason};
 use super::pool::PoolLoop;
@@ -32,10 +33,6 @@ mod view;
 
 pub(super) use changes::Told;
 use changes::{report_overlaps, report_unreadable};
-
-/// How long agents have to tell what they use where the API may have lost it: they notice that it answers
-/// again within half a minute.
-const LISTENING: Duration = Duration::from_secs(45);
 
 /// Which requests may be sent now.
 #[derive(Clone, Copy, Debug)]
@@ -68,8 +65,8 @@ pub(super) struct Leader {
     survey: bool,
     /// The ranges of pools have changed, and with them what NodeSubnets say of them.
     reattribute: bool,
-    /// Until when agents have their say before blocks are given, if they have, monotonic
-    listens_until: Option<Duration>,
+    /// Whether agents have their say before blocks are given
+    listening: Listening,
     /// [`Settings::second_writer_hold`]
     hold: Duration,
     /// [`Settings::leak_grace`]
@@ -80,7 +77,7 @@ impl Leader {
     pub(super) fn new(tenure: Tenure, settings: &Settings, now: Now) -> Self {
         Leader {
             fence: Fence::new(tenure.takeover, tenure.term.clone(), now.mono),
-            listens_until: tenure.follows_a_gap().then(|| now.mono + LISTENING),
+            listening: Listening::new(tenure.follows_a_gap(), now.mono),
             tenure,
             dealing: false,
             registry: Registry::default(),
@@ -164,7 +161,6 @@ impl Leader {
         {
             self.survey_pools(world, settings, now);
         }
-        self.listens_until = self.listens_until.filter(|until| *until > now.mono);
         if !stopping {
             self.decide_blocks(world, reports, now);
         }
@@ -175,6 +171,9 @@ impl Leader {
             now,
         };
         if room.critical {
+            if let Some(found) = self.listening.next(now).filter(|_| !stopping) {
+                return Some(found);
+            }
             if let Some(found) = self.pools.next_finalizer(&cx).filter(|_| !stopping) {
                 return Some(found);
             }
@@ -223,7 +222,7 @@ impl Leader {
             self.default_pool.queue.next_at(),
             self.pools.next_at(),
             self.registry.pools.next_at(),
-            self.listens_until,
+            self.listening.next_at(),
         ];
         queues.into_iter().flatten().min()
     }
@@ -256,7 +255,7 @@ impl Leader {
                 .extend(self.registry.blocks_let_go(name, world));
         }
         self.follow_up(noted, world);
-        if self.listens_until.is_some() {
+        if !self.listening.is_over() {
             return;
         }
         let mut cx = Context {

@@ -15,6 +15,7 @@
 //! | [`machine`] | events in, requests out; who may act when |
 //! | `leader` | what exists only while leading: the loops |
 //! | [`fence`] | what a new leader does before it deals |
+//! | `listening`, `take_up` | what agents tell that the API has lost |
 //! | [`registry`], `holders` | the leader's ledger: who holds what, what rests |
 //! | [`pools`], `survey` | what every pool may do right now, and which nodes it serves |
 //! | [`blocks`] | the leader's blocks: which node has which, and how far each is |
@@ -46,6 +47,7 @@ pub mod forecast;
 mod holders;
 mod leader;
 pub mod leaks;
+mod listening;
 pub mod machine;
 pub mod map;
 pub mod podcidr;
@@ -104,7 +106,7 @@ pub struct Context<'a> {
 pub enum Purpose {
     /// The fence's consistent list of nodes
     FenceNodes,
-    /// The fence's consistent list of NodeSubnets
+    /// The fence's consistent list of NodeSubnets, or that after agents were listened to
     FenceSubnets,
     /// The fence's touch of one node
     Touch { name: Text, uid: Text },

@@ -40,6 +40,8 @@ pub struct PoolLoop {
     /// Addresses by pool and family, as last counted.
     totals: BTreeMap<(Text, Family), Totals>,
     totals_at: Option<Duration>,
+    /// Something has changed since.
+    outdated: bool,
     /// What was last told of a condition, by pool UID and type.
     told: BTreeMap<(Text, &'static str), (String, String)>,
 }
@@ -56,7 +58,14 @@ impl PoolLoop {
             self.counted_at
                 .map_or(Duration::ZERO, |at| at + COUNT_PAUSE)
         });
-        count.into_iter().chain(self.queue.next_at()).min()
+        let totals = self.outdated.then(|| self.totals_due());
+        let due = count.into_iter().chain(totals);
+        due.chain(self.queue.next_at()).min()
+    }
+
+    fn totals_due(&self) -> Duration {
+        self.totals_at
+            .map_or(Duration::ZERO, |at| at + STATUS_PAUSE)
     }
 
     /// A finalizer that must be set before a pool can serve.
@@ -79,10 +88,14 @@ impl PoolLoop {
         let now = cx.now.mono;
         let mut count = Some(waiting);
         let mut waiting = BTreeMap::new();
-        if self.dirty && self.counted_at.is_none_or(|at| at + COUNT_PAUSE <= now) {
+        let to_count = self.dirty && self.counted_at.is_none_or(|at| at + COUNT_PAUSE <= now);
+        self.outdated |= to_count;
+        let totals_due = self.outdated && self.totals_due() <= now;
+        if to_count || totals_due {
             self.dirty = false;
             self.counted_at = Some(now);
-            if self.totals_at.is_none_or(|at| at + STATUS_PAUSE <= now) {
+            if totals_due {
+                self.outdated = false;
                 self.totals_at = Some(now);
                 self.totals = totals(cx.world, cx.registry);
             }
@@ -241,5 +254,68 @@ impl PoolLoop {
                 note: condition.message.clone(),
             });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::seen::Change;
+    use crate::cluster::world::World;
+    use crate::controller::Now;
+    use crate::controller::demand::tests::{NOW, list, node, objects, pool, subnet};
+    use crate::controller::registry::Registry;
+
+    #[test]
+    fn what_changes_right_after_a_count_is_counted_later() {
+        let mut told = subnet("n", &["10.0.0.16/28"], 0);
+        let mut world = World::default();
+        list(&mut world.pools, vec![pool("p", "10.0.0.0/24")]);
+        list(&mut world.nodes, vec![node("n")]);
+        list(&mut world.blocks, objects(&told));
+        list(&mut world.subnets, vec![told.clone()]);
+        let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
+        let mut pools = PoolLoop::default();
+        let mut used = |pools: &mut PoolLoop, world: &mut World, second: u64| {
+            let mut reports = Vec::new();
+            let now = Now {
+                mono: Duration::from_secs(second),
+                ..NOW
+            };
+            let mut cx = Context {
+                world,
+                registry: &mut registry,
+                reports: &mut reports,
+                now,
+            };
+            let (request, purpose) = pools.next(BTreeMap::new, &mut cx)?;
+            let Request::SetPoolStatus { status, .. } = request else {
+                panic!("{request:?} for {purpose:?}");
+            };
+            let used = status.ipv4.as_ref()?.addresses.as_ref()?.used.clone();
+            let mut pool = Pool::clone(world.pools.get("p")?);
+            (pool.version, pool.status) = (pool.version + 1, Some(status));
+            let outcome = Outcome::Pool(pool.clone());
+            world.pools.change(Change::Applied(pool));
+            let mut cx = Context {
+                world,
+                registry: &mut registry,
+                reports: &mut reports,
+                now,
+            };
+            pools.answered(&"p".into(), true, &outcome, &mut cx);
+            Some(used)
+        };
+        pools.mark();
+        assert_eq!(used(&mut pools, &mut world, 0).as_deref(), Some("0"));
+        told.version += 1;
+        told.report.as_mut().unwrap().blocks[0].used = 5;
+        world.subnets.change(Change::Applied(told));
+        pools.mark();
+        assert_eq!(used(&mut pools, &mut world, 2), None);
+        let due = pools.next_at().unwrap();
+        assert_eq!(due, Duration::from_secs(5));
+        assert_eq!(used(&mut pools, &mut world, 5).as_deref(), Some("5"));
+        assert_eq!(used(&mut pools, &mut world, 9), None);
     }
 }

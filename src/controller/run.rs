@@ -36,9 +36,6 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_
 /// Events for people that may wait to be written.
 const REPORT_BACKLOG: usize = 1024;
 
-/// How long the watches wait for the elector's first word.
-const FIRST_WORD: Duration = Duration::from_secs(1);
-
 /// How often figures for metrics are taken.
 const FIGURES_PAUSE: Duration = Duration::from_secs(2);
 
@@ -94,8 +91,13 @@ pub async fn run(
         dealing: false,
         trouble: None,
     };
-    // Lists that begin after the lease is won need not be made again for the fence.
-    let _ = tokio::time::timeout(FIRST_WORD, shell.parts.leadership.changed()).await;
+    // Lists that begin after the lease is won need not be made again for the fence. And were the API put
+    // back to an older state after they began, a Lease that was read before them would tell.
+    let mut stop = shell.stop.clone();
+    tokio::select! {
+        _ = shell.parts.leadership.changed() => {}
+        _ = stop.wait_for(|stop| *stop) => {}
+    }
     shell.leadership();
     let mut watches = follow_all(&shell.parts, &seen);
     let settled = shell.run(events, grace).await;

@@ -9,14 +9,14 @@ use std::collections::BTreeSet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::account::report_of;
-use super::pools::PoolState;
+use super::pools::Verdict;
 use super::queue::Queue;
 use super::registry::Registry;
 use super::report::{About, Report, WRITE_REJECTED};
 use super::{Context, Purpose};
-use crate::api::{NodeSubnetSpec, PreviousHolder};
+use crate::api::{HeldBlock, NodePool, NodeSubnetSpec, PreviousHolder};
 use crate::cluster::request::{Outcome, Refusal, Request};
-use crate::cluster::seen::{Subnet, Text};
+use crate::cluster::seen::{Node, Subnet, Text};
 use crate::cluster::world::World;
 use crate::ipam::Addr;
 
@@ -183,14 +183,10 @@ fn wanted(
     let suspects = node
         .map(|node| registry.suspects_of(&node.uid, report))
         .unwrap_or_default();
-    let mut pools: Vec<&PoolState> = node
-        .map(|node| registry.pools.block_pools(node).collect())
+    let may_ask = node.is_some_and(|node| registry.pools.block_pools(node).next().is_some());
+    let pools = node
+        .map(|node| pools(node, &blocks, is, registry))
         .unwrap_or_default();
-    let may_ask = !pools.is_empty();
-    for range in node.iter().flat_map(|node| &node.pod_cidrs) {
-        let pool = registry.pools.of(range);
-        pools.extend(pool.filter(|pool| !pools.iter().any(|it| it.name == pool.name)));
-    }
     let previous: Vec<PreviousHolder> = registry
         .rests_of(name)
         .filter(|(_, rest)| !rest.leaving)
@@ -222,10 +218,44 @@ fn wanted(
         machine_id: node.and_then(|node| node.machine.machine_id.as_ref().map(text)),
         pod_cidrs,
         blocks,
-        pools: pools.into_iter().map(|pool| pool.told.clone()).collect(),
+        pools,
         suspects,
         previous,
     })
+}
+
+/// What a node is told of pools: of those that serve it, best first, and of those that it only has
+/// something of.
+fn pools(
+    node: &Node,
+    blocks: &[HeldBlock],
+    is: Option<&Subnet>,
+    registry: &Registry,
+) -> Vec<NodePool> {
+    let mut pools: Vec<NodePool> = Vec::new();
+    let mut add = |told: Option<NodePool>| {
+        pools.extend(told.filter(|told| !pools.iter().any(|it| it.name == told.name)));
+    };
+    for pool in registry.pools.block_pools(node) {
+        add(Some(pool.told.clone()));
+    }
+    for range in &node.pod_cidrs {
+        add(registry.pools.of(range).map(|pool| pool.told.clone()));
+    }
+    for held in blocks {
+        let pool = registry.pools.get(&held.pool);
+        let readable = pool.filter(|pool| !matches!(pool.verdict, Verdict::Invalid(_)));
+        // Of one that is gone or cannot be read, what was told last holds.
+        let told = readable.map(|pool| &pool.told).or_else(|| {
+            let spec = is?.spec.as_ref().ok()?;
+            spec.pools.iter().find(|it| it.name == held.pool)
+        });
+        add(told.map(|told| NodePool {
+            closed: true,
+            ..told.clone()
+        }));
+    }
+    pools
 }
 
 /// What is to be said of an agent's status, if there is one: whether all of it was understood and
@@ -314,5 +344,68 @@ fn difference(name: &Text, wanted: Option<NodeSubnetSpec>, is: Option<&Subnet>) 
             uid: is.uid.clone(),
             version: is.version,
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::seen::Pool;
+    use crate::controller::demand::tests::{NOW, list, node, objects, pool, subnet};
+
+    /// Pool `p` with a cooldown of its own, and one that serves besides.
+    fn pools_told(change: impl FnOnce(&mut Pool), told: &[(&str, bool, u32)]) -> Vec<NodePool> {
+        let mut p = pool("p", "10.0.0.0/24");
+        p.spec.as_mut().unwrap().terms.cooldown_seconds = 7;
+        change(&mut p);
+        let mut world = World::default();
+        list(&mut world.pools, vec![p, pool("q", "10.0.1.0/24")]);
+        list(&mut world.nodes, vec![node("n")]);
+        let mut subnet = subnet("n", &["10.0.0.16/28", "10.0.0.32/28"], 0);
+        subnet.spec.as_mut().unwrap().pools = told
+            .iter()
+            .map(|(name, closed, cooldown)| {
+                let mut told = NodePool {
+                    name: (*name).to_owned(),
+                    closed: *closed,
+                    ..NodePool::default()
+                };
+                told.terms.cooldown_seconds = *cooldown;
+                told
+            })
+            .collect();
+        list(&mut world.blocks, objects(&subnet));
+        list(&mut world.subnets, vec![subnet.clone()]);
+        let (registry, _) = Registry::rebuild(&world, &[], NOW);
+        let name = subnet.name.clone();
+        wanted(&name, Some(&subnet), &world, &registry)
+            .unwrap()
+            .pools
+    }
+
+    fn brief(pools: &[NodePool]) -> Vec<(&str, bool, u32)> {
+        let brief = |it: &'_ NodePool| (it.closed, it.terms.cooldown_seconds);
+        let brief = pools.iter().map(|it| (it.name.as_str(), brief(it)));
+        brief
+            .map(|(name, (closed, cooldown))| (name, closed, cooldown))
+            .collect()
+    }
+
+    #[test]
+    fn a_pool_that_serves_no_more_is_closed_while_the_node_has_blocks_of_it() {
+        let serving = pools_told(|_| {}, &[]);
+        assert_eq!(brief(&serving), [("p", false, 7), ("q", false, 30)]);
+        let disabled = pools_told(|pool| pool.spec.as_mut().unwrap().disabled = true, &[]);
+        assert_eq!(brief(&disabled), [("q", false, 30), ("p", true, 7)]);
+        let deleted = pools_told(|pool| pool.deleting = true, &[]);
+        assert_eq!(brief(&deleted), [("q", false, 30), ("p", true, 7)]);
+    }
+
+    #[test]
+    fn of_a_pool_that_cannot_be_read_the_node_keeps_what_it_was_told_last() {
+        let spoil = |pool: &mut Pool| pool.spec = Err("no".to_owned());
+        let before = pools_told(spoil, &[("p", false, 7)]);
+        assert_eq!(brief(&before), [("q", false, 30), ("p", true, 7)]);
+        assert_eq!(brief(&pools_told(spoil, &[])), [("q", false, 30)]);
     }
 }

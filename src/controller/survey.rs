@@ -156,6 +156,7 @@ fn told(name: &Text, spec: Option<&IPPoolSpec>) -> NodePool {
     NodePool {
         name,
         allocate: spec.allocate,
+        closed: false,
         assignment: spec.assignment,
         namespace_selector: spec.namespace_selector.clone().map(Box::new),
         pod_selector: spec.pod_selector.clone().map(Box::new),

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use cadastre::api::{Allocate, HeldBlock, NodeSubnetSpec, Recall};
+use cadastre::api::{HeldBlock, NodeSubnetSpec, Recall};
 use cadastre::cluster::seen::{AgentReport, BlockWord, PodUid, Subnet, Text};
 use cadastre::ipam::{Addr, Cidr, Family, Span};
 
@@ -23,6 +23,8 @@ pub struct Held {
     pub node: Text,
     pub recall: Option<Recall>,
     reserved: Vec<Span>,
+    /// Whether the list names it: what it does not name gives nothing new.
+    pub listed: bool,
     /// Let go of, for good.
     pub released: bool,
     /// Of a released one: whether it has vanished from the list since.
@@ -56,6 +58,8 @@ pub struct Agent {
     pub habits: Habits,
     /// The machine is off, for now or for good.
     pub is_off: bool,
+    /// For good: what it had is nobody's, though a Node may still stand for it.
+    pub is_gone: bool,
     pub paused_until: Time,
     /// What the watches have brought and it has not taken in yet.
     pub subnets: VecDeque<Option<Arc<Subnet>>>,
@@ -68,6 +72,10 @@ pub struct Agent {
     /// Until when it waits for the answer to what it published.
     pub publishing_until: Time,
     pub tick_at: Option<Time>,
+    /// Blocks that it let go of since its start.
+    pub let_go: BTreeSet<Key>,
+    /// UIDs of its Nodes that the server has forgotten while it lived: what it has of them is in use.
+    pub forgotten: BTreeSet<Text>,
     /// On disk.
     pub blocks: BTreeMap<Key, Held>,
     pub given: BTreeMap<Addr, Given>,
@@ -82,6 +90,7 @@ impl Agent {
             node: None,
             habits,
             is_off: false,
+            is_gone: false,
             paused_until: 0,
             subnets: VecDeque::new(),
             nodes: VecDeque::new(),
@@ -91,6 +100,8 @@ impl Agent {
             seen: None,
             publishing_until: 0,
             tick_at: None,
+            let_go: BTreeSet::new(),
+            forgotten: BTreeSet::new(),
             blocks: BTreeMap::new(),
             given: BTreeMap::new(),
             pending: BTreeSet::new(),
@@ -99,7 +110,8 @@ impl Agent {
 
     /// It starts anew: the store is what is left.
     pub fn restart(&mut self) {
-        self.is_off = false;
+        (self.is_off, self.is_gone) = (false, false);
+        self.let_go.clear();
         self.node = None;
         self.seen = None;
         self.subnets.clear();
@@ -134,12 +146,14 @@ impl Agent {
                     }
                     (held.node, held.reserved, held.recall) = (uid.clone(), reserved, told.recall);
                     (held.released, held.vanished) = (false, false);
+                    held.listed = true;
                 }
                 None => {
                     self.rename(&key);
                     if let Some(held) = self.blocks.get_mut(&key) {
                         (held.node, held.reserved, held.recall) =
                             (uid.clone(), reserved, told.recall);
+                        held.listed = true;
                         new.push(key);
                         continue;
                     }
@@ -148,6 +162,7 @@ impl Agent {
                         node: uid.clone(),
                         recall: told.recall,
                         reserved,
+                        listed: true,
                         released: false,
                         vanished: false,
                     };
@@ -158,24 +173,37 @@ impl Agent {
         }
         let forgets = self.habits.forgets;
         for (key, held) in &mut self.blocks {
-            if held.node == uid && !listed.contains(key) {
+            if !listed.contains(key) {
+                held.listed = false;
                 held.vanished |= held.released;
-                // What vanished without its word is still its own.
+                // What vanished without its word is still its own, as long as it is in use.
                 held.recall = held.recall.filter(|_| held.released);
             }
         }
         let given = &self.given;
         self.blocks.retain(|key, held| {
-            let current = held.node == uid;
             let in_use = given.values().any(|it| it.block == *key);
-            let over = if current {
+            let is_over = if held.released && held.node == uid {
                 held.vanished && forgets
             } else {
-                !in_use
+                !held.listed && !in_use
             };
-            !over
+            !is_over
         });
+        self.let_go_again(&mut new);
         new
+    }
+
+    /// What is listed though it was let go of may be another node's by now: the server was put back to
+    /// an older state.
+    fn let_go_again(&mut self, new: &mut Vec<Key>) {
+        new.retain(|key| !self.let_go.contains(key));
+        for (key, held) in &mut self.blocks {
+            if held.listed && self.let_go.contains(key) {
+                held.recall = Some(Recall::Drain);
+                held.released |= !self.given.values().any(|it| it.block == *key);
+            }
+        }
     }
 
     /// A block that it never let go of is listed under another UID: its object was lost and made anew.
@@ -196,6 +224,7 @@ impl Agent {
     fn gives_from(&self, held: &Held) -> bool {
         Some(&held.node) == self.node.as_ref()
             && self.spec().is_some()
+            && held.listed
             && !held.released
             && held.recall != Some(Recall::Drain)
     }
@@ -302,6 +331,7 @@ impl Agent {
             if let Some(held) = self.blocks.get_mut(key) {
                 held.released = true;
             }
+            self.let_go.insert(key.clone());
         }
         empty
     }
@@ -317,7 +347,8 @@ impl Agent {
         let spec = self.spec()?;
         let best = asked_for(spec).next();
         let mut demand: BTreeMap<Text, u64> = BTreeMap::new();
-        for pool in self.uses(&uid).map(|(_, held)| &held.pool) {
+        let listed = self.uses(&uid).filter(|(_, held)| held.listed);
+        for pool in listed.map(|(_, held)| &held.pool) {
             let of_pool = |family: Family| {
                 let same = self.given.values().filter(|it| {
                     let held = self.blocks.get(&it.block);
@@ -333,10 +364,11 @@ impl Agent {
             *demand.entry(best).or_insert(self.habits.low) += self.pending.len() as u64;
         }
         let mut blocks = Vec::new();
-        for (key, held) in self.blocks.iter().filter(|(_, held)| held.node == uid) {
+        let told = |(_, held): &(&Key, &Held)| held.node == uid || !held.released;
+        for (key, held) in self.blocks.iter().filter(told) {
             let used = self.in_use(key).filter(|(_, it)| it.pod.is_some()).count();
             let all = self.in_use(key).count();
-            let free = if held.released {
+            let free = if held.released || !held.listed {
                 0
             } else {
                 self.free(key, held).count()
@@ -352,8 +384,7 @@ impl Agent {
         }
         let of_node = |(addr, it): (&Addr, &Given)| {
             let pod = it.pod.as_ref()?;
-            let held = self.blocks.get(&it.block).filter(|held| held.node == uid);
-            held.map(|_| (*addr, PodUid::read(pod)))
+            Some((*addr, PodUid::read(pod)))
         };
         Some(AgentReport {
             node_uid: uid.clone(),
@@ -385,6 +416,6 @@ pub fn key(told: &HeldBlock) -> Key {
 /// The pools that the node may ask for blocks, best first.
 fn asked_for(spec: &NodeSubnetSpec) -> impl Iterator<Item = Text> {
     let pools = spec.pools.iter();
-    let of_blocks = pools.filter(|pool| pool.allocate == Allocate::Blocks);
-    of_blocks.map(|pool| pool.name.as_str().into())
+    let askable = pools.filter(|pool| pool.is_askable());
+    askable.map(|pool| pool.name.as_str().into())
 }

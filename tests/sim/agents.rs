@@ -27,6 +27,8 @@ pub enum Act {
     Start,
     /// It hears that a pod is gone or finished.
     PodEnded(Text),
+    /// The kubelet starts a pod (again) that the server has brought back.
+    PodStarts(Text),
 }
 
 /// A status on its way, with its guards.
@@ -85,6 +87,12 @@ impl Sim {
             self.machines.agents.push(agent);
         } else if self.machines.agents[id].is_off {
             self.after(MS, Due::Agent(id, Act::Start));
+        }
+        // The machine that bore the name before has come to its end.
+        for (other, agent) in self.machines.agents.iter_mut().enumerate() {
+            if other != id && agent.name == node.name {
+                agent.forgotten.clear();
+            }
         }
         let machine = (node.machine.clone(), id);
         self.machines.last.insert(node.name.clone(), machine);
@@ -151,7 +159,7 @@ impl Sim {
     }
 
     /// Its watches start over: what they bring is how things are now.
-    fn list_anew(&mut self, id: usize) {
+    pub fn list_anew(&mut self, id: usize) {
         let agent = &mut self.machines.agents[id];
         let subnet = self.api.subnets.get(&agent.name).cloned();
         let node = self.api.nodes.get(&agent.name).map(|node| node.uid.clone());
@@ -169,6 +177,9 @@ impl Sim {
             return self.land(id, *publication);
         }
         if matches!(act, Act::Start) {
+            if self.is_backed_up() && !self.machines.agents[id].is_off {
+                return Ok(());
+            }
             self.machines.agents[id].restart();
             self.list_anew(id);
             let name = self.machines.agents[id].name.clone();
@@ -178,6 +189,16 @@ impl Sim {
         let agent = &mut self.machines.agents[id];
         let rest = agent.paused_until.saturating_sub(self.now);
         if rest > 0 && !agent.is_off {
+            self.after(rest, Due::Agent(id, act));
+            return Ok(());
+        }
+        if let Act::PodStarts(uid) = &act
+            && !self.api.pods.live.values().any(|it| it.uid == *uid)
+        {
+            return Ok(());
+        }
+        let rest = agent.held_until.saturating_sub(self.now);
+        if rest > 0 && matches!(act, Act::Hear | Act::HearNode) {
             self.after(rest, Due::Agent(id, act));
             return Ok(());
         }
@@ -205,6 +226,11 @@ impl Sim {
             }
             Act::Tick => agent.tick_at = None,
             Act::PodEnded(pod) => agent.take_back(&pod, self.now),
+            Act::PodStarts(pod) => {
+                if !agent.given.values().any(|it| it.pod.as_ref() == Some(&pod)) {
+                    agent.pending.insert(pod);
+                }
+            }
             Act::Land(_) | Act::Start => {}
         }
         if self.machines.agents[id].is_off {
@@ -285,7 +311,7 @@ impl Sim {
         } else {
             there
         };
-        if !lost {
+        if !lost && !self.is_down() {
             self.after(there, Due::Agent(id, Act::Land(Box::new(publication))));
         }
         let patience = self.rng.stretch(500 * MS, 4 * SECOND);
@@ -316,12 +342,14 @@ impl Sim {
 
     pub fn befall_agent(&mut self) {
         let id = self.rng.index(self.machines.agents.len().max(1));
-        let Some(agent) = self.machines.agents.get_mut(id) else {
+        let what = self.rng.below(10);
+        let is_spared = self.is_spared(what);
+        let Some(agent) = self.machines.agents.get_mut(id).filter(|_| !is_spared) else {
             return;
         };
         let name = agent.name.clone();
         let length = self.rng.stretch(100 * MS, 200 * SECOND);
-        match self.rng.below(10) {
+        match what {
             0..3 => {
                 agent.is_off = true;
                 self.after(length, Due::Agent(id, Act::Start));
@@ -337,7 +365,7 @@ impl Sim {
                 self.list_anew(id);
             }
             _ => {
-                agent.is_off = true;
+                (agent.is_off, agent.is_gone) = (true, true);
                 self.log(Some(&name), || format!("agent {id} is off for good"));
                 if self.rng.chance(5_000) {
                     self.delete_node_named(&name);
@@ -411,6 +439,7 @@ impl Sim {
             addresses,
             ..Pod::clone(&pod)
         };
+        self.checks.ghosts.remove(uid);
         self.api.put_pod(pod, placed, self.now);
         self.publish();
     }

@@ -11,6 +11,8 @@ use cadastre::cluster::lease::{Answer, Ask, Record};
 use cadastre::cluster::request::{Assignment, Outcome, Refusal, Request, Touch};
 use cadastre::cluster::seen::{AgentReport, Block, Node, Pod, Pool, ServiceRange, Subnet, Text};
 
+use jiff::Timestamp;
+
 use super::clock::{Time, seconds};
 use super::kind::{Kind, Versioned};
 use super::plan::Plan;
@@ -31,6 +33,10 @@ pub enum Mutation {
     PodsHidden,
     /// Agents say that they let go of blocks in use.
     LetGoInUse,
+    /// Agents' words of blocks that are not listed do not get through.
+    UnlistedUnheard,
+    /// A leader after a gap does not wait for what agents say.
+    ListeningLeftOut,
 }
 
 impl Mutation {
@@ -38,11 +44,20 @@ impl Mutation {
     pub fn weather(self, plan: Plan) -> Plan {
         let of_blocks = matches!(self, Mutation::PodsHidden | Mutation::LetGoInUse);
         Plan {
-            blocks: if of_blocks { 10_000 } else { 0 },
+            blocks: if of_blocks || self.is_of_restore() {
+                10_000
+            } else {
+                0
+            },
             tampering: false,
             tampering_blocks: false,
             ..plan.crowd()
         }
+    }
+
+    /// Whether it shows only where the server is put back to an older state.
+    pub fn is_of_restore(self) -> bool {
+        matches!(self, Mutation::UnlistedUnheard | Mutation::ListeningLeftOut)
     }
 }
 
@@ -71,6 +86,20 @@ pub enum Commit {
     Pod,
 }
 
+/// What etcd holds at one moment.
+pub struct State {
+    revision: u64,
+    pub nodes: BTreeMap<Text, Arc<Node>>,
+    pools: BTreeMap<Text, Arc<Pool>>,
+    subnets: BTreeMap<Text, Arc<Subnet>>,
+    pub blocks: BTreeMap<Text, Arc<Block>>,
+    services: BTreeMap<Text, Arc<ServiceRange>>,
+    pub pods: BTreeMap<Text, Arc<Pod>>,
+    pub lease: Option<Record>,
+    finalized: BTreeSet<Text>,
+    placed: BTreeMap<Text, Text>,
+}
+
 #[derive(Default)]
 pub struct Api {
     revision: u64,
@@ -82,6 +111,8 @@ pub struct Api {
     pub services: Kind<ServiceRange>,
     pub pods: Kind<Pod>,
     pub lease: Option<Record>,
+    /// When each version of the Lease was written, by its writer's wall clock.
+    pub renewals: BTreeMap<String, Timestamp>,
     /// UIDs of nodes that somebody's finalizer holds.
     pub finalized: BTreeSet<Text>,
     /// Where each pod runs, by its UID.
@@ -111,6 +142,37 @@ impl Api {
     fn revision(&mut self) -> u64 {
         self.revision += 1;
         self.revision
+    }
+
+    /// All that a backup holds. UIDs are drawn at random and so never come again: they are no part of it.
+    pub fn backup(&self) -> State {
+        State {
+            revision: self.revision,
+            nodes: self.nodes.live.clone(),
+            pools: self.pools.live.clone(),
+            subnets: self.subnets.live.clone(),
+            blocks: self.blocks.live.clone(),
+            services: self.services.live.clone(),
+            pods: self.pods.live.clone(),
+            lease: self.lease.clone(),
+            finalized: self.finalized.clone(),
+            placed: self.placed.clone(),
+        }
+    }
+
+    /// Everything is as it was then, the counter of versions too.
+    pub fn put_back(&mut self, state: State) {
+        let version = state.revision;
+        self.revision = version;
+        self.nodes.put_back(state.nodes, version);
+        self.pools.put_back(state.pools, version);
+        self.subnets.put_back(state.subnets, version);
+        self.blocks.put_back(state.blocks, version);
+        self.services.put_back(state.services, version);
+        self.pods.put_back(state.pods, version);
+        self.lease = state.lease;
+        self.finalized = state.finalized;
+        self.placed = state.placed;
     }
 
     // What the world does. Each keeps the server's rules but needs no guard.
@@ -468,7 +530,14 @@ impl Api {
             return false;
         }
         let accepted = known.report.as_ref().and_then(|it| it.accepted.clone());
-        let report = AgentReport { accepted, ..report };
+        let mut report = AgentReport { accepted, ..report };
+        if self.mutation == Some(Mutation::UnlistedUnheard) {
+            let listed = known.spec.iter().flat_map(|spec| &spec.blocks);
+            let listed: BTreeSet<String> = listed.map(|held| held.cidr.clone()).collect();
+            let words = report.blocks.iter().cloned();
+            let heard = words.filter(|word| listed.contains(&word.cidr.to_string()));
+            report.blocks = heard.collect();
+        }
         if known.report.as_deref() != Some(&report) {
             let subnet = Subnet {
                 report: Some(Box::new(report)),
@@ -556,24 +625,25 @@ impl Api {
     }
 
     /// Executes one request about the Lease, now.
-    pub fn lease(&mut self, ask: Ask) -> Answer {
+    pub fn lease(&mut self, ask: Ask, wall: Timestamp) -> Answer {
         match ask {
             Ask::Get => self.lease.clone().map_or(Answer::Missing, Answer::Found),
-            Ask::Create(record) if self.lease.is_none() => self.write_lease(record),
+            Ask::Create(record) if self.lease.is_none() => self.write_lease(record, wall),
             Ask::Replace(record)
                 if self
                     .lease
                     .as_ref()
                     .is_some_and(|known| known.resource_version == record.resource_version) =>
             {
-                self.write_lease(record)
+                self.write_lease(record, wall)
             }
             Ask::Create(_) | Ask::Replace(_) => Answer::Conflict,
         }
     }
 
-    fn write_lease(&mut self, mut record: Record) -> Answer {
+    fn write_lease(&mut self, mut record: Record, wall: Timestamp) -> Answer {
         record.resource_version = self.revision().to_string();
+        self.renewals.insert(record.resource_version.clone(), wall);
         self.lease = Some(record.clone());
         Answer::Written(record)
     }

@@ -59,6 +59,7 @@ impl Violation {
 }
 
 /// A node that is gone, and what it held.
+#[derive(Clone)]
 pub struct Grave {
     pub name: Text,
     pub uid: Text,
@@ -89,6 +90,8 @@ pub struct Checks {
     /// The last request of a controller, but for the Lease.
     pub last_request: (Time, String),
     pub parcels: Parcels,
+    /// UIDs of pods that the server has brought back: the addresses that it shows are of an earlier time.
+    pub ghosts: BTreeSet<Text>,
     /// What each process told, and how often, and what it told last of an object.
     told: BTreeMap<(Where, String), u32>,
     last_told: BTreeMap<(Where, String), String>,
@@ -634,6 +637,7 @@ impl Checks {
     pub fn reported(&mut self, place: Where, report: &Report, calm: bool) -> Verdict {
         const OFTEN: u32 = 5;
         let text = format!("{report:?}");
+        self.tally.taken_up += u64::from(report.reason == "BlockTakenUp");
         if !calm {
             return Ok(());
         }

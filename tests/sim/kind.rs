@@ -45,6 +45,8 @@ pub struct Logged<T> {
 pub struct Kind<T> {
     pub live: BTreeMap<Text, Arc<T>>,
     pub log: Vec<Logged<T>>,
+    /// The last version of anything of the kind.
+    version: u64,
 }
 
 impl<T> Default for Kind<T> {
@@ -52,6 +54,7 @@ impl<T> Default for Kind<T> {
         Kind {
             live: BTreeMap::new(),
             log: Vec::new(),
+            version: 0,
         }
     }
 }
@@ -64,6 +67,7 @@ impl<T: Versioned> Kind<T> {
     /// Stores the object under a new version.
     pub fn put(&mut self, mut object: T, version: u64, at: Time) -> Arc<T> {
         object.set_version(version);
+        self.version = version;
         let object = Arc::new(object);
         self.live.insert(object.name().clone(), object.clone());
         self.log.push(Logged {
@@ -77,6 +81,7 @@ impl<T: Versioned> Kind<T> {
     /// Removes it; watches are told its last state with the version of the removal.
     pub fn remove(&mut self, name: &str, version: u64, at: Time) -> Option<Arc<T>> {
         let last = self.live.remove(name)?;
+        self.version = version;
         let mut object = T::clone(&last);
         object.set_version(version);
         self.log.push(Logged {
@@ -86,6 +91,11 @@ impl<T: Versioned> Kind<T> {
         });
         Some(last)
     }
+
+    /// All of it is as it was then, at that version of the server. No watch is told.
+    pub fn put_back(&mut self, live: BTreeMap<Text, Arc<T>>, version: u64) {
+        (self.live, self.version) = (live, version);
+    }
 }
 
 /// One process's watch of one kind.
@@ -93,6 +103,8 @@ pub struct Feed<T> {
     stage: Stage<T>,
     /// How much of the log has been delivered.
     cursor: usize,
+    /// The version up to which it has been delivered.
+    seen: u64,
     /// Whether a delivery is on its way already.
     pub scheduled: bool,
     /// Nothing comes before: the connection is cut or slow.
@@ -115,6 +127,7 @@ impl<T> Default for Feed<T> {
         Feed {
             stage: Stage::Down,
             cursor: 0,
+            seen: 0,
             scheduled: false,
             held_until: 0,
         }
@@ -127,6 +140,15 @@ impl<T: Versioned> Feed<T> {
         self.stage = Stage::Down;
     }
 
+    /// The server was put back to an older state. A watch goes on after the version that it has seen,
+    /// so it shows nothing until the server is past that one again; a list that ran is begun anew.
+    pub fn cut(&mut self, kind: &Kind<T>) {
+        self.cursor = kind.log.len();
+        if !self.is_watching() {
+            self.stage = Stage::Down;
+        }
+    }
+
     pub fn is_watching(&self) -> bool {
         matches!(self.stage, Stage::Watching)
     }
@@ -137,7 +159,7 @@ impl<T: Versioned> Feed<T> {
 
     pub fn next(&mut self, kind: &Kind<T>, asked: Duration) -> Option<Change<T>> {
         if let Stage::Announced = self.stage {
-            self.cursor = kind.log.len();
+            (self.cursor, self.seen) = (kind.log.len(), kind.version);
             self.stage = Stage::Listing {
                 snapshot: kind.live.values().cloned().collect(),
                 next: 0,
@@ -157,8 +179,13 @@ impl<T: Versioned> Feed<T> {
                 Some(Change::Listed)
             }
             Stage::Watching => {
-                let logged = kind.log.get(self.cursor)?;
+                let mut logged = kind.log.get(self.cursor)?;
                 self.cursor += 1;
+                while logged.object.version() <= self.seen {
+                    logged = kind.log.get(self.cursor)?;
+                    self.cursor += 1;
+                }
+                self.seen = logged.object.version();
                 let object = T::clone(&logged.object);
                 Some(if logged.deleted {
                     Change::Deleted(object)

@@ -14,6 +14,7 @@
 //! | `agent`, `agents` | agents of nodes, their faults, and the pods they serve |
 //! | `process`, `shell` | one process: clocks, watches, gate, requests, Lease |
 //! | `workload`, `faults` | what changes in the world, what befalls processes |
+//! | `restore` | the API server is put back to an older state |
 //! | `checks`, `known`, `shape` | what must hold after each step |
 //! | `parcels` | the same of affinity blocks |
 //! | `settle`, `settle_blocks` | what must hold in the end |
@@ -45,6 +46,7 @@ mod mutations;
 mod parcels;
 mod plan;
 mod process;
+mod restore;
 #[path = "../common/rng.rs"]
 mod rng;
 mod run;
@@ -94,7 +96,7 @@ fn run_seeds(first: u64, steps: u64) -> Tally {
 fn summary(sum: &Tally, seeds: u64, begun: Instant) -> String {
     let seconds = begun.elapsed().as_secs_f64();
     format!(
-        "{} steps, {seeds} seeds, {} ranges assigned, {} records ended, {} blocks listed, {} ended, {} addresses given, {} tenures, {} + {} duplicates averted by UID and term, {:.1} s",
+        "{} steps, {seeds} seeds, {} ranges assigned, {} records ended, {} blocks listed, {} ended, {} addresses given, {} tenures, {} + {} duplicates averted by UID and term, {} restores, {} blocks taken up, {:.1} s",
         sum.steps,
         sum.assigned,
         sum.freed,
@@ -104,6 +106,8 @@ fn summary(sum: &Tally, seeds: u64, begun: Instant) -> String {
         sum.takeovers,
         sum.averted.0,
         sum.averted.1,
+        sum.restores,
+        sum.taken_up,
         seconds
     )
 }
@@ -112,7 +116,11 @@ fn summary(sum: &Tally, seeds: u64, begun: Instant) -> String {
 fn everything_promised_holds_over_many_seeds() {
     let sum = run_seeds(0, 2_000_000);
     assert!(
-        sum.assigned > 500 && sum.freed > 100 && sum.takeovers > 50,
+        sum.assigned > 500
+            && sum.freed > 100
+            && sum.takeovers > 50
+            && sum.restores > 5
+            && sum.taken_up > 3,
         "the runs do too little: {sum:?}"
     );
 }

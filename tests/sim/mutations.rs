@@ -56,3 +56,13 @@ fn an_address_goes_to_another_pod_where_pods_are_not_looked_at() {
 fn a_block_let_go_of_while_in_use_is_used_twice() {
     found(Mutation::LetGoInUse, 10_000_000);
 }
+
+#[test]
+fn what_the_server_has_forgotten_goes_to_others_where_agents_are_not_heard() {
+    found(Mutation::UnlistedUnheard, 5_000_000);
+}
+
+#[test]
+fn what_the_server_has_forgotten_goes_to_others_where_no_time_is_left_to_agents() {
+    found(Mutation::ListeningLeftOut, 5_000_000);
+}

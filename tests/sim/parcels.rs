@@ -18,7 +18,7 @@ use cadastre::api::{Allocate, NodeSubnetSpec};
 use cadastre::cluster::seen::{Block, BlockSpec, Node, Pod, ServiceRange, Subnet, Text};
 use cadastre::ipam::{Addr, Cidr};
 
-use super::agent::{Key, key};
+use super::agent::{Held, Key, key};
 use super::api::{Api, Author};
 use super::checks::{Checks, DUPLICATE, Violation};
 use super::clock::{SECOND, Time};
@@ -32,14 +32,14 @@ type Verdict = Result<(), Violation>;
 const HEEDED: Time = 120 * SECOND;
 
 /// What is remembered of each block object, by CIDR and UID.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct Parcels {
     lives: BTreeMap<Key, Life>,
     /// When each node died, by UID.
     pub died: BTreeMap<Text, Time>,
 }
 
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Life {
     /// Node UIDs that it was listed to.
     listed: BTreeSet<Text>,
@@ -68,6 +68,13 @@ fn wrong(rule: &'static str, text: String, names: impl IntoIterator<Item = Text>
 
 fn lives(api: &Api, uid: &str) -> bool {
     api.nodes.live.values().any(|node| *node.uid == *uid)
+}
+
+impl Parcels {
+    /// The object was lost.
+    pub fn lost(&mut self, block: Key) {
+        self.lives.entry(block).or_default().edited = true;
+    }
 }
 
 impl Checks {
@@ -260,7 +267,10 @@ impl Checks {
             );
             return wrong("end of a block", text, names);
         }
-        let released = life.released.contains(&owner.uid) || !life.listed.contains(&owner.uid);
+        // The same machine may have let go of it as another Node.
+        let by_next = life.released.iter().any(|uid| lives(api, uid));
+        let by_owner = life.released.contains(&owner.uid);
+        let released = by_next || by_owner || !life.listed.contains(&owner.uid);
         let died = self.parcels.died.get(&owner.uid).copied();
         let rested = died.map(|died| died + self.quarantine_of(&spec.pool));
         if !released && !self.wall_lies && rested.is_some_and(|rested| now < rested) {
@@ -300,8 +310,12 @@ impl Checks {
             wrong("policy", text, [owner.name.clone(), spec.pool.clone()])
         };
         let told = known.subnets.objects.get(&spec.owner.name);
-        // What rests is written down again; a node gets nothing by it.
+        let words = told.and_then(|told| told.report.as_ref());
+        let words = words.filter(|report| report.node_uid == spec.owner.uid);
+        let mut words = words.into_iter().flat_map(|report| report.blocks.iter());
+        // What rests is written down again, and so is what its agent uses; a node gets nothing by it.
         let restored = spec.owner.resting
+            || words.any(|word| word.cidr == spec.cidr && word.used + word.cooling > 0)
             || known.had.contains(&(spec.cidr, spec.owner.name.clone()))
             || listed(told).iter().any(|(cidr, _)| *cidr == spec.cidr);
         if restored {
@@ -367,7 +381,10 @@ impl Checks {
             return Ok(());
         };
         let older = |shape: &&Shape| {
-            (shape.created, &shape.name) < (own.created, &own.name)
+            // An answer may have told newer news than the watch.
+            let there = api.pools.get(&shape.name);
+            there.is_some_and(|it| it.uid == shape.uid)
+                && (shape.created, &shape.name) < (own.created, &own.name)
                 && shape.overlaps(&spec.cidr)
                 && known.is_shown_since(&shape.uid, now.saturating_sub(HEEDED))
                 && known.is_shown_since(&own.uid, now.saturating_sub(HEEDED))
@@ -384,6 +401,57 @@ fn owner_is(subnet: Option<&Subnet>, uid: &Text) -> bool {
 }
 
 impl Sim {
+    /// The blocks that a machine uses: as the Node that it is, and as one that the server has forgotten
+    /// what is in use. A machine that is gone uses none.
+    fn used_by(&self, id: usize) -> Vec<&Key> {
+        let agent = &self.machines.agents[id];
+        if agent.is_gone && self.was_restored() {
+            return Vec::new();
+        }
+        let node = self.machines.live_node(id, &self.api);
+        let uses = |(key, held): &(&Key, &Held)| {
+            let is_current = Some(&held.node) == node.as_ref() && !held.released;
+            let is_lost = agent.forgotten.contains(&held.node);
+            is_current || is_lost && agent.given.values().any(|it| it.block == **key)
+        };
+        agent
+            .blocks
+            .iter()
+            .filter(uses)
+            .map(|(key, _)| key)
+            .collect()
+    }
+
+    /// After a restore nothing is listed for a node anew that another one uses, whatever the server knew
+    /// of that.
+    pub fn check_listed(&self, before: Option<&Subnet>, after: Option<&Subnet>) -> Verdict {
+        let Some(uid) = owner(after).filter(|uid| self.was_restored() && lives(&self.api, uid))
+        else {
+            return Ok(());
+        };
+        let was = if owner_is(before, &uid) {
+            listed(before)
+        } else {
+            Vec::new()
+        };
+        let own = self.machines.of_node.get(&uid);
+        for (cidr, _) in listed(after) {
+            if was.iter().any(|it| it.0 == cidr) {
+                continue;
+            }
+            for other in (0..self.machines.agents.len()).filter(|it| Some(it) != own) {
+                let mut used = self.used_by(other).into_iter();
+                if let Some(used) = used.find(|it| it.0.overlaps(&cidr)) {
+                    let theirs = self.machines.agents[other].name.clone();
+                    let text = format!("{cidr} is listed to {uid}, and {theirs} uses {}", used.0);
+                    let name = after.map(|it| it.name.clone());
+                    return wrong(DUPLICATE, text, name.into_iter().chain([theirs]));
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// An agent uses a block from now on.
     pub fn check_taken(&self, id: usize, block: &Key) -> Verdict {
         let agent = &self.machines.agents[id];
@@ -391,8 +459,7 @@ impl Sim {
             return Ok(());
         };
         for (other, theirs) in self.machines.agents.iter().enumerate() {
-            let node = self.machines.live_node(other, &self.api);
-            for (held, _) in node.iter().flat_map(|uid| theirs.uses(uid)) {
+            for held in self.used_by(other) {
                 if held.0.overlaps(&block.0) && (other != id || held.0 != block.0) {
                     let text = format!(
                         "{} ({uid}) takes over {} {} and {} uses {} {}",
@@ -420,10 +487,9 @@ impl Sim {
             wrong(DUPLICATE, text, [agent.name.clone(), other])
         };
         for (other, theirs) in self.machines.agents.iter().enumerate() {
-            let node = self.machines.live_node(other, &self.api);
             let it = theirs.given.get(&addr).filter(|_| other != id);
-            let held = it.and_then(|it| theirs.blocks.get(&it.block));
-            if held.is_some_and(|held| Some(&held.node) == node.as_ref()) {
+            let used = || self.used_by(other);
+            if it.is_some_and(|it| used().contains(&&it.block)) {
                 return says(format!("the agent of {}", theirs.name), theirs.name.clone());
             }
         }
@@ -435,7 +501,8 @@ impl Sim {
             .filter(|other| other.uid != *pod)
         {
             // What somebody else's allocator gave out is beyond all promises.
-            let from_agent = self.machines.of_pod.contains_key(&other.uid);
+            let from_agent = self.machines.of_pod.contains_key(&other.uid)
+                && !self.checks.ghosts.contains(&other.uid);
             // Who edits a dead node's block by hand says whose it is.
             let edited = self.checks.is_edited(block);
             if from_agent && !edited && other.addresses.contains(&addr) {

@@ -37,6 +37,8 @@ pub struct Plan {
     /// written any more.
     pub tampering: bool,
     pub tampering_blocks: bool,
+    /// When a backup of the API server is made, and when it is put back to that state.
+    pub restore: Option<(Time, Time)>,
 }
 
 /// How requests fare.
@@ -127,6 +129,7 @@ impl Plan {
             second_writer: rng.chance(1_500),
             tampering: rng.chance(2_000),
             tampering_blocks: rng.chance(1_500),
+            restore: None,
         };
         let plan = Plan {
             tampering_blocks: plan.tampering_blocks && !plan.tampering,
@@ -152,6 +155,25 @@ impl Plan {
             work_every: self.work_every.min(2 * SECOND),
             fault_every: self.fault_every.max(60 * SECOND),
             network,
+            ..self
+        }
+    }
+
+    /// The API server is put back to a state that is more than a minute old, so that the Lease tells of
+    /// it to clocks that are right.
+    pub fn with_restore(self, rng: &mut Rng) -> Self {
+        let backup = rng.between(20, 150) * SECOND;
+        let restore = backup + rng.between(65, 200) * SECOND;
+        Plan {
+            blocks: if self.blocks == 0 { 5_000 } else { self.blocks },
+            rough_for: restore + rng.between(150, 250) * SECOND,
+            faults: Faults {
+                wall: 0,
+                ..self.faults
+            },
+            tampering: false,
+            tampering_blocks: false,
+            restore: Some((backup, restore)),
             ..self
         }
     }

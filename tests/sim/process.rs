@@ -8,6 +8,8 @@ use cadastre::cluster::request::RequestId;
 use cadastre::cluster::seen::{Block, Change, Node, Pod, Pool, ServiceRange, Subnet, Text};
 use cadastre::controller::{Controller, Event, Now, Outgoing, Settings};
 
+use jiff::Timestamp;
+
 use super::api::Api;
 use super::clock::{Clocks, Time};
 use super::kind::{Feed, Versioned};
@@ -56,6 +58,14 @@ pub struct Run {
     pub telling: bool,
     /// Whether a request about the Lease is out.
     pub asked: bool,
+    /// Whether it has heard of the Lease: before that nothing is listed.
+    pub heard: bool,
+    /// The Lease as last seen: its version, and when it was renewed.
+    pub lease: Option<(u64, Timestamp)>,
+    /// When it last saw to the Lease without leading.
+    pub led_since: Duration,
+    /// For how long nobody had led when it last sought the Lease.
+    pub vacant: Duration,
     pub feeds: Feeds,
     pub known: Known,
     /// Requests out or about to be sent.
@@ -106,6 +116,10 @@ impl Run {
             told: None,
             telling: false,
             asked: false,
+            heard: false,
+            lease: None,
+            led_since: Duration::ZERO,
+            vacant: Duration::ZERO,
             feeds: Feeds::default(),
             known: Known::default(),
             in_flight: BTreeMap::new(),
@@ -115,6 +129,15 @@ impl Run {
             released: false,
             burst: (0, 0),
         }
+    }
+
+    /// What its controller is told of who leads.
+    pub fn leadership(&self) -> Leadership {
+        let mut leadership = self.elector.leadership();
+        if let Leadership::Leading(tenure) = &mut leadership {
+            tenure.vacant = self.vacant;
+        }
+        leadership
     }
 
     /// Whether a write of that term may be sent now: the rule of the shell.
@@ -207,6 +230,18 @@ impl Run {
             Watched::Services => self.feeds.services.relist(),
             Watched::Pods => self.feeds.pods.relist(),
         }
+    }
+}
+
+impl Feeds {
+    /// The server was put back to an older state.
+    pub fn cut(&mut self, api: &Api) {
+        self.nodes.cut(&api.nodes);
+        self.pools.cut(&api.pools);
+        self.subnets.cut(&api.subnets);
+        self.blocks.cut(&api.blocks);
+        self.services.cut(&api.services);
+        self.pods.cut(&api.pods);
     }
 }
 

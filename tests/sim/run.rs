@@ -4,13 +4,13 @@
 //! failing seed fails again.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
 use cadastre::cluster::lease::{Answer, Ask};
 use cadastre::cluster::request::{Outcome, RequestId};
-use cadastre::cluster::seen::Text;
+use cadastre::cluster::seen::{Node, Text};
 use cadastre::controller::Outgoing;
+use jiff::Timestamp;
 
 use super::agents::{Act, Machines};
 use super::api::{Api, Author, Commit, Mutation};
@@ -18,8 +18,12 @@ use super::checks::{Checks, DUPLICATE, Violation};
 use super::clock::{Clocks, MS, SECOND, Time};
 use super::plan::Plan;
 use super::process::{Process, Run, Watched};
+use super::restore::Backup;
 use super::rng::Rng;
 use super::trace::Trace;
+
+/// How many seeds put the API server back to an older state, of ten thousand.
+const RESTORES: u32 = 1_500;
 
 /// Something that will happen.
 pub enum Due {
@@ -50,7 +54,8 @@ pub enum Due {
     /// A request takes effect, and is answered after that long.
     Arrive(Where, Box<Outgoing>, Reply),
     Answer(Where, RequestId, Box<Outcome>),
-    LeaseArrive(Where, Box<Ask>, Reply),
+    /// With the time of renewal that it writes.
+    LeaseArrive(Where, Box<(Ask, Timestamp)>, Reply),
     LeaseAnswer(Where, Box<Answer>),
     /// A graceful stop runs out of time.
     GiveUp(Where),
@@ -62,6 +67,31 @@ pub enum Due {
     /// Somebody's finalizer leaves a node (name, UID).
     Unbind(Text, Text),
     PodGone(Text),
+    /// A backup of the API server is made; the server is put back to it.
+    Backup,
+    Restore,
+    /// A machine whose Node the server has forgotten registers anew.
+    Register(Box<Node>),
+    /// A Node whose machine is gone is deleted by hand (name, UID).
+    Unmake(Text, Text),
+}
+
+impl Due {
+    /// What needs the API server, and waits for it.
+    fn waits(&self) -> bool {
+        matches!(
+            self,
+            Due::Work
+                | Due::Disturb(_)
+                | Due::Rush
+                | Due::Unbind(..)
+                | Due::PodGone(_)
+                | Due::PodReports(_)
+                | Due::PodFinishes(_)
+                | Due::Register(_)
+                | Due::Unmake(..)
+        )
+    }
 }
 
 /// One run of one process.
@@ -115,6 +145,9 @@ pub struct Tally {
     pub given: u64,
     /// Duplicates that nothing but the test of the UID, or of the term, has kept from coming true.
     pub averted: (u64, u64),
+    /// How often the API server was put back, and blocks that it had forgotten then and was told of.
+    pub restores: u64,
+    pub taken_up: u64,
     pub trace: u64,
 }
 
@@ -129,6 +162,8 @@ impl Tally {
         self.given += other.given;
         self.averted.0 += other.averted.0;
         self.averted.1 += other.averted.1;
+        self.restores += other.restores;
+        self.taken_up += other.taken_up;
     }
 }
 
@@ -157,6 +192,11 @@ pub struct Sim {
     pub on_wire: BTreeMap<(Where, RequestId), Outgoing>,
     pub world: super::workload::World,
     pub machines: Machines,
+    pub backup: Option<Backup>,
+    /// Until then the API server does not answer.
+    pub down_until: Time,
+    /// Names of Nodes that it has forgotten and that will register anew.
+    pub registering: BTreeSet<Text>,
     heap: BinaryHeap<Reverse<Entry>>,
     order: u64,
 }
@@ -166,6 +206,13 @@ impl Sim {
         let mut rng = Rng::new(seed);
         let plan = Plan::draw(&mut rng);
         let plan = mutation.map_or(plan.clone(), |it| it.weather(plan));
+        // Of its own, so that what a seed does is the same without.
+        let mut chance = Rng::new(!seed);
+        let plan = if mutation.map_or(chance.chance(RESTORES), Mutation::is_of_restore) {
+            plan.with_restore(&mut chance)
+        } else {
+            plan
+        };
         let mut sim = Sim {
             now: 0,
             step: 0,
@@ -178,6 +225,9 @@ impl Sim {
             on_wire: BTreeMap::new(),
             world: super::workload::World::default(),
             machines: Machines::default(),
+            backup: None,
+            down_until: 0,
+            registering: BTreeSet::new(),
             heap: BinaryHeap::new(),
             order: 0,
             plan,
@@ -206,6 +256,10 @@ impl Sim {
         sim.after(MS, Due::Work);
         sim.after(sim.plan.fault_every, Due::Fault);
         sim.after(sim.plan.rough_for, Due::Calm);
+        if let Some((backup, restore)) = sim.plan.restore {
+            sim.after(backup, Due::Backup);
+            sim.after(restore, Due::Restore);
+        }
         sim
     }
 
@@ -259,6 +313,11 @@ impl Sim {
 
     fn take(&mut self, due: Due) -> Result<(), Violation> {
         self.step += 1;
+        if self.is_down() && due.waits() {
+            let lag = self.rng.stretch(MS, SECOND);
+            self.after(self.down_until - self.now + lag, due);
+            return Ok(());
+        }
         match due {
             Due::Work => self.work(),
             Due::Calm => self.calm(),
@@ -285,7 +344,7 @@ impl Sim {
                     return self.answer(place, id, *outcome);
                 }
             }
-            Due::LeaseArrive(place, ask, reply) => self.arrive_lease(place, *ask, reply),
+            Due::LeaseArrive(place, call, reply) => self.arrive_lease(place, *call, reply),
             Due::LeaseAnswer(place, answer) => {
                 if self.is_paused(place) {
                     let until = self.processes[place.process].paused_until;
@@ -297,6 +356,10 @@ impl Sim {
             Due::GiveUp(place) if self.awake(place, Due::GiveUp) => return self.wind_down(place),
             Due::Unbind(name, uid) => self.unbind(&name, &uid),
             Due::PodGone(name) => self.pod_gone(&name),
+            Due::Backup => self.back_up(),
+            Due::Restore => self.restore(),
+            Due::Register(node) => self.register_anew(*node),
+            Due::Unmake(name, uid) => self.unmake(&name, &uid),
             Due::Agent(id, act) => return self.act(id, act),
             Due::PodReports(uid) => self.pod_reports(&uid),
             Due::PodFinishes(name) => self.pod_finishes(&name),
@@ -313,6 +376,32 @@ impl Sim {
             order: self.order,
             due,
         }));
+    }
+
+    /// Whether the API server does not answer.
+    pub fn is_down(&self) -> bool {
+        self.now < self.down_until
+    }
+
+    /// Every connection to the API server ends: what it has not executed is lost, and nobody knows.
+    pub fn hang_up(&mut self) {
+        self.on_wire.clear();
+        for Reverse(entry) in std::mem::take(&mut self.heap).into_sorted_vec() {
+            let due = match entry.due {
+                Due::Arrive(_, _, Reply::Never)
+                | Due::LeaseArrive(_, _, Reply::Never)
+                | Due::Agent(_, Act::Land(_)) => continue,
+                Due::Arrive(place, outgoing, Reply::After(_)) => {
+                    let outcome = Outcome::Unclear("the connection was lost".to_owned());
+                    Due::Answer(place, outgoing.id, Box::new(outcome))
+                }
+                Due::LeaseArrive(place, _, Reply::After(_)) => {
+                    Due::LeaseAnswer(place, Box::new(Answer::Unclear))
+                }
+                due => due,
+            };
+            self.heap.push(Reverse(Entry { due, ..entry }));
+        }
     }
 
     pub fn is_alive(&self, place: Where) -> bool {
@@ -362,6 +451,10 @@ impl Sim {
             self.tell_agents(commit);
         }
         for commit in commits {
+            if let (Commit::Subnet(before, after), Author::Controller { .. }) = (&commit, author) {
+                let verdict = self.check_listed(before.as_deref(), after.as_deref());
+                self.judge(verdict)?;
+            }
             let known = match author {
                 Author::Controller {
                     process,
@@ -404,6 +497,9 @@ impl Sim {
         let Some(run) = &mut self.processes[place.process].run else {
             return;
         };
+        if !run.heard {
+            return;
+        }
         let line = run.line(kind, &self.api);
         if *line.scheduled || !line.has_next {
             return;
@@ -411,6 +507,7 @@ impl Sim {
         *line.scheduled = true;
         let held = line.held_until.saturating_sub(self.now);
         let held = held.max(cut);
+        let held = held.max(self.down_until.saturating_sub(self.now));
         let lag = if self.rough && self.rng.chance(self.plan.network.lagging) {
             self.rng.stretch(SECOND, 300 * SECOND)
         } else {

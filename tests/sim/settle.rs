@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use cadastre::api::{Allocate, FamilyStatus};
+use cadastre::api::{AddressStatus, Allocate, FamilyStatus};
 use cadastre::cluster::lease::Leadership;
 use cadastre::cluster::seen::{Node, Pool, Text};
 use cadastre::ipam::{Addr, Cidr, Family, Span};
@@ -157,6 +157,16 @@ impl Sim {
             if is.as_ref() != Some(&count) {
                 let text = format!(
                     "pool {}: {family} held and quarantined are {count:?}, told {is:?}",
+                    pool.name
+                );
+                return Err(wrong("status", text, [pool.name.clone()]));
+            }
+            let addresses =
+                (shape.allocate == Allocate::Blocks).then(|| self.count_addresses(shape, *family));
+            let is = told.and_then(|told| told.addresses.clone());
+            if is != addresses {
+                let text = format!(
+                    "pool {}: {family} addresses are {addresses:?}, told {is:?}",
                     pool.name
                 );
                 return Err(wrong("status", text, [pool.name.clone()]));
@@ -315,6 +325,53 @@ impl Sim {
         blocks.filter_map(|block| Some(block.spec.as_ref().ok()?.cidr))
     }
 
+    /// Addresses of a pool in the blocks of live nodes, one by one: those that can be given at all, and
+    /// those in use and cooling, by the agent's own store, else by its last word, else by pods.
+    fn count_addresses(&self, shape: &Shape, family: Family) -> AddressStatus {
+        let services = self.services_now();
+        let left_out: Vec<Span> = shape
+            .reserved
+            .iter()
+            .copied()
+            .chain(
+                services
+                    .into_iter()
+                    .filter(|it| shape.overlaps(it))
+                    .map(Span::from),
+            )
+            .collect();
+        let is_left_out = |addr: Addr| {
+            let host = Cidr::host(addr);
+            let is_node = shape.cidrs().any(|it| it.contains_addr(addr)) && self.node_in(&host);
+            is_node || left_out.iter().any(|span| span.overlaps(&host))
+        };
+        let (mut held, mut used, mut cooling) = (0, 0, 0);
+        for block in self.api.blocks.live.values() {
+            let Ok(spec) = &block.spec else { continue };
+            if spec.pool != shape.name || spec.owner.resting || spec.cidr.family() != family {
+                continue;
+            }
+            let all = addresses(&spec.cidr);
+            held += all.iter().filter(|addr| !is_left_out(**addr)).count() as u64;
+            let of_agent = self.store_of(spec.cidr, &block.uid, &spec.owner.uid);
+            let (in_use, cools) = of_agent.unwrap_or_else(|| {
+                let pods = self.api.pods.live.values();
+                let reported: BTreeSet<Addr> = pods.flat_map(|it| it.addresses.to_vec()).collect();
+                (
+                    all.iter().filter(|it| reported.contains(it)).count() as u64,
+                    0,
+                )
+            });
+            used += in_use;
+            cooling += cools;
+        }
+        AddressStatus {
+            held: held.to_string(),
+            used: used.to_string(),
+            cooling: cooling.to_string(),
+        }
+    }
+
     pub fn services_now(&self) -> Vec<Cidr> {
         let services = self.api.services.live.values();
         services.flat_map(|s| s.cidrs.clone()).collect()
@@ -387,6 +444,16 @@ impl Sim {
             .values()
             .any(|pod| pod.addresses.iter().any(|addr| block.contains_addr(*addr)))
     }
+}
+
+fn addresses(cidr: &Cidr) -> Vec<Addr> {
+    let (first, last) = (cidr.first(), cidr.last());
+    let all = first.value..=last.value;
+    let all = all.map(|value| Addr {
+        family: first.family,
+        value,
+    });
+    all.collect()
 }
 
 impl Blocked {

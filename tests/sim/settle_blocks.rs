@@ -67,6 +67,23 @@ impl Sim {
         spec.map(|spec| spec.blocks.clone()).unwrap_or_default()
     }
 
+    /// Addresses of a block in use and cooling, by its agent's store, else by its last word.
+    pub fn store_of(&self, cidr: Cidr, block: &Text, node: &Text) -> Option<(u64, u64)> {
+        let node = self.api.nodes.live.values().find(|it| it.uid == *node)?;
+        if let Some(agent) = self.working_agent(node) {
+            let of_block = agent
+                .given
+                .values()
+                .filter(|it| it.block == (cidr, block.clone()));
+            let (used, cooling): (Vec<_>, Vec<_>) = of_block.partition(|it| it.pod.is_some());
+            return Some((used.len() as u64, cooling.len() as u64));
+        }
+        let report = self.api.subnets.get(&node.name)?.report.as_ref()?;
+        let report = (report.node_uid == node.uid).then_some(report)?;
+        let word = report.of_block(&cidr, block)?;
+        Some((word.used, word.cooling))
+    }
+
     fn working_agent(&self, node: &Node) -> Option<&Agent> {
         let agent = self.machines.of(&node.uid)?;
         (!agent.is_off && agent.node.as_ref() == Some(&node.uid)).then_some(agent)

@@ -3,9 +3,12 @@
 //! It keeps the real shell's one rule: a write leaves only while the gate is open, that is under
 //! the very tenure it was decided in and before its valid-until, by the process's own clock.
 
+use std::time::Duration;
+
 use cadastre::cluster::lease::{Answer, Ask, Leadership};
 use cadastre::cluster::request::{Outcome, Refusal, Request, RequestId};
 use cadastre::controller::{Event, Outgoing};
+use jiff::Timestamp;
 
 use super::api::{Author, Mutation};
 use super::checks::Violation;
@@ -30,15 +33,19 @@ impl Sim {
         }
         let place = self.boot(process);
         self.log(None, || format!("{place} starts"));
-        for kind in Watched::ALL {
-            self.schedule_delivery(place, kind);
-        }
         self.after(0, Due::Lease(place));
         self.after(0, Due::Look(place));
     }
 
     /// Some steps of a watch.
     pub fn deliver(&mut self, place: Where, kind: Watched) -> Result<(), Violation> {
+        if self.is_down() {
+            if let Some(run) = &mut self.processes[place.process].run {
+                *run.line(kind, &self.api).scheduled = false;
+            }
+            self.schedule_delivery(place, kind);
+            return Ok(());
+        }
         let many = self.rng.between(1, BATCH);
         for _ in 0..many {
             let now = self.processes[place.process].now(self.now);
@@ -111,6 +118,8 @@ impl Sim {
             let verdict = self
                 .checks
                 .asked(place, &outgoing, &mut run.known, &self.api, self.now);
+            // What is decided while the server is put back is of a state that is no more, and is not sent.
+            let verdict = verdict.or_else(|it| if self.is_down() { Ok(()) } else { Err(it) });
             self.judge(verdict)?;
             let Some(run) = &mut self.processes[place.process].run else {
                 return Ok(());
@@ -205,6 +214,7 @@ impl Sim {
             .cut_until
             .saturating_sub(self.now);
         let fate = match cut {
+            _ if self.is_down() => Fate::LostBefore,
             0 if self.rough => self.fate(&outgoing.request),
             0 => Fate::Arrives,
             _ if write && self.rng.chance(8_000) => {
@@ -283,7 +293,7 @@ impl Sim {
         } else if rng.chance(network.busy) {
             let after = rng
                 .chance(5_000)
-                .then(|| std::time::Duration::from_millis(rng.between(1, 3_000)));
+                .then(|| Duration::from_millis(rng.between(1, 3_000)));
             Fate::Refused(Refusal::Busy(after))
         } else if rng.chance(network.rejected) {
             Fate::Refused(Refusal::Rejected("forbidden".to_owned()))
@@ -430,6 +440,17 @@ impl Sim {
         if !run.asked {
             if let Some(ask) = run.elector.poll(mono) {
                 run.asked = true;
+                let leads = matches!(run.elector.leadership(), Leadership::Leading(_));
+                if !leads {
+                    run.led_since = mono;
+                }
+                if !leads && !matches!(ask, Ask::Get) {
+                    let renewed = run.lease.map(|(_, renewed)| renewed);
+                    run.vacant = vacant_since(renewed, clocks.wall(self.now));
+                }
+                if self.mutation == Some(Mutation::ListeningLeftOut) {
+                    run.vacant = Duration::ZERO;
+                }
                 self.send_lease(place, ask);
             } else if let Some(at) = run.elector.wake_at().map(|at| clocks.when(at)) {
                 let at = at.max(self.now + 1);
@@ -446,6 +467,12 @@ impl Sim {
         let cut = self.processes[place.process]
             .cut_until
             .saturating_sub(self.now);
+        let wall = self.renewal(place);
+        if self.is_down() {
+            let patience = self.rng.stretch(10 * MS, 4 * SECOND);
+            self.after(patience, Due::LeaseAnswer(place, Box::new(Answer::Unclear)));
+            return;
+        }
         let lost = cut > 0 || (self.rough && self.rng.chance(self.plan.network.lease_lost));
         let slow = self.rough && self.rng.chance(self.plan.network.slow);
         let there = if slow {
@@ -461,7 +488,7 @@ impl Sim {
         if !lost {
             self.after(
                 there,
-                Due::LeaseArrive(place, Box::new(ask), Reply::After(back)),
+                Due::LeaseArrive(place, Box::new((ask, wall)), Reply::After(back)),
             );
             return;
         }
@@ -478,12 +505,27 @@ impl Sim {
         let patience = self.rng.stretch(10 * MS, 4 * SECOND);
         self.after(patience, Due::LeaseAnswer(place, Box::new(answer)));
         if let Some(there) = arrives {
-            self.after(there, Due::LeaseArrive(place, Box::new(ask), Reply::Never));
+            self.after(
+                there,
+                Due::LeaseArrive(place, Box::new((ask, wall)), Reply::Never),
+            );
         }
     }
 
-    pub fn arrive_lease(&mut self, place: Where, ask: Ask, reply: Reply) {
-        let answer = self.api.lease(ask);
+    /// The last sign of life that the Lease tells of as a process writes it: now, but in the first minute after a
+    /// gap the one before that.
+    fn renewal(&self, place: Where) -> Timestamp {
+        let process = &self.processes[place.process];
+        let (mono, wall) = (process.clocks.mono(self.now), process.clocks.wall(self.now));
+        let minute = Duration::from_secs(60);
+        let Some(run) = &process.run else { return wall };
+        let tells_gap = run.vacant > minute && mono < run.led_since + minute;
+        let renewed = run.lease.filter(|_| tells_gap).map(|(_, renewed)| renewed);
+        renewed.unwrap_or(wall)
+    }
+
+    pub fn arrive_lease(&mut self, place: Where, (ask, wall): (Ask, Timestamp), reply: Reply) {
+        let answer = self.api.lease(ask, wall);
         if let Answer::Written(record) = &answer {
             let holder = record.holder.clone();
             if self.checks.leased(holder.as_deref(), self.now) {
@@ -501,7 +543,23 @@ impl Sim {
             return Ok(());
         };
         run.asked = false;
+        if let Answer::Found(record) | Answer::Written(record) = &answer {
+            let renewed = self.api.renewals.get(&record.resource_version);
+            let version: u64 = record.resource_version.parse().unwrap();
+            let is_older = run.lease.is_some_and(|(known, _)| version < known);
+            run.lease = renewed.map(|renewed| (version, *renewed));
+            if is_older {
+                self.end(place, "ends: its Lease is older than it was");
+                return Ok(());
+            }
+        }
+        let is_clear = !matches!(answer, Answer::Unclear | Answer::Failed);
+        let is_first = is_clear && !run.heard;
+        run.heard |= is_clear;
         run.elector.answer(answer, mono);
+        for kind in Watched::ALL.into_iter().filter(|_| is_first) {
+            self.schedule_delivery(place, kind);
+        }
         self.poll_lease(place)
     }
 
@@ -511,7 +569,7 @@ impl Sim {
         let Some(run) = &mut self.processes[place.process].run else {
             return Ok(());
         };
-        let leadership = run.elector.leadership();
+        let leadership = run.leadership();
         if run.released && !run.asked && !matches!(leadership, Leadership::Leading(_)) {
             self.end(place, "has stopped");
             return Ok(());
@@ -530,7 +588,7 @@ impl Sim {
             return Ok(());
         };
         run.telling = false;
-        let leadership = run.elector.leadership();
+        let leadership = run.leadership();
         if run.told.as_ref() == Some(&leadership) {
             return Ok(());
         }
@@ -538,8 +596,13 @@ impl Sim {
             let new = run.known.term.as_ref() != Some(&tenure.term);
             self.checks.tally.takeovers += u64::from(new);
             if new {
+                let gap = if tenure.follows_a_gap() {
+                    ", after a gap"
+                } else {
+                    ""
+                };
                 let text = format!(
-                    "{place} leads under {} ({:?})",
+                    "{place} leads under {} ({:?}{gap})",
                     tenure.term, tenure.takeover
                 );
                 self.trace.push((self.step, self.now), None, || text);
@@ -577,6 +640,12 @@ impl Sim {
         }
         Ok(())
     }
+}
+
+/// For how long nobody has renewed the Lease, by the wall clocks of two machines.
+fn vacant_since(renewed: Option<Timestamp>, now: Timestamp) -> Duration {
+    let since = renewed.and_then(|time| Duration::try_from(now.duration_since(time)).ok());
+    since.unwrap_or_default()
 }
 
 #[derive(Debug)]

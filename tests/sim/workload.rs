@@ -26,6 +26,13 @@ pub struct World {
     count: u64,
 }
 
+impl World {
+    /// The next Node of that name is another machine.
+    pub fn forget_machine(&mut self, name: &Text) {
+        self.machines.remove(name);
+    }
+}
+
 /// Slices of 10.244.0.0/18 that pools are made of.
 const SLICES: u64 = 8;
 
@@ -91,6 +98,8 @@ impl Sim {
 
     fn change_something(&mut self) {
         match self.rng.below(100) {
+            // What a pool says now decides whose a block can be that the server has forgotten.
+            78..90 if self.is_backed_up() => {}
             0..24 => self.create_node(),
             24..38 => self.delete_node(),
             38..43 => self.recreate_node(),
@@ -120,7 +129,7 @@ impl Sim {
 
     fn create_node(&mut self) {
         let name = self.some_name();
-        if self.api.nodes.get(&name).is_none() {
+        if self.api.nodes.get(&name).is_none() && !self.registering.contains(&name) {
             self.create_node_named(name);
         }
     }
@@ -197,6 +206,9 @@ impl Sim {
     }
 
     fn delete_node(&mut self) {
+        if self.is_listened_to() {
+            return;
+        }
         if let Some(node) = self.some_node() {
             self.delete(&node);
         }
@@ -240,6 +252,7 @@ impl Sim {
             return;
         };
         match self.rng.below(4) {
+            0 if self.is_backed_up() => {}
             0 => {
                 self.log(Some(name), || "node changes its class".to_owned());
                 let labels = [("class".into(), "none".into())].into();
@@ -295,6 +308,7 @@ impl Sim {
         let Some(node) = self.some_node() else { return };
         let mut node = Node::clone(&node);
         match self.rng.below(10) {
+            0 | 2 if self.is_backed_up() => {}
             0 => node.labels = self.some_labels(),
             1 => node.annotated = true,
             2 if node.machine.provider_id.is_none() => {

@@ -10,7 +10,7 @@ use crate::{blocks, node, recall, shared};
 #[tokio::test]
 async fn a_disabled_pool_gives_no_block_and_nodes_use_on_what_they_have() {
     let (_, hand, agents) = shared().await;
-    let spec = json!({"ipv4": {"cidrs": ["10.40.0.0/24"], "blockSize": 28}});
+    let spec = json!({"ipv4": {"cidrs": ["10.40.0.0/24"], "blockSize": 28}, "cooldownSeconds": 41});
     hand.block_pool("halt", spec).await.unwrap();
     node(&hand, &agents, "halt", "halt-1").await;
     let had = hand.listed("halt-1", 1).await.unwrap();
@@ -35,6 +35,12 @@ async fn a_disabled_pool_gives_no_block_and_nodes_use_on_what_they_have() {
     subnet.await.unwrap();
     assert_eq!(recall(&hand, "halt-1", &had[0]).await, None);
     assert_eq!(hand.listed("halt-1", 1).await.unwrap(), had);
+    let still = hand.subnets.get("halt-1").await.unwrap().spec.pools;
+    let still: Vec<(&str, bool, u32)> = still
+        .iter()
+        .map(|it| (it.name.as_str(), it.closed, it.terms.cooldown_seconds))
+        .collect();
+    assert_eq!(still, [("halt", true, 41)]);
     hand.change_pool("halt", json!({"disabled": false}))
         .await
         .unwrap();

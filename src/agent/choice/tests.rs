@@ -223,3 +223,24 @@ fn addresses_of_the_attachment_go_before_those_of_the_pod() {
     };
     assert!(decide(&second, &[], &[]).addresses.is_empty());
 }
+
+#[test]
+fn a_closed_pool_serves_as_long_as_a_block_of_it_gives() {
+    let pool = |name: &str, closed| NodePool {
+        name: name.to_owned(),
+        closed,
+        assignment: Assignment::Manual,
+        ..NodePool::default()
+    };
+    let pools = [pool("open", false), pool("shut", true)];
+    assert!(pools[0].is_askable() && !pools[1].is_askable());
+    let of = |giving: &[&str]| -> Vec<(String, bool)> {
+        let giving = names(giving).into_iter().collect();
+        let (serving, wrong) = super::serving(&pools, &giving);
+        assert_eq!(wrong, Vec::<String>::new());
+        serving.into_iter().map(|it| (it.name, it.manual)).collect()
+    };
+    assert_eq!(of(&[]), [("open".to_owned(), true)]);
+    let both = [("open".to_owned(), true), ("shut".to_owned(), true)];
+    assert_eq!(of(&["shut"]), both);
+}

@@ -146,13 +146,13 @@ pub struct Tenure {
 }
 
 /// Longer than any leader is missing while the others are well.
-const LONG_VACANT: Duration = Duration::from_secs(60);
+pub(in crate::cluster) const LONG_VACANT: Duration = Duration::from_secs(60);
 
 impl Tenure {
     /// Whether the record of the last leader is so old that the API server may have been put back to
     /// an older state.
     pub fn follows_a_gap(&self) -> bool {
-        self.takeover == Takeover::Unclean && self.vacant > LONG_VACANT
+        self.takeover != Takeover::First && self.vacant > LONG_VACANT
     }
 }
 

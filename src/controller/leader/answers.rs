@@ -22,6 +22,10 @@ impl Leader {
                 self.fence.listed(Kind::Nodes, taken, world, now);
                 return;
             }
+            Purpose::FenceSubnets if self.dealing => {
+                self.listening.listed(taken, now);
+                return;
+            }
             Purpose::FenceSubnets => {
                 self.fence.listed(Kind::Subnets, taken, world, now);
                 return;

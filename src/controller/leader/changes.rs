@@ -63,7 +63,8 @@ impl Leader {
         reports: &mut Vec<Report>,
         now: Now,
     ) {
-        let blocks = self.registry.take_up(name, world, now);
+        let after_gap = self.tenure.follows_a_gap();
+        let blocks = self.registry.take_up(name, world, after_gap, now);
         let Some(node) = world.nodes.get(name).filter(|_| !blocks.is_empty()) else {
             return;
         };

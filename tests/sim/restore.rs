@@ -1,0 +1,275 @@
+//! The API server is put back to an older state, as after a restore of etcd from a backup.
+//!
+//! All that it holds goes back, and so does the counter of versions: what people should avoid, and the
+//! worst for whoever watches. It is away for a while before, so every connection ends and no request is
+//! under way any more. What lives on is what runs: controllers and agents with what they know, and pods.
+//!
+//! | who | does |
+//! |---|---|
+//! | watches of controllers | go on after the version that they have seen: they show nothing until the server is past it |
+//! | agents | list anew within half a minute |
+//! | machines whose Node is forgotten | register anew within 20 s |
+//! | kubelets | end pods that the server does not know, start those that are back, tell of the others |
+//! | people | delete Nodes that are back, and take their machines away |
+//!
+//! # What is left out
+//! What docs/backup.md names as not made good: podCIDRs that are forgotten (nobody here remembers them);
+//! agents that are restarted between the backup and the end of the listening, and machines whose Node was
+//! deleted then and that register anew; agents that do not reach the server then, or whose Node somebody deletes
+//! before they have spoken; pools and labels of nodes that were other ones meanwhile.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use cadastre::cluster::seen::{Node, Pod, Text};
+
+use super::agents::Act;
+use super::api::State;
+use super::checks::Grave;
+use super::clock::{MS, SECOND, Time};
+use super::parcels::Parcels;
+use super::run::{Due, Sim};
+
+/// Agents notice within that time that the server answers again.
+const NOTICE: Time = 30 * SECOND;
+
+/// So long after the server is back agents reach it, and are not restarted.
+const SPARED: Time = 120 * SECOND;
+
+/// What is kept: the server's state, and what the checks remembered of it.
+pub struct Backup {
+    state: State,
+    graves: Vec<Grave>,
+    parcels: Parcels,
+}
+
+impl Sim {
+    /// Whether a backup was made, to which the server is or was put back.
+    pub fn is_backed_up(&self) -> bool {
+        self.plan
+            .restore
+            .is_some_and(|(backup, _)| self.now >= backup)
+    }
+
+    pub fn was_restored(&self) -> bool {
+        self.plan
+            .restore
+            .is_some_and(|(_, restore)| self.now >= restore)
+    }
+
+    /// Whether an agent is spared that fault: none is restarted after the backup, and none is hindered
+    /// while it should speak.
+    pub fn is_spared(&self, what: u64) -> bool {
+        let is_speaking = self.is_listened_to();
+        let restarts = what < 3;
+        self.is_backed_up() && (restarts || is_speaking) && self.now < self.spared_until()
+    }
+
+    /// Whether it is the time after a restore in which agents speak, and in which nobody deletes a Node whose
+    /// machine lives.
+    pub fn is_listened_to(&self) -> bool {
+        self.was_restored() && self.now < self.down_until + SPARED
+    }
+
+    fn spared_until(&self) -> Time {
+        if self.was_restored() {
+            self.down_until + SPARED
+        } else {
+            Time::MAX
+        }
+    }
+
+    pub fn back_up(&mut self) {
+        self.log(None, || "a backup is made".to_owned());
+        self.backup = Some(Backup {
+            state: self.api.backup(),
+            graves: self.checks.graves.clone(),
+            parcels: self.checks.parcels.clone(),
+        });
+        for id in 0..self.machines.agents.len() {
+            let agent = &self.machines.agents[id];
+            if agent.is_off && !agent.is_gone {
+                self.after(0, Due::Agent(id, Act::Start));
+            }
+        }
+    }
+
+    pub fn restore(&mut self) {
+        let Some(backup) = self.backup.take() else {
+            return;
+        };
+        // No tenure outlasts it.
+        self.down_until = self.now + self.rng.between(12, 60) * SECOND;
+        let back = self.down_until;
+        self.log(None, || {
+            format!("the API server is put back to its backup, and back at {back}")
+        });
+        self.checks.tally.restores += 1;
+        self.hang_up();
+        let nodes: Vec<Arc<Node>> = self.api.nodes.live.values().cloned().collect();
+        let pods: Vec<Arc<Pod>> = self.api.pods.live.values().cloned().collect();
+        self.put_back(backup);
+        for process in &mut self.processes {
+            if let Some(run) = &mut process.run {
+                run.feeds.cut(&self.api);
+            }
+        }
+        self.bring_nodes_in_line(&nodes);
+        self.bring_agents_in_line();
+        self.bring_pods_in_line(&pods);
+    }
+
+    fn put_back(&mut self, backup: Backup) {
+        let known: BTreeSet<Text> = backup
+            .state
+            .blocks
+            .values()
+            .map(|it| it.uid.clone())
+            .collect();
+        self.checks.graves = backup.graves;
+        self.checks.parcels = backup.parcels;
+        for block in self.api.blocks.live.values() {
+            if let Ok(spec) = &block.spec
+                && !known.contains(&block.uid)
+            {
+                let key = (spec.cidr, block.uid.clone());
+                self.checks.parcels.lost(key);
+            }
+        }
+        self.api.put_back(backup.state);
+        let holder = self.api.lease.as_ref().and_then(|it| it.holder.clone());
+        self.checks.leased(holder.as_deref(), self.now);
+    }
+
+    /// Time from now until the server is back, and some of what comes after it.
+    fn once_back(&mut self, most: Time) -> Time {
+        let lag = self.rng.stretch(MS, most);
+        self.down_until.saturating_sub(self.now) + lag
+    }
+
+    /// `before`: those that were there.
+    fn bring_nodes_in_line(&mut self, before: &[Arc<Node>]) {
+        let now: Vec<Arc<Node>> = self.api.nodes.live.values().cloned().collect();
+        for node in &now {
+            if before.iter().any(|it| it.uid == node.uid) {
+                continue;
+            }
+            self.log(Some(&node.name), || {
+                format!("node {} is back, and its machine gone", node.uid)
+            });
+            for agent in &mut self.machines.agents {
+                if agent.name == node.name {
+                    (agent.is_off, agent.is_gone) = (true, true);
+                }
+            }
+            self.world.forget_machine(&node.name);
+            let late = self.once_back(60 * SECOND);
+            self.after(late, Due::Unmake(node.name.clone(), node.uid.clone()));
+        }
+        for node in before {
+            if now.iter().any(|it| it.uid == node.uid) || node.deleting {
+                continue;
+            }
+            self.log(Some(&node.name), || {
+                format!("node {} is forgotten", node.uid)
+            });
+            if let Some(id) = self.machines.of_node.get(&node.uid) {
+                let agent = &mut self.machines.agents[*id];
+                agent.forgotten.insert(node.uid.clone());
+            }
+            let node = Node {
+                term: None,
+                annotated: false,
+                pod_cidrs: [].into(),
+                unreadable: [].into(),
+                ..Node::clone(node)
+            };
+            let late = self.once_back(20 * SECOND);
+            self.registering.insert(node.name.clone());
+            self.after(late, Due::Register(Box::new(node)));
+        }
+        self.publish();
+    }
+
+    /// The machine registers, if it is still there.
+    pub fn register_anew(&mut self, node: Node) {
+        self.registering.remove(&node.name);
+        let id = self.machines.of_node.get(&node.uid).copied();
+        let is_there = id.is_some_and(|id| !self.machines.agents[id].is_gone);
+        if self.api.nodes.get(&node.name).is_some() || !is_there {
+            return;
+        }
+        let node = Node {
+            uid: self.api.uid(),
+            ..node
+        };
+        self.log(Some(&node.name), || {
+            format!("node {} registers anew", node.uid)
+        });
+        self.settle_in(&node);
+        self.api.put_node(node, self.now);
+        self.publish();
+    }
+
+    /// People delete a Node whose machine is gone.
+    pub fn unmake(&mut self, name: &Text, uid: &Text) {
+        let is_it = |node: &Arc<Node>| node.uid == *uid;
+        if self.api.nodes.get(name).is_some_and(is_it) {
+            self.delete_node_named(name);
+            self.publish();
+        }
+    }
+
+    fn bring_agents_in_line(&mut self) {
+        for id in 0..self.machines.agents.len() {
+            let notice = self.once_back(NOTICE);
+            let agent = &mut self.machines.agents[id];
+            agent.paused_until = agent.paused_until.min(self.down_until);
+            agent.publishing_until = agent.publishing_until.min(self.down_until);
+            agent.held_until = self.now + notice;
+            if !agent.is_off {
+                self.list_anew(id);
+            }
+        }
+    }
+
+    /// `before`: those that were there.
+    fn bring_pods_in_line(&mut self, before: &[Arc<Pod>]) {
+        let now: Vec<Arc<Pod>> = self.api.pods.live.values().cloned().collect();
+        for pod in before {
+            if !now.iter().any(|it| it.uid == pod.uid)
+                && let Some((id, _)) = self.machines.of_pod.get(&pod.uid)
+            {
+                let id = *id;
+                let late = self.once_back(SECOND) + self.rng.between(1, 240) * SECOND;
+                self.after(late, Due::Agent(id, Act::PodEnded(pod.uid.clone())));
+            }
+        }
+        for pod in &now {
+            let was = before.iter().find(|it| it.uid == pod.uid);
+            let of = self.machines.of_pod.get(&pod.uid).map(|(id, _)| *id);
+            match was {
+                None => {
+                    // It is run anew, once the earlier one has come to its end.
+                    let lives = self.once_back(20 * SECOND) + self.rng.between(1, 200) * SECOND;
+                    self.after(lives, Due::PodGone(pod.name.clone()));
+                    self.checks.ghosts.insert(pod.uid.clone());
+                    if let Some(id) = of.filter(|_| !pod.finished) {
+                        let late = 11 * SECOND + self.once_back(20 * SECOND);
+                        self.after(late, Due::Agent(id, Act::PodStarts(pod.uid.clone())));
+                    }
+                }
+                Some(was) if was.finished && !pod.finished => {
+                    self.checks.ghosts.insert(pod.uid.clone());
+                    let late = self.once_back(NOTICE);
+                    self.after(late, Due::PodFinishes(pod.name.clone()));
+                }
+                Some(was) if was.addresses != pod.addresses => {
+                    let late = self.once_back(NOTICE);
+                    self.after(late, Due::PodReports(pod.uid.clone()));
+                }
+                Some(_) => {}
+            }
+        }
+    }
+}
