@@ -44,7 +44,7 @@ impl Blocks {
         self.entries.get(cidr)
     }
 
-    /// The same, to change what is done about it. The owner is changed by [`Registry`] alone.
+    /// The same, to change what is done about it. The owner is changed by [`super::registry::Registry`] alone.
     pub fn get_mut(&mut self, cidr: &Cidr) -> Option<&mut Entry> {
         self.entries.get_mut(cidr)
     }
