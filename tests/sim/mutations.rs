@@ -64,5 +64,5 @@ fn what_the_server_has_forgotten_goes_to_others_where_agents_are_not_heard() {
 
 #[test]
 fn what_the_server_has_forgotten_goes_to_others_where_no_time_is_left_to_agents() {
-    found(Mutation::ListeningLeftOut, 5_000_000);
+    found(Mutation::ListeningLeftOut, 10_000_000);
 }
