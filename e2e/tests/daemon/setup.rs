@@ -172,13 +172,23 @@ async fn the_permissions_in_config_are_enough_and_no_more_than_listed() {
     let audit = Audit::of(&[ACCOUNT]).unwrap();
     let (cluster, hand) = cluster(Some(&audit)).await;
     let mut daemon = start_controller(&cluster, ACCOUNT, &[]).unwrap();
-    log_says(&mut daemon, "not allowed to list and watch nodes").await;
-    log_says(&mut daemon, "check the ClusterRole").await;
+    log_says(&mut daemon, "Lease refused").await;
+    log_says(&mut daemon, "check the Role ").await;
 
     let rules = concat!(
         env!("CARGO_MANIFEST_DIR"),
         "/../config/rbac/controller.yaml"
     );
+    // Nothing is listed before the Lease was read.
+    let all = std::fs::read_to_string(rules).unwrap();
+    let of_lease = |it: &&str| it.contains("kind: Role\n");
+    let of_lease: Vec<&str> = all.split("---\n").filter(of_lease).collect();
+    assert_eq!(of_lease.len() % 2, 0, "each Role and its RoleBinding");
+    let apply = ["apply", "-f", "-"];
+    let of_lease = of_lease.join("---\n");
+    cluster.kubectl_stdin(&apply, &of_lease).await.unwrap();
+    log_says(&mut daemon, "not allowed to list and watch nodes").await;
+    log_says(&mut daemon, "check the ClusterRole").await;
     cluster.kubectl(&["apply", "-f", rules]).await.unwrap();
     daemon.wait_ready(LIMIT).await.unwrap();
     let refused = forbidden(&daemon).await;
