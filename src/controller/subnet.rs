@@ -233,14 +233,18 @@ fn pools(
     registry: &Registry,
 ) -> Vec<NodePool> {
     let mut pools: Vec<NodePool> = Vec::new();
-    let mut add = |told: Option<NodePool>| {
-        pools.extend(told.filter(|told| !pools.iter().any(|it| it.name == told.name)));
+    let mut add = |told: Option<&NodePool>, closed| {
+        let new = told.filter(|told| !pools.iter().any(|it| it.name == told.name));
+        pools.extend(new.map(|told| NodePool {
+            closed,
+            ..told.clone()
+        }));
     };
     for pool in registry.pools.block_pools(node) {
-        add(Some(pool.told.clone()));
+        add(Some(&pool.told), false);
     }
     for range in &node.pod_cidrs {
-        add(registry.pools.of(range).map(|pool| pool.told.clone()));
+        add(registry.pools.of(range).map(|pool| &pool.told), false);
     }
     for held in blocks {
         let pool = registry.pools.get(&held.pool);
@@ -250,10 +254,7 @@ fn pools(
             let spec = is?.spec.as_ref().ok()?;
             spec.pools.iter().find(|it| it.name == held.pool)
         });
-        add(told.map(|told| NodePool {
-            closed: true,
-            ..told.clone()
-        }));
+        add(told, true);
     }
     pools
 }
