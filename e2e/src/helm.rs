@@ -14,6 +14,16 @@ pub fn chart() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../charts/cadastre")
 }
 
+/// What helm renders of the chart, or its complaint. Builds helm where it is missing.
+pub async fn template(flags: &[&str]) -> Result<String> {
+    tokio::task::spawn_blocking(|| assets::ensure(&assets::TOOLS)).await??;
+    let folder = tempfile::tempdir()?;
+    let chart = chart().display().to_string();
+    let mut args = vec!["template", "cadastre", &chart, "--namespace", "kube-system"];
+    args.extend(flags);
+    Helm::offline(folder.path()).run(&args).await
+}
+
 /// helm, for one cluster or for none.
 #[derive(Debug)]
 pub struct Helm {

@@ -13,17 +13,7 @@ mod server;
 mod values;
 
 use cadastre_e2e::assets;
-use cadastre_e2e::helm::{Helm, chart};
-
-/// What helm renders, or its complaint.
-async fn template(flags: &[&str]) -> anyhow::Result<String> {
-    tokio::task::spawn_blocking(|| assets::ensure(&assets::TOOLS)).await??;
-    let folder = tempfile::tempdir()?;
-    let chart = chart().display().to_string();
-    let mut args = vec!["template", "cadastre", &chart, "--namespace", "kube-system"];
-    args.extend(flags);
-    Helm::offline(folder.path()).run(&args).await
-}
+use cadastre_e2e::helm::{Helm, chart, template};
 
 #[tokio::test]
 async fn lint_finds_nothing() {

@@ -4,11 +4,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Result;
-use cadastre_e2e::helm::{Helm, chart};
+use cadastre_e2e::helm::template;
 use cadastre_e2e::kubeconfig::User;
 use cadastre_e2e::stage::start_controller;
 use cadastre_e2e::wait::until;
-use cadastre_e2e::{ControlPlane, Daemon, Options, assets, crds};
+use cadastre_e2e::{ControlPlane, Daemon, Options, crds};
 use http::Request;
 use http::header::{AUTHORIZATION, HOST};
 use http_body_util::{BodyExt as _, Empty};
@@ -65,22 +65,12 @@ fn token(cluster: &ControlPlane, user: &str) -> String {
 
 /// The roles that the chart brings for this.
 async fn roles() -> String {
-    tokio::task::spawn_blocking(|| assets::ensure(&assets::TOOLS))
-        .await
-        .unwrap()
-        .unwrap();
-    let folder = tempfile::tempdir().unwrap();
-    let chart = chart().display().to_string();
-    let args = [
-        "template",
-        "cadastre",
-        &chart,
-        "--namespace=kube-system",
+    let flags = [
         "--set=metrics.tlsSecret=any,metrics.auth=true",
         "--show-only=templates/rbac/metrics.yaml",
         "--show-only=templates/rbac/controller.yaml",
     ];
-    Helm::offline(folder.path()).run(&args).await.unwrap()
+    template(&flags).await.unwrap()
 }
 
 #[tokio::test]
