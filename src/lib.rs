@@ -18,6 +18,7 @@
 //! | `api` | IPPool and NodeSubnet, their rules and CRDs |
 //! | `cluster` | watches, the cluster as last seen, requests, the lease |
 //! | `controller` | the state machine and its loops |
+//! | `mutation` | bugs made on purpose, in builds for tests alone |
 //! | `telemetry` | metrics, health, logs |
 //! | `cli` | the command, a file a verb |
 
@@ -36,6 +37,7 @@ pub mod cni;
 #[cfg(feature = "controller")]
 pub mod controller;
 pub mod ipam;
+pub mod mutation;
 #[cfg(feature = "node")]
 pub mod node;
 #[cfg(feature = "controller")]

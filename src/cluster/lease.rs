@@ -25,6 +25,7 @@
 
 use std::time::Duration;
 
+use crate::mutation::Mutation;
 pub(super) use border::LONG_VACANT;
 use border::RELEASED_DURATION;
 pub use border::{
@@ -227,6 +228,7 @@ impl Elector {
         if let Some(attempt) = &self.attempt
             && attempt.record.resource_version == resource_version
             && attempt.takeover == takeover
+            && !Mutation::TenureCountsFromLastTry.is_on()
         {
             return attempt.record.clone();
         }
@@ -255,13 +257,19 @@ impl Elector {
         match (kind, answer) {
             (Kind::Renew, Answer::Written(record)) => {
                 self.note(&record, now);
-                self.renewed(record, at);
+                let late = Mutation::RenewalCountsFromAnswer.is_on();
+                self.renewed(record, if late { now } else { at });
                 self.due = self.next_renewal(at, now);
             }
             (Kind::Acquire, Answer::Written(record)) => {
                 self.note(&record, now);
                 self.acquired(record);
                 self.due = self.next_renewal(at, now);
+            }
+            (Kind::Renew, Answer::Conflict) if Mutation::RenewalConflictIgnored.is_on() => {
+                if let Phase::Holding { record, .. } = &self.phase {
+                    self.renewed(record.clone(), at);
+                }
             }
             (Kind::Release, Answer::Written(_)) => self.phase = Phase::Released,
             (Kind::Renew | Kind::Release, Answer::Conflict | Answer::Unclear | Answer::Missing) => {

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use super::request::{Assignment, Touch};
 use crate::api::TERM_ANNOTATION;
+use crate::mutation::Mutation;
 
 fn term_path() -> String {
     format!(
@@ -40,14 +41,20 @@ pub(super) fn touch_patch(touch: &Touch) -> Value {
 /// where they differ the API server drops the second family without a word.
 pub(super) fn assign_patch(assignment: &Assignment) -> Value {
     let fence = test_term(assignment.term.as_deref(), assignment.annotated);
-    let cidrs: Vec<String> = assignment.cidrs.iter().map(ToString::to_string).collect();
-    json!([
-        {"op": "test", "path": "/metadata/uid", "value": &*assignment.uid},
-        {"op": "test", "path": "/spec/podCIDRs", "value": null},
+    let mut patch = vec![
+        json!({"op": "test", "path": "/metadata/uid", "value": &*assignment.uid}),
+        json!({"op": "test", "path": "/spec/podCIDRs", "value": null}),
         fence,
-        {"op": "add", "path": "/spec/podCIDR", "value": cidrs.first()},
-        {"op": "add", "path": "/spec/podCIDRs", "value": cidrs},
-    ])
+    ];
+    if Mutation::UidNotTested.is_on() {
+        patch.remove(0);
+    } else if Mutation::TermNotTested.is_on() {
+        patch.pop();
+    }
+    let cidrs: Vec<String> = assignment.cidrs.iter().map(ToString::to_string).collect();
+    patch.push(json!({"op": "add", "path": "/spec/podCIDR", "value": cidrs.first()}));
+    patch.push(json!({"op": "add", "path": "/spec/podCIDRs", "value": cidrs}));
+    Value::Array(patch)
 }
 
 #[cfg(test)]

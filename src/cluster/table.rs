@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::seen::{Change, Object, Text};
+use crate::mutation::Mutation;
 
 /// What a change did to one name.
 #[derive(Clone, Debug)]
@@ -143,8 +144,10 @@ impl<T: Object> Table<T> {
     /// `sent`. Ignored where a relist ran then or has begun since: the answer may be older than it.
     pub fn answer(&mut self, object: T, sent: u64) -> Option<Delta<T>> {
         let covered = object.version() <= self.horizon && !self.objects.contains_key(object.name());
+        let covered = covered && !Mutation::GoneByWatchComesBack.is_on();
         let stale = covered || self.is_superseded(&object);
-        if sent != self.epoch || self.unseen.is_some() || stale {
+        let late = sent != self.epoch && !Mutation::AnswerBeforeRelistTaken.is_on();
+        if late || self.unseen.is_some() || stale {
             return None;
         }
         self.put(object)
@@ -174,14 +177,18 @@ impl<T: Object> Table<T> {
                 .into_iter()
                 .filter_map(|object| self.answer(object, sent)),
         );
-        self.floor = self.floor.max(highest);
+        if !Mutation::GoneByListComesBack.is_on() {
+            self.floor = self.floor.max(highest);
+        }
         Some(deltas)
     }
 
     /// Takes note that the object of that name and UID is gone, as an answer has shown.
     pub fn forget(&mut self, name: &str, uid: &str) -> Option<Delta<T>> {
         let delta = self.take_out(name, uid)?;
-        self.gone.insert(uid.into(), self.epoch);
+        if !Mutation::GoneByAnswerComesBack.is_on() {
+            self.gone.insert(uid.into(), self.epoch);
+        }
         Some(delta)
     }
 

@@ -28,6 +28,7 @@ use crate::api::{
 };
 use crate::controller::Outgoing;
 use crate::controller::bootstrap::KUBEADM;
+use crate::mutation::Mutation;
 
 const NODE_SUBNETS: &str = "nodesubnets";
 const IPAM_BLOCKS: &str = "ipamblocks";
@@ -65,12 +66,16 @@ impl Writer {
             None => limit,
             Some(term) => match self.gate.remaining(term) {
                 Some(left) => limit.min(left),
+                None if Mutation::GateNotAsked.is_on() => limit,
                 None => return Outcome::Refused(Refusal::NotSent),
             },
         };
         match tokio::time::timeout(limit, self.call(outgoing.request)).await {
             Ok(Ok(outcome)) => outcome,
             Ok(Err(error)) => classify(error),
+            Err(_) if Mutation::TimeoutCountsAsRefusal.is_on() => {
+                Outcome::Refused(Refusal::Missing)
+            }
             Err(_) => Outcome::Unclear(format!("no answer within {:.1} s", limit.as_secs_f64())),
         }
     }
@@ -299,6 +304,7 @@ fn classify(error: Error) -> Outcome {
             ))
         }
         400..=499 => Outcome::Refused(Refusal::Rejected(status.message.clone())),
+        _ if Mutation::ServerErrorCountsAsRefusal.is_on() => Outcome::Refused(Refusal::Missing),
         _ => Outcome::Unclear(format!("{} {}", status.code, status.message)),
     }
 }

@@ -11,6 +11,7 @@ use crate::api::{MOST_BLOCKS, Recall};
 use crate::cluster::seen::{AgentReport, Node, Text};
 use crate::cluster::world::World;
 use crate::ipam::{Cidr, Dual, Family};
+use crate::mutation::Mutation;
 
 /// What a node has and wants of one pool.
 pub(super) struct Account {
@@ -57,7 +58,7 @@ pub(super) fn demand(report: Option<&AgentReport>, pool: &Text) -> u64 {
 /// Addresses that the node can use of a block, by its agent's word where there is one.
 pub(super) fn worth(entry: &Entry, report: Option<&AgentReport>, registry: &Registry) -> u64 {
     match entry.word(report) {
-        Some(word) if word.released => 0,
+        Some(word) if word.released && !Mutation::ReleasedBlocksCounted.is_on() => 0,
         Some(word) => word.used + word.cooling + word.free,
         None => registry.usable(&entry.cidr, &entry.pool),
     }
@@ -76,8 +77,12 @@ pub(super) fn account(
         count: Dual::default(),
         wanted,
     };
+    let unseen = |entry: &Entry| !entry.confirmed && Mutation::ProvisionalBlocksNotCounted.is_on();
     let counts = |entry: &&Entry| {
-        entry.pool == *pool && !entry.is_leaving() && entry.recall != Some(Recall::Drain)
+        !unseen(entry)
+            && entry.pool == *pool
+            && !entry.is_leaving()
+            && entry.recall != Some(Recall::Drain)
     };
     for entry in registry.blocks.of(&node.uid).filter(counts) {
         let family = entry.cidr.family();
@@ -128,7 +133,8 @@ pub(super) fn donor(
         let (capacity, used, count) = *sums.get(entry.cidr.family());
         let left = capacity.saturating_sub(worth(entry, report, cx.registry));
         let wanted = if for_first { 0 } else { demand(report, pool) };
-        let gives = count > 1 && left >= wanted.max(used);
+        let last = count == 1 && !Mutation::LastBlockAskedBack.is_on();
+        let gives = !last && left >= wanted.max(used);
         gives.then(|| (capacity.saturating_sub(used), entry.cidr))
     });
     best.max()

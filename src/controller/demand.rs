@@ -26,6 +26,7 @@ use super::{Context, IN_USE_PAUSE};
 use crate::api::{Allocate, MOST_BLOCKS, Recall};
 use crate::cluster::seen::{AgentReport, Node, Text};
 use crate::cluster::world::World;
+use crate::mutation::Mutation;
 
 /// Blocks of one pool that a node gets before others have their turn.
 const AT_ONCE: usize = 16;
@@ -119,7 +120,7 @@ impl Demand {
 
     /// Space or a pool may have come.
     pub fn wake(&mut self) {
-        self.woken = true;
+        self.woken = !Mutation::BlockWaitersNotWoken.is_on();
     }
 
     /// Those that wait longest look first, those without any before all others.

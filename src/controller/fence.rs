@@ -26,8 +26,9 @@ use super::queue::Queue;
 use super::{Now, Purpose};
 use crate::cluster::lease::Takeover;
 use crate::cluster::request::{Outcome, Refusal, Request, Touch};
-use crate::cluster::seen::Text;
+use crate::cluster::seen::{Node, Text};
 use crate::cluster::world::World;
+use crate::mutation::Mutation;
 
 /// Progress of one take-over.
 #[derive(Debug)]
@@ -130,7 +131,10 @@ impl Fence {
     }
 
     fn begin(&mut self, world: &World) {
-        if self.takeover == Takeover::First && world.subnets.is_empty() && world.blocks.is_empty() {
+        let unlisted = self.takeover == Takeover::Clean && Mutation::HandOverNotListed.is_on();
+        let first =
+            self.takeover == Takeover::First && world.subnets.is_empty() && world.blocks.is_empty();
+        if first || unlisted {
             self.step = Step::Done;
             return;
         }
@@ -188,8 +192,10 @@ impl Fence {
             return;
         }
         self.step = Step::Touching;
-        if self.takeover != Takeover::Clean {
-            for node in world.nodes.iter().filter(|node| node.is_empty()) {
+        if self.takeover != Takeover::Clean && !Mutation::TakeOverCountsAsClean.is_on() {
+            let left_out = |node: &Node| node.deleting && Mutation::DeletingNodesNotTouched.is_on();
+            let nodes = world.nodes.iter();
+            for node in nodes.filter(|node| node.is_empty() && !left_out(node)) {
                 self.left.insert((node.name.clone(), node.uid.clone()));
             }
         }
@@ -208,6 +214,7 @@ impl Fence {
             Outcome::Node(node) => node.term.as_ref() == Some(&self.term) || !node.is_empty(),
             // The UID is gone, and with it every write that names it.
             Outcome::Refused(Refusal::Missing) => true,
+            Outcome::Refused(_) => Mutation::RefusedTouchCounts.is_on(),
             _ => false,
         };
         if through {

@@ -6,6 +6,7 @@ use super::pools::PoolState;
 use super::registry::Registry;
 use crate::api::{AddressStatus, FamilyStatus};
 use crate::ipam::{Cidr, Family, Holder, State};
+use crate::mutation::Mutation;
 
 /// Counts of one pool and family, in blocks of the pool's block size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,7 +93,8 @@ pub fn may_go(state: &PoolState, registry: &Registry) -> bool {
         .flat_map(|family| state.space.cidrs(family))
         .all(|cidr| {
             let mut claims = registry.ledger.overlapping(cidr);
-            claims.all(|(_, claim)| kept(&claim.cidr))
+            let goes = Mutation::FinalizerGoesWhileRangesRest.is_on();
+            claims.all(|(_, claim)| kept(&claim.cidr) || goes && claim.state == State::Resting)
         })
 }
 

@@ -31,6 +31,7 @@ mod answers;
 mod changes;
 mod view;
 
+use crate::mutation::Mutation;
 pub(super) use changes::Told;
 use changes::{report_overlaps, report_unreadable};
 
@@ -77,7 +78,10 @@ impl Leader {
     pub(super) fn new(tenure: Tenure, settings: &Settings, now: Now) -> Self {
         Leader {
             fence: Fence::new(tenure.takeover, tenure.term.clone(), now.mono),
-            listening: Listening::new(tenure.follows_a_gap(), now.mono),
+            listening: Listening::new(
+                tenure.follows_a_gap() && !Mutation::AgentsNotListenedTo.is_on(),
+                now.mono,
+            ),
             tenure,
             dealing: false,
             registry: Registry::default(),
@@ -229,7 +233,7 @@ impl Leader {
 
     /// Whether nothing is left of unclear outcome and the fence is complete.
     pub(super) fn is_settled(&self) -> bool {
-        self.dealing && !self.registry.has_unclear()
+        self.dealing && (!self.registry.has_unclear() || Mutation::HandOverWhileUnclear.is_on())
     }
 
     fn look_at_blocks(&mut self, cidrs: Vec<Cidr>) {

@@ -21,6 +21,7 @@ use crate::api::Suspect;
 use crate::cluster::request::{Outcome, Request};
 use crate::cluster::seen::{AgentReport, Node, PodUid, Subnet, Text};
 use crate::ipam::{Addr, Cidr};
+use crate::mutation::Mutation;
 
 /// How often all allocations are compared with the pods: at least and at most.
 const SCAN_PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
@@ -194,7 +195,8 @@ fn named(subnet: &Subnet) -> BTreeSet<(Addr, PodUid)> {
 
 /// Whether no pod stands behind an address.
 fn is_orphan((addr, uid): (Addr, PodUid), cx: &Context) -> bool {
-    uid != PodUid::default() && !cx.world.pods.is_live(uid) && !cx.world.pods.reports(addr)
+    let reported = cx.world.pods.reports(addr) && !Mutation::ReportedAddressSuspected.is_on();
+    uid != PodUid::default() && !cx.world.pods.is_live(uid) && !reported
 }
 
 /// Whether the address is the node's to give.

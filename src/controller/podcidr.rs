@@ -22,6 +22,7 @@ use crate::api::Allocate;
 use crate::cluster::request::{Assignment, Outcome, Refusal, Request};
 use crate::cluster::seen::{Node, Text};
 use crate::ipam::{Addr, Cidr, Full, State};
+use crate::mutation::Mutation;
 
 /// The loop's own state.
 #[derive(Debug, Default)]
@@ -159,7 +160,7 @@ impl PodCidrs {
         let wait_for = |pools: &Pools, best: Option<&Text>| {
             let soon = pools.starting_before(mode, node, best);
             let pools: Vec<Text> = soon.map(|state| state.name.clone()).collect();
-            let some = !pools.is_empty();
+            let some = !pools.is_empty() && !Mutation::BetterPoolNotAwaited.is_on();
             some.then(|| Decision::Wait(Reason::Barred { pools }, String::new()))
         };
         if let Some(wait) = wait_for(&registry.pools, choices.first()) {
@@ -171,7 +172,8 @@ impl PodCidrs {
         let holder = registry.holder(&node.name, &node.uid);
         let spoken_for = |range: &Cidr| -> Option<Addr> {
             let of_node = || world.node_addresses.within(range).next();
-            world.pods.any_in(range).or_else(of_node)
+            let used = world.pods.any_in(range).or_else(of_node);
+            used.filter(|_| !Mutation::UsedAddressesNotAvoided.is_on())
         };
         let mut notes = Vec::new();
         for name in &choices {
@@ -272,7 +274,9 @@ impl PodCidrs {
             Outcome::Refused(_) => self.retry(name, uid, Task::ToWrite, cx),
             _ => {
                 for (id, _, state) in cx.registry.claims_of(uid) {
-                    if state == State::InFlight {
+                    if Mutation::UnclearAssignmentFreed.is_on() {
+                        cx.registry.ledger.release(id);
+                    } else if state == State::InFlight {
                         cx.registry.ledger.set_state(id, State::Unclear);
                     }
                 }
@@ -349,6 +353,9 @@ impl PodCidrs {
 
     /// Space or a pool may have come: looks at every waiting node again.
     pub fn wake(&mut self) {
+        if Mutation::PodCidrWaitersNotWoken.is_on() {
+            return;
+        }
         self.full.clear();
         for name in self.waiting.keys() {
             self.queue.add(name.clone());
@@ -417,6 +424,7 @@ fn give_back(node: &Node, registry: &mut Registry) -> Option<Vec<Cidr>> {
             .overlapping(range)
             .all(|(_, claim)| own(claim.holder))
     };
+    let alone = |range: &Cidr| alone(range) || Mutation::ReturnedRangesShared.is_on();
     if !fits || !ranges.iter().all(alone) {
         return None;
     }

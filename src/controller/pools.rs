@@ -14,6 +14,7 @@ use crate::choice::{Asker, Candidate, Selector, Standing, choose};
 use crate::cluster::seen::{Node, Pool, Text};
 use crate::cluster::world::World;
 use crate::ipam::{self, Cidr, Ledger, Span};
+use crate::mutation::Mutation;
 
 /// Quarantine of ranges that lie outside every pool.
 pub const DEFAULT_QUARANTINE: Duration = Duration::from_secs(60);
@@ -289,7 +290,7 @@ impl Pools {
         for state in self
             .states
             .values_mut()
-            .filter(|state| state.space.touches(range))
+            .filter(|state| state.space.touches(range) && !Mutation::SecondWriterIgnored.is_on())
         {
             state.hold_until = Some(until);
         }

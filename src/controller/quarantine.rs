@@ -12,6 +12,7 @@ use crate::cluster::request::{Outcome, Request};
 use crate::cluster::seen::{Pod, Text};
 use crate::cluster::world::World;
 use crate::ipam::Cidr;
+use crate::mutation::Mutation;
 
 /// The loop's own state.
 #[derive(Debug, Default)]
@@ -94,7 +95,9 @@ impl Quarantine {
         };
         let over: Vec<RestKey> = registry
             .rests_of(name)
-            .filter(|((_, uid), rest)| rest.leaving && !mentioned(uid))
+            .filter(|((_, uid), rest)| {
+                rest.leaving && (!mentioned(uid) || Mutation::FreedWhileNamed.is_on())
+            })
             .map(|(key, _)| key.clone())
             .collect();
         for key in &over {
@@ -113,13 +116,15 @@ fn mentions(subnet: &crate::cluster::seen::Subnet, uid: &Text) -> bool {
 }
 
 fn in_use(ranges: &[Cidr], world: &World) -> bool {
-    ranges
-        .iter()
-        .any(|range| world.pods.any_in(range).is_some())
+    let unseen = Mutation::PodIndexNotLookedAt.is_on() || Mutation::PodsNotLookedAt.is_on();
+    let mut used = ranges.iter().map(|range| world.pods.any_in(range));
+    !unseen && used.any(|addr| addr.is_some())
 }
 
 fn used_by(pods: &[Pod], ranges: &[Cidr]) -> bool {
+    let unseen = Mutation::BoundPodsNotLookedAt.is_on() || Mutation::PodsNotLookedAt.is_on();
     pods.iter()
+        .filter(|_| !unseen)
         .flat_map(|pod| pod.addresses.iter())
         .any(|addr| ranges.iter().any(|range| range.contains_addr(*addr)))
 }

@@ -21,6 +21,7 @@ use crate::api::{HeldRange, PreviousHolder};
 use crate::cluster::seen::{Machine, Node, PodUid, Subnet, Text};
 use crate::cluster::world::World;
 use crate::ipam::{Addr, Cidr, ClaimId, Holder, Ledger, State};
+use crate::mutation::Mutation;
 
 /// Names a rest: the node's name and the UID that is gone.
 pub type RestKey = (Text, Text);
@@ -156,6 +157,9 @@ impl Registry {
         if node.is_empty() {
             for (id, _, _) in self.claims_of(&node.uid).into_iter().filter(|_| revived) {
                 self.ledger.set_state(id, State::Unclear);
+                if Mutation::RevivedNodeLosesClaim.is_on() {
+                    self.ledger.release(id);
+                }
             }
             return synced;
         }
@@ -167,7 +171,7 @@ impl Registry {
                 missing.swap_remove(at);
                 synced.confirmed |= state != State::Held;
                 self.ledger.set_state(id, State::Held);
-            } else {
+            } else if !Mutation::ImpossibleClaimKept.is_on() {
                 self.ledger.release(id);
                 synced.freed = true;
             }
@@ -189,7 +193,8 @@ impl Registry {
         let first = (node.name.clone(), "".into());
         let rests = self.rests.range_mut(first..);
         for (_, rest) in rests.take_while(|((name, _), _)| *name == node.name) {
-            rest.leaving |= rest.ranges.iter().all(|it| node.pod_cidrs.contains(it));
+            let has_all = rest.ranges.iter().all(|it| node.pod_cidrs.contains(it));
+            rest.leaving |= has_all && !Mutation::ReturnedRangeStillRests.is_on();
         }
     }
 
@@ -207,6 +212,10 @@ impl Registry {
         }
         let quarantine = self.quarantine_of(&ranges);
         let key = (node.name.clone(), node.uid.clone());
+        if Mutation::NoQuarantine.is_on() {
+            self.finish(&key);
+            return false;
+        }
         self.rests.insert(
             key,
             Rest::new(node.machine.clone(), ranges, quarantine, now),
@@ -263,7 +272,8 @@ impl Registry {
         };
         let known = self.rests.contains_key(&(subnet.name.clone(), uid.into()));
         let ranges = read_ranges(&spec.pod_cidrs);
-        if live.as_deref() == Some(uid) || known || ranges.is_empty() {
+        let unseen = Mutation::UnseenDeathLeavesNoRest.is_on();
+        if live.as_deref() == Some(uid) || known || ranges.is_empty() || unseen {
             return;
         }
         // It died while nobody looked: the rest begins now.
@@ -307,15 +317,17 @@ impl Registry {
     }
 
     fn quarantine_of(&self, ranges: &[Cidr]) -> Duration {
-        ranges
-            .iter()
-            .map(|cidr| {
-                self.pools
-                    .of(cidr)
-                    .map_or(DEFAULT_QUARANTINE, |pool| pool.quarantine)
-            })
-            .max()
-            .unwrap_or(DEFAULT_QUARANTINE)
+        let of_pool = |cidr| {
+            let pool = self.pools.of(cidr);
+            pool.map_or(DEFAULT_QUARANTINE, |pool| pool.quarantine)
+        };
+        let all = ranges.iter().map(of_pool);
+        let counts = if Mutation::ShortestQuarantineCounts.is_on() {
+            all.min()
+        } else {
+            all.max()
+        };
+        counts.unwrap_or(DEFAULT_QUARANTINE)
     }
 
     fn conflicts_of(&mut self, holder: Holder) -> Vec<(Text, Text, Cidr)> {
@@ -327,7 +339,8 @@ impl Registry {
             .collect();
         for (id, cidr) in mine {
             for (other, claim) in self.ledger.overlapping(&cidr) {
-                if claim.holder == holder || claim.state != State::Held {
+                let unreported = Mutation::OverlapsNotReported.is_on();
+                if claim.holder == holder || claim.state != State::Held || unreported {
                     continue;
                 }
                 self.conflicts.insert((id.min(other), id.max(other)));
@@ -357,6 +370,9 @@ impl Rest {
 /// How long a recorded rest still lasts: a wall clock set back must not make it endless.
 pub(super) fn left_of(until: Timestamp, most: Duration, now: Now) -> Duration {
     let left = Duration::try_from(until.duration_since(now.wall)).unwrap_or_default();
+    if Mutation::RecordedRestNotBounded.is_on() {
+        return left;
+    }
     left.min(most)
 }
 

@@ -19,6 +19,7 @@ use crate::cluster::request::{Outcome, Refusal, Request};
 use crate::cluster::seen::{Node, Subnet, Text};
 use crate::cluster::world::World;
 use crate::ipam::Addr;
+use crate::mutation::Mutation;
 
 /// So many writes in a row that come to nothing are told.
 const NOT_KEPT: u32 = 6;
@@ -203,7 +204,8 @@ fn wanted(
         .unwrap_or_default();
     let nothing = pod_cidrs.is_empty() && previous.is_empty() && blocks.is_empty();
     // While the node lives its NodeSubnet stays: a late creation by an earlier leader finds it there.
-    let stays = node.is_some() && (is.is_some() || may_ask);
+    let stays =
+        node.is_some() && (is.is_some() || may_ask) && !Mutation::EmptySubnetDeleted.is_on();
     if nothing && !stays {
         return None;
     }

@@ -15,6 +15,7 @@ use crate::choice::Selector;
 use crate::cluster::seen::{Pool, Text};
 use crate::cluster::world::World;
 use crate::ipam::{self, Cidr, Closing, Dual, Family, Ranges, Span};
+use crate::mutation::Mutation;
 
 /// Ranges of the pools surveyed so far, by start.
 #[derive(Default)]
@@ -30,6 +31,9 @@ impl Older {
             .filter(|(theirs, _)| theirs.overlaps(range));
         let around = || {
             let mut wider = range.parent();
+            if Mutation::WiderOlderPoolIgnored.is_on() {
+                return None;
+            }
             while let Some(parent) = wider {
                 if let Some(name) = self.0.get(&parent) {
                     return Some((parent, name.clone()));
@@ -104,6 +108,9 @@ pub(super) fn survey_one(
         Allocate::NodeCIDR => Closing::Touched,
     });
     space.set_ranges(parsed.ranges);
+    if Mutation::ReservedNotLeftOut.is_on() {
+        blocked.clear();
+    }
     space.set_blocked(blocked.clone());
 
     let verdict = if let Some(why) = invalid {

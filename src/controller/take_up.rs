@@ -18,6 +18,7 @@ use crate::api::{Allocate, HeldBlock, MOST_BLOCKS};
 use crate::cluster::seen::{AgentReport, BlockWord, Node, Text};
 use crate::cluster::world::World;
 use crate::ipam::Cidr;
+use crate::mutation::Mutation;
 
 impl Registry {
     /// Takes up what the agent of a node uses and nobody has, by a leader that follows a gap or another.
@@ -34,10 +35,12 @@ impl Registry {
         for word in &report.blocks {
             let known = self.blocks.get(&word.cidr);
             let is_theirs = known.is_some_and(|entry| entry.owner.uid == node.uid);
-            if word.released || word.used + word.cooling == 0 || is_theirs {
+            let unheard = Mutation::ForgottenBlockNotTakenUp.is_on();
+            if word.released || word.used + word.cooling == 0 || is_theirs || unheard {
                 continue;
             }
             let is_claimed = self.ledger.overlapping(&word.cidr).next().is_some();
+            let is_claimed = is_claimed && !Mutation::ClaimedBlockTakenUp.is_on();
             let held = self.could_get(word, &node, report, after_gap);
             match held.filter(|_| !is_claimed) {
                 Some(held) => {

@@ -12,6 +12,7 @@ use super::dual::Dual;
 use super::ledger::Ledger;
 use super::part::Part;
 use super::pool::Pool;
+use crate::mutation::Mutation;
 
 /// A pool has no free block. Counts are in blocks of the pool's present block length, less what
 /// is blocked.
@@ -58,7 +59,13 @@ impl Ledger {
         // All are found before the first is taken, so there is nothing to undo.
         let mut blocks = Dual::default();
         for family in pool.families() {
-            *blocks.get_mut(family) = Some(self.find(pool, family, &avoid)?);
+            let found = self.find(pool, family, &avoid);
+            if Mutation::FirstFamilyStaysClaimed.is_on()
+                && let (Err(_), Some(cidr)) = (&found, blocks.v4)
+            {
+                self.record(holder, cidr, State::InFlight);
+            }
+            *blocks.get_mut(family) = Some(found?);
         }
         Ok(blocks.map(|block: Option<Cidr>| {
             let cidr = block?;

@@ -7,6 +7,7 @@ use super::cidr::{Cidr, Family, ones};
 use super::pool::{Closing, Ranges};
 use super::search::blocks;
 use super::span::Span;
+use crate::mutation::Mutation;
 
 /// The part of one family.
 #[derive(Clone, Debug)]
@@ -131,7 +132,10 @@ impl Part {
             };
             let start_of = |address: u128| address & !ones(order);
             let (low, high) = (cidr.first().value, cidr.last().value);
-            let mut from = Some(low);
+            let below = Mutation::CarvesBelowCidr
+                .is_on()
+                .then(|| low.wrapping_sub(ones(order) + 1));
+            let mut from = Some(below.unwrap_or(low));
             let begin = blocked.partition_point(|run| run.last < low);
             for run in blocked[begin..].iter().take_while(|run| run.first <= high) {
                 let run = Run {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::mutation::Mutation;
 use thiserror::Error;
 
 /// Monotonic time since an arbitrary start, as the caller measures it.
@@ -85,7 +86,8 @@ pub struct Record {
 impl Record {
     /// Whether its last holder gave it up. A holder cleared by hand gave up nothing.
     pub(super) fn is_released(&self) -> bool {
-        self.holder.is_none() && self.lease_duration <= RELEASED_DURATION
+        let by_hand = Mutation::ClearedHolderCountsAsReleased.is_on();
+        self.holder.is_none() && (self.lease_duration <= RELEASED_DURATION || by_hand)
     }
 }
 

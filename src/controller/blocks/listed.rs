@@ -10,6 +10,7 @@ use crate::controller::Now;
 use crate::controller::holders::Use;
 use crate::controller::registry::{Registry, machine};
 use crate::ipam::{Cidr, State};
+use crate::mutation::Mutation;
 
 impl Registry {
     /// Reads all blocks: objects first, then what NodeSubnets list, then whose owner is gone.
@@ -19,7 +20,8 @@ impl Registry {
         }
         // What lives is right whatever a list for the dead says, which may be very old.
         for alive in [true, false] {
-            for subnet in world.subnets.iter() {
+            let subnets = world.subnets.iter();
+            for subnet in subnets.filter(|_| !Mutation::ListedBlocksNotRead.is_on()) {
                 let Ok(spec) = &subnet.spec else { continue };
                 let Some(uid) = &spec.node_uid else { continue };
                 let node = world.nodes.get(&subnet.name);
@@ -112,6 +114,9 @@ impl Registry {
             let report = report.filter(|report| report.node_uid == node.uid);
             let word = report.and_then(|report| report.of_block(&cidr, &held.uid));
             let let_go = word.is_some_and(|word| word.released);
+            if Mutation::LateListIgnored.is_on() {
+                continue;
+            }
             if !let_go && self.blocks.get(&cidr).is_none() {
                 self.recall_listed(name, &node.uid, held, true, now);
                 told.push(cidr);
@@ -137,7 +142,8 @@ impl Registry {
         let ends = |entry: &&Entry| {
             entry.is_held()
                 && entry.is_released(report)
-                && !listed.contains(entry.cidr.to_string().as_str())
+                && (!listed.contains(entry.cidr.to_string().as_str())
+                    || Mutation::BlockEndsWhileListed.is_on())
         };
         let cidrs: Vec<Cidr> = self
             .blocks

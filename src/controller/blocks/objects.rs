@@ -8,6 +8,7 @@ use crate::controller::Now;
 use crate::controller::holders::Use;
 use crate::controller::registry::{Registry, left_of};
 use crate::ipam::{Cidr, State};
+use crate::mutation::Mutation;
 
 impl Registry {
     /// An object is there, or has changed.
@@ -125,6 +126,11 @@ impl Registry {
         let claim = self.ledger.record(holder, spec.cidr, State::InFlight);
         let rest = self.quarantine_of_block(&spec.pool);
         let left = spec.until.map_or(rest, |until| left_of(until, rest, now));
+        let left = if Mutation::RecordedRestOfBlockIgnored.is_on() {
+            std::time::Duration::ZERO
+        } else {
+            left
+        };
         let entry = Entry {
             since: spec.since,
             until: spec.until,
@@ -146,7 +152,7 @@ impl Registry {
     /// not in the order in which they were made.
     pub fn judge_blocks(&mut self, world: &World) -> Noted {
         let mut noted = Noted::default();
-        if world.blocks.is_listing() {
+        if world.blocks.is_listing() && !Mutation::BlocksJudgedDuringList.is_on() {
             return noted;
         }
         for cidr in std::mem::take(&mut self.blocks.to_judge) {
@@ -198,7 +204,7 @@ impl Registry {
                 // One without an object yet will find this one before it.
                 Some(other) => Self::age(&other.cidr, world).is_none_or(|theirs| mine < theirs),
                 // A podCIDR, or what rests of one.
-                None => false,
+                None => Mutation::BlockDoesNotYieldToPodCidr.is_on(),
             }
         })
     }
@@ -207,7 +213,8 @@ impl Registry {
     /// before.
     fn age(cidr: &Cidr, world: &World) -> Option<(bool, u64)> {
         let block = world.blocks.get(&block_name(cidr))?;
-        Some((!block.touched, block.version))
+        let touched = block.touched && !Mutation::EditedBlockKeepsItsAge.is_on();
+        Some((!touched, block.version))
     }
 }
 

@@ -9,6 +9,7 @@ use crate::controller::holders::Use;
 use crate::controller::pools::DEFAULT_QUARANTINE;
 use crate::controller::registry::{Registry, whole_seconds};
 use crate::ipam::{Cidr, ClaimId};
+use crate::mutation::Mutation;
 
 impl Registry {
     /// Takes note of a block that has just been carved for a node, under the claim of the ledger.
@@ -44,6 +45,10 @@ impl Registry {
             }
             if !entry.confirmed && entry.step == Step::Create && !entry.in_flight {
                 // Nobody has heard of it.
+                if Mutation::DroppedBlockKeepsItsClaim.is_on() {
+                    self.blocks.remove(cidr);
+                    continue;
+                }
                 self.drop_block(cidr);
                 continue;
             }

@@ -12,6 +12,7 @@ use crate::controller::report::{
     About, BLOCK_TAKEN_UP, OVERLAPPING, Report, SECOND_WRITER, UNREADABLE,
 };
 use crate::ipam::{Addr, Cidr};
+use crate::mutation::Mutation;
 
 /// What of a NodeSubnet has changed.
 #[derive(Clone, Copy)]
@@ -147,7 +148,8 @@ impl Leader {
     ) {
         let same = |a: &Node, b: &Node| a.uid == b.uid;
         let before = delta.before.as_deref();
-        let after = delta.after.as_deref();
+        let gone = |node: &Node| node.deleting && Mutation::DeletingNodeCountsAsGone.is_on();
+        let after = delta.after.as_deref().filter(|node| !gone(node));
         if let Some(gone) = before.filter(|b| after.is_none_or(|a| !same(a, b))) {
             self.node_gone(gone, now);
         }

@@ -5,6 +5,7 @@ use super::{Controller, Pending};
 use crate::api::block_name;
 use crate::cluster::request::{Outcome, Refusal, RequestId};
 use crate::controller::{Now, Purpose};
+use crate::mutation::Mutation;
 
 impl Controller {
     pub(super) fn answered(&mut self, id: RequestId, outcome: &Outcome, now: Now) {
@@ -49,7 +50,10 @@ impl Controller {
                 }
             }
             // A creation counts once the watch shows it: only the watch tells what stood before it.
-            (Outcome::Block(block), _) if self.world.blocks.get(&block.name).is_some() => {
+            (Outcome::Block(block), _)
+                if self.world.blocks.get(&block.name).is_some()
+                    || Mutation::BlockConfirmedByAnswer.is_on() =>
+            {
                 if let Some(delta) = self.world.blocks.answer(block.clone(), epoch) {
                     self.block_changed(&delta, now);
                 }
