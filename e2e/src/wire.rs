@@ -3,7 +3,8 @@
 //! Forwards bytes, which stay encrypted from end to end. While it is held, what comes from the client
 //! waits in here, and is delivered on release even where the client has died meanwhile: the far end
 //! hears of that only [`LINGER`] after the last byte. So the requests of a dead client are executed
-//! long after it, as networks and proxies may have it.
+//! long after it, as networks and proxies may have it. And it can fall silent: connections stay open, and
+//! nothing comes of them any more.
 //!
 //! # Caveats
 //! A client that gives up in an orderly way says so within TLS. That is delivered like the rest, and
@@ -31,6 +32,7 @@ pub const LINGER: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct Wire {
     held: watch::Sender<bool>,
+    silences: watch::Sender<u32>,
     waiting: Arc<AtomicUsize>,
     address: SocketAddr,
     task: JoinHandle<()>,
@@ -43,6 +45,7 @@ impl Wire {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let address = listener.local_addr()?;
         let (held, watched) = watch::channel(false);
+        let (silences, silenced) = watch::channel(0);
         let waiting = Arc::new(AtomicUsize::new(0));
         let counter = Arc::clone(&waiting);
         let task = tokio::spawn(async move {
@@ -51,14 +54,17 @@ impl Wire {
                     held: watched.clone(),
                     waiting: Arc::clone(&counter),
                 };
+                let mut silenced = silenced.clone();
+                silenced.mark_unchanged();
                 tokio::spawn(async move {
                     // A connection that fails is the client's to notice.
-                    let _ = forward(client, server, gate).await;
+                    let _ = forward(client, server, gate, silenced).await;
                 });
             }
         });
         Ok(Self {
             held,
+            silences,
             waiting,
             address,
             task,
@@ -83,6 +89,11 @@ impl Wire {
     /// On how many connections something is held back now.
     pub fn waiting(&self) -> usize {
         self.waiting.load(Ordering::Relaxed)
+    }
+
+    /// Nothing comes any more, in either direction, of the connections that there are. They stay open.
+    pub fn fall_silent(&self) {
+        self.silences.send_modify(|count| *count += 1);
     }
 
     /// Delivers what was held, and goes on as before.
@@ -111,17 +122,32 @@ impl Gate {
     }
 }
 
-async fn forward(client: TcpStream, server: SocketAddr, mut gate: Gate) -> Result<()> {
+async fn forward(
+    client: TcpStream,
+    server: SocketAddr,
+    mut gate: Gate,
+    silenced: watch::Receiver<u32>,
+) -> Result<()> {
     let server = TcpStream::connect(server).await?;
     client.set_nodelay(true)?;
     server.set_nodelay(true)?;
     let ((mut asks, mut hears), (mut answers, mut executes)) =
         (client.into_split(), server.into_split());
-    let back = tokio::spawn(async move { tokio::io::copy(&mut answers, &mut hears).await });
+    let mut silent = silenced.clone();
+    let back = tokio::spawn(async move {
+        tokio::select! {
+            biased;
+            _ = silent.changed() => std::future::pending().await,
+            _ = tokio::io::copy(&mut answers, &mut hears) => {}
+        }
+    });
     let mut bytes = vec![0; 16 << 10];
     // A client that died ends its half with an error, others with nothing more to read.
     while let Ok(count @ 1..) = asks.read(&mut bytes).await {
         gate.pass().await?;
+        if silenced.has_changed()? {
+            continue;
+        }
         executes.write_all(&bytes[..count]).await?;
     }
     gate.pass().await?;

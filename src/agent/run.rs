@@ -9,7 +9,6 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use kube::runtime::watcher;
 use kube::{Api, Client};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -31,7 +30,7 @@ use super::seen::{NodeSeen, SubnetSeen};
 use super::service::Service;
 use crate::api::{NodeLite, NodeSubnetLite, PodLite};
 use crate::cluster::seen::Change;
-use crate::cluster::watch::{Pauses, Source, Step, follow};
+use crate::cluster::watch::{LastHeard, Patience, Pauses, Source, Step, follow};
 use crate::ipam::Cidr;
 use crate::node::{Attachment, Holding, Snapshot, clock};
 use crate::telemetry::{AgentMetrics, Readiness};
@@ -151,23 +150,30 @@ pub async fn run(settings: Settings, parts: Parts, files: Kept) -> anyhow::Resul
     let seed = seed(&settings.node);
     let node = &settings.node;
     let client = || parts.client.clone();
+    let heard = || parts.readiness.last_heard();
     let by_name = format!("metadata.name={node}");
     let of_node = format!("spec.nodeName={node}");
     let mut following = JoinSet::new();
     following.spawn(follow(
-        source::<NodeLite>("nodes", client(), &by_name, seed),
+        source::<NodeLite>("nodes", client(), &by_name, seed, heard()),
         out.clone(),
         seen::node,
         |step| Some(Event::Node(step)),
     ));
     following.spawn(follow(
-        source::<NodeSubnetLite>("nodesubnets", client(), &by_name, seed.rotate_left(16)),
+        source::<NodeSubnetLite>(
+            "nodesubnets",
+            client(),
+            &by_name,
+            seed.rotate_left(16),
+            heard(),
+        ),
         out.clone(),
         seen::subnet,
         |step| Some(Event::Subnet(step)),
     ));
     following.spawn(follow(
-        source::<PodLite>("pods", client(), &of_node, seed.rotate_left(32)),
+        source::<PodLite>("pods", client(), &of_node, seed.rotate_left(32), heard()),
         out,
         pods::read,
         |step| Some(Event::Pod(step)),
@@ -208,16 +214,25 @@ pub async fn run(settings: Settings, parts: Parts, files: Kept) -> anyhow::Resul
 }
 
 /// What of a kind `fields` selects, which the API server has an index for.
-fn source<K>(kind: &'static str, client: Client, fields: &str, seed: u64) -> Source<K>
+fn source<K>(
+    kind: &'static str,
+    client: Client,
+    fields: &str,
+    seed: u64,
+    heard: LastHeard,
+) -> Source<K>
 where
     K: kube::Resource<DynamicType = ()>,
 {
     Source {
         kind,
         api: Api::all(client),
-        config: watcher::Config::default().fields(fields).page_size(PAGE),
+        fields: Some(fields.to_owned()),
+        page: Some(PAGE),
         pauses: Pauses::new(PAUSE.0, PAUSE.1, seed),
         doubtful: true,
+        patience: Patience::default(),
+        heard,
     }
 }
 
@@ -268,7 +283,7 @@ impl Agent {
                 }
             }
             Event::Subnet(step) => {
-                self.followed = !matches!(step, Step::Trouble);
+                self.followed = gets_through(&step, self.followed);
                 let is_first = !self.listed.1;
                 if is_first && matches!(step, Step::Change(Change::Applied(_))) {
                     self.publisher.relisted();
@@ -296,7 +311,7 @@ impl Agent {
     fn on_pod(&mut self, step: Step<Pod>) {
         let service = &self.parts.service;
         let mut known = service.known.lock();
-        known.pods_followed = !matches!(step, Step::Trouble);
+        known.pods_followed = gets_through(&step, known.pods_followed);
         let Step::Change(change) = step else {
             return;
         };
@@ -346,6 +361,15 @@ impl Agent {
     }
 }
 
+/// Whether a watch gets through after that step. A list that begins is not answered yet.
+fn gets_through<T>(step: &Step<T>, before: bool) -> bool {
+    match step {
+        Step::Trouble => false,
+        Step::Change(Change::Restarted { .. }) => before,
+        Step::Change(_) | Step::Recovered => true,
+    }
+}
+
 /// A step of the watch of one object. `listed`: whether the running list has shown it.
 fn take_in<T>(step: Step<T>, listed: &mut bool) -> Option<Told<T>> {
     let Step::Change(change) = step else {
@@ -382,6 +406,17 @@ mod tests {
         assert!(matches!(step(Change::Applied(2)), Some(Told::There(2))));
         assert!(step(Change::Listed).is_none(), "it was shown");
         assert!(take_in(Step::<u8>::Trouble, &mut listed).is_none());
+    }
+
+    #[test]
+    fn a_list_that_begins_is_no_sign_that_a_watch_gets_through() {
+        let begins = Step::<u8>::Change(Change::Restarted {
+            asked: Duration::ZERO,
+        });
+        assert!(!gets_through(&Step::<u8>::Trouble, true));
+        assert!(!gets_through(&begins, false) && gets_through(&begins, true));
+        assert!(gets_through(&Step::Change(Change::Applied(1)), false));
+        assert!(gets_through(&Step::<u8>::Recovered, false));
     }
 
     #[test]

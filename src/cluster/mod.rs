@@ -3,7 +3,7 @@
 //! | file | what it holds |
 //! |---|---|
 //! | [`client`] | the client of the API server, with its limits |
-//! | [`watch`], [`convert`], [`agent_report`] | watches, and objects as what decisions need |
+//! | [`watch`], [`lists`], [`convert`], [`agent_report`] | watches and lists, and objects as what decisions need |
 //! | [`seen`], [`table`], [`pods`], [`addresses`], [`world`] | the cluster as last seen |
 //! | [`request`], [`writer`], `node_patch` | requests and outcomes as values, and the HTTP behind them |
 //! | [`events`] | Kubernetes events |
@@ -19,6 +19,7 @@ pub mod events;
 pub mod lease;
 mod lease_object;
 pub mod lease_task;
+pub mod lists;
 mod node_patch;
 pub mod pods;
 pub mod request;

@@ -6,7 +6,6 @@
 
 use std::time::Duration;
 
-use kube::runtime::watcher;
 use kube::{Api, Client};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -22,7 +21,7 @@ use crate::cluster::events::{self, Notice};
 use crate::cluster::lease::Leadership;
 use crate::cluster::request::{Outcome, Refusal, RequestId};
 use crate::cluster::seen::Change;
-use crate::cluster::watch::{Pauses, Source, Step, follow};
+use crate::cluster::watch::{Patience, Pauses, Source, Step, follow};
 use crate::cluster::writer::Writer;
 use crate::telemetry::map::Question;
 use crate::telemetry::{ControllerMetrics, Readiness};
@@ -168,12 +167,12 @@ where
     Source {
         kind,
         api: Api::all(parts.client.clone()),
-        config: watcher::Config {
-            page_size: parts.page,
-            ..watcher::Config::default()
-        },
+        fields: None,
+        page: parts.page,
         pauses: Pauses::new(PAUSE.0, PAUSE.1, seed),
         doubtful: false,
+        patience: Patience::default(),
+        heard: parts.readiness.last_heard(),
     }
 }
 
@@ -181,7 +180,7 @@ where
 fn changes<T>(event: impl Fn(Change<T>) -> Event) -> impl Fn(Step<T>) -> Option<Event> {
     move |step| match step {
         Step::Change(change) => Some(event(change)),
-        Step::Trouble => None,
+        Step::Trouble | Step::Recovered => None,
     }
 }
 
