@@ -8,9 +8,10 @@
 //! | by the API | the pod's UID is in no complete list of this node's pods, or has finished, for a grace period; or the controller named the address (it has waited already) |
 //! | by the node | the runtime has no sandbox of that id; or the network namespace is gone; or the attachment is of an earlier boot |
 //!
-//! After a reboot the pods are the same and their sandboxes are others: what an earlier boot's sandbox
-//! had is freed once the same pod has the same interface on the same network in another one. That is
-//! the API's word too: it still wants that pod, and the runtime has made it anew.
+//! A pod may live and have addresses of sandboxes that failed or were lost. What such a sandbox had is freed
+//! when it is [`superseded`]: the same pod has the same interface on the same network in a newer one. That
+//! takes the place of the API's word, as the runtime has made the pod anew; the node's word is needed as
+//! before. So it is after a reboot, too: the pods are the same, and their sandboxes are others.
 //!
 //! An attachment that came without a pod's UID is not Kubernetes', and the API can say nothing of it.
 //! It is freed by the node's word alone, after the grace period: an interface cannot outlive its
@@ -20,19 +21,23 @@
 //! # Guarantees
 //! - Looking at the index of pods only raises a suspicion; what frees is a list asked for afterwards,
 //!   and the node's word from after that list.
-//! - A pod that is in the list keeps what it has in this boot, whoever says what.
+//! - A pod that is in the list keeps what its newest sandbox has, whoever says what.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::pods::Pods;
 use super::snapshot::{addresses, pod_uid};
+use super::superseded::superseded;
 use crate::api::Suspect;
 use crate::ipam::Addr;
 use crate::node::{Attachment, Snapshot, Tenant};
 
 /// Between two looks at one that the node still has: at least and at most.
 const LOOK_PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+
+/// The grace period of superseded attachments: the runtime may still be about to give them back itself.
+const SUPERSEDED_GRACE: Duration = Duration::from_secs(5);
 
 /// Why an attachment may be leaked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -43,19 +48,22 @@ pub enum Reason {
     PodFinished,
     /// The controller says so.
     Suspect,
-    /// It is of an earlier boot.
+    /// It is of an earlier boot, and its pod, if it has one, was set up anew since.
     Reboot,
+    /// Its pod has a newer sandbox with the same interface on the same network.
+    Superseded,
     /// It has no pod, and its network namespace is gone.
     NoNetns,
 }
 
 impl Reason {
     /// All of them.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::PodGone,
         Self::PodFinished,
         Self::Suspect,
         Self::Reboot,
+        Self::Superseded,
         Self::NoNetns,
     ];
 
@@ -66,6 +74,7 @@ impl Reason {
             Self::PodFinished => "podFinished",
             Self::Suspect => "suspect",
             Self::Reboot => "reboot",
+            Self::Superseded => "superseded",
             Self::NoNetns => "noNetns",
         }
     }
@@ -73,6 +82,11 @@ impl Reason {
     /// Whether the API must agree once more before it is freed.
     pub fn is_of_pod(self) -> bool {
         matches!(self, Self::PodGone | Self::PodFinished | Self::Suspect)
+    }
+
+    /// Whether the list of sandboxes says something of it: a pod's sandboxes are the runtime's.
+    pub fn asks_runtime(self) -> bool {
+        self.is_of_pod() || self == Self::Superseded
     }
 }
 
@@ -144,21 +158,23 @@ impl Leaks {
         now: Duration,
     ) -> Look {
         let named = named(suspects);
+        let superseded = superseded(&snapshot.tenants, &evidence.boot);
         let before = std::mem::take(&mut self.since);
         let mut look = Look::default();
         for tenant in &snapshot.tenants {
-            let Some(reason) = suspicion(tenant, snapshot, pods, &named, evidence) else {
+            let is_superseded = superseded.contains(&tenant.attachment);
+            let Some(reason) = suspicion(tenant, is_superseded, pods, &named, evidence) else {
                 continue;
             };
             let known = before.get(&tenant.attachment);
             let since = known.map_or(now, |(_, since)| *since);
             self.since
                 .insert(tenant.attachment.clone(), (reason, since));
-            // The controller has waited already.
-            let grace = if reason == Reason::Suspect {
-                Duration::ZERO
-            } else {
-                self.grace
+            let grace = match reason {
+                // The controller has waited already.
+                Reason::Suspect => Duration::ZERO,
+                Reason::Superseded => self.grace.min(SUPERSEDED_GRACE),
+                _ => self.grace,
             };
             let at = if since + grace <= now {
                 look.due.push(Candidate::new(tenant, reason));
@@ -193,17 +209,16 @@ impl Candidate {
     pub fn is_proven(&self, pods: Option<&Pods>, evidence: &Evidence) -> bool {
         let rebooted = self.boot != evidence.boot && !evidence.boot.is_empty();
         let gone = !self.netns.is_empty() && evidence.gone.contains(&self.netns);
+        let id = &self.attachment.container_id;
+        let sandboxes = evidence.sandboxes.as_ref();
+        let unknown = sandboxes.is_some_and(|all| !all.contains(id));
         match self.reason {
             Reason::Reboot => rebooted,
             Reason::NoNetns => gone,
+            Reason::Superseded => unknown || gone || rebooted,
             Reason::PodGone | Reason::PodFinished | Reason::Suspect => {
                 let is_live = |pods: &Pods| is_live(pods, &self.pod_uid);
                 let by_api = pods.is_some_and(|pods| pods.is_complete() && !is_live(pods));
-                let id = &self.attachment.container_id;
-                let unknown = evidence
-                    .sandboxes
-                    .as_ref()
-                    .is_some_and(|all| !all.contains(id));
                 by_api && (unknown || gone || rebooted)
             }
         }
@@ -223,7 +238,7 @@ pub fn netns_of_others(snapshot: &Snapshot) -> impl Iterator<Item = &str> {
 
 fn suspicion(
     tenant: &Tenant,
-    snapshot: &Snapshot,
+    is_superseded: bool,
     pods: &Pods,
     named: &BTreeSet<(Addr, &str)>,
     evidence: &Evidence,
@@ -238,13 +253,12 @@ fn suspicion(
             _ => None,
         };
     }
-    if rebooted
-        && snapshot
-            .tenants
-            .iter()
-            .any(|it| replaces(it, tenant, evidence))
-    {
-        return Some(Reason::Reboot);
+    if is_superseded {
+        return Some(if rebooted {
+            Reason::Reboot
+        } else {
+            Reason::Superseded
+        });
     }
     if pods.is_complete() && is_live(pods, uid) {
         return None;
@@ -260,14 +274,6 @@ fn suspicion(
         Some(_) => Some(Reason::PodFinished),
         None => Some(Reason::PodGone),
     }
-}
-
-/// Whether `new` is in this boot what `old` was in an earlier one.
-fn replaces(new: &Tenant, old: &Tenant, evidence: &Evidence) -> bool {
-    new.boot == evidence.boot
-        && pod_uid(new) == pod_uid(old)
-        && new.attachment.network == old.attachment.network
-        && new.attachment.ifname == old.attachment.ifname
 }
 
 fn named(suspects: &[Suspect]) -> BTreeSet<(Addr, &str)> {

@@ -72,6 +72,7 @@ pub mod service;
 pub mod snapshot;
 pub mod status;
 pub mod store;
+pub mod superseded;
 pub mod unix;
 pub mod wishes;
 mod work;

@@ -48,7 +48,9 @@ impl Witnesses {
             boot,
             ..Evidence::default()
         };
-        if let Some(runtime) = self.runtime.as_ref().filter(|_| pods.is_some()) {
+        let asks = |it: &Candidate| it.reason.asks_runtime() && (!it.reason.is_of_pod() || pods.is_some());
+        let is_asked = candidates.iter().any(asks);
+        if let Some(runtime) = self.runtime.as_ref().filter(|_| is_asked) {
             match runtime.sandboxes().await {
                 Ok(sandboxes) => evidence.sandboxes = Some(sandboxes),
                 Err(error) => warn!("leaked addresses cannot be proven: {error}"),
@@ -114,6 +116,19 @@ pub fn gone<'a>(
         known && absent()
     };
     paths.filter(is_gone).map(str::to_owned).collect()
+}
+
+/// Adds the directories in which network namespaces of these paths are. What is there now says where such
+/// paths are seen, also for an agent that has served no ADD yet.
+pub fn note_roots<'a>(paths: impl Iterator<Item = &'a str>, roots: &mut BTreeSet<PathBuf>) {
+    for path in paths.map(Path::new) {
+        if let Some(root) = netns_root(path)
+            && !roots.contains(root)
+            && path.exists()
+        {
+            roots.insert(root.to_owned());
+        }
+    }
 }
 
 #[cfg(test)]
@@ -252,7 +267,11 @@ mod tests {
         let (there, absent) = (folder.join("there"), folder.join("absent"));
         std::fs::write(&there, "").unwrap();
         let paths = [there.to_str().unwrap(), absent.to_str().unwrap(), "", "x"];
-        let known = BTreeSet::from([folder.clone()]);
+        let mut known = BTreeSet::new();
+        note_roots(paths[1..].iter().copied(), &mut known);
+        assert!(known.is_empty(), "none was seen");
+        note_roots(paths.into_iter(), &mut known);
+        assert_eq!(known, BTreeSet::from([folder.clone()]));
         assert_eq!(
             gone(paths.into_iter(), &known),
             BTreeSet::from([paths[1].to_owned()])

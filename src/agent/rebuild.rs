@@ -30,9 +30,11 @@ pub fn known(
     network: &str,
 ) -> Vec<Known> {
     let mut known: Vec<Known> = Vec::new();
+    let agent = status.and_then(|it| it.agent.as_ref());
+    let boot = agent.map_or("", |it| it.boot_id.as_str());
     let allocations = status.map(|it| it.allocations.as_slice());
     for allocation in allocations.unwrap_or_default() {
-        remember(&mut known, allocation);
+        remember(&mut known, allocation, boot);
     }
     let network = usual_network(&known).unwrap_or_else(|| network.to_owned());
     let mut taken: BTreeSet<Addr> = known.iter().flat_map(|it| it.addresses.clone()).collect();
@@ -54,6 +56,8 @@ pub fn known(
                 pod: Some(pod),
                 netns: String::new(),
                 since_ms: 0,
+                boot: String::new(),
+                superseded: false,
             });
         }
     };
@@ -73,8 +77,10 @@ pub fn known(
     known
 }
 
-/// Puts the addresses of one attachment together.
-fn remember(known: &mut Vec<Known>, allocation: &Allocation) {
+/// Puts the addresses of one attachment together. They were published in the boot of that id: what a pod
+/// had then is not of a later one. A container that is no pod's may have been started again under its id
+/// since, so that it is taken for one of the running boot.
+fn remember(known: &mut Vec<Known>, allocation: &Allocation, boot: &str) {
     let Some(addr) = Addr::parse_lenient(&allocation.address) else {
         return;
     };
@@ -109,6 +115,12 @@ fn remember(known: &mut Vec<Known>, allocation: &Allocation) {
             .since
             .as_ref()
             .map_or(0, |it| it.0.as_millisecond()),
+        boot: if allocation.pod_uid.is_empty() {
+            String::new()
+        } else {
+            boot.to_owned()
+        },
+        superseded: allocation.superseded,
     });
 }
 
@@ -139,7 +151,7 @@ mod tests {
     use crate::agent::status::status;
     use crate::cluster::seen::Change;
     use crate::ipam::Cidr;
-    use crate::node::Block;
+    use crate::node::{Block, Snapshot};
 
     fn holding() -> Holding {
         Holding {
@@ -176,9 +188,48 @@ mod tests {
             assert_eq!(known.attachment, tenant.attachment);
             assert_eq!(known.pod, tenant.pod);
             assert_eq!(known.since_ms, tenant.since_ms);
+            assert!(!known.superseded);
             let has = tenant.given.addresses.iter().map(|it| it.address);
             assert_eq!(known.addresses, has.collect::<Vec<_>>());
         }
+    }
+
+    #[test]
+    fn what_pods_had_comes_back_in_the_boot_in_which_it_was_published() {
+        let mut old = tenant("c1", "u1", &["10.0.0.1"]);
+        old.order = 2;
+        let mut new = tenant("c2", "u1", &["10.0.0.2"]);
+        new.order = 3;
+        let it = Snapshot {
+            tenants: vec![old, new, tenant("c3", "", &["10.0.0.3"])],
+            ..snapshot(&[], &[])
+        };
+        let told = status(&it, &wanted(&it, &Wishes::new()), "boot");
+        let sandbox = Sandbox {
+            id: "c4".to_owned(),
+            pod: PodRef::default(),
+            addresses: vec![addr("10.0.0.4")],
+        };
+        let known = known(
+            &holding(),
+            Some(&told),
+            &[sandbox],
+            &Pods::default(),
+            "conf",
+        );
+        let read = |it: &Known| {
+            let id = it.attachment.container_id.clone();
+            (id, it.boot.clone(), it.superseded)
+        };
+        let expected = [
+            ("c1", "boot", true),
+            ("c2", "boot", false),
+            // It may have been started again under its id.
+            ("c3", "", false),
+            ("c4", "", false),
+        ];
+        let expected = expected.map(|(id, boot, old)| (id.to_owned(), boot.to_owned(), old));
+        assert_eq!(known.iter().map(read).collect::<Vec<_>>(), expected);
     }
 
     #[test]
@@ -191,6 +242,7 @@ mod tests {
                 pod_uid: String::new(),
                 interface: "eth0".to_owned(),
                 since: None,
+                superseded: false,
             }],
             ..NodeSubnetStatus::default()
         };
@@ -243,6 +295,7 @@ mod tests {
                     pod_uid: String::new(),
                     interface: String::new(),
                     since: None,
+                    superseded: false,
                 })
                 .to_vec(),
             ..NodeSubnetStatus::default()

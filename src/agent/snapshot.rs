@@ -133,6 +133,7 @@ pub(crate) mod testing {
             netns: format!("/var/run/netns/{container}"),
             since_ms: 1_800_000_000_000,
             boot: "boot".to_owned(),
+            order: 1,
         }
     }
 }

@@ -12,6 +12,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::demand::Want;
 use super::snapshot::{addresses, is_pod_cidr};
+use super::superseded::superseded;
 use crate::api::{
     AgentInfo, Allocation, BlockReport, MOST_ALLOCATIONS, MOST_BLOCKS, MOST_POOLS,
     NodeSubnetStatus, PoolDemand,
@@ -38,7 +39,7 @@ pub fn status(snapshot: &Snapshot, wants: &BTreeMap<String, Want>, boot: &str) -
             version: cut(crate::VERSION, 64),
             boot_id: cut(boot, 64),
         }),
-        allocations: allocations(&snapshot.tenants),
+        allocations: allocations(&snapshot.tenants, boot),
         ..NodeSubnetStatus::default()
     }
 }
@@ -65,7 +66,8 @@ fn blocks(snapshot: &Snapshot) -> Vec<BlockReport> {
     blocks.into_iter().map(report).take(MOST_BLOCKS).collect()
 }
 
-fn allocations(tenants: &[Tenant]) -> Vec<Allocation> {
+fn allocations(tenants: &[Tenant], boot: &str) -> Vec<Allocation> {
+    let superseded = superseded(tenants, boot);
     let each = |tenant| addresses(tenant).map(move |addr| (addr, tenant));
     let mut all: Vec<(Addr, &Tenant)> = tenants.iter().flat_map(each).collect();
     all.sort_by_key(|(addr, _)| *addr);
@@ -78,6 +80,7 @@ fn allocations(tenants: &[Tenant]) -> Vec<Allocation> {
             pod_uid: pod.map_or_else(String::new, |it| cut(&it.uid, 128)),
             interface: cut(&tenant.attachment.ifname, 15),
             since: since(tenant.since_ms),
+            superseded: superseded.contains(&tenant.attachment),
         }
     };
     all.into_iter().map(tell).take(MOST_ALLOCATIONS).collect()
@@ -160,6 +163,19 @@ mod tests {
         assert_eq!(status.allocations[0].pod, "");
         assert_eq!(status.pools.len(), 2);
         assert_eq!((status.pools[0].demand, status.pools[1].demand), (6, 1));
+    }
+
+    #[test]
+    fn what_a_newer_sandbox_of_its_pod_supersedes_is_told_so() {
+        let mut it = snapshot(&[], &[]);
+        it.tenants = vec![
+            tenant("c1", "u1", &["10.0.0.1", "fd00::1"]),
+            tenant("c2", "u1", &["10.0.0.2", "fd00::2"]),
+        ];
+        it.tenants[1].order = 2;
+        let told = told(&it).allocations;
+        let told: Vec<bool> = told.iter().map(|it| it.superseded).collect();
+        assert_eq!(told, [true, false, true, false]);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use super::choice::serving;
 use super::demand::to_let_go;
 use super::holding;
 use super::leaks::{Evidence, Reason, netns_of_others};
-use super::proof::gone;
+use super::proof::{gone, note_roots};
 use super::run::{Agent, Event, LOOK_PAUSE, Told};
 use super::snapshot::as_holding;
 use crate::api::{NodeSubnetSpec, Recall, Suspect};
@@ -287,7 +287,9 @@ impl Agent {
     }
 
     fn look_for_leaks(&mut self, snapshot: &Snapshot, now: Duration) {
-        let known = self.parts.service.known.lock();
+        let mut known = self.parts.service.known.lock();
+        let paths = snapshot.tenants.iter().map(|it| it.netns.as_str());
+        note_roots(paths, &mut known.netns_roots);
         let boot = clock::now().boot;
         let evidence = Evidence {
             boot: boot.clone(),

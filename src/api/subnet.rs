@@ -365,6 +365,11 @@ pub struct Allocation {
     /// Since when.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<Time>,
+
+    /// Whether the pod has a newer sandbox with this interface on this network. The address is freed
+    /// when the node knows that the old sandbox is gone.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub superseded: bool,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for it")]

@@ -92,6 +92,8 @@ fn a_damaged_file_is_set_aside_and_rebuilt() {
                 pod: tenant.pod,
                 netns: tenant.netns,
                 since_ms: tenant.since_ms,
+                boot: tenant.boot,
+                superseded: false,
             });
         }
     }

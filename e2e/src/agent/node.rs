@@ -152,6 +152,7 @@ impl Agent {
                     pod_uid: String::new(),
                     interface: "eth0".to_owned(),
                     since: None,
+                    superseded: false,
                 })
             })
         });

@@ -2,9 +2,10 @@
 
 use std::fs;
 
-use cadastre::node::Add;
+use cadastre::node::{Add, Refusal};
 use cadastre_e2e::hand::LIMIT;
 use cadastre_e2e::wait::until;
+use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use serde_json::json;
 
@@ -156,4 +157,72 @@ async fn a_static_pod_s_address_lives_by_its_mirror() {
     }
     gone(&machine, "leaked").await;
     assert_eq!(suspicion(&machine, "static").await.unwrap(), "");
+}
+
+/// Gives a sandbox of a pod that address, and takes its network namespace away: what a runtime leaves
+/// when a later plugin of the chain fails for the ADD and for the DEL.
+async fn failed_sandbox(machine: &Machine, pod: &Pod, id: &str) -> Result<String, Refusal> {
+    let add = Add {
+        netns: netns(machine, id),
+        ..add_of(pod, id)
+    };
+    let address = machine.add_with(add).await;
+    fs::remove_file(machine.path("netns").join(id)).unwrap();
+    address
+}
+
+#[tokio::test]
+async fn a_pod_whose_sandboxes_fail_one_after_the_other_keeps_the_address_of_the_last_one_only() {
+    let (stage, hand) = shared().await;
+    pool(
+        &hand,
+        "again",
+        "10.53.0.0/28",
+        json!({"cooldownSeconds": 1}),
+    )
+    .await;
+    // The grace period of pods that are gone has nothing to do with it.
+    let flags = ["--leak-grace", "3600", "--publish-interval", "0.5"];
+    let (mut machine, _) = Machine::of_group(&stage.cluster, &hand, "again", &flags).await;
+    let other = hand.pod("again-other", "again-1", &[]).await.unwrap();
+    let stays = Add {
+        netns: netns(&machine, "other"),
+        ..add_of(&other, "other")
+    };
+    machine.add_with(stays).await.unwrap();
+    let pod = hand.pod("again-pod", "again-1", &[]).await.unwrap();
+    let mut last = String::new();
+    // The pool has 13 addresses.
+    for round in 0..3 {
+        for n in 0..8 {
+            // What was freed cools for a second.
+            last = until("an address has cooled", LIMIT, async || {
+                let id = format!("c{round}-{n}");
+                Ok(failed_sandbox(&machine, &pod, &id).await.ok())
+            })
+            .await
+            .unwrap();
+        }
+        if round == 1 {
+            machine.kill();
+            machine.start(&stage.cluster);
+            machine.ready().await;
+        }
+        let newest = format!("c{round}-7");
+        until("the last one is left", LIMIT, async || {
+            let held: Vec<String> = machine.held().await.into_iter().map(|it| it.0).collect();
+            anyhow::ensure!(held == [newest.as_str(), "other"], "{held:?}");
+            Ok(Some(()))
+        })
+        .await
+        .unwrap();
+    }
+    assert_eq!(suspicion(&machine, "c2-7").await.unwrap(), "");
+    let reason = [("reason", "superseded")];
+    let name = "cadastre_agent_leaks_freed_total";
+    assert!(machine.figure(name, &reason).await > 6.5);
+    let held = machine.held().await;
+    assert_eq!(held[0].1, last);
+    let all = held.into_iter().map(|it| it.1).collect();
+    publishes(&hand, "again-1", all).await;
 }

@@ -174,6 +174,39 @@ fn after_a_reboot_the_old_sandbox_goes_when_the_pod_has_a_new_one() {
 }
 
 #[test]
+fn of_a_living_pod_the_older_sandboxes_go_when_the_node_says_so_and_the_newest_one_stays() {
+    let given = |id: &str, order| Tenant {
+        order,
+        ..tenant(id, "u1", &["10.0.0.1"])
+    };
+    let ids: Vec<String> = (0..16).map(|n| format!("c{n:02}")).collect();
+    let all: Vec<Tenant> = (2..).zip(&ids).map(|(n, id)| given(id, n)).collect();
+    let all = with(&all);
+    let live = pods(&[pod("u1", &[], &[])]);
+    let ids_of = |evidence: &Evidence| -> Vec<String> {
+        let freed = freed(&all, &live, &[], evidence);
+        assert!(freed.iter().all(|(_, reason)| *reason == Reason::Superseded));
+        freed.into_iter().map(|(id, _)| id).collect()
+    };
+    assert_eq!(ids_of(&evidence(Some(&[]), &[])), ids[..15]);
+    // One that the runtime still has is not gone, ready or not; without a network namespace it is.
+    assert_eq!(ids_of(&evidence(Some(&["c00"]), &[])), ids[1..15]);
+    let netns: Vec<String> = ids.iter().map(|id| format!("/var/run/netns/{id}")).collect();
+    let netns: Vec<&str> = netns.iter().map(String::as_str).collect();
+    assert_eq!(ids_of(&evidence(Some(&["c00"]), &netns)), ids[..15]);
+    // The node does not know.
+    assert!(ids_of(&evidence(None, &[])).is_empty());
+    // No list of pods is needed, and the grace period is short.
+    let mut leaks = Leaks::new(Duration::from_secs(3600));
+    let proof = evidence(Some(&[]), &[]);
+    let look = leaks.look(&all, &Pods::default(), &[], &proof, secs(0));
+    assert_eq!((look.due.len(), look.next), (0, Some(secs(5))));
+    let look = leaks.look(&all, &Pods::default(), &[], &proof, secs(5));
+    assert_eq!(look.due.len(), 15);
+    assert!(look.due.iter().all(|it| it.is_proven(None, &proof)));
+}
+
+#[test]
 fn without_a_pod_the_node_s_word_decides_alone() {
     let it = with(&[tenant("c1", "", &["10.0.0.1"])]);
     let path = "/var/run/netns/c1";

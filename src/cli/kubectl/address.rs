@@ -17,6 +17,8 @@ pub enum State {
     InUse,
     /// An agent says that a pod has it, and that pod is gone or has ended: a leak, or about to be freed.
     WithoutPod,
+    /// An agent holds it for an earlier sandbox of a pod that has a newer one: it is freed when that is gone.
+    Superseded,
     /// An agent holds it for somebody who is no pod.
     InUseByOther,
     /// A pod reports it, no agent does.
@@ -46,6 +48,9 @@ impl State {
         match self {
             State::InUse => "in use",
             State::WithoutPod => "in use by the agent's word, but its pod is gone or has ended",
+            State::Superseded => {
+                "held for an earlier sandbox of a pod that has a newer one: free when that is gone"
+            }
             State::InUseByOther => "in use by something that is no pod",
             State::ReportedByPod => "reported by a pod, and by no agent",
             State::Duplicate => "DUPLICATE: more than one has it",
@@ -129,6 +134,8 @@ pub struct Holder {
     pub pod_uid: String,
     /// Whether that pod lives
     pub lives: bool,
+    /// Whether that pod has a newer sandbox
+    pub superseded: bool,
     /// Network name and container id
     pub handle: String,
     /// The interface in the pod
@@ -178,6 +185,7 @@ pub fn describe(addr: Addr, inventory: &Inventory) -> AddressReport {
         State::Duplicate
     } else if let Some(holder) = holders.first() {
         match (holder.lives, holder.pod_uid.is_empty()) {
+            (true, false) if holder.superseded => State::Superseded,
             (true, _) => State::InUse,
             _ if !pods.is_empty() => State::InUse,
             (false, true) => State::InUseByOther,
@@ -285,6 +293,7 @@ impl Holder {
             pod: allocation.pod.clone(),
             pod_uid: allocation.pod_uid.clone(),
             lives: pod.is_some_and(|pod| !pod.finished),
+            superseded: allocation.superseded,
             handle: allocation.handle.clone(),
             interface: allocation.interface.clone(),
             since: allocation.since.as_ref().map(|since| since.0),

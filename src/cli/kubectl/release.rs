@@ -2,10 +2,11 @@
 //!
 //! What is written is a request: the annotation `cadastre.dev/release` of the node's NodeSubnet, an
 //! address with the UID of the pod that had it. The node's agent frees the address if the node, too,
-//! says that the pod's sandbox is gone.
+//! says that the pod's sandbox is gone. What an earlier sandbox of a living pod had is waited for: its node
+//! frees it as soon as that sandbox is gone, and needs nobody to ask.
 //!
 //! # Guarantees
-//! - Neither proof is ever waived, `--force` or not: an address whose pod lives, that a pod reports, or
+//! - Neither proof is ever waived, `--force` or not: an address of a pod's newest sandbox, that a pod reports, or
 //!   that another pod has by now is refused here; one whose sandbox is there is kept by the agent.
 //! - The request is written onto the version of the NodeSubnet that was judged.
 //! - What is done is taken out of the annotation again, and so is what applies no more.
@@ -120,6 +121,8 @@ pub struct Target {
     pub pod: String,
     /// The pod's UID
     pub uid: String,
+    /// The pod lives and has a newer sandbox: the node frees it without being asked
+    pub superseded: bool,
 }
 
 /// The leaks that all reports name.
@@ -178,7 +181,9 @@ pub fn judge(
             "it belongs to no pod by its node's word: only its owner can give it back".to_owned(),
         ));
     }
-    if let Some(pod) = inventory.pod_by_uid(uid).filter(|pod| !pod.finished) {
+    let superseded = held.allocation.superseded;
+    let pod = inventory.pod_by_uid(uid).filter(|pod| !pod.finished);
+    if let Some(pod) = pod.filter(|_| !superseded) {
         let on = pod.node.as_deref().unwrap_or("no node");
         return Err(refused(
             Some(held),
@@ -211,6 +216,7 @@ pub fn judge(
         node: held.node.to_string(),
         pod: held.allocation.pod.clone(),
         uid: uid.clone(),
+        superseded: superseded && pod.is_some(),
     })
 }
 
@@ -260,6 +266,12 @@ async fn ask(node: &str, targets: &[Target], reach: &Reach) -> anyhow::Result<()
 
 /// Why a node still has an address that it was asked for.
 fn remains(target: &Target, subnet: &SubnetFact) -> String {
+    if target.superseded {
+        return format!(
+            "an earlier sandbox of its pod had it, and that is still there by its node (crictl pods on {}), or the agent is down or can see neither the runtime (--cri-socket) nor /var/run/netns; it goes by itself then",
+            target.node
+        );
+    }
     let suspects = subnet.spec.as_ref().map(|spec| spec.suspects.as_slice());
     let address = target.addr.to_string();
     let named = suspects.is_ok_and(|it| it.iter().any(|suspect| suspect.address == address));
@@ -356,7 +368,7 @@ pub async fn exec(args: &Args, flags: &Flags, reach: &Reach) -> anyhow::Result<V
         return finish(&done, flags);
     }
     let mut by_node: BTreeMap<&str, Vec<Target>> = BTreeMap::new();
-    for target in &targets {
+    for target in targets.iter().filter(|it| !it.superseded) {
         by_node
             .entry(&target.node)
             .or_default()

@@ -4,7 +4,7 @@ use super::super::fault::Fault;
 use super::super::ops::{Attachment, Given, GivenAddress, Now, PodRef};
 use super::super::usable::usable;
 use super::kv::KvMut;
-use super::record::{Address, BlockRecord, BlockState, Record};
+use super::record::{ADOPTED, ADOPTED_OLD, Address, BlockRecord, BlockState, Record};
 use super::tables::{Read, Write};
 use crate::ipam::{Addr, Cidr};
 
@@ -21,6 +21,10 @@ pub struct Known {
     pub netns: String,
     /// Since when, in milliseconds of Unix time
     pub since_ms: i64,
+    /// The boot in which it was set up; empty: the running one
+    pub boot: String,
+    /// Whether a newer attachment of the same pod, network and interface is known
+    pub superseded: bool,
 }
 
 pub(in crate::node) fn adopt(
@@ -35,7 +39,12 @@ pub(in crate::node) fn adopt(
             netns: it.netns.clone(),
             pod: it.pod.clone(),
             since_ms: it.since_ms,
-            boot: now.boot.clone(),
+            boot: if it.boot.is_empty() {
+                now.boot.clone()
+            } else {
+                it.boot.clone()
+            },
+            order: if it.superseded { ADOPTED_OLD } else { ADOPTED },
         });
         let mut taken = Vec::new();
         for addr in &it.addresses {

@@ -8,7 +8,7 @@ use super::super::ops::{Add, Attachment, Check, Gc, Given, Now, Why};
 use super::Stop;
 use super::choose::{self, Choice, Found, refuse, seconds};
 use super::kv::Table;
-use super::record::{Record, Stamp, pool_prefix};
+use super::record::{ADOPTED, Record, Stamp, pool_prefix};
 use super::tables::Read;
 use crate::ipam::{Addr, Cidr, Family};
 
@@ -47,6 +47,8 @@ pub(in crate::node) fn add<R: Read + ?Sized>(
         pod: add.pod.clone(),
         since_ms: now.wall_ms,
         boot: now.boot.clone(),
+        // Set when it is written.
+        order: ADOPTED,
     };
     Ok(Adding::New {
         record,

@@ -114,16 +114,18 @@ impl<'a> Ledger<'a> {
         match op {
             Op::Add(add) => match decide::add(self.kv, add, self.now, stamp)? {
                 decide::Adding::Again(given, renewed) => {
-                    if let Some(record) = renewed {
+                    if let Some(mut record) = renewed {
+                        record.order = self.kv.take_order()?;
                         self.kv.put_record(&add.attachment, &record)?;
                     }
                     Ok(Answer::Given(given))
                 }
                 decide::Adding::New {
-                    record,
+                    mut record,
                     choices,
                     spent,
                 } => {
+                    record.order = self.kv.take_order()?;
                     apply::give(self.kv, &add.attachment, &record, &choices, &spent)?;
                     Ok(Answer::Given(record.given))
                 }

@@ -16,6 +16,21 @@ pub(in crate::node) struct Record {
     pub pod: Option<PodRef>,
     pub since_ms: i64,
     pub boot: String,
+    /// Its place in the order of all attachments; see [`Tenant`](super::Tenant)
+    #[serde(default = "adopted")]
+    pub order: u64,
+}
+
+/// The place in the order of an attachment that was adopted: how old it is among the adopted ones is
+/// not known.
+pub(in crate::node) const ADOPTED: u64 = 1;
+
+/// The place in the order of an attachment that was superseded when it was adopted.
+pub(in crate::node) const ADOPTED_OLD: u64 = 0;
+
+/// What a store holds that was written before there was an order.
+fn adopted() -> u64 {
+    ADOPTED
 }
 
 /// What is known of an address that somebody has or had.

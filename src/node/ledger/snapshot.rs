@@ -40,6 +40,10 @@ pub struct Tenant {
     pub since_ms: i64,
     /// The boot in which it was set up
     pub boot: String,
+    /// Its place in the order in which the store gave addresses: more is newer. Attachments that were
+    /// adopted come before all that were given; among themselves they have no order, but for those
+    /// that were known to be superseded, which come first
+    pub order: u64,
 }
 
 /// Addresses by what becomes of them.
@@ -121,6 +125,7 @@ pub(in crate::node) fn take(kv: &dyn Kv, now: &Now) -> Result<Snapshot, Fault> {
                 netns: record.netns,
                 since_ms: record.since_ms,
                 boot: record.boot,
+                order: record.order,
             })
             .collect(),
         pools: pools(known, &blocks),

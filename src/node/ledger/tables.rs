@@ -12,7 +12,7 @@ use super::super::holding::PoolTerms;
 use super::super::ops::{Attachment, Now};
 use super::kv::{Entry, Kv, KvMut, Table};
 use super::record::{
-    Address, BlockRecord, BlockState, Cursor, Freed, Record, Stamp, address_key, address_of,
+    ADOPTED, Address, BlockRecord, BlockState, Cursor, Freed, Record, Stamp, address_key, address_of,
     attachment_key, attachment_of, cidr_key, cidr_of, freed_key, network_prefix, pool_key,
     pool_prefix,
 };
@@ -284,6 +284,11 @@ pub(in crate::node) trait Write: KvMut {
         let next: u64 = self.json(Table::Meta, SEQUENCE)?.unwrap_or(0);
         self.put_json(Table::Meta, SEQUENCE, &(next + 1))?;
         Ok(next)
+    }
+
+    /// The place in the order of attachments for one that is given now: after all that there are.
+    fn take_order(&mut self) -> Result<u64, Fault> {
+        Ok(self.take_sequence()? + ADOPTED + 1)
     }
 
     fn put_record(&mut self, attachment: &Attachment, record: &Record) -> Result<(), Fault> {

@@ -8,7 +8,7 @@ use super::super::fault::Fault;
 use super::super::holding::{Block, Dns, FamilyTerms, Gateway, Holding, PoolTerms, Route};
 use super::super::ops::{Add, Answer, Attachment, Check, Gc, Given, Now, Op, PodRef, Refusal, Why};
 use super::kv::{Entry, Kv, KvMut, Show, Table};
-use super::{BlockState, Ledger};
+use super::{BlockState, Known, Ledger};
 use crate::ipam::{Addr, Cidr, Span};
 
 #[derive(Default)]
@@ -407,6 +407,54 @@ fn a_repeated_add_is_answered_as_the_first_one() {
     node.now = now("two", 1);
     assert_eq!(node.given(&ask(1)).unwrap(), first);
     assert_eq!(node.ledger().snapshot().unwrap().tenants[0].boot, "two");
+}
+
+#[test]
+fn attachments_are_in_the_order_in_which_they_were_given() {
+    let mut node = Node::new(&[("10.0.0.0/28", "")]);
+    let order = |node: &mut Node| {
+        let mut tenants = node.ledger().snapshot().unwrap().tenants;
+        tenants.sort_by_key(|it| it.order);
+        let ids = tenants.into_iter().map(|it| it.attachment.container_id);
+        ids.collect::<Vec<_>>()
+    };
+    for n in [3, 1, 2] {
+        // The wall clock goes back all the while.
+        node.now.wall_ms -= 1_000_000;
+        node.add_one(n);
+    }
+    node.del(1);
+    assert_eq!(order(&mut node), ["c3", "c2"]);
+    let known = Known {
+        attachment: attachment(7),
+        addresses: vec![Addr::parse_strict("10.0.0.9").unwrap()],
+        pod: None,
+        netns: String::new(),
+        since_ms: i64::MAX,
+        boot: "earlier".to_owned(),
+        superseded: false,
+    };
+    let old = Known {
+        attachment: attachment(8),
+        addresses: vec![Addr::parse_strict("10.0.0.10").unwrap()],
+        boot: String::new(),
+        superseded: true,
+        ..known.clone()
+    };
+    assert!(node.ledger().adopt(&[known, old]).unwrap().is_empty());
+    assert_eq!(order(&mut node), ["c8", "c7", "c3", "c2"]);
+    let boot = |node: &mut Node, id: &str| {
+        let tenants = node.ledger().snapshot().unwrap().tenants;
+        let mut of = tenants.into_iter();
+        of.find(|it| it.attachment.container_id == id).unwrap().boot
+    };
+    let running = node.now.boot.clone();
+    assert_eq!(boot(&mut node, "c7"), "earlier");
+    assert_eq!(boot(&mut node, "c8"), running);
+    // A container that is started again after a reboot is the newest one.
+    node.now = now("two", 1);
+    node.add_one(3);
+    assert_eq!(order(&mut node), ["c8", "c7", "c2", "c3"]);
 }
 
 #[test]

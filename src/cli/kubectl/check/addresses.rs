@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::{Finding, LEAKED, Leak, Severity};
+use crate::api::Allocation;
 use crate::cli::kubectl::inventory::{Cover, Held, Inventory, PodFact};
 use crate::cli::kubectl::render::some;
 use crate::cluster::seen::PodUid;
@@ -118,6 +119,10 @@ fn leak(
 ) {
     let allocation = &held.allocation;
     let pod = inventory.pod_by_uid(&allocation.pod_uid);
+    if allocation.superseded && pod.is_some_and(|pod| !pod.finished) && pods.is_empty() {
+        findings.push(superseded(addr, held));
+        return;
+    }
     if allocation.pod_uid.is_empty() || pod.is_some_and(|pod| !pod.finished) || !pods.is_empty() {
         return;
     }
@@ -140,6 +145,24 @@ fn leak(
             format!("it goes by itself once the controller's grace period is over and the node agrees; at once: kubectl cadastre release {addr}"),
         )
     });
+}
+
+/// Its pod lives, and has a newer sandbox.
+fn superseded(addr: Addr, held: &Held) -> Finding {
+    let Allocation { pod, handle, .. } = &held.allocation;
+    Finding::new(
+        Severity::Warning,
+        "SupersededAddress",
+        format!("address {addr}"),
+        format!(
+            "node {} holds it for an earlier sandbox of pod {pod}, which has a newer one",
+            held.node
+        ),
+        format!(
+            "it goes by itself once that sandbox ({handle}) is gone. If many come, a plugin of the CNI chain fails: kubectl describe pod -n {} says which",
+            pod.replace('/', " ")
+        ),
+    )
 }
 
 /// A pod reports an address that no agent holds.

@@ -185,6 +185,24 @@ fn only_what_is_leaked_is_released() {
 }
 
 #[test]
+fn what_an_earlier_sandbox_of_a_living_pod_had_is_told_and_waited_for() {
+    let mut cluster = Cluster::new();
+    cluster.lists.pods[0].status.as_mut().unwrap().pod_ips = None;
+    assert!(cluster.codes().is_empty());
+    cluster.lists.subnets[0].status["allocations"][0]["superseded"] = json!(true);
+    assert_eq!(cluster.codes(), ["SupersededAddress address 10.0.0.1"]);
+    let judge = |cluster: &Cluster| {
+        release::judge(addr("10.0.0.1"), None, false, &cluster.inventory())
+    };
+    let target = judge(&cluster).unwrap();
+    assert!(target.superseded);
+    // Without the pod it is a leak like others.
+    cluster.lists.pods.clear();
+    assert_eq!(cluster.codes(), ["LeakedAddress address 10.0.0.1"]);
+    assert!(!judge(&cluster).unwrap().superseded);
+}
+
+#[test]
 fn of_several_reports_the_leaks_of_all_are_released() {
     let mut cluster = Cluster::new();
     cluster.lists.pods.clear();

@@ -37,6 +37,8 @@ fn every_address_has_a_state() {
     for (at, state) in states {
         assert_eq!(state_of(&cluster, at), state, "{at}");
     }
+    cluster.lists.subnets[0].status["allocations"][0]["superseded"] = json!(true);
+    assert_eq!(state_of(&cluster, "10.0.0.1"), State::Superseded);
     cluster.pod("shop/twin", "b", &["10.0.0.1"]);
     assert_eq!(state_of(&cluster, "10.0.0.1"), State::Duplicate);
     cluster
