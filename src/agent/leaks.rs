@@ -18,6 +18,11 @@
 //! network namespace, nor that a reboot. The runtime's list is no proof there, as the sandbox need not
 //! be the runtime's. Without a known path, only a reboot tells.
 //!
+//! Where the node cannot tell (no runtime to ask, a network namespace whose path it does not know or see),
+//! people may give their word for it, for an address and a container id: see
+//! [`requests`](crate::api::Requests). It counts only while the node itself sees neither the sandbox nor its
+//! network namespace, and takes the place of no word of the API.
+//!
 //! # Guarantees
 //! - Looking at the index of pods only raises a suspicion; what frees is a list asked for afterwards,
 //!   and the node's word from after that list.
@@ -28,6 +33,7 @@ use std::time::Duration;
 
 use super::pods::Pods;
 use super::snapshot::{addresses, pod_uid};
+use super::status::handle;
 use super::superseded::superseded;
 use crate::api::Suspect;
 use crate::ipam::Addr;
@@ -54,17 +60,20 @@ pub enum Reason {
     Superseded,
     /// It has no pod, and its network namespace is gone.
     NoNetns,
+    /// It has no pod, and people say that its container is gone.
+    Confirmed,
 }
 
 impl Reason {
     /// All of them.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::PodGone,
         Self::PodFinished,
         Self::Suspect,
         Self::Reboot,
         Self::Superseded,
         Self::NoNetns,
+        Self::Confirmed,
     ];
 
     /// As a label of a metric, and in lists.
@@ -76,6 +85,7 @@ impl Reason {
             Self::Reboot => "reboot",
             Self::Superseded => "superseded",
             Self::NoNetns => "noNetns",
+            Self::Confirmed => "confirmed",
         }
     }
 
@@ -84,9 +94,10 @@ impl Reason {
         matches!(self, Self::PodGone | Self::PodFinished | Self::Suspect)
     }
 
-    /// Whether the list of sandboxes says something of it: a pod's sandboxes are the runtime's.
+    /// Whether the list of sandboxes says something of it: a pod's sandboxes are the runtime's, and what
+    /// people say is gone may not be there.
     pub fn asks_runtime(self) -> bool {
-        self.is_of_pod() || self == Self::Superseded
+        self.is_of_pod() || matches!(self, Self::Superseded | Self::Confirmed)
     }
 }
 
@@ -99,6 +110,17 @@ pub struct Evidence {
     pub sandboxes: Option<BTreeSet<String>>,
     /// Paths of network namespaces that are gone: there is nothing where such paths are known to be
     pub gone: BTreeSet<String>,
+    /// Paths of network namespaces at which there is something
+    pub present: BTreeSet<String>,
+}
+
+/// What others say of attachments.
+#[derive(Clone, Copy, Debug)]
+pub struct Claims<'a> {
+    /// Addresses that the controller names
+    pub suspects: &'a [Suspect],
+    /// Addresses with the handles of containers that are gone by people's word
+    pub container_gone: &'a BTreeSet<(Addr, String)>,
 }
 
 /// An attachment that has been suspicious for long enough.
@@ -111,6 +133,8 @@ pub struct Candidate {
     pod_uid: String,
     netns: String,
     boot: String,
+    /// People say that its container is gone
+    confirmed: bool,
 }
 
 /// Remembers since when each attachment is suspicious.
@@ -153,17 +177,20 @@ impl Leaks {
         &mut self,
         snapshot: &Snapshot,
         pods: &Pods,
-        suspects: &[Suspect],
+        claims: Claims<'_>,
         evidence: &Evidence,
         now: Duration,
     ) -> Look {
-        let named = named(suspects);
+        let named = named(claims.suspects);
         let superseded = superseded(&snapshot.tenants, &evidence.boot);
         let before = std::mem::take(&mut self.since);
         let mut look = Look::default();
         for tenant in &snapshot.tenants {
             let is_superseded = superseded.contains(&tenant.attachment);
-            let Some(reason) = suspicion(tenant, is_superseded, pods, &named, evidence) else {
+            let confirmed = is_confirmed(tenant, claims.container_gone);
+            let reason = suspicion(tenant, is_superseded, pods, &named, evidence);
+            let nobodys = || pod_uid(tenant).is_empty().then_some(Reason::Confirmed);
+            let Some(reason) = reason.or_else(|| nobodys().filter(|_| confirmed)) else {
                 continue;
             };
             let known = before.get(&tenant.attachment);
@@ -171,13 +198,17 @@ impl Leaks {
             self.since
                 .insert(tenant.attachment.clone(), (reason, since));
             let grace = match reason {
-                // The controller has waited already.
+                // The controller, or people, have waited already.
                 Reason::Suspect => Duration::ZERO,
+                _ if confirmed => Duration::ZERO,
                 Reason::Superseded => self.grace.min(SUPERSEDED_GRACE),
                 _ => self.grace,
             };
             let at = if since + grace <= now {
-                look.due.push(Candidate::new(tenant, reason));
+                look.due.push(Candidate {
+                    confirmed,
+                    ..Candidate::new(tenant, reason)
+                });
                 now + (self.grace / 2).clamp(LOOK_PAUSE.0, LOOK_PAUSE.1)
             } else {
                 since + grace
@@ -196,6 +227,7 @@ impl Candidate {
             pod_uid: pod_uid(tenant).to_owned(),
             netns: tenant.netns.clone(),
             boot: tenant.boot.clone(),
+            confirmed: false,
         }
     }
 
@@ -212,14 +244,19 @@ impl Candidate {
         let id = &self.attachment.container_id;
         let sandboxes = evidence.sandboxes.as_ref();
         let unknown = sandboxes.is_some_and(|all| !all.contains(id));
+        let is_there = evidence.present.contains(&self.netns)
+            || sandboxes.is_some_and(|all| all.contains(id));
+        let confirmed = self.confirmed && !is_there;
+        let no_sandbox = unknown || gone || rebooted || confirmed;
         match self.reason {
             Reason::Reboot => rebooted,
             Reason::NoNetns => gone,
-            Reason::Superseded => unknown || gone || rebooted,
+            Reason::Confirmed => confirmed,
+            Reason::Superseded => no_sandbox,
             Reason::PodGone | Reason::PodFinished | Reason::Suspect => {
                 let is_live = |pods: &Pods| is_live(pods, &self.pod_uid);
                 let by_api = pods.is_some_and(|pods| pods.is_complete() && !is_live(pods));
-                by_api && (unknown || gone || rebooted)
+                by_api && no_sandbox
             }
         }
     }
@@ -284,8 +321,25 @@ fn named(suspects: &[Suspect]) -> BTreeSet<(Addr, &str)> {
         .collect()
 }
 
+/// Whether people say that its container is gone. A handle that was cut for its length names nothing.
+fn is_confirmed(tenant: &Tenant, container_gone: &BTreeSet<(Addr, String)>) -> bool {
+    let handle = handle(&tenant.attachment);
+    addresses(tenant).any(|addr| container_gone.contains(&(addr, handle.clone())))
+}
+
 fn is_live(pods: &Pods, uid: &str) -> bool {
     pods.by_uid(uid).is_some_and(|pod| !pod.finished)
+}
+
+#[cfg(test)]
+pub(super) mod testing {
+    use super::*;
+
+    /// Nobody says anything.
+    pub const NO_CLAIMS: Claims<'static> = Claims {
+        suspects: &[],
+        container_gone: &BTreeSet::new(),
+    };
 }
 
 #[cfg(test)]

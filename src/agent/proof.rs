@@ -56,8 +56,9 @@ impl Witnesses {
                 Err(error) => warn!("leaked addresses cannot be proven: {error}"),
             }
         }
-        let paths = candidates.iter().map(Candidate::netns);
-        evidence.gone = gone(paths, &roots);
+        let paths = || candidates.iter().map(Candidate::netns);
+        evidence.gone = gone(paths(), &roots);
+        evidence.present = present(paths());
         let proven = candidates.into_iter();
         let proven = proven.filter(|it| it.is_proven(pods.as_ref(), &evidence));
         proven.map(|it| (it.attachment, it.reason)).collect()
@@ -118,6 +119,15 @@ pub fn gone<'a>(
     paths.filter(is_gone).map(str::to_owned).collect()
 }
 
+/// At which of these paths there is something.
+fn present<'a>(paths: impl Iterator<Item = &'a str>) -> BTreeSet<String> {
+    let is_there = |path: &&str| {
+        let found = std::fs::symlink_metadata(path);
+        !path.is_empty() && found.map_or_else(|it| it.kind() != io::ErrorKind::NotFound, |_| true)
+    };
+    paths.filter(is_there).map(str::to_owned).collect()
+}
+
 /// Adds the directories in which network namespaces of these paths are. What is there now says where such
 /// paths are seen, also for an agent that has served no ADD yet.
 pub fn note_roots<'a>(paths: impl Iterator<Item = &'a str>, roots: &mut BTreeSet<PathBuf>) {
@@ -142,6 +152,7 @@ mod tests {
     use super::*;
     use crate::agent::cri::fake::{Fake, Mood, State};
     use crate::agent::leaks::Leaks;
+    use crate::agent::leaks::testing::NO_CLAIMS;
     use crate::agent::pods::testing::pod;
     use crate::agent::snapshot::testing::{snapshot, tenant};
     use crate::node::Snapshot;
@@ -180,7 +191,7 @@ mod tests {
         };
         let mut leaks = Leaks::new(Duration::ZERO);
         leaks
-            .look(&snapshot, &pods, &[], &evidence, Duration::ZERO)
+            .look(&snapshot, &pods, NO_CLAIMS, &evidence, Duration::ZERO)
             .due
     }
 

@@ -1,6 +1,9 @@
 //! What counts of the objects of this node.
 
-use crate::api::{NodeLite, NodeSubnetLite, NodeSubnetSpec, NodeSubnetStatus};
+use std::collections::BTreeSet;
+
+use crate::api::{NodeLite, NodeSubnetLite, NodeSubnetSpec, NodeSubnetStatus, Requests};
+use crate::ipam::Addr;
 
 /// The Node.
 #[derive(Clone, Debug, PartialEq)]
@@ -18,6 +21,8 @@ pub struct SubnetSeen {
     pub spec: Result<NodeSubnetSpec, String>,
     /// Its status; the default if it cannot be read, as it is the agent's own
     pub status: NodeSubnetStatus,
+    /// Addresses with the handles of containers that are gone by people's word
+    pub container_gone: BTreeSet<(Addr, String)>,
 }
 
 /// Reads a Node.
@@ -29,7 +34,10 @@ pub fn node(node: NodeLite) -> NodeSeen {
 
 /// Reads a NodeSubnet.
 pub fn subnet(subnet: NodeSubnetLite) -> SubnetSeen {
+    let annotations = subnet.metadata.annotations.unwrap_or_default();
+    let requests = Requests::read(|name| annotations.get(name).map(String::as_str));
     SubnetSeen {
+        container_gone: requests.container_gone,
         version: subnet.metadata.resource_version.unwrap_or_default(),
         spec: serde_json::from_value(subnet.spec).map_err(|error| error.to_string()),
         status: serde_json::from_value(subnet.status).unwrap_or_default(),

@@ -9,12 +9,12 @@ use tracing::{debug, info, warn};
 use super::choice::serving;
 use super::demand::to_let_go;
 use super::holding;
-use super::leaks::{Evidence, Reason, netns_of_others};
+use super::leaks::{Claims, Evidence, Reason, netns_of_others};
 use super::proof::{gone, note_roots};
 use super::run::{Agent, Event, LOOK_PAUSE, Told};
 use super::snapshot::as_holding;
-use crate::api::{NodeSubnetSpec, Recall, Suspect};
-use crate::ipam::Cidr;
+use crate::api::{NodeSubnetSpec, Recall};
+use crate::ipam::{Addr, Cidr};
 use crate::node::{Attachment, Holding, Op, Snapshot, clock};
 
 /// How long a DEL for a leak may take.
@@ -273,8 +273,18 @@ impl Agent {
             .collect()
     }
 
-    fn suspects(&self) -> &[Suspect] {
-        self.spec().map_or(&[], |spec| spec.suspects.as_slice())
+    /// What the controller and people say of attachments on this node.
+    fn claims(&self) -> Claims<'_> {
+        static NOTHING: BTreeSet<(Addr, String)> = BTreeSet::new();
+        let container_gone = match &self.subnet {
+            Told::There(subnet) => &subnet.container_gone,
+            _ => &NOTHING,
+        };
+        let spec = self.spec();
+        Claims {
+            suspects: spec.map_or(&[], |spec| spec.suspects.as_slice()),
+            container_gone,
+        }
     }
 
     /// The spec, if it is of this Node object.
@@ -293,15 +303,15 @@ impl Agent {
         let boot = clock::now().boot;
         let evidence = Evidence {
             boot: boot.clone(),
-            sandboxes: None,
             gone: gone(netns_of_others(snapshot), &known.netns_roots),
+            ..Evidence::default()
         };
         let mut leaks = self
             .parts
             .leaks
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let look = leaks.look(snapshot, &known.pods, self.suspects(), &evidence, now);
+        let look = leaks.look(snapshot, &known.pods, self.claims(), &evidence, now);
         self.parts.metrics.suspicious(leaks.count());
         drop(leaks);
         let roots = known.netns_roots.clone();

@@ -3,12 +3,14 @@
 //! | annotation | value | what it asks for |
 //! |---|---|---|
 //! | [`RELEASE_ANNOTATION`] | `ADDRESS=PODUID`, separated by commas | not to wait for the grace period of a leak |
+//! | | `ADDRESS=container:NETWORK/CONTAINERID` | to take the writer's word that this container is gone, where the node cannot tell |
 //! | [`DRAIN_ANNOTATION`] | CIDRs of blocks, separated by commas | to give no new address from them, and to hand them back once empty |
 //!
 //! # Guarantees
-//! - Neither waives a proof: an address whose pod lives, or whose sandbox the node still has, is kept.
+//! - Neither frees what lives: an address of a living pod's newest sandbox is kept, and so is one whose
+//!   sandbox the node still has.
 //! - An entry that does not apply, or no longer, is passed over. Nothing has to be taken back in time:
-//!   a pod's UID and a block's CIDR with the node's name say exactly what is meant.
+//!   a pod's UID, a container's id, and a block's CIDR with the node's name say exactly what is meant.
 //! - What cannot be read is passed over by itself; the rest counts.
 
 use std::collections::BTreeSet;
@@ -19,11 +21,17 @@ use crate::ipam::{Addr, Cidr};
 /// The most entries that are read of one annotation.
 pub const MOST_REQUESTS: usize = 1_024;
 
+/// What sets the handle of a container apart from a pod's UID.
+const CONTAINER: &str = "container:";
+
 /// What is asked for on one NodeSubnet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Requests {
     /// Addresses to release, with the UID of the pod that had them
     pub release: BTreeSet<(Addr, String)>,
+    /// Addresses to release, with the handle (network and container id) that they were given under: the
+    /// writer says that this container is gone
+    pub container_gone: BTreeSet<(Addr, String)>,
     /// Blocks to drain
     pub drain: BTreeSet<Cidr>,
 }
@@ -35,13 +43,26 @@ impl Requests {
             let text = annotation(name).unwrap_or_default();
             text.split(',').map(str::trim).take(MOST_REQUESTS)
         };
-        let release = entries(RELEASE_ANNOTATION).filter_map(|entry| {
-            let (address, pod) = entry.split_once('=')?;
-            let is_uid = !pod.is_empty() && pod.len() <= 128;
-            Some((Addr::parse_lenient(address)?, pod.to_owned())).filter(|_| is_uid)
-        });
+        let mut release = BTreeSet::new();
+        let mut container_gone = BTreeSet::new();
+        for entry in entries(RELEASE_ANNOTATION) {
+            let Some((address, whose)) = entry.split_once('=') else {
+                continue;
+            };
+            let Some(address) = Addr::parse_lenient(address) else {
+                continue;
+            };
+            let (whose, all, longest) = match whose.strip_prefix(CONTAINER) {
+                Some(handle) => (handle, &mut container_gone, 512),
+                None => (whose, &mut release, 128),
+            };
+            if !whose.is_empty() && whose.len() <= longest {
+                all.insert((address, whose.to_owned()));
+            }
+        }
         Self {
-            release: release.collect(),
+            release,
+            container_gone,
             drain: entries(DRAIN_ANNOTATION)
                 .filter_map(|entry| Cidr::parse_strict(entry).ok())
                 .collect(),
@@ -50,8 +71,12 @@ impl Requests {
 
     /// The value of [`RELEASE_ANNOTATION`]; `None` where there is nothing to say.
     pub fn release_text(&self) -> Option<String> {
-        let entries = self.release.iter();
-        joined(entries.map(|(address, pod)| format!("{address}={pod}")))
+        let pods = self.release.iter();
+        let pods = pods.map(|(address, pod)| format!("{address}={pod}"));
+        let containers = self.container_gone.iter();
+        let containers =
+            containers.map(|(address, handle)| format!("{address}={CONTAINER}{handle}"));
+        joined(pods.chain(containers))
     }
 
     /// The value of [`DRAIN_ANNOTATION`]; `None` where there is nothing to say.
@@ -81,10 +106,12 @@ mod tests {
     #[test]
     fn what_is_written_reads_the_same() {
         let requests = read(
-            "10.0.0.2=u2, 10.0.0.1=u1,fd00::1=u",
+            "10.0.0.2=u2, 10.0.0.1=u1,fd00::1=u,10.0.0.1=container:net/c1",
             "10.1.0.0/26,fd00::/122",
         );
         assert_eq!(requests.release.len(), 3);
+        let handles: Vec<&str> = requests.container_gone.iter().map(|it| &*it.1).collect();
+        assert_eq!(handles, ["net/c1"]);
         assert_eq!(requests.drain.len(), 2);
         let (release, drain) = (requests.release_text(), requests.drain_text());
         let again = read(&release.unwrap(), &drain.unwrap());

@@ -1,3 +1,4 @@
+use super::testing::NO_CLAIMS;
 use super::*;
 use crate::agent::pods::Pod;
 use crate::agent::pods::testing::pod;
@@ -39,6 +40,7 @@ fn evidence(sandboxes: Option<&[&str]>, gone: &[&str]) -> Evidence {
         boot: "boot".to_owned(),
         sandboxes: sandboxes.map(|all| all.iter().map(ToString::to_string).collect()),
         gone: gone.iter().map(ToString::to_string).collect(),
+        present: BTreeSet::new(),
     }
 }
 
@@ -50,8 +52,12 @@ fn freed(
     evidence: &Evidence,
 ) -> Vec<(String, Reason)> {
     let mut leaks = Leaks::new(GRACE);
-    leaks.look(snapshot, pods, suspects, evidence, secs(100));
-    let look = leaks.look(snapshot, pods, suspects, evidence, secs(160));
+    let claims = Claims {
+        suspects,
+        ..NO_CLAIMS
+    };
+    leaks.look(snapshot, pods, claims, evidence, secs(100));
+    let look = leaks.look(snapshot, pods, claims, evidence, secs(160));
     look.due
         .iter()
         .filter(|it| it.is_proven(Some(pods), evidence))
@@ -97,8 +103,8 @@ fn a_list_that_is_not_complete_proves_nothing() {
     let evidence = evidence(Some(&[]), &[]);
     assert!(freed(&it, &running, &[], &evidence).is_empty());
     let mut leaks = Leaks::new(GRACE);
-    leaks.look(&it, &pods(&[]), &[], &evidence, secs(0));
-    let look = leaks.look(&it, &pods(&[]), &[], &evidence, secs(60));
+    leaks.look(&it, &pods(&[]), NO_CLAIMS, &evidence, secs(0));
+    let look = leaks.look(&it, &pods(&[]), NO_CLAIMS, &evidence, secs(60));
     assert!(!look.due[0].is_proven(Some(&running), &evidence));
     assert!(!look.due[0].is_proven(None, &evidence), "no list at all");
 }
@@ -109,20 +115,20 @@ fn suspicion_has_to_last() {
     let (gone, live) = (pods(&[]), pods(&[pod("u1", &[], &[])]));
     let evidence = evidence(Some(&[]), &[]);
     let mut leaks = Leaks::new(GRACE);
-    let look = leaks.look(&it, &gone, &[], &evidence, secs(0));
+    let look = leaks.look(&it, &gone, NO_CLAIMS, &evidence, secs(0));
     assert_eq!((look.due.len(), look.next), (0, Some(secs(60))));
     assert_eq!(
         leaks.reason_of(&it.tenants[0].attachment),
         Some(Reason::PodGone)
     );
-    leaks.look(&it, &live, &[], &evidence, secs(30));
+    leaks.look(&it, &live, NO_CLAIMS, &evidence, secs(30));
     assert_eq!(leaks.count(), 0);
-    let look = leaks.look(&it, &gone, &[], &evidence, secs(70));
+    let look = leaks.look(&it, &gone, NO_CLAIMS, &evidence, secs(70));
     assert_eq!((look.due.len(), look.next), (0, Some(secs(130))));
-    let look = leaks.look(&it, &gone, &[], &evidence, secs(130));
+    let look = leaks.look(&it, &gone, NO_CLAIMS, &evidence, secs(130));
     assert_eq!((look.due.len(), look.next), (1, Some(secs(160))));
     // It was freed, by whomever.
-    leaks.look(&with(&[]), &gone, &[], &evidence, secs(131));
+    leaks.look(&with(&[]), &gone, NO_CLAIMS, &evidence, secs(131));
     assert_eq!(leaks.count(), 0);
 }
 
@@ -137,14 +143,22 @@ fn whom_the_controller_names_needs_the_node_s_word_only_but_a_live_pod_stays() {
     let gone = evidence(Some(&[]), &[]);
     let there = evidence(Some(&["c1"]), &[]);
     let mut leaks = Leaks::new(GRACE);
-    let look = leaks.look(&it, &pods(&[]), &named, &gone, secs(0));
+    let claims = Claims {
+        suspects: &named,
+        ..NO_CLAIMS
+    };
+    let look = leaks.look(&it, &pods(&[]), claims, &gone, secs(0));
     assert!(look.due[0].is_proven(Some(&pods(&[])), &gone));
     assert!(!look.due[0].is_proven(Some(&pods(&[])), &there));
     assert_eq!(look.due[0].reason, Reason::Suspect);
     // The address may be another pod's by now.
     for other in [suspect("10.0.0.1", "u9"), suspect("10.0.0.2", "u1")] {
         let mut leaks = Leaks::new(GRACE);
-        let look = leaks.look(&it, &pods(&[]), &[other], &gone, secs(0));
+        let claims = Claims {
+            suspects: &[other],
+            ..NO_CLAIMS
+        };
+        let look = leaks.look(&it, &pods(&[]), claims, &gone, secs(0));
         assert!(look.due.is_empty());
     }
     let live = pods(&[pod("u1", &[], &[])]);
@@ -199,9 +213,9 @@ fn of_a_living_pod_the_older_sandboxes_go_when_the_node_says_so_and_the_newest_o
     // No list of pods is needed, and the grace period is short.
     let mut leaks = Leaks::new(Duration::from_secs(3600));
     let proof = evidence(Some(&[]), &[]);
-    let look = leaks.look(&all, &Pods::default(), &[], &proof, secs(0));
+    let look = leaks.look(&all, &Pods::default(), NO_CLAIMS, &proof, secs(0));
     assert_eq!((look.due.len(), look.next), (0, Some(secs(5))));
-    let look = leaks.look(&all, &Pods::default(), &[], &proof, secs(5));
+    let look = leaks.look(&all, &Pods::default(), NO_CLAIMS, &proof, secs(5));
     assert_eq!(look.due.len(), 15);
     assert!(look.due.iter().all(|it| it.is_proven(None, &proof)));
 }
@@ -244,4 +258,63 @@ fn a_static_pod_lives_by_its_mirror() {
         freed(&it, &pods(&[]), &[], &evidence(Some(&[]), &[])).len(),
         1
     );
+}
+
+#[test]
+fn people_s_word_counts_only_where_the_node_sees_nothing_and_never_against_the_api() {
+    let mut of_pod = tenant("c1", "u1", &["10.0.0.1"]);
+    of_pod.order = 2;
+    let newer = Tenant {
+        order: 3,
+        ..tenant("c3", "u1", &["10.0.0.3"])
+    };
+    let of_nobody = tenant("c2", "", &["10.0.0.2"]);
+    let it = with(&[of_pod.clone(), of_nobody.clone()]);
+    let both = with(&[of_pod, of_nobody, newer]);
+    let say = |all: &[(&str, &str)]| -> BTreeSet<(Addr, String)> {
+        let read = |(addr, handle): &(&str, &str)| {
+            (Addr::parse_strict(addr).unwrap(), (*handle).to_owned())
+        };
+        all.iter().map(read).collect()
+    };
+    let freed = |it: &Snapshot, pods: &Pods, said: &BTreeSet<(Addr, String)>, proof: &Evidence| {
+        let claims = Claims {
+            container_gone: said,
+            ..NO_CLAIMS
+        };
+        // It is not waited for.
+        let look = Leaks::new(GRACE).look(it, pods, claims, proof, secs(0));
+        let due = look.due.iter().filter(|it| it.is_proven(Some(pods), proof));
+        due.map(|it| (it.attachment.container_id.clone(), it.reason))
+            .collect::<Vec<_>>()
+    };
+    let (gone, live) = (pods(&[]), pods(&[pod("u1", &[], &[])]));
+    let blind = evidence(None, &[]);
+    let said = say(&[
+        ("10.0.0.1", "net/c1"),
+        ("10.0.0.2", "net/c2"),
+        ("10.0.0.3", "net/c3"),
+    ]);
+    let of = |id: &str, reason| (id.to_owned(), reason);
+    let first = of("c1", Reason::PodGone);
+    let second = of("c2", Reason::Confirmed);
+    assert_eq!(freed(&it, &gone, &said, &blind), [first, second.clone()]);
+    assert!(freed(&it, &gone, &say(&[]), &blind).is_empty());
+    // The API's word is not theirs to give.
+    assert_eq!(freed(&it, &live, &said, &blind), [second.clone()]);
+    let superseded = of("c1", Reason::Superseded);
+    let freed_of_live = freed(&both, &live, &said, &blind);
+    assert_eq!(freed_of_live, [superseded, second], "the newest one stays");
+    // What the node sees is there.
+    let seen = evidence(Some(&["c1", "c2"]), &[]);
+    assert!(freed(&it, &gone, &said, &seen).is_empty());
+    let path = |id: &str| format!("/var/run/netns/{id}");
+    let seen = Evidence {
+        present: BTreeSet::from([path("c1"), path("c2")]),
+        ..blind.clone()
+    };
+    assert!(freed(&it, &gone, &said, &seen).is_empty());
+    // Another container has the address by now.
+    let other = say(&[("10.0.0.1", "net/c9"), ("10.0.0.2", "net/c1")]);
+    assert!(freed(&it, &gone, &other, &blind).is_empty());
 }

@@ -1,13 +1,16 @@
 //! `kubectl cadastre release`: frees leaked addresses without waiting for the grace period.
 //!
 //! What is written is a request: the annotation `cadastre.dev/release` of the node's NodeSubnet, an
-//! address with the UID of the pod that had it. The node's agent frees the address if the node, too,
+//! address with the UID of the pod that had it, or with the handle of a container that the caller says is
+//! gone. The node's agent frees the address if the node, too,
 //! says that the pod's sandbox is gone. What an earlier sandbox of a living pod had is waited for: its node
 //! frees it as soon as that sandbox is gone, and needs nobody to ask.
 //!
 //! # Guarantees
-//! - Neither proof is ever waived, `--force` or not: an address of a pod's newest sandbox, that a pod reports, or
-//!   that another pod has by now is refused here; one whose sandbox is there is kept by the agent.
+//! - The API's word is never waived: an address of a living pod's newest sandbox, that a pod reports, or that
+//!   another pod has by now is refused.
+//! - `--force` is the caller's word that the container is gone, for where the node cannot tell. What the node
+//!   sees is there is kept by the agent.
 //! - The request is written onto the version of the NodeSubnet that was judged.
 //! - What is done is taken out of the annotation again, and so is what applies no more.
 
@@ -32,8 +35,9 @@ use crate::ipam::Addr;
 
 /// Free leaked addresses now, without waiting for the grace period
 ///
-/// Refuses what lives: an address is freed only if its pod is gone or has ended by the API, and its
-/// sandbox by its node. Exit code 2 where something was refused or remains.
+/// Refuses what lives: an address is freed only if its pod is gone or has ended by the API, or has a newer
+/// sandbox, and its own sandbox is gone by its node, or by your word (--force) where the node cannot tell.
+/// Exit code 2 where something was refused or remains.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   kubectl cadastre release 10.244.3.7
@@ -53,8 +57,10 @@ pub struct Args {
     #[arg(long, value_name = "FILE", conflicts_with = "addresses")]
     report: Vec<PathBuf>,
 
-    /// Pass over warnings: an address that was given less than a minute ago, an agent that is silent.
-    /// The two proofs stay
+    /// Say that the container which had it is gone, where its node cannot tell (no CRI socket, a network
+    /// namespace that the agent does not see, no pod). See first that it does not run and that nothing
+    /// answers at the address. Also passes over warnings: given less than a minute ago, a silent agent. An
+    /// address whose container the node sees, or of a living pod, is kept all the same
     #[arg(long)]
     force: bool,
 
@@ -123,6 +129,8 @@ pub struct Target {
     pub uid: String,
     /// The pod lives and has a newer sandbox: the node frees it without being asked
     pub superseded: bool,
+    /// Network and container id, where the caller says that the container is gone
+    pub container_gone: Option<String>,
 }
 
 /// The leaks that all reports name.
@@ -175,11 +183,9 @@ pub fn judge(
     };
     let held: &Held = held;
     let uid = &held.allocation.pod_uid;
-    if uid.is_empty() {
-        return Err(refused(
-            Some(held),
-            "it belongs to no pod by its node's word: only its owner can give it back".to_owned(),
-        ));
+    let handle = &held.allocation.handle;
+    if uid.is_empty() && (!force || handle.is_empty()) {
+        return Err(refused(Some(held), no_pod(addr, held)));
     }
     let superseded = held.allocation.superseded;
     let pod = inventory.pod_by_uid(uid).filter(|pod| !pod.finished);
@@ -217,7 +223,17 @@ pub fn judge(
         pod: held.allocation.pod.clone(),
         uid: uid.clone(),
         superseded: superseded && pod.is_some(),
+        container_gone: (force && !handle.is_empty()).then(|| handle.clone()),
     })
+}
+
+/// What to look at before saying that a container which is no pod's is gone.
+fn no_pod(addr: Addr, held: &Held) -> String {
+    let id = held.allocation.handle.split_once('/').map_or("", |it| it.1);
+    format!(
+        "it belongs to no pod, so only node {} can say that its container is gone, and it has not. See on that node that container {id} does not run (crictl ps -a, podman ps -a, ip netns) and that nothing answers at {addr} (ping, ip neigh); then give --force",
+        held.node
+    )
 }
 
 /// Whether an entry of the annotation is still about something that the node holds.
@@ -228,12 +244,26 @@ fn applies(subnet: &SubnetFact, entry: &(Addr, String)) -> bool {
     })
 }
 
+/// Whether the node still holds an address under that handle.
+pub fn is_held_under(subnet: &SubnetFact, (addr, handle): &(Addr, String)) -> bool {
+    let mut held = subnet.allocations.iter();
+    held.any(|it| Addr::parse_lenient(&it.address) == Some(*addr) && it.handle == *handle)
+}
+
 /// What the annotation should be: what still applies, and what is asked for now.
 pub fn wanted(subnet: &SubnetFact, more: &[Target]) -> Requests {
     let mut requests = subnet.requests.clone();
     requests.release.retain(|entry| applies(subnet, entry));
-    let more = more.iter().map(|target| (target.addr, target.uid.clone()));
-    requests.release.extend(more);
+    let is_held = |entry: &(Addr, String)| is_held_under(subnet, entry);
+    requests.container_gone.retain(is_held);
+    for target in more {
+        if !target.uid.is_empty() && !target.superseded {
+            requests.release.insert((target.addr, target.uid.clone()));
+        }
+        let handle = target.container_gone.iter();
+        let entries = handle.map(|handle| (target.addr, handle.clone()));
+        requests.container_gone.extend(entries.filter(is_held));
+    }
     requests
 }
 
@@ -266,9 +296,15 @@ async fn ask(node: &str, targets: &[Target], reach: &Reach) -> anyhow::Result<()
 
 /// Why a node still has an address that it was asked for.
 fn remains(target: &Target, subnet: &SubnetFact) -> String {
+    if target.container_gone.is_some() {
+        return format!(
+            "the agent of {} keeps it: it sees the container (crictl pods, its network namespace) or, by a fresh list, the pod; or the agent is down. The request stays",
+            target.node
+        );
+    }
     if target.superseded {
         return format!(
-            "an earlier sandbox of its pod had it, and that is still there by its node (crictl pods on {}), or the agent is down or can see neither the runtime (--cri-socket) nor /var/run/netns; it goes by itself then",
+            "an earlier sandbox of its pod had it, and that is still there by its node (crictl pods on {}), or the agent is down; it goes by itself then. If the agent can see neither the runtime (--cri-socket) nor /var/run/netns, see that the sandbox is gone and give --force",
             target.node
         );
     }
@@ -277,7 +313,7 @@ fn remains(target: &Target, subnet: &SubnetFact) -> String {
     let named = suspects.is_ok_and(|it| it.iter().any(|suspect| suspect.address == address));
     if named {
         format!(
-            "the agent of {} keeps it: the pod's sandbox is still there (crictl pods on {}), or the agent is down; it goes by itself then",
+            "the agent of {} keeps it: the pod's sandbox is still there (crictl pods on {}), or the agent is down; it goes by itself then. If the agent can see neither the runtime (--cri-socket) nor /var/run/netns, see that the sandbox is gone and give --force",
             target.node, target.node
         )
     } else {
@@ -368,7 +404,8 @@ pub async fn exec(args: &Args, flags: &Flags, reach: &Reach) -> anyhow::Result<V
         return finish(&done, flags);
     }
     let mut by_node: BTreeMap<&str, Vec<Target>> = BTreeMap::new();
-    for target in targets.iter().filter(|it| !it.superseded) {
+    let to_ask = |it: &&Target| !it.superseded || it.container_gone.is_some();
+    for target in targets.iter().filter(to_ask) {
         by_node
             .entry(&target.node)
             .or_default()

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use super::{Finding, LEAKED, Leak, Severity};
 use crate::api::Allocation;
 use crate::cli::kubectl::inventory::{Cover, Held, Inventory, PodFact};
+use crate::cli::kubectl::release::is_held_under;
 use crate::cli::kubectl::render::some;
 use crate::cluster::seen::PodUid;
 use crate::ipam::{Addr, Cidr};
@@ -239,7 +240,9 @@ fn requests(inventory: &Inventory, findings: &mut Vec<Finding>) {
             let mut own = held.filter(|held| held.node == subnet.name);
             !own.any(|held| PodUid::read(&held.allocation.pod_uid) == PodUid::read(uid))
         });
-        let gone: Vec<&Addr> = gone.map(|(addr, _)| addr).collect();
+        let confirmed = subnet.requests.container_gone.iter();
+        let confirmed = confirmed.filter(|entry| !is_held_under(subnet, entry));
+        let gone: Vec<&Addr> = gone.chain(confirmed).map(|(addr, _)| addr).collect();
         if !gone.is_empty() {
             findings.push(Finding::new(
                 Severity::Info,

@@ -176,12 +176,26 @@ fn only_what_is_leaked_is_released() {
     );
     assert!(judge(&cluster, "10.0.0.1", true).is_ok());
     cluster.lists.subnets[0].status["allocations"][0]["podUID"] = json!("");
-    assert!(
-        judge(&cluster, "10.0.0.1", true)
-            .unwrap_err()
-            .why
-            .contains("no pod")
+    let why = judge(&cluster, "10.0.0.1", false).unwrap_err().why;
+    let checks = ["no pod", "container 0123456789-shop/cart", "10.0.0.1 (ping", "--force"];
+    for part in checks {
+        assert!(why.contains(part), "{part}: {why}");
+    }
+    let target = judge(&cluster, "10.0.0.1", true).unwrap();
+    let handle = "cbr0/0123456789-shop/cart";
+    assert_eq!(target.container_gone.as_deref(), Some(handle));
+    let inventory = cluster.inventory();
+    let wanted = release::wanted(&inventory.subnets["a"], std::slice::from_ref(&target));
+    let text = wanted.release_text();
+    assert_eq!(
+        text.as_deref(),
+        Some("10.0.0.1=container:cbr0/0123456789-shop/cart")
     );
+    // Another container has it by now.
+    cluster.lists.subnets[0].status["allocations"][0]["handle"] = json!("cbr0/other");
+    let inventory = cluster.inventory();
+    let wanted = release::wanted(&inventory.subnets["a"], &[target]);
+    assert_eq!(wanted.release_text(), None);
 }
 
 #[test]
