@@ -244,8 +244,8 @@ impl Candidate {
         let id = &self.attachment.container_id;
         let sandboxes = evidence.sandboxes.as_ref();
         let unknown = sandboxes.is_some_and(|all| !all.contains(id));
-        let is_there = evidence.present.contains(&self.netns)
-            || sandboxes.is_some_and(|all| all.contains(id));
+        let is_there =
+            evidence.present.contains(&self.netns) || sandboxes.is_some_and(|all| all.contains(id));
         let confirmed = self.confirmed && !is_there;
         let no_sandbox = unknown || gone || rebooted || confirmed;
         match self.reason {

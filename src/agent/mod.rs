@@ -46,8 +46,10 @@
 //!   waits for a block for a bounded time.
 //! - With the API server gone, addresses are given from what was held last, also after a restart.
 //! - Ranges of an earlier Node object of this name give nothing new.
-//! - An address is freed without a DEL only on two proofs: the pod is gone, and so is its sandbox.
+//! - An address is freed without a DEL only on two proofs: the pod is gone or has a newer sandbox, and the
+//!   sandbox that had the address is gone.
 
+pub mod attached;
 pub mod choice;
 pub mod cri;
 pub mod demand;

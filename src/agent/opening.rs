@@ -2,6 +2,7 @@
 //! is in use already of a podCIDR that comes to the node.
 
 use std::path::Path;
+use std::time::Duration;
 
 use tracing::{error, info, warn};
 
@@ -11,6 +12,19 @@ use super::{rebuild, store};
 use crate::node::{Block, Holding, Known, clock};
 
 const REBUILDING: &str = "this node's store of addresses was lost, and the agent makes it anew from what the API server and the runtime know: nothing can be given before; see the agent's log if this lasts";
+
+/// A sandbox is set up or has failed after that: the kubelet and the runtimes give up before.
+const SETUP_LIMIT: Duration = Duration::from_secs(300);
+
+/// The first of some names.
+fn some(names: &[String]) -> String {
+    const SHOWN: usize = 4;
+    let shown: Vec<&str> = names.iter().take(SHOWN).map(String::as_str).collect();
+    match names.len().saturating_sub(SHOWN) {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
+    }
+}
 
 impl Agent {
     pub(super) async fn open_store(&mut self) -> anyhow::Result<()> {
@@ -58,6 +72,9 @@ impl Agent {
             ));
             return Ok(());
         }
+        if self.waits_for_second_networks() {
+            return Ok(());
+        }
         if let Some(text) = self.damage.take() {
             self.tell_node("StoreDamaged", text);
         }
@@ -96,6 +113,41 @@ impl Agent {
                 Ok(())
             }
         }
+    }
+
+    /// Whether pods may have addresses on second networks of which nothing is known yet. A sandbox that was
+    /// being set up when the store was lost is up or has failed after a while: no ADD is served meanwhile.
+    /// Where no agent has spoken in this boot, there was no store to lose.
+    fn waits_for_second_networks(&mut self) -> bool {
+        let boot = clock::now().boot;
+        let spoke = match &self.subnet {
+            Told::There(subnet) => subnet.status.agent.as_ref(),
+            _ => None,
+        };
+        if spoke.is_none_or(|it| it.boot_id != boot) {
+            return false;
+        }
+        let unknown = rebuild::unknown(&self.parts.service.known.lock().pods);
+        if unknown.is_empty() {
+            return false;
+        }
+        let now = clock::since_boot();
+        let until = *self.making_since.get_or_insert(now) + SETUP_LIMIT;
+        let waits = now < until;
+        let who = some(&unknown);
+        if waits {
+            self.say_once(format!(
+                "there is no store yet, and none is made before it is known which addresses these pods have on second networks, or for {} s: {who} (annotation k8s.v1.cni.cncf.io/network-status)",
+                SETUP_LIMIT.as_secs()
+            ));
+        } else {
+            let text = format!(
+                "the store of this node's addresses is made anew, and nothing says which addresses these pods have on second networks: {who}. What was given to them in the last moments before may be given again: if in doubt, delete them"
+            );
+            warn!("{text}");
+            self.tell_node("SecondNetworksUnknown", text);
+        }
+        waits
     }
 
     /// Who has addresses of podCIDRs that are new to this store: until now somebody else may have given
@@ -141,6 +193,7 @@ impl Agent {
     fn use_store(&mut self, path: &Path) -> anyhow::Result<()> {
         self.parts.ledger.open(path)?;
         self.store_lost = false;
+        self.making_since = None;
         self.say_once(String::new());
         self.to_hold = true;
         self.look_at = clock::since_boot();

@@ -8,6 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use super::attached::{self, SecondNetworks};
 use crate::api::watched::PodLite;
 use crate::choice::Label;
 use crate::cluster::seen::Change;
@@ -36,6 +37,8 @@ pub struct Pod {
     pub finished: bool,
     /// Its addresses as it reports them; none where they are the node's
     pub addresses: Vec<Addr>,
+    /// What it has on second networks
+    pub second_networks: SecondNetworks,
 }
 
 /// All of them.
@@ -134,12 +137,14 @@ pub fn read(pod: PodLite) -> Pod {
     let mut addresses: Vec<Addr> = reported.filter_map(|it| Addr::parse_lenient(&it)).collect();
     addresses.sort_unstable();
     addresses.dedup();
+    let mut annotations = metadata.annotations.unwrap_or_default();
+    let mut second_networks = attached::read(|name| annotations.get(name).map(String::as_str));
     if spec.is_some_and(|spec| spec.host_network == Some(true)) {
         addresses.clear();
+        second_networks = SecondNetworks::None;
     }
     let labels = metadata.labels.unwrap_or_default().into_iter();
     let labels = labels.map(|(key, value)| (key.into(), value.into()));
-    let mut annotations = metadata.annotations.unwrap_or_default();
     let mirrors = annotations.remove(MIRROR);
     annotations.retain(|key, _| key.starts_with(crate::api::GROUP));
     Pod {
@@ -151,6 +156,7 @@ pub fn read(pod: PodLite) -> Pod {
         annotations,
         finished,
         addresses,
+        second_networks,
     }
 }
 

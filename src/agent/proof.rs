@@ -48,7 +48,8 @@ impl Witnesses {
             boot,
             ..Evidence::default()
         };
-        let asks = |it: &Candidate| it.reason.asks_runtime() && (!it.reason.is_of_pod() || pods.is_some());
+        let asks =
+            |it: &Candidate| it.reason.asks_runtime() && (!it.reason.is_of_pod() || pods.is_some());
         let is_asked = candidates.iter().any(asks);
         if let Some(runtime) = self.runtime.as_ref().filter(|_| is_asked) {
             match runtime.sandboxes().await {

@@ -5,13 +5,18 @@
 //! |---|---|---|
 //! | NodeSubnet.status | attachments with everything that a DEL names | what was given since it was written last |
 //! | the runtime's sandboxes | addresses that are in use now | the name of the network |
-//! | the pods of this node | addresses that pods report | pods that are just starting |
+//! | the pods of this node | addresses that pods report; on second networks those that Multus told of | pods that are just starting |
+//!
+//! Of second networks the runtime knows nothing. What a pod has there is known by the status that was
+//! written last, and by Multus' word on the pod; while a pod asks for such networks and nobody has told what it
+//! got (see [`unknown`]), a lost store is not made anew, for as long as a sandbox may still be set up.
 //!
 //! All of it together is taken for in use: too much is found by the leak finder, too little would be
 //! given twice.
 
 use std::collections::BTreeSet;
 
+use super::attached::SecondNetworks;
 use super::cri::Sandbox;
 use super::pods::Pods;
 use crate::api::{Allocation, NodeSubnetStatus};
@@ -42,16 +47,23 @@ pub fn known(
         let mut blocks = holding.blocks.iter();
         blocks.any(|block| block.cidr.contains_addr(*addr))
     };
-    let mut more = |id: String, pod: PodRef, addresses: &[Addr]| {
+    let first = |id: String| Attachment {
+        network: network.clone(),
+        container_id: id,
+        ifname: INTERFACE.to_owned(),
+    };
+    let of_sandboxes = sandboxes.iter().map(|it| first(it.id.clone()));
+    let of_others: BTreeSet<Attachment> = known
+        .iter()
+        .map(|it| it.attachment.clone())
+        .chain(of_sandboxes)
+        .collect();
+    let mut more = |attachment: Attachment, pod: PodRef, addresses: &[Addr]| {
         let new = addresses.iter().filter(|addr| ours(addr));
         let new: Vec<Addr> = new.filter(|addr| taken.insert(**addr)).copied().collect();
         if !new.is_empty() {
             known.push(Known {
-                attachment: Attachment {
-                    network: network.clone(),
-                    container_id: id,
-                    ifname: INTERFACE.to_owned(),
-                },
+                attachment,
                 addresses: new,
                 pod: Some(pod),
                 netns: String::new(),
@@ -62,7 +74,8 @@ pub fn known(
         }
     };
     for sandbox in sandboxes {
-        more(sandbox.id.clone(), sandbox.pod.clone(), &sandbox.addresses);
+        let attachment = first(sandbox.id.clone());
+        more(attachment, sandbox.pod.clone(), &sandbox.addresses);
     }
     for pod in pods.iter().filter(|pod| !pod.finished) {
         let uid = pod.mirrors.clone().unwrap_or_else(|| pod.uid.clone());
@@ -72,9 +85,39 @@ pub fn known(
             uid,
         };
         // No container has such an id, so that none is mistaken for it.
-        more(format!("pod-{}", pod.uid), named, &pod.addresses);
+        let no_id = format!("pod-{}", pod.uid);
+        if let SecondNetworks::Known(all) = &pod.second_networks {
+            let mut own = sandboxes.iter().filter(|it| it.pod.uid == named.uid);
+            // With a single sandbox it is the one that Multus means, and a DEL of it names it so.
+            let id = match (own.next(), own.next()) {
+                (Some(one), None) => one.id.clone(),
+                _ => no_id.clone(),
+            };
+            for it in all {
+                let mut attachment = Attachment {
+                    network: it.network.clone(),
+                    container_id: id.clone(),
+                    ifname: it.interface.clone(),
+                };
+                // An annotation adds nothing to what an attachment has by a better word.
+                if of_others.contains(&attachment) {
+                    attachment.container_id.clone_from(&no_id);
+                }
+                more(attachment, named.clone(), &it.addresses);
+            }
+        }
+        more(first(no_id), named, &pod.addresses);
     }
     known
+}
+
+/// The pods that have second networks of which nobody has told what they have there.
+pub fn unknown(pods: &Pods) -> Vec<String> {
+    let living = pods.iter().filter(|it| !it.finished);
+    let unknown = living.filter(|it| it.second_networks == SecondNetworks::Unknown);
+    unknown
+        .map(|pod| format!("{}/{}", pod.namespace, pod.name))
+        .collect()
 }
 
 /// Puts the addresses of one attachment together. They were published in the boot of that id: what a pod
@@ -144,6 +187,7 @@ fn usual_network(known: &[Known]) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::agent::attached::Attached;
     use crate::agent::demand::{Wishes, wanted};
     use crate::agent::pods::Pod;
     use crate::agent::pods::testing::pod;
@@ -282,6 +326,88 @@ mod tests {
         // Nothing was ever published: the name comes from the configuration.
         let known = super::known(&holding(), None, &sandboxes, &pods, "conf");
         assert_eq!(known[0].attachment.network, "conf");
+    }
+
+    #[test]
+    fn what_multus_told_of_second_networks_is_in_use_and_nothing_else_of_it() {
+        let told = NodeSubnetStatus {
+            allocations: vec![Allocation {
+                address: "10.0.0.1".to_owned(),
+                handle: "storage/c1".to_owned(),
+                pod: "default/pod-u1".to_owned(),
+                pod_uid: "u1".to_owned(),
+                interface: "net1".to_owned(),
+                since: None,
+                superseded: false,
+            }],
+            ..NodeSubnetStatus::default()
+        };
+        let sandbox = |id: &str, uid: &str| Sandbox {
+            id: id.to_owned(),
+            pod: PodRef {
+                uid: uid.to_owned(),
+                ..PodRef::default()
+            },
+            addresses: Vec::new(),
+        };
+        let sandboxes = [
+            sandbox("c1", "u1"),
+            sandbox("c2", "u2"),
+            sandbox("c3", "u3"),
+            sandbox("c4", "u3"),
+        ];
+        let mut pods = Pods::default();
+        for (uid, address, finished) in [
+            // Its own attachment gets nothing that others do not know of.
+            ("u1", "10.0.0.9", false),
+            ("u2", "10.0.0.2", false),
+            // Which of its sandboxes has it is not told.
+            ("u3", "10.0.0.3", false),
+            // It is another's by a better word.
+            ("u4", "10.0.0.1", false),
+            // It is not of this node.
+            ("u5", "10.0.7.1", false),
+            ("u6", "10.0.0.6", true),
+        ] {
+            let attached = Attached {
+                network: "storage".to_owned(),
+                interface: "net1".to_owned(),
+                addresses: vec![addr(address)],
+            };
+            pods.change(Change::Applied(Pod {
+                second_networks: SecondNetworks::Known(vec![attached]),
+                finished,
+                ..pod(uid, &[], &[])
+            }));
+        }
+        let known = known(&holding(), Some(&told), &sandboxes, &pods, "conf");
+        let read = |it: &Known| {
+            let Attachment {
+                network,
+                container_id,
+                ifname,
+            } = &it.attachment;
+            format!("{network}/{container_id}/{ifname} {}", it.addresses[0])
+        };
+        let read: Vec<String> = known.iter().map(read).collect();
+        assert_eq!(
+            read,
+            [
+                "storage/c1/net1 10.0.0.1",
+                "storage/pod-u1/net1 10.0.0.9",
+                "storage/c2/net1 10.0.0.2",
+                "storage/pod-u3/net1 10.0.0.3",
+            ]
+        );
+        assert!(unknown(&pods).is_empty());
+        for (uid, finished) in [("u7", false), ("u8", true)] {
+            pods.change(Change::Applied(Pod {
+                second_networks: SecondNetworks::Unknown,
+                finished,
+                ..pod(uid, &[], &[])
+            }));
+        }
+        assert_eq!(unknown(&pods), ["default/pod-u7"]);
     }
 
     #[test]

@@ -122,6 +122,8 @@ pub(super) struct Agent {
     /// Tries to open or make the store go on then
     pub store_at: Option<Duration>,
     pub store_lost: bool,
+    /// Since when a new store waits for what pods have on second networks
+    pub making_since: Option<Duration>,
     /// What is to be told of a store that was damaged
     pub damage: Option<String>,
     /// What was said last of what keeps the store from being made
@@ -196,6 +198,7 @@ pub async fn run(settings: Settings, parts: Parts, files: Kept) -> anyhow::Resul
         to_hold: false,
         store_at: Some(now),
         store_lost: false,
+        making_since: None,
         damage: None,
         store_trouble: String::new(),
         snapshot: None,

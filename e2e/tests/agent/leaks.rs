@@ -176,21 +176,21 @@ async fn a_pod_whose_sandboxes_fail_one_after_the_other_keeps_the_address_of_the
     let (stage, hand) = shared().await;
     pool(
         &hand,
-        "again",
+        "failing",
         "10.53.0.0/28",
         json!({"cooldownSeconds": 1}),
     )
     .await;
     // The grace period of pods that are gone has nothing to do with it.
     let flags = ["--leak-grace", "3600", "--publish-interval", "0.5"];
-    let (mut machine, _) = Machine::of_group(&stage.cluster, &hand, "again", &flags).await;
-    let other = hand.pod("again-other", "again-1", &[]).await.unwrap();
+    let (mut machine, _) = Machine::of_group(&stage.cluster, &hand, "failing", &flags).await;
+    let other = hand.pod("failing-other", "failing-1", &[]).await.unwrap();
     let stays = Add {
         netns: netns(&machine, "other"),
         ..add_of(&other, "other")
     };
     machine.add_with(stays).await.unwrap();
-    let pod = hand.pod("again-pod", "again-1", &[]).await.unwrap();
+    let pod = hand.pod("failing-pod", "failing-1", &[]).await.unwrap();
     let mut last = String::new();
     // The pool has 13 addresses.
     for round in 0..3 {
@@ -224,5 +224,5 @@ async fn a_pod_whose_sandboxes_fail_one_after_the_other_keeps_the_address_of_the
     let held = machine.held().await;
     assert_eq!(held[0].1, last);
     let all = held.into_iter().map(|it| it.1).collect();
-    publishes(&hand, "again-1", all).await;
+    publishes(&hand, "failing-1", all).await;
 }

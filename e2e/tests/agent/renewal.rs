@@ -128,3 +128,47 @@ async fn a_store_that_is_removed_under_its_feet_is_made_anew() {
     assert_eq!(machine.add("c1").await.unwrap(), first);
     assert_ne!(machine.add("c2").await.unwrap(), first);
 }
+
+#[tokio::test]
+async fn second_networks_keep_their_addresses_when_the_store_is_lost() {
+    let (stage, hand) = shared().await;
+    pool(
+        &hand,
+        "second",
+        "10.55.0.0/27",
+        json!({"cooldownSeconds": 0}),
+    )
+    .await;
+    // What is given is not published before the store is lost.
+    let flags = ["--publish-interval", "3600"];
+    let (mut machine, _) = Machine::of_group(&stage.cluster, &hand, "second", &flags).await;
+    let mut live = Vec::new();
+    for n in 0..6 {
+        let name = format!("second-{n}");
+        let pod = hand.pod(&name, "second-1", &[]).await.unwrap();
+        let mut add = add_of(&pod, &name);
+        add.attachment.network = "storage".to_owned();
+        add.attachment.ifname = "net1".to_owned();
+        let address = machine.add_with(add).await.unwrap();
+        // As Multus does when all networks of a pod are set up.
+        let status = json!([
+            {"name": "net", "interface": "eth0", "ips": ["192.0.2.1"], "default": true},
+            {"name": "default/storage", "interface": "net1", "ips": [address]},
+        ]);
+        let patch = kube::api::Patch::Merge(json!({"metadata": {"annotations": {
+            "k8s.v1.cni.cncf.io/networks": "storage",
+            "k8s.v1.cni.cncf.io/network-status": status.to_string(),
+        }}}));
+        let params = kube::api::PatchParams::default();
+        hand.pods.patch(&name, &params, &patch).await.unwrap();
+        live.push(address);
+    }
+    machine.kill();
+    std::fs::remove_file(machine.store()).unwrap();
+    machine.start(&stage.cluster);
+    machine.ready().await;
+    for n in 0..6 {
+        let given = machine.add(&format!("new{n}")).await.unwrap();
+        assert!(!live.contains(&given), "{given} twice");
+    }
+}

@@ -199,13 +199,20 @@ fn of_a_living_pod_the_older_sandboxes_go_when_the_node_says_so_and_the_newest_o
     let live = pods(&[pod("u1", &[], &[])]);
     let ids_of = |evidence: &Evidence| -> Vec<String> {
         let freed = freed(&all, &live, &[], evidence);
-        assert!(freed.iter().all(|(_, reason)| *reason == Reason::Superseded));
+        assert!(
+            freed
+                .iter()
+                .all(|(_, reason)| *reason == Reason::Superseded)
+        );
         freed.into_iter().map(|(id, _)| id).collect()
     };
     assert_eq!(ids_of(&evidence(Some(&[]), &[])), ids[..15]);
     // One that the runtime still has is not gone, ready or not; without a network namespace it is.
     assert_eq!(ids_of(&evidence(Some(&["c00"]), &[])), ids[1..15]);
-    let netns: Vec<String> = ids.iter().map(|id| format!("/var/run/netns/{id}")).collect();
+    let netns: Vec<String> = ids
+        .iter()
+        .map(|id| format!("/var/run/netns/{id}"))
+        .collect();
     let netns: Vec<&str> = netns.iter().map(String::as_str).collect();
     assert_eq!(ids_of(&evidence(Some(&["c00"]), &netns)), ids[..15]);
     // The node does not know.

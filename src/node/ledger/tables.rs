@@ -12,9 +12,9 @@ use super::super::holding::PoolTerms;
 use super::super::ops::{Attachment, Now};
 use super::kv::{Entry, Kv, KvMut, Table};
 use super::record::{
-    ADOPTED, Address, BlockRecord, BlockState, Cursor, Freed, Record, Stamp, address_key, address_of,
-    attachment_key, attachment_of, cidr_key, cidr_of, freed_key, network_prefix, pool_key,
-    pool_prefix,
+    ADOPTED, Address, BlockRecord, BlockState, Cursor, Freed, Record, Stamp, address_key,
+    address_of, attachment_key, attachment_of, cidr_key, cidr_of, freed_key, network_prefix,
+    pool_key, pool_prefix,
 };
 use crate::ipam::{Addr, Cidr, Family};
 

@@ -177,7 +177,12 @@ fn only_what_is_leaked_is_released() {
     assert!(judge(&cluster, "10.0.0.1", true).is_ok());
     cluster.lists.subnets[0].status["allocations"][0]["podUID"] = json!("");
     let why = judge(&cluster, "10.0.0.1", false).unwrap_err().why;
-    let checks = ["no pod", "container 0123456789-shop/cart", "10.0.0.1 (ping", "--force"];
+    let checks = [
+        "no pod",
+        "container 0123456789-shop/cart",
+        "10.0.0.1 (ping",
+        "--force",
+    ];
     for part in checks {
         assert!(why.contains(part), "{part}: {why}");
     }
@@ -205,9 +210,8 @@ fn what_an_earlier_sandbox_of_a_living_pod_had_is_told_and_waited_for() {
     assert!(cluster.codes().is_empty());
     cluster.lists.subnets[0].status["allocations"][0]["superseded"] = json!(true);
     assert_eq!(cluster.codes(), ["SupersededAddress address 10.0.0.1"]);
-    let judge = |cluster: &Cluster| {
-        release::judge(addr("10.0.0.1"), None, false, &cluster.inventory())
-    };
+    let judge =
+        |cluster: &Cluster| release::judge(addr("10.0.0.1"), None, false, &cluster.inventory());
     let target = judge(&cluster).unwrap();
     assert!(target.superseded);
     // Without the pod it is a leak like others.
