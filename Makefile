@@ -17,6 +17,7 @@ SEED ?=
 STEPS ?=
 NODES ?= 5000
 WHAT ?= all
+MUTANT ?=
 
 # Test binaries. The simulation is a step of its own; the others in tests/ need no cluster.
 names = $(patsubst $(1)/%/main.rs,%,$(wildcard $(1)/*/main.rs)) $(patsubst $(1)/%.rs,%,$(wildcard $(1)/*.rs))
@@ -25,7 +26,7 @@ E2E := $(call names,e2e/tests)
 
 say = @printf '\n\033[1m== %s\033[0m\n' "$(1)"
 
-.PHONY: help setup control-plane nodes tools monitoring run test check unit sim e2e bench bench-scale bench-node plugin crd config image test-image metrics-doc pictures clean
+.PHONY: help setup control-plane nodes tools monitoring run test check unit sim mutants e2e bench bench-scale bench-node plugin crd config image test-image metrics-doc pictures clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -60,6 +61,12 @@ else
 	$(if $(SEED),SEED=$(SEED)) $(if $(STEPS),STEPS=$(STEPS)) \
 		$(CARGO) test --release -p cadastre --test sim -- --nocapture replay
 endif
+
+mutants: setup ## bugs made on purpose, and what finds each; MUTANT=name tries one
+	$(call say,mutants)
+	$(CARGO) test --workspace --lib -- --nocapture mutation::
+	$(if $(MUTANT),MUTANT=$(MUTANT)) \
+		$(CARGO) test --workspace --test sim -- --nocapture mutations::
 
 e2e: setup control-plane nodes tools monitoring test-image ## tests against a real control plane and, as root, real nodes; two at a time
 	$(call say,e2e)

@@ -220,3 +220,45 @@ mod switch {
 
 #[cfg(debug_assertions)]
 pub use switch::set;
+
+#[cfg(test)]
+#[cfg(all(debug_assertions, feature = "controller"))]
+#[path = "../tests/sim/proofs.rs"]
+mod proofs;
+
+#[cfg(test)]
+#[cfg(all(debug_assertions, feature = "controller"))]
+mod tests {
+    use std::process::Command;
+
+    use super::proofs::{Proof, proof, row};
+    use super::{Mutation, VARIABLE};
+
+    /// Whether exactly that test of this executable runs, and passes.
+    fn passes(name: &str, mutation: Option<Mutation>) -> bool {
+        let mut test = Command::new(std::env::current_exe().unwrap());
+        test.args(["--exact", name]).env_remove(VARIABLE);
+        if let Some(mutation) = mutation {
+            test.env(VARIABLE, format!("{mutation:?}"));
+        }
+        let done = test.output().unwrap();
+        let text = String::from_utf8_lossy(&done.stdout);
+        assert!(text.contains("running 1 test"), "there is no test {name}");
+        done.status.success()
+    }
+
+    #[test]
+    fn unit_tests_find_what_is_said_of_them() {
+        let mut wrong = Vec::new();
+        for mutation in Mutation::ALL {
+            let Proof::Test(name) = proof(*mutation) else {
+                continue;
+            };
+            println!("{}", row(*mutation));
+            if !passes(name, None) || passes(name, Some(*mutation)) {
+                wrong.push(format!("{mutation:?}: {name}"));
+            }
+        }
+        assert!(wrong.is_empty(), "{wrong:#?}");
+    }
+}

@@ -311,7 +311,15 @@ fn classify(error: Error) -> Outcome {
 
 #[cfg(test)]
 mod tests {
+    use std::net::TcpListener;
+
+    use tokio::sync::watch;
+
     use super::*;
+    use crate::api::NodeSubnetSpec;
+    use crate::cluster::clock::Clock;
+    use crate::cluster::lease::{Leadership, Takeover, Tenure};
+    use crate::cluster::request::RequestId;
 
     fn api_error(code: u16) -> Error {
         Error::Api(Box::new(kube::core::Status {
@@ -350,5 +358,51 @@ mod tests {
                 "{code}"
             );
         }
+    }
+
+    /// Sends a creation under term `1-a`, which lasts for that long if at all, to a server that takes
+    /// connections and answers nothing. Says also whether it was connected to.
+    async fn sent(leads_for: Option<Duration>) -> (Outcome, bool) {
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let uri = format!("http://{}", server.local_addr().unwrap());
+        let client = Client::try_from(kube::Config::new(uri.parse().unwrap())).unwrap();
+        let (publish, leadership) = watch::channel(Leadership::Standby { leader: None });
+        let writer = Writer::new(client, Gate::new(leadership, Clock));
+        let request = Request::CreateSubnet {
+            name: "n".into(),
+            spec: NodeSubnetSpec::default(),
+        };
+        let outgoing = Outgoing {
+            id: RequestId(1),
+            request,
+            term: Some("1-a".into()),
+            loop_name: "subnet",
+        };
+        if let Some(leads_for) = leads_for {
+            publish.send_replace(Leadership::Leading(Tenure {
+                term: "1-a".into(),
+                takeover: Takeover::First,
+                valid_until: Clock.now() + leads_for,
+                vacant: Duration::ZERO,
+            }));
+        }
+        let outcome = writer.send(outgoing).await;
+        server.set_nonblocking(true).unwrap();
+        (outcome, server.accept().is_ok())
+    }
+
+    #[tokio::test]
+    async fn nothing_is_written_without_the_lease() {
+        for leads_for in [None, Some(Duration::ZERO)] {
+            let (outcome, connected) = sent(leads_for).await;
+            assert!(matches!(outcome, Outcome::Refused(Refusal::NotSent)));
+            assert!(!connected);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_write_that_is_not_answered_in_time_may_have_come_through() {
+        let (outcome, _) = sent(Some(Duration::from_secs(1))).await;
+        assert!(matches!(outcome, Outcome::Unclear(_)), "{outcome:?}");
     }
 }

@@ -224,3 +224,46 @@ impl Registry {
             .collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::seen::{Change, Pod};
+    use crate::cluster::world::World;
+    use crate::controller::demand::tests::{NOW, list, node, objects, subnet};
+
+    #[test]
+    fn an_address_that_any_pod_reports_is_not_suspected() {
+        let addr = Cidr::parse_strict("10.0.0.17/32").unwrap().first();
+        let mut told = subnet("n", &["10.0.0.16/28"], 0);
+        let gone = PodUid::read("gone");
+        told.report.as_mut().unwrap().allocations = [(addr, gone)].into();
+        let mut world = World::default();
+        list(&mut world.nodes, vec![node("n")]);
+        list(&mut world.blocks, objects(&told));
+        list(&mut world.subnets, vec![told]);
+        let asked = Duration::ZERO;
+        world.pods.change(Change::Restarted { asked });
+        world.pods.change(Change::Listed);
+        for reported in [false, true] {
+            if reported {
+                world.pods.change(Change::Applied(Pod {
+                    name: "default/other".into(),
+                    uid: "other".into(),
+                    version: 1,
+                    finished: false,
+                    addresses: [addr].into(),
+                }));
+            }
+            let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
+            let mut cx = Context {
+                world: &world,
+                registry: &mut registry,
+                reports: &mut Vec::new(),
+                now: NOW,
+            };
+            let looks = Leaks::default().next(Duration::ZERO, &mut cx).is_some();
+            assert_eq!(looks, !reported);
+        }
+    }
+}

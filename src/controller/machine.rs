@@ -382,3 +382,75 @@ fn is_critical(purpose: &Purpose) -> bool {
         _ => matches!(purpose.loop_name(), "podcidr" | "fence"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::lease::{Takeover, Tenure};
+    use crate::controller::demand::tests::{NOW, node, pool};
+
+    /// A leader of an empty cluster with one node and one pool.
+    fn leader() -> Controller {
+        let asked = Duration::ZERO;
+        let mut controller = Controller::new(Settings::default());
+        let mut tell = |event| controller.on(event, NOW);
+        tell(Event::Nodes(Change::Restarted { asked }));
+        tell(Event::Nodes(Change::Applied(node("n"))));
+        tell(Event::Nodes(Change::Listed));
+        tell(Event::Pools(Change::Restarted { asked }));
+        tell(Event::Pools(Change::Applied(pool("p", "10.0.0.0/24"))));
+        tell(Event::Pools(Change::Listed));
+        tell(Event::Subnets(Change::Restarted { asked }));
+        tell(Event::Subnets(Change::Listed));
+        tell(Event::Blocks(Change::Restarted { asked }));
+        tell(Event::Blocks(Change::Listed));
+        tell(Event::ServiceRanges(Change::Restarted { asked }));
+        tell(Event::ServiceRanges(Change::Listed));
+        tell(Event::Pods(Change::Restarted { asked }));
+        tell(Event::Pods(Change::Listed));
+        tell(Event::Leadership(Leadership::Leading(Tenure {
+            term: "1-a".into(),
+            takeover: Takeover::First,
+            valid_until: Duration::from_secs(600),
+            vacant: Duration::ZERO,
+        })));
+        controller
+    }
+
+    fn all(controller: &mut Controller) -> Vec<Outgoing> {
+        std::iter::from_fn(|| controller.poll(NOW)).collect()
+    }
+
+    /// Whether any of the requests lists a block to a node.
+    fn lists(requests: &[Outgoing]) -> bool {
+        requests.iter().any(|it| match &it.request {
+            Request::CreateSubnet { spec, .. } | Request::ReplaceSubnet { spec, .. } => {
+                !spec.blocks.is_empty()
+            }
+            _ => false,
+        })
+    }
+
+    #[test]
+    fn a_block_is_listed_once_the_watch_has_shown_it_not_by_the_answer_to_its_creation() {
+        let mut controller = leader();
+        let requests = all(&mut controller);
+        let mut creations = requests.iter().filter_map(|it| match &it.request {
+            Request::CreateBlock { name, spec } => Some((it.id, name.clone(), spec.clone())),
+            _ => None,
+        });
+        let (id, name, spec) = creations.next().unwrap();
+        let block = Block {
+            name,
+            uid: "b".into(),
+            version: 7,
+            touched: false,
+            spec: Ok(spec),
+        };
+        let answer = Outcome::Block(block.clone());
+        controller.on(Event::Answer(id, answer), NOW);
+        assert!(!lists(&all(&mut controller)), "another may have been first");
+        controller.on(Event::Blocks(Change::Applied(block)), NOW);
+        assert!(lists(&all(&mut controller)));
+    }
+}

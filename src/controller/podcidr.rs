@@ -454,3 +454,109 @@ fn barred(node: &Node, registry: &Registry) -> Decision {
         .collect();
     Decision::Wait(Reason::Barred { pools }, notes.join("; "))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::seen::{Change, Machine, Pod};
+    use crate::cluster::world::World;
+    use crate::controller::demand::tests::{NOW, list, node, pool};
+
+    fn range(text: &str) -> Cidr {
+        Cidr::parse_strict(text).unwrap()
+    }
+
+    /// These nodes, and a pool of ranges of /28.
+    fn world(cidr: &str, nodes: Vec<Node>) -> World {
+        let mut world = World::default();
+        let mut pool = pool("p", cidr);
+        pool.spec.as_mut().unwrap().allocate = Allocate::NodeCIDR;
+        list(&mut world.pools, vec![pool]);
+        list(&mut world.nodes, nodes);
+        world
+    }
+
+    /// What the node gets, if anything.
+    fn dealt(name: &str, loops: &mut PodCidrs, cx: &mut Context) -> Option<Vec<Cidr>> {
+        loops.queue.add(name.into());
+        let (request, _) = loops.next(cx, false)?;
+        let Request::AssignPodCidrs(assignment) = request else {
+            panic!("{request:?}");
+        };
+        assert_eq!(&*assignment.name, name);
+        Some(assignment.cidrs)
+    }
+
+    #[test]
+    fn a_range_stays_taken_after_a_write_of_unclear_outcome() {
+        let world = world("10.0.0.0/28", vec![node("a"), node("b")]);
+        let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
+        let mut loops = PodCidrs::default();
+        let mut cx = Context {
+            world: &world,
+            registry: &mut registry,
+            reports: &mut Vec::new(),
+            now: NOW,
+        };
+        assert!(dealt("a", &mut loops, &mut cx).is_some());
+        let unclear = Outcome::Unclear("no answer".to_owned());
+        loops.answered_write(&"a".into(), &"a".into(), &unclear, &mut cx);
+        assert_eq!(dealt("b", &mut loops, &mut cx), None);
+        assert_eq!(cx.registry.unclear(), 1);
+    }
+
+    #[test]
+    fn a_range_with_an_address_in_use_is_not_dealt() {
+        let mut world = world("10.0.0.0/27", vec![node("a")]);
+        let address = range("10.0.0.20/32").first();
+        world.pods.change(Change::Applied(Pod {
+            name: "default/p".into(),
+            uid: "p".into(),
+            version: 1,
+            finished: false,
+            addresses: [address].into(),
+        }));
+        let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
+        let mut cx = Context {
+            world: &world,
+            registry: &mut registry,
+            reports: &mut Vec::new(),
+            now: NOW,
+        };
+        let cidrs = dealt("a", &mut PodCidrs::default(), &mut cx);
+        assert_eq!(cidrs, Some(vec![range("10.0.0.0/28")]));
+    }
+
+    #[test]
+    fn a_machine_gets_its_ranges_back_unless_somebody_else_holds_some_of_them() {
+        let machine = |uid: &str, ranges: &[&str]| Node {
+            uid: uid.into(),
+            pod_cidrs: ranges.iter().map(|text| range(text)).collect(),
+            machine: Machine {
+                provider_id: None,
+                machine_id: Some("m".into()),
+            },
+            ..node("a")
+        };
+        let had = "10.0.0.0/28";
+        for (theirs, gets) in [("10.1.0.0/28", had), (had, "10.0.0.16/28")] {
+            let other = Node {
+                pod_cidrs: [range(theirs)].into(),
+                ..node("x")
+            };
+            let world = world("10.0.0.0/27", vec![machine("new", &[]), other]);
+            let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
+            let old = machine("old", &[had]);
+            registry.sync(&old);
+            registry.retire(&old, NOW);
+            let mut cx = Context {
+                world: &world,
+                registry: &mut registry,
+                reports: &mut Vec::new(),
+                now: NOW,
+            };
+            let cidrs = dealt("a", &mut PodCidrs::default(), &mut cx);
+            assert_eq!(cidrs, Some(vec![range(gets)]), "beside {theirs}");
+        }
+    }
+}

@@ -344,3 +344,42 @@ fn whole(node: &Node) -> Asker<'_> {
         by_name: &[],
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::controller::demand::tests::{list, pool};
+
+    #[test]
+    fn a_pool_holds_back_for_a_while_when_somebody_else_writes_in_its_range() {
+        let mut world = World::default();
+        list(&mut world.pools, vec![pool("p", "10.0.0.0/24")]);
+        let mut pools = Pools::default();
+        let foreign = Cidr::parse_strict("10.0.0.16/28").unwrap();
+        let seconds = Duration::from_secs;
+        pools.survey(&world, &[], seconds(0));
+        pools.hold(&foreign, seconds(60));
+        for (now, serves) in [(1, false), (61, true)] {
+            pools.survey(&world, &[], seconds(now));
+            assert_eq!(pools.get("p").unwrap().is_serving(), serves, "at {now} s");
+        }
+    }
+
+    #[test]
+    fn of_two_pools_with_common_addresses_the_older_one_serves() {
+        for (older, newer) in [
+            ("10.0.0.0/24", "10.0.0.64/26"),
+            ("10.0.0.64/26", "10.0.0.0/24"),
+            ("10.0.0.0/24", "10.0.0.0/24"),
+        ] {
+            let mut new = pool("a", newer);
+            new.created = 1;
+            let mut world = World::default();
+            list(&mut world.pools, vec![new, pool("z", older)]);
+            let mut pools = Pools::default();
+            pools.survey(&world, &[], Duration::ZERO);
+            let serves = |name| pools.get(name).unwrap().is_serving();
+            assert!(serves("z") && !serves("a"), "{older} and {newer}");
+        }
+    }
+}

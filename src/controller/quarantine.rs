@@ -128,3 +128,96 @@ fn used_by(pods: &[Pod], ranges: &[Cidr]) -> bool {
         .flat_map(|pod| pod.addresses.iter())
         .any(|addr| ranges.iter().any(|range| range.contains_addr(*addr)))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::cluster::seen::{Change, Node};
+    use crate::controller::Now;
+    use crate::controller::demand::tests::{NOW, node, subnet};
+    use crate::ipam::Addr;
+
+    /// Long after every quarantine.
+    const LATER: Now = Now {
+        mono: Duration::from_secs(600),
+        ..NOW
+    };
+
+    fn pod(address: &str) -> Pod {
+        let address = Addr::from(address.parse::<std::net::IpAddr>().unwrap());
+        Pod {
+            name: "default/p".into(),
+            uid: "p".into(),
+            version: 1,
+            finished: false,
+            addresses: [address].into(),
+        }
+    }
+
+    /// Node `n` had 10.0.0.0/28 and is gone.
+    fn resting() -> (Registry, Quarantine) {
+        let gone = Node {
+            pod_cidrs: [Cidr::parse_strict("10.0.0.0/28").unwrap()].into(),
+            ..node("n")
+        };
+        let mut registry = Registry::default();
+        registry.sync(&gone);
+        registry.retire(&gone, NOW);
+        let mut quarantine = Quarantine::default();
+        quarantine.watch((gone.name, gone.uid), &registry);
+        (registry, quarantine)
+    }
+
+    fn looks(world: &World) -> bool {
+        let (mut registry, mut quarantine) = resting();
+        let mut cx = Context {
+            world,
+            registry: &mut registry,
+            reports: &mut Vec::new(),
+            now: LATER,
+        };
+        quarantine.next(&mut cx).is_some()
+    }
+
+    #[test]
+    fn a_range_rests_while_any_pod_reports_an_address_of_it() {
+        let mut world = World::default();
+        assert!(looks(&world), "over, and nobody uses it");
+        world.pods.change(Change::Applied(pod("10.0.0.7")));
+        assert!(!looks(&world), "on whatever node it runs");
+    }
+
+    #[test]
+    fn a_range_rests_while_a_consistent_look_shows_an_address_of_it() {
+        let world = World::default();
+        let (mut registry, mut quarantine) = resting();
+        let mut cx = Context {
+            world: &world,
+            registry: &mut registry,
+            reports: &mut Vec::new(),
+            now: LATER,
+        };
+        let n = "n".into();
+        for (pods, free) in [(vec![pod("10.0.0.7")], false), (Vec::new(), true)] {
+            let outcome = Outcome::Pods(pods);
+            assert_eq!(quarantine.answered(&n, &n, &outcome, &mut cx), free);
+        }
+    }
+
+    #[test]
+    fn a_range_rests_while_a_node_subnet_names_who_had_it() {
+        let (mut registry, _) = resting();
+        for rest in registry.rests.values_mut() {
+            rest.leaving = true;
+        }
+        let mut world = World::default();
+        let told = subnet("n", &[], 0);
+        world.subnets.change(Change::Applied(told.clone()));
+        assert!(!Quarantine::release(&"n".into(), &world, &mut registry));
+        world.subnets.change(Change::Deleted(told));
+        assert!(Quarantine::release(&"n".into(), &world, &mut registry));
+        assert!(registry.rests.is_empty());
+    }
+}

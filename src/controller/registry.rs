@@ -399,6 +399,7 @@ pub(super) fn machine(provider_id: Option<&str>, machine_id: Option<&str>) -> Ma
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::controller::demand::tests::{NOW, list, pool};
 
     fn node(uid: &str, cidr: &str) -> Node {
         Node {
@@ -443,5 +444,75 @@ mod tests {
         registry.retire(&gone, now);
         registry.sync(&node("u4", "10.0.1.0/24"));
         assert_eq!(resting(&registry), 1, "it got something else");
+    }
+
+    fn cidr(text: &str) -> Cidr {
+        Cidr::parse_strict(text).unwrap()
+    }
+
+    #[test]
+    fn a_claim_that_can_no_longer_come_true_is_free() {
+        let mut registry = Registry::default();
+        let has = node("u1", "10.0.1.0/24");
+        let holder = registry.holder(&has.name, &has.uid);
+        let wanted = cidr("10.0.0.0/24");
+        registry.ledger.record(holder, wanted, State::Unclear);
+        assert!(registry.sync(&has).freed);
+        assert!(registry.ledger.overlapping(&wanted).next().is_none());
+        assert_eq!(registry.claims_of("u1").len(), 1);
+    }
+
+    #[test]
+    fn a_node_that_was_taken_for_gone_keeps_the_range_it_may_get() {
+        let empty = Node {
+            pod_cidrs: [].into(),
+            ..node("u1", "10.0.0.0/24")
+        };
+        let mut registry = Registry::default();
+        let holder = registry.holder(&empty.name, &empty.uid);
+        let wanted = cidr("10.0.0.0/24");
+        registry.ledger.record(holder, wanted, State::InFlight);
+        assert!(registry.retire(&empty, NOW));
+        registry.sync(&empty);
+        let claims = registry.claims_of("u1");
+        let states: Vec<State> = claims.iter().map(|(_, _, state)| *state).collect();
+        assert_eq!(states, [State::Unclear]);
+        assert!(registry.rests.is_empty());
+    }
+
+    #[test]
+    fn two_nodes_with_common_addresses_are_a_pair() {
+        let mut registry = Registry::default();
+        registry.sync(&node("u1", "10.0.0.0/24"));
+        let other = Node {
+            name: "n2".into(),
+            ..node("u2", "10.0.0.128/25")
+        };
+        let overlaps = registry.sync(&other).overlaps;
+        let first = ("n1".into(), "u1".into(), cidr("10.0.0.0/24"));
+        assert_eq!(overlaps, [first]);
+        assert_eq!(registry.overlaps(), 1);
+    }
+
+    #[test]
+    fn ranges_rest_for_the_longest_quarantine_of_their_pools() {
+        let mut world = World::default();
+        let pools = [("p", "10.0.0.0/24", 5), ("q", "10.0.1.0/24", 90)];
+        let pools = pools.map(|(name, range, seconds)| {
+            let mut pool = pool(name, range);
+            pool.spec.as_mut().unwrap().quarantine_seconds = seconds;
+            pool
+        });
+        list(&mut world.pools, pools.into());
+        let mut registry = Registry::default();
+        registry.pools.survey(&world, &[], NOW.mono);
+        let gone = Node {
+            pod_cidrs: [cidr("10.0.0.0/28"), cidr("10.0.1.0/28")].into(),
+            ..node("u1", "10.0.0.0/28")
+        };
+        registry.sync(&gone);
+        registry.retire(&gone, NOW);
+        let rest = registry.rests.values().next().unwrap();
+        assert_eq!(rest.until, Duration::from_secs(90));
     }
 }

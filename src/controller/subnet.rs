@@ -353,7 +353,7 @@ fn difference(name: &Text, wanted: Option<NodeSubnetSpec>, is: Option<&Subnet>) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::seen::Pool;
+    use crate::cluster::seen::{Change, Pool};
     use crate::controller::demand::tests::{NOW, list, node, objects, pool, subnet};
 
     /// Pool `p` with a cooldown of its own, and one that serves besides.
@@ -410,5 +410,17 @@ mod tests {
         let before = pools_told(spoil, &[("p", false, 7)]);
         assert_eq!(brief(&before), [("q", false, 30), ("p", true, 7)]);
         assert_eq!(brief(&pools_told(spoil, &[])), [("q", false, 30)]);
+    }
+
+    #[test]
+    fn the_node_subnet_of_a_live_node_stays_when_it_says_nothing() {
+        let mut world = World::default();
+        let empty = subnet("n", &[], 0);
+        list(&mut world.nodes, vec![node("n")]);
+        list(&mut world.subnets, vec![empty.clone()]);
+        let (registry, _) = Registry::rebuild(&world, &[], NOW);
+        assert!(wanted(&empty.name, Some(&empty), &world, &registry).is_some());
+        world.nodes.change(Change::Deleted(node("n")));
+        assert!(wanted(&empty.name, Some(&empty), &world, &registry).is_none());
     }
 }

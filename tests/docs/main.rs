@@ -8,6 +8,7 @@
 mod blocks;
 mod commands;
 mod links;
+mod mutations;
 mod names;
 mod pages;
 #[path = "../common/repository.rs"]

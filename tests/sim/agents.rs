@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use cadastre::cluster::seen::{AgentReport, Machine, Node, Pod, Text};
 use cadastre::ipam::Addr;
+use cadastre::mutation::Mutation;
 
 use super::agent::{Agent, Habits};
-use super::api::{Api, Author, Commit, Mutation};
+use super::api::{Api, Author, Commit};
 use super::checks::Violation;
 use super::clock::{MS, SECOND, Time};
 use super::run::{Due, Sim};
@@ -248,7 +249,7 @@ impl Sim {
             });
             self.judge(self.check_taken(id, &key))?;
         }
-        let hasty = self.mutation == Some(Mutation::LetGoInUse);
+        let hasty = Mutation::BlocksReleasedInUse.is_on();
         for key in self.machines.agents[id].let_go(self.now, hasty) {
             self.log(Some(&name), || {
                 format!("agent {id} releases {} {}", key.0, key.1)

@@ -15,51 +15,8 @@ use jiff::Timestamp;
 
 use super::clock::{Time, seconds};
 use super::kind::{Kind, Versioned};
-use super::plan::Plan;
 use cadastre::ipam::Cidr;
-
-/// Which guard is taken out, to prove that the checks can fail.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Mutation {
-    /// The touch shows, but older assignments pass it.
-    TouchWithoutEffect,
-    /// An assignment does not test the term.
-    TermUntested,
-    /// An assignment does not test the UID.
-    UidUntested,
-    /// A write of unclear outcome is told as surely refused.
-    UnclearToldAsRefused,
-    /// No pod shows its addresses.
-    PodsHidden,
-    /// Agents say that they let go of blocks in use.
-    LetGoInUse,
-    /// Agents' words of blocks that are not listed do not get through.
-    UnlistedUnheard,
-    /// A leader after a gap does not wait for what agents say.
-    ListeningLeftOut,
-}
-
-impl Mutation {
-    /// The weather in which it does the most harm.
-    pub fn weather(self, plan: Plan) -> Plan {
-        let of_blocks = matches!(self, Mutation::PodsHidden | Mutation::LetGoInUse);
-        Plan {
-            blocks: if of_blocks || self.is_of_restore() {
-                10_000
-            } else {
-                0
-            },
-            tampering: false,
-            tampering_blocks: false,
-            ..plan.crowd()
-        }
-    }
-
-    /// Whether it shows only where the server is put back to an older state.
-    pub fn is_of_restore(self) -> bool {
-        matches!(self, Mutation::UnlistedUnheard | Mutation::ListeningLeftOut)
-    }
-}
+use cadastre::mutation::Mutation;
 
 /// Who changed something.
 #[derive(Clone, Debug, PartialEq)]
@@ -117,7 +74,6 @@ pub struct Api {
     pub finalized: BTreeSet<Text>,
     /// Where each pod runs, by its UID.
     pub placed: BTreeMap<Text, Text>,
-    pub mutation: Option<Mutation>,
     /// Terms that a node carried before a touch that had no effect.
     overlooked: BTreeMap<Text, BTreeSet<Option<Text>>>,
     /// How many duplicates nothing but the UID, and nothing but the term, has kept out.
@@ -127,13 +83,6 @@ pub struct Api {
 }
 
 impl Api {
-    pub fn new(mutation: Option<Mutation>) -> Self {
-        Api {
-            mutation,
-            ..Api::default()
-        }
-    }
-
     pub fn uid(&mut self) -> Text {
         self.uids += 1;
         format!("u{}", self.uids).into()
@@ -322,9 +271,7 @@ impl Api {
                     .collect(),
             ),
             Request::ListPodsOf { node } => {
-                let hidden = self.mutation == Some(Mutation::PodsHidden);
-                let pods = self.pods_on(node).filter(|_| !hidden);
-                Outcome::Pods(pods.map(|p| Pod::clone(p)).collect())
+                Outcome::Pods(self.pods_on(node).map(|p| Pod::clone(p)).collect())
             }
             Request::ReadNode { name } => found(&self.nodes, name, Outcome::Node),
             Request::ReadSubnet { name } => found(&self.subnets, name, Outcome::Subnet),
@@ -530,14 +477,7 @@ impl Api {
             return false;
         }
         let accepted = known.report.as_ref().and_then(|it| it.accepted.clone());
-        let mut report = AgentReport { accepted, ..report };
-        if self.mutation == Some(Mutation::UnlistedUnheard) {
-            let listed = known.spec.iter().flat_map(|spec| &spec.blocks);
-            let listed: BTreeSet<String> = listed.map(|held| held.cidr.clone()).collect();
-            let words = report.blocks.iter().cloned();
-            let heard = words.filter(|word| listed.contains(&word.cidr.to_string()));
-            report.blocks = heard.collect();
-        }
+        let report = AgentReport { accepted, ..report };
         if known.report.as_deref() != Some(&report) {
             let subnet = Subnet {
                 report: Some(Box::new(report)),
@@ -573,10 +513,10 @@ impl Api {
         if (same_uid, same_term) == (true, false) {
             self.averted.1 += u64::from(self.is_held(a));
         }
-        if !same_uid && self.mutation != Some(Mutation::UidUntested) {
+        if !same_uid && !Mutation::UidNotTested.is_on() {
             return guard("test /metadata/uid");
         }
-        if !same_term && self.mutation != Some(Mutation::TermUntested) {
+        if !same_term && !Mutation::TermNotTested.is_on() {
             return guard("test /metadata/annotations/cadastre.dev~1term");
         }
         let node = Node {
@@ -609,7 +549,7 @@ impl Api {
         if !same_term(&known, touch.from.as_ref(), touch.annotated) {
             return guard("test /metadata/annotations/cadastre.dev~1term");
         }
-        if self.mutation == Some(Mutation::TouchWithoutEffect) {
+        if Mutation::TouchWithoutEffect.is_on() {
             let terms = self.overlooked.entry(known.uid.clone()).or_default();
             terms.insert(known.term.clone());
         }

@@ -19,7 +19,7 @@
 //! | `parcels` | the same of affinity blocks |
 //! | `settle`, `settle_blocks` | what must hold in the end |
 //! | `trace`, `words` | what happened, for people |
-//! | `mutations` | that the checks can fail |
+//! | `mutations`, `proofs` | that the checks can fail: bugs made on purpose, and what finds them |
 //!
 //! `make sim SEED=7` runs one seed and shows it; `make sim STEPS=10000000` runs seeds one after the
 //! other until so many steps are done. A failure names its seed and shows the last lines that matter.
@@ -46,6 +46,7 @@ mod mutations;
 mod parcels;
 mod plan;
 mod process;
+mod proofs;
 mod restore;
 #[path = "../common/rng.rs"]
 mod rng;
@@ -60,6 +61,7 @@ mod workload;
 
 use std::time::Instant;
 
+use cadastre::mutation::Mutation;
 use run::{Failure, Sim, Tally};
 use trace::Trace;
 

@@ -1,6 +1,7 @@
 //! What a seed draws before the first step: how large, how rough and how long its run is.
 
 use super::clock::{MS, SECOND, Time};
+use super::proofs::Weather;
 use super::rng::Rng;
 
 /// The weather of one run. Chances are in ten thousand.
@@ -37,6 +38,8 @@ pub struct Plan {
     /// written any more.
     pub tampering: bool,
     pub tampering_blocks: bool,
+    /// Chance of a pod that has its address from somebody else, with each change of the world.
+    pub strangers: u32,
     /// When a backup of the API server is made, and when it is put back to that state.
     pub restore: Option<(Time, Time)>,
 }
@@ -129,6 +132,7 @@ impl Plan {
             second_writer: rng.chance(1_500),
             tampering: rng.chance(2_000),
             tampering_blocks: rng.chance(1_500),
+            strangers: 0,
             restore: None,
         };
         let plan = Plan {
@@ -139,7 +143,7 @@ impl Plan {
     }
 
     /// Little space for many nodes, and leaders that fall silent right after an assignment: the weather
-    /// in which late writes do the most harm. Mutations are looked for in it alone.
+    /// in which late writes do the most harm.
     pub fn crowd(self) -> Self {
         let network = Network {
             late: 100,
@@ -156,6 +160,56 @@ impl Plan {
             fault_every: self.fault_every.max(60 * SECOND),
             network,
             ..self
+        }
+    }
+
+    /// The weather that a mutation is looked for in.
+    pub fn under(self, weather: Weather) -> Self {
+        let crowded = |plan: Self, blocks| Plan {
+            blocks,
+            tampering: false,
+            tampering_blocks: false,
+            ..plan.crowd()
+        };
+        match weather {
+            Weather::AsDrawn => self,
+            Weather::Crowded => crowded(self, 0),
+            Weather::CrowdedBlocks | Weather::Restored => crowded(self, 10_000),
+            Weather::HandOvers => {
+                let plan = crowded(self, 0);
+                Plan {
+                    work_every: 500 * MS,
+                    fault_every: 3 * SECOND,
+                    faults: Faults {
+                        stop: 10,
+                        stall: 10,
+                        ..Faults::default()
+                    },
+                    network: Network {
+                        late: 1_000,
+                        lagging: 500,
+                        last_words: 0,
+                        ..plan.network
+                    },
+                    ..plan
+                }
+            }
+            Weather::Scarce => {
+                let plan = crowded(self, 0);
+                Plan {
+                    work_every: 500 * MS,
+                    network: Network {
+                        late: 2_000,
+                        last_words: 0,
+                        ..plan.network
+                    },
+                    ..plan
+                }
+            }
+            Weather::Strangers => Plan {
+                strangers: 3_000,
+                ..crowded(self, 0)
+            },
         }
     }
 

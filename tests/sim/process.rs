@@ -185,16 +185,6 @@ impl Run {
                     self.known.note(&it.uid, it.version.cast_signed(), at);
                 }
                 self.known.pods.take(&change);
-                if api.mutation == Some(super::api::Mutation::PodsHidden)
-                    && let Change::Applied(pod) = change
-                {
-                    let pod = Pod {
-                        addresses: [].into(),
-                        ..pod
-                    };
-                    self.controller.on(Event::Pods(Change::Applied(pod)), now);
-                    return Some(Event::Pods(Change::Listed));
-                }
                 Event::Pods(change)
             }
         };

@@ -13,11 +13,13 @@ use cadastre::controller::Outgoing;
 use jiff::Timestamp;
 
 use super::agents::{Act, Machines};
-use super::api::{Api, Author, Commit, Mutation};
-use super::checks::{Checks, DUPLICATE, Violation};
+use super::api::{Api, Author, Commit};
+use super::checks::{Checks, Violation};
 use super::clock::{Clocks, MS, SECOND, Time};
+use super::mutations::Trial;
 use super::plan::Plan;
 use super::process::{Process, Run, Watched};
+use super::proofs::Weather;
 use super::restore::Backup;
 use super::rng::Rng;
 use super::trace::Trace;
@@ -187,7 +189,7 @@ pub struct Sim {
     pub processes: Vec<Process>,
     pub checks: Checks,
     pub trace: Trace,
-    pub mutation: Option<Mutation>,
+    pub trial: Option<Trial>,
     /// Writes sent and not executed yet, by who sent them.
     pub on_wire: BTreeMap<(Where, RequestId), Outgoing>,
     pub world: super::workload::World,
@@ -202,13 +204,18 @@ pub struct Sim {
 }
 
 impl Sim {
-    pub fn new(seed: u64, mutation: Option<Mutation>, trace: Trace) -> Self {
+    pub fn new(seed: u64, trial: Option<Trial>, trace: Trace) -> Self {
         let mut rng = Rng::new(seed);
         let plan = Plan::draw(&mut rng);
-        let plan = mutation.map_or(plan.clone(), |it| it.weather(plan));
+        let weather = trial.map_or(Weather::AsDrawn, |trial| trial.weather);
+        let plan = plan.under(weather);
         // Of its own, so that what a seed does is the same without.
         let mut chance = Rng::new(!seed);
-        let plan = if mutation.map_or(chance.chance(RESTORES), Mutation::is_of_restore) {
+        let restored = match trial {
+            Some(_) if weather != Weather::AsDrawn => weather == Weather::Restored,
+            _ => chance.chance(RESTORES),
+        };
+        let plan = if restored {
             plan.with_restore(&mut chance)
         } else {
             plan
@@ -217,11 +224,11 @@ impl Sim {
             now: 0,
             step: 0,
             rough: true,
-            api: Api::new(mutation),
+            api: Api::default(),
             processes: Vec::new(),
             checks: Checks::new(plan.wall_lies(), plan.skew),
             trace,
-            mutation,
+            trial,
             on_wire: BTreeMap::new(),
             world: super::workload::World::default(),
             machines: Machines::default(),
@@ -264,10 +271,10 @@ impl Sim {
     }
 
     /// Runs a seed to its end. A failing one is run again for its trace.
-    pub fn run(seed: u64, mutation: Option<Mutation>) -> Result<Tally, Failure> {
-        let mut sim = Sim::new(seed, mutation, Trace::default());
+    pub fn run(seed: u64, trial: Option<Trial>) -> Result<Tally, Failure> {
+        let mut sim = Sim::new(seed, trial, Trace::default());
         if let Err(violation) = sim.go() {
-            let mut again = Sim::new(seed, mutation, Trace::on());
+            let mut again = Sim::new(seed, trial, Trace::on());
             let _ = again.go();
             let trace = again.trace.tail(&violation.names);
             return Err(Failure {
@@ -294,10 +301,12 @@ impl Sim {
         self.judge(verdict)
     }
 
-    /// Under a mutation other rules break as well; only the one that counts ends the run.
+    /// Under a mutation other rules may break as well; only the one that is looked for ends the run.
     pub fn judge(&self, verdict: Result<(), Violation>) -> Result<(), Violation> {
-        verdict.or_else(|violation| match self.mutation {
-            Some(_) if violation.rule != DUPLICATE => Ok(()),
+        verdict.or_else(|violation| match self.trial {
+            Some(Trial {
+                rule: Some(rule), ..
+            }) if violation.rule != rule => Ok(()),
             _ => Err(violation),
         })
     }

@@ -8,9 +8,10 @@ use std::time::Duration;
 use cadastre::cluster::lease::{Answer, Ask, Leadership};
 use cadastre::cluster::request::{Outcome, Refusal, Request, RequestId};
 use cadastre::controller::{Event, Outgoing};
+use cadastre::mutation::Mutation;
 use jiff::Timestamp;
 
-use super::api::{Author, Mutation};
+use super::api::Author;
 use super::checks::Violation;
 use super::clock::{MS, SECOND, Time};
 use super::process::Watched;
@@ -261,7 +262,7 @@ impl Sim {
 
     /// The answer that nobody can tell is told.
     fn unclear(&mut self, place: Where, id: RequestId, request: &Request, delay: Time) {
-        let lie = self.mutation == Some(Mutation::UnclearToldAsRefused)
+        let lie = Mutation::TimeoutCountsAsRefusal.is_on()
             && matches!(request, Request::AssignPodCidrs(_));
         let outcome = if lie {
             Outcome::Refused(Refusal::Missing)
@@ -447,9 +448,6 @@ impl Sim {
                 if !leads && !matches!(ask, Ask::Get) {
                     let renewed = run.lease.map(|(_, renewed)| renewed);
                     run.vacant = vacant_since(renewed, clocks.wall(self.now));
-                }
-                if self.mutation == Some(Mutation::ListeningLeftOut) {
-                    run.vacant = Duration::ZERO;
                 }
                 self.send_lease(place, ask);
             } else if let Some(at) = run.elector.wake_at().map(|at| clocks.when(at)) {

@@ -71,6 +71,9 @@ impl Sim {
         if self.plan.blocks > 0 {
             self.crowd_in();
         }
+        if self.plan.strangers > 0 && self.rng.chance(self.plan.strangers) {
+            self.create_stranger();
+        }
         self.publish();
         let gap = self
             .rng
@@ -360,6 +363,25 @@ impl Sim {
             node.name.clone(),
             self.now,
         );
+        let lives = self.rng.stretch(5 * SECOND, 300 * SECOND);
+        self.after(lives, Due::PodGone(name));
+    }
+
+    /// A pod whose address comes from somebody else: anywhere among podCIDRs.
+    fn create_stranger(&mut self) {
+        let address = format!("10.244.{}.{}", self.rng.below(64), self.rng.below(256));
+        let Some(node) = self.some_node() else { return };
+        let uid = self.api.uid();
+        let name: Text = format!("default/stranger-{uid}").into();
+        self.log(Some(&node.name), || format!("{name} runs with {address}"));
+        let pod = Pod {
+            name: name.clone(),
+            uid,
+            version: 0,
+            finished: false,
+            addresses: [addr(&address)].into(),
+        };
+        self.api.put_pod(pod, node.name.clone(), self.now);
         let lives = self.rng.stretch(5 * SECOND, 300 * SECOND);
         self.after(lives, Due::PodGone(name));
     }

@@ -326,3 +326,23 @@ fn a_late_creation_of_our_own_does_not_prolong_another_tenure() {
     settle(&mut a, &mut server, s(2));
     assert!(matches!(a.leadership(), Leadership::Standby { .. }));
 }
+
+#[test]
+fn a_renewal_counts_from_its_start() {
+    let (mut a, mut server) = (Elector::new(settings("a")), Server::default());
+    settle(&mut a, &mut server, s(0));
+    let answer = server.answer(a.poll(s(2)).unwrap());
+    a.answer(answer, s(5));
+    assert_eq!(tenure(&a).valid_until, s(12));
+}
+
+#[test]
+fn a_tenure_counts_from_the_first_try_to_acquire_the_lease() {
+    let (mut a, mut server) = (Elector::new(settings("a")), Server::default());
+    let missing = server.answer(a.poll(s(0)).unwrap());
+    a.answer(missing, s(0));
+    assert!(matches!(a.poll(s(1)), Some(Ask::Create(_))));
+    a.answer(Answer::Unclear, s(4));
+    settle(&mut a, &mut server, s(5));
+    assert_eq!(tenure(&a).valid_until, s(11), "it may have come through");
+}

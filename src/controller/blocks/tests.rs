@@ -6,6 +6,7 @@ use jiff::Timestamp;
 
 use super::super::block::BlockLoop;
 use super::super::demand::Demand;
+use super::super::holders::Use;
 use super::super::registry::Registry;
 use super::super::{Context, Now};
 use super::Step;
@@ -231,4 +232,68 @@ fn the_first_block_comes_from_the_next_pool_where_the_best_is_full() {
     let noted = demand.work(&mut cx);
     assert_eq!(noted.blocks, [cidr("10.0.1.0/26")]);
     assert!(reports.is_empty(), "it waits for nothing: {reports:?}");
+}
+
+/// A block of that owner and its object, which was edited or not.
+fn of(range: &str, owner: &str, version: u64, touched: bool) -> Block {
+    let mut block = object(owner, owner, false);
+    let spec = block.spec.as_mut().unwrap();
+    spec.cidr = cidr(range);
+    block.name = block_name(&spec.cidr).into();
+    Block {
+        uid: range.into(),
+        version,
+        touched,
+        ..block
+    }
+}
+
+/// The ranges that stay, once it is judged which of the blocks was first.
+fn judged(world: &World) -> Vec<String> {
+    let (mut registry, _) = Registry::rebuild(world, &[], now());
+    registry.judge_blocks(world);
+    let all = registry.blocks.iter();
+    let stay = all.filter(|entry| entry.confirmed && !entry.is_leaving());
+    stay.map(|entry| entry.cidr.to_string()).collect()
+}
+
+#[test]
+fn a_block_yields_to_a_podcidr_that_overlaps_it() {
+    let nodes = |range: &str| [node("a", "a", &[]), node("x", "x", &[range])];
+    let blocks = [of(BLOCK, "a", 5, false)];
+    assert_eq!(judged(&world(&nodes("10.1.0.0/24"), &blocks, &[])), [BLOCK]);
+    assert!(judged(&world(&nodes("10.0.0.0/24"), &blocks, &[])).is_empty());
+}
+
+#[test]
+fn of_two_blocks_the_older_object_stays_and_an_edited_one_counts_as_older() {
+    let nodes = [node("a", "a", &[]), node("b", "b", &[])];
+    let half = "10.0.0.0/27";
+    for (touched, stays) in [(false, half), (true, BLOCK)] {
+        let blocks = [of(BLOCK, "a", 9, touched), of(half, "b", 7, false)];
+        assert_eq!(judged(&world(&nodes, &blocks, &[])), [stays]);
+    }
+}
+
+#[test]
+fn nothing_is_judged_while_a_list_runs() {
+    let mut world = world(&[node("a", "a", &[])], &[], &[]);
+    let asked = Duration::ZERO;
+    world.blocks.change(Change::Restarted { asked });
+    let block = of(BLOCK, "a", 5, false);
+    world.blocks.change(Change::Applied(block));
+    assert!(judged(&world).is_empty());
+    world.blocks.change(Change::Listed);
+    assert_eq!(judged(&world), [BLOCK]);
+}
+
+#[test]
+fn a_block_that_nobody_has_heard_of_ends_with_its_node() {
+    let gone = node("a", "a", &[]);
+    let mut registry = Registry::default();
+    let holder = registry.holders.intern(Use::Blocks, &gone.name, &gone.uid);
+    let claim = registry.ledger.record(holder, cidr(BLOCK), State::InFlight);
+    registry.begin_block(claim, cidr(BLOCK), &"p".into(), &gone, now());
+    registry.retire_blocks(&gone.name, &gone.uid, &gone.machine, now());
+    assert!(registry.ledger.overlapping(&cidr(BLOCK)).next().is_none());
 }

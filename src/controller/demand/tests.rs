@@ -217,3 +217,19 @@ fn a_node_that_no_pool_serves_any_more_waits_for_none() {
     demand.work(&mut cx);
     assert_eq!(demand.waiting().map(|(_, nodes)| nodes).sum::<usize>(), 0);
 }
+
+#[test]
+fn what_is_on_its_way_to_a_node_counts() {
+    let (_, registry) = looked(vec![pool("p", "10.0.0.0/24")], vec![subnet("a", &[], 10)]);
+    assert_eq!(count(&registry, "a"), 1);
+}
+
+#[test]
+fn a_block_that_a_node_lets_go_of_is_none_that_it_has() {
+    for (released, blocks) in [(false, 1), (true, 2)] {
+        let mut wants = subnet("a", &["10.0.0.0/28"], 10);
+        wants.report.as_mut().unwrap().blocks[0].released = released;
+        let (_, registry) = looked(vec![pool("p", "10.0.0.0/24")], vec![wants]);
+        assert_eq!(count(&registry, "a"), blocks);
+    }
+}

@@ -1,0 +1,216 @@
+//! What finds each mutation: the simulation in some weather, or a unit test by name.
+//!
+//! Every mutation has a line here, as the match is complete. `docs/mutations.md` says the same. Tests of the
+//! simulation, of the pages and of the library include this file.
+
+#![cfg_attr(not(debug_assertions), allow(dead_code))]
+// A table: each mutation by its bare name, a line each.
+#![allow(clippy::enum_glob_use, clippy::match_same_arms)]
+
+use super::Mutation::{self, *};
+
+/// What a run of the simulation is like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Weather {
+    /// As seeds draw it.
+    AsDrawn,
+    /// Little space for many nodes; leaders that fall silent after an assignment.
+    Crowded,
+    /// The same with blocks.
+    CrowdedBlocks,
+    /// The same, and the API server is put back to an older state.
+    Restored,
+    /// Leaders are asked to stop every few seconds, and watches are behind.
+    HandOvers,
+    /// Assignments come late while nodes wait for the space.
+    Scarce,
+    /// Pods with addresses that somebody else gave them.
+    Strangers,
+}
+
+/// What finds a mutation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Proof {
+    /// The simulation, within so many thousand steps from seed 0 on, by any rule or by that one.
+    Simulation(Weather, u64, Option<&'static str>),
+    /// A unit test.
+    Test(&'static str),
+}
+
+/// The rule that this is all about.
+const ONE_HOLDER: Option<&str> = Some("one holder");
+
+const fn sim(weather: Weather, thousands: u64) -> Proof {
+    Proof::Simulation(weather, thousands, None)
+}
+
+const fn duplicate(weather: Weather, thousands: u64) -> Proof {
+    Proof::Simulation(weather, thousands, ONE_HOLDER)
+}
+
+const fn unit(name: &'static str) -> Proof {
+    Proof::Test(name)
+}
+
+/// What finds it.
+pub fn proof(mutation: Mutation) -> Proof {
+    use Weather::{AsDrawn, Crowded, CrowdedBlocks, HandOvers, Restored, Scarce, Strangers};
+    match mutation {
+        // podCIDRs
+        UnclearAssignmentFreed => duplicate(Scarce, 1_000),
+        UsedAddressesNotAvoided => sim(Strangers, 200),
+        BetterPoolNotAwaited => sim(AsDrawn, 5_000),
+        PodCidrWaitersNotWoken => sim(AsDrawn, 1_000),
+        ReturnedRangesShared => unit(
+            "controller::podcidr::tests::a_machine_gets_its_ranges_back_unless_somebody_else_holds_some_of_them",
+        ),
+        ImpossibleClaimKept => {
+            unit("controller::registry::tests::a_claim_that_can_no_longer_come_true_is_free")
+        }
+        RevivedNodeLosesClaim => unit(
+            "controller::registry::tests::a_node_that_was_taken_for_gone_keeps_the_range_it_may_get",
+        ),
+        OverlapsNotReported => {
+            unit("controller::registry::tests::two_nodes_with_common_addresses_are_a_pair")
+        }
+        SecondWriterIgnored => unit(
+            "controller::pools::tests::a_pool_holds_back_for_a_while_when_somebody_else_writes_in_its_range",
+        ),
+
+        // Who leads
+        TakeOverCountsAsClean => sim(AsDrawn, 200),
+        HandOverNotListed => duplicate(HandOvers, 5_000),
+        HandOverWhileUnclear => sim(HandOvers, 2_000),
+        DeletingNodesNotTouched => sim(AsDrawn, 500),
+        RefusedTouchCounts => sim(AsDrawn, 4_000),
+        ExpiredLeaderDecides => sim(AsDrawn, 500),
+        RenewalConflictIgnored => sim(AsDrawn, 200),
+        RenewalCountsFromAnswer => unit("cluster::lease::tests::a_renewal_counts_from_its_start"),
+        TenureCountsFromLastTry => {
+            unit("cluster::lease::tests::a_tenure_counts_from_the_first_try_to_acquire_the_lease")
+        }
+        ClearedHolderCountsAsReleased => {
+            unit("cluster::lease::tests::a_holder_cleared_by_hand_has_released_nothing")
+        }
+
+        // Dead nodes
+        NoQuarantine => sim(AsDrawn, 200),
+        DeletingNodeCountsAsGone => sim(AsDrawn, 1_000),
+        UnseenDeathLeavesNoRest => sim(AsDrawn, 500),
+        RecordedRestNotBounded => sim(AsDrawn, 10_000),
+        ShortestQuarantineCounts => unit(
+            "controller::registry::tests::ranges_rest_for_the_longest_quarantine_of_their_pools",
+        ),
+        PodsNotLookedAt => sim(AsDrawn, 2_000),
+        PodIndexNotLookedAt => unit(
+            "controller::quarantine::tests::a_range_rests_while_any_pod_reports_an_address_of_it",
+        ),
+        BoundPodsNotLookedAt => unit(
+            "controller::quarantine::tests::a_range_rests_while_a_consistent_look_shows_an_address_of_it",
+        ),
+        FreedWhileNamed => unit(
+            "controller::quarantine::tests::a_range_rests_while_a_node_subnet_names_who_had_it",
+        ),
+        ReturnedRangeStillRests => unit(
+            "controller::registry::tests::what_a_live_node_of_the_name_holds_again_rests_no_longer",
+        ),
+
+        // Blocks
+        BlockConfirmedByAnswer => unit(
+            "controller::machine::tests::a_block_is_listed_once_the_watch_has_shown_it_not_by_the_answer_to_its_creation",
+        ),
+        BlockDoesNotYieldToPodCidr => {
+            unit("controller::blocks::tests::a_block_yields_to_a_podcidr_that_overlaps_it")
+        }
+        AnswerToEarlierBlockCounts => unit(
+            "controller::blocks::tests::an_answer_for_an_earlier_block_of_the_cidr_is_not_for_the_next_one",
+        ),
+        BlocksJudgedDuringList => {
+            unit("controller::blocks::tests::nothing_is_judged_while_a_list_runs")
+        }
+        EditedBlockKeepsItsAge => unit(
+            "controller::blocks::tests::of_two_blocks_the_older_object_stays_and_an_edited_one_counts_as_older",
+        ),
+        ListedBlocksNotRead => unit(
+            "controller::blocks::tests::what_a_live_node_is_listed_is_its_own_whatever_the_object_says",
+        ),
+        LateListIgnored => {
+            unit("controller::blocks::tests::what_a_late_write_lists_to_a_live_node_is_the_nodes")
+        }
+        DroppedBlockKeepsItsClaim => {
+            unit("controller::blocks::tests::a_block_that_nobody_has_heard_of_ends_with_its_node")
+        }
+        BlockEndsWhileListed => sim(AsDrawn, 1_000),
+        PodsOfBlockNotLookedAt => sim(AsDrawn, 1_000),
+        RecordedRestOfBlockIgnored => sim(AsDrawn, 5_000),
+        ForgottenBlockNotTakenUp => duplicate(Restored, 10_000),
+        ClaimedBlockTakenUp => sim(AsDrawn, 5_000),
+        AgentsNotListenedTo => duplicate(Restored, 10_000),
+        ProvisionalBlocksNotCounted => {
+            unit("controller::demand::tests::what_is_on_its_way_to_a_node_counts")
+        }
+        ReleasedBlocksCounted => {
+            unit("controller::demand::tests::a_block_that_a_node_lets_go_of_is_none_that_it_has")
+        }
+        LastBlockAskedBack => unit(
+            "controller::demand::tests::for_a_node_without_any_block_one_gives_that_wants_more_than_it_uses",
+        ),
+        BlockWaitersNotWoken => sim(AsDrawn, 1_000),
+
+        // Pools, addresses, NodeSubnets
+        FinalizerGoesWhileRangesRest => sim(AsDrawn, 200),
+        ReservedNotLeftOut => sim(AsDrawn, 200),
+        WiderOlderPoolIgnored => unit(
+            "controller::pools::tests::of_two_pools_with_common_addresses_the_older_one_serves",
+        ),
+        ReportedAddressSuspected => {
+            unit("controller::leaks::tests::an_address_that_any_pod_reports_is_not_suspected")
+        }
+        EmptySubnetDeleted => unit(
+            "controller::subnet::tests::the_node_subnet_of_a_live_node_stays_when_it_says_nothing",
+        ),
+        CarvesBelowCidr => sim(AsDrawn, 200),
+        FirstFamilyStaysClaimed => sim(AsDrawn, 2_000),
+
+        // What is known of objects
+        GoneByAnswerComesBack => {
+            unit("cluster::table::tests::what_an_answer_showed_to_be_gone_stays_gone")
+        }
+        GoneByListComesBack => {
+            unit("cluster::table::tests::what_an_answer_showed_to_be_gone_stays_gone")
+        }
+        AnswerBeforeRelistTaken => {
+            unit("cluster::table::tests::an_answer_asked_for_during_a_list_may_be_older_than_it")
+        }
+        GoneByWatchComesBack => {
+            unit("cluster::table::tests::an_answer_never_brings_back_what_the_watch_saw_go")
+        }
+
+        // Requests
+        UidNotTested => duplicate(Crowded, 5_000),
+        TermNotTested => duplicate(Crowded, 5_000),
+        ServerErrorCountsAsRefusal => {
+            unit("cluster::writer::tests::only_a_plain_refusal_counts_as_no_effect")
+        }
+        TimeoutCountsAsRefusal => duplicate(Crowded, 5_000),
+        GateNotAsked => unit("cluster::writer::tests::nothing_is_written_without_the_lease"),
+
+        // What the simulation plays
+        TouchWithoutEffect => duplicate(Crowded, 5_000),
+        BlocksReleasedInUse => duplicate(CrowdedBlocks, 1_000),
+    }
+}
+
+/// Of the page and of `make mutants`: the mutation, what goes wrong, and what finds it.
+pub fn row(mutation: Mutation) -> String {
+    let sentence = mutation.sentence();
+    let found = match proof(mutation) {
+        Proof::Simulation(weather, thousands, rule) => {
+            let rule = rule.map(|rule| format!(", by the rule of {rule}"));
+            let rule = rule.unwrap_or_default();
+            format!("simulation, {weather:?}, within {thousands} thousand steps{rule}")
+        }
+        Proof::Test(name) => format!("`{name}`"),
+    };
+    format!("| `{mutation:?}` | {sentence} | {found} |")
+}
