@@ -666,6 +666,7 @@ impl Sim {
         let mut requests = Requests {
             release: given.map(|(addr, pod)| (*addr, pod.to_string())).collect(),
             drain: blocks.collect(),
+            ..Requests::default()
         };
         requests.release.retain(|_| self.rng.chance(5_000));
         requests.drain.retain(|_| self.rng.chance(3_000));
