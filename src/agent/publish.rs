@@ -2,13 +2,16 @@
 //!
 //! | what changed | when |
 //! |---|---|
-//! | more is wanted than there is, a block was let go, or one that is in use is neither listed nor told | at once; if that comes again and again, ever less often, down to once in 8 s |
+//! | more is wanted of a pool than there is | at once; while nothing comes of it ever less often, down to once in 8 s |
+//! | a block was let go, or one that is in use is neither listed nor told | at once; if that comes again and again, ever less often, down to once in 8 s |
 //! | anything else | once in the interval, with jitter; every write tells all |
 //! | nothing | never |
 //!
 //! # Guarantees
 //! - One write at a time, onto the version of the NodeSubnet that it was decided by: whatever the
 //!   controller has written meanwhile is taken in first.
+//! - A pool that does not answer slows down no question to another one, and a pool that does is asked for
+//!   more at once: an ADD waits for a few seconds only.
 //! - Growth that what is held still covers is no reason to write: pods that start one by one cost a
 //!   write a block, not one each.
 //! - What is stored only in part, because the CRD is older than the agent, is not written again before
@@ -20,7 +23,7 @@ use std::time::Duration;
 
 use super::demand::Want;
 use super::snapshot::{busy, gives};
-use crate::api::NodeSubnetStatus;
+use crate::api::{BlockReport, NodeSubnetStatus, PoolDemand};
 use crate::node::{BlockState, Snapshot};
 
 /// First and longest pause between two writes that cannot wait.
@@ -38,12 +41,14 @@ pub struct Publisher {
     seen: Option<Seen>,
     /// What is seen next is of a list, which is right whatever was seen before
     relisted: bool,
-    in_flight: bool,
+    /// The version that a write is on its way to
+    in_flight: Option<String>,
     /// What can wait waits until then
     next_at: Duration,
-    urgent_at: Duration,
-    urgent_pause: Duration,
-    last_urgent: Option<Duration>,
+    /// The question to each pool of which more is wanted than there is
+    questions: BTreeMap<String, Question>,
+    /// Other things that cannot wait
+    others: Pace,
     /// Nothing before that, after an error
     retry_at: Duration,
     failures: u32,
@@ -53,6 +58,49 @@ pub struct Publisher {
     cut: Option<(String, Box<NodeSubnetStatus>)>,
     /// The version that a write was refused on, and until when another one is waited for
     outdated: Option<(String, Duration)>,
+}
+
+/// How often something is told that cannot wait: at once, but ever less often in a row.
+#[derive(Clone, Copy, Debug)]
+struct Pace {
+    /// When it was told last
+    told_at: Option<Duration>,
+    /// So long after that nothing
+    pause: Duration,
+}
+
+impl Pace {
+    const NEW: Self = Self {
+        told_at: None,
+        pause: URGENT_PAUSE.0,
+    };
+
+    fn next_at(&self, now: Duration) -> Duration {
+        self.told_at.map_or(now, |at| at + self.pause)
+    }
+
+    fn make_due(&mut self, now: Duration) {
+        self.told_at = Some(now.saturating_sub(self.pause));
+    }
+
+    fn told(&mut self, now: Duration) {
+        let is_row = |at: Duration| now.saturating_sub(at) <= 4 * self.pause;
+        self.pause = if self.told_at.is_some_and(is_row) {
+            (2 * self.pause).min(URGENT_PAUSE.1)
+        } else {
+            URGENT_PAUSE.0
+        };
+        self.told_at = Some(now);
+    }
+}
+
+/// What a pool was asked for, until it is answered.
+#[derive(Clone, Copy, Debug)]
+struct Question {
+    /// What there was of the pool. Once there is more or less, it was answered, and what is still lacking
+    /// is a new question.
+    capacity: u64,
+    pace: Pace,
 }
 
 #[derive(Debug)]
@@ -103,11 +151,10 @@ impl Publisher {
             random: seed | 1,
             seen: None,
             relisted: false,
-            in_flight: false,
+            in_flight: None,
             next_at: now,
-            urgent_at: now,
-            urgent_pause: URGENT_PAUSE.0,
-            last_urgent: None,
+            questions: BTreeMap::new(),
+            others: Pace::NEW,
             retry_at: now,
             failures: 0,
             behind_since: None,
@@ -166,7 +213,7 @@ impl Publisher {
 
     /// Whether a write is on its way.
     pub fn is_writing(&self) -> bool {
-        self.in_flight
+        self.in_flight.is_some()
     }
 
     /// What to do, if the status should be `status`.
@@ -177,7 +224,7 @@ impl Publisher {
         snapshot: &Snapshot,
         now: Duration,
     ) -> Next {
-        let Some(seen) = self.seen.as_ref().filter(|_| !self.in_flight) else {
+        let Some(seen) = self.seen.as_ref().filter(|_| self.in_flight.is_none()) else {
             return Next::Nothing;
         };
         // What an older CRD cut off would be cut off again.
@@ -189,9 +236,19 @@ impl Publisher {
             return Next::Nothing;
         }
         self.behind_since.get_or_insert(now);
-        let urgent = cannot_wait(&seen.status, status, wants, snapshot);
+        let lacking = not_asked(&seen.status, status, wants, snapshot);
+        let other = is_news(&seen.status, status, snapshot);
+        let urgent = other || !lacking.is_empty();
+        let questions = lacking
+            .iter()
+            .map(|(pool, want)| match self.questions.get(pool) {
+                Some(it) if it.capacity == want.capacity => it.pace.next_at(now),
+                _ => now,
+            });
+        let others = other.then(|| self.others.next_at(now));
+        let soonest = questions.chain(others).min();
         let mut at = self.retry_at;
-        at = at.max(if urgent { self.urgent_at } else { self.next_at });
+        at = at.max(soonest.unwrap_or(self.next_at));
         if let Some((_, until)) = &self.outdated {
             at = at.max(*until);
         }
@@ -199,16 +256,17 @@ impl Publisher {
             return Next::At(at);
         }
         let version = seen.version.clone();
-        self.in_flight = true;
-        if urgent {
-            self.pace(now);
+        self.in_flight = Some(version.clone());
+        if other {
+            self.others.told(now);
         }
+        self.asked(lacking, wants, now);
         Next::Write { version, urgent }
     }
 
     /// Takes in what came of the write.
     pub fn written(&mut self, written: Written, now: Duration) {
-        self.in_flight = false;
+        let onto = self.in_flight.take();
         match written {
             Written::Done {
                 version,
@@ -222,10 +280,15 @@ impl Publisher {
                 self.seen(&version, *status);
             }
             Written::Outdated => {
-                let version = self.seen.as_ref().map(|seen| seen.version.clone());
-                self.outdated = version.map(|it| (it, now + CONFLICT_PAUSE));
+                // The watch may have shown a later one while the write was on its way.
+                let seen = self.seen.as_ref().map(|seen| &seen.version);
+                let is_behind = onto.filter(|onto| Some(onto) == seen);
+                self.outdated = is_behind.map(|it| (it, now + CONFLICT_PAUSE));
                 // No write was made: what cannot wait need not wait for the next turn.
-                self.urgent_at = now;
+                self.others.make_due(now);
+                for question in self.questions.values_mut() {
+                    question.pace.make_due(now);
+                }
             }
             Written::Failed => {
                 let pause = ERROR_PAUSE.0 * 2u32.saturating_pow(self.failures.min(16));
@@ -236,18 +299,25 @@ impl Publisher {
         }
     }
 
-    /// What cannot wait comes at once, but not in a row.
-    fn pace(&mut self, now: Duration) {
-        let quiet = self
-            .last_urgent
-            .is_none_or(|last| now.saturating_sub(last) > 4 * self.urgent_pause);
-        self.urgent_pause = if quiet {
-            URGENT_PAUSE.0
-        } else {
-            (2 * self.urgent_pause).min(URGENT_PAUSE.1)
-        };
-        self.last_urgent = Some(now);
-        self.urgent_at = now + self.urgent_pause;
+    /// Takes note of what the pools are asked for with a write.
+    fn asked(
+        &mut self,
+        lacking: Vec<(String, Want)>,
+        wants: &BTreeMap<String, Want>,
+        now: Duration,
+    ) {
+        self.questions.retain(|pool, _| wants.contains_key(pool));
+        for (pool, Want { capacity, .. }) in lacking {
+            let new = Question {
+                capacity,
+                pace: Pace::NEW,
+            };
+            let question = self.questions.entry(pool).or_insert(new);
+            if question.capacity != capacity {
+                *question = new;
+            }
+            question.pace.told(now);
+        }
     }
 
     /// A random part of a time.
@@ -277,42 +347,66 @@ pub fn is_same(is: &NodeSubnetStatus, wanted: &NodeSubnetStatus) -> bool {
     *is == without
 }
 
-/// Whether the controller has to act on what it does not know yet.
-fn cannot_wait(
+/// What the API knows of this Node object's pools and blocks.
+fn told<'a>(is: &'a NodeSubnetStatus, wanted: &NodeSubnetStatus) -> (&'a [PoolDemand], Blocks<'a>) {
+    if is.node_uid == wanted.node_uid {
+        (&is.pools, Blocks(&is.blocks))
+    } else {
+        (&[], Blocks(&[]))
+    }
+}
+
+/// The blocks that the API knows of.
+struct Blocks<'a>(&'a [BlockReport]);
+
+impl Blocks<'_> {
+    fn find(&self, cidr: &str, uid: &str) -> Option<&BlockReport> {
+        self.0.iter().find(|it| it.cidr == cidr && it.uid == uid)
+    }
+}
+
+/// The pools of which more is wanted than there is, where the controller does not know it yet.
+fn not_asked(
     is: &NodeSubnetStatus,
     wanted: &NodeSubnetStatus,
     wants: &BTreeMap<String, Want>,
     snapshot: &Snapshot,
-) -> bool {
-    let of_this_node = is.node_uid == wanted.node_uid;
-    let told = |cidr: &str, uid: &str| {
-        let mut blocks = is.blocks.iter().filter(|_| of_this_node);
-        blocks.find(|it| it.cidr == cidr && it.uid == uid)
-    };
-    let let_go = wanted.blocks.iter().any(|block| {
-        block.released && told(&block.cidr, &block.uid).is_none_or(|told| !told.released)
-    });
-    let is_asked = |pool: &str, demand: i64| {
-        let mut pools = is.pools.iter().filter(|_| of_this_node);
-        pools.any(|it| it.pool == pool && it.demand >= demand)
+) -> Vec<(String, Want)> {
+    let (pools, blocks) = told(is, wanted);
+    let is_asked = |it: &PoolDemand| {
+        let mut pools = pools.iter();
+        pools.any(|told| told.pool == it.pool && told.demand >= it.demand)
     };
     // It counts a block by its size until it has the agent's word, and so may find it enough.
     let is_counted = |pool: &str| {
-        let mut blocks = snapshot.blocks.iter().filter(|it| gives(it));
-        blocks
-            .all(|block| block.pool != pool || told(&block.cidr.to_string(), &block.uid).is_some())
+        let mut of_pool = snapshot
+            .blocks
+            .iter()
+            .filter(|it| gives(it) && it.pool == pool);
+        of_pool.all(|it| blocks.find(&it.cidr.to_string(), &it.uid).is_some())
     };
-    let is_lacking = wanted.pools.iter().any(|it| {
-        wants.get(&it.pool).is_some_and(Want::is_lacking)
-            && !(is_asked(&it.pool, it.demand) && is_counted(&it.pool))
+    let lacking = |it: &PoolDemand| {
+        let want = wants.get(&it.pool).filter(|want| want.is_lacking())?;
+        let is_known = is_asked(it) && is_counted(&it.pool);
+        (!is_known).then(|| (it.pool.clone(), *want))
+    };
+    wanted.pools.iter().filter_map(lacking).collect()
+}
+
+/// Whether the controller has to act on a block of which it does not know yet what became of it.
+fn is_news(is: &NodeSubnetStatus, wanted: &NodeSubnetStatus, snapshot: &Snapshot) -> bool {
+    let (_, blocks) = told(is, wanted);
+    let let_go = wanted.blocks.iter().any(|block| {
+        let told = blocks.find(&block.cidr, &block.uid);
+        block.released && told.is_none_or(|told| !told.released)
     });
     // It may give such a block to another node, until it hears of it.
     let is_unknown = snapshot.blocks.iter().any(|it| {
         it.state == BlockState::Withdrawn
             && busy(it) > 0
-            && told(&it.cidr.to_string(), &it.uid).is_none()
+            && blocks.find(&it.cidr.to_string(), &it.uid).is_none()
     });
-    let_go || is_lacking || is_unknown
+    let_go || is_unknown
 }
 
 #[cfg(test)]

@@ -245,6 +245,103 @@ fn a_need_that_grows_all_the_time_is_told_ever_less_often() {
     assert!(node.writes.len() < 25, "{}", node.writes.len());
 }
 
+/// The controller answers a write within 0.1 s with a block of 13 for each pool that lacks something.
+fn answer(node: &mut Node) {
+    let wants = wanted(&node.snapshot, &node.wishes);
+    for (pool, want) in wants.iter().filter(|(_, want)| want.is_lacking()) {
+        for _ in 0..(want.demand - want.capacity).div_ceil(13) {
+            let n = node.snapshot.blocks.len();
+            let cidr = format!("10.{}.{}.0/28", n / 250 + 1, n % 250);
+            node.snapshot.blocks.push(block(&cidr, pool, 0, 0, 13));
+        }
+    }
+}
+
+/// Gives an address to a wish of a pool, if there is one.
+fn give(node: &mut Node, pool: &str) -> bool {
+    let mut blocks = node.snapshot.blocks.iter_mut();
+    let Some(block) = blocks.find(|it| it.pool == pool && it.counts.free > 0) else {
+        return false;
+    };
+    block.counts.free -= 1;
+    block.counts.used += 1;
+    true
+}
+
+#[test]
+fn pools_that_run_out_in_turn_are_each_asked_at_once() {
+    let mut node = Node::new(0);
+    let names: Vec<String> = (0..10).map(|n| format!("tenant-{n}")).collect();
+    let pools: Vec<_> = names
+        .iter()
+        .map(|it| pool(it, (0, 0), true, false))
+        .collect();
+    node.snapshot.pools = snapshot(&pools, &[]).pools;
+    node.snapshot.blocks.clear();
+    node.step(Duration::ZERO);
+    let before = node.writes.len();
+    for (n, name) in (1..).zip(&names) {
+        node.wishes.insert(name.clone(), 1);
+        let now = Duration::from_millis(300 * n);
+        let next = node.step(now);
+        assert!(
+            matches!(next, Next::Write { urgent: true, .. }),
+            "{name}: {next:?}"
+        );
+        answer(&mut node);
+        node.wishes.clear();
+        assert!(give(&mut node, name));
+    }
+    assert_eq!(node.writes.len() - before, names.len());
+}
+
+#[test]
+fn who_comes_while_answers_come_waits_for_one_answer_only() {
+    let mut node = Node::new(61);
+    node.step(Duration::ZERO);
+    // A pod comes each 0.1 s for as long as the longest pause and more.
+    let mut waiting: Vec<Duration> = Vec::new();
+    let mut longest = Duration::ZERO;
+    for tenth in 1..300 {
+        let now = Duration::from_millis(tenth * 100);
+        waiting.push(now);
+        node.wishes.insert("a".to_owned(), waiting.len() as u64);
+        let wrote = matches!(node.step(now), Next::Write { urgent: true, .. });
+        if wrote {
+            answer(&mut node);
+        }
+        while !waiting.is_empty() && give(&mut node, "a") {
+            longest = longest.max(now.saturating_sub(waiting.remove(0)));
+        }
+        node.wishes.insert("a".to_owned(), waiting.len() as u64);
+    }
+    assert!(longest <= Duration::from_millis(300), "{longest:?}");
+    assert!(node.writes.len() < 40, "{} writes", node.writes.len());
+}
+
+#[test]
+fn a_pool_that_does_not_answer_slows_down_no_other_one() {
+    let mut node = Node::new(0);
+    let pools = [
+        pool("a", (0, 0), true, false),
+        pool("full", (0, 0), true, false),
+    ];
+    node.snapshot.pools = snapshot(&pools, &[]).pools;
+    let mut at = Vec::new();
+    for tenth in 0..600u64 {
+        node.wishes.insert("full".to_owned(), tenth + 1);
+        let now = Duration::from_millis(tenth * 100);
+        if let Next::Write { urgent: true, .. } = node.step(now) {
+            at.push(tenth);
+        }
+    }
+    assert!(at.len() < 14, "{at:?}");
+    node.wishes.insert("a".to_owned(), 62);
+    let now = Duration::from_millis(100 * (at[at.len() - 1] + 1));
+    let next = node.next(now);
+    assert!(matches!(next, Next::Write { urgent: true, .. }), "{next:?}");
+}
+
 #[test]
 fn what_is_let_go_is_told_at_once() {
     let mut node = Node::new(5);
@@ -299,6 +396,19 @@ fn one_write_at_a_time_onto_what_was_seen_last() {
     node.publisher.lost();
     node.publisher.written(Written::Failed, secs(2));
     assert_eq!(node.next(secs(600)), Next::Nothing, "nowhere to write to");
+}
+
+#[test]
+fn a_version_that_came_during_a_refused_write_is_written_to_at_once() {
+    let mut node = Node::new(60);
+    assert!(matches!(node.next(Duration::ZERO), Next::Write { .. }));
+    node.publisher.seen("2", NodeSubnetStatus::default());
+    node.publisher.written(Written::Outdated, secs(1));
+    let again = node.next(secs(1));
+    assert!(
+        matches!(&again, Next::Write { version, .. } if version == "2"),
+        "{again:?}"
+    );
 }
 
 #[test]
