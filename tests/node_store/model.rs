@@ -31,7 +31,7 @@ pub struct Freed {
     pub block: Cidr,
     pub boot: String,
     pub ms: u64,
-    pub pod: String,
+    pub pod: Option<PodRef>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -265,13 +265,16 @@ impl Model {
             if self.user(addr).is_some() {
                 return Err(Why::Taken);
             }
-            let uid = add.pod.as_ref().map_or("", |it| &it.uid);
             if let Some(freed) = self.freed.iter().find(|it| it.addr == addr) {
                 // By the cooldown of the pool that it is asked of.
                 let cooldown = self.terms(&self.blocks[cidr].pool).cooldown_seconds;
                 let since = if freed.boot == now.boot { freed.ms } else { 0 };
                 let cools = ms(now) < since + u64::from(cooldown) * 1000;
-                if cools && (uid.is_empty() || freed.pod != uid) {
+                let own = |had: &PodRef, pod: &PodRef| {
+                    had.uid == pod.uid || had.namespace == pod.namespace && had.name == pod.name
+                };
+                let pods = freed.pod.as_ref().zip(add.pod.as_ref());
+                if cools && !pods.is_some_and(|(had, pod)| own(had, pod)) {
                     return Err(Why::Taken);
                 }
             }
@@ -348,10 +351,7 @@ impl Model {
                 block,
                 boot: now.boot.clone(),
                 ms: ms(now),
-                pod: tenant
-                    .pod
-                    .as_ref()
-                    .map_or(String::new(), |it| it.uid.clone()),
+                pod: tenant.pod.clone(),
             });
         }
     }

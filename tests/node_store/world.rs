@@ -245,6 +245,10 @@ pub fn any_op(rng: &mut Rng, has: impl Fn(&Attachment) -> Vec<Addr>) -> Op {
             }
             if rng.one_in(6) {
                 add.pod = None;
+            } else if rng.one_in(4) {
+                // Made anew under the same name.
+                let uid = format!("uid-{n}-{}", rng.below(3));
+                add.pod = add.pod.map(|pod| PodRef { uid, ..pod });
             }
             match rng.below(6) {
                 0 => add.addresses = wishes(rng),

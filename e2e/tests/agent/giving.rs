@@ -239,3 +239,37 @@ async fn a_pod_s_annotations_choose_pools_and_addresses() {
     assert_eq!(refusal.why, Why::UnknownPool);
     assert!(refusal.text.contains("note-z"), "{refusal}");
 }
+
+#[tokio::test]
+async fn a_pod_made_anew_has_its_fixed_address_again_while_that_still_rests() {
+    let (stage, hand) = shared().await;
+    let range = "10.17.0.0/26";
+    let wide = json!({"cidrs": [range], "blockSize": 26});
+    let terms = json!({"ipv4": wide, "cooldownSeconds": 3600});
+    pool(&hand, "anew", range, terms).await;
+    let (machine, _) = Machine::of_group(&stage.cluster, &hand, "anew", &[]).await;
+    let fixed = async |name: &str, container: &str| {
+        let pod = hand.pod(name, "anew-1", &[]).await.unwrap();
+        let notes = json!({"cadastre.dev/addresses": "10.17.0.9"});
+        let patch = Patch::Merge(json!({"metadata": {"annotations": notes}}));
+        let params = PatchParams::default();
+        hand.pods.patch(name, &params, &patch).await.unwrap();
+        // Until the watch has shown the annotation it gets any address.
+        until("the agent knows what it asks for", LIMIT, async || {
+            machine.del(container).await;
+            match machine.add_with(add_of(&pod, container)).await {
+                Ok(given) => Ok((given == "10.17.0.9").then_some(given)),
+                Err(refusal) if refusal.why == Why::Taken => Ok(Some(refusal.text)),
+                Err(refusal) => Err(refusal.into()),
+            }
+        })
+        .await
+        .unwrap()
+    };
+    assert_eq!(fixed("db-0", "c1").await, "10.17.0.9");
+    machine.del("c1").await;
+    hand.delete_pod("db-0").await.unwrap();
+    let stranger = fixed("db-1", "c2").await;
+    assert!(stranger.contains("rests for another"), "{stranger}");
+    assert_eq!(fixed("db-0", "c3").await, "10.17.0.9");
+}

@@ -1,10 +1,12 @@
 //! Carrying out what was decided.
 
 use super::super::fault::Fault;
-use super::super::ops::{Attachment, Now};
+use super::super::ops::{Attachment, Now, PodRef};
 use super::choose::{Choice, Source, cooldown_ms, terms};
 use super::kv::Table;
-use super::record::{Address, BlockState, Cursor, Freed, Record, Stamp, address_key, freed_key};
+use super::record::{
+    Address, BlockState, Cursor, Freed, Record, Stamp, address_key, freed_key, full_name,
+};
 use super::tables::{Read, Write};
 use crate::ipam::{Addr, Cidr};
 
@@ -47,7 +49,8 @@ pub(in crate::node) fn take_back<W: Write + ?Sized>(
     stamp: Stamp,
 ) -> Result<(), Fault> {
     kv.put_boot(now, stamp)?;
-    let pod = record.pod.as_ref().map_or("", |pod| pod.uid.as_str());
+    let nobody = PodRef::default();
+    let pod = record.pod.as_ref().unwrap_or(&nobody);
     for given in &record.given.addresses {
         // Only what is this attachment's by the addresses too.
         if let Some(Address::Used { by, block }) = kv.address(given.address)?
@@ -63,7 +66,7 @@ fn free<W: Write + ?Sized>(
     kv: &mut W,
     addr: Addr,
     cidr: Cidr,
-    pod: &str,
+    pod: &PodRef,
     stamp: Stamp,
 ) -> Result<(), Fault> {
     let Some(block) = kv.block(cidr)? else {
@@ -74,7 +77,8 @@ fn free<W: Write + ?Sized>(
         block: cidr,
         sequence,
         at: stamp,
-        pod: pod.to_owned(),
+        pod: pod.uid.clone(),
+        name: full_name(pod),
     };
     kv.put_address(addr, &Address::Freed(freed))?;
     kv.put(Table::Freed, &freed_key(cidr, sequence), &address_key(addr))?;

@@ -2,7 +2,7 @@
 
 use super::super::fault::Fault;
 use super::super::holding::PoolTerms;
-use super::super::ops::{Add, GivenAddress, Refusal, Why};
+use super::super::ops::{Add, GivenAddress, PodRef, Refusal, Why};
 use super::super::usable::{Usable, above, covering, union, usable};
 use super::Stop;
 use super::kv::Table;
@@ -181,12 +181,16 @@ pub(in crate::node) fn asked<R: Read + ?Sized>(
             ));
         }
     }
-    let uid = add.pod.as_ref().map_or("", |pod| pod.uid.as_str());
-    let choose = |addr: &Addr| this_one(kv, *addr, uid, now);
+    let choose = |addr: &Addr| this_one(kv, *addr, add.pod.as_ref(), now);
     addresses.iter().map(choose).collect()
 }
 
-fn this_one<R: Read + ?Sized>(kv: &R, addr: Addr, uid: &str, now: Stamp) -> Result<Choice, Stop> {
+fn this_one<R: Read + ?Sized>(
+    kv: &R,
+    addr: Addr,
+    pod: Option<&PodRef>,
+    now: Stamp,
+) -> Result<Choice, Stop> {
     let (cidr, block) = held(kv, addr)?;
     let pool = terms(kv, &block.pool)?;
     let usable = usable(cidr, Some(&pool));
@@ -217,7 +221,8 @@ fn this_one<R: Read + ?Sized>(kv: &R, addr: Addr, uid: &str, now: Stamp) -> Resu
             ));
         }
         Some(Address::Freed(freed)) => {
-            let its_own = !uid.is_empty() && freed.pod == uid;
+            // Rest keeps it from strangers; that it is free proves that the old sandbox is gone.
+            let its_own = pod.is_some_and(|pod| freed.was_of(pod));
             let left = freed.at.rests(now, cooldown_ms(&pool));
             if let Some(left) = left.filter(|_| !its_own) {
                 return Err(refuse(

@@ -51,6 +51,28 @@ pub(in crate::node) struct Freed {
     /// UID of the pod that had it; empty if unknown
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub pod: String,
+    /// Its namespace and name, as `namespace/name`; empty if unknown
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub name: String,
+}
+
+impl Freed {
+    /// Whether a pod is the one that had it, or was made anew under its name, as those of a StatefulSet are.
+    pub fn was_of(&self, pod: &PodRef) -> bool {
+        let same = |one: &str, other: &str| !one.is_empty() && one == other;
+        same(&self.pod, &pod.uid) || same(&self.name, &full_name(pod))
+    }
+}
+
+/// `namespace/name`; empty if one of them is unknown.
+pub(in crate::node) fn full_name(pod: &PodRef) -> String {
+    let PodRef {
+        namespace, name, ..
+    } = pod;
+    if namespace.is_empty() || name.is_empty() {
+        return String::new();
+    }
+    format!("{namespace}/{name}")
 }
 
 /// A moment: the number of the boot, and milliseconds since it.

@@ -383,6 +383,53 @@ fn an_address_that_is_asked_for_may_be_reserved_and_nothing_else() {
 }
 
 #[test]
+fn a_pod_made_anew_under_its_name_has_its_address_at_once_and_others_after_its_rest() {
+    let mut node = Node::new(&[("10.0.0.0/29", "")]);
+    let anew = |n, name: &str, namespace: &str| Add {
+        pod: Some(PodRef {
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+            uid: format!("uid-{n}"),
+        }),
+        ..ask_for(n, &["10.0.0.5"])
+    };
+    assert_eq!(
+        node.add(&anew(1, "db-0", "shop")),
+        Ok("10.0.0.5".to_owned())
+    );
+    assert_eq!(
+        node.add(&anew(2, "db-0", "shop")),
+        Err(Why::Taken),
+        "its first sandbox may still live"
+    );
+    node.del(1);
+    for (name, namespace) in [
+        ("db-1", "shop"),
+        ("db-0", "other"),
+        ("", "shop"),
+        ("db-0", ""),
+    ] {
+        let refused = node.add(&anew(3, name, namespace));
+        assert_eq!(refused, Err(Why::Taken), "{namespace}/{name}");
+    }
+    assert_eq!(
+        node.add(&ask(4)),
+        Ok("10.0.0.2".to_owned()),
+        "unasked it rests"
+    );
+    assert_eq!(
+        node.add(&anew(2, "db-0", "shop")),
+        Ok("10.0.0.5".to_owned())
+    );
+    node.del(2);
+    node.now = now("one", 1031);
+    assert_eq!(
+        node.add(&anew(3, "db-1", "shop")),
+        Ok("10.0.0.5".to_owned())
+    );
+}
+
+#[test]
 fn a_repeated_add_is_answered_as_the_first_one() {
     let mut node = Node::new(&[("10.0.0.0/29", "")]);
     let first = node.given(&ask(1)).unwrap();
