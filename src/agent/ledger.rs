@@ -7,11 +7,10 @@
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use crate::node::keeper::{Handle, Keeper, Settings};
+use crate::node::keeper::{Call, Handle, Keeper, Settings};
 use crate::node::{Answer, Fault, Ledger as Tables, Op, Refusal, Snapshot, StoreError, Why};
 
 /// A way to the store.
@@ -83,8 +82,8 @@ impl Ledger {
         matches!(*self.lock(), State::Open { .. })
     }
 
-    /// Does an operation, unless its turn comes after `deadline`, a time since boot.
-    pub async fn ask(&self, op: Op, deadline: Duration) -> Result<Answer, Refusal> {
+    /// Does an operation, unless nobody waits for it any more when its turn comes.
+    pub async fn ask(&self, op: Op, call: Call) -> Result<Answer, Refusal> {
         if op == Op::Status
             && let Some(standing) = self.standing()
         {
@@ -95,10 +94,16 @@ impl Ledger {
         let reply = Box::new(move |result| {
             let _ = reply.send(result);
         });
-        handle.ask(op, deadline, reply);
+        // What is asked here is given up when this is dropped.
+        let asking = Arc::new(());
+        let asks = Arc::downgrade(&asking);
+        let call = call.while_waited_for(move || asks.strong_count() > 0);
+        handle.ask(op, call, reply);
         drop(handle);
         let stops = || busy("this node's agent stops: try again".to_owned());
-        answer.await.unwrap_or_else(|_| Err(stops()))
+        let answer = answer.await.unwrap_or_else(|_| Err(stops()));
+        drop(asking);
+        answer
     }
 
     /// Does something with the tables, in one transaction.

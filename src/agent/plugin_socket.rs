@@ -1,9 +1,12 @@
 //! The socket of the CNI plugin: one frame each way, see [`crate::node::wire`].
 
 use std::io;
+use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 use tokio::task::JoinSet;
@@ -13,6 +16,7 @@ use tracing::debug;
 
 use super::service::Service;
 use super::unix::{Peer, Socket};
+use crate::node::keeper::Call;
 use crate::node::wire::{self, Request, Response};
 use crate::node::{Refusal, Why};
 
@@ -54,9 +58,11 @@ async fn converse(mut stream: UnixStream, service: &Service) -> io::Result<()> {
     let response = match wire::decode::<Request>(&body) {
         Ok(request) if request.version == wire::VERSION => {
             drop(body);
-            let deadline = request.deadline();
+            let call = Call::until(request.deadline())
+                .asked(request.asked())
+                .while_waited_for(is_there(&stream)?);
             tokio::select! {
-                result = service.serve(request.op, deadline) => Response::from(result),
+                result = service.serve(request.op, call) => Response::from(result),
                 // Whoever asked is gone: nobody waits for a block any more.
                 () = hung_up(&mut stream) => return Ok(()),
             }
@@ -85,6 +91,19 @@ async fn receive(stream: &mut UnixStream) -> io::Result<Vec<u8>> {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
     Ok(body)
+}
+
+/// Says whether the peer has not closed its end, by the kernel's word at that moment: also before the task
+/// of its connection comes to its turn.
+fn is_there(stream: &UnixStream) -> io::Result<impl Fn() -> bool + Send + Sync + use<>> {
+    let socket = stream.as_fd().try_clone_to_owned()?;
+    Ok(move || {
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        match recv(&socket, &mut [0u8; 1], flags) {
+            Ok((count, _)) => count > 0,
+            Err(error) => matches!(error, Errno::AGAIN | Errno::INTR),
+        }
+    })
 }
 
 /// Returns when the peer has closed its end; what it still sends is not read.

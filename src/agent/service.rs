@@ -3,13 +3,14 @@
 //!
 //! # Guarantees
 //! - Nothing here asks the API server. What it has said is read from what the watches keep.
-//! - Every wait ends: at the request's own deadline, and at the setting's for a block.
+//! - Every wait ends: at the request's own deadline, at the setting's for a block, and with a DEL of what
+//!   is waited for.
 
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, broadcast, watch};
 use tracing::debug;
 
 use super::choice::{Asked, Pools, decide};
@@ -17,7 +18,8 @@ use super::events::{self, Events};
 use super::known::Known;
 use super::ledger::Ledger;
 use super::pods::Pod;
-use crate::node::{Add, Answer, Op, Refusal, Why, clock};
+use crate::node::keeper::Call;
+use crate::node::{Add, Answer, Attachment, Op, Refusal, Why, clock};
 use crate::telemetry::AgentMetrics;
 
 /// How long an ADD waits for its pod to be seen, while the watch is at work: the runtime may be a
@@ -44,11 +46,13 @@ pub struct Service {
     pub changed: Notify,
     /// Counts the takings-over of what the node holds
     pub held: watch::Sender<u64>,
+    /// What was deleted, for which an ADD may wait
+    pub deleted: broadcast::Sender<Attachment>,
 }
 
 impl Service {
-    /// Does an operation, until `deadline` (a time since boot) at the latest.
-    pub async fn serve(&self, op: Op, deadline: Duration) -> Result<Answer, Refusal> {
+    /// Does an operation while its caller waits for it.
+    pub async fn serve(&self, op: Op, call: Call) -> Result<Answer, Refusal> {
         let begun = Instant::now();
         let (verb, changes) = match &op {
             Op::Add(_) => ("ADD", true),
@@ -58,12 +62,15 @@ impl Service {
             Op::Status => ("STATUS", false),
         };
         let result = match op {
-            Op::Add(add) => self.add(add, deadline).await,
+            Op::Add(add) => self.add(add, &call).await,
             Op::Del(attachment) => {
                 self.known.lock().wishes.remove(&attachment);
-                self.ledger.ask(Op::Del(attachment), deadline).await
+                let result = self.ledger.ask(Op::Del(attachment.clone()), call).await;
+                // An error says that no ADD waits.
+                let _ = self.deleted.send(attachment);
+                result
             }
-            other => self.ledger.ask(other, deadline).await,
+            other => self.ledger.ask(other, call).await,
         };
         let label = match &result {
             Ok(_) => "done",
@@ -80,17 +87,21 @@ impl Service {
         result
     }
 
-    async fn add(&self, mut add: Add, deadline: Duration) -> Result<Answer, Refusal> {
+    async fn add(&self, mut add: Add, call: &Call) -> Result<Answer, Refusal> {
         if !add.netns.is_empty() {
             self.note_netns(Path::new(&add.netns));
         }
+        let deadline = call.deadline();
         let pod = self.pod_of(&add, deadline).await;
         let pools = self.choose(&mut add, pod.as_deref())?;
-        let mut held = self.held.subscribe();
-        if let Some(answer) = self.by_best(&add, &pools, &mut held, deadline).await {
+        let mut news = News {
+            held: self.held.subscribe(),
+            deleted: self.deleted.subscribe(),
+        };
+        if let Some(answer) = self.by_best(&add, &pools, &mut news, call).await {
             return Ok(answer);
         }
-        let first = self.ledger.ask(Op::Add(add.clone()), deadline).await;
+        let first = self.ledger.ask(Op::Add(add.clone()), call.clone()).await;
         let refusal = match first {
             Err(refusal) if may_wait(&refusal, &add) => refusal,
             other => return other,
@@ -102,7 +113,7 @@ impl Service {
         }
         let waiting = self.metrics.waiting();
         waiting.inc();
-        let result = self.wait(&add, &wanted, &mut held, until, deadline).await;
+        let result = self.wait(&add, &wanted, &mut news, until, call).await;
         waiting.dec();
         if result.is_ok() {
             self.known.lock().wishes.remove(&add.attachment);
@@ -110,15 +121,15 @@ impl Service {
         result
     }
 
-    /// Tries again at each taking-over, until there is an address or the time is up. Of several pools
+    /// Tries again at each taking-over, until there is an address, a DEL or the time is up. Of several pools
     /// the best is asked first, and all others when half of the time has brought nothing.
     async fn wait(
         &self,
         add: &Add,
         wanted: &[String],
-        held: &mut watch::Receiver<u64>,
+        news: &mut News,
         until: Duration,
-        deadline: Duration,
+        call: &Call,
     ) -> Result<Answer, Refusal> {
         let begun = clock::since_boot();
         let half = begun + until.saturating_sub(begun) / 2;
@@ -131,7 +142,8 @@ impl Service {
             } else {
                 until
             };
-            let waited = tokio::time::timeout(next.saturating_sub(now), held.changed()).await;
+            let news = news.wait(&add.attachment);
+            let waited = tokio::time::timeout(next.saturating_sub(now), news).await;
             let now = clock::since_boot();
             if waited.is_err() && now < until && asked.len() < wanted.len() {
                 asked = wanted;
@@ -139,12 +151,12 @@ impl Service {
                 continue;
             }
             // A last try at the end, too: what cooled may have rested meanwhile.
-            let again = self.ledger.ask(Op::Add(add.clone()), deadline).await;
+            let again = self.ledger.ask(Op::Add(add.clone()), call.clone()).await;
             let refusal = match again {
                 Err(refusal) if may_wait(&refusal, add) => refusal,
                 other => return other,
             };
-            if now >= until || !matches!(waited, Ok(Ok(()))) {
+            if now >= until || waited.is_err() {
                 return Err(dry(refusal, wanted, now.saturating_sub(begun)));
             }
         }
@@ -156,22 +168,22 @@ impl Service {
         &self,
         add: &Add,
         pools: &Pools,
-        held: &mut watch::Receiver<u64>,
-        deadline: Duration,
+        news: &mut News,
+        call: &Call,
     ) -> Option<Answer> {
-        let (best, until) = self.absent(add, pools, deadline)?;
+        let (best, until) = self.absent(add, pools, call.deadline())?;
         let only = Add {
             pools: vec![best],
             ..add.clone()
         };
-        match self.ledger.ask(Op::Add(only.clone()), deadline).await {
+        match self.ledger.ask(Op::Add(only.clone()), call.clone()).await {
             Ok(answer) => return Some(answer),
             Err(refusal) if may_wait(&refusal, &only) => {}
             Err(_) => return None,
         }
         let waiting = self.metrics.waiting();
         waiting.inc();
-        let result = self.wait(&only, &only.pools, held, until, deadline).await;
+        let result = self.wait(&only, &only.pools, news, until, call).await;
         waiting.dec();
         // In vain it stays asked for, for the pods that come next.
         let answer = result.ok()?;
@@ -289,6 +301,28 @@ impl Service {
             let mut known = self.known.lock();
             if !known.netns_roots.contains(root) && path.exists() {
                 known.netns_roots.insert(root.to_owned());
+            }
+        }
+    }
+}
+
+/// What a waiting ADD listens to.
+struct News {
+    held: watch::Receiver<u64>,
+    deleted: broadcast::Receiver<Attachment>,
+}
+
+impl News {
+    /// Returns when an ADD of it should be tried again: there may be an address, or the store says that
+    /// it was deleted.
+    async fn wait(&mut self, attachment: &Attachment) {
+        loop {
+            tokio::select! {
+                Ok(()) = self.held.changed() => return,
+                deleted = self.deleted.recv() => match deleted {
+                    Ok(other) if other != *attachment => {}
+                    _ => return,
+                },
             }
         }
     }

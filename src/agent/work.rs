@@ -15,6 +15,7 @@ use super::run::{Agent, Event, LOOK_PAUSE, Told};
 use super::snapshot::as_holding;
 use crate::api::{NodeSubnetSpec, Recall};
 use crate::ipam::{Addr, Cidr};
+use crate::node::keeper::Call;
 use crate::node::{Attachment, Holding, Op, Snapshot, clock};
 
 /// How long a DEL for a leak may take.
@@ -333,8 +334,8 @@ impl Agent {
                 "{}/{}/{}",
                 attachment.network, attachment.container_id, attachment.ifname
             );
-            let until = clock::since_boot() + FREE_LIMIT;
-            match self.parts.ledger.ask(Op::Del(attachment), until).await {
+            let call = Call::until(clock::since_boot() + FREE_LIMIT);
+            match self.parts.ledger.ask(Op::Del(attachment), call).await {
                 Ok(_) => {
                     info!(
                         attachment = name,

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::Context;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, broadcast, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
@@ -228,6 +228,7 @@ async fn serve(args: Args, template: Template, level: logs::Level) -> anyhow::Re
         events: events.clone(),
         changed: Notify::new(),
         held: watch::Sender::new(0),
+        deleted: broadcast::Sender::new(64),
     });
     let leaks = Arc::new(Mutex::new(Leaks::new(args.leak_grace)));
     let holding = watch::Sender::new(Arc::new(Holding::default()));

@@ -24,19 +24,20 @@ const POLL: Duration = Duration::from_millis(5);
 /// Does an operation by the agent, or on the store itself where the agent is absent or hangs. Answers
 /// within `timeout`, and the time that the disk takes.
 pub fn ask(socket: &Path, store: &Path, op: &Op, timeout: Duration) -> Result<Answer, Refusal> {
-    let end = clock::since_boot() + timeout;
+    let asked = clock::since_boot();
+    let end = asked + timeout;
     // What the agent has not begun by then it will not do: time is left to do it here.
     let agents = end.saturating_sub(timeout / 4);
     let mut stranger = None;
     loop {
-        match by_agent(socket, op, agents) {
+        match by_agent(socket, op, asked, agents) {
             Ok(response) => return response.into(),
             Err(Absent::Refused(refusal)) => return Err(refusal),
             Err(Absent::Silent) => {}
             Err(Absent::Stranger(version)) => stranger = Some(version),
         }
         let left = end.saturating_sub(clock::since_boot());
-        match on_store(store, op, left.min(TURN)) {
+        match on_store(store, op, asked, left.min(TURN)) {
             Ok(result) => return result,
             Err(StoreError::Missing { .. }) if matches!(op, Op::Del(_)) => return Ok(Answer::Done),
             Err(StoreError::Locked { .. }) if left > TURN => {}
@@ -52,9 +53,14 @@ pub fn ask(socket: &Path, store: &Path, op: &Op, timeout: Duration) -> Result<An
     }
 }
 
-fn on_store(path: &Path, op: &Op, wait: Duration) -> Result<Result<Answer, Refusal>, StoreError> {
+fn on_store(
+    path: &Path,
+    op: &Op,
+    asked: Duration,
+    wait: Duration,
+) -> Result<Result<Answer, Refusal>, StoreError> {
     let mut store = Store::open_existing(path, wait)?;
-    store.transact(&clock::now(), |ledger| ledger.run(op))
+    store.transact(&clock::now(), |ledger| ledger.run_asked(op, asked))
 }
 
 fn hung(socket: &Path, store: &Path, timeout: Duration) -> Refusal {
@@ -107,7 +113,12 @@ impl From<io::Error> for Absent {
     }
 }
 
-fn by_agent(socket: &Path, op: &Op, deadline: Duration) -> Result<Response, Absent> {
+fn by_agent(
+    socket: &Path,
+    op: &Op,
+    asked: Duration,
+    deadline: Duration,
+) -> Result<Response, Absent> {
     let awake = deadline.min(clock::since_boot() + AWAKE);
     let stream = connected(socket, awake)?;
     let mut until = Until {
@@ -118,7 +129,7 @@ fn by_agent(socket: &Path, op: &Op, deadline: Duration) -> Result<Response, Abse
     if greeting.version != wire::VERSION {
         return Err(Absent::Stranger(greeting.version));
     }
-    let request = wire::encode(&Request::new(op.clone(), deadline)).map_err(|error| {
+    let request = wire::encode(&Request::new(op.clone(), asked, deadline)).map_err(|error| {
         Absent::Refused(Refusal {
             why: Why::Store,
             text: format!("this call cannot be sent to the agent: {error}"),

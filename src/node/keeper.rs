@@ -6,7 +6,9 @@
 //! The file is closed when there was nothing to do for a while, so that a plugin that finds the agent hung
 //! at such a moment can work on it. That is safe because nothing is kept in memory, and because a request
 //! carries the time until which its caller waits: what comes to its turn later is refused instead of done,
-//! so that no caller that gave up and helped itself is overtaken by its own request.
+//! so that no caller that gave up and helped itself is overtaken by its own request. The same goes for what
+//! no caller waits for any more, which is looked at while nobody else has the file; and the ledger refuses
+//! an ADD that was asked for before a DEL that another process has done.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -48,6 +50,60 @@ impl Default for Settings {
 /// Takes the answer to an operation, on the keeper's thread: it must not block.
 pub type Reply = Box<dyn FnOnce(Result<Answer, Refusal>) + Send>;
 
+/// Says whether somebody still waits for an answer.
+type Waits = Arc<dyn Fn() -> bool + Send + Sync>;
+
+/// When something was asked for, and until when an answer is waited for, as times since boot.
+#[derive(Clone)]
+pub struct Call {
+    asked: Duration,
+    deadline: Duration,
+    waits: Option<Waits>,
+}
+
+impl Call {
+    /// Asked for now.
+    pub fn until(deadline: Duration) -> Self {
+        Self {
+            asked: clock::since_boot(),
+            deadline,
+            waits: None,
+        }
+    }
+
+    /// Asked for then, if not now.
+    #[must_use]
+    pub fn asked(mut self, asked: Option<Duration>) -> Self {
+        self.asked = asked.unwrap_or(self.asked).min(self.asked);
+        self
+    }
+
+    /// It is not done any more once `waits` says no, which must not block.
+    #[must_use]
+    pub fn while_waited_for(mut self, waits: impl Fn() -> bool + Send + Sync + 'static) -> Self {
+        let waits: Waits = match self.waits.take() {
+            Some(before) => Arc::new(move || before() && waits()),
+            None => Arc::new(waits),
+        };
+        self.waits = Some(waits);
+        self
+    }
+
+    /// Until when an answer is waited for.
+    pub fn deadline(&self) -> Duration {
+        self.deadline
+    }
+
+    /// Why nobody waits for an answer any more.
+    fn given_up(&self, now: Duration) -> Option<StoreError> {
+        if now > self.deadline {
+            return Some(LATE);
+        }
+        let gone = self.waits.as_ref().is_some_and(|waits| !waits());
+        gone.then_some(GONE)
+    }
+}
+
 /// The thread.
 pub struct Keeper {
     thread: JoinHandle<()>,
@@ -81,13 +137,14 @@ impl Keeper {
 }
 
 impl Handle {
-    /// Does an operation, unless its turn comes after `deadline`, a time since boot. Never blocks.
-    pub fn ask(&self, op: Op, deadline: Duration, reply: Reply) {
-        let work = move |ledger: &mut Ledger<'_>| ledger.run(&op);
+    /// Does an operation, unless nobody waits for it any more when its turn comes. Never blocks.
+    pub fn ask(&self, op: Op, call: Call, reply: Reply) {
+        let asked = call.asked;
+        let work = move |ledger: &mut Ledger<'_>| ledger.run_asked(&op, asked);
         let reply = move |result: Result<_, Arc<StoreError>>| {
             reply(result.unwrap_or_else(|error| Err(error.refusal())));
         };
-        self.send(Some(deadline), work, reply);
+        self.send(Some(call), work, reply);
     }
 
     /// Does something with the ledger, in one transaction with what waits. `reply` takes the result on the
@@ -102,7 +159,7 @@ impl Handle {
 
     fn send<T: Send + 'static>(
         &self,
-        deadline: Option<Duration>,
+        call: Option<Call>,
         work: impl FnOnce(&mut Ledger<'_>) -> Result<T, Fault> + Send + 'static,
         reply: impl FnOnce(Result<T, Arc<StoreError>>) + Send + 'static,
     ) {
@@ -112,7 +169,7 @@ impl Handle {
             reply,
         };
         let request = Request {
-            deadline,
+            call,
             job: Box::new(job),
         };
         let (request, what) = match self.sender.try_send(request) {
@@ -125,8 +182,8 @@ impl Handle {
 }
 
 struct Request {
-    /// Time since boot until which somebody waits for the answer
-    deadline: Option<Duration>,
+    /// `None`: it is done in any case
+    call: Option<Call>,
     job: Box<dyn Step>,
 }
 
@@ -168,6 +225,9 @@ where
 const LATE: StoreError = StoreError::Busy {
     what: "the call came to its turn after its deadline",
 };
+const GONE: StoreError = StoreError::Busy {
+    what: "the caller was gone when the call came to its turn",
+};
 
 struct Work {
     path: PathBuf,
@@ -207,9 +267,7 @@ impl Work {
             },
         };
         let now = clock::now();
-        let in_time = |it: &Request| it.deadline.is_none_or(|until| now.since_boot <= until);
-        let (mut group, late): (Vec<_>, Vec<_>) = group.into_iter().partition(in_time);
-        finish(late, &Err(Arc::new(LATE)));
+        let mut group = still_waited_for(group, now.since_boot);
         let done = store.transact(&now, |ledger| {
             group.iter_mut().try_for_each(|it| it.job.run(ledger))
         });
@@ -218,6 +276,18 @@ impl Work {
         }
         finish(group, &done.map_err(Arc::new));
     }
+}
+
+/// Answers those for which nobody waits any more, and returns the others.
+fn still_waited_for(group: Vec<Request>, now: Duration) -> Vec<Request> {
+    let mut rest = Vec::with_capacity(group.len());
+    for request in group {
+        match request.call.as_ref().and_then(|call| call.given_up(now)) {
+            Some(why) => request.job.finish(Err(Arc::new(why))),
+            None => rest.push(request),
+        }
+    }
+    rest
 }
 
 fn finish(group: Vec<Request>, done: &Result<(), Arc<StoreError>>) {

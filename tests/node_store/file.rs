@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use std::{env, fs, process, thread};
 
 use cadastre::ipam::Addr;
-use cadastre::node::keeper::{Keeper, Settings};
+use cadastre::node::keeper::{Call, Keeper, Settings};
 use cadastre::node::{Answer, Known, Op, Store, StoreError, Why, clock, set_aside};
 
 use crate::world::{add, attachment, holding};
@@ -177,7 +177,7 @@ fn a_hundred_threads_get_a_hundred_addresses_each_once() {
                 let (sender, receiver) = channel();
                 let deadline = clock::since_boot() + WAIT;
                 let reply = Box::new(move |result| sender.send(result).unwrap());
-                handle.ask(Op::Add(add(n)), deadline, reply);
+                handle.ask(Op::Add(add(n)), Call::until(deadline), reply);
                 took(&given, n, receiver.recv().unwrap().unwrap());
             });
         }
@@ -244,7 +244,7 @@ fn an_idle_keeper_lets_others_have_the_file_and_goes_on_after_them() {
     let ask = |op: Op| {
         let (sender, receiver) = channel();
         let reply = Box::new(move |result| sender.send(result).unwrap());
-        handle.ask(op, clock::since_boot() + WAIT, reply);
+        handle.ask(op, Call::until(clock::since_boot() + WAIT), reply);
         receiver.recv().unwrap()
     };
     let first = ask(Op::Add(add(1))).unwrap();
@@ -289,7 +289,11 @@ fn more_than_may_wait_is_refused() {
     for n in 0..40 {
         let sender = sender.clone();
         let reply = Box::new(move |result| sender.send((n, result)).unwrap());
-        handle.ask(Op::Add(add(n)), clock::since_boot() + WAIT, reply);
+        handle.ask(
+            Op::Add(add(n)),
+            Call::until(clock::since_boot() + WAIT),
+            reply,
+        );
     }
     drop((lock, handle, sender));
     keeper.join();

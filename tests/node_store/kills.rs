@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use std::{env, thread};
 
 use cadastre::ipam::Addr;
-use cadastre::node::keeper::{Keeper, Settings};
+use cadastre::node::keeper::{Call, Keeper, Settings};
 use cadastre::node::{Answer, Attachment, Op, Refusal, Store, clock};
 
 use crate::file::{Scratch, WAIT, filled};
@@ -58,7 +58,7 @@ fn agent(path: &Path, own: u64) {
                 step(&mut rng, n * 1000, |op| {
                     let (sender, receiver) = channel();
                     let reply = Box::new(move |result| sender.send(result).unwrap());
-                    handle.ask(op, clock::since_boot() + WAIT, reply);
+                    handle.ask(op, Call::until(clock::since_boot() + WAIT), reply);
                     receiver.recv().unwrap()
                 });
             }

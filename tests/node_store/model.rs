@@ -2,6 +2,7 @@
 //! address.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use cadastre::ipam::{Addr, Cidr, Family};
 use cadastre::node::{
@@ -42,6 +43,8 @@ pub struct Model {
     pub tenants: BTreeMap<Attachment, Tenant>,
     /// In the order of their release
     pub freed: Vec<Freed>,
+    /// In which boot a DEL was asked for, and when
+    pub deleted: BTreeMap<Attachment, (String, Duration)>,
 }
 
 fn ms(now: &Now) -> u64 {
@@ -283,11 +286,24 @@ impl Model {
         Ok(chosen)
     }
 
-    /// What becomes of an operation: the addresses of the answer, or why not.
-    pub fn run(&mut self, op: &Op, now: &Now) -> Result<Vec<Addr>, Why> {
+    /// What becomes of an operation that was asked for then: the addresses of the answer, or why not.
+    pub fn run(&mut self, op: &Op, asked: Duration, now: &Now) -> Result<Vec<Addr>, Why> {
         match op {
-            Op::Add(add) => self.add(add, now),
+            Op::Add(add) => {
+                let deleted = self.deleted.get(&add.attachment);
+                let is_over = deleted.is_some_and(|(boot, at)| *boot == now.boot && *at > asked);
+                let is_late = now.since_boot.saturating_sub(asked) >= Duration::from_secs(60);
+                if is_over || is_late {
+                    return Err(Why::Busy);
+                }
+                self.add(add, now)
+            }
             Op::Del(attachment) => {
+                let new = (now.boot.clone(), asked);
+                let old = self.deleted.get(attachment);
+                if old.is_none_or(|old| old.0 != new.0 || old.1 < new.1) {
+                    self.deleted.insert(attachment.clone(), new);
+                }
                 self.del(attachment, now);
                 Ok(Vec::new())
             }

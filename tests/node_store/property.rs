@@ -1,6 +1,8 @@
 //! The ledger against the model, operation by operation.
 
-use cadastre::node::{Ledger, Op};
+use std::time::Duration;
+
+use cadastre::node::{Attachment, Ledger, Now, Op};
 
 use crate::disk::MemoryDisk;
 use crate::model::{Model, words};
@@ -71,7 +73,8 @@ fn case(seed: u64) -> u64 {
                         release(&mut rng, ledger, &mut model)?;
                     } else {
                         let op = any_op(&mut rng, |it| model.has(it));
-                        step(ledger, &mut model, &op)?;
+                        let asked = asked(&mut rng, &now);
+                        step(ledger, &mut model, &op, asked)?;
                     }
                 }
                 Ok(())
@@ -85,10 +88,37 @@ fn case(seed: u64) -> u64 {
     done
 }
 
-fn step(ledger: &mut Ledger<'_>, model: &mut Model, op: &Op) -> Result<(), cadastre::node::Fault> {
+/// Now, or as an operation of which an agent had hold while it stalled.
+fn asked(rng: &mut Rng, now: &Now) -> Duration {
+    let before = match rng.below(8) {
+        0 => rng.below(70_000),
+        1 | 2 => rng.below(9_000),
+        _ => 0,
+    };
+    now.since_boot.saturating_sub(Duration::from_millis(before))
+}
+
+fn step(
+    ledger: &mut Ledger<'_>,
+    model: &mut Model,
+    op: &Op,
+    asked: Duration,
+) -> Result<(), cadastre::node::Fault> {
     let now = ledger.now().clone();
-    let expected = model.run(op, &now);
-    let answer = ledger.run(op)?;
+    let deleted = |model: &Model, it: &Attachment| {
+        let at = model.deleted.get(it)?;
+        (at.0 == now.boot).then_some(at.1)
+    };
+    if let Op::Add(add) = op
+        && deleted(model, &add.attachment).is_some_and(|at| asked < at)
+    {
+        assert!(
+            ledger.run_asked(op, asked)?.is_err(),
+            "{op:?} after its DEL"
+        );
+    }
+    let expected = model.run(op, asked, &now);
+    let answer = ledger.run_asked(op, asked)?;
     assert_eq!(words(&answer), expected, "{op:?}: {answer:?}");
     Ok(())
 }

@@ -39,6 +39,7 @@ mod outages;
 mod places;
 mod renewal;
 mod setup;
+mod stalls;
 mod telling;
 mod versions;
 mod withdrawn;

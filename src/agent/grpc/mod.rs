@@ -27,6 +27,7 @@ use tonic::{Request, Response, Status};
 use super::leaks::Leaks;
 use super::service::Service;
 use super::unix::Socket;
+use crate::node::keeper::Call;
 use crate::node::{Add, Answer, Check, Gc, Holding, Op, PodRef, Snapshot, clock};
 use connection::Connection;
 use messages::{attachment, read_addresses, refused, write_given, write_holding, write_list};
@@ -98,8 +99,8 @@ pub async fn run(socket: Socket, api: Api) -> Result<(), tonic::transport::Error
 
 impl Api {
     async fn serve(&self, op: Op, patience: Duration) -> Result<Answer, Status> {
-        let deadline = clock::since_boot() + patience;
-        self.service.serve(op, deadline).await.map_err(refused)
+        let call = Call::until(clock::since_boot() + patience);
+        self.service.serve(op, call).await.map_err(refused)
     }
 
     async fn snapshot(&self) -> Result<Snapshot, Status> {

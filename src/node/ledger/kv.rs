@@ -27,11 +27,13 @@ pub(in crate::node) enum Table {
     Freed,
     /// Network, container, interface -> what it was given
     Attachments,
+    /// Network, container, interface -> when a DEL of it was asked for, lately
+    Deletions,
 }
 
 impl Table {
     /// All of them.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Meta,
         Self::Pools,
         Self::Ranks,
@@ -42,6 +44,7 @@ impl Table {
         Self::Addresses,
         Self::Freed,
         Self::Attachments,
+        Self::Deletions,
     ];
 }
 

@@ -11,6 +11,7 @@
 //! | `choose` | the next address of a pool, or one that was asked for |
 //! | `decide` | what an operation comes to: reads only |
 //! | `apply` | carrying it out |
+//! | `deletions` | which of an ADD and a DEL was asked for first |
 //! | `hold` | taking over a holding, letting go of a block |
 //! | `snapshot` | what there is, for those who tell |
 //!
@@ -24,6 +25,7 @@ mod adopt;
 mod apply;
 mod choose;
 mod decide;
+mod deletions;
 mod hold;
 pub(super) mod kv;
 mod record;
@@ -32,9 +34,11 @@ mod tables;
 #[cfg(test)]
 mod tests;
 
+use std::time::Duration;
+
 use super::fault::Fault;
 use super::holding::Holding;
-use super::ops::{Answer, Attachment, Now, Op, Refusal};
+use super::ops::{Answer, Now, Op, Refusal};
 use crate::ipam::Cidr;
 use kv::KvMut;
 use tables::{Read, Write};
@@ -72,9 +76,20 @@ impl<'a> Ledger<'a> {
         self.now
     }
 
-    /// Does something, or says why not. After a fault the transaction is worth nothing.
+    /// Does something that is asked for now, or says why not. After a fault the transaction is worth
+    /// nothing.
     pub fn run(&mut self, op: &Op) -> Result<Result<Answer, Refusal>, Fault> {
-        match self.decide_and_apply(op) {
+        self.run_asked(op, self.now.since_boot)
+    }
+
+    /// The same for something that was asked for at that time since boot. An ADD that was asked for before
+    /// a DEL of the same attachment gives nothing, whichever of them comes first here.
+    pub fn run_asked(
+        &mut self,
+        op: &Op,
+        asked: Duration,
+    ) -> Result<Result<Answer, Refusal>, Fault> {
+        match self.decide_and_apply(op, asked) {
             Ok(answer) => Ok(Ok(answer)),
             Err(Stop::Refused(refusal)) => Ok(Err(refusal)),
             Err(Stop::Fault(fault)) => Err(fault),
@@ -109,29 +124,35 @@ impl<'a> Ledger<'a> {
         snapshot::take(self.kv, self.now)
     }
 
-    fn decide_and_apply(&mut self, op: &Op) -> Result<Answer, Stop> {
+    fn decide_and_apply(&mut self, op: &Op, asked: Duration) -> Result<Answer, Stop> {
         let stamp = self.kv.stamp(self.now)?;
         match op {
-            Op::Add(add) => match decide::add(self.kv, add, self.now, stamp)? {
-                decide::Adding::Again(given, renewed) => {
-                    if let Some(mut record) = renewed {
-                        record.order = self.kv.take_order()?;
-                        self.kv.put_record(&add.attachment, &record)?;
+            Op::Add(add) => {
+                deletions::check_add(self.kv, &add.attachment, asked, self.now, stamp)?;
+                match decide::add(self.kv, add, self.now, stamp)? {
+                    decide::Adding::Again(given, renewed) => {
+                        if let Some(mut record) = renewed {
+                            record.order = self.kv.take_order()?;
+                            self.kv.put_record(&add.attachment, &record)?;
+                        }
+                        Ok(Answer::Given(given))
                     }
-                    Ok(Answer::Given(given))
+                    decide::Adding::New {
+                        mut record,
+                        choices,
+                        spent,
+                    } => {
+                        record.order = self.kv.take_order()?;
+                        apply::give(self.kv, &add.attachment, &record, &choices, &spent)?;
+                        Ok(Answer::Given(record.given))
+                    }
                 }
-                decide::Adding::New {
-                    mut record,
-                    choices,
-                    spent,
-                } => {
-                    record.order = self.kv.take_order()?;
-                    apply::give(self.kv, &add.attachment, &record, &choices, &spent)?;
-                    Ok(Answer::Given(record.given))
-                }
-            },
+            }
             Op::Del(attachment) => {
-                self.take_back(attachment)?;
+                deletions::remember_del(self.kv, attachment, asked, self.now, stamp)?;
+                if let Some(record) = self.kv.record(attachment)? {
+                    apply::take_back(self.kv, attachment, &record, self.now, stamp)?;
+                }
                 Ok(Answer::Done)
             }
             Op::Check(check) => {
@@ -148,14 +169,6 @@ impl<'a> Ledger<'a> {
                 decide::status(self.kv)?;
                 Ok(Answer::Done)
             }
-        }
-    }
-
-    fn take_back(&mut self, attachment: &Attachment) -> Result<(), Fault> {
-        let stamp = self.kv.stamp(self.now)?;
-        match self.kv.record(attachment)? {
-            Some(record) => apply::take_back(self.kv, attachment, &record, self.now, stamp),
-            None => Ok(()),
         }
     }
 }

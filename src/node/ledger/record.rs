@@ -93,6 +93,13 @@ impl Stamp {
     }
 }
 
+/// When a DEL was asked for: the number of the boot, and microseconds since it.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(in crate::node) struct Deletion {
+    pub boot: u64,
+    pub asked_us: u64,
+}
+
 /// A range to give from.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub(in crate::node) struct BlockRecord {

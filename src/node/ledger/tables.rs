@@ -12,7 +12,7 @@ use super::super::holding::PoolTerms;
 use super::super::ops::{Attachment, Now};
 use super::kv::{Entry, Kv, KvMut, Table};
 use super::record::{
-    ADOPTED, Address, BlockRecord, BlockState, Cursor, Freed, Record, Stamp, address_key,
+    ADOPTED, Address, BlockRecord, BlockState, Cursor, Deletion, Freed, Record, Stamp, address_key,
     address_of, attachment_key, attachment_of, cidr_key, cidr_of, freed_key, network_prefix,
     pool_key, pool_prefix,
 };
@@ -67,6 +67,11 @@ pub(in crate::node) trait Read: Kv {
 
     fn record(&self, attachment: &Attachment) -> Result<Option<Record>, Fault> {
         self.json(Table::Attachments, &attachment_key(attachment))
+    }
+
+    /// When a DEL of an attachment was asked for, if that is remembered.
+    fn deletion(&self, attachment: &Attachment) -> Result<Option<Deletion>, Fault> {
+        self.json(Table::Deletions, &attachment_key(attachment))
     }
 
     /// The attachments of a network; of all of them without one.

@@ -430,6 +430,46 @@ fn a_pod_made_anew_under_its_name_has_its_address_at_once_and_others_after_its_r
 }
 
 #[test]
+fn a_del_ends_what_was_asked_for_before_it_also_if_nothing_was_given() {
+    let mut node = Node::new(&[("10.0.0.0/29", "")]);
+    let del = Op::Del(attachment(1));
+    let run = |node: &mut Node, op: &Op, asked| {
+        let asked = Duration::from_millis(asked);
+        node.ledger().run_asked(op, asked).unwrap()
+    };
+    assert_eq!(run(&mut node, &del, 999_000), Ok(Answer::Done));
+    let add = Op::Add(ask(1));
+    let refused = run(&mut node, &add, 998_999).unwrap_err();
+    assert_eq!(refused.why, Why::Busy);
+    assert!(refused.text.contains("deleted after"), "{refused}");
+    assert!(run(&mut node, &Op::Add(ask(2)), 998_999).is_ok(), "another");
+    assert!(run(&mut node, &add, 999_001).is_ok());
+    // An older DEL that comes later ends nothing that the newer one did not.
+    assert_eq!(run(&mut node, &del, 999_500), Ok(Answer::Done));
+    assert_eq!(run(&mut node, &del, 1_000), Ok(Answer::Done));
+    assert!(run(&mut node, &add, 999_400).is_err());
+    // After a minute nobody waits for it, so that the DEL is remembered no longer.
+    node.now = now("one", 1_060);
+    let refused = run(&mut node, &add, 999_400).unwrap_err();
+    assert!(refused.text.contains("more than 60"), "{refused}");
+    // In another boot nothing of that is on its way.
+    node.now = now("two", 5);
+    assert!(run(&mut node, &add, 4_000).is_ok());
+}
+
+#[test]
+fn deletions_are_forgotten_as_others_come() {
+    let mut node = Node::new(&[("10.0.0.0/29", "")]);
+    for n in 0..2_000 {
+        node.now = now("one", 1_000 + u64::from(n));
+        node.del(n);
+    }
+    let tables = node.memory.tables.keys();
+    let count = tables.filter(|(it, _)| *it == Table::Deletions).count();
+    assert!(count < 200, "{count} of the last minute's 60");
+}
+
+#[test]
 fn a_repeated_add_is_answered_as_the_first_one() {
     let mut node = Node::new(&[("10.0.0.0/29", "")]);
     let first = node.given(&ask(1)).unwrap();

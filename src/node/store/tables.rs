@@ -21,6 +21,7 @@ fn definition(table: Table) -> Definition {
         Table::Addresses => "addresses",
         Table::Freed => "freed",
         Table::Attachments => "attachments",
+        Table::Deletions => "deletions",
     })
 }
 

@@ -1,0 +1,94 @@
+//! An agent that stands still while plugins are killed and others help themselves.
+
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use cadastre::node::wire::{self, Greeting, Request};
+use cadastre::node::{Op, Store, clock};
+use cadastre_e2e::hand::LIMIT;
+use cadastre_e2e::wait::until;
+use rustix::process::Signal;
+use serde_json::json;
+
+use crate::{Machine, add, attachment, pool, shared};
+
+/// ADDs that are on their way when the agent stalls.
+const ADDS: usize = 24;
+
+#[tokio::test]
+async fn what_was_deleted_while_the_agent_stalled_is_not_given_when_it_goes_on() {
+    let (stage, hand) = shared().await;
+    pool(
+        &hand,
+        "stall",
+        "10.13.0.0/24",
+        json!({"warm": {"low": 30, "high": 60}}),
+    )
+    .await;
+    let (mut machine, _) = Machine::of_group(&stage.cluster, &hand, "stall", &[]).await;
+    hand.listed("stall-1", 3).await.unwrap();
+    // The agent has greeted, so that it is taken to be awake.
+    let mut plugins = Vec::new();
+    for _ in 0..ADDS {
+        let mut plugin = UnixStream::connect(machine.plugin_socket()).unwrap();
+        let _: Greeting = wire::receive(&mut plugin).unwrap();
+        plugins.push(plugin);
+    }
+    let store = machine.store();
+    until("the agent stalls without the file", LIMIT, async || {
+        machine.agent().process().signal(Signal::STOP)?;
+        let is_free = Store::open_existing(&store, Duration::ZERO).is_ok();
+        if !is_free {
+            machine.agent().process().signal(Signal::CONT)?;
+        }
+        Ok(is_free.then_some(()))
+    })
+    .await
+    .unwrap();
+    // Asked for, and killed.
+    for (n, mut plugin) in plugins.into_iter().enumerate() {
+        let now = clock::since_boot();
+        let op = Op::Add(add(&format!("c{n}")));
+        let request = Request::new(op, now, now + Duration::from_secs(60));
+        wire::send(&mut plugin, &request).unwrap();
+    }
+    let dels = (0..ADDS).map(|n| machine.ask(Op::Del(attachment(&format!("c{n}")))));
+    for answer in futures::future::join_all(dels).await {
+        answer.unwrap();
+    }
+    machine.agent().process().signal(Signal::CONT).unwrap();
+    until("all that was asked is over", LIMIT, async || {
+        let open = machine.figure("cadastre_agent_connections", &[("socket", "cni")]);
+        Ok((open.await < 0.5).then_some(()))
+    })
+    .await
+    .unwrap();
+    assert_eq!(machine.held().await, []);
+    // The agent works on, also for the same names.
+    machine.add("c1").await.unwrap();
+}
+
+#[tokio::test]
+async fn a_del_ends_the_add_that_waits_for_a_block() {
+    let (stage, hand) = shared().await;
+    pool(&hand, "ends", "10.14.0.0/28", json!({"cooldownSeconds": 0})).await;
+    let flags = ["--add-wait", "60"];
+    let (machine, _) = Machine::of_group(&stage.cluster, &hand, "ends", &flags).await;
+    for n in 0..13 {
+        machine.add(&format!("c{n}")).await.unwrap();
+    }
+    let late = machine.add("late");
+    let del = async {
+        until("it waits", LIMIT, async || {
+            let waiting = machine.figure("cadastre_agent_adds_waiting", &[]).await;
+            Ok((waiting > 0.5).then_some(()))
+        })
+        .await
+        .unwrap();
+        machine.del("late").await;
+    };
+    let (refused, ()) = tokio::join!(late, del);
+    let refused = refused.unwrap_err();
+    assert!(refused.text.contains("deleted after"), "{refused}");
+    assert_eq!(machine.held().await.len(), 13);
+}
