@@ -4,8 +4,9 @@
 
 use super::proofs::Weather;
 
-/// A run that is to fail.
+/// A run that is to fail. None where there are no mutations: in an optimised build.
 #[derive(Clone, Copy)]
+#[cfg_attr(not(debug_assertions), allow(dead_code))]
 pub struct Trial {
     pub weather: Weather,
     /// The only rule that counts, or any.
