@@ -15,6 +15,7 @@ PLUGIN := $(TARGET)/cadastre-ipam
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 SEED ?=
 STEPS ?=
+MINUTES ?= 10
 NODES ?= 5000
 WHAT ?= all
 MUTANT ?=
@@ -26,7 +27,7 @@ E2E := $(call names,e2e/tests)
 
 say = @printf '\n\033[1m== %s\033[0m\n' "$(1)"
 
-.PHONY: help setup control-plane nodes tools monitoring run test check unit sim mutants e2e bench bench-scale bench-node plugin crd config image test-image metrics-doc pictures clean
+.PHONY: help setup control-plane nodes tools monitoring run test check unit sim soak mutants e2e bench bench-scale bench-node plugin crd config image test-image metrics-doc pictures clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -53,10 +54,11 @@ unit: setup ## unit and property tests
 	$(CARGO) test --workspace --lib --bins $(UNIT:%=--test %)
 	$(CARGO) test --workspace --doc
 
+# Each commit is tried with seeds of its own; without git they are of the clock. Failures print their seed.
 sim: setup ## the deterministic simulation; SEED=n and STEPS=n replay or search
 	$(call say,sim)
 ifeq ($(SEED)$(STEPS),)
-	$(CARGO) test --workspace --test sim
+	COMMIT="$$(git rev-parse HEAD 2>/dev/null || true)" $(CARGO) test --workspace --test sim -- --nocapture
 else
 	$(if $(SEED),SEED=$(SEED)) $(if $(STEPS),STEPS=$(STEPS)) \
 		$(CARGO) test --release -p cadastre --test sim -- --nocapture replay
@@ -67,6 +69,11 @@ mutants: setup ## bugs made on purpose, and what finds each; MUTANT=name tries o
 	$(CARGO) test --workspace --lib -- --nocapture mutation::
 	$(if $(MUTANT),MUTANT=$(MUTANT)) \
 		$(CARGO) test --workspace --test sim -- --nocapture mutations::
+
+soak: setup ## the simulation for MINUTES=10, from seeds of the clock or from SEED=n on; names what failed
+	$(call say,soak)
+	$(if $(SEED),SEED=$(SEED)) MINUTES=$(MINUTES) \
+		$(CARGO) test --release -p cadastre --test sim -- --ignored --nocapture soak
 
 e2e: setup control-plane nodes tools monitoring test-image ## tests against a real control plane and, as root, real nodes; two at a time
 	$(call say,e2e)

@@ -8,6 +8,7 @@
 //!
 //! | file | subject |
 //! |---|---|
+//! | `search` | which seeds are run |
 //! | `run` | the run of one seed: what is due, step after step |
 //! | `plan` | what a seed draws first: size, roughness, length |
 //! | `api`, `kind` | the API server: guards, versions, lists and watches |
@@ -22,7 +23,8 @@
 //! | `mutations`, `proofs` | that the checks can fail: bugs made on purpose, and what finds them |
 //!
 //! `make sim SEED=7` runs one seed and shows it; `make sim STEPS=10000000` runs seeds one after the
-//! other until so many steps are done. A failure names its seed and shows the last lines that matter.
+//! other until so many steps are done; `make soak MINUTES=60` goes on for as long. A failure names its seed
+//! and shows the last lines that matter.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -51,6 +53,7 @@ mod restore;
 #[path = "../common/rng.rs"]
 mod rng;
 mod run;
+mod search;
 mod settle;
 mod settle_blocks;
 mod shape;
@@ -59,10 +62,8 @@ mod trace;
 mod words;
 mod workload;
 
-use std::time::Instant;
-
 use cadastre::mutation::Mutation;
-use run::{Failure, Sim, Tally};
+use run::{Failure, Sim};
 use trace::Trace;
 
 impl std::fmt::Display for Failure {
@@ -78,55 +79,6 @@ impl std::fmt::Display for Failure {
     }
 }
 
-/// Runs seeds from `first` on until `steps` are done.
-fn run_seeds(first: u64, steps: u64) -> Tally {
-    let (begun, mut sum, mut shown) = (Instant::now(), Tally::default(), 0);
-    let mut seed = first;
-    while sum.steps < steps {
-        let tally = Sim::run(seed, None).unwrap_or_else(|failure| panic!("{failure}"));
-        sum.add(&tally);
-        seed += 1;
-        if sum.steps / 1_000_000 > shown {
-            shown = sum.steps / 1_000_000;
-            println!("{}", summary(&sum, seed - first, begun));
-        }
-    }
-    println!("{}", summary(&sum, seed - first, begun));
-    sum
-}
-
-fn summary(sum: &Tally, seeds: u64, begun: Instant) -> String {
-    let seconds = begun.elapsed().as_secs_f64();
-    format!(
-        "{} steps, {seeds} seeds, {} ranges assigned, {} records ended, {} blocks listed, {} ended, {} addresses given, {} tenures, {} + {} duplicates averted by UID and term, {} restores, {} blocks taken up, {:.1} s",
-        sum.steps,
-        sum.assigned,
-        sum.freed,
-        sum.listed,
-        sum.ended,
-        sum.given,
-        sum.takeovers,
-        sum.averted.0,
-        sum.averted.1,
-        sum.restores,
-        sum.taken_up,
-        seconds
-    )
-}
-
-#[test]
-fn everything_promised_holds_over_many_seeds() {
-    let sum = run_seeds(0, 2_000_000);
-    assert!(
-        sum.assigned > 500
-            && sum.freed > 100
-            && sum.takeovers > 50
-            && sum.restores > 5
-            && sum.taken_up > 3,
-        "the runs do too little: {sum:?}"
-    );
-}
-
 #[test]
 fn one_seed_is_one_run() {
     for seed in 0..3 {
@@ -139,18 +91,4 @@ fn one_seed_is_one_run() {
         assert!(first.0 > 500, "a trace of {} lines proves little", first.0);
         assert_eq!(first, trace(), "seed {seed}");
     }
-}
-
-/// What `make sim` calls: `SEED` is the first seed, `STEPS` how many steps at least.
-#[test]
-fn replay() {
-    let number = |name: &str| {
-        let text = std::env::var(name).ok().filter(|text| !text.is_empty())?;
-        Some(
-            text.parse::<u64>()
-                .unwrap_or_else(|_| panic!("{name}={text}: give a whole number")),
-        )
-    };
-    let (seed, steps) = (number("SEED"), number("STEPS"));
-    run_seeds(seed.unwrap_or(0), steps.unwrap_or(1));
 }

@@ -1,0 +1,138 @@
+//! Which seeds are run: some that are always the same, those of the commit that nobody has run before,
+//! and as many more as somebody has time for.
+//!
+//! | environment | |
+//! |---|---|
+//! | `SEED`, `STEPS` | [`replay`]: from which seed on, how many steps at least |
+//! | `COMMIT` | the seeds of a commit begin at a number made of that text, which `make sim` gives; where there is none, of the clock |
+//! | `MINUTES` | how long [`soak`] searches, from `SEED` on or from a number made of the clock |
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::time::{Duration, Instant, SystemTime};
+
+use super::run::{Sim, Tally};
+
+/// How many steps of seeds that nobody has run a run of all tests takes.
+const FRESH: u64 = 3_000_000;
+
+/// Runs seeds from `first` on until `steps` are done.
+fn run_seeds(first: u64, steps: u64) -> Tally {
+    let (begun, mut sum, mut shown) = (Instant::now(), Tally::default(), 0);
+    let mut seed = first;
+    while sum.steps < steps {
+        let tally = Sim::run(seed, None).unwrap_or_else(|failure| panic!("{failure}"));
+        sum.add(&tally);
+        seed += 1;
+        if sum.steps / 1_000_000 > shown {
+            shown = sum.steps / 1_000_000;
+            println!("{}", summary(&sum, seed - first, begun));
+        }
+    }
+    println!("{}", summary(&sum, seed - first, begun));
+    sum
+}
+
+fn summary(sum: &Tally, seeds: u64, begun: Instant) -> String {
+    let seconds = begun.elapsed().as_secs_f64();
+    format!(
+        "{} steps, {seeds} seeds, {} ranges assigned, {} records ended, {} blocks listed, {} ended, {} addresses given, {} tenures, {} + {} duplicates averted by UID and term, {} restores, {} blocks taken up, {:.1} s",
+        sum.steps,
+        sum.assigned,
+        sum.freed,
+        sum.listed,
+        sum.ended,
+        sum.given,
+        sum.takeovers,
+        sum.averted.0,
+        sum.averted.1,
+        sum.restores,
+        sum.taken_up,
+        seconds
+    )
+}
+
+/// What the environment says, if it says anything.
+fn said(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|text| !text.is_empty())
+}
+
+fn number(name: &str) -> Option<u64> {
+    let text = said(name)?;
+    let number = text.parse();
+    Some(number.unwrap_or_else(|_| panic!("{name}={text}: give a whole number")))
+}
+
+/// A seed made of a text; its last nine digits are zeros, so that people can tell it apart.
+fn seed_of(text: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    text.hash(&mut hasher);
+    hasher.finish() % 1_000_000_000 * 1_000_000_000
+}
+
+fn seed_of_clock() -> u64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    seed_of(&now.unwrap_or_default().as_nanos().to_string())
+}
+
+#[test]
+fn everything_promised_holds_over_many_seeds() {
+    let sum = run_seeds(0, 2_000_000);
+    assert!(
+        sum.assigned > 500
+            && sum.freed > 100
+            && sum.takeovers > 50
+            && sum.restores > 5
+            && sum.taken_up > 3,
+        "the runs do too little: {sum:?}"
+    );
+}
+
+/// Each commit is tried with seeds of its own, so that CI finds what the same seeds never would.
+#[test]
+fn everything_promised_holds_over_seeds_that_nobody_has_run() {
+    let (seed, of) = match said("COMMIT") {
+        Some(commit) => (seed_of(&commit), format!("commit {commit}")),
+        None => (
+            seed_of_clock(),
+            "the clock, as no COMMIT is given".to_owned(),
+        ),
+    };
+    println!("seeds of {of}: {FRESH} steps from seed {seed} on");
+    run_seeds(seed, FRESH);
+}
+
+/// What `make sim` calls with `SEED` or `STEPS`.
+#[test]
+fn replay() {
+    let (seed, steps) = (number("SEED"), number("STEPS"));
+    run_seeds(seed.unwrap_or(0), steps.unwrap_or(1));
+}
+
+/// What `make soak` calls: goes on after a failure, and names all in the end.
+#[test]
+#[ignore = "takes as long as you like: make soak MINUTES=60"]
+fn soak() {
+    let minutes = number("MINUTES").unwrap_or(10);
+    let first = number("SEED").unwrap_or_else(seed_of_clock);
+    println!("searching for {minutes} minutes from seed {first} on");
+    let (begun, mut sum, mut shown) = (Instant::now(), Tally::default(), 0);
+    let (mut seed, mut failed) = (first, Vec::new());
+    while begun.elapsed() < Duration::from_secs(60 * minutes) {
+        match Sim::run(seed, None) {
+            Ok(tally) => sum.add(&tally),
+            Err(failure) => {
+                println!("{failure}");
+                sum.steps += failure.step;
+                failed.push(format!("make sim SEED={seed}: {}", failure.violation.rule));
+            }
+        }
+        seed += 1;
+        if begun.elapsed().as_secs() / 30 > shown {
+            shown = begun.elapsed().as_secs() / 30;
+            let text = summary(&sum, seed - first, begun);
+            println!("{text}, {} failures", failed.len());
+        }
+    }
+    println!("{}", summary(&sum, seed - first, begun));
+    assert!(failed.is_empty(), "again:\n{}", failed.join("\n"));
+}
