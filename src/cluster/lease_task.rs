@@ -79,6 +79,7 @@ impl Election {
         let (mut trouble, mut known) = (None, None);
         let (mut was_read, mut was_said) = (false, false);
         let (mut vacant, mut led_since) = (Duration::ZERO, clock.now());
+        let mut read_at: Option<Mono> = None;
         loop {
             while let Some(ask) = elector.poll(clock.now()) {
                 let leads = matches!(last, Leadership::Leading(_));
@@ -97,6 +98,15 @@ impl Election {
                     Err(_) => (Answer::Unclear, Some(format!("no answer within {limit:?}"))),
                 };
                 was_read |= problem.is_none();
+                if problem.is_none() {
+                    let now = clock.now();
+                    if read_at.is_some_and(|at| now > at + LONG_VACANT) {
+                        self.publish
+                            .send_replace(Leadership::Standby { leader: None });
+                        return Err(AWAY.to_owned());
+                    }
+                    read_at = Some(now);
+                }
                 match problem {
                     Some(problem) => self.warn(&problem, &mut trouble),
                     None => trouble = None,
@@ -246,6 +256,9 @@ const GAP_TOLD: Duration = Duration::from_secs(60);
 
 /// What is said where the Lease is older than it was.
 const PUT_BACK: &str = "the Lease has gone back to an older version: the API server was put back to an older state (a restore of etcd?); what this process knows is no longer there, so it ends and must be started anew (docs/backup.md)";
+
+/// What is said where the Lease could not be read for longer than that.
+const AWAY: &str = "the Lease could not be read for over a minute: the API server may have been put back to an older state meanwhile and be past the old versions by now; this process ends and must be started anew, so that it knows what is there";
 
 /// A number that only grows, whatever happens to the Lease.
 fn version(lease: Option<&Lease>) -> Option<u64> {

@@ -6,6 +6,8 @@
 //! - An answer to a request of ours may be newer than the watch and is then taken in at once; it can
 //!   never bring back what the watch has already seen go, and nothing goes back in time.
 //! - What an answer has shown to be gone stays gone, however much older news the watch still brings.
+//! - A list of ours that shows older news than what was known when it was sent proves that the server
+//!   was put back to an older state: [`Replaced::PutBack`].
 //!
 //! # Assumptions
 //! `resourceVersion`s of one kind grow, a watch delivers them in order, and lists are consistent
@@ -27,6 +29,27 @@ pub struct Delta<T> {
     pub after: Option<Arc<T>>,
 }
 
+/// What a table knew when a request was sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sent {
+    /// See [`Table::answer`]
+    pub epoch: u64,
+    /// The highest version known by then, and the highest that the watch had delivered
+    latest: u64,
+    horizon: u64,
+}
+
+/// What became of a list of ours.
+#[derive(Debug)]
+pub enum Replaced<T> {
+    /// It is taken in; what it has changed.
+    By(Vec<Delta<T>>),
+    /// A relist ran, or what it shows may be older than the watch: ask again.
+    Again,
+    /// The server has forgotten what it had told: it was put back to an older state.
+    PutBack,
+}
+
 /// The objects of one kind by name.
 #[derive(Debug)]
 pub struct Table<T> {
@@ -45,6 +68,11 @@ pub struct Table<T> {
     listed: Option<Duration>,
     /// The highest version the watch has delivered.
     horizon: u64,
+    /// The highest version known from anywhere.
+    latest: u64,
+    /// Whether the list that runs has shown older news than was known: it may be of a server that was
+    /// put back to an older state.
+    is_doubtful: bool,
 }
 
 impl<T> Default for Table<T> {
@@ -58,6 +86,8 @@ impl<T> Default for Table<T> {
             listing: None,
             listed: None,
             horizon: 0,
+            latest: 0,
+            is_doubtful: false,
         }
     }
 }
@@ -73,7 +103,7 @@ impl<T: Object> Table<T> {
         self.unseen.is_some()
     }
 
-    /// Whether the last complete list was asked for at that time (monotonic) or later.
+    /// Whether the last complete list was asked for at that time (monotonic) or later, and was not doubtful.
     pub fn is_listed_since(&self, time: Duration) -> bool {
         self.listed.is_some_and(|asked| asked >= time)
     }
@@ -81,6 +111,15 @@ impl<T: Object> Table<T> {
     /// Names the list that the table rests on; see [`Table::answer`].
     pub fn epoch(&self) -> u64 {
         self.epoch
+    }
+
+    /// What is known as a request is sent.
+    pub fn sent(&self) -> Sent {
+        Sent {
+            epoch: self.epoch,
+            latest: self.latest.max(self.horizon),
+            horizon: self.horizon,
+        }
     }
 
     /// The object of that name.
@@ -110,6 +149,7 @@ impl<T: Object> Table<T> {
                 self.listing = Some(asked);
                 self.unseen = Some(self.objects.keys().cloned().collect());
                 self.epoch += 1;
+                self.is_doubtful = false;
                 Vec::new()
             }
             Change::Applied(object) => {
@@ -120,10 +160,12 @@ impl<T: Object> Table<T> {
                 if self.unseen.is_none() && self.is_superseded(&object) {
                     return Vec::new();
                 }
+                self.is_doubtful |= self.unseen.is_some() && self.is_older(&object);
                 self.put(object).into_iter().collect()
             }
             Change::Listed => {
-                self.listed = self.listing.take().or(self.listed);
+                let listing = self.listing.take().filter(|_| !self.is_doubtful);
+                self.listed = listing.or(self.listed).or(Some(Duration::ZERO));
                 // What was gone before the list began is not in it.
                 self.gone.retain(|_, epoch| *epoch >= self.epoch);
                 self.epoch += 1;
@@ -153,11 +195,18 @@ impl<T: Object> Table<T> {
         self.put(object)
     }
 
-    /// Takes in a complete consistent list, as the answer to a request sent at epoch `sent`. `None`
-    /// where a relist ran then or has begun since: ask again.
-    pub fn replace(&mut self, objects: Vec<T>, sent: u64) -> Option<Vec<Delta<T>>> {
-        if sent != self.epoch || self.unseen.is_some() {
-            return None;
+    /// Takes in a complete consistent list, as the answer to a request that was sent then.
+    pub fn replace(&mut self, objects: Vec<T>, sent: Sent) -> Replaced<T> {
+        if sent.epoch != self.epoch || self.unseen.is_some() {
+            return Replaced::Again;
+        }
+        if objects.iter().any(|it| self.is_put_back(it, sent)) {
+            // What the watch has told since may have gone after the list was made.
+            return if self.horizon == sent.horizon {
+                Replaced::PutBack
+            } else {
+                Replaced::Again
+            };
         }
         let highest = objects.iter().map(Object::version).max().unwrap_or(0);
         let named: BTreeSet<Text> = objects.iter().map(|o| o.name().clone()).collect();
@@ -165,7 +214,7 @@ impl<T: Object> Table<T> {
         let gone: Vec<(Text, Text)> = self
             .objects
             .values()
-            .filter(|o| !named.contains(o.name()) && o.version() <= highest)
+            .filter(|o| !named.contains(o.name()) && o.version() <= highest.max(sent.latest))
             .map(|o| (o.name().clone(), o.uid().clone()))
             .collect();
         let mut deltas: Vec<Delta<T>> = gone
@@ -175,12 +224,26 @@ impl<T: Object> Table<T> {
         deltas.extend(
             objects
                 .into_iter()
-                .filter_map(|object| self.answer(object, sent)),
+                .filter_map(|object| self.answer(object, sent.epoch)),
         );
         if !Mutation::GoneByListComesBack.is_on() {
             self.floor = self.floor.max(highest);
         }
-        Some(deltas)
+        Replaced::By(deltas)
+    }
+
+    /// Whether a list that was asked for then can show the object as it does only because the server has
+    /// forgotten what it had told before.
+    fn is_put_back(&self, object: &T, sent: Sent) -> bool {
+        match self.objects.get(object.name()) {
+            Some(known) => object.version() < known.version() && known.version() <= sent.latest,
+            None => object.version() <= sent.horizon && !self.gone.contains_key(object.uid()),
+        }
+    }
+
+    fn is_older(&self, object: &T) -> bool {
+        let known = self.objects.get(object.name());
+        known.is_some_and(|known| object.version() < known.version())
     }
 
     /// Takes note that the object of that name and UID is gone, as an answer has shown.
@@ -211,6 +274,7 @@ impl<T: Object> Table<T> {
         if before.as_ref().is_some_and(older) || self.gone.contains_key(object.uid()) {
             return None;
         }
+        self.latest = self.latest.max(object.version());
         let after = Arc::new(object);
         self.objects.insert(after.name().clone(), after.clone());
         Some(Delta {
@@ -323,14 +387,21 @@ mod tests {
         );
     }
 
+    fn taken<T>(replaced: Replaced<T>) -> Vec<Delta<T>> {
+        match replaced {
+            Replaced::By(deltas) => deltas,
+            Replaced::Again => panic!("to be asked for again"),
+            Replaced::PutBack => panic!("put back"),
+        }
+    }
+
     #[test]
     fn a_list_of_ours_keeps_what_the_watch_told_later() {
         let mut table = listed(&[("a", "1", 5), ("b", "2", 6)]);
-        let sent = table.epoch();
+        let sent = table.sent();
         table.change(Change::Applied(object("c", "3", 9)));
-        let deltas = table
-            .replace(vec![object("a", "1", 5), object("d", "4", 8)], sent)
-            .unwrap();
+        let list = vec![object("a", "1", 5), object("d", "4", 8)];
+        let deltas = taken(table.replace(list, sent));
         assert_eq!(
             table.iter().map(|o| o.name.to_string()).collect::<Vec<_>>(),
             ["a", "c"]
@@ -343,13 +414,68 @@ mod tests {
         table.change(Change::Restarted {
             asked: Duration::ZERO,
         });
-        assert!(table.replace(Vec::new(), sent).is_none());
+        assert!(matches!(table.replace(Vec::new(), sent), Replaced::Again));
+    }
+
+    #[test]
+    fn a_list_of_ours_ends_what_was_known_when_it_was_sent() {
+        let mut table = listed(&[("a", "1", 5), ("b", "2", 8)]);
+        let sent = table.sent();
+        let deltas = taken(table.replace(vec![object("a", "1", 5)], sent));
+        assert_eq!(deltas.len(), 1, "b is newer than all of the list, and gone");
+        assert_eq!(table.len(), 1);
+    }
+
+    #[test]
+    fn a_list_that_forgets_what_was_told_is_of_a_server_that_was_put_back() {
+        let again = |table: &mut Table<ServiceRange>, name, uid, version| {
+            let sent = table.sent();
+            table.replace(vec![object(name, uid, version)], sent)
+        };
+        // Another object of the name than the one that was known, and older.
+        let mut table = listed(&[("a", "1", 495)]);
+        let found = again(&mut table, "a", "9", 283);
+        assert!(matches!(found, Replaced::PutBack), "{found:?}");
+        // One that was seen to go is there again.
+        let mut table = listed(&[("a", "1", 5), ("b", "2", 6)]);
+        table.change(Change::Deleted(object("a", "1", 7)));
+        let found = again(&mut table, "a", "1", 5);
+        assert!(matches!(found, Replaced::PutBack), "{found:?}");
+        // It may go while the list is on its way.
+        let mut table = listed(&[("a", "1", 5), ("b", "2", 6)]);
+        let sent = table.sent();
+        table.change(Change::Deleted(object("a", "1", 7)));
+        let found = table.replace(vec![object("a", "1", 5)], sent);
+        assert!(matches!(found, Replaced::Again), "{found:?}");
+        // And so may something newer come.
+        let mut table = listed(&[("a", "1", 5)]);
+        let sent = table.sent();
+        table.answer(object("a", "1", 9), sent.epoch);
+        assert!(taken(table.replace(vec![object("a", "1", 5)], sent)).is_empty());
+        // What an answer has told runs ahead of the watch.
+        let mut table = listed(&[("a", "1", 5)]);
+        table.answer(object("a", "1", 9), table.epoch());
+        assert_eq!(taken(again(&mut table, "b", "2", 7)).len(), 2);
+    }
+
+    #[test]
+    fn a_relist_with_older_news_than_known_is_no_list_to_begin_with() {
+        let mut table = listed(&[("a", "1", 5)]);
+        let asked = Duration::from_secs(9);
+        for (version, is_sound) in [(4, false), (5, true)] {
+            table.change(Change::Restarted { asked });
+            table.change(Change::Applied(object("a", "1", version)));
+            table.change(Change::Listed);
+            assert!(table.is_listed());
+            assert_eq!(table.is_listed_since(asked), is_sound);
+        }
     }
 
     #[test]
     fn what_an_answer_showed_to_be_gone_stays_gone() {
         let mut table = listed(&[("a", "1", 1), ("b", "2", 2), ("c", "3", 9)]);
         let epoch = table.epoch();
+        let sent = table.sent();
         assert!(table.forget("a", "1").is_some());
         assert!(
             table
@@ -358,13 +484,8 @@ mod tests {
             "older news of what is gone"
         );
         assert!(table.answer(object("a", "1", 12), epoch).is_none());
-        assert_eq!(
-            table
-                .replace(vec![object("c", "3", 9)], epoch)
-                .unwrap()
-                .len(),
-            1
-        );
+        let list = vec![object("c", "3", 9)];
+        assert_eq!(taken(table.replace(list, sent)).len(), 1);
         assert!(
             table
                 .change(Change::Applied(object("b", "2", 5)))
@@ -412,9 +533,10 @@ mod tests {
         table.change(Change::Restarted {
             asked: Duration::ZERO,
         });
-        let sent = table.epoch();
+        let sent = table.sent();
         table.change(Change::Listed);
-        assert!(table.answer(object("a", "1", 6), sent).is_none());
-        assert!(table.replace(vec![object("a", "1", 6)], sent).is_none());
+        assert!(table.answer(object("a", "1", 6), sent.epoch).is_none());
+        let found = table.replace(vec![object("a", "1", 6)], sent);
+        assert!(matches!(found, Replaced::Again));
     }
 }

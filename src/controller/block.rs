@@ -96,10 +96,6 @@ impl BlockLoop {
             }
             // Seen: the judgement follows.
             (Step::Await, Some(_)) => return None,
-            (Step::Create, _) if entry.owner.resting && !entry.confirmed => {
-                cx.registry.drop_block(&cidr);
-                return None;
-            }
             (Step::Create, _) => Request::CreateBlock {
                 name,
                 spec: entry.spec(),
@@ -266,6 +262,16 @@ impl BlockLoop {
             (_, Outcome::Block(_) | Outcome::Gone) => {
                 queue.succeeded(cidr);
                 self.queue.add(*cidr);
+            }
+            // Its node has died meanwhile, and nobody has heard of it.
+            (Some(Step::Create), Outcome::Refused(refusal))
+                if resting
+                    && !entry.confirmed
+                    && entry.step == Step::Create
+                    && !matches!(refusal, Refusal::Guard(_)) =>
+            {
+                cx.registry.drop_block(cidr);
+                noted.freed = true;
             }
             (Some(Step::Create), Outcome::Refused(Refusal::Rejected(why))) => {
                 if queue.add_failed(*cidr, now) == 1 {

@@ -16,10 +16,12 @@ pub(super) fn carve(pool: &Text, node: &Node, cx: &mut Context) -> Result<Vec<Ci
     let Some(state) = registry.pools.get_mut(pool) else {
         return Ok(Vec::new());
     };
-    let spoken_for = |range: &Cidr| world.pods.any_in(range);
+    let strays = &registry.strays;
+    let spoken_for = |range: &Cidr| world.pods.any_in(range).or_else(|| strays.any_in(range));
     let mut carved = registry.ledger.carve(&mut state.space, holder, spoken_for);
     let mut lens = Dual::from_fn(|family| state.space.block_len(family));
     let whole = lens;
+    let mut avoided = 0;
     while let Err(full) = &carved {
         let family = full.family;
         let len = lens.get_mut(family);
@@ -35,7 +37,7 @@ pub(super) fn carve(pool: &Text, node: &Node, cx: &mut Context) -> Result<Vec<Ci
         match registry.ledger.carve(&mut smaller, holder, spoken_for) {
             Ok(claims) => carved = Ok(claims),
             Err(other) if other.family != family => carved = Err(other),
-            Err(_) => {}
+            Err(smaller) => avoided = smaller.avoided.max(avoided),
         }
     }
     let claims = match carved {
@@ -44,7 +46,9 @@ pub(super) fn carve(pool: &Text, node: &Node, cx: &mut Context) -> Result<Vec<Ci
             if !registry.blocks.has(&node.uid) {
                 registry.holders.drop_uid(Use::Blocks, &node.uid);
             }
-            return Err(full);
+            // What speaks against a piece may go, as what speaks against a whole block.
+            let avoided = full.avoided.max(avoided);
+            return Err(Full { avoided, ..full });
         }
     };
     let claims: Vec<_> = claims.iter().filter_map(|(_, id)| *id).collect();

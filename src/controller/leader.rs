@@ -122,8 +122,6 @@ impl Leader {
         for node in world.nodes.iter() {
             if node.is_empty() {
                 self.podcidrs.queue.add(node.name.clone());
-            } else {
-                self.subnets.queue.add(node.name.clone());
             }
             report_unreadable(node, reports);
         }
@@ -131,12 +129,14 @@ impl Leader {
             self.subnets.queue.add(subnet.name.clone());
         }
         for node in world.nodes.iter() {
-            self.registry.give_blocks_back(node, now);
-        }
-        for node in world.nodes.iter() {
             self.take_up(&node.name, world, reports, now);
             self.demand.add(node, &self.registry);
+            // It may have no NodeSubnet yet to ask and to speak in.
+            self.subnets.queue.add(node.name.clone());
         }
+        self.registry.is_listening = !self.listening.is_over();
+        self.registry.after_gap = self.tenure.follows_a_gap();
+        self.give_blocks_back(world, now);
         for entry in self.registry.blocks.iter() {
             self.blocks.add(entry);
             self.subnets.queue.add(entry.owner.name.clone());
@@ -248,9 +248,13 @@ impl Leader {
     /// What is decided about blocks before anything is sent.
     fn decide_blocks(&mut self, world: &World, reports: &mut Vec<Report>, now: Now) {
         if std::mem::take(&mut self.freed) {
-            for name in std::mem::take(&mut self.registry.strays) {
+            for name in self.registry.strays.nodes() {
                 self.take_up(&name, world, reports, now);
             }
+        }
+        // Until then nobody knows whose a block is that no NodeSubnet lists.
+        if !self.listening.is_over() {
+            return;
         }
         let mut noted = self.registry.judge_blocks(world);
         for name in &noted.nodes {
@@ -259,9 +263,6 @@ impl Leader {
                 .extend(self.registry.blocks_let_go(name, world));
         }
         self.follow_up(noted, world);
-        if !self.listening.is_over() {
-            return;
-        }
         let mut cx = Context {
             world,
             registry: &mut self.registry,
@@ -273,6 +274,19 @@ impl Leader {
             self.subnets.queue.add(name);
         }
         self.look_at_blocks(noted.blocks);
+    }
+
+    /// Machines get back what rests from them, once agents have said what they use.
+    fn give_blocks_back(&mut self, world: &World, now: Now) {
+        if self.registry.is_listening {
+            return;
+        }
+        for node in world.nodes.iter() {
+            for cidr in self.registry.give_blocks_back(node, now) {
+                self.blocks.queue.add(cidr);
+                self.subnets.queue.add(node.name.clone());
+            }
+        }
     }
 
     fn follow_up(&mut self, noted: Noted, world: &World) {

@@ -9,6 +9,8 @@
 //!   earlier tenure are dropped with it.
 
 mod answers;
+#[cfg(test)]
+mod scripts;
 mod view;
 
 use std::collections::BTreeMap;
@@ -23,7 +25,7 @@ use crate::api::{Allocate, block_name};
 use crate::cluster::lease::Leadership;
 use crate::cluster::request::{Outcome, Request, RequestId};
 use crate::cluster::seen::{Block, Change, Node, Object, Pod, Pool, ServiceRange, Subnet, Text};
-use crate::cluster::table::{Delta, Table};
+use crate::cluster::table::{Delta, Sent, Table};
 use crate::cluster::world::World;
 use crate::ipam::Cidr;
 use crate::mutation::Mutation;
@@ -103,8 +105,8 @@ pub struct Outgoing {
 struct Pending {
     purpose: Purpose,
     term: Text,
-    /// The epoch of the table that the answer belongs to, when it was sent.
-    epoch: u64,
+    /// What the table that the answer belongs to knew when it was sent.
+    sent: Sent,
     /// The UID then known under the name.
     known: Option<Text>,
 }
@@ -119,6 +121,8 @@ pub struct Controller {
     reports: Vec<Report>,
     stopping: bool,
     second_writer: u64,
+    /// See [`Controller::is_put_back`]
+    put_back: bool,
 }
 
 impl Controller {
@@ -137,6 +141,7 @@ impl Controller {
             reports: Vec::new(),
             stopping: false,
             second_writer: 0,
+            put_back: false,
         }
     }
 
@@ -180,7 +185,7 @@ impl Controller {
     /// The next request to send, or nothing for now. Call it until it gives nothing, and again after
     /// every event and at [`Controller::wake_at`].
     pub fn poll(&mut self, now: Now) -> Option<Outgoing> {
-        let leader = self.leader.as_mut()?;
+        let leader = self.leader.as_mut().filter(|_| !self.put_back)?;
         if now.mono >= leader.tenure.valid_until && !Mutation::ExpiredLeaderDecides.is_on() {
             return None;
         }
@@ -252,6 +257,12 @@ impl Controller {
         self.leader.as_ref().is_some_and(|leader| leader.dealing)
     }
 
+    /// Whether the API server was put back to an older state, as a list has shown: what this process
+    /// knows is no longer there, it asks for nothing any more, and must be started anew.
+    pub fn is_put_back(&self) -> bool {
+        self.put_back
+    }
+
     /// What people ask of the address space, whether it leads or not.
     pub fn map(&self, ask: &Ask) -> Answer {
         super::map::answer(&self.world, ask)
@@ -279,17 +290,17 @@ impl Controller {
             .as_ref()
             .map_or_else(|| "".into(), |leader| leader.tenure.term.clone());
         let loop_name = purpose.loop_name();
-        let (epoch, known) = match &purpose {
+        let (sent, known) = match &purpose {
             Purpose::Subnet { name, .. } | Purpose::SubnetRead { name } => {
                 about(&self.world.subnets, name)
             }
-            Purpose::DefaultPool => (self.world.pools.epoch(), None),
+            Purpose::DefaultPool => (self.world.pools.sent(), None),
             Purpose::Answer { name } => about(&self.world.subnets, name),
-            Purpose::FenceSubnets => (self.world.subnets.epoch(), None),
-            Purpose::FenceBlocks => (self.world.blocks.epoch(), None),
+            Purpose::FenceSubnets => (self.world.subnets.sent(), None),
+            Purpose::FenceBlocks => (self.world.blocks.sent(), None),
             Purpose::Block { cidr, .. } => about(&self.world.blocks, &block_name(cidr)),
             Purpose::Pool { name } | Purpose::PoolRead { name } => about(&self.world.pools, name),
-            _ => (self.world.nodes.epoch(), None),
+            _ => (self.world.nodes.sent(), None),
         };
         let out_term = request.is_write().then(|| term.clone());
         self.pending.insert(
@@ -297,7 +308,7 @@ impl Controller {
             Pending {
                 purpose,
                 term,
-                epoch,
+                sent,
                 known,
             },
         );
@@ -368,9 +379,9 @@ impl Controller {
     }
 }
 
-fn about<T: Object>(table: &Table<T>, name: &str) -> (u64, Option<Text>) {
+fn about<T: Object>(table: &Table<T>, name: &str) -> (Sent, Option<Text>) {
     (
-        table.epoch(),
+        table.sent(),
         table.get(name).map(|object| object.uid().clone()),
     )
 }

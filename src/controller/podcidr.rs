@@ -170,9 +170,11 @@ impl PodCidrs {
             return barred(node, registry);
         }
         let holder = registry.holder(&node.name, &node.uid);
+        let strays = &registry.strays;
         let spoken_for = |range: &Cidr| -> Option<Addr> {
             let of_node = || world.node_addresses.within(range).next();
-            let used = world.pods.any_in(range).or_else(of_node);
+            let of_agent = || strays.any_in(range);
+            let used = world.pods.any_in(range).or_else(of_node).or_else(of_agent);
             used.filter(|_| !Mutation::UsedAddressesNotAvoided.is_on())
         };
         let mut notes = Vec::new();

@@ -12,6 +12,8 @@ pub struct Queue<K> {
     ready: VecDeque<K>,
     members: BTreeSet<K>,
     later: BTreeSet<(Duration, K)>,
+    /// The time of each key in `later`: it is there once, however often it was put there.
+    times: BTreeMap<K, Duration>,
     failures: BTreeMap<K, u32>,
     retries: u64,
 }
@@ -22,6 +24,7 @@ impl<K> Default for Queue<K> {
             ready: VecDeque::new(),
             members: BTreeSet::new(),
             later: BTreeSet::new(),
+            times: BTreeMap::new(),
             failures: BTreeMap::new(),
             retries: 0,
         }
@@ -36,8 +39,16 @@ impl<K: Ord + Clone> Queue<K> {
         }
     }
 
-    /// Puts the key in once that time has come.
+    /// Puts the key in once that time has come, or the earliest of the times that were given for it.
     pub fn add_at(&mut self, key: K, at: Duration) {
+        let known = self.times.get(&key).copied();
+        if known.is_some_and(|known| known <= at) {
+            return;
+        }
+        if let Some(known) = known {
+            self.later.remove(&(known, key.clone()));
+        }
+        self.times.insert(key.clone(), at);
         self.later.insert((at, key));
     }
 
@@ -52,7 +63,7 @@ impl<K: Ord + Clone> Queue<K> {
         *failures += 1;
         let failures = *failures;
         self.retries += 1;
-        self.later.insert((now + pause, key));
+        self.add_at(key, now + pause);
         failures
     }
 
@@ -65,6 +76,7 @@ impl<K: Ord + Clone> Queue<K> {
     pub fn pop(&mut self, now: Duration) -> Option<K> {
         while self.later.first().is_some_and(|(at, _)| *at <= now) {
             if let Some((_, key)) = self.later.pop_first() {
+                self.times.remove(&key);
                 self.add(key);
             }
         }
@@ -126,13 +138,25 @@ mod tests {
         queue.succeeded(&"a");
         queue.add_failed("a", ms(0));
         assert_eq!(queue.next_at(), Some(ms(100)));
+        queue.pop(ms(100));
         for _ in 0..40 {
             queue.add_failed("a", ms(0));
+            let last = queue.next_at();
+            queue.pop(ms(10_000));
+            assert!(last <= Some(ms(10_000)), "the pause is bounded");
         }
-        assert_eq!(
-            queue.later.last().map(|(at, _)| *at),
-            Some(ms(10_000)),
-            "the pause is bounded"
-        );
+        queue.add_failed("a", ms(0));
+        assert_eq!(queue.next_at(), Some(ms(10_000)));
+    }
+
+    #[test]
+    fn a_key_waits_for_one_time_the_earliest() {
+        let mut queue = Queue::default();
+        for at in [500, 300, 400, 300, 900] {
+            queue.add_at("a", ms(at));
+        }
+        assert_eq!((queue.depth(), queue.next_at()), (1, Some(ms(300))));
+        assert_eq!(queue.pop(ms(300)), Some("a"));
+        assert_eq!((queue.pop(ms(9_000)), queue.depth()), (None, 0));
     }
 }

@@ -17,6 +17,7 @@ use super::Now;
 use super::blocks::Blocks;
 use super::holders::{Holders, Use};
 use super::pools::{DEFAULT_QUARANTINE, Pools};
+use super::take_up::Strays;
 use crate::api::{HeldRange, PreviousHolder};
 use crate::cluster::seen::{Machine, Node, PodUid, Subnet, Text};
 use crate::cluster::world::World;
@@ -67,8 +68,12 @@ pub struct Registry {
     pub blocks: Blocks,
     /// Addresses that nodes are asked about, by the node's UID
     pub suspects: BTreeMap<Text, BTreeSet<(Addr, PodUid)>>,
-    /// Nodes whose agents use what somebody else has a claim to
-    pub strays: BTreeSet<Text>,
+    /// Blocks that agents use and cannot have for now
+    pub strays: Strays,
+    /// Whether agents have their say before anything is decided about blocks.
+    pub is_listening: bool,
+    /// Whether nobody had led before for so long that the server may have been put back.
+    pub after_gap: bool,
     pub(super) holders: Holders,
     conflicts: BTreeSet<(ClaimId, ClaimId)>,
 }

@@ -10,7 +10,7 @@ use kube::{Api, Client};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
-use tracing::{debug, info, warn};
+use tracing::{debug, error, info, warn};
 
 use super::events as told;
 use super::{Controller, Event, Now, Outgoing, Settings};
@@ -28,6 +28,9 @@ use crate::telemetry::{ControllerMetrics, Readiness};
 
 /// Steps of watches that may wait for the controller.
 const BACKLOG: usize = 4096;
+
+/// What is said where a list shows an older state than was known.
+const PUT_BACK: &str = "a list shows an older state than was known: the API server was put back to an older state (a restore of etcd?); what this process knows is no longer there, so it ends and must be started anew (docs/backup.md)";
 
 /// First and longest pause of a watch after an error, without jitter.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
@@ -203,6 +206,10 @@ impl Shell {
         loop {
             self.send_all();
             self.tell();
+            if self.controller.is_put_back() {
+                error!("{PUT_BACK}");
+                return false;
+            }
             if Instant::now() >= self.figures_at || self.dealing != self.controller.is_dealing() {
                 self.figures();
             }

@@ -209,8 +209,9 @@ fn wanted(
     if nothing && !stays {
         return None;
     }
-    // One write will do for a node whose first blocks are on their way.
-    if nothing && is.is_none() && node.is_some_and(|node| registry.blocks.has(&node.uid)) {
+    // One write will do for a node whose first blocks are on their way, but for an agent that is to speak.
+    let coming = node.is_some_and(|node| registry.blocks.has(&node.uid));
+    if nothing && is.is_none() && coming && !registry.is_listening {
         return None;
     }
     let text = |text: &Text| text.to_string();

@@ -3,13 +3,16 @@
 //! An agent tells of every block with addresses in use, also of one that its NodeSubnet lists no more. If
 //! nobody has a claim to such a range, it is the node's from then on, as if it had been listed: its object is
 //! made anew, and it is listed again. If somebody has, or the node could not have it now, it waits until something
-//! comes free; the condition `Accepted` of the NodeSubnet says so meanwhile.
+//! comes free, and nobody else gets any of it; the condition `Accepted` of the NodeSubnet says so meanwhile.
 //!
 //! # Caveats
-//! Any agent could say so of any range. So only those are taken up that its node could get by asking: of pools
+//! Any agent could say so of any range, and keep it from others: as many blocks as a node may have at most.
+//! Only those are taken up that its node could get by asking: of pools
 //! that serve it, no larger than their blocks are, and not more than it may have. Only a leader that follows a gap
 //! leaves that limit aside: a node that got another block meanwhile uses the forgotten one all the same, and it
 //! would be given to somebody else.
+
+use std::collections::BTreeMap;
 
 use super::Now;
 use super::account::report_of;
@@ -17,8 +20,56 @@ use super::registry::Registry;
 use crate::api::{Allocate, HeldBlock, MOST_BLOCKS};
 use crate::cluster::seen::{AgentReport, BlockWord, Node, Text};
 use crate::cluster::world::World;
-use crate::ipam::Cidr;
+use crate::ipam::{Addr, Cidr};
 use crate::mutation::Mutation;
+
+/// Blocks that agents use and cannot have for now, as somebody else has a claim to some of it or a pool is
+/// another one than it was, by the name of the node. Nobody else gets any of them meanwhile.
+#[derive(Debug, Default)]
+pub struct Strays(BTreeMap<Text, Vec<Cidr>>);
+
+impl Strays {
+    /// An address of the range in a block that an agent uses.
+    pub fn any_in(&self, range: &Cidr) -> Option<Addr> {
+        let mut blocks = self.0.values().flatten();
+        let used = blocks.find(|it| it.overlaps(range))?;
+        Some(used.first().max(range.first()))
+    }
+
+    /// Whether an agent uses some of the block, other than that of the node the very block.
+    pub fn speak_against(&self, block: &Cidr, node: &Text) -> bool {
+        let mut all = self.0.iter();
+        all.any(|(name, blocks)| {
+            let is_it = |it: &Cidr| name == node && it == block;
+            blocks.iter().any(|it| it.overlaps(block) && !is_it(it))
+        })
+    }
+
+    /// The nodes whose agents use any.
+    pub fn nodes(&self) -> Vec<Text> {
+        self.0.keys().cloned().collect()
+    }
+
+    /// The node is gone, or what its agent uses is looked at anew.
+    pub fn remove(&mut self, node: &Text) {
+        self.0.remove(node);
+    }
+
+    /// Whether the agent of a node uses any.
+    pub fn contains(&self, node: &str) -> bool {
+        self.0.contains_key(node)
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Takes note of what the agent of a node uses: of as many blocks as one may have, each of a pool.
+    fn insert(&mut self, node: &Text, blocks: Vec<Cidr>) {
+        self.0.insert(node.clone(), blocks);
+    }
+}
 
 impl Registry {
     /// Takes up what the agent of a node uses and nobody has, by a leader that follows a gap or another.
@@ -31,7 +82,8 @@ impl Registry {
         let Some(report) = report_of(&node, world) else {
             return Vec::new();
         };
-        let mut taken = Vec::new();
+        let (mut taken, mut strays) = (Vec::new(), Vec::new());
+        let mut is_stray = false;
         for word in &report.blocks {
             let known = self.blocks.get(&word.cidr);
             let is_theirs = known.is_some_and(|entry| entry.owner.uid == node.uid);
@@ -41,25 +93,42 @@ impl Registry {
             }
             let is_claimed = self.ledger.overlapping(&word.cidr).next().is_some();
             let is_claimed = is_claimed && !Mutation::ClaimedBlockTakenUp.is_on();
-            let held = self.could_get(word, &node, report, after_gap);
-            match held.filter(|_| !is_claimed) {
-                Some(held) => {
+            let more = strays.len();
+            match self.could_get(word, &node, report, more, after_gap) {
+                Some(held) if !is_claimed => {
                     self.recall_listed(name, &node.uid, &held, true, now);
                     taken.push(word.cidr);
                 }
                 // Once something comes free, or a pool is another one, it may be.
-                None => _ = self.strays.insert(name.clone()),
+                _ => {
+                    is_stray = true;
+                    if more < MOST_BLOCKS && self.is_of_a_pool(&word.cidr) {
+                        strays.push(word.cidr);
+                    }
+                }
             }
+        }
+        if is_stray {
+            self.strays.insert(name, strays);
         }
         taken
     }
 
-    /// The block as the node could have got it by asking.
+    /// Whether a pool could have given it to some node.
+    fn is_of_a_pool(&self, block: &Cidr) -> bool {
+        let pool = self.pools.of(block);
+        let pool = pool.filter(|pool| pool.allocate == Allocate::Blocks);
+        let len = pool.and_then(|pool| pool.space.block_len(block.family()));
+        len.is_some_and(|len| len <= block.len())
+    }
+
+    /// The block as the node could have got it by asking, `more` of them besides those that it has.
     fn could_get(
         &self,
         word: &BlockWord,
         node: &Node,
         report: &AgentReport,
+        more: usize,
         after_gap: bool,
     ) -> Option<HeldBlock> {
         let pool = self.pools.of(&word.cidr)?;
@@ -71,7 +140,7 @@ impl Registry {
         let fits = pool.allocate == Allocate::Blocks
             && pool.selects(node)
             && pool.space.block_len(family)? <= word.cidr.len()
-            && of_pool.count() < most.unwrap_or(MOST_BLOCKS);
+            && of_pool.count() + more < most.unwrap_or(MOST_BLOCKS);
         fits.then(|| HeldBlock {
             cidr: word.cidr.to_string(),
             uid: word.uid.to_string(),
@@ -158,6 +227,23 @@ mod tests {
         registry.drop_block(&cidr(block));
         assert_eq!(taken(&mut registry, &world, "n2"), [block]);
         assert!(registry.strays.is_empty());
+    }
+
+    #[test]
+    fn no_part_of_what_an_agent_uses_goes_to_others() {
+        // Half of what n2 uses is claimed, so it cannot have it back; the other half is free.
+        let n1 = using("n1", &["10.0.0.16/29"], &[]);
+        let world = world(vec![n1, using("n2", &[], &["10.0.0.16/28"])]);
+        let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
+        assert!(taken(&mut registry, &world, "n2").is_empty());
+        let used = |text: &str| registry.strays.any_in(&cidr(text)).is_some();
+        assert!(used("10.0.0.24/29") && used("10.0.0.0/24") && !used("10.0.0.32/28"));
+        let against = |text: &str, node: &str| {
+            let (block, node) = (cidr(text), node.into());
+            registry.strays.speak_against(&block, &node)
+        };
+        assert!(against("10.0.0.16/28", "n1") && against("10.0.0.24/29", "n2"));
+        assert!(!against("10.0.0.16/28", "n2"), "its own");
     }
 
     #[test]

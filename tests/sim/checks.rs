@@ -203,19 +203,23 @@ impl Checks {
             return Ok(());
         }
         let labels = known.labels.get(&a.uid);
-        let pool = known.shapes.iter().find(|shape| {
+        let could = |shape: &&Shape| {
             labels.into_iter().flatten().any(|labels| {
                 shape.could_deal(&a.cidrs, labels)
                     || (returns && shape.could_return(&a.cidrs, labels))
             })
-        });
-        let Some(pool) = pool else {
+        };
+        // Of several with the same ranges it may have been any.
+        let pools: Vec<&Shape> = known.shapes.iter().filter(could).collect();
+        let Some(pool) = pools.first() else {
             return wrong("no pool it has seen could have".to_owned());
         };
-        if let (false, Some(better)) = (returns, self.starting_before(pool, labels, known, api)) {
+        let before = |pool: &&Shape| self.starting_before(pool, labels, known, api);
+        let better: Option<Vec<Text>> = pools.iter().map(before).collect();
+        if let (false, Some(better)) = (returns, better) {
             return wrong(format!(
-                "of {}, and {better} is about to serve it",
-                pool.name
+                "of {}, and {} is about to serve it",
+                pool.name, better[0]
             ));
         }
         for node in known
@@ -285,7 +289,8 @@ impl Checks {
         // An answer may have told newer news than the watch.
         let is_so = |pool: &&Pool| {
             let now = api.pools.get(&pool.name);
-            now.is_some_and(|it| (&it.uid, &it.spec) == (&pool.uid, &pool.spec))
+            let is_live = now.is_some_and(|it| (&it.uid, &it.spec) == (&pool.uid, &pool.spec));
+            is_live && known.is_newest(pool)
         };
         let shown = known.pools.objects.values();
         let all: Vec<Shape> = shown.clone().filter_map(Shape::new).collect();

@@ -46,6 +46,10 @@ pub struct Known {
     /// Blocks shown, and those it asked for, with the name of the node that has them: to make one again
     /// is to restore it.
     pub had: BTreeSet<(Cidr, Text)>,
+    /// Blocks that an agent of that node was shown, or told in an answer, to use: they may be taken up.
+    pub used: BTreeSet<(Cidr, Text)>,
+    /// The newest version of each pool, by UID, that a watch or an answer has told.
+    newest: BTreeMap<Text, u64>,
     /// Since when each pool is shown in its generation, each service range and pod in its version.
     shown: BTreeMap<Text, (i64, Time)>,
     /// When it first asked for a node (by UID) to have these ranges.
@@ -80,6 +84,13 @@ impl Known {
                 self.buried.insert((gone.uid, term));
             }
         }
+    }
+
+    pub fn subnets(&mut self, change: &Change<Subnet>) {
+        if let Change::Applied(subnet) = change {
+            self.subnet(subnet);
+        }
+        self.subnets.take(change);
     }
 
     pub fn blocks(&mut self, change: &Change<Block>) {
@@ -117,6 +128,8 @@ impl Known {
             Outcome::Node(node) => self.node(node),
             Outcome::Nodes(nodes) => nodes.iter().for_each(|node| self.node(node)),
             Outcome::Pool(pool) => self.pool(pool),
+            Outcome::Subnet(subnet) => self.subnet(subnet),
+            Outcome::Subnets(subnets) => subnets.iter().for_each(|subnet| self.subnet(subnet)),
             _ => {}
         }
     }
@@ -137,7 +150,23 @@ impl Known {
         }
     }
 
+    fn subnet(&mut self, subnet: &Subnet) {
+        let words = subnet.report.iter().flat_map(|report| &report.blocks);
+        let used = words.filter(|word| word.used + word.cooling > 0);
+        self.used
+            .extend(used.map(|word| (word.cidr, subnet.name.clone())));
+    }
+
+    /// Whether nothing newer has been told of the pool.
+    pub fn is_newest(&self, pool: &Pool) -> bool {
+        self.newest
+            .get(&pool.uid)
+            .is_none_or(|newest| *newest <= pool.version)
+    }
+
     fn pool(&mut self, pool: &Pool) {
+        let newest = self.newest.entry(pool.uid.clone()).or_default();
+        *newest = pool.version.max(*newest);
         if let Some(shape) = Shape::new(pool).filter(|shape| !self.shapes.contains(shape)) {
             self.shapes.push(shape);
         }

@@ -71,6 +71,13 @@ fn lives(api: &Api, uid: &str) -> bool {
 }
 
 impl Parcels {
+    /// A machine uses that range: the server was put back, and has forgotten of it.
+    pub fn used(&mut self, range: &Cidr) {
+        for ((cidr, _), life) in &mut self.lives {
+            life.contested |= cidr.overlaps(range);
+        }
+    }
+
     /// The object was lost.
     pub fn lost(&mut self, block: Key) {
         self.lives.entry(block).or_default().edited = true;
@@ -310,12 +317,9 @@ impl Checks {
             wrong("policy", text, [owner.name.clone(), spec.pool.clone()])
         };
         let told = known.subnets.objects.get(&spec.owner.name);
-        let words = told.and_then(|told| told.report.as_ref());
-        let words = words.filter(|report| report.node_uid == spec.owner.uid);
-        let mut words = words.into_iter().flat_map(|report| report.blocks.iter());
         // What rests is written down again, and so is what its agent uses; a node gets nothing by it.
         let restored = spec.owner.resting
-            || words.any(|word| word.cidr == spec.cidr && word.used + word.cooling > 0)
+            || known.used.contains(&(spec.cidr, spec.owner.name.clone()))
             || known.had.contains(&(spec.cidr, spec.owner.name.clone()))
             || listed(told).iter().any(|(cidr, _)| *cidr == spec.cidr);
         if restored {

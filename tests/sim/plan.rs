@@ -119,7 +119,7 @@ impl Plan {
             crowded: rng.chance(3_000),
             limit: *rng.pick(&[1, 4, 16, 64]),
             rough_for: rng.between(120, 420) * SECOND,
-            settle_for: 420 * SECOND,
+            settle_for: 450 * SECOND,
             work_every: rng.stretch(200 * MS, 4 * SECOND),
             fault_every: if rough == 0 {
                 600 * SECOND

@@ -60,6 +60,8 @@ pub struct Run {
     pub asked: bool,
     /// Whether it has heard of the Lease: before that nothing is listed.
     pub heard: bool,
+    /// When it was last told anything certain of the Lease.
+    pub read_at: Option<Duration>,
     /// The Lease as last seen: its version, and when it was renewed.
     pub lease: Option<(u64, Timestamp)>,
     /// When it last saw to the Lease without leading.
@@ -110,6 +112,8 @@ impl Run {
             controller: Controller::new(Settings {
                 critical_in_flight: limit,
                 background_in_flight: limit.min(16),
+                // What is asked of agents comes to rest before the run ends.
+                leak_grace: Duration::from_secs(30),
                 ..Settings::default()
             }),
             elector: Elector::new(lease),
@@ -117,6 +121,7 @@ impl Run {
             telling: false,
             asked: false,
             heard: false,
+            read_at: None,
             lease: None,
             led_since: Duration::ZERO,
             vacant: Duration::ZERO,
@@ -163,7 +168,7 @@ impl Run {
             }
             Watched::Subnets => {
                 let change = self.feeds.subnets.next(&api.subnets, now.mono)?;
-                self.known.subnets.take(&change);
+                self.known.subnets(&change);
                 Event::Subnets(change)
             }
             Watched::Blocks => {

@@ -224,6 +224,9 @@ impl Sim {
         for id in 0..self.machines.agents.len() {
             let notice = self.once_back(NOTICE);
             let agent = &mut self.machines.agents[id];
+            for given in agent.given.values() {
+                self.checks.parcels.used(&given.block.0);
+            }
             agent.paused_until = agent.paused_until.min(self.down_until);
             agent.publishing_until = agent.publishing_until.min(self.down_until);
             agent.held_until = self.now + notice;

@@ -87,6 +87,37 @@ fn everything_promised_holds_over_many_seeds() {
     );
 }
 
+/// Seeds that have failed once, each for a bug of its own that has a test of its own.
+const FAILED_ONCE: [u64; 20] = [
+    50_500_041,
+    51_800_037,
+    54_900_038,
+    55_100_072,
+    77_000_157,
+    77_000_358,
+    77_000_420,
+    77_000_459,
+    154_000_308,
+    231_000_117,
+    231_000_399,
+    308_000_186,
+    684_287_457_259,
+    673_709_668_000_004,
+    673_709_668_000_095,
+    673_709_668_000_533,
+    673_709_668_000_719,
+    673_709_668_001_003,
+    673_709_668_002_345,
+    673_709_668_002_803,
+];
+
+#[test]
+fn everything_promised_holds_over_seeds_that_failed_once() {
+    for seed in FAILED_ONCE {
+        run_seeds(seed, 1);
+    }
+}
+
 /// Each commit is tried with seeds of its own, so that CI finds what the same seeds never would.
 #[test]
 fn everything_promised_holds_over_seeds_that_nobody_has_run() {

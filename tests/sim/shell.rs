@@ -24,6 +24,9 @@ const SPIN: u32 = 2_000;
 /// Steps of a watch that one delivery brings at most.
 const BATCH: u64 = 24;
 
+/// Who could not read the Lease for longer does not trust what it knows any more.
+const AWAY: Duration = Duration::from_secs(60);
+
 /// So long after the last fault every watch is in the picture.
 const CATCH_UP: Time = 30 * SECOND;
 
@@ -362,10 +365,15 @@ impl Sim {
         run.known.answer(&outcome);
         let text = self.trace.is_on().then(|| of_outcome(&outcome));
         run.controller.on(Event::Answer(id, outcome), now);
+        let is_put_back = run.controller.is_put_back();
         if let Some(text) = text {
             self.log(name_of(&outgoing.request), || {
                 format!("{place} is answered {}: {text}", verb(&outgoing.request))
             });
+        }
+        if is_put_back {
+            self.end(place, "ends: a list shows an older state than it knew");
+            return Ok(());
         }
         self.look_soon(place)
     }
@@ -552,6 +560,14 @@ impl Sim {
             }
         }
         let is_clear = !matches!(answer, Answer::Unclear | Answer::Failed);
+        let away = run.read_at.is_some_and(|at| mono > at + AWAY);
+        if is_clear && away {
+            self.end(place, "ends: it was away for too long");
+            return Ok(());
+        }
+        if is_clear {
+            run.read_at = Some(mono);
+        }
         let is_first = is_clear && !run.heard;
         run.heard |= is_clear;
         run.elector.answer(answer, mono);

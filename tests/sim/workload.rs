@@ -265,6 +265,7 @@ impl Sim {
                 };
                 self.api.put_node(node, self.now);
             }
+            1 | 2 if self.is_listened_to() => {}
             1 => {
                 self.api.finalized.insert(node.uid.clone());
                 self.delete(&node);
@@ -282,6 +283,9 @@ impl Sim {
 
     /// Gone and back in a moment, as autoscalers and impatient people do.
     fn recreate_node(&mut self) {
+        if self.is_listened_to() {
+            return;
+        }
         let Some(node) = self.some_node() else { return };
         self.log(Some(&node.name), || {
             format!("node {} is deleted and comes back", node.uid)

@@ -110,7 +110,7 @@ impl Registry {
             return noted;
         }
         noted.nodes.push(entry.owner.name.clone());
-        if entry.is_leaving() {
+        if entry.is_leaving() || entry.owner.resting && !entry.confirmed {
             self.drop_block(&cidr);
             noted.freed = true;
         } else {
@@ -181,6 +181,23 @@ impl Registry {
             noted.blocks.push(cidr);
         }
         noted
+    }
+
+    /// Agents have had their say after a gap: what no NodeSubnet lists yet, and the agent of another node
+    /// uses, is of a state that is no more, and ends. Returns it.
+    pub fn yield_to_strays(&mut self) -> Vec<Cidr> {
+        let mut ended = Vec::new();
+        for cidr in self.blocks.to_judge.clone() {
+            let Some(entry) = self.blocks.entries.get_mut(&cidr) else {
+                continue;
+            };
+            let owner = &entry.owner;
+            if !entry.confirmed && !owner.resting && self.strays.speak_against(&cidr, &owner.name) {
+                entry.step = Step::Delete;
+                ended.push(cidr);
+            }
+        }
+        ended
     }
 
     /// Whether nothing that overlaps the block stood before it.

@@ -27,7 +27,7 @@ impl Registry {
         }
     }
 
-    /// The node's UID is gone: its blocks rest. Returns those.
+    /// The node's UID is gone: its blocks rest, or are free where nobody has heard of them. Returns all.
     pub fn retire_blocks(
         &mut self,
         name: &Text,
@@ -43,7 +43,8 @@ impl Registry {
             if entry.owner.resting || entry.is_leaving() {
                 continue;
             }
-            if !entry.confirmed && entry.step == Step::Create && !entry.in_flight {
+            let was_asked_for = entry.in_flight || entry.to_read;
+            if !entry.confirmed && entry.step == Step::Create && !was_asked_for {
                 // Nobody has heard of it.
                 if Mutation::DroppedBlockKeepsItsClaim.is_on() {
                     self.blocks.remove(cidr);
@@ -95,6 +96,7 @@ impl Registry {
                 && entry.owner.resting
                 && entry.owner.machine.same(&node.machine)
                 && !entry.is_leaving()
+                && !(self.after_gap && self.strays.speak_against(&entry.cidr, &node.name))
                 && pool.is_some_and(|pool| {
                     pool.is_serving() && pool.selects(node) && pool.space.covers(&entry.cidr)
                 })

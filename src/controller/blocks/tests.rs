@@ -156,6 +156,20 @@ fn what_a_late_write_lists_to_a_live_node_is_the_nodes() {
 }
 
 #[test]
+fn what_a_late_write_lists_to_a_live_node_rests_no_more() {
+    let rests = object("a", "dead", true);
+    let mut world = world(&[node("a", "alive", &[])], &[rests], &[]);
+    let (mut registry, _) = Registry::rebuild(&world, &[], now());
+    // It is on its way out.
+    registry.blocks.get_mut(&cidr(BLOCK)).unwrap().step = Step::Delete;
+    world.subnets.change(Change::Applied(list("a", "alive")));
+    let told = registry.blocks_told(&"a".into(), &world, now());
+    assert_eq!(told, [cidr(BLOCK)]);
+    assert_eq!(owner(&registry), ("alive".to_owned(), false));
+    assert_eq!(registry.listed_blocks("alive", None).len(), 1);
+}
+
+#[test]
 fn an_object_that_cannot_be_read_is_written_anew() {
     let spoiled = Block {
         spec: Err("missing field owner".to_owned()),

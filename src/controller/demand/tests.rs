@@ -5,7 +5,7 @@ use serde_json::json;
 use super::*;
 use crate::api::{FINALIZER, HeldBlock, NodeSubnetSpec, Requests, block_name};
 use crate::cluster::seen::{
-    Block, BlockSpec, BlockWord, Change, Machine, Object, Owner, Pool, Subnet,
+    Block, BlockSpec, BlockWord, Change, Machine, Object, Owner, Pod, Pool, Subnet,
 };
 use crate::cluster::table::Table;
 use crate::controller::Now;
@@ -232,4 +232,46 @@ fn a_block_that_a_node_lets_go_of_is_none_that_it_has() {
         let (_, registry) = looked(vec![pool("p", "10.0.0.0/24")], vec![wants]);
         assert_eq!(count(&registry, "a"), blocks);
     }
+}
+
+#[test]
+fn what_speaks_against_the_smaller_pieces_of_a_pool_may_go() {
+    let pod = |version, addresses: &[&str]| {
+        let addresses = addresses.iter().map(|it| it.parse().unwrap());
+        Change::Applied(Pod {
+            name: "default/pod".into(),
+            uid: "pod".into(),
+            version,
+            finished: false,
+            addresses: addresses.map(|it: std::net::IpAddr| it.into()).collect(),
+        })
+    };
+    // One address is left of the whole blocks, and a pod reports it.
+    let mut world = World::default();
+    list(&mut world.pools, vec![pool("p", "10.0.0.0/28")]);
+    let mut holder = node("holder");
+    let ranges = ["10.0.0.0/29", "10.0.0.8/30", "10.0.0.12/31", "10.0.0.14/32"];
+    holder.pod_cidrs = ranges.map(|it| Cidr::parse_strict(it).unwrap()).into();
+    list(&mut world.nodes, vec![holder, node("a")]);
+    list(&mut world.subnets, vec![subnet("a", &[], 1)]);
+    let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
+    let mut demand = Demand::default();
+    demand.add_name(&"a".into(), &world, &registry);
+    let mut carved = Vec::new();
+    for (second, addresses) in [(0, &["10.0.0.15"][..]), (6, &[][..])] {
+        world.pods.change(pod(second + 1, addresses));
+        let now = Now {
+            mono: Duration::from_secs(second),
+            ..NOW
+        };
+        let mut cx = Context {
+            world: &world,
+            registry: &mut registry,
+            reports: &mut Vec::new(),
+            now,
+        };
+        carved.push(demand.work(&mut cx).blocks);
+    }
+    let piece = Cidr::parse_strict("10.0.0.15/32").unwrap();
+    assert_eq!(carved, [vec![], vec![piece]]);
 }

@@ -24,6 +24,13 @@ impl Leader {
             }
             Purpose::FenceSubnets if self.dealing => {
                 self.listening.listed(taken, now);
+                if self.registry.is_listening && self.listening.is_over() {
+                    self.registry.is_listening = false;
+                    for cidr in self.registry.yield_to_strays() {
+                        self.blocks.queue.add(cidr);
+                    }
+                    self.give_blocks_back(world, now);
+                }
                 return;
             }
             Purpose::FenceSubnets => {

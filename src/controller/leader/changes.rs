@@ -119,8 +119,13 @@ impl Leader {
     }
 
     fn retire_blocks(&mut self, name: &Text, uid: &Text, machine: &Machine, now: Now) {
+        let mut freed = false;
         for cidr in self.registry.retire_blocks(name, uid, machine, now) {
+            freed |= self.registry.blocks.get(&cidr).is_none();
             self.blocks.queue.add(cidr);
+        }
+        if freed {
+            self.space_came();
         }
     }
 
@@ -156,7 +161,7 @@ impl Leader {
         self.resurvey_for(before, after);
         let Some(node) = after else { return };
         let before = before.filter(|b| same(b, node));
-        if before.is_none() {
+        if before.is_none() && !self.registry.is_listening {
             let given = self.registry.give_blocks_back(node, now);
             for cidr in given {
                 self.blocks.queue.add(cidr);
@@ -194,6 +199,7 @@ impl Leader {
     fn node_gone(&mut self, node: &Node, now: Now) {
         self.podcidrs.gone(node);
         self.demand.gone(node);
+        self.registry.strays.remove(&node.name);
         self.retire_blocks(&node.name, &node.uid, &node.machine, now);
         if self.registry.retire(node, now) {
             self.quarantine

@@ -4,6 +4,7 @@
 use super::{Controller, Pending};
 use crate::api::block_name;
 use crate::cluster::request::{Outcome, Refusal, RequestId};
+use crate::cluster::table::{Delta, Replaced};
 use crate::controller::{Now, Purpose};
 use crate::mutation::Mutation;
 
@@ -32,7 +33,8 @@ impl Controller {
 
     /// What an answer shows of the world. Returns whether a list was taken.
     fn take_in(&mut self, pending: &Pending, outcome: &Outcome, now: Now) -> bool {
-        let epoch = pending.epoch;
+        let sent = pending.sent;
+        let epoch = sent.epoch;
         match (outcome, &pending.purpose) {
             (Outcome::Node(node), _) => {
                 if let Some(delta) = self.world.nodes.answer(node.clone(), epoch) {
@@ -59,13 +61,12 @@ impl Controller {
                 }
             }
             (Outcome::Blocks(blocks), _) => {
-                let Some(deltas) = self.world.blocks.replace(blocks.clone(), epoch) else {
-                    return false;
-                };
-                for delta in deltas {
-                    self.block_changed(&delta, now);
+                let replaced = self.world.blocks.replace(blocks.clone(), sent);
+                let deltas = self.deltas(replaced);
+                for delta in deltas.iter().flatten() {
+                    self.block_changed(delta, now);
                 }
-                return true;
+                return deltas.is_some();
             }
             (Outcome::Refused(Refusal::Missing) | Outcome::Gone, Purpose::Block { cidr, .. }) => {
                 let delta = pending
@@ -77,22 +78,20 @@ impl Controller {
                 }
             }
             (Outcome::Nodes(nodes), _) => {
-                let Some(deltas) = self.world.nodes.replace(nodes.clone(), epoch) else {
-                    return false;
-                };
-                for delta in deltas {
-                    self.node_changed(&delta, now);
+                let replaced = self.world.nodes.replace(nodes.clone(), sent);
+                let deltas = self.deltas(replaced);
+                for delta in deltas.iter().flatten() {
+                    self.node_changed(delta, now);
                 }
-                return true;
+                return deltas.is_some();
             }
             (Outcome::Subnets(subnets), _) => {
-                let Some(deltas) = self.world.subnets.replace(subnets.clone(), epoch) else {
-                    return false;
-                };
-                for delta in deltas {
-                    self.subnet_changed(&delta, now);
+                let replaced = self.world.subnets.replace(subnets.clone(), sent);
+                let deltas = self.deltas(replaced);
+                for delta in deltas.iter().flatten() {
+                    self.subnet_changed(delta, now);
                 }
-                return true;
+                return deltas.is_some();
             }
             (
                 Outcome::Refused(Refusal::Missing),
@@ -134,5 +133,17 @@ impl Controller {
             _ => {}
         }
         false
+    }
+
+    /// What a list of ours has changed, if it could be taken in.
+    fn deltas<T>(&mut self, replaced: Replaced<T>) -> Option<Vec<Delta<T>>> {
+        match replaced {
+            Replaced::By(deltas) => Some(deltas),
+            Replaced::Again => None,
+            Replaced::PutBack => {
+                self.put_back = true;
+                None
+            }
+        }
     }
 }
