@@ -20,6 +20,7 @@ use serde_json::{Value, json};
 use super::agent_report::ACCEPTED;
 use super::convert;
 use super::lease_task::Gate;
+use super::lists;
 use super::node_patch::{assign_patch, touch_patch};
 use super::request::{Outcome, Refusal, Request};
 use crate::api::{
@@ -36,8 +37,12 @@ const IP_POOLS: &str = "ippools";
 
 /// Longest wait for one object.
 const ONE: Duration = Duration::from_secs(10);
-/// Longest wait for a list.
+/// Longest wait for a list of all objects of a kind.
 const MANY: Duration = Duration::from_secs(60);
+/// Longest wait for more of it.
+const SILENCE: Duration = Duration::from_secs(30);
+/// Objects a page of it.
+const PAGE: u32 = 500;
 
 /// Sends requests.
 #[derive(Clone)]
@@ -90,18 +95,13 @@ impl Writer {
             ..PatchParams::default()
         };
         Ok(match request {
-            Request::ListNodes => Outcome::Nodes(
-                nodes
-                    .list(&ListParams::default())
-                    .await?
-                    .items
-                    .into_iter()
-                    .map(convert::node)
-                    .collect(),
-            ),
+            Request::ListNodes => {
+                let list = lists::all(&nodes, PAGE, SILENCE, convert::node).await;
+                listed(list, Outcome::Nodes)?
+            }
             Request::ListSubnets => {
-                let list = subnets.list(&ListParams::default()).await?;
-                Outcome::Subnets(list.items.into_iter().map(convert::subnet).collect())
+                let list = lists::all(&subnets, PAGE, SILENCE, convert::subnet).await;
+                listed(list, Outcome::Subnets)?
             }
             Request::ReadNode { name } => Outcome::Node(convert::node(nodes.get(&name).await?)),
             Request::ReadSubnet { name } => {
@@ -175,8 +175,8 @@ impl Writer {
                 Outcome::Pool(convert::pool(self.post(IP_POOLS, &object).await?))
             }
             Request::ListBlocks => {
-                let list = blocks.list(&ListParams::default()).await?;
-                Outcome::Blocks(list.items.into_iter().map(convert::block).collect())
+                let list = lists::all(&blocks, PAGE, SILENCE, convert::block).await;
+                listed(list, Outcome::Blocks)?
             }
             Request::ReadBlock { name } => Outcome::Block(convert::block(blocks.get(&name).await?)),
             Request::CreateBlock { name, spec } => {
@@ -278,6 +278,17 @@ fn unchanged(uid: &str, version: u64) -> DeleteParams {
             resource_version: Some(version.to_string()),
         }),
         ..DeleteParams::default()
+    }
+}
+
+fn listed<T>(
+    list: Result<Vec<T>, lists::Error>,
+    outcome: impl FnOnce(Vec<T>) -> Outcome,
+) -> Result<Outcome, Error> {
+    match list {
+        Ok(objects) => Ok(outcome(objects)),
+        Err(lists::Error::Api(error)) => Err(error),
+        Err(error) => Ok(Outcome::Unclear(error.to_string())),
     }
 }
 

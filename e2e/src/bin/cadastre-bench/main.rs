@@ -2,7 +2,7 @@
 //! needs and beside other controllers, on real control planes. Tables in Markdown, for
 //! docs/performance.md.
 //!
-//! `cadastre-bench [podcidrs|blocks|pods|all] [NODES]`; `cadastre-bench node` is `make bench-node`.
+//! `cadastre-bench [podcidrs|blocks|pods|takeover|all] [NODES]`; `cadastre-bench node` is `make bench-node`.
 
 use std::io::Write as _;
 use std::time::Duration;
@@ -18,6 +18,7 @@ mod node;
 mod podcidrs;
 mod pods;
 mod seen;
+mod takeover;
 
 const ROUNDS: usize = 3;
 const LIMIT: Duration = Duration::from_secs(600);
@@ -36,15 +37,20 @@ async fn main() -> Result<()> {
         "podcidrs" => podcidrs::run(count).await,
         "blocks" => blocks::run(count).await,
         "pods" => pods::run(count).await,
+        "takeover" => takeover::run(count).await,
         "node" => node::run().await,
         "all" => {
             podcidrs::run(count).await?;
             say("")?;
             blocks::run(count).await?;
             say("")?;
-            pods::run(count).await
+            pods::run(count).await?;
+            say("")?;
+            takeover::run(count).await
         }
-        other => bail!("{other}: what to measure is one of podcidrs, blocks, pods, all, node"),
+        other => {
+            bail!("{other}: what to measure is one of podcidrs, blocks, pods, takeover, all, node")
+        }
     }
 }
 

@@ -1,0 +1,184 @@
+//! A take-over after `kill -9`: the memory of the standby at rest and at the peak, and the time until
+//! the next block, with Nodes and NodeSubnets of real size.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use cadastre::api::NodeSubnetLite;
+use cadastre::ipam::Cidr;
+use cadastre_e2e::control_plane::{ADMIN, ControlPlane, Options};
+use cadastre_e2e::daemon::{Daemon, DaemonOptions};
+use cadastre_e2e::raw::{Call, MERGE_PATCH};
+use cadastre_e2e::wait::until;
+use cadastre_e2e::{crds, nodes};
+use http::Method;
+use k8s_openapi::api::core::v1::{ContainerImage, Node};
+use kube::api::ListParams;
+use kube::{Api, Client, ResourceExt as _};
+use serde_json::{Value, json};
+
+use super::seen::Watching;
+use super::{LIMIT, grown, mib, progress, say};
+
+const POOL: &str = r"
+apiVersion: cadastre.dev/v1alpha1
+kind: IPPool
+metadata: {name: bench}
+spec: {allocate: Blocks, ipv4: {cidrs: [10.0.0.0/8], blockSize: 25}, idleSeconds: 86400}
+";
+const SUBNETS: &str = "/apis/cadastre.dev/v1alpha1/nodesubnets";
+/// Addresses that a node reports, of the 128 of its block.
+const ADDRESSES: u32 = 110;
+/// Images in the status of a Node, which then has 15 KB.
+const IMAGES: usize = 50;
+const REST: Duration = Duration::from_secs(20);
+
+/// Runs it with that many nodes.
+pub async fn run(count: u32) -> Result<()> {
+    progress(&format!(
+        "{count} nodes of 15 KB with {ADDRESSES} addresses each"
+    ))?;
+    let cluster = ControlPlane::start(Options::default()).await?;
+    let client = cluster.client().await?;
+    crds::install(&client).await?;
+    cluster.kubectl_stdin(&["apply", "-f", "-"], POOL).await?;
+    nodes::create(&cluster, count, node).await?;
+    let mut leader = start(&cluster, "leader")?;
+    let all = usize::try_from(count)?;
+    {
+        let mut watching = Watching::start(&client);
+        let done = |seen: &super::seen::Seen| seen.listed >= all;
+        watching.until("first blocks", LIMIT, done).await?;
+    }
+    progress("statuses of agents")?;
+    report(&cluster, &client, count).await?;
+
+    progress("a standby at rest")?;
+    let mut standby = start(&cluster, "standby")?;
+    standby.wait_ready(LIMIT).await?;
+    tokio::time::sleep(REST).await;
+    let rest = standby.process().usage()?;
+    // The peak of the start does not count: the lists of the watches come one after another then.
+    let forget = format!("/proc/{}/clear_refs", standby.process().pid());
+    std::fs::write(&forget, "5").with_context(|| format!("cannot write {forget}"))?;
+
+    progress("kill -9")?;
+    let before = cluster.apiserver_metrics().await?;
+    leader.process().kill()?;
+    let begun = Instant::now();
+    nodes::create(&cluster, 1, |_| node(count)).await?;
+    let subnets: Api<NodeSubnetLite> = Api::all(client);
+    let name = nodes::numbered(count).name_any();
+    until("the next block", LIMIT, async || {
+        let subnet = subnets.get_opt(&name).await?;
+        let held = subnet.and_then(|it| Some(it.spec["blocks"].as_array()?.len()));
+        Ok(held.filter(|held| *held > 0))
+    })
+    .await?;
+    let first = begun.elapsed();
+    let requests = grown(&before, &cluster.apiserver_metrics().await?);
+    tokio::time::sleep(REST).await;
+    let after = standby.process().usage()?;
+    #[allow(clippy::cast_precision_loss)] // for people
+    let ratio = after.peak_rss as f64 / rest.rss as f64;
+    say(&format!(
+        "{count} nodes of 15 KB, {ADDRESSES} addresses published by each. Standby: {:.1} MiB at rest \
+         ({:.1} peak of its start). Take-over after `kill -9`: {:.1} MiB peak, {ratio:.2} times the rest; \
+         {:.1} MiB after it. First block after {:.2} s. API requests until then: {requests}.",
+        mib(rest.rss),
+        mib(rest.peak_rss),
+        mib(after.peak_rss),
+        mib(after.rss),
+        first.as_secs_f64(),
+    ))
+}
+
+/// A controller that asks nobody about pods that there are not.
+fn start(cluster: &ControlPlane, name: &str) -> Result<Daemon> {
+    let args = ["controller", "--leak-grace", "86400"];
+    let options = DaemonOptions {
+        name: name.to_owned(),
+        args: args.map(ToOwned::to_owned).into(),
+        env: Vec::new(),
+    };
+    Daemon::start(cluster.folder(), &cluster.kubeconfig(ADMIN)?, &options)
+}
+
+/// A Node as a kubelet reports it, as far as its size goes.
+fn node(i: u32) -> Node {
+    let mut node = nodes::numbered(i);
+    let image = |n: usize| ContainerImage {
+        names: Some(vec![
+            format!("registry.example.com/team-{n:02}/application-{n:02}@sha256:{n:064x}"),
+            format!(
+                "registry.example.com/team-{n:02}/application-{n:02}:v1.{n}.0-release.{n:040x}"
+            ),
+        ]),
+        size_bytes: Some(123_456_789),
+    };
+    if let Some(status) = &mut node.status {
+        status.images = Some((0..IMAGES).map(image).collect());
+    }
+    node
+}
+
+/// What the agents of all nodes publish.
+async fn report(cluster: &ControlPlane, client: &Client, count: u32) -> Result<()> {
+    let subnets: Api<NodeSubnetLite> = Api::all(client.clone());
+    let mut params = ListParams::default().limit(500);
+    let mut calls = Vec::new();
+    loop {
+        let page = subnets.list(&params).await?;
+        for subnet in page.items {
+            calls.push(status(&subnet)?);
+        }
+        params.continue_token = page.metadata.continue_.filter(|next| !next.is_empty());
+        if params.continue_token.is_none() {
+            break;
+        }
+    }
+    anyhow::ensure!(calls.len() == usize::try_from(count)?, "a node has none");
+    let endpoint = cluster.endpoint()?;
+    endpoint.send_all(nodes::CONNECTIONS, calls).await?;
+    Ok(())
+}
+
+fn status(subnet: &NodeSubnetLite) -> Result<Call> {
+    let name = subnet.name_any();
+    let block = &subnet.spec["blocks"][0];
+    let cidr = block["cidr"]
+        .as_str()
+        .context("a NodeSubnet has no block")?;
+    let begin: std::net::Ipv4Addr = Cidr::parse_strict(cidr)?
+        .to_string()
+        .split('/')
+        .next()
+        .unwrap_or_default()
+        .parse()?;
+    let begin = u32::from(begin);
+    let allocation = |i: u32| {
+        let address = std::net::Ipv4Addr::from(begin + 2 + i);
+        let of_pod = u64::from(begin + i);
+        json!({
+            "address": address.to_string(),
+            "handle": format!("cadastre/{of_pod:064x}"),
+            "pod": format!("namespace-{:02}/application-{i:02}-5d4f8c7b9-{of_pod:x}", i % 20),
+            "podUID": format!("{begin:08x}-0000-4000-8000-{of_pod:012x}"),
+            "interface": "eth0",
+            "since": "2026-01-01T00:00:00Z",
+        })
+    };
+    let allocations: Vec<Value> = (0..ADDRESSES).map(allocation).collect();
+    let body = json!({"status": {
+        "nodeUID": subnet.spec["nodeUID"],
+        "pools": [{"pool": "bench", "demand": 127}],
+        "blocks": [{"cidr": cidr, "uid": block["uid"], "used": ADDRESSES, "free": 127 - ADDRESSES}],
+        "allocations": allocations,
+    }});
+    Ok(Call {
+        method: Method::PATCH,
+        path: format!("{SUBNETS}/{name}/status"),
+        content_type: MERGE_PATCH,
+        body: body.to_string().into(),
+    })
+}
