@@ -97,3 +97,74 @@ async fn of_several_pools_the_next_is_asked_when_the_best_gives_nothing() {
     let refusal = machine.add_with(by_name).await.unwrap_err();
     assert!(refusal.text.contains("`next-a`"), "{refusal}");
 }
+
+#[tokio::test]
+async fn pools_that_run_dry_in_turn_refuse_nobody() {
+    let (stage, hand) = shared().await;
+    for n in 0..10 {
+        let range = format!("10.15.{n}.0/24");
+        let terms = json!({"assignment": "Manual", "warm": {"low": 0, "high": 0}});
+        pool(&hand, &format!("turn-{n}"), &range, terms).await;
+    }
+    hand.node("turn", "turn-1").await.unwrap();
+    let mut machine = Machine::new("turn-1", &[]);
+    machine.start(&stage.cluster);
+    for n in 0..10 {
+        let name = format!("turn-{n}");
+        let of_pool = Add {
+            pools: vec![name.clone()],
+            ..add(&name)
+        };
+        let answer = until("the node knows the pool", LIMIT, async || {
+            Ok(match machine.add_with(of_pool.clone()).await {
+                Err(refusal) if refusal.why != Why::Exhausted => None,
+                answer => Some(answer),
+            })
+        });
+        let refused = answer.await.unwrap().err();
+        assert!(refused.is_none(), "{refused:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_crowd_of_pods_on_small_blocks_is_refused_nobody_and_costs_few_requests() {
+    const PODS: usize = 110;
+    let (stage, hand) = shared().await;
+    for (n, size) in [28, 30, 32].into_iter().enumerate() {
+        let group = format!("crowd{size}");
+        let range = format!("10.16.{}.0/20", 16 * n);
+        pool(
+            &hand,
+            &group,
+            &range,
+            json!({"ipv4": {"cidrs": [range], "blockSize": size}}),
+        )
+        .await;
+        let (machine, _) = Machine::of_group(&stage.cluster, &hand, &group, &[]).await;
+        let asked = Instant::now();
+        let adds = (0..PODS).map(|n| {
+            let machine = &machine;
+            async move {
+                let answer = machine.add(&format!("c{n}")).await;
+                (answer, asked.elapsed())
+            }
+        });
+        let answers = futures::future::join_all(adds).await;
+        let mut waits: Vec<Duration> = answers.iter().map(|(_, wait)| *wait).collect();
+        waits.sort();
+        let refused: Vec<_> = answers
+            .iter()
+            .filter_map(|it| it.0.as_ref().err())
+            .collect();
+        let writes = machine
+            .figure("cadastre_agent_status_writes_total", &[])
+            .await;
+        println!(
+            "/{size}: {} of {PODS} refused, the longest but one waited {:?}, {writes} writes of the status",
+            refused.len(),
+            waits[PODS - 2],
+        );
+        assert!(refused.is_empty(), "/{size}: {}", refused[0]);
+        assert!(writes < 40.0, "/{size}: {writes} writes of the status");
+    }
+}

@@ -226,3 +226,40 @@ async fn a_pod_whose_sandboxes_fail_one_after_the_other_keeps_the_address_of_the
     let all = held.into_iter().map(|it| it.1).collect();
     publishes(&hand, "failing-1", all).await;
 }
+
+#[tokio::test]
+async fn people_s_word_frees_what_the_node_cannot_judge_and_nothing_that_it_sees() {
+    let (stage, hand) = shared().await;
+    pool(&hand, "word", "10.54.0.0/24", json!({})).await;
+    let flags = ["--publish-interval", "0.5"];
+    let (machine, _) = Machine::of_group(&stage.cluster, &hand, "word", &flags).await;
+    let unknown = machine.add("unknown").await.unwrap();
+    let other = machine.add("other").await.unwrap();
+    let seen = Add {
+        netns: netns(&machine, "seen"),
+        ..add("seen")
+    };
+    let seen = machine.add_with(seen).await.unwrap();
+    let pod = hand.pod("word-pod", "word-1", &[]).await.unwrap();
+    let of_pod = machine.add_with(add_of(&pod, "of-pod")).await.unwrap();
+    let said = [
+        format!("{unknown}=container:net/unknown"),
+        // Another container has it.
+        format!("{other}=container:net/before"),
+        format!("{seen}=container:net/seen"),
+        format!("{of_pod}=container:net/of-pod"),
+    ];
+    let patch = kube::api::Patch::Merge(json!({"metadata": {"annotations": {
+        "cadastre.dev/release": said.join(","),
+    }}}));
+    let params = kube::api::PatchParams::default();
+    hand.subnets.patch("word-1", &params, &patch).await.unwrap();
+    gone(&machine, "unknown").await;
+    let held: Vec<String> = machine.held().await.into_iter().map(|it| it.0).collect();
+    assert_eq!(held, ["of-pod", "other", "seen"]);
+    // By the API it is gone, and the node cannot tell.
+    hand.delete_pod("word-pod").await.unwrap();
+    gone(&machine, "of-pod").await;
+    let held: Vec<String> = machine.held().await.into_iter().map(|it| it.0).collect();
+    assert_eq!(held, ["other", "seen"]);
+}

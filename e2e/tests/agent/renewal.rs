@@ -172,3 +172,40 @@ async fn second_networks_keep_their_addresses_when_the_store_is_lost() {
         assert!(!live.contains(&given), "{given} twice");
     }
 }
+
+#[tokio::test]
+async fn a_node_that_loses_its_store_at_a_reboot_keeps_no_address_of_the_boot_before() {
+    let (stage, hand) = shared().await;
+    pool(
+        &hand,
+        "wiped",
+        "10.56.0.0/26",
+        json!({"cooldownSeconds": 0}),
+    )
+    .await;
+    let flags = ["--publish-interval", "0.5", "--leak-grace", "1"];
+    let (mut machine, _) = Machine::of_group(&stage.cluster, &hand, "wiped", &flags).await;
+    let mut pods = Vec::new();
+    for n in 0..5 {
+        let name = format!("wiped-{n}");
+        pods.push(hand.pod(&name, "wiped-1", &[]).await.unwrap());
+    }
+    for boot in 0..3 {
+        let mut addresses = Vec::new();
+        for (n, pod) in pods.iter().enumerate() {
+            let id = format!("boot{boot}-{n}");
+            addresses.push(machine.add_with(add_of(pod, &id)).await.unwrap());
+        }
+        // Those of the boot before are gone by now, or soon.
+        publishes(&hand, "wiped-1", addresses).await;
+        machine.stop().await;
+        std::fs::remove_file(machine.store()).unwrap();
+        // What was published is of another boot than the one that comes.
+        let patch = kube::api::Patch::Merge(json!({"status": {"agent": {"bootID": "earlier"}}}));
+        let params = kube::api::PatchParams::default();
+        let patched = hand.subnets.patch_status("wiped-1", &params, &patch);
+        patched.await.unwrap();
+        machine.start(&stage.cluster);
+        machine.ready().await;
+    }
+}
