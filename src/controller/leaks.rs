@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use super::account::report_of;
 use super::queue::Queue;
+use super::refusals::Call;
 use super::registry::Registry;
 use super::report::{About, DUPLICATE_ADDRESS, Report};
 use super::{Context, Purpose};
@@ -72,6 +73,11 @@ impl Leaks {
             let Some(node) = cx.world.nodes.get(&name) else {
                 continue;
             };
+            let call = Call::ListPods(node.uid.clone());
+            if let Some(at) = cx.registry.refusals.paused(&call, cx.now.mono) {
+                self.queue.add_at(name, at);
+                continue;
+            }
             let purpose = Purpose::LeakPods {
                 name: name.clone(),
                 uid: node.uid.clone(),
@@ -128,10 +134,9 @@ impl Leaks {
         cx: &mut Context,
     ) -> bool {
         let Outcome::Pods(pods) = outcome else {
-            self.queue.add_failed(name.clone(), cx.now.mono);
+            self.queue.add(name.clone());
             return false;
         };
-        self.queue.succeeded(name);
         if cx.world.nodes.get(name).is_none_or(|node| node.uid != *uid) {
             return false;
         }

@@ -288,7 +288,9 @@ impl Controller {
             Purpose::FenceSubnets => (self.world.subnets.epoch(), None),
             Purpose::FenceBlocks => (self.world.blocks.epoch(), None),
             Purpose::Block { cidr, .. } => about(&self.world.blocks, &block_name(cidr)),
-            Purpose::Pool { name } | Purpose::PoolRead { name } => about(&self.world.pools, name),
+            Purpose::PoolFinalizers { name }
+            | Purpose::PoolStatus { name }
+            | Purpose::PoolRead { name } => about(&self.world.pools, name),
             _ => (self.world.nodes.epoch(), None),
         };
         let out_term = request.is_write().then(|| term.clone());

@@ -12,6 +12,8 @@ pub struct Queue<K> {
     ready: VecDeque<K>,
     members: BTreeSet<K>,
     later: BTreeSet<(Duration, K)>,
+    /// Of each key in `later`, when
+    due: BTreeMap<K, Duration>,
     failures: BTreeMap<K, u32>,
     retries: u64,
 }
@@ -22,6 +24,7 @@ impl<K> Default for Queue<K> {
             ready: VecDeque::new(),
             members: BTreeSet::new(),
             later: BTreeSet::new(),
+            due: BTreeMap::new(),
             failures: BTreeMap::new(),
             retries: 0,
         }
@@ -36,8 +39,15 @@ impl<K: Ord + Clone> Queue<K> {
         }
     }
 
-    /// Puts the key in once that time has come.
+    /// Puts the key in once that time has come, or before if it is to come in before anyway: whoever takes it
+    /// out looks at what is so then, and puts it back where that is too early.
     pub fn add_at(&mut self, key: K, at: Duration) {
+        match self.due.get(&key) {
+            Some(due) if *due <= at => return,
+            Some(due) => _ = self.later.remove(&(*due, key.clone())),
+            None => {}
+        }
+        self.due.insert(key.clone(), at);
         self.later.insert((at, key));
     }
 
@@ -52,7 +62,7 @@ impl<K: Ord + Clone> Queue<K> {
         *failures += 1;
         let failures = *failures;
         self.retries += 1;
-        self.later.insert((now + pause, key));
+        self.add_at(key, now + pause);
         failures
     }
 
@@ -65,6 +75,7 @@ impl<K: Ord + Clone> Queue<K> {
     pub fn pop(&mut self, now: Duration) -> Option<K> {
         while self.later.first().is_some_and(|(at, _)| *at <= now) {
             if let Some((_, key)) = self.later.pop_first() {
+                self.due.remove(&key);
                 self.add(key);
             }
         }
@@ -127,12 +138,20 @@ mod tests {
         queue.add_failed("a", ms(0));
         assert_eq!(queue.next_at(), Some(ms(100)));
         for _ in 0..40 {
-            queue.add_failed("a", ms(0));
+            queue.pop(ms(1_000_000));
+            queue.add_failed("a", ms(1_000_000));
         }
-        assert_eq!(
-            queue.later.last().map(|(at, _)| *at),
-            Some(ms(10_000)),
-            "the pause is bounded"
-        );
+        assert_eq!(queue.next_at(), Some(ms(1_010_000)), "the pause is bounded");
+    }
+
+    #[test]
+    fn looks_at_one_key_do_not_add_up() {
+        let mut queue = Queue::default();
+        for at in [300, 200, 400] {
+            queue.add_at("a", ms(at));
+        }
+        assert_eq!((queue.depth(), queue.next_at()), (1, Some(ms(200))));
+        assert_eq!(queue.pop(ms(200)), Some("a"));
+        assert_eq!((queue.pop(ms(1_000)), queue.depth()), (None, 0));
     }
 }

@@ -17,6 +17,7 @@ use super::Now;
 use super::blocks::Blocks;
 use super::holders::{Holders, Use};
 use super::pools::{DEFAULT_QUARANTINE, Pools};
+use super::refusals::Refusals;
 use crate::api::{HeldRange, PreviousHolder};
 use crate::cluster::seen::{Machine, Node, PodUid, Subnet, Text};
 use crate::cluster::world::World;
@@ -69,6 +70,8 @@ pub struct Registry {
     pub suspects: BTreeMap<Text, BTreeSet<(Addr, PodUid)>>,
     /// Nodes whose agents use what somebody else has a claim to
     pub strays: BTreeSet<Text>,
+    /// Calls that come to nothing
+    pub refusals: Refusals,
     pub(super) holders: Holders,
     conflicts: BTreeSet<(ClaimId, ClaimId)>,
 }

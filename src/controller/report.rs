@@ -41,8 +41,10 @@ pub struct Report {
 pub const POD_CIDR_ASSIGNED: &str = "PodCIDRAssigned";
 /// A node gets no podCIDR for now.
 pub const WAITING: &str = "WaitingForPodCIDR";
-/// An API call for a node is refused for good.
+/// The API server refuses a write again and again.
 pub const WRITE_REJECTED: &str = "WriteRejected";
+/// What was refused for long has come through.
+pub const WRITE_ACCEPTED: &str = "WriteAccepted";
 /// Two nodes hold the same addresses.
 pub const OVERLAPPING: &str = "OverlappingPodCIDR";
 /// A podCIDR that is no CIDR.

@@ -4,15 +4,15 @@
 //! Level-triggered: the spec that should be is computed from the Node and the rests, and written
 //! when what is there differs, whoever made it so. Never on the way of a podCIDR.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::account::report_of;
 use super::pools::Verdict;
 use super::queue::Queue;
+use super::refusals::Call;
 use super::registry::Registry;
-use super::report::{About, Report, WRITE_REJECTED};
 use super::{Context, Purpose};
 use crate::api::{HeldBlock, NodePool, NodeSubnetSpec, PreviousHolder};
 use crate::cluster::request::{Outcome, Refusal, Request};
@@ -20,9 +20,6 @@ use crate::cluster::seen::{Node, Subnet, Text};
 use crate::cluster::world::World;
 use crate::ipam::Addr;
 use crate::mutation::Mutation;
-
-/// So many writes in a row that come to nothing are told.
-const NOT_KEPT: u32 = 6;
 
 /// The loop's own state.
 #[derive(Debug, Default)]
@@ -33,8 +30,8 @@ pub struct Subnets {
     pub queue: Queue<Text>,
     /// Answers to agents on their way
     answering: BTreeSet<Text>,
-    /// Names with a request in flight
-    in_flight: BTreeSet<Text>,
+    /// Names with a request in flight, and the spec that it writes
+    in_flight: BTreeMap<Text, Option<NodeSubnetSpec>>,
     /// Names to read before the next write: what is there is not known
     to_read: BTreeSet<Text>,
 }
@@ -67,11 +64,27 @@ impl Subnets {
         urgent: bool,
         cx: &mut Context,
     ) -> Option<(Request, Purpose)> {
-        if self.in_flight.contains(&name) {
+        if self.in_flight.contains_key(&name) {
             return None;
         }
-        if self.to_read.remove(&name) {
-            self.in_flight.insert(name.clone());
+        let read = self.to_read.contains(&name);
+        let call = if read {
+            Call::ReadSubnet(name.clone())
+        } else {
+            Call::WriteSubnet(name.clone())
+        };
+        if let Some(at) = cx.registry.refusals.paused(&call, cx.now.mono) {
+            let queue = if urgent {
+                &mut self.urgent
+            } else {
+                &mut self.queue
+            };
+            queue.add_at(name, at);
+            return None;
+        }
+        if read {
+            self.to_read.remove(&name);
+            self.in_flight.insert(name.clone(), None);
             return Some((
                 Request::ReadSubnet { name: name.clone() },
                 Purpose::SubnetRead { name },
@@ -80,7 +93,13 @@ impl Subnets {
         let is = cx.world.subnets.get(&name).map(AsRef::as_ref);
         let wanted = wanted(&name, is, cx.world, cx.registry);
         let request = difference(&name, wanted, is)?;
-        self.in_flight.insert(name.clone());
+        let spec = match &request {
+            Request::CreateSubnet { spec, .. } | Request::ReplaceSubnet { spec, .. } => {
+                Some(spec.clone())
+            }
+            _ => None,
+        };
+        self.in_flight.insert(name.clone(), spec);
         Some((request, Purpose::Subnet { name, urgent }))
     }
 
@@ -91,9 +110,15 @@ impl Subnets {
         let told = subnet.report.as_ref()?.accepted.as_ref();
         let is_told = told.is_some_and(|told| *told == (accepted, message.clone()));
         // That all is well needs telling only after trouble.
-        if is_told || (accepted && told.is_none()) || !self.answering.insert(name.clone()) {
+        if is_told || (accepted && told.is_none()) || self.answering.contains(name) {
             return None;
         }
+        let call = Call::SetSubnetCondition(name.clone());
+        if let Some(at) = cx.registry.refusals.paused(&call, cx.now.mono) {
+            self.queue.add_at(name.clone(), at);
+            return None;
+        }
+        self.answering.insert(name.clone());
         let request = Request::SetSubnetCondition {
             name: name.clone(),
             uid: subnet.uid.clone(),
@@ -104,69 +129,36 @@ impl Subnets {
     }
 
     /// Takes in what became of such an answer.
-    pub fn answered_condition(&mut self, name: &Text, outcome: &Outcome, cx: &mut Context) {
+    pub fn answered_condition(&mut self, name: &Text) {
         self.answering.remove(name);
-        match outcome {
-            Outcome::Subnet(_) | Outcome::Refused(Refusal::Missing) => self.queue.add(name.clone()),
-            _ => {
-                self.queue.add_failed(name.clone(), cx.now.mono);
-            }
-        }
+        self.queue.add(name.clone());
     }
 
     /// Whether a write for the name may still be on its way.
     pub fn is_open(&self, name: &Text) -> bool {
-        self.in_flight.contains(name) || self.to_read.contains(name)
+        self.in_flight.contains_key(name) || self.to_read.contains(name)
     }
 
     /// Takes in an answer, to a write or a read; the object it shows is in the world already.
-    pub fn answered(&mut self, name: &Text, wrote: bool, outcome: &Outcome, cx: &mut Context) {
+    pub fn answered(&mut self, name: &Text, wrote: bool, outcome: &Outcome) {
         self.in_flight.remove(name);
-        match outcome {
-            Outcome::Subnet(is) if wrote && !is_kept(name, is, cx) => {
-                // Or something has changed meanwhile: then the next write is the last one.
-                if self.queue.add_failed(name.clone(), cx.now.mono) == NOT_KEPT {
-                    not_kept(name, cx);
-                }
-            }
-            Outcome::Subnet(_) | Outcome::Gone | Outcome::Refused(Refusal::Missing) => {
-                // Only a write ends a row of refusals: what is refused for good is tried ever less.
-                if wrote {
-                    self.queue.succeeded(name);
-                }
-                // Once more: the node may have changed meanwhile.
-                self.queue.add(name.clone());
-            }
-            Outcome::Refused(Refusal::Busy(_) | Refusal::NotSent | Refusal::Rejected(_)) => {
-                self.queue.add_failed(name.clone(), cx.now.mono);
-            }
-            _ => {
-                self.to_read.insert(name.clone());
-                self.queue.add_failed(name.clone(), cx.now.mono);
-            }
+        let known = match outcome {
+            Outcome::Subnet(_) | Outcome::Gone | Outcome::Refused(Refusal::Missing) => true,
+            Outcome::Refused(Refusal::Guard(_)) | Outcome::Unclear(_) => false,
+            _ => wrote,
+        };
+        if !known {
+            self.to_read.insert(name.clone());
         }
+        // Where all went well, too: the node may have changed meanwhile.
+        self.queue.add(name.clone());
     }
-}
 
-/// Whether the server keeps what is written to it.
-fn is_kept(name: &Text, is: &Subnet, cx: &Context) -> bool {
-    let wanted = wanted(name, Some(is), cx.world, cx.registry);
-    difference(name, wanted, Some(is)).is_none()
-}
-
-fn not_kept(name: &Text, cx: &mut Context) {
-    let Some(node) = cx.world.nodes.get(name) else {
-        return;
-    };
-    cx.reports.push(Report {
-        about: About::node(node),
-        warning: true,
-        reason: WRITE_REJECTED,
-        note: format!(
-            "the API server does not keep what is written to NodeSubnet {name}: are its CRDs older than this controller ({})? Apply those of this version (cadastre crd | kubectl apply --server-side --force-conflicts -f -)",
-            crate::VERSION
-        ),
-    });
+    /// Whether the server has kept what was just written.
+    pub fn is_kept(&self, is: &Subnet) -> bool {
+        let written = self.in_flight.get(&is.name).and_then(Option::as_ref);
+        written.is_none_or(|written| is.spec.as_ref() == Ok(written))
+    }
 }
 
 /// The spec that should be, or nothing when there is nothing to tell.
