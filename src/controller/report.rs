@@ -59,6 +59,8 @@ pub const BLOCK_ASSIGNED: &str = "BlockAssigned";
 pub const DUPLICATE_ADDRESS: &str = "DuplicateAddress";
 /// A block of a dead node is kept beyond its quarantine.
 pub const KEPT: &str = "KeptInQuarantine";
+/// More pools serve a node than its NodeSubnet has room for.
+pub const POOLS_LEFT_OUT: &str = "PoolsLeftOut";
 /// A node wants more blocks than it may have.
 pub const BLOCK_LIMIT: &str = "BlockLimitReached";
 /// A block that a node uses was lost by the API and is the node's again.

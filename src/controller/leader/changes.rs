@@ -194,6 +194,7 @@ impl Leader {
     fn node_gone(&mut self, node: &Node, now: Now) {
         self.podcidrs.gone(node);
         self.demand.gone(node);
+        self.subnets.gone(node);
         self.retire_blocks(&node.name, &node.uid, &node.machine, now);
         if self.registry.retire(node, now) {
             self.quarantine
