@@ -53,12 +53,14 @@ impl Leader {
         });
     }
 
-    /// Whether the server has kept what it took.
+    /// Whether the answer is about what was asked, and the server has kept what it took.
     fn is_kept(&self, purpose: &Purpose, outcome: &Outcome) -> bool {
         match (purpose, outcome) {
             (Purpose::Assign { uid, .. }, Outcome::Node(node)) => {
-                node.uid != *uid || !node.is_empty()
+                node.uid == *uid && !node.is_empty()
             }
+            // The watch still shows the one before: it is asked again until they agree.
+            (Purpose::AssignRead { uid, .. }, Outcome::Node(node)) => node.uid == *uid,
             (Purpose::Subnet { .. }, Outcome::Subnet(is)) => self.subnets.is_kept(is),
             (Purpose::PoolFinalizers { .. }, Outcome::Pool(pool)) => {
                 let guarded = pool.finalizers.iter().any(|it| it == FINALIZER);
