@@ -167,9 +167,9 @@ fn subnet_spec(mut spec: Value) -> Result<NodeSubnetSpec, String> {
             keep_text(holder, "machineID");
             keep_entries::<HeldRange>(holder, "podCIDRs");
             // Nobody can say when it is over: it rests for as long as the pool says, from now on.
-            if !holder
+            if holder
                 .get("until")
-                .is_some_and(|it| Time::deserialize(it).is_ok())
+                .is_none_or(|it| Time::deserialize(it).is_err())
             {
                 holder.insert("until".to_owned(), Value::from(LATE));
             }

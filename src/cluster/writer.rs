@@ -71,7 +71,7 @@ impl Writer {
                 None => return Outcome::Refused(Refusal::NotSent),
             },
         };
-        match tokio::time::timeout(limit, heard(self.call(outgoing.request))).await {
+        match tokio::time::timeout(limit, heard(Box::pin(self.call(outgoing.request)))).await {
             Ok((Ok(outcome), _)) => outcome,
             Ok((Err(error), pause)) => classify(error, pause),
             Err(_) if Mutation::TimeoutCountsAsRefusal.is_on() => {
