@@ -10,6 +10,7 @@ use kube::config::KubeConfigOptions;
 use thiserror::Error;
 use tower::limit::RateLimitLayer;
 
+use super::retry_after::Hear;
 use crate::telemetry::HttpMetrics;
 
 /// Why there is no client.
@@ -42,7 +43,9 @@ pub async fn connect(options: &Options, metrics: HttpMetrics) -> Result<Client, 
     let config = configure(options).await?;
     let host = config.cluster_url.authority().map(ToString::to_string);
     let layer = metrics.layer(host.as_deref().unwrap_or_default());
-    let builder = ClientBuilder::try_from(config)?.with_layer(&layer);
+    let builder = ClientBuilder::try_from(config)?
+        .with_layer(&layer)
+        .with_layer(&Hear);
     Ok(match options.rate {
         Some(rate) => {
             let layer = RateLimitLayer::new(rate.get().into(), Duration::from_secs(1));

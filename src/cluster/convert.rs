@@ -3,14 +3,16 @@
 
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::agent_report;
 use super::seen::{Block, BlockSpec, Machine, Node, Owner, Pod, Pool, ServiceRange, Subnet, Text};
 use crate::api::{
-    BlockOwner, IPAMBlock, IPAMBlockLite, IPAMBlockSpec, IPPoolLite, NodeLite, NodeSubnetLite,
-    OwnerKind, PodLite, Requests, TERM_ANNOTATION,
+    BlockOwner, HeldRange, IPAMBlock, IPAMBlockLite, IPAMBlockSpec, IPPoolLite, NodeLite, NodePool,
+    NodeSubnetLite, NodeSubnetSpec, OwnerKind, PodLite, PreviousHolder, Requests, Suspect,
+    TERM_ANNOTATION,
 };
 use crate::ipam::{Addr, Cidr};
 
@@ -139,9 +141,60 @@ pub fn subnet(subnet: NodeSubnetLite) -> Subnet {
         name: meta.name.unwrap_or_default().into(),
         uid: meta.uid.unwrap_or_default().into(),
         version: version(meta.resource_version.as_deref()),
-        spec: read(subnet.spec),
+        spec: subnet_spec(subnet.spec),
         requests: Requests::read(|name| annotations.get(name).map(String::as_str)),
         report: agent_report::read(&subnet.status),
+    }
+}
+
+/// The spec of a NodeSubnet. Where an entry makes no sense the others are read: it is the record of what rests
+/// after nodes that are gone, and only what is on record rests. Not so where blocks make no sense: their agent
+/// may know better.
+fn subnet_spec(mut spec: Value) -> Result<NodeSubnetSpec, String> {
+    let why = match NodeSubnetSpec::deserialize(&spec) {
+        Ok(spec) => return Ok(spec),
+        Err(why) => why.to_string(),
+    };
+    let Some(fields) = spec.as_object_mut() else {
+        return Err(why);
+    };
+    for name in ["nodeUID", "providerID", "machineID"] {
+        keep_text(fields, name);
+    }
+    if let Some(Value::Array(previous)) = fields.get_mut("previous") {
+        for holder in previous.iter_mut().filter_map(Value::as_object_mut) {
+            keep_text(holder, "providerID");
+            keep_text(holder, "machineID");
+            keep_entries::<HeldRange>(holder, "podCIDRs");
+            // Nobody can say when it is over: it rests for as long as the pool says, from now on.
+            if holder
+                .get("until")
+                .is_none_or(|it| Time::deserialize(it).is_err())
+            {
+                holder.insert("until".to_owned(), Value::from(LATE));
+            }
+        }
+    }
+    keep_entries::<HeldRange>(fields, "podCIDRs");
+    keep_entries::<PreviousHolder>(fields, "previous");
+    keep_entries::<NodePool>(fields, "pools");
+    keep_entries::<Suspect>(fields, "suspects");
+    NodeSubnetSpec::deserialize(&spec).map_err(|_| why)
+}
+
+/// Later than any quarantine.
+const LATE: &str = "2999-12-31T00:00:00Z";
+
+fn keep_text(fields: &mut Map<String, Value>, name: &str) {
+    if fields.get(name).is_some_and(|it| !it.is_string()) {
+        fields.remove(name);
+    }
+}
+
+fn keep_entries<T: DeserializeOwned>(fields: &mut Map<String, Value>, name: &str) {
+    match fields.get_mut(name) {
+        Some(Value::Array(entries)) => entries.retain(|entry| T::deserialize(entry).is_ok()),
+        _ => _ = fields.remove(name),
     }
 }
 
@@ -211,4 +264,37 @@ fn addr(text: &str) -> Option<Addr> {
 /// resourceVersions of one kind are numbers that grow.
 fn version(text: Option<&str>) -> u64 {
     text.and_then(|text| text.parse().ok()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_rests_is_read_beside_what_makes_no_sense() {
+        let spec = |extra: Value| {
+            let mut spec = json!({
+                "nodeUID": 7,
+                "podCIDRs": [{"cidr": 3}, {"cidr": "10.0.1.0/24"}],
+                "previous": [
+                    {"nodeUID": "u1", "podCIDRs": [{"cidr": "10.0.2.0/24"}, 5], "until": "soon"},
+                    {"nodeUID": 4},
+                ],
+                "suspects": {},
+            });
+            spec.as_object_mut()
+                .unwrap()
+                .extend(extra.as_object().unwrap().clone());
+            subnet_spec(spec)
+        };
+        let read = spec(json!({})).unwrap();
+        assert_eq!((read.node_uid, read.pod_cidrs.len()), (None, 1));
+        assert_eq!(read.previous.len(), 1);
+        assert_eq!(read.previous[0].pod_cidrs[0].cidr, "10.0.2.0/24");
+        assert!(read.previous[0].until.0 > jiff::Timestamp::from_second(10_000_000_000).unwrap());
+        assert!(spec(json!({"blocks": [{"cidr": 3}]})).is_err());
+        assert!(subnet_spec(json!("x")).is_err());
+    }
 }

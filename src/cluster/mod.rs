@@ -5,7 +5,7 @@
 //! | [`client`] | the client of the API server, with its limits |
 //! | [`watch`], [`lists`], [`convert`], [`agent_report`] | watches and lists, and objects as what decisions need |
 //! | [`seen`], [`table`], [`pods`], [`addresses`], [`world`] | the cluster as last seen |
-//! | [`request`], [`writer`], `node_patch` | requests and outcomes as values, and the HTTP behind them |
+//! | [`request`], [`writer`], [`retry_after`], `node_patch` | requests and outcomes as values, and the HTTP behind them |
 //! | [`events`] | Kubernetes events |
 //! | [`lease`], `lease_object`, [`lease_task`] | who leads: the decision, the object, the calls |
 //! | [`clock`] | monotonic and wall time |
@@ -23,6 +23,7 @@ pub mod lists;
 mod node_patch;
 pub mod pods;
 pub mod request;
+pub mod retry_after;
 pub mod seen;
 pub mod table;
 pub mod watch;

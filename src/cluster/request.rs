@@ -180,12 +180,12 @@ pub enum Outcome {
 /// Why a request took no effect.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Refusal {
-    /// A guard failed: resourceVersion, UID, a JSON Patch test, an existing name, a frozen field
-    /// (409, 422).
+    /// A guard failed: resourceVersion, UID, a JSON Patch test, an existing name (409, 422).
     Guard(String),
     /// No such object (404).
     Missing,
-    /// Not allowed or not understood (400, 401, 403, 405, 413, ...): somebody must act.
+    /// Not allowed or not understood (400, 401, 403, 405, 413, ..., and 422 where a policy, a webhook
+    /// or the schema says no): somebody must act.
     Rejected(String),
     /// The server is busy; again after that time (429, 503 before execution).
     Busy(Option<Duration>),

@@ -23,6 +23,7 @@ use super::lease_task::Gate;
 use super::lists;
 use super::node_patch::{assign_patch, touch_patch};
 use super::request::{Outcome, Refusal, Request};
+use super::retry_after::heard;
 use crate::api::{
     FIELD_MANAGER, GROUP, IPAMBlockLite, IPPool, IPPoolLite, NodeLite, NodeSubnet, NodeSubnetLite,
     PodLite, VERSION,
@@ -75,9 +76,9 @@ impl Writer {
                 None => return Outcome::Refused(Refusal::NotSent),
             },
         };
-        match tokio::time::timeout(limit, self.call(outgoing.request)).await {
-            Ok(Ok(outcome)) => outcome,
-            Ok(Err(error)) => classify(error),
+        match tokio::time::timeout(limit, heard(Box::pin(self.call(outgoing.request)))).await {
+            Ok((Ok(outcome), _)) => outcome,
+            Ok((Err(error), pause)) => classify(error, pause),
             Err(_) if Mutation::TimeoutCountsAsRefusal.is_on() => {
                 Outcome::Refused(Refusal::Missing)
             }
@@ -297,12 +298,14 @@ fn deleted<T>(kept: Option<T>) -> Outcome {
     kept.map_or(Outcome::Gone, |_| Outcome::Refused(Refusal::Busy(None)))
 }
 
-fn classify(error: Error) -> Outcome {
+/// What an error says of the outcome, and `pause` is what the answer's header asked for.
+fn classify(error: Error, pause: Option<Duration>) -> Outcome {
     let Error::Api(status) = error else {
         return Outcome::Unclear(error.to_string());
     };
     match status.code {
-        409 | 422 => Outcome::Refused(Refusal::Guard(status.message.clone())),
+        409 => Outcome::Refused(Refusal::Guard(status.message.clone())),
+        422 if is_of_a_guard(&status) => Outcome::Refused(Refusal::Guard(status.message.clone())),
         404 => Outcome::Refused(Refusal::Missing),
         429 => {
             let after = status
@@ -310,14 +313,22 @@ fn classify(error: Error) -> Outcome {
                 .as_ref()
                 .map(|details| details.retry_after_seconds)
                 .filter(|after| *after > 0);
-            Outcome::Refused(Refusal::Busy(
-                after.map(|seconds| Duration::from_secs(seconds.into())),
-            ))
+            let after = after.map(|seconds| Duration::from_secs(seconds.into()));
+            Outcome::Refused(Refusal::Busy(after.max(pause)))
         }
         400..=499 => Outcome::Refused(Refusal::Rejected(status.message.clone())),
         _ if Mutation::ServerErrorCountsAsRefusal.is_on() => Outcome::Refused(Refusal::Missing),
         _ => Outcome::Unclear(format!("{} {}", status.code, status.message)),
     }
+}
+
+/// Whether it was the guard of a write that failed, and not a policy, a webhook or the schema that refuses it:
+/// these name causes, a failed `test` of a JSON Patch names none, and a UID or version that is another one now
+/// is a cause in the metadata.
+fn is_of_a_guard(status: &kube::core::Status) -> bool {
+    let mut causes = status.details.iter().flat_map(|it| &it.causes);
+    let of_webhook = status.message.contains("admission webhook");
+    !of_webhook && causes.all(|cause| cause.field.starts_with("metadata."))
 }
 
 #[cfg(test)]
@@ -341,31 +352,65 @@ mod tests {
     }
 
     #[test]
+    fn a_policy_is_told_from_a_failed_guard() {
+        let says = |status: Value| {
+            let status: kube::core::Status = serde_json::from_value(status).unwrap();
+            classify(Error::Api(Box::new(status)), None)
+        };
+        let is_guard = |status| match says(status) {
+            Outcome::Refused(Refusal::Guard(_)) => true,
+            Outcome::Refused(Refusal::Rejected(_)) => false,
+            other => panic!("{other:?}"),
+        };
+        let policy = "ippools.cadastre.dev \"p\" is forbidden: ValidatingAdmissionPolicy 'x' with binding 'x' denied request: no";
+        let invalid = |message: &str, causes: Value| json!({"code": 422, "reason": "Invalid", "message": message, "details": {"causes": causes}});
+        assert!(!is_guard(invalid(policy, json!([{"message": policy}]))));
+        let schema =
+            json!([{"reason": "FieldValueInvalid", "message": "no", "field": "spec.pool"}]);
+        assert!(!is_guard(invalid("is invalid", schema)));
+        let webhook = "admission webhook \"x\" denied the request: no";
+        assert!(!is_guard(invalid(webhook, json!([]))));
+        let test = "the server rejected our request due to an error in our request";
+        assert!(is_guard(invalid(test, json!([]))));
+        let uid = json!([{"reason": "FieldValueInvalid", "message": "immutable", "field": "metadata.uid"}]);
+        assert!(is_guard(invalid("is invalid", uid)));
+    }
+
+    #[test]
+    fn the_pause_of_the_header_counts() {
+        let busy = classify(api_error(429), Some(Duration::from_secs(7)));
+        let Outcome::Refused(Refusal::Busy(after)) = busy else {
+            panic!("{busy:?}");
+        };
+        assert_eq!(after, Some(Duration::from_secs(7)));
+    }
+
+    #[test]
     fn only_a_plain_refusal_counts_as_no_effect() {
         for code in [409, 422] {
             assert!(
                 matches!(
-                    classify(api_error(code)),
+                    classify(api_error(code), None),
                     Outcome::Refused(Refusal::Guard(_))
                 ),
                 "{code}"
             );
         }
         assert!(matches!(
-            classify(api_error(404)),
+            classify(api_error(404), None),
             Outcome::Refused(Refusal::Missing)
         ));
         assert!(matches!(
-            classify(api_error(403)),
+            classify(api_error(403), None),
             Outcome::Refused(Refusal::Rejected(_))
         ));
         assert!(matches!(
-            classify(api_error(429)),
+            classify(api_error(429), None),
             Outcome::Refused(Refusal::Busy(_))
         ));
         for code in [500, 502, 503, 504] {
             assert!(
-                matches!(classify(api_error(code)), Outcome::Unclear(_)),
+                matches!(classify(api_error(code), None), Outcome::Unclear(_)),
                 "{code}"
             );
         }

@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use super::blocks::{Entry, Noted, Step, sound};
 use super::queue::Queue;
-use super::report::{About, KEPT, Report, WRITE_REJECTED};
+use super::refusals::Call;
+use super::report::{About, KEPT, Report};
 use super::{Context, IN_USE_PAUSE, Purpose};
 use crate::api::block_name;
 use crate::cluster::request::{Outcome, Refusal, Request};
@@ -52,7 +53,7 @@ impl BlockLoop {
             if stopping && cx.registry.blocks.get(&cidr).is_none_or(creates) {
                 continue;
             }
-            if let Some(found) = self.request(cidr, cx) {
+            if let Some(found) = self.request(cidr, true, cx) {
                 return Some(found);
             }
         }
@@ -62,20 +63,40 @@ impl BlockLoop {
     /// The next of the others.
     pub fn next(&mut self, cx: &mut Context) -> Option<(Request, Purpose)> {
         while let Some(cidr) = self.queue.pop(cx.now.mono) {
-            if let Some(found) = self.request(cidr, cx) {
+            if let Some(found) = self.request(cidr, false, cx) {
                 return Some(found);
             }
         }
         None
     }
 
-    fn request(&mut self, cidr: Cidr, cx: &mut Context) -> Option<(Request, Purpose)> {
+    fn request(
+        &mut self,
+        cidr: Cidr,
+        urgent: bool,
+        cx: &mut Context,
+    ) -> Option<(Request, Purpose)> {
         let now = cx.now.mono;
         let Some(entry) = cx.registry.blocks.get_mut(&cidr) else {
             self.kept.remove(&cidr);
             return None;
         };
         if entry.in_flight {
+            return None;
+        }
+        let call = if entry.to_read {
+            Call::ReadBlock(cidr)
+        } else {
+            Call::WriteBlock(cidr)
+        };
+        let paused = cx.registry.refusals.paused(&call, now);
+        if let Some(at) = paused.filter(|_| entry.to_read || entry.step.is_write()) {
+            let queue = if urgent {
+                &mut self.urgent
+            } else {
+                &mut self.queue
+            };
+            queue.add_at(cidr, at);
             return None;
         }
         let name: Text = block_name(&cidr).into();
@@ -135,6 +156,11 @@ impl BlockLoop {
             self.keep(cidr, addr, cx);
             return None;
         }
+        let call = Call::ListPods(uid.clone());
+        if let Some(at) = cx.registry.refusals.paused(&call, cx.now.mono) {
+            self.queue.add_at(cidr, at);
+            return None;
+        }
         if !self.checking.insert(uid.clone()) {
             return None;
         }
@@ -184,7 +210,7 @@ impl BlockLoop {
             .collect();
         for cidr in due {
             let Outcome::Pods(pods) = outcome else {
-                self.queue.add_failed(cidr, now);
+                self.queue.add(cidr);
                 continue;
             };
             let mut reported = pods.iter().flat_map(|pod| pod.addresses.iter().copied());
@@ -194,7 +220,6 @@ impl BlockLoop {
                 self.keep(cidr, addr, cx);
                 continue;
             }
-            self.queue.succeeded(&cidr);
             self.kept.remove(&cidr);
             if let Some(entry) = cx.registry.blocks.get_mut(&cidr) {
                 entry.step = Step::Delete;
@@ -228,7 +253,6 @@ impl BlockLoop {
         };
         match (step, outcome) {
             (Some(Step::Create), Outcome::Block(block)) => {
-                queue.succeeded(cidr);
                 created(entry, block, now);
                 if entry.confirmed {
                     // Made anew, it is listed with another UID.
@@ -238,7 +262,7 @@ impl BlockLoop {
             }
             (None, Outcome::Block(block)) if sound(block).is_none() => {
                 entry.to_read = false;
-                queue.add_failed(*cidr, now);
+                queue.add(*cidr);
                 cx.registry.block_spoiled(block, cx.now, &mut noted);
             }
             (None, Outcome::Block(block)) => {
@@ -248,7 +272,6 @@ impl BlockLoop {
                 self.queue.add(*cidr);
             }
             (None, Outcome::Refused(Refusal::Missing)) => {
-                queue.succeeded(cidr);
                 entry.to_read = false;
                 if entry.is_leaving() || resting && !entry.confirmed {
                     cx.registry.drop_block(cidr);
@@ -259,10 +282,7 @@ impl BlockLoop {
                 }
                 noted.nodes.push(owner.name);
             }
-            (_, Outcome::Block(_) | Outcome::Gone) => {
-                queue.succeeded(cidr);
-                self.queue.add(*cidr);
-            }
+            (_, Outcome::Block(_) | Outcome::Gone) => self.queue.add(*cidr),
             // Its node has died meanwhile, and nobody has heard of it.
             (Some(Step::Create), Outcome::Refused(refusal))
                 if resting
@@ -273,25 +293,12 @@ impl BlockLoop {
                 cx.registry.drop_block(cidr);
                 noted.freed = true;
             }
-            (Some(Step::Create), Outcome::Refused(Refusal::Rejected(why))) => {
-                if queue.add_failed(*cidr, now) == 1 {
-                    cx.reports.push(Report {
-                        about: About::Node {
-                            name: owner.name,
-                            uid: owner.uid,
-                        },
-                        warning: true,
-                        reason: WRITE_REJECTED,
-                        note: format!("the API server refuses block {cidr} for this node: {why}"),
-                    });
-                }
-            }
             (_, Outcome::Refused(Refusal::Busy(_) | Refusal::NotSent | Refusal::Rejected(_))) => {
-                queue.add_failed(*cidr, now);
+                queue.add(*cidr);
             }
             _ => {
                 entry.to_read = true;
-                queue.add_failed(*cidr, now);
+                queue.add(*cidr);
             }
         }
         noted

@@ -3,9 +3,11 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use super::Now;
+use super::blocks::Step;
 use super::figures::{Figures, figures, holders};
 use super::forecast::Trend;
 use super::pools::{PoolState, Verdict};
+use super::refusals::Call;
 use super::registry::Registry;
 use super::totals::Totals;
 use crate::api::{Allocate, FamilyStatus, IPPoolStatus};
@@ -19,6 +21,7 @@ const NEARLY_EXHAUSTED: &str = "NearlyExhausted";
 const SHRINKING: &str = "Shrinking";
 const SECOND_WRITER: &str = "SecondWriter";
 const TERMINATING: &str = "Terminating";
+const REFUSED: &str = "WritesRefused";
 
 /// Conditions whose changes become events (of `Ready` the others tell the reasons).
 pub const TOLD: &[&str] = &[
@@ -29,6 +32,7 @@ pub const TOLD: &[&str] = &[
     SHRINKING,
     SECOND_WRITER,
     TERMINATING,
+    REFUSED,
 ];
 const INVALID: &str = "Invalid";
 
@@ -47,6 +51,8 @@ pub fn event_reason(kind: &'static str, bad: bool) -> &'static str {
         (SHRINKING, false) => "Shrunk",
         (SECOND_WRITER, true) => "SecondWriter",
         (SECOND_WRITER, false) => "SecondWriterQuiet",
+        (REFUSED, true) => "WritesRefused",
+        (REFUSED, false) => "WritesAccepted",
         (_, true) => "Terminating",
         (_, false) => "NotTerminating",
     }
@@ -89,8 +95,9 @@ pub fn status(
     };
     let holders = holders(state, registry);
     let nodes = holders.values().filter(|live| **live).count();
+    let refused = refused(state, registry);
     let mut conditions = vec![
-        ready(state),
+        ready(state, refused.as_ref()),
         flag(
             INVALID,
             invalid(state),
@@ -126,6 +133,12 @@ pub fn status(
             second_writer(state),
             "OnlyWriter",
             "nobody else writes podCIDRs in its range",
+        ),
+        flag(
+            REFUSED,
+            refused,
+            "Accepted",
+            "the API server takes what is written for it",
         ),
     ];
     if pool.deleting {
@@ -196,8 +209,14 @@ fn flag(kind: &str, told: Option<(&str, String)>, otherwise: &str, message: &str
     }
 }
 
-fn ready(state: &PoolState) -> Condition {
-    let reason = match &state.verdict {
+fn ready(state: &PoolState, refused: Option<&(&str, String)>) -> Condition {
+    let reason = match (&state.verdict, refused) {
+        (Verdict::Serving | Verdict::Starting, Some((reason, why))) => {
+            return condition(READY, false, reason, why.clone());
+        }
+        (verdict, _) => verdict,
+    };
+    let reason = match reason {
         Verdict::Serving => {
             return condition(
                 READY,
@@ -219,6 +238,34 @@ fn ready(state: &PoolState) -> Condition {
         reason,
         format!("carves nothing: {}", state.verdict),
     )
+}
+
+/// Whether the API server keeps refusing what the pool cannot give without.
+fn refused(state: &PoolState, registry: &Registry) -> Option<(&'static str, String)> {
+    const ADVICE: &str = "look for an admission policy, a webhook or a quota that forbids it";
+    let refusals = &registry.refusals;
+    if let Some(why) = refusals.why(&Call::SetPoolFinalizers(state.name.clone())) {
+        let text = format!(
+            "the API server does not take its finalizers, without which it neither serves nor goes: {why}: {ADVICE}"
+        );
+        return Some(("FinalizerRefused", text));
+    }
+    let mut blocks = refusals.lasting().filter_map(|(call, why, _)| {
+        let Call::WriteBlock(cidr) = call else {
+            return None;
+        };
+        let entry = registry.blocks.get(cidr)?;
+        let ours = entry.pool == state.name && entry.step == Step::Create;
+        ours.then_some((cidr, why))
+    });
+    let (cidr, why) = blocks.next()?;
+    let text = match blocks.count() {
+        0 => format!("the API server does not take its block {cidr}: {why}: {ADVICE}"),
+        more => format!(
+            "the API server does not take its block {cidr} and {more} more: {why}: {ADVICE}"
+        ),
+    };
+    Some(("BlocksRefused", text))
 }
 
 fn invalid(state: &PoolState) -> Option<(&'static str, String)> {

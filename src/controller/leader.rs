@@ -29,6 +29,7 @@ use crate::ipam::Cidr;
 
 mod answers;
 mod changes;
+mod refused;
 mod view;
 
 use crate::mutation::Mutation;

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use super::account::report_of;
 use super::queue::Queue;
+use super::refusals::Call;
 use super::registry::Registry;
 use super::report::{About, DUPLICATE_ADDRESS, Report};
 use super::{Context, Purpose};
@@ -72,6 +73,11 @@ impl Leaks {
             let Some(node) = cx.world.nodes.get(&name) else {
                 continue;
             };
+            let call = Call::ListPods(node.uid.clone());
+            if let Some(at) = cx.registry.refusals.paused(&call, cx.now.mono) {
+                self.queue.add_at(name, at);
+                continue;
+            }
             let purpose = Purpose::LeakPods {
                 name: name.clone(),
                 uid: node.uid.clone(),
@@ -101,6 +107,9 @@ impl Leaks {
                 .filter(|held| is_orphan(**held, cx) && is_own(held.0, node, cx.registry))
                 .map(|held| (*held, known.get(held).copied().unwrap_or(now)))
                 .collect();
+            if let Some(asked) = cx.registry.suspects.get_mut(&node.uid) {
+                asked.retain(|held| report.allocations.binary_search(held).is_ok());
+            }
             let named = named(subnet);
             let asked = cx.registry.suspects.get(&node.uid);
             let is_new = |held: &(Addr, PodUid)| !asked.is_some_and(|asked| asked.contains(held));
@@ -128,10 +137,9 @@ impl Leaks {
         cx: &mut Context,
     ) -> bool {
         let Outcome::Pods(pods) = outcome else {
-            self.queue.add_failed(name.clone(), cx.now.mono);
+            self.queue.add(name.clone());
             return false;
         };
-        self.queue.succeeded(name);
         if cx.world.nodes.get(name).is_none_or(|node| node.uid != *uid) {
             return false;
         }
@@ -230,7 +238,7 @@ mod tests {
     use super::*;
     use crate::cluster::seen::{Change, Pod};
     use crate::cluster::world::World;
-    use crate::controller::demand::tests::{NOW, list, node, objects, subnet};
+    use crate::controller::demand::tests::{NOW, list, node, objects, pool, subnet};
 
     #[test]
     fn an_address_that_any_pod_reports_is_not_suspected() {
@@ -264,6 +272,41 @@ mod tests {
             };
             let looks = Leaks::default().next(Duration::ZERO, &mut cx).is_some();
             assert_eq!(looks, !reported);
+        }
+    }
+
+    #[test]
+    fn what_a_live_node_no_longer_reports_is_forgotten() {
+        let held = |n: u8| {
+            let uid = format!("00000000-0000-0000-0000-0000000000{n:02x}");
+            (
+                Addr::from(std::net::IpAddr::from([10, 0, 0, n])),
+                PodUid::read(&uid),
+            )
+        };
+        let mut told = subnet("n", &["10.0.0.0/28"], 0);
+        let mut world = World::default();
+        list(&mut world.pools, vec![pool("p", "10.0.0.0/24")]);
+        list(&mut world.nodes, vec![node("n")]);
+        list(&mut world.blocks, objects(&told));
+        world.pods.change(Change::Listed);
+        let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
+        let (mut leaks, grace) = (Leaks::default(), Duration::from_secs(60));
+        for n in 1..9 {
+            told.version += 1;
+            told.report.as_mut().unwrap().allocations = [held(n)].into();
+            list(&mut world.subnets, vec![told.clone()]);
+            let asked = registry.suspects.entry("n".into()).or_default();
+            asked.insert(held(n));
+            let mut cx = Context {
+                world: &world,
+                registry: &mut registry,
+                reports: &mut Vec::new(),
+                now: NOW,
+            };
+            leaks.scan(grace, &mut cx);
+            let asked: Vec<_> = registry.suspects["n"].iter().copied().collect();
+            assert_eq!(asked, [held(n)]);
         }
     }
 }

@@ -299,7 +299,9 @@ impl Controller {
             Purpose::FenceSubnets => (self.world.subnets.sent(), None),
             Purpose::FenceBlocks => (self.world.blocks.sent(), None),
             Purpose::Block { cidr, .. } => about(&self.world.blocks, &block_name(cidr)),
-            Purpose::Pool { name } | Purpose::PoolRead { name } => about(&self.world.pools, name),
+            Purpose::PoolFinalizers { name }
+            | Purpose::PoolStatus { name }
+            | Purpose::PoolRead { name } => about(&self.world.pools, name),
             _ => (self.world.nodes.sent(), None),
         };
         let out_term = request.is_write().then(|| term.clone());

@@ -25,6 +25,7 @@
 //! | [`map`] | the address space for people to look at |
 //! | [`bootstrap`], [`default_pool`] | the default pool of a cluster that has none |
 //! | [`queue`], [`report`] | keyed work with back-off; Kubernetes events to be |
+//! | [`refusals`] | calls that come to nothing: when they may be made again, what is told of them |
 //! | [`run`], [`events`] | the shell: the only place with IO |
 //!
 //! # Guarantees
@@ -55,6 +56,7 @@ pub mod pool;
 pub mod pools;
 pub mod quarantine;
 pub mod queue;
+pub mod refusals;
 pub mod registry;
 pub mod report;
 pub mod run;
@@ -139,8 +141,10 @@ pub enum Purpose {
     DefaultPool,
     /// The answer to an agent's status
     Answer { name: Text },
-    /// A write of a pool's finalizers or status
-    Pool { name: Text },
+    /// A write of a pool's finalizers
+    PoolFinalizers { name: Text },
+    /// A write of a pool's status
+    PoolStatus { name: Text },
     /// What became of it
     PoolRead { name: Text },
 }
@@ -161,7 +165,10 @@ impl Purpose {
             Purpose::LeakPods { .. } => "leaks",
             Purpose::Block { .. } | Purpose::BlockPods { .. } => "block",
             Purpose::Quarantine { .. } => "quarantine",
-            Purpose::Pool { .. } | Purpose::PoolRead { .. } | Purpose::DefaultPool => "pool",
+            Purpose::PoolFinalizers { .. }
+            | Purpose::PoolStatus { .. }
+            | Purpose::PoolRead { .. }
+            | Purpose::DefaultPool => "pool",
         }
     }
 }

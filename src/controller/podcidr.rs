@@ -15,8 +15,9 @@ use std::time::Duration;
 
 use super::pools::{Pools, Verdict};
 use super::queue::Queue;
+use super::refusals::Call;
 use super::registry::Registry;
-use super::report::{About, POD_CIDR_ASSIGNED, Report, WAITING, WRITE_REJECTED};
+use super::report::{About, POD_CIDR_ASSIGNED, Report, WAITING};
 use super::{Context, IN_USE_PAUSE, Purpose};
 use crate::api::Allocate;
 use crate::cluster::request::{Assignment, Outcome, Refusal, Request};
@@ -104,6 +105,14 @@ impl PodCidrs {
                 continue;
             };
             if stopping && self.tasks.get(&node.uid) != Some(&Task::ToRead) {
+                continue;
+            }
+            let call = match self.tasks.get(&node.uid) {
+                Some(Task::ToRead) => Call::ReadNode(node.uid.clone()),
+                _ => Call::AssignPodCidrs(node.uid.clone()),
+            };
+            if let Some(at) = cx.registry.refusals.paused(&call, cx.now.mono) {
+                self.queue.add_at(name, at);
                 continue;
             }
             match self.decide(&node, cx) {
@@ -255,25 +264,9 @@ impl PodCidrs {
             return;
         }
         match outcome {
-            Outcome::Node(node) if node.uid == *uid => self.learned(node, cx),
-            Outcome::Refused(Refusal::Guard(_)) => self.retry(name, uid, Task::ToRead, cx),
-            Outcome::Refused(Refusal::Rejected(why)) => {
-                if self.queue.add_failed(name.clone(), cx.now.mono) == 1 {
-                    let about = About::Node {
-                        name: name.clone(),
-                        uid: uid.clone(),
-                    };
-                    let note = format!("the API server refuses podCIDRs for this node: {why}");
-                    cx.reports.push(Report {
-                        about,
-                        warning: true,
-                        reason: WRITE_REJECTED,
-                        note,
-                    });
-                }
-                self.tasks.insert(uid.clone(), Task::ToWrite);
-            }
-            Outcome::Refused(_) => self.retry(name, uid, Task::ToWrite, cx),
+            Outcome::Node(node) if node.uid == *uid => self.learned(node),
+            Outcome::Refused(Refusal::Guard(_)) => self.retry(name, uid, Task::ToRead),
+            Outcome::Refused(_) => self.retry(name, uid, Task::ToWrite),
             _ => {
                 for (id, _, state) in cx.registry.claims_of(uid) {
                     if Mutation::UnclearAssignmentFreed.is_on() {
@@ -282,7 +275,7 @@ impl PodCidrs {
                         cx.registry.ledger.set_state(id, State::Unclear);
                     }
                 }
-                self.retry(name, uid, Task::ToRead, cx);
+                self.retry(name, uid, Task::ToRead);
             }
         }
     }
@@ -293,8 +286,8 @@ impl PodCidrs {
             return;
         }
         match outcome {
-            Outcome::Node(node) if node.uid == *uid => self.learned(node, cx),
-            _ => self.retry(name, uid, Task::ToRead, cx),
+            Outcome::Node(node) if node.uid == *uid => self.learned(node),
+            _ => self.retry(name, uid, Task::ToRead),
         }
     }
 
@@ -307,18 +300,17 @@ impl PodCidrs {
         gone
     }
 
-    fn learned(&mut self, node: &Node, cx: &mut Context) {
+    fn learned(&mut self, node: &Node) {
         if node.is_empty() {
-            self.retry(&node.name, &node.uid, Task::ToWrite, cx);
-            return;
+            self.retry(&node.name, &node.uid, Task::ToWrite);
+        } else {
+            self.tasks.remove(&node.uid);
         }
-        self.tasks.remove(&node.uid);
-        self.queue.succeeded(&node.name);
     }
 
-    fn retry(&mut self, name: &Text, uid: &Text, task: Task, cx: &Context) {
+    fn retry(&mut self, name: &Text, uid: &Text, task: Task) {
         self.tasks.insert(uid.clone(), task);
-        self.queue.add_failed(name.clone(), cx.now.mono);
+        self.queue.add(name.clone());
     }
 
     /// A node has podCIDRs now; one that had to wait is told so.

@@ -12,6 +12,7 @@ use super::conditions::{Counted, TOLD, event_reason, status};
 use super::figures::may_go;
 use super::pools::{PoolState, Verdict};
 use super::queue::Queue;
+use super::refusals::Call;
 use super::report::{About, Report};
 use super::totals::{Totals, totals};
 use super::{Context, Purpose};
@@ -70,8 +71,12 @@ impl PoolLoop {
 
     /// A finalizer that must be set before a pool can serve.
     pub fn next_finalizer(&mut self, cx: &Context) -> Option<(Request, Purpose)> {
+        let may_set = |name: &Text| {
+            let call = Call::SetPoolFinalizers(name.clone());
+            !self.is_open(name) && cx.registry.refusals.paused(&call, cx.now.mono).is_none()
+        };
         let starting =
-            |state: &&PoolState| state.verdict == Verdict::Starting && !self.is_open(&state.name);
+            |state: &&PoolState| state.verdict == Verdict::Starting && may_set(&state.name);
         let state = cx.registry.pools.iter().find(starting)?;
         let pool = cx.world.pools.get(&state.name)?;
         let mut finalizers = pool.finalizers.clone();
@@ -108,7 +113,13 @@ impl PoolLoop {
             if self.in_flight.contains(&name) {
                 continue;
             }
-            if self.to_read.remove(&name) {
+            let paused = |call: Call| cx.registry.refusals.paused(&call, now);
+            if self.to_read.contains(&name) {
+                if let Some(at) = paused(Call::ReadPool(name.clone())) {
+                    self.queue.add_at(name, at);
+                    continue;
+                }
+                self.to_read.remove(&name);
                 self.in_flight.insert(name.clone());
                 return Some((
                     Request::ReadPool { name: name.clone() },
@@ -122,7 +133,10 @@ impl PoolLoop {
                 continue;
             };
             let ours = pool.finalizers.iter().any(|f| f == FINALIZER);
-            if pool.deleting && ours && may_go(state, cx.registry) {
+            let may_set = paused(Call::SetPoolFinalizers(name.clone()));
+            if let Some(at) = may_set {
+                self.queue.add_at(name.clone(), at);
+            } else if pool.deleting && ours && may_go(state, cx.registry) {
                 let finalizers = pool
                     .finalizers
                     .iter()
@@ -131,12 +145,9 @@ impl PoolLoop {
                     .collect();
                 return Some(self.set_finalizers(&pool, finalizers));
             }
-            if let Some(at) = self
-                .written_at
-                .get(&name)
-                .map(|at| *at + STATUS_PAUSE)
-                .filter(|at| *at > now)
-            {
+            let written = self.written_at.get(&name).map(|at| *at + STATUS_PAUSE);
+            let may_write = paused(Call::SetPoolStatus(name.clone()));
+            if let Some(at) = written.max(may_write).filter(|at| *at > now) {
                 self.queue.add_at(name, at);
                 continue;
             }
@@ -161,7 +172,7 @@ impl PoolLoop {
                         version,
                         status,
                     },
-                    Purpose::Pool { name },
+                    Purpose::PoolStatus { name },
                 ));
             }
         }
@@ -169,24 +180,17 @@ impl PoolLoop {
     }
 
     /// Takes in an answer, to a write or a read; the object it shows is in the world already.
-    pub fn answered(&mut self, name: &Text, wrote: bool, outcome: &Outcome, cx: &mut Context) {
+    pub fn answered(&mut self, name: &Text, wrote: bool, outcome: &Outcome) {
         self.in_flight.remove(name);
-        match outcome {
-            Outcome::Pool(_) | Outcome::Gone | Outcome::Refused(Refusal::Missing) => {
-                // Only a write ends a row of refusals: what is refused for good is tried ever less.
-                if wrote {
-                    self.queue.succeeded(name);
-                }
-                self.queue.add(name.clone());
-            }
-            Outcome::Refused(Refusal::Busy(_) | Refusal::NotSent | Refusal::Rejected(_)) => {
-                self.queue.add_failed(name.clone(), cx.now.mono);
-            }
-            _ => {
-                self.to_read.insert(name.clone());
-                self.queue.add_failed(name.clone(), cx.now.mono);
-            }
+        let known = match outcome {
+            Outcome::Pool(_) | Outcome::Gone | Outcome::Refused(Refusal::Missing) => true,
+            Outcome::Refused(Refusal::Guard(_)) | Outcome::Unclear(_) => false,
+            _ => wrote,
+        };
+        if !known {
+            self.to_read.insert(name.clone());
         }
+        self.queue.add(name.clone());
         // What was refused or lost may be written again without the pause.
         if !matches!(outcome, Outcome::Pool(_)) {
             self.written_at.remove(name);
@@ -219,7 +223,7 @@ impl PoolLoop {
             version: pool.version,
             finalizers,
         };
-        (request, Purpose::Pool { name })
+        (request, Purpose::PoolFinalizers { name })
     }
 
     fn forget_gone(&mut self, cx: &Context) {
@@ -297,13 +301,7 @@ mod tests {
             (pool.version, pool.status) = (pool.version + 1, Some(status));
             let outcome = Outcome::Pool(pool.clone());
             world.pools.change(Change::Applied(pool));
-            let mut cx = Context {
-                world,
-                registry: &mut registry,
-                reports: &mut reports,
-                now,
-            };
-            pools.answered(&"p".into(), true, &outcome, &mut cx);
+            pools.answered(&"p".into(), true, &outcome);
             Some(used)
         };
         pools.mark();

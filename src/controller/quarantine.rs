@@ -6,6 +6,7 @@
 //! came through. The record is in the NodeSubnet (`spec.previous`), so a restart changes nothing.
 
 use super::queue::Queue;
+use super::refusals::Call;
 use super::registry::{Registry, RestKey};
 use super::{Context, IN_USE_PAUSE, Purpose};
 use crate::cluster::request::{Outcome, Request};
@@ -42,6 +43,11 @@ impl Quarantine {
                 self.queue.add_at(key, rest.until);
             } else if in_use(&rest.ranges, cx.world) {
                 self.queue.add_at(key, cx.now.mono + IN_USE_PAUSE);
+            } else if let Some(at) = {
+                let call = Call::ListPods(key.1.clone());
+                cx.registry.refusals.paused(&call, cx.now.mono)
+            } {
+                self.queue.add_at(key, at);
             } else {
                 let purpose = Purpose::Quarantine {
                     name: key.0.clone(),
@@ -73,12 +79,11 @@ impl Quarantine {
                 false
             }
             Outcome::Pods(_) => {
-                self.queue.succeeded(&key);
                 rest.leaving = true;
                 true
             }
             _ => {
-                self.queue.add_failed(key, cx.now.mono);
+                self.queue.add(key);
                 false
             }
         }

@@ -17,6 +17,7 @@ use super::Now;
 use super::blocks::Blocks;
 use super::holders::{Holders, Use};
 use super::pools::{DEFAULT_QUARANTINE, Pools};
+use super::refusals::Refusals;
 use super::take_up::Strays;
 use crate::api::{HeldRange, PreviousHolder};
 use crate::cluster::seen::{Machine, Node, PodUid, Subnet, Text};
@@ -74,6 +75,8 @@ pub struct Registry {
     pub is_listening: bool,
     /// Whether nobody had led before for so long that the server may have been put back.
     pub after_gap: bool,
+    /// Calls that come to nothing
+    pub refusals: Refusals,
     pub(super) holders: Holders,
     conflicts: BTreeSet<(ClaimId, ClaimId)>,
 }

@@ -41,8 +41,10 @@ pub struct Report {
 pub const POD_CIDR_ASSIGNED: &str = "PodCIDRAssigned";
 /// A node gets no podCIDR for now.
 pub const WAITING: &str = "WaitingForPodCIDR";
-/// An API call for a node is refused for good.
+/// The API server refuses a write again and again.
 pub const WRITE_REJECTED: &str = "WriteRejected";
+/// What was refused for long has come through.
+pub const WRITE_ACCEPTED: &str = "WriteAccepted";
 /// Two nodes hold the same addresses.
 pub const OVERLAPPING: &str = "OverlappingPodCIDR";
 /// A podCIDR that is no CIDR.
@@ -57,6 +59,8 @@ pub const BLOCK_ASSIGNED: &str = "BlockAssigned";
 pub const DUPLICATE_ADDRESS: &str = "DuplicateAddress";
 /// A block of a dead node is kept beyond its quarantine.
 pub const KEPT: &str = "KeptInQuarantine";
+/// More pools serve a node than its NodeSubnet has room for.
+pub const POOLS_LEFT_OUT: &str = "PoolsLeftOut";
 /// A node wants more blocks than it may have.
 pub const BLOCK_LIMIT: &str = "BlockLimitReached";
 /// A block that a node uses was lost by the API and is the node's again.

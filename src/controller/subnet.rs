@@ -4,25 +4,26 @@
 //! Level-triggered: the spec that should be is computed from the Node and the rests, and written
 //! when what is there differs, whoever made it so. Never on the way of a podCIDR.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::account::report_of;
 use super::pools::Verdict;
 use super::queue::Queue;
+use super::refusals::Call;
 use super::registry::Registry;
-use super::report::{About, Report, WRITE_REJECTED};
+use super::report::{About, POOLS_LEFT_OUT, Report};
 use super::{Context, Purpose};
-use crate::api::{HeldBlock, NodePool, NodeSubnetSpec, PreviousHolder};
+use crate::api::{HeldBlock, MOST_POOLS, NodePool, NodeSubnetSpec, PreviousHolder};
 use crate::cluster::request::{Outcome, Refusal, Request};
 use crate::cluster::seen::{Node, Subnet, Text};
 use crate::cluster::world::World;
 use crate::ipam::Addr;
 use crate::mutation::Mutation;
 
-/// So many writes in a row that come to nothing are told.
-const NOT_KEPT: u32 = 6;
+/// The most that a NodeSubnet says of pools, in bytes of JSON: the rest of the object needs its room in etcd, too.
+const MOST_BYTES_OF_POOLS: usize = 256 << 10;
 
 /// The loop's own state.
 #[derive(Debug, Default)]
@@ -33,10 +34,12 @@ pub struct Subnets {
     pub queue: Queue<Text>,
     /// Answers to agents on their way
     answering: BTreeSet<Text>,
-    /// Names with a request in flight
-    in_flight: BTreeSet<Text>,
+    /// Names with a request in flight, and the spec that it writes
+    in_flight: BTreeMap<Text, Option<NodeSubnetSpec>>,
     /// Names to read before the next write: what is there is not known
     to_read: BTreeSet<Text>,
+    /// Nodes (by UID) that are not told of all pools that serve them, as far as that was told to people
+    cut: BTreeSet<Text>,
 }
 
 impl Subnets {
@@ -67,11 +70,27 @@ impl Subnets {
         urgent: bool,
         cx: &mut Context,
     ) -> Option<(Request, Purpose)> {
-        if self.in_flight.contains(&name) {
+        if self.in_flight.contains_key(&name) {
             return None;
         }
-        if self.to_read.remove(&name) {
-            self.in_flight.insert(name.clone());
+        let read = self.to_read.contains(&name);
+        let call = if read {
+            Call::ReadSubnet(name.clone())
+        } else {
+            Call::WriteSubnet(name.clone())
+        };
+        if let Some(at) = cx.registry.refusals.paused(&call, cx.now.mono) {
+            let queue = if urgent {
+                &mut self.urgent
+            } else {
+                &mut self.queue
+            };
+            queue.add_at(name, at);
+            return None;
+        }
+        if read {
+            self.to_read.remove(&name);
+            self.in_flight.insert(name.clone(), None);
             return Some((
                 Request::ReadSubnet { name: name.clone() },
                 Purpose::SubnetRead { name },
@@ -79,9 +98,48 @@ impl Subnets {
         }
         let is = cx.world.subnets.get(&name).map(AsRef::as_ref);
         let wanted = wanted(&name, is, cx.world, cx.registry);
+        if let Some(node) = cx.world.nodes.get(&name) {
+            self.tell_cut(node, wanted.as_ref(), cx.registry, cx.reports);
+        }
         let request = difference(&name, wanted, is)?;
-        self.in_flight.insert(name.clone());
+        let spec = match &request {
+            Request::CreateSubnet { spec, .. } | Request::ReplaceSubnet { spec, .. } => {
+                Some(spec.clone())
+            }
+            _ => None,
+        };
+        self.in_flight.insert(name.clone(), spec);
         Some((request, Purpose::Subnet { name, urgent }))
+    }
+
+    /// That a node is not told of all pools that serve it is told once.
+    fn tell_cut(
+        &mut self,
+        node: &Node,
+        spec: Option<&NodeSubnetSpec>,
+        registry: &Registry,
+        reports: &mut Vec<Report>,
+    ) {
+        let Some(spec) = spec else { return };
+        let told = spec.pools.iter().filter(|pool| pool.is_askable()).count();
+        let serve = registry.pools.block_pools(node).count();
+        if serve <= told {
+            self.cut.remove(&node.uid);
+        } else if self.cut.insert(node.uid.clone()) {
+            reports.push(Report {
+                about: About::node(node),
+                warning: true,
+                reason: POOLS_LEFT_OUT,
+                note: format!(
+                    "{serve} pools select this node, and its NodeSubnet has room for {told} of them (at most {MOST_POOLS}, and {MOST_BYTES_OF_POOLS} bytes): pods on it get nothing of the others, which come last by priority: narrow the nodeSelectors of pools"
+                ),
+            });
+        }
+    }
+
+    /// A node's UID is gone.
+    pub fn gone(&mut self, node: &Node) {
+        self.cut.remove(&node.uid);
     }
 
     /// Tells an agent, by a condition, what of its status could not be taken.
@@ -91,9 +149,15 @@ impl Subnets {
         let told = subnet.report.as_ref()?.accepted.as_ref();
         let is_told = told.is_some_and(|told| *told == (accepted, message.clone()));
         // That all is well needs telling only after trouble.
-        if is_told || (accepted && told.is_none()) || !self.answering.insert(name.clone()) {
+        if is_told || (accepted && told.is_none()) || self.answering.contains(name) {
             return None;
         }
+        let call = Call::SetSubnetCondition(name.clone());
+        if let Some(at) = cx.registry.refusals.paused(&call, cx.now.mono) {
+            self.queue.add_at(name.clone(), at);
+            return None;
+        }
+        self.answering.insert(name.clone());
         let request = Request::SetSubnetCondition {
             name: name.clone(),
             uid: subnet.uid.clone(),
@@ -104,69 +168,36 @@ impl Subnets {
     }
 
     /// Takes in what became of such an answer.
-    pub fn answered_condition(&mut self, name: &Text, outcome: &Outcome, cx: &mut Context) {
+    pub fn answered_condition(&mut self, name: &Text) {
         self.answering.remove(name);
-        match outcome {
-            Outcome::Subnet(_) | Outcome::Refused(Refusal::Missing) => self.queue.add(name.clone()),
-            _ => {
-                self.queue.add_failed(name.clone(), cx.now.mono);
-            }
-        }
+        self.queue.add(name.clone());
     }
 
     /// Whether a write for the name may still be on its way.
     pub fn is_open(&self, name: &Text) -> bool {
-        self.in_flight.contains(name) || self.to_read.contains(name)
+        self.in_flight.contains_key(name) || self.to_read.contains(name)
     }
 
     /// Takes in an answer, to a write or a read; the object it shows is in the world already.
-    pub fn answered(&mut self, name: &Text, wrote: bool, outcome: &Outcome, cx: &mut Context) {
+    pub fn answered(&mut self, name: &Text, wrote: bool, outcome: &Outcome) {
         self.in_flight.remove(name);
-        match outcome {
-            Outcome::Subnet(is) if wrote && !is_kept(name, is, cx) => {
-                // Or something has changed meanwhile: then the next write is the last one.
-                if self.queue.add_failed(name.clone(), cx.now.mono) == NOT_KEPT {
-                    not_kept(name, cx);
-                }
-            }
-            Outcome::Subnet(_) | Outcome::Gone | Outcome::Refused(Refusal::Missing) => {
-                // Only a write ends a row of refusals: what is refused for good is tried ever less.
-                if wrote {
-                    self.queue.succeeded(name);
-                }
-                // Once more: the node may have changed meanwhile.
-                self.queue.add(name.clone());
-            }
-            Outcome::Refused(Refusal::Busy(_) | Refusal::NotSent | Refusal::Rejected(_)) => {
-                self.queue.add_failed(name.clone(), cx.now.mono);
-            }
-            _ => {
-                self.to_read.insert(name.clone());
-                self.queue.add_failed(name.clone(), cx.now.mono);
-            }
+        let known = match outcome {
+            Outcome::Subnet(_) | Outcome::Gone | Outcome::Refused(Refusal::Missing) => true,
+            Outcome::Refused(Refusal::Guard(_)) | Outcome::Unclear(_) => false,
+            _ => wrote,
+        };
+        if !known {
+            self.to_read.insert(name.clone());
         }
+        // Where all went well, too: the node may have changed meanwhile.
+        self.queue.add(name.clone());
     }
-}
 
-/// Whether the server keeps what is written to it.
-fn is_kept(name: &Text, is: &Subnet, cx: &Context) -> bool {
-    let wanted = wanted(name, Some(is), cx.world, cx.registry);
-    difference(name, wanted, Some(is)).is_none()
-}
-
-fn not_kept(name: &Text, cx: &mut Context) {
-    let Some(node) = cx.world.nodes.get(name) else {
-        return;
-    };
-    cx.reports.push(Report {
-        about: About::node(node),
-        warning: true,
-        reason: WRITE_REJECTED,
-        note: format!(
-            "the API server does not keep what is written to NodeSubnet {name}: are its CRDs older than this controller ({})? Apply those of this version (cadastre crd | kubectl apply --server-side --force-conflicts -f -)",
-            crate::VERSION
-        ),
-    });
+    /// Whether the server has kept what was just written.
+    pub fn is_kept(&self, is: &Subnet) -> bool {
+        let written = self.in_flight.get(&is.name).and_then(Option::as_ref);
+        written.is_none_or(|written| is.spec.as_ref() == Ok(written))
+    }
 }
 
 /// The spec that should be, or nothing when there is nothing to tell.
@@ -228,7 +259,7 @@ fn wanted(
 }
 
 /// What a node is told of pools: of those that serve it, best first, and of those that it only has
-/// something of.
+/// something of. Where that is too much for one object, the last of those that serve it are left out.
 fn pools(
     node: &Node,
     blocks: &[HeldBlock],
@@ -259,7 +290,30 @@ fn pools(
         });
         add(told, true);
     }
+    let of_blocks = blocks.iter().map(|held| held.pool.as_str());
+    let ranges = node.pod_cidrs.iter();
+    let of_ranges = ranges.filter_map(|range| registry.pools.of(range).map(|it| &*it.name));
+    let held: BTreeSet<&str> = of_blocks.chain(of_ranges).collect();
+    bound(&mut pools, &held);
     pools
+}
+
+/// Keeps the list within what one object may hold; what the node has something of comes first.
+fn bound(pools: &mut Vec<NodePool>, held: &BTreeSet<&str>) {
+    let is_held = |pool: &NodePool| held.contains(pool.name.as_str());
+    let size = |pool: &NodePool| serde_json::to_vec(pool).map_or(0, |it| it.len());
+    let of_held = pools.iter().filter(|it| is_held(it));
+    let (mut count, mut bytes) = of_held.fold((0, 0), |(n, b), it| (n + 1, b + size(it)));
+    let mut is_full = false;
+    pools.retain(|pool| {
+        if is_held(pool) {
+            return true;
+        }
+        (count, bytes) = (count + 1, bytes + size(pool));
+        is_full |= count > MOST_POOLS || bytes > MOST_BYTES_OF_POOLS;
+        !is_full
+    });
+    pools.truncate(MOST_POOLS);
 }
 
 /// What is to be said of an agent's status, if there is one: whether all of it was understood and
@@ -403,6 +457,50 @@ mod tests {
         assert_eq!(brief(&disabled), [("q", false, 30), ("p", true, 7)]);
         let deleted = pools_told(|pool| pool.deleting = true, &[]);
         assert_eq!(brief(&deleted), [("q", false, 30), ("p", true, 7)]);
+    }
+
+    #[test]
+    fn pools_beyond_what_one_object_holds_are_left_out_and_that_is_told_once() {
+        let mut world = World::default();
+        let many = (0..1_100).map(|n| {
+            pool(
+                &format!("p{n:04}"),
+                &format!("10.{}.{}.0/28", n >> 8, n & 255),
+            )
+        });
+        list(&mut world.pools, many.collect());
+        list(&mut world.nodes, vec![node("n")]);
+        let mut told = subnet("n", &["10.4.75.0/28"], 0);
+        told.spec.as_mut().unwrap().blocks[0].pool = "p1099".to_owned();
+        let mut objects = objects(&told);
+        objects[0].spec.as_mut().unwrap().pool = "p1099".into();
+        list(&mut world.blocks, objects);
+        list(&mut world.subnets, vec![told]);
+        let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
+        let (mut subnets, mut reports) = (Subnets::default(), Vec::new());
+        for _ in 0..2 {
+            subnets.queue.add("n".into());
+            let mut cx = Context {
+                world: &world,
+                registry: &mut registry,
+                reports: &mut reports,
+                now: NOW,
+            };
+            let (request, _) = subnets.next(&mut cx).unwrap();
+            let Request::ReplaceSubnet { spec, .. } = request else {
+                panic!("{request:?}");
+            };
+            assert!(spec.pools.len() <= MOST_POOLS);
+            assert!(
+                spec.pools.iter().any(|it| it.name == "p1099"),
+                "it has a block of it"
+            );
+            let size = serde_json::to_vec(&spec).unwrap().len();
+            assert!(size < 2 * MOST_BYTES_OF_POOLS, "{size} bytes");
+            subnets.answered(&"n".into(), true, &Outcome::Gone);
+        }
+        let reasons: Vec<&str> = reports.iter().map(|it| it.reason).collect();
+        assert_eq!(reasons, [POOLS_LEFT_OUT]);
     }
 
     #[test]

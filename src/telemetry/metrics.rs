@@ -14,6 +14,7 @@ use prometheus::{
 use super::catalog::register;
 use super::pool_metrics::PoolMetrics;
 use crate::controller::machine::View;
+use crate::controller::refusals;
 
 /// Figures of the controller's loops and of what it manages.
 #[derive(Clone)]
@@ -35,6 +36,7 @@ pub struct ControllerMetrics {
     oldest: GaugeVec,
     doubled: IntGauge,
     refused: IntGauge,
+    refused_writes: IntGaugeVec,
     /// Retries of each queue as last counted
     counted: Arc<Mutex<BTreeMap<&'static str, u64>>>,
 }
@@ -86,7 +88,7 @@ impl ControllerMetrics {
             pools: PoolMetrics::register(registry)?,
             waiting: gauges(
                 "cadastre_nodes_waiting",
-                "Nodes that lack a podCIDR or a block, by reason; no_pool are those that no pool selects",
+                "Nodes that lack a podCIDR or a block, by reason; no_pool are those that no pool selects, write_refused those whose podCIDR or block the API server does not take",
                 &["reason"],
             )?,
             oldest_wait: register(
@@ -158,6 +160,11 @@ impl ControllerMetrics {
                     "Entries in the statuses of NodeSubnets that make no sense and are left out",
                 )?,
             )?,
+            refused_writes: gauges(
+                "cadastre_refused_writes",
+                "Requests about one object that the API server has refused or not answered several times in a row, by the kind of object",
+                &["kind"],
+            )?,
             counted: Arc::default(),
         })
     }
@@ -196,7 +203,7 @@ impl ControllerMetrics {
                 .set(i64::try_from(*depth).unwrap_or(i64::MAX));
             self.count_retries(name, *retries);
         }
-        for reason in ["no_pool", "pool_not_ready", "pool_full"] {
+        for reason in ["no_pool", "pool_not_ready", "pool_full", "write_refused"] {
             let waiting = view.waiting.get(reason).copied().unwrap_or(0);
             self.waiting
                 .with_label_values(&[reason])
@@ -228,6 +235,12 @@ impl ControllerMetrics {
             .set(i64::try_from(view.doubled).unwrap_or(i64::MAX));
         self.refused
             .set(i64::try_from(view.refused).unwrap_or(i64::MAX));
+        for kind in refusals::KINDS {
+            let count = view.refused_writes.get(kind).copied().unwrap_or(0);
+            self.refused_writes
+                .with_label_values(&[kind])
+                .set(i64::try_from(count).unwrap_or(i64::MAX));
+        }
         self.second_writer
             .inc_by(view.second_writer.saturating_sub(self.second_writer.get()));
         self.pools.set(view);

@@ -16,8 +16,10 @@
 //! | `process`, `shell` | one process: clocks, watches, gate, requests, Lease |
 //! | `workload`, `faults` | what changes in the world, what befalls processes |
 //! | `restore` | the API server is put back to an older state |
+//! | `lasting` | what is refused, unanswered or silent for long |
 //! | `checks`, `known`, `shape` | what must hold after each step |
 //! | `parcels` | the same of affinity blocks |
+//! | `budget` | how often a process may ask |
 //! | `settle`, `settle_blocks` | what must hold in the end |
 //! | `trace`, `words` | what happened, for people |
 //! | `mutations`, `proofs` | that the checks can fail: bugs made on purpose, and what finds them |
@@ -39,11 +41,13 @@
 mod agent;
 mod agents;
 mod api;
+mod budget;
 mod checks;
 mod clock;
 mod faults;
 mod kind;
 mod known;
+mod lasting;
 mod mutations;
 mod parcels;
 mod plan;

@@ -1,6 +1,7 @@
 //! What a seed draws before the first step: how large, how rough and how long its run is.
 
 use super::clock::{MS, SECOND, Time};
+use super::lasting::Lasting;
 use super::proofs::Weather;
 use super::rng::Rng;
 
@@ -42,6 +43,8 @@ pub struct Plan {
     pub strangers: u32,
     /// When a backup of the API server is made, and when it is put back to that state.
     pub restore: Option<(Time, Time)>,
+    /// What is refused, unanswered or silent until the run turns calm.
+    pub lasting: Lasting,
 }
 
 /// How requests fare.
@@ -134,6 +137,7 @@ impl Plan {
             tampering_blocks: rng.chance(1_500),
             strangers: 0,
             restore: None,
+            lasting: Lasting::default(),
         };
         let plan = Plan {
             tampering_blocks: plan.tampering_blocks && !plan.tampering,

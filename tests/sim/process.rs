@@ -75,6 +75,8 @@ pub struct Run {
     /// The times at which the next look at controller and elector is due.
     pub look_at: Option<Time>,
     pub lease_at: Option<Time>,
+    /// When the controller wants to be woken, if nothing happens before.
+    pub wake_at: Option<Time>,
     /// When a graceful stop gives up waiting.
     pub stopping: Option<Time>,
     pub released: bool,
@@ -130,6 +132,7 @@ impl Run {
             in_flight: BTreeMap::new(),
             look_at: None,
             lease_at: None,
+            wake_at: None,
             stopping: None,
             released: false,
             burst: (0, 0),

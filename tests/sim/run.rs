@@ -14,8 +14,10 @@ use jiff::Timestamp;
 
 use super::agents::{Act, Machines};
 use super::api::{Api, Author, Commit};
+use super::budget::Budget;
 use super::checks::{Checks, Violation};
 use super::clock::{Clocks, MS, SECOND, Time};
+use super::lasting::Lasting;
 use super::mutations::Trial;
 use super::plan::Plan;
 use super::process::{Process, Run, Watched};
@@ -188,6 +190,7 @@ pub struct Sim {
     pub api: Api,
     pub processes: Vec<Process>,
     pub checks: Checks,
+    pub budget: Budget,
     pub trace: Trace,
     pub trial: Option<Trial>,
     /// Writes sent and not executed yet, by who sent them.
@@ -220,6 +223,15 @@ impl Sim {
         } else {
             plan
         };
+        // Mutations have a weather of their own. And whom the API has forgotten can tell of nothing while its
+        // NodeSubnet is refused.
+        let lasting = match trial {
+            None if plan.restore.is_none() => {
+                Lasting::draw(&mut Rng::new(seed.rotate_left(32) ^ !0), plan.processes)
+            }
+            _ => Lasting::default(),
+        };
+        let plan = Plan { lasting, ..plan };
         let mut sim = Sim {
             now: 0,
             step: 0,
@@ -227,6 +239,7 @@ impl Sim {
             api: Api::default(),
             processes: Vec::new(),
             checks: Checks::new(plan.wall_lies(), plan.skew),
+            budget: Budget::default(),
             trace,
             trial,
             on_wire: BTreeMap::new(),
@@ -500,6 +513,9 @@ impl Sim {
 
     /// Sees to it that the watch's next step comes, some time.
     pub fn schedule_delivery(&mut self, place: Where, kind: Watched) {
+        if self.is_silent(place, kind) {
+            return;
+        }
         let cut = self.processes[place.process]
             .cut_until
             .saturating_sub(self.now);

@@ -26,6 +26,8 @@ const BATCH: u64 = 24;
 
 /// Who could not read the Lease for longer does not trust what it knows any more.
 const AWAY: Duration = Duration::from_secs(60);
+/// So long a shell waits for an answer.
+const PATIENCE: Time = 10 * SECOND;
 
 /// So long after the last fault every watch is in the picture.
 const CATCH_UP: Time = 30 * SECOND;
@@ -103,6 +105,13 @@ impl Sim {
             if run.look_at.is_some_and(|at| at <= self.now) {
                 run.look_at = None;
             }
+            if run.wake_at.take_if(|at| *at == self.now).is_some() {
+                let verdict = self.budget.woke(place, self.now);
+                self.judge(verdict)?;
+            }
+            let Some(run) = &mut self.processes[place.process].run else {
+                return Ok(());
+            };
             let Some(outgoing) = run.controller.poll(now) else {
                 break;
             };
@@ -159,6 +168,9 @@ impl Sim {
         // A time that has come already is no reason to look again: only news is.
         if let Some(at) = wake.filter(|at| *at > self.now) {
             self.look_by(place, at);
+            if let Some(run) = &mut self.processes[place.process].run {
+                run.wake_at = Some(at);
+            }
         }
         self.wind_down(place)
     }
@@ -217,8 +229,13 @@ impl Sim {
         let cut = self.processes[place.process]
             .cut_until
             .saturating_sub(self.now);
+        let objection = self.objection(&outgoing.request);
         let fate = match cut {
             _ if self.is_down() => Fate::LostBefore,
+            0 if objection.is_some() => match objection.and_then(|it| it.refusal()) {
+                Some(refusal) => Fate::Refused(refusal),
+                None => Fate::Unanswered,
+            },
             0 if self.rough => self.fate(&outgoing.request),
             0 => Fate::Arrives,
             _ if write && self.rng.chance(8_000) => {
@@ -246,6 +263,10 @@ impl Sim {
                     there + back,
                     Due::Answer(place, id, Box::new(Outcome::Refused(refusal))),
                 );
+            }
+            Fate::Unanswered => {
+                self.on_wire.remove(&(place, id));
+                self.unclear(place, id, &outgoing.request, PATIENCE);
             }
             Fate::LostBefore => {
                 self.on_wire.remove(&(place, id));
@@ -363,6 +384,13 @@ impl Sim {
             return Ok(());
         };
         run.known.answer(&outcome);
+        let verdict = self
+            .budget
+            .answered(place, &outgoing.request, &outcome, self.now);
+        self.judge(verdict)?;
+        let Some(run) = &mut self.processes[place.process].run else {
+            return Ok(());
+        };
         let text = self.trace.is_on().then(|| of_outcome(&outcome));
         run.controller.on(Event::Answer(id, outcome), now);
         let is_put_back = run.controller.is_put_back();
@@ -666,6 +694,8 @@ fn vacant_since(renewed: Option<Timestamp>, now: Timestamp) -> Duration {
 enum Fate {
     Arrives,
     Refused(Refusal),
+    /// Not executed, and there is no answer.
+    Unanswered,
     LostBefore,
     LostAfter,
     Late(Time),

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `flags` | wrong ones, and what `--help` explains |
 //! | `guarded` | the admin port behind TLS and tokens |
+//! | `refused` | what admission policies refuse for good |
 //! | `running` | log lines, log level, metrics, SIGTERM |
 //! | `setup` | a cluster where the CRDs, or the permissions, come later |
 
@@ -17,6 +18,7 @@
 mod default_pool;
 mod flags;
 mod guarded;
+mod refused;
 mod running;
 mod setup;
 

@@ -25,6 +25,13 @@ pub enum Step {
     Delete,
 }
 
+impl Step {
+    /// Whether it is a write of the object.
+    pub fn is_write(self) -> bool {
+        matches!(self, Step::Create | Step::Replace | Step::Delete)
+    }
+}
+
 /// One block.
 #[derive(Clone, Debug)]
 pub struct Entry {

@@ -55,6 +55,7 @@ impl Leader {
                 self.space_came();
             }
         }
+        self.note(purpose, outcome, world, reports, now);
         let mut cx = Context {
             world,
             registry: &mut self.registry,
@@ -70,7 +71,7 @@ impl Leader {
             }
             Purpose::Subnet { name, .. } | Purpose::SubnetRead { name } => {
                 let wrote = matches!(purpose, Purpose::Subnet { .. });
-                self.subnets.answered(name, wrote, outcome, &mut cx);
+                self.subnets.answered(name, wrote, outcome);
                 self.release(name, world);
             }
             Purpose::Block { cidr, claim, step } => {
@@ -88,17 +89,17 @@ impl Leader {
             {
                 self.subnets.queue.add(name.clone());
             }
-            Purpose::Answer { name } => self.subnets.answered_condition(name, outcome, &mut cx),
+            Purpose::Answer { name } => self.subnets.answered_condition(name),
             Purpose::Quarantine { name, uid }
                 if self.quarantine.answered(name, uid, outcome, &mut cx) =>
             {
                 self.subnets.queue.add(name.clone());
                 self.release(name, world);
             }
-            Purpose::Pool { name } | Purpose::PoolRead { name } => {
-                let wrote = matches!(purpose, Purpose::Pool { .. });
-                self.pools.answered(name, wrote, outcome, &mut cx);
+            Purpose::PoolFinalizers { name } | Purpose::PoolStatus { name } => {
+                self.pools.answered(name, true, outcome);
             }
+            Purpose::PoolRead { name } => self.pools.answered(name, false, outcome),
             _ => {}
         }
     }

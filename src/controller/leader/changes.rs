@@ -200,6 +200,7 @@ impl Leader {
         self.podcidrs.gone(node);
         self.demand.gone(node);
         self.registry.strays.remove(&node.name);
+        self.subnets.gone(node);
         self.retire_blocks(&node.name, &node.uid, &node.machine, now);
         if self.registry.retire(node, now) {
             self.quarantine

@@ -9,8 +9,10 @@ use super::{Leader, waiting_by_pool};
 use crate::cluster::seen::Text;
 use crate::cluster::world::World;
 use crate::controller::Now;
+use crate::controller::blocks::Step;
 use crate::controller::figures::figures;
 use crate::controller::machine::View;
+use crate::controller::refusals::Call;
 use crate::controller::totals::totals;
 use crate::ipam::Family;
 
@@ -39,37 +41,61 @@ impl Leader {
         for (_, nodes) in self.demand.waiting() {
             *view.waiting.entry("pool_full").or_default() += nodes;
         }
+        self.describe_refusals(view, now);
         view.pool_waiting = waiting_by_pool(&self.podcidrs, &self.demand);
         let since = [self.podcidrs.waiting_since(), self.demand.waiting_since()];
         let since = since.into_iter().flatten().min();
-        view.oldest_wait = since.map_or(Duration::ZERO, |since| now.mono.saturating_sub(since));
+        let wait = since.map_or(Duration::ZERO, |since| now.mono.saturating_sub(since));
+        view.oldest_wait = view.oldest_wait.max(wait);
         view.exhausts = exhausts(world);
         self.describe_blocks(view, world, now);
         view.trouble = self.default_pool.trouble().cloned();
+        let refusals = &self.registry.refusals;
         view.queues = vec![
             (
                 "podcidr",
                 self.podcidrs.queue.depth(),
-                self.podcidrs.queue.retries(),
+                refusals.retries("podcidr"),
             ),
             ("demand", self.demand.depth().0, self.demand.depth().1),
             (
                 "block",
                 self.blocks.urgent.depth() + self.blocks.queue.depth(),
-                self.blocks.urgent.retries() + self.blocks.queue.retries(),
+                refusals.retries("block"),
             ),
             (
                 "subnet",
                 self.subnets.urgent.depth() + self.subnets.queue.depth(),
-                self.subnets.urgent.retries() + self.subnets.queue.retries(),
+                refusals.retries("subnet"),
             ),
             (
                 "quarantine",
                 self.quarantine.queue.depth(),
-                self.quarantine.queue.retries(),
+                refusals.retries("quarantine"),
             ),
-            ("pool", self.pools.queue.depth(), self.pools.queue.retries()),
+            ("pool", self.pools.queue.depth(), refusals.retries("pool")),
         ];
+    }
+
+    /// Nodes whose podCIDRs or blocks cannot be written wait, too.
+    fn describe_refusals(&mut self, view: &mut View, now: Now) {
+        view.refused_writes = self.registry.refusals.count(now.mono);
+        let mut nodes = BTreeSet::new();
+        for (call, _, since) in self.registry.refusals.lasting() {
+            let node = match call {
+                Call::AssignPodCidrs(uid) => Some(uid),
+                Call::WriteBlock(cidr) => {
+                    let entry = self.registry.blocks.get(cidr);
+                    let created = entry.filter(|it| it.step == Step::Create && !it.owner.resting);
+                    created.map(|it| &it.owner.uid)
+                }
+                _ => None,
+            };
+            let Some(uid) = node else { continue };
+            nodes.insert(uid);
+            view.oldest_wait = view.oldest_wait.max(now.mono.saturating_sub(since));
+        }
+        view.waiting.insert("write_refused", nodes.len());
     }
 
     fn describe_blocks(&self, view: &mut View, world: &World, now: Now) {

@@ -120,7 +120,9 @@ impl Controller {
             }
             (
                 Outcome::Refused(Refusal::Missing),
-                Purpose::Pool { name } | Purpose::PoolRead { name },
+                Purpose::PoolFinalizers { name }
+                | Purpose::PoolStatus { name }
+                | Purpose::PoolRead { name },
             ) => {
                 let delta = pending
                     .known

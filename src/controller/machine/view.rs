@@ -29,6 +29,8 @@ pub struct View {
     pub trouble: Option<String>,
     /// Addresses that several pods report
     pub doubled: usize,
+    /// Calls that the API server keeps refusing or leaving unanswered, by the kind of object
+    pub refused_writes: BTreeMap<&'static str, usize>,
     /// Entries of agents' statuses that make no sense
     pub refused: u64,
     /// Since when the oldest range rests that should be over

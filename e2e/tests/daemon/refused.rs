@@ -1,0 +1,200 @@
+//! Admission policies that refuse, for good, what the controller writes.
+
+use std::time::{Duration, Instant};
+
+use cadastre_e2e::control_plane::ADMIN;
+use cadastre_e2e::metrics::sum;
+use cadastre_e2e::stage::start_controller;
+use cadastre_e2e::wait::until;
+use cadastre_e2e::{ControlPlane, Hand, Options, crds};
+use serde_json::{Value, json};
+
+use crate::LIMIT;
+
+/// A policy that refuses `operation` on objects for which `refuses` is true, at work.
+async fn policy(
+    cluster: &ControlPlane,
+    group: &str,
+    resource: &str,
+    operation: &str,
+    refuses: &str,
+) {
+    let version = if group.is_empty() { "v1" } else { "v1alpha1" };
+    let name = format!("no-{resource}");
+    let policy = json!({
+        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy",
+        "metadata": {"name": name},
+        "spec": {
+            "failurePolicy": "Fail",
+            "matchConstraints": {"resourceRules": [{
+                "apiGroups": [group], "apiVersions": [version],
+                "operations": [operation], "resources": [resource],
+            }]},
+            "validations": [{"expression": format!("!({refuses})"), "message": "not in this cluster"}],
+        },
+    });
+    let binding = json!({
+        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicyBinding",
+        "metadata": {"name": name},
+        "spec": {"policyName": name, "validationActions": ["Deny"]},
+    });
+    let list = json!({"apiVersion": "v1", "kind": "List", "items": [policy, binding]});
+    let args = ["apply", "-f", "-"];
+    cluster
+        .kubectl_stdin(&args, &list.to_string())
+        .await
+        .unwrap();
+}
+
+/// Waits until the server refuses what `args` do with the object.
+async fn is_refused(cluster: &ControlPlane, args: &[&str], object: &Value) {
+    until("the policy is at work", LIMIT, async || {
+        let tried = cluster.kubectl_stdin(args, &object.to_string()).await;
+        let refused = tried.err().map(|error| format!("{error:#}"));
+        Ok(refused.filter(|text| text.contains("not in this cluster")))
+    })
+    .await
+    .unwrap();
+}
+
+#[tokio::test]
+async fn what_a_policy_refuses_for_good_is_tried_ever_less_and_told_and_all_else_goes_on() {
+    let cluster = ControlPlane::start(Options::default()).await.unwrap();
+    let hand = Hand::new(cluster.client().await.unwrap());
+    crds::install(&hand.client).await.unwrap();
+    policy(
+        &cluster,
+        "cadastre.dev",
+        "ippools",
+        "UPDATE",
+        "object.metadata.name == 'unguarded'",
+    )
+    .await;
+    policy(
+        &cluster,
+        "cadastre.dev",
+        "ipamblocks",
+        "CREATE",
+        "object.spec.pool == 'blockless'",
+    )
+    .await;
+    policy(
+        &cluster,
+        "",
+        "nodes",
+        "UPDATE",
+        "object.metadata.name == 'fine-1'",
+    )
+    .await;
+    let spec = |cidr: &str| json!({"ipv4": {"cidrs": [cidr]}});
+    let unguarded = hand.pool("unguarded", spec("10.84.0.0/24")).await.unwrap();
+    hand.block_pool("blockless", spec("10.85.0.0/24"))
+        .await
+        .unwrap();
+    hand.pool("fine", spec("10.86.0.0/16")).await.unwrap();
+    let refused = hand.node("fine", "fine-1").await.unwrap();
+    let starved = hand.node("blockless", "blockless-1").await.unwrap();
+    let label = json!([{"op": "add", "path": "/metadata/labels", "value": {"a": "b"}}]).to_string();
+    for (kind, name) in [("ippool", "unguarded"), ("node", "fine-1")] {
+        let args = [
+            "patch",
+            kind,
+            name,
+            "--type=json",
+            "--dry-run=server",
+            "-p",
+            &label,
+        ];
+        is_refused(&cluster, &args, &Value::Null).await;
+    }
+    let block = json!({
+        "apiVersion": "cadastre.dev/v1alpha1", "kind": "IPAMBlock",
+        "metadata": {"name": "10-85-0-0-26"},
+        "spec": {
+            "cidr": "10.85.0.0/26", "pool": "blockless", "since": "2026-01-01T00:00:00Z",
+            "owner": {"kind": "Node", "name": "x", "uid": "x"},
+        },
+    });
+    is_refused(&cluster, &["create", "--dry-run=server", "-f", "-"], &block).await;
+
+    let begun = Instant::now();
+    let mut daemon = start_controller(&cluster, ADMIN, &[]).unwrap();
+    daemon.wait_ready(LIMIT).await.unwrap();
+    // Everything else goes on.
+    hand.node("fine", "fine-2").await.unwrap();
+    assert_eq!(hand.served("fine-2").await.unwrap().len(), 1);
+    // All of it is told: by event, condition and figure.
+    for (object, what) in [
+        (&refused.metadata, "podCIDRs"),
+        (&starved.metadata, "10.85.0."),
+    ] {
+        let uid = object.uid.as_deref().unwrap();
+        let told = hand.event(uid, "WriteRejected").await.unwrap();
+        assert!(
+            told.contains(what) && told.contains("not in this cluster"),
+            "{told}"
+        );
+    }
+    let uid = unguarded.metadata.uid.as_deref().unwrap();
+    let told = hand.event(uid, "WritesRefused").await.unwrap();
+    assert!(
+        told.contains("finalizers") && told.contains("not in this cluster"),
+        "{told}"
+    );
+    for (pool, reason) in [
+        ("unguarded", "FinalizerRefused"),
+        ("blockless", "BlocksRefused"),
+    ] {
+        let condition = hand.condition(pool, "WritesRefused", "True").await.unwrap();
+        assert_eq!(condition.reason, reason);
+        let ready = hand.condition(pool, "Ready", "False").await.unwrap();
+        assert_eq!(ready.reason, reason);
+    }
+    // The eighth try of each comes after pauses of 0.1 to 6.4 seconds.
+    let metrics = until("each was tried eight times", LIMIT, async || {
+        let metrics = daemon.metrics().await?;
+        let tries = sum(&metrics, "rest_client_requests_total", &[("code", "422")]);
+        Ok((tries >= 24.0).then_some(metrics))
+    })
+    .await
+    .unwrap();
+    assert!(
+        begun.elapsed() >= Duration::from_secs(6),
+        "{:?}",
+        begun.elapsed()
+    );
+    let reads = sum(
+        &metrics,
+        "rest_client_requests_total",
+        &[("method", "GET"), ("code", "404")],
+    );
+    assert!(reads < 10.0, "{reads} reads of what is not there");
+    for kind in ["Node", "IPAMBlock", "IPPool"] {
+        let count = sum(&metrics, "cadastre_refused_writes", &[("kind", kind)]);
+        assert!((count - 1.0).abs() < 0.1, "{count} of {kind}");
+    }
+    let waiting = sum(
+        &metrics,
+        "cadastre_nodes_waiting",
+        &[("reason", "write_refused")],
+    );
+    assert!((waiting - 2.0).abs() < 0.1, "{waiting} nodes wait");
+    assert_eq!(
+        hand.told(uid, "WritesRefused").await.unwrap(),
+        1,
+        "told once"
+    );
+    drop(metrics);
+
+    // The policies go, and all is served.
+    for name in ["no-ippools", "no-ipamblocks", "no-nodes"] {
+        let args = ["delete", "validatingadmissionpolicybinding", name];
+        cluster.kubectl(&args).await.unwrap();
+    }
+    assert_eq!(hand.served("fine-1").await.unwrap().len(), 1);
+    assert_eq!(hand.listed("blockless-1", 1).await.unwrap().len(), 1);
+    hand.condition("unguarded", "Ready", "True").await.unwrap();
+    hand.condition("blockless", "WritesRefused", "False")
+        .await
+        .unwrap();
+}

@@ -1,0 +1,136 @@
+//! How often a process may ask: whatever is refused, unanswered or silent, no loop turns hot.
+//!
+//! Requests about one object that come to nothing are counted over a minute, from one write of it that
+//! came through to the next; so are all requests of a process, and how often it wakes by its clock alone.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use cadastre::cluster::request::{Outcome, Refusal, Request};
+use cadastre::cluster::seen::Text;
+
+use super::checks::Violation;
+use super::clock::{SECOND, Time};
+use super::run::Where;
+use super::words::{name_of, of_request, verb};
+
+const MINUTE: Time = 60 * SECOND;
+
+/// Writes of one kind of one object that come to nothing.
+const WRITES: usize = 16;
+/// Reads of one object without a write that came through.
+const READS: usize = 40;
+/// Requests of one process.
+const ALL: usize = 6_000;
+/// Wake-ups of one process by its clock alone.
+const WAKES: usize = 2_400;
+
+/// Moments of the last minute.
+#[derive(Default)]
+struct Row(VecDeque<Time>);
+
+impl Row {
+    /// Adds one and says how many there are.
+    fn add(&mut self, now: Time) -> usize {
+        while self.0.front().is_some_and(|at| at + MINUTE <= now) {
+            self.0.pop_front();
+        }
+        self.0.push_back(now);
+        self.0.len()
+    }
+}
+
+type Key = (Where, String, Text);
+
+/// What each process has asked lately.
+#[derive(Default)]
+pub struct Budget {
+    fruitless: BTreeMap<Key, Row>,
+    all: BTreeMap<Where, Row>,
+    wakes: BTreeMap<Where, Row>,
+    /// The most that was seen of each: writes, reads, all, wake-ups
+    pub most: [usize; 4],
+}
+
+impl Budget {
+    /// A request was answered.
+    pub fn answered(
+        &mut self,
+        place: Where,
+        request: &Request,
+        outcome: &Outcome,
+        now: Time,
+    ) -> Result<(), Violation> {
+        let all = self.all.entry(place).or_default().add(now);
+        self.most[2] = self.most[2].max(all);
+        if all > ALL {
+            let text = format!("{place} asks {all} times in a minute");
+            return Err(Violation::new("budget", text, []));
+        }
+        // What was never sent costs the server nothing.
+        if matches!(outcome, Outcome::Refused(Refusal::NotSent)) {
+            return Ok(());
+        }
+        let Some(name) = object(request) else {
+            return Ok(());
+        };
+        let fruitless = matches!(outcome, Outcome::Refused(_) | Outcome::Unclear(_));
+        let write = request.is_write();
+        if write && !fruitless {
+            let first = (place, String::new(), name.clone());
+            self.fruitless.remove(&(place, verb(request), name.clone()));
+            self.fruitless.remove(&first);
+            return Ok(());
+        }
+        let (kind, most) = if write {
+            (verb(request), WRITES)
+        } else {
+            (String::new(), READS)
+        };
+        let row = self
+            .fruitless
+            .entry((place, kind, name.clone()))
+            .or_default();
+        let count = row.add(now);
+        let at = usize::from(!write);
+        self.most[at] = self.most[at].max(count);
+        if count > most {
+            let text = format!(
+                "{place} asks {count} times in a minute for what comes to nothing: {}",
+                of_request(request)
+            );
+            return Err(Violation::new("budget", text, name_of(request).cloned()));
+        }
+        Ok(())
+    }
+
+    /// A process woke because a time had come, and for no other reason.
+    pub fn woke(&mut self, place: Where, now: Time) -> Result<(), Violation> {
+        let count = self.wakes.entry(place).or_default().add(now);
+        self.most[3] = self.most[3].max(count);
+        if count > WAKES {
+            let text = format!("{place} wakes {count} times in a minute by its clock alone");
+            return Err(Violation::new("budget", text, []));
+        }
+        Ok(())
+    }
+}
+
+/// What the request is about: a kind and a name, or the UID of a node.
+fn object(request: &Request) -> Option<Text> {
+    let of = |kind: &str, name: &Text| Some(format!("{kind} {name}").into());
+    match request {
+        Request::AssignPodCidrs(a) => of("node", &a.uid),
+        Request::TouchNode(touch) => of("node", &touch.uid),
+        Request::ReadNode { name } => of("read of node", name),
+        Request::ListPodsOf { node } => of("pods of", node),
+        Request::CreateBlock { name, .. }
+        | Request::ReplaceBlock { name, .. }
+        | Request::ReadBlock { name }
+        | Request::DeleteBlock { name, .. } => of("block", name),
+        Request::SetPoolFinalizers { name, .. }
+        | Request::SetPoolStatus { name, .. }
+        | Request::CreatePool { name, .. }
+        | Request::ReadPool { name } => of("pool", name),
+        _ => of("subnet", name_of(request)?),
+    }
+}
