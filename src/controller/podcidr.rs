@@ -495,6 +495,8 @@ mod tests {
         assert!(dealt("a", &mut loops, &mut cx).is_some());
         let unclear = Outcome::Unclear("no answer".to_owned());
         loops.answered_write(&"a".into(), &"a".into(), &unclear, &mut cx);
+        let read = loops.next(&mut cx, false).map(|(request, _)| request);
+        assert!(matches!(read, Some(Request::ReadNode { name }) if &*name == "a"));
         assert_eq!(dealt("b", &mut loops, &mut cx), None);
         assert_eq!(cx.registry.unclear(), 1);
     }

@@ -197,7 +197,7 @@ pub fn proof(mutation: Mutation) -> Proof {
 
         // What the simulation plays
         TouchWithoutEffect => duplicate(Crowded, 5_000),
-        BlocksReleasedInUse => duplicate(CrowdedBlocks, 1_000),
+        BlocksReleasedInUse => duplicate(CrowdedBlocks, 10_000),
     }
 }
 

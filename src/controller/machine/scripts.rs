@@ -184,6 +184,9 @@ fn machine() -> Machine {
 
 const ONE: &str = "10.0.0.0/28";
 
+/// So long a block's range waits after one call about it has come to nothing.
+const PAUSE: Duration = Duration::from_millis(100);
+
 #[test]
 fn a_block_of_a_node_that_dies_before_its_creation_goes_to_who_waits() {
     let wants = || vec![subnet("a", &[], 1), subnet("b", &[], 1)];
@@ -195,6 +198,7 @@ fn a_block_of_a_node_that_dies_before_its_creation_goes_to_who_waits() {
     script.on(Event::Answer(id, busy()));
     assert!(script.creations().is_empty());
     script.gone("a");
+    script.pass(PAUSE);
     assert_eq!(script.creations(), ["b"]);
     // The node goes, and then it is refused as busy.
     let mut script = Script::leading(Cluster::new(ONE, wants()), Duration::ZERO);
@@ -202,6 +206,7 @@ fn a_block_of_a_node_that_dies_before_its_creation_goes_to_who_waits() {
     script.gone("a");
     assert!(script.creations().is_empty());
     script.on(Event::Answer(id, busy()));
+    script.pass(PAUSE);
     assert_eq!(script.creations(), ["b"]);
 }
 
@@ -220,6 +225,7 @@ fn a_block_of_unclear_creation_stays_taken_when_its_node_dies() {
         .unwrap();
     let id = *id;
     script.on(Event::Answer(id, Outcome::Refused(Refusal::Missing)));
+    script.pass(PAUSE);
     assert_eq!(script.creations(), ["b"]);
 }
 

@@ -1,0 +1,86 @@
+//! Watches of a real API server by a wire that falls silent.
+
+#![allow(clippy::unwrap_used)] // helpers of tests are tests
+
+use std::time::Duration;
+
+use cadastre::api::NodeLite;
+use cadastre::cluster::seen::Change;
+use cadastre::cluster::watch::{LastHeard, Patience, Pauses, Source, Step, follow};
+use cadastre::cluster::{client, convert};
+use cadastre::telemetry::HttpMetrics;
+use cadastre_e2e::control_plane::ADMIN;
+use cadastre_e2e::wire::Wire;
+use cadastre_e2e::{ControlPlane, Hand, Options};
+use kube::Api;
+use tokio::sync::mpsc;
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Steps of a watch of all Nodes by that wire, as text.
+async fn watch(cluster: &ControlPlane, wire: &Wire) -> mpsc::Receiver<String> {
+    let reach = client::Options {
+        kubeconfig: Some(wire.kubeconfig(cluster, ADMIN).unwrap()),
+        ..client::Options::default()
+    };
+    let metrics = HttpMetrics::register(&prometheus::Registry::new()).unwrap();
+    let source = Source::<NodeLite> {
+        kind: "nodes",
+        api: Api::all(client::connect(&reach, metrics).await.unwrap()),
+        fields: None,
+        page: Some(2),
+        pauses: Pauses::new(Duration::from_millis(10), Duration::from_millis(100), 1),
+        doubtful: false,
+        patience: Patience {
+            answer: Duration::from_secs(2),
+            bookmark: Duration::from_secs(5),
+        },
+        heard: LastHeard::default(),
+    };
+    let (out, steps) = mpsc::channel(64);
+    let text = |step| match step {
+        Step::Change(Change::Applied(name)) => Some(name),
+        Step::Change(Change::Listed) => Some("listed".to_owned()),
+        Step::Trouble => Some("trouble".to_owned()),
+        _ => None,
+    };
+    let read = |node| convert::node(node).name.to_string();
+    tokio::spawn(follow(source, out, read, text));
+    steps
+}
+
+async fn wait_for(steps: &mut mpsc::Receiver<String>, wanted: &str) -> Vec<String> {
+    let mut came = Vec::new();
+    while came.last().is_none_or(|step| step != wanted) {
+        let next = tokio::time::timeout(LIMIT, steps.recv()).await;
+        came.push(next.unwrap().unwrap());
+    }
+    came
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_list_that_does_not_come_and_a_watch_that_falls_silent_do_not_blind() {
+    let cluster = ControlPlane::start(Options::default()).await.unwrap();
+    let hand = Hand::new(cluster.client().await.unwrap());
+    for name in ["w-1", "w-2", "w-3"] {
+        hand.node("w", name).await.unwrap();
+    }
+    let wire = Wire::to(&cluster).await.unwrap();
+    wire.hold();
+    let mut steps = watch(&cluster, &wire).await;
+    wait_for(&mut steps, "trouble").await;
+    wire.release();
+    let came = wait_for(&mut steps, "listed").await;
+    assert!(came.contains(&"w-3".to_owned()), "{came:?}");
+
+    hand.node("w", "w-4").await.unwrap();
+    wait_for(&mut steps, "w-4").await;
+    wire.fall_silent();
+    hand.node("w", "w-5").await.unwrap();
+    let came = wait_for(&mut steps, "w-5").await;
+    assert!(came.contains(&"trouble".to_owned()), "{came:?}");
+    assert!(
+        !came.contains(&"w-1".to_owned()),
+        "it goes on where it was: {came:?}"
+    );
+}
