@@ -77,7 +77,7 @@ soak: setup ## the simulation for MINUTES=10, from seeds of the clock or from SE
 
 e2e: setup control-plane nodes tools monitoring test-image ## tests against a real control plane and, as root, real nodes; two at a time
 	$(call say,e2e)
-	$(CARGO) build --workspace --bins
+	$(CARGO) build --workspace --bins --test harness
 	$(CARGO) test --workspace $(E2E:%=--test %) -- --test-threads=2
 
 # The image of a quick build, which the tests of the installation run: where nodes and a builder are.
@@ -136,7 +136,7 @@ metrics-doc: ## write docs/metrics.md from the code
 	mv docs/metrics.md.new docs/metrics.md
 
 pictures: setup control-plane ## make docs/pictures anew, in headless Chromium
-	$(CARGO) build --workspace --bins
+	$(CARGO) build --workspace --bins --test harness
 	mkdir -p docs/pictures
 	PICTURES=$(CURDIR)/docs/pictures $(CARGO) test --workspace --test map
 

@@ -94,8 +94,8 @@ impl Registry {
         }
     }
 
-    /// A late write of an earlier leader may list a live node a block that is not in the books, or rests:
-    /// from then on it is the node's, until its agent lets go of it.
+    /// A late write of an earlier leader may list a live node a block that is not in the books, rests, or is not
+    /// judged yet: from then on it is the node's, until its agent lets go of it.
     pub fn blocks_told(&mut self, name: &Text, world: &World, now: Now) -> Vec<Cidr> {
         let subnet = world.subnets.get(name);
         let Some(Ok(spec)) = subnet.map(|subnet| &subnet.spec) else {
@@ -117,9 +117,13 @@ impl Registry {
             if Mutation::LateListIgnored.is_on() {
                 continue;
             }
-            // What rests from a node that is gone was given back by that write.
-            let known = self.blocks.get(&cidr);
-            if !let_go && known.is_none_or(|entry| entry.owner.resting) {
+            // What rests from a node that is gone was given back by that write; what is not judged yet was
+            // found to be the first by whoever wrote it.
+            let is_new = |entry: &Entry| {
+                let own = entry.owner.uid == node.uid;
+                entry.owner.resting || (own && !entry.confirmed && !entry.is_leaving())
+            };
+            if !let_go && self.blocks.get(&cidr).is_none_or(is_new) {
                 self.recall_listed(name, &node.uid, held, true, now);
                 told.push(cidr);
             }

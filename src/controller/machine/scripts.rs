@@ -283,6 +283,24 @@ fn after_a_gap_a_block_that_nobody_is_listed_is_whose_agent_uses_it() {
 }
 
 #[test]
+fn after_a_gap_what_a_late_write_lists_is_not_taken_back() {
+    let late = subnet("a", &[ONE], 0);
+    let mut cluster = Cluster::new("10.0.0.0/26", vec![late.clone()]);
+    // Its object exists; the list was sent, and is on its way.
+    cluster.subnets.clear();
+    let mut script = Script::leading(cluster, Duration::from_secs(300));
+    let early = script.lists();
+    assert!(early.iter().all(|(_, it)| it.is_empty()), "{early:?}");
+    script.on(Event::Subnets(Change::Applied(Subnet {
+        version: 9,
+        report: None,
+        ..late
+    })));
+    let lists = script.lists();
+    assert!(lists.iter().all(|(_, it)| it == &[ONE]), "{lists:?}");
+}
+
+#[test]
 fn a_list_that_shows_an_older_state_ends_all_asking() {
     let mut cluster = Cluster::new(ONE, vec![subnet("a", &[], 1)]);
     cluster.nodes[0].version = 495;
