@@ -149,9 +149,11 @@ impl Demand {
         self.woken = !Mutation::BlockWaitersNotWoken.is_on();
     }
 
-    /// Those look first that need most, and of them those that wait longest.
+    /// Those look first that need most, and of them those that wait longest; also before who is to be
+    /// looked at already, as the node is whose block has just come free.
     fn wake_all(&mut self) {
         self.full.clear();
+        let (first, more) = (self.first.take_ready(), self.more.take_ready());
         let mut names: Vec<(Need, Duration, &Text, bool)> = self
             .waiting
             .values()
@@ -166,6 +168,12 @@ impl Demand {
                 &mut self.first
             };
             queue.add(name.clone());
+        }
+        for name in first {
+            self.first.add(name);
+        }
+        for name in more {
+            self.more.add(name);
         }
     }
 
