@@ -131,7 +131,7 @@ mutations! {
     ProvisionalBlocksNotCounted,
     /// Blocks that a node has let go of still count as what it has.
     ReleasedBlocksCounted,
-    /// A node is asked for its last block of a pool.
+    /// A node gives its last block of a pool away like any other, however briefly it has been unused.
     LastBlockAskedBack,
     /// Nodes that wait for blocks are not looked at again when space comes.
     BlockWaitersNotWoken,

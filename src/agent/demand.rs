@@ -1,7 +1,8 @@
 //! What the node wants of each pool, and which empty blocks it can do without.
 //!
-//! Demand is stated as the addresses wanted in all: those in use, those that rest, and the pool's low
-//! mark. What of a block is never given (gateway, network and broadcast address) is not added: the
+//! Demand is stated as the addresses wanted in all: those in use, those that rest, the pool's low mark,
+//! and one for each ADD that waits: by what is wanted beyond the low mark the controller sees that pods
+//! wait. What of a block is never given (gateway, network and broadcast address) is not added: the
 //! controller counts a block by the agent's word of it (used + cooling + free), which leaves those
 //! out, so both sides count alike. A block that it has no word of yet it counts a few addresses too
 //! large, and corrects that with the first word.
@@ -9,9 +10,9 @@
 //! # Guarantees
 //! - A pool of which the node has no block is asked only while an ADD wants it: pools that serve by
 //!   name or on demand are left alone.
-//! - What is let go is not asked for again: as many addresses as the high mark stay free, and that is
-//!   never below the low mark.
-//! - The last block of a pool and family stays, unless it is being drained.
+//! - What is let go unasked is not asked for again: as many addresses as the high mark stay free, and
+//!   that is never below the low mark.
+//! - The last block of a pool and family stays, unless it is asked back and no ADD waits for it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -98,12 +99,14 @@ pub fn to_let_go(
         let busy = *sum.busy.get(family);
         let left = sum.capacity.get(family).saturating_sub(capacity(block));
         let wish = wishes.get(&block.pool).copied().unwrap_or(0);
-        let keep = if recalled.contains(&block.cidr) {
+        let is_recalled = recalled.contains(&block.cidr);
+        let keep = if is_recalled {
             wish
         } else {
-            high(snapshot, &block.pool).max(wish)
+            high(snapshot, &block.pool).saturating_add(wish)
         };
-        if *sum.count.get(family) > 1 && left >= busy.saturating_add(keep) {
+        let may_go = is_recalled || *sum.count.get(family) > 1;
+        if may_go && left >= busy.saturating_add(keep) {
             *sum.capacity.get_mut(family) = left;
             *sum.count.get_mut(family) -= 1;
             going.push((block.cidr, block.uid.clone()));
@@ -148,7 +151,7 @@ fn families(snapshot: &Snapshot, pool: &str, sums: &Sums) -> Vec<Family> {
 
 fn reserve(snapshot: &Snapshot, pool: &str, wish: u64) -> u64 {
     let low = terms(snapshot, pool).map_or(0, |terms| terms.warm.0);
-    u64::from(low).max(wish)
+    u64::from(low).saturating_add(wish)
 }
 
 fn high(snapshot: &Snapshot, pool: &str) -> u64 {
@@ -185,7 +188,7 @@ mod tests {
         assert_eq!((want.demand, want.capacity), (53, 122));
         assert!(!want.is_lacking());
         let many = wanted(&it, &wish("a", 80))["a"];
-        assert!(many.is_lacking() && many.demand == 130);
+        assert!(many.is_lacking() && many.demand == 133);
     }
 
     #[test]
@@ -273,14 +276,18 @@ mod tests {
     }
 
     #[test]
-    fn the_last_block_of_a_family_stays_unless_it_is_drained() {
+    fn the_last_block_of_a_family_stays_unless_it_is_drained_or_asked_back() {
         let pools = [pool("a", (0, 0), true, true)];
         let blocks = [
             block("10.0.0.0/26", "a", 0, 0, 61),
             block("fd00::/122", "a", 0, 0, 62),
         ];
         let mut it = snapshot(&pools, &blocks);
-        assert!(go(&it, &["10.0.0.0/26", "fd00::/122"]).is_empty());
+        assert!(go(&it, &[]).is_empty());
+        let both = ["fd00::/122", "10.0.0.0/26"];
+        assert_eq!(go(&it, &both), both);
+        let recalled = both.map(|it| Cidr::parse_strict(it).unwrap()).into();
+        assert!(to_let_go(&it, &wish("a", 1), &recalled).is_empty());
         it.blocks[0].state = BlockState::Draining;
         assert_eq!(go(&it, &[]), ["10.0.0.0/26"]);
         it.blocks[0].counts.cooling = 1;

@@ -82,6 +82,12 @@ impl Inner {
         self.complained.retain(|uid, _| pods.by_uid(uid).is_some());
     }
 
+    /// Whether a block could be asked for by any pod.
+    pub fn may_ask(&self) -> bool {
+        let mut askable = self.askable.iter();
+        askable.any(|pool| self.automatic.contains(pool))
+    }
+
     /// Whether what is known of a pod is all that can be known soon.
     pub fn is_enough(&self, found: Option<&Pod>) -> bool {
         if !self.pods_followed || !self.pods.is_complete() {

@@ -105,7 +105,13 @@ impl Agent {
         let Some(snapshot) = &self.snapshot else {
             return readiness.say(false, "starting");
         };
-        if !snapshot.blocks.iter().any(gives) {
+        let gives = snapshot.blocks.iter().any(gives);
+        // It had blocks, and gets one again when a pod comes.
+        let has_lent = || {
+            let may_ask = self.followed && self.parts.service.known.lock().may_ask();
+            may_ask && (self.files.is_configured() || !self.let_go.is_empty())
+        };
+        if !gives && !has_lent() {
             let why = match (&self.node, &self.subnet) {
                 (Told::Absent, _) => "there is no Node object of this name: see --node-name",
                 (_, Told::Absent) => {
@@ -125,7 +131,9 @@ impl Agent {
         }
         readiness.say(
             true,
-            if self.followed {
+            if !gives {
+                "asks for a block when a pod comes: those it had serve other nodes"
+            } else if self.followed {
                 "gives addresses"
             } else {
                 "gives addresses from what was held last: the API server does not answer"

@@ -70,6 +70,7 @@ impl Service {
                 let _ = self.deleted.send(attachment);
                 result
             }
+            Op::Status => self.status(call).await,
             other => self.ledger.ask(other, call).await,
         };
         let label = match &result {
@@ -85,6 +86,17 @@ impl Service {
             self.changed.notify_one();
         }
         result
+    }
+
+    /// A node whose blocks are all lent to others can serve: it asks for one when a pod comes, which a
+    /// node that is called not ready never gets.
+    async fn status(&self, call: Call) -> Result<Answer, Refusal> {
+        match self.ledger.ask(Op::Status, call).await {
+            Err(refusal) if refusal.why == Why::NothingHeld && self.known.lock().may_ask() => {
+                Ok(Answer::Done)
+            }
+            other => other,
+        }
     }
 
     async fn add(&self, mut add: Add, call: &Call) -> Result<Answer, Refusal> {

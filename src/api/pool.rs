@@ -84,7 +84,8 @@ pub struct IPPoolSpec {
     pub max_blocks_per_node: Option<u32>,
 
     /// How long a block that a node can do without stays empty before it is asked back, in seconds.
-    /// The last one of a pool stays. Only for Blocks.
+    /// The last one of a pool stays until pods of another node wait for it; where the pool gives nodes
+    /// nothing before a pod asks, it goes as well. Only for Blocks.
     #[schemars(range(min = 0, max = 86400))]
     #[serde(default = "default_idle_seconds")]
     pub idle_seconds: u32,

@@ -23,7 +23,8 @@
 //! - Write `status` onto the resourceVersion that it was decided by: a `released` that comes late would
 //!   end a block that has been listed anew meanwhile.
 //! - State `demand` as the addresses wanted in all, not as what is lacking: a repeated answer to an
-//!   old question must do no harm.
+//!   old question must do no harm. Ask for more than what is in use and the reserve only while pods
+//!   wait for it, and for a pool without a block only then: other nodes' empty blocks are asked back.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector, Time};
 use kube::{CustomResource, KubeSchema};
@@ -296,8 +297,8 @@ pub struct PoolDemand {
     #[schemars(length(max = 63))]
     pub pool: String,
 
-    /// How many addresses of each family the node wants to hold in all: in use, cooling and in
-    /// reserve.
+    /// How many addresses of each family the node wants to hold in all: in use, cooling, in reserve
+    /// (the pool's warm.low), and one for each pod that waits.
     #[schemars(range(min = 0))]
     pub demand: i64,
 }

@@ -1,7 +1,9 @@
-//! What a node has, wants and can spare of a pool.
+//! What a node has, wants and can spare of a pool, and how much it needs what it wants.
 //!
 //! Counted in addresses of each family, by the agent's word where there is one and by the size of the
 //! block where there is none yet. Pure functions of what is held and reported.
+
+use std::time::Duration;
 
 use super::Context;
 use super::blocks::Entry;
@@ -13,13 +15,33 @@ use crate::cluster::world::World;
 use crate::ipam::{Cidr, Dual, Family};
 use crate::mutation::Mutation;
 
+/// How much a node needs what it lacks of a pool; the most pressing first.
+///
+/// Blocks go from those who need them less to those who need them more, never between equals: so none
+/// goes to and fro.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Need {
+    /// It has none, and asks: an agent does that only while a pod waits.
+    First,
+    /// It has some, and pods wait for more.
+    Pods,
+    /// It has pods, and fewer addresses in reserve than it should have.
+    Reserve,
+    /// It uses nothing of the pool: a block on sight, or a reserve for pods that may come.
+    Unused,
+}
+
 /// What a node has and wants of one pool.
 pub(super) struct Account {
     /// Addresses of each family that it has or is getting
     capacity: Dual<u64>,
+    /// Of them in use or cooling
+    in_use: Dual<u64>,
     /// Blocks of each family, likewise
     count: Dual<usize>,
     wanted: u64,
+    /// What of that its agent asks for
+    asked: u64,
 }
 
 impl Account {
@@ -39,6 +61,21 @@ impl Account {
         Family::ALL
             .into_iter()
             .any(|family| *self.count.get(family) > 0)
+    }
+
+    /// How much it needs what is missing.
+    pub(super) fn need(&self, pool: &PoolState) -> Need {
+        let in_use = self.in_use.iter().map(|(_, in_use)| *in_use);
+        let in_use = in_use.max().unwrap_or(0);
+        if self.asked > 0 && !self.has_some() {
+            Need::First
+        } else if self.asked > in_use.saturating_add(pool.reserve()) {
+            Need::Pods
+        } else if in_use > 0 {
+            Need::Reserve
+        } else {
+            Need::Unused
+        }
     }
 }
 
@@ -74,8 +111,10 @@ pub(super) fn account(
 ) -> Account {
     let mut account = Account {
         capacity: Dual::default(),
+        in_use: Dual::default(),
         count: Dual::default(),
         wanted,
+        asked: demand(report, pool),
     };
     let unseen = |entry: &Entry| !entry.confirmed && Mutation::ProvisionalBlocksNotCounted.is_on();
     let counts = |entry: &&Entry| {
@@ -87,6 +126,9 @@ pub(super) fn account(
     for entry in registry.blocks.of(&node.uid).filter(counts) {
         let family = entry.cidr.family();
         *account.capacity.get_mut(family) += worth(entry, report, registry);
+        if let Some(word) = entry.word(report).filter(|word| !word.released) {
+            *account.in_use.get_mut(family) += word.used + word.cooling;
+        }
         *account.count.get_mut(family) += usize::from(!entry.is_released(report));
     }
     account
@@ -103,20 +145,41 @@ pub fn must_leave(entry: &Entry, node: &Node, pool: Option<&PoolState>) -> bool 
     }
 }
 
-/// The block that a node can best do without, with how many free addresses the node has; whose it is
-/// comes along.
+/// Since when a node has blocks of a pool and uses none of them, by its agent's word. `None` also where
+/// it wants more than a reserve: its pods are about to use them.
+pub(super) fn unused_since(
+    pool: &PoolState,
+    uid: &Text,
+    report: Option<&AgentReport>,
+    registry: &Registry,
+) -> Option<Duration> {
+    if demand(report, &pool.name) > pool.reserve() {
+        return None;
+    }
+    let counts = |entry: &&Entry| {
+        entry.pool == pool.name && !entry.is_leaving() && !entry.is_released(report)
+    };
+    let mut since = None;
+    for entry in registry.blocks.of(uid).filter(counts) {
+        since = since.max(Some(entry.idle_since?));
+    }
+    since
+}
+
+/// The block that a node can best do without for one with that need, while it keeps others; with how
+/// many free addresses the node has, and whose it is.
 pub(super) fn donor(
-    pool: &Text,
+    pool: &PoolState,
     name: &Text,
     uid: &Text,
-    for_first: bool,
+    need: Need,
     cx: &Context,
 ) -> Option<(u64, Cidr, Text, Text)> {
     let node = cx.world.nodes.get(name).filter(|node| node.uid == *uid)?;
     let report = report_of(node, cx.world)?;
     let report = Some(report);
     let spare = |entry: &&Entry| {
-        entry.pool == *pool && entry.confirmed && !entry.is_leaving() && entry.recall.is_none()
+        entry.pool == pool.name && entry.confirmed && !entry.is_leaving() && entry.recall.is_none()
     };
     let entries = || cx.registry.blocks.of(uid).filter(spare);
     let in_use = |entry: &Entry| entry.word(report).map(|word| word.used + word.cooling);
@@ -128,11 +191,18 @@ pub(super) fn donor(
         sum.1 += in_use(entry).unwrap_or(0);
         sum.2 += 1;
     }
+    let most_used = Family::ALL.into_iter().map(|family| sums.get(family).1);
+    let most_used = most_used.max().unwrap_or(0);
+    let asked = demand(report, &pool.name);
+    let wanted = match need {
+        Need::First => 0,
+        Need::Pods if asked <= most_used.saturating_add(pool.reserve()) => 0,
+        _ => asked,
+    };
     let empty = entries().filter(|it| in_use(it) == Some(0) && !it.is_released(report));
     let best = empty.filter_map(|entry| {
         let (capacity, used, count) = *sums.get(entry.cidr.family());
         let left = capacity.saturating_sub(worth(entry, report, cx.registry));
-        let wanted = if for_first { 0 } else { demand(report, pool) };
         let last = count == 1 && !Mutation::LastBlockAskedBack.is_on();
         let gives = !last && left >= wanted.max(used);
         gives.then(|| (capacity.saturating_sub(used), entry.cidr))

@@ -111,7 +111,8 @@ impl BlockLoop {
         let step = entry.step;
         let request = match (step, object) {
             (Step::Settled, _) => return self.rest(cidr, cx),
-            (Step::Await, None) if entry.await_until > now => {
+            // Created or read lately: the watch is to show it.
+            (Step::Await | Step::Replace | Step::Delete, None) if entry.await_until > now => {
                 self.queue.add_at(cidr, entry.await_until);
                 return None;
             }
@@ -156,7 +157,7 @@ impl BlockLoop {
             self.keep(cidr, addr, cx);
             return None;
         }
-        let call = Call::ListPods(uid.clone());
+        let call = Call::ListPods(name.clone());
         if let Some(at) = cx.registry.refusals.paused(&call, cx.now.mono) {
             self.queue.add_at(cidr, at);
             return None;
@@ -262,6 +263,7 @@ impl BlockLoop {
             }
             (None, Outcome::Block(block)) if sound(block).is_none() => {
                 entry.to_read = false;
+                entry.await_until = now + AWAIT;
                 queue.add(*cidr);
                 cx.registry.block_spoiled(block, cx.now, &mut noted);
             }
@@ -329,6 +331,9 @@ impl Entry {
             self.uid = Some(block.uid.clone());
             let same = block.spec.as_ref().is_ok_and(|spec| *spec == self.spec());
             self.step = if same { Step::Settled } else { Step::Replace };
+        } else {
+            // It exists: a watch that is behind is no reason to read it again at once.
+            self.await_until = now + AWAIT;
         }
     }
 }
@@ -395,5 +400,49 @@ mod tests {
         // Somebody else's: the watch shows whose it is, and since when.
         assert_eq!(step_after(Ok(spec.clone()), false), Step::Await);
         assert_eq!(step_after(Ok(spec), true), Step::Replace);
+    }
+
+    #[test]
+    fn a_block_is_not_read_again_at_once_while_the_watch_is_behind() {
+        let mut now = Now {
+            mono: Duration::from_secs(60),
+            wall: jiff::Timestamp::UNIX_EPOCH,
+        };
+        let (world, mut registry) = (World::default(), Registry::default());
+        let cidr = Cidr::parse_strict("10.0.0.0/26").unwrap();
+        let node = crate::controller::demand::tests::node("n1");
+        let holder = registry.holders.intern(Use::Blocks, &node.name, &node.uid);
+        let claim = registry.ledger.record(holder, cidr, State::InFlight);
+        registry.begin_block(claim, cidr, &"p".into(), &node, now);
+        let entry = registry.blocks.get_mut(&cidr).unwrap();
+        (entry.confirmed, entry.step, entry.uid) = (true, Step::Await, Some("b".into()));
+        let found = Block {
+            name: block_name(&cidr).into(),
+            uid: "b".into(),
+            version: 1,
+            touched: false,
+            spec: Ok(entry.spec()),
+        };
+        let mut blocks = BlockLoop::default();
+        blocks.queue.add(cidr);
+        let unreadable = Block {
+            spec: Err("no owner".to_owned()),
+            ..found.clone()
+        };
+        for found in [found, unreadable] {
+            let mut cx = Context {
+                world: &world,
+                registry: &mut registry,
+                reports: &mut Vec::new(),
+                now,
+            };
+            let read = blocks.next(&mut cx).map(|(request, _)| request);
+            assert!(matches!(read, Some(Request::ReadBlock { .. })), "{read:?}");
+            let outcome = Outcome::Block(found);
+            blocks.answered((&cidr, claim), None, &outcome, &mut cx);
+            assert!(blocks.next_urgent(&mut cx, false).is_none());
+            assert!(blocks.next(&mut cx).is_none(), "it has just been read");
+            now.mono += AWAIT;
+        }
     }
 }

@@ -7,7 +7,8 @@
 //!
 //! # Guarantees
 //! - A pool of both families gives a block of each or none.
-//! - While several nodes want blocks, those without any come first, and each gets a few at a time.
+//! - While several nodes want blocks, those without any come first, and each gets a few at a time. Who
+//!   asks for nothing gets a first block only while nobody who asks waits for that pool.
 //!
 //! What a node can do without is in `recall`.
 
@@ -16,7 +17,7 @@ mod recall;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::account::{account, demand, report_of};
+use super::account::{Need, account, demand, report_of};
 use super::blocks::Noted;
 use super::carve::carve;
 use super::queue::Queue;
@@ -43,6 +44,8 @@ pub struct Wait {
     since: Duration,
     /// How many addresses it lacks
     missing: u64,
+    /// How much it needs them
+    need: Need,
     /// Whether it has a block of the pool
     has_some: bool,
 }
@@ -69,6 +72,8 @@ pub struct Demand {
 struct Lacking {
     /// Addresses
     missing: u64,
+    /// How much it needs them
+    need: Need,
     /// Whether the node has a block of the pool
     has_some: bool,
     /// Why it is full
@@ -110,12 +115,33 @@ impl Demand {
     /// A node's UID is gone.
     pub fn gone(&mut self, node: &Node) {
         self.limited.retain(|(uid, _)| *uid != node.uid);
-        for waits in self.waiting.values_mut() {
-            if waits.get(&node.name).is_some_and(|w| w.uid == node.uid) {
-                waits.remove(&node.name);
-                self.recount = true;
+        let pools: Vec<Text> = self.waiting.keys().cloned().collect();
+        for pool in pools {
+            let wait = self.waiting.get(&pool).and_then(|it| it.get(&node.name));
+            if wait.is_some_and(|wait| wait.uid == node.uid) {
+                self.end_wait(&pool, &node.name);
             }
         }
+    }
+
+    /// Whether a node other than that one waits for the pool which needs it more than a first block on
+    /// sight is needed.
+    fn is_needed_elsewhere(&self, pool: &Text, node: &Node) -> bool {
+        let mut waits = self.waiting.get(pool).into_iter().flatten();
+        waits.any(|(name, wait)| *name != node.name && wait.need < Need::Unused)
+    }
+
+    /// A node waits no longer. Those that had to stand back for it may have their turn.
+    fn end_wait(&mut self, pool: &Text, node: &Text) -> Option<Wait> {
+        let waits = self.waiting.get_mut(pool)?;
+        let ended = waits.remove(node)?;
+        self.recount = true;
+        if waits.values().all(|wait| wait.need == Need::Unused) {
+            for name in waits.keys() {
+                self.first.add(name.clone());
+            }
+        }
+        Some(ended)
     }
 
     /// Space or a pool may have come.
@@ -123,17 +149,19 @@ impl Demand {
         self.woken = !Mutation::BlockWaitersNotWoken.is_on();
     }
 
-    /// Those that wait longest look first, those without any before all others.
+    /// Those look first that need most, and of them those that wait longest; also before who is to be
+    /// looked at already, as the node is whose block has just come free.
     fn wake_all(&mut self) {
         self.full.clear();
-        let mut names: Vec<(bool, Duration, &Text)> = self
+        let (first, more) = (self.first.take_ready(), self.more.take_ready());
+        let mut names: Vec<(Need, Duration, &Text, bool)> = self
             .waiting
             .values()
             .flat_map(BTreeMap::iter)
-            .map(|(name, wait)| (wait.has_some, wait.since, name))
+            .map(|(name, wait)| (wait.need, wait.since, name, wait.has_some))
             .collect();
         names.sort_unstable();
-        for (has_some, _, name) in names {
+        for (_, _, name, has_some) in names {
             let queue = if has_some {
                 &mut self.more
             } else {
@@ -141,12 +169,26 @@ impl Demand {
             };
             queue.add(name.clone());
         }
+        for name in first {
+            self.first.add(name);
+        }
+        for name in more {
+            self.more.add(name);
+        }
     }
 
     /// Which nodes wait, each with the pool.
     pub fn who_waits(&self) -> impl Iterator<Item = (&Text, &Text)> {
         let by_pool = self.waiting.iter();
         by_pool.flat_map(|(pool, waits)| waits.keys().map(move |node| (pool, node)))
+    }
+
+    /// The pools for which pods wait on nodes that have too few blocks of them.
+    pub fn wanted_by_pods(&self) -> impl Iterator<Item = &Text> {
+        let pods_wait = |wait: &Wait| matches!(wait.need, Need::First | Need::Pods);
+        let pools = self.waiting.iter();
+        let pools = pools.filter(move |(_, waits)| waits.values().any(pods_wait));
+        pools.map(|(pool, _)| pool)
     }
 
     /// How many nodes wait, by pool.
@@ -230,7 +272,16 @@ impl Demand {
             let unasked = lacks_first && on_sight && soon.is_none();
             let asked = demand(report, &pool);
             let wanted = asked.max(u64::from(unasked));
-            let lacking = self.provide_from(&pool, wanted, node, report, cx, noted);
+            let lacking = if asked == 0 && unasked && self.is_needed_elsewhere(&pool, node) {
+                Some(Lacking {
+                    missing: 1,
+                    need: Need::Unused,
+                    has_some: false,
+                    note: format!("pool \"{pool}\": pods of other nodes wait for what comes free"),
+                })
+            } else {
+                self.provide_from(&pool, wanted, node, report, cx, noted)
+            };
             lacks_first &= !has_any(cx);
             if asked == 0 && !lacks_first {
                 self.no_longer_waits(&pool, node, cx.reports);
@@ -247,10 +298,9 @@ impl Demand {
             self.waits(&pool, node, lacking, cx);
             done.insert(pool);
         }
-        for (pool, waits) in &mut self.waiting {
-            if !done.contains(pool) {
-                self.recount |= waits.remove(&node.name).is_some();
-            }
+        let others = self.waiting.keys().filter(|pool| !done.contains(*pool));
+        for pool in others.cloned().collect::<Vec<_>>() {
+            self.end_wait(&pool, &node.name);
         }
     }
 
@@ -282,7 +332,7 @@ impl Demand {
                 self.more.add(node.name.clone());
                 return None;
             }
-            let has_some = account.has_some();
+            let (need, has_some) = (account.need(state), account.has_some());
             let note = match self.full.get(pool) {
                 Some(note) => note.clone(),
                 None => match carve(pool, node, cx) {
@@ -306,6 +356,7 @@ impl Demand {
             };
             return Some(Lacking {
                 missing,
+                need,
                 has_some,
                 note,
             });
@@ -332,6 +383,7 @@ impl Demand {
     fn waits(&mut self, pool: &Text, node: &Node, lacking: Lacking, cx: &mut Context) {
         let Lacking {
             missing,
+            need,
             has_some,
             note,
         } = lacking;
@@ -356,17 +408,16 @@ impl Demand {
             uid: node.uid.clone(),
             since,
             missing,
+            need,
             has_some,
         };
         waits.insert(node.name.clone(), wait);
     }
 
     fn no_longer_waits(&mut self, pool: &Text, node: &Node, reports: &mut Vec<Report>) {
-        let waits = self.waiting.get_mut(pool);
-        let Some(wait) = waits.and_then(|waits| waits.remove(&node.name)) else {
+        let Some(wait) = self.end_wait(pool, &node.name) else {
             return;
         };
-        self.recount = true;
         if wait.uid == node.uid {
             reports.push(Report {
                 about: About::node(node),

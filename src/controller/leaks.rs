@@ -73,7 +73,7 @@ impl Leaks {
             let Some(node) = cx.world.nodes.get(&name) else {
                 continue;
             };
-            let call = Call::ListPods(node.uid.clone());
+            let call = Call::ListPods(name.clone());
             if let Some(at) = cx.registry.refusals.paused(&call, cx.now.mono) {
                 self.queue.add_at(name, at);
                 continue;

@@ -124,6 +124,11 @@ impl PoolState {
         self.selector.matches(&node.labels)
     }
 
+    /// Free addresses that a node keeps of it beside those that pods use and wait for.
+    pub fn reserve(&self) -> u64 {
+        self.told.terms.warm.low.into()
+    }
+
     /// Whether it carves now.
     pub fn is_serving(&self) -> bool {
         self.verdict == Verdict::Serving

@@ -44,7 +44,7 @@ impl Quarantine {
             } else if in_use(&rest.ranges, cx.world) {
                 self.queue.add_at(key, cx.now.mono + IN_USE_PAUSE);
             } else if let Some(at) = {
-                let call = Call::ListPods(key.1.clone());
+                let call = Call::ListPods(key.0.clone());
                 cx.registry.refusals.paused(&call, cx.now.mono)
             } {
                 self.queue.add_at(key, at);

@@ -85,6 +85,12 @@ impl<K: Ord + Clone> Queue<K> {
         Some(key)
     }
 
+    /// Takes out all keys that are ready, in their order.
+    pub fn take_ready(&mut self) -> Vec<K> {
+        self.members.clear();
+        std::mem::take(&mut self.ready).into()
+    }
+
     /// When [`Queue::pop`] may give something that it does not give now.
     pub fn next_at(&self) -> Option<Duration> {
         self.later.first().map(|(at, _)| *at)

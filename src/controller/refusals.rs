@@ -38,7 +38,7 @@ pub enum Call {
     AssignPodCidrs(Text),
     /// A read of a node, by UID
     ReadNode(Text),
-    /// The pods bound to a node, by UID
+    /// The pods bound to a node of that name, whichever of its UIDs they are looked at for
     ListPods(Text),
     /// The spec of a NodeSubnet
     WriteSubnet(Text),
@@ -64,9 +64,9 @@ impl Call {
         Some(match purpose {
             Purpose::Assign { uid, .. } => Call::AssignPodCidrs(uid.clone()),
             Purpose::AssignRead { uid, .. } => Call::ReadNode(uid.clone()),
-            Purpose::Quarantine { uid, .. }
-            | Purpose::BlockPods { uid, .. }
-            | Purpose::LeakPods { uid, .. } => Call::ListPods(uid.clone()),
+            Purpose::Quarantine { name, .. }
+            | Purpose::BlockPods { name, .. }
+            | Purpose::LeakPods { name, .. } => Call::ListPods(name.clone()),
             Purpose::Subnet { name, .. } => Call::WriteSubnet(name.clone()),
             Purpose::SubnetRead { name } => Call::ReadSubnet(name.clone()),
             Purpose::Answer { name } => Call::SetSubnetCondition(name.clone()),

@@ -43,8 +43,6 @@ pub struct Given {
 /// What it does with its life. Chances are for a machine.
 #[derive(Clone, Debug)]
 pub struct Habits {
-    /// Addresses in reserve.
-    pub low: u64,
     pub cooldown: Time,
     /// Whether it forgets what it released once that has vanished, or says so until it is listed anew.
     pub forgets: bool,
@@ -358,10 +356,11 @@ impl Agent {
                 same.count() as u64
             };
             let used = Family::ALL.into_iter().map(of_pool).max().unwrap_or(0);
-            demand.insert(pool.clone(), used + self.habits.low);
+            demand.insert(pool.clone(), used + reserve(spec, pool));
         }
         if let Some(best) = best.filter(|_| !self.pending.is_empty()) {
-            *demand.entry(best).or_insert(self.habits.low) += self.pending.len() as u64;
+            let reserve = reserve(spec, &best);
+            *demand.entry(best).or_insert(reserve) += self.pending.len() as u64;
         }
         let mut blocks = Vec::new();
         let told = |(_, held): &(&Key, &Held)| held.node == uid || !held.released;
@@ -411,6 +410,12 @@ pub fn key(told: &HeldBlock) -> Key {
         Cidr::parse_strict(&told.cidr).unwrap(),
         told.uid.as_str().into(),
     )
+}
+
+/// Addresses of a pool to keep free beside those in use and those that pods wait for.
+fn reserve(spec: &NodeSubnetSpec, pool: &str) -> u64 {
+    let mut pools = spec.pools.iter().filter(|it| it.name == pool);
+    pools.next().map_or(0, |it| u64::from(it.terms.warm.low))
 }
 
 /// The pools that the node may ask for blocks, best first.

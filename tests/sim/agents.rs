@@ -80,7 +80,6 @@ impl Sim {
         let id = same.map_or(self.machines.agents.len(), |(_, id)| *id);
         if id == self.machines.agents.len() {
             let habits = Habits {
-                low: self.rng.between(1, 3),
                 cooldown: self.rng.below(8) * SECOND,
                 forgets: self.rng.chance(5_000),
             };

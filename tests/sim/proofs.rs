@@ -84,7 +84,7 @@ pub fn proof(mutation: Mutation) -> Proof {
         DeletingNodesNotTouched => sim(AsDrawn, 500),
         RefusedTouchCounts => sim(AsDrawn, 4_000),
         ExpiredLeaderDecides => sim(AsDrawn, 500),
-        RenewalConflictIgnored => sim(AsDrawn, 200),
+        RenewalConflictIgnored => sim(AsDrawn, 2_000),
         RenewalCountsFromAnswer => unit("cluster::lease::tests::a_renewal_counts_from_its_start"),
         TenureCountsFromLastTry => {
             unit("cluster::lease::tests::a_tenure_counts_from_the_first_try_to_acquire_the_lease")
@@ -155,7 +155,9 @@ pub fn proof(mutation: Mutation) -> Proof {
         LastBlockAskedBack => unit(
             "controller::demand::tests::for_a_node_without_any_block_one_gives_that_wants_more_than_it_uses",
         ),
-        BlockWaitersNotWoken => sim(AsDrawn, 1_000),
+        BlockWaitersNotWoken => unit(
+            "controller::machine::scripts::a_block_of_a_node_that_dies_before_its_creation_goes_to_who_waits",
+        ),
 
         // Pools, addresses, NodeSubnets
         FinalizerGoesWhileRangesRest => sim(AsDrawn, 200),

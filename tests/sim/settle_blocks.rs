@@ -1,7 +1,8 @@
 //! What must hold of affinity blocks in the end.
 //!
 //! Objects, lists and agents' stores say the same; nothing is held for the dead, nothing empty that
-//! has to go, and no node lacks a block that a pool could give.
+//! has to go, no node lacks a block that a pool could give, and none keeps an empty one that another
+//! one asks for.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,6 +19,48 @@ type Verdict = Result<(), Violation>;
 
 fn wrong(rule: &'static str, text: String, names: impl IntoIterator<Item = Text>) -> Verdict {
     Err(Violation::new(rule, text, names))
+}
+
+/// A block that a node has of a pool, in addresses.
+#[derive(Debug)]
+struct Lent {
+    cidr: Cidr,
+    busy: u64,
+    worth: u64,
+}
+
+/// What a node has and wants of a pool.
+#[derive(Debug)]
+struct Standing {
+    blocks: Vec<Lent>,
+    wanted: u64,
+    low: u64,
+}
+
+impl Standing {
+    fn of(&self, family: Family) -> impl Iterator<Item = &Lent> {
+        let blocks = self.blocks.iter();
+        blocks.filter(move |it| it.cidr.family() == family)
+    }
+
+    fn worth(&self, family: Family) -> u64 {
+        self.of(family).map(|it| it.worth).sum()
+    }
+
+    fn busy(&self) -> u64 {
+        let of = |family| self.of(family).map(|it| it.busy).sum();
+        Family::ALL.into_iter().map(of).max().unwrap_or(0)
+    }
+
+    /// It has blocks and uses none of them.
+    fn is_idle(&self) -> bool {
+        !self.blocks.is_empty() && self.busy() == 0 && self.wanted <= self.low
+    }
+
+    /// It wants more than a reserve beside what it uses.
+    fn has_pods_waiting(&self) -> bool {
+        self.wanted > 0 && (self.blocks.is_empty() || self.wanted > self.busy() + self.low)
+    }
 }
 
 impl Sim {
@@ -54,8 +97,9 @@ impl Sim {
             let Some(report) = agent.report() else {
                 continue;
             };
-            self.check_spared(node, agent, &report, &lists)?;
+            self.check_spared(node, &report, &lists)?;
             self.check_supplied(node, &report)?;
+            self.check_lent(node, &report)?;
         }
         Ok(())
     }
@@ -145,13 +189,7 @@ impl Sim {
     }
 
     /// What must go and is empty is gone, and so is what is too much.
-    fn check_spared(
-        &self,
-        node: &Node,
-        agent: &Agent,
-        report: &AgentReport,
-        lists: &[HeldBlock],
-    ) -> Verdict {
+    fn check_spared(&self, node: &Node, report: &AgentReport, lists: &[HeldBlock]) -> Verdict {
         let shapes = self.shapes_now();
         let mut free: BTreeMap<(&str, Family), Vec<(Cidr, u64, bool)>> = BTreeMap::new();
         for held in lists {
@@ -196,7 +234,97 @@ impl Sim {
                 return wrong("recall", text, [node.name.clone(), (*pool).into()]);
             }
         }
-        let _ = agent;
+        // What gives nothing unasked keeps nothing unused.
+        let unasked = self.serving();
+        let unasked = unasked.iter().filter(|shape| {
+            shape.allocate == Allocate::Blocks && !shape.on_sight && shape.matches(&node.labels)
+        });
+        for shape in unasked {
+            let state = self.standing(node, shape, report);
+            if state.is_idle() && state.blocks.iter().all(|it| shape.contains(&it.cidr)) {
+                let text = format!(
+                    "{} keeps the last blocks of pool {} for nothing: {:?}",
+                    node.name, shape.name, state.blocks
+                );
+                return wrong("recall", text, [node.name.clone(), shape.name.clone()]);
+            }
+        }
+        Ok(())
+    }
+
+    /// How a node stands with a pool, by its agent's word.
+    fn standing(&self, node: &Node, shape: &Shape, report: &AgentReport) -> Standing {
+        let lists = self.listed_to(node);
+        let own = lists
+            .iter()
+            .filter(|held| *held.pool == *shape.name && held.recall != Some(Recall::Drain));
+        let blocks = own.map(|held| {
+            let (cidr, uid) = key(held);
+            let word = report.of_block(&cidr, &uid);
+            Lent {
+                cidr,
+                busy: word.map_or(0, |word| word.used + word.cooling),
+                worth: word.map_or(0, |word| word.used + word.cooling + word.free),
+            }
+        });
+        let wanted = report.demand.iter().find(|(name, _)| *name == shape.name);
+        Standing {
+            blocks: blocks.collect(),
+            wanted: wanted.map_or(0, |(_, wanted)| *wanted),
+            low: shape.low,
+        }
+    }
+
+    /// Who asks gets what another one has no use for.
+    fn check_lent(&self, node: &Node, report: &AgentReport) -> Verdict {
+        if node.deleting {
+            return Ok(());
+        }
+        for shape in self.serving() {
+            if shape.allocate != Allocate::Blocks || !shape.matches(&node.labels) {
+                continue;
+            }
+            let own = self.standing(node, &shape, report);
+            let families = || shape.families.iter().map(|(family, _, _)| *family);
+            let lacks = |family: &Family| own.worth(*family) < own.wanted;
+            let at_limit = families().any(|family| own.of(family).count() >= shape.most);
+            if at_limit || !families().any(|family| lacks(&family)) {
+                continue;
+            }
+            for other in self.api.nodes.live.values().filter(|it| it.uid != node.uid) {
+                let agent = self.working_agent(other);
+                let Some(report) = agent.and_then(Agent::report) else {
+                    continue;
+                };
+                let theirs = self.standing(other, &shape, &report);
+                let freed: Vec<Cidr> = if theirs.is_idle() {
+                    theirs.blocks.iter().map(|it| it.cidr).collect()
+                } else if own.has_pods_waiting() && !theirs.has_pods_waiting() {
+                    let spare =
+                        |it: &&Lent| it.busy == 0 && theirs.of(it.cidr.family()).count() > 1;
+                    theirs
+                        .blocks
+                        .iter()
+                        .filter(spare)
+                        .map(|it| it.cidr)
+                        .collect()
+                } else {
+                    Vec::new()
+                };
+                let has_room = |family: Family| self.has_room(&shape, family, &freed);
+                if !freed.is_empty() && families().all(has_room) {
+                    let text = format!(
+                        "{} ({}) waits with {own:?} for pool {}, and {} keeps {freed:?}: {theirs:?}",
+                        node.name, node.uid, shape.name, other.name
+                    );
+                    return wrong(
+                        "lent",
+                        text,
+                        [node.name.clone(), other.name.clone(), shape.name.clone()],
+                    );
+                }
+            }
+        }
         Ok(())
     }
 
@@ -228,7 +356,7 @@ impl Sim {
             let room = shape
                 .families
                 .iter()
-                .all(|(family, _, _)| self.has_room(shape, *family));
+                .all(|(family, _, _)| self.has_room(shape, *family, &[]));
             let at_limit = shape
                 .families
                 .iter()
@@ -258,12 +386,14 @@ impl Sim {
         Ok(())
     }
 
-    /// Whether a block of the present size, or one a little smaller, could be carved.
-    fn has_room(&self, shape: &Shape, family: Family) -> bool {
+    /// Whether a block of the present size, or one a little smaller, could be carved, were those in
+    /// `freed` free.
+    fn has_room(&self, shape: &Shape, family: Family, freed: &[Cidr]) -> bool {
         let Some((_, _, len)) = shape.families.iter().find(|(f, _, _)| *f == family) else {
             return false;
         };
-        let held = self.held();
+        let mut held = self.held();
+        held.retain(|it| !freed.contains(it));
         let services: Vec<Cidr> = self.services_now();
         (*len..=len.saturating_add(6).min(family.bits())).any(|len| {
             let mut smaller = shape.clone();

@@ -20,6 +20,8 @@ pub struct Shape {
     pub priority: i32,
     /// Whether nodes get a block unasked.
     pub on_sight: bool,
+    /// Addresses that a node keeps in reserve.
+    pub low: u64,
     pub most: usize,
     pub disabled: bool,
     pub deleting: bool,
@@ -71,6 +73,7 @@ impl Shape {
             priority: spec.priority,
             on_sight: spec.first_block == FirstBlock::OnSight
                 && spec.assignment == Assignment::Automatic,
+            low: u64::from(spec.terms.warm.low),
             most: spec
                 .max_blocks_per_node
                 .map_or(usize::MAX, |most| most as usize),

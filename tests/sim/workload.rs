@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use cadastre::api::{
     AddressTerms, Allocate, Assignment, FirstBlock, IPPoolSpec, IPv4Ranges, IPv6Ranges, Requests,
+    Warm,
 };
 use cadastre::cluster::seen::{Block, Machine, Node, Pod, Pool, ServiceRange, Subnet, Text};
 use cadastre::ipam::{Addr, Cidr};
@@ -451,6 +452,7 @@ impl Sim {
         // A few lie among podCIDRs.
         let third = if self.rng.chance(1_000) { 244 } else { 245 };
         let len = *self.rng.pick(&[25, 26, 26, 27]);
+        let low = u32::try_from(self.rng.between(1, 3)).unwrap();
         IPPoolSpec {
             ipv4: (families < 9).then(|| IPv4Ranges {
                 cidrs: vec![format!("10.{third}.{slice}.0/{len}")],
@@ -483,7 +485,10 @@ impl Sim {
             disabled: false,
             reserved,
             quarantine_seconds: *self.rng.pick(&[0, 5, 20, 60]),
-            terms: AddressTerms::default(),
+            terms: AddressTerms {
+                warm: Warm { low, high: 50 },
+                ..AddressTerms::default()
+            },
         }
     }
 

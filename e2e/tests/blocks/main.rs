@@ -8,7 +8,7 @@
 //! | `first` | who gets a first block, and when |
 //! | `demand` | many blocks, limits, both families or neither, reserved addresses |
 //! | `giving_back` | surplus and deselected nodes |
-//! | `short` | what happens when a pool has none left |
+//! | `short` | what happens when a pool has none left, and who gives |
 //! | `pools` | pools that change and go while nodes have blocks of them |
 //! | `dead` | what becomes of a dead node's blocks |
 //! | `leaks` | addresses whose pods are gone |

@@ -67,8 +67,9 @@ async fn an_empty_block_of_a_rich_node_is_recalled_for_one_that_waits() {
     agents.ask("rich-1", "rich", 64).unwrap();
     let all = hand.listed("rich-1", 4).await.unwrap();
     agents.allocate("rich-1", "rich", "kept").await.unwrap();
-    // It wants them all, but uses one: a node without any goes before.
+    // It wants them all, but uses one: a node without any whose pods wait goes before.
     node(&hand, &agents, "rich", "rich-2").await;
+    agents.ask("rich-2", "rich", 4).unwrap();
     let given = hand.listed("rich-2", 1).await.unwrap();
     assert!(all.contains(&given[0]));
     let left = hand.listed("rich-1", 3).await.unwrap();
@@ -149,4 +150,62 @@ async fn after_a_change_of_size_smaller_blocks_fill_what_the_large_ones_leave() 
     hand.event(&fifth.metadata.uid.unwrap(), "WaitingForBlock")
         .await
         .unwrap();
+}
+
+#[tokio::test]
+async fn the_last_block_of_an_idle_node_goes_to_a_pod_that_waits() {
+    let (_, hand, agents) = shared().await;
+    let spec = json!({"ipv4": {"cidrs": ["10.34.0.0/24"]}});
+    hand.block_pool("last", spec).await.unwrap();
+    for name in ["last-1", "last-2", "last-3", "last-4"] {
+        node(&hand, &agents, "last", name).await;
+        hand.listed(name, 1).await.unwrap();
+    }
+    let fifth = node(&hand, &agents, "last", "last-5").await;
+    let uid = fifth.metadata.uid.unwrap();
+    hand.event(&uid, "WaitingForBlock").await.unwrap();
+    let serve = async |node: &str| {
+        agents.allocate(node, "last", node).await.unwrap();
+        // Nothing more is asked for.
+        agents.ask(node, "last", 0).unwrap();
+        hand.listed(node, 1).await.unwrap()
+    };
+    let fifths = serve("last-5").await;
+    let mut without = Vec::new();
+    for name in ["last-1", "last-2", "last-3", "last-4"] {
+        if hand.subnets.get(name).await.unwrap().spec.blocks.is_empty() {
+            without.push(name);
+        }
+    }
+    let [lent] = without[..] else {
+        panic!("one has lent its block, not {without:?}");
+    };
+    // It gets one again when a pod comes, and not from where a pod is.
+    let again = serve(lent).await;
+    assert_ne!(again, fifths);
+    assert_eq!(hand.listed("last-5", 1).await.unwrap(), fifths);
+    blocks(&hand, "last", 4).await;
+}
+
+#[tokio::test]
+async fn a_manual_pool_serves_one_node_after_the_other_and_is_empty_in_the_end() {
+    let (_, hand, agents) = shared().await;
+    let spec = json!({
+        "ipv4": {"cidrs": ["10.35.0.0/26"], "blockSize": 28},
+        "assignment": "Manual", "idleSeconds": 86400,
+    });
+    hand.block_pool("turns", spec).await.unwrap();
+    for n in 1..=6 {
+        let name = format!("turns-{n}");
+        node(&hand, &agents, "turns", &name).await;
+        agents.allocate(&name, "turns", "pod").await.unwrap();
+        agents.ask(&name, "turns", 0).unwrap();
+        agents.free(&name, "pod").unwrap();
+        agents.warm_up(&name).unwrap();
+    }
+    blocks(&hand, "turns", 4).await;
+    hand.change_pool("turns", json!({"idleSeconds": 1}))
+        .await
+        .unwrap();
+    blocks(&hand, "turns", 0).await;
 }

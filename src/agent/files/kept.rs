@@ -53,6 +53,12 @@ impl Kept {
         self.unwritten.as_deref()
     }
 
+    /// Whether the runtime has a CNI configuration of ours.
+    pub fn is_configured(&self) -> bool {
+        let conf = self.wanted.cni_conf.as_ref();
+        conf.is_some_and(|(path, _, _)| path.exists())
+    }
+
     /// The name of the network in the CNI configuration, if that is wanted.
     pub fn network(&self) -> Option<String> {
         let (_, template, _) = self.wanted.cni_conf.as_ref()?;

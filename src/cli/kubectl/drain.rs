@@ -12,10 +12,12 @@ use serde::Serialize;
 
 use super::inventory::{Inventory, SubnetFact};
 use super::lists::Wanted;
+use super::plan::whatif::simulate_now;
 use super::reach::{Reach, Written};
 use super::render::{self, Columns, Report, Style};
 use super::{Flags, Verdict};
 use crate::api::DRAIN_ANNOTATION;
+use crate::cluster::seen::Text;
 use crate::controller::blocks::Entry;
 use crate::ipam::{Cidr, Family};
 
@@ -26,13 +28,14 @@ use crate::ipam::{Cidr, Family};
 #[command(after_help = "Examples:
   kubectl cadastre drain 10.244.1.64/26
   kubectl cadastre drain 10.244.1.64/26 --wait --timeout 600
-  kubectl cadastre drain --node worker-1        # its empty blocks, but the first of each pool and family")]
+  kubectl cadastre drain --node worker-1        # its empty blocks that it can do without")]
 pub struct DrainArgs {
     /// Blocks
     #[arg(required_unless_present = "node", value_parser = block)]
     blocks: Vec<Cidr>,
 
-    /// The surplus of this node: its empty blocks beyond the first of each pool and family
+    /// The empty blocks of this node that it can do without: one of a pool stays, unless pods of other
+    /// nodes wait for that pool, or it gives nodes nothing before a pod asks
     #[arg(long, value_name = "NAME", conflicts_with = "blocks")]
     node: Option<String>,
 
@@ -110,8 +113,10 @@ pub enum State {
     Refused,
 }
 
-/// The blocks of a node that are empty and beyond the first of their pool and family.
-pub fn surplus(uid: &str, inventory: &Inventory) -> Vec<Cidr> {
+/// The empty blocks that a node can do without. It keeps the first of each pool and family, unless it
+/// uses nothing of the pool and pods of other nodes wait for that (`wanted`), or the pool gives nodes
+/// nothing before a pod asks.
+pub fn surplus(uid: &str, inventory: &Inventory, wanted: &BTreeSet<Text>) -> Vec<Cidr> {
     let mut kept: BTreeMap<(&str, Family), bool> = BTreeMap::new();
     let entries: Vec<&Entry> = inventory
         .registry
@@ -125,13 +130,21 @@ pub fn surplus(uid: &str, inventory: &Inventory) -> Vec<Cidr> {
             .is_some_and(|word| word.used + word.cooling == 0 && !word.released)
     };
     // One that is in use is the first one, if there is any.
+    let mut used: BTreeSet<&str> = BTreeSet::new();
     for entry in entries.iter().filter(|entry| !empty(entry)) {
         kept.insert((&entry.pool, entry.cidr.family()), true);
+        used.insert(&entry.pool);
     }
+    let is_wanted = |pool: &Text| {
+        let state = inventory.registry.pools.get(pool);
+        let state = state.filter(|it| it.is_serving());
+        state.is_some_and(|it| !it.terms.first_on_sight || wanted.contains(pool))
+    };
     let mut surplus = Vec::new();
     for entry in entries.iter().filter(|entry| empty(entry)) {
         let has_one = kept.entry((&entry.pool, entry.cidr.family())).or_default();
-        if std::mem::replace(has_one, true) {
+        let goes = !used.contains(&*entry.pool) && is_wanted(&entry.pool);
+        if std::mem::replace(has_one, true) || goes {
             surplus.push(entry.cidr);
         }
     }
@@ -139,9 +152,9 @@ pub fn surplus(uid: &str, inventory: &Inventory) -> Vec<Cidr> {
 }
 
 /// The same of all nodes, of one pool.
-pub fn surplus_of_pool(pool: &str, inventory: &Inventory) -> Vec<Cidr> {
+pub fn surplus_of_pool(pool: &str, inventory: &Inventory, wanted: &BTreeSet<Text>) -> Vec<Cidr> {
     let nodes = inventory.world.nodes.iter();
-    let all = nodes.flat_map(|node| surplus(&node.uid, inventory));
+    let all = nodes.flat_map(|node| surplus(&node.uid, inventory, wanted));
     let of_pool = |cidr: &Cidr| {
         let entry = inventory.registry.blocks.get(cidr);
         entry.is_some_and(|entry| *entry.pool == *pool)
@@ -227,7 +240,10 @@ async fn ask(
 pub async fn exec_drain(args: &DrainArgs, flags: &Flags, reach: &Reach) -> anyhow::Result<Verdict> {
     let inventory = reach.inventory(Wanted::PODS).await?;
     let cidrs = match &args.node {
-        Some(name) => surplus(&inventory.node(name)?.uid, &inventory),
+        Some(name) => {
+            let uid = &inventory.node(name)?.uid;
+            surplus(uid, &inventory, &simulate_now(&inventory).wanted_by_pods)
+        }
         None => args.blocks.clone(),
     };
     let mut report = DrainReport::default();
@@ -384,6 +400,9 @@ impl Report for DrainReport {
                 it.why.clone(),
             ]);
         }
-        table.text(style, "There is no block to drain.")
+        table.text(
+            style,
+            "There is no block to drain: of each pool a node keeps one, unless pods of other nodes wait for that pool.",
+        )
     }
 }

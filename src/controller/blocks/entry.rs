@@ -63,7 +63,9 @@ pub struct Entry {
     pub await_until: Duration,
     /// Whether it is asked back
     pub recall: Option<Recall>,
-    /// Since when it is empty and could be done without, monotonic
+    /// Since when it is asked back for nodes that wait, monotonic
+    pub recalled_at: Option<Duration>,
+    /// Since when it is empty, monotonic
     pub idle_since: Option<Duration>,
 }
 
@@ -85,6 +87,7 @@ impl Entry {
             to_read: false,
             await_until: Duration::ZERO,
             recall: None,
+            recalled_at: None,
             idle_since: None,
         }
     }

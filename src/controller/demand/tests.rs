@@ -275,3 +275,128 @@ fn what_speaks_against_the_smaller_pieces_of_a_pool_may_go() {
     let piece = Cidr::parse_strict("10.0.0.15/32").unwrap();
     assert_eq!(carved, [vec![], vec![piece]]);
 }
+
+/// What blocks of each node are asked back after `seconds`, by name.
+fn recalled_after(
+    seconds: u64,
+    spec: &serde_json::Value,
+    subnets: Vec<Subnet>,
+) -> Vec<(String, usize)> {
+    let mut p = pool("p", "10.0.0.0/26");
+    if let (Ok(known), Some(more)) = (&mut p.spec, spec.as_object()) {
+        let mut whole = serde_json::to_value(&*known).unwrap();
+        whole.as_object_mut().unwrap().extend(more.clone());
+        *known = serde_json::from_value(whole).unwrap();
+    }
+    let mut world = World::default();
+    list(&mut world.pools, vec![p]);
+    let nodes = subnets.iter().map(|it| node(&it.name)).collect();
+    list(&mut world.nodes, nodes);
+    let blocks = subnets.iter().flat_map(objects).collect();
+    list(&mut world.blocks, blocks);
+    let names: Vec<Text> = subnets.iter().map(|it| it.name.clone()).collect();
+    list(&mut world.subnets, subnets);
+    let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
+    let mut demand = Demand::default();
+    for at in [0, seconds] {
+        for name in &names {
+            demand.add_name(name, &world, &registry);
+        }
+        let mono = Duration::from_secs(at);
+        let now = Now { mono, ..NOW };
+        let mut cx = Context {
+            world: &world,
+            registry: &mut registry,
+            reports: &mut Vec::new(),
+            now,
+        };
+        demand.work(&mut cx);
+    }
+    let recalled = |name: &Text| {
+        let own = registry.blocks.of(name);
+        own.filter(|it| it.recall.is_some()).count()
+    };
+    let all = names.iter().map(|it| (it.to_string(), recalled(it)));
+    all.filter(|(_, count)| *count > 0).collect()
+}
+
+const FOUR: [&str; 4] = [
+    "10.0.0.0/28",
+    "10.0.0.16/28",
+    "10.0.0.32/28",
+    "10.0.0.48/28",
+];
+
+/// Four nodes with an empty block each that want a reserve of 3, and a fifth one.
+fn four_idle_and(fifth: Subnet) -> Vec<Subnet> {
+    let idle = FOUR.iter().enumerate();
+    let idle = idle.map(|(at, cidr)| subnet(&format!("idle-{at}"), &[cidr], 3));
+    idle.chain([fifth]).collect()
+}
+
+#[test]
+fn the_last_block_of_a_node_that_uses_none_goes_to_pods_that_wait() {
+    let spec = json!({});
+    let asks = || four_idle_and(subnet("fifth", &[], 4));
+    assert_eq!(recalled_after(4, &spec, asks()), []);
+    let after = recalled_after(5, &spec, asks());
+    assert_eq!(after, [("idle-0".to_owned(), 1)]);
+    // Not for a block on sight, and not from a node whose pods are about to use it.
+    let sight = four_idle_and(subnet("fifth", &[], 0));
+    assert_eq!(recalled_after(1000, &spec, sight), []);
+    let mut all = asks();
+    for it in &mut all[..4] {
+        it.report.as_mut().unwrap().demand = [("p".into(), 4)].into();
+    }
+    assert_eq!(recalled_after(1000, &spec, all), []);
+}
+
+#[test]
+fn pools_that_give_nothing_unasked_get_their_last_blocks_back() {
+    let two = || vec![subnet("a", &FOUR[..1], 3)];
+    for (spec, count) in [
+        (json!({"assignment": "Manual"}), 1),
+        (json!({"firstBlock": "OnDemand"}), 1),
+        (json!({"podSelector": {"matchLabels": {"a": "b"}}}), 1),
+        (json!({"assignment": "Manual", "disabled": true}), 0),
+        (json!({}), 0),
+    ] {
+        assert_eq!(recalled_after(299, &spec, two()), [], "{spec}");
+        let after: usize = recalled_after(300, &spec, two())
+            .iter()
+            .map(|it| it.1)
+            .sum();
+        assert_eq!(after, count, "{spec}");
+    }
+}
+
+#[test]
+fn an_agent_that_does_not_answer_holds_up_nobody() {
+    let asks = four_idle_and(subnet("fifth", &[], 4));
+    let mut world = World::default();
+    list(&mut world.pools, vec![pool("p", "10.0.0.0/26")]);
+    list(
+        &mut world.nodes,
+        asks.iter().map(|it| node(&it.name)).collect(),
+    );
+    list(&mut world.blocks, asks.iter().flat_map(objects).collect());
+    list(&mut world.subnets, asks);
+    let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
+    let mut demand = Demand::default();
+    let mut counts = Vec::new();
+    for at in [0, 5, 14, 15] {
+        for it in world.nodes.iter() {
+            demand.add(it, &registry);
+        }
+        let mono = Duration::from_secs(at);
+        demand.work(&mut Context {
+            world: &world,
+            registry: &mut registry,
+            reports: &mut Vec::new(),
+            now: Now { mono, ..NOW },
+        });
+        let recalled = registry.blocks.iter().filter(|it| it.recall.is_some());
+        counts.push(recalled.count());
+    }
+    assert_eq!(counts, [0, 1, 1, 2]);
+}

@@ -97,7 +97,10 @@ fn kept(entry: &Entry, all: &[&Entry], node: &Node, inventory: &Inventory) -> St
         None if all.iter().filter(same).count() > 1 => format!(
             "it is empty and goes once it has been so for {idle} s (spec.idleSeconds), unless the node's demand needs it"
         ),
-        None => "it is empty, and the last of its pool and family: it stays, so that the next pod waits for nothing".to_owned(),
+        None if pool.is_some_and(|pool| pool.is_serving() && !pool.terms.first_on_sight) => format!(
+            "it is empty, and the last of its pool and family: it goes once the node has used nothing of the pool for {idle} s (spec.idleSeconds), or pods of another node wait"
+        ),
+        None => "it is empty, and the last of its pool and family: it stays, so that the next pod waits for nothing, until pods of another node wait and the pool has no other".to_owned(),
     };
     line + &words
 }

@@ -7,7 +7,7 @@ use crate::cli::kubectl::render::{count, left, some};
 use crate::cli::kubectl::{drain, show};
 use crate::controller::figures::figures;
 use crate::controller::pools::PoolState;
-use crate::ipam::Family;
+use crate::ipam::{Cidr, Family};
 
 /// Why a pool serves or not, and what fills it.
 pub fn pool(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
@@ -64,8 +64,13 @@ pub fn pool(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
             )
         });
     explanation.add("Who holds most", most.collect());
-    explanation.add("What comes free", comes_free(state, inventory));
     let outcome = whatif::simulate_now(inventory);
+    let spare = drain::surplus_of_pool(&state.name, inventory, &outcome.wanted_by_pods);
+    let unused = drain::surplus_of_pool(&state.name, inventory, &[state.name.clone()].into());
+    explanation.add(
+        "What comes free",
+        comes_free(state, &spare, &unused, inventory),
+    );
     let waiting = outcome
         .waiting
         .iter()
@@ -84,17 +89,34 @@ pub fn pool(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
         );
     }
     if !full.is_empty() {
-        let fields = full.iter().map(|family| match family {
-            Family::V4 => "add a CIDR to spec.ipv4.cidrs; running pods keep their addresses, and nodes that wait are served at once".to_owned(),
-            Family::V6 => "add a CIDR to spec.ipv6.cidrs; running pods keep their addresses, and nodes that wait are served at once".to_owned(),
-        });
-        explanation.add("What to do", fields.collect());
+        let mut advice = Vec::new();
+        if !unused.is_empty() {
+            advice.push(format!(
+                "nothing yet: {} are empty, and nodes whose pods wait get them within seconds; if they do not, see that the agents of the nodes that hold them run (kubectl cadastre show blocks)",
+                count(unused.len(), "block")
+            ));
+        }
+        advice.extend(full.iter().map(|family| {
+            let field = match family {
+                Family::V4 => "spec.ipv4.cidrs",
+                Family::V6 => "spec.ipv6.cidrs",
+            };
+            let when = if unused.is_empty() { "" } else { "for more room, " };
+            format!("{when}add a CIDR to {field}; running pods keep their addresses, and nodes that wait are served at once")
+        }));
+        explanation.add("What to do", advice);
     }
     Ok(explanation)
 }
 
-/// What is in quarantine, and what nodes could do without.
-fn comes_free(state: &PoolState, inventory: &Inventory) -> Vec<String> {
+/// What is in quarantine, what nodes can do without (`spare`), and what they would give to pods of others
+/// (`unused`).
+fn comes_free(
+    state: &PoolState,
+    spare: &[Cidr],
+    unused: &[Cidr],
+    inventory: &Inventory,
+) -> Vec<String> {
     let mut lines = Vec::new();
     let blocks = inventory.registry.blocks.iter();
     let resting = blocks.filter(|it| it.pool == state.name && it.owner.resting);
@@ -109,12 +131,19 @@ fn comes_free(state: &PoolState, inventory: &Inventory) -> Vec<String> {
             entry.cidr, entry.owner.name
         ));
     }
-    let surplus = drain::surplus_of_pool(&state.name, inventory);
-    if !surplus.is_empty() {
+    if !spare.is_empty() {
         lines.push(format!(
-            "{} are empty and not the last of their node: they return after spec.idleSeconds, or at once by kubectl cadastre drain --node: {}",
-            count(surplus.len(), "block"),
-            some(&surplus, 8)
+            "{} are empty and can be done without: they return after spec.idleSeconds, or at once by kubectl cadastre drain --node: {}",
+            count(spare.len(), "block"),
+            some(spare, 8)
+        ));
+    }
+    let last: Vec<&Cidr> = unused.iter().filter(|it| !spare.contains(it)).collect();
+    if !last.is_empty() {
+        lines.push(format!(
+            "{} are empty and the last of their node: they stay until pods of another node wait: {}",
+            count(last.len(), "block"),
+            some(&last, 8)
         ));
     }
     lines

@@ -20,6 +20,8 @@ pub struct Outcome {
     pub served: BTreeMap<Text, Vec<Cidr>>,
     /// Nodes that would wait, by pool
     pub waiting: BTreeMap<Text, BTreeSet<Text>>,
+    /// Pools for which pods would wait
+    pub wanted_by_pods: BTreeSet<Text>,
     /// What would be told of nodes that wait
     pub notes: BTreeMap<Text, Vec<String>>,
     /// Who would hold what
@@ -42,6 +44,7 @@ pub fn simulate_now(inventory: &Inventory) -> Outcome {
     let mut outcome = Outcome {
         served: BTreeMap::new(),
         waiting: BTreeMap::new(),
+        wanted_by_pods: BTreeSet::new(),
         notes: BTreeMap::new(),
         registry: Registry::default(),
     };
@@ -86,6 +89,7 @@ pub fn simulate_now(inventory: &Inventory) -> Outcome {
     for (pool, node) in demand.who_waits() {
         outcome.waits_for(pool, node);
     }
+    outcome.wanted_by_pods = demand.wanted_by_pods().cloned().collect();
     for report in reports.into_iter().filter(|report| report.warning) {
         if let About::Node { name, .. } = report.about {
             outcome.notes.entry(name).or_default().push(report.note);
