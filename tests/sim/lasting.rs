@@ -122,7 +122,7 @@ impl Trouble {
             _ => return false,
         };
         let sum: u32 = name.bytes().map(u32::from).sum();
-        subject == self.subject && (self.all || sum % 3 == 0)
+        subject == self.subject && (self.all || sum.is_multiple_of(3))
     }
 }
 
