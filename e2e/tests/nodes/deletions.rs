@@ -1,9 +1,7 @@
 //! DELs that never come, and DELs that come more than once.
 
-use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt as _;
 
-use cadastre_e2e::assets;
 use cadastre_e2e::wait::until;
 use serde_json::json;
 
@@ -73,44 +71,4 @@ pub(crate) async fn never_or_three_times(stage: &Stage) {
     })
     .await
     .unwrap();
-}
-
-/// A plugin of the chain is missing: every try of the runtime takes an address, and no DEL comes to us.
-pub(crate) async fn a_pod_whose_chain_lacks_a_plugin_keeps_one_sandbox_s_addresses(stage: &Stage) {
-    let (hand, group) = (&stage.hand, "chain");
-    let spec = machines::both("10.33.0.0/24", "fd00:33::/120");
-    hand.block_pool(group, spec).await.unwrap();
-    let mut side = machines::ptp();
-    let list = &mut side.configs[0].1;
-    let mut conf: serde_json::Value = serde_json::from_str(list).unwrap();
-    let plugins = conf["plugins"].as_array_mut().unwrap();
-    plugins.push(json!({"type": "missing", "capabilities": {"portMappings": true}}));
-    *list = conf.to_string();
-    let mut whole = side.clone();
-    let portmap = assets::find(assets::Program::Portmap).unwrap();
-    whole.plugins.push(("missing".to_owned(), portmap));
-    let mut machine = stage.machine(group, side).await;
-    let node = machine.name().to_owned();
-    pods::ready(hand, &node, true).await;
-    pods::create(hand, group, "chain", Some(&node)).await;
-    let mut seen = BTreeSet::new();
-    until(
-        "of five sandboxes the last one has addresses",
-        LIMIT,
-        async || {
-            let status = hand.subnets.get(&node).await?.status.unwrap_or_default();
-            let held = status.allocations.into_iter().map(|it| it.handle);
-            let held: BTreeSet<String> = held.collect();
-            seen.extend(held.iter().cloned());
-            anyhow::ensure!(seen.len() >= 5 && held.len() == 1, "{held:?} of {seen:?}");
-            Ok(Some(()))
-        },
-    )
-    .await
-    .unwrap();
-    machine.set_side(whole).await.unwrap();
-    let running = pods::running(hand, group, 1).await;
-    machines::told(hand, &node, &running).await;
-    pods::delete_all(hand, group).await;
-    machines::told(hand, &node, &[]).await;
 }

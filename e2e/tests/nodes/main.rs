@@ -73,7 +73,6 @@ fn main() -> ExitCode {
         crashes::the_agent_hangs,
         crashes::the_api_server_is_out_of_reach,
         crashes::the_api_server_is_stopped,
-        deletions::a_pod_whose_chain_lacks_a_plugin_keeps_one_sandbox_s_addresses,
         deletions::never_or_three_times,
         harness::a_killed_harness_leaves_nothing,
         shortage::blocks_of_a_node_that_is_gone_serve_another_one,
