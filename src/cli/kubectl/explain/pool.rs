@@ -141,7 +141,7 @@ fn comes_free(
     let last: Vec<&Cidr> = unused.iter().filter(|it| !spare.contains(it)).collect();
     if !last.is_empty() {
         lines.push(format!(
-            "{} are empty and the last of their node: they stay until pods of another node wait: {}",
+            "{}, empty and the last on a node, until pods of another node wait: {}",
             count(last.len(), "block"),
             some(&last, 8)
         ));
