@@ -1,8 +1,9 @@
 //! Requests as HTTP, answers as outcomes.
 //!
 //! # Guarantees
-//! - A write is sent only while the tenure it was decided under is valid, judged at the moment of
-//!   sending; its time-out ends with the tenure's validity at the latest.
+//! - A write is sent only under the tenure it was decided in, and only once the Lease was written for its number:
+//!   whoever leads later took the Lease over after the decision. Its time-out ends with the tenure's validity at the
+//!   latest.
 //! - An outcome is `Refused` only where the API server said so in a way that rules out any effect.
 //!   Whatever else goes wrong is `Unclear`.
 //! - Every request has a time-out. Nothing is retried here.
@@ -64,7 +65,7 @@ impl Writer {
         };
         let limit = match &outgoing.term {
             None => limit,
-            Some(term) => match self.gate.remaining(term) {
+            Some(term) => match self.gate.pass(term, outgoing.number).await {
                 Some(left) => limit.min(left),
                 None if Mutation::GateNotAsked.is_on() => limit,
                 None => return Outcome::Refused(Refusal::NotSent),

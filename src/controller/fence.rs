@@ -1,30 +1,31 @@
 //! The fence: what a new leader does before it deals, frees or lets a pool go.
 //!
-//! A leader that paused, crashed or was cut off may have left assignments on the wire that land at
-//! any time. Every assignment tests the node's term annotation; so the new leader lists all nodes
-//! consistently and *touches* each one that has no podCIDR: it sets the annotation to its own term.
-//! From then on whatever was decided before is refused, and the answer shows what came through
-//! before. A touch tests the term that it replaces, so that an old leader's late touch cannot undo
-//! it. No clock is trusted.
+//! An earlier leader that paused, crashed or was cut off may have assignments on the wire that land at any
+//! time. All of them are named in the Lease that the new leader has taken over, and no other can be sent any
+//! more, as naming takes a write of the Lease. So the new leader lists what there is and keeps what is named
+//! for whom it is meant (`Leader::inherit`). No clock is trusted, and no Node is written for it.
+//!
+//! Where the Lease does not say what is in flight, as after a holder of an earlier version or where it was
+//! deleted, every node that has no podCIDR is *touched*: its annotation is set to the new leader's term. From
+//! then on whatever was decided before is refused, and the answer shows what came through before. A touch
+//! tests the term that it replaces, so that an old leader's late touch cannot undo it. Until all are touched no
+//! podCIDR is dealt and no pool let go; everything else goes on.
 //!
 //! | how leadership came | lists | touches |
 //! |---|---|---|
 //! | first start ever: no Lease, no NodeSubnet | no | no |
-//! | clean hand-over: all writes settled, holder cleared | yes | no |
+//! | clean hand-over, or what is in flight is known | yes | no |
 //! | anything else | yes | yes |
 //!
 //! A list that a watch began after the lease was won is as good as one of our own.
-//!
-//! # Assumptions
-//! A leader past its lease starts no write, by a clock that counts pauses. Nodes that appear after
-//! the list are therefore dealt by the new leader alone.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::queue::Queue;
+use super::report::{About, Report, WRITE_REJECTED};
 use super::{Now, Purpose};
-use crate::cluster::lease::Takeover;
+use crate::cluster::lease::{Takeover, Tenure};
 use crate::cluster::request::{Outcome, Refusal, Request, Touch};
 use crate::cluster::seen::{Node, Text};
 use crate::cluster::world::World;
@@ -35,6 +36,8 @@ use crate::mutation::Mutation;
 pub struct Fence {
     takeover: Takeover,
     term: Text,
+    /// Whether the Lease tells what earlier leaders have in flight
+    is_told: bool,
     /// When this process knew that it leads, monotonic
     won: Duration,
     step: Step,
@@ -70,10 +73,11 @@ pub(super) enum Kind {
 
 impl Fence {
     /// The fence of a tenure.
-    pub fn new(takeover: Takeover, term: Text, won: Duration) -> Self {
+    pub fn new(tenure: &Tenure, won: Duration) -> Self {
         Fence {
-            takeover,
-            term,
+            takeover: tenure.takeover,
+            term: tenure.term.clone(),
+            is_told: tenure.takeover == Takeover::Clean || tenure.inherited.is_some(),
             won,
             step: Step::Syncing,
             lists: Lists::default(),
@@ -88,6 +92,16 @@ impl Fence {
         self.step == Step::Done
     }
 
+    /// Whether everything that counts was listed, so that the ledger can be built.
+    pub fn is_listed(&self) -> bool {
+        matches!(self.step, Step::Touching | Step::Done)
+    }
+
+    /// How many nodes are still to be touched.
+    pub fn left(&self) -> usize {
+        self.left.len()
+    }
+
     /// What is still to do, for the logs and the readiness page.
     pub fn progress(&self, world: &World) -> String {
         match self.step {
@@ -96,10 +110,13 @@ impl Fence {
                 world.missing().join(", ")
             ),
             Step::Listing => "listing nodes, subnets and blocks after the take-over".to_owned(),
-            Step::Touching => format!(
-                "fencing off the last leader: {} nodes to touch",
-                self.left.len()
-            ),
+            Step::Touching => {
+                let first = self.left.first().map_or("", |(name, _)| name);
+                format!(
+                    "podCIDRs wait until {} nodes are touched, {first} among them: the Lease does not tell what the last leader has in flight",
+                    self.left.len()
+                )
+            }
             Step::Done => "done".to_owned(),
         }
     }
@@ -192,7 +209,7 @@ impl Fence {
             return;
         }
         self.step = Step::Touching;
-        if self.takeover != Takeover::Clean && !Mutation::TakeOverCountsAsClean.is_on() {
+        if !self.is_told && !Mutation::TakeOverCountsAsClean.is_on() {
             let left_out = |node: &Node| node.deleting && Mutation::DeletingNodesNotTouched.is_on();
             let nodes = world.nodes.iter();
             for node in nodes.filter(|node| node.is_empty() && !left_out(node)) {
@@ -206,7 +223,14 @@ impl Fence {
     }
 
     /// Takes in the answer to a touch, or to the read that follows a refused one.
-    pub fn answered_touch(&mut self, name: &Text, uid: &Text, outcome: &Outcome, now: Now) {
+    pub fn answered_touch(
+        &mut self,
+        name: &Text,
+        uid: &Text,
+        outcome: &Outcome,
+        reports: &mut Vec<Report>,
+        now: Now,
+    ) {
         let key = (name.clone(), uid.clone());
         let through = match outcome {
             Outcome::Node(node) if node.uid != *uid => true,
@@ -228,7 +252,22 @@ impl Fence {
         ) {
             self.to_read.insert(key.clone());
         }
-        self.queue.add_failed(key, now.mono);
+        let failures = self.queue.add_failed(key, now.mono);
+        if let (Outcome::Refused(Refusal::Rejected(why)), 1) = (outcome, failures) {
+            let about = About::Node {
+                name: name.clone(),
+                uid: uid.clone(),
+            };
+            let note = format!(
+                "the API server refuses to annotate this node after a change of leaders: no node gets podCIDRs until it can be annotated or is deleted: {why}"
+            );
+            reports.push(Report {
+                about,
+                warning: true,
+                reason: WRITE_REJECTED,
+                note,
+            });
+        }
     }
 
     fn finish_if_through(&mut self) {

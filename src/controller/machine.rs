@@ -20,7 +20,7 @@ use super::map::{Answer, Ask};
 use super::report::Report;
 use super::{Now, Purpose};
 use crate::api::{Allocate, block_name};
-use crate::cluster::lease::Leadership;
+use crate::cluster::lease::{Leadership, Wanted};
 use crate::cluster::request::{Outcome, Request, RequestId};
 use crate::cluster::seen::{Block, Change, Node, Object, Pod, Pool, ServiceRange, Subnet, Text};
 use crate::cluster::table::{Delta, Table};
@@ -98,6 +98,8 @@ pub struct Outgoing {
     pub term: Option<Text>,
     /// The loop it belongs to
     pub loop_name: &'static str,
+    /// For writes, the number of [`Wanted`] for which the Lease must have been written first
+    pub number: u64,
 }
 
 struct Pending {
@@ -201,7 +203,7 @@ impl Controller {
             if let Some(found) = leader.fence.next(&self.world, now) {
                 return Some(self.send(found));
             }
-            if !leader.fence.is_done() {
+            if !leader.fence.is_listed() {
                 return None;
             }
             leader.begin_dealing(&self.world, &self.settings, &mut self.reports, now);
@@ -215,6 +217,12 @@ impl Controller {
             now,
         )?;
         Some(self.send(found))
+    }
+
+    /// What the Lease should say, if something waits for it. To be asked for after
+    /// [`Controller::poll`] has given all it has, and to be handed to the elector.
+    pub fn take_wanted(&mut self) -> Option<Wanted> {
+        self.leader.as_mut()?.take_wanted()
     }
 
     /// Monotonic time at which [`Controller::poll`] may have something again without an event.
@@ -244,7 +252,7 @@ impl Controller {
             && self
                 .leader
                 .as_ref()
-                .is_none_or(|l| !l.dealing || l.is_settled())
+                .is_none_or(|leader| !leader.has_unclear())
     }
 
     /// Whether it leads and the fence is done.
@@ -292,6 +300,8 @@ impl Controller {
             _ => (self.world.nodes.epoch(), None),
         };
         let out_term = request.is_write().then(|| term.clone());
+        let leader = self.leader.as_mut().filter(|_| request.is_numbered());
+        let number = leader.map_or(0, Leader::number);
         self.pending.insert(
             id,
             Pending {
@@ -306,13 +316,14 @@ impl Controller {
             request,
             term: out_term,
             loop_name,
+            number,
         }
     }
 
     fn leadership(&mut self, leadership: Leadership, now: Now) {
         match leadership {
             Leadership::Leading(tenure) => match &mut self.leader {
-                Some(leader) if leader.tenure.term == tenure.term => leader.tenure = tenure,
+                Some(leader) if leader.tenure.term == tenure.term => leader.renewed(tenure),
                 _ => {
                     self.leader = Some(Leader::new(tenure, &self.settings, now));
                 }
@@ -382,3 +393,6 @@ fn is_critical(purpose: &Purpose) -> bool {
         _ => matches!(purpose.loop_name(), "podcidr" | "fence"),
     }
 }
+
+#[cfg(test)]
+mod tests;

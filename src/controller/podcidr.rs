@@ -2,10 +2,11 @@
 //!
 //! A node is taken through gather, decide, write and report. A write is one JSON Patch that the API
 //! server refuses if the node is not the one meant, has podCIDRs already, or has been touched by a
-//! later leader.
+//! later leader. It is sent once the Lease names it.
 //!
 //! # Guarantees
-//! - One range is dealt to one node: it is claimed in the ledger before the request leaves.
+//! - One range is dealt to one node: it is claimed in the ledger before the Lease names it, and named
+//!   there before the request leaves.
 //! - After an unclear outcome the range stays claimed, and only the same write is repeated, until a
 //!   read shows what the node has.
 //! - A node that waits says why, once for each reason.
@@ -118,6 +119,8 @@ impl PodCidrs {
                     };
                     return Some((Request::ReadNode { name }, purpose));
                 }
+                // It comes back once the Lease names it.
+                Decision::Write(cidrs) if !cx.registry.intents.may_assign(&node, &cidrs) => {}
                 Decision::Write(cidrs) => {
                     self.tasks.insert(node.uid.clone(), Task::InFlight);
                     let purpose = Purpose::Assign {
@@ -270,6 +273,11 @@ impl PodCidrs {
                     });
                 }
                 self.tasks.insert(uid.clone(), Task::ToWrite);
+                let claims = cx.registry.claims_of(uid);
+                if !claims.iter().any(|(_, _, state)| *state == State::Unclear) {
+                    // What is refused for good takes no room from others.
+                    cx.registry.intents.settled(uid);
+                }
             }
             Outcome::Refused(_) => self.retry(name, uid, Task::ToWrite, cx),
             _ => {

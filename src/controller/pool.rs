@@ -122,7 +122,8 @@ impl PoolLoop {
                 continue;
             };
             let ours = pool.finalizers.iter().any(|f| f == FINALIZER);
-            if pool.deleting && ours && may_go(state, cx.registry) {
+            if pool.deleting && ours && may_go(state, cx.registry) && cx.registry.intents.is_known()
+            {
                 let finalizers = pool
                     .finalizers
                     .iter()

@@ -16,6 +16,7 @@ use jiff::Timestamp;
 use super::Now;
 use super::blocks::Blocks;
 use super::holders::{Holders, Use};
+use super::intents::Intentions;
 use super::pools::{DEFAULT_QUARANTINE, Pools};
 use crate::api::{HeldRange, PreviousHolder};
 use crate::cluster::seen::{Machine, Node, PodUid, Subnet, Text};
@@ -69,6 +70,8 @@ pub struct Registry {
     pub suspects: BTreeMap<Text, BTreeSet<(Addr, PodUid)>>,
     /// Nodes whose agents use what somebody else has a claim to
     pub strays: BTreeSet<Text>,
+    /// What may be in flight, as the Lease has to name it
+    pub(super) intents: Intentions,
     pub(super) holders: Holders,
     conflicts: BTreeSet<(ClaimId, ClaimId)>,
 }

@@ -13,7 +13,7 @@ use cadastre::cluster::seen::{AgentReport, Block, Node, Pod, Pool, ServiceRange,
 
 use jiff::Timestamp;
 
-use super::clock::{Time, seconds};
+use super::clock::{SECOND, Time, seconds};
 use super::kind::{Kind, Versioned};
 use super::plan::Plan;
 use cadastre::ipam::Cidr;
@@ -37,12 +37,28 @@ pub enum Mutation {
     UnlistedUnheard,
     /// A leader after a gap does not wait for what agents say.
     ListeningLeftOut,
+    /// What the Lease should name counts as named at once.
+    SentUnnamed,
+    /// The name of an assignment is taken off the Lease while its outcome is unclear.
+    TakenOffUnclear,
+    /// A write of the Lease of unclear outcome is told as one that came through.
+    UnclearLeaseTrusted,
+    /// Of what the last leader has named a new one is told all but one.
+    NamedIgnored,
 }
 
 impl Mutation {
     /// The weather in which it does the most harm.
     pub fn weather(self, plan: Plan) -> Plan {
         let of_blocks = matches!(self, Mutation::PodsHidden | Mutation::LetGoInUse);
+        let mut plan = plan.crowd();
+        if self == Mutation::TakenOffUnclear {
+            // The outcome is unclear often, and its author gone before it can try again.
+            plan.network.late = 3_000;
+            plan.network.slow = 3_000;
+            plan.faults.crash = 60;
+            plan.fault_every = 3 * SECOND;
+        }
         Plan {
             blocks: if of_blocks || self.is_of_restore() {
                 10_000
@@ -51,8 +67,18 @@ impl Mutation {
             },
             tampering: false,
             tampering_blocks: false,
-            ..plan.crowd()
+            ..plan
         }
+    }
+
+    /// Whether it shows only where nodes have to be touched.
+    pub fn is_of_touch(self) -> bool {
+        matches!(self, Mutation::TouchWithoutEffect | Mutation::TermUntested)
+    }
+
+    /// Whether it shows where leaders live on that do not know that their time is over.
+    pub fn is_of_clocks(self) -> bool {
+        matches!(self, Mutation::SentUnnamed | Mutation::UnclearLeaseTrusted)
     }
 
     /// Whether it shows only where the server is put back to an older state.
@@ -118,6 +144,8 @@ pub struct Api {
     /// Where each pod runs, by its UID.
     pub placed: BTreeMap<Text, Text>,
     pub mutation: Option<Mutation>,
+    /// Whether the Lease does not keep what is named in it.
+    pub forgets_intents: bool,
     /// Terms that a node carried before a touch that had no effect.
     overlooked: BTreeMap<Text, BTreeSet<Option<Text>>>,
     /// How many duplicates nothing but the UID, and nothing but the term, has kept out.
@@ -643,6 +671,9 @@ impl Api {
 
     fn write_lease(&mut self, mut record: Record, wall: Timestamp) -> Answer {
         record.resource_version = self.revision().to_string();
+        if self.forgets_intents {
+            record.intents = None;
+        }
         self.renewals.insert(record.resource_version.clone(), wall);
         self.lease = Some(record.clone());
         Answer::Written(record)

@@ -66,3 +66,23 @@ fn what_the_server_has_forgotten_goes_to_others_where_agents_are_not_heard() {
 fn what_the_server_has_forgotten_goes_to_others_where_no_time_is_left_to_agents() {
     found(Mutation::ListeningLeftOut, 10_000_000);
 }
+
+#[test]
+fn what_is_sent_before_the_lease_names_it_lets_two_nodes_have_one_range() {
+    found(Mutation::SentUnnamed, 10_000_000);
+}
+
+#[test]
+fn what_is_not_named_any_more_while_its_outcome_is_unclear_is_found() {
+    found(Mutation::TakenOffUnclear, 10_000_000);
+}
+
+#[test]
+fn an_unclear_write_of_the_lease_that_is_trusted_lets_two_nodes_have_one_range() {
+    found(Mutation::UnclearLeaseTrusted, 10_000_000);
+}
+
+#[test]
+fn a_take_over_that_ignores_one_named_node_lets_two_nodes_have_one_range() {
+    found(Mutation::NamedIgnored, 10_000_000);
+}

@@ -71,11 +71,20 @@ pub struct Faults {
     /// A process is cut off from the API; what it sent lies on the wire until the cut ends.
     pub cut: u32,
     pub wall: u32,
+    /// A monotonic clock jumps ahead or gets another pace.
+    pub clock: u32,
 }
 
 impl Faults {
     pub fn total(&self) -> u32 {
-        self.pause + self.crash + self.stop + self.relist + self.stall + self.cut + self.wall
+        self.pause
+            + self.crash
+            + self.stop
+            + self.relist
+            + self.stall
+            + self.cut
+            + self.wall
+            + self.clock
     }
 }
 
@@ -106,6 +115,7 @@ impl Plan {
             stall: weight(10),
             cut: weight(8),
             wall: if weight(3) == 0 { 5 } else { 0 },
+            clock: 0,
         };
         let plan = Plan {
             processes: *rng.pick(&[1, 2, 2, 2, 3]),
@@ -178,8 +188,29 @@ impl Plan {
         }
     }
 
-    /// Whether wall clocks lie in this run.
-    pub fn wall_lies(&self) -> bool {
-        self.faults.wall > 0
+    /// Nobody can go by a clock: monotonic ones stand still while their machine does (a virtual machine that
+    /// is paused or moved), jump ahead and run at any rate.
+    pub fn with_any_clocks(self) -> Self {
+        Plan {
+            faults: Faults {
+                pause: self.faults.pause.max(6),
+                clock: 6,
+                ..self.faults
+            },
+            fault_every: self.fault_every.min(20 * SECOND),
+            // What was begun by a slow clock takes its time.
+            settle_for: 2 * self.settle_for,
+            ..self
+        }
+    }
+
+    /// Whether times are not to be relied on in this run.
+    pub fn clocks_lie(&self) -> bool {
+        self.faults.wall > 0 || self.has_any_clocks()
+    }
+
+    /// Whether monotonic clocks are among them.
+    pub fn has_any_clocks(&self) -> bool {
+        self.faults.clock > 0
     }
 }

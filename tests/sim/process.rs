@@ -1,16 +1,17 @@
 //! One controller process: the shipped state machines, their watches, and the machine they run on.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use cadastre::cluster::lease::{Elector, Leadership, Settings as LeaseSettings};
+use cadastre::cluster::intents::Intents;
+use cadastre::cluster::lease::{Ask, Elector, Leadership, Settings as LeaseSettings, Wanted};
 use cadastre::cluster::request::RequestId;
 use cadastre::cluster::seen::{Block, Change, Node, Pod, Pool, ServiceRange, Subnet, Text};
 use cadastre::controller::{Controller, Event, Now, Outgoing, Settings};
 
 use jiff::Timestamp;
 
-use super::api::Api;
+use super::api::{Api, Mutation};
 use super::clock::{Clocks, Time};
 use super::kind::{Feed, Versioned};
 use super::known::Known;
@@ -70,6 +71,17 @@ pub struct Run {
     pub known: Known,
     /// Requests out or about to be sent.
     pub in_flight: BTreeMap<RequestId, Outgoing>,
+    /// When each of them was decided.
+    pub decided: BTreeMap<RequestId, Time>,
+    /// Those that wait for the Lease to be written.
+    pub held: Vec<RequestId>,
+    /// What the controller wants the Lease to say, on its way to the elector.
+    pub wanted: Option<Wanted>,
+    /// The last call about the Lease, for a mutation.
+    pub last_ask: Option<Ask>,
+    /// UIDs of nodes with an assignment of unclear outcome, for a mutation.
+    pub unclear: BTreeSet<Text>,
+    pub mutation: Option<Mutation>,
     /// The times at which the next look at controller and elector is due.
     pub look_at: Option<Time>,
     pub lease_at: Option<Time>,
@@ -98,7 +110,7 @@ pub struct Line<'a> {
 }
 
 impl Run {
-    pub fn new(process: usize, incarnation: u32, limit: usize) -> Self {
+    pub fn new(process: usize, incarnation: u32, limit: usize, mutation: Option<Mutation>) -> Self {
         let lease = LeaseSettings {
             identity: format!("p{process}"),
             nonce: format!("{process}n{incarnation}"),
@@ -123,6 +135,12 @@ impl Run {
             feeds: Feeds::default(),
             known: Known::default(),
             in_flight: BTreeMap::new(),
+            decided: BTreeMap::new(),
+            held: Vec::new(),
+            wanted: None,
+            last_ask: None,
+            unclear: BTreeSet::new(),
+            mutation,
             look_at: None,
             lease_at: None,
             stopping: None,
@@ -136,15 +154,30 @@ impl Run {
         let mut leadership = self.elector.leadership();
         if let Leadership::Leading(tenure) = &mut leadership {
             tenure.vacant = self.vacant;
+            if self.mutation == Some(Mutation::SentUnnamed) {
+                tenure.named = u64::MAX;
+            }
+            if self.mutation == Some(Mutation::NamedIgnored)
+                && let Some(inherited) = &tenure.inherited
+            {
+                let mut fewer = Intents::clone(inherited);
+                fewer.assignments.pop_first();
+                tenure.inherited = Some(fewer.into());
+            }
         }
         leadership
     }
 
-    /// Whether a write of that term may be sent now: the rule of the shell.
-    pub fn gate(&self, term: Option<&Text>, mono: Duration) -> bool {
-        match self.elector.leadership() {
-            Leadership::Leading(tenure) => term == Some(&tenure.term) && mono < tenure.valid_until,
-            _ => false,
+    /// Whether a write of that term may be sent now: the rule of the shell. `None`: it has to wait
+    /// until the Lease was written.
+    pub fn gate(&self, outgoing: &Outgoing, mono: Duration) -> Option<bool> {
+        match self.leadership() {
+            Leadership::Leading(tenure)
+                if outgoing.term.as_ref() == Some(&tenure.term) && mono < tenure.valid_until =>
+            {
+                (tenure.named >= outgoing.number).then_some(true)
+            }
+            _ => Some(false),
         }
     }
 

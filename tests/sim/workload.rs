@@ -730,6 +730,9 @@ impl Sim {
             process.paused_until = process.paused_until.min(self.now);
             process.cut_until = process.cut_until.min(self.now);
             process.clocks.wall_off = 0;
+            if self.plan.has_any_clocks() {
+                process.clocks.set_pace(self.now, 1_000_000, self.now);
+            }
         }
         for process in 0..self.processes.len() {
             let place = Where {

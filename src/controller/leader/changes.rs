@@ -175,6 +175,7 @@ impl Leader {
             self.podcidrs.queue.add(node.name.clone());
             return;
         }
+        self.registry.intents.settled(&node.uid);
         self.podcidrs.served(node, reports);
         report_overlaps(node, &synced, reports);
         let given = before.is_some_and(Node::is_empty);
@@ -193,6 +194,7 @@ impl Leader {
 
     fn node_gone(&mut self, node: &Node, now: Now) {
         self.podcidrs.gone(node);
+        self.registry.intents.settled(&node.uid);
         self.demand.gone(node);
         self.retire_blocks(&node.name, &node.uid, &node.machine, now);
         if self.registry.retire(node, now) {

@@ -22,6 +22,10 @@ impl Leader {
             view.fencing = Some(self.fence.progress(world));
             return;
         }
+        if !self.fence.is_done() {
+            view.fencing = Some(self.fence.progress(world));
+            *view.waiting.entry("fence").or_default() += self.fence.left();
+        }
         view.overlaps = self.registry.overlaps();
         view.unclear = self.registry.unclear();
         for state in self.registry.pools.iter() {
