@@ -22,6 +22,7 @@ use super::process::{Process, Run, Watched};
 use super::proofs::Weather;
 use super::restore::Backup;
 use super::rng::Rng;
+use super::served::{LOOK, Served};
 use super::trace::Trace;
 
 /// How many seeds put the API server back to an older state, of ten thousand.
@@ -61,6 +62,8 @@ pub enum Due {
     LeaseAnswer(Where, Box<Answer>),
     /// A graceful stop runs out of time.
     GiveUp(Where),
+    /// It is looked who waits.
+    Served,
     /// Something comes to an agent.
     Agent(usize, Act),
     /// A pod's addresses are told (UID); it finishes (name).
@@ -194,6 +197,7 @@ pub struct Sim {
     pub on_wire: BTreeMap<(Where, RequestId), Outgoing>,
     pub world: super::workload::World,
     pub machines: Machines,
+    pub served: Served,
     pub backup: Option<Backup>,
     /// Until then the API server does not answer.
     pub down_until: Time,
@@ -232,6 +236,7 @@ impl Sim {
             on_wire: BTreeMap::new(),
             world: super::workload::World::default(),
             machines: Machines::default(),
+            served: Served::default(),
             backup: None,
             down_until: 0,
             registering: BTreeSet::new(),
@@ -261,6 +266,7 @@ impl Sim {
             sim.after(at, Due::Start(process));
         }
         sim.after(MS, Due::Work);
+        sim.after(LOOK, Due::Served);
         sim.after(sim.plan.fault_every, Due::Fault);
         sim.after(sim.plan.rough_for, Due::Calm);
         if let Some((backup, restore)) = sim.plan.restore {
@@ -365,6 +371,10 @@ impl Sim {
             Due::GiveUp(place) if self.awake(place, Due::GiveUp) => return self.wind_down(place),
             Due::Unbind(name, uid) => self.unbind(&name, &uid),
             Due::PodGone(name) => self.pod_gone(&name),
+            Due::Served => {
+                let verdict = self.look_who_waits();
+                return self.judge(verdict);
+            }
             Due::Backup => self.back_up(),
             Due::Restore => self.restore(),
             Due::Register(node) => self.register_anew(*node),
