@@ -65,6 +65,16 @@ mutations! {
     DeletingNodesNotTouched,
     /// A touch that was refused counts as done.
     RefusedTouchCounts,
+    /// An assignment is sent although the Lease does not name it yet.
+    AssignedBeforeNamed,
+    /// An assignment is named no longer although its outcome is unclear.
+    NameTakenOffWhileUnclear,
+    /// A write of the Lease of unclear outcome counts for those who wait for it.
+    UnclearLeaseWriteCounts,
+    /// A new leader ignores one of the assignments that the Lease names.
+    OneNamedNodeIgnored,
+    /// What a leader decides is sent without a write of the Lease in between.
+    LeaseNotAwaited,
     /// A leader whose lease has run out still decides.
     ExpiredLeaderDecides,
     /// A renewal that met a conflict counts as done.

@@ -20,6 +20,7 @@
 //! Errors are `anyhow`: a caller of a harness shows them and stops, it never chooses by them.
 //! Their text says what was tried and what to do.
 
+pub mod admission;
 pub mod agent;
 pub mod assets;
 pub mod audit;

@@ -45,6 +45,7 @@ impl Candidate {
                 retry_period: Duration::from_millis(500),
             },
             publish,
+            wanted: watch::channel(None).1,
             readiness: Readiness::default(),
             metrics: LeaderMetrics::register(&prometheus::Registry::new(), lease).unwrap(),
         };

@@ -23,6 +23,9 @@ pub const TERM_ANNOTATION: &str = "cadastre.dev/term";
 /// so the next one must fence even though the lease was handed over.
 pub const UNSETTLED_ANNOTATION: &str = "cadastre.dev/unsettled";
 
+/// Annotation of the Lease: the assignments of podCIDRs that its holder may have in flight.
+pub const INTENTS_ANNOTATION: &str = "cadastre.dev/intents";
+
 /// On the Lease, in the first minute of a leader that found it long unattended: when it was renewed last
 /// before.
 pub const GAP_ANNOTATION: &str = "cadastre.dev/gap-since";

@@ -204,12 +204,14 @@ async fn serve(args: Args, settings: lease::Settings, level: logs::Level) -> any
     let (publish, leadership) = watch::channel(Leadership::Standby { leader: None });
     let (release, released) = watch::channel(None);
     let metrics = LeaderMetrics::register(&registry, &args.lease_name)?;
+    let (want, wanted) = watch::channel(None);
     let election = Election {
         client: client.clone(),
         namespace: args.lease_namespace,
         name: args.lease_name,
         settings,
         publish,
+        wanted,
         readiness: readiness.clone(),
         metrics,
     };
@@ -220,6 +222,7 @@ async fn serve(args: Args, settings: lease::Settings, level: logs::Level) -> any
         writer: Writer::new(client, Gate::new(leadership.clone(), clock)),
         clock,
         leadership,
+        want,
         metrics: ControllerMetrics::register(&registry)?,
         readiness,
         page: Some(args.list_page).filter(|page| *page > 0),

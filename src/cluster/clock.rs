@@ -1,7 +1,7 @@
 //! The two clocks.
 //!
 //! Deadlines run on a monotonic clock that also counts while the machine is suspended
-//! (`CLOCK_BOOTTIME`): a leader that slept through its lease must know it on waking. Wall time is
+//! (`CLOCK_BOOTTIME`): a leader that slept through its lease should know it on waking. Wall time is
 //! for people and for other processes only.
 
 use jiff::Timestamp;

@@ -6,7 +6,7 @@
 //! people and never read.
 //!
 //! # Guarantees
-//! - [`Tenure::valid_until`] lies before any other candidate can win: it counts from the *start* of
+//! - [`Tenure::valid_until`] lies before any other candidate means to win: it counts from the *start* of
 //!   the last renewal that came through, for the renew deadline, which is shorter than the lease.
 //! - A tenure that has run out goes on if a later renewal succeeds: by compare-and-swap nobody led in
 //!   between. A record that is somebody else's, or gone, ends it for good.
@@ -14,8 +14,12 @@
 //! - A Lease is free only when its holder has released it. One that was deleted, or whose holder was
 //!   cleared by hand, is waited out like any other change: whoever led may not have heard of it yet.
 //!
+//! - [`Tenure::named`] counts only writes that were begun after [`Elector::want`] and are known to have
+//!   come through: no later holder can have been before them.
+//!
 //! # Assumptions
-//! - Clocks of two machines differ in rate by less than the renew deadline and the lease duration do.
+//! - Where clocks of two machines differ in rate by less than the renew deadline and the lease duration do,
+//!   two never lead at once. Nothing rests on that: what a leader sends waits for [`Tenure::named`].
 //! - Nobody deletes the Lease while somebody leads and a candidate starts that has never seen it:
 //!   nothing is left that could tell it of the leader. (It fences the leader off where there are
 //!   NodeSubnets, as [`Takeover::First`] alone is not taken for a first start.)
@@ -23,13 +27,15 @@
 //! # Caveats
 //! After a deletion, or a holder cleared by hand, nobody leads for a full lease duration.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use super::intents::Intents;
 use crate::mutation::Mutation;
 pub(super) use border::LONG_VACANT;
 use border::RELEASED_DURATION;
 pub use border::{
-    Answer, Ask, Leadership, Mono, Record, Settings, SettingsError, Takeover, Tenure,
+    Answer, Ask, Leadership, Mono, Record, Settings, SettingsError, Takeover, Tenure, Wanted,
 };
 
 mod border;
@@ -40,6 +46,9 @@ const CANDIDATE_PAUSE: Duration = Duration::from_millis(400);
 /// Pause from a write that came to nothing to the next one: a server that fails at once is not
 /// pressed.
 const WRITE_PAUSE: Duration = Duration::from_millis(400);
+
+/// From one write to the next that somebody waits for: those who wait in between share it.
+const WANTED_PAUSE: Duration = Duration::from_millis(20);
 
 /// Decides.
 #[derive(Debug)]
@@ -62,6 +71,10 @@ pub struct Elector {
     /// Whether there ever was a Lease
     ever: bool,
     release: Option<bool>,
+    /// What the Lease should say under this term
+    wanted: Option<Wanted>,
+    /// When the last write was begun, and the number of what was wanted then
+    asked: (Mono, u64),
 }
 
 /// The Lease as last seen.
@@ -117,6 +130,39 @@ impl Elector {
             duration: Duration::ZERO,
             ever: false,
             release: None,
+            wanted: None,
+            asked: (Mono::ZERO, 0),
+        }
+    }
+
+    /// Says what the Lease should name from now on. Whoever waits for its number is answered by
+    /// [`Tenure::named`], once a write that was begun later has come through.
+    pub fn want(&mut self, wanted: Wanted, now: Mono) {
+        let ours =
+            matches!(&self.phase, Phase::Holding { tenure, .. } if tenure.term == wanted.term);
+        if ours {
+            self.wanted = Some(wanted);
+            self.hurry(now);
+        }
+    }
+
+    /// A write is due at once where somebody waits for it.
+    fn hurry(&mut self, now: Mono) {
+        let Phase::Holding {
+            tenure,
+            certain: true,
+            ..
+        } = &self.phase
+        else {
+            return;
+        };
+        let waits = self
+            .wanted
+            .as_ref()
+            .is_some_and(|it| it.number > tenure.named);
+        if waits && self.outstanding.is_none() && self.release.is_none() {
+            let earliest = (self.asked.0 + WANTED_PAUSE).max(self.no_write_before);
+            self.due = self.due.min(now.max(earliest));
         }
     }
 
@@ -160,18 +206,32 @@ impl Elector {
         let (kind, ask) = match &self.phase {
             Phase::Released => return None,
             Phase::Holding { certain: false, .. } => (Kind::Look, Ask::Get),
-            Phase::Holding { record, .. } => match self.release {
-                Some(settled) => {
-                    let free = Record {
-                        holder: None,
-                        lease_duration: RELEASED_DURATION,
-                        unsettled: !settled,
-                        ..record.clone()
-                    };
-                    (Kind::Release, Ask::Replace(free))
+            Phase::Holding { record, tenure, .. } => {
+                let wanted = self.wanted.as_ref();
+                self.asked = (now, wanted.map_or(0, |it| it.number));
+                let intents = wanted.and_then(|it| it.intents.clone());
+                let record = Record {
+                    intents: intents.or_else(|| tenure.inherited.clone()),
+                    ..record.clone()
+                };
+                match self.release {
+                    Some(settled) => {
+                        let free = Record {
+                            holder: None,
+                            lease_duration: RELEASED_DURATION,
+                            unsettled: !settled,
+                            intents: if settled {
+                                Some(Arc::new(Intents::default()))
+                            } else {
+                                record.intents
+                            },
+                            ..record
+                        };
+                        (Kind::Release, Ask::Replace(free))
+                    }
+                    None => (Kind::Renew, Ask::Replace(record)),
                 }
-                None => (Kind::Renew, Ask::Replace(record.clone())),
-            },
+            }
             Phase::Candidate => self.candidate(now),
         };
         self.outstanding = Some((kind, now));
@@ -188,10 +248,11 @@ impl Elector {
         let ask = match &self.view {
             View::Present(record, _) => {
                 let version = record.resource_version.clone();
-                Ask::Replace(self.wanted(version, takeover, now))
+                let intents = record.intents.clone();
+                Ask::Replace(self.attempt(version, intents, takeover, now))
             }
             View::Unknown | View::Absent(_) => {
-                Ask::Create(self.wanted(String::new(), takeover, now))
+                Ask::Create(self.attempt(String::new(), None, takeover, now))
             }
         };
         (Kind::Acquire, ask)
@@ -222,9 +283,15 @@ impl Elector {
         }
     }
 
-    /// The record that makes us the holder; the same one again while the outcome of a first try is
-    /// not known.
-    fn wanted(&mut self, resource_version: String, takeover: Takeover, now: Mono) -> Record {
+    /// The record that makes us the holder, and keeps what it names; the same one again while the
+    /// outcome of a first try is not known.
+    fn attempt(
+        &mut self,
+        resource_version: String,
+        intents: Option<Arc<Intents>>,
+        takeover: Takeover,
+        now: Mono,
+    ) -> Record {
         if let Some(attempt) = &self.attempt
             && attempt.record.resource_version == resource_version
             && attempt.takeover == takeover
@@ -238,6 +305,7 @@ impl Elector {
             lease_duration: self.settings.lease_duration,
             transitions: self.transitions,
             unsettled: false,
+            intents,
             resource_version,
         };
         self.attempt = Some(Attempt {
@@ -273,8 +341,15 @@ impl Elector {
             }
             (Kind::Release, Answer::Written(_)) => self.phase = Phase::Released,
             (Kind::Renew | Kind::Release, Answer::Conflict | Answer::Unclear | Answer::Missing) => {
-                if let Phase::Holding { certain, .. } = &mut self.phase {
+                let trusted = Mutation::UnclearLeaseWriteCounts.is_on();
+                if let Phase::Holding {
+                    certain, tenure, ..
+                } = &mut self.phase
+                {
                     *certain = false;
+                    if trusted {
+                        tenure.named = self.asked.1;
+                    }
                 }
                 self.due = now;
                 self.no_write_before = at + WRITE_PAUSE;
@@ -288,8 +363,10 @@ impl Elector {
             }
             (Kind::Look, Answer::Found(record)) => self.found(record, now),
             (Kind::Look, Answer::Missing) => self.missing(now),
+            (Kind::Renew, Answer::Failed) => self.no_write_before = at + WRITE_PAUSE,
             _ => {}
         }
+        self.hurry(now);
         if self.release.is_some() && matches!(self.phase, Phase::Candidate) {
             self.phase = Phase::Released;
         }
@@ -381,6 +458,7 @@ impl Elector {
         {
             *record = renewed;
             *certain = true;
+            tenure.named = tenure.named.max(self.asked.1);
             tenure.valid_until = tenure.valid_until.max(at + self.settings.renew_deadline);
         }
     }
@@ -396,7 +474,11 @@ impl Elector {
             takeover: attempt.takeover,
             valid_until,
             vacant: Duration::ZERO,
+            inherited: attempt.record.intents,
+            named: 0,
         };
+        self.wanted = None;
+        self.asked = (attempt.at, 0);
         self.phase = Phase::Holding {
             tenure,
             record,

@@ -3,14 +3,16 @@
 //! What others put on the object, labels and annotations among them, is carried along: a renewal
 //! replaces the whole object and would wipe it out.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 
+use super::intents::Intents;
 use super::lease::Record;
-use crate::api::{GAP_ANNOTATION, UNSETTLED_ANNOTATION};
+use crate::api::{GAP_ANNOTATION, INTENTS_ANNOTATION, UNSETTLED_ANNOTATION};
 
 /// Duration assumed of a record that names none.
 const DEFAULT_DURATION: Duration = Duration::from_secs(15);
@@ -25,11 +27,16 @@ pub(super) fn record(lease: &Lease) -> Record {
         .and_then(|seconds| u64::try_from(seconds).ok())
         .filter(|seconds| *seconds > 0);
     let holder = spec.holder_identity.clone();
+    let transitions = spec.lease_transitions.unwrap_or_default().into();
+    let intents = annotations.and_then(|all| all.get(INTENTS_ANNOTATION));
     Record {
         holder: Some(holder.unwrap_or_else(|| "unknown".to_owned())).filter(|it| !it.is_empty()),
         lease_duration: seconds.map_or(DEFAULT_DURATION, Duration::from_secs),
-        transitions: spec.lease_transitions.unwrap_or_default().into(),
+        transitions,
         unsettled: annotations.is_some_and(|all| all.contains_key(UNSETTLED_ANNOTATION)),
+        intents: intents
+            .and_then(|text| Intents::read(text, transitions))
+            .map(Arc::new),
         resource_version: lease.metadata.resource_version.clone().unwrap_or_default(),
     }
 }
@@ -59,6 +66,11 @@ pub(super) fn lease(known: Option<&Lease>, wanted: &Record, now: Timestamp) -> L
     let annotations = lease.metadata.annotations.get_or_insert_default();
     annotations.remove(UNSETTLED_ANNOTATION);
     annotations.remove(GAP_ANNOTATION);
+    annotations.remove(INTENTS_ANNOTATION);
+    if let Some(intents) = &wanted.intents {
+        let text = intents.write(wanted.transitions);
+        annotations.insert(INTENTS_ANNOTATION.to_owned(), text);
+    }
     if wanted.unsettled {
         annotations.insert(UNSETTLED_ANNOTATION.to_owned(), "true".to_owned());
     }
@@ -91,6 +103,7 @@ mod tests {
             lease_duration: Duration::from_secs(15),
             transitions: 3,
             unsettled: false,
+            intents: Some(Arc::default()),
             resource_version: "7".into(),
         }
     }
@@ -112,6 +125,7 @@ mod tests {
         let free = Record {
             holder: None,
             unsettled: true,
+            intents: None,
             ..wanted()
         };
         for wanted in [wanted(), free] {
@@ -152,6 +166,13 @@ mod tests {
         };
         let taken = lease(Some(&known), &next, at(30)).spec.unwrap();
         assert_eq!(taken.acquire_time, Some(MicroTime(at(30))));
+    }
+
+    #[test]
+    fn intents_that_an_earlier_version_has_carried_along_say_nothing() {
+        let mut lease = stored(&wanted(), 1);
+        lease.spec.as_mut().unwrap().lease_transitions = Some(4);
+        assert_eq!(record(&lease).intents, None);
     }
 
     #[test]

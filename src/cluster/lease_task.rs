@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use super::clock::Clock;
-use super::lease::{Answer, Ask, Elector, LONG_VACANT, Leadership, Mono, Settings};
+use super::lease::{Answer, Ask, Elector, LONG_VACANT, Leadership, Mono, Settings, Wanted};
 use super::lease_object::{attended, lease, record, tell_gap};
 use crate::api::FIELD_MANAGER;
 use crate::telemetry::{LeaderMetrics, Readiness};
@@ -32,14 +32,28 @@ impl Gate {
         Gate { leadership, clock }
     }
 
-    /// How much longer may be written under that term; nothing if not at all.
-    pub fn remaining(&self, term: &str) -> Option<Duration> {
-        match &*self.leadership.borrow() {
-            Leadership::Leading(tenure) if &*tenure.term == term => tenure
-                .valid_until
-                .checked_sub(self.clock.now())
-                .filter(|left| !left.is_zero()),
-            _ => None,
+    /// Waits until the Lease was written under that term for that number (see
+    /// [`super::lease::Wanted`]). Gives how much longer may be written then; nothing if not at all.
+    ///
+    /// That the Lease was written is the proof: whatever a later leader does, it does after what is
+    /// sent now was decided. The time is there to spare needless conflicts.
+    pub async fn pass(&self, term: &str, number: u64) -> Option<Duration> {
+        let mut leadership = self.leadership.clone();
+        loop {
+            let (left, named) = match &*leadership.borrow_and_update() {
+                Leadership::Leading(tenure) if &*tenure.term == term => (
+                    tenure.valid_until.checked_sub(self.clock.now()),
+                    tenure.named,
+                ),
+                _ => return None,
+            };
+            let left = left.filter(|left| !left.is_zero())?;
+            if named >= number {
+                return Some(left);
+            }
+            if let Ok(Err(_)) = tokio::time::timeout(left, leadership.changed()).await {
+                return None;
+            }
         }
     }
 }
@@ -56,6 +70,8 @@ pub struct Election {
     pub settings: Settings,
     /// Where the word goes
     pub publish: watch::Sender<Leadership>,
+    /// What the controller wants the Lease to say
+    pub wanted: watch::Receiver<Option<Wanted>>,
     /// For `/readyz`
     pub readiness: Readiness,
     /// For `/metrics`
@@ -67,7 +83,7 @@ impl Election {
     /// process must start anew: what it knows is of a state that is no more. The first word goes out
     /// once the Lease was read, or is known to be missing.
     pub async fn run(
-        self,
+        mut self,
         clock: Clock,
         mut release: watch::Receiver<Option<bool>>,
     ) -> Result<(), String> {
@@ -80,6 +96,7 @@ impl Election {
         let (mut was_read, mut was_said) = (false, false);
         let (mut vacant, mut led_since) = (Duration::ZERO, clock.now());
         let mut read_at: Option<Mono> = None;
+        let mut is_wanted = true;
         loop {
             while let Some(ask) = elector.poll(clock.now()) {
                 let leads = matches!(last, Leadership::Leading(_));
@@ -133,6 +150,13 @@ impl Election {
             let pause = valid.map_or_else(|| jittered(due), |left| due.min(left));
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
+                changed = self.wanted.changed(), if is_wanted => {
+                    is_wanted = changed.is_ok();
+                    let wanted = self.wanted.borrow_and_update().clone();
+                    if let Some(wanted) = wanted {
+                        elector.want(wanted, clock.now());
+                    }
+                }
                 changed = release.changed() => {
                     let settled = *release.borrow_and_update();
                     if changed.is_err() {

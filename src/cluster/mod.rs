@@ -8,6 +8,7 @@
 //! | [`request`], [`writer`], [`retry_after`], `node_patch` | requests and outcomes as values, and the HTTP behind them |
 //! | [`events`] | Kubernetes events |
 //! | [`lease`], `lease_object`, [`lease_task`] | who leads: the decision, the object, the calls |
+//! | [`intents`] | what a leader may have in flight, as the Lease names it |
 //! | [`clock`] | monotonic and wall time |
 
 pub mod addresses;
@@ -16,6 +17,7 @@ pub mod client;
 pub mod clock;
 pub mod convert;
 pub mod events;
+pub mod intents;
 pub mod lease;
 mod lease_object;
 pub mod lease_task;

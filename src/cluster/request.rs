@@ -143,6 +143,22 @@ impl Request {
     }
 }
 
+impl Request {
+    /// Whether it is a write that might do harm if it were decided by somebody who leads no more. An
+    /// assignment waits for being named by the Lease already; a touch fences off, a status decides
+    /// nothing.
+    pub fn is_numbered(&self) -> bool {
+        self.is_write()
+            && !matches!(
+                self,
+                Request::AssignPodCidrs(_)
+                    | Request::TouchNode(_)
+                    | Request::SetPoolStatus { .. }
+                    | Request::SetSubnetCondition { .. }
+            )
+    }
+}
+
 /// What became of a request.
 #[derive(Clone, Debug)]
 #[expect(

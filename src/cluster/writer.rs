@@ -1,8 +1,9 @@
 //! Requests as HTTP, answers as outcomes.
 //!
 //! # Guarantees
-//! - A write is sent only while the tenure it was decided under is valid, judged at the moment of
-//!   sending; its time-out ends with the tenure's validity at the latest.
+//! - A write is sent only under the tenure it was decided in, and only once the Lease was written for its number:
+//!   whoever leads later took the Lease over after the decision. Its time-out ends with the tenure's validity at the
+//!   latest.
 //! - An outcome is `Refused` only where the API server said so in a way that rules out any effect.
 //!   Whatever else goes wrong is `Unclear`.
 //! - Every request has a time-out. Nothing is retried here.
@@ -70,7 +71,7 @@ impl Writer {
         };
         let limit = match &outgoing.term {
             None => limit,
-            Some(term) => match self.gate.remaining(term) {
+            Some(term) => match self.gate.pass(term, outgoing.number).await {
                 Some(left) => limit.min(left),
                 None if Mutation::GateNotAsked.is_on() => limit,
                 None => return Outcome::Refused(Refusal::NotSent),
@@ -433,6 +434,7 @@ mod tests {
             request,
             term: Some("1-a".into()),
             loop_name: "subnet",
+            number: 0,
         };
         if let Some(leads_for) = leads_for {
             publish.send_replace(Leadership::Leading(Tenure {
@@ -440,6 +442,8 @@ mod tests {
                 takeover: Takeover::First,
                 valid_until: Clock.now() + leads_for,
                 vacant: Duration::ZERO,
+                inherited: None,
+                named: 0,
             }));
         }
         let outcome = writer.send(outgoing).await;

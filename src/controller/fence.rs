@@ -1,40 +1,46 @@
 //! The fence: what a new leader does before it deals, frees or lets a pool go.
 //!
-//! A leader that paused, crashed or was cut off may have left assignments on the wire that land at
-//! any time. Every assignment tests the node's term annotation; so the new leader lists all nodes
-//! consistently and *touches* each one that has no podCIDR: it sets the annotation to its own term.
-//! From then on whatever was decided before is refused, and the answer shows what came through
-//! before. A touch tests the term that it replaces, so that an old leader's late touch cannot undo
-//! it. No clock is trusted.
+//! An earlier leader that paused, crashed or was cut off may have assignments on the wire that land at any
+//! time. All of them are named in the Lease that the new leader has taken over, and no other can be sent any
+//! more, as naming takes a write of the Lease. So the new leader lists what there is and keeps what is named
+//! for whom it is meant (`Leader::inherit`). No clock is trusted, and no Node is written for it.
+//!
+//! Where the Lease does not say what is in flight, as after a holder of an earlier version or where it was
+//! deleted, every node that has no podCIDR is *touched*: its annotation is set to the new leader's term. From
+//! then on whatever was decided before is refused, and the answer shows what came through before. A touch
+//! tests the term that it replaces, so that an old leader's late touch cannot undo it. Until all are touched no
+//! podCIDR is dealt and no pool let go; everything else goes on.
 //!
 //! | how leadership came | lists | touches |
 //! |---|---|---|
 //! | first start ever: no Lease, no NodeSubnet | no | no |
-//! | clean hand-over: all writes settled, holder cleared | yes | no |
+//! | clean hand-over, or what is in flight is known | yes | no |
 //! | anything else | yes | yes |
 //!
 //! A list that a watch began after the lease was won is as good as one of our own.
-//!
-//! # Assumptions
-//! A leader past its lease starts no write, by a clock that counts pauses. Nodes that appear after
-//! the list are therefore dealt by the new leader alone.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::queue::Queue;
+use super::report::{About, Report, WRITE_REJECTED};
 use super::{Now, Purpose};
-use crate::cluster::lease::Takeover;
+use crate::cluster::lease::{Takeover, Tenure};
 use crate::cluster::request::{Outcome, Refusal, Request, Touch};
 use crate::cluster::seen::{Node, Text};
 use crate::cluster::world::World;
 use crate::mutation::Mutation;
+
+/// So many failures in a row are lasting.
+const LASTING: u32 = 3;
 
 /// Progress of one take-over.
 #[derive(Debug)]
 pub struct Fence {
     takeover: Takeover,
     term: Text,
+    /// Whether the Lease tells what earlier leaders have in flight
+    is_told: bool,
     /// When this process knew that it leads, monotonic
     won: Duration,
     step: Step,
@@ -44,6 +50,8 @@ pub struct Fence {
     queue: Queue<(Text, Text)>,
     /// Of those, whose touch was refused or is unclear: read first
     to_read: BTreeSet<(Text, Text)>,
+    /// Of those, whose refusal was told
+    told: BTreeSet<(Text, Text)>,
 }
 
 #[derive(Debug, PartialEq)]
@@ -70,22 +78,35 @@ pub(super) enum Kind {
 
 impl Fence {
     /// The fence of a tenure.
-    pub fn new(takeover: Takeover, term: Text, won: Duration) -> Self {
+    pub fn new(tenure: &Tenure, won: Duration) -> Self {
         Fence {
-            takeover,
-            term,
+            takeover: tenure.takeover,
+            term: tenure.term.clone(),
+            is_told: tenure.takeover == Takeover::Clean || tenure.inherited.is_some(),
             won,
             step: Step::Syncing,
             lists: Lists::default(),
             left: BTreeSet::new(),
             queue: Queue::default(),
             to_read: BTreeSet::new(),
+            told: BTreeSet::new(),
         }
     }
 
     /// Whether everything decided by earlier leaders is settled or refused.
     pub fn is_done(&self) -> bool {
         self.step == Step::Done
+    }
+
+    /// Whether everything that counts was listed, so that the ledger can be built.
+    pub fn is_listed(&self) -> bool {
+        matches!(self.step, Step::Touching | Step::Done)
+    }
+
+    /// How many nodes are still to be touched, and how many of them could not be several times in a row.
+    pub fn left(&self) -> (usize, usize) {
+        let failing = |key: &&(Text, Text)| self.queue.failures(key) >= LASTING;
+        (self.left.len(), self.left.iter().filter(failing).count())
     }
 
     /// What is still to do, for the logs and the readiness page.
@@ -96,10 +117,13 @@ impl Fence {
                 world.missing().join(", ")
             ),
             Step::Listing => "listing nodes, subnets and blocks after the take-over".to_owned(),
-            Step::Touching => format!(
-                "fencing off the last leader: {} nodes to touch",
-                self.left.len()
-            ),
+            Step::Touching => {
+                let first = self.left.first().map_or("", |(name, _)| name);
+                format!(
+                    "podCIDRs wait until {} nodes are touched, {first} among them: the Lease does not tell what the last leader has in flight",
+                    self.left.len()
+                )
+            }
             Step::Done => "done".to_owned(),
         }
     }
@@ -192,7 +216,7 @@ impl Fence {
             return;
         }
         self.step = Step::Touching;
-        if self.takeover != Takeover::Clean && !Mutation::TakeOverCountsAsClean.is_on() {
+        if !self.is_told && !Mutation::TakeOverCountsAsClean.is_on() {
             let left_out = |node: &Node| node.deleting && Mutation::DeletingNodesNotTouched.is_on();
             let nodes = world.nodes.iter();
             for node in nodes.filter(|node| node.is_empty() && !left_out(node)) {
@@ -206,7 +230,14 @@ impl Fence {
     }
 
     /// Takes in the answer to a touch, or to the read that follows a refused one.
-    pub fn answered_touch(&mut self, name: &Text, uid: &Text, outcome: &Outcome, now: Now) {
+    pub fn answered_touch(
+        &mut self,
+        name: &Text,
+        uid: &Text,
+        outcome: &Outcome,
+        reports: &mut Vec<Report>,
+        now: Now,
+    ) {
         let key = (name.clone(), uid.clone());
         let through = match outcome {
             Outcome::Node(node) if node.uid != *uid => true,
@@ -228,7 +259,24 @@ impl Fence {
         ) {
             self.to_read.insert(key.clone());
         }
-        self.queue.add_failed(key, now.mono);
+        self.queue.add_failed(key.clone(), now.mono);
+        if let Outcome::Refused(Refusal::Rejected(why)) = outcome
+            && self.told.insert(key)
+        {
+            let about = About::Node {
+                name: name.clone(),
+                uid: uid.clone(),
+            };
+            let note = format!(
+                "the API server refuses to annotate this node after a change of leaders: no node gets podCIDRs until it can be annotated or is deleted: {why}"
+            );
+            reports.push(Report {
+                about,
+                warning: true,
+                reason: WRITE_REJECTED,
+                note,
+            });
+        }
     }
 
     fn finish_if_through(&mut self) {

@@ -11,6 +11,7 @@ use super::blocks::Noted;
 use super::default_pool::DefaultPool;
 use super::demand::Demand;
 use super::fence::Fence;
+use super::intents::Intentions;
 use super::leaks::Leaks;
 use super::listening::Listening;
 use super::machine::Settings;
@@ -21,11 +22,11 @@ use super::registry::Registry;
 use super::report::Report;
 use super::subnet::Subnets;
 use super::{Context, Now, Purpose};
-use crate::cluster::lease::Tenure;
+use crate::cluster::lease::{Takeover, Tenure, Wanted};
 use crate::cluster::request::Request;
 use crate::cluster::seen::Text;
 use crate::cluster::world::World;
-use crate::ipam::Cidr;
+use crate::ipam::{Cidr, State};
 
 mod answers;
 mod changes;
@@ -78,7 +79,7 @@ pub(super) struct Leader {
 impl Leader {
     pub(super) fn new(tenure: Tenure, settings: &Settings, now: Now) -> Self {
         Leader {
-            fence: Fence::new(tenure.takeover, tenure.term.clone(), now.mono),
+            fence: Fence::new(&tenure, now.mono),
             listening: Listening::new(
                 tenure.follows_a_gap() && !Mutation::AgentsNotListenedTo.is_on(),
                 now.mono,
@@ -111,7 +112,9 @@ impl Leader {
     ) {
         let (registry, overlapping) = Registry::rebuild(world, &settings.service_cidrs, now);
         self.registry = registry;
+        self.registry.intents = Intentions::of_leader(self.fence.is_done());
         self.dealing = true;
+        self.inherit(world);
         self.default_pool.queue.add(());
         self.pools.recall(world.pools.iter());
         self.pools.mark();
@@ -185,7 +188,11 @@ impl Leader {
             if let Some(found) = self.default_pool.next(settings, &cx).filter(|_| !stopping) {
                 return Some(found);
             }
-            if let Some(found) = self.podcidrs.next(&mut cx, stopping) {
+            if !cx.registry.intents.is_known() {
+                if let Some(found) = self.fence.next(world, now).filter(|_| !stopping) {
+                    return Some(found);
+                }
+            } else if let Some(found) = self.podcidrs.next(&mut cx, stopping) {
                 return Some(found);
             }
             if let Some(found) = self.blocks.next_urgent(&mut cx, stopping) {
@@ -198,7 +205,8 @@ impl Leader {
         if self.podcidrs.take_recount() | self.demand.take_recount() {
             self.pools.mark();
         }
-        if stopping || !room.background || self.podcidrs.queue.has_ready(now.mono) {
+        let dealing = cx.registry.intents.is_known() && self.podcidrs.queue.has_ready(now.mono);
+        if stopping || !room.background || dealing {
             return None;
         }
         let waiting = || waiting_by_pool(&self.podcidrs, &self.demand);
@@ -228,13 +236,65 @@ impl Leader {
             self.pools.next_at(),
             self.registry.pools.next_at(),
             self.listening.next_at(),
+            self.fence.next_at(),
         ];
         queues.into_iter().flatten().min()
     }
 
     /// Whether nothing is left of unclear outcome and the fence is complete.
     pub(super) fn is_settled(&self) -> bool {
-        self.dealing && (!self.registry.has_unclear() || Mutation::HandOverWhileUnclear.is_on())
+        self.dealing
+            && self.fence.is_done()
+            && (!self.registry.has_unclear() || Mutation::HandOverWhileUnclear.is_on())
+    }
+
+    /// Whether the outcome of a write is not known.
+    pub(super) fn has_unclear(&self) -> bool {
+        self.registry.has_unclear()
+    }
+
+    /// The Lease was written.
+    pub(super) fn renewed(&mut self, tenure: Tenure) {
+        for name in self.registry.intents.confirmed(tenure.named) {
+            self.podcidrs.queue.add(name);
+        }
+        self.tenure = tenure;
+    }
+
+    /// The number of a write that is decided now.
+    pub(super) fn number(&mut self) -> u64 {
+        self.registry.intents.number()
+    }
+
+    /// What the Lease should say, if something waits for it.
+    pub(super) fn take_wanted(&mut self) -> Option<Wanted> {
+        if !self.dealing {
+            return None;
+        }
+        for name in self.registry.intents.room() {
+            self.podcidrs.queue.add(name);
+        }
+        self.registry.intents.take(&self.tenure.term)
+    }
+
+    /// What earlier leaders may have in flight is kept for whom it is meant, and written again, until
+    /// that node is seen to have podCIDRs or is gone.
+    fn inherit(&mut self, world: &World) {
+        if self.tenure.takeover == Takeover::First || Mutation::TakeOverCountsAsClean.is_on() {
+            return;
+        }
+        let inherited = self.tenure.inherited.iter();
+        let ignored = usize::from(Mutation::OneNamedNodeIgnored.is_on());
+        for intent in inherited.flat_map(|all| &all.assignments).skip(ignored) {
+            let node = world.nodes.get(&intent.name);
+            let node = node.filter(|node| node.uid == intent.uid && node.is_empty());
+            let Some(node) = node else { continue };
+            let holder = self.registry.holder(&node.name, &node.uid);
+            for cidr in &intent.cidrs {
+                self.registry.ledger.record(holder, *cidr, State::Unclear);
+            }
+            self.registry.intents.inherit(node, &intent.cidrs);
+        }
     }
 
     fn look_at_blocks(&mut self, cidrs: Vec<Cidr>) {

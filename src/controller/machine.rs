@@ -22,7 +22,7 @@ use super::map::{Answer, Ask};
 use super::report::Report;
 use super::{Now, Purpose};
 use crate::api::{Allocate, block_name};
-use crate::cluster::lease::Leadership;
+use crate::cluster::lease::{Leadership, Wanted};
 use crate::cluster::request::{Outcome, Request, RequestId};
 use crate::cluster::seen::{Block, Change, Node, Object, Pod, Pool, ServiceRange, Subnet, Text};
 use crate::cluster::table::{Delta, Sent, Table};
@@ -100,6 +100,8 @@ pub struct Outgoing {
     pub term: Option<Text>,
     /// The loop it belongs to
     pub loop_name: &'static str,
+    /// For writes, the number of [`Wanted`] for which the Lease must have been written first
+    pub number: u64,
 }
 
 struct Pending {
@@ -206,7 +208,7 @@ impl Controller {
             if let Some(found) = leader.fence.next(&self.world, now) {
                 return Some(self.send(found));
             }
-            if !leader.fence.is_done() {
+            if !leader.fence.is_listed() {
                 return None;
             }
             leader.begin_dealing(&self.world, &self.settings, &mut self.reports, now);
@@ -220,6 +222,12 @@ impl Controller {
             now,
         )?;
         Some(self.send(found))
+    }
+
+    /// What the Lease should say, if something waits for it. To be asked for after
+    /// [`Controller::poll`] has given all it has, and to be handed to the elector.
+    pub fn take_wanted(&mut self) -> Option<Wanted> {
+        self.leader.as_mut()?.take_wanted()
     }
 
     /// Monotonic time at which [`Controller::poll`] may have something again without an event.
@@ -249,7 +257,7 @@ impl Controller {
             && self
                 .leader
                 .as_ref()
-                .is_none_or(|l| !l.dealing || l.is_settled())
+                .is_none_or(|leader| !leader.has_unclear())
     }
 
     /// Whether it leads and the fence is done.
@@ -305,6 +313,9 @@ impl Controller {
             _ => (self.world.nodes.sent(), None),
         };
         let out_term = request.is_write().then(|| term.clone());
+        let numbered = request.is_numbered() && !Mutation::LeaseNotAwaited.is_on();
+        let leader = self.leader.as_mut().filter(|_| numbered);
+        let number = leader.map_or(0, Leader::number);
         self.pending.insert(
             id,
             Pending {
@@ -319,13 +330,14 @@ impl Controller {
             request,
             term: out_term,
             loop_name,
+            number,
         }
     }
 
     fn leadership(&mut self, leadership: Leadership, now: Now) {
         match leadership {
             Leadership::Leading(tenure) => match &mut self.leader {
-                Some(leader) if leader.tenure.term == tenure.term => leader.tenure = tenure,
+                Some(leader) if leader.tenure.term == tenure.term => leader.renewed(tenure),
                 _ => {
                     self.leader = Some(Leader::new(tenure, &self.settings, now));
                 }
@@ -397,73 +409,4 @@ fn is_critical(purpose: &Purpose) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cluster::lease::{Takeover, Tenure};
-    use crate::controller::demand::tests::{NOW, node, pool};
-
-    /// A leader of an empty cluster with one node and one pool.
-    fn leader() -> Controller {
-        let asked = Duration::ZERO;
-        let mut controller = Controller::new(Settings::default());
-        let mut tell = |event| controller.on(event, NOW);
-        tell(Event::Nodes(Change::Restarted { asked }));
-        tell(Event::Nodes(Change::Applied(node("n"))));
-        tell(Event::Nodes(Change::Listed));
-        tell(Event::Pools(Change::Restarted { asked }));
-        tell(Event::Pools(Change::Applied(pool("p", "10.0.0.0/24"))));
-        tell(Event::Pools(Change::Listed));
-        tell(Event::Subnets(Change::Restarted { asked }));
-        tell(Event::Subnets(Change::Listed));
-        tell(Event::Blocks(Change::Restarted { asked }));
-        tell(Event::Blocks(Change::Listed));
-        tell(Event::ServiceRanges(Change::Restarted { asked }));
-        tell(Event::ServiceRanges(Change::Listed));
-        tell(Event::Pods(Change::Restarted { asked }));
-        tell(Event::Pods(Change::Listed));
-        tell(Event::Leadership(Leadership::Leading(Tenure {
-            term: "1-a".into(),
-            takeover: Takeover::First,
-            valid_until: Duration::from_secs(600),
-            vacant: Duration::ZERO,
-        })));
-        controller
-    }
-
-    fn all(controller: &mut Controller) -> Vec<Outgoing> {
-        std::iter::from_fn(|| controller.poll(NOW)).collect()
-    }
-
-    /// Whether any of the requests lists a block to a node.
-    fn lists(requests: &[Outgoing]) -> bool {
-        requests.iter().any(|it| match &it.request {
-            Request::CreateSubnet { spec, .. } | Request::ReplaceSubnet { spec, .. } => {
-                !spec.blocks.is_empty()
-            }
-            _ => false,
-        })
-    }
-
-    #[test]
-    fn a_block_is_listed_once_the_watch_has_shown_it_not_by_the_answer_to_its_creation() {
-        let mut controller = leader();
-        let requests = all(&mut controller);
-        let mut creations = requests.iter().filter_map(|it| match &it.request {
-            Request::CreateBlock { name, spec } => Some((it.id, name.clone(), spec.clone())),
-            _ => None,
-        });
-        let (id, name, spec) = creations.next().unwrap();
-        let block = Block {
-            name,
-            uid: "b".into(),
-            version: 7,
-            touched: false,
-            spec: Ok(spec),
-        };
-        let answer = Outcome::Block(block.clone());
-        controller.on(Event::Answer(id, answer), NOW);
-        assert!(!lists(&all(&mut controller)), "another may have been first");
-        controller.on(Event::Blocks(Change::Applied(block)), NOW);
-        assert!(lists(&all(&mut controller)));
-    }
-}
+mod tests;

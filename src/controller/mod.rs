@@ -14,7 +14,7 @@
 //! |---|---|
 //! | [`machine`] | events in, requests out; who may act when |
 //! | `leader` | what exists only while leading: the loops |
-//! | [`fence`] | what a new leader does before it deals |
+//! | [`fence`], `intents` | what a new leader does before it deals; what the Lease names before it is sent |
 //! | `listening`, `take_up` | what agents tell that the API has lost |
 //! | [`registry`], `holders` | the leader's ledger: who holds what, what rests |
 //! | [`pools`], `survey` | what every pool may do right now, and which nodes it serves |
@@ -46,6 +46,7 @@ pub mod fence;
 pub mod figures;
 pub mod forecast;
 mod holders;
+mod intents;
 mod leader;
 pub mod leaks;
 mod listening;

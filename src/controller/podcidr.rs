@@ -2,10 +2,11 @@
 //!
 //! A node is taken through gather, decide, write and report. A write is one JSON Patch that the API
 //! server refuses if the node is not the one meant, has podCIDRs already, or has been touched by a
-//! later leader.
+//! later leader. It is sent once the Lease names it.
 //!
 //! # Guarantees
-//! - One range is dealt to one node: it is claimed in the ledger before the request leaves.
+//! - One range is dealt to one node: it is claimed in the ledger before the Lease names it, and named
+//!   there before the request leaves.
 //! - After an unclear outcome the range stays claimed, and only the same write is repeated, until a
 //!   read shows what the node has.
 //! - A node that waits says why, once for each reason.
@@ -127,6 +128,8 @@ impl PodCidrs {
                     };
                     return Some((Request::ReadNode { name }, purpose));
                 }
+                // It comes back once the Lease names it.
+                Decision::Write(cidrs) if !cx.registry.intents.may_assign(&node, &cidrs) => {}
                 Decision::Write(cidrs) => {
                     self.tasks.insert(node.uid.clone(), Task::InFlight);
                     let purpose = Purpose::Assign {
@@ -266,7 +269,14 @@ impl PodCidrs {
         match outcome {
             Outcome::Node(node) if node.uid == *uid => self.learned(node),
             Outcome::Refused(Refusal::Guard(_)) => self.retry(name, uid, Task::ToRead),
-            Outcome::Refused(_) => self.retry(name, uid, Task::ToWrite),
+            Outcome::Refused(_) => {
+                self.retry(name, uid, Task::ToWrite);
+                let claims = cx.registry.claims_of(uid);
+                if !claims.iter().any(|(_, _, state)| *state == State::Unclear) {
+                    // What is refused for good takes no room from others.
+                    cx.registry.intents.settled(uid);
+                }
+            }
             _ => {
                 for (id, _, state) in cx.registry.claims_of(uid) {
                     if Mutation::UnclearAssignmentFreed.is_on() {
@@ -275,8 +285,15 @@ impl PodCidrs {
                         cx.registry.ledger.set_state(id, State::Unclear);
                     }
                 }
+                if Mutation::NameTakenOffWhileUnclear.is_on() {
+                    cx.registry.intents.settled(uid);
+                }
                 self.retry(name, uid, Task::ToRead);
             }
+        }
+        let call = Call::AssignPodCidrs(uid.clone());
+        if cx.registry.refusals.why(&call).is_some() {
+            cx.registry.intents.set_aside(uid);
         }
     }
 

@@ -134,9 +134,10 @@ impl PoolLoop {
             };
             let ours = pool.finalizers.iter().any(|f| f == FINALIZER);
             let may_set = paused(Call::SetPoolFinalizers(name.clone()));
+            let may_go = || may_go(state, cx.registry) && cx.registry.intents.is_known();
             if let Some(at) = may_set {
                 self.queue.add_at(name.clone(), at);
-            } else if pool.deleting && ours && may_go(state, cx.registry) {
+            } else if pool.deleting && ours && may_go() {
                 let finalizers = pool
                     .finalizers
                     .iter()

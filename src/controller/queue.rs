@@ -67,6 +67,11 @@ impl<K: Ord + Clone> Queue<K> {
         failures
     }
 
+    /// How many failures in a row a key has had.
+    pub fn failures(&self, key: &K) -> u32 {
+        self.failures.get(key).copied().unwrap_or(0)
+    }
+
     /// Forgets the failures of a key.
     pub fn succeeded(&mut self, key: &K) {
         self.failures.remove(key);

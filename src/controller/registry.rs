@@ -16,6 +16,7 @@ use jiff::Timestamp;
 use super::Now;
 use super::blocks::Blocks;
 use super::holders::{Holders, Use};
+use super::intents::Intentions;
 use super::pools::{DEFAULT_QUARANTINE, Pools};
 use super::refusals::Refusals;
 use super::take_up::Strays;
@@ -77,6 +78,8 @@ pub struct Registry {
     pub after_gap: bool,
     /// Calls that come to nothing
     pub refusals: Refusals,
+    /// What may be in flight, as the Lease has to name it
+    pub(super) intents: Intentions,
     pub(super) holders: Holders,
     conflicts: BTreeSet<(ClaimId, ClaimId)>,
 }

@@ -18,7 +18,7 @@ use crate::api::FIELD_MANAGER;
 use crate::cluster::clock::Clock;
 use crate::cluster::convert;
 use crate::cluster::events::{self, Notice};
-use crate::cluster::lease::Leadership;
+use crate::cluster::lease::{Leadership, Wanted};
 use crate::cluster::request::{Outcome, Refusal, RequestId};
 use crate::cluster::seen::Change;
 use crate::cluster::watch::{Patience, Pauses, Source, Step, follow};
@@ -55,6 +55,8 @@ pub struct Parts {
     pub clock: Clock,
     /// The elector's word
     pub leadership: watch::Receiver<Leadership>,
+    /// What the Lease should say, for the elector
+    pub want: watch::Sender<Option<Wanted>>,
     /// Where figures go
     pub metrics: ControllerMetrics,
     /// What `/readyz` says
@@ -285,6 +287,9 @@ impl Shell {
                 let outcome = writer.send(outgoing).await;
                 (id, loop_name, begun.elapsed(), outcome)
             });
+        }
+        if let Some(wanted) = self.controller.take_wanted() {
+            self.parts.want.send_replace(Some(wanted));
         }
     }
 

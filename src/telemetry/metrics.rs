@@ -88,7 +88,7 @@ impl ControllerMetrics {
             pools: PoolMetrics::register(registry)?,
             waiting: gauges(
                 "cadastre_nodes_waiting",
-                "Nodes that lack a podCIDR or a block, by reason; no_pool are those that no pool selects, write_refused those whose podCIDR or block the API server does not take",
+                "Nodes that lack a podCIDR or a block, by reason; no_pool are those that no pool selects, write_refused those whose podCIDR or block the API server does not take, fence those that a new leader could not touch yet, for which all podCIDRs wait",
                 &["reason"],
             )?,
             oldest_wait: register(

@@ -165,7 +165,10 @@ fn page_of(state: &State) -> (bool, String) {
             "leader, but the lease could not be renewed in time: nothing is written until it is\n"
                 .to_owned(),
         ),
-        Some(Leadership::Leading(_)) if view.dealing => (true, "leader\n".to_owned()),
+        Some(Leadership::Leading(_)) if view.dealing => {
+            let but = view.fencing.as_ref().map(|what| format!(", but {what}"));
+            (true, format!("leader{}\n", but.unwrap_or_default()))
+        }
         Some(Leadership::Leading(_)) => {
             let what = view.fencing.as_deref().unwrap_or("taking over");
             (false, format!("leader, not dealing yet: {what}\n"))
@@ -214,6 +217,8 @@ mod tests {
             takeover: Takeover::First,
             valid_until: Duration::ZERO,
             vacant: Duration::ZERO,
+            inherited: None,
+            named: 0,
         };
         readiness.leadership(Leadership::Leading(tenure));
         readiness.update(&View {

@@ -5,12 +5,13 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 use cadastre::api::{HeldBlock, NodeSubnetSpec, Recall};
 use cadastre::cluster::seen::{AgentReport, BlockWord, PodUid, Subnet, Text};
 use cadastre::ipam::{Addr, Cidr, Family, Span};
 
-use super::clock::Time;
+use super::clock::{Clocks, Time};
 
 /// Names a block: its CIDR and the UID of its object.
 pub type Key = (Cidr, Text);
@@ -37,7 +38,8 @@ pub struct Given {
     pub block: Key,
     /// The pod that has it; nobody while it cools.
     pub pod: Option<Text>,
-    cool_until: Time,
+    /// By its own monotonic clock.
+    cool_until: Duration,
 }
 
 /// What it does with its life. Chances are for a machine.
@@ -59,6 +61,7 @@ pub struct Agent {
     /// For good: what it had is nobody's, though a Node may still stand for it.
     pub is_gone: bool,
     pub paused_until: Time,
+    pub clocks: Clocks,
     /// What the watches have brought and it has not taken in yet.
     pub subnets: VecDeque<Option<Arc<Subnet>>>,
     pub nodes: VecDeque<Option<Text>>,
@@ -90,6 +93,7 @@ impl Agent {
             is_off: false,
             is_gone: false,
             paused_until: 0,
+            clocks: Clocks::new(1_000_000),
             subnets: VecDeque::new(),
             nodes: VecDeque::new(),
             hearing: false,
@@ -294,7 +298,7 @@ impl Agent {
                 let entry = Given {
                     block: block.clone(),
                     pod: Some(pod.clone()),
-                    cool_until: 0,
+                    cool_until: Duration::ZERO,
                 };
                 self.given.insert(*addr, entry);
             }
@@ -307,9 +311,10 @@ impl Agent {
     /// The pod is gone: its addresses cool.
     pub fn take_back(&mut self, pod: &Text, now: Time) {
         self.pending.remove(pod);
+        let cool_until = self.clocks.mono(now) + Duration::from_micros(self.habits.cooldown);
         for it in self.given.values_mut() {
             if it.pod.as_ref() == Some(pod) {
-                (it.pod, it.cool_until) = (None, now + self.habits.cooldown);
+                (it.pod, it.cool_until) = (None, cool_until);
             }
         }
     }
@@ -317,8 +322,9 @@ impl Agent {
     /// What time brings about: addresses have cooled, empty blocks are let go. Returns these. One that
     /// is `hasty` does not look whether they are empty.
     pub fn let_go(&mut self, now: Time, hasty: bool) -> Vec<Key> {
+        let mono = self.clocks.mono(now);
         self.given
-            .retain(|_, it| it.pod.is_some() || it.cool_until > now);
+            .retain(|_, it| it.pod.is_some() || it.cool_until > mono);
         let Some(uid) = self.node.clone().filter(|_| self.spec().is_some()) else {
             return Vec::new();
         };
@@ -336,7 +342,7 @@ impl Agent {
 
     pub fn next_cooled(&self) -> Option<Time> {
         let cooling = self.given.values().filter(|it| it.pod.is_none());
-        cooling.map(|it| it.cool_until).min()
+        cooling.map(|it| self.clocks.when(it.cool_until)).min()
     }
 
     /// What it has to say, if it knows who it is.

@@ -357,6 +357,10 @@ impl Sim {
             }
             3..6 => {
                 agent.paused_until = self.now + length;
+                if self.plan.clocks_stop && self.rng.chance(7_000) {
+                    let (rate, until) = (agent.clocks.rate(), agent.paused_until);
+                    agent.clocks.set_pace(self.now, rate, until);
+                }
                 self.log(Some(&name), || format!("agent {id} pauses"));
             }
             6..9 => {
@@ -379,6 +383,7 @@ impl Sim {
         for id in 0..self.machines.agents.len() {
             let agent = &mut self.machines.agents[id];
             (agent.paused_until, agent.held_until) = (self.now, self.now);
+            agent.clocks.set_pace(self.now, 1_000_000, self.now);
             if !agent.is_off {
                 self.list_anew(id);
                 self.after(0, Due::Agent(id, Act::Hear));

@@ -74,6 +74,8 @@ pub struct Api {
     pub finalized: BTreeSet<Text>,
     /// Where each pod runs, by its UID.
     pub placed: BTreeMap<Text, Text>,
+    /// Whether the Lease does not keep what is named in it.
+    pub forgets_intents: bool,
     /// Terms that a node carried before a touch that had no effect.
     overlooked: BTreeMap<Text, BTreeSet<Option<Text>>>,
     /// How many duplicates nothing but the UID, and nothing but the term, has kept out.
@@ -583,6 +585,9 @@ impl Api {
 
     fn write_lease(&mut self, mut record: Record, wall: Timestamp) -> Answer {
         record.resource_version = self.revision().to_string();
+        if self.forgets_intents {
+            record.intents = None;
+        }
         self.renewals.insert(record.resource_version.clone(), wall);
         self.lease = Some(record.clone());
         Answer::Written(record)

@@ -44,6 +44,8 @@ type Key = (Where, String, Text);
 /// What each process has asked lately.
 #[derive(Default)]
 pub struct Budget {
+    /// How much faster than true time clocks may run
+    pace: usize,
     fruitless: BTreeMap<Key, Row>,
     all: BTreeMap<Where, Row>,
     wakes: BTreeMap<Where, Row>,
@@ -52,6 +54,14 @@ pub struct Budget {
 }
 
 impl Budget {
+    /// Where clocks run at most so much faster than true time.
+    pub fn of_pace(pace: usize) -> Self {
+        Budget {
+            pace,
+            ..Budget::default()
+        }
+    }
+
     /// A request was answered.
     pub fn answered(
         &mut self,
@@ -62,7 +72,7 @@ impl Budget {
     ) -> Result<(), Violation> {
         let all = self.all.entry(place).or_default().add(now);
         self.most[2] = self.most[2].max(all);
-        if all > ALL {
+        if all > ALL * self.pace {
             let text = format!("{place} asks {all} times in a minute");
             return Err(Violation::new("budget", text, []));
         }
@@ -93,7 +103,7 @@ impl Budget {
         let count = row.add(now);
         let at = usize::from(!write);
         self.most[at] = self.most[at].max(count);
-        if count > most {
+        if count > most * self.pace {
             let text = format!(
                 "{place} asks {count} times in a minute for what comes to nothing: {}",
                 of_request(request)
@@ -107,7 +117,7 @@ impl Budget {
     pub fn woke(&mut self, place: Where, now: Time) -> Result<(), Violation> {
         let count = self.wakes.entry(place).or_default().add(now);
         self.most[3] = self.most[3].max(count);
-        if count > WAKES {
+        if count > WAKES * self.pace {
             let text = format!("{place} wakes {count} times in a minute by its clock alone");
             return Err(Violation::new("budget", text, []));
         }

@@ -13,17 +13,21 @@
 //!    had seen enabled, matching the node and with that block size; outside of what was reserved, of
 //!    service ranges and of pods' and nodes' addresses as the writer had seen them. What a machine
 //!    gets back may have another size, and its own pods in it.
-//! 4. *Fence.* After an unclean take-over no write but the touch leaves before every node that was
-//!    there, and still has no podCIDR, carries the new term.
-//! 5. *Records.* What a NodeSubnet tells of a holder does not vanish before its time; a finalizer
+//! 4. *Named.* An assignment leaves only while the last Lease of its sender's tenure names it; it is
+//!    named until nothing of it can come true any more. Every other write of weight leaves only after
+//!    a Lease write that took effect after it was decided.
+//! 5. *Fence.* After an unclean take-over from a Lease that tells nothing no assignment leaves before
+//!    every node that was there, and still has no podCIDR, carries the new term.
+//! 6. *Records.* What a NodeSubnet tells of a holder does not vanish before its time; a finalizer
 //!    stays while something is held or rests in the pool.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use cadastre::api::{Allocate, FINALIZER, NodeSubnetSpec};
-use cadastre::cluster::lease::Takeover;
-use cadastre::cluster::request::{Assignment, Outcome, Request};
+use cadastre::cluster::intents::Intents;
+use cadastre::cluster::lease::{Record as LeaseRecord, Takeover, Wanted};
+use cadastre::cluster::request::{Assignment, Outcome, Request, RequestId};
 use cadastre::cluster::seen::{Machine, Node, Pool, Subnet, Text};
 use cadastre::controller::{Outgoing, Report};
 use cadastre::ipam::Cidr;
@@ -75,7 +79,7 @@ pub struct Grave {
 #[derive(Default)]
 pub struct Checks {
     pub tally: Tally,
-    pub wall_lies: bool,
+    pub clocks_lie: bool,
     pub skew: u64,
     /// UIDs of nodes that a controller gave their podCIDRs.
     pub ours: BTreeSet<Text>,
@@ -85,6 +89,12 @@ pub struct Checks {
     pub shapes: Vec<Shape>,
     /// Who holds the Lease, and since when.
     lease: (Option<String>, Time),
+    /// What it names.
+    pub intents: Option<Arc<Intents>>,
+    /// When it was last written under each term, and what it named then.
+    leases: BTreeMap<Text, (Time, Option<Arc<Intents>>)>,
+    /// The term of the last of them.
+    last_term: Option<Text>,
     /// The last write of a controller.
     pub last_write: (Time, String),
     /// The last request of a controller, but for the Lease.
@@ -100,9 +110,9 @@ pub struct Checks {
 type Verdict = Result<(), Violation>;
 
 impl Checks {
-    pub fn new(wall_lies: bool, skew: u64) -> Self {
+    pub fn new(clocks_lie: bool, skew: u64) -> Self {
         Checks {
-            wall_lies,
+            clocks_lie,
             skew,
             ..Checks::default()
         }
@@ -144,8 +154,10 @@ impl Checks {
             );
             return Err(Violation::new("leader writes", text, []));
         }
-        if request.is_write() && !matches!(request, Request::TouchNode(_)) {
+        if matches!(request, Request::AssignPodCidrs(_)) {
             self.fenced(place, known, api)?;
+        }
+        if request.is_write() && !matches!(request, Request::TouchNode(_)) {
             known.begins_to_deal(api);
         }
         if let Request::CreateBlock { spec, .. } = request {
@@ -158,6 +170,17 @@ impl Checks {
         let Request::AssignPodCidrs(a) = request else {
             return Ok(());
         };
+        self.chose(place, a, known, api, now)
+    }
+
+    fn chose(
+        &self,
+        place: Where,
+        a: &Assignment,
+        known: &mut Known,
+        api: &Api,
+        now: Time,
+    ) -> Verdict {
         let key = (a.uid.clone(), a.cidrs.clone());
         if known.decided.contains_key(&key) {
             return Ok(());
@@ -168,8 +191,97 @@ impl Checks {
         Ok(())
     }
 
+    /// A controller wants the Lease to name what it has chosen, or has taken over from others.
+    pub fn wants(
+        &self,
+        place: Where,
+        wanted: &Wanted,
+        inherited: Option<&Intents>,
+        known: &mut Known,
+        api: &Api,
+        now: Time,
+    ) -> Verdict {
+        for intent in wanted.intents.iter().flat_map(|all| &all.assignments) {
+            if inherited.is_some_and(|all| all.assignments.contains(intent)) {
+                let key = (intent.uid.clone(), intent.cidrs.clone());
+                known.decided.entry(key).or_insert(now);
+                let chosen = (intent.name.clone(), intent.cidrs.clone());
+                known.chosen.insert(chosen);
+                continue;
+            }
+            let a = Assignment {
+                name: intent.name.clone(),
+                uid: intent.uid.clone(),
+                term: None,
+                annotated: false,
+                cidrs: intent.cidrs.clone(),
+            };
+            self.chose(place, &a, known, api, now)?;
+        }
+        Ok(())
+    }
+
+    /// The Lease was written.
+    pub fn named(
+        &mut self,
+        record: &LeaseRecord,
+        on_wire: &BTreeMap<(Where, RequestId), Outgoing>,
+        api: &Api,
+        now: Time,
+    ) -> Verdict {
+        if let Some(nonce) = record.holder.as_ref().and_then(|it| it.rsplit('_').next()) {
+            let term: Text = format!("{}-{nonce}", record.transitions).into();
+            self.last_term = Some(Text::clone(&term));
+            self.leases.insert(term, (now, record.intents.clone()));
+        }
+        let before = std::mem::replace(&mut self.intents, record.intents.clone());
+        let (Some(before), Some(after)) = (before, &record.intents) else {
+            return Ok(());
+        };
+        for intent in before.assignments.difference(&after.assignments) {
+            let same = |out: &&Outgoing| {
+                matches!(&out.request, Request::AssignPodCidrs(a)
+                    if (&a.uid, &a.cidrs) == (&intent.uid, &intent.cidrs))
+            };
+            let node = api.nodes.get(&intent.name);
+            let open = node.is_some_and(|node| node.uid == intent.uid && node.is_empty());
+            if open && on_wire.values().any(|out| same(&out)) {
+                let text = format!("{intent:?} is on its way and not named any more");
+                return Err(Violation::new("named", text, [intent.name.clone()]));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether nobody has taken the Lease over since it was taken under that term.
+    pub fn is_leading(&self, term: Option<&Text>) -> bool {
+        term.is_none() || term == self.last_term.as_ref()
+    }
+
+    /// A write leaves.
+    pub fn sent(&self, place: Where, outgoing: &Outgoing, decided: Time, api: &Api) -> Verdict {
+        let Some((at, intents)) = outgoing.term.as_ref().and_then(|it| self.leases.get(it)) else {
+            return Ok(());
+        };
+        if outgoing.request.is_numbered() && *at < decided {
+            let text = format!("{place} sends what it decided after the Lease was written last");
+            return Err(Violation::new("leader writes", text, []));
+        }
+        if let (Request::AssignPodCidrs(a), false) = (&outgoing.request, api.forgets_intents) {
+            let mut named = intents.iter().flat_map(|all| &all.assignments);
+            // To a node that is gone or has podCIDRs nothing can come true.
+            let node = api.nodes.get(&a.name);
+            let open = node.is_some_and(|node| node.uid == a.uid && node.is_empty());
+            if open && !named.any(|it| (&it.uid, &it.cidrs) == (&a.uid, &a.cidrs)) {
+                let text = format!("{place} sends what its Lease does not name: {a:?}");
+                return Err(Violation::new("named", text, [a.name.clone()]));
+            }
+        }
+        Ok(())
+    }
+
     fn fenced(&self, place: Where, known: &Known, api: &Api) -> Verdict {
-        if known.takeover != Some(Takeover::Unclean) {
+        if known.takeover != Some(Takeover::Unclean) || known.is_told {
             return Ok(());
         }
         for node in api.nodes.live.values().filter(|node| node.is_empty()) {
@@ -499,7 +611,7 @@ impl Checks {
                 )
             };
             let names = [node.name.clone(), grave.name.clone()];
-            if !self.wall_lies && decided < self.rested(grave) {
+            if !self.clocks_lie && decided < self.rested(grave) {
                 let text = format!(
                     "{} dead for {} ms only",
                     who(),
@@ -560,7 +672,7 @@ impl Checks {
                 || is.iter().any(|later| later.range == record.range);
             let early = grave.is_some_and(|g| g.recorded && now < self.rested(g))
                 && record.until.is_none_or(|until| until > seconds(now));
-            if held_on || (early && !returned && !self.wall_lies) {
+            if held_on || (early && !returned && !self.clocks_lie) {
                 let text = format!(
                     "the record of {} for {} vanishes: {was:?} -> {is:?}",
                     record.range, record.uid
@@ -626,7 +738,12 @@ impl Checks {
         let resting = |grave: &&Grave| {
             grave.recorded && grave.ranges.iter().any(only_here) && now < self.rested(grave)
         };
-        if let Some(grave) = self.graves.iter().find(resting).filter(|_| !self.wall_lies) {
+        if let Some(grave) = self
+            .graves
+            .iter()
+            .find(resting)
+            .filter(|_| !self.clocks_lie)
+        {
             return wrong(&grave.name, "rests in it");
         }
         Ok(())

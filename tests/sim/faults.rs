@@ -1,5 +1,6 @@
 //! What befalls processes and their watches.
 
+use super::agents::Act;
 use super::clock::{MS, SECOND};
 use super::process::Watched;
 use super::run::{Due, Sim, Where};
@@ -48,8 +49,10 @@ impl Sim {
             self.stall(place);
         } else if falls(faults.cut) {
             self.cut(place);
-        } else {
+        } else if falls(faults.wall) {
             self.jump(place);
+        } else {
+            self.change_pace(place);
         }
     }
 
@@ -57,6 +60,46 @@ impl Sim {
         let length = self.rng.stretch(10 * MS, 120 * SECOND);
         self.processes[place.process].paused_until = self.now + length;
         self.log(None, || format!("{place} pauses for {} ms", length / MS));
+        self.stop_clock(place);
+    }
+
+    /// The clock of a process that stands still does so, too, at times.
+    fn stop_clock(&mut self, place: Where) {
+        if !self.plan.clocks_stop || self.rng.chance(3_000) {
+            return;
+        }
+        let process = &mut self.processes[place.process];
+        let (rate, until) = (process.clocks.rate(), process.paused_until);
+        process.clocks.set_pace(self.now, rate, until);
+        self.log(None, || format!("{place}'s clock stands still as long"));
+    }
+
+    /// Its monotonic clock, or that of an agent, jumps ahead or runs at another rate from now on.
+    fn change_pace(&mut self, place: Where) {
+        let now = self.now;
+        if self.rng.chance(3_000) {
+            let id = self.rng.index(self.machines.agents.len().max(1));
+            let rate = self.rng.stretch(100_000, 10_000_000);
+            if let Some(agent) = self.machines.agents.get_mut(id) {
+                agent.clocks.set_pace(now, rate, now);
+                self.after(0, Due::Agent(id, Act::Tick));
+            }
+            return;
+        }
+        if self.rng.chance(4_000) {
+            let by = self.rng.stretch(SECOND, 600 * SECOND);
+            self.processes[place.process].clocks.jump(by);
+            self.log(None, || format!("{place}'s clock jumps {by} us ahead"));
+        } else {
+            let rate = self.rng.stretch(100_000, 10_000_000);
+            self.processes[place.process]
+                .clocks
+                .set_pace(now, rate, now);
+            self.log(None, || format!("{place}'s clock runs at {rate} ppm"));
+        }
+        // Timers go by that clock.
+        self.after(0, Due::Lease(place));
+        self.after(0, Due::Look(place));
     }
 
     fn stop(&mut self, place: Where) {
@@ -102,7 +145,10 @@ impl Sim {
         let length = self.rng.between(20 * SECOND, 80 * SECOND);
         match self.rng.below(3) {
             0 => self.after(0, Due::Crash(place)),
-            1 => self.processes[place.process].paused_until = self.now + length,
+            1 => {
+                self.processes[place.process].paused_until = self.now + length;
+                self.stop_clock(place);
+            }
             _ => {}
         }
         self.processes[place.process].cut_until = self.now + length;

@@ -34,6 +34,8 @@ pub struct Known {
     pub term: Option<Text>,
     /// How it came to lead.
     pub takeover: Option<Takeover>,
+    /// Whether the Lease told it what earlier leaders have in flight.
+    pub is_told: bool,
     /// Whether it has dealt, freed or told anything under that term: the fence is behind it.
     pub deals: bool,
     /// Nodes shown with podCIDRs while they lived. News of a node that is dead already may come after
@@ -62,6 +64,7 @@ impl Known {
             Leadership::Leading(tenure) => (Some(tenure.term.clone()), Some(tenure.takeover)),
             _ => (None, None),
         };
+        self.is_told = matches!(leadership, Leadership::Leading(it) if it.inherited.is_some());
         self.deals &= term == self.term;
         (self.term, self.takeover) = (term, takeover);
     }

@@ -280,7 +280,7 @@ impl Checks {
         let released = by_next || by_owner || !life.listed.contains(&owner.uid);
         let died = self.parcels.died.get(&owner.uid).copied();
         let rested = died.map(|died| died + self.quarantine_of(&spec.pool));
-        if !released && !self.wall_lies && rested.is_some_and(|rested| now < rested) {
+        if !released && !self.clocks_lie && rested.is_some_and(|rested| now < rested) {
             let text = format!(
                 "{} of {} ends {} ms after its node",
                 spec.cidr,
@@ -509,6 +509,14 @@ impl Sim {
                 && !self.checks.ghosts.contains(&other.uid);
             // Who edits a dead node's block by hand says whose it is.
             let edited = self.checks.is_edited(block);
+            // How long a dead node's addresses rest is told by clocks.
+            let of_dead = || {
+                let of_pod = self.machines.of_pod.get(&other.uid);
+                of_pod.is_none_or(|(_, node)| !lives(&self.api, node))
+            };
+            if self.plan.clocks_hurry() && of_dead() {
+                continue;
+            }
             if from_agent && !edited && other.addresses.contains(&addr) {
                 let placed = self.api.placed.get(&other.uid).cloned();
                 return says(

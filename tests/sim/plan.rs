@@ -33,6 +33,8 @@ pub struct Plan {
     pub faults: Faults,
     /// Monotonic clocks are off by at most so many parts per million.
     pub skew: u64,
+    /// Whether they stand still while a process does.
+    pub clocks_stop: bool,
     /// Another allocator fills podCIDRs now and then.
     pub second_writer: bool,
     /// Somebody edits NodeSubnets by hand, or IPAMBlocks; never both: then what a node has is nowhere
@@ -77,11 +79,20 @@ pub struct Faults {
     /// A process is cut off from the API; what it sent lies on the wire until the cut ends.
     pub cut: u32,
     pub wall: u32,
+    /// A monotonic clock jumps ahead or gets another pace.
+    pub clock: u32,
 }
 
 impl Faults {
     pub fn total(&self) -> u32 {
-        self.pause + self.crash + self.stop + self.relist + self.stall + self.cut + self.wall
+        self.pause
+            + self.crash
+            + self.stop
+            + self.relist
+            + self.stall
+            + self.cut
+            + self.wall
+            + self.clock
     }
 }
 
@@ -112,6 +123,7 @@ impl Plan {
             stall: weight(10),
             cut: weight(8),
             wall: if weight(3) == 0 { 5 } else { 0 },
+            clock: 0,
         };
         let plan = Plan {
             processes: *rng.pick(&[1, 2, 2, 2, 3]),
@@ -132,6 +144,7 @@ impl Plan {
             network,
             faults,
             skew: *rng.pick(&[0, 1_000, 30_000]),
+            clocks_stop: false,
             second_writer: rng.chance(1_500),
             tampering: rng.chance(2_000),
             tampering_blocks: rng.chance(1_500),
@@ -177,7 +190,23 @@ impl Plan {
         };
         match weather {
             Weather::AsDrawn => self,
-            Weather::Crowded => crowded(self, 0),
+            Weather::Crowded | Weather::Untold | Weather::BadClocks => crowded(self, 0),
+            Weather::Unclear => {
+                let plan = crowded(self, 0);
+                Plan {
+                    fault_every: 3 * SECOND,
+                    faults: Faults {
+                        crash: 60,
+                        ..plan.faults
+                    },
+                    network: Network {
+                        late: 3_000,
+                        slow: 3_000,
+                        ..plan.network
+                    },
+                    ..plan
+                }
+            }
             Weather::CrowdedBlocks | Weather::Restored => crowded(self, 10_000),
             Weather::HandOvers => {
                 let plan = crowded(self, 0);
@@ -236,8 +265,30 @@ impl Plan {
         }
     }
 
-    /// Whether wall clocks lie in this run.
-    pub fn wall_lies(&self) -> bool {
-        self.faults.wall > 0
+    /// Nobody can go by a clock: monotonic ones stand still while their machine does (a virtual machine that
+    /// is paused or moved), and jump ahead and run at any rate unless they only `lose` time.
+    pub fn with_bad_clocks(self, lose: bool) -> Self {
+        Plan {
+            faults: Faults {
+                pause: self.faults.pause.max(6),
+                clock: if lose { 0 } else { 6 },
+                ..self.faults
+            },
+            clocks_stop: true,
+            fault_every: self.fault_every.min(20 * SECOND),
+            // What was begun by a slow clock takes its time.
+            settle_for: 2 * self.settle_for,
+            ..self
+        }
+    }
+
+    /// Whether less time may have passed than clocks say: what is to last so long may end before.
+    pub fn clocks_lie(&self) -> bool {
+        self.faults.wall > 0 || self.clocks_hurry()
+    }
+
+    /// Whether monotonic clocks are among those.
+    pub fn clocks_hurry(&self) -> bool {
+        self.faults.clock > 0
     }
 }

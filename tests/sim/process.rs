@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use cadastre::cluster::lease::{Elector, Leadership, Settings as LeaseSettings};
+use cadastre::cluster::lease::{Elector, Leadership, Settings as LeaseSettings, Wanted};
 use cadastre::cluster::request::RequestId;
-use cadastre::cluster::seen::{Block, Change, Node, Pod, Pool, ServiceRange, Subnet, Text};
+use cadastre::cluster::seen::{Block, Change, Node, Pod, Pool, ServiceRange, Subnet};
 use cadastre::controller::{Controller, Event, Now, Outgoing, Settings};
 
 use jiff::Timestamp;
@@ -72,6 +72,12 @@ pub struct Run {
     pub known: Known,
     /// Requests out or about to be sent.
     pub in_flight: BTreeMap<RequestId, Outgoing>,
+    /// When each of them was decided.
+    pub decided: BTreeMap<RequestId, Time>,
+    /// Those that wait for the Lease to be written.
+    pub held: Vec<RequestId>,
+    /// What the controller wants the Lease to say, on its way to the elector.
+    pub wanted: Option<Wanted>,
     /// The times at which the next look at controller and elector is due.
     pub look_at: Option<Time>,
     pub lease_at: Option<Time>,
@@ -130,6 +136,9 @@ impl Run {
             feeds: Feeds::default(),
             known: Known::default(),
             in_flight: BTreeMap::new(),
+            decided: BTreeMap::new(),
+            held: Vec::new(),
+            wanted: None,
             look_at: None,
             lease_at: None,
             wake_at: None,
@@ -148,11 +157,16 @@ impl Run {
         leadership
     }
 
-    /// Whether a write of that term may be sent now: the rule of the shell.
-    pub fn gate(&self, term: Option<&Text>, mono: Duration) -> bool {
-        match self.elector.leadership() {
-            Leadership::Leading(tenure) => term == Some(&tenure.term) && mono < tenure.valid_until,
-            _ => false,
+    /// Whether a write of that term may be sent now: the rule of the shell. `None`: it has to wait
+    /// until the Lease was written.
+    pub fn gate(&self, outgoing: &Outgoing, mono: Duration) -> Option<bool> {
+        match self.leadership() {
+            Leadership::Leading(tenure)
+                if outgoing.term.as_ref() == Some(&tenure.term) && mono < tenure.valid_until =>
+            {
+                (tenure.named >= outgoing.number).then_some(true)
+            }
+            _ => Some(false),
         }
     }
 

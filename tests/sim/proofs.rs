@@ -26,6 +26,12 @@ pub enum Weather {
     Scarce,
     /// Pods with addresses that somebody else gave them.
     Strangers,
+    /// As crowded, and the Lease does not tell what is in flight.
+    Untold,
+    /// As crowded, and clocks stop, jump and run at any rate.
+    BadClocks,
+    /// As crowded; many answers are lost and many leaders end.
+    Unclear,
 }
 
 /// What finds a mutation.
@@ -54,7 +60,10 @@ const fn unit(name: &'static str) -> Proof {
 
 /// What finds it.
 pub fn proof(mutation: Mutation) -> Proof {
-    use Weather::{AsDrawn, Crowded, CrowdedBlocks, HandOvers, Restored, Scarce, Strangers};
+    use Weather::{
+        AsDrawn, BadClocks, Crowded, CrowdedBlocks, HandOvers, Restored, Scarce, Strangers,
+        Unclear, Untold,
+    };
     match mutation {
         // podCIDRs
         UnclearAssignmentFreed => duplicate(Scarce, 1_000),
@@ -78,12 +87,19 @@ pub fn proof(mutation: Mutation) -> Proof {
         ),
 
         // Who leads
-        TakeOverCountsAsClean => sim(AsDrawn, 200),
+        TakeOverCountsAsClean => sim(AsDrawn, 1_000),
         HandOverNotListed => duplicate(HandOvers, 5_000),
         HandOverWhileUnclear => sim(HandOvers, 2_000),
-        DeletingNodesNotTouched => sim(AsDrawn, 500),
-        RefusedTouchCounts => sim(AsDrawn, 4_000),
-        ExpiredLeaderDecides => sim(AsDrawn, 500),
+        DeletingNodesNotTouched => sim(Untold, 1_000),
+        RefusedTouchCounts => sim(Untold, 4_000),
+        AssignedBeforeNamed => duplicate(BadClocks, 10_000),
+        NameTakenOffWhileUnclear => sim(Unclear, 1_000),
+        UnclearLeaseWriteCounts => sim(AsDrawn, 2_000),
+        OneNamedNodeIgnored => duplicate(Crowded, 5_000),
+        LeaseNotAwaited => sim(AsDrawn, 200),
+        ExpiredLeaderDecides => unit(
+            "controller::machine::tests::a_leader_whose_lease_has_run_out_asks_for_nothing_until_it_was_renewed",
+        ),
         RenewalConflictIgnored => sim(AsDrawn, 2_000),
         RenewalCountsFromAnswer => unit("cluster::lease::tests::a_renewal_counts_from_its_start"),
         TenureCountsFromLastTry => {
@@ -144,7 +160,9 @@ pub fn proof(mutation: Mutation) -> Proof {
         PodsOfBlockNotLookedAt => sim(AsDrawn, 1_000),
         RecordedRestOfBlockIgnored => sim(AsDrawn, 5_000),
         ForgottenBlockNotTakenUp => duplicate(Restored, 10_000),
-        ClaimedBlockTakenUp => sim(AsDrawn, 5_000),
+        ClaimedBlockTakenUp => {
+            unit("controller::take_up::tests::what_somebody_has_a_claim_to_waits_until_that_ends")
+        }
         AgentsNotListenedTo => duplicate(Restored, 10_000),
         ProvisionalBlocksNotCounted => {
             unit("controller::demand::tests::what_is_on_its_way_to_a_node_counts")
@@ -160,7 +178,7 @@ pub fn proof(mutation: Mutation) -> Proof {
         ),
 
         // Pools, addresses, NodeSubnets
-        FinalizerGoesWhileRangesRest => sim(AsDrawn, 200),
+        FinalizerGoesWhileRangesRest => sim(AsDrawn, 1_000),
         ReservedNotLeftOut => sim(AsDrawn, 200),
         WiderOlderPoolIgnored => unit(
             "controller::pools::tests::of_two_pools_with_common_addresses_the_older_one_serves",
@@ -190,7 +208,7 @@ pub fn proof(mutation: Mutation) -> Proof {
 
         // Requests
         UidNotTested => duplicate(Crowded, 5_000),
-        TermNotTested => duplicate(Crowded, 5_000),
+        TermNotTested => duplicate(Untold, 5_000),
         ServerErrorCountsAsRefusal => {
             unit("cluster::writer::tests::only_a_plain_refusal_counts_as_no_effect")
         }
@@ -198,7 +216,7 @@ pub fn proof(mutation: Mutation) -> Proof {
         GateNotAsked => unit("cluster::writer::tests::nothing_is_written_without_the_lease"),
 
         // What the simulation plays
-        TouchWithoutEffect => duplicate(Crowded, 5_000),
+        TouchWithoutEffect => duplicate(Untold, 5_000),
         BlocksReleasedInUse => duplicate(CrowdedBlocks, 10_000),
     }
 }

@@ -139,6 +139,7 @@ impl Sim {
         self.api.put_back(backup.state);
         let holder = self.api.lease.as_ref().and_then(|it| it.holder.clone());
         self.checks.leased(holder.as_deref(), self.now);
+        self.checks.intents = self.api.lease.as_ref().and_then(|it| it.intents.clone());
     }
 
     /// Time from now until the server is back, and some of what comes after it.

@@ -29,6 +29,12 @@ use super::trace::Trace;
 /// How many seeds put the API server back to an older state, of ten thousand.
 const RESTORES: u32 = 1_500;
 
+/// In how many seeds monotonic clocks stop, or jump and run at any rate as well, of ten thousand.
+const CLOCKS: u32 = 3_000;
+
+/// In how many seeds the Lease does not keep what is named in it, as under holders of an earlier version.
+const UNNAMED: u32 = 1_000;
+
 /// Something that will happen.
 pub enum Due {
     /// The world changes.
@@ -218,8 +224,15 @@ impl Sim {
             Some(_) if weather != Weather::AsDrawn => weather == Weather::Restored,
             _ => chance.chance(RESTORES),
         };
+        let has_clocks = match trial {
+            Some(_) if weather != Weather::AsDrawn => weather == Weather::BadClocks,
+            _ => chance.chance(CLOCKS),
+        };
         let plan = if restored {
             plan.with_restore(&mut chance)
+        } else if has_clocks {
+            // Half of them only ever lose time: nothing may come too early then.
+            plan.with_bad_clocks(chance.chance(5_000))
         } else {
             plan
         };
@@ -232,14 +245,18 @@ impl Sim {
             _ => Lasting::default(),
         };
         let plan = Plan { lasting, ..plan };
+        let unnamed = match trial {
+            Some(_) if weather != Weather::AsDrawn => weather == Weather::Untold,
+            _ => chance.chance(UNNAMED),
+        };
         let mut sim = Sim {
             now: 0,
             step: 0,
             rough: true,
             api: Api::default(),
             processes: Vec::new(),
-            checks: Checks::new(plan.wall_lies(), plan.skew),
-            budget: Budget::default(),
+            checks: Checks::new(plan.clocks_lie(), plan.skew),
+            budget: Budget::of_pace(if plan.clocks_hurry() { 10 } else { 1 }),
             trace,
             trial,
             on_wire: BTreeMap::new(),
@@ -253,16 +270,13 @@ impl Sim {
             plan,
             rng,
         };
+        sim.api.forgets_intents = unnamed;
         sim.trace
             .push((0, 0), None, || format!("seed {seed}: {:?}", sim.plan));
         sim.furnish();
         for process in 0..sim.plan.processes {
             let rate = 1_000_000 - sim.plan.skew + sim.rng.below(2 * sim.plan.skew + 1);
-            let clocks = Clocks {
-                booted: 0,
-                rate,
-                wall_off: 0,
-            };
+            let clocks = Clocks::new(rate);
             sim.processes.push(Process {
                 clocks,
                 incarnation: 0,
@@ -366,7 +380,9 @@ impl Sim {
                     return self.answer(place, id, *outcome);
                 }
             }
-            Due::LeaseArrive(place, call, reply) => self.arrive_lease(place, *call, reply),
+            Due::LeaseArrive(place, call, reply) => {
+                return self.arrive_lease(place, *call, reply);
+            }
             Due::LeaseAnswer(place, answer) => {
                 if self.is_paused(place) {
                     let until = self.processes[place.process].paused_until;
@@ -547,7 +563,7 @@ impl Sim {
         let incarnation = machine.incarnation;
         // Its monotonic clock begins anew at times, as after a reboot.
         if self.rng.chance(3_000) {
-            machine.clocks.booted = self.now;
+            machine.clocks.boot(self.now);
         }
         machine.run = Some(Run::new(process, incarnation, self.plan.limit));
         Where {

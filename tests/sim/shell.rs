@@ -1,7 +1,8 @@
 //! The shell of a process, played: what stands between the state machines and the network.
 //!
-//! It keeps the real shell's one rule: a write leaves only while the gate is open, that is under
-//! the very tenure it was decided in and before its valid-until, by the process's own clock.
+//! It keeps the real shell's one rule: a write leaves only while the gate is open, that is under the
+//! very tenure it was decided in, before its valid-until by the process's own clock, and once the
+//! Lease was written after the decision.
 
 use std::time::Duration;
 
@@ -131,12 +132,15 @@ impl Sim {
             let verdict = self
                 .checks
                 .asked(place, &outgoing, &mut run.known, &self.api, self.now);
-            // What is decided while the server is put back is of a state that is no more, and is not sent.
-            let verdict = verdict.or_else(|it| if self.is_down() { Ok(()) } else { Err(it) });
+            // What is decided while the server is put back is of a state that is no more, and is not sent; what
+            // is decided after somebody else took the Lease over is not either.
+            let is_late = self.is_down() || !self.checks.is_leading(outgoing.term.as_ref());
+            let verdict = verdict.or_else(|it| if is_late { Ok(()) } else { Err(it) });
             self.judge(verdict)?;
             let Some(run) = &mut self.processes[place.process].run else {
                 return Ok(());
             };
+            run.decided.insert(id, self.now);
             if run.in_flight.insert(id, outgoing).is_some() {
                 return Err(Violation::new(
                     "identity",
@@ -152,6 +156,27 @@ impl Sim {
             }
         }
         let clocks = self.processes[place.process].clocks;
+        let Some(run) = &mut self.processes[place.process].run else {
+            return Ok(());
+        };
+        if let Some(wanted) = run.controller.take_wanted() {
+            let inherited = match run.leadership() {
+                Leadership::Leading(tenure) => tenure.inherited,
+                _ => None,
+            };
+            let inherited = inherited.as_deref();
+            let known = &mut run.known;
+            let verdict = self
+                .checks
+                .wants(place, &wanted, inherited, known, &self.api, self.now);
+            let is_late = !self.checks.is_leading(Some(&wanted.term));
+            run.wanted = Some(wanted);
+            let is_late = is_late || self.is_down();
+            let verdict = verdict.or_else(|it| if is_late { Ok(()) } else { Err(it) });
+            self.judge(verdict)?;
+            let delay = self.rng.stretch(MS / 10, 2 * MS);
+            self.after(delay, Due::Lease(place));
+        }
         let Some(run) = &mut self.processes[place.process].run else {
             return Ok(());
         };
@@ -176,20 +201,25 @@ impl Sim {
     }
 
     /// Passes the gate, or not, and meets its fate on the network.
-    #[expect(
-        clippy::unnecessary_wraps,
-        reason = "a step like the others, which may fail"
-    )]
     pub fn send(&mut self, place: Where, id: RequestId) -> Result<(), Violation> {
         let mono = self.processes[place.process].clocks.mono(self.now);
-        let Some(run) = &self.processes[place.process].run else {
+        let Some(run) = &mut self.processes[place.process].run else {
             return Ok(());
         };
         let Some(outgoing) = run.in_flight.get(&id).cloned() else {
             return Ok(());
         };
         let write = outgoing.request.is_write();
-        if write && !run.gate(outgoing.term.as_ref(), mono) {
+        let passes = if write {
+            run.gate(&outgoing, mono)
+        } else {
+            Some(true)
+        };
+        let Some(passes) = passes else {
+            run.held.push(id);
+            return Ok(());
+        };
+        if !passes {
             self.log(name_of(&outgoing.request), || {
                 format!("{place} does not send {}", of_request(&outgoing.request))
             });
@@ -198,6 +228,11 @@ impl Sim {
                 Due::Answer(place, id, Box::new(Outcome::Refused(Refusal::NotSent))),
             );
             return Ok(());
+        }
+        let decided = run.decided.get(&id).copied().unwrap_or(0);
+        if write && !self.is_down() {
+            let verdict = self.checks.sent(place, &outgoing, decided, &self.api);
+            self.judge(verdict)?;
         }
         self.checks.last_request = (self.now, verb(&outgoing.request));
         if write {
@@ -383,6 +418,8 @@ impl Sim {
         let Some(outgoing) = run.in_flight.remove(&id) else {
             return Ok(());
         };
+        run.decided.remove(&id);
+        run.held.retain(|held| *held != id);
         run.known.answer(&outcome);
         let verdict = self
             .budget
@@ -474,6 +511,9 @@ impl Sim {
         if run.lease_at.is_some_and(|at| at <= self.now) {
             run.lease_at = None;
         }
+        if let Some(wanted) = run.wanted.take() {
+            run.elector.want(wanted, mono);
+        }
         if !run.asked {
             if let Some(ask) = run.elector.poll(mono) {
                 run.asked = true;
@@ -558,17 +598,27 @@ impl Sim {
         renewed.unwrap_or(wall)
     }
 
-    pub fn arrive_lease(&mut self, place: Where, (ask, wall): (Ask, Timestamp), reply: Reply) {
+    pub fn arrive_lease(
+        &mut self,
+        place: Where,
+        (ask, wall): (Ask, Timestamp),
+        reply: Reply,
+    ) -> Result<(), Violation> {
         let answer = self.api.lease(ask, wall);
         if let Answer::Written(record) = &answer {
             let holder = record.holder.clone();
             if self.checks.leased(holder.as_deref(), self.now) {
                 self.log(None, || format!("the Lease goes to {holder:?}"));
             }
+            let verdict = self
+                .checks
+                .named(record, &self.on_wire, &self.api, self.now);
+            self.judge(verdict)?;
         }
         if let Reply::After(back) = reply {
             self.after(back, Due::LeaseAnswer(place, Box::new(answer)));
         }
+        Ok(())
     }
 
     pub fn answer_lease(&mut self, place: Where, answer: Answer) -> Result<(), Violation> {
@@ -605,9 +655,15 @@ impl Sim {
         self.poll_lease(place)
     }
 
-    /// Passes on news of leadership, and sees that two gates are never open.
+    /// Passes on news of leadership, and lets those try again that wait for the Lease.
     fn leadership_changed(&mut self, place: Where) -> Result<(), Violation> {
-        self.judge(self.check_gates())?;
+        let Some(run) = &mut self.processes[place.process].run else {
+            return Ok(());
+        };
+        let held = std::mem::take(&mut run.held);
+        for id in held {
+            self.after(0, Due::Send(place, id));
+        }
         let Some(run) = &mut self.processes[place.process].run else {
             return Ok(());
         };
@@ -658,29 +714,6 @@ impl Sim {
         run.told = Some(leadership.clone());
         run.controller.on(Event::Leadership(leadership), now);
         self.look(place)
-    }
-
-    fn check_gates(&self) -> Result<(), Violation> {
-        let mut open: Option<(usize, Time)> = None;
-        for (process, machine) in self.processes.iter().enumerate() {
-            let Some(run) = &machine.run else { continue };
-            let Leadership::Leading(tenure) = run.elector.leadership() else {
-                continue;
-            };
-            let until = machine.clocks.when(tenure.valid_until);
-            if until <= self.now {
-                continue;
-            }
-            if let Some((other, theirs)) = open {
-                let text = format!(
-                    "p{other} until {theirs} and p{process} until {until} may both write at {}",
-                    self.now
-                );
-                return Err(Violation::new("one leader", text, []));
-            }
-            open = Some((process, until));
-        }
-        Ok(())
     }
 }
 

@@ -762,6 +762,9 @@ impl Sim {
             process.paused_until = process.paused_until.min(self.now);
             process.cut_until = process.cut_until.min(self.now);
             process.clocks.wall_off = 0;
+            if self.plan.clocks_stop {
+                process.clocks.set_pace(self.now, 1_000_000, self.now);
+            }
         }
         for process in 0..self.processes.len() {
             let place = Where {

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use cadastre_e2e::admission::{is_refused, policy};
 use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::metrics::sum;
 use cadastre_e2e::stage::start_controller;
@@ -10,52 +11,6 @@ use cadastre_e2e::{ControlPlane, Hand, Options, crds};
 use serde_json::{Value, json};
 
 use crate::LIMIT;
-
-/// A policy that refuses `operation` on objects for which `refuses` is true, at work.
-async fn policy(
-    cluster: &ControlPlane,
-    group: &str,
-    resource: &str,
-    operation: &str,
-    refuses: &str,
-) {
-    let version = if group.is_empty() { "v1" } else { "v1alpha1" };
-    let name = format!("no-{resource}");
-    let policy = json!({
-        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy",
-        "metadata": {"name": name},
-        "spec": {
-            "failurePolicy": "Fail",
-            "matchConstraints": {"resourceRules": [{
-                "apiGroups": [group], "apiVersions": [version],
-                "operations": [operation], "resources": [resource],
-            }]},
-            "validations": [{"expression": format!("!({refuses})"), "message": "not in this cluster"}],
-        },
-    });
-    let binding = json!({
-        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicyBinding",
-        "metadata": {"name": name},
-        "spec": {"policyName": name, "validationActions": ["Deny"]},
-    });
-    let list = json!({"apiVersion": "v1", "kind": "List", "items": [policy, binding]});
-    let args = ["apply", "-f", "-"];
-    cluster
-        .kubectl_stdin(&args, &list.to_string())
-        .await
-        .unwrap();
-}
-
-/// Waits until the server refuses what `args` do with the object.
-async fn is_refused(cluster: &ControlPlane, args: &[&str], object: &Value) {
-    until("the policy is at work", LIMIT, async || {
-        let tried = cluster.kubectl_stdin(args, &object.to_string()).await;
-        let refused = tried.err().map(|error| format!("{error:#}"));
-        Ok(refused.filter(|text| text.contains("not in this cluster")))
-    })
-    .await
-    .unwrap();
-}
 
 #[tokio::test]
 async fn what_a_policy_refuses_for_good_is_tried_ever_less_and_told_and_all_else_goes_on() {
@@ -69,7 +24,8 @@ async fn what_a_policy_refuses_for_good_is_tried_ever_less_and_told_and_all_else
         "UPDATE",
         "object.metadata.name == 'unguarded'",
     )
-    .await;
+    .await
+    .unwrap();
     policy(
         &cluster,
         "cadastre.dev",
@@ -77,7 +33,8 @@ async fn what_a_policy_refuses_for_good_is_tried_ever_less_and_told_and_all_else
         "CREATE",
         "object.spec.pool == 'blockless'",
     )
-    .await;
+    .await
+    .unwrap();
     policy(
         &cluster,
         "",
@@ -85,7 +42,8 @@ async fn what_a_policy_refuses_for_good_is_tried_ever_less_and_told_and_all_else
         "UPDATE",
         "object.metadata.name == 'fine-1'",
     )
-    .await;
+    .await
+    .unwrap();
     let spec = |cidr: &str| json!({"ipv4": {"cidrs": [cidr]}});
     let unguarded = hand.pool("unguarded", spec("10.84.0.0/24")).await.unwrap();
     hand.block_pool("blockless", spec("10.85.0.0/24"))
@@ -105,7 +63,7 @@ async fn what_a_policy_refuses_for_good_is_tried_ever_less_and_told_and_all_else
             "-p",
             &label,
         ];
-        is_refused(&cluster, &args, &Value::Null).await;
+        is_refused(&cluster, &args, &Value::Null).await.unwrap();
     }
     let block = json!({
         "apiVersion": "cadastre.dev/v1alpha1", "kind": "IPAMBlock",
@@ -115,7 +73,9 @@ async fn what_a_policy_refuses_for_good_is_tried_ever_less_and_told_and_all_else
             "owner": {"kind": "Node", "name": "x", "uid": "x"},
         },
     });
-    is_refused(&cluster, &["create", "--dry-run=server", "-f", "-"], &block).await;
+    is_refused(&cluster, &["create", "--dry-run=server", "-f", "-"], &block)
+        .await
+        .unwrap();
 
     let begun = Instant::now();
     let mut daemon = start_controller(&cluster, ADMIN, &[]).unwrap();

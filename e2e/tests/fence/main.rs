@@ -60,6 +60,8 @@ fn leading(valid_until: Duration) -> Leadership {
         takeover: Takeover::First,
         valid_until,
         vacant: Duration::ZERO,
+        inherited: None,
+        named: 0,
     })
 }
 
@@ -70,6 +72,7 @@ impl Bench {
             term: request.is_write().then(|| TERM.into()),
             request,
             loop_name: "test",
+            number: 0,
         };
         self.writer.send(outgoing).await
     }

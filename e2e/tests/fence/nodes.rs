@@ -216,6 +216,8 @@ async fn invariant_11_nothing_is_sent_past_the_tenure_or_under_another_term() {
             takeover: Takeover::Clean,
             valid_until: Duration::MAX,
             vacant: Duration::ZERO,
+            inherited: None,
+            named: 0,
         }),
     ];
     for leadership in refused {

@@ -6,6 +6,8 @@ use std::time::Duration;
 use crate::mutation::Mutation;
 use thiserror::Error;
 
+use crate::cluster::intents::Intents;
+
 /// Monotonic time since an arbitrary start, as the caller measures it.
 pub type Mono = Duration;
 
@@ -79,6 +81,8 @@ pub struct Record {
     pub transitions: i64,
     /// The annotation `cadastre.dev/unsettled`: the last holder left with writes of unknown outcome
     pub unsettled: bool,
+    /// The annotation `cadastre.dev/intents`: what its holders may have in flight, if that is known
+    pub intents: Option<Arc<Intents>>,
     /// `metadata.resourceVersion`; empty in a record to be created
     pub resource_version: String,
 }
@@ -145,6 +149,22 @@ pub struct Tenure {
     /// For how long nobody had led before, by wall clocks: a hint that the API server was put back to
     /// an older state. No decision about who leads rests on it
     pub vacant: Duration,
+    /// What earlier holders may have in flight, as the Lease named it when it was taken over; nothing
+    /// where that is not known
+    pub inherited: Option<Arc<Intents>>,
+    /// The highest [`Wanted::number`] that the Lease was written for in this reign
+    pub named: u64,
+}
+
+/// What the Lease should say besides who holds it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// Under which term; another one's is not for this Lease
+    pub term: Arc<str>,
+    /// Grows with all that waits for the Lease to be written: then it is written at once
+    pub number: u64,
+    /// What may be in flight; nothing as long as what was inherited is all that is known
+    pub intents: Option<Arc<Intents>>,
 }
 
 /// Longer than any leader is missing while the others are well.

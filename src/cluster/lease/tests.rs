@@ -1,6 +1,7 @@
 //! The rules, one test each; `tests/lease_sim` tries them all at once.
 
 use super::*;
+use crate::cluster::intents::Intent;
 
 const fn s(seconds: u64) -> Mono {
     Duration::from_secs(seconds)
@@ -345,4 +346,91 @@ fn a_tenure_counts_from_the_first_try_to_acquire_the_lease() {
     a.answer(Answer::Unclear, s(4));
     settle(&mut a, &mut server, s(5));
     assert_eq!(tenure(&a).valid_until, s(11), "it may have come through");
+}
+
+fn wanted(elector: &Elector, number: u64, node: &str) -> Wanted {
+    let intent = Intent {
+        name: node.into(),
+        uid: node.into(),
+        cidrs: Vec::new(),
+    };
+    Wanted {
+        term: tenure(elector).term,
+        number,
+        intents: Some(Arc::new(Intents {
+            assignments: [intent].into(),
+        })),
+    }
+}
+
+#[test]
+fn what_somebody_waits_for_is_written_at_once_and_only_a_write_begun_later_counts() {
+    let (mut a, mut server) = (Elector::new(settings("a")), Server::default());
+    settle(&mut a, &mut server, s(0));
+    // A renewal is under way.
+    let ask = a.poll(s(2)).unwrap();
+    a.want(wanted(&a, 1, "n"), s(2));
+    let answer = server.answer(ask);
+    a.answer(answer, s(2));
+    assert_eq!(tenure(&a).named, 0);
+    let soon = s(2) + Duration::from_millis(20);
+    assert_eq!(a.wake_at(), Some(soon));
+    settle(&mut a, &mut server, soon);
+    assert_eq!(tenure(&a).named, 1);
+    let named = server.0.clone().unwrap().intents.unwrap();
+    assert_eq!(named.assignments.len(), 1);
+}
+
+#[test]
+fn an_unclear_write_names_nothing_until_another_came_through() {
+    let (mut a, mut server) = (Elector::new(settings("a")), Server::default());
+    settle(&mut a, &mut server, s(0));
+    a.want(wanted(&a, 1, "n"), s(1));
+    let ask = a.poll(s(1)).unwrap();
+    server.answer(ask);
+    a.answer(Answer::Unclear, s(1));
+    let look = a.poll(s(1)).unwrap();
+    assert_eq!(look, Ask::Get);
+    let answer = server.answer(look);
+    a.answer(answer, s(1));
+    assert_eq!(tenure(&a).named, 0, "it is there, and may be another one's");
+    settle(&mut a, &mut server, s(2));
+    assert_eq!(tenure(&a).named, 1);
+}
+
+#[test]
+fn who_takes_over_has_what_was_named_and_keeps_it_named() {
+    let (mut a, mut b, mut server) = (
+        Elector::new(settings("a")),
+        Elector::new(settings("b")),
+        Server::default(),
+    );
+    settle(&mut a, &mut server, s(0));
+    assert_eq!(tenure(&a).inherited, None);
+    a.want(wanted(&a, 1, "n"), s(1));
+    settle(&mut a, &mut server, s(1));
+    let named = server.0.clone().unwrap().intents;
+    settle(&mut b, &mut server, s(2));
+    settle(&mut b, &mut server, s(17));
+    assert_eq!(tenure(&b).inherited, named);
+    assert_eq!(server.0.clone().unwrap().intents, named);
+    // Another term's wishes are not for this Lease.
+    b.want(wanted(&a, 9, "m"), s(18));
+    settle(&mut b, &mut server, s(30));
+    assert_eq!(server.0.clone().unwrap().intents, named);
+    b.release(false);
+    settle(&mut b, &mut server, s(31));
+    assert_eq!(server.0.clone().unwrap().intents, named, "left unsettled");
+}
+
+#[test]
+fn a_clean_hand_over_says_that_nothing_is_in_flight() {
+    let (mut a, mut server) = (Elector::new(settings("a")), Server::default());
+    settle(&mut a, &mut server, s(0));
+    a.want(wanted(&a, 1, "n"), s(1));
+    settle(&mut a, &mut server, s(1));
+    a.release(true);
+    settle(&mut a, &mut server, s(2));
+    let free = server.0.clone().unwrap();
+    assert_eq!((free.holder, free.intents), (None, Some(Arc::default())));
 }

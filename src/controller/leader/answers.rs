@@ -42,13 +42,19 @@ impl Leader {
                 return;
             }
             Purpose::Touch { name, uid } | Purpose::TouchRead { name, uid } => {
-                self.fence.answered_touch(name, uid, outcome, now);
+                self.fence.answered_touch(name, uid, outcome, reports, now);
+                if self.dealing && self.fence.is_done() {
+                    self.registry.intents.become_known();
+                }
                 return;
             }
             _ => {}
         }
         if let Outcome::Node(node) = outcome {
             // podCIDRs are frozen once set: true even where a relist keeps the answer out of the table.
+            if !node.is_empty() {
+                self.registry.intents.settled(&node.uid);
+            }
             let known = world.nodes.get(&node.name);
             let behind = known.is_some_and(|known| known.uid == node.uid && known.is_empty());
             if behind && self.registry.sync(node).freed {

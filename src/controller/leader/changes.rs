@@ -180,6 +180,7 @@ impl Leader {
             self.podcidrs.queue.add(node.name.clone());
             return;
         }
+        self.registry.intents.settled(&node.uid);
         self.podcidrs.served(node, reports);
         report_overlaps(node, &synced, reports);
         let given = before.is_some_and(Node::is_empty);
@@ -198,6 +199,7 @@ impl Leader {
 
     fn node_gone(&mut self, node: &Node, now: Now) {
         self.podcidrs.gone(node);
+        self.registry.intents.settled(&node.uid);
         self.demand.gone(node);
         self.registry.strays.remove(&node.name);
         self.subnets.gone(node);

@@ -24,6 +24,10 @@ impl Leader {
             view.fencing = Some(self.fence.progress(world));
             return;
         }
+        if !self.fence.is_done() {
+            view.fencing = Some(self.fence.progress(world));
+            *view.waiting.entry("fence").or_default() += self.fence.left().0;
+        }
         view.overlaps = self.registry.overlaps();
         view.unclear = self.registry.unclear();
         for state in self.registry.pools.iter() {
@@ -80,6 +84,7 @@ impl Leader {
     /// Nodes whose podCIDRs or blocks cannot be written wait, too.
     fn describe_refusals(&mut self, view: &mut View, now: Now) {
         view.refused_writes = self.registry.refusals.count(now.mono);
+        *view.refused_writes.entry("Node").or_default() += self.fence.left().1;
         let mut nodes = BTreeSet::new();
         for (call, _, since) in self.registry.refusals.lasting() {
             let node = match call {

@@ -52,6 +52,8 @@ impl Script {
             takeover: Takeover::Clean,
             valid_until: Duration::MAX,
             vacant,
+            inherited: None,
+            named: 0,
         })));
         script.list(cluster.nodes, Event::Nodes);
         script.list(cluster.pools, Event::Pools);
@@ -312,6 +314,8 @@ fn a_list_that_shows_an_older_state_ends_all_asking() {
         takeover: Takeover::Unclean,
         valid_until: Duration::MAX,
         vacant: Duration::ZERO,
+        inherited: None,
+        named: 0,
     })));
     let (id, _) = script.asked_for(|it| matches!(it, Request::ListNodes));
     let mut older = node("a");

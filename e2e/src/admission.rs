@@ -1,0 +1,52 @@
+//! Admission policies that refuse what a test says.
+
+use anyhow::Result;
+use serde_json::{Value, json};
+
+use crate::ControlPlane;
+use crate::hand::LIMIT;
+use crate::wait::until;
+
+/// A policy that refuses `operation` on objects for which `refuses` is true, at work.
+pub async fn policy(
+    cluster: &ControlPlane,
+    group: &str,
+    resource: &str,
+    operation: &str,
+    refuses: &str,
+) -> Result<()> {
+    let version = if group.is_empty() { "v1" } else { "v1alpha1" };
+    let name = format!("no-{resource}");
+    let policy = json!({
+        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy",
+        "metadata": {"name": name},
+        "spec": {
+            "failurePolicy": "Fail",
+            "matchConstraints": {"resourceRules": [{
+                "apiGroups": [group], "apiVersions": [version],
+                "operations": [operation], "resources": [resource],
+            }]},
+            "validations": [{"expression": format!("!({refuses})"), "message": "not in this cluster"}],
+        },
+    });
+    let binding = json!({
+        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicyBinding",
+        "metadata": {"name": name},
+        "spec": {"policyName": name, "validationActions": ["Deny"]},
+    });
+    let list = json!({"apiVersion": "v1", "kind": "List", "items": [policy, binding]});
+    let args = ["apply", "-f", "-"];
+    cluster.kubectl_stdin(&args, &list.to_string()).await?;
+    Ok(())
+}
+
+/// Waits until the server refuses what `args` do with the object.
+pub async fn is_refused(cluster: &ControlPlane, args: &[&str], object: &Value) -> Result<()> {
+    until("the policy is at work", LIMIT, async || {
+        let tried = cluster.kubectl_stdin(args, &object.to_string()).await;
+        let refused = tried.err().map(|error| format!("{error:#}"));
+        Ok(refused.filter(|text| text.contains("not in this cluster")))
+    })
+    .await?;
+    Ok(())
+}

@@ -1,0 +1,148 @@
+//! What a leader that takes over from a killed one writes, and whom it keeps waiting.
+
+#![allow(clippy::expect_used, clippy::print_stdout, clippy::unwrap_used)] // helpers of tests are tests
+
+mod common;
+
+use std::time::Duration;
+
+use cadastre_e2e::admission::{is_refused, policy};
+use cadastre_e2e::{Daemon, Hand, install, metrics, nodes, wait};
+use common::{Lab, leads};
+use serde_json::{Value, json};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// How many nodes a quiet cluster has: each would have been written once.
+const NODES: u32 = 50;
+
+/// PATCHes of Nodes that the API server has answered in whatever way.
+async fn node_patches(lab: &Lab) -> f64 {
+    let counts = lab.cluster.apiserver_metrics().await.unwrap();
+    let labels = [("resource", "nodes"), ("verb", "PATCH")];
+    metrics::sum(&counts, "apiserver_request_total", &labels)
+}
+
+async fn kill(a: &mut Daemon) {
+    a.process().kill().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_take_over_of_a_quiet_cluster_writes_no_node() {
+    let _turn = common::turn().await;
+    let lab = Lab::start().await;
+    let hand = Hand::new(lab.client.clone());
+    let (mut a, b) = lab.pair().await;
+    // As the chart installs it: blocks, and so no node ever has a podCIDR.
+    let spec = json!({"allocate": "Blocks", "ipv4": {"cidrs": ["10.64.0.0/16"]}});
+    install::pool(&lab.client, "default", spec).await.unwrap();
+    nodes::create(&lab.cluster, NODES, nodes::numbered)
+        .await
+        .unwrap();
+    for i in 0..NODES {
+        hand.listed(&format!("node-{i:05}"), 1).await.unwrap();
+    }
+    kill(&mut a).await;
+    wait::until("b leads", LIMIT, async || {
+        Ok(leads(&b).await?.then_some(()))
+    })
+    .await
+    .unwrap();
+    // It is at work.
+    hand.create_node(nodes::numbered(NODES)).await.unwrap();
+    hand.listed(&format!("node-{NODES:05}"), 1).await.unwrap();
+    let patches = node_patches(&lab).await;
+    assert!(patches.abs() < f64::EPSILON, "{patches} PATCHes of Nodes");
+    println!("a take-over with {NODES} nodes without podCIDRs: {patches} PATCHes of Nodes");
+}
+
+/// Two controllers, of which `a` leads; pools of podCIDRs and of blocks; and a node that no update of the
+/// API server takes, which somebody was told of.
+async fn with_a_node_refused() -> (Lab, Hand, Daemon, Daemon, String) {
+    let lab = Lab::start().await;
+    let hand = Hand::new(lab.client.clone());
+    let (a, b) = lab.pair().await;
+    let refuses = "object.metadata.name == 'cidrs-refused'";
+    policy(&lab.cluster, "", "nodes", "UPDATE", refuses)
+        .await
+        .unwrap();
+    let node = hand.node("cidrs", "cidrs-refused").await.unwrap();
+    let label = json!([{"op": "add", "path": "/metadata/labels/a", "value": "b"}]).to_string();
+    let args = ["patch", "node", "cidrs-refused", "--type=json"];
+    let args: Vec<&str> = args
+        .into_iter()
+        .chain(["--dry-run=server", "-p", &label])
+        .collect();
+    is_refused(&lab.cluster, &args, &Value::Null).await.unwrap();
+    let spec = |cidr: &str| json!({"ipv4": {"cidrs": [cidr]}});
+    hand.pool("cidrs", spec("10.86.0.0/16")).await.unwrap();
+    hand.block_pool("blocks", spec("10.87.0.0/16"))
+        .await
+        .unwrap();
+    let uid = node.metadata.uid.unwrap();
+    hand.event(&uid, "WriteRejected").await.unwrap();
+    (lab, hand, a, b, uid)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_cannot_be_written_keeps_nobody_waiting_after_a_kill() {
+    let _turn = common::turn().await;
+    let (_lab, hand, mut a, b, uid) = with_a_node_refused().await;
+    let told = hand.told(&uid, "WriteRejected").await.unwrap();
+    kill(&mut a).await;
+    wait::until("b leads", LIMIT, async || {
+        Ok(leads(&b).await?.then_some(()))
+    })
+    .await
+    .unwrap();
+    hand.node("cidrs", "cidrs-other").await.unwrap();
+    hand.node("blocks", "blocks-other").await.unwrap();
+    assert_eq!(hand.served("cidrs-other").await.unwrap().len(), 1);
+    assert_eq!(hand.listed("blocks-other", 1).await.unwrap().len(), 1);
+    wait::until("b tells of the node, too", LIMIT, async || {
+        Ok((hand.told(&uid, "WriteRejected").await? > told).then_some(()))
+    })
+    .await
+    .unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn where_the_lease_tells_nothing_blocks_do_not_wait_for_a_node_that_cannot_be_touched() {
+    let _turn = common::turn().await;
+    let (lab, hand, mut a, b, uid) = with_a_node_refused().await;
+    kill(&mut a).await;
+    let args = [
+        "annotate",
+        "lease",
+        "cadastre-controller",
+        "--namespace=kube-system",
+        "cadastre.dev/intents-",
+    ];
+    lab.cluster.kubectl(&args).await.unwrap();
+    let said = wait::until("b leads, and says what waits", LIMIT, async || {
+        let said = b.ready().await?;
+        Ok(said.starts_with("leader, but").then_some(said))
+    })
+    .await
+    .unwrap();
+    assert!(said.contains("cidrs-refused"), "{said}");
+    hand.node("cidrs", "cidrs-other").await.unwrap();
+    hand.node("blocks", "blocks-other").await.unwrap();
+    assert_eq!(hand.listed("blocks-other", 1).await.unwrap().len(), 1);
+    wait::until("it is told which node that is", LIMIT, async || {
+        let events = hand.events_of(&uid).await?;
+        let told = events.iter().any(|it| {
+            it.message
+                .as_deref()
+                .is_some_and(|it| it.contains("after a change of leaders"))
+        });
+        Ok(told.then_some(()))
+    })
+    .await
+    .unwrap();
+    assert!(hand.pod_cidrs("cidrs-other").await.unwrap().is_empty());
+    let args = ["delete", "validatingadmissionpolicybinding", "no-nodes"];
+    lab.cluster.kubectl(&args).await.unwrap();
+    assert_eq!(hand.served("cidrs-other").await.unwrap().len(), 1);
+    assert_eq!(hand.served("cidrs-refused").await.unwrap().len(), 1);
+}
