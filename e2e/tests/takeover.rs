@@ -7,7 +7,7 @@ mod common;
 use std::time::Duration;
 
 use cadastre_e2e::admission::{is_refused, policy};
-use cadastre_e2e::{Daemon, Hand, install, metrics, nodes, wait};
+use cadastre_e2e::{Daemon, Hand, metrics, nodes, wait};
 use common::{Lab, leads};
 use serde_json::{Value, json};
 
@@ -23,10 +23,6 @@ async fn node_patches(lab: &Lab) -> f64 {
     metrics::sum(&counts, "apiserver_request_total", &labels)
 }
 
-async fn kill(a: &mut Daemon) {
-    a.process().kill().unwrap();
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_take_over_of_a_quiet_cluster_writes_no_node() {
     let _turn = common::turn().await;
@@ -34,15 +30,15 @@ async fn a_take_over_of_a_quiet_cluster_writes_no_node() {
     let hand = Hand::new(lab.client.clone());
     let (mut a, b) = lab.pair().await;
     // As the chart installs it: blocks, and so no node ever has a podCIDR.
-    let spec = json!({"allocate": "Blocks", "ipv4": {"cidrs": ["10.64.0.0/16"]}});
-    install::pool(&lab.client, "default", spec).await.unwrap();
+    let spec = json!({"nodeSelector": {}, "ipv4": {"cidrs": ["10.64.0.0/16"]}});
+    hand.block_pool("default", spec).await.unwrap();
     nodes::create(&lab.cluster, NODES, nodes::numbered)
         .await
         .unwrap();
     for i in 0..NODES {
         hand.listed(&format!("node-{i:05}"), 1).await.unwrap();
     }
-    kill(&mut a).await;
+    a.process().kill().unwrap();
     wait::until("b leads", LIMIT, async || {
         Ok(leads(&b).await?.then_some(()))
     })
@@ -89,7 +85,7 @@ async fn a_node_that_cannot_be_written_keeps_nobody_waiting_after_a_kill() {
     let _turn = common::turn().await;
     let (_lab, hand, mut a, b, uid) = with_a_node_refused().await;
     let told = hand.told(&uid, "WriteRejected").await.unwrap();
-    kill(&mut a).await;
+    a.process().kill().unwrap();
     wait::until("b leads", LIMIT, async || {
         Ok(leads(&b).await?.then_some(()))
     })
@@ -110,7 +106,7 @@ async fn a_node_that_cannot_be_written_keeps_nobody_waiting_after_a_kill() {
 async fn where_the_lease_tells_nothing_blocks_do_not_wait_for_a_node_that_cannot_be_touched() {
     let _turn = common::turn().await;
     let (lab, hand, mut a, b, uid) = with_a_node_refused().await;
-    kill(&mut a).await;
+    a.process().kill().unwrap();
     let args = [
         "annotate",
         "lease",

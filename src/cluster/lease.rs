@@ -340,8 +340,12 @@ impl Elector {
                 }
             }
             (Kind::Release, Answer::Written(_)) => self.phase = Phase::Released,
-            (Kind::Renew | Kind::Release, Answer::Conflict | Answer::Unclear | Answer::Missing) => {
-                let trusted = Mutation::UnclearLeaseWriteCounts.is_on();
+            (
+                Kind::Renew | Kind::Release,
+                answer @ (Answer::Conflict | Answer::Unclear | Answer::Missing),
+            ) => {
+                let trusted =
+                    answer == Answer::Unclear && Mutation::UnclearLeaseWriteCounts.is_on();
                 if let Phase::Holding {
                     certain, tenure, ..
                 } = &mut self.phase

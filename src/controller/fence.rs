@@ -120,8 +120,8 @@ impl Fence {
             Step::Touching => {
                 let first = self.left.first().map_or("", |(name, _)| name);
                 format!(
-                    "podCIDRs wait until {} nodes are touched, {first} among them: the Lease does not tell what the last leader has in flight",
-                    self.left.len()
+                    "podCIDRs wait until node {first} and {} more are annotated: the Lease does not tell what the last leader has in flight",
+                    self.left.len().saturating_sub(1)
                 )
             }
             Step::Done => "done".to_owned(),

@@ -200,14 +200,18 @@ impl Intentions {
             return Vec::new();
         }
         let next = std::iter::from_fn(|| self.waiting.pop(Duration::ZERO));
-        next.take(LIMIT - self.open.0).collect()
+        let next: Vec<Text> = next.take(LIMIT - self.open.0).collect();
+        // They will be named soon, and what need not be is left out then.
+        self.less &= next.is_empty();
+        next
     }
 
     /// What the Lease should say now, if somebody waits for it. That something need not be named any
     /// more is said along with that, or once nothing is left: the Lease may name too much.
     pub fn take(&mut self, term: &Text) -> Option<Wanted> {
         let asked = std::mem::take(&mut self.asked);
-        if !asked && !(self.less && self.named.is_empty()) {
+        let empty = self.less && self.named.is_empty();
+        if !asked && !empty {
             return None;
         }
         self.less = false;
@@ -263,7 +267,10 @@ mod tests {
         );
         let named = intents.take(&term()).unwrap();
         assert_eq!(named.intents.unwrap().assignments.len(), 1);
-        assert_eq!(intents.confirmed(named.number), [n.name.clone()]);
+        assert_eq!(
+            intents.confirmed(named.number),
+            std::slice::from_ref(&n.name)
+        );
         assert!(intents.may_assign(&n, &cidrs));
         assert!(
             !intents.may_assign(&n, &range("10.0.1.0/24")),
@@ -307,7 +314,7 @@ mod tests {
             intents.set_aside(&node.uid);
             intents.set_aside(&node.uid);
         }
-        assert_eq!(intents.room(), [another.name.clone()]);
+        assert_eq!(intents.room(), std::slice::from_ref(&another.name));
         intents.may_assign(&another, &cidrs);
         let named = intents.take(&term()).unwrap().intents.unwrap();
         assert_eq!(named.assignments.len(), LIMIT + 1);
