@@ -502,6 +502,10 @@ impl Sim {
 
     // The Lease.
 
+    #[expect(
+        clippy::unnecessary_wraps,
+        reason = "a step like the others, which may fail"
+    )]
     pub fn poll_lease(&mut self, place: Where) -> Result<(), Violation> {
         let clocks = self.processes[place.process].clocks;
         let mono = clocks.mono(self.now);
@@ -534,7 +538,8 @@ impl Sim {
                 }
             }
         }
-        self.leadership_changed(place)
+        self.leadership_changed(place);
+        Ok(())
     }
 
     fn send_lease(&mut self, place: Where, ask: Ask) {
@@ -656,28 +661,27 @@ impl Sim {
     }
 
     /// Passes on news of leadership, and lets those try again that wait for the Lease.
-    fn leadership_changed(&mut self, place: Where) -> Result<(), Violation> {
+    fn leadership_changed(&mut self, place: Where) {
         let Some(run) = &mut self.processes[place.process].run else {
-            return Ok(());
+            return;
         };
         let held = std::mem::take(&mut run.held);
         for id in held {
             self.after(0, Due::Send(place, id));
         }
         let Some(run) = &mut self.processes[place.process].run else {
-            return Ok(());
+            return;
         };
         let leadership = run.leadership();
         if run.released && !run.asked && !matches!(leadership, Leadership::Leading(_)) {
             self.end(place, "has stopped");
-            return Ok(());
+            return;
         }
         if run.told.as_ref() != Some(&leadership) && !run.telling {
             run.telling = true;
             let delay = self.rng.stretch(MS, 10 * MS);
             self.after(delay, Due::Tell(place));
         }
-        Ok(())
     }
 
     pub fn tell(&mut self, place: Where) -> Result<(), Violation> {
