@@ -75,6 +75,8 @@ mutations! {
     OneNamedNodeIgnored,
     /// What a leader decides is sent without a write of the Lease in between.
     LeaseNotAwaited,
+    /// Assignments that keep failing take the room of others in the Lease.
+    FailingNamesTakeRoom,
     /// A leader whose lease has run out still decides.
     ExpiredLeaderDecides,
     /// A renewal that met a conflict counts as done.

@@ -162,6 +162,9 @@ impl Intentions {
     /// What is named for that UID keeps failing: it stays named, and takes no room from others, as long as
     /// there are not too many of them.
     pub fn set_aside(&mut self, uid: &Text) {
+        if Mutation::FailingNamesTakeRoom.is_on() {
+            return;
+        }
         for key in self.of_uid(uid) {
             let Some(named) = self.named.get_mut(&key).filter(|it| !it.is_aside) else {
                 continue;

@@ -97,6 +97,9 @@ pub fn proof(mutation: Mutation) -> Proof {
         UnclearLeaseWriteCounts => sim(AsDrawn, 2_000),
         OneNamedNodeIgnored => duplicate(Crowded, 5_000),
         LeaseNotAwaited => sim(AsDrawn, 200),
+        FailingNamesTakeRoom => unit(
+            "controller::machine::tests::nodes_that_cannot_be_written_take_no_room_from_others",
+        ),
         ExpiredLeaderDecides => unit(
             "controller::machine::tests::a_leader_whose_lease_has_run_out_asks_for_nothing_until_it_was_renewed",
         ),

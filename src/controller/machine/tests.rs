@@ -281,3 +281,42 @@ fn a_leader_whose_lease_has_run_out_asks_for_nothing_until_it_was_renewed() {
     bench.named(0);
     assert!(!bench.poll().is_empty());
 }
+
+#[test]
+fn nodes_that_cannot_be_written_take_no_room_from_others() {
+    let mut bench = Bench::after(Some(Intents::default()));
+    let mut wide = pool("podcidrs", "10.0.0.0/16");
+    wide.spec.as_mut().unwrap().allocate = Allocate::NodeCIDR;
+    wide.version = 9;
+    let mut events = vec![Event::Pools(Change::Applied(wide))];
+    let names = (0..600).map(|i| format!("bad{i}"));
+    for name in names.chain(["good".to_owned()]) {
+        let mut node = node(&name);
+        node.version = 9;
+        events.push(Event::Nodes(Change::Applied(node)));
+    }
+    for event in events {
+        bench.controller.on(event, bench.now);
+    }
+    for _ in 0..1_000 {
+        let out = bench.poll();
+        for out in &out {
+            let answer = match &out.request {
+                Request::AssignPodCidrs(it) if &*it.name == "good" => return,
+                Request::AssignPodCidrs(_) => Outcome::Unclear("no answer".to_owned()),
+                Request::ReadNode { name } => Outcome::Node(node(name)),
+                _ => Outcome::Refused(Refusal::Busy(None)),
+            };
+            bench
+                .controller
+                .on(Event::Answer(out.id, answer), bench.now);
+        }
+        if let Some(wanted) = bench.controller.take_wanted() {
+            bench.named(wanted.number);
+        }
+        if out.is_empty() {
+            bench.now.mono += Duration::from_millis(500);
+        }
+    }
+    panic!("it was never assigned anything");
+}
