@@ -262,6 +262,9 @@ impl Sim {
                 continue;
             }
             self.checks.tally.given += 1;
+            if self.is_outlived(id) {
+                self.checks.given_too_late.insert(pod.clone());
+            }
             self.log(Some(&name), || {
                 let addresses: Vec<Addr> = given.iter().map(|(addr, _)| *addr).collect();
                 format!("agent {id} gives {addresses:?} to pod {pod}")
@@ -284,6 +287,16 @@ impl Sim {
             }
         }
         Ok(())
+    }
+
+    /// Whether the Node that the agent takes its machine for has been deleted, and it has not heard of that.
+    fn is_outlived(&self, id: usize) -> bool {
+        let agent = &self.machines.agents[id];
+        let is_so = |uid: &Text| {
+            let node = self.api.nodes.get(&agent.name);
+            node.is_none_or(|node| node.uid != *uid) && !agent.forgotten.contains(uid)
+        };
+        agent.node.as_ref().is_some_and(is_so)
     }
 
     fn publish_of(&mut self, id: usize) {

@@ -102,6 +102,9 @@ pub struct Checks {
     pub parcels: Parcels,
     /// UIDs of pods that the server has brought back: the addresses that it shows are of an earlier time.
     pub ghosts: BTreeSet<Text>,
+    /// UIDs of pods that an agent gave addresses as a Node that was gone: nothing is promised to a machine that
+    /// outlives its Node.
+    pub given_too_late: BTreeSet<Text>,
     /// What each process told, and how often, and what it told last of an object.
     told: BTreeMap<(Where, String), u32>,
     last_told: BTreeMap<(Where, String), String>,

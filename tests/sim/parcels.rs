@@ -506,7 +506,8 @@ impl Sim {
         {
             // What somebody else's allocator gave out is beyond all promises.
             let from_agent = self.machines.of_pod.contains_key(&other.uid)
-                && !self.checks.ghosts.contains(&other.uid);
+                && !self.checks.ghosts.contains(&other.uid)
+                && !self.checks.given_too_late.contains(&other.uid);
             // Who edits a dead node's block by hand says whose it is.
             let edited = self.checks.is_edited(block);
             // How long a dead node's addresses rest is told by clocks.
