@@ -65,6 +65,8 @@ pub struct Table<T> {
     floor: u64,
     /// When the list that runs was asked for, and the last one that was completed
     listing: Option<Duration>,
+    /// The highest version known when the list that runs was begun
+    known_before: u64,
     listed: Option<Duration>,
     /// The highest version the watch has delivered.
     horizon: u64,
@@ -84,6 +86,7 @@ impl<T> Default for Table<T> {
             gone: BTreeMap::new(),
             floor: 0,
             listing: None,
+            known_before: 0,
             listed: None,
             horizon: 0,
             latest: 0,
@@ -147,6 +150,7 @@ impl<T: Object> Table<T> {
         match change {
             Change::Restarted { asked } => {
                 self.listing = Some(asked);
+                self.known_before = self.latest.max(self.horizon);
                 self.unseen = Some(self.objects.keys().cloned().collect());
                 self.epoch += 1;
                 self.is_doubtful = false;
@@ -183,8 +187,14 @@ impl<T: Object> Table<T> {
     }
 
     /// Takes in an object from the answer to a request that was sent while [`Table::epoch`] was
-    /// `sent`. Ignored where a relist ran then or has begun since: the answer may be older than it.
+    /// `sent`. Newer news of an object that is known is always taken: if it is gone by now, the watch or the
+    /// list that runs tells. One that is not known is ignored where a relist ran then or has begun since: it
+    /// may be gone since before that, and nobody would tell.
     pub fn answer(&mut self, object: T, sent: u64) -> Option<Delta<T>> {
+        let known = self.objects.get(object.name());
+        if known.is_some_and(|known| known.uid() == object.uid()) {
+            return self.put(object);
+        }
         let covered = object.version() <= self.horizon && !self.objects.contains_key(object.name());
         let covered = covered && !Mutation::GoneByWatchComesBack.is_on();
         let stale = covered || self.is_superseded(&object);
@@ -241,9 +251,13 @@ impl<T: Object> Table<T> {
         }
     }
 
+    /// Whether the list that runs shows the object as it was before what was known when it began.
     fn is_older(&self, object: &T) -> bool {
         let known = self.objects.get(object.name());
-        known.is_some_and(|known| object.version() < known.version())
+        let older = |known: &Arc<T>| {
+            object.version() < known.version() && known.version() <= self.known_before
+        };
+        known.is_some_and(older)
     }
 
     /// Takes note that the object of that name and UID is gone, as an answer has shown.
@@ -385,6 +399,26 @@ mod tests {
             table.answer(object("b", "2", 9), sent).is_none(),
             "sent before the relist"
         );
+    }
+
+    #[test]
+    fn while_a_list_runs_answers_tell_of_what_is_known_and_of_nothing_else() {
+        let mut table = listed(&[("a", "1", 1), ("b", "2", 2)]);
+        let sent = table.epoch();
+        let asked = Duration::from_secs(5);
+        table.change(Change::Restarted { asked });
+        assert!(table.answer(object("a", "1", 5), sent).is_some());
+        assert!(
+            table.answer(object("a", "9", 6), sent).is_none(),
+            "made anew"
+        );
+        assert!(table.answer(object("c", "3", 7), sent).is_none());
+        assert!(table.answer(object("b", "2", 9), sent).is_some());
+        table.change(Change::Applied(object("b", "2", 8)));
+        let deltas = table.change(Change::Listed);
+        assert_eq!(deltas.len(), 1, "a is not in the list");
+        assert_eq!(table.get("b").unwrap().version, 9, "newer than the list");
+        assert!(table.is_listed_since(asked), "which is no older state");
     }
 
     fn taken<T>(replaced: Replaced<T>) -> Vec<Delta<T>> {

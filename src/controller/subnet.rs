@@ -33,7 +33,7 @@ pub struct Subnets {
     /// Names to look at
     pub queue: Queue<Text>,
     /// Answers to agents on their way
-    answering: BTreeSet<Text>,
+    answering: BTreeMap<Text, (bool, String)>,
     /// Names with a request in flight, and the spec that it writes
     in_flight: BTreeMap<Text, Option<NodeSubnetSpec>>,
     /// Names to read before the next write: what is there is not known
@@ -149,7 +149,7 @@ impl Subnets {
         let told = subnet.report.as_ref()?.accepted.as_ref();
         let is_told = told.is_some_and(|told| *told == (accepted, message.clone()));
         // That all is well needs telling only after trouble.
-        if is_told || (accepted && told.is_none()) || self.answering.contains(name) {
+        if is_told || (accepted && told.is_none()) || self.answering.contains_key(name) {
             return None;
         }
         let call = Call::SetSubnetCondition(name.clone());
@@ -157,7 +157,8 @@ impl Subnets {
             self.queue.add_at(name.clone(), at);
             return None;
         }
-        self.answering.insert(name.clone());
+        self.answering
+            .insert(name.clone(), (accepted, message.clone()));
         let request = Request::SetSubnetCondition {
             name: name.clone(),
             uid: subnet.uid.clone(),
@@ -197,6 +198,13 @@ impl Subnets {
     pub fn is_kept(&self, is: &Subnet) -> bool {
         let written = self.in_flight.get(&is.name).and_then(Option::as_ref);
         written.is_none_or(|written| is.spec.as_ref() == Ok(written))
+    }
+
+    /// The same of the condition.
+    pub fn is_condition_kept(&self, is: &Subnet) -> bool {
+        let written = self.answering.get(&is.name);
+        let accepted = is.report.as_ref().and_then(|it| it.accepted.as_ref());
+        written.is_none_or(|written| accepted == Some(written))
     }
 }
 

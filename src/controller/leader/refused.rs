@@ -62,6 +62,7 @@ impl Leader {
             // The watch still shows the one before: it is asked again until they agree.
             (Purpose::AssignRead { uid, .. }, Outcome::Node(node)) => node.uid == *uid,
             (Purpose::Subnet { .. }, Outcome::Subnet(is)) => self.subnets.is_kept(is),
+            (Purpose::Answer { .. }, Outcome::Subnet(is)) => self.subnets.is_condition_kept(is),
             (Purpose::PoolFinalizers { .. }, Outcome::Pool(pool)) => {
                 let guarded = pool.finalizers.iter().any(|it| it == FINALIZER);
                 guarded != pool.deleting
