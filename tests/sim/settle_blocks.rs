@@ -297,7 +297,8 @@ impl Sim {
                     continue;
                 };
                 let theirs = self.standing(other, &shape, &report);
-                let freed: Vec<Cidr> = if theirs.is_idle() {
+                // Between two that are idle nothing goes to and fro.
+                let freed: Vec<Cidr> = if theirs.is_idle() && !own.is_idle() {
                     theirs.blocks.iter().map(|it| it.cidr).collect()
                 } else if own.has_pods_waiting() && !theirs.has_pods_waiting() {
                     let spare =
