@@ -95,6 +95,8 @@ mutations! {
     DeletingNodeCountsAsGone,
     /// A new leader does not see that a node died while nobody led.
     UnseenDeathLeavesNoRest,
+    /// A new leader forgets what it saw go before it led, where no NodeSubnet tells of it.
+    UnrecordedDeathForgotten,
     /// A recorded end of a quarantine counts however far away it is.
     RecordedRestNotBounded,
     /// A dead node's ranges rest for the shortest of their pools' quarantines.

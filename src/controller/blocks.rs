@@ -25,6 +25,7 @@ mod owners;
 mod tests;
 
 pub use entry::{Entry, Step};
+pub(super) use listed::machine_in;
 pub(super) use objects::sound;
 
 /// All blocks of the leader.

@@ -5,9 +5,8 @@
 //! lays it to rest when it begins to lead.
 //!
 //! # Guarantees
-//! - What was seen to go is kept for the longest quarantine of any pool, or until the end of its rest was seen:
-//!   its record has left the NodeSubnet.
-//! - Memory is bounded by the nodes that went within that time, and by [`MOST`].
+//! - What was seen to go is kept until the end of its rest was seen: its record has left the NodeSubnet.
+//! - Memory is bounded by [`MOST`].
 //!
 //! A node that came and went unseen by every process that is left, and before its NodeSubnet was written, leaves
 //! no trace: its range is free at once.
@@ -15,11 +14,9 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::pools::DEFAULT_QUARANTINE;
 use crate::api::NodeSubnetSpec;
 use crate::cluster::seen::{Machine, Node, Subnet, Text};
 use crate::cluster::table::Delta;
-use crate::cluster::world::World;
 use crate::ipam::Cidr;
 
 /// More are not kept; the oldest go first.
@@ -46,7 +43,7 @@ pub struct Gone {
 
 impl Departed {
     /// A Node has changed.
-    pub fn node_changed(&mut self, delta: &Delta<Node>, world: &World, now: Duration) {
+    pub fn node_changed(&mut self, delta: &Delta<Node>, now: Duration) {
         let Some(before) = delta.before.as_deref() else {
             return;
         };
@@ -54,7 +51,6 @@ impl Departed {
         if stays || before.pod_cidrs.is_empty() {
             return;
         }
-        self.forget_old(world, now);
         if self.0.len() >= MOST {
             self.0.pop_front();
         }
@@ -86,8 +82,8 @@ impl Departed {
         let name = delta.before.as_ref().map(|subnet| &subnet.name);
         self.0.retain(|gone| {
             Some(&gone.name) != name
-                || !names(before, &gone.uid)
-                || after.is_some_and(|after| names(after, &gone.uid))
+                || !rests(before, &gone.uid)
+                || after.is_some_and(|after| rests(after, &gone.uid))
         });
     }
 
@@ -95,35 +91,24 @@ impl Departed {
     pub fn iter(&self) -> impl Iterator<Item = &Gone> {
         self.0.iter()
     }
-
-    fn forget_old(&mut self, world: &World, now: Duration) {
-        let specs = world
-            .pools
-            .iter()
-            .filter_map(|pool| pool.spec.as_ref().ok());
-        let quarantines = specs.map(|it| Duration::from_secs(it.quarantine_seconds.into()));
-        let longest = quarantines
-            .max()
-            .unwrap_or_default()
-            .max(DEFAULT_QUARANTINE);
-        while self.0.front().is_some_and(|gone| gone.at + longest < now) {
-            self.0.pop_front();
-        }
-    }
 }
 
-fn names(spec: &NodeSubnetSpec, uid: &str) -> bool {
-    spec.node_uid.as_deref() == Some(uid) || spec.previous.iter().any(|it| it.node_uid == uid)
+fn rests(spec: &NodeSubnetSpec, uid: &str) -> bool {
+    spec.previous.iter().any(|it| it.node_uid == uid)
 }
 
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
 
+    use jiff::Timestamp;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
     use super::*;
     use crate::api::PreviousHolder;
     use crate::cluster::seen::Change;
-    use crate::controller::demand::tests::{list, node, pool, subnet};
+    use crate::cluster::world::World;
+    use crate::controller::demand::tests::{node, subnet};
 
     fn seconds(seconds: u64) -> Duration {
         Duration::from_secs(seconds)
@@ -145,31 +130,35 @@ mod tests {
     }
 
     #[test]
-    fn who_went_is_kept_for_the_longest_quarantine() {
-        let mut world = World::default();
-        let mut slow = pool("p", "10.0.0.0/24");
-        slow.spec.as_mut().unwrap().quarantine_seconds = 600;
-        list(&mut world.pools, vec![slow]);
+    fn who_went_with_podcidrs_is_kept() {
         let mut departed = Departed::default();
-        departed.node_changed(&gone("n1"), &world, seconds(0));
-        departed.node_changed(&gone("n2"), &world, seconds(599));
-        assert_eq!(names_of(&departed), ["n1", "n2"]);
-        departed.node_changed(&gone("n3"), &world, seconds(601));
-        assert_eq!(names_of(&departed), ["n2", "n3"]);
+        departed.node_changed(&gone("n1"), seconds(0));
         let empty = Delta {
-            before: Some(Arc::new(node("n4"))),
+            before: Some(Arc::new(node("n2"))),
             after: None,
         };
-        departed.node_changed(&empty, &world, seconds(602));
-        assert_eq!(names_of(&departed), ["n2", "n3"], "it held nothing");
+        departed.node_changed(&empty, seconds(1));
+        let anew = Delta {
+            after: Some(Arc::new(Node {
+                uid: "another".into(),
+                ..node("n3")
+            })),
+            ..gone("n3")
+        };
+        departed.node_changed(&anew, seconds(2));
+        let stays = Delta {
+            after: gone("n4").before,
+            ..gone("n4")
+        };
+        departed.node_changed(&stays, seconds(3));
+        assert_eq!(names_of(&departed), ["n1", "n3"]);
     }
 
     #[test]
     fn no_more_are_kept_than_there_is_room_for() {
-        let world = World::default();
         let mut departed = Departed::default();
         for index in 0..=MOST {
-            departed.node_changed(&gone(&format!("n{index}")), &world, seconds(0));
+            departed.node_changed(&gone(&format!("n{index}")), seconds(0));
         }
         assert_eq!(departed.iter().count(), MOST);
         assert_eq!(&*departed.iter().next().unwrap().name, "n1");
@@ -177,15 +166,17 @@ mod tests {
 
     #[test]
     fn whose_record_has_left_the_node_subnet_has_rested() {
-        let world = World::default();
         let mut departed = Departed::default();
-        departed.node_changed(&gone("n1"), &world, seconds(0));
+        departed.node_changed(&gone("n1"), seconds(0));
         let mut told = subnet("n1", &[], 0);
         let spec = told.spec.as_mut().unwrap();
         spec.node_uid = None;
         spec.previous = vec![PreviousHolder {
             node_uid: "n1".to_owned(),
-            ..PreviousHolder::default()
+            provider_id: None,
+            machine_id: None,
+            pod_cidrs: Vec::new(),
+            until: Time(Timestamp::UNIX_EPOCH),
         }];
         let mut world = World::default();
         let mut tell = |departed: &mut Departed, change| {

@@ -10,6 +10,7 @@ use super::block::BlockLoop;
 use super::blocks::Noted;
 use super::default_pool::DefaultPool;
 use super::demand::Demand;
+use super::departed::Departed;
 use super::fence::Fence;
 use super::intents::Intentions;
 use super::leaks::Leaks;
@@ -106,6 +107,7 @@ impl Leader {
     pub(super) fn begin_dealing(
         &mut self,
         world: &World,
+        departed: &Departed,
         settings: &Settings,
         reports: &mut Vec<Report>,
         now: Now,
@@ -113,6 +115,12 @@ impl Leader {
         let (registry, overlapping) = Registry::rebuild(world, &settings.service_cidrs, now);
         self.registry = registry;
         self.registry.intents = Intentions::of_leader(self.fence.is_done());
+        self.registry.is_listening = !self.listening.is_over();
+        self.registry.after_gap = self.tenure.follows_a_gap();
+        self.registry.lay_departed_to_rest(departed, world, now);
+        if self.registry.after_gap {
+            self.registry.keep_of_dead_for_rest(world, now);
+        }
         self.dealing = true;
         self.inherit(world);
         self.default_pool.queue.add(());
@@ -138,8 +146,6 @@ impl Leader {
             // It may have no NodeSubnet yet to ask and to speak in.
             self.subnets.queue.add(node.name.clone());
         }
-        self.registry.is_listening = !self.listening.is_over();
-        self.registry.after_gap = self.tenure.follows_a_gap();
         self.give_blocks_back(world, now);
         for entry in self.registry.blocks.iter() {
             self.blocks.add(entry);
@@ -186,6 +192,9 @@ impl Leader {
                 return Some(found);
             }
             if let Some(found) = self.default_pool.next(settings, &cx).filter(|_| !stopping) {
+                return Some(found);
+            }
+            if !stopping && let Some(found) = self.subnets.next_overdue(&mut cx) {
                 return Some(found);
             }
             if !cx.registry.intents.is_known() {
@@ -309,9 +318,7 @@ impl Leader {
     /// What is decided about blocks before anything is sent.
     fn decide_blocks(&mut self, world: &World, reports: &mut Vec<Report>, now: Now) {
         if std::mem::take(&mut self.freed) {
-            for name in self.registry.strays.nodes() {
-                self.take_up(&name, world, reports, now);
-            }
+            self.take_up_all(world, reports, now);
         }
         // Until then nobody knows whose a block is that no NodeSubnet lists.
         if !self.listening.is_over() {
@@ -335,6 +342,13 @@ impl Leader {
             self.subnets.queue.add(name);
         }
         self.look_at_blocks(noted.blocks);
+    }
+
+    /// Something came free that agents use, or all have spoken.
+    fn take_up_all(&mut self, world: &World, reports: &mut Vec<Report>, now: Now) {
+        for name in self.registry.strays.nodes() {
+            self.take_up(&name, world, reports, now);
+        }
     }
 
     /// Machines get back what rests from them, once agents have said what they use.

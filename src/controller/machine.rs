@@ -17,6 +17,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::blocks::Step;
+use super::departed::Departed;
 use super::leader::{Leader, Room, Told};
 use super::map::{Answer, Ask};
 use super::report::Report;
@@ -117,6 +118,7 @@ struct Pending {
 pub struct Controller {
     settings: Settings,
     world: World,
+    departed: Departed,
     leader: Option<Leader>,
     pending: BTreeMap<RequestId, Pending>,
     next_id: u64,
@@ -137,6 +139,7 @@ impl Controller {
         Controller {
             settings,
             world,
+            departed: Departed::default(),
             leader: None,
             pending: BTreeMap::new(),
             next_id: 0,
@@ -211,7 +214,13 @@ impl Controller {
             if !leader.fence.is_listed() {
                 return None;
             }
-            leader.begin_dealing(&self.world, &self.settings, &mut self.reports, now);
+            leader.begin_dealing(
+                &self.world,
+                &self.departed,
+                &self.settings,
+                &mut self.reports,
+                now,
+            );
         }
         let found = leader.next(
             &self.world,
@@ -348,13 +357,21 @@ impl Controller {
 
     fn node_changed(&mut self, delta: &Delta<Node>, now: Now) {
         self.world.note_node(delta);
+        self.departed.node_changed(delta, now.mono);
         let Some(leader) = self.leader.as_mut().filter(|leader| leader.dealing) else {
             return;
         };
-        leader.node_changed(delta, &mut self.reports, &mut self.second_writer, now);
+        leader.node_changed(
+            delta,
+            &self.world,
+            &mut self.reports,
+            &mut self.second_writer,
+            now,
+        );
     }
 
     fn subnet_changed(&mut self, delta: &Delta<Subnet>, now: Now) {
+        self.departed.subnet_changed(delta);
         let Some(leader) = self.leader.as_mut().filter(|leader| leader.dealing) else {
             return;
         };

@@ -41,6 +41,7 @@ mod carve;
 pub mod conditions;
 pub mod default_pool;
 pub mod demand;
+mod departed;
 pub mod events;
 pub mod fence;
 pub mod figures;

@@ -15,6 +15,7 @@ use jiff::Timestamp;
 
 use super::Now;
 use super::blocks::Blocks;
+use super::departed::Departed;
 use super::holders::{Holders, Use};
 use super::intents::Intentions;
 use super::pools::{DEFAULT_QUARANTINE, Pools};
@@ -318,6 +319,37 @@ impl Registry {
         self.lay_to_rest(name, &previous.node_uid, rest);
     }
 
+    /// What this process saw go before it led, and no NodeSubnet told of. What another node has by now needs no
+    /// rest.
+    pub fn lay_departed_to_rest(&mut self, departed: &Departed, world: &World, now: Now) {
+        for gone in departed.iter() {
+            let live = world.nodes.get(&gone.name);
+            let lives = live.is_some_and(|node| node.uid == gone.uid);
+            let key = (gone.name.clone(), gone.uid.clone());
+            let is_known = lives || self.rests.contains_key(&key);
+            if is_known || Mutation::UnrecordedDeathForgotten.is_on() {
+                continue;
+            }
+            // Where that is over nobody may have looked at its pods yet.
+            let until = gone.at + self.quarantine_of(&gone.ranges);
+            let left = until.saturating_sub(now.mono);
+            let is_held = |range: &&Cidr| {
+                let mut claims = self.ledger.overlapping(range);
+                claims.any(|(_, claim)| claim.state == State::Held)
+            };
+            let ranges: Vec<Cidr> = gone
+                .ranges
+                .iter()
+                .filter(|it| !is_held(it))
+                .copied()
+                .collect();
+            if !ranges.is_empty() {
+                let rest = Rest::new(gone.machine.clone(), ranges, left, now);
+                self.lay_to_rest(&gone.name, &gone.uid, rest);
+            }
+        }
+    }
+
     fn lay_to_rest(&mut self, name: &Text, uid: &str, rest: Rest) {
         let uid: Text = uid.into();
         let holder = self.holder(name, &uid);
@@ -410,6 +442,7 @@ pub(super) fn machine(provider_id: Option<&str>, machine_id: Option<&str>) -> Ma
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cluster::seen::Change;
     use crate::controller::demand::tests::{NOW, list, pool};
 
     fn node(uid: &str, cidr: &str) -> Node {
@@ -503,6 +536,43 @@ mod tests {
         let first = ("n1".into(), "u1".into(), cidr("10.0.0.0/24"));
         assert_eq!(overlaps, [first]);
         assert_eq!(registry.overlaps(), 1);
+    }
+
+    #[test]
+    fn what_a_standby_saw_go_rests_once_it_leads_unless_somebody_has_it() {
+        let mut world = World::default();
+        let mut departed = Departed::default();
+        for (uid, range) in [("u1", "10.0.0.0/28"), ("u2", "10.0.0.16/28")] {
+            world.nodes.change(Change::Applied(node(uid, range)));
+            for delta in world.nodes.change(Change::Deleted(node(uid, range))) {
+                departed.node_changed(&delta, Duration::from_secs(100));
+            }
+        }
+        let has = Node {
+            name: "n9".into(),
+            ..node("u9", "10.0.0.16/28")
+        };
+        world.nodes.change(Change::Applied(has));
+        let resting_at = |second: u64| {
+            let now = Now {
+                mono: Duration::from_secs(second),
+                ..NOW
+            };
+            let (mut registry, _) = Registry::rebuild(&world, &[], now);
+            registry.lay_departed_to_rest(&departed, &world, now);
+            let rests = registry.rests.into_iter();
+            rests
+                .map(|((_, uid), it)| (uid, it.until))
+                .collect::<Vec<_>>()
+        };
+        let until = Duration::from_secs(100) + DEFAULT_QUARANTINE;
+        assert_eq!(resting_at(110), [("u1".into(), until)]);
+        let now = Duration::from_secs(200);
+        assert_eq!(
+            resting_at(200),
+            [("u1".into(), now)],
+            "until it was looked at"
+        );
     }
 
     #[test]

@@ -4,18 +4,19 @@
 //! Level-triggered: the spec that should be is computed from the Node and the rests, and written
 //! when what is there differs, whoever made it so. Never on the way of a podCIDR.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::account::report_of;
-use super::pools::Verdict;
+use super::pools::{PoolState, Verdict};
 use super::queue::Queue;
 use super::refusals::Call;
 use super::registry::Registry;
 use super::report::{About, POOLS_LEFT_OUT, Report};
 use super::{Context, Purpose};
-use crate::api::{HeldBlock, MOST_POOLS, NodePool, NodeSubnetSpec, PreviousHolder};
+use crate::api::{Allocate, HeldBlock, MOST_POOLS, NodePool, NodeSubnetSpec, PreviousHolder};
 use crate::cluster::request::{Outcome, Refusal, Request};
 use crate::cluster::seen::{Node, Subnet, Text};
 use crate::cluster::world::World;
@@ -25,6 +26,10 @@ use crate::mutation::Mutation;
 /// The most that a NodeSubnet says of pools, in bytes of JSON: the rest of the object needs its room in etcd, too.
 const MOST_BYTES_OF_POOLS: usize = 256 << 10;
 
+/// So long the record of a node's new podCIDRs waits behind podCIDRs for others, and no longer: if the node dies
+/// before it is written, only processes that saw it go know that its ranges have to rest.
+const RECORD_WAITS: Duration = Duration::from_secs(5);
+
 /// The loop's own state.
 #[derive(Debug, Default)]
 pub struct Subnets {
@@ -32,6 +37,8 @@ pub struct Subnets {
     pub urgent: Queue<Text>,
     /// Names to look at
     pub queue: Queue<Text>,
+    /// Names of nodes that got podCIDRs, with the time of that, oldest first
+    unrecorded: VecDeque<(Duration, Text)>,
     /// Answers to agents on their way
     answering: BTreeMap<Text, (bool, String)>,
     /// Names with a request in flight, and the spec that it writes
@@ -46,6 +53,27 @@ impl Subnets {
     /// The next request that a node waits for, if its NodeSubnet is not as it should be.
     pub fn next_urgent(&mut self, cx: &mut Context) -> Option<(Request, Purpose)> {
         while let Some(name) = self.urgent.pop(cx.now.mono) {
+            if let Some(found) = self.request(name, true, cx) {
+                return Some(found);
+            }
+        }
+        None
+    }
+
+    /// A node has got podCIDRs, which its NodeSubnet is to tell.
+    pub fn has_podcidrs(&mut self, name: &Text, now: Duration) {
+        self.unrecorded.push_back((now, name.clone()));
+        self.queue.add(name.clone());
+    }
+
+    /// The next request, if podCIDRs that were given long ago are not recorded.
+    pub fn next_overdue(&mut self, cx: &mut Context) -> Option<(Request, Purpose)> {
+        let now = cx.now.mono;
+        let is_due = |(at, _): &(Duration, Text)| *at + RECORD_WAITS <= now;
+        while self.unrecorded.front().is_some_and(is_due) {
+            let Some((_, name)) = self.unrecorded.pop_front() else {
+                break;
+            };
             if let Some(found) = self.request(name, true, cx) {
                 return Some(found);
             }
@@ -224,6 +252,9 @@ fn wanted(
         .map(|node| registry.suspects_of(&node.uid, report))
         .unwrap_or_default();
     let may_ask = node.is_some_and(|node| registry.pools.block_pools(node).next().is_some());
+    // Its agent may have blocks of a pool that serves nobody now.
+    let gives_blocks = |pool: &PoolState| pool.allocate == Allocate::Blocks;
+    let may_speak = registry.is_listening && registry.pools.iter().any(gives_blocks);
     let pools = node
         .map(|node| pools(node, &blocks, is, registry))
         .unwrap_or_default();
@@ -243,8 +274,9 @@ fn wanted(
         .unwrap_or_default();
     let nothing = pod_cidrs.is_empty() && previous.is_empty() && blocks.is_empty();
     // While the node lives its NodeSubnet stays: a late creation by an earlier leader finds it there.
-    let stays =
-        node.is_some() && (is.is_some() || may_ask) && !Mutation::EmptySubnetDeleted.is_on();
+    let stays = node.is_some()
+        && (is.is_some() || may_ask || may_speak)
+        && !Mutation::EmptySubnetDeleted.is_on();
     if nothing && !stays {
         return None;
     }

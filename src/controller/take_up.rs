@@ -5,6 +5,10 @@
 //! made anew, and it is listed again. If somebody has, or the node could not have it now, it waits until something
 //! comes free, and nobody else gets any of it; the condition `Accepted` of the NodeSubnet says so meanwhile.
 //!
+//! Of two agents that use the same block one is behind, and nobody knows which: neither gets it until the other
+//! says otherwise. So while agents have their say after a gap nothing is taken up; the list that ends that time shows
+//! all that was said. What a node used that dies before rests as if it had been listed.
+//!
 //! # Caveats
 //! Any agent could say so of any range, and keep it from others: as many blocks as a node may have at most.
 //! Only those are taken up that its node could get by asking: of pools
@@ -16,6 +20,7 @@ use std::collections::BTreeMap;
 
 use super::Now;
 use super::account::report_of;
+use super::blocks::machine_in;
 use super::registry::Registry;
 use crate::api::{Allocate, HeldBlock, MOST_BLOCKS};
 use crate::cluster::seen::{AgentReport, BlockWord, Node, Text};
@@ -50,9 +55,13 @@ impl Strays {
         self.0.keys().cloned().collect()
     }
 
-    /// The node is gone, or what its agent uses is looked at anew.
-    pub fn remove(&mut self, node: &Text) {
-        self.0.remove(node);
+    /// The node is gone, or what its agent uses is looked at anew. Returns what that was.
+    pub fn remove(&mut self, node: &Text) -> Vec<Cidr> {
+        self.0.remove(node).unwrap_or_default()
+    }
+
+    fn of(&self, node: &Text) -> &[Cidr] {
+        self.0.get(node).map_or(&[], Vec::as_slice)
     }
 
     /// Whether the agent of a node uses any.
@@ -72,10 +81,17 @@ impl Strays {
 }
 
 impl Registry {
-    /// Takes up what the agent of a node uses and nobody has, by a leader that follows a gap or another.
-    /// Returns it.
-    pub fn take_up(&mut self, name: &Text, world: &World, after_gap: bool, now: Now) -> Vec<Cidr> {
-        self.strays.remove(name);
+    /// Takes up what the agent of a node uses and nobody has. Returns it, and whether others may have now what
+    /// the agent uses no more.
+    pub fn take_up(&mut self, name: &Text, world: &World, now: Now) -> (Vec<Cidr>, bool) {
+        let before = self.strays.remove(name);
+        let taken = self.take_up_of(name, world, now);
+        let still = |block: &Cidr| self.strays.of(name).contains(block);
+        let ended = before.iter().any(|block| !still(block));
+        (taken, ended)
+    }
+
+    fn take_up_of(&mut self, name: &Text, world: &World, now: Now) -> Vec<Cidr> {
         let Some(node) = world.nodes.get(name).cloned() else {
             return Vec::new();
         };
@@ -93,13 +109,15 @@ impl Registry {
             }
             let is_claimed = self.ledger.overlapping(&word.cidr).next().is_some();
             let is_claimed = is_claimed && !Mutation::ClaimedBlockTakenUp.is_on();
+            let is_used = self.strays.speak_against(&word.cidr, name);
+            let must_wait = is_claimed || is_used || self.is_listening;
             let more = strays.len();
-            match self.could_get(word, &node, report, more, after_gap) {
-                Some(held) if !is_claimed => {
+            match self.could_get(word, &node, report, more) {
+                Some(held) if !must_wait => {
                     self.recall_listed(name, &node.uid, &held, true, now);
                     taken.push(word.cidr);
                 }
-                // Once something comes free, or a pool is another one, it may be.
+                // Once something comes free, all have spoken, or a pool is another one, it may be.
                 _ => {
                     is_stray = true;
                     if more < MOST_BLOCKS && self.is_of_a_pool(&word.cidr) {
@@ -112,6 +130,46 @@ impl Registry {
             self.strays.insert(name, strays);
         }
         taken
+    }
+
+    /// The node of that UID is gone, and its agent used blocks that nobody has: they are the dead node's, so that
+    /// they rest.
+    pub fn keep_for_rest(&mut self, name: &Text, uid: &Text, world: &World, now: Now) {
+        let subnet = world.subnets.get(name);
+        let report = subnet.and_then(|it| it.report.clone());
+        let report = report.filter(|it| it.node_uid == *uid);
+        for word in report.iter().flat_map(|it| &it.blocks) {
+            let in_use = !word.released && word.used + word.cooling > 0;
+            let pool = self.pools.of(&word.cidr).map(|pool| pool.name.clone());
+            let Some(pool) = pool.filter(|_| in_use && self.is_of_a_pool(&word.cidr)) else {
+                continue;
+            };
+            let held = HeldBlock {
+                cidr: word.cidr.to_string(),
+                uid: word.uid.to_string(),
+                pool: pool.to_string(),
+                recall: None,
+                reserved: Vec::new(),
+            };
+            self.recall_listed(name, uid, &held, false, now);
+        }
+    }
+
+    /// The same of all nodes that died while nobody led.
+    pub fn keep_of_dead_for_rest(&mut self, world: &World, now: Now) {
+        for subnet in world.subnets.iter() {
+            let Some(report) = &subnet.report else {
+                continue;
+            };
+            let (name, uid) = (&subnet.name, &report.node_uid);
+            let lives = world.nodes.get(name).is_some_and(|node| node.uid == *uid);
+            if lives || uid.is_empty() {
+                continue;
+            }
+            self.keep_for_rest(name, uid, world, now);
+            let machine = machine_in(world, name, uid);
+            self.retire_blocks(name, uid, &machine, now);
+        }
     }
 
     /// Whether a pool could have given it to some node.
@@ -129,14 +187,13 @@ impl Registry {
         node: &Node,
         report: &AgentReport,
         more: usize,
-        after_gap: bool,
     ) -> Option<HeldBlock> {
         let pool = self.pools.of(&word.cidr)?;
         let family = word.cidr.family();
         let of_pool = self.blocks.of(&node.uid);
         let of_pool = of_pool.filter(|it| it.pool == pool.name && it.cidr.family() == family);
         let of_pool = of_pool.filter(|it| !it.is_released(Some(report)));
-        let most = pool.terms.most.filter(|_| !after_gap);
+        let most = pool.terms.most.filter(|_| !self.after_gap);
         let fits = pool.allocate == Allocate::Blocks
             && pool.selects(node)
             && pool.space.block_len(family)? <= word.cidr.len()
@@ -200,7 +257,7 @@ mod tests {
     }
 
     fn taken(registry: &mut Registry, world: &World, name: &str) -> Vec<String> {
-        let taken = registry.take_up(&name.into(), world, false, NOW);
+        let taken = registry.take_up(&name.into(), world, NOW).0;
         taken.iter().map(ToString::to_string).collect()
     }
 
@@ -227,6 +284,57 @@ mod tests {
         registry.drop_block(&cidr(block));
         assert_eq!(taken(&mut registry, &world, "n2"), [block]);
         assert!(registry.strays.is_empty());
+    }
+
+    #[test]
+    fn of_two_agents_that_use_the_same_neither_gets_it_before_one_says_otherwise() {
+        let block = "10.0.0.16/28";
+        let mut world = world(vec![using("n1", &[], &[block]), using("n2", &[], &[block])]);
+        let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
+        registry.is_listening = true;
+        for name in ["n1", "n2"] {
+            assert!(
+                taken(&mut registry, &world, name).is_empty(),
+                "not all have spoken"
+            );
+        }
+        registry.is_listening = false;
+        for name in ["n1", "n2"] {
+            assert!(taken(&mut registry, &world, name).is_empty(), "both use it");
+        }
+        let mut idle = using("n1", &[], &[]);
+        idle.version += 1;
+        world.subnets.change(Change::Applied(idle));
+        assert_eq!(
+            registry.take_up(&"n1".into(), &world, NOW),
+            (Vec::new(), true)
+        );
+        assert_eq!(taken(&mut registry, &world, "n2"), [block]);
+    }
+
+    #[test]
+    fn what_only_the_agent_of_a_dead_node_spoke_of_rests() {
+        let block = "10.0.0.16/28";
+        let world = world(vec![using("n1", &[], &[block])]);
+        let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
+        registry.is_listening = true;
+        assert!(taken(&mut registry, &world, "n1").is_empty());
+        let gone = node("n1");
+        registry.keep_for_rest(&gone.name, &gone.uid, &world, NOW);
+        let resting = registry.retire_blocks(&gone.name, &gone.uid, &gone.machine, NOW);
+        assert_eq!(resting, [cidr(block)]);
+        assert!(registry.blocks.get(&cidr(block)).unwrap().owner.resting);
+    }
+
+    #[test]
+    fn what_an_agent_spoke_of_rests_too_where_its_node_died_while_nobody_led() {
+        let block = "10.0.0.16/28";
+        let mut world = world(vec![using("n1", &[], &[block])]);
+        world.nodes.change(Change::Deleted(node("n1")));
+        let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
+        registry.keep_of_dead_for_rest(&world, NOW);
+        let kept = registry.blocks.get(&cidr(block)).unwrap();
+        assert!(kept.owner.resting && kept.rests_until.is_some());
     }
 
     #[test]
@@ -258,8 +366,8 @@ mod tests {
         let (mut registry, world) = of_one_block(subnet());
         assert!(taken(&mut registry, &world, "n1").is_empty());
         assert!(registry.strays.contains("n1"), "it may be, some day");
-        let after_gap = registry.take_up(&"n1".into(), &world, true, NOW);
-        assert_eq!(after_gap, [cidr("10.0.0.32/28")]);
+        registry.after_gap = true;
+        assert_eq!(taken(&mut registry, &world, "n1"), ["10.0.0.32/28"]);
         let mut letting_go = subnet();
         letting_go.report.as_mut().unwrap().blocks[0].released = true;
         let (mut registry, world) = of_one_block(letting_go);

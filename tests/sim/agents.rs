@@ -113,6 +113,11 @@ impl Sim {
                 let Some(node) = after.as_ref().or(before.as_ref()).filter(|_| !same) else {
                     return;
                 };
+                // Whoever deletes a Node says that its machine is gone, with all that it ever had.
+                let gone = before.as_ref().filter(|_| !same);
+                if let Some(id) = gone.and_then(|gone| self.machines.of_node.get(&gone.uid)) {
+                    self.machines.agents[*id].forgotten.clear();
+                }
                 let uid = after.as_ref().map(|after| after.uid.clone());
                 (node.name.clone(), Some(uid))
             }

@@ -7,7 +7,7 @@
 //! 2. *Rest.* The range of a dead node is not dealt to another machine before the quarantine is over,
 //!    counted from the true moment of deletion, nor without a consistent look at the dead node's pods
 //!    since then that showed none of its addresses. Promised where a NodeSubnet told of the range when
-//!    the node went, or where the leader that deals it saw the node go in the same tenure. The time
+//!    the node went, or where the process that deals it saw the node go, whoever led then. The time
 //!    is not judged in runs whose wall clocks jump: over a restart they are all there is.
 //! 3. *Policy.* A dealt range is one block of each of the pool's families, from a pool that the writer
 //!    had seen enabled, matching the node and with that block size; outside of what was reserved, of
@@ -72,6 +72,8 @@ pub struct Grave {
     pub died: Time,
     /// Whether a NodeSubnet told of it when it went, and nobody has edited that since.
     pub recorded: bool,
+    /// Whether people have edited its record: who saw that takes its rest for over.
+    edited: bool,
     /// When a look at its pods showed none of its addresses.
     looked: Vec<Time>,
 }
@@ -490,9 +492,8 @@ impl Checks {
                 }
                 let given = before.as_ref().is_some_and(|b| b.is_empty())
                     && after.as_ref().is_some_and(|a| !a.is_empty());
-                if let (true, Author::Controller { term, .. }, Some(node)) = (given, author, after)
-                {
-                    return self.assigned(node, term, known, api, decided);
+                if let (true, Author::Controller { .. }, Some(node)) = (given, author, after) {
+                    return self.assigned(node, known, api, decided);
                 }
             }
             Commit::Pool(before, after) => {
@@ -516,7 +517,7 @@ impl Checks {
                         .iter_mut()
                         .filter(|grave| Some(&grave.name) == name.as_ref())
                     {
-                        grave.recorded = false;
+                        (grave.recorded, grave.edited) = (false, true);
                     }
                 } else if let (Author::Controller { .. }, Some(before)) = (author, before) {
                     return self.subnet_written(before, after.as_deref(), api, now);
@@ -551,6 +552,7 @@ impl Checks {
             ranges: node.pod_cidrs.to_vec(),
             died: now,
             recorded,
+            edited: false,
             looked: Vec::new(),
         });
     }
@@ -559,7 +561,6 @@ impl Checks {
     fn assigned(
         &mut self,
         node: &Arc<Node>,
-        term: &Text,
         known: Option<&Known>,
         api: &Api,
         decided: Time,
@@ -599,9 +600,12 @@ impl Checks {
             if grave.name == node.name && grave.ranges.iter().all(had) {
                 continue;
             }
-            let seen = known
-                .is_some_and(|known| known.buried.contains(&(grave.uid.clone(), term.clone())));
-            if !grave.recorded && !seen {
+            let seen = known.is_some_and(|known| known.buried.contains(&grave.uid));
+            if !grave.recorded && (!seen || grave.edited) {
+                continue;
+            }
+            // What was on its way before the node went may come true at any time; it was another writer's then.
+            if decided <= grave.died {
                 continue;
             }
             let who = || {

@@ -41,8 +41,8 @@ pub struct Known {
     /// Nodes shown with podCIDRs while they lived. News of a node that is dead already may come after
     /// newer news of its name, and is rightly ignored then.
     met: BTreeSet<Text>,
-    /// Of those, the ones whose end was shown while it dealt: UID and term.
-    pub buried: BTreeSet<(Text, Text)>,
+    /// Of those, the ones whose end was shown, whoever led.
+    pub buried: BTreeSet<Text>,
     /// What it ever chose for a node's name: it may come back to it, though it was never held.
     pub chosen: BTreeSet<(Text, Vec<Cidr>)>,
     /// Blocks shown, and those it asked for, with the name of the node that has them: to make one again
@@ -82,9 +82,8 @@ impl Known {
             }
         }
         for gone in self.nodes.take(change) {
-            let met = self.deals && self.met.contains(&gone.uid);
-            if let Some(term) = self.term.clone().filter(|_| met) {
-                self.buried.insert((gone.uid, term));
+            if self.met.contains(&gone.uid) {
+                self.buried.insert(gone.uid);
             }
         }
     }

@@ -116,6 +116,9 @@ pub fn proof(mutation: Mutation) -> Proof {
         NoQuarantine => sim(AsDrawn, 200),
         DeletingNodeCountsAsGone => sim(AsDrawn, 1_000),
         UnseenDeathLeavesNoRest => sim(AsDrawn, 500),
+        UnrecordedDeathForgotten => unit(
+            "controller::registry::tests::what_a_standby_saw_go_rests_once_it_leads_unless_somebody_has_it",
+        ),
         RecordedRestNotBounded => sim(AsDrawn, 10_000),
         ShortestQuarantineCounts => unit(
             "controller::registry::tests::ranges_rest_for_the_longest_quarantine_of_their_pools",

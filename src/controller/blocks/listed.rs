@@ -220,7 +220,7 @@ impl Registry {
 }
 
 /// The machine of a node that is gone, as its NodeSubnet remembers it.
-fn machine_in(world: &World, name: &Text, uid: &Text) -> Machine {
+pub(in crate::controller) fn machine_in(world: &World, name: &Text, uid: &Text) -> Machine {
     let spec = world.subnets.get(name).and_then(|it| it.spec.as_ref().ok());
     let spec = spec.filter(|spec| spec.node_uid.as_deref() == Some(&**uid));
     spec.map(|spec| machine(spec.provider_id.as_deref(), spec.machine_id.as_deref()))

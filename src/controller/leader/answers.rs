@@ -29,6 +29,7 @@ impl Leader {
                     for cidr in self.registry.yield_to_strays() {
                         self.blocks.queue.add(cidr);
                     }
+                    self.take_up_all(world, reports, now);
                     self.give_blocks_back(world, now);
                 }
                 return;

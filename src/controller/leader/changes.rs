@@ -64,8 +64,8 @@ impl Leader {
         reports: &mut Vec<Report>,
         now: Now,
     ) {
-        let after_gap = self.tenure.follows_a_gap();
-        let blocks = self.registry.take_up(name, world, after_gap, now);
+        let (blocks, ended) = self.registry.take_up(name, world, now);
+        self.freed |= ended;
         let Some(node) = world.nodes.get(name).filter(|_| !blocks.is_empty()) else {
             return;
         };
@@ -147,6 +147,7 @@ impl Leader {
     pub(in crate::controller) fn node_changed(
         &mut self,
         delta: &Delta<Node>,
+        world: &World,
         reports: &mut Vec<Report>,
         second_writer: &mut u64,
         now: Now,
@@ -156,7 +157,7 @@ impl Leader {
         let gone = |node: &Node| node.deleting && Mutation::DeletingNodeCountsAsGone.is_on();
         let after = delta.after.as_deref().filter(|node| !gone(node));
         if let Some(gone) = before.filter(|b| after.is_none_or(|a| !same(a, b))) {
-            self.node_gone(gone, now);
+            self.node_gone(gone, world, now);
         }
         self.resurvey_for(before, after);
         let Some(node) = after else { return };
@@ -192,17 +193,19 @@ impl Leader {
             report_unreadable(node, reports);
         }
         if before.is_none_or(|b| b.pod_cidrs != node.pod_cidrs || b.machine != node.machine) {
-            self.subnets.queue.add(node.name.clone());
+            self.subnets.has_podcidrs(&node.name, now.mono);
             self.pools.mark();
         }
     }
 
-    fn node_gone(&mut self, node: &Node, now: Now) {
+    fn node_gone(&mut self, node: &Node, world: &World, now: Now) {
         self.podcidrs.gone(node);
         self.registry.intents.settled(&node.uid);
         self.demand.gone(node);
-        self.registry.strays.remove(&node.name);
+        self.freed |= !self.registry.strays.remove(&node.name).is_empty();
         self.subnets.gone(node);
+        self.registry
+            .keep_for_rest(&node.name, &node.uid, world, now);
         self.retire_blocks(&node.name, &node.uid, &node.machine, now);
         if self.registry.retire(node, now) {
             self.quarantine

@@ -47,14 +47,7 @@ impl Script {
         for it in &cluster.subnets {
             script.subnets.insert(it.name.clone(), it.clone());
         }
-        script.on(Event::Leadership(Leadership::Leading(Tenure {
-            term: "1".into(),
-            takeover: Takeover::Clean,
-            valid_until: Duration::MAX,
-            vacant,
-            inherited: None,
-            named: 0,
-        })));
+        script.leads(vacant, 0);
         script.list(cluster.nodes, Event::Nodes);
         script.list(cluster.pools, Event::Pools);
         script.list(cluster.subnets, Event::Subnets);
@@ -62,6 +55,18 @@ impl Script {
         script.list(Vec::new(), Event::ServiceRanges);
         script.list(Vec::new(), Event::Pods);
         script
+    }
+
+    /// Nobody had led for that long, and its Lease was written up to that number.
+    fn leads(&mut self, vacant: Duration, named: u64) {
+        self.on(Event::Leadership(Leadership::Leading(Tenure {
+            term: "1".into(),
+            takeover: Takeover::Clean,
+            valid_until: Duration::MAX,
+            vacant,
+            inherited: None,
+            named,
+        })));
     }
 
     fn on(&mut self, event: Event) {
@@ -85,6 +90,12 @@ impl Script {
     fn asked(&mut self) -> Vec<(RequestId, Request)> {
         let asked = std::iter::from_fn(|| self.controller.poll(self.now));
         asked.map(|it| (it.id, it.request)).collect()
+    }
+
+    /// The Lease names what it wants named.
+    fn named(&mut self) {
+        let wanted = self.controller.take_wanted().unwrap();
+        self.leads(Duration::ZERO, wanted.number);
     }
 
     /// The one request of that kind that it asks for now.
@@ -239,6 +250,54 @@ fn a_node_that_came_while_nobody_led_gets_a_nodesubnet_to_ask_in() {
     spec.first_block = FirstBlock::OnDemand;
     let mut script = Script::leading(cluster, Duration::ZERO);
     assert_eq!(script.lists(), [("a".to_owned(), Vec::new())]);
+}
+
+#[test]
+fn after_a_gap_agents_can_speak_of_blocks_of_a_pool_that_serves_nobody() {
+    for gap in [0, 300] {
+        let mut cluster = Cluster::new(ONE, Vec::new());
+        cluster.nodes.push(node("a"));
+        cluster.pools[0].spec.as_mut().unwrap().disabled = true;
+        let mut script = Script::leading(cluster, Duration::from_secs(gap));
+        let lists = script.lists();
+        let has_one = lists == [("a".to_owned(), Vec::new())];
+        assert_eq!(has_one, gap > 0, "{lists:?}");
+    }
+}
+
+#[test]
+fn what_a_crowd_has_got_is_recorded_before_long() {
+    for (seconds, records_first) in [(4, false), (6, true)] {
+        let mut cluster = Cluster::new("10.0.0.0/16", Vec::new());
+        cluster.pools[0].spec.as_mut().unwrap().allocate = Allocate::NodeCIDR;
+        cluster.nodes = (0..200).map(|at| node(&format!("n{at}"))).collect();
+        let mut script = Script::leading(cluster, Duration::ZERO);
+        script.asked();
+        script.named();
+        for (id, request) in script.asked() {
+            let Request::AssignPodCidrs(assignment) = request else {
+                continue;
+            };
+            let node = Node {
+                version: 2,
+                pod_cidrs: assignment.cidrs.into(),
+                ..node(&assignment.name)
+            };
+            script.on(Event::Answer(id, Outcome::Node(node)));
+        }
+        script.pass(Duration::from_secs(seconds));
+        let asked = script.asked();
+        let mut asked = asked.iter().map(|(_, it)| it);
+        let is_either = |it: &&Request| {
+            matches!(
+                it,
+                Request::CreateSubnet { .. } | Request::AssignPodCidrs(_)
+            )
+        };
+        let first = asked.find(is_either).unwrap();
+        let records = matches!(first, Request::CreateSubnet { .. });
+        assert_eq!(records, records_first, "after {seconds} s: {first:?}");
+    }
 }
 
 #[test]
