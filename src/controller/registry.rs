@@ -335,7 +335,7 @@ impl Registry {
             let left = until.saturating_sub(now.mono);
             let is_held = |range: &&Cidr| {
                 let mut claims = self.ledger.overlapping(range);
-                claims.any(|(_, claim)| claim.state == State::Held)
+                claims.any(|(_, it)| it.state == State::Held && it.cidr.len() <= range.len())
             };
             let ranges: Vec<Cidr> = gone
                 .ranges
@@ -542,17 +542,20 @@ mod tests {
     fn what_a_standby_saw_go_rests_once_it_leads_unless_somebody_has_it() {
         let mut world = World::default();
         let mut departed = Departed::default();
-        for (uid, range) in [("u1", "10.0.0.0/28"), ("u2", "10.0.0.16/28")] {
+        for (uid, range) in [("u1", "10.0.0.0/27"), ("u2", "10.0.0.32/28")] {
             world.nodes.change(Change::Applied(node(uid, range)));
             for delta in world.nodes.change(Change::Deleted(node(uid, range))) {
                 departed.node_changed(&delta, Duration::from_secs(100));
             }
         }
-        let has = Node {
-            name: "n9".into(),
-            ..node("u9", "10.0.0.16/28")
-        };
-        world.nodes.change(Change::Applied(has));
+        // Some of one and all of the other.
+        for (uid, range) in [("u8", "10.0.0.16/28"), ("u9", "10.0.0.32/28")] {
+            let has = Node {
+                name: uid.into(),
+                ..node(uid, range)
+            };
+            world.nodes.change(Change::Applied(has));
+        }
         let resting_at = |second: u64| {
             let now = Now {
                 mono: Duration::from_secs(second),

@@ -155,7 +155,13 @@ impl Registry {
         if world.blocks.is_listing() && !Mutation::BlocksJudgedDuringList.is_on() {
             return noted;
         }
-        for cidr in std::mem::take(&mut self.blocks.to_judge) {
+        // What rests takes nothing from anybody, so the living come first.
+        let mut to_judge: Vec<Cidr> = std::mem::take(&mut self.blocks.to_judge)
+            .into_iter()
+            .collect();
+        let rests = |cidr: &Cidr| self.blocks.get(cidr).is_some_and(|it| it.owner.resting);
+        to_judge.sort_by_cached_key(rests);
+        for cidr in to_judge {
             let Some(entry) = self.blocks.get(&cidr) else {
                 continue;
             };
@@ -163,7 +169,7 @@ impl Registry {
                 continue;
             }
             let name = entry.owner.name.clone();
-            // What rests takes nothing from anybody; it might have been used.
+            // It might have been used.
             let rests = entry.owner.resting;
             if rests || self.is_first(&cidr, world) {
                 self.confirm(&cidr);

@@ -109,6 +109,21 @@ fn owner(registry: &Registry) -> (String, bool) {
 }
 
 #[test]
+fn a_later_block_of_the_dead_takes_nothing_from_the_living() {
+    let older = object("a", "alive", false);
+    // As of a creation that came late, for a node that is gone by now.
+    let mut newer = object("b", "dead", false);
+    newer.name = block_name(&cidr("10.0.0.0/25")).into();
+    (newer.uid, newer.version) = ("b2".into(), 9);
+    newer.spec.as_mut().unwrap().cidr = cidr("10.0.0.0/25");
+    let world = world(&[node("a", "alive", &[])], &[older, newer], &[]);
+    let (mut registry, _) = Registry::rebuild(&world, &[], now());
+    registry.judge_blocks(&world);
+    let is_held = |text| registry.blocks.get(&cidr(text)).unwrap().is_held();
+    assert!(is_held(BLOCK) && !is_held("10.0.0.0/25"));
+}
+
+#[test]
 fn a_list_for_the_dead_takes_no_block_from_the_living() {
     let lists = [list("a", "alive"), list("b", "dead")];
     let world = world(
