@@ -601,7 +601,14 @@ impl Checks {
                 continue;
             }
             let seen = known.is_some_and(|known| known.buried.contains(&grave.uid));
-            if !grave.recorded && (!seen || grave.edited) {
+            // Another node may have had all of it since, however it came by it; then its own rest counts.
+            let covers = |it: &Cidr, range: &Cidr| it.overlaps(range) && it.len() <= range.len();
+            let had_since = |it: &Grave| {
+                let covered = |range| it.ranges.iter().any(|it| covers(it, range));
+                it.died > grave.died && grave.ranges.iter().all(covered)
+            };
+            let seen = seen && !grave.edited && !self.graves.iter().any(had_since);
+            if !grave.recorded && !seen {
                 continue;
             }
             // What was on its way before the node went may come true at any time; it was another writer's then.

@@ -264,6 +264,7 @@ impl Checks {
         }
         let held = |uid: &Text| {
             let pods = api.pods_on(&owner.name);
+            let pods = pods.filter(|pod| !self.given_too_late.contains(&pod.uid));
             let mut addresses = pods.flat_map(|pod| pod.addresses.iter());
             life.listed.contains(uid) && addresses.any(|addr| spec.cidr.contains_addr(*addr))
         };
