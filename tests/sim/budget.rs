@@ -113,6 +113,15 @@ impl Budget {
         Ok(())
     }
 
+    /// A Node of that name is made: reads of an earlier one were about another object.
+    pub fn born(&mut self, name: &Text) {
+        let of_it: [Text; 2] = [
+            format!("read of node {name}").into(),
+            format!("pods of {name}").into(),
+        ];
+        self.fruitless.retain(|(_, _, key), _| !of_it.contains(key));
+    }
+
     /// A process woke because a time had come, and for no other reason.
     pub fn woke(&mut self, place: Where, now: Time) -> Result<(), Violation> {
         let count = self.wakes.entry(place).or_default().add(now);

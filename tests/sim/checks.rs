@@ -86,6 +86,8 @@ pub struct Checks {
     /// UIDs of nodes that a controller gave their podCIDRs.
     pub ours: BTreeSet<Text>,
     pub graves: Vec<Grave>,
+    /// When ranges were first chosen for a node (by UID), by whatever controller.
+    chosen_at: BTreeMap<(Text, Vec<Cidr>), Time>,
     born: BTreeMap<Text, Time>,
     /// Every version of a pool that ever was.
     pub shapes: Vec<Shape>,
@@ -179,7 +181,7 @@ impl Checks {
     }
 
     fn chose(
-        &self,
+        &mut self,
         place: Where,
         a: &Assignment,
         known: &mut Known,
@@ -190,6 +192,7 @@ impl Checks {
         if known.decided.contains_key(&key) {
             return Ok(());
         }
+        self.chosen_at.entry(key.clone()).or_insert(now);
         known.decided.insert(key, now);
         self.dealt(place, a, known, api)?;
         known.chosen.insert((a.name.clone(), a.cidrs.clone()));
@@ -198,7 +201,7 @@ impl Checks {
 
     /// A controller wants the Lease to name what it has chosen, or has taken over from others.
     pub fn wants(
-        &self,
+        &mut self,
         place: Where,
         wanted: &Wanted,
         inherited: Option<&Intents>,
@@ -612,7 +615,8 @@ impl Checks {
                 continue;
             }
             // What was on its way before the node went may come true at any time; it was another writer's then.
-            if decided <= grave.died {
+            let key = (node.uid.clone(), node.pod_cidrs.to_vec());
+            if self.chosen_at.get(&key).is_some_and(|at| *at <= grave.died) {
                 continue;
             }
             let who = || {

@@ -487,6 +487,9 @@ impl Sim {
         }
         for commit in &commits {
             self.tell_agents(commit);
+            if let Commit::Node(None, Some(born)) = commit {
+                self.budget.born(&born.name);
+            }
         }
         for commit in commits {
             if let (Commit::Subnet(before, after), Author::Controller { .. }) = (&commit, author) {
