@@ -223,7 +223,7 @@ pub fn proof(mutation: Mutation) -> Proof {
 
         // What the simulation plays
         TouchWithoutEffect => duplicate(Untold, 5_000),
-        BlocksReleasedInUse => sim(CrowdedBlocks, 2_000),
+        BlocksReleasedInUse => sim(CrowdedBlocks, 20_000),
     }
 }
 

@@ -101,15 +101,8 @@ async fn a_pool_of_both_families_gives_a_block_of_each_or_none() {
         .unwrap();
     assert!(note.contains("IPv6") && note.contains("\"dual\""), "{note}");
     assert_eq!(hand.blocks_of("dual").await.unwrap().len(), 4);
-    assert!(
-        hand.subnets
-            .get("dual-3")
-            .await
-            .unwrap()
-            .spec
-            .blocks
-            .is_empty()
-    );
+    let subnet = hand.subnet_until("dual-3", "exists", |_| true).await;
+    assert!(subnet.unwrap().spec.blocks.is_empty());
 
     let more = json!({"ipv6": {"cidrs": ["fd00:12::/121", "fd00:12::1:0/121"]}});
     hand.change_pool("dual", more).await.unwrap();

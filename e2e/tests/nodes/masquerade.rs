@@ -35,16 +35,23 @@ pub(crate) async fn pods_see_each_others_own_addresses_and_all_else_the_nodes(st
         .await
         .unwrap();
     assert_sees(&east, &east_pods[0], &to.addresses, &east_pods[0].addresses).await;
-    // Not a pod: the machine's own address, as anything outside of the pools.
+    // Not a pod, and of no pool: pools of others cover the machines' own network.
+    let fabric = stage.site.fabric();
+    let outside = ["192.0.2.9/32", "2001:db8:9::9/128"];
+    for address in outside {
+        let on_lo = ["ip", "address", "add", address, "dev", "lo"];
+        west.run(&on_lo).await.unwrap();
+        fabric.route(address, west.number()).await.unwrap();
+    }
+    let outside = outside.map(|it| it.split('/').next().unwrap().parse::<IpAddr>().unwrap());
     let server = SERVER.trim_end_matches('&');
     let _server = west.spawn("server", &["sh", "-c", server]).await.unwrap();
-    assert_sees(&east, &east_pods[0], &machine(&west), &machine(&east)).await;
+    assert_sees(&east, &east_pods[0], &outside, &machine(&east)).await;
 
     // A pool that grows: what was outside of it is inside, for pods that run.
     let grown: IpAddr = "10.64.0.1".parse().unwrap();
     let on_lo = ["ip", "address", "add", "10.64.0.1/32", "dev", "lo"];
     west.run(&on_lo).await.unwrap();
-    let fabric = stage.site.fabric();
     fabric.route("10.64.0.0/20", west.number()).await.unwrap();
     assert_sees(&east, &east_pods[0], &[grown], &machine(&east)).await;
     let cidrs = json!({"spec": {"ipv4": {"cidrs": ["10.62.0.0/20", "10.64.0.0/20"]}}});

@@ -79,7 +79,14 @@ pub(crate) async fn blocks_of_a_node_that_is_gone_serve_another_one(stage: &Stag
         let _ = hand.pods.delete(&pod.name, &at_once).await;
     }
     pods::ready(hand, second.name(), true).await;
-    assert_eq!(machines::ranges(hand, second.name()).await, blocks);
+    // Those of the two families come one after the other.
+    until("the second node has both blocks", LIMIT, async || {
+        let has = machines::ranges(hand, second.name()).await;
+        ensure!(has == blocks, "{has:?}");
+        Ok(Some(()))
+    })
+    .await
+    .unwrap();
     until("the pods of the first node are gone", LIMIT, async || {
         let left = pods::list(hand, group).await?;
         ensure!(left.is_empty(), "{} left", left.len());
