@@ -25,6 +25,7 @@
 //! | [`wishes`] | ADDs that found nothing |
 //! | [`rebuild`] | what is in use, as others remember it |
 //! | [`files`] | files that other programs read |
+//! | [`masquerade`] | whose address others see |
 //!
 //! These decide, and know neither a clock nor the API. The others carry it out:
 //!
@@ -60,6 +61,7 @@ pub mod holding;
 pub mod known;
 pub mod leaks;
 pub mod ledger;
+pub mod masquerade;
 pub mod namespaces;
 mod opening;
 mod outward;

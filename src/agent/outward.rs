@@ -13,6 +13,7 @@ use serde_json::json;
 use tracing::{debug, warn};
 
 use super::demand::{Wishes, wanted};
+use super::masquerade::Masquerade;
 use super::namespaces::Namespace;
 use super::publish::{Next, Written, is_same};
 use super::run::{Agent, Event, Told};
@@ -76,6 +77,14 @@ impl Agent {
         if self.snapshot.is_some() {
             let holding = Arc::clone(&self.parts.holding.borrow());
             self.files.refresh(&holding, clock::since_boot());
+            if let Some(masquerade) = &mut self.masquerade {
+                let spec = match &self.subnet {
+                    Told::There(subnet) => subnet.spec.as_ref().ok(),
+                    _ => None,
+                };
+                let ranges = spec.map(|it| it.pod_ranges.as_slice());
+                masquerade.refresh(ranges, &holding, clock::since_boot());
+            }
         }
     }
 
@@ -127,6 +136,9 @@ impl Agent {
         }
         // The runtime waits for the one, flannel's plugin for the other.
         if let Some(why) = self.files.unwritten() {
+            return readiness.say(false, why);
+        }
+        if let Some(why) = self.masquerade.as_ref().and_then(Masquerade::trouble) {
             return readiness.say(false, why);
         }
         readiness.say(

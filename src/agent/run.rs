@@ -21,6 +21,7 @@ use super::files::kept::Kept;
 use super::known::Inner;
 use super::leaks::{Leaks, Reason};
 use super::ledger::Ledger;
+use super::masquerade::Masquerade;
 use super::namespaces::Namespace;
 use super::pods::{self, Pod};
 use super::proof::Witnesses;
@@ -58,6 +59,8 @@ pub struct Settings {
     pub leak_grace: Duration,
     /// The runtime's socket, if it may be asked
     pub cri: Option<PathBuf>,
+    /// Whether to masquerade
+    pub masquerade: bool,
 }
 
 /// What the loop works with.
@@ -142,6 +145,8 @@ pub(super) struct Agent {
     /// Blocks, by CIDR and UID, that were let go of since the start
     pub let_go: BTreeSet<(Cidr, String)>,
     pub files: Kept,
+    /// Not there where others masquerade
+    pub masquerade: Option<Masquerade>,
     pub tasks: JoinSet<Event>,
 }
 
@@ -186,6 +191,7 @@ pub async fn run(settings: Settings, parts: Parts, files: Kept) -> anyhow::Resul
         node: settings.node.clone(),
         runtime: settings.cri.as_deref().map(Runtime::new),
     };
+    let masquerade = settings.masquerade.then(Masquerade::default);
     let agent = Agent {
         publisher: Publisher::new(settings.publish_interval, seed, now),
         settings,
@@ -211,6 +217,7 @@ pub async fn run(settings: Settings, parts: Parts, files: Kept) -> anyhow::Resul
         wrong: Vec::new(),
         let_go: BTreeSet::new(),
         files,
+        masquerade,
         tasks: JoinSet::new(),
     };
     agent.run(events).await

@@ -42,8 +42,8 @@ pub use pool::{
 pub use requests::Requests;
 pub use subnet::{
     AgentInfo, Allocation, BlockReport, HeldBlock, HeldRange, MOST_ALLOCATIONS, MOST_BLOCKS,
-    MOST_POOLS, NodePool, NodePoolRanges, NodeSubnet, NodeSubnetSpec, NodeSubnetStatus, PoolDemand,
-    PreviousHolder, Recall, Suspect,
+    MOST_POD_RANGES, MOST_POOLS, NodePool, NodePoolRanges, NodeSubnet, NodeSubnetSpec,
+    NodeSubnetStatus, PoolDemand, PreviousHolder, Recall, Suspect,
 };
 pub use terms::{AddressPrefix, AddressTerms, Dns, Route, Warm};
 pub use watched::{

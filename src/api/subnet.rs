@@ -42,6 +42,8 @@ pub const MOST_BLOCKS: usize = 4_096;
 pub const MOST_ALLOCATIONS: usize = 4_096;
 /// The most pools that a node may use.
 pub const MOST_POOLS: usize = 1_024;
+/// The most ranges that a node does not masquerade.
+pub const MOST_POD_RANGES: usize = 1_024;
 
 /// What the nodes of one name hold.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
@@ -93,6 +95,12 @@ pub struct NodeSubnetSpec {
     #[schemars(length(max = MOST_POOLS))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pools: Vec<NodePool>,
+
+    /// The ranges of all pools, also of those that do not serve this node, merged. The agent masquerades nothing
+    /// between them.
+    #[schemars(length(max = MOST_POD_RANGES), inner(length(max = 43)))]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pod_ranges: Vec<String>,
 
     /// Addresses whose pods are gone or finished by the API's word: the agent frees them if the node
     /// says the same.

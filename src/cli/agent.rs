@@ -117,6 +117,16 @@ pub(super) struct Args {
     )]
     ip_masq: bool,
 
+    /// Masquerade what pods send to addresses outside of all pools, in the nftables tables `ip cadastre` and
+    /// `ip6 cadastre`; takes the capability NET_ADMIN
+    #[arg(
+        long,
+        env = "CADASTRE_MASQUERADE",
+        default_value_t = false,
+        action = clap::ArgAction::Set
+    )]
+    masquerade: bool,
+
     /// Address of the admin port: /metrics, /healthz, /readyz, /loglevel
     #[arg(long, env = "CADASTRE_ADMIN_ADDRESS", default_value = "0.0.0.0:9818")]
     admin_address: SocketAddr,
@@ -265,6 +275,7 @@ async fn serve(args: Args, template: Template, level: logs::Level) -> anyhow::Re
         publish_interval: args.publish_interval,
         leak_grace: args.leak_grace,
         cri: args.cri_socket,
+        masquerade: args.masquerade,
     };
     let parts = run::Parts {
         client,

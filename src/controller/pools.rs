@@ -9,7 +9,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::survey::{Older, survey_one};
-use crate::api::{Allocate, NodePool};
+use crate::api::{Allocate, MOST_POD_RANGES, NodePool};
 use crate::choice::{Asker, Candidate, Selector, Standing, choose};
 use crate::cluster::seen::{Node, Pool, Text};
 use crate::cluster::world::World;
@@ -143,6 +143,8 @@ pub struct Pools {
     by_age: Vec<Text>,
     /// Names of serving pools, best first (but for room, which only ties need).
     by_rank: Vec<Text>,
+    /// The ranges of all, as nodes are told them
+    pod_ranges: Vec<String>,
 }
 
 impl Pools {
@@ -174,6 +176,17 @@ impl Pools {
             .collect();
         rank.sort_by(|a, b| b.rank().cmp(&a.rank()).then_with(|| a.name.cmp(&b.name)));
         self.by_rank = rank.into_iter().map(|state| state.name.clone()).collect();
+        let told = self.states.values().map(|state| &state.told);
+        let sides = told.flat_map(|told| told.ipv4.iter().chain(&told.ipv6));
+        let ranges = sides.flat_map(|side| &side.cidrs);
+        let ranges = Cidr::merged(ranges.filter_map(|text| Cidr::parse_strict(text).ok()));
+        let texts = ranges.iter().map(ToString::to_string);
+        self.pod_ranges = texts.take(MOST_POD_RANGES).collect();
+    }
+
+    /// The ranges of all pools, merged: in these every address is a pod's.
+    pub fn pod_ranges(&self) -> &[String] {
+        &self.pod_ranges
     }
 
     /// The pool of that name.

@@ -258,6 +258,12 @@ fn wanted(
     let pools = node
         .map(|node| pools(node, &blocks, is, registry))
         .unwrap_or_default();
+    // Who gives no blocks has an agent of ours neither.
+    let pod_ranges = if pools.is_empty() {
+        Vec::new()
+    } else {
+        registry.pools.pod_ranges().to_vec()
+    };
     let previous: Vec<PreviousHolder> = registry
         .rests_of(name)
         .filter(|(_, rest)| !rest.leaving)
@@ -292,6 +298,7 @@ fn wanted(
         machine_id: node.and_then(|node| node.machine.machine_id.as_ref().map(text)),
         pod_cidrs,
         blocks,
+        pod_ranges,
         pools,
         suspects,
         previous,

@@ -179,6 +179,28 @@ impl Cidr {
         Self::new(self.first(), self.len.checked_sub(1)?)
     }
 
+    /// The fewest blocks that have the same addresses, sorted.
+    pub fn merged(all: impl IntoIterator<Item = Self>) -> Vec<Self> {
+        let mut all: Vec<Self> = all.into_iter().collect();
+        all.sort();
+        let mut merged: Vec<Self> = Vec::new();
+        for mut next in all {
+            if merged.last().is_some_and(|last| last.contains(&next)) {
+                continue;
+            }
+            // Two halves of one block, as often as that.
+            while let Some(last) = merged.last()
+                && next.parent().is_some_and(|it| last.parent() == Some(it))
+                && let Some(parent) = next.parent()
+            {
+                merged.pop();
+                next = parent;
+            }
+            merged.push(next);
+        }
+        merged
+    }
+
     /// The block of prefix length `len` around this one; itself if `len` is not shorter.
     pub(super) fn widened(&self, len: u8) -> Self {
         let len = len.min(self.len);
@@ -233,6 +255,22 @@ mod tests {
             cidr("fd00::/64").last().to_string(),
             "fd00::ffff:ffff:ffff:ffff"
         );
+    }
+
+    #[test]
+    fn merged_blocks_are_the_fewest_of_the_same_addresses() {
+        let all = [
+            "10.0.3.0/24",
+            "10.0.0.0/24",
+            "10.0.2.0/24",
+            "10.0.1.0/24",
+            "10.0.1.8/30",
+        ];
+        let merged = |all: &[&str]| Cidr::merged(all.iter().map(|it| cidr(it)));
+        assert_eq!(merged(&all), [cidr("10.0.0.0/22")]);
+        let apart = [cidr("10.0.1.0/24"), cidr("10.0.2.0/24"), cidr("fd00::/64")];
+        assert_eq!(merged(&["fd00::/64", "10.0.2.0/24", "10.0.1.0/24"]), apart);
+        assert_eq!(merged(&["0.0.0.0/1", "128.0.0.0/1", "::/0"]).len(), 2);
     }
 
     #[test]

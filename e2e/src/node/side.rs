@@ -46,11 +46,30 @@ impl NodeSide {
         }
     }
 
+    /// Our plugin and our agent, which writes the CNI configuration from a template that comes along.
+    pub fn shipped(template: &str, flags: &[&str], user: &str) -> Result<Self> {
+        Ok(Self {
+            plugins: vec![("cadastre-ipam".to_owned(), daemon::plugin()?)],
+            configs: Vec::new(),
+            agent: Some(Agent::cadastre(template, flags, user)?),
+        })
+    }
+
     /// Our plugin behind `main`, a main plugin without its `ipam`, and our agent, with these flags
     /// besides, as `user`. The agent writes the CNI configuration once the node holds something.
     pub fn cadastre(main: &Value, flags: &[&str], user: &str) -> Result<Self> {
         let mut main = main.clone();
         main["ipam"] = json!({"type": "cadastre-ipam"});
+        Ok(Self {
+            plugins: vec![("cadastre-ipam".to_owned(), daemon::plugin()?)],
+            configs: vec![("template.json".to_owned(), conflist(&main))],
+            agent: Some(Agent::cadastre("/etc/cni/template.json", flags, user)?),
+        })
+    }
+}
+
+impl Agent {
+    fn cadastre(template: &str, flags: &[&str], user: &str) -> Result<Self> {
         let agent = daemon::binary()?.display().to_string();
         let fixed = [
             "agent",
@@ -59,16 +78,12 @@ impl NodeSide {
             "--cni-conf",
             "/etc/cni/net.d/10-pods.conflist",
             "--cni-conf-template",
-            "/etc/cni/template.json",
+            template,
         ];
         let args = fixed.iter().chain(flags).map(ToString::to_string);
         Ok(Self {
-            plugins: vec![("cadastre-ipam".to_owned(), daemon::plugin()?)],
-            configs: vec![("template.json".to_owned(), conflist(&main))],
-            agent: Some(Agent {
-                args: std::iter::once(agent).chain(args).collect(),
-                user: user.to_owned(),
-            }),
+            args: std::iter::once(agent).chain(args).collect(),
+            user: user.to_owned(),
         })
     }
 }

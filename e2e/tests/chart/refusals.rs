@@ -13,6 +13,7 @@ async fn wrong_values_are_refused_with_their_path() {
         (&["controller.adminPort=70000"], &["adminPort"]),
         (&["agent.cni.template=macvlan"], &["template", "ptp"]),
         (&["agent.cni.confName=x.conf"], &["confName"]),
+        (&["agent.masquerade=yes"], &["masquerade", "auto"]),
         (&["agent.netnsDir=run/netns"], &["netnsDir"]),
         (&["agent.extraArgs={x}"], &["extraArgs"]),
         (&["defaultPool.cidrs={10.0.0.0}"], &["defaultPool", "cidrs"]),

@@ -80,6 +80,26 @@ async fn everything_that_is_off_can_be_switched_on() {
     }
 }
 
+/// With templates of ours agents masquerade; plugins of others may do that themselves.
+#[tokio::test]
+async fn agents_masquerade_with_templates_of_ours_and_where_they_are_told_to() {
+    let custom = "agent.cni.custom=\\{\\}";
+    for (values, is_on) in [
+        (&[][..], true),
+        (&["agent.cni.template=bridge"], true),
+        (&["agent.masquerade=false"], false),
+        (&[custom], false),
+        (&[custom, "agent.masquerade=true"], true),
+        (&["mode=podCIDRs", "agent.masquerade=true"], false),
+        (&["mode=secondary", "agent.masquerade=true"], false),
+    ] {
+        let text = with(values).await;
+        let has = |what: &str| text.contains(what);
+        assert_eq!(has("- --masquerade=true\n"), is_on, "{values:?}");
+        assert_eq!(has("add: [NET_ADMIN]"), is_on, "{values:?}");
+    }
+}
+
 #[tokio::test]
 async fn metrics_behind_tls_and_a_token_bring_what_that_takes() {
     let tls = ["metrics.tlsSecret=admin", "metrics.serviceMonitor=true"];

@@ -11,6 +11,7 @@
 //! | `addresses` | many pods: unique addresses in the right ranges, no leaks |
 //! | `deletions` | DELs that never come, or come three times |
 //! | `crashes` | power cuts, killed and hung processes, no way to the API server |
+//! | `masquerade` | whose address the other side sees |
 //! | `shortage` | exhaustion; blocks of nodes that are gone |
 //! | `machines`, `pods` | helpers: nodes that boot; pods that come, have addresses, and go |
 
@@ -22,6 +23,7 @@ mod crashes;
 mod deletions;
 mod harness;
 mod machines;
+mod masquerade;
 mod pods;
 mod shortage;
 
@@ -75,6 +77,7 @@ fn main() -> ExitCode {
         crashes::the_api_server_is_stopped,
         deletions::never_or_three_times,
         harness::a_killed_harness_leaves_nothing,
+        masquerade::pods_see_each_others_own_addresses_and_all_else_the_nodes,
         shortage::blocks_of_a_node_that_is_gone_serve_another_one,
         shortage::exhaustion_is_told_and_passes_and_the_node_stays_ready,
     ];

@@ -33,7 +33,6 @@ pub const PTP: &str = r#"{
     {
       "type": "ptp",
       "mtu": {{MTU}},
-      "ipMasq": true,
       "ipam": {"type": "cadastre-ipam", "routes": {{ROUTES}}}
     },
     {"type": "portmap", "capabilities": {"portMappings": true}, "snat": true}
@@ -53,7 +52,6 @@ pub const BRIDGE: &str = r#"{
       "mtu": {{MTU}},
       "isDefaultGateway": true,
       "hairpinMode": true,
-      "ipMasq": true,
       "ipam": {"type": "cadastre-ipam"}
     },
     {"type": "portmap", "capabilities": {"portMappings": true}, "snat": true}

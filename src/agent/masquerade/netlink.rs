@@ -1,0 +1,153 @@
+//! Messages of netlink: bytes with a length in front, one in the other, in words of four bytes.
+
+use std::io;
+
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, recv, send, socket_with,
+};
+
+/// Flags of a message.
+pub const REQUEST: u16 = 1;
+pub const ACK: u16 = 4;
+pub const EXCLUSIVE: u16 = 0x200;
+pub const CREATE: u16 = 0x400;
+pub const APPEND: u16 = 0x800;
+
+const ERROR: u16 = 2;
+const HEADER: usize = 16;
+/// `NLA_F_NESTED`
+const NESTED: u16 = 0x8000;
+
+/// Several messages, or what is in one of them.
+#[derive(Debug, Default)]
+pub struct Bytes(Vec<u8>);
+
+impl Bytes {
+    /// A message of `nfnetlink` with what `fill` puts into it.
+    pub fn message(
+        mut self,
+        kind: u16,
+        flags: u16,
+        family: u8,
+        resource: u16,
+        body: &Self,
+    ) -> Self {
+        let length = u32::try_from(HEADER + 4 + body.0.len()).unwrap_or(u32::MAX);
+        self.0.extend(length.to_ne_bytes());
+        self.0.extend(kind.to_ne_bytes());
+        self.0.extend((flags | REQUEST).to_ne_bytes());
+        // Sequence number and port: answers are told apart by nothing else than their socket.
+        self.0.extend([0; 8]);
+        self.0.extend([family, 0]);
+        self.0.extend(resource.to_be_bytes());
+        self.0.extend(&body.0);
+        self
+    }
+
+    /// An attribute.
+    pub fn bytes(mut self, kind: u16, value: &[u8]) -> Self {
+        let length = u16::try_from(4 + value.len()).unwrap_or(u16::MAX);
+        self.0.extend(length.to_ne_bytes());
+        self.0.extend(kind.to_ne_bytes());
+        self.0.extend(value);
+        self.0.resize(self.0.len().next_multiple_of(4), 0);
+        self
+    }
+
+    /// A number, as nf_tables has them.
+    pub fn number(self, kind: u16, value: u32) -> Self {
+        self.bytes(kind, &value.to_be_bytes())
+    }
+
+    /// A text that ends with a zero.
+    pub fn text(self, kind: u16, value: &str) -> Self {
+        self.bytes(kind, &[value.as_bytes(), &[0]].concat())
+    }
+
+    /// Attributes in one.
+    pub fn nested(self, kind: u16, inner: &Self) -> Self {
+        self.bytes(kind | NESTED, &inner.0)
+    }
+}
+
+/// Sends messages of which at least one asks for an answer, and returns the first error that came back. The kernel
+/// has carried them out, and answered, when it has taken them.
+pub fn exchange(messages: &Bytes) -> io::Result<()> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let netfilter = Some(netlink::NETFILTER);
+    let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, netfilter)?;
+    rustix::net::sockopt::set_socket_send_buffer_size(&socket, messages.0.len() * 2 + 65_536)?;
+    send(&socket, &messages.0, SendFlags::empty())?;
+    let mut answered = false;
+    loop {
+        let mut answer = vec![0; 16_384];
+        let length = match recv(&socket, &mut answer[..], RecvFlags::empty()) {
+            Ok((length, _)) => length,
+            Err(rustix::io::Errno::AGAIN) if answered => return Ok(()),
+            Err(rustix::io::Errno::AGAIN) => {
+                return Err(io::Error::other("the kernel does not answer"));
+            }
+            Err(error) => return Err(error.into()),
+        };
+        for code in codes(answer.get(..length).unwrap_or_default()) {
+            answered = true;
+            if code != 0 {
+                return Err(io::Error::from_raw_os_error(code.saturating_neg()));
+            }
+        }
+    }
+}
+
+/// The error codes in answers; 0 where all went well.
+fn codes(mut answers: &[u8]) -> Vec<i32> {
+    let mut codes = Vec::new();
+    let word =
+        |at: usize, from: &[u8]| -> Option<[u8; 4]> { from.get(at..at + 4)?.try_into().ok() };
+    while let Some(length) = word(0, answers).map(u32::from_ne_bytes) {
+        let length = usize::try_from(length).unwrap_or(usize::MAX).max(HEADER);
+        let kind = word(4, answers).map(|it| u16::from_ne_bytes([it[0], it[1]]));
+        if kind == Some(ERROR) {
+            codes.extend(word(HEADER, answers).map(i32::from_ne_bytes));
+        }
+        answers = answers
+            .get(length.next_multiple_of(4)..)
+            .unwrap_or_default();
+    }
+    codes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attributes_have_their_length_in_front_and_end_at_a_word() {
+        let inner = Bytes::default().number(1, 7);
+        let all = Bytes::default().text(2, "ab").nested(3, &inner);
+        let length = |n: u16| n.to_ne_bytes();
+        let mut wanted = Vec::new();
+        wanted.extend([length(7), length(2)].concat());
+        wanted.extend(b"ab\0\0");
+        wanted.extend([length(12), length(0x8003), length(8), length(1)].concat());
+        wanted.extend([0, 0, 0, 7]);
+        assert_eq!(all.0, wanted);
+    }
+
+    #[test]
+    fn answers_that_are_cut_short_are_no_error() {
+        let error = |code: i32| {
+            let mut bytes = 36_u32.to_ne_bytes().to_vec();
+            bytes.extend([ERROR.to_ne_bytes(), [0, 0]].concat());
+            bytes.extend([0; 8]);
+            bytes.extend(code.to_ne_bytes());
+            bytes.extend([0; 16]);
+            bytes
+        };
+        let both = [error(0), error(-17)].concat();
+        assert_eq!(codes(&both), [0, -17]);
+        for end in 0..both.len() {
+            assert!(codes(&both[..end]).len() <= 2);
+        }
+        assert_eq!(codes(&[0; 64]), [0; 0]);
+    }
+}
