@@ -141,9 +141,7 @@ impl Request {
                 | Request::ReadBlock { .. }
         )
     }
-}
 
-impl Request {
     /// Whether it is a write that might do harm if it were decided by somebody who leads no more. An
     /// assignment waits for being named by the Lease already; a touch fences off, a status decides
     /// nothing.

@@ -190,6 +190,13 @@ pub struct BlockWord {
     pub released: bool,
 }
 
+impl BlockWord {
+    /// Whether addresses of it are in use, or rest after use.
+    pub fn is_in_use(&self) -> bool {
+        !self.released && self.used + self.cooling > 0
+    }
+}
+
 impl AgentReport {
     /// What it says of the block with that UID.
     pub fn of_block(&self, cidr: &Cidr, uid: &str) -> Option<&BlockWord> {

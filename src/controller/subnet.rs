@@ -68,12 +68,10 @@ impl Subnets {
 
     /// The next request, if podCIDRs that were given long ago are not recorded.
     pub fn next_overdue(&mut self, cx: &mut Context) -> Option<(Request, Purpose)> {
-        let now = cx.now.mono;
-        let is_due = |(at, _): &(Duration, Text)| *at + RECORD_WAITS <= now;
-        while self.unrecorded.front().is_some_and(is_due) {
-            let Some((_, name)) = self.unrecorded.pop_front() else {
-                break;
-            };
+        while let Some((at, name)) = self.unrecorded.front().cloned()
+            && at + RECORD_WAITS <= cx.now.mono
+        {
+            self.unrecorded.pop_front();
             if let Some(found) = self.request(name, true, cx) {
                 return Some(found);
             }

@@ -21,6 +21,7 @@ use std::collections::BTreeMap;
 use super::Now;
 use super::account::report_of;
 use super::blocks::machine_in;
+use super::pools::PoolState;
 use super::registry::Registry;
 use crate::api::{Allocate, HeldBlock, MOST_BLOCKS};
 use crate::cluster::seen::{AgentReport, BlockWord, Node, Text};
@@ -104,7 +105,7 @@ impl Registry {
             let known = self.blocks.get(&word.cidr);
             let is_theirs = known.is_some_and(|entry| entry.owner.uid == node.uid);
             let unheard = Mutation::ForgottenBlockNotTakenUp.is_on();
-            if word.released || word.used + word.cooling == 0 || is_theirs || unheard {
+            if !word.is_in_use() || is_theirs || unheard {
                 continue;
             }
             let is_claimed = self.ledger.overlapping(&word.cidr).next().is_some();
@@ -120,7 +121,7 @@ impl Registry {
                 // Once something comes free, all have spoken, or a pool is another one, it may be.
                 _ => {
                     is_stray = true;
-                    if more < MOST_BLOCKS && self.is_of_a_pool(&word.cidr) {
+                    if more < MOST_BLOCKS && self.source_of(&word.cidr).is_some() {
                         strays.push(word.cidr);
                     }
                 }
@@ -135,23 +136,14 @@ impl Registry {
     /// The node of that UID is gone, and its agent used blocks that nobody has: they are the dead node's, so that
     /// they rest.
     pub fn keep_for_rest(&mut self, name: &Text, uid: &Text, world: &World, now: Now) {
-        let subnet = world.subnets.get(name);
-        let report = subnet.and_then(|it| it.report.clone());
+        let report = world.subnets.get(name).and_then(|it| it.report.as_deref());
         let report = report.filter(|it| it.node_uid == *uid);
-        for word in report.iter().flat_map(|it| &it.blocks) {
-            let in_use = !word.released && word.used + word.cooling > 0;
-            let pool = self.pools.of(&word.cidr).map(|pool| pool.name.clone());
-            let Some(pool) = pool.filter(|_| in_use && self.is_of_a_pool(&word.cidr)) else {
-                continue;
-            };
-            let held = HeldBlock {
-                cidr: word.cidr.to_string(),
-                uid: word.uid.to_string(),
-                pool: pool.to_string(),
-                recall: None,
-                reserved: Vec::new(),
-            };
-            self.recall_listed(name, uid, &held, false, now);
+        let words = report.into_iter().flat_map(|it| &it.blocks);
+        for word in words.filter(|word| word.is_in_use()) {
+            if let Some(pool) = self.source_of(&word.cidr) {
+                let held = held(word, pool);
+                self.recall_listed(name, uid, &held, false, now);
+            }
         }
     }
 
@@ -172,12 +164,11 @@ impl Registry {
         }
     }
 
-    /// Whether a pool could have given it to some node.
-    fn is_of_a_pool(&self, block: &Cidr) -> bool {
-        let pool = self.pools.of(block);
-        let pool = pool.filter(|pool| pool.allocate == Allocate::Blocks);
-        let len = pool.and_then(|pool| pool.space.block_len(block.family()));
-        len.is_some_and(|len| len <= block.len())
+    /// The pool that could have given the block to some node.
+    fn source_of(&self, block: &Cidr) -> Option<&PoolState> {
+        let pool = self.pools.of(block)?;
+        let len = pool.space.block_len(block.family())?;
+        (pool.allocate == Allocate::Blocks && len <= block.len()).then_some(pool)
     }
 
     /// The block as the node could have got it by asking, `more` of them besides those that it has.
@@ -188,23 +179,25 @@ impl Registry {
         report: &AgentReport,
         more: usize,
     ) -> Option<HeldBlock> {
-        let pool = self.pools.of(&word.cidr)?;
+        let pool = self.source_of(&word.cidr)?;
         let family = word.cidr.family();
         let of_pool = self.blocks.of(&node.uid);
         let of_pool = of_pool.filter(|it| it.pool == pool.name && it.cidr.family() == family);
         let of_pool = of_pool.filter(|it| !it.is_released(Some(report)));
         let most = pool.terms.most.filter(|_| !self.after_gap);
-        let fits = pool.allocate == Allocate::Blocks
-            && pool.selects(node)
-            && pool.space.block_len(family)? <= word.cidr.len()
-            && of_pool.count() + more < most.unwrap_or(MOST_BLOCKS);
-        fits.then(|| HeldBlock {
-            cidr: word.cidr.to_string(),
-            uid: word.uid.to_string(),
-            pool: pool.name.to_string(),
-            recall: None,
-            reserved: Vec::new(),
-        })
+        let fits = pool.selects(node) && of_pool.count() + more < most.unwrap_or(MOST_BLOCKS);
+        fits.then(|| held(word, pool))
+    }
+}
+
+/// As a NodeSubnet lists the block.
+fn held(word: &BlockWord, pool: &PoolState) -> HeldBlock {
+    HeldBlock {
+        cidr: word.cidr.to_string(),
+        uid: word.uid.to_string(),
+        pool: pool.name.to_string(),
+        recall: None,
+        reserved: Vec::new(),
     }
 }
 

@@ -51,16 +51,11 @@ impl Leader {
             }
             _ => {}
         }
-        if let Outcome::Node(node) = outcome {
-            // podCIDRs are frozen once set: true even where a relist keeps the answer out of the table.
-            if !node.is_empty() {
-                self.registry.intents.settled(&node.uid);
-            }
-            let known = world.nodes.get(&node.name);
-            let behind = known.is_some_and(|known| known.uid == node.uid && known.is_empty());
-            if behind && self.registry.sync(node).freed {
-                self.space_came();
-            }
+        // podCIDRs are frozen once set.
+        if let Outcome::Node(node) = outcome
+            && !node.is_empty()
+        {
+            self.registry.intents.settled(&node.uid);
         }
         self.note(purpose, outcome, world, reports, now);
         let mut cx = Context {
