@@ -118,7 +118,7 @@ impl Agent {
         // It had blocks, and gets one again when a pod comes.
         let has_lent = || {
             let may_ask = self.followed && self.parts.service.known.lock().may_ask();
-            may_ask && (self.files.is_configured() || !self.let_go.is_empty())
+            may_ask && (self.files.is_configured() || self.has_let_go)
         };
         if !gives && !has_lent() {
             let why = match (&self.node, &self.subnet) {

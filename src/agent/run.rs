@@ -4,7 +4,6 @@
 //! brought it about. One task owns all state; only what takes long (the API server, the runtime) runs
 //! beside it and comes back as a message.
 
-use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -142,8 +141,8 @@ pub(super) struct Agent {
     pub is_cut: bool,
     pub proving: bool,
     pub wrong: Vec<String>,
-    /// Blocks, by CIDR and UID, that were let go of since the start
-    pub let_go: BTreeSet<(Cidr, String)>,
+    /// Whether a block was let go of since the start
+    pub has_let_go: bool,
     pub files: Kept,
     /// Not there where others masquerade
     pub masquerade: Option<Masquerade>,
@@ -215,7 +214,7 @@ pub async fn run(settings: Settings, parts: Parts, files: Kept) -> anyhow::Resul
         is_cut: false,
         proving: false,
         wrong: Vec::new(),
-        let_go: BTreeSet::new(),
+        has_let_go: false,
         files,
         masquerade,
         tasks: JoinSet::new(),

@@ -25,9 +25,6 @@ const STORE_PAUSE: Duration = Duration::from_secs(2);
 /// While addresses cool, what is free changes by itself.
 const COOLING_PAUSE: Duration = Duration::from_secs(15);
 
-/// More blocks that were let go of are not remembered.
-const MOST_LET_GO: usize = 4_096;
-
 /// What is answered until the store can be used.
 pub(super) const STARTING: &str =
     "this node's agent starts and has not opened its store yet: try again";
@@ -145,15 +142,10 @@ impl Agent {
             return;
         };
         self.offer(&wanted);
-        let mut held = wanted.clone();
-        let again = let_go_before(&mut held, &self.let_go);
+        let held = wanted.clone();
         let done = self.parts.ledger.with(move |it| {
             it.hold(&held)?;
-            it.adopt(&known)?;
-            for (cidr, uid) in again {
-                it.release(cidr, &uid)?;
-            }
-            Ok(())
+            it.adopt(&known)
         });
         let done = done.await;
         if let Err(error) = done {
@@ -216,23 +208,18 @@ impl Agent {
         if self.followed {
             let mut any = false;
             for (cidr, uid) in to_let_go(&snapshot, &wishes, &self.recalled()) {
-                let released = self.parts.ledger.with({
-                    let uid = uid.clone();
-                    move |it| it.release(cidr, &uid)
-                });
+                let released = self.parts.ledger.with(move |it| it.release(cidr, &uid));
                 match released.await {
                     Ok(true) => {
                         info!(block = %cidr, "let go of an empty block");
                         any = true;
-                        if self.let_go.len() < MOST_LET_GO {
-                            self.let_go.insert((cidr, uid));
-                        }
                     }
                     Ok(false) => {}
                     Err(error) => return self.store_failed(&error).await,
                 }
             }
             if any {
+                self.has_let_go = true;
                 match self.parts.ledger.look().await {
                     Ok(later) => snapshot = later,
                     Err(error) => return self.store_failed(&error).await,
@@ -349,20 +336,6 @@ impl Agent {
             }
         }
     }
-}
-
-/// Those that are listed though they were let go of, which nothing may be given from: the API was put back
-/// to an older state, and they may be other nodes' by now.
-fn let_go_before(holding: &mut Holding, let_go: &BTreeSet<(Cidr, String)>) -> Vec<(Cidr, String)> {
-    let mut again = Vec::new();
-    for block in &mut holding.blocks {
-        let key = (block.cidr, block.uid.clone());
-        if let_go.contains(&key) {
-            block.draining = true;
-            again.push(key);
-        }
-    }
-    again
 }
 
 fn is_of(spec: &Result<NodeSubnetSpec, String>, uid: &str) -> bool {

@@ -45,6 +45,8 @@ pub struct Model {
     pub freed: Vec<Freed>,
     /// In which boot a DEL was asked for, and when
     pub deleted: BTreeMap<Attachment, (String, Duration)>,
+    /// By CIDR and UID
+    pub given_back: BTreeSet<(Cidr, String)>,
 }
 
 fn ms(now: &Now) -> u64 {
@@ -392,20 +394,19 @@ impl Model {
     }
 
     pub fn hold(&mut self, holding: &Holding, now: &Now) {
-        let same_node = self.node.as_ref() == Some(&holding.node_uid);
         self.node = Some(holding.node_uid.clone());
         self.pools.clone_from(&holding.pools);
         let listed: BTreeSet<Cidr> = holding.blocks.iter().map(|it| it.cidr).collect();
         for it in &holding.blocks {
-            let old = self.blocks.get(&it.cidr);
-            let released = old.is_some_and(|old| {
-                old.state == BlockState::Released && old.uid == it.uid && same_node
-            });
-            let state = match (released, it.draining) {
-                (true, _) => BlockState::Released,
-                (_, true) => BlockState::Draining,
+            let given_back = self.given_back.contains(&(it.cidr, it.uid.clone()));
+            let state = match (given_back, it.draining) {
+                (true, _) if self.is_empty(it.cidr, now) => BlockState::Released,
+                (true, _) | (_, true) => BlockState::Draining,
                 _ => BlockState::Held,
             };
+            if state == BlockState::Released {
+                self.freed.retain(|freed| freed.block != it.cidr);
+            }
             let block = Block {
                 uid: it.uid.clone(),
                 pool: it.pool.clone(),
@@ -440,6 +441,7 @@ impl Model {
         }
         if empty {
             block.state = BlockState::Released;
+            self.given_back.insert((cidr, uid.to_owned()));
             self.freed.retain(|it| it.block != cidr);
         }
         empty

@@ -73,12 +73,12 @@ pub struct Agent {
     /// Until when it waits for the answer to what it published.
     pub publishing_until: Time,
     pub tick_at: Option<Time>,
-    /// Blocks that it let go of since its start.
-    pub let_go: BTreeSet<Key>,
     /// UIDs of its Nodes that the server has forgotten while it lived: what it has of them is in use.
     pub forgotten: BTreeSet<Text>,
     /// On disk.
     pub blocks: BTreeMap<Key, Held>,
+    /// What it gave back.
+    pub let_go: BTreeSet<Key>,
     pub given: BTreeMap<Addr, Given>,
     /// Pods that wait for addresses.
     pub pending: BTreeSet<Text>,
@@ -113,7 +113,6 @@ impl Agent {
     /// It starts anew: the store is what is left.
     pub fn restart(&mut self) {
         (self.is_off, self.is_gone) = (false, false);
-        self.let_go.clear();
         self.node = None;
         self.seen = None;
         self.subnets.clear();

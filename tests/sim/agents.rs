@@ -182,7 +182,7 @@ impl Sim {
             return self.land(id, *publication);
         }
         if matches!(act, Act::Start) {
-            if self.is_backed_up() && !self.machines.agents[id].is_off {
+            if self.was_restored() && !self.machines.agents[id].is_off {
                 return Ok(());
             }
             self.machines.agents[id].restart();
@@ -361,7 +361,7 @@ impl Sim {
     pub fn befall_agent(&mut self) {
         let id = self.rng.index(self.machines.agents.len().max(1));
         let what = self.rng.below(10);
-        let is_spared = self.is_spared(what);
+        let is_spared = self.is_listened_to();
         let Some(agent) = self.machines.agents.get_mut(id).filter(|_| !is_spared) else {
             return;
         };

@@ -13,10 +13,10 @@
 //! | people | delete Nodes that are back, and take their machines away |
 //!
 //! # What is left out
-//! What docs/backup.md names as not made good: podCIDRs that are forgotten (nobody here remembers them);
-//! agents that are restarted between the backup and the end of the listening, and machines whose Node was
-//! deleted then and that register anew; agents that do not reach the server then, or whose Node somebody deletes
-//! before they have spoken; pools and labels of nodes that were other ones meanwhile.
+//! What docs/backup.md names as not made good: podCIDRs that are forgotten (nobody here remembers them); machines
+//! whose Node was deleted since the backup and that register anew; agents that do not reach the server while agents
+//! are listened to, or whose Node somebody deletes before they have spoken; pools and labels of nodes that were
+//! other ones meanwhile.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -33,7 +33,7 @@ use super::run::{Due, Sim};
 /// Agents notice within that time that the server answers again.
 const NOTICE: Time = 30 * SECOND;
 
-/// So long after the server is back agents reach it, and are not restarted.
+/// So long after the server is back agents reach it.
 const SPARED: Time = 120 * SECOND;
 
 /// What is kept: the server's state, and what the checks remembered of it.
@@ -57,26 +57,10 @@ impl Sim {
             .is_some_and(|(_, restore)| self.now >= restore)
     }
 
-    /// Whether an agent is spared that fault: none is restarted after the backup, and none is hindered
-    /// while it should speak.
-    pub fn is_spared(&self, what: u64) -> bool {
-        let is_speaking = self.is_listened_to();
-        let restarts = what < 3;
-        self.is_backed_up() && (restarts || is_speaking) && self.now < self.spared_until()
-    }
-
     /// Whether it is the time after a restore in which agents speak, and in which nobody deletes a Node whose
     /// machine lives.
     pub fn is_listened_to(&self) -> bool {
         self.was_restored() && self.now < self.down_until + SPARED
-    }
-
-    fn spared_until(&self) -> Time {
-        if self.was_restored() {
-            self.down_until + SPARED
-        } else {
-            Time::MAX
-        }
     }
 
     pub fn back_up(&mut self) {
@@ -86,12 +70,6 @@ impl Sim {
             graves: self.checks.graves.clone(),
             parcels: self.checks.parcels.clone(),
         });
-        for id in 0..self.machines.agents.len() {
-            let agent = &self.machines.agents[id];
-            if agent.is_off && !agent.is_gone {
-                self.after(0, Due::Agent(id, Act::Start));
-            }
-        }
     }
 
     pub fn restore(&mut self) {
@@ -233,6 +211,8 @@ impl Sim {
             agent.held_until = self.now + notice;
             if !agent.is_off {
                 self.list_anew(id);
+            } else if !agent.is_gone {
+                self.after(0, Due::Agent(id, Act::Start));
             }
         }
     }

@@ -9,9 +9,12 @@ use super::super::usable::{union, usable};
 use super::apply::forget;
 use super::choose::{cooldown_ms, terms};
 use super::kv::Table;
-use super::record::{Address, BlockRecord, BlockState, Stamp, cidr_key};
+use super::record::{Address, BlockRecord, BlockState, Stamp, cidr_key, given_back_key};
 use super::tables::{Read, Write};
 use crate::ipam::{Cidr, Span};
+
+/// So many blocks that were given back are remembered, the last ones.
+const MOST_GIVEN_BACK: usize = 1_024;
 
 /// Takes over a holding. Nothing is written where nothing is new.
 pub(in crate::node) fn hold<W: Write + ?Sized>(
@@ -20,7 +23,6 @@ pub(in crate::node) fn hold<W: Write + ?Sized>(
     now: &Now,
 ) -> Result<(), Fault> {
     let stamp = kv.stamp(now)?;
-    let same_node = kv.node()?.as_deref() == Some(&holding.node_uid);
     let before = kv.blocks()?;
     let searched = searched(kv, &before)?;
     put_pools(kv, &holding.pools)?;
@@ -28,13 +30,19 @@ pub(in crate::node) fn hold<W: Write + ?Sized>(
     let listed: BTreeSet<Cidr> = holding.blocks.iter().map(|block| block.cidr).collect();
     let known: BTreeMap<Cidr, BlockRecord> = before.into_iter().collect();
     for block in &holding.blocks {
-        let old = known.get(&block.cidr);
+        let mut old = known.get(&block.cidr);
         let new = BlockRecord {
             uid: block.uid.clone(),
             pool: block.pool.clone(),
-            state: state(block, old, same_node),
+            state: state(kv, block, old, stamp)?,
             reserved: block.reserved.clone(),
         };
+        let is_over = |it: &mut &BlockRecord| it.state != new.state;
+        if new.state == BlockState::Released
+            && let Some(old) = old.take_if(is_over)
+        {
+            remove(kv, block.cidr, old)?;
+        }
         put_block(kv, block.cidr, old, &new, searched.get(&block.cidr))?;
     }
     for (cidr, old) in known.iter().filter(|(cidr, _)| !listed.contains(cidr)) {
@@ -52,16 +60,34 @@ pub(in crate::node) fn hold<W: Write + ?Sized>(
     Ok(())
 }
 
-/// What a listed block is. One that was given back stays so until it has not been listed, or is another:
-/// of another object, or of another node.
-fn state(block: &Block, old: Option<&BlockRecord>, same_node: bool) -> BlockState {
-    match old {
-        Some(old) if old.state == BlockState::Released && same_node && old.uid == block.uid => {
-            BlockState::Released
-        }
-        _ if block.draining => BlockState::Draining,
-        _ => BlockState::Held,
+/// What a listed block is. One that was given back gives nothing again, though it has vanished from the list since:
+/// if it is listed once more, the API was put back to an older state, and it may be another node's by now.
+fn state<R: Read + ?Sized>(
+    kv: &R,
+    block: &Block,
+    old: Option<&BlockRecord>,
+    now: Stamp,
+) -> Result<BlockState, Fault> {
+    let Block { cidr, uid, .. } = block;
+    if old.is_some_and(|it| it.state == BlockState::Released && it.uid == *uid) {
+        return Ok(BlockState::Released);
     }
+    if !kv.was_given_back(*cidr, uid)? {
+        let drains = block.draining;
+        return Ok(if drains {
+            BlockState::Draining
+        } else {
+            BlockState::Held
+        });
+    }
+    // The node may have got the range anew since, as another block, and use it.
+    let pool = old.map_or(&block.pool, |it| &it.pool);
+    let is_empty = is_empty(kv, *cidr, pool, now)?;
+    Ok(if is_empty {
+        BlockState::Released
+    } else {
+        BlockState::Draining
+    })
 }
 
 /// Lets go of a block, if nothing of it is in use or cooling and it is that one. A block that was let go of
@@ -88,7 +114,21 @@ pub(in crate::node) fn release<W: Write + ?Sized>(
         ..old
     };
     put_block(kv, cidr, None, &new, None)?;
+    remember(kv, cidr, uid)?;
     Ok(true)
+}
+
+/// Takes note that a block was given back. The oldest such notes are forgotten.
+fn remember<W: Write + ?Sized>(kv: &mut W, cidr: Cidr, uid: &str) -> Result<(), Fault> {
+    let sequence = kv.take_sequence()?;
+    kv.put_json(Table::GivenBack, &given_back_key(cidr, uid), &sequence)?;
+    let mut notes = kv.given_back()?;
+    notes.sort_unstable();
+    let surplus = notes.len().saturating_sub(MOST_GIVEN_BACK);
+    for (_, key) in &notes[..surplus] {
+        kv.drop_key(Table::GivenBack, key)?;
+    }
+    Ok(())
 }
 
 /// What the search for an address of each block leaves out now: if that changes, it begins anew.
@@ -177,7 +217,7 @@ fn search_anew<W: Write + ?Sized>(kv: &mut W, cidr: Cidr) -> Result<(), Fault> {
 }
 
 /// Whether nothing of a block is in use or cooling.
-fn is_empty<W: Write + ?Sized>(kv: &W, cidr: Cidr, pool: &str, now: Stamp) -> Result<bool, Fault> {
+fn is_empty<R: Read + ?Sized>(kv: &R, cidr: Cidr, pool: &str, now: Stamp) -> Result<bool, Fault> {
     let cooldown = cooldown_ms(&terms(kv, pool)?);
     let mut at = kv.address_from(cidr.first())?;
     while let Some(addr) = at.filter(|addr| cidr.contains_addr(*addr)) {

@@ -29,11 +29,13 @@ pub(in crate::node) enum Table {
     Attachments,
     /// Network, container, interface -> when a DEL of it was asked for, lately
     Deletions,
+    /// CIDR, UID -> sequence: the blocks that were given back last
+    GivenBack,
 }
 
 impl Table {
     /// All of them.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Meta,
         Self::Pools,
         Self::Ranks,
@@ -45,6 +47,7 @@ impl Table {
         Self::Freed,
         Self::Attachments,
         Self::Deletions,
+        Self::GivenBack,
     ];
 }
 

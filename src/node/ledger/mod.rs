@@ -101,14 +101,14 @@ impl<'a> Ledger<'a> {
     /// A block that is listed under another UID is the same block: what was given from it stays given.
     /// One that is no longer listed gives nothing new, and is gone once nothing of it is in use or
     /// cooling. So it is with all blocks of another Node UID that are not listed for the new one. A
-    /// block that was released stays so until a holding does not list it.
+    /// block that was released stays so, also if it vanishes and is listed again, for the last 1,024 of them.
     pub fn hold(&mut self, holding: &Holding) -> Result<(), Fault> {
         hold::hold(self.kv, holding, self.now)
     }
 
     /// Lets go of a block if nothing of it is in use or cooling; whether it is let go of now. `uid` says
-    /// which block is meant: the CIDR may be another's by now. From then on nothing is given from it
-    /// until it has vanished from a holding and is listed anew.
+    /// which block is meant: the CIDR may be another's by now. From then on nothing is given from it;
+    /// the range may come back as another block, of another UID.
     pub fn release(&mut self, cidr: Cidr, uid: &str) -> Result<bool, Fault> {
         hold::release(self.kv, cidr, uid, self.now)
     }

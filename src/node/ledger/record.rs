@@ -120,7 +120,7 @@ pub enum BlockState {
     Draining,
     /// Not listed any more, and some of it is in use or cooling: nothing new is given
     Withdrawn,
-    /// Given back, and still listed: nothing is given until it is listed anew
+    /// Given back, and still listed or listed again: nothing is given from it
     Released,
 }
 
@@ -158,6 +158,11 @@ pub(in crate::node) fn cidr_key(cidr: Cidr) -> [u8; 18] {
     key[..17].copy_from_slice(&address_key(cidr.first()));
     key[17] = cidr.len();
     key
+}
+
+/// A block of that CIDR and UID.
+pub(in crate::node) fn given_back_key(cidr: Cidr, uid: &str) -> Vec<u8> {
+    [&cidr_key(cidr), uid.as_bytes()].concat()
 }
 
 pub(in crate::node) fn cidr_of(key: &[u8]) -> Option<Cidr> {

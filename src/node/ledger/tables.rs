@@ -13,8 +13,8 @@ use super::super::ops::{Attachment, Now};
 use super::kv::{Entry, Kv, KvMut, Table};
 use super::record::{
     ADOPTED, Address, BlockRecord, BlockState, Cursor, Deletion, Freed, Record, Stamp, address_key,
-    address_of, attachment_key, attachment_of, cidr_key, cidr_of, freed_key, network_prefix,
-    pool_key, pool_prefix,
+    address_of, attachment_key, attachment_of, cidr_key, cidr_of, freed_key, given_back_key,
+    network_prefix, pool_key, pool_prefix,
 };
 use crate::ipam::{Addr, Cidr, Family};
 
@@ -101,6 +101,22 @@ pub(in crate::node) trait Read: Kv {
 
     fn block(&self, cidr: Cidr) -> Result<Option<BlockRecord>, Fault> {
         self.json(Table::Blocks, &cidr_key(cidr))
+    }
+
+    /// Whether a block was given back, as far as that is remembered.
+    fn was_given_back(&self, cidr: Cidr, uid: &str) -> Result<bool, Fault> {
+        let key = given_back_key(cidr, uid);
+        Ok(self.get(Table::GivenBack, &key)?.is_some())
+    }
+
+    /// The keys of all blocks that were given back, each with its place in their order.
+    fn given_back(&self) -> Result<Vec<(u64, Vec<u8>)>, Fault> {
+        let mut all = Vec::new();
+        self.scan(Table::GivenBack, &[], &mut |key, value| {
+            all.push((decode(Table::GivenBack, value)?, key.to_vec()));
+            Ok(())
+        })?;
+        Ok(all)
     }
 
     fn blocks(&self) -> Result<Vec<(Cidr, BlockRecord)>, Fault> {

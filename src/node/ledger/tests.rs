@@ -623,7 +623,7 @@ fn what_is_no_longer_listed_stays_with_who_has_it() {
 }
 
 #[test]
-fn a_released_block_is_used_again_when_it_is_listed_anew() {
+fn what_was_given_back_is_used_again_as_another_block_only() {
     let mut node = Node::new(&[("10.0.0.0/30", "")]);
     let it = cidr("10.0.0.0/30");
     node.add_one(1);
@@ -646,7 +646,40 @@ fn a_released_block_is_used_again_when_it_is_listed_anew() {
     assert_eq!(node.state("10.0.0.0/30"), None);
     node.holding.blocks = listed;
     node.hold();
+    assert_eq!(
+        node.state("10.0.0.0/30"),
+        Some(BlockState::Released),
+        "the API was put back to an older state"
+    );
+    assert_eq!(node.add(&ask(2)), Err(Why::NothingHeld));
+    node.holding.blocks[0].uid = "u2".to_owned();
+    node.hold();
     assert_eq!(node.add_one(2), "10.0.0.2");
+    // Put back once more while the range is in use, as another block.
+    node.holding.blocks[0].uid = "u1".to_owned();
+    node.hold();
+    assert_eq!(node.state("10.0.0.0/30"), Some(BlockState::Draining));
+    node.del(2);
+    node.later(30);
+    node.hold();
+    assert_eq!(node.state("10.0.0.0/30"), Some(BlockState::Released));
+}
+
+#[test]
+fn the_last_thousand_blocks_that_were_given_back_are_remembered() {
+    let mut node = Node::new(&[("10.0.0.0/30", "")]);
+    let it = cidr("10.0.0.0/30");
+    for n in 0..=1_024 {
+        node.holding.blocks[0].uid = format!("u{n}");
+        node.hold();
+        assert!(node.ledger().release(it, &format!("u{n}")).unwrap());
+    }
+    node.holding.blocks[0].uid = "u1".to_owned();
+    node.hold();
+    assert_eq!(node.state("10.0.0.0/30"), Some(BlockState::Released));
+    node.holding.blocks[0].uid = "u0".to_owned();
+    node.hold();
+    assert_eq!(node.state("10.0.0.0/30"), Some(BlockState::Held));
 }
 
 #[test]

@@ -22,6 +22,7 @@ fn definition(table: Table) -> Definition {
         Table::Freed => "freed",
         Table::Attachments => "attachments",
         Table::Deletions => "deletions",
+        Table::GivenBack => "given_back",
     })
 }
 
