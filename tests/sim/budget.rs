@@ -1,7 +1,7 @@
 //! How often a process may ask: whatever is refused, unanswered or silent, no loop turns hot.
 //!
 //! Requests about one object that come to nothing are counted over a minute, from one write of it that
-//! came through to the next; so are all requests of a process, and how often it wakes by its clock alone.
+//! came through to the next, and anew for one that was made anew; so are all requests of a process, and how often it wakes by its clock alone.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -86,9 +86,15 @@ impl Budget {
         let fruitless = matches!(outcome, Outcome::Refused(_) | Outcome::Unclear(_));
         let write = request.is_write();
         if write && !fruitless {
-            let first = (place, String::new(), name.clone());
-            self.fruitless.remove(&(place, verb(request), name.clone()));
-            self.fruitless.remove(&first);
+            let kind = verb(request);
+            let is_another = matches!(
+                request,
+                Request::CreateBlock { .. } | Request::DeleteBlock { .. }
+            );
+            self.fruitless.retain(|(of, counted, about), _| {
+                let is_it = *of == place && *about == name;
+                !is_it || !is_another && !counted.is_empty() && *counted != kind
+            });
             return Ok(());
         }
         let (kind, most) = if write {

@@ -86,8 +86,8 @@ pub struct Checks {
     /// UIDs of nodes that a controller gave their podCIDRs.
     pub ours: BTreeSet<Text>,
     pub graves: Vec<Grave>,
-    /// When ranges were first chosen for a node (by UID), by whatever controller.
-    chosen_at: BTreeMap<(Text, Vec<Cidr>), Time>,
+    /// Of ranges that were chosen for a node (by UID): the dead nodes (by UID) that who chose them last had to mind.
+    minded: BTreeMap<(Text, Vec<Cidr>), BTreeSet<Text>>,
     born: BTreeMap<Text, Time>,
     /// Every version of a pool that ever was.
     pub shapes: Vec<Shape>,
@@ -192,7 +192,15 @@ impl Checks {
         if known.decided.contains_key(&key) {
             return Ok(());
         }
-        self.chosen_at.entry(key.clone()).or_insert(now);
+        let hits = |grave: &&Grave| {
+            let mut had = grave.ranges.iter();
+            had.any(|range| a.cidrs.iter().any(|cidr| cidr.overlaps(range)))
+        };
+        let graves = self.graves.iter().filter(hits);
+        let graves = graves.filter(|it| it.recorded || known.buried.contains(&it.uid));
+        let minded: BTreeSet<Text> = graves.map(|it| it.uid.clone()).collect();
+        self.minded.insert(key.clone(), minded.clone());
+        known.minded.insert(key.clone(), minded);
         known.decided.insert(key, now);
         self.dealt(place, a, known, api)?;
         known.chosen.insert((a.name.clone(), a.cidrs.clone()));
@@ -212,6 +220,8 @@ impl Checks {
         for intent in wanted.intents.iter().flat_map(|all| &all.assignments) {
             if inherited.is_some_and(|all| all.assignments.contains(intent)) {
                 let key = (intent.uid.clone(), intent.cidrs.clone());
+                let minded = self.minded.get(&key).cloned().unwrap_or_default();
+                known.minded.entry(key.clone()).or_insert(minded);
                 known.decided.entry(key).or_insert(now);
                 let chosen = (intent.name.clone(), intent.cidrs.clone());
                 known.chosen.insert(chosen);
@@ -614,9 +624,12 @@ impl Checks {
             if !grave.recorded && !seen {
                 continue;
             }
-            // What was on its way before the node went may come true at any time; it was another writer's then.
+            // What was on its way before the node went may come true at any time, and so may what one chose that
+            // knew nothing of it: then who sends it has taken it over from that one.
             let key = (node.uid.clone(), node.pod_cidrs.to_vec());
-            if self.chosen_at.get(&key).is_some_and(|at| *at <= grave.died) {
+            let minded = known.and_then(|known| known.minded.get(&key));
+            let minded = minded.or_else(|| self.minded.get(&key));
+            if minded.is_some_and(|graves| !graves.contains(&grave.uid)) {
                 continue;
             }
             let who = || {

@@ -56,6 +56,9 @@ pub struct Known {
     shown: BTreeMap<Text, (i64, Time)>,
     /// When it first asked for a node (by UID) to have these ranges.
     pub decided: BTreeMap<(Text, Vec<Cidr>), Time>,
+    /// The dead nodes (by UID) that had to be minded when these ranges were chosen for a node, by it or by whom it
+    /// took that over from.
+    pub minded: BTreeMap<(Text, Vec<Cidr>), BTreeSet<Text>>,
 }
 
 impl Known {

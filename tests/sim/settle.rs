@@ -118,7 +118,15 @@ impl Sim {
             };
             let held = self.held();
             let mut held = held.iter().filter(|range| shape.overlaps(range));
-            if pool.deleting && held.all(kept_elsewhere) {
+            // A block that was carved from it keeps it, though its ranges are others by now.
+            let mut specs = self
+                .api
+                .blocks
+                .live
+                .values()
+                .filter_map(|it| it.spec.as_ref().ok());
+            let carved = specs.any(|spec| *spec.pool == *pool.name);
+            if pool.deleting && !carved && held.all(kept_elsewhere) {
                 let text = format!("pool {} is never let go", pool.name);
                 return Err(wrong("collected", text, [pool.name.clone()]));
             }

@@ -122,6 +122,11 @@ impl Entry {
         }
     }
 
+    /// Whether it is chosen only: the API server has not been asked for it.
+    pub(super) fn is_unasked(&self) -> bool {
+        !self.confirmed && self.step == Step::Create && !self.in_flight && !self.to_read
+    }
+
     /// Whether it is on its way out: lost against another, or let go.
     pub fn is_leaving(&self) -> bool {
         self.step == Step::Delete

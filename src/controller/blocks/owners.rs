@@ -43,9 +43,7 @@ impl Registry {
             if entry.owner.resting || entry.is_leaving() {
                 continue;
             }
-            let was_asked_for = entry.in_flight || entry.to_read;
-            if !entry.confirmed && entry.step == Step::Create && !was_asked_for {
-                // Nobody has heard of it.
+            if entry.is_unasked() {
                 if Mutation::DroppedBlockKeepsItsClaim.is_on() {
                     self.blocks.remove(cidr);
                     continue;
@@ -70,6 +68,22 @@ impl Registry {
             }
         }
         cidrs
+    }
+
+    /// Somebody else gave a node these ranges: blocks in them that were chosen only are given up. Returns the
+    /// names of the nodes that they were chosen for.
+    pub fn give_up_unasked(&mut self, foreign: &[Cidr]) -> Vec<Text> {
+        let lies_there = |entry: &&Entry| foreign.iter().any(|it| it.overlaps(&entry.cidr));
+        let given_up = self.blocks.iter().filter(|it| it.is_unasked());
+        let given_up = given_up.filter(|it| !it.owner.resting).filter(lies_there);
+        let given_up: Vec<(Cidr, Text)> = given_up
+            .map(|entry| (entry.cidr, entry.owner.name.clone()))
+            .collect();
+        let drop = |(cidr, name): (Cidr, Text)| {
+            self.drop_block(&cidr);
+            name
+        };
+        given_up.into_iter().map(drop).collect()
     }
 
     /// The machine is back as another Node: it gets the blocks back that rest from it, where their

@@ -326,3 +326,25 @@ fn a_block_that_nobody_has_heard_of_ends_with_its_node() {
     registry.retire_blocks(&gone.name, &gone.uid, &gone.machine, now());
     assert!(registry.ledger.overlapping(&cidr(BLOCK)).next().is_none());
 }
+
+#[test]
+fn a_block_that_was_chosen_only_gives_way_to_what_somebody_else_gave() {
+    let waits = node("a", "a", &[]);
+    let mut registry = Registry::default();
+    let holder = registry
+        .holders
+        .intern(Use::Blocks, &waits.name, &waits.uid);
+    let claim = registry.ledger.record(holder, cidr(BLOCK), State::InFlight);
+    registry.begin_block(claim, cidr(BLOCK), &"p".into(), &waits, now());
+    let elsewhere = cidr("10.1.0.0/24");
+    assert!(registry.give_up_unasked(&[elsewhere]).is_empty());
+    let asked = |registry: &mut Registry, is: bool| {
+        registry.blocks.get_mut(&cidr(BLOCK)).unwrap().in_flight = is;
+    };
+    asked(&mut registry, true);
+    let foreign = cidr("10.0.0.0/22");
+    assert!(registry.give_up_unasked(&[foreign]).is_empty());
+    asked(&mut registry, false);
+    assert_eq!(registry.give_up_unasked(&[foreign]), [waits.name]);
+    assert!(registry.ledger.overlapping(&cidr(BLOCK)).next().is_none());
+}

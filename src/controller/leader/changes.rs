@@ -181,6 +181,9 @@ impl Leader {
             self.podcidrs.queue.add(node.name.clone());
             return;
         }
+        for name in self.registry.give_up_unasked(&synced.foreign) {
+            self.demand.add_name(&name, world, &self.registry);
+        }
         self.registry.intents.settled(&node.uid);
         self.podcidrs.served(node, reports);
         report_overlaps(node, &synced, reports);
