@@ -146,6 +146,7 @@ impl Agent {
                         new.push(key);
                     }
                     (held.node, held.reserved, held.recall) = (uid.clone(), reserved, told.recall);
+                    held.pool = told.pool.as_str().into();
                     (held.released, held.vanished) = (false, false);
                     held.listed = true;
                 }
@@ -154,6 +155,7 @@ impl Agent {
                     if let Some(held) = self.blocks.get_mut(&key) {
                         (held.node, held.reserved, held.recall) =
                             (uid.clone(), reserved, told.recall);
+                        held.pool = told.pool.as_str().into();
                         held.listed = true;
                         new.push(key);
                         continue;

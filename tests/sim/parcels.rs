@@ -193,9 +193,10 @@ impl Checks {
         }
     }
 
-    fn is_edited(&self, block: &Key) -> bool {
-        let life = self.parcels.lives.get(block);
-        life.is_some_and(|life| life.edited)
+    /// Whether somebody edited a block of that address.
+    fn was_edited(&self, addr: Addr) -> bool {
+        let mut lives = self.parcels.lives.iter();
+        lives.any(|(key, life)| life.edited && key.0.contains_addr(addr))
     }
 
     fn is_listed_to(&self, block: Option<&Block>, spec: &BlockSpec) -> bool {
@@ -510,7 +511,7 @@ impl Sim {
                 && !self.checks.ghosts.contains(&other.uid)
                 && !self.checks.given_too_late.contains(&other.uid);
             // Who edits a dead node's block by hand says whose it is.
-            let edited = self.checks.is_edited(block);
+            let edited = self.checks.was_edited(addr);
             // How long a dead node's addresses rest is told by clocks.
             let of_dead = || {
                 let of_pod = self.machines.of_pod.get(&other.uid);
