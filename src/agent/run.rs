@@ -31,7 +31,6 @@ use super::service::Service;
 use crate::api::{NodeLite, NodeSubnetLite, PodLite};
 use crate::cluster::seen::Change;
 use crate::cluster::watch::{LastHeard, Patience, Pauses, Source, Step, follow};
-use crate::ipam::Cidr;
 use crate::node::{Attachment, Holding, Snapshot, clock};
 use crate::telemetry::{AgentMetrics, Readiness};
 

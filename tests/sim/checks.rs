@@ -798,7 +798,9 @@ impl Checks {
         let before = self.last_told.insert((place, about), text.clone());
         let times = self.told.entry((place, text.clone())).or_default();
         *times += 1;
-        if before.as_ref() == Some(&text) || *times > OFTEN {
+        // Blocks come and go, and with them a limit is reached and left.
+        let again = before.as_ref() == Some(&text) && report.reason != "BlockLimitReached";
+        if again || *times > OFTEN {
             let text = format!("{place} tells {times} times: {text}");
             return Err(Violation::new("reports", text, []));
         }

@@ -20,6 +20,7 @@
 //! | `checks`, `known`, `shape` | what must hold after each step |
 //! | `parcels` | the same of affinity blocks |
 //! | `budget` | how often a process may ask |
+//! | `served` | who waits although it could be served |
 //! | `settle`, `settle_blocks` | what must hold in the end |
 //! | `trace`, `words` | what happened, for people |
 //! | `mutations`, `proofs` | that the checks can fail: bugs made on purpose, and what finds them |
@@ -58,6 +59,7 @@ mod restore;
 mod rng;
 mod run;
 mod search;
+mod served;
 mod settle;
 mod settle_blocks;
 mod shape;

@@ -69,6 +69,14 @@ pub struct Network {
     pub lease_lost: u32,
 }
 
+impl Network {
+    fn total(&self) -> u32 {
+        let lost = self.lost_before + self.lost_after + self.late + self.last_words;
+        let refused = self.refused + self.busy + self.rejected;
+        lost + refused + self.slow + self.lagging + self.gap + self.lease_lost
+    }
+}
+
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
     pub pause: u32,
@@ -263,6 +271,11 @@ impl Plan {
             restore: Some((backup, restore)),
             ..self
         }
+    }
+
+    /// Whether nothing befalls requests and watches in this run, and hardly anything processes.
+    pub fn is_mild(&self) -> bool {
+        self.network.total() == 0
     }
 
     /// Nobody can go by a clock: monotonic ones stand still while their machine does (a virtual machine that

@@ -148,6 +148,20 @@ impl Run {
         }
     }
 
+    /// Whether none of its watches is cut.
+    pub fn hears(&self, now: Time) -> bool {
+        let feeds = &self.feeds;
+        let held = [
+            feeds.nodes.held_until,
+            feeds.pools.held_until,
+            feeds.subnets.held_until,
+            feeds.blocks.held_until,
+            feeds.services.held_until,
+            feeds.pods.held_until,
+        ];
+        held.into_iter().all(|until| until <= now)
+    }
+
     /// What its controller is told of who leads.
     pub fn leadership(&self) -> Leadership {
         let mut leadership = self.elector.leadership();

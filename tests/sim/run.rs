@@ -24,6 +24,7 @@ use super::process::{Process, Run, Watched};
 use super::proofs::Weather;
 use super::restore::Backup;
 use super::rng::Rng;
+use super::served::{LOOK, Served};
 use super::trace::Trace;
 
 /// How many seeds put the API server back to an older state, of ten thousand.
@@ -69,6 +70,8 @@ pub enum Due {
     LeaseAnswer(Where, Box<Answer>),
     /// A graceful stop runs out of time.
     GiveUp(Where),
+    /// It is looked who waits.
+    Served,
     /// Something comes to an agent.
     Agent(usize, Act),
     /// A pod's addresses are told (UID); it finishes (name).
@@ -203,6 +206,7 @@ pub struct Sim {
     pub on_wire: BTreeMap<(Where, RequestId), Outgoing>,
     pub world: super::workload::World,
     pub machines: Machines,
+    pub served: Served,
     pub backup: Option<Backup>,
     /// Until then the API server does not answer.
     pub down_until: Time,
@@ -262,6 +266,7 @@ impl Sim {
             on_wire: BTreeMap::new(),
             world: super::workload::World::default(),
             machines: Machines::default(),
+            served: Served::default(),
             backup: None,
             down_until: 0,
             registering: BTreeSet::new(),
@@ -288,6 +293,7 @@ impl Sim {
             sim.after(at, Due::Start(process));
         }
         sim.after(MS, Due::Work);
+        sim.after(LOOK, Due::Served);
         sim.after(sim.plan.fault_every, Due::Fault);
         sim.after(sim.plan.rough_for, Due::Calm);
         if let Some((backup, restore)) = sim.plan.restore {
@@ -394,6 +400,10 @@ impl Sim {
             Due::GiveUp(place) if self.awake(place, Due::GiveUp) => return self.wind_down(place),
             Due::Unbind(name, uid) => self.unbind(&name, &uid),
             Due::PodGone(name) => self.pod_gone(&name),
+            Due::Served => {
+                let verdict = self.look_who_waits();
+                return self.judge(verdict);
+            }
             Due::Backup => self.back_up(),
             Due::Restore => self.restore(),
             Due::Register(node) => self.register_anew(*node),
@@ -414,6 +424,29 @@ impl Sim {
             order: self.order,
             due,
         }));
+    }
+
+    /// What processes put off until they would have stood still or been cut off no more comes now.
+    pub fn resume(&mut self) {
+        let now = self.now;
+        for Reverse(mut entry) in std::mem::take(&mut self.heap).into_sorted_vec() {
+            let is_put_off = matches!(
+                entry.due,
+                Due::Tell(_) | Due::Send(..) | Due::Answer(..) | Due::LeaseAnswer(..)
+            );
+            if is_put_off {
+                entry.at = entry.at.min(now);
+            }
+            self.heap.push(Reverse(entry));
+        }
+        for process in 0..self.processes.len() {
+            let place = Where {
+                process,
+                incarnation: self.processes[process].incarnation,
+            };
+            self.after(0, Due::Lease(place));
+            self.after(0, Due::Look(place));
+        }
     }
 
     /// Whether the API server does not answer.

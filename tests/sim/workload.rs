@@ -766,6 +766,7 @@ impl Sim {
                 process.clocks.set_pace(self.now, 1_000_000, self.now);
             }
         }
+        self.resume();
         for process in 0..self.processes.len() {
             let place = Where {
                 process,

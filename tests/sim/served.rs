@@ -1,0 +1,214 @@
+//! Whoever can be served is served, within a minute: looked at all along, not at rest only.
+//!
+//! Every few seconds the API server's own state is asked who waits although something was free for it
+//! all the time. Where an address is free, a block can be carved, as small as need be. What has just
+//! come free counts from a moment at which nobody doubts it: quarantines are over by then, and writes
+//! of unclear outcome are read.
+//!
+//! # When it is promised
+//! While one leader is up, deals and has had answers and news for that minute: after the faults, and
+//! all along in runs without any. A leader that follows a gap lets agents speak first, which takes so long more.
+//! Not after a restore, nor while pools hold back from another writer, nor where people undo what is written.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use cadastre::api::{Allocate, Recall};
+use cadastre::cluster::lease::Leadership;
+use cadastre::cluster::seen::{Node, Text};
+use cadastre::ipam::{Cidr, Family};
+
+use super::agent::key;
+use super::checks::{Violation, records};
+use super::clock::{SECOND, Time};
+use super::run::{Due, Sim};
+use super::shape::Shape;
+
+/// How often it is looked.
+pub const LOOK: Time = 5 * SECOND;
+
+/// So long somebody may wait for what is free.
+const PATIENCE: Time = 60 * SECOND;
+
+/// So much longer under a leader that lets agents speak first.
+const LISTENING: Time = 50 * SECOND;
+
+/// So long after a node's death all doubt about its ranges is over: the longest quarantine, its pods.
+const DOUBT: Time = 180 * SECOND;
+
+/// Who waits (by UID) for which pool: since when, and what has been free for it since then, of each family.
+#[derive(Default)]
+pub struct Served {
+    waits: BTreeMap<(Text, Text), Wait>,
+}
+
+struct Wait {
+    since: Time,
+    free: Vec<BTreeSet<Cidr>>,
+}
+
+impl Sim {
+    /// Looks who waits.
+    pub fn look_who_waits(&mut self) -> Result<(), Violation> {
+        self.after(LOOK, Due::Served);
+        let Some(patience) = self.patience() else {
+            self.served = Served::default();
+            return Ok(());
+        };
+        let mut before = std::mem::take(&mut self.served.waits);
+        let doubted = self.doubted();
+        for (node, pool, free) in self.who_could_be_served(&doubted) {
+            let key = (node.uid.clone(), pool.clone());
+            let still = before.remove(&key).map(|known| Wait {
+                since: known.since,
+                free: known.free.iter().zip(&free).map(|(a, b)| a & b).collect(),
+            });
+            let still = still.filter(|it| it.free.iter().all(|free| !free.is_empty()));
+            let since = self.now;
+            let wait = still.unwrap_or(Wait { since, free });
+            if self.now >= wait.since + patience {
+                let free = wait.free.iter().filter_map(|free| free.first());
+                let free: Vec<String> = free.map(ToString::to_string).collect();
+                let text = format!(
+                    "{} ({}) waits for pool {pool} for {} s, and {} is free all the time",
+                    node.name,
+                    node.uid,
+                    (self.now - wait.since) / SECOND,
+                    free.join(" and ")
+                );
+                return Err(Violation::new("served in time", text, [node.name, pool]));
+            }
+            self.served.waits.insert(key, wait);
+        }
+        Ok(())
+    }
+
+    /// How long somebody may wait for what is free, if anything is promised.
+    fn patience(&self) -> Option<Time> {
+        let plan = &self.plan;
+        let undone = plan.tampering || plan.tampering_blocks || plan.second_writer;
+        let lasting = plan.lasting.trouble.is_some() || plan.lasting.silence.is_some();
+        let is_mild = plan.is_mild() && !lasting;
+        if undone || plan.restore.is_some() || (self.rough && !is_mild) {
+            return None;
+        }
+        let mut leaders = self.processes.iter().filter_map(|process| {
+            let run = process.run.as_ref()?;
+            let Some(Leadership::Leading(tenure)) = &run.told else {
+                return None;
+            };
+            let deals = run.controller.is_dealing() && run.stopping.is_none();
+            deals.then_some((process, run, tenure))
+        });
+        let (process, run, tenure) = leaders.next()?;
+        let is_awake = process.paused_until.max(process.cut_until) <= self.now;
+        if leaders.next().is_some() || !is_awake || !run.hears(self.now) {
+            return None;
+        }
+        let listening = if tenure.follows_a_gap() { LISTENING } else { 0 };
+        Some(PATIENCE + listening)
+    }
+
+    /// Ranges of which the controller may not know yet that they are free.
+    fn doubted(&self) -> Vec<Cidr> {
+        let mut doubted = Vec::new();
+        for grave in &self.checks.graves {
+            if grave.died + DOUBT > self.now {
+                doubted.extend(&grave.ranges);
+            }
+        }
+        for subnet in self.api.subnets.live.values() {
+            let Ok(spec) = &subnet.spec else { continue };
+            doubted.extend(records(spec).into_iter().map(|record| record.range));
+        }
+        for process in &self.processes {
+            let Some(run) = &process.run else { continue };
+            for (uid, ranges) in run.known.decided.keys() {
+                let died = self.checks.parcels.died.get(uid);
+                if died.is_some_and(|died| died + DOUBT > self.now) {
+                    doubted.extend(ranges);
+                }
+            }
+        }
+        doubted
+    }
+
+    /// Nodes that lack something of a pool, and what is free for them of each of its families.
+    fn who_could_be_served(&self, doubted: &[Cidr]) -> Vec<(Node, Text, Vec<BTreeSet<Cidr>>)> {
+        let mut found = Vec::new();
+        let serving = self.serving();
+        let mut free: BTreeMap<Text, Vec<BTreeSet<Cidr>>> = BTreeMap::new();
+        for node in self.api.nodes.live.values().filter(|node| !node.deleting) {
+            for shape in serving.iter().filter(|it| it.matches(&node.labels)) {
+                let lacks = match shape.allocate {
+                    Allocate::NodeCIDR => node.is_empty(),
+                    Allocate::Blocks => self.lacks_of(node, shape),
+                };
+                if !lacks {
+                    continue;
+                }
+                let known = free.entry(shape.name.clone());
+                let free = known.or_insert_with(|| self.free_of(shape, doubted));
+                if free.iter().all(|free| !free.is_empty()) {
+                    found.push((Node::clone(node), shape.name.clone(), free.clone()));
+                }
+            }
+        }
+        found
+    }
+
+    /// What could be carved of a pool: whole podCIDRs, or single addresses.
+    fn free_of(&self, shape: &Shape, doubted: &[Cidr]) -> Vec<BTreeSet<Cidr>> {
+        let held = self.held();
+        let services = self.services_now();
+        let is_free = |block: &Cidr| {
+            let taken = held.iter().chain(&services).chain(doubted);
+            !taken.into_iter().any(|it| it.overlaps(block))
+                && !shape.reserved.iter().any(|span| span.overlaps(block))
+                && !self.pod_in(block)
+                && !self.node_in(block)
+        };
+        let families = shape.families.iter().map(|(family, _, _)| {
+            let mut pieces = shape.clone();
+            if shape.allocate == Allocate::Blocks {
+                let of_family = pieces.families.iter_mut().filter(|(f, _, _)| f == family);
+                of_family.for_each(|(_, _, len)| *len = family.bits());
+            }
+            let pieces = pieces.blocks(*family).into_iter();
+            pieces.filter(|piece| is_free(piece)).collect()
+        });
+        families.collect()
+    }
+
+    /// Whether a node has less of a pool than its agent wants, by what it has told, and may have more.
+    fn lacks_of(&self, node: &Node, shape: &Shape) -> bool {
+        let Some(subnet) = self.api.subnets.get(&node.name) else {
+            return false;
+        };
+        let Ok(spec) = &subnet.spec else { return false };
+        let report = subnet.report.as_deref();
+        let report = report.filter(|report| report.node_uid == node.uid);
+        let Some(report) = report.filter(|_| spec.node_uid.as_deref() == Some(&*node.uid)) else {
+            return false;
+        };
+        let wanted = report.demand.iter().find(|(name, _)| *name == shape.name);
+        let wanted = wanted.map_or(0, |(_, wanted)| *wanted);
+        let of_family = |family: Family| {
+            let own = spec.blocks.iter().filter(|held| *held.pool == *shape.name);
+            let own = own.filter(|held| held.recall != Some(Recall::Drain));
+            own.map(key)
+                .filter(move |(cidr, _)| cidr.family() == family)
+        };
+        let worth = |family: Family| -> u64 {
+            let words = of_family(family).map(|(cidr, uid)| {
+                let word = report.of_block(&cidr, &uid);
+                // What was listed a moment ago is not told of yet.
+                word.map_or(u64::MAX / 64, |word| word.used + word.cooling + word.free)
+            });
+            words.fold(0, u64::saturating_add)
+        };
+        let mut families = shape.families.iter();
+        let at_limit = families.any(|(family, _, _)| of_family(*family).count() >= shape.most);
+        let mut families = shape.families.iter();
+        !at_limit && families.any(|(family, _, _)| worth(*family) < wanted)
+    }
+}
