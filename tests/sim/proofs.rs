@@ -54,6 +54,11 @@ const fn duplicate(weather: Weather, thousands: u64) -> Proof {
     Proof::Simulation(weather, thousands, ONE_HOLDER)
 }
 
+/// Found while it goes wrong, not only at rest.
+const fn liveness(weather: Weather, thousands: u64) -> Proof {
+    Proof::Simulation(weather, thousands, Some("served in time"))
+}
+
 const fn unit(name: &'static str) -> Proof {
     Proof::Test(name)
 }
@@ -69,7 +74,7 @@ pub fn proof(mutation: Mutation) -> Proof {
         UnclearAssignmentFreed => duplicate(Scarce, 1_000),
         UsedAddressesNotAvoided => sim(Strangers, 200),
         BetterPoolNotAwaited => sim(AsDrawn, 5_000),
-        PodCidrWaitersNotWoken => sim(AsDrawn, 1_000),
+        PodCidrWaitersNotWoken => liveness(AsDrawn, 1_000),
         ReturnedRangesShared => unit(
             "controller::podcidr::tests::a_machine_gets_its_ranges_back_unless_somebody_else_holds_some_of_them",
         ),
@@ -179,9 +184,7 @@ pub fn proof(mutation: Mutation) -> Proof {
         LastBlockAskedBack => unit(
             "controller::demand::tests::for_a_node_without_any_block_one_gives_that_wants_more_than_it_uses",
         ),
-        BlockWaitersNotWoken => unit(
-            "controller::machine::scripts::a_block_of_a_node_that_dies_before_its_creation_goes_to_who_waits",
-        ),
+        BlockWaitersNotWoken => liveness(CrowdedBlocks, 5_000),
 
         // Pools, addresses, NodeSubnets
         FinalizerGoesWhileRangesRest => sim(AsDrawn, 1_000),
