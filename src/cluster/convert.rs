@@ -10,9 +10,9 @@ use serde_json::{Map, Value};
 use super::agent_report;
 use super::seen::{Block, BlockSpec, Machine, Node, Owner, Pod, Pool, ServiceRange, Subnet, Text};
 use crate::api::{
-    BlockOwner, HeldRange, IPAMBlock, IPAMBlockLite, IPAMBlockSpec, IPPoolLite, NodeLite, NodePool,
-    NodeSubnetLite, NodeSubnetSpec, OwnerKind, PodLite, PreviousHolder, Requests, Suspect,
-    TERM_ANNOTATION,
+    BlockOwner, HeldBlock, HeldRange, IPAMBlock, IPAMBlockLite, IPAMBlockSpec, IPPoolLite,
+    NodeLite, NodePool, NodeSubnetLite, NodeSubnetSpec, OwnerKind, PodLite, PreviousHolder,
+    Requests, Suspect, TERM_ANNOTATION,
 };
 use crate::ipam::{Addr, Cidr};
 
@@ -137,26 +137,27 @@ pub fn pool(pool: IPPoolLite) -> Pool {
 pub fn subnet(subnet: NodeSubnetLite) -> Subnet {
     let meta = subnet.metadata;
     let annotations = meta.annotations.unwrap_or_default();
+    let (spec, lacks_parts) = subnet_spec(subnet.spec);
     Subnet {
         name: meta.name.unwrap_or_default().into(),
         uid: meta.uid.unwrap_or_default().into(),
         version: version(meta.resource_version.as_deref()),
-        spec: subnet_spec(subnet.spec),
+        spec,
+        lacks_parts,
         requests: Requests::read(|name| annotations.get(name).map(String::as_str)),
         report: agent_report::read(&subnet.status),
     }
 }
 
-/// The spec of a NodeSubnet. Where an entry makes no sense the others are read: it is the record of what rests
-/// after nodes that are gone, and only what is on record rests. Not so where blocks make no sense: their agent
-/// may know better.
-fn subnet_spec(mut spec: Value) -> Result<NodeSubnetSpec, String> {
+/// The spec of a NodeSubnet, and whether it lacks parts. Where an entry makes no sense the others are read: it is
+/// the record of what rests after nodes that are gone, and only what is on record rests.
+fn subnet_spec(mut spec: Value) -> (Result<NodeSubnetSpec, String>, bool) {
     let why = match NodeSubnetSpec::deserialize(&spec) {
-        Ok(spec) => return Ok(spec),
+        Ok(spec) => return (Ok(spec), false),
         Err(why) => why.to_string(),
     };
     let Some(fields) = spec.as_object_mut() else {
-        return Err(why);
+        return (Err(why), false);
     };
     for name in ["nodeUID", "providerID", "machineID"] {
         keep_text(fields, name);
@@ -176,10 +177,11 @@ fn subnet_spec(mut spec: Value) -> Result<NodeSubnetSpec, String> {
         }
     }
     keep_entries::<HeldRange>(fields, "podCIDRs");
+    keep_entries::<HeldBlock>(fields, "blocks");
     keep_entries::<PreviousHolder>(fields, "previous");
     keep_entries::<NodePool>(fields, "pools");
     keep_entries::<Suspect>(fields, "suspects");
-    NodeSubnetSpec::deserialize(&spec).map_err(|_| why)
+    (NodeSubnetSpec::deserialize(&spec).map_err(|_| why), true)
 }
 
 /// Later than any quarantine.
@@ -289,12 +291,20 @@ mod tests {
                 .extend(extra.as_object().unwrap().clone());
             subnet_spec(spec)
         };
-        let read = spec(json!({})).unwrap();
+        let read = |extra: Value| {
+            let (read, lacks_parts) = spec(extra);
+            assert!(lacks_parts);
+            read.unwrap()
+        };
+        let block = json!({"cidr": "10.0.3.0/26", "uid": "b", "pool": "p"});
+        let blocks = read(json!({"blocks": [{"cidr": 3}, block]}));
+        assert_eq!((blocks.blocks.len(), blocks.previous.len()), (1, 1));
+        let read = read(json!({}));
         assert_eq!((read.node_uid, read.pod_cidrs.len()), (None, 1));
         assert_eq!(read.previous.len(), 1);
         assert_eq!(read.previous[0].pod_cidrs[0].cidr, "10.0.2.0/24");
         assert!(read.previous[0].until.0 > jiff::Timestamp::from_second(10_000_000_000).unwrap());
-        assert!(spec(json!({"blocks": [{"cidr": 3}]})).is_err());
-        assert!(subnet_spec(json!("x")).is_err());
+        assert!(subnet_spec(json!("x")).0.is_err());
+        assert!(!subnet_spec(json!({"nodeUID": "u1"})).1);
     }
 }

@@ -145,6 +145,8 @@ pub struct Subnet {
     pub version: u64,
     /// The spec, or why it could not be read
     pub spec: Result<NodeSubnetSpec, String>,
+    /// Whether parts of the spec could not be read and are left out of it
+    pub lacks_parts: bool,
     /// What people ask of the node
     pub requests: Requests,
     /// What the node's agent says, as far as it can be read

@@ -435,7 +435,7 @@ fn difference(name: &Text, wanted: Option<NodeSubnetSpec>, is: Option<&Subnet>) 
             name: name.clone(),
             spec,
         }),
-        (Some(spec), Some(is)) if is.spec.as_ref().is_ok_and(|there| *there == spec) => None,
+        (Some(spec), Some(is)) if !is.lacks_parts && is.spec.as_ref() == Ok(&spec) => None,
         (Some(spec), Some(is)) => Some(Request::ReplaceSubnet {
             name: name.clone(),
             uid: is.uid.clone(),
@@ -484,6 +484,21 @@ mod tests {
         wanted(&name, Some(&subnet), &world, &registry)
             .unwrap()
             .pools
+    }
+
+    #[test]
+    fn what_cannot_be_read_in_part_is_written_anew() {
+        let is = subnet("n", &["10.0.0.16/28"], 0);
+        let spec = is.spec.clone().unwrap();
+        let request = |lacks_parts| {
+            let is = Subnet {
+                lacks_parts,
+                ..is.clone()
+            };
+            difference(&is.name, Some(spec.clone()), Some(&is))
+        };
+        assert!(request(false).is_none());
+        assert!(matches!(request(true), Some(Request::ReplaceSubnet { .. })));
     }
 
     fn brief(pools: &[NodePool]) -> Vec<(&str, bool, u32)> {

@@ -364,6 +364,7 @@ impl Api {
                     uid,
                     version: 0,
                     spec: Ok(spec.clone()),
+                    lacks_parts: false,
                     requests: Requests::default(),
                     report: None,
                 };
@@ -383,6 +384,7 @@ impl Api {
                 }
                 let subnet = Subnet {
                     spec: Ok(spec.clone()),
+                    lacks_parts: false,
                     ..Subnet::clone(&known)
                 };
                 if subnet == *known {

@@ -650,6 +650,8 @@ impl Sim {
             "its NodeSubnet is tampered with".to_owned()
         });
         let mut subnet = Subnet::clone(&subnet);
+        // What is cleared is gone, or it is there and makes no sense.
+        subnet.lacks_parts = at.is_multiple_of(2);
         match (self.rng.below(4), &mut subnet.spec) {
             (0, Ok(spec)) => spec.previous.clear(),
             (1, Ok(spec)) => {

@@ -84,6 +84,7 @@ fn list(name: &str, uid: &str) -> Subnet {
             blocks: vec![held],
             ..NodeSubnetSpec::default()
         }),
+        lacks_parts: false,
         requests: Requests::default(),
         report: None,
     }

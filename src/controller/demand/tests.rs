@@ -84,6 +84,7 @@ pub(in crate::controller) fn subnet(name: &str, blocks: &[&str], wanted: u64) ->
             blocks: blocks.iter().map(held).collect(),
             ..NodeSubnetSpec::default()
         }),
+        lacks_parts: false,
         requests: Requests::default(),
         report: Some(Box::new(AgentReport {
             node_uid: name.into(),
