@@ -93,7 +93,7 @@ bench: setup ## micro-benchmarks of the core
 	$(call say,bench)
 	$(CARGO) bench -p cadastre
 
-bench-scale: setup control-plane ## WHAT=podcidrs, blocks, pods, takeover or all, for NODES=5000, beside raw requests and kube-controller-manager
+bench-scale: setup control-plane ## WHAT=podcidrs, blocks, pods, takeover, status or all, for NODES=5000, beside raw requests and kube-controller-manager
 	$(call say,bench-scale: release build)
 	$(CARGO) build --release --workspace --bin cadastre --bin cadastre-bench
 	@exec $(TARGET)/release/cadastre-bench $(WHAT) $(NODES)

@@ -161,6 +161,10 @@ mutations! {
     ReportedAddressSuspected,
     /// The NodeSubnet of a live node is deleted when it says nothing.
     EmptySubnetDeleted,
+    /// A store that was lost is made anew without the node's list of addresses.
+    AddressListIgnored,
+    /// Addresses that nobody but the agent knows of wait for the interval of the list.
+    UnknownAddressesListedLate,
     /// The block below the lower end of a CIDR may be carved.
     CarvesBelowCidr,
     /// The first family stays claimed when the second one is full.

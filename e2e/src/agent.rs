@@ -116,6 +116,13 @@ impl Agents {
         self.change(node, Agent::warm_up)
     }
 
+    /// The addresses in use on a node, as an agent lists them; nobody writes that.
+    pub fn addresses(&self, node: &str) -> Result<cadastre::api::NodeAddressesSpec> {
+        let state = self.shared.lock();
+        let agent = state.agents.get(node).with_context(|| unknown(node))?;
+        Ok(agent.addresses())
+    }
+
     /// The blocks that the agent of a node knows of, as it tells of them.
     pub fn blocks(&self, node: &str) -> Result<Vec<cadastre::api::BlockReport>> {
         let state = self.shared.lock();
@@ -178,7 +185,6 @@ impl State {
             self.in_flight.insert(name.clone());
             let patch = json!({"status": {
                 "nodeUID": status.node_uid, "pools": status.pools, "blocks": status.blocks,
-                "allocations": status.allocations,
             }});
             return Some((name, Patch::Merge(patch)));
         }

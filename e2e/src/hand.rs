@@ -8,7 +8,7 @@ use std::fmt::Debug;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
-use cadastre::api::{IPAMBlock, IPPool, NodeSubnet};
+use cadastre::api::{IPAMBlock, IPPool, NodeAddresses, NodeAddressesSpec, NodeSubnet};
 use k8s_openapi::api::core::v1::{Event, Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
@@ -38,6 +38,8 @@ pub struct Hand {
     pub pools: Api<IPPool>,
     /// NodeSubnets
     pub subnets: Api<NodeSubnet>,
+    /// Lists of the addresses in use
+    pub addresses: Api<NodeAddresses>,
     /// Blocks
     pub blocks: Api<IPAMBlock>,
 }
@@ -50,9 +52,23 @@ impl Hand {
             pods: Api::default_namespaced(client.clone()),
             pools: Api::all(client.clone()),
             subnets: Api::all(client.clone()),
+            addresses: Api::all(client.clone()),
             blocks: Api::all(client.clone()),
             client,
         }
+    }
+
+    /// Writes the list of the addresses in use on a node, as its agent would.
+    pub async fn list_addresses(&self, node: &str, mut list: NodeAddressesSpec) -> Result<()> {
+        // An apply of nothing would leave no spec.
+        if list.node_uid.is_empty() {
+            "test".clone_into(&mut list.node_uid);
+        }
+        let object = NodeAddresses::new(node, list);
+        let params = PatchParams::apply("test").force();
+        let patch = Patch::Apply(&object);
+        self.addresses.patch(node, &params, &patch).await?;
+        Ok(())
     }
 
     /// Creates a pool `allocate: NodeCIDR` that serves the nodes of the group of its name, up to the

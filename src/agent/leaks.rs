@@ -31,9 +31,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use super::addresses::handle;
 use super::pods::Pods;
 use super::snapshot::{addresses, pod_uid};
-use super::status::handle;
 use super::superseded::superseded;
 use crate::api::Suspect;
 use crate::ipam::Addr;
@@ -165,6 +165,29 @@ impl Leaks {
     /// Why an attachment is suspicious, if it is.
     pub fn reason_of(&self, attachment: &Attachment) -> Option<Reason> {
         self.since.get(attachment).map(|(reason, _)| *reason)
+    }
+
+    /// Addresses whose pods are gone or have finished by the index of pods, with their pods' UIDs, sorted: those
+    /// that are named, and others after twice the grace period, as this node had time to free them by itself and
+    /// has not.
+    pub fn orphans(
+        &self,
+        snapshot: &Snapshot,
+        named: &BTreeSet<Addr>,
+        now: Duration,
+    ) -> Vec<(Addr, String)> {
+        let is_orphan = |tenant: &&Tenant| {
+            let is_named = || addresses(tenant).any(|addr| named.contains(&addr));
+            let suspicion = self.since.get(&tenant.attachment);
+            suspicion.is_some_and(|(reason, since)| {
+                reason.is_of_pod() && (*since + 2 * self.grace <= now || is_named())
+            })
+        };
+        let orphans = snapshot.tenants.iter().filter(is_orphan);
+        let each = |it| addresses(it).map(|addr| (addr, pod_uid(it).to_owned()));
+        let mut all: Vec<_> = orphans.flat_map(each).collect();
+        all.sort_unstable();
+        all
     }
 
     /// How many are suspicious.

@@ -7,6 +7,7 @@
 //!                                ▲ choice, pods  └──► dry: a wish, and a bounded wait
 //!                                │
 //!  own NodeSubnet, Node, Pods ──► run ──► demand, status, publish ──► NodeSubnet.status
+//!                                     ├─► addresses ──► NodeAddresses
 //!                                     ├─► leaks ◄── runtime's sandboxes, network namespaces
 //!                                     └─► files: CNI conflist, subnet.env
 //! ```
@@ -18,6 +19,7 @@
 //! | [`demand`] | how many addresses are wanted, which empty block can go |
 //! | [`status`] | what is told of that in NodeSubnet.status |
 //! | [`publish`] | when it is told |
+//! | [`addresses`] | what is told of the addresses in use in NodeAddresses, and when |
 //! | [`pods`] | the pods of this node |
 //! | [`namespaces`] | the namespaces of its pods |
 //! | [`choice`] | which pools serve a pod |
@@ -50,6 +52,7 @@
 //! - An address is freed without a DEL only on two proofs: the pod is gone or has a newer sandbox, and the
 //!   sandbox that had the address is gone.
 
+pub mod addresses;
 pub mod attached;
 pub mod choice;
 pub mod cri;

@@ -61,6 +61,9 @@ impl Agent {
             (Told::Unknown, _) => "the API server has not told of this Node yet",
             (Told::Absent, _) => "there is no Node object of this name: see --node-name",
             (_, Told::Unknown) => "the API server has not told of this node's NodeSubnet yet",
+            _ if matches!(self.addresses, Told::Unknown) => {
+                "the API server has not told of this node's NodeAddresses yet"
+            }
             _ if !self.parts.service.known.lock().pods.is_complete() => {
                 "the API server has not told of this node's pods yet"
             }
@@ -86,14 +89,14 @@ impl Agent {
             }
         };
         let held = self.wanted_holding().unwrap_or_default();
-        let told = match &self.subnet {
-            Told::There(subnet) => Some(&subnet.status),
+        let list = match &self.addresses {
+            Told::There(addresses) => Some(&addresses.list),
             _ => None,
         };
         let network = self.files.network();
         let known = rebuild::known(
             &held,
-            told,
+            list,
             &sandboxes,
             &self.parts.service.known.lock().pods,
             network.as_deref().unwrap_or_default(),

@@ -1,17 +1,19 @@
 //! The steps of a turn that tell others: the API server, the files of other programs, the admin port.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1;
-use kube::api::{GetParams, Patch, PatchParams};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
+use kube::api::{GetParams, Patch, PatchParams, PostParams};
 use kube::core::PartialObjectMeta;
-use kube::{Api, Client, ResourceExt as _};
+use kube::{Api, Client, Resource as _, ResourceExt as _};
 use serde_json::json;
 use tracing::{debug, warn};
 
+use super::addresses::{self, TO_BE_REPORTED};
 use super::demand::{Wishes, wanted};
 use super::masquerade::Masquerade;
 use super::namespaces::Namespace;
@@ -21,12 +23,33 @@ use super::seen;
 use super::snapshot::gives;
 use super::status::status;
 use super::work::STARTING;
-use crate::api::{AGENT_MANAGER, NodeSubnetLite, NodeSubnetStatus, POOLS_ANNOTATION};
+use crate::api::{
+    AGENT_MANAGER, NodeAddresses, NodeAddressesSpec, NodeSubnet, NodeSubnetLite, NodeSubnetStatus,
+    POOLS_ANNOTATION,
+};
 use crate::choice::Label;
 use crate::node::clock;
 
 /// Longest wait for the API server.
 const API_LIMIT: Duration = Duration::from_secs(10);
+/// Why a part of what was written is not stored, and what to do.
+const OLDER_CRDS: &str = "the CRDs are older than the agent: apply those of its version (cadastre crd | kubectl apply --server-side -f -)";
+
+/// What came of writing the list of addresses.
+#[derive(Debug)]
+pub(super) enum Listed {
+    /// It was written; an older CRD may have dropped a part of it
+    Done(Option<Box<Cut>>),
+    /// It was not, or nobody knows
+    Failed,
+}
+
+/// A list of which only a part is stored.
+#[derive(Clone, Debug)]
+pub(super) struct Cut {
+    pub written: NodeAddressesSpec,
+    pub stored: NodeAddressesSpec,
+}
 
 impl Agent {
     pub(super) fn publish(&mut self) {
@@ -37,9 +60,19 @@ impl Agent {
         let now = clock::since_boot();
         let wishes: Wishes = self.parts.service.known.lock().wishes.count(now).0;
         let wants = wanted(snapshot, &wishes);
-        let told = status(snapshot, &wants, &clock::now().boot);
+        let leaks = self.parts.leaks.lock();
+        let leaks = leaks.unwrap_or_else(PoisonError::into_inner);
+        let nothing = BTreeSet::new();
+        let named = match &self.subnet {
+            Told::There(subnet) => &subnet.named,
+            _ => &nothing,
+        };
+        let orphans = leaks.orphans(snapshot, named, now);
+        drop(leaks);
+        let told = status(snapshot, &wants, &orphans, &clock::now().boot);
         let next = self.publisher.next(&told, &wants, snapshot, now);
-        self.parts.metrics.behind(self.publisher.lag(now));
+        let lag = self.publisher.lag(now).max(self.schedule.lag(now));
+        self.parts.metrics.behind(lag);
         match next {
             Next::Nothing => {}
             Next::At(at) => self.publish_at = Some(at),
@@ -53,6 +86,70 @@ impl Agent {
         }
     }
 
+    /// Writes the list of addresses, if it is time to.
+    pub(super) fn write_list(&mut self) {
+        self.list_at = None;
+        let (Some(snapshot), Told::There(subnet)) = (&self.snapshot, &self.subnet) else {
+            return;
+        };
+        let told = match &self.addresses {
+            Told::Unknown => return,
+            Told::Absent => None,
+            Told::There(told) => Some(told),
+        };
+        if !self.is_ours(subnet) {
+            return;
+        }
+        let nothing = NodeAddressesSpec::default();
+        let told_list = told.map_or(&nothing, |it| &it.list);
+        let mut list = addresses::list(snapshot, &clock::now().boot);
+        let differs = match told {
+            None => !list.addresses.is_empty(),
+            Some(told) => {
+                // An older CRD drops a part of the list: what is stored is all that can be.
+                let is_stored = self.list_cut.as_deref().is_some_and(|cut| {
+                    told.list.is_same(&cut.stored) && list.is_same(&cut.written)
+                });
+                (!told.list.is_same(&list) && !is_stored) || told.owner != subnet.uid
+            }
+        };
+        let (now, wall) = (clock::since_boot(), Timestamp::now());
+        let known = self.parts.service.known.lock();
+        let (named, pods) = (&subnet.named, &known.pods);
+        let wall_ms = wall.as_millisecond();
+        let urgent = differs && addresses::is_urgent(told_list, named, snapshot, pods, wall_ms);
+        drop(known);
+        match self.schedule.next(differs, urgent, now) {
+            addresses::Next::Nothing => {}
+            // What cannot wait may come to be so merely because time goes by.
+            addresses::Next::At(at) => self.list_at = Some(at.min(now + TO_BE_REPORTED)),
+            addresses::Next::Write => {
+                list.as_of = Timestamp::from_second(wall.as_second()).ok().map(Time);
+                let client = self.parts.client.clone();
+                let name = self.settings.node.clone();
+                let (owner, is_new) = (subnet.uid.clone(), told.is_none());
+                self.tasks.spawn(async move {
+                    Event::Listed(write_list(client, &name, &owner, is_new, list).await)
+                });
+            }
+        }
+    }
+
+    pub(super) fn list_written(&mut self, listed: Listed) {
+        let now = clock::since_boot();
+        let Listed::Done(cut) = listed else {
+            return self.schedule.written(false, now);
+        };
+        if cut.is_some() && self.list_cut.is_none() {
+            warn!(
+                "NodeAddresses {} was stored without a part of what this agent tells: {OLDER_CRDS}",
+                self.settings.node
+            );
+        }
+        self.list_cut = cut;
+        self.schedule.written(true, now);
+    }
+
     pub(super) fn written(&mut self, urgent: bool, written: Written) {
         let result = match &written {
             Written::Done { .. } => "done",
@@ -62,7 +159,7 @@ impl Agent {
         if let Written::Done { cut, .. } = &written {
             if cut.is_some() && !self.is_cut {
                 warn!(
-                    "NodeSubnet {} was stored without a part of what this agent tells: the CRDs are older than the agent: apply those of its version (cadastre crd | kubectl apply --server-side -f -)",
+                    "NodeSubnet {} was stored without a part of what this agent tells: {OLDER_CRDS}",
                     self.settings.node
                 );
             }
@@ -189,6 +286,68 @@ fn labels(labels: &BTreeMap<String, String>) -> Vec<Label> {
         .collect()
 }
 
+/// Writes the list of addresses. The NodeSubnet owns it, so that it goes with it.
+async fn write_list(
+    client: Client,
+    name: &str,
+    owner: &str,
+    is_new: bool,
+    list: NodeAddressesSpec,
+) -> Listed {
+    let api: Api<NodeAddresses> = Api::all(client);
+    let mut object = NodeAddresses::new(name, list);
+    object.metadata.owner_references = Some(vec![OwnerReference {
+        api_version: NodeSubnet::api_version(&()).into_owned(),
+        kind: NodeSubnet::kind(&()).into_owned(),
+        name: name.to_owned(),
+        uid: owner.to_owned(),
+        ..OwnerReference::default()
+    }]);
+    let manager = Some(AGENT_MANAGER.to_owned());
+    let asked = async {
+        if is_new {
+            let params = PostParams {
+                field_manager: manager,
+                ..PostParams::default()
+            };
+            return api.create(&params, &object).await;
+        }
+        let patch = Patch::Merge(json!({
+            "metadata": {"ownerReferences": object.metadata.owner_references},
+            "spec": {
+                "nodeUID": object.spec.node_uid, "bootID": object.spec.boot_id,
+                "asOf": object.spec.as_of, "addresses": object.spec.addresses,
+            },
+        }));
+        let params = PatchParams {
+            field_manager: manager,
+            ..PatchParams::default()
+        };
+        api.patch(name, &params, &patch).await
+    };
+    match tokio::time::timeout(API_LIMIT, asked).await {
+        Ok(Ok(stored)) => {
+            let (written, stored) = (object.spec, stored.spec);
+            let is_whole = stored.is_same(&written);
+            Listed::Done((!is_whole).then(|| Box::new(Cut { written, stored })))
+        }
+        // The watch will show what there is.
+        Ok(Err(kube::Error::Api(answer))) if answer.code == 409 => Listed::Failed,
+        Ok(Err(kube::Error::Api(answer))) => {
+            warn!(
+                "NodeAddresses {name} is refused: {} ({}): check the agent's ClusterRole, and that the CRDs are those of the agent's version",
+                answer.message, answer.code
+            );
+            Listed::Failed
+        }
+        Ok(Err(error)) => {
+            debug!("NodeAddresses {name} not written: {error}");
+            Listed::Failed
+        }
+        Err(_) => Listed::Failed,
+    }
+}
+
 /// Writes the status onto that version.
 async fn write(
     api: &Api<NodeSubnetLite>,
@@ -200,7 +359,7 @@ async fn write(
         "metadata": {"resourceVersion": version},
         "status": {
             "nodeUID": status.node_uid, "pools": status.pools, "blocks": status.blocks,
-            "agent": status.agent, "allocations": status.allocations,
+            "agent": status.agent, "orphans": status.orphans,
         },
     }));
     let params = PatchParams {

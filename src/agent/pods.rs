@@ -92,6 +92,19 @@ impl Pods {
         own.or_else(|| self.by_uid.get(self.mirrored.get(uid)?))
     }
 
+    /// Whether a pod that has not finished reports the address, its own or one of a second network.
+    pub fn report(&self, addr: Addr) -> bool {
+        let has = |pod: &Arc<Pod>| {
+            let others = match &pod.second_networks {
+                SecondNetworks::Known(all) => all.as_slice(),
+                _ => &[],
+            };
+            let mut others = others.iter().flat_map(|it| &it.addresses);
+            pod.addresses.contains(&addr) || others.any(|it| *it == addr)
+        };
+        self.iter().any(|pod| !pod.finished && has(pod))
+    }
+
     /// All pods.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<Pod>> {
         self.by_uid.values()

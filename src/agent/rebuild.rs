@@ -3,11 +3,11 @@
 //!
 //! | source | knows | may lack |
 //! |---|---|---|
-//! | NodeSubnet.status | attachments with everything that a DEL names | what was given since it was written last |
+//! | NodeAddresses | attachments with everything that a DEL names | what was given since it was written last |
 //! | the runtime's sandboxes | addresses that are in use now | the name of the network |
 //! | the pods of this node | addresses that pods report; on second networks those that Multus told of | pods that are just starting |
 //!
-//! Of second networks the runtime knows nothing. What a pod has there is known by the status that was
+//! Of second networks the runtime knows nothing. What a pod has there is known by the list that was
 //! written last, and by Multus' word on the pod; while a pod asks for such networks and nobody has told what it
 //! got (see [`unknown`]), a lost store is not made anew, for as long as a sandbox may still be set up.
 //!
@@ -16,11 +16,14 @@
 
 use std::collections::BTreeSet;
 
+use jiff::Timestamp;
+
 use super::attached::SecondNetworks;
 use super::cri::Sandbox;
 use super::pods::Pods;
-use crate::api::{Allocation, NodeSubnetStatus};
+use crate::api::{AddressEntry, NodeAddressesSpec};
 use crate::ipam::Addr;
+use crate::mutation::Mutation;
 use crate::node::{Attachment, Holding, Known, PodRef};
 
 /// The interface of a pod, where nobody remembers it.
@@ -29,17 +32,16 @@ const INTERFACE: &str = "eth0";
 /// What is in use. `network` is the CNI network where no other is remembered.
 pub fn known(
     holding: &Holding,
-    status: Option<&NodeSubnetStatus>,
+    list: Option<&NodeAddressesSpec>,
     sandboxes: &[Sandbox],
     pods: &Pods,
     network: &str,
 ) -> Vec<Known> {
     let mut known: Vec<Known> = Vec::new();
-    let agent = status.and_then(|it| it.agent.as_ref());
-    let boot = agent.map_or("", |it| it.boot_id.as_str());
-    let allocations = status.map(|it| it.allocations.as_slice());
-    for allocation in allocations.unwrap_or_default() {
-        remember(&mut known, allocation, boot);
+    let list = list.filter(|_| !Mutation::AddressListIgnored.is_on());
+    for entry in list.into_iter().flat_map(NodeAddressesSpec::entries) {
+        let boot = list.map_or("", |it| it.boot_id.as_str());
+        remember(&mut known, entry, boot);
     }
     let network = usual_network(&known).unwrap_or_else(|| network.to_owned());
     let mut taken: BTreeSet<Addr> = known.iter().flat_map(|it| it.addresses.clone()).collect();
@@ -120,50 +122,40 @@ pub fn unknown(pods: &Pods) -> Vec<String> {
         .collect()
 }
 
-/// Puts the addresses of one attachment together. They were published in the boot of that id: what a pod
-/// had then is not of a later one. A container that is no pod's may have been started again under its id
-/// since, so that it is taken for one of the running boot.
-fn remember(known: &mut Vec<Known>, allocation: &Allocation, boot: &str) {
-    let Some(addr) = Addr::parse_lenient(&allocation.address) else {
-        return;
-    };
+/// Takes an entry of the list over, which was written in the boot of that id: what a pod had then is not of a
+/// later one. A container that is no pod's may have been started again under its id since, so that it is taken
+/// for one of the running boot.
+fn remember(known: &mut Vec<Known>, entry: AddressEntry, boot: &str) {
     // What was cut off cannot be named by a DEL, but it is in use.
-    let (network, id) = allocation.handle.split_once('/').unwrap_or(("", ""));
-    let id = if id.is_empty() {
-        format!("address-{addr}")
-    } else {
-        id.to_owned()
+    let (network, id) = entry.handle.split_once('/').unwrap_or(("", ""));
+    let id = match (id, entry.addresses.first()) {
+        ("", Some(addr)) => format!("address-{addr}"),
+        _ => id.to_owned(),
     };
     let attachment = Attachment {
         network: network.to_owned(),
         container_id: id,
-        ifname: allocation.interface.clone(),
+        ifname: entry.interface,
     };
     if let Some(same) = known.iter_mut().find(|it| it.attachment == attachment) {
-        same.addresses.push(addr);
+        same.addresses.extend(entry.addresses);
         return;
     }
-    let (namespace, name) = allocation.pod.split_once('/').unwrap_or(("", ""));
+    let (namespace, name) = entry.pod.split_once('/').unwrap_or(("", ""));
+    let boot = if entry.pod_uid.is_empty() { "" } else { boot };
     let pod = PodRef {
         namespace: namespace.to_owned(),
         name: name.to_owned(),
-        uid: allocation.pod_uid.clone(),
+        uid: entry.pod_uid,
     };
     known.push(Known {
         attachment,
-        addresses: vec![addr],
+        addresses: entry.addresses,
         pod: (pod != PodRef::default()).then_some(pod),
         netns: String::new(),
-        since_ms: allocation
-            .since
-            .as_ref()
-            .map_or(0, |it| it.0.as_millisecond()),
-        boot: if allocation.pod_uid.is_empty() {
-            String::new()
-        } else {
-            boot.to_owned()
-        },
-        superseded: allocation.superseded,
+        since_ms: entry.since.map_or(0, Timestamp::as_millisecond),
+        boot: boot.to_owned(),
+        superseded: entry.superseded,
     });
 }
 
@@ -187,12 +179,11 @@ fn usual_network(known: &[Known]) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::agent::addresses::list;
     use crate::agent::attached::Attached;
-    use crate::agent::demand::{Wishes, wanted};
     use crate::agent::pods::Pod;
     use crate::agent::pods::testing::pod;
-    use crate::agent::snapshot::testing::{block, pool, snapshot, tenant};
-    use crate::agent::status::status;
+    use crate::agent::snapshot::testing::{snapshot, tenant};
     use crate::cluster::seen::Change;
     use crate::ipam::Cidr;
     use crate::node::{Block, Snapshot};
@@ -217,15 +208,12 @@ mod tests {
 
     #[test]
     fn what_was_published_comes_back_as_it_was() {
-        let mut it = snapshot(
-            &[pool("a", (3, 50), true, true)],
-            &[block("10.0.0.0/26", "a", 2, 0, 59)],
-        );
+        let mut it = snapshot(&[], &[]);
         it.tenants = vec![
             tenant("c1", "u1", &["10.0.0.1", "fd00::1"]),
             tenant("c2", "", &["10.0.0.2"]),
         ];
-        let told = status(&it, &wanted(&it, &Wishes::new()), "boot");
+        let told = list(&it, "boot");
         let known = known(&holding(), Some(&told), &[], &Pods::default(), "conf");
         assert_eq!(known.len(), 2);
         for (known, tenant) in known.iter().zip(&it.tenants) {
@@ -248,7 +236,7 @@ mod tests {
             tenants: vec![old, new, tenant("c3", "", &["10.0.0.3"])],
             ..snapshot(&[], &[])
         };
-        let told = status(&it, &wanted(&it, &Wishes::new()), "boot");
+        let told = list(&it, "boot");
         let sandbox = Sandbox {
             id: "c4".to_owned(),
             pod: PodRef::default(),
@@ -278,17 +266,9 @@ mod tests {
 
     #[test]
     fn sandboxes_and_pods_add_what_was_not_published_yet() {
-        let told = NodeSubnetStatus {
-            allocations: vec![Allocation {
-                address: "10.0.0.1".to_owned(),
-                handle: "net/c1".to_owned(),
-                pod: String::new(),
-                pod_uid: String::new(),
-                interface: "eth0".to_owned(),
-                since: None,
-                superseded: false,
-            }],
-            ..NodeSubnetStatus::default()
+        let told = NodeAddressesSpec {
+            addresses: vec!["10.0.0.1 net/c1 eth0".to_owned()],
+            ..NodeAddressesSpec::default()
         };
         let sandbox = |id: &str, address: &str| Sandbox {
             id: id.to_owned(),
@@ -330,17 +310,9 @@ mod tests {
 
     #[test]
     fn what_multus_told_of_second_networks_is_in_use_and_nothing_else_of_it() {
-        let told = NodeSubnetStatus {
-            allocations: vec![Allocation {
-                address: "10.0.0.1".to_owned(),
-                handle: "storage/c1".to_owned(),
-                pod: "default/pod-u1".to_owned(),
-                pod_uid: "u1".to_owned(),
-                interface: "net1".to_owned(),
-                since: None,
-                superseded: false,
-            }],
-            ..NodeSubnetStatus::default()
+        let told = NodeAddressesSpec {
+            addresses: vec!["10.0.0.1 storage/c1 net1 u1 default/pod-u1".to_owned()],
+            ..NodeAddressesSpec::default()
         };
         let sandbox = |id: &str, uid: &str| Sandbox {
             id: id.to_owned(),
@@ -412,19 +384,11 @@ mod tests {
 
     #[test]
     fn what_cannot_be_named_is_in_use_all_the_same() {
-        let told = NodeSubnetStatus {
-            allocations: ["10.0.0.1", "10.0.0.2", "nonsense"]
-                .map(|address| Allocation {
-                    address: address.to_owned(),
-                    handle: String::new(),
-                    pod: String::new(),
-                    pod_uid: String::new(),
-                    interface: String::new(),
-                    since: None,
-                    superseded: false,
-                })
+        let told = NodeAddressesSpec {
+            addresses: ["10.0.0.1", "10.0.0.2", "nonsense"]
+                .map(str::to_owned)
                 .to_vec(),
-            ..NodeSubnetStatus::default()
+            ..NodeAddressesSpec::default()
         };
         let known = known(&holding(), Some(&told), &[], &Pods::default(), "conf");
         let addresses: Vec<Addr> = known.iter().flat_map(|it| it.addresses.clone()).collect();

@@ -14,6 +14,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
+use super::addresses::Schedule;
 use super::cri::Runtime;
 use super::events::{self, Events};
 use super::files::kept::Kept;
@@ -22,13 +23,14 @@ use super::leaks::{Leaks, Reason};
 use super::ledger::Ledger;
 use super::masquerade::Masquerade;
 use super::namespaces::Namespace;
+use super::outward::{Cut, Listed};
 use super::pods::{self, Pod};
 use super::proof::Witnesses;
 use super::publish::{Publisher, Written};
 use super::seen;
-use super::seen::{NodeSeen, SubnetSeen};
+use super::seen::{AddressesSeen, NodeSeen, SubnetSeen};
 use super::service::Service;
-use crate::api::{NodeLite, NodeSubnetLite, PodLite};
+use crate::api::{NodeAddressesLite, NodeLite, NodeSubnetLite, PodLite};
 use crate::cluster::seen::Change;
 use crate::cluster::watch::{LastHeard, Patience, Pauses, Source, Step, follow};
 use crate::node::{Attachment, Holding, Snapshot, clock};
@@ -53,6 +55,8 @@ pub struct Settings {
     pub store: PathBuf,
     /// What can wait is told once in that time
     pub publish_interval: Duration,
+    /// The list of addresses is told once in that time
+    pub addresses_interval: Duration,
     /// How long an attachment is suspicious before it may be freed
     pub leak_grace: Duration,
     /// The runtime's socket, if it may be asked
@@ -89,8 +93,10 @@ pub struct Parts {
 pub(super) enum Event {
     Node(Step<NodeSeen>),
     Subnet(Step<SubnetSeen>),
+    Addresses(Step<AddressesSeen>),
     Pod(Step<Pod>),
     Written(bool, Written),
+    Listed(Listed),
     Proven(Vec<(Attachment, Reason)>),
     Namespace(String, Option<Namespace>),
 }
@@ -114,10 +120,11 @@ pub(super) struct Agent {
     pub witnesses: Witnesses,
     pub node: Told<NodeSeen>,
     pub subnet: Told<SubnetSeen>,
+    pub addresses: Told<AddressesSeen>,
     /// Whether the watch of the NodeSubnet gets through
     pub followed: bool,
-    /// Whether the running list has shown the object
-    listed: (bool, bool),
+    /// Whether the running lists have shown the Node, the NodeSubnet and the NodeAddresses
+    listed: (bool, bool, bool),
     /// What of the API's word is to be taken over into the store
     pub to_hold: bool,
     /// Tries to open or make the store go on then
@@ -136,6 +143,11 @@ pub(super) struct Agent {
     pub looked_at: Duration,
     pub publisher: Publisher,
     pub publish_at: Option<Duration>,
+    /// When the list of addresses is written
+    pub schedule: Schedule,
+    pub list_at: Option<Duration>,
+    /// The last list, if it was stored only in part
+    pub list_cut: Option<Box<Cut>>,
     /// Whether the last status was stored only in part
     pub is_cut: bool,
     pub proving: bool,
@@ -178,6 +190,18 @@ pub async fn run(settings: Settings, parts: Parts, files: Kept) -> anyhow::Resul
         |step| Some(Event::Subnet(step)),
     ));
     following.spawn(follow(
+        source::<NodeAddressesLite>(
+            "nodeaddresses",
+            client(),
+            &by_name,
+            seed.rotate_left(48),
+            heard(),
+        ),
+        out.clone(),
+        seen::addresses,
+        |step| Some(Event::Addresses(step)),
+    ));
+    following.spawn(follow(
         source::<PodLite>("pods", client(), &of_node, seed.rotate_left(32), heard()),
         out,
         pods::read,
@@ -192,13 +216,20 @@ pub async fn run(settings: Settings, parts: Parts, files: Kept) -> anyhow::Resul
     let masquerade = settings.masquerade.then(Masquerade::default);
     let agent = Agent {
         publisher: Publisher::new(settings.publish_interval, seed, now),
+        schedule: Schedule::new(
+            settings.addresses_interval,
+            settings.publish_interval,
+            seed.rotate_left(8),
+            now,
+        ),
         settings,
         parts,
         witnesses,
         node: Told::Unknown,
         subnet: Told::Unknown,
+        addresses: Told::Unknown,
         followed: false,
-        listed: (false, false),
+        listed: (false, false, false),
         to_hold: false,
         store_at: Some(now),
         store_lost: false,
@@ -210,6 +241,8 @@ pub async fn run(settings: Settings, parts: Parts, files: Kept) -> anyhow::Resul
         look_at: now,
         looked_at: Duration::ZERO,
         publish_at: None,
+        list_at: None,
+        list_cut: None,
         is_cut: false,
         proving: false,
         wrong: Vec::new(),
@@ -273,7 +306,7 @@ impl Agent {
                 () = stop.cancelled() => break,
             }
         }
-        while self.publisher.is_writing() {
+        while self.publisher.is_writing() || self.schedule.is_writing() {
             match self.tasks.join_next().await {
                 Some(Ok(event)) => self.on(event).await,
                 _ => break,
@@ -301,8 +334,14 @@ impl Agent {
                     self.to_hold = true;
                 }
             }
+            Event::Addresses(step) => {
+                if let Some(told) = take_in(step, &mut self.listed.2) {
+                    self.addresses = told;
+                }
+            }
             Event::Pod(step) => self.on_pod(step),
             Event::Written(urgent, written) => self.written(urgent, written),
+            Event::Listed(listed) => self.list_written(listed),
             Event::Proven(proven) => {
                 self.proving = false;
                 self.free(proven).await;

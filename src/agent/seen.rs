@@ -2,7 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use crate::api::{NodeLite, NodeSubnetLite, NodeSubnetSpec, NodeSubnetStatus, Requests};
+use crate::api::{
+    NodeAddressesLite, NodeAddressesSpec, NodeLite, NodeSubnetLite, NodeSubnetSpec,
+    NodeSubnetStatus, Requests,
+};
 use crate::ipam::Addr;
 
 /// The Node.
@@ -15,12 +18,16 @@ pub struct NodeSeen {
 /// The NodeSubnet.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SubnetSeen {
+    /// Its UID
+    pub uid: String,
     /// Its resourceVersion
     pub version: String,
     /// Its spec, or why it cannot be read
     pub spec: Result<NodeSubnetSpec, String>,
     /// Its status; the default if it cannot be read, as it is the agent's own
     pub status: NodeSubnetStatus,
+    /// Addresses that the controller or people want to be given back
+    pub named: BTreeSet<Addr>,
     /// Addresses with the handles of containers that are gone by people's word
     pub container_gone: BTreeSet<(Addr, String)>,
 }
@@ -36,11 +43,38 @@ pub fn node(node: NodeLite) -> NodeSeen {
 pub fn subnet(subnet: NodeSubnetLite) -> SubnetSeen {
     let annotations = subnet.metadata.annotations.unwrap_or_default();
     let requests = Requests::read(|name| annotations.get(name).map(String::as_str));
+    let spec: Result<NodeSubnetSpec, _> = serde_json::from_value(subnet.spec);
+    let suspects = spec.iter().flat_map(|spec| &spec.suspects);
+    let suspects = suspects.filter_map(|it| Addr::parse_lenient(&it.address));
+    let by_people = requests.release.iter().chain(&requests.container_gone);
     SubnetSeen {
+        uid: subnet.metadata.uid.unwrap_or_default(),
+        named: suspects.chain(by_people.map(|(addr, _)| *addr)).collect(),
         container_gone: requests.container_gone,
         version: subnet.metadata.resource_version.unwrap_or_default(),
-        spec: serde_json::from_value(subnet.spec).map_err(|error| error.to_string()),
+        spec: spec.map_err(|error| error.to_string()),
         status: serde_json::from_value(subnet.status).unwrap_or_default(),
+    }
+}
+
+/// The NodeAddresses.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AddressesSeen {
+    /// The UID of the NodeSubnet that owns it
+    pub owner: String,
+    /// What it says; the default if it cannot be read, as it is the agent's own
+    pub list: NodeAddressesSpec,
+}
+
+/// Reads a NodeAddresses.
+pub fn addresses(object: NodeAddressesLite) -> AddressesSeen {
+    let owners = object.metadata.owner_references.unwrap_or_default();
+    AddressesSeen {
+        owner: owners
+            .into_iter()
+            .next()
+            .map_or_else(String::new, |it| it.uid),
+        list: serde_json::from_value(object.spec).unwrap_or_default(),
     }
 }
 

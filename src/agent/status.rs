@@ -7,26 +7,32 @@
 
 use std::collections::BTreeMap;
 
-use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-
 use super::demand::Want;
-use super::snapshot::{addresses, is_pod_cidr};
-use super::superseded::superseded;
+use super::snapshot::is_pod_cidr;
 use crate::api::{
-    AgentInfo, Allocation, BlockReport, MOST_ALLOCATIONS, MOST_BLOCKS, MOST_POOLS,
-    NodeSubnetStatus, PoolDemand,
+    AgentInfo, BlockReport, MOST_BLOCKS, MOST_ORPHANS, MOST_POOLS, NodeSubnetStatus, PoolDemand,
+    Suspect,
 };
 use crate::ipam::Addr;
-use crate::node::{Attachment, BlockCount, BlockState, PodRef, Snapshot, Tenant};
+use crate::node::{BlockCount, BlockState, Snapshot};
 
 /// What all JSON readers count exactly, and more than any node has.
 const MOST_COUNT: u64 = 1 << 53;
 /// A demand above this is taken for a mistake.
 const MOST_DEMAND: u64 = 1_000_000;
 
-/// The status of the node, told in the boot of that id; conditions are not the agent's.
-pub fn status(snapshot: &Snapshot, wants: &BTreeMap<String, Want>, boot: &str) -> NodeSubnetStatus {
+/// The status of the node, told in the boot of that id; conditions are not the agent's. `orphans`: addresses
+/// without a pod, with the UIDs of the pods that had them, sorted.
+pub fn status(
+    snapshot: &Snapshot,
+    wants: &BTreeMap<String, Want>,
+    orphans: &[(Addr, String)],
+    boot: &str,
+) -> NodeSubnetStatus {
+    let orphan = |(addr, pod): &(Addr, String)| Suspect {
+        address: addr.to_string(),
+        pod_uid: cut(pod, 128),
+    };
     let pools = wants.iter().map(|(pool, want)| PoolDemand {
         pool: pool.clone(),
         demand: count(want.demand.min(MOST_DEMAND)),
@@ -39,7 +45,7 @@ pub fn status(snapshot: &Snapshot, wants: &BTreeMap<String, Want>, boot: &str) -
             version: cut(crate::VERSION, 64),
             boot_id: cut(boot, 64),
         }),
-        allocations: allocations(&snapshot.tenants, boot),
+        orphans: orphans.iter().take(MOST_ORPHANS).map(orphan).collect(),
         ..NodeSubnetStatus::default()
     }
 }
@@ -66,43 +72,6 @@ fn blocks(snapshot: &Snapshot) -> Vec<BlockReport> {
     blocks.into_iter().map(report).take(MOST_BLOCKS).collect()
 }
 
-fn allocations(tenants: &[Tenant], boot: &str) -> Vec<Allocation> {
-    let superseded = superseded(tenants, boot);
-    let each = |tenant| addresses(tenant).map(move |addr| (addr, tenant));
-    let mut all: Vec<(Addr, &Tenant)> = tenants.iter().flat_map(each).collect();
-    all.sort_by_key(|(addr, _)| *addr);
-    let tell = |(addr, tenant): (Addr, &Tenant)| {
-        let pod = tenant.pod.as_ref();
-        Allocation {
-            address: addr.to_string(),
-            handle: cut(&handle(&tenant.attachment), 512),
-            pod: pod.map_or_else(String::new, |it| cut(&pod_name(it), 317)),
-            pod_uid: pod.map_or_else(String::new, |it| cut(&it.uid, 128)),
-            interface: cut(&tenant.attachment.ifname, 15),
-            since: since(tenant.since_ms),
-            superseded: superseded.contains(&tenant.attachment),
-        }
-    };
-    all.into_iter().map(tell).take(MOST_ALLOCATIONS).collect()
-}
-
-/// Under what an address is released: `network/containerID`. A network's name has no slash.
-pub fn handle(attachment: &Attachment) -> String {
-    format!("{}/{}", attachment.network, attachment.container_id)
-}
-
-fn pod_name(pod: &PodRef) -> String {
-    match (pod.namespace.as_str(), pod.name.as_str()) {
-        ("", "") => String::new(),
-        (namespace, name) => format!("{namespace}/{name}"),
-    }
-}
-
-/// To the second: nobody decides by it.
-fn since(ms: i64) -> Option<Time> {
-    Timestamp::from_second(ms.div_euclid(1000)).ok().map(Time)
-}
-
 fn count(count: u64) -> i64 {
     i64::try_from(count.min(MOST_COUNT)).unwrap_or(i64::MAX)
 }
@@ -118,7 +87,7 @@ mod tests {
     use crate::agent::snapshot::testing::{block, pool, snapshot, tenant};
 
     fn told(snapshot: &Snapshot) -> NodeSubnetStatus {
-        status(snapshot, &wanted(snapshot, &Wishes::new()), "boot")
+        status(snapshot, &wanted(snapshot, &Wishes::new()), &[], "boot")
     }
 
     #[test]
@@ -134,48 +103,13 @@ mod tests {
                 block("fd00::/122", "a", 2, 0, 60),
             ],
         );
-        it.tenants = vec![
-            tenant("c1", "u1", &["10.0.0.9", "fd00::9"]),
-            tenant("c2", "", &["10.0.0.5", "fd00::5"]),
-        ];
         let text = serde_json::to_string(&told(&it)).unwrap();
-        it.tenants.reverse();
         it.blocks.reverse();
         it.pools.reverse();
         assert_eq!(serde_json::to_string(&told(&it)).unwrap(), text);
         let status = told(&it);
-        let addresses: Vec<&str> = status
-            .allocations
-            .iter()
-            .map(|it| it.address.as_str())
-            .collect();
-        assert_eq!(addresses, ["10.0.0.5", "10.0.0.9", "fd00::5", "fd00::9"]);
-        let first = &status.allocations[1];
-        assert_eq!(
-            (
-                first.handle.as_str(),
-                first.pod.as_str(),
-                first.pod_uid.as_str(),
-                first.interface.as_str()
-            ),
-            ("net/c1", "default/pod-u1", "u1", "eth0")
-        );
-        assert_eq!(status.allocations[0].pod, "");
         assert_eq!(status.pools.len(), 2);
         assert_eq!((status.pools[0].demand, status.pools[1].demand), (6, 1));
-    }
-
-    #[test]
-    fn what_a_newer_sandbox_of_its_pod_supersedes_is_told_so() {
-        let mut it = snapshot(&[], &[]);
-        it.tenants = vec![
-            tenant("c1", "u1", &["10.0.0.1", "fd00::1"]),
-            tenant("c2", "u1", &["10.0.0.2", "fd00::2"]),
-        ];
-        it.tenants[1].order = 2;
-        let told = told(&it).allocations;
-        let told: Vec<bool> = told.iter().map(|it| it.superseded).collect();
-        assert_eq!(told, [true, false, true, false]);
     }
 
     #[test]
@@ -183,20 +117,36 @@ mod tests {
         let long = "x".repeat(10_000);
         let mut it = snapshot(&[], &[block("fd00::/64", "a", 0, 0, u64::MAX)]);
         it.blocks[0].uid.clone_from(&long);
-        for n in 1..3_000u32 {
-            let v4 = format!("10.1.{}.{}", n >> 8, n & 255);
-            let v6 = format!("fd00::1:{n:x}");
-            it.tenants.push(tenant(&long, &long, &[&v4, &v6]));
-        }
-        let status = told(&it);
-        assert_eq!(status.allocations.len(), MOST_ALLOCATIONS);
+        let addr = Addr::parse_strict("10.0.0.1").unwrap();
+        let orphans = vec![(addr, long); 1_000];
+        let status = status(&it, &BTreeMap::new(), &orphans, "boot");
+        assert_eq!(status.orphans.len(), MOST_ORPHANS);
+        assert_eq!(status.orphans[0].pod_uid.len(), 128);
         assert_eq!(status.blocks[0].free, 1 << 53);
         assert_eq!(status.blocks[0].uid.len(), 128);
-        let one = &status.allocations[0];
-        assert_eq!(
-            (one.handle.len(), one.pod.len(), one.pod_uid.len()),
-            (512, 317, 128)
-        );
+    }
+
+    /// The whole object is written into etcd each time, and on thousands of nodes.
+    #[test]
+    fn a_node_with_two_blocks_and_110_pods_tells_less_than_a_kilobyte() {
+        let uid = "01234567-89ab-cdef-0123-456789abcdef";
+        let mut blocks = [
+            block("10.244.123.64/26", "production", 61, 0, 0),
+            block("fd00:10:244:123::40/122", "production", 61, 0, 0),
+        ];
+        for it in &mut blocks {
+            uid.clone_into(&mut it.uid);
+        }
+        let mut it = snapshot(&[pool("production", (3, 50), true, true)], &blocks);
+        it.node_uid = Some(uid.to_owned());
+        for n in 0..110 {
+            let address = format!("10.244.123.{n}");
+            it.tenants
+                .push(tenant(&format!("c{n}"), &format!("u{n}"), &[&address]));
+        }
+        let status = status(&it, &wanted(&it, &Wishes::new()), &[], uid);
+        let size = serde_json::to_vec(&status).unwrap().len();
+        assert!(size <= 1_024, "{size} bytes: {status:?}");
     }
 
     #[test]

@@ -12,6 +12,7 @@ use super::holding;
 use super::leaks::{Claims, Evidence, Reason, netns_of_others};
 use super::proof::{gone, note_roots};
 use super::run::{Agent, Event, LOOK_PAUSE, Told};
+use super::seen::SubnetSeen;
 use super::snapshot::as_holding;
 use crate::api::{NodeSubnetSpec, Recall};
 use crate::ipam::{Addr, Cidr};
@@ -45,6 +46,7 @@ impl Agent {
                 self.look().await;
             }
             self.publish();
+            self.write_list();
             self.write_files();
         }
         let ask_at = self.ask_namespaces();
@@ -54,7 +56,10 @@ impl Agent {
         } else {
             now + STORE_PAUSE
         };
-        for at in [self.publish_at, ask_at].into_iter().flatten() {
+        for at in [self.publish_at, self.list_at, ask_at]
+            .into_iter()
+            .flatten()
+        {
             wake = wake.min(at);
         }
         Ok(wake)
@@ -104,15 +109,19 @@ impl Agent {
     /// Tells the publisher what to write onto: the NodeSubnet of this Node object, also while its spec
     /// cannot be read. Where there is none, nothing is tried in vain.
     fn tell_publisher(&mut self) {
-        match (&self.subnet, self.node_uid()) {
-            (Told::There(subnet), Some(uid))
-                if subnet.spec.is_err() || is_of(&subnet.spec, uid) =>
-            {
+        match &self.subnet {
+            Told::There(subnet) if self.is_ours(subnet) => {
                 self.publisher.seen(&subnet.version, subnet.status.clone());
             }
-            (Told::Unknown, _) => {}
+            Told::Unknown => {}
             _ => self.publisher.lost(),
         }
+    }
+
+    /// Whether the NodeSubnet is of this Node object, as far as it can be read.
+    pub(super) fn is_ours(&self, subnet: &SubnetSeen) -> bool {
+        let of_uid = |uid| subnet.spec.is_err() || is_of(&subnet.spec, uid);
+        self.node_uid().is_some_and(of_uid)
     }
 
     fn complain(&mut self, wrong: Vec<String>) {

@@ -181,6 +181,20 @@ pub(super) fn subnet() -> Vec<Column> {
     ]
 }
 
+/// As of when?
+pub(super) fn addresses() -> Vec<Column> {
+    vec![
+        column("date", "AsOf", ".spec.asOf", "How long ago this was so"),
+        age(),
+        wide(text("NodeUID", ".spec.nodeUID", "The node's UID")),
+        wide(text(
+            "BootID",
+            ".spec.bootID",
+            "The boot of the machine in which this was so",
+        )),
+    ]
+}
+
 fn text(name: &str, path: &str, description: &str) -> Column {
     column("string", name, path, description)
 }

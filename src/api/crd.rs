@@ -9,6 +9,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 };
 use kube::CustomResourceExt as _;
 
+use super::addresses::NodeAddresses;
 use super::block::IPAMBlock;
 use super::columns;
 use super::names::VERSION_ANNOTATION;
@@ -34,6 +35,7 @@ pub fn all() -> Vec<CustomResourceDefinition> {
     vec![
         finish(IPPool::crd(), &columns::pool(), &[]),
         finish(NodeSubnet::crd(), &columns::subnet(), &[]),
+        finish(NodeAddresses::crd(), &columns::addresses(), &[]),
         finish(IPAMBlock::crd(), &columns::block(), &by_owner),
     ]
 }

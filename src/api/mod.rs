@@ -6,6 +6,7 @@
 //! | [`pool`] | IPPool: ranges, and which nodes get a part of them |
 //! | [`block`] | IPAMBlock: a piece of a pool that one node gives addresses from |
 //! | [`subnet`] | NodeSubnet: what one node holds, what its agent says of it, what earlier nodes held |
+//! | [`addresses`] | NodeAddresses: which addresses of a node are in use, and by what |
 //! | [`requests`] | what people ask of a node's holdings |
 //! | [`terms`] | how nodes give a pool's addresses to pods |
 //! | `rules` | what the API server itself refuses, in CEL |
@@ -18,6 +19,7 @@
 //!   A reader may still meet objects that are older than a rule: rules do not look back.
 //! - An absent field and an absent object read the same: no field is ever `null`.
 
+pub mod addresses;
 pub mod block;
 mod columns;
 pub mod crd;
@@ -29,6 +31,7 @@ pub mod subnet;
 pub mod terms;
 pub mod watched;
 
+pub use addresses::{AddressEntry, NodeAddresses, NodeAddressesSpec};
 pub use block::{BlockOwner, IPAMBlock, IPAMBlockSpec, OwnerKind, block_name};
 pub use names::{
     ADDRESSES_ANNOTATION, AGENT_MANAGER, DRAIN_ANNOTATION, FIELD_MANAGER, FINALIZER,
@@ -41,12 +44,12 @@ pub use pool::{
 };
 pub use requests::Requests;
 pub use subnet::{
-    AgentInfo, Allocation, BlockReport, HeldBlock, HeldRange, MOST_ALLOCATIONS, MOST_BLOCKS,
-    MOST_POD_RANGES, MOST_POOLS, NodePool, NodePoolRanges, NodeSubnet, NodeSubnetSpec,
-    NodeSubnetStatus, PoolDemand, PreviousHolder, Recall, Suspect,
+    AgentInfo, BlockReport, HeldBlock, HeldRange, MOST_BLOCKS, MOST_ORPHANS, MOST_POD_RANGES,
+    MOST_POOLS, NodePool, NodePoolRanges, NodeSubnet, NodeSubnetSpec, NodeSubnetStatus, PoolDemand,
+    PreviousHolder, Recall, Suspect,
 };
 pub use terms::{AddressPrefix, AddressTerms, Dns, Route, Warm};
 pub use watched::{
-    IPAMBlockLite, IPPoolLite, NodeAddressLite, NodeInfoLite, NodeLite, NodeLiteSpec,
-    NodeLiteStatus, NodeSubnetLite, PodIpLite, PodLite, PodLiteSpec, PodLiteStatus,
+    IPAMBlockLite, IPPoolLite, NodeAddressLite, NodeAddressesLite, NodeInfoLite, NodeLite,
+    NodeLiteSpec, NodeLiteStatus, NodeSubnetLite, PodIpLite, PodLite, PodLiteSpec, PodLiteStatus,
 };

@@ -35,11 +35,11 @@ use super::pool::{Allocate, Assignment};
 use super::rules;
 use super::terms::AddressTerms;
 
-/// The most blocks that a node may have. Their list, what the agent says of each, and
-/// [`MOST_ALLOCATIONS`] addresses with their pods fit into one object of etcd (1.5 MiB).
+/// The most blocks that a node may have. Their list and what the agent says of each fit into one object of
+/// etcd (1.5 MiB).
 pub const MOST_BLOCKS: usize = 4_096;
-/// The most addresses in use that an agent may report.
-pub const MOST_ALLOCATIONS: usize = 4_096;
+/// The most addresses without a pod that an agent may report.
+pub const MOST_ORPHANS: usize = 256;
 /// The most pools that a node may use.
 pub const MOST_POOLS: usize = 1_024;
 /// The most ranges that a node does not masquerade.
@@ -272,10 +272,11 @@ pub struct NodeSubnetStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent: Option<AgentInfo>,
 
-    /// The addresses in use.
-    #[schemars(length(max = MOST_ALLOCATIONS))]
+    /// Addresses in use whose pods the agent has not seen for a while, or that have finished: some at most.
+    /// All addresses in use are in the NodeAddresses of the same name.
+    #[schemars(length(max = MOST_ORPHANS))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub allocations: Vec<Allocation>,
+    pub orphans: Vec<Suspect>,
 
     /// What the controller says of this status.
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
@@ -341,44 +342,6 @@ pub struct BlockReport {
     /// Whether the agent has let go of it and will never use it again.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub released: bool,
-}
-
-/// An address in use.
-#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
-#[serde(rename_all = "camelCase")]
-pub struct Allocation {
-    /// The address.
-    #[schemars(length(max = 39))]
-    pub address: String,
-
-    /// Under what it is released: network name and container id.
-    #[schemars(length(max = 512))]
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub handle: String,
-
-    /// `namespace/name` of the pod.
-    #[schemars(length(max = 317))]
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub pod: String,
-
-    /// The pod's UID.
-    #[schemars(length(max = 128))]
-    #[serde(default, rename = "podUID", skip_serializing_if = "String::is_empty")]
-    pub pod_uid: String,
-
-    /// The interface in the pod.
-    #[schemars(length(max = 15))]
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub interface: String,
-
-    /// Since when.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub since: Option<Time>,
-
-    /// Whether the pod has a newer sandbox with this interface on this network. The address is freed
-    /// when the node knows that the old sandbox is gone.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub superseded: bool,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for it")]

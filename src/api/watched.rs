@@ -6,15 +6,16 @@
 //!
 //! # Caveats
 //! - Never write one back: a replace would remove everything that was skipped. Patches only.
-//! - `metadata` lacks managed fields, owner references and the generate name.
+//! - `metadata` lacks managed fields and the generate name.
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
+use super::addresses::NodeAddresses;
 use super::block::IPAMBlock;
 use super::pool::IPPool;
 use super::subnet::NodeSubnet;
@@ -147,6 +148,18 @@ pub struct NodeSubnetLite {
     pub status: Value,
 }
 
+/// A NodeAddresses whose spec may be anything.
+#[derive(kube::Resource, Deserialize, Clone, Debug)]
+#[resource(inherit = NodeAddresses)]
+pub struct NodeAddressesLite {
+    /// Without managed fields
+    #[serde(deserialize_with = "slim_meta")]
+    pub metadata: ObjectMeta,
+    /// To be read with care: one bad object must not spoil a list
+    #[serde(default)]
+    pub spec: Value,
+}
+
 /// An IPAMBlock whose spec may be anything.
 #[derive(kube::Resource, Deserialize, Clone, Debug)]
 #[resource(inherit = IPAMBlock)]
@@ -170,6 +183,7 @@ struct SlimMeta {
     labels: Option<BTreeMap<String, String>>,
     annotations: Option<BTreeMap<String, String>>,
     finalizers: Option<Vec<String>>,
+    owner_references: Option<Vec<OwnerReference>>,
     creation_timestamp: Option<Time>,
     deletion_timestamp: Option<Time>,
 }
@@ -185,6 +199,7 @@ fn slim_meta<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D
         labels: meta.labels,
         annotations: meta.annotations,
         finalizers: meta.finalizers,
+        owner_references: meta.owner_references,
         creation_timestamp: meta.creation_timestamp,
         deletion_timestamp: meta.deletion_timestamp,
         ..ObjectMeta::default()

@@ -82,6 +82,11 @@ pub(super) struct Args {
     #[arg(long, env = "CADASTRE_PUBLISH_INTERVAL", default_value = "30", value_parser = seconds)]
     publish_interval: Duration,
 
+    /// Seconds between writes of this node's NodeAddresses, the list of addresses in use; what somebody waits
+    /// for, or nobody else knows, is written in --publish-interval
+    #[arg(long, env = "CADASTRE_ADDRESSES_INTERVAL", default_value = "300", value_parser = seconds)]
+    addresses_interval: Duration,
+
     /// Seconds that a pod must be gone before its address may be freed without a DEL
     #[arg(long, env = "CADASTRE_LEAK_GRACE", default_value = "60", value_parser = seconds)]
     leak_grace: Duration,
@@ -273,6 +278,7 @@ async fn serve(args: Args, template: Template, level: logs::Level) -> anyhow::Re
         node,
         store: args.store,
         publish_interval: args.publish_interval,
+        addresses_interval: args.addresses_interval,
         leak_grace: args.leak_grace,
         cri: args.cri_socket,
         masquerade: args.masquerade,

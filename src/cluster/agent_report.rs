@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::seen::{AgentReport, BlockWord, PodUid};
-use crate::api::{Allocation, BlockReport, MOST_ALLOCATIONS, MOST_BLOCKS, MOST_POOLS, PoolDemand};
+use crate::api::{BlockReport, MOST_BLOCKS, MOST_ORPHANS, MOST_POOLS, PoolDemand, Suspect};
 use crate::ipam::{Addr, Cidr};
 
 /// A demand above this is a mistake: no node runs so many pods.
@@ -64,19 +64,19 @@ pub fn read(status: &Value) -> Option<Box<AgentReport>> {
     let blocks = distinct(blocks, "blocks", &mut refused, |word| {
         (word.cidr, word.uid.clone())
     });
-    let allocations = entries(
-        fields.get("allocations"),
-        "allocations",
-        MOST_ALLOCATIONS,
+    let orphans = entries(
+        fields.get("orphans"),
+        "orphans",
+        MOST_ORPHANS,
         &mut refused,
-        allocation,
+        orphan,
     );
-    let allocations = distinct(allocations, "allocations", &mut refused, |(addr, _)| *addr);
+    let orphans = distinct(orphans, "orphans", &mut refused, |(addr, _)| *addr);
     Some(Box::new(AgentReport {
         node_uid: node_uid.into(),
         demand: demand.into(),
         blocks: blocks.into(),
-        allocations: allocations.into(),
+        orphans: orphans.into(),
         refused: refused.words,
         refusals: refused.count,
         accepted: accepted(fields.get("conditions")),
@@ -193,7 +193,7 @@ fn block(entry: BlockReport) -> Result<BlockWord, String> {
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "as the other readers")]
-fn allocation(entry: Allocation) -> Result<(Addr, PodUid), String> {
+fn orphan(entry: Suspect) -> Result<(Addr, PodUid), String> {
     let addr = Addr::parse_strict(&entry.address)
         .ok_or_else(|| format!("\"{}\" is no address in canonical form", entry.address))?;
     let uid = match entry.pod_uid.as_str() {
@@ -235,10 +235,10 @@ mod tests {
                 {"cidr": "10.0.0.129/26", "uid": "b3"},
                 {"cidr": "10.0.0.192/26", "uid": "b4", "used": 1, "released": true},
             ],
-            "allocations": [
+            "orphans": [
                 {"address": "10.0.0.1", "podUID": "01234567-89ab-cdef-0123-456789abcdef"},
                 {"address": "10.0.0.2", "podUID": "x"}, {"address": "10.0.0.2", "podUID": "y"},
-                {"address": "010.0.0.3", "podUID": "z"}, "10.0.0.4",
+                {"address": "010.0.0.3", "podUID": "z"}, {"address": "10.0.0.4"},
             ],
         }))
         .unwrap();
@@ -246,9 +246,9 @@ mod tests {
         assert_eq!(&*report.demand, &[("a".into(), 40)]);
         let blocks: Vec<String> = report.blocks.iter().map(|b| b.cidr.to_string()).collect();
         assert_eq!(blocks, ["10.0.0.0/26"]);
-        assert_eq!(report.allocations.len(), 1);
+        assert_eq!(report.orphans.len(), 1);
         assert_eq!(
-            report.allocations[0].1,
+            report.orphans[0].1,
             PodUid(0x0123_4567_89ab_cdef_0123_4567_89ab_cdef)
         );
         assert_eq!(report.refusals, 10, "{:?}", report.refused);
@@ -261,26 +261,26 @@ mod tests {
             "nodeUID": "u1", "later": [1], "agent": {"version": "99.0.0", "later": 1},
             "pools": [{"pool": "a", "demand": 4, "later": "x"}],
             "blocks": [{"cidr": "10.0.0.0/26", "uid": "b1", "used": 3, "later": {}}],
-            "allocations": [{"address": "10.0.0.1", "later": null}],
+            "orphans": [{"address": "10.0.0.1", "podUID": "p", "later": null}],
         }))
         .unwrap();
         assert_eq!(report.refusals, 0, "{:?}", report.refused);
         assert_eq!((report.demand.len(), report.blocks.len()), (1, 1));
-        assert_eq!(report.allocations.len(), 1);
+        assert_eq!(report.orphans.len(), 1);
     }
 
     #[test]
     fn a_status_of_any_shape_is_read() {
         assert!(read(&Value::Null).is_none() && read(&json!([])).is_none());
-        let report = read(&json!({"nodeUID": 7, "pools": {}, "blocks": null, "allocations": "x"}));
+        let report = read(&json!({"nodeUID": 7, "pools": {}, "blocks": null, "orphans": "x"}));
         assert_eq!(report.unwrap().refusals, 3);
         let many: Vec<Value> = (0..100_000)
-            .map(|n| json!({"address": format!("10.{}.{}.{}", n >> 16, n >> 8 & 255, n & 255)}))
+            .map(|n| {
+                let address = format!("10.{}.{}.{}", n >> 16, n >> 8 & 255, n & 255);
+                json!({"address": address, "podUID": "p"})
+            })
             .collect();
-        let report = read(&json!({ "allocations": many })).unwrap();
-        assert_eq!(
-            (report.allocations.len(), report.refusals),
-            (MOST_ALLOCATIONS, 1)
-        );
+        let report = read(&json!({ "orphans": many })).unwrap();
+        assert_eq!((report.orphans.len(), report.refusals), (MOST_ORPHANS, 1));
     }
 }

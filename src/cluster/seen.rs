@@ -165,8 +165,8 @@ pub struct AgentReport {
     pub demand: Box<[(Text, u64)]>,
     /// Blocks, sorted by CIDR
     pub blocks: Box<[BlockWord]>,
-    /// Addresses in use, sorted, each once
-    pub allocations: Box<[(Addr, PodUid)]>,
+    /// Addresses in use whose pods the agent does not see, sorted, each once
+    pub orphans: Box<[(Addr, PodUid)]>,
     /// What of it makes no sense, a few at most
     pub refused: Vec<String>,
     /// How many entries make no sense

@@ -1,6 +1,7 @@
 //! Leaks: addresses whose pods are gone or have finished, on nodes that live.
 //!
-//! Two proofs free an address. The first is given here: the pod's UID is unknown or finished by the
+//! The agent of a node tells which addresses it has for pods that it has not seen for a while (`orphans` of
+//! the status). Two proofs free one of them. The first is given here: the pod's UID is unknown or finished by the
 //! index of all pods for longer than a grace period, no pod reports the address, and a consistent
 //! look at the pods bound to the node says the same. Then the address is named in the node's
 //! NodeSubnet (`suspects`), and the node's agent gives the second proof, by the runtime, or keeps it.
@@ -24,7 +25,7 @@ use crate::cluster::seen::{AgentReport, Node, PodUid, Subnet, Text};
 use crate::ipam::{Addr, Cidr};
 use crate::mutation::Mutation;
 
-/// How often all allocations are compared with the pods: at least and at most.
+/// How often what agents tell is compared with the pods: at least and at most.
 const SCAN_PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// A node is asked about so many addresses at once.
 const AT_ONCE: usize = 256;
@@ -102,13 +103,13 @@ impl Leaks {
             live.insert(node.uid.clone());
             let known = before.remove(&node.name).unwrap_or_default();
             let orphans: BTreeMap<(Addr, PodUid), Duration> = report
-                .allocations
+                .orphans
                 .iter()
                 .filter(|held| is_orphan(**held, cx) && is_own(held.0, node, cx.registry))
                 .map(|held| (*held, known.get(held).copied().unwrap_or(now)))
                 .collect();
             if let Some(asked) = cx.registry.suspects.get_mut(&node.uid) {
-                asked.retain(|held| report.allocations.binary_search(held).is_ok());
+                asked.retain(|held| report.orphans.binary_search(held).is_ok());
             }
             let named = named(subnet);
             let asked = cx.registry.suspects.get(&node.uid);
@@ -221,7 +222,7 @@ impl Registry {
             return Vec::new();
         };
         let asked = self.suspects.get(uid).into_iter().flatten();
-        let still = |held: &&(Addr, PodUid)| report.allocations.binary_search(held).is_ok();
+        let still = |held: &&(Addr, PodUid)| report.orphans.binary_search(held).is_ok();
         asked
             .filter(still)
             .take(AT_ONCE)
@@ -245,7 +246,7 @@ mod tests {
         let addr = Cidr::parse_strict("10.0.0.17/32").unwrap().first();
         let mut told = subnet("n", &["10.0.0.16/28"], 0);
         let gone = PodUid::read("gone");
-        told.report.as_mut().unwrap().allocations = [(addr, gone)].into();
+        told.report.as_mut().unwrap().orphans = [(addr, gone)].into();
         let mut world = World::default();
         list(&mut world.nodes, vec![node("n")]);
         list(&mut world.blocks, objects(&told));
@@ -294,7 +295,7 @@ mod tests {
         let (mut leaks, grace) = (Leaks::default(), Duration::from_secs(60));
         for n in 1..9 {
             told.version += 1;
-            told.report.as_mut().unwrap().allocations = [held(n)].into();
+            told.report.as_mut().unwrap().orphans = [held(n)].into();
             list(&mut world.subnets, vec![told.clone()]);
             let asked = registry.suspects.entry("n".into()).or_default();
             asked.insert(held(n));

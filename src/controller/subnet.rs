@@ -385,7 +385,7 @@ fn judgement(subnet: &Subnet, cx: &Context) -> Option<(bool, String)> {
             || node.pod_cidrs.iter().any(|cidr| cidr.contains_addr(*addr))
     };
     let strange: Vec<&Addr> = report
-        .allocations
+        .orphans
         .iter()
         .map(|(addr, _)| addr)
         .filter(|a| !own(a))
@@ -393,7 +393,7 @@ fn judgement(subnet: &Subnet, cx: &Context) -> Option<(bool, String)> {
     if let Some(addr) = strange.first() {
         count += strange.len() as u64;
         wrong.push(format!(
-            "allocations: {addr} is in no block and no podCIDR of this node ({} such)",
+            "orphans: {addr} is in no block and no podCIDR of this node ({} such)",
             strange.len()
         ));
     }

@@ -71,7 +71,7 @@ impl AgentMetrics {
                 registry,
                 Gauge::new(
                     "cadastre_agent_publish_lag_seconds",
-                    "For how long the node's state differs from what NodeSubnet.status says of it; 0 if it does not",
+                    "For how long the node's state differs from what NodeSubnet.status says of it, or its NodeAddresses is overdue; 0 if neither",
                 )?,
             )?,
             freed: counters(

@@ -396,7 +396,8 @@ impl Agent {
             node_uid: uid.clone(),
             demand: demand.into_iter().collect(),
             blocks: blocks.into(),
-            allocations: self.given.iter().filter_map(of_node).collect(),
+            // It says so of all of them: what the controller concludes must be right whatever an agent says.
+            orphans: self.given.iter().filter_map(of_node).collect(),
             refused: Vec::new(),
             refusals: 0,
             accepted: None,

@@ -198,6 +198,12 @@ pub fn proof(mutation: Mutation) -> Proof {
         EmptySubnetDeleted => unit(
             "controller::subnet::tests::the_node_subnet_of_a_live_node_stays_when_it_says_nothing",
         ),
+        AddressListIgnored => {
+            unit("agent::rebuild::tests::what_was_published_comes_back_as_it_was")
+        }
+        UnknownAddressesListedLate => {
+            unit("agent::addresses::tests::what_nobody_else_would_know_of_is_told_soon")
+        }
         CarvesBelowCidr => sim(AsDrawn, 200),
         FirstFamilyStaysClaimed => sim(AsDrawn, 2_000),
 

@@ -673,7 +673,7 @@ impl Sim {
         };
         let blocks = subnet.spec.iter().flat_map(|spec| &spec.blocks);
         let blocks = blocks.filter_map(|held| Cidr::parse_strict(&held.cidr).ok());
-        let given = subnet.report.iter().flat_map(|it| it.allocations.iter());
+        let given = subnet.report.iter().flat_map(|it| it.orphans.iter());
         let mut requests = Requests {
             release: given.map(|(addr, pod)| (*addr, pod.to_string())).collect(),
             drain: blocks.collect(),

@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cadastre::api::{
-    Allocation, BlockReport, HeldBlock, NodePool, NodeSubnet, NodeSubnetStatus, PoolDemand, Recall,
+    AddressEntry, BlockReport, HeldBlock, NodeAddressesSpec, NodePool, NodeSubnet,
+    NodeSubnetStatus, PoolDemand, Recall,
 };
 use cadastre::ipam::{Addr, Cidr, Family, Span};
 
@@ -141,28 +142,35 @@ impl Agent {
             pool: pool.clone(),
             demand: i64::try_from(*demand).unwrap_or(i64::MAX),
         });
-        let allocations = self.blocks.iter().flat_map(|(cidr, block)| {
-            let taken = block.taken.iter();
-            taken.filter_map(|(value, pod)| {
-                let pod = pod.as_ref()?;
-                Some(Allocation {
-                    address: addr(cidr, *value).to_string(),
-                    handle: pod.clone(),
-                    pod: format!("default/{pod}"),
-                    pod_uid: String::new(),
-                    interface: "eth0".to_owned(),
-                    since: None,
-                    superseded: false,
-                })
-            })
-        });
         NodeSubnetStatus {
             node_uid: Some(self.uid.clone()),
             pools: pools.collect(),
             blocks: self.blocks.iter().map(|(c, b)| b.report(c)).collect(),
             agent: None,
-            allocations: allocations.collect(),
+            orphans: Vec::new(),
             conditions: Vec::new(),
+        }
+    }
+
+    /// The addresses in use.
+    pub fn addresses(&self) -> NodeAddressesSpec {
+        let entries = self.blocks.iter().flat_map(|(cidr, block)| {
+            let taken = block.taken.iter();
+            taken.filter_map(|(value, pod)| {
+                let pod = pod.as_ref()?;
+                Some(AddressEntry {
+                    addresses: vec![addr(cidr, *value)],
+                    handle: pod.clone(),
+                    pod: format!("default/{pod}"),
+                    interface: "eth0".to_owned(),
+                    ..AddressEntry::default()
+                })
+            })
+        });
+        NodeAddressesSpec {
+            node_uid: self.uid.clone(),
+            addresses: entries.map(|it| it.to_string()).collect(),
+            ..NodeAddressesSpec::default()
         }
     }
 
@@ -301,7 +309,7 @@ mod tests {
         let status = agent.status();
         assert_eq!(status.pools[0].demand, 3);
         assert_eq!((status.blocks[0].used, status.blocks[0].free), (2, 0));
-        assert_eq!(status.allocations[1].address, "10.0.0.3");
+        assert!(agent.addresses().addresses[1].starts_with("10.0.0.3 b eth0 "));
     }
 
     #[test]

@@ -36,9 +36,20 @@ async fn a_node_gets_its_first_block_and_gives_from_it() {
     let first = first.address.to_string();
     assert_ne!(first, second);
     publishes(&hand, "give-1", vec![first.clone(), second.clone()]).await;
-    let status = hand.subnets.get("give-1").await.unwrap().status.unwrap();
+    let counts_both = |it: &cadastre::api::NodeSubnet| {
+        let mut blocks = it.status.iter().flat_map(|it| &it.blocks);
+        blocks.next().is_some_and(|it| it.used == 2)
+    };
+    let told = hand.subnet_until("give-1", "counts both", counts_both);
+    let status = told.await.unwrap().status.unwrap();
     assert_eq!(status.node_uid, node.uid());
-    assert_eq!(status.allocations[0].handle, "net/c1");
+    let list = hand.addresses.get("give-1").await.unwrap();
+    let owner = &list.metadata.owner_references.as_ref().unwrap()[0];
+    let subnet = hand.subnets.get("give-1").await.unwrap();
+    assert_eq!(Some(&owner.uid), subnet.metadata.uid.as_ref());
+    assert_eq!(Some(&list.spec.node_uid), status.node_uid.as_ref());
+    assert!(!list.spec.boot_id.is_empty() && list.spec.as_of.is_some());
+    assert_eq!(list.spec.entries().next().unwrap().handle, "net/c1");
     assert_eq!((status.blocks[0].used, status.blocks[0].free), (2, 11));
     assert_eq!(status.pools[0].demand, 5);
 

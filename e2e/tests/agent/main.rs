@@ -49,7 +49,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use cadastre::agent::grpc::{client, v1};
-use cadastre::ipam::Addr;
+use cadastre::ipam::{Addr, Cidr};
 use cadastre::node::{Add, Answer, Attachment, Op, PodRef, Refusal, client::ask};
 use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::daemon::DaemonOptions;
@@ -147,6 +147,15 @@ impl Machine {
             args.extend([flag.to_owned(), path.display().to_string()]);
         }
         args.extend(self.flags.iter().cloned());
+        // What is in use is listed as soon as all else is told, where a test has not said otherwise.
+        let mut flags = self.flags.iter();
+        if let Some(soon) = flags
+            .find(|it| *it == "--publish-interval")
+            .and(flags.next())
+            && !args.iter().any(|it| it == "--addresses-interval")
+        {
+            args.extend(["--addresses-interval".to_owned(), soon.clone()]);
+        }
         let options = DaemonOptions {
             name: format!("{name}-{}", self.node),
             args,
@@ -285,27 +294,43 @@ fn addr(text: &str) -> Addr {
     Addr::parse_strict(text).unwrap()
 }
 
-/// The addresses that a NodeSubnet says are in use, sorted as text.
+/// The addresses that a NodeAddresses says are in use, sorted as text.
 async fn published(hand: &Hand, node: &str) -> Result<Vec<String>> {
-    let status = hand.subnets.get(node).await?.status.unwrap_or_default();
-    let mut all: Vec<String> = status
-        .allocations
-        .into_iter()
-        .map(|it| it.address)
+    let list = hand.addresses.get_opt(node).await?;
+    let entries = list.iter().flat_map(|it| it.spec.entries());
+    let mut all: Vec<String> = entries
+        .flat_map(|it| it.addresses)
+        .map(|it| it.to_string())
         .collect();
     all.sort();
     Ok(all)
 }
 
-/// Waits until a NodeSubnet says that these are in use.
+/// Whether the NodeSubnet counts as many addresses of its blocks as these.
+async fn counts(hand: &Hand, node: &str, addresses: &[String]) -> Result<bool> {
+    let subnet = hand.subnets.get_opt(node).await?;
+    let blocks = subnet.and_then(|it| it.status).unwrap_or_default().blocks;
+    Ok(blocks.iter().all(|block| {
+        let cidr = Cidr::parse_strict(&block.cidr).unwrap();
+        let inside = addresses
+            .iter()
+            .filter(|it| cidr.contains_addr(addr(it)))
+            .count();
+        usize::try_from(block.used).is_ok_and(|used| used == inside)
+    }))
+}
+
+/// Waits until a NodeAddresses says that these are in use, and the NodeSubnet has told what it has to.
 async fn publishes(hand: &Hand, node: &str, mut addresses: Vec<String>) {
     addresses.sort();
     until(
-        &format!("NodeSubnet {node} tells of {addresses:?}"),
+        &format!("NodeAddresses {node} tells of {addresses:?}"),
         LIMIT,
         async || {
             let told = published(hand, node).await?;
             anyhow::ensure!(told == addresses, "{told:?}");
+            let counted = counts(hand, node, &addresses).await?;
+            anyhow::ensure!(counted, "the NodeSubnet counts others");
             Ok(Some(()))
         },
     )

@@ -205,6 +205,9 @@ async fn a_node_that_loses_its_store_at_a_reboot_keeps_no_address_of_the_boot_be
         let params = kube::api::PatchParams::default();
         let patched = hand.subnets.patch_status("wiped-1", &params, &patch);
         patched.await.unwrap();
+        let patch = kube::api::Patch::Merge(json!({"spec": {"bootID": "earlier"}}));
+        let patched = hand.addresses.patch("wiped-1", &params, &patch);
+        patched.await.unwrap();
         machine.start(&stage.cluster);
         machine.ready().await;
     }

@@ -124,12 +124,17 @@ async fn the_metrics_keep_to_the_conventions() {
 const ACCOUNT: &str = "system:serviceaccount:kube-system:cadastre-agent";
 
 /// Everything it may do, and some of what it may not.
-const MAY: [(&str, &str, &[&str]); 8] = [
+const MAY: [(&str, &str, &[&str]); 9] = [
     ("", "nodes", &["list", "watch"]),
     ("", "pods", &["list", "watch"]),
     ("", "namespaces", &["get"]),
     ("cadastre.dev", "nodesubnets", &["list", "watch"]),
     ("cadastre.dev", "nodesubnets/status", &["patch"]),
+    (
+        "cadastre.dev",
+        "nodeaddresses",
+        &["list", "watch", "create", "patch"],
+    ),
     ("cadastre.dev", "ippools", &[]),
     ("events.k8s.io", "events", &["create"]),
     ("", "secrets", &[]),
@@ -179,6 +184,8 @@ async fn the_permissions_in_config_are_enough_and_no_more_than_listed() {
     .unwrap();
     let before = refused(&machine).await;
     publishes(&hand, "rbac-1", vec![address]).await;
+    machine.del("c1").await;
+    publishes(&hand, "rbac-1", Vec::new()).await;
     let patch = kube::api::Patch::Merge(json!({
         "metadata": {"annotations": {"cadastre.dev/pools": "No Pool"}},
     }));

@@ -112,12 +112,23 @@ async fn a_status_that_somebody_else_wrote_is_set_right() {
     let (machine, _) = Machine::of_group(&stage.cluster, &hand, "right", &flags).await;
     let address = machine.add("c1").await.unwrap();
     publishes(&hand, "right-1", vec![address.clone()]).await;
-    let patch = kube::api::Patch::Merge(json!({"status": {"allocations": [], "pools": []}}));
+    let patch = kube::api::Patch::Merge(json!({"status": {"blocks": [], "pools": []}}));
     let params = kube::api::PatchParams::default();
     hand.subnets
         .patch_status("right-1", &params, &patch)
         .await
         .unwrap();
+    hand.subnet_until("right-1", "tells of its block again", |it| {
+        let mut blocks = it.status.iter().flat_map(|it| &it.blocks);
+        blocks.next().is_some_and(|it| it.used == 1)
+    })
+    .await
+    .unwrap();
+    let nothing = cadastre::api::NodeAddressesSpec::default();
+    hand.list_addresses("right-1", nothing).await.unwrap();
+    publishes(&hand, "right-1", vec![address.clone()]).await;
+    let params = kube::api::DeleteParams::default();
+    hand.addresses.delete("right-1", &params).await.unwrap();
     publishes(&hand, "right-1", vec![address]).await;
     drop(machine);
 }

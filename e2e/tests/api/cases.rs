@@ -683,10 +683,7 @@ pub fn statuses() -> Vec<(Value, Option<Cause>)> {
             json!({
                 "nodeUID": "u", "pools": [{"pool": "default", "demand": 40}],
                 "blocks": [{"cidr": "10.244.1.64/26", "uid": "b1", "used": 1, "cooling": 2, "free": 61}],
-                "allocations": [{
-                    "address": "10.244.1.65", "handle": "net/c1", "pod": "default/web", "podUID": "p1",
-                    "interface": "eth0", "since": "2026-11-21T10:00:00Z",
-                }],
+                "orphans": [{"address": "10.244.1.65", "podUID": "p1"}],
             }),
             None,
         ),
@@ -717,8 +714,8 @@ pub fn statuses() -> Vec<(Value, Option<Cause>)> {
             )),
         ),
         (
-            json!({"allocations": [{"handle": "net/c1"}]}),
-            Some(("status.allocations[0].address", "Required value")),
+            json!({"orphans": [{"podUID": "p1"}]}),
+            Some(("status.orphans[0].address", "Required value")),
         ),
     ]
 }

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use cadastre::api::{MOST_ALLOCATIONS, MOST_BLOCKS};
+use cadastre::api::{MOST_BLOCKS, MOST_ORPHANS};
 use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
@@ -87,13 +87,13 @@ impl Lab {
             .unwrap();
         eprintln!("{MOST_BLOCKS} blocks listed: {:?}", start.elapsed());
         let start = Instant::now();
-        let status = |blocks, allocations| {
+        let status = |blocks, orphans| {
             Patch::Merge(json!({"status": {
-                "nodeUID": UID, "blocks": reported(blocks), "allocations": in_use(allocations),
+                "nodeUID": UID, "blocks": reported(blocks), "orphans": in_use(orphans),
             }}))
         };
         self.subnets
-            .patch_status("longest", &params, &status(MOST_BLOCKS, MOST_ALLOCATIONS))
+            .patch_status("longest", &params, &status(MOST_BLOCKS, MOST_ORPHANS))
             .await
             .unwrap();
         eprintln!("{MOST_BLOCKS} blocks reported: {:?}", start.elapsed());
@@ -103,11 +103,11 @@ impl Lab {
             .patch("longest", &params, &spec(MOST_BLOCKS + 1))
             .await;
         let mut refused = vec![("spec.blocks", longer)];
-        for (field, blocks, allocations) in [
+        for (field, blocks, orphans) in [
             ("status.blocks", MOST_BLOCKS + 1, 1),
-            ("status.allocations", 1, MOST_ALLOCATIONS + 1),
+            ("status.orphans", 1, MOST_ORPHANS + 1),
         ] {
-            let status = status(blocks, allocations);
+            let status = status(blocks, orphans);
             let answer = self.subnets.patch_status("longest", &params, &status).await;
             refused.push((field, answer));
         }
@@ -140,10 +140,8 @@ fn reported(count: usize) -> Vec<Value> {
 
 fn in_use(count: usize) -> Vec<Value> {
     let address = |n| {
-        json!({
-            "address": format!("fd00:10:244:{:x}::41", 0x1000 + n), "podUID": UID,
-            "pod": "some-tenants-namespace/deployment-7d4b9c6f5d-x2x7k",
-        })
+        let address = format!("fd00:10:244:{:x}::41", 0x1000 + n);
+        json!({"address": address, "podUID": UID})
     };
     (0..count).map(address).collect()
 }

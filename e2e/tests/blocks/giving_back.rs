@@ -76,7 +76,7 @@ async fn a_block_in_use_or_cooling_is_not_given_back() {
     hand.subnet_until("used-1", "tells that one is left", |it| {
         it.status
             .as_ref()
-            .is_some_and(|it| it.allocations.len() == 1)
+            .is_some_and(|it| it.blocks.iter().map(|it| it.used).sum::<i64>() == 1)
     })
     .await
     .unwrap();

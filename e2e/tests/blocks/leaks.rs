@@ -37,13 +37,11 @@ async fn an_address_without_a_pod_is_asked_about_and_no_other() {
     let status = json!({
         "nodeUID": node.metadata.uid,
         "blocks": [{"cidr": cidr, "uid": block.uid, "used": 6, "free": 10}],
-        "allocations": [
+        "orphans": [
             held(1, lives.metadata.uid.as_deref().unwrap()),
             held(2, goes.metadata.uid.as_deref().unwrap()),
             held(3, stranger),
             held(4, stranger),
-            // Not a pod's by the agent's own word.
-            {"address": address(5)},
             // Not of this node.
             {"address": "192.0.2.55", "podUID": stranger},
         ],
@@ -63,7 +61,7 @@ async fn an_address_without_a_pod_is_asked_about_and_no_other() {
 
     // The agent frees one and keeps the other: only that is still asked about.
     let mut less = status.clone();
-    less["allocations"].as_array_mut().unwrap().remove(3);
+    less["orphans"].as_array_mut().unwrap().remove(3);
     say(&hand, "leaky-1", less).await;
     suspects(
         &hand,

@@ -111,9 +111,9 @@ async fn a_node_subnet_that_is_edited_or_deleted_is_restored_with_all_blocks() {
     .await
     .unwrap();
     hand.subnet_until("list-1", "is reported on again", |it| {
-        it.status
-            .as_ref()
-            .is_some_and(|it| it.allocations.len() == 1 && it.blocks.len() == 3)
+        it.status.as_ref().is_some_and(|it| {
+            it.blocks.iter().map(|it| it.used).sum::<i64>() == 1 && it.blocks.len() == 3
+        })
     })
     .await
     .unwrap();

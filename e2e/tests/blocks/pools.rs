@@ -94,7 +94,7 @@ async fn a_deleted_pool_stays_until_its_last_block_is_empty_and_gone() {
     hand.subnet_until("end-1", "tells of the pod", |it| {
         it.status
             .as_ref()
-            .is_some_and(|it| it.allocations.len() == 1)
+            .is_some_and(|it| it.blocks.iter().map(|it| it.used).sum::<i64>() == 1)
     })
     .await
     .unwrap();

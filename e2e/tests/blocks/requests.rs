@@ -81,7 +81,7 @@ async fn a_release_that_is_asked_for_waits_for_no_grace_and_never_frees_what_liv
     let status = json!({
         "nodeUID": node.metadata.uid,
         "blocks": [{"cidr": cidr, "uid": block.uid, "used": 3, "free": 13}],
-        "allocations": held,
+        "orphans": held,
     });
     say(&hand, "let-1", status).await;
     let all = [

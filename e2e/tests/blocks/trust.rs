@@ -46,7 +46,7 @@ async fn what_makes_no_sense_is_left_out_and_told_and_the_rest_is_used() {
         json!({"nodeUID": uid, "blocks": [block]})
     };
     let whole = json!({
-        "nodeUID": uid, "pools": [], "allocations": [],
+        "nodeUID": uid, "pools": [], "orphans": [],
         "blocks": [{"cidr": own, "uid": block_uid, "used": 1, "free": 15}],
     });
     let first = own.split('/').next().unwrap().to_owned();
@@ -66,15 +66,15 @@ async fn what_makes_no_sense_is_left_out_and_told_and_the_rest_is_used() {
             "\"nowhere\"",
         ),
         (
-            json!({"allocations": [{"address": "10.70.0.300"}]}),
+            json!({"orphans": [{"address": "10.70.0.300", "podUID": "x"}]}),
             "10.70.0.300",
         ),
         (
-            json!({"allocations": [{"address": "192.0.2.77"}]}),
+            json!({"orphans": [{"address": "192.0.2.77", "podUID": "x"}]}),
             "192.0.2.77",
         ),
         (
-            json!({"allocations": [{"address": first, "podUID": "x"}, {"address": first, "podUID": "y"}]}),
+            json!({"orphans": [{"address": first, "podUID": "x"}, {"address": first, "podUID": "y"}]}),
             "twice",
         ),
         (json!({"nodeUID": "another"}), "another"),

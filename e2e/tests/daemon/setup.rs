@@ -273,7 +273,7 @@ async fn blocks_come_and_go(hand: &Hand) {
     let node = hand.node("audit", "audit-1").await.unwrap();
     let blocks = hand.listed("audit-1", 1).await.unwrap();
     let status = json!({"status": {
-        "nodeUID": node.metadata.uid, "allocations": [{"address": "192.0.2.9"}],
+        "nodeUID": node.metadata.uid, "orphans": [{"address": "192.0.2.9", "podUID": "gone"}],
     }});
     let (params, patch) = (PatchParams::default(), Patch::Merge(status));
     let told = hand.subnets.patch_status("audit-1", &params, &patch).await;

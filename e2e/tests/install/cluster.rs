@@ -180,8 +180,8 @@ impl Cluster {
         until(&what, LIMIT, async || {
             let subnets = self.hand.subnets.list(&ListParams::default()).await?;
             let told = subnets.items.into_iter().filter_map(|it| it.status);
-            let told: usize = told.map(|it| it.allocations.len()).sum();
-            ensure!(told == count, "{told}");
+            let told: i64 = told.flat_map(|it| it.blocks).map(|it| it.used).sum();
+            ensure!(usize::try_from(told)? == count, "{told}");
             Ok(Some(()))
         })
         .await

@@ -1,5 +1,6 @@
 //! release, drain and undrain, with a controller that leads.
 
+use cadastre::api::NodeAddressesSpec;
 use cadastre_e2e::{Agents, Hand, Options, Stage};
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
@@ -113,11 +114,15 @@ async fn a_leak_is_released_long_before_its_grace_is_over() {
     let uid = "00000000-0000-4000-8000-000000000001";
     let words =
         |used: u8| json!([{"cidr": block.cidr, "uid": block.uid, "used": used, "free": 16 - used}]);
-    let held = json!([{"address": address, "pod": "default/gone", "podUID": uid}]);
+    let list = NodeAddressesSpec {
+        addresses: vec![format!("{address} net/c1 eth0 {uid} default/gone")],
+        ..NodeAddressesSpec::default()
+    };
+    hand.list_addresses("leaky-1", list).await.unwrap();
     say(
         &hand,
         "leaky-1",
-        json!({"nodeUID": node, "blocks": words(1), "allocations": held}),
+        json!({"nodeUID": node, "blocks": words(1), "orphans": [{"address": address, "podUID": uid}]}),
     )
     .await;
     let child = start(&stage.cluster, &["release", &address]);
@@ -134,9 +139,11 @@ async fn a_leak_is_released_long_before_its_grace_is_over() {
     say(
         &hand,
         "leaky-1",
-        json!({"nodeUID": node, "blocks": words(0), "allocations": []}),
+        json!({"nodeUID": node, "blocks": words(0), "orphans": []}),
     )
     .await;
+    let nothing = NodeAddressesSpec::default();
+    hand.list_addresses("leaky-1", nothing).await.unwrap();
     let freed = end(child).await;
     assert!(freed.code == 0 && freed.out.contains("Freed"), "{freed:?}");
     let annotations = hand

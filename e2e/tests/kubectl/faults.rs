@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use cadastre::api::NodeAddressesSpec;
 use cadastre_e2e::wait::until;
 use cadastre_e2e::{ControlPlane, Hand, Options, crds};
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
@@ -29,7 +30,7 @@ async fn block(hand: &Hand, cidr: &str, node: &str, uid: &str) -> String {
 }
 
 /// A node with a block, its NodeSubnet, and what its agent says.
-async fn holder(hand: &Hand, name: &str, cidr: &str, held: &Value) -> String {
+async fn holder(hand: &Hand, name: &str, cidr: &str, held: &[String]) -> String {
     let node = hand.node("p", name).await.unwrap().metadata.uid.unwrap();
     let uid = block(hand, cidr, name, &node).await;
     let subnet = serde_json::from_value(json!({
@@ -40,15 +41,23 @@ async fn holder(hand: &Hand, name: &str, cidr: &str, held: &Value) -> String {
         .create(&PostParams::default(), &subnet.unwrap())
         .await
         .unwrap();
-    let used = held.as_array().unwrap().len();
+    let used = held.len();
     let words = json!([{"cidr": cidr, "uid": uid, "used": used, "free": 16 - used}]);
-    say(
-        hand,
-        name,
-        json!({"nodeUID": node, "blocks": words, "allocations": held}),
-    )
-    .await;
+    let orphans = held.iter().filter(|it| it.contains(GONE));
+    let orphan = |it: &String| json!({"address": it.split(' ').next(), "podUID": GONE});
+    let orphans: Vec<Value> = orphans.map(orphan).collect();
+    let status = json!({"nodeUID": node, "blocks": words, "orphans": orphans});
+    say(hand, name, status).await;
+    lists(hand, name, held).await;
     node
+}
+
+async fn lists(hand: &Hand, node: &str, held: &[String]) {
+    let list = NodeAddressesSpec {
+        addresses: held.to_vec(),
+        ..NodeAddressesSpec::default()
+    };
+    hand.list_addresses(node, list).await.unwrap();
 }
 
 async fn say(hand: &Hand, node: &str, status: Value) {
@@ -86,12 +95,13 @@ async fn check_finds_every_planted_fault_and_release_frees_only_leaks() {
         .await
         .unwrap();
     let lives = hand.pod("lives", "n1", &["10.70.0.1"]).await.unwrap();
-    let held = json!([
-        {"address": "10.70.0.1", "pod": "default/lives", "podUID": lives.metadata.uid, "handle": "cbr0/aaaaaaaa"},
-        {"address": "10.70.0.2", "pod": "default/gone", "podUID": GONE, "handle": "cbr0/bbbbbbbb"},
-    ]);
+    let uid = lives.metadata.uid.as_deref().unwrap();
+    let held = [
+        format!("10.70.0.1 cbr0/aaaaaaaa eth0 {uid} default/lives"),
+        format!("10.70.0.2 cbr0/bbbbbbbb eth0 {GONE} default/gone"),
+    ];
     let node = holder(&hand, "n1", "10.70.0.0/28", &held).await;
-    holder(&hand, "n2", "10.70.0.16/28", &json!([])).await;
+    holder(&hand, "n2", "10.70.0.16/28", &[]).await;
     let only = run(&cluster, CHECK).await;
     assert_eq!(
         codes(&only),
@@ -194,7 +204,7 @@ async fn leak_is_released(
     cluster: &ControlPlane,
     hand: &Hand,
     node: &str,
-    held: &Value,
+    held: &[String],
     report: &str,
 ) {
     let patch = Patch::Merge(
@@ -238,13 +248,9 @@ async fn leak_is_released(
     .unwrap();
     let word = &hand.subnets.get("n1").await.unwrap().spec.blocks[0];
     let words = json!([{"cidr": word.cidr, "uid": word.uid, "used": 1, "free": 15}]);
-    let left = json!([held[0]]);
-    say(
-        hand,
-        "n1",
-        json!({"nodeUID": node, "blocks": words, "allocations": left}),
-    )
-    .await;
+    let status = json!({"nodeUID": node, "blocks": words, "orphans": []});
+    say(hand, "n1", status).await;
+    lists(hand, "n1", &held[..1]).await;
     let freed = end(child).await;
     assert!(freed.code == 0 && freed.out.contains("Freed"), "{freed:?}");
     let left: anyhow::Result<Option<String>> = annotation().await;

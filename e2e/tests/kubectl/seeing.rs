@@ -47,10 +47,11 @@ async fn a_cluster_that_is_well_is_shown_as_it_is() {
     let address = given[0].clone();
     hand.pod("cart", "web-1", &[&address]).await.unwrap();
     hand.pod("waits", "web-2", &[]).await.unwrap();
+    let list = agents.addresses("web-1").unwrap();
+    hand.list_addresses("web-1", list).await.unwrap();
     let told = |it: &cadastre::api::NodeSubnet| {
-        it.status
-            .as_ref()
-            .is_some_and(|status| status.allocations.len() == 1 && !status.blocks.is_empty())
+        let blocks = it.status.iter().flat_map(|it| &it.blocks);
+        blocks.map(|it| it.used).sum::<i64>() == 1
     };
     hand.subnet_until("web-1", "tells of the pod", told)
         .await

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use anyhow::ensure;
+use cadastre::api::AddressEntry;
 use cadastre_e2e::Hand;
 use cadastre_e2e::node::{Machine, NodeSide};
 use cadastre_e2e::wait::until;
@@ -21,6 +22,8 @@ pub fn ptp() -> NodeSide {
 pub fn side(main: &Value) -> NodeSide {
     let soon = [
         "--publish-interval",
+        "1",
+        "--addresses-interval",
         "1",
         "--leak-grace",
         "2",
@@ -50,10 +53,12 @@ pub async fn told(hand: &Hand, node: &str, pods: &[Running]) {
     let what = format!("{node} tells of the addresses of {} pods", wanted.len() / 2);
     until(&what, LIMIT, async || {
         let status = hand.subnets.get(node).await?.status.unwrap_or_default();
-        let told = status.allocations.iter();
-        let told: BTreeSet<_> = told
-            .map(|it| (it.address.clone(), it.pod_uid.clone()))
-            .collect();
+        let list = hand.addresses.get(node).await?.spec;
+        let each = |it: AddressEntry| {
+            let addresses = it.addresses.into_iter();
+            addresses.map(move |addr| (addr.to_string(), it.pod_uid.clone()))
+        };
+        let told: BTreeSet<_> = list.entries().flat_map(each).collect();
         let (more, less) = (told.difference(&wanted), wanted.difference(&told));
         let (more, less): (Vec<_>, Vec<_>) = (more.collect(), less.collect());
         ensure!(

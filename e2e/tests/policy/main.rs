@@ -8,7 +8,7 @@
 
 mod setup;
 
-use cadastre::api::{IPAMBlock, IPPool, NodeSubnet};
+use cadastre::api::{IPAMBlock, IPPool, NodeAddresses, NodeAddressesSpec, NodeSubnet};
 use cadastre_e2e::hand::block_name;
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
@@ -32,9 +32,9 @@ async fn an_agent_writes_the_status_of_its_own_node_and_nothing_else() {
     let error = patch_status(&own, "n2", &status).await;
     refused(
         error,
-        "the agent of node n1 may write its own NodeSubnet only, not that of n2",
+        "the agent of node n1 may write its own NodeSubnet and NodeAddresses only, not those of n2",
     );
-    let only = "an agent may write the status of its node's NodeSubnet and nothing else";
+    let only = "an agent may write its node's NodeAddresses, the status of its NodeSubnet, and nothing else";
     let spec = json!({"spec": {"blocks": []}, "metadata": {"annotations": {"a": "b"}}});
     refused(patch(&own, "n1", &spec).await, only);
     let gone = own.delete("n1", &DeleteParams::default()).await;
@@ -51,6 +51,29 @@ async fn an_agent_writes_the_status_of_its_own_node_and_nothing_else() {
     let pools: Api<IPPool> = Api::all(bound.clone());
     let pool = setup::pool("mine");
     refused(pools.create(&PostParams::default(), &pool).await, only);
+
+    let lists: Api<NodeAddresses> = Api::all(bound.clone());
+    let list_of = |node| NodeAddresses::new(node, NodeAddressesSpec::default());
+    let create = PostParams::default();
+    lists.create(&create, &list_of("n1")).await.unwrap();
+    let change = json!({"spec": {"bootID": "b"}});
+    patch(&lists, "n1", &change).await.unwrap();
+    let foreign = "its own NodeSubnet and NodeAddresses only, not those of n2";
+    refused(lists.create(&create, &list_of("n2")).await, foreign);
+    refused(lists.delete("n1", &DeleteParams::default()).await, only);
+    let by_hand = patch(&lab.hand.addresses, "n1", &change).await;
+    assert!(by_hand.is_ok(), "nothing is changed");
+    let change = json!({"spec": {"bootID": "other"}});
+    refused(
+        patch(&lab.hand.addresses, "n1", &change).await,
+        "the agent of its node alone writes the spec of NodeAddresses n1",
+    );
+    refused(
+        lab.hand.addresses.create(&create, &list_of("n3")).await,
+        "the agent of its node alone makes NodeAddresses n3",
+    );
+    let params = DeleteParams::default();
+    lab.hand.addresses.delete("n1", &params).await.unwrap();
 
     let unbound = lab.client_of("cadastre-agent", Bound::Nothing).await;
     let error = patch_status(&Api::all(unbound), "n1", &status).await;

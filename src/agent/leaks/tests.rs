@@ -328,3 +328,30 @@ fn people_s_word_counts_only_where_the_node_sees_nothing_and_never_against_the_a
     let other = say(&[("10.0.0.1", "net/c9"), ("10.0.0.2", "net/c1")]);
     assert!(freed(&it, &gone, &other, &blind).is_empty());
 }
+
+#[test]
+fn what_the_node_could_not_free_by_itself_is_told() {
+    let it = with(&[
+        tenant("c1", "u1", &["10.0.0.1", "fd00::1"]),
+        tenant("c2", "u2", &["10.0.0.2"]),
+        tenant("c3", "", &["10.0.0.3"]),
+    ]);
+    let gone = pods(&[pod("u2", &[], &[])]);
+    let mut leaks = Leaks::new(GRACE);
+    let evidence = evidence(None, &[]);
+    leaks.look(&it, &gone, NO_CLAIMS, &evidence, secs(0));
+    let told = |leaks: &Leaks, named: &[&str], at| {
+        let named = named.iter().map(|it| Addr::parse_strict(it).unwrap());
+        let orphans = leaks.orphans(&it, &named.collect(), secs(at));
+        let orphans = orphans.into_iter();
+        orphans
+            .map(|it| format!("{} {}", it.0, it.1))
+            .collect::<Vec<_>>()
+    };
+    let of_pod = ["10.0.0.1 u1", "fd00::1 u1"];
+    assert!(told(&leaks, &[], 119).is_empty());
+    assert_eq!(told(&leaks, &[], 120), of_pod);
+    assert_eq!(told(&leaks, &["10.0.0.1"], 1), of_pod, "people wait");
+    // What people name of a pod that lives, or of none, is no orphan.
+    assert!(told(&leaks, &["10.0.0.2", "10.0.0.3"], 1).is_empty());
+}

@@ -33,7 +33,7 @@ impl Node {
 
     fn next(&mut self, now: Duration) -> Next {
         let wants = wanted(&self.snapshot, &self.wishes);
-        let status = status(&self.snapshot, &wants, "boot");
+        let status = status(&self.snapshot, &wants, &[], "boot");
         self.publisher.next(&status, &wants, &self.snapshot, now)
     }
 
@@ -46,7 +46,7 @@ impl Node {
             let wants = wanted(&self.snapshot, &self.wishes);
             let written = Written::Done {
                 version: self.version.to_string(),
-                status: Box::new(status(&self.snapshot, &wants, "boot")),
+                status: Box::new(status(&self.snapshot, &wants, &[], "boot")),
                 cut: None,
             };
             self.publisher.written(written, now);
@@ -79,7 +79,7 @@ fn nothing_is_written_while_nothing_changes() {
 fn what_an_older_crd_cuts_off_is_not_written_again_before_something_changes() {
     let mut node = Node::new(5);
     let wants = wanted(&node.snapshot, &node.wishes);
-    let told = status(&node.snapshot, &wants, "boot");
+    let told = status(&node.snapshot, &wants, &[], "boot");
     let mut stored = told.clone();
     stored.agent = None;
     let version = |n: u32| n.to_string();

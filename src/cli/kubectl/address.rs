@@ -296,7 +296,7 @@ impl Holder {
             superseded: allocation.superseded,
             handle: allocation.handle.clone(),
             interface: allocation.interface.clone(),
-            since: allocation.since.as_ref().map(|since| since.0),
+            since: allocation.since,
         }
     }
 }

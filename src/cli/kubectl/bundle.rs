@@ -91,6 +91,12 @@ impl Bundle<'_> {
             .await?;
         self.list("nodesubnets.json", &format!("{ours}/nodesubnets"), whole)
             .await?;
+        self.list(
+            "nodeaddresses.json",
+            &format!("{ours}/nodeaddresses"),
+            whole,
+        )
+        .await?;
         self.list("ipamblocks.json", &format!("{ours}/ipamblocks"), whole)
             .await?;
         self.list("nodes.json", "/api/v1/nodes", node).await?;

@@ -213,7 +213,7 @@ async fn ask(
         let subnet = reach.subnet(node).await?;
         let subnet =
             subnet.with_context(|| format!("NodeSubnet {node} is gone: its node has left"))?;
-        let subnet = SubnetFact::read(&subnet);
+        let subnet = SubnetFact::read(&subnet, None);
         let mut requests = subnet.requests.clone();
         change(&mut requests.drain);
         if let Ok(spec) = &subnet.spec {
@@ -312,7 +312,7 @@ async fn wait(report: &mut DrainReport, limit: Duration, reach: &Reach) -> anyho
             let subnet = reach
                 .subnet(&it.node)
                 .await?
-                .map(|subnet| SubnetFact::read(&subnet));
+                .map(|subnet| SubnetFact::read(&subnet, None));
             let text = it.block.to_string();
             let spec = subnet.as_ref().and_then(|subnet| subnet.spec.as_ref().ok());
             let listed = spec.is_some_and(|spec| spec.blocks.iter().any(|held| held.cidr == text));

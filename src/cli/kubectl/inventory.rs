@@ -3,7 +3,7 @@
 //!
 //! A bad object spoils only itself: what cannot be read is left out here, and `check` names it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,7 +13,8 @@ use serde_json::Value;
 
 use super::lists::Lists;
 use crate::api::{
-    AgentInfo, Allocation, BlockReport, NodeSubnetLite, NodeSubnetSpec, PodLite, Requests,
+    AddressEntry, AgentInfo, BlockReport, NodeAddressesLite, NodeAddressesSpec, NodeSubnetLite,
+    NodeSubnetSpec, PodLite, Requests, Suspect,
 };
 use crate::choice::Label;
 use crate::cluster::convert;
@@ -71,6 +72,8 @@ pub struct PodFact {
     pub host_network: bool,
     /// Whether it is being deleted
     pub deleting: bool,
+    /// When it was made
+    pub created: Option<Timestamp>,
     /// Its addresses, also of one that has ended
     pub addresses: Vec<Addr>,
     /// Labels and annotations
@@ -94,8 +97,13 @@ pub struct SubnetFact {
     pub agent: Option<AgentInfo>,
     /// What the agent says of its blocks
     pub blocks: Vec<BlockReport>,
-    /// Addresses in use
-    pub allocations: Vec<Allocation>,
+    /// Addresses without a pod, by the agent's word, with the UIDs of the pods that had them
+    pub orphans: BTreeSet<(Addr, PodUid)>,
+    /// Addresses in use by the list in the NodeAddresses of the name, but for those of ranges of which the
+    /// agent has said since that nothing is in use
+    pub allocations: Vec<(Addr, AddressEntry)>,
+    /// When that list was right; absent where there is none
+    pub listed_at: Option<Timestamp>,
 }
 
 /// An address in use by an agent's word.
@@ -103,8 +111,8 @@ pub struct SubnetFact {
 pub struct Held {
     /// The node
     pub node: Text,
-    /// What the agent says
-    pub allocation: Allocation,
+    /// What the agent says of the interface that has it
+    pub allocation: AddressEntry,
     /// Whether the agent spoke for the Node that exists
     pub current: bool,
 }
@@ -163,7 +171,13 @@ impl Inventory {
             (meta.name.clone().unwrap_or_default(), labelled)
         });
         let namespaces = namespaces.collect();
-        let subnets = lists.subnets.iter().map(SubnetFact::read);
+        let named = |it: &'_ NodeAddressesLite| it.metadata.name.clone().unwrap_or_default();
+        let in_use: BTreeMap<String, &NodeAddressesLite> =
+            lists.addresses.iter().map(|it| (named(it), it)).collect();
+        let subnets = lists.subnets.iter().map(|it| {
+            let name = it.metadata.name.as_deref().unwrap_or_default();
+            SubnetFact::read(it, in_use.get(name).copied())
+        });
         let mut inventory = Inventory {
             world,
             registry,
@@ -189,11 +203,8 @@ impl Inventory {
         for subnet in self.subnets.values() {
             let node = self.world.nodes.get(&subnet.name);
             let current = node.is_some_and(|node| subnet.agent_node.as_deref() == Some(&*node.uid));
-            for allocation in &subnet.allocations {
-                let Some(addr) = Addr::parse_lenient(&allocation.address) else {
-                    continue;
-                };
-                self.held.entry(addr).or_default().push(Held {
+            for (addr, allocation) in &subnet.allocations {
+                self.held.entry(*addr).or_default().push(Held {
                     node: subnet.name.clone(),
                     allocation: allocation.clone(),
                     current,
@@ -274,6 +285,15 @@ impl Inventory {
         let cidr = entry.cidr.to_string();
         let mut blocks = subnet.blocks.iter().filter(|_| speaks);
         blocks.find(|block| block.cidr == cidr && block.uid == uid)
+    }
+
+    /// Whether the list of the addresses in use has as many of a block as the agent counts. It is written
+    /// seldom, and the counts are not.
+    pub fn is_list_current(&self, entry: &Entry) -> bool {
+        let of_owner = |(_, held): &(Addr, &Held)| held.node == entry.owner.name;
+        let listed = self.held_in(&entry.cidr).filter(of_owner).count();
+        let word = self.word(entry);
+        word.is_some_and(|word| usize::try_from(word.used).is_ok_and(|used| used == listed))
     }
 
     /// How many addresses of a block are in use: by its agent's word, else by what pods report.
@@ -365,6 +385,7 @@ impl PodFact {
             phase,
             host_network: spec.host_network.unwrap_or_default(),
             deleting: meta.deletion_timestamp.is_some(),
+            created: meta.creation_timestamp.as_ref().map(|it| it.0),
             addresses,
             meta: labelled(meta.labels.as_ref(), meta.annotations.as_ref()),
         }
@@ -377,13 +398,36 @@ impl PodFact {
 }
 
 impl SubnetFact {
-    /// Reads it part by part.
-    pub fn read(subnet: &NodeSubnetLite) -> Self {
+    /// Reads it part by part, with the NodeAddresses of its name if there is one.
+    pub fn read(subnet: &NodeSubnetLite, list: Option<&NodeAddressesLite>) -> Self {
         let meta = &subnet.metadata;
         let annotations = meta.annotations.as_ref();
         let annotation = |name: &str| annotations?.get(name).map(String::as_str);
         let spec = NodeSubnetSpec::deserialize(&subnet.spec);
         let status = &subnet.status;
+        let list = list.and_then(|it| NodeAddressesSpec::deserialize(&it.spec).ok());
+        let list = list.unwrap_or_default();
+        let blocks: Vec<BlockReport> = entries(&status["blocks"]);
+        let orphans: Vec<Suspect> = entries(&status["orphans"]);
+        let orphan = |it: &Suspect| {
+            let addr = Addr::parse_lenient(&it.address)?;
+            Some((addr, PodUid::read(&it.pod_uid)))
+        };
+        // A list of an earlier agent says nothing of the blocks that this one counts, and is kept whole.
+        let is_counted = status["nodeUID"].as_str() == Some(list.node_uid.as_str());
+        let pod_cidrs = spec.iter().flat_map(|spec| &spec.pod_cidrs);
+        let used = blocks.iter().filter(|it| it.used > 0);
+        let own = pod_cidrs.map(|it| &it.cidr).chain(used.map(|it| &it.cidr));
+        let own: Vec<Cidr> = own
+            .filter_map(|text| Cidr::parse_lenient(text).ok())
+            .collect();
+        let is_in_use = |addr: &Addr| own.iter().any(|cidr| cidr.contains_addr(*addr));
+        let each = |it: AddressEntry| {
+            let addresses = it.addresses.clone().into_iter();
+            addresses.map(move |addr| (addr, it.clone()))
+        };
+        let allocations = list.entries().flat_map(each);
+        let allocations = allocations.filter(|(addr, _)| !is_counted || is_in_use(addr));
         SubnetFact {
             name: meta.name.as_deref().unwrap_or_default().into(),
             version: meta.resource_version.clone().unwrap_or_default(),
@@ -391,8 +435,10 @@ impl SubnetFact {
             requests: Requests::read(annotation),
             agent_node: status["nodeUID"].as_str().map(str::to_owned),
             agent: AgentInfo::deserialize(&status["agent"]).ok(),
-            blocks: entries(&status["blocks"]),
-            allocations: entries(&status["allocations"]),
+            orphans: orphans.iter().filter_map(orphan).collect(),
+            allocations: allocations.collect(),
+            listed_at: list.as_of.as_ref().map(|it| it.0),
+            blocks,
         }
     }
 }

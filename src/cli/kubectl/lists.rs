@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::core::PartialObjectMeta;
 
-use crate::api::{IPAMBlockLite, IPPoolLite, NodeLite, NodeSubnetLite, PodLite};
+use crate::api::{IPAMBlockLite, IPPoolLite, NodeAddressesLite, NodeLite, NodeSubnetLite, PodLite};
 
 /// What was listed. A kind that a verb does not need is empty.
 #[derive(Clone, Debug, Default)]
@@ -15,6 +15,8 @@ pub struct Lists {
     pub pools: Vec<IPPoolLite>,
     /// NodeSubnets
     pub subnets: Vec<NodeSubnetLite>,
+    /// NodeAddresses
+    pub addresses: Vec<NodeAddressesLite>,
     /// IPAMBlocks
     pub blocks: Vec<IPAMBlockLite>,
     /// ServiceCIDRs
@@ -25,7 +27,7 @@ pub struct Lists {
     pub namespaces: Vec<PartialObjectMeta<Namespace>>,
 }
 
-/// Which kinds to list; NodeSubnets, IPPools, IPAMBlocks, Nodes and ServiceCIDRs are always needed.
+/// Which kinds to list; NodeSubnets, NodeAddresses, IPPools, IPAMBlocks, Nodes and ServiceCIDRs are always needed.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Wanted {
     /// Pods of all namespaces

@@ -17,7 +17,7 @@ use serde_json::json;
 use super::Flags;
 use super::inventory::Inventory;
 use super::lists::{Lists, Wanted};
-use crate::api::NodeSubnetLite;
+use crate::api::{NodeAddressesLite, NodeSubnetLite};
 use crate::cluster::client;
 
 /// Who writes the annotations.
@@ -92,11 +92,15 @@ impl Reach {
         let subnets = self
             .list(&Api::all(all(&self.client)), &mut progress)
             .await?;
+        let addresses = self
+            .list(&Api::all(all(&self.client)), &mut progress)
+            .await?;
         let services = self.services(&mut progress).await?;
         let mut lists = Lists {
             nodes,
             pools,
             subnets,
+            addresses,
             blocks,
             services,
             ..Lists::default()
@@ -179,6 +183,13 @@ impl Reach {
         let api: Api<NodeSubnetLite> = Api::all(self.client.clone());
         let read = self.call(api.get_opt(name)).await;
         read.map_err(|trouble| trouble.told(&resource::<NodeSubnetLite>()))
+    }
+
+    /// One NodeAddresses as it is now, by a consistent read.
+    pub async fn addresses(&self, name: &str) -> anyhow::Result<Option<NodeAddressesLite>> {
+        let api: Api<NodeAddressesLite> = Api::all(self.client.clone());
+        let read = self.call(api.get_opt(name)).await;
+        read.map_err(|trouble| trouble.told(&resource::<NodeAddressesLite>()))
     }
 
     /// Sets or removes an annotation of a NodeSubnet if it is still that version.

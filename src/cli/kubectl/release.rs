@@ -69,7 +69,7 @@ pub struct Args {
     dry_run: bool,
 
     /// Seconds to wait until the nodes have let go; 0 does not wait
-    #[arg(long, default_value_t = 60)]
+    #[arg(long, default_value_t = 120)]
     timeout: u32,
 }
 
@@ -177,7 +177,7 @@ pub fn judge(
                 "it is not what the report says: node {} holds it for pod {} now",
                 other.node, other.allocation.pod
             ),
-            None => "no node holds it: there is nothing to release".to_owned(),
+            None => "no node holds it by the nodes' lists, which are written every few minutes: there is nothing to release".to_owned(),
         };
         return Err(refused(all.first().copied(), why));
     };
@@ -199,7 +199,7 @@ pub fn judge(
     if let Some(pod) = inventory.pods_at(addr).next() {
         return Err(refused(Some(held), format!("pod {} reports it", pod.name)));
     }
-    let since = held.allocation.since.as_ref().map(|since| since.0);
+    let since = held.allocation.since;
     let young = since.is_some_and(|since| inventory.now.duration_since(since).as_secs() < YOUNG);
     if young && !force {
         return Err(refused(
@@ -238,16 +238,14 @@ fn no_pod(addr: Addr, held: &Held) -> String {
 
 /// Whether an entry of the annotation is still about something that the node holds.
 fn applies(subnet: &SubnetFact, entry: &(Addr, String)) -> bool {
-    subnet.allocations.iter().any(|held| {
-        Addr::parse_lenient(&held.address) == Some(entry.0)
-            && PodUid::read(&held.pod_uid) == PodUid::read(&entry.1)
-    })
+    let mut held = subnet.allocations.iter();
+    held.any(|(addr, it)| *addr == entry.0 && PodUid::read(&it.pod_uid) == PodUid::read(&entry.1))
 }
 
 /// Whether the node still holds an address under that handle.
 pub fn is_held_under(subnet: &SubnetFact, (addr, handle): &(Addr, String)) -> bool {
     let mut held = subnet.allocations.iter();
-    held.any(|it| Addr::parse_lenient(&it.address) == Some(*addr) && it.handle == *handle)
+    held.any(|(held, it)| held == addr && it.handle == *handle)
 }
 
 /// What the annotation should be: what still applies, and what is asked for now.
@@ -273,7 +271,7 @@ async fn ask(node: &str, targets: &[Target], reach: &Reach) -> anyhow::Result<()
         let subnet = reach.subnet(node).await?;
         let subnet =
             subnet.with_context(|| format!("NodeSubnet {node} is gone: its node has left"))?;
-        let subnet = SubnetFact::read(&subnet);
+        let subnet = SubnetFact::read(&subnet, reach.addresses(node).await?.as_ref());
         let still: Vec<Target> = targets
             .iter()
             .filter(|target| applies(&subnet, &(target.addr, target.uid.clone())))
@@ -332,10 +330,9 @@ async fn wait(
     loop {
         let mut ends: BTreeMap<Target, Option<String>> = BTreeMap::new();
         for node in &nodes {
-            let subnet = reach
-                .subnet(node)
-                .await?
-                .map(|subnet| SubnetFact::read(&subnet));
+            let list = reach.addresses(node).await?;
+            let subnet = reach.subnet(node).await?;
+            let subnet = subnet.map(|subnet| SubnetFact::read(&subnet, list.as_ref()));
             for target in targets.iter().filter(|target| target.node == *node) {
                 let left = subnet
                     .as_ref()

@@ -47,7 +47,10 @@ impl Leader {
         if told.reported {
             self.take_up(name, world, reports, now);
         }
-        if told.requested {
+        // The agent tells of what people name as soon as it sees that its pod is gone.
+        let subnet = world.subnets.get(name);
+        let is_awaited = subnet.is_some_and(|it| !it.requests.release.is_empty());
+        if told.requested || told.reported && is_awaited {
             self.leaks.hurry();
         }
         if told.reported || told.requested {

@@ -187,11 +187,11 @@ pub struct Used {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Told {
-    /// The node's agent alone: the pod starts, or is gone
+    /// The node's agent alone: its pod is gone or has finished
     Agent,
-    /// A pod alone: the agent has not told yet, or there is none
+    /// A pod
     Pod,
-    /// Both
+    /// A pod, and the agent, which does not see the pod that it gave it to
     Both,
 }
 

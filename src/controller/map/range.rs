@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::sheet::{given, holdings, report};
+use super::sheet::{holdings, orphans, report};
 use super::{Detail, Kind, MOST_ADDRESSES, Told, Used};
 use crate::api::block_name;
 use crate::cluster::seen::PodUid;
@@ -47,7 +47,7 @@ fn addresses(cidr: &Cidr, node: &str, uid: &str, world: &World) -> (Vec<Used>, b
     let mut all: BTreeMap<Addr, (Told, Option<PodUid>)> = BTreeMap::new();
     for (addr, pod) in report(node, uid, world)
         .into_iter()
-        .flat_map(|it| given(it, cidr))
+        .flat_map(|it| orphans(it, cidr))
     {
         let pod = Some(*pod).filter(|pod| *pod != PodUid::default());
         all.insert(*addr, (Told::Agent, pod));

@@ -130,17 +130,17 @@ fn counts(holding: &Holding, world: &World) -> (u64, u64, Option<u64>) {
     if let Some(counts) = report.as_ref().and_then(of_cidr) {
         return counts;
     }
-    let told = report.map_or(0, |report| given(report, cidr).count());
-    let used = told.max(world.pods.count_in(cidr));
+    let orphans = report.map_or(0, |report| orphans(report, cidr).count());
+    let used = orphans + world.pods.count_in(cidr);
     (used as u64, 0, None)
 }
 
-/// Addresses of the range that the agent has given, with the pods that have them.
-pub(super) fn given<'a>(
+/// Addresses of the range that the agent has for pods that it does not see, with the UIDs of those.
+pub(super) fn orphans<'a>(
     report: &'a AgentReport,
     cidr: &'a Cidr,
 ) -> impl Iterator<Item = &'a (crate::ipam::Addr, crate::cluster::seen::PodUid)> {
-    let all = &report.allocations;
+    let all = &report.orphans;
     let first = all.partition_point(|(addr, _)| *addr < cidr.first());
     all[first..]
         .iter()

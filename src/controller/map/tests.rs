@@ -84,8 +84,7 @@ fn world() -> World {
             "previous": [{"nodeUID": "old", "podCIDRs": [{"cidr": "10.1.9.0/24", "pool": "b"}], "until": "2026-01-02T00:00:00Z"}],
         }, "status": {
             "nodeUID": "u-one", "blocks": [{"cidr": "10.0.0.0/26", "uid": "b-10-0-0-0-26", "used": 2, "cooling": 1, "free": 58}],
-            "allocations": [
-                {"address": "10.0.0.5", "podUID": "00000000-0000-0000-0000-000000000001"},
+            "orphans": [
                 {"address": "10.0.0.6", "podUID": "00000000-0000-0000-0000-000000000002"},
             ],
         }}),
@@ -194,7 +193,7 @@ fn a_range_shows_what_agents_and_pods_say_each_address_once() {
     assert_eq!(
         addresses,
         [
-            "10.0.0.5 ns/web Both",
+            "10.0.0.5 ns/web Pod",
             "10.0.0.6 ? Agent",
             "10.0.0.7 ns/db Pod"
         ]

@@ -2,7 +2,7 @@
 //! needs and beside other controllers, on real control planes. Tables in Markdown, for
 //! docs/performance.md.
 //!
-//! `cadastre-bench [podcidrs|blocks|pods|takeover|all] [NODES]`; `cadastre-bench node` is `make bench-node`.
+//! `cadastre-bench [podcidrs|blocks|pods|takeover|status|all] [NODES]`; `cadastre-bench node` is `make bench-node`.
 
 use std::io::Write as _;
 use std::time::Duration;
@@ -18,6 +18,7 @@ mod node;
 mod podcidrs;
 mod pods;
 mod seen;
+mod status;
 mod takeover;
 
 const ROUNDS: usize = 3;
@@ -38,6 +39,7 @@ async fn main() -> Result<()> {
         "blocks" => blocks::run(count).await,
         "pods" => pods::run(count).await,
         "takeover" => takeover::run(count).await,
+        "status" => status::run(count).await,
         "node" => node::run().await,
         "all" => {
             podcidrs::run(count).await?;
@@ -46,10 +48,14 @@ async fn main() -> Result<()> {
             say("")?;
             pods::run(count).await?;
             say("")?;
-            takeover::run(count).await
+            takeover::run(count).await?;
+            say("")?;
+            status::run(count).await
         }
         other => {
-            bail!("{other}: what to measure is one of podcidrs, blocks, pods, takeover, all, node")
+            bail!(
+                "{other}: what to measure is one of podcidrs, blocks, pods, takeover, status, all, node"
+            )
         }
     }
 }

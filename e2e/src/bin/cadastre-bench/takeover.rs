@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use cadastre::api::NodeSubnetLite;
-use cadastre::ipam::Cidr;
 use cadastre_e2e::control_plane::{ADMIN, ControlPlane, Options};
 use cadastre_e2e::daemon::{Daemon, DaemonOptions};
 use cadastre_e2e::raw::{Call, MERGE_PATCH};
@@ -15,7 +14,7 @@ use http::Method;
 use k8s_openapi::api::core::v1::{ContainerImage, Node};
 use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt as _};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::seen::Watching;
 use super::{LIMIT, grown, mib, progress, say};
@@ -149,31 +148,10 @@ fn status(subnet: &NodeSubnetLite) -> Result<Call> {
     let cidr = block["cidr"]
         .as_str()
         .context("a NodeSubnet has no block")?;
-    let begin: std::net::Ipv4Addr = Cidr::parse_strict(cidr)?
-        .to_string()
-        .split('/')
-        .next()
-        .unwrap_or_default()
-        .parse()?;
-    let begin = u32::from(begin);
-    let allocation = |i: u32| {
-        let address = std::net::Ipv4Addr::from(begin + 2 + i);
-        let of_pod = u64::from(begin + i);
-        json!({
-            "address": address.to_string(),
-            "handle": format!("cadastre/{of_pod:064x}"),
-            "pod": format!("namespace-{:02}/application-{i:02}-5d4f8c7b9-{of_pod:x}", i % 20),
-            "podUID": format!("{begin:08x}-0000-4000-8000-{of_pod:012x}"),
-            "interface": "eth0",
-            "since": "2026-01-01T00:00:00Z",
-        })
-    };
-    let allocations: Vec<Value> = (0..ADDRESSES).map(allocation).collect();
     let body = json!({"status": {
         "nodeUID": subnet.spec["nodeUID"],
         "pools": [{"pool": "bench", "demand": 127}],
         "blocks": [{"cidr": cidr, "uid": block["uid"], "used": ADDRESSES, "free": 127 - ADDRESSES}],
-        "allocations": allocations,
     }});
     Ok(Call {
         method: Method::PATCH,

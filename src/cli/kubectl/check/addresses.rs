@@ -3,12 +3,16 @@
 use std::collections::BTreeSet;
 
 use super::{Finding, LEAKED, Leak, Severity};
-use crate::api::Allocation;
+use crate::api::AddressEntry;
 use crate::cli::kubectl::inventory::{Cover, Held, Inventory, PodFact};
 use crate::cli::kubectl::release::is_held_under;
 use crate::cli::kubectl::render::some;
 use crate::cluster::seen::PodUid;
 use crate::ipam::{Addr, Cidr};
+
+/// Seconds after which a node's list of addresses has what was given: with a margin, as agents may be told to
+/// write it less often.
+const LIST_DELAY: i64 = 900;
 
 pub(super) fn check(inventory: &Inventory, findings: &mut Vec<Finding>) {
     let held = inventory.held().map(|(addr, _)| addr);
@@ -121,10 +125,16 @@ fn leak(
     let allocation = &held.allocation;
     let pod = inventory.pod_by_uid(&allocation.pod_uid);
     if allocation.superseded && pod.is_some_and(|pod| !pod.finished) && pods.is_empty() {
-        findings.push(superseded(addr, held));
+        if is_list_current(addr, inventory) {
+            findings.push(superseded(addr, held));
+        }
         return;
     }
-    if allocation.pod_uid.is_empty() || pod.is_some_and(|pod| !pod.finished) || !pods.is_empty() {
+    // The list alone may be older than the DEL.
+    let subnet = inventory.subnets.get(&held.node);
+    let key = (addr, PodUid::read(&allocation.pod_uid));
+    let is_told = subnet.is_some_and(|it| it.orphans.contains(&key));
+    if !is_told || pod.is_some_and(|pod| !pod.finished) || !pods.is_empty() {
         return;
     }
     let how = match pod {
@@ -148,9 +158,18 @@ fn leak(
     });
 }
 
+/// Whether the list of addresses is as new as the agent's counts of the block.
+fn is_list_current(addr: Addr, inventory: &Inventory) -> bool {
+    let covers = inventory.covers(addr);
+    covers.iter().all(|cover| match cover {
+        Cover::Block(entry) => inventory.is_list_current(entry),
+        _ => true,
+    })
+}
+
 /// Its pod lives, and has a newer sandbox.
 fn superseded(addr: Addr, held: &Held) -> Finding {
-    let Allocation { pod, handle, .. } = &held.allocation;
+    let AddressEntry { pod, handle, .. } = &held.allocation;
     Finding::new(
         Severity::Warning,
         "SupersededAddress",
@@ -221,7 +240,9 @@ fn unrecorded(
             format!("pod {} on {on} uses it, and it is in a range of node {node}", pod.name),
             format!("delete the pod (kubectl delete pod -n {}), and see that nothing else gives addresses on {on}", pod.name.replace('/', " ")),
         ));
-    } else if block.is_some_and(|entry| inventory.word(entry).is_some()) {
+    } else if !is_young(pod, inventory)
+        && block.is_some_and(|entry| inventory.is_list_current(entry))
+    {
         findings.push(Finding::new(
             Severity::Warning,
             "NotRecorded",
@@ -230,6 +251,12 @@ fn unrecorded(
             format!("see the agent's log on {node}; if it stays so, delete the pod (kubectl delete pod -n {})", pod.name.replace('/', " ")),
         ));
     }
+}
+
+/// Whether the list of addresses may not have it yet.
+fn is_young(pod: &PodFact, inventory: &Inventory) -> bool {
+    let age = |created| inventory.now.duration_since(created).as_secs();
+    pod.created.is_some_and(|created| age(created) < LIST_DELAY)
 }
 
 /// What was asked for and applies no more.

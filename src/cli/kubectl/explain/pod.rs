@@ -50,7 +50,7 @@ pub fn pod(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
         format!("it has {}", has.join(" and "))
     } else if !pod.addresses.is_empty() {
         format!(
-            "it reports {}, and no agent says that it gave them",
+            "it reports {}, and its node's list of addresses, which is written every few minutes, does not have them",
             some(&pod.addresses, 4)
         )
     } else if let Some(node) = node {

@@ -137,6 +137,9 @@ pub struct NodeReport {
     pub resting: Vec<Resting>,
     /// Addresses in use
     pub allocations: Vec<AllocationRow>,
+    /// When that list was right
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub as_of: Option<jiff::Timestamp>,
 }
 
 /// A podCIDR in quarantine.
@@ -172,6 +175,7 @@ pub fn node(name: &str, inventory: &Inventory) -> anyhow::Result<NodeReport> {
         node: live.map(|node| NodeRow::of(node, inventory)),
         blocks,
         resting,
+        as_of: inventory.subnets.get(name).and_then(|it| it.listed_at),
         allocations: allocations(
             inventory.held().filter(|(_, held)| *held.node == *name),
             inventory,
@@ -209,6 +213,7 @@ impl Report for NodeReport {
             let over = left(Some(rest.until), style.now);
             facts.add("In quarantine", format!("{}, over {over}", rest.cidr));
         }
+        facts.add("Listed", super::pods::as_of(self.as_of, style));
         let mut text = facts.text();
         text += "\n";
         text += &table(&self.blocks, style, "It has no block.");

@@ -57,10 +57,18 @@ pub fn allocations<'a>(
             pod_uid: allocation.pod_uid.clone(),
             interface: allocation.interface.clone(),
             handle: allocation.handle.clone(),
-            since: allocation.since.as_ref().map(|since| since.0),
+            since: allocation.since,
         }
     })
     .collect()
+}
+
+/// How old a list of addresses is, in words.
+pub fn as_of(listed_at: Option<Timestamp>, style: &Style) -> String {
+    match listed_at {
+        Some(_) => format!("as of {} ago", age(listed_at, style.now)),
+        None => String::new(),
+    }
 }
 
 /// Addresses as a table.
@@ -117,6 +125,9 @@ pub struct PodReport {
     pub reports: Vec<Addr>,
     /// The addresses that agents hold for it
     pub allocations: Vec<AllocationRow>,
+    /// When the list of its node was right
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub as_of: Option<Timestamp>,
 }
 
 /// Looks a pod up: one that exists, or one that agents still hold addresses for.
@@ -138,6 +149,9 @@ pub fn pod(name: &str, inventory: &Inventory) -> anyhow::Result<PodReport> {
         phase: found.map_or("gone".to_owned(), |pod| pod.phase.clone()),
         host_network: found.is_some_and(|pod| pod.host_network),
         reports: found.map(|pod| pod.addresses.clone()).unwrap_or_default(),
+        as_of: found
+            .and_then(|pod| inventory.subnets.get(pod.node.as_deref()?))
+            .and_then(|subnet| subnet.listed_at),
         allocations,
     })
 }
@@ -164,6 +178,7 @@ pub fn handle(text: &str, inventory: &Inventory) -> anyhow::Result<PodReport> {
         phase: String::new(),
         host_network: false,
         reports: Vec::new(),
+        as_of: None,
         allocations,
     })
 }
@@ -179,6 +194,7 @@ impl Report for PodReport {
             facts.add("Node", self.node.clone().unwrap_or_default());
             facts.add("Phase", self.phase.as_str());
             facts.add("Reports", reports.join(", "));
+            facts.add("Listed", as_of(self.as_of, style));
             if self.host_network {
                 facts.add("Network", "the node's: it needs no address of its own");
             }
@@ -188,7 +204,7 @@ impl Report for PodReport {
         text + &table(
             &self.allocations,
             style,
-            "No agent holds an address for it.",
+            "No agent's list has an address for it.",
         )
     }
 }

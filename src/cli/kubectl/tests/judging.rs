@@ -4,10 +4,13 @@ use std::collections::BTreeSet;
 
 use serde_json::json;
 
-use super::{Cluster, addr, cidr};
+use super::{Cluster, SINCE, addr, cidr};
 use crate::cli::kubectl::check::{CheckReport, LEAKED, Severity};
 use crate::cli::kubectl::release::intersection;
 use crate::cli::kubectl::{drain, release};
+
+/// The first fields of the entry of pod shop/cart.
+const CART: &str = "10.0.0.1 cbr0/0123456789-shop/cart eth0";
 
 #[test]
 fn a_cluster_that_is_well_has_no_findings() {
@@ -29,13 +32,17 @@ fn each_fault_is_found_by_its_code() {
             "two agents hold one address",
             |it| {
                 it.lists.subnets.pop();
-                it.subnet("b", &["10.0.0.16/28"], &[("10.0.0.1", "shop/other")]);
+                let blocks = ["10.0.0.0/28", "10.0.0.16/28"];
+                it.subnet("b", &blocks, &[("10.0.0.1", "shop/other")]);
             },
             "DuplicateAddress address 10.0.0.1",
         ),
         (
             "a pod is gone",
-            |it| it.lists.pods.clear(),
+            |it| {
+                it.lists.pods.clear();
+                it.orphan("a", "10.0.0.1", "pod-shop/cart");
+            },
             "LeakedAddress address 10.0.0.1",
         ),
         (
@@ -115,6 +122,7 @@ fn each_fault_is_found_by_its_code() {
 fn what_only_one_look_shows_is_not_told() {
     let mut cluster = Cluster::new();
     cluster.lists.pods.clear();
+    cluster.orphan("a", "10.0.0.1", "pod-shop/cart");
     let with = cluster.check();
     let without = Cluster::new().check();
     assert!(with.is_bad());
@@ -147,6 +155,7 @@ fn only_what_is_leaked_is_released() {
     let leaked = {
         let mut gone = Cluster::new();
         gone.lists.pods.clear();
+        gone.orphan("a", "10.0.0.1", "pod-shop/cart");
         gone.check()
     };
     let leak = leaked.findings[0].leak.clone().unwrap();
@@ -165,11 +174,11 @@ fn only_what_is_leaked_is_released() {
             .contains("shop/new reports it")
     );
     cluster.lists.pods.pop();
-    cluster.lists.subnets[0].status["allocations"][0]["podUID"] = json!("another");
+    cluster.listed(&format!("{CART} another shop/cart {SINCE}"));
     let other = release::judge(addr("10.0.0.1"), Some(&leak), true, &cluster.inventory());
     assert!(other.unwrap_err().why.contains("not what the report says"));
     // Just given, or said by the agent of an earlier node: only by force.
-    cluster.lists.subnets[0].status["allocations"][0]["since"] = json!("2026-11-21T11:59:30Z");
+    cluster.listed(&format!("{CART} another shop/cart 2026-11-21T11:59:30Z"));
     assert!(
         judge(&cluster, "10.0.0.1", false)
             .unwrap_err()
@@ -177,7 +186,7 @@ fn only_what_is_leaked_is_released() {
             .contains("--force")
     );
     assert!(judge(&cluster, "10.0.0.1", true).is_ok());
-    cluster.lists.subnets[0].status["allocations"][0]["podUID"] = json!("");
+    cluster.listed(&format!("{CART} - shop/cart {SINCE}"));
     let why = judge(&cluster, "10.0.0.1", false).unwrap_err().why;
     let checks = [
         "no pod",
@@ -199,7 +208,7 @@ fn only_what_is_leaked_is_released() {
         Some("10.0.0.1=container:cbr0/0123456789-shop/cart")
     );
     // Another container has it by now.
-    cluster.lists.subnets[0].status["allocations"][0]["handle"] = json!("cbr0/other");
+    cluster.listed(&format!("10.0.0.1 cbr0/other eth0 - shop/cart {SINCE}"));
     let inventory = cluster.inventory();
     let wanted = release::wanted(&inventory.subnets["a"], &[target]);
     assert_eq!(wanted.release_text(), None);
@@ -210,7 +219,9 @@ fn what_an_earlier_sandbox_of_a_living_pod_had_is_told_and_waited_for() {
     let mut cluster = Cluster::new();
     cluster.lists.pods[0].status.as_mut().unwrap().pod_ips = None;
     assert!(cluster.codes().is_empty());
-    cluster.lists.subnets[0].status["allocations"][0]["superseded"] = json!(true);
+    cluster.listed(&format!(
+        "{CART} pod-shop/cart shop/cart {SINCE} superseded"
+    ));
     assert_eq!(cluster.codes(), ["SupersededAddress address 10.0.0.1"]);
     let judge =
         |cluster: &Cluster| release::judge(addr("10.0.0.1"), None, false, &cluster.inventory());
@@ -218,14 +229,47 @@ fn what_an_earlier_sandbox_of_a_living_pod_had_is_told_and_waited_for() {
     assert!(target.superseded);
     // Without the pod it is a leak like others.
     cluster.lists.pods.clear();
+    assert!(
+        cluster.codes().is_empty(),
+        "the list may be older than its DEL"
+    );
+    cluster.orphan("a", "10.0.0.1", "pod-shop/cart");
     assert_eq!(cluster.codes(), ["LeakedAddress address 10.0.0.1"]);
     assert!(!judge(&cluster).unwrap().superseded);
+}
+
+#[test]
+fn what_a_list_of_minutes_ago_says_is_no_fault() {
+    // A pod has started since, and so has one in the place of another.
+    let mut cluster = Cluster::new();
+    cluster.pod("shop/young", "a", &["10.0.0.2"]);
+    let young = cluster.lists.pods.last_mut().unwrap();
+    young.metadata.creation_timestamp = serde_json::from_value(json!("2026-11-21T11:59:00Z")).ok();
+    assert!(cluster.codes().is_empty(), "{:?}", cluster.codes());
+    cluster.lists.pods.pop();
+    cluster.pod("shop/old", "a", &["10.0.0.2"]);
+    assert_eq!(cluster.codes(), ["NotRecorded address 10.0.0.2"]);
+    cluster.lists.subnets[0].status["blocks"][0]["used"] = json!(2);
+    assert!(cluster.codes().is_empty(), "the counts are newer");
+    // The block has gone to another node since, with the address.
+    let mut cluster = Cluster::new();
+    cluster.lists.subnets[0].status["blocks"] = json!([]);
+    cluster.lists.subnets[0].spec["blocks"] = json!([]);
+    cluster.lists.blocks.remove(0);
+    cluster.block("10.0.0.0/28", "p", "b");
+    cluster.lists.subnets.pop();
+    cluster.lists.pods.clear();
+    cluster.pod("shop/cart", "b", &["10.0.0.1"]);
+    let blocks = ["10.0.0.0/28", "10.0.0.16/28"];
+    cluster.subnet("b", &blocks, &[("10.0.0.1", "shop/cart")]);
+    assert!(cluster.codes().is_empty(), "{:?}", cluster.codes());
 }
 
 #[test]
 fn of_several_reports_the_leaks_of_all_are_released() {
     let mut cluster = Cluster::new();
     cluster.lists.pods.clear();
+    cluster.orphan("a", "10.0.0.1", "pod-shop/cart");
     let first = cluster.check();
     let none = Cluster::new().check();
     assert_eq!(intersection(&[first.clone(), first.clone()]).len(), 1);

@@ -10,8 +10,10 @@ use super::check::{CheckReport, check};
 use super::inventory::Inventory;
 use super::lists::Lists;
 use super::render::Style;
-use crate::api::FINALIZER;
+use crate::api::{FINALIZER, NodeSubnetLite};
 use crate::ipam::{Addr, Cidr};
+
+const SINCE: &str = "2026-11-21T11:30:00Z";
 
 fn now() -> Timestamp {
     "2026-11-21T12:00:00Z".parse().unwrap()
@@ -138,26 +140,40 @@ impl Cluster {
                 json!({"cidr": text, "uid": format!("block-{text}"), "used": used, "free": 16 - used})
             })
             .collect();
-        let allocations: Vec<Value> = held
+        let addresses: Vec<String> = held
             .iter()
-            .map(|(at, pod)| {
-                json!({
-                    "address": at, "pod": pod, "podUID": format!("pod-{pod}"), "interface": "eth0",
-                    "handle": format!("cbr0/0123456789-{pod}"), "since": "2026-11-21T11:30:00Z",
-                })
-            })
+            .map(|(at, pod)| format!("{at} cbr0/0123456789-{pod} eth0 pod-{pod} {pod} {SINCE}"))
             .collect();
         let uid = format!("node-{node}");
         let subnet = json!({
             "metadata": {"name": node, "uid": format!("subnet-{node}"), "resourceVersion": version},
             "spec": {"nodeUID": uid, "blocks": listed},
             "status": {
-                "nodeUID": uid, "blocks": words, "allocations": allocations, "agent": {"version": "0.1.0"},
+                "nodeUID": uid, "blocks": words, "agent": {"version": "0.1.0"},
             },
         });
+        let list = json!({
+            "metadata": {"name": node, "uid": format!("addresses-{node}"), "resourceVersion": version},
+            "spec": {"nodeUID": uid, "bootID": "boot", "asOf": "2026-11-21T11:58:00Z", "addresses": addresses},
+        });
+        self.lists
+            .addresses
+            .push(serde_json::from_value(list).unwrap());
         self.lists
             .subnets
             .push(serde_json::from_value(subnet).unwrap());
+    }
+
+    /// The agent of that node does not see the pod that it gave the address to.
+    fn orphan(&mut self, node: &str, at: &str, uid: &str) {
+        let named = |it: &&mut NodeSubnetLite| it.metadata.name.as_deref() == Some(node);
+        let subnet = self.lists.subnets.iter_mut().find(named).unwrap();
+        subnet.status["orphans"] = json!([{"address": at, "podUID": uid}]);
+    }
+
+    /// The list of node `a` has this entry and no other.
+    fn listed(&mut self, entry: &str) {
+        self.lists.addresses[0].spec["addresses"] = json!([entry]);
     }
 
     fn inventory(&self) -> Inventory {

@@ -37,7 +37,8 @@ fn every_address_has_a_state() {
     for (at, state) in states {
         assert_eq!(state_of(&cluster, at), state, "{at}");
     }
-    cluster.lists.subnets[0].status["allocations"][0]["superseded"] = json!(true);
+    let entry = "10.0.0.1 cbr0/0123456789-shop/cart eth0 pod-shop/cart shop/cart";
+    cluster.listed(&format!("{entry} 2026-11-21T11:00:00Z superseded"));
     assert_eq!(state_of(&cluster, "10.0.0.1"), State::Superseded);
     cluster.pod("shop/twin", "b", &["10.0.0.1"]);
     assert_eq!(state_of(&cluster, "10.0.0.1"), State::Duplicate);

@@ -1,0 +1,178 @@
+//! What agents cost etcd: the bytes of one status and of one list of addresses, by etcd's own count of its
+//! database and of its log, and what that is a second for the cluster.
+
+use anyhow::{Context as _, Result};
+use cadastre::api::{AddressEntry, NodeAddresses, NodeAddressesSpec};
+use cadastre_e2e::control_plane::{ControlPlane, Options};
+use cadastre_e2e::metrics::sum;
+use cadastre_e2e::raw::{Call, JSON, MERGE_PATCH};
+use cadastre_e2e::{crds, nodes};
+use http::Method;
+use serde_json::{Value, json};
+
+use super::{progress, say};
+
+const SUBNETS: &str = "/apis/cadastre.dev/v1alpha1/nodesubnets";
+const LISTS: &str = "/apis/cadastre.dev/v1alpha1/nodeaddresses";
+/// Nodes that are written for; what a write costs does not depend on how many there are.
+const NODES: u32 = 100;
+/// Writes for each.
+const WRITES: u32 = 10;
+/// Pods of a node.
+const PODS: [u32; 3] = [30, 110, 250];
+/// `--addresses-interval`, and etcd's time between two compactions.
+const INTERVAL: f64 = 300.0;
+/// Statuses a second at 200 pod starts and ends a second, see docs/performance.md.
+const STATUSES: f64 = 91.0;
+
+/// Runs it, and says what it is for that many nodes.
+pub async fn run(count: u32) -> Result<()> {
+    say(
+        "| pods a node | what | bytes of etcd's database a write | of its log | writes a second at most | bytes a second in all |",
+    )?;
+    say("|---|---|---|---|---|---|")?;
+    for pods in PODS {
+        progress(&format!("{NODES} nodes with {pods} pods"))?;
+        let cluster = ControlPlane::start(Options::default()).await?;
+        crds::install(&cluster.client().await?).await?;
+        send(&cluster, (0..NODES).map(subnet).collect()).await?;
+        send(&cluster, (0..NODES).map(|n| new_list(n, pods)).collect()).await?;
+        let statuses = |write| (0..NODES).map(move |n| status(n, pods, write));
+        let lists = |write| (0..NODES).map(move |n| list(n, pods, write));
+        let of_status = cost(&cluster, (0..WRITES).flat_map(statuses).collect()).await?;
+        let of_list = cost(&cluster, (0..WRITES).flat_map(lists).collect()).await?;
+        row(pods, "NodeSubnet.status", of_status, STATUSES)?;
+        row(pods, "NodeAddresses", of_list, f64::from(count) / INTERVAL)?;
+    }
+    Ok(())
+}
+
+fn row(pods: u32, what: &str, (db, log): (f64, f64), rate: f64) -> Result<()> {
+    say(&format!(
+        "| {pods} | {what} | {db:.0} | {log:.0} | {rate:.1} | {:.0} KB |",
+        (db * rate) / 1_000.0
+    ))
+}
+
+/// Bytes that a write adds to etcd's database and to its log.
+async fn cost(cluster: &ControlPlane, calls: Vec<Call>) -> Result<(f64, f64)> {
+    let writes = f64::from(u32::try_from(calls.len())?);
+    let before = sizes(cluster).await?;
+    send(cluster, calls).await?;
+    let after = sizes(cluster).await?;
+    Ok(((after.0 - before.0) / writes, (after.1 - before.1) / writes))
+}
+
+async fn sizes(cluster: &ControlPlane) -> Result<(f64, f64)> {
+    let samples = cluster.etcd_metrics().await?;
+    let of = |name| sum(&samples, name, &[]);
+    Ok((
+        of("etcd_mvcc_db_total_size_in_use_in_bytes"),
+        of("etcd_disk_wal_write_bytes_total"),
+    ))
+}
+
+async fn send(cluster: &ControlPlane, calls: Vec<Call>) -> Result<()> {
+    let endpoint = cluster.endpoint()?;
+    let sent = endpoint.send_all(nodes::CONNECTIONS, calls).await;
+    sent.context("a write was refused").map(|_| ())
+}
+
+fn uid(of: u32, n: u32) -> String {
+    format!("{of:08x}-89ab-4cde-8f01-{n:012x}")
+}
+
+fn name(n: u32) -> String {
+    format!("node-{n:05}.zone-1.example.internal")
+}
+
+fn blocks(n: u32) -> Value {
+    let cidrs = [
+        format!("10.{}.{}.0/24", n >> 8, n & 255),
+        format!("fd00:10:{:x}::/120", n + 1),
+    ];
+    let block = |cidr| json!({"cidr": cidr, "uid": uid(1, n), "pool": "production"});
+    cidrs.map(block).to_vec().into()
+}
+
+fn subnet(n: u32) -> Call {
+    let object = json!({
+        "apiVersion": "cadastre.dev/v1alpha1", "kind": "NodeSubnet", "metadata": {"name": name(n)},
+        "spec": {
+            "nodeUID": uid(2, n), "blocks": blocks(n),
+            "pools": [{
+                "name": "production", "cooldownSeconds": 30,
+                "ipv4": {"cidrs": ["10.0.0.0/8"]}, "ipv6": {"cidrs": ["fd00:10::/48"]},
+            }],
+        },
+    });
+    call(Method::POST, SUBNETS.to_owned(), JSON, &object)
+}
+
+fn status(n: u32, pods: u32, write: u32) -> Call {
+    let Value::Array(blocks) = blocks(n) else {
+        return subnet(n);
+    };
+    let word = |block: &Value| {
+        json!({
+            "cidr": block["cidr"], "uid": block["uid"], "used": pods - write % 2, "free": 253 - pods,
+        })
+    };
+    let words: Vec<Value> = blocks.iter().map(word).collect();
+    let status = json!({"status": {
+        "nodeUID": uid(2, n), "pools": [{"pool": "production", "demand": pods + 3}], "blocks": words,
+        "agent": {"version": "0.1.0", "bootID": uid(3, n)},
+    }});
+    let path = format!("{SUBNETS}/{}/status", name(n));
+    call(Method::PATCH, path, MERGE_PATCH, &status)
+}
+
+fn addresses(n: u32, pods: u32, write: u32) -> NodeAddressesSpec {
+    let entry = |pod: u32| {
+        let address = format!("10.{}.{}.{}", n >> 8, n & 255, pod + 2);
+        let other = format!("fd00:10:{:x}::{:x}", n + 1, pod + 2);
+        // One pod has come in the place of another since the last write.
+        let of_pod = uid(n, if pod == 0 { 1_000 + write } else { pod });
+        AddressEntry {
+            addresses: [address, other]
+                .iter()
+                .filter_map(|it| cadastre::ipam::Addr::parse_strict(it))
+                .collect(),
+            handle: format!("cadastre/{n:032x}{pod:032x}"),
+            interface: "eth0".to_owned(),
+            pod_uid: of_pod,
+            pod: format!(
+                "namespace-{:02}/application-{pod:02}-5d4f8c7b9-x2x7k",
+                n % 20
+            ),
+            since: "2026-01-01T00:00:00Z".parse().ok(),
+            superseded: false,
+        }
+    };
+    NodeAddressesSpec {
+        node_uid: uid(2, n),
+        boot_id: uid(3, n),
+        as_of: None,
+        addresses: (0..pods).map(|pod| entry(pod).to_string()).collect(),
+    }
+}
+
+fn new_list(n: u32, pods: u32) -> Call {
+    let list = NodeAddresses::new(&name(n), addresses(n, pods, 0));
+    call(Method::POST, LISTS.to_owned(), JSON, &json!(list))
+}
+
+fn list(n: u32, pods: u32, write: u32) -> Call {
+    let path = format!("{LISTS}/{}", name(n));
+    let change = json!({"spec": addresses(n, pods, write + 1)});
+    call(Method::PATCH, path, MERGE_PATCH, &change)
+}
+
+fn call(method: Method, path: String, content_type: &'static str, body: &Value) -> Call {
+    Call {
+        method,
+        path,
+        content_type,
+        body: body.to_string().into(),
+    }
+}
