@@ -43,7 +43,7 @@ pub(crate) async fn a_small_cluster_is_shown_searched_and_walked_through() {
             .controller
             .get(&format!("/map.json?range={range}"))
             .await?;
-        Ok((told.contains(&pod) && told.contains("\"both\"")).then_some(()))
+        Ok((told.contains(&pod) && told.contains("\"pod\"")).then_some(()))
     })
     .await
     .unwrap();

@@ -498,7 +498,7 @@ async function about() {
       const line = make('tr');
       const who = it.pod ?? it.uid ?? 'pod unknown';
       const whose = make('td', '', who);
-      if (it.told !== 'both') whose.append(make('small', '', it.told === 'agent' ? ' · agent only' : ' · pod only'));
+      if (it.told === 'agent') whose.append(make('small', '', ' · agent only'));
       line.append(make('td', '', it.address), whose);
       table.append(line);
     }
