@@ -7,7 +7,7 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::seen::{AgentReport, BlockWord, PodUid};
+use super::seen::{AgentReport, BlockWord, PodUid, SubnetCondition, Text};
 use crate::api::{BlockReport, MOST_BLOCKS, MOST_ORPHANS, MOST_POOLS, PoolDemand, Suspect};
 use crate::ipam::{Addr, Cidr};
 
@@ -16,7 +16,10 @@ const MOST_DEMAND: i64 = 1_000_000;
 /// So many complaints are kept in words.
 const MOST_WORDS: usize = 5;
 
-/// The condition by which the controller answers.
+/// The controller writes three; others are nobody's.
+const MOST_CONDITIONS: usize = 16;
+
+/// The condition that says whether all of an agent's status was taken.
 pub const ACCEPTED: &str = "Accepted";
 
 #[derive(Default)]
@@ -79,7 +82,7 @@ pub fn read(status: &Value) -> Option<Box<AgentReport>> {
         orphans: orphans.into(),
         refused: refused.words,
         refusals: refused.count,
-        accepted: accepted(fields.get("conditions")),
+        conditions: conditions(fields.get("conditions")),
     }))
 }
 
@@ -151,7 +154,7 @@ fn drop_repeated<T>(taken: &mut Vec<T>, field: &str, refused: &mut Refused) {
     refused.add(format!("{field} names something twice: neither is read"));
 }
 
-fn demand(entry: PoolDemand) -> Result<(super::seen::Text, u64), String> {
+fn demand(entry: PoolDemand) -> Result<(Text, u64), String> {
     let demand = u64::try_from(entry.demand).map_err(|_| {
         format!(
             "demand {} of pool \"{}\" is negative",
@@ -203,15 +206,19 @@ fn orphan(entry: Suspect) -> Result<(Addr, PodUid), String> {
     Ok((addr, uid))
 }
 
-fn accepted(conditions: Option<&Value>) -> Option<(bool, String)> {
-    let condition = conditions?
-        .as_array()?
-        .iter()
-        .find(|condition| condition["type"] == ACCEPTED)?;
-    Some((
-        condition["status"] == "True",
-        condition["message"].as_str().unwrap_or_default().to_owned(),
-    ))
+fn conditions(list: Option<&Value>) -> Box<[SubnetCondition]> {
+    let list = list.and_then(Value::as_array).into_iter().flatten();
+    let text = |condition: &Value, field: &str| -> Text {
+        condition[field].as_str().unwrap_or_default().into()
+    };
+    let read = |condition: &Value| SubnetCondition {
+        kind: text(condition, "type"),
+        is_true: condition["status"] == "True",
+        reason: text(condition, "reason"),
+        message: text(condition, "message").to_string(),
+        since: text(condition, "lastTransitionTime"),
+    };
+    list.take(MOST_CONDITIONS).map(read).collect()
 }
 
 #[cfg(test)]

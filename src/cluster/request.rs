@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use super::seen::{Block, BlockSpec, Node, Pod, Pool, Subnet, Text};
+use super::seen::{Block, BlockSpec, Node, Pod, Pool, Subnet, SubnetCondition, Text};
 use crate::api::{IPPoolSpec, IPPoolStatus, NodeSubnetSpec};
 use crate::ipam::Cidr;
 
@@ -69,12 +69,11 @@ pub enum Request {
     },
     /// Deletes it if it is still the version that was read.
     DeleteBlock { name: Text, uid: Text, version: u64 },
-    /// Sets the condition `Accepted` of a NodeSubnet.
-    SetSubnetCondition {
+    /// Replaces the conditions of a NodeSubnet.
+    SetSubnetConditions {
         name: Text,
         uid: Text,
-        accepted: bool,
-        message: String,
+        conditions: Vec<SubnetCondition>,
     },
     /// Replaces the finalizers of a pool if it is still the version that was read.
     SetPoolFinalizers {
@@ -152,7 +151,7 @@ impl Request {
                 Request::AssignPodCidrs(_)
                     | Request::TouchNode(_)
                     | Request::SetPoolStatus { .. }
-                    | Request::SetSubnetCondition { .. }
+                    | Request::SetSubnetConditions { .. }
             )
     }
 }

@@ -171,8 +171,38 @@ pub struct AgentReport {
     pub refused: Vec<String>,
     /// How many entries make no sense
     pub refusals: u64,
-    /// What the condition `Accepted` says as last written
-    pub accepted: Option<(bool, String)>,
+    /// What the controller said of the NodeSubnet last
+    pub conditions: Box<[SubnetCondition]>,
+}
+
+impl AgentReport {
+    /// The condition of that type.
+    pub fn condition(&self, kind: &str) -> Option<&SubnetCondition> {
+        self.conditions.iter().find(|it| &*it.kind == kind)
+    }
+}
+
+/// A condition of a NodeSubnet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SubnetCondition {
+    /// Its type
+    pub kind: Text,
+    /// Its status
+    pub is_true: bool,
+    /// The reason, one word
+    pub reason: Text,
+    /// What there is to say
+    pub message: String,
+    /// Since when the status is that, as it is written; empty where it is new
+    pub since: Text,
+}
+
+impl SubnetCondition {
+    /// Whether it says the same as `other`, since whenever.
+    pub fn says(&self, other: &Self) -> bool {
+        (&self.kind, self.is_true) == (&other.kind, other.is_true)
+            && (&self.reason, &self.message) == (&other.reason, &other.message)
+    }
 }
 
 /// What an agent says of a block.

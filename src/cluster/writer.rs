@@ -18,7 +18,6 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use super::agent_report::ACCEPTED;
 use super::convert;
 use super::lease_task::Gate;
 use super::lists;
@@ -77,9 +76,10 @@ impl Writer {
                 None => return Outcome::Refused(Refusal::NotSent),
             },
         };
+        let is_write = outgoing.request.is_write();
         match tokio::time::timeout(limit, heard(Box::pin(self.call(outgoing.request)))).await {
             Ok((Ok(outcome), _)) => outcome,
-            Ok((Err(error), pause)) => classify(error, pause),
+            Ok((Err(error), pause)) => classify(error, pause, is_write),
             Err(_) if Mutation::TimeoutCountsAsRefusal.is_on() => {
                 Outcome::Refused(Refusal::Missing)
             }
@@ -146,21 +146,24 @@ impl Writer {
                 let how = unchanged(&uid, version);
                 deleted(subnets.delete(&name, &how).await?.left())
             }
-            Request::SetSubnetCondition {
+            Request::SetSubnetConditions {
                 name,
                 uid,
-                accepted,
-                message,
+                conditions,
             } => {
+                let now = jiff::Timestamp::now().to_string();
+                let conditions = conditions.iter().map(|it| {
+                    json!({
+                        "type": &*it.kind,
+                        "status": if it.is_true { "True" } else { "False" },
+                        "reason": &*it.reason,
+                        "message": &it.message,
+                        "lastTransitionTime": if it.since.is_empty() { &now } else { &*it.since },
+                    })
+                });
                 let body = json!({
                     "metadata": {"uid": &*uid},
-                    "status": {"conditions": [{
-                        "type": ACCEPTED,
-                        "status": if accepted { "True" } else { "False" },
-                        "reason": if accepted { "Understood" } else { "PartlyRefused" },
-                        "message": message,
-                        "lastTransitionTime": jiff::Timestamp::now(),
-                    }]},
+                    "status": {"conditions": conditions.collect::<Vec<_>>()},
                 });
                 let body = Patch::Merge(body);
                 let patched = subnets.patch_status(&name, &patch, &body).await?;
@@ -300,7 +303,7 @@ fn deleted<T>(kept: Option<T>) -> Outcome {
 }
 
 /// What an error says of the outcome, and `pause` is what the answer's header asked for.
-fn classify(error: Error, pause: Option<Duration>) -> Outcome {
+fn classify(error: Error, pause: Option<Duration>, is_write: bool) -> Outcome {
     let Error::Api(status) = error else {
         return Outcome::Unclear(error.to_string());
     };
@@ -318,6 +321,8 @@ fn classify(error: Error, pause: Option<Duration>) -> Outcome {
             Outcome::Refused(Refusal::Busy(after.max(pause)))
         }
         400..=499 => Outcome::Refused(Refusal::Rejected(status.message.clone())),
+        // Of a write nobody knows whether it took effect: the read that follows it hears of the pause, too.
+        503 if pause.is_some() && !is_write => Outcome::Refused(Refusal::Busy(pause)),
         _ if Mutation::ServerErrorCountsAsRefusal.is_on() => Outcome::Refused(Refusal::Missing),
         _ => Outcome::Unclear(format!("{} {}", status.code, status.message)),
     }
@@ -356,7 +361,7 @@ mod tests {
     fn a_policy_is_told_from_a_failed_guard() {
         let says = |status: Value| {
             let status: kube::core::Status = serde_json::from_value(status).unwrap();
-            classify(Error::Api(Box::new(status)), None)
+            classify(Error::Api(Box::new(status)), None, true)
         };
         let is_guard = |status| match says(status) {
             Outcome::Refused(Refusal::Guard(_)) => true,
@@ -379,11 +384,17 @@ mod tests {
 
     #[test]
     fn the_pause_of_the_header_counts() {
-        let busy = classify(api_error(429), Some(Duration::from_secs(7)));
-        let Outcome::Refused(Refusal::Busy(after)) = busy else {
-            panic!("{busy:?}");
-        };
-        assert_eq!(after, Some(Duration::from_secs(7)));
+        let pause = Some(Duration::from_secs(7));
+        for (code, is_write) in [(429, true), (503, false)] {
+            let busy = classify(api_error(code), pause, is_write);
+            let Outcome::Refused(Refusal::Busy(after)) = busy else {
+                panic!("{busy:?}");
+            };
+            assert_eq!(after, pause, "{code}");
+        }
+        // It may have taken effect.
+        let write = classify(api_error(503), pause, true);
+        assert!(matches!(write, Outcome::Unclear(_)), "{write:?}");
     }
 
     #[test]
@@ -391,27 +402,27 @@ mod tests {
         for code in [409, 422] {
             assert!(
                 matches!(
-                    classify(api_error(code), None),
+                    classify(api_error(code), None, true),
                     Outcome::Refused(Refusal::Guard(_))
                 ),
                 "{code}"
             );
         }
         assert!(matches!(
-            classify(api_error(404), None),
+            classify(api_error(404), None, true),
             Outcome::Refused(Refusal::Missing)
         ));
         assert!(matches!(
-            classify(api_error(403), None),
+            classify(api_error(403), None, true),
             Outcome::Refused(Refusal::Rejected(_))
         ));
         assert!(matches!(
-            classify(api_error(429), None),
+            classify(api_error(429), None, true),
             Outcome::Refused(Refusal::Busy(_))
         ));
         for code in [500, 502, 503, 504] {
             assert!(
-                matches!(classify(api_error(code), None), Outcome::Unclear(_)),
+                matches!(classify(api_error(code), None, true), Outcome::Unclear(_)),
                 "{code}"
             );
         }

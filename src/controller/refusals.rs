@@ -45,7 +45,7 @@ pub enum Call {
     /// A read of it
     ReadSubnet(Text),
     /// What the controller says in its status
-    SetSubnetCondition(Text),
+    SetSubnetConditions(Text),
     /// Creation, change or deletion of an IPAMBlock
     WriteBlock(Cidr),
     /// A read of it
@@ -69,7 +69,7 @@ impl Call {
             | Purpose::LeakPods { name, .. } => Call::ListPods(name.clone()),
             Purpose::Subnet { name, .. } => Call::WriteSubnet(name.clone()),
             Purpose::SubnetRead { name } => Call::ReadSubnet(name.clone()),
-            Purpose::Answer { name } => Call::SetSubnetCondition(name.clone()),
+            Purpose::Answer { name } => Call::SetSubnetConditions(name.clone()),
             Purpose::Block { cidr, step, .. } if step.is_some() => Call::WriteBlock(*cidr),
             Purpose::Block { cidr, .. } => Call::ReadBlock(*cidr),
             Purpose::PoolFinalizers { name } => Call::SetPoolFinalizers(name.clone()),
@@ -99,7 +99,7 @@ impl Call {
         match self {
             Call::AssignPodCidrs(_) | Call::ReadNode(_) => "podcidr",
             Call::ListPods(_) => "quarantine",
-            Call::WriteSubnet(_) | Call::ReadSubnet(_) | Call::SetSubnetCondition(_) => "subnet",
+            Call::WriteSubnet(_) | Call::ReadSubnet(_) | Call::SetSubnetConditions(_) => "subnet",
             Call::WriteBlock(_) | Call::ReadBlock(_) => "block",
             Call::SetPoolFinalizers(_) | Call::SetPoolStatus(_) | Call::ReadPool(_) => "pool",
         }
@@ -109,7 +109,7 @@ impl Call {
     fn kind(&self) -> &'static str {
         match self {
             Call::AssignPodCidrs(_) | Call::ReadNode(_) | Call::ListPods(_) => "Node",
-            Call::WriteSubnet(_) | Call::ReadSubnet(_) | Call::SetSubnetCondition(_) => {
+            Call::WriteSubnet(_) | Call::ReadSubnet(_) | Call::SetSubnetConditions(_) => {
                 "NodeSubnet"
             }
             Call::WriteBlock(_) | Call::ReadBlock(_) => "IPAMBlock",

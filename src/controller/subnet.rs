@@ -17,8 +17,9 @@ use super::registry::Registry;
 use super::report::{About, POOLS_LEFT_OUT, Report};
 use super::{Context, Purpose};
 use crate::api::{Allocate, HeldBlock, MOST_POOLS, NodePool, NodeSubnetSpec, PreviousHolder};
+use crate::cluster::agent_report::ACCEPTED;
 use crate::cluster::request::{Outcome, Refusal, Request};
-use crate::cluster::seen::{Node, Subnet, Text};
+use crate::cluster::seen::{Node, Subnet, SubnetCondition, Text};
 use crate::cluster::world::World;
 use crate::ipam::Addr;
 use crate::mutation::Mutation;
@@ -30,6 +31,9 @@ const MOST_BYTES_OF_POOLS: usize = 256 << 10;
 /// before it is written, only processes that saw it go know that its ranges have to rest.
 const RECORD_WAITS: Duration = Duration::from_secs(5);
 
+/// The condition that says what the API server refuses for good.
+const WRITES_REFUSED: &str = "WritesRefused";
+
 /// The loop's own state.
 #[derive(Debug, Default)]
 pub struct Subnets {
@@ -40,13 +44,13 @@ pub struct Subnets {
     /// Names of nodes that got podCIDRs, with the time of that, oldest first
     unrecorded: VecDeque<(Duration, Text)>,
     /// Answers to agents on their way
-    answering: BTreeMap<Text, (bool, String)>,
+    answering: BTreeMap<Text, Vec<SubnetCondition>>,
     /// Names with a request in flight, and the spec that it writes
     in_flight: BTreeMap<Text, Option<NodeSubnetSpec>>,
     /// Names to read before the next write: what is there is not known
     to_read: BTreeSet<Text>,
-    /// Nodes (by UID) that are not told of all pools that serve them, as far as that was told to people
-    cut: BTreeSet<Text>,
+    /// Nodes (by UID) that are not told of all pools that serve them, and what was told to people of that
+    cut: BTreeMap<Text, String>,
 }
 
 impl Subnets {
@@ -151,15 +155,18 @@ impl Subnets {
         let serve = registry.pools.block_pools(node).count();
         if serve <= told {
             self.cut.remove(&node.uid);
-        } else if self.cut.insert(node.uid.clone()) {
-            reports.push(Report {
-                about: About::node(node),
-                warning: true,
-                reason: POOLS_LEFT_OUT,
-                note: format!(
-                    "{serve} pools select this node, and its NodeSubnet has room for {told} of them (at most {MOST_POOLS}, and {MOST_BYTES_OF_POOLS} bytes): pods on it get nothing of the others, which come last by priority: narrow the nodeSelectors of pools"
-                ),
-            });
+        } else {
+            let note = format!(
+                "{serve} pools select this node, and its NodeSubnet has room for {told} of them (at most {MOST_POOLS}, and {MOST_BYTES_OF_POOLS} bytes): pods on it get nothing of the others, which come last by priority: narrow the nodeSelectors of pools"
+            );
+            if self.cut.insert(node.uid.clone(), note.clone()).is_none() {
+                reports.push(Report {
+                    about: About::node(node),
+                    warning: true,
+                    reason: POOLS_LEFT_OUT,
+                    note,
+                });
+            }
         }
     }
 
@@ -168,30 +175,74 @@ impl Subnets {
         self.cut.remove(&node.uid);
     }
 
-    /// Tells an agent, by a condition, what of its status could not be taken.
+    /// Says by conditions what of the agent's status could not be taken, which pools the node is not told of, and
+    /// what the API server does not take.
     fn answer(&mut self, name: &Text, cx: &Context) -> Option<(Request, Purpose)> {
         let subnet = cx.world.subnets.get(name)?;
-        let (accepted, message) = judgement(subnet, cx)?;
-        let told = subnet.report.as_ref()?.accepted.as_ref();
-        let is_told = told.is_some_and(|told| *told == (accepted, message.clone()));
-        // That all is well needs telling only after trouble.
-        if is_told || (accepted && told.is_none()) || self.answering.contains_key(name) {
+        let conditions = self.conditions(subnet, cx);
+        let is = subnet.report.as_ref().map(|it| &*it.conditions);
+        if is.unwrap_or_default() == conditions || self.answering.contains_key(name) {
             return None;
         }
-        let call = Call::SetSubnetCondition(name.clone());
+        let call = Call::SetSubnetConditions(name.clone());
         if let Some(at) = cx.registry.refusals.paused(&call, cx.now.mono) {
             self.queue.add_at(name.clone(), at);
             return None;
         }
-        self.answering
-            .insert(name.clone(), (accepted, message.clone()));
-        let request = Request::SetSubnetCondition {
+        self.answering.insert(name.clone(), conditions.clone());
+        let request = Request::SetSubnetConditions {
             name: name.clone(),
             uid: subnet.uid.clone(),
-            accepted,
-            message,
+            conditions,
         };
         Some((request, Purpose::Answer { name: name.clone() }))
+    }
+
+    /// The conditions that a NodeSubnet should have: those that say of trouble, and those that said so before.
+    fn conditions(&self, subnet: &Subnet, cx: &Context) -> Vec<SubnetCondition> {
+        let node = cx.world.nodes.get(&subnet.name);
+        let cut = node.and_then(|node| self.cut.get(&node.uid).cloned());
+        let refused = node.and_then(|node| refused(node, cx));
+        let pools = (
+            cut.is_some(),
+            cut.unwrap_or("all pools that serve the node are listed".to_owned()),
+        );
+        let writes = (
+            refused.is_some(),
+            refused.unwrap_or("the API server takes what is written".to_owned()),
+        );
+        let accepted = judgement(subnet, cx);
+        let report = subnet.report.as_ref();
+        let one =
+            |kind: &str, said: Option<(bool, String)>, is_bad: bool, reasons: (&str, &str)| {
+                let before = report.and_then(|it| it.condition(kind));
+                // Of what is not known now, what was said last stays.
+                let Some((is_true, message)) = said else {
+                    return before.cloned();
+                };
+                if is_true != is_bad && before.is_none() {
+                    return None;
+                }
+                let same = before.filter(|it| it.is_true == is_true);
+                let reason = if is_true == is_bad {
+                    reasons.0
+                } else {
+                    reasons.1
+                };
+                Some(SubnetCondition {
+                    kind: kind.into(),
+                    is_true,
+                    reason: reason.into(),
+                    message,
+                    since: same.map(|it| it.since.clone()).unwrap_or_default(),
+                })
+            };
+        let all = [
+            one(ACCEPTED, accepted, false, ("PartlyRefused", "Understood")),
+            one(POOLS_LEFT_OUT, Some(pools), true, ("TooMany", "AllListed")),
+            one(WRITES_REFUSED, Some(writes), true, ("Refused", "Taken")),
+        ];
+        all.into_iter().flatten().collect()
     }
 
     /// Takes in what became of such an answer.
@@ -226,11 +277,14 @@ impl Subnets {
         written.is_none_or(|written| is.spec.as_ref() == Ok(written))
     }
 
-    /// The same of the condition.
-    pub fn is_condition_kept(&self, is: &Subnet) -> bool {
-        let written = self.answering.get(&is.name);
-        let accepted = is.report.as_ref().and_then(|it| it.accepted.as_ref());
-        written.is_none_or(|written| accepted == Some(written))
+    /// The same of the conditions.
+    pub fn are_conditions_kept(&self, is: &Subnet) -> bool {
+        let Some(written) = self.answering.get(&is.name) else {
+            return true;
+        };
+        let kept = is.report.as_ref().map(|it| &*it.conditions);
+        let kept = kept.unwrap_or_default();
+        kept.len() == written.len() && kept.iter().zip(written).all(|(a, b)| a.says(b))
     }
 }
 
@@ -428,6 +482,37 @@ fn judgement(subnet: &Subnet, cx: &Context) -> Option<(bool, String)> {
     ))
 }
 
+/// What the API server refuses for good of what is written for a node.
+fn refused(node: &Node, cx: &Context) -> Option<String> {
+    let refusals = &cx.registry.refusals;
+    let of_blocks = cx.registry.blocks.of(&node.uid).map(|entry| {
+        let what = format!("IPAMBlock {}", entry.cidr);
+        (what, Call::WriteBlock(entry.cidr))
+    });
+    let all = [
+        (
+            "podCIDRs for the node".to_owned(),
+            Call::AssignPodCidrs(node.uid.clone()),
+        ),
+        (
+            "the spec of the NodeSubnet".to_owned(),
+            Call::WriteSubnet(node.name.clone()),
+        ),
+    ];
+    let mut refused = all
+        .into_iter()
+        .chain(of_blocks)
+        .filter_map(|(what, call)| Some((what, refusals.why(&call)?)));
+    let (what, why) = refused.next()?;
+    let more = match refused.count() {
+        0 => String::new(),
+        count => format!(" ({count} more are refused)"),
+    };
+    Some(format!(
+        "the API server does not take {what}: {why}{more}. Look for an admission policy, a webhook or a quota that forbids it"
+    ))
+}
+
 fn difference(name: &Text, wanted: Option<NodeSubnetSpec>, is: Option<&Subnet>) -> Option<Request> {
     match (wanted, is) {
         (None, None) => None,
@@ -561,6 +646,60 @@ mod tests {
         }
         let reasons: Vec<&str> = reports.iter().map(|it| it.reason).collect();
         assert_eq!(reasons, [POOLS_LEFT_OUT]);
+        // Its NodeSubnet says so for as long as it is so.
+        let mut conditions = || {
+            let cx = Context {
+                world: &world,
+                registry: &mut registry,
+                reports: &mut reports,
+                now: NOW,
+            };
+            let subnet = world.subnets.get("n").unwrap();
+            subnets.conditions(subnet, &cx)
+        };
+        let all = conditions();
+        let told = all.iter().find(|it| &*it.kind == POOLS_LEFT_OUT).unwrap();
+        assert!(
+            told.is_true && told.message.contains("1100 pools select"),
+            "{told:?}"
+        );
+    }
+
+    #[test]
+    fn a_condition_says_what_is_refused_for_good_and_stays_to_say_that_it_is_over() {
+        let mut world = World::default();
+        let mut of_node = subnet("n", &["10.0.0.16/28"], 0);
+        list(&mut world.nodes, vec![node("n")]);
+        list(&mut world.pools, vec![pool("p", "10.0.0.0/24")]);
+        list(&mut world.blocks, objects(&of_node));
+        list(&mut world.subnets, vec![of_node.clone()]);
+        let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
+        let subnets = Subnets::default();
+        let call = Call::WriteSubnet("n".into());
+        let no = Outcome::Refused(Refusal::Rejected("a policy forbids it".to_owned()));
+        for _ in 0..3 {
+            registry.refusals.note(&call, &no, true, NOW.mono);
+        }
+        let conditions = |of: &Subnet, registry: &mut Registry| {
+            let cx = Context {
+                world: &world,
+                registry,
+                reports: &mut Vec::new(),
+                now: NOW,
+            };
+            subnets.conditions(of, &cx)
+        };
+        let told = conditions(&of_node, &mut registry);
+        assert_eq!(told.len(), 1, "{told:?}");
+        assert!(told[0].is_true && &*told[0].kind == WRITES_REFUSED);
+        assert!(told[0].message.contains("a policy forbids it"), "{told:?}");
+        of_node.report.get_or_insert_default().conditions = told.clone().into();
+        assert_eq!(conditions(&of_node, &mut registry), told, "once");
+        registry
+            .refusals
+            .note(&call, &Outcome::Gone, true, NOW.mono);
+        let over = conditions(&of_node, &mut registry);
+        assert!(over.len() == 1 && !over[0].is_true, "{over:?}");
     }
 
     #[test]

@@ -400,7 +400,7 @@ impl Agent {
             orphans: self.given.iter().filter_map(of_node).collect(),
             refused: Vec::new(),
             refusals: 0,
-            accepted: None,
+            conditions: Box::default(),
         })
     }
 
@@ -408,7 +408,7 @@ impl Agent {
     pub fn unsaid(&self) -> Option<AgentReport> {
         let mut report = self.report()?;
         let said = self.seen.as_ref()?.report.as_deref();
-        report.accepted = said.and_then(|said| said.accepted.clone());
+        report.conditions = said.map(|said| said.conditions.clone()).unwrap_or_default();
         (said != Some(&report)).then_some(report)
     }
 }

@@ -9,7 +9,9 @@ use std::sync::Arc;
 use cadastre::api::{Requests, block_name};
 use cadastre::cluster::lease::{Answer, Ask, Record};
 use cadastre::cluster::request::{Assignment, Outcome, Refusal, Request, Touch};
-use cadastre::cluster::seen::{AgentReport, Block, Node, Pod, Pool, ServiceRange, Subnet, Text};
+use cadastre::cluster::seen::{
+    AgentReport, Block, Node, Pod, Pool, ServiceRange, Subnet, SubnetCondition, Text,
+};
 
 use jiff::Timestamp;
 
@@ -346,12 +348,11 @@ impl Api {
                 self.delete_block(name, at);
                 Outcome::Gone
             }
-            Request::SetSubnetCondition {
+            Request::SetSubnetConditions {
                 name,
                 uid,
-                accepted,
-                message,
-            } => self.set_condition(name, uid, (*accepted, message.clone()), at),
+                conditions,
+            } => self.set_conditions(name, uid, conditions, at),
             Request::AssignPodCidrs(assignment) => self.assign(assignment, at),
             Request::TouchNode(touch) => self.touch(touch, at),
             Request::CreateSubnet { name, spec } => {
@@ -444,11 +445,11 @@ impl Api {
         }
     }
 
-    fn set_condition(
+    fn set_conditions(
         &mut self,
         name: &Text,
         uid: &Text,
-        told: (bool, String),
+        conditions: &[SubnetCondition],
         at: Time,
     ) -> Outcome {
         let Some(known) = self.subnets.get(name).cloned() else {
@@ -458,7 +459,7 @@ impl Api {
             return guard("the UID is another one");
         }
         let mut subnet = Subnet::clone(&known);
-        subnet.report.get_or_insert_default().accepted = Some(told);
+        subnet.report.get_or_insert_default().conditions = conditions.into();
         if subnet == *known {
             return Outcome::Subnet(subnet);
         }
@@ -480,8 +481,11 @@ impl Api {
         if (&known.uid, known.version) != seen {
             return false;
         }
-        let accepted = known.report.as_ref().and_then(|it| it.accepted.clone());
-        let report = AgentReport { accepted, ..report };
+        let conditions = known.report.as_ref().map(|it| it.conditions.clone());
+        let report = AgentReport {
+            conditions: conditions.unwrap_or_default(),
+            ..report
+        };
         if known.report.as_deref() != Some(&report) {
             let subnet = Subnet {
                 report: Some(Box::new(report)),

@@ -117,7 +117,7 @@ impl Trouble {
             Request::CreateSubnet { name, .. }
             | Request::ReplaceSubnet { name, .. }
             | Request::DeleteSubnet { name, .. } => (Subject::Subnets, name),
-            Request::SetSubnetCondition { name, .. } => (Subject::SubnetConditions, name),
+            Request::SetSubnetConditions { name, .. } => (Subject::SubnetConditions, name),
             Request::ListPodsOf { node } => (Subject::Pods, node),
             _ => return false,
         };

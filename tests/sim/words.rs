@@ -2,7 +2,9 @@
 
 use cadastre::api::{HeldRange, NodeSubnetSpec};
 use cadastre::cluster::request::{Outcome, Request};
-use cadastre::cluster::seen::{AgentReport, BlockSpec, Change, Node, Object, Text};
+use cadastre::cluster::seen::{
+    AgentReport, BlockSpec, Change, Node, Object, SubnetCondition, Text,
+};
 use cadastre::controller::{About, Event, Report};
 use cadastre::ipam::Cidr;
 use std::fmt::Write as _;
@@ -76,7 +78,7 @@ pub fn name_of(request: &Request) -> Option<&Text> {
         | Request::CreateSubnet { name, .. }
         | Request::ReplaceSubnet { name, .. }
         | Request::DeleteSubnet { name, .. }
-        | Request::SetSubnetCondition { name, .. }
+        | Request::SetSubnetConditions { name, .. }
         | Request::ReadBlock { name }
         | Request::DeleteBlock { name, .. }
         | Request::SetPoolFinalizers { name, .. }
@@ -125,9 +127,11 @@ pub fn of_request(request: &Request) -> String {
         }
         Request::ReadBlock { name } => format!("{verb} {name}"),
         Request::DeleteBlock { name, version, .. } => format!("{verb} {name} v{version}"),
-        Request::SetSubnetCondition {
-            accepted, message, ..
-        } => format!("{verb} {accepted} {message}"),
+        Request::SetSubnetConditions { conditions, .. } => {
+            let words = |it: &SubnetCondition| format!("{}={} {}", it.kind, it.is_true, it.message);
+            let all: Vec<String> = conditions.iter().map(words).collect();
+            format!("{verb} {}", all.join("; "))
+        }
         Request::SetPoolFinalizers {
             version,
             finalizers,

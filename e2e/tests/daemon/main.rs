@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `flags` | wrong ones, and what `--help` explains |
 //! | `guarded` | the admin port behind TLS and tokens |
+//! | `many_pools` | more pools than a NodeSubnet has room for |
 //! | `refused` | what admission policies refuse for good |
 //! | `running` | log lines, log level, metrics, SIGTERM |
 //! | `setup` | a cluster where the CRDs, or the permissions, come later |
@@ -18,6 +19,7 @@
 mod default_pool;
 mod flags;
 mod guarded;
+mod many_pools;
 mod refused;
 mod running;
 mod setup;

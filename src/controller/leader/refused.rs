@@ -28,8 +28,11 @@ impl Leader {
         let before = refusals.why(&call).is_some();
         let news = refusals.note(&call, outcome, kept, now.mono);
         if before != refusals.why(&call).is_some() {
-            // Conditions of pools say it.
+            // Conditions of pools and of NodeSubnets say it.
             self.pools.mark();
+            if let Some(name) = self.node_of(&call, purpose) {
+                self.subnets.queue.add(name);
+            }
         }
         let told = news.zip(self.subject(&call, purpose, world));
         let Some((news, (about, what))) = told else {
@@ -53,6 +56,18 @@ impl Leader {
         });
     }
 
+    /// The node whose NodeSubnet says that the call is refused for good.
+    fn node_of(&self, call: &Call, purpose: &Purpose) -> Option<Text> {
+        match (call, purpose) {
+            (_, Purpose::Assign { name, .. }) | (Call::WriteSubnet(name), _) => Some(name.clone()),
+            (Call::WriteBlock(cidr), _) => {
+                let entry = self.registry.blocks.get(cidr)?;
+                Some(entry.owner.name.clone())
+            }
+            _ => None,
+        }
+    }
+
     /// Whether the answer is about what was asked, and the server has kept what it took.
     fn is_kept(&self, purpose: &Purpose, outcome: &Outcome) -> bool {
         match (purpose, outcome) {
@@ -62,7 +77,7 @@ impl Leader {
             // The watch still shows the one before: it is asked again until they agree.
             (Purpose::AssignRead { uid, .. }, Outcome::Node(node)) => node.uid == *uid,
             (Purpose::Subnet { .. }, Outcome::Subnet(is)) => self.subnets.is_kept(is),
-            (Purpose::Answer { .. }, Outcome::Subnet(is)) => self.subnets.is_condition_kept(is),
+            (Purpose::Answer { .. }, Outcome::Subnet(is)) => self.subnets.are_conditions_kept(is),
             (Purpose::PoolFinalizers { .. }, Outcome::Pool(pool)) => {
                 let guarded = pool.finalizers.iter().any(|it| it == FINALIZER);
                 guarded != pool.deleting
@@ -87,8 +102,8 @@ impl Leader {
                 )
             }
             (Call::WriteSubnet(name), _) => (node(name)?, "the spec of its NodeSubnet".to_owned()),
-            (Call::SetSubnetCondition(name), _) => {
-                (node(name)?, "a condition of its NodeSubnet".to_owned())
+            (Call::SetSubnetConditions(name), _) => {
+                (node(name)?, "the conditions of its NodeSubnet".to_owned())
             }
             (Call::WriteBlock(cidr), _) => {
                 let owner = &self.registry.blocks.get(cidr)?.owner;

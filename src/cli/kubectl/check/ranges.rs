@@ -6,6 +6,7 @@ use super::{Finding, Severity};
 use crate::api::{Allocate, block_name};
 use crate::cli::kubectl::inventory::{Inventory, SubnetFact};
 use crate::cli::kubectl::render::{age, some};
+use crate::cluster::agent_report::ACCEPTED;
 use crate::cluster::seen::Node;
 use crate::controller::blocks::Entry;
 use crate::ipam::{Cidr, Claim, ClaimId, State};
@@ -354,7 +355,9 @@ fn node_subnet(subnet: &SubnetFact, inventory: &Inventory, findings: &mut Vec<Fi
         .subnets
         .get(&subnet.name)
         .and_then(|it| it.report.as_ref());
-    if let Some((false, why)) = report.and_then(|report| report.accepted.as_ref()) {
+    let accepted = report.and_then(|report| report.condition(ACCEPTED));
+    if let Some(accepted) = accepted.filter(|it| !it.is_true) {
+        let why = &accepted.message;
         findings.push(Finding::new(
             Severity::Warning,
             "StatusRefused",
