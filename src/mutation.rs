@@ -161,6 +161,10 @@ mutations! {
     ReportedAddressSuspected,
     /// The NodeSubnet of a live node is deleted when it says nothing.
     EmptySubnetDeleted,
+    /// What others say by conditions of a NodeSubnet is written over.
+    OthersConditionsWiped,
+    /// That the API server refuses what is written for a node is taken back by whoever leads next.
+    RefusalsOfPredecessorForgotten,
     /// A store that was lost is made anew without the node's list of addresses.
     AddressListIgnored,
     /// Addresses that nobody but the agent knows of wait for the interval of the list.

@@ -16,8 +16,9 @@ const MOST_DEMAND: i64 = 1_000_000;
 /// So many complaints are kept in words.
 const MOST_WORDS: usize = 5;
 
-/// The controller writes three; others are nobody's.
-const MOST_CONDITIONS: usize = 16;
+/// The controller writes three. Of a NodeSubnet that has more than so many in all it writes none, as it keeps what
+/// others have written.
+pub const MOST_CONDITIONS: usize = 16;
 
 /// The condition that says whether all of an agent's status was taken.
 pub const ACCEPTED: &str = "Accepted";
@@ -213,12 +214,13 @@ fn conditions(list: Option<&Value>) -> Box<[SubnetCondition]> {
     };
     let read = |condition: &Value| SubnetCondition {
         kind: text(condition, "type"),
-        is_true: condition["status"] == "True",
+        status: text(condition, "status"),
         reason: text(condition, "reason"),
         message: text(condition, "message").to_string(),
         since: text(condition, "lastTransitionTime"),
+        generation: condition["observedGeneration"].as_i64(),
     };
-    list.take(MOST_CONDITIONS).map(read).collect()
+    list.take(MOST_CONDITIONS + 1).map(read).collect()
 }
 
 #[cfg(test)]

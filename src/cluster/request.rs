@@ -69,10 +69,11 @@ pub enum Request {
     },
     /// Deletes it if it is still the version that was read.
     DeleteBlock { name: Text, uid: Text, version: u64 },
-    /// Replaces the conditions of a NodeSubnet.
+    /// Replaces the conditions of a NodeSubnet if it is still the version that was read: others write there, too.
     SetSubnetConditions {
         name: Text,
         uid: Text,
+        version: u64,
         conditions: Vec<SubnetCondition>,
     },
     /// Replaces the finalizers of a pool if it is still the version that was read.

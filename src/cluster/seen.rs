@@ -171,7 +171,7 @@ pub struct AgentReport {
     pub refused: Vec<String>,
     /// How many entries make no sense
     pub refusals: u64,
-    /// What the controller said of the NodeSubnet last
+    /// What is said of the NodeSubnet: the controller's conditions, and those of whoever else
     pub conditions: Box<[SubnetCondition]>,
 }
 
@@ -187,21 +187,28 @@ impl AgentReport {
 pub struct SubnetCondition {
     /// Its type
     pub kind: Text,
-    /// Its status
-    pub is_true: bool,
+    /// Its status: `True`, `False` or `Unknown`
+    pub status: Text,
     /// The reason, one word
     pub reason: Text,
     /// What there is to say
     pub message: String,
     /// Since when the status is that, as it is written; empty where it is new
     pub since: Text,
+    /// The generation of the object that it speaks of, where it says so
+    pub generation: Option<i64>,
 }
 
 impl SubnetCondition {
     /// Whether it says the same as `other`, since whenever.
     pub fn says(&self, other: &Self) -> bool {
-        (&self.kind, self.is_true) == (&other.kind, other.is_true)
+        (&self.kind, &self.status) == (&other.kind, &other.status)
             && (&self.reason, &self.message) == (&other.reason, &other.message)
+    }
+
+    /// Whether it holds.
+    pub fn is_true(&self) -> bool {
+        &*self.status == "True"
     }
 }
 

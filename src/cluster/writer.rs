@@ -24,6 +24,7 @@ use super::lists;
 use super::node_patch::{assign_patch, touch_patch};
 use super::request::{Outcome, Refusal, Request};
 use super::retry_after::heard;
+use super::seen::SubnetCondition;
 use crate::api::{
     FIELD_MANAGER, GROUP, IPAMBlockLite, IPPool, IPPoolLite, NodeLite, NodeSubnet, NodeSubnetLite,
     PodLite, VERSION,
@@ -149,23 +150,11 @@ impl Writer {
             Request::SetSubnetConditions {
                 name,
                 uid,
+                version,
                 conditions,
             } => {
                 let now = jiff::Timestamp::now().to_string();
-                let conditions = conditions.iter().map(|it| {
-                    json!({
-                        "type": &*it.kind,
-                        "status": if it.is_true { "True" } else { "False" },
-                        "reason": &*it.reason,
-                        "message": &it.message,
-                        "lastTransitionTime": if it.since.is_empty() { &now } else { &*it.since },
-                    })
-                });
-                let body = json!({
-                    "metadata": {"uid": &*uid},
-                    "status": {"conditions": conditions.collect::<Vec<_>>()},
-                });
-                let body = Patch::Merge(body);
+                let body = Patch::Merge(conditions_patch(&uid, version, &conditions, &now));
                 let patched = subnets.patch_status(&name, &patch, &body).await?;
                 Outcome::Subnet(convert::subnet(patched))
             }
@@ -276,6 +265,27 @@ fn spec_patch(uid: &str, version: u64, spec: &impl Serialize) -> Value {
     ])
 }
 
+/// Replaces the conditions of that version of a NodeSubnet. One that is new is so since `now`.
+fn conditions_patch(uid: &str, version: u64, conditions: &[SubnetCondition], now: &str) -> Value {
+    let conditions = conditions.iter().map(|it| {
+        let mut condition = json!({
+            "type": &*it.kind,
+            "status": &*it.status,
+            "reason": &*it.reason,
+            "message": &it.message,
+            "lastTransitionTime": if it.since.is_empty() { now } else { &*it.since },
+        });
+        if let Some(generation) = it.generation {
+            condition["observedGeneration"] = generation.into();
+        }
+        condition
+    });
+    json!({
+        "metadata": {"uid": uid, "resourceVersion": version.to_string()},
+        "status": {"conditions": conditions.collect::<Vec<_>>()},
+    })
+}
+
 fn unchanged(uid: &str, version: u64) -> DeleteParams {
     DeleteParams {
         preconditions: Some(Preconditions {
@@ -345,6 +355,7 @@ mod tests {
 
     use super::*;
     use crate::api::NodeSubnetSpec;
+    use crate::cluster::agent_report;
     use crate::cluster::clock::Clock;
     use crate::cluster::lease::{Leadership, Takeover, Tenure};
     use crate::cluster::request::RequestId;
@@ -460,6 +471,19 @@ mod tests {
         let outcome = writer.send(outgoing).await;
         server.set_nonblocking(true).unwrap();
         (outcome, server.accept().is_ok())
+    }
+
+    #[test]
+    fn conditions_are_written_as_they_were_read_onto_the_version_that_was_read() {
+        let conditions = json!([{
+            "type": "OfSomebodyElse", "status": "Unknown", "reason": "Why", "message": "", "observedGeneration": 4,
+            "lastTransitionTime": "2026-01-02T03:04:05Z",
+        }]);
+        let report = agent_report::read(&json!({"conditions": conditions})).unwrap();
+        let patch = conditions_patch("u", 7, &report.conditions, "now");
+        let metadata = json!({"uid": "u", "resourceVersion": "7"});
+        assert_eq!(patch["metadata"], metadata);
+        assert_eq!(patch["status"], json!({"conditions": conditions}));
     }
 
     #[tokio::test]

@@ -254,6 +254,11 @@ impl Refusals {
         self.calls.get(call)?.lasting.as_deref()
     }
 
+    /// Whether it failed last, for long or not.
+    pub fn is_failing(&self, call: &Call) -> bool {
+        self.calls.get(call).is_some_and(|it| it.failures > 0)
+    }
+
     /// How many calls keep failing, by the kind of object.
     pub fn count(&mut self, now: Duration) -> BTreeMap<&'static str, usize> {
         self.sweep(now);

@@ -17,7 +17,7 @@ use super::registry::Registry;
 use super::report::{About, POOLS_LEFT_OUT, Report};
 use super::{Context, Purpose};
 use crate::api::{Allocate, HeldBlock, MOST_POOLS, NodePool, NodeSubnetSpec, PreviousHolder};
-use crate::cluster::agent_report::ACCEPTED;
+use crate::cluster::agent_report::{ACCEPTED, MOST_CONDITIONS};
 use crate::cluster::request::{Outcome, Refusal, Request};
 use crate::cluster::seen::{Node, Subnet, SubnetCondition, Text};
 use crate::cluster::world::World;
@@ -51,6 +51,8 @@ pub struct Subnets {
     to_read: BTreeSet<Text>,
     /// Nodes (by UID) that are not told of all pools that serve them, and what was told to people of that
     cut: BTreeMap<Text, String>,
+    /// Names of nodes of which a write has come through, or was refused for good, since this process leads
+    heard: BTreeSet<Text>,
 }
 
 impl Subnets {
@@ -173,15 +175,27 @@ impl Subnets {
     /// A node's UID is gone.
     pub fn gone(&mut self, node: &Node) {
         self.cut.remove(&node.uid);
+        self.heard.remove(&node.name);
+    }
+
+    /// A write for the node of that name has come through, or is refused for good.
+    pub fn heard_of(&mut self, name: Text) {
+        if self.heard.insert(name.clone()) {
+            self.queue.add(name);
+        }
     }
 
     /// Says by conditions what of the agent's status could not be taken, which pools the node is not told of, and
     /// what the API server does not take.
     fn answer(&mut self, name: &Text, cx: &Context) -> Option<(Request, Purpose)> {
+        // What is on its way changes the version that an answer is written onto.
+        if self.is_open(name) || self.answering.contains_key(name) {
+            return None;
+        }
         let subnet = cx.world.subnets.get(name)?;
         let conditions = self.conditions(subnet, cx);
         let is = subnet.report.as_ref().map(|it| &*it.conditions);
-        if is.unwrap_or_default() == conditions || self.answering.contains_key(name) {
+        if is.unwrap_or_default() == conditions || conditions.len() > MOST_CONDITIONS {
             return None;
         }
         let call = Call::SetSubnetConditions(name.clone());
@@ -193,61 +207,67 @@ impl Subnets {
         let request = Request::SetSubnetConditions {
             name: name.clone(),
             uid: subnet.uid.clone(),
+            version: subnet.version,
             conditions,
         };
         Some((request, Purpose::Answer { name: name.clone() }))
     }
 
-    /// The conditions that a NodeSubnet should have: those that say of trouble, and those that said so before.
+    /// The conditions that a NodeSubnet should have: those that say of trouble, those that said so before, and those
+    /// of others as they are.
     fn conditions(&self, subnet: &Subnet, cx: &Context) -> Vec<SubnetCondition> {
+        let is = subnet.report.as_ref().map(|it| it.conditions.to_vec());
+        let is = is.filter(|_| !Mutation::OthersConditionsWiped.is_on());
+        let mut all = is.unwrap_or_default();
+        let accepted = judgement(subnet, cx);
         let node = cx.world.nodes.get(&subnet.name);
         let cut = node.and_then(|node| self.cut.get(&node.uid).cloned());
-        let refused = node.and_then(|node| refused(node, cx));
         let pools = (
             cut.is_some(),
             cut.unwrap_or("all pools that serve the node are listed".to_owned()),
         );
-        let writes = (
-            refused.is_some(),
-            refused.unwrap_or("the API server takes what is written".to_owned()),
+        let writes = node.and_then(|node| self.writes(node, cx));
+        say(
+            &mut all,
+            ACCEPTED,
+            accepted,
+            false,
+            ("PartlyRefused", "Understood"),
         );
-        let accepted = judgement(subnet, cx);
-        let report = subnet.report.as_ref();
-        let one =
-            |kind: &str, said: Option<(bool, String)>, is_bad: bool, reasons: (&str, &str)| {
-                let before = report.and_then(|it| it.condition(kind));
-                // Of what is not known now, what was said last stays.
-                let Some((is_true, message)) = said else {
-                    return before.cloned();
-                };
-                if is_true != is_bad && before.is_none() {
-                    return None;
-                }
-                let same = before.filter(|it| it.is_true == is_true);
-                let reason = if is_true == is_bad {
-                    reasons.0
-                } else {
-                    reasons.1
-                };
-                Some(SubnetCondition {
-                    kind: kind.into(),
-                    is_true,
-                    reason: reason.into(),
-                    message,
-                    since: same.map(|it| it.since.clone()).unwrap_or_default(),
-                })
-            };
-        let all = [
-            one(ACCEPTED, accepted, false, ("PartlyRefused", "Understood")),
-            one(POOLS_LEFT_OUT, Some(pools), true, ("TooMany", "AllListed")),
-            one(WRITES_REFUSED, Some(writes), true, ("Refused", "Taken")),
-        ];
-        all.into_iter().flatten().collect()
+        say(
+            &mut all,
+            POOLS_LEFT_OUT,
+            Some(pools),
+            true,
+            ("TooMany", "AllListed"),
+        );
+        say(&mut all, WRITES_REFUSED, writes, true, ("Refused", "Taken"));
+        all
+    }
+
+    /// Whether the API server refuses for good what is written for a node, and what it says; nothing where that is not
+    /// known: as long as this leader has not heard of any write, and while one fails that may come through yet.
+    fn writes(&self, node: &Node, cx: &Context) -> Option<(bool, String)> {
+        if let Some(why) = refused(node, cx.registry) {
+            return Some((true, why));
+        }
+        let refusals = &cx.registry.refusals;
+        let has_heard =
+            self.heard.contains(&node.name) || Mutation::RefusalsOfPredecessorForgotten.is_on();
+        let is_failing = writes_for(node, cx.registry).any(|(_, call)| refusals.is_failing(&call));
+        let taken = || (false, "the API server takes what is written".to_owned());
+        (has_heard && !is_failing).then(taken)
     }
 
     /// Takes in what became of such an answer.
-    pub fn answered_condition(&mut self, name: &Text) {
+    pub fn answered_condition(&mut self, name: &Text, outcome: &Outcome) {
         self.answering.remove(name);
+        if matches!(
+            outcome,
+            Outcome::Refused(Refusal::Guard(_)) | Outcome::Unclear(_)
+        ) {
+            self.to_read.insert(name.clone());
+        }
         self.queue.add(name.clone());
     }
 
@@ -338,8 +358,10 @@ fn wanted(
     if nothing && !stays {
         return None;
     }
-    // One write will do for a node whose first blocks are on their way, but for an agent that is to speak.
-    let coming = node.is_some_and(|node| registry.blocks.has(&node.uid));
+    // One write will do for a node whose first blocks are on their way, but for an agent that is to speak, and
+    // where the API server takes none: the NodeSubnet says so.
+    let coming = node
+        .is_some_and(|node| registry.blocks.has(&node.uid) && refused(node, registry).is_none());
     if nothing && is.is_none() && coming && !registry.is_listening {
         return None;
     }
@@ -482,14 +504,56 @@ fn judgement(subnet: &Subnet, cx: &Context) -> Option<(bool, String)> {
     ))
 }
 
-/// What the API server refuses for good of what is written for a node.
-fn refused(node: &Node, cx: &Context) -> Option<String> {
-    let refusals = &cx.registry.refusals;
-    let of_blocks = cx.registry.blocks.of(&node.uid).map(|entry| {
+/// Puts a condition into the list. It stays as it is where nothing is known now, and that all is well is told only
+/// after trouble. `reasons`: where it is trouble, and where not.
+fn say(
+    all: &mut Vec<SubnetCondition>,
+    kind: &str,
+    said: Option<(bool, String)>,
+    is_bad: bool,
+    reasons: (&str, &str),
+) {
+    let before = all.iter().position(|it| &*it.kind == kind);
+    let Some((is_true, message)) = said else {
+        return;
+    };
+    if is_true != is_bad && before.is_none() {
+        return;
+    }
+    let reason = if is_true == is_bad {
+        reasons.0
+    } else {
+        reasons.1
+    };
+    let mut condition = SubnetCondition {
+        kind: kind.into(),
+        status: if is_true { "True" } else { "False" }.into(),
+        reason: reason.into(),
+        message,
+        since: Text::default(),
+        generation: None,
+    };
+    match before.and_then(|at| all.get_mut(at)) {
+        Some(before) => {
+            if before.status == condition.status {
+                condition.since = before.since.clone();
+            }
+            *before = condition;
+        }
+        None => all.push(condition),
+    }
+}
+
+/// What is written for a node, in words, and the call that does it.
+fn writes_for<'a>(
+    node: &'a Node,
+    registry: &'a Registry,
+) -> impl Iterator<Item = (String, Call)> + use<'a> {
+    let of_blocks = registry.blocks.of(&node.uid).map(|entry| {
         let what = format!("IPAMBlock {}", entry.cidr);
         (what, Call::WriteBlock(entry.cidr))
     });
-    let all = [
+    let of_node = [
         (
             "podCIDRs for the node".to_owned(),
             Call::AssignPodCidrs(node.uid.clone()),
@@ -499,10 +563,14 @@ fn refused(node: &Node, cx: &Context) -> Option<String> {
             Call::WriteSubnet(node.name.clone()),
         ),
     ];
-    let mut refused = all
-        .into_iter()
-        .chain(of_blocks)
-        .filter_map(|(what, call)| Some((what, refusals.why(&call)?)));
+    of_node.into_iter().chain(of_blocks)
+}
+
+/// What the API server refuses for good of what is written for a node.
+fn refused(node: &Node, registry: &Registry) -> Option<String> {
+    let refusals = &registry.refusals;
+    let mut refused =
+        writes_for(node, registry).filter_map(|(what, call)| Some((what, refusals.why(&call)?)));
     let (what, why) = refused.next()?;
     let more = match refused.count() {
         0 => String::new(),
@@ -539,6 +607,7 @@ fn difference(name: &Text, wanted: Option<NodeSubnetSpec>, is: Option<&Subnet>) 
 mod tests {
     use super::*;
     use crate::cluster::seen::{Change, Pool};
+    use crate::controller::demand::Demand;
     use crate::controller::demand::tests::{NOW, list, node, objects, pool, subnet};
 
     /// Pool `p` with a cooldown of its own, and one that serves besides.
@@ -660,7 +729,7 @@ mod tests {
         let all = conditions();
         let told = all.iter().find(|it| &*it.kind == POOLS_LEFT_OUT).unwrap();
         assert!(
-            told.is_true && told.message.contains("1100 pools select"),
+            told.is_true() && told.message.contains("1100 pools select"),
             "{told:?}"
         );
     }
@@ -674,32 +743,180 @@ mod tests {
         list(&mut world.blocks, objects(&of_node));
         list(&mut world.subnets, vec![of_node.clone()]);
         let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
-        let subnets = Subnets::default();
+        let mut subnets = Subnets::default();
         let call = Call::WriteSubnet("n".into());
-        let no = Outcome::Refused(Refusal::Rejected("a policy forbids it".to_owned()));
         for _ in 0..3 {
-            registry.refusals.note(&call, &no, true, NOW.mono);
+            registry.refusals.note(&call, &no(), true, NOW.mono);
         }
-        let conditions = |of: &Subnet, registry: &mut Registry| {
-            let cx = Context {
-                world: &world,
-                registry,
-                reports: &mut Vec::new(),
-                now: NOW,
-            };
-            subnets.conditions(of, &cx)
-        };
-        let told = conditions(&of_node, &mut registry);
+        let told = conditions(&subnets, &of_node, &world, &mut registry);
         assert_eq!(told.len(), 1, "{told:?}");
-        assert!(told[0].is_true && &*told[0].kind == WRITES_REFUSED);
+        assert!(told[0].is_true() && &*told[0].kind == WRITES_REFUSED);
         assert!(told[0].message.contains("a policy forbids it"), "{told:?}");
         of_node.report.get_or_insert_default().conditions = told.clone().into();
-        assert_eq!(conditions(&of_node, &mut registry), told, "once");
+        let again = conditions(&subnets, &of_node, &world, &mut registry);
+        assert_eq!(again, told, "once");
         registry
             .refusals
             .note(&call, &Outcome::Gone, true, NOW.mono);
-        let over = conditions(&of_node, &mut registry);
-        assert!(over.len() == 1 && !over[0].is_true, "{over:?}");
+        subnets.heard_of("n".into());
+        let over = conditions(&subnets, &of_node, &world, &mut registry);
+        assert!(over.len() == 1 && &*over[0].status == "False", "{over:?}");
+    }
+
+    #[test]
+    fn what_an_earlier_leader_said_of_refusals_stays_until_a_write_tells() {
+        let (of_node, world, mut registry) = with_conditions(&[WRITES_REFUSED]);
+        let before = of_node.report.as_ref().unwrap().conditions.to_vec();
+        let mut subnets = Subnets::default();
+        let told = conditions(&subnets, &of_node, &world, &mut registry);
+        assert_eq!(told, before, "nothing was tried");
+        let call = Call::WriteSubnet("n".into());
+        registry.refusals.note(&call, &no(), true, NOW.mono);
+        let told = conditions(&subnets, &of_node, &world, &mut registry);
+        assert_eq!(told, before, "refused, and not for good yet");
+        // What is refused is another write than what came through.
+        subnets.heard_of("n".into());
+        let told = conditions(&subnets, &of_node, &world, &mut registry);
+        assert_eq!(told, before, "refused, and not for good yet");
+        registry
+            .refusals
+            .note(&call, &Outcome::Gone, true, NOW.mono);
+        let over = conditions(&subnets, &of_node, &world, &mut registry);
+        assert_eq!(&*over[0].status, "False");
+        subnets.gone(world.nodes.get("n").unwrap());
+        let told = conditions(&subnets, &of_node, &world, &mut registry);
+        assert_eq!(told, before, "it is another node's word");
+    }
+
+    #[test]
+    fn a_node_whose_first_block_is_refused_has_a_subnet_that_can_say_so() {
+        let mut world = World::default();
+        list(&mut world.nodes, vec![node("n")]);
+        list(&mut world.pools, vec![pool("p", "10.0.0.0/24")]);
+        let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
+        registry.is_listening = false;
+        let mut demand = Demand::default();
+        demand.add_name(&"n".into(), &world, &registry);
+        demand.work(&mut Context {
+            world: &world,
+            registry: &mut registry,
+            reports: &mut Vec::new(),
+            now: NOW,
+        });
+        let cidr = registry.blocks.of("n").next().unwrap().cidr;
+        let wanted = |registry: &Registry| wanted(&"n".into(), None, &world, registry);
+        assert!(wanted(&registry).is_none(), "one write will do");
+        for _ in 0..3 {
+            let call = Call::WriteBlock(cidr);
+            registry.refusals.note(&call, &no(), true, NOW.mono);
+        }
+        let spec = wanted(&registry).unwrap();
+        assert!(spec.blocks.is_empty() && spec.pools.len() == 1, "{spec:?}");
+    }
+
+    #[test]
+    fn conditions_of_others_stay_as_they_are() {
+        let (of_node, world, mut registry) =
+            with_conditions(&["OfSomebodyElse", WRITES_REFUSED, "OfAnother"]);
+        let before = of_node.report.as_ref().unwrap().conditions.to_vec();
+        let mut subnets = Subnets::default();
+        subnets.heard_of("n".into());
+        let told = conditions(&subnets, &of_node, &world, &mut registry);
+        assert_eq!(&*told[1].status, "False");
+        assert_eq!(
+            [&told[0], &told[2]],
+            [&before[0], &before[2]],
+            "and in their places"
+        );
+        // They are written onto the version that was read.
+        subnets.queue.add("n".into());
+        let mut cx = Context {
+            world: &world,
+            registry: &mut registry,
+            reports: &mut Vec::new(),
+            now: NOW,
+        };
+        let (request, _) = subnets.next(&mut cx).unwrap();
+        subnets.answered(&"n".into(), true, &Outcome::Gone);
+        assert!(
+            matches!(request, Request::ReplaceSubnet { .. }),
+            "{request:?}"
+        );
+        let (request, _) = subnets.answer(&"n".into(), &cx).unwrap();
+        let Request::SetSubnetConditions {
+            version,
+            conditions,
+            ..
+        } = request
+        else {
+            panic!("{request:?}");
+        };
+        assert_eq!((version, conditions), (of_node.version, told));
+        // It may not be: what is there is read before the next write.
+        let conflict = Outcome::Refused(Refusal::Guard("modified".to_owned()));
+        subnets.answered_condition(&"n".into(), &conflict);
+        let (request, _) = subnets.next(&mut cx).unwrap();
+        assert!(matches!(request, Request::ReadSubnet { .. }), "{request:?}");
+    }
+
+    #[test]
+    fn of_a_subnet_with_more_conditions_than_are_read_none_is_written() {
+        let many: Vec<String> = (0..=MOST_CONDITIONS).map(|n| format!("Of{n}")).collect();
+        let mut kinds: Vec<&str> = many.iter().map(String::as_str).collect();
+        kinds[0] = WRITES_REFUSED;
+        let answer = |kinds: &[&str]| {
+            let (_, world, mut registry) = with_conditions(kinds);
+            let mut subnets = Subnets::default();
+            subnets.heard_of("n".into());
+            let cx = Context {
+                world: &world,
+                registry: &mut registry,
+                reports: &mut Vec::new(),
+                now: NOW,
+            };
+            subnets.answer(&"n".into(), &cx).is_some()
+        };
+        assert!(!answer(&kinds) && answer(&kinds[..MOST_CONDITIONS]));
+    }
+
+    fn no() -> Outcome {
+        Outcome::Refused(Refusal::Rejected("a policy forbids it".to_owned()))
+    }
+
+    /// Node `n` with a NodeSubnet that has conditions of these types, all true.
+    fn with_conditions(kinds: &[&str]) -> (Subnet, World, Registry) {
+        let one = |kind: &&str| SubnetCondition {
+            kind: (*kind).into(),
+            status: "True".into(),
+            reason: "Why".into(),
+            message: "so".to_owned(),
+            since: "2026-01-02T03:04:05Z".into(),
+            generation: Some(3),
+        };
+        let mut of_node = subnet("n", &["10.0.0.16/28"], 0);
+        of_node.report.get_or_insert_default().conditions = kinds.iter().map(one).collect();
+        let mut world = World::default();
+        list(&mut world.nodes, vec![node("n")]);
+        list(&mut world.pools, vec![pool("p", "10.0.0.0/24")]);
+        list(&mut world.blocks, objects(&of_node));
+        list(&mut world.subnets, vec![of_node.clone()]);
+        let (registry, _) = Registry::rebuild(&world, &[], NOW);
+        (of_node, world, registry)
+    }
+
+    fn conditions(
+        subnets: &Subnets,
+        of: &Subnet,
+        world: &World,
+        registry: &mut Registry,
+    ) -> Vec<SubnetCondition> {
+        let cx = Context {
+            world,
+            registry,
+            reports: &mut Vec::new(),
+            now: NOW,
+        };
+        subnets.conditions(of, &cx)
     }
 
     #[test]

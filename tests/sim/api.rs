@@ -20,6 +20,9 @@ use super::kind::{Kind, Versioned};
 use cadastre::ipam::Cidr;
 use cadastre::mutation::Mutation;
 
+/// A condition of NodeSubnets that is not the controller's: it comes anew with each write of an agent.
+const OF_ANOTHER: &str = "OfAnother";
+
 /// Who changed something.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Author {
@@ -351,8 +354,9 @@ impl Api {
             Request::SetSubnetConditions {
                 name,
                 uid,
+                version,
                 conditions,
-            } => self.set_conditions(name, uid, conditions, at),
+            } => self.set_conditions(name, (uid, *version), conditions, at),
             Request::AssignPodCidrs(assignment) => self.assign(assignment, at),
             Request::TouchNode(touch) => self.touch(touch, at),
             Request::CreateSubnet { name, spec } => {
@@ -448,16 +452,23 @@ impl Api {
     fn set_conditions(
         &mut self,
         name: &Text,
-        uid: &Text,
+        seen: (&Text, u64),
         conditions: &[SubnetCondition],
         at: Time,
     ) -> Outcome {
         let Some(known) = self.subnets.get(name).cloned() else {
             return missing();
         };
-        if known.uid != *uid {
-            return guard("the UID is another one");
+        if (&known.uid, known.version) != seen {
+            return guard("the object has been modified");
         }
+        let before = known.report.iter().flat_map(|it| &it.conditions);
+        let of_another = |it: &&SubnetCondition| &*it.kind == OF_ANOTHER;
+        assert_eq!(
+            before.clone().find(of_another),
+            conditions.iter().find(of_another),
+            "a condition that somebody else has written stays as it is"
+        );
         let mut subnet = Subnet::clone(&known);
         subnet.report.get_or_insert_default().conditions = conditions.into();
         if subnet == *known {
@@ -481,9 +492,14 @@ impl Api {
         if (&known.uid, known.version) != seen {
             return false;
         }
-        let conditions = known.report.as_ref().map(|it| it.conditions.clone());
+        let before = known.report.iter().flat_map(|it| &it.conditions);
+        let mut conditions: Vec<SubnetCondition> = before
+            .filter(|it| &*it.kind != OF_ANOTHER)
+            .cloned()
+            .collect();
+        conditions.push(of_another(known.version));
         let report = AgentReport {
-            conditions: conditions.unwrap_or_default(),
+            conditions: conditions.into(),
             ..report
         };
         if known.report.as_deref() != Some(&report) {
@@ -616,6 +632,18 @@ fn same_term(node: &Node, term: Option<&Text>, annotated: bool) -> bool {
 
 fn missing() -> Outcome {
     Outcome::Refused(Refusal::Missing)
+}
+
+/// What somebody says of a NodeSubnet that has reached that version.
+fn of_another(version: u64) -> SubnetCondition {
+    SubnetCondition {
+        kind: OF_ANOTHER.into(),
+        status: "Unknown".into(),
+        reason: "Somebody".into(),
+        message: format!("after {version}"),
+        since: "2026-01-02T03:04:05Z".into(),
+        generation: i64::try_from(version).ok(),
+    }
 }
 
 fn guard(text: &str) -> Outcome {

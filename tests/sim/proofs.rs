@@ -198,6 +198,12 @@ pub fn proof(mutation: Mutation) -> Proof {
         EmptySubnetDeleted => unit(
             "controller::subnet::tests::the_node_subnet_of_a_live_node_stays_when_it_says_nothing",
         ),
+        OthersConditionsWiped => {
+            unit("controller::subnet::tests::conditions_of_others_stay_as_they_are")
+        }
+        RefusalsOfPredecessorForgotten => unit(
+            "controller::subnet::tests::what_an_earlier_leader_said_of_refusals_stays_until_a_write_tells",
+        ),
         AddressListIgnored => {
             unit("agent::rebuild::tests::what_was_published_comes_back_as_it_was")
         }

@@ -128,7 +128,7 @@ pub fn of_request(request: &Request) -> String {
         Request::ReadBlock { name } => format!("{verb} {name}"),
         Request::DeleteBlock { name, version, .. } => format!("{verb} {name} v{version}"),
         Request::SetSubnetConditions { conditions, .. } => {
-            let words = |it: &SubnetCondition| format!("{}={} {}", it.kind, it.is_true, it.message);
+            let words = |it: &SubnetCondition| format!("{}={} {}", it.kind, it.status, it.message);
             let all: Vec<String> = conditions.iter().map(words).collect();
             format!("{verb} {}", all.join("; "))
         }

@@ -2,12 +2,14 @@
 
 use std::time::{Duration, Instant};
 
+use anyhow::{Context as _, Result};
 use cadastre_e2e::admission::{is_refused, policy};
 use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::metrics::sum;
 use cadastre_e2e::stage::start_controller;
 use cadastre_e2e::wait::until;
 use cadastre_e2e::{ControlPlane, Hand, Options, crds};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use serde_json::{Value, json};
 
 use crate::LIMIT;
@@ -146,6 +148,49 @@ async fn what_a_policy_refuses_for_good_is_tried_ever_less_and_told_and_all_else
     );
     drop(metrics);
 
+    // The node's NodeSubnet says so, also while another leads, and beside what somebody else says there.
+    until("the NodeSubnet says so", LIMIT, async || {
+        Ok((writes_refused(&hand, "blockless-1").await? == "True").then_some(()))
+    })
+    .await
+    .unwrap();
+    let of_another = json!([{"op": "add", "path": "/status/conditions/-", "value": {
+        "type": "OfAnother", "status": "Unknown", "reason": "Somebody", "message": "m",
+        "lastTransitionTime": "2026-01-02T03:04:05Z", "observedGeneration": 3,
+    }}]);
+    let of_another = of_another.to_string();
+    let args = [
+        "patch",
+        "nodesubnet",
+        "blockless-1",
+        "--subresource=status",
+        "--type=json",
+        "-p",
+        &of_another,
+    ];
+    cluster.kubectl(&args).await.unwrap();
+    daemon.process().kill().unwrap();
+    let before = conditions(&hand, "blockless-1").await.unwrap();
+    daemon = start_controller(&cluster, ADMIN, &[]).unwrap();
+    daemon.wait_ready(LIMIT).await.unwrap();
+    until(
+        "the next leader was refused for good, too",
+        LIMIT,
+        async || {
+            let metrics = daemon.metrics().await?;
+            let of_blocks = [("kind", "IPAMBlock")];
+            Ok((sum(&metrics, "cadastre_refused_writes", &of_blocks) > 0.5).then_some(()))
+        },
+    )
+    .await
+    .unwrap();
+    let since = |all: &[Condition]| {
+        let mut refused = all.iter().filter(|it| it.type_ == "WritesRefused");
+        refused.next().map(|it| it.last_transition_time.clone())
+    };
+    let now = conditions(&hand, "blockless-1").await.unwrap();
+    assert_eq!(since(&now), since(&before), "it was never taken back");
+
     // The policies go, and all is served.
     for name in ["no-ippools", "no-ipamblocks", "no-nodes"] {
         let args = ["delete", "validatingadmissionpolicybinding", name];
@@ -157,4 +202,25 @@ async fn what_a_policy_refuses_for_good_is_tried_ever_less_and_told_and_all_else
     hand.condition("blockless", "WritesRefused", "False")
         .await
         .unwrap();
+    until("the NodeSubnet says that it is over", LIMIT, async || {
+        Ok((writes_refused(&hand, "blockless-1").await? == "False").then_some(()))
+    })
+    .await
+    .unwrap();
+    let kept = conditions(&hand, "blockless-1").await.unwrap();
+    let of_another = |it: &&Condition| it.type_ == "OfAnother";
+    let before = before.iter().find(of_another);
+    assert!(before.is_some() && kept.iter().find(of_another) == before);
+}
+
+async fn conditions(hand: &Hand, node: &str) -> Result<Vec<Condition>> {
+    let status = hand.subnets.get(node).await?.status;
+    Ok(status.unwrap_or_default().conditions)
+}
+
+/// What the condition `WritesRefused` of a NodeSubnet says.
+async fn writes_refused(hand: &Hand, node: &str) -> Result<String> {
+    let mut all = conditions(hand, node).await?.into_iter();
+    let told = all.find(|it| it.type_ == "WritesRefused");
+    Ok(told.context("no condition")?.status)
 }

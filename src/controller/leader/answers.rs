@@ -91,7 +91,7 @@ impl Leader {
             {
                 self.subnets.queue.add(name.clone());
             }
-            Purpose::Answer { name } => self.subnets.answered_condition(name),
+            Purpose::Answer { name } => self.subnets.answered_condition(name, outcome),
             Purpose::Quarantine { name, uid }
                 if self.quarantine.answered(name, uid, outcome, &mut cx) =>
             {

@@ -27,11 +27,18 @@ impl Leader {
         let refusals = &mut self.registry.refusals;
         let before = refusals.why(&call).is_some();
         let news = refusals.note(&call, outcome, kept, now.mono);
-        if before != refusals.why(&call).is_some() {
-            // Conditions of pools and of NodeSubnets say it.
+        let is_refused = refusals.why(&call).is_some();
+        let is_settled = is_refused || !refusals.is_failing(&call);
+        // Conditions of pools and of NodeSubnets say it.
+        if before != is_refused {
             self.pools.mark();
-            if let Some(name) = self.node_of(&call, purpose) {
-                self.subnets.queue.add(name);
+        }
+        if let Some(name) = self.node_of(&call, purpose) {
+            if before != is_refused {
+                self.subnets.queue.add(name.clone());
+            }
+            if is_settled {
+                self.subnets.heard_of(name);
             }
         }
         let told = news.zip(self.subject(&call, purpose, world));

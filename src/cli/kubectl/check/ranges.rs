@@ -356,7 +356,7 @@ fn node_subnet(subnet: &SubnetFact, inventory: &Inventory, findings: &mut Vec<Fi
         .get(&subnet.name)
         .and_then(|it| it.report.as_ref());
     let accepted = report.and_then(|report| report.condition(ACCEPTED));
-    if let Some(accepted) = accepted.filter(|it| !it.is_true) {
+    if let Some(accepted) = accepted.filter(|it| !it.is_true()) {
         let why = &accepted.message;
         findings.push(Finding::new(
             Severity::Warning,
