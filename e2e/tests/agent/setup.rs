@@ -143,9 +143,13 @@ const MAY: [(&str, &str, &[&str]); 9] = [
 #[tokio::test]
 async fn the_permissions_in_config_are_enough_and_no_more_than_listed() {
     let audit = Audit::of(&[ACCOUNT]).unwrap();
+    let mut apiserver_args = audit.args();
+    // As OpenShift has it: whoever sets an owner may need more permissions.
+    apiserver_args
+        .push("--enable-admission-plugins=OwnerReferencesPermissionEnforcement".to_owned());
     let options = Options {
         users: vec![User::new(ACCOUNT, &["system:serviceaccounts"])],
-        apiserver_args: audit.args(),
+        apiserver_args,
         ..Options::default()
     };
     let stage = Stage::start(options, &FLAGS).await.unwrap();

@@ -15,6 +15,8 @@ async fn wrong_values_are_refused_with_their_path() {
         (&["agent.cni.confName=x.conf"], &["confName"]),
         (&["agent.masquerade=yes"], &["masquerade", "auto"]),
         (&["agent.netnsDir=run/netns"], &["netnsDir"]),
+        (&["agent.addressesInterval=5"], &["addressesInterval", "30"]),
+        (&["agent.addressesInterval=5m"], &["addressesInterval"]),
         (&["agent.extraArgs={x}"], &["extraArgs"]),
         (&["defaultPool.cidrs={10.0.0.0}"], &["defaultPool", "cidrs"]),
         (&["pools[0].name=a"], &["pools", "spec"]),
