@@ -1,5 +1,6 @@
 //! The agent killed, hung or doubled; the API server gone.
 
+use std::fs::File;
 use std::time::Duration;
 
 use cadastre::node::{Op, Why};
@@ -45,12 +46,18 @@ async fn while_it_hangs_the_plugin_helps_itself() {
     let first = machine.add("c1").await.unwrap();
     publishes(&hand, "hang-1", vec![first.clone()]).await;
     // It lets go of the store after a second without work: as long as it hangs in such a moment.
-    // STATUS, which runtimes ask for all the time, is no such work.
+    // STATUS, which runtimes ask for all the time, is no such work. What it puts off while it hangs is work, so
+    // that each try has to wait for that moment.
     until(
         "the plugin is served beside a hung agent",
         LIMIT,
         async || {
             machine.ask(Op::Status).await?;
+            until("the agent has let go of its store", LIMIT, async || {
+                let is_free = File::open(machine.store())?.try_lock_shared().is_ok();
+                Ok(is_free.then_some(()))
+            })
+            .await?;
             machine.agent().process().signal(Signal::STOP)?;
             let added = machine.add("c2").await;
             machine.agent().process().signal(Signal::CONT)?;
