@@ -27,6 +27,8 @@ use crate::mutation::Mutation;
 
 /// How often what agents tell is compared with the pods: at least and at most.
 const SCAN_PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+/// Between two looks at the pods of one node: what one did not prove, the next one at once does not either.
+const LOOK_PAUSE: Duration = Duration::from_secs(3);
 /// A node is asked about so many addresses at once.
 const AT_ONCE: usize = 256;
 
@@ -38,6 +40,8 @@ pub struct Leaks {
     /// Addresses without a pod, by node, with since when (monotonic)
     since: BTreeMap<Text, BTreeMap<(Addr, PodUid), Duration>>,
     scan_at: Duration,
+    /// When the pods of a node were asked for last, monotonic
+    looked_at: BTreeMap<Text, Duration>,
     /// Addresses that two pods reported at the last scan, and whether that was told
     doubled: BTreeMap<Addr, bool>,
 }
@@ -83,6 +87,7 @@ impl Leaks {
                 name: name.clone(),
                 uid: node.uid.clone(),
             };
+            self.looked_at.insert(name.clone(), cx.now.mono);
             return Some((Request::ListPodsOf { node: name }, purpose));
         }
         None
@@ -118,13 +123,17 @@ impl Leaks {
                 (*since + grace <= now || named.contains(held)) && is_new(held)
             };
             if orphans.iter().any(due) {
-                self.queue.add(node.name.clone());
+                let looked_at = self.looked_at.get(&node.name);
+                let at = looked_at.map_or(now, |at| *at + LOOK_PAUSE);
+                self.queue.add_at(node.name.clone(), at);
             }
             if !orphans.is_empty() {
                 self.since.insert(node.name.clone(), orphans);
             }
         }
         cx.registry.suspects.retain(|uid, _| live.contains(uid));
+        let since = &self.since;
+        self.looked_at.retain(|name, _| since.contains_key(name));
         self.tell_doubled(cx);
     }
 
@@ -239,6 +248,7 @@ mod tests {
     use super::*;
     use crate::cluster::seen::{Change, Pod};
     use crate::cluster::world::World;
+    use crate::controller::Now;
     use crate::controller::demand::tests::{NOW, list, node, objects, pool, subnet};
 
     #[test]
@@ -274,6 +284,40 @@ mod tests {
             let looks = Leaks::default().next(Duration::ZERO, &mut cx).is_some();
             assert_eq!(looks, !reported);
         }
+    }
+
+    #[test]
+    fn what_a_look_did_not_prove_is_not_looked_at_again_at_once() {
+        let addr = Cidr::parse_strict("10.0.0.17/32").unwrap().first();
+        let mut told = subnet("n", &["10.0.0.16/28"], 0);
+        told.report.as_mut().unwrap().orphans = [(addr, PodUid::read("gone"))].into();
+        let mut world = World::default();
+        list(&mut world.nodes, vec![node("n")]);
+        list(&mut world.blocks, objects(&told));
+        list(&mut world.subnets, vec![told]);
+        let asked = Duration::ZERO;
+        world.pods.change(Change::Restarted { asked });
+        world.pods.change(Change::Listed);
+        let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
+        let mut leaks = Leaks::default();
+        let mut looks = |after: Duration| {
+            let mut cx = Context {
+                world: &world,
+                registry: &mut registry,
+                reports: &mut Vec::new(),
+                now: Now {
+                    mono: NOW.mono + after,
+                    ..NOW
+                },
+            };
+            // People ask for it each time.
+            leaks.hurry();
+            leaks.next(Duration::ZERO, &mut cx).is_some()
+        };
+        assert!(looks(Duration::ZERO));
+        assert!(!looks(Duration::from_millis(100)));
+        assert!(!looks(LOOK_PAUSE / 2));
+        assert!(looks(LOOK_PAUSE));
     }
 
     #[test]
