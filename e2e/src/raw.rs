@@ -150,7 +150,7 @@ impl Endpoint {
             } else {
                 0
             };
-            while left > 0 && sent.as_ref().is_err_and(|it| it.is::<Overloaded>()) {
+            while left > 0 && sent.as_ref().is_err_and(anyhow::Error::is::<Overloaded>) {
                 left -= 1;
                 sent = self.send(&mut sender, call).await;
             }

@@ -142,10 +142,18 @@ impl Checks {
                 let text = format!("{} and {} are both listed", block.0, other.0);
                 return wrong(DUPLICATE, text, [subnet.name.clone()]);
             }
+            // Where people deleted the NodeSubnet, a late creation lists what was given back: nothing is given from it.
+            if before.is_none() && life.released.contains(&uid) {
+                continue;
+            }
             for other in api.subnets.live.values().filter(|o| o.name != subnet.name) {
-                let live = owner(Some(other)).is_some_and(|uid| lives(api, &uid));
-                let mut theirs = listed(Some(other)).into_iter().filter(|_| live);
-                if let Some(theirs) = theirs.find(|theirs| theirs.0.overlaps(&block.0)) {
+                let live = owner(Some(other)).filter(|uid| lives(api, uid));
+                let uses = |theirs: &&Key| {
+                    let life = self.parcels.lives.get(theirs);
+                    let is_over = |uid| life.is_some_and(|life| life.released.contains(uid));
+                    theirs.0.overlaps(&block.0) && live.as_ref().is_some_and(|uid| !is_over(uid))
+                };
+                if let Some(theirs) = listed(Some(other)).iter().find(uses) {
                     let text = format!(
                         "{} is listed to {} and {} to {}",
                         block.0, subnet.name, theirs.0, other.name
