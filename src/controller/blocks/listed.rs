@@ -49,7 +49,7 @@ impl Registry {
     }
 
     /// A block that the NodeSubnet of a live node lists is that node's, whatever its object says by
-    /// now. The list for a dead one tells only of what nobody else has a claim to.
+    /// now, unless another node has another object of the range. The list for a dead one tells only of what nobody else has a claim to.
     pub(in crate::controller) fn recall_listed(
         &mut self,
         name: &Text,
@@ -67,6 +67,14 @@ impl Registry {
             None => self.ledger.overlapping(&cidr).next().is_some(),
         };
         if !alive && theirs {
+            return;
+        }
+        // A list that names an earlier block of that range is of before: a late write made it again.
+        let names_earlier = |entry: &Entry| {
+            let is_other = |uid: &Text| **uid != *held.uid;
+            entry.owner.uid != *uid && entry.uid.as_ref().is_some_and(is_other)
+        };
+        if alive && self.blocks.get(&cidr).is_some_and(names_earlier) {
             return;
         }
         let owner = Owner::node(name, uid);

@@ -149,6 +149,22 @@ fn what_a_live_node_is_listed_is_its_own_whatever_the_object_says() {
 }
 
 #[test]
+fn a_list_that_names_an_earlier_block_takes_none_from_whose_it_is_now() {
+    for (name, alive) in [("b", false), ("b", true)] {
+        let mut later = object(name, "other", false);
+        later.uid = "b2".into();
+        let mut nodes = vec![node("a", "alive", &[])];
+        nodes.extend(alive.then(|| node("b", "other", &[])));
+        // As of a creation that came late, after people had deleted the NodeSubnet.
+        let world = world(&nodes, &[later], &[list("a", "alive")]);
+        let (mut registry, _) = Registry::rebuild(&world, &[], now());
+        assert_eq!(owner(&registry), ("other".to_owned(), !alive));
+        registry.blocks_told(&"a".into(), &world, now());
+        assert_eq!(owner(&registry), ("other".to_owned(), !alive));
+    }
+}
+
+#[test]
 fn what_a_dead_node_had_rests_also_where_a_podcidr_overlaps_it() {
     let other = node("x", "x", &["10.0.0.0/24"]);
     let world = world(&[other], &[object("a", "dead", false)], &[]);
