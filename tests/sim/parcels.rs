@@ -245,15 +245,17 @@ impl Checks {
         let key = (spec.cidr, block.uid.clone());
         // One that somebody deleted by hand was let go of under its earlier UID.
         let same = self.parcels.lives.range((spec.cidr, "".into())..);
-        let mut same = same.take_while(|((cidr, _), _)| *cidr == spec.cidr);
-        let remade = same.any(|(_, life)| life.edited && life.released.contains(&owner.uid));
+        let same = same.take_while(|((cidr, _), _)| *cidr == spec.cidr);
+        let edited: Vec<&Life> = same.map(|(_, life)| life).filter(|it| it.edited).collect();
+        let remade = edited.iter().any(|it| it.released.contains(&owner.uid));
+        let was_edited = !edited.is_empty();
         let life = self.parcels.lives.entry(key.clone()).or_default();
         if lives(api, &owner.uid) {
             let told = api.subnets.get(&owner.name).map(AsRef::as_ref);
             let still = owner_is(told, &owner.uid) && listed(told).contains(&key);
             let let_go = life.released.contains(&owner.uid) && !still;
             let lost = life.contested && (life.edited || !life.listed.contains(&owner.uid));
-            let strange = life.edited || owner.resting;
+            let strange = life.edited || was_edited || owner.resting;
             let never = strange && !life.listed.contains(&owner.uid);
             let fair = let_go || lost || never || remade && !still;
             if !fair {
