@@ -24,6 +24,7 @@ use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, ServerName};
+use serde_json::Value;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
@@ -70,6 +71,18 @@ pub struct Call {
     pub content_type: &'static str,
     /// As it goes out.
     pub body: Bytes,
+}
+
+impl Call {
+    /// One with that body.
+    pub fn new(method: Method, path: String, content_type: &'static str, body: &Value) -> Self {
+        Call {
+            method,
+            path,
+            content_type,
+            body: body.to_string().into(),
+        }
+    }
 }
 
 /// How a list of calls went. All were answered with success, else there is an error instead.

@@ -100,15 +100,6 @@ fn block(i: u32) -> Result<Cidr> {
     Ok(Cidr::parse_strict(&text)?)
 }
 
-fn call(method: Method, path: String, content_type: &'static str, body: &Value) -> Call {
-    Call {
-        method,
-        path,
-        content_type,
-        body: body.to_string().into(),
-    }
-}
-
 fn create_block(i: u32, node: u32) -> Result<Call> {
     let cidr = block(i)?;
     let body = json!({
@@ -119,7 +110,7 @@ fn create_block(i: u32, node: u32) -> Result<Call> {
             "owner": {"kind": "Node", "name": name(node), "uid": format!("{node:036}")},
         },
     });
-    Ok(call(Method::POST, BLOCKS.to_owned(), JSON, &body))
+    Ok(Call::new(Method::POST, BLOCKS.to_owned(), JSON, &body))
 }
 
 /// The NodeSubnet as the controller writes it.
@@ -160,7 +151,7 @@ async fn raw(count: u32) -> Result<Phases> {
     let mut calls = Vec::new();
     for node in 0..count {
         calls.push(create_block(node, node)?);
-        calls.push(call(
+        calls.push(Call::new(
             Method::POST,
             SUBNETS.to_owned(),
             JSON,
@@ -176,7 +167,7 @@ async fn raw(count: u32) -> Result<Phases> {
         }
         let path = format!("{SUBNETS}/{}", name(node));
         let body = listing(node, &[node, more[0], more[1]])?;
-        calls.push(call(
+        calls.push(Call::new(
             Method::PATCH,
             path,
             MERGE_PATCH,
@@ -187,7 +178,7 @@ async fn raw(count: u32) -> Result<Phases> {
     let calls = (0..3 * count)
         .map(|i| {
             let path = format!("{BLOCKS}/{}", cadastre::api::block_name(&block(i)?));
-            Ok(call(Method::DELETE, path, JSON, &json!({})))
+            Ok(Call::new(Method::DELETE, path, JSON, &json!({})))
         })
         .collect::<Result<Vec<Call>>>()?;
     let collected = send(calls).await?;
@@ -228,7 +219,7 @@ async fn cadastre(count: u32) -> Result<(Phases, Told)> {
             .map(|(name, uid)| {
                 let path = format!("{SUBNETS}/{name}/status");
                 let status = json!({"status": {"nodeUID": uid, "pools": [{"pool": "bench", "demand": demand}]}});
-                call(Method::PATCH, path, MERGE_PATCH, &status)
+                Call::new(Method::PATCH, path, MERGE_PATCH, &status)
             })
             .collect::<Vec<Call>>()
     };

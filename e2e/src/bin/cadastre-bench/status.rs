@@ -106,7 +106,7 @@ fn subnet(n: u32) -> Call {
             }],
         },
     });
-    call(Method::POST, SUBNETS.to_owned(), JSON, &object)
+    Call::new(Method::POST, SUBNETS.to_owned(), JSON, &object)
 }
 
 fn status(n: u32, pods: u32, write: u32) -> Call {
@@ -124,7 +124,7 @@ fn status(n: u32, pods: u32, write: u32) -> Call {
         "agent": {"version": "0.1.0", "bootID": uid(3, n)},
     }});
     let path = format!("{SUBNETS}/{}/status", name(n));
-    call(Method::PATCH, path, MERGE_PATCH, &status)
+    Call::new(Method::PATCH, path, MERGE_PATCH, &status)
 }
 
 fn addresses(n: u32, pods: u32, write: u32) -> NodeAddressesSpec {
@@ -159,20 +159,11 @@ fn addresses(n: u32, pods: u32, write: u32) -> NodeAddressesSpec {
 
 fn new_list(n: u32, pods: u32) -> Call {
     let list = NodeAddresses::new(&name(n), addresses(n, pods, 0));
-    call(Method::POST, LISTS.to_owned(), JSON, &json!(list))
+    Call::new(Method::POST, LISTS.to_owned(), JSON, &json!(list))
 }
 
 fn list(n: u32, pods: u32, write: u32) -> Call {
     let path = format!("{LISTS}/{}", name(n));
     let change = json!({"spec": addresses(n, pods, write + 1)});
-    call(Method::PATCH, path, MERGE_PATCH, &change)
-}
-
-fn call(method: Method, path: String, content_type: &'static str, body: &Value) -> Call {
-    Call {
-        method,
-        path,
-        content_type,
-        body: body.to_string().into(),
-    }
+    Call::new(Method::PATCH, path, MERGE_PATCH, &change)
 }

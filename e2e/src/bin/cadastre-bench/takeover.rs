@@ -153,10 +153,6 @@ fn status(subnet: &NodeSubnetLite) -> Result<Call> {
         "pools": [{"pool": "bench", "demand": 127}],
         "blocks": [{"cidr": cidr, "uid": block["uid"], "used": ADDRESSES, "free": 127 - ADDRESSES}],
     }});
-    Ok(Call {
-        method: Method::PATCH,
-        path: format!("{SUBNETS}/{name}/status"),
-        content_type: MERGE_PATCH,
-        body: body.to_string().into(),
-    })
+    let path = format!("{SUBNETS}/{name}/status");
+    Ok(Call::new(Method::PATCH, path, MERGE_PATCH, &body))
 }
