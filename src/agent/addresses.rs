@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
+use super::jitter::Jitter;
 use super::pods::Pods;
 use super::snapshot::{addresses, pod_uid};
 use super::superseded::superseded;
@@ -119,7 +120,7 @@ pub fn is_urgent(
 pub struct Schedule {
     interval: Duration,
     soon: Duration,
-    random: u64,
+    jitter: Jitter,
     is_writing: bool,
     next_at: Duration,
     soon_at: Duration,
@@ -144,15 +145,15 @@ impl Schedule {
         let mut new = Self {
             interval,
             soon: soon.min(interval),
-            random: random | 1,
+            jitter: Jitter::new(random),
             is_writing: false,
             next_at: now,
             soon_at: now,
             overdue_since: None,
         };
         // Agents that are started together need not all write at once.
-        new.next_at = now + new.part(interval / 4);
-        new.soon_at = now + new.part(new.soon / 4);
+        new.next_at = now + new.jitter.part(interval / 4);
+        new.soon_at = now + new.jitter.part(new.soon / 4);
         new
     }
 
@@ -181,11 +182,11 @@ impl Schedule {
     /// Takes in whether the write was made.
     pub fn written(&mut self, done: bool, now: Duration) {
         self.is_writing = false;
-        self.soon_at = now + self.soon + self.part(self.soon / 5);
+        self.soon_at = now + self.soon + self.jitter.part(self.soon / 5);
         self.next_at = self.soon_at;
         if done {
             self.overdue_since = None;
-            self.next_at = now + self.interval + self.part(self.interval / 5);
+            self.next_at = now + self.interval + self.jitter.part(self.interval / 5);
         }
     }
 
@@ -198,15 +199,6 @@ impl Schedule {
     /// Whether a write is on its way.
     pub fn is_writing(&self) -> bool {
         self.is_writing
-    }
-
-    /// A random part of a time.
-    fn part(&mut self, of: Duration) -> Duration {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        let thousandths = u32::try_from(self.random % 1000).unwrap_or(0);
-        of * thousandths / 1000
     }
 }
 

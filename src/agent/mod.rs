@@ -18,7 +18,7 @@
 //! | [`holding`] | the NodeSubnet as what the store holds |
 //! | [`demand`] | how many addresses are wanted, which empty block can go |
 //! | [`status`] | what is told of that in NodeSubnet.status |
-//! | [`publish`] | when it is told |
+//! | [`publish`], `jitter` | when it is told |
 //! | [`addresses`] | what is told of the addresses in use in NodeAddresses, and when |
 //! | [`pods`] | the pods of this node |
 //! | [`namespaces`] | the namespaces of its pods |
@@ -61,6 +61,7 @@ pub mod events;
 pub mod files;
 pub mod grpc;
 pub mod holding;
+mod jitter;
 pub mod known;
 pub mod leaks;
 pub mod ledger;

@@ -22,6 +22,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::demand::Want;
+use super::jitter::Jitter;
 use super::snapshot::{busy, gives};
 use crate::api::{BlockReport, NodeSubnetStatus, PoolDemand};
 use crate::node::{BlockState, Snapshot};
@@ -37,7 +38,7 @@ const CONFLICT_PAUSE: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct Publisher {
     interval: Duration,
-    random: u64,
+    jitter: Jitter,
     seen: Option<Seen>,
     /// What is seen next is of a list, which is right whatever was seen before
     relisted: bool,
@@ -148,7 +149,7 @@ impl Publisher {
     pub fn new(interval: Duration, seed: u64, now: Duration) -> Self {
         let mut new = Self {
             interval,
-            random: seed | 1,
+            jitter: Jitter::new(seed),
             seen: None,
             relisted: false,
             in_flight: None,
@@ -162,7 +163,7 @@ impl Publisher {
             outdated: None,
         };
         // Agents that are started together need not all write at once.
-        new.next_at = now + new.part(interval / 4);
+        new.next_at = now + new.jitter.part(interval / 4);
         new
     }
 
@@ -276,7 +277,7 @@ impl Publisher {
                 self.cut = cut.map(|told| (version.clone(), told));
                 self.failures = 0;
                 self.behind_since = None;
-                self.next_at = now + self.interval + self.part(self.interval / 5);
+                self.next_at = now + self.interval + self.jitter.part(self.interval / 5);
                 self.seen(&version, *status);
             }
             Written::Outdated => {
@@ -294,7 +295,7 @@ impl Publisher {
                 let pause = ERROR_PAUSE.0 * 2u32.saturating_pow(self.failures.min(16));
                 let pause = pause.min(ERROR_PAUSE.1);
                 self.failures += 1;
-                self.retry_at = now + pause / 2 + self.part(pause);
+                self.retry_at = now + pause / 2 + self.jitter.part(pause);
             }
         }
     }
@@ -318,15 +319,6 @@ impl Publisher {
             }
             question.pace.told(now);
         }
-    }
-
-    /// A random part of a time.
-    fn part(&mut self, of: Duration) -> Duration {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        let thousandths = u32::try_from(self.random % 1000).unwrap_or(0);
-        of * thousandths / 1000
     }
 }
 

@@ -251,12 +251,11 @@ mod tests {
     use crate::controller::Now;
     use crate::controller::demand::tests::{NOW, list, node, objects, pool, subnet};
 
-    #[test]
-    fn an_address_that_any_pod_reports_is_not_suspected() {
+    /// Node `n`, whose agent has an address for a pod that is gone.
+    fn with_an_orphan() -> (Addr, World) {
         let addr = Cidr::parse_strict("10.0.0.17/32").unwrap().first();
         let mut told = subnet("n", &["10.0.0.16/28"], 0);
-        let gone = PodUid::read("gone");
-        told.report.as_mut().unwrap().orphans = [(addr, gone)].into();
+        told.report.as_mut().unwrap().orphans = [(addr, PodUid::read("gone"))].into();
         let mut world = World::default();
         list(&mut world.nodes, vec![node("n")]);
         list(&mut world.blocks, objects(&told));
@@ -264,6 +263,12 @@ mod tests {
         let asked = Duration::ZERO;
         world.pods.change(Change::Restarted { asked });
         world.pods.change(Change::Listed);
+        (addr, world)
+    }
+
+    #[test]
+    fn an_address_that_any_pod_reports_is_not_suspected() {
+        let (addr, mut world) = with_an_orphan();
         for reported in [false, true] {
             if reported {
                 world.pods.change(Change::Applied(Pod {
@@ -288,16 +293,7 @@ mod tests {
 
     #[test]
     fn what_a_look_did_not_prove_is_not_looked_at_again_at_once() {
-        let addr = Cidr::parse_strict("10.0.0.17/32").unwrap().first();
-        let mut told = subnet("n", &["10.0.0.16/28"], 0);
-        told.report.as_mut().unwrap().orphans = [(addr, PodUid::read("gone"))].into();
-        let mut world = World::default();
-        list(&mut world.nodes, vec![node("n")]);
-        list(&mut world.blocks, objects(&told));
-        list(&mut world.subnets, vec![told]);
-        let asked = Duration::ZERO;
-        world.pods.change(Change::Restarted { asked });
-        world.pods.change(Change::Listed);
+        let (_, world) = with_an_orphan();
         let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
         let mut leaks = Leaks::default();
         let mut looks = |after: Duration| {

@@ -1,0 +1,23 @@
+//! Random parts of times, so that agents that are started together do not all write at once.
+
+use std::time::Duration;
+
+/// Random numbers of one node: another seed gives others.
+#[derive(Debug)]
+pub struct Jitter(u64);
+
+impl Jitter {
+    /// From that seed on.
+    pub fn new(seed: u64) -> Self {
+        Self(seed | 1)
+    }
+
+    /// A random part of a time.
+    pub fn part(&mut self, of: Duration) -> Duration {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        let thousandths = u32::try_from(self.0 % 1000).unwrap_or(0);
+        of * thousandths / 1000
+    }
+}
