@@ -89,6 +89,8 @@ pub struct Checks {
     /// Of ranges that were chosen for a node (by UID): the dead nodes (by UID) that who chose them last had to mind.
     minded: BTreeMap<(Text, Vec<Cidr>), BTreeSet<Text>>,
     born: BTreeMap<Text, Time>,
+    /// When a pool's finalizer was to be dropped first, by the pool's UID and version.
+    let_go: BTreeMap<(Text, u64), Time>,
     /// Every version of a pool that ever was.
     pub shapes: Vec<Shape>,
     /// Who holds the Lease, and since when.
@@ -173,6 +175,9 @@ impl Checks {
                 self.carved(place, spec, known, api, now)?;
             }
             known.had.insert((spec.cidr, spec.owner.name.clone()));
+        }
+        if let Request::SetPoolFinalizers { uid, version, .. } = request {
+            self.let_go.entry((uid.clone(), *version)).or_insert(now);
         }
         let Request::AssignPodCidrs(a) = request else {
             return Ok(());
@@ -766,8 +771,14 @@ impl Checks {
                 return wrong(&node.name, "holds a range of it");
             }
         }
+        // A node that came with podCIDRs of its own after that was decided might as well have come after the
+        // pool had gone.
+        let decided = self.let_go.get(&(before.uid.clone(), before.version));
         let resting = |grave: &&Grave| {
-            grave.recorded && grave.ranges.iter().any(only_here) && now < self.rested(grave)
+            let born = self.born.get(&grave.uid);
+            let came_later = born.zip(decided).is_some_and(|(born, at)| born > at);
+            let rests = grave.recorded && now < self.rested(grave) && !came_later;
+            rests && grave.ranges.iter().any(only_here)
         };
         if let Some(grave) = self
             .graves
