@@ -144,6 +144,7 @@ impl Sim {
     }
 
     fn schedule_hearing(&mut self, id: usize, of_node: bool) {
+        let is_spared = self.is_listened_to();
         let agent = &mut self.machines.agents[id];
         let hearing = if of_node {
             &mut agent.hearing_node
@@ -154,7 +155,8 @@ impl Sim {
             return;
         }
         let held = agent.held_until.max(agent.paused_until);
-        let lag = if self.rough && self.rng.chance(self.plan.network.lagging) {
+        let is_lagging = self.rough && self.rng.chance(self.plan.network.lagging);
+        let lag = if is_lagging && !is_spared {
             self.rng.stretch(SECOND, 120 * SECOND)
         } else {
             self.rng.stretch(MS, 50 * MS)

@@ -144,6 +144,7 @@ impl Checks {
             }
             // Where people deleted the NodeSubnet, a late creation lists what was given back: nothing is given from it.
             if before.is_none() && life.released.contains(&uid) {
+                life.edited = true;
                 continue;
             }
             for other in api.subnets.live.values().filter(|o| o.name != subnet.name) {

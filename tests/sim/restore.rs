@@ -209,6 +209,8 @@ impl Sim {
             agent.paused_until = agent.paused_until.min(self.down_until);
             agent.publishing_until = agent.publishing_until.min(self.down_until);
             agent.held_until = self.now + notice;
+            // However long they would have been silent.
+            (agent.hearing, agent.hearing_node) = (false, false);
             if !agent.is_off {
                 self.list_anew(id);
             } else if !agent.is_gone {
