@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use super::clock::Clock;
-use super::lease::{Answer, Ask, Elector, LONG_VACANT, Leadership, Mono, Settings, Wanted};
+use super::lease::{Answer, Ask, Elector, LONG_VACANT, Leadership, Mono, Settings, Tenure, Wanted};
 use super::lease_object::{attended, lease, record, tell_gap};
 use crate::api::FIELD_MANAGER;
 use crate::telemetry::{LeaderMetrics, Readiness};
@@ -94,20 +94,18 @@ impl Election {
         self.readiness.leadership(last.clone());
         let (mut trouble, mut known) = (None, None);
         let (mut was_read, mut was_said) = (false, false);
-        let (mut vacant, mut led_since) = (Duration::ZERO, clock.now());
+        let (mut vacant, mut agents_heard) = (Duration::ZERO, false);
         let mut read_at: Option<Mono> = None;
         let mut is_wanted = true;
         loop {
             while let Some(ask) = elector.poll(clock.now()) {
                 let leads = matches!(last, Leadership::Leading(_));
-                if !leads {
-                    led_since = clock.now();
-                }
+                agents_heard &= leads;
                 if !leads && !matches!(ask, Ask::Get) {
                     vacant = vacant_since(known.as_ref(), clock.wall());
                 }
                 let before = version(known.as_ref());
-                let tells_gap = vacant > LONG_VACANT && clock.now() < led_since + GAP_TOLD;
+                let tells_gap = vacant > LONG_VACANT && !agents_heard;
                 let call = self.call(&leases, &ask, &mut known, tells_gap);
                 let (answer, problem) = match tokio::time::timeout(limit, call).await {
                     Ok(Ok(answer)) => (answer, None),
@@ -154,6 +152,9 @@ impl Election {
                     is_wanted = changed.is_ok();
                     let wanted = self.wanted.borrow_and_update().clone();
                     if let Some(wanted) = wanted {
+                        let is_ours = |it: &Tenure| it.term == wanted.term;
+                        let leads = matches!(&last, Leadership::Leading(it) if is_ours(it));
+                        agents_heard |= leads && wanted.agents_heard;
                         elector.want(wanted, clock.now());
                     }
                 }
@@ -239,7 +240,8 @@ impl Election {
         }
     }
 
-    /// Makes a call. `tells_gap`: a Lease that is written tells of the gap before it.
+    /// Makes a call. `tells_gap`: a Lease that is written tells of the gap before it, so that the next leader
+    /// hears agents where this one ends before it has.
     async fn call(
         &self,
         leases: &Api<Lease>,
@@ -273,10 +275,6 @@ impl Election {
         Ok(answer(record(known.insert(now))))
     }
 }
-
-/// So long a leader that follows a gap tells of it in the Lease: should it end before it has heard all agents,
-/// the next one hears them, too.
-const GAP_TOLD: Duration = Duration::from_secs(60);
 
 /// What is said where the Lease is older than it was.
 const PUT_BACK: &str = "the Lease has gone back to an older version: the API server was put back to an older state (a restore of etcd?); what this process knows is no longer there, so it ends and must be started anew (docs/backup.md)";

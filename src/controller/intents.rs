@@ -88,6 +88,11 @@ impl Intentions {
         (self.past, self.asked) = (Past::Known, true);
     }
 
+    /// The Lease is to be written soon, whatever it names.
+    pub fn ask(&mut self) {
+        self.asked = true;
+    }
+
     /// The number of a write that is decided now.
     pub fn number(&mut self) -> u64 {
         self.asked = true;
@@ -233,6 +238,7 @@ impl Intentions {
             term: term.clone(),
             number: self.handed,
             intents,
+            agents_heard: false,
         })
     }
 }

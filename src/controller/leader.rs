@@ -83,7 +83,6 @@ impl Leader {
             fence: Fence::new(&tenure, now.mono),
             listening: Listening::new(
                 tenure.follows_a_gap() && !Mutation::AgentsNotListenedTo.is_on(),
-                now.mono,
             ),
             tenure,
             dealing: false,
@@ -122,6 +121,7 @@ impl Leader {
             self.registry.keep_of_dead_for_rest(world, now);
         }
         self.dealing = true;
+        self.listening.begin(now.mono);
         self.inherit(world);
         self.default_pool.queue.add(());
         self.pools.recall(world.pools.iter());
@@ -283,7 +283,11 @@ impl Leader {
         for name in self.registry.intents.room() {
             self.podcidrs.queue.add(name);
         }
-        self.registry.intents.take(&self.tenure.term)
+        let wanted = self.registry.intents.take(&self.tenure.term)?;
+        Some(Wanted {
+            agents_heard: self.listening.is_over(),
+            ..wanted
+        })
     }
 
     /// What earlier leaders may have in flight is kept for whom it is meant, and written again, until

@@ -16,22 +16,25 @@ const LISTENING: Duration = Duration::from_secs(45);
 /// Progress of it.
 #[derive(Debug, Default)]
 pub struct Listening {
-    /// When the list is due; empty once it is taken in, or where there is nothing to listen for
+    /// When the list is due; empty before it begins and once it is taken in
     list: Queue<Kind>,
     is_over: bool,
 }
 
 impl Listening {
-    /// One that begins now if `needed`.
-    pub fn new(needed: bool, now: Duration) -> Self {
-        let mut new = Listening {
+    /// One that is still to begin if `needed`, and is over if not.
+    pub fn new(needed: bool) -> Self {
+        Listening {
             list: Queue::default(),
             is_over: !needed,
-        };
-        if needed {
-            new.list.add_at(Kind::Subnets, now + LISTENING);
         }
-        new
+    }
+
+    /// From now on every node gets a NodeSubnet, so that its agent can speak.
+    pub fn begin(&mut self, now: Duration) {
+        if !self.is_over {
+            self.list.add_at(Kind::Subnets, now + LISTENING);
+        }
     }
 
     /// Whether blocks may be given.
@@ -73,7 +76,9 @@ mod tests {
 
     #[test]
     fn blocks_are_given_once_agents_had_time_and_what_they_told_was_listed() {
-        let mut listening = Listening::new(true, Duration::from_secs(7));
+        let mut listening = Listening::new(true);
+        assert!(listening.next(at(5)).is_none() && !listening.is_over());
+        listening.begin(Duration::from_secs(7));
         assert!(listening.next(at(51)).is_none() && !listening.is_over());
         let (request, purpose) = listening.next(at(52)).unwrap();
         assert!(matches!(request, Request::ListSubnets));
@@ -88,7 +93,8 @@ mod tests {
 
     #[test]
     fn nobody_is_listened_to_where_nothing_can_be_lost() {
-        let mut listening = Listening::new(false, Duration::ZERO);
+        let mut listening = Listening::new(false);
+        listening.begin(Duration::ZERO);
         assert!(listening.is_over() && listening.next(at(99)).is_none());
     }
 }

@@ -253,7 +253,12 @@ impl Checks {
         let life = self.parcels.lives.entry(key.clone()).or_default();
         if lives(api, &owner.uid) {
             let told = api.subnets.get(&owner.name).map(AsRef::as_ref);
-            let still = owner_is(told, &owner.uid) && listed(told).contains(&key);
+            // A late deletion may meet a list that names it again: its agent says once more that it is let go of.
+            let report = told.and_then(|told| told.report.as_ref());
+            let report = report.filter(|report| report.node_uid == owner.uid);
+            let word = report.and_then(|report| report.of_block(&key.0, &key.1));
+            let is_said = word.is_some_and(|word| word.released);
+            let still = owner_is(told, &owner.uid) && listed(told).contains(&key) && !is_said;
             let let_go = life.released.contains(&owner.uid) && !still;
             let lost = life.contested && (life.edited || !life.listed.contains(&owner.uid));
             let strange = life.edited || was_edited || owner.resting;

@@ -64,8 +64,8 @@ pub struct Run {
     pub read_at: Option<Duration>,
     /// The Lease as last seen: its version, and when it was renewed.
     pub lease: Option<(u64, Timestamp)>,
-    /// When it last saw to the Lease without leading.
-    pub led_since: Duration,
+    /// Whether agents have had their say since it leads.
+    pub agents_heard: bool,
     /// For how long nobody had led when it last sought the Lease.
     pub vacant: Duration,
     pub feeds: Feeds,
@@ -131,7 +131,7 @@ impl Run {
             heard: false,
             read_at: None,
             lease: None,
-            led_since: Duration::ZERO,
+            agents_heard: false,
             vacant: Duration::ZERO,
             feeds: Feeds::default(),
             known: Known::default(),

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use cadastre::cluster::lease::{Answer, Ask, Leadership};
+use cadastre::cluster::lease::{Answer, Ask, Leadership, Tenure};
 use cadastre::cluster::request::{Outcome, Refusal, Request, RequestId};
 use cadastre::controller::{Event, Outgoing};
 use cadastre::mutation::Mutation;
@@ -516,15 +516,17 @@ impl Sim {
             run.lease_at = None;
         }
         if let Some(wanted) = run.wanted.take() {
+            let leadership = run.elector.leadership();
+            let is_ours = |it: &Tenure| it.term == wanted.term;
+            let leads = matches!(&leadership, Leadership::Leading(it) if is_ours(it));
+            run.agents_heard |= leads && wanted.agents_heard;
             run.elector.want(wanted, mono);
         }
         if !run.asked {
             if let Some(ask) = run.elector.poll(mono) {
                 run.asked = true;
                 let leads = matches!(run.elector.leadership(), Leadership::Leading(_));
-                if !leads {
-                    run.led_since = mono;
-                }
+                run.agents_heard &= leads;
                 if !leads && !matches!(ask, Ask::Get) {
                     let renewed = run.lease.map(|(_, renewed)| renewed);
                     run.vacant = vacant_since(renewed, clocks.wall(self.now));
@@ -591,14 +593,13 @@ impl Sim {
         }
     }
 
-    /// The last sign of life that the Lease tells of as a process writes it: now, but in the first minute after a
-    /// gap the one before that.
+    /// The last sign of life that the Lease tells of as a process writes it: now, but after a gap the one before
+    /// that, until agents have been heard.
     fn renewal(&self, place: Where) -> Timestamp {
         let process = &self.processes[place.process];
-        let (mono, wall) = (process.clocks.mono(self.now), process.clocks.wall(self.now));
-        let minute = Duration::from_secs(60);
+        let wall = process.clocks.wall(self.now);
         let Some(run) = &process.run else { return wall };
-        let tells_gap = run.vacant > minute && mono < run.led_since + minute;
+        let tells_gap = run.vacant > Duration::from_secs(60) && !run.agents_heard;
         let renewed = run.lease.filter(|_| tells_gap).map(|(_, renewed)| renewed);
         renewed.unwrap_or(wall)
     }

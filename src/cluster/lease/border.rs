@@ -165,6 +165,8 @@ pub struct Wanted {
     pub number: u64,
     /// What may be in flight; nothing as long as what was inherited is all that is known
     pub intents: Option<Arc<Intents>>,
+    /// Whether agents have had their say, where nobody had led for long: until then the Lease tells of that gap
+    pub agents_heard: bool,
 }
 
 /// Longer than any leader is missing while the others are well.

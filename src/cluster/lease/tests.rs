@@ -360,6 +360,7 @@ fn wanted(elector: &Elector, number: u64, node: &str) -> Wanted {
         intents: Some(Arc::new(Intents {
             assignments: [intent].into(),
         })),
+        agents_heard: true,
     }
 }
 

@@ -26,6 +26,7 @@ impl Leader {
                 self.listening.listed(taken, now);
                 if self.registry.is_listening && self.listening.is_over() {
                     self.registry.is_listening = false;
+                    self.registry.intents.ask();
                     for cidr in self.registry.yield_to_strays() {
                         self.blocks.queue.add(cidr);
                     }

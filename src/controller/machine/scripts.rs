@@ -266,6 +266,43 @@ fn after_a_gap_agents_can_speak_of_blocks_of_a_pool_that_serves_nobody() {
 }
 
 #[test]
+fn after_a_gap_agents_have_their_time_from_when_they_can_speak() {
+    let mut script = Script {
+        controller: Controller::new(Settings::default()),
+        now: NOW,
+        subnets: BTreeMap::new(),
+    };
+    script.leads(Duration::from_secs(300), 0);
+    // The API server is slow to list.
+    script.pass(LISTENED);
+    script.list(vec![node("a")], Event::Nodes);
+    script.list(vec![pool("p", ONE)], Event::Pools);
+    script.list(Vec::new(), Event::Subnets);
+    script.list(Vec::new(), Event::Blocks);
+    script.list(Vec::new(), Event::ServiceRanges);
+    script.list(Vec::new(), Event::Pods);
+    let lists_all = |asked: &[(RequestId, Request)]| {
+        let mut asked = asked.iter();
+        asked.any(|(_, it)| matches!(it, Request::ListSubnets))
+    };
+    let asked = script.asked();
+    let creates = |(_, it): &(RequestId, Request)| matches!(it, Request::CreateSubnet { .. });
+    assert!(asked.iter().any(creates), "{asked:?}");
+    assert!(!lists_all(&asked), "{asked:?}");
+    let wanted = script.controller.take_wanted().unwrap();
+    assert!(!wanted.agents_heard);
+    script.pass(LISTENED);
+    let asked = script.asked();
+    assert!(lists_all(&asked), "{asked:?}");
+    let list = asked
+        .into_iter()
+        .find(|it| lists_all(std::slice::from_ref(it)));
+    script.on(Event::Answer(list.unwrap().0, Outcome::Subnets(Vec::new())));
+    let wanted = script.controller.take_wanted().unwrap();
+    assert!(wanted.agents_heard, "the next leader need not listen again");
+}
+
+#[test]
 fn what_a_crowd_has_got_is_recorded_before_long() {
     for (seconds, records_first) in [(4, false), (6, true)] {
         let mut cluster = Cluster::new("10.0.0.0/16", Vec::new());
