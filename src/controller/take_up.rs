@@ -115,7 +115,7 @@ impl Registry {
             let more = strays.len();
             match self.could_get(word, &node, report, more) {
                 Some(held) if !must_wait => {
-                    self.recall_listed(name, &node.uid, &held, true, now);
+                    self.recall_listed(name, &node.uid, &held, true, world, now);
                     taken.push(word.cidr);
                 }
                 // Once something comes free, all have spoken, or a pool is another one, it may be.
@@ -142,7 +142,7 @@ impl Registry {
         for word in words.filter(|word| word.is_in_use()) {
             if let Some(pool) = self.source_of(&word.cidr) {
                 let held = held(word, pool);
-                self.recall_listed(name, uid, &held, false, now);
+                self.recall_listed(name, uid, &held, false, world, now);
             }
         }
     }

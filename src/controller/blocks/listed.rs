@@ -29,7 +29,8 @@ impl Registry {
                     continue;
                 }
                 for held in &spec.blocks {
-                    self.recall_listed(&subnet.name, &uid.as_str().into(), held, alive, now);
+                    let uid = uid.as_str().into();
+                    self.recall_listed(&subnet.name, &uid, held, alive, world, now);
                 }
             }
         }
@@ -48,14 +49,16 @@ impl Registry {
         }
     }
 
-    /// A block that the NodeSubnet of a live node lists is that node's, whatever its object says by
-    /// now, unless another node has another object of the range. The list for a dead one tells only of what nobody else has a claim to.
+    /// A block that the NodeSubnet of a live node lists is that node's, whatever its object says by now, unless
+    /// another node has or had it since, as another object. The list for a dead one tells only of what nobody
+    /// else has a claim to.
     pub(in crate::controller) fn recall_listed(
         &mut self,
         name: &Text,
         uid: &Text,
         held: &HeldBlock,
         alive: bool,
+        world: &World,
         now: Now,
     ) {
         let Ok(cidr) = Cidr::parse_strict(&held.cidr) else {
@@ -69,12 +72,15 @@ impl Registry {
         if !alive && theirs {
             return;
         }
-        // A list that names an earlier block of that range is of before: a late write made it again.
-        let names_earlier = |entry: &Entry| {
+        // A list that names an earlier block of that range than another node got is of before: a late write made
+        // it again. An object that was made late and that no list names has given nothing to anybody.
+        let is_earlier = |entry: &Entry| {
             let is_other = |uid: &Text| **uid != *held.uid;
-            entry.owner.uid != *uid && entry.uid.as_ref().is_some_and(is_other)
+            let is_another = entry.uid.as_ref().is_some_and(is_other);
+            let was_given = entry.owner.resting || is_listed(entry, world);
+            entry.owner.uid != *uid && is_another && was_given
         };
-        if alive && self.blocks.get(&cidr).is_some_and(names_earlier) {
+        if alive && self.blocks.get(&cidr).is_some_and(is_earlier) {
             return;
         }
         let owner = Owner::node(name, uid);
@@ -132,7 +138,7 @@ impl Registry {
                 entry.owner.resting || (own && !entry.confirmed && !entry.is_leaving())
             };
             if !let_go && self.blocks.get(&cidr).is_none_or(is_new) {
-                self.recall_listed(name, &node.uid, held, true, now);
+                self.recall_listed(name, &node.uid, held, true, world, now);
                 told.push(cidr);
             }
         }
@@ -225,6 +231,16 @@ impl Registry {
         }
         u64::try_from(cidr.size().saturating_sub(taken)).unwrap_or(u64::MAX)
     }
+}
+
+/// Whether the NodeSubnet of its owner lists that very block.
+fn is_listed(entry: &Entry, world: &World) -> bool {
+    let subnet = world.subnets.get(&entry.owner.name);
+    let spec = subnet.and_then(|it| it.spec.as_ref().ok());
+    let spec = spec.filter(|it| it.node_uid.as_deref() == Some(&*entry.owner.uid));
+    let cidr = entry.cidr.to_string();
+    let is_it = |held: &HeldBlock| held.cidr == cidr && entry.uid.as_deref() == Some(&*held.uid);
+    spec.is_some_and(|spec| spec.blocks.iter().any(is_it))
 }
 
 /// The machine of a node that is gone, as its NodeSubnet remembers it.

@@ -150,17 +150,38 @@ fn what_a_live_node_is_listed_is_its_own_whatever_the_object_says() {
 
 #[test]
 fn a_list_that_names_an_earlier_block_takes_none_from_whose_it_is_now() {
-    for (name, alive) in [("b", false), ("b", true)] {
-        let mut later = object(name, "other", false);
+    for (lives, rests) in [(false, false), (false, true), (true, false)] {
+        let mut later = object("b", "other", rests);
         later.uid = "b2".into();
         let mut nodes = vec![node("a", "alive", &[])];
-        nodes.extend(alive.then(|| node("b", "other", &[])));
+        nodes.extend(lives.then(|| node("b", "other", &[])));
+        let mut theirs = list("b", "other");
+        if let Ok(spec) = &mut theirs.spec {
+            spec.blocks[0].uid = "b2".to_owned();
+        }
         // As of a creation that came late, after people had deleted the NodeSubnet.
-        let world = world(&nodes, &[later], &[list("a", "alive")]);
+        let mut lists = vec![list("a", "alive")];
+        lists.extend((!rests).then_some(theirs));
+        let world = world(&nodes, &[later], &lists);
         let (mut registry, _) = Registry::rebuild(&world, &[], now());
-        assert_eq!(owner(&registry), ("other".to_owned(), !alive));
+        assert_eq!(owner(&registry), ("other".to_owned(), !lives));
         registry.blocks_told(&"a".into(), &world, now());
-        assert_eq!(owner(&registry), ("other".to_owned(), !alive));
+        assert_eq!(owner(&registry), ("other".to_owned(), !lives));
+    }
+}
+
+#[test]
+fn an_object_that_was_made_late_takes_no_block_from_the_node_that_is_listed_it() {
+    for lives in [false, true] {
+        // People deleted the object that the list names.
+        let mut late = object("b", "other", false);
+        late.uid = "b2".into();
+        let mut nodes = vec![node("a", "alive", &[])];
+        nodes.extend(lives.then(|| node("b", "other", &[])));
+        let world = world(&nodes, &[late], &[list("a", "alive")]);
+        let (registry, _) = Registry::rebuild(&world, &[], now());
+        assert_eq!(owner(&registry), ("alive".to_owned(), false));
+        assert_eq!(registry.listed_blocks("alive", None).len(), 1);
     }
 }
 
