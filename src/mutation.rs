@@ -59,6 +59,10 @@ mutations! {
     TakeOverCountsAsClean,
     /// After a clean hand-over nothing is listed.
     HandOverNotListed,
+    /// A new leader needs no list, however far its watches are behind what the Lease says was seen.
+    CacheBehindTrusted,
+    /// A new leader trusts what its watches told before the API server could not be reached.
+    UnansweredTimeForgotten,
     /// A Lease is handed over as settled while an assignment is of unclear outcome.
     HandOverWhileUnclear,
     /// A take-over does not touch nodes that are being deleted.

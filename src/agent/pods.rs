@@ -69,6 +69,7 @@ impl Pods {
                 }
             }
             Change::Deleted(pod) => self.remove(&pod.uid),
+            Change::Reached(_) => {}
         }
     }
 

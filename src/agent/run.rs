@@ -371,7 +371,7 @@ impl Agent {
             namespaces.pod_came(&pod.namespace);
         }
         let some_gone = matches!(change, Change::Listed | Change::Deleted(_));
-        let is_news = !matches!(change, Change::Restarted { .. });
+        let is_news = !matches!(change, Change::Restarted { .. } | Change::Reached(_));
         pods.change(change);
         if some_gone {
             namespaces.keep_those_of(pods);
@@ -433,6 +433,7 @@ fn take_in<T>(step: Step<T>, listed: &mut bool) -> Option<Told<T>> {
         }
         Change::Listed => (!*listed).then_some(Told::Absent),
         Change::Deleted(_) => Some(Told::Absent),
+        Change::Reached(_) => None,
     }
 }
 

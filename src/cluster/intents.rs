@@ -23,11 +23,25 @@ pub struct Intent {
     pub cidrs: Vec<Cidr>,
 }
 
-/// All that may be in flight.
+/// All that may be in flight, and what it rests on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Intents {
     /// podCIDRs
     pub assignments: BTreeSet<Intent>,
+    /// What all that was sent rests on: whoever has seen that needs no list
+    pub known: Option<Versions>,
+}
+
+/// What somebody has seen of each kind, as the highest `resourceVersion`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Versions {
+    /// Of Nodes
+    pub nodes: u64,
+    /// Of NodeSubnets
+    pub subnets: u64,
+    /// Of IPAMBlocks
+    pub blocks: u64,
 }
 
 /// As it stands in the annotation. What a later version adds is not understood, and then nothing is.
@@ -39,6 +53,8 @@ struct Form {
     transitions: i64,
     /// Name, UID and podCIDRs of nodes
     nodes: Vec<(String, String, Vec<String>)>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    known: Option<Versions>,
 }
 
 impl Intents {
@@ -51,6 +67,7 @@ impl Intents {
         let form = Form {
             transitions,
             nodes: nodes.collect(),
+            known: self.known,
         };
         serde_json::to_string(&form).unwrap_or_default()
     }
@@ -71,7 +88,10 @@ impl Intents {
                 cidrs: cidrs.collect::<Option<_>>()?,
             });
         }
-        Some(Intents { assignments })
+        Some(Intents {
+            assignments,
+            known: form.known,
+        })
     }
 }
 
@@ -89,6 +109,11 @@ mod tests {
         };
         Intents {
             assignments: [intent].into(),
+            known: Some(Versions {
+                nodes: 7,
+                subnets: 8,
+                blocks: 9,
+            }),
         }
     }
 
@@ -124,6 +149,7 @@ mod tests {
         });
         let all = Intents {
             assignments: assignments.collect(),
+            known: some().known,
         };
         assert!(all.write(7).len() < 64 * 1024);
     }

@@ -43,6 +43,10 @@ mod border;
 /// Pause between two looks of a candidate: a hand-over is seen within it.
 const CANDIDATE_PAUSE: Duration = Duration::from_millis(400);
 
+/// Answers that lie further apart tell nothing of the time between them. An API server is not put back to an
+/// older state in less.
+const STEADY: Duration = Duration::from_secs(10);
+
 /// Pause from a write that came to nothing to the next one: a server that fails at once is not
 /// pressed.
 const WRITE_PAUSE: Duration = Duration::from_millis(400);
@@ -75,6 +79,10 @@ pub struct Elector {
     wanted: Option<Wanted>,
     /// When the last write was begun, and the number of what was wanted then
     asked: (Mono, u64),
+    /// See [`Tenure::answered_since`]
+    answered_since: Mono,
+    /// The last answer, if there was none after it that says nothing
+    answered: Option<Mono>,
 }
 
 /// The Lease as last seen.
@@ -132,6 +140,8 @@ impl Elector {
             release: None,
             wanted: None,
             asked: (Mono::ZERO, 0),
+            answered_since: Mono::ZERO,
+            answered: Some(Mono::ZERO),
         }
     }
 
@@ -322,6 +332,7 @@ impl Elector {
             return;
         };
         self.due = now + self.pause();
+        self.note_answer(&answer, now);
         match (kind, answer) {
             (Kind::Renew, Answer::Written(record)) => {
                 self.note(&record, now);
@@ -374,6 +385,19 @@ impl Elector {
         if self.release.is_some() && matches!(self.phase, Phase::Candidate) {
             self.phase = Phase::Released;
         }
+    }
+
+    /// Whether the API server answers all along. The process's own start is no gap: it knew nothing before.
+    fn note_answer(&mut self, answer: &Answer, now: Mono) {
+        if *answer == Answer::Unclear {
+            self.answered = None;
+            return;
+        }
+        let goes_on = |last: Mono| last == Mono::ZERO || now <= last + STEADY;
+        if !self.answered.is_some_and(goes_on) {
+            self.answered_since = now;
+        }
+        self.answered = Some(now);
     }
 
     fn pause(&self) -> Duration {
@@ -479,6 +503,7 @@ impl Elector {
             valid_until,
             vacant: Duration::ZERO,
             inherited: attempt.record.intents,
+            answered_since: self.answered_since,
             named: 0,
         };
         self.wanted = None;

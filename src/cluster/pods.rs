@@ -99,6 +99,7 @@ impl PodIndex {
                 gone.iter().filter(|uid| self.remove(**uid)).count() > 0
             }
             Change::Deleted(pod) => self.remove(PodUid::read(&pod.uid)),
+            Change::Reached(_) => false,
         }
     }
 

@@ -32,6 +32,8 @@ pub enum Change<T> {
     Applied(T),
     /// The list is complete.
     Listed,
+    /// All that happened up to that version has been told.
+    Reached(u64),
     /// The object is gone, with the version of its removal where the watch tells it.
     Deleted(T),
 }

@@ -72,6 +72,8 @@ pub struct Table<T> {
     horizon: u64,
     /// The highest version known from anywhere.
     latest: u64,
+    /// Up to which version the watch has told all since its last list
+    reached: u64,
     /// Whether the list that runs has shown older news than was known: it may be of a server that was
     /// put back to an older state.
     is_doubtful: bool,
@@ -90,6 +92,7 @@ impl<T> Default for Table<T> {
             listed: None,
             horizon: 0,
             latest: 0,
+            reached: 0,
             is_doubtful: false,
         }
     }
@@ -111,6 +114,18 @@ impl<T: Object> Table<T> {
         self.listed.is_some_and(|asked| asked >= time)
     }
 
+    /// The highest version of an object that is or was known, from the watch or from answers.
+    pub fn newest(&self) -> u64 {
+        self.latest.max(self.horizon)
+    }
+
+    /// Whether all is known that had happened by that version, from a list that was asked for then (monotonic)
+    /// or later.
+    pub fn has_reached(&self, version: u64, listed_since: Duration) -> bool {
+        let is_whole = self.unseen.is_none() && !self.is_doubtful;
+        is_whole && self.is_listed_since(listed_since) && self.reached >= version
+    }
+
     /// Names the list that the table rests on; see [`Table::answer`].
     pub fn epoch(&self) -> u64 {
         self.epoch
@@ -120,7 +135,7 @@ impl<T: Object> Table<T> {
     pub fn sent(&self) -> Sent {
         Sent {
             epoch: self.epoch,
-            latest: self.latest.max(self.horizon),
+            latest: self.newest(),
             horizon: self.horizon,
         }
     }
@@ -150,7 +165,8 @@ impl<T: Object> Table<T> {
         match change {
             Change::Restarted { asked } => {
                 self.listing = Some(asked);
-                self.known_before = self.latest.max(self.horizon);
+                self.known_before = self.newest();
+                self.reached = 0;
                 self.unseen = Some(self.objects.keys().cloned().collect());
                 self.epoch += 1;
                 self.is_doubtful = false;
@@ -158,8 +174,10 @@ impl<T: Object> Table<T> {
             }
             Change::Applied(object) => {
                 self.horizon = self.horizon.max(object.version());
-                if let Some(unseen) = &mut self.unseen {
-                    unseen.remove(object.name());
+                // A list names objects in any order.
+                match &mut self.unseen {
+                    Some(unseen) => _ = unseen.remove(object.name()),
+                    None => self.reached = self.reached.max(object.version()),
                 }
                 if self.unseen.is_none() && self.is_superseded(&object) {
                     return Vec::new();
@@ -176,8 +194,13 @@ impl<T: Object> Table<T> {
                 let gone = self.unseen.take().unwrap_or_default();
                 gone.iter().filter_map(|name| self.remove(name)).collect()
             }
+            Change::Reached(version) => {
+                self.reached = self.reached.max(version);
+                Vec::new()
+            }
             Change::Deleted(object) => {
                 self.horizon = self.horizon.max(object.version());
+                self.reached = self.reached.max(object.version());
                 self.gone.remove(object.uid());
                 self.take_out(object.name(), object.uid())
                     .into_iter()
@@ -321,6 +344,40 @@ mod tests {
             version,
             cidrs: Vec::new(),
         }
+    }
+
+    #[test]
+    fn all_is_known_by_a_version_once_the_watch_has_told_of_it_or_of_a_later_one() {
+        let begun = Duration::from_secs(5);
+        let mut table = Table::default();
+        let mut knows = |change: Option<Change<ServiceRange>>, version| {
+            if let Some(change) = change {
+                table.change(change);
+            }
+            table.has_reached(version, begun)
+        };
+        assert!(!knows(None, 0), "nothing was listed");
+        knows(Some(Change::Restarted { asked: begun }), 0);
+        assert!(
+            !knows(Some(Change::Applied(object("b", "2", 9))), 1),
+            "half a list"
+        );
+        assert!(knows(Some(Change::Listed), 0));
+        assert!(!knows(None, 9), "of what version it is comes with it");
+        assert!(knows(Some(Change::Reached(12)), 12));
+        assert!(!knows(None, 13));
+        assert!(knows(Some(Change::Applied(object("a", "1", 14))), 14));
+        assert!(knows(Some(Change::Deleted(object("a", "1", 15))), 15));
+        assert!(
+            !table.has_reached(1, begun + Duration::from_secs(1)),
+            "older than that"
+        );
+        table.change(Change::Restarted { asked: begun });
+        table.change(Change::Listed);
+        assert!(
+            !table.has_reached(15, begun),
+            "the server may be another one"
+        );
     }
 
     fn listed(objects: &[(&str, &str, u64)]) -> Table<ServiceRange> {

@@ -226,6 +226,7 @@ where
         self.came().await?;
         self.change(Change::Listed).await?;
         let version = list.version().unwrap_or_default();
+        self.reached(&version).await?;
         Ok(Ended::well(Next::Watch(version)))
     }
 
@@ -281,6 +282,7 @@ where
                     self.was_silent = false;
                     version = at.metadata.resource_version;
                     self.came().await?;
+                    self.reached(&version).await?;
                     continue;
                 }
                 Ok(WatchEvent::Error(status)) => {
@@ -330,6 +332,14 @@ where
             self.trouble = Some(text);
         }
         self.step(Step::Trouble).await
+    }
+
+    /// A version that is no number tells nothing.
+    async fn reached(&mut self, version: &str) -> Result<(), Over> {
+        match version.parse() {
+            Ok(version) => self.change(Change::Reached(version)).await,
+            Err(_) => Ok(()),
+        }
     }
 
     async fn change(&mut self, change: Change<T>) -> Result<(), Over> {

@@ -3,6 +3,7 @@
 //! A standby keeps it warm; a leader decides by it. It holds no decisions.
 
 use super::addresses::Addresses;
+use super::intents::Versions;
 use super::pods::PodIndex;
 use super::seen::{Block, Node, Pool, ServiceRange, Subnet};
 use super::table::{Delta, Table};
@@ -41,6 +42,15 @@ impl World {
         .filter(|(_, listed)| !listed)
         .map(|(kind, _)| kind)
         .collect()
+    }
+
+    /// What has been seen of what ranges are given by.
+    pub fn versions(&self) -> Versions {
+        Versions {
+            nodes: self.nodes.newest(),
+            subnets: self.subnets.newest(),
+            blocks: self.blocks.newest(),
+        }
     }
 
     /// Keeps what is derived from nodes in step with a change of one.

@@ -465,6 +465,7 @@ mod tests {
                 valid_until: Clock.now() + leads_for,
                 vacant: Duration::ZERO,
                 inherited: None,
+                answered_since: Duration::ZERO,
                 named: 0,
             }));
         }

@@ -14,10 +14,13 @@
 //! | how leadership came | lists | touches |
 //! |---|---|---|
 //! | first start ever: no Lease, no NodeSubnet | no | no |
-//! | clean hand-over, or what is in flight is known | yes | no |
+//! | clean hand-over, or what is in flight is known | where the watch is behind | no |
 //! | anything else | yes | yes |
 //!
-//! A list that a watch began after the lease was won is as good as one of our own.
+//! A list that a watch began after the lease was won is as good as one of our own. So is what a watch has told
+//! once it has reached the versions that the Lease names: nothing was sent that rests on more than that. Unless
+//! the API server may have been put back to an older state since the watch began: it was not reached all along,
+//! or nobody had led for long.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -25,9 +28,11 @@ use std::time::Duration;
 use super::queue::Queue;
 use super::report::{About, Report, WRITE_REJECTED};
 use super::{Now, Purpose};
+use crate::cluster::intents::Versions;
 use crate::cluster::lease::{Takeover, Tenure};
 use crate::cluster::request::{Outcome, Refusal, Request, Touch};
-use crate::cluster::seen::{Node, Text};
+use crate::cluster::seen::{Node, Object, Text};
+use crate::cluster::table::Table;
 use crate::cluster::world::World;
 use crate::mutation::Mutation;
 
@@ -41,6 +46,9 @@ pub struct Fence {
     term: Text,
     /// Whether the Lease tells what earlier leaders have in flight
     is_told: bool,
+    /// What a list must have shown at least, and since when it may have been made, where one of before the
+    /// take-over will do
+    known: Option<(Versions, Duration)>,
     /// When this process knew that it leads, monotonic
     won: Duration,
     step: Step,
@@ -83,6 +91,7 @@ impl Fence {
             takeover: tenure.takeover,
             term: tenure.term.clone(),
             is_told: tenure.takeover == Takeover::Clean || tenure.inherited.is_some(),
+            known: known_by(tenure),
             won,
             step: Step::Syncing,
             lists: Lists::default(),
@@ -162,11 +171,10 @@ impl Fence {
             self.step = Step::Done;
             return;
         }
-        // The watches' own lists will do where they were asked for after the lease was won.
         let listed = [
-            (Kind::Nodes, world.nodes.is_listed_since(self.won)),
-            (Kind::Subnets, world.subnets.is_listed_since(self.won)),
-            (Kind::Blocks, world.blocks.is_listed_since(self.won)),
+            (Kind::Nodes, self.knows(&world.nodes, |it| it.nodes)),
+            (Kind::Subnets, self.knows(&world.subnets, |it| it.subnets)),
+            (Kind::Blocks, self.knows(&world.blocks, |it| it.blocks)),
         ];
         self.step = Step::Listing;
         for (kind, _) in listed.into_iter().filter(|(_, listed)| !listed) {
@@ -174,6 +182,16 @@ impl Fence {
             self.lists.queue.add(kind);
         }
         self.touch_if_listed(world);
+    }
+
+    /// Whether no list of our own is needed: the watch's was asked for after the lease was won, or the watch has
+    /// told since all that earlier leaders had seen.
+    fn knows<T: Object>(&self, table: &Table<T>, of: fn(&Versions) -> u64) -> bool {
+        let behind = Mutation::CacheBehindTrusted.is_on();
+        let has_reached = |(known, since): &(Versions, Duration)| {
+            table.has_reached(if behind { 0 } else { of(known) }, *since)
+        };
+        table.is_listed_since(self.won) || self.known.as_ref().is_some_and(has_reached)
     }
 
     fn next_touch(&mut self, world: &World, now: Now) -> Option<(Request, Purpose)> {
@@ -284,4 +302,13 @@ impl Fence {
             self.step = Step::Done;
         }
     }
+}
+
+/// What a watch must have told, and since when, for it to do without a list.
+fn known_by(tenure: &Tenure) -> Option<(Versions, Duration)> {
+    let known = tenure.inherited.as_ref()?.known?;
+    let since = tenure.answered_since;
+    let blindly = Mutation::UnansweredTimeForgotten.is_on();
+    let since = if blindly { Duration::ZERO } else { since };
+    (!tenure.follows_a_gap() || blindly).then_some((known, since))
 }

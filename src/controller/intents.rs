@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::queue::Queue;
-use crate::cluster::intents::{Intent, Intents};
+use crate::cluster::intents::{Intent, Intents, Versions};
 use crate::cluster::lease::Wanted;
 use crate::cluster::seen::{Node, Text};
 use crate::ipam::Cidr;
@@ -216,7 +216,8 @@ impl Intentions {
 
     /// What the Lease should say now, if somebody waits for it. That something need not be named any
     /// more is said along with that, or once nothing is left: the Lease may name too much.
-    pub fn take(&mut self, term: &Text) -> Option<Wanted> {
+    /// `known`: what has been seen by now.
+    pub fn take(&mut self, term: &Text, known: Versions) -> Option<Wanted> {
         let asked = std::mem::take(&mut self.asked);
         let empty = self.less && self.named.is_empty();
         if !asked && !empty {
@@ -232,6 +233,7 @@ impl Intentions {
         let intents = (self.past == Past::Known).then(|| {
             Arc::new(Intents {
                 assignments: named.collect(),
+                known: Some(known),
             })
         });
         Some(Wanted {
@@ -266,7 +268,7 @@ mod tests {
     #[test]
     fn an_assignment_waits_for_a_lease_write_that_was_begun_after_it_was_named() {
         let mut intents = Intentions::of_leader(true);
-        let before = intents.take(&term()).unwrap();
+        let before = intents.take(&term(), Versions::default()).unwrap();
         let (n, cidrs) = (node("n"), range("10.0.0.0/24"));
         assert!(!intents.may_assign(&n, &cidrs));
         assert!(intents.confirmed(before.number).is_empty());
@@ -274,7 +276,7 @@ mod tests {
             !intents.may_assign(&n, &cidrs),
             "an older write came through"
         );
-        let named = intents.take(&term()).unwrap();
+        let named = intents.take(&term(), Versions::default()).unwrap();
         assert_eq!(named.intents.unwrap().assignments.len(), 1);
         assert_eq!(
             intents.confirmed(named.number),
@@ -294,7 +296,7 @@ mod tests {
         let mut intents = Intentions::of_leader(true);
         let (n, cidrs) = (node("n"), range("10.0.0.0/24"));
         intents.may_assign(&n, &cidrs);
-        let named = intents.take(&term()).unwrap();
+        let named = intents.take(&term(), Versions::default()).unwrap();
         intents.confirmed(named.number);
         let touched = Node {
             term: Some("2-b".into()),
@@ -303,7 +305,7 @@ mod tests {
         assert!(!intents.may_assign(&touched, &cidrs));
         assert!(
             intents
-                .take(&term())
+                .take(&term(), Versions::default())
                 .is_some_and(|it| it.number > named.number)
         );
     }
@@ -325,7 +327,11 @@ mod tests {
         }
         assert_eq!(intents.room(), std::slice::from_ref(&another.name));
         intents.may_assign(&another, &cidrs);
-        let named = intents.take(&term()).unwrap().intents.unwrap();
+        let named = intents
+            .take(&term(), Versions::default())
+            .unwrap()
+            .intents
+            .unwrap();
         assert_eq!(named.assignments.len(), LIMIT + 1);
         for node in failing.iter().chain([&another]) {
             intents.settled(&node.uid);
@@ -343,7 +349,11 @@ mod tests {
             intents.may_assign(&node, &cidrs);
             intents.set_aside(&node.uid);
         }
-        let named = intents.take(&term()).unwrap().intents.unwrap();
+        let named = intents
+            .take(&term(), Versions::default())
+            .unwrap()
+            .intents
+            .unwrap();
         let bytes = named.write(i64::MAX).len();
         assert!(bytes < 220 * 1024, "{bytes}");
     }
@@ -363,7 +373,7 @@ mod tests {
                 }
             }
             queue.extend(intents.room().iter().map(|name| all[name].clone()));
-            if let Some(wanted) = intents.take(&term()) {
+            if let Some(wanted) = intents.take(&term(), Versions::default()) {
                 writes += 1;
                 assert!(wanted.intents.unwrap().write(1).len() < 64 * 1024);
                 queue.extend(

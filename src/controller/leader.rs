@@ -276,14 +276,17 @@ impl Leader {
     }
 
     /// What the Lease should say, if something waits for it.
-    pub(super) fn take_wanted(&mut self) -> Option<Wanted> {
+    pub(super) fn take_wanted(&mut self, world: &World) -> Option<Wanted> {
         if !self.dealing {
             return None;
         }
         for name in self.registry.intents.room() {
             self.podcidrs.queue.add(name);
         }
-        let wanted = self.registry.intents.take(&self.tenure.term)?;
+        let wanted = self
+            .registry
+            .intents
+            .take(&self.tenure.term, world.versions())?;
         Some(Wanted {
             agents_heard: self.listening.is_over(),
             ..wanted

@@ -236,7 +236,7 @@ impl Controller {
     /// What the Lease should say, if something waits for it. To be asked for after
     /// [`Controller::poll`] has given all it has, and to be handed to the elector.
     pub fn take_wanted(&mut self) -> Option<Wanted> {
-        self.leader.as_mut()?.take_wanted()
+        self.leader.as_mut()?.take_wanted(&self.world)
     }
 
     /// Monotonic time at which [`Controller::poll`] may have something again without an event.

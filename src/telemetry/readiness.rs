@@ -218,6 +218,7 @@ mod tests {
             valid_until: Duration::ZERO,
             vacant: Duration::ZERO,
             inherited: None,
+            answered_since: Duration::ZERO,
             named: 0,
         };
         readiness.leadership(Leadership::Leading(tenure));

@@ -167,8 +167,12 @@ impl Checks {
             self.fenced(place, known, api)?;
         }
         if request.is_write() && !matches!(request, Request::TouchNode(_)) {
-            known.begins_to_deal(api);
+            self.tally.unlisted += u64::from(known.begins_to_deal(api));
         }
+        known.lists |= matches!(
+            request,
+            Request::ListNodes | Request::ListSubnets | Request::ListBlocks
+        );
         if let Request::CreateBlock { spec, .. } = request {
             let key = (spec.owner.uid.clone(), vec![spec.cidr]);
             if known.decided.insert(key, now).is_none() {

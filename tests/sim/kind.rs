@@ -119,6 +119,7 @@ enum Stage<T> {
         snapshot: Vec<Arc<T>>,
         next: usize,
     },
+    Listed,
     Watching,
 }
 
@@ -175,8 +176,12 @@ impl<T: Versioned> Feed<T> {
                     *next += 1;
                     return Some(Change::Applied(T::clone(object)));
                 }
-                self.stage = Stage::Watching;
+                self.stage = Stage::Listed;
                 Some(Change::Listed)
+            }
+            Stage::Listed => {
+                self.stage = Stage::Watching;
+                Some(Change::Reached(self.seen))
             }
             Stage::Watching => {
                 let mut logged = kind.log.get(self.cursor)?;
@@ -237,6 +242,7 @@ impl<T: Object + Clone> View<T> {
                     .filter(|b| b.uid() != object.uid())
                     .collect()
             }
+            Change::Reached(_) => Vec::new(),
             Change::Listed => {
                 self.listed = true;
                 let gone = self.unseen.take().unwrap_or_default();

@@ -38,6 +38,8 @@ pub struct Known {
     pub is_told: bool,
     /// Whether it has dealt, freed or told anything under that term: the fence is behind it.
     pub deals: bool,
+    /// Whether it has asked for a list under that term.
+    pub lists: bool,
     /// Nodes shown with podCIDRs while they lived. News of a node that is dead already may come after
     /// newer news of its name, and is rightly ignored then.
     met: BTreeSet<Text>,
@@ -69,6 +71,7 @@ impl Known {
         };
         self.is_told = matches!(leadership, Leadership::Leading(it) if it.inherited.is_some());
         self.deals &= term == self.term;
+        self.lists &= term == self.term;
         (self.term, self.takeover) = (term, takeover);
     }
 
@@ -140,12 +143,14 @@ impl Known {
     }
 
     /// The fence is behind it: what had died before is not in its books.
-    pub fn begins_to_deal(&mut self, api: &Api) {
-        if !self.deals {
-            self.deals = true;
+    /// It writes. Gives whether that is its first write after a take-over for which it needed no list.
+    pub fn begins_to_deal(&mut self, api: &Api) -> bool {
+        let begins = !std::mem::replace(&mut self.deals, true);
+        if begins {
             let live: BTreeSet<&Text> = api.nodes.live.values().map(|node| &node.uid).collect();
             self.met.retain(|uid| live.contains(uid));
         }
+        begins && !self.lists && self.takeover == Some(Takeover::Unclean)
     }
 
     fn node(&mut self, node: &Node) {

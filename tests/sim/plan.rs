@@ -216,6 +216,18 @@ impl Plan {
                 }
             }
             Weather::CrowdedBlocks | Weather::Restored => crowded(self, 10_000),
+            Weather::Behind => {
+                let plan = crowded(self, 0);
+                Plan {
+                    work_every: 500 * MS,
+                    fault_every: 2 * SECOND,
+                    faults: Faults {
+                        stall: 40,
+                        ..Faults::default()
+                    },
+                    ..plan
+                }
+            }
             Weather::HandOvers => {
                 let plan = crowded(self, 0);
                 Plan {

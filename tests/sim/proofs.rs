@@ -22,6 +22,8 @@ pub enum Weather {
     Restored,
     /// Leaders are asked to stop every few seconds, and watches are behind.
     HandOvers,
+    /// Leaders end every few seconds, and watches are behind.
+    Behind,
     /// Assignments come late while nodes wait for the space.
     Scarce,
     /// Pods with addresses that somebody else gave them.
@@ -66,7 +68,7 @@ const fn unit(name: &'static str) -> Proof {
 /// What finds it.
 pub fn proof(mutation: Mutation) -> Proof {
     use Weather::{
-        AsDrawn, BadClocks, Crowded, CrowdedBlocks, HandOvers, Restored, Scarce, Strangers,
+        AsDrawn, BadClocks, Behind, Crowded, CrowdedBlocks, HandOvers, Restored, Scarce, Strangers,
         Unclear, Untold,
     };
     match mutation {
@@ -94,6 +96,10 @@ pub fn proof(mutation: Mutation) -> Proof {
         // Who leads
         TakeOverCountsAsClean => sim(AsDrawn, 1_000),
         HandOverNotListed => duplicate(HandOvers, 5_000),
+        CacheBehindTrusted => sim(Behind, 4_000),
+        UnansweredTimeForgotten => {
+            unit("controller::machine::tests::a_take_over_lists_only_where_the_watch_may_be_behind")
+        }
         HandOverWhileUnclear => sim(HandOvers, 2_000),
         DeletingNodesNotTouched => sim(Untold, 1_000),
         RefusedTouchCounts => sim(Untold, 4_000),

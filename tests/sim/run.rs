@@ -152,6 +152,8 @@ pub struct Tally {
     pub assigned: u64,
     pub freed: u64,
     pub takeovers: u64,
+    /// Those after a leader that fell silent for which no list was needed.
+    pub unlisted: u64,
     /// Blocks listed, blocks deleted, addresses given to pods.
     pub listed: u64,
     pub ended: u64,
@@ -170,6 +172,7 @@ impl Tally {
         self.assigned += other.assigned;
         self.freed += other.freed;
         self.takeovers += other.takeovers;
+        self.unlisted += other.unlisted;
         self.listed += other.listed;
         self.ended += other.ended;
         self.given += other.given;

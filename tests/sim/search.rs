@@ -35,7 +35,7 @@ fn run_seeds(first: u64, steps: u64) -> Tally {
 fn summary(sum: &Tally, seeds: u64, begun: Instant) -> String {
     let seconds = begun.elapsed().as_secs_f64();
     format!(
-        "{} steps, {seeds} seeds, {} ranges assigned, {} records ended, {} blocks listed, {} ended, {} addresses given, {} tenures, {} + {} duplicates averted by UID and term, {} restores, {} blocks taken up, {:.1} s",
+        "{} steps, {seeds} seeds, {} ranges assigned, {} records ended, {} blocks listed, {} ended, {} addresses given, {} tenures, {} of them without a list, {} + {} duplicates averted by UID and term, {} restores, {} blocks taken up, {:.1} s",
         sum.steps,
         sum.assigned,
         sum.freed,
@@ -43,6 +43,7 @@ fn summary(sum: &Tally, seeds: u64, begun: Instant) -> String {
         sum.ended,
         sum.given,
         sum.takeovers,
+        sum.unlisted,
         sum.averted.0,
         sum.averted.1,
         sum.restores,

@@ -220,6 +220,7 @@ pub fn describe(event: &Event) -> (Option<Text>, String) {
             Change::Deleted(object) => line(object, "deleted "),
             Change::Restarted { .. } => (Some("".into()), format!("{kind} list begins")),
             Change::Listed => (Some("".into()), format!("{kind} list ends")),
+            Change::Reached(version) => (Some("".into()), format!("{kind} known to v{version}")),
         }
     }
     match event {

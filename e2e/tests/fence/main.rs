@@ -61,6 +61,7 @@ fn leading(valid_until: Duration) -> Leadership {
         valid_until,
         vacant: Duration::ZERO,
         inherited: None,
+        answered_since: Duration::ZERO,
         named: 0,
     })
 }

@@ -217,6 +217,7 @@ async fn invariant_11_nothing_is_sent_past_the_tenure_or_under_another_term() {
             valid_until: Duration::MAX,
             vacant: Duration::ZERO,
             inherited: None,
+            answered_since: Duration::ZERO,
             named: 0,
         }),
     ];

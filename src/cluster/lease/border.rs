@@ -152,6 +152,9 @@ pub struct Tenure {
     /// What earlier holders may have in flight, as the Lease named it when it was taken over; nothing
     /// where that is not known
     pub inherited: Option<Arc<Intents>>,
+    /// Since when the API server has answered all along: what was listed before may be of a state that is no
+    /// more
+    pub answered_since: Mono,
     /// The highest [`Wanted::number`] that the Lease was written for in this reign
     pub named: u64,
 }

@@ -359,6 +359,7 @@ fn wanted(elector: &Elector, number: u64, node: &str) -> Wanted {
         number,
         intents: Some(Arc::new(Intents {
             assignments: [intent].into(),
+            known: None,
         })),
         agents_heard: true,
     }
@@ -434,4 +435,38 @@ fn a_clean_hand_over_says_that_nothing_is_in_flight() {
     settle(&mut a, &mut server, s(2));
     let free = server.0.clone().unwrap();
     assert_eq!((free.holder, free.intents), (None, Some(Arc::default())));
+}
+
+#[test]
+fn a_leader_knows_since_when_the_api_server_has_answered_all_along() {
+    let since = |looks: &[(u64, bool)]| {
+        let (mut a, mut server) = (Elector::new(settings("a")), Server::default());
+        let (mut b, mut at) = (Elector::new(settings("b")), s(0));
+        settle(&mut b, &mut server, at);
+        for (second, is_answered) in looks {
+            at = s(*second);
+            let ask = a.poll(at).unwrap();
+            let answer = server.answer(ask);
+            a.answer(
+                if *is_answered {
+                    answer
+                } else {
+                    Answer::Unclear
+                },
+                at,
+            );
+        }
+        for second in 1..60 {
+            let at = at + s(second);
+            settle(&mut a, &mut server, at);
+            if matches!(a.leadership(), Leadership::Leading(_)) {
+                return tenure(&a).answered_since;
+            }
+        }
+        panic!("it does not lead");
+    };
+    assert_eq!(since(&[(1, true), (2, true)]), s(0));
+    assert_eq!(since(&[(20, true)]), s(0), "it knew nothing before");
+    assert_eq!(since(&[(1, true), (2, false), (3, true)]), s(3));
+    assert_eq!(since(&[(1, true), (12, true)]), s(12), "too far apart");
 }

@@ -118,6 +118,7 @@ fn play(answers: Vec<Answer>, doubtful: bool) -> Played {
             Step::Change(Change::Applied(name)) => name,
             Step::Change(Change::Deleted(name)) => format!("-{name}"),
             Step::Change(Change::Listed) => "listed".to_owned(),
+            Step::Change(Change::Reached(version)) => format!("to {version}"),
             Step::Trouble => "trouble".to_owned(),
             Step::Recovered => "recovered".to_owned(),
         })
@@ -224,7 +225,7 @@ async fn a_watch_that_does_not_begin_is_begun_again_where_it_was() {
     let mut played = play(answers, false);
     played.steps_to("listed").await;
     let steps = played.steps_to("-a").await;
-    assert_eq!(steps, ["trouble", "recovered", "b", "-a"]);
+    assert_eq!(steps, ["to 5", "trouble", "recovered", "b", "-a"]);
     assert_eq!(played.asked()[..3], ["list", "5", "5"]);
 }
 
@@ -239,7 +240,8 @@ async fn a_watch_that_falls_silent_is_begun_again_and_then_listed_anew() {
     ];
     let mut played = play(answers, false);
     let steps = played.steps_to("d").await;
-    assert_eq!(steps[steps.len() - 4..], ["a", "c", "listed", "d"]);
+    let last = ["a", "c", "listed", "to 9", "d"];
+    assert_eq!(steps[steps.len() - last.len()..], last);
     assert_eq!(played.asked()[..5], ["list", "5", "6", "list", "9"]);
 }
 
@@ -252,7 +254,9 @@ async fn a_bookmark_is_a_sign_of_life_and_moves_the_watch_on() {
         watch(&[("ADDED", node("a", 9))]),
     ];
     let mut played = play(answers, false);
-    played.steps_to("a").await;
+    let steps = played.steps_to("a").await;
+    let steps: Vec<&String> = steps.iter().filter(|it| it.starts_with("to")).collect();
+    assert_eq!(steps, ["to 5", "to 7", "to 8"]);
     assert_eq!(played.asked()[..4], ["list", "5", "7", "8"]);
     let uri = played.asked.lock().unwrap()[1].clone();
     assert!(uri.contains("allowWatchBookmarks=true"), "{uri}");

@@ -65,6 +65,7 @@ impl Script {
             valid_until: Duration::MAX,
             vacant,
             inherited: None,
+            answered_since: Duration::ZERO,
             named,
         })));
     }
@@ -411,6 +412,7 @@ fn a_list_that_shows_an_older_state_ends_all_asking() {
         valid_until: Duration::MAX,
         vacant: Duration::ZERO,
         inherited: None,
+        answered_since: Duration::ZERO,
         named: 0,
     })));
     let (id, _) = script.asked_for(|it| matches!(it, Request::ListNodes));

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::*;
-use crate::cluster::intents::{Intent, Intents};
+use crate::cluster::intents::{Intent, Intents, Versions};
 use crate::cluster::lease::{Takeover, Tenure};
 use crate::cluster::request::{Assignment, Refusal};
 use crate::controller::demand::tests::{NOW, node, pool, subnet};
@@ -45,12 +45,20 @@ impl Bench {
     /// One that takes over from a leader that fell silent: two nodes without podCIDRs, `p` gives
     /// them out, `q` blocks, which `n2` asks for.
     fn after(inherited: Option<Intents>) -> Self {
+        let mut bench = Bench::before(inherited);
+        bench.named(0);
+        bench
+    }
+
+    /// The same, before it has the Lease.
+    fn before(inherited: Option<Intents>) -> Self {
         let tenure = Tenure {
             term: "2-b".into(),
             takeover: Takeover::Unclean,
             valid_until: Duration::MAX,
             vacant: Duration::ZERO,
             inherited: inherited.map(Arc::new),
+            answered_since: Duration::ZERO,
             named: 0,
         };
         let mut bench = Bench {
@@ -76,7 +84,6 @@ impl Bench {
         for event in events {
             bench.controller.on(event, NOW);
         }
-        bench.named(0);
         bench
     }
 
@@ -118,6 +125,7 @@ fn what_the_lease_names_is_finished_and_no_node_is_touched() {
     };
     let mut bench = Bench::after(Some(Intents {
         assignments: [intent.clone()].into(),
+        known: None,
     }));
     let (before, after) = bench.poll_and_name();
     assert!(touched(&before).is_empty() && touched(&after).is_empty());
@@ -155,6 +163,7 @@ fn a_node_that_is_gone_or_has_podcidrs_needs_nothing() {
     };
     let mut bench = Bench::after(Some(Intents {
         assignments: [intent("earlier")].into(),
+        known: None,
     }));
     let (_, after) = bench.poll_and_name();
     let first = assigned(&after).into_iter().find(|a| &*a.name == "n1");
@@ -228,6 +237,7 @@ fn leader() -> Controller {
         valid_until: Duration::from_secs(600),
         vacant: Duration::ZERO,
         inherited: None,
+        answered_since: Duration::ZERO,
         named: 0,
     })));
     controller
@@ -319,4 +329,49 @@ fn nodes_that_cannot_be_written_take_no_room_from_others() {
         }
     }
     panic!("it was never assigned anything");
+}
+
+#[test]
+fn a_take_over_lists_only_where_the_watch_may_be_behind() {
+    let known = Versions {
+        nodes: 7,
+        subnets: 8,
+        blocks: 9,
+    };
+    let listed = |known: Option<Versions>, answered_since: u64, vacant: u64, reached: [u64; 3]| {
+        let mut bench = Bench::before(Some(Intents {
+            known,
+            ..Intents::default()
+        }));
+        let [nodes, subnets, blocks] = reached;
+        for event in [
+            Event::Nodes(Change::Reached(nodes)),
+            Event::Subnets(Change::Reached(subnets)),
+            Event::Blocks(Change::Reached(blocks)),
+        ] {
+            bench.controller.on(event, NOW);
+        }
+        bench.tenure.answered_since = Duration::from_secs(answered_since);
+        bench.tenure.vacant = Duration::from_secs(vacant);
+        bench.now.mono += Duration::from_secs(100);
+        bench.named(0);
+        let lists = bench.poll().into_iter().filter_map(|it| match it.request {
+            Request::ListNodes => Some("nodes"),
+            Request::ListSubnets => Some("subnets"),
+            Request::ListBlocks => Some("blocks"),
+            _ => None,
+        });
+        lists.collect::<Vec<_>>()
+    };
+    let all = ["nodes", "subnets", "blocks"];
+    let reached = [7, 8, 9];
+    assert_eq!(listed(Some(known), 0, 16, reached), [""; 0]);
+    assert_eq!(listed(Some(known), 0, 16, [6, 8, 8]), ["nodes", "blocks"]);
+    assert_eq!(listed(None, 0, 16, reached), all, "the Lease says nothing");
+    assert_eq!(
+        listed(Some(known), 50, 16, reached),
+        all,
+        "the API server was not reached since"
+    );
+    assert_eq!(listed(Some(known), 0, 61, reached), all, "after a gap");
 }
