@@ -11,6 +11,7 @@
 //! - A tenure that has run out goes on if a later renewal succeeds: by compare-and-swap nobody led in
 //!   between. A record that is somebody else's, or gone, ends it for good.
 //! - A term is never used twice.
+//! - What a watch shows of the Lease ([`Elector::shown`]) spares looks and is trusted with nothing else.
 //! - A Lease is free only when its holder has released it. One that was deleted, or whose holder was
 //!   cleared by hand, is waited out like any other change: whoever led may not have heard of it yet.
 //!
@@ -39,9 +40,10 @@ pub use border::{
 };
 
 mod border;
+mod shown;
 
-/// Pause between two looks of a candidate: a hand-over is seen within it.
-const CANDIDATE_PAUSE: Duration = Duration::from_millis(400);
+/// Pause between two looks of a candidate that no watch tells of renewals: a hand-over is seen within it.
+pub(super) const CANDIDATE_PAUSE: Duration = Duration::from_millis(400);
 
 /// Pause from a write that came to nothing to the next one: a server that fails at once is not
 /// pressed.
@@ -68,6 +70,14 @@ pub struct Elector {
     transitions: i64,
     /// The duration that the Lease last named
     duration: Duration,
+    /// The highest version seen
+    newest: u64,
+    /// When the last look began
+    looked_at: Mono,
+    /// Whether what was seen last was shown by a watch, and not looked at since
+    only_shown: bool,
+    /// So long a watch is taken to go on
+    calm_until: Mono,
     /// Whether there ever was a Lease
     ever: bool,
     release: Option<bool>,
@@ -128,6 +138,10 @@ impl Elector {
             no_write_before: Mono::ZERO,
             transitions: 0,
             duration: Duration::ZERO,
+            newest: 0,
+            looked_at: Mono::ZERO,
+            only_shown: false,
+            calm_until: Mono::ZERO,
             ever: false,
             release: None,
             wanted: None,
@@ -239,7 +253,7 @@ impl Elector {
     }
 
     fn candidate(&mut self, now: Mono) -> (Kind, Ask) {
-        if self.look_first {
+        if self.look_first || self.is_hearsay() {
             return (Kind::Look, Ask::Get);
         }
         let Some(takeover) = self.opening(now) else {
@@ -322,6 +336,9 @@ impl Elector {
             return;
         };
         self.due = now + self.pause();
+        if kind == Kind::Look {
+            self.looked_at = at;
+        }
         match (kind, answer) {
             (Kind::Renew, Answer::Written(record)) => {
                 self.note(&record, now);
@@ -399,6 +416,7 @@ impl Elector {
 
     fn note(&mut self, record: &Record, now: Mono) {
         self.ever = true;
+        self.newest = self.newest.max(record.version());
         self.duration = record.lease_duration;
         self.transitions = self.transitions.max(record.transitions);
         if !matches!(&self.view, View::Present(known, _) if known == record) {
@@ -408,7 +426,7 @@ impl Elector {
 
     fn found(&mut self, record: Record, now: Mono) {
         self.note(&record, now);
-        self.look_first = false;
+        (self.look_first, self.only_shown) = (false, false);
         let mine = record.holder.as_deref() == Some(&*self.settings.holder());
         match &mut self.phase {
             Phase::Holding {
@@ -424,7 +442,10 @@ impl Elector {
                 self.phase = Phase::Candidate;
                 self.due = self.candidate_due(now);
             }
-            Phase::Candidate => self.found_as_candidate(record, mine, now),
+            Phase::Candidate => {
+                self.due = self.due.max(self.calm_due());
+                self.found_as_candidate(record, mine, now);
+            }
             Phase::Released => {}
         }
     }
@@ -448,7 +469,7 @@ impl Elector {
         if !matches!(self.view, View::Absent(_)) {
             self.view = View::Absent(now);
         }
-        self.look_first = false;
+        (self.look_first, self.only_shown) = (false, false);
         self.phase = Phase::Candidate;
         self.due = self.candidate_due(now);
     }

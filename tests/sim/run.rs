@@ -6,7 +6,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
-use cadastre::cluster::lease::{Answer, Ask};
+use cadastre::cluster::lease::{Answer, Ask, Record};
 use cadastre::cluster::request::{Outcome, RequestId};
 use cadastre::cluster::seen::{Node, Text};
 use cadastre::controller::Outgoing;
@@ -68,6 +68,8 @@ pub enum Due {
     /// With the time of renewal that it writes.
     LeaseArrive(Where, Box<(Ask, Timestamp)>, Reply),
     LeaseAnswer(Where, Box<Answer>),
+    /// A candidate's watch shows its Lease.
+    LeaseShown(Where, Box<Record>),
     /// A graceful stop runs out of time.
     GiveUp(Where),
     /// It is looked who waits.
@@ -395,6 +397,14 @@ impl Sim {
                     self.after(until - self.now, Due::LeaseAnswer(place, answer));
                 } else if self.is_alive(place) {
                     return self.answer_lease(place, *answer);
+                }
+            }
+            Due::LeaseShown(place, record) => {
+                if self.is_paused(place) {
+                    let until = self.processes[place.process].paused_until;
+                    self.after(until - self.now, Due::LeaseShown(place, record));
+                } else if self.is_alive(place) {
+                    return self.show_lease(place, &record);
                 }
             }
             Due::GiveUp(place) if self.awake(place, Due::GiveUp) => return self.wind_down(place),
