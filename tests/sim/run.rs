@@ -154,6 +154,8 @@ pub struct Tally {
     pub assigned: u64,
     pub freed: u64,
     pub takeovers: u64,
+    /// How often a standby went by what its watch of the Lease showed.
+    pub shown: u64,
     /// Blocks listed, blocks deleted, addresses given to pods.
     pub listed: u64,
     pub ended: u64,
@@ -172,6 +174,7 @@ impl Tally {
         self.assigned += other.assigned;
         self.freed += other.freed;
         self.takeovers += other.takeovers;
+        self.shown += other.shown;
         self.listed += other.listed;
         self.ended += other.ended;
         self.given += other.given;

@@ -665,6 +665,7 @@ impl Sim {
             let renewed = self.api.renewals.get(&record.resource_version);
             let version = record.resource_version.parse().unwrap();
             run.lease = renewed.map(|renewed| (version, *renewed));
+            self.checks.tally.shown += 1;
         }
         self.poll_lease(place)
     }
