@@ -91,6 +91,10 @@ mutations! {
     TenureCountsFromLastTry,
     /// A holder that was cleared by hand counts as one that released the Lease.
     ClearedHolderCountsAsReleased,
+    /// A candidate goes by what a watch shows although it has seen newer.
+    OldNewsCounts,
+    /// A Lease that a watch has shown, and no more, is sought without a look when it seems to have run out.
+    SilentWatchTrusted,
 
     // Dead nodes
     /// The ranges of a dead node are free at once.

@@ -7,10 +7,12 @@
 
 use std::time::{Duration, Instant};
 
+use cadastre::cluster::client;
 use cadastre::cluster::clock::Clock;
 use cadastre::cluster::lease::{Leadership, Settings, Takeover, Tenure};
 use cadastre::cluster::lease_task::Election;
-use cadastre::telemetry::{LeaderMetrics, Readiness};
+use cadastre::telemetry::{HttpMetrics, LeaderMetrics, Readiness};
+use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::{ControlPlane, Options};
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::api::{DeleteParams, Patch, PatchParams};
@@ -22,6 +24,17 @@ use tokio::task::JoinHandle;
 const LIMIT: Duration = Duration::from_secs(30);
 const LEASE: Duration = Duration::from_secs(3);
 
+/// What a controller goes by unless it is told otherwise.
+fn usual(nonce: &str) -> Settings {
+    Settings {
+        identity: "test".to_owned(),
+        nonce: nonce.to_owned(),
+        lease_duration: Duration::from_secs(15),
+        renew_deadline: Duration::from_secs(10),
+        retry_period: Duration::from_secs(2),
+    }
+}
+
 /// A running election of one candidate for one Lease.
 struct Candidate {
     leadership: watch::Receiver<Leadership>,
@@ -31,19 +44,23 @@ struct Candidate {
 
 impl Candidate {
     fn start(client: &Client, lease: &str, nonce: &str) -> Self {
+        let short = Settings {
+            lease_duration: LEASE,
+            renew_deadline: Duration::from_secs(2),
+            retry_period: Duration::from_millis(500),
+            ..usual(nonce)
+        };
+        Self::with(client, lease, short)
+    }
+
+    fn with(client: &Client, lease: &str, settings: Settings) -> Self {
         let (publish, leadership) = watch::channel(Leadership::Standby { leader: None });
         let (release, released) = watch::channel(None);
         let election = Election {
             client: client.clone(),
             namespace: "default".to_owned(),
             name: lease.to_owned(),
-            settings: Settings {
-                identity: "test".to_owned(),
-                nonce: nonce.to_owned(),
-                lease_duration: LEASE,
-                renew_deadline: Duration::from_secs(2),
-                retry_period: Duration::from_millis(500),
-            },
+            settings,
             publish,
             wanted: watch::channel(None).1,
             readiness: Readiness::default(),
@@ -66,6 +83,14 @@ impl Candidate {
             unreachable!("waited for it")
         };
         tenure
+    }
+
+    /// Until it has renewed its Lease so many times.
+    async fn renews(&mut self, times: u32) {
+        for _ in 0..times {
+            let renewed = tokio::time::timeout(LIMIT, self.leadership.changed()).await;
+            renewed.unwrap().unwrap();
+        }
     }
 
     /// Until it has heard of a leader.
@@ -173,4 +198,44 @@ async fn a_renewal_keeps_what_others_wrote_and_the_time_of_acquisition() {
     let (before, after) = (noted.spec.unwrap(), lease.spec.unwrap());
     assert_eq!(after.acquire_time, before.acquire_time);
     assert!(after.renew_time > before.renew_time);
+}
+
+/// Requests of a standby in a minute, what its watch costs included. By looks alone it made some 130.
+const CALM: f64 = 10.0;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_standby_goes_by_its_watch_and_seldom_asks() {
+    let (cluster, client) = start().await;
+    let registry = prometheus::Registry::new();
+    let reach = client::Options {
+        kubeconfig: Some(cluster.kubeconfig(ADMIN).unwrap()),
+        ..client::Options::default()
+    };
+    let counted = HttpMetrics::register(&registry).unwrap();
+    let counted = client::connect(&reach, counted).await.unwrap();
+    let mut a = Candidate::with(&client, "calm", usual("a"));
+    a.leads().await;
+    let mut b = Candidate::with(&counted, "calm", usual("b"));
+    b.stands_by().await;
+    // Until the watch shows something, it looks.
+    a.renews(2).await;
+    let (before, begun) = (requests(&registry), Instant::now());
+    a.renews(12).await;
+    let asked = requests(&registry) - before;
+    let a_minute = asked * 60.0 / begun.elapsed().as_secs_f64();
+    println!(
+        "{asked} requests in {:?}: {a_minute:.0} a minute",
+        begun.elapsed()
+    );
+    assert!(a_minute <= CALM, "{a_minute:.0} requests a minute");
+}
+
+/// All requests of a client that counts them there.
+fn requests(registry: &prometheus::Registry) -> f64 {
+    let all = registry.gather();
+    let all = all
+        .iter()
+        .filter(|it| it.name() == "rest_client_requests_total");
+    let all = all.flat_map(prometheus::proto::MetricFamily::get_metric);
+    all.map(|it| it.get_counter().get_value()).sum()
 }

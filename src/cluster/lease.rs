@@ -11,6 +11,7 @@
 //! - A tenure that has run out goes on if a later renewal succeeds: by compare-and-swap nobody led in
 //!   between. A record that is somebody else's, or gone, ends it for good.
 //! - A term is never used twice.
+//! - What a watch shows of the Lease ([`Elector::shown`]) spares looks and is trusted with nothing else.
 //! - A Lease is free only when its holder has released it. One that was deleted, or whose holder was
 //!   cleared by hand, is waited out like any other change: whoever led may not have heard of it yet.
 //!
@@ -39,9 +40,10 @@ pub use border::{
 };
 
 mod border;
+mod shown;
 
-/// Pause between two looks of a candidate: a hand-over is seen within it.
-const CANDIDATE_PAUSE: Duration = Duration::from_millis(400);
+/// Pause between two looks of a candidate that no watch tells of renewals: a hand-over is seen within it.
+pub(super) const CANDIDATE_PAUSE: Duration = Duration::from_millis(400);
 
 /// Answers that lie further apart tell nothing of the time between them. An API server is not put back to an
 /// older state in less.
@@ -72,6 +74,14 @@ pub struct Elector {
     transitions: i64,
     /// The duration that the Lease last named
     duration: Duration,
+    /// The highest version seen
+    newest: u64,
+    /// When the last look began
+    looked_at: Mono,
+    /// Whether what was seen last was shown by a watch, and not looked at since
+    only_shown: bool,
+    /// So long a watch is taken to go on
+    calm_until: Mono,
     /// Whether there ever was a Lease
     ever: bool,
     release: Option<bool>,
@@ -136,6 +146,10 @@ impl Elector {
             no_write_before: Mono::ZERO,
             transitions: 0,
             duration: Duration::ZERO,
+            newest: 0,
+            looked_at: Mono::ZERO,
+            only_shown: false,
+            calm_until: Mono::ZERO,
             ever: false,
             release: None,
             wanted: None,
@@ -249,7 +263,7 @@ impl Elector {
     }
 
     fn candidate(&mut self, now: Mono) -> (Kind, Ask) {
-        if self.look_first {
+        if self.look_first || self.is_hearsay() {
             return (Kind::Look, Ask::Get);
         }
         let Some(takeover) = self.opening(now) else {
@@ -332,7 +346,10 @@ impl Elector {
             return;
         };
         self.due = now + self.pause();
-        self.note_answer(&answer, now);
+        self.came(answer != Answer::Unclear, now);
+        if kind == Kind::Look {
+            self.looked_at = at;
+        }
         match (kind, answer) {
             (Kind::Renew, Answer::Written(record)) => {
                 self.note(&record, now);
@@ -387,9 +404,10 @@ impl Elector {
         }
     }
 
-    /// Whether the API server answers all along. The process's own start is no gap: it knew nothing before.
-    fn note_answer(&mut self, answer: &Answer, now: Mono) {
-        if *answer == Answer::Unclear {
+    /// Takes note of whether the API server answers all along. The process's own start is no gap: it knew nothing
+    /// before.
+    fn came(&mut self, is_answer: bool, now: Mono) {
+        if !is_answer {
             self.answered = None;
             return;
         }
@@ -423,6 +441,7 @@ impl Elector {
 
     fn note(&mut self, record: &Record, now: Mono) {
         self.ever = true;
+        self.newest = self.newest.max(record.version());
         self.duration = record.lease_duration;
         self.transitions = self.transitions.max(record.transitions);
         if !matches!(&self.view, View::Present(known, _) if known == record) {
@@ -432,7 +451,7 @@ impl Elector {
 
     fn found(&mut self, record: Record, now: Mono) {
         self.note(&record, now);
-        self.look_first = false;
+        (self.look_first, self.only_shown) = (false, false);
         let mine = record.holder.as_deref() == Some(&*self.settings.holder());
         match &mut self.phase {
             Phase::Holding {
@@ -448,7 +467,10 @@ impl Elector {
                 self.phase = Phase::Candidate;
                 self.due = self.candidate_due(now);
             }
-            Phase::Candidate => self.found_as_candidate(record, mine, now),
+            Phase::Candidate => {
+                self.due = self.due.max(self.calm_due());
+                self.found_as_candidate(record, mine, now);
+            }
             Phase::Released => {}
         }
     }
@@ -472,7 +494,7 @@ impl Elector {
         if !matches!(self.view, View::Absent(_)) {
             self.view = View::Absent(now);
         }
-        self.look_first = false;
+        (self.look_first, self.only_shown) = (false, false);
         self.phase = Phase::Candidate;
         self.due = self.candidate_due(now);
     }

@@ -18,6 +18,9 @@ use super::lease::{Answer, Ask, Elector, LONG_VACANT, Leadership, Mono, Settings
 use super::lease_object::{attended, lease, record, tell_gap};
 use crate::api::FIELD_MANAGER;
 use crate::telemetry::{LeaderMetrics, Readiness};
+use watching::{Watching, take_in};
+
+mod watching;
 
 /// Tells writers, at the moment of use, whether they may write.
 #[derive(Clone)]
@@ -97,6 +100,7 @@ impl Election {
         let (mut vacant, mut agents_heard) = (Duration::ZERO, false);
         let mut read_at: Option<Mono> = None;
         let mut is_wanted = true;
+        let mut watching = None;
         loop {
             while let Some(ask) = elector.poll(clock.now()) {
                 let leads = matches!(last, Leadership::Leading(_));
@@ -134,6 +138,7 @@ impl Election {
                 elector.answer(answer, clock.now());
                 self.tell(&mut last, elector.leadership(), vacant);
             }
+            Watching::attend(&mut watching, &last, &leases, &self.name);
             if was_read && !was_said {
                 was_said = true;
                 self.publish.send_replace(last.clone());
@@ -148,6 +153,12 @@ impl Election {
             let pause = valid.map_or_else(|| jittered(due), |left| due.min(left));
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
+                change = Watching::next(&mut watching) => {
+                    if let Some(lease) = take_in(&mut elector, change, clock.now()) {
+                        known = Some(lease);
+                        self.tell(&mut last, elector.leadership(), vacant);
+                    }
+                }
                 changed = self.wanted.changed(), if is_wanted => {
                     is_wanted = changed.is_ok();
                     let wanted = self.wanted.borrow_and_update().clone();
@@ -276,6 +287,9 @@ impl Election {
     }
 }
 
+/// A longer pause is drawn out no further: a Lease that runs out is sought at that moment.
+const LONGEST_JITTERED: Duration = Duration::from_millis(400);
+
 /// What is said where the Lease is older than it was.
 const PUT_BACK: &str = "the Lease has gone back to an older version: the API server was put back to an older state (a restore of etcd?); what this process knows is no longer there, so it ends and must be started anew (docs/backup.md)";
 
@@ -295,10 +309,11 @@ fn vacant_since(lease: Option<&Lease>, now: Timestamp) -> Duration {
         .unwrap_or_default()
 }
 
-/// Up to a fifth longer, so that candidates do not all try at the same moment.
+/// Up to a fifth longer, and never by much, so that candidates do not all try at the same moment.
 fn jittered(pause: Duration) -> Duration {
     let part = RandomState::new().hash_one(pause) % 1000;
-    pause + pause.mul_f64(Duration::from_millis(part).as_secs_f64() / 5.0)
+    let most = pause.min(LONGEST_JITTERED) / 5;
+    pause + most.mul_f64(Duration::from_millis(part).as_secs_f64())
 }
 
 /// What an error means for the elector, and what is wrong where somebody should know.
@@ -369,6 +384,8 @@ mod tests {
             assert!(pause >= second && pause <= second.mul_f64(1.2), "{pause:?}");
         }
         assert_eq!(jittered(Duration::ZERO), Duration::ZERO);
+        let (long, most) = (10 * second, Duration::from_millis(80));
+        assert!((0..100).all(|_| jittered(long) <= long + most));
     }
 
     #[test]

@@ -39,6 +39,9 @@ pub use pauses::Pauses;
 /// A kind that older API servers do not have: its absence is an answer.
 const OPTIONAL: &str = "servicecidrs";
 
+/// A kind whose watch only spares requests: the candidates' Lease.
+pub const LEASES: &str = "leases";
+
 /// A watch that ends sooner is begun again after a pause.
 const SHORT: Duration = Duration::from_secs(1);
 
@@ -396,6 +399,10 @@ fn describe(kind: &str, failure: &Failure) -> String {
     match status.code {
         404 if kind != OPTIONAL => format!(
             "{kind} are not known to the API server: apply the CRDs (cadastre crd | kubectl apply --server-side -f -); waiting for them"
+        ),
+        403 if kind == LEASES => format!(
+            "not allowed to list and watch the Lease: {}: apply the Role of this version; until then it is asked for several times a second",
+            status.message
         ),
         403 => format!(
             "not allowed to list and watch {kind}: {}: check the ClusterRole; waiting",

@@ -2,8 +2,8 @@
 //!
 //! Each run is drawn from a seed: two to four processes whose clocks differ in rate by up to a
 //! tenth either way, requests that arrive late, twice too late or never, answers that are lost
-//! before or after the effect, pauses, crashes, graceful stops, edits of the Lease by strangers and
-//! one deletion. `LEASE_SEED=7 cargo test --test lease_sim` runs one seed alone.
+//! before or after the effect, watches that are late, silent or not allowed, pauses, crashes, graceful
+//! stops, edits of the Lease by strangers and one deletion. `LEASE_SEED=7 cargo test --test lease_sim` runs one seed alone.
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests are tests
 
 mod check;

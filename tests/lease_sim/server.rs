@@ -18,9 +18,19 @@ pub struct Origin {
     pub at: Time,
 }
 
+/// What watches are told of.
+#[derive(Clone, Debug)]
+pub enum News {
+    Is(Record),
+    /// With the version of its removal
+    Deleted(Record),
+}
+
 #[derive(Default)]
 pub struct Server {
     pub lease: Option<Record>,
+    /// In the order in which it happened
+    pub news: Vec<News>,
     revision: u64,
     /// Whether the Lease is free because its last holder gave it up.
     released: bool,
@@ -86,30 +96,39 @@ impl Server {
             ..wanted
         };
         self.lease = Some(stored.clone());
+        self.news.push(News::Is(stored.clone()));
         Answer::Written(stored)
     }
 
     /// Somebody annotates the Lease: another version of the same record.
     pub fn edit(&mut self) {
+        self.change(|_| ());
+    }
+
+    fn change(&mut self, how: impl FnOnce(&mut Record)) {
         self.revision += 1;
         if let Some(lease) = &mut self.lease {
             lease.resource_version = self.revision.to_string();
+            how(lease);
+            self.news.push(News::Is(lease.clone()));
         }
     }
 
     /// Somebody empties the holder, which its holder does not know yet.
     pub fn clear(&mut self) {
-        self.edit();
-        if let Some(lease) = &mut self.lease
-            && lease.holder.take().is_some()
-        {
-            self.cleared += 1;
-        }
+        let mut cleared = false;
+        self.change(|lease| cleared = lease.holder.take().is_some());
+        self.cleared += u64::from(cleared);
     }
 
     pub fn delete(&mut self, now: Time) {
-        if self.lease.take().is_some() {
+        if let Some(lease) = self.lease.take() {
             self.deleted = Some(now);
+            self.revision += 1;
+            self.news.push(News::Deleted(Record {
+                resource_version: self.revision.to_string(),
+                ..lease
+            }));
         }
     }
 }

@@ -8,7 +8,7 @@ use cadastre::cluster::lease::{Answer, Ask, Elector, Leadership, Mono, Settings,
 
 use crate::check::{Checks, Claimant};
 use crate::rng::Rng;
-use crate::server::{Server, Time};
+use crate::server::{News, Server, Time};
 
 const MS: Time = 1_000;
 const SECOND: Time = 1_000 * MS;
@@ -36,6 +36,12 @@ pub struct Tally {
     late: u64,
     deletions: u64,
     cleared: u64,
+    /// What watches showed: what was taken in, and what was not as it came late or at a bad moment
+    taken: u64,
+    passed_over: u64,
+    /// Standbys in a quiet time that went by a watch, and that had none
+    watchers: u64,
+    lookers: u64,
     /// Starts right after a deletion that nobody could have told from a first start
     blind: u64,
 }
@@ -52,6 +58,10 @@ impl AddAssign for Tally {
         self.late += one.late;
         self.deletions += one.deletions;
         self.cleared += one.cleared;
+        self.taken += one.taken;
+        self.passed_over += one.passed_over;
+        self.watchers += one.watchers;
+        self.lookers += one.lookers;
         self.blind += one.blind;
     }
 }
@@ -68,6 +78,10 @@ impl Tally {
             self.late,
             self.deletions,
             self.cleared,
+            self.taken,
+            self.passed_over,
+            self.watchers,
+            self.lookers,
         ];
         assert!(
             all.iter().all(|count| *count >= 50),
@@ -90,6 +104,11 @@ enum Event {
         call: u64,
         answer: Answer,
     },
+    Shown {
+        process: usize,
+        birth: u64,
+        news: News,
+    },
     Fault,
     Steady,
     HandOver,
@@ -104,6 +123,13 @@ struct Process {
     rate: Time,
     paused_until: Time,
     cut_off_until: Time,
+    /// Tells it from the one before.
+    birth: u64,
+    /// Whether it may watch the Lease; until when its watch brings nothing.
+    may_watch: bool,
+    silent_until: Time,
+    /// Calls since it was quiet.
+    calls: u64,
     call: Option<u64>,
     wake: Option<Time>,
     /// When it made its calls of the last second.
@@ -214,6 +240,10 @@ impl World {
             rate: self.rng.between(900, 1100),
             paused_until: 0,
             cut_off_until: 0,
+            birth: self.births,
+            may_watch: self.rng.percent(85),
+            silent_until: 0,
+            calls: 0,
             call: None,
             wake: None,
             recent: Vec::new(),
@@ -269,6 +299,11 @@ impl World {
                 call,
                 answer,
             } => self.answer(process, call, answer),
+            Event::Shown {
+                process,
+                birth,
+                news,
+            } => self.show(process, birth, news),
             Event::Fault if self.now < FAULTY => {
                 self.fault();
                 let pause = self.rng.between(SECOND, 15 * SECOND);
@@ -278,6 +313,9 @@ impl World {
             Event::Steady => {
                 let (_, term) = self.leader();
                 self.steady = Some(term);
+                for process in &mut self.processes {
+                    process.calls = 0;
+                }
             }
             Event::HandOver => {
                 let (process, term) = self.leader();
@@ -286,6 +324,7 @@ impl World {
                     Some(&term),
                     "leaders change though nothing happens"
                 );
+                self.check_calm(process);
                 let settled = self.rng.percent(50);
                 self.handed_over = Some((process, settled));
                 self.release(process, settled);
@@ -308,6 +347,87 @@ impl World {
             }
         }
         false
+    }
+
+    /// In a quiet time standbys that go by a watch leave the server alone.
+    fn check_calm(&mut self, leader: usize) {
+        let standbys = self.processes.iter().enumerate();
+        for (_, process) in standbys.filter(|(index, _)| *index != leader) {
+            let calls = process.calls;
+            if process.may_watch {
+                self.tally.watchers += 1;
+                assert!(calls <= 4, "{calls} calls in spite of a watch");
+            } else {
+                self.tally.lookers += 1;
+                assert!(calls >= 40, "{calls} calls without a watch");
+            }
+        }
+    }
+
+    /// Candidates have a watch of the Lease.
+    fn tell_watches(&mut self) {
+        for news in std::mem::take(&mut self.server.news) {
+            for index in 0..self.processes.len() {
+                self.tell_watch(index, news.clone());
+            }
+        }
+    }
+
+    fn tell_watch(&mut self, index: usize, news: News) {
+        let now = self.now;
+        let process = &self.processes[index];
+        let is_cut = process.cut_off_until.max(process.silent_until) > now;
+        let leads = matches!(process.elector.leadership(), Leadership::Leading(_));
+        if is_cut || leads || !process.may_watch {
+            return;
+        }
+        let birth = process.birth;
+        let delay = match self.rng.below(100) {
+            _ if now >= FAULTY => self.rng.between(MS, 20 * MS),
+            0..15 => return,
+            15..30 => self.rng.between(500 * MS, 40 * SECOND),
+            _ => self.rng.between(MS, 100 * MS),
+        };
+        let shown = Event::Shown {
+            process: index,
+            birth,
+            news,
+        };
+        self.at(now + delay, shown);
+    }
+
+    fn show(&mut self, index: usize, birth: u64, news: News) {
+        let now = self.now;
+        let process = &mut self.processes[index];
+        if process.birth != birth {
+            return;
+        }
+        // The shell turns to its watch once its call is over.
+        let busy = process.call.map_or(0, |_| now + 50 * MS);
+        let later = process.paused_until.max(busy);
+        if later > now {
+            let shown = Event::Shown {
+                process: index,
+                birth,
+                news,
+            };
+            return self.at(later, shown);
+        }
+        let own = process.own(now);
+        let is_taken = match news {
+            News::Is(record) => process.elector.shown(&record, own),
+            News::Deleted(record) => {
+                process.elector.shown_deleted(&record, own);
+                false
+            }
+        };
+        *if is_taken {
+            &mut self.tally.taken
+        } else {
+            &mut self.tally.passed_over
+        } += 1;
+        self.judge(index);
+        self.drive(index);
     }
 
     fn leader(&self) -> (usize, String) {
@@ -361,6 +481,7 @@ impl World {
         let (call, now) = (self.calls, self.now);
         let process = &mut self.processes[index];
         process.call = Some(call);
+        process.calls += 1;
         process.recent.retain(|at| *at + SECOND > now);
         process.recent.push(now);
         assert!(
@@ -456,8 +577,9 @@ impl World {
     }
 
     fn arrive(&mut self, index: usize, call: u64, ask: Ask, answered: bool) {
-        let sent = &self.sent[&call];
         let answer = self.server.execute(ask, self.now);
+        self.tell_watches();
+        let sent = &self.sent[&call];
         let process = &mut self.processes[index];
         if let Answer::Written(record) = &answer
             && record.holder.as_ref() == Some(&process.holder)
@@ -560,6 +682,11 @@ impl World {
             }
             _ => {}
         }
+        if self.rng.percent(20) {
+            let silent = self.rng.between(SECOND, 60 * SECOND);
+            self.processes[index].silent_until = (now + silent).min(FAULTY);
+        }
+        self.tell_watches();
     }
 
     fn release(&mut self, index: usize, settled: bool) {

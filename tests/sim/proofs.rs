@@ -122,6 +122,10 @@ pub fn proof(mutation: Mutation) -> Proof {
         ClearedHolderCountsAsReleased => {
             unit("cluster::lease::tests::a_holder_cleared_by_hand_has_released_nothing")
         }
+        OldNewsCounts => unit("cluster::lease::tests::what_a_watch_shows_late_is_no_news"),
+        SilentWatchTrusted => {
+            unit("cluster::lease::tests::a_watch_that_fell_silent_wins_nothing_without_a_look")
+        }
 
         // Dead nodes
         NoQuarantine => sim(AsDrawn, 200),

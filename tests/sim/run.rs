@@ -6,7 +6,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
-use cadastre::cluster::lease::{Answer, Ask};
+use cadastre::cluster::lease::{Answer, Ask, Record};
 use cadastre::cluster::request::{Outcome, RequestId};
 use cadastre::cluster::seen::{Node, Text};
 use cadastre::controller::Outgoing;
@@ -68,6 +68,8 @@ pub enum Due {
     /// With the time of renewal that it writes.
     LeaseArrive(Where, Box<(Ask, Timestamp)>, Reply),
     LeaseAnswer(Where, Box<Answer>),
+    /// A candidate's watch shows its Lease.
+    LeaseShown(Where, Box<Record>),
     /// A graceful stop runs out of time.
     GiveUp(Where),
     /// It is looked who waits.
@@ -154,6 +156,8 @@ pub struct Tally {
     pub takeovers: u64,
     /// Those after a leader that fell silent for which no list was needed.
     pub unlisted: u64,
+    /// How often a standby went by what its watch of the Lease showed.
+    pub shown: u64,
     /// Blocks listed, blocks deleted, addresses given to pods.
     pub listed: u64,
     pub ended: u64,
@@ -173,6 +177,7 @@ impl Tally {
         self.freed += other.freed;
         self.takeovers += other.takeovers;
         self.unlisted += other.unlisted;
+        self.shown += other.shown;
         self.listed += other.listed;
         self.ended += other.ended;
         self.given += other.given;
@@ -398,6 +403,14 @@ impl Sim {
                     self.after(until - self.now, Due::LeaseAnswer(place, answer));
                 } else if self.is_alive(place) {
                     return self.answer_lease(place, *answer);
+                }
+            }
+            Due::LeaseShown(place, record) => {
+                if self.is_paused(place) {
+                    let until = self.processes[place.process].paused_until;
+                    self.after(until - self.now, Due::LeaseShown(place, record));
+                } else if self.is_alive(place) {
+                    return self.show_lease(place, &record);
                 }
             }
             Due::GiveUp(place) if self.awake(place, Due::GiveUp) => return self.wind_down(place),

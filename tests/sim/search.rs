@@ -35,7 +35,7 @@ fn run_seeds(first: u64, steps: u64) -> Tally {
 fn summary(sum: &Tally, seeds: u64, begun: Instant) -> String {
     let seconds = begun.elapsed().as_secs_f64();
     format!(
-        "{} steps, {seeds} seeds, {} ranges assigned, {} records ended, {} blocks listed, {} ended, {} addresses given, {} tenures, {} of them without a list, {} + {} duplicates averted by UID and term, {} restores, {} blocks taken up, {:.1} s",
+        "{} steps, {seeds} seeds, {} ranges assigned, {} records ended, {} blocks listed, {} ended, {} addresses given, {} tenures, {} of them without a list, {} Leases shown to standbys, {} + {} duplicates averted by UID and term, {} restores, {} blocks taken up, {:.1} s",
         sum.steps,
         sum.assigned,
         sum.freed,
@@ -44,6 +44,7 @@ fn summary(sum: &Tally, seeds: u64, begun: Instant) -> String {
         sum.given,
         sum.takeovers,
         sum.unlisted,
+        sum.shown,
         sum.averted.0,
         sum.averted.1,
         sum.restores,
@@ -82,6 +83,7 @@ fn everything_promised_holds_over_many_seeds() {
         sum.assigned > 500
             && sum.freed > 100
             && sum.takeovers > 50
+            && sum.shown > 1_000
             && sum.restores > 5
             && sum.taken_up > 3,
         "the runs do too little: {sum:?}"

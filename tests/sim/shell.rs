@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use cadastre::cluster::lease::{Answer, Ask, Leadership, Tenure};
+use cadastre::cluster::lease::{Answer, Ask, Leadership, Record, Tenure};
 use cadastre::cluster::request::{Outcome, Refusal, Request, RequestId};
 use cadastre::controller::{Event, Outgoing};
 use cadastre::mutation::Mutation;
@@ -15,7 +15,7 @@ use jiff::Timestamp;
 use super::api::Author;
 use super::checks::Violation;
 use super::clock::{MS, SECOND, Time};
-use super::process::Watched;
+use super::process::{Process, Watched};
 use super::run::{Due, Reply, Sim, Where};
 use super::words::{describe, name_of, of_outcome, of_report, of_request, verb};
 
@@ -612,6 +612,7 @@ impl Sim {
     ) -> Result<(), Violation> {
         let answer = self.api.lease(ask, wall);
         if let Answer::Written(record) = &answer {
+            self.tell_watches(record);
             let holder = record.holder.clone();
             if self.checks.leased(holder.as_deref(), self.now) {
                 self.log(None, || format!("the Lease goes to {holder:?}"));
@@ -625,6 +626,49 @@ impl Sim {
             self.after(back, Due::LeaseAnswer(place, Box::new(answer)));
         }
         Ok(())
+    }
+
+    /// The Lease was written: candidates have a watch of it, that is late at times, or silent.
+    fn tell_watches(&mut self, record: &Record) {
+        for process in 0..self.processes.len() {
+            let Process {
+                run: Some(run),
+                cut_until,
+                incarnation,
+                ..
+            } = &self.processes[process]
+            else {
+                continue;
+            };
+            let is_cut = *cut_until > self.now;
+            let place = Where {
+                process,
+                incarnation: *incarnation,
+            };
+            if is_cut || !run.heard || matches!(run.elector.leadership(), Leadership::Leading(_)) {
+                continue;
+            }
+            let delay = match self.rng.below(10) {
+                0 if self.rough => continue,
+                1 if self.rough => self.rng.stretch(50 * MS, 60 * SECOND),
+                _ => self.rng.stretch(MS, 20 * MS),
+            };
+            self.after(delay, Due::LeaseShown(place, Box::new(record.clone())));
+        }
+    }
+
+    pub fn show_lease(&mut self, place: Where, record: &Record) -> Result<(), Violation> {
+        let mono = self.processes[place.process].clocks.mono(self.now);
+        let Some(run) = &mut self.processes[place.process].run else {
+            return Ok(());
+        };
+        if run.elector.shown(record, mono) {
+            let renewed = self.api.renewals.get(&record.resource_version);
+            let version = record.resource_version.parse().unwrap();
+            run.lease = renewed.map(|renewed| (version, *renewed));
+            self.checks.tally.shown += 1;
+        }
+        self.poll_lease(place)
     }
 
     pub fn answer_lease(&mut self, place: Where, answer: Answer) -> Result<(), Violation> {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use cadastre::api::NodeSubnet;
-use cadastre_e2e::audit::{Audit, compare};
+use cadastre_e2e::audit::{Audit, Used, compare};
 use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::kubeconfig::User;
 use cadastre_e2e::metrics::sum;
@@ -161,7 +161,7 @@ const MAY: [(&str, &str, &str, &[&str]); 11] = [
         "coordination.k8s.io",
         "leases",
         "kube-system",
-        &["get", "create", "update"],
+        &["get", "list", "watch", "create", "update"],
     ),
     ("events.k8s.io", "events", "default", &["create"]),
     ("", "secrets", "kube-system", &[]),
@@ -192,6 +192,16 @@ async fn the_permissions_in_config_are_enough_and_no_more_than_listed() {
     cluster.kubectl(&["apply", "-f", rules]).await.unwrap();
     daemon.wait_ready(LIMIT).await.unwrap();
     let refused = forbidden(&daemon).await;
+    let standby = start_controller(&cluster, ACCOUNT, &[]).unwrap();
+    until("a standby watches the Lease", LIMIT, async || {
+        let used = audit.used(ACCOUNT)?;
+        let watch = |it: &Used| (&*it.1, &*it.2) == ("leases", "watch");
+        Ok(used.iter().any(watch).then_some(()))
+    })
+    .await
+    .unwrap();
+    assert!(forbidden(&standby).await.abs() < 0.5);
+    drop(standby);
 
     hand.pool(
         "rbac",
@@ -264,6 +274,45 @@ async fn the_permissions_in_config_are_enough_and_no_more_than_listed() {
         let is = may(group, resource, namespace).await;
         assert!(!is.contains(&"create"), "{resource} {namespace}");
     }
+}
+
+#[tokio::test]
+async fn under_the_role_of_an_earlier_version_a_standby_says_so_once_and_looks() {
+    let (cluster, _) = cluster(None).await;
+    let rules = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../config/rbac/controller.yaml"
+    );
+    let rules = std::fs::read_to_string(rules).unwrap();
+    let earlier = rules.replace("[get, list, watch, update]", "[get, update]");
+    assert_ne!(earlier, rules);
+    let apply = ["apply", "-f", "-"];
+    cluster.kubectl_stdin(&apply, &earlier).await.unwrap();
+    let mut leader = start_controller(&cluster, ACCOUNT, &[]).unwrap();
+    leads(&leader).await;
+    let mut standby = start_controller(&cluster, ACCOUNT, &[]).unwrap();
+    let says = "not allowed to list and watch the Lease";
+    log_says(&mut standby, says).await;
+    // It has tried again by then.
+    until("it was refused three times", LIMIT, async || {
+        Ok((forbidden(&standby).await > 2.5).then_some(()))
+    })
+    .await
+    .unwrap();
+    let stopped = leader.process().stop(GRACE).await.unwrap();
+    assert_eq!(stopped.code(), Some(0));
+    leads(&standby).await;
+    let log = std::fs::read_to_string(standby.process().log()).unwrap();
+    assert_eq!(log.matches(says).count(), 1, "{log}");
+}
+
+async fn leads(daemon: &Daemon) {
+    until("it leads", LIMIT, async || {
+        let ready = daemon.ready().await.unwrap_or_default();
+        Ok((ready == "leader\n").then_some(()))
+    })
+    .await
+    .unwrap();
 }
 
 /// A node gets a block, its agent tells what makes no sense, and it is gone.

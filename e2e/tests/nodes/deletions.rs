@@ -1,9 +1,14 @@
 //! DELs that never come, and DELs that come more than once.
 
+use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt as _;
 
+use anyhow::ensure;
+use cadastre_e2e::node::NodeSide;
 use cadastre_e2e::wait::until;
-use serde_json::json;
+use cadastre_e2e::{Hand, assets};
+use kube::api::{Patch, PatchParams};
+use serde_json::{Value, json};
 
 use crate::pods;
 use crate::{LIMIT, Stage, machines};
@@ -71,4 +76,77 @@ pub(crate) async fn never_or_three_times(stage: &Stage) {
     })
     .await
     .unwrap();
+}
+
+/// So often a sandbox is tried.
+const TRIES: usize = 8;
+
+/// A plugin of the chain is not installed: each sandbox that is tried takes an address, and its DEL ends at the
+/// plugin that is missing, before it comes to ours. containerd makes nothing of that and tries another sandbox.
+pub(crate) async fn a_chain_that_lacks_a_plugin_keeps_the_addresses_of_one_sandbox(stage: &Stage) {
+    let (hand, group) = (&stage.hand, "chain");
+    let spec = machines::both("10.33.0.0/24", "fd00:33::/120");
+    hand.block_pool(group, spec).await.unwrap();
+    let side = chained("absent");
+    let mut whole = side.clone();
+    // It passes on what came before it.
+    let loopback = assets::find(assets::Program::Loopback).unwrap();
+    whole.plugins.push(("absent".to_owned(), loopback));
+    let mut machine = stage.machine(group, side).await;
+    let node = machine.name().to_owned();
+    pods::ready(hand, &node, true).await;
+    pods::create(hand, group, "chain", Some(&node)).await;
+
+    let mut seen = BTreeSet::new();
+    while seen.len() < TRIES {
+        until("another sandbox has addresses", LIMIT, async || {
+            let before = seen.len();
+            seen.extend(sandboxes(hand, &node).await?);
+            ensure!(seen.len() > before, "{seen:?}");
+            Ok(Some(()))
+        })
+        .await
+        .unwrap();
+        try_again(hand, "chain", seen.len()).await;
+    }
+    until("one of them is left", LIMIT, async || {
+        let held = sandboxes(hand, &node).await?;
+        ensure!(held.len() == 1, "{held:?} of {seen:?}");
+        Ok(Some(()))
+    })
+    .await
+    .unwrap();
+
+    machine.set_side(whole).await.unwrap();
+    try_again(hand, "chain", 0).await;
+    let running = pods::running(hand, group, 1).await;
+    machines::told(hand, &node, &running).await;
+    pods::delete_all(hand, group).await;
+    machines::told(hand, &node, &[]).await;
+}
+
+/// Our node side with another plugin behind ptp. In CNI 1.0: of a later one each plugin is asked for its STATUS,
+/// and a node whose chain lacks one never becomes ready.
+fn chained(plugin: &str) -> NodeSide {
+    let mut side = machines::ptp();
+    let template = &mut side.configs[0].1;
+    let mut list: Value = serde_json::from_str(template).unwrap();
+    list["cniVersion"] = json!("1.0.0");
+    let plugins = list["plugins"].as_array_mut().unwrap();
+    plugins.push(json!({"type": plugin}));
+    *template = list.to_string();
+    side
+}
+
+/// The sandboxes that have addresses on a node, by what its agent tells.
+async fn sandboxes(hand: &Hand, node: &str) -> anyhow::Result<Vec<String>> {
+    let list = hand.addresses.get(node).await?.spec;
+    Ok(list.entries().map(|it| it.handle).collect())
+}
+
+/// Has the kubelet look at a pod at once, as after a failure it waits for 10 to 15 s.
+async fn try_again(hand: &Hand, pod: &str, number: usize) {
+    let note = json!({"metadata": {"annotations": {"try": number.to_string()}}});
+    let (params, patch) = (PatchParams::default(), Patch::Merge(note));
+    hand.pods.patch(pod, &params, &patch).await.unwrap();
 }

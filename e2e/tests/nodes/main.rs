@@ -9,7 +9,7 @@
 //! | `harness` | the harness itself: nothing is left of it |
 //! | `bridge` | podCIDRs with host-local or our plugin in its place; an agent takes over |
 //! | `addresses` | many pods: unique addresses in the right ranges, no leaks |
-//! | `deletions` | DELs that never come, or come three times |
+//! | `deletions` | DELs that never come, or come three times; a chain that lacks a plugin |
 //! | `crashes` | power cuts, killed and hung processes, no way to the API server |
 //! | `masquerade` | whose address the other side sees |
 //! | `shortage` | exhaustion; blocks of nodes that are gone |
@@ -75,6 +75,7 @@ fn main() -> ExitCode {
         crashes::the_agent_hangs,
         crashes::the_api_server_is_out_of_reach,
         crashes::the_api_server_is_stopped,
+        deletions::a_chain_that_lacks_a_plugin_keeps_the_addresses_of_one_sandbox,
         deletions::never_or_three_times,
         harness::a_killed_harness_leaves_nothing,
         masquerade::pods_see_each_others_own_addresses_and_all_else_the_nodes,

@@ -93,6 +93,11 @@ impl Record {
         let by_hand = Mutation::ClearedHolderCountsAsReleased.is_on();
         self.holder.is_none() && (self.lease_duration <= RELEASED_DURATION || by_hand)
     }
+
+    /// Versions of one kind grow as numbers; one that is none is older than all.
+    pub(super) fn version(&self) -> u64 {
+        self.resource_version.parse().unwrap_or_default()
+    }
 }
 
 /// A call of the API server; at most one is outstanding.

@@ -470,3 +470,198 @@ fn a_leader_knows_since_when_the_api_server_has_answered_all_along() {
     assert_eq!(since(&[(1, true), (2, false), (3, true)]), s(3));
     assert_eq!(since(&[(1, true), (12, true)]), s(12), "too far apart");
 }
+
+const fn ms(milliseconds: u64) -> Mono {
+    Duration::from_millis(milliseconds)
+}
+
+/// `a` leads and `b` has seen it, at 0 s.
+fn leader_and_standby() -> (Elector, Elector, Server) {
+    let (mut a, mut b, mut server) = (
+        Elector::new(settings("a")),
+        Elector::new(settings("b")),
+        Server::default(),
+    );
+    settle(&mut a, &mut server, s(0));
+    settle(&mut b, &mut server, s(0));
+    (a, b, server)
+}
+
+/// What a watch shows now.
+fn newest(server: &Server) -> Record {
+    server.0.clone().unwrap()
+}
+
+#[test]
+fn a_candidate_whose_watch_shows_each_renewal_looks_now_and_then() {
+    let (mut a, mut b, mut server) = leader_and_standby();
+    let mut looks = 0;
+    for t in 1..=600 {
+        let now = ms(t * 100);
+        if a.wake_at().is_some_and(|at| at <= now) {
+            settle(&mut a, &mut server, now);
+            assert!(b.shown(&newest(&server), now));
+        }
+        while let Some(ask) = b.poll(now) {
+            assert_eq!(ask, Ask::Get);
+            looks += 1;
+            let answer = server.answer(ask);
+            b.answer(answer, now);
+        }
+    }
+    // The first few before it was shown anything.
+    assert!((7..=11).contains(&looks), "{looks} looks in a minute");
+}
+
+#[test]
+fn a_candidate_that_is_shown_nothing_looks_as_often_as_ever() {
+    let (mut a, mut b, mut server) = leader_and_standby();
+    settle(&mut a, &mut server, s(2));
+    assert!(b.shown(&newest(&server), s(2)));
+    assert_eq!(b.wake_at(), Some(s(5)));
+    settle(&mut b, &mut server, s(5));
+    assert_eq!(b.wake_at(), Some(s(5) + CANDIDATE_PAUSE));
+}
+
+#[test]
+fn a_release_that_a_watch_shows_hands_over_at_once() {
+    for (settled, takeover) in [(true, Takeover::Clean), (false, Takeover::Unclean)] {
+        let (mut a, mut b, mut server) = leader_and_standby();
+        a.release(settled);
+        settle(&mut a, &mut server, ms(100));
+        assert!(b.shown(&newest(&server), ms(110)));
+        assert!(matches!(b.poll(ms(110)), Some(Ask::Replace(_))));
+        let written = server.answer(Ask::Replace(b.attempt.clone().unwrap().record));
+        b.answer(written, ms(120));
+        assert_eq!(tenure(&b).takeover, takeover);
+    }
+}
+
+#[test]
+fn a_renewal_that_a_watch_shows_late_only_postpones() {
+    let (mut a, mut b, mut server) = leader_and_standby();
+    settle(&mut a, &mut server, s(2));
+    assert!(b.shown(&newest(&server), s(10)));
+    for t in 11..25 {
+        settle(&mut b, &mut server, s(t));
+        assert!(matches!(b.leadership(), Leadership::Standby { .. }), "{t}");
+    }
+    settle(&mut b, &mut server, s(25));
+    assert_eq!(tenure(&b).takeover, Takeover::Unclean);
+}
+
+#[test]
+fn what_a_watch_shows_late_is_no_news() {
+    let (mut a, mut b, mut server) = leader_and_standby();
+    settle(&mut a, &mut server, s(2));
+    let late = newest(&server);
+    settle(&mut a, &mut server, s(4));
+    settle(&mut b, &mut server, s(4));
+    let due = b.wake_at();
+    let soon = ms(4_399);
+    assert!(!b.shown(&late, soon));
+    b.shown_deleted(&late, soon);
+    assert_eq!(b.wake_at(), due);
+    let latest = newest(&server);
+    settle(&mut b, &mut server, ms(4_400));
+    let due = b.wake_at();
+    assert!(!b.shown(&latest, ms(4_401)));
+    assert_eq!(b.wake_at(), due);
+}
+
+#[test]
+fn a_watch_that_a_look_was_faster_than_still_spares_looks() {
+    let (mut a, mut b, mut server) = leader_and_standby();
+    settle(&mut a, &mut server, s(2));
+    settle(&mut b, &mut server, s(2));
+    assert!(!b.shown(&newest(&server), ms(2_100)));
+    assert_eq!(b.wake_at(), Some(ms(5_100)));
+}
+
+#[test]
+fn a_watch_that_fell_silent_wins_nothing_without_a_look() {
+    let (mut a, mut b, mut server) = leader_and_standby();
+    settle(&mut a, &mut server, s(2));
+    assert!(b.shown(&newest(&server), s(2)));
+    settle(&mut a, &mut server, s(16));
+    // The process did not run in between.
+    assert_eq!(b.poll(s(17)), Some(Ask::Get));
+    let answer = server.answer(Ask::Get);
+    b.answer(answer, s(17));
+    settle(&mut b, &mut server, s(31));
+    assert!(matches!(b.leadership(), Leadership::Standby { .. }));
+    settle(&mut b, &mut server, s(32));
+    assert_eq!(tenure(&b).takeover, Takeover::Unclean);
+}
+
+#[test]
+fn a_lease_that_ran_out_is_sought_at_that_moment_whatever_was_shown() {
+    let (mut a, mut b, mut server) = leader_and_standby();
+    settle(&mut a, &mut server, ms(2_100));
+    assert!(b.shown(&newest(&server), ms(2_100)));
+    while !matches!(b.leadership(), Leadership::Leading(_)) {
+        let due = b.wake_at().unwrap();
+        assert!(due <= ms(17_100), "{due:?}");
+        settle(&mut b, &mut server, due);
+    }
+}
+
+#[test]
+fn a_deletion_that_a_watch_shows_is_looked_at_and_waited_out() {
+    let (_, mut b, mut server) = leader_and_standby();
+    settle(&mut b, &mut server, s(1));
+    let gone = Record {
+        resource_version: "9".into(),
+        ..newest(&server)
+    };
+    server.0 = None;
+    b.shown_deleted(&gone, ms(1_300));
+    assert_eq!(b.wake_at(), Some(s(1) + CANDIDATE_PAUSE), "no sooner");
+    settle(&mut b, &mut server, ms(1_400));
+    settle(&mut b, &mut server, ms(16_300));
+    assert_eq!(b.leadership(), Leadership::Standby { leader: None });
+    settle(&mut b, &mut server, ms(16_400));
+    assert_eq!(tenure(&b).takeover, Takeover::Unclean);
+}
+
+#[test]
+fn nobody_is_shown_anything_in_doubt_or_while_it_leads() {
+    let (mut a, mut b, mut server) = leader_and_standby();
+    let other = Record {
+        holder: Some("c_z".into()),
+        resource_version: "99".into(),
+        ..newest(&server)
+    };
+    assert!(!a.shown(&other, s(1)), "it leads");
+    assert!(
+        !Elector::new(settings("c")).shown(&other, s(1)),
+        "first look"
+    );
+    assert_eq!(b.poll(s(1)), Some(Ask::Get));
+    assert!(!b.shown(&other, s(1)), "a look is under way");
+    let answer = server.answer(Ask::Get);
+    b.answer(answer, s(1));
+    let mine = Record {
+        holder: Some("c_b".into()),
+        ..other
+    };
+    assert!(!b.shown(&mine, s(1)));
+    assert_eq!(b.poll(s(1) + CANDIDATE_PAUSE), Some(Ask::Get), "its own");
+}
+
+#[test]
+fn what_a_watch_shows_tells_that_the_api_server_answers() {
+    let (mut a, mut b, mut server) = leader_and_standby();
+    for t in 1..=300 {
+        let now = ms(t * 100);
+        if a.wake_at().is_some_and(|at| at <= now) {
+            settle(&mut a, &mut server, now);
+            b.shown(&newest(&server), now);
+        }
+        settle(&mut b, &mut server, now);
+    }
+    for t in 301..=600 {
+        settle(&mut b, &mut server, ms(t * 100));
+    }
+    assert_eq!(tenure(&b).answered_since, s(0));
+}
