@@ -323,9 +323,17 @@ fn wanted(
     let suspects = node
         .map(|node| registry.suspects_of(&node.uid, report))
         .unwrap_or_default();
-    let may_ask = node.is_some_and(|node| registry.pools.block_pools(node).next().is_some());
-    // Its agent may have blocks of a pool that serves nobody now.
-    let gives_blocks = |pool: &PoolState| pool.allocate == Allocate::Blocks;
+    // Its agent may have blocks of a pool that serves nobody now, and an earlier leader may have a creation on its
+    // way that lists one.
+    let gives_blocks = |pool: &PoolState| {
+        let is_valid = !matches!(pool.verdict, Verdict::Invalid(_));
+        is_valid && pool.allocate == Allocate::Blocks
+    };
+    let may_ask = node.is_some_and(|node| {
+        let begun = |pool: &&PoolState| gives_blocks(pool) && pool.verdict != Verdict::Starting;
+        let mut pools = registry.pools.iter().filter(begun);
+        pools.any(|pool| pool.selects(node))
+    });
     let may_speak = registry.is_listening && registry.pools.iter().any(gives_blocks);
     let pools = node
         .map(|node| pools(node, &blocks, is, registry))

@@ -8,7 +8,7 @@ use crate::controller::Now;
 use crate::controller::holders::Use;
 use crate::controller::pools::DEFAULT_QUARANTINE;
 use crate::controller::registry::{Registry, whole_seconds};
-use crate::ipam::{Cidr, ClaimId};
+use crate::ipam::{Cidr, ClaimId, State};
 use crate::mutation::Mutation;
 
 impl Registry {
@@ -116,7 +116,20 @@ impl Registry {
                 })
         };
         let entries = uids.flat_map(|uid| self.blocks.of(uid)).filter(fits);
-        entries.map(|entry| entry.cidr).collect()
+        let alone = entries.filter(|entry| self.is_alone(entry));
+        alone.map(|entry| entry.cidr).collect()
+    }
+
+    /// Whether nothing else has a claim to any of it, but for what rests inside it from the same node: a block
+    /// that came late, and that goes on resting.
+    fn is_alone(&self, entry: &Entry) -> bool {
+        let holder = self.ledger.get(entry.claim).map(|own| own.holder);
+        self.ledger.overlapping(&entry.cidr).all(|(id, claim)| {
+            let rests_inside = claim.state == State::Resting
+                && Some(claim.holder) == holder
+                && claim.cidr.len() > entry.cidr.len();
+            id == entry.claim || rests_inside
+        })
     }
 
     /// Ends a block: its range is free, unless something else holds it too.

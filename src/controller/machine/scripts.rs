@@ -254,11 +254,21 @@ fn a_node_that_came_while_nobody_led_gets_a_nodesubnet_to_ask_in() {
 }
 
 #[test]
-fn after_a_gap_agents_can_speak_of_blocks_of_a_pool_that_serves_nobody() {
+fn a_node_of_a_pool_that_serves_nobody_has_a_node_subnet_that_late_creations_find() {
+    let mut cluster = Cluster::new(ONE, Vec::new());
+    cluster.nodes.push(node("a"));
+    cluster.pools[0].spec.as_mut().unwrap().disabled = true;
+    let mut script = Script::leading(cluster, Duration::ZERO);
+    assert_eq!(script.lists(), [("a".to_owned(), Vec::new())]);
+}
+
+#[test]
+fn after_a_gap_agents_can_speak_of_blocks_of_a_pool_that_serves_them_no_more() {
     for gap in [0, 300] {
         let mut cluster = Cluster::new(ONE, Vec::new());
         cluster.nodes.push(node("a"));
-        cluster.pools[0].spec.as_mut().unwrap().disabled = true;
+        let spec = cluster.pools[0].spec.as_mut().unwrap();
+        spec.node_selector = Some(serde_json::from_str(r#"{"matchLabels":{"its":"no"}}"#).unwrap());
         let mut script = Script::leading(cluster, Duration::from_secs(gap));
         let lists = script.lists();
         let has_one = lists == [("a".to_owned(), Vec::new())];
@@ -354,6 +364,19 @@ fn after_a_gap_nothing_that_rests_goes_back_before_agents_have_spoken() {
         let is_given = lists.iter().any(|(name, it)| name == "a" && it == &[ONE]);
         assert_eq!(is_given, uses.is_empty(), "{lists:?}");
     }
+}
+
+#[test]
+fn of_blocks_that_lie_in_each_other_a_machine_gets_the_outer_one_back() {
+    let mut cluster = Cluster::new("10.0.0.0/26", vec![subnet("a", &[], 0)]);
+    cluster.nodes[0].machine = machine();
+    // The inner one is of a creation that came late.
+    cluster.blocks.push(resting("a", "10.0.0.4/30"));
+    cluster.blocks.push(resting("a", ONE));
+    let mut script = Script::leading(cluster, Duration::ZERO);
+    let lists = script.lists();
+    let given = lists.iter().find(|(name, _)| name == "a");
+    assert_eq!(given.unwrap().1, [ONE], "{lists:?}");
 }
 
 #[test]
