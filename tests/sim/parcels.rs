@@ -247,9 +247,14 @@ impl Checks {
         // One that somebody deleted by hand was let go of under its earlier UID.
         let same = self.parcels.lives.range((spec.cidr, "".into())..);
         let same = same.take_while(|((cidr, _), _)| *cidr == spec.cidr);
-        let edited: Vec<&Life> = same.map(|(_, life)| life).filter(|it| it.edited).collect();
-        let remade = edited.iter().any(|it| it.released.contains(&owner.uid));
-        let was_edited = !edited.is_empty();
+        let same: Vec<(&Key, &Life)> = same.collect();
+        let was_listed = |it: &&(&Key, &Life)| *it.0 == key && it.1.listed.contains(&owner.uid);
+        let was_listed = same.iter().any(|it| was_listed(&it));
+        // So was one that a late deletion ended, and that was made anew meanwhile.
+        let is_let_go = |it: &Life| it.released.contains(&owner.uid);
+        let remade = |it: &Life| is_let_go(it) && (it.edited || !was_listed);
+        let remade = same.iter().any(|(_, it)| remade(it));
+        let was_edited = same.iter().any(|(_, it)| it.edited);
         let life = self.parcels.lives.entry(key.clone()).or_default();
         if lives(api, &owner.uid) {
             let told = api.subnets.get(&owner.name).map(AsRef::as_ref);
