@@ -16,15 +16,23 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// How many nodes a quiet cluster has: each would have been written once.
 const NODES: u32 = 50;
 
-/// PATCHes of Nodes that the API server has answered in whatever way.
-async fn node_patches(lab: &Lab) -> f64 {
+/// PATCHes of Nodes, and lists of what a leader has to know, that the API server has answered in whatever way.
+async fn patches_and_lists(lab: &Lab) -> [f64; 4] {
     let counts = lab.cluster.apiserver_metrics().await.unwrap();
-    let labels = [("resource", "nodes"), ("verb", "PATCH")];
-    metrics::sum(&counts, "apiserver_request_total", &labels)
+    let asked = [
+        ("nodes", "PATCH"),
+        ("nodes", "LIST"),
+        ("nodesubnets", "LIST"),
+        ("ipamblocks", "LIST"),
+    ];
+    asked.map(|(resource, verb)| {
+        let labels = [("resource", resource), ("verb", verb)];
+        metrics::sum(&counts, "apiserver_request_total", &labels)
+    })
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_take_over_of_a_quiet_cluster_writes_no_node() {
+async fn a_take_over_of_a_quiet_cluster_writes_no_node_and_lists_nothing() {
     let _turn = common::turn().await;
     let lab = Lab::start().await;
     let hand = Hand::new(lab.client.clone());
@@ -38,6 +46,7 @@ async fn a_take_over_of_a_quiet_cluster_writes_no_node() {
     for i in 0..NODES {
         hand.listed(&format!("node-{i:05}"), 1).await.unwrap();
     }
+    let before = patches_and_lists(&lab).await;
     a.process().kill().unwrap();
     wait::until("b leads", LIMIT, async || {
         Ok(leads(&b).await?.then_some(()))
@@ -47,9 +56,12 @@ async fn a_take_over_of_a_quiet_cluster_writes_no_node() {
     // It is at work.
     hand.create_node(nodes::numbered(NODES)).await.unwrap();
     hand.listed(&format!("node-{NODES:05}"), 1).await.unwrap();
-    let patches = node_patches(&lab).await;
-    assert!(patches.abs() < f64::EPSILON, "{patches} PATCHes of Nodes");
-    println!("a take-over with {NODES} nodes without podCIDRs: {patches} PATCHes of Nodes");
+    let after = patches_and_lists(&lab).await;
+    let text = format!("before and after: {before:?} and {after:?}");
+    println!("PATCHes of Nodes, LISTs of Nodes, NodeSubnets and IPAMBlocks {text}");
+    let is_same = |(one, other): (f64, f64)| (one - other).abs() < f64::EPSILON;
+    assert!(before.into_iter().zip(after).all(is_same), "{text}");
+    assert!(after[0].abs() < f64::EPSILON, "{text}");
 }
 
 /// Two controllers, of which `a` leads; pools of podCIDRs and of blocks; and a node that no update of the
