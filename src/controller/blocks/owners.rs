@@ -110,7 +110,7 @@ impl Registry {
                 && entry.owner.resting
                 && entry.owner.machine.same(&node.machine)
                 && !entry.is_leaving()
-                && !(self.after_gap && self.strays.speak_against(&entry.cidr, &node.name))
+                && !self.strays.speak_against(&entry.cidr, &node.name)
                 && pool.is_some_and(|pool| {
                     pool.is_serving() && pool.selects(node) && pool.space.covers(&entry.cidr)
                 })

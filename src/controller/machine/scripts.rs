@@ -367,6 +367,20 @@ fn after_a_gap_nothing_that_rests_goes_back_before_agents_have_spoken() {
 }
 
 #[test]
+fn what_rests_does_not_go_back_while_another_nodes_agent_uses_it() {
+    for uses in [&[][..], &[ONE][..]] {
+        let mut cluster = Cluster::new("10.0.0.0/26", vec![subnet("a", &[], 0)]);
+        cluster.nodes[0].machine = machine();
+        cluster.blocks.push(resting("a", ONE));
+        cluster.nodes.push(node("b"));
+        cluster.subnets.push(using("b", uses));
+        let lists = Script::leading(cluster, Duration::ZERO).lists();
+        let is_given = lists.iter().any(|(name, it)| name == "a" && it == &[ONE]);
+        assert_eq!(is_given, uses.is_empty(), "{lists:?}");
+    }
+}
+
+#[test]
 fn of_blocks_that_lie_in_each_other_a_machine_gets_the_outer_one_back() {
     let mut cluster = Cluster::new("10.0.0.0/26", vec![subnet("a", &[], 0)]);
     cluster.nodes[0].machine = machine();
