@@ -4,8 +4,8 @@
 //! and one for each ADD that waits: by what is wanted beyond the low mark the controller sees that pods
 //! wait. What of a block is never given (gateway, network and broadcast address) is not added: the
 //! controller counts a block by the agent's word of it (used + cooling + free), which leaves those
-//! out, so both sides count alike. A block that it has no word of yet it counts a few addresses too
-//! large, and corrects that with the first word.
+//! out, so both sides count alike. Of a block that it has no word of yet it leaves out as many as a pool without a
+//! gateway of its own takes of it.
 //!
 //! # Guarantees
 //! - A pool of which the node has no block is asked only while an ADD wants it: pools that serve by

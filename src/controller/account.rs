@@ -97,7 +97,29 @@ pub(super) fn worth(entry: &Entry, report: Option<&AgentReport>, registry: &Regi
     match entry.word(report) {
         Some(word) if word.released && !Mutation::ReleasedBlocksCounted.is_on() => 0,
         Some(word) => word.used + word.cooling + word.free,
-        None => registry.usable(&entry.cidr, &entry.pool),
+        None => {
+            let usable = registry.usable(&entry.cidr, &entry.pool);
+            let never = never_given(&entry.cidr, registry.pools.get(&entry.pool));
+            usable.saturating_sub(never).max(usable.min(1))
+        }
+    }
+}
+
+/// How many addresses of a block its agent will not give: the network, gateway and broadcast address, where the
+/// pool names no gateway of its own. Who counts them gives small blocks one round after the other.
+fn never_given(block: &Cidr, pool: Option<&PoolState>) -> u64 {
+    let ranges = pool.and_then(|pool| match block.family() {
+        Family::V4 => pool.told.ipv4.as_ref(),
+        Family::V6 => pool.told.ipv6.as_ref(),
+    });
+    if ranges.is_none_or(|ranges| ranges.gateway.is_some()) {
+        return 0;
+    }
+    match (block.size(), block.family()) {
+        (1, _) => 0,
+        (2, _) => 1,
+        (_, Family::V4) => 3,
+        (_, Family::V6) => 2,
     }
 }
 
