@@ -180,7 +180,10 @@ impl Controller {
                 }
             }
             Event::Pods(change) => {
-                self.world.pods.change(change);
+                let changed = self.world.pods.change(change);
+                if let Some(leader) = self.leader.as_mut().filter(|_| changed) {
+                    leader.pods_changed();
+                }
             }
             Event::Leadership(leadership) => self.leadership(leadership, now),
             Event::Answer(id, outcome) => self.answered(id, &outcome, now),

@@ -143,6 +143,11 @@ impl Leader {
     }
 
     /// Service ranges have changed.
+    /// Pods report other addresses, which are counted where no agent tells.
+    pub(in crate::controller) fn pods_changed(&mut self) {
+        self.pools.mark();
+    }
+
     pub(in crate::controller) fn services_changed(&mut self) {
         self.survey = true;
     }
