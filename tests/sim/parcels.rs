@@ -436,6 +436,10 @@ impl Sim {
             return Vec::new();
         }
         let node = self.machines.live_node(id, &self.api);
+        // Who has no Node and gets none, as an earlier one of the name came back, cannot speak.
+        if node.is_none() && self.was_restored() && !self.registering.contains(&agent.name) {
+            return Vec::new();
+        }
         let uses = |(key, held): &(&Key, &Held)| {
             let is_current = Some(&held.node) == node.as_ref() && !held.released;
             let is_lost = agent.forgotten.contains(&held.node);
