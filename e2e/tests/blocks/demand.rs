@@ -16,7 +16,9 @@ fn family(subnet: &NodeSubnet, v6: bool) -> usize {
 #[tokio::test]
 async fn a_demand_for_many_is_met_whole_and_a_repeated_one_changes_nothing() {
     let (_, hand, agents) = shared().await;
-    let spec = json!({"ipv4": {"cidrs": ["10.10.0.0/20"], "blockSize": 28}});
+    // Agents that give all of a block.
+    let ipv4 = json!({"cidrs": ["10.10.0.0/20"], "blockSize": 28, "gateway": "None"});
+    let spec = json!({"ipv4": ipv4});
     hand.block_pool("many", spec).await.unwrap();
     node(&hand, &agents, "many", "many-1").await;
     hand.listed("many-1", 1).await.unwrap();
@@ -172,7 +174,8 @@ async fn reserved_addresses_are_told_to_the_node_and_do_not_count() {
 async fn a_pool_says_when_it_is_nearly_exhausted() {
     let (_, hand, agents) = shared().await;
     let spec = json!({
-        "ipv4": {"cidrs": ["10.14.0.0/24"], "blockSize": 28}, "nearlyExhaustedPercent": 50,
+        "ipv4": {"cidrs": ["10.14.0.0/24"], "blockSize": 28, "gateway": "None"},
+        "nearlyExhaustedPercent": 50,
     });
     let pool = hand.block_pool("near", spec).await.unwrap();
     node(&hand, &agents, "near", "near-1").await;
