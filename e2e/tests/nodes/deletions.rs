@@ -85,7 +85,7 @@ const TRIES: usize = 8;
 /// plugin that is missing, before it comes to ours. containerd makes nothing of that and tries another sandbox.
 pub(crate) async fn a_chain_that_lacks_a_plugin_keeps_the_addresses_of_one_sandbox(stage: &Stage) {
     let (hand, group) = (&stage.hand, "chain");
-    let spec = machines::both("10.33.0.0/24", "fd00:33::/120");
+    let spec = machines::both("10.41.0.0/24", "fd00:41::/120");
     hand.block_pool(group, spec).await.unwrap();
     let side = chained("absent");
     let mut whole = side.clone();
