@@ -14,7 +14,8 @@
 //! | how leadership came | lists | touches |
 //! |---|---|---|
 //! | first start ever: no Lease, no NodeSubnet | no | no |
-//! | clean hand-over, or what is in flight is known | where the watch is behind | no |
+//! | clean hand-over | yes | no |
+//! | what is in flight is known | where the watch is behind | no |
 //! | anything else | yes | yes |
 //!
 //! A list that a watch began after the lease was won is as good as one of our own. So is what a watch has told
