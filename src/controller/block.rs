@@ -284,6 +284,13 @@ impl BlockLoop {
                 }
                 noted.nodes.push(owner.name);
             }
+            (Some(Step::Replace), Outcome::Block(block)) => {
+                // A write that changed nothing is no news: no watch tells of it.
+                if entry.step == Step::Replace && entry.is_kept_in(block) {
+                    entry.step = Step::Settled;
+                }
+                self.queue.add(*cidr);
+            }
             (_, Outcome::Block(_) | Outcome::Gone) => self.queue.add(*cidr),
             // Its node has died meanwhile, and nobody has heard of it.
             (Some(Step::Create), Outcome::Refused(refusal))
@@ -323,14 +330,22 @@ fn created(entry: &mut Entry, block: &Block, now: Duration) {
 }
 
 impl Entry {
+    /// Whether the object says what it should.
+    pub(crate) fn is_kept_in(&self, block: &Block) -> bool {
+        block.spec.as_ref().is_ok_and(|spec| *spec == self.spec())
+    }
+
     /// A read has shown what bears the block's name.
     fn found(&mut self, block: &Block, now: Duration) {
         if !self.confirmed {
             created(self, block, now);
         } else if self.step == Step::Create {
             self.uid = Some(block.uid.clone());
-            let same = block.spec.as_ref().is_ok_and(|spec| *spec == self.spec());
-            self.step = if same { Step::Settled } else { Step::Replace };
+            self.step = if self.is_kept_in(block) {
+                Step::Settled
+            } else {
+                Step::Replace
+            };
         } else {
             // It exists: a watch that is behind is no reason to read it again at once.
             self.await_until = now + AWAIT;
@@ -400,6 +415,43 @@ mod tests {
         // Somebody else's: the watch shows whose it is, and since when.
         assert_eq!(step_after(Ok(spec.clone()), false), Step::Await);
         assert_eq!(step_after(Ok(spec), true), Step::Replace);
+    }
+
+    #[test]
+    fn a_write_that_changed_nothing_is_done() {
+        let now = Now {
+            mono: Duration::ZERO,
+            wall: jiff::Timestamp::UNIX_EPOCH,
+        };
+        for owner in ["n1", "n2"] {
+            let (world, mut registry) = (World::default(), Registry::default());
+            let cidr = Cidr::parse_strict("10.0.0.0/26").unwrap();
+            let node = crate::controller::demand::tests::node("n1");
+            let holder = registry.holders.intern(Use::Blocks, &node.name, &node.uid);
+            let claim = registry.ledger.record(holder, cidr, State::Held);
+            registry.begin_block(claim, cidr, &"p".into(), &node, now);
+            let entry = registry.blocks.get_mut(&cidr).unwrap();
+            (entry.confirmed, entry.step) = (true, Step::Replace);
+            let mut spec = entry.spec();
+            spec.owner.name = owner.into();
+            let kept = Block {
+                name: block_name(&cidr).into(),
+                uid: "b".into(),
+                version: 1,
+                touched: false,
+                spec: Ok(spec),
+            };
+            let mut cx = Context {
+                world: &world,
+                registry: &mut registry,
+                reports: &mut Vec::new(),
+                now,
+            };
+            let (step, outcome) = (Some(Step::Replace), Outcome::Block(kept));
+            BlockLoop::default().answered((&cidr, claim), step, &outcome, &mut cx);
+            let is_done = registry.blocks.get(&cidr).unwrap().step == Step::Settled;
+            assert_eq!(is_done, owner == "n1");
+        }
     }
 
     #[test]

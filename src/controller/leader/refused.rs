@@ -5,7 +5,7 @@ use crate::api::FINALIZER;
 use crate::cluster::request::Outcome;
 use crate::cluster::seen::Text;
 use crate::cluster::world::World;
-use crate::controller::blocks::Step;
+use crate::controller::blocks::{Entry, Step};
 use crate::controller::refusals::{Call, News};
 use crate::controller::report::{About, Report, WRITE_ACCEPTED, WRITE_REJECTED};
 use crate::controller::{Now, Purpose};
@@ -89,9 +89,10 @@ impl Leader {
                 let guarded = pool.finalizers.iter().any(|it| it == FINALIZER);
                 guarded != pool.deleting
             }
-            (Purpose::Block { cidr, step, .. }, Outcome::Block(_)) => {
+            (Purpose::Block { cidr, step, .. }, Outcome::Block(block)) => {
                 let entry = self.registry.blocks.get(cidr);
-                *step != Some(Step::Replace) || entry.is_none_or(|it| it.step != Step::Replace)
+                let is_kept = |it: &Entry| it.step != Step::Replace || it.is_kept_in(block);
+                *step != Some(Step::Replace) || entry.is_none_or(is_kept)
             }
             _ => true,
         }
