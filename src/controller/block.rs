@@ -362,6 +362,16 @@ mod tests {
     use crate::controller::registry::Registry;
     use crate::ipam::State;
 
+    /// A block that was chosen for `n1`.
+    fn begun(registry: &mut Registry, now: Now) -> (Cidr, ClaimId) {
+        let cidr = Cidr::parse_strict("10.0.0.0/26").unwrap();
+        let node = crate::controller::demand::tests::node("n1");
+        let holder = registry.holders.intern(Use::Blocks, &node.name, &node.uid);
+        let claim = registry.ledger.record(holder, cidr, State::InFlight);
+        registry.begin_block(claim, cidr, &"p".into(), &node, now);
+        (cidr, claim)
+    }
+
     /// What is done about a block whose name bears another object, first provisional, then confirmed.
     fn step_after(found: Result<crate::cluster::seen::BlockSpec, String>, confirmed: bool) -> Step {
         let now = Now {
@@ -369,11 +379,7 @@ mod tests {
             wall: jiff::Timestamp::UNIX_EPOCH,
         };
         let (world, mut registry) = (World::default(), Registry::default());
-        let cidr = Cidr::parse_strict("10.0.0.0/26").unwrap();
-        let node = crate::controller::demand::tests::node("n1");
-        let holder = registry.holders.intern(Use::Blocks, &node.name, &node.uid);
-        let claim = registry.ledger.record(holder, cidr, State::InFlight);
-        registry.begin_block(claim, cidr, &"p".into(), &node, now);
+        let (cidr, claim) = begun(&mut registry, now);
         registry.blocks.get_mut(&cidr).unwrap().confirmed = confirmed;
         let block = Block {
             name: block_name(&cidr).into(),
@@ -425,11 +431,7 @@ mod tests {
         };
         for owner in ["n1", "n2"] {
             let (world, mut registry) = (World::default(), Registry::default());
-            let cidr = Cidr::parse_strict("10.0.0.0/26").unwrap();
-            let node = crate::controller::demand::tests::node("n1");
-            let holder = registry.holders.intern(Use::Blocks, &node.name, &node.uid);
-            let claim = registry.ledger.record(holder, cidr, State::Held);
-            registry.begin_block(claim, cidr, &"p".into(), &node, now);
+            let (cidr, claim) = begun(&mut registry, now);
             let entry = registry.blocks.get_mut(&cidr).unwrap();
             (entry.confirmed, entry.step) = (true, Step::Replace);
             let mut spec = entry.spec();
@@ -461,11 +463,7 @@ mod tests {
             wall: jiff::Timestamp::UNIX_EPOCH,
         };
         let (world, mut registry) = (World::default(), Registry::default());
-        let cidr = Cidr::parse_strict("10.0.0.0/26").unwrap();
-        let node = crate::controller::demand::tests::node("n1");
-        let holder = registry.holders.intern(Use::Blocks, &node.name, &node.uid);
-        let claim = registry.ledger.record(holder, cidr, State::InFlight);
-        registry.begin_block(claim, cidr, &"p".into(), &node, now);
+        let (cidr, claim) = begun(&mut registry, now);
         let entry = registry.blocks.get_mut(&cidr).unwrap();
         (entry.confirmed, entry.step, entry.uid) = (true, Step::Await, Some("b".into()));
         let found = Block {

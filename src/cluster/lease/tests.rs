@@ -53,6 +53,12 @@ fn settle(elector: &mut Elector, server: &mut Server, now: Mono) {
     }
 }
 
+/// Two candidates of a server that has no Lease.
+fn two() -> (Elector, Elector, Server) {
+    let [a, b] = ["a", "b"].map(|nonce| Elector::new(settings(nonce)));
+    (a, b, Server::default())
+}
+
 fn tenure(elector: &Elector) -> Tenure {
     match elector.leadership() {
         Leadership::Leading(tenure) => tenure,
@@ -73,11 +79,7 @@ fn the_first_ever_creates_the_lease_and_may_write_for_the_renew_deadline() {
 
 #[test]
 fn a_candidate_waits_a_full_lease_after_the_last_change() {
-    let (mut a, mut b, mut server) = (
-        Elector::new(settings("a")),
-        Elector::new(settings("b")),
-        Server::default(),
-    );
+    let (mut a, mut b, mut server) = two();
     settle(&mut a, &mut server, s(0));
     settle(&mut b, &mut server, s(1));
     settle(&mut a, &mut server, s(2));
@@ -178,11 +180,7 @@ fn a_lease_deleted_under_us_ends_the_tenure_and_is_waited_out_like_any_change() 
 
 #[test]
 fn a_holder_cleared_by_hand_has_released_nothing() {
-    let (mut a, mut b, mut server) = (
-        Elector::new(settings("a")),
-        Elector::new(settings("b")),
-        Server::default(),
-    );
+    let (mut a, mut b, mut server) = two();
     settle(&mut a, &mut server, s(0));
     let cleared = Record {
         holder: None,
@@ -198,11 +196,7 @@ fn a_holder_cleared_by_hand_has_released_nothing() {
 
 #[test]
 fn a_creation_that_lost_its_race_is_not_called_a_first_start_later() {
-    let (mut a, mut b, mut server) = (
-        Elector::new(settings("a")),
-        Elector::new(settings("b")),
-        Server::default(),
-    );
+    let (mut a, mut b, mut server) = two();
     let missing = server.answer(a.poll(s(0)).unwrap());
     a.answer(missing, s(0));
     a.poll(s(0)).unwrap();
@@ -402,11 +396,7 @@ fn an_unclear_write_names_nothing_until_another_came_through() {
 
 #[test]
 fn who_takes_over_has_what_was_named_and_keeps_it_named() {
-    let (mut a, mut b, mut server) = (
-        Elector::new(settings("a")),
-        Elector::new(settings("b")),
-        Server::default(),
-    );
+    let (mut a, mut b, mut server) = two();
     settle(&mut a, &mut server, s(0));
     assert_eq!(tenure(&a).inherited, None);
     a.want(wanted(&a, 1, "n"), s(1));
@@ -477,11 +467,7 @@ const fn ms(milliseconds: u64) -> Mono {
 
 /// `a` leads and `b` has seen it, at 0 s.
 fn leader_and_standby() -> (Elector, Elector, Server) {
-    let (mut a, mut b, mut server) = (
-        Elector::new(settings("a")),
-        Elector::new(settings("b")),
-        Server::default(),
-    );
+    let (mut a, mut b, mut server) = two();
     settle(&mut a, &mut server, s(0));
     settle(&mut b, &mut server, s(0));
     (a, b, server)

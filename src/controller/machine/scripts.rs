@@ -189,6 +189,16 @@ fn resting(name: &str, range: &str) -> Block {
     block
 }
 
+/// The machine of `a` is back, from which a block rests; the agent of `b` uses these.
+fn returning(uses: &[&str]) -> Cluster {
+    let mut cluster = Cluster::new("10.0.0.0/26", vec![subnet("a", &[], 0)]);
+    cluster.nodes[0].machine = machine();
+    cluster.blocks.push(resting("a", ONE));
+    cluster.nodes.push(node("b"));
+    cluster.subnets.push(using("b", uses));
+    cluster
+}
+
 fn machine() -> Machine {
     Machine {
         provider_id: None,
@@ -351,11 +361,7 @@ fn what_a_crowd_has_got_is_recorded_before_long() {
 #[test]
 fn after_a_gap_nothing_that_rests_goes_back_before_agents_have_spoken() {
     for uses in [&[][..], &[ONE][..]] {
-        let mut cluster = Cluster::new("10.0.0.0/26", vec![subnet("a", &[], 0)]);
-        cluster.nodes[0].machine = machine();
-        cluster.blocks.push(resting("a", ONE));
-        cluster.nodes.push(node("b"));
-        cluster.subnets.push(using("b", &[]));
+        let cluster = returning(&[]);
         let mut script = Script::leading(cluster, Duration::from_secs(300));
         let early = script.lists();
         assert!(early.iter().all(|(_, it)| it.is_empty()), "{early:?}");
@@ -369,11 +375,7 @@ fn after_a_gap_nothing_that_rests_goes_back_before_agents_have_spoken() {
 #[test]
 fn what_rests_does_not_go_back_while_another_nodes_agent_uses_it() {
     for uses in [&[][..], &[ONE][..]] {
-        let mut cluster = Cluster::new("10.0.0.0/26", vec![subnet("a", &[], 0)]);
-        cluster.nodes[0].machine = machine();
-        cluster.blocks.push(resting("a", ONE));
-        cluster.nodes.push(node("b"));
-        cluster.subnets.push(using("b", uses));
+        let cluster = returning(uses);
         let lists = Script::leading(cluster, Duration::ZERO).lists();
         let is_given = lists.iter().any(|(name, it)| name == "a" && it == &[ONE]);
         assert_eq!(is_given, uses.is_empty(), "{lists:?}");
