@@ -44,6 +44,7 @@ fn block(range: &str, pool: &str) -> Block {
         pool: pool.to_owned(),
         draining: false,
         reserved: Vec::new(),
+        on_request: Vec::new(),
     }
 }
 
@@ -61,7 +62,8 @@ fn holding() -> Holding {
     let mut few = pool("few", &["10.8.0.0/30"]);
     few.automatic = false;
     let mut reserved = block("10.7.0.0/26", "web");
-    reserved.reserved = vec![Span::parse("10.7.0.2").unwrap()];
+    reserved.on_request = vec![Span::parse("10.7.0.2").unwrap()];
+    reserved.reserved = vec![Span::parse("10.7.0.60").unwrap()];
     Holding {
         node_uid: "n".to_owned(),
         blocks: vec![
@@ -240,6 +242,7 @@ fn pools_and_addresses_are_asked_for_by_name() {
         ("10.7.0.2", 104),
         ("10.7.0.1", 105),
         ("10.7.0.0", 105),
+        ("10.7.0.60", 105),
         ("10.7.0.63", 105),
         ("10.7.1.5", 103),
         ("192.0.2.1", 103),

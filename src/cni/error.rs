@@ -74,7 +74,7 @@ fn code(why: Why, status: bool) -> u32 {
     match why {
         Why::NothingHeld | Why::Store if status => NOT_AVAILABLE,
         Why::Store => IO_FAILURE,
-        Why::Busy => TRY_AGAIN_LATER,
+        Why::Busy | Why::PodUnknown => TRY_AGAIN_LATER,
         Why::Exhausted => 100,
         Why::NothingHeld => 101,
         Why::UnknownPool => 102,

@@ -71,12 +71,15 @@ impl From<Given> for CniResult {
 }
 
 impl CniResult {
-    /// Adds routes of the config; the pool's go before others to the same place, of which the kernel
-    /// takes one only.
+    /// Adds routes of the config, of families that the interface has an address of; the pool's go before others
+    /// to the same place, of which the kernel takes one only.
     pub(super) fn add_routes(&mut self, routes: Vec<Route>) {
         for route in routes {
+            let family = route.dst.as_ref().map(|dst| dst.ip.family);
+            let mut ips = self.ips.iter();
+            let is_of_use = family.is_none() || ips.any(|ip| Some(ip.address.ip.family) == family);
             let mut there = self.routes.iter().flatten();
-            if !there.any(|it| it.dst == route.dst) {
+            if is_of_use && !there.any(|it| it.dst == route.dst) {
                 self.routes.push(Some(route));
             }
         }

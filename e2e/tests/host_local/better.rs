@@ -164,3 +164,50 @@ fn ranges_make_it_host_local_under_its_own_name_too() {
     let both = json!({"ipam": {"type": "cadastre-ipam", "subnet": "10.9.0.0/29", "pools": ["a"]}});
     assert_eq!(code(&lab.run_by(own, "ADD", "b", &both)), 7);
 }
+
+#[test]
+fn a_file_written_over_in_place_is_found_as_host_local_finds_it() {
+    let lab = Lab::new();
+    for plugin in [&lab.plugins.ours, &lab.plugins.theirs] {
+        assert_eq!(lab.run_by(plugin, "ADD", "a", &json!({})).status, Some(0));
+        let [name] = &lab.addresses()[..] else {
+            panic!("{:?}", lab.addresses())
+        };
+        // As the first releases wrote it.
+        fs::write(lab.side().join("net").join(name), "a").unwrap();
+        let again = lab.run_by(plugin, "ADD", "a", &json!({}));
+        assert!(
+            again.stdout.contains("has been allocated to a"),
+            "{}",
+            again.stdout
+        );
+        assert_eq!(lab.run_by(plugin, "DEL", "a", &json!({})).status, Some(0));
+        assert!(lab.addresses().is_empty());
+    }
+}
+
+#[test]
+fn nothing_is_written_through_a_symbolic_link() {
+    let lab = Lab::new();
+    let victim = lab.scratch.path().join("victim");
+    fs::write(&victim, "kept").unwrap();
+    assert_eq!(lab.run("ADD", "a", &json!({})).status, Some(0));
+    let last = lab.side().join("net/last_reserved_ip.0");
+    fs::remove_file(&last).unwrap();
+    std::os::unix::fs::symlink(&victim, &last).unwrap();
+    let answer = lab.run("ADD", "b", &json!({}));
+    assert_eq!(code(&answer), 999);
+    assert!(
+        answer.stdout.contains("it is a symbolic link"),
+        "{}",
+        answer.stdout
+    );
+    assert_eq!(fs::read(&victim).unwrap(), b"kept");
+    assert_eq!(lab.addresses(), ["10.9.0.2"]);
+    assert_eq!(
+        lab.run_by(&lab.plugins.theirs, "ADD", "b", &json!({}))
+            .status,
+        Some(0)
+    );
+    assert_ne!(fs::read(&victim).unwrap(), b"kept", "theirs writes");
+}

@@ -8,21 +8,57 @@
 //! renames or removes a file there, host-local or a person, breaks the seal, for the kernel sets that
 //! time to the present; then every file is read again.
 //!
-//! - Everything happens under host-local's lock.
-//! - A hit is looked up in the file itself before it counts. A miss is trusted: a file written over
-//!   in place by hand, which breaks no seal, is missed until the next change in the directory.
+//! - Everything happens under host-local's lock. People with `rm` do not take it: so the directory is
+//!   sealed first, then listed once more, and only what is found then is noted. What comes before the
+//!   seal is seen, what comes after breaks it.
+//! - A file written over in place breaks no seal. Each file's size and time of change are noted, too,
+//!   and where they are others the file is read again. A file that was changed within [`TICK`] of being
+//!   looked at may change again without a new time, so its time is not noted.
+//! - A hit is looked up in the file itself before it counts.
 //! - A note that is torn, or of another directory, or older, is none. So the order of writes on disk
 //!   does not matter, and nothing is lost with the note.
 //! - host-local never sees it: it reads `<dataDir>/<name>`, the note is `<dataDir>/.<name>.index`,
 //!   and no network's name begins with a dot.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{Read as _, Write as _};
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-/// The files of a directory, in the order of a walk: their names, and the [`hash`] of what is in them.
+use super::store::open_over;
+
+/// More than the kernel's clock for files takes from one time to the next.
+const TICK: Duration = Duration::from_millis(100);
+
+/// Size and time of a file's last change, in one number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Stamp(u64);
+
+impl Stamp {
+    /// Of no file.
+    pub(super) const NONE: Self = Self(0);
+
+    /// Of a file that is about to be read.
+    pub(super) fn of(meta: &std::fs::Metadata) -> Self {
+        let since = meta.modified().ok().and_then(|it| it.elapsed().ok());
+        if since.is_none_or(|since| since < TICK) {
+            return Self::NONE;
+        }
+        let (seconds, nanoseconds) = (meta.mtime(), meta.mtime_nsec());
+        Self(hash(
+            &[
+                meta.size().to_le_bytes(),
+                seconds.to_le_bytes(),
+                nanoseconds.to_le_bytes(),
+            ]
+            .concat(),
+        ))
+    }
+}
+
+/// The files of a directory, in the order of a walk: their names, the [`hash`] of what is in them, and
+/// when that was put there.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Files {
     /// All names, without anything between them
@@ -35,6 +71,7 @@ struct Entry {
     start: usize,
     length: usize,
     hash: u64,
+    stamp: Stamp,
 }
 
 impl Files {
@@ -59,18 +96,44 @@ impl Files {
             .binary_search_by(|entry| self.name(entry).cmp(name))
     }
 
-    pub(super) fn insert(&mut self, at: usize, name: &[u8], hash: u64) {
+    pub(super) fn insert(&mut self, at: usize, name: &[u8], hash: u64, stamp: Stamp) {
         let entry = Entry {
             start: self.text.len(),
             length: name.len(),
             hash,
+            stamp,
         };
         self.text.extend_from_slice(name);
         self.entries.insert(at.min(self.entries.len()), entry);
     }
 
-    pub(super) fn push(&mut self, name: &[u8], hash: u64) {
-        self.insert(self.entries.len(), name, hash);
+    pub(super) fn push(&mut self, name: &[u8], hash: u64, stamp: Stamp) {
+        self.insert(self.entries.len(), name, hash, stamp);
+    }
+
+    /// Reads again what has another stamp: `look` gives a file's stamp, `read` stamp and hash. Whether
+    /// any had, or nothing where a file is no more.
+    pub(super) fn refresh(
+        &mut self,
+        look: impl Fn(&[u8]) -> Option<Stamp>,
+        read: impl Fn(&[u8]) -> Option<(u64, Stamp)>,
+    ) -> Option<bool> {
+        let mut any = false;
+        for at in 0..self.entries.len() {
+            let entry = self.entries[at];
+            let name = self.name(&entry);
+            let stamp = look(name)?;
+            if stamp == Stamp::NONE || stamp != entry.stamp {
+                let (hash, stamp) = read(name)?;
+                any = true;
+                self.entries[at] = Entry {
+                    hash,
+                    stamp,
+                    ..entry
+                };
+            }
+        }
+        Some(any)
     }
 
     pub(super) fn remove(&mut self, name: &[u8]) {
@@ -107,28 +170,25 @@ pub(super) fn load(dir: &Path) -> Option<Files> {
     decode(&bytes, seal(dir)?)
 }
 
-/// Seals `dir` and notes its files. Without effect where that is not possible.
-pub(super) fn save(dir: &Path, files: &Files) {
-    // In the past, so that the kernel's clock does not come by it again.
-    let moment = SystemTime::now() - Duration::from_secs(1);
-    let sealed = File::open(dir).and_then(|dir| dir.set_modified(moment));
-    let Some(seal) = sealed.ok().and_then(|()| seal(dir)) else {
+/// Seals `dir`, then notes its files, if they are still what `dir` has. Without effect where that is
+/// not possible.
+pub(super) fn save(dir: &Path, files: &Files, still: impl FnOnce() -> bool) {
+    let Some(path) = path(dir) else { return };
+    let Some(seal) = put_seal(dir).filter(|_| still()) else {
         return;
     };
+    // Not truncated: most file systems write a file out when it is written anew after that.
+    let _ = open_over(&path, 0o600).and_then(|mut file| file.write_all(&encode(files, seal)));
+}
+
+/// Sets the time of `dir` to a moment of its own.
+fn put_seal(dir: &Path) -> Option<Seal> {
+    // In the past, so that the kernel's clock does not come by it again.
+    let moment = SystemTime::now() - Duration::from_secs(1);
+    File::open(dir).ok()?.set_modified(moment).ok()?;
+    let since = moment.duration_since(SystemTime::UNIX_EPOCH).ok()?;
     // A file system of coarser times cannot tell one seal from the next.
-    let since = moment.duration_since(SystemTime::UNIX_EPOCH);
-    if since.is_ok_and(|since| i64::from(since.subsec_nanos()) == seal.nanoseconds)
-        && let Some(path) = path(dir)
-    {
-        // Not truncated: most file systems write a file out when it is written anew after that.
-        let file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(path);
-        let _ = file.and_then(|mut file| file.write_all(&encode(files, seal)));
-    }
+    seal(dir).filter(|seal| i64::from(since.subsec_nanos()) == seal.nanoseconds)
 }
 
 fn path(dir: &Path) -> Option<PathBuf> {
@@ -146,12 +206,12 @@ fn seal(dir: &Path) -> Option<Seal> {
     })
 }
 
-const MAGIC: &[u8; 8] = b"cadidx02";
+const MAGIC: &[u8; 8] = b"cadidx03";
 
 /// A mark, then eight bytes each: how long the rest is, its [`sum`], the seal, the number of files; for
-/// each file the hash and the length of its name; then the names.
+/// each file the hash, the stamp and the length of its name; then the names.
 fn encode(files: &Files, seal: Seal) -> Vec<u8> {
-    let mut rest = Vec::with_capacity(40 + files.len() * 16 + files.text.len());
+    let mut rest = Vec::with_capacity(40 + files.len() * 24 + files.text.len());
     let mut put = |number: u64| rest.extend_from_slice(&number.to_le_bytes());
     put(seal.device);
     put(seal.inode);
@@ -160,6 +220,7 @@ fn encode(files: &Files, seal: Seal) -> Vec<u8> {
     put(files.len() as u64);
     for entry in &files.entries {
         put(entry.hash);
+        put(entry.stamp.0);
         put(entry.length as u64);
     }
     for name in files.names() {
@@ -192,15 +253,17 @@ fn decode(bytes: &[u8], seal: Seal) -> Option<Files> {
     }
     let count = usize::try_from(number(&mut rest)?).ok()?;
     let mut files = Files::default();
-    files.entries.reserve(count.min(length / 16) + 1);
+    files.entries.reserve(count.min(length / 24) + 1);
     let mut start: usize = 0;
     for _ in 0..count {
         let hash = number(&mut rest)?;
+        let stamp = Stamp(number(&mut rest)?);
         let length = usize::try_from(number(&mut rest)?).ok()?;
         files.entries.push(Entry {
             start,
             length,
             hash,
+            stamp,
         });
         start = start.checked_add(length)?;
     }
@@ -236,18 +299,19 @@ mod tests {
 
     fn files() -> Files {
         let mut files = Files::default();
-        files.push(b"10.0.0.9", 3);
-        files.push(b"10.0.0.3", 2);
-        files.insert(0, b"10.0.0.2", 1);
+        files.push(b"10.0.0.9", 3, Stamp::NONE);
+        files.push(b"10.0.0.3", 2, Stamp(7));
+        files.insert(0, b"10.0.0.2", 1, Stamp(6));
         files.remove(b"10.0.0.9");
         files
     }
 
     /// What it knows.
-    fn told(files: Option<Files>) -> Option<Vec<(Vec<u8>, u64)>> {
+    fn told(files: Option<Files>) -> Option<Vec<String>> {
         let files = files?;
-        let hashes = files.entries.iter().map(|entry| entry.hash);
-        Some(files.names().map(<[u8]>::to_owned).zip(hashes).collect())
+        let known = files.names().zip(&files.entries);
+        let known = known.map(|(name, it)| format!("{name:?} {} {:?}", it.hash, it.stamp));
+        Some(known.collect())
     }
 
     #[test]
@@ -279,12 +343,12 @@ mod tests {
             &|| std::fs::remove_file(dir.join("b")).unwrap(),
         ];
         for change in changes {
-            save(&dir, &files());
+            save(&dir, &files(), || true);
             assert_eq!(told(load(&dir)), told(Some(files())));
             change();
             assert!(load(&dir).is_none());
         }
-        save(&dir, &files());
+        save(&dir, &files(), || true);
         std::fs::remove_dir(&dir).unwrap();
         std::fs::create_dir(&dir).unwrap();
         assert!(load(&dir).is_none(), "another directory");

@@ -10,7 +10,8 @@
 //! What is in no file of an attachment's is nobody's: files are read as host-local reads them, in
 //! folders inside too, with space around their content, and with the container id alone, as its first
 //! releases wrote it. Two things are never looked into, `lock` and `last_reserved_ip.*`, and what is
-//! no file (a pipe, on which host-local waits forever) counts as nothing.
+//! no file (a pipe, on which host-local waits forever) counts as nothing. Nothing is written through
+//! symbolic links: whoever may make one here shall not choose what root writes elsewhere.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -20,7 +21,10 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use super::index::{self, Files, hash};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+
+use super::index::{self, Files, Stamp, hash};
 use crate::cni::attachments::Valid;
 use crate::cni::golang;
 use crate::ipam::Addr;
@@ -90,7 +94,14 @@ impl Store {
     /// host-local's texts, here and below.
     pub(super) fn open(dir: &Path) -> Result<Self, String> {
         make_dir(dir)?;
-        let lock = open_lock(&dir.join("lock")).map_err(|error| golang::errno(&error))?;
+        let lock = dir.join("lock");
+        let lock = open_lock(&lock).map_err(|error| {
+            if is_link(&error) {
+                fault("open", &lock, &error)
+            } else {
+                golang::errno(&error)
+            }
+        })?;
         // host-local goes on without a lock where there are none, and each address's file is made
         // by one process alone in any case.
         let locked = lock.lock().is_ok();
@@ -102,10 +113,21 @@ impl Store {
             files: noted.unwrap_or_default(),
             plain: locked,
         };
-        if store.changed {
+        if store.changed || !store.refresh() {
+            store.files = Files::default();
+            store.changed = true;
             store.walk(&PathBuf::new());
         }
         Ok(store)
+    }
+
+    /// Reads again which of the noted files were written over; whether all are still there.
+    fn refresh(&mut self) -> bool {
+        let path = |name: &[u8]| self.dir.join(OsStr::from_bytes(name));
+        let look = |name: &[u8]| Some(Stamp::of(&fs::symlink_metadata(path(name)).ok()?));
+        let any = self.files.refresh(look, |name| read_stamped(&path(name)));
+        self.changed |= any == Some(true);
+        any.is_some()
     }
 
     /// Takes every file of a folder, whose path is relative, and of those inside. What cannot be
@@ -129,17 +151,17 @@ impl Store {
                 continue;
             }
             let path = self.dir.join(&name);
-            let content = match kind.is_file() {
+            let found = match kind.is_file() {
                 true if top && is_own(&file_name) => continue,
-                true => read(&path),
-                false => read_any(&path),
+                true => read_stamped(&path),
+                false => read_any(&path).map(|it| (hash(trim(&it)), Stamp::NONE)),
             };
-            let Some(content) = content else {
+            let Some((hash, stamp)) = found else {
                 self.plain = false;
                 continue;
             };
             let name = name.as_os_str().as_bytes();
-            self.files.push(name, hash(trim(&content)));
+            self.files.push(name, hash, stamp);
         }
     }
 
@@ -215,20 +237,14 @@ impl Store {
             return Err(text);
         }
         let at = at.unwrap_or_else(|at| at);
-        self.files.insert(at, &name, hash(&owner.new));
+        self.files.insert(at, &name, hash(&owner.new), Stamp::NONE);
         Ok(true)
     }
 
     fn move_cursor(&self, set: usize, ip: Addr) -> Result<(), String> {
         let path = self.dir.join(format!("{CURSOR}{set}"));
         let text = ip.to_string();
-        let file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(&path);
-        let mut file = file.map_err(|error| fault("open", &path, &error))?;
+        let mut file = open_over(&path, 0o600).map_err(|error| fault("open", &path, &error))?;
         // Cut at the end and not at the start: a file that is emptied first is written out at once
         // by some file systems.
         let length = text.len() as u64;
@@ -296,8 +312,23 @@ impl Store {
     /// Notes what is there, for the next call to be quick.
     pub(super) fn note(&mut self) {
         if self.plain && std::mem::take(&mut self.changed) {
-            index::save(&self.dir, &self.files);
+            index::save(&self.dir, &self.files, || self.is_all());
         }
+    }
+
+    /// Whether the directory still has just the files that are known.
+    fn is_all(&self) -> bool {
+        let Ok(found) = fs::read_dir(&self.dir) else {
+            return false;
+        };
+        let names = found.map(|it| it.map(|it| it.file_name()));
+        let Ok(mut names) = names.collect::<io::Result<Vec<_>>>() else {
+            return false;
+        };
+        names.retain(|name| !is_own(name));
+        names.sort();
+        let names = names.iter().map(|it| it.as_bytes());
+        names.eq(self.files.names())
     }
 }
 
@@ -316,6 +347,12 @@ fn walk_order(a: &[u8], b: &[u8]) -> std::cmp::Ordering {
 fn read_any(path: &Path) -> Option<Vec<u8>> {
     fs::metadata(path).ok().filter(fs::Metadata::is_file)?;
     read(path)
+}
+
+/// The hash of a plain file's content, and the stamp that it had before it was read.
+fn read_stamped(path: &Path) -> Option<(u64, Stamp)> {
+    let stamp = Stamp::of(&fs::symlink_metadata(path).ok()?);
+    Some((hash(trim(&read(path)?)), stamp))
 }
 
 /// The content of a plain file.
@@ -340,7 +377,18 @@ fn trim(content: &[u8]) -> &[u8] {
 }
 
 fn fault(what: &str, path: &Path, error: &io::Error) -> String {
+    if is_link(error) {
+        return format!(
+            "{what} {}: it is a symbolic link, and nothing is written through one: remove it",
+            path.display()
+        );
+    }
     format!("{what} {}: {}", path.display(), golang::errno(error))
+}
+
+/// Whether it says that a file that [`open_over`] opened is one.
+fn is_link(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(Errno::LOOP.raw_os_error())
 }
 
 /// Makes a folder and those above it, 0755.
@@ -366,14 +414,20 @@ fn open_lock(path: &Path) -> io::Result<File> {
         Ok(file) if file.metadata()?.is_dir() => {
             Err(io::Error::from_raw_os_error(21 /* EISDIR */))
         }
-        Err(error) if error.kind() == ErrorKind::NotFound => OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o750)
-            .open(path),
+        Err(error) if error.kind() == ErrorKind::NotFound => open_over(path, 0o750),
         other => other,
     }
+}
+
+/// Opens a file to be written over from its beginning, made where it is missing, unless it is a symbolic link.
+pub(super) fn open_over(path: &Path, mode: u32) -> io::Result<File> {
+    OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(mode)
+        .custom_flags(OFlags::NOFOLLOW.bits().cast_signed())
+        .open(path)
 }
 
 #[cfg(test)]

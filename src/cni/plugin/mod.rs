@@ -85,6 +85,8 @@ fn task(command: &str, env: &Env, config: &Config<'_>) -> Result<Task, CniError>
                 pod: wishes.pod,
                 pools: wishes.pools,
                 addresses: wishes.addresses,
+                decided: false,
+                bound: Vec::new(),
             })
         }
         "DEL" => Op::Del(attachment(env, config)?),

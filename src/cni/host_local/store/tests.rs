@@ -56,23 +56,112 @@ fn owners_are_found_as_a_walk_finds_them() {
     assert!(dir.join("10.0.0.5").exists());
 }
 
-#[test]
-fn a_note_saves_reading_until_someone_else_changes_the_directory() {
-    let scratch = Scratch::new("note");
-    let dir = dir(scratch.path(), "net");
-    let mut store = Store::open(&dir).unwrap();
+/// Makes a file older than a tick of the kernel's clock.
+fn settle(path: &Path) {
+    let past = std::time::SystemTime::now() - std::time::Duration::from_secs(60);
+    File::open(path).unwrap().set_modified(past).unwrap();
+}
+
+/// Gives 10.0.0.2 to `a`, and notes it.
+fn noted_with_one(dir: &Path) {
+    let mut store = Store::open(dir).unwrap();
     store.reserve(&owner("a"), ip("10.0.0.2"), 0).unwrap();
     store.note();
-    drop(store);
-    // Written over in place: the one change that the seal does not tell.
-    fs::write(dir.join("10.0.0.2"), "b\r\neth0").unwrap();
+}
+
+/// Opens, and notes what was found.
+fn noted(dir: &Path) -> Store {
+    let mut store = Store::open(dir).unwrap();
+    store.note();
+    store
+}
+
+#[test]
+fn a_note_saves_reading_and_hides_nothing() {
+    let scratch = Scratch::new("note");
+    let dir = dir(scratch.path(), "net");
+    noted_with_one(&dir);
+    settle(&dir.join("10.0.0.2"));
+    drop(noted(&dir));
     let store = Store::open(&dir).unwrap();
     assert!(!store.changed, "the note was taken");
-    assert!(!store.has_any(&owner("a")), "hits are looked up");
     drop(store);
-    fs::write(dir.join("10.0.0.3"), "c\r\neth0").unwrap();
+    // Written over in place, which the seal does not tell; once more within a tick, and older.
+    for (id, old) in [("b", false), ("c", false), ("d", true)] {
+        fs::write(dir.join("10.0.0.2"), format!("{id}\r\neth0")).unwrap();
+        if old {
+            settle(&dir.join("10.0.0.2"));
+        }
+        let store = noted(&dir);
+        assert!(
+            store.has_any(&owner(id)) && !store.has_any(&owner("a")),
+            "{id}"
+        );
+    }
+    fs::write(dir.join("10.0.0.3"), "e\r\neth0").unwrap();
     let store = Store::open(&dir).unwrap();
-    assert!(store.changed && store.has_any(&owner("b")) && store.has_any(&owner("c")));
+    assert!(store.has_any(&owner("d")) && store.has_any(&owner("e")));
+}
+
+#[test]
+fn a_file_written_over_in_the_oldest_format_is_released() {
+    let scratch = Scratch::new("over");
+    let dir = dir(scratch.path(), "net");
+    noted_with_one(&dir);
+    fs::write(dir.join("10.0.0.2"), "a").unwrap();
+    let mut store = Store::open(&dir).unwrap();
+    store.release(&owner("a"));
+    assert!(!dir.join("10.0.0.2").exists());
+}
+
+#[test]
+fn what_people_do_without_the_lock_during_a_call_is_seen_by_the_next() {
+    let scratch = Scratch::new("hand");
+    let dir = dir(scratch.path(), "net");
+    noted_with_one(&dir);
+    let mut store = Store::open(&dir).unwrap();
+    fs::remove_file(dir.join("10.0.0.2")).unwrap();
+    fs::write(dir.join("10.0.0.9"), "c\r\neth0").unwrap();
+    store.reserve(&owner("b"), ip("10.0.0.3"), 0).unwrap();
+    store.note();
+    drop(store);
+    let mut store = Store::open(&dir).unwrap();
+    assert_eq!(store.reserve(&owner("d"), ip("10.0.0.2"), 0), Ok(true));
+    assert!(store.has_any(&owner("c")), "an owner by hand");
+}
+
+#[test]
+fn nothing_is_written_through_symbolic_links() {
+    let scratch = Scratch::new("links");
+    let root = Path::new(scratch.path());
+    let victim = root.join("victim");
+    fs::write(&victim, "kept").unwrap();
+    let link = |path: &Path| std::os::unix::fs::symlink(&victim, path).unwrap();
+    let dir = dir(scratch.path(), "net");
+    drop(Store::open(&dir).unwrap());
+    link(&dir.join("last_reserved_ip.0"));
+    link(&dir.join("10.0.0.3"));
+    let mut store = Store::open(&dir).unwrap();
+    let told = store.reserve(&owner("a"), ip("10.0.0.2"), 0).unwrap_err();
+    assert!(
+        told.contains("last_reserved_ip.0: it is a symbolic link"),
+        "{told}"
+    );
+    assert!(told.ends_with("remove it"), "{told}");
+    assert!(!dir.join("10.0.0.2").exists(), "the address is free");
+    assert_eq!(store.reserve(&owner("a"), ip("10.0.0.3"), 1), Ok(false));
+    drop(store);
+    fs::remove_file(dir.join("last_reserved_ip.0")).unwrap();
+    fs::remove_file(dir.join("10.0.0.3")).unwrap();
+    link(&root.join(".net.index"));
+    drop(noted(&dir));
+    assert_eq!(fs::read(&victim).unwrap(), b"kept");
+    fs::remove_file(&victim).unwrap();
+    fs::remove_file(dir.join("lock")).unwrap();
+    link(&dir.join("lock"));
+    let told = Store::open(&dir).err().unwrap();
+    assert!(told.contains("lock: it is a symbolic link"), "{told}");
+    assert!(!victim.exists(), "nothing is made where it leads");
 }
 
 #[test]
