@@ -18,6 +18,7 @@
 //! | `api` | IPPool and NodeSubnet, their rules and CRDs |
 //! | `cluster` | watches, the cluster as last seen, requests, the lease |
 //! | `controller` | the state machine and its loops |
+//! | `inert` | text of others, before people see it |
 //! | `mutation` | bugs made on purpose, in builds for tests alone |
 //! | `telemetry` | metrics, health, logs |
 //! | `cli` | the command, a file a verb |
@@ -36,6 +37,8 @@ pub mod cluster;
 pub mod cni;
 #[cfg(feature = "controller")]
 pub mod controller;
+#[cfg(feature = "controller")]
+pub mod inert;
 pub mod ipam;
 pub mod mutation;
 #[cfg(feature = "node")]

@@ -1,12 +1,19 @@
-//! Logs: one line a change of state, as text or JSON.
+//! Logs: one line a change of state, as text or JSON, whatever is in the names and messages that it tells of.
 
 use std::io::IsTerminal;
 
 use thiserror::Error;
+use tracing::Subscriber;
+use tracing_subscriber::field::RecordFields;
+use tracing_subscriber::fmt::format::{DefaultFields, Writer};
+use tracing_subscriber::fmt::{FormatFields, MakeWriter};
 use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::reload;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer, Registry, fmt};
+
+use crate::inert;
 
 /// The form of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -58,11 +65,7 @@ fn parse(directives: &str) -> Result<EnvFilter, LevelError> {
 pub fn start(format: Format, directives: &str) -> Result<Level, LevelError> {
     let (filter, handle) = reload::Layer::new(parse(directives)?);
     let lines = match format {
-        Format::Text => fmt::layer()
-            .with_writer(std::io::stderr)
-            .with_ansi(std::io::stderr().is_terminal())
-            .with_target(false)
-            .boxed(),
+        Format::Text => text(std::io::stderr, std::io::stderr().is_terminal()).boxed(),
         Format::Json => fmt::layer()
             .json()
             .flatten_event(true)
@@ -75,6 +78,33 @@ pub fn start(format: Format, directives: &str) -> Result<Level, LevelError> {
         .try_init();
     started.map_err(|error| LevelError::Gone(error.to_string()))?;
     Ok(Level(handle))
+}
+
+fn text<S, W>(writer: W, colours: bool) -> impl Layer<S> + Send + Sync
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
+{
+    fmt::layer()
+        .with_writer(writer)
+        .with_ansi(colours)
+        .with_target(false)
+        .fmt_fields(OneLine)
+}
+
+/// Writes messages and fields so that they end no line and command no terminal.
+struct OneLine;
+
+impl<'w> FormatFields<'w> for OneLine {
+    fn format_fields<R: RecordFields>(
+        &self,
+        mut writer: Writer<'w>,
+        fields: R,
+    ) -> std::fmt::Result {
+        let mut plain = String::new();
+        DefaultFields::new().format_fields(Writer::new(&mut plain), fields)?;
+        writer.write_str(&inert::line(&plain))
+    }
 }
 
 impl Level {
@@ -96,7 +126,59 @@ impl Level {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+    use std::sync::{Arc, Mutex};
+
+    use proptest::prelude::*;
+
     use super::*;
+
+    /// What is logged while something is done.
+    fn logged(colours: bool, what: impl FnOnce()) -> String {
+        #[derive(Clone, Default)]
+        struct Page(Arc<Mutex<Vec<u8>>>);
+        impl io::Write for Page {
+            fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+                self.0.lock().unwrap().extend_from_slice(bytes);
+                Ok(bytes.len())
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let page = Page::default();
+        let writer = page.clone();
+        let lines = text(move || writer.clone(), colours);
+        let subscriber = tracing_subscriber::registry().with(lines);
+        tracing::subscriber::with_default(subscriber, what);
+        let bytes = page.0.lock().unwrap().clone();
+        String::from_utf8(bytes).unwrap()
+    }
+
+    /// Logs a text in every way that there is.
+    fn tell(text: &str) {
+        let error: &(dyn std::error::Error + 'static) = &io::Error::other(text.to_owned());
+        let span = tracing::info_span!("span", text);
+        let _inside = span.enter();
+        tracing::warn!(text, shown = %text, debugged = ?text, error, "of {text}");
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn whatever_is_told_takes_one_line_and_commands_no_terminal(
+            text in "([ -~]|\\PC|\n|\r|\x1b\\[2J|\u{9b}|\u{202e}|\u{2028}|\\p{Cc}){0,20}",
+        ) {
+            let plain = logged(false, || tell(&text));
+            let line = plain.strip_suffix('\n').unwrap();
+            prop_assert_eq!(inert::line(line), line);
+            let escapes = |it: &str| it.matches('\x1b').count();
+            let coloured = logged(true, || tell(&text));
+            prop_assert_eq!(coloured.matches('\n').count(), 1);
+            prop_assert_eq!(escapes(&coloured), escapes(&logged(true, || tell("calm"))));
+        }
+    }
 
     #[test]
     fn the_client_is_quiet_unless_it_is_named() {

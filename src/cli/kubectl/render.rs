@@ -7,6 +7,8 @@ use comfy_table::{ContentArrangement, Table, presets};
 use jiff::Timestamp;
 use serde::Serialize;
 
+use crate::inert;
+
 /// The form of the output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Output {
@@ -36,6 +38,9 @@ pub struct Style {
 
 /// What a verb found out.
 pub trait Report: Serialize {
+    /// Whether its text for people is coloured where the style allows it; text of others in it is inert then.
+    const COLOURED: bool = false;
+
     /// The same for people, with a line feed at the end of each line.
     fn text(&self, style: &Style) -> String;
 }
@@ -63,13 +68,29 @@ impl Style {
     }
 }
 
+/// A report as it is shown: text of others in it commands no terminal.
+fn shown<R: Report>(report: &R, output: Output, style: &Style) -> anyhow::Result<String> {
+    let text = match output {
+        Output::Table | Output::Wide if R::COLOURED && style.colour => {
+            return Ok(report.text(style));
+        }
+        Output::Table | Output::Wide => report.text(style),
+        Output::Json => serde_json::to_string_pretty(report)? + "\n",
+        Output::Yaml => {
+            let yaml = serde_saphyr::to_string(report)?;
+            if inert::lines(&yaml) == yaml {
+                return Ok(yaml);
+            }
+            // With escapes it would say something else; JSON is YAML, too, and knows them.
+            serde_json::to_string_pretty(report)? + "\n"
+        }
+    };
+    Ok(inert::lines(&text).into_owned())
+}
+
 /// Puts a report on standard output.
 pub fn print(report: &impl Report, output: Output, now: Timestamp) -> anyhow::Result<()> {
-    let text = match output {
-        Output::Table | Output::Wide => report.text(&Style::of_stdout(output, now)),
-        Output::Json => serde_json::to_string_pretty(report)? + "\n",
-        Output::Yaml => serde_saphyr::to_string(report)?,
-    };
+    let text = shown(report, output, &Style::of_stdout(output, now))?;
     let mut out = std::io::stdout().lock();
     out.write_all(text.as_bytes())?;
     out.flush()?;
@@ -219,5 +240,50 @@ pub fn some<T: ToString>(all: &[T], most: usize) -> String {
     match all.len().saturating_sub(most) {
         0 => named,
         more => format!("{named} and {more} more"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[derive(Serialize)]
+    struct Told {
+        text: String,
+    }
+
+    impl Report for Told {
+        fn text(&self, style: &Style) -> String {
+            let mut facts = Facts::default();
+            facts.add("Message", self.text.as_str());
+            let mut columns = Columns::new(&["NAME", "MESSAGE"]);
+            columns.row(["a".to_owned(), self.text.clone()]);
+            facts.text() + &columns.text(style, "nothing")
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn text_of_others_commands_no_terminal(
+            text in "([ -~]|\\PC|\n|\r|\x1b\\[2J|\u{9b}|\u{202e}|\u{2028}|\\p{Cc}){0,20}",
+            colour in any::<bool>(),
+        ) {
+            let report = Told { text };
+            let style = Style { wide: false, colour, width: 80, now: Timestamp::UNIX_EPOCH };
+            for output in [Output::Table, Output::Wide, Output::Json, Output::Yaml] {
+                let shown = shown(&report, output, &style).unwrap();
+                prop_assert_eq!(inert::lines(&shown), shown.as_str());
+            }
+            let json = shown(&report, Output::Json, &style).unwrap();
+            let read: serde_json::Value = serde_json::from_str(&json).unwrap();
+            prop_assert_eq!(read["text"].as_str(), Some(report.text.as_str()));
+            let yaml = shown(&report, Output::Yaml, &style).unwrap();
+            let read: serde_json::Value = serde_saphyr::from_str(&yaml).unwrap();
+            prop_assert_eq!(read["text"].as_str(), Some(report.text.as_str()));
+        }
     }
 }

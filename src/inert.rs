@@ -1,0 +1,61 @@
+//! Text of others, made inert: it begins no line where one is meant, and commands no terminal.
+//!
+//! Controls, separators of lines and marks that turn the direction of text are shown as escapes of JSON, so
+//! JSON stays what it was.
+
+use std::borrow::Cow;
+use std::fmt::Write as _;
+
+/// One line, as of a log.
+pub fn line(text: &str) -> Cow<'_, str> {
+    escaped(text, is_active)
+}
+
+/// Lines, as for a terminal: line feeds stay.
+pub fn lines(text: &str) -> Cow<'_, str> {
+    escaped(text, |c| c != '\n' && is_active(c))
+}
+
+/// Whether it does anything but stand there.
+fn is_active(c: char) -> bool {
+    let turns = matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    c.is_control() || turns || matches!(c, '\u{2028}' | '\u{2029}')
+}
+
+fn escaped(text: &str, is_active: impl Fn(char) -> bool) -> Cow<'_, str> {
+    if !text.contains(&is_active) {
+        return Cow::Borrowed(text);
+    }
+    let mut shown = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        match c {
+            c if !is_active(c) => shown.push(c),
+            '\n' => shown.push_str("\\n"),
+            '\r' => shown.push_str("\\r"),
+            '\t' => shown.push_str("\\t"),
+            c => {
+                let _ = write!(shown, "\\u{:04x}", u32::from(c));
+            }
+        }
+    }
+    Cow::Owned(shown)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_commands_a_terminal_is_shown_and_all_else_stays() {
+        for (text, shown) in [
+            ("10.244.0.0/16 ü 漢 \\n", "10.244.0.0/16 ü 漢 \\n"),
+            ("a\nb\r\n\tc", "a\\nb\\r\\n\\tc"),
+            ("\x1b[2J\x07\x7f", "\\u001b[2J\\u0007\\u007f"),
+            ("\u{9b}31m", "\\u009b31m"),
+            ("\u{202e}txt\u{2029}", "\\u202etxt\\u2029"),
+        ] {
+            assert_eq!(line(text), shown);
+        }
+        assert_eq!(lines("a\n\x1b[A\n"), "a\n\\u001b[A\n");
+    }
+}
