@@ -4,23 +4,22 @@
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceColumnDefinition as Column;
 
-/// Which ranges, how much is left, who has it, who lacks it, and is it well?
+/// Which ranges, how full, who has it, who lacks it, and is it well? Lists are JSON and counts of IPv6 blocks have 20
+/// digits: those are for `-o yaml` and `kubectl cadastre show pools`.
 pub(super) fn pool() -> Vec<Column> {
     vec![
-        text("IPv4", ".spec.ipv4.cidrs", "IPv4 ranges"),
-        number(
-            "Block4",
-            ".status.ipv4.blockSize",
-            "Prefix length of what a node gets",
+        text("IPv4", ".spec.ipv4.cidrs[0]", "The first IPv4 range"),
+        text(
+            "Used4",
+            ".status.ipv4.utilization",
+            "Part of the IPv4 blocks that is not free",
         ),
-        text("Free4", ".status.ipv4.free", "IPv4 blocks that are free"),
-        text("IPv6", ".spec.ipv6.cidrs", "IPv6 ranges"),
-        number(
-            "Block6",
-            ".status.ipv6.blockSize",
-            "Prefix length of what a node gets",
+        text("IPv6", ".spec.ipv6.cidrs[0]", "The first IPv6 range"),
+        text(
+            "Used6",
+            ".status.ipv6.utilization",
+            "Part of the IPv6 blocks that is not free",
         ),
-        text("Free6", ".status.ipv6.free", "IPv6 blocks that are free"),
         number(
             "Nodes",
             ".status.nodes",
@@ -30,6 +29,11 @@ pub(super) fn pool() -> Vec<Column> {
             "Waiting",
             ".status.waiting",
             "Nodes that wait for a range of the pool",
+        ),
+        text(
+            "Exhausted",
+            r#".status.conditions[?(@.type=="Exhausted")].status"#,
+            "Whether a family has no free block",
         ),
         number(
             "Priority",
@@ -47,10 +51,15 @@ pub(super) fn pool() -> Vec<Column> {
             "Why, or why not",
         ),
         age(),
+        wide(number(
+            "Block4",
+            ".status.ipv4.blockSize",
+            "Prefix length of what a node gets",
+        )),
         wide(text(
-            "Used4",
-            ".status.ipv4.utilization",
-            "Part of the IPv4 blocks that is not free",
+            "Free4",
+            ".status.ipv4.free",
+            "IPv4 blocks that are free",
         )),
         wide(text(
             "Held4",
@@ -67,10 +76,10 @@ pub(super) fn pool() -> Vec<Column> {
             ".status.ipv4.exhaustsAt",
             "When IPv4 runs out if it goes on as lately",
         )),
-        wide(text(
-            "Used6",
-            ".status.ipv6.utilization",
-            "Part of the IPv6 blocks that is not free",
+        wide(number(
+            "Block6",
+            ".status.ipv6.blockSize",
+            "Prefix length of what a node gets",
         )),
         wide(text(
             "Held6",

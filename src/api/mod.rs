@@ -45,10 +45,10 @@ pub use pool::{
 pub use requests::Requests;
 pub use subnet::{
     AgentInfo, BlockReport, HeldBlock, HeldRange, MOST_BLOCKS, MOST_ORPHANS, MOST_POD_RANGES,
-    MOST_POOLS, NodePool, NodePoolRanges, NodeSubnet, NodeSubnetSpec, NodeSubnetStatus, PoolDemand,
-    PreviousHolder, Recall, Suspect,
+    MOST_POOLS, MOST_RESERVED, NodePool, NodePoolRanges, NodeSubnet, NodeSubnetSpec,
+    NodeSubnetStatus, PoolDemand, PreviousHolder, Recall, Suspect,
 };
-pub use terms::{AddressPrefix, AddressTerms, Dns, Route, Warm};
+pub use terms::{AddressPrefix, AddressTerms, Dns, Route, UnknownPods, Warm};
 pub use watched::{
     IPAMBlockLite, IPPoolLite, NodeAddressLite, NodeAddressesLite, NodeInfoLite, NodeLite,
     NodeLiteSpec, NodeLiteStatus, NodeSubnetLite, PodIpLite, PodLite, PodLiteSpec, PodLiteStatus,

@@ -111,6 +111,11 @@ pub struct IPPoolSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reserved: Vec<String>,
 
+    /// Gives an address of reserved to a pod that asks for it by name, and to no other. Addresses of nodes and of
+    /// service ranges are never given out. Only for Blocks.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub reserved_on_request: bool,
+
     /// How long the ranges of a deleted node rest before another one may get them, in seconds. At
     /// least until no pod uses an address of them, in any case.
     #[schemars(range(min = 0, max = 86400))]
@@ -151,6 +156,7 @@ impl IPPoolSpec {
             priority: 0,
             disabled: false,
             reserved: Vec::new(),
+            reserved_on_request: false,
             quarantine_seconds: default_quarantine_seconds(),
             terms: AddressTerms::default(),
         }

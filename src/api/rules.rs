@@ -127,6 +127,10 @@ pub(super) fn first_block(_: &mut SchemaGenerator) -> Schema {
     one_of(&["OnSight", "OnDemand"])
 }
 
+pub(super) fn unknown_pods(_: &mut SchemaGenerator) -> Schema {
+    one_of(&["Wait", "Serve"])
+}
+
 pub(super) fn owner_kind(_: &mut SchemaGenerator) -> Schema {
     one_of(&["Node", "Quarantine"])
 }

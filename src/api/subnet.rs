@@ -31,7 +31,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::pool::{Allocate, Assignment};
+use super::pool::{Allocate, Assignment, FirstBlock};
 use super::rules;
 use super::terms::AddressTerms;
 
@@ -42,6 +42,8 @@ pub const MOST_BLOCKS: usize = 4_096;
 pub const MOST_ORPHANS: usize = 256;
 /// The most pools that a node may use.
 pub const MOST_POOLS: usize = 1_024;
+/// The most reserved ranges of a block that a NodeSubnet lists.
+pub const MOST_RESERVED: usize = 1_024;
 /// The most ranges that a node does not masquerade.
 pub const MOST_POD_RANGES: usize = 1_024;
 
@@ -137,6 +139,15 @@ pub struct NodePool {
     #[serde(default, skip_serializing_if = "is_default")]
     pub assignment: Assignment,
 
+    /// OnDemand: the node gets its first block only when a pod asks.
+    #[schemars(schema_with = "rules::first_block")]
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub first_block: FirstBlock,
+
+    /// How many blocks of one family the node may have of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_blocks_per_node: Option<u32>,
+
     /// The namespaces whose pods it serves.
     #[schemars(schema_with = "rules::selector")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -220,9 +231,15 @@ pub struct HeldBlock {
     pub recall: Option<Recall>,
 
     /// What of it is never given out: CIDRs, addresses and ranges, as in the pool.
-    #[schemars(length(max = 1024), inner(length(max = 79)))]
+    #[schemars(length(max = MOST_RESERVED), inner(length(max = 79)))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reserved: Vec<String>,
+
+    /// What of it is given only to who asks for that address, by reservedOnRequest of the pool. What is in reserved,
+    /// too, is never given out.
+    #[schemars(length(max = MOST_RESERVED), inner(length(max = 79)))]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub on_request: Vec<String>,
 }
 
 /// How a block is asked back.

@@ -38,6 +38,13 @@ pub struct AddressTerms {
     #[schemars(schema_with = "rules::address_prefix")]
     #[serde(default, skip_serializing_if = "is_default")]
     pub address_prefix: AddressPrefix,
+
+    /// Pods that the node's agent knows nothing of, as it or the API server is away: an annotation or label might give
+    /// them another pool or address. Wait: they are refused and tried again. Serve: they get an address of this pool
+    /// at once, if it is for any pod.
+    #[schemars(schema_with = "rules::unknown_pods")]
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub unknown_pods: UnknownPods,
 }
 
 impl Default for AddressTerms {
@@ -48,6 +55,7 @@ impl Default for AddressTerms {
             routes: Vec::new(),
             dns: None,
             address_prefix: AddressPrefix::default(),
+            unknown_pods: UnknownPods::default(),
         }
     }
 }
@@ -86,6 +94,16 @@ pub enum AddressPrefix {
     Pool,
     /// That of one address
     Host,
+}
+
+/// What becomes of pods of which nothing is known.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum UnknownPods {
+    /// They are refused, and tried again
+    #[default]
+    Wait,
+    /// They are served
+    Serve,
 }
 
 /// A route of pods.

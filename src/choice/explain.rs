@@ -57,6 +57,7 @@ fn line(f: &mut fmt::Formatter, nth: usize, pool: &Chosen, next: Option<&Chosen>
         n => &format!("{n}th"),
     };
     write!(f, "{ordinal} \"{}\": ", pool.name)?;
+    let next_lacks = next.is_some_and(|next| next.lacks.is_some());
     match (pool.place, next.map(|next| (next.name, next.place))) {
         (Place::Asked, _) => write!(f, "asked for by name")?,
         (Place::Ranked { priority, .. }, None | Some((_, Place::Asked))) => {
@@ -86,6 +87,8 @@ fn line(f: &mut fmt::Formatter, nth: usize, pool: &Chosen, next: Option<&Chosen>
                     f,
                     "more specific ({requirements} requirement{noun} to {fewer})"
                 )?;
+            } else if pool.lacks.is_none() && next_lacks {
+                write!(f, "the families of the oldest")?;
             } else if let (Some(room), Some(less)) = (room, less)
                 && room != less
             {
@@ -94,6 +97,12 @@ fn line(f: &mut fmt::Formatter, nth: usize, pool: &Chosen, next: Option<&Chosen>
                 write!(f, "equal in all else, by name")?;
             }
         }
+    }
+    if let Some(family) = pool.lacks {
+        write!(
+            f,
+            "; only when asked for by name: it gives no {family}, and an older pool of the same rank does (make one pool of both families, or give them priorities)"
+        )?;
     }
     if pool.some_pods_only {
         write!(

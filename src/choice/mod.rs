@@ -2,6 +2,10 @@
 //!
 //! A pool serves who its selectors select. Of several the first one with room is used, in this
 //! order: priority; the most requirements in its selectors, all three together; the most room; name.
+//! Room is compared among pools of the same families only, as an IPv6 pool always has more: of pools that are
+//! equal till then the oldest says which families are given. One that lacks any of these serves only who asks for it
+//! by name, so that a pool which is added changes nobody's families, and a full one neither.
+//!
 //! Pools that are asked for by name come as they were asked for, whatever their selectors say, also
 //! those that are `Manual`.
 //!
@@ -24,6 +28,8 @@ use std::cmp::Reverse;
 use std::fmt;
 use std::sync::Arc;
 
+use crate::ipam::{Dual, Family};
+
 /// Key and value of a label.
 pub type Label = (Arc<str>, Arc<str>);
 
@@ -40,6 +46,10 @@ pub struct Candidate<'a> {
     pub pod: &'a Selector,
     /// Higher first
     pub priority: i32,
+    /// Which families it gives
+    pub families: Dual<bool>,
+    /// When it was made, in seconds since 1970
+    pub created: i64,
     /// Whether it serves only those that ask for it by name
     pub manual: bool,
     /// Whether it can serve at all
@@ -103,6 +113,8 @@ pub struct Chosen<'a> {
     /// The node was asked for as a whole, and the pool serves some of its pods only: nothing should
     /// be given to the node before such a pod asks
     pub some_pods_only: bool,
+    /// It lacks this family, which a pool of the same rank gives: it serves only who asks for it by name
+    pub lacks: Option<Family>,
     /// What gave it its place
     pub place: Place,
 }
@@ -201,6 +213,7 @@ fn by_name<'a>(candidates: &[Candidate<'a>], names: &[&'a str]) -> Choice<'a> {
                     at,
                     name: candidates[at].name,
                     some_pods_only: false,
+                    lacks: None,
                     place: Place::Asked,
                 });
             }
@@ -244,7 +257,19 @@ fn by_selectors<'a>(
     }
     let chosen = &mut choice.chosen;
     chosen.sort_by(|a, b| (a.rank(), a.name).cmp(&(b.rank(), b.name)));
+    let families = |it: &Chosen| candidates[it.at].families;
+    let given = given_families(chosen, candidates);
     for tied in chosen.chunk_by_mut(|a, b| a.rank() == b.rank()) {
+        let lacking = |it: &Chosen| lacking(given, families(it));
+        if tied.iter().any(|it| lacking(it).is_none()) {
+            for it in tied {
+                it.lacks = lacking(it);
+            }
+        }
+    }
+    let class = |it: &Chosen| (it.rank(), it.lacks.is_some(), families(it) != given);
+    chosen.sort_by(|a, b| (class(a), a.name).cmp(&(class(b), b.name)));
+    for tied in chosen.chunk_by_mut(|a, b| class(a) == class(b)) {
         if tied.len() == 1 {
             continue;
         }
@@ -256,6 +281,21 @@ fn by_selectors<'a>(
         tied.sort_by(|a, b| (b.room(), a.name).cmp(&(a.room(), b.name)));
     }
     choice
+}
+
+/// The families that the oldest of the best pools gives.
+fn given_families(chosen: &[Chosen], candidates: &[Candidate]) -> Dual<bool> {
+    let best = chosen.first().map(Chosen::rank);
+    let best = chosen.iter().filter(|it| Some(it.rank()) == best);
+    let oldest = best.min_by_key(|it| (candidates[it.at].created, it.name));
+    oldest.map_or(Dual::default(), |it| candidates[it.at].families)
+}
+
+/// The first family of those that a pool lacks.
+pub fn lacking(given: Dual<bool>, has: Dual<bool>) -> Option<Family> {
+    let mut given = given.iter().filter(|(_, is_given)| **is_given);
+    let (family, _) = given.find(|(family, _)| !has.get(*family))?;
+    Some(family)
 }
 
 impl<'a> Candidate<'a> {
@@ -282,6 +322,7 @@ impl<'a> Candidate<'a> {
             at,
             name: self.name,
             some_pods_only: asker.pod.is_none() && of_pods > 0,
+            lacks: None,
             place: Place::Ranked {
                 priority: self.priority,
                 requirements: self.node.specificity() + of_pods,

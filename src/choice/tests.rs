@@ -29,6 +29,8 @@ struct Pool {
     namespace: Selector,
     pod: Selector,
     priority: i32,
+    families: Dual<bool>,
+    created: i64,
     manual: bool,
     barred: Option<String>,
     room: u128,
@@ -49,6 +51,8 @@ impl Pool {
             namespace: &self.namespace,
             pod: &self.pod,
             priority: self.priority,
+            families: self.families,
+            created: self.created,
             manual: self.manual,
             standing: match &self.barred {
                 Some(why) => Standing::Barred(why),
@@ -321,6 +325,8 @@ prop_compose! {
             namespace: selector(&namespace),
             pod: selector(&pod),
             priority,
+            families: Dual::default(),
+            created: 0,
             manual,
             barred: barred.then(|| "full".to_owned()),
             room,
@@ -391,4 +397,53 @@ proptest! {
             given.iter().map(|pool| &*pool.name).enumerate().collect();
         prop_assert_eq!(told, everyone);
     }
+}
+
+fn of_families(name: &str, families: [bool; 2], created: i64, room: u128) -> Pool {
+    let [v4, v6] = families;
+    Pool {
+        families: Dual { v4, v6 },
+        created,
+        room,
+        ..pool(name)
+    }
+}
+
+#[test]
+fn room_is_compared_within_a_family_and_the_oldest_pool_says_which_is_given() {
+    let four = of_families("four", [true, false], 1, 3);
+    let six = of_families("six", [false, true], 2, u128::MAX);
+    let more = of_families("more", [true, false], 3, 9);
+    let both = of_families("both", [true, true], 4, 100);
+    let pools = [six.clone(), both, four.clone(), more];
+    let choice = ask(&pools, &of_node(&[]));
+    assert_eq!(names(&choice), ["more", "four", "both", "six"]);
+    let by_name: Vec<Option<Family>> = choice.chosen.iter().map(|it| it.lacks).collect();
+    assert_eq!(by_name, [None, None, None, Some(Family::V4)]);
+    let text = choice.to_string();
+    assert!(
+        text.contains("\"six\": priority 0; only when asked for by name: it gives no IPv4"),
+        "{text}"
+    );
+    assert!(
+        text.contains("\"both\": priority 0, before \"six\": the families of the oldest"),
+        "{text}"
+    );
+
+    // Where IPv6 was first, IPv4 changes nothing.
+    let older = Pool { created: 0, ..six };
+    assert_eq!(
+        names(&ask(&[older.clone(), four.clone()], &of_node(&[]))),
+        ["six", "four"]
+    );
+
+    // Whoever orders them has said what he wants.
+    let first = Pool {
+        priority: 1,
+        ..older
+    };
+    let pools = [four, first];
+    let choice = ask(&pools, &of_node(&[]));
+    assert_eq!(names(&choice), ["six", "four"]);
+    assert!(choice.chosen.iter().all(|it| it.lacks.is_none()));
 }

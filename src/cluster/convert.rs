@@ -16,6 +16,11 @@ use crate::api::{
 };
 use crate::ipam::{Addr, Cidr};
 
+/// The most addresses of a Node that count: whoever writes it could leave out everybody's pools by them.
+const MOST_NODE_ADDRESSES: usize = 16;
+/// The longest identity of a machine that counts, in bytes: it is copied into records.
+const LONGEST_MACHINE_ID: usize = 256;
+
 /// A Node.
 pub fn node(node: NodeLite) -> Node {
     let spec = node.spec.unwrap_or_default();
@@ -58,16 +63,21 @@ pub fn node(node: NodeLite) -> Node {
             .iter()
             .filter(|address| own(&address.type_))
             .filter_map(|address| addr(&address.address))
+            .take(MOST_NODE_ADDRESSES)
             .collect(),
         machine: Machine {
-            provider_id: spec.provider_id.filter(|id| !id.is_empty()).map(Text::from),
+            provider_id: spec.provider_id.and_then(machine_text),
             machine_id: status
                 .node_info
-                .map(|info| info.machine_id)
-                .filter(|id| !id.is_empty())
-                .map(Text::from),
+                .and_then(|info| machine_text(info.machine_id)),
         },
     }
+}
+
+/// An identity of a machine. One of no length that a machine has is none: a part of it could be another's, too.
+fn machine_text(id: String) -> Option<Text> {
+    let is_one = !id.is_empty() && id.len() <= LONGEST_MACHINE_ID;
+    is_one.then(|| Text::from(id))
 }
 
 /// A Pod.

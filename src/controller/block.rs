@@ -11,6 +11,7 @@ use std::time::Duration;
 use super::blocks::{Entry, Noted, Step, sound};
 use super::queue::Queue;
 use super::refusals::Call;
+use super::registry::Registry;
 use super::report::{About, KEPT, Report};
 use super::{Context, IN_USE_PAUSE, Purpose};
 use crate::api::block_name;
@@ -153,8 +154,9 @@ impl BlockLoop {
         }
         let (name, uid) = (entry.owner.name.clone(), entry.owner.uid.clone());
         let unseen = Mutation::PodsOfBlockNotLookedAt.is_on();
-        if let Some(addr) = cx.world.pods.any_in(&cidr).filter(|_| !unseen) {
-            self.keep(cidr, addr, cx);
+        let by_pod = cx.world.pods.any_in(&cidr).filter(|_| !unseen);
+        if let Some(what) = still_used(&cidr, by_pod, cx.registry) {
+            self.keep(cidr, &what, cx);
             return None;
         }
         let call = Call::ListPods(name.clone());
@@ -172,8 +174,8 @@ impl BlockLoop {
         Some((Request::ListPodsOf { node: name }, purpose))
     }
 
-    /// A pod still has that address: the block is looked at again later, and that is told once.
-    fn keep(&mut self, cidr: Cidr, addr: Addr, cx: &mut Context) {
+    /// The block is looked at again later, and what keeps it is told once.
+    fn keep(&mut self, cidr: Cidr, what: &str, cx: &mut Context) {
         self.queue.add_at(cidr, cx.now.mono + IN_USE_PAUSE);
         let Some(uid) = cx.registry.blocks.get(&cidr).and_then(|e| e.uid.clone()) else {
             return;
@@ -186,9 +188,7 @@ impl BlockLoop {
                 },
                 warning: false,
                 reason: KEPT,
-                note: format!(
-                    "its node is gone and its quarantine is over, but a pod still reports {addr}: it goes with that pod (kubectl get pods -A -o wide | grep -w {addr})"
-                ),
+                note: format!("its node is gone and its quarantine is over, but {what}"),
             });
         }
     }
@@ -217,8 +217,9 @@ impl BlockLoop {
             let mut reported = pods.iter().flat_map(|pod| pod.addresses.iter().copied());
             let used = reported.find(|addr| cidr.contains_addr(*addr));
             let used = used.or_else(|| cx.world.pods.any_in(&cidr));
-            if let Some(addr) = used.filter(|_| !Mutation::PodsOfBlockNotLookedAt.is_on()) {
-                self.keep(cidr, addr, cx);
+            let by_pod = used.filter(|_| !Mutation::PodsOfBlockNotLookedAt.is_on());
+            if let Some(what) = still_used(&cidr, by_pod, cx.registry) {
+                self.keep(cidr, &what, cx);
                 continue;
             }
             self.kept.remove(&cidr);
@@ -314,6 +315,19 @@ impl BlockLoop {
     }
 }
 
+/// Why a resting block is not over yet: a pod reports that address, or an agent says that it uses one.
+fn still_used(block: &Cidr, by_pod: Option<Addr>, registry: &Registry) -> Option<String> {
+    if let Some(addr) = by_pod {
+        return Some(format!(
+            "a pod still reports {addr}: it goes with that pod (kubectl get pods -A -o wide | grep -w {addr})"
+        ));
+    }
+    let addr = registry.rests_in_use(block)?;
+    Some(format!(
+        "the agent of another node uses it, as the condition Accepted of its NodeSubnet says: drain that node (kubectl cadastre show ip {addr})"
+    ))
+}
+
 /// The object exists; whose it is, and whether it was first, is for the watch to show.
 fn created(entry: &mut Entry, block: &Block, now: Duration) {
     if entry.step == Step::Create || entry.step == Step::Await {
@@ -359,7 +373,6 @@ mod tests {
     use crate::cluster::world::World;
     use crate::controller::Now;
     use crate::controller::holders::Use;
-    use crate::controller::registry::Registry;
     use crate::ipam::State;
 
     /// A block that was chosen for `n1`.

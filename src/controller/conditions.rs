@@ -20,6 +20,7 @@ const EXHAUSTED: &str = "Exhausted";
 const NEARLY_EXHAUSTED: &str = "NearlyExhausted";
 const SHRINKING: &str = "Shrinking";
 const SECOND_WRITER: &str = "SecondWriter";
+const BESIDE_OTHER_FAMILY: &str = "BesideOtherFamily";
 const TERMINATING: &str = "Terminating";
 const REFUSED: &str = "WritesRefused";
 
@@ -31,6 +32,7 @@ pub const TOLD: &[&str] = &[
     EXHAUSTED,
     SHRINKING,
     SECOND_WRITER,
+    BESIDE_OTHER_FAMILY,
     TERMINATING,
     REFUSED,
 ];
@@ -51,6 +53,8 @@ pub fn event_reason(kind: &'static str, bad: bool) -> &'static str {
         (SHRINKING, false) => "Shrunk",
         (SECOND_WRITER, true) => "SecondWriter",
         (SECOND_WRITER, false) => "SecondWriterQuiet",
+        (BESIDE_OTHER_FAMILY, true) => "BesideOtherFamily",
+        (BESIDE_OTHER_FAMILY, false) => "NotBesideOtherFamily",
         (REFUSED, true) => "WritesRefused",
         (REFUSED, false) => "WritesAccepted",
         (_, true) => "Terminating",
@@ -133,6 +137,12 @@ pub fn status(
             second_writer(state),
             "OnlyWriter",
             "nobody else writes podCIDRs in its range",
+        ),
+        flag(
+            BESIDE_OTHER_FAMILY,
+            beside_other_family(state, registry),
+            "NotBesideOtherFamily",
+            "no older pool for the same nodes and pods gives a family that it lacks",
         ),
         flag(
             REFUSED,
@@ -332,7 +342,7 @@ fn shrinking(state: &PoolState, counted: Counted) -> Option<(&'static str, Strin
         (
             "BlocksOutside",
             format!(
-                "{outside} blocks lie outside of what the spec names: they give no new address and go when they are empty; to be faster, move their pods (kubectl get ipamblocks --field-selector spec.pool=...)"
+                "{outside} blocks lie outside of what the spec names: they give no new address and go when they are empty; to be faster, move their pods (kubectl get ipamblocks.cadastre.dev --field-selector spec.pool=...)"
             ),
         )
     })
@@ -363,6 +373,17 @@ fn exhausted(
         "NoFreeBlock",
         format!(
             "no free {family} block of /{len} ({held} of {capacity} held, {quarantined} resting, {waiting} nodes wait): add a CIDR to spec.{field}.cidrs, or a pool that selects the nodes that wait"
+        ),
+    ))
+}
+
+fn beside_other_family(state: &PoolState, registry: &Registry) -> Option<(&'static str, String)> {
+    let (older, family) = registry.pools.older_of_other_family(state)?;
+    let (field, name, older) = (field(family), &state.name, &older.name);
+    Some((
+        "OlderPoolOfOtherFamily",
+        format!(
+            "serves only who asks for it by name: it gives no {family}, and the older pool \"{older}\", for the same nodes and pods, does. For both families make one pool of both: delete this one, and add its ranges to \"{older}\" (kubectl edit ippools.cadastre.dev {older}), or add {field} ranges here and delete \"{older}\". To use both as they are, tell them apart by priority or selectors (kubectl edit ippools.cadastre.dev {name})"
         ),
     ))
 }

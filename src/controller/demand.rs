@@ -264,12 +264,12 @@ impl Demand {
         let mut lacks_first = !has_any(cx);
         let mut first_full = None;
         let mut done: BTreeSet<Text> = BTreeSet::new();
-        for pool in choices {
+        for (pool, by_name) in choices {
             let state = cx.registry.pools.get(&pool);
             let pools = &cx.registry.pools;
             let soon = pools.starting_before(mode, node, Some(&pool)).next();
             let on_sight = state.is_some_and(|it| it.terms.first_on_sight);
-            let unasked = lacks_first && on_sight && soon.is_none();
+            let unasked = lacks_first && on_sight && !by_name && soon.is_none();
             let asked = demand(report, &pool);
             let wanted = asked.max(u64::from(unasked));
             let lacking = if asked == 0 && unasked && self.is_needed_elsewhere(&pool, node) {

@@ -23,7 +23,8 @@ use super::{Context, IN_USE_PAUSE, Purpose};
 use crate::api::Allocate;
 use crate::cluster::request::{Assignment, Outcome, Refusal, Request};
 use crate::cluster::seen::{Node, Text};
-use crate::ipam::{Addr, Cidr, Full, State};
+use crate::cluster::world::World;
+use crate::ipam::{Addr, Cidr, Family, Full, State};
 use crate::mutation::Mutation;
 
 /// The loop's own state.
@@ -154,10 +155,11 @@ impl PodCidrs {
         }
         let begun = cx.registry.claims_of(&node.uid);
         if !begun.is_empty() {
-            return Decision::Write(in_order(begun.into_iter().map(|(_, cidr, _)| cidr)));
+            let cidrs = begun.into_iter().map(|(_, cidr, _)| cidr);
+            return write(cidrs, cx.registry, cx.world);
         }
         if let Some(cidrs) = give_back(node, cx.registry) {
-            return Decision::Write(cidrs);
+            return write(cidrs.into_iter(), cx.registry, cx.world);
         }
         self.deal(node, cx)
     }
@@ -169,6 +171,9 @@ impl PodCidrs {
         let choices = registry
             .pools
             .choices(mode, node, &registry.ledger, &self.full);
+        // Nobody asks for a podCIDR by name.
+        let choices = choices.into_iter().filter(|(_, by_name)| !by_name);
+        let choices: Vec<Text> = choices.map(|(name, _)| name).collect();
         let wait_for = |pools: &Pools, best: Option<&Text>| {
             let soon = pools.starting_before(mode, node, best);
             let pools: Vec<Text> = soon.map(|state| state.name.clone()).collect();
@@ -206,7 +211,8 @@ impl PodCidrs {
                 Ok(claims) => {
                     let ids = claims.iter().filter_map(|(_, id)| *id);
                     let claims = ids.filter_map(|id| registry.ledger.get(id));
-                    return Decision::Write(in_order(claims.map(|claim| claim.cidr)));
+                    let cidrs = claims.map(|claim| claim.cidr);
+                    return write(cidrs, registry, world);
                 }
                 Err(full) if full.avoided > 0 => {
                     // Nothing tells when the addresses that speak against the last blocks go.
@@ -401,11 +407,24 @@ fn assignment(node: &Node, cidrs: Vec<Cidr>) -> Assignment {
     }
 }
 
-/// IPv4 first: the first podCIDR is the cluster's primary family for the node.
-fn in_order(cidrs: impl Iterator<Item = Cidr>) -> Vec<Cidr> {
+/// These are written, that of the cluster's primary family first.
+fn write(cidrs: impl Iterator<Item = Cidr>, registry: &Registry, world: &World) -> Decision {
     let mut cidrs: Vec<Cidr> = cidrs.collect();
-    cidrs.sort();
-    cidrs
+    let first = first_family(registry, world);
+    cidrs.sort_by_key(|cidr| (cidr.family() != first, *cidr));
+    Decision::Write(cidrs)
+}
+
+/// The cluster's primary family: that of its service range, else of the first podCIDR of a node that has both, as
+/// somebody wrote them before, else IPv4.
+fn first_family(registry: &Registry, world: &World) -> Family {
+    let of_both = |node: &Node| match &*node.pod_cidrs {
+        [one, other] if one.family() != other.family() => Some(one.family()),
+        _ => None,
+    };
+    let of_services = registry.pools.service_family();
+    let of_nodes = || world.nodes.iter().find_map(|node| of_both(node));
+    of_services.or_else(of_nodes).unwrap_or(Family::V4)
 }
 
 /// The same machine is back while its ranges rest: it gets them again, if a pool that serves it
@@ -443,7 +462,7 @@ fn give_back(node: &Node, registry: &mut Registry) -> Option<Vec<Cidr>> {
     for range in &ranges {
         registry.ledger.record(holder, *range, State::InFlight);
     }
-    Some(in_order(ranges.into_iter()))
+    Some(ranges)
 }
 
 fn full_note(pool: &str, full: &Full) -> String {
@@ -469,8 +488,7 @@ fn barred(node: &Node, registry: &Registry) -> Decision {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::seen::{Change, Machine, Pod};
-    use crate::cluster::world::World;
+    use crate::cluster::seen::{Change, Machine, Pod, ServiceRange};
     use crate::controller::demand::tests::{NOW, list, node, pool};
 
     fn range(text: &str) -> Cidr {
@@ -570,6 +588,70 @@ mod tests {
             };
             let cidrs = dealt("a", &mut PodCidrs::default(), &mut cx);
             assert_eq!(cidrs, Some(vec![range(gets)]), "beside {theirs}");
+        }
+    }
+
+    #[test]
+    fn the_first_podcidr_is_of_the_clusters_first_family() {
+        let both = |order: [&str; 2]| Node {
+            pod_cidrs: order.iter().map(|text| range(text)).collect(),
+            ..node("z")
+        };
+        let services = |cidrs: &[&str]| ServiceRange {
+            name: "kubernetes".into(),
+            uid: "s".into(),
+            version: 1,
+            cidrs: cidrs.iter().map(|text| range(text)).collect(),
+        };
+        let (v4, v6) = ("10.9.0.0/28", "fd00:9::/124");
+        for (flag, found, before, first) in [
+            (None, None, None, Family::V4),
+            (Some("fd00:1::/112"), None, None, Family::V6),
+            (
+                Some("10.8.0.0/16"),
+                Some(["fd00:1::/112", "10.8.0.0/16"]),
+                None,
+                Family::V6,
+            ),
+            (
+                None,
+                Some(["10.8.0.0/16", "fd00:1::/112"]),
+                Some([v6, v4]),
+                Family::V4,
+            ),
+            (None, None, Some([v6, v4]), Family::V6),
+        ] {
+            let nodes = before.map(both).into_iter().chain([node("a")]);
+            let mut world = world("10.0.0.0/24", nodes.collect());
+            let mut dual = pool("p", "10.0.0.0/24");
+            dual.version = 2;
+            let spec = dual.spec.as_mut().unwrap();
+            spec.allocate = Allocate::NodeCIDR;
+            spec.ipv6 = Some(crate::api::IPv6Ranges {
+                cidrs: vec!["fd00::/64".to_owned()],
+                block_size: Some(124),
+                gateway: None,
+            });
+            list(&mut world.pools, vec![dual]);
+            list(
+                &mut world.services,
+                found.map(|it| services(&it)).into_iter().collect(),
+            );
+            let flags: Vec<Cidr> = flag.map(range).into_iter().collect();
+            let (mut registry, _) = Registry::rebuild(&world, &flags, NOW);
+            let mut cx = Context {
+                world: &world,
+                registry: &mut registry,
+                reports: &mut Vec::new(),
+                now: NOW,
+            };
+            let cidrs = dealt("a", &mut PodCidrs::default(), &mut cx).unwrap();
+            let families: Vec<Family> = cidrs.iter().map(Cidr::family).collect();
+            assert_eq!(
+                (families.len(), families[0]),
+                (2, first),
+                "{flag:?} {found:?} {before:?}"
+            );
         }
     }
 }

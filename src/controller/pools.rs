@@ -9,15 +9,18 @@ use std::fmt;
 use std::time::Duration;
 
 use super::survey::{Older, survey_one};
-use crate::api::{Allocate, MOST_POD_RANGES, NodePool};
-use crate::choice::{Asker, Candidate, Selector, Standing, choose};
+use crate::api::{Allocate, IPPoolSpec, MOST_POD_RANGES, NodePool};
+use crate::choice::{Asker, Candidate, Selector, Standing, choose, lacking};
 use crate::cluster::seen::{Node, Pool, Text};
 use crate::cluster::world::World;
-use crate::ipam::{self, Cidr, Ledger, Span};
+use crate::ipam::{self, Cidr, Dual, Family, Ledger, Span};
 use crate::mutation::Mutation;
 
 /// Quarantine of ranges that lie outside every pool.
 pub const DEFAULT_QUARANTINE: Duration = Duration::from_secs(60);
+
+/// The ServiceCIDR of the API server's own flags.
+const KUBERNETES: &str = "kubernetes";
 
 /// One pool as the loops use it.
 #[derive(Debug)]
@@ -26,6 +29,8 @@ pub struct PoolState {
     pub name: Text,
     /// Its UID
     pub uid: Text,
+    /// When it was made, in seconds since 1970
+    pub created: i64,
     /// Whether it gives podCIDRs or blocks
     pub allocate: Allocate,
     /// What it may carve, with the next-fit cursors
@@ -36,6 +41,8 @@ pub struct PoolState {
     pub told: NodePool,
     /// What is never given out of it
     pub reserved: Vec<Span>,
+    /// What is given only to pods that ask for that address
+    pub on_request: Vec<Span>,
     /// From how many percent of utilization on it is nearly exhausted
     pub nearly_exhausted: u32,
     /// Which nodes it serves
@@ -139,12 +146,14 @@ impl PoolState {
 #[derive(Debug, Default)]
 pub struct Pools {
     states: BTreeMap<Text, PoolState>,
-    /// Names by age, oldest first.
+    /// Names by age, oldest first, and last those of podCIDRs that are being deleted.
     by_age: Vec<Text>,
     /// Names of serving pools, best first (but for room, which only ties need).
     by_rank: Vec<Text>,
     /// The ranges of all, as nodes are told them
     pod_ranges: Vec<String>,
+    /// The family of the first service range
+    service_family: Option<Family>,
 }
 
 impl Pools {
@@ -152,7 +161,13 @@ impl Pools {
     pub fn survey(&mut self, world: &World, flag_services: &[Cidr], now: Duration) {
         let mut previous = std::mem::take(&mut self.states);
         let mut seen: Vec<&Pool> = world.pools.iter().map(AsRef::as_ref).collect();
-        seen.sort_by(|a, b| (a.created, &a.name).cmp(&(b.created, &b.name)));
+        // What nodes have of a pool outlives it, so one that is being deleted bars no other.
+        let leaves = |it: &Pool| {
+            let gives = |spec: &IPPoolSpec| spec.allocate == Allocate::NodeCIDR;
+            it.deleting && it.spec.as_ref().is_ok_and(gives)
+        };
+        let age = |it: &Pool| (leaves(it), it.created, it.name.clone());
+        seen.sort_by_cached_key(|it| age(it));
         let services: Vec<Cidr> = world
             .services
             .iter()
@@ -168,6 +183,10 @@ impl Pools {
             let state = survey_one(pool, kept, &services, world, &mut older, now);
             self.states.insert(pool.name.clone(), state);
         }
+        let kubernetes = world.services.get(KUBERNETES);
+        let first = kubernetes.and_then(|it| it.cidrs.first());
+        let first = first.or(flag_services.first()).or(services.first());
+        self.service_family = first.map(Cidr::family);
         self.by_age = seen.iter().map(|pool| pool.name.clone()).collect();
         let mut rank: Vec<&PoolState> = self
             .states
@@ -182,6 +201,11 @@ impl Pools {
         let ranges = Cidr::merged(ranges.filter_map(|text| Cidr::parse_strict(text).ok()));
         let texts = ranges.iter().map(ToString::to_string);
         self.pod_ranges = texts.take(MOST_POD_RANGES).collect();
+    }
+
+    /// The cluster's primary family, as far as service ranges tell it.
+    pub fn service_family(&self) -> Option<Family> {
+        self.service_family
     }
 
     /// The ranges of all pools, merged: in these every address is a pod's.
@@ -220,6 +244,22 @@ impl Pools {
             .find(|state| state.guarded && state.space.covers(range))
     }
 
+    /// The older pool because of which this one serves only by name, and the family that it lacks: see
+    /// [`choose`]. Told where both are for the same nodes and pods.
+    pub fn older_of_other_family(&self, state: &PoolState) -> Option<(&PoolState, Family)> {
+        let is_alike = |older: &&PoolState| {
+            older.is_serving()
+                && (older.allocate, older.priority) == (state.allocate, state.priority)
+                && older.selector == state.selector
+                && older.terms.namespaces == state.terms.namespaces
+                && older.terms.pods == state.terms.pods
+        };
+        let by_age = self.by_age.iter().filter_map(|name| self.states.get(name));
+        let oldest = by_age.filter(|_| state.is_serving()).find(is_alike)?;
+        let family = lacking(oldest.families(), state.families())?;
+        Some((oldest, family))
+    }
+
     /// The pools that share an address with the range.
     pub fn touching<'a>(&'a self, range: &'a Cidr) -> impl Iterator<Item = &'a PoolState> {
         self.states
@@ -227,30 +267,22 @@ impl Pools {
             .filter(move |state| state.space.touches(range))
     }
 
-    /// The serving pools that select the node, in the order in which they are tried: priority, the
-    /// most specific selector, the most room, name.
-    /// Those in `full` have none.
+    /// The serving pools that select the node, in the order in which they are tried: see [`choose`]; and whether
+    /// each serves it only by name. Those in `full` have no room.
     pub fn choices<V>(
         &self,
         allocate: Allocate,
         node: &Node,
         ledger: &Ledger,
         full: &BTreeMap<Text, V>,
-    ) -> Vec<Text> {
-        let states: Vec<&PoolState> = self
-            .by_rank
-            .iter()
-            .filter_map(|name| self.states.get(name))
-            .filter(|state| state.allocate == allocate)
-            .collect();
-        let candidates: Vec<Candidate> = states.iter().map(|state| state.candidate()).collect();
+    ) -> Vec<(Text, bool)> {
         let room = |candidate: &Candidate| match self.states.get(candidate.name) {
             Some(state) if !full.contains_key(candidate.name) => state.room(ledger),
             _ => 0,
         };
-        let choice = choose(&candidates, &whole(node), room);
-        let chosen = choice.chosen.iter();
-        chosen.map(|it| states[it.at].name.clone()).collect()
+        let ranked = self.ranked(allocate, node, room).into_iter();
+        let named = ranked.map(|(state, by_name)| (state.name.clone(), by_name));
+        named.collect()
     }
 
     /// Why which pools serve the node and the others do not, in words.
@@ -266,10 +298,25 @@ impl Pools {
         choice.trim_end().replace('\n', "; ")
     }
 
-    /// The pools that a node may ask for blocks, best first but for room.
-    pub fn block_pools<'a>(&'a self, node: &'a Node) -> impl Iterator<Item = &'a PoolState> {
+    /// The pools that a node may ask for blocks, best first but for room, and whether each serves it only by name.
+    pub fn block_pools<'a>(&'a self, node: &'a Node) -> Vec<(&'a PoolState, bool)> {
+        self.ranked(Allocate::Blocks, node, |_| 0)
+    }
+
+    fn ranked<'a>(
+        &'a self,
+        allocate: Allocate,
+        node: &'a Node,
+        room: impl FnMut(&Candidate<'a>) -> u128,
+    ) -> Vec<(&'a PoolState, bool)> {
         let states = self.by_rank.iter().filter_map(|name| self.states.get(name));
-        states.filter(|state| state.allocate == Allocate::Blocks && state.selects(node))
+        let states: Vec<&PoolState> = states.filter(|it| it.allocate == allocate).collect();
+        let candidates: Vec<Candidate> = states.iter().map(|state| state.candidate()).collect();
+        let choice = choose(&candidates, &whole(node), room);
+        let chosen = choice.chosen.iter();
+        chosen
+            .map(|it| (states[it.at], it.lacks.is_some()))
+            .collect()
     }
 
     /// The pools that would be tried before the best of the choices but are not ready yet, which takes
@@ -329,6 +376,15 @@ impl PoolState {
         (self.priority, self.selector.specificity() + pods)
     }
 
+    /// Which families it gives.
+    pub fn families(&self) -> Dual<bool> {
+        let mut families = Dual::default();
+        for family in self.space.families() {
+            *families.get_mut(family) = true;
+        }
+        families
+    }
+
     /// As the choice for a node as a whole sees it. Its agent may ask for a manual pool by name.
     fn candidate(&self) -> Candidate<'_> {
         Candidate {
@@ -337,6 +393,8 @@ impl PoolState {
             namespace: &self.terms.namespaces,
             pod: &self.terms.pods,
             priority: self.priority,
+            families: self.families(),
+            created: self.created,
             manual: false,
             standing: match self.verdict {
                 Verdict::Serving => Standing::Serving,
@@ -399,5 +457,63 @@ mod tests {
             let serves = |name| pools.get(name).unwrap().is_serving();
             assert!(serves("z") && !serves("a"), "{older} and {newer}");
         }
+    }
+
+    #[test]
+    fn a_pool_of_podcidrs_that_goes_bars_no_other() {
+        for (allocate, serves) in [(Allocate::NodeCIDR, true), (Allocate::Blocks, false)] {
+            let mut old = pool("z", "10.0.0.0/24");
+            old.deleting = true;
+            old.spec.as_mut().unwrap().allocate = allocate;
+            let mut new = pool("a", "10.0.0.0/24");
+            new.created = 1;
+            new.spec.as_mut().unwrap().allocate = allocate;
+            let mut world = World::default();
+            list(&mut world.pools, vec![new, old]);
+            let mut pools = Pools::default();
+            pools.survey(&world, &[], Duration::ZERO);
+            assert_eq!(pools.get("a").unwrap().is_serving(), serves, "{allocate:?}");
+            let keeper = pools.keeper(&Cidr::parse_strict("10.0.0.0/28").unwrap());
+            assert_eq!(
+                &*keeper.unwrap().name == "a",
+                serves,
+                "what is held is of the new one"
+            );
+        }
+    }
+
+    #[test]
+    fn a_pool_beside_an_older_one_of_another_family_says_so() {
+        let mut six = pool("six", "10.1.0.0/24");
+        six.created = 1;
+        let spec = six.spec.as_mut().unwrap();
+        spec.ipv4 = None;
+        spec.ipv6 = Some(crate::api::IPv6Ranges {
+            cidrs: vec!["fd00::/64".to_owned()],
+            block_size: None,
+            gateway: None,
+        });
+        let mut world = World::default();
+        let four = pool("four", "10.0.0.0/24");
+        let told = |world: &World| {
+            let mut pools = Pools::default();
+            pools.survey(world, &[], Duration::ZERO);
+            let node = crate::controller::demand::tests::node("n");
+            let by_name: Vec<bool> = pools.block_pools(&node).iter().map(|it| it.1).collect();
+            let state = pools.get("six").unwrap();
+            let older = pools.older_of_other_family(state);
+            let older = older.map(|(older, family)| (older.name.to_string(), family));
+            (older, by_name)
+        };
+        list(&mut world.pools, vec![six.clone(), four.clone()]);
+        assert_eq!(
+            told(&world),
+            (Some(("four".to_owned(), Family::V4)), vec![false, true])
+        );
+        let mut first = six;
+        first.version = 2;
+        first.spec.as_mut().unwrap().priority = 1;
+        list(&mut world.pools, vec![first, four]);
+        assert_eq!(told(&world), (None, vec![false, false]));
     }
 }

@@ -16,7 +16,9 @@ use super::refusals::Call;
 use super::registry::Registry;
 use super::report::{About, POOLS_LEFT_OUT, Report};
 use super::{Context, Purpose};
-use crate::api::{Allocate, HeldBlock, MOST_POOLS, NodePool, NodeSubnetSpec, PreviousHolder};
+use crate::api::{
+    Allocate, Assignment, HeldBlock, MOST_POOLS, NodePool, NodeSubnetSpec, PreviousHolder,
+};
 use crate::cluster::agent_report::{ACCEPTED, MOST_CONDITIONS};
 use crate::cluster::request::{Outcome, Refusal, Request};
 use crate::cluster::seen::{Node, Subnet, SubnetCondition, Text};
@@ -154,7 +156,7 @@ impl Subnets {
     ) {
         let Some(spec) = spec else { return };
         let told = spec.pools.iter().filter(|pool| pool.is_askable()).count();
-        let serve = registry.pools.block_pools(node).count();
+        let serve = registry.pools.block_pools(node).len();
         if serve <= told {
             self.cut.remove(&node.uid);
         } else {
@@ -403,8 +405,12 @@ fn pools(
             ..told.clone()
         }));
     };
-    for pool in registry.pools.block_pools(node) {
-        add(Some(&pool.told), false);
+    for (pool, by_name) in registry.pools.block_pools(node) {
+        let mut told = pool.told.clone();
+        if by_name {
+            told.assignment = Assignment::Manual;
+        }
+        add(Some(&told), false);
     }
     for range in &node.pod_cidrs {
         add(registry.pools.of(range).map(|pool| &pool.told), false);

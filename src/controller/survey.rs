@@ -80,15 +80,15 @@ pub(super) fn survey_one(
         older.0.entry(*range).or_insert_with(|| pool.name.clone());
     }
 
-    let mut blocked = parsed.reserved.clone();
+    let mut reserved = Vec::new();
     let mut left_out = Vec::new();
     for range in &ranges {
         for service in services.iter().filter(|service| service.overlaps(range)) {
-            blocked.push(Span::from(*service));
+            reserved.push(Span::from(*service));
             left_out.push(format!("service range {service}"));
         }
         for address in world.node_addresses.within(range) {
-            blocked.push(Span::from(Cidr::host(address)));
+            reserved.push(Span::from(Cidr::host(address)));
             left_out.push(format!("node address {address}"));
         }
     }
@@ -108,10 +108,15 @@ pub(super) fn survey_one(
         Allocate::NodeCIDR => Closing::Touched,
     });
     space.set_ranges(parsed.ranges);
-    if Mutation::ReservedNotLeftOut.is_on() {
-        blocked.clear();
+    let mut on_request = parsed.reserved;
+    if !parsed.reserved_on_request {
+        reserved.append(&mut on_request);
     }
-    space.set_blocked(blocked.clone());
+    if Mutation::ReservedNotLeftOut.is_on() {
+        reserved.clear();
+        on_request.clear();
+    }
+    space.set_blocked([reserved.as_slice(), &on_request].concat());
 
     let verdict = if let Some(why) = invalid {
         Verdict::Invalid(why)
@@ -135,11 +140,13 @@ pub(super) fn survey_one(
     PoolState {
         name: pool.name.clone(),
         uid: pool.uid.clone(),
+        created: pool.created,
         allocate: parsed.allocate,
         space,
         terms: parsed.terms,
         told: told(&pool.name, pool.spec.as_ref().ok()),
-        reserved: blocked,
+        reserved,
+        on_request,
         nearly_exhausted: parsed.nearly_exhausted,
         selector: parsed.selector,
         priority: parsed.priority,
@@ -165,6 +172,8 @@ fn told(name: &Text, spec: Option<&IPPoolSpec>) -> NodePool {
         allocate: spec.allocate,
         closed: false,
         assignment: spec.assignment,
+        first_block: spec.first_block,
+        max_blocks_per_node: spec.max_blocks_per_node,
         namespace_selector: spec.namespace_selector.clone().map(Box::new),
         pod_selector: spec.pod_selector.clone().map(Box::new),
         ipv4: spec.ipv4.as_ref().map(|ranges| NodePoolRanges {
@@ -186,6 +195,7 @@ struct Parsed {
     nearly_exhausted: u32,
     ranges: Dual<Option<Ranges>>,
     reserved: Vec<Span>,
+    reserved_on_request: bool,
     selector: Selector,
     priority: i32,
     disabled: bool,
@@ -206,6 +216,7 @@ impl Default for Parsed {
             nearly_exhausted: 100,
             ranges: Dual::default(),
             reserved: Vec::new(),
+            reserved_on_request: false,
             selector: Selector::default(),
             priority: 0,
             disabled: true,
@@ -258,6 +269,7 @@ impl Parsed {
             nearly_exhausted: spec.nearly_exhausted_percent,
             ranges: Dual { v4, v6 },
             reserved,
+            reserved_on_request: spec.reserved_on_request,
             selector: Selector::new(spec.node_selector.as_ref())
                 .map_err(|error| format!("nodeSelector: {error}"))?,
             priority: spec.priority,

@@ -104,6 +104,7 @@ impl Registry {
         for word in &report.blocks {
             let known = self.blocks.get(&word.cidr);
             let is_theirs = known.is_some_and(|entry| entry.owner.uid == node.uid);
+            let is_the_very = known.is_some_and(|entry| entry.uid.as_ref() == Some(&word.uid));
             let unheard = Mutation::ForgottenBlockNotTakenUp.is_on();
             if !word.is_in_use() || is_theirs || unheard {
                 continue;
@@ -121,7 +122,8 @@ impl Registry {
                 // Once something comes free, all have spoken, or a pool is another one, it may be.
                 _ => {
                     is_stray = true;
-                    if more < MOST_BLOCKS && self.source_of(&word.cidr).is_some() {
+                    let is_of_pool = self.source_of(&word.cidr).is_some();
+                    if more < MOST_BLOCKS && (is_of_pool || is_the_very) {
                         strays.push(word.cidr);
                     }
                 }
@@ -164,6 +166,13 @@ impl Registry {
         }
     }
 
+    /// An address of a resting block that an agent uses although no pool could give it today. So the object is
+    /// all that keeps it from others: it rests until the agent says otherwise.
+    pub(super) fn rests_in_use(&self, block: &Cidr) -> Option<Addr> {
+        let is_given = self.source_of(block).is_some();
+        self.strays.any_in(block).filter(|_| !is_given)
+    }
+
     /// The pool that could have given the block to some node.
     fn source_of(&self, block: &Cidr) -> Option<&PoolState> {
         let pool = self.pools.of(block)?;
@@ -198,6 +207,7 @@ fn held(word: &BlockWord, pool: &PoolState) -> HeldBlock {
         pool: pool.name.to_string(),
         recall: None,
         reserved: Vec::new(),
+        on_request: Vec::new(),
     }
 }
 
@@ -345,6 +355,26 @@ mod tests {
         };
         assert!(against("10.0.0.16/28", "n1") && against("10.0.0.24/29", "n2"));
         assert!(!against("10.0.0.16/28", "n2"), "its own");
+    }
+
+    #[test]
+    fn a_resting_block_that_no_pool_could_give_today_rests_on_while_an_agent_uses_it() {
+        let block = "10.0.0.16/28";
+        let mut world = world(vec![using("n1", &[block], &[]), using("n2", &[], &[block])]);
+        change_pool(&mut world, 2, |spec| {
+            spec.ipv4.as_mut().unwrap().block_size = Some(29);
+        });
+        let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
+        let gone = node("n1");
+        registry.retire_blocks(&gone.name, &gone.uid, &gone.machine, NOW);
+        assert!(taken(&mut registry, &world, "n2").is_empty());
+        let block = cidr(block);
+        assert_eq!(registry.rests_in_use(&block), Some(block.first()));
+        let mut idle = using("n2", &[], &[]);
+        idle.version += 1;
+        world.subnets.change(Change::Applied(idle));
+        assert!(taken(&mut registry, &world, "n2").is_empty());
+        assert_eq!(registry.rests_in_use(&block), None);
     }
 
     #[test]

@@ -137,7 +137,8 @@ impl Agent {
         for told in &spec.blocks {
             let key = key(told);
             listed.insert(key.clone());
-            let reserved = told.reserved.iter().map(|r| Span::parse(r).unwrap());
+            let reserved = told.reserved.iter().chain(&told.on_request);
+            let reserved = reserved.map(|r| Span::parse(r).unwrap());
             let reserved: Vec<Span> = reserved.collect();
             match self.blocks.get_mut(&key) {
                 Some(held) if held.node == uid && held.released && !held.vanished => {}

@@ -439,10 +439,8 @@ impl Checks {
         let versions = known.shapes.iter().filter(|it| it.name == dealt.name);
         let best = versions.map(rank).max()?;
         let serves = |shape: &&Shape| {
-            let older = |o: &Shape| {
-                (o.created, &o.name) < (shape.created, &shape.name)
-                    && o.cidrs().any(|cidr| shape.overlaps(cidr))
-            };
+            let older =
+                |o: &Shape| o.age() < shape.age() && o.cidrs().any(|cidr| shape.overlaps(cidr));
             shape.allocate == Allocate::NodeCIDR
                 && !shape.guarded
                 && !shape.disabled

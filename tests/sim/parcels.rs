@@ -409,7 +409,7 @@ impl Checks {
             // An answer may have told newer news than the watch.
             let there = api.pools.get(&shape.name);
             there.is_some_and(|it| it.uid == shape.uid)
-                && (shape.created, &shape.name) < (own.created, &own.name)
+                && shape.age() < own.age()
                 && shape.overlaps(&spec.cidr)
                 && known.is_shown_since(&shape.uid, now.saturating_sub(HEEDED))
                 && known.is_shown_since(&own.uid, now.saturating_sub(HEEDED))

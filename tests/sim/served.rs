@@ -140,7 +140,9 @@ impl Sim {
         for node in self.api.nodes.live.values().filter(|node| !node.deleting) {
             for shape in serving.iter().filter(|it| it.matches(&node.labels)) {
                 let lacks = match shape.allocate {
-                    Allocate::NodeCIDR => node.is_empty(),
+                    Allocate::NodeCIDR => {
+                        node.is_empty() && !shape.is_passed_over(&serving, &node.labels)
+                    }
                     Allocate::Blocks => self.lacks_of(node, shape),
                 };
                 if !lacks {

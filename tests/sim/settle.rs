@@ -274,6 +274,7 @@ impl Sim {
                     shape.blocks(*family).iter().any(free)
                 };
                 shape.matches(&node.labels)
+                    && !shape.is_passed_over(&serving, &node.labels)
                     && shape.families.iter().all(|(family, _, _)| free(family))
             });
             if let Some(shape) = able {
@@ -317,7 +318,7 @@ impl Sim {
             .values()
             .filter_map(|pool| Shape::new(pool))
             .collect();
-        shapes.sort_by(|a, b| (a.created, &a.name).cmp(&(b.created, &b.name)));
+        shapes.sort_by(|a, b| a.age().cmp(&b.age()));
         shapes
     }
 
@@ -420,6 +421,7 @@ impl Sim {
             node.is_empty()
                 && !node.deleting
                 && shape.matches(&node.labels)
+                && !shape.is_passed_over(&serving, &node.labels)
                 && (serves || !serving.iter().any(|s| serves_instead(s, node)))
         };
         self.api.nodes.live.values().filter(waits).count()

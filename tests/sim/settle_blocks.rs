@@ -165,12 +165,15 @@ impl Sim {
     fn check_reserved(&self, node: &Node, lists: &[HeldBlock]) -> Verdict {
         for held in lists {
             let (cidr, _) = key(held);
-            let told: Vec<Span> = held
-                .reserved
-                .iter()
-                .map(|r| Span::parse(r).unwrap())
-                .collect();
+            let spans = |texts: &[String]| -> Vec<Span> {
+                texts.iter().map(|it| Span::parse(it).unwrap()).collect()
+            };
             for shape in self.shapes_now() {
+                let told = if shape.on_request {
+                    spans(&held.on_request)
+                } else {
+                    spans(&held.reserved)
+                };
                 let Some(addr) = shape
                     .reserved
                     .iter()
@@ -181,7 +184,7 @@ impl Sim {
                 else {
                     continue;
                 };
-                let text = format!("{addr} of {cidr} is reserved, told {:?}", held.reserved);
+                let text = format!("{addr} of {cidr} is reserved, told {told:?}");
                 return wrong("reserved", text, [node.name.clone()]);
             }
         }
@@ -334,8 +337,8 @@ impl Sim {
         if node.deleting {
             return Ok(());
         }
-        let serving = self.serving();
-        let serving = serving
+        let all = self.serving();
+        let serving = all
             .iter()
             .filter(|shape| shape.allocate == Allocate::Blocks && shape.matches(&node.labels));
         let lists: Vec<(Key, HeldBlock)> = self
@@ -373,7 +376,7 @@ impl Sim {
                 );
                 return wrong("supplied", text, [node.name.clone(), shape.name.clone()]);
             }
-            if shape.on_sight && room {
+            if shape.on_sight && room && !shape.is_passed_over(&all, &node.labels) {
                 could_be_first = could_be_first.or(Some(shape.name.clone()));
             }
         }

@@ -16,6 +16,8 @@ pub struct Shape {
     pub families: Vec<(Family, Vec<Cidr>, u8)>,
     pub selector: Vec<(String, String)>,
     pub reserved: Vec<Span>,
+    /// Whether who asks for an address of these gets it.
+    pub on_request: bool,
     pub quarantine: u64,
     pub priority: i32,
     /// Whether nodes get a block unasked.
@@ -69,6 +71,7 @@ impl Shape {
                 .iter()
                 .map(|r| Span::parse(r).unwrap())
                 .collect(),
+            on_request: spec.reserved_on_request,
             quarantine: u64::from(spec.quarantine_seconds),
             priority: spec.priority,
             on_sight: spec.first_block == FirstBlock::OnSight
@@ -81,6 +84,31 @@ impl Shape {
             deleting: pool.deleting,
             guarded: pool.finalizers.iter().any(|f| f == FINALIZER),
         })
+    }
+
+    /// The lower of two that overlap serves: the older one, unless it gives podCIDRs and goes.
+    pub fn age(&self) -> (bool, i64, &Text) {
+        let leaves = self.deleting && self.allocate == Allocate::NodeCIDR;
+        (leaves, self.created, &self.name)
+    }
+
+    /// Whether others that serve the same node, of the same rank, give a family that this one lacks: it serves by
+    /// name alone then. The oldest of the best says which families are given.
+    pub fn is_passed_over(&self, serving: &[Shape], labels: &[(Text, Text)]) -> bool {
+        let rank = |it: &Shape| (it.priority, it.selector.len());
+        let alike = serving.iter().filter(|it| it.allocate == self.allocate);
+        let alike: Vec<&Shape> = alike.filter(|it| it.matches(labels)).collect();
+        let best = alike.iter().map(|it| rank(it)).max();
+        let best = alike.iter().filter(|it| Some(rank(it)) == best);
+        let Some(oldest) = best.min_by_key(|it| (it.created, it.name.clone())) else {
+            return false;
+        };
+        let has_all = |it: &Shape| {
+            let mut given = oldest.families.iter().map(|(family, _, _)| *family);
+            given.all(|family| it.families.iter().any(|(f, _, _)| *f == family))
+        };
+        let mut equal = alike.iter().filter(|it| rank(it) == rank(self));
+        !has_all(self) && equal.any(|it| has_all(it))
     }
 
     pub fn matches(&self, labels: &[(Text, Text)]) -> bool {

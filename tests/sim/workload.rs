@@ -484,6 +484,7 @@ impl Sim {
             priority: i32::try_from(self.rng.below(3)).unwrap(),
             disabled: false,
             reserved,
+            reserved_on_request: slice.is_multiple_of(3),
             quarantine_seconds: *self.rng.pick(&[0, 5, 20, 60]),
             terms: AddressTerms {
                 warm: Warm { low, high: 50 },
@@ -551,6 +552,7 @@ impl Sim {
             priority: i32::try_from(self.rng.below(3)).unwrap(),
             disabled: false,
             reserved,
+            reserved_on_request: false,
             quarantine_seconds: *self.rng.pick(quarantines),
             terms: AddressTerms::default(),
         }

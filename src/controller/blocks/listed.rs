@@ -3,13 +3,13 @@
 use std::collections::BTreeSet;
 
 use super::{Entry, Step};
-use crate::api::HeldBlock;
+use crate::api::{HeldBlock, MOST_RESERVED};
 use crate::cluster::seen::{AgentReport, Machine, Owner, Text};
 use crate::cluster::world::World;
 use crate::controller::Now;
 use crate::controller::holders::Use;
 use crate::controller::registry::{Registry, machine};
-use crate::ipam::{Cidr, State};
+use crate::ipam::{Cidr, Span, State};
 use crate::mutation::Mutation;
 
 impl Registry {
@@ -187,35 +187,27 @@ impl Registry {
             .of(uid)
             .filter(stays)
             .filter_map(|entry| {
+                let pool = self.pools.get(&entry.pool);
+                let reserved = pool.map_or(&[][..], |pool| &pool.reserved);
+                let on_request = pool.map_or(&[][..], |pool| &pool.on_request);
                 Some(HeldBlock {
                     cidr: entry.cidr.to_string(),
                     uid: entry.uid.as_ref()?.to_string(),
                     pool: entry.pool.to_string(),
                     recall: entry.recall,
-                    reserved: self.reserved_in(&entry.cidr, &entry.pool),
+                    reserved: within(&entry.cidr, reserved),
+                    on_request: within(&entry.cidr, on_request),
                 })
             })
             .collect()
     }
 
-    /// What of a block is never given out, by its pool.
-    fn reserved_in(&self, cidr: &Cidr, pool: &str) -> Vec<String> {
-        let spans = self.pools.get(pool).into_iter().flat_map(|it| &it.reserved);
-        let mut texts: Vec<String> = spans
-            .filter_map(|span| span.within(cidr))
-            .map(|span| span.to_string())
-            .collect();
-        texts.sort();
-        texts.dedup();
-        texts
-    }
-
-    /// How many addresses of a block of that pool can be given out at all.
+    /// How many addresses of a block of that pool are given out without being asked for.
     pub fn usable(&self, cidr: &Cidr, pool: &str) -> u64 {
         let pool = self.pools.get(pool);
         let mut reserved: Vec<(u128, u128)> = pool
             .into_iter()
-            .flat_map(|pool| &pool.reserved)
+            .flat_map(|pool| pool.reserved.iter().chain(&pool.on_request))
             .filter_map(|span| span.within(cidr))
             .map(|span| (span.first().value, span.last().value))
             .collect();
@@ -231,6 +223,19 @@ impl Registry {
         }
         u64::try_from(cidr.size().saturating_sub(taken)).unwrap_or(u64::MAX)
     }
+}
+
+/// What of a block these spans are, as a NodeSubnet says it. Where they are more than it may list the whole block is:
+/// it gives nothing, rather than what is reserved.
+fn within(cidr: &Cidr, spans: &[Span]) -> Vec<String> {
+    let inside = spans.iter().filter_map(|span| span.within(cidr));
+    let mut texts: Vec<String> = inside.map(|span| span.to_string()).collect();
+    texts.sort();
+    texts.dedup();
+    if texts.len() > MOST_RESERVED {
+        return vec![cidr.to_string()];
+    }
+    texts
 }
 
 /// Whether the NodeSubnet of its owner lists that very block.
@@ -249,4 +254,24 @@ pub(in crate::controller) fn machine_in(world: &World, name: &Text, uid: &Text) 
     let spec = spec.filter(|spec| spec.node_uid.as_deref() == Some(&**uid));
     spec.map(|spec| machine(spec.provider_id.as_deref(), spec.machine_id.as_deref()))
         .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ipam::Addr;
+
+    #[test]
+    fn what_is_reserved_of_a_block_is_listed_or_else_the_whole_block() {
+        let block = Cidr::parse_strict("10.0.0.0/20").unwrap();
+        let spans = |count: u128| -> Vec<Span> {
+            let every_other = (0..count).map(|n| Addr {
+                value: block.first().value + 2 * n,
+                ..block.first()
+            });
+            every_other.map(Span::from).collect()
+        };
+        assert_eq!(within(&block, &spans(1024)).len(), 1024);
+        assert_eq!(within(&block, &spans(1025)), ["10.0.0.0/20"]);
+    }
 }

@@ -74,6 +74,7 @@ fn list(name: &str, uid: &str) -> Subnet {
         pool: "p".to_owned(),
         recall: None,
         reserved: Vec::new(),
+        on_request: Vec::new(),
     };
     Subnet {
         name: name.into(),

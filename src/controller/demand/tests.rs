@@ -66,6 +66,7 @@ pub(in crate::controller) fn subnet(name: &str, blocks: &[&str], wanted: u64) ->
         pool: "p".to_owned(),
         recall: None,
         reserved: Vec::new(),
+        on_request: Vec::new(),
     };
     let word = |text: &&str| BlockWord {
         cidr: cidr(text),

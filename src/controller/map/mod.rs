@@ -231,7 +231,7 @@ pub fn answer(world: &World, ask: &Ask) -> Answer {
         Ask::Pool(name) => match world.pools.get(name) {
             Some(pool) => Answer::Pool(sheet::sheet(pool, world)),
             None => Answer::Nothing(format!(
-                "there is no pool \"{name}\": kubectl get ippools lists them"
+                "there is no pool \"{name}\": kubectl get ippools.cadastre.dev lists them"
             )),
         },
         Ask::Range(cidr) => match range::detail(cidr, world) {

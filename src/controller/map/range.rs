@@ -36,7 +36,9 @@ pub(super) fn detail(cidr: &Cidr, world: &World) -> Option<Detail> {
         uid: held.uid.to_string(),
         since: block.map(|it| it.since),
         until: block.and_then(|it| it.until).or(until),
-        reserved: listed.map(|it| it.reserved.clone()).unwrap_or_default(),
+        reserved: listed
+            .map(|it| [it.reserved.as_slice(), &it.on_request].concat())
+            .unwrap_or_default(),
         addresses,
         cut,
     })
