@@ -103,6 +103,7 @@ fn filled(path: &Path, used: u64) -> Store {
             pool: String::new(),
             draining: false,
             reserved: Vec::new(),
+            on_request: Vec::new(),
         }],
         // Nothing rests: what was freed before does not fill the file.
         pools: vec![PoolTerms {
@@ -137,5 +138,7 @@ fn add(n: u64) -> Add {
         pod: None,
         pools: Vec::new(),
         addresses: Vec::new(),
+        decided: true,
+        bound: Vec::new(),
     }
 }

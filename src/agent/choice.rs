@@ -23,10 +23,9 @@ use crate::api::{
     ADDRESSES_ANNOTATION as ADDRESSES, Assignment, NodePool, POOLS_ANNOTATION as POOLS,
 };
 use crate::choice::{Asker, Candidate, PodLabels, Selector, Standing, choose};
-use crate::ipam::Addr;
+use crate::ipam::{Addr, Dual};
+use crate::node::{OWN_INTERFACE, PodChoice, Pools};
 
-/// The interface that annotations speak of.
-const OWN_INTERFACE: &str = "eth0";
 /// More names are a mistake.
 const MOST_POOLS: usize = 16;
 /// So much of a wrong annotation is repeated.
@@ -67,22 +66,33 @@ pub struct Chosen {
     pub pools: Pools,
     /// These addresses and no others; empty: any
     pub addresses: Vec<Addr>,
+    /// The pools for some namespaces only that are for the pod's
+    pub bound: Vec<String>,
     /// What is wrong with the annotations of the pod and its namespace
     pub complaints: Vec<String>,
 }
 
-/// Pools to try, best first.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub enum Pools {
-    /// All that serve any pod
-    #[default]
-    All,
-    /// Those that were asked for
-    Named(Vec<String>),
-    /// Those that select the pod
-    Selected(Vec<String>),
-    /// None selects it, for these reasons
-    None(String),
+impl Chosen {
+    /// What the pod may have.
+    pub fn into_choice(self) -> PodChoice {
+        PodChoice {
+            pools: self.pools,
+            addresses: self.addresses,
+            bound: self.bound,
+        }
+    }
+}
+
+impl ServingPool {
+    /// Whether it is for some namespaces only.
+    pub fn is_bound(&self) -> bool {
+        self.namespace.specificity() > 0
+    }
+
+    /// Whether it serves some pods only.
+    pub fn is_selective(&self) -> bool {
+        self.is_bound() || self.pod.specificity() > 0
+    }
 }
 
 /// Labels that are not known: nothing may be concluded from their absence.
@@ -142,6 +152,12 @@ pub fn decide(asked: &Asked, serving: &[ServingPool], others: &[String]) -> Chos
             Err(why) => chosen.complaints.push(format!("{whose} {POOLS} {why}")),
         }
     }
+    let unknown = pod.into_iter().flat_map(|pod| pod.annotations.keys());
+    let unknown = unknown.filter(|key| ![POOLS, ADDRESSES].contains(&key.as_str()));
+    chosen.complaints.extend(unknown.map(|key| {
+        let key: String = key.chars().take(SHOWN).collect();
+        format!("annotation {key} means nothing: pods may have {POOLS} and {ADDRESSES}")
+    }));
     let mut wanted = asked.addresses.to_vec();
     match of_pod(ADDRESSES).map(|text| read(text, address_list)) {
         Some(Ok(list)) if wanted.is_empty() => wanted = list,
@@ -152,6 +168,10 @@ pub fn decide(asked: &Asked, serving: &[ServingPool], others: &[String]) -> Chos
         _ => {}
     }
     chosen.addresses = wanted;
+    let labels = asked.namespace.map(|it| it.labels.as_slice());
+    let bound = serving.iter().filter(|it| it.is_bound());
+    let bound = bound.filter(|it| labels.is_some_and(|labels| it.namespace.matches(labels)));
+    chosen.bound = bound.map(|it| it.name.clone()).collect();
     chosen.pools = if named.is_empty() {
         by_selectors(asked, serving, others)
     } else {
@@ -173,8 +193,7 @@ fn read<T>(text: &str, read: fn(&str) -> Result<T, String>) -> Result<T, String>
 }
 
 fn by_selectors(asked: &Asked, serving: &[ServingPool], others: &[String]) -> Pools {
-    let picks = |it: &ServingPool| it.namespace.specificity() + it.pod.specificity() > 0;
-    if !serving.iter().any(picks) {
+    if !serving.iter().any(ServingPool::is_selective) {
         return Pools::All;
     }
     let any_node = Selector::default();
@@ -197,6 +216,8 @@ fn by_selectors(asked: &Asked, serving: &[ServingPool], others: &[String]) -> Po
                 namespace: known(&pool.namespace),
                 pod: known(&pool.pod),
                 priority: -i32::try_from(rank).unwrap_or(i32::MAX),
+                families: Dual::default(),
+                created: 0,
                 manual: pool.manual,
                 standing: if is_unknown {
                     Standing::Barred(&unknown)

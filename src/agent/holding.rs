@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
 use crate::api::{
     AddressPrefix, AddressTerms, Assignment, HeldBlock, HeldRange, NodePool, NodePoolRanges,
-    NodeSubnetSpec, Recall,
+    NodeSubnetSpec, Recall, UnknownPods,
 };
 use crate::ipam::{Addr, Cidr, Family, Span};
 use crate::node::{Block, Dns, FamilyTerms, Gateway, Holding, PoolTerms, Prefix, Route};
@@ -58,29 +58,32 @@ fn pod_cidr(held: &HeldRange, node_uid: &str, wrong: &mut Vec<String>) -> Option
         pool: held.pool.clone().unwrap_or_default(),
         draining: false,
         reserved: Vec::new(),
+        on_request: Vec::new(),
     })
 }
 
 fn block(held: &HeldBlock, wrong: &mut Vec<String>) -> Option<Block> {
     let cidr = cidr("blocks", &held.cidr, wrong)?;
-    let mut reserved = Vec::with_capacity(held.reserved.len());
-    for text in &held.reserved {
-        match Span::parse(text) {
-            Ok(span) => reserved.push(span),
-            Err(error) => {
+    let mut spans = |field: &str, texts: &[String]| -> Vec<Span> {
+        let mut read = |text: &String| {
+            Span::parse(text).unwrap_or_else(|error| {
                 wrong.push(format!(
-                    "blocks: {cidr}: reserved: {error}: nothing is given from this block"
+                    "blocks: {cidr}: {field}: {error}: nothing is given from this block"
                 ));
-                reserved.push(Span::from(cidr));
-            }
-        }
-    }
+                Span::from(cidr)
+            })
+        };
+        texts.iter().map(&mut read).collect()
+    };
+    let reserved = spans("reserved", &held.reserved);
+    let on_request = spans("onRequest", &held.on_request);
     Some(Block {
         cidr,
         uid: held.uid.clone(),
         pool: held.pool.clone(),
         draining: held.recall == Some(Recall::Drain),
         reserved,
+        on_request,
     })
 }
 
@@ -97,14 +100,20 @@ fn terms(pool: &NodePool, wrong: &mut Vec<String>) -> PoolTerms {
         routes,
         dns,
         address_prefix,
+        unknown_pods,
     } = &pool.terms;
-    let some_pods_only = [&pool.namespace_selector, &pool.pod_selector]
-        .into_iter()
-        .flatten()
-        .any(|it| **it != LabelSelector::default());
+    let selects = |selector: &Option<Box<LabelSelector>>| {
+        selector
+            .as_deref()
+            .is_some_and(|it| *it != LabelSelector::default())
+    };
+    let bound = selects(&pool.namespace_selector);
+    let some_pods_only = bound || selects(&pool.pod_selector);
     PoolTerms {
         name: pool.name.clone(),
         automatic: pool.assignment == Assignment::Automatic && !some_pods_only,
+        bound,
+        serves_unknown: *unknown_pods == UnknownPods::Serve,
         cooldown_seconds: *cooldown_seconds,
         warm: (warm.low, warm.high),
         ipv4: family(Family::V4, pool.ipv4.as_ref(), &pool.name, wrong),

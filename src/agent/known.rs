@@ -10,6 +10,8 @@ use super::choice::ServingPool;
 use super::namespaces::Namespaces;
 use super::pods::{Pod, Pods};
 use super::wishes::WishBook;
+use crate::api::POOLS_ANNOTATION;
+use crate::node::Add;
 
 /// What the watches have shown, for those who serve.
 #[derive(Default)]
@@ -21,11 +23,18 @@ pub struct Known {
 
 /// All of it.
 #[derive(Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub struct Inner {
     /// The pods of this node
     pub pods: Pods,
     /// Whether their watch is at work
     pub pods_followed: bool,
+    /// Whether it has failed since it was last
+    pub pods_troubled: bool,
+    /// Whether the pools below are those of the NodeSubnet, read since the start
+    pub pools_known: bool,
+    /// A pod that was refused, as nothing is known of it
+    pub turned_away: Option<String>,
     /// Pools that may serve pods, best first
     pub serving: Vec<ServingPool>,
     /// Pools of ranges here that are not among them
@@ -34,6 +43,10 @@ pub struct Inner {
     pub askable: Vec<String>,
     /// Those of them that serve any pod
     pub automatic: BTreeSet<String>,
+    /// Whether one of those gives this node a block unasked
+    pub gives_unasked: bool,
+    /// Pools of which the node has as many blocks of a family as it may: how many
+    pub at_limit: BTreeMap<String, u32>,
     /// Pools of which there are blocks here that give new addresses
     pub giving: BTreeSet<String>,
     /// The namespaces of pods of this node
@@ -82,17 +95,33 @@ impl Inner {
         self.complained.retain(|uid, _| pods.by_uid(uid).is_some());
     }
 
-    /// Whether a block could be asked for by any pod.
+    /// Whether a block could be asked for by some pod.
     pub fn may_ask(&self) -> bool {
-        let mut askable = self.askable.iter();
-        askable.any(|pool| self.automatic.contains(pool))
+        !self.askable.is_empty()
+    }
+
+    /// Whether blocks come only when a pod asks.
+    pub fn waits_for_pods(&self) -> bool {
+        self.may_ask() && !self.gives_unasked
+    }
+
+    /// Whether what an ADD gets depends on labels or annotations of its pod. It may, before pools are known.
+    pub fn depends_on_pod(&self, add: &Add) -> bool {
+        let any = |is: fn(&ServingPool) -> bool| !self.pools_known || self.serving.iter().any(is);
+        add.depends_on_pod(any(ServingPool::is_selective), any(ServingPool::is_bound))
+    }
+
+    /// Whether it is known what the pod may have: also what its namespace says, if it says nothing itself.
+    pub fn is_decidable(&self, pod: &Pod) -> bool {
+        let names_pools = pod.annotations.contains_key(POOLS_ANNOTATION);
+        let has_namespace = self.namespaces.get(&pod.namespace).is_some();
+        let is_of_use = !names_pools || self.serving.iter().any(ServingPool::is_bound);
+        self.pools_known && (has_namespace || !is_of_use)
     }
 
     /// Whether what is known of a pod is all that can be known soon.
     pub fn is_enough(&self, found: Option<&Pod>) -> bool {
-        if !self.pods_followed || !self.pods.is_complete() {
-            return true;
-        }
-        found.is_some_and(|pod| self.namespaces.is_settled(&pod.namespace))
+        let is_settled = |pod: &Pod| self.namespaces.is_settled(&pod.namespace);
+        self.pods_troubled || self.pools_known && found.is_some_and(is_settled)
     }
 }

@@ -154,6 +154,7 @@ mod tests {
             pool: "p".to_owned(),
             draining: true,
             reserved: Vec::new(),
+            on_request: Vec::new(),
         };
         let holding = Holding {
             blocks: vec![block("10.1.2.0/26"), block("10.9.0.0/26")],

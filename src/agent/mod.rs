@@ -22,6 +22,7 @@
 //! | [`addresses`] | what is told of the addresses in use in NodeAddresses, and when |
 //! | [`pods`] | the pods of this node |
 //! | [`namespaces`] | the namespaces of its pods |
+//! | `notes` | what of that the store keeps |
 //! | [`choice`] | which pools serve a pod |
 //! | [`leaks`] | addresses whose attachments are gone, and how that is proven |
 //! | [`wishes`] | ADDs that found nothing |
@@ -67,6 +68,7 @@ pub mod leaks;
 pub mod ledger;
 pub mod masquerade;
 pub mod namespaces;
+mod notes;
 mod opening;
 mod outward;
 pub mod plugin_socket;

@@ -7,6 +7,7 @@ use std::time::Duration;
 use tracing::{error, info, warn};
 
 use super::run::{Agent, Told};
+use super::unix::{OnlyOne, SocketError};
 use super::work::STARTING;
 use super::{rebuild, store};
 use crate::node::{Block, Holding, Known, clock};
@@ -29,6 +30,17 @@ fn some(names: &[String]) -> String {
 impl Agent {
     pub(super) async fn open_store(&mut self) -> anyhow::Result<()> {
         let path = self.settings.store.clone();
+        if !self.settings.is_store_locked && self.store_lock.is_none() {
+            let folder = path.parent().unwrap_or(Path::new("/"));
+            match OnlyOne::lock(folder) {
+                Ok(lock) => self.store_lock = Some(lock),
+                Err(error @ SocketError::Taken { .. }) => return Err(error.into()),
+                Err(error) => {
+                    self.say_once(error.to_string());
+                    return Ok(());
+                }
+            }
+        }
         if !self.store_lost {
             match store::find(&path).await {
                 Ok(store::Found::Whole) => return self.use_store(&path),
@@ -197,6 +209,7 @@ impl Agent {
         self.parts.ledger.open(path)?;
         self.store_lost = false;
         self.making_since = None;
+        self.notes.forget();
         self.say_once(String::new());
         self.to_hold = true;
         self.look_at = clock::since_boot();

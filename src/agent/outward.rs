@@ -173,7 +173,9 @@ impl Agent {
     pub(super) fn write_files(&mut self) {
         if self.snapshot.is_some() {
             let holding = Arc::clone(&self.parts.holding.borrow());
-            self.files.refresh(&holding, clock::since_boot());
+            let waits_for_pods = self.parts.service.known.lock().waits_for_pods();
+            let now = clock::since_boot();
+            self.files.refresh(&holding, waits_for_pods, now);
             if let Some(masquerade) = &mut self.masquerade {
                 let spec = match &self.subnet {
                     Told::There(subnet) => subnet.spec.as_ref().ok(),
@@ -208,16 +210,20 @@ impl Agent {
             let why = if why.is_empty() { STARTING } else { why };
             return readiness.say(false, why);
         }
+        if let Some(refusal) = self.parts.ledger.trouble() {
+            return readiness.say(false, &refusal.text);
+        }
         let Some(snapshot) = &self.snapshot else {
             return readiness.say(false, "starting");
         };
         let gives = snapshot.blocks.iter().any(gives);
-        // It had blocks, and gets one again when a pod comes.
-        let has_lent = || {
-            let may_ask = self.followed && self.parts.service.known.lock().may_ask();
-            may_ask && (self.files.is_configured() || self.has_let_go)
+        // It gets one when a pod comes, which comes to a node that is ready only.
+        let can_ask = || {
+            let known = self.parts.service.known.lock();
+            let had_one = || self.files.is_configured() || self.has_let_go;
+            self.followed && (known.waits_for_pods() || known.may_ask() && had_one())
         };
-        if !gives && !has_lent() {
+        if !gives && !can_ask() {
             let why = match (&self.node, &self.subnet) {
                 (Told::Absent, _) => "there is no Node object of this name: see --node-name",
                 (_, Told::Absent) => {
@@ -241,7 +247,7 @@ impl Agent {
         readiness.say(
             true,
             if !gives {
-                "asks for a block when a pod comes: those it had serve other nodes"
+                "asks for a block when a pod comes"
             } else if self.followed {
                 "gives addresses"
             } else {
@@ -274,7 +280,7 @@ async fn namespace(client: Client, name: &str) -> Option<Namespace> {
     };
     warn!(
         namespace = name,
-        "its labels and pools are not known, and its pods are served as if it had none: {why}"
+        "its labels and pools are not known, and its pods wait where these might matter: {why}"
     );
     None
 }

@@ -197,6 +197,7 @@ mod tests {
                 pool: "a".to_owned(),
                 draining: false,
                 reserved: Vec::new(),
+                on_request: Vec::new(),
             }],
             pools: Vec::new(),
         }

@@ -23,6 +23,7 @@ use super::leaks::{Leaks, Reason};
 use super::ledger::Ledger;
 use super::masquerade::Masquerade;
 use super::namespaces::Namespace;
+use super::notes::Notes;
 use super::outward::{Cut, Listed};
 use super::pods::{self, Pod};
 use super::proof::Witnesses;
@@ -30,6 +31,7 @@ use super::publish::{Publisher, Written};
 use super::seen;
 use super::seen::{AddressesSeen, NodeSeen, SubnetSeen};
 use super::service::Service;
+use super::unix::OnlyOne;
 use crate::api::{NodeAddressesLite, NodeLite, NodeSubnetLite, PodLite};
 use crate::cluster::seen::Change;
 use crate::cluster::watch::{LastHeard, Patience, Pauses, Source, Step, follow};
@@ -53,6 +55,8 @@ pub struct Settings {
     pub node: String,
     /// The store
     pub store: PathBuf,
+    /// Whether this process has the lock of the store's folder
+    pub is_store_locked: bool,
     /// What can wait is told once in that time
     pub publish_interval: Duration,
     /// The list of addresses is told once in that time
@@ -130,6 +134,8 @@ pub(super) struct Agent {
     /// Tries to open or make the store go on then
     pub store_at: Option<Duration>,
     pub store_lost: bool,
+    /// No other agent uses the store
+    pub store_lock: Option<OnlyOne>,
     /// Since when a new store waits for what pods have on second networks
     pub making_since: Option<Duration>,
     /// What is to be told of a store that was damaged
@@ -155,6 +161,10 @@ pub(super) struct Agent {
     /// Whether a block was let go of since the start
     pub has_let_go: bool,
     pub files: Kept,
+    /// What the pods here may have
+    pub notes: Notes,
+    /// When it was last told that pods are refused as nothing is known of them
+    pub turned_away_at: Option<Duration>,
     /// Not there where others masquerade
     pub masquerade: Option<Masquerade>,
     pub tasks: JoinSet<Event>,
@@ -233,6 +243,7 @@ pub async fn run(settings: Settings, parts: Parts, files: Kept) -> anyhow::Resul
         to_hold: false,
         store_at: Some(now),
         store_lost: false,
+        store_lock: None,
         making_since: None,
         damage: None,
         store_trouble: String::new(),
@@ -248,6 +259,8 @@ pub async fn run(settings: Settings, parts: Parts, files: Kept) -> anyhow::Resul
         wrong: Vec::new(),
         has_let_go: false,
         files,
+        notes: Notes::default(),
+        turned_away_at: None,
         masquerade,
         tasks: JoinSet::new(),
     };
@@ -351,6 +364,7 @@ impl Agent {
                 let service = &self.parts.service;
                 service.known.lock().namespaces.answered(&name, answer, now);
                 service.known.pods_changed();
+                self.notes.changed();
             }
         }
     }
@@ -359,6 +373,8 @@ impl Agent {
         let service = &self.parts.service;
         let mut known = service.known.lock();
         known.pods_followed = gets_through(&step, known.pods_followed);
+        known.pods_troubled |= matches!(step, Step::Trouble);
+        known.pods_troubled &= !known.pods_followed;
         let Step::Change(change) = step else {
             return;
         };
@@ -379,6 +395,7 @@ impl Agent {
         }
         drop(known);
         if is_news {
+            self.notes.changed();
             service.known.pods_changed();
             // A pod that has gone may have left its addresses behind.
             self.look_at = self.look_at.min(self.looked_at + LOOK_PAUSE.0);

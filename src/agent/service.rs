@@ -6,6 +6,7 @@
 //! - Every wait ends: at the request's own deadline, at the setting's for a block, and with a DEL of what
 //!   is waited for.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,17 +14,17 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Notify, broadcast, watch};
 use tracing::debug;
 
-use super::choice::{Asked, Pools, decide};
+use super::choice::{Asked, decide};
 use super::events::{self, Events};
 use super::known::Known;
 use super::ledger::Ledger;
 use super::pods::Pod;
 use crate::node::keeper::Call;
-use crate::node::{Add, Answer, Attachment, Op, Refusal, Why, clock};
+use crate::node::{Add, Answer, Attachment, Op, Pools, Refusal, Why, clock};
 use crate::telemetry::AgentMetrics;
 
-/// How long an ADD waits for its pod to be seen, while the watch is at work: the runtime may be a
-/// little ahead.
+/// How long an ADD that does not depend on it waits for its pod to be seen, while the watch is at work: the
+/// runtime may be a little ahead.
 const POD_WAIT: Duration = Duration::from_millis(300);
 /// What of a deadline is left for the last try and the answer.
 const MARGIN: Duration = Duration::from_millis(250);
@@ -81,7 +82,8 @@ impl Service {
             debug!(verb, why = label, "{}", refusal.text);
         }
         self.metrics.answered(verb, label, begun.elapsed());
-        let is_store = matches!(&result, Err(refusal) if refusal.why == Why::Store);
+        let is_store =
+            matches!(&result, Err(refusal) if matches!(refusal.why, Why::Store | Why::Busy));
         if (changes && result.is_ok()) || is_store {
             self.changed.notify_one();
         }
@@ -106,6 +108,9 @@ impl Service {
         let deadline = call.deadline();
         let pod = self.pod_of(&add, deadline).await;
         let pools = self.choose(&mut add, pod.as_deref())?;
+        if !add.decided {
+            return self.by_note(add, call).await;
+        }
         let mut news = News {
             held: self.held.subscribe(),
             deleted: self.deleted.subscribe(),
@@ -131,6 +136,18 @@ impl Service {
             self.known.lock().wishes.remove(&add.attachment);
         }
         result
+    }
+
+    /// What the store has noted of a pod decides, of which nothing has been seen.
+    async fn by_note(&self, add: Add, call: &Call) -> Result<Answer, Refusal> {
+        let pod = add.pod.clone().unwrap_or_default();
+        let answer = self.ledger.ask(Op::Add(add), call.clone()).await;
+        if matches!(&answer, Err(refusal) if refusal.why == Why::PodUnknown) {
+            let name = format!("{}/{}", pod.namespace, pod.name);
+            self.known.lock().turned_away = Some(name);
+            self.changed.notify_one();
+        }
+        answer
     }
 
     /// Tries again at each taking-over, until there is an address, a DEL or the time is up. Of several pools
@@ -169,7 +186,8 @@ impl Service {
                 other => return other,
             };
             if now >= until || waited.is_err() {
-                return Err(dry(refusal, wanted, now.saturating_sub(begun)));
+                let waited = now.saturating_sub(begun);
+                return Err(dry(refusal, wanted, waited, &self.known.lock().at_limit));
             }
         }
     }
@@ -248,9 +266,13 @@ impl Service {
         }
     }
 
-    /// Fills in what the pod wants; refuses where no pool serves it.
+    /// Fills in what the pod wants, if that is known; refuses where no pool serves it.
     fn choose(&self, add: &mut Add, pod: Option<&Pod>) -> Result<Pools, Refusal> {
         let mut known = self.known.lock();
+        let is_known = pod.is_some_and(|pod| known.is_decidable(pod));
+        if known.depends_on_pod(add) && !is_known {
+            return Ok(Pools::default());
+        }
         let namespace = add.pod.as_ref().map(|pod| pod.namespace.as_str());
         let asked = Asked {
             ifname: &add.attachment.ifname,
@@ -272,26 +294,21 @@ impl Service {
         } else {
             drop(known);
         }
-        add.addresses.clone_from(&chosen.addresses);
-        match &chosen.pools {
-            Pools::All => add.pools.clear(),
-            Pools::Named(names) | Pools::Selected(names) => add.pools.clone_from(names),
-            Pools::None(why) if add.addresses.is_empty() => {
-                return Err(Refusal {
-                    why: Why::NothingHeld,
-                    text: format!("no pool of this node serves the pod: {why}"),
-                });
-            }
-            Pools::None(_) => {}
-        }
-        Ok(chosen.pools)
+        let choice = chosen.into_choice();
+        add.decide(&choice).map_err(|text| Refusal {
+            why: Why::NothingHeld,
+            text,
+        })?;
+        Ok(choice.pools)
     }
 
     /// The pod that the request is for, if the API has shown it.
     async fn pod_of(&self, add: &Add, deadline: Duration) -> Option<Arc<Pod>> {
         let wanted = add.pod.as_ref()?;
         let mut seen = self.known.follow_pods();
-        let until = (clock::since_boot() + POD_WAIT).min(deadline.saturating_sub(MARGIN));
+        let depends = self.known.lock().depends_on_pod(add);
+        let patience = if depends { self.add_wait } else { POD_WAIT };
+        let until = (clock::since_boot() + patience).min(deadline.saturating_sub(MARGIN));
         loop {
             {
                 let known = self.known.lock();
@@ -356,17 +373,31 @@ fn may_wait(refusal: &Refusal, add: &Add) -> bool {
     add.addresses.is_empty() && matches!(refusal.why, Why::Exhausted | Why::NothingHeld)
 }
 
-/// What is answered after a wait in vain.
-fn dry(refusal: Refusal, wanted: &[String], waited: Duration) -> Refusal {
+/// What is answered after a wait in vain. `at_limit`: the pools of which the node has as many blocks as it may.
+fn dry(
+    refusal: Refusal,
+    wanted: &[String],
+    waited: Duration,
+    at_limit: &BTreeMap<String, u32>,
+) -> Refusal {
     if wanted.is_empty() {
         return refusal;
     }
     let names: Vec<String> = wanted.iter().map(|name| format!("`{name}`")).collect();
     let (names, seconds) = (names.join(", "), waited.as_secs_f64());
+    let full = wanted.iter().find_map(|pool| at_limit.get_key_value(pool));
+    let why = match full {
+        Some((pool, most)) => format!(
+            "the node has as many blocks of `{pool}` as its maxBlocksPerNode allows ({most}): raise it, or move pods to other nodes"
+        ),
+        None => format!(
+            "see the events of this node and of the pool (kubectl describe ippools.cadastre.dev {})",
+            wanted.first().map_or("", String::as_str),
+        ),
+    };
     let text = format!(
-        "{} A block of {names} was asked for {seconds:.1} s ago and has not come: see the events of this node and of the pool (kubectl describe ippool {})",
+        "{} A block of {names} was asked for {seconds:.1} s ago and has not come: {why}",
         refusal.text,
-        wanted.first().map_or("", String::as_str),
     );
     Refusal {
         why: Why::Exhausted,
@@ -383,6 +414,7 @@ pub fn label(why: Why) -> &'static str {
         Why::NotHeld => "notHeld",
         Why::Taken => "taken",
         Why::NotUsable => "notUsable",
+        Why::PodUnknown => "podUnknown",
         Why::Mismatch => "mismatch",
         Why::Busy => "busy",
         Why::Store => "store",

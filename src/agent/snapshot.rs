@@ -49,6 +49,7 @@ pub fn as_holding(snapshot: &Snapshot) -> Holding {
         pool: it.pool.clone(),
         draining: it.state == BlockState::Draining,
         reserved: Vec::new(),
+        on_request: Vec::new(),
     };
     Holding {
         node_uid: snapshot.node_uid.clone().unwrap_or_default(),

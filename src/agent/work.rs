@@ -1,6 +1,6 @@
 //! The steps of a turn: what is held is taken over, what is spare is let go, what is leaked is freed.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -14,15 +14,21 @@ use super::proof::{gone, note_roots};
 use super::run::{Agent, Event, LOOK_PAUSE, Told};
 use super::seen::SubnetSeen;
 use super::snapshot::as_holding;
-use crate::api::{NodeSubnetSpec, Recall};
-use crate::ipam::{Addr, Cidr};
+use crate::api::{FirstBlock, NodePool, NodeSubnetSpec, Recall};
+use crate::ipam::{Addr, Cidr, Family};
 use crate::node::keeper::Call;
-use crate::node::{Attachment, Holding, Op, Snapshot, clock};
+use crate::node::{Attachment, Block, Holding, Op, Snapshot, clock};
 
 /// How long a DEL for a leak may take.
 const FREE_LIMIT: Duration = Duration::from_secs(10);
 /// Between two tries to make the store.
 const STORE_PAUSE: Duration = Duration::from_secs(2);
+/// So often it is seen to that the store is still there.
+const STORE_CHECK: Duration = Duration::from_secs(5);
+/// How often it is told that pods are refused as nothing is known of them.
+const TURNED_AWAY_PAUSE: Duration = Duration::from_secs(60);
+/// Reason of the event that says so.
+const PODS_UNKNOWN: &str = "PodsUnknown";
 /// While addresses cool, what is free changes by itself.
 const COOLING_PAUSE: Duration = Duration::from_secs(15);
 
@@ -42,21 +48,29 @@ impl Agent {
             if self.to_hold {
                 self.take_over().await;
             }
-            if self.look_at <= clock::since_boot() {
+            if self.look_at <= clock::since_boot() || !self.settings.store.exists() {
                 self.look().await;
             }
+            self.note_pods().await;
             self.publish();
             self.write_list();
             self.write_files();
         }
         let ask_at = self.ask_namespaces();
         self.tell_readiness();
+        if self.parts.ledger.trouble().is_some() {
+            self.look_at = self.look_at.min(now + STORE_PAUSE);
+        }
         let mut wake = if self.parts.ledger.is_open() {
-            self.look_at
+            self.look_at.min(now + STORE_CHECK)
         } else {
             now + STORE_PAUSE
         };
-        for at in [self.publish_at, self.list_at, ask_at]
+        self.tell_turned_away(now);
+        let told_at = self.turned_away_at.filter(|_| self.has_turned_away());
+        let told_at = told_at.map(|at| at + TURNED_AWAY_PAUSE);
+        let note_at = self.notes.due_at().filter(|_| self.parts.ledger.is_open());
+        for at in [self.publish_at, self.list_at, ask_at, note_at, told_at]
             .into_iter()
             .flatten()
         {
@@ -151,6 +165,8 @@ impl Agent {
             return;
         };
         self.offer(&wanted);
+        self.parts.service.known.pods_changed();
+        self.notes.changed();
         let held = wanted.clone();
         let done = self.parts.ledger.with(move |it| {
             it.hold(&held)?;
@@ -192,8 +208,12 @@ impl Agent {
         for text in wrong {
             debug!("{text}");
         }
-        let askable = spec.pools.iter().filter(|it| it.is_askable());
-        known.askable = askable.map(|it| it.name.clone()).collect();
+        let askable = || spec.pools.iter().filter(|it| it.is_askable());
+        known.askable = askable().map(|it| it.name.clone()).collect();
+        known.gives_unasked = askable()
+            .filter(|it| it.first_block == FirstBlock::OnSight)
+            .any(|it| known.automatic.contains(&it.name));
+        known.at_limit = at_limit(&spec.pools, &holding.blocks);
         let named: BTreeSet<&str> = spec.pools.iter().map(|it| it.name.as_str()).collect();
         let others: BTreeSet<&String> = holding.blocks.iter().map(|it| &it.pool).collect();
         known.others = others
@@ -202,6 +222,60 @@ impl Agent {
             .cloned()
             .collect();
         known.serving = pools;
+        known.pools_known = true;
+    }
+
+    /// Takes note in the store of what the pods here may have.
+    async fn note_pods(&mut self) {
+        let now = clock::since_boot();
+        if self.notes.due_at().is_none_or(|at| at > now) {
+            return;
+        }
+        if self.notes.is_unread() {
+            match self.parts.ledger.with(|it| it.pod_notes()).await {
+                Ok(notes) => self.notes.read(notes),
+                Err(error) => {
+                    self.notes.failed(now);
+                    return self.store_failed(&error).await;
+                }
+            }
+        }
+        let news = self.notes.look(&self.parts.service.known.lock(), now);
+        if news.is_empty() {
+            return;
+        }
+        let (notes, gone) = (news.notes.clone(), news.gone.clone());
+        let written = self
+            .parts
+            .ledger
+            .with(move |it| it.note_pods(&notes, &gone));
+        match written.await {
+            Ok(()) => self.notes.written(news),
+            Err(error) => {
+                self.notes.failed(now);
+                self.store_failed(&error).await;
+            }
+        }
+    }
+
+    fn has_turned_away(&self) -> bool {
+        self.parts.service.known.lock().turned_away.is_some()
+    }
+
+    /// That pods are refused of which nothing is known is told, once in a while.
+    fn tell_turned_away(&mut self, now: Duration) {
+        if self
+            .turned_away_at
+            .is_some_and(|at| at + TURNED_AWAY_PAUSE > now)
+        {
+            return;
+        }
+        let pod = self.parts.service.known.lock().turned_away.take();
+        let Some(pod) = pod else { return };
+        self.turned_away_at = Some(now);
+        self.tell_node(PODS_UNKNOWN, format!(
+            "pods are refused an address, and tried again, as nothing is known of them, {pod} the last: an annotation or a label might give them another pool or address. See that the API server can be reached from this node, and that the agent may read pods and namespaces. Pools with unknownPods: Serve give to such pods at once"
+        ));
     }
 
     /// Looks at the store, lets go what can go, and looks for leaks.
@@ -345,6 +419,26 @@ impl Agent {
             }
         }
     }
+}
+
+/// The pools of which a node has as many blocks of a family as it may, and how many these are.
+fn at_limit(pools: &[NodePool], blocks: &[Block]) -> BTreeMap<String, u32> {
+    let count = |pool: &str, family| {
+        let of_pool = blocks.iter().filter(|it| it.pool == pool);
+        of_pool.filter(|it| it.cidr.family() == family).count()
+    };
+    let full = |pool: &&NodePool| {
+        let most = pool.max_blocks_per_node.and_then(|it| it.try_into().ok());
+        let is_full = |most| {
+            Family::ALL
+                .into_iter()
+                .any(|it| count(&pool.name, it) >= most)
+        };
+        most.is_some_and(is_full)
+    };
+    let full = pools.iter().filter(full);
+    full.map(|it| (it.name.clone(), it.max_blocks_per_node.unwrap_or_default()))
+        .collect()
 }
 
 fn is_of(spec: &Result<NodeSubnetSpec, String>, uid: &str) -> bool {

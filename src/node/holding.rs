@@ -34,9 +34,12 @@ pub struct Block {
     /// Give nothing new from it
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub draining: bool,
-    /// What of it is never given automatically
+    /// What of it is never given
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reserved: Vec<Span>,
+    /// What of it is given only to who asks for that address
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub on_request: Vec<Span>,
 }
 
 /// On what terms addresses of a pool are given.
@@ -47,6 +50,12 @@ pub struct PoolTerms {
     pub name: String,
     /// Whether it serves pods that do not ask for it by name, whatever their labels
     pub automatic: bool,
+    /// Whether it is for pods of some namespaces only, also for those that ask for it or for its addresses
+    #[serde(default)]
+    pub bound: bool,
+    /// Whether it serves pods of which nothing is known
+    #[serde(default)]
+    pub serves_unknown: bool,
     /// Seconds that a released address rests
     pub cooldown_seconds: u32,
     /// Free addresses below which a block is asked for, and above which an empty one is let go
@@ -143,6 +152,9 @@ impl PoolTerms {
         Self {
             name: name.to_owned(),
             automatic: true,
+            bound: false,
+            // Of a podCIDR that is in no pool there is no owner to ask.
+            serves_unknown: name.is_empty(),
             cooldown_seconds: 30,
             warm: (3, 50),
             ipv4: None,

@@ -22,6 +22,7 @@ mod holding;
 pub mod keeper;
 mod ledger;
 mod ops;
+mod pods;
 mod store;
 mod usable;
 pub mod wire;
@@ -32,5 +33,6 @@ pub use ledger::{BlockCount, BlockState, Counts, Known, Ledger, PoolCount, Snaps
 pub use ops::{
     Add, Answer, Attachment, Check, Gc, Given, GivenAddress, Now, Op, PodRef, Refusal, Why,
 };
+pub use pods::{OWN_INTERFACE, PodChoice, PodNote, Pools};
 pub use store::{Disk, Find, Store, StoreError, set_aside};
 pub use usable::{Usable, room, usable};

@@ -78,6 +78,13 @@ pub struct Add {
     /// These addresses and no others, at most one a family, of whatever pools
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<Addr>,
+    /// Whether pools and addresses are what the pod may have, by its labels and annotations. Else they are what
+    /// the network's configuration asks for, and the store's note of the pod says the rest.
+    #[serde(skip)]
+    pub decided: bool,
+    /// The pools for some namespaces only that are for the pod's, if that is known
+    #[serde(skip)]
+    pub bound: Vec<String>,
 }
 
 /// Asks whether an attachment has what the runtime remembers.
@@ -155,7 +162,7 @@ pub enum Why {
     Exhausted,
     /// The node holds nothing yet, or nothing of the pools asked for
     NothingHeld,
-    /// A pool that was asked for is unknown here
+    /// A pool that was asked for is unknown here, or not for the pod's namespace
     UnknownPool,
     /// An address that was asked for is not one of the node's
     NotHeld,
@@ -163,6 +170,8 @@ pub enum Why {
     Taken,
     /// An address that was asked for is the gateway, or the network or broadcast address
     NotUsable,
+    /// It is not known which pools and addresses the pod may have: try again
+    PodUnknown,
     /// CHECK: the attachment has other addresses, or none
     Mismatch,
     /// The deadline has passed, the store is locked, the agent starts: try again

@@ -10,7 +10,8 @@
 //! A range of two addresses has neither (RFC 3021, RFC 6164), so of a block of two the first is the
 //! gateway and the second is given. A block of one has no room for a gateway of its own: it has none,
 //! and its address is given. With prefix `Pool` the ends of the pool's range are left out whatever the
-//! gateway. What people reserve is another matter: it is never given automatically, but to who asks.
+//! gateway. What is reserved in a block
+//! ([`Block::reserved`], [`Block::on_request`]) is left out besides.
 
 use super::holding::{Block, Gateway, PoolTerms, Prefix};
 use crate::ipam::{Addr, Cidr, Family, Span};
@@ -70,7 +71,8 @@ pub fn usable(block: Cidr, pool: Option<&PoolTerms>) -> Usable {
 /// How many addresses of a block are given automatically while nothing of it is in use.
 pub fn room(block: &Block, pool: Option<&PoolTerms>) -> u128 {
     let never = usable(block.cidr, pool).never;
-    let out = union(block.cidr, &[never.as_slice(), &block.reserved].concat());
+    let out = [never.as_slice(), &block.reserved, &block.on_request].concat();
+    let out = union(block.cidr, &out);
     block.cidr.size() - out.iter().map(size).sum::<u128>()
 }
 
@@ -217,6 +219,7 @@ mod tests {
             pool: "p".to_owned(),
             draining: false,
             reserved: reserved.iter().map(|it| Span::parse(it).unwrap()).collect(),
+            on_request: Vec::new(),
         };
         assert_eq!(room(&block("10.0.0.64/26", &[]), None), 61);
         let reserved = ["10.0.0.0/26", "10.0.0.64-10.0.0.70", "10.0.0.69-10.0.0.80"];

@@ -90,7 +90,7 @@ impl Model {
             cooling.insert(freed.addr);
         }
         if self.blocks[&cidr].state == BlockState::Held {
-            let may = |it: &Addr| !self.never(cidr, *it) && !self.reserved(cidr, *it);
+            let may = |it: &Addr| self.is_for_all(cidr, *it);
             let taken = |it: &Addr| used.contains(it) || cooling.contains(it);
             let few = cidr.size() <= 100_000;
             let free = if few {

@@ -16,6 +16,7 @@ pub struct Block {
     pub pool: String,
     pub state: BlockState,
     pub reserved: Vec<cadastre::ipam::Span>,
+    pub on_request: Vec<cadastre::ipam::Span>,
 }
 
 #[derive(Clone, Debug)]
@@ -51,6 +52,11 @@ pub struct Model {
 
 fn ms(now: &Now) -> u64 {
     u64::try_from(now.since_boot.as_millis()).unwrap()
+}
+
+fn has(spans: &[cadastre::ipam::Span], addr: Addr) -> bool {
+    let mut spans = spans.iter();
+    spans.any(|span| span.first() <= addr && addr <= span.last())
 }
 
 /// The addresses of a block, one by one; of a wide one as many as a test comes to.
@@ -129,9 +135,14 @@ impl Model {
             }
     }
 
-    pub fn reserved(&self, cidr: Cidr, addr: Addr) -> bool {
-        let mut spans = self.blocks[&cidr].reserved.iter();
-        spans.any(|span| span.first() <= addr && addr <= span.last())
+    fn reserved(&self, cidr: Cidr, addr: Addr) -> bool {
+        has(&self.blocks[&cidr].reserved, addr)
+    }
+
+    /// Whether an address of a block may be given to who does not ask for it.
+    pub fn is_for_all(&self, cidr: Cidr, addr: Addr) -> bool {
+        let asked = has(&self.blocks[&cidr].on_request, addr);
+        !self.never(cidr, addr) && !self.reserved(cidr, addr) && !asked
     }
 
     fn next(&self, cidr: Cidr, now: &Now) -> Option<Addr> {
@@ -141,7 +152,7 @@ impl Model {
             .values()
             .flat_map(|it| it.addresses.iter().map(|it| it.0))
             .collect();
-        let may = |addr: Addr| !self.never(cidr, addr) && !self.reserved(cidr, addr);
+        let may = |addr: Addr| self.is_for_all(cidr, addr);
         let new =
             each(cidr).find(|addr| !known.contains(addr) && !used.contains(addr) && may(*addr));
         new.or_else(|| {
@@ -264,7 +275,7 @@ impl Model {
             let Some((cidr, _)) = held.next() else {
                 return Err(Why::NotHeld);
             };
-            if self.never(*cidr, addr) {
+            if self.never(*cidr, addr) || self.reserved(*cidr, addr) {
                 return Err(Why::NotUsable);
             }
             if self.user(addr).is_some() {
@@ -325,7 +336,10 @@ impl Model {
                     let all = families.iter().all(|it| !self.giving(pool, *it).is_empty());
                     !families.is_empty() && all
                 };
-                let serves = self.automatic().iter().any(serves);
+                // Those that are to be named serve who names them.
+                let mut pools = self.automatic();
+                pools.extend(self.pools.iter().map(|it| it.name.clone()));
+                let serves = pools.iter().any(serves);
                 serves.then_some(Vec::new()).ok_or(Why::NothingHeld)
             }
         }
@@ -412,6 +426,7 @@ impl Model {
                 pool: it.pool.clone(),
                 state,
                 reserved: it.reserved.clone(),
+                on_request: it.on_request.clone(),
             };
             self.blocks.insert(it.cidr, block);
         }

@@ -51,6 +51,8 @@ pub fn add(n: u64) -> Add {
         pod: Some(pod(n)),
         pools: Vec::new(),
         addresses: Vec::new(),
+        decided: true,
+        bound: Vec::new(),
     }
 }
 
@@ -70,11 +72,13 @@ pub fn holding(blocks: &[&str]) -> Holding {
                 pool: "a".to_owned(),
                 draining: false,
                 reserved: Vec::new(),
+                on_request: Vec::new(),
             })
             .collect(),
         pools: vec![PoolTerms {
             ipv4: Some(family("10.0.0.0/8")),
             ipv6: Some(family("fd00::/16")),
+            serves_unknown: true,
             ..PoolTerms::named("a")
         }],
     }
@@ -137,6 +141,8 @@ fn pool(rng: &mut Rng, name: &str) -> PoolTerms {
     PoolTerms {
         name: name.to_owned(),
         automatic: !rng.one_in(5),
+        bound: false,
+        serves_unknown: false,
         cooldown_seconds: *rng.pick(&[0, 5, 30]),
         warm: (1, 10),
         ipv4: v4.then(|| family(rng, "10.0.0.0/26", "10.0.0.9")),
@@ -162,7 +168,8 @@ pub fn any_holding(rng: &mut Rng, last: &Holding) -> Holding {
                     block.draining = !block.draining;
                 }
                 if rng.one_in(4) {
-                    block.reserved = reserved(rng, block.cidr);
+                    block.reserved = some_of(rng, block.cidr);
+                    block.on_request = some_of(rng, block.cidr);
                 }
                 if rng.one_in(8) {
                     block.uid = format!("u{}", rng.below(3));
@@ -183,7 +190,8 @@ pub fn any_holding(rng: &mut Rng, last: &Holding) -> Holding {
                         uid: format!("u{}", rng.below(2)),
                         pool: (*rng.pick(&POOLS)).to_owned(),
                         draining: rng.one_in(8),
-                        reserved: reserved(rng, cidr(it)),
+                        reserved: some_of(rng, cidr(it)),
+                        on_request: some_of(rng, cidr(it)),
                     });
                 }
             }
@@ -214,7 +222,7 @@ fn pools(rng: &mut Rng) -> Vec<PoolTerms> {
     pools
 }
 
-fn reserved(rng: &mut Rng, block: Cidr) -> Vec<Span> {
+fn some_of(rng: &mut Rng, block: Cidr) -> Vec<Span> {
     if !rng.one_in(3) {
         return Vec::new();
     }

@@ -196,6 +196,7 @@ impl Block {
         let mut reserved: Vec<Span> = held
             .reserved
             .iter()
+            .chain(&held.on_request)
             .filter_map(|text| Span::parse(text).ok()?.within(cidr))
             .collect();
         reserved.sort_by_key(|span| (span.first(), span.last()));

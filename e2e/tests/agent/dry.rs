@@ -64,7 +64,8 @@ async fn an_add_that_waits_in_vain_is_refused_in_time_and_told_for_which_pool() 
     );
     assert_eq!(refusal.why, Why::Exhausted, "{refusal}");
     assert!(
-        refusal.text.contains("`full`") && refusal.text.contains("describe ippool full"),
+        refusal.text.contains("`full`")
+            && refusal.text.contains("describe ippools.cadastre.dev full"),
         "{refusal}"
     );
     // Exhaustion is no reason to say that the node is not ready.

@@ -8,6 +8,7 @@
 //! |---|---|
 //! | `giving` | the first block, ADD, DEL, CHECK, lists, annotations |
 //! | `choosing` | pools of namespaces |
+//! | `clients` | programs in other languages |
 //! | `dry` | nodes that have nothing left |
 //! | `telling` | how often the status is written |
 //! | `outages` | the agent killed, hung or doubled; the API server gone |
@@ -30,9 +31,11 @@
 
 mod bounds;
 mod choosing;
+mod clients;
 mod dry;
 mod files;
 mod giving;
+mod knowing;
 mod leaks;
 mod moving;
 mod outages;
@@ -172,6 +175,16 @@ impl Machine {
         self.agent().wait_ready(LIMIT).await.unwrap();
     }
 
+    /// Waits until its agent serves without the API server.
+    async fn serves_alone(&mut self) {
+        let alone = until("it serves without the API server", LIMIT, async || {
+            let word = self.agent().ready().await?;
+            anyhow::ensure!(word.contains("API server does not answer"), word);
+            Ok(Some(()))
+        });
+        alone.await.unwrap();
+    }
+
     fn kill(&mut self) {
         self.agent().process().kill().unwrap();
         self.agent = None;
@@ -275,6 +288,8 @@ fn add(id: &str) -> Add {
         pod: None,
         pools: Vec::new(),
         addresses: Vec::new(),
+        decided: false,
+        bound: Vec::new(),
     }
 }
 

@@ -111,13 +111,7 @@ async fn without_the_api_server_it_gives_takes_and_restarts() {
     machine.del("c1").await;
     machine.stop().await;
     machine.start(&stage.cluster);
-    until("it serves without the API server", LIMIT, async || {
-        let word = machine.agent().ready().await?;
-        anyhow::ensure!(word.contains("API server does not answer"), word);
-        Ok(Some(()))
-    })
-    .await
-    .unwrap();
+    machine.serves_alone().await;
     let before = machine.held().await;
     assert_eq!(before.len(), 1);
     let mut given = Vec::new();

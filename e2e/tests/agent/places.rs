@@ -85,7 +85,7 @@ async fn occupied_places_keep_an_agent_from_being_ready_and_are_told_until_they_
         fs::write(place, "").unwrap();
     }
     machine.start(&stage.cluster);
-    is_unready_for(&mut machine, "node.redb cannot be opened").await;
+    is_unready_for(&mut machine, "lib: File exists").await;
     fs::remove_file(&lib).unwrap();
     is_unready_for(&mut machine, "net.d: File exists").await;
     // Pods that are here already go on: only the runtime does not know of the network yet.

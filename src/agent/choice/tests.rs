@@ -244,3 +244,35 @@ fn a_closed_pool_serves_as_long_as_a_block_of_it_gives() {
     let both = [("open".to_owned(), true), ("shut".to_owned(), true)];
     assert_eq!(of(&["shut"]), both);
 }
+
+#[test]
+fn annotations_that_mean_nothing_are_told() {
+    let annotated = pod("u", &[], &[("cadastre.dev/pool", "x"), (POOLS, "y")]);
+    let chosen = decide(&of(Some(&annotated), &[]), &[], &[]);
+    assert_eq!(chosen.pools, Pools::Named(names(&["y"])));
+    assert_eq!(chosen.complaints.len(), 1);
+    assert!(chosen.complaints[0].starts_with("annotation cadastre.dev/pool means nothing"));
+}
+
+#[test]
+fn a_pool_for_some_namespaces_is_for_pods_of_these_alone() {
+    let pools = [
+        serving("team", &[("team", "a")], &[]),
+        serving("any", &[], &[]),
+    ];
+    let of_team = Namespace {
+        labels: vec![("team".into(), "a".into())],
+        ..Namespace::default()
+    };
+    let plain = pod("u", &[], &[(POOLS, "team")]);
+    let bound = |namespace| {
+        let asked = Asked {
+            namespace,
+            ..of(Some(&plain), &[])
+        };
+        decide(&asked, &pools, &[]).bound
+    };
+    let other = Namespace::default();
+    assert_eq!(bound(Some(&of_team)), ["team"]);
+    assert!(bound(Some(&other)).is_empty() && bound(None).is_empty());
+}

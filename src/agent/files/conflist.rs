@@ -9,13 +9,13 @@
 //! | `{{POD_CIDRS}}` | a list of the ranges that the node holds |
 //! | `{{POOL_CIDRS}}` | a list of the ranges of its pools |
 //! | `{{POOLS}}` | a list of the names of its pools |
-//! | `{{ROUTES}}` | a list of default routes, `{"dst": "0.0.0.0/0"}`, of each family that it holds |
+//! | `{{ROUTES}}` | a list of default routes, `{"dst": "0.0.0.0/0"}`, of each family that it or one of its pools has |
 //!
 //! Lists come sorted, so that equal holdings give equal text.
 //!
 //! # Guarantees
-//! - Nothing is rendered before the node holds a range, and what is no conflist is not written: a
-//!   runtime never sees half of it.
+//! - Nothing is rendered before the node holds a range, or waits for a pod to ask for one, and what is no
+//!   conflist is not written: a runtime never sees half of it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -126,9 +126,9 @@ impl Template {
         Some(conf["name"].as_str()?.to_owned())
     }
 
-    /// The file; `None` while the node holds nothing.
-    pub fn render(&self, holding: &Holding, facts: &Facts) -> Option<String> {
-        if holding.blocks.iter().all(|it| it.draining) {
+    /// The file; `None` while the node holds nothing, unless it `waits_for_pods`.
+    pub fn render(&self, holding: &Holding, waits_for_pods: bool, facts: &Facts) -> Option<String> {
+        if holding.blocks.iter().all(|it| it.draining) && !waits_for_pods {
             return None;
         }
         self.fill(&words(holding, facts)).ok()
@@ -155,9 +155,13 @@ fn words(holding: &Holding, facts: &Facts) -> BTreeMap<&'static str, String> {
         json!(texts).to_string()
     };
     let held: BTreeSet<Cidr> = holding.blocks.iter().map(|it| it.cidr).collect();
-    let families: BTreeSet<Family> = held.iter().map(Cidr::family).collect();
-    let routes: Vec<Value> = families
+    let has = |family: &Family| {
+        let of_pools = holding.pools.iter().any(|it| it.family(*family).is_some());
+        of_pools || held.iter().any(|it| it.family() == *family)
+    };
+    let routes: Vec<Value> = Family::ALL
         .into_iter()
+        .filter(has)
         .map(|family| match family {
             Family::V4 => json!({"dst": "0.0.0.0/0"}),
             Family::V6 => json!({"dst": "::/0"}),
@@ -200,6 +204,7 @@ mod tests {
             pool: "p".to_owned(),
             draining: false,
             reserved: Vec::new(),
+            on_request: Vec::new(),
         };
         Holding {
             node_uid: "n".to_owned(),
@@ -220,18 +225,22 @@ mod tests {
             let template = Template::new(text).unwrap();
             assert_eq!(template.network().as_deref(), Some("cadastre"));
             let both = holding(&["10.0.0.0/26", "fd00::/122"]);
-            let text = template.render(&both, &facts()).unwrap();
+            let text = template.render(&both, false, &facts()).unwrap();
             let conf: Value = serde_json::from_str(&text).unwrap();
             assert_eq!(conf["plugins"][0]["mtu"], 1450);
             assert_eq!(conf["plugins"][0]["ipam"]["type"], "cadastre-ipam");
         }
         let text = Template::new(PTP)
             .unwrap()
-            .render(&holding(&["fd00::/122"]), &facts())
+            .render(&holding(&["fd00::/122"]), false, &facts())
             .unwrap();
         let conf: Value = serde_json::from_str(&text).unwrap();
         let routes = &conf["plugins"][0]["ipam"]["routes"];
-        assert_eq!(*routes, json!([{"dst": "::/0"}]));
+        assert_eq!(
+            *routes,
+            json!([{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]),
+            "its pool has IPv4"
+        );
     }
 
     #[test]
@@ -240,7 +249,7 @@ mod tests {
             "b": {{POOL_CIDRS}}, "c": {{POOLS}}, "d": {{ROUTES}}, "e": {{MTU}}}]}"#;
         let template = Template::new(text).unwrap();
         let mut it = holding(&["10.0.0.64/26", "10.0.0.0/26"]);
-        let text = template.render(&it, &facts()).unwrap();
+        let text = template.render(&it, false, &facts()).unwrap();
         let conf: Value = serde_json::from_str(&text).unwrap();
         assert_eq!(
             conf["plugins"][0],
@@ -251,16 +260,22 @@ mod tests {
         );
         assert_eq!(conf["name"], "n1-net");
         it.blocks.reverse();
-        assert_eq!(template.render(&it, &facts()).unwrap(), text);
+        assert_eq!(template.render(&it, false, &facts()).unwrap(), text);
     }
 
     #[test]
-    fn nothing_is_rendered_before_the_node_holds_something() {
-        let template = Template::new(BRIDGE).unwrap();
-        assert!(template.render(&Holding::default(), &facts()).is_none());
+    fn nothing_is_rendered_before_the_node_holds_something_or_waits_for_pods() {
+        let template = Template::new(PTP).unwrap();
+        let render = |it: &Holding, waits| template.render(it, waits, &facts());
+        assert!(render(&Holding::default(), false).is_none());
         let mut leaving = holding(&["10.0.0.0/26"]);
         leaving.blocks[0].draining = true;
-        assert!(template.render(&leaving, &facts()).is_none());
+        assert!(render(&leaving, false).is_none());
+        let text = render(&holding(&[]), true).unwrap();
+        assert!(
+            text.contains("0.0.0.0/0") && !text.contains("::/0"),
+            "{text}"
+        );
     }
 
     #[test]

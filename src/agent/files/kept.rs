@@ -66,8 +66,8 @@ impl Kept {
     }
 
     /// Writes what is otherwise than it should be. What cannot be written is logged once a change, and
-    /// tried again with the next call.
-    pub fn refresh(&mut self, holding: &Holding, now: Duration) {
+    /// tried again with the next call. `waits_for_pods`: the node holds nothing as long as no pod comes.
+    pub fn refresh(&mut self, holding: &Holding, waits_for_pods: bool, now: Duration) {
         let overdue = now.saturating_sub(self.checked_at) > CHECK_PAUSE;
         if overdue {
             self.checked_at = now;
@@ -81,7 +81,7 @@ impl Kept {
             keep(path, text, &mut self.subnet_env, overdue, &mut unwritten);
         }
         if let Some((path, template, facts)) = &self.wanted.cni_conf {
-            let text = template.render(holding, facts);
+            let text = template.render(holding, waits_for_pods, facts);
             keep(path, text, &mut self.cni_conf, overdue, &mut unwritten);
         }
         self.unwritten = (!unwritten.is_empty()).then(|| unwritten.join("; "));
@@ -152,6 +152,7 @@ mod tests {
                 pool: "p".to_owned(),
                 draining: false,
                 reserved: Vec::new(),
+                on_request: Vec::new(),
             }],
             ..Holding::default()
         };
@@ -159,22 +160,22 @@ mod tests {
         let blocker = folder.join("net.d");
         fs::write(&blocker, "").unwrap();
         let at = Duration::from_secs;
-        kept.refresh(&holding, at(1));
+        kept.refresh(&holding, false, at(1));
         let told = kept.unwritten().unwrap().to_owned();
         assert!(
             told.contains("net.d") && told.contains("choose another path"),
             "{told}"
         );
         fs::remove_file(&blocker).unwrap();
-        kept.refresh(&holding, at(2));
+        kept.refresh(&holding, false, at(2));
         assert_eq!(kept.unwritten(), None);
         assert!(conf.exists());
         // Somebody takes it away, and it cannot be put back: the looks in between do not forget that.
         fs::remove_dir_all(&blocker).unwrap();
         fs::write(&blocker, "").unwrap();
-        kept.refresh(&holding, at(90));
+        kept.refresh(&holding, false, at(90));
         assert!(kept.unwritten().is_some());
-        kept.refresh(&holding, at(91));
+        kept.refresh(&holding, false, at(91));
         assert!(kept.unwritten().is_some(), "as long as it is not there");
         fs::remove_dir_all(folder).unwrap_or_default();
     }

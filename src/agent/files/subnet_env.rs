@@ -95,6 +95,7 @@ mod tests {
             pool: pool.to_owned(),
             draining: false,
             reserved: Vec::new(),
+            on_request: Vec::new(),
         }
     }
 

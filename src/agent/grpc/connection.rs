@@ -1,4 +1,4 @@
-//! A peer's connection: it keeps its place while the peer shows that it lives.
+//! A peer's connection: it keeps its place while the peer shows that it lives, and may call the agent what it likes.
 
 use std::io;
 use std::pin::Pin;
@@ -10,7 +10,11 @@ use tokio::net::UnixStream;
 use tokio::time::{Instant, Sleep, sleep};
 use tonic::transport::server::Connected;
 
+use super::authority::Frames;
 use crate::agent::unix::{Peer, Slot};
+
+/// What is read at once.
+const CHUNK: usize = 8192;
 
 /// A connection with its place. Reading fails when nothing has come for a while: pings, which the
 /// server sends, are answered by whoever lives.
@@ -19,6 +23,7 @@ pub(super) struct Connection {
     _slot: Slot,
     silence: Duration,
     silent: Pin<Box<Sleep>>,
+    frames: Frames,
 }
 
 impl Connection {
@@ -29,7 +34,19 @@ impl Connection {
             _slot: peer.slot,
             silence,
             silent: Box::pin(sleep(silence)),
+            frames: Frames::new(),
         }
+    }
+
+    /// What the peer has sent, as it came.
+    fn poll_raw(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if let Poll::Ready(read) = Pin::new(&mut self.stream).poll_read(cx, buf) {
+            self.silent.as_mut().reset(Instant::now() + self.silence);
+            return Poll::Ready(read);
+        }
+        ready!(self.silent.as_mut().poll(cx));
+        let text = format!("the peer has said nothing for {:?}", self.silence);
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, text)))
     }
 }
 
@@ -46,13 +63,19 @@ impl AsyncRead for Connection {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        if let Poll::Ready(read) = Pin::new(&mut this.stream).poll_read(cx, buf) {
-            this.silent.as_mut().reset(Instant::now() + this.silence);
-            return Poll::Ready(read);
+        while this.frames.is_empty() {
+            let mut bytes = [0; CHUNK];
+            let mut chunk = ReadBuf::new(&mut bytes);
+            ready!(this.poll_raw(cx, &mut chunk))?;
+            if chunk.filled().is_empty() {
+                this.frames.end();
+                break;
+            }
+            this.frames.put(chunk.filled());
         }
-        ready!(this.silent.as_mut().poll(cx));
-        let text = format!("the peer has said nothing for {:?}", this.silence);
-        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, text)))
+        this.frames
+            .give(buf.remaining(), |bytes| buf.put_slice(bytes));
+        Poll::Ready(Ok(()))
     }
 }
 

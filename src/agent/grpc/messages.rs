@@ -20,7 +20,7 @@ pub(super) fn refused(refusal: Refusal) -> Status {
         Why::NotHeld => Code::OutOfRange,
         Why::Taken => Code::AlreadyExists,
         Why::NotUsable => Code::InvalidArgument,
-        Why::Busy => Code::Unavailable,
+        Why::Busy | Why::PodUnknown => Code::Unavailable,
         Why::Store => Code::Internal,
     };
     let mut status = Status::new(code, refusal.text);

@@ -4,12 +4,15 @@
 //! - Messages, streams, calls at a time and connections are bounded.
 //! - Every call ends, also one whose message does not come; a `Watch` ends with its peer or the agent.
 //! - A peer that says nothing, and answers no ping, loses its place to those who wait.
+//! - Whatever a peer calls the agent in `:authority`, it is served.
 //!
 //! | file | subject |
 //! |---|---|
+//! | `authority` | names that are none, before the server reads them |
 //! | `connection` | a peer's connection, and when it is cut |
 //! | `messages` | what the messages mean |
 
+mod authority;
 mod connection;
 mod messages;
 
@@ -141,6 +144,8 @@ impl Agent for Api {
             pod,
             pools: request.pools,
             addresses: read_addresses(&request.addresses)?,
+            decided: false,
+            bound: Vec::new(),
         });
         match self.serve(op, patience).await? {
             Answer::Given(given) => Ok(Response::new(write_given(given))),

@@ -85,6 +85,7 @@ fn describe(kv: &mut dyn KvMut, addr: Addr) -> Result<GivenAddress, Fault> {
             pool: String::new(),
             state: BlockState::Withdrawn,
             reserved: Vec::new(),
+            on_request: Vec::new(),
         };
         let cidr = Cidr::host(addr);
         kv.put_block(cidr, &block)?;

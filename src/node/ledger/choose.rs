@@ -2,9 +2,10 @@
 
 use super::super::fault::Fault;
 use super::super::holding::PoolTerms;
-use super::super::ops::{Add, GivenAddress, PodRef, Refusal, Why};
+use super::super::ops::{Add, GivenAddress, Refusal, Why};
 use super::super::usable::{Usable, above, covering, union, usable};
 use super::Stop;
+use super::decide::{is_barred, unknown};
 use super::kv::Table;
 use super::record::{Address, BlockRecord, BlockState, Cursor, Stamp};
 use super::tables::Read;
@@ -64,8 +65,7 @@ pub(in crate::node) fn next<R: Read + ?Sized>(
             continue;
         };
         let usable = usable(cidr, Some(pool));
-        let out = [usable.never.as_slice(), &block.reserved].concat();
-        let out = union(cidr, &out);
+        let out = block.left_out(cidr, &usable.never);
         if let Some((addr, cursor)) = unused(kv, cidr, &out)? {
             let given = describe(cidr, &pool.name, &usable, addr);
             let source = Source::New(cursor);
@@ -163,6 +163,7 @@ fn rested<R: Read + ?Sized>(
 pub(in crate::node) fn asked<R: Read + ?Sized>(
     kv: &R,
     add: &Add,
+    is_known: bool,
     now: Stamp,
 ) -> Result<Vec<Choice>, Stop> {
     let mut addresses = add.addresses.clone();
@@ -181,18 +182,32 @@ pub(in crate::node) fn asked<R: Read + ?Sized>(
             ));
         }
     }
-    let choose = |addr: &Addr| this_one(kv, *addr, add.pod.as_ref(), now);
+    let choose = |addr: &Addr| this_one(kv, *addr, add, is_known, now);
     addresses.iter().map(choose).collect()
 }
 
 fn this_one<R: Read + ?Sized>(
     kv: &R,
     addr: Addr,
-    pod: Option<&PodRef>,
+    add: &Add,
+    is_known: bool,
     now: Stamp,
 ) -> Result<Choice, Stop> {
     let (cidr, block) = held(kv, addr)?;
     let pool = terms(kv, &block.pool)?;
+    let pod = add.pod.as_ref();
+    if pool.bound && !is_known {
+        return Err(unknown(pod));
+    }
+    if is_barred(&pool, add) {
+        return Err(refuse(
+            Why::UnknownPool,
+            format!(
+                "{addr} was asked for, and its pool `{}` is not for pods of this namespace, by its namespaceSelector: ask for an address of another pool, or for none.",
+                pool.name
+            ),
+        ));
+    }
     let usable = usable(cidr, Some(&pool));
     if covering(&usable.never, addr).is_some() {
         let what = if usable.gateway == Some(addr) {
@@ -203,6 +218,15 @@ fn this_one<R: Read + ?Sized>(
         return Err(refuse(
             Why::NotUsable,
             format!("{addr} is {what} of {cidr}, which nobody can have: ask for another address."),
+        ));
+    }
+    if covering(&union(cidr, &block.reserved), addr).is_some() {
+        return Err(refuse(
+            Why::NotUsable,
+            format!(
+                "{addr} is reserved in pool `{}`, or an address of a node, or lies in a service range: ask for another address. What a pool reserves is given to who asks where it says reservedOnRequest.",
+                block.pool
+            ),
         ));
     }
     let source = match kv.address(addr)? {
@@ -246,7 +270,7 @@ fn held<R: Read + ?Sized>(kv: &R, addr: Addr) -> Result<(Cidr, BlockRecord), Sto
     let not_held = |text| Err(refuse(Why::NotHeld, text));
     let Some((cidr, block)) = kv.block_around(addr)? else {
         return not_held(format!(
-            "{addr} was asked for, and this node holds no block that has it: ask for an address of the node's blocks (kubectl get nodesubnet), or for none."
+            "{addr} was asked for, and this node holds no block that has it: ask for an address of the node's blocks (kubectl get nodesubnets.cadastre.dev), or for none."
         ));
     };
     let why = match block.state {

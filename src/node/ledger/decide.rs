@@ -1,10 +1,11 @@
 //! What an operation comes to: reads only.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 
 use super::super::fault::Fault;
 use super::super::holding::{Dns, PoolTerms, Route};
-use super::super::ops::{Add, Attachment, Check, Gc, Given, Now, Why};
+use super::super::ops::{Add, Attachment, Check, Gc, Given, Now, PodRef, Why};
 use super::Stop;
 use super::choose::{self, Choice, Found, refuse, seconds};
 use super::kv::Table;
@@ -36,10 +37,11 @@ pub(in crate::node) fn add<R: Read + ?Sized>(
         return again(record, add, now);
     }
     let mut spent = Vec::new();
+    let (add, is_known) = &known(kv, add)?;
     let choices = if add.addresses.is_empty() {
-        from_pools(kv, &add.pools, stamp, &mut spent)?
+        from_pools(kv, add, *is_known, stamp, &mut spent)?
     } else {
-        choose::asked(kv, add, stamp)?
+        choose::asked(kv, add, *is_known, stamp)?
     };
     let record = Record {
         given: given(kv, &choices)?,
@@ -55,6 +57,39 @@ pub(in crate::node) fn add<R: Read + ?Sized>(
         choices,
         spent,
     })
+}
+
+/// What the pod may have, and whether that is known: by who asks, or by the store's note of it.
+fn known<'a, R: Read + ?Sized>(kv: &R, add: &'a Add) -> Result<(Cow<'a, Add>, bool), Stop> {
+    // What the agent decided reads no pools: most ADDs come here so.
+    if add.decided || add.pod.is_none() {
+        return Ok((Cow::Borrowed(add), true));
+    }
+    let (selects, binds) = selective(kv)?;
+    if !add.depends_on_pod(selects, binds) {
+        return Ok((Cow::Borrowed(add), true));
+    }
+    let note = add.pod.as_ref().map(|pod| kv.pod_note(pod)).transpose()?;
+    let Some(note) = note.flatten() else {
+        return Ok((Cow::Borrowed(add), false));
+    };
+    let mut decided = add.clone();
+    let choice = note.choice(&add.attachment.ifname);
+    let why = decided.decide(choice);
+    why.map_err(|text| refuse(Why::NothingHeld, text))?;
+    Ok((Cow::Owned(decided), true))
+}
+
+/// Whether a pool serves some pods only, and whether one is for some namespaces only.
+fn selective<R: Read + ?Sized>(kv: &R) -> Result<(bool, bool), Fault> {
+    let (mut selects, mut binds) = (false, false);
+    let mut rank = 0;
+    while let Some(pool) = kv.pool_at(rank)? {
+        selects |= !pool.automatic;
+        binds |= pool.bound;
+        rank += 1;
+    }
+    Ok((selects, binds))
 }
 
 /// A repeated ADD gets what the first one got. A container may be started again under its id after a
@@ -89,13 +124,18 @@ fn again(mut record: Record, add: &Add, now: &Now) -> Result<Adding, Stop> {
     Ok(Adding::Again(given, Some(record)))
 }
 
-/// One address of each family of the first pool that has them all.
+/// One address of each family of the first pool that has them all. A pod of which nothing is known is served by
+/// pools alone that say so.
 fn from_pools<R: Read + ?Sized>(
     kv: &R,
-    pools: &[String],
+    add: &Add,
+    is_known: bool,
     stamp: Stamp,
     spent: &mut Vec<(String, Cidr)>,
 ) -> Result<Vec<Choice>, Stop> {
+    let pools = &add.pools;
+    let may = |pool: &PoolTerms| is_known || pool.serves_unknown;
+    let mut is_withheld = false;
     let mut search = Search {
         kv,
         stamp,
@@ -111,7 +151,13 @@ fn from_pools<R: Read + ?Sized>(
                 continue;
             }
         };
-        if let Some(choices) = search.attempt(&pool)? {
+        is_withheld |= !may(&pool);
+        if !may(&pool) {
+            continue;
+        }
+        if is_barred(&pool, add) {
+            search.lacks.push((name.clone(), Lack::Barred));
+        } else if let Some(choices) = search.attempt(&pool)? {
             return Ok(choices);
         }
     }
@@ -119,24 +165,53 @@ fn from_pools<R: Read + ?Sized>(
         let mut rank = 0;
         while let Some(pool) = kv.pool_at(rank)? {
             rank += 1;
+            is_withheld |= !may(&pool);
             if pool.automatic
+                && may(&pool)
                 && let Some(choices) = search.attempt(&pool)?
             {
                 return Ok(choices);
             }
         }
         for name in kv.pools_without_terms()? {
-            if let Some(choices) = search.attempt(&PoolTerms::named(&name))? {
+            let pool = PoolTerms::named(&name);
+            is_withheld |= !may(&pool);
+            if may(&pool)
+                && let Some(choices) = search.attempt(&pool)?
+            {
                 return Ok(choices);
             }
         }
     }
+    if is_withheld {
+        return Err(unknown(add.pod.as_ref()));
+    }
     Err(refusal(&search.lacks, !pools.is_empty()))
+}
+
+/// Whether the pool is for other namespaces than that of the pod.
+pub(in crate::node) fn is_barred(pool: &PoolTerms, add: &Add) -> bool {
+    pool.bound && !add.bound.contains(&pool.name)
+}
+
+/// Nothing is known of the pod.
+pub(in crate::node) fn unknown(pod: Option<&PodRef>) -> Stop {
+    let name = pod.map_or(String::new(), |pod| {
+        format!(" {}/{}", pod.namespace, pod.name)
+    });
+    refuse(
+        Why::PodUnknown,
+        format!(
+            "nothing is known of pod{name} yet: an annotation or a label might give it another pool or address. It is tried again; see that this node's agent runs and reaches the API server. Pools with unknownPods: Serve give to such pods at once."
+        ),
+    )
 }
 
 /// Why a pool does not serve.
 enum Lack {
     Unknown,
+    /// It is for other namespaces
+    Barred,
     /// Of that family, if its terms name any
     NoBlock(Option<Family>),
     /// How long the next address still rests, in milliseconds
@@ -217,6 +292,10 @@ fn refusal(lacks: &[(String, Lack)], by_name: bool) -> Stop {
     };
     let other = |(pool, lack): &(String, Lack)| match lack {
         Lack::Unknown => Some(format!("{} is not one of this node's", told(pool))),
+        Lack::Barred => Some(format!(
+            "{} is not for pods of this namespace, by its namespaceSelector",
+            told(pool)
+        )),
         Lack::NoBlock(family) => Some(no_block(*family, pool)),
         Lack::Nothing(..) => None,
     };
@@ -231,7 +310,7 @@ fn refusal(lacks: &[(String, Lack)], by_name: bool) -> Stop {
         return refuse(
             Why::Exhausted,
             format!(
-                "{}. More comes by itself where the pool has room: see kubectl get ippools; else add ranges to it, or delete pods.",
+                "{}. More comes by itself where the pool has room: see kubectl get ippools.cadastre.dev; else add ranges to it, or delete pods.",
                 all.join("; ")
             ),
         );
@@ -239,16 +318,17 @@ fn refusal(lacks: &[(String, Lack)], by_name: bool) -> Stop {
     if !by_name {
         return refuse(Why::NothingHeld, nothing_held(&absent));
     }
-    let unknown = lacks.iter().all(|(_, lack)| matches!(lack, Lack::Unknown));
+    let is_none = |lack: &Lack| matches!(lack, Lack::Unknown | Lack::Barred);
+    let unknown = lacks.iter().all(|(_, lack)| is_none(lack));
     let (why, advice) = if unknown {
         (
             Why::UnknownPool,
-            "Name a pool that exists and whose nodeSelector takes this node in: see kubectl get ippools.",
+            "Name a pool that exists, and that takes in this node and the pod's namespace: see kubectl get ippools.cadastre.dev.",
         )
     } else {
         (
             Why::NothingHeld,
-            "The node's agent asks for blocks: see that it runs, and that the pool has room (kubectl get ippools).",
+            "The node's agent asks for blocks: see that it runs, and that the pool has room (kubectl get ippools.cadastre.dev).",
         )
     };
     refuse(why, format!("{}. {advice}", absent.join("; ")))
@@ -274,7 +354,7 @@ fn nothing_held(absent: &[String]) -> String {
         absent.join("; ")
     };
     format!(
-        "{what}. See that the controller and this node's agent run, and that a pool with room takes this node in (kubectl get nodesubnets,ippools)."
+        "{what}. See that the controller and this node's agent run, and that a pool with room takes this node in (kubectl get nodesubnets.cadastre.dev,ippools.cadastre.dev)."
     )
 }
 
@@ -296,7 +376,7 @@ fn given<R: Read + ?Sized>(kv: &R, choices: &[Choice]) -> Result<Given, Fault> {
     Ok(given)
 }
 
-/// Could an ADD without wishes find a block at all?
+/// Could an ADD find a block at all?
 pub(in crate::node) fn status<R: Read + ?Sized>(kv: &R) -> Result<(), Stop> {
     let mut absent = Vec::new();
     let mut serves = |pool: &PoolTerms| -> Result<bool, Fault> {
@@ -315,7 +395,7 @@ pub(in crate::node) fn status<R: Read + ?Sized>(kv: &R) -> Result<(), Stop> {
     let mut rank = 0;
     while let Some(pool) = kv.pool_at(rank)? {
         rank += 1;
-        if pool.automatic && serves(&pool)? {
+        if serves(&pool)? {
             return Ok(());
         }
     }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::super::fault::Fault;
 use super::super::holding::{Block, Holding, PoolTerms};
 use super::super::ops::Now;
-use super::super::usable::{union, usable};
+use super::super::usable::usable;
 use super::apply::forget;
 use super::choose::{cooldown_ms, terms};
 use super::kv::Table;
@@ -36,6 +36,7 @@ pub(in crate::node) fn hold<W: Write + ?Sized>(
             pool: block.pool.clone(),
             state: state(kv, block, old, stamp)?,
             reserved: block.reserved.clone(),
+            on_request: block.on_request.clone(),
         };
         let is_over = |it: &mut &BlockRecord| it.state != new.state;
         if new.state == BlockState::Released
@@ -149,7 +150,7 @@ fn left_out<W: Write + ?Sized>(
     block: &BlockRecord,
 ) -> Result<Vec<Span>, Fault> {
     let never = usable(cidr, kv.pool(&block.pool)?.as_ref()).never;
-    Ok(union(cidr, &[never.as_slice(), &block.reserved].concat()))
+    Ok(block.left_out(cidr, &never))
 }
 
 fn put_pools<W: Write + ?Sized>(kv: &mut W, pools: &[PoolTerms]) -> Result<(), Fault> {

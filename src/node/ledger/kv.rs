@@ -31,11 +31,13 @@ pub(in crate::node) enum Table {
     Deletions,
     /// CIDR, UID -> sequence: the blocks that were given back last
     GivenBack,
+    /// Namespace/name -> what a pod may have
+    Pods,
 }
 
 impl Table {
     /// All of them.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Meta,
         Self::Pools,
         Self::Ranks,
@@ -48,6 +50,7 @@ impl Table {
         Self::Attachments,
         Self::Deletions,
         Self::GivenBack,
+        Self::Pods,
     ];
 }
 

@@ -38,9 +38,11 @@ use std::time::Duration;
 
 use super::fault::Fault;
 use super::holding::Holding;
-use super::ops::{Answer, Now, Op, Refusal};
+use super::ops::{Answer, Now, Op, PodRef, Refusal};
+use super::pods::PodNote;
 use crate::ipam::Cidr;
-use kv::KvMut;
+use kv::{KvMut, Table};
+use record::full_name;
 use tables::{Read, Write};
 
 pub use adopt::Known;
@@ -117,6 +119,29 @@ impl<'a> Ledger<'a> {
     /// attachments, with addresses, that lost one of them to an earlier one.
     pub fn adopt(&mut self, known: &[Known]) -> Result<Vec<Known>, Fault> {
         adopt::adopt(self.kv, known, self.now)
+    }
+
+    /// What the pods may have, as far as it is known.
+    pub fn pod_notes(&self) -> Result<Vec<PodNote>, Fault> {
+        self.kv.pod_notes()
+    }
+
+    /// Takes note of what pods may have, and forgets others.
+    pub fn note_pods(&mut self, news: &[PodNote], gone: &[PodRef]) -> Result<(), Fault> {
+        for pod in gone {
+            self.kv.drop_key(Table::Pods, full_name(pod).as_bytes())?;
+        }
+        for note in news {
+            let key = full_name(&note.pod);
+            self.kv.put_json(Table::Pods, key.as_bytes(), note)?;
+        }
+        Ok(())
+    }
+
+    /// Writes something that means nothing, to see whether that can be.
+    pub fn try_to_write(&mut self) -> Result<(), Fault> {
+        self.kv.take_sequence()?;
+        Ok(())
     }
 
     /// All there is.

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::super::ops::{Attachment, Given, PodRef};
+use super::super::usable::union;
 use crate::ipam::{Addr, Cidr, Family, Span};
 
 /// What an attachment has.
@@ -106,8 +107,19 @@ pub(in crate::node) struct BlockRecord {
     pub uid: String,
     pub pool: String,
     pub state: BlockState,
+    /// Never given
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reserved: Vec<Span>,
+    /// Given only to who asks for that address
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub on_request: Vec<Span>,
+}
+
+impl BlockRecord {
+    /// What of the block is not given automatically, in order, disjoint; `never`: what its pool's terms leave out.
+    pub fn left_out(&self, block: Cidr, never: &[Span]) -> Vec<Span> {
+        union(block, &[never, &self.reserved, &self.on_request].concat())
+    }
 }
 
 /// Whether a block is given from.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::super::fault::Fault;
 use super::super::holding::{Block, PoolTerms};
 use super::super::ops::{Attachment, Given, Now, PodRef};
-use super::super::usable::{covering, room, union, usable};
+use super::super::usable::{covering, room, usable};
 use super::choose::{cooldown_ms, terms};
 use super::kv::Kv;
 use super::record::{BlockRecord, BlockState};
@@ -141,14 +141,15 @@ fn count(
 ) -> Result<BlockCount, Fault> {
     let pool = kv.pool(&record.pool)?;
     let never = usable(cidr, pool.as_ref()).never;
+    let out = record.left_out(cidr, &never);
     let block = Block {
         cidr,
         uid: record.uid,
         pool: record.pool,
         draining: false,
         reserved: record.reserved,
+        on_request: record.on_request,
     };
-    let out = union(cidr, &[never.as_slice(), &block.reserved].concat());
     let room = room(&block, pool.as_ref());
     let mut counts = Counts::default();
     let mut less = 0;

@@ -9,12 +9,13 @@ use serde::de::DeserializeOwned;
 
 use super::super::fault::Fault;
 use super::super::holding::PoolTerms;
-use super::super::ops::{Attachment, Now};
+use super::super::ops::{Attachment, Now, PodRef};
+use super::super::pods::PodNote;
 use super::kv::{Entry, Kv, KvMut, Table};
 use super::record::{
     ADOPTED, Address, BlockRecord, BlockState, Cursor, Deletion, Freed, Record, Stamp, address_key,
-    address_of, attachment_key, attachment_of, cidr_key, cidr_of, freed_key, given_back_key,
-    network_prefix, pool_key, pool_prefix,
+    address_of, attachment_key, attachment_of, cidr_key, cidr_of, freed_key, full_name,
+    given_back_key, network_prefix, pool_key, pool_prefix,
 };
 use crate::ipam::{Addr, Cidr, Family};
 
@@ -114,6 +115,22 @@ pub(in crate::node) trait Read: Kv {
         let mut all = Vec::new();
         self.scan(Table::GivenBack, &[], &mut |key, value| {
             all.push((decode(Table::GivenBack, value)?, key.to_vec()));
+            Ok(())
+        })?;
+        Ok(all)
+    }
+
+    /// What a pod may have, if that is known.
+    fn pod_note(&self, pod: &PodRef) -> Result<Option<PodNote>, Fault> {
+        let note: Option<PodNote> = self.json(Table::Pods, full_name(pod).as_bytes())?;
+        Ok(note.filter(|note| note.is_of(pod)))
+    }
+
+    /// What all pods may have, as far as it is known.
+    fn pod_notes(&self) -> Result<Vec<PodNote>, Fault> {
+        let mut all = Vec::new();
+        self.scan(Table::Pods, &[], &mut |_, value| {
+            all.push(decode(Table::Pods, value)?);
             Ok(())
         })?;
         Ok(all)

@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::super::fault::Fault;
 use super::super::holding::{Block, Dns, FamilyTerms, Gateway, Holding, PoolTerms, Route};
 use super::super::ops::{Add, Answer, Attachment, Check, Gc, Given, Now, Op, PodRef, Refusal, Why};
+use super::super::pods::{PodChoice, PodNote, Pools};
 use super::kv::{Entry, Kv, KvMut, Show, Table};
 use super::{BlockState, Known, Ledger};
 use crate::ipam::{Addr, Cidr, Span};
@@ -141,6 +142,7 @@ fn block(it: &str, pool: &str) -> Block {
         pool: pool.to_owned(),
         draining: false,
         reserved: Vec::new(),
+        on_request: Vec::new(),
     }
 }
 
@@ -175,6 +177,8 @@ fn ask(n: u32) -> Add {
         }),
         pools: Vec::new(),
         addresses: Vec::new(),
+        decided: true,
+        bound: Vec::new(),
     }
 }
 
@@ -310,7 +314,11 @@ fn a_pool_for_those_who_name_it_serves_nobody_else() {
     }];
     node.hold();
     assert_eq!(node.add(&ask(1)), Err(Why::NothingHeld));
-    assert_eq!(node.run(&Op::Status).unwrap_err().why, Why::NothingHeld);
+    assert_eq!(
+        node.run(&Op::Status),
+        Ok(Answer::Done),
+        "it serves who asks"
+    );
     assert_eq!(node.add(&ask_from(1, &["m"])), Ok("10.0.0.0".to_owned()));
 }
 
@@ -333,9 +341,10 @@ fn exhaustion_is_no_error_of_status() {
 }
 
 #[test]
-fn an_address_that_is_asked_for_may_be_reserved_and_nothing_else() {
+fn an_address_that_is_asked_for_may_be_one_for_those_who_ask_and_nothing_else() {
     let mut node = Node::new(&[("10.0.0.0/29", ""), ("fd00::/125", "")]);
-    node.holding.blocks[0].reserved = vec![Span::parse("10.0.0.2-10.0.0.3").unwrap()];
+    node.holding.blocks[0].on_request = vec![Span::parse("10.0.0.2-10.0.0.3").unwrap()];
+    node.holding.blocks[0].reserved = vec![Span::parse("10.0.0.2").unwrap()];
     node.hold();
     assert_eq!(node.add_one(1), "10.0.0.4 fd00::2");
     assert_eq!(
@@ -355,6 +364,7 @@ fn an_address_that_is_asked_for_may_be_reserved_and_nothing_else() {
             .contains("10.0.0.1 is the gateway of 10.0.0.0/29")
     );
     assert!(why(&["10.0.0.7"]).text.contains("network or broadcast"));
+    assert!(why(&["10.0.0.2"]).text.contains("10.0.0.2 is reserved"));
     assert_eq!(why(&["10.0.0.0"]).why, Why::NotUsable);
     assert_eq!(
         why(&["10.0.0.5", "10.0.0.6"]).why,
@@ -759,4 +769,109 @@ fn no_attachment_is_taken_for_another() {
     let tenants = node.ledger().snapshot().unwrap().tenants;
     let of_a = tenants.iter().filter(|it| it.attachment.network == "a");
     assert_eq!((of_a.count(), tenants.len()), (1, 57));
+}
+
+/// A note that the pod of `ask(n)` may have that on its own interface.
+fn note(n: u32, pools: Pools, addresses: &[&str]) -> PodNote {
+    let asked = ask_for(n, addresses);
+    PodNote {
+        pod: asked.pod.unwrap(),
+        own: PodChoice {
+            pools,
+            addresses: asked.addresses,
+            ..PodChoice::default()
+        },
+        ..PodNote::default()
+    }
+}
+
+fn undecided(add: Add) -> Add {
+    Add {
+        decided: false,
+        ..add
+    }
+}
+
+#[test]
+fn a_pod_of_which_nothing_is_known_waits_unless_its_pool_serves_such() {
+    let mut node = Node::new(&[
+        ("10.0.0.0/29", "a"),
+        ("10.0.1.0/29", "b"),
+        ("10.0.2.0/29", "c"),
+    ]);
+    let terms = |name: &str, range, automatic, serves_unknown| PoolTerms {
+        automatic,
+        serves_unknown,
+        ..pool(name, &[range], &[])
+    };
+    node.holding.pools = vec![
+        terms("a", "10.0.0.0/29", true, false),
+        terms("b", "10.0.1.0/29", false, false),
+    ];
+    node.holding.blocks.retain(|it| it.pool != "c");
+    node.hold();
+    let refused = node.given(&undecided(ask(1))).unwrap_err();
+    assert_eq!(refused.why, Why::PodUnknown);
+    assert!(refused.text.contains("pod default/pod-1"), "{refused}");
+    // What it is asked for by address depends on no pod, nor does what no pod is named for.
+    let asked = undecided(ask_for(2, &["10.0.0.5"]));
+    assert_eq!(node.add(&asked), Ok("10.0.0.5".to_owned()));
+    let nobody = Add {
+        pod: None,
+        ..undecided(ask(3))
+    };
+    assert_eq!(node.add(&nobody), Ok("10.0.0.0".to_owned()));
+    let notes = [
+        note(1, Pools::Selected(vec!["b".to_owned()]), &[]),
+        note(4, Pools::All, &["10.0.0.6"]),
+        note(5, Pools::None("its labels".to_owned()), &[]),
+    ];
+    node.ledger().note_pods(&notes, &[]).unwrap();
+    assert_eq!(node.add(&undecided(ask(1))), Ok("10.0.1.0".to_owned()));
+    assert_eq!(node.add(&undecided(ask(4))), Ok("10.0.0.6".to_owned()));
+    let refused = node.given(&undecided(ask(5))).unwrap_err();
+    assert!(refused.text.contains("its labels"), "{refused}");
+    // Another pod of that name is not known by the note.
+    let mut anew = undecided(ask(6));
+    anew.pod.as_mut().unwrap().name = "pod-4".to_owned();
+    assert_eq!(node.given(&anew).unwrap_err().why, Why::PodUnknown);
+    let gone = [notes[1].pod.clone()];
+    node.ledger().note_pods(&[], &gone).unwrap();
+    assert_eq!(node.ledger().pod_notes().unwrap().len(), 2);
+    // On other interfaces labels alone could matter, and only where no pools are named.
+    let mut second = undecided(ask_from(7, &["a"]));
+    second.attachment.ifname = "net1".to_owned();
+    assert_eq!(node.add(&second), Ok("10.0.0.1".to_owned()));
+    node.holding.pools[0].serves_unknown = true;
+    node.hold();
+    assert_eq!(node.add(&undecided(ask(8))), Ok("10.0.0.2".to_owned()));
+}
+
+#[test]
+fn a_pool_for_some_namespaces_gives_nothing_to_others_by_name_or_by_address() {
+    let mut node = Node::new(&[("10.0.0.0/29", "team")]);
+    node.holding.pools = vec![PoolTerms {
+        automatic: false,
+        bound: true,
+        ..pool("team", &["10.0.0.0/29"], &[])
+    }];
+    node.hold();
+    for add in [ask_from(1, &["team"]), ask_for(1, &["10.0.0.5"])] {
+        let refused = node.given(&add).unwrap_err();
+        assert_eq!(refused.why, Why::UnknownPool);
+        assert!(refused.text.contains("namespaceSelector"), "{refused}");
+        let refused = node.given(&undecided(add.clone())).unwrap_err();
+        assert_eq!(refused.why, Why::PodUnknown);
+        let nobody = Add { pod: None, ..add };
+        assert_eq!(
+            node.given(&undecided(nobody)).unwrap_err().why,
+            Why::UnknownPool
+        );
+    }
+    let of_team = |add| Add {
+        bound: vec!["team".to_owned()],
+        ..add
+    };
+    assert!(node.add(&of_team(ask_from(1, &["team"]))).is_ok());
+    assert!(node.add(&of_team(ask_for(2, &["10.0.0.5"]))).is_ok());
 }

@@ -99,6 +99,12 @@ impl Disk for LockedFile {
     }
 }
 
+/// Which file has that name.
+pub(super) fn id(path: &Path) -> Option<(u64, u64)> {
+    let there = fs::metadata(path).ok()?;
+    Some((there.dev(), there.ino()))
+}
+
 /// Makes the directory of a file for its owner alone, if it is not there.
 pub(super) fn make_parent(path: &Path) -> io::Result<()> {
     match path.parent() {

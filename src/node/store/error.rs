@@ -103,8 +103,7 @@ impl StoreError {
     /// The same, as the answer to an operation.
     pub fn refusal(&self) -> Refusal {
         let why = match self {
-            Self::Missing { .. } => Why::NothingHeld,
-            Self::Locked { .. } | Self::Busy { .. } => Why::Busy,
+            Self::Missing { .. } | Self::Locked { .. } | Self::Busy { .. } => Why::Busy,
             Self::Exists { .. } | Self::Format { .. } | Self::Damaged { .. } | Self::Io { .. } => {
                 Why::Store
             }
@@ -139,6 +138,6 @@ mod tests {
         assert!(text(20).contains("is a file"), "not a directory");
         assert!(text(5).contains("the kernel's log"), "I/O");
         let missing = StoreError::io(Path::new("x"), "opened", io::ErrorKind::NotFound.into());
-        assert_eq!(missing.refusal().why, Why::NothingHeld);
+        assert_eq!(missing.refusal().why, Why::Busy);
     }
 }

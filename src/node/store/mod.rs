@@ -46,7 +46,12 @@ pub struct Store {
     find: Find,
     /// `None` after trouble with the disk
     open: Option<Checked>,
+    /// Which file that is, where the disk is one
+    file: Option<FileId>,
 }
+
+/// Device and number of a file.
+type FileId = (u64, u64);
 
 /// Finds the disk again; `None` if it is not free within that time.
 pub type Find = Box<dyn Fn(Duration) -> io::Result<Option<Box<dyn Disk>>> + Send>;
@@ -86,6 +91,7 @@ impl Store {
             path: path.to_owned(),
             open: Some(open(path, &find, wait)?),
             find,
+            file: disk::id(path),
         };
         let fault = |fault| StoreError::fault(path, "opened", fault);
         let format = store.transact_tables(|tables| tables.get(Table::Meta, FORMAT_KEY))?;
@@ -117,6 +123,7 @@ impl Store {
             path: path.to_owned(),
             find,
             open: Some(checked),
+            file: None,
         };
         store
             .transact_tables(|tables| tables.put(Table::Meta, FORMAT_KEY, &FORMAT.to_be_bytes()))?;
@@ -205,9 +212,12 @@ impl Store {
         &mut self,
         work: impl FnOnce(&mut Tables<'_>) -> Result<T, Fault>,
     ) -> Result<T, StoreError> {
-        let checked = match self.open.take() {
-            Some(checked) => checked,
-            None => open(&self.path, &self.find, REOPEN)?,
+        let checked = if let Some(checked) = self.open.take().filter(|_| self.is_in_place()) {
+            checked
+        } else {
+            let checked = open(&self.path, &self.find, REOPEN)?;
+            self.file = disk::id(&self.path);
+            checked
         };
         let Some(database) = checked.database() else {
             return Err(self.closed());
@@ -215,8 +225,18 @@ impl Store {
         // Trouble drops the database: what redb believes to be on the disk may not be true any more.
         let result = transact(database, work)
             .map_err(|fault| StoreError::fault(&self.path, "written", fault))?;
+        if !self.is_in_place() {
+            return Err(StoreError::Missing {
+                path: self.path.clone(),
+            });
+        }
         self.open = Some(checked);
         Ok(result)
+    }
+
+    /// Whether the file still has its name: what is written to one that was removed is lost.
+    fn is_in_place(&self) -> bool {
+        self.file.is_none() || disk::id(&self.path) == self.file
     }
 
     fn closed(&self) -> StoreError {

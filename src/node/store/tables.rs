@@ -23,6 +23,7 @@ fn definition(table: Table) -> Definition {
         Table::Attachments => "attachments",
         Table::Deletions => "deletions",
         Table::GivenBack => "given_back",
+        Table::Pods => "pods",
     })
 }
 
