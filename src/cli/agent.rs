@@ -208,6 +208,7 @@ async fn serve(args: Args, template: Template, level: logs::Level) -> anyhow::Re
     info!(version, commit, node.name = %node, "cadastre agent starts");
     // A second agent on the node is told so, rather than that its port is taken.
     let _only = OnlyOne::lock(folder(&args.cni_socket))?;
+    let is_locked = folder(&args.store) == folder(&args.cni_socket);
     let AdminPort {
         registry,
         readiness,
@@ -277,6 +278,7 @@ async fn serve(args: Args, template: Template, level: logs::Level) -> anyhow::Re
     let settings = run::Settings {
         node,
         store: args.store,
+        is_store_locked: is_locked,
         publish_interval: args.publish_interval,
         addresses_interval: args.addresses_interval,
         leak_grace: args.leak_grace,

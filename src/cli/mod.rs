@@ -12,6 +12,8 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+use crate::inert;
+
 /// Cluster-wide IP address management for Kubernetes
 #[derive(Debug, Parser)]
 #[command(
@@ -32,6 +34,8 @@ enum Verb {
     InstallCni(install_cni::Args),
     Crd(crd::Args),
     Metrics(metrics::Args),
+    /// The plugin `kubectl cadastre`, for where there is this image alone
+    Kubectl(Box<kubectl::Cli>),
 }
 
 /// Runs a parsed command.
@@ -42,11 +46,12 @@ pub fn main(cli: Cli) -> ExitCode {
         Verb::InstallCni(args) => install_cni::exec(&args),
         Verb::Crd(args) => crd::exec(&args),
         Verb::Metrics(args) => metrics::exec(&args),
+        Verb::Kubectl(cli) => return kubectl::end(*cli),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("cadastre: {error:#}");
+            eprintln!("cadastre: {}", inert::lines(&format!("{error:#}")));
             ExitCode::FAILURE
         }
     }

@@ -7,8 +7,10 @@ use serde::Serialize;
 
 use super::inventory::{Cover, Inventory, PodFact};
 use super::render::{Facts, Report, Style, age, left};
+use crate::agent::holding;
 use crate::cluster::seen::PodUid;
 use crate::ipam::{Addr, Cidr};
+use crate::node::usable;
 
 /// What an address is at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -33,6 +35,14 @@ pub enum State {
     Quarantine,
     /// Its pool never gives it.
     Reserved,
+    /// Given only to a pod that asks for it
+    OnRequest,
+    /// Its block's gateway.
+    Gateway,
+    /// The lowest address of what its block is a part of, which names the network.
+    Network,
+    /// The highest address of what its block is a part of, IPv4 only.
+    Broadcast,
     /// It is in the block of a node, and free or cooling.
     Free,
     /// It is in the podCIDR of a node, of which no agent reports.
@@ -58,6 +68,10 @@ impl State {
             State::Service => "in the service range",
             State::Quarantine => "in quarantine: the node that had it is gone",
             State::Reserved => "reserved: never given out",
+            State::OnRequest => "reserved: given only to a pod that asks for it",
+            State::Gateway => "the gateway of its block: given to no pod",
+            State::Network => "the network address of its block: given to no pod",
+            State::Broadcast => "the broadcast address of its block: given to no pod",
             State::Free => "free in a node's block, or cooling",
             State::InPodCidr => "in a node's podCIDR; nothing reports it",
             State::NotCarved => "in a pool, given to no node",
@@ -170,6 +184,8 @@ pub fn describe(addr: Addr, inventory: &Inventory) -> AddressReport {
         .flat_map(|it| &it.cidrs)
         .any(|cidr| cidr.contains_addr(addr));
     let reserved = pool.is_some_and(|pool| pool.space.is_blocked(&range));
+    let on_request =
+        pool.is_some_and(|pool| pool.on_request.iter().any(|it| it.within(&range).is_some()));
     // An agent that does not tell the pod's UID may still tell its name.
     let is_of = |holder: &Holder, pod: &PodFact| match holder.pod_uid.as_str() {
         "" => holder.pod == pod.name,
@@ -199,11 +215,13 @@ pub fn describe(addr: Addr, inventory: &Inventory) -> AddressReport {
         State::Service
     } else if own.as_ref().is_some_and(|range| range.resting) {
         State::Quarantine
+    } else if on_request {
+        State::OnRequest
     } else if reserved {
         State::Reserved
     } else if let Some(range) = &own {
         if range.kind == BLOCK {
-            State::Free
+            role(addr, range, inventory).unwrap_or(State::Free)
         } else {
             State::InPodCidr
         }
@@ -222,6 +240,25 @@ pub fn describe(addr: Addr, inventory: &Inventory) -> AddressReport {
         pods: pods.into_iter().map(str::to_owned).collect(),
         nodes,
     }
+}
+
+/// What an address is that its node gives to nobody, as the node's agent reads it.
+fn role(addr: Addr, range: &RangeFact, inventory: &Inventory) -> Option<State> {
+    let subnet = inventory.subnets.get(range.node.as_str())?;
+    let spec = subnet.spec.as_ref().ok()?;
+    let (holding, _) = holding::read(spec, spec.node_uid.as_deref()?);
+    let block = holding.blocks.iter().find(|it| it.cidr == range.cidr)?;
+    let pool = holding.pools.iter().find(|it| it.name == block.pool);
+    let usable = usable(block.cidr, pool);
+    let never = usable.never.iter();
+    never
+        .map(|span| span.first()..=span.last())
+        .find(|it| it.contains(&addr))?;
+    Some(match addr {
+        _ if usable.gateway == Some(addr) => State::Gateway,
+        addr if addr == block.cidr.first() => State::Network,
+        _ => State::Broadcast,
+    })
 }
 
 const BLOCK: &str = "Block";

@@ -21,6 +21,7 @@ use super::lists::Wanted;
 use super::reach::Reach;
 use super::{Flags, Verdict, check};
 use crate::api::{AGENT_MANAGER, FIELD_MANAGER, GROUP, VERSION};
+use crate::inert;
 
 /// Collect what a report of a problem needs into a folder: objects, events, versions, metrics
 ///
@@ -74,7 +75,7 @@ pub async fn exec(args: &Args, _: &Flags, reach: &Reach) -> anyhow::Result<Verdi
     let readme = std::mem::take(&mut bundle.readme);
     fs::write(dir.join("README.txt"), &readme)?;
     let mut out = std::io::stdout().lock();
-    write!(out, "{readme}")?;
+    write!(out, "{}", inert::lines(&readme))?;
     writeln!(
         out,
         "\nIt is in {}. Look at it before you send it: it names nodes, pods and addresses.",

@@ -12,6 +12,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::lists::Lists;
+use super::running::Running;
 use crate::api::{
     AddressEntry, AgentInfo, BlockReport, NodeAddressesLite, NodeAddressesSpec, NodeSubnetLite,
     NodeSubnetSpec, PodLite, Requests, Suspect,
@@ -39,6 +40,8 @@ pub struct Inventory {
     pub subnets: BTreeMap<Text, SubnetFact>,
     /// Namespaces by name
     pub namespaces: BTreeMap<String, Labelled>,
+    /// What of Cadastre itself runs
+    pub running: Running,
     /// When it was listed
     pub now: Timestamp,
     by_address: BTreeMap<Addr, Vec<usize>>,
@@ -184,6 +187,7 @@ impl Inventory {
             pods: lists.pods.iter().map(PodFact::read).collect(),
             subnets: subnets.map(|it| (it.name.clone(), it)).collect(),
             namespaces,
+            running: Running::read(lists),
             now,
             by_address: BTreeMap::new(),
             by_uid: BTreeMap::new(),

@@ -8,24 +8,27 @@
 //! | [`lists`], [`inventory`] | the objects as listed; everything a verb looks up in them |
 //! | [`reach`] | the only place with IO towards the API server |
 //! | [`render`] | tables, JSON, YAML, colours |
+//! | [`status`], [`running`] | whether Cadastre itself is well; what of it runs |
 //! | [`show`], [`address`] | who holds what |
 //! | [`map`] | the space of a pool as a picture |
 //! | [`explain`] | why this pool, why this node waits, why this pool is full |
 //! | [`check`] | what contradicts itself |
 //! | [`plan`] | what would happen if |
 //! | [`release`], [`drain`] | what can be asked of a node's holdings |
+//! | [`complete`] | what may come next on the command line |
 //! | [`bundle`] | what a report of a problem needs, without secrets |
 //!
 //! # Guarantees
 //! - A verb's judgement is a pure function of (inventory, arguments, now); only [`release`] and
 //!   [`drain`] write, and both write nothing but an annotation of a NodeSubnet, onto the version of it
 //!   that was judged.
-//! - Exit code 0: done, nothing found; 1: not done, standard error says why; 2: `check` found
-//!   something, `plan` found what does not fit, or `release` and `drain` left something undone.
+//! - Exit code 0: done, nothing found; 1: not done, standard error says why; 2: `check` or
+//!   `status` found something, `plan` found what does not fit, or `release` and `drain` left something undone.
 
 pub mod address;
 pub mod bundle;
 pub mod check;
+pub mod complete;
 pub mod drain;
 pub mod explain;
 pub mod inventory;
@@ -35,7 +38,9 @@ pub mod plan;
 pub mod reach;
 pub mod release;
 pub mod render;
+pub mod running;
 pub mod show;
+pub mod status;
 #[cfg(test)]
 mod tests;
 
@@ -47,6 +52,8 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{CommandFactory as _, Parser, Subcommand};
+
+use crate::inert;
 
 /// How a verb ended that did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,6 +129,7 @@ impl Flags {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
+    Status(status::Args),
     Show(show::Args),
     Map(map::Args),
     Explain(explain::Args),
@@ -132,24 +140,28 @@ enum Verb {
     Undrain(drain::UndrainArgs),
     SupportBundle(bundle::Args),
     Completion(CompletionArgs),
+    #[command(name = "__complete", hide = true)]
+    Complete(complete::Args),
 }
 
-/// Print the completion script of a shell
+/// Print a completion script
 ///
-/// kubectl itself completes plugins through a script `kubectl_complete-cadastre` in PATH; this one is
-/// for calls of `kubectl-cadastre`.
+/// `kubectl`: the program by which kubectl's own completion completes this plugin, names of objects
+/// included. The others complete calls of `kubectl-cadastre`, without names.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
-  kubectl cadastre completion bash > /etc/bash_completion.d/kubectl-cadastre
-  source <(kubectl cadastre completion zsh)")]
+  kubectl cadastre completion kubectl > /usr/local/bin/kubectl_complete-cadastre
+  chmod +x /usr/local/bin/kubectl_complete-cadastre
+  kubectl cadastre completion bash > /etc/bash_completion.d/kubectl-cadastre")]
 struct CompletionArgs {
-    /// The shell
+    /// kubectl, or a shell
     #[arg(value_enum)]
     shell: Shell,
 }
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum Shell {
+    Kubectl,
     Bash,
     Zsh,
     Fish,
@@ -165,12 +177,17 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
             return ExitCode::from(u8::from(error.use_stderr()));
         }
     };
+    end(cli)
+}
+
+/// Runs a parsed command line.
+pub fn end(cli: Cli) -> ExitCode {
     match run(cli) {
         Ok(Verdict::Clean) => ExitCode::SUCCESS,
         Ok(Verdict::Findings) => ExitCode::from(2),
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            eprintln!("error: {}", inert::lines(&format!("{error:#}")));
             ExitCode::FAILURE
         }
     }
@@ -186,8 +203,12 @@ fn run(cli: Cli) -> anyhow::Result<Verdict> {
         .build()
         .context("the async runtime cannot be started")?;
     runtime.block_on(async {
+        if let Verb::Complete(args) = verb {
+            return complete::exec(&args).await;
+        }
         let reach = reach::Reach::new(&flags).await?;
         match verb {
+            Verb::Status(args) => status::exec(&args, &flags, &reach).await,
             Verb::Show(args) => show::exec(&args, &flags, &reach).await,
             Verb::Map(args) => map::exec(&args, &flags, &reach).await,
             Verb::Explain(args) => explain::exec(&args, &flags, &reach).await,
@@ -197,13 +218,20 @@ fn run(cli: Cli) -> anyhow::Result<Verdict> {
             Verb::Drain(args) => drain::exec_drain(&args, &flags, &reach).await,
             Verb::Undrain(args) => drain::exec_undrain(&args, &flags, &reach).await,
             Verb::SupportBundle(args) => bundle::exec(&args, &flags, &reach).await,
-            Verb::Completion(_) => Ok(Verdict::Clean),
+            Verb::Completion(_) | Verb::Complete(_) => Ok(Verdict::Clean),
         }
     })
 }
 
+/// What kubectl calls with the words of a command line, by the name `kubectl_complete-cadastre`.
+const FOR_KUBECTL: &str = "#!/bin/sh\nexec kubectl-cadastre __complete -- \"$@\"\n";
+
 fn completion(shell: Shell) -> anyhow::Result<Verdict> {
     let shell = match shell {
+        Shell::Kubectl => {
+            std::io::stdout().write_all(FOR_KUBECTL.as_bytes())?;
+            return Ok(Verdict::Clean);
+        }
         Shell::Bash => clap_complete::Shell::Bash,
         Shell::Zsh => clap_complete::Shell::Zsh,
         Shell::Fish => clap_complete::Shell::Fish,

@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail};
 use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::Pod;
 use kube::api::{ListParams, ObjectList, Patch, PatchParams};
 use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
@@ -16,8 +18,8 @@ use serde_json::json;
 
 use super::Flags;
 use super::inventory::Inventory;
-use super::lists::{Lists, Wanted};
-use crate::api::{NodeAddressesLite, NodeSubnetLite};
+use super::lists::{Lists, Readable, Wanted};
+use crate::api::{LEASE_NAME, NodeAddressesLite, NodeSubnetLite};
 use crate::cluster::client;
 
 /// Who writes the annotations.
@@ -108,6 +110,8 @@ impl Reach {
         if wanted.namespaces {
             lists.namespaces = self.namespaces(&mut progress).await?;
         }
+        lists.leases = self.leases().await;
+        lists.parts = self.parts().await;
         if wanted.pods {
             lists.pods = self
                 .list(&Api::all(all(&self.client)), &mut progress)
@@ -126,6 +130,26 @@ impl Reach {
             Err(Trouble::Api(404, _)) => Ok(Vec::new()),
             other => other.map_err(|trouble| trouble.told("servicecidrs.networking.k8s.io")),
         }
+    }
+
+    /// Of the controller, in whatever namespace it is.
+    async fn leases(&self) -> Readable<Lease> {
+        let named = ListParams::default().fields(&format!("metadata.name={LEASE_NAME}"));
+        self.few(&Api::all(self.client.clone()), &named).await
+    }
+
+    /// Controllers and agents that run as pods of the chart.
+    async fn parts(&self) -> Readable<Pod> {
+        let ours = ListParams::default().labels("app.kubernetes.io/name=cadastre");
+        self.few(&Api::all(self.client.clone()), &ours).await
+    }
+
+    async fn few<K>(&self, api: &Api<K>, params: &ListParams) -> Readable<K>
+    where
+        K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
+    {
+        let listed = self.call(api.list(params)).await.map(|it| it.items);
+        listed.map_err(|trouble| trouble.told(&resource::<K>()).to_string())
     }
 
     async fn namespaces(

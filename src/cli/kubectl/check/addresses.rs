@@ -240,7 +240,8 @@ fn unrecorded(
             format!("pod {} on {on} uses it, and it is in a range of node {node}", pod.name),
             format!("delete the pod (kubectl delete pod -n {}), and see that nothing else gives addresses on {on}", pod.name.replace('/', " ")),
         ));
-    } else if !is_young(pod, inventory)
+    } else if !pod.deleting
+        && !is_young(pod, &node, inventory)
         && block.is_some_and(|entry| inventory.is_list_current(entry))
     {
         findings.push(Finding::new(
@@ -253,10 +254,13 @@ fn unrecorded(
     }
 }
 
-/// Whether the list of addresses may not have it yet.
-fn is_young(pod: &PodFact, inventory: &Inventory) -> bool {
+/// Whether the node's list of addresses may not have it yet: it is written seldom, and people may have agents
+/// write it more seldom still.
+fn is_young(pod: &PodFact, node: &str, inventory: &Inventory) -> bool {
+    let listed = inventory.subnets.get(node).and_then(|it| it.listed_at);
     let age = |created| inventory.now.duration_since(created).as_secs();
-    pod.created.is_some_and(|created| age(created) < LIST_DELAY)
+    pod.created
+        .is_some_and(|created| age(created) < LIST_DELAY || Some(created) > listed)
 }
 
 /// What was asked for and applies no more.

@@ -4,6 +4,7 @@
 //! wrong is therefore read again after a pause, and only what both looks show is told.
 
 mod addresses;
+mod alive;
 mod pools;
 mod ranges;
 
@@ -155,6 +156,7 @@ pub fn check(inventory: &Inventory) -> CheckReport {
     ranges::check(inventory, &mut findings);
     addresses::check(inventory, &mut findings);
     pools::check(inventory, &mut findings);
+    alive::check(inventory, &mut findings);
     findings.sort_by(|a: &Finding, b: &Finding| {
         (b.severity, &a.code, &a.object).cmp(&(a.severity, &b.code, &b.object))
     });

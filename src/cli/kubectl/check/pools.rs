@@ -4,6 +4,7 @@ use super::{Finding, Severity};
 use crate::api::Allocate;
 use crate::cli::kubectl::inventory::Inventory;
 use crate::cli::kubectl::render::{count, left, some};
+use crate::cli::kubectl::status::selects_nobody;
 use crate::controller::figures::figures;
 use crate::controller::pools::{PoolState, Verdict};
 use crate::ipam::Family;
@@ -51,6 +52,12 @@ fn standing(state: &PoolState, inventory: &Inventory, findings: &mut Vec<Finding
             "PoolNotStarted",
             "it has no finalizer yet, so nothing is carved from it".to_owned(),
             "see that a controller leads (kubectl get lease -A | grep cadastre): it takes a pool up within a second",
+        ),
+        Verdict::Serving if selects_nobody(state, inventory) => tell(
+            Severity::Info,
+            "PoolForNobody",
+            "its nodeSelector matches no node".to_owned(),
+            "compare it with the labels of your nodes (kubectl get nodes --show-labels)",
         ),
         _ => {}
     }

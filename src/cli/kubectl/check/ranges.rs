@@ -111,7 +111,7 @@ fn listed_twice(inventory: &Inventory, findings: &mut Vec<Finding>) {
             "BlockListedTwice",
             format!("block {cidr}"),
             format!("the NodeSubnets of {} list it", some(nodes, 4)),
-            "stop whoever edits NodeSubnets (kubectl get nodesubnet -o yaml --show-managed-fields); drain all of these nodes but one".to_owned(),
+            "stop whoever edits NodeSubnets (kubectl get nodesubnets.cadastre.dev -o yaml --show-managed-fields); drain all of these nodes but one".to_owned(),
         ));
     }
 }
@@ -133,7 +133,7 @@ fn objects(inventory: &Inventory, findings: &mut Vec<Finding>) {
                 "UnreadableObject",
                 format!("block object {}", block.name),
                 why,
-                format!("see who wrote it, then delete it (kubectl delete ipamblock {}): the controller makes anew what it needs", block.name),
+                format!("see who wrote it, then delete it (kubectl delete ipamblocks.cadastre.dev {}): the controller makes anew what it needs", block.name),
             ));
         }
         if let Ok(spec) = &block.spec
@@ -331,7 +331,7 @@ fn node_subnet(subnet: &SubnetFact, inventory: &Inventory, findings: &mut Vec<Fi
             object.clone(),
             "it is for no node and remembers nothing".to_owned(),
             format!(
-                "see that a controller leads; it may be deleted (kubectl delete nodesubnet {})",
+                "see that a controller leads; it may be deleted (kubectl delete nodesubnets.cadastre.dev {})",
                 subnet.name
             ),
         ));

@@ -121,6 +121,8 @@ fn candidate<'a>(state: &'a PoolState, asker: &Asker) -> Candidate<'a> {
         namespace: &state.terms.namespaces,
         pod: &state.terms.pods,
         priority: state.priority,
+        families: state.families(),
+        created: state.created,
         // A node's agent may ask for a manual pool by name.
         manual: asker.pod.is_some() && state.told.assignment == Assignment::Manual,
         standing: match state.verdict {

@@ -39,6 +39,10 @@ pub fn pod(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
         .node
         .as_deref()
         .and_then(|node| inventory.world.nodes.get(node));
+    let chosen = match node.filter(|_| !pod.host_network) {
+        Some(node) => choose(pod, node, inventory),
+        None => Choice::default(),
+    };
     explanation.answer = if pod.host_network {
         "it uses the network of its node, and needs no address of its own".to_owned()
     } else if pod.finished {
@@ -54,39 +58,62 @@ pub fn pod(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
             some(&pod.addresses, 4)
         )
     } else if let Some(node) = node {
-        lacks(node, inventory)
+        lacks(node, &chosen.pools, inventory)
     } else {
         "it is on no node yet (kubectl describe pod says why): a node gives addresses".to_owned()
     };
     if let (Some(node), false) = (node, pod.host_network) {
-        serving(pod, node, inventory, &mut explanation);
+        serving(node, chosen, inventory, &mut explanation);
     }
     Ok(explanation)
 }
 
-fn lacks(node: &Node, inventory: &Inventory) -> String {
+/// Of the pools that serve it alone: what others have free is not for it.
+fn lacks(node: &Node, pools: &[String], inventory: &Inventory) -> String {
+    let name = &node.name;
     let blocks = inventory.registry.blocks.of(&node.uid);
+    let blocks = blocks.filter(|entry| pools.iter().any(|pool| *entry.pool == **pool));
     let free: i64 = blocks
         .filter_map(|entry| inventory.word(entry))
         .map(|word| word.free)
         .sum();
-    match (show::agent_of(node, inventory).is_some(), free) {
-        (false, _) => format!(
-            "it has no address yet, and the agent of {} has said nothing: does it run?",
-            node.name
-        ),
-        (true, 0) => format!(
-            "it has no address yet, and node {} has none free: see kubectl cadastre explain node {}",
-            node.name, node.name
-        ),
-        (true, free) => format!(
-            "it has no address yet, and node {} has {free} free: see kubectl describe pod",
-            node.name
-        ),
+    if show::agent_of(node, inventory).is_none() {
+        return format!(
+            "it has no address yet, and the agent of {name} has said nothing: does it run?"
+        );
     }
+    if pools.is_empty() && node.pod_cidrs.is_empty() {
+        return format!("it has no address yet, and no pool serves it on node {name}");
+    }
+    let of = match pools {
+        [] => String::new(),
+        pools => format!(" of the pools that serve it ({})", some(pools, 4)),
+    };
+    if free == 0 && node.pod_cidrs.is_empty() {
+        return format!(
+            "it has no address yet, and node {name} has none free{of}: see kubectl cadastre explain node {name}"
+        );
+    }
+    let free = if pools.is_empty() {
+        "podCIDRs".to_owned()
+    } else {
+        format!("{free} free{of}")
+    };
+    format!("it has no address yet, and node {name} has {free}: see kubectl describe pod")
 }
 
-fn serving(pod: &PodFact, node: &Node, inventory: &Inventory, explanation: &mut Explanation) {
+/// The pools that serve a pod.
+#[derive(Default)]
+struct Choice {
+    /// What it asks for, a line each
+    asks: Vec<String>,
+    /// Those that serve it, the best first
+    pools: Vec<String>,
+    /// Why these and not others
+    lines: Vec<String>,
+}
+
+fn choose(pod: &PodFact, node: &Node, inventory: &Inventory) -> Choice {
     let namespace = pod.name.split('/').next().unwrap_or_default();
     let namespace = inventory.namespaces.get(namespace);
     let by_namespace = namespace.and_then(|it| it.annotations.get(POOLS_ANNOTATION));
@@ -112,11 +139,15 @@ fn serving(pod: &PodFact, node: &Node, inventory: &Inventory, explanation: &mut 
     if let (None, Some(value)) = (own, by_namespace) {
         asks.push(format!("{POOLS_ANNOTATION} of its namespace: {value}"));
     }
-    explanation.add("It asks for", asks);
-    let (chosen, lines) = choice(Allocate::Blocks, &asker, inventory);
-    explanation.add("Pools", lines);
+    let (pools, lines) = choice(Allocate::Blocks, &asker, inventory);
+    Choice { asks, pools, lines }
+}
+
+fn serving(node: &Node, chosen: Choice, inventory: &Inventory, explanation: &mut Explanation) {
+    explanation.add("It asks for", chosen.asks);
+    explanation.add("Pools", chosen.lines);
     let mut has = Vec::new();
-    for pool in chosen {
+    for pool in chosen.pools {
         let blocks = inventory.registry.blocks.of(&node.uid);
         for entry in blocks.filter(|entry| *entry.pool == *pool) {
             has.push(block_line(entry, inventory));

@@ -4,6 +4,7 @@ use super::Explanation;
 use crate::cli::kubectl::inventory::Inventory;
 use crate::cli::kubectl::plan::whatif;
 use crate::cli::kubectl::render::{count, left, some};
+use crate::cli::kubectl::status::selects_nobody;
 use crate::cli::kubectl::{drain, show};
 use crate::controller::figures::figures;
 use crate::controller::pools::PoolState;
@@ -29,6 +30,9 @@ pub fn pool(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
     }
     explanation.answer = if !state.is_serving() {
         format!("it carves nothing: {}", state.verdict)
+    } else if selects_nobody(state, inventory) {
+        "it serves nobody: its nodeSelector matches no node (kubectl get nodes --show-labels)"
+            .to_owned()
     } else if full.is_empty() {
         "it serves, and has room".to_owned()
     } else {
@@ -44,11 +48,19 @@ pub fn pool(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
         state.left_out.iter().take(10).cloned().collect(),
     );
     let reserved = state.reserved.len().saturating_sub(state.left_out.len());
-    if reserved > 0 {
-        explanation.add(
-            "Reserved",
-            vec![format!("{} by its spec", count(reserved, "range"))],
-        );
+    let kept = [
+        (reserved, "never given out"),
+        (
+            state.on_request.len(),
+            "for pods that ask for an address of them",
+        ),
+    ];
+    let kept = kept.into_iter().filter(|(number, _)| *number > 0);
+    let kept: Vec<String> = kept
+        .map(|(number, what)| format!("{} by its spec, {what}", count(number, "range")))
+        .collect();
+    if !kept.is_empty() {
+        explanation.add("Reserved", kept);
     }
     let most = report
         .holders

@@ -200,7 +200,11 @@ fn cell(range: Cidr, at: u64, state: &PoolState, inventory: &Inventory) -> Cell 
             owners.push(name.clone());
         }
     }
-    let reserved = state.reserved.iter().filter_map(|span| span.within(&range));
+    let reserved = state
+        .reserved
+        .iter()
+        .chain(&state.on_request)
+        .filter_map(|span| span.within(&range));
     let reserved = reserved
         .map(|span| span.last().value - span.first().value + 1)
         .sum();

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use super::{By, Cell, LETTERS, MapReport, Part};
 use crate::cli::kubectl::render::{Report, Style, count};
+use crate::inert;
 use crate::ipam::{Addr, Family};
 
 impl MapReport {
@@ -33,6 +34,8 @@ impl MapReport {
 }
 
 impl Report for MapReport {
+    const COLOURED: bool = true;
+
     fn text(&self, style: &Style) -> String {
         let mut text = String::new();
         for part in &self.parts {
@@ -53,7 +56,7 @@ impl Report for MapReport {
             let letters = self.legend.iter();
             let letters = letters.map(|(letter, name)| {
                 let key = format!("[{letter}]");
-                format!("{} {name}", paint(&key, *letter, style))
+                format!("{} {}", paint(&key, *letter, style), inert::line(name))
             });
             let _ = writeln!(text, "{}", wrapped(letters.collect(), style));
         }
@@ -85,34 +88,26 @@ fn picture(report: &MapReport, part: &Part, style: &Style, text: &mut String) {
     let mut shown = part.cells.iter().peekable();
     let mut at = 0;
     while at < part.total {
-        let mut line = String::new();
         let first = first_of(part, at);
-        let mut any = false;
+        // Rows of nothing but free space are told once.
+        let next = shown
+            .peek()
+            .map_or(part.total, |cell| cell.at / across * across);
+        let rows = next.saturating_sub(at).div_ceil(across);
+        if rows > 1 {
+            let rows = count(usize::try_from(rows).unwrap_or(usize::MAX), "row");
+            let _ = writeln!(text, "{first:label$}  ({rows} of free space)");
+            at = next;
+            continue;
+        }
+        let mut line = String::new();
         for here in at..part.total.min(at + across) {
             let cell = shown.next_if(|cell| cell.at == here);
             let sign = cell.map_or('.', |cell| report.sign(cell));
-            any |= cell.is_some();
             line += &paint(&sign.to_string(), sign, style);
         }
         at += across;
         let _ = writeln!(text, "{first:label$}  {line}");
-        // Rows of nothing but free space are told once.
-        if !any && at < part.total {
-            let next = shown
-                .peek()
-                .map_or(part.total, |cell| cell.at / across * across);
-            let rows = next.saturating_sub(at).div_ceil(across);
-            if rows > 1 {
-                let more = usize::try_from(rows).unwrap_or(usize::MAX);
-                let _ = writeln!(
-                    text,
-                    "{:label$}  ({} of free space)",
-                    "",
-                    count(more, "more row")
-                );
-                at = next;
-            }
-        }
     }
     text.push('\n');
 }

@@ -137,8 +137,9 @@ pub fn put_pool(lists: &mut Lists, pool: &Value, now: Timestamp) -> anyhow::Resu
 pub fn delete_pool(lists: &mut Lists, name: &str, now: Timestamp) -> anyhow::Result<()> {
     let named = |it: &&mut IPPoolLite| it.metadata.name.as_deref() == Some(name);
     let pool = lists.pools.iter_mut().find(named);
-    let pool =
-        pool.with_context(|| format!("there is no pool \"{name}\" (kubectl get ippools)"))?;
+    let pool = pool.with_context(|| {
+        format!("there is no pool \"{name}\" (kubectl get ippools.cadastre.dev)")
+    })?;
     pool.metadata.deletion_timestamp = Some(Time(now));
     Ok(())
 }

@@ -11,10 +11,12 @@ use super::change::is_new;
 use super::whatif::{Outcome, simulate_now};
 use crate::cli::kubectl::inventory::Inventory;
 use crate::cli::kubectl::render::{Columns, Report, Style, count, left, some};
+use crate::cli::kubectl::status::selects_nobody;
 use crate::cluster::seen::Text;
 use crate::controller::account::must_leave;
 use crate::controller::figures::{Figures, figures};
 use crate::controller::forecast::Trend;
+use crate::controller::pools::{PoolState, Verdict};
 use crate::controller::registry::Registry;
 use crate::ipam::Family;
 
@@ -39,6 +41,9 @@ pub struct PlanReport {
     pub will_wait: Vec<Waiting>,
     /// Nodes that wait now and would not
     pub relieved: Vec<String>,
+    /// Pools that change and would serve no node, each with why
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub for_nobody: Vec<String>,
 }
 
 /// Nodes that come.
@@ -138,9 +143,11 @@ pub(super) fn judge(
         })
         .collect();
     let relieved = waits_now.difference(&waits_then).map(ToString::to_string);
+    let for_nobody = for_nobody(after, changes, &then.registry);
     PlanReport {
         supposed,
-        fits: will_wait.is_empty() && new_nodes.unmanaged == 0,
+        fits: will_wait.is_empty() && new_nodes.unmanaged == 0 && for_nobody.is_empty(),
+        for_nobody,
         refused: Vec::new(),
         new_nodes,
         pools: pools(before, after, &is, &then),
@@ -148,6 +155,29 @@ pub(super) fn judge(
         relieved: relieved.collect(),
         will_wait,
     }
+}
+
+/// The pools among the changes that would serve no node, unless somebody said that they shall not.
+fn for_nobody(after: &Inventory, changes: &Changes, then: &Registry) -> Vec<String> {
+    let names = changes.pools.iter();
+    let names = names.filter_map(|it| it["metadata"]["name"].as_str());
+    let states = names.filter_map(|name| then.pools.get(name));
+    let why = |state: &PoolState| match &state.verdict {
+        Verdict::Serving | Verdict::Starting if selects_nobody(state, after) => Some(format!(
+            "its nodeSelector matches none of {}",
+            count(after.world.nodes.len(), "node")
+        )),
+        Verdict::Serving | Verdict::Starting | Verdict::Disabled => None,
+        verdict => Some(verdict.to_string()),
+    };
+    let told = states.filter_map(|it| {
+        Some(format!(
+            "Pool \"{}\" would serve nobody: {}",
+            it.name,
+            why(it)?
+        ))
+    });
+    told.collect()
 }
 
 /// As things are now against as they would be, all nodes served as far as possible.
@@ -263,6 +293,9 @@ impl Report for PlanReport {
         } else {
             "It does NOT fit.\n"
         };
+        for line in &self.for_nobody {
+            let _ = writeln!(text, "{line}.");
+        }
         let nodes = &self.new_nodes;
         if nodes.asked > 0 {
             let _ = writeln!(

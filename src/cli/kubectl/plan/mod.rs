@@ -135,7 +135,7 @@ fn settle_demand(lists: &mut Lists, changes: &Changes, now: jiff::Timestamp) -> 
             let choices = registry
                 .pools
                 .choices(Allocate::Blocks, node, &registry.ledger, &full);
-            choices.into_iter().next()
+            choices.into_iter().next().map(|(name, _)| name)
         };
         if change::is_new(&node.name) {
             if let (Some(pods), Some(pool)) = (changes.pods_per_node, best()) {

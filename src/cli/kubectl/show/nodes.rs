@@ -37,6 +37,9 @@ pub struct NodeRow {
     pub free: u64,
     /// The version of its agent; empty where none has spoken
     pub agent: String,
+    /// Whether that agent runs: `Ready`, `Starting`, `NotReady` or `None`; absent where pods cannot be read
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub agent_pod: Option<String>,
     /// The UID of the Node
     pub uid: String,
 }
@@ -64,6 +67,10 @@ impl NodeRow {
                 let version = subnet.agent.as_ref().map(|agent| agent.version.clone());
                 version.unwrap_or_else(|| "unknown".to_owned())
             }),
+            agent_pod: inventory
+                .running
+                .agent(&node.name, inventory.now)
+                .map(|it| format!("{it:?}")),
             uid: node.uid.to_string(),
         };
         let count = |count: i64| u64::try_from(count).unwrap_or(0);
@@ -84,6 +91,19 @@ impl NodeRow {
         row.pools.sort();
         row.pools.dedup();
         row
+    }
+}
+
+impl NodeRow {
+    /// The version of the agent, and what is wrong with it.
+    fn agent_words(&self) -> String {
+        let wrong = match self.agent_pod.as_deref() {
+            Some("NotReady") => " (not ready)",
+            Some("Starting") => " (starting)",
+            Some("None") if !self.agent.is_empty() => " (no pod)",
+            _ => "",
+        };
+        format!("{}{wrong}", self.agent).trim_start().to_owned()
     }
 }
 
@@ -116,7 +136,7 @@ impl Report for NodesReport {
                 row.used.to_string(),
                 row.cooling.to_string(),
                 row.free.to_string(),
-                row.agent.clone(),
+                row.agent_words(),
                 row.uid.clone(),
             ]);
         }
@@ -193,12 +213,12 @@ impl Report for NodeReport {
                 facts.add("UID", row.uid.as_str());
                 facts.add("podCIDRs", cidrs.join(", "));
                 facts.add("Pools", row.pools.join(", "));
-                let agent = if row.agent.is_empty() {
-                    "none has spoken"
-                } else {
-                    &row.agent
-                };
-                facts.add("Agent", agent);
+                let agent = row.agent_words();
+                let agent = Some(agent).filter(|it| !it.is_empty());
+                facts.add(
+                    "Agent",
+                    agent.unwrap_or_else(|| "none has spoken".to_owned()),
+                );
                 facts.add(
                     "Addresses",
                     format!(

@@ -1,5 +1,6 @@
 //! The verbs on inventories made by hand.
 
+mod alive;
 mod judging;
 mod seeing;
 
@@ -64,7 +65,31 @@ impl Cluster {
         cluster.pod("shop/cart", "a", &["10.0.0.1"]);
         cluster.subnet("a", &["10.0.0.0/28"], &[("10.0.0.1", "shop/cart")]);
         cluster.subnet("b", &["10.0.0.16/28"], &[]);
+        cluster.leader("controller-1", "2026-11-21T11:59:58Z");
         cluster
+    }
+
+    /// Who leads, and since when nobody has heard of it.
+    fn leader(&mut self, holder: &str, renewed: &str) {
+        let lease = json!({
+            "metadata": {"namespace": "kube-system", "name": "cadastre-controller"},
+            "spec": {"holderIdentity": holder, "renewTime": renewed.replace('Z', ".000000Z")},
+        });
+        self.lists.leases = Ok(vec![serde_json::from_value(lease).unwrap()]);
+    }
+
+    /// A pod of Cadastre, half an hour old.
+    fn part(&mut self, component: &str, node: &str, ready: bool) {
+        let pod = json!({
+            "metadata": {
+                "namespace": "kube-system", "name": format!("{component}-{node}"), "creationTimestamp": SINCE,
+                "labels": {"app.kubernetes.io/name": "cadastre", "app.kubernetes.io/component": component},
+            },
+            "spec": {"nodeName": node, "containers": []},
+            "status": {"conditions": [{"type": "Ready", "status": if ready { "True" } else { "False" }}]},
+        });
+        let parts = self.lists.parts.as_mut().unwrap();
+        parts.push(serde_json::from_value(pod).unwrap());
     }
 
     fn next(&mut self) -> String {

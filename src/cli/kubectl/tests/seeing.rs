@@ -26,6 +26,8 @@ fn every_address_has_a_state() {
     let states = [
         ("10.0.0.1", State::InUse),
         ("10.0.0.2", State::Free),
+        ("10.0.0.16", State::Network),
+        ("10.0.0.31", State::Broadcast),
         ("10.0.0.17", State::ReportedByPod),
         ("10.0.0.33", State::Quarantine),
         ("10.0.0.77", State::NodeAddress),
@@ -37,6 +39,18 @@ fn every_address_has_a_state() {
     for (at, state) in states {
         assert_eq!(state_of(&cluster, at), state, "{at}");
     }
+    // Without a gateway every address is for pods.
+    cluster.lists.subnets[1].spec["pools"] = json!([
+        {"name": "p", "ipv4": {"cidrs": ["10.0.0.0/24"], "gateway": "None"}},
+    ]);
+    assert_eq!(state_of(&cluster, "10.0.0.16"), State::Free);
+    cluster.lists.subnets[1].spec["pools"] = json!([]);
+    cluster
+        .lists
+        .pods
+        .retain(|pod| pod.metadata.name.as_deref() != Some("late"));
+    assert_eq!(state_of(&cluster, "10.0.0.17"), State::Gateway);
+    cluster.pod("shop/late", "b", &["10.0.0.17"]);
     let entry = "10.0.0.1 cbr0/0123456789-shop/cart eth0 pod-shop/cart shop/cart";
     cluster.listed(&format!("{entry} 2026-11-21T11:00:00Z superseded"));
     assert_eq!(state_of(&cluster, "10.0.0.1"), State::Superseded);
@@ -215,4 +229,89 @@ fn tables_of_every_kind_can_be_shown() {
     assert!(show::node("x", &inventory).is_err());
     assert!(show::pod("shop/none", &inventory).is_err());
     assert!(show::handle("nothing", &inventory).is_err());
+}
+
+#[test]
+fn a_plan_that_serves_nobody_does_not_fit() {
+    let cluster = Cluster::new();
+    let with = |name: &str, spec: serde_json::Value| {
+        let changes = Changes {
+            pools: vec![json!({"kind": "IPPool", "metadata": {"name": name}, "spec": spec})],
+            ..Changes::default()
+        };
+        plan(&cluster.lists, &changes, now()).unwrap()
+    };
+    let cidrs = |cidr: &str| json!({"cidrs": [cidr], "blockSize": 28});
+    let good = with("q", json!({"ipv4": cidrs("10.1.0.0/24")}));
+    assert!(good.fits, "{}", good.text(&style()));
+    let zone = json!({"matchLabels": {"zone": "nowhere"}});
+    let nobody = with(
+        "q",
+        json!({"ipv4": cidrs("10.1.0.0/24"), "nodeSelector": zone}),
+    );
+    assert!(!nobody.fits);
+    let text = nobody.text(&style());
+    assert!(
+        text.contains("Pool \"q\" would serve nobody: its nodeSelector matches none of 2 nodes"),
+        "{text}"
+    );
+    let overlaps = with("q", json!({"ipv4": cidrs("10.0.0.0/25")}));
+    let text = overlaps.text(&style());
+    assert!(
+        !overlaps.fits && text.contains("Pool \"q\" would serve nobody: 10.0.0.0/25 overlaps"),
+        "{text}"
+    );
+    // Somebody means that.
+    let disabled = with("q", json!({"ipv4": cidrs("10.1.0.0/24"), "disabled": true}));
+    assert!(disabled.fits, "{}", disabled.text(&style()));
+}
+
+#[test]
+fn a_pod_is_told_of_the_addresses_that_it_may_have() {
+    let mut cluster = Cluster::new();
+    let spec = json!({
+        "ipv4": {"cidrs": ["10.1.0.0/24"], "blockSize": 28}, "podSelector": {"matchLabels": {"app": "db"}},
+    });
+    cluster.pool("db", &spec);
+    cluster.pod("shop/waits", "b", &[]);
+    let answer = |cluster: &Cluster| {
+        explain::pod("shop/waits", &cluster.inventory())
+            .unwrap()
+            .answer
+    };
+    let all = answer(&cluster);
+    assert!(
+        all.contains("has 16 free of the pools that serve it (p)"),
+        "{all}"
+    );
+    cluster.lists.pods.last_mut().unwrap().metadata.annotations =
+        Some([("cadastre.dev/pools".to_owned(), "db".to_owned())].into());
+    cluster.lists.pods.last_mut().unwrap().metadata.labels =
+        Some([("app".to_owned(), "db".to_owned())].into());
+    let own = answer(&cluster);
+    assert!(
+        own.contains("has none free of the pools that serve it (db)"),
+        "{own}"
+    );
+}
+
+#[test]
+fn a_map_begins_where_something_is() {
+    let mut cluster = Cluster::new();
+    cluster.lists.pools[0].spec["ipv4"]["cidrs"] = json!(["10.0.0.0/16"]);
+    cluster.block("10.0.255.240/28", "p", "b");
+    cluster.lists.blocks.drain(..2);
+    cluster.lists.subnets.clear();
+    let map = map("p", 4096, By::Owner, &cluster.inventory()).unwrap();
+    let text = map.text(&style());
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(
+        lines[1], "10.0.0.0         (63 rows of free space)",
+        "{text}"
+    );
+    assert!(
+        lines[2].starts_with("10.0.252.0       ....") && lines[2].ends_with("..A"),
+        "{text}"
+    );
+    assert_eq!(lines[3], "", "{text}");
 }

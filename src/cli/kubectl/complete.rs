@@ -1,0 +1,310 @@
+//! What may come next on the command line: verbs, flags, and the names of objects.
+//!
+//! kubectl asks a program `kubectl_complete-NAME` in PATH for the words of its plugin NAME, and reads what cobra's
+//! programs print: a line for each word with what it is, then a directive for the shell.
+
+use std::collections::BTreeSet;
+use std::io::Write as _;
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use clap::{Arg, Command, CommandFactory as _};
+
+use super::inventory::Inventory;
+use super::lists::Wanted;
+use super::reach::Reach;
+use super::{Cli, Flags, Verdict};
+
+/// "These are all, and no files" in cobra's protocol.
+const NO_FILES: &str = ":4";
+/// "The shell may offer files".
+const FILES: &str = ":0";
+/// Nobody waits longer for a word.
+const PATIENCE_SECONDS: u16 = 5;
+
+/// Words to complete, as kubectl gives them
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The words after `kubectl cadastre`, the last one perhaps empty or not complete
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    words: Vec<String>,
+}
+
+/// What fits at the end of a command line.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Next {
+    /// These words, each with what it is
+    Words(Vec<(String, String)>),
+    /// The names of these objects
+    Names(Kind),
+    /// Files, or anything
+    Anything,
+}
+
+/// Objects that have names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// IPPools
+    Pool,
+    /// Nodes
+    Node,
+    /// Pods, `namespace/name`
+    Pod,
+    /// Blocks that nodes have, by CIDR
+    Block,
+}
+
+/// What may follow these words; the last one is what has been typed of the next.
+pub fn next(words: &[String]) -> Next {
+    let root = Cli::command();
+    let (typed, before) = words
+        .split_last()
+        .map_or(("", words), |(last, all)| (last.as_str(), all));
+    let mut at = &root;
+    let mut path = Vec::new();
+    let mut waits: Option<&Arg> = None;
+    for word in before {
+        if waits.take().is_some() {
+            continue;
+        }
+        if word.starts_with('-') {
+            waits = flag(&root, at, word).filter(|it| !word.contains('=') && takes_value(it));
+        } else if let Some(verb) = at.find_subcommand(word) {
+            at = verb;
+            path.push(verb.get_name());
+        } else {
+            path.push("");
+        }
+    }
+    if let Some(arg) = waits {
+        return value(arg);
+    }
+    if typed.starts_with('-') {
+        return Next::Words(flags(&root, at));
+    }
+    if at.has_subcommands() {
+        return Next::Words(verbs(at));
+    }
+    positional(&path)
+}
+
+fn takes_value(arg: &Arg) -> bool {
+    arg.get_action().takes_values()
+}
+
+/// The flag of that spelling: of the verb, or of all.
+fn flag<'a>(root: &'a Command, at: &'a Command, word: &str) -> Option<&'a Arg> {
+    let name = word.trim_start_matches('-').split('=').next()?;
+    let is = |arg: &&Arg| {
+        let short = arg.get_short().map(|it| it.to_string());
+        arg.get_long() == Some(name) || short.as_deref() == Some(name)
+    };
+    at.get_arguments().chain(root.get_arguments()).find(is)
+}
+
+fn flags(root: &Command, at: &Command) -> Vec<(String, String)> {
+    let all = at.get_arguments().chain(root.get_arguments());
+    let all = all.filter_map(|arg| Some((format!("--{}", arg.get_long()?), help(arg.get_help()))));
+    let mut seen = BTreeSet::new();
+    all.filter(|(name, _)| seen.insert(name.clone())).collect()
+}
+
+fn verbs(at: &Command) -> Vec<(String, String)> {
+    let shown = at.get_subcommands().filter(|it| !it.is_hide_set());
+    shown
+        .map(|it| (it.get_name().to_owned(), help(it.get_about())))
+        .collect()
+}
+
+fn help(text: Option<&clap::builder::StyledStr>) -> String {
+    text.map_or(String::new(), |it| {
+        it.to_string().lines().next().unwrap_or_default().to_owned()
+    })
+}
+
+/// What a flag may be set to.
+fn value(arg: &Arg) -> Next {
+    match arg.get_long() {
+        Some("pool" | "delete-pool") => return Next::Names(Kind::Pool),
+        Some("node") => return Next::Names(Kind::Node),
+        _ => {}
+    }
+    let known = arg.get_possible_values();
+    if known.is_empty() {
+        return Next::Anything;
+    }
+    let known = known.iter();
+    Next::Words(
+        known
+            .map(|it| (it.get_name().to_owned(), help(it.get_help())))
+            .collect(),
+    )
+}
+
+/// What a verb is about; all take one name but `drain` and `undrain`.
+fn positional(path: &[&str]) -> Next {
+    Next::Names(match path {
+        ["show" | "explain", "pool"] | ["map"] => Kind::Pool,
+        ["show" | "explain", "node"] => Kind::Node,
+        ["show" | "explain", "pod"] => Kind::Pod,
+        ["drain" | "undrain", ..] => Kind::Block,
+        _ => return Next::Anything,
+    })
+}
+
+/// The names of all objects of a kind.
+fn names(kind: Kind, inventory: &Inventory) -> Vec<String> {
+    match kind {
+        Kind::Pool => inventory
+            .registry
+            .pools
+            .iter()
+            .map(|it| it.name.to_string())
+            .collect(),
+        Kind::Node => inventory
+            .world
+            .nodes
+            .iter()
+            .map(|it| it.name.to_string())
+            .collect(),
+        Kind::Pod => inventory
+            .pods
+            .iter()
+            .filter(|it| it.uses_addresses())
+            .map(|it| it.name.clone())
+            .collect(),
+        Kind::Block => {
+            let blocks = inventory.registry.blocks.iter();
+            let held = blocks.filter(|it| !it.owner.resting);
+            held.map(|it| it.cidr.to_string()).collect()
+        }
+    }
+}
+
+/// The flags that say which cluster, out of words that need not be complete.
+fn cluster(words: &[String]) -> Flags {
+    let of = |names: &[&str]| {
+        words.iter().enumerate().find_map(|(at, word)| {
+            let (name, value) = word.split_once('=').unwrap_or((word, ""));
+            let is = names.contains(&name);
+            let value = if word.contains('=') {
+                Some(value.to_owned())
+            } else {
+                words.get(at + 1).cloned()
+            };
+            value.filter(|_| is)
+        })
+    };
+    Flags {
+        kubeconfig: of(&["--kubeconfig"]).map(PathBuf::from),
+        context: of(&["--context"]),
+        namespace: of(&["--namespace", "-n"]),
+        impersonate: of(&["--as"]),
+        request_timeout: PATIENCE_SECONDS,
+        chunk_size: 0,
+        ..Flags::default()
+    }
+}
+
+/// The lines for kubectl: those of `all` that begin as typed.
+fn lines(all: &[(String, String)], typed: &str) -> String {
+    let fit = all.iter().filter(|it| it.0.starts_with(typed));
+    let fit = fit.map(|(word, about)| match about.as_str() {
+        "" => format!("{word}\n"),
+        about => format!("{word}\t{about}\n"),
+    });
+    fit.collect::<String>() + NO_FILES + "\n"
+}
+
+/// Runs the verb.
+pub async fn exec(args: &Args) -> anyhow::Result<Verdict> {
+    let typed = args.words.last().map_or("", String::as_str);
+    let text = match next(&args.words) {
+        Next::Anything => format!("{FILES}\n"),
+        Next::Words(all) => lines(&all, typed),
+        Next::Names(kind) => {
+            let reach = Reach::new(&cluster(&args.words)).await?;
+            let wanted = Wanted {
+                pods: kind == Kind::Pod,
+                namespaces: false,
+            };
+            let inventory = reach.inventory(wanted).await?;
+            let named = names(kind, &inventory)
+                .into_iter()
+                .map(|it| (it, String::new()));
+            lines(&named.collect::<Vec<_>>(), typed)
+        }
+    };
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes())
+        .context("nobody reads the words")?;
+    Ok(Verdict::Clean)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(line: &str) -> Next {
+        next(&line.split(' ').map(str::to_owned).collect::<Vec<_>>())
+    }
+
+    fn words(line: &str) -> Vec<String> {
+        match of(line) {
+            Next::Words(all) => all.into_iter().map(|it| it.0).collect(),
+            other => panic!("{line}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn verbs_flags_and_values_are_completed() {
+        let verbs = words("");
+        assert!(verbs.contains(&"explain".to_owned()) && !verbs.contains(&"__complete".to_owned()));
+        assert_eq!(words("explain "), ["pod", "node", "pool"]);
+        assert!(words("check --").contains(&"--severity".to_owned()));
+        assert!(words("check --").contains(&"--context".to_owned()));
+        assert_eq!(
+            words("-n shop check --severity "),
+            ["info", "warning", "critical"]
+        );
+        assert!(words("show pools -o ").contains(&"json".to_owned()));
+    }
+
+    #[test]
+    fn names_are_those_of_the_kind() {
+        for (line, kind) in [
+            ("show pool ", Kind::Pool),
+            ("map d", Kind::Pool),
+            ("--context x explain node w", Kind::Node),
+            ("explain pod -n shop ", Kind::Pod),
+            ("show blocks --pool ", Kind::Pool),
+            ("show blocks --node ", Kind::Node),
+            ("plan --delete-pool ", Kind::Pool),
+            ("drain ", Kind::Block),
+            ("drain 10.0.0.0/26 ", Kind::Block),
+        ] {
+            assert_eq!(of(line), Next::Names(kind), "{line}");
+        }
+        assert_eq!(of("show ip "), Next::Anything);
+        assert_eq!(of("show pool one "), Next::Anything);
+    }
+
+    #[test]
+    fn the_cluster_is_that_of_the_line() {
+        let line = "--context=a show -n b pool --kubeconfig c d";
+        let flags = cluster(&line.split(' ').map(str::to_owned).collect::<Vec<_>>());
+        assert_eq!(flags.context.as_deref(), Some("a"));
+        assert_eq!(flags.namespace.as_deref(), Some("b"));
+        assert_eq!(flags.kubeconfig, Some("c".into()));
+    }
+
+    #[test]
+    fn lines_are_as_kubectl_reads_them() {
+        let all = [
+            ("pods".to_owned(), "of people".to_owned()),
+            ("old".to_owned(), String::new()),
+        ];
+        assert_eq!(lines(&all, "p"), "pods\tof people\n:4\n");
+        assert_eq!(lines(&all, ""), "pods\tof people\nold\n:4\n");
+    }
+}

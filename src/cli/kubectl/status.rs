@@ -1,0 +1,218 @@
+//! `kubectl cadastre status`: whether it is well, a line a part.
+
+use std::fmt::Write as _;
+
+use serde::Serialize;
+
+use super::inventory::Inventory;
+use super::lists::Wanted;
+use super::plan::whatif;
+use super::reach::Reach;
+use super::render::{self, Columns, Report, Style, age, count, some};
+use super::running::AgentPod;
+use super::show::agent_of;
+use super::{Flags, Verdict};
+use crate::controller::figures::figures;
+use crate::controller::pools::PoolState;
+
+/// Say in one line a part whether Cadastre is well
+///
+/// Exit code 0: all is well; 2: something is not. `check` looks at every address.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  kubectl cadastre status
+  kubectl cadastre status -o json")]
+pub struct Args {}
+
+/// How a part is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum Health {
+    /// It is well.
+    Ok,
+    /// It is not there, and may be so on purpose.
+    None,
+    /// Who asks may not know, or nobody can.
+    Unknown,
+    /// Somebody has to act.
+    Bad,
+}
+
+/// A part.
+#[derive(Clone, Debug, Serialize)]
+pub struct PartStatus {
+    /// Which one
+    pub part: &'static str,
+    /// How it is
+    pub health: Health,
+    /// In words
+    pub says: String,
+}
+
+/// All parts.
+#[derive(Clone, Debug, Serialize)]
+pub struct StatusReport {
+    /// A line each
+    pub parts: Vec<PartStatus>,
+}
+
+/// How all parts are.
+pub fn status(inventory: &Inventory) -> StatusReport {
+    let part = |part, (health, says)| PartStatus { part, health, says };
+    StatusReport {
+        parts: vec![
+            part("leader", leader(inventory)),
+            part("controllers", controllers(inventory)),
+            part("agents", agents(inventory)),
+            part("pools", pools(inventory)),
+            part("nodes", nodes(inventory)),
+        ],
+    }
+}
+
+fn leader(inventory: &Inventory) -> (Health, String) {
+    let lease = match &inventory.running.lease {
+        Err(why) => return (Health::Unknown, why.clone()),
+        Ok(None) => return (Health::Bad, "no controller has ever led here".to_owned()),
+        Ok(Some(lease)) => lease,
+    };
+    let ago = age(lease.renewed, inventory.now);
+    match (lease.holder.as_str(), lease.is_stale(inventory.now)) {
+        ("", _) => (Health::Bad, "nobody leads".to_owned()),
+        (holder, true) => (
+            Health::Bad,
+            format!("{holder} led, and was last heard of {ago} ago"),
+        ),
+        (holder, false) => (Health::Ok, format!("{holder} leads, heard of {ago} ago")),
+    }
+}
+
+fn controllers(inventory: &Inventory) -> (Health, String) {
+    if let Err(why) = &inventory.running.parts {
+        return (Health::Unknown, why.clone());
+    }
+    let all: Vec<bool> = inventory.running.pods(false).map(|it| it.ready).collect();
+    let ready = all.iter().filter(|it| **it).count();
+    match (all.len(), ready) {
+        (0, _) => (
+            Health::Unknown,
+            "none runs as a pod of the chart".to_owned(),
+        ),
+        (all, ready) if all == ready => (Health::Ok, format!("{ready} of {all} are ready")),
+        (all, ready) => (Health::Bad, format!("{ready} of {all} are ready")),
+    }
+}
+
+fn agents(inventory: &Inventory) -> (Health, String) {
+    if let Err(why) = &inventory.running.parts {
+        return (Health::Unknown, why.clone());
+    }
+    let agents = inventory.running.agents(inventory.now);
+    let nodes = || inventory.world.nodes.iter();
+    let spoken = nodes().filter(|node| agent_of(node, inventory).is_some());
+    if agents.is_empty() {
+        return match spoken.count() {
+            0 => (
+                Health::None,
+                "there are none (mode podCIDRs needs none)".to_owned(),
+            ),
+            of => (
+                Health::Unknown,
+                format!(
+                    "those of {} have spoken, and none is a pod of the chart now",
+                    count(of, "node")
+                ),
+            ),
+        };
+    }
+    let is = |node: &str| agents.get(node).copied().unwrap_or(AgentPod::None);
+    let without: Vec<&str> = nodes()
+        .map(|node| &*node.name)
+        .filter(|name| is(name) != AgentPod::Ready)
+        .collect();
+    let all = inventory.world.nodes.len();
+    let says = format!(
+        "{} of {} have a ready one",
+        all - without.len(),
+        count(all, "node")
+    );
+    if without.is_empty() {
+        return (Health::Ok, says);
+    }
+    (Health::Bad, format!("{says}; not {}", some(&without, 4)))
+}
+
+fn pools(inventory: &Inventory) -> (Health, String) {
+    let all: Vec<&PoolState> = inventory.registry.pools.iter().collect();
+    if all.is_empty() {
+        return (
+            Health::Bad,
+            "there is none: nobody gets an address".to_owned(),
+        );
+    }
+    let named = |which: &dyn Fn(&PoolState) -> bool| -> Vec<&str> {
+        let some = all.iter().filter(|it| which(it));
+        some.map(|it| &*it.name).collect()
+    };
+    let idle = named(&|it| !it.is_serving());
+    let full = named(&|it| it.is_serving() && is_full(it, inventory));
+    let nobody = named(&|it| it.is_serving() && selects_nobody(it, inventory));
+    let mut says = format!("{} of {} serve", all.len() - idle.len(), all.len());
+    for (what, which) in [("not", &idle), ("full", &full), ("for no node", &nobody)] {
+        if !which.is_empty() {
+            let _ = write!(says, "; {what}: {}", some(which, 4));
+        }
+    }
+    let bad = !full.is_empty() || idle.len() == all.len();
+    (if bad { Health::Bad } else { Health::Ok }, says)
+}
+
+fn is_full(state: &PoolState, inventory: &Inventory) -> bool {
+    let mut families = state.space.families();
+    families.any(|family| figures(state, family, &inventory.registry).free == 0)
+}
+
+/// Whether there are nodes, and the pool is for none of them.
+pub(super) fn selects_nobody(state: &PoolState, inventory: &Inventory) -> bool {
+    let mut nodes = inventory.world.nodes.iter();
+    !inventory.world.nodes.is_empty() && !nodes.any(|node| state.selects(node))
+}
+
+fn nodes(inventory: &Inventory) -> (Health, String) {
+    let outcome = whatif::simulate_now(inventory);
+    let waiting: Vec<_> = outcome.waits().into_iter().collect();
+    let all = count(inventory.world.nodes.len(), "node");
+    match waiting.len() {
+        0 => (Health::Ok, format!("{all}, none waits for addresses")),
+        some_wait => (
+            Health::Bad,
+            format!(
+                "{all}, {some_wait} wait for addresses: {}",
+                some(&waiting, 4)
+            ),
+        ),
+    }
+}
+
+impl Report for StatusReport {
+    fn text(&self, style: &Style) -> String {
+        let mut table = Columns::new(&["PART", "HEALTH", "WHAT IS SO"]);
+        for part in &self.parts {
+            let health = format!("{:?}", part.health).to_lowercase();
+            table.row([part.part.to_owned(), health, part.says.clone()]);
+        }
+        table.text(style, "")
+    }
+}
+
+/// Runs the verb.
+pub async fn exec(_: &Args, flags: &Flags, reach: &Reach) -> anyhow::Result<Verdict> {
+    let inventory = reach.inventory(Wanted::PODS).await?;
+    let report = status(&inventory);
+    render::print(&report, flags.output, inventory.now)?;
+    let bad = report.parts.iter().any(|it| it.health == Health::Bad);
+    Ok(if bad {
+        Verdict::Findings
+    } else {
+        Verdict::Clean
+    })
+}
