@@ -32,10 +32,14 @@ say = @printf '\n\033[1m== %s\033[0m\n' "$(1)"
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
 
-run: setup control-plane nodes ## the demo: a local control plane with cadastre at work, until Ctrl-C
+run: first control-plane nodes ## the demo: a local control plane with cadastre at work, until Ctrl-C
 	$(call say,run: build)
 	$(CARGO) build --workspace --bins --test harness
 	@exec $(TARGET)/debug/cadastre-demo
+
+.PHONY: first
+first:
+	@hack/setup run
 
 test: setup check unit sim e2e ## everything that CI runs
 	$(call say,test: all passed)
@@ -148,7 +152,7 @@ control-plane: setup ## build etcd and Kubernetes where missing (about 6 minutes
 	$(CARGO) build --workspace --bin cadastre-assets --test harness
 	@$(TARGET)/debug/cadastre-assets
 
-tools: setup ## build helm where it is missing (about 4 minutes, once)
+tools: setup ## build helm 4 and 3, and what clients of the gRPC API are made with, where missing (about 6 minutes, once)
 	$(call say,tools)
 	$(CARGO) build --workspace --bin cadastre-assets --test harness
 	@$(TARGET)/debug/cadastre-assets tools

@@ -4,8 +4,8 @@
 //! cache, `$CADASTRE_CACHE`, else `$XDG_CACHE_HOME/cadastre`, else `~/.cache/cadastre`, in a sub-folder
 //! for each Go module and release, such as `control-plane/v1.36.3`. What is missing is built once into
 //! the cache by `go build`, statically, from the modules in `e2e/control-plane`, `e2e/containerd`,
-//! `e2e/cni-plugins`, `e2e/helm` and `e2e/prometheus`, whose `go.sum` pin every source; on two cores about six
-//! minutes for the four of [`CONTROL_PLANE`], four more for [`NODES`], four for [`TOOLS`] and three for
+//! `e2e/cni-plugins`, `e2e/grpc-go`, `e2e/helm`, `e2e/helm3` and `e2e/prometheus`, whose `go.sum` pin every source; on
+//! two cores about six minutes for the four of [`CONTROL_PLANE`], four more for [`NODES`], six for [`TOOLS`] and three for
 //! [`MONITORING`]. A lock file keeps two processes from building at once,
 //! and a build gets its name only when it is complete.
 
@@ -30,6 +30,10 @@ pub const CNI_PLUGINS: &str = "v1.9.1";
 pub const PROMETHEUS: &str = "v0.315.0";
 /// The release of helm that is built.
 pub const HELM: &str = "v4.3.1";
+/// The release of helm 3, which most clusters are still installed with.
+pub const HELM3: &str = "v3.22.0";
+/// The release of grpc-go whose clients are tried.
+pub const GRPC_GO: &str = "v1.83.2";
 
 /// What [`ControlPlane`](crate::ControlPlane) needs.
 pub const CONTROL_PLANE: [Program; 4] = [
@@ -58,7 +62,9 @@ pub const NODES: [Program; 12] = [
 /// What tests of alerts and dashboards need.
 pub const MONITORING: [Program; 2] = [Program::Prometheus, Program::Promtool];
 /// What people install and look at a cluster with.
-pub const TOOLS: [Program; 1] = [Program::Helm];
+pub const TOOLS: [Program; 2] = [Program::Helm, Program::Helm3];
+/// What makes Go of a proto.
+pub const GENERATORS: [Program; 2] = [Program::ProtocGenGo, Program::ProtocGenGoGrpc];
 
 /// A program that the harness can run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,6 +107,12 @@ pub enum Program {
     Promtool,
     /// `helm`, which installs charts
     Helm,
+    /// `helm` of the release before
+    Helm3,
+    /// `protoc-gen-go`, which makes Go of messages
+    ProtocGenGo,
+    /// `protoc-gen-go-grpc`, which makes Go of services
+    ProtocGenGoGrpc,
 }
 
 /// The Go module that a program is built from.
@@ -111,6 +123,8 @@ enum Source {
     CniPlugins,
     Prometheus,
     Helm,
+    Helm3,
+    GrpcGo,
 }
 
 impl Source {
@@ -122,6 +136,8 @@ impl Source {
             Self::CniPlugins => "cni-plugins",
             Self::Prometheus => "prometheus",
             Self::Helm => "helm",
+            Self::Helm3 => "helm3",
+            Self::GrpcGo => "grpc-go",
         }
     }
 
@@ -132,6 +148,20 @@ impl Source {
             Self::CniPlugins => CNI_PLUGINS,
             Self::Prometheus => PROMETHEUS,
             Self::Helm => HELM,
+            Self::Helm3 => HELM3,
+            Self::GrpcGo => GRPC_GO,
+        }
+    }
+}
+
+impl Source {
+    /// How long one of its programs takes to build on two cores, about.
+    fn seconds(self) -> u64 {
+        match self {
+            Self::ControlPlane | Self::Prometheus => 90,
+            Self::Containerd => 45,
+            Self::CniPlugins | Self::GrpcGo => 5,
+            Self::Helm | Self::Helm3 => 150,
         }
     }
 }
@@ -158,7 +188,9 @@ impl Program {
             Self::Cnitool => "cnitool",
             Self::Prometheus => "prometheus",
             Self::Promtool => "promtool",
-            Self::Helm => "helm",
+            Self::Helm | Self::Helm3 => "helm",
+            Self::ProtocGenGo => "protoc-gen-go",
+            Self::ProtocGenGoGrpc => "protoc-gen-go-grpc",
         }
     }
 
@@ -180,6 +212,8 @@ impl Program {
             | Self::Cnitool => Source::CniPlugins,
             Self::Prometheus | Self::Promtool => Source::Prometheus,
             Self::Helm => Source::Helm,
+            Self::Helm3 => Source::Helm3,
+            Self::ProtocGenGo | Self::ProtocGenGoGrpc => Source::GrpcGo,
         }
     }
 
@@ -195,6 +229,9 @@ impl Program {
             Self::HostLocal => format!("{CNI}/plugins/plugins/ipam/{name}"),
             Self::Cnitool => format!("{CNI}/cni/{name}"),
             Self::Helm => "helm.sh/helm/v4/cmd/helm".to_owned(),
+            Self::Helm3 => "helm.sh/helm/v3/cmd/helm".to_owned(),
+            Self::ProtocGenGo => format!("google.golang.org/protobuf/cmd/{name}"),
+            Self::ProtocGenGoGrpc => format!("google.golang.org/grpc/cmd/{name}"),
             _ => match self.source() {
                 Source::Containerd => format!("github.com/containerd/containerd/v2/cmd/{name}"),
                 Source::Prometheus => format!("github.com/prometheus/prometheus/cmd/{name}"),
@@ -228,6 +265,8 @@ impl Program {
                 format!(" -X github.com/prometheus/common/version.Version={PROMETHEUS}")
             }
             Source::Helm => format!(" -X helm.sh/helm/v4/internal/version.version={HELM}"),
+            Source::Helm3 => format!(" -X helm.sh/helm/v3/internal/version.version={HELM3}"),
+            Source::GrpcGo => String::new(),
         };
         format!("-s -w{stamp}")
     }
@@ -239,7 +278,7 @@ pub fn find(program: Program) -> Result<PathBuf> {
         let target = match program.source() {
             _ if CONTROL_PLANE.contains(&program) => "control-plane",
             Source::Prometheus => "monitoring",
-            Source::Helm => "tools",
+            Source::Helm | Source::Helm3 | Source::GrpcGo => "tools",
             _ => "nodes",
         };
         format!("{} is not built yet: run `make {target}`", program.name())
@@ -265,12 +304,11 @@ pub fn ensure(programs: &[Program]) -> Result<()> {
         let folder = folder_of(*program, &cache);
         fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
     }
-    let lock = File::create(cache.join(".lock"))?;
-    if lock.try_lock().is_err() {
-        say("waiting for another process that builds …");
-        lock.lock()?;
-    }
+    let _lock = lock(&cache)?;
     let left: Vec<Program> = missing();
+    if !left.is_empty() {
+        say(&announcement(&left));
+    }
     for (i, program) in left.iter().enumerate() {
         build(
             *program,
@@ -281,7 +319,28 @@ pub fn ensure(programs: &[Program]) -> Result<()> {
     Ok(())
 }
 
-fn cache() -> Result<PathBuf> {
+/// How long what comes will take, for who sees it for the first time.
+fn announcement(programs: &[Program]) -> String {
+    let seconds = programs.iter().map(|it| it.source().seconds());
+    let minutes = seconds.sum::<u64>().div_ceil(60);
+    format!(
+        "building {} programs of Kubernetes and its surroundings, once: about {minutes} min on two cores",
+        programs.len()
+    )
+}
+
+/// Keeps other processes from building.
+pub(crate) fn lock(cache: &Path) -> Result<File> {
+    let lock = File::create(cache.join(".lock"))?;
+    if lock.try_lock().is_err() {
+        say("waiting for another process that builds …");
+        lock.lock()?;
+    }
+    Ok(lock)
+}
+
+/// The folder of what is built once.
+pub(crate) fn cache() -> Result<PathBuf> {
     let folder = |name| {
         env::var_os(name)
             .filter(|it| !it.is_empty())
@@ -395,6 +454,20 @@ impl<'a> Progress<'a> {
 }
 
 /// Straight to standard error, so that it also shows while a test runs.
-fn say(line: &str) {
+pub(crate) fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_build_says_how_long_it_takes() {
+        let said = announcement(&CONTROL_PLANE);
+        assert!(
+            said.contains("4 programs") && said.ends_with("about 6 min on two cores"),
+            "{said}"
+        );
+    }
 }

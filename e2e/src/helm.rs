@@ -27,6 +27,7 @@ pub async fn template(flags: &[&str]) -> Result<String> {
 /// helm, for one cluster or for none.
 #[derive(Debug)]
 pub struct Helm {
+    program: Program,
     folder: PathBuf,
     kubeconfig: PathBuf,
 }
@@ -35,6 +36,7 @@ impl Helm {
     /// For what needs no cluster; `folder` takes its caches.
     pub fn offline(folder: &Path) -> Self {
         Self {
+            program: Program::Helm,
             folder: folder.to_owned(),
             kubeconfig: folder.join("none"),
         }
@@ -43,14 +45,24 @@ impl Helm {
     /// As the administrator of a cluster.
     pub fn of(cluster: &ControlPlane) -> Result<Self> {
         Ok(Self {
+            program: Program::Helm,
             folder: cluster.folder().join("helm"),
             kubeconfig: cluster.kubeconfig(ADMIN)?,
         })
     }
 
+    /// The same with helm 3.
+    #[must_use]
+    pub fn three(self) -> Self {
+        Self {
+            program: Program::Helm3,
+            ..self
+        }
+    }
+
     /// Runs it and returns its standard output; its standard error is the error.
     pub async fn run<S: AsRef<OsStr>>(&self, args: &[S]) -> Result<String> {
-        let output = tokio::process::Command::new(assets::find(Program::Helm)?)
+        let output = tokio::process::Command::new(assets::find(self.program)?)
             .args(args)
             .env("KUBECONFIG", &self.kubeconfig)
             .env("HOME", &self.folder)

@@ -13,6 +13,7 @@
 //!                 ├─ Stage, Hand                        ──> a controller at work, objects, waits
 //!                 ├─ Agents                             ──> the node side of NodeSubnets
 //!                 ├─ Prometheus, Browser                ──> what people look at
+//!                 ├─ clients                            ──> programs in other languages
 //!                 ├─ node::Site, node::Machine          ──> real kubelets, containerd, pods
 //!                 └─ History                            ──> what really happened, revision by revision
 //! ```
@@ -25,6 +26,7 @@ pub mod agent;
 pub mod assets;
 pub mod audit;
 pub mod browser;
+pub mod clients;
 pub mod control_plane;
 pub mod crds;
 pub mod daemon;

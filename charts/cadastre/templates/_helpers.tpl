@@ -13,6 +13,54 @@ helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 {{- with .component }}
 app.kubernetes.io/component: {{ . }}
 {{- end }}
+{{- with .root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* Labels of pods: what selects them, and people's own. */}}
+{{- define "cadastre.podLabels" -}}
+{{- $own := merge (dict) (get .root.Values .component).podLabels .root.Values.commonLabels -}}
+{{- include "cadastre.selector" .component }}
+{{- with $own }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* How many controllers: two, or one where there is one node for them, whose ports they cannot share. */}}
+{{- define "cadastre.replicas" -}}
+{{- $c := .Values.controller -}}
+{{- if ne (toString $c.replicas) "auto" -}}
+{{- $c.replicas -}}
+{{- else if $c.hostNetwork -}}
+{{- $nodes := 0 -}}
+{{- range (lookup "v1" "Node" "" "").items -}}
+{{- $labels := .metadata.labels | default dict -}}
+{{- $fits := true -}}
+{{- range $key, $value := $c.nodeSelector -}}
+{{- if ne (toString $value) (toString (get $labels $key)) -}}{{- $fits = false -}}{{- end -}}
+{{- end -}}
+{{- if $fits -}}{{- $nodes = add1 $nodes -}}{{- end -}}
+{{- end -}}
+{{- eq (int $nodes) 1 | ternary 1 2 -}}
+{{- else -}}
+2
+{{- end -}}
+{{- end }}
+
+{{/* A ServiceAccount. */}}
+{{- define "cadastre.serviceAccount" -}}
+apiVersion: v1
+kind: ServiceAccount
+metadata:
+  name: cadastre-{{ .component }}
+  namespace: {{ .root.Release.Namespace }}
+  labels:
+    {{- include "cadastre.labels" . | nindent 4 }}
+  {{- with (get .root.Values .component).serviceAccount.annotations }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
 {{- end }}
 
 {{- define "cadastre.image" -}}

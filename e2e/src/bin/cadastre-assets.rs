@@ -1,11 +1,11 @@
 //! Builds programs where they are missing: those of the control plane (`make control-plane`), those that
 //! nodes need besides, unless nodes cannot run here anyway (`make nodes`), what people install and look at
-//! a cluster with (`make tools`), or what alerts and dashboards are tested with (`make monitoring`).
+//! a cluster with, and what clients in Python and Go are made with (`make tools`), or what alerts and dashboards are tested with (`make monitoring`).
 
 use std::io::Write as _;
 
 use anyhow::{Result, bail};
-use cadastre_e2e::{assets, node};
+use cadastre_e2e::{assets, clients, node};
 
 fn main() -> Result<()> {
     match std::env::args().nth(1).as_deref() {
@@ -17,7 +17,16 @@ fn main() -> Result<()> {
                 "nodes cannot run here, nothing is built for them: {reason}"
             )?),
         },
-        Some("tools") => assets::ensure(&assets::TOOLS),
+        Some("tools") => {
+            assets::ensure(&assets::TOOLS)?;
+            match clients::ready()? {
+                Ok(_) => Ok(()),
+                Err(reason) => Ok(writeln!(
+                    std::io::stderr(),
+                    "nothing is made for clients: {reason}"
+                )?),
+            }
+        }
         Some("monitoring") => assets::ensure(&assets::MONITORING),
         Some(other) => {
             bail!(

@@ -1,5 +1,6 @@
 //! Whether nodes can run here.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -16,6 +17,9 @@ const PROGRAMS: [(&str, &str); 7] = [
     ("unshare", "util-linux"),
 ];
 
+/// What images of pods hold.
+const BUSYBOX: (&str, &str) = ("busybox", "busybox-static");
+
 /// Where a folder would be hidden by what a machine has in its place.
 const HIDDEN: [&str; 4] = ["/etc", "/opt", "/run", "/var"];
 
@@ -24,11 +28,7 @@ pub fn available() -> Result<(), String> {
     if !rustix::process::geteuid().is_root() {
         return Err("namespaces of a node need root".to_owned());
     }
-    for (program, package) in PROGRAMS {
-        if find(program).is_none() {
-            return Err(format!("{program} is missing: apt-get install {package}"));
-        }
-    }
+    missing(|program| find(program).is_some())?;
     busybox()?;
     cgroups::available()?;
     let folder = std::env::temp_dir();
@@ -51,6 +51,23 @@ pub fn available() -> Result<(), String> {
         "--net",
         "ip link add one type veth peer name two",
     )
+}
+
+/// Names all programs that are missing at once, and the packages that have them.
+fn missing(is_there: impl Fn(&str) -> bool) -> Result<(), String> {
+    let all = PROGRAMS.iter().chain([&BUSYBOX]);
+    let (programs, packages): (Vec<&str>, BTreeSet<&str>) =
+        all.filter(|it| !is_there(it.0)).copied().unzip();
+    if programs.is_empty() {
+        return Ok(());
+    }
+    let packages: Vec<&str> = packages.into_iter().collect();
+    let are = if programs.len() == 1 { "is" } else { "are" };
+    Err(format!(
+        "{} {are} missing: apt-get install {}",
+        programs.join(", "),
+        packages.join(" ")
+    ))
 }
 
 /// Likewise whether pods can have macvlan interfaces, which not every kernel makes.
@@ -112,6 +129,19 @@ mod tests {
         );
         let text = try_out("a test", "--net", "no-such-program").unwrap_err();
         assert!(text.contains("no-such-program"), "{text}");
+    }
+
+    #[test]
+    fn all_that_is_missing_is_named_at_once() {
+        assert_eq!(missing(|_| true), Ok(()));
+        let none = missing(|_| false).unwrap_err();
+        let packages = "apt-get install busybox-static iproute2 mount runc tar util-linux";
+        assert!(
+            none.starts_with("ip, mount, nsenter,") && none.ends_with(packages),
+            "{none}"
+        );
+        let one = missing(|it| it != "runc").unwrap_err();
+        assert_eq!(one, "runc is missing: apt-get install runc");
     }
 
     #[test]

@@ -64,6 +64,8 @@ fn add(id: &str) -> Op {
         pod: None,
         pools: Vec::new(),
         addresses: Vec::new(),
+        decided: false,
+        bound: Vec::new(),
     })
 }
 

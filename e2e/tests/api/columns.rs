@@ -5,18 +5,18 @@ use serde_json::json;
 
 use super::{Lab, block, cases, pool, subnet};
 
-const POOLS: &str = r#"
-NAME    IPV4                              BLOCK4   FREE4   IPV6                   BLOCK6   FREE6   NODES   WAITING   PRIORITY   READY   REASON              AGE
-dual    ["10.244.0.0/16","10.8.0.0/16"]   24       323     ["fd00:10:244::/48"]   64       65346   187     0         10         True    Serving
-fresh                                                      ["fd00:1::/48"]                                           0
-spent   ["10.9.0.0/24"]                   26       0                                               4       3         0          False   OverlapsOlderPool
-"#;
+const POOLS: &str = r"
+NAME    IPV4            USED4   IPV6               USED6   NODES   WAITING   EXHAUSTED   PRIORITY   READY   REASON              AGE
+dual    10.244.0.0/16   37%     fd00:10:244::/48   1%      187     0                     10         True    Serving
+fresh                           fd00:1::/48                                              0
+spent   10.9.0.0/24     100%                               4       3         True        0          False   OverlapsOlderPool
+";
 
 const POOLS_WIDE: &str = r#"
-USED4   HELD4   QUARANTINED4   EXHAUSTSAT4   USED6   HELD6   QUARANTINED6   DISABLED   SELECTOR                       MESSAGE
-37%     187     2                            1%      187     2              false                                     serves the nodes it selects
-                                                                            false
-100%    4       0                                                           true       {"matchLabels":{"zone":"a"}}   carves nothing: overlaps dual
+BLOCK4   FREE4   HELD4   QUARANTINED4   EXHAUSTSAT4   BLOCK6   HELD6   QUARANTINED6   DISABLED   SELECTOR                       MESSAGE
+24       323     187     2                            64       187     2              false                                     serves the nodes it selects
+                                                                                      false
+26       0       4       0                                                            true       {"matchLabels":{"zone":"a"}}   carves nothing: overlaps dual
 "#;
 
 const SUBNETS: &str = "
@@ -105,6 +105,15 @@ impl Lab {
                 "utilization": utilization,
             })
         };
+        let mut spent = ready(
+            "False",
+            "OverlapsOlderPool",
+            "carves nothing: overlaps dual",
+        );
+        let mut exhausted = spent[0].clone();
+        exhausted["type"] = json!("Exhausted");
+        exhausted["status"] = json!("True");
+        spent.as_array_mut().unwrap().push(exhausted);
         let statuses = [
             (
                 "dual",
@@ -118,7 +127,7 @@ impl Lab {
                 "spent",
                 json!({
                     "ipv4": family(26, "0", "4", "0", "100%"), "nodes": 4, "waiting": 3,
-                    "conditions": ready("False", "OverlapsOlderPool", "carves nothing: overlaps dual"),
+                    "conditions": spent,
                 }),
             ),
         ];

@@ -6,8 +6,12 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests are tests
 
+#[path = "../install/docs.rs"]
+mod docs;
 mod made;
+mod nodes;
 mod refusals;
+mod removal;
 mod rendered;
 mod server;
 mod values;
@@ -29,6 +33,7 @@ async fn lint_finds_nothing() {
         let said = helm.run(&["lint", "--strict", "--set", &set, &chart]).await;
         let said = said.unwrap();
         assert!(said.contains("0 chart(s) failed"), "{said}");
+        assert!(!said.contains("icon is recommended"), "{said}");
     }
 }
 
@@ -38,5 +43,62 @@ fn the_versions_are_that_of_the_code() {
     for key in ["version", "appVersion"] {
         let line = format!("\n{key}: {}\n", cadastre::VERSION);
         assert!(text.contains(&line), "Chart.yaml lacks {line:?}");
+    }
+}
+
+/// What only who releases knows is in what is packaged.
+#[tokio::test]
+async fn a_release_names_its_sources_and_its_image() {
+    tokio::task::spawn_blocking(|| assets::ensure(&assets::TOOLS))
+        .await
+        .unwrap()
+        .unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let hack = chart().join("../../hack");
+    let run = |script: &str| {
+        let mut command = std::process::Command::new(hack.join(script));
+        command
+            .arg(folder.path())
+            .env("SOURCE", "https://example.com/cadastre")
+            .env("IMAGE", "registry.example.com/cadastre")
+            .env("DOWNLOADS", "https://example.com/downloads");
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    run("chart");
+    let version = cadastre::VERSION;
+    let packed = folder.path().join(format!("cadastre-{version}.tgz"));
+    let packed = packed.display().to_string();
+    let helm = Helm::offline(folder.path());
+    let said = helm.run(&["show", "chart", &packed]).await.unwrap();
+    assert!(
+        said.contains("sources:\n- https://example.com/cadastre\n"),
+        "{said}"
+    );
+    let values = helm.run(&["show", "values", &packed]).await.unwrap();
+    assert!(
+        values.contains("repository: registry.example.com/cadastre\n"),
+        "{values}"
+    );
+    let readme = helm.run(&["show", "readme", &packed]).await.unwrap();
+    assert!(readme.contains("helm test cadastre"), "{readme}");
+
+    for kind in ["linux-x86_64", "linux-aarch64"] {
+        let archive = format!("kubectl-cadastre-{version}-{kind}.tar.gz");
+        std::fs::write(folder.path().join(archive), kind).unwrap();
+    }
+    let manifest = run("krew");
+    for part in [
+        "kind: Plugin\n",
+        "{os: linux, arch: amd64}\n",
+        "{os: linux, arch: arm64}\n",
+        &format!(
+            "uri: https://example.com/downloads/kubectl-cadastre-{version}-linux-x86_64.tar.gz\n"
+        ),
+        // Of its content.
+        "sha256: 300d051341afc8275b156035dc0452a085941feaaa476b400a30f3d227f60728\n",
+    ] {
+        assert_eq!(manifest.matches(part).count(), 1, "{part}: {manifest}");
     }
 }

@@ -10,6 +10,15 @@ async fn wrong_values_are_refused_with_their_path() {
         (&["image.repository="], &["image", "repository"]),
         (&["image.digest=sha256:1"], &["digest"]),
         (&["controller.replicas=two"], &["controller", "replicas"]),
+        (
+            &["enabled=false"],
+            &["condition: cadastre.enabled", "upgrade.md"],
+        ),
+        (
+            &["commonLabels.app\\.kubernetes\\.io/name=x"],
+            &["app.kubernetes.io/name"],
+        ),
+        (&["controller.extraEnv[0].value=x"], &["extraEnv", "name"]),
         (&["controller.adminPort=70000"], &["adminPort"]),
         (&["agent.cni.template=macvlan"], &["template", "ptp"]),
         (&["agent.cni.confName=x.conf"], &["confName"]),

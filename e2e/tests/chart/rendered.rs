@@ -1,5 +1,7 @@
 //! What values do to what is rendered.
 
+use cadastre_e2e::helm::{Helm, chart};
+
 use crate::template;
 
 async fn with(flags: &[&str]) -> String {
@@ -177,7 +179,7 @@ async fn folders_of_the_host_may_be_elsewhere() {
 async fn containers_may_nothing() {
     let text = with(&[]).await;
     let containers = text.matches("image: ").count();
-    assert_eq!(containers, 3);
+    assert_eq!(containers, 4);
     for line in [
         "drop: [ALL]",
         "readOnlyRootFilesystem: true",
@@ -185,7 +187,150 @@ async fn containers_may_nothing() {
     ] {
         assert_eq!(text.matches(line).count(), containers, "{line}");
     }
-    assert_eq!(text.matches("runAsNonRoot: true").count(), 1);
+    assert_eq!(text.matches("runAsNonRoot: true").count(), 2);
     assert_eq!(text.matches("runAsUser: 0").count(), 1);
     assert!(!text.contains("privileged: true") && !text.contains("hostPID"));
+}
+
+/// What people's own clusters ask of every chart.
+#[tokio::test]
+async fn labels_environment_volumes_and_accounts_are_peoples_too() {
+    let text = with(&[
+        "commonLabels.team=net",
+        "controller.podLabels.cost=a",
+        "agent.podLabels.cost=b",
+        "controller.extraEnv[0].name=RUST_BACKTRACE",
+        "controller.extraEnv[0].value=full",
+        "agent.extraEnv[0].name=GODEBUG",
+        "agent.extraEnv[0].value=x",
+        "controller.extraVolumes[0].name=ca",
+        "controller.extraVolumes[0].emptyDir.medium=Memory",
+        "controller.extraVolumeMounts[0].name=ca",
+        "controller.extraVolumeMounts[0].mountPath=/ca",
+        "agent.extraVolumes[0].name=more",
+        "agent.extraVolumes[0].emptyDir.medium=Memory",
+        "agent.extraVolumeMounts[0].name=more",
+        "agent.extraVolumeMounts[0].mountPath=/more",
+        "controller.serviceAccount.annotations.iam=c",
+        "agent.serviceAccount.annotations.iam=d",
+        "controller.topologySpreadConstraints[0].maxSkew=1",
+        "controller.topologySpreadConstraints[0].topologyKey=zone",
+        "controller.topologySpreadConstraints[0].whenUnsatisfiable=ScheduleAnyway",
+    ])
+    .await;
+    let objects = text.matches("\nkind: ").count();
+    // Each object has them, and so have the pods of both.
+    assert_eq!(text.matches("team: net\n").count(), objects + 2, "{text}");
+    let plain = with(&[]).await;
+    for line in [
+        "        cost: a\n",
+        "        cost: b\n",
+        "- name: RUST_BACKTRACE\n",
+        "- name: GODEBUG\n",
+        "mountPath: /ca\n",
+        "mountPath: /more\n",
+        "medium: Memory\n          name: ca\n",
+        "medium: Memory\n          name: more\n",
+        "    iam: c\n",
+        "    iam: d\n",
+        "topologyKey: zone\n",
+    ] {
+        assert_eq!(text.matches(line).count(), 1, "{line}: {text}");
+        assert!(!plain.contains(line), "{line}");
+    }
+}
+
+/// By a chart that has this one as a dependency, on and off.
+#[tokio::test]
+async fn an_umbrella_chart_switches_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let umbrella = folder.path().join("umbrella");
+    std::fs::create_dir_all(umbrella.join("charts")).unwrap();
+    std::os::unix::fs::symlink(chart(), umbrella.join("charts/cadastre")).unwrap();
+    let version = cadastre::VERSION;
+    let text = format!(
+        "apiVersion: v2\nname: umbrella\nversion: 1.0.0\ndependencies:\n  - name: cadastre\n    version: {version}\n    condition: cadastre.enabled\n"
+    );
+    std::fs::write(umbrella.join("Chart.yaml"), text).unwrap();
+    let umbrella = umbrella.display().to_string();
+    for (flag, is_there) in [("true", true), ("false", false)] {
+        let set = format!("cadastre.enabled={flag}");
+        let args = [
+            "template",
+            "x",
+            &umbrella,
+            "--namespace=kube-system",
+            "--set",
+            &set,
+        ];
+        let text = Helm::offline(folder.path()).run(&args).await.unwrap();
+        assert_eq!(
+            text.contains("kind: Deployment"),
+            is_there,
+            "{flag}: {text}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn roles_of_the_cluster_take_ours_in() {
+    let text = with(&[]).await;
+    let role = |name: &str| {
+        let role = text
+            .split("---\n")
+            .find(|it| it.contains(&format!("  name: {name}\n")));
+        role.unwrap_or_default().to_owned()
+    };
+    let (view, admin) = (
+        role("cadastre-aggregate-to-view"),
+        role("cadastre-aggregate-to-admin"),
+    );
+    for to in ["view", "edit", "admin"] {
+        let label = format!("rbac.authorization.k8s.io/aggregate-to-{to}: \"true\"");
+        assert!(view.contains(&label), "{view}");
+        assert_eq!(admin.contains(&label), to == "admin", "{admin}");
+    }
+    assert!(
+        view.contains("verbs: [get, list, watch]") && !view.contains("patch"),
+        "{view}"
+    );
+    assert!(
+        admin.contains("resources: [ippools]\n    verbs: [create, update, patch, delete]"),
+        "{admin}"
+    );
+    assert!(
+        !with(&["rbac.aggregate=false"])
+            .await
+            .contains("aggregate-to")
+    );
+}
+
+#[tokio::test]
+async fn admin_ports_of_both_are_behind_network_policies() {
+    let policies = async |flags: &[&str]| with(flags).await.matches("kind: NetworkPolicy").count();
+    assert_eq!(policies(&[]).await, 0);
+    assert_eq!(policies(&["networkPolicy.enabled=true"]).await, 2);
+    assert_eq!(
+        policies(&["networkPolicy.enabled=true", "mode=podCIDRs"]).await,
+        1
+    );
+}
+
+/// `helm test` runs in a pod of the pods' own network, where that is ours to give.
+#[tokio::test]
+async fn helm_test_asks_whether_it_is_well() {
+    let text = with(&[]).await;
+    let pod = text
+        .split("---\n")
+        .find(|it| it.contains("helm.sh/hook: test\n") && it.contains("kind: Pod\n"));
+    let pod = pod.unwrap();
+    assert!(
+        pod.contains("args: [kubectl, status]") && !pod.contains("hostNetwork"),
+        "{pod}"
+    );
+    let secondary = with(&["mode=secondary"]).await;
+    assert!(
+        secondary.contains("hostNetwork: true\n  restartPolicy: Never"),
+        "{secondary}"
+    );
 }

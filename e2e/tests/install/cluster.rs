@@ -11,7 +11,7 @@ use cadastre_e2e::metrics;
 use cadastre_e2e::node::{self, Machine, MachineOptions, Site, SiteOptions};
 use cadastre_e2e::wait::until;
 use cadastre_e2e::{Hand, Options, daemon};
-use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::{Pod, ServiceAccount};
 use kube::Api;
 use kube::api::ListParams;
@@ -21,15 +21,18 @@ use crate::docs;
 /// Long enough for a busy machine.
 pub const LIMIT: Duration = Duration::from_secs(240);
 
-/// It, and two machines. Dropped in order.
+/// It, and its machines. Dropped in order.
 pub struct Cluster {
     pub hand: Hand,
     machines: Vec<Machine>,
     pub site: Site,
+    /// With which helm people install there
+    helm: fn(Helm) -> Helm,
 }
 
 impl Cluster {
-    pub async fn start() -> Self {
+    /// With so many machines.
+    pub async fn start(count: usize, helm: fn(Helm) -> Helm) -> Self {
         let options = SiteOptions {
             control_plane: Options {
                 service_accounts: true,
@@ -54,8 +57,9 @@ impl Cluster {
             hand,
             machines: Vec::new(),
             site,
+            helm,
         };
-        for _ in 0..2 {
+        for _ in 0..count {
             let machine = this.one_more().await;
             this.machines.push(machine);
         }
@@ -76,7 +80,7 @@ impl Cluster {
                 .chain(more)
                 .map(ToString::to_string),
         );
-        let helm = Helm::of(self.site.cluster()).unwrap();
+        let helm = (self.helm)(Helm::of(self.site.cluster()).unwrap());
         helm.run(&args[1..]).await.unwrap()
     }
 
@@ -135,6 +139,15 @@ impl Cluster {
         })
         .await
         .unwrap()
+    }
+
+    /// How many controllers are wanted, are there at all, and are ready.
+    pub async fn controllers(&self) -> [i32; 3] {
+        let all: Api<Deployment> = Api::namespaced(self.hand.client.clone(), "kube-system");
+        let one = all.get("cadastre-controller").await.unwrap();
+        let status = one.status.unwrap_or_default();
+        let wanted = one.spec.and_then(|it| it.replicas);
+        [wanted, status.replicas, status.ready_replicas].map(Option::unwrap_or_default)
     }
 
     /// The arguments of the DaemonSet's agent, in one line.
@@ -198,7 +211,12 @@ impl Cluster {
                 "-A",
                 "--sort-by=.metadata.creationTimestamp",
             ],
-            &["get", "ippools,nodesubnets,ipamblocks", "-o", "wide"],
+            &[
+                "get",
+                "ippools.cadastre.dev,nodesubnets.cadastre.dev,ipamblocks.cadastre.dev",
+                "-o",
+                "wide",
+            ],
         ] {
             let said = self.site.cluster().kubectl(args).await;
             eprintln!(

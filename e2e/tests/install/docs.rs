@@ -3,7 +3,7 @@
 //! Pages are paths in `docs`. What stands for something of the reader's own is replaced by what there is
 //! here: the registry, the chart's folder, `POOL`.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use cadastre_e2e::helm::chart;
 use cadastre_e2e::node::SHIPPED;
@@ -13,24 +13,43 @@ pub const POOL: &str = "small";
 
 /// The first command in the `sh` blocks of a page that begins so, in words, without what is said about it.
 pub fn command(page: &str, start: &str) -> Vec<String> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../docs")
-        .join(page);
+    commands(page, start).swap_remove(0)
+}
+
+/// That command, and those that follow it in its block.
+pub fn commands(page: &str, start: &str) -> Vec<Vec<String>> {
+    let path = root().join("docs").join(page);
     let text = std::fs::read_to_string(path).unwrap().replace("\\\n", " ");
     let blocks = text.split("```sh\n").skip(1);
-    let mut lines = blocks.flat_map(|it| it.split("```").next().unwrap_or_default().lines());
+    let mut blocks = blocks.map(|it| it.split("```").next().unwrap_or_default().lines());
     // Those of a list are indented.
-    let found = lines.find(|it| it.trim_start().starts_with(start));
-    let line = found.unwrap_or_else(|| panic!("docs/{page} has no command {start:?}"));
-    let line = line.split("  #").next().unwrap_or(line).trim();
-    let own = |word: String| {
-        if word == "POOL" {
-            return POOL.to_owned();
-        }
-        word.replace("REGISTRY/cadastre", SHIPPED.0)
-            .replace("charts/cadastre", &chart().display().to_string())
-    };
-    words(line).into_iter().map(own).collect()
+    let begins = |it: &&str| it.trim_start().starts_with(start);
+    let found = blocks.find_map(|lines| {
+        let lines: Vec<&str> = lines.skip_while(|it| !begins(it)).collect();
+        Some(lines).filter(|it| !it.is_empty())
+    });
+    let lines = found.unwrap_or_else(|| panic!("docs/{page} has no command {start:?}"));
+    let lines = lines.iter().filter(|it| !it.trim().is_empty());
+    lines
+        .map(|line| line.split("  #").next().unwrap_or(line).trim())
+        .map(|line| words(line).into_iter().map(own).collect())
+        .collect()
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// A word with what there is here in the place of the reader's own.
+fn own(word: String) -> String {
+    if word == "POOL" {
+        return POOL.to_owned();
+    }
+    if word.starts_with("config/") {
+        return root().join(word).display().to_string();
+    }
+    word.replace("REGISTRY/cadastre", SHIPPED.0)
+        .replace("charts/cadastre", &chart().display().to_string())
 }
 
 /// Splits at spaces that are not between single quotes.

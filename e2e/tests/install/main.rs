@@ -2,7 +2,7 @@
 //! of this repository on real kubelets whose nodes are not ready for want of a network, watched by a real
 //! Prometheus.
 //!
-//! One story, told in order, as each step stands on the one before. Where nodes cannot run, or no image
+//! One story on two nodes and one on one, each told in order, as each step stands on the one before. Where nodes cannot run, or no image
 //! was built, it is ignored and the reason is printed.
 //!
 //! | file | subject |
@@ -24,7 +24,8 @@ mod workload;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use cadastre::api::{IPAMBlock, IPPool, NodeSubnet};
+use cadastre::api::{IPAMBlock, IPPool, NodeSubnet, UnknownPods};
+use cadastre_e2e::helm::Helm;
 use cadastre_e2e::wait::until;
 use cadastre_e2e::{assets, node};
 use cluster::{Cluster, LIMIT};
@@ -42,22 +43,81 @@ fn main() -> ExitCode {
     if let Some(reason) = &reason {
         eprintln!("the installation on real nodes is not tested: {reason}");
     }
-    let story = || {
-        let runtime = Arc::new(Runtime::new().unwrap());
-        runtime.block_on(async {
-            let cluster = Cluster::start().await;
-            let told = std::panic::AssertUnwindSafe(story(&cluster));
-            let told = futures::FutureExt::catch_unwind(told).await;
-            if let Err(panic) = told {
-                cluster.explain().await;
-                std::panic::resume_unwind(panic);
-            }
+    let many = || {
+        told(2, |helm| helm, &async |cluster: &Cluster| {
+            story(cluster).await;
         });
         Ok(())
     };
-    let name = "installed_watched_extended_upgraded_rolled_back_taken_off_and_removed";
-    let trial = Trial::test(name, story).with_ignored_flag(reason.is_some());
-    libtest_mimic::run(&Arguments::from_args(), vec![trial]).exit_code()
+    let one = || {
+        told(1, Helm::three, &async |cluster: &Cluster| {
+            one_node(cluster).await;
+        });
+        Ok(())
+    };
+    let trials = [
+        Trial::test(
+            "installed_watched_extended_upgraded_rolled_back_taken_off_and_removed",
+            many,
+        ),
+        Trial::test(
+            "one_node_is_installed_upgraded_and_rolled_back_by_helm_3",
+            one,
+        ),
+    ];
+    let trials = trials.map(|it| it.with_ignored_flag(reason.is_some()));
+    libtest_mimic::run(&Arguments::from_args(), trials.into()).exit_code()
+}
+
+/// Tells a story on so many machines, and where it ends badly how things are.
+fn told(machines: usize, helm: fn(Helm) -> Helm, story: &impl AsyncFn(&Cluster)) {
+    let runtime = Arc::new(Runtime::new().unwrap());
+    runtime.block_on(async {
+        tokio::task::spawn_blocking(|| assets::ensure(&assets::TOOLS))
+            .await
+            .unwrap()
+            .unwrap();
+        let cluster = Cluster::start(machines, helm).await;
+        let told = std::panic::AssertUnwindSafe(story(&cluster));
+        let told = futures::FutureExt::catch_unwind(told).await;
+        if let Err(panic) = told {
+            cluster.explain().await;
+            std::panic::resume_unwind(panic);
+        }
+    });
+}
+
+/// A second controller would wait there for ever, and so would `--wait` and each upgrade.
+async fn one_node(cluster: &Cluster) {
+    say("helm 3 installs on one node");
+    cluster.helm("../README.md", "helm install", &[]).await;
+    let [node] = &cluster.nodes()[..] else {
+        panic!("there is one machine");
+    };
+    cluster.ready(node, true).await;
+    assert_eq!(cluster.controllers().await, [1, 1, 1]);
+
+    say("and upgrades, twice");
+    for level in ["debug", "trace"] {
+        let set = format!("log.level={level}");
+        cluster
+            .helm("upgrade.md", "helm upgrade", &["--set", &set])
+            .await;
+        assert_eq!(cluster.controllers().await, [1, 1, 1]);
+        let args = cluster.agent_args().await;
+        assert!(args.contains(&format!("--log-level={level}")), "{args}");
+    }
+
+    say("and rolls back");
+    cluster.helm("upgrade.md", "helm rollback", &[]).await;
+    assert_eq!(cluster.controllers().await, [1, 1, 1]);
+    let args = cluster.agent_args().await;
+    assert!(args.contains("--log-level=debug"), "{args}");
+    cluster.ready(node, true).await;
+
+    say("and tests");
+    let tested = cluster.helm("install.md", "helm test", &[]).await;
+    assert!(tested.contains("Phase:          Succeeded"), "{tested}");
 }
 
 fn say(text: &str) {
@@ -65,13 +125,10 @@ fn say(text: &str) {
 }
 
 async fn story(cluster: &Cluster) {
-    tokio::task::spawn_blocking(|| {
-        assets::ensure(&assets::TOOLS)?;
-        assets::ensure(&assets::MONITORING)
-    })
-    .await
-    .unwrap()
-    .unwrap();
+    tokio::task::spawn_blocking(|| assets::ensure(&assets::MONITORING))
+        .await
+        .unwrap()
+        .unwrap();
     let hand = &cluster.hand;
     for node in cluster.nodes() {
         let told = cluster.ready(&node, false).await;
@@ -127,6 +184,16 @@ async fn story(cluster: &Cluster) {
     death::is_over(cluster, &lost).await;
 
     say("helm uninstall: pods keep their addresses, new ones get some");
+    let serve = "kubectl patch ippools.cadastre.dev default --type=merge";
+    cluster.kubectl("upgrade.md", serve).await;
+    for node in cluster.nodes() {
+        hand.subnet_until(&node, "pods that nobody knows are served", |it| {
+            let mut pools = it.spec.pools.iter();
+            pools.any(|it| it.terms.unknown_pods == UnknownPods::Serve)
+        })
+        .await
+        .unwrap();
+    }
     cluster.helm("upgrade.md", "helm uninstall", &[]).await;
     cluster.no_agents().await;
     assert_eq!(workload::running(hand, "first", 8, RANGE).await, first);
@@ -155,7 +222,7 @@ async fn story(cluster: &Cluster) {
     let last = "helm upgrade cadastre charts/cadastre --namespace kube-system --reset-then-reuse-values --wait  ";
     cluster.helm("upgrade.md", last, &[]).await;
     cluster
-        .kubectl("upgrade.md", "kubectl delete ippools")
+        .kubectl("upgrade.md", "kubectl delete ippools.cadastre.dev")
         .await;
     cluster.helm("upgrade.md", "helm uninstall", &[]).await;
     until("no block is left", LIMIT, async || {

@@ -130,7 +130,9 @@ pub async fn runs_out(cluster: &Cluster, watch: &Watch) -> Vec<Running> {
     assert!(running <= 10, "{running} of ten addresses");
 
     say("it is given more: who waited runs, and the alert ends");
-    cluster.kubectl(page, "kubectl patch ippool POOL").await;
+    cluster
+        .kubectl(page, "kubectl patch ippools.cadastre.dev POOL")
+        .await;
     let all = workload::within(hand, group.name, 12, &ranges()).await;
     watch.fires(alert, ("pool", POOL), false).await;
     watch

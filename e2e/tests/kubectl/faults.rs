@@ -80,7 +80,10 @@ fn codes(ran: &Ran) -> Vec<String> {
     named.collect()
 }
 
-const CHECK: &[&str] = &["check", "--settle", "0", "-o", "json"];
+/// No controller runs here, but for which nothing would stay as it is planted.
+const CHECK: &[&str] = &[
+    "check", "--settle", "0", "-o", "json", "--ignore", "NoLeader",
+];
 const GONE: &str = "00000000-0000-4000-8000-00000000dead";
 
 #[tokio::test]
@@ -109,6 +112,25 @@ async fn check_finds_every_planted_fault_and_release_frees_only_leaks() {
         "{only:?}"
     );
     assert_eq!(only.code, 2);
+    let led = run(
+        &cluster,
+        &[
+            "check",
+            "--settle",
+            "0",
+            "-o",
+            "json",
+            "--severity",
+            "critical",
+        ],
+    )
+    .await;
+    assert_eq!(codes(&led), ["NoLeader controller"], "{led:?}");
+    let status = run(&cluster, &["status"]).await;
+    assert!(
+        status.code == 2 && status.out.contains("no controller has ever led here"),
+        "{status:?}"
+    );
     let report = cluster.folder().join("report.json");
     std::fs::write(&report, &only.out).unwrap();
 

@@ -71,7 +71,36 @@ async fn what_is_missing_is_named_with_what_to_do() {
         .unwrap();
     assert!(kubectl.status.success(), "{kubectl:?}");
     assert_eq!(String::from_utf8(kubectl.stdout).unwrap(), empty);
+    completed(&cluster, &hand, &bin).await;
     bundled(&cluster, &hand).await;
+}
+
+/// kubectl itself completes the plugin's words, and names of objects.
+async fn completed(cluster: &ControlPlane, hand: &Hand, bin: &Path) {
+    let pool = json!({"ipv4": {"cidrs": ["10.9.0.0/24"]}, "disabled": true});
+    hand.block_pool("spare", pool).await.unwrap();
+    let args = ["completion", "kubectl"];
+    let script = ok(cluster, &args).await;
+    let path = bin.join("kubectl_complete-cadastre");
+    std::fs::write(&path, script).unwrap();
+    std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let complete = async |words: &[&str]| {
+        let kubectl = tokio::process::Command::new(assets::find(Program::Kubectl).unwrap())
+            .args(["__complete", "cadastre"])
+            .args(words)
+            .env("KUBECONFIG", cluster.kubeconfig(ADMIN).unwrap())
+            .env("HOME", cluster.folder())
+            .env("PATH", format!("{}:/usr/bin:/bin", bin.display()))
+            .output()
+            .await
+            .unwrap();
+        assert!(kubectl.status.success(), "{kubectl:?}");
+        String::from_utf8(kubectl.stdout).unwrap()
+    };
+    assert_eq!(complete(&["show", "pool", ""]).await, "spare\n:4\n");
+    assert_eq!(complete(&["explain", "pool", "x"]).await, ":4\n");
+    let verbs = complete(&["ex"]).await;
+    assert!(verbs.starts_with("explain\tExplain which pools"), "{verbs}");
 }
 
 /// The bundle has what it says, and nothing of a pod's environment.
@@ -90,7 +119,7 @@ async fn bundled(cluster: &ControlPlane, hand: &Hand) {
     let dir = cluster.folder().join("bundle");
     let told = ok(cluster, &["support-bundle", "--dir", dir.to_str().unwrap()]).await;
     assert!(
-        told.contains("ippools.json: 1\n") && !told.contains("MISSING"),
+        told.contains("ippools.json: 2\n") && !told.contains("MISSING"),
         "{told}"
     );
     for file in std::fs::read_dir(&dir).unwrap() {
@@ -123,6 +152,7 @@ async fn help_has_examples_and_completions_are_scripts() {
         ran.out
     };
     for verb in [
+        "status",
         "show",
         "map",
         "explain",

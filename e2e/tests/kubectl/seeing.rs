@@ -96,6 +96,11 @@ async fn a_cluster_that_is_well_is_shown_as_it_is() {
     // The acting agent tells no pod UIDs, so the pod's own word is all there is.
     let check = run(cluster, &["check", "--settle", "0"]).await;
     assert_eq!(check.code, 0, "{check:?}");
+    let status = ok(cluster, &["status"]).await;
+    assert!(
+        status.contains("leads, heard of") && status.contains("3 nodes, none waits"),
+        "{status}"
+    );
 
     let refused = run(cluster, &["show", "pool", "nope"]).await;
     assert_eq!(refused.code, 1);

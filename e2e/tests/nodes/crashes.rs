@@ -3,6 +3,7 @@
 use cadastre_e2e::node::Machine;
 use cadastre_e2e::wait::until;
 use rustix::process::Signal;
+use serde_json::json;
 
 use crate::pods::{self, Running};
 use crate::{LIMIT, Stage, machines};
@@ -30,7 +31,9 @@ pub(crate) async fn a_power_cut_gives_the_same_pods_new_sandboxes(stage: &Stage)
 
 pub(crate) async fn containerd_kubelet_and_agent_are_killed(stage: &Stage) {
     let (hand, group) = (&stage.hand, "kills");
-    let spec = machines::both("10.34.0.0/24", "fd00:34::/120");
+    let mut spec = machines::both("10.34.0.0/24", "fd00:34::/120");
+    // Pods come that no agent sees.
+    spec["unknownPods"] = json!("Serve");
     hand.block_pool(group, spec).await.unwrap();
     let mut machine = stage.machine(group, machines::ptp()).await;
     let node = machine.name().to_owned();
@@ -187,7 +190,9 @@ async fn assert_good(stage: &Stage, all: &[Running], node: &str) {
 /// An agent that hangs while it has nothing to do is as good as none.
 pub(crate) async fn the_agent_hangs(stage: &Stage) {
     let (hand, group) = (&stage.hand, "hangs");
-    let spec = machines::both("10.36.0.0/24", "fd00:36::/120");
+    let mut spec = machines::both("10.36.0.0/24", "fd00:36::/120");
+    // Pods come that no agent sees.
+    spec["unknownPods"] = json!("Serve");
     hand.block_pool(group, spec).await.unwrap();
     let mut machine = stage.machine(group, machines::ptp()).await;
     let node = machine.name().to_owned();

@@ -10,6 +10,7 @@ mod setup;
 
 use cadastre::api::{IPAMBlock, IPPool, NodeAddresses, NodeAddressesSpec, NodeSubnet};
 use cadastre_e2e::hand::block_name;
+use k8s_openapi::api::core::v1::Node;
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
@@ -148,7 +149,7 @@ async fn of_nodes_the_controller_writes_podcidrs_and_one_annotation() {
     let lab = Lab::start().await;
     lab.hand.node("any", "n1").await.unwrap();
     let client = lab.client_of("cadastre-controller", Bound::Nothing).await;
-    let nodes: Api<k8s_openapi::api::core::v1::Node> = Api::all(client);
+    let nodes: Api<Node> = Api::all(client);
     let term = |value: &str| json!({"metadata": {"annotations": {"cadastre.dev/term": value}}});
     patch(&nodes, "n1", &term("1")).await.unwrap();
     let cidrs = json!({"spec": {"podCIDR": "10.1.0.0/24", "podCIDRs": ["10.1.0.0/24"]}});
@@ -171,6 +172,67 @@ async fn of_nodes_the_controller_writes_podcidrs_and_one_annotation() {
     let without = json!({"metadata": {"annotations": {"a": null}}});
     refused(patch(&nodes, "n1", &without).await, of_annotations);
     patch(&nodes, "n1", &term("3")).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_kubelet_says_no_more_of_its_node_than_a_node_has() {
+    let lab = Lab::start().await;
+    let kubelet = lab.kubelet().await;
+    let nodes: Api<Node> = Api::all(kubelet);
+    let node = |spec: Value, status: Value| -> Node {
+        let node = json!({
+            "apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"},
+            "spec": spec, "status": status,
+        });
+        serde_json::from_value(node).unwrap()
+    };
+    let create = PostParams::default();
+    let everything = node(
+        json!({"podCIDRs": ["0.0.0.0/0"], "podCIDR": "0.0.0.0/0"}),
+        json!({}),
+    );
+    let dealt = "may not write the podCIDRs of its Node";
+    refused(nodes.create(&create, &everything).await, dealt);
+    nodes
+        .create(&create, &node(json!({}), json!({})))
+        .await
+        .unwrap();
+    let change = json!({"spec": {"podCIDRs": ["0.0.0.0/0"], "podCIDR": "0.0.0.0/0"}});
+    refused(patch(&nodes, "n1", &change).await, dealt);
+
+    let status = |change: Value| {
+        let nodes = nodes.clone();
+        async move {
+            let params = PatchParams::default();
+            nodes
+                .patch_status("n1", &params, &Patch::Merge(change))
+                .await
+        }
+    };
+    let addresses = |count: u32| {
+        let address = |n| json!({"type": "InternalIP", "address": format!("192.0.2.{n}")});
+        json!({"status": {"addresses": (1..=count).map(address).collect::<Vec<_>>()}})
+    };
+    status(addresses(16)).await.unwrap();
+    refused(status(addresses(17)).await, "at most 16 addresses");
+    let info = |id: String| {
+        let text = "machineID bootID systemUUID kernelVersion osImage containerRuntimeVersion kubeletVersion kubeProxyVersion operatingSystem architecture";
+        let fields = text.split(' ').map(|key| (key.to_owned(), json!("x")));
+        let mut info: serde_json::Map<String, Value> = fields.collect();
+        info.insert("machineID".to_owned(), json!(id));
+        json!({"status": {"nodeInfo": info}})
+    };
+    status(info("m".repeat(128))).await.unwrap();
+    refused(
+        status(info("m".repeat(129))).await,
+        "at most 128 characters",
+    );
+    // What a controller dealt stays, whatever the kubelet writes besides.
+    let dealt = json!({"spec": {"podCIDRs": ["10.1.0.0/24"], "podCIDR": "10.1.0.0/24"}});
+    patch(&lab.hand.nodes, "n1", &dealt).await.unwrap();
+    status(addresses(2)).await.unwrap();
+    let labels = json!({"metadata": {"labels": {"a": "b"}}});
+    patch(&nodes, "n1", &labels).await.unwrap();
 }
 
 async fn patch<K>(api: &Api<K>, name: &str, change: &Value) -> kube::Result<K>

@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use cadastre::api::{IPAMBlock, IPPool, NodeSubnet};
 use cadastre_e2e::hand::block_name;
+use cadastre_e2e::kubeconfig::User;
 use cadastre_e2e::wait::until;
 use cadastre_e2e::{ControlPlane, Hand, Options, crds};
 use k8s_openapi::api::authentication::v1::TokenRequest;
-use k8s_openapi::api::core::v1::{Pod, ServiceAccount};
+use k8s_openapi::api::core::v1::{Node, Pod, ServiceAccount};
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::json;
@@ -23,9 +24,12 @@ const EVERYTHING: &str = r#"{
   "subjects": [
     {"kind": "ServiceAccount", "name": "cadastre-agent", "namespace": "kube-system"},
     {"kind": "ServiceAccount", "name": "cadastre-controller", "namespace": "kube-system"},
-    {"kind": "ServiceAccount", "name": "default", "namespace": "kube-system"}
+    {"kind": "ServiceAccount", "name": "default", "namespace": "kube-system"},
+    {"kind": "Group", "apiGroup": "rbac.authorization.k8s.io", "name": "system:nodes"}
   ]
 }"#;
+
+const KUBELET: &str = "system:node:n1";
 
 /// A cluster with the policies in force.
 pub struct Lab {
@@ -44,7 +48,11 @@ pub enum Bound {
 
 impl Lab {
     pub async fn start() -> Self {
-        let cluster = ControlPlane::start(Options::default()).await.unwrap();
+        let options = Options {
+            users: vec![User::new(KUBELET, &["system:nodes"])],
+            ..Options::default()
+        };
+        let cluster = ControlPlane::start(options).await.unwrap();
         let hand = Hand::new(cluster.client().await.unwrap());
         crds::install(&hand.client).await.unwrap();
         let accounts: Api<ServiceAccount> = Api::namespaced(hand.client.clone(), "kube-system");
@@ -83,11 +91,19 @@ impl Lab {
             let two = this.hand.subnets.create(&params, &subnet_of("probe")).await;
             let agent = this.client_of("cadastre-agent", Bound::Nothing).await;
             let three = Api::all(agent).create(&params, &pool("probe")).await;
-            Ok((one.is_err() && two.is_err() && three.is_err()).then_some(()))
+            let kubelet: Api<Node> = Api::all(this.kubelet().await);
+            let four = kubelet.create(&params, &greedy()).await;
+            let all = [one.is_err(), two.is_err(), three.is_err(), four.is_err()];
+            Ok(all.iter().all(|is| *is).then_some(()))
         })
         .await
         .unwrap();
         this
+    }
+
+    /// A client of the kubelet of `n1`.
+    pub async fn kubelet(&self) -> Client {
+        self.cluster.client_of(KUBELET).await.unwrap()
     }
 
     /// The NodeSubnet of a node, made by the controller's account, as it may.
@@ -152,8 +168,17 @@ fn policies() -> String {
     let documents = text.split("\n---\n");
     let policies = documents.filter(|it| it.contains("kind: ValidatingAdmissionPolicy"));
     let policies: Vec<&str> = policies.collect();
-    assert_eq!(policies.len(), 6, "three policies and a binding of each");
+    assert_eq!(policies.len(), 8, "four policies and a binding of each");
     policies.join("\n---\n")
+}
+
+/// A Node with a podCIDR of its own choice.
+fn greedy() -> Node {
+    let whole = json!({
+        "metadata": {"name": "greedy"},
+        "spec": {"podCIDR": "0.0.0.0/0", "podCIDRs": ["0.0.0.0/0"]},
+    });
+    serde_json::from_value(whole).unwrap()
 }
 
 pub fn subnet_of(node: &str) -> NodeSubnet {

@@ -77,6 +77,8 @@ impl Node {
             pod: None,
             pools: Vec::new(),
             addresses: Vec::new(),
+            decided: false,
+            bound: Vec::new(),
         });
         match self.ask(add).await? {
             Answer::Given(given) => Ok((container, given.addresses[0].address)),

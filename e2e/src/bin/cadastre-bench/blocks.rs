@@ -122,6 +122,7 @@ fn listing(node: u32, blocks: &[u32]) -> Result<Value> {
             pool: "bench".to_owned(),
             recall: None,
             reserved: Vec::new(),
+            on_request: Vec::new(),
         })
     };
     let pool = NodePool {
@@ -296,7 +297,14 @@ async fn pool_edit(
     let cpu = daemon.process().usage()?.cpu;
     let patch = r#"{"spec":{"priority":7}}"#;
     cluster
-        .kubectl(&["patch", "ippool", "bench", "--type=merge", "-p", patch])
+        .kubectl(&[
+            "patch",
+            "ippools.cadastre.dev",
+            "bench",
+            "--type=merge",
+            "-p",
+            patch,
+        ])
         .await?;
     tokio::time::sleep(quiet).await;
     let spent = daemon.process().usage()?.cpu.saturating_sub(cpu);

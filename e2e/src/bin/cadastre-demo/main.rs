@@ -3,6 +3,7 @@
 //! real nodes, two of them join with the node agent, and pods in real sandboxes get their addresses.
 
 mod ground;
+mod hints;
 mod life;
 
 use std::io::Write as _;
@@ -73,7 +74,7 @@ async fn demo() -> Result<()> {
         .await?;
     let controller = DaemonOptions {
         name: "controller".to_owned(),
-        args: vec!["controller".to_owned()],
+        args: vec!["controller".to_owned(), "--map".to_owned()],
         env: Vec::new(),
     };
     let mut daemon = Daemon::start(cluster.folder(), &cluster.kubeconfig(ADMIN)?, &controller)?;
@@ -91,16 +92,13 @@ async fn demo() -> Result<()> {
     say(&format!("\n{}\n", node_table(&client).await?))?;
     say(&format!("{}\n", pool_table(&client).await?))?;
     say(&format!(
-        "{count} nodes had their podCIDRs {:.2} s after the first one was created.\n\n\
-         export KUBECONFIG={}\n\
-         curl {}/metrics\n\n\
-         Try: kubectl get ippools,nodesubnets,ipamblocks; kubectl delete node node-00000; kubectl describe ippool edge\n\
-         Pods come and go now, with simulated agents: blocks of pool \"pods\" grow and return.\n\
-         Ctrl-C ends everything.\n",
-        took.as_secs_f64(),
-        cluster.kubeconfig(ADMIN)?.display(),
-        daemon.admin_address(),
+        "{count} nodes had their podCIDRs {:.2} s after the first one was created.\n",
+        took.as_secs_f64()
     ))?;
+    let tools = hints::tools(&cluster.folder().join("bin"))?;
+    let kubeconfig = cluster.kubeconfig(ADMIN)?;
+    let admin = format!("http://{}", daemon.admin_address());
+    say(&hints::text(&kubeconfig, &tools, &admin))?;
     let _machines = match &ground {
         Ground::Plain(_, reason) => {
             say(&format!("Real nodes cannot run here: {reason}.\n"))?;
@@ -118,7 +116,14 @@ async fn demo() -> Result<()> {
     // So that what returns can be seen to return.
     let soon = r#"{"spec":{"idleSeconds":5}}"#;
     cluster
-        .kubectl(&["patch", "ippool", "pods", "--type=merge", "-p", soon])
+        .kubectl(&[
+            "patch",
+            "ippools.cadastre.dev",
+            "pods",
+            "--type=merge",
+            "-p",
+            soon,
+        ])
         .await?;
     let mut life = life::Life::start(&client).await?;
     loop {

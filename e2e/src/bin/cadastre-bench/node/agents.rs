@@ -145,5 +145,7 @@ fn add(attachment: &Attachment) -> Op {
         pod: None,
         pools: Vec::new(),
         addresses: Vec::new(),
+        decided: false,
+        bound: Vec::new(),
     })
 }

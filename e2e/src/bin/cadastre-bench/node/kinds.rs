@@ -99,6 +99,7 @@ fn fill(path: &Path) -> Result<()> {
             pool: "pods".to_owned(),
             draining: false,
             reserved: Vec::new(),
+            on_request: Vec::new(),
         }],
         pools: vec![terms],
     };

@@ -1,0 +1,67 @@
+//! How many controllers there are: as many as the cluster has nodes for, by both helms.
+
+use cadastre_e2e::helm::{Helm, chart};
+use cadastre_e2e::{ControlPlane, Options, assets, nodes};
+use kube::Api;
+use kube::api::{ListParams, PostParams};
+
+/// What the Deployment says of its pods.
+fn rollout(rendered: &str) -> (Option<&str>, Option<&str>) {
+    let text = rendered.split("kind: Deployment\n").nth(1).unwrap_or("");
+    let after = |key: &str| {
+        let mut lines = text.lines().map(str::trim);
+        lines.find_map(|it| it.strip_prefix(key))
+    };
+    (after("replicas: "), after("type: "))
+}
+
+/// Two on one node would wait for each other's port for ever: the second, and each upgrade.
+#[tokio::test]
+async fn one_node_has_one_controller_and_many_have_two() {
+    tokio::task::spawn_blocking(|| assets::ensure(&assets::TOOLS))
+        .await
+        .unwrap()
+        .unwrap();
+    let cluster = ControlPlane::start(Options::default()).await.unwrap();
+    let api = Api::all(cluster.client().await.unwrap());
+    let (four, three) = (
+        Helm::of(&cluster).unwrap(),
+        Helm::of(&cluster).unwrap().three(),
+    );
+    let (rolling, recreate) = (("2", "RollingUpdate"), ("1", "Recreate"));
+    let picked = "--set=controller.nodeSelector.kubernetes\\.io/hostname=n-1";
+    for (count, flags, (replicas, strategy)) in [
+        (0, &[][..], rolling),
+        (1, &[], recreate),
+        (1, &["--set=controller.replicas=2"], rolling),
+        (1, &["--set=controller.hostNetwork=false"], rolling),
+        (2, &[], rolling),
+        (2, &["--set=controller.replicas=1"], recreate),
+        (2, &[picked], recreate),
+        (3, &[], rolling),
+    ] {
+        for nth in api_count(&api).await..count {
+            let mut node = nodes::node(&format!("n-{nth}"), &format!("192.0.2.{}", nth + 1));
+            let name = ("kubernetes.io/hostname".to_owned(), format!("n-{nth}"));
+            node.metadata.labels.get_or_insert_default().extend([name]);
+            api.create(&PostParams::default(), &node).await.unwrap();
+        }
+        for helm in [&four, &three] {
+            let chart = chart().display().to_string();
+            let mut args = vec!["install", "cadastre", &chart, "--namespace=kube-system"];
+            args.push("--dry-run=server");
+            args.extend(flags);
+            let rendered = helm.run(&args).await.unwrap();
+            let is = rollout(&rendered);
+            assert_eq!(
+                is,
+                (Some(replicas), Some(strategy)),
+                "{count} nodes, {flags:?}"
+            );
+        }
+    }
+}
+
+async fn api_count(api: &Api<k8s_openapi::api::core::v1::Node>) -> usize {
+    api.list(&ListParams::default()).await.unwrap().items.len()
+}
