@@ -7,6 +7,7 @@
 
 mod blocks;
 mod commands;
+mod groups;
 mod links;
 mod mutations;
 mod names;

@@ -6,11 +6,12 @@ use std::path::Path;
 use crate::{path, text};
 
 /// Pages outside of docs/.
-const AT_TOP: [&str; 4] = [
+const AT_TOP: [&str; 5] = [
     "README.md",
     "CONTRIBUTING.md",
     "SECURITY.md",
     "CHANGELOG.md",
+    "charts/cadastre/README.md",
 ];
 
 /// A page.

@@ -1,0 +1,116 @@
+//! Commands name our kinds with their group: others have `ippools`, too, and where their API comes first a bare
+//! name is theirs.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use cadastre::api::crd;
+
+use crate::{assert_none, path, text};
+
+/// What people read: pages, what the chart says, and the strings of the programs.
+const READ: [&str; 9] = [
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "Makefile",
+    "README.md",
+    "charts",
+    "config",
+    "docs",
+    "e2e/src",
+    "src",
+];
+
+/// What a command of kubectl ends at, in a shell and in a sentence.
+const ENDS: [char; 7] = ['\n', '`', '|', ';', ')', '(', '#'];
+
+/// All names that kubectl takes for a kind of ours.
+fn names() -> BTreeSet<String> {
+    let mut all = BTreeSet::new();
+    for crd in crd::all() {
+        let names = crd.spec.names;
+        all.extend([names.plural, names.kind.to_lowercase()]);
+        all.extend(names.singular);
+        all.extend(names.short_names.unwrap_or_default());
+    }
+    all
+}
+
+/// Names of kinds without a group in the commands of a text.
+fn bare(text: &str, names: &BTreeSet<String>) -> Vec<String> {
+    let text = text.replace("\\\n", " ");
+    let mut bare = Vec::new();
+    for command in text.split("kubectl ").skip(1) {
+        let command = command.split(ENDS).next().unwrap_or_default();
+        let mut words = command.split_whitespace().filter(|it| !it.starts_with('-'));
+        // Of the plugin there is no other.
+        let Some(verb) = words.next().filter(|it| *it != "cadastre") else {
+            continue;
+        };
+        let named = words.take(2).flat_map(|it| it.split(','));
+        let plain = named.map(|it| it.split('/').next().unwrap_or(it));
+        let plain = plain.map(|it| it.trim_end_matches(['.', ':', '"', '\'']));
+        let found = plain.filter(|it| names.contains(*it));
+        bare.extend(found.map(|it| format!("kubectl {verb} {it}")));
+    }
+    bare
+}
+
+fn find(at: &str, files: &mut Vec<String>) {
+    if path(at).is_file() {
+        return files.push(at.to_owned());
+    }
+    for entry in std::fs::read_dir(path(at)).unwrap() {
+        let name = entry.unwrap().file_name();
+        find(Path::new(at).join(name).to_str().unwrap(), files);
+    }
+}
+
+#[test]
+fn commands_name_the_group() {
+    let names = names();
+    let mut files = Vec::new();
+    for at in READ {
+        find(at, &mut files);
+    }
+    let is_text = |it: &String| Path::new(it).extension().is_none_or(|it| it != "png");
+    files.retain(is_text);
+    let mut wrong = Vec::new();
+    let mut grouped = 0;
+    for file in files {
+        let text = text(&file);
+        grouped += text.matches(".cadastre.dev").count();
+        wrong.extend(
+            bare(&text, &names)
+                .iter()
+                .map(|it| format!("{file}: {it}: whose?")),
+        );
+    }
+    assert_none(&wrong);
+    assert!(
+        grouped > 50,
+        "only {grouped} names with their group were found"
+    );
+}
+
+#[test]
+fn a_kind_without_its_group_is_found() {
+    let bare = |text: &str| bare(text, &names());
+    for good in [
+        "kubectl get ippools.cadastre.dev,nodesubnets.cadastre.dev -o yaml",
+        "kubectl cadastre explain pool ippools",
+        "kubectl get pods: its ippools",
+        "see kubectl get nodes (ippools)",
+        "kubectl delete pod ippool-0",
+    ] {
+        assert_eq!(bare(good), [""; 0], "{good}");
+    }
+    for (bad, told) in [
+        ("`kubectl delete ippools --all`", "kubectl delete ippools"),
+        ("see kubectl get ippools.", "kubectl get ippools"),
+        ("kubectl -n x get pods,ipp", "kubectl x ipp"),
+        ("kubectl get \\\n  nodesubnet/n1", "kubectl get nodesubnet"),
+    ] {
+        assert_eq!(bare(bad), [told], "{bad}");
+    }
+}
