@@ -4,8 +4,30 @@ use cadastre::api::NodeAddressesSpec;
 use cadastre_e2e::{Agents, Hand, Options, Stage};
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt as _, BufReader};
 
 use crate::{end, run, start};
+
+#[tokio::test]
+async fn status_waits_until_all_is_well() {
+    let stage = Stage::start(Options::default(), &[]).await.unwrap();
+    let hand = stage.hand().await.unwrap();
+    let mut waiting = start(&stage.cluster, &["status", "--wait=300"]);
+    let mut said = BufReader::new(waiting.stderr.take().unwrap()).lines();
+    while let Some(line) = said.next_line().await.unwrap() {
+        if line.contains("pools: there is none") {
+            break;
+        }
+    }
+    assert!(waiting.try_wait().unwrap().is_none());
+    let spec = json!({"ipv4": {"cidrs": ["10.92.0.0/24"]}});
+    hand.block_pool("late", spec).await.unwrap();
+    let waited = end(waiting).await;
+    assert!(
+        waited.code == 0 && waited.out.contains("1 of 1 serve"),
+        "{waited:?}"
+    );
+}
 
 #[tokio::test]
 async fn a_drain_is_asked_for_and_taken_back() {

@@ -1,8 +1,10 @@
 //! `kubectl cadastre status`: whether it is well, a line a part.
 
 use std::fmt::Write as _;
+use std::time::Duration;
 
 use serde::Serialize;
+use tokio::time::{Instant, sleep};
 
 use super::inventory::Inventory;
 use super::lists::Wanted;
@@ -14,6 +16,7 @@ use super::show::agent_of;
 use super::{Flags, Verdict};
 use crate::controller::figures::figures;
 use crate::controller::pools::PoolState;
+use crate::inert;
 
 /// Say in one line a part whether Cadastre is well
 ///
@@ -21,8 +24,16 @@ use crate::controller::pools::PoolState;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   kubectl cadastre status
+  kubectl cadastre status --wait 120
   kubectl cadastre status -o json")]
-pub struct Args {}
+pub struct Args {
+    /// Ask again until all is well, for so many seconds at most
+    #[arg(long, value_name = "SECONDS", default_value_t = 0, value_parser = clap::value_parser!(u16).range(0..=3600))]
+    wait: u16,
+}
+
+/// Between two looks of one that waits.
+const PAUSE: Duration = Duration::from_secs(2);
 
 /// How a part is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -204,15 +215,42 @@ impl Report for StatusReport {
     }
 }
 
+impl StatusReport {
+    /// The parts that somebody has to see to, in a line; none: all is well.
+    fn bad(&self) -> Option<String> {
+        let bad = self.parts.iter().filter(|it| it.health == Health::Bad);
+        let bad: Vec<String> = bad.map(|it| format!("{}: {}", it.part, it.says)).collect();
+        (!bad.is_empty()).then(|| bad.join("; "))
+    }
+}
+
 /// Runs the verb.
-pub async fn exec(_: &Args, flags: &Flags, reach: &Reach) -> anyhow::Result<Verdict> {
-    let inventory = reach.inventory(Wanted::PODS).await?;
-    let report = status(&inventory);
+pub async fn exec(args: &Args, flags: &Flags, reach: &Reach) -> anyhow::Result<Verdict> {
+    let until = Instant::now() + Duration::from_secs(args.wait.into());
+    let mut said = None;
+    let (inventory, report) = loop {
+        let asked = reach.inventory(Wanted::PODS).await;
+        let asked = asked.map(|inventory| {
+            let report = status(&inventory);
+            (inventory, report)
+        });
+        let missing = match &asked {
+            Ok((_, report)) => report.bad(),
+            Err(error) => Some(format!("{error:#}")),
+        };
+        if missing.is_none() || Instant::now() + PAUSE > until {
+            break asked?;
+        }
+        if missing != said {
+            let what = missing.as_deref().unwrap_or_default();
+            eprintln!("waiting: {}", inert::lines(what));
+            said = missing;
+        }
+        sleep(PAUSE).await;
+    };
     render::print(&report, flags.output, inventory.now)?;
-    let bad = report.parts.iter().any(|it| it.health == Health::Bad);
-    Ok(if bad {
-        Verdict::Findings
-    } else {
-        Verdict::Clean
+    Ok(match report.bad() {
+        Some(_) => Verdict::Findings,
+        None => Verdict::Clean,
     })
 }
