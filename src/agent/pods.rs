@@ -9,14 +9,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::attached::{self, SecondNetworks};
-use crate::api::watched::PodLite;
+use crate::api::{MIRROR_ANNOTATION, PodLite};
 use crate::choice::Label;
 use crate::cluster::seen::Change;
 use crate::ipam::Addr;
 use crate::node::PodRef;
-
-/// Set on mirror pods by the kubelet: the UID of the static pod.
-const MIRROR: &str = "kubernetes.io/config.mirror";
 
 /// A pod of this node.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -159,7 +156,7 @@ pub fn read(pod: PodLite) -> Pod {
     }
     let labels = metadata.labels.unwrap_or_default().into_iter();
     let labels = labels.map(|(key, value)| (key.into(), value.into()));
-    let mirrors = annotations.remove(MIRROR);
+    let mirrors = annotations.remove(MIRROR_ANNOTATION);
     annotations.retain(|key, _| key.starts_with(crate::api::GROUP));
     Pod {
         namespace: metadata.namespace.unwrap_or_default(),
@@ -266,7 +263,7 @@ mod tests {
         let lite: PodLite = serde_json::from_value(json!({
             "metadata": {
                 "name": "p", "namespace": "ns", "uid": "u", "labels": {"b": "2", "a": "1"},
-                "annotations": {"cadastre.dev/pools": "x", "other": "y", MIRROR: "m"},
+                "annotations": {"cadastre.dev/pools": "x", "other": "y", MIRROR_ANNOTATION: "m"},
             },
             "spec": {"nodeName": "n1"},
             "status": {"phase": "Succeeded", "podIP": "10.0.0.2", "podIPs": [{"ip": "10.0.0.2"}, {"ip": "fd00::2"}, {"ip": "?"}]},

@@ -50,6 +50,7 @@ pub use subnet::{
 };
 pub use terms::{AddressPrefix, AddressTerms, Dns, Route, UnknownPods, Warm};
 pub use watched::{
-    IPAMBlockLite, IPPoolLite, NodeAddressLite, NodeAddressesLite, NodeInfoLite, NodeLite,
-    NodeLiteSpec, NodeLiteStatus, NodeSubnetLite, PodIpLite, PodLite, PodLiteSpec, PodLiteStatus,
+    IPAMBlockLite, IPPoolLite, MIRROR_ANNOTATION, NodeAddressLite, NodeAddressesLite, NodeInfoLite,
+    NodeLite, NodeLiteSpec, NodeLiteStatus, NodeSubnetLite, PodIpLite, PodLite, PodLiteSpec,
+    PodLiteStatus,
 };

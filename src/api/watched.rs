@@ -75,6 +75,9 @@ pub struct NodeInfoLite {
     pub machine_id: String,
 }
 
+/// Set by a kubelet on the mirror pods of its static pods: the UID of the static pod.
+pub const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
+
 /// A Pod.
 #[derive(kube::Resource, Deserialize, Clone, Debug)]
 #[resource(inherit = Pod)]

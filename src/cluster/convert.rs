@@ -11,8 +11,8 @@ use super::agent_report;
 use super::seen::{Block, BlockSpec, Machine, Node, Owner, Pod, Pool, ServiceRange, Subnet, Text};
 use crate::api::{
     BlockOwner, HeldBlock, HeldRange, IPAMBlock, IPAMBlockLite, IPAMBlockSpec, IPPoolLite,
-    NodeLite, NodePool, NodeSubnetLite, NodeSubnetSpec, OwnerKind, PodLite, PreviousHolder,
-    Requests, Suspect, TERM_ANNOTATION,
+    MIRROR_ANNOTATION, NodeLite, NodePool, NodeSubnetLite, NodeSubnetSpec, OwnerKind, PodLite,
+    PreviousHolder, Requests, Suspect, TERM_ANNOTATION,
 };
 use crate::ipam::{Addr, Cidr};
 
@@ -98,6 +98,9 @@ pub fn pod(pod: PodLite) -> Pod {
         addresses.dedup();
     }
     let meta = pod.metadata;
+    let annotations = meta.annotations.unwrap_or_default();
+    let is_mirror = annotations.contains_key(MIRROR_ANNOTATION);
+    let mirror_of = spec.node_name.filter(|_| is_mirror);
     Pod {
         name: format!(
             "{}/{}",
@@ -109,6 +112,7 @@ pub fn pod(pod: PodLite) -> Pod {
         version: version(meta.resource_version.as_deref()),
         finished: over,
         addresses: addresses.into(),
+        mirror_of: mirror_of.map(Text::from),
     }
 }
 
@@ -283,6 +287,22 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_mirror_pod_names_its_node() {
+        let read = |annotations: Value| {
+            let pod_of_node = json!({
+                "metadata": {"name": "p", "namespace": "d", "uid": "u", "annotations": annotations},
+                "spec": {"nodeName": "n"},
+                "status": {"podIPs": [{"ip": "10.0.0.1"}]},
+            });
+            pod(serde_json::from_value(pod_of_node).unwrap())
+        };
+        assert_eq!(read(json!({})).mirror_of, None);
+        let image = read(json!({MIRROR_ANNOTATION: "hash"}));
+        assert_eq!(image.mirror_of.as_deref(), Some("n"));
+        assert_eq!(image.addresses.len(), 1);
+    }
 
     #[test]
     fn what_rests_is_read_beside_what_makes_no_sense() {

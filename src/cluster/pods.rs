@@ -2,6 +2,9 @@
 //!
 //! Kept for two questions: does any pod have an address in this range, and does the pod of this UID
 //! still exist? A pod costs a few dozen bytes; names are kept only where people may ask for them.
+//!
+//! A kubelet makes as many mirror pods of static pods as it likes and says what it likes of their addresses, so these
+//! count against what their own node has or had, and a few of each node against space that nobody has.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,11 +12,17 @@ use super::addresses::Addresses;
 use super::seen::{Change, Pod, PodUid, Text};
 use crate::ipam::{Addr, Cidr};
 
+/// The most addresses of mirror pods of one node that count against space that nobody has. Static pods are nearly
+/// always on the host's network, and have none.
+const MOST_OF_MIRRORS: usize = 16;
+
 /// All pods by UID, and their addresses.
 #[derive(Debug, Default)]
 pub struct PodIndex {
     by_uid: BTreeMap<PodUid, Record>,
     reported: Addresses,
+    /// Addresses of mirror pods, by node
+    mirrors: BTreeMap<Text, BTreeMap<PodUid, Box<[Addr]>>>,
     unseen: Option<BTreeSet<PodUid>>,
     listed: bool,
     /// `namespace/name`, if names are kept
@@ -24,6 +33,7 @@ pub struct PodIndex {
 struct Record {
     finished: bool,
     addresses: Box<[Addr]>,
+    mirror_of: Option<Text>,
 }
 
 impl PodIndex {
@@ -103,19 +113,35 @@ impl PodIndex {
         }
     }
 
-    /// The lowest address in the range that a pod reports.
+    /// The lowest address in the range that a pod reports, mirror pods aside.
     pub fn any_in(&self, range: &Cidr) -> Option<Addr> {
         self.reported.within(range).next()
     }
 
-    /// How many addresses in the range pods report.
+    /// An address in the range that a pod reports, be it a mirror pod of that node, which had the range.
+    pub fn any_in_range_of(&self, node: &str, range: &Cidr) -> Option<Addr> {
+        let mirrors = self.mirrors.get(node).into_iter();
+        let mut addresses = mirrors.flat_map(BTreeMap::values).flatten();
+        let of_mirror = || addresses.find(|addr| range.contains_addr(**addr)).copied();
+        self.any_in(range).or_else(of_mirror)
+    }
+
+    /// An address that a pod reports in a range that nobody has; of mirror pods a few of each node count.
+    pub fn any_in_free(&self, range: &Cidr) -> Option<Addr> {
+        let all = self.mirrors.values();
+        let mut few = all.flat_map(|of_node| of_node.values().flatten().take(MOST_OF_MIRRORS));
+        let of_mirror = || few.find(|addr| range.contains_addr(**addr)).copied();
+        self.any_in(range).or_else(of_mirror)
+    }
+
+    /// How many addresses in the range pods report, mirror pods aside.
     pub fn count_in(&self, range: &Cidr) -> usize {
         self.reported.within(range).count()
     }
 
-    /// Whether a pod reports the address.
-    pub fn reports(&self, addr: Addr) -> bool {
-        self.any_in(&Cidr::host(addr)).is_some()
+    /// Whether a pod reports the address, which that node has.
+    pub fn reports(&self, node: &str, addr: Addr) -> bool {
+        self.any_in_range_of(node, &Cidr::host(addr)).is_some()
     }
 
     /// Whether the pod of that UID exists and has not finished.
@@ -123,7 +149,7 @@ impl PodIndex {
         self.by_uid.get(&uid).is_some_and(|record| !record.finished)
     }
 
-    /// Addresses that more than one pod reports.
+    /// Addresses that more than one pod reports, mirror pods aside.
     pub fn doubled(&self) -> &BTreeSet<Addr> {
         self.reported.doubled()
     }
@@ -145,12 +171,20 @@ impl PodIndex {
         let record = Record {
             finished: pod.finished,
             addresses: pod.addresses,
+            mirror_of: pod.mirror_of,
         };
         if self.by_uid.get(&uid) == Some(&record) {
             return false;
         }
         let freed = self.forget(uid);
-        self.reported.add(&record.addresses);
+        match &record.mirror_of {
+            None => self.reported.add(&record.addresses),
+            Some(_) if record.addresses.is_empty() => {}
+            Some(node) => {
+                let of_node = self.mirrors.entry(node.clone()).or_default();
+                of_node.insert(uid, record.addresses.clone());
+            }
+        }
         self.by_uid.insert(uid, record);
         freed
     }
@@ -166,7 +200,17 @@ impl PodIndex {
         let Some(record) = self.by_uid.remove(&uid) else {
             return false;
         };
-        self.reported.remove(&record.addresses);
+        match &record.mirror_of {
+            None => self.reported.remove(&record.addresses),
+            Some(node) => {
+                if let Some(of_node) = self.mirrors.get_mut(node) {
+                    of_node.remove(&uid);
+                    if of_node.is_empty() {
+                        self.mirrors.remove(node);
+                    }
+                }
+            }
+        }
         !record.addresses.is_empty()
     }
 }
@@ -183,7 +227,41 @@ mod tests {
             version: 1,
             finished: false,
             addresses: addresses.iter().map(addr).collect(),
+            mirror_of: None,
         }
+    }
+
+    #[test]
+    fn mirror_pods_count_against_what_their_node_had_and_a_few_against_free_space() {
+        let mirror = |uid: &str, address: &str| Pod {
+            mirror_of: Some("liar".into()),
+            ..pod(uid, &[address])
+        };
+        let mut pods = PodIndex::default();
+        for last in 0..200 {
+            let of_uid = format!("{last:03}");
+            pods.change(Change::Applied(mirror(&of_uid, &format!("10.0.1.{last}"))));
+        }
+        pods.change(Change::Applied(pod("honest", &["10.0.1.199"])));
+        let all = range("10.0.1.0/24");
+        assert_eq!(pods.any_in(&all).unwrap().to_string(), "10.0.1.199");
+        assert!(pods.doubled().is_empty());
+        assert_eq!(pods.count_in(&all), 1);
+        let late = range("10.0.1.16/28");
+        let hosts = (0..199).map(|last| range(&format!("10.0.1.{last}/32")));
+        let counts = hosts.filter(|host| pods.any_in_free(host).is_some());
+        let few = counts.count();
+        assert!((15..=16).contains(&few), "{few}");
+        assert_eq!(pods.any_in_range_of("victim", &late), None);
+        assert!(pods.any_in_range_of("liar", &late).is_some());
+        assert!(pods.reports("liar", late.first()) && !pods.reports("victim", late.first()));
+        assert!(pods.is_live(PodUid::read("020")));
+        for last in 0..200 {
+            let gone = mirror(&format!("{last:03}"), "10.0.1.1");
+            assert!(pods.change(Change::Deleted(gone)));
+        }
+        assert_eq!(pods.any_in_range_of("liar", &late), None);
+        assert!(pods.mirrors.is_empty());
     }
 
     fn range(text: &str) -> Cidr {

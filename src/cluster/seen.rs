@@ -379,4 +379,6 @@ pub struct Pod {
     /// `status.podIPs` of a pod that may still use them: none for hostNetwork pods (those addresses
     /// are the node's) and for finished ones
     pub addresses: Box<[Addr]>,
+    /// The node of a mirror pod, which its kubelet alone makes, as many as it likes
+    pub mirror_of: Option<Text>,
 }

@@ -154,7 +154,11 @@ impl BlockLoop {
         }
         let (name, uid) = (entry.owner.name.clone(), entry.owner.uid.clone());
         let unseen = Mutation::PodsOfBlockNotLookedAt.is_on();
-        let by_pod = cx.world.pods.any_in(&cidr).filter(|_| !unseen);
+        let by_pod = cx
+            .world
+            .pods
+            .any_in_range_of(&name, &cidr)
+            .filter(|_| !unseen);
         if let Some(what) = still_used(&cidr, by_pod, cx.registry) {
             self.keep(cidr, &what, cx);
             return None;
@@ -202,21 +206,21 @@ impl BlockLoop {
                 && entry.step == Step::Settled
                 && entry.rests_until.is_some_and(|until| until <= now)
         };
-        let due: Vec<Cidr> = cx
+        let due: Vec<(Cidr, Text)> = cx
             .registry
             .blocks
             .of(uid)
             .filter(over)
-            .map(|entry| entry.cidr)
+            .map(|entry| (entry.cidr, entry.owner.name.clone()))
             .collect();
-        for cidr in due {
+        for (cidr, name) in due {
             let Outcome::Pods(pods) = outcome else {
                 self.queue.add(cidr);
                 continue;
             };
             let mut reported = pods.iter().flat_map(|pod| pod.addresses.iter().copied());
             let used = reported.find(|addr| cidr.contains_addr(*addr));
-            let used = used.or_else(|| cx.world.pods.any_in(&cidr));
+            let used = used.or_else(|| cx.world.pods.any_in_range_of(&name, &cidr));
             let by_pod = used.filter(|_| !Mutation::PodsOfBlockNotLookedAt.is_on());
             if let Some(what) = still_used(&cidr, by_pod, cx.registry) {
                 self.keep(cidr, &what, cx);

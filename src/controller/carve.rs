@@ -17,7 +17,12 @@ pub(super) fn carve(pool: &Text, node: &Node, cx: &mut Context) -> Result<Vec<Ci
         return Ok(Vec::new());
     };
     let strays = &registry.strays;
-    let spoken_for = |range: &Cidr| world.pods.any_in(range).or_else(|| strays.any_in(range));
+    let spoken_for = |range: &Cidr| {
+        world
+            .pods
+            .any_in_free(range)
+            .or_else(|| strays.any_in(range))
+    };
     let mut carved = registry.ledger.carve(&mut state.space, holder, spoken_for);
     let mut lens = Dual::from_fn(|family| state.space.block_len(family));
     let whole = lens;

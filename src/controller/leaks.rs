@@ -110,7 +110,9 @@ impl Leaks {
             let orphans: BTreeMap<(Addr, PodUid), Duration> = report
                 .orphans
                 .iter()
-                .filter(|held| is_orphan(**held, cx) && is_own(held.0, node, cx.registry))
+                .filter(|held| {
+                    is_orphan(**held, &node.name, cx) && is_own(held.0, node, cx.registry)
+                })
                 .map(|held| (*held, known.get(held).copied().unwrap_or(now)))
                 .collect();
             if let Some(asked) = cx.registry.suspects.get_mut(&node.uid) {
@@ -168,7 +170,7 @@ impl Leaks {
         let proven: Vec<(Addr, PodUid)> = orphans
             .filter(|(held, since)| **since + grace <= cx.now.mono || named.contains(held))
             .map(|(held, _)| *held)
-            .filter(|held| is_orphan(*held, cx))
+            .filter(|held| is_orphan(*held, name, cx))
             .filter(|(addr, pod)| !bound.contains(pod) && !reported.contains(addr))
             .collect();
         let asked = cx.registry.suspects.entry(uid.clone()).or_default();
@@ -212,8 +214,8 @@ fn named(subnet: &Subnet) -> BTreeSet<(Addr, PodUid)> {
 }
 
 /// Whether no pod stands behind an address.
-fn is_orphan((addr, uid): (Addr, PodUid), cx: &Context) -> bool {
-    let reported = cx.world.pods.reports(addr) && !Mutation::ReportedAddressSuspected.is_on();
+fn is_orphan((addr, uid): (Addr, PodUid), node: &str, cx: &Context) -> bool {
+    let reported = cx.world.pods.reports(node, addr) && !Mutation::ReportedAddressSuspected.is_on();
     uid != PodUid::default() && !cx.world.pods.is_live(uid) && !reported
 }
 
@@ -221,7 +223,9 @@ fn is_orphan((addr, uid): (Addr, PodUid), cx: &Context) -> bool {
 fn is_own(addr: Addr, node: &Node, registry: &Registry) -> bool {
     let mut blocks = registry.blocks.of(&node.uid);
     blocks.any(|entry| entry.cidr.contains_addr(addr))
-        || node.pod_cidrs.iter().any(|cidr| cidr.contains_addr(addr))
+        || registry
+            .pod_cidrs(node)
+            .any(|cidr| cidr.contains_addr(addr))
 }
 
 impl Registry {
@@ -276,6 +280,7 @@ mod tests {
                     uid: "other".into(),
                     version: 1,
                     finished: false,
+                    mirror_of: None,
                     addresses: [addr].into(),
                 }));
             }

@@ -41,7 +41,7 @@ impl Quarantine {
             }
             if rest.until > cx.now.mono {
                 self.queue.add_at(key, rest.until);
-            } else if in_use(&rest.ranges, cx.world) {
+            } else if in_use(&key.0, &rest.ranges, cx.world) {
                 self.queue.add_at(key, cx.now.mono + IN_USE_PAUSE);
             } else if let Some(at) = {
                 let call = Call::ListPods(key.0.clone());
@@ -73,7 +73,7 @@ impl Quarantine {
         };
         match outcome {
             Outcome::Pods(pods)
-                if in_use(&rest.ranges, cx.world) || used_by(pods, &rest.ranges) =>
+                if in_use(name, &rest.ranges, cx.world) || used_by(pods, &rest.ranges) =>
             {
                 self.queue.add_at(key, cx.now.mono + IN_USE_PAUSE);
                 false
@@ -120,9 +120,11 @@ fn mentions(subnet: &crate::cluster::seen::Subnet, uid: &Text) -> bool {
     })
 }
 
-fn in_use(ranges: &[Cidr], world: &World) -> bool {
+fn in_use(node: &str, ranges: &[Cidr], world: &World) -> bool {
     let unseen = Mutation::PodIndexNotLookedAt.is_on() || Mutation::PodsNotLookedAt.is_on();
-    let mut used = ranges.iter().map(|range| world.pods.any_in(range));
+    let mut used = ranges
+        .iter()
+        .map(|range| world.pods.any_in_range_of(node, range));
     !unseen && used.any(|addr| addr.is_some())
 }
 
@@ -157,6 +159,7 @@ mod tests {
             uid: "p".into(),
             version: 1,
             finished: false,
+            mirror_of: None,
             addresses: [address].into(),
         }
     }
@@ -168,7 +171,7 @@ mod tests {
             ..node("n")
         };
         let mut registry = Registry::default();
-        registry.sync(&gone);
+        registry.sync(&gone, None);
         registry.retire(&gone, NOW);
         let mut quarantine = Quarantine::default();
         quarantine.watch((gone.name, gone.uid), &registry);

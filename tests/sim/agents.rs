@@ -426,6 +426,7 @@ impl Sim {
             uid: uid.clone(),
             version: 0,
             finished: false,
+            mirror_of: None,
             addresses: [].into(),
         };
         self.log(Some(&node.name), || format!("{name} is bound to it"));
@@ -480,6 +481,7 @@ impl Sim {
         self.pod_ended(&pod.uid);
         let pod = Pod {
             finished: true,
+            mirror_of: None,
             addresses: [].into(),
             ..Pod::clone(&pod)
         };

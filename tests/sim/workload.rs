@@ -363,6 +363,7 @@ impl Sim {
                 uid,
                 version: 0,
                 finished: false,
+                mirror_of: None,
                 addresses,
             },
             node.name.clone(),
@@ -384,6 +385,7 @@ impl Sim {
             uid,
             version: 0,
             finished: false,
+            mirror_of: None,
             addresses: [addr(&address)].into(),
         };
         self.api.put_pod(pod, node.name.clone(), self.now);

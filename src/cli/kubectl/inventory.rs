@@ -14,8 +14,8 @@ use serde_json::Value;
 use super::lists::Lists;
 use super::running::Running;
 use crate::api::{
-    AddressEntry, AgentInfo, BlockReport, NodeAddressesLite, NodeAddressesSpec, NodeSubnetLite,
-    NodeSubnetSpec, PodLite, Requests, Suspect,
+    AddressEntry, AgentInfo, BlockReport, MIRROR_ANNOTATION, NodeAddressesLite, NodeAddressesSpec,
+    NodeSubnetLite, NodeSubnetSpec, PodLite, Requests, Suspect,
 };
 use crate::choice::Label;
 use crate::cluster::convert;
@@ -393,6 +393,11 @@ impl PodFact {
             addresses,
             meta: labelled(meta.labels.as_ref(), meta.annotations.as_ref()),
         }
+    }
+
+    /// Whether it is a kubelet's image of a static pod, of which that kubelet says what it likes.
+    pub fn is_mirror(&self) -> bool {
+        self.meta.annotations.contains_key(MIRROR_ANNOTATION)
     }
 
     /// Whether it may use the addresses that it reports, and they are not its node's.

@@ -245,6 +245,7 @@ fn what_speaks_against_the_smaller_pieces_of_a_pool_may_go() {
             uid: "pod".into(),
             version,
             finished: false,
+            mirror_of: None,
             addresses: addresses.map(|it: std::net::IpAddr| it.into()).collect(),
         })
     };

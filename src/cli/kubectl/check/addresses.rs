@@ -33,6 +33,10 @@ fn one(addr: Addr, inventory: &Inventory, findings: &mut Vec<Finding>) {
         return;
     }
     let object = format!("address {addr}");
+    let (lying, pods): (Vec<&PodFact>, _) = pods.into_iter().partition(|pod| is_lie(pod, &covers));
+    for pod in lying {
+        findings.push(untrue(addr, pod));
+    }
     let held: Vec<&Held> = inventory
         .held_at(addr)
         .iter()
@@ -68,6 +72,30 @@ fn one(addr: Addr, inventory: &Inventory, findings: &mut Vec<Finding>) {
             unrecorded(addr, pod, &covers, inventory, findings);
         }
     }
+}
+
+/// Whether a mirror pod names an address in what another node has or had.
+fn is_lie(pod: &PodFact, covers: &[Cover]) -> bool {
+    let owner = |cover: &Cover| match cover {
+        Cover::Block(entry) => entry.owner.name.clone(),
+        Cover::PodCidr(_, node) | Cover::Rest(_, node, _) => node.clone(),
+    };
+    let on = pod.node.as_deref();
+    pod.is_mirror() && !covers.is_empty() && !covers.iter().any(|it| Some(&*owner(it)) == on)
+}
+
+fn untrue(addr: Addr, pod: &PodFact) -> Finding {
+    let on = pod.node.as_deref().unwrap_or("no node");
+    Finding::new(
+        Severity::Warning,
+        "ForeignAddress",
+        format!("address {addr}"),
+        format!(
+            "mirror pod {} says that it uses it, and it is in a range that {on} never had: it does not count, as only the kubelet of {on} says so",
+            pod.name
+        ),
+        format!("look at that kubelet, and at the static pods of {on}"),
+    )
 }
 
 fn duplicate(
