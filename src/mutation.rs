@@ -53,6 +53,10 @@ mutations! {
     OverlapsNotReported,
     /// A pool goes on although somebody else writes podCIDRs in its range.
     SecondWriterIgnored,
+    /// A podCIDR counts against pools however wide it is.
+    WidePodCidrCounts,
+    /// A podCIDR of which another node has addresses is given to the agent to give from.
+    ContestedPodCidrGiven,
 
     // Who leads
     /// Every take-over counts as a clean hand-over.

@@ -26,7 +26,7 @@ pub fn read(spec: &NodeSubnetSpec, node_uid: &str) -> (Holding, Vec<String>) {
         return (holding, wrong);
     }
     holding.pools = spec.pools.iter().map(|it| terms(it, &mut wrong)).collect();
-    let pod_cidrs = spec.pod_cidrs.iter();
+    let pod_cidrs = spec.pod_cidrs.iter().filter(|it| !it.withheld);
     let pod_cidrs = pod_cidrs.filter_map(|it| pod_cidr(it, node_uid, &mut wrong));
     holding.blocks = pod_cidrs.collect();
     for held in &spec.blocks {

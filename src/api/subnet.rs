@@ -206,6 +206,10 @@ pub struct HeldRange {
     /// The pool that it lies in; absent when it lies in none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
+
+    /// Another node has addresses of it: the agent gives none from it.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub withheld: bool,
 }
 
 /// A block that a node has.

@@ -6,6 +6,7 @@ use super::Now;
 use super::blocks::Step;
 use super::figures::{Figures, figures, holders};
 use super::forecast::Trend;
+use super::foreign::{ADVICE, too_wide_text};
 use super::pools::{PoolState, Verdict};
 use super::refusals::Call;
 use super::registry::Registry;
@@ -20,6 +21,7 @@ const EXHAUSTED: &str = "Exhausted";
 const NEARLY_EXHAUSTED: &str = "NearlyExhausted";
 const SHRINKING: &str = "Shrinking";
 const SECOND_WRITER: &str = "SecondWriter";
+const PODCIDR_TOO_WIDE: &str = "PodCIDRTooWide";
 const BESIDE_OTHER_FAMILY: &str = "BesideOtherFamily";
 const TERMINATING: &str = "Terminating";
 const REFUSED: &str = "WritesRefused";
@@ -32,6 +34,7 @@ pub const TOLD: &[&str] = &[
     EXHAUSTED,
     SHRINKING,
     SECOND_WRITER,
+    PODCIDR_TOO_WIDE,
     BESIDE_OTHER_FAMILY,
     TERMINATING,
     REFUSED,
@@ -53,6 +56,8 @@ pub fn event_reason(kind: &'static str, bad: bool) -> &'static str {
         (SHRINKING, false) => "Shrunk",
         (SECOND_WRITER, true) => "SecondWriter",
         (SECOND_WRITER, false) => "SecondWriterQuiet",
+        (PODCIDR_TOO_WIDE, true) => "PodCIDRTooWide",
+        (PODCIDR_TOO_WIDE, false) => "NoPodCIDRTooWide",
         (BESIDE_OTHER_FAMILY, true) => "BesideOtherFamily",
         (BESIDE_OTHER_FAMILY, false) => "NotBesideOtherFamily",
         (REFUSED, true) => "WritesRefused",
@@ -137,6 +142,12 @@ pub fn status(
             second_writer(state),
             "OnlyWriter",
             "nobody else writes podCIDRs in its range",
+        ),
+        flag(
+            PODCIDR_TOO_WIDE,
+            podcidr_too_wide(state, registry),
+            "NoPodCIDRTooWide",
+            "no node has a podCIDR over it that no node could have been given",
         ),
         flag(
             BESIDE_OTHER_FAMILY,
@@ -374,6 +385,22 @@ fn exhausted(
         format!(
             "no free {family} block of /{len} ({held} of {capacity} held, {quarantined} resting, {waiting} nodes wait): add a CIDR to spec.{field}.cidrs, or a pool that selects the nodes that wait"
         ),
+    ))
+}
+
+fn podcidr_too_wide(state: &PoolState, registry: &Registry) -> Option<(&'static str, String)> {
+    let mut over = registry
+        .too_wide()
+        .filter(|(_, cidr)| state.space.touches(cidr));
+    let (name, cidr) = over.next()?;
+    let more = match over.count() {
+        0 => String::new(),
+        more => format!(" ({more} more such)"),
+    };
+    let text = too_wide_text(cidr);
+    Some((
+        "WrittenByOthers",
+        format!("node \"{name}\"{more}: {text}: {ADVICE}"),
     ))
 }
 

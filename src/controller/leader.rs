@@ -131,6 +131,7 @@ impl Leader {
                 report_overlaps(node, &synced, reports);
             }
         }
+        self.registry.report_too_wide(reports);
         for node in world.nodes.iter() {
             if node.is_empty() {
                 self.podcidrs.queue.add(node.name.clone());
@@ -173,7 +174,7 @@ impl Leader {
                 .next_at()
                 .is_some_and(|at| at <= now.mono)
         {
-            self.survey_pools(world, settings, now);
+            self.survey_pools(world, settings, reports, now);
         }
         if !stopping {
             self.decide_blocks(world, reports, now);
@@ -387,15 +388,26 @@ impl Leader {
         self.freed = true;
         self.podcidrs.wake();
         self.demand.wake();
+        self.subnets.wake();
         self.pools.mark();
     }
 
-    fn survey_pools(&mut self, world: &World, settings: &Settings, now: Now) {
+    fn survey_pools(
+        &mut self,
+        world: &World,
+        settings: &Settings,
+        reports: &mut Vec<Report>,
+        now: Now,
+    ) {
         self.survey = false;
         self.registry
             .pools
             .survey(world, &settings.service_cidrs, now.mono);
         self.space_came();
+        for name in self.registry.take_in_what_fits(world) {
+            self.subnets.queue.add(name);
+        }
+        self.registry.report_too_wide(reports);
         for node in world.nodes.iter() {
             self.demand.add(node, &self.registry);
             // Where a node asks for blocks there must be a NodeSubnet to ask in.

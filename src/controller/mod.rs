@@ -46,6 +46,7 @@ pub mod events;
 pub mod fence;
 pub mod figures;
 pub mod forecast;
+pub(crate) mod foreign;
 mod holders;
 mod intents;
 mod leader;

@@ -191,7 +191,11 @@ impl PodCidrs {
         let spoken_for = |range: &Cidr| -> Option<Addr> {
             let of_node = || world.node_addresses.within(range).next();
             let of_agent = || strays.any_in(range);
-            let used = world.pods.any_in(range).or_else(of_node).or_else(of_agent);
+            let used = world
+                .pods
+                .any_in_free(range)
+                .or_else(of_node)
+                .or_else(of_agent);
             used.filter(|_| !Mutation::UsedAddressesNotAvoided.is_on())
         };
         let mut notes = Vec::new();
@@ -545,6 +549,7 @@ mod tests {
             uid: "p".into(),
             version: 1,
             finished: false,
+            mirror_of: None,
             addresses: [address].into(),
         }));
         let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
@@ -578,7 +583,7 @@ mod tests {
             let world = world("10.0.0.0/27", vec![machine("new", &[]), other]);
             let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
             let old = machine("old", &[had]);
-            registry.sync(&old);
+            registry.sync(&old, None);
             registry.retire(&old, NOW);
             let mut cx = Context {
                 world: &world,

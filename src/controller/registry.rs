@@ -16,6 +16,7 @@ use jiff::Timestamp;
 use super::Now;
 use super::blocks::Blocks;
 use super::departed::Departed;
+use super::foreign::{AllTooWide, is_listed};
 use super::holders::{Holders, Use};
 use super::intents::Intentions;
 use super::pools::{DEFAULT_QUARANTINE, Pools};
@@ -82,6 +83,8 @@ pub struct Registry {
     /// What may be in flight, as the Lease has to name it
     pub(super) intents: Intentions,
     pub(super) holders: Holders,
+    /// podCIDRs that count for nothing
+    pub(super) too_wide: AllTooWide,
     conflicts: BTreeSet<(ClaimId, ClaimId)>,
 }
 
@@ -93,7 +96,7 @@ impl Registry {
         let mut overlapping = Vec::new();
         registry.pools.survey(world, flag_services, now.mono);
         for node in world.nodes.iter() {
-            let synced = registry.sync(node);
+            let synced = registry.sync(node, world.subnets.get(&node.name).map(AsRef::as_ref));
             if !synced.overlaps.is_empty() {
                 overlapping.push((node.name.clone(), synced));
             }
@@ -158,8 +161,8 @@ impl Registry {
     }
 
     /// Brings the claims of a live node in line with its podCIDRs. They are frozen once set, so a
-    /// claim of that UID for anything else can never come true.
-    pub fn sync(&mut self, node: &Node) -> Synced {
+    /// claim of that UID for anything else can never come true. `listed` is the NodeSubnet of its name.
+    pub fn sync(&mut self, node: &Node, listed: Option<&Subnet>) -> Synced {
         let mut synced = Synced::default();
         // It lives after all: a look-up said it was gone, the watch knew better.
         let revived = self
@@ -188,6 +191,10 @@ impl Registry {
                 synced.freed = true;
             }
         }
+        let counts =
+            |cidr: &Cidr| is_listed(listed, node, cidr).is_some() || self.could_be_given(cidr);
+        let too_wide = missing.extract_if(.., |it| !counts(it)).collect();
+        self.note_too_wide(node, too_wide);
         for cidr in &missing {
             self.ledger.record(holder, *cidr, State::Held);
         }
@@ -212,6 +219,7 @@ impl Registry {
 
     /// The node's UID is gone: what it held rests. Returns whether it held anything.
     pub fn retire(&mut self, node: &Node, now: Now) -> bool {
+        self.too_wide.remove(&node.uid);
         let claims = self.claims_of(&node.uid);
         let mut ranges: Vec<Cidr> = claims.iter().map(|(_, cidr, _)| *cidr).collect();
         ranges.sort_unstable();
@@ -268,6 +276,7 @@ impl Registry {
             .map(|cidr| HeldRange {
                 cidr: cidr.to_string(),
                 pool: self.pools.of(cidr).map(|pool| pool.name.to_string()),
+                withheld: false,
             })
             .collect()
     }
@@ -340,7 +349,7 @@ impl Registry {
             let ranges: Vec<Cidr> = gone
                 .ranges
                 .iter()
-                .filter(|it| !is_held(it))
+                .filter(|it| !is_held(it) && self.could_be_given(it))
                 .copied()
                 .collect();
             if !ranges.is_empty() {
@@ -478,15 +487,15 @@ mod tests {
         let mut registry = Registry::default();
         for (uid, next) in [("u1", "u2"), ("u2", "u3")] {
             let gone = node(uid, "10.0.0.0/24");
-            registry.sync(&gone);
+            registry.sync(&gone, None);
             assert!(registry.retire(&gone, now));
             assert_eq!(resting(&registry), 1);
-            registry.sync(&node(next, "10.0.0.0/24"));
+            registry.sync(&node(next, "10.0.0.0/24"), None);
             assert_eq!(resting(&registry), 0);
         }
         let gone = node("u3", "10.0.0.0/24");
         registry.retire(&gone, now);
-        registry.sync(&node("u4", "10.0.1.0/24"));
+        registry.sync(&node("u4", "10.0.1.0/24"), None);
         assert_eq!(resting(&registry), 1, "it got something else");
     }
 
@@ -501,7 +510,7 @@ mod tests {
         let holder = registry.holder(&has.name, &has.uid);
         let wanted = cidr("10.0.0.0/24");
         registry.ledger.record(holder, wanted, State::Unclear);
-        assert!(registry.sync(&has).freed);
+        assert!(registry.sync(&has, None).freed);
         assert!(registry.ledger.overlapping(&wanted).next().is_none());
         assert_eq!(registry.claims_of("u1").len(), 1);
     }
@@ -517,7 +526,7 @@ mod tests {
         let wanted = cidr("10.0.0.0/24");
         registry.ledger.record(holder, wanted, State::InFlight);
         assert!(registry.retire(&empty, NOW));
-        registry.sync(&empty);
+        registry.sync(&empty, None);
         let claims = registry.claims_of("u1");
         let states: Vec<State> = claims.iter().map(|(_, _, state)| *state).collect();
         assert_eq!(states, [State::Unclear]);
@@ -527,12 +536,12 @@ mod tests {
     #[test]
     fn two_nodes_with_common_addresses_are_a_pair() {
         let mut registry = Registry::default();
-        registry.sync(&node("u1", "10.0.0.0/24"));
+        registry.sync(&node("u1", "10.0.0.0/24"), None);
         let other = Node {
             name: "n2".into(),
             ..node("u2", "10.0.0.128/25")
         };
-        let overlaps = registry.sync(&other).overlaps;
+        let overlaps = registry.sync(&other, None).overlaps;
         let first = ("n1".into(), "u1".into(), cidr("10.0.0.0/24"));
         assert_eq!(overlaps, [first]);
         assert_eq!(registry.overlaps(), 1);
@@ -594,7 +603,7 @@ mod tests {
             pod_cidrs: [cidr("10.0.0.0/28"), cidr("10.0.1.0/28")].into(),
             ..node("u1", "10.0.0.0/28")
         };
-        registry.sync(&gone);
+        registry.sync(&gone, None);
         registry.retire(&gone, NOW);
         let rest = registry.rests.values().next().unwrap();
         assert_eq!(rest.until, Duration::from_secs(90));

@@ -49,6 +49,8 @@ pub const WRITE_ACCEPTED: &str = "WriteAccepted";
 pub const OVERLAPPING: &str = "OverlappingPodCIDR";
 /// A podCIDR that is no CIDR.
 pub const UNREADABLE: &str = "UnreadablePodCIDR";
+/// A podCIDR that no node could have been given.
+pub const PODCIDR_TOO_WIDE: &str = "PodCIDRTooWide";
 /// Somebody else writes podCIDRs.
 pub const SECOND_WRITER: &str = "SecondWriter";
 /// A node lacks blocks of a pool that has none left.

@@ -55,6 +55,8 @@ pub struct Subnets {
     cut: BTreeMap<Text, String>,
     /// Names of nodes of which a write has come through, or was refused for good, since this process leads
     heard: BTreeSet<Text>,
+    /// Names of nodes whose agents may not give of all that is listed, as others have some of it
+    withheld: BTreeSet<Text>,
 }
 
 impl Subnets {
@@ -66,6 +68,13 @@ impl Subnets {
             }
         }
         None
+    }
+
+    /// Ranges are free again: some may have been withheld for those who had them.
+    pub fn wake(&mut self) {
+        for name in &self.withheld {
+            self.queue.add(name.clone());
+        }
     }
 
     /// A node has got podCIDRs, which its NodeSubnet is to tell.
@@ -134,6 +143,12 @@ impl Subnets {
         let wanted = wanted(&name, is, cx.world, cx.registry);
         if let Some(node) = cx.world.nodes.get(&name) {
             self.tell_cut(node, wanted.as_ref(), cx.registry, cx.reports);
+        }
+        let mut listed = wanted.iter().flat_map(|it| &it.pod_cidrs);
+        if listed.any(|it| it.withheld) {
+            self.withheld.insert(name.clone());
+        } else {
+            self.withheld.remove(&name);
         }
         let request = difference(&name, wanted, is)?;
         let spec = match &request {
@@ -358,7 +373,7 @@ fn wanted(
         })
         .collect();
     let pod_cidrs = node
-        .map(|node| registry.held_ranges(&node.pod_cidrs))
+        .map(|node| registry.listed_pod_cidrs(node, is))
         .unwrap_or_default();
     let nothing = pod_cidrs.is_empty() && previous.is_empty() && blocks.is_empty();
     // While the node lives its NodeSubnet stays: a late creation by an earlier leader finds it there.
@@ -412,7 +427,7 @@ fn pools(
         }
         add(Some(&told), false);
     }
-    for range in &node.pod_cidrs {
+    for range in registry.pod_cidrs(node) {
         add(registry.pools.of(range).map(|pool| &pool.told), false);
     }
     for held in blocks {
@@ -426,7 +441,7 @@ fn pools(
         add(told, true);
     }
     let of_blocks = blocks.iter().map(|held| held.pool.as_str());
-    let ranges = node.pod_cidrs.iter();
+    let ranges = registry.pod_cidrs(node);
     let of_ranges = ranges.filter_map(|range| registry.pools.of(range).map(|it| &*it.name));
     let held: BTreeSet<&str> = of_blocks.chain(of_ranges).collect();
     bound(&mut pools, &held);
@@ -472,7 +487,10 @@ fn judgement(subnet: &Subnet, cx: &Context) -> Option<(bool, String)> {
     let own = |addr: &Addr| {
         let mut of_node = blocks.of(&node.uid).map(|entry| entry.cidr);
         of_node.any(|cidr| cidr.contains_addr(*addr))
-            || node.pod_cidrs.iter().any(|cidr| cidr.contains_addr(*addr))
+            || cx
+                .registry
+                .pod_cidrs(node)
+                .any(|cidr| cidr.contains_addr(*addr))
     };
     let strange: Vec<&Addr> = report
         .orphans

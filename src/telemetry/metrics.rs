@@ -29,6 +29,7 @@ pub struct ControllerMetrics {
     oldest_wait: Gauge,
     second_writer: IntCounter,
     overlapping: IntGauge,
+    too_wide: IntGauge,
     unclear: IntGauge,
     dropped: IntCounter,
     blocks: IntGaugeVec,
@@ -110,6 +111,13 @@ impl ControllerMetrics {
                 IntGauge::new(
                     "cadastre_overlapping_ranges",
                     "Pairs of nodes whose podCIDRs have addresses in common",
+                )?,
+            )?,
+            too_wide: register(
+                registry,
+                IntGauge::new(
+                    "cadastre_podcidrs_too_wide",
+                    "podCIDRs over pools that no node could have been given: they count for nothing",
                 )?,
             )?,
             unclear: register(
@@ -212,6 +220,8 @@ impl ControllerMetrics {
         self.oldest_wait.set(view.oldest_wait.as_secs_f64());
         self.overlapping
             .set(i64::try_from(view.overlaps).unwrap_or(i64::MAX));
+        self.too_wide
+            .set(i64::try_from(view.too_wide).unwrap_or(i64::MAX));
         self.unclear
             .set(i64::try_from(view.unclear).unwrap_or(i64::MAX));
         for state in ["held", "recalled", "provisional", "quarantined", "overdue"] {

@@ -92,6 +92,12 @@ pub fn proof(mutation: Mutation) -> Proof {
         SecondWriterIgnored => unit(
             "controller::pools::tests::a_pool_holds_back_for_a_while_when_somebody_else_writes_in_its_range",
         ),
+        WidePodCidrCounts => unit(
+            "controller::foreign::tests::a_podcidr_that_no_node_could_have_got_takes_nothing_from_pools",
+        ),
+        ContestedPodCidrGiven => {
+            unit("controller::foreign::tests::of_what_another_node_has_nothing_is_given")
+        }
 
         // Who leads
         TakeOverCountsAsClean => sim(AsDrawn, 1_000),

@@ -1,7 +1,8 @@
 //! Statuses that make no sense: each spoils only itself, and its agent is told.
 
 use cadastre::api::NodeSubnet;
-use cadastre_e2e::Hand;
+use cadastre_e2e::hand::{GROUP, Hand, labelled, with_pod_cidrs};
+use cadastre_e2e::nodes;
 use serde_json::{Value, json};
 
 use crate::{blocks, node, say, shared};
@@ -146,4 +147,38 @@ async fn what_an_agent_says_of_an_earlier_node_of_the_name_is_not_read() {
     })
     .await
     .unwrap();
+}
+
+#[tokio::test]
+async fn a_podcidr_over_a_whole_pool_takes_nothing_from_it() {
+    let (_, hand, agents) = shared().await;
+    // As a kubelet may write it where no policy forbids that.
+    let liar = labelled(nodes::node("taken-0", "192.0.2.1"), &[(GROUP, "taken")]);
+    let liar = with_pod_cidrs(liar, &["10.171.0.0/16"]);
+    let liar = hand.create_node(liar).await.unwrap();
+    let spec =
+        json!({"ipv4": {"cidrs": ["10.171.8.0/24"], "blockSize": 28}, "maxBlocksPerNode": 1});
+    hand.block_pool("taken", spec).await.unwrap();
+    node(&hand, &agents, "taken", "taken-1").await;
+    hand.listed("taken-1", 1).await.unwrap();
+    let pool = hand
+        .condition("taken", "PodCIDRTooWide", "True")
+        .await
+        .unwrap();
+    assert!(pool.message.contains("taken-0"), "{}", pool.message);
+    let uid = liar.metadata.uid.unwrap();
+    let told = hand.event(&uid, "PodCIDRTooWide").await.unwrap();
+    assert!(told.contains("10.171.0.0/16"), "{told}");
+    // It has what others have, and its agent gives of nothing else.
+    let subnet = hand.listed("taken-0", 1).await.unwrap();
+    assert!(subnet[0].starts_with("10.171.8."), "{subnet:?}");
+    let subnet = hand.subnets.get("taken-0").await.unwrap();
+    assert_eq!(subnet.spec.pod_cidrs, []);
+    let free = hand
+        .pool_until("taken", "has all but two blocks", |pool| {
+            let status = pool.status.as_ref();
+            status.is_some_and(|it| it.ipv4.as_ref().is_some_and(|it| it.free == "14"))
+        })
+        .await;
+    free.unwrap();
 }

@@ -19,6 +19,7 @@ fn spec(cidr: &str) -> NodeSubnetSpec {
         pod_cidrs: vec![HeldRange {
             cidr: cidr.to_owned(),
             pool: None,
+            withheld: false,
         }],
         ..NodeSubnetSpec::default()
     }

@@ -181,7 +181,8 @@ impl Leader {
             self.demand.add(node, &self.registry);
             self.subnets.queue.add(node.name.clone());
         }
-        let synced = self.registry.sync(node);
+        let listed = world.subnets.get(&node.name).map(AsRef::as_ref);
+        let synced = self.registry.sync(node, listed);
         if synced.freed {
             self.space_came();
         }
@@ -195,6 +196,7 @@ impl Leader {
         self.registry.intents.settled(&node.uid);
         self.podcidrs.served(node, reports);
         report_overlaps(node, &synced, reports);
+        self.registry.report_too_wide(reports);
         let given = before.is_some_and(Node::is_empty);
         if given && !synced.foreign.is_empty() {
             *second_writer += 1;

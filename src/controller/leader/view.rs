@@ -29,6 +29,7 @@ impl Leader {
             *view.waiting.entry("fence").or_default() += self.fence.left().0;
         }
         view.overlaps = self.registry.overlaps();
+        view.too_wide = self.registry.too_wide().count();
         view.unclear = self.registry.unclear();
         for state in self.registry.pools.iter() {
             for family in state.space.families() {

@@ -45,6 +45,8 @@ pub struct View {
     pub exhausts: Vec<(Text, Family, jiff::Timestamp)>,
     /// Pairs of nodes with common addresses
     pub overlaps: usize,
+    /// podCIDRs over pools that no node could have been given
+    pub too_wide: usize,
     /// Ranges kept because a write's outcome is unclear
     pub unclear: usize,
     /// podCIDRs that somebody else wrote while this leader dealt

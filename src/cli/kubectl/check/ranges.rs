@@ -9,6 +9,7 @@ use crate::cli::kubectl::render::{age, some};
 use crate::cluster::agent_report::ACCEPTED;
 use crate::cluster::seen::Node;
 use crate::controller::blocks::Entry;
+use crate::controller::foreign::{ADVICE, too_wide_text};
 use crate::ipam::{Cidr, Claim, ClaimId, State};
 
 pub(super) fn check(inventory: &Inventory, findings: &mut Vec<Finding>) {
@@ -283,12 +284,24 @@ fn pod_cidrs(node: &Node, inventory: &Inventory, findings: &mut Vec<Finding>) {
             "podCIDRs cannot be changed: delete the Node and let it register anew".to_owned(),
         ));
     }
+    let registry = &inventory.registry;
+    for cidr in &node.pod_cidrs {
+        let counts = registry.pod_cidrs(node).any(|it| it == cidr);
+        if !counts && pools.touching(cidr).next().is_some() {
+            findings.push(Finding::new(
+                Severity::Critical,
+                "PodCIDRTooWide",
+                object.clone(),
+                too_wide_text(cidr),
+                ADVICE.to_owned(),
+            ));
+        }
+    }
     let managed = pools
         .iter()
         .any(|pool| pool.allocate == Allocate::NodeCIDR && pool.selects(node));
-    for cidr in node
-        .pod_cidrs
-        .iter()
+    for cidr in registry
+        .pod_cidrs(node)
         .filter(|cidr| pools.of(cidr).is_none())
     {
         if managed {
@@ -338,7 +351,8 @@ fn node_subnet(subnet: &SubnetFact, inventory: &Inventory, findings: &mut Vec<Fi
     }
     if let Some(node) = node.filter(|node| spec.node_uid.as_deref() == Some(&*node.uid)) {
         let said: BTreeSet<String> = spec.pod_cidrs.iter().map(|it| it.cidr.clone()).collect();
-        let is: BTreeSet<String> = node.pod_cidrs.iter().map(ToString::to_string).collect();
+        let is = inventory.registry.pod_cidrs(node);
+        let is: BTreeSet<String> = is.map(ToString::to_string).collect();
         if said != is {
             let (said, is): (Vec<_>, Vec<_>) = (said.iter().collect(), is.iter().collect());
             findings.push(Finding::new(

@@ -82,14 +82,15 @@ fn lacks(node: &Node, pools: &[String], inventory: &Inventory) -> String {
             "it has no address yet, and the agent of {name} has said nothing: does it run?"
         );
     }
-    if pools.is_empty() && node.pod_cidrs.is_empty() {
+    let has_pod_cidr = inventory.registry.pod_cidrs(node).next().is_some();
+    if pools.is_empty() && !has_pod_cidr {
         return format!("it has no address yet, and no pool serves it on node {name}");
     }
     let of = match pools {
         [] => String::new(),
         pools => format!(" of the pools that serve it ({})", some(pools, 4)),
     };
-    if free == 0 && node.pod_cidrs.is_empty() {
+    if free == 0 && !has_pod_cidr {
         return format!(
             "it has no address yet, and node {name} has none free{of}: see kubectl cadastre explain node {name}"
         );
@@ -153,7 +154,7 @@ fn serving(node: &Node, chosen: Choice, inventory: &Inventory, explanation: &mut
             has.push(block_line(entry, inventory));
         }
     }
-    for cidr in &node.pod_cidrs {
+    for cidr in inventory.registry.pod_cidrs(node) {
         has.push(format!("podCIDR {cidr}"));
     }
     explanation.add(&format!("Node {} gives from", node.name), has);

@@ -229,7 +229,7 @@ pub fn pool_holders(state: &PoolState, inventory: &Inventory) -> Vec<PoolHolder>
         }
     } else {
         for node in inventory.world.nodes.iter() {
-            for cidr in &node.pod_cidrs {
+            for cidr in registry.pod_cidrs(node) {
                 if registry
                     .pools
                     .of(cidr)

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use serde_json::json;
 
 use super::{Cluster, SINCE, addr, cidr};
+use crate::api::MIRROR_ANNOTATION;
 use crate::cli::kubectl::check::{CheckReport, LEAKED, Severity};
 use crate::cli::kubectl::release::intersection;
 use crate::cli::kubectl::{drain, release};
@@ -22,7 +23,7 @@ type Fault = (&'static str, fn(&mut Cluster), &'static str);
 
 #[test]
 fn each_fault_is_found_by_its_code() {
-    let faults: [Fault; 12] = [
+    let faults: [Fault; 14] = [
         (
             "two pods report one address",
             |it| it.pod("shop/twin", "b", &["10.0.0.1"]),
@@ -96,6 +97,21 @@ fn each_fault_is_found_by_its_code() {
                 it.node("c", &["172.16.0.0/24"]);
             },
             "ForeignPodCIDR node c",
+        ),
+        (
+            "a kubelet gave its node everything",
+            |it| it.node("c", &["0.0.0.0/0"]),
+            "PodCIDRTooWide node c",
+        ),
+        (
+            "a kubelet says that a static pod has another node's address",
+            |it| {
+                it.pod("shop/image", "b", &["10.0.0.1"]);
+                let image = it.lists.pods.last_mut().unwrap();
+                let mark = [(MIRROR_ANNOTATION.to_owned(), "hash".to_owned())];
+                image.metadata.annotations = Some(mark.into());
+            },
+            "ForeignAddress address 10.0.0.1",
         ),
         (
             "a pool is full",
