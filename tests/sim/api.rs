@@ -17,6 +17,7 @@ use jiff::Timestamp;
 
 use super::clock::{Time, seconds};
 use super::kind::{Kind, Versioned};
+use super::shape::counted;
 use cadastre::ipam::Cidr;
 use cadastre::mutation::Mutation;
 
@@ -560,7 +561,7 @@ impl Api {
     fn is_held(&self, a: &Assignment) -> bool {
         let hits = |held: &Cidr| a.cidrs.iter().any(|cidr| cidr.overlaps(held));
         let nodes = &mut self.nodes.live.values();
-        nodes.any(|node| node.name != a.name && node.pod_cidrs.iter().any(hits))
+        nodes.any(|node| node.name != a.name && counted(node).any(hits))
     }
 
     fn touch(&mut self, touch: &Touch, at: Time) -> Outcome {

@@ -37,7 +37,7 @@ use super::clock::{SECOND, Time, seconds};
 use super::known::{Known, Labels};
 use super::parcels::Parcels;
 use super::run::{Tally, Where};
-use super::shape::Shape;
+use super::shape::{Shape, counted};
 use super::words::ranges;
 
 /// The rule that this is all about.
@@ -371,7 +371,7 @@ impl Checks {
                 .nodes
                 .get(&node.name)
                 .is_some_and(|live| live.uid == node.uid);
-            if lives && node.pod_cidrs.iter().any(hits) {
+            if lives && counted(node).any(hits) {
                 return wrong(format!(
                     "{} was seen with {}",
                     node.name,
@@ -507,8 +507,9 @@ impl Checks {
                     }
                     _ => {}
                 }
-                if let Some(node) = after.as_ref().filter(|n| !n.pod_cidrs.is_empty()) {
-                    self.podcidrs_written(&node.pod_cidrs);
+                if let Some(node) = &after {
+                    let written: Vec<Cidr> = counted(node).copied().collect();
+                    self.podcidrs_written(&written);
                 }
                 let given = before.as_ref().is_some_and(|b| b.is_empty())
                     && after.as_ref().is_some_and(|a| !a.is_empty());
@@ -552,7 +553,8 @@ impl Checks {
     }
 
     fn bury(&mut self, node: &Node, api: &Api, now: Time) {
-        if node.pod_cidrs.is_empty() {
+        let had: Vec<Cidr> = counted(node).copied().collect();
+        if had.is_empty() {
             return;
         }
         let told = api
@@ -561,15 +563,14 @@ impl Checks {
             .and_then(|subnet| subnet.spec.as_ref().ok());
         let recorded = told.is_some_and(|spec| {
             let told = records(spec);
-            node.pod_cidrs
-                .iter()
+            had.iter()
                 .all(|range| told.iter().any(|r| r.uid == *node.uid && r.range == *range))
         });
         self.graves.push(Grave {
             name: node.name.clone(),
             uid: node.uid.clone(),
             machine: node.machine.clone(),
-            ranges: node.pod_cidrs.to_vec(),
+            ranges: had,
             died: now,
             recorded,
             edited: false,
@@ -586,11 +587,7 @@ impl Checks {
         decided: Time,
     ) -> Verdict {
         self.tally.assigned += 1;
-        let hits = |ranges: &[Cidr]| {
-            ranges
-                .iter()
-                .any(|r| node.pod_cidrs.iter().any(|c| c.overlaps(r)))
-        };
+        let hits = |ranges: &[Cidr]| ranges.iter().any(|r| counted(node).any(|c| c.overlaps(r)));
         for other in api.nodes.live.values() {
             if other.uid != node.uid && self.ours.contains(&other.uid) && hits(&other.pod_cidrs) {
                 let text = format!(
@@ -767,7 +764,7 @@ impl Checks {
             .nodes
             .live
             .values()
-            .filter(|node| node.pod_cidrs.iter().any(only_here))
+            .filter(|node| counted(node).any(only_here))
         {
             if self.ours.contains(&node.uid) {
                 return wrong(&node.name, "holds a range of it");

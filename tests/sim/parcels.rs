@@ -24,7 +24,7 @@ use super::checks::{Checks, DUPLICATE, Violation};
 use super::clock::{SECOND, Time};
 use super::known::Known;
 use super::run::{Sim, Where};
-use super::shape::Shape;
+use super::shape::{Shape, counted};
 
 type Verdict = Result<(), Violation>;
 
@@ -221,7 +221,7 @@ impl Checks {
         let others = others.filter_map(|b| Some((b.spec.as_ref().ok()?.cidr, b.uid.clone())));
         let hit: Vec<Key> = others.filter(|(c, _)| c.overlaps(&cidr)).collect();
         let nodes = &mut api.nodes.live.values();
-        let podcidr = nodes.any(|node| node.pod_cidrs.iter().any(|c| c.overlaps(&cidr)));
+        let podcidr = nodes.any(|node| counted(node).any(|c| c.overlaps(&cidr)));
         let graves = &mut self.graves.iter();
         let rests = graves.any(|grave| grave.ranges.iter().any(|c| c.overlaps(&cidr)));
         let contested = !hit.is_empty() || podcidr || rests;
@@ -371,7 +371,7 @@ impl Checks {
             return fail(format!("{} was seen with some of it", theirs.name));
         }
         let mut nodes = known.nodes.objects.values();
-        let holds = |node: &&Node| node.pod_cidrs.iter().any(hits) && lives(api, &node.uid);
+        let holds = |node: &&Node| counted(node).any(hits) && lives(api, &node.uid);
         if let Some(node) = nodes.find(holds) {
             return fail(format!("{} was seen with a podCIDR there", node.name));
         }

@@ -14,7 +14,7 @@ use cadastre::ipam::{Addr, Cidr, Family, Span};
 use super::checks::{Violation, records};
 use super::clock::SECOND;
 use super::run::Sim;
-use super::shape::Shape;
+use super::shape::{Shape, counted};
 use super::words::ranges;
 
 /// So long before the end nothing may be written any more.
@@ -82,7 +82,7 @@ impl Sim {
                 .filter(|record| *record.uid == *node.uid && record.until.is_none())
                 .map(|record| record.range)
                 .collect();
-            if held != node.pod_cidrs.iter().copied().collect() {
+            if held != counted(node).copied().collect() {
                 let text = format!(
                     "{} has {} and its NodeSubnet says {told:?}",
                     node.name,
@@ -147,7 +147,7 @@ impl Sim {
         let blocks = self.api.blocks.live.values();
         let blocks: Vec<_> = blocks.filter_map(|it| it.spec.as_ref().ok()).collect();
         let nodes = self.api.nodes.live.values();
-        let podcidrs: Vec<Cidr> = nodes.flat_map(|it| it.pod_cidrs.to_vec()).collect();
+        let podcidrs: Vec<Cidr> = nodes.flat_map(|it| counted(it)).copied().collect();
         let status = pool.status.as_ref();
         for (family, cidrs, _) in &shape.families {
             let told = status.and_then(|status| match family {
@@ -325,7 +325,7 @@ impl Sim {
     /// podCIDRs and blocks.
     pub fn held(&self) -> Vec<Cidr> {
         let nodes = self.api.nodes.live.values();
-        let podcidrs = nodes.flat_map(|node| node.pod_cidrs.iter().copied());
+        let podcidrs = nodes.flat_map(|node| counted(node)).copied();
         podcidrs.chain(self.blocks_now()).collect()
     }
 
@@ -401,7 +401,7 @@ impl Sim {
                     .find(|s| s.contains(range))
                     .is_none_or(|s| s.name == shape.name)
         };
-        let holds = |node: &&std::sync::Arc<Node>| node.pod_cidrs.iter().any(counts);
+        let holds = |node: &&std::sync::Arc<Node>| counted(node).any(counts);
         self.api
             .nodes
             .live

@@ -2,8 +2,18 @@
 //! of it beyond the text of a CIDR.
 
 use cadastre::api::{Allocate, Assignment, FINALIZER, FirstBlock, IPPoolSpec};
-use cadastre::cluster::seen::{Pool, Text};
+use cadastre::cluster::seen::{Node, Pool, Text};
 use cadastre::ipam::{Addr, Cidr, Family, Span};
+
+/// The podCIDRs that a node could have been given; no pool here has blocks as wide as the others.
+pub fn counted(node: &Node) -> impl Iterator<Item = &Cidr> {
+    let widest = |family| match family {
+        Family::V4 => 20,
+        Family::V6 => 64,
+    };
+    let all = node.pod_cidrs.iter();
+    all.filter(move |cidr| cidr.len() >= widest(cidr.family()))
+}
 
 /// One version of a pool.
 #[derive(Clone, Debug, PartialEq)]

@@ -15,6 +15,7 @@ use super::api::Author;
 use super::clock::{MS, SECOND, seconds};
 use super::process::Watched;
 use super::run::{Due, Sim, Where};
+use super::shape::counted;
 use super::words::ranges;
 
 /// What the world remembers of its own doings.
@@ -187,6 +188,7 @@ impl Sim {
     /// podCIDRs that a node arrives with: nearly always none.
     fn born_with(&mut self) -> (Box<[Cidr]>, Box<[Text]>) {
         match self.rng.below(60) {
+            4 => ([cidr("10.0.0.0/8"), cidr("fd00::/16")].into(), [].into()),
             0 => (self.any_block().into_iter().collect(), [].into()),
             1 => ([cidr("172.20.7.0/24")].into(), [].into()),
             2 => ([].into(), ["10.244.300.0/24".into()].into()),
@@ -337,7 +339,7 @@ impl Sim {
             for _ in 0..self.rng.between(1, 4) {
                 self.bind_pod(&node);
             }
-        } else if !node.pod_cidrs.is_empty() {
+        } else if counted(&node).next().is_some() {
             self.create_pod(&node);
         }
     }
@@ -352,7 +354,7 @@ impl Sim {
                 value: first.value + u128::from(host),
             }
         };
-        let addresses = node.pod_cidrs.iter().map(inside).collect();
+        let addresses = counted(node).map(inside).collect();
         let name: Text = format!("default/pod-{uid}").into();
         self.log(Some(&node.name), || {
             format!("{name} runs with {addresses:?}")
