@@ -37,6 +37,8 @@ mutations! {
     // podCIDRs
     /// An assignment of unclear outcome counts as failed: its ranges are free at once.
     UnclearAssignmentFreed,
+    /// What a kubelet says of its mirror pods counts like what is said of other pods.
+    MirrorPodsBelieved,
     /// Ranges are dealt without a look for addresses of pods and nodes in them.
     UsedAddressesNotAvoided,
     /// Nodes get podCIDRs of a pool although a better one is about to serve.

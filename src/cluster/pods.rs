@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::addresses::Addresses;
 use super::seen::{Change, Pod, PodUid, Text};
 use crate::ipam::{Addr, Cidr};
+use crate::mutation::Mutation;
 
 /// The most addresses of mirror pods of one node that count against space that nobody has. Static pods are nearly
 /// always on the host's network, and have none.
@@ -171,7 +172,9 @@ impl PodIndex {
         let record = Record {
             finished: pod.finished,
             addresses: pod.addresses,
-            mirror_of: pod.mirror_of,
+            mirror_of: pod
+                .mirror_of
+                .filter(|_| !Mutation::MirrorPodsBelieved.is_on()),
         };
         if self.by_uid.get(&uid) == Some(&record) {
             return false;

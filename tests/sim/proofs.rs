@@ -75,6 +75,9 @@ pub fn proof(mutation: Mutation) -> Proof {
         // podCIDRs
         UnclearAssignmentFreed => duplicate(Scarce, 1_000),
         UsedAddressesNotAvoided => sim(Strangers, 200),
+        MirrorPodsBelieved => unit(
+            "cluster::pods::tests::mirror_pods_count_against_what_their_node_had_and_a_few_against_free_space",
+        ),
         BetterPoolNotAwaited => sim(AsDrawn, 5_000),
         PodCidrWaitersNotWoken => liveness(AsDrawn, 1_000),
         ReturnedRangesShared => unit(
