@@ -30,7 +30,7 @@ pub(super) fn hostname() -> Option<String> {
     Some(name.trim().to_owned())
 }
 
-// How the admin port is guarded. No doc comment: clap would take it for that of the command.
+// How the admin port is guarded, and who does without it. No doc comment: clap would take it for that of the command.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct Guard {
     /// Certificate of the admin port, with its chain, in PEM: it speaks HTTPS then. A file that is
@@ -46,9 +46,14 @@ pub(super) struct Guard {
     /// asked (TokenReview, SubjectAccessReview). Probes stay open
     #[arg(long, env = "CADASTRE_METRICS_AUTH", requires = "admin_tls_cert")]
     metrics_auth: bool,
+
+    /// Address of a port for /healthz and /readyz alone, in plain HTTP, such as 127.0.0.1:9827. Probes that
+    /// ask there are answered whoever keeps the admin port busy, which answers them too
+    #[arg(long, env = "CADASTRE_PROBE_ADDRESS")]
+    probe_address: Option<SocketAddr>,
 }
 
-/// What the admin port tells, and the task that serves it for ever.
+/// What the admin port tells, and the task that serves it and the probes for ever.
 pub(super) struct AdminPort {
     pub registry: Registry,
     pub readiness: Readiness,
@@ -78,9 +83,11 @@ impl AdminPort {
             .zip(guard.admin_tls_key.clone());
         let tls = files.map(|(cert, key)| Tls::open(cert, key)).transpose()?;
         let review = guard.metrics_auth.then(Review::new);
-        let listener = TcpListener::bind(address).await.with_context(|| {
-            format!("cannot listen on {address}: choose another --admin-address")
-        })?;
+        let listener = listen(address, "--admin-address").await?;
+        let probes = match guard.probe_address {
+            Some(address) => Some(listen(address, "--probe-address").await?),
+            None => None,
+        };
         let pages = Admin {
             registry: registry.clone(),
             readiness: readiness.clone(),
@@ -88,14 +95,29 @@ impl AdminPort {
             map,
             review: review.clone(),
         };
+        let ready = readiness.clone();
+        let task = tokio::spawn(async move {
+            match probes {
+                None => admin::run(listener, pages, tls).await,
+                Some(probes) => tokio::select! {
+                    never = admin::run(listener, pages, tls) => never,
+                    never = admin::run_probes(probes, ready) => never,
+                },
+            }
+        });
         Ok(Self {
             registry,
             readiness,
             http,
             review,
-            task: tokio::spawn(admin::run(listener, pages, tls)),
+            task,
         })
     }
+}
+
+async fn listen(address: SocketAddr, flag: &str) -> anyhow::Result<TcpListener> {
+    let listener = TcpListener::bind(address).await;
+    listener.with_context(|| format!("cannot listen on {address}: choose another {flag}"))
 }
 
 /// Waits for SIGTERM or SIGINT, and says which it was.

@@ -12,6 +12,7 @@
 //! - Nothing is done or kept while nobody asks. A question goes through a channel to the loop that owns
 //!   the state, which gives a tenth of its time at most; what does not fit is refused at once with 503.
 //! - At most [`AT_ONCE`] answers are in memory, and each is sent in pieces.
+//! - From this machine it is shown under a name of loopback only.
 //! - The page may load and do nothing that is not in these files, by its Content-Security-Policy.
 
 use std::sync::Arc;

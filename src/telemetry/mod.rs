@@ -8,7 +8,8 @@
 //! | [`catalog`] | the list of all figures |
 //! | [`admin`] | `/metrics`, `/healthz`, `/readyz`, `/loglevel` |
 //! | [`map`] | `/map`: the address space as a picture |
-//! | `serve` | connections of the admin port, and their limits |
+//! | `serve`, `crowd` | connections of the admin port and the probes', their limits, and who makes room |
+//! | `origin` | whether a request comes from this machine, and for it |
 //! | [`tls`] | its certificate, where it has one |
 //! | [`review`] | who may read metrics and map, where not everybody may |
 //! | [`readiness`] | what is still missing, and who leads |
@@ -17,11 +18,13 @@
 pub mod admin;
 pub mod agent_metrics;
 pub mod catalog;
+mod crowd;
 pub mod http_metrics;
 mod leader_metrics;
 pub mod logs;
 pub mod map;
 pub mod metrics;
+mod origin;
 mod pool_metrics;
 pub mod readiness;
 pub mod review;

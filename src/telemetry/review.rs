@@ -28,6 +28,8 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tracing::warn;
 
+use super::origin::is_here;
+
 /// So long who was let in, and who was not, is not asked about again.
 const FRESH: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(10));
 /// So long who was let in is let in while the API server does not answer.
@@ -171,8 +173,7 @@ async fn ask(client: &Client, token: &str, path: &str) -> kube::Result<Verdict> 
 /// Lets a request pass that may.
 pub(super) async fn guard(State(gate): State<Gate>, request: Request, next: Next) -> Response {
     let peer = request.extensions().get::<ConnectInfo<SocketAddr>>();
-    let is_here = peer.is_some_and(|peer| peer.0.ip().to_canonical().is_loopback());
-    if gate.free_from_here && is_here {
+    if gate.free_from_here && peer.is_some_and(|peer| is_here(peer.0)) {
         return next.run(request).await;
     }
     let path = request.uri().path().to_owned();

@@ -1,24 +1,26 @@
-//! Connections of the admin port, none of which may last or grow without end.
+//! Connections of the admin port and of the probes', none of which may last or grow without end.
 //!
-//! The port is reachable from the whole cluster network. A client that sends nothing, sends slowly or
-//! opens many connections costs a bounded amount of memory for a bounded time.
+//! The admin port is reachable from the whole cluster network. A client that sends nothing, sends or reads slowly
+//! or opens many connections costs a bounded amount of memory for a bounded time, and keeps nobody else out
+//! ([`Crowd`]).
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::ConnectInfo;
+use axum::http::StatusCode;
 use axum::{Extension, Router};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
+use tower_http::timeout::TimeoutLayer;
 
+use super::crowd::Crowd;
 use super::tls::Tls;
 
 /// Pause after a connection could not be taken, as when file descriptors have run out.
@@ -27,22 +29,36 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 /// How much a client may ask for.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    /// Connections at a time; more wait
+    /// Connections at a time
     pub connections: usize,
-    /// From the first byte of a request to the end of its head; for a handshake of TLS
+    /// Of these from one peer
+    pub share: usize,
+    /// From a connection, or the last answer on it, to the end of a request's head; for a handshake of TLS
     pub head: Duration,
+    /// From there until the answer begins; a request's body has to come in it
+    pub answer: Duration,
     /// Of a connection; what is under way then may take as long again as [`Limits::head`]
     pub life: Duration,
 }
 
-impl Default for Limits {
-    fn default() -> Self {
-        Limits {
-            connections: 256,
-            head: Duration::from_secs(10),
-            life: Duration::from_secs(60),
-        }
-    }
+impl Limits {
+    /// A question may wait for the API server, or the controller, and a large answer for a slow line.
+    pub const ADMIN: Self = Self {
+        connections: 128,
+        share: 16,
+        head: Duration::from_secs(5),
+        answer: Duration::from_secs(15),
+        life: Duration::from_secs(60),
+    };
+
+    /// All come from this machine, and ask for a line.
+    pub const PROBES: Self = Self {
+        connections: 64,
+        share: 64,
+        head: Duration::from_secs(2),
+        answer: Duration::from_secs(2),
+        life: Duration::from_secs(5),
+    };
 }
 
 /// Serves for ever. The peer's address is in each request as [`ConnectInfo`].
@@ -52,31 +68,36 @@ pub(super) async fn serve(
     limits: Limits,
     tls: Option<Tls>,
 ) -> Infallible {
-    let slots = Arc::new(Semaphore::new(limits.connections));
+    let late = TimeoutLayer::with_status_code(StatusCode::REQUEST_TIMEOUT, limits.answer);
+    let routes = routes.layer(late);
+    let mut crowd = Crowd::new(limits.connections, limits.share);
     loop {
-        let slot = Arc::clone(&slots).acquire_owned().await;
         match listener.accept().await {
             Ok((stream, peer)) => {
-                let routes = routes.clone();
                 let acceptor = tls.as_ref().map(|tls| TlsAcceptor::from(tls.config()));
-                tokio::spawn(async move {
-                    match acceptor {
-                        None => converse(stream, peer, routes, limits).await,
-                        Some(acceptor) => {
-                            let shaken = timeout(limits.head, acceptor.accept(stream)).await;
-                            if let Ok(Ok(stream)) = shaken {
-                                converse(stream, peer, routes, limits).await;
-                            }
-                        }
-                    }
-                    drop(slot);
-                });
+                let task = tokio::spawn(receive(stream, peer, routes.clone(), limits, acceptor));
+                crowd.admit(peer.ip(), task.abort_handle());
             }
             Err(error) => {
-                tracing::warn!("the admin port cannot take a connection: {error}");
+                tracing::warn!(address = ?listener.local_addr(), "cannot take a connection: {error}");
                 sleep(ACCEPT_PAUSE).await;
             }
         }
+    }
+}
+
+async fn receive(
+    stream: TcpStream,
+    peer: SocketAddr,
+    routes: Router,
+    limits: Limits,
+    acceptor: Option<TlsAcceptor>,
+) {
+    let Some(acceptor) = acceptor else {
+        return converse(stream, peer, routes, limits).await;
+    };
+    if let Ok(Ok(stream)) = timeout(limits.head, acceptor.accept(stream)).await {
+        converse(stream, peer, routes, limits).await;
     }
 }
 
@@ -103,58 +124,164 @@ where
 
 #[cfg(test)]
 mod tests {
-    use axum::routing::get;
+    use axum::body::Body;
+    use axum::routing::{get, put};
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    use tokio::net::TcpStream;
+    use tokio::net::TcpSocket;
 
     use super::*;
 
     const LONG: Duration = Duration::from_secs(600);
     const SHORT: Duration = Duration::from_millis(50);
+    const NONE: Limits = Limits {
+        connections: 8,
+        share: 8,
+        head: LONG,
+        answer: LONG,
+        life: LONG,
+    };
+    const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n";
 
-    async fn connect(limits: Limits) -> (SocketAddr, TcpStream) {
+    async fn served(limits: Limits) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let routes = Router::new().route("/", get(async || "here"));
+        let endless = || futures::stream::repeat(Ok::<_, Infallible>(vec![0; 65_536]));
+        let routes = Router::new()
+            .route("/", get(async || "here"))
+            .route("/body", put(async |body: String| body))
+            .route("/endless", get(async move || Body::from_stream(endless())));
         tokio::spawn(serve(listener, routes, limits, None));
-        (address, TcpStream::connect(address).await.unwrap())
+        address
+    }
+
+    async fn connect(limits: Limits) -> TcpStream {
+        TcpStream::connect(served(limits).await).await.unwrap()
+    }
+
+    async fn connect_as(peer: &str, to: SocketAddr) -> TcpStream {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind(format!("{peer}:0").parse().unwrap()).unwrap();
+        socket.connect(to).await.unwrap()
     }
 
     /// What still comes until the server closes; it waits as long as that takes.
     async fn rest(stream: &mut TcpStream) -> String {
+        let mut bytes = Vec::new();
+        // A connection that is cut off may end with an error.
+        let _ = stream.read_to_end(&mut bytes).await;
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// Asks on a connection that stays open.
+    async fn answer(stream: &mut TcpStream) -> String {
+        stream.write_all(REQUEST).await.unwrap();
         let mut text = String::new();
-        stream.read_to_string(&mut text).await.unwrap();
+        while !text.ends_with("here") {
+            let mut bytes = [0; 512];
+            let count = stream.read(&mut bytes).await.unwrap();
+            assert_ne!(count, 0, "cut off after {text:?}");
+            text += std::str::from_utf8(&bytes[..count]).unwrap();
+        }
         text
     }
 
     #[tokio::test]
     async fn a_head_that_does_not_end_ends_the_connection() {
-        let limits = Limits {
-            connections: 1,
-            head: SHORT,
-            life: LONG,
-        };
-        let (_, mut stream) = connect(limits).await;
-        stream
-            .write_all(b"GET / HTTP/1.1\r\nhost: x\r\n")
-            .await
-            .unwrap();
-        assert!(!rest(&mut stream).await.contains("here"));
+        for sent in [&b"GET / HTTP/1.1\r\nhost: x\r\n"[..], b""] {
+            let mut stream = connect(Limits {
+                head: SHORT,
+                ..NONE
+            })
+            .await;
+            stream.write_all(sent).await.unwrap();
+            assert!(!rest(&mut stream).await.contains("here"));
+        }
     }
 
     #[tokio::test]
-    async fn a_connection_kept_open_ends_and_makes_room() {
+    async fn a_connection_on_which_nothing_more_comes_ends() {
+        let mut stream = connect(Limits {
+            head: SHORT,
+            ..NONE
+        })
+        .await;
+        answer(&mut stream).await;
+        assert_eq!(rest(&mut stream).await, "");
+    }
+
+    #[tokio::test]
+    async fn a_body_that_does_not_end_is_not_waited_for() {
         let limits = Limits {
-            connections: 1,
-            head: LONG,
-            life: SHORT,
+            answer: SHORT,
+            ..NONE
         };
-        let (address, mut first) = connect(limits).await;
-        let request = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n";
-        first.write_all(request).await.unwrap();
-        assert!(rest(&mut first).await.ends_with("here"));
-        let mut second = TcpStream::connect(address).await.unwrap();
-        second.write_all(request).await.unwrap();
-        assert!(rest(&mut second).await.ends_with("here"));
+        let mut stream = connect(limits).await;
+        let part = b"PUT /body HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nin";
+        stream.write_all(part).await.unwrap();
+        let said = rest(&mut stream).await;
+        assert!(said.starts_with("HTTP/1.1 408"), "{said}");
+    }
+
+    #[tokio::test]
+    async fn a_connection_ends_however_busy_it_is() {
+        let limits = Limits {
+            head: SHORT,
+            life: SHORT,
+            ..NONE
+        };
+        // The first asks on and on, the second does not read what it asked for.
+        let mut stream = connect(limits).await;
+        while stream.write_all(REQUEST).await.is_ok() {
+            if stream.read(&mut [0; 4096]).await.is_ok_and(|it| it > 0) {
+                continue;
+            }
+            break;
+        }
+        let mut stream = connect(limits).await;
+        let endless = b"GET /endless HTTP/1.1\r\nhost: x\r\n\r\n";
+        stream.write_all(endless).await.unwrap();
+        rest(&mut stream).await;
+    }
+
+    /// Nobody but the crowd makes room here: no limit of time is ever reached.
+    #[tokio::test]
+    async fn hundreds_of_slow_connections_of_a_peer_keep_nobody_out() {
+        let limits = Limits {
+            connections: 64,
+            share: 16,
+            ..NONE
+        };
+        let to = served(limits).await;
+        let mut before = connect_as("127.0.0.3", to).await;
+        answer(&mut before).await;
+        let mut slow = Vec::new();
+        for _ in 0..400 {
+            let mut stream = connect_as("127.0.0.2", to).await;
+            let _ = stream.write_all(b"GET / HTTP/1.1\r\n").await;
+            slow.push(stream);
+        }
+        for peer in ["127.0.0.2", "127.0.0.4"] {
+            answer(&mut connect_as(peer, to).await).await;
+        }
+        answer(&mut before).await;
+        // All but the share are cut off.
+        for stream in &mut slow[..384] {
+            assert_eq!(rest(stream).await, "");
+        }
+    }
+
+    #[tokio::test]
+    async fn many_peers_keep_nobody_out_either() {
+        let limits = Limits {
+            connections: 16,
+            share: 8,
+            ..NONE
+        };
+        let to = served(limits).await;
+        let mut slow = Vec::new();
+        for round in 0..400 {
+            slow.push(connect_as(&format!("127.0.1.{}", round % 50), to).await);
+        }
+        answer(&mut connect_as("127.0.0.4", to).await).await;
     }
 }

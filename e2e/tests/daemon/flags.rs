@@ -28,6 +28,7 @@ fn a_flag_that_cannot_be_read_ends_it_with_2_and_says_what_is_expected() {
         (&["--service-cidr", "cluster"], "not a CIDR"),
         (&["--writes-in-flight", "0"], "1..=1024"),
         (&["--admin-address", "9817"], "invalid socket address"),
+        (&["--probe-address", "9827"], "invalid socket address"),
         (&["--log-format", "xml"], "json"),
         (&["--kube-api-qps", "fast"], "invalid digit"),
         (&["--metrics-auth"], "--admin-tls-cert"),
@@ -75,6 +76,10 @@ fn settings_that_cannot_work_end_it_with_1_and_say_how_to_mend_them() {
         (
             &["--admin-address", &taken],
             "choose another --admin-address",
+        ),
+        (
+            &["--probe-address", &taken],
+            "choose another --probe-address",
         ),
         (
             &[

@@ -8,7 +8,7 @@ use cadastre_e2e::helm::template;
 use cadastre_e2e::kubeconfig::User;
 use cadastre_e2e::stage::start_controller;
 use cadastre_e2e::wait::until;
-use cadastre_e2e::{ControlPlane, Daemon, Options, crds};
+use cadastre_e2e::{ControlPlane, Daemon, Options, crds, ports};
 use http::Request;
 use http::header::{AUTHORIZATION, HOST};
 use http_body_util::{BodyExt as _, Empty};
@@ -18,6 +18,7 @@ use hyper_util::rt::TokioIo;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, ServerName};
 use serde_json::Value;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
@@ -42,7 +43,14 @@ async fn ask(daemon: &Daemon, cert: &str, path: &str, token: &str) -> Result<(u1
     let stream = TcpStream::connect(daemon.admin_address()).await?;
     let name = ServerName::try_from("localhost")?;
     let tls = TlsConnector::from(Arc::new(tls)).connect(name, stream);
-    let (mut sender, connection) = http1::handshake(TokioIo::new(tls.await?)).await?;
+    exchange(tls.await?, path, token).await
+}
+
+async fn exchange<S>(stream: S, path: &str, token: &str) -> Result<(u16, String)>
+where
+    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     let connection = tokio::spawn(connection);
     let mut request = Request::get(path).header(HOST, "localhost");
     if !token.is_empty() {
@@ -91,6 +99,7 @@ async fn metrics_are_for_those_who_may_and_a_replaced_certificate_is_served() {
     let first = certificate(folder.path());
     let at = |name: &str| folder.path().join(name).display().to_string();
     let (cert, key) = (at("tls.crt"), at("tls.key"));
+    let probes = format!("127.0.0.1:{}", ports::free().unwrap());
     let flags = [
         "--admin-tls-cert",
         &cert,
@@ -98,6 +107,8 @@ async fn metrics_are_for_those_who_may_and_a_replaced_certificate_is_served() {
         &key,
         "--metrics-auth",
         "--map",
+        "--probe-address",
+        &probes,
     ];
     let mut daemon = start_controller(&cluster, ACCOUNT, &flags).unwrap();
     let [scraper, stranger] = ["scraper", "stranger"].map(|it| token(&cluster, it));
@@ -152,6 +163,24 @@ async fn metrics_are_for_those_who_may_and_a_replaced_certificate_is_served() {
     assert!(text.contains("cadastre_build_info"), "{text}");
     // Browsers have no token: they come by a port-forward, which is from the machine itself.
     assert_eq!(ask(&daemon, &first, "/map", "").await.unwrap().0, 200);
+
+    // Who keeps hundreds of connections open, before the handshake or within it, keeps nobody out.
+    let mut slow = Vec::new();
+    for begun in [&b""[..], b"\x16\x03\x01"].repeat(200) {
+        let mut stream = TcpStream::connect(daemon.admin_address()).await.unwrap();
+        let _ = stream.write_all(begun).await;
+        slow.push(stream);
+    }
+    for path in ["/healthz", "/readyz"] {
+        let stream = TcpStream::connect(&probes).await.unwrap();
+        let is = exchange(stream, path, "").await.unwrap();
+        assert_eq!(is.0, 200, "{is:?}");
+        let is = ask(&daemon, &first, path, "").await.unwrap();
+        assert_eq!(is.0, 200, "{is:?}");
+    }
+    let is = ask(&daemon, &first, "/metrics", &scraper).await.unwrap();
+    assert_eq!(is.0, 200, "{is:?}");
+    drop(slow);
 
     // Garbage is told and changes nothing; a new pair is served.
     std::fs::write(&cert, "garbage").unwrap();

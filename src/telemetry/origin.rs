@@ -1,0 +1,95 @@
+//! Where a request comes from: what counts as this machine, and what a page in a browser sends from it.
+//!
+//! A browser on this machine, or behind `kubectl port-forward`, sends what any page tells it to. A page of
+//! somebody else gets that far under a name of its own, which it has resolve to a loopback address.
+
+use std::net::{IpAddr, SocketAddr};
+
+use axum::extract::{ConnectInfo, Request};
+use axum::http::uri::Authority;
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse as _, Response};
+
+/// What somebody is told who asks under another name.
+pub(super) const ANOTHER_NAME: &str =
+    "the request's Host is not this machine: ask for 127.0.0.1 or localhost\n";
+
+/// Whether that is this machine.
+pub(super) fn is_here(peer: SocketAddr) -> bool {
+    peer.ip().to_canonical().is_loopback()
+}
+
+/// Whether a request is for this machine by a name that nobody else can have.
+pub(super) fn is_for_here(headers: &HeaderMap) -> bool {
+    let mut hosts = headers.get_all(header::HOST).iter();
+    let (Some(host), None) = (hosts.next(), hosts.next()) else {
+        return false;
+    };
+    let Ok(authority) = Authority::try_from(host.as_bytes()) else {
+        return false;
+    };
+    let host = authority.host();
+    let bare = host.trim_start_matches('[').trim_end_matches(']');
+    host.eq_ignore_ascii_case("localhost")
+        || bare
+            .parse::<IpAddr>()
+            .is_ok_and(|it| it.to_canonical().is_loopback())
+}
+
+/// Whether a browser sent it, on behalf of some page.
+pub(super) fn is_of_a_page(headers: &HeaderMap) -> bool {
+    headers.contains_key(header::ORIGIN) || headers.contains_key("sec-fetch-site")
+}
+
+/// Lets pass who comes from elsewhere, or from here by a name of this machine.
+pub(super) async fn by_our_name(request: Request, next: Next) -> Response {
+    let peer = request.extensions().get::<ConnectInfo<SocketAddr>>();
+    if peer.is_some_and(|peer| is_here(peer.0)) && !is_for_here(request.headers()) {
+        return (StatusCode::FORBIDDEN, ANOTHER_NAME).into_response();
+    }
+    next.run(request).await
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::HeaderValue;
+
+    use super::*;
+
+    #[test]
+    fn only_loopback_names_are_this_machine() {
+        let of = |host: &'static str| {
+            HeaderMap::from_iter([(header::HOST, HeaderValue::from_static(host))])
+        };
+        for host in [
+            "localhost",
+            "LocalHost:9817",
+            "127.0.0.1:9817",
+            "127.9.9.9",
+            "[::1]:9817",
+            "[::ffff:127.0.0.1]:9817",
+        ] {
+            assert!(is_for_here(&of(host)), "{host}");
+        }
+        for host in [
+            "",
+            "x",
+            "rebound.example:9817",
+            "localhost.example",
+            "127.0.0.1.example",
+            "user@example",
+            "192.0.2.1:9817",
+            "[2001:db8::1]",
+            "0.0.0.0:9817",
+            "[::]",
+            "127.0.0.1/..",
+        ] {
+            assert!(!is_for_here(&of(host)), "{host}");
+        }
+        assert!(!is_for_here(&HeaderMap::new()));
+        let mut two = of("127.0.0.1");
+        two.append(header::HOST, HeaderValue::from_static("example"));
+        assert!(!is_for_here(&two));
+    }
+}
