@@ -111,9 +111,10 @@ capabilities:
 {{- end -}}
 {{- end }}
 
-{{/* What the kubelet asks the admin port for. It checks no certificate. */}}
+{{/* What the kubelet asks the port of probes for. It shares the host's loopback address, but not that of a pod
+with a network of its own. */}}
 {{- define "cadastre.probe" -}}
-{path: {{ .path }}, port: admin{{ if .root.Values.metrics.tlsSecret }}, scheme: HTTPS{{ end }}}
+{path: {{ .path }}, port: probes{{ if .hostNetwork }}, host: 127.0.0.1{{ end }}}
 {{- end }}
 
 {{- define "cadastre.account" -}}

@@ -20,6 +20,15 @@ async fn wrong_values_are_refused_with_their_path() {
         ),
         (&["controller.extraEnv[0].value=x"], &["extraEnv", "name"]),
         (&["controller.adminPort=70000"], &["adminPort"]),
+        (&["agent.probePort=0"], &["probePort"]),
+        (
+            &["agent.probePort=9827"],
+            &["two ports of a host", "controller.probePort=9827"],
+        ),
+        (
+            &["mode=podCIDRs", "controller.probePort=9817"],
+            &["two ports of a host", "controller.adminPort=9817"],
+        ),
         (&["agent.cni.template=macvlan"], &["template", "ptp"]),
         (&["agent.cni.confName=x.conf"], &["confName"]),
         (&["agent.masquerade=yes"], &["masquerade", "auto"]),

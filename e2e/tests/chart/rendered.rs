@@ -114,7 +114,8 @@ async fn metrics_behind_tls_and_a_token_bring_what_that_takes() {
         ("--admin-tls-key=/etc/cadastre-tls/tls.key\n", [0, 2, 2]),
         ("secret: {secretName: admin}\n", [0, 2, 2]),
         ("mountPath: /etc/cadastre-tls, readOnly: true", [0, 2, 2]),
-        ("port: admin, scheme: HTTPS}", [0, 4, 4]),
+        // Probes have a port of their own, in plain HTTP.
+        ("scheme: HTTPS", [0, 0, 0]),
         ("scheme: https\n", [0, 2, 2]),
         ("serverName: cadastre-agent.kube-system.svc\n", [0, 1, 1]),
         ("- --metrics-auth\n", [0, 0, 2]),
@@ -125,6 +126,48 @@ async fn metrics_behind_tls_and_a_token_bring_what_that_takes() {
     ] {
         let is = [&none, &tls, &auth].map(|it| it.matches(what).count());
         assert_eq!(is, counts, "{what}");
+    }
+}
+
+/// The kubelet asks where nobody else on the network does, and no two pods of a host share a port.
+#[tokio::test]
+async fn probes_are_on_a_port_of_their_own_on_loopback() {
+    let all = with(&[]).await;
+    let other = with(&["controller.probePort=1027", "agent.probePort=1028"]).await;
+    let apart = with(&["controller.hostNetwork=false"]).await;
+    for (what, counts) in [
+        ("path: /healthz, port: probes, host: 127.0.0.1}", [2, 2, 1]),
+        ("path: /readyz, port: probes, host: 127.0.0.1}", [2, 2, 1]),
+        ("- --probe-address=127.0.0.1:9827\n", [1, 0, 0]),
+        ("- --probe-address=127.0.0.1:9828\n", [1, 0, 1]),
+        ("- --probe-address=127.0.0.1:1027\n", [0, 1, 0]),
+        ("- --probe-address=127.0.0.1:1028\n", [0, 1, 0]),
+        (
+            "{name: probes, containerPort: 9827, protocol: TCP}",
+            [1, 0, 1],
+        ),
+        (
+            "{name: probes, containerPort: 1028, protocol: TCP}",
+            [0, 1, 0],
+        ),
+        // The kubelet does not share the loopback address of a pod with a network of its own.
+        ("path: /healthz, port: probes}", [0, 0, 1]),
+        ("- --probe-address=0.0.0.0:9827\n", [0, 0, 1]),
+        ("port: admin}", [0, 0, 0]),
+    ] {
+        let is = [&all, &other, &apart].map(|it| it.matches(what).count());
+        assert_eq!(is, counts, "{what}");
+    }
+}
+
+/// Services of a namespace are nothing that a process of ours reads, and could name one of its variables.
+#[tokio::test]
+async fn no_pod_has_the_services_of_its_namespace_in_its_environment() {
+    for values in [&[][..], &["mode=secondary"], &["mode=podCIDRs"]] {
+        let text = with(values).await;
+        let pods = text.matches("serviceAccountName: ").count();
+        assert!(pods >= 2, "{values:?}");
+        assert_eq!(text.matches("enableServiceLinks: false\n").count(), pods);
     }
 }
 
