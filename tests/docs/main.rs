@@ -5,6 +5,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests are tests
 
+mod attacks;
 mod blocks;
 mod commands;
 mod groups;
