@@ -6,9 +6,10 @@
 # Everything in it is static: it holds two executables and nothing else, no shell and no libraries. An
 # architecture is built by a builder of that architecture, or an emulated one.
 #
-# BUILDER       an image with Rust, where apt-get can bring musl-tools or they are there already
+# BUILDER       an image with Rust, where apt-get can bring musl-tools or they are there already. The one here is
+#               named by its digest for all architectures, which `docker buildx imagetools inspect` tells of a tag
 # BINARIES      `prebuilt` takes target/image/{cadastre,cadastre-ipam} as they are (`make image`)
-ARG BUILDER=docker.io/library/rust:1.89-bookworm
+ARG BUILDER=docker.io/library/rust:1.89-bookworm@sha256:948f9b08a66e7fe01b03a98ef1c7568292e07ec2e4fe90d88c07bb14563c84ff
 ARG BINARIES=built
 
 FROM ${BUILDER} AS built

@@ -13,6 +13,7 @@ mod links;
 mod mutations;
 mod names;
 mod pages;
+mod pins;
 #[path = "../common/repository.rs"]
 mod repository;
 mod shell;
