@@ -74,8 +74,10 @@ mod tests {
         task
     }
 
-    async fn is_gone(task: JoinHandle<()>) {
-        assert!(task.await.unwrap_err().is_cancelled());
+    /// The runtime ends what was told to end in its next turn.
+    async fn is_gone(task: &JoinHandle<()>) {
+        tokio::task::yield_now().await;
+        assert!(task.is_finished(), "it is still there");
     }
 
     #[tokio::test]
@@ -85,12 +87,12 @@ mod tests {
         let first = enter(&mut crowd, "192.0.2.1");
         let second = enter(&mut crowd, "::ffff:192.0.2.1");
         let third = enter(&mut crowd, "192.0.2.1");
-        is_gone(first).await;
+        is_gone(&first).await;
         assert!([other, second, third].iter().all(|it| !it.is_finished()));
         let first = enter(&mut crowd, "2001:db8::1");
         let rest = ["2001:db8::2", "2001:db8::3", "2001:db8:0:1::3"];
         let rest = rest.map(|it| enter(&mut crowd, it));
-        is_gone(first).await;
+        is_gone(&first).await;
         assert!(rest.iter().all(|it| !it.is_finished()), "one /64 is a peer");
     }
 
@@ -101,12 +103,12 @@ mod tests {
         let many = ["192.0.2.2"; 3].map(|it| enter(&mut crowd, it));
         let newest = enter(&mut crowd, "192.0.2.3");
         let [first, second, third] = many;
-        is_gone(first).await;
+        is_gone(&first).await;
         let other = enter(&mut crowd, "192.0.2.4");
-        is_gone(second).await;
+        is_gone(&second).await;
         // Now all have one: the oldest goes.
         let last = enter(&mut crowd, "192.0.2.5");
-        is_gone(few).await;
+        is_gone(&few).await;
         let left = [third, newest, other, last];
         assert!(left.iter().all(|it| !it.is_finished()));
         assert_eq!(crowd.there.len(), 4);
@@ -119,7 +121,7 @@ mod tests {
         for _ in 0..3 {
             let leaves = enter(&mut crowd, "192.0.2.2");
             leaves.abort();
-            is_gone(leaves).await;
+            is_gone(&leaves).await;
         }
         let comes = enter(&mut crowd, "192.0.2.3");
         assert!(!stays.is_finished() && !comes.is_finished());
