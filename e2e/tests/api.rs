@@ -6,7 +6,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests are tests
 
-use cadastre::api::{IPAMBlock, IPPool, NodeSubnet, crd};
+use cadastre::api::{IPAMBlock, IPPool, NodeSubnet};
 use cadastre_e2e::control_plane::{ControlPlane, Options};
 use kube::api::{DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, Resource};
@@ -19,6 +19,8 @@ mod cases;
 mod columns;
 #[path = "api/limits.rs"]
 mod limits;
+#[path = "api/older.rs"]
+mod older;
 
 /// What the server adds where a limit is broken, and no rule was looked at.
 const NOT_CHECKED: &str = "some validation rules were not checked";
@@ -36,6 +38,7 @@ pub(crate) struct Lab {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_api_server_takes_and_refuses_what_the_rules_say() {
     let lab = Lab::start().await;
+    lab.what_older_rules_let_in_stays_usable().await;
     lab.judge_all().await;
     lab.transitions().await;
     lab.blocks_stay_what_they_are_and_are_found_by_pool_and_owner()
@@ -106,7 +109,7 @@ impl Lab {
             subnets: Api::all_with(client, &ApiResource::erase::<NodeSubnet>(&())),
             cluster,
         };
-        lab.apply("crds.yaml", &crd::yaml().unwrap()).await;
+        lab.apply("older.yaml", &older::without_rules()).await;
         lab.cluster
             .kubectl(&[
                 "wait",

@@ -14,6 +14,7 @@ use super::block::IPAMBlock;
 use super::columns;
 use super::names::VERSION_ANNOTATION;
 use super::pool::IPPool;
+use super::rules;
 use super::subnet::NodeSubnet;
 
 /// Why the CRDs could not be printed.
@@ -33,11 +34,26 @@ pub enum CrdError {
 pub fn all() -> Vec<CustomResourceDefinition> {
     let by_owner = [".spec.pool", ".spec.owner.name", ".spec.owner.kind"];
     vec![
-        finish(IPPool::crd(), &columns::pool(), &[]),
+        finish(judged(IPPool::crd()), &columns::pool(), &[]),
         finish(NodeSubnet::crd(), &columns::subnet(), &[]),
         finish(NodeAddresses::crd(), &columns::addresses(), &[]),
         finish(IPAMBlock::crd(), &columns::block(), &by_owner),
     ]
+}
+
+/// With the rules that the types cannot bear: on what pools and NodeSubnets share, and with two messages.
+fn judged(mut pool: CustomResourceDefinition) -> CustomResourceDefinition {
+    for version in &mut pool.spec.versions {
+        let schema = version.schema.as_mut();
+        let whole = schema.and_then(|it| it.open_api_v3_schema.as_mut());
+        let spec = whole.and_then(|it| it.properties.as_mut()?.get_mut("spec"));
+        if let Some(spec) = spec {
+            rules::judge_reserved(spec);
+            let dns = spec.properties.as_mut().and_then(|it| it.get_mut("dns"));
+            dns.into_iter().for_each(rules::judge_dns);
+        }
+    }
+    pool
 }
 
 fn finish(

@@ -32,7 +32,9 @@ use super::terms::AddressTerms;
     validation = rules::ipv4_block_fits(),
     validation = rules::ipv6_block_fits(),
     validation = rules::ipv4_stays(),
-    validation = rules::ipv6_stays()
+    validation = rules::ipv6_stays(),
+    validation = rules::ipv4_gateway_inside(),
+    validation = rules::ipv6_gateway_inside()
 )]
 pub struct IPPoolSpec {
     /// The IPv4 ranges. At least one of ipv4 and ipv6 is required; with both, a node gets a range
@@ -51,18 +53,18 @@ pub struct IPPoolSpec {
     pub allocate: Allocate,
 
     /// The nodes that the pool serves, by label. Absent or empty: every node.
-    #[schemars(schema_with = "rules::selector")]
+    #[schemars(schema_with = "rules::pool_selector")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_selector: Option<LabelSelector>,
 
     /// The namespaces whose pods the pool serves, by label. Absent or empty: every one. Only for
     /// Blocks.
-    #[schemars(schema_with = "rules::selector")]
+    #[schemars(schema_with = "rules::pool_selector")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace_selector: Option<LabelSelector>,
 
     /// The pods that the pool serves, by label. Absent or empty: every one. Only for Blocks.
-    #[schemars(schema_with = "rules::selector")]
+    #[schemars(schema_with = "rules::pool_selector")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_selector: Option<LabelSelector>,
 
@@ -105,8 +107,8 @@ pub struct IPPoolSpec {
     pub disabled: bool,
 
     /// Never handed out: CIDRs (10.244.0.0/24), addresses (10.244.1.1) and ranges with both ends
-    /// included (10.244.2.1-10.244.2.9). A node's podCIDR never touches one of them; a block may, and
-    /// the node leaves them out.
+    /// included (10.244.2.1-10.244.2.9), each in the pool's ranges at least in part. A node's podCIDR
+    /// never touches one of them; a block may, and the node leaves them out.
     #[schemars(schema_with = "rules::reserved")]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reserved: Vec<String>,
@@ -208,7 +210,8 @@ pub struct IPv4Ranges {
     pub block_size: Option<u32>,
 
     /// The gateway of pods. Absent: the first usable address of each block, which no pod gets then.
-    /// An address: that one. None: no gateway, and every address of a block is for pods.
+    /// An address: that one, in one of the ranges unless addressPrefix is Host. None: no gateway, and every
+    /// address of a block is for pods.
     #[schemars(schema_with = "rules::ipv4_gateway")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gateway: Option<String>,
@@ -229,7 +232,8 @@ pub struct IPv6Ranges {
     pub block_size: Option<u32>,
 
     /// The gateway of pods. Absent: the first usable address of each block, which no pod gets then.
-    /// An address: that one. None: no gateway, and every address of a block is for pods.
+    /// An address: that one, in one of the ranges or link-local unless addressPrefix is Host. None: no gateway,
+    /// and every address of a block is for pods.
     #[schemars(schema_with = "rules::ipv6_gateway")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gateway: Option<String>,

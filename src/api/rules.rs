@@ -12,6 +12,9 @@
 //! - What changes a rule's estimated cost can make older servers refuse the CRD.
 //! - CEL cannot order addresses. [`is_ordered`] does it with prefixes.
 
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    JSONSchemaProps, JSONSchemaPropsOrArray, ValidationRule,
+};
 use kube::core::Rule;
 use schemars::{Schema, SchemaGenerator, json_schema};
 use serde_json::{Value, json};
@@ -35,6 +38,11 @@ const LABEL_VALUE_LENGTH: u32 = 63;
 const LABEL_VALUE: &str = "^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$";
 const LABEL_KEY: &str =
     "^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$";
+
+/// The same, with a domain that Kubernetes takes: no empty part.
+const STRICT_LABEL_KEY: &str = "^([a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$";
+/// A domain, with a dot at its end if need be; `.` alone ends a search.
+const DOMAIN: &str = "^([.]|[A-Za-z0-9_]([-A-Za-z0-9_]*[A-Za-z0-9_])?([.][A-Za-z0-9_]([-A-Za-z0-9_]*[A-Za-z0-9_])?)*[.]?)$";
 
 /// A pool's name becomes a metric label, a field of NodeSubnets and part of events, and must be able
 /// to be a label value; a dot would let two names look like one address or domain.
@@ -296,6 +304,73 @@ pub(super) fn reserved(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
+/// A gateway in none of the pool's ranges cannot be reached by pods, but where they have it on link in other ways.
+pub(super) fn ipv4_gateway_inside() -> Rule {
+    gateway_inside("ipv4", 4, "")
+}
+
+pub(super) fn ipv6_gateway_inside() -> Rule {
+    gateway_inside("ipv6", 6, "ip(self.ipv6.gateway).isLinkLocalUnicast() || ")
+}
+
+/// What was so before stays so, whatever else is changed.
+fn gateway_inside(family: &str, number: u8, or: &str) -> Rule {
+    let gateway = format!("self.{family}.gateway");
+    let old = format!("oldSelf.value().{family}");
+    let is_old = format!(
+        "oldSelf.hasValue() && has({old}) && has({old}.gateway) && {old}.gateway == {gateway}"
+    );
+    Rule::new(format!(
+        "!has(self.{family}) || !has({gateway}) || !isIP({gateway}) || ip({gateway}).family() != {number} || {or}(has(self.addressPrefix) && self.addressPrefix == 'Host') || ({is_old}) || self.{family}.cidrs.exists(c, isCIDR(c) && cidr(c).containsIP({gateway}))"
+    ))
+    .message("lies in none of the cidrs, where pods cannot reach it: give an address of the pool, leave it out for the first usable address of each block, or set addressPrefix to Host if pods have a way to it all the same")
+    .field_path(format!(".{family}.gateway"))
+    .optional_old_self(true)
+}
+
+/// What is reserved touches a range, or it is a slip: an address of another pool, a wrong digit. What was reserved
+/// before may stay, also when a range is taken out.
+///
+/// Of ranges those are judged whose ends lie in one /24 or /112: others may begin before all cidrs and end after them.
+pub(super) fn judge_reserved(spec: &mut JSONSchemaProps) {
+    let old = "oldSelf.value().reserved";
+    let is_old = format!("oldSelf.hasValue() && has({old}) && {old} == self.reserved");
+    let entry = format!(
+        "(r.contains(':') ? {} : {})",
+        touches("ipv6", 6, 112),
+        touches("ipv4", 4, 24)
+    );
+    let cidrs = |family| format!("(!has(self.{family}) || self.{family}.cidrs.all(c, isCIDR(c)))");
+    let readable = format!("{} && {}", cidrs("ipv4"), cidrs("ipv6"));
+    let why = "in none of the cidrs, so there is nothing to keep out: take it off the list, or correct it";
+    let judged = ValidationRule {
+        rule: format!(
+            "!has(self.reserved) || ({is_old}) || !({readable}) || self.reserved.all(r, {entry})"
+        ),
+        // Of the longest lists the server may not name the entries: that would cost too much.
+        message: Some(format!("an entry is {why}")),
+        message_expression: Some(format!(
+            "'%s: {why}'.format([self.reserved.filter(r, !{entry})])"
+        )),
+        field_path: Some(".reserved".to_owned()),
+        optional_old_self: Some(true),
+        ..ValidationRule::default()
+    };
+    let rules = spec.x_kubernetes_validations.get_or_insert_default();
+    rules.push(judged);
+}
+
+/// Whether `r` touches a range of the family, or cannot be judged.
+fn touches(family: &str, number: u8, len: u8) -> String {
+    let some = |is: &str| format!("(has(self.{family}) && self.{family}.cidrs.exists(c, {is}))");
+    let (low, high) = (LOW.replace("self", "r"), HIGH.replace("self", "r"));
+    let around = some("cidr(c).containsCIDR(p) || p.containsCIDR(c)");
+    format!(
+        "(isIP(r) ? [ip(r)].all(a, {}) : isCIDR(r) ? [cidr(r)].all(p, {around}) : !r.contains('-') || !isIP({low}) || !isIP({high}) || ip({low}).family() != {number} || [cidr({low} + '/{len}')].all(p, !p.containsIP({high}) || {around}))",
+        some("cidr(c).containsIP(a)"),
+    )
+}
+
 const LOW: &str = "self.substring(0, self.indexOf('-'))";
 const HIGH: &str = "self.substring(self.indexOf('-') + 1)";
 
@@ -323,6 +398,72 @@ fn is_ordered() -> String {
         cidr(LOW, "n"),
         cidr(HIGH, "(n - 1)"),
     )
+}
+
+/// A selector of a pool. NodeSubnets list those of many pools, where the rules on labels would cost too much, and where
+/// what an older pool says must not be refused.
+pub(super) fn pool_selector(generator: &mut SchemaGenerator) -> Schema {
+    let mut schema = selector(generator);
+    let labels = schema.pointer_mut("/properties/matchLabels");
+    if let Some(Value::Object(labels)) = labels {
+        labels.insert(
+            "x-kubernetes-validations".to_owned(),
+            json!([
+                rule(
+                    &format!("self.all(k, k.matches('{STRICT_LABEL_KEY}'))"),
+                    "a key of matchLabels is no label: it is a name of at most 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends, and may have a domain before it, such as example.com/zone",
+                ),
+                rule(
+                    &format!("self.all(k, self[k].matches('{LABEL_VALUE}'))"),
+                    "a value of matchLabels can be no label's: it is of at most 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends, or empty",
+                ),
+            ]),
+        );
+        let values = json!({"type": "string", "maxLength": LABEL_VALUE_LENGTH});
+        labels.insert("additionalProperties".to_owned(), values);
+    }
+    schema
+}
+
+/// Rules on the DNS settings of a pool, which NodeSubnets list likewise.
+pub(super) fn judge_dns(dns: &mut JSONSchemaProps) {
+    for (field, judged, message) in [
+        (
+            "nameservers",
+            "isIP(self)".to_owned(),
+            "is no address: write one such as 10.96.0.10",
+        ),
+        (
+            "search",
+            format!("self.matches('{DOMAIN}')"),
+            "is no domain: write one such as svc.cluster.local",
+        ),
+        (
+            "domain",
+            format!("self == '' || self.matches('{DOMAIN}')"),
+            "is no domain: write one such as cluster.local, or leave it out",
+        ),
+        (
+            "options",
+            "self.matches('^[!-~]+$')".to_owned(),
+            "is no option of a resolver: write one an entry, without spaces, such as ndots:5",
+        ),
+    ] {
+        let field = dns.properties.as_mut().and_then(|it| it.get_mut(field));
+        let judged = ValidationRule {
+            rule: judged,
+            message: Some(message.to_owned()),
+            ..ValidationRule::default()
+        };
+        match field {
+            Some(JSONSchemaProps {
+                items: Some(JSONSchemaPropsOrArray::Schema(items)),
+                ..
+            }) => items.x_kubernetes_validations = Some(vec![judged]),
+            Some(field) => field.x_kubernetes_validations = Some(vec![judged]),
+            None => {}
+        }
+    }
 }
 
 pub(super) fn selector(_: &mut SchemaGenerator) -> Schema {

@@ -1,7 +1,7 @@
 //! NodeSubnet: what one node holds, and what earlier nodes of its name held.
 //!
 //! It bears the node's name. The controller alone writes `spec`, the agent of the node alone writes
-//! `status` (but for the conditions, which are the controller's answer to it). It has no owner
+//! `status` (of the conditions one alone, the others are the controller's answer to it). It has no owner
 //! reference to the Node, because it must outlive it: `previous` is the durable record of podCIDRs
 //! that rest, and the object goes only when the last of them may be handed out again.
 //!
@@ -46,6 +46,9 @@ pub const MOST_POOLS: usize = 1_024;
 pub const MOST_RESERVED: usize = 1_024;
 /// The most ranges that a node does not masquerade.
 pub const MOST_POD_RANGES: usize = 1_024;
+
+/// The agent's own condition: another's CNI configuration has the new pods of the node.
+pub const SERVED_BY_OTHERS: &str = "ServedByOthers";
 
 /// What the nodes of one name hold.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
@@ -299,7 +302,7 @@ pub struct NodeSubnetStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub orphans: Vec<Suspect>,
 
-    /// What the controller says of this status.
+    /// What the controller says of this status, and by ServedByOthers the agent of whom the node's new pods belong to.
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,

@@ -9,6 +9,7 @@ mod attacks;
 mod blocks;
 mod commands;
 mod groups;
+mod limits;
 mod links;
 mod mutations;
 mod names;

@@ -13,6 +13,9 @@ const TOO_WIDE: &str = "is wider than a /8: give narrower ranges";
 const NOT_UNICAST: &str = "is not unicast space that pods can use (it is unspecified, loopback, link-local or multicast): choose another range";
 const NO_FIT: &str = "a block of this size does not fit into one of the cidrs: give a blockSize that is not less than the prefix length of any of them";
 const NOT_RESERVABLE: &str = "is not a CIDR, an address or a range: write 10.244.0.0/24, 10.244.1.1 or 10.244.2.1-10.244.2.9";
+const OUTSIDE_10_1_0_1: &str = r#"["10.1.0.1"]: in none of the cidrs, so there is nothing to keep out: take it off the list, or correct it"#;
+const NO_KEY: &str = "a key of matchLabels is no label: it is a name of at most 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends, and may have a domain before it, such as example.com/zone";
+const NO_VALUE: &str = "a value of matchLabels can be no label's: it is of at most 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends, or empty";
 const NEEDS_VALUES: &str =
     "In and NotIn compare with values: give at least one, or use Exists or DoesNotExist";
 const NO_VALUES: &str = "Exists and DoesNotExist take no values: remove them, or use In or NotIn";
@@ -43,8 +46,9 @@ fn v6(cidrs: &[&str], block_size: u32) -> Value {
     json!({"allocate": "NodeCIDR", "ipv6": {"cidrs": cidrs, "blockSize": block_size}})
 }
 
+/// In a pool of 10.0.0.0/16 and fd00::/48.
 fn reserved(entries: &[&str]) -> Value {
-    with(&json!({ "reserved": entries }))
+    with(&json!({"ipv6": {"cidrs": ["fd00::/48"]}, "reserved": entries}))
 }
 
 fn expression(expression: &Value) -> Value {
@@ -277,6 +281,35 @@ fn reservations() -> Vec<(Value, Option<Cause>)> {
             reserved(&["10.0.0.1", "10.0.0.2", "10.0.0.1"]),
             Some(("spec.reserved[2]", r#"Duplicate value: "10.0.0.1""#)),
         ),
+        // In the ranges, at least in part; what may be around them is not judged
+        (reserved(&["10.0.0.0/8", "fd00::/32"]), None),
+        (reserved(&["10.0.255.250-10.1.0.5"]), None),
+        (reserved(&["9.0.0.0-11.0.0.0", "9.0.0.0-9.5.0.0"]), None),
+        (
+            reserved(&["10.0.0.1", "10.1.0.1"]),
+            Some(("spec.reserved", OUTSIDE_10_1_0_1)),
+        ),
+        (
+            reserved(&["10.1.0.0/24", "10.0.0.1", "10.2.0.1-10.2.0.9"]),
+            Some((
+                "spec.reserved",
+                r#"["10.1.0.0/24", "10.2.0.1-10.2.0.9"]: in none of the cidrs, so there is nothing to keep out: take it off the list, or correct it"#,
+            )),
+        ),
+        (
+            reserved(&["fd00:1::1", "fd00::1", "fd01::/64", "fd02::1-fd02::2"]),
+            Some((
+                "spec.reserved",
+                r#"["fd00:1::1", "fd01::/64", "fd02::1-fd02::2"]: in none of the cidrs, so there is nothing to keep out: take it off the list, or correct it"#,
+            )),
+        ),
+        (
+            with(&json!({"reserved": ["fd00::1"]})),
+            Some((
+                "spec.reserved",
+                r#"["fd00::1"]: in none of the cidrs, so there is nothing to keep out: take it off the list, or correct it"#,
+            )),
+        ),
     ]
 }
 
@@ -291,10 +324,36 @@ fn selectors() -> Vec<(Value, Option<Cause>)> {
         ),
         (
             labels(&json!({"zone": "not a value"})),
+            Some(("spec.nodeSelector.matchLabels", NO_VALUE)),
+        ),
+        (
+            labels(&json!({"zone": "v".repeat(64)})),
             Some((
                 "spec.nodeSelector.matchLabels.zone",
-                "should match '^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$'",
+                "may not be more than 63 bytes",
             )),
+        ),
+        (labels(&json!({"a.b-c.example/A_b.c": "a"})), None),
+        (labels(&json!({"n".repeat(63): "a"})), None),
+        (
+            labels(&json!({"not a key": "a"})),
+            Some(("spec.nodeSelector.matchLabels", NO_KEY)),
+        ),
+        (
+            labels(&json!({"n".repeat(64): "a"})),
+            Some(("spec.nodeSelector.matchLabels", NO_KEY)),
+        ),
+        (
+            labels(&json!({"example..com/zone": "a"})),
+            Some(("spec.nodeSelector.matchLabels", NO_KEY)),
+        ),
+        (
+            with(&json!({"podSelector": {"matchLabels": {"/zone": "a"}}})),
+            Some(("spec.podSelector.matchLabels", NO_KEY)),
+        ),
+        (
+            with(&json!({"namespaceSelector": {"matchLabels": {"zone": "a b"}}})),
+            Some(("spec.namespaceSelector.matchLabels", NO_VALUE)),
         ),
         (
             expression(&json!({"key": "zone", "operator": "In", "values": ["a", "b"]})),
@@ -370,6 +429,9 @@ fn address_terms() -> Vec<(Value, Option<Cause>)> {
     let gateway6 = |gateway: &str| json!({"allocate": "NodeCIDR", "ipv6": {"cidrs": ["fd00::/48"], "gateway": gateway}});
     let no_gateway4 = "is neither None nor an IPv4 address: write one such as 10.244.0.1, or leave it out for the first usable address of each block";
     let no_gateway6 = "is neither None nor an IPv6 address: write one such as fd00::1, or leave it out for the first usable address of each block";
+    let outside = "lies in none of the cidrs, where pods cannot reach it: give an address of the pool, leave it out for the first usable address of each block, or set addressPrefix to Host if pods have a way to it all the same";
+    let on_host = |family: &str, cidr: &str, gateway: &str| json!({"addressPrefix": "Host", family: {"cidrs": [cidr], "gateway": gateway}});
+    let dns = |key: &str, value: Value| one("dns", json!({ key: value }));
     let route = |dst: &str, gw: &str| one("routes", json!([{"dst": dst, "gw": gw}]));
     vec![
         (one("warm", json!({"low": 0, "high": 0})), None),
@@ -420,6 +482,11 @@ fn address_terms() -> Vec<(Value, Option<Cause>)> {
                 "is not in canonical form: write fd00::1",
             )),
         ),
+        (gateway4("10.1.0.1"), Some(("spec.ipv4.gateway", outside))),
+        (gateway6("fd00:1::1"), Some(("spec.ipv6.gateway", outside))),
+        (gateway6("fe80::1"), None),
+        (on_host("ipv4", "10.0.0.0/16", "169.254.1.1"), None),
+        (on_host("ipv6", "fd00::/48", "fd00:1::1"), None),
         (route("0.0.0.0/0", "10.0.0.1"), None),
         (one("routes", json!([{"dst": "fd00::/8"}])), None),
         (
@@ -442,6 +509,58 @@ fn address_terms() -> Vec<(Value, Option<Cause>)> {
                 json!({"nameservers": ["10.96.0.10"], "domain": "a.example", "search": ["b.example"], "options": ["ndots:5"]}),
             ),
             None,
+        ),
+        (dns("nameservers", json!(["fd00::a", "10.0.0.10"])), None),
+        (
+            dns("nameservers", json!(["10.0.0.10", "dns.example"])),
+            Some((
+                "spec.dns.nameservers[1]",
+                "is no address: write one such as 10.96.0.10",
+            )),
+        ),
+        (
+            dns("search", json!([".", "cluster.local.", "_x.example"])),
+            None,
+        ),
+        (
+            dns("search", json!(["a.example b.example"])),
+            Some((
+                "spec.dns.search[0]",
+                "is no domain: write one such as svc.cluster.local",
+            )),
+        ),
+        (
+            dns("search", json!(["a..example"])),
+            Some((
+                "spec.dns.search[0]",
+                "is no domain: write one such as svc.cluster.local",
+            )),
+        ),
+        (
+            dns("domain", json!("a/b")),
+            Some((
+                "spec.dns.domain",
+                "is no domain: write one such as cluster.local, or leave it out",
+            )),
+        ),
+        (dns("domain", json!("")), None),
+        (
+            dns("options", json!(["edns0", "timeout:2", "trust-ad"])),
+            None,
+        ),
+        (
+            dns("options", json!(["ndots:5 edns0"])),
+            Some((
+                "spec.dns.options[0]",
+                "is no option of a resolver: write one an entry, without spaces, such as ndots:5",
+            )),
+        ),
+        (
+            dns("options", json!(["ndots:5\n"])),
+            Some((
+                "spec.dns.options[0]",
+                "is no option of a resolver: write one an entry, without spaces, such as ndots:5",
+            )),
         ),
     ]
 }
@@ -725,7 +844,21 @@ pub fn transitions() -> Vec<(Value, Value, Option<Cause>)> {
     let dual = with(&json!({"ipv6": {"cidrs": ["fd00::/48"]}}));
     let v4_alone = v4(&["10.0.0.0/16"], 24);
     let v6_alone = v6(&["fd00::/48"], 64);
+    let two = |reserved: &[&str], cidrs: &[&str]| {
+        with(&json!({"ipv4": {"cidrs": cidrs}, "reserved": reserved}))
+    };
     vec![
+        // A range is taken out, of which something is reserved
+        (
+            two(&["10.1.0.1"], &["10.0.0.0/16", "10.1.0.0/16"]),
+            two(&["10.1.0.1"], &["10.0.0.0/16"]),
+            None,
+        ),
+        (
+            two(&["10.1.0.1"], &["10.0.0.0/16", "10.1.0.0/16"]),
+            two(&["10.0.0.1", "10.1.0.1"], &["10.0.0.0/16"]),
+            Some(("spec.reserved", OUTSIDE_10_1_0_1)),
+        ),
         (v4_alone.clone(), dual.clone(), None),
         (
             v4_alone.clone(),

@@ -38,8 +38,35 @@ fn longest(v4: u32, v6: u32, reserved: u32) -> Value {
     })
 }
 
+/// Each touches one of the last ranges only.
+fn touching() -> [Value; 3] {
+    let v4 = |entry: fn(u32) -> String| {
+        let reserved: Vec<String> = (0..128).map(entry).collect();
+        json!({"allocate": "NodeCIDR", "ipv4": {"cidrs": ipv4(256), "blockSize": 28}, "reserved": reserved})
+    };
+    let last = ipv6(128);
+    [
+        v4(|n| format!("100.100.{}.{}", 248 + n / 16, 128 + n % 16)),
+        v4(|n| {
+            let (third, fourth) = (248 + n / 16, 128 + n % 16);
+            format!("100.100.{third}.{fourth}-100.100.{third}.200")
+        }),
+        json!({
+            "allocate": "NodeCIDR", "ipv6": {"cidrs": last, "blockSize": 128}, "reserved": last,
+        }),
+    ]
+}
+
 impl Lab {
     pub(crate) async fn limits(&self) {
+        for (n, spec) in touching().iter().enumerate() {
+            let start = Instant::now();
+            self.create(&pool(&format!("touching-{n}"), spec)).await;
+            eprintln!(
+                "reserved that is looked for last, {n}: {:?}",
+                start.elapsed()
+            );
+        }
         let start = Instant::now();
         self.create(&pool("longest", &longest(256, 128, 128))).await;
         eprintln!("create of the longest pool: {:?}", start.elapsed());
@@ -52,6 +79,7 @@ impl Lab {
             .unwrap();
         eprintln!("status of the longest pool: {:?}", start.elapsed());
 
+        self.longest_in_vain().await;
         for (spec, field) in [
             (longest(257, 1, 1), "spec.ipv4.cidrs"),
             (longest(1, 129, 1), "spec.ipv6.cidrs"),
@@ -68,6 +96,20 @@ impl Lab {
             );
         }
         self.longest_node().await;
+    }
+
+    /// All that is reserved is looked for, and nowhere.
+    async fn longest_in_vain(&self) {
+        let mut spec = longest(256, 128, 0);
+        let entry = |n| format!("2001:db8:1234:5678:9abc:def0:1235:{n:x}");
+        spec["reserved"] = (0x5600..0x5680).map(entry).collect();
+        let answer = self.pools.create(&dry_run(), &pool("vain", &spec)).await;
+        let complaints = causes(&answer.unwrap_err());
+        let why = "in none of the cidrs, so there is nothing to keep out: take it off the list, or correct it";
+        assert!(
+            matches!(&complaints[..], [(f, m)] if f == "spec.reserved" && m.ends_with(why)),
+            "{complaints:?}"
+        );
     }
 
     /// Everything at once: as many blocks as a node may have, each reported, and as many addresses.
