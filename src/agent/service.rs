@@ -420,3 +420,37 @@ pub fn label(why: Why) -> &'static str {
         Why::Store => "store",
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_add_in_vain_names_what_keeps_the_block_away_and_what_to_do() {
+        let told = |wanted: &[&str], at_limit: &[(&str, u32)]| {
+            let refusal = Refusal {
+                why: Why::NothingHeld,
+                text: "this node has no block.".to_owned(),
+            };
+            let wanted: Vec<String> = wanted.iter().map(ToString::to_string).collect();
+            let at_limit = at_limit
+                .iter()
+                .map(|(pool, most)| ((*pool).to_owned(), *most));
+            let waited = Duration::from_millis(2_500);
+            dry(refusal, &wanted, waited, &at_limit.collect()).text
+        };
+        let text = told(&["web", "spare"], &[("spare", 3)]);
+        for part in [
+            "this node has no block. A block of `web`, `spare` was asked for 2.5 s ago",
+            "as many blocks of `spare` as its maxBlocksPerNode allows (3): raise it",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        let text = told(&["web"], &[("spare", 3)]);
+        assert!(
+            text.contains("kubectl describe ippools.cadastre.dev web"),
+            "{text}"
+        );
+        assert_eq!(told(&[], &[("spare", 3)]), "this node has no block.");
+    }
+}
