@@ -28,6 +28,7 @@
 //! | [`wishes`] | ADDs that found nothing |
 //! | [`rebuild`] | what is in use, as others remember it |
 //! | [`files`] | files that other programs read |
+//! | [`served`] | whether another's network has the node's pods |
 //! | [`masquerade`] | whose address others see |
 //!
 //! These decide, and know neither a clock nor the API. The others carry it out:
@@ -78,6 +79,7 @@ pub mod publish;
 pub mod rebuild;
 pub mod run;
 pub mod seen;
+pub mod served;
 pub mod service;
 pub mod snapshot;
 pub mod status;

@@ -3,29 +3,32 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
+use std::{mem, slice};
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, OwnerReference, Time};
 use kube::api::{GetParams, Patch, PatchParams, PostParams};
 use kube::core::PartialObjectMeta;
 use kube::{Api, Client, Resource as _, ResourceExt as _};
 use serde_json::json;
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
 use super::addresses::{self, TO_BE_REPORTED};
 use super::demand::{Wishes, wanted};
+use super::files::others::Standing;
 use super::masquerade::Masquerade;
 use super::namespaces::Namespace;
 use super::publish::{Next, Written, is_same};
 use super::run::{Agent, Event, Told};
 use super::seen;
+use super::served;
 use super::snapshot::gives;
 use super::status::status;
 use super::work::STARTING;
 use crate::api::{
     AGENT_MANAGER, NodeAddresses, NodeAddressesSpec, NodeSubnet, NodeSubnetLite, NodeSubnetStatus,
-    POOLS_ANNOTATION,
+    POOLS_ANNOTATION, SERVED_BY_OTHERS,
 };
 use crate::choice::Label;
 use crate::node::clock;
@@ -34,6 +37,10 @@ use crate::node::clock;
 const API_LIMIT: Duration = Duration::from_secs(10);
 /// Why a part of what was written is not stored, and what to do.
 const OLDER_CRDS: &str = "the CRDs are older than the agent: apply those of its version (cadastre crd | kubectl apply --server-side -f -)";
+
+/// Reasons of the events that say that another's network has the node's pods.
+const LEFT_TO_OTHERS: &str = "LeftToOthers";
+const OTHERS_FIRST: &str = "OthersFirst";
 
 /// What came of writing the list of addresses.
 #[derive(Debug)]
@@ -69,7 +76,10 @@ impl Agent {
         };
         let orphans = leaks.orphans(snapshot, named, now);
         drop(leaks);
-        let told = status(snapshot, &wants, &orphans, &clock::now().boot);
+        let mut told = status(snapshot, &wants, &orphans, &clock::now().boot);
+        let (standing, own) = (self.files.standing(), self.files.cni_conf());
+        let is = self.publisher.conditions();
+        told.conditions.extend(served::condition(standing, own, is));
         let next = self.publisher.next(&told, &wants, snapshot, now);
         let lag = self.publisher.lag(now).max(self.schedule.lag(now));
         self.parts.metrics.behind(lag);
@@ -79,6 +89,8 @@ impl Agent {
             Next::Write { version, urgent } => {
                 let api: Api<NodeSubnetLite> = Api::all(self.parts.client.clone());
                 let name = self.settings.node.clone();
+                let is = self.publisher.conditions();
+                told.conditions = served::merged(is, &told.conditions, Timestamp::now());
                 self.tasks.spawn(async move {
                     Event::Written(urgent, write(&api, &name, &version, &told).await)
                 });
@@ -176,7 +188,10 @@ impl Agent {
             let waits_for_pods = self.parts.service.known.lock().waits_for_pods();
             let now = clock::since_boot();
             self.files.refresh(&holding, waits_for_pods, now);
-            if let Some(masquerade) = &mut self.masquerade {
+            self.tell_served();
+            let is_left = matches!(self.files.standing(), Some(Standing::Left(_)));
+            // What another's pods send is another's business.
+            if let Some(masquerade) = self.masquerade.as_mut().filter(|_| !is_left) {
                 let spec = match &self.subnet {
                     Told::There(subnet) => subnet.spec.as_ref().ok(),
                     _ => None,
@@ -184,6 +199,29 @@ impl Agent {
                 let ranges = spec.map(|it| it.pod_ranges.as_slice());
                 masquerade.refresh(ranges, &holding, clock::since_boot());
             }
+        }
+    }
+
+    /// That another's network has the node's pods is told once a change, also over restarts.
+    fn tell_served(&mut self) {
+        let standing = self.files.standing();
+        if standing == self.served.as_ref() || standing == Some(&Standing::Open) {
+            return;
+        }
+        // What an earlier agent has told is in the NodeSubnet.
+        let is: &[Condition] = match &self.subnet {
+            Told::Unknown => return,
+            Told::Absent => &[],
+            Told::There(subnet) => subnet.status.conditions.as_slice(),
+        };
+        let said = served::condition(standing, self.files.cni_conf(), is);
+        let before = mem::replace(&mut self.served, standing.cloned());
+        let Some(said) = said else { return };
+        let is_news = before.is_some() || !served::is_said(is, slice::from_ref(&said));
+        match self.served {
+            Some(Standing::Left(_)) if is_news => self.tell_node(LEFT_TO_OTHERS, said.message),
+            Some(Standing::Behind(_)) if is_news => self.tell_node(OTHERS_FIRST, said.message),
+            _ => info!("{}", said.message),
         }
     }
 
@@ -243,6 +281,11 @@ impl Agent {
         }
         if let Some(why) = self.masquerade.as_ref().and_then(Masquerade::trouble) {
             return readiness.say(false, why);
+        }
+        // helm waits for this, and the other network serves the node: it is no fault of the agent's.
+        if let Some(Standing::Left(names)) = self.files.standing() {
+            let says = format!("leaves new pods to {names}: see the condition {SERVED_BY_OTHERS}");
+            return readiness.say(true, &says);
         }
         readiness.say(
             true,
@@ -361,13 +404,17 @@ async fn write(
     version: &str,
     status: &NodeSubnetStatus,
 ) -> Written {
-    let patch = Patch::Merge(json!({
+    let mut body = json!({
         "metadata": {"resourceVersion": version},
         "status": {
             "nodeUID": status.node_uid, "pools": status.pools, "blocks": status.blocks,
             "agent": status.agent, "orphans": status.orphans,
         },
-    }));
+    });
+    if !status.conditions.is_empty() {
+        body["status"]["conditions"] = json!(status.conditions);
+    }
+    let patch = Patch::Merge(body);
     let params = PatchParams {
         field_manager: Some(AGENT_MANAGER.to_owned()),
         ..PatchParams::default()

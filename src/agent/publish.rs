@@ -21,8 +21,11 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+
 use super::demand::Want;
 use super::jitter::Jitter;
+use super::served::is_said;
 use super::snapshot::{busy, gives};
 use crate::api::{BlockReport, NodeSubnetStatus, PoolDemand};
 use crate::node::{BlockState, Snapshot};
@@ -217,6 +220,11 @@ impl Publisher {
         self.in_flight.is_some()
     }
 
+    /// The conditions of the version that the next write goes onto.
+    pub fn conditions(&self) -> &[Condition] {
+        self.seen.as_ref().map_or(&[], |it| &it.status.conditions)
+    }
+
     /// What to do, if the status should be `status`.
     pub fn next(
         &mut self,
@@ -330,13 +338,13 @@ fn is_older(version: &str, than: &str) -> bool {
     }
 }
 
-/// Whether both say the same; conditions are the controller's.
+/// Whether both say the same. Conditions that `wanted` does not name are the controller's.
 pub fn is_same(is: &NodeSubnetStatus, wanted: &NodeSubnetStatus) -> bool {
     let without = NodeSubnetStatus {
         conditions: is.conditions.clone(),
         ..wanted.clone()
     };
-    *is == without
+    *is == without && is_said(&is.conditions, &wanted.conditions)
 }
 
 /// What the API knows of this Node object's pools and blocks.

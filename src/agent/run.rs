@@ -18,6 +18,7 @@ use super::addresses::Schedule;
 use super::cri::Runtime;
 use super::events::{self, Events};
 use super::files::kept::Kept;
+use super::files::others::Standing;
 use super::known::Inner;
 use super::leaks::{Leaks, Reason};
 use super::ledger::Ledger;
@@ -161,6 +162,8 @@ pub(super) struct Agent {
     /// Whether a block was let go of since the start
     pub has_let_go: bool,
     pub files: Kept,
+    /// What was told last of whether another's network has the node's pods
+    pub served: Option<Standing>,
     /// What the pods here may have
     pub notes: Notes,
     /// When it was last told that pods are refused as nothing is known of them
@@ -259,6 +262,7 @@ pub async fn run(settings: Settings, parts: Parts, files: Kept) -> anyhow::Resul
         wrong: Vec::new(),
         has_let_go: false,
         files,
+        served: None,
         notes: Notes::default(),
         turned_away_at: None,
         masquerade,

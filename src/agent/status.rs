@@ -21,7 +21,7 @@ const MOST_COUNT: u64 = 1 << 53;
 /// A demand above this is taken for a mistake.
 const MOST_DEMAND: u64 = 1_000_000;
 
-/// The status of the node, told in the boot of that id; conditions are not the agent's. `orphans`: addresses
+/// The status of the node, told in the boot of that id, but for conditions ([`super::served`]). `orphans`: addresses
 /// without a pod, with the UIDs of the pods that had them, sorted.
 pub fn status(
     snapshot: &Snapshot,

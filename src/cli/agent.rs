@@ -31,6 +31,7 @@ use crate::telemetry::{AgentMetrics, logs};
 /// One runs on each node, on the host's network. The CNI plugin cadastre-ipam asks it. Finds the
 /// cluster by --kubeconfig, KUBECONFIG, ~/.kube/config or the pod's service account, in this order.
 #[derive(Debug, clap::Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub(super) struct Args {
     /// Name of the Node that this machine is; without it the host's name
     #[arg(long, env = "NODE_NAME")]
@@ -104,6 +105,11 @@ pub(super) struct Args {
     /// with one IPv4 range)
     #[arg(long, env = "CADASTRE_CNI_CONF_TEMPLATE", default_value = "ptp")]
     cni_conf_template: String,
+
+    /// Write the CNI configuration also where another's network is configured, whose pods are ours from then
+    /// on. Without it that one keeps the node, and the condition ServedByOthers of the NodeSubnet says so
+    #[arg(long, env = "CADASTRE_CNI_CONF_OVER_OTHERS", requires = "cni_conf")]
+    cni_conf_over_others: bool,
 
     /// Remove the CNI configuration on SIGTERM: the node is not ready from then on
     #[arg(long, env = "CADASTRE_REMOVE_CNI_CONF", requires = "cni_conf")]
@@ -274,6 +280,7 @@ async fn serve(args: Args, template: Template, level: logs::Level) -> anyhow::Re
     let files = Kept::new(Wanted {
         subnet_env: args.subnet_env.map(|path| (path, links)),
         cni_conf: args.cni_conf.clone().map(|path| (path, template, facts)),
+        over_others: args.cni_conf_over_others,
     });
     let settings = run::Settings {
         node,

@@ -18,6 +18,7 @@
 //! | `moving` | pods that have addresses from host-local |
 //! | `bounds` | garbage, too much, silence and other users at the sockets |
 //! | `files` | what is written for others |
+//! | `beside` | the node has another network |
 //! | `places` | host paths that are read-only, or occupied |
 //! | `versions` | CRDs, objects and callers of another version |
 //! | `setup` | flags, permissions, metrics |
@@ -29,6 +30,7 @@
     clippy::print_stdout
 )] // helpers of tests are tests
 
+mod beside;
 mod bounds;
 mod choosing;
 mod clients;

@@ -46,6 +46,7 @@ fn wrong_flags_end_it_and_say_what_to_do() {
         (&["--add-wait", "soon"][..], 2, "no number of seconds"),
         (&["--publish-interval=-1"], 2, "between 0 and 86400"),
         (&["--remove-cni-conf"], 2, "--cni-conf"),
+        (&["--cni-conf-over-others"], 2, "--cni-conf"),
         (&["--mtu", "100"], 2, "576..=65535"),
         (
             &["--cni-conf-template", "/nonexistent"],

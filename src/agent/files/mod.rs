@@ -5,6 +5,7 @@
 //! | [`conflist`] | the CNI configuration, from a template |
 //! | [`subnet_env`] | flannel's `subnet.env` |
 //! | [`kept`] | the two of them, kept as what the node holds has it |
+//! | [`others`] | CNI configurations of others, beside which ours would take over |
 //! | [`install`] | the plugin executable in its place |
 //!
 //! # Guarantees
@@ -16,6 +17,7 @@
 pub mod conflist;
 pub mod install;
 pub mod kept;
+pub mod others;
 pub mod subnet_env;
 
 use std::fs::{self, File, OpenOptions, Permissions};

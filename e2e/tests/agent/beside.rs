@@ -1,0 +1,108 @@
+//! Beside the CNI configuration of another network.
+
+use std::fs;
+
+use cadastre_e2e::Hand;
+use cadastre_e2e::hand::LIMIT;
+use cadastre_e2e::wait::until;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::ResourceExt as _;
+use serde_json::json;
+
+use crate::{Machine, pool, shared};
+
+const KINDNET: &str = r#"{"cniVersion": "0.4.0", "name": "kindnet", "plugins": [
+    {"type": "ptp", "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.9.0.0/24"}]]}}]}"#;
+
+/// Waits until the NodeSubnet says so.
+async fn says(hand: &Hand, reason: &str) -> Condition {
+    let of = |it: &cadastre::api::NodeSubnet| {
+        let all = it.status.iter().flat_map(|it| &it.conditions);
+        let mut all = all.filter(|it| it.type_ == "ServedByOthers" && it.reason == reason);
+        all.next().cloned()
+    };
+    let subnet = hand
+        .subnet_until("beside-1", reason, |it| of(it).is_some())
+        .await
+        .unwrap();
+    of(&subnet).unwrap()
+}
+
+#[tokio::test]
+async fn another_s_network_keeps_the_node_until_it_is_gone_or_people_say_so() {
+    let (stage, hand) = shared().await;
+    let (cluster, group) = (&stage.cluster, "beside");
+    pool(&hand, group, "10.61.0.0/24", json!({})).await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str| folder.path().join(name);
+    let (ours, theirs) = (file("05-cadastre.conflist"), file("10-kindnet.conflist"));
+    let conf = format!("--cni-conf={}", ours.display());
+    let flags = [&conf, "--publish-interval", "0.5"];
+    let written = async || {
+        let is_there = async || Ok(fs::exists(&ours)?.then_some(()));
+        until("ours is written", LIMIT, is_there).await.unwrap();
+    };
+    fs::write(&theirs, KINDNET).unwrap();
+
+    // It is left alone, and told; the agent is ready, as helm waits for it.
+    let (mut machine, node) = Machine::of_group(cluster, &hand, group, &flags).await;
+    let uid = node.uid().unwrap();
+    let left = says(&hand, "LeftToOthers").await;
+    assert_eq!(left.status, "True");
+    let event = hand.event(&uid, "LeftToOthers").await.unwrap();
+    for text in [&left.message, &event] {
+        let parts = ["10-kindnet.conflist", "agent.cni.overOthers=true"];
+        assert!(parts.iter().all(|it| text.contains(it)), "{text}");
+    }
+    let word = machine.agent().ready().await.unwrap();
+    assert!(
+        word.contains("leaves new pods to 10-kindnet.conflist"),
+        "{word}"
+    );
+    machine.add("asked-by-a-network-of-its-own").await.unwrap();
+    // After a restart it is as before, and told once.
+    machine.stop().await;
+    machine.start(cluster);
+    machine.ready().await;
+    machine
+        .log_says("new pods of the node get no address")
+        .await;
+    assert_eq!(says(&hand, "LeftToOthers").await, left);
+    assert_eq!(hand.told(&uid, "LeftToOthers").await.unwrap(), 1);
+    assert!(!ours.exists());
+
+    // The other one goes.
+    fs::remove_file(&theirs).unwrap();
+    written().await;
+    assert_eq!(says(&hand, "OursFirst").await.status, "False");
+    // A leftover comes back: ours stays, also over a restart.
+    fs::write(&theirs, KINDNET).unwrap();
+    machine.stop().await;
+    machine.start(cluster);
+    machine.ready().await;
+    machine
+        .log_says("the runtime goes by 05-cadastre.conflist")
+        .await;
+    assert!(ours.exists());
+    // One that the runtime goes by instead.
+    let first = file("00-first.conflist");
+    fs::rename(&theirs, &first).unwrap();
+    let behind = says(&hand, "OthersFirst").await;
+    assert!(
+        behind.message.contains("00-first.conflist comes before"),
+        "{behind:?}"
+    );
+    hand.event(&uid, "OthersFirst").await.unwrap();
+    assert!(ours.exists());
+    fs::rename(&first, &theirs).unwrap();
+    assert_eq!(says(&hand, "OursFirst").await.status, "False");
+
+    // On a node that never was ours, by order.
+    machine.stop().await;
+    fs::remove_file(&ours).unwrap();
+    machine.flags.push("--cni-conf-over-others".to_owned());
+    machine.start(cluster);
+    machine.ready().await;
+    written().await;
+    assert!(theirs.exists());
+}
