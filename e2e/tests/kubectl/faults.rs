@@ -169,9 +169,12 @@ async fn check_finds_every_planted_fault_and_release_frees_only_leaks() {
         .create(&PostParams::default(), &stale.unwrap())
         .await
         .unwrap();
+    another_network(&cluster, &hand).await;
     let found = run(&cluster, CHECK).await;
     let codes = codes(&found);
     for expected in [
+        "ServedByOthers agents",
+        "PodsOutside pods",
         "DuplicateAddress address 10.70.0.1",
         "OutsideOfRanges address 10.70.0.200",
         "BlockNotListed block 10.70.0.32/28",
@@ -196,6 +199,45 @@ async fn check_finds_every_planted_fault_and_release_frees_only_leaks() {
     assert!(
         table.code == 2 && table.out.contains("delete all of them but one"),
         "{table:?}"
+    );
+}
+
+/// Another network has the pods of n2, whose agent is to configure the runtime.
+async fn another_network(cluster: &ControlPlane, hand: &Hand) {
+    hand.pod("old", "n1", &["10.9.0.1"]).await.unwrap();
+    hand.pod("other", "n2", &["10.9.0.2"]).await.unwrap();
+    let condition = json!({
+        "type": "ServedByOthers", "status": "True", "reason": "LeftToOthers",
+        "message": "10-kindnet.conflist is there", "lastTransitionTime": "2026-01-01T00:00:00Z",
+    });
+    say(hand, "n2", json!({"conditions": [condition]})).await;
+    let found = run(cluster, CHECK).await;
+    assert!(
+        !codes(&found).contains(&"PodsOutside pods".to_owned()),
+        "{found:?}"
+    );
+    let flag = "--cni-conf=/host/cni-conf/05-cadastre.conflist";
+    let agent = serde_json::from_value(json!({
+        "metadata": {
+            "name": "agent-n2",
+            "labels": {"app.kubernetes.io/name": "cadastre", "app.kubernetes.io/component": "agent"},
+        },
+        "spec": {
+            "nodeName": "n2", "hostNetwork": true,
+            "containers": [{"name": "agent", "image": "cadastre", "args": ["agent", flag]}],
+        },
+    }));
+    let params = PostParams::default();
+    hand.pods.create(&params, &agent.unwrap()).await.unwrap();
+    let found = run(cluster, &["check", "--settle", "0"]).await;
+    let told = "1 pod on nodes whose agent is to configure the runtime, with an address that is in no pool: default/other on n2 (10.9.0.2)";
+    assert!(
+        found.out.contains("10-kindnet.conflist is there"),
+        "{found:?}"
+    );
+    assert!(
+        found.code == 2 && found.out.replace('\n', " ").contains(told),
+        "{found:?}"
     );
 }
 

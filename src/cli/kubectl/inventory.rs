@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -15,7 +16,7 @@ use super::lists::Lists;
 use super::running::Running;
 use crate::api::{
     AddressEntry, AgentInfo, BlockReport, MIRROR_ANNOTATION, NodeAddressesLite, NodeAddressesSpec,
-    NodeSubnetLite, NodeSubnetSpec, PodLite, Requests, Suspect,
+    NodeSubnetLite, NodeSubnetSpec, PodLite, Requests, SERVED_BY_OTHERS, Suspect,
 };
 use crate::choice::Label;
 use crate::cluster::convert;
@@ -107,6 +108,8 @@ pub struct SubnetFact {
     pub allocations: Vec<(Addr, AddressEntry)>,
     /// When that list was right; absent where there is none
     pub listed_at: Option<Timestamp>,
+    /// What the agent says of another's network that has the node's pods, if it does
+    pub served_by_others: Option<String>,
 }
 
 /// An address in use by an agent's word.
@@ -327,6 +330,26 @@ impl Inventory {
         node.ok_or_else(|| anyhow::anyhow!("there is no node \"{name}\" (kubectl get nodes)"))
     }
 
+    /// Nodes of whose pods the agent says that another's network has them, and what it says.
+    pub fn served_by_others(&self) -> Vec<(&str, &str)> {
+        let nodes = self.world.nodes.iter();
+        let told = nodes.filter_map(|node| {
+            let subnet = self.subnets.get(&node.name)?;
+            let is_current = subnet.agent_node.as_deref() == Some(&*node.uid);
+            let says = subnet.served_by_others.as_deref();
+            Some((&*node.name, says.filter(|_| is_current)?))
+        });
+        told.collect()
+    }
+
+    /// The ranges of all pools, merged and sorted.
+    pub fn pool_ranges(&self) -> Vec<Cidr> {
+        let told = self.registry.pools.iter().map(|state| &state.told);
+        let sides = told.flat_map(|told| told.ipv4.iter().chain(&told.ipv6));
+        let texts = sides.flat_map(|side| &side.cidrs);
+        Cidr::merged(texts.filter_map(|text| Cidr::parse_strict(text).ok()))
+    }
+
     /// The moment, as the controller's code takes it.
     pub fn moment(&self) -> Now {
         Now {
@@ -447,9 +470,17 @@ impl SubnetFact {
             orphans: orphans.iter().filter_map(orphan).collect(),
             allocations: allocations.collect(),
             listed_at: list.as_of.as_ref().map(|it| it.0),
+            served_by_others: served_by_others(&status["conditions"]),
             blocks,
         }
     }
+}
+
+/// The message of the agent's condition, where it is True.
+fn served_by_others(conditions: &Value) -> Option<String> {
+    let mut conditions = entries::<Condition>(conditions).into_iter();
+    let told = conditions.find(|it| it.type_ == SERVED_BY_OTHERS && it.status == "True");
+    told.map(|it| it.message)
 }
 
 /// The entries of a list that can be read.

@@ -3,7 +3,7 @@
 //! Objects alone outlive those who wrote them. Agents need not be pods, and who asks may have no right to read
 //! Leases or pods: then it is not known, and is said so.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
@@ -47,6 +47,8 @@ pub struct Part {
     pub ready: bool,
     /// When it was made
     pub created: Option<Timestamp>,
+    /// Whether it is to write the runtime's CNI configuration, so that the node's pods are Cadastre's
+    pub configures: bool,
 }
 
 /// How it is with the agent of a node.
@@ -89,6 +91,12 @@ impl Running {
             false => AgentPod::NotReady,
         });
         Some(states.min_by_key(|it| *it as u8).unwrap_or(AgentPod::None))
+    }
+
+    /// Nodes whose agent is to write the runtime's CNI configuration, as far as pods can be read.
+    pub fn configured(&self) -> BTreeSet<&str> {
+        let agents = self.pods(true).filter(|it| it.configures);
+        agents.map(|it| it.node.as_str()).collect()
     }
 
     /// Nodes with their agents' pods.
@@ -139,6 +147,7 @@ impl Part {
             node: node.unwrap_or_default(),
             ready: ready && pod.metadata.deletion_timestamp.is_none(),
             created: pod.metadata.creation_timestamp.as_ref().map(|it| it.0),
+            configures: configures(pod),
         })
     }
 
@@ -147,4 +156,15 @@ impl Part {
         let age = |at| now.duration_since(at).as_secs();
         self.created.is_some_and(|at| age(at) < YOUNG_SECONDS)
     }
+}
+
+/// By the flag or its variable.
+fn configures(pod: &Pod) -> bool {
+    let containers = pod.spec.iter().flat_map(|it| &it.containers);
+    containers.into_iter().any(|it| {
+        let words = it.command.iter().chain(&it.args).flatten();
+        let mut flags = words.map(|it| it.split_once('=').map_or(it.as_str(), |(flag, _)| flag));
+        let mut variables = it.env.iter().flatten();
+        flags.any(|it| it == "--cni-conf") || variables.any(|it| it.name == "CADASTRE_CNI_CONF")
+    })
 }

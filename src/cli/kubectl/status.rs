@@ -117,6 +117,21 @@ fn agents(inventory: &Inventory) -> (Health, String) {
     if let Err(why) = &inventory.running.parts {
         return (Health::Unknown, why.clone());
     }
+    let (mut health, mut says) = agent_pods(inventory);
+    let others = inventory.served_by_others();
+    let others: Vec<&str> = others.into_iter().map(|(node, _)| node).collect();
+    if !others.is_empty() {
+        health = Health::Bad;
+        let of = some(&others, 4);
+        let _ = write!(
+            says,
+            "; another's network has the pods of {of} (check says why)"
+        );
+    }
+    (health, says)
+}
+
+fn agent_pods(inventory: &Inventory) -> (Health, String) {
     let agents = inventory.running.agents(inventory.now);
     let nodes = || inventory.world.nodes.iter();
     let spoken = nodes().filter(|node| agent_of(node, inventory).is_some());
@@ -141,15 +156,16 @@ fn agents(inventory: &Inventory) -> (Health, String) {
         .filter(|name| is(name) != AgentPod::Ready)
         .collect();
     let all = inventory.world.nodes.len();
-    let says = format!(
+    let mut says = format!(
         "{} of {} have a ready one",
         all - without.len(),
         count(all, "node")
     );
-    if without.is_empty() {
-        return (Health::Ok, says);
+    if !without.is_empty() {
+        let _ = write!(says, "; not {}", some(&without, 4));
     }
-    (Health::Bad, format!("{says}; not {}", some(&without, 4)))
+    let is_well = without.is_empty();
+    (if is_well { Health::Ok } else { Health::Bad }, says)
 }
 
 fn pools(inventory: &Inventory) -> (Health, String) {

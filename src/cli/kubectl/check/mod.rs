@@ -5,6 +5,7 @@
 
 mod addresses;
 mod alive;
+mod outside;
 mod pools;
 mod ranges;
 
@@ -157,6 +158,7 @@ pub fn check(inventory: &Inventory) -> CheckReport {
     addresses::check(inventory, &mut findings);
     pools::check(inventory, &mut findings);
     alive::check(inventory, &mut findings);
+    outside::check(inventory, &mut findings);
     findings.sort_by(|a: &Finding, b: &Finding| {
         (b.severity, &a.code, &a.object).cmp(&(a.severity, &b.code, &b.object))
     });

@@ -155,3 +155,93 @@ fn status_says_what_is_wrong_with_pools_and_nodes() {
         (Health::Bad, "3 nodes, 1 wait for addresses: c")
     );
 }
+
+#[test]
+fn another_s_network_on_a_node_is_told_until_its_agent_says_otherwise() {
+    let mut cluster = of_pods();
+    let says = |cluster: &mut Cluster, node: usize, status: &str, message: &str| {
+        cluster.lists.subnets[node].status["conditions"] = json!([{
+            "type": "ServedByOthers", "status": status, "reason": "LeftToOthers", "message": message,
+            "lastTransitionTime": "2026-11-21T11:00:00Z",
+        }]);
+    };
+    says(
+        &mut cluster,
+        0,
+        "True",
+        "10-kindnet.conflist is there: do this",
+    );
+    let report = cluster.check();
+    let finding = &report.findings[0];
+    assert_eq!(
+        (report.findings.len(), &*finding.code),
+        (1, "ServedByOthers")
+    );
+    for part in ["1 node: a", "10-kindnet.conflist is there: do this"] {
+        assert!(
+            finding.message.contains(part),
+            "{part}: {}",
+            finding.message
+        );
+    }
+    let (is, text) = health(&cluster, "agents");
+    assert_eq!(is, Health::Bad);
+    assert!(
+        text.contains("another's network has the pods of a"),
+        "{text}"
+    );
+    says(&mut cluster, 1, "True", "x");
+    assert_eq!(cluster.codes(), ["ServedByOthers agents"]);
+    says(&mut cluster, 0, "False", "ours");
+    // An earlier Node of the name is not this one.
+    cluster.lists.subnets[1].status["nodeUID"] = json!("earlier");
+    assert!(
+        !cluster
+            .codes()
+            .contains(&"ServedByOthers agents".to_owned())
+    );
+}
+
+#[test]
+fn pods_outside_every_pool_are_counted_where_the_agent_is_to_configure_the_runtime() {
+    let mut cluster = of_pods();
+    for n in 1..=6 {
+        cluster.pod(&format!("shop/old-{n}"), "a", &[&format!("10.9.0.{n}")]);
+    }
+    cluster.pod("shop/other-node", "b", &["10.9.1.1"]);
+    // Mode secondary, and networks of users' own: others have the pods by design.
+    assert_eq!(cluster.codes(), Vec::<String>::new());
+    cluster.configures("a");
+    let report = cluster.check();
+    let finding = &report.findings[0];
+    assert_eq!((report.findings.len(), &*finding.code), (1, "PodsOutside"));
+    for part in ["6 pods", "shop/old-1 on a (10.9.0.1)", "and 2 more"] {
+        assert!(
+            finding.message.contains(part),
+            "{part}: {}",
+            finding.message
+        );
+    }
+    // What ended, goes, or has its node's address, and what lies in a block of a range that was taken out.
+    let pods = &mut cluster.lists.pods;
+    let old = |n: &str, pods: &[crate::api::PodLite]| {
+        let name = format!("old-{n}");
+        pods.iter()
+            .position(|it| it.metadata.name.as_deref() == Some(&name))
+            .unwrap()
+    };
+    let (one, two, three) = (old("1", pods), old("2", pods), old("3", pods));
+    pods[one].status.as_mut().unwrap().phase = Some("Succeeded".to_owned());
+    pods[two].spec.as_mut().unwrap().host_network = Some(true);
+    pods[three].metadata.deletion_timestamp =
+        serde_json::from_value(json!("2026-11-21T11:59:30Z")).ok();
+    let message = &cluster.check().findings[0].message;
+    assert!(message.starts_with("3 pods"), "{message}");
+    cluster.lists.pods.truncate(three);
+    cluster.block("10.9.0.0/28", "p", "a");
+    assert!(!cluster.codes().contains(&"PodsOutside pods".to_owned()));
+    // Mode podCIDRs: no agents.
+    let mut cluster = Cluster::new();
+    cluster.pod("shop/old", "a", &["10.9.0.1"]);
+    assert_eq!(cluster.codes(), Vec::<String>::new());
+}

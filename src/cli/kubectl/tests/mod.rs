@@ -5,6 +5,7 @@ mod judging;
 mod seeing;
 
 use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
 use super::check::{CheckReport, check};
@@ -90,6 +91,18 @@ impl Cluster {
         });
         let parts = self.lists.parts.as_mut().unwrap();
         parts.push(serde_json::from_value(pod).unwrap());
+    }
+
+    /// The agent of that node is to write the runtime's configuration.
+    fn configures(&mut self, node: &str) {
+        let parts = self.lists.parts.as_mut().unwrap();
+        let name = format!("agent-{node}");
+        let named = |it: &&mut Pod| it.metadata.name.as_deref() == Some(&name);
+        let spec = parts.iter_mut().find(named).unwrap().spec.as_mut();
+        spec.unwrap().containers = serde_json::from_value(json!([
+            {"name": "agent", "args": ["agent", "--cni-conf=/host/cni-conf/05-cadastre.conflist"]},
+        ]))
+        .unwrap();
     }
 
     fn next(&mut self) -> String {
