@@ -370,7 +370,7 @@ async fn helm_test_asks_whether_it_is_well() {
         .find(|it| it.contains("helm.sh/hook: test\n") && it.contains("kind: Pod\n"));
     let pod = pod.unwrap();
     assert!(
-        pod.contains("args: [kubectl, status]") && !pod.contains("hostNetwork"),
+        pod.contains("args: [kubectl, status, \"--wait=120\"]") && !pod.contains("hostNetwork"),
         "{pod}"
     );
     let secondary = with(&["mode=secondary"]).await;
