@@ -58,7 +58,9 @@ async fn programs_in_python_and_go_are_served() {
         }
     };
     let (stage, hand) = shared().await;
-    pool(&hand, "tongues", "10.90.0.0/28", json!({})).await;
+    // Programs in Go are built in a while.
+    let spec = json!({"cooldownSeconds": 3600});
+    pool(&hand, "tongues", "10.90.0.0/28", spec).await;
     let (machine, _) = Machine::of_group(&stage.cluster, &hand, "tongues", &[]).await;
     let folder = tempfile::tempdir().unwrap();
     let desk = Desk::new(folder.path(), &environment).unwrap();
