@@ -72,6 +72,8 @@ pub fn event_reason(kind: &'static str, bad: bool) -> &'static str {
 pub struct Counted {
     /// Nodes that wait for the pool
     pub waiting: i64,
+    /// Whether there are nodes, and the pool selects none
+    pub selects_none: bool,
     /// Addresses of each family, of a pool that allocates blocks
     pub totals: Dual<Totals>,
 }
@@ -106,7 +108,7 @@ pub fn status(
     let nodes = holders.values().filter(|live| **live).count();
     let refused = refused(state, registry);
     let mut conditions = vec![
-        ready(state, refused.as_ref()),
+        ready(state, counted.selects_none, refused.as_ref()),
         flag(
             INVALID,
             invalid(state),
@@ -230,7 +232,7 @@ fn flag(kind: &str, told: Option<(&str, String)>, otherwise: &str, message: &str
     }
 }
 
-fn ready(state: &PoolState, refused: Option<&(&str, String)>) -> Condition {
+fn ready(state: &PoolState, selects_none: bool, refused: Option<&(&str, String)>) -> Condition {
     let reason = match (&state.verdict, refused) {
         (Verdict::Serving | Verdict::Starting, Some((reason, why))) => {
             return condition(READY, false, reason, why.clone());
@@ -238,6 +240,11 @@ fn ready(state: &PoolState, refused: Option<&(&str, String)>) -> Condition {
         (verdict, _) => verdict,
     };
     let reason = match reason {
+        // Nothing is wrong with that, but it may not be meant.
+        Verdict::Serving if selects_none => {
+            let message = "would serve the nodes it selects, and its nodeSelector matches none";
+            return condition(READY, true, "SelectsNoNode", message.to_owned());
+        }
         Verdict::Serving => {
             return condition(
                 READY,

@@ -158,6 +158,7 @@ impl PoolLoop {
             let of = |family| self.totals.get(&(name.clone(), family)).copied();
             let counted = Counted {
                 waiting: waiting.get(&name).copied().unwrap_or(0),
+                selects_none: state.selects_none(cx.world),
                 totals: Dual::from_fn(|family| of(family).unwrap_or_default()),
             };
             let status = status(&pool, state, counted, cx.registry, cx.now);
@@ -270,6 +271,41 @@ mod tests {
     use crate::controller::Now;
     use crate::controller::demand::tests::{NOW, list, node, objects, pool, subnet};
     use crate::controller::registry::Registry;
+
+    #[test]
+    fn a_pool_that_selects_no_node_says_so_and_is_ready() {
+        let ready = |label: &str, nodes: Vec<crate::cluster::seen::Node>| {
+            let mut world = World::default();
+            let mut chosen = pool("p", "10.0.0.0/24");
+            let selector = serde_json::json!({"matchLabels": {"class": label}});
+            chosen.spec.as_mut().unwrap().node_selector = serde_json::from_value(selector).unwrap();
+            list(&mut world.pools, vec![chosen]);
+            list(&mut world.nodes, nodes);
+            let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
+            let mut pools = PoolLoop::default();
+            pools.mark();
+            let mut cx = Context {
+                world: &world,
+                registry: &mut registry,
+                reports: &mut Vec::new(),
+                now: NOW,
+            };
+            let (request, _) = pools.next(BTreeMap::new, &mut cx).unwrap();
+            let Request::SetPoolStatus { status, .. } = request else {
+                panic!("{request:?}");
+            };
+            let ready = status.conditions.into_iter().find(|it| it.type_ == "Ready");
+            ready.map(|it| (it.status, it.reason)).unwrap()
+        };
+        let told = |status: &str, reason: &str| (status.to_owned(), reason.to_owned());
+        let of_class = || crate::cluster::seen::Node {
+            labels: [("class".into(), "a".into())].into(),
+            ..node("n")
+        };
+        assert_eq!(ready("a", vec![of_class()]), told("True", "Serving"));
+        assert_eq!(ready("b", vec![of_class()]), told("True", "SelectsNoNode"));
+        assert_eq!(ready("b", Vec::new()), told("True", "Serving"));
+    }
 
     #[test]
     fn what_changes_right_after_a_count_is_counted_later() {

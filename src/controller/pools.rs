@@ -131,6 +131,12 @@ impl PoolState {
         self.selector.matches(&node.labels)
     }
 
+    /// Whether there are nodes, and the pool is for none of them.
+    pub fn selects_none(&self, world: &World) -> bool {
+        let mut nodes = world.nodes.iter();
+        !world.nodes.is_empty() && !nodes.any(|node| self.selects(node))
+    }
+
     /// Free addresses that a node keeps of it beside those that pods use and wait for.
     pub fn reserve(&self) -> u64 {
         self.told.terms.warm.low.into()

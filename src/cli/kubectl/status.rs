@@ -182,7 +182,7 @@ fn pools(inventory: &Inventory) -> (Health, String) {
     };
     let idle = named(&|it| !it.is_serving());
     let full = named(&|it| it.is_serving() && is_full(it, inventory));
-    let nobody = named(&|it| it.is_serving() && selects_nobody(it, inventory));
+    let nobody = named(&|it| it.is_serving() && it.selects_none(&inventory.world));
     let mut says = format!("{} of {} serve", all.len() - idle.len(), all.len());
     for (what, which) in [("not", &idle), ("full", &full), ("for no node", &nobody)] {
         if !which.is_empty() {
@@ -196,12 +196,6 @@ fn pools(inventory: &Inventory) -> (Health, String) {
 fn is_full(state: &PoolState, inventory: &Inventory) -> bool {
     let mut families = state.space.families();
     families.any(|family| figures(state, family, &inventory.registry).free == 0)
-}
-
-/// Whether there are nodes, and the pool is for none of them.
-pub(super) fn selects_nobody(state: &PoolState, inventory: &Inventory) -> bool {
-    let mut nodes = inventory.world.nodes.iter();
-    !inventory.world.nodes.is_empty() && !nodes.any(|node| state.selects(node))
 }
 
 fn nodes(inventory: &Inventory) -> (Health, String) {

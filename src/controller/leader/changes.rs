@@ -180,6 +180,8 @@ impl Leader {
         if before.is_none_or(|b| b.labels != node.labels || b.deleting != node.deleting) {
             self.demand.add(node, &self.registry);
             self.subnets.queue.add(node.name.clone());
+            // Whom a pool selects is told in its status.
+            self.pools.mark();
         }
         let listed = world.subnets.get(&node.name).map(AsRef::as_ref);
         let synced = self.registry.sync(node, listed);

@@ -4,7 +4,6 @@ use super::{Finding, Severity};
 use crate::api::Allocate;
 use crate::cli::kubectl::inventory::Inventory;
 use crate::cli::kubectl::render::{count, left, some};
-use crate::cli::kubectl::status::selects_nobody;
 use crate::controller::figures::figures;
 use crate::controller::pools::{PoolState, Verdict};
 use crate::ipam::Family;
@@ -53,7 +52,7 @@ fn standing(state: &PoolState, inventory: &Inventory, findings: &mut Vec<Finding
             "it has no finalizer yet, so nothing is carved from it".to_owned(),
             "see that a controller leads (kubectl get lease -A | grep cadastre): it takes a pool up within a second",
         ),
-        Verdict::Serving if selects_nobody(state, inventory) => tell(
+        Verdict::Serving if state.selects_none(&inventory.world) => tell(
             Severity::Info,
             "PoolForNobody",
             "its nodeSelector matches no node".to_owned(),

@@ -4,7 +4,6 @@ use super::Explanation;
 use crate::cli::kubectl::inventory::Inventory;
 use crate::cli::kubectl::plan::whatif;
 use crate::cli::kubectl::render::{count, left, some};
-use crate::cli::kubectl::status::selects_nobody;
 use crate::cli::kubectl::{drain, show};
 use crate::controller::figures::figures;
 use crate::controller::pools::PoolState;
@@ -30,7 +29,7 @@ pub fn pool(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
     }
     explanation.answer = if !state.is_serving() {
         format!("it carves nothing: {}", state.verdict)
-    } else if selects_nobody(state, inventory) {
+    } else if state.selects_none(&inventory.world) {
         "it serves nobody: its nodeSelector matches no node (kubectl get nodes --show-labels)"
             .to_owned()
     } else if full.is_empty() {

@@ -11,7 +11,6 @@ use super::change::is_new;
 use super::whatif::{Outcome, simulate_now};
 use crate::cli::kubectl::inventory::Inventory;
 use crate::cli::kubectl::render::{Columns, Report, Style, count, left, some};
-use crate::cli::kubectl::status::selects_nobody;
 use crate::cluster::seen::Text;
 use crate::controller::account::must_leave;
 use crate::controller::figures::{Figures, figures};
@@ -163,7 +162,7 @@ fn for_nobody(after: &Inventory, changes: &Changes, then: &Registry) -> Vec<Stri
     let names = names.filter_map(|it| it["metadata"]["name"].as_str());
     let states = names.filter_map(|name| then.pools.get(name));
     let why = |state: &PoolState| match &state.verdict {
-        Verdict::Serving | Verdict::Starting if selects_nobody(state, after) => Some(format!(
+        Verdict::Serving | Verdict::Starting if state.selects_none(&after.world) => Some(format!(
             "its nodeSelector matches none of {}",
             count(after.world.nodes.len(), "node")
         )),
