@@ -55,6 +55,8 @@ mutations! {
     OverlapsNotReported,
     /// A pool goes on although somebody else writes podCIDRs in its range.
     SecondWriterIgnored,
+    /// A pool whose finalizer is on its way off counts as keeping the ranges of another that goes.
+    PoolThatGoesKeepsRanges,
     /// A podCIDR counts against pools however wide it is.
     WidePodCidrCounts,
     /// A podCIDR of which another node has addresses is given to the agent to give from.

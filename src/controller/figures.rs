@@ -78,14 +78,18 @@ pub fn figures(pool: &PoolState, family: Family, registry: &Registry) -> Figures
 
 /// Whether a pool that is being deleted may go: no block was carved from it, wherever its spec says by
 /// now that its ranges are, and all that lies in it is kept by an older pool that cannot go either. A
-/// pool without the finalizer keeps nothing, however old it is.
-pub fn may_go(state: &PoolState, registry: &Registry) -> bool {
+/// pool without the finalizer keeps nothing, however old it is, nor does one that may lose it any time.
+pub fn may_go(
+    state: &PoolState,
+    registry: &Registry,
+    may_lose_it: impl Fn(&PoolState) -> bool,
+) -> bool {
     if registry.blocks.iter().any(|entry| entry.pool == state.name) {
         return false;
     }
     let kept = |range: &Cidr| {
         let keeper = registry.pools.keeper(range);
-        keeper.is_some_and(|pool| pool.name != state.name)
+        keeper.is_some_and(|pool| pool.name != state.name && !may_lose_it(pool))
     };
     state
         .space

@@ -20,6 +20,7 @@ use crate::api::{FINALIZER, IPPoolStatus};
 use crate::cluster::request::{Outcome, Refusal, Request};
 use crate::cluster::seen::{Pool, Text};
 use crate::ipam::{Dual, Family};
+use crate::mutation::Mutation;
 
 /// At most one status write a pool in this time.
 pub const STATUS_PAUSE: Duration = Duration::from_secs(5);
@@ -134,7 +135,10 @@ impl PoolLoop {
             };
             let ours = pool.finalizers.iter().any(|f| f == FINALIZER);
             let may_set = paused(Call::SetPoolFinalizers(name.clone()));
-            let may_go = || may_go(state, cx.registry) && cx.registry.intents.is_known();
+            let is_open = |other: &PoolState| {
+                self.is_open(&other.name) && !Mutation::PoolThatGoesKeepsRanges.is_on()
+            };
+            let may_go = || may_go(state, cx.registry, is_open) && cx.registry.intents.is_known();
             if let Some(at) = may_set {
                 self.queue.add_at(name.clone(), at);
             } else if pool.deleting && ours && may_go() {
@@ -145,6 +149,9 @@ impl PoolLoop {
                     .cloned()
                     .collect();
                 return Some(self.set_finalizers(&pool, finalizers));
+            } else if pool.deleting && ours && !self.in_flight.is_empty() {
+                // Another one may keep its ranges, or not, once that is settled.
+                self.queue.add_at(name.clone(), now + COUNT_PAUSE);
             }
             let written = self.written_at.get(&name).map(|at| *at + STATUS_PAUSE);
             let may_write = paused(Call::SetPoolStatus(name.clone()));
@@ -271,6 +278,60 @@ mod tests {
     use crate::controller::Now;
     use crate::controller::demand::tests::{NOW, list, node, objects, pool, subnet};
     use crate::controller::registry::Registry;
+
+    #[test]
+    fn of_two_pools_over_a_range_in_use_only_one_goes_at_a_time() {
+        let mut world = World::default();
+        let going = |name: &str, created: i64, deleting: bool| {
+            let mut pool = pool(name, "10.0.0.0/24");
+            (pool.created, pool.deleting) = (created, deleting);
+            pool.version = 1 + u64::from(deleting);
+            pool.spec.as_mut().unwrap().allocate = crate::api::Allocate::NodeCIDR;
+            pool
+        };
+        let held = crate::cluster::seen::Node {
+            pod_cidrs: [crate::ipam::Cidr::parse_strict("10.0.0.0/28").unwrap()].into(),
+            ..node("n")
+        };
+        list(&mut world.nodes, vec![held]);
+        list(
+            &mut world.pools,
+            vec![going("p", 0, true), going("q", 1, false)],
+        );
+        let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
+        registry.intents = crate::controller::intents::Intentions::of_leader(true);
+        let mut pools = PoolLoop::default();
+        let mut dropped = |pools: &mut PoolLoop, world: &World, second: u64| -> Vec<Text> {
+            pools.mark();
+            let mono = Duration::from_secs(second);
+            registry.pools.survey(world, &[], mono);
+            let mut cx = Context {
+                world,
+                registry: &mut registry,
+                reports: &mut Vec::new(),
+                now: Now { mono, ..NOW },
+            };
+            let mut names = Vec::new();
+            while let Some((request, _)) = pools.next(BTreeMap::new, &mut cx) {
+                match request {
+                    Request::SetPoolFinalizers { name, .. } => names.push(name),
+                    Request::SetPoolStatus { name, .. } => {
+                        pools.in_flight.remove(&name);
+                        pools.written_at.insert(name, mono);
+                    }
+                    other => panic!("{other:?}"),
+                }
+            }
+            names
+        };
+        assert_eq!(dropped(&mut pools, &world, 0), ["p".into()], "q keeps it");
+        world.pools.change(Change::Applied(going("q", 1, true)));
+        let none: [Text; 0] = [];
+        assert_eq!(dropped(&mut pools, &world, 10), none, "who knows of p");
+        pools.answered(&"p".into(), true, &Outcome::Gone);
+        world.pools.change(Change::Deleted(going("p", 0, true)));
+        assert_eq!(dropped(&mut pools, &world, 20), none, "it keeps it now");
+    }
 
     #[test]
     fn a_pool_that_selects_no_node_says_so_and_is_ready() {

@@ -95,6 +95,9 @@ pub fn proof(mutation: Mutation) -> Proof {
         SecondWriterIgnored => unit(
             "controller::pools::tests::a_pool_holds_back_for_a_while_when_somebody_else_writes_in_its_range",
         ),
+        PoolThatGoesKeepsRanges => unit(
+            "controller::pool::tests::of_two_pools_over_a_range_in_use_only_one_goes_at_a_time",
+        ),
         WidePodCidrCounts => unit(
             "controller::foreign::tests::a_podcidr_that_no_node_could_have_got_takes_nothing_from_pools",
         ),
