@@ -1,15 +1,17 @@
 //! podCIDRs that somebody else wrote: a kubelet may write those of its own Node where there are none.
 //!
 //! One that a node could have been given counts against pools as if Cadastre had given it. A wider one would empty every
-//! pool that it covers, so it counts for nothing and is not listed to the agent, until a pool has blocks of that size.
+//! pool that it covers, so over a pool it counts for nothing and is not listed to the agent, until a pool has blocks of
+//! that size. Where there is no pool it does no harm, and is listed as it is; it does not count there either.
 //!
 //! # Guarantees
-//! - What the NodeSubnet of the same Node lists counts, whatever has become of the pools since.
+//! - What the NodeSubnet of the same Node lists as of a pool counts, whatever size the pool's blocks have since.
 //! - Who says what is too wide is told of in an event, in the conditions of the pools that it covers, and in a metric.
 //! - What another node has some of is listed, so that it is remembered, and withheld from the agent.
 
 use std::collections::BTreeMap;
 
+use super::pools::PoolState;
 use super::registry::Registry;
 use super::report::{About, PODCIDR_TOO_WIDE, Report};
 use crate::api::{HeldRange, NodeSubnetSpec};
@@ -21,6 +23,12 @@ use crate::mutation::Mutation;
 /// The widest podCIDRs that other allocators give: nodes with more than 4,000 addresses, or more than one /64, are
 /// unheard of. Below that an honest take-over must not lose what its nodes have.
 const WIDEST: [(Family, u8); 2] = [(Family::V4, 20), (Family::V6, 64)];
+
+/// Whether other allocators give no node as much.
+pub(super) fn is_wide(range: &Cidr) -> bool {
+    let mut widest = WIDEST.iter();
+    widest.any(|(family, len)| *family == range.family() && range.len() < *len)
+}
 
 /// The podCIDRs of a Node that do not count.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,13 +47,16 @@ pub(super) type AllTooWide = BTreeMap<Text, TooWide>;
 impl Registry {
     /// Whether a node could have been given the range, by its pool or by another allocator.
     pub(super) fn could_be_given(&self, range: &Cidr) -> bool {
-        let family = range.family();
-        let others = WIDEST.iter().find(|it| it.0 == family).map(|it| it.1);
-        let pools = self.pools.touching(range);
-        let ours = pools.filter_map(|pool| pool.space.block_len(family));
-        let widest = others.into_iter().chain(ours).min();
+        let len_of = |pool: &PoolState| pool.space.block_len(range.family());
+        let mut ours = self.pools.touching(range).filter_map(len_of);
         let counts_all = Mutation::WidePodCidrCounts.is_on();
-        counts_all || widest.is_some_and(|widest| range.len() >= widest)
+        counts_all || !is_wide(range) || ours.any(|len| len <= range.len())
+    }
+
+    /// Whether a podCIDR of a Node counts; `listed` is the NodeSubnet of its name.
+    pub(super) fn counts(&self, cidr: &Cidr, node: &Node, listed: Option<&Subnet>) -> bool {
+        let of_pool = |held: &HeldRange| held.pool.is_some();
+        self.could_be_given(cidr) || is_listed(listed, node, cidr).is_some_and(of_pool)
     }
 
     /// Notes which podCIDRs of a Node count for nothing.
@@ -61,11 +72,10 @@ impl Registry {
         self.too_wide.insert(node.uid.clone(), entry);
     }
 
-    /// Pools have changed: what a node could have been given by now counts. Returns the names of such nodes.
-    pub(super) fn take_in_what_fits(&mut self, world: &World) -> Vec<Text> {
-        let fits = |it: &&TooWide| it.cidrs.iter().any(|cidr| self.could_be_given(cidr));
-        let names = self.too_wide.values().filter(fits);
-        let names: Vec<Text> = names.map(|it| it.name.clone()).collect();
+    /// Pools have changed, and with them what a node could have been given. Returns the names of nodes with wide
+    /// podCIDRs, which may be listed otherwise by now.
+    pub(super) fn recount_pod_cidrs(&mut self, world: &World) -> Vec<Text> {
+        let names: Vec<Text> = self.too_wide.values().map(|it| it.name.clone()).collect();
         for name in &names {
             if let Some(node) = world.nodes.get(name) {
                 self.sync(node, world.subnets.get(name).map(AsRef::as_ref));
@@ -112,8 +122,13 @@ impl Registry {
     }
 
     /// The podCIDRs of a Node as its NodeSubnet lists them.
-    pub(super) fn listed_pod_cidrs(&self, node: &Node, is: Option<&Subnet>) -> Vec<HeldRange> {
-        let cidrs: Vec<Cidr> = self.pod_cidrs(node).copied().collect();
+    pub fn listed_pod_cidrs(&self, node: &Node, is: Option<&Subnet>) -> Vec<HeldRange> {
+        let left_out = self.too_wide.get(&node.uid);
+        let over_pool = |cidr: &Cidr| self.pools.touching(cidr).next().is_some();
+        let is_told =
+            |cidr: &Cidr| left_out.is_none_or(|it| !it.cidrs.contains(cidr) || !over_pool(cidr));
+        let cidrs = node.pod_cidrs.iter().filter(|cidr| is_told(cidr));
+        let cidrs: Vec<Cidr> = cidrs.copied().collect();
         let mut listed = self.held_ranges(&cidrs);
         for (range, cidr) in listed.iter_mut().zip(&cidrs) {
             let is_given = is_listed(is, node, cidr).is_some_and(|it| !it.withheld);
@@ -272,7 +287,8 @@ mod tests {
     fn what_pools_give_by_now_counts_from_then_on() {
         let mut world = world(vec![has("liar", "10.0.0.0/18")], vec![pool("p", POOL)]);
         let mut registry = rebuilt(&world);
-        assert_eq!(registry.take_in_what_fits(&world), []);
+        registry.recount_pod_cidrs(&world);
+        assert_eq!(registry.too_wide().count(), 1);
         let mut wide = pool("p", "10.0.0.0/16");
         wide.version = 2;
         wide.spec
@@ -284,21 +300,35 @@ mod tests {
             .block_size = Some(18);
         list(&mut world.pools, vec![wide]);
         registry.pools.survey(&world, &[], Duration::ZERO);
-        assert_eq!(registry.take_in_what_fits(&world), ["liar".into()]);
+        assert_eq!(registry.recount_pod_cidrs(&world), ["liar".into()]);
         assert_eq!((free(&registry), registry.too_wide().count()), (3, 0));
     }
 
     #[test]
-    fn a_podcidr_without_a_pool_is_told_of_when_one_comes() {
+    fn a_wide_podcidr_does_no_harm_before_there_is_a_pool_nor_when_one_comes() {
         let mut world = world(vec![has("liar", "0.0.0.0/0")], Vec::new());
         let mut registry = rebuilt(&world);
         let mut reports = Vec::new();
         registry.report_too_wide(&mut reports);
         assert_eq!((reports.len(), registry.too_wide().count()), (0, 0));
+        let liar = world.nodes.get("liar").unwrap();
+        let listed = registry.listed_pod_cidrs(liar, None);
+        assert_eq!(listed.len(), 1, "as it is");
+        let subnet = as_listed(&world, &listed);
+        list(&mut world.subnets, vec![subnet]);
         list(&mut world.pools, vec![pool("p", POOL)]);
+        assert_eq!(free(&rebuilt(&world)), 16, "to the next leader");
+        let liar = world.nodes.get("liar").unwrap().as_ref().clone();
+        list(&mut world.nodes, Vec::new());
+        assert_eq!(free(&rebuilt(&world)), 16, "nor does it rest");
+        list(&mut world.nodes, vec![Node { version: 2, ..liar }]);
         registry.pools.survey(&world, &[], Duration::ZERO);
+        assert_eq!(registry.recount_pod_cidrs(&world), ["liar".into()]);
         registry.report_too_wide(&mut reports);
         assert_eq!((reports.len(), free(&registry)), (1, 16));
+        let (liar, is) = (world.nodes.get("liar"), world.subnets.get("liar"));
+        let listed = registry.listed_pod_cidrs(liar.unwrap(), is.map(AsRef::as_ref));
+        assert_eq!(listed, []);
     }
 
     #[test]

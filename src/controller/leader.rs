@@ -403,10 +403,10 @@ impl Leader {
         self.registry
             .pools
             .survey(world, &settings.service_cidrs, now.mono);
-        self.space_came();
-        for name in self.registry.take_in_what_fits(world) {
+        for name in self.registry.recount_pod_cidrs(world) {
             self.subnets.queue.add(name);
         }
+        self.space_came();
         self.registry.report_too_wide(reports);
         for node in world.nodes.iter() {
             self.demand.add(node, &self.registry);

@@ -16,7 +16,7 @@ use jiff::Timestamp;
 use super::Now;
 use super::blocks::Blocks;
 use super::departed::Departed;
-use super::foreign::{AllTooWide, is_listed};
+use super::foreign::{AllTooWide, is_wide};
 use super::holders::{Holders, Use};
 use super::intents::Intentions;
 use super::pools::{DEFAULT_QUARANTINE, Pools};
@@ -191,8 +191,7 @@ impl Registry {
                 synced.freed = true;
             }
         }
-        let counts =
-            |cidr: &Cidr| is_listed(listed, node, cidr).is_some() || self.could_be_given(cidr);
+        let counts = |cidr: &Cidr| self.counts(cidr, node, listed);
         let too_wide = missing.extract_if(.., |it| !counts(it)).collect();
         self.note_too_wide(node, too_wide);
         for cidr in &missing {
@@ -292,7 +291,13 @@ impl Registry {
             return;
         };
         let known = self.rests.contains_key(&(subnet.name.clone(), uid.into()));
-        let ranges = read_ranges(&spec.pod_cidrs);
+        // What is too wide to count is listed as of no pool.
+        let mut ranges = read_ranges(&spec.pod_cidrs);
+        ranges.retain(|cidr| {
+            let mut listed = spec.pod_cidrs.iter().filter(|it| it.pool.is_some());
+            let is_it = |it: &HeldRange| Cidr::parse_lenient(&it.cidr).as_ref() == Ok(cidr);
+            !is_wide(cidr) || listed.any(is_it)
+        });
         let unseen = Mutation::UnseenDeathLeavesNoRest.is_on();
         if live.as_deref() == Some(uid) || known || ranges.is_empty() || unseen {
             return;

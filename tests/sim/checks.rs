@@ -37,7 +37,7 @@ use super::clock::{SECOND, Time, seconds};
 use super::known::{Known, Labels};
 use super::parcels::Parcels;
 use super::run::{Tally, Where};
-use super::shape::{Shape, counted};
+use super::shape::{Shape, counted, is_counted};
 use super::words::ranges;
 
 /// The rule that this is all about.
@@ -695,6 +695,7 @@ impl Checks {
         for record in was
             .iter()
             .filter(|r| !is.iter().any(|i| i.uid == r.uid && i.range == r.range))
+            .filter(|r| is_counted(&r.range))
         {
             self.tally.freed += 1;
             let grave = self.graves.iter().find(|grave| *grave.uid == *record.uid);

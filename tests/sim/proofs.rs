@@ -189,7 +189,7 @@ pub fn proof(mutation: Mutation) -> Proof {
         DroppedBlockKeepsItsClaim => {
             unit("controller::blocks::tests::a_block_that_nobody_has_heard_of_ends_with_its_node")
         }
-        BlockEndsWhileListed => sim(AsDrawn, 1_000),
+        BlockEndsWhileListed => sim(AsDrawn, 5_000),
         PodsOfBlockNotLookedAt => sim(AsDrawn, 1_000),
         RecordedRestOfBlockIgnored => sim(AsDrawn, 5_000),
         ForgottenBlockNotTakenUp => duplicate(Restored, 10_000),

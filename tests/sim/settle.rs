@@ -14,7 +14,7 @@ use cadastre::ipam::{Addr, Cidr, Family, Span};
 use super::checks::{Violation, records};
 use super::clock::SECOND;
 use super::run::Sim;
-use super::shape::{Shape, counted};
+use super::shape::{Shape, counted, is_counted};
 use super::words::ranges;
 
 /// So long before the end nothing may be written any more.
@@ -81,6 +81,7 @@ impl Sim {
                 .flat_map(|spec| records(spec))
                 .filter(|record| *record.uid == *node.uid && record.until.is_none())
                 .map(|record| record.range)
+                .filter(is_counted)
                 .collect();
             if held != counted(node).copied().collect() {
                 let text = format!(

@@ -7,12 +7,15 @@ use cadastre::ipam::{Addr, Cidr, Family, Span};
 
 /// The podCIDRs that a node could have been given; no pool here has blocks as wide as the others.
 pub fn counted(node: &Node) -> impl Iterator<Item = &Cidr> {
-    let widest = |family| match family {
+    node.pod_cidrs.iter().filter(|cidr| is_counted(cidr))
+}
+
+pub fn is_counted(cidr: &Cidr) -> bool {
+    let widest = match cidr.family() {
         Family::V4 => 20,
         Family::V6 => 64,
     };
-    let all = node.pod_cidrs.iter();
-    all.filter(move |cidr| cidr.len() >= widest(cidr.family()))
+    cidr.len() >= widest
 }
 
 /// One version of a pool.

@@ -351,8 +351,8 @@ fn node_subnet(subnet: &SubnetFact, inventory: &Inventory, findings: &mut Vec<Fi
     }
     if let Some(node) = node.filter(|node| spec.node_uid.as_deref() == Some(&*node.uid)) {
         let said: BTreeSet<String> = spec.pod_cidrs.iter().map(|it| it.cidr.clone()).collect();
-        let is = inventory.registry.pod_cidrs(node);
-        let is: BTreeSet<String> = is.map(ToString::to_string).collect();
+        let is = inventory.registry.listed_pod_cidrs(node, None);
+        let is: BTreeSet<String> = is.into_iter().map(|it| it.cidr).collect();
         if said != is {
             let (said, is): (Vec<_>, Vec<_>) = (said.iter().collect(), is.iter().collect());
             findings.push(Finding::new(
