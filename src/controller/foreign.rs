@@ -56,7 +56,7 @@ impl Registry {
     /// Whether a podCIDR of a Node counts; `listed` is the NodeSubnet of its name.
     pub(super) fn counts(&self, cidr: &Cidr, node: &Node, listed: Option<&Subnet>) -> bool {
         let of_pool = |held: &HeldRange| held.pool.is_some();
-        self.could_be_given(cidr) || is_listed(listed, node, cidr).is_some_and(of_pool)
+        self.could_be_given(cidr) || listed_as(listed, node, cidr).is_some_and(of_pool)
     }
 
     /// Notes which podCIDRs of a Node count for nothing.
@@ -88,7 +88,7 @@ impl Registry {
     pub(super) fn too_wide(&self) -> impl Iterator<Item = (&Text, &Cidr)> {
         let all = self.too_wide.values();
         let all = all.flat_map(|it| it.cidrs.iter().map(move |cidr| (&it.name, cidr)));
-        all.filter(|(_, cidr)| self.pools.touching(cidr).next().is_some())
+        all.filter(|(_, cidr)| self.pools.is_any_over(cidr))
     }
 
     /// Says of each once that it counts for nothing.
@@ -97,8 +97,7 @@ impl Registry {
             too_wide, pools, ..
         } = self;
         for (uid, entry) in too_wide.iter_mut().filter(|(_, it)| !it.told) {
-            let over_pool = |cidr: &&Cidr| pools.touching(cidr).next().is_some();
-            let Some(cidr) = entry.cidrs.iter().find(over_pool) else {
+            let Some(cidr) = entry.cidrs.iter().find(|it| pools.is_any_over(it)) else {
                 continue;
             };
             entry.told = true;
@@ -124,14 +123,13 @@ impl Registry {
     /// The podCIDRs of a Node as its NodeSubnet lists them.
     pub fn listed_pod_cidrs(&self, node: &Node, is: Option<&Subnet>) -> Vec<HeldRange> {
         let left_out = self.too_wide.get(&node.uid);
-        let over_pool = |cidr: &Cidr| self.pools.touching(cidr).next().is_some();
-        let is_told =
-            |cidr: &Cidr| left_out.is_none_or(|it| !it.cidrs.contains(cidr) || !over_pool(cidr));
+        let is_left_out = |cidr: &Cidr| left_out.is_some_and(|it| it.cidrs.contains(cidr));
+        let is_told = |cidr: &Cidr| !is_left_out(cidr) || !self.pools.is_any_over(cidr);
         let cidrs = node.pod_cidrs.iter().filter(|cidr| is_told(cidr));
         let cidrs: Vec<Cidr> = cidrs.copied().collect();
         let mut listed = self.held_ranges(&cidrs);
         for (range, cidr) in listed.iter_mut().zip(&cidrs) {
-            let is_given = is_listed(is, node, cidr).is_some_and(|it| !it.withheld);
+            let is_given = listed_as(is, node, cidr).is_some_and(|it| !it.withheld);
             range.withheld = !is_given && self.is_of_another(cidr, node);
         }
         listed
@@ -151,11 +149,7 @@ impl Registry {
 }
 
 /// How the NodeSubnet of that very Node lists a range, if it does.
-pub(super) fn is_listed<'a>(
-    is: Option<&'a Subnet>,
-    node: &Node,
-    cidr: &Cidr,
-) -> Option<&'a HeldRange> {
+fn listed_as<'a>(is: Option<&'a Subnet>, node: &Node, cidr: &Cidr) -> Option<&'a HeldRange> {
     let is_its = |spec: &&NodeSubnetSpec| spec.node_uid.as_deref() == Some(&*node.uid);
     let spec = is?.spec.as_ref().ok().filter(is_its)?;
     let is_it = |it: &&HeldRange| Cidr::parse_lenient(&it.cidr).as_ref() == Ok(cidr);

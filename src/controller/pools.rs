@@ -273,6 +273,11 @@ impl Pools {
             .filter(move |state| state.space.touches(range))
     }
 
+    /// Whether any pool shares an address with the range.
+    pub fn is_any_over(&self, range: &Cidr) -> bool {
+        self.touching(range).next().is_some()
+    }
+
     /// The serving pools that select the node, in the order in which they are tried: see [`choose`]; and whether
     /// each serves it only by name. Those in `full` have no room.
     pub fn choices<V>(

@@ -238,7 +238,7 @@ impl Leader {
             return;
         }
         let host = |addr: &Addr| Cidr::host(*addr);
-        let touches = |range: Cidr| self.registry.pools.touching(&range).next().is_some();
+        let touches = |range: Cidr| self.registry.pools.is_any_over(&range);
         if was.iter().chain(is.iter()).map(host).any(touches) {
             self.survey = true;
         }

@@ -287,7 +287,7 @@ fn pod_cidrs(node: &Node, inventory: &Inventory, findings: &mut Vec<Finding>) {
     let registry = &inventory.registry;
     for cidr in &node.pod_cidrs {
         let counts = registry.pod_cidrs(node).any(|it| it == cidr);
-        if !counts && pools.touching(cidr).next().is_some() {
+        if !counts && pools.is_any_over(cidr) {
             findings.push(Finding::new(
                 Severity::Critical,
                 "PodCIDRTooWide",
