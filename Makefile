@@ -20,9 +20,9 @@ NODES ?= 5000
 WHAT ?= all
 MUTANT ?=
 
-# Test binaries. The simulation is a step of its own; the others in tests/ need no cluster.
+# Test binaries. The simulation is a step of its own; the others in tests/ and crates/*/tests need no cluster.
 names = $(patsubst $(1)/%/main.rs,%,$(wildcard $(1)/*/main.rs)) $(patsubst $(1)/%.rs,%,$(wildcard $(1)/*.rs))
-UNIT := $(filter-out sim,$(call names,tests))
+UNIT := $(filter-out sim,$(call names,tests)) $(foreach tests,$(wildcard crates/*/tests),$(call names,$(tests)))
 E2E := $(call names,e2e/tests)
 
 say = @printf '\n\033[1m== %s\033[0m\n' "$(1)"
@@ -48,8 +48,6 @@ check: setup ## format, clippy and rustdoc, warnings denied
 	$(call say,check)
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
-	$(CARGO) clippy -p cadastre --no-default-features --lib -- -D warnings
-	$(CARGO) clippy -p cadastre --no-default-features --features node --lib --bin cadastre-ipam -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --lib
 	@hack/deny
 
@@ -70,7 +68,7 @@ endif
 
 mutants: setup ## bugs made on purpose, and what finds each; MUTANT=name tries one
 	$(call say,mutants)
-	$(CARGO) test --workspace --lib -- --nocapture mutation::
+	$(CARGO) test --workspace --lib -- --nocapture mutated::
 	$(if $(MUTANT),MUTANT=$(MUTANT)) \
 		$(CARGO) test --workspace --test sim -- --nocapture mutations::
 
@@ -95,7 +93,7 @@ test-image: setup
 
 bench: setup ## micro-benchmarks of the core
 	$(call say,bench)
-	$(CARGO) bench -p cadastre
+	$(CARGO) bench -p cadastre-core -p cadastre-node
 
 bench-scale: setup control-plane ## WHAT=podcidrs, blocks, pods, takeover, status or all, for NODES=5000, beside raw requests and kube-controller-manager
 	$(call say,bench-scale: release build)
@@ -109,8 +107,8 @@ plugin: setup ## the CNI plugin cadastre-ipam as one small static executable
 	if [ ! -d "$$(rustc --print target-libdir --target $$target)" ] && ! rustup target add $$target; then \
 		target=$$arch-unknown-linux-gnu flags=(-C target-feature=+crt-static) limit=2359296; \
 	fi; \
-	RUSTFLAGS="$${flags[*]}" $(CARGO) build -p cadastre --no-default-features --features node \
-		--bin cadastre-ipam --profile plugin --target $$target; \
+	RUSTFLAGS="$${flags[*]}" $(CARGO) build -p cadastre-node --bin cadastre-ipam \
+		--profile plugin --target $$target; \
 	file=$(TARGET)/$$target/plugin/cadastre-ipam size=$$(stat -c %s $(TARGET)/$$target/plugin/cadastre-ipam); \
 	echo "$$file: $$size bytes"; \
 	[ $$size -le $$limit ] || { echo "more than $$limit bytes" >&2; exit 1; }; \

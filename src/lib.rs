@@ -1,56 +1,57 @@
-//! Cluster-wide IP address management for Kubernetes.
-//!
-//! ```text
-//!  bin ─┬► controller ──► cluster ──► api
-//!       │       ├───────────┴──────► ipam     (no Kubernetes, no IO, no clock)
-//!       │       └──────────────────► choice   (no IO, no clock)
-//!       ├► agent ──► api, choice, node
-//!       └► cni ────► node ─────────► ipam     (no Kubernetes, no async)
-//! ```
-//!
-//! | module | holds |
-//! |---|---|
-//! | [`ipam`] | addresses, ranges, pools, the ledger of claims |
-//! | `node` | the addresses of one node: who has which, durable |
-//! | `cni` | the CNI protocol, the plugin, its host-local mode |
-//! | `choice` | which pool serves a node or a pod, and why |
-//! | `agent` | what a node's agent decides and does |
-//! | `api` | IPPool and NodeSubnet, their rules and CRDs |
-//! | `cluster` | watches, the cluster as last seen, requests, the lease |
-//! | `controller` | the state machine and its loops |
-//! | `inert` | text of others, before people see it |
-//! | `mutation` | bugs made on purpose, in builds for tests alone |
-//! | `telemetry` | metrics, health, logs |
-//! | `cli` | the command, a file a verb |
+//! The commands: `cadastre` here, one file a verb; the kubectl plugin in `cadastre_cli`.
 
-#[cfg(feature = "controller")]
-pub mod agent;
-#[cfg(feature = "controller")]
-pub mod api;
-#[cfg(feature = "controller")]
-pub mod choice;
-#[cfg(feature = "controller")]
-pub mod cli;
-#[cfg(feature = "controller")]
-pub mod cluster;
-#[cfg(feature = "node")]
-pub mod cni;
-#[cfg(feature = "controller")]
-pub mod controller;
-#[cfg(feature = "controller")]
-pub mod inert;
-pub mod ipam;
-pub mod mutation;
-#[cfg(feature = "node")]
-pub mod node;
-#[cfg(feature = "controller")]
-pub mod telemetry;
+mod agent;
+mod controller;
+mod crd;
+mod daemon;
+mod install_cni;
+pub mod metrics;
 
-/// The version of this build.
-pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+use std::process::ExitCode;
 
-/// The commit of this build, where the build was told (`CADASTRE_COMMIT`).
-pub const COMMIT: &str = match option_env!("CADASTRE_COMMIT") {
-    Some(commit) => commit,
-    None => "unknown",
-};
+use clap::{Parser, Subcommand};
+
+use cadastre_core::inert;
+
+/// Cluster-wide IP address management for Kubernetes
+#[derive(Debug, Parser)]
+#[command(
+    name = "cadastre",
+    version,
+    propagate_version = true,
+    max_term_width = 100
+)]
+pub struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    Controller(Box<controller::Args>),
+    Agent(Box<agent::Args>),
+    InstallCni(install_cni::Args),
+    Crd(crd::Args),
+    Metrics(metrics::Args),
+    /// The plugin `kubectl cadastre`, for where there is this image alone
+    Kubectl(Box<cadastre_cli::Cli>),
+}
+
+/// Runs a parsed command.
+pub fn main(cli: Cli) -> ExitCode {
+    let done = match cli.verb {
+        Verb::Controller(args) => controller::exec(*args),
+        Verb::Agent(args) => agent::exec(*args),
+        Verb::InstallCni(args) => install_cni::exec(&args),
+        Verb::Crd(args) => crd::exec(&args),
+        Verb::Metrics(args) => metrics::exec(&args),
+        Verb::Kubectl(cli) => return cadastre_cli::end(*cli),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("cadastre: {}", inert::lines(&format!("{error:#}")));
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -7,7 +7,8 @@ mod repository;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cadastre::telemetry::catalog::{self, Metric};
+use cadastre::metrics;
+use cadastre_daemon::telemetry::catalog::Metric;
 use repository::{path, text};
 use serde_json::Value;
 
@@ -38,8 +39,8 @@ const OF_OTHERS: [&str; 4] = [
 
 /// The names of all series there may be.
 fn series() -> BTreeSet<String> {
-    let mut all = catalog::of_controller().unwrap();
-    all.extend(catalog::of_agent().unwrap());
+    let mut all = metrics::of_controller().unwrap();
+    all.extend(metrics::of_agent().unwrap());
     let mut names: BTreeSet<String> = OF_OTHERS.map(ToOwned::to_owned).into();
     for Metric { name, kind, .. } in all {
         if kind == "histogram" {
@@ -217,12 +218,12 @@ fn panels_do_not_overlap_and_say_what_they_show() {
 
 #[test]
 fn the_list_of_metrics_is_what_the_code_says() {
-    let page = catalog::page().unwrap();
+    let page = metrics::page().unwrap();
     assert!(
         page == text("docs/metrics.md"),
         "docs/metrics.md is out of date: run `make metrics-doc`"
     );
-    for all in [catalog::of_controller(), catalog::of_agent()] {
+    for all in [metrics::of_controller(), metrics::of_agent()] {
         for metric in all.unwrap() {
             assert!(metric.help.len() > 10, "{metric:?}");
             assert!(!metric.help.contains('|'), "{metric:?}");

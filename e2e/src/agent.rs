@@ -1,7 +1,7 @@
 //! Test agents: the node side of NodeSubnets, without nodes.
 //!
 //! One task plays as many agents as it is given, over one watch, and keeps to what the API asks of
-//! an agent (`cadastre::api::subnet`). Pods are names that the test gives and takes away; what an
+//! an agent (`cadastre_api::subnet`). Pods are names that the test gives and takes away; what an
 //! agent decides by itself is in [`node`], without IO.
 //!
 //! # Caveats
@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use cadastre::api::NodeSubnet;
+use cadastre_api::NodeSubnet;
 use futures::stream::{FuturesUnordered, StreamExt as _};
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Patch, PatchParams};
@@ -117,14 +117,14 @@ impl Agents {
     }
 
     /// The addresses in use on a node, as an agent lists them; nobody writes that.
-    pub fn addresses(&self, node: &str) -> Result<cadastre::api::NodeAddressesSpec> {
+    pub fn addresses(&self, node: &str) -> Result<cadastre_api::NodeAddressesSpec> {
         let state = self.shared.lock();
         let agent = state.agents.get(node).with_context(|| unknown(node))?;
         Ok(agent.addresses())
     }
 
     /// The blocks that the agent of a node knows of, as it tells of them.
-    pub fn blocks(&self, node: &str) -> Result<Vec<cadastre::api::BlockReport>> {
+    pub fn blocks(&self, node: &str) -> Result<Vec<cadastre_api::BlockReport>> {
         let state = self.shared.lock();
         let agent = state.agents.get(node).with_context(|| unknown(node))?;
         Ok(agent.status().blocks)
@@ -175,7 +175,7 @@ impl State {
             };
             let status = agent.status();
             let said = subnet.status.clone().unwrap_or_default();
-            let same = cadastre::api::NodeSubnetStatus {
+            let same = cadastre_api::NodeSubnetStatus {
                 conditions: said.conditions.clone(),
                 ..status.clone()
             };

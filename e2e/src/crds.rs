@@ -13,7 +13,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 /// Applies the CRDs that the code describes, and waits until the API server serves them.
 pub async fn install(client: &Client) -> Result<()> {
     let api = Api::<CustomResourceDefinition>::all(client.clone());
-    for crd in cadastre::api::crd::all() {
+    for crd in cadastre_api::crd::all() {
         let name = crd.name_any();
         api.patch(
             &name,

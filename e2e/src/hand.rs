@@ -8,7 +8,7 @@ use std::fmt::Debug;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
-use cadastre::api::{IPAMBlock, IPPool, NodeAddresses, NodeAddressesSpec, NodeSubnet};
+use cadastre_api::{IPAMBlock, IPPool, NodeAddresses, NodeAddressesSpec, NodeSubnet};
 use k8s_openapi::api::core::v1::{Event, Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};

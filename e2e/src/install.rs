@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use cadastre::api::{FINALIZER, IPAMBlock, IPPool, NodeSubnet, crd};
+use cadastre_api::{FINALIZER, IPAMBlock, IPPool, NodeSubnet, crd};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::api::{ListParams, PostParams};

@@ -6,7 +6,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests are tests
 
-use cadastre::api::{IPAMBlock, IPPool, NodeSubnet};
+use cadastre_api::{IPAMBlock, IPPool, NodeSubnet};
 use cadastre_e2e::control_plane::{ControlPlane, Options};
 use kube::api::{DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, Resource};

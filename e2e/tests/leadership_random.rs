@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::hash::BuildHasher as _;
 use std::time::{Duration, Instant};
 
-use cadastre::api::{IPPool, NodeSubnet};
+use cadastre_api::{IPPool, NodeSubnet};
 use cadastre_e2e::{Daemon, lease, nodes, wait};
 use common::Lab;
 use futures::future::join_all;

@@ -7,11 +7,13 @@
 
 use std::time::{Duration, Instant};
 
-use cadastre::cluster::client;
-use cadastre::cluster::clock::Clock;
-use cadastre::cluster::lease::{Leadership, Settings, Takeover, Tenure};
-use cadastre::cluster::lease_task::Election;
-use cadastre::telemetry::{HttpMetrics, LeaderMetrics, Readiness};
+use cadastre_controller::cluster::lease::{Leadership, Settings, Takeover, Tenure};
+use cadastre_controller::cluster::lease_task::Election;
+use cadastre_controller::cluster::readiness::LeaderReadiness;
+use cadastre_controller::telemetry::LeaderMetrics;
+use cadastre_daemon::client;
+use cadastre_daemon::clock::Clock;
+use cadastre_daemon::telemetry::HttpMetrics;
 use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::{ControlPlane, Options};
 use k8s_openapi::api::coordination::v1::Lease;
@@ -63,7 +65,7 @@ impl Candidate {
             settings,
             publish,
             wanted: watch::channel(None).1,
-            readiness: Readiness::default(),
+            readiness: LeaderReadiness::default(),
             metrics: LeaderMetrics::register(&prometheus::Registry::new(), lease).unwrap(),
         };
         let task = tokio::spawn(election.run(Clock, released));

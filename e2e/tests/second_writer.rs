@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::Result;
-use cadastre::api::FIELD_MANAGER;
+use cadastre_api::FIELD_MANAGER;
 use cadastre_e2e::{KcmOptions, install, metrics, nodes, wait};
 use common::{Lab, leads};
 use k8s_openapi::api::core::v1::{Event, Node};
@@ -208,7 +208,7 @@ async fn move_over(ranges: &[&str], pool: serde_json::Value) {
     .await
     .unwrap();
     wait::until("the pool counts all of them", LIMIT, async || {
-        let pool = Api::<cadastre::api::IPPool>::all(lab.client.clone())
+        let pool = Api::<cadastre_api::IPPool>::all(lab.client.clone())
             .get("default")
             .await?;
         Ok((pool.status.unwrap_or_default().nodes == Some(250)).then_some(()))

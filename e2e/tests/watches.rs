@@ -4,11 +4,12 @@
 
 use std::time::Duration;
 
-use cadastre::api::NodeLite;
-use cadastre::cluster::seen::Change;
-use cadastre::cluster::watch::{LastHeard, Patience, Pauses, Source, Step, follow};
-use cadastre::cluster::{client, convert};
-use cadastre::telemetry::HttpMetrics;
+use cadastre_api::NodeLite;
+use cadastre_controller::cluster::convert;
+use cadastre_daemon::client;
+use cadastre_daemon::telemetry::HttpMetrics;
+use cadastre_daemon::watch::Change;
+use cadastre_daemon::watch::{LastHeard, Patience, Pauses, Source, Step, follow};
 use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::wire::Wire;
 use cadastre_e2e::{ControlPlane, Hand, Options};

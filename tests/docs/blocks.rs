@@ -1,6 +1,6 @@
 //! Objects and configurations in the pages.
 
-use cadastre::api::IPPool;
+use cadastre_api::IPPool;
 use serde_json::Value;
 
 use crate::{assert_none, pages, text};

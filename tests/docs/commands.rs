@@ -1,8 +1,8 @@
 //! Commands in the pages and in the workflows.
 
 use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 
-use cadastre::cli;
 use clap::Parser as _;
 use clap::error::ErrorKind;
 use serde_json::Value;
@@ -11,15 +11,15 @@ use crate::shell::commands;
 use crate::{assert_none, pages, path, text};
 
 /// Folders of the repository that commands name files of.
-const FOLDERS: [&str; 9] = [
-    ".ci", "charts", "config", "docs", "e2e", "hack", "proto", "src", "tests",
+const FOLDERS: [&str; 10] = [
+    ".ci", "charts", "config", "crates", "docs", "e2e", "hack", "proto", "src", "tests",
 ];
 
 /// Folders of cargo's targets by the flag that names one.
-const TARGETS: [(&str, [&str; 2]); 3] = [
-    ("--bin", ["src/bin", "e2e/src/bin"]),
-    ("--test", ["tests", "e2e/tests"]),
-    ("--bench", ["benches", "e2e/benches"]),
+const TARGETS: [(&str, &str); 3] = [
+    ("--bin", "src/bin"),
+    ("--test", "tests"),
+    ("--bench", "benches"),
 ];
 
 /// What commands are judged by.
@@ -50,13 +50,13 @@ impl Known {
         let name = words[0].rsplit('/').next().unwrap();
         let rest = &words[1..];
         match name {
-            "cadastre" => of_clap(cli::Cli::try_parse_from(words).err(), mentioned)?,
+            "cadastre" => of_clap(cadastre::Cli::try_parse_from(words).err(), mentioned)?,
             "kubectl-cadastre" => {
-                of_clap(cli::kubectl::Cli::try_parse_from(words).err(), mentioned)?;
+                of_clap(cadastre_cli::Cli::try_parse_from(words).err(), mentioned)?;
             }
             "kubectl" if rest.first().is_some_and(|it| it == "cadastre") => {
                 of_clap(
-                    cli::kubectl::Cli::try_parse_from(stand_ins(rest)).err(),
+                    cadastre_cli::Cli::try_parse_from(stand_ins(rest)).err(),
                     mentioned,
                 )?;
             }
@@ -156,14 +156,10 @@ fn stand_ins(words: &[String]) -> Vec<String> {
 
 fn of_cargo(words: &[String]) -> Result<(), String> {
     for (flag, name) in words.iter().zip(words.iter().skip(1)) {
-        let Some((_, folders)) = TARGETS.iter().find(|it| it.0 == *flag) else {
+        let Some((_, folder)) = TARGETS.iter().find(|it| it.0 == *flag) else {
             continue;
         };
-        let ends = [".rs", "/main.rs"];
-        let mut files = folders
-            .iter()
-            .flat_map(|it| ends.map(|end| format!("{it}/{name}{end}")));
-        if !files.any(|it| path(&it).exists()) {
+        if !packages().iter().any(|it| has_target(it, folder, name)) {
             return Err(format!(
                 "there is no {} {name}",
                 flag.trim_start_matches('-')
@@ -266,4 +262,20 @@ fn workflows_call_what_there_is() {
     }
     assert_none(&wrong);
     assert!(count > 5, "only {count} commands were found");
+}
+
+/// The folders of all packages.
+fn packages() -> Vec<PathBuf> {
+    let crates = std::fs::read_dir(path("crates")).unwrap();
+    let crates = crates.map(|it| it.unwrap().path());
+    crates.chain([path("."), path("e2e")]).collect()
+}
+
+/// Whether a package has a target of that name: in the folder of its kind, or the executable of `src/main.rs`.
+fn has_target(package: &Path, folder: &str, name: &str) -> bool {
+    let manifest = std::fs::read_to_string(package.join("Cargo.toml")).unwrap();
+    let is_main = folder == "src/bin" && manifest.contains(&format!("default-run = \"{name}\""));
+    let ends = [".rs", "/main.rs"];
+    let mut files = ends.map(|end| format!("{folder}/{name}{end}")).into_iter();
+    is_main || files.any(|it| package.join(it).exists())
 }

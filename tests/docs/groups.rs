@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use cadastre::api::crd;
+use cadastre_api::crd;
 
 use crate::{assert_none, path, text};
 

@@ -1,6 +1,6 @@
 //! The page of mutations is what `tests/sim/proofs.rs` says of them, and no shipped executable has any.
 
-use cadastre::mutation::Mutation;
+use cadastre_core::mutation::Mutation;
 
 use crate::{path, text};
 

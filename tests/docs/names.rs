@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use cadastre::telemetry::catalog;
+use cadastre::metrics;
 use clap::{Command, CommandFactory as _};
 
 use crate::commands::Known;
@@ -45,7 +45,7 @@ fn all_code() -> Vec<(String, String)> {
 #[test]
 fn metrics_in_pages_are_served() {
     let mut served: BTreeSet<String> = BTreeSet::new();
-    for metric in [catalog::of_controller(), catalog::of_agent()]
+    for metric in [metrics::of_controller(), metrics::of_agent()]
         .into_iter()
         .flat_map(Result::unwrap)
     {
@@ -115,7 +115,7 @@ fn variables() -> BTreeSet<String> {
         }
     }
     let mut all = BTreeSet::new();
-    of(&cadastre::cli::Cli::command(), &mut all);
+    of(&cadastre::Cli::command(), &mut all);
     for folder in ["e2e/src", "hack", "src"] {
         inside(&path(folder), &mut all);
     }

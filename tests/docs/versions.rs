@@ -2,7 +2,7 @@
 //!
 //! Cargo.toml has it. The chart's tests hold Chart.yaml and what is made of it to that; here is the rest.
 
-use crate::{assert_none, pages, text};
+use crate::{assert_none, pages, path, text};
 
 /// What follows the first of those that a file has.
 fn after<'a>(text: &'a str, start: &str) -> &'a str {
@@ -15,17 +15,22 @@ fn after<'a>(text: &'a str, start: &str) -> &'a str {
 
 #[test]
 fn the_version_is_said_alike() {
-    let version = cadastre::VERSION;
+    let version = cadastre_core::VERSION;
     assert_eq!(after(&text("Dockerfile"), "ARG VERSION="), version);
     assert_eq!(
         after(&text("Cargo.toml"), "\nversion = "),
         format!("{version:?}")
     );
-    let e2e = text("e2e/Cargo.toml");
-    assert!(
-        e2e.contains("version.workspace = true"),
-        "the version has one place"
-    );
+    let crates = std::fs::read_dir(path("crates")).unwrap();
+    let crates = crates.map(|it| it.unwrap().path());
+    for package in crates.chain([path("."), path("e2e")]) {
+        let manifest = std::fs::read_to_string(package.join("Cargo.toml")).unwrap();
+        assert!(
+            manifest.contains("version.workspace = true"),
+            "{}: the version has one place",
+            package.display()
+        );
+    }
     let mut wrong = Vec::new();
     for page in pages::all() {
         for block in &page.blocks {
@@ -47,7 +52,7 @@ fn the_version_is_said_alike() {
 fn the_changelog_tells_of_this_version() {
     let changelog = text("CHANGELOG.md");
     let first = after(&changelog, "\n## ");
-    let version = cadastre::VERSION;
+    let version = cadastre_core::VERSION;
     let released = first.split_once(" - ").is_some_and(|(name, date)| {
         let is_date = date.len() == 10 && date.parse::<jiff::civil::Date>().is_ok();
         name == version && is_date

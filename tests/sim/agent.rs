@@ -7,9 +7,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use cadastre::api::{HeldBlock, NodeSubnetSpec, Recall};
-use cadastre::cluster::seen::{AgentReport, BlockWord, PodUid, Subnet, Text};
-use cadastre::ipam::{Addr, Cidr, Family, Span};
+use cadastre_api::{HeldBlock, NodeSubnetSpec, Recall};
+use cadastre_controller::cluster::seen::{AgentReport, BlockWord, PodUid, Subnet, Text};
+use cadastre_core::{Addr, Cidr, Family, Span};
 
 use super::clock::{Clocks, Time};
 

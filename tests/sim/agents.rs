@@ -4,9 +4,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use cadastre::cluster::seen::{AgentReport, Machine, Node, Pod, Text};
-use cadastre::ipam::Addr;
-use cadastre::mutation::Mutation;
+use cadastre_controller::cluster::seen::{AgentReport, Machine, Node, Pod, Text};
+use cadastre_core::Addr;
+use cadastre_core::mutation::Mutation;
 
 use super::agent::{Agent, Habits};
 use super::api::{Api, Author, Commit};

@@ -6,10 +6,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use cadastre::api::{Requests, block_name};
-use cadastre::cluster::lease::{Answer, Ask, Record};
-use cadastre::cluster::request::{Assignment, Outcome, Refusal, Request, Touch};
-use cadastre::cluster::seen::{
+use cadastre_api::{Requests, block_name};
+use cadastre_controller::cluster::lease::{Answer, Ask, Record};
+use cadastre_controller::cluster::request::{Assignment, Outcome, Refusal, Request, Touch};
+use cadastre_controller::cluster::seen::{
     AgentReport, Block, Node, Pod, Pool, ServiceRange, Subnet, SubnetCondition, Text,
 };
 
@@ -18,8 +18,8 @@ use jiff::Timestamp;
 use super::clock::{Time, seconds};
 use super::kind::{Kind, Versioned};
 use super::shape::counted;
-use cadastre::ipam::Cidr;
-use cadastre::mutation::Mutation;
+use cadastre_core::Cidr;
+use cadastre_core::mutation::Mutation;
 
 /// A condition of NodeSubnets that is not the controller's: it comes anew with each write of an agent.
 const OF_ANOTHER: &str = "OfAnother";

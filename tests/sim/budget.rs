@@ -5,8 +5,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use cadastre::cluster::request::{Outcome, Refusal, Request};
-use cadastre::cluster::seen::Text;
+use cadastre_controller::cluster::request::{Outcome, Refusal, Request};
+use cadastre_controller::cluster::seen::Text;
 
 use super::checks::Violation;
 use super::clock::{SECOND, Time};

@@ -24,13 +24,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use cadastre::api::{Allocate, FINALIZER, NodeSubnetSpec};
-use cadastre::cluster::intents::Intents;
-use cadastre::cluster::lease::{Record as LeaseRecord, Takeover, Wanted};
-use cadastre::cluster::request::{Assignment, Outcome, Request, RequestId};
-use cadastre::cluster::seen::{Machine, Node, Pool, Subnet, Text};
-use cadastre::controller::{Outgoing, Report};
-use cadastre::ipam::Cidr;
+use cadastre_api::{Allocate, FINALIZER, NodeSubnetSpec};
+use cadastre_controller::cluster::intents::Intents;
+use cadastre_controller::cluster::lease::{Record as LeaseRecord, Takeover, Wanted};
+use cadastre_controller::cluster::request::{Assignment, Outcome, Request, RequestId};
+use cadastre_controller::cluster::seen::{Machine, Node, Pool, Subnet, Text};
+use cadastre_controller::{Outgoing, Report};
+use cadastre_core::Cidr;
 
 use super::api::{Api, Author, Commit};
 use super::clock::{SECOND, Time, seconds};
@@ -397,7 +397,7 @@ impl Checks {
                 ranges(&service.cidrs)
             ));
         }
-        let inside = |pod: &&cadastre::cluster::seen::Pod| {
+        let inside = |pod: &&cadastre_controller::cluster::seen::Pod| {
             pod.addresses
                 .iter()
                 .any(|addr| a.cidrs.iter().any(|c| c.contains_addr(*addr)))
@@ -855,7 +855,10 @@ pub fn records(spec: &NodeSubnetSpec) -> Vec<Record> {
 }
 
 fn describe(commit: &Commit) -> String {
-    fn name<T: cadastre::cluster::seen::Object>(a: Option<&Arc<T>>, b: Option<&Arc<T>>) -> String {
+    fn name<T: cadastre_controller::cluster::seen::Object>(
+        a: Option<&Arc<T>>,
+        b: Option<&Arc<T>>,
+    ) -> String {
         a.or(b).map(|o| o.name().to_string()).unwrap_or_default()
     }
     match commit {

@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cadastre::cluster::seen::{Change, Object, Text};
+use cadastre_controller::cluster::seen::{Object, Text};
+use cadastre_daemon::watch::Change;
 
 use super::clock::Time;
 
@@ -25,12 +26,12 @@ macro_rules! versioned {
     )*};
 }
 versioned!(
-    cadastre::cluster::seen::Node,
-    cadastre::cluster::seen::Pool,
-    cadastre::cluster::seen::Subnet,
-    cadastre::cluster::seen::Block,
-    cadastre::cluster::seen::ServiceRange,
-    cadastre::cluster::seen::Pod
+    cadastre_controller::cluster::seen::Node,
+    cadastre_controller::cluster::seen::Pool,
+    cadastre_controller::cluster::seen::Subnet,
+    cadastre_controller::cluster::seen::Block,
+    cadastre_controller::cluster::seen::ServiceRange,
+    cadastre_controller::cluster::seen::Pod
 );
 
 /// One entry of the history.

@@ -5,10 +5,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cadastre::cluster::lease::{Leadership, Takeover};
-use cadastre::cluster::request::Outcome;
-use cadastre::cluster::seen::{Block, Change, Node, Pod, Pool, ServiceRange, Subnet, Text};
-use cadastre::ipam::Cidr;
+use cadastre_controller::cluster::lease::{Leadership, Takeover};
+use cadastre_controller::cluster::request::Outcome;
+use cadastre_controller::cluster::seen::{Block, Node, Pod, Pool, ServiceRange, Subnet, Text};
+use cadastre_core::Cidr;
+use cadastre_daemon::watch::Change;
 
 use super::api::Api;
 use super::clock::Time;

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use cadastre::cluster::request::{Refusal, Request};
+use cadastre_controller::cluster::request::{Refusal, Request};
 
 use super::clock::{SECOND, Time};
 use super::process::Watched;

@@ -68,7 +68,7 @@ mod trace;
 mod words;
 mod workload;
 
-use cadastre::mutation::Mutation;
+use cadastre_core::mutation::Mutation;
 use run::{Failure, Sim};
 use trace::Trace;
 

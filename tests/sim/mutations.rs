@@ -1,6 +1,6 @@
 //! Bugs made on purpose: what `proofs` says of each is tried.
 //!
-//! `make mutants` prints the table. What unit tests find is tried in `src/mutation.rs`.
+//! `make mutants` prints the table. What unit tests find is tried in `tests/common/mutated.rs`.
 
 use super::proofs::Weather;
 
@@ -17,7 +17,8 @@ pub struct Trial {
 mod tried {
     use std::sync::Mutex;
 
-    use cadastre::mutation::{self, Mutation};
+    use cadastre_core::mutation;
+    use cadastre_core::mutation::Mutation;
 
     use super::super::proofs::{Proof, proof, row};
     use super::super::run::Sim;

@@ -14,9 +14,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cadastre::api::{Allocate, NodeSubnetSpec};
-use cadastre::cluster::seen::{Block, BlockSpec, Node, Pod, ServiceRange, Subnet, Text};
-use cadastre::ipam::{Addr, Cidr};
+use cadastre_api::{Allocate, NodeSubnetSpec};
+use cadastre_controller::cluster::seen::{Block, BlockSpec, Node, Pod, ServiceRange, Subnet, Text};
+use cadastre_core::{Addr, Cidr};
 
 use super::agent::{Held, Key, key};
 use super::api::{Api, Author};

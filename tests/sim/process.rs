@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use cadastre::cluster::lease::{Elector, Leadership, Settings as LeaseSettings, Wanted};
-use cadastre::cluster::request::RequestId;
-use cadastre::cluster::seen::{Block, Change, Node, Pod, Pool, ServiceRange, Subnet};
-use cadastre::controller::{Controller, Event, Now, Outgoing, Settings};
+use cadastre_controller::cluster::lease::{Elector, Leadership, Settings as LeaseSettings, Wanted};
+use cadastre_controller::cluster::request::RequestId;
+use cadastre_controller::cluster::seen::{Block, Node, Pod, Pool, ServiceRange, Subnet};
+use cadastre_controller::{Controller, Event, Now, Outgoing, Settings};
+use cadastre_daemon::watch::Change;
 
 use jiff::Timestamp;
 

@@ -1,7 +1,7 @@
 //! What finds each mutation: the simulation in some weather, or a unit test by name.
 //!
 //! Every mutation has a line here, as the match is complete. `docs/mutations.md` says the same. Tests of the
-//! simulation, of the pages and of the library include this file.
+//! simulation, of the pages and of the crates include this file.
 
 #![cfg_attr(not(debug_assertions), allow(dead_code))]
 // A table: each mutation by its bare name, a line each.
@@ -76,42 +76,42 @@ pub fn proof(mutation: Mutation) -> Proof {
         UnclearAssignmentFreed => duplicate(Scarce, 1_000),
         UsedAddressesNotAvoided => sim(Strangers, 200),
         MirrorPodsBelieved => unit(
-            "cluster::pods::tests::mirror_pods_count_against_what_their_node_had_and_a_few_against_free_space",
+            "cadastre_controller::cluster::pods::tests::mirror_pods_count_against_what_their_node_had_and_a_few_against_free_space",
         ),
         BetterPoolNotAwaited => sim(AsDrawn, 5_000),
         PodCidrWaitersNotWoken => liveness(AsDrawn, 1_000),
         ReturnedRangesShared => unit(
-            "controller::podcidr::tests::a_machine_gets_its_ranges_back_unless_somebody_else_holds_some_of_them",
+            "cadastre_controller::podcidr::tests::a_machine_gets_its_ranges_back_unless_somebody_else_holds_some_of_them",
         ),
-        ImpossibleClaimKept => {
-            unit("controller::registry::tests::a_claim_that_can_no_longer_come_true_is_free")
-        }
+        ImpossibleClaimKept => unit(
+            "cadastre_controller::registry::tests::a_claim_that_can_no_longer_come_true_is_free",
+        ),
         RevivedNodeLosesClaim => unit(
-            "controller::registry::tests::a_node_that_was_taken_for_gone_keeps_the_range_it_may_get",
+            "cadastre_controller::registry::tests::a_node_that_was_taken_for_gone_keeps_the_range_it_may_get",
         ),
         OverlapsNotReported => {
-            unit("controller::registry::tests::two_nodes_with_common_addresses_are_a_pair")
+            unit("cadastre_controller::registry::tests::two_nodes_with_common_addresses_are_a_pair")
         }
         SecondWriterIgnored => unit(
-            "controller::pools::tests::a_pool_holds_back_for_a_while_when_somebody_else_writes_in_its_range",
+            "cadastre_controller::pools::tests::a_pool_holds_back_for_a_while_when_somebody_else_writes_in_its_range",
         ),
         PoolThatGoesKeepsRanges => unit(
-            "controller::pool::tests::of_two_pools_over_a_range_in_use_only_one_goes_at_a_time",
+            "cadastre_controller::pool::tests::of_two_pools_over_a_range_in_use_only_one_goes_at_a_time",
         ),
         WidePodCidrCounts => unit(
-            "controller::foreign::tests::a_podcidr_that_no_node_could_have_got_takes_nothing_from_pools",
+            "cadastre_controller::foreign::tests::a_podcidr_that_no_node_could_have_got_takes_nothing_from_pools",
         ),
         ContestedPodCidrGiven => {
-            unit("controller::foreign::tests::of_what_another_node_has_nothing_is_given")
+            unit("cadastre_controller::foreign::tests::of_what_another_node_has_nothing_is_given")
         }
 
         // Who leads
         TakeOverCountsAsClean => sim(AsDrawn, 1_000),
         HandOverNotListed => duplicate(HandOvers, 5_000),
         CacheBehindTrusted => sim(Behind, 4_000),
-        UnansweredTimeForgotten => {
-            unit("controller::machine::tests::a_take_over_lists_only_where_the_watch_may_be_behind")
-        }
+        UnansweredTimeForgotten => unit(
+            "cadastre_controller::machine::tests::a_take_over_lists_only_where_the_watch_may_be_behind",
+        ),
         HandOverWhileUnclear => sim(HandOvers, 2_000),
         DeletingNodesNotTouched => sim(Untold, 1_000),
         RefusedTouchCounts => sim(Untold, 4_000),
@@ -121,90 +121,94 @@ pub fn proof(mutation: Mutation) -> Proof {
         OneNamedNodeIgnored => duplicate(Crowded, 5_000),
         LeaseNotAwaited => sim(AsDrawn, 200),
         FailingNamesTakeRoom => unit(
-            "controller::machine::tests::nodes_that_cannot_be_written_take_no_room_from_others",
+            "cadastre_controller::machine::tests::nodes_that_cannot_be_written_take_no_room_from_others",
         ),
         ExpiredLeaderDecides => unit(
-            "controller::machine::tests::a_leader_whose_lease_has_run_out_asks_for_nothing_until_it_was_renewed",
+            "cadastre_controller::machine::tests::a_leader_whose_lease_has_run_out_asks_for_nothing_until_it_was_renewed",
         ),
         RenewalConflictIgnored => sim(AsDrawn, 2_000),
-        RenewalCountsFromAnswer => unit("cluster::lease::tests::a_renewal_counts_from_its_start"),
-        TenureCountsFromLastTry => {
-            unit("cluster::lease::tests::a_tenure_counts_from_the_first_try_to_acquire_the_lease")
+        RenewalCountsFromAnswer => {
+            unit("cadastre_controller::cluster::lease::tests::a_renewal_counts_from_its_start")
         }
-        ClearedHolderCountsAsReleased => {
-            unit("cluster::lease::tests::a_holder_cleared_by_hand_has_released_nothing")
+        TenureCountsFromLastTry => unit(
+            "cadastre_controller::cluster::lease::tests::a_tenure_counts_from_the_first_try_to_acquire_the_lease",
+        ),
+        ClearedHolderCountsAsReleased => unit(
+            "cadastre_controller::cluster::lease::tests::a_holder_cleared_by_hand_has_released_nothing",
+        ),
+        OldNewsCounts => {
+            unit("cadastre_controller::cluster::lease::tests::what_a_watch_shows_late_is_no_news")
         }
-        OldNewsCounts => unit("cluster::lease::tests::what_a_watch_shows_late_is_no_news"),
-        SilentWatchTrusted => {
-            unit("cluster::lease::tests::a_watch_that_fell_silent_wins_nothing_without_a_look")
-        }
+        SilentWatchTrusted => unit(
+            "cadastre_controller::cluster::lease::tests::a_watch_that_fell_silent_wins_nothing_without_a_look",
+        ),
 
         // Dead nodes
         NoQuarantine => sim(AsDrawn, 200),
         DeletingNodeCountsAsGone => sim(AsDrawn, 1_000),
         UnseenDeathLeavesNoRest => sim(AsDrawn, 500),
         UnrecordedDeathForgotten => unit(
-            "controller::registry::tests::what_a_standby_saw_go_rests_once_it_leads_unless_somebody_has_it",
+            "cadastre_controller::registry::tests::what_a_standby_saw_go_rests_once_it_leads_unless_somebody_has_it",
         ),
         RecordedRestNotBounded => sim(AsDrawn, 10_000),
         ShortestQuarantineCounts => unit(
-            "controller::registry::tests::ranges_rest_for_the_longest_quarantine_of_their_pools",
+            "cadastre_controller::registry::tests::ranges_rest_for_the_longest_quarantine_of_their_pools",
         ),
         PodsNotLookedAt => sim(AsDrawn, 2_000),
         PodIndexNotLookedAt => unit(
-            "controller::quarantine::tests::a_range_rests_while_any_pod_reports_an_address_of_it",
+            "cadastre_controller::quarantine::tests::a_range_rests_while_any_pod_reports_an_address_of_it",
         ),
         BoundPodsNotLookedAt => unit(
-            "controller::quarantine::tests::a_range_rests_while_a_consistent_look_shows_an_address_of_it",
+            "cadastre_controller::quarantine::tests::a_range_rests_while_a_consistent_look_shows_an_address_of_it",
         ),
         FreedWhileNamed => unit(
-            "controller::quarantine::tests::a_range_rests_while_a_node_subnet_names_who_had_it",
+            "cadastre_controller::quarantine::tests::a_range_rests_while_a_node_subnet_names_who_had_it",
         ),
         ReturnedRangeStillRests => unit(
-            "controller::registry::tests::what_a_live_node_of_the_name_holds_again_rests_no_longer",
+            "cadastre_controller::registry::tests::what_a_live_node_of_the_name_holds_again_rests_no_longer",
         ),
 
         // Blocks
         BlockConfirmedByAnswer => unit(
-            "controller::machine::tests::a_block_is_listed_once_the_watch_has_shown_it_not_by_the_answer_to_its_creation",
+            "cadastre_controller::machine::tests::a_block_is_listed_once_the_watch_has_shown_it_not_by_the_answer_to_its_creation",
         ),
         BlockDoesNotYieldToPodCidr => {
-            unit("controller::blocks::tests::a_block_yields_to_a_podcidr_that_overlaps_it")
+            unit("cadastre_controller::blocks::tests::a_block_yields_to_a_podcidr_that_overlaps_it")
         }
         AnswerToEarlierBlockCounts => unit(
-            "controller::blocks::tests::an_answer_for_an_earlier_block_of_the_cidr_is_not_for_the_next_one",
+            "cadastre_controller::blocks::tests::an_answer_for_an_earlier_block_of_the_cidr_is_not_for_the_next_one",
         ),
         BlocksJudgedDuringList => {
-            unit("controller::blocks::tests::nothing_is_judged_while_a_list_runs")
+            unit("cadastre_controller::blocks::tests::nothing_is_judged_while_a_list_runs")
         }
         EditedBlockKeepsItsAge => unit(
-            "controller::blocks::tests::of_two_blocks_the_older_object_stays_and_an_edited_one_counts_as_older",
+            "cadastre_controller::blocks::tests::of_two_blocks_the_older_object_stays_and_an_edited_one_counts_as_older",
         ),
         ListedBlocksNotRead => unit(
-            "controller::blocks::tests::what_a_live_node_is_listed_is_its_own_whatever_the_object_says",
+            "cadastre_controller::blocks::tests::what_a_live_node_is_listed_is_its_own_whatever_the_object_says",
         ),
-        LateListIgnored => {
-            unit("controller::blocks::tests::what_a_late_write_lists_to_a_live_node_is_the_nodes")
-        }
-        DroppedBlockKeepsItsClaim => {
-            unit("controller::blocks::tests::a_block_that_nobody_has_heard_of_ends_with_its_node")
-        }
+        LateListIgnored => unit(
+            "cadastre_controller::blocks::tests::what_a_late_write_lists_to_a_live_node_is_the_nodes",
+        ),
+        DroppedBlockKeepsItsClaim => unit(
+            "cadastre_controller::blocks::tests::a_block_that_nobody_has_heard_of_ends_with_its_node",
+        ),
         BlockEndsWhileListed => sim(AsDrawn, 5_000),
         PodsOfBlockNotLookedAt => sim(AsDrawn, 1_000),
         RecordedRestOfBlockIgnored => sim(AsDrawn, 5_000),
         ForgottenBlockNotTakenUp => duplicate(Restored, 10_000),
-        ClaimedBlockTakenUp => {
-            unit("controller::take_up::tests::what_somebody_has_a_claim_to_waits_until_that_ends")
-        }
+        ClaimedBlockTakenUp => unit(
+            "cadastre_controller::take_up::tests::what_somebody_has_a_claim_to_waits_until_that_ends",
+        ),
         AgentsNotListenedTo => duplicate(Restored, 10_000),
         ProvisionalBlocksNotCounted => {
-            unit("controller::demand::tests::what_is_on_its_way_to_a_node_counts")
+            unit("cadastre_controller::demand::tests::what_is_on_its_way_to_a_node_counts")
         }
-        ReleasedBlocksCounted => {
-            unit("controller::demand::tests::a_block_that_a_node_lets_go_of_is_none_that_it_has")
-        }
+        ReleasedBlocksCounted => unit(
+            "cadastre_controller::demand::tests::a_block_that_a_node_lets_go_of_is_none_that_it_has",
+        ),
         LastBlockAskedBack => unit(
-            "controller::demand::tests::for_a_node_without_any_block_one_gives_that_wants_more_than_it_uses",
+            "cadastre_controller::demand::tests::for_a_node_without_any_block_one_gives_that_wants_more_than_it_uses",
         ),
         BlockWaitersNotWoken => liveness(CrowdedBlocks, 5_000),
 
@@ -212,51 +216,53 @@ pub fn proof(mutation: Mutation) -> Proof {
         FinalizerGoesWhileRangesRest => sim(AsDrawn, 1_000),
         ReservedNotLeftOut => sim(AsDrawn, 200),
         WiderOlderPoolIgnored => unit(
-            "controller::pools::tests::of_two_pools_with_common_addresses_the_older_one_serves",
+            "cadastre_controller::pools::tests::of_two_pools_with_common_addresses_the_older_one_serves",
         ),
-        ReportedAddressSuspected => {
-            unit("controller::leaks::tests::an_address_that_any_pod_reports_is_not_suspected")
-        }
+        ReportedAddressSuspected => unit(
+            "cadastre_controller::leaks::tests::an_address_that_any_pod_reports_is_not_suspected",
+        ),
         EmptySubnetDeleted => unit(
-            "controller::subnet::tests::the_node_subnet_of_a_live_node_stays_when_it_says_nothing",
+            "cadastre_controller::subnet::tests::the_node_subnet_of_a_live_node_stays_when_it_says_nothing",
         ),
         OthersConditionsWiped => {
-            unit("controller::subnet::tests::conditions_of_others_stay_as_they_are")
+            unit("cadastre_controller::subnet::tests::conditions_of_others_stay_as_they_are")
         }
         RefusalsOfPredecessorForgotten => unit(
-            "controller::subnet::tests::what_an_earlier_leader_said_of_refusals_stays_until_a_write_tells",
+            "cadastre_controller::subnet::tests::what_an_earlier_leader_said_of_refusals_stays_until_a_write_tells",
         ),
         AddressListIgnored => {
-            unit("agent::rebuild::tests::what_was_published_comes_back_as_it_was")
+            unit("cadastre_agent::rebuild::tests::what_was_published_comes_back_as_it_was")
         }
         UnknownAddressesListedLate => {
-            unit("agent::addresses::tests::what_nobody_else_would_know_of_is_told_soon")
+            unit("cadastre_agent::addresses::tests::what_nobody_else_would_know_of_is_told_soon")
         }
         CarvesBelowCidr => sim(AsDrawn, 200),
         FirstFamilyStaysClaimed => sim(AsDrawn, 2_000),
 
         // What is known of objects
-        GoneByAnswerComesBack => {
-            unit("cluster::table::tests::what_an_answer_showed_to_be_gone_stays_gone")
-        }
-        GoneByListComesBack => {
-            unit("cluster::table::tests::what_an_answer_showed_to_be_gone_stays_gone")
-        }
-        AnswerBeforeRelistTaken => {
-            unit("cluster::table::tests::an_answer_asked_for_during_a_list_may_be_older_than_it")
-        }
-        GoneByWatchComesBack => {
-            unit("cluster::table::tests::an_answer_never_brings_back_what_the_watch_saw_go")
-        }
+        GoneByAnswerComesBack => unit(
+            "cadastre_controller::cluster::table::tests::what_an_answer_showed_to_be_gone_stays_gone",
+        ),
+        GoneByListComesBack => unit(
+            "cadastre_controller::cluster::table::tests::what_an_answer_showed_to_be_gone_stays_gone",
+        ),
+        AnswerBeforeRelistTaken => unit(
+            "cadastre_controller::cluster::table::tests::an_answer_asked_for_during_a_list_may_be_older_than_it",
+        ),
+        GoneByWatchComesBack => unit(
+            "cadastre_controller::cluster::table::tests::an_answer_never_brings_back_what_the_watch_saw_go",
+        ),
 
         // Requests
         UidNotTested => duplicate(Crowded, 5_000),
         TermNotTested => duplicate(Untold, 5_000),
-        ServerErrorCountsAsRefusal => {
-            unit("cluster::writer::tests::only_a_plain_refusal_counts_as_no_effect")
-        }
+        ServerErrorCountsAsRefusal => unit(
+            "cadastre_controller::cluster::writer::tests::only_a_plain_refusal_counts_as_no_effect",
+        ),
         TimeoutCountsAsRefusal => duplicate(Crowded, 5_000),
-        GateNotAsked => unit("cluster::writer::tests::nothing_is_written_without_the_lease"),
+        GateNotAsked => unit(
+            "cadastre_controller::cluster::writer::tests::nothing_is_written_without_the_lease",
+        ),
 
         // What the simulation plays
         TouchWithoutEffect => duplicate(Untold, 5_000),

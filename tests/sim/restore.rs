@@ -21,7 +21,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use cadastre::cluster::seen::{Node, Pod, Text};
+use cadastre_controller::cluster::seen::{Node, Pod, Text};
 
 use super::agents::Act;
 use super::api::State;

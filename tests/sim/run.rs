@@ -6,10 +6,10 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
-use cadastre::cluster::lease::{Answer, Ask, Record};
-use cadastre::cluster::request::{Outcome, RequestId};
-use cadastre::cluster::seen::{Node, Text};
-use cadastre::controller::Outgoing;
+use cadastre_controller::Outgoing;
+use cadastre_controller::cluster::lease::{Answer, Ask, Record};
+use cadastre_controller::cluster::request::{Outcome, RequestId};
+use cadastre_controller::cluster::seen::{Node, Text};
 use jiff::Timestamp;
 
 use super::agents::{Act, Machines};

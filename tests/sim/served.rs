@@ -12,10 +12,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cadastre::api::{Allocate, Recall};
-use cadastre::cluster::lease::Leadership;
-use cadastre::cluster::seen::{Node, Text};
-use cadastre::ipam::{Cidr, Family};
+use cadastre_api::{Allocate, Recall};
+use cadastre_controller::cluster::lease::Leadership;
+use cadastre_controller::cluster::seen::{Node, Text};
+use cadastre_core::{Cidr, Family};
 
 use super::agent::key;
 use super::checks::{Violation, records};

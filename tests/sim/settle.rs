@@ -6,10 +6,10 @@
 
 use std::collections::BTreeSet;
 
-use cadastre::api::{AddressStatus, Allocate, FamilyStatus};
-use cadastre::cluster::lease::Leadership;
-use cadastre::cluster::seen::{Node, Pool, Text};
-use cadastre::ipam::{Addr, Cidr, Family, Span};
+use cadastre_api::{AddressStatus, Allocate, FamilyStatus};
+use cadastre_controller::cluster::lease::Leadership;
+use cadastre_controller::cluster::seen::{Node, Pool, Text};
+use cadastre_core::{Addr, Cidr, Family, Span};
 
 use super::checks::{Violation, records};
 use super::clock::SECOND;

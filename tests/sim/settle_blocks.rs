@@ -6,9 +6,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cadastre::api::{Allocate, HeldBlock, Recall};
-use cadastre::cluster::seen::{AgentReport, Block, Node, Text};
-use cadastre::ipam::{Addr, Cidr, Family, Span};
+use cadastre_api::{Allocate, HeldBlock, Recall};
+use cadastre_controller::cluster::seen::{AgentReport, Block, Node, Text};
+use cadastre_core::{Addr, Cidr, Family, Span};
 
 use super::agent::{Agent, Key, key};
 use super::checks::Violation;
@@ -141,7 +141,7 @@ impl Sim {
         };
         let key = (spec.cidr, block.uid.clone());
         let owner = listed.get(&key).map(|(uid, _)| uid);
-        let own = |pod: &cadastre::cluster::seen::Pod| {
+        let own = |pod: &cadastre_controller::cluster::seen::Pod| {
             let inside = |addr: &Addr| spec.cidr.contains_addr(*addr);
             pod.addresses.iter().any(inside)
         };

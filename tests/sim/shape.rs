@@ -1,9 +1,9 @@
 //! Pools as the checks understand them: read anew from the spec, without the product's own reading
 //! of it beyond the text of a CIDR.
 
-use cadastre::api::{Allocate, Assignment, FINALIZER, FirstBlock, IPPoolSpec};
-use cadastre::cluster::seen::{Node, Pool, Text};
-use cadastre::ipam::{Addr, Cidr, Family, Span};
+use cadastre_api::{Allocate, Assignment, FINALIZER, FirstBlock, IPPoolSpec};
+use cadastre_controller::cluster::seen::{Node, Pool, Text};
+use cadastre_core::{Addr, Cidr, Family, Span};
 
 /// The podCIDRs that a node could have been given; no pool here has blocks as wide as the others.
 pub fn counted(node: &Node) -> impl Iterator<Item = &Cidr> {

@@ -6,10 +6,10 @@
 
 use std::time::Duration;
 
-use cadastre::cluster::lease::{Answer, Ask, Leadership, Record, Tenure};
-use cadastre::cluster::request::{Outcome, Refusal, Request, RequestId};
-use cadastre::controller::{Event, Outgoing};
-use cadastre::mutation::Mutation;
+use cadastre_controller::cluster::lease::{Answer, Ask, Leadership, Record, Tenure};
+use cadastre_controller::cluster::request::{Outcome, Refusal, Request, RequestId};
+use cadastre_controller::{Event, Outgoing};
+use cadastre_core::mutation::Mutation;
 use jiff::Timestamp;
 
 use super::api::Author;

@@ -1,12 +1,13 @@
 //! Requests, answers and news in few words, for traces.
 
-use cadastre::api::{HeldRange, NodeSubnetSpec};
-use cadastre::cluster::request::{Outcome, Request};
-use cadastre::cluster::seen::{
-    AgentReport, BlockSpec, Change, Node, Object, SubnetCondition, Text,
+use cadastre_api::{HeldRange, NodeSubnetSpec};
+use cadastre_controller::cluster::request::{Outcome, Request};
+use cadastre_controller::cluster::seen::{
+    AgentReport, BlockSpec, Node, Object, SubnetCondition, Text,
 };
-use cadastre::controller::{About, Event, Report};
-use cadastre::ipam::Cidr;
+use cadastre_controller::{About, Event, Report};
+use cadastre_core::Cidr;
+use cadastre_daemon::watch::Change;
 use std::fmt::Write as _;
 
 pub fn ranges(cidrs: &[Cidr]) -> String {

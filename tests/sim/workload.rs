@@ -3,12 +3,14 @@
 
 use std::collections::BTreeMap;
 
-use cadastre::api::{
+use cadastre_api::{
     AddressTerms, Allocate, Assignment, FirstBlock, IPPoolSpec, IPv4Ranges, IPv6Ranges, Requests,
     Warm,
 };
-use cadastre::cluster::seen::{Block, Machine, Node, Pod, Pool, ServiceRange, Subnet, Text};
-use cadastre::ipam::{Addr, Cidr};
+use cadastre_controller::cluster::seen::{
+    Block, Machine, Node, Pod, Pool, ServiceRange, Subnet, Text,
+};
+use cadastre_core::{Addr, Cidr};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
 use super::api::Author;

@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cadastre::api::{
+use cadastre_api::{
     AddressEntry, BlockReport, HeldBlock, NodeAddressesSpec, NodePool, NodeSubnet,
     NodeSubnetStatus, PoolDemand, Recall,
 };
-use cadastre::ipam::{Addr, Cidr, Family, Span};
+use cadastre_core::{Addr, Cidr, Family, Span};
 
 /// The agent of one Node object.
 #[derive(Debug)]

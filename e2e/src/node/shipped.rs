@@ -4,7 +4,7 @@ use std::env;
 use std::path::{Path, PathBuf};
 
 /// Its name in the chart's values.
-pub const SHIPPED: (&str, &str) = ("cadastre.dev/cadastre", cadastre::VERSION);
+pub const SHIPPED: (&str, &str) = ("cadastre.dev/cadastre", cadastre_core::VERSION);
 
 /// The archive, for [`SiteOptions::images`](super::SiteOptions): `CADASTRE_IMAGE`, else where make
 /// puts it; else what to do.

@@ -16,7 +16,7 @@ const KINDNET: &str = r#"{"cniVersion": "0.4.0", "name": "kindnet", "plugins": [
 
 /// Waits until the NodeSubnet says so.
 async fn says(hand: &Hand, reason: &str) -> Condition {
-    let of = |it: &cadastre::api::NodeSubnet| {
+    let of = |it: &cadastre_api::NodeSubnet| {
         let all = it.status.iter().flat_map(|it| &it.conditions);
         let mut all = all.filter(|it| it.type_ == "ServedByOthers" && it.reason == reason);
         all.next().cloned()

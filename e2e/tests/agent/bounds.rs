@@ -7,8 +7,8 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use cadastre::agent::grpc::{CONNECTIONS, client, v1};
-use cadastre::agent::plugin_socket;
+use cadastre_agent::grpc::{CONNECTIONS, client, v1};
+use cadastre_agent::plugin_socket;
 use rustix::process::geteuid;
 use rustix::thread::set_thread_res_uid;
 use serde_json::json;

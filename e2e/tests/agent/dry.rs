@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use cadastre::node::{Add, Why};
 use cadastre_e2e::hand::LIMIT;
 use cadastre_e2e::wait::until;
+use cadastre_node::{Add, Why};
 use serde_json::json;
 
 use crate::{Machine, add, pool, shared};
@@ -69,7 +69,7 @@ async fn an_add_that_waits_in_vain_is_refused_in_time_and_told_for_which_pool() 
         "{refusal}"
     );
     // Exhaustion is no reason to say that the node is not ready.
-    machine.ask(cadastre::node::Op::Status).await.unwrap();
+    machine.ask(cadastre_node::Op::Status).await.unwrap();
     // It comes as soon as there is room.
     machine.del("c0").await;
     until("an address is free again", LIMIT, async || {

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use cadastre::agent::grpc::{client, v1};
-use cadastre::node::{Add, Answer, Check, Gc, Op, Why};
+use cadastre_agent::grpc::{client, v1};
 use cadastre_e2e::hand::LIMIT;
 use cadastre_e2e::wait::until;
+use cadastre_node::{Add, Answer, Check, Gc, Op, Why};
 use kube::ResourceExt as _;
 use kube::api::{Patch, PatchParams};
 use serde_json::json;
@@ -36,7 +36,7 @@ async fn a_node_gets_its_first_block_and_gives_from_it() {
     let first = first.address.to_string();
     assert_ne!(first, second);
     publishes(&hand, "give-1", vec![first.clone(), second.clone()]).await;
-    let counts_both = |it: &cadastre::api::NodeSubnet| {
+    let counts_both = |it: &cadastre_api::NodeSubnet| {
         let mut blocks = it.status.iter().flat_map(|it| &it.blocks);
         blocks.next().is_some_and(|it| it.used == 2)
     };
@@ -217,7 +217,7 @@ async fn a_pod_s_annotations_choose_pools_and_addresses() {
     });
     by_address.await.unwrap();
     let second = Add {
-        attachment: cadastre::node::Attachment {
+        attachment: cadastre_node::Attachment {
             ifname: "net1".to_owned(),
             ..attachment("c3")
         },

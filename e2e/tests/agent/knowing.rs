@@ -3,12 +3,12 @@
 use std::fs;
 use std::process::Command;
 
-use cadastre::node::{Op, Why};
 use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::daemon::binary;
 use cadastre_e2e::hand::LIMIT;
 use cadastre_e2e::wait::until;
 use cadastre_e2e::{Hand, Options, Stage};
+use cadastre_node::{Op, Why};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::PostParams;
 use serde_json::{Value, json};
@@ -98,9 +98,9 @@ async fn pods_that_were_known_get_their_own_and_others_wait_while_nobody_can_tel
         "unknownPods": "Serve", "ipv4": {"cidrs": ["10.35.0.0/24"], "blockSize": 28},
     }));
     hand.change_pool("known-a", serves).await.unwrap();
-    let says = |it: &cadastre::api::NodeSubnet| {
+    let says = |it: &cadastre_api::NodeSubnet| {
         let mut pools = it.spec.pools.iter();
-        pools.any(|it| it.terms.unknown_pods == cadastre::api::UnknownPods::Serve)
+        pools.any(|it| it.terms.unknown_pods == cadastre_api::UnknownPods::Serve)
     };
     hand.subnet_until("known-1", "says so", says).await.unwrap();
     let stranger = async |machine: &Machine| {

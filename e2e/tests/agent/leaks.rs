@@ -2,9 +2,9 @@
 
 use std::fs;
 
-use cadastre::node::{Add, Refusal};
 use cadastre_e2e::hand::LIMIT;
 use cadastre_e2e::wait::until;
+use cadastre_node::{Add, Refusal};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use serde_json::json;

@@ -53,14 +53,15 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Result;
-use cadastre::agent::grpc::{client, v1};
-use cadastre::ipam::{Addr, Cidr};
-use cadastre::node::{Add, Answer, Attachment, Op, PodRef, Refusal, client::ask};
+use cadastre_agent::grpc::{client, v1};
+use cadastre_core::{Addr, Cidr};
 use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::daemon::DaemonOptions;
 use cadastre_e2e::hand::LIMIT;
 use cadastre_e2e::wait::until;
 use cadastre_e2e::{ControlPlane, Daemon, Hand, Options, Stage, metrics};
+use cadastre_node::client::ask;
+use cadastre_node::{Add, Answer, Attachment, Op, PodRef, Refusal};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt as _;
 use serde_json::{Value, json};

@@ -5,9 +5,9 @@ use std::io::Write as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use cadastre::node::Why;
 use cadastre_e2e::hand::GROUP;
 use cadastre_e2e::{daemon, nodes};
+use cadastre_node::Why;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 

@@ -3,11 +3,11 @@
 use std::fs::File;
 use std::time::Duration;
 
-use cadastre::node::{Op, Why};
 use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::hand::LIMIT;
 use cadastre_e2e::wait::until;
 use cadastre_e2e::{Options, Stage};
+use cadastre_node::{Op, Why};
 use rustix::process::Signal;
 use serde_json::json;
 

@@ -2,10 +2,10 @@
 
 use std::os::unix::fs::FileExt as _;
 
-use cadastre::node::Why;
 use cadastre_e2e::hand::{GROUP, LIMIT, labelled};
 use cadastre_e2e::nodes;
 use cadastre_e2e::wait::until;
+use cadastre_node::Why;
 use kube::ResourceExt as _;
 use serde_json::json;
 

@@ -3,10 +3,11 @@
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use cadastre::node::wire::{self, Greeting, Request};
-use cadastre::node::{Op, Store, clock};
 use cadastre_e2e::hand::LIMIT;
 use cadastre_e2e::wait::until;
+use cadastre_node::wire;
+use cadastre_node::wire::{Greeting, Request};
+use cadastre_node::{Op, Store, clock};
 use rustix::process::Signal;
 use serde_json::json;
 

@@ -124,7 +124,7 @@ async fn a_status_that_somebody_else_wrote_is_set_right() {
     })
     .await
     .unwrap();
-    let nothing = cadastre::api::NodeAddressesSpec::default();
+    let nothing = cadastre_api::NodeAddressesSpec::default();
     hand.list_addresses("right-1", nothing).await.unwrap();
     publishes(&hand, "right-1", vec![address.clone()]).await;
     let params = kube::api::DeleteParams::default();

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use cadastre::api::{IPPool, NodeSubnet};
+use cadastre_api::{IPPool, NodeSubnet};
 use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::daemon::Daemon;
 use cadastre_e2e::hand::LIMIT;
@@ -47,7 +47,7 @@ async fn with_crds(change: impl Fn(&str, &mut Value)) -> (Daemon, ControlPlane, 
     let cluster = ControlPlane::start(Options::default()).await.unwrap();
     let hand = Hand::new(cluster.client().await.unwrap());
     let crds: Api<CustomResourceDefinition> = Api::all(hand.client.clone());
-    for crd in cadastre::api::crd::all() {
+    for crd in cadastre_api::crd::all() {
         let kind = crd.spec.names.plural.clone();
         let mut crd = serde_json::to_value(crd).unwrap();
         change(&kind, &mut crd);

@@ -2,11 +2,11 @@
 
 use std::fs;
 
-use cadastre::api::Recall;
-use cadastre::node::{Op, Why};
+use cadastre_api::Recall;
 use cadastre_e2e::hand::LIMIT;
 use cadastre_e2e::wait::until;
 use cadastre_e2e::{Hand, Options, Stage};
+use cadastre_node::{Op, Why};
 use kube::ResourceExt as _;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::json;
@@ -24,7 +24,7 @@ async fn delete_subnet(hand: &Hand, node: &str) -> String {
 /// Waits until there is another NodeSubnet than that one, with the same blocks.
 async fn restored(hand: &Hand, node: &str, old: &str, blocks: &[String]) {
     let what = "is another object with the same blocks";
-    let same = |it: &cadastre::api::NodeSubnet| {
+    let same = |it: &cadastre_api::NodeSubnet| {
         let listed = it.spec.blocks.iter().map(|it| &it.cidr);
         it.uid().is_some_and(|uid| uid != old) && listed.eq(blocks)
     };
@@ -170,7 +170,7 @@ async fn a_pool_that_is_deleted_while_the_agent_is_down_gives_nothing_once_it_is
     machine.kill();
     let params = DeleteParams::default();
     hand.pools.delete("ended", &params).await.unwrap();
-    let draining = |it: &cadastre::api::NodeSubnet| {
+    let draining = |it: &cadastre_api::NodeSubnet| {
         let mut blocks = it.spec.blocks.iter();
         blocks.all(|it| it.recall == Some(Recall::Drain))
     };

@@ -8,12 +8,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::ensure;
-use cadastre::node::{Add, Attachment, Op, client::ask};
 use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::daemon::DaemonOptions;
 use cadastre_e2e::prometheus::{Prometheus, impatient, promtool, rules};
 use cadastre_e2e::wait::until;
 use cadastre_e2e::{Daemon, Options, Stage};
+use cadastre_node::client::ask;
+use cadastre_node::{Add, Attachment, Op};
 use http::{Method, StatusCode};
 use serde_json::{Value, json};
 

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use cadastre::api::{MOST_BLOCKS, MOST_ORPHANS};
+use cadastre_api::{MOST_BLOCKS, MOST_ORPHANS};
 use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cadastre::api::crd;
+use cadastre_api::crd;
 use cadastre_e2e::wait::until;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};

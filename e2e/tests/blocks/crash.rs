@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use cadastre::ipam::Cidr;
+use cadastre_core::Cidr;
 use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::stage::start_controller;
 use cadastre_e2e::wait::until;

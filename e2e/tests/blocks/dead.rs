@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use cadastre::api::OwnerKind;
+use cadastre_api::OwnerKind;
 use cadastre_e2e::Hand;
 use cadastre_e2e::hand::{LIMIT, gone};
 use cadastre_e2e::wait::until;
@@ -12,7 +12,7 @@ use serde_json::json;
 
 use crate::{node, shared};
 
-async fn rests(hand: &Hand, cidr: &str) -> cadastre::api::IPAMBlock {
+async fn rests(hand: &Hand, cidr: &str) -> cadastre_api::IPAMBlock {
     hand.block_until(cidr, "rests", |it| {
         it.spec.owner.kind == OwnerKind::Quarantine
     })
@@ -124,7 +124,7 @@ async fn the_same_machine_gets_its_blocks_back_and_another_one_under_its_name_do
         if same {
             assert_eq!(hand.listed("again2-1", 3).await.unwrap(), had);
             for cidr in &had {
-                let is = |it: &cadastre::api::IPAMBlock| {
+                let is = |it: &cadastre_api::IPAMBlock| {
                     it.spec.owner.kind == OwnerKind::Node
                         && it.spec.until.is_none()
                         && Some(&it.spec.owner.uid) == node.metadata.uid.as_ref()

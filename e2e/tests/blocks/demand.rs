@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use cadastre::api::NodeSubnet;
+use cadastre_api::NodeSubnet;
 use cadastre_e2e::hand::condition;
 use serde_json::json;
 

@@ -1,6 +1,6 @@
 //! Who gets a first block, and when.
 
-use cadastre::api::{NodeSubnet, OwnerKind};
+use cadastre_api::{NodeSubnet, OwnerKind};
 use cadastre_e2e::hand::LIMIT;
 use cadastre_e2e::wait::until;
 use serde_json::json;

@@ -1,6 +1,6 @@
 //! Blocks that nodes give back: surplus, and those of pools that no longer select them.
 
-use cadastre::api::Recall;
+use cadastre_api::Recall;
 use cadastre_e2e::hand::{GROUP, LIMIT};
 use cadastre_e2e::wait::until;
 use cadastre_e2e::{Agents, Hand};

@@ -1,6 +1,6 @@
 //! Addresses whose pods are gone: the agent is asked, and only about those.
 
-use cadastre::api::Suspect;
+use cadastre_api::Suspect;
 use cadastre_e2e::Hand;
 use serde_json::json;
 

@@ -31,7 +31,7 @@ mod requests;
 mod short;
 mod trust;
 
-use cadastre::api::Recall;
+use cadastre_api::Recall;
 use cadastre_e2e::hand::LIMIT;
 use cadastre_e2e::wait::until;
 use cadastre_e2e::{Agents, Hand, Options, Stage};

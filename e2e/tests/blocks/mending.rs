@@ -1,7 +1,7 @@
 //! Objects edited and deleted by hand: what the controller knows is restored, and nodes notice
 //! nothing.
 
-use cadastre::api::{IPAMBlock, OwnerKind};
+use cadastre_api::{IPAMBlock, OwnerKind};
 use cadastre_e2e::hand::{LIMIT, block_name};
 use cadastre_e2e::wait::until;
 use kube::ResourceExt as _;

@@ -1,6 +1,6 @@
 //! Pools that change and go while nodes have blocks of them.
 
-use cadastre::api::{FINALIZER, Recall};
+use cadastre_api::{FINALIZER, Recall};
 use cadastre_e2e::hand::{condition, gone};
 use kube::api::DeleteParams;
 use serde_json::json;

@@ -1,6 +1,6 @@
 //! What people ask of a node by annotations of its NodeSubnet.
 
-use cadastre::api::{DRAIN_ANNOTATION, RELEASE_ANNOTATION, Recall};
+use cadastre_api::{DRAIN_ANNOTATION, RELEASE_ANNOTATION, Recall};
 use cadastre_e2e::hand::LIMIT;
 use cadastre_e2e::wait::until;
 use cadastre_e2e::{Hand, Options, Stage};

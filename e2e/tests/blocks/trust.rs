@@ -1,6 +1,6 @@
 //! Statuses that make no sense: each spoils only itself, and its agent is told.
 
-use cadastre::api::NodeSubnet;
+use cadastre_api::NodeSubnet;
 use cadastre_e2e::hand::{GROUP, Hand, labelled, with_pod_cidrs};
 use cadastre_e2e::nodes;
 use serde_json::{Value, json};

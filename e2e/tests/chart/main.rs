@@ -41,7 +41,7 @@ async fn lint_finds_nothing() {
 fn the_versions_are_that_of_the_code() {
     let text = std::fs::read_to_string(chart().join("Chart.yaml")).unwrap();
     for key in ["version", "appVersion"] {
-        let line = format!("\n{key}: {}\n", cadastre::VERSION);
+        let line = format!("\n{key}: {}\n", cadastre_core::VERSION);
         assert!(text.contains(&line), "Chart.yaml lacks {line:?}");
     }
 }
@@ -67,7 +67,7 @@ async fn a_release_names_its_sources_and_its_image() {
         String::from_utf8(output.stdout).unwrap()
     };
     run("chart");
-    let version = cadastre::VERSION;
+    let version = cadastre_core::VERSION;
     let packed = folder.path().join(format!("cadastre-{version}.tgz"));
     let packed = packed.display().to_string();
     let helm = Helm::offline(folder.path());

@@ -1,6 +1,6 @@
 //! Installing and taking off without helm, by the commands of the pages, on a real API server.
 
-use cadastre::api::{IPPool, NodeSubnet};
+use cadastre_api::{IPPool, NodeSubnet};
 use cadastre_e2e::kcm::KcmOptions;
 use cadastre_e2e::wait::until;
 use cadastre_e2e::{ControlPlane, Options};

@@ -292,7 +292,7 @@ async fn an_umbrella_chart_switches_it() {
     let umbrella = folder.path().join("umbrella");
     std::fs::create_dir_all(umbrella.join("charts")).unwrap();
     std::os::unix::fs::symlink(chart(), umbrella.join("charts/cadastre")).unwrap();
-    let version = cadastre::VERSION;
+    let version = cadastre_core::VERSION;
     let text = format!(
         "apiVersion: v2\nname: umbrella\nversion: 1.0.0\ndependencies:\n  - name: cadastre\n    version: {version}\n    condition: cadastre.enabled\n"
     );

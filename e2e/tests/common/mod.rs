@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Result;
-use cadastre::api::NodeSubnet;
+use cadastre_api::NodeSubnet;
 use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::daemon::DaemonOptions;
 use cadastre_e2e::{ControlPlane, Daemon, History, Options, install, nodes, wait};

@@ -1,6 +1,6 @@
 //! `--default-pool`: one pool, once, and only where there is none.
 
-use cadastre::api::{Allocate, IPPool};
+use cadastre_api::{Allocate, IPPool};
 use cadastre_e2e::Hand;
 use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::stage::start_controller;

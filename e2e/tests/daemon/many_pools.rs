@@ -1,7 +1,7 @@
 //! More pools than a NodeSubnet has room for.
 
 use anyhow::{Context as _, ensure};
-use cadastre::api::MOST_POOLS;
+use cadastre_api::MOST_POOLS;
 use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::stage::start_controller;
 use cadastre_e2e::wait::until;

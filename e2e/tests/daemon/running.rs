@@ -64,7 +64,7 @@ async fn sigterm_hands_the_lease_over_and_exits_with_0() {
     let leases = Api::<Lease>::namespaced(hand.client.clone(), "kube-system");
     let mut leader = start(cluster, &[]).await;
     work(&hand, "term", "10.70.0.0/24").await;
-    let held = leases.get(cadastre::api::LEASE_NAME).await.unwrap();
+    let held = leases.get(cadastre_api::LEASE_NAME).await.unwrap();
     assert_ne!(held.spec.unwrap().holder_identity.unwrap(), "");
     let mut standby = start(cluster, &["--identity", "second"]).await;
     assert!(standby.ready().await.unwrap().starts_with("standby"));
@@ -74,11 +74,11 @@ async fn sigterm_hands_the_lease_over_and_exits_with_0() {
 
     let status = leader.process().stop(GRACE).await.unwrap();
     assert_eq!(status.code(), Some(0), "{}", leader.process().log_tail(20));
-    let lease = leases.get(cadastre::api::LEASE_NAME).await.unwrap();
+    let lease = leases.get(cadastre_api::LEASE_NAME).await.unwrap();
     assert_eq!(lease.spec.unwrap().holder_identity.unwrap(), "");
     let notes = lease.metadata.annotations.unwrap_or_default();
     assert!(
-        !notes.contains_key(cadastre::api::UNSETTLED_ANNOTATION),
+        !notes.contains_key(cadastre_api::UNSETTLED_ANNOTATION),
         "{notes:?}"
     );
 }

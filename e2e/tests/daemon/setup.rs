@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cadastre::api::NodeSubnet;
+use cadastre_api::NodeSubnet;
 use cadastre_e2e::audit::{Audit, Used, compare};
 use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::kubeconfig::User;
@@ -96,7 +96,7 @@ async fn crds_that_lack_a_field_are_told_and_are_not_written_to_without_end() {
     let hand = Hand::new(cluster.client().await.unwrap());
     let crds = hand.client.clone();
     let crds: Api<CustomResourceDefinition> = Api::all(crds);
-    for crd in cadastre::api::crd::all() {
+    for crd in cadastre_api::crd::all() {
         let mut crd = serde_json::to_value(crd).unwrap();
         if crd["spec"]["names"]["plural"] == "nodesubnets" {
             let path = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties\
@@ -244,7 +244,7 @@ async fn the_permissions_in_config_are_enough_and_no_more_than_listed() {
             resource,
             namespace,
             name: match resource {
-                "leases" => cadastre::api::LEASE_NAME,
+                "leases" => cadastre_api::LEASE_NAME,
                 _ => "",
             },
         };

@@ -8,14 +8,16 @@ mod objects;
 
 use std::time::Duration;
 
-use cadastre::cluster::clock::Clock;
-use cadastre::cluster::lease::{Leadership, Takeover, Tenure};
-use cadastre::cluster::lease_task::Gate;
-use cadastre::cluster::request::{Assignment, Outcome, Refusal, Request, RequestId, Touch};
-use cadastre::cluster::seen;
-use cadastre::cluster::writer::Writer;
-use cadastre::controller::Outgoing;
-use cadastre::ipam::Cidr;
+use cadastre_controller::Outgoing;
+use cadastre_controller::cluster::lease::{Leadership, Takeover, Tenure};
+use cadastre_controller::cluster::lease_task::Gate;
+use cadastre_controller::cluster::request::{
+    Assignment, Outcome, Refusal, Request, RequestId, Touch,
+};
+use cadastre_controller::cluster::seen;
+use cadastre_controller::cluster::writer::Writer;
+use cadastre_core::Cidr;
+use cadastre_daemon::clock::Clock;
 use cadastre_e2e::{ControlPlane, Options, install};
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Patch, PatchParams, PostParams};

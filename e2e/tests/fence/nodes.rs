@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use cadastre::api::TERM_ANNOTATION;
-use cadastre::cluster::clock::Clock;
-use cadastre::cluster::lease::{Leadership, Takeover, Tenure};
-use cadastre::cluster::request::{Outcome, Refusal};
+use cadastre_api::TERM_ANNOTATION;
+use cadastre_controller::cluster::lease::{Leadership, Takeover, Tenure};
+use cadastre_controller::cluster::request::{Outcome, Refusal};
+use cadastre_daemon::clock::Clock;
 use kube::ResourceExt as _;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::json;

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use cadastre::api::{HeldRange, IPPool, IPPoolStatus, NodeSubnet, NodeSubnetSpec};
-use cadastre::cluster::request::{Outcome, Refusal, Request};
-use cadastre::cluster::seen;
+use cadastre_api::{HeldRange, IPPool, IPPoolStatus, NodeSubnet, NodeSubnetSpec};
+use cadastre_controller::cluster::request::{Outcome, Refusal, Request};
+use cadastre_controller::cluster::seen;
 use cadastre_e2e::install;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;

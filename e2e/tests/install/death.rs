@@ -1,8 +1,8 @@
 //! A node that joins, and dies: what it held rests before anybody gets an address of it.
 
 use anyhow::{Result, ensure};
-use cadastre::api::{IPAMBlockSpec, OwnerKind};
-use cadastre::ipam::Cidr;
+use cadastre_api::{IPAMBlockSpec, OwnerKind};
+use cadastre_core::Cidr;
 use cadastre_e2e::wait::until;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;

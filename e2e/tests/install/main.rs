@@ -24,7 +24,7 @@ mod workload;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use cadastre::api::{IPAMBlock, IPPool, NodeSubnet, UnknownPods};
+use cadastre_api::{IPAMBlock, IPPool, NodeSubnet, UnknownPods};
 use cadastre_e2e::helm::Helm;
 use cadastre_e2e::wait::until;
 use cadastre_e2e::{assets, node};

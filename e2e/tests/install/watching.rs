@@ -2,7 +2,7 @@
 //! controllers and agents, while a pool runs out and is given more.
 
 use anyhow::ensure;
-use cadastre::ipam::Cidr;
+use cadastre_core::Cidr;
 use cadastre_e2e::node::Fabric;
 use cadastre_e2e::prometheus::{Prometheus, impatient};
 use cadastre_e2e::wait::until;

@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use cadastre::api::POOLS_ANNOTATION;
-use cadastre::ipam::Cidr;
+use cadastre_api::POOLS_ANNOTATION;
+use cadastre_core::Cidr;
 use cadastre_e2e::Hand;
 use cadastre_e2e::node::IMAGE;
 use cadastre_e2e::wait::until;

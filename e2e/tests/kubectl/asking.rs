@@ -1,6 +1,6 @@
 //! release, drain and undrain, with a controller that leads.
 
-use cadastre::api::NodeAddressesSpec;
+use cadastre_api::NodeAddressesSpec;
 use cadastre_e2e::{Agents, Hand, Options, Stage};
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
@@ -42,7 +42,7 @@ async fn a_drain_is_asked_for_and_taken_back() {
     hand.listed("roomy-1", 1).await.unwrap();
     agents.ask("roomy-1", "roomy", 40).unwrap();
     let blocks = hand.listed("roomy-1", 3).await.unwrap();
-    let told = |it: &cadastre::api::NodeSubnet| {
+    let told = |it: &cadastre_api::NodeSubnet| {
         it.status
             .as_ref()
             .is_some_and(|status| status.blocks.len() == 3)
@@ -149,7 +149,7 @@ async fn a_leak_is_released_long_before_its_grace_is_over() {
     .await;
     let child = start(&stage.cluster, &["release", &address]);
     // The controller has its proof and asks the agent, which has the other one.
-    let asked = |it: &cadastre::api::NodeSubnet| {
+    let asked = |it: &cadastre_api::NodeSubnet| {
         it.spec
             .suspects
             .iter()

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use cadastre::api::NodeAddressesSpec;
+use cadastre_api::NodeAddressesSpec;
 use cadastre_e2e::wait::until;
 use cadastre_e2e::{ControlPlane, Hand, Options, crds};
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};

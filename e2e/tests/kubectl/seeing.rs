@@ -49,14 +49,14 @@ async fn a_cluster_that_is_well_is_shown_as_it_is() {
     hand.pod("waits", "web-2", &[]).await.unwrap();
     let list = agents.addresses("web-1").unwrap();
     hand.list_addresses("web-1", list).await.unwrap();
-    let told = |it: &cadastre::api::NodeSubnet| {
+    let told = |it: &cadastre_api::NodeSubnet| {
         let blocks = it.status.iter().flat_map(|it| &it.blocks);
         blocks.map(|it| it.used).sum::<i64>() == 1
     };
     hand.subnet_until("web-1", "tells of the pod", told)
         .await
         .unwrap();
-    let told = |it: &cadastre::api::NodeSubnet| {
+    let told = |it: &cadastre_api::NodeSubnet| {
         it.status
             .as_ref()
             .is_some_and(|status| !status.blocks.is_empty())

@@ -106,7 +106,7 @@ async fn filled() -> ControlPlane {
     let client = cluster.client().await.unwrap();
     crds::install(&client).await.unwrap();
     let held: Lease = serde_json::from_value(json!({
-        "metadata": {"name": cadastre::api::LEASE_NAME},
+        "metadata": {"name": cadastre_api::LEASE_NAME},
         "spec": {
             "holderIdentity": "elsewhere_00000000", "leaseDurationSeconds": 3600,
             "renewTime": "2026-01-01T00:00:00.000000Z", "acquireTime": "2026-01-01T00:00:00.000000Z",

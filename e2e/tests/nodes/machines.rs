@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use anyhow::ensure;
-use cadastre::api::AddressEntry;
+use cadastre_api::AddressEntry;
 use cadastre_e2e::Hand;
 use cadastre_e2e::node::{Machine, NodeSide};
 use cadastre_e2e::wait::until;

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::ops::Range;
 
 use anyhow::{Context as _, Result, ensure};
-use cadastre::ipam::Cidr;
+use cadastre_core::Cidr;
 use cadastre_e2e::Hand;
 use cadastre_e2e::node::{IMAGE, Machine};
 use cadastre_e2e::wait::until;

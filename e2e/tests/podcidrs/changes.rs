@@ -194,10 +194,7 @@ async fn a_pool_deleted_while_in_use_terminates_carves_nothing_and_goes_when_emp
         .unwrap();
     waiting(&hand, "gone", "gone-2").await;
     let pool = hand.pools.get("gone").await.unwrap();
-    assert_eq!(
-        pool.metadata.finalizers.unwrap(),
-        [cadastre::api::FINALIZER]
-    );
+    assert_eq!(pool.metadata.finalizers.unwrap(), [cadastre_api::FINALIZER]);
 
     hand.delete_node("gone-1").await.unwrap();
     cadastre_e2e::hand::gone(&hand.pools, "gone").await.unwrap();

@@ -82,7 +82,7 @@ async fn podcidrs_from_before_the_first_start_are_taken_over_and_survive_a_resta
             );
             leases
                 .delete(
-                    cadastre::api::LEASE_NAME,
+                    cadastre_api::LEASE_NAME,
                     &kube::api::DeleteParams::default(),
                 )
                 .await?;

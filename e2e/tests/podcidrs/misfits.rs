@@ -24,7 +24,7 @@ const QUIET: Duration = Duration::from_secs(12);
 /// CRDs without a single rule, as if from the first days.
 async fn install_lax_crds(hand: &Hand) {
     let api = Api::<CustomResourceDefinition>::all(hand.client.clone());
-    for mut crd in cadastre::api::crd::all() {
+    for mut crd in cadastre_api::crd::all() {
         for version in &mut crd.spec.versions {
             let schema = JSONSchemaProps {
                 type_: Some("object".to_owned()),
@@ -212,7 +212,7 @@ async fn what_cannot_be_used_spoils_only_itself_and_is_told_once() {
         .await;
     assert_eq!(subnet.unwrap().spec.pod_cidrs[0].cidr, "10.97.0.0/25");
 
-    let raw = Api::<kube::core::PartialObjectMeta<cadastre::api::IPPool>>::all(hand.client.clone());
+    let raw = Api::<kube::core::PartialObjectMeta<cadastre_api::IPPool>>::all(hand.client.clone());
     for (name, uid, says) in &bad {
         let note = hand.event(uid, "InvalidSpec").await.unwrap();
         assert!(

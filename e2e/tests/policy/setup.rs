@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 use std::time::Duration;
 
-use cadastre::api::{IPAMBlock, IPPool, NodeSubnet};
+use cadastre_api::{IPAMBlock, IPPool, NodeSubnet};
 use cadastre_e2e::hand::block_name;
 use cadastre_e2e::kubeconfig::User;
 use cadastre_e2e::wait::until;

@@ -21,8 +21,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use cadastre::api::{IPAMBlockSpec, LEASE_NAME};
-use cadastre::ipam::{Addr, Cidr};
+use cadastre_api::{IPAMBlockSpec, LEASE_NAME};
+use cadastre_core::{Addr, Cidr};
 use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::stage::start_controller;
 use cadastre_e2e::wait::until;

@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Result;
-use cadastre::ipam::Addr;
-use cadastre::node::{Add, Answer, Attachment, Op, Refusal, client};
+use cadastre_core::Addr;
 use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::daemon::DaemonOptions;
 use cadastre_e2e::wait::until;
 use cadastre_e2e::{ControlPlane, Daemon, Hand};
+use cadastre_node::{Add, Answer, Attachment, Op, Refusal, client};
 use tempfile::TempDir;
 
 use crate::{GROUP, LIMIT};

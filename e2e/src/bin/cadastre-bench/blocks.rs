@@ -4,8 +4,8 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use cadastre::api::{HeldBlock, NodePool, NodePoolRanges, NodeSubnet, NodeSubnetSpec};
-use cadastre::ipam::Cidr;
+use cadastre_api::{HeldBlock, NodePool, NodePoolRanges, NodeSubnet, NodeSubnetSpec};
+use cadastre_core::Cidr;
 use cadastre_e2e::control_plane::{ControlPlane, Options};
 use cadastre_e2e::raw::{Call, JSON, MERGE_PATCH};
 use cadastre_e2e::{crds, nodes};
@@ -104,7 +104,7 @@ fn create_block(i: u32, node: u32) -> Result<Call> {
     let cidr = block(i)?;
     let body = json!({
         "apiVersion": "cadastre.dev/v1alpha1", "kind": "IPAMBlock",
-        "metadata": {"name": cadastre::api::block_name(&cidr)},
+        "metadata": {"name": cadastre_api::block_name(&cidr)},
         "spec": {
             "cidr": cidr.to_string(), "pool": "bench", "since": "2026-01-01T00:00:00Z",
             "owner": {"kind": "Node", "name": name(node), "uid": format!("{node:036}")},
@@ -178,7 +178,7 @@ async fn raw(count: u32) -> Result<Phases> {
     let more = send(calls).await?;
     let calls = (0..3 * count)
         .map(|i| {
-            let path = format!("{BLOCKS}/{}", cadastre::api::block_name(&block(i)?));
+            let path = format!("{BLOCKS}/{}", cadastre_api::block_name(&block(i)?));
             Ok(Call::new(Method::DELETE, path, JSON, &json!({})))
         })
         .collect::<Result<Vec<Call>>>()?;

@@ -260,7 +260,7 @@ async fn cadastre(count: u32) -> Result<(Run, Restart)> {
 /// NodeSubnets follow the podCIDRs: waits until there is one for each node.
 pub async fn until_subnets(cluster: &ControlPlane, count: u32) -> Result<()> {
     let until = Instant::now() + LIMIT;
-    let api = kube::Api::<cadastre::api::NodeSubnet>::all(cluster.client().await?);
+    let api = kube::Api::<cadastre_api::NodeSubnet>::all(cluster.client().await?);
     loop {
         let found = api
             .list_metadata(&kube::api::ListParams::default())

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-use cadastre::api::{IPAMBlockLite, NodeSubnetLite};
+use cadastre_api::{IPAMBlockLite, NodeSubnetLite};
 use futures::StreamExt as _;
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{Config, Event, watcher};

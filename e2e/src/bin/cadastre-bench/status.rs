@@ -2,7 +2,7 @@
 //! database and of its log, and what that is a second for the cluster.
 
 use anyhow::{Context as _, Result};
-use cadastre::api::{AddressEntry, NodeAddresses, NodeAddressesSpec};
+use cadastre_api::{AddressEntry, NodeAddresses, NodeAddressesSpec};
 use cadastre_e2e::control_plane::{ControlPlane, Options};
 use cadastre_e2e::metrics::sum;
 use cadastre_e2e::raw::{Call, JSON, MERGE_PATCH};
@@ -136,7 +136,7 @@ fn addresses(n: u32, pods: u32, write: u32) -> NodeAddressesSpec {
         AddressEntry {
             addresses: [address, other]
                 .iter()
-                .filter_map(|it| cadastre::ipam::Addr::parse_strict(it))
+                .filter_map(|it| cadastre_core::Addr::parse_strict(it))
                 .collect(),
             handle: format!("cadastre/{n:032x}{pod:032x}"),
             interface: "eth0".to_owned(),

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use cadastre::api::NodeSubnetLite;
+use cadastre_api::NodeSubnetLite;
 use cadastre_e2e::control_plane::{ADMIN, ControlPlane, Options};
 use cadastre_e2e::daemon::{Daemon, DaemonOptions};
 use cadastre_e2e::raw::{Call, MERGE_PATCH};

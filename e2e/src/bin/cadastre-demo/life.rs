@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use cadastre::api::{IPAMBlock, OwnerKind};
+use cadastre_api::{IPAMBlock, OwnerKind};
 use cadastre_e2e::agent::Agents;
 use cadastre_e2e::nodes;
 use k8s_openapi::api::core::v1::Node;

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use cadastre::api::{Allocate, IPPool, NodeSubnet};
+use cadastre_api::{Allocate, IPPool, NodeSubnet};
 use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::daemon::{Daemon, DaemonOptions};
 use cadastre_e2e::{History, crds, nodes};

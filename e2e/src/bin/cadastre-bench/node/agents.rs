@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use cadastre::node::{Add, Answer, Attachment, Op, client};
 use cadastre_e2e::control_plane::{ADMIN, Options};
 use cadastre_e2e::daemon::DaemonOptions;
 use cadastre_e2e::wait::until;
 use cadastre_e2e::{Daemon, Hand, Stage, metrics};
+use cadastre_node::{Add, Answer, Attachment, Op, client};
 use serde_json::json;
 
 use crate::LIMIT;

@@ -4,10 +4,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use cadastre::ipam::Cidr;
-use cadastre::node::{Block, Holding, PoolTerms, Store, clock};
+use cadastre_core::Cidr;
+use cadastre_core::holding::{Block, Holding, PoolTerms};
 use cadastre_e2e::assets::{self, Program};
 use cadastre_e2e::daemon;
+use cadastre_node::{Store, clock};
 use serde_json::{Value, json};
 
 use super::agents::Agent;

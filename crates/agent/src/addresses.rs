@@ -1,0 +1,347 @@
+//! What is told in the NodeAddresses of this node, and when: pure functions of what is given.
+//!
+//! | what changed | when |
+//! |---|---|
+//! | what the controller or people have named, or what a newer sandbox supersedes, is given back | as soon as [`Schedule`]'s shorter time since the last write is over: somebody waits for it |
+//! | an address is given on a second network, or to what is no pod, and no pod reports it | likewise: if the store is lost nobody else knows of it |
+//! | anything else | once in the interval, with jitter |
+//! | nothing | never |
+//!
+//! # Guarantees
+//! - Equal state gives equal text: lists are sorted. It fits into an object, whatever is held.
+//! - One write at a time, and so many bytes a second at most as the list has, by the shorter time at worst.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use super::jitter::Jitter;
+use super::pods::Pods;
+use super::snapshot::{addresses, pod_uid};
+use super::superseded::superseded;
+use cadastre_api::addresses::{MOST_BYTES, MOST_ENTRIES};
+use cadastre_api::{AddressEntry, NodeAddressesSpec};
+use cadastre_core::Addr;
+use cadastre_core::mutation::Mutation;
+use cadastre_node::{Attachment, PodRef, Snapshot, Tenant};
+
+/// The interface of which the runtime knows the addresses.
+const OWN_INTERFACE: &str = "eth0";
+/// So young an address may still be reported by its pod.
+pub const TO_BE_REPORTED: Duration = Duration::from_secs(10);
+
+/// What is in use, in the boot of that id.
+pub fn list(snapshot: &Snapshot, boot: &str) -> NodeAddressesSpec {
+    let superseded = superseded(&snapshot.tenants, boot);
+    let entry = |tenant: &Tenant| {
+        let is_superseded = superseded.contains(&tenant.attachment);
+        entry(tenant, is_superseded)
+    };
+    let mut entries: Vec<AddressEntry> = snapshot.tenants.iter().map(entry).collect();
+    entries.retain(|it| !it.addresses.is_empty());
+    entries.sort_by(|a, b| (&a.addresses, &a.handle).cmp(&(&b.addresses, &b.handle)));
+    let texts = entries.iter().map(ToString::to_string).take(MOST_ENTRIES);
+    let mut bytes = 0;
+    let texts = texts.take_while(|text| {
+        bytes += text.len() + 4;
+        bytes <= MOST_BYTES
+    });
+    NodeAddressesSpec {
+        node_uid: snapshot.node_uid.clone().unwrap_or_default(),
+        boot_id: boot.chars().take(64).collect(),
+        as_of: None,
+        addresses: texts.collect(),
+    }
+}
+
+fn entry(tenant: &Tenant, superseded: bool) -> AddressEntry {
+    let pod = tenant.pod.as_ref();
+    let mut all: Vec<Addr> = addresses(tenant).collect();
+    all.sort_unstable();
+    AddressEntry {
+        addresses: all,
+        handle: handle(&tenant.attachment),
+        interface: tenant.attachment.ifname.clone(),
+        pod_uid: pod.map_or_else(String::new, |it| it.uid.clone()),
+        pod: pod.map_or_else(String::new, pod_name),
+        since: Timestamp::from_second(tenant.since_ms.div_euclid(1000)).ok(),
+        superseded,
+    }
+}
+
+/// Under what an address is released: `network/containerID`. A network's name has no slash.
+pub fn handle(attachment: &Attachment) -> String {
+    format!("{}/{}", attachment.network, attachment.container_id)
+}
+
+fn pod_name(pod: &PodRef) -> String {
+    match (pod.namespace.as_str(), pod.name.as_str()) {
+        ("", "") => String::new(),
+        (namespace, name) => format!("{namespace}/{name}"),
+    }
+}
+
+/// Whether the list should be written sooner than its interval says. `named`: what the controller or people
+/// want to be given back; `wall_ms`: the time of day.
+pub fn is_urgent(
+    told: &NodeAddressesSpec,
+    named: &BTreeSet<Addr>,
+    snapshot: &Snapshot,
+    pods: &Pods,
+    wall_ms: i64,
+) -> bool {
+    let held: BTreeSet<Addr> = snapshot.tenants.iter().flat_map(addresses).collect();
+    let mut known = BTreeSet::new();
+    let mut is_awaited = false;
+    for entry in told.entries() {
+        for addr in entry.addresses {
+            let awaited = entry.superseded || named.contains(&addr);
+            is_awaited |= awaited && !held.contains(&addr);
+            known.insert(addr);
+        }
+    }
+    let young = |it: &Tenant| {
+        let age = wall_ms.saturating_sub(it.since_ms);
+        u128::try_from(age).is_ok_and(|age| age < TO_BE_REPORTED.as_millis())
+    };
+    // The runtime knows what sandboxes of pods have there.
+    let of_runtime = |it: &Tenant| it.attachment.ifname == OWN_INTERFACE && !pod_uid(it).is_empty();
+    let others = snapshot.tenants.iter();
+    let mut others = others.filter(|it| !of_runtime(it) && !young(it));
+    let nobody_else =
+        |it: &Tenant| addresses(it).any(|addr| !known.contains(&addr) && !pods.report(addr));
+    let is_unknown = others.any(nobody_else) && !Mutation::UnknownAddressesListedLate.is_on();
+    is_awaited || is_unknown
+}
+
+/// Decides when to write. Times are those of one monotonic clock.
+#[derive(Debug)]
+pub struct Schedule {
+    interval: Duration,
+    soon: Duration,
+    jitter: Jitter,
+    is_writing: bool,
+    next_at: Duration,
+    soon_at: Duration,
+    overdue_since: Option<Duration>,
+}
+
+/// What to do now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Write the list, and tell what came of it
+    Write,
+    /// Ask again then
+    At(Duration),
+    /// Ask again when something has changed
+    Nothing,
+}
+
+impl Schedule {
+    /// One that writes once in `interval`, or in `soon` where it is urgent; `random` sets the node apart from
+    /// others.
+    pub fn new(interval: Duration, soon: Duration, random: u64, now: Duration) -> Self {
+        let mut new = Self {
+            interval,
+            soon: soon.min(interval),
+            jitter: Jitter::new(random),
+            is_writing: false,
+            next_at: now,
+            soon_at: now,
+            overdue_since: None,
+        };
+        // Agents that are started together need not all write at once.
+        new.next_at = now + new.jitter.part(interval / 4);
+        new.soon_at = now + new.jitter.part(new.soon / 4);
+        new
+    }
+
+    /// What to do. `differs`: whether what is in use is not what is told.
+    pub fn next(&mut self, differs: bool, urgent: bool, now: Duration) -> Next {
+        if self.is_writing {
+            return Next::Nothing;
+        }
+        if !differs {
+            self.overdue_since = None;
+            return Next::Nothing;
+        }
+        let at = if urgent {
+            self.soon_at.min(self.next_at)
+        } else {
+            self.next_at
+        };
+        if at > now {
+            return Next::At(at);
+        }
+        self.overdue_since.get_or_insert(now);
+        self.is_writing = true;
+        Next::Write
+    }
+
+    /// Takes in whether the write was made.
+    pub fn written(&mut self, done: bool, now: Duration) {
+        self.is_writing = false;
+        self.soon_at = now + self.soon + self.jitter.part(self.soon / 5);
+        self.next_at = self.soon_at;
+        if done {
+            self.overdue_since = None;
+            self.next_at = now + self.interval + self.jitter.part(self.interval / 5);
+        }
+    }
+
+    /// For how long a write is overdue.
+    pub fn lag(&self, now: Duration) -> Duration {
+        let since = self.overdue_since;
+        since.map_or(Duration::ZERO, |since| now.saturating_sub(since))
+    }
+
+    /// Whether a write is on its way.
+    pub fn is_writing(&self) -> bool {
+        self.is_writing
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attached::{Attached, SecondNetworks};
+    use crate::pods::testing::pod;
+    use crate::snapshot::testing::{snapshot, tenant};
+    use cadastre_daemon::watch::Change;
+
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn equal_state_gives_equal_text_in_whatever_order_it_is_kept() {
+        let mut it = snapshot(&[], &[]);
+        it.tenants = vec![
+            tenant("c1", "u1", &["10.0.0.9", "fd00::9"]),
+            tenant("c2", "", &["10.0.0.5", "fd00::5"]),
+        ];
+        let told = list(&it, "boot");
+        it.tenants.reverse();
+        assert_eq!(list(&it, "boot"), told);
+        assert_eq!(
+            told.addresses,
+            [
+                "10.0.0.5,fd00::5 net/c2 eth0 - - 2027-01-15T08:00:00Z",
+                "10.0.0.9,fd00::9 net/c1 eth0 u1 default/pod-u1 2027-01-15T08:00:00Z",
+            ]
+        );
+        assert_eq!(
+            (told.node_uid.as_str(), told.boot_id.as_str()),
+            ("node", "boot")
+        );
+    }
+
+    #[test]
+    fn what_a_newer_sandbox_of_its_pod_supersedes_is_told_so() {
+        let mut it = snapshot(&[], &[]);
+        it.tenants = vec![
+            tenant("c1", "u1", &["10.0.0.1", "fd00::1"]),
+            tenant("c2", "u1", &["10.0.0.2", "fd00::2"]),
+        ];
+        it.tenants[1].order = 2;
+        let told: Vec<bool> = list(&it, "boot")
+            .entries()
+            .map(|it| it.superseded)
+            .collect();
+        assert_eq!(told, [true, false]);
+    }
+
+    #[test]
+    fn it_fits_whatever_is_held() {
+        let long = "x".repeat(10_000);
+        let mut it = snapshot(&[], &[]);
+        for n in 1..3_000u32 {
+            let v4 = format!("10.1.{}.{}", n >> 8, n & 255);
+            it.tenants.push(tenant(&long, &long, &[&v4]));
+        }
+        let told = list(&it, &long);
+        let bytes = serde_json::to_vec(&told).unwrap().len();
+        assert!(bytes < MOST_BYTES + 1_000, "{bytes}");
+        assert_eq!(told.addresses.len(), told.entries().count());
+        assert!(told.addresses.len() > 1_000);
+    }
+
+    #[test]
+    fn who_waits_for_an_address_hears_soon_that_it_was_given_back() {
+        let mut it = snapshot(&[], &[]);
+        it.tenants = vec![tenant("c1", "u1", &["10.0.0.1"])];
+        let told = list(&it, "boot");
+        let addr = Addr::parse_strict("10.0.0.1").unwrap();
+        let urgent = |named: &[Addr], told: &NodeAddressesSpec, it: &Snapshot| {
+            let named = named.iter().copied().collect();
+            is_urgent(told, &named, it, &Pods::default(), i64::MAX)
+        };
+        assert!(!urgent(&[addr], &told, &it), "it is there");
+        it.tenants.clear();
+        assert!(!urgent(&[], &told, &it));
+        assert!(urgent(&[addr], &told, &it));
+        let mut old = told.clone();
+        old.addresses[0] += " superseded";
+        assert!(urgent(&[], &old, &it));
+    }
+
+    #[test]
+    fn what_nobody_else_would_know_of_is_told_soon() {
+        let mut it = snapshot(&[], &[]);
+        it.tenants = vec![tenant("c1", "u1", &["10.0.0.1"])];
+        let since = it.tenants[0].since_ms;
+        let nothing = NodeAddressesSpec::default();
+        let mut pods = Pods::default();
+        let urgent = |it: &Snapshot, pods: &Pods, age| {
+            is_urgent(&nothing, &BTreeSet::new(), it, pods, since + age)
+        };
+        assert!(!urgent(&it, &pods, 60_000), "the runtime knows");
+        let had = it.tenants[0].pod.take();
+        assert!(urgent(&it, &pods, 60_000), "it is no pod's");
+        it.tenants[0].pod = had;
+        it.tenants[0].attachment.ifname = "net1".to_owned();
+        assert!(urgent(&it, &pods, 60_000));
+        assert!(!urgent(&it, &pods, 9_000), "its pod may still tell");
+        let told = list(&it, "boot");
+        let soon = is_urgent(&told, &BTreeSet::new(), &it, &pods, since + 60_000);
+        assert!(!soon, "it is told");
+        let attached = Attached {
+            network: "net".to_owned(),
+            interface: "net1".to_owned(),
+            addresses: addresses(&it.tenants[0]).collect(),
+        };
+        pods.change(Change::Applied(crate::pods::Pod {
+            second_networks: SecondNetworks::Known(vec![attached]),
+            ..pod("u1", &[], &[])
+        }));
+        assert!(!urgent(&it, &pods, 60_000), "Multus has told");
+    }
+
+    #[test]
+    fn it_is_written_once_in_the_interval_and_sooner_where_it_is_urgent() {
+        let mut it = Schedule::new(5 * MINUTE, MINUTE / 2, 7, Duration::ZERO);
+        assert_eq!(it.next(false, false, 10 * MINUTE), Next::Nothing);
+        let mut now = 10 * MINUTE;
+        assert_eq!(it.next(true, false, now), Next::Write);
+        assert_eq!(it.next(true, true, now), Next::Nothing, "one at a time");
+        it.written(true, now);
+        let Next::At(at) = it.next(true, false, now) else {
+            panic!("at once")
+        };
+        assert!((now + 5 * MINUTE..=now + 6 * MINUTE).contains(&at));
+        let Next::At(at) = it.next(true, true, now) else {
+            panic!("at once")
+        };
+        assert!((now + MINUTE / 2..=now + MINUTE).contains(&at));
+        now = at;
+        assert_eq!(it.next(true, true, now), Next::Write);
+        it.written(false, now);
+        assert_eq!(it.lag(now + MINUTE), MINUTE);
+        let Next::At(at) = it.next(true, false, now) else {
+            panic!("at once")
+        };
+        assert!(at <= now + MINUTE, "refused, it comes again soon");
+        assert_eq!(it.next(true, false, at), Next::Write);
+        it.written(true, at);
+        assert_eq!(it.lag(at), Duration::ZERO);
+    }
+}

@@ -1,0 +1,160 @@
+//! What pods have on second networks, by Multus' annotations: of addresses there the runtime knows nothing.
+//!
+//! Multus writes `network-status` onto a pod when all of its networks are set up, before the sandbox is ready;
+//! `networks` asks for them. Whoever may edit a pod may write both, so what they say is doubtful.
+//!
+//! # Guarantees
+//! - What is read is bounded, whatever is written: the text, and the addresses of a pod.
+//! - It only ever keeps addresses out of use that nobody else is known to have, of the blocks of the pod's own
+//!   node; it frees none.
+
+use serde::Deserialize;
+
+use cadastre_core::Addr;
+
+/// Written by Multus: the networks that a pod has.
+const STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
+/// Written by people: the networks that it should have.
+const WANTED: &str = "k8s.v1.cni.cncf.io/networks";
+
+/// A longer text is not read.
+const MOST_TEXT: usize = 64 << 10;
+/// More addresses of a pod are not taken for its own.
+const MOST_ADDRESSES: usize = 32;
+/// The longest name of an interface, and of a network, that is taken for one.
+const LONGEST: (usize, usize) = (15, 253);
+
+/// An interface of a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attached {
+    /// The name of its network; empty if that is not told
+    pub network: String,
+    /// Its name
+    pub interface: String,
+    /// Its addresses
+    pub addresses: Vec<Addr>,
+}
+
+/// What a pod has on second networks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum SecondNetworks {
+    /// It asks for none.
+    #[default]
+    None,
+    /// These.
+    Known(Vec<Attached>),
+    /// It asks for some, and nothing that can be read says what it has there.
+    Unknown,
+}
+
+#[derive(Deserialize)]
+struct Entry {
+    #[serde(default)]
+    name: String,
+    #[serde(default)]
+    interface: String,
+    #[serde(default)]
+    ips: Vec<String>,
+    #[serde(default)]
+    default: bool,
+}
+
+/// Reads the annotations of a pod.
+pub fn read<'a>(annotation: impl Fn(&str) -> Option<&'a str>) -> SecondNetworks {
+    let wanted = annotation(WANTED).is_some_and(|it| !matches!(it.trim(), "" | "[]"));
+    let unknown = if wanted {
+        SecondNetworks::Unknown
+    } else {
+        SecondNetworks::None
+    };
+    let Some(text) = annotation(STATUS).filter(|it| it.len() <= MOST_TEXT) else {
+        return unknown;
+    };
+    let Ok(entries) = serde_json::from_str::<Vec<Entry>>(text) else {
+        return unknown;
+    };
+    let mut left = MOST_ADDRESSES;
+    let mut all = Vec::new();
+    // The first network is the runtime's.
+    for entry in entries.into_iter().filter(|it| !it.default) {
+        let addresses = entry.ips.iter().filter_map(|it| Addr::parse_lenient(it));
+        let addresses: Vec<Addr> = addresses.take(left).collect();
+        let network = entry.name.rsplit('/').next().unwrap_or_default();
+        if entry.interface.len() > LONGEST.0 || network.len() > LONGEST.1 {
+            continue;
+        }
+        left -= addresses.len();
+        all.push(Attached {
+            network: network.to_owned(),
+            interface: entry.interface,
+            addresses,
+        });
+    }
+    if all.is_empty() {
+        return unknown;
+    }
+    SecondNetworks::Known(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn of(wanted: Option<&str>, status: Option<&str>) -> SecondNetworks {
+        read(|name| match name {
+            WANTED => wanted,
+            STATUS => status,
+            _ => None,
+        })
+    }
+
+    #[test]
+    fn what_multus_tells_is_read_and_the_first_network_is_not_in_it() {
+        let status = json!([
+            {"name": "cbr0", "interface": "eth0", "ips": ["10.0.0.2"], "default": true, "dns": {}},
+            {"name": "default/storage", "interface": "net1", "ips": ["10.1.0.2", "fd00::2", "x"], "mac": "0"},
+            {"name": "default/plain", "interface": "net2", "dns": {}},
+        ])
+        .to_string();
+        let SecondNetworks::Known(all) = of(Some("storage,plain"), Some(&status)) else {
+            panic!("not read");
+        };
+        let read: Vec<(&str, &str, usize)> = all
+            .iter()
+            .map(|it| (&*it.network, &*it.interface, it.addresses.len()))
+            .collect();
+        assert_eq!(read, [("storage", "net1", 2), ("plain", "net2", 0)]);
+    }
+
+    #[test]
+    fn who_asks_for_second_networks_and_tells_of_none_has_what_nobody_knows() {
+        let first =
+            r#"[{"name": "cbr0", "interface": "eth0", "ips": ["10.0.0.2"], "default": true}]"#;
+        let long = " ".repeat(MOST_TEXT + 1);
+        for status in [
+            None,
+            Some("nonsense"),
+            Some("[]"),
+            Some(first),
+            Some(&*long),
+        ] {
+            assert_eq!(of(Some("storage"), status), SecondNetworks::Unknown);
+            assert_eq!(of(Some(" [] "), status), SecondNetworks::None);
+            assert_eq!(of(None, status), SecondNetworks::None);
+        }
+    }
+
+    #[test]
+    fn what_a_pod_can_keep_out_of_use_is_bounded() {
+        let ips: Vec<String> = (0..200).map(|n| format!("10.1.0.{n}")).collect();
+        let entry = |interface: &str| json!({"name": "a", "interface": interface, "ips": ips});
+        let status = json!([entry(&"x".repeat(16)), entry("net1"), entry("net2")]).to_string();
+        let SecondNetworks::Known(all) = of(None, Some(&status)) else {
+            panic!("not read");
+        };
+        let count: usize = all.iter().map(|it| it.addresses.len()).sum();
+        assert_eq!((all.len(), count), (2, MOST_ADDRESSES));
+    }
+}

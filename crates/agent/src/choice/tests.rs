@@ -1,0 +1,278 @@
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+
+use super::*;
+use crate::pods::testing::pod;
+
+fn selector(labels: &[(&str, &str)]) -> Selector {
+    let labels = labels.iter().map(|(k, v)| ((*k).into(), (*v).into()));
+    Selector::new(Some(&LabelSelector {
+        match_labels: Some(labels.collect()),
+        ..LabelSelector::default()
+    }))
+    .unwrap()
+}
+
+fn serving(name: &str, namespace: &[(&str, &str)], pod: &[(&str, &str)]) -> ServingPool {
+    ServingPool {
+        name: name.to_owned(),
+        namespace: selector(namespace),
+        pod: selector(pod),
+        manual: false,
+    }
+}
+
+fn addr(text: &str) -> Addr {
+    Addr::parse_strict(text).unwrap()
+}
+
+fn of<'a>(pod: Option<&'a Pod>, pools: &'a [String]) -> Asked<'a> {
+    Asked {
+        ifname: "eth0",
+        pools,
+        addresses: &[],
+        pod,
+        namespace: None,
+    }
+}
+
+fn names(names: &[&str]) -> Vec<String> {
+    names.iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn the_annotation_goes_before_the_config_and_that_before_selectors() {
+    let pools = [serving("a", &[], &[]), serving("b", &[], &[("app", "db")])];
+    let config = names(&["from-config"]);
+    let annotated = pod("u", &[], &[(POOLS, " x, y ,x")]);
+    let plain = pod("u", &[("app", "db")], &[]);
+    let decide = |asked: &Asked| decide(asked, &pools, &[]).pools;
+    assert_eq!(
+        decide(&of(Some(&annotated), &config)),
+        Pools::Named(names(&["x", "y"]))
+    );
+    assert_eq!(
+        decide(&of(Some(&plain), &config)),
+        Pools::Named(config.clone())
+    );
+    assert_eq!(
+        decide(&of(Some(&plain), &[])),
+        Pools::Selected(names(&["a", "b"]))
+    );
+    let second = Asked {
+        ifname: "net1",
+        ..of(Some(&annotated), &config)
+    };
+    assert_eq!(
+        decide(&second),
+        Pools::Named(config.clone()),
+        "another network"
+    );
+}
+
+#[test]
+fn the_namespace_names_pools_for_pods_that_name_none() {
+    let config = names(&["from-config"]);
+    let naming = |text: &str| Namespace {
+        pools: Some(text.to_owned()),
+        ..Namespace::default()
+    };
+    let (good, bad) = (naming("team, spare"), naming("No Pool"));
+    let (plain, own) = (pod("u", &[], &[]), pod("u", &[], &[(POOLS, "own")]));
+    let wrong = pod("u", &[], &[(POOLS, "a,,b")]);
+    let decide = |pod: Option<&Pod>, namespace, ifname| {
+        let asked = Asked {
+            namespace: Some(namespace),
+            ifname,
+            ..of(pod, &config)
+        };
+        decide(&asked, &[], &[])
+    };
+    let named = |pod, namespace, ifname| match decide(pod, namespace, ifname).pools {
+        Pools::Named(names) => names.join(" "),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(named(Some(&plain), &good, "eth0"), "team spare");
+    assert_eq!(named(Some(&own), &good, "eth0"), "own");
+    assert_eq!(named(Some(&wrong), &good, "eth0"), "team spare");
+    assert_eq!(named(Some(&plain), &good, "net1"), "from-config");
+    assert_eq!(named(None, &good, "eth0"), "from-config");
+    assert_eq!(named(Some(&plain), &bad, "eth0"), "from-config");
+    let told = decide(Some(&wrong), &bad, "eth0").complaints;
+    assert_eq!(told.len(), 2, "{told:?}");
+    assert!(told[1].contains("the namespace's annotation cadastre.dev/pools (\"No Pool\")"));
+}
+
+#[test]
+fn where_no_pool_asks_for_labels_the_store_decides() {
+    let pools = [serving("a", &[], &[]), serving("b", &[], &[])];
+    let chosen = decide(&of(None, &[]), &pools, &names(&["c"]));
+    assert_eq!(chosen.pools, Pools::All);
+}
+
+#[test]
+fn labels_decide_in_the_order_of_the_node_and_unknown_ones_select_nothing() {
+    let pools = [
+        serving("db", &[], &[("app", "db")]),
+        serving("team", &[("team", "x")], &[]),
+        serving("rest", &[], &[]),
+    ];
+    let db = pod("u", &[("app", "db")], &[]);
+    let bare = Namespace::default();
+    let team = Namespace {
+        labels: vec![("team".into(), "x".into())],
+        ..Namespace::default()
+    };
+    let decide = |pod: Option<&Pod>, namespace: Option<&Namespace>| {
+        let asked = Asked {
+            namespace,
+            ..of(pod, &[])
+        };
+        match decide(&asked, &pools, &names(&["cidr"])).pools {
+            Pools::Selected(names) => names,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(
+        decide(Some(&db), Some(&team)),
+        ["db", "team", "rest", "cidr"]
+    );
+    assert_eq!(decide(Some(&db), Some(&bare)), ["db", "rest", "cidr"]);
+    assert_eq!(decide(Some(&db), None), ["db", "rest", "cidr"]);
+    assert_eq!(decide(None, None), ["rest", "cidr"]);
+    // Not even one that asks for the absence of a label.
+    let absent =
+        serde_json::json!({"matchExpressions": [{"key": "a", "operator": "DoesNotExist"}]});
+    let absent: LabelSelector = serde_json::from_value(absent).unwrap();
+    let pools = [ServingPool {
+        pod: Selector::new(Some(&absent)).unwrap(),
+        ..serving("absent", &[], &[])
+    }];
+    let Pools::None(why) = super::decide(&of(None, &[]), &pools, &[]).pools else {
+        panic!("selected by labels that are not known");
+    };
+    assert!(
+        why.contains("absent") && why.contains("does not know"),
+        "{why}"
+    );
+}
+
+#[test]
+fn a_pool_that_is_to_be_named_serves_nobody_else() {
+    let pools = [
+        ServingPool {
+            manual: true,
+            ..serving("manual", &[], &[])
+        },
+        serving("db", &[], &[("app", "db")]),
+    ];
+    let other = pod("u", &[("app", "web")], &[]);
+    let Pools::None(why) = decide(&of(Some(&other), &[]), &pools, &[]).pools else {
+        panic!("selected");
+    };
+    assert!(why.contains("manual") && why.contains("app"), "{why}");
+}
+
+#[test]
+fn garbage_in_an_annotation_is_told_and_left_out() {
+    let config = names(&["from-config"]);
+    for (name, text, says) in [
+        (POOLS, "a,,b", "no name of a pool"),
+        (POOLS, "Ünsinn", "no name of a pool"),
+        (POOLS, "  ", "is empty"),
+        (POOLS, "[\"a\"]", "no name of a pool"),
+        (ADDRESSES, "10.0.0.1,10.0.0.2", "two IPv4 addresses"),
+        (ADDRESSES, "10.0.0.1/24", "no address"),
+        (ADDRESSES, "010.0.0.1", "no address"),
+        (ADDRESSES, "", "is empty"),
+    ] {
+        let annotated = pod("u", &[], &[(name, text)]);
+        let chosen = decide(&of(Some(&annotated), &config), &[], &[]);
+        assert_eq!(chosen.complaints.len(), 1, "{text}");
+        let complaint = &chosen.complaints[0];
+        assert!(
+            complaint.contains(says) && complaint.contains(name),
+            "{complaint}"
+        );
+        assert_eq!(chosen.pools, Pools::Named(config.clone()));
+        assert!(chosen.addresses.is_empty());
+    }
+    let many = vec!["a"; 5000].join("é,");
+    let annotated = pod("u", &[], &[(POOLS, many.as_str())]);
+    let chosen = decide(&of(Some(&annotated), &[]), &[], &[]);
+    assert!(chosen.complaints[0].len() < 600);
+    let many: Vec<String> = (0..17).map(|n| format!("p{n}")).collect();
+    let annotated = pod("u", &[], &[(POOLS, many.join(",").as_str())]);
+    let chosen = decide(&of(Some(&annotated), &[]), &[], &[]);
+    assert!(chosen.complaints[0].contains("at most 16"));
+}
+
+#[test]
+fn addresses_of_the_attachment_go_before_those_of_the_pod() {
+    let annotated = pod("u", &[], &[(ADDRESSES, "fd00::7, 10.0.0.7")]);
+    let chosen = decide(&of(Some(&annotated), &[]), &[], &[]);
+    assert_eq!(chosen.addresses, [addr("10.0.0.7"), addr("fd00::7")]);
+    let own = [addr("10.0.0.9")];
+    let asked = Asked {
+        addresses: &own,
+        ..of(Some(&annotated), &[])
+    };
+    assert_eq!(decide(&asked, &[], &[]).addresses, own);
+    let second = Asked {
+        ifname: "net1",
+        ..of(Some(&annotated), &[])
+    };
+    assert!(decide(&second, &[], &[]).addresses.is_empty());
+}
+
+#[test]
+fn a_closed_pool_serves_as_long_as_a_block_of_it_gives() {
+    let pool = |name: &str, closed| NodePool {
+        name: name.to_owned(),
+        closed,
+        assignment: Assignment::Manual,
+        ..NodePool::default()
+    };
+    let pools = [pool("open", false), pool("shut", true)];
+    assert!(pools[0].is_askable() && !pools[1].is_askable());
+    let of = |giving: &[&str]| -> Vec<(String, bool)> {
+        let giving = names(giving).into_iter().collect();
+        let (serving, wrong) = super::serving(&pools, &giving);
+        assert_eq!(wrong, Vec::<String>::new());
+        serving.into_iter().map(|it| (it.name, it.manual)).collect()
+    };
+    assert_eq!(of(&[]), [("open".to_owned(), true)]);
+    let both = [("open".to_owned(), true), ("shut".to_owned(), true)];
+    assert_eq!(of(&["shut"]), both);
+}
+
+#[test]
+fn annotations_that_mean_nothing_are_told() {
+    let annotated = pod("u", &[], &[("cadastre.dev/pool", "x"), (POOLS, "y")]);
+    let chosen = decide(&of(Some(&annotated), &[]), &[], &[]);
+    assert_eq!(chosen.pools, Pools::Named(names(&["y"])));
+    assert_eq!(chosen.complaints.len(), 1);
+    assert!(chosen.complaints[0].starts_with("annotation cadastre.dev/pool means nothing"));
+}
+
+#[test]
+fn a_pool_for_some_namespaces_is_for_pods_of_these_alone() {
+    let pools = [
+        serving("team", &[("team", "a")], &[]),
+        serving("any", &[], &[]),
+    ];
+    let of_team = Namespace {
+        labels: vec![("team".into(), "a".into())],
+        ..Namespace::default()
+    };
+    let plain = pod("u", &[], &[(POOLS, "team")]);
+    let bound = |namespace| {
+        let asked = Asked {
+            namespace,
+            ..of(Some(&plain), &[])
+        };
+        decide(&asked, &pools, &[]).bound
+    };
+    let other = Namespace::default();
+    assert_eq!(bound(Some(&of_team)), ["team"]);
+    assert!(bound(Some(&other)).is_empty() && bound(None).is_empty());
+}

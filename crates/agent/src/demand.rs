@@ -1,0 +1,312 @@
+//! What the node wants of each pool, and which empty blocks it can do without.
+//!
+//! Demand is stated as the addresses wanted in all: those in use, those that rest, the pool's low mark,
+//! and one for each ADD that waits: by what is wanted beyond the low mark the controller sees that pods
+//! wait. What of a block is never given (gateway, network and broadcast address) is not added: the
+//! controller counts a block by the agent's word of it (used + cooling + free), which leaves those
+//! out, so both sides count alike. Of a block that it has no word of yet it leaves out as many as a pool without a
+//! gateway of its own takes of it.
+//!
+//! # Guarantees
+//! - A pool of which the node has no block is asked only while an ADD wants it: pools that serve by
+//!   name or on demand are left alone.
+//! - What is let go unasked is not asked for again: as many addresses as the high mark stay free, and
+//!   that is never below the low mark.
+//! - The last block of a pool and family stays, unless it is asked back and no ADD waits for it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::snapshot::{busy, capacity, gives, is_pod_cidr, terms};
+use cadastre_core::holding::PoolTerms;
+use cadastre_core::{Cidr, Dual, Family};
+use cadastre_node::{BlockCount, BlockState, Snapshot};
+
+/// ADDs that found nothing, by the pool that should have served them.
+pub type Wishes = BTreeMap<String, u64>;
+
+/// What is wanted of a pool, and what there is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Want {
+    /// Addresses of each family wanted in all
+    pub demand: u64,
+    /// Addresses that the blocks can ever give, of the family that has least
+    pub capacity: u64,
+}
+
+impl Want {
+    /// Whether blocks are lacking.
+    pub fn is_lacking(&self) -> bool {
+        self.demand > self.capacity
+    }
+}
+
+#[derive(Default)]
+struct Sums {
+    busy: Dual<u64>,
+    capacity: Dual<u64>,
+    count: Dual<usize>,
+}
+
+/// What is wanted of each pool that may be asked; pools of which nothing is wanted are left out.
+pub fn wanted(snapshot: &Snapshot, wishes: &Wishes) -> BTreeMap<String, Want> {
+    let sums = sums(snapshot);
+    let fixed = of_pod_cidrs(snapshot);
+    let with_blocks = sums.keys().copied();
+    let with_wishes = wishes.keys().map(String::as_str);
+    let known = |pool: &&str| terms(snapshot, pool).is_some();
+    let pools: BTreeSet<&str> = with_blocks.chain(with_wishes.filter(known)).collect();
+    let ask = |pool: &str| {
+        let wish = wishes.get(pool).copied().unwrap_or(0);
+        let nothing = Sums::default();
+        let sums = sums.get(pool).unwrap_or(&nothing);
+        let families = families(snapshot, pool, sums);
+        let of = |sums: &Dual<u64>| families.iter().map(|it| *sums.get(*it)).collect::<Vec<_>>();
+        let busy = of(&sums.busy).into_iter().max().unwrap_or(0);
+        Want {
+            demand: busy.saturating_add(reserve(snapshot, pool, wish)),
+            capacity: of(&sums.capacity).into_iter().min().unwrap_or(0),
+        }
+    };
+    pools
+        .into_iter()
+        .filter(|pool| !pool.is_empty() && !fixed.contains(pool))
+        .map(|pool| (pool.to_owned(), ask(pool)))
+        .filter(|(_, want)| want.demand > 0)
+        .collect()
+}
+
+/// The empty blocks to let go: those asked back (`recalled`: only if empty), and the surplus.
+pub fn to_let_go(
+    snapshot: &Snapshot,
+    wishes: &Wishes,
+    recalled: &BTreeSet<Cidr>,
+) -> Vec<(Cidr, String)> {
+    let mut sums = sums(snapshot);
+    let mut going = Vec::new();
+    let can_go = |it: &&BlockCount| {
+        let listed = matches!(it.state, BlockState::Held | BlockState::Draining);
+        listed && busy(it) == 0 && !is_pod_cidr(snapshot, it)
+    };
+    // From the top: addresses are given from the bottom.
+    for block in snapshot.blocks.iter().rev().filter(can_go) {
+        let family = block.cidr.family();
+        if !gives(block) {
+            going.push((block.cidr, block.uid.clone()));
+            continue;
+        }
+        let Some(sum) = sums.get_mut(block.pool.as_str()) else {
+            continue;
+        };
+        let busy = *sum.busy.get(family);
+        let left = sum.capacity.get(family).saturating_sub(capacity(block));
+        let wish = wishes.get(&block.pool).copied().unwrap_or(0);
+        let is_recalled = recalled.contains(&block.cidr);
+        let keep = if is_recalled {
+            wish
+        } else {
+            high(snapshot, &block.pool).saturating_add(wish)
+        };
+        let may_go = is_recalled || *sum.count.get(family) > 1;
+        if may_go && left >= busy.saturating_add(keep) {
+            *sum.capacity.get_mut(family) = left;
+            *sum.count.get_mut(family) -= 1;
+            going.push((block.cidr, block.uid.clone()));
+        }
+    }
+    going
+}
+
+/// The blocks that addresses are given from, summed up by pool.
+fn sums(snapshot: &Snapshot) -> BTreeMap<&str, Sums> {
+    let mut sums: BTreeMap<&str, Sums> = BTreeMap::new();
+    for block in snapshot.blocks.iter().filter(|it| gives(it)) {
+        if is_pod_cidr(snapshot, block) {
+            continue;
+        }
+        let sum = sums.entry(&block.pool).or_default();
+        let family = block.cidr.family();
+        let add = |to: &mut u64, more| *to = to.saturating_add(more);
+        add(sum.busy.get_mut(family), busy(block));
+        add(sum.capacity.get_mut(family), capacity(block));
+        *sum.count.get_mut(family) += 1;
+    }
+    sums
+}
+
+/// Pools that gave the node its podCIDR: they give no blocks.
+fn of_pod_cidrs(snapshot: &Snapshot) -> BTreeSet<&str> {
+    let blocks = snapshot.blocks.iter();
+    blocks
+        .filter(|block| is_pod_cidr(snapshot, block))
+        .map(|block| block.pool.as_str())
+        .collect()
+}
+
+fn families(snapshot: &Snapshot, pool: &str, sums: &Sums) -> Vec<Family> {
+    let terms = terms(snapshot, pool);
+    let has = |family: &Family| {
+        *sums.count.get(*family) > 0 || terms.is_some_and(|it| it.family(*family).is_some())
+    };
+    Family::ALL.into_iter().filter(has).collect()
+}
+
+fn reserve(snapshot: &Snapshot, pool: &str, wish: u64) -> u64 {
+    let low = terms(snapshot, pool).map_or(0, |terms| terms.warm.0);
+    u64::from(low).saturating_add(wish)
+}
+
+fn high(snapshot: &Snapshot, pool: &str) -> u64 {
+    let known = terms(snapshot, pool).map(|terms| terms.warm);
+    let (low, high) = known.unwrap_or_else(|| PoolTerms::named(pool).warm);
+    u64::from(high.max(low))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::snapshot::testing::{block, pool, snapshot};
+
+    fn wish(pool: &str, count: u64) -> Wishes {
+        Wishes::from([(pool.to_owned(), count)])
+    }
+
+    fn go(snapshot: &Snapshot, recalled: &[&str]) -> Vec<String> {
+        let recalled = recalled.iter().map(|it| Cidr::parse_strict(it).unwrap());
+        let going = to_let_go(snapshot, &Wishes::new(), &recalled.collect());
+        going.iter().map(|(cidr, _)| cidr.to_string()).collect()
+    }
+
+    #[test]
+    fn what_is_busy_and_the_low_mark_are_wanted() {
+        let it = snapshot(
+            &[pool("a", (3, 50), true, false)],
+            &[
+                block("10.0.0.0/26", "a", 40, 10, 11),
+                block("10.0.0.64/26", "a", 0, 0, 61),
+            ],
+        );
+        let want = wanted(&it, &Wishes::new())["a"];
+        assert_eq!((want.demand, want.capacity), (53, 122));
+        assert!(!want.is_lacking());
+        let many = wanted(&it, &wish("a", 80))["a"];
+        assert!(many.is_lacking() && many.demand == 133);
+    }
+
+    #[test]
+    fn of_two_families_the_fuller_one_is_wanted_and_the_emptier_one_is_what_there_is() {
+        let both = pool("a", (3, 50), true, true);
+        let it = snapshot(
+            std::slice::from_ref(&both),
+            &[
+                block("10.0.0.0/26", "a", 61, 0, 0),
+                block("fd00::/122", "a", 40, 0, 22),
+            ],
+        );
+        let want = wanted(&it, &Wishes::new())["a"];
+        assert_eq!((want.demand, want.capacity), (64, 61));
+        let half = snapshot(&[both], &[block("10.0.0.0/26", "a", 1, 0, 60)]);
+        assert_eq!(wanted(&half, &Wishes::new())["a"].capacity, 0);
+    }
+
+    #[test]
+    fn a_pool_without_a_block_is_asked_only_by_name() {
+        let it = snapshot(
+            &[
+                pool("a", (3, 50), true, false),
+                pool("b", (0, 50), true, false),
+            ],
+            &[block("10.0.0.0/26", "a", 1, 0, 60)],
+        );
+        assert_eq!(wanted(&it, &Wishes::new()).len(), 1);
+        assert_eq!(wanted(&it, &wish("b", 2))["b"].demand, 2);
+        assert!(!wanted(&it, &wish("unknown", 2)).contains_key("unknown"));
+    }
+
+    #[test]
+    fn a_block_that_gives_nothing_new_does_not_count() {
+        let mut draining = block("10.0.0.0/26", "a", 50, 0, 11);
+        draining.state = BlockState::Draining;
+        let mut withdrawn = block("10.0.0.64/26", "a", 20, 0, 0);
+        withdrawn.state = BlockState::Withdrawn;
+        let it = snapshot(
+            &[pool("a", (3, 50), true, false)],
+            &[draining, withdrawn, block("10.0.0.128/26", "a", 1, 0, 60)],
+        );
+        assert_eq!(
+            wanted(&it, &Wishes::new())["a"],
+            Want {
+                demand: 4,
+                capacity: 61
+            }
+        );
+    }
+
+    #[test]
+    fn a_pod_cidr_is_neither_asked_for_nor_let_go() {
+        let mut range = block("10.0.0.0/24", "a", 0, 0, 253);
+        range.uid = "node".to_owned();
+        let mut other = range.clone();
+        other.cidr = Cidr::parse_strict("10.0.1.0/24").unwrap();
+        let it = snapshot(&[pool("a", (3, 50), true, false)], &[range, other]);
+        assert!(wanted(&it, &wish("a", 9)).is_empty());
+        assert!(go(&it, &["10.0.0.0/24"]).is_empty());
+    }
+
+    #[test]
+    fn surplus_goes_from_the_top_while_the_high_mark_stays_free() {
+        let blocks = |used| {
+            [
+                block("10.0.0.0/26", "a", used, 0, 61 - used),
+                block("10.0.0.64/26", "a", 0, 0, 61),
+                block("10.0.0.128/26", "a", 0, 0, 61),
+            ]
+        };
+        let pools = [pool("a", (3, 50), true, false)];
+        let it = snapshot(&pools, &blocks(5));
+        assert_eq!(go(&it, &[]), ["10.0.0.128/26", "10.0.0.64/26"]);
+        let fuller = snapshot(&pools, &blocks(40));
+        assert_eq!(go(&fuller, &[]), ["10.0.0.128/26"]);
+        // What is let go is not asked for again.
+        for used in 0..=61 {
+            let mut it = snapshot(&pools, &blocks(used));
+            let going = to_let_go(&it, &Wishes::new(), &BTreeSet::new());
+            it.blocks
+                .retain(|block| !going.iter().any(|(cidr, _)| *cidr == block.cidr));
+            assert!(!wanted(&it, &Wishes::new())["a"].is_lacking(), "{used}");
+        }
+    }
+
+    #[test]
+    fn the_last_block_of_a_family_stays_unless_it_is_drained_or_asked_back() {
+        let pools = [pool("a", (0, 0), true, true)];
+        let blocks = [
+            block("10.0.0.0/26", "a", 0, 0, 61),
+            block("fd00::/122", "a", 0, 0, 62),
+        ];
+        let mut it = snapshot(&pools, &blocks);
+        assert!(go(&it, &[]).is_empty());
+        let both = ["fd00::/122", "10.0.0.0/26"];
+        assert_eq!(go(&it, &both), both);
+        let recalled = both.map(|it| Cidr::parse_strict(it).unwrap()).into();
+        assert!(to_let_go(&it, &wish("a", 1), &recalled).is_empty());
+        it.blocks[0].state = BlockState::Draining;
+        assert_eq!(go(&it, &[]), ["10.0.0.0/26"]);
+        it.blocks[0].counts.cooling = 1;
+        assert!(go(&it, &[]).is_empty(), "what cools is not empty");
+    }
+
+    #[test]
+    fn a_block_asked_back_goes_if_nothing_waits_for_it() {
+        let it = snapshot(
+            &[pool("a", (3, 50), true, false)],
+            &[
+                block("10.0.0.0/26", "a", 55, 0, 6),
+                block("10.0.0.64/26", "a", 0, 0, 61),
+            ],
+        );
+        assert!(go(&it, &[]).is_empty());
+        assert_eq!(go(&it, &["10.0.0.64/26"]), ["10.0.0.64/26"]);
+        let recalled = BTreeSet::from([Cidr::parse_strict("10.0.0.64/26").unwrap()]);
+        assert!(to_let_go(&it, &wish("a", 7), &recalled).is_empty());
+    }
+}

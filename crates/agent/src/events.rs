@@ -1,0 +1,99 @@
+//! What the agent tells people: in the log at once, and as an event when it can be written.
+
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube::Client;
+use tokio::sync::mpsc;
+use tracing::warn;
+
+use super::pods::Pod;
+use crate::metrics::AgentMetrics;
+use cadastre_api::AGENT_MANAGER;
+use cadastre_daemon::events;
+use cadastre_daemon::events::Notice;
+
+/// Events that may wait; more are dropped and counted.
+const BACKLOG: usize = 64;
+
+/// A warning about a pod.
+pub fn of_pod(pod: &Pod, reason: &'static str, note: String) -> Notice {
+    warning("Pod", &pod.namespace, &pod.name, &pod.uid, reason, note)
+}
+
+/// A warning about the node. `uid` may be unknown.
+pub fn of_node(name: &str, uid: &str, reason: &'static str, note: String) -> Notice {
+    warning("Node", "", name, uid, reason, note)
+}
+
+fn warning(
+    kind: &str,
+    namespace: &str,
+    name: &str,
+    uid: &str,
+    reason: &'static str,
+    note: String,
+) -> Notice {
+    let known = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+    Notice {
+        about: ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some(kind.to_owned()),
+            namespace: known(namespace),
+            name: known(name),
+            uid: known(uid),
+            ..ObjectReference::default()
+        },
+        warning: true,
+        reason,
+        note,
+    }
+}
+
+/// Tells people.
+#[derive(Clone)]
+pub struct Events {
+    sender: mpsc::Sender<Notice>,
+    metrics: AgentMetrics,
+}
+
+impl Events {
+    /// Writes events one after the other.
+    pub fn start(client: Client, metrics: AgentMetrics) -> Self {
+        let counted = metrics.clone();
+        let lost = move || counted.event_dropped();
+        Self {
+            sender: events::spawn(client, AGENT_MANAGER, BACKLOG, lost),
+            metrics,
+        }
+    }
+
+    /// Tells it.
+    pub fn tell(&self, notice: Notice) {
+        let name = notice.about.name.as_deref().unwrap_or_default();
+        if let Some(namespace) = &notice.about.namespace {
+            warn!(pod.namespace = %namespace, pod.name = %name, reason = notice.reason, "{}", notice.note);
+        } else {
+            warn!(reason = notice.reason, "{}", notice.note);
+        }
+        if self.sender.try_send(notice).is_err() {
+            self.metrics.event_dropped();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pods::testing::pod;
+
+    #[test]
+    fn what_is_not_known_is_absent() {
+        let about = of_pod(&pod("u", &[], &[]), "InvalidAnnotation", String::new()).about;
+        assert_eq!(about.namespace.as_deref(), Some("default"));
+        assert_eq!(
+            (about.kind.as_deref(), about.uid.as_deref()),
+            (Some("Pod"), Some("u"))
+        );
+        let about = of_node("n1", "", "StoreDamaged", "text".to_owned()).about;
+        assert_eq!((about.namespace, about.uid), (None, None));
+    }
+}

@@ -1,0 +1,297 @@
+//! The CNI configuration of the node, from a template.
+//!
+//! A template is a conflist in JSON with these words in it:
+//!
+//! | word | becomes |
+//! |---|---|
+//! | `{{MTU}}` | the MTU, a number |
+//! | `{{NODE}}` | the node's name, without quotes |
+//! | `{{POD_CIDRS}}` | a list of the ranges that the node holds |
+//! | `{{POOL_CIDRS}}` | a list of the ranges of its pools |
+//! | `{{POOLS}}` | a list of the names of its pools |
+//! | `{{ROUTES}}` | a list of default routes, `{"dst": "0.0.0.0/0"}`, of each family that it or one of its pools has |
+//!
+//! Lists come sorted, so that equal holdings give equal text.
+//!
+//! # Guarantees
+//! - Nothing is rendered before the node holds a range, or waits for a pod to ask for one, and what is no
+//!   conflist is not written: a runtime never sees half of it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::{Value, json};
+
+use cadastre_core::holding::Holding;
+use cadastre_core::{Cidr, Family};
+
+/// For pools that give several blocks a node: every pod has a link of its own to the host.
+pub const PTP: &str = r#"{
+  "cniVersion": "1.0.0",
+  "cniVersions": ["1.0.0", "1.1.0"],
+  "name": "cadastre",
+  "plugins": [
+    {
+      "type": "ptp",
+      "mtu": {{MTU}},
+      "ipam": {"type": "cadastre-ipam", "routes": {{ROUTES}}}
+    },
+    {"type": "portmap", "capabilities": {"portMappings": true}, "snat": true}
+  ]
+}
+"#;
+
+/// For pools with one IPv4 range a node, as a bridge takes one IPv4 address.
+pub const BRIDGE: &str = r#"{
+  "cniVersion": "1.0.0",
+  "cniVersions": ["1.0.0", "1.1.0"],
+  "name": "cadastre",
+  "plugins": [
+    {
+      "type": "bridge",
+      "bridge": "cni0",
+      "mtu": {{MTU}},
+      "isDefaultGateway": true,
+      "hairpinMode": true,
+      "ipam": {"type": "cadastre-ipam"}
+    },
+    {"type": "portmap", "capabilities": {"portMappings": true}, "snat": true}
+  ]
+}
+"#;
+
+/// A template that was read.
+#[derive(Clone, Debug)]
+pub struct Template(String);
+
+/// What of the node goes in beside its ranges.
+#[derive(Clone, Debug)]
+pub struct Facts {
+    /// The node's name
+    pub node: String,
+    /// MTU of pods' interfaces, in bytes
+    pub mtu: u32,
+}
+
+/// Why a template cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TemplateError {
+    /// A word in braces that means nothing.
+    #[error(
+        "{{{{{0}}}}} means nothing: use {{{{MTU}}}}, {{{{NODE}}}}, {{{{POD_CIDRS}}}}, {{{{POOL_CIDRS}}}}, {{{{POOLS}}}} and {{{{ROUTES}}}}"
+    )]
+    Word(String),
+    /// Not JSON once the words are filled in.
+    #[error("it is no JSON once the words are filled in: {0}")]
+    Json(serde_json::Error),
+    /// JSON, but no conflist.
+    #[error("it is no conflist: {0}")]
+    NoConflist(&'static str),
+}
+
+impl Template {
+    /// Reads a template and tries it out.
+    pub fn new(text: &str) -> Result<Self, TemplateError> {
+        let template = Self(text.to_owned());
+        let facts = Facts {
+            node: "node".to_owned(),
+            mtu: 1500,
+        };
+        let text = template.fill(&words(&Holding::default(), &facts))?;
+        let conf: Value = serde_json::from_str(&text).map_err(TemplateError::Json)?;
+        let name = conf["name"].as_str().unwrap_or_default();
+        let legal = |c: char| c.is_ascii_alphanumeric() || "_.-".contains(c);
+        if !name.starts_with(|c: char| c.is_ascii_alphanumeric()) || !name.chars().all(legal) {
+            return Err(TemplateError::NoConflist(
+                "name has to be a word of letters, digits, '_', '.' and '-'",
+            ));
+        }
+        let plugins = conf["plugins"].as_array();
+        let typed = |plugin: &Value| plugin["type"].as_str().is_some_and(|it| !it.is_empty());
+        if !plugins.is_some_and(|all| !all.is_empty() && all.iter().all(typed)) {
+            return Err(TemplateError::NoConflist(
+                "plugins has to be a list of objects, each with its type",
+            ));
+        }
+        Ok(template)
+    }
+
+    /// The name of the network.
+    pub fn network(&self) -> Option<String> {
+        let facts = Facts {
+            node: "node".to_owned(),
+            mtu: 1500,
+        };
+        let text = self.fill(&words(&Holding::default(), &facts)).ok()?;
+        let conf: Value = serde_json::from_str(&text).ok()?;
+        Some(conf["name"].as_str()?.to_owned())
+    }
+
+    /// The file; `None` while the node holds nothing, unless it `waits_for_pods`.
+    pub fn render(&self, holding: &Holding, waits_for_pods: bool, facts: &Facts) -> Option<String> {
+        if holding.blocks.iter().all(|it| it.draining) && !waits_for_pods {
+            return None;
+        }
+        self.fill(&words(holding, facts)).ok()
+    }
+
+    fn fill(&self, words: &BTreeMap<&str, String>) -> Result<String, TemplateError> {
+        let mut parts = self.0.split("{{");
+        let mut text = parts.next().unwrap_or_default().to_owned();
+        for part in parts {
+            let (word, rest) = part.split_once("}}").unwrap_or((part, ""));
+            let value = words.get(word.trim()).filter(|_| part.len() > word.len());
+            let unknown = || TemplateError::Word(word.trim().chars().take(40).collect());
+            text.push_str(value.ok_or_else(unknown)?);
+            text.push_str(rest);
+        }
+        Ok(text)
+    }
+}
+
+fn words(holding: &Holding, facts: &Facts) -> BTreeMap<&'static str, String> {
+    let list = |texts: BTreeSet<String>| json!(texts).to_string();
+    let cidrs = |all: BTreeSet<Cidr>| {
+        let texts: Vec<String> = all.iter().map(ToString::to_string).collect();
+        json!(texts).to_string()
+    };
+    let held: BTreeSet<Cidr> = holding.blocks.iter().map(|it| it.cidr).collect();
+    let has = |family: &Family| {
+        let of_pools = holding.pools.iter().any(|it| it.family(*family).is_some());
+        of_pools || held.iter().any(|it| it.family() == *family)
+    };
+    let routes: Vec<Value> = Family::ALL
+        .into_iter()
+        .filter(has)
+        .map(|family| match family {
+            Family::V4 => json!({"dst": "0.0.0.0/0"}),
+            Family::V6 => json!({"dst": "::/0"}),
+        })
+        .collect();
+    let sides = |family| holding.pools.iter().filter_map(move |it| it.family(family));
+    let pool_cidrs = Family::ALL.into_iter().flat_map(sides);
+    BTreeMap::from([
+        ("MTU", facts.mtu.to_string()),
+        ("NODE", facts.node.clone()),
+        ("POD_CIDRS", cidrs(held)),
+        (
+            "POOL_CIDRS",
+            cidrs(pool_cidrs.flat_map(|side| side.cidrs.clone()).collect()),
+        ),
+        (
+            "POOLS",
+            list(holding.pools.iter().map(|it| it.name.clone()).collect()),
+        ),
+        ("ROUTES", json!(routes).to_string()),
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cadastre_core::holding::{Block, FamilyTerms, PoolTerms};
+
+    fn facts() -> Facts {
+        Facts {
+            node: "n1".to_owned(),
+            mtu: 1450,
+        }
+    }
+
+    fn holding(cidrs: &[&str]) -> Holding {
+        let block = |it: &&str| Block {
+            cidr: Cidr::parse_strict(it).unwrap(),
+            uid: "u".to_owned(),
+            pool: "p".to_owned(),
+            draining: false,
+            reserved: Vec::new(),
+            on_request: Vec::new(),
+        };
+        Holding {
+            node_uid: "n".to_owned(),
+            blocks: cidrs.iter().map(block).collect(),
+            pools: vec![PoolTerms {
+                ipv4: Some(FamilyTerms {
+                    cidrs: vec![Cidr::parse_strict("10.0.0.0/16").unwrap()],
+                    ..FamilyTerms::default()
+                }),
+                ..PoolTerms::named("p")
+            }],
+        }
+    }
+
+    #[test]
+    fn the_templates_that_come_along_are_conflists() {
+        for text in [PTP, BRIDGE] {
+            let template = Template::new(text).unwrap();
+            assert_eq!(template.network().as_deref(), Some("cadastre"));
+            let both = holding(&["10.0.0.0/26", "fd00::/122"]);
+            let text = template.render(&both, false, &facts()).unwrap();
+            let conf: Value = serde_json::from_str(&text).unwrap();
+            assert_eq!(conf["plugins"][0]["mtu"], 1450);
+            assert_eq!(conf["plugins"][0]["ipam"]["type"], "cadastre-ipam");
+        }
+        let text = Template::new(PTP)
+            .unwrap()
+            .render(&holding(&["fd00::/122"]), false, &facts())
+            .unwrap();
+        let conf: Value = serde_json::from_str(&text).unwrap();
+        let routes = &conf["plugins"][0]["ipam"]["routes"];
+        assert_eq!(
+            *routes,
+            json!([{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]),
+            "its pool has IPv4"
+        );
+    }
+
+    #[test]
+    fn every_word_is_filled_in_and_equal_holdings_give_equal_text() {
+        let text = r#"{"name": "{{NODE}}-net", "plugins": [{"type": "x", "a": {{ POD_CIDRS }},
+            "b": {{POOL_CIDRS}}, "c": {{POOLS}}, "d": {{ROUTES}}, "e": {{MTU}}}]}"#;
+        let template = Template::new(text).unwrap();
+        let mut it = holding(&["10.0.0.64/26", "10.0.0.0/26"]);
+        let text = template.render(&it, false, &facts()).unwrap();
+        let conf: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(
+            conf["plugins"][0],
+            json!({
+                "type": "x", "a": ["10.0.0.0/26", "10.0.0.64/26"], "b": ["10.0.0.0/16"],
+                "c": ["p"], "d": [{"dst": "0.0.0.0/0"}], "e": 1450,
+            })
+        );
+        assert_eq!(conf["name"], "n1-net");
+        it.blocks.reverse();
+        assert_eq!(template.render(&it, false, &facts()).unwrap(), text);
+    }
+
+    #[test]
+    fn nothing_is_rendered_before_the_node_holds_something_or_waits_for_pods() {
+        let template = Template::new(PTP).unwrap();
+        let render = |it: &Holding, waits| template.render(it, waits, &facts());
+        assert!(render(&Holding::default(), false).is_none());
+        let mut leaving = holding(&["10.0.0.0/26"]);
+        leaving.blocks[0].draining = true;
+        assert!(render(&leaving, false).is_none());
+        let text = render(&holding(&[]), true).unwrap();
+        assert!(
+            text.contains("0.0.0.0/0") && !text.contains("::/0"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_template_that_cannot_be_used_says_why() {
+        for (text, says) in [
+            ("{{MTU", "{{MTU}} means nothing"),
+            ("{{mtu}}", "{{mtu}} means nothing"),
+            ("{", "no JSON"),
+            (r#"{"plugins": [{"type": "x"}]}"#, "name"),
+            (r#"{"name": "../x", "plugins": [{"type": "x"}]}"#, "name"),
+            (r#"{"name": "x", "plugins": []}"#, "plugins"),
+            (r#"{"name": "x", "plugins": [{}]}"#, "plugins"),
+            (r#"{"name": "x", "type": "bridge"}"#, "plugins"),
+        ] {
+            let error = Template::new(text).unwrap_err().to_string();
+            assert!(error.contains(says), "{text}: {error}");
+        }
+    }
+}

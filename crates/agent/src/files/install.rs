@@ -1,0 +1,77 @@
+//! Puts the plugin executable into the runtime's directory.
+//!
+//! An executable that runs cannot be written to, but another one can take its name: processes that
+//! run go on with the old one.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::FileError;
+
+/// Copies an executable to `folder`, under its own name, with mode 0755. Returns where it is, and
+/// whether it was not there already, byte for byte.
+pub fn install(from: &Path, folder: &Path) -> Result<(PathBuf, bool), FileError> {
+    let name = from.file_name().ok_or_else(|| no_file(from))?;
+    let known = fs::metadata(from).map_err(FileError::at("read", from))?;
+    if !known.is_file() {
+        return Err(no_file(from));
+    }
+    let to = folder.join(name);
+    let bytes = fs::read(from).map_err(FileError::at("read", from))?;
+    if super::is_as(&to, &bytes, 0o755) {
+        return Ok((to, false));
+    }
+    drop(bytes);
+    let mut source = File::open(from).map_err(FileError::at("read", from))?;
+    super::replace(&to, &mut source, 0o755)?;
+    Ok((to, true))
+}
+
+fn no_file(path: &Path) -> FileError {
+    let error = io::Error::new(io::ErrorKind::InvalidInput, "it is no file");
+    FileError::at("read", path)(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+    use crate::files::temp_folder;
+
+    #[test]
+    fn it_is_put_in_place_also_while_it_runs() {
+        let folder = temp_folder();
+        let (from, to) = (folder.join("plugin"), folder.join("bin"));
+        fs::copy("/bin/cat", &from).unwrap();
+        let (path, new) = install(&from, &to).unwrap();
+        assert!(new && path == to.join("plugin"));
+        assert!(!install(&from, &to).unwrap().1);
+        let mut running = Command::new(&path)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        // The very same file cannot be written to now.
+        assert!(fs::OpenOptions::new().write(true).open(&path).is_err());
+        fs::copy("/bin/ls", &from).unwrap();
+        assert!(install(&from, &to).unwrap().1);
+        assert_eq!(fs::read(&path).unwrap(), fs::read("/bin/ls").unwrap());
+        drop(running.stdin.take());
+        assert!(running.wait().unwrap().success());
+        assert_eq!(fs::read_dir(&to).unwrap().count(), 1);
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn what_is_no_file_is_told() {
+        let folder = temp_folder();
+        for from in [folder.join("nothing"), folder.clone()] {
+            let error = install(&from, &folder.join("bin")).unwrap_err().to_string();
+            assert!(error.contains(&*from.to_string_lossy()), "{error}");
+        }
+        assert!(!folder.join("bin").exists());
+        fs::remove_dir_all(folder).unwrap();
+    }
+}

@@ -1,0 +1,278 @@
+//! The files that are kept as what the node holds has it.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tracing::{info, warn};
+
+use super::conflist::{Facts, Template};
+use super::others::{Beside, Standing};
+use super::put;
+use super::subnet_env::{self, Links};
+use cadastre_core::holding::Holding;
+
+/// What somebody else changed on the disk is mended in that time.
+const CHECK_PAUSE: Duration = Duration::from_secs(60);
+/// What others put beside the CNI configuration, or take away, is seen in that time.
+const LOOK_PAUSE: Duration = Duration::from_secs(5);
+
+/// Which files are wanted.
+#[derive(Clone, Debug, Default)]
+pub struct Wanted {
+    /// Where `subnet.env` goes, and what goes into it besides
+    pub subnet_env: Option<(PathBuf, Links)>,
+    /// Where the CNI configuration goes, and what it is made of
+    pub cni_conf: Option<(PathBuf, Template, Facts)>,
+    /// Whether it is written also where another's network is configured
+    pub over_others: bool,
+}
+
+/// The files, and what was last put into them.
+#[derive(Debug)]
+pub struct Kept {
+    wanted: Wanted,
+    subnet_env: Option<String>,
+    cni_conf: Option<String>,
+    /// How it stands with the configurations of others, and when that is looked at again
+    standing: Standing,
+    look_at: Duration,
+    /// When they were last compared with the disk, since boot
+    checked_at: Duration,
+    trouble: String,
+    /// What of that keeps a file from being written
+    unwritten: Option<String>,
+}
+
+impl Kept {
+    /// Nothing is written yet.
+    pub fn new(wanted: Wanted) -> Self {
+        Self {
+            wanted,
+            subnet_env: None,
+            cni_conf: None,
+            standing: Standing::Open,
+            look_at: Duration::ZERO,
+            checked_at: Duration::ZERO,
+            trouble: String::new(),
+            unwritten: None,
+        }
+    }
+
+    /// Why a file that is wanted is not there, or not as it should be.
+    pub fn unwritten(&self) -> Option<&str> {
+        self.unwritten.as_deref()
+    }
+
+    /// Whether the runtime has a CNI configuration of ours.
+    pub fn is_configured(&self) -> bool {
+        let conf = self.wanted.cni_conf.as_ref();
+        conf.is_some_and(|(path, _, _)| path.exists())
+    }
+
+    /// How it stands with the CNI configurations of others; `None` where none of ours is wanted.
+    pub fn standing(&self) -> Option<&Standing> {
+        self.wanted.cni_conf.as_ref().map(|_| &self.standing)
+    }
+
+    /// Where the CNI configuration goes, if one is wanted.
+    pub fn cni_conf(&self) -> Option<&Path> {
+        let conf = self.wanted.cni_conf.as_ref();
+        conf.map(|(path, _, _)| path.as_path())
+    }
+
+    /// The name of the network in the CNI configuration, if that is wanted.
+    pub fn network(&self) -> Option<String> {
+        let (_, template, _) = self.wanted.cni_conf.as_ref()?;
+        template.network()
+    }
+
+    /// Writes what is otherwise than it should be. What cannot be written is logged once a change, and
+    /// tried again with the next call. `waits_for_pods`: the node holds nothing as long as no pod comes.
+    pub fn refresh(&mut self, holding: &Holding, waits_for_pods: bool, now: Duration) {
+        let overdue = now.saturating_sub(self.checked_at) > CHECK_PAUSE;
+        if overdue {
+            self.checked_at = now;
+        }
+        let (mut trouble, mut unwritten) = (Vec::new(), Vec::new());
+        if let Some((path, links)) = &self.wanted.subnet_env {
+            let text = subnet_env::render(holding, *links);
+            if text.is_none() && !holding.blocks.is_empty() {
+                trouble.push("--subnet-env: the node has no podCIDR, which flannel's plugin needs: use a pool with allocate: NodeCIDR".to_owned());
+            }
+            keep(path, text, &mut self.subnet_env, overdue, &mut unwritten);
+        }
+        if let Some((path, template, facts)) = &self.wanted.cni_conf {
+            let text = template.render(holding, waits_for_pods, facts);
+            // What this process wrote, and somebody took away, is put back.
+            let is_ours = self.cni_conf.is_some() || path.exists();
+            let is_due = self.look_at <= now || self.standing == Standing::Open;
+            if (is_ours || text.is_some()) && is_due {
+                self.look_at = now + LOOK_PAUSE;
+                let network = template.network().unwrap_or_default();
+                // What keeps the folder from being read keeps the file from being written, which is told.
+                let beside = Beside::look(path, &network).unwrap_or_default();
+                self.standing = beside.standing(path, is_ours, self.wanted.over_others);
+            }
+            if !matches!(self.standing, Standing::Left(_)) {
+                keep(path, text, &mut self.cni_conf, overdue, &mut unwritten);
+            }
+        }
+        self.unwritten = (!unwritten.is_empty()).then(|| unwritten.join("; "));
+        trouble.extend(unwritten);
+        let trouble = trouble.join("; ");
+        if self.trouble != trouble {
+            if !trouble.is_empty() {
+                warn!("{trouble}");
+            }
+            self.trouble = trouble;
+        }
+    }
+}
+
+/// Puts `text` in place, if there is one and it is not `written` already. `overdue` looks at the disk
+/// all the same.
+fn keep(
+    path: &Path,
+    text: Option<String>,
+    written: &mut Option<String>,
+    overdue: bool,
+    trouble: &mut Vec<String>,
+) {
+    let Some(text) = text.filter(|text| overdue || written.as_ref() != Some(text)) else {
+        return;
+    };
+    match put(path, text.as_bytes(), 0o644) {
+        Ok(new) => {
+            if new {
+                info!("wrote {}", path.display());
+            }
+            *written = Some(text);
+        }
+        Err(error) => {
+            // It may be another than it was when it was written: tried again with the next call.
+            *written = None;
+            trouble.push(error.to_string());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::files::conflist::PTP;
+    use crate::files::temp_folder;
+    use cadastre_core::Cidr;
+    use cadastre_core::holding::Block;
+
+    fn holding() -> Holding {
+        Holding {
+            blocks: vec![Block {
+                cidr: Cidr::parse_strict("10.1.0.0/26").unwrap(),
+                uid: "u".to_owned(),
+                pool: "p".to_owned(),
+                draining: false,
+                reserved: Vec::new(),
+                on_request: Vec::new(),
+            }],
+            ..Holding::default()
+        }
+    }
+
+    #[test]
+    fn beside_anothers_network_ours_is_written_once_that_is_gone_and_then_stays() {
+        const KINDNET: &str = r#"{"name": "kindnet", "plugins": [{"type": "ptp"}]}"#;
+        let folder = temp_folder();
+        let conf = folder.join("05-cadastre.conflist");
+        let start = || {
+            let facts = Facts {
+                node: "n1".to_owned(),
+                mtu: 1500,
+            };
+            Kept::new(Wanted {
+                cni_conf: Some((conf.clone(), Template::new(PTP).unwrap(), facts)),
+                ..Wanted::default()
+            })
+        };
+        let (holding, nothing) = (holding(), Holding::default());
+        let at = Duration::from_secs;
+        let others = folder.join("10-kindnet.conflist");
+        fs::write(&others, KINDNET).unwrap();
+        let mut kept = start();
+        kept.refresh(&nothing, false, at(1));
+        assert_eq!(kept.standing(), Some(&Standing::Open), "nothing to write");
+        kept.refresh(&holding, false, at(1));
+        let left = Standing::Left("10-kindnet.conflist".to_owned());
+        assert_eq!(kept.standing(), Some(&left));
+        assert!(!conf.exists() && kept.unwritten().is_none());
+        fs::remove_file(&others).unwrap();
+        kept.refresh(&holding, false, at(7));
+        assert_eq!(kept.standing(), Some(&Standing::First));
+        assert!(conf.exists());
+        // It comes back, also before ours, and ours is taken away.
+        fs::write(&others, KINDNET).unwrap();
+        fs::remove_file(&conf).unwrap();
+        kept.refresh(&holding, false, at(70));
+        assert_eq!(kept.standing(), Some(&Standing::First));
+        assert!(conf.exists(), "this process wrote it");
+        // The next version of the agent.
+        let mut kept = start();
+        kept.refresh(&holding, false, at(71));
+        assert_eq!(kept.standing(), Some(&Standing::First));
+        fs::write(&conf, "of an earlier version").unwrap();
+        let mut kept = start();
+        kept.refresh(&holding, false, at(72));
+        let text = fs::read_to_string(&conf).unwrap();
+        assert!(text.contains("cadastre-ipam"), "{text}");
+        let first = folder.join("00-first.conflist");
+        fs::write(&first, KINDNET).unwrap();
+        kept.refresh(&holding, false, at(78));
+        let behind = Standing::Behind("00-first.conflist".to_owned());
+        assert_eq!(kept.standing(), Some(&behind));
+        assert!(conf.exists());
+        // Where nothing is given any more the file stays, and what comes before it is told.
+        fs::remove_file(&first).unwrap();
+        kept.refresh(&nothing, false, at(84));
+        assert_eq!(kept.standing(), Some(&Standing::First));
+        assert_eq!(Kept::new(Wanted::default()).standing(), None);
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn what_cannot_be_written_is_told_until_it_can() {
+        let folder = temp_folder();
+        let conf = folder.join("net.d/05-cadastre.conflist");
+        let facts = Facts {
+            node: "n1".to_owned(),
+            mtu: 1500,
+        };
+        let mut kept = Kept::new(Wanted {
+            cni_conf: Some((conf.clone(), Template::new(PTP).unwrap(), facts)),
+            ..Wanted::default()
+        });
+        let holding = holding();
+        // A file where the directory has to be: this fails as root, too.
+        let blocker = folder.join("net.d");
+        fs::write(&blocker, "").unwrap();
+        let at = Duration::from_secs;
+        kept.refresh(&holding, false, at(1));
+        let told = kept.unwritten().unwrap().to_owned();
+        assert!(
+            told.contains("net.d") && told.contains("choose another path"),
+            "{told}"
+        );
+        fs::remove_file(&blocker).unwrap();
+        kept.refresh(&holding, false, at(2));
+        assert_eq!(kept.unwritten(), None);
+        assert!(conf.exists());
+        // Somebody takes it away, and it cannot be put back: the looks in between do not forget that.
+        fs::remove_dir_all(&blocker).unwrap();
+        fs::write(&blocker, "").unwrap();
+        kept.refresh(&holding, false, at(90));
+        assert!(kept.unwritten().is_some());
+        kept.refresh(&holding, false, at(91));
+        assert!(kept.unwritten().is_some(), "as long as it is not there");
+        fs::remove_dir_all(folder).unwrap_or_default();
+    }
+}

@@ -1,0 +1,180 @@
+//! Files that other programs on the node read.
+//!
+//! | file | subject |
+//! |---|---|
+//! | [`conflist`] | the CNI configuration, from a template |
+//! | [`subnet_env`] | flannel's `subnet.env` |
+//! | [`kept`] | the two of them, kept as what the node holds has it |
+//! | [`others`] | CNI configurations of others, beside which ours would take over |
+//! | [`install`] | the plugin executable in its place |
+//!
+//! # Guarantees
+//! - A reader sees the old file or the new one, never a part: a file is written beside it under a
+//!   name that runtimes do not load, made durable, and renamed within the directory. Runtimes that
+//!   watch the directory notice that.
+//! - A file that is as it should be is not touched.
+
+pub mod conflist;
+pub mod install;
+pub mod kept;
+pub mod others;
+pub mod subnet_env;
+
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::{self, Read, Write as _};
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+use cadastre_node::advice;
+
+/// What to do about an error that says nothing of it.
+const USUAL: &str = "Check the path, its owner and the space on its disk.";
+
+/// Why a file could not be put in place.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {what} {}: {error}. {}", path.display(), advice(error).unwrap_or(USUAL))]
+pub struct FileError {
+    /// What was tried: `write`, `rename`, ...
+    what: &'static str,
+    path: PathBuf,
+    error: io::Error,
+}
+
+impl FileError {
+    fn at<'a>(what: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> Self + 'a {
+        move |error| Self {
+            what,
+            path: path.to_owned(),
+            error,
+        }
+    }
+}
+
+/// Puts a file with these bytes and this mode in place; makes its directory where it is missing.
+/// Returns whether anything had to be done.
+pub fn put(path: &Path, bytes: &[u8], mode: u32) -> Result<bool, FileError> {
+    if is_as(path, bytes, mode) {
+        return Ok(false);
+    }
+    replace(path, &mut &*bytes, mode)?;
+    Ok(true)
+}
+
+/// Removes a file; it may be gone already. Returns whether it was there.
+pub fn remove(path: &Path) -> Result<bool, FileError> {
+    match fs::remove_file(path) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(FileError::at("remove", path)(error)),
+    }
+}
+
+fn is_as(path: &Path, bytes: &[u8], mode: u32) -> bool {
+    let Ok(known) = fs::symlink_metadata(path) else {
+        return false;
+    };
+    known.is_file()
+        && known.len() == bytes.len() as u64
+        && known.permissions().mode() & 0o7777 == mode
+        && fs::read(path).is_ok_and(|is| is == bytes)
+}
+
+fn replace(path: &Path, from: &mut dyn Read, mode: u32) -> Result<(), FileError> {
+    let folder = path.parent().filter(|it| !it.as_os_str().is_empty());
+    let folder = folder.unwrap_or(Path::new("."));
+    fs::create_dir_all(folder).map_err(FileError::at("create", folder))?;
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".temp");
+    let temp = folder.join(name);
+    let written = write(&temp, from, mode)
+        .and_then(|()| fs::rename(&temp, path).map_err(FileError::at("rename", &temp)));
+    if written.is_err() {
+        let _ = fs::remove_file(&temp);
+    }
+    written?;
+    // The name is durable with its directory.
+    let synced = File::open(folder).and_then(|folder| folder.sync_all());
+    synced.map_err(FileError::at("sync", folder))
+}
+
+fn write(temp: &Path, from: &mut dyn Read, mode: u32) -> Result<(), FileError> {
+    // A leftover of a process that was killed.
+    remove(temp)?;
+    let opened = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(temp);
+    let mut file = opened.map_err(FileError::at("create", temp))?;
+    let copied = io::copy(from, &mut file)
+        .and_then(|_| file.flush())
+        .and_then(|()| file.set_permissions(Permissions::from_mode(mode)))
+        .and_then(|()| file.sync_all());
+    copied.map_err(FileError::at("write", temp))
+}
+
+#[cfg(test)]
+/// A new directory; tests run in parallel.
+pub(super) fn temp_folder() -> PathBuf {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let name = format!(
+        "cadastre-files-{}-{}",
+        std::process::id(),
+        NEXT.fetch_add(1, Ordering::Relaxed)
+    );
+    let folder = std::env::temp_dir().join(name);
+    fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt as _;
+
+    use super::*;
+
+    #[test]
+    fn a_file_is_replaced_as_a_whole_and_only_if_it_differs() {
+        let folder = temp_folder();
+        let path = folder.join("sub/10-x.conflist");
+        assert!(put(&path, b"one", 0o644).unwrap());
+        let first = fs::metadata(&path).unwrap();
+        assert_eq!(first.permissions().mode() & 0o7777, 0o644);
+        assert!(!put(&path, b"one", 0o644).unwrap());
+        assert_eq!(fs::metadata(&path).unwrap().ino(), first.ino());
+        // A killed writer has left its part.
+        fs::write(folder.join("sub/10-x.conflist.temp"), "o").unwrap();
+        assert!(put(&path, b"two", 0o644).unwrap());
+        assert_ne!(fs::metadata(&path).unwrap().ino(), first.ino());
+        assert_eq!(fs::read(&path).unwrap(), b"two");
+        assert!(put(&path, b"two", 0o600).unwrap(), "the mode counts");
+        assert_eq!(fs::read_dir(folder.join("sub")).unwrap().count(), 1);
+        assert!(remove(&path).unwrap() && !remove(&path).unwrap());
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn what_fails_says_where_and_leaves_nothing() {
+        let folder = temp_folder();
+        let path = folder.join("x");
+        fs::create_dir(&path).unwrap();
+        let error = put(&path, b"one", 0o644).unwrap_err().to_string();
+        assert!(
+            error.contains("rename") && error.contains("/x.temp"),
+            "{error}"
+        );
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 1);
+        let file = folder.join("file");
+        fs::write(&file, "").unwrap();
+        let error = put(&file.join("x"), b"one", 0o644).unwrap_err().to_string();
+        assert!(
+            error.contains("/file: ") && error.contains("There is a file"),
+            "{error}"
+        );
+        let error = io::Error::from_raw_os_error(30);
+        let error = FileError::at("create", &file)(error).to_string();
+        assert!(error.contains("so that it can be written"), "{error}");
+        fs::remove_dir_all(folder).unwrap();
+    }
+}

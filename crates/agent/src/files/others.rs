@@ -1,0 +1,354 @@
+//! CNI configurations of others in the runtime's folder, and which one the runtime goes by.
+//!
+//! Of the files there a runtime takes the first by name. One of ours that goes before a working one would make
+//! all new pods of the node ours at once, without a word. So it is looked at first what there is:
+//!
+//! | a file | counts as |
+//! |---|---|
+//! | not named `*.conflist`, `*.conf` or `*.json`, or a directory | nothing: runtimes pass it over, too |
+//! | with `cadastre-ipam` in it, or of Multus over our network | ours: pods get their addresses of us by it |
+//! | `loopback` alone; the network `crio`, `podman` or `containerd-net`; one of nerdctl | spare: packages of runtimes bring it for a machine without a cluster, and clusters are meant to go before it |
+//! | that is no CNI configuration | broken: nobody's network, though containerd stops at it (CRI-O goes on) |
+//! | any other, also one that cannot be read | another's network |
+//!
+//! Whether another's is in use or left over cannot be told from the file: people have to say.
+
+use std::ffi::OsStr;
+use std::path::Path;
+use std::{fs, io};
+
+use serde_json::Value;
+
+/// The plugin by whose name a configuration is ours.
+const PLUGIN: &str = "cadastre-ipam";
+/// Networks that packages of runtimes bring.
+const SPARE: [&str; 3] = ["crio", "podman", "containerd-net"];
+/// So many files are named.
+const NAMED: usize = 3;
+/// A configuration is some kilobytes; nobody's is longer than this.
+const LONGEST: u64 = 1 << 20;
+
+/// What a configuration is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Kind {
+    Ours,
+    Others,
+    Spare,
+    Broken,
+}
+
+/// The files of a folder that runtimes would load, but for our own, by name.
+#[derive(Clone, Debug, Default)]
+pub struct Beside(Vec<(String, Kind)>);
+
+/// Who new pods of the node belong to, as far as the files say.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Standing {
+    /// Nothing is to be written yet, or no configuration is wanted.
+    #[default]
+    Open,
+    /// The runtime goes by ours.
+    First,
+    /// Ours is there, and the runtime goes by one of these, which come before it.
+    Behind(String),
+    /// Ours is not written, because these are there.
+    Left(String),
+}
+
+impl Beside {
+    /// Looks at the folder of `own`, our file, whose network has that name.
+    pub fn look(own: &Path, network: &str) -> io::Result<Self> {
+        let name = own.file_name().unwrap_or_default();
+        let folder = own.parent().unwrap_or(Path::new("."));
+        let entries = match fs::read_dir(folder) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Self::default()),
+            Err(error) => return Err(error),
+        };
+        let mut all = Vec::new();
+        for entry in entries {
+            let entry = entry?;
+            let file = entry.file_name();
+            if file == name || !is_loaded(&file) || entry.file_type()?.is_dir() {
+                continue;
+            }
+            let kind = kind(&entry.path(), &name.to_string_lossy(), network);
+            all.push((file.to_string_lossy().into_owned(), kind));
+        }
+        all.sort();
+        Ok(Self(all))
+    }
+
+    /// Networks of others that the runtime may go by now; none, where it goes by one of ours.
+    fn taken(&self) -> Vec<&str> {
+        let until_ours = self.0.iter().take_while(|(_, kind)| *kind != Kind::Ours);
+        let others = until_ours.filter(|(_, kind)| *kind == Kind::Others);
+        others.map(|(name, _)| name.as_str()).collect()
+    }
+
+    /// What the runtime comes to before our file, or another one of ours.
+    fn before(&self, own: &OsStr) -> Vec<&str> {
+        let own = own.to_string_lossy();
+        let is_before = |(name, kind): &&(String, Kind)| **name < *own && *kind != Kind::Ours;
+        let before = self.0.iter().take_while(is_before);
+        before.map(|(name, _)| name.as_str()).collect()
+    }
+
+    /// How it stands with our file: `is_there`, or to be written now; `over_others`: before any.
+    pub fn standing(&self, own: &Path, is_there: bool, over_others: bool) -> Standing {
+        if !is_there && !over_others {
+            let taken = self.taken();
+            if !taken.is_empty() {
+                return Standing::Left(some(&taken));
+            }
+        }
+        let before = self.before(own.file_name().unwrap_or_default());
+        if before.is_empty() {
+            Standing::First
+        } else {
+            Standing::Behind(some(&before))
+        }
+    }
+}
+
+/// Whether runtimes load a file of that name.
+fn is_loaded(name: &OsStr) -> bool {
+    let extension = Path::new(name).extension().and_then(OsStr::to_str);
+    extension.is_some_and(|it| matches!(it, "conflist" | "conf" | "json"))
+}
+
+/// What the file at `path` is; ours has the name `own`, and its network that of `network`.
+fn kind(path: &Path, own: &str, network: &str) -> Kind {
+    // A link may lead to where only the runtime gets. A pipe would be waited for.
+    let known = fs::metadata(path);
+    if !known.is_ok_and(|it| it.is_file() && it.len() <= LONGEST) {
+        return Kind::Others;
+    }
+    let Ok(bytes) = fs::read(path) else {
+        return Kind::Others;
+    };
+    let Ok(Value::Object(conf)) = serde_json::from_slice(&bytes) else {
+        return Kind::Broken;
+    };
+    let conf = Value::Object(conf);
+    if names_plugin(&conf) || is_over(&conf, own, network) {
+        return Kind::Ours;
+    }
+    let is_list = path.extension().is_some_and(|it| it == "conflist");
+    let types: Vec<Option<&str>> = match conf["plugins"].as_array().filter(|_| is_list) {
+        Some(plugins) => plugins.iter().map(|it| it["type"].as_str()).collect(),
+        // Since CNI 1.1 the plugins of a list may be in a folder of its name.
+        None if is_list && conf["name"].is_string() && conf["plugins"].is_null() => {
+            return Kind::Others;
+        }
+        None if is_list => return Kind::Broken,
+        None => vec![conf["type"].as_str()],
+    };
+    let is_typed = |it: Option<&str>| it.is_some_and(|it| !it.is_empty());
+    if types.is_empty() || !types.iter().copied().all(is_typed) {
+        return Kind::Broken;
+    }
+    let is_spare = |name: &str| SPARE.contains(&name);
+    let is_loopback = types.iter().all(|it| *it == Some("loopback"));
+    if is_loopback || !conf["nerdctlID"].is_null() || conf["name"].as_str().is_some_and(is_spare) {
+        return Kind::Spare;
+    }
+    Kind::Others
+}
+
+/// Whether a plugin anywhere in it is ours: as the IPAM, or in what a plugin over others passes on.
+fn names_plugin(conf: &Value) -> bool {
+    match conf {
+        Value::Object(fields) => {
+            fields.get("type").and_then(Value::as_str) == Some(PLUGIN)
+                || fields.values().any(names_plugin)
+        }
+        Value::Array(all) => all.iter().any(names_plugin),
+        _ => false,
+    }
+}
+
+/// Whether it is Multus', with ours as the cluster's network: named by its file or as a network.
+fn is_over(conf: &Value, own: &str, network: &str) -> bool {
+    let Some(over) = conf["clusterNetwork"].as_str() else {
+        return false;
+    };
+    over == network || Path::new(over).file_name() == Some(OsStr::new(own))
+}
+
+/// The first of some names, as the names of files may be long and many.
+fn some(names: &[&str]) -> String {
+    let cut = |name: &&str| name.chars().take(80).collect::<String>();
+    let first: Vec<String> = names.iter().take(NAMED).map(cut).collect();
+    let first = first.join(", ");
+    match names.len().saturating_sub(NAMED) {
+        0 => first,
+        more => format!("{first} and {more} more"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::files::temp_folder;
+
+    const OWN: &str = "05-cadastre.conflist";
+    const KINDNET: &str = r#"{"cniVersion": "0.4.0", "name": "kindnet", "plugins": [
+        {"type": "ptp", "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.9.0.0/24"}]]}}]}"#;
+
+    /// How it stands beside these files; `is_there`: with ours among them.
+    fn standing(files: &[(&str, &str)], is_there: bool, over_others: bool) -> Standing {
+        let folder = temp_folder();
+        for (name, text) in files {
+            fs::write(folder.join(name), text).unwrap();
+        }
+        let own = folder.join(OWN);
+        let beside = Beside::look(&own, "cadastre").unwrap();
+        fs::remove_dir_all(&folder).unwrap();
+        beside.standing(&own, is_there, over_others)
+    }
+
+    fn left(names: &str) -> Standing {
+        Standing::Left(names.to_owned())
+    }
+
+    fn behind(names: &str) -> Standing {
+        Standing::Behind(names.to_owned())
+    }
+
+    #[test]
+    fn where_another_network_is_ours_is_not_written_unless_told_to() {
+        for name in ["10-kindnet.conflist", "00-first.conflist"] {
+            assert_eq!(standing(&[(name, KINDNET)], false, false), left(name));
+        }
+        let bridge = r#"{"name": "mynet", "type": "bridge"}"#;
+        assert_eq!(
+            standing(
+                &[("10-mynet.conf", bridge), ("20-x.json", bridge)],
+                false,
+                false
+            ),
+            left("10-mynet.conf, 20-x.json")
+        );
+        let after = [("10-kindnet.conflist", KINDNET)];
+        assert_eq!(standing(&after, false, true), Standing::First);
+        let first = [("00-first.conflist", KINDNET)];
+        assert_eq!(standing(&first, false, true), behind("00-first.conflist"));
+    }
+
+    #[test]
+    fn ours_stays_ours_whatever_else_is_there() {
+        let after = [("10-kindnet.conflist", KINDNET)];
+        assert_eq!(standing(&after, true, false), Standing::First);
+        // Another one came, before it.
+        let first = [("00-first.conflist", KINDNET)];
+        assert_eq!(standing(&first, true, false), behind("00-first.conflist"));
+        // It had another name before, or people wrote it, and the runtime goes by it.
+        let ours =
+            r#"{"name": "x", "plugins": [{"type": "macvlan", "ipam": {"type": "cadastre-ipam"}}]}"#;
+        let earlier = [("01-x.conflist", ours), ("10-kindnet.conflist", KINDNET)];
+        assert_eq!(standing(&earlier, false, false), Standing::First);
+        let later = [("10-kindnet.conflist", KINDNET), ("11-x.conflist", ours)];
+        assert_eq!(standing(&later, false, false), left("10-kindnet.conflist"));
+    }
+
+    #[test]
+    fn multus_over_our_network_is_ours_and_over_anothers_it_is_not() {
+        let shim = |over: &str| {
+            format!(
+                r#"{{"name": "multus-cni-network", "type": "multus-shim", "clusterNetwork": "{over}"}}"#
+            )
+        };
+        for over in ["/host/etc/cni/net.d/05-cadastre.conflist", "cadastre"] {
+            let files = [("00-multus.conf", &*shim(over))];
+            assert_eq!(standing(&files, true, false), Standing::First, "{over}");
+        }
+        let files = [(
+            "00-multus.conf",
+            &*shim("/host/etc/cni/net.d/10-kindnet.conflist"),
+        )];
+        assert_eq!(standing(&files, true, false), behind("00-multus.conf"));
+        let delegates =
+            |conf: &str| format!(r#"{{"name": "m", "type": "multus", "delegates": [{conf}]}}"#);
+        let ours = r#"{"plugins": [{"type": "ptp", "ipam": {"type": "cadastre-ipam"}}]}"#;
+        let files = [("00-multus.conf", &*delegates(ours))];
+        assert_eq!(standing(&files, true, false), Standing::First);
+        let files = [("00-multus.conf", &*delegates(KINDNET))];
+        assert_eq!(standing(&files, false, false), left("00-multus.conf"));
+    }
+
+    #[test]
+    fn spare_networks_and_what_no_runtime_loads_keep_nothing_from_being_written() {
+        let named =
+            |name: &str| format!(r#"{{"name": "{name}", "plugins": [{{"type": "bridge"}}]}}"#);
+        let files = [
+            ("100-crio-bridge.conflist", &*named("crio")),
+            ("87-podman-bridge.conflist", &*named("podman")),
+            ("10-containerd-net.conflist", &*named("containerd-net")),
+            (
+                "nerdctl-bridge.conflist",
+                r#"{"name": "bridge", "nerdctlID": 0, "plugins": [{"type": "bridge"}]}"#,
+            ),
+            ("99-loopback.conf", r#"{"name": "lo", "type": "loopback"}"#),
+            ("10-kindnet.conflist.bak", KINDNET),
+            ("05-cilium.conflist.cilium_bak", KINDNET),
+            ("README", "words"),
+            ("10-broken.conflist", "{"),
+            ("11-broken.conflist", r#"{"name": "x", "plugins": []}"#),
+            ("12-broken.conf", r#"{"name": "x"}"#),
+        ];
+        assert_eq!(standing(&files, false, false), Standing::First);
+        // A network of kubenet in the file of containerd's example.
+        let files = [("10-containerd-net.conflist", &*named("k8s-pod-network"))];
+        assert_eq!(
+            standing(&files, false, false),
+            left("10-containerd-net.conflist")
+        );
+        // They are told all the same where the runtime comes to them first.
+        let files = [
+            ("00-crio.conflist", &*named("crio")),
+            ("01-x.conflist", "{"),
+        ];
+        let told = behind("00-crio.conflist, 01-x.conflist");
+        assert_eq!(standing(&files, true, false), told);
+        assert_eq!(standing(&files, false, false), told);
+    }
+
+    #[test]
+    fn what_cannot_be_read_may_be_anothers() {
+        let folder = temp_folder();
+        let link = folder.join("10-linked.conflist");
+        std::os::unix::fs::symlink("/nonexistent/elsewhere", link).unwrap();
+        fs::create_dir(folder.join("20-folder.conflist")).unwrap();
+        let own = folder.join(OWN);
+        let beside = Beside::look(&own, "cadastre").unwrap();
+        assert_eq!(
+            beside.standing(&own, false, false),
+            left("10-linked.conflist")
+        );
+        fs::remove_dir_all(&folder).unwrap();
+        let beside = Beside::look(&own, "cadastre").unwrap();
+        assert_eq!(beside.standing(&own, false, false), Standing::First);
+    }
+
+    #[test]
+    fn many_files_are_named_in_few_words() {
+        let long = format!("1-{}.conflist", "x".repeat(200));
+        let files: Vec<(&str, &str)> = [&*long, "2.conflist", "3.conflist", "4.conflist", "5.conf"]
+            .map(|it| {
+                (
+                    it,
+                    r#"{"name": "n", "type": "x", "plugins": [{"type": "x"}]}"#,
+                )
+            })
+            .to_vec();
+        let Standing::Left(names) = standing(&files, false, false) else {
+            panic!("it is written")
+        };
+        assert!(
+            names.ends_with("2.conflist, 3.conflist and 2 more"),
+            "{names}"
+        );
+        assert!(names.len() < 160, "{names}");
+    }
+}

@@ -1,0 +1,163 @@
+//! flannel's `/run/flannel/subnet.env`, for its CNI plugin on nodes where no flanneld runs.
+//!
+//! That plugin makes one range a family of it, so it suits nodes with a podCIDR (pools with
+//! `allocate: NodeCIDR`); blocks that come and go do not fit into it.
+//!
+//! # Caveats
+//! - Several ranges of a pool are written separated by commas. Plugins before 1.2 read only one.
+
+use std::fmt::Write as _;
+
+use cadastre_core::holding::{FamilyTerms, Holding};
+use cadastre_core::{Addr, Cidr, Family};
+
+/// What beside the ranges is written.
+#[derive(Clone, Copy, Debug)]
+pub struct Links {
+    /// MTU of pods' interfaces, in bytes
+    pub mtu: u32,
+    /// Whether flannel's side masquerades, so that its plugin need not
+    pub ip_masq: bool,
+}
+
+/// The text of the file; `None` while the node has no podCIDR.
+pub fn render(holding: &Holding, links: Links) -> Option<String> {
+    let mut text = String::new();
+    for family in Family::ALL {
+        let Some((network, range)) = of_family(holding, family) else {
+            continue;
+        };
+        let infix = match family {
+            Family::V4 => "",
+            Family::V6 => "IPV6_",
+        };
+        let subnet = first_usable(&range);
+        let _ = writeln!(text, "FLANNEL_{infix}NETWORK={network}");
+        let _ = writeln!(text, "FLANNEL_{infix}SUBNET={subnet}/{}", range.len());
+    }
+    if text.is_empty() {
+        return None;
+    }
+    let _ = writeln!(text, "FLANNEL_MTU={}", links.mtu);
+    let _ = writeln!(text, "FLANNEL_IPMASQ={}", links.ip_masq);
+    Some(text)
+}
+
+/// The ranges of the pool, as text, and the node's podCIDR of it.
+fn of_family(holding: &Holding, family: Family) -> Option<(String, Cidr)> {
+    let own = |cidr: &Cidr| cidr.family() == family;
+    let mut blocks = holding.blocks.iter();
+    let block = blocks.find(|it| it.uid == holding.node_uid && own(&it.cidr))?;
+    let pool = holding.pools.iter().find(|it| it.name == block.pool);
+    let terms: Option<&FamilyTerms> = pool.and_then(|pool| pool.family(family));
+    let ranges = terms
+        .map(|terms| terms.cidrs.as_slice())
+        .unwrap_or_default();
+    // One that lies in no pool is a network of its own.
+    let network = if ranges.iter().any(|it| it.contains(&block.cidr)) {
+        let texts: Vec<String> = ranges.iter().map(ToString::to_string).collect();
+        texts.join(",")
+    } else {
+        block.cidr.to_string()
+    };
+    Some((network, block.cidr))
+}
+
+fn first_usable(range: &Cidr) -> Addr {
+    let first = range.first();
+    if range.size() < 2 {
+        return first;
+    }
+    Addr {
+        value: first.value + 1,
+        ..first
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cadastre_core::holding::{Block, PoolTerms};
+
+    const LINKS: Links = Links {
+        mtu: 1450,
+        ip_masq: true,
+    };
+
+    fn cidr(text: &str) -> Cidr {
+        Cidr::parse_strict(text).unwrap()
+    }
+
+    fn block(text: &str, uid: &str, pool: &str) -> Block {
+        Block {
+            cidr: cidr(text),
+            uid: uid.to_owned(),
+            pool: pool.to_owned(),
+            draining: false,
+            reserved: Vec::new(),
+            on_request: Vec::new(),
+        }
+    }
+
+    fn holding(blocks: Vec<Block>, v4: &[&str], v6: &[&str]) -> Holding {
+        let side = |cidrs: &[&str]| {
+            (!cidrs.is_empty()).then(|| FamilyTerms {
+                cidrs: cidrs.iter().map(|it| cidr(it)).collect(),
+                ..FamilyTerms::default()
+            })
+        };
+        Holding {
+            node_uid: "n".to_owned(),
+            blocks,
+            pools: vec![PoolTerms {
+                ipv4: side(v4),
+                ipv6: side(v6),
+                ..PoolTerms::named("p")
+            }],
+        }
+    }
+
+    #[test]
+    fn both_families_are_written_in_flannel_s_order() {
+        let it = holding(
+            vec![
+                block("10.9.0.0/26", "b", "blocks"),
+                block("10.244.3.0/24", "n", "p"),
+                block("fd00:244:0:3::/64", "n", "p"),
+            ],
+            &["10.244.0.0/16"],
+            &["fd00:244::/48"],
+        );
+        assert_eq!(
+            render(&it, LINKS).unwrap(),
+            "FLANNEL_NETWORK=10.244.0.0/16\nFLANNEL_SUBNET=10.244.3.1/24\n\
+             FLANNEL_IPV6_NETWORK=fd00:244::/48\nFLANNEL_IPV6_SUBNET=fd00:244:0:3::1/64\n\
+             FLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n"
+        );
+    }
+
+    #[test]
+    fn every_line_has_a_key_and_a_value() {
+        let mut it = holding(
+            vec![block("10.244.3.0/24", "n", "p")],
+            &["10.244.0.0/16", "10.250.0.0/16"],
+            &[],
+        );
+        let text = render(&it, LINKS).unwrap();
+        assert!(text.starts_with("FLANNEL_NETWORK=10.244.0.0/16,10.250.0.0/16\n"));
+        assert!(!text.contains("IPV6"));
+        assert!(text.lines().all(|line| {
+            line.split_once('=')
+                .is_some_and(|(key, value)| key.starts_with("FLANNEL_") && !value.is_empty())
+        }));
+        it.blocks[0].pool = String::new();
+        let alone = render(&it, LINKS).unwrap();
+        assert!(alone.starts_with("FLANNEL_NETWORK=10.244.3.0/24\n"));
+    }
+
+    #[test]
+    fn without_a_pod_cidr_there_is_nothing_to_write() {
+        let it = holding(vec![block("10.9.0.0/26", "b", "p")], &["10.9.0.0/16"], &[]);
+        assert_eq!(render(&it, LINKS), None);
+    }
+}

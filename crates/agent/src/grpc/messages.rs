@@ -1,0 +1,139 @@
+//! What the messages of the gRPC API mean, in the words of the node's ledger.
+
+use std::collections::BTreeSet;
+
+use tonic::metadata::MetadataValue;
+use tonic::{Code, Status};
+
+use super::v1;
+use crate::leaks::{Leaks, Reason};
+use crate::service::label;
+use crate::snapshot::addresses;
+use cadastre_core::holding::Holding;
+use cadastre_core::{Addr, Cidr, Family};
+use cadastre_node::{Attachment, BlockState, Given, Refusal, Snapshot, Why};
+
+pub(super) fn refused(refusal: Refusal) -> Status {
+    let code = match refusal.why {
+        Why::Exhausted => Code::ResourceExhausted,
+        Why::NothingHeld | Why::Mismatch => Code::FailedPrecondition,
+        Why::UnknownPool => Code::NotFound,
+        Why::NotHeld => Code::OutOfRange,
+        Why::Taken => Code::AlreadyExists,
+        Why::NotUsable => Code::InvalidArgument,
+        Why::Busy | Why::PodUnknown => Code::Unavailable,
+        Why::Store => Code::Internal,
+    };
+    let mut status = Status::new(code, refusal.text);
+    let why = MetadataValue::from_static(label(refusal.why));
+    status.metadata_mut().insert("cadastre-why", why);
+    status
+}
+
+pub(super) fn attachment(given: Option<v1::Attachment>) -> Result<Attachment, Status> {
+    let given = given.unwrap_or_default();
+    for (name, text) in [
+        ("network", &given.network),
+        ("container_id", &given.container_id),
+        ("ifname", &given.ifname),
+    ] {
+        if text.is_empty() || text.len() > 1024 {
+            return Err(Status::invalid_argument(format!(
+                "attachment.{name} has to be a text of 1 to 1024 bytes"
+            )));
+        }
+    }
+    Ok(Attachment {
+        network: given.network,
+        container_id: given.container_id,
+        ifname: given.ifname,
+    })
+}
+
+pub(super) fn read_addresses(texts: &[String]) -> Result<Vec<Addr>, Status> {
+    let read = |text: &String| {
+        Addr::parse_strict(text).ok_or_else(|| {
+            Status::invalid_argument(format!("\"{text}\" is no address in canonical form"))
+        })
+    };
+    texts.iter().map(read).collect()
+}
+
+fn text<T: ToString>(it: Option<T>) -> String {
+    it.map_or_else(String::new, |it| it.to_string())
+}
+
+pub(super) fn write_given(given: Given) -> v1::AddResponse {
+    let addresses = given.addresses.into_iter().map(|it| v1::Address {
+        address: it.address.to_string(),
+        prefix_length: it.prefix.into(),
+        gateway: text(it.gateway),
+        pool: it.pool,
+        block: it.block.to_string(),
+    });
+    let routes = given.routes.into_iter().map(|it| v1::Route {
+        destination: it.dst.to_string(),
+        gateway: text(it.gw),
+    });
+    v1::AddResponse {
+        addresses: addresses.collect(),
+        routes: routes.collect(),
+        dns: Some(v1::Dns {
+            nameservers: given.dns.nameservers,
+            domain: given.dns.domain,
+            search: given.dns.search,
+            options: given.dns.options,
+        }),
+    }
+}
+
+pub(super) fn write_list(snapshot: Snapshot, leaks: &Leaks) -> v1::ListResponse {
+    let allocations = snapshot.tenants.into_iter().map(|it| {
+        let leak = leaks.reason_of(&it.attachment);
+        let texts = addresses(&it).map(|addr| addr.to_string()).collect();
+        v1::Allocation {
+            addresses: texts,
+            attachment: Some(v1::Attachment {
+                network: it.attachment.network,
+                container_id: it.attachment.container_id,
+                ifname: it.attachment.ifname,
+            }),
+            pod: it.pod.map(|pod| v1::Pod {
+                namespace: pod.namespace,
+                name: pod.name,
+                uid: pod.uid,
+            }),
+            netns: it.netns,
+            since_ms: it.since_ms,
+            leak: leak.map_or("", Reason::as_str).to_owned(),
+        }
+    });
+    let blocks = snapshot.blocks.into_iter().map(|it| v1::Block {
+        cidr: it.cidr.to_string(),
+        uid: it.uid,
+        pool: it.pool,
+        used: it.counts.used,
+        cooling: it.counts.cooling,
+        free: it.counts.free,
+        draining: it.state == BlockState::Draining,
+        withdrawn: it.state == BlockState::Withdrawn,
+    });
+    v1::ListResponse {
+        allocations: allocations.collect(),
+        blocks: blocks.collect(),
+    }
+}
+
+pub(super) fn write_holding(holding: &Holding) -> v1::WatchResponse {
+    let gives = holding.blocks.iter().filter(|it| !it.draining);
+    let ranges: BTreeSet<Cidr> = gives.map(|it| it.cidr).collect();
+    let sides = |family| holding.pools.iter().filter_map(move |it| it.family(family));
+    let sides = Family::ALL.into_iter().flat_map(sides);
+    let of_pools: BTreeSet<Cidr> = sides.flat_map(|it| it.cidrs.iter().copied()).collect();
+    v1::WatchResponse {
+        node_uid: holding.node_uid.clone(),
+        ranges: ranges.iter().map(ToString::to_string).collect(),
+        pool_cidrs: of_pools.iter().map(ToString::to_string).collect(),
+        pools: holding.pools.iter().map(|it| it.name.clone()).collect(),
+    }
+}

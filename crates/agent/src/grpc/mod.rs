@@ -1,0 +1,337 @@
+//! The gRPC API for other programs on the node: `proto/cadastre/agent/v1/agent.proto`.
+//!
+//! # Guarantees
+//! - Messages, streams, calls at a time and connections are bounded.
+//! - Every call ends, also one whose message does not come; a `Watch` ends with its peer or the agent.
+//! - A peer that says nothing, and answers no ping, loses its place to those who wait.
+//! - Whatever a peer calls the agent in `:authority`, it is served.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `authority` | names that are none, before the server reads them |
+//! | `connection` | a peer's connection, and when it is cut |
+//! | `messages` | what the messages mean |
+
+mod authority;
+mod connection;
+mod messages;
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::Stream;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::Server;
+use tonic::{Request, Response, Status};
+
+use super::leaks::Leaks;
+use super::service::Service;
+use super::unix::Socket;
+use cadastre_core::holding::Holding;
+use cadastre_node::keeper::Call;
+use cadastre_node::{Add, Answer, Check, Gc, Op, PodRef, Snapshot, clock};
+use connection::Connection;
+use messages::{attachment, read_addresses, refused, write_given, write_holding, write_list};
+
+/// The messages and the service, as generated from the proto.
+#[allow(
+    missing_docs,
+    unused_qualifications,
+    clippy::pedantic,
+    clippy::unwrap_used,
+    reason = "generated"
+)]
+pub mod v1 {
+    tonic::include_proto!("cadastre.agent.v1");
+}
+
+use v1::agent_server::{Agent, AgentServer};
+
+/// Connections at a time; more wait to be taken.
+pub const CONNECTIONS: usize = 64;
+/// Calls at a time, of one connection.
+const CALLS: u32 = 64;
+/// The longest message in, and out.
+const MESSAGE: (usize, usize) = (1 << 20, 16 << 20);
+/// The longest that a call may take, but a `Watch`.
+const LIMIT: Duration = Duration::from_secs(30);
+/// How long an Add waits that says nothing of its patience.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Peers are pinged so often, also while they do nothing.
+const PING: Duration = Duration::from_secs(5);
+/// A peer that has said nothing for so long, not even to pings, is cut off.
+const SILENCE: Duration = Duration::from_secs(12);
+
+/// What the calls answer from.
+pub struct Api {
+    /// For operations
+    pub service: Arc<Service>,
+    /// The node's name
+    pub node: String,
+    /// What the node holds, at each change
+    pub holding: watch::Receiver<Arc<Holding>>,
+    /// Which attachments may be leaked
+    pub leaks: Arc<std::sync::Mutex<Leaks>>,
+    /// Ends what would not end by itself
+    pub stop: CancellationToken,
+}
+
+/// Serves until `stop`, and then until all that was begun is answered.
+pub async fn run(socket: Socket, api: Api) -> Result<(), tonic::transport::Error> {
+    let stop = api.stop.clone();
+    let service = AgentServer::new(api)
+        .max_decoding_message_size(MESSAGE.0)
+        .max_encoding_message_size(MESSAGE.1);
+    let incoming = futures::stream::unfold(socket, async |socket| {
+        let peer = socket.accept().await;
+        let connection = Connection::new(peer, SILENCE);
+        Some((Ok::<_, io::Error>(connection), socket))
+    });
+    Server::builder()
+        .concurrency_limit_per_connection(CALLS as usize)
+        .max_concurrent_streams(CALLS)
+        .http2_max_header_list_size(16 * 1024)
+        .http2_keepalive_interval(Some(PING))
+        .timeout(LIMIT)
+        .add_service(service)
+        .serve_with_incoming_shutdown(incoming, stop.cancelled_owned())
+        .await
+}
+
+impl Api {
+    async fn serve(&self, op: Op, patience: Duration) -> Result<Answer, Status> {
+        let call = Call::until(clock::since_boot() + patience);
+        self.service.serve(op, call).await.map_err(refused)
+    }
+
+    async fn snapshot(&self) -> Result<Snapshot, Status> {
+        let snapshot = self.service.ledger.with(|ledger| ledger.snapshot()).await;
+        snapshot.map_err(|error| Status::unavailable(error.to_string()))
+    }
+}
+
+#[tonic::async_trait]
+impl Agent for Api {
+    async fn ping(
+        &self,
+        _: Request<v1::PingRequest>,
+    ) -> Result<Response<v1::PingResponse>, Status> {
+        let node_uid = self.holding.borrow().node_uid.clone();
+        Ok(Response::new(v1::PingResponse {
+            version: cadastre_core::VERSION.to_owned(),
+            node: self.node.clone(),
+            node_uid,
+            boot_id: clock::now().boot,
+        }))
+    }
+
+    async fn add(
+        &self,
+        request: Request<v1::AddRequest>,
+    ) -> Result<Response<v1::AddResponse>, Status> {
+        let patience = patience(&request);
+        let request = request.into_inner();
+        let pod = request.pod.map(|pod| PodRef {
+            namespace: pod.namespace,
+            name: pod.name,
+            uid: pod.uid,
+        });
+        let op = Op::Add(Add {
+            attachment: attachment(request.attachment)?,
+            netns: request.netns,
+            pod,
+            pools: request.pools,
+            addresses: read_addresses(&request.addresses)?,
+            decided: false,
+            bound: Vec::new(),
+        });
+        match self.serve(op, patience).await? {
+            Answer::Given(given) => Ok(Response::new(write_given(given))),
+            Answer::Done => Err(Status::internal("the store answered nothing")),
+        }
+    }
+
+    async fn del(
+        &self,
+        request: Request<v1::DelRequest>,
+    ) -> Result<Response<v1::DelResponse>, Status> {
+        let patience = patience(&request);
+        let op = Op::Del(attachment(request.into_inner().attachment)?);
+        self.serve(op, patience).await?;
+        Ok(Response::new(v1::DelResponse {}))
+    }
+
+    async fn check(
+        &self,
+        request: Request<v1::CheckRequest>,
+    ) -> Result<Response<v1::CheckResponse>, Status> {
+        let patience = patience(&request);
+        let request = request.into_inner();
+        let op = Op::Check(Check {
+            attachment: attachment(request.attachment)?,
+            addresses: read_addresses(&request.addresses)?,
+        });
+        self.serve(op, patience).await?;
+        Ok(Response::new(v1::CheckResponse {}))
+    }
+
+    async fn gc(
+        &self,
+        request: Request<v1::GcRequest>,
+    ) -> Result<Response<v1::GcResponse>, Status> {
+        let patience = patience(&request);
+        let request = request.into_inner();
+        if request.network.is_empty() {
+            return Err(Status::invalid_argument("network is missing"));
+        }
+        let valid = request.valid.into_iter();
+        let op = Op::Gc(Gc {
+            network: request.network,
+            valid: valid.map(|it| (it.container_id, it.ifname)).collect(),
+        });
+        self.serve(op, patience).await?;
+        Ok(Response::new(v1::GcResponse {}))
+    }
+
+    async fn status(
+        &self,
+        request: Request<v1::StatusRequest>,
+    ) -> Result<Response<v1::StatusResponse>, Status> {
+        self.serve(Op::Status, patience(&request)).await?;
+        Ok(Response::new(v1::StatusResponse {}))
+    }
+
+    async fn list(
+        &self,
+        _: Request<v1::ListRequest>,
+    ) -> Result<Response<v1::ListResponse>, Status> {
+        let snapshot = self.snapshot().await?;
+        let leaks = self
+            .leaks
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        Ok(Response::new(write_list(snapshot, &leaks)))
+    }
+
+    type WatchStream = Pin<Box<dyn Stream<Item = Result<v1::WatchResponse, Status>> + Send>>;
+
+    async fn watch(
+        &self,
+        _: Request<v1::WatchRequest>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
+        let mut holding = self.holding.clone();
+        holding.mark_changed();
+        let stop = self.stop.clone();
+        let states = futures::stream::unfold((holding, stop), async |(mut holding, stop)| {
+            tokio::select! {
+                changed = holding.changed() => changed.ok()?,
+                () = stop.cancelled() => return None,
+            }
+            let state = write_holding(&holding.borrow_and_update().clone());
+            Some((Ok(state), (holding, stop)))
+        });
+        Ok(Response::new(Box::pin(states)))
+    }
+}
+
+/// How long the caller waits, by its own word; the answer has to reach it in that time.
+fn patience<T>(request: &Request<T>) -> Duration {
+    let told = request.metadata().get("grpc-timeout");
+    let told = told.and_then(|it| it.to_str().ok()).and_then(read_timeout);
+    told.unwrap_or(PATIENCE).min(LIMIT)
+}
+
+/// `10S`, `500m`: at most eight digits and a unit.
+fn read_timeout(text: &str) -> Option<Duration> {
+    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    let count: u64 = digits.parse().ok().filter(|_| digits.len() <= 8)?;
+    Some(match unit {
+        "H" => Duration::from_secs(count * 3600),
+        "M" => Duration::from_secs(count * 60),
+        "S" => Duration::from_secs(count),
+        "m" => Duration::from_millis(count),
+        "u" => Duration::from_micros(count),
+        "n" => Duration::from_nanos(count),
+        _ => return None,
+    })
+}
+
+/// A client of the agent whose socket is there.
+pub fn client(path: &std::path::Path) -> v1::agent_client::AgentClient<tonic::transport::Channel> {
+    v1::agent_client::AgentClient::new(super::cri::channel(path))
+        .max_decoding_message_size(MESSAGE.1)
+}
+
+#[cfg(test)]
+mod tests {
+    use tonic::Code;
+    use tonic::metadata::MetadataValue;
+
+    use super::*;
+    use crate::service::label;
+    use cadastre_node::{Refusal, Why};
+
+    #[test]
+    fn a_caller_s_patience_is_read_and_bounded() {
+        for (text, expected) in [
+            ("10S", Some(Duration::from_secs(10))),
+            ("500m", Some(Duration::from_millis(500))),
+            ("1H", Some(Duration::from_secs(3600))),
+            ("123456789S", None),
+            ("S", None),
+            ("", None),
+            ("-1S", None),
+            ("5é", None),
+        ] {
+            assert_eq!(read_timeout(text), expected, "{text}");
+        }
+        let mut request = Request::new(());
+        assert_eq!(patience(&request), PATIENCE);
+        let value = MetadataValue::from_static("2H");
+        request.metadata_mut().insert("grpc-timeout", value);
+        assert_eq!(patience(&request), LIMIT);
+    }
+
+    #[test]
+    fn a_refusal_keeps_its_kind_and_its_text() {
+        for why in [Why::Exhausted, Why::Busy, Why::NotHeld, Why::Store] {
+            let status = refused(Refusal {
+                why,
+                text: "what to do".to_owned(),
+            });
+            assert_eq!(status.message(), "what to do");
+            assert_eq!(status.metadata().get("cadastre-why").unwrap(), label(why));
+            assert_ne!(status.code(), Code::Unknown);
+        }
+    }
+
+    #[test]
+    fn a_field_of_a_newer_caller_is_passed_over() {
+        use prost::Message as _;
+        let known = v1::DelRequest {
+            attachment: Some(v1::Attachment {
+                network: "n".to_owned(),
+                container_id: "c".to_owned(),
+                ifname: "eth0".to_owned(),
+            }),
+        };
+        // Field 99, a text.
+        let newer = [known.encode_to_vec(), b"\x9a\x06\x03new".to_vec()].concat();
+        assert_eq!(v1::DelRequest::decode(newer.as_slice()), Ok(known));
+    }
+
+    #[test]
+    fn an_attachment_without_a_name_is_refused() {
+        let status = attachment(None).unwrap_err();
+        assert!(status.message().contains("network"), "{status}");
+        let long = v1::Attachment {
+            network: "n".to_owned(),
+            container_id: "c".repeat(2000),
+            ifname: "eth0".to_owned(),
+        };
+        assert!(attachment(Some(long)).is_err());
+    }
+}

@@ -1,0 +1,357 @@
+use super::testing::NO_CLAIMS;
+use super::*;
+use crate::pods::Pod;
+use crate::pods::testing::pod;
+use crate::snapshot::testing::{snapshot, tenant};
+use cadastre_daemon::watch::Change;
+
+const GRACE: Duration = Duration::from_secs(60);
+
+fn secs(secs: u64) -> Duration {
+    Duration::from_secs(secs)
+}
+
+fn pods(all: &[Pod]) -> Pods {
+    let mut pods = Pods::default();
+    for pod in all {
+        pods.change(Change::Applied(pod.clone()));
+    }
+    pods.change(Change::Listed);
+    pods
+}
+
+fn finished(uid: &str) -> Pod {
+    Pod {
+        finished: true,
+        ..pod(uid, &[], &[])
+    }
+}
+
+fn with(tenants: &[Tenant]) -> Snapshot {
+    Snapshot {
+        tenants: tenants.to_vec(),
+        ..snapshot(&[], &[])
+    }
+}
+
+/// The node has these sandboxes, in the boot `boot`.
+fn evidence(sandboxes: Option<&[&str]>, gone: &[&str]) -> Evidence {
+    Evidence {
+        boot: "boot".to_owned(),
+        sandboxes: sandboxes.map(|all| all.iter().map(ToString::to_string).collect()),
+        gone: gone.iter().map(ToString::to_string).collect(),
+        present: BTreeSet::new(),
+    }
+}
+
+/// Looks twice, a grace period apart, and judges.
+fn freed(
+    snapshot: &Snapshot,
+    pods: &Pods,
+    suspects: &[Suspect],
+    evidence: &Evidence,
+) -> Vec<(String, Reason)> {
+    let mut leaks = Leaks::new(GRACE);
+    let claims = Claims {
+        suspects,
+        ..NO_CLAIMS
+    };
+    leaks.look(snapshot, pods, claims, evidence, secs(100));
+    let look = leaks.look(snapshot, pods, claims, evidence, secs(160));
+    look.due
+        .iter()
+        .filter(|it| it.is_proven(Some(pods), evidence))
+        .map(|it| (it.attachment.container_id.clone(), it.reason))
+        .collect()
+}
+
+#[test]
+fn both_proofs_are_needed() {
+    let it = with(&[tenant("c1", "u1", &["10.0.0.1"])]);
+    let path = "/var/run/netns/c1";
+    let live = pods(&[pod("u1", &[], &[])]);
+    let gone = pods(&[pod("u2", &[], &[])]);
+    let over = pods(&[finished("u1")]);
+    for (pods, evidence, expected) in [
+        (&gone, evidence(Some(&[]), &[]), Some(Reason::PodGone)),
+        (&gone, evidence(None, &[path]), Some(Reason::PodGone)),
+        (
+            &over,
+            evidence(Some(&["c2"]), &[]),
+            Some(Reason::PodFinished),
+        ),
+        // The node still has it, or does not know.
+        (&gone, evidence(Some(&["c1"]), &[]), None),
+        (&gone, evidence(None, &[]), None),
+        (&gone, evidence(None, &["/var/run/netns/other"]), None),
+        // The API still has it.
+        (&live, evidence(Some(&[]), &[path]), None),
+    ] {
+        let freed = freed(&it, pods, &[], &evidence);
+        let reasons: Vec<Reason> = freed.iter().map(|(_, reason)| *reason).collect();
+        assert_eq!(reasons, Vec::from_iter(expected), "{evidence:?}");
+    }
+}
+
+#[test]
+fn a_list_that_is_not_complete_proves_nothing() {
+    let it = with(&[tenant("c1", "u1", &["10.0.0.1"])]);
+    let mut running = pods(&[]);
+    running.change(Change::Restarted {
+        asked: Duration::ZERO,
+    });
+    let evidence = evidence(Some(&[]), &[]);
+    assert!(freed(&it, &running, &[], &evidence).is_empty());
+    let mut leaks = Leaks::new(GRACE);
+    leaks.look(&it, &pods(&[]), NO_CLAIMS, &evidence, secs(0));
+    let look = leaks.look(&it, &pods(&[]), NO_CLAIMS, &evidence, secs(60));
+    assert!(!look.due[0].is_proven(Some(&running), &evidence));
+    assert!(!look.due[0].is_proven(None, &evidence), "no list at all");
+}
+
+#[test]
+fn suspicion_has_to_last() {
+    let it = with(&[tenant("c1", "u1", &["10.0.0.1"])]);
+    let (gone, live) = (pods(&[]), pods(&[pod("u1", &[], &[])]));
+    let evidence = evidence(Some(&[]), &[]);
+    let mut leaks = Leaks::new(GRACE);
+    let look = leaks.look(&it, &gone, NO_CLAIMS, &evidence, secs(0));
+    assert_eq!((look.due.len(), look.next), (0, Some(secs(60))));
+    assert_eq!(
+        leaks.reason_of(&it.tenants[0].attachment),
+        Some(Reason::PodGone)
+    );
+    leaks.look(&it, &live, NO_CLAIMS, &evidence, secs(30));
+    assert_eq!(leaks.count(), 0);
+    let look = leaks.look(&it, &gone, NO_CLAIMS, &evidence, secs(70));
+    assert_eq!((look.due.len(), look.next), (0, Some(secs(130))));
+    let look = leaks.look(&it, &gone, NO_CLAIMS, &evidence, secs(130));
+    assert_eq!((look.due.len(), look.next), (1, Some(secs(160))));
+    // It was freed, by whomever.
+    leaks.look(&with(&[]), &gone, NO_CLAIMS, &evidence, secs(131));
+    assert_eq!(leaks.count(), 0);
+}
+
+#[test]
+fn whom_the_controller_names_needs_the_node_s_word_only_but_a_live_pod_stays() {
+    let it = with(&[tenant("c1", "u1", &["10.0.0.1"])]);
+    let suspect = |address: &str, uid: &str| Suspect {
+        address: address.to_owned(),
+        pod_uid: uid.to_owned(),
+    };
+    let named = [suspect("10.0.0.1", "u1")];
+    let gone = evidence(Some(&[]), &[]);
+    let there = evidence(Some(&["c1"]), &[]);
+    let mut leaks = Leaks::new(GRACE);
+    let claims = Claims {
+        suspects: &named,
+        ..NO_CLAIMS
+    };
+    let look = leaks.look(&it, &pods(&[]), claims, &gone, secs(0));
+    assert!(look.due[0].is_proven(Some(&pods(&[])), &gone));
+    assert!(!look.due[0].is_proven(Some(&pods(&[])), &there));
+    assert_eq!(look.due[0].reason, Reason::Suspect);
+    // The address may be another pod's by now.
+    for other in [suspect("10.0.0.1", "u9"), suspect("10.0.0.2", "u1")] {
+        let mut leaks = Leaks::new(GRACE);
+        let claims = Claims {
+            suspects: &[other],
+            ..NO_CLAIMS
+        };
+        let look = leaks.look(&it, &pods(&[]), claims, &gone, secs(0));
+        assert!(look.due.is_empty());
+    }
+    let live = pods(&[pod("u1", &[], &[])]);
+    assert!(freed(&it, &live, &named, &gone).is_empty());
+}
+
+#[test]
+fn after_a_reboot_the_old_sandbox_goes_when_the_pod_has_a_new_one() {
+    let mut old = tenant("c1", "u1", &["10.0.0.1"]);
+    old.boot = "earlier".to_owned();
+    let live = pods(&[pod("u1", &[], &[])]);
+    let nothing = evidence(None, &[]);
+    let alone = with(std::slice::from_ref(&old));
+    assert!(freed(&alone, &live, &[], &nothing).is_empty());
+    let new = tenant("c2", "u1", &["10.0.0.2"]);
+    let both = with(&[old.clone(), new.clone()]);
+    assert_eq!(
+        freed(&both, &live, &[], &nothing),
+        [("c1".to_owned(), Reason::Reboot)]
+    );
+    let mut second = new;
+    second.attachment.ifname = "net1".to_owned();
+    assert!(freed(&with(&[old.clone(), second]), &live, &[], &nothing).is_empty());
+    // The pod is gone, too: the reboot is the node's word.
+    let freed = freed(&alone, &pods(&[]), &[], &nothing);
+    assert_eq!(freed, [("c1".to_owned(), Reason::PodGone)]);
+}
+
+#[test]
+fn of_a_living_pod_the_older_sandboxes_go_when_the_node_says_so_and_the_newest_one_stays() {
+    let given = |id: &str, order| Tenant {
+        order,
+        ..tenant(id, "u1", &["10.0.0.1"])
+    };
+    let ids: Vec<String> = (0..16).map(|n| format!("c{n:02}")).collect();
+    let all: Vec<Tenant> = (2..).zip(&ids).map(|(n, id)| given(id, n)).collect();
+    let all = with(&all);
+    let live = pods(&[pod("u1", &[], &[])]);
+    let ids_of = |evidence: &Evidence| -> Vec<String> {
+        let freed = freed(&all, &live, &[], evidence);
+        assert!(
+            freed
+                .iter()
+                .all(|(_, reason)| *reason == Reason::Superseded)
+        );
+        freed.into_iter().map(|(id, _)| id).collect()
+    };
+    assert_eq!(ids_of(&evidence(Some(&[]), &[])), ids[..15]);
+    // One that the runtime still has is not gone, ready or not; without a network namespace it is.
+    assert_eq!(ids_of(&evidence(Some(&["c00"]), &[])), ids[1..15]);
+    let netns: Vec<String> = ids
+        .iter()
+        .map(|id| format!("/var/run/netns/{id}"))
+        .collect();
+    let netns: Vec<&str> = netns.iter().map(String::as_str).collect();
+    assert_eq!(ids_of(&evidence(Some(&["c00"]), &netns)), ids[..15]);
+    // The node does not know.
+    assert!(ids_of(&evidence(None, &[])).is_empty());
+    // No list of pods is needed, and the grace period is short.
+    let mut leaks = Leaks::new(Duration::from_secs(3600));
+    let proof = evidence(Some(&[]), &[]);
+    let look = leaks.look(&all, &Pods::default(), NO_CLAIMS, &proof, secs(0));
+    assert_eq!((look.due.len(), look.next), (0, Some(secs(5))));
+    let look = leaks.look(&all, &Pods::default(), NO_CLAIMS, &proof, secs(5));
+    assert_eq!(look.due.len(), 15);
+    assert!(look.due.iter().all(|it| it.is_proven(None, &proof)));
+}
+
+#[test]
+fn without_a_pod_the_node_s_word_decides_alone() {
+    let it = with(&[tenant("c1", "", &["10.0.0.1"])]);
+    let path = "/var/run/netns/c1";
+    assert_eq!(netns_of_others(&it).collect::<Vec<_>>(), [path]);
+    let no_pods = Pods::default();
+    let is_freed = |it: &Snapshot, evidence: &Evidence| {
+        let freed = freed(it, &no_pods, &[], evidence);
+        freed.first().map(|(_, reason)| *reason)
+    };
+    assert_eq!(
+        is_freed(&it, &evidence(None, &[path])),
+        Some(Reason::NoNetns)
+    );
+    // Another program's container need not be known to the runtime.
+    assert_eq!(is_freed(&it, &evidence(Some(&[]), &[])), None);
+    let mut unknown = it.clone();
+    unknown.tenants[0].netns.clear();
+    assert_eq!(is_freed(&unknown, &evidence(None, &[""])), None);
+    unknown.tenants[0].boot = "earlier".to_owned();
+    assert_eq!(
+        is_freed(&unknown, &evidence(None, &[])),
+        Some(Reason::Reboot)
+    );
+}
+
+#[test]
+fn a_static_pod_lives_by_its_mirror() {
+    let it = with(&[tenant("c1", "static", &["10.0.0.1"])]);
+    let mirror = Pod {
+        mirrors: Some("static".to_owned()),
+        ..pod("api", &[], &[])
+    };
+    assert!(freed(&it, &pods(&[mirror]), &[], &evidence(Some(&[]), &[])).is_empty());
+    assert_eq!(
+        freed(&it, &pods(&[]), &[], &evidence(Some(&[]), &[])).len(),
+        1
+    );
+}
+
+#[test]
+fn people_s_word_counts_only_where_the_node_sees_nothing_and_never_against_the_api() {
+    let mut of_pod = tenant("c1", "u1", &["10.0.0.1"]);
+    of_pod.order = 2;
+    let newer = Tenant {
+        order: 3,
+        ..tenant("c3", "u1", &["10.0.0.3"])
+    };
+    let of_nobody = tenant("c2", "", &["10.0.0.2"]);
+    let it = with(&[of_pod.clone(), of_nobody.clone()]);
+    let both = with(&[of_pod, of_nobody, newer]);
+    let say = |all: &[(&str, &str)]| -> BTreeSet<(Addr, String)> {
+        let read = |(addr, handle): &(&str, &str)| {
+            (Addr::parse_strict(addr).unwrap(), (*handle).to_owned())
+        };
+        all.iter().map(read).collect()
+    };
+    let freed = |it: &Snapshot, pods: &Pods, said: &BTreeSet<(Addr, String)>, proof: &Evidence| {
+        let claims = Claims {
+            container_gone: said,
+            ..NO_CLAIMS
+        };
+        // It is not waited for.
+        let look = Leaks::new(GRACE).look(it, pods, claims, proof, secs(0));
+        let due = look.due.iter().filter(|it| it.is_proven(Some(pods), proof));
+        due.map(|it| (it.attachment.container_id.clone(), it.reason))
+            .collect::<Vec<_>>()
+    };
+    let (gone, live) = (pods(&[]), pods(&[pod("u1", &[], &[])]));
+    let blind = evidence(None, &[]);
+    let said = say(&[
+        ("10.0.0.1", "net/c1"),
+        ("10.0.0.2", "net/c2"),
+        ("10.0.0.3", "net/c3"),
+    ]);
+    let of = |id: &str, reason| (id.to_owned(), reason);
+    let first = of("c1", Reason::PodGone);
+    let second = of("c2", Reason::Confirmed);
+    assert_eq!(freed(&it, &gone, &said, &blind), [first, second.clone()]);
+    assert!(freed(&it, &gone, &say(&[]), &blind).is_empty());
+    // The API's word is not theirs to give.
+    assert_eq!(
+        freed(&it, &live, &said, &blind),
+        std::slice::from_ref(&second)
+    );
+    let superseded = of("c1", Reason::Superseded);
+    let freed_of_live = freed(&both, &live, &said, &blind);
+    assert_eq!(freed_of_live, [superseded, second], "the newest one stays");
+    // What the node sees is there.
+    let seen = evidence(Some(&["c1", "c2"]), &[]);
+    assert!(freed(&it, &gone, &said, &seen).is_empty());
+    let path = |id: &str| format!("/var/run/netns/{id}");
+    let seen = Evidence {
+        present: BTreeSet::from([path("c1"), path("c2")]),
+        ..blind.clone()
+    };
+    assert!(freed(&it, &gone, &said, &seen).is_empty());
+    // Another container has the address by now.
+    let other = say(&[("10.0.0.1", "net/c9"), ("10.0.0.2", "net/c1")]);
+    assert!(freed(&it, &gone, &other, &blind).is_empty());
+}
+
+#[test]
+fn what_the_node_could_not_free_by_itself_is_told() {
+    let it = with(&[
+        tenant("c1", "u1", &["10.0.0.1", "fd00::1"]),
+        tenant("c2", "u2", &["10.0.0.2"]),
+        tenant("c3", "", &["10.0.0.3"]),
+    ]);
+    let gone = pods(&[pod("u2", &[], &[])]);
+    let mut leaks = Leaks::new(GRACE);
+    let evidence = evidence(None, &[]);
+    leaks.look(&it, &gone, NO_CLAIMS, &evidence, secs(0));
+    let told = |leaks: &Leaks, named: &[&str], at| {
+        let named = named.iter().map(|it| Addr::parse_strict(it).unwrap());
+        let orphans = leaks.orphans(&it, &named.collect(), secs(at));
+        let orphans = orphans.into_iter();
+        orphans
+            .map(|it| format!("{} {}", it.0, it.1))
+            .collect::<Vec<_>>()
+    };
+    let of_pod = ["10.0.0.1 u1", "fd00::1 u1"];
+    assert!(told(&leaks, &[], 119).is_empty());
+    assert_eq!(told(&leaks, &[], 120), of_pod);
+    assert_eq!(told(&leaks, &["10.0.0.1"], 1), of_pod, "people wait");
+    // What people name of a pod that lives, or of none, is no orphan.
+    assert!(told(&leaks, &["10.0.0.2", "10.0.0.3"], 1).is_empty());
+}

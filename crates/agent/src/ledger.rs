@@ -1,0 +1,269 @@
+//! The keeper of the store, for tasks.
+//!
+//! Until the store is open, or after it was found damaged, everything is refused with the reason.
+//!
+//! STATUS is answered from memory: runtimes ask for it every few seconds, which would keep the file
+//! open, and a plugin could never have it while the agent hangs. So what cannot be written or read says so there
+//! until a look, which writes then, finds that it can.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::oneshot;
+
+use cadastre_node::keeper::{Call, Handle, Keeper, Settings};
+use cadastre_node::{Answer, Fault, Ledger as Tables, Op, Refusal, Snapshot, StoreError, Why};
+
+/// A way to the store.
+#[derive(Clone)]
+pub struct Ledger(Arc<Mutex<State>>);
+
+enum State {
+    Open {
+        keeper: Keeper,
+        handle: Handle,
+        /// What STATUS was at the last look
+        standing: Option<Result<Answer, Refusal>>,
+        /// Why the file could not be read or written last, if it has not been since
+        trouble: Option<Refusal>,
+    },
+    Closed(String),
+}
+
+/// Why something was not done with the store.
+#[derive(Debug, thiserror::Error)]
+pub enum LedgerError {
+    /// It is not open, for that reason.
+    #[error("{0}")]
+    Closed(String),
+    /// It cannot be used.
+    #[error(transparent)]
+    Store(#[from] Arc<StoreError>),
+}
+
+impl LedgerError {
+    /// Whether the file has to be made anew: it is damaged, or gone.
+    pub fn is_lost(&self) -> bool {
+        let Self::Store(error) = self else {
+            return false;
+        };
+        matches!(
+            **error,
+            StoreError::Damaged { .. } | StoreError::Missing { .. }
+        )
+    }
+}
+
+impl Ledger {
+    /// Closed, for that reason, which is what is answered.
+    pub fn closed(why: &str) -> Self {
+        Self(Arc::new(Mutex::new(State::Closed(why.to_owned()))))
+    }
+
+    /// Uses the file at `path` from now on; it must be there.
+    pub fn open(&self, path: &Path) -> std::io::Result<()> {
+        let (keeper, handle) = Keeper::start(path, Settings::default())?;
+        *self.lock() = State::Open {
+            keeper,
+            handle,
+            standing: None,
+            trouble: None,
+        };
+        Ok(())
+    }
+
+    /// Refuses everything from now on; returns when what was asked before is done.
+    pub async fn close(&self, why: &str) {
+        let before = std::mem::replace(&mut *self.lock(), State::Closed(why.to_owned()));
+        if let State::Open { keeper, handle, .. } = before {
+            drop(handle);
+            let _ = tokio::task::spawn_blocking(move || keeper.join()).await;
+        }
+    }
+
+    /// Whether it is open.
+    pub fn is_open(&self) -> bool {
+        matches!(*self.lock(), State::Open { .. })
+    }
+
+    /// Does an operation, unless nobody waits for it any more when its turn comes.
+    pub async fn ask(&self, op: Op, call: Call) -> Result<Answer, Refusal> {
+        if op == Op::Status
+            && let Some(standing) = self.standing()
+        {
+            return standing;
+        }
+        let changes = !matches!(op, Op::Status | Op::Check(_));
+        let handle = self.handle().map_err(|error| busy(error.to_string()))?;
+        let (reply, answer) = oneshot::channel();
+        let reply = Box::new(move |result| {
+            let _ = reply.send(result);
+        });
+        // What is asked here is given up when this is dropped.
+        let asking = Arc::new(());
+        let asks = Arc::downgrade(&asking);
+        let call = call.while_waited_for(move || asks.strong_count() > 0);
+        handle.ask(op, call, reply);
+        drop(handle);
+        let stops = || busy("this node's agent stops: try again".to_owned());
+        let answer = answer.await.unwrap_or_else(|_| Err(stops()));
+        drop(asking);
+        if let Err(refusal) = &answer
+            && changes
+        {
+            self.failed(refusal);
+        }
+        answer
+    }
+
+    /// Takes note of an answer that says that the file cannot be used.
+    fn failed(&self, refusal: &Refusal) {
+        if let State::Open { trouble, .. } = &mut *self.lock()
+            && refusal.why == Why::Store
+        {
+            *trouble = Some(refusal.clone());
+        }
+    }
+
+    /// Why nothing can be given or taken back: the file cannot be read or written.
+    pub fn trouble(&self) -> Option<Refusal> {
+        match &*self.lock() {
+            State::Open { trouble, .. } => trouble.clone(),
+            State::Closed(_) => None,
+        }
+    }
+
+    /// Does something with the tables, in one transaction.
+    pub async fn with<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Tables<'_>) -> Result<T, Fault> + Send + 'static,
+    ) -> Result<T, LedgerError> {
+        let handle = self.handle()?;
+        let (reply, answer) = oneshot::channel();
+        handle.with(work, move |result| {
+            let _ = reply.send(result);
+        });
+        drop(handle);
+        let stops = || LedgerError::Closed("the thread of the store has ended".to_owned());
+        Ok(answer.await.map_err(|_| stops())??)
+    }
+
+    /// All there is. STATUS says from now on what it says of that.
+    pub async fn look(&self) -> Result<Snapshot, LedgerError> {
+        let had_trouble = self.trouble().is_some();
+        let look = move |it: &mut Tables<'_>| {
+            if had_trouble {
+                it.try_to_write()?;
+            }
+            Ok((it.snapshot()?, it.run(&Op::Status)?))
+        };
+        let seen = self.with(look).await;
+        if let Err(LedgerError::Store(error)) = &seen {
+            self.failed(&error.refusal());
+        }
+        let (snapshot, now) = seen?;
+        if let State::Open {
+            standing, trouble, ..
+        } = &mut *self.lock()
+        {
+            *standing = Some(now);
+            if had_trouble {
+                *trouble = None;
+            }
+        }
+        Ok(snapshot)
+    }
+
+    fn standing(&self) -> Option<Result<Answer, Refusal>> {
+        match &*self.lock() {
+            State::Open {
+                standing, trouble, ..
+            } => trouble.clone().map(Err).or_else(|| standing.clone()),
+            State::Closed(_) => None,
+        }
+    }
+
+    fn handle(&self) -> Result<Handle, LedgerError> {
+        match &*self.lock() {
+            State::Open { handle, .. } => Ok(handle.clone()),
+            State::Closed(why) => Err(LedgerError::Closed(why.clone())),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn busy(text: String) -> Refusal {
+    Refusal {
+        why: Why::Busy,
+        text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::files::temp_folder;
+    use cadastre_node::{Attachment, Store, clock};
+
+    fn call() -> Call {
+        Call::until(clock::since_boot() + Duration::from_secs(20))
+    }
+
+    fn del() -> Op {
+        Op::Del(Attachment {
+            network: "net".to_owned(),
+            container_id: "c".to_owned(),
+            ifname: "eth0".to_owned(),
+        })
+    }
+
+    /// A ledger whose file was looked at once, and the file.
+    async fn opened() -> (Ledger, std::path::PathBuf) {
+        let path = temp_folder().join("node.redb");
+        drop(Store::open(&path, Duration::ZERO).unwrap());
+        let ledger = Ledger::closed("not yet");
+        ledger.open(&path).unwrap();
+        ledger.look().await.unwrap();
+        (ledger, path)
+    }
+
+    async fn status(ledger: &Ledger) -> Why {
+        ledger.ask(Op::Status, call()).await.unwrap_err().why
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_written_is_told_by_status_at_once_and_until_it_can() {
+        let (ledger, path) = opened().await;
+        assert_eq!(status(&ledger).await, Why::NothingHeld);
+        let aside = path.with_extension("aside");
+        std::fs::rename(&path, &aside).unwrap();
+        std::fs::create_dir(&path).unwrap();
+        assert_eq!(ledger.ask(del(), call()).await.unwrap_err().why, Why::Store);
+        assert_eq!(status(&ledger).await, Why::Store);
+        assert!(ledger.trouble().is_some());
+        assert!(ledger.look().await.is_err());
+        assert_eq!(status(&ledger).await, Why::Store);
+        std::fs::remove_dir(&path).unwrap();
+        std::fs::rename(&aside, &path).unwrap();
+        ledger.look().await.unwrap();
+        assert!(ledger.trouble().is_none());
+        assert_eq!(status(&ledger).await, Why::NothingHeld);
+    }
+
+    #[tokio::test]
+    async fn nothing_is_done_in_a_file_that_was_removed() {
+        let (ledger, path) = opened().await;
+        std::fs::remove_file(&path).unwrap();
+        let refusal = ledger.ask(del(), call()).await.unwrap_err();
+        assert!(
+            refusal.why == Why::Busy && refusal.text.contains("is missing"),
+            "{refusal}"
+        );
+        assert!(ledger.look().await.unwrap_err().is_lost());
+    }
+}

@@ -1,0 +1,171 @@
+//! The table that masquerades, as messages to the kernel. They take effect all together or not at all.
+
+use std::io;
+
+use super::Run;
+use super::netlink::{ACK, APPEND, Bytes, CREATE, EXCLUSIVE, exchange};
+use cadastre_core::{Addr, Family};
+
+const TABLE: &str = "cadastre";
+const SET: &str = "pod-ranges";
+const CHAIN: &str = "postrouting";
+/// The number of the set within one exchange.
+const SET_ID: u32 = 1;
+
+/// `NFNL_SUBSYS_NFTABLES`, and the messages that begin and end what takes effect together
+const NFTABLES: u16 = 10;
+const BATCH_BEGIN: u16 = 0x10;
+const BATCH_END: u16 = 0x11;
+/// `NFT_MSG_*`
+const NEW_TABLE: u16 = 0;
+const DELETE_TABLE: u16 = 2;
+const NEW_CHAIN: u16 = 3;
+const NEW_RULE: u16 = 6;
+const NEW_SET: u16 = 9;
+const NEW_ELEMENTS: u16 = 12;
+
+/// `NFTA_LIST_ELEM`, `NFTA_DATA_VALUE`
+const ITEM: u16 = 1;
+const VALUE: u16 = 1;
+/// `NFT_SET_INTERVAL`, `NFT_SET_ELEM_INTERVAL_END`
+const INTERVAL: u32 = 4;
+const INTERVAL_END: u32 = 1;
+/// `NF_INET_POST_ROUTING`, and the priority of source NAT
+const POSTROUTING: u32 = 4;
+const SOURCE_NAT: u32 = 100;
+/// `NFT_REG_1`, `NFT_PAYLOAD_NETWORK_HEADER`, `NFT_LOOKUP_F_INV`
+const REGISTER: u32 = 1;
+const NETWORK_HEADER: u32 = 1;
+const NOT_IN_SET: u32 = 1;
+/// `NF_NAT_RANGE_PROTO_RANDOM_FULLY`
+const FULLY_RANDOM: u32 = 16;
+
+/// An attribute has at most 64 KiB.
+const ELEMENTS_AT_ONCE: usize = 1_000;
+
+/// What of the protocol depends on the family.
+struct Kind {
+    /// `NFPROTO_*`
+    protocol: u8,
+    /// nft's number of the type of addresses, for those who list the set
+    addresses: u32,
+    length: u32,
+    source_at: u32,
+    destination_at: u32,
+}
+
+const V4: Kind = Kind {
+    protocol: 2,
+    addresses: 7,
+    length: 4,
+    source_at: 12,
+    destination_at: 16,
+};
+const V6: Kind = Kind {
+    protocol: 10,
+    addresses: 8,
+    length: 16,
+    source_at: 8,
+    destination_at: 24,
+};
+
+/// Puts the table of a family in place, or anew in place of what it was. `only_if_absent` leaves one that is there
+/// as it is. Says whether anything was written.
+pub fn put(family: Family, spared: &[Run], only_if_absent: bool) -> io::Result<bool> {
+    match exchange(&table(family, spared, only_if_absent)) {
+        Ok(()) => Ok(true),
+        Err(error) if only_if_absent && error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+fn table(family: Family, spared: &[Run], only_if_absent: bool) -> Bytes {
+    let kind = match family {
+        Family::V4 => V4,
+        Family::V6 => V6,
+    };
+    let send = |all: Bytes, message: u16, flags: u16, body: &Bytes| {
+        all.message(NFTABLES << 8 | message, flags, kind.protocol, 0, body)
+    };
+    let named = || Bytes::default().text(1, TABLE);
+    let mut all = Bytes::default().message(BATCH_BEGIN, 0, 0, NFTABLES, &Bytes::default());
+    if only_if_absent {
+        all = send(all, NEW_TABLE, CREATE | EXCLUSIVE | ACK, &named());
+    } else {
+        // It has to be there to be deleted.
+        all = send(all, NEW_TABLE, CREATE | ACK, &named());
+        all = send(all, DELETE_TABLE, 0, &named());
+        all = send(all, NEW_TABLE, CREATE, &named());
+    }
+    let set = named()
+        .text(2, SET)
+        .number(3, INTERVAL)
+        .number(4, kind.addresses)
+        .number(5, kind.length)
+        .number(10, SET_ID);
+    all = send(all, NEW_SET, CREATE, &set);
+    let elements: Vec<Bytes> = spared.iter().flat_map(|run| bounds(&kind, run)).collect();
+    for some in elements.chunks(ELEMENTS_AT_ONCE) {
+        let list = some
+            .iter()
+            .fold(Bytes::default(), |list, it| list.nested(ITEM, it));
+        let body = named().text(2, SET).nested(3, &list).number(4, SET_ID);
+        all = send(all, NEW_ELEMENTS, CREATE, &body);
+    }
+    let hook = Bytes::default()
+        .number(1, POSTROUTING)
+        .number(2, SOURCE_NAT);
+    let chain = named().text(3, CHAIN).nested(4, &hook).text(7, "nat");
+    all = send(all, NEW_CHAIN, CREATE, &chain);
+    let rule = named().text(2, CHAIN).nested(4, &rule(&kind));
+    all = send(all, NEW_RULE, CREATE | APPEND, &rule);
+    all.message(BATCH_END, 0, 0, NFTABLES, &Bytes::default())
+}
+
+/// The start of a range and the address after its end, as a set of intervals has them.
+fn bounds(kind: &Kind, (first, last): &Run) -> Vec<Bytes> {
+    let key = |addr: &Addr, value: u128| {
+        let bytes = value.to_be_bytes();
+        let own = match addr.family {
+            Family::V4 => &bytes[12..],
+            Family::V6 => &bytes[..],
+        };
+        debug_assert_eq!(u32::try_from(own.len()), Ok(kind.length));
+        Bytes::default().nested(1, &Bytes::default().bytes(VALUE, own))
+    };
+    // A range that ends with the last address of all has no end.
+    let whole = match last.family {
+        Family::V4 => u128::from(u32::MAX),
+        Family::V6 => u128::MAX,
+    };
+    let end = last.value.checked_add(1).filter(|it| *it <= whole);
+    let end = end.map(|it| key(last, it).number(3, INTERVAL_END));
+    std::iter::once(key(first, first.value))
+        .chain(end)
+        .collect()
+}
+
+/// A source in the set, a destination that is not: masquerade.
+fn rule(kind: &Kind) -> Bytes {
+    let expression = |list: Bytes, name: &str, data: &Bytes| {
+        list.nested(ITEM, &Bytes::default().text(1, name).nested(2, data))
+    };
+    let address = |at: u32| {
+        Bytes::default()
+            .number(1, REGISTER)
+            .number(2, NETWORK_HEADER)
+            .number(3, at)
+            .number(4, kind.length)
+    };
+    let lookup = || {
+        Bytes::default()
+            .text(1, SET)
+            .number(2, REGISTER)
+            .number(4, SET_ID)
+    };
+    let list = expression(Bytes::default(), "payload", &address(kind.source_at));
+    let list = expression(list, "lookup", &lookup());
+    let list = expression(list, "payload", &address(kind.destination_at));
+    let list = expression(list, "lookup", &lookup().number(5, NOT_IN_SET));
+    expression(list, "masq", &Bytes::default().number(1, FULLY_RANDOM))
+}

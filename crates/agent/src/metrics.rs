@@ -1,0 +1,269 @@
+//! Figures of a node's agent.
+//!
+//! Labels are bounded: verbs, results, reasons, pools that the node has blocks of. No pod, address or
+//! block is a label, nor the node: it is the subject, and the scraper's `instance` names it.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use prometheus::{
+    Error, Gauge, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
+    IntGaugeVec, Opts, Registry,
+};
+
+use crate::leaks::Reason;
+use crate::snapshot::gives;
+use cadastre_core::Family;
+use cadastre_daemon::telemetry::catalog::register;
+use cadastre_node::Snapshot;
+
+/// All of them.
+#[derive(Clone)]
+pub struct AgentMetrics {
+    requests: IntCounterVec,
+    seconds: HistogramVec,
+    waiting: IntGauge,
+    writes: IntCounterVec,
+    behind: Gauge,
+    freed: IntCounterVec,
+    suspicious: IntGauge,
+    damaged: IntCounter,
+    dropped: IntCounter,
+    addresses: GaugeVec,
+    blocks: IntGaugeVec,
+    attachments: IntGauge,
+    connections: IntGaugeVec,
+    /// Pools that have series
+    known: Arc<Mutex<BTreeSet<String>>>,
+}
+
+impl AgentMetrics {
+    /// Registers all of them. Fails only where a name is taken.
+    pub fn register(registry: &Registry) -> Result<Self, Error> {
+        let counters = |name, help, labels: &[&str]| {
+            register(registry, IntCounterVec::new(Opts::new(name, help), labels)?)
+        };
+        let seconds = HistogramOpts::new(
+            "cadastre_agent_request_duration_seconds",
+            "Time from reading a request to its answer, waits for a block included",
+        )
+        .buckets(vec![
+            0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+        ]);
+        let new = Self {
+            requests: counters(
+                "cadastre_agent_requests_total",
+                "Requests of plugins and others by verb and by what came of them",
+                &["verb", "result"],
+            )?,
+            seconds: register(registry, HistogramVec::new(seconds, &["verb"])?)?,
+            waiting: register(
+                registry,
+                IntGauge::new("cadastre_agent_adds_waiting", "ADDs that wait for a block")?,
+            )?,
+            writes: counters(
+                "cadastre_agent_status_writes_total",
+                "Writes of NodeSubnet.status by whether they could wait, and by what came of them",
+                &["urgency", "result"],
+            )?,
+            behind: register(
+                registry,
+                Gauge::new(
+                    "cadastre_agent_publish_lag_seconds",
+                    "For how long the node's state differs from what NodeSubnet.status says of it, or its NodeAddresses is overdue; 0 if neither",
+                )?,
+            )?,
+            freed: counters(
+                "cadastre_agent_leaks_freed_total",
+                "Attachments that were freed without a DEL, by the reason they were suspected for",
+                &["reason"],
+            )?,
+            suspicious: register(
+                registry,
+                IntGauge::new(
+                    "cadastre_agent_leak_suspects",
+                    "Attachments that may be leaked",
+                )?,
+            )?,
+            damaged: register(
+                registry,
+                IntCounter::new(
+                    "cadastre_agent_store_damaged_total",
+                    "How often the store was found damaged and set aside",
+                )?,
+            )?,
+            dropped: register(
+                registry,
+                IntCounter::new(
+                    "cadastre_agent_events_dropped_total",
+                    "Events for people that could not be written",
+                )?,
+            )?,
+            addresses: register(
+                registry,
+                GaugeVec::new(
+                    Opts::new(
+                        "cadastre_agent_addresses",
+                        "Addresses of the node by pool, family and state",
+                    ),
+                    &["pool", "family", "state"],
+                )?,
+            )?,
+            blocks: register(
+                registry,
+                IntGaugeVec::new(
+                    Opts::new(
+                        "cadastre_agent_blocks",
+                        "Ranges that the node gives addresses from, by pool and family",
+                    ),
+                    &["pool", "family"],
+                )?,
+            )?,
+            attachments: register(
+                registry,
+                IntGauge::new(
+                    "cadastre_agent_attachments",
+                    "Interfaces of containers that have addresses",
+                )?,
+            )?,
+            connections: register(
+                registry,
+                IntGaugeVec::new(
+                    Opts::new("cadastre_agent_connections", "Open connections by socket"),
+                    &["socket"],
+                )?,
+            )?,
+            known: Arc::default(),
+        };
+        for reason in Reason::ALL {
+            new.freed.with_label_values(&[reason.as_str()]);
+        }
+        Ok(new)
+    }
+
+    /// A request was answered.
+    pub fn answered(&self, verb: &str, result: &str, took: Duration) {
+        self.requests.with_label_values(&[verb, result]).inc();
+        self.seconds
+            .with_label_values(&[verb])
+            .observe(took.as_secs_f64());
+    }
+
+    /// ADDs that wait for a block.
+    pub fn waiting(&self) -> &IntGauge {
+        &self.waiting
+    }
+
+    /// Open connections of a socket.
+    pub fn connections(&self, socket: &str) -> IntGauge {
+        self.connections.with_label_values(&[socket])
+    }
+
+    /// A status was written, or not.
+    pub fn wrote(&self, urgent: bool, result: &str) {
+        let urgency = if urgent { "now" } else { "batched" };
+        self.writes.with_label_values(&[urgency, result]).inc();
+    }
+
+    /// For how long something is to be told that the API does not know.
+    pub fn behind(&self, lag: Duration) {
+        self.behind.set(lag.as_secs_f64());
+    }
+
+    /// A leak was freed.
+    pub fn freed(&self, reason: Reason) {
+        self.freed.with_label_values(&[reason.as_str()]).inc();
+    }
+
+    /// How many attachments may be leaked.
+    pub fn suspicious(&self, count: usize) {
+        self.suspicious
+            .set(i64::try_from(count).unwrap_or(i64::MAX));
+    }
+
+    /// The store was damaged.
+    pub fn damaged(&self) {
+        self.damaged.inc();
+    }
+
+    /// An event could not be written.
+    pub fn event_dropped(&self) {
+        self.dropped.inc();
+    }
+
+    /// What is held and given.
+    #[expect(clippy::cast_precision_loss, reason = "gauges are floats")]
+    pub fn set(&self, snapshot: &Snapshot) {
+        let tenants = snapshot.tenants.len();
+        self.attachments
+            .set(i64::try_from(tenants).unwrap_or(i64::MAX));
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let pools: BTreeSet<String> = snapshot.blocks.iter().map(|it| it.pool.clone()).collect();
+        for pool in known.difference(&pools) {
+            for family in Family::ALL.map(label) {
+                let _ = self.blocks.remove_label_values(&[pool, family]);
+                for state in ["used", "cooling", "free"] {
+                    let _ = self.addresses.remove_label_values(&[pool, family, state]);
+                }
+            }
+        }
+        for pool in &pools {
+            for family in Family::ALL {
+                let of = snapshot.blocks.iter();
+                let of = of.filter(|it| it.pool == *pool && it.cidr.family() == family);
+                let (mut blocks, mut sums) = (0, [0u64; 3]);
+                for block in of {
+                    let counts = block.counts;
+                    let each = [counts.used, counts.cooling, counts.free];
+                    for (sum, count) in sums.iter_mut().zip(each) {
+                        *sum = sum.saturating_add(count);
+                    }
+                    blocks += i64::from(gives(block));
+                }
+                self.blocks
+                    .with_label_values(&[pool.as_str(), label(family)])
+                    .set(blocks);
+                for (state, sum) in ["used", "cooling", "free"].into_iter().zip(sums) {
+                    self.addresses
+                        .with_label_values(&[pool.as_str(), label(family), state])
+                        .set(sum as f64);
+                }
+            }
+        }
+        *known = pools;
+    }
+}
+
+fn label(family: Family) -> &'static str {
+    match family {
+        Family::V4 => "ipv4",
+        Family::V6 => "ipv6",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::snapshot::testing::{block, snapshot};
+
+    #[test]
+    fn a_pool_s_series_go_with_its_last_block() {
+        let registry = Registry::new();
+        let metrics = AgentMetrics::register(&registry).unwrap();
+        let text = || {
+            prometheus::TextEncoder::new()
+                .encode_to_string(&registry.gather())
+                .unwrap()
+        };
+        metrics.set(&snapshot(&[], &[block("10.0.0.0/26", "a", 5, 2, 54)]));
+        let told = text();
+        assert!(
+            told.contains(r#"cadastre_agent_addresses{family="ipv4",pool="a",state="cooling"} 2"#),
+            "{told}"
+        );
+        assert!(told.contains(r#"cadastre_agent_leaks_freed_total{reason="reboot"} 0"#));
+        metrics.set(&snapshot(&[], &[]));
+        assert!(!text().contains("pool=\"a\""));
+    }
+}

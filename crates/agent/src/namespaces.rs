@@ -1,0 +1,201 @@
+//! The namespaces of this node's pods: labels, which pools select by, and the pools that they name.
+//!
+//! A namespace is asked for when its first pod comes, and again when another pod comes after a while.
+//! No node watches all namespaces of a cluster: each change of one would go to every node.
+//!
+//! # Guarantees
+//! - What was read once stays known while it is read again, and while that fails.
+//! - Failures are followed by growing pauses, for each namespace by itself.
+//! - Namespaces without a pod here are forgotten.
+//!
+//! # Caveats
+//! - What is changed at a namespace is seen with the first pod that comes [`FRESH`] after it was read
+//!   last; pods that come before are served as the namespace was.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::pods::Pods;
+use cadastre_api::choice::Label;
+
+/// So long nobody asks again, however many pods come.
+pub const FRESH: Duration = Duration::from_secs(60);
+/// First and longest pause after a failure.
+const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+
+/// What counts of a namespace.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Namespace {
+    /// Its labels
+    pub labels: Vec<Label>,
+    /// Its annotation `cadastre.dev/pools`
+    pub pools: Option<String>,
+}
+
+/// Those of this node's pods.
+#[derive(Debug, Default)]
+pub struct Namespaces(BTreeMap<String, Entry>);
+
+#[derive(Debug, Default)]
+struct Entry {
+    known: Option<Arc<Namespace>>,
+    asking: bool,
+    /// Somebody wants it, or wants it anew
+    wanted: bool,
+    /// Not asked again before that
+    next_at: Duration,
+    failures: u32,
+}
+
+impl Namespaces {
+    /// A pod came that was not there before.
+    pub fn pod_came(&mut self, namespace: &str) {
+        if let Some(entry) = self.0.get_mut(namespace) {
+            entry.wanted = true;
+            return;
+        }
+        let entry = Entry {
+            wanted: true,
+            ..Entry::default()
+        };
+        self.0.insert(namespace.to_owned(), entry);
+    }
+
+    /// Forgets those of which no pod is here.
+    pub fn keep_those_of(&mut self, pods: &Pods) {
+        let of_pods: BTreeSet<&str> = pods.iter().map(|it| it.namespace.as_str()).collect();
+        self.0.retain(|name, _| of_pods.contains(name.as_str()));
+    }
+
+    /// What is known of one.
+    pub fn get(&self, name: &str) -> Option<&Arc<Namespace>> {
+        self.0.get(name)?.known.as_ref()
+    }
+
+    /// Whether waiting a moment would tell nothing more of it: it is known, or asking for it failed.
+    pub fn is_settled(&self, name: &str) -> bool {
+        let settled = |entry: &Entry| entry.known.is_some() || entry.failures > 0;
+        self.0.get(name).is_some_and(settled)
+    }
+
+    /// Those to be asked for now: each has to be [`answered`](Self::answered).
+    pub fn due(&mut self, now: Duration) -> Vec<String> {
+        let mut due = Vec::new();
+        for (name, entry) in &mut self.0 {
+            if entry.wanted && !entry.asking && entry.next_at <= now {
+                entry.asking = true;
+                entry.wanted = false;
+                due.push(name.clone());
+            }
+        }
+        due
+    }
+
+    /// When to ask again, if no pod comes before: something is wanted that was asked for lately.
+    pub fn wake(&self) -> Option<Duration> {
+        let waiting = self.0.values().filter(|it| it.wanted && !it.asking);
+        waiting.map(|it| it.next_at).min()
+    }
+
+    /// What came of asking for one; `None` if that failed.
+    pub fn answered(&mut self, name: &str, answer: Option<Namespace>, now: Duration) {
+        let Some(entry) = self.0.get_mut(name) else {
+            return;
+        };
+        entry.asking = false;
+        if let Some(answer) = answer {
+            entry.failures = 0;
+            entry.known = Some(Arc::new(answer));
+            entry.next_at = now + FRESH;
+        } else {
+            let pause = PAUSE.0 * 2u32.saturating_pow(entry.failures.min(16));
+            entry.failures += 1;
+            entry.wanted = true;
+            entry.next_at = now + pause.min(PAUSE.1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pods::testing::pod;
+    use cadastre_daemon::watch::Change;
+
+    fn secs(secs: u64) -> Duration {
+        Duration::from_secs(secs)
+    }
+
+    fn naming(pools: &str) -> Namespace {
+        Namespace {
+            pools: Some(pools.to_owned()),
+            ..Namespace::default()
+        }
+    }
+
+    #[test]
+    fn one_is_asked_for_once_however_many_pods_come() {
+        let mut all = Namespaces::default();
+        for _ in 0..100 {
+            all.pod_came("a");
+        }
+        assert!(!all.is_settled("a"));
+        assert_eq!(all.due(secs(0)), ["a"]);
+        assert!(all.due(secs(1)).is_empty(), "on its way");
+        all.answered("a", Some(naming("x")), secs(1));
+        assert_eq!(all.get("a").unwrap().pools.as_deref(), Some("x"));
+        assert!(all.is_settled("a") && all.wake().is_none());
+        assert!(all.due(secs(3600)).is_empty(), "no pod came");
+    }
+
+    #[test]
+    fn a_pod_that_comes_later_has_it_read_anew_and_the_old_word_stands_until_then() {
+        let mut all = Namespaces::default();
+        all.pod_came("a");
+        all.due(secs(0));
+        // While the answer is on its way: that may be older than the pod.
+        all.pod_came("a");
+        all.answered("a", Some(naming("x")), secs(1));
+        assert!(all.due(secs(2)).is_empty());
+        assert_eq!(all.wake(), Some(secs(1) + FRESH));
+        assert_eq!(all.due(secs(1) + FRESH), ["a"]);
+        assert_eq!(all.get("a").unwrap().pools.as_deref(), Some("x"));
+        all.answered("a", None, secs(62));
+        assert_eq!(all.get("a").unwrap().pools.as_deref(), Some("x"));
+        assert_eq!(all.due(secs(63)), ["a"]);
+        all.answered("a", Some(naming("y")), secs(63));
+        assert_eq!(all.get("a").unwrap().pools.as_deref(), Some("y"));
+    }
+
+    #[test]
+    fn failures_are_followed_by_growing_pauses_and_hold_nobody_up() {
+        let mut all = Namespaces::default();
+        all.pod_came("a");
+        let (mut now, mut asked) = (secs(0), Vec::new());
+        while now < secs(600) {
+            for name in all.due(now) {
+                asked.push(now);
+                all.answered(&name, None, now);
+                assert!(all.is_settled(&name));
+            }
+            now = all.wake().unwrap();
+        }
+        assert!((10..20).contains(&asked.len()), "{asked:?}");
+        all.pod_came("b");
+        assert_eq!(all.due(asked[asked.len() - 1]), ["b"], "each by itself");
+    }
+
+    #[test]
+    fn those_without_pods_are_forgotten() {
+        let mut pods = Pods::default();
+        pods.change(Change::Applied(pod("u", &[], &[])));
+        let mut all = Namespaces::default();
+        all.pod_came("default");
+        all.pod_came("gone");
+        all.due(secs(0));
+        all.keep_those_of(&pods);
+        all.answered("gone", Some(Namespace::default()), secs(1));
+        assert!(all.get("gone").is_none() && all.0.len() == 1);
+    }
+}

@@ -1,0 +1,126 @@
+//! The socket of the CNI plugin: one frame each way, see [`cadastre_node::wire`].
+
+use std::io;
+use std::os::fd::AsFd as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::UnixStream;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+use tracing::debug;
+
+use super::service::Service;
+use super::unix::{Peer, Socket};
+use cadastre_node::keeper::Call;
+use cadastre_node::wire;
+use cadastre_node::wire::{Request, Response};
+use cadastre_node::{Refusal, Why};
+
+/// Connections at a time; more wait to be taken.
+pub const CONNECTIONS: usize = 256;
+/// How long a peer may take for its request, and for taking its answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// What is read of a body before it has come: a length alone takes no memory.
+const AT_ONCE: usize = 64 * 1024;
+
+/// Serves until `stop`, and then until all that was begun is answered.
+pub async fn run(socket: Socket, service: Arc<Service>, stop: CancellationToken) {
+    let mut conversations = JoinSet::new();
+    loop {
+        tokio::select! {
+            peer = socket.accept() => {
+                let service = Arc::clone(&service);
+                conversations.spawn(async move {
+                    let Peer { stream, slot } = peer;
+                    if let Err(error) = converse(stream, &service).await {
+                        debug!("a plugin was not served: {error}");
+                    }
+                    drop(slot);
+                });
+            }
+            Some(_) = conversations.join_next() => {}
+            () = stop.cancelled() => break,
+        }
+    }
+    // Nobody finds it any more; those who are connected get their answers.
+    drop(socket);
+    while conversations.join_next().await.is_some() {}
+}
+
+async fn converse(mut stream: UnixStream, service: &Service) -> io::Result<()> {
+    let greeting = wire::greeting()?;
+    timeout(PATIENCE, stream.write_all(&greeting)).await??;
+    let body = timeout(PATIENCE, receive(&mut stream)).await??;
+    let response = match wire::decode::<Request>(&body) {
+        Ok(request) if request.version == wire::VERSION => {
+            drop(body);
+            let call = Call::until(request.deadline())
+                .asked(request.asked())
+                .while_waited_for(is_there(&stream)?);
+            tokio::select! {
+                result = service.serve(request.op, call) => Response::from(result),
+                // Whoever asked is gone: nobody waits for a block any more.
+                () = hung_up(&mut stream) => return Ok(()),
+            }
+        }
+        Ok(request) => refuse(format!(
+            "this agent speaks version {} of the protocol, the plugin version {}: install the plugin that came with the agent",
+            wire::VERSION,
+            request.version
+        )),
+        Err(error) => refuse(format!(
+            "the agent cannot read this request: {error}: install the plugin that came with the agent"
+        )),
+    };
+    let frame = wire::encode(&response)?;
+    timeout(PATIENCE, stream.write_all(&frame)).await?
+}
+
+async fn receive(stream: &mut UnixStream) -> io::Result<Vec<u8>> {
+    let mut head = [0; 4];
+    stream.read_exact(&mut head).await?;
+    let len = wire::body_len(head)?;
+    let mut body = Vec::with_capacity(len.min(AT_ONCE));
+    let mut rest = stream.take(len as u64);
+    rest.read_to_end(&mut body).await?;
+    if body.len() < len {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    Ok(body)
+}
+
+/// Says whether the peer has not closed its end, by the kernel's word at that moment: also before the task
+/// of its connection comes to its turn.
+fn is_there(stream: &UnixStream) -> io::Result<impl Fn() -> bool + Send + Sync + use<>> {
+    let socket = stream.as_fd().try_clone_to_owned()?;
+    Ok(move || {
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        match recv(&socket, &mut [0u8; 1], flags) {
+            Ok((count, _)) => count > 0,
+            Err(error) => matches!(error, Errno::AGAIN | Errno::INTR),
+        }
+    })
+}
+
+/// Returns when the peer has closed its end; what it still sends is not read.
+async fn hung_up(stream: &mut UnixStream) {
+    let mut rest = [0; 64];
+    loop {
+        match stream.read(&mut rest).await {
+            Ok(0) | Err(_) => return,
+            Ok(_) => {}
+        }
+    }
+}
+
+fn refuse(text: String) -> Response {
+    Response::Refusal(Refusal {
+        why: Why::Busy,
+        text,
+    })
+}

@@ -1,0 +1,288 @@
+//! The pods of this node, as the API knows them.
+//!
+//! # Caveats
+//! - A static pod has the UID that the kubelet made for it; the API knows it by a mirror pod with a
+//!   UID of its own, which names the other in an annotation. Both lead to it here.
+//! - What is not here may be gone, or not seen yet: the watch may be behind, or down.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::attached::{self, SecondNetworks};
+use cadastre_api::choice::Label;
+use cadastre_api::{MIRROR_ANNOTATION, PodLite};
+use cadastre_core::Addr;
+use cadastre_daemon::watch::Change;
+use cadastre_node::PodRef;
+
+/// A pod of this node.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Pod {
+    /// Its namespace
+    pub namespace: String,
+    /// Its name
+    pub name: String,
+    /// Its UID in the API
+    pub uid: String,
+    /// The UID of the static pod that it mirrors
+    pub mirrors: Option<String>,
+    /// Its labels, sorted by key
+    pub labels: Vec<Label>,
+    /// Its annotations of this project
+    pub annotations: BTreeMap<String, String>,
+    /// It has succeeded or failed
+    pub finished: bool,
+    /// Its addresses as it reports them; none where they are the node's
+    pub addresses: Vec<Addr>,
+    /// What it has on second networks
+    pub second_networks: SecondNetworks,
+}
+
+/// All of them.
+#[derive(Debug, Default)]
+pub struct Pods {
+    by_uid: BTreeMap<String, Arc<Pod>>,
+    mirrored: BTreeMap<String, String>,
+    by_name: BTreeMap<(String, String), String>,
+    unseen: Option<BTreeSet<String>>,
+    listed: bool,
+}
+
+impl Pods {
+    /// Takes in one step of the watch.
+    pub fn change(&mut self, change: Change<Pod>) {
+        match change {
+            Change::Restarted { .. } => self.unseen = Some(self.by_uid.keys().cloned().collect()),
+            Change::Applied(pod) => {
+                if let Some(unseen) = &mut self.unseen {
+                    unseen.remove(&pod.uid);
+                }
+                self.put(pod);
+            }
+            Change::Listed => {
+                self.listed = true;
+                for uid in self.unseen.take().unwrap_or_default() {
+                    self.remove(&uid);
+                }
+            }
+            Change::Deleted(pod) => self.remove(&pod.uid),
+            Change::Reached(_) => {}
+        }
+    }
+
+    /// Whether a list was completed, and none is running.
+    pub fn is_complete(&self) -> bool {
+        self.listed && self.unseen.is_none()
+    }
+
+    /// The pod that the runtime means.
+    pub fn find(&self, pod: &PodRef) -> Option<&Arc<Pod>> {
+        if !pod.uid.is_empty() {
+            return self.by_uid(&pod.uid);
+        }
+        let name = (pod.namespace.clone(), pod.name.clone());
+        self.by_uid.get(self.by_name.get(&name)?)
+    }
+
+    /// The pod of that UID, its own or that of the static pod.
+    pub fn by_uid(&self, uid: &str) -> Option<&Arc<Pod>> {
+        let own = self.by_uid.get(uid);
+        own.or_else(|| self.by_uid.get(self.mirrored.get(uid)?))
+    }
+
+    /// Whether a pod that has not finished reports the address, its own or one of a second network.
+    pub fn report(&self, addr: Addr) -> bool {
+        let has = |pod: &Arc<Pod>| {
+            let others = match &pod.second_networks {
+                SecondNetworks::Known(all) => all.as_slice(),
+                _ => &[],
+            };
+            let mut others = others.iter().flat_map(|it| &it.addresses);
+            pod.addresses.contains(&addr) || others.any(|it| *it == addr)
+        };
+        self.iter().any(|pod| !pod.finished && has(pod))
+    }
+
+    /// All pods.
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<Pod>> {
+        self.by_uid.values()
+    }
+
+    fn put(&mut self, pod: Pod) {
+        self.remove(&pod.uid);
+        if let Some(mirrors) = &pod.mirrors {
+            self.mirrored.insert(mirrors.clone(), pod.uid.clone());
+        }
+        let name = (pod.namespace.clone(), pod.name.clone());
+        self.by_name.insert(name, pod.uid.clone());
+        self.by_uid.insert(pod.uid.clone(), Arc::new(pod));
+    }
+
+    fn remove(&mut self, uid: &str) {
+        let Some(pod) = self.by_uid.remove(uid) else {
+            return;
+        };
+        let name = (pod.namespace.clone(), pod.name.clone());
+        if self.by_name.get(&name).is_some_and(|it| it == uid) {
+            self.by_name.remove(&name);
+        }
+        if let Some(mirrors) = &pod.mirrors
+            && self.mirrored.get(mirrors).is_some_and(|it| it == uid)
+        {
+            self.mirrored.remove(mirrors);
+        }
+    }
+}
+
+/// What counts of a pod.
+pub fn read(pod: PodLite) -> Pod {
+    let PodLite {
+        metadata,
+        spec,
+        status,
+    } = pod;
+    let status = status.unwrap_or_default();
+    let finished = matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"));
+    let reported = status.pod_ips.unwrap_or_default();
+    let reported = reported.into_iter().map(|it| it.ip).chain(status.pod_ip);
+    let mut addresses: Vec<Addr> = reported.filter_map(|it| Addr::parse_lenient(&it)).collect();
+    addresses.sort_unstable();
+    addresses.dedup();
+    let mut annotations = metadata.annotations.unwrap_or_default();
+    let mut second_networks = attached::read(|name| annotations.get(name).map(String::as_str));
+    if spec.is_some_and(|spec| spec.host_network == Some(true)) {
+        addresses.clear();
+        second_networks = SecondNetworks::None;
+    }
+    let labels = metadata.labels.unwrap_or_default().into_iter();
+    let labels = labels.map(|(key, value)| (key.into(), value.into()));
+    let mirrors = annotations.remove(MIRROR_ANNOTATION);
+    annotations.retain(|key, _| key.starts_with(cadastre_api::GROUP));
+    Pod {
+        namespace: metadata.namespace.unwrap_or_default(),
+        name: metadata.name.unwrap_or_default(),
+        uid: metadata.uid.unwrap_or_default(),
+        mirrors,
+        labels: labels.collect(),
+        annotations,
+        finished,
+        addresses,
+        second_networks,
+    }
+}
+
+#[cfg(test)]
+pub(super) mod testing {
+    use super::*;
+
+    /// A pod of the namespace `default`, of that UID and these labels and annotations.
+    pub fn pod(uid: &str, labels: &[(&str, &str)], annotations: &[(&str, &str)]) -> Pod {
+        Pod {
+            namespace: "default".to_owned(),
+            name: format!("pod-{uid}"),
+            uid: uid.to_owned(),
+            labels: labels
+                .iter()
+                .map(|(k, v)| ((*k).into(), (*v).into()))
+                .collect(),
+            annotations: annotations
+                .iter()
+                .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
+                .collect(),
+            ..Pod::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use serde_json::json;
+
+    use super::testing::pod;
+    use super::*;
+
+    #[test]
+    fn a_pod_is_found_by_its_uid_by_its_name_and_by_what_it_mirrors() {
+        let mut pods = Pods::default();
+        let mut mirror = pod("api", &[], &[]);
+        mirror.mirrors = Some("static".to_owned());
+        pods.change(Change::Applied(mirror));
+        let find = |uid: &str, name: &str| {
+            let found = pods.find(&PodRef {
+                namespace: "default".to_owned(),
+                name: name.to_owned(),
+                uid: uid.to_owned(),
+            });
+            found.map(|it| it.uid.clone())
+        };
+        assert_eq!(find("static", "").as_deref(), Some("api"));
+        assert_eq!(find("api", "").as_deref(), Some("api"));
+        assert_eq!(find("", "pod-api").as_deref(), Some("api"));
+        assert_eq!(find("other", "pod-api"), None, "a UID decides");
+        pods.change(Change::Deleted(pod("api", &[], &[])));
+        assert!(pods.by_uid("static").is_none() && pods.iter().next().is_none());
+    }
+
+    #[test]
+    fn a_pod_made_anew_under_its_name_is_another_one() {
+        let mut pods = Pods::default();
+        let named = |uid: &str| Pod {
+            name: "web-0".to_owned(),
+            ..pod(uid, &[], &[])
+        };
+        pods.change(Change::Applied(named("a")));
+        pods.change(Change::Applied(named("b")));
+        pods.change(Change::Deleted(named("a")));
+        let by_name = PodRef {
+            namespace: "default".to_owned(),
+            name: "web-0".to_owned(),
+            uid: String::new(),
+        };
+        assert_eq!(pods.find(&by_name).unwrap().uid, "b");
+    }
+
+    #[test]
+    fn a_relist_drops_what_it_does_not_name() {
+        let mut pods = Pods::default();
+        pods.change(Change::Applied(pod("a", &[], &[])));
+        assert!(!pods.is_complete());
+        pods.change(Change::Listed);
+        assert!(pods.is_complete());
+        pods.change(Change::Restarted {
+            asked: Duration::ZERO,
+        });
+        assert!(!pods.is_complete() && pods.by_uid("a").is_some());
+        pods.change(Change::Listed);
+        assert!(pods.is_complete() && pods.by_uid("a").is_none());
+    }
+
+    #[test]
+    fn only_what_counts_is_kept_of_a_pod() {
+        let lite: PodLite = serde_json::from_value(json!({
+            "metadata": {
+                "name": "p", "namespace": "ns", "uid": "u", "labels": {"b": "2", "a": "1"},
+                "annotations": {"cadastre.dev/pools": "x", "other": "y", MIRROR_ANNOTATION: "m"},
+            },
+            "spec": {"nodeName": "n1"},
+            "status": {"phase": "Succeeded", "podIP": "10.0.0.2", "podIPs": [{"ip": "10.0.0.2"}, {"ip": "fd00::2"}, {"ip": "?"}]},
+        }))
+        .unwrap();
+        let seen = read(lite.clone());
+        assert_eq!(
+            (
+                seen.namespace.as_str(),
+                seen.name.as_str(),
+                seen.uid.as_str()
+            ),
+            ("ns", "p", "u")
+        );
+        assert_eq!(seen.mirrors.as_deref(), Some("m"));
+        assert!(seen.finished && seen.addresses.len() == 2 && &*seen.labels[0].0 == "a");
+        assert_eq!(seen.annotations.len(), 1);
+        let mut own_address = lite;
+        own_address.spec.as_mut().unwrap().host_network = Some(true);
+        assert!(read(own_address).addresses.is_empty());
+    }
+}

@@ -1,0 +1,306 @@
+//! Asks the API, the runtime and the kernel about suspicious attachments, in this order: what the
+//! node says has to be later than the list of pods.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use kube::api::ListParams;
+use kube::{Api, Client};
+use tracing::{debug, warn};
+
+use super::cri::{CriError, Runtime, Sandbox};
+use super::leaks::{Candidate, Evidence, Reason};
+use super::pods::{Pods, read};
+use super::service::netns_root;
+use cadastre_api::PodLite;
+use cadastre_daemon::watch::Change;
+use cadastre_node::Attachment;
+
+/// The longest wait for a page of pods.
+const LIMIT: Duration = Duration::from_secs(10);
+/// Pods a page.
+const PAGE: u32 = 50;
+
+/// Whom to ask.
+#[derive(Clone)]
+pub struct Witnesses {
+    /// The API server
+    pub client: Client,
+    /// The node's name
+    pub node: String,
+    /// The runtime, if it may be asked
+    pub runtime: Option<Runtime>,
+}
+
+impl Witnesses {
+    /// Those of the candidates that nobody has any more. What cannot be asked proves nothing.
+    pub async fn prove(
+        &self,
+        candidates: Vec<Candidate>,
+        boot: String,
+        roots: BTreeSet<PathBuf>,
+    ) -> Vec<(Attachment, Reason)> {
+        let of_pods = candidates.iter().any(|it| it.reason.is_of_pod());
+        let pods = if of_pods { self.pods().await } else { None };
+        let mut evidence = Evidence {
+            boot,
+            ..Evidence::default()
+        };
+        let asks =
+            |it: &Candidate| it.reason.asks_runtime() && (!it.reason.is_of_pod() || pods.is_some());
+        let is_asked = candidates.iter().any(asks);
+        if let Some(runtime) = self.runtime.as_ref().filter(|_| is_asked) {
+            match runtime.sandboxes().await {
+                Ok(sandboxes) => evidence.sandboxes = Some(sandboxes),
+                Err(error) => warn!("leaked addresses cannot be proven: {error}"),
+            }
+        }
+        let paths = || candidates.iter().map(Candidate::netns);
+        evidence.gone = gone(paths(), &roots);
+        evidence.present = present(paths());
+        let proven = candidates.into_iter();
+        let proven = proven.filter(|it| it.is_proven(pods.as_ref(), &evidence));
+        proven.map(|it| (it.attachment, it.reason)).collect()
+    }
+
+    /// All sandboxes of this node with their addresses; none where the runtime may not be asked.
+    pub async fn sandboxes(&self) -> Result<Vec<Sandbox>, CriError> {
+        match &self.runtime {
+            Some(runtime) => runtime.addresses().await,
+            None => Ok(Vec::new()),
+        }
+    }
+
+    /// All pods of this node as the API server has them now: not from a cache that may be behind.
+    async fn pods(&self) -> Option<Pods> {
+        let api: Api<PodLite> = Api::all(self.client.clone());
+        let mut pods = Pods::default();
+        let mut params = ListParams::default()
+            .fields(&format!("spec.nodeName={}", self.node))
+            .limit(PAGE);
+        loop {
+            let page = match tokio::time::timeout(LIMIT, api.list(&params)).await {
+                Ok(Ok(page)) => page,
+                Ok(Err(error)) => {
+                    debug!("leaked addresses wait: pods cannot be listed: {error}");
+                    return None;
+                }
+                Err(_) => return None,
+            };
+            for pod in page.items {
+                pods.change(Change::Applied(read(pod)));
+            }
+            match page.metadata.continue_.filter(|it| !it.is_empty()) {
+                Some(token) => params = params.continue_token(&token),
+                None => break,
+            }
+        }
+        pods.change(Change::Listed);
+        Some(pods)
+    }
+}
+
+/// Which of these network namespaces are gone. That nothing is at a path says something only where
+/// such paths were seen: an agent that does not see the host's directory sees nothing in it.
+pub fn gone<'a>(
+    paths: impl Iterator<Item = &'a str>,
+    roots: &BTreeSet<PathBuf>,
+) -> BTreeSet<String> {
+    let is_gone = |path: &&str| {
+        let path = Path::new(path);
+        let known = netns_root(path).is_some_and(|root| roots.contains(root) && root.is_dir());
+        let absent = || {
+            let found = std::fs::symlink_metadata(path);
+            found.is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+        };
+        known && absent()
+    };
+    paths.filter(is_gone).map(str::to_owned).collect()
+}
+
+/// At which of these paths there is something.
+fn present<'a>(paths: impl Iterator<Item = &'a str>) -> BTreeSet<String> {
+    let is_there = |path: &&str| {
+        let found = std::fs::symlink_metadata(path);
+        !path.is_empty() && found.map_or_else(|it| it.kind() != io::ErrorKind::NotFound, |_| true)
+    };
+    paths.filter(is_there).map(str::to_owned).collect()
+}
+
+/// Adds the directories in which network namespaces of these paths are. What is there now says where such
+/// paths are seen, also for an agent that has served no ADD yet.
+pub fn note_roots<'a>(paths: impl Iterator<Item = &'a str>, roots: &mut BTreeSet<PathBuf>) {
+    for path in paths.map(Path::new) {
+        if let Some(root) = netns_root(path)
+            && !roots.contains(root)
+            && path.exists()
+        {
+            roots.insert(root.to_owned());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use http::{Request, Response, StatusCode};
+    use kube::client::Body;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::cri::fake::{Fake, Mood, State};
+    use crate::leaks::Leaks;
+    use crate::leaks::testing::NO_CLAIMS;
+    use crate::pods::testing::pod;
+    use crate::snapshot::testing::{snapshot, tenant};
+    use cadastre_node::Snapshot;
+
+    /// An API server that answers everything with that.
+    fn api(status: StatusCode, body: &Value) -> Client {
+        let body = body.to_string();
+        let answer = move |_: Request<Body>| {
+            let mut response = Response::new(Body::from(body.clone().into_bytes()));
+            *response.status_mut() = status;
+            std::future::ready(Ok::<_, Infallible>(response))
+        };
+        Client::new(tower::service_fn(answer), "default")
+    }
+
+    fn listing(uids: &[&str]) -> Value {
+        let pod =
+            |uid: &&str| json!({"metadata": {"name": uid, "namespace": "default", "uid": uid}});
+        let items: Vec<Value> = uids.iter().map(pod).collect();
+        json!({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items})
+    }
+
+    /// Attachments of pods that the watch does not show: suspicious.
+    fn suspicious(tenants: &[&str]) -> Vec<Candidate> {
+        let of = |id: &&str| tenant(id, &format!("uid-{id}"), &["10.0.0.9"]);
+        let snapshot = Snapshot {
+            tenants: tenants.iter().map(of).collect(),
+            ..snapshot(&[], &[])
+        };
+        let mut pods = Pods::default();
+        pods.change(Change::Applied(pod("other", &[], &[])));
+        pods.change(Change::Listed);
+        let evidence = Evidence {
+            boot: "boot".to_owned(),
+            ..Evidence::default()
+        };
+        let mut leaks = Leaks::new(Duration::ZERO);
+        leaks
+            .look(&snapshot, &pods, NO_CLAIMS, &evidence, Duration::ZERO)
+            .due
+    }
+
+    /// The container ids of what is proven by these witnesses.
+    async fn proven(client: Client, runtime: Option<Runtime>) -> Vec<String> {
+        let witnesses = Witnesses {
+            client,
+            node: "n1".to_owned(),
+            runtime,
+        };
+        let candidates = suspicious(&["c1", "c2"]);
+        assert_eq!(candidates.len(), 2);
+        let proven = witnesses.prove(candidates, "boot".to_owned(), BTreeSet::new());
+        let proven = proven.await.into_iter();
+        proven.map(|(it, _)| it.container_id).collect()
+    }
+
+    #[tokio::test]
+    async fn what_the_runtime_does_not_list_is_free_if_the_api_agrees() {
+        let folder = crate::files::temp_folder();
+        let path = folder.join("cri.sock");
+        let fake = Fake::start(&path, State::default());
+        fake.state.add("c1", "uid-c1");
+        let runtime = || Some(Runtime::new(&path));
+        let good = StatusCode::OK;
+        let nobody = api(good, &listing(&["other"]));
+        assert_eq!(proven(nobody.clone(), runtime()).await, ["c2"]);
+        let live = api(good, &listing(&["other", "uid-c2"]));
+        assert!(proven(live, runtime()).await.is_empty(), "the API has it");
+        fake.state.remove("c1");
+        assert_eq!(proven(nobody.clone(), runtime()).await, ["c1", "c2"]);
+        let fake = fake.restart().await;
+        assert_eq!(proven(nobody, runtime()).await, ["c1", "c2"]);
+        fake.kill().await;
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_runtime_without_an_answer_proves_nothing() {
+        let folder = crate::files::temp_folder();
+        let path = folder.join("cri.sock");
+        let fake = Fake::start(&path, State::default());
+        let nobody = api(StatusCode::OK, &listing(&["other"]));
+        for code in [tonic::Code::Internal, tonic::Code::Unimplemented] {
+            fake.state.be(Mood::Failing(code));
+            let proven = proven(nobody.clone(), Some(Runtime::new(&path))).await;
+            assert!(proven.is_empty(), "{code:?}: {proven:?}");
+        }
+        fake.kill().await;
+        for runtime in [Some(Runtime::new(&path)), None] {
+            assert!(
+                proven(nobody.clone(), runtime).await.is_empty(),
+                "not there"
+            );
+        }
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[tokio::test]
+    async fn an_api_server_without_a_whole_answer_proves_nothing() {
+        let folder = crate::files::temp_folder();
+        let path = folder.join("cri.sock");
+        let fake = Fake::start(&path, State::default());
+        let refusal = json!({
+            "kind": "Status", "apiVersion": "v1", "status": "Failure", "message": "no", "code": 500,
+        });
+        for client in [
+            api(StatusCode::INTERNAL_SERVER_ERROR, &refusal),
+            api(StatusCode::FORBIDDEN, &refusal),
+            api(StatusCode::OK, &json!({"kind": "PodList", "items": 7})),
+            api(StatusCode::OK, &json!("not a list")),
+        ] {
+            let proven = proven(client, Some(Runtime::new(&path))).await;
+            assert!(proven.is_empty(), "{proven:?}");
+        }
+        assert_eq!(fake.state.asked(), 0, "in vain");
+        fake.kill().await;
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn an_absent_path_says_something_only_where_others_were_seen() {
+        let folder = crate::files::temp_folder();
+        let (there, absent) = (folder.join("there"), folder.join("absent"));
+        std::fs::write(&there, "").unwrap();
+        let paths = [there.to_str().unwrap(), absent.to_str().unwrap(), "", "x"];
+        let mut known = BTreeSet::new();
+        note_roots(paths[1..].iter().copied(), &mut known);
+        assert!(known.is_empty(), "none was seen");
+        note_roots(paths.into_iter(), &mut known);
+        assert_eq!(known, BTreeSet::from([folder.clone()]));
+        assert_eq!(
+            gone(paths.into_iter(), &known),
+            BTreeSet::from([paths[1].to_owned()])
+        );
+        assert!(gone(paths.into_iter(), &BTreeSet::new()).is_empty());
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert!(
+            gone(paths.into_iter(), &known).is_empty(),
+            "the directory itself is not there"
+        );
+    }
+
+    #[test]
+    fn paths_of_processes_are_one_place() {
+        let root = |path| netns_root(Path::new(path)).map(Path::to_owned);
+        assert_eq!(root("/proc/1/ns/net"), Some(PathBuf::from("/proc")));
+        assert_eq!(root("/run/netns/cni-1"), Some(PathBuf::from("/run/netns")));
+        assert_eq!(root("netns/cni-1"), None);
+    }
+}

@@ -1,0 +1,400 @@
+//! What is in use on this node, as others remember it: for a store that was lost, and for a podCIDR from which
+//! somebody else gave addresses before.
+//!
+//! | source | knows | may lack |
+//! |---|---|---|
+//! | NodeAddresses | attachments with everything that a DEL names | what was given since it was written last |
+//! | the runtime's sandboxes | addresses that are in use now | the name of the network |
+//! | the pods of this node | addresses that pods report; on second networks those that Multus told of | pods that are just starting |
+//!
+//! Of second networks the runtime knows nothing. What a pod has there is known by the list that was
+//! written last, and by Multus' word on the pod; while a pod asks for such networks and nobody has told what it
+//! got (see [`unknown`]), a lost store is not made anew, for as long as a sandbox may still be set up.
+//!
+//! All of it together is taken for in use: too much is found by the leak finder, too little would be
+//! given twice.
+
+use std::collections::BTreeSet;
+
+use jiff::Timestamp;
+
+use super::attached::SecondNetworks;
+use super::cri::Sandbox;
+use super::pods::Pods;
+use cadastre_api::{AddressEntry, NodeAddressesSpec};
+use cadastre_core::Addr;
+use cadastre_core::holding::Holding;
+use cadastre_core::mutation::Mutation;
+use cadastre_node::{Attachment, Known, PodRef};
+
+/// The interface of a pod, where nobody remembers it.
+const INTERFACE: &str = "eth0";
+
+/// What is in use. `network` is the CNI network where no other is remembered.
+pub fn known(
+    holding: &Holding,
+    list: Option<&NodeAddressesSpec>,
+    sandboxes: &[Sandbox],
+    pods: &Pods,
+    network: &str,
+) -> Vec<Known> {
+    let mut known: Vec<Known> = Vec::new();
+    let list = list.filter(|_| !Mutation::AddressListIgnored.is_on());
+    for entry in list.into_iter().flat_map(NodeAddressesSpec::entries) {
+        let boot = list.map_or("", |it| it.boot_id.as_str());
+        remember(&mut known, entry, boot);
+    }
+    let network = usual_network(&known).unwrap_or_else(|| network.to_owned());
+    let mut taken: BTreeSet<Addr> = known.iter().flat_map(|it| it.addresses.clone()).collect();
+    let ours = |addr: &Addr| {
+        let mut blocks = holding.blocks.iter();
+        blocks.any(|block| block.cidr.contains_addr(*addr))
+    };
+    let first = |id: String| Attachment {
+        network: network.clone(),
+        container_id: id,
+        ifname: INTERFACE.to_owned(),
+    };
+    let of_sandboxes = sandboxes.iter().map(|it| first(it.id.clone()));
+    let of_others: BTreeSet<Attachment> = known
+        .iter()
+        .map(|it| it.attachment.clone())
+        .chain(of_sandboxes)
+        .collect();
+    let mut more = |attachment: Attachment, pod: PodRef, addresses: &[Addr]| {
+        let new = addresses.iter().filter(|addr| ours(addr));
+        let new: Vec<Addr> = new.filter(|addr| taken.insert(**addr)).copied().collect();
+        if !new.is_empty() {
+            known.push(Known {
+                attachment,
+                addresses: new,
+                pod: Some(pod),
+                netns: String::new(),
+                since_ms: 0,
+                boot: String::new(),
+                superseded: false,
+            });
+        }
+    };
+    for sandbox in sandboxes {
+        let attachment = first(sandbox.id.clone());
+        more(attachment, sandbox.pod.clone(), &sandbox.addresses);
+    }
+    for pod in pods.iter().filter(|pod| !pod.finished) {
+        let uid = pod.mirrors.clone().unwrap_or_else(|| pod.uid.clone());
+        let named = PodRef {
+            namespace: pod.namespace.clone(),
+            name: pod.name.clone(),
+            uid,
+        };
+        // No container has such an id, so that none is mistaken for it.
+        let no_id = format!("pod-{}", pod.uid);
+        if let SecondNetworks::Known(all) = &pod.second_networks {
+            let mut own = sandboxes.iter().filter(|it| it.pod.uid == named.uid);
+            // With a single sandbox it is the one that Multus means, and a DEL of it names it so.
+            let id = match (own.next(), own.next()) {
+                (Some(one), None) => one.id.clone(),
+                _ => no_id.clone(),
+            };
+            for it in all {
+                let mut attachment = Attachment {
+                    network: it.network.clone(),
+                    container_id: id.clone(),
+                    ifname: it.interface.clone(),
+                };
+                // An annotation adds nothing to what an attachment has by a better word.
+                if of_others.contains(&attachment) {
+                    attachment.container_id.clone_from(&no_id);
+                }
+                more(attachment, named.clone(), &it.addresses);
+            }
+        }
+        more(first(no_id), named, &pod.addresses);
+    }
+    known
+}
+
+/// The pods that have second networks of which nobody has told what they have there.
+pub fn unknown(pods: &Pods) -> Vec<String> {
+    let living = pods.iter().filter(|it| !it.finished);
+    let unknown = living.filter(|it| it.second_networks == SecondNetworks::Unknown);
+    unknown
+        .map(|pod| format!("{}/{}", pod.namespace, pod.name))
+        .collect()
+}
+
+/// Takes an entry of the list over, which was written in the boot of that id: what a pod had then is not of a
+/// later one. A container that is no pod's may have been started again under its id since, so that it is taken
+/// for one of the running boot.
+fn remember(known: &mut Vec<Known>, entry: AddressEntry, boot: &str) {
+    // What was cut off cannot be named by a DEL, but it is in use.
+    let (network, id) = entry.handle.split_once('/').unwrap_or(("", ""));
+    let id = match (id, entry.addresses.first()) {
+        ("", Some(addr)) => format!("address-{addr}"),
+        _ => id.to_owned(),
+    };
+    let attachment = Attachment {
+        network: network.to_owned(),
+        container_id: id,
+        ifname: entry.interface,
+    };
+    if let Some(same) = known.iter_mut().find(|it| it.attachment == attachment) {
+        same.addresses.extend(entry.addresses);
+        return;
+    }
+    let (namespace, name) = entry.pod.split_once('/').unwrap_or(("", ""));
+    let boot = if entry.pod_uid.is_empty() { "" } else { boot };
+    let pod = PodRef {
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+        uid: entry.pod_uid,
+    };
+    known.push(Known {
+        attachment,
+        addresses: entry.addresses,
+        pod: (pod != PodRef::default()).then_some(pod),
+        netns: String::new(),
+        since_ms: entry.since.map_or(0, Timestamp::as_millisecond),
+        boot: boot.to_owned(),
+        superseded: entry.superseded,
+    });
+}
+
+/// The network that most attachments are of.
+fn usual_network(known: &[Known]) -> Option<String> {
+    let networks: BTreeSet<&str> = known
+        .iter()
+        .map(|it| it.attachment.network.as_str())
+        .filter(|it| !it.is_empty())
+        .collect();
+    let count = |name: &str| {
+        let of = known.iter().filter(|it| it.attachment.network == name);
+        of.count()
+    };
+    networks
+        .into_iter()
+        .max_by_key(|name| count(name))
+        .map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::addresses::list;
+    use crate::attached::Attached;
+    use crate::pods::Pod;
+    use crate::pods::testing::pod;
+    use crate::snapshot::testing::{snapshot, tenant};
+    use cadastre_core::Cidr;
+    use cadastre_core::holding::Block;
+    use cadastre_daemon::watch::Change;
+    use cadastre_node::Snapshot;
+
+    fn holding() -> Holding {
+        Holding {
+            node_uid: "node".to_owned(),
+            blocks: vec![Block {
+                cidr: Cidr::parse_strict("10.0.0.0/26").unwrap(),
+                uid: "b".to_owned(),
+                pool: "a".to_owned(),
+                draining: false,
+                reserved: Vec::new(),
+                on_request: Vec::new(),
+            }],
+            pools: Vec::new(),
+        }
+    }
+
+    fn addr(text: &str) -> Addr {
+        Addr::parse_strict(text).unwrap()
+    }
+
+    #[test]
+    fn what_was_published_comes_back_as_it_was() {
+        let mut it = snapshot(&[], &[]);
+        it.tenants = vec![
+            tenant("c1", "u1", &["10.0.0.1", "fd00::1"]),
+            tenant("c2", "", &["10.0.0.2"]),
+        ];
+        let told = list(&it, "boot");
+        let known = known(&holding(), Some(&told), &[], &Pods::default(), "conf");
+        assert_eq!(known.len(), 2);
+        for (known, tenant) in known.iter().zip(&it.tenants) {
+            assert_eq!(known.attachment, tenant.attachment);
+            assert_eq!(known.pod, tenant.pod);
+            assert_eq!(known.since_ms, tenant.since_ms);
+            assert!(!known.superseded);
+            let has = tenant.given.addresses.iter().map(|it| it.address);
+            assert_eq!(known.addresses, has.collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn what_pods_had_comes_back_in_the_boot_in_which_it_was_published() {
+        let mut old = tenant("c1", "u1", &["10.0.0.1"]);
+        old.order = 2;
+        let mut new = tenant("c2", "u1", &["10.0.0.2"]);
+        new.order = 3;
+        let it = Snapshot {
+            tenants: vec![old, new, tenant("c3", "", &["10.0.0.3"])],
+            ..snapshot(&[], &[])
+        };
+        let told = list(&it, "boot");
+        let sandbox = Sandbox {
+            id: "c4".to_owned(),
+            pod: PodRef::default(),
+            addresses: vec![addr("10.0.0.4")],
+        };
+        let known = known(
+            &holding(),
+            Some(&told),
+            &[sandbox],
+            &Pods::default(),
+            "conf",
+        );
+        let read = |it: &Known| {
+            let id = it.attachment.container_id.clone();
+            (id, it.boot.clone(), it.superseded)
+        };
+        let expected = [
+            ("c1", "boot", true),
+            ("c2", "boot", false),
+            // It may have been started again under its id.
+            ("c3", "", false),
+            ("c4", "", false),
+        ];
+        let expected = expected.map(|(id, boot, old)| (id.to_owned(), boot.to_owned(), old));
+        assert_eq!(known.iter().map(read).collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn sandboxes_and_pods_add_what_was_not_published_yet() {
+        let told = NodeAddressesSpec {
+            addresses: vec!["10.0.0.1 net/c1 eth0".to_owned()],
+            ..NodeAddressesSpec::default()
+        };
+        let sandbox = |id: &str, address: &str| Sandbox {
+            id: id.to_owned(),
+            pod: PodRef {
+                uid: format!("uid-{id}"),
+                ..PodRef::default()
+            },
+            addresses: vec![addr(address)],
+        };
+        let sandboxes = [
+            sandbox("c1", "10.0.0.1"),
+            sandbox("c2", "10.0.0.2"),
+            sandbox("c3", "192.0.2.1"),
+        ];
+        let mut pods = Pods::default();
+        for (uid, address, finished) in [
+            ("p2", "10.0.0.2", false),
+            ("p3", "10.0.0.3", false),
+            ("p4", "10.0.0.4", true),
+        ] {
+            pods.change(Change::Applied(Pod {
+                addresses: vec![addr(address)],
+                finished,
+                ..pod(uid, &[], &[])
+            }));
+        }
+        let known = known(&holding(), Some(&told), &sandboxes, &pods, "conf");
+        let ids: Vec<&str> = known
+            .iter()
+            .map(|it| it.attachment.container_id.as_str())
+            .collect();
+        assert_eq!(ids, ["c1", "c2", "pod-p3"]);
+        assert!(known.iter().all(|it| it.attachment.network == "net"));
+        assert_eq!(known[2].pod.as_ref().unwrap().uid, "p3");
+        // Nothing was ever published: the name comes from the configuration.
+        let known = super::known(&holding(), None, &sandboxes, &pods, "conf");
+        assert_eq!(known[0].attachment.network, "conf");
+    }
+
+    #[test]
+    fn what_multus_told_of_second_networks_is_in_use_and_nothing_else_of_it() {
+        let told = NodeAddressesSpec {
+            addresses: vec!["10.0.0.1 storage/c1 net1 u1 default/pod-u1".to_owned()],
+            ..NodeAddressesSpec::default()
+        };
+        let sandbox = |id: &str, uid: &str| Sandbox {
+            id: id.to_owned(),
+            pod: PodRef {
+                uid: uid.to_owned(),
+                ..PodRef::default()
+            },
+            addresses: Vec::new(),
+        };
+        let sandboxes = [
+            sandbox("c1", "u1"),
+            sandbox("c2", "u2"),
+            sandbox("c3", "u3"),
+            sandbox("c4", "u3"),
+        ];
+        let mut pods = Pods::default();
+        for (uid, address, finished) in [
+            // Its own attachment gets nothing that others do not know of.
+            ("u1", "10.0.0.9", false),
+            ("u2", "10.0.0.2", false),
+            // Which of its sandboxes has it is not told.
+            ("u3", "10.0.0.3", false),
+            // It is another's by a better word.
+            ("u4", "10.0.0.1", false),
+            // It is not of this node.
+            ("u5", "10.0.7.1", false),
+            ("u6", "10.0.0.6", true),
+        ] {
+            let attached = Attached {
+                network: "storage".to_owned(),
+                interface: "net1".to_owned(),
+                addresses: vec![addr(address)],
+            };
+            pods.change(Change::Applied(Pod {
+                second_networks: SecondNetworks::Known(vec![attached]),
+                finished,
+                ..pod(uid, &[], &[])
+            }));
+        }
+        let known = known(&holding(), Some(&told), &sandboxes, &pods, "conf");
+        let read = |it: &Known| {
+            let Attachment {
+                network,
+                container_id,
+                ifname,
+            } = &it.attachment;
+            format!("{network}/{container_id}/{ifname} {}", it.addresses[0])
+        };
+        let read: Vec<String> = known.iter().map(read).collect();
+        assert_eq!(
+            read,
+            [
+                "storage/c1/net1 10.0.0.1",
+                "storage/pod-u1/net1 10.0.0.9",
+                "storage/c2/net1 10.0.0.2",
+                "storage/pod-u3/net1 10.0.0.3",
+            ]
+        );
+        assert!(unknown(&pods).is_empty());
+        for (uid, finished) in [("u7", false), ("u8", true)] {
+            pods.change(Change::Applied(Pod {
+                second_networks: SecondNetworks::Unknown,
+                finished,
+                ..pod(uid, &[], &[])
+            }));
+        }
+        assert_eq!(unknown(&pods), ["default/pod-u7"]);
+    }
+
+    #[test]
+    fn what_cannot_be_named_is_in_use_all_the_same() {
+        let told = NodeAddressesSpec {
+            addresses: ["10.0.0.1", "10.0.0.2", "nonsense"]
+                .map(str::to_owned)
+                .to_vec(),
+            ..NodeAddressesSpec::default()
+        };
+        let known = known(&holding(), Some(&told), &[], &Pods::default(), "conf");
+        let addresses: Vec<Addr> = known.iter().flat_map(|it| it.addresses.clone()).collect();
+        assert_eq!(addresses, [addr("10.0.0.1"), addr("10.0.0.2")]);
+    }
+}

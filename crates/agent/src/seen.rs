@@ -1,0 +1,103 @@
+//! What counts of the objects of this node.
+
+use std::collections::BTreeSet;
+
+use cadastre_api::{
+    NodeAddressesLite, NodeAddressesSpec, NodeLite, NodeSubnetLite, NodeSubnetSpec,
+    NodeSubnetStatus, Requests,
+};
+use cadastre_core::Addr;
+
+/// The Node.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NodeSeen {
+    /// Its UID
+    pub uid: String,
+}
+
+/// The NodeSubnet.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SubnetSeen {
+    /// Its UID
+    pub uid: String,
+    /// Its resourceVersion
+    pub version: String,
+    /// Its spec, or why it cannot be read
+    pub spec: Result<NodeSubnetSpec, String>,
+    /// Its status; the default if it cannot be read, as it is the agent's own
+    pub status: NodeSubnetStatus,
+    /// Addresses that the controller or people want to be given back
+    pub named: BTreeSet<Addr>,
+    /// Addresses with the handles of containers that are gone by people's word
+    pub container_gone: BTreeSet<(Addr, String)>,
+}
+
+/// Reads a Node.
+pub fn node(node: NodeLite) -> NodeSeen {
+    NodeSeen {
+        uid: node.metadata.uid.unwrap_or_default(),
+    }
+}
+
+/// Reads a NodeSubnet.
+pub fn subnet(subnet: NodeSubnetLite) -> SubnetSeen {
+    let annotations = subnet.metadata.annotations.unwrap_or_default();
+    let requests = Requests::read(|name| annotations.get(name).map(String::as_str));
+    let spec: Result<NodeSubnetSpec, _> = serde_json::from_value(subnet.spec);
+    let suspects = spec.iter().flat_map(|spec| &spec.suspects);
+    let suspects = suspects.filter_map(|it| Addr::parse_lenient(&it.address));
+    let by_people = requests.release.iter().chain(&requests.container_gone);
+    SubnetSeen {
+        uid: subnet.metadata.uid.unwrap_or_default(),
+        named: suspects.chain(by_people.map(|(addr, _)| *addr)).collect(),
+        container_gone: requests.container_gone,
+        version: subnet.metadata.resource_version.unwrap_or_default(),
+        spec: spec.map_err(|error| error.to_string()),
+        status: serde_json::from_value(subnet.status).unwrap_or_default(),
+    }
+}
+
+/// The NodeAddresses.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AddressesSeen {
+    /// The UID of the NodeSubnet that owns it
+    pub owner: String,
+    /// What it says; the default if it cannot be read, as it is the agent's own
+    pub list: NodeAddressesSpec,
+}
+
+/// Reads a NodeAddresses.
+pub fn addresses(object: NodeAddressesLite) -> AddressesSeen {
+    let owners = object.metadata.owner_references.unwrap_or_default();
+    AddressesSeen {
+        owner: owners
+            .into_iter()
+            .next()
+            .map_or_else(String::new, |it| it.uid),
+        list: serde_json::from_value(object.spec).unwrap_or_default(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_part_that_cannot_be_read_spoils_only_itself() {
+        let lite = |spec, status| -> NodeSubnetLite {
+            serde_json::from_value(json!({
+                "metadata": {"name": "n1", "resourceVersion": "7"}, "spec": spec, "status": status,
+            }))
+            .unwrap()
+        };
+        let good = subnet(lite(json!({"nodeUID": "u"}), json!({"nodeUID": 7})));
+        assert_eq!(good.version, "7");
+        assert_eq!(good.spec.unwrap().node_uid.as_deref(), Some("u"));
+        assert_eq!(good.status, NodeSubnetStatus::default());
+        let bad = subnet(lite(json!({"blocks": 7}), json!({"nodeUID": "u"})));
+        assert!(bad.spec.is_err());
+        assert_eq!(bad.status.node_uid.as_deref(), Some("u"));
+    }
+}

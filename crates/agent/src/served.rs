@@ -1,0 +1,161 @@
+//! Whether new pods of the node are ours, or another's network has them: told as a condition of the
+//! NodeSubnet, in words that say what to do.
+//!
+//! The node is as ready as the other network makes it, so nothing else would tell.
+
+use std::path::Path;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+
+use super::files::others::Standing;
+use cadastre_api::SERVED_BY_OTHERS;
+
+/// The condition as it should be, but for its times; `before`: what the NodeSubnet has. `None`: what it has, or has
+/// not, stays. `own`: our file, `None` where none is wanted. What is well is said only where it was not.
+pub fn condition(
+    standing: Option<&Standing>,
+    own: Option<&Path>,
+    before: &[Condition],
+) -> Option<Condition> {
+    let own = own.and_then(Path::file_name).unwrap_or_default();
+    let own = own.to_string_lossy();
+    let (told, reason, message) = match standing {
+        Some(Standing::Open) => return None,
+        Some(Standing::Left(names)) => (
+            true,
+            "LeftToOthers",
+            format!(
+                "{names} is in the runtime's folder of CNI configurations, so this agent has not written {own}: new pods of the node get no address of Cadastre. If nothing uses that file any more, remove it; if pods shall be Cadastre's all the same, let the agent go before it (agent.cni.overOthers=true of the chart, or --cni-conf-over-others)"
+            ),
+        ),
+        Some(Standing::Behind(names)) => (
+            true,
+            "OthersFirst",
+            format!(
+                "{names} comes before {own} by name in the runtime's folder of CNI configurations, and the runtime goes by the first: new pods of the node get no address of Cadastre. Remove that file, or choose a name for ours that comes before it (agent.cni.confName of the chart, or --cni-conf)"
+            ),
+        ),
+        Some(Standing::First) => (
+            false,
+            "OursFirst",
+            format!("the runtime goes by {own}, which this agent writes"),
+        ),
+        None => (
+            false,
+            "NotWanted",
+            "this agent is to write no CNI configuration".to_owned(),
+        ),
+    };
+    let is_there = || before.iter().any(|it| it.type_ == SERVED_BY_OTHERS);
+    (told || is_there()).then(|| Condition {
+        type_: SERVED_BY_OTHERS.to_owned(),
+        status: if told { "True" } else { "False" }.to_owned(),
+        reason: reason.to_owned(),
+        message,
+        last_transition_time: Time(jiff::Timestamp::UNIX_EPOCH),
+        observed_generation: None,
+    })
+}
+
+/// Whether the conditions `is` say what those of `wanted` do, whatever else they say.
+pub fn is_said(is: &[Condition], wanted: &[Condition]) -> bool {
+    let says = |a: &Condition, b: &Condition| {
+        (&a.type_, &a.status, &a.reason, &a.message) == (&b.type_, &b.status, &b.reason, &b.message)
+    };
+    wanted.iter().all(|it| is.iter().any(|is| says(is, it)))
+}
+
+/// The conditions `is`, with `wanted` in the place of those of their types: what the controller says stays. One
+/// whose status is another from now on is so since `now`.
+pub fn merged(is: &[Condition], wanted: &[Condition], now: jiff::Timestamp) -> Vec<Condition> {
+    let now = jiff::Timestamp::from_second(now.as_second()).unwrap_or(now);
+    let mut all = is.to_vec();
+    for condition in wanted {
+        let place = all.iter_mut().find(|it| it.type_ == condition.type_);
+        let before = place.as_ref().filter(|it| it.status == condition.status);
+        let since = before.map_or(Time(now), |it| it.last_transition_time.clone());
+        let new = Condition {
+            last_transition_time: since,
+            ..condition.clone()
+        };
+        match place {
+            Some(place) => *place = new,
+            None => all.push(new),
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(standing: Option<&Standing>, before: &[Condition]) -> Option<Condition> {
+        let own = Path::new("/host/cni-conf/05-cadastre.conflist");
+        condition(standing, Some(own), before)
+    }
+
+    fn second(at: i64) -> jiff::Timestamp {
+        jiff::Timestamp::from_second(at).unwrap()
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_with_what_to_do_and_what_is_well_only_after_that() {
+        assert_eq!(said(Some(&Standing::First), &[]), None);
+        assert_eq!(said(None, &[]), None);
+        let left = Standing::Left("10-kindnet.conflist".to_owned());
+        let left = said(Some(&left), &[]).unwrap();
+        assert_eq!((&*left.status, &*left.reason), ("True", "LeftToOthers"));
+        for part in [
+            "10-kindnet.conflist is in",
+            "05-cadastre.conflist",
+            "remove it",
+            "agent.cni.overOthers=true",
+        ] {
+            assert!(left.message.contains(part), "{part}: {}", left.message);
+        }
+        let behind = Standing::Behind("00-multus.conf".to_owned());
+        let behind = said(Some(&behind), &[]).unwrap();
+        assert_eq!((&*behind.status, &*behind.reason), ("True", "OthersFirst"));
+        for part in [
+            "00-multus.conf comes before 05-cadastre",
+            "agent.cni.confName",
+        ] {
+            assert!(behind.message.contains(part), "{part}: {}", behind.message);
+        }
+        let before = [left];
+        assert_eq!(
+            said(Some(&Standing::Open), &before),
+            None,
+            "nothing is known yet"
+        );
+        let well = said(Some(&Standing::First), &before).unwrap();
+        assert_eq!((&*well.status, &*well.reason), ("False", "OursFirst"));
+        let gone = said(None, &before).unwrap();
+        assert_eq!((&*gone.status, &*gone.reason), ("False", "NotWanted"));
+    }
+
+    #[test]
+    fn the_controllers_conditions_stay_and_times_are_those_of_changes() {
+        let accepted = Condition {
+            type_: "Accepted".to_owned(),
+            ..said(Some(&Standing::Behind("x".to_owned())), &[]).unwrap()
+        };
+        let left = |name: &str| vec![said(Some(&Standing::Left(name.to_owned())), &[]).unwrap()];
+        let is = merged(std::slice::from_ref(&accepted), &left("a"), second(1));
+        assert_eq!(is.len(), 2);
+        assert_eq!(is[0], accepted);
+        assert_eq!(is[1].last_transition_time.0, second(1));
+        assert!(is_said(&is, &left("a")) && !is_said(&is, &left("b")));
+        assert!(is_said(&is, &[]) && !is_said(&[], &left("a")));
+        let is = merged(&is, &left("b"), second(2));
+        assert_eq!(
+            is[1].last_transition_time.0,
+            second(1),
+            "it is true as before"
+        );
+        let well = vec![said(Some(&Standing::First), &is).unwrap()];
+        let is = merged(&is, &well, second(3));
+        assert_eq!((is.len(), is[1].last_transition_time.0), (2, second(3)));
+    }
+}

@@ -1,0 +1,162 @@
+//! What is told in NodeSubnet.status: a pure function of what is given and held.
+//!
+//! # Guarantees
+//! - Equal state gives equal text: lists are sorted, nothing in it is a time of writing.
+//! - It fits: no list and no text is longer than the API takes. What is cut off is what nobody
+//!   decides by (the controller has the blocks' counts for that).
+
+use std::collections::BTreeMap;
+
+use super::demand::Want;
+use super::snapshot::is_pod_cidr;
+use cadastre_api::{
+    AgentInfo, BlockReport, MOST_BLOCKS, MOST_ORPHANS, MOST_POOLS, NodeSubnetStatus, PoolDemand,
+    Suspect,
+};
+use cadastre_core::Addr;
+use cadastre_node::{BlockCount, BlockState, Snapshot};
+
+/// What all JSON readers count exactly, and more than any node has.
+const MOST_COUNT: u64 = 1 << 53;
+/// A demand above this is taken for a mistake.
+const MOST_DEMAND: u64 = 1_000_000;
+
+/// The status of the node, told in the boot of that id, but for conditions ([`super::served`]). `orphans`: addresses
+/// without a pod, with the UIDs of the pods that had them, sorted.
+pub fn status(
+    snapshot: &Snapshot,
+    wants: &BTreeMap<String, Want>,
+    orphans: &[(Addr, String)],
+    boot: &str,
+) -> NodeSubnetStatus {
+    let orphan = |(addr, pod): &(Addr, String)| Suspect {
+        address: addr.to_string(),
+        pod_uid: cut(pod, 128),
+    };
+    let pools = wants.iter().map(|(pool, want)| PoolDemand {
+        pool: pool.clone(),
+        demand: count(want.demand.min(MOST_DEMAND)),
+    });
+    NodeSubnetStatus {
+        node_uid: snapshot.node_uid.clone(),
+        pools: pools.take(MOST_POOLS).collect(),
+        blocks: blocks(snapshot),
+        agent: Some(AgentInfo {
+            version: cut(cadastre_core::VERSION, 64),
+            boot_id: cut(boot, 64),
+        }),
+        orphans: orphans.iter().take(MOST_ORPHANS).map(orphan).collect(),
+        ..NodeSubnetStatus::default()
+    }
+}
+
+/// Blocks that the controller lists or that are in use; podCIDRs are not blocks.
+fn blocks(snapshot: &Snapshot) -> Vec<BlockReport> {
+    let blocks = snapshot
+        .blocks
+        .iter()
+        .filter(|it| !is_pod_cidr(snapshot, it));
+    let mut blocks: Vec<_> = blocks.collect();
+    blocks.sort_by_key(|it| it.cidr);
+    let report = |it: &BlockCount| {
+        let released = it.state == BlockState::Released;
+        BlockReport {
+            cidr: it.cidr.to_string(),
+            uid: cut(&it.uid, 128),
+            used: count(it.counts.used),
+            cooling: count(it.counts.cooling),
+            free: count(if released { 0 } else { it.counts.free }),
+            released,
+        }
+    };
+    blocks.into_iter().map(report).take(MOST_BLOCKS).collect()
+}
+
+fn count(count: u64) -> i64 {
+    i64::try_from(count.min(MOST_COUNT)).unwrap_or(i64::MAX)
+}
+
+fn cut(text: &str, longest: usize) -> String {
+    text.chars().take(longest).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::demand::{Wishes, wanted};
+    use crate::snapshot::testing::{block, pool, snapshot, tenant};
+
+    fn told(snapshot: &Snapshot) -> NodeSubnetStatus {
+        status(snapshot, &wanted(snapshot, &Wishes::new()), &[], "boot")
+    }
+
+    #[test]
+    fn equal_state_gives_equal_text_in_whatever_order_it_is_kept() {
+        let mut it = snapshot(
+            &[
+                pool("a", (3, 50), true, true),
+                pool("b", (1, 2), true, false),
+            ],
+            &[
+                block("10.0.0.0/26", "a", 2, 1, 58),
+                block("10.0.1.0/26", "b", 0, 0, 61),
+                block("fd00::/122", "a", 2, 0, 60),
+            ],
+        );
+        let text = serde_json::to_string(&told(&it)).unwrap();
+        it.blocks.reverse();
+        it.pools.reverse();
+        assert_eq!(serde_json::to_string(&told(&it)).unwrap(), text);
+        let status = told(&it);
+        assert_eq!(status.pools.len(), 2);
+        assert_eq!((status.pools[0].demand, status.pools[1].demand), (6, 1));
+    }
+
+    #[test]
+    fn it_fits_whatever_is_held() {
+        let long = "x".repeat(10_000);
+        let mut it = snapshot(&[], &[block("fd00::/64", "a", 0, 0, u64::MAX)]);
+        it.blocks[0].uid.clone_from(&long);
+        let addr = Addr::parse_strict("10.0.0.1").unwrap();
+        let orphans = vec![(addr, long); 1_000];
+        let status = status(&it, &BTreeMap::new(), &orphans, "boot");
+        assert_eq!(status.orphans.len(), MOST_ORPHANS);
+        assert_eq!(status.orphans[0].pod_uid.len(), 128);
+        assert_eq!(status.blocks[0].free, 1 << 53);
+        assert_eq!(status.blocks[0].uid.len(), 128);
+    }
+
+    /// The whole object is written into etcd each time, and on thousands of nodes.
+    #[test]
+    fn a_node_with_two_blocks_and_110_pods_tells_less_than_a_kilobyte() {
+        let uid = "01234567-89ab-cdef-0123-456789abcdef";
+        let mut blocks = [
+            block("10.244.123.64/26", "production", 61, 0, 0),
+            block("fd00:10:244:123::40/122", "production", 61, 0, 0),
+        ];
+        for it in &mut blocks {
+            uid.clone_into(&mut it.uid);
+        }
+        let mut it = snapshot(&[pool("production", (3, 50), true, true)], &blocks);
+        it.node_uid = Some(uid.to_owned());
+        for n in 0..110 {
+            let address = format!("10.244.123.{n}");
+            it.tenants
+                .push(tenant(&format!("c{n}"), &format!("u{n}"), &[&address]));
+        }
+        let status = status(&it, &wanted(&it, &Wishes::new()), &[], uid);
+        let size = serde_json::to_vec(&status).unwrap().len();
+        assert!(size <= 1_024, "{size} bytes: {status:?}");
+    }
+
+    #[test]
+    fn a_released_block_has_nothing_free_and_a_pod_cidr_is_no_block() {
+        let mut gone = block("10.0.0.0/26", "a", 0, 0, 61);
+        gone.state = BlockState::Released;
+        let mut range = block("10.1.0.0/24", "b", 5, 0, 10);
+        range.uid = "node".to_owned();
+        let status = told(&snapshot(&[], &[gone, range]));
+        assert_eq!(status.blocks.len(), 1);
+        assert!(status.blocks[0].released && status.blocks[0].free == 0);
+    }
+}

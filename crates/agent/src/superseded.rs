@@ -1,0 +1,121 @@
+//! Which attachments have been followed by a newer one of the same pod, network and interface.
+//!
+//! A runtime that cannot set a sandbox up, or loses it, makes another one for the same pod. Where the DEL of
+//! the old one stops before it comes to this plugin, the old one's addresses stay with the pod, which lives.
+//!
+//! # Guarantees
+//! - The newest attachment of a pod, network and interface is never superseded. Which one that is says the
+//!   order in which the store gave addresses, never the wall clock; an attachment of the running boot is newer
+//!   than one of an earlier boot.
+//! - Where the order of two is not known (both were adopted into a store that had been lost), neither
+//!   supersedes the other.
+//! - Attachments without a pod's UID are never superseded: nothing says that two of them are the same.
+//!
+//! # Caveats
+//! - Superseded does not mean gone. Its addresses are freed when the node proves that the old sandbox is gone
+//!   (see [`leaks`](super::leaks)).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::snapshot::pod_uid;
+use cadastre_node::{Attachment, Tenant};
+
+/// Returns the attachments that a newer one supersedes, in the boot of that id.
+pub fn superseded<'a>(tenants: &'a [Tenant], boot: &str) -> BTreeSet<&'a Attachment> {
+    let mut newest: BTreeMap<Key<'_>, Age> = BTreeMap::new();
+    for tenant in tenants {
+        if let Some(key) = key(tenant) {
+            let age = age(tenant, boot);
+            let newest = newest.entry(key).or_insert(age);
+            *newest = age.max(*newest);
+        }
+    }
+    let is_older = |it: &&Tenant| {
+        let newest = key(it).and_then(|key| newest.get(&key));
+        newest.is_some_and(|newest| age(it, boot) < *newest)
+    };
+    let older = tenants.iter().filter(is_older);
+    older.map(|it| &it.attachment).collect()
+}
+
+/// Pod UID, network and interface: what a pod has one sandbox of.
+type Key<'a> = (&'a str, &'a str, &'a str);
+
+/// Whether it is of the running boot, and its place in the order of all attachments: more is newer.
+type Age = (bool, u64);
+
+fn key(tenant: &Tenant) -> Option<Key<'_>> {
+    let uid = pod_uid(tenant);
+    let Attachment {
+        network, ifname, ..
+    } = &tenant.attachment;
+    (!uid.is_empty()).then_some((uid, network, ifname))
+}
+
+fn age(tenant: &Tenant, boot: &str) -> Age {
+    (tenant.boot == boot || boot.is_empty(), tenant.order)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::snapshot::testing::tenant;
+
+    fn given(id: &str, uid: &str, boot: &str, order: u64) -> Tenant {
+        Tenant {
+            boot: boot.to_owned(),
+            order,
+            ..tenant(id, uid, &["10.0.0.1"])
+        }
+    }
+
+    fn of(tenants: &[Tenant]) -> Vec<&str> {
+        let all = superseded(tenants, "boot");
+        all.into_iter().map(|it| &*it.container_id).collect()
+    }
+
+    #[test]
+    fn all_but_the_newest_of_a_pod_s_interface_are_superseded() {
+        let mut all: Vec<Tenant> = (0..16)
+            .map(|n| given(&format!("c{n:02}"), "u1", "boot", n + 2))
+            .collect();
+        all.reverse();
+        let older: Vec<String> = (0..15).map(|n| format!("c{n:02}")).collect();
+        assert_eq!(of(&all), older);
+        // Whatever the wall clock said.
+        all[0].since_ms = 0;
+        assert_eq!(of(&all), older);
+        assert!(of(&all[..1]).is_empty(), "a single one stays");
+    }
+
+    #[test]
+    fn another_pod_network_or_interface_supersedes_nothing() {
+        let old = given("c1", "u1", "boot", 2);
+        let newer = |change: fn(&mut Tenant)| {
+            let mut newer = given("c2", "u1", "boot", 3);
+            change(&mut newer);
+            [old.clone(), newer]
+        };
+        assert_eq!(of(&newer(|_| {})), ["c1"]);
+        assert!(of(&newer(|it| it.attachment.ifname = "net1".to_owned())).is_empty());
+        assert!(of(&newer(|it| it.attachment.network = "other".to_owned())).is_empty());
+        assert!(of(&newer(|it| it.pod.as_mut().unwrap().uid = "u2".to_owned())).is_empty());
+        // Of what has no pod nobody knows whose it is.
+        let nobody = [given("c1", "", "boot", 2), given("c2", "", "boot", 3)];
+        assert!(of(&nobody).is_empty());
+    }
+
+    #[test]
+    fn what_is_of_this_boot_is_newer_and_what_was_adopted_is_older_than_what_was_given() {
+        let reboot = [
+            given("c1", "u1", "earlier", 9),
+            given("c2", "u1", "boot", 2),
+        ];
+        assert_eq!(of(&reboot), ["c1"]);
+        let adopted = [given("c1", "u1", "boot", 1), given("c2", "u1", "boot", 1)];
+        assert!(of(&adopted).is_empty(), "which one is newer is not known");
+        let [one, two] = adopted;
+        let given = given("c3", "u1", "boot", 2);
+        assert_eq!(of(&[one, given, two]), ["c1", "c2"]);
+    }
+}

@@ -1,0 +1,93 @@
+//! ADDs that found nothing: from which pools blocks are to be asked for.
+//!
+//! A wish outlives its ADD for a while, so that the block is there when the runtime tries again.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::demand::Wishes;
+use cadastre_node::Attachment;
+
+/// How long a wish is kept.
+const LIFE: Duration = Duration::from_secs(60);
+/// More are not kept: no node starts more pods at once.
+const MOST: usize = 1024;
+
+/// Wishes by who has them.
+#[derive(Debug, Default)]
+pub struct WishBook(BTreeMap<Attachment, (Vec<String>, Duration)>);
+
+impl WishBook {
+    /// An attachment wants an address of any of these pools.
+    pub fn add(&mut self, attachment: &Attachment, pools: &[String], now: Duration) {
+        if self.0.len() >= MOST && !self.0.contains_key(attachment) {
+            return;
+        }
+        self.0
+            .insert(attachment.clone(), (pools.to_vec(), now + LIFE));
+    }
+
+    /// It has one, or wants none any more. Returns whether that is news.
+    pub fn remove(&mut self, attachment: &Attachment) -> bool {
+        self.0.remove(attachment).is_some()
+    }
+
+    /// Since when somebody wishes for an address of that pool.
+    pub fn since(&self, pool: &str) -> Option<Duration> {
+        let of = |(pools, until): &(Vec<String>, Duration)| {
+            pools.iter().any(|it| it == pool).then_some(*until)
+        };
+        let until = self.0.values().filter_map(of).min()?;
+        Some(until.saturating_sub(LIFE))
+    }
+
+    /// How many wish for an address of each pool, and when the first wish ends.
+    pub fn count(&mut self, now: Duration) -> (Wishes, Option<Duration>) {
+        self.0.retain(|_, (_, until)| *until > now);
+        let mut wishes = Wishes::new();
+        for pool in self.0.values().flat_map(|(pools, _)| pools) {
+            *wishes.entry(pool.clone()).or_default() += 1;
+        }
+        (wishes, self.0.values().map(|(_, until)| *until).min())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn attachment(n: usize) -> Attachment {
+        Attachment {
+            network: "net".to_owned(),
+            container_id: format!("c{n}"),
+            ifname: "eth0".to_owned(),
+        }
+    }
+
+    #[test]
+    fn a_wish_counts_once_until_it_is_granted_or_old() {
+        let mut book = WishBook::default();
+        let pools =
+            |names: &[&str]| -> Vec<String> { names.iter().map(|it| (*it).into()).collect() };
+        book.add(&attachment(1), &pools(&["a"]), Duration::ZERO);
+        book.add(&attachment(1), &pools(&["a", "b"]), Duration::from_secs(3));
+        book.add(&attachment(2), &pools(&["a"]), Duration::from_secs(5));
+        let (wishes, until) = book.count(Duration::from_secs(6));
+        assert_eq!((wishes["a"], wishes["b"]), (2, 1));
+        assert_eq!(until, Some(Duration::from_secs(63)));
+        assert_eq!(book.since("a"), Some(Duration::from_secs(3)));
+        assert_eq!(book.since("c"), None);
+        assert!(book.remove(&attachment(2)) && !book.remove(&attachment(2)));
+        assert_eq!(book.count(Duration::from_secs(62)).0["a"], 1);
+        assert!(book.count(Duration::from_secs(63)).0.is_empty());
+    }
+
+    #[test]
+    fn there_are_never_more_than_a_node_can_have() {
+        let mut book = WishBook::default();
+        for n in 0..5000 {
+            book.add(&attachment(n), &["a".to_owned()], Duration::ZERO);
+        }
+        assert_eq!(book.count(Duration::ZERO).0["a"], 1024);
+    }
+}

@@ -1,0 +1,281 @@
+//! What the NodeSubnet says, as the node's store keeps it.
+//!
+//! The controller writes it, but a server may hold anything: what cannot be read spoils only itself.
+//! A block or a reservation that cannot be read gives no address, rather than the wrong one.
+
+use std::net::IpAddr;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+
+use crate::{
+    AddressPrefix, AddressTerms, Assignment, HeldBlock, HeldRange, NodePool, NodePoolRanges,
+    NodeSubnetSpec, Recall, UnknownPods,
+};
+use cadastre_core::holding::{Block, Dns, FamilyTerms, Gateway, Holding, PoolTerms, Prefix, Route};
+use cadastre_core::{Addr, Cidr, Family, Span};
+
+/// What the node with that UID may give addresses from, and what could not be read, in words. Of a
+/// NodeSubnet of another Node object: nothing.
+pub fn read(spec: &NodeSubnetSpec, node_uid: &str) -> (Holding, Vec<String>) {
+    let mut wrong = Vec::new();
+    let mut holding = Holding {
+        node_uid: node_uid.to_owned(),
+        ..Holding::default()
+    };
+    if spec.node_uid.as_deref() != Some(node_uid) {
+        return (holding, wrong);
+    }
+    holding.pools = spec.pools.iter().map(|it| terms(it, &mut wrong)).collect();
+    let pod_cidrs = spec.pod_cidrs.iter().filter(|it| !it.withheld);
+    let pod_cidrs = pod_cidrs.filter_map(|it| pod_cidr(it, node_uid, &mut wrong));
+    holding.blocks = pod_cidrs.collect();
+    for held in &spec.blocks {
+        holding.blocks.extend(block(held, &mut wrong));
+    }
+    // Two that overlap would let one address be given twice; the narrower one goes.
+    holding.blocks.sort_by_key(|block| block.cidr);
+    let mut disjoint: Vec<Block> = Vec::with_capacity(holding.blocks.len());
+    for block in std::mem::take(&mut holding.blocks) {
+        match disjoint
+            .last()
+            .filter(|last| last.cidr.overlaps(&block.cidr))
+        {
+            Some(last) => wrong.push(format!(
+                "{} lies in {}: nothing is given from it",
+                block.cidr, last.cidr
+            )),
+            None => disjoint.push(block),
+        }
+    }
+    holding.blocks = disjoint;
+    (holding, wrong)
+}
+
+fn pod_cidr(held: &HeldRange, node_uid: &str, wrong: &mut Vec<String>) -> Option<Block> {
+    Some(Block {
+        cidr: cidr("podCIDRs", &held.cidr, wrong)?,
+        uid: node_uid.to_owned(),
+        pool: held.pool.clone().unwrap_or_default(),
+        draining: false,
+        reserved: Vec::new(),
+        on_request: Vec::new(),
+    })
+}
+
+fn block(held: &HeldBlock, wrong: &mut Vec<String>) -> Option<Block> {
+    let cidr = cidr("blocks", &held.cidr, wrong)?;
+    let mut spans = |field: &str, texts: &[String]| -> Vec<Span> {
+        let mut read = |text: &String| {
+            Span::parse(text).unwrap_or_else(|error| {
+                wrong.push(format!(
+                    "blocks: {cidr}: {field}: {error}: nothing is given from this block"
+                ));
+                Span::from(cidr)
+            })
+        };
+        texts.iter().map(&mut read).collect()
+    };
+    let reserved = spans("reserved", &held.reserved);
+    let on_request = spans("onRequest", &held.on_request);
+    Some(Block {
+        cidr,
+        uid: held.uid.clone(),
+        pool: held.pool.clone(),
+        draining: held.recall == Some(Recall::Drain),
+        reserved,
+        on_request,
+    })
+}
+
+fn cidr(field: &str, text: &str, wrong: &mut Vec<String>) -> Option<Cidr> {
+    let read = Cidr::parse_strict(text);
+    read.map_err(|error| wrong.push(format!("{field}: {error}")))
+        .ok()
+}
+
+fn terms(pool: &NodePool, wrong: &mut Vec<String>) -> PoolTerms {
+    let AddressTerms {
+        warm,
+        cooldown_seconds,
+        routes,
+        dns,
+        address_prefix,
+        unknown_pods,
+    } = &pool.terms;
+    let selects = |selector: &Option<Box<LabelSelector>>| {
+        selector
+            .as_deref()
+            .is_some_and(|it| *it != LabelSelector::default())
+    };
+    let bound = selects(&pool.namespace_selector);
+    let some_pods_only = bound || selects(&pool.pod_selector);
+    PoolTerms {
+        name: pool.name.clone(),
+        automatic: pool.assignment == Assignment::Automatic && !some_pods_only,
+        bound,
+        serves_unknown: *unknown_pods == UnknownPods::Serve,
+        cooldown_seconds: *cooldown_seconds,
+        warm: (warm.low, warm.high),
+        ipv4: family(Family::V4, pool.ipv4.as_ref(), &pool.name, wrong),
+        ipv6: family(Family::V6, pool.ipv6.as_ref(), &pool.name, wrong),
+        routes: routes
+            .iter()
+            .filter_map(|route| {
+                let via = route.gw.as_deref().map(str::parse::<IpAddr>).transpose();
+                if let (Ok(dst), Ok(gw)) = (Cidr::parse_strict(&route.dst), via) {
+                    return Some(Route { dst, gw });
+                }
+                wrong.push(format!(
+                    "pools: {}: routes: {} cannot be read and is left out",
+                    pool.name, route.dst
+                ));
+                None
+            })
+            .collect(),
+        dns: dns.as_deref().map(read_dns).unwrap_or_default(),
+        prefix: match address_prefix {
+            AddressPrefix::Host => Prefix::Host,
+            AddressPrefix::Block => Prefix::Block,
+            AddressPrefix::Pool => Prefix::Pool,
+        },
+    }
+}
+
+fn read_dns(dns: &crate::Dns) -> Dns {
+    Dns {
+        nameservers: dns.nameservers.clone(),
+        domain: dns.domain.clone(),
+        search: dns.search.clone(),
+        options: dns.options.clone(),
+    }
+}
+
+fn family(
+    family: Family,
+    ranges: Option<&NodePoolRanges>,
+    pool: &str,
+    wrong: &mut Vec<String>,
+) -> Option<FamilyTerms> {
+    let ranges = ranges?;
+    let field = format!("pools: {pool}: cidrs");
+    let cidrs = ranges.cidrs.iter();
+    let cidrs: Vec<Cidr> = cidrs.filter_map(|text| cidr(&field, text, wrong)).collect();
+    let gateway = match ranges.gateway.as_deref() {
+        None => Gateway::FirstOfBlock,
+        Some("None") => Gateway::None,
+        Some(text) => {
+            let addr = Addr::parse_strict(text).filter(|addr| addr.family == family);
+            addr.map_or_else(|| {
+                wrong.push(format!(
+                    "pools: {pool}: gateway `{text}` is no {family} address: the first of each block is taken"
+                ));
+                Gateway::FirstOfBlock
+            }, Gateway::Address)
+        }
+    };
+    Some(FamilyTerms { cidrs, gateway })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn read(spec: serde_json::Value) -> (Holding, Vec<String>) {
+        super::read(&serde_json::from_value(spec).unwrap(), "u1")
+    }
+
+    #[test]
+    fn blocks_and_pod_cidrs_are_ranges_to_give_from_on_the_terms_of_their_pools() {
+        let (holding, wrong) = read(json!({
+            "nodeUID": "u1",
+            "podCIDRs": [{"cidr": "10.1.0.0/24", "pool": "node"}],
+            "blocks": [
+                {"cidr": "10.0.0.64/26", "uid": "b1", "pool": "a", "reserved": ["10.0.0.70-10.0.0.71"]},
+                {"cidr": "fd00::40/122", "uid": "b2", "pool": "a", "recall": "Drain"},
+                {"cidr": "10.0.0.128/26", "uid": "b3", "pool": "a", "recall": "IfEmpty"},
+            ],
+            "pools": [
+                {"name": "a", "ipv4": {"cidrs": ["10.0.0.0/16"], "gateway": "None"}, "ipv6": {"cidrs": ["fd00::/64"]},
+                 "warm": {"low": 1, "high": 2}, "cooldownSeconds": 7, "addressPrefix": "Pool",
+                 "routes": [{"dst": "0.0.0.0/0", "gw": "10.0.0.1"}, {"dst": "fd00::/8"}]},
+                {"name": "m", "assignment": "Manual"},
+                {"name": "s", "podSelector": {"matchLabels": {"app": "x"}}},
+                {"name": "e", "podSelector": {}},
+                {"name": "node", "allocate": "NodeCIDR", "ipv4": {"cidrs": ["10.1.0.0/16"], "gateway": "10.1.0.9"}},
+            ],
+        }));
+        assert_eq!(wrong, Vec::<String>::new());
+        let blocks: Vec<(String, &str, bool, usize)> = holding
+            .blocks
+            .iter()
+            .map(|b| (b.cidr.to_string(), &*b.uid, b.draining, b.reserved.len()))
+            .collect();
+        assert_eq!(
+            blocks,
+            [
+                ("10.0.0.64/26".to_owned(), "b1", false, 1),
+                ("10.0.0.128/26".to_owned(), "b3", false, 0),
+                ("10.1.0.0/24".to_owned(), "u1", false, 0),
+                ("fd00::40/122".to_owned(), "b2", true, 0),
+            ]
+        );
+        let automatic: Vec<bool> = holding.pools.iter().map(|it| it.automatic).collect();
+        assert_eq!(automatic, [true, false, false, true, true]);
+        let a = &holding.pools[0];
+        assert_eq!(
+            (a.warm, a.cooldown_seconds, a.prefix),
+            ((1, 2), 7, Prefix::Pool)
+        );
+        assert_eq!(a.ipv4.as_ref().unwrap().gateway, Gateway::None);
+        assert_eq!(a.ipv6.as_ref().unwrap().gateway, Gateway::FirstOfBlock);
+        assert_eq!(a.routes.len(), 2);
+        let gateway = holding.pools[4].ipv4.as_ref().unwrap().gateway;
+        assert_eq!(
+            gateway,
+            Gateway::Address(Addr::parse_strict("10.1.0.9").unwrap())
+        );
+        assert_eq!(holding.pools[1].warm, (3, 50), "the documented defaults");
+        assert_eq!(holding.pools[1].cooldown_seconds, 30);
+    }
+
+    #[test]
+    fn of_another_node_object_nothing_is_held() {
+        let spec = json!({"nodeUID": "u2", "podCIDRs": [{"cidr": "10.1.0.0/24"}]});
+        assert_eq!(read(spec).0.blocks, []);
+    }
+
+    #[test]
+    fn what_a_newer_controller_says_besides_does_no_harm() {
+        let (holding, wrong) = read(json!({
+            "nodeUID": "u1", "later": {"a": 1},
+            "blocks": [{"cidr": "10.0.0.0/26", "uid": "b1", "pool": "a", "later": true}],
+            "pools": [{"name": "a", "ipv4": {"cidrs": ["10.0.0.0/16"], "later": 1}, "later": [1]}],
+        }));
+        assert_eq!(wrong, Vec::<String>::new());
+        assert_eq!((holding.blocks.len(), holding.pools.len()), (1, 1));
+    }
+
+    #[test]
+    fn what_cannot_be_read_gives_nothing_and_spoils_nothing_else() {
+        let (holding, wrong) = read(json!({
+            "nodeUID": "u1",
+            "blocks": [
+                {"cidr": "10.0.0.64/33", "uid": "b1", "pool": "a"},
+                {"cidr": "10.0.0.0/26", "uid": "b2", "pool": "a", "reserved": ["10.0.0.7-"]},
+                {"cidr": "10.0.1.0/24", "uid": "b3", "pool": "a"},
+                {"cidr": "10.0.1.64/26", "uid": "b4", "pool": "a"},
+            ],
+            "pools": [{"name": "a", "ipv4": {"cidrs": ["10.0.0.0/16", "x"], "gateway": "fd00::1"},
+                       "routes": [{"dst": "10.0.0.0"}]}],
+        }));
+        let uids: Vec<&str> = holding.blocks.iter().map(|b| &*b.uid).collect();
+        assert_eq!(uids, ["b2", "b3"]);
+        assert_eq!(
+            holding.blocks[0].reserved,
+            [Span::from(holding.blocks[0].cidr)]
+        );
+        assert_eq!(wrong.len(), 6, "{wrong:#?}");
+    }
+}

@@ -1,0 +1,140 @@
+//! What people ask of a node's holdings, as annotations of its NodeSubnet.
+//!
+//! | annotation | value | what it asks for |
+//! |---|---|---|
+//! | [`RELEASE_ANNOTATION`] | `ADDRESS=PODUID`, separated by commas | not to wait for the grace period of a leak |
+//! | | `ADDRESS=container:NETWORK/CONTAINERID` | to take the writer's word that this container is gone, where the node cannot tell |
+//! | [`DRAIN_ANNOTATION`] | CIDRs of blocks, separated by commas | to give no new address from them, and to hand them back once empty |
+//!
+//! # Guarantees
+//! - Neither frees what lives: an address of a living pod's newest sandbox is kept, and so is one whose
+//!   sandbox the node still has.
+//! - An entry that does not apply, or no longer, is passed over. Nothing has to be taken back in time:
+//!   a pod's UID, a container's id, and a block's CIDR with the node's name say exactly what is meant.
+//! - What cannot be read is passed over by itself; the rest counts.
+
+use std::collections::BTreeSet;
+
+use super::names::{DRAIN_ANNOTATION, RELEASE_ANNOTATION};
+use cadastre_core::{Addr, Cidr};
+
+/// The most entries that are read of one annotation.
+pub const MOST_REQUESTS: usize = 1_024;
+
+/// What sets the handle of a container apart from a pod's UID.
+const CONTAINER: &str = "container:";
+
+/// What is asked for on one NodeSubnet.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Requests {
+    /// Addresses to release, with the UID of the pod that had them
+    pub release: BTreeSet<(Addr, String)>,
+    /// Addresses to release, with the handle (network and container id) that they were given under: the
+    /// writer says that this container is gone
+    pub container_gone: BTreeSet<(Addr, String)>,
+    /// Blocks to drain
+    pub drain: BTreeSet<Cidr>,
+}
+
+impl Requests {
+    /// Reads them; `annotation` gives the value of an annotation.
+    pub fn read<'a>(annotation: impl Fn(&str) -> Option<&'a str>) -> Self {
+        let entries = |name| {
+            let text = annotation(name).unwrap_or_default();
+            text.split(',').map(str::trim).take(MOST_REQUESTS)
+        };
+        let mut release = BTreeSet::new();
+        let mut container_gone = BTreeSet::new();
+        for entry in entries(RELEASE_ANNOTATION) {
+            let Some((address, whose)) = entry.split_once('=') else {
+                continue;
+            };
+            let Some(address) = Addr::parse_lenient(address) else {
+                continue;
+            };
+            let (whose, all, longest) = match whose.strip_prefix(CONTAINER) {
+                Some(handle) => (handle, &mut container_gone, 512),
+                None => (whose, &mut release, 128),
+            };
+            if !whose.is_empty() && whose.len() <= longest {
+                all.insert((address, whose.to_owned()));
+            }
+        }
+        Self {
+            release,
+            container_gone,
+            drain: entries(DRAIN_ANNOTATION)
+                .filter_map(|entry| Cidr::parse_strict(entry).ok())
+                .collect(),
+        }
+    }
+
+    /// The value of [`RELEASE_ANNOTATION`]; `None` where there is nothing to say.
+    pub fn release_text(&self) -> Option<String> {
+        let pods = self.release.iter();
+        let pods = pods.map(|(address, pod)| format!("{address}={pod}"));
+        let containers = self.container_gone.iter();
+        let containers =
+            containers.map(|(address, handle)| format!("{address}={CONTAINER}{handle}"));
+        joined(pods.chain(containers))
+    }
+
+    /// The value of [`DRAIN_ANNOTATION`]; `None` where there is nothing to say.
+    pub fn drain_text(&self) -> Option<String> {
+        joined(self.drain.iter().map(ToString::to_string))
+    }
+}
+
+fn joined(entries: impl Iterator<Item = String>) -> Option<String> {
+    let entries: Vec<String> = entries.collect();
+    (!entries.is_empty()).then(|| entries.join(","))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(release: &str, drain: &str) -> Requests {
+        let (release, drain) = (release.to_owned(), drain.to_owned());
+        Requests::read(|name| match name {
+            RELEASE_ANNOTATION => Some(release.as_str()),
+            DRAIN_ANNOTATION => Some(drain.as_str()),
+            _ => None,
+        })
+    }
+
+    #[test]
+    fn what_is_written_reads_the_same() {
+        let requests = read(
+            "10.0.0.2=u2, 10.0.0.1=u1,fd00::1=u,10.0.0.1=container:net/c1",
+            "10.1.0.0/26,fd00::/122",
+        );
+        assert_eq!(requests.release.len(), 3);
+        let handles: Vec<&str> = requests.container_gone.iter().map(|it| &*it.1).collect();
+        assert_eq!(handles, ["net/c1"]);
+        assert_eq!(requests.drain.len(), 2);
+        let (release, drain) = (requests.release_text(), requests.drain_text());
+        let again = read(&release.unwrap(), &drain.unwrap());
+        assert_eq!(again, requests);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_passed_over() {
+        let uid = "u".repeat(129);
+        let requests = read(
+            &format!("x,10.0.0.1,10.0.0.1=,10.0.0.300=u,10.0.0.4={uid},10.0.0.9=u"),
+            "10.1.0.0/26,10.1.0.1/26,surplus,",
+        );
+        assert_eq!(requests.release_text().unwrap(), "10.0.0.9=u");
+        assert_eq!(requests.drain_text().unwrap(), "10.1.0.0/26");
+        assert_eq!(Requests::default().release_text(), None);
+    }
+
+    #[test]
+    fn a_long_list_is_cut() {
+        let many: Vec<String> = (0..2_000)
+            .map(|n| format!("10.0.{}.{}=u", n / 250, n % 250))
+            .collect();
+        assert_eq!(read(&many.join(","), "").release.len(), MOST_REQUESTS);
+    }
+}

@@ -1,0 +1,396 @@
+//! `kubectl cadastre support-bundle`: what a report of a problem needs, in one folder.
+//!
+//! # Guarantees
+//! - No Secret and no ConfigMap is read. Of pods, nodes and workloads only named fields are kept: no
+//!   environment, no commands, no volumes, no other annotations than `cadastre.dev/*`.
+//! - Managed fields and last-applied configurations are dropped.
+//! - What could not be read is named in `README.txt`; the rest is there.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use http::Request;
+use jiff::Timestamp;
+use serde_json::{Map, Value, json};
+
+use super::inventory::Inventory;
+use super::lists::Wanted;
+use super::reach::Reach;
+use super::{Flags, Verdict, check};
+use cadastre_api::{AGENT_MANAGER, FIELD_MANAGER, GROUP, VERSION};
+use cadastre_core::inert;
+
+/// Collect what a report of a problem needs into a folder: objects, events, versions, metrics
+///
+/// No secrets, no environment, no specs of pods. Look at it before you send it: it names nodes, pods
+/// and addresses.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  kubectl cadastre support-bundle
+  kubectl cadastre support-bundle --dir bundle && tar czf bundle.tar.gz bundle")]
+pub struct Args {
+    /// The folder, which must not exist yet; by default cadastre-support-TIME
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+}
+
+/// By which our own workloads are known.
+const OURS: &str = "app.kubernetes.io/name=cadastre";
+/// The admin port, where metrics are.
+const ADMIN_PORT: u16 = 9817;
+
+struct Bundle<'a> {
+    dir: &'a Path,
+    reach: &'a Reach,
+    readme: String,
+}
+
+/// Runs the verb.
+pub async fn exec(args: &Args, _: &Flags, reach: &Reach) -> anyhow::Result<Verdict> {
+    let now = Timestamp::now();
+    let stamp = now.strftime("%Y%m%dT%H%M%SZ");
+    let dir = args
+        .dir
+        .clone()
+        .unwrap_or_else(|| format!("cadastre-support-{stamp}").into());
+    fs::create_dir(&dir).with_context(|| {
+        format!(
+            "{} cannot be made: give another --dir, which must not exist yet",
+            dir.display()
+        )
+    })?;
+    let mut bundle = Bundle {
+        dir: &dir,
+        reach,
+        readme: format!(
+            "Collected at {now} by kubectl-cadastre {} ({}).\n\n",
+            cadastre_core::VERSION,
+            cadastre_core::COMMIT
+        ),
+    };
+    bundle.collect().await?;
+    let readme = std::mem::take(&mut bundle.readme);
+    fs::write(dir.join("README.txt"), &readme)?;
+    let mut out = std::io::stdout().lock();
+    write!(out, "{}", inert::lines(&readme))?;
+    writeln!(
+        out,
+        "\nIt is in {}. Look at it before you send it: it names nodes, pods and addresses.",
+        dir.display()
+    )?;
+    Ok(Verdict::Clean)
+}
+
+impl Bundle<'_> {
+    async fn collect(&mut self) -> anyhow::Result<()> {
+        let ours = format!("/apis/{GROUP}/{VERSION}");
+        let whole = |item: &Value| cleaned(item);
+        self.list("ippools.json", &format!("{ours}/ippools"), whole)
+            .await?;
+        self.list("nodesubnets.json", &format!("{ours}/nodesubnets"), whole)
+            .await?;
+        self.list(
+            "nodeaddresses.json",
+            &format!("{ours}/nodeaddresses"),
+            whole,
+        )
+        .await?;
+        self.list("ipamblocks.json", &format!("{ours}/ipamblocks"), whole)
+            .await?;
+        self.list("nodes.json", "/api/v1/nodes", node).await?;
+        self.list("pods.json", "/api/v1/pods", pod).await?;
+        self.list(
+            "servicecidrs.json",
+            "/apis/networking.k8s.io/v1/servicecidrs",
+            whole,
+        )
+        .await?;
+        let events = "/apis/events.k8s.io/v1/events";
+        self.some("events.json", events, whole, |it| {
+            is_ours(&it["reportingController"])
+        })
+        .await?;
+        let leases = "/apis/coordination.k8s.io/v1/leases";
+        let lease = |it: &Value| {
+            it["metadata"]["name"]
+                .as_str()
+                .is_some_and(|it| it.contains("cadastre"))
+        };
+        self.some("leases.json", leases, whole, lease).await?;
+        let crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+        let crd = |it: &Value| it["spec"]["group"] == GROUP;
+        self.some("crds.json", crds, versions, crd).await?;
+        for kind in ["deployments", "daemonsets"] {
+            let path = format!(
+                "/apis/apps/v1/{kind}?labelSelector={}",
+                OURS.replace('=', "%3D")
+            );
+            self.list(&format!("{kind}.json"), &path, workload).await?;
+        }
+        match self.get("/version").await {
+            Ok(version) => self.write("server.json", &version)?,
+            Err(why) => self.missing("server.json", &why),
+        }
+        match self.reach.lists(Wanted::PODS).await {
+            Ok(lists) => {
+                let report = check::check(&Inventory::new(&lists, Timestamp::now()));
+                self.write("check.json", &serde_json::to_value(report)?)?;
+            }
+            Err(error) => self.missing("check.json", &format!("{error:#}")),
+        }
+        self.metrics().await
+    }
+
+    /// By the API server's proxy, where one may use it.
+    async fn metrics(&mut self) -> anyhow::Result<()> {
+        let path = format!("/api/v1/pods?labelSelector={}", OURS.replace('=', "%3D"));
+        let pods = match self.pages(&path).await {
+            Ok(pods) => pods,
+            Err(why) => {
+                self.missing("metrics", &why);
+                return Ok(());
+            }
+        };
+        for pod in pods {
+            let meta = &pod["metadata"];
+            let (Some(namespace), Some(name)) = (meta["namespace"].as_str(), meta["name"].as_str())
+            else {
+                continue;
+            };
+            let path =
+                format!("/api/v1/namespaces/{namespace}/pods/{name}:{ADMIN_PORT}/proxy/metrics");
+            let file = format!("metrics-{name}.txt");
+            match self.text(&path).await {
+                Ok(text) => {
+                    fs::write(self.dir.join(&file), text)?;
+                    let _ = writeln!(self.readme, "{file}");
+                }
+                Err(why) => self.missing(&file, &why),
+            }
+        }
+        Ok(())
+    }
+
+    async fn list(
+        &mut self,
+        file: &str,
+        path: &str,
+        keep: impl Fn(&Value) -> Value,
+    ) -> anyhow::Result<()> {
+        self.some(file, path, keep, |_| true).await
+    }
+
+    async fn some(
+        &mut self,
+        file: &str,
+        path: &str,
+        keep: impl Fn(&Value) -> Value,
+        which: impl Fn(&Value) -> bool,
+    ) -> anyhow::Result<()> {
+        match self.pages(path).await {
+            Ok(items) => {
+                let items: Vec<Value> = items.iter().filter(|it| which(it)).map(keep).collect();
+                self.write(file, &Value::Array(items))
+            }
+            Err(why) => {
+                self.missing(file, &why);
+                Ok(())
+            }
+        }
+    }
+
+    /// All items of a list.
+    async fn pages(&self, path: &str) -> Result<Vec<Value>, String> {
+        let mut items = Vec::new();
+        let mut token = String::new();
+        let mark = if path.contains('?') { '&' } else { '?' };
+        loop {
+            let more = if token.is_empty() {
+                String::new()
+            } else {
+                format!("&continue={token}")
+            };
+            let mut page = self.get(&format!("{path}{mark}limit=500{more}")).await?;
+            if let Value::Array(more) = page["items"].take() {
+                items.extend(more);
+            }
+            match page["metadata"]["continue"].as_str() {
+                Some(next) if !next.is_empty() => next.clone_into(&mut token),
+                _ => return Ok(items),
+            }
+        }
+    }
+
+    async fn get(&self, path: &str) -> Result<Value, String> {
+        let text = self.text(path).await?;
+        serde_json::from_str(&text).map_err(|error| error.to_string())
+    }
+
+    async fn text(&self, path: &str) -> Result<String, String> {
+        let request = Request::get(path)
+            .body(Vec::new())
+            .map_err(|error| error.to_string())?;
+        let answer = self
+            .reach
+            .call(self.reach.client.request_text(request))
+            .await;
+        answer.map_err(|trouble| trouble.told(path).to_string())
+    }
+
+    fn write(&mut self, file: &str, value: &Value) -> anyhow::Result<()> {
+        let text = serde_json::to_string_pretty(value)?;
+        fs::write(self.dir.join(file), text + "\n")
+            .with_context(|| format!("{file} cannot be written"))?;
+        let count = value
+            .as_array()
+            .map_or(String::new(), |items| format!(": {}", items.len()));
+        let _ = writeln!(self.readme, "{file}{count}");
+        Ok(())
+    }
+
+    fn missing(&mut self, file: &str, why: &str) {
+        let _ = writeln!(self.readme, "{file}: MISSING: {why}");
+    }
+}
+
+fn is_ours(controller: &Value) -> bool {
+    controller == FIELD_MANAGER || controller == AGENT_MANAGER
+}
+
+/// A whole object, less what only says who wrote it.
+fn cleaned(item: &Value) -> Value {
+    let mut item = item.clone();
+    if let Some(meta) = item["metadata"].as_object_mut() {
+        meta.remove("managedFields");
+        if let Some(annotations) = meta.get_mut("annotations").and_then(Value::as_object_mut) {
+            annotations.remove("kubectl.kubernetes.io/last-applied-configuration");
+        }
+    }
+    item
+}
+
+/// The metadata of an object that is not ours.
+fn meta(item: &Value) -> Value {
+    let mut kept = Map::new();
+    let fields = [
+        "name",
+        "namespace",
+        "uid",
+        "creationTimestamp",
+        "deletionTimestamp",
+        "labels",
+        "ownerReferences",
+    ];
+    for field in fields {
+        if let Some(value) = item["metadata"].get(field) {
+            kept.insert(field.to_owned(), value.clone());
+        }
+    }
+    let annotations = item["metadata"]["annotations"]
+        .as_object()
+        .into_iter()
+        .flatten();
+    let ours = annotations.filter(|(key, _)| key.starts_with(GROUP));
+    let ours: Map<String, Value> = ours
+        .map(|(key, value)| (key.clone(), value.clone()))
+        .collect();
+    if !ours.is_empty() {
+        kept.insert("annotations".to_owned(), Value::Object(ours));
+    }
+    Value::Object(kept)
+}
+
+fn node(item: &Value) -> Value {
+    let (spec, status) = (&item["spec"], &item["status"]);
+    let info = &status["nodeInfo"];
+    json!({
+        "metadata": meta(item),
+        "spec": {
+            "podCIDR": spec["podCIDR"], "podCIDRs": spec["podCIDRs"], "providerID": spec["providerID"],
+            "taints": spec["taints"], "unschedulable": spec["unschedulable"],
+        },
+        "status": {
+            "addresses": status["addresses"], "conditions": status["conditions"],
+            "nodeInfo": {
+                "kubeletVersion": info["kubeletVersion"], "kernelVersion": info["kernelVersion"],
+                "containerRuntimeVersion": info["containerRuntimeVersion"], "osImage": info["osImage"],
+                "architecture": info["architecture"],
+            },
+        },
+    })
+}
+
+fn pod(item: &Value) -> Value {
+    let (spec, status) = (&item["spec"], &item["status"]);
+    json!({
+        "metadata": meta(item),
+        "spec": {"nodeName": spec["nodeName"], "hostNetwork": spec["hostNetwork"]},
+        "status": {"phase": status["phase"], "podIP": status["podIP"], "podIPs": status["podIPs"]},
+    })
+}
+
+fn versions(item: &Value) -> Value {
+    let versions = item["spec"]["versions"].as_array().into_iter().flatten();
+    let versions = versions
+        .map(|it| json!({"name": it["name"], "served": it["served"], "storage": it["storage"]}));
+    json!({
+        "metadata": {"name": item["metadata"]["name"], "generation": item["metadata"]["generation"]},
+        "versions": versions.collect::<Vec<_>>(), "conditions": item["status"]["conditions"],
+    })
+}
+
+/// Images and counts; no arguments, no environment.
+fn workload(item: &Value) -> Value {
+    let containers = item["spec"]["template"]["spec"]["containers"]
+        .as_array()
+        .into_iter()
+        .flatten();
+    let containers = containers
+        .map(|it| json!({"name": it["name"], "image": it["image"], "resources": it["resources"]}));
+    json!({
+        "metadata": meta(item),
+        "spec": {"replicas": item["spec"]["replicas"], "containers": containers.collect::<Vec<_>>()},
+        "status": item["status"],
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_of_a_pod_but_its_network_is_kept() {
+        let secret = "hunter2";
+        let whole = json!({
+            "metadata": {
+                "name": "a", "namespace": "b", "uid": "u",
+                "annotations": {"cadastre.dev/pools": "p", "token": secret},
+                "managedFields": [{"manager": secret}],
+            },
+            "spec": {
+                "nodeName": "n", "containers": [{"name": "c", "env": [{"name": "X", "value": secret}], "args": [secret]}],
+                "volumes": [{"secret": {"secretName": secret}}],
+            },
+            "status": {"phase": "Running", "podIP": "10.0.0.1"},
+        });
+        let kept = pod(&whole).to_string();
+        assert!(!kept.contains(secret), "{kept}");
+        assert!(
+            kept.contains("cadastre.dev/pools") && kept.contains("10.0.0.1"),
+            "{kept}"
+        );
+        let mut daemon_set =
+            json!({"metadata": whole["metadata"], "spec": {"template": {"spec": whole["spec"]}}});
+        assert!(!workload(&daemon_set).to_string().contains(secret));
+        daemon_set["metadata"]["annotations"] =
+            json!({"kubectl.kubernetes.io/last-applied-configuration": secret});
+        assert!(
+            !cleaned(&daemon_set)["metadata"]
+                .to_string()
+                .contains(secret)
+        );
+    }
+}

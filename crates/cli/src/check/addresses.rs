@@ -1,0 +1,341 @@
+//! Single addresses: two holders, none, the wrong one.
+
+use std::collections::BTreeSet;
+
+use super::{Finding, LEAKED, Leak, Severity};
+use crate::inventory::{Cover, Held, Inventory, PodFact};
+use crate::release::is_held_under;
+use crate::render::some;
+use cadastre_api::AddressEntry;
+use cadastre_controller::cluster::seen::PodUid;
+use cadastre_core::{Addr, Cidr};
+
+/// Seconds after which a node's list of addresses has what was given: with a margin, as agents may be told to
+/// write it less often.
+const LIST_DELAY: i64 = 900;
+
+pub(super) fn check(inventory: &Inventory, findings: &mut Vec<Finding>) {
+    let held = inventory.held().map(|(addr, _)| addr);
+    let reported = inventory.reported().map(|(addr, _)| addr);
+    let all: BTreeSet<Addr> = held.chain(reported).collect();
+    for addr in all {
+        one(addr, inventory, findings);
+    }
+    requests(inventory, findings);
+}
+
+fn one(addr: Addr, inventory: &Inventory, findings: &mut Vec<Finding>) {
+    let managed = inventory.registry.pools.of(&Cidr::host(addr)).is_some();
+    let covers = inventory.covers(addr);
+    let pods: Vec<&PodFact> = inventory.pods_at(addr).collect();
+    if !managed && covers.is_empty() && pods.len() < 2 {
+        // Pods of networks that are none of ours.
+        return;
+    }
+    let object = format!("address {addr}");
+    let (lying, pods): (Vec<&PodFact>, _) = pods.into_iter().partition(|pod| is_lie(pod, &covers));
+    for pod in lying {
+        findings.push(untrue(addr, pod));
+    }
+    let held: Vec<&Held> = inventory
+        .held_at(addr)
+        .iter()
+        .filter(|it| it.current)
+        .collect();
+    if let Some(finding) = duplicate(addr, &pods, &held, inventory) {
+        findings.push(finding);
+        return;
+    }
+    if inventory
+        .world
+        .node_addresses
+        .within(&Cidr::host(addr))
+        .next()
+        .is_some()
+        && !pods.is_empty()
+    {
+        let pod = &pods[0].name;
+        findings.push(Finding::new(
+            Severity::Critical,
+            "AddressOfNode",
+            object,
+            format!("pod {pod} has an address that is a node's own"),
+            format!("delete the pod (kubectl delete pod -n {}), and choose pool ranges apart from the nodes'", pod.replace('/', " ")),
+        ));
+        return;
+    }
+    for holder in &held {
+        leak(addr, holder, &pods, inventory, findings);
+    }
+    if held.is_empty() {
+        for pod in pods {
+            unrecorded(addr, pod, &covers, inventory, findings);
+        }
+    }
+}
+
+/// Whether a mirror pod names an address in what another node has or had.
+fn is_lie(pod: &PodFact, covers: &[Cover]) -> bool {
+    let owner = |cover: &Cover| match cover {
+        Cover::Block(entry) => entry.owner.name.clone(),
+        Cover::PodCidr(_, node) | Cover::Rest(_, node, _) => node.clone(),
+    };
+    let on = pod.node.as_deref();
+    pod.is_mirror() && !covers.is_empty() && !covers.iter().any(|it| Some(&*owner(it)) == on)
+}
+
+fn untrue(addr: Addr, pod: &PodFact) -> Finding {
+    let on = pod.node.as_deref().unwrap_or("no node");
+    Finding::new(
+        Severity::Warning,
+        "ForeignAddress",
+        format!("address {addr}"),
+        format!(
+            "mirror pod {} says that it uses it, and it is in a range that {on} never had: it does not count, as only the kubelet of {on} says so",
+            pod.name
+        ),
+        format!("look at that kubelet, and at the static pods of {on}"),
+    )
+}
+
+fn duplicate(
+    addr: Addr,
+    pods: &[&PodFact],
+    held: &[&Held],
+    inventory: &Inventory,
+) -> Option<Finding> {
+    let uid = |held: &&Held| held.allocation.pod_uid.clone();
+    let known = |uid: &String| {
+        pods.iter()
+            .any(|pod| PodUid::read(&pod.uid) == PodUid::read(uid))
+    };
+    let mut users: Vec<String> = pods.iter().map(|pod| format!("pod {}", pod.name)).collect();
+    for holder in held {
+        let own = uid(holder);
+        // The pod that the agent gave it to counts where it lives; two agents count in any case.
+        let lives = inventory.pod_by_uid(&own).is_some_and(|pod| !pod.finished);
+        let counts = held.len() > 1 || (lives && !own.is_empty());
+        if counts && !known(&own) {
+            let pod = &holder.allocation.pod;
+            users.push(format!("pod {pod} by the agent of node {}", holder.node));
+        }
+    }
+    let agents: BTreeSet<&str> = held.iter().map(|it| &*it.node).collect();
+    if users.len() < 2 && agents.len() < 2 {
+        return None;
+    }
+    let nodes = if agents.len() > 1 {
+        let agents: Vec<&str> = agents.into_iter().collect();
+        format!(
+            "; agents of {} nodes hold it: {}",
+            agents.len(),
+            some(&agents, 4)
+        )
+    } else {
+        String::new()
+    };
+    Some(Finding::new(
+        Severity::Critical,
+        "DuplicateAddress",
+        format!("address {addr}"),
+        format!("{} have it{nodes}", some(&users, 4)),
+        "delete all of them but one; they get other addresses".to_owned(),
+    ))
+}
+
+fn leak(
+    addr: Addr,
+    held: &Held,
+    pods: &[&PodFact],
+    inventory: &Inventory,
+    findings: &mut Vec<Finding>,
+) {
+    let allocation = &held.allocation;
+    let pod = inventory.pod_by_uid(&allocation.pod_uid);
+    if allocation.superseded && pod.is_some_and(|pod| !pod.finished) && pods.is_empty() {
+        if is_list_current(addr, inventory) {
+            findings.push(superseded(addr, held));
+        }
+        return;
+    }
+    // The list alone may be older than the DEL.
+    let subnet = inventory.subnets.get(&held.node);
+    let key = (addr, PodUid::read(&allocation.pod_uid));
+    let is_told = subnet.is_some_and(|it| it.orphans.contains(&key));
+    if !is_told || pod.is_some_and(|pod| !pod.finished) || !pods.is_empty() {
+        return;
+    }
+    let how = match pod {
+        Some(pod) => format!("has ended ({})", pod.phase),
+        None => "is gone".to_owned(),
+    };
+    findings.push(Finding {
+        leak: Some(Leak {
+            address: addr.to_string(),
+            node: held.node.to_string(),
+            pod: allocation.pod.clone(),
+            pod_uid: allocation.pod_uid.clone(),
+        }),
+        ..Finding::new(
+            Severity::Warning,
+            LEAKED,
+            format!("address {addr}"),
+            format!("node {} holds it for pod {}, which {how}", held.node, allocation.pod),
+            format!("it goes by itself once the controller's grace period is over and the node agrees; at once: kubectl cadastre release {addr}"),
+        )
+    });
+}
+
+/// Whether the list of addresses is as new as the agent's counts of the block.
+fn is_list_current(addr: Addr, inventory: &Inventory) -> bool {
+    let covers = inventory.covers(addr);
+    covers.iter().all(|cover| match cover {
+        Cover::Block(entry) => inventory.is_list_current(entry),
+        _ => true,
+    })
+}
+
+/// Its pod lives, and has a newer sandbox.
+fn superseded(addr: Addr, held: &Held) -> Finding {
+    let AddressEntry { pod, handle, .. } = &held.allocation;
+    Finding::new(
+        Severity::Warning,
+        "SupersededAddress",
+        format!("address {addr}"),
+        format!(
+            "node {} holds it for an earlier sandbox of pod {pod}, which has a newer one",
+            held.node
+        ),
+        format!(
+            "it goes by itself once that sandbox ({handle}) is gone. If many come, a plugin of the CNI chain fails: kubectl describe pod -n {} says which",
+            pod.replace('/', " ")
+        ),
+    )
+}
+
+/// A pod reports an address that no agent holds.
+fn unrecorded(
+    addr: Addr,
+    pod: &PodFact,
+    covers: &[Cover],
+    inventory: &Inventory,
+    findings: &mut Vec<Finding>,
+) {
+    let object = format!("address {addr}");
+    let on = pod.node.as_deref().unwrap_or("no node");
+    let holder = covers.iter().rev().find_map(|cover| match cover {
+        Cover::Block(entry) if !entry.owner.resting => {
+            Some((entry.owner.name.clone(), Some(*entry)))
+        }
+        Cover::PodCidr(_, node) => Some((node.clone(), None)),
+        _ => None,
+    });
+    let Some((node, block)) = holder else {
+        let rests = !covers.is_empty();
+        let (severity, code) = if rests {
+            (Severity::Info, "UsedInQuarantine")
+        } else {
+            (Severity::Warning, "OutsideOfRanges")
+        };
+        let message = if rests {
+            format!(
+                "pod {} on {on} uses it, and the node that had its range is gone: the range rests until the pod goes",
+                pod.name
+            )
+        } else {
+            format!(
+                "pod {} on {on} uses it, and no node holds a range with it",
+                pod.name
+            )
+        };
+        findings.push(Finding::new(
+            severity,
+            code,
+            object,
+            message,
+            format!(
+                "delete the pod so that it gets another one (kubectl delete pod -n {})",
+                pod.name.replace('/', " ")
+            ),
+        ));
+        return;
+    };
+    if *node != *on {
+        findings.push(Finding::new(
+            Severity::Warning,
+            "ForeignAddress",
+            object,
+            format!("pod {} on {on} uses it, and it is in a range of node {node}", pod.name),
+            format!("delete the pod (kubectl delete pod -n {}), and see that nothing else gives addresses on {on}", pod.name.replace('/', " ")),
+        ));
+    } else if !pod.deleting
+        && !is_young(pod, &node, inventory)
+        && block.is_some_and(|entry| inventory.is_list_current(entry))
+    {
+        findings.push(Finding::new(
+            Severity::Warning,
+            "NotRecorded",
+            object,
+            format!("pod {} uses it, and the agent of {node} does not know of it", pod.name),
+            format!("see the agent's log on {node}; if it stays so, delete the pod (kubectl delete pod -n {})", pod.name.replace('/', " ")),
+        ));
+    }
+}
+
+/// Whether the node's list of addresses may not have it yet: it is written seldom, and people may have agents
+/// write it more seldom still.
+fn is_young(pod: &PodFact, node: &str, inventory: &Inventory) -> bool {
+    let listed = inventory.subnets.get(node).and_then(|it| it.listed_at);
+    let age = |created| inventory.now.duration_since(created).as_secs();
+    pod.created
+        .is_some_and(|created| age(created) < LIST_DELAY || Some(created) > listed)
+}
+
+/// What was asked for and applies no more.
+fn requests(inventory: &Inventory, findings: &mut Vec<Finding>) {
+    for subnet in inventory.subnets.values() {
+        let gone = subnet.requests.release.iter().filter(|(addr, uid)| {
+            let held = inventory.held_at(*addr).iter();
+            let mut own = held.filter(|held| held.node == subnet.name);
+            !own.any(|held| PodUid::read(&held.allocation.pod_uid) == PodUid::read(uid))
+        });
+        let confirmed = subnet.requests.container_gone.iter();
+        let confirmed = confirmed.filter(|entry| !is_held_under(subnet, entry));
+        let gone: Vec<&Addr> = gone.chain(confirmed).map(|(addr, _)| addr).collect();
+        if !gone.is_empty() {
+            findings.push(Finding::new(
+                Severity::Info,
+                "OldRequest",
+                format!("node {}", subnet.name),
+                format!(
+                    "its NodeSubnet still asks for the release of {}, which it does not hold",
+                    some(&gone, 4)
+                ),
+                "nothing: the next kubectl cadastre release takes it out".to_owned(),
+            ));
+        }
+        let blocks = inventory.registry.blocks.iter();
+        let own: BTreeSet<&Cidr> = blocks
+            .filter(|entry| entry.owner.name == subnet.name)
+            .map(|entry| &entry.cidr)
+            .collect();
+        let gone = subnet
+            .requests
+            .drain
+            .iter()
+            .filter(|cidr| !own.contains(cidr));
+        let gone: Vec<&Cidr> = gone.collect();
+        if !gone.is_empty() {
+            findings.push(Finding::new(
+                Severity::Info,
+                "OldRequest",
+                format!("node {}", subnet.name),
+                format!(
+                    "its NodeSubnet still asks to drain {}, which it does not have",
+                    some(&gone, 4)
+                ),
+                "nothing: the next kubectl cadastre drain or undrain takes it out".to_owned(),
+            ));
+        }
+    }
+}

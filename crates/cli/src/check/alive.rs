@@ -1,0 +1,93 @@
+//! Whether Cadastre itself lives.
+
+use super::{Finding, Severity};
+use crate::inventory::Inventory;
+use crate::render::age;
+use crate::running::AgentPod;
+
+pub(super) fn check(inventory: &Inventory, findings: &mut Vec<Finding>) {
+    leader(inventory, findings);
+    controllers(inventory, findings);
+    agents(inventory, findings);
+}
+
+fn leader(inventory: &Inventory, findings: &mut Vec<Finding>) {
+    let wrong = match &inventory.running.lease {
+        Err(why) => {
+            return findings.push(Finding::new(
+                Severity::Info,
+                "NotReadable",
+                "controller".to_owned(),
+                format!("whether a controller leads is not known: {why}"),
+                "the ClusterRole cadastre-viewer has all that check reads".to_owned(),
+            ));
+        }
+        Ok(None) => "no controller has led in this cluster: there is no Lease".to_owned(),
+        Ok(Some(lease)) if lease.holder.is_empty() => {
+            format!("no controller leads: nobody holds the Lease {}", lease.name)
+        }
+        Ok(Some(lease)) if lease.is_stale(inventory.now) => format!(
+            "no controller leads: {} has the Lease {}, and last renewed it {} ago, by this machine's clock",
+            lease.holder,
+            lease.name,
+            age(lease.renewed, inventory.now)
+        ),
+        Ok(Some(_)) => return,
+    };
+    findings.push(Finding::new(
+        Severity::Critical,
+        "NoLeader",
+        "controller".to_owned(),
+        wrong,
+        "nodes get no ranges until one does: see its pods and their log (kubectl get pods -A -l app.kubernetes.io/component=controller)".to_owned(),
+    ));
+}
+
+fn controllers(inventory: &Inventory, findings: &mut Vec<Finding>) {
+    let all: Vec<_> = inventory.running.pods(false).collect();
+    let late = all
+        .iter()
+        .filter(|it| !it.ready && !it.is_young(inventory.now));
+    let late = late.count();
+    if late == 0 {
+        return;
+    }
+    findings.push(Finding::new(
+        Severity::Warning,
+        "ControllerNotReady",
+        "controller".to_owned(),
+        format!(
+            "{late} of {} pods of the controller are not ready",
+            all.len()
+        ),
+        "see why: kubectl describe pod -A -l app.kubernetes.io/component=controller".to_owned(),
+    ));
+}
+
+/// Of nodes whose addresses an agent gives, where agents are pods.
+fn agents(inventory: &Inventory, findings: &mut Vec<Finding>) {
+    if inventory.running.pods(true).next().is_none() {
+        return;
+    }
+    for node in inventory.world.nodes.iter() {
+        let has_blocks = inventory.registry.blocks.of(&node.uid).next().is_some();
+        let what = match inventory.running.agent(&node.name, inventory.now) {
+            Some(AgentPod::NotReady) => "its agent is not ready",
+            Some(AgentPod::None) => "no agent runs on it",
+            _ => continue,
+        };
+        if !has_blocks {
+            continue;
+        }
+        findings.push(Finding::new(
+            Severity::Warning,
+            "AgentDown",
+            format!("node {}", node.name),
+            format!("{what}: new pods there wait, but of pools with unknownPods: Serve, and no more blocks come"),
+            format!(
+                "see the pod (kubectl get pods -A -l app.kubernetes.io/component=agent --field-selector spec.nodeName={})",
+                node.name
+            ),
+        ));
+    }
+}

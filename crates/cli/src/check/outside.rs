@@ -1,0 +1,93 @@
+//! Pods that another's network has, on nodes where Cadastre is to give them addresses.
+//!
+//! That is so where the agent is to write the runtime's configuration (mode `blocks`). Where it is not, others have
+//! the pods by design.
+
+use super::{Finding, Severity};
+use crate::inventory::{Cover, Inventory, PodFact};
+use crate::render::{count, some};
+use cadastre_core::{Addr, Cidr};
+
+/// So many are named.
+const NAMED: usize = 4;
+
+pub(super) fn check(inventory: &Inventory, findings: &mut Vec<Finding>) {
+    nodes(inventory, findings);
+    pods(inventory, findings);
+}
+
+/// What agents say themselves.
+fn nodes(inventory: &Inventory, findings: &mut Vec<Finding>) {
+    let all = inventory.served_by_others();
+    let Some((first, says)) = all.first() else {
+        return;
+    };
+    let names: Vec<&str> = all.iter().map(|(node, _)| *node).collect();
+    findings.push(Finding::new(
+        Severity::Warning,
+        "ServedByOthers",
+        "agents".to_owned(),
+        format!(
+            "another's CNI configuration has the new pods of {}: {}. The agent of {first} says: {says}",
+            count(all.len(), "node"),
+            some(&names, NAMED)
+        ),
+        "the condition ServedByOthers of each NodeSubnet says it of that node".to_owned(),
+    ));
+}
+
+/// What pods report.
+fn pods(inventory: &Inventory, findings: &mut Vec<Finding>) {
+    let ranges = inventory.pool_ranges();
+    let configured = inventory.running.configured();
+    let is_outside = |addr: &&Addr| {
+        let covers = || inventory.covers(**addr);
+        let is_ours = || covers().iter().any(|it| matches!(it, Cover::Block(_)));
+        !is_within(&ranges, **addr) && !is_ours()
+    };
+    let outside = |pod: &PodFact| -> Option<String> {
+        let node = pod.node.as_deref()?;
+        let counts = configured.contains(node) && pod.uses_addresses() && !pod.deleting;
+        let addr = pod.addresses.iter().filter(|_| counts).find(is_outside)?;
+        Some(format!("{} on {node} ({addr})", pod.name))
+    };
+    let all: Vec<String> = inventory.pods.iter().filter_map(outside).collect();
+    if all.is_empty() {
+        return;
+    }
+    findings.push(Finding::new(
+        Severity::Warning,
+        "PodsOutside",
+        "pods".to_owned(),
+        format!(
+            "{} on nodes whose agent is to configure the runtime, with an address that is in no pool: {}",
+            count(all.len(), "pod"),
+            some(&all, NAMED)
+        ),
+        "where ServedByOthers is found, too, another's network gives new pods their addresses: mend that first. These have one of before Cadastre came, or of a range that no pool has any more: delete them, a few at a time, and they come back with one of a pool".to_owned(),
+    ));
+}
+
+/// Whether an address is in one of some ranges, disjoint and sorted.
+fn is_within(ranges: &[Cidr], addr: Addr) -> bool {
+    let after = ranges.partition_point(|it| it.first() <= addr);
+    after > 0 && ranges[after - 1].contains_addr(addr)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_found_in_the_last_range_that_begins_before_it() {
+        let ranges = ["10.0.0.0/24", "10.0.2.0/24", "fd00::/64"];
+        let ranges: Vec<Cidr> = ranges
+            .iter()
+            .map(|it| Cidr::parse_strict(it).unwrap())
+            .collect();
+        let is = |text| is_within(&ranges, Addr::parse_strict(text).unwrap());
+        assert!(is("10.0.0.0") && is("10.0.2.255") && is("fd00::1"));
+        assert!(!is("9.9.9.9") && !is("10.0.1.0") && !is("10.0.3.0") && !is("fd00:1::1"));
+        assert!(!is_within(&[], ranges[0].first()));
+    }
+}

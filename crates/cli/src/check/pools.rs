@@ -1,0 +1,166 @@
+//! Pools: those that cannot serve, are full or soon will be, or are written to by others.
+
+use super::{Finding, Severity};
+use crate::inventory::Inventory;
+use crate::render::{count, left, some};
+use cadastre_api::Allocate;
+use cadastre_controller::figures::figures;
+use cadastre_controller::pools::{PoolState, Verdict};
+use cadastre_core::Family;
+
+/// What runs out within this time is told: a week.
+const SOON_HOURS: i64 = 7 * 24;
+
+pub(super) fn check(inventory: &Inventory, findings: &mut Vec<Finding>) {
+    for state in inventory.registry.pools.iter() {
+        standing(state, inventory, findings);
+        room(state, inventory, findings);
+    }
+    if inventory.registry.pools.iter().next().is_none() {
+        findings.push(Finding::new(
+            Severity::Warning,
+            "NoPool",
+            "cluster".to_owned(),
+            "there is no IPPool: nobody gets an address".to_owned(),
+            "create one, or start the controller with --default-pool".to_owned(),
+        ));
+    }
+}
+
+fn standing(state: &PoolState, inventory: &Inventory, findings: &mut Vec<Finding>) {
+    let object = format!("pool {}", state.name);
+    let mut tell = |severity, code: &str, message: String, advice: &str| {
+        let finding = Finding::new(severity, code, object.clone(), message, advice.to_owned());
+        findings.push(finding);
+    };
+    match &state.verdict {
+        Verdict::Invalid(why) => tell(
+            Severity::Warning,
+            "PoolInvalid",
+            format!("its spec cannot be used: {why}"),
+            "correct it; what nodes hold of it stays theirs meanwhile",
+        ),
+        Verdict::Overlaps { .. } => tell(
+            Severity::Warning,
+            "PoolOverlaps",
+            format!("it carves nothing: {}", state.verdict),
+            "until then it serves nobody",
+        ),
+        Verdict::Starting => tell(
+            Severity::Warning,
+            "PoolNotStarted",
+            "it has no finalizer yet, so nothing is carved from it".to_owned(),
+            "see that a controller leads (kubectl get lease -A | grep cadastre): it takes a pool up within a second",
+        ),
+        Verdict::Serving if state.selects_none(&inventory.world) => tell(
+            Severity::Info,
+            "PoolForNobody",
+            "its nodeSelector matches no node".to_owned(),
+            "compare it with the labels of your nodes (kubectl get nodes --show-labels)",
+        ),
+        _ => {}
+    }
+    let object_status = inventory.world.pools.get(&state.name);
+    let status = object_status.and_then(|pool| pool.status.as_ref());
+    let conditions = status.into_iter().flat_map(|status| &status.conditions);
+    for condition in conditions.filter(|it| it.type_ == "SecondWriter" && it.status == "True") {
+        tell(
+            Severity::Critical,
+            "SecondWriter",
+            condition.message.clone(),
+            "two allocators give the same space: turn off the other one before anything else",
+        );
+    }
+}
+
+fn room(state: &PoolState, inventory: &Inventory, findings: &mut Vec<Finding>) {
+    if matches!(state.verdict, Verdict::Invalid(_) | Verdict::Terminating) {
+        return;
+    }
+    let object = format!("pool {}", state.name);
+    let pool = inventory.world.pools.get(&state.name);
+    let status = pool.and_then(|pool| pool.status.as_ref());
+    for family in state.space.families() {
+        let counted = figures(state, family, &inventory.registry);
+        let field = match family {
+            Family::V4 => "ipv4",
+            Family::V6 => "ipv6",
+        };
+        let told = status.and_then(|status| match family {
+            Family::V4 => status.ipv4.as_ref(),
+            Family::V6 => status.ipv6.as_ref(),
+        });
+        let at = told
+            .and_then(|told| told.exhausts_at.as_ref())
+            .map(|at| at.0);
+        let limit = f64::from(state.nearly_exhausted) / 100.0;
+        if counted.free == 0 {
+            let waiting = waiting(state, inventory);
+            let severity = if waiting.is_empty() {
+                Severity::Warning
+            } else {
+                Severity::Critical
+            };
+            let wait = match waiting.len() {
+                0 => "no node waits for it now".to_owned(),
+                1 => format!("node {} waits for it", waiting[0]),
+                many => format!("{} wait for it: {}", count(many, "node"), some(&waiting, 4)),
+            };
+            findings.push(Finding::new(
+                severity,
+                "PoolFull",
+                object.clone(),
+                format!("no free {family} block ({} of {} held, {} in quarantine); {wait}", counted.held, counted.capacity, counted.quarantined),
+                format!("add a CIDR to spec.{field}.cidrs, or see what could be given back: kubectl cadastre explain pool {}", state.name),
+            ));
+        } else if counted.capacity > 0 && counted.utilization() >= limit {
+            findings.push(Finding::new(
+                Severity::Warning,
+                "PoolNearlyFull",
+                object.clone(),
+                format!(
+                    "{} of {} {family} blocks are free, and spec.nearlyExhaustedPercent is {}",
+                    counted.free, counted.capacity, state.nearly_exhausted
+                ),
+                format!("add a CIDR to spec.{field}.cidrs in time"),
+            ));
+        } else if let Some(at) = at
+            && at.duration_since(inventory.now).as_hours() < SOON_HOURS
+        {
+            findings.push(Finding::new(
+                Severity::Info,
+                "PoolFullSoon",
+                object.clone(),
+                format!(
+                    "its {family} blocks run out {} if it goes on as lately",
+                    left(Some(at), inventory.now)
+                ),
+                format!("add a CIDR to spec.{field}.cidrs in time"),
+            ));
+        }
+    }
+}
+
+/// Nodes that the pool would serve and that have nothing yet.
+fn waiting(state: &PoolState, inventory: &Inventory) -> Vec<String> {
+    let nodes = inventory.world.nodes.iter();
+    let lacks = nodes.filter(|node| {
+        state.selects(node)
+            && match state.allocate {
+                Allocate::NodeCIDR => node.is_empty(),
+                Allocate::Blocks => {
+                    state.terms.first_on_sight && !inventory.registry.blocks.has(&node.uid)
+                }
+            }
+    });
+    let mut names: Vec<String> = lacks.map(|node| node.name.to_string()).collect();
+    // By its status more may wait: nodes that want more than they have.
+    let more = inventory.world.pools.get(&state.name);
+    let more = more
+        .and_then(|pool| pool.status.as_ref()?.waiting)
+        .unwrap_or(0);
+    if names.is_empty() && more > 0 {
+        names.push(format!("(by its status {more})"));
+    }
+    names
+}

@@ -1,0 +1,408 @@
+//! `kubectl cadastre drain` and `undrain`: blocks that a node gives back.
+//!
+//! What is written is a request, the annotation `cadastre.dev/drain` of the node's NodeSubnet: no new
+//! address comes from the block, and it returns to its pool once it is empty. Running pods keep theirs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use jiff::Timestamp;
+use serde::Serialize;
+
+use super::inventory::{Inventory, SubnetFact};
+use super::lists::Wanted;
+use super::plan::whatif::simulate_now;
+use super::reach::{Reach, Written};
+use super::render::{self, Columns, Report, Style};
+use super::{Flags, Verdict};
+use cadastre_api::DRAIN_ANNOTATION;
+use cadastre_controller::blocks::Entry;
+use cadastre_controller::cluster::seen::Text;
+use cadastre_core::{Cidr, Family};
+
+/// Let nodes give blocks back: no new address from them, and back to the pool once empty
+///
+/// Running pods keep their addresses. A node that needs room gets other blocks.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  kubectl cadastre drain 10.244.1.64/26
+  kubectl cadastre drain 10.244.1.64/26 --wait --timeout 600
+  kubectl cadastre drain --node worker-1        # its empty blocks that it can do without")]
+pub struct DrainArgs {
+    /// Blocks
+    #[arg(required_unless_present = "node", value_parser = block)]
+    blocks: Vec<Cidr>,
+
+    /// The empty blocks of this node that it can do without: one of a pool stays, unless pods of other
+    /// nodes wait for that pool, or it gives nodes nothing before a pod asks
+    #[arg(long, value_name = "NAME", conflicts_with = "blocks")]
+    node: Option<String>,
+
+    /// Tell what would be asked for, and ask nothing
+    #[arg(long)]
+    dry_run: bool,
+
+    /// Wait until the blocks are back
+    #[arg(long)]
+    wait: bool,
+
+    /// Seconds to wait
+    #[arg(long, default_value_t = 300, requires = "wait")]
+    timeout: u32,
+}
+
+/// Take the request to drain blocks back
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  kubectl cadastre undrain 10.244.1.64/26
+  kubectl cadastre undrain --node worker-1")]
+pub struct UndrainArgs {
+    /// Blocks
+    #[arg(required_unless_present = "node", value_parser = block)]
+    blocks: Vec<Cidr>,
+
+    /// All blocks of this node that were asked for
+    #[arg(long, value_name = "NAME", conflicts_with = "blocks")]
+    node: Option<String>,
+}
+
+fn block(text: &str) -> Result<Cidr, String> {
+    let cidr = Cidr::parse_lenient(text).map_err(|error| error.to_string())?;
+    Ok(cidr)
+}
+
+/// How often a NodeSubnet is read again that somebody else has written to.
+const TRIES: usize = 8;
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// What became of each block.
+#[derive(Debug, Default, Serialize)]
+pub struct DrainReport {
+    /// An entry a block
+    pub blocks: Vec<Drained>,
+}
+
+/// What became of a block.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Drained {
+    /// The block
+    pub block: Cidr,
+    /// The node that has it
+    pub node: String,
+    /// How it stands
+    pub state: State,
+    /// What is left to say
+    pub why: String,
+}
+
+/// How the drain of a block stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum State {
+    /// It is asked for.
+    Draining,
+    /// It would be asked for.
+    WouldDrain,
+    /// It is back in its pool.
+    Returned,
+    /// It is no longer asked for.
+    TakenBack,
+    /// It was not asked for.
+    Refused,
+}
+
+/// The empty blocks that a node can do without. It keeps the first of each pool and family, unless it
+/// uses nothing of the pool and pods of other nodes wait for that (`wanted`), or the pool gives nodes
+/// nothing before a pod asks.
+pub fn surplus(uid: &str, inventory: &Inventory, wanted: &BTreeSet<Text>) -> Vec<Cidr> {
+    let mut kept: BTreeMap<(&str, Family), bool> = BTreeMap::new();
+    let entries: Vec<&Entry> = inventory
+        .registry
+        .blocks
+        .of(uid)
+        .filter(|it| it.is_held())
+        .collect();
+    let empty = |entry: &Entry| {
+        inventory
+            .word(entry)
+            .is_some_and(|word| word.used + word.cooling == 0 && !word.released)
+    };
+    // One that is in use is the first one, if there is any.
+    let mut used: BTreeSet<&str> = BTreeSet::new();
+    for entry in entries.iter().filter(|entry| !empty(entry)) {
+        kept.insert((&entry.pool, entry.cidr.family()), true);
+        used.insert(&entry.pool);
+    }
+    let is_wanted = |pool: &Text| {
+        let state = inventory.registry.pools.get(pool);
+        let state = state.filter(|it| it.is_serving());
+        state.is_some_and(|it| !it.terms.first_on_sight || wanted.contains(pool))
+    };
+    let mut surplus = Vec::new();
+    for entry in entries.iter().filter(|entry| empty(entry)) {
+        let has_one = kept.entry((&entry.pool, entry.cidr.family())).or_default();
+        let goes = !used.contains(&*entry.pool) && is_wanted(&entry.pool);
+        if std::mem::replace(has_one, true) || goes {
+            surplus.push(entry.cidr);
+        }
+    }
+    surplus
+}
+
+/// The same of all nodes, of one pool.
+pub fn surplus_of_pool(pool: &str, inventory: &Inventory, wanted: &BTreeSet<Text>) -> Vec<Cidr> {
+    let nodes = inventory.world.nodes.iter();
+    let all = nodes.flat_map(|node| surplus(&node.uid, inventory, wanted));
+    let of_pool = |cidr: &Cidr| {
+        let entry = inventory.registry.blocks.get(cidr);
+        entry.is_some_and(|entry| *entry.pool == *pool)
+    };
+    all.filter(of_pool).collect()
+}
+
+/// Whose block it is to ask for, or why it cannot be asked for.
+pub fn judge(cidr: Cidr, inventory: &Inventory) -> Result<String, Drained> {
+    let refused = |node: &str, why: String| Drained {
+        block: cidr,
+        node: node.to_owned(),
+        state: State::Refused,
+        why,
+    };
+    let Some(entry) = inventory.registry.blocks.get(&cidr) else {
+        let mut around = inventory
+            .registry
+            .blocks
+            .iter()
+            .filter(|it| it.cidr.overlaps(&cidr));
+        let why = around.next().map_or(
+            "there is no such block (kubectl cadastre show blocks)".to_owned(),
+            |it| format!("there is no such block: did you mean {}?", it.cidr),
+        );
+        return Err(refused("", why));
+    };
+    let node = &entry.owner.name;
+    if entry.owner.resting {
+        return Err(refused(
+            node,
+            "its node is gone: it is free once its quarantine is over".to_owned(),
+        ));
+    }
+    let listed = inventory
+        .subnets
+        .get(node)
+        .and_then(|it| it.spec.as_ref().ok());
+    let text = cidr.to_string();
+    if !listed.is_some_and(|spec| spec.blocks.iter().any(|held| held.cidr == text)) {
+        return Err(refused(
+            node,
+            format!("node {node} does not list it (yet): see kubectl cadastre show node {node}"),
+        ));
+    }
+    Ok(node.to_string())
+}
+
+/// Changes what is asked of a node, again where somebody else was faster. What applies no more goes.
+async fn ask(
+    node: &str,
+    change: impl Fn(&mut BTreeSet<Cidr>),
+    reach: &Reach,
+) -> anyhow::Result<()> {
+    for _ in 0..TRIES {
+        let subnet = reach.subnet(node).await?;
+        let subnet =
+            subnet.with_context(|| format!("NodeSubnet {node} is gone: its node has left"))?;
+        let subnet = SubnetFact::read(&subnet, None);
+        let mut requests = subnet.requests.clone();
+        change(&mut requests.drain);
+        if let Ok(spec) = &subnet.spec {
+            let listed: BTreeSet<&str> = spec.blocks.iter().map(|it| it.cidr.as_str()).collect();
+            requests
+                .drain
+                .retain(|cidr| listed.contains(cidr.to_string().as_str()));
+        }
+        if requests == subnet.requests {
+            return Ok(());
+        }
+        let text = requests.drain_text();
+        let written = reach
+            .annotate(node, &subnet.version, DRAIN_ANNOTATION, text.as_deref())
+            .await?;
+        if written == Written::Done {
+            return Ok(());
+        }
+    }
+    bail!("NodeSubnet {node} changes too fast to be written to: try again")
+}
+
+/// Runs `drain`.
+pub async fn exec_drain(args: &DrainArgs, flags: &Flags, reach: &Reach) -> anyhow::Result<Verdict> {
+    let inventory = reach.inventory(Wanted::PODS).await?;
+    let cidrs = match &args.node {
+        Some(name) => {
+            let uid = &inventory.node(name)?.uid;
+            surplus(uid, &inventory, &simulate_now(&inventory).wanted_by_pods)
+        }
+        None => args.blocks.clone(),
+    };
+    let mut report = DrainReport::default();
+    let mut by_node: BTreeMap<String, BTreeSet<Cidr>> = BTreeMap::new();
+    for cidr in cidrs {
+        match judge(cidr, &inventory) {
+            Ok(node) => {
+                by_node.entry(node).or_default().insert(cidr);
+            }
+            Err(refused) => report.blocks.push(refused),
+        }
+    }
+    for (node, cidrs) in &by_node {
+        if !args.dry_run {
+            ask(node, |drain| drain.extend(cidrs.iter().copied()), reach).await?;
+        }
+        for cidr in cidrs {
+            let used = inventory
+                .registry
+                .blocks
+                .get(cidr)
+                .map_or(0, |it| inventory.used_in(it));
+            report.blocks.push(Drained {
+                block: *cidr,
+                node: node.clone(),
+                state: if args.dry_run {
+                    State::WouldDrain
+                } else {
+                    State::Draining
+                },
+                why: match used {
+                    0 => "it is empty".to_owned(),
+                    used => format!("{used} in use keep it until their pods go"),
+                },
+            });
+        }
+    }
+    if args.wait && !args.dry_run {
+        wait(&mut report, Duration::from_secs(args.timeout.into()), reach).await?;
+        for node in by_node.keys() {
+            if reach.subnet(node).await?.is_some() {
+                ask(node, |_| {}, reach).await?;
+            }
+        }
+    }
+    render::print(&report, flags.output, Timestamp::now())?;
+    let undone =
+        |it: &Drained| it.state == State::Refused || (args.wait && it.state == State::Draining);
+    Ok(if report.blocks.iter().any(undone) {
+        Verdict::Findings
+    } else {
+        Verdict::Clean
+    })
+}
+
+/// Waits until NodeSubnets list the blocks no more.
+async fn wait(report: &mut DrainReport, limit: Duration, reach: &Reach) -> anyhow::Result<()> {
+    let start = Instant::now();
+    loop {
+        let mut open = 0;
+        for it in report
+            .blocks
+            .iter_mut()
+            .filter(|it| it.state == State::Draining)
+        {
+            let subnet = reach
+                .subnet(&it.node)
+                .await?
+                .map(|subnet| SubnetFact::read(&subnet, None));
+            let text = it.block.to_string();
+            let spec = subnet.as_ref().and_then(|subnet| subnet.spec.as_ref().ok());
+            let listed = spec.is_some_and(|spec| spec.blocks.iter().any(|held| held.cidr == text));
+            if !listed {
+                (it.state, it.why) = (State::Returned, String::new());
+                continue;
+            }
+            open += 1;
+            let words = subnet.iter().flat_map(|subnet| &subnet.blocks);
+            if let Some(word) = words.into_iter().find(|word| word.cidr == text) {
+                it.why = format!("{} in use and {} cooling keep it", word.used, word.cooling);
+            }
+        }
+        if open == 0 || start.elapsed() >= limit {
+            return Ok(());
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+/// Runs `undrain`.
+pub async fn exec_undrain(
+    args: &UndrainArgs,
+    flags: &Flags,
+    reach: &Reach,
+) -> anyhow::Result<Verdict> {
+    let inventory = reach.inventory(Wanted::default()).await?;
+    let mut report = DrainReport::default();
+    let asked = |cidr: &Cidr| {
+        let subnets = inventory.subnets.values();
+        let mut asked = subnets.filter(|subnet| subnet.requests.drain.contains(cidr));
+        asked.next().map(|subnet| subnet.name.to_string())
+    };
+    let mut by_node: BTreeMap<String, BTreeSet<Cidr>> = BTreeMap::new();
+    if let Some(name) = &args.node {
+        let subnet = inventory.subnets.get(name.as_str());
+        let subnet =
+            subnet.with_context(|| format!("node {name} has no NodeSubnet: it holds nothing"))?;
+        by_node.insert(name.clone(), subnet.requests.drain.clone());
+    }
+    for cidr in &args.blocks {
+        match asked(cidr) {
+            Some(node) => {
+                by_node.entry(node).or_default().insert(*cidr);
+            }
+            None => report.blocks.push(Drained {
+                block: *cidr,
+                node: String::new(),
+                state: State::Refused,
+                why: "nobody asked to drain it".to_owned(),
+            }),
+        }
+    }
+    for (node, cidrs) in by_node {
+        ask(
+            &node,
+            |drain| drain.retain(|cidr| !cidrs.contains(cidr)),
+            reach,
+        )
+        .await?;
+        report.blocks.extend(cidrs.iter().map(|cidr| Drained {
+            block: *cidr,
+            node: node.clone(),
+            state: State::TakenBack,
+            why: String::new(),
+        }));
+    }
+    render::print(&report, flags.output, Timestamp::now())?;
+    let refused = report.blocks.iter().any(|it| it.state == State::Refused);
+    Ok(if refused {
+        Verdict::Findings
+    } else {
+        Verdict::Clean
+    })
+}
+
+impl Report for DrainReport {
+    fn text(&self, style: &Style) -> String {
+        let mut table = Columns::new(&["BLOCK", "STATE", "NODE", "WHY"]);
+        for it in &self.blocks {
+            table.row([
+                it.block.to_string(),
+                format!("{:?}", it.state),
+                it.node.clone(),
+                it.why.clone(),
+            ]);
+        }
+        table.text(
+            style,
+            "There is no block to drain: of each pool a node keeps one, unless pods of other nodes wait for that pool.",
+        )
+    }
+}

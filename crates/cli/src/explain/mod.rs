@@ -1,0 +1,158 @@
+//! `kubectl cadastre explain`: why this pool, why a node waits, why a block is kept, why a pool is full.
+//!
+//! The words are those of the code that decides ([`cadastre_api::choice`]).
+
+mod node;
+mod pod;
+mod pool;
+
+pub use node::node;
+pub use pod::pod;
+pub use pool::pool;
+
+use std::fmt::Write as _;
+
+use clap::Subcommand;
+use serde::Serialize;
+
+use super::inventory::Inventory;
+use super::lists::Wanted;
+use super::reach::Reach;
+use super::render::{self, Report, Style};
+use super::show::pod_name;
+use super::{Flags, Verdict};
+use cadastre_api::choice::{Asker, Candidate, Standing, choose};
+use cadastre_api::{Allocate, Assignment};
+use cadastre_controller::pools::{PoolState, Verdict as PoolVerdict};
+
+/// Explain which pools serve a pod or a node and why, why it waits, why a block or a pool is as it is
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  kubectl cadastre explain pod shop/cart-7f9c
+  kubectl cadastre explain node worker-1
+  kubectl cadastre explain pool default")]
+pub struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Why this pool and not the others
+    Pod {
+        /// namespace/name, or name in the namespace of --namespace
+        name: String,
+    },
+    /// Which pools serve it, why it waits, why it keeps each block
+    Node {
+        /// Its name
+        name: String,
+    },
+    /// Why it serves or not, and what fills it
+    Pool {
+        /// Its name
+        name: String,
+    },
+}
+
+/// An answer in words.
+#[derive(Debug, Serialize)]
+pub struct Explanation {
+    /// What it is about
+    pub subject: String,
+    /// The short answer
+    pub answer: String,
+    /// Why
+    pub sections: Vec<Section>,
+}
+
+/// A part of an answer.
+#[derive(Debug, Serialize)]
+pub struct Section {
+    /// What it is about
+    pub title: String,
+    /// A fact a line
+    pub lines: Vec<String>,
+}
+
+impl Explanation {
+    fn about(subject: String) -> Self {
+        Explanation {
+            subject,
+            answer: String::new(),
+            sections: Vec::new(),
+        }
+    }
+
+    fn add(&mut self, title: &str, lines: Vec<String>) {
+        if !lines.is_empty() {
+            self.sections.push(Section {
+                title: title.to_owned(),
+                lines,
+            });
+        }
+    }
+}
+
+/// The pools of a kind in the order in which they are tried, and why the others are not.
+fn choice(mode: Allocate, asker: &Asker, inventory: &Inventory) -> (Vec<String>, Vec<String>) {
+    let ledger = &inventory.registry.ledger;
+    let states = inventory.registry.pools.iter();
+    let states: Vec<&PoolState> = states.filter(|state| state.allocate == mode).collect();
+    let candidates: Vec<Candidate> = states.iter().map(|state| candidate(state, asker)).collect();
+    let room = |candidate: &Candidate| {
+        let state = inventory.registry.pools.get(candidate.name);
+        let families = state.into_iter().flat_map(|state| {
+            let families = state.space.families();
+            families.map(|family| ledger.room(&state.space, family).free)
+        });
+        families.min().unwrap_or(0)
+    };
+    let choice = choose(&candidates, asker, room);
+    let chosen = choice.chosen.iter().map(|it| it.name.to_owned()).collect();
+    let lines = choice.to_string().lines().map(str::to_owned).collect();
+    (chosen, lines)
+}
+
+fn candidate<'a>(state: &'a PoolState, asker: &Asker) -> Candidate<'a> {
+    Candidate {
+        name: &state.name,
+        node: &state.selector,
+        namespace: &state.terms.namespaces,
+        pod: &state.terms.pods,
+        priority: state.priority,
+        families: state.families(),
+        created: state.created,
+        // A node's agent may ask for a manual pool by name.
+        manual: asker.pod.is_some() && state.told.assignment == Assignment::Manual,
+        standing: match state.verdict {
+            PoolVerdict::Serving => Standing::Serving,
+            _ => Standing::Barred(&state.verdict),
+        },
+    }
+}
+
+impl Report for Explanation {
+    fn text(&self, _: &Style) -> String {
+        let mut text = format!("{}: {}\n", self.subject, self.answer);
+        for section in &self.sections {
+            let _ = write!(text, "\n{}:\n", section.title);
+            for line in &section.lines {
+                let _ = writeln!(text, "  {line}");
+            }
+        }
+        text
+    }
+}
+
+/// Runs the verb.
+pub async fn exec(args: &Args, flags: &Flags, reach: &Reach) -> anyhow::Result<Verdict> {
+    let inventory = reach.inventory(Wanted::ALL).await?;
+    let explanation = match &args.what {
+        What::Pod { name } => pod(&pod_name(name, &reach.namespace), &inventory)?,
+        What::Node { name } => node(name, &inventory)?,
+        What::Pool { name } => pool(name, &inventory)?,
+    };
+    render::print(&explanation, flags.output, inventory.now)?;
+    Ok(Verdict::Clean)
+}

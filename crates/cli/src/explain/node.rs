@@ -1,0 +1,118 @@
+//! Which pools serve a node, why it waits, why it keeps each block.
+
+use super::{Explanation, choice};
+use crate::inventory::Inventory;
+use crate::plan::whatif;
+use crate::render::{count, some};
+use cadastre_api::choice::Asker;
+use cadastre_api::{Allocate, Recall};
+use cadastre_controller::blocks::Entry;
+use cadastre_controller::cluster::seen::Node;
+use cadastre_controller::pools::Verdict as PoolVerdict;
+
+/// Which pools serve a node, and why it has what it has.
+pub fn node(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
+    let node = inventory.node(name)?;
+    let asker = Asker {
+        node: &node.labels,
+        pod: None,
+        by_name: &[],
+    };
+    let mut explanation = Explanation::about(format!("node {name}"));
+    let kinds = [
+        (Allocate::NodeCIDR, "podCIDRs"),
+        (Allocate::Blocks, "blocks"),
+    ];
+    let mut waits = Vec::new();
+    for (mode, title) in kinds {
+        if inventory
+            .registry
+            .pools
+            .iter()
+            .any(|pool| pool.allocate == mode)
+        {
+            let (_, lines) = choice(mode, &asker, inventory);
+            explanation.add(&format!("Pools for its {title}"), lines);
+        }
+    }
+    // What the controller would do now, by its own code, and what it would say of it.
+    let outcome = whatif::simulate_now(inventory);
+    for note in outcome.notes.get(&node.name).into_iter().flatten() {
+        waits.push(note.clone());
+    }
+    let blocks: Vec<&Entry> = inventory.registry.blocks.of(&node.uid).collect();
+    explanation.answer = match (node.pod_cidrs.len(), blocks.len()) {
+        _ if node.deleting => "it is being deleted: it keeps what it has until it is gone".to_owned(),
+        (0, 0) if waits.is_empty() && outcome.served.contains_key(&node.name) => {
+            "it has nothing yet, and will be served: is there a controller that leads (kubectl get lease -A)?".to_owned()
+        }
+        (0, 0) if waits.is_empty() => "it has nothing, and no pool serves it: that is no fault".to_owned(),
+        (0, 0) => "it has nothing, and waits".to_owned(),
+        (cidrs, blocks) if waits.is_empty() => format!("it has {} and {}", count(cidrs, "podCIDR"), count(blocks, "block")),
+        (cidrs, blocks) => format!("it has {} and {}, and waits for more", count(cidrs, "podCIDR"), count(blocks, "block")),
+    };
+    explanation.add("Why it waits", waits);
+    let kept = blocks
+        .iter()
+        .map(|entry| kept(entry, &blocks, node, inventory));
+    explanation.add("Why it keeps each block", kept.collect());
+    Ok(explanation)
+}
+
+/// Why a node still has a block.
+fn kept(entry: &Entry, all: &[&Entry], node: &Node, inventory: &Inventory) -> String {
+    let pool = inventory.registry.pools.get(&entry.pool);
+    let line = format!("{} (pool \"{}\"): ", entry.cidr, entry.pool);
+    let requests = inventory.subnets.get(&node.name).map(|it| &it.requests);
+    let asked = requests.is_some_and(|it| it.drain.contains(&entry.cidr));
+    let leaves = match pool {
+        None => Some("its pool is gone".to_owned()),
+        Some(pool) if pool.verdict == PoolVerdict::Terminating => {
+            Some("its pool is being deleted".to_owned())
+        }
+        Some(pool) if !pool.selects(node) => Some("its pool no longer selects the node".to_owned()),
+        Some(pool) if !pool.space.covers(&entry.cidr) => {
+            Some("its pool no longer has that range".to_owned())
+        }
+        Some(_) if asked => Some("somebody asked for it (kubectl cadastre drain)".to_owned()),
+        Some(_) if entry.recall == Some(Recall::Drain) => Some("it is asked back".to_owned()),
+        Some(_) => None,
+    };
+    let Some(word) = inventory.word(entry) else {
+        return line + "the agent has said nothing of it yet, and only the agent ends its use";
+    };
+    let (used, cooling) = (word.used, word.cooling);
+    let users = users(entry, inventory);
+    let family = entry.cidr.family();
+    let same = |it: &&&Entry| it.pool == entry.pool && it.cidr.family() == family;
+    let idle = pool.map_or(0, |pool| pool.terms.idle.as_secs());
+    let words = match leaves {
+        Some(why) if used + cooling == 0 => {
+            format!("it drains, as {why}; it is empty and goes at once")
+        }
+        Some(why) => {
+            format!("it drains, as {why}; {used} in use and {cooling} cooling keep it{users}")
+        }
+        None if used + cooling > 0 => format!("{used} in use, {cooling} cooling{users}"),
+        None if all.iter().filter(same).count() > 1 => format!(
+            "it is empty and goes once it has been so for {idle} s (spec.idleSeconds), unless the node's demand needs it"
+        ),
+        None if pool.is_some_and(|pool| pool.is_serving() && !pool.terms.first_on_sight) => format!(
+            "it is empty, and the last of its pool and family: it goes once the node has used nothing of the pool for {idle} s (spec.idleSeconds), or pods of another node wait"
+        ),
+        None => "it is empty, and the last of its pool and family: it stays, so that the next pod waits for nothing, until pods of another node wait and the pool has no other".to_owned(),
+    };
+    line + &words
+}
+
+fn users(entry: &Entry, inventory: &Inventory) -> String {
+    let held = inventory.held_in(&entry.cidr);
+    let held =
+        held.filter(|(_, held)| held.node == entry.owner.name && !held.allocation.pod.is_empty());
+    let pods: Vec<&str> = held.map(|(_, held)| held.allocation.pod.as_str()).collect();
+    if pods.is_empty() {
+        String::new()
+    } else {
+        format!(": {}", some(&pods, 4))
+    }
+}

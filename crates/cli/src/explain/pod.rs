@@ -1,0 +1,173 @@
+//! Why a pod has or lacks its addresses, and which pools serve it.
+
+use super::{Explanation, choice};
+use crate::inventory::{Inventory, PodFact};
+use crate::render::some;
+use crate::show;
+use cadastre_api::choice::{Asker, Label, PodLabels};
+use cadastre_api::{ADDRESSES_ANNOTATION, Allocate, POOLS_ANNOTATION};
+use cadastre_controller::blocks::Entry;
+use cadastre_controller::cluster::seen::Node;
+
+/// Why a pod has or lacks its addresses.
+pub fn pod(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
+    let report = show::pod(name, inventory)?;
+    let mut explanation = Explanation::about(format!("pod {name}"));
+    let has: Vec<String> = report
+        .allocations
+        .iter()
+        .map(|row| {
+            let of = |what: &str, name: &Option<String>| {
+                name.as_ref()
+                    .map_or(String::new(), |name| format!(" {what} {name}"))
+            };
+            format!(
+                "{}{}{}",
+                row.address,
+                of("of pool", &row.pool),
+                of("from", &row.range)
+            )
+        })
+        .collect();
+    let Some(pod) = inventory.pod(name) else {
+        "it is gone, and a node still holds addresses for it: see kubectl cadastre check"
+            .clone_into(&mut explanation.answer);
+        explanation.add("Holds", has);
+        return Ok(explanation);
+    };
+    let node = pod
+        .node
+        .as_deref()
+        .and_then(|node| inventory.world.nodes.get(node));
+    let chosen = match node.filter(|_| !pod.host_network) {
+        Some(node) => choose(pod, node, inventory),
+        None => Choice::default(),
+    };
+    explanation.answer = if pod.host_network {
+        "it uses the network of its node, and needs no address of its own".to_owned()
+    } else if pod.finished {
+        format!(
+            "it has ended ({}), and no longer uses its addresses",
+            pod.phase
+        )
+    } else if !has.is_empty() {
+        format!("it has {}", has.join(" and "))
+    } else if !pod.addresses.is_empty() {
+        format!(
+            "it reports {}, and its node's list of addresses, which is written every few minutes, does not have them",
+            some(&pod.addresses, 4)
+        )
+    } else if let Some(node) = node {
+        lacks(node, &chosen.pools, inventory)
+    } else {
+        "it is on no node yet (kubectl describe pod says why): a node gives addresses".to_owned()
+    };
+    if let (Some(node), false) = (node, pod.host_network) {
+        serving(node, chosen, inventory, &mut explanation);
+    }
+    Ok(explanation)
+}
+
+/// Of the pools that serve it alone: what others have free is not for it.
+fn lacks(node: &Node, pools: &[String], inventory: &Inventory) -> String {
+    let name = &node.name;
+    let blocks = inventory.registry.blocks.of(&node.uid);
+    let blocks = blocks.filter(|entry| pools.iter().any(|pool| *entry.pool == **pool));
+    let free: i64 = blocks
+        .filter_map(|entry| inventory.word(entry))
+        .map(|word| word.free)
+        .sum();
+    if show::agent_of(node, inventory).is_none() {
+        return format!(
+            "it has no address yet, and the agent of {name} has said nothing: does it run?"
+        );
+    }
+    let has_pod_cidr = inventory.registry.pod_cidrs(node).next().is_some();
+    if pools.is_empty() && !has_pod_cidr {
+        return format!("it has no address yet, and no pool serves it on node {name}");
+    }
+    let of = match pools {
+        [] => String::new(),
+        pools => format!(" of the pools that serve it ({})", some(pools, 4)),
+    };
+    if free == 0 && !has_pod_cidr {
+        return format!(
+            "it has no address yet, and node {name} has none free{of}: see kubectl cadastre explain node {name}"
+        );
+    }
+    let free = if pools.is_empty() {
+        "podCIDRs".to_owned()
+    } else {
+        format!("{free} free{of}")
+    };
+    format!("it has no address yet, and node {name} has {free}: see kubectl describe pod")
+}
+
+/// The pools that serve a pod.
+#[derive(Default)]
+struct Choice {
+    /// What it asks for, a line each
+    asks: Vec<String>,
+    /// Those that serve it, the best first
+    pools: Vec<String>,
+    /// Why these and not others
+    lines: Vec<String>,
+}
+
+fn choose(pod: &PodFact, node: &Node, inventory: &Inventory) -> Choice {
+    let namespace = pod.name.split('/').next().unwrap_or_default();
+    let namespace = inventory.namespaces.get(namespace);
+    let by_namespace = namespace.and_then(|it| it.annotations.get(POOLS_ANNOTATION));
+    let own = pod.meta.annotations.get(POOLS_ANNOTATION);
+    let asked = own.or(by_namespace);
+    let asked = asked.map(|text| text.split(',').map(str::trim).collect::<Vec<_>>());
+    let by_name: Vec<&str> = asked.unwrap_or_default();
+    let labels: &[Label] = namespace.map_or(&[], |it| &it.labels);
+    let asker = Asker {
+        node: &node.labels,
+        pod: Some(PodLabels {
+            namespace: labels,
+            pod: &pod.meta.labels,
+        }),
+        by_name: &by_name,
+    };
+    let mut asks = Vec::new();
+    for name in [POOLS_ANNOTATION, ADDRESSES_ANNOTATION] {
+        if let Some(value) = pod.meta.annotations.get(name) {
+            asks.push(format!("{name}: {value}"));
+        }
+    }
+    if let (None, Some(value)) = (own, by_namespace) {
+        asks.push(format!("{POOLS_ANNOTATION} of its namespace: {value}"));
+    }
+    let (pools, lines) = choice(Allocate::Blocks, &asker, inventory);
+    Choice { asks, pools, lines }
+}
+
+fn serving(node: &Node, chosen: Choice, inventory: &Inventory, explanation: &mut Explanation) {
+    explanation.add("It asks for", chosen.asks);
+    explanation.add("Pools", chosen.lines);
+    let mut has = Vec::new();
+    for pool in chosen.pools {
+        let blocks = inventory.registry.blocks.of(&node.uid);
+        for entry in blocks.filter(|entry| *entry.pool == *pool) {
+            has.push(block_line(entry, inventory));
+        }
+    }
+    for cidr in inventory.registry.pod_cidrs(node) {
+        has.push(format!("podCIDR {cidr}"));
+    }
+    explanation.add(&format!("Node {} gives from", node.name), has);
+}
+
+fn block_line(entry: &Entry, inventory: &Inventory) -> String {
+    let cidr = entry.cidr;
+    let word = inventory.word(entry);
+    let counts = word.map_or("its agent has said nothing of it".to_owned(), |word| {
+        format!(
+            "{} in use, {} cooling, {} free",
+            word.used, word.cooling, word.free
+        )
+    });
+    format!("block {cidr} of pool \"{}\": {counts}", entry.pool)
+}

@@ -1,0 +1,161 @@
+//! Why a pool serves or not, what fills it, what comes free.
+
+use super::Explanation;
+use crate::inventory::Inventory;
+use crate::plan::whatif;
+use crate::render::{count, left, some};
+use crate::{drain, show};
+use cadastre_controller::figures::figures;
+use cadastre_controller::pools::PoolState;
+use cadastre_core::{Cidr, Family};
+
+/// Why a pool serves or not, and what fills it.
+pub fn pool(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
+    let state = inventory.pool(name)?;
+    let report = show::pool(name, inventory)?;
+    let mut explanation = Explanation::about(format!("pool {name}"));
+    let mut room = Vec::new();
+    let mut full: Vec<Family> = Vec::new();
+    for family in state.space.families() {
+        let counted = figures(state, family, &inventory.registry);
+        let size = state.space.block_len(family).unwrap_or_default();
+        room.push(format!(
+            "{family}: {} blocks of /{size}: {} held, {} in quarantine, {} free",
+            counted.capacity, counted.held, counted.quarantined, counted.free
+        ));
+        if counted.free == 0 {
+            full.push(family);
+        }
+    }
+    explanation.answer = if !state.is_serving() {
+        format!("it carves nothing: {}", state.verdict)
+    } else if state.selects_none(&inventory.world) {
+        "it serves nobody: its nodeSelector matches no node (kubectl get nodes --show-labels)"
+            .to_owned()
+    } else if full.is_empty() {
+        "it serves, and has room".to_owned()
+    } else {
+        let full: Vec<String> = full.iter().map(ToString::to_string).collect();
+        format!(
+            "it serves, but has no free {} block",
+            full.join(" and no free ")
+        )
+    };
+    explanation.add("Room", room);
+    explanation.add(
+        "Leaves out",
+        state.left_out.iter().take(10).cloned().collect(),
+    );
+    let reserved = state.reserved.len().saturating_sub(state.left_out.len());
+    let kept = [
+        (reserved, "never given out"),
+        (
+            state.on_request.len(),
+            "for pods that ask for an address of them",
+        ),
+    ];
+    let kept = kept.into_iter().filter(|(number, _)| *number > 0);
+    let kept: Vec<String> = kept
+        .map(|(number, what)| format!("{} by its spec, {what}", count(number, "range")))
+        .collect();
+    if !kept.is_empty() {
+        explanation.add("Reserved", kept);
+    }
+    let most = report
+        .holders
+        .iter()
+        .filter(|it| !it.resting)
+        .take(8)
+        .map(|it| {
+            format!(
+                "{}: {}, {} addresses in use",
+                it.node,
+                count(it.ranges, "range"),
+                it.used
+            )
+        });
+    explanation.add("Who holds most", most.collect());
+    let outcome = whatif::simulate_now(inventory);
+    let spare = drain::surplus_of_pool(&state.name, inventory, &outcome.wanted_by_pods);
+    let unused = drain::surplus_of_pool(&state.name, inventory, &[state.name.clone()].into());
+    explanation.add(
+        "What comes free",
+        comes_free(state, &spare, &unused, inventory),
+    );
+    let waiting = outcome
+        .waiting
+        .iter()
+        .filter(|(pool, _)| **pool == state.name);
+    let waiting: Vec<String> = waiting
+        .flat_map(|(_, nodes)| nodes.iter().map(ToString::to_string))
+        .collect();
+    if !waiting.is_empty() {
+        explanation.add(
+            "Who waits",
+            vec![format!(
+                "{}: {}",
+                count(waiting.len(), "node"),
+                some(&waiting, 8)
+            )],
+        );
+    }
+    if !full.is_empty() {
+        let mut advice = Vec::new();
+        if !unused.is_empty() {
+            advice.push(format!(
+                "nothing yet: {} are empty, and nodes whose pods wait get them within seconds; if they do not, see that the agents of the nodes that hold them run (kubectl cadastre show blocks)",
+                count(unused.len(), "block")
+            ));
+        }
+        advice.extend(full.iter().map(|family| {
+            let field = match family {
+                Family::V4 => "spec.ipv4.cidrs",
+                Family::V6 => "spec.ipv6.cidrs",
+            };
+            let when = if unused.is_empty() { "" } else { "for more room, " };
+            format!("{when}add a CIDR to {field}; running pods keep their addresses, and nodes that wait are served at once")
+        }));
+        explanation.add("What to do", advice);
+    }
+    Ok(explanation)
+}
+
+/// What is in quarantine, what nodes can do without (`spare`), and what they would give to pods of others
+/// (`unused`).
+fn comes_free(
+    state: &PoolState,
+    spare: &[Cidr],
+    unused: &[Cidr],
+    inventory: &Inventory,
+) -> Vec<String> {
+    let mut lines = Vec::new();
+    let blocks = inventory.registry.blocks.iter();
+    let resting = blocks.filter(|it| it.pool == state.name && it.owner.resting);
+    for entry in resting.take(8) {
+        let kept = inventory.pods_in(&entry.cidr).next();
+        let kept = kept.map_or(String::new(), |(addr, pod)| {
+            format!(", but pod {} still uses {addr}", pod.name)
+        });
+        let over = left(entry.until, inventory.now);
+        lines.push(format!(
+            "{} was node {}'s: its quarantine is over {over}{kept}",
+            entry.cidr, entry.owner.name
+        ));
+    }
+    if !spare.is_empty() {
+        lines.push(format!(
+            "{} are empty and can be done without: they return after spec.idleSeconds, or at once by kubectl cadastre drain --node: {}",
+            count(spare.len(), "block"),
+            some(spare, 8)
+        ));
+    }
+    let last: Vec<&Cidr> = unused.iter().filter(|it| !spare.contains(it)).collect();
+    if !last.is_empty() {
+        lines.push(format!(
+            "{}, empty and the last on a node, until pods of another node wait: {}",
+            count(last.len(), "block"),
+            some(&last, 8)
+        ));
+    }
+    lines
+}

@@ -1,0 +1,492 @@
+//! Everything a verb looks up: the lists, read as the controller reads them, and who holds what by
+//! its own ledger.
+//!
+//! A bad object spoils only itself: what cannot be read is left out here, and `check` names it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::lists::Lists;
+use super::running::Running;
+use cadastre_api::choice::Label;
+use cadastre_api::{
+    AddressEntry, AgentInfo, BlockReport, MIRROR_ANNOTATION, NodeAddressesLite, NodeAddressesSpec,
+    NodeSubnetLite, NodeSubnetSpec, PodLite, Requests, SERVED_BY_OTHERS, Suspect,
+};
+use cadastre_controller::Now;
+use cadastre_controller::blocks::Entry;
+use cadastre_controller::cluster::convert;
+use cadastre_controller::cluster::seen::{Node, Object, PodUid, Text};
+use cadastre_controller::cluster::table::Table;
+use cadastre_controller::cluster::world::World;
+use cadastre_controller::pools::PoolState;
+use cadastre_controller::registry::Registry;
+use cadastre_core::{Addr, Cidr};
+use cadastre_daemon::watch::Change;
+
+/// The cluster as listed.
+pub struct Inventory {
+    /// The objects, as the controller's watches would show them
+    pub world: World,
+    /// Who holds what, and how each pool stands, as a new leader would find it
+    pub registry: Registry,
+    /// Pods of all namespaces; empty where they were not listed
+    pub pods: Vec<PodFact>,
+    /// NodeSubnets with all that agents say, by name
+    pub subnets: BTreeMap<Text, SubnetFact>,
+    /// Namespaces by name
+    pub namespaces: BTreeMap<String, Labelled>,
+    /// What of Cadastre itself runs
+    pub running: Running,
+    /// When it was listed
+    pub now: Timestamp,
+    by_address: BTreeMap<Addr, Vec<usize>>,
+    by_uid: BTreeMap<PodUid, usize>,
+    held: BTreeMap<Addr, Vec<Held>>,
+}
+
+/// Labels, sorted by key, and annotations.
+#[derive(Clone, Debug, Default)]
+pub struct Labelled {
+    /// Labels
+    pub labels: Box<[Label]>,
+    /// Annotations
+    pub annotations: BTreeMap<String, String>,
+}
+
+/// A pod.
+#[derive(Clone, Debug)]
+pub struct PodFact {
+    /// `namespace/name`
+    pub name: String,
+    /// `metadata.uid`
+    pub uid: String,
+    /// Where it is bound to
+    pub node: Option<String>,
+    /// `status.phase`
+    pub phase: String,
+    /// Whether it has ended: it no longer uses its addresses
+    pub finished: bool,
+    /// Whether its addresses are the node's
+    pub host_network: bool,
+    /// Whether it is being deleted
+    pub deleting: bool,
+    /// When it was made
+    pub created: Option<Timestamp>,
+    /// Its addresses, also of one that has ended
+    pub addresses: Vec<Addr>,
+    /// Labels and annotations
+    pub meta: Labelled,
+}
+
+/// A NodeSubnet.
+#[derive(Clone, Debug)]
+pub struct SubnetFact {
+    /// The node's name
+    pub name: Text,
+    /// `metadata.resourceVersion`, onto which is written
+    pub version: String,
+    /// The spec, or why it cannot be read
+    pub spec: Result<NodeSubnetSpec, String>,
+    /// What people asked of it
+    pub requests: Requests,
+    /// UID of the Node that the agent spoke for
+    pub agent_node: Option<String>,
+    /// The agent
+    pub agent: Option<AgentInfo>,
+    /// What the agent says of its blocks
+    pub blocks: Vec<BlockReport>,
+    /// Addresses without a pod, by the agent's word, with the UIDs of the pods that had them
+    pub orphans: BTreeSet<(Addr, PodUid)>,
+    /// Addresses in use by the list in the NodeAddresses of the name, but for those of ranges of which the
+    /// agent has said since that nothing is in use
+    pub allocations: Vec<(Addr, AddressEntry)>,
+    /// When that list was right; absent where there is none
+    pub listed_at: Option<Timestamp>,
+    /// What the agent says of another's network that has the node's pods, if it does
+    pub served_by_others: Option<String>,
+}
+
+/// An address in use by an agent's word.
+#[derive(Clone, Debug)]
+pub struct Held {
+    /// The node
+    pub node: Text,
+    /// What the agent says of the interface that has it
+    pub allocation: AddressEntry,
+    /// Whether the agent spoke for the Node that exists
+    pub current: bool,
+}
+
+/// Who covers an address.
+pub enum Cover<'a> {
+    /// A block, of a node or at rest
+    Block(&'a Entry),
+    /// The podCIDR of a live node, by name
+    PodCidr(Cidr, Text),
+    /// The podCIDR of a node that is gone, by name, until that time
+    Rest(Cidr, Text, Timestamp),
+}
+
+impl Inventory {
+    /// Puts lists in order.
+    pub fn new(lists: &Lists, now: Timestamp) -> Self {
+        let mut world = World::default();
+        let nodes = lists.nodes.iter().cloned().map(convert::node);
+        let nodes: Vec<Node> = nodes.collect();
+        for node in &nodes {
+            world.node_addresses.add(&node.addresses);
+        }
+        fill(&mut world.nodes, nodes);
+        fill(
+            &mut world.pools,
+            lists.pools.iter().cloned().map(convert::pool),
+        );
+        let subnets = lists.subnets.iter().cloned();
+        fill(&mut world.subnets, subnets.map(convert::subnet));
+        fill(
+            &mut world.blocks,
+            lists.blocks.iter().cloned().map(convert::block),
+        );
+        let services = lists.services.iter().cloned();
+        fill(&mut world.services, services.map(convert::service_range));
+        world.pods.change(Change::Restarted {
+            asked: Duration::ZERO,
+        });
+        for pod in &lists.pods {
+            world
+                .pods
+                .change(Change::Applied(convert::pod(pod.clone())));
+        }
+        world.pods.change(Change::Listed);
+
+        let moment = Now {
+            mono: Duration::ZERO,
+            wall: now,
+        };
+        let (mut registry, _) = Registry::rebuild(&world, &[], moment);
+        registry.judge_blocks(&world);
+        let namespaces = lists.namespaces.iter().map(|namespace| {
+            let meta = &namespace.metadata;
+            let labelled = labelled(meta.labels.as_ref(), meta.annotations.as_ref());
+            (meta.name.clone().unwrap_or_default(), labelled)
+        });
+        let namespaces = namespaces.collect();
+        let named = |it: &'_ NodeAddressesLite| it.metadata.name.clone().unwrap_or_default();
+        let in_use: BTreeMap<String, &NodeAddressesLite> =
+            lists.addresses.iter().map(|it| (named(it), it)).collect();
+        let subnets = lists.subnets.iter().map(|it| {
+            let name = it.metadata.name.as_deref().unwrap_or_default();
+            SubnetFact::read(it, in_use.get(name).copied())
+        });
+        let mut inventory = Inventory {
+            world,
+            registry,
+            pods: lists.pods.iter().map(PodFact::read).collect(),
+            subnets: subnets.map(|it| (it.name.clone(), it)).collect(),
+            namespaces,
+            running: Running::read(lists),
+            now,
+            by_address: BTreeMap::new(),
+            by_uid: BTreeMap::new(),
+            held: BTreeMap::new(),
+        };
+        inventory.index();
+        inventory
+    }
+
+    fn index(&mut self) {
+        for (at, pod) in self.pods.iter().enumerate() {
+            self.by_uid.insert(PodUid::read(&pod.uid), at);
+            for addr in pod.addresses.iter().filter(|_| pod.uses_addresses()) {
+                self.by_address.entry(*addr).or_default().push(at);
+            }
+        }
+        for subnet in self.subnets.values() {
+            let node = self.world.nodes.get(&subnet.name);
+            let current = node.is_some_and(|node| subnet.agent_node.as_deref() == Some(&*node.uid));
+            for (addr, allocation) in &subnet.allocations {
+                self.held.entry(*addr).or_default().push(Held {
+                    node: subnet.name.clone(),
+                    allocation: allocation.clone(),
+                    current,
+                });
+            }
+        }
+    }
+
+    /// The pods that report an address and may still use it.
+    pub fn pods_at(&self, addr: Addr) -> impl Iterator<Item = &PodFact> {
+        let at = self.by_address.get(&addr).into_iter().flatten();
+        at.map(|at| &self.pods[*at])
+    }
+
+    /// Addresses that pods report, with the pods, lowest first.
+    pub fn reported(&self) -> impl Iterator<Item = (Addr, Vec<&PodFact>)> {
+        let at = self.by_address.iter();
+        at.map(|(addr, all)| (*addr, all.iter().map(|at| &self.pods[*at]).collect()))
+    }
+
+    /// The pods that report an address within the range, each with it.
+    pub fn pods_in(&self, range: &Cidr) -> impl Iterator<Item = (Addr, &PodFact)> {
+        let within = self.by_address.range(range.first()..=range.last());
+        within.flat_map(|(addr, all)| all.iter().map(|at| (*addr, &self.pods[*at])))
+    }
+
+    /// The pod of that UID.
+    pub fn pod_by_uid(&self, uid: &str) -> Option<&PodFact> {
+        Some(&self.pods[*self.by_uid.get(&PodUid::read(uid))?])
+    }
+
+    /// The pod `namespace/name`.
+    pub fn pod(&self, name: &str) -> Option<&PodFact> {
+        self.pods.iter().find(|pod| pod.name == name)
+    }
+
+    /// What agents say of an address.
+    pub fn held_at(&self, addr: Addr) -> &[Held] {
+        self.held.get(&addr).map_or(&[], Vec::as_slice)
+    }
+
+    /// All addresses in use by agents' words, lowest first.
+    pub fn held(&self) -> impl Iterator<Item = (Addr, &Held)> {
+        let all = self.held.iter();
+        all.flat_map(|(addr, held)| held.iter().map(|held| (*addr, held)))
+    }
+
+    /// Addresses in use within the range by agents' words.
+    pub fn held_in(&self, range: &Cidr) -> impl Iterator<Item = (Addr, &Held)> {
+        let within = self.held.range(range.first()..=range.last());
+        within.flat_map(|(addr, held)| held.iter().map(|held| (*addr, held)))
+    }
+
+    /// What covers an address, the widest first.
+    pub fn covers(&self, addr: Addr) -> Vec<Cover<'_>> {
+        let claims = self.registry.ledger.at(addr);
+        claims
+            .filter_map(|(id, claim)| {
+                let block = self.registry.blocks.get(&claim.cidr);
+                if let Some(entry) = block.filter(|entry| entry.claim == id) {
+                    return Some(Cover::Block(entry));
+                }
+                let (name, uid) = self.registry.who(claim.holder)?.clone();
+                let rest = self.registry.rests.get(&(name.clone(), uid));
+                Some(match rest {
+                    Some(rest) => Cover::Rest(claim.cidr, name, rest.until_wall),
+                    None => Cover::PodCidr(claim.cidr, name),
+                })
+            })
+            .collect()
+    }
+
+    /// What the agent of the block's owner says of it.
+    pub fn word(&self, entry: &Entry) -> Option<&BlockReport> {
+        let subnet = self.subnets.get(&entry.owner.name)?;
+        let speaks = subnet.agent_node.as_deref() == Some(&*entry.owner.uid);
+        let uid = entry.uid.as_deref()?;
+        let cidr = entry.cidr.to_string();
+        let mut blocks = subnet.blocks.iter().filter(|_| speaks);
+        blocks.find(|block| block.cidr == cidr && block.uid == uid)
+    }
+
+    /// Whether the list of the addresses in use has as many of a block as the agent counts. It is written
+    /// seldom, and the counts are not.
+    pub fn is_list_current(&self, entry: &Entry) -> bool {
+        let of_owner = |(_, held): &(Addr, &Held)| held.node == entry.owner.name;
+        let listed = self.held_in(&entry.cidr).filter(of_owner).count();
+        let word = self.word(entry);
+        word.is_some_and(|word| usize::try_from(word.used).is_ok_and(|used| used == listed))
+    }
+
+    /// How many addresses of a block are in use: by its agent's word, else by what pods report.
+    pub fn used_in(&self, entry: &Entry) -> u64 {
+        match self.word(entry) {
+            Some(word) => u64::try_from(word.used).unwrap_or(0),
+            None => self.world.pods.count_in(&entry.cidr) as u64,
+        }
+    }
+
+    /// The pool of that name, or an error that names those there are.
+    pub fn pool(&self, name: &str) -> anyhow::Result<&PoolState> {
+        self.registry.pools.get(name).ok_or_else(|| {
+            let names: Vec<&Text> = self.registry.pools.iter().map(|pool| &pool.name).collect();
+            if names.is_empty() {
+                anyhow::anyhow!("there is no pool \"{name}\", and no other one: create an IPPool")
+            } else {
+                let names = super::render::some(&names, 8);
+                anyhow::anyhow!("there is no pool \"{name}\": there are {names}")
+            }
+        })
+    }
+
+    /// The node of that name.
+    pub fn node(&self, name: &str) -> anyhow::Result<&Arc<Node>> {
+        let node = self.world.nodes.get(name);
+        node.ok_or_else(|| anyhow::anyhow!("there is no node \"{name}\" (kubectl get nodes)"))
+    }
+
+    /// Nodes of whose pods the agent says that another's network has them, and what it says.
+    pub fn served_by_others(&self) -> Vec<(&str, &str)> {
+        let nodes = self.world.nodes.iter();
+        let told = nodes.filter_map(|node| {
+            let subnet = self.subnets.get(&node.name)?;
+            let is_current = subnet.agent_node.as_deref() == Some(&*node.uid);
+            let says = subnet.served_by_others.as_deref();
+            Some((&*node.name, says.filter(|_| is_current)?))
+        });
+        told.collect()
+    }
+
+    /// The ranges of all pools, merged and sorted.
+    pub fn pool_ranges(&self) -> Vec<Cidr> {
+        let told = self.registry.pools.iter().map(|state| &state.told);
+        let sides = told.flat_map(|told| told.ipv4.iter().chain(&told.ipv6));
+        let texts = sides.flat_map(|side| &side.cidrs);
+        Cidr::merged(texts.filter_map(|text| Cidr::parse_strict(text).ok()))
+    }
+
+    /// The moment, as the controller's code takes it.
+    pub fn moment(&self) -> Now {
+        Now {
+            mono: Duration::ZERO,
+            wall: self.now,
+        }
+    }
+}
+
+fn fill<T: Object>(table: &mut Table<T>, objects: impl IntoIterator<Item = T>) {
+    table.change(Change::Restarted {
+        asked: Duration::ZERO,
+    });
+    for object in objects {
+        table.change(Change::Applied(object));
+    }
+    table.change(Change::Listed);
+}
+
+fn labelled(
+    labels: Option<&BTreeMap<String, String>>,
+    annotations: Option<&BTreeMap<String, String>>,
+) -> Labelled {
+    // A BTreeMap gives them sorted.
+    let labels = labels.into_iter().flatten();
+    Labelled {
+        labels: labels
+            .map(|(key, value)| (key.as_str().into(), value.as_str().into()))
+            .collect(),
+        annotations: annotations.cloned().unwrap_or_default(),
+    }
+}
+
+impl PodFact {
+    fn read(pod: &PodLite) -> Self {
+        let meta = &pod.metadata;
+        let spec = pod.spec.clone().unwrap_or_default();
+        let status = pod.status.clone().unwrap_or_default();
+        let phase = status.phase.unwrap_or_default();
+        let all = status
+            .pod_ips
+            .unwrap_or_default()
+            .into_iter()
+            .map(|ip| ip.ip);
+        let mut addresses: Vec<Addr> = all
+            .chain(status.pod_ip)
+            .filter_map(|text| Addr::parse_lenient(&text))
+            .collect();
+        addresses.sort_unstable();
+        addresses.dedup();
+        PodFact {
+            name: format!(
+                "{}/{}",
+                meta.namespace.as_deref().unwrap_or_default(),
+                meta.name.as_deref().unwrap_or_default()
+            ),
+            uid: meta.uid.clone().unwrap_or_default(),
+            node: spec.node_name,
+            finished: phase == "Succeeded" || phase == "Failed",
+            phase,
+            host_network: spec.host_network.unwrap_or_default(),
+            deleting: meta.deletion_timestamp.is_some(),
+            created: meta.creation_timestamp.as_ref().map(|it| it.0),
+            addresses,
+            meta: labelled(meta.labels.as_ref(), meta.annotations.as_ref()),
+        }
+    }
+
+    /// Whether it is a kubelet's image of a static pod, of which that kubelet says what it likes.
+    pub fn is_mirror(&self) -> bool {
+        self.meta.annotations.contains_key(MIRROR_ANNOTATION)
+    }
+
+    /// Whether it may use the addresses that it reports, and they are not its node's.
+    pub fn uses_addresses(&self) -> bool {
+        !self.finished && !self.host_network
+    }
+}
+
+impl SubnetFact {
+    /// Reads it part by part, with the NodeAddresses of its name if there is one.
+    pub fn read(subnet: &NodeSubnetLite, list: Option<&NodeAddressesLite>) -> Self {
+        let meta = &subnet.metadata;
+        let annotations = meta.annotations.as_ref();
+        let annotation = |name: &str| annotations?.get(name).map(String::as_str);
+        let spec = NodeSubnetSpec::deserialize(&subnet.spec);
+        let status = &subnet.status;
+        let list = list.and_then(|it| NodeAddressesSpec::deserialize(&it.spec).ok());
+        let list = list.unwrap_or_default();
+        let blocks: Vec<BlockReport> = entries(&status["blocks"]);
+        let orphans: Vec<Suspect> = entries(&status["orphans"]);
+        let orphan = |it: &Suspect| {
+            let addr = Addr::parse_lenient(&it.address)?;
+            Some((addr, PodUid::read(&it.pod_uid)))
+        };
+        // A list of an earlier agent says nothing of the blocks that this one counts, and is kept whole.
+        let is_counted = status["nodeUID"].as_str() == Some(list.node_uid.as_str());
+        let pod_cidrs = spec.iter().flat_map(|spec| &spec.pod_cidrs);
+        let used = blocks.iter().filter(|it| it.used > 0);
+        let own = pod_cidrs.map(|it| &it.cidr).chain(used.map(|it| &it.cidr));
+        let own: Vec<Cidr> = own
+            .filter_map(|text| Cidr::parse_lenient(text).ok())
+            .collect();
+        let is_in_use = |addr: &Addr| own.iter().any(|cidr| cidr.contains_addr(*addr));
+        let each = |it: AddressEntry| {
+            let addresses = it.addresses.clone().into_iter();
+            addresses.map(move |addr| (addr, it.clone()))
+        };
+        let allocations = list.entries().flat_map(each);
+        let allocations = allocations.filter(|(addr, _)| !is_counted || is_in_use(addr));
+        SubnetFact {
+            name: meta.name.as_deref().unwrap_or_default().into(),
+            version: meta.resource_version.clone().unwrap_or_default(),
+            spec: spec.map_err(|error| error.to_string()),
+            requests: Requests::read(annotation),
+            agent_node: status["nodeUID"].as_str().map(str::to_owned),
+            agent: AgentInfo::deserialize(&status["agent"]).ok(),
+            orphans: orphans.iter().filter_map(orphan).collect(),
+            allocations: allocations.collect(),
+            listed_at: list.as_of.as_ref().map(|it| it.0),
+            served_by_others: served_by_others(&status["conditions"]),
+            blocks,
+        }
+    }
+}
+
+/// The message of the agent's condition, where it is True.
+fn served_by_others(conditions: &Value) -> Option<String> {
+    let mut conditions = entries::<Condition>(conditions).into_iter();
+    let told = conditions.find(|it| it.type_ == SERVED_BY_OTHERS && it.status == "True");
+    told.map(|it| it.message)
+}
+
+/// The entries of a list that can be read.
+fn entries<T: for<'de> Deserialize<'de>>(list: &Value) -> Vec<T> {
+    let list = list.as_array().into_iter().flatten();
+    list.filter_map(|entry| T::deserialize(entry).ok())
+        .collect()
+}

@@ -1,0 +1,165 @@
+//! The picture of a pool as text.
+
+use std::fmt::Write as _;
+
+use super::{By, Cell, LETTERS, MapReport, Part};
+use crate::render::{Report, Style, count};
+use cadastre_core::inert;
+use cadastre_core::{Addr, Family};
+
+impl MapReport {
+    fn letter(&self, owner: &str) -> char {
+        let known = self.legend.iter().find(|(_, name)| name == owner);
+        known.map_or('*', |(letter, _)| *letter)
+    }
+
+    /// What a cell shows.
+    fn sign(&self, cell: &Cell) -> char {
+        let tenth = |part: u16| char::from_digit(u32::from(part / 100).min(9), 10).unwrap_or('9');
+        if cell.owners.is_empty() {
+            return match (cell.resting > 0, cell.reserved >= 1000) {
+                (true, _) => '~',
+                (false, true) => '#',
+                (false, false) => '.',
+            };
+        }
+        if self.by == Some(By::Fill) {
+            return tenth(cell.fill);
+        }
+        match cell.owners.as_slice() {
+            [owner] if cell.held >= 1000 => self.letter(owner),
+            _ => tenth(cell.held),
+        }
+    }
+}
+
+impl Report for MapReport {
+    const COLOURED: bool = true;
+
+    fn text(&self, style: &Style) -> String {
+        let mut text = String::new();
+        for part in &self.parts {
+            picture(self, part, style, &mut text);
+        }
+        let mut signs = vec!["[.] free", "[~] in quarantine", "[#] never carved"];
+        let runs = self
+            .parts
+            .iter()
+            .any(|part| part.cell_size < part.block_size);
+        if self.by == Some(By::Fill) {
+            signs.push("[0-9] tenths of its addresses in use");
+        } else if runs {
+            signs.push("[0-9] tenths of it taken, by several nodes or in part");
+        }
+        let _ = writeln!(text, "{}", signs.join("   "));
+        if self.by == Some(By::Owner) && !self.legend.is_empty() {
+            let letters = self.legend.iter();
+            let letters = letters.map(|(letter, name)| {
+                let key = format!("[{letter}]");
+                format!("{} {}", paint(&key, *letter, style), inert::line(name))
+            });
+            let _ = writeln!(text, "{}", wrapped(letters.collect(), style));
+        }
+        text
+    }
+}
+
+fn picture(report: &MapReport, part: &Part, style: &Style, text: &mut String) {
+    let blocks = 1u128.checked_shl((part.block_size - part.cell_size).into());
+    let each = match blocks {
+        Some(1) => format!("a block of /{}", part.block_size),
+        Some(blocks) => format!("{blocks} blocks of /{}", part.block_size),
+        None => format!("a /{}", part.cell_size),
+    };
+    let cells = usize::try_from(part.total).unwrap_or(usize::MAX);
+    let _ = writeln!(
+        text,
+        "{}   {}, each {each}",
+        part.cidr,
+        count(cells, "cell")
+    );
+    let label = match part.cidr.family() {
+        Family::V4 => "255.255.255.255".len(),
+        Family::V6 => part.cidr.first().to_string().len().max(24),
+    };
+    let room = style.width.saturating_sub(label + 2).max(8);
+    // A power of two, so that addresses at the left are round.
+    let across = 1u64 << room.ilog2();
+    let mut shown = part.cells.iter().peekable();
+    let mut at = 0;
+    while at < part.total {
+        let first = first_of(part, at);
+        // Rows of nothing but free space are told once.
+        let next = shown
+            .peek()
+            .map_or(part.total, |cell| cell.at / across * across);
+        let rows = next.saturating_sub(at).div_ceil(across);
+        if rows > 1 {
+            let rows = count(usize::try_from(rows).unwrap_or(usize::MAX), "row");
+            let _ = writeln!(text, "{first:label$}  ({rows} of free space)");
+            at = next;
+            continue;
+        }
+        let mut line = String::new();
+        for here in at..part.total.min(at + across) {
+            let cell = shown.next_if(|cell| cell.at == here);
+            let sign = cell.map_or('.', |cell| report.sign(cell));
+            line += &paint(&sign.to_string(), sign, style);
+        }
+        at += across;
+        let _ = writeln!(text, "{first:label$}  {line}");
+    }
+    text.push('\n');
+}
+
+fn first_of(part: &Part, at: u64) -> String {
+    let order = part.cidr.family().bits() - part.cell_size;
+    let step = 1u128.checked_shl(order.into()).unwrap_or(0);
+    let first = part.cidr.first();
+    let value = first
+        .value
+        .saturating_add(u128::from(at).saturating_mul(step));
+    Addr { value, ..first }.to_string()
+}
+
+/// A colour for each sign, where colours may be used.
+fn paint(text: &str, sign: char, style: &Style) -> String {
+    if !style.colour {
+        return text.to_owned();
+    }
+    let code = match sign {
+        '.' => return format!("\x1b[2m{text}\x1b[0m"),
+        '~' => 33,
+        '#' => 90,
+        '0'..='9' | '*' => 37,
+        letter => {
+            const COLOURS: [u8; 10] = [36, 32, 35, 34, 31, 96, 92, 95, 94, 91];
+            let nth = LETTERS.find(letter).unwrap_or(0);
+            COLOURS[nth % COLOURS.len()]
+        }
+    };
+    format!("\x1b[{code}m{text}\x1b[0m")
+}
+
+fn wrapped(words: Vec<String>, style: &Style) -> String {
+    let mut text = String::new();
+    let mut width = 0;
+    for word in words {
+        // Signs of colour take no room.
+        let long = if style.colour {
+            word.len() - 9
+        } else {
+            word.len()
+        };
+        if width > 0 && width + 3 + long > style.width {
+            text.push('\n');
+            width = 0;
+        } else if width > 0 {
+            text += "   ";
+            width += 3;
+        }
+        width += long;
+        text += &word;
+    }
+    text
+}

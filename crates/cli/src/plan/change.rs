@@ -1,0 +1,231 @@
+//! Changes that are supposed, made to the lists before they are judged.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context as _, bail};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde_json::{Value, json};
+
+use crate::inventory::Inventory;
+use crate::lists::Lists;
+use cadastre_api::{FINALIZER, IPPoolLite, IPPoolSpec, NodeLite, NodeSubnetLite};
+use cadastre_core::{Addr, Cidr, Span};
+
+/// The name of the nth supposed node; no real node can have it.
+pub fn new_node_name(nth: usize) -> String {
+    format!("(new-{nth:05})")
+}
+
+/// Whether a node is supposed.
+pub fn is_new(name: &str) -> bool {
+    name.starts_with('(')
+}
+
+/// Adds nodes with these labels.
+pub fn add_nodes(
+    lists: &mut Lists,
+    count: usize,
+    labels: &[(String, String)],
+) -> anyhow::Result<()> {
+    let labels: BTreeMap<&str, &str> = labels
+        .iter()
+        .map(|(k, v)| (k.as_str(), v.as_str()))
+        .collect();
+    for nth in 1..=count {
+        let name = new_node_name(nth);
+        let uid = format!("new-{nth}");
+        let node = json!({"metadata": {"name": name, "uid": uid, "labels": labels}});
+        lists.nodes.push(serde_json::from_value::<NodeLite>(node)?);
+    }
+    Ok(())
+}
+
+/// Makes a node's agent want so many addresses of a pool, if it does not want more already.
+pub fn demand(
+    lists: &mut Lists,
+    node: &str,
+    uid: &str,
+    pool: &str,
+    addresses: u64,
+) -> anyhow::Result<()> {
+    let named = |it: &&mut NodeSubnetLite| it.metadata.name.as_deref() == Some(node);
+    let Some(subnet) = lists.subnets.iter_mut().find(named) else {
+        let subnet = json!({
+            "metadata": {"name": node, "uid": format!("subnet-{uid}")},
+            "spec": {"nodeUID": uid},
+            "status": {"nodeUID": uid, "pools": [{"pool": pool, "demand": addresses}]},
+        });
+        lists.subnets.push(serde_json::from_value(subnet)?);
+        return Ok(());
+    };
+    if subnet.status["nodeUID"] != json!(uid) {
+        subnet.status = json!({"nodeUID": uid});
+    }
+    let Some(status) = subnet.status.as_object_mut() else {
+        return Ok(());
+    };
+    let pools = status.entry("pools").or_insert_with(|| json!([]));
+    let Some(pools) = pools.as_array_mut() else {
+        return Ok(());
+    };
+    match pools.iter_mut().find(|it| it["pool"] == json!(pool)) {
+        Some(known) if known["demand"].as_u64().unwrap_or(0) >= addresses => {}
+        Some(known) => known["demand"] = json!(addresses),
+        None => pools.push(json!({"pool": pool, "demand": addresses})),
+    }
+    Ok(())
+}
+
+/// Reads IPPools of a file, as `kubectl apply` would take them.
+pub fn read_pools(text: &str) -> anyhow::Result<Vec<Value>> {
+    let documents: Vec<Value> =
+        serde_saphyr::from_multiple(text).context("it is no YAML and no JSON")?;
+    let mut pools = Vec::new();
+    for document in documents.into_iter().filter(|it| !it.is_null()) {
+        let items = match document.get("items").and_then(Value::as_array) {
+            Some(items) => items.clone(),
+            None => vec![document],
+        };
+        for item in items {
+            let kind = item["kind"].as_str().unwrap_or_default();
+            if kind != "IPPool" {
+                bail!("it has a {kind}, and only IPPools can be planned with");
+            }
+            if item["metadata"]["name"].as_str().is_none() {
+                bail!("an IPPool in it has no name");
+            }
+            pools.push(item);
+        }
+    }
+    if pools.is_empty() {
+        bail!("there is no IPPool in it");
+    }
+    Ok(pools)
+}
+
+/// Puts a pool in, or changes the one of its name. Returns what can be said of it at once.
+pub fn put_pool(lists: &mut Lists, pool: &Value, now: Timestamp) -> anyhow::Result<String> {
+    let name = pool["metadata"]["name"].as_str().unwrap_or_default();
+    let spec: IPPoolSpec = serde_json::from_value(pool["spec"].clone())
+        .with_context(|| format!("the spec of pool \"{name}\" cannot be read"))?;
+    let spec = serde_json::to_value(spec)?;
+    let named = |it: &&mut IPPoolLite| it.metadata.name.as_deref() == Some(name);
+    if let Some(known) = lists.pools.iter_mut().find(named) {
+        let was = known.spec["allocate"]
+            .as_str()
+            .unwrap_or("Blocks")
+            .to_owned();
+        if spec["allocate"].as_str() != Some(&was) {
+            bail!(
+                "pool \"{name}\" allocates {was}, which cannot be changed: add a new pool instead"
+            );
+        }
+        known.spec = spec;
+        return Ok(format!("pool \"{name}\" changes"));
+    }
+    let mut created: IPPoolLite = serde_json::from_value(json!({
+        "metadata": {"name": name, "uid": format!("new-{name}"), "finalizers": [FINALIZER]},
+        "spec": spec,
+    }))?;
+    created.metadata.creation_timestamp = Some(Time(now));
+    lists.pools.push(created);
+    Ok(format!("pool \"{name}\" is new"))
+}
+
+/// Begins to delete a pool.
+pub fn delete_pool(lists: &mut Lists, name: &str, now: Timestamp) -> anyhow::Result<()> {
+    let named = |it: &&mut IPPoolLite| it.metadata.name.as_deref() == Some(name);
+    let pool = lists.pools.iter_mut().find(named);
+    let pool = pool.with_context(|| {
+        format!("there is no pool \"{name}\" (kubectl get ippools.cadastre.dev)")
+    })?;
+    pool.metadata.deletion_timestamp = Some(Time(now));
+    Ok(())
+}
+
+/// Takes a range out of every pool that has addresses of it. Returns the names of those.
+pub fn drain(lists: &mut Lists, range: &Cidr, inventory: &Inventory) -> Vec<String> {
+    let pools = inventory.registry.pools.touching(range);
+    let names: Vec<String> = pools.map(|pool| pool.name.to_string()).collect();
+    for pool in &mut lists.pools {
+        let name = pool.metadata.name.clone().unwrap_or_default();
+        if !names.contains(&name) {
+            continue;
+        }
+        for (field, longest) in [("ipv4", 32), ("ipv6", 128)] {
+            let Some(cidrs) = pool.spec[field]["cidrs"].as_array() else {
+                continue;
+            };
+            let size = pool.spec[field]["blockSize"].as_u64();
+            let by_default = inventory.registry.pools.get(&name).and_then(|state| {
+                let family = range.family();
+                state.space.block_len(family).map(u64::from)
+            });
+            let size = size.or(by_default).unwrap_or(longest);
+            let cidrs = cidrs
+                .iter()
+                .filter_map(|it| Cidr::parse_lenient(it.as_str()?).ok());
+            let left: Vec<String> = cidrs
+                .flat_map(|cidr| without(&cidr, range))
+                // Pieces that are smaller than a block hold none.
+                .filter(|cidr| cidr.family() != range.family() || u64::from(cidr.len()) <= size)
+                .map(|cidr| cidr.to_string())
+                .collect();
+            if left.is_empty() {
+                // A pool keeps its families: what is left of it serves nobody.
+                pool.spec["disabled"] = json!(true);
+            } else {
+                pool.spec[field]["cidrs"] = json!(left);
+            }
+        }
+    }
+    names
+}
+
+/// A range without another one.
+fn without(cidr: &Cidr, range: &Cidr) -> Vec<Cidr> {
+    if !cidr.overlaps(range) {
+        return vec![*cidr];
+    }
+    let shifted = |addr: Addr, value: Option<u128>| value.map(|value| Addr { value, ..addr });
+    let before = shifted(range.first(), range.first().value.checked_sub(1));
+    let after = shifted(range.last(), range.last().value.checked_add(1));
+    let before = before.and_then(|end| Span::new(cidr.first(), end));
+    let after = after.and_then(|start| Span::new(start, cidr.last()));
+    let spans = before.into_iter().chain(after);
+    spans.flat_map(|span| span.to_cidrs()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cidr(text: &str) -> Cidr {
+        Cidr::parse_strict(text).unwrap()
+    }
+
+    #[test]
+    fn what_is_left_of_a_range_is_all_of_it_but_the_other() {
+        let left = |a: &str, b: &str| {
+            let left = without(&cidr(a), &cidr(b));
+            left.iter().map(Cidr::to_string).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            left("10.0.0.0/24", "10.0.0.64/26"),
+            ["10.0.0.0/26", "10.0.0.128/25"]
+        );
+        assert_eq!(left("10.0.0.0/24", "10.0.0.0/8"), Vec::<String>::new());
+        assert_eq!(left("10.0.0.0/24", "10.1.0.0/24"), ["10.0.0.0/24"]);
+        assert_eq!(left("0.0.0.0/1", "0.0.0.0/2"), ["64.0.0.0/2"]);
+    }
+
+    #[test]
+    fn a_file_of_something_else_is_refused_by_name() {
+        let error = read_pools("kind: Pod\nmetadata: {name: a}\n").unwrap_err();
+        assert!(format!("{error:#}").contains("Pod"), "{error:#}");
+        assert!(read_pools("").is_err());
+        let two = "kind: IPPool\nmetadata: {name: a}\n---\nkind: IPPool\nmetadata: {name: b}\n";
+        assert_eq!(read_pools(two).unwrap().len(), 2);
+    }
+}

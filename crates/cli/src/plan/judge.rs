@@ -1,0 +1,371 @@
+//! Before and after: what fits, who is hit, when it is full.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+
+use jiff::Timestamp;
+use serde::Serialize;
+
+use super::Changes;
+use super::change::is_new;
+use super::whatif::{Outcome, simulate_now};
+use crate::inventory::Inventory;
+use crate::render::{Columns, Report, Style, count, left, some};
+use cadastre_controller::account::must_leave;
+use cadastre_controller::cluster::seen::Text;
+use cadastre_controller::figures::{Figures, figures};
+use cadastre_controller::forecast::Trend;
+use cadastre_controller::pools::{PoolState, Verdict};
+use cadastre_controller::registry::Registry;
+use cadastre_core::Family;
+
+/// What would come of the changes.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PlanReport {
+    /// What was supposed
+    pub supposed: Vec<String>,
+    /// Whether every node gets what it needs, as far as it does now
+    pub fits: bool,
+    /// What the API server would refuse
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub refused: Vec<String>,
+    /// Nodes that come
+    pub new_nodes: NewNodes,
+    /// A row a pool and family
+    pub pools: Vec<PoolPlan>,
+    /// Who is hit
+    pub hits: Vec<Hit>,
+    /// Nodes that would wait and do not now, with why
+    pub will_wait: Vec<Waiting>,
+    /// Nodes that wait now and would not
+    pub relieved: Vec<String>,
+    /// Pools that change and would serve no node, each with why
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub for_nobody: Vec<String>,
+}
+
+/// Nodes that come.
+#[derive(Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NewNodes {
+    /// How many
+    pub asked: usize,
+    /// How many get all that they need
+    pub served: usize,
+    /// How many wait
+    pub waiting: usize,
+    /// How many no pool serves: nothing is wrong with that, but they get nothing
+    pub unmanaged: usize,
+}
+
+/// A node that would wait.
+#[derive(Debug, Serialize)]
+pub struct Waiting {
+    /// The node
+    pub node: String,
+    /// What would be told of it
+    pub why: String,
+}
+
+/// A pool before and after.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PoolPlan {
+    /// The pool
+    pub pool: String,
+    /// IPv4 or IPv6
+    pub family: String,
+    /// Prefix length of its blocks, after
+    pub block_size: u8,
+    /// Blocks in all, before and after
+    pub capacity: (String, String),
+    /// Blocks held, before and after
+    pub held: (String, String),
+    /// Blocks free, before and after
+    pub free: (String, String),
+    /// When it would be full if it grows as lately
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub full_at: Option<Timestamp>,
+    /// How it would stand
+    pub standing: String,
+}
+
+/// Something that would be affected.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Hit {
+    /// The node
+    pub node: String,
+    /// Its range
+    pub range: String,
+    /// Addresses of it in use
+    pub used: u64,
+    /// What becomes of it
+    pub what: String,
+}
+
+pub(super) fn judge(
+    before: &Inventory,
+    after: &Inventory,
+    changes: &Changes,
+    supposed: Vec<String>,
+) -> PlanReport {
+    let (is, then) = (simulate_now(before), simulate_now(after));
+    let hits = hits(before, after, changes);
+    let waits_now: BTreeSet<&Text> = is.waits();
+    let waits_then: BTreeSet<&Text> = then.waits();
+    let why = |node: &Text| {
+        then.notes
+            .get(node)
+            .map(|notes| notes.join("; "))
+            .unwrap_or_default()
+    };
+    let mut new_nodes = NewNodes {
+        asked: changes.add_nodes,
+        ..NewNodes::default()
+    };
+    for node in after.world.nodes.iter().filter(|node| is_new(&node.name)) {
+        if waits_then.contains(&node.name) {
+            new_nodes.waiting += 1;
+        } else if then.served.contains_key(&node.name) {
+            new_nodes.served += 1;
+        } else {
+            new_nodes.unmanaged += 1;
+        }
+    }
+    let will_wait: Vec<Waiting> = waits_then
+        .difference(&waits_now)
+        .map(|node| Waiting {
+            node: node.to_string(),
+            why: why(node),
+        })
+        .collect();
+    let relieved = waits_now.difference(&waits_then).map(ToString::to_string);
+    let for_nobody = for_nobody(after, changes, &then.registry);
+    PlanReport {
+        supposed,
+        fits: will_wait.is_empty() && new_nodes.unmanaged == 0 && for_nobody.is_empty(),
+        for_nobody,
+        refused: Vec::new(),
+        new_nodes,
+        pools: pools(before, after, &is, &then),
+        hits,
+        relieved: relieved.collect(),
+        will_wait,
+    }
+}
+
+/// The pools among the changes that would serve no node, unless somebody said that they shall not.
+fn for_nobody(after: &Inventory, changes: &Changes, then: &Registry) -> Vec<String> {
+    let names = changes.pools.iter();
+    let names = names.filter_map(|it| it["metadata"]["name"].as_str());
+    let states = names.filter_map(|name| then.pools.get(name));
+    let why = |state: &PoolState| match &state.verdict {
+        Verdict::Serving | Verdict::Starting if state.selects_none(&after.world) => Some(format!(
+            "its nodeSelector matches none of {}",
+            count(after.world.nodes.len(), "node")
+        )),
+        Verdict::Serving | Verdict::Starting | Verdict::Disabled => None,
+        verdict => Some(verdict.to_string()),
+    };
+    let told = states.filter_map(|it| {
+        Some(format!(
+            "Pool \"{}\" would serve nobody: {}",
+            it.name,
+            why(it)?
+        ))
+    });
+    told.collect()
+}
+
+/// As things are now against as they would be, all nodes served as far as possible.
+fn pools(before: &Inventory, after: &Inventory, is: &Outcome, then: &Outcome) -> Vec<PoolPlan> {
+    let mut rows = Vec::new();
+    for state in then.registry.pools.iter() {
+        let count = |family, registry: &Registry| -> Option<Figures> {
+            let state = registry.pools.get(&state.name)?;
+            let has = state.space.families().any(|it| it == family);
+            has.then(|| figures(state, family, registry))
+        };
+        for family in state.space.families() {
+            let was = count(family, &before.registry);
+            let Some(will) = count(family, &then.registry) else {
+                continue;
+            };
+            let would = count(family, &is.registry);
+            let pair = |pick: fn(&Figures) -> u128| {
+                let was = was
+                    .as_ref()
+                    .map_or("-".to_owned(), |it| pick(it).to_string());
+                (was, pick(&will).to_string())
+            };
+            rows.push(PoolPlan {
+                pool: state.name.to_string(),
+                family: family.to_string(),
+                block_size: state.space.block_len(family).unwrap_or_default(),
+                capacity: pair(|it| it.capacity),
+                held: pair(|it| it.held),
+                free: pair(|it| it.free),
+                full_at: would.and_then(|_| full_at(&state.name, family, will.free, after)),
+                standing: state.verdict.to_string(),
+            });
+        }
+    }
+    rows
+}
+
+/// By the growth that the pool's status tells.
+fn full_at(pool: &str, family: Family, free: u128, inventory: &Inventory) -> Option<Timestamp> {
+    let status = inventory.world.pools.get(pool)?.status.as_ref()?;
+    let told = match family {
+        Family::V4 => status.ipv4.as_ref(),
+        Family::V6 => status.ipv6.as_ref(),
+    }?;
+    let trend = Trend::read(told.trend.as_ref()?)?;
+    trend.exhausts_at(free, inventory.now, None)
+}
+
+fn hits(before: &Inventory, after: &Inventory, changes: &Changes) -> Vec<Hit> {
+    let mut hits = Vec::new();
+    for node in before.world.nodes.iter() {
+        for entry in before.registry.blocks.of(&node.uid) {
+            let was = before.registry.pools.get(&entry.pool);
+            let will = after.registry.pools.get(&entry.pool);
+            if must_leave(entry, node, was) || !must_leave(entry, node, will) {
+                continue;
+            }
+            let used = before.used_in(entry);
+            let what = if used == 0 {
+                "goes at once: it is empty".to_owned()
+            } else {
+                format!("gives no new address, and goes when the {used} in use are gone")
+            };
+            hits.push(Hit {
+                node: node.name.to_string(),
+                range: entry.cidr.to_string(),
+                used,
+                what,
+            });
+        }
+        for cidr in &node.pod_cidrs {
+            let drained = changes.drain.iter().any(|range| range.overlaps(cidr));
+            let was = before.registry.pools.of(cidr).map(|pool| pool.name.clone());
+            let will = after.registry.pools.of(cidr);
+            let deleted = was
+                .as_ref()
+                .is_some_and(|name| changes.delete_pools.iter().any(|it| **it == **name));
+            let what = if drained {
+                "a podCIDR cannot be changed: drain the node, delete its Node, let it register anew"
+            } else if deleted {
+                "stays the node's; the pool goes with the last such node"
+            } else if was.is_some() && will.is_none() {
+                "stays the node's, in no pool from then on"
+            } else {
+                continue;
+            };
+            hits.push(Hit {
+                node: node.name.to_string(),
+                range: cidr.to_string(),
+                used: before.pods_in(cidr).count() as u64,
+                what: what.to_owned(),
+            });
+        }
+    }
+    hits
+}
+
+impl Report for PlanReport {
+    fn text(&self, style: &Style) -> String {
+        /// So many are named without `-o wide`.
+        const SHOWN: usize = 15;
+        let most = if style.wide { usize::MAX } else { SHOWN };
+        let mut text = String::new();
+        for line in &self.supposed {
+            let _ = writeln!(text, "Supposed: {line}.");
+        }
+        for line in &self.refused {
+            let _ = writeln!(text, "The API server would refuse it: {line}");
+        }
+        text += if self.fits {
+            "It fits.\n"
+        } else {
+            "It does NOT fit.\n"
+        };
+        for line in &self.for_nobody {
+            let _ = writeln!(text, "{line}.");
+        }
+        let nodes = &self.new_nodes;
+        if nodes.asked > 0 {
+            let _ = writeln!(
+                text,
+                "Nodes that come: {}. Served: {}. Waiting: {}. Of no pool: {}.",
+                nodes.asked, nodes.served, nodes.waiting, nodes.unmanaged
+            );
+        }
+        text += "\n";
+        let heads = [
+            "POOL", "FAMILY", "BLOCK", "BLOCKS", "HELD", "FREE", "FULL", "STANDING",
+        ];
+        let mut table = Columns::new(&heads);
+        let arrow = |(was, will): &(String, String)| {
+            if was == will {
+                will.clone()
+            } else {
+                format!("{was} -> {will}")
+            }
+        };
+        for row in &self.pools {
+            table.row([
+                row.pool.clone(),
+                row.family.clone(),
+                format!("/{}", row.block_size),
+                arrow(&row.capacity),
+                arrow(&row.held),
+                arrow(&row.free),
+                left(row.full_at, style.now),
+                row.standing.clone(),
+            ]);
+        }
+        text += &table.text(style, "There would be no pool.");
+        if !self.hits.is_empty() {
+            let mut table = Columns::new(&["NODE", "RANGE", "IN USE", "WHAT BECOMES OF IT"]);
+            for hit in self.hits.iter().take(most) {
+                table.row([
+                    hit.node.clone(),
+                    hit.range.clone(),
+                    hit.used.to_string(),
+                    hit.what.clone(),
+                ]);
+            }
+            text += "\n";
+            text += &table.text(style, "");
+            text += &more(self.hits.len(), most, "range");
+        }
+        if !self.will_wait.is_empty() {
+            text += "\nWould wait:\n";
+            let mut table = Columns::new(&["NODE", "WHY"]);
+            for waiting in self.will_wait.iter().take(most) {
+                table.row([waiting.node.clone(), waiting.why.clone()]);
+            }
+            text += &table.text(style, "");
+            text += &more(self.will_wait.len(), most, "node");
+        }
+        if !self.relieved.is_empty() {
+            let _ = writeln!(
+                text,
+                "\nWould no longer wait: {}",
+                some(&self.relieved, most)
+            );
+        }
+        text
+    }
+}
+
+fn more(all: usize, shown: usize, noun: &str) -> String {
+    if all > shown {
+        format!("and {} more (-o wide)\n", count(all - shown, noun))
+    } else {
+        String::new()
+    }
+}

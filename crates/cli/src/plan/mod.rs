@@ -1,0 +1,250 @@
+//! `kubectl cadastre plan`: what would happen if. Changes nothing.
+
+mod change;
+mod judge;
+pub mod whatif;
+
+use std::path::PathBuf;
+
+use anyhow::{Context as _, bail};
+use kube::Api;
+use kube::api::{DynamicObject, Patch, PatchParams};
+use kube::core::{ApiResource, GroupVersionKind};
+
+use super::inventory::Inventory;
+use super::lists::{Lists, Wanted};
+use super::reach::{Reach, Trouble};
+use super::{Flags, Verdict, render};
+use cadastre_api::{Allocate, GROUP, VERSION};
+use cadastre_controller::account::must_leave;
+use cadastre_core::Cidr;
+
+pub use judge::{Hit, PlanReport, PoolPlan};
+
+/// Tell what would happen if nodes came, a pool changed or went, or a range were drained
+///
+/// Nothing is changed: the lists are changed in memory, and dealt from by the controller's own code.
+/// Exit code 2 where it does not fit.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  kubectl cadastre plan --add-nodes 200 --label class=gpu --pods-per-node 60
+  kubectl cadastre plan --pool-change pool.yaml
+  kubectl cadastre plan --delete-pool old --add-nodes 10
+  kubectl cadastre plan --drain-cidr 10.250.0.0/16")]
+pub struct Args {
+    /// So many nodes come
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    add_nodes: usize,
+
+    /// A label of the nodes that come; may be repeated
+    #[arg(long, value_name = "KEY=VALUE", value_parser = label)]
+    label: Vec<(String, String)>,
+
+    /// Addresses that each of the nodes that come will need; without it they get their first block
+    #[arg(long, value_name = "N", requires = "add_nodes")]
+    pods_per_node: Option<u64>,
+
+    /// A file with IPPools, as it would be applied; - is standard input
+    #[arg(long, value_name = "FILE")]
+    pool_change: Vec<PathBuf>,
+
+    /// That pool is deleted
+    #[arg(long, value_name = "NAME")]
+    delete_pool: Vec<String>,
+
+    /// That range is taken out of its pools, and all in it must move
+    #[arg(long, value_name = "CIDR", value_parser = cidr)]
+    drain_cidr: Vec<Cidr>,
+}
+
+fn label(text: &str) -> Result<(String, String), String> {
+    let (key, value) = text.split_once('=').ok_or("write KEY=VALUE")?;
+    Ok((key.to_owned(), value.to_owned()))
+}
+
+fn cidr(text: &str) -> Result<Cidr, String> {
+    Cidr::parse_strict(text).map_err(|error| error.to_string())
+}
+
+/// What is supposed to happen.
+#[derive(Clone, Debug, Default)]
+pub struct Changes {
+    /// So many nodes come
+    pub add_nodes: usize,
+    /// With these labels
+    pub labels: Vec<(String, String)>,
+    /// Each needs so many addresses
+    pub pods_per_node: Option<u64>,
+    /// IPPools that are applied
+    pub pools: Vec<serde_json::Value>,
+    /// Pools that are deleted
+    pub delete_pools: Vec<String>,
+    /// Ranges that are taken out
+    pub drain: Vec<Cidr>,
+}
+
+/// Supposes the changes and judges what comes of them.
+pub fn plan(lists: &Lists, changes: &Changes, now: jiff::Timestamp) -> anyhow::Result<PlanReport> {
+    let before = Inventory::new(lists, now);
+    let mut then = lists.clone();
+    let mut said = Vec::new();
+    for pool in &changes.pools {
+        said.push(change::put_pool(&mut then, pool, now)?);
+    }
+    for name in &changes.delete_pools {
+        change::delete_pool(&mut then, name, now)?;
+        said.push(format!("pool \"{name}\" is deleted"));
+    }
+    for range in &changes.drain {
+        let pools = change::drain(&mut then, range, &before);
+        if pools.is_empty() {
+            bail!("no pool has addresses of {range}: nothing there can be drained");
+        }
+        said.push(format!("{range} is taken out of pool {}", pools.join(", ")));
+    }
+    if changes.add_nodes > 0 {
+        change::add_nodes(&mut then, changes.add_nodes, &changes.labels)?;
+        let labels = changes
+            .labels
+            .iter()
+            .map(|(key, value)| format!("{key}={value}"));
+        let labels: Vec<String> = labels.collect();
+        let with = if labels.is_empty() {
+            String::new()
+        } else {
+            format!(" with {}", labels.join(", "))
+        };
+        said.push(format!(
+            "{}{with} come",
+            render::count(changes.add_nodes, "node")
+        ));
+    }
+    settle_demand(&mut then, changes, now)?;
+    let after = Inventory::new(&then, now);
+    Ok(judge::judge(&before, &after, changes, said))
+}
+
+/// Nodes that come want addresses, and what has to leave a block needs another place.
+fn settle_demand(lists: &mut Lists, changes: &Changes, now: jiff::Timestamp) -> anyhow::Result<()> {
+    let inventory = Inventory::new(lists, now);
+    let registry = &inventory.registry;
+    let mut wants: Vec<(String, String, String, u64)> = Vec::new();
+    for node in inventory.world.nodes.iter() {
+        let full = std::collections::BTreeMap::<_, String>::new();
+        let best = || {
+            let choices = registry
+                .pools
+                .choices(Allocate::Blocks, node, &registry.ledger, &full);
+            choices.into_iter().next().map(|(name, _)| name)
+        };
+        if change::is_new(&node.name) {
+            if let (Some(pods), Some(pool)) = (changes.pods_per_node, best()) {
+                let low = registry
+                    .pools
+                    .get(&pool)
+                    .map_or(0, |it| it.told.terms.warm.low);
+                let wanted = pods + u64::from(low);
+                wants.push((
+                    node.name.to_string(),
+                    node.uid.to_string(),
+                    pool.to_string(),
+                    wanted,
+                ));
+            }
+            continue;
+        }
+        let mut sums = std::collections::BTreeMap::new();
+        for entry in registry.blocks.of(&node.uid) {
+            let pool = registry.pools.get(&entry.pool);
+            let leaves = must_leave(entry, node, pool);
+            let place = match pool {
+                Some(pool) if pool.is_serving() && pool.selects(node) => Some(pool.name.clone()),
+                _ if leaves => best(),
+                _ => None,
+            };
+            let Some(place) = place else { continue };
+            let sum: &mut (u64, bool) = sums.entry((place, entry.cidr.family())).or_default();
+            sum.0 += inventory.used_in(entry);
+            sum.1 |= leaves;
+        }
+        for ((pool, _), (used, leaves)) in sums {
+            if leaves && used > 0 {
+                wants.push((
+                    node.name.to_string(),
+                    node.uid.to_string(),
+                    pool.to_string(),
+                    used,
+                ));
+            }
+        }
+    }
+    for (node, uid, pool, addresses) in wants {
+        change::demand(lists, &node, &uid, &pool, addresses)?;
+    }
+    Ok(())
+}
+
+/// Runs the verb.
+pub async fn exec(args: &Args, flags: &Flags, reach: &Reach) -> anyhow::Result<Verdict> {
+    let mut changes = Changes {
+        add_nodes: args.add_nodes,
+        labels: args.label.clone(),
+        pods_per_node: args.pods_per_node,
+        pools: Vec::new(),
+        delete_pools: args.delete_pool.clone(),
+        drain: args.drain_cidr.clone(),
+    };
+    for path in &args.pool_change {
+        let text = if path.as_os_str() == "-" {
+            std::io::read_to_string(std::io::stdin())
+        } else {
+            std::fs::read_to_string(path)
+        };
+        let shown = path.display();
+        let text = text.with_context(|| format!("{shown} cannot be read"))?;
+        let pools = change::read_pools(&text).with_context(|| format!("{shown}"))?;
+        changes.pools.extend(pools);
+    }
+    let nothing = changes.add_nodes == 0
+        && changes.pools.is_empty()
+        && changes.delete_pools.is_empty()
+        && changes.drain.is_empty();
+    if nothing {
+        bail!("nothing to plan: give --add-nodes, --pool-change, --delete-pool or --drain-cidr");
+    }
+    let lists = reach.lists(Wanted::PODS).await?;
+    let now = jiff::Timestamp::now();
+    let mut report = plan(&lists, &changes, now)?;
+    for pool in &changes.pools {
+        if let Some(refusal) = refusal(pool, reach).await? {
+            report.fits = false;
+            report.refused.push(refusal);
+        }
+    }
+    render::print(&report, flags.output, now)?;
+    Ok(if report.fits {
+        Verdict::Clean
+    } else {
+        Verdict::Findings
+    })
+}
+
+/// What the API server would say of a pool, by a dry run; nothing where it may not be asked.
+async fn refusal(pool: &serde_json::Value, reach: &Reach) -> anyhow::Result<Option<String>> {
+    let name = pool["metadata"]["name"].as_str().unwrap_or_default();
+    let kind = GroupVersionKind::gvk(GROUP, VERSION, "IPPool");
+    let api: Api<DynamicObject> =
+        Api::all_with(reach.client.clone(), &ApiResource::from_gvk(&kind));
+    let mut params = PatchParams::apply("kubectl-cadastre").force();
+    params.dry_run = true;
+    let mut whole = pool.clone();
+    whole["apiVersion"] = serde_json::json!(format!("{GROUP}/{VERSION}"));
+    let answer = reach
+        .call(api.patch(name, &params, &Patch::Apply(&whole)))
+        .await;
+    match answer {
+        Ok(_) | Err(Trouble::Api(403, _)) => Ok(None),
+        Err(Trouble::Api(400 | 422, why)) => Ok(Some(why)),
+        Err(trouble) => Err(trouble.told("ippools.cadastre.dev")),
+    }
+}

@@ -1,0 +1,107 @@
+//! What the controller would do, by the controller's own loops on a copy of its ledger.
+//!
+//! podCIDRs are dealt and blocks carved as a leader would that starts now and is answered at once;
+//! nothing is written.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::inventory::Inventory;
+use cadastre_controller::cluster::request::Request;
+use cadastre_controller::cluster::seen::Text;
+use cadastre_controller::demand::Demand;
+use cadastre_controller::podcidr::{PodCidrs, Reason};
+use cadastre_controller::registry::Registry;
+use cadastre_controller::{About, Context};
+use cadastre_core::Cidr;
+
+/// What would come of it.
+pub struct Outcome {
+    /// What nodes would get, by node
+    pub served: BTreeMap<Text, Vec<Cidr>>,
+    /// Nodes that would wait, by pool
+    pub waiting: BTreeMap<Text, BTreeSet<Text>>,
+    /// Pools for which pods would wait
+    pub wanted_by_pods: BTreeSet<Text>,
+    /// What would be told of nodes that wait
+    pub notes: BTreeMap<Text, Vec<String>>,
+    /// Who would hold what
+    pub registry: Registry,
+}
+
+impl Outcome {
+    /// The nodes that would wait for anything.
+    pub fn waits(&self) -> BTreeSet<&Text> {
+        self.waiting.values().flatten().collect()
+    }
+}
+
+/// What a leader that starts now would do for the nodes there are.
+pub fn simulate_now(inventory: &Inventory) -> Outcome {
+    let (world, now) = (&inventory.world, inventory.moment());
+    let (mut registry, _) = Registry::rebuild(world, &[], now);
+    registry.judge_blocks(world);
+    let mut reports = Vec::new();
+    let mut outcome = Outcome {
+        served: BTreeMap::new(),
+        waiting: BTreeMap::new(),
+        wanted_by_pods: BTreeSet::new(),
+        notes: BTreeMap::new(),
+        registry: Registry::default(),
+    };
+    let mut podcidrs = PodCidrs::default();
+    let mut demand = Demand::default();
+    for node in world.nodes.iter() {
+        podcidrs.queue.add(node.name.clone());
+        demand.add(node, &registry);
+    }
+    let mut cx = Context {
+        world,
+        registry: &mut registry,
+        reports: &mut reports,
+        now,
+    };
+    while let Some((request, _)) = podcidrs.next(&mut cx, false) {
+        if let Request::AssignPodCidrs(assignment) = request {
+            outcome.served.insert(assignment.name, assignment.cidrs);
+        }
+    }
+    loop {
+        let carved = demand.work(&mut cx).blocks;
+        if carved.is_empty() {
+            break;
+        }
+        for cidr in carved {
+            if let Some(entry) = cx.registry.blocks.get(&cidr) {
+                let served = outcome.served.entry(entry.owner.name.clone());
+                served.or_default().push(cidr);
+            }
+        }
+    }
+    for (node, reason) in podcidrs.who_waits() {
+        let pools: &[Text] = match reason {
+            Reason::Unmanaged => &[],
+            Reason::Barred { pools } | Reason::Full { pools } => pools,
+        };
+        for pool in pools {
+            outcome.waits_for(pool, node);
+        }
+    }
+    for (pool, node) in demand.who_waits() {
+        outcome.waits_for(pool, node);
+    }
+    outcome.wanted_by_pods = demand.wanted_by_pods().cloned().collect();
+    for report in reports.into_iter().filter(|report| report.warning) {
+        if let About::Node { name, .. } = report.about {
+            outcome.notes.entry(name).or_default().push(report.note);
+        }
+    }
+    outcome.registry = registry;
+    outcome
+}
+
+impl Outcome {
+    fn waits_for(&mut self, pool: &Text, node: &Text) {
+        let nodes = self.waiting.entry(pool.clone()).or_default();
+        nodes.insert(node.clone());
+    }
+}

@@ -1,0 +1,289 @@
+//! How a report is put: as a table for people, as JSON or YAML for programs.
+
+use std::fmt::Write as _;
+use std::io::{IsTerminal as _, Write as _};
+
+use comfy_table::{ContentArrangement, Table, presets};
+use jiff::Timestamp;
+use serde::Serialize;
+
+use cadastre_core::inert;
+
+/// The form of the output.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Output {
+    /// A table
+    #[default]
+    Table,
+    /// A table with all columns
+    Wide,
+    /// JSON
+    Json,
+    /// YAML
+    Yaml,
+}
+
+/// What text for people may use.
+#[derive(Clone, Copy, Debug)]
+pub struct Style {
+    /// All columns
+    pub wide: bool,
+    /// Colours
+    pub colour: bool,
+    /// Columns of the terminal
+    pub width: usize,
+    /// Against which ages are told
+    pub now: Timestamp,
+}
+
+/// What a verb found out.
+pub trait Report: Serialize {
+    /// Whether its text for people is coloured where the style allows it; text of others in it is inert then.
+    const COLOURED: bool = false;
+
+    /// The same for people, with a line feed at the end of each line.
+    fn text(&self, style: &Style) -> String;
+}
+
+/// Width where there is no terminal.
+const PLAIN_WIDTH: usize = 100;
+
+impl Style {
+    /// As standard output allows.
+    pub fn of_stdout(output: Output, now: Timestamp) -> Self {
+        let terminal = std::io::stdout().is_terminal();
+        let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        let columns = std::env::var("COLUMNS").ok();
+        let asked = columns.and_then(|text| text.parse().ok());
+        let width = asked.or_else(|| {
+            let (width, _) = terminal_size::terminal_size().filter(|_| terminal)?;
+            Some(usize::from(width.0))
+        });
+        Style {
+            wide: output == Output::Wide,
+            colour: terminal && !plain,
+            width: width.unwrap_or(PLAIN_WIDTH).max(20),
+            now,
+        }
+    }
+}
+
+/// A report as it is shown: text of others in it commands no terminal.
+fn shown<R: Report>(report: &R, output: Output, style: &Style) -> anyhow::Result<String> {
+    let text = match output {
+        Output::Table | Output::Wide if R::COLOURED && style.colour => {
+            return Ok(report.text(style));
+        }
+        Output::Table | Output::Wide => report.text(style),
+        Output::Json => serde_json::to_string_pretty(report)? + "\n",
+        Output::Yaml => {
+            let yaml = serde_saphyr::to_string(report)?;
+            if inert::lines(&yaml) == yaml {
+                return Ok(yaml);
+            }
+            // With escapes it would say something else; JSON is YAML, too, and knows them.
+            serde_json::to_string_pretty(report)? + "\n"
+        }
+    };
+    Ok(inert::lines(&text).into_owned())
+}
+
+/// Puts a report on standard output.
+pub fn print(report: &impl Report, output: Output, now: Timestamp) -> anyhow::Result<()> {
+    let text = shown(report, output, &Style::of_stdout(output, now))?;
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()?;
+    Ok(())
+}
+
+/// Columns, some of which are only for `-o wide`.
+pub struct Columns {
+    heads: Vec<(&'static str, bool)>,
+    rows: Vec<Vec<String>>,
+}
+
+impl Columns {
+    /// Of these names; those that begin with `+` are for `-o wide`.
+    pub fn new(heads: &[&'static str]) -> Self {
+        let split = |head: &&'static str| match head.strip_prefix('+') {
+            Some(head) => (head, true),
+            None => (*head, false),
+        };
+        Self {
+            heads: heads.iter().map(split).collect(),
+            rows: Vec::new(),
+        }
+    }
+
+    /// One more row; an empty cell is shown as `-`.
+    pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
+        let cells = cells.into_iter();
+        self.rows.push(cells.map(or_dash).collect());
+    }
+
+    /// The lines, or `nothing` where there is no row.
+    pub fn text(self, style: &Style, nothing: &str) -> String {
+        if self.rows.is_empty() {
+            return format!("{nothing}\n");
+        }
+        let shown: Vec<bool> = self
+            .heads
+            .iter()
+            .map(|(_, wide)| style.wide || !wide)
+            .collect();
+        let keep = |row: Vec<String>| -> Vec<String> {
+            let kept = row.into_iter().zip(&shown).filter(|(_, shown)| **shown);
+            kept.map(|(cell, _)| cell).collect()
+        };
+        let mut table = Table::new();
+        table
+            .load_preset(presets::NOTHING)
+            .set_content_arrangement(ContentArrangement::Disabled);
+        let heads = self.heads.iter().map(|(head, _)| (*head).to_owned());
+        table.add_row(keep(heads.collect()));
+        for row in self.rows {
+            table.add_row(keep(row));
+        }
+        for column in table.column_iter_mut() {
+            column.set_padding((0, 3));
+        }
+        lines(&table.to_string())
+    }
+}
+
+/// Names and values, one a line.
+#[derive(Default)]
+pub struct Facts(Vec<(String, String)>);
+
+impl Facts {
+    /// One more; an empty value is left out.
+    pub fn add(&mut self, name: &str, value: impl Into<String>) {
+        let value = value.into();
+        if !value.is_empty() {
+            self.0.push((format!("{name}:"), value));
+        }
+    }
+
+    /// The lines.
+    pub fn text(self) -> String {
+        let width = self.0.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+        let mut text = String::new();
+        for (name, value) in self.0 {
+            // A value of several lines stays in its column.
+            let value = value.replace('\n', &format!("\n{:width$}  ", ""));
+            let _ = writeln!(text, "{name:width$}  {value}");
+        }
+        text
+    }
+}
+
+fn lines(text: &str) -> String {
+    let mut all = String::with_capacity(text.len());
+    for line in text.lines() {
+        all.push_str(line.trim_end());
+        all.push('\n');
+    }
+    all
+}
+
+fn or_dash(cell: String) -> String {
+    if cell.is_empty() {
+        "-".to_owned()
+    } else {
+        cell
+    }
+}
+
+/// How long ago that is, as kubectl puts it: `47s`, `12m`, `5h`, `3d`.
+pub fn age(since: Option<Timestamp>, now: Timestamp) -> String {
+    since.map_or(String::new(), |since| {
+        span(now.duration_since(since).as_secs())
+    })
+}
+
+/// How long until then; `now` once it has come.
+pub fn left(until: Option<Timestamp>, now: Timestamp) -> String {
+    until.map_or(String::new(), |until| {
+        let seconds = until.duration_since(now).as_secs();
+        if seconds <= 0 {
+            "over".to_owned()
+        } else {
+            format!("in {}", span(seconds))
+        }
+    })
+}
+
+fn span(seconds: i64) -> String {
+    let seconds = seconds.max(0);
+    match seconds {
+        0..=119 => format!("{seconds}s"),
+        120..=7_199 => format!("{}m", seconds / 60),
+        7_200..=172_799 => format!("{}h", seconds / 3_600),
+        _ => format!("{}d", seconds / 86_400),
+    }
+}
+
+/// `1 node`, `2 nodes`.
+pub fn count(number: usize, noun: &str) -> String {
+    if number == 1 {
+        format!("1 {noun}")
+    } else {
+        format!("{number} {noun}s")
+    }
+}
+
+/// The first few of them, and how many more.
+pub fn some<T: ToString>(all: &[T], most: usize) -> String {
+    let named: Vec<String> = all.iter().take(most).map(ToString::to_string).collect();
+    let named = named.join(", ");
+    match all.len().saturating_sub(most) {
+        0 => named,
+        more => format!("{named} and {more} more"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[derive(Serialize)]
+    struct Told {
+        text: String,
+    }
+
+    impl Report for Told {
+        fn text(&self, style: &Style) -> String {
+            let mut facts = Facts::default();
+            facts.add("Message", self.text.as_str());
+            let mut columns = Columns::new(&["NAME", "MESSAGE"]);
+            columns.row(["a".to_owned(), self.text.clone()]);
+            facts.text() + &columns.text(style, "nothing")
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn text_of_others_commands_no_terminal(
+            text in "([ -~]|\\PC|\n|\r|\x1b\\[2J|\u{9b}|\u{202e}|\u{2028}|\\p{Cc}){0,20}",
+            colour in any::<bool>(),
+        ) {
+            let report = Told { text };
+            let style = Style { wide: false, colour, width: 80, now: Timestamp::UNIX_EPOCH };
+            for output in [Output::Table, Output::Wide, Output::Json, Output::Yaml] {
+                let shown = shown(&report, output, &style).unwrap();
+                prop_assert_eq!(inert::lines(&shown), shown.as_str());
+            }
+            let json = shown(&report, Output::Json, &style).unwrap();
+            let read: serde_json::Value = serde_json::from_str(&json).unwrap();
+            prop_assert_eq!(read["text"].as_str(), Some(report.text.as_str()));
+            let yaml = shown(&report, Output::Yaml, &style).unwrap();
+            let read: serde_json::Value = serde_saphyr::from_str(&yaml).unwrap();
+            prop_assert_eq!(read["text"].as_str(), Some(report.text.as_str()));
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! Blocks and who has them.
+
+use jiff::Timestamp;
+use serde::Serialize;
+
+use crate::inventory::Inventory;
+use crate::render::{Columns, Report, Style, age, left};
+use cadastre_api::Recall;
+use cadastre_controller::blocks::Entry;
+use cadastre_core::Cidr;
+
+/// Blocks by address.
+#[derive(Debug, Serialize)]
+pub struct BlocksReport {
+    /// A row a block
+    pub blocks: Vec<BlockRow>,
+}
+
+/// A block.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct BlockRow {
+    /// The block
+    pub cidr: Cidr,
+    /// Its pool
+    pub pool: String,
+    /// The node that has or had it
+    pub node: String,
+    /// How it stands
+    pub state: BlockState,
+    /// Since when that owner has it
+    pub since: Timestamp,
+    /// When its quarantine is over at the earliest
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub until: Option<Timestamp>,
+    /// Addresses in use, by the agent's word, else by what pods report
+    pub used: u64,
+    /// Addresses that cool, by the agent's word
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cooling: Option<i64>,
+    /// Addresses that can be given now, by the agent's word
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub free: Option<i64>,
+    /// UID of its object
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub uid: Option<String>,
+}
+
+/// How a block stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum BlockState {
+    /// Its node gives addresses from it.
+    Active,
+    /// Its node's list names it, its agent has not said anything of it.
+    Unconfirmed,
+    /// It is about to be listed.
+    Provisional,
+    /// It is asked back if it is empty.
+    AskedBack,
+    /// It gives no new address and goes when it is empty.
+    Draining,
+    /// Its agent has let go of it.
+    Released,
+    /// Its node is gone.
+    Quarantine,
+}
+
+/// Those of a pool or a node, or all.
+pub fn blocks(
+    pool: Option<&str>,
+    node: Option<&str>,
+    inventory: &Inventory,
+) -> anyhow::Result<BlocksReport> {
+    if let Some(pool) = pool {
+        inventory.pool(pool)?;
+    }
+    let blocks = inventory.registry.blocks.iter();
+    let blocks = blocks
+        .filter(|entry| pool.is_none_or(|pool| *entry.pool == *pool))
+        .filter(|entry| node.is_none_or(|node| *entry.owner.name == *node));
+    Ok(BlocksReport {
+        blocks: blocks.map(|entry| BlockRow::of(entry, inventory)).collect(),
+    })
+}
+
+impl BlockRow {
+    /// What there is to say of a block.
+    pub fn of(entry: &Entry, inventory: &Inventory) -> Self {
+        let word = inventory.word(entry);
+        let cidr = entry.cidr.to_string();
+        let subnet = inventory.subnets.get(&entry.owner.name);
+        let asked = subnet.is_some_and(|it| it.requests.drain.contains(&entry.cidr));
+        let listed = subnet.and_then(|subnet| subnet.spec.as_ref().ok());
+        let listed = listed.is_some_and(|spec| spec.blocks.iter().any(|held| held.cidr == cidr));
+        let state = if entry.owner.resting {
+            BlockState::Quarantine
+        } else if word.is_some_and(|word| word.released) {
+            BlockState::Released
+        } else if entry.recall == Some(Recall::Drain) || asked {
+            BlockState::Draining
+        } else if entry.recall == Some(Recall::IfEmpty) {
+            BlockState::AskedBack
+        } else if !listed {
+            BlockState::Provisional
+        } else if word.is_none() {
+            BlockState::Unconfirmed
+        } else {
+            BlockState::Active
+        };
+        BlockRow {
+            cidr: entry.cidr,
+            pool: entry.pool.to_string(),
+            node: entry.owner.name.to_string(),
+            state,
+            since: entry.since,
+            until: entry.until.filter(|_| entry.owner.resting),
+            used: inventory.used_in(entry),
+            cooling: word.map(|word| word.cooling),
+            free: word.map(|word| word.free),
+            uid: entry.uid.as_ref().map(ToString::to_string),
+        }
+    }
+
+    fn cells(&self, style: &Style) -> Vec<String> {
+        let number = |number: Option<i64>| number.map_or(String::new(), |it| it.to_string());
+        let state = match self.until {
+            Some(until) => format!("{:?}, over {}", self.state, left(Some(until), style.now)),
+            None => format!("{:?}", self.state),
+        };
+        vec![
+            self.cidr.to_string(),
+            self.pool.clone(),
+            self.node.clone(),
+            self.used.to_string(),
+            number(self.cooling),
+            number(self.free),
+            age(Some(self.since), style.now),
+            state,
+            self.uid.clone().unwrap_or_default(),
+        ]
+    }
+}
+
+/// Blocks as a table.
+pub fn table(blocks: &[BlockRow], style: &Style, nothing: &str) -> String {
+    let heads = [
+        "BLOCK", "POOL", "NODE", "IN USE", "COOLING", "FREE", "SINCE", "STATE", "+UID",
+    ];
+    let mut table = Columns::new(&heads);
+    for row in blocks {
+        table.row(row.cells(style));
+    }
+    table.text(style, nothing)
+}
+
+impl Report for BlocksReport {
+    fn text(&self, style: &Style) -> String {
+        table(&self.blocks, style, "There is no such block.")
+    }
+}

@@ -1,0 +1,246 @@
+//! Nodes: what they hold, and how much of it is in use.
+
+use serde::Serialize;
+
+use super::blocks::{BlockRow, table};
+use super::pods::{AllocationRow, allocations};
+use crate::inventory::{Inventory, SubnetFact};
+use crate::render::{Columns, Facts, Report, Style, left, some};
+use cadastre_controller::cluster::seen::Node;
+use cadastre_core::Cidr;
+
+/// All nodes.
+#[derive(Debug, Serialize)]
+pub struct NodesReport {
+    /// A row a node
+    pub nodes: Vec<NodeRow>,
+}
+
+/// A node.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeRow {
+    /// Its name
+    pub node: String,
+    /// `node.spec.podCIDRs`
+    #[serde(rename = "podCIDRs")]
+    pub pod_cidrs: Vec<Cidr>,
+    /// Blocks that it has
+    pub blocks: usize,
+    /// The pools that its ranges are of
+    pub pools: Vec<String>,
+    /// Addresses in use
+    pub used: u64,
+    /// Addresses of its blocks that cool, by its agent's word
+    pub cooling: u64,
+    /// Addresses of its blocks that can be given now, by its agent's word
+    pub free: u64,
+    /// The version of its agent; empty where none has spoken
+    pub agent: String,
+    /// Whether that agent runs: `Ready`, `Starting`, `NotReady` or `None`; absent where pods cannot be read
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub agent_pod: Option<String>,
+    /// The UID of the Node
+    pub uid: String,
+}
+
+/// Looks at all nodes.
+pub fn nodes(inventory: &Inventory) -> NodesReport {
+    let nodes = inventory.world.nodes.iter();
+    NodesReport {
+        nodes: nodes.map(|node| NodeRow::of(node, inventory)).collect(),
+    }
+}
+
+impl NodeRow {
+    fn of(node: &Node, inventory: &Inventory) -> Self {
+        let registry = &inventory.registry;
+        let mut row = NodeRow {
+            node: node.name.to_string(),
+            pod_cidrs: node.pod_cidrs.to_vec(),
+            blocks: 0,
+            pools: Vec::new(),
+            used: 0,
+            cooling: 0,
+            free: 0,
+            agent: agent_of(node, inventory).map_or(String::new(), |subnet| {
+                let version = subnet.agent.as_ref().map(|agent| agent.version.clone());
+                version.unwrap_or_else(|| "unknown".to_owned())
+            }),
+            agent_pod: inventory
+                .running
+                .agent(&node.name, inventory.now)
+                .map(|it| format!("{it:?}")),
+            uid: node.uid.to_string(),
+        };
+        let count = |count: i64| u64::try_from(count).unwrap_or(0);
+        for entry in registry.blocks.of(&node.uid) {
+            row.blocks += 1;
+            row.pools.push(entry.pool.to_string());
+            row.used += inventory.used_in(entry);
+            if let Some(word) = inventory.word(entry) {
+                row.cooling += count(word.cooling);
+                row.free += count(word.free);
+            }
+        }
+        for cidr in &node.pod_cidrs {
+            let pool = registry.pools.of(cidr);
+            row.pools.extend(pool.map(|pool| pool.name.to_string()));
+            row.used += used_in_pod_cidr(cidr, node, inventory);
+        }
+        row.pools.sort();
+        row.pools.dedup();
+        row
+    }
+}
+
+impl NodeRow {
+    /// The version of the agent, and what is wrong with it.
+    fn agent_words(&self) -> String {
+        let wrong = match self.agent_pod.as_deref() {
+            Some("NotReady") => " (not ready)",
+            Some("Starting") => " (starting)",
+            Some("None") if !self.agent.is_empty() => " (no pod)",
+            _ => "",
+        };
+        format!("{}{wrong}", self.agent).trim_start().to_owned()
+    }
+}
+
+/// By the agent's word where there is one, else by what pods report.
+fn used_in_pod_cidr(cidr: &Cidr, node: &Node, inventory: &Inventory) -> u64 {
+    let held = inventory.held_in(cidr);
+    let held = held.filter(|(_, held)| held.node == node.name && held.current);
+    let reported = inventory.pods_in(cidr).count();
+    held.count().max(reported) as u64
+}
+
+/// The NodeSubnet in which the agent of that very Node has spoken.
+pub fn agent_of<'a>(node: &Node, inventory: &'a Inventory) -> Option<&'a SubnetFact> {
+    let subnet = inventory.subnets.get(&node.name)?;
+    (subnet.agent_node.as_deref() == Some(&*node.uid)).then_some(subnet)
+}
+
+impl Report for NodesReport {
+    fn text(&self, style: &Style) -> String {
+        let heads = [
+            "NODE", "PODCIDRS", "BLOCKS", "POOLS", "IN USE", "COOLING", "FREE", "AGENT", "+UID",
+        ];
+        let mut table = Columns::new(&heads);
+        for row in &self.nodes {
+            table.row([
+                row.node.clone(),
+                some(&row.pod_cidrs, 2),
+                row.blocks.to_string(),
+                some(&row.pools, if style.wide { 64 } else { 3 }),
+                row.used.to_string(),
+                row.cooling.to_string(),
+                row.free.to_string(),
+                row.agent_words(),
+                row.uid.clone(),
+            ]);
+        }
+        table.text(style, "There is no node.")
+    }
+}
+
+/// One node.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeReport {
+    /// As in the list of nodes; absent where only its rests are left
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node: Option<NodeRow>,
+    /// Its blocks, also those that rest from an earlier node of its name
+    pub blocks: Vec<BlockRow>,
+    /// podCIDRs of earlier nodes of its name that rest
+    pub resting: Vec<Resting>,
+    /// Addresses in use
+    pub allocations: Vec<AllocationRow>,
+    /// When that list was right
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub as_of: Option<jiff::Timestamp>,
+}
+
+/// A podCIDR in quarantine.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Resting {
+    /// The range
+    pub cidr: Cidr,
+    /// When its quarantine is over at the earliest
+    pub until: jiff::Timestamp,
+}
+
+/// Looks at one node, or at what is left of it.
+pub fn node(name: &str, inventory: &Inventory) -> anyhow::Result<NodeReport> {
+    let registry = &inventory.registry;
+    let blocks = registry.blocks.iter().filter(|it| *it.owner.name == *name);
+    let blocks: Vec<BlockRow> = blocks.map(|it| BlockRow::of(it, inventory)).collect();
+    let text = name.into();
+    let rests = registry.rests_of(&text).filter(|(_, rest)| !rest.leaving);
+    let resting: Vec<Resting> = rests
+        .flat_map(|(_, rest)| {
+            let until = rest.until_wall;
+            rest.ranges
+                .iter()
+                .map(move |cidr| Resting { cidr: *cidr, until })
+        })
+        .collect();
+    let live = inventory.world.nodes.get(name);
+    if live.is_none() && blocks.is_empty() && resting.is_empty() {
+        inventory.node(name)?;
+    }
+    Ok(NodeReport {
+        node: live.map(|node| NodeRow::of(node, inventory)),
+        blocks,
+        resting,
+        as_of: inventory.subnets.get(name).and_then(|it| it.listed_at),
+        allocations: allocations(
+            inventory.held().filter(|(_, held)| *held.node == *name),
+            inventory,
+        ),
+    })
+}
+
+impl Report for NodeReport {
+    fn text(&self, style: &Style) -> String {
+        let mut facts = Facts::default();
+        match &self.node {
+            Some(row) => {
+                let cidrs: Vec<String> = row.pod_cidrs.iter().map(ToString::to_string).collect();
+                facts.add("Node", row.node.as_str());
+                facts.add("UID", row.uid.as_str());
+                facts.add("podCIDRs", cidrs.join(", "));
+                facts.add("Pools", row.pools.join(", "));
+                let agent = row.agent_words();
+                let agent = Some(agent).filter(|it| !it.is_empty());
+                facts.add(
+                    "Agent",
+                    agent.unwrap_or_else(|| "none has spoken".to_owned()),
+                );
+                facts.add(
+                    "Addresses",
+                    format!(
+                        "{} in use, {} cooling, {} free",
+                        row.used, row.cooling, row.free
+                    ),
+                );
+            }
+            None => facts.add("Node", "gone: what is shown rests"),
+        }
+        for rest in &self.resting {
+            let over = left(Some(rest.until), style.now);
+            facts.add("In quarantine", format!("{}, over {over}", rest.cidr));
+        }
+        facts.add("Listed", super::pods::as_of(self.as_of, style));
+        let mut text = facts.text();
+        text += "\n";
+        text += &table(&self.blocks, style, "It has no block.");
+        if !self.allocations.is_empty() {
+            text += "\n";
+            text += &super::pods::table(&self.allocations, style, "");
+        }
+        text
+    }
+}

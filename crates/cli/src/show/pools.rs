@@ -1,0 +1,325 @@
+//! Pools: ranges, what is left, who holds most.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use jiff::Timestamp;
+use serde::Serialize;
+
+use crate::inventory::Inventory;
+use crate::render::{Columns, Facts, Report, Style, count, left};
+use cadastre_api::{Allocate, FamilyStatus};
+use cadastre_controller::cluster::seen::Text;
+use cadastre_controller::figures::{figures, holders};
+use cadastre_controller::pools::PoolState;
+use cadastre_controller::totals::{Totals, totals};
+use cadastre_core::{Cidr, Family};
+
+/// All pools.
+#[derive(Debug, Serialize)]
+pub struct PoolsReport {
+    /// A row a pool and family
+    pub pools: Vec<PoolRow>,
+}
+
+/// One family of a pool, counted from blocks and nodes as they are.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PoolRow {
+    /// The pool
+    pub pool: String,
+    /// Blocks or NodeCIDR
+    pub allocate: Allocate,
+    /// IPv4 or IPv6
+    pub family: String,
+    /// Its ranges
+    pub cidrs: Vec<Cidr>,
+    /// Counts in blocks, and of addresses in use
+    pub counts: FamilyStatus,
+    /// Live nodes that hold a range
+    pub nodes: usize,
+    /// When nothing will be left, as its status says
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub exhausts_at: Option<Timestamp>,
+    /// Whether it serves, or why not
+    pub standing: String,
+}
+
+/// Counts all pools.
+pub fn pools(inventory: &Inventory) -> PoolsReport {
+    let totals = totals(&inventory.world, &inventory.registry);
+    let states = inventory.registry.pools.iter();
+    PoolsReport {
+        pools: states
+            .flat_map(|state| rows(state, &totals, inventory))
+            .collect(),
+    }
+}
+
+/// The rows of one pool; one whose spec cannot be read has none.
+pub fn rows(
+    state: &PoolState,
+    totals: &BTreeMap<(Text, Family), Totals>,
+    inventory: &Inventory,
+) -> Vec<PoolRow> {
+    let registry = &inventory.registry;
+    let live = holders(state, registry)
+        .values()
+        .filter(|live| **live)
+        .count();
+    let status = inventory.world.pools.get(&state.name);
+    let status = status.and_then(|pool| pool.status.as_ref());
+    let of = |family| {
+        let totals = totals.get(&(state.name.clone(), family));
+        let totals = totals.copied().unwrap_or_default();
+        let addresses = (state.allocate == Allocate::Blocks).then(|| totals.status());
+        let told = status.and_then(|status| match family {
+            Family::V4 => status.ipv4.as_ref(),
+            Family::V6 => status.ipv6.as_ref(),
+        });
+        let at = told.and_then(|told| told.exhausts_at.as_ref());
+        PoolRow {
+            pool: state.name.to_string(),
+            allocate: state.allocate,
+            family: family.to_string(),
+            cidrs: state.space.cidrs(family).to_vec(),
+            counts: figures(state, family, registry)
+                .status(state.space.block_len(family), addresses),
+            nodes: live,
+            exhausts_at: at.map(|at| at.0),
+            standing: state.verdict.to_string(),
+        }
+    };
+    let families: Vec<Family> = state.space.families().collect();
+    if families.is_empty() {
+        return vec![PoolRow {
+            pool: state.name.to_string(),
+            allocate: state.allocate,
+            family: String::new(),
+            cidrs: Vec::new(),
+            counts: FamilyStatus::default(),
+            nodes: live,
+            exhausts_at: None,
+            standing: state.verdict.to_string(),
+        }];
+    }
+    families.into_iter().map(of).collect()
+}
+
+impl Report for PoolsReport {
+    fn text(&self, style: &Style) -> String {
+        let mut table = Columns::new(&[
+            "POOL",
+            "ALLOCATE",
+            "RANGES",
+            "BLOCK",
+            "BLOCKS",
+            "HELD",
+            "RESTING",
+            "FREE",
+            "USED",
+            "NODES",
+            "ADDRESSES",
+            "+COOLING",
+            "+FULL",
+            "STANDING",
+        ]);
+        for row in &self.pools {
+            table.row(row.cells(style));
+        }
+        table.text(style, "There is no pool: create an IPPool.")
+    }
+}
+
+impl PoolRow {
+    fn cells(&self, style: &Style) -> Vec<String> {
+        let cidrs: Vec<String> = self.cidrs.iter().map(ToString::to_string).collect();
+        let counts = &self.counts;
+        let size = counts.block_size.map(|len| format!("/{len}"));
+        let addresses = counts.addresses.as_ref();
+        vec![
+            self.pool.clone(),
+            format!("{:?}", self.allocate),
+            super::super::render::some(&cidrs, if style.wide { 256 } else { 2 }),
+            size.unwrap_or_default(),
+            counts.capacity.clone(),
+            counts.held.clone(),
+            counts.quarantined.clone(),
+            counts.free.clone(),
+            counts.utilization.clone(),
+            self.nodes.to_string(),
+            addresses.map_or(String::new(), |it| format!("{} of {}", it.used, it.held)),
+            addresses.map_or(String::new(), |it| it.cooling.clone()),
+            left(self.exhausts_at, style.now),
+            self.standing.clone(),
+        ]
+    }
+}
+
+/// One pool.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PoolReport {
+    /// Its name
+    pub pool: String,
+    /// Whether it serves, or why not
+    pub standing: String,
+    /// A row a family
+    pub families: Vec<PoolRow>,
+    /// What is wrong with it, by its conditions
+    pub conditions: Vec<String>,
+    /// Nodes that hold of it, most first
+    pub holders: Vec<PoolHolder>,
+}
+
+/// What a node holds of a pool.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PoolHolder {
+    /// The node
+    pub node: String,
+    /// Whether it is gone, and its ranges rest
+    pub resting: bool,
+    /// Ranges
+    pub ranges: usize,
+    /// Addresses in use
+    pub used: u64,
+}
+
+/// Looks at one pool.
+pub fn pool(name: &str, inventory: &Inventory) -> anyhow::Result<PoolReport> {
+    let state = inventory.pool(name)?;
+    let totals = totals(&inventory.world, &inventory.registry);
+    let object = inventory.world.pools.get(name);
+    let conditions = object.and_then(|pool| pool.status.as_ref());
+    let conditions = conditions.into_iter().flat_map(|status| &status.conditions);
+    let bad = conditions.filter(|it| (it.type_ == "Ready") == (it.status == "False"));
+    Ok(PoolReport {
+        pool: name.to_owned(),
+        standing: state.verdict.to_string(),
+        families: rows(state, &totals, inventory),
+        conditions: bad
+            .map(|it| format!("{} ({}): {}", it.type_, it.reason, it.message))
+            .collect(),
+        holders: pool_holders(state, inventory),
+    })
+}
+
+/// Who holds ranges that count to a pool, most first.
+pub fn pool_holders(state: &PoolState, inventory: &Inventory) -> Vec<PoolHolder> {
+    let registry = &inventory.registry;
+    let mut all: BTreeMap<(String, bool), PoolHolder> = BTreeMap::new();
+    let mut add = |node: &str, resting: bool, used: u64| {
+        let holder = all.entry((node.to_owned(), resting)).or_insert(PoolHolder {
+            node: node.to_owned(),
+            resting,
+            ranges: 0,
+            used: 0,
+        });
+        holder.ranges += 1;
+        holder.used += used;
+    };
+    if state.allocate == Allocate::Blocks {
+        for entry in registry.blocks.iter().filter(|it| it.pool == state.name) {
+            add(
+                &entry.owner.name,
+                entry.owner.resting,
+                inventory.used_in(entry),
+            );
+        }
+    } else {
+        for node in inventory.world.nodes.iter() {
+            for cidr in registry.pod_cidrs(node) {
+                if registry
+                    .pools
+                    .of(cidr)
+                    .is_some_and(|it| it.name == state.name)
+                {
+                    add(&node.name, false, inventory.pods_in(cidr).count() as u64);
+                }
+            }
+        }
+        for ((name, _), rest) in &registry.rests {
+            for cidr in rest.ranges.iter().filter(|_| !rest.leaving) {
+                if registry
+                    .pools
+                    .of(cidr)
+                    .is_some_and(|it| it.name == state.name)
+                {
+                    add(name, true, inventory.pods_in(cidr).count() as u64);
+                }
+            }
+        }
+    }
+    let mut holders: Vec<PoolHolder> = all.into_values().collect();
+    holders.sort_by(|a, b| (b.ranges, &a.node).cmp(&(a.ranges, &b.node)));
+    holders
+}
+
+impl Report for PoolReport {
+    fn text(&self, style: &Style) -> String {
+        /// So many holders are shown without `-o wide`.
+        const SHOWN: usize = 20;
+        let mut facts = Facts::default();
+        facts.add("Pool", self.pool.as_str());
+        facts.add("Standing", self.standing.as_str());
+        for row in &self.families {
+            let counts = &row.counts;
+            let cidrs: Vec<String> = row.cidrs.iter().map(ToString::to_string).collect();
+            let size = counts.block_size.unwrap_or_default();
+            let mut text = format!(
+                "{} in blocks of /{size}\n{} blocks: {} held, {} in quarantine, {} free ({} used)",
+                cidrs.join(", "),
+                counts.capacity,
+                counts.held,
+                counts.quarantined,
+                counts.free,
+                counts.utilization
+            );
+            if let Some(addresses) = &counts.addresses {
+                let _ = write!(
+                    text,
+                    "\n{} addresses in blocks: {} in use, {} cooling",
+                    addresses.held, addresses.used, addresses.cooling
+                );
+            }
+            if row.exhausts_at.is_some() {
+                let _ = write!(
+                    text,
+                    "\nfull {} if it goes on as lately",
+                    left(row.exhausts_at, style.now)
+                );
+            }
+            facts.add(&row.family, text);
+        }
+        for condition in &self.conditions {
+            facts.add("Trouble", condition.as_str());
+        }
+        let mut text = facts.text();
+        let most = if style.wide { usize::MAX } else { SHOWN };
+        let mut table = Columns::new(&["NODE", "RANGES", "IN USE", "STATE"]);
+        for holder in self.holders.iter().take(most) {
+            let state = if holder.resting {
+                "gone, in quarantine"
+            } else {
+                ""
+            };
+            table.row([
+                holder.node.clone(),
+                holder.ranges.to_string(),
+                holder.used.to_string(),
+                state.to_owned(),
+            ]);
+        }
+        text += "\n";
+        text += &table.text(style, "No node holds any of it.");
+        if self.holders.len() > most {
+            let _ = writeln!(
+                text,
+                "and {} more (-o wide)",
+                count(self.holders.len() - most, "node")
+            );
+        }
+        text
+    }
+}

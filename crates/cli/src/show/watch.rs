@@ -1,0 +1,93 @@
+//! Waiting for the next change of what is shown.
+
+use std::io::{IsTerminal as _, Write as _};
+use std::pin::Pin;
+use std::time::Duration;
+
+use anyhow::bail;
+use futures::stream::{SelectAll, Stream, StreamExt as _, select_all};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::core::PartialObjectMeta;
+use kube::runtime::watcher;
+use kube::{Api, Resource};
+use serde::de::DeserializeOwned;
+
+use crate::reach::Reach;
+use crate::render::Output;
+use cadastre_api::{IPAMBlock, IPPool, NodeSubnet};
+
+/// Changes come in crowds: what follows within this time is shown together.
+const CALM: Duration = Duration::from_millis(300);
+
+/// One tick a change; an error ends the watch.
+type Ticks = Pin<Box<dyn Stream<Item = Result<(), String>> + Send>>;
+
+/// Follows all kinds that are shown.
+pub struct Watch {
+    ticks: SelectAll<Ticks>,
+}
+
+impl Watch {
+    /// Begins to follow.
+    pub fn start(reach: &Reach) -> Self {
+        let client = &reach.client;
+        let kinds = [
+            follow::<IPPool>(Api::all(client.clone())),
+            follow::<IPAMBlock>(Api::all(client.clone())),
+            follow::<NodeSubnet>(Api::all(client.clone())),
+            follow::<Node>(Api::all(client.clone())),
+            follow::<Pod>(Api::all(client.clone())),
+        ];
+        Self {
+            ticks: select_all(kinds),
+        }
+    }
+
+    /// Waits for a change, and until the crowd of changes is over.
+    pub async fn changed(&mut self) -> anyhow::Result<()> {
+        match self.ticks.next().await {
+            Some(Ok(())) => {}
+            Some(Err(why)) => bail!("the watch has ended: {why}"),
+            None => bail!("the watch has ended"),
+        }
+        // Under a steady flow of changes it is shown all the same.
+        let most = tokio::time::sleep(CALM * 5);
+        tokio::pin!(most);
+        loop {
+            tokio::select! {
+                () = &mut most => return Ok(()),
+                tick = tokio::time::timeout(CALM, self.ticks.next()) => match tick {
+                    Err(_) | Ok(None) => return Ok(()),
+                    Ok(Some(Ok(()))) => {}
+                    Ok(Some(Err(why))) => bail!("the watch has ended: {why}"),
+                },
+            }
+        }
+    }
+
+    /// Empties a terminal before it is shown anew.
+    pub fn clear(output: Output) {
+        let mut out = std::io::stdout();
+        if out.is_terminal() && matches!(output, Output::Table | Output::Wide) {
+            let _ = out.write_all(b"\x1b[H\x1b[2J\x1b[3J");
+        }
+    }
+}
+
+fn follow<K>(api: Api<PartialObjectMeta<K>>) -> Ticks
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug + Send + 'static,
+{
+    let events = watcher(api, watcher::Config::default());
+    let ticks = events.filter_map(|event| async {
+        match event {
+            // A list that begins anew may hold anything.
+            Ok(watcher::Event::Apply(_) | watcher::Event::Delete(_) | watcher::Event::InitDone) => {
+                Some(Ok(()))
+            }
+            Ok(watcher::Event::Init | watcher::Event::InitApply(_)) => None,
+            Err(error) => Some(Err(error.to_string())),
+        }
+    });
+    Box::pin(ticks)
+}

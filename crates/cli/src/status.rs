@@ -1,0 +1,266 @@
+//! `kubectl cadastre status`: whether it is well, a line a part.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use serde::Serialize;
+use tokio::time::{Instant, sleep};
+
+use super::inventory::Inventory;
+use super::lists::Wanted;
+use super::plan::whatif;
+use super::reach::Reach;
+use super::render::{self, Columns, Report, Style, age, count, some};
+use super::running::AgentPod;
+use super::show::agent_of;
+use super::{Flags, Verdict};
+use cadastre_controller::figures::figures;
+use cadastre_controller::pools::PoolState;
+use cadastre_core::inert;
+
+/// Say in one line a part whether Cadastre is well
+///
+/// Exit code 0: all is well; 2: something is not. `check` looks at every address.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  kubectl cadastre status
+  kubectl cadastre status --wait 120
+  kubectl cadastre status -o json")]
+pub struct Args {
+    /// Ask again until all is well, for so many seconds at most
+    #[arg(long, value_name = "SECONDS", default_value_t = 0, value_parser = clap::value_parser!(u16).range(0..=3600))]
+    wait: u16,
+}
+
+/// Between two looks of one that waits.
+const PAUSE: Duration = Duration::from_secs(2);
+
+/// How a part is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum Health {
+    /// It is well.
+    Ok,
+    /// It is not there, and may be so on purpose.
+    None,
+    /// Who asks may not know, or nobody can.
+    Unknown,
+    /// Somebody has to act.
+    Bad,
+}
+
+/// A part.
+#[derive(Clone, Debug, Serialize)]
+pub struct PartStatus {
+    /// Which one
+    pub part: &'static str,
+    /// How it is
+    pub health: Health,
+    /// In words
+    pub says: String,
+}
+
+/// All parts.
+#[derive(Clone, Debug, Serialize)]
+pub struct StatusReport {
+    /// A line each
+    pub parts: Vec<PartStatus>,
+}
+
+/// How all parts are.
+pub fn status(inventory: &Inventory) -> StatusReport {
+    let part = |part, (health, says)| PartStatus { part, health, says };
+    StatusReport {
+        parts: vec![
+            part("leader", leader(inventory)),
+            part("controllers", controllers(inventory)),
+            part("agents", agents(inventory)),
+            part("pools", pools(inventory)),
+            part("nodes", nodes(inventory)),
+        ],
+    }
+}
+
+fn leader(inventory: &Inventory) -> (Health, String) {
+    let lease = match &inventory.running.lease {
+        Err(why) => return (Health::Unknown, why.clone()),
+        Ok(None) => return (Health::Bad, "no controller has ever led here".to_owned()),
+        Ok(Some(lease)) => lease,
+    };
+    let ago = age(lease.renewed, inventory.now);
+    match (lease.holder.as_str(), lease.is_stale(inventory.now)) {
+        ("", _) => (Health::Bad, "nobody leads".to_owned()),
+        (holder, true) => (
+            Health::Bad,
+            format!("{holder} led, and was last heard of {ago} ago"),
+        ),
+        (holder, false) => (Health::Ok, format!("{holder} leads, heard of {ago} ago")),
+    }
+}
+
+fn controllers(inventory: &Inventory) -> (Health, String) {
+    if let Err(why) = &inventory.running.parts {
+        return (Health::Unknown, why.clone());
+    }
+    let all: Vec<bool> = inventory.running.pods(false).map(|it| it.ready).collect();
+    let ready = all.iter().filter(|it| **it).count();
+    match (all.len(), ready) {
+        (0, _) => (
+            Health::Unknown,
+            "none runs as a pod of the chart".to_owned(),
+        ),
+        (all, ready) if all == ready => (Health::Ok, format!("{ready} of {all} are ready")),
+        (all, ready) => (Health::Bad, format!("{ready} of {all} are ready")),
+    }
+}
+
+fn agents(inventory: &Inventory) -> (Health, String) {
+    if let Err(why) = &inventory.running.parts {
+        return (Health::Unknown, why.clone());
+    }
+    let (mut health, mut says) = agent_pods(inventory);
+    let others = inventory.served_by_others();
+    let others: Vec<&str> = others.into_iter().map(|(node, _)| node).collect();
+    if !others.is_empty() {
+        health = Health::Bad;
+        let of = some(&others, 4);
+        let _ = write!(
+            says,
+            "; another's network has the pods of {of} (check says why)"
+        );
+    }
+    (health, says)
+}
+
+fn agent_pods(inventory: &Inventory) -> (Health, String) {
+    let agents = inventory.running.agents(inventory.now);
+    let nodes = || inventory.world.nodes.iter();
+    let spoken = nodes().filter(|node| agent_of(node, inventory).is_some());
+    if agents.is_empty() {
+        return match spoken.count() {
+            0 => (
+                Health::None,
+                "there are none (mode podCIDRs needs none)".to_owned(),
+            ),
+            of => (
+                Health::Unknown,
+                format!(
+                    "those of {} have spoken, and none is a pod of the chart now",
+                    count(of, "node")
+                ),
+            ),
+        };
+    }
+    let is = |node: &str| agents.get(node).copied().unwrap_or(AgentPod::None);
+    let without: Vec<&str> = nodes()
+        .map(|node| &*node.name)
+        .filter(|name| is(name) != AgentPod::Ready)
+        .collect();
+    let all = inventory.world.nodes.len();
+    let mut says = format!(
+        "{} of {} have a ready one",
+        all - without.len(),
+        count(all, "node")
+    );
+    if !without.is_empty() {
+        let _ = write!(says, "; not {}", some(&without, 4));
+    }
+    let is_well = without.is_empty();
+    (if is_well { Health::Ok } else { Health::Bad }, says)
+}
+
+fn pools(inventory: &Inventory) -> (Health, String) {
+    let all: Vec<&PoolState> = inventory.registry.pools.iter().collect();
+    if all.is_empty() {
+        return (
+            Health::Bad,
+            "there is none: nobody gets an address".to_owned(),
+        );
+    }
+    let named = |which: &dyn Fn(&PoolState) -> bool| -> Vec<&str> {
+        let some = all.iter().filter(|it| which(it));
+        some.map(|it| &*it.name).collect()
+    };
+    let idle = named(&|it| !it.is_serving());
+    let full = named(&|it| it.is_serving() && is_full(it, inventory));
+    let nobody = named(&|it| it.is_serving() && it.selects_none(&inventory.world));
+    let mut says = format!("{} of {} serve", all.len() - idle.len(), all.len());
+    for (what, which) in [("not", &idle), ("full", &full), ("for no node", &nobody)] {
+        if !which.is_empty() {
+            let _ = write!(says, "; {what}: {}", some(which, 4));
+        }
+    }
+    let bad = !full.is_empty() || idle.len() == all.len();
+    (if bad { Health::Bad } else { Health::Ok }, says)
+}
+
+fn is_full(state: &PoolState, inventory: &Inventory) -> bool {
+    let mut families = state.space.families();
+    families.any(|family| figures(state, family, &inventory.registry).free == 0)
+}
+
+fn nodes(inventory: &Inventory) -> (Health, String) {
+    let outcome = whatif::simulate_now(inventory);
+    let waiting: Vec<_> = outcome.waits().into_iter().collect();
+    let all = count(inventory.world.nodes.len(), "node");
+    match waiting.len() {
+        0 => (Health::Ok, format!("{all}, none waits for addresses")),
+        some_wait => (
+            Health::Bad,
+            format!(
+                "{all}, {some_wait} wait for addresses: {}",
+                some(&waiting, 4)
+            ),
+        ),
+    }
+}
+
+impl Report for StatusReport {
+    fn text(&self, style: &Style) -> String {
+        let mut table = Columns::new(&["PART", "HEALTH", "WHAT IS SO"]);
+        for part in &self.parts {
+            let health = format!("{:?}", part.health).to_lowercase();
+            table.row([part.part.to_owned(), health, part.says.clone()]);
+        }
+        table.text(style, "")
+    }
+}
+
+impl StatusReport {
+    /// The parts that somebody has to see to, in a line; none: all is well.
+    fn bad(&self) -> Option<String> {
+        let bad = self.parts.iter().filter(|it| it.health == Health::Bad);
+        let bad: Vec<String> = bad.map(|it| format!("{}: {}", it.part, it.says)).collect();
+        (!bad.is_empty()).then(|| bad.join("; "))
+    }
+}
+
+/// Runs the verb.
+pub async fn exec(args: &Args, flags: &Flags, reach: &Reach) -> anyhow::Result<Verdict> {
+    let until = Instant::now() + Duration::from_secs(args.wait.into());
+    let mut said = None;
+    let (inventory, report) = loop {
+        let asked = reach.inventory(Wanted::PODS).await;
+        let asked = asked.map(|inventory| {
+            let report = status(&inventory);
+            (inventory, report)
+        });
+        let missing = match &asked {
+            Ok((_, report)) => report.bad(),
+            Err(error) => Some(format!("{error:#}")),
+        };
+        if missing.is_none() || Instant::now() + PAUSE > until {
+            break asked?;
+        }
+        if missing != said {
+            let what = missing.as_deref().unwrap_or_default();
+            eprintln!("waiting: {}", inert::lines(what));
+            said = missing;
+        }
+        sleep(PAUSE).await;
+    };
+    render::print(&report, flags.output, inventory.now)?;
+    Ok(match report.bad() {
+        Some(_) => Verdict::Findings,
+        None => Verdict::Clean,
+    })
+}

@@ -1,0 +1,247 @@
+//! Whether Cadastre itself lives, by what is told of it.
+
+use serde_json::json;
+
+use super::{Cluster, style};
+use crate::render::Report as _;
+use crate::show;
+use crate::status::{Health, status};
+
+fn health(cluster: &Cluster, part: &str) -> (Health, String) {
+    let report = status(&cluster.inventory());
+    let part = report.parts.into_iter().find(|it| it.part == part);
+    part.map(|it| (it.health, it.says)).unwrap()
+}
+
+/// A cluster whose agents are pods, on `a` and `b`.
+fn of_pods() -> Cluster {
+    let mut cluster = Cluster::new();
+    for node in ["a", "b"] {
+        cluster.part("agent", node, true);
+        cluster.part("controller", node, true);
+    }
+    cluster
+}
+
+#[test]
+fn who_does_not_lead_is_told() {
+    let mut cluster = Cluster::new();
+    let (is, says) = health(&cluster, "leader");
+    assert_eq!(
+        (is, says.as_str()),
+        (Health::Ok, "controller-1 leads, heard of 2s ago")
+    );
+    cluster.leader("controller-1", "2026-11-21T11:50:00Z");
+    assert_eq!(cluster.codes(), ["NoLeader controller"]);
+    let (is, says) = health(&cluster, "leader");
+    assert_eq!(
+        (is, says.as_str()),
+        (
+            Health::Bad,
+            "controller-1 led, and was last heard of 10m ago"
+        )
+    );
+    cluster.leader("", "2026-11-21T11:59:58Z");
+    assert_eq!(cluster.codes(), ["NoLeader controller"]);
+    cluster.lists.leases = Ok(Vec::new());
+    assert_eq!(cluster.codes(), ["NoLeader controller"]);
+    // Who may not read it is told that, and nothing else.
+    cluster.lists.leases = Err("no right".to_owned());
+    assert_eq!(cluster.codes(), ["NotReadable controller"]);
+    assert_eq!(health(&cluster, "leader").0, Health::Unknown);
+}
+
+#[test]
+fn an_agent_that_is_gone_is_not_shown_as_running() {
+    let mut cluster = of_pods();
+    assert_eq!(cluster.codes(), Vec::<String>::new());
+    assert_eq!(
+        health(&cluster, "agents"),
+        (Health::Ok, "2 of 2 nodes have a ready one".to_owned())
+    );
+    let agents = |cluster: &Cluster| -> Vec<String> {
+        let text = show::nodes(&cluster.inventory()).text(&style());
+        let lines = text.lines().skip(1);
+        lines
+            .map(|it| {
+                it.split("   ")
+                    .filter(|it| !it.is_empty())
+                    .nth(7)
+                    .unwrap()
+                    .trim()
+                    .to_owned()
+            })
+            .collect()
+    };
+    assert_eq!(agents(&cluster), ["0.1.0", "0.1.0"]);
+    cluster
+        .lists
+        .parts
+        .as_mut()
+        .unwrap()
+        .retain(|it| it.metadata.name.as_deref() != Some("agent-b"));
+    assert_eq!(cluster.codes(), ["AgentDown node b"]);
+    assert_eq!(agents(&cluster), ["0.1.0", "0.1.0 (no pod)"]);
+    assert_eq!(health(&cluster, "agents").0, Health::Bad);
+    cluster.part("agent", "b", false);
+    assert_eq!(cluster.codes(), ["AgentDown node b"]);
+    assert_eq!(agents(&cluster), ["0.1.0", "0.1.0 (not ready)"]);
+    // All are gone, and what they said is still there.
+    cluster.lists.parts = Ok(Vec::new());
+    assert_eq!(agents(&cluster), ["0.1.0 (no pod)", "0.1.0 (no pod)"]);
+    assert_eq!(health(&cluster, "agents").0, Health::Unknown);
+}
+
+#[test]
+fn a_rollout_is_no_fault() {
+    // Of Cadastre: its pods are young, and old ones go.
+    let mut cluster = of_pods();
+    for part in cluster.lists.parts.as_mut().unwrap() {
+        part.metadata.creation_timestamp =
+            serde_json::from_value(json!("2026-11-21T11:59:30Z")).ok();
+        part.status = None;
+    }
+    assert_eq!(cluster.codes(), Vec::<String>::new());
+    // Of others: as many pods as before, with other addresses, since the node's list was written.
+    let mut cluster = Cluster::new();
+    cluster.lists.addresses[0].spec["asOf"] = json!("2026-11-21T11:00:00Z");
+    cluster.lists.pods.clear();
+    cluster.pod("shop/new", "a", &["10.0.0.2"]);
+    let created = |cluster: &mut Cluster, at: &str| {
+        let pod = cluster.lists.pods.last_mut().unwrap();
+        pod.metadata.creation_timestamp = serde_json::from_value(json!(at)).ok();
+    };
+    created(&mut cluster, "2026-11-21T11:30:00Z");
+    assert_eq!(cluster.codes(), Vec::<String>::new());
+    created(&mut cluster, "2026-11-21T10:00:00Z");
+    assert_eq!(cluster.codes(), ["NotRecorded address 10.0.0.2"]);
+    // It is being deleted: its node has freed the address, and the API server does not know yet.
+    let pod = cluster.lists.pods.last_mut().unwrap();
+    pod.metadata.deletion_timestamp = serde_json::from_value(json!("2026-11-21T11:59:30Z")).ok();
+    assert_eq!(cluster.codes(), Vec::<String>::new());
+}
+
+#[test]
+fn status_says_what_is_wrong_with_pools_and_nodes() {
+    let mut cluster = Cluster::new();
+    assert_eq!(
+        health(&cluster, "pools"),
+        (Health::Ok, "1 of 1 serve".to_owned())
+    );
+    assert_eq!(
+        health(&cluster, "nodes"),
+        (Health::Ok, "2 nodes, none waits for addresses".to_owned())
+    );
+    let spec = json!({
+        "ipv4": {"cidrs": ["10.1.0.0/24"]}, "nodeSelector": {"matchLabels": {"zone": "c"}},
+    });
+    cluster.pool("q", &spec);
+    assert_eq!(cluster.codes(), ["PoolForNobody pool q"]);
+    assert_eq!(
+        health(&cluster, "pools"),
+        (Health::Ok, "2 of 2 serve; for no node: q".to_owned())
+    );
+    cluster.lists.pools[0].spec["ipv4"]["cidrs"] = json!(["10.0.0.0/27"]);
+    cluster.node("c", &[]);
+    cluster.lists.nodes[2].metadata.labels = None;
+    let (is, says) = health(&cluster, "pools");
+    assert_eq!(
+        (is, says.as_str()),
+        (Health::Bad, "2 of 2 serve; full: p; for no node: q")
+    );
+    let (is, says) = health(&cluster, "nodes");
+    assert_eq!(
+        (is, says.as_str()),
+        (Health::Bad, "3 nodes, 1 wait for addresses: c")
+    );
+}
+
+#[test]
+fn another_s_network_on_a_node_is_told_until_its_agent_says_otherwise() {
+    let mut cluster = of_pods();
+    let says = |cluster: &mut Cluster, node: usize, status: &str, message: &str| {
+        cluster.lists.subnets[node].status["conditions"] = json!([{
+            "type": "ServedByOthers", "status": status, "reason": "LeftToOthers", "message": message,
+            "lastTransitionTime": "2026-11-21T11:00:00Z",
+        }]);
+    };
+    says(
+        &mut cluster,
+        0,
+        "True",
+        "10-kindnet.conflist is there: do this",
+    );
+    let report = cluster.check();
+    let finding = &report.findings[0];
+    assert_eq!(
+        (report.findings.len(), &*finding.code),
+        (1, "ServedByOthers")
+    );
+    for part in ["1 node: a", "10-kindnet.conflist is there: do this"] {
+        assert!(
+            finding.message.contains(part),
+            "{part}: {}",
+            finding.message
+        );
+    }
+    let (is, text) = health(&cluster, "agents");
+    assert_eq!(is, Health::Bad);
+    assert!(
+        text.contains("another's network has the pods of a"),
+        "{text}"
+    );
+    says(&mut cluster, 1, "True", "x");
+    assert_eq!(cluster.codes(), ["ServedByOthers agents"]);
+    says(&mut cluster, 0, "False", "ours");
+    // An earlier Node of the name is not this one.
+    cluster.lists.subnets[1].status["nodeUID"] = json!("earlier");
+    assert!(
+        !cluster
+            .codes()
+            .contains(&"ServedByOthers agents".to_owned())
+    );
+}
+
+#[test]
+fn pods_outside_every_pool_are_counted_where_the_agent_is_to_configure_the_runtime() {
+    let mut cluster = of_pods();
+    for n in 1..=6 {
+        cluster.pod(&format!("shop/old-{n}"), "a", &[&format!("10.9.0.{n}")]);
+    }
+    cluster.pod("shop/other-node", "b", &["10.9.1.1"]);
+    // Mode secondary, and networks of users' own: others have the pods by design.
+    assert_eq!(cluster.codes(), Vec::<String>::new());
+    cluster.configures("a");
+    let report = cluster.check();
+    let finding = &report.findings[0];
+    assert_eq!((report.findings.len(), &*finding.code), (1, "PodsOutside"));
+    for part in ["6 pods", "shop/old-1 on a (10.9.0.1)", "and 2 more"] {
+        assert!(
+            finding.message.contains(part),
+            "{part}: {}",
+            finding.message
+        );
+    }
+    // What ended, goes, or has its node's address, and what lies in a block of a range that was taken out.
+    let pods = &mut cluster.lists.pods;
+    let old = |n: &str, pods: &[cadastre_api::PodLite]| {
+        let name = format!("old-{n}");
+        pods.iter()
+            .position(|it| it.metadata.name.as_deref() == Some(&name))
+            .unwrap()
+    };
+    let (one, two, three) = (old("1", pods), old("2", pods), old("3", pods));
+    pods[one].status.as_mut().unwrap().phase = Some("Succeeded".to_owned());
+    pods[two].spec.as_mut().unwrap().host_network = Some(true);
+    pods[three].metadata.deletion_timestamp =
+        serde_json::from_value(json!("2026-11-21T11:59:30Z")).ok();
+    let message = &cluster.check().findings[0].message;
+    assert!(message.starts_with("3 pods"), "{message}");
+    cluster.lists.pods.truncate(three);
+    cluster.block("10.9.0.0/28", "p", "a");
+    assert!(!cluster.codes().contains(&"PodsOutside pods".to_owned()));
+    // Mode podCIDRs: no agents.
+    let mut cluster = Cluster::new();
+    cluster.pod("shop/old", "a", &["10.9.0.1"]);
+    assert_eq!(cluster.codes(), Vec::<String>::new());
+}

@@ -1,0 +1,339 @@
+//! What is found wrong, and what may be released and drained.
+
+use std::collections::BTreeSet;
+
+use serde_json::json;
+
+use super::{Cluster, SINCE, addr, cidr};
+use crate::check::{CheckReport, LEAKED, Severity};
+use crate::release::intersection;
+use crate::{drain, release};
+use cadastre_api::MIRROR_ANNOTATION;
+
+/// The first fields of the entry of pod shop/cart.
+const CART: &str = "10.0.0.1 cbr0/0123456789-shop/cart eth0";
+
+#[test]
+fn a_cluster_that_is_well_has_no_findings() {
+    assert_eq!(Cluster::new().codes(), Vec::<String>::new());
+}
+
+/// What is planted, how, and the code and object of what is found.
+type Fault = (&'static str, fn(&mut Cluster), &'static str);
+
+#[test]
+fn each_fault_is_found_by_its_code() {
+    let faults: [Fault; 14] = [
+        (
+            "two pods report one address",
+            |it| it.pod("shop/twin", "b", &["10.0.0.1"]),
+            "DuplicateAddress address 10.0.0.1",
+        ),
+        (
+            "two agents hold one address",
+            |it| {
+                it.lists.subnets.pop();
+                let blocks = ["10.0.0.0/28", "10.0.0.16/28"];
+                it.subnet("b", &blocks, &[("10.0.0.1", "shop/other")]);
+            },
+            "DuplicateAddress address 10.0.0.1",
+        ),
+        (
+            "a pod is gone",
+            |it| {
+                it.lists.pods.clear();
+                it.orphan("a", "10.0.0.1", "pod-shop/cart");
+            },
+            "LeakedAddress address 10.0.0.1",
+        ),
+        (
+            "two blocks overlap",
+            |it| {
+                it.block("10.0.0.0/27", "p", "b");
+            },
+            "OverlappingRanges range 10.0.0.0/28",
+        ),
+        (
+            "two podCIDRs overlap",
+            |it| {
+                it.node("c", &["10.9.0.0/24"]);
+                it.node("d", &["10.9.0.0/25"]);
+            },
+            "OverlappingRanges range 10.9.0.0/25",
+        ),
+        (
+            "the owner is gone",
+            |it| {
+                it.lists.nodes.pop();
+            },
+            "OwnerlessBlock block 10.0.0.16/28",
+        ),
+        (
+            "a block is not listed",
+            |it| it.block("10.0.0.48/28", "p", "a"),
+            "BlockNotListed block 10.0.0.48/28",
+        ),
+        (
+            "a listed block has no object",
+            |it| {
+                it.lists.blocks.pop();
+            },
+            "ListedWithoutObject block 10.0.0.16/28",
+        ),
+        (
+            "a NodeSubnet is of an earlier node",
+            |it| {
+                it.lists.nodes[1].metadata.uid = Some("new".to_owned());
+            },
+            "StaleNodeSubnet nodesubnet b",
+        ),
+        (
+            "somebody else wrote a podCIDR",
+            |it| {
+                it.pool(
+                    "n",
+                    &json!({"allocate": "NodeCIDR", "ipv4": {"cidrs": ["10.8.0.0/16"]}}),
+                );
+                it.node("c", &["172.16.0.0/24"]);
+            },
+            "ForeignPodCIDR node c",
+        ),
+        (
+            "a kubelet gave its node everything",
+            |it| it.node("c", &["0.0.0.0/0"]),
+            "PodCIDRTooWide node c",
+        ),
+        (
+            "a kubelet says that a static pod has another node's address",
+            |it| {
+                it.pod("shop/image", "b", &["10.0.0.1"]);
+                let image = it.lists.pods.last_mut().unwrap();
+                let mark = [(MIRROR_ANNOTATION.to_owned(), "hash".to_owned())];
+                image.metadata.annotations = Some(mark.into());
+            },
+            "ForeignAddress address 10.0.0.1",
+        ),
+        (
+            "a pool is full",
+            |it| {
+                it.lists.pools[0].spec["ipv4"]["cidrs"] = json!(["10.0.0.0/27"]);
+            },
+            "PoolFull pool p",
+        ),
+        (
+            "a quarantine does not end",
+            |it| it.rest("10.0.0.32/28", "p", "dead", "2026-11-21T11:00:00Z"),
+            "QuarantineOver block 10.0.0.32/28",
+        ),
+    ];
+    for (what, plant, finding) in faults {
+        let mut cluster = Cluster::new();
+        plant(&mut cluster);
+        let codes = cluster.codes();
+        assert!(codes.iter().any(|it| it == finding), "{what}: {codes:?}");
+    }
+}
+
+#[test]
+fn what_only_one_look_shows_is_not_told() {
+    let mut cluster = Cluster::new();
+    cluster.lists.pods.clear();
+    cluster.orphan("a", "10.0.0.1", "pod-shop/cart");
+    let with = cluster.check();
+    let without = Cluster::new().check();
+    assert!(with.is_bad());
+    assert!(!with.clone().confirmed_by(&without).is_bad());
+    assert!(with.clone().confirmed_by(&with).is_bad());
+    let again: CheckReport = serde_json::from_str(&serde_json::to_string(&with).unwrap()).unwrap();
+    assert_eq!(again.findings, with.findings);
+    assert_eq!(with.findings[0].code, LEAKED);
+    assert_eq!(with.findings[0].severity, Severity::Warning);
+}
+
+#[test]
+fn only_what_is_leaked_is_released() {
+    let mut cluster = Cluster::new();
+    let judge = |cluster: &Cluster, at: &str, force| {
+        release::judge(addr(at), None, force, &cluster.inventory())
+    };
+    assert!(
+        judge(&cluster, "10.0.0.1", true)
+            .unwrap_err()
+            .why
+            .contains("lives on a")
+    );
+    assert!(
+        judge(&cluster, "10.0.0.2", true)
+            .unwrap_err()
+            .why
+            .contains("no node holds it")
+    );
+    let leaked = {
+        let mut gone = Cluster::new();
+        gone.lists.pods.clear();
+        gone.orphan("a", "10.0.0.1", "pod-shop/cart");
+        gone.check()
+    };
+    let leak = leaked.findings[0].leak.clone().unwrap();
+    cluster.lists.pods[0].status.as_mut().unwrap().phase = Some("Failed".to_owned());
+    let target = judge(&cluster, "10.0.0.1", false).unwrap();
+    assert_eq!(
+        (target.node.as_str(), target.uid.as_str()),
+        ("a", "pod-shop/cart")
+    );
+    // Somebody else has it by now.
+    cluster.pod("shop/new", "b", &["10.0.0.1"]);
+    assert!(
+        judge(&cluster, "10.0.0.1", true)
+            .unwrap_err()
+            .why
+            .contains("shop/new reports it")
+    );
+    cluster.lists.pods.pop();
+    cluster.listed(&format!("{CART} another shop/cart {SINCE}"));
+    let other = release::judge(addr("10.0.0.1"), Some(&leak), true, &cluster.inventory());
+    assert!(other.unwrap_err().why.contains("not what the report says"));
+    // Just given, or said by the agent of an earlier node: only by force.
+    cluster.listed(&format!("{CART} another shop/cart 2026-11-21T11:59:30Z"));
+    assert!(
+        judge(&cluster, "10.0.0.1", false)
+            .unwrap_err()
+            .why
+            .contains("--force")
+    );
+    assert!(judge(&cluster, "10.0.0.1", true).is_ok());
+    cluster.listed(&format!("{CART} - shop/cart {SINCE}"));
+    let why = judge(&cluster, "10.0.0.1", false).unwrap_err().why;
+    let checks = [
+        "no pod",
+        "container 0123456789-shop/cart",
+        "10.0.0.1 (ping",
+        "--force",
+    ];
+    for part in checks {
+        assert!(why.contains(part), "{part}: {why}");
+    }
+    let target = judge(&cluster, "10.0.0.1", true).unwrap();
+    let handle = "cbr0/0123456789-shop/cart";
+    assert_eq!(target.container_gone.as_deref(), Some(handle));
+    let inventory = cluster.inventory();
+    let wanted = release::wanted(&inventory.subnets["a"], std::slice::from_ref(&target));
+    let text = wanted.release_text();
+    assert_eq!(
+        text.as_deref(),
+        Some("10.0.0.1=container:cbr0/0123456789-shop/cart")
+    );
+    // Another container has it by now.
+    cluster.listed(&format!("10.0.0.1 cbr0/other eth0 - shop/cart {SINCE}"));
+    let inventory = cluster.inventory();
+    let wanted = release::wanted(&inventory.subnets["a"], &[target]);
+    assert_eq!(wanted.release_text(), None);
+}
+
+#[test]
+fn what_an_earlier_sandbox_of_a_living_pod_had_is_told_and_waited_for() {
+    let mut cluster = Cluster::new();
+    cluster.lists.pods[0].status.as_mut().unwrap().pod_ips = None;
+    assert!(cluster.codes().is_empty());
+    cluster.listed(&format!(
+        "{CART} pod-shop/cart shop/cart {SINCE} superseded"
+    ));
+    assert_eq!(cluster.codes(), ["SupersededAddress address 10.0.0.1"]);
+    let judge =
+        |cluster: &Cluster| release::judge(addr("10.0.0.1"), None, false, &cluster.inventory());
+    let target = judge(&cluster).unwrap();
+    assert!(target.superseded);
+    // Without the pod it is a leak like others.
+    cluster.lists.pods.clear();
+    assert!(
+        cluster.codes().is_empty(),
+        "the list may be older than its DEL"
+    );
+    cluster.orphan("a", "10.0.0.1", "pod-shop/cart");
+    assert_eq!(cluster.codes(), ["LeakedAddress address 10.0.0.1"]);
+    assert!(!judge(&cluster).unwrap().superseded);
+}
+
+#[test]
+fn what_a_list_of_minutes_ago_says_is_no_fault() {
+    // A pod has started since, and so has one in the place of another.
+    let mut cluster = Cluster::new();
+    cluster.pod("shop/young", "a", &["10.0.0.2"]);
+    let young = cluster.lists.pods.last_mut().unwrap();
+    young.metadata.creation_timestamp = serde_json::from_value(json!("2026-11-21T11:59:00Z")).ok();
+    assert!(cluster.codes().is_empty(), "{:?}", cluster.codes());
+    cluster.lists.pods.pop();
+    cluster.pod("shop/old", "a", &["10.0.0.2"]);
+    assert_eq!(cluster.codes(), ["NotRecorded address 10.0.0.2"]);
+    cluster.lists.subnets[0].status["blocks"][0]["used"] = json!(2);
+    assert!(cluster.codes().is_empty(), "the counts are newer");
+    // The block has gone to another node since, with the address.
+    let mut cluster = Cluster::new();
+    cluster.lists.subnets[0].status["blocks"] = json!([]);
+    cluster.lists.subnets[0].spec["blocks"] = json!([]);
+    cluster.lists.blocks.remove(0);
+    cluster.block("10.0.0.0/28", "p", "b");
+    cluster.lists.subnets.pop();
+    cluster.lists.pods.clear();
+    cluster.pod("shop/cart", "b", &["10.0.0.1"]);
+    let blocks = ["10.0.0.0/28", "10.0.0.16/28"];
+    cluster.subnet("b", &blocks, &[("10.0.0.1", "shop/cart")]);
+    assert!(cluster.codes().is_empty(), "{:?}", cluster.codes());
+}
+
+#[test]
+fn of_several_reports_the_leaks_of_all_are_released() {
+    let mut cluster = Cluster::new();
+    cluster.lists.pods.clear();
+    cluster.orphan("a", "10.0.0.1", "pod-shop/cart");
+    let first = cluster.check();
+    let none = Cluster::new().check();
+    assert_eq!(intersection(&[first.clone(), first.clone()]).len(), 1);
+    assert_eq!(intersection(&[first, none]).len(), 0);
+    assert_eq!(intersection(&[]).len(), 0);
+}
+
+#[test]
+fn requests_that_no_longer_apply_are_taken_out() {
+    let mut cluster = Cluster::new();
+    cluster.lists.subnets[0].metadata.annotations = Some(
+        [(
+            "cadastre.dev/release".to_owned(),
+            "10.0.0.1=pod-shop/cart,10.0.0.9=gone".to_owned(),
+        )]
+        .into(),
+    );
+    let inventory = cluster.inventory();
+    let wanted = release::wanted(&inventory.subnets["a"], &[]);
+    assert_eq!(
+        wanted.release_text().as_deref(),
+        Some("10.0.0.1=pod-shop/cart")
+    );
+    assert_eq!(cluster.codes(), ["OldRequest node a"]);
+}
+
+#[test]
+fn surplus_is_what_is_empty_beyond_the_first() {
+    let mut cluster = Cluster::new();
+    for cidr in ["10.0.0.64/28", "10.0.0.80/28"] {
+        cluster.block(cidr, "p", "b");
+    }
+    cluster.lists.subnets.pop();
+    cluster.subnet("b", &["10.0.0.16/28", "10.0.0.64/28", "10.0.0.80/28"], &[]);
+    let inventory = cluster.inventory();
+    let none = BTreeSet::new();
+    let all = drain::surplus("node-b", &inventory, &["p".into()].into());
+    assert_eq!(all.len(), 3, "pods of another node wait for the pool");
+    let used = drain::surplus("node-a", &inventory, &["p".into()].into());
+    assert_eq!(used, [], "what is in use stays");
+    assert_eq!(
+        drain::surplus("node-b", &inventory, &none),
+        [cidr("10.0.0.64/28"), cidr("10.0.0.80/28")]
+    );
+    assert_eq!(drain::surplus("node-a", &inventory, &none), []);
+    assert_eq!(drain::judge(cidr("10.0.0.64/28"), &inventory).unwrap(), "b");
+    let why = drain::judge(cidr("10.0.0.64/27"), &inventory)
+        .unwrap_err()
+        .why;
+    assert!(why.contains("did you mean 10.0.0.64/28"), "{why}");
+}

@@ -1,0 +1,232 @@
+//! The verbs on inventories made by hand.
+
+mod alive;
+mod judging;
+mod seeing;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::{Value, json};
+
+use super::check::{CheckReport, check};
+use super::inventory::Inventory;
+use super::lists::Lists;
+use super::render::Style;
+use cadastre_api::{FINALIZER, NodeSubnetLite};
+use cadastre_core::{Addr, Cidr};
+
+const SINCE: &str = "2026-11-21T11:30:00Z";
+
+fn now() -> Timestamp {
+    "2026-11-21T12:00:00Z".parse().unwrap()
+}
+
+fn style() -> Style {
+    Style {
+        wide: true,
+        colour: false,
+        width: 100,
+        now: now(),
+    }
+}
+
+fn addr(text: &str) -> Addr {
+    Addr::parse_strict(text).unwrap()
+}
+
+fn cidr(text: &str) -> Cidr {
+    Cidr::parse_strict(text).unwrap()
+}
+
+/// A small cluster: pool `p` of 10.0.0.0/24 in blocks of /28; nodes `a` and `b` with agents, one block
+/// each; pod `shop/cart` on `a` at 10.0.0.1.
+struct Cluster {
+    lists: Lists,
+    version: u64,
+}
+
+impl Cluster {
+    fn empty() -> Self {
+        Self {
+            lists: Lists::default(),
+            version: 0,
+        }
+    }
+
+    fn new() -> Self {
+        let mut cluster = Self::empty();
+        cluster.pool(
+            "p",
+            &json!({"ipv4": {"cidrs": ["10.0.0.0/24"], "blockSize": 28}}),
+        );
+        cluster.node("a", &[]);
+        cluster.node("b", &[]);
+        cluster.block("10.0.0.0/28", "p", "a");
+        cluster.block("10.0.0.16/28", "p", "b");
+        cluster.pod("shop/cart", "a", &["10.0.0.1"]);
+        cluster.subnet("a", &["10.0.0.0/28"], &[("10.0.0.1", "shop/cart")]);
+        cluster.subnet("b", &["10.0.0.16/28"], &[]);
+        cluster.leader("controller-1", "2026-11-21T11:59:58Z");
+        cluster
+    }
+
+    /// Who leads, and since when nobody has heard of it.
+    fn leader(&mut self, holder: &str, renewed: &str) {
+        let lease = json!({
+            "metadata": {"namespace": "kube-system", "name": "cadastre-controller"},
+            "spec": {"holderIdentity": holder, "renewTime": renewed.replace('Z', ".000000Z")},
+        });
+        self.lists.leases = Ok(vec![serde_json::from_value(lease).unwrap()]);
+    }
+
+    /// A pod of Cadastre, half an hour old.
+    fn part(&mut self, component: &str, node: &str, ready: bool) {
+        let pod = json!({
+            "metadata": {
+                "namespace": "kube-system", "name": format!("{component}-{node}"), "creationTimestamp": SINCE,
+                "labels": {"app.kubernetes.io/name": "cadastre", "app.kubernetes.io/component": component},
+            },
+            "spec": {"nodeName": node, "containers": []},
+            "status": {"conditions": [{"type": "Ready", "status": if ready { "True" } else { "False" }}]},
+        });
+        let parts = self.lists.parts.as_mut().unwrap();
+        parts.push(serde_json::from_value(pod).unwrap());
+    }
+
+    /// The agent of that node is to write the runtime's configuration.
+    fn configures(&mut self, node: &str) {
+        let parts = self.lists.parts.as_mut().unwrap();
+        let name = format!("agent-{node}");
+        let named = |it: &&mut Pod| it.metadata.name.as_deref() == Some(&name);
+        let spec = parts.iter_mut().find(named).unwrap().spec.as_mut();
+        spec.unwrap().containers = serde_json::from_value(json!([
+            {"name": "agent", "args": ["agent", "--cni-conf=/host/cni-conf/05-cadastre.conflist"]},
+        ]))
+        .unwrap();
+    }
+
+    fn next(&mut self) -> String {
+        self.version += 1;
+        self.version.to_string()
+    }
+
+    fn pool(&mut self, name: &str, spec: &Value) {
+        let version = self.next();
+        let pool = json!({
+            "metadata": {
+                "name": name, "uid": format!("pool-{name}"), "resourceVersion": version, "finalizers": [FINALIZER],
+                "creationTimestamp": "2026-11-01T00:00:00Z",
+            },
+            "spec": spec,
+        });
+        self.lists.pools.push(serde_json::from_value(pool).unwrap());
+    }
+
+    fn node(&mut self, name: &str, pod_cidrs: &[&str]) {
+        let version = self.next();
+        let node = json!({
+            "metadata": {"name": name, "uid": format!("node-{name}"), "resourceVersion": version, "labels": {"zone": name}},
+            "spec": {"podCIDRs": pod_cidrs},
+        });
+        self.lists.nodes.push(serde_json::from_value(node).unwrap());
+    }
+
+    fn block(&mut self, cidr: &str, pool: &str, node: &str) {
+        let version = self.next();
+        let name = cidr.replace(['.', ':', '/'], "-");
+        let block = json!({
+            "metadata": {"name": name, "uid": format!("block-{cidr}"), "resourceVersion": version, "generation": 1},
+            "spec": {
+                "cidr": cidr, "pool": pool, "since": "2026-11-21T11:00:00Z",
+                "owner": {"kind": "Node", "name": node, "uid": format!("node-{node}")},
+            },
+        });
+        self.lists
+            .blocks
+            .push(serde_json::from_value(block).unwrap());
+    }
+
+    fn rest(&mut self, cidr: &str, pool: &str, node: &str, until: &str) {
+        self.block(cidr, pool, node);
+        let block = self.lists.blocks.last_mut().unwrap();
+        block.spec["owner"]["kind"] = json!("Quarantine");
+        block.spec["until"] = json!(until);
+    }
+
+    fn pod(&mut self, name: &str, node: &str, addresses: &[&str]) {
+        let (namespace, short) = name.split_once('/').unwrap();
+        let ips: Vec<Value> = addresses.iter().map(|ip| json!({"ip": ip})).collect();
+        let version = self.next();
+        let pod = json!({
+            "metadata": {"namespace": namespace, "name": short, "uid": format!("pod-{name}"), "resourceVersion": version},
+            "spec": {"nodeName": node}, "status": {"phase": "Running", "podIPs": ips},
+        });
+        self.lists.pods.push(serde_json::from_value(pod).unwrap());
+    }
+
+    fn subnet(&mut self, node: &str, blocks: &[&str], held: &[(&str, &str)]) {
+        let version = self.next();
+        let listed: Vec<Value> = blocks
+            .iter()
+            .map(|cidr| json!({"cidr": cidr, "uid": format!("block-{cidr}"), "pool": "p"}))
+            .collect();
+        let words: Vec<Value> = blocks
+            .iter()
+            .map(|text| {
+                let range = cidr(text);
+                let used = held.iter().filter(|(at, _)| range.contains_addr(addr(at))).count();
+                json!({"cidr": text, "uid": format!("block-{text}"), "used": used, "free": 16 - used})
+            })
+            .collect();
+        let addresses: Vec<String> = held
+            .iter()
+            .map(|(at, pod)| format!("{at} cbr0/0123456789-{pod} eth0 pod-{pod} {pod} {SINCE}"))
+            .collect();
+        let uid = format!("node-{node}");
+        let subnet = json!({
+            "metadata": {"name": node, "uid": format!("subnet-{node}"), "resourceVersion": version},
+            "spec": {"nodeUID": uid, "blocks": listed},
+            "status": {
+                "nodeUID": uid, "blocks": words, "agent": {"version": "0.1.0"},
+            },
+        });
+        let list = json!({
+            "metadata": {"name": node, "uid": format!("addresses-{node}"), "resourceVersion": version},
+            "spec": {"nodeUID": uid, "bootID": "boot", "asOf": "2026-11-21T11:58:00Z", "addresses": addresses},
+        });
+        self.lists
+            .addresses
+            .push(serde_json::from_value(list).unwrap());
+        self.lists
+            .subnets
+            .push(serde_json::from_value(subnet).unwrap());
+    }
+
+    /// The agent of that node does not see the pod that it gave the address to.
+    fn orphan(&mut self, node: &str, at: &str, uid: &str) {
+        let named = |it: &&mut NodeSubnetLite| it.metadata.name.as_deref() == Some(node);
+        let subnet = self.lists.subnets.iter_mut().find(named).unwrap();
+        subnet.status["orphans"] = json!([{"address": at, "podUID": uid}]);
+    }
+
+    /// The list of node `a` has this entry and no other.
+    fn listed(&mut self, entry: &str) {
+        self.lists.addresses[0].spec["addresses"] = json!([entry]);
+    }
+
+    fn inventory(&self) -> Inventory {
+        Inventory::new(&self.lists, now())
+    }
+
+    fn check(&self) -> CheckReport {
+        check(&self.inventory())
+    }
+
+    fn codes(&self) -> Vec<String> {
+        self.check()
+            .findings
+            .into_iter()
+            .map(|it| format!("{} {}", it.code, it.object))
+            .collect()
+    }
+}

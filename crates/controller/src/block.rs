@@ -1,0 +1,515 @@
+//! IPAMBlocks: creates, restores, hands to quarantine and deletes the objects of blocks.
+//!
+//! What has to be done is in the block's entry ([`super::blocks::Step`]); this loop does it, one
+//! request at a time for each block, and looks again after whatever the answer was. A block of a
+//! dead node goes when its quarantine is over, no pod in the index has an address in it, and a
+//! consistent look at the pods bound to the node's name has shown none either.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use super::blocks::{Entry, Noted, Step, sound};
+use super::queue::Queue;
+use super::refusals::Call;
+use super::registry::Registry;
+use super::report::{About, KEPT, Report};
+use super::{Context, IN_USE_PAUSE, Purpose};
+use crate::cluster::request::{Outcome, Refusal, Request};
+use crate::cluster::seen::{Block, Text};
+use cadastre_api::block_name;
+use cadastre_core::mutation::Mutation;
+use cadastre_core::{Addr, Cidr, ClaimId};
+
+/// How long the watch may take to show what was created before it is read.
+const AWAIT: Duration = Duration::from_secs(10);
+
+/// The loop's own state.
+#[derive(Debug, Default)]
+pub struct BlockLoop {
+    /// Blocks that a node waits for
+    pub urgent: Queue<Cidr>,
+    /// All others
+    pub queue: Queue<Cidr>,
+    /// UIDs of dead nodes whose pods are being looked at
+    checking: BTreeSet<Text>,
+    /// Blocks that pods keep beyond their quarantine, as far as that was told
+    kept: BTreeSet<Cidr>,
+}
+
+impl BlockLoop {
+    /// Something may have to be done about the block.
+    pub fn add(&mut self, entry: &Entry) {
+        let urgent = entry.step == Step::Create || entry.to_read;
+        if urgent && !entry.owner.resting {
+            self.urgent.add(entry.cidr);
+        } else {
+            self.queue.add(entry.cidr);
+        }
+    }
+
+    /// The next request that a node waits for.
+    pub fn next_urgent(&mut self, cx: &mut Context, stopping: bool) -> Option<(Request, Purpose)> {
+        while let Some(cidr) = self.urgent.pop(cx.now.mono) {
+            let creates = |e: &Entry| e.step == Step::Create && !e.to_read;
+            if stopping && cx.registry.blocks.get(&cidr).is_none_or(creates) {
+                continue;
+            }
+            if let Some(found) = self.request(cidr, true, cx) {
+                return Some(found);
+            }
+        }
+        None
+    }
+
+    /// The next of the others.
+    pub fn next(&mut self, cx: &mut Context) -> Option<(Request, Purpose)> {
+        while let Some(cidr) = self.queue.pop(cx.now.mono) {
+            if let Some(found) = self.request(cidr, false, cx) {
+                return Some(found);
+            }
+        }
+        None
+    }
+
+    fn request(
+        &mut self,
+        cidr: Cidr,
+        urgent: bool,
+        cx: &mut Context,
+    ) -> Option<(Request, Purpose)> {
+        let now = cx.now.mono;
+        let Some(entry) = cx.registry.blocks.get_mut(&cidr) else {
+            self.kept.remove(&cidr);
+            return None;
+        };
+        if entry.in_flight {
+            return None;
+        }
+        let call = if entry.to_read {
+            Call::ReadBlock(cidr)
+        } else {
+            Call::WriteBlock(cidr)
+        };
+        let paused = cx.registry.refusals.paused(&call, now);
+        if let Some(at) = paused.filter(|_| entry.to_read || entry.step.is_write()) {
+            let queue = if urgent {
+                &mut self.urgent
+            } else {
+                &mut self.queue
+            };
+            queue.add_at(cidr, at);
+            return None;
+        }
+        let name: Text = block_name(&cidr).into();
+        let claim = entry.claim;
+        let purpose = |step| Purpose::Block { cidr, claim, step };
+        if entry.to_read {
+            entry.in_flight = true;
+            return Some((Request::ReadBlock { name }, purpose(None)));
+        }
+        let object = cx.world.blocks.get(&name);
+        let object = object.filter(|object| entry.uid.as_ref() == Some(&object.uid));
+        let step = entry.step;
+        let request = match (step, object) {
+            (Step::Settled, _) => return self.rest(cidr, cx),
+            // Created or read lately: the watch is to show it.
+            (Step::Await | Step::Replace | Step::Delete, None) if entry.await_until > now => {
+                self.queue.add_at(cidr, entry.await_until);
+                return None;
+            }
+            // Seen: the judgement follows.
+            (Step::Await, Some(_)) => return None,
+            (Step::Create, _) => Request::CreateBlock {
+                name,
+                spec: entry.spec(),
+            },
+            (Step::Replace, Some(object)) => Request::ReplaceBlock {
+                name,
+                uid: object.uid.clone(),
+                version: object.version,
+                spec: entry.spec(),
+            },
+            (Step::Delete, Some(object)) => Request::DeleteBlock {
+                name,
+                uid: object.uid.clone(),
+                version: object.version,
+            },
+            (Step::Await | Step::Replace | Step::Delete, None) => {
+                entry.to_read = true;
+                entry.in_flight = true;
+                return Some((Request::ReadBlock { name }, purpose(None)));
+            }
+        };
+        entry.in_flight = true;
+        Some((request, purpose(Some(step))))
+    }
+
+    /// A block whose object is as it should be: nothing to do, unless it rests and that is over.
+    fn rest(&mut self, cidr: Cidr, cx: &mut Context) -> Option<(Request, Purpose)> {
+        let entry = cx.registry.blocks.get(&cidr)?;
+        let until = entry.rests_until.filter(|_| entry.owner.resting)?;
+        if until > cx.now.mono {
+            self.queue.add_at(cidr, until);
+            return None;
+        }
+        let (name, uid) = (entry.owner.name.clone(), entry.owner.uid.clone());
+        let unseen = Mutation::PodsOfBlockNotLookedAt.is_on();
+        let by_pod = cx
+            .world
+            .pods
+            .any_in_range_of(&name, &cidr)
+            .filter(|_| !unseen);
+        if let Some(what) = still_used(&cidr, by_pod, cx.registry) {
+            self.keep(cidr, &what, cx);
+            return None;
+        }
+        let call = Call::ListPods(name.clone());
+        if let Some(at) = cx.registry.refusals.paused(&call, cx.now.mono) {
+            self.queue.add_at(cidr, at);
+            return None;
+        }
+        if !self.checking.insert(uid.clone()) {
+            return None;
+        }
+        let purpose = Purpose::BlockPods {
+            name: name.clone(),
+            uid,
+        };
+        Some((Request::ListPodsOf { node: name }, purpose))
+    }
+
+    /// The block is looked at again later, and what keeps it is told once.
+    fn keep(&mut self, cidr: Cidr, what: &str, cx: &mut Context) {
+        self.queue.add_at(cidr, cx.now.mono + IN_USE_PAUSE);
+        let Some(uid) = cx.registry.blocks.get(&cidr).and_then(|e| e.uid.clone()) else {
+            return;
+        };
+        if self.kept.insert(cidr) {
+            cx.reports.push(Report {
+                about: About::Block {
+                    name: block_name(&cidr).into(),
+                    uid,
+                },
+                warning: false,
+                reason: KEPT,
+                note: format!("its node is gone and its quarantine is over, but {what}"),
+            });
+        }
+    }
+
+    /// Takes in the last look at a dead node's pods: its blocks that are over and unused go.
+    pub fn answered_pods(&mut self, uid: &Text, outcome: &Outcome, cx: &mut Context) {
+        self.checking.remove(uid);
+        let now = cx.now.mono;
+        let over = |entry: &&Entry| {
+            entry.owner.resting
+                && entry.step == Step::Settled
+                && entry.rests_until.is_some_and(|until| until <= now)
+        };
+        let due: Vec<(Cidr, Text)> = cx
+            .registry
+            .blocks
+            .of(uid)
+            .filter(over)
+            .map(|entry| (entry.cidr, entry.owner.name.clone()))
+            .collect();
+        for (cidr, name) in due {
+            let Outcome::Pods(pods) = outcome else {
+                self.queue.add(cidr);
+                continue;
+            };
+            let mut reported = pods.iter().flat_map(|pod| pod.addresses.iter().copied());
+            let used = reported.find(|addr| cidr.contains_addr(*addr));
+            let used = used.or_else(|| cx.world.pods.any_in_range_of(&name, &cidr));
+            let by_pod = used.filter(|_| !Mutation::PodsOfBlockNotLookedAt.is_on());
+            if let Some(what) = still_used(&cidr, by_pod, cx.registry) {
+                self.keep(cidr, &what, cx);
+                continue;
+            }
+            self.kept.remove(&cidr);
+            if let Some(entry) = cx.registry.blocks.get_mut(&cidr) {
+                entry.step = Step::Delete;
+                self.queue.add(cidr);
+            }
+        }
+    }
+
+    /// Takes in an answer about a block's object. What it shows of the object is in the world already
+    /// where that may be: a creation counts only once the watch shows it.
+    pub fn answered(
+        &mut self,
+        (cidr, claim): (&Cidr, ClaimId),
+        step: Option<Step>,
+        outcome: &Outcome,
+        cx: &mut Context,
+    ) -> Noted {
+        let now = cx.now.mono;
+        let mut noted = Noted::default();
+        let entry = cx.registry.blocks.get_mut(cidr);
+        let any = Mutation::AnswerToEarlierBlockCounts.is_on();
+        let Some(entry) = entry.filter(|entry| entry.claim == claim || any) else {
+            return noted;
+        };
+        entry.in_flight = false;
+        let (owner, resting) = (entry.owner.clone(), entry.owner.resting);
+        let queue = if resting {
+            &mut self.queue
+        } else {
+            &mut self.urgent
+        };
+        match (step, outcome) {
+            (Some(Step::Create), Outcome::Block(block)) => {
+                created(entry, block, now);
+                if entry.confirmed {
+                    // Made anew, it is listed with another UID.
+                    noted.nodes.push(owner.name);
+                }
+                self.queue.add(*cidr);
+            }
+            (None, Outcome::Block(block)) if sound(block).is_none() => {
+                entry.to_read = false;
+                entry.await_until = now + AWAIT;
+                queue.add(*cidr);
+                cx.registry.block_spoiled(block, cx.now, &mut noted);
+            }
+            (None, Outcome::Block(block)) => {
+                entry.to_read = false;
+                entry.found(block, now);
+                noted.nodes.push(owner.name);
+                self.queue.add(*cidr);
+            }
+            (None, Outcome::Refused(Refusal::Missing)) => {
+                entry.to_read = false;
+                if entry.is_leaving() || resting && !entry.confirmed {
+                    cx.registry.drop_block(cidr);
+                    noted.freed = true;
+                } else {
+                    entry.step = Step::Create;
+                    self.urgent.add(*cidr);
+                }
+                noted.nodes.push(owner.name);
+            }
+            (Some(Step::Replace), Outcome::Block(block)) => {
+                // A write that changed nothing is no news: no watch tells of it.
+                if entry.step == Step::Replace && entry.is_kept_in(block) {
+                    entry.step = Step::Settled;
+                }
+                self.queue.add(*cidr);
+            }
+            (_, Outcome::Block(_) | Outcome::Gone) => self.queue.add(*cidr),
+            // Its node has died meanwhile, and nobody has heard of it.
+            (Some(Step::Create), Outcome::Refused(refusal))
+                if resting
+                    && !entry.confirmed
+                    && entry.step == Step::Create
+                    && !matches!(refusal, Refusal::Guard(_)) =>
+            {
+                cx.registry.drop_block(cidr);
+                noted.freed = true;
+            }
+            (_, Outcome::Refused(Refusal::Busy(_) | Refusal::NotSent | Refusal::Rejected(_))) => {
+                queue.add(*cidr);
+            }
+            _ => {
+                entry.to_read = true;
+                queue.add(*cidr);
+            }
+        }
+        noted
+    }
+}
+
+/// Why a resting block is not over yet: a pod reports that address, or an agent says that it uses one.
+fn still_used(block: &Cidr, by_pod: Option<Addr>, registry: &Registry) -> Option<String> {
+    if let Some(addr) = by_pod {
+        return Some(format!(
+            "a pod still reports {addr}: it goes with that pod (kubectl get pods -A -o wide | grep -w {addr})"
+        ));
+    }
+    let addr = registry.rests_in_use(block)?;
+    Some(format!(
+        "the agent of another node uses it, as the condition Accepted of its NodeSubnet says: drain that node (kubectl cadastre show ip {addr})"
+    ))
+}
+
+/// The object exists; whose it is, and whether it was first, is for the watch to show.
+fn created(entry: &mut Entry, block: &Block, now: Duration) {
+    if entry.step == Step::Create || entry.step == Step::Await {
+        let ours = block
+            .spec
+            .as_ref()
+            .is_ok_and(|spec| spec.owner.uid == entry.owner.uid);
+        if ours {
+            entry.uid = Some(block.uid.clone());
+        }
+        entry.step = Step::Await;
+        entry.await_until = now + AWAIT;
+    }
+}
+
+impl Entry {
+    /// Whether the object says what it should.
+    pub(crate) fn is_kept_in(&self, block: &Block) -> bool {
+        block.spec.as_ref().is_ok_and(|spec| *spec == self.spec())
+    }
+
+    /// A read has shown what bears the block's name.
+    fn found(&mut self, block: &Block, now: Duration) {
+        if !self.confirmed {
+            created(self, block, now);
+        } else if self.step == Step::Create {
+            self.uid = Some(block.uid.clone());
+            self.step = if self.is_kept_in(block) {
+                Step::Settled
+            } else {
+                Step::Replace
+            };
+        } else {
+            // It exists: a watch that is behind is no reason to read it again at once.
+            self.await_until = now + AWAIT;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Now;
+    use crate::cluster::world::World;
+    use crate::holders::Use;
+    use cadastre_core::State;
+
+    /// A block that was chosen for `n1`.
+    fn begun(registry: &mut Registry, now: Now) -> (Cidr, ClaimId) {
+        let cidr = Cidr::parse_strict("10.0.0.0/26").unwrap();
+        let node = crate::demand::tests::node("n1");
+        let holder = registry.holders.intern(Use::Blocks, &node.name, &node.uid);
+        let claim = registry.ledger.record(holder, cidr, State::InFlight);
+        registry.begin_block(claim, cidr, &"p".into(), &node, now);
+        (cidr, claim)
+    }
+
+    /// What is done about a block whose name bears another object, first provisional, then confirmed.
+    fn step_after(found: Result<crate::cluster::seen::BlockSpec, String>, confirmed: bool) -> Step {
+        let now = Now {
+            mono: Duration::ZERO,
+            wall: jiff::Timestamp::UNIX_EPOCH,
+        };
+        let (world, mut registry) = (World::default(), Registry::default());
+        let (cidr, claim) = begun(&mut registry, now);
+        registry.blocks.get_mut(&cidr).unwrap().confirmed = confirmed;
+        let block = Block {
+            name: block_name(&cidr).into(),
+            uid: "found".into(),
+            version: 1,
+            touched: false,
+            spec: found,
+        };
+        let mut cx = Context {
+            world: &world,
+            registry: &mut registry,
+            reports: &mut Vec::new(),
+            now,
+        };
+        BlockLoop::default().answered((&cidr, claim), None, &Outcome::Block(block), &mut cx);
+        let entry = registry.blocks.get(&cidr).unwrap();
+        assert!(entry.step == Step::Await || entry.uid.as_deref() == Some("found"));
+        entry.step
+    }
+
+    #[test]
+    fn an_object_that_nobody_can_read_does_not_lock_its_name() {
+        let unreadable = || Err("no spec".to_owned());
+        // Nobody knows whose it was: it rests, and goes.
+        assert_eq!(step_after(unreadable(), false), Step::Settled);
+        assert_eq!(step_after(unreadable(), true), Step::Replace);
+        let spec = crate::cluster::seen::BlockSpec {
+            cidr: Cidr::parse_strict("10.0.0.0/26").unwrap(),
+            pool: "p".into(),
+            owner: crate::cluster::seen::Owner {
+                resting: false,
+                name: "n2".into(),
+                uid: "u2".into(),
+                machine: crate::cluster::seen::Machine::default(),
+            },
+            since: jiff::Timestamp::UNIX_EPOCH,
+            until: None,
+        };
+        // Somebody else's: the watch shows whose it is, and since when.
+        assert_eq!(step_after(Ok(spec.clone()), false), Step::Await);
+        assert_eq!(step_after(Ok(spec), true), Step::Replace);
+    }
+
+    #[test]
+    fn a_write_that_changed_nothing_is_done() {
+        let now = Now {
+            mono: Duration::ZERO,
+            wall: jiff::Timestamp::UNIX_EPOCH,
+        };
+        for owner in ["n1", "n2"] {
+            let (world, mut registry) = (World::default(), Registry::default());
+            let (cidr, claim) = begun(&mut registry, now);
+            let entry = registry.blocks.get_mut(&cidr).unwrap();
+            (entry.confirmed, entry.step) = (true, Step::Replace);
+            let mut spec = entry.spec();
+            spec.owner.name = owner.into();
+            let kept = Block {
+                name: block_name(&cidr).into(),
+                uid: "b".into(),
+                version: 1,
+                touched: false,
+                spec: Ok(spec),
+            };
+            let mut cx = Context {
+                world: &world,
+                registry: &mut registry,
+                reports: &mut Vec::new(),
+                now,
+            };
+            let (step, outcome) = (Some(Step::Replace), Outcome::Block(kept));
+            BlockLoop::default().answered((&cidr, claim), step, &outcome, &mut cx);
+            let is_done = registry.blocks.get(&cidr).unwrap().step == Step::Settled;
+            assert_eq!(is_done, owner == "n1");
+        }
+    }
+
+    #[test]
+    fn a_block_is_not_read_again_at_once_while_the_watch_is_behind() {
+        let mut now = Now {
+            mono: Duration::from_secs(60),
+            wall: jiff::Timestamp::UNIX_EPOCH,
+        };
+        let (world, mut registry) = (World::default(), Registry::default());
+        let (cidr, claim) = begun(&mut registry, now);
+        let entry = registry.blocks.get_mut(&cidr).unwrap();
+        (entry.confirmed, entry.step, entry.uid) = (true, Step::Await, Some("b".into()));
+        let found = Block {
+            name: block_name(&cidr).into(),
+            uid: "b".into(),
+            version: 1,
+            touched: false,
+            spec: Ok(entry.spec()),
+        };
+        let mut blocks = BlockLoop::default();
+        blocks.queue.add(cidr);
+        let unreadable = Block {
+            spec: Err("no owner".to_owned()),
+            ..found.clone()
+        };
+        for found in [found, unreadable] {
+            let mut cx = Context {
+                world: &world,
+                registry: &mut registry,
+                reports: &mut Vec::new(),
+                now,
+            };
+            let read = blocks.next(&mut cx).map(|(request, _)| request);
+            assert!(matches!(read, Some(Request::ReadBlock { .. })), "{read:?}");
+            let outcome = Outcome::Block(found);
+            blocks.answered((&cidr, claim), None, &outcome, &mut cx);
+            assert!(blocks.next_urgent(&mut cx, false).is_none());
+            assert!(blocks.next(&mut cx).is_none(), "it has just been read");
+            now.mono += AWAIT;
+        }
+    }
+}

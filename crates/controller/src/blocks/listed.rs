@@ -1,0 +1,277 @@
+//! What NodeSubnets list, and should list.
+
+use std::collections::BTreeSet;
+
+use super::{Entry, Step};
+use crate::Now;
+use crate::cluster::seen::{AgentReport, Machine, Owner, Text};
+use crate::cluster::world::World;
+use crate::holders::Use;
+use crate::registry::{Registry, machine};
+use cadastre_api::{HeldBlock, MOST_RESERVED};
+use cadastre_core::mutation::Mutation;
+use cadastre_core::{Cidr, Span, State};
+
+impl Registry {
+    /// Reads all blocks: objects first, then what NodeSubnets list, then whose owner is gone.
+    pub(crate) fn rebuild_blocks(&mut self, world: &World, now: Now) {
+        for block in world.blocks.iter() {
+            self.block_seen(block, now);
+        }
+        // What lives is right whatever a list for the dead says, which may be very old.
+        for alive in [true, false] {
+            let subnets = world.subnets.iter();
+            for subnet in subnets.filter(|_| !Mutation::ListedBlocksNotRead.is_on()) {
+                let Ok(spec) = &subnet.spec else { continue };
+                let Some(uid) = &spec.node_uid else { continue };
+                let node = world.nodes.get(&subnet.name);
+                if node.is_some_and(|node| *node.uid == **uid) != alive {
+                    continue;
+                }
+                for held in &spec.blocks {
+                    let uid = uid.as_str().into();
+                    self.recall_listed(&subnet.name, &uid, held, alive, world, now);
+                }
+            }
+        }
+        let owners: BTreeSet<(Text, Text)> = self
+            .blocks
+            .iter()
+            .filter(|entry| !entry.owner.resting)
+            .map(|entry| (entry.owner.name.clone(), entry.owner.uid.clone()))
+            .collect();
+        for (name, uid) in owners {
+            let live = world.nodes.get(&name).is_some_and(|node| node.uid == uid);
+            if !live {
+                let machine = machine_in(world, &name, &uid);
+                self.retire_blocks(&name, &uid, &machine, now);
+            }
+        }
+    }
+
+    /// A block that the NodeSubnet of a live node lists is that node's, whatever its object says by now, unless
+    /// another node has or had it since, as another object. The list for a dead one tells only of what nobody
+    /// else has a claim to.
+    pub(crate) fn recall_listed(
+        &mut self,
+        name: &Text,
+        uid: &Text,
+        held: &HeldBlock,
+        alive: bool,
+        world: &World,
+        now: Now,
+    ) {
+        let Ok(cidr) = Cidr::parse_strict(&held.cidr) else {
+            return;
+        };
+        let known = self.blocks.get(&cidr).map(|entry| entry.owner.clone());
+        let theirs = match &known {
+            Some(known) => known.resting || known.uid != *uid,
+            None => self.ledger.overlapping(&cidr).next().is_some(),
+        };
+        if !alive && theirs {
+            return;
+        }
+        // A list that names an earlier block of that range than another node got is of before: a late write made
+        // it again. An object that was made late and that no list names has given nothing to anybody.
+        let is_earlier = |entry: &Entry| {
+            let is_other = |uid: &Text| **uid != *held.uid;
+            let is_another = entry.uid.as_ref().is_some_and(is_other);
+            let was_given = entry.owner.resting || is_listed(entry, world);
+            entry.owner.uid != *uid && is_another && was_given
+        };
+        if alive && self.blocks.get(&cidr).is_some_and(is_earlier) {
+            return;
+        }
+        let owner = Owner::node(name, uid);
+        let Some(known) = known else {
+            let holder = self.holders.intern(Use::Blocks, name, uid);
+            let claim = self.ledger.record(holder, cidr, State::Held);
+            self.blocks.insert(Entry {
+                uid: Some(held.uid.as_str().into()),
+                confirmed: true,
+                recall: held.recall,
+                ..Entry::new(cidr, held.pool.as_str().into(), owner, claim, now)
+            });
+            return;
+        };
+        if known != owner {
+            self.give_block(&cidr, owner);
+        }
+        self.confirm(&cidr);
+        if let Some(entry) = self.blocks.get_mut(&cidr) {
+            entry.recall = held.recall;
+            if known != entry.owner {
+                (entry.until, entry.rests_until) = (None, None);
+                entry.step = Step::Replace;
+            }
+        }
+    }
+
+    /// A late write of an earlier leader may list a live node a block that is not in the books, rests, or is not
+    /// judged yet: from then on it is the node's, until its agent lets go of it.
+    pub fn blocks_told(&mut self, name: &Text, world: &World, now: Now) -> Vec<Cidr> {
+        let subnet = world.subnets.get(name);
+        let Some(Ok(spec)) = subnet.map(|subnet| &subnet.spec) else {
+            return Vec::new();
+        };
+        let report = subnet.and_then(|subnet| subnet.report.as_deref());
+        let node = world.nodes.get(name);
+        let Some(node) = node.filter(|it| spec.node_uid.as_deref() == Some(&*it.uid)) else {
+            return Vec::new();
+        };
+        let mut told = Vec::new();
+        for held in &spec.blocks {
+            let Ok(cidr) = Cidr::parse_strict(&held.cidr) else {
+                continue;
+            };
+            let report = report.filter(|report| report.node_uid == node.uid);
+            let word = report.and_then(|report| report.of_block(&cidr, &held.uid));
+            let let_go = word.is_some_and(|word| word.released);
+            if Mutation::LateListIgnored.is_on() {
+                continue;
+            }
+            // What rests from a node that is gone was given back by that write; what is not judged yet was
+            // found to be the first by whoever wrote it.
+            let is_new = |entry: &Entry| {
+                let own = entry.owner.uid == node.uid;
+                entry.owner.resting || (own && !entry.confirmed && !entry.is_leaving())
+            };
+            if !let_go && self.blocks.get(&cidr).is_none_or(is_new) {
+                self.recall_listed(name, &node.uid, held, true, world, now);
+                told.push(cidr);
+            }
+        }
+        told
+    }
+
+    /// The blocks of a node that its agent has let go and its NodeSubnet lists no more: they may end.
+    /// What is seen of the NodeSubnet is one version of it, so no older write can list them again.
+    pub fn blocks_let_go(&mut self, name: &Text, world: &World) -> Vec<Cidr> {
+        let Some(node) = world.nodes.get(name) else {
+            return Vec::new();
+        };
+        let Some(subnet) = world.subnets.get(name) else {
+            return Vec::new();
+        };
+        let Ok(spec) = &subnet.spec else {
+            return Vec::new();
+        };
+        let report = subnet.report.as_deref();
+        let listed: BTreeSet<&str> = spec.blocks.iter().map(|held| held.cidr.as_str()).collect();
+        let ends = |entry: &&Entry| {
+            entry.is_held()
+                && entry.is_released(report)
+                && (!listed.contains(entry.cidr.to_string().as_str())
+                    || Mutation::BlockEndsWhileListed.is_on())
+        };
+        let cidrs: Vec<Cidr> = self
+            .blocks
+            .of(&node.uid)
+            .filter(ends)
+            .map(|e| e.cidr)
+            .collect();
+        for cidr in &cidrs {
+            if let Some(entry) = self.blocks.get_mut(cidr) {
+                entry.step = Step::Delete;
+            }
+        }
+        cidrs
+    }
+
+    /// The blocks that a NodeSubnet should list for a node's UID: confirmed, and not let go by its
+    /// agent.
+    pub fn listed_blocks(&self, uid: &str, report: Option<&AgentReport>) -> Vec<HeldBlock> {
+        let stays = |entry: &&Entry| entry.is_held() && !entry.is_released(report);
+        self.blocks
+            .of(uid)
+            .filter(stays)
+            .filter_map(|entry| {
+                let pool = self.pools.get(&entry.pool);
+                let reserved = pool.map_or(&[][..], |pool| &pool.reserved);
+                let on_request = pool.map_or(&[][..], |pool| &pool.on_request);
+                Some(HeldBlock {
+                    cidr: entry.cidr.to_string(),
+                    uid: entry.uid.as_ref()?.to_string(),
+                    pool: entry.pool.to_string(),
+                    recall: entry.recall,
+                    reserved: within(&entry.cidr, reserved),
+                    on_request: within(&entry.cidr, on_request),
+                })
+            })
+            .collect()
+    }
+
+    /// How many addresses of a block of that pool are given out without being asked for.
+    pub fn usable(&self, cidr: &Cidr, pool: &str) -> u64 {
+        let pool = self.pools.get(pool);
+        let mut reserved: Vec<(u128, u128)> = pool
+            .into_iter()
+            .flat_map(|pool| pool.reserved.iter().chain(&pool.on_request))
+            .filter_map(|span| span.within(cidr))
+            .map(|span| (span.first().value, span.last().value))
+            .collect();
+        reserved.sort_unstable();
+        let mut next = cidr.first().value;
+        let mut taken = 0u128;
+        for (first, last) in reserved {
+            let first = first.max(next);
+            if last >= first {
+                taken = taken.saturating_add(last - first).saturating_add(1);
+                next = last.saturating_add(1);
+            }
+        }
+        u64::try_from(cidr.size().saturating_sub(taken)).unwrap_or(u64::MAX)
+    }
+}
+
+/// What of a block these spans are, as a NodeSubnet says it. Where they are more than it may list the whole block is:
+/// it gives nothing, rather than what is reserved.
+fn within(cidr: &Cidr, spans: &[Span]) -> Vec<String> {
+    let inside = spans.iter().filter_map(|span| span.within(cidr));
+    let mut texts: Vec<String> = inside.map(|span| span.to_string()).collect();
+    texts.sort();
+    texts.dedup();
+    if texts.len() > MOST_RESERVED {
+        return vec![cidr.to_string()];
+    }
+    texts
+}
+
+/// Whether the NodeSubnet of its owner lists that very block.
+fn is_listed(entry: &Entry, world: &World) -> bool {
+    let subnet = world.subnets.get(&entry.owner.name);
+    let spec = subnet.and_then(|it| it.spec.as_ref().ok());
+    let spec = spec.filter(|it| it.node_uid.as_deref() == Some(&*entry.owner.uid));
+    let cidr = entry.cidr.to_string();
+    let is_it = |held: &HeldBlock| held.cidr == cidr && entry.uid.as_deref() == Some(&*held.uid);
+    spec.is_some_and(|spec| spec.blocks.iter().any(is_it))
+}
+
+/// The machine of a node that is gone, as its NodeSubnet remembers it.
+pub(crate) fn machine_in(world: &World, name: &Text, uid: &Text) -> Machine {
+    let spec = world.subnets.get(name).and_then(|it| it.spec.as_ref().ok());
+    let spec = spec.filter(|spec| spec.node_uid.as_deref() == Some(&**uid));
+    spec.map(|spec| machine(spec.provider_id.as_deref(), spec.machine_id.as_deref()))
+        .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cadastre_core::Addr;
+
+    #[test]
+    fn what_is_reserved_of_a_block_is_listed_or_else_the_whole_block() {
+        let block = Cidr::parse_strict("10.0.0.0/20").unwrap();
+        let spans = |count: u128| -> Vec<Span> {
+            let every_other = (0..count).map(|n| Addr {
+                value: block.first().value + 2 * n,
+                ..block.first()
+            });
+            every_other.map(Span::from).collect()
+        };
+        assert_eq!(within(&block, &spans(1024)).len(), 1024);
+        assert_eq!(within(&block, &spans(1025)), ["10.0.0.0/20"]);
+    }
+}

@@ -1,0 +1,177 @@
+//! Who has a block: carved, at rest after its node, back with the machine, ended.
+
+use std::time::Duration;
+
+use super::{Entry, Step};
+use crate::Now;
+use crate::cluster::seen::{Machine, Node, Owner, Text};
+use crate::holders::Use;
+use crate::pools::DEFAULT_QUARANTINE;
+use crate::registry::{Registry, whole_seconds};
+use cadastre_core::mutation::Mutation;
+use cadastre_core::{Cidr, ClaimId, State};
+
+impl Registry {
+    /// Takes note of a block that has just been carved for a node, under the claim of the ledger.
+    pub fn begin_block(&mut self, claim: ClaimId, cidr: Cidr, pool: &Text, node: &Node, now: Now) {
+        let owner = Owner::node(&node.name, &node.uid);
+        let entry = Entry::new(cidr, pool.clone(), owner, claim, now);
+        self.blocks.insert(entry);
+    }
+
+    pub(super) fn confirm(&mut self, cidr: &Cidr) {
+        self.blocks.to_judge.remove(cidr);
+        if let Some(entry) = self.blocks.get_mut(cidr) {
+            entry.confirmed = true;
+            self.ledger.set_state(entry.claim, entry.state());
+        }
+    }
+
+    /// The node's UID is gone: its blocks rest, or are free where nobody has heard of them. Returns all.
+    pub fn retire_blocks(
+        &mut self,
+        name: &Text,
+        uid: &Text,
+        machine: &Machine,
+        now: Now,
+    ) -> Vec<Cidr> {
+        let cidrs: Vec<Cidr> = self.blocks.of(uid).map(|entry| entry.cidr).collect();
+        for cidr in &cidrs {
+            let Some(entry) = self.blocks.get(cidr) else {
+                continue;
+            };
+            if entry.owner.resting || entry.is_leaving() {
+                continue;
+            }
+            if entry.is_unasked() {
+                if Mutation::DroppedBlockKeepsItsClaim.is_on() {
+                    self.blocks.remove(cidr);
+                    continue;
+                }
+                self.drop_block(cidr);
+                continue;
+            }
+            let rest = self.quarantine_of_block(&entry.pool);
+            let owner = Owner {
+                resting: true,
+                name: name.clone(),
+                uid: uid.clone(),
+                machine: machine.clone(),
+            };
+            self.give_block(cidr, owner);
+            self.set_rest(cidr, rest, now);
+            let Some(entry) = self.blocks.get_mut(cidr) else {
+                continue;
+            };
+            if entry.confirmed && entry.step == Step::Settled {
+                entry.step = Step::Replace;
+            }
+        }
+        cidrs
+    }
+
+    /// Somebody else gave a node these ranges: blocks in them that were chosen only are given up. Returns the
+    /// names of the nodes that they were chosen for.
+    pub fn give_up_unasked(&mut self, foreign: &[Cidr]) -> Vec<Text> {
+        let lies_there = |entry: &&Entry| foreign.iter().any(|it| it.overlaps(&entry.cidr));
+        let given_up = self.blocks.iter().filter(|it| it.is_unasked());
+        let given_up = given_up.filter(|it| !it.owner.resting).filter(lies_there);
+        let given_up: Vec<(Cidr, Text)> = given_up
+            .map(|entry| (entry.cidr, entry.owner.name.clone()))
+            .collect();
+        let drop = |(cidr, name): (Cidr, Text)| {
+            self.drop_block(&cidr);
+            name
+        };
+        given_up.into_iter().map(drop).collect()
+    }
+
+    /// The machine is back as another Node: it gets the blocks back that rest from it, where their
+    /// pool still serves it. Returns them.
+    pub fn give_blocks_back(&mut self, node: &Node, now: Now) -> Vec<Cidr> {
+        let resting = self.resting_blocks_of(node);
+        for cidr in &resting {
+            self.give_block(cidr, Owner::node(&node.name, &node.uid));
+            if let Some(entry) = self.blocks.get_mut(cidr) {
+                entry.since = whole_seconds(now.wall);
+                entry.until = None;
+                entry.rests_until = None;
+                entry.step = Step::Replace;
+            }
+        }
+        resting
+    }
+
+    fn resting_blocks_of(&self, node: &Node) -> Vec<Cidr> {
+        let uids = self.blocks.uids(&node.name);
+        let fits = |entry: &&Entry| {
+            let pool = self.pools.get(&entry.pool);
+            entry.confirmed
+                && entry.owner.resting
+                && entry.owner.machine.same(&node.machine)
+                && !entry.is_leaving()
+                && !self.strays.speak_against(&entry.cidr, &node.name)
+                && pool.is_some_and(|pool| {
+                    pool.is_serving() && pool.selects(node) && pool.space.covers(&entry.cidr)
+                })
+        };
+        let entries = uids.flat_map(|uid| self.blocks.of(uid)).filter(fits);
+        let alone = entries.filter(|entry| self.is_alone(entry));
+        alone.map(|entry| entry.cidr).collect()
+    }
+
+    /// Whether nothing else has a claim to any of it, but for what rests inside it from the same node: a block
+    /// that came late, and that goes on resting.
+    fn is_alone(&self, entry: &Entry) -> bool {
+        let holder = self.ledger.get(entry.claim).map(|own| own.holder);
+        self.ledger.overlapping(&entry.cidr).all(|(id, claim)| {
+            let rests_inside = claim.state == State::Resting
+                && Some(claim.holder) == holder
+                && claim.cidr.len() > entry.cidr.len();
+            id == entry.claim || rests_inside
+        })
+    }
+
+    /// Ends a block: its range is free, unless something else holds it too.
+    pub fn drop_block(&mut self, cidr: &Cidr) -> Option<Entry> {
+        let entry = self.blocks.remove(cidr)?;
+        self.ledger.release(entry.claim);
+        if !self.blocks.has(&entry.owner.uid) {
+            self.holders.drop_uid(Use::Blocks, &entry.owner.uid);
+        }
+        Some(entry)
+    }
+
+    pub(super) fn give_block(&mut self, cidr: &Cidr, owner: Owner) {
+        let holder = self.holders.intern(Use::Blocks, &owner.name, &owner.uid);
+        let to_judge = self.blocks.to_judge.contains(cidr);
+        let Some(mut entry) = self.blocks.remove(cidr) else {
+            return;
+        };
+        self.ledger.set_holder(entry.claim, holder);
+        if entry.owner.uid != owner.uid && !self.blocks.has(&entry.owner.uid) {
+            self.holders.drop_uid(Use::Blocks, &entry.owner.uid);
+        }
+        entry.owner = owner;
+        self.ledger.set_state(entry.claim, entry.state());
+        self.blocks.insert(entry);
+        if to_judge {
+            self.blocks.to_judge.insert(*cidr);
+        }
+    }
+
+    pub(super) fn set_rest(&mut self, cidr: &Cidr, rest: Duration, now: Now) {
+        if let Some(entry) = self.blocks.get_mut(cidr) {
+            entry.since = whole_seconds(now.wall);
+            entry.until = now.wall.saturating_add(rest).ok().map(whole_seconds);
+            entry.rests_until = Some(now.mono + rest);
+            entry.recall = None;
+        }
+    }
+
+    pub(crate) fn quarantine_of_block(&self, pool: &str) -> Duration {
+        self.pools
+            .get(pool)
+            .map_or(DEFAULT_QUARANTINE, |pool| pool.quarantine)
+    }
+}

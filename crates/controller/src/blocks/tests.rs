@@ -1,0 +1,390 @@
+//! What is held when objects, lists and nodes do not say the same.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use super::super::block::BlockLoop;
+use super::super::demand::Demand;
+use super::super::holders::Use;
+use super::super::registry::Registry;
+use super::super::{Context, Now};
+use super::Step;
+use crate::cluster::request::Outcome;
+use crate::cluster::seen::{Block, BlockSpec, Machine, Node, Owner, Pool, Subnet};
+use crate::cluster::world::World;
+use cadastre_api::{FINALIZER, HeldBlock, IPPoolSpec, NodeSubnetSpec, Requests, block_name};
+use cadastre_core::{Cidr, State};
+use cadastre_daemon::watch::Change;
+
+const BLOCK: &str = "10.0.0.0/26";
+
+fn cidr(text: &str) -> Cidr {
+    Cidr::parse_strict(text).unwrap()
+}
+
+fn now() -> Now {
+    Now {
+        mono: Duration::from_secs(1),
+        wall: Timestamp::UNIX_EPOCH,
+    }
+}
+
+fn node(name: &str, uid: &str, ranges: &[&str]) -> Node {
+    Node {
+        name: name.into(),
+        uid: uid.into(),
+        version: 1,
+        labels: [].into(),
+        term: None,
+        annotated: false,
+        deleting: false,
+        pod_cidrs: ranges.iter().map(|it| cidr(it)).collect(),
+        unreadable: [].into(),
+        addresses: [].into(),
+        machine: Machine::default(),
+    }
+}
+
+fn object(name: &str, uid: &str, resting: bool) -> Block {
+    let spec = BlockSpec {
+        cidr: cidr(BLOCK),
+        pool: "p".into(),
+        owner: Owner {
+            resting,
+            name: name.into(),
+            uid: uid.into(),
+            machine: Machine::default(),
+        },
+        since: Timestamp::UNIX_EPOCH,
+        until: None,
+    };
+    Block {
+        name: block_name(&cidr(BLOCK)).into(),
+        uid: "b1".into(),
+        version: 5,
+        touched: false,
+        spec: Ok(spec),
+    }
+}
+
+fn list(name: &str, uid: &str) -> Subnet {
+    let held = HeldBlock {
+        cidr: BLOCK.to_owned(),
+        uid: "b1".to_owned(),
+        pool: "p".to_owned(),
+        recall: None,
+        reserved: Vec::new(),
+        on_request: Vec::new(),
+    };
+    Subnet {
+        name: name.into(),
+        uid: format!("subnet of {name}").into(),
+        version: 7,
+        spec: Ok(NodeSubnetSpec {
+            node_uid: Some(uid.to_owned()),
+            blocks: vec![held],
+            ..NodeSubnetSpec::default()
+        }),
+        lacks_parts: false,
+        requests: Requests::default(),
+        report: None,
+    }
+}
+
+fn world(nodes: &[Node], objects: &[Block], lists: &[Subnet]) -> World {
+    let mut world = World::default();
+    for node in nodes {
+        world.nodes.change(Change::Applied(node.clone()));
+    }
+    for block in objects {
+        world.blocks.change(Change::Applied(block.clone()));
+    }
+    for subnet in lists {
+        world.subnets.change(Change::Applied(subnet.clone()));
+    }
+    world
+}
+
+fn owner(registry: &Registry) -> (String, bool) {
+    let owner = &registry.blocks.get(&cidr(BLOCK)).unwrap().owner;
+    (owner.uid.to_string(), owner.resting)
+}
+
+#[test]
+fn a_later_block_of_the_dead_takes_nothing_from_the_living() {
+    let older = object("a", "alive", false);
+    // As of a creation that came late, for a node that is gone by now.
+    let mut newer = object("b", "dead", false);
+    newer.name = block_name(&cidr("10.0.0.0/25")).into();
+    (newer.uid, newer.version) = ("b2".into(), 9);
+    newer.spec.as_mut().unwrap().cidr = cidr("10.0.0.0/25");
+    let world = world(&[node("a", "alive", &[])], &[older, newer], &[]);
+    let (mut registry, _) = Registry::rebuild(&world, &[], now());
+    registry.judge_blocks(&world);
+    let is_held = |text| registry.blocks.get(&cidr(text)).unwrap().is_held();
+    assert!(is_held(BLOCK) && !is_held("10.0.0.0/25"));
+}
+
+#[test]
+fn a_list_for_the_dead_takes_no_block_from_the_living() {
+    let lists = [list("a", "alive"), list("b", "dead")];
+    let world = world(
+        &[node("a", "alive", &[])],
+        &[object("a", "alive", false)],
+        &lists,
+    );
+    let (registry, _) = Registry::rebuild(&world, &[], now());
+    assert_eq!(owner(&registry), ("alive".to_owned(), false));
+}
+
+#[test]
+fn what_a_live_node_is_listed_is_its_own_whatever_the_object_says() {
+    for said in [object("a", "alive", true), object("b", "other", true)] {
+        let world = world(&[node("a", "alive", &[])], &[said], &[list("a", "alive")]);
+        let (registry, _) = Registry::rebuild(&world, &[], now());
+        assert_eq!(owner(&registry), ("alive".to_owned(), false));
+        assert_eq!(registry.listed_blocks("alive", None).len(), 1);
+        let entry = registry.blocks.get(&cidr(BLOCK)).unwrap();
+        assert_eq!(entry.step, Step::Replace);
+    }
+}
+
+#[test]
+fn a_list_that_names_an_earlier_block_takes_none_from_whose_it_is_now() {
+    for (lives, rests) in [(false, false), (false, true), (true, false)] {
+        let mut later = object("b", "other", rests);
+        later.uid = "b2".into();
+        let mut nodes = vec![node("a", "alive", &[])];
+        nodes.extend(lives.then(|| node("b", "other", &[])));
+        let mut theirs = list("b", "other");
+        if let Ok(spec) = &mut theirs.spec {
+            spec.blocks[0].uid = "b2".to_owned();
+        }
+        // As of a creation that came late, after people had deleted the NodeSubnet.
+        let mut lists = vec![list("a", "alive")];
+        lists.extend((!rests).then_some(theirs));
+        let world = world(&nodes, &[later], &lists);
+        let (mut registry, _) = Registry::rebuild(&world, &[], now());
+        assert_eq!(owner(&registry), ("other".to_owned(), !lives));
+        registry.blocks_told(&"a".into(), &world, now());
+        assert_eq!(owner(&registry), ("other".to_owned(), !lives));
+    }
+}
+
+#[test]
+fn an_object_that_was_made_late_takes_no_block_from_the_node_that_is_listed_it() {
+    for lives in [false, true] {
+        // People deleted the object that the list names.
+        let mut late = object("b", "other", false);
+        late.uid = "b2".into();
+        let mut nodes = vec![node("a", "alive", &[])];
+        nodes.extend(lives.then(|| node("b", "other", &[])));
+        let world = world(&nodes, &[late], &[list("a", "alive")]);
+        let (registry, _) = Registry::rebuild(&world, &[], now());
+        assert_eq!(owner(&registry), ("alive".to_owned(), false));
+        assert_eq!(registry.listed_blocks("alive", None).len(), 1);
+    }
+}
+
+#[test]
+fn what_a_dead_node_had_rests_also_where_a_podcidr_overlaps_it() {
+    let other = node("x", "x", &["10.0.0.0/24"]);
+    let world = world(&[other], &[object("a", "dead", false)], &[]);
+    let (mut registry, _) = Registry::rebuild(&world, &[], now());
+    registry.judge_blocks(&world);
+    let entry = registry.blocks.get(&cidr(BLOCK)).unwrap();
+    assert!(entry.owner.resting && entry.confirmed, "{entry:?}");
+    assert_eq!(entry.step, Step::Replace);
+}
+
+#[test]
+fn what_a_late_write_lists_to_a_live_node_is_the_nodes() {
+    let mut world = world(&[node("a", "alive", &[])], &[], &[]);
+    let (mut registry, _) = Registry::rebuild(&world, &[], now());
+    world.subnets.change(Change::Applied(list("a", "alive")));
+    let name = "a".into();
+    let told = registry.blocks_told(&name, &world, now());
+    assert_eq!(told, [cidr(BLOCK)]);
+    assert_eq!(registry.listed_blocks("alive", None).len(), 1);
+    assert!(registry.blocks_told(&name, &world, now()).is_empty());
+}
+
+#[test]
+fn what_a_late_write_lists_to_a_live_node_rests_no_more() {
+    let rests = object("a", "dead", true);
+    let mut world = world(&[node("a", "alive", &[])], &[rests], &[]);
+    let (mut registry, _) = Registry::rebuild(&world, &[], now());
+    // It is on its way out.
+    registry.blocks.get_mut(&cidr(BLOCK)).unwrap().step = Step::Delete;
+    world.subnets.change(Change::Applied(list("a", "alive")));
+    let told = registry.blocks_told(&"a".into(), &world, now());
+    assert_eq!(told, [cidr(BLOCK)]);
+    assert_eq!(owner(&registry), ("alive".to_owned(), false));
+    assert_eq!(registry.listed_blocks("alive", None).len(), 1);
+}
+
+#[test]
+fn an_object_that_cannot_be_read_is_written_anew() {
+    let spoiled = Block {
+        spec: Err("missing field owner".to_owned()),
+        ..object("a", "alive", false)
+    };
+    let world = world(
+        &[node("a", "alive", &[])],
+        std::slice::from_ref(&spoiled),
+        &[list("a", "alive")],
+    );
+    let (mut registry, _) = Registry::rebuild(&world, &[], now());
+    let noted = registry.block_seen(&spoiled, now());
+    assert_eq!(noted.blocks, [cidr(BLOCK)]);
+    let entry = registry.blocks.get(&cidr(BLOCK)).unwrap();
+    assert_eq!(entry.step, Step::Replace);
+}
+
+#[test]
+fn an_answer_for_an_earlier_block_of_the_cidr_is_not_for_the_next_one() {
+    let world = world(&[node("a", "alive", &[])], &[], &[list("a", "alive")]);
+    let (mut registry, _) = Registry::rebuild(&world, &[], now());
+    let holder = registry.holder(&"z".into(), &"z".into());
+    let earlier = registry.ledger.record(holder, cidr(BLOCK), State::Held);
+    registry.ledger.release(earlier);
+    let entry = registry.blocks.get_mut(&cidr(BLOCK)).unwrap();
+    entry.in_flight = true;
+    let claim = entry.claim;
+    let mut cx = Context {
+        world: &world,
+        registry: &mut registry,
+        reports: &mut Vec::new(),
+        now: now(),
+    };
+    let mut blocks = BlockLoop::default();
+    for (claim, in_flight) in [(earlier, true), (claim, false)] {
+        let key = (&cidr(BLOCK), claim);
+        blocks.answered(key, Some(Step::Delete), &Outcome::Gone, &mut cx);
+        let entry = cx.registry.blocks.get(&cidr(BLOCK)).unwrap();
+        assert_eq!(entry.in_flight, in_flight);
+    }
+}
+
+#[test]
+fn the_first_block_comes_from_the_next_pool_where_the_best_is_full() {
+    let pool = |name: &str, range: &str, priority: i32| Pool {
+        name: name.into(),
+        uid: name.into(),
+        version: 1,
+        generation: 1,
+        created: 0,
+        deleting: false,
+        finalizers: vec![FINALIZER.to_owned()],
+        spec: serde_json::from_value::<IPPoolSpec>(serde_json::json!({
+            "ipv4": {"cidrs": [range]}, "priority": priority,
+        }))
+        .map_err(|error| error.to_string()),
+        status: None,
+    };
+    let first = node("a", "alive", &[]);
+    let mut world = world(&[first.clone(), node("x", "x", &[BLOCK])], &[], &[]);
+    for pool in [pool("best", BLOCK, 1), pool("next", "10.0.1.0/26", 0)] {
+        world.pools.change(Change::Applied(pool));
+    }
+    let (mut registry, _) = Registry::rebuild(&world, &[], now());
+    let mut demand = Demand::default();
+    demand.add(&first, &registry);
+    let mut reports = Vec::new();
+    let mut cx = Context {
+        world: &world,
+        registry: &mut registry,
+        reports: &mut reports,
+        now: now(),
+    };
+    let noted = demand.work(&mut cx);
+    assert_eq!(noted.blocks, [cidr("10.0.1.0/26")]);
+    assert!(reports.is_empty(), "it waits for nothing: {reports:?}");
+}
+
+/// A block of that owner and its object, which was edited or not.
+fn of(range: &str, owner: &str, version: u64, touched: bool) -> Block {
+    let mut block = object(owner, owner, false);
+    let spec = block.spec.as_mut().unwrap();
+    spec.cidr = cidr(range);
+    block.name = block_name(&spec.cidr).into();
+    Block {
+        uid: range.into(),
+        version,
+        touched,
+        ..block
+    }
+}
+
+/// The ranges that stay, once it is judged which of the blocks was first.
+fn judged(world: &World) -> Vec<String> {
+    let (mut registry, _) = Registry::rebuild(world, &[], now());
+    registry.judge_blocks(world);
+    let all = registry.blocks.iter();
+    let stay = all.filter(|entry| entry.confirmed && !entry.is_leaving());
+    stay.map(|entry| entry.cidr.to_string()).collect()
+}
+
+#[test]
+fn a_block_yields_to_a_podcidr_that_overlaps_it() {
+    let nodes = |range: &str| [node("a", "a", &[]), node("x", "x", &[range])];
+    let blocks = [of(BLOCK, "a", 5, false)];
+    assert_eq!(judged(&world(&nodes("10.1.0.0/24"), &blocks, &[])), [BLOCK]);
+    assert!(judged(&world(&nodes("10.0.0.0/24"), &blocks, &[])).is_empty());
+}
+
+#[test]
+fn of_two_blocks_the_older_object_stays_and_an_edited_one_counts_as_older() {
+    let nodes = [node("a", "a", &[]), node("b", "b", &[])];
+    let half = "10.0.0.0/27";
+    for (touched, stays) in [(false, half), (true, BLOCK)] {
+        let blocks = [of(BLOCK, "a", 9, touched), of(half, "b", 7, false)];
+        assert_eq!(judged(&world(&nodes, &blocks, &[])), [stays]);
+    }
+}
+
+#[test]
+fn nothing_is_judged_while_a_list_runs() {
+    let mut world = world(&[node("a", "a", &[])], &[], &[]);
+    let asked = Duration::ZERO;
+    world.blocks.change(Change::Restarted { asked });
+    let block = of(BLOCK, "a", 5, false);
+    world.blocks.change(Change::Applied(block));
+    assert!(judged(&world).is_empty());
+    world.blocks.change(Change::Listed);
+    assert_eq!(judged(&world), [BLOCK]);
+}
+
+#[test]
+fn a_block_that_nobody_has_heard_of_ends_with_its_node() {
+    let gone = node("a", "a", &[]);
+    let mut registry = Registry::default();
+    let holder = registry.holders.intern(Use::Blocks, &gone.name, &gone.uid);
+    let claim = registry.ledger.record(holder, cidr(BLOCK), State::InFlight);
+    registry.begin_block(claim, cidr(BLOCK), &"p".into(), &gone, now());
+    registry.retire_blocks(&gone.name, &gone.uid, &gone.machine, now());
+    assert!(registry.ledger.overlapping(&cidr(BLOCK)).next().is_none());
+}
+
+#[test]
+fn a_block_that_was_chosen_only_gives_way_to_what_somebody_else_gave() {
+    let waits = node("a", "a", &[]);
+    let mut registry = Registry::default();
+    let holder = registry
+        .holders
+        .intern(Use::Blocks, &waits.name, &waits.uid);
+    let claim = registry.ledger.record(holder, cidr(BLOCK), State::InFlight);
+    registry.begin_block(claim, cidr(BLOCK), &"p".into(), &waits, now());
+    let elsewhere = cidr("10.1.0.0/24");
+    assert!(registry.give_up_unasked(&[elsewhere]).is_empty());
+    let asked = |registry: &mut Registry, is: bool| {
+        registry.blocks.get_mut(&cidr(BLOCK)).unwrap().in_flight = is;
+    };
+    asked(&mut registry, true);
+    let foreign = cidr("10.0.0.0/22");
+    assert!(registry.give_up_unasked(&[foreign]).is_empty());
+    asked(&mut registry, false);
+    assert_eq!(registry.give_up_unasked(&[foreign]), [waits.name]);
+    assert!(registry.ledger.overlapping(&cidr(BLOCK)).next().is_none());
+}

@@ -1,0 +1,295 @@
+//! The default pool of a cluster that has none.
+//!
+//! Where no IPPool exists one is made, from the first source that names ranges: the flags, else the
+//! podSubnet that kubeadm was given, else a private range that overlaps neither nodes nor services.
+//! What is made is an ordinary pool, to be changed like any other.
+//!
+//! # Guarantees
+//! - At most one pool, always of the same name, which is to be created and never updated: of two
+//!   controllers that see different things the second is refused by the API server.
+//! - One source decides: who gave ranges of one family wants no other. Both families of a source are
+//!   one dual-stack pool, since a node gets all its ranges from one pool.
+//! - Nothing is made beside pools that exist, also not for a family that none of them has: the nodes
+//!   that it served would be without the other family.
+//! - A source that cannot be read is an error. It is not skipped, as the next one would give ranges
+//!   that nobody meant.
+//!
+//! # Caveats
+//! - A default pool that is deleted comes back where it was the only one: create another pool first,
+//!   or set `disabled` on it.
+
+use std::fmt;
+
+use serde::Deserialize;
+
+use cadastre_api::{Allocate, IPPool, IPPoolSpec};
+use cadastre_core::{Addr, Cidr, CidrError, Dual, Family};
+
+/// The name of the default pool.
+pub const NAME: &str = "default";
+
+/// Where kubeadm leaves what it was told: namespace, ConfigMap, key.
+pub const KUBEADM: (&str, &str, &str) = ("kube-system", "kubeadm-config", "ClusterConfiguration");
+
+/// Private ranges, best first: what most clusters use, then what clouds and hosts use least.
+const PRIVATE: Dual<&[&str]> = Dual {
+    v4: &[
+        "10.244.0.0/16",
+        "10.64.0.0/14",
+        "10.128.0.0/14",
+        "10.192.0.0/14",
+        "172.20.0.0/14",
+        "192.168.0.0/16",
+        "100.64.0.0/12",
+        "100.80.0.0/12",
+        "100.96.0.0/12",
+        "100.112.0.0/12",
+    ],
+    v6: &[
+        "fd00:10:244::/48",
+        "fd00:10:64::/48",
+        "fd00:10:128::/48",
+        "fd00:10:192::/48",
+        "fd00:172:20::/48",
+        "fd00:192:168::/48",
+        "fd00:100:64::/48",
+    ],
+};
+
+/// What is known of the cluster.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Cluster<'a> {
+    /// The families that any IPPool has, whether it serves or not; both, if one cannot be read
+    pub pools: Dual<bool>,
+    /// The ranges that flags name; none: not given
+    pub flags: &'a [Cidr],
+    /// The text under [`KUBEADM`]; `None`: no such ConfigMap
+    pub kubeadm: Option<&'a str>,
+    /// All addresses of all nodes
+    pub node_addresses: &'a [Addr],
+    /// The service ranges, where they are known
+    pub services: &'a [Cidr],
+}
+
+/// What is to be done.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Bootstrap {
+    /// Create this pool. That one of the name exists is no error.
+    Create {
+        /// The pool
+        pool: Box<IPPool>,
+        /// Where its ranges come from
+        source: Source,
+    },
+    /// Nothing for now.
+    Nothing(Idle),
+}
+
+/// Where the ranges of the default pool come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// Flags of the controller
+    Flags,
+    /// The ConfigMap of kubeadm
+    Kubeadm,
+    /// The list of private ranges
+    Private,
+}
+
+/// Why no pool is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Idle {
+    /// There are pools. A family that flags name and none of them has is told of.
+    PoolsExist {
+        /// That family
+        lacking: Option<Family>,
+    },
+    /// No node has an address yet, so nothing tells which families and ranges are of use.
+    NoNode,
+}
+
+/// Why no pool can be made; somebody must act.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BootstrapError {
+    /// The text in the ConfigMap is not what kubeadm writes.
+    #[error(
+        "no default pool: ClusterConfiguration in ConfigMap kube-system/kubeadm-config cannot be read: correct it, or create an IPPool: {why}"
+    )]
+    Kubeadm {
+        /// What the reader said
+        why: String,
+    },
+    /// A part of `networking.podSubnet` is no CIDR.
+    #[error(
+        "no default pool: networking.podSubnet in ConfigMap kube-system/kubeadm-config is unclear: correct it, or create an IPPool: {0}"
+    )]
+    PodSubnet(CidrError),
+    /// A range holds not even one block.
+    #[error(
+        "no default pool: {range} ({from}) is smaller than the /{block} that a node gets: give a wider range, or create an IPPool with a larger blockSize"
+    )]
+    TooSmall {
+        /// The range
+        range: Cidr,
+        /// Prefix length of a block
+        block: u32,
+        /// Where the range comes from
+        from: Source,
+    },
+    /// All private ranges of a family are in use by something else.
+    #[error(
+        "no default pool: nodes or services have addresses in each of the private {family} ranges that are tried ({}): create an IPPool with a range of your own",
+        PRIVATE.get(*family).join(", ")
+    )]
+    NoPrivateRange {
+        /// The family
+        family: Family,
+    },
+}
+
+/// What is to be done about the default pool.
+pub fn decide(cluster: &Cluster, allocate: Allocate) -> Result<Bootstrap, BootstrapError> {
+    if cluster.pools.v4 || cluster.pools.v6 {
+        let lacks = |range: &Cidr| !*cluster.pools.get(range.family());
+        let lacking = cluster.flags.iter().find(|range| lacks(range));
+        return Ok(Bootstrap::Nothing(Idle::PoolsExist {
+            lacking: lacking.map(Cidr::family),
+        }));
+    }
+    if !cluster.flags.is_empty() {
+        return create(cluster.flags, Source::Flags, allocate);
+    }
+    let networking = cluster.kubeadm.map(networking).transpose()?;
+    let Networking {
+        pod_subnet,
+        service_subnet,
+    } = networking.unwrap_or_default();
+    let pods = subnets(pod_subnet.as_deref())
+        .map(Cidr::parse_lenient)
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(BootstrapError::PodSubnet)?;
+    if !pods.is_empty() {
+        return create(&pods, Source::Kubeadm, allocate);
+    }
+    if cluster.node_addresses.is_empty() {
+        return Ok(Bootstrap::Nothing(Idle::NoNode));
+    }
+    // Only a hint: servers that have ServiceCIDR objects tell better.
+    let hinted =
+        subnets(service_subnet.as_deref()).filter_map(|text| Cidr::parse_lenient(text).ok());
+    let services: Vec<Cidr> = cluster.services.iter().copied().chain(hinted).collect();
+    let mut ranges = Vec::new();
+    for family in Family::ALL {
+        if cluster.node_addresses.iter().any(|it| it.family == family) {
+            ranges.push(private(family, cluster.node_addresses, &services)?);
+        }
+    }
+    create(&ranges, Source::Private, allocate)
+}
+
+fn create(ranges: &[Cidr], from: Source, allocate: Allocate) -> Result<Bootstrap, BootstrapError> {
+    let of = |family| {
+        let texts = ranges.iter().filter(|range| range.family() == family);
+        texts.map(ToString::to_string).collect()
+    };
+    let spec = IPPoolSpec::new(allocate, of(Family::V4), of(Family::V6));
+    let blocks = Dual {
+        v4: spec.ipv4_block_size(),
+        v6: spec.ipv6_block_size(),
+    };
+    for range in ranges {
+        if let Some(block) = blocks
+            .get(range.family())
+            .filter(|len| u32::from(range.len()) > *len)
+        {
+            return Err(BootstrapError::TooSmall {
+                range: *range,
+                block,
+                from,
+            });
+        }
+    }
+    Ok(Bootstrap::Create {
+        pool: Box::new(IPPool::new(NAME, spec)),
+        source: from,
+    })
+}
+
+/// The first private range in which no node has an address and no service can have one.
+fn private(family: Family, nodes: &[Addr], services: &[Cidr]) -> Result<Cidr, BootstrapError> {
+    let is_free = |range: &Cidr| {
+        !nodes.iter().any(|address| range.contains_addr(*address))
+            && !services.iter().any(|service| service.overlaps(range))
+    };
+    let texts = PRIVATE.get(family).iter();
+    texts
+        .filter_map(|text| Cidr::parse_strict(text).ok())
+        .find(is_free)
+        .ok_or(BootstrapError::NoPrivateRange { family })
+}
+
+/// The part of kubeadm's ClusterConfiguration that is of use.
+#[derive(Deserialize, Default)]
+struct ClusterConfiguration {
+    networking: Option<Networking>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase")]
+struct Networking {
+    pod_subnet: Option<String>,
+    service_subnet: Option<String>,
+}
+
+fn networking(text: &str) -> Result<Networking, BootstrapError> {
+    let read: Result<ClusterConfiguration, _> = serde_saphyr::from_str(text);
+    let configuration = read.map_err(|error| BootstrapError::Kubeadm {
+        why: error.without_snippet().to_string(),
+    })?;
+    Ok(configuration.networking.unwrap_or_default())
+}
+
+/// The parts of a comma-separated list.
+fn subnets(text: Option<&str>) -> impl Iterator<Item = &str> {
+    let parts = text.unwrap_or_default().split(',');
+    parts.map(str::trim).filter(|part| !part.is_empty())
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Source::Flags => "from the flags of the controller",
+            Source::Kubeadm => "from networking.podSubnet in ConfigMap kube-system/kubeadm-config",
+            Source::Private => "a private range in which no node or service has an address",
+        })
+    }
+}
+
+impl fmt::Display for Idle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Idle::PoolsExist { lacking: None } => {
+                write!(f, "no default pool is made, as there are IPPools")
+            }
+            Idle::PoolsExist {
+                lacking: Some(family),
+            } => {
+                let field = match family {
+                    Family::V4 => "ipv4",
+                    Family::V6 => "ipv6",
+                };
+                write!(
+                    f,
+                    "no default pool is made, as there are IPPools, but none of them has the {family} ranges that flags name: add them to one as spec.{field}, because a node gets both families from one pool"
+                )
+            }
+            Idle::NoNode => write!(
+                f,
+                "no default pool is made before a node has an address: flags and kubeadm name no range, and a private one must not overlap the nodes"
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,68 @@
+//! New blocks for a node: whole ones, or smaller ones where a pool has no whole one left.
+
+use super::Context;
+use super::holders::Use;
+use crate::cluster::seen::{Node, Text};
+use cadastre_core::{Cidr, Dual, Full};
+
+/// Smaller blocks are carved down to so many bits longer.
+const SMALLER: u8 = 6;
+
+/// One block of each of the pool's families, or smaller ones where no whole one is left.
+pub(super) fn carve(pool: &Text, node: &Node, cx: &mut Context) -> Result<Vec<Cidr>, Full> {
+    let (world, now) = (cx.world, cx.now);
+    let registry = &mut *cx.registry;
+    let holder = registry.holders.intern(Use::Blocks, &node.name, &node.uid);
+    let Some(state) = registry.pools.get_mut(pool) else {
+        return Ok(Vec::new());
+    };
+    let strays = &registry.strays;
+    let spoken_for = |range: &Cidr| {
+        world
+            .pods
+            .any_in_free(range)
+            .or_else(|| strays.any_in(range))
+    };
+    let mut carved = registry.ledger.carve(&mut state.space, holder, spoken_for);
+    let mut lens = Dual::from_fn(|family| state.space.block_len(family));
+    let whole = lens;
+    let mut avoided = 0;
+    while let Err(full) = &carved {
+        let family = full.family;
+        let len = lens.get_mut(family);
+        let longest = whole
+            .get(family)
+            .map_or(0, |len| len + SMALLER)
+            .min(family.bits());
+        *len = len.map(|len| len + 1).filter(|len| *len <= longest);
+        if len.is_none() {
+            break;
+        }
+        let mut smaller = state.space.refitted(lens);
+        match registry.ledger.carve(&mut smaller, holder, spoken_for) {
+            Ok(claims) => carved = Ok(claims),
+            Err(other) if other.family != family => carved = Err(other),
+            Err(smaller) => avoided = smaller.avoided.max(avoided),
+        }
+    }
+    let claims = match carved {
+        Ok(claims) => claims,
+        Err(full) => {
+            if !registry.blocks.has(&node.uid) {
+                registry.holders.drop_uid(Use::Blocks, &node.uid);
+            }
+            // What speaks against a piece may go, as what speaks against a whole block.
+            let avoided = full.avoided.max(avoided);
+            return Err(Full { avoided, ..full });
+        }
+    };
+    let claims: Vec<_> = claims.iter().filter_map(|(_, id)| *id).collect();
+    let mut cidrs = Vec::with_capacity(claims.len());
+    for id in claims {
+        if let Some(claim) = registry.ledger.get(id) {
+            registry.begin_block(id, claim.cidr, pool, node, now);
+            cidrs.push(claim.cidr);
+        }
+    }
+    Ok(cidrs)
+}

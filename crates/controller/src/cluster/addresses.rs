@@ -1,0 +1,53 @@
+//! Addresses that something reports, with how many report each.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use cadastre_core::{Addr, Cidr};
+
+/// A counted, ordered set of addresses.
+#[derive(Debug, Default)]
+pub struct Addresses {
+    counts: BTreeMap<Addr, u32>,
+    /// Those that more than one reports
+    doubled: BTreeSet<Addr>,
+}
+
+impl Addresses {
+    /// One more reports them.
+    pub fn add(&mut self, addresses: &[Addr]) {
+        for addr in addresses {
+            let count = self.counts.entry(*addr).or_default();
+            *count += 1;
+            if *count == 2 {
+                self.doubled.insert(*addr);
+            }
+        }
+    }
+
+    /// One less reports them.
+    pub fn remove(&mut self, addresses: &[Addr]) {
+        for addr in addresses {
+            if let Some(count) = self.counts.get_mut(addr) {
+                *count -= 1;
+                if *count == 1 {
+                    self.doubled.remove(addr);
+                }
+                if *count == 0 {
+                    self.counts.remove(addr);
+                }
+            }
+        }
+    }
+
+    /// Those that more than one reports.
+    pub fn doubled(&self) -> &BTreeSet<Addr> {
+        &self.doubled
+    }
+
+    /// Those in the range, lowest first.
+    pub fn within(&self, range: &Cidr) -> impl Iterator<Item = Addr> + '_ {
+        self.counts
+            .range(range.first()..=range.last())
+            .map(|(addr, _)| *addr)
+    }
+}

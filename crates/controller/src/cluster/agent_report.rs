@@ -1,0 +1,295 @@
+//! The status of a NodeSubnet, as an agent wrote it: read part by part, so that what makes no sense
+//! spoils only itself.
+//!
+//! Agents run on every node and may be old, wrong or taken over. What is judged here needs no other
+//! object: form, signs, bounds, repetitions. Whether a block is the node's is for the controller.
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::seen::{AgentReport, BlockWord, PodUid, SubnetCondition, Text};
+use cadastre_api::{BlockReport, MOST_BLOCKS, MOST_ORPHANS, MOST_POOLS, PoolDemand, Suspect};
+use cadastre_core::{Addr, Cidr};
+
+/// A demand above this is a mistake: no node runs so many pods.
+const MOST_DEMAND: i64 = 1_000_000;
+/// So many complaints are kept in words.
+const MOST_WORDS: usize = 5;
+
+/// The controller writes three. Of a NodeSubnet that has more than so many in all it writes none, as it keeps what
+/// others have written.
+pub const MOST_CONDITIONS: usize = 16;
+
+/// The condition that says whether all of an agent's status was taken.
+pub const ACCEPTED: &str = "Accepted";
+
+#[derive(Default)]
+struct Refused {
+    words: Vec<String>,
+    count: u64,
+}
+
+impl Refused {
+    fn add(&mut self, what: String) {
+        self.count += 1;
+        if self.words.len() < MOST_WORDS {
+            self.words.push(what);
+        }
+    }
+}
+
+/// Reads a status; nothing where none was written.
+pub fn read(status: &Value) -> Option<Box<AgentReport>> {
+    let fields = status.as_object()?;
+    let mut refused = Refused::default();
+    let node_uid = match fields.get("nodeUID") {
+        Some(Value::String(uid)) => uid.as_str(),
+        Some(_) => {
+            refused.add("nodeUID is no text".to_owned());
+            ""
+        }
+        None => "",
+    };
+    let demand = entries(
+        fields.get("pools"),
+        "pools",
+        MOST_POOLS,
+        &mut refused,
+        demand,
+    );
+    let demand = distinct(demand, "pools", &mut refused, |(pool, _)| pool.clone());
+    let blocks = entries(
+        fields.get("blocks"),
+        "blocks",
+        MOST_BLOCKS,
+        &mut refused,
+        block,
+    );
+    let blocks = distinct(blocks, "blocks", &mut refused, |word| {
+        (word.cidr, word.uid.clone())
+    });
+    let orphans = entries(
+        fields.get("orphans"),
+        "orphans",
+        MOST_ORPHANS,
+        &mut refused,
+        orphan,
+    );
+    let orphans = distinct(orphans, "orphans", &mut refused, |(addr, _)| *addr);
+    Some(Box::new(AgentReport {
+        node_uid: node_uid.into(),
+        demand: demand.into(),
+        blocks: blocks.into(),
+        orphans: orphans.into(),
+        refused: refused.words,
+        refusals: refused.count,
+        conditions: conditions(fields.get("conditions")),
+    }))
+}
+
+/// The entries of a list that can be read, at most so many.
+fn entries<W, T>(
+    list: Option<&Value>,
+    field: &str,
+    most: usize,
+    refused: &mut Refused,
+    read: impl Fn(W) -> Result<T, String>,
+) -> Vec<T>
+where
+    W: for<'de> Deserialize<'de>,
+{
+    let list = match list {
+        None | Some(Value::Null) => return Vec::new(),
+        Some(Value::Array(list)) => list,
+        Some(_) => {
+            refused.add(format!("{field} is no list"));
+            return Vec::new();
+        }
+    };
+    if list.len() > most {
+        refused.add(format!(
+            "{field} has {} entries: only the first {most} are read",
+            list.len()
+        ));
+    }
+    let mut taken = Vec::with_capacity(list.len().min(most));
+    for (at, entry) in list.iter().take(most).enumerate() {
+        let entry = W::deserialize(entry).map_err(|error| error.to_string());
+        match entry.and_then(&read) {
+            Ok(entry) => taken.push(entry),
+            Err(why) => refused.add(format!("{field}[{at}]: {why}")),
+        }
+    }
+    taken
+}
+
+/// Sorted by key; of several with one key none is taken, as nobody knows which is meant.
+fn distinct<T, K: Ord + std::fmt::Debug>(
+    mut list: Vec<T>,
+    field: &str,
+    refused: &mut Refused,
+    key: impl Fn(&T) -> K,
+) -> Vec<T> {
+    list.sort_by_key(&key);
+    let mut taken: Vec<T> = Vec::with_capacity(list.len());
+    let mut repeated = false;
+    for entry in list {
+        let same = taken.last().is_some_and(|last| key(last) == key(&entry));
+        if same {
+            repeated = true;
+            continue;
+        }
+        if std::mem::take(&mut repeated) {
+            drop_repeated(&mut taken, field, refused);
+        }
+        taken.push(entry);
+    }
+    if repeated {
+        drop_repeated(&mut taken, field, refused);
+    }
+    taken
+}
+
+fn drop_repeated<T>(taken: &mut Vec<T>, field: &str, refused: &mut Refused) {
+    taken.pop();
+    refused.add(format!("{field} names something twice: neither is read"));
+}
+
+fn demand(entry: PoolDemand) -> Result<(Text, u64), String> {
+    let demand = u64::try_from(entry.demand).map_err(|_| {
+        format!(
+            "demand {} of pool \"{}\" is negative",
+            entry.demand, entry.pool
+        )
+    })?;
+    if entry.demand > MOST_DEMAND {
+        return Err(format!(
+            "demand {demand} of pool \"{}\" is more than {MOST_DEMAND}",
+            entry.pool
+        ));
+    }
+    Ok((entry.pool.into(), demand))
+}
+
+fn block(entry: BlockReport) -> Result<BlockWord, String> {
+    let cidr = Cidr::parse_strict(&entry.cidr).map_err(|error| error.to_string())?;
+    let count = |name: &str, count: i64| {
+        u64::try_from(count).map_err(|_| format!("{name} {count} of {cidr} is negative"))
+    };
+    let used = count("used", entry.used)?;
+    let cooling = count("cooling", entry.cooling)?;
+    let free = count("free", entry.free)?;
+    let size = cidr.size();
+    if u128::from(used) + u128::from(cooling) + u128::from(free) > size {
+        return Err(format!("{cidr} has only {size} addresses"));
+    }
+    if entry.released && used + cooling > 0 {
+        return Err(format!("{cidr} is released and in use at once"));
+    }
+    Ok(BlockWord {
+        cidr,
+        uid: entry.uid.into(),
+        used,
+        cooling,
+        free,
+        released: entry.released,
+    })
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "as the other readers")]
+fn orphan(entry: Suspect) -> Result<(Addr, PodUid), String> {
+    let addr = Addr::parse_strict(&entry.address)
+        .ok_or_else(|| format!("\"{}\" is no address in canonical form", entry.address))?;
+    let uid = match entry.pod_uid.as_str() {
+        "" => PodUid::default(),
+        text => PodUid::read(text),
+    };
+    Ok((addr, uid))
+}
+
+fn conditions(list: Option<&Value>) -> Box<[SubnetCondition]> {
+    let list = list.and_then(Value::as_array).into_iter().flatten();
+    let text = |condition: &Value, field: &str| -> Text {
+        condition[field].as_str().unwrap_or_default().into()
+    };
+    let read = |condition: &Value| SubnetCondition {
+        kind: text(condition, "type"),
+        status: text(condition, "status"),
+        reason: text(condition, "reason"),
+        message: text(condition, "message").to_string(),
+        since: text(condition, "lastTransitionTime"),
+        generation: condition["observedGeneration"].as_i64(),
+    };
+    list.take(MOST_CONDITIONS + 1).map(read).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_makes_no_sense_spoils_only_itself() {
+        let report = read(&json!({
+            "nodeUID": "u1",
+            "pools": [
+                {"pool": "a", "demand": 40}, {"pool": "b", "demand": -1},
+                {"pool": "c", "demand": 9_000_000_000i64}, {"pool": 7},
+                {"pool": "d", "demand": 1}, {"pool": "d", "demand": 2},
+            ],
+            "blocks": [
+                {"cidr": "10.0.0.0/26", "uid": "b1", "used": 3},
+                {"cidr": "10.0.0.64/26", "uid": "b2", "used": 63, "cooling": 2},
+                {"cidr": "10.0.0.129/26", "uid": "b3"},
+                {"cidr": "10.0.0.192/26", "uid": "b4", "used": 1, "released": true},
+            ],
+            "orphans": [
+                {"address": "10.0.0.1", "podUID": "01234567-89ab-cdef-0123-456789abcdef"},
+                {"address": "10.0.0.2", "podUID": "x"}, {"address": "10.0.0.2", "podUID": "y"},
+                {"address": "010.0.0.3", "podUID": "z"}, {"address": "10.0.0.4"},
+            ],
+        }))
+        .unwrap();
+        assert_eq!(&*report.node_uid, "u1");
+        assert_eq!(&*report.demand, &[("a".into(), 40)]);
+        let blocks: Vec<String> = report.blocks.iter().map(|b| b.cidr.to_string()).collect();
+        assert_eq!(blocks, ["10.0.0.0/26"]);
+        assert_eq!(report.orphans.len(), 1);
+        assert_eq!(
+            report.orphans[0].1,
+            PodUid(0x0123_4567_89ab_cdef_0123_4567_89ab_cdef)
+        );
+        assert_eq!(report.refusals, 10, "{:?}", report.refused);
+        assert_eq!(report.refused.len(), MOST_WORDS);
+    }
+
+    #[test]
+    fn what_a_newer_agent_says_besides_does_no_harm() {
+        let report = read(&json!({
+            "nodeUID": "u1", "later": [1], "agent": {"version": "99.0.0", "later": 1},
+            "pools": [{"pool": "a", "demand": 4, "later": "x"}],
+            "blocks": [{"cidr": "10.0.0.0/26", "uid": "b1", "used": 3, "later": {}}],
+            "orphans": [{"address": "10.0.0.1", "podUID": "p", "later": null}],
+        }))
+        .unwrap();
+        assert_eq!(report.refusals, 0, "{:?}", report.refused);
+        assert_eq!((report.demand.len(), report.blocks.len()), (1, 1));
+        assert_eq!(report.orphans.len(), 1);
+    }
+
+    #[test]
+    fn a_status_of_any_shape_is_read() {
+        assert!(read(&Value::Null).is_none() && read(&json!([])).is_none());
+        let report = read(&json!({"nodeUID": 7, "pools": {}, "blocks": null, "orphans": "x"}));
+        assert_eq!(report.unwrap().refusals, 3);
+        let many: Vec<Value> = (0..100_000)
+            .map(|n| {
+                let address = format!("10.{}.{}.{}", n >> 16, n >> 8 & 255, n & 255);
+                json!({"address": address, "podUID": "p"})
+            })
+            .collect();
+        let report = read(&json!({ "orphans": many })).unwrap();
+        assert_eq!((report.orphans.len(), report.refusals), (MOST_ORPHANS, 1));
+    }
+}

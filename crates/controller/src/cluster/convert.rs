@@ -1,0 +1,340 @@
+//! Kubernetes objects as what decisions need, read leniently: whatever an API server may hold must
+//! not stop the controller.
+
+use k8s_openapi::api::networking::v1::ServiceCIDR;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+use super::agent_report;
+use super::seen::{Block, BlockSpec, Machine, Node, Owner, Pod, Pool, ServiceRange, Subnet, Text};
+use cadastre_api::{
+    BlockOwner, HeldBlock, HeldRange, IPAMBlock, IPAMBlockLite, IPAMBlockSpec, IPPoolLite,
+    MIRROR_ANNOTATION, NodeLite, NodePool, NodeSubnetLite, NodeSubnetSpec, OwnerKind, PodLite,
+    PreviousHolder, Requests, Suspect, TERM_ANNOTATION,
+};
+use cadastre_core::{Addr, Cidr};
+
+/// The most addresses of a Node that count: whoever writes it could leave out everybody's pools by them.
+const MOST_NODE_ADDRESSES: usize = 16;
+/// The longest identity of a machine that counts, in bytes: it is copied into records.
+const LONGEST_MACHINE_ID: usize = 256;
+
+/// A Node.
+pub fn node(node: NodeLite) -> Node {
+    let spec = node.spec.unwrap_or_default();
+    let status = node.status.unwrap_or_default();
+    let mut texts = spec.pod_cidrs.unwrap_or_default();
+    if texts.is_empty() {
+        texts.extend(spec.pod_cidr.filter(|text| !text.is_empty()));
+    }
+    let mut pod_cidrs = Vec::with_capacity(texts.len());
+    let mut unreadable = Vec::new();
+    for text in texts {
+        match Cidr::parse_lenient(&text) {
+            Ok(cidr) => pod_cidrs.push(cidr),
+            Err(_) => unreadable.push(Text::from(text)),
+        }
+    }
+    let meta = node.metadata;
+    let annotations = meta.annotations.unwrap_or_default();
+    let labels = meta.labels.unwrap_or_default();
+    let own = |kind: &str| kind == "InternalIP" || kind == "ExternalIP";
+    Node {
+        version: version(meta.resource_version.as_deref()),
+        name: meta.name.unwrap_or_default().into(),
+        uid: meta.uid.unwrap_or_default().into(),
+        // A BTreeMap gives them sorted.
+        labels: labels
+            .into_iter()
+            .map(|(key, value)| (key.into(), value.into()))
+            .collect(),
+        term: annotations
+            .get(TERM_ANNOTATION)
+            .map(|term| term.as_str().into()),
+        annotated: !annotations.is_empty(),
+        deleting: meta.deletion_timestamp.is_some(),
+        pod_cidrs: pod_cidrs.into(),
+        unreadable: unreadable.into(),
+        addresses: status
+            .addresses
+            .unwrap_or_default()
+            .iter()
+            .filter(|address| own(&address.type_))
+            .filter_map(|address| addr(&address.address))
+            .take(MOST_NODE_ADDRESSES)
+            .collect(),
+        machine: Machine {
+            provider_id: spec.provider_id.and_then(machine_text),
+            machine_id: status
+                .node_info
+                .and_then(|info| machine_text(info.machine_id)),
+        },
+    }
+}
+
+/// An identity of a machine. One of no length that a machine has is none: a part of it could be another's, too.
+fn machine_text(id: String) -> Option<Text> {
+    let is_one = !id.is_empty() && id.len() <= LONGEST_MACHINE_ID;
+    is_one.then(|| Text::from(id))
+}
+
+/// A Pod.
+pub fn pod(pod: PodLite) -> Pod {
+    let spec = pod.spec.unwrap_or_default();
+    let status = pod.status.unwrap_or_default();
+    let over = matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"));
+    let mut addresses: Vec<Addr> = Vec::new();
+    if !over && !spec.host_network.unwrap_or_default() {
+        let all = status
+            .pod_ips
+            .unwrap_or_default()
+            .into_iter()
+            .map(|ip| ip.ip)
+            .chain(status.pod_ip);
+        addresses.extend(all.filter_map(|text| addr(&text)));
+        addresses.sort_unstable();
+        addresses.dedup();
+    }
+    let meta = pod.metadata;
+    let annotations = meta.annotations.unwrap_or_default();
+    let is_mirror = annotations.contains_key(MIRROR_ANNOTATION);
+    let mirror_of = spec.node_name.filter(|_| is_mirror);
+    Pod {
+        name: format!(
+            "{}/{}",
+            meta.namespace.unwrap_or_default(),
+            meta.name.unwrap_or_default()
+        )
+        .into(),
+        uid: meta.uid.unwrap_or_default().into(),
+        version: version(meta.resource_version.as_deref()),
+        finished: over,
+        addresses: addresses.into(),
+        mirror_of: mirror_of.map(Text::from),
+    }
+}
+
+/// A ServiceCIDR.
+pub fn service_range(object: ServiceCIDR) -> ServiceRange {
+    let cidrs = object.spec.and_then(|spec| spec.cidrs).unwrap_or_default();
+    let meta = object.metadata;
+    ServiceRange {
+        name: meta.name.unwrap_or_default().into(),
+        uid: meta.uid.unwrap_or_default().into(),
+        version: version(meta.resource_version.as_deref()),
+        cidrs: cidrs
+            .iter()
+            .filter_map(|text| Cidr::parse_lenient(text).ok())
+            .collect(),
+    }
+}
+
+/// An IPPool, decodable or not.
+pub fn pool(pool: IPPoolLite) -> Pool {
+    let meta = pool.metadata;
+    Pool {
+        name: meta.name.unwrap_or_default().into(),
+        uid: meta.uid.unwrap_or_default().into(),
+        version: version(meta.resource_version.as_deref()),
+        generation: meta.generation.unwrap_or_default(),
+        created: meta.creation_timestamp.map_or(0, |time| time.0.as_second()),
+        deleting: meta.deletion_timestamp.is_some(),
+        finalizers: meta.finalizers.unwrap_or_default(),
+        spec: read(pool.spec).map_err(|why| format!("spec: {why}")),
+        status: read(pool.status).ok(),
+    }
+}
+
+/// A NodeSubnet, decodable or not.
+pub fn subnet(subnet: NodeSubnetLite) -> Subnet {
+    let meta = subnet.metadata;
+    let annotations = meta.annotations.unwrap_or_default();
+    let (spec, lacks_parts) = subnet_spec(subnet.spec);
+    Subnet {
+        name: meta.name.unwrap_or_default().into(),
+        uid: meta.uid.unwrap_or_default().into(),
+        version: version(meta.resource_version.as_deref()),
+        spec,
+        lacks_parts,
+        requests: Requests::read(|name| annotations.get(name).map(String::as_str)),
+        report: agent_report::read(&subnet.status),
+    }
+}
+
+/// The spec of a NodeSubnet, and whether it lacks parts. Where an entry makes no sense the others are read: it is
+/// the record of what rests after nodes that are gone, and only what is on record rests.
+fn subnet_spec(mut spec: Value) -> (Result<NodeSubnetSpec, String>, bool) {
+    let why = match NodeSubnetSpec::deserialize(&spec) {
+        Ok(spec) => return (Ok(spec), false),
+        Err(why) => why.to_string(),
+    };
+    let Some(fields) = spec.as_object_mut() else {
+        return (Err(why), false);
+    };
+    for name in ["nodeUID", "providerID", "machineID"] {
+        keep_text(fields, name);
+    }
+    if let Some(Value::Array(previous)) = fields.get_mut("previous") {
+        for holder in previous.iter_mut().filter_map(Value::as_object_mut) {
+            keep_text(holder, "providerID");
+            keep_text(holder, "machineID");
+            keep_entries::<HeldRange>(holder, "podCIDRs");
+            // Nobody can say when it is over: it rests for as long as the pool says, from now on.
+            if holder
+                .get("until")
+                .is_none_or(|it| Time::deserialize(it).is_err())
+            {
+                holder.insert("until".to_owned(), Value::from(LATE));
+            }
+        }
+    }
+    keep_entries::<HeldRange>(fields, "podCIDRs");
+    keep_entries::<HeldBlock>(fields, "blocks");
+    keep_entries::<PreviousHolder>(fields, "previous");
+    keep_entries::<NodePool>(fields, "pools");
+    keep_entries::<Suspect>(fields, "suspects");
+    (NodeSubnetSpec::deserialize(&spec).map_err(|_| why), true)
+}
+
+/// Later than any quarantine.
+const LATE: &str = "2999-12-31T00:00:00Z";
+
+fn keep_text(fields: &mut Map<String, Value>, name: &str) {
+    if fields.get(name).is_some_and(|it| !it.is_string()) {
+        fields.remove(name);
+    }
+}
+
+fn keep_entries<T: DeserializeOwned>(fields: &mut Map<String, Value>, name: &str) {
+    match fields.get_mut(name) {
+        Some(Value::Array(entries)) => entries.retain(|entry| T::deserialize(entry).is_ok()),
+        _ => _ = fields.remove(name),
+    }
+}
+
+/// An IPAMBlock, decodable or not.
+pub fn block(block: IPAMBlockLite) -> Block {
+    let meta = block.metadata;
+    Block {
+        name: meta.name.unwrap_or_default().into(),
+        uid: meta.uid.unwrap_or_default().into(),
+        version: version(meta.resource_version.as_deref()),
+        touched: meta.generation.unwrap_or_default() > 1,
+        spec: read(block.spec).and_then(block_spec),
+    }
+}
+
+fn block_spec(spec: IPAMBlockSpec) -> Result<BlockSpec, String> {
+    let owner = spec.owner;
+    Ok(BlockSpec {
+        cidr: Cidr::parse_strict(&spec.cidr).map_err(|error| error.to_string())?,
+        pool: spec.pool.into(),
+        owner: Owner {
+            resting: owner.kind == OwnerKind::Quarantine,
+            name: owner.name.into(),
+            uid: owner.uid.into(),
+            machine: Machine {
+                provider_id: owner.provider_id.map(Text::from),
+                machine_id: owner.machine_id.map(Text::from),
+            },
+        },
+        since: spec.since.0,
+        until: spec.until.map(|until| until.0),
+    })
+}
+
+/// The object of a block.
+pub fn block_object(name: &str, spec: &BlockSpec) -> IPAMBlock {
+    let owner = &spec.owner;
+    let text = |text: &Text| text.to_string();
+    let spec = IPAMBlockSpec {
+        cidr: spec.cidr.to_string(),
+        pool: spec.pool.to_string(),
+        owner: BlockOwner {
+            kind: if owner.resting {
+                OwnerKind::Quarantine
+            } else {
+                OwnerKind::Node
+            },
+            name: owner.name.to_string(),
+            uid: owner.uid.to_string(),
+            provider_id: owner.machine.provider_id.as_ref().map(text),
+            machine_id: owner.machine.machine_id.as_ref().map(text),
+        },
+        since: Time(spec.since),
+        until: spec.until.map(Time),
+    };
+    IPAMBlock::new(name, spec)
+}
+
+fn read<T: DeserializeOwned>(value: Value) -> Result<T, String> {
+    serde_json::from_value(value).map_err(|error| error.to_string())
+}
+
+fn addr(text: &str) -> Option<Addr> {
+    text.parse::<std::net::IpAddr>().ok().map(Addr::from)
+}
+
+/// resourceVersions of one kind are numbers that grow.
+fn version(text: Option<&str>) -> u64 {
+    text.and_then(|text| text.parse().ok()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_mirror_pod_names_its_node() {
+        let read = |annotations: Value| {
+            let pod_of_node = json!({
+                "metadata": {"name": "p", "namespace": "d", "uid": "u", "annotations": annotations},
+                "spec": {"nodeName": "n"},
+                "status": {"podIPs": [{"ip": "10.0.0.1"}]},
+            });
+            pod(serde_json::from_value(pod_of_node).unwrap())
+        };
+        assert_eq!(read(json!({})).mirror_of, None);
+        let image = read(json!({MIRROR_ANNOTATION: "hash"}));
+        assert_eq!(image.mirror_of.as_deref(), Some("n"));
+        assert_eq!(image.addresses.len(), 1);
+    }
+
+    #[test]
+    fn what_rests_is_read_beside_what_makes_no_sense() {
+        let spec = |extra: Value| {
+            let mut spec = json!({
+                "nodeUID": 7,
+                "podCIDRs": [{"cidr": 3}, {"cidr": "10.0.1.0/24"}],
+                "previous": [
+                    {"nodeUID": "u1", "podCIDRs": [{"cidr": "10.0.2.0/24"}, 5], "until": "soon"},
+                    {"nodeUID": 4},
+                ],
+                "suspects": {},
+            });
+            spec.as_object_mut()
+                .unwrap()
+                .extend(extra.as_object().unwrap().clone());
+            subnet_spec(spec)
+        };
+        let read = |extra: Value| {
+            let (read, lacks_parts) = spec(extra);
+            assert!(lacks_parts);
+            read.unwrap()
+        };
+        let block = json!({"cidr": "10.0.3.0/26", "uid": "b", "pool": "p"});
+        let blocks = read(json!({"blocks": [{"cidr": 3}, block]}));
+        assert_eq!((blocks.blocks.len(), blocks.previous.len()), (1, 1));
+        let read = read(json!({}));
+        assert_eq!((read.node_uid, read.pod_cidrs.len()), (None, 1));
+        assert_eq!(read.previous.len(), 1);
+        assert_eq!(read.previous[0].pod_cidrs[0].cidr, "10.0.2.0/24");
+        assert!(read.previous[0].until.0 > jiff::Timestamp::from_second(10_000_000_000).unwrap());
+        assert!(subnet_spec(json!("x")).0.is_err());
+        assert!(!subnet_spec(json!({"nodeUID": "u1"})).1);
+    }
+}

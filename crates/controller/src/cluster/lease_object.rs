@@ -1,0 +1,212 @@
+//! The Lease as the API server keeps it, read and written.
+//!
+//! What others put on the object, labels and annotations among them, is carried along: a renewal
+//! replaces the whole object and would wipe it out.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+
+use super::intents::Intents;
+use super::lease::Record;
+use cadastre_api::{GAP_ANNOTATION, INTENTS_ANNOTATION, UNSETTLED_ANNOTATION};
+
+/// Duration assumed of a record that names none.
+const DEFAULT_DURATION: Duration = Duration::from_secs(15);
+
+/// A Lease as far as it can be read; what is missing counts as held, for the usual time.
+pub(super) fn record(lease: &Lease) -> Record {
+    let none = LeaseSpec::default();
+    let spec = lease.spec.as_ref().unwrap_or(&none);
+    let annotations = lease.metadata.annotations.as_ref();
+    let seconds = spec
+        .lease_duration_seconds
+        .and_then(|seconds| u64::try_from(seconds).ok())
+        .filter(|seconds| *seconds > 0);
+    let holder = spec.holder_identity.clone();
+    let transitions = spec.lease_transitions.unwrap_or_default().into();
+    let intents = annotations.and_then(|all| all.get(INTENTS_ANNOTATION));
+    Record {
+        holder: Some(holder.unwrap_or_else(|| "unknown".to_owned())).filter(|it| !it.is_empty()),
+        lease_duration: seconds.map_or(DEFAULT_DURATION, Duration::from_secs),
+        transitions,
+        unsettled: annotations.is_some_and(|all| all.contains_key(UNSETTLED_ANNOTATION)),
+        intents: intents
+            .and_then(|text| Intents::read(text, transitions))
+            .map(Arc::new),
+        resource_version: lease.metadata.resource_version.clone().unwrap_or_default(),
+    }
+}
+
+/// The object that says what `wanted` says. `known` is the Lease as last read: if it is the version
+/// that is replaced, everything else stays as it is there.
+pub(super) fn lease(known: Option<&Lease>, wanted: &Record, now: Timestamp) -> Lease {
+    let version = Some(wanted.resource_version.clone()).filter(|version| !version.is_empty());
+    let before =
+        known.filter(|lease| version.is_some() && lease.metadata.resource_version == version);
+    let mut lease = before.cloned().unwrap_or_default();
+    let spec = lease.spec.get_or_insert_default();
+    let transitions = i32::try_from(wanted.transitions).unwrap_or(i32::MAX);
+    if spec.lease_transitions != Some(transitions) || spec.acquire_time.is_none() {
+        spec.acquire_time = Some(MicroTime(now));
+    }
+    // The empty text, not an absent field: what other tools expect of a free Lease.
+    spec.holder_identity = Some(wanted.holder.clone().unwrap_or_default());
+    spec.lease_duration_seconds = i32::try_from(wanted.lease_duration.as_secs()).ok();
+    spec.lease_transitions = Some(transitions);
+    spec.renew_time = Some(MicroTime(now));
+    lease.metadata = ObjectMeta {
+        resource_version: version,
+        managed_fields: None,
+        ..lease.metadata
+    };
+    let annotations = lease.metadata.annotations.get_or_insert_default();
+    annotations.remove(UNSETTLED_ANNOTATION);
+    annotations.remove(GAP_ANNOTATION);
+    annotations.remove(INTENTS_ANNOTATION);
+    if let Some(intents) = &wanted.intents {
+        let text = intents.write(wanted.transitions);
+        annotations.insert(INTENTS_ANNOTATION.to_owned(), text);
+    }
+    if wanted.unsettled {
+        annotations.insert(UNSETTLED_ANNOTATION.to_owned(), "true".to_owned());
+    }
+    lease
+}
+
+/// When a leader showed itself last, as far as the Lease tells; after a gap, before that.
+pub(super) fn attended(lease: &Lease) -> Option<Timestamp> {
+    let annotations = lease.metadata.annotations.as_ref();
+    let before_gap = annotations.and_then(|all| all.get(GAP_ANNOTATION)?.parse().ok());
+    before_gap.or_else(|| Some(lease.spec.as_ref()?.renew_time.as_ref()?.0))
+}
+
+/// Has a Lease that is to be written tell of the gap after the `known` one. The time of renewal goes on: a
+/// write that changes nothing would keep its version, and others would think that nobody leads.
+pub(super) fn tell_gap(known: &Lease, lease: &mut Lease) {
+    if let Some(since) = attended(known) {
+        let annotations = lease.metadata.annotations.get_or_insert_default();
+        annotations.insert(GAP_ANNOTATION.to_owned(), since.to_string());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wanted() -> Record {
+        Record {
+            holder: Some("a_1".into()),
+            lease_duration: Duration::from_secs(15),
+            transitions: 3,
+            unsettled: false,
+            intents: Some(Arc::default()),
+            resource_version: "7".into(),
+        }
+    }
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    /// As it comes back from the API server.
+    fn stored(wanted: &Record, second: i64) -> Lease {
+        let mut lease = lease(None, wanted, at(second));
+        let label = [("team".to_owned(), "net".to_owned())];
+        lease.metadata.labels = Some(label.into());
+        lease
+    }
+
+    #[test]
+    fn what_is_written_reads_the_same() {
+        let free = Record {
+            holder: None,
+            unsettled: true,
+            intents: None,
+            ..wanted()
+        };
+        for wanted in [wanted(), free] {
+            assert_eq!(record(&lease(None, &wanted, at(1))), wanted);
+        }
+    }
+
+    #[test]
+    fn a_gap_is_told_while_the_time_of_renewal_goes_on() {
+        let known = stored(&wanted(), 100);
+        assert_eq!(attended(&known), Some(at(100)));
+        let mut taken = lease(Some(&known), &wanted(), at(900));
+        assert_eq!(attended(&taken), Some(at(900)));
+        tell_gap(&known, &mut taken);
+        let mut renewed = lease(Some(&taken), &wanted(), at(902));
+        tell_gap(&taken, &mut renewed);
+        assert_eq!(attended(&renewed), Some(at(100)));
+        let times = [&taken, &renewed].map(|it| it.spec.as_ref().unwrap().renew_time.clone());
+        assert_eq!(times, [900, 902].map(|it| Some(MicroTime(at(it)))));
+        let later = lease(Some(&renewed), &wanted(), at(970));
+        assert_eq!(attended(&later), Some(at(970)));
+        assert_eq!(later.metadata.labels, known.metadata.labels);
+    }
+
+    #[test]
+    fn a_renewal_keeps_the_time_of_acquisition_and_what_others_wrote() {
+        let known = stored(&wanted(), 1);
+        let renewed = lease(Some(&known), &wanted(), at(9));
+        assert_eq!(renewed.metadata.labels, known.metadata.labels);
+        let spec = renewed.spec.unwrap();
+        assert_eq!(
+            (spec.acquire_time, spec.renew_time),
+            (Some(MicroTime(at(1))), Some(MicroTime(at(9))))
+        );
+        let next = Record {
+            transitions: 4,
+            ..wanted()
+        };
+        let taken = lease(Some(&known), &next, at(30)).spec.unwrap();
+        assert_eq!(taken.acquire_time, Some(MicroTime(at(30))));
+    }
+
+    #[test]
+    fn intents_that_an_earlier_version_has_carried_along_say_nothing() {
+        let mut lease = stored(&wanted(), 1);
+        lease.spec.as_mut().unwrap().lease_transitions = Some(4);
+        assert_eq!(record(&lease).intents, None);
+    }
+
+    #[test]
+    fn what_was_read_of_another_version_is_not_carried_along() {
+        let known = stored(&wanted(), 1);
+        let other = Record {
+            resource_version: "8".into(),
+            ..wanted()
+        };
+        assert_eq!(lease(Some(&known), &other, at(9)).metadata.labels, None);
+    }
+
+    #[test]
+    fn garbage_counts_as_held_for_the_usual_time() {
+        let empty = record(&Lease::default());
+        assert_eq!(
+            (empty.holder.as_deref(), empty.lease_duration),
+            (Some("unknown"), DEFAULT_DURATION)
+        );
+        let mut odd = stored(&wanted(), 1);
+        odd.spec.get_or_insert_default().lease_duration_seconds = Some(-3);
+        assert_eq!(record(&odd).lease_duration, DEFAULT_DURATION);
+    }
+
+    #[test]
+    fn the_next_holder_takes_the_mark_of_unsettled_writes_away() {
+        let known = stored(
+            &Record {
+                holder: None,
+                unsettled: true,
+                ..wanted()
+            },
+            1,
+        );
+        assert!(!record(&lease(Some(&known), &wanted(), at(2))).unsettled);
+    }
+}

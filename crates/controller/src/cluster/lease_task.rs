@@ -1,0 +1,397 @@
+//! Who leads: the calls.
+//!
+//! Runs the [`Elector`] against one Lease object and publishes what it says. Runs apart from
+//! everything else, so that no other work can delay a renewal.
+
+use std::hash::{BuildHasher as _, RandomState};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::api::{Api, PostParams};
+use kube::{Client, Error};
+use tokio::sync::watch;
+use tracing::{info, warn};
+
+use super::lease::{Answer, Ask, Elector, LONG_VACANT, Leadership, Mono, Settings, Tenure, Wanted};
+use super::lease_object::{attended, lease, record, tell_gap};
+use super::readiness::LeaderReadiness;
+use crate::telemetry::LeaderMetrics;
+use cadastre_api::FIELD_MANAGER;
+use cadastre_daemon::clock::Clock;
+use watching::{Watching, take_in};
+
+mod watching;
+
+/// Tells writers, at the moment of use, whether they may write.
+#[derive(Clone)]
+pub struct Gate {
+    leadership: watch::Receiver<Leadership>,
+    clock: Clock,
+}
+
+impl Gate {
+    /// A gate on what an elector publishes.
+    pub fn new(leadership: watch::Receiver<Leadership>, clock: Clock) -> Self {
+        Gate { leadership, clock }
+    }
+
+    /// Waits until the Lease was written under that term for that number (see
+    /// [`super::lease::Wanted`]). Gives how much longer may be written then; nothing if not at all.
+    ///
+    /// That the Lease was written is the proof: whatever a later leader does, it does after what is
+    /// sent now was decided. The time is there to spare needless conflicts.
+    pub async fn pass(&self, term: &str, number: u64) -> Option<Duration> {
+        let mut leadership = self.leadership.clone();
+        loop {
+            let (left, named) = match &*leadership.borrow_and_update() {
+                Leadership::Leading(tenure) if &*tenure.term == term => (
+                    tenure.valid_until.checked_sub(self.clock.now()),
+                    tenure.named,
+                ),
+                _ => return None,
+            };
+            let left = left.filter(|left| !left.is_zero())?;
+            if named >= number {
+                return Some(left);
+            }
+            if let Ok(Err(_)) = tokio::time::timeout(left, leadership.changed()).await {
+                return None;
+            }
+        }
+    }
+}
+
+/// Where the Lease is and who is told.
+pub struct Election {
+    /// Must not retry by itself
+    pub client: Client,
+    /// Of the Lease
+    pub namespace: String,
+    /// Of the Lease
+    pub name: String,
+    /// Of this candidate
+    pub settings: Settings,
+    /// Where the word goes
+    pub publish: watch::Sender<Leadership>,
+    /// What the controller wants the Lease to say
+    pub wanted: watch::Receiver<Option<Wanted>>,
+    /// For `/readyz`
+    pub readiness: LeaderReadiness,
+    /// For `/metrics`
+    pub metrics: LeaderMetrics,
+}
+
+impl Election {
+    /// Runs until released: `release` gives whether everything was settled. An error is that this
+    /// process must start anew: what it knows is of a state that is no more. The first word goes out
+    /// once the Lease was read, or is known to be missing.
+    pub async fn run(
+        mut self,
+        clock: Clock,
+        mut release: watch::Receiver<Option<bool>>,
+    ) -> Result<(), String> {
+        let limit = self.settings.retry_period * 2;
+        let leases: Api<Lease> = Api::namespaced(self.client.clone(), &self.namespace);
+        let mut elector = Elector::new(self.settings.clone());
+        let mut last = elector.leadership();
+        self.readiness.leadership(last.clone());
+        let (mut trouble, mut known) = (None, None);
+        let (mut was_read, mut was_said) = (false, false);
+        let (mut vacant, mut agents_heard) = (Duration::ZERO, false);
+        let mut read_at: Option<Mono> = None;
+        let mut is_wanted = true;
+        let mut watching = None;
+        loop {
+            while let Some(ask) = elector.poll(clock.now()) {
+                let leads = matches!(last, Leadership::Leading(_));
+                agents_heard &= leads;
+                if !leads && !matches!(ask, Ask::Get) {
+                    vacant = vacant_since(known.as_ref(), clock.wall());
+                }
+                let before = version(known.as_ref());
+                let tells_gap = vacant > LONG_VACANT && !agents_heard;
+                let call = self.call(&leases, &ask, &mut known, tells_gap);
+                let (answer, problem) = match tokio::time::timeout(limit, call).await {
+                    Ok(Ok(answer)) => (answer, None),
+                    Ok(Err(error)) => judge(&error, &ask),
+                    Err(_) => (Answer::Unclear, Some(format!("no answer within {limit:?}"))),
+                };
+                was_read |= problem.is_none();
+                if problem.is_none() {
+                    let now = clock.now();
+                    if read_at.is_some_and(|at| now > at + LONG_VACANT) {
+                        self.publish
+                            .send_replace(Leadership::Standby { leader: None });
+                        return Err(AWAY.to_owned());
+                    }
+                    read_at = Some(now);
+                }
+                match problem {
+                    Some(problem) => self.warn(&problem, &mut trouble),
+                    None => trouble = None,
+                }
+                if version(known.as_ref()) < before {
+                    self.publish
+                        .send_replace(Leadership::Standby { leader: None });
+                    return Err(PUT_BACK.to_owned());
+                }
+                elector.answer(answer, clock.now());
+                self.tell(&mut last, elector.leadership(), vacant);
+            }
+            Watching::attend(&mut watching, &last, &leases, &self.name);
+            if was_read && !was_said {
+                was_said = true;
+                self.publish.send_replace(last.clone());
+            }
+            if elector.leadership() == Leadership::Released && elector.wake_at().is_none() {
+                return Ok(());
+            }
+            let valid = self.tell_validity(&elector.leadership(), clock.now());
+            let due = elector
+                .wake_at()
+                .map_or(limit, |at| at.saturating_sub(clock.now()));
+            let pause = valid.map_or_else(|| jittered(due), |left| due.min(left));
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                change = Watching::next(&mut watching) => {
+                    if let Some(lease) = take_in(&mut elector, change, clock.now()) {
+                        known = Some(lease);
+                        self.tell(&mut last, elector.leadership(), vacant);
+                    }
+                }
+                changed = self.wanted.changed(), if is_wanted => {
+                    is_wanted = changed.is_ok();
+                    let wanted = self.wanted.borrow_and_update().clone();
+                    if let Some(wanted) = wanted {
+                        let is_ours = |it: &Tenure| it.term == wanted.term;
+                        let leads = matches!(&last, Leadership::Leading(it) if is_ours(it));
+                        agents_heard |= leads && wanted.agents_heard;
+                        elector.want(wanted, clock.now());
+                    }
+                }
+                changed = release.changed() => {
+                    let settled = *release.borrow_and_update();
+                    if changed.is_err() {
+                        return Ok(());
+                    }
+                    if let Some(settled) = settled {
+                        elector.release(settled);
+                        self.tell(&mut last, elector.leadership(), vacant);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Says whether this process may write. Gives how much longer it may, if it leads and may.
+    fn tell_validity(&self, leadership: &Leadership, now: Mono) -> Option<Duration> {
+        let Leadership::Leading(tenure) = leadership else {
+            self.metrics.leading.set(0);
+            return None;
+        };
+        let left = tenure
+            .valid_until
+            .checked_sub(now)
+            .filter(|left| !left.is_zero());
+        self.metrics.leading.set(left.is_some().into());
+        self.readiness.lapsed(left.is_none());
+        left
+    }
+
+    fn tell(&self, last: &mut Leadership, mut now: Leadership, vacant: Duration) {
+        if let Leadership::Leading(tenure) = &mut now {
+            tenure.vacant = vacant;
+        }
+        if *last == now {
+            return;
+        }
+        let was = matches!(last, Leadership::Leading(_));
+        let term = |leadership: &Leadership| match leadership {
+            Leadership::Leading(tenure) => Some(tenure.term.clone()),
+            _ => None,
+        };
+        if term(last) != term(&now) {
+            self.metrics.transitions.inc();
+            match &now {
+                Leadership::Leading(tenure) => {
+                    info!(term = %tenure.term, how = tenure.takeover.word(), "leading");
+                    if tenure.follows_a_gap() {
+                        warn!(
+                            "by the Lease nobody led for {} s: nobody was there, or the API server was put back to an older state; agents have their say before new blocks are given (docs/backup.md)",
+                            vacant.as_secs()
+                        );
+                    }
+                }
+                Leadership::Standby { leader } if was => {
+                    warn!(
+                        leader = leader.as_deref().unwrap_or("nobody"),
+                        "no longer leading"
+                    );
+                }
+                Leadership::Released => info!("lease handed over"),
+                Leadership::Standby { .. } => {}
+            }
+        } else if let Leadership::Standby {
+            leader: Some(leader),
+        } = &now
+        {
+            info!(%leader, "standing by");
+        }
+        *last = now.clone();
+        self.readiness.leadership(now.clone());
+        self.publish.send_replace(now);
+    }
+
+    /// Says once what is wrong, not with each try.
+    fn warn(&self, problem: &str, last: &mut Option<String>) {
+        self.metrics.errors.inc();
+        if last.as_deref() != Some(problem) {
+            warn!(lease.name = %self.name, lease.namespace = %self.namespace, "{problem}");
+            *last = Some(problem.to_owned());
+        }
+    }
+
+    /// Makes a call. `tells_gap`: a Lease that is written tells of the gap before it, so that the next leader
+    /// hears agents where this one ends before it has.
+    async fn call(
+        &self,
+        leases: &Api<Lease>,
+        ask: &Ask,
+        known: &mut Option<Lease>,
+        tells_gap: bool,
+    ) -> Result<Answer, Error> {
+        let post = PostParams {
+            field_manager: Some(FIELD_MANAGER.to_owned()),
+            ..PostParams::default()
+        };
+        let object = |wanted| {
+            let mut lease = lease(known.as_ref(), wanted, Clock.wall());
+            lease.metadata.name = Some(self.name.clone());
+            if let Some(known) = known.as_ref().filter(|_| tells_gap) {
+                tell_gap(known, &mut lease);
+            }
+            lease
+        };
+        let (answer, now): (fn(_) -> _, _) = match ask {
+            Ask::Get => (Answer::Found, leases.get(&self.name).await?),
+            Ask::Create(wanted) => (
+                Answer::Written,
+                leases.create(&post, &object(wanted)).await?,
+            ),
+            Ask::Replace(wanted) => (
+                Answer::Written,
+                leases.replace(&self.name, &post, &object(wanted)).await?,
+            ),
+        };
+        Ok(answer(record(known.insert(now))))
+    }
+}
+
+/// A longer pause is drawn out no further: a Lease that runs out is sought at that moment.
+const LONGEST_JITTERED: Duration = Duration::from_millis(400);
+
+/// What is said where the Lease is older than it was.
+const PUT_BACK: &str = "the Lease has gone back to an older version: the API server was put back to an older state (a restore of etcd?); what this process knows is no longer there, so it ends and must be started anew (docs/backup.md)";
+
+/// What is said where the Lease could not be read for longer than that.
+const AWAY: &str = "the Lease could not be read for over a minute: the API server may have been put back to an older state meanwhile and be past the old versions by now; this process ends and must be started anew, so that it knows what is there";
+
+/// A number that only grows, whatever happens to the Lease.
+fn version(lease: Option<&Lease>) -> Option<u64> {
+    lease?.metadata.resource_version.as_ref()?.parse().ok()
+}
+
+/// For how long nobody has renewed the Lease, by the wall clocks of two machines.
+fn vacant_since(lease: Option<&Lease>, now: Timestamp) -> Duration {
+    let since = lease.and_then(attended).map(|at| now.duration_since(at));
+    since
+        .and_then(|it| Duration::try_from(it).ok())
+        .unwrap_or_default()
+}
+
+/// Up to a fifth longer, and never by much, so that candidates do not all try at the same moment.
+fn jittered(pause: Duration) -> Duration {
+    let part = RandomState::new().hash_one(pause) % 1000;
+    let most = pause.min(LONGEST_JITTERED) / 5;
+    pause + most.mul_f64(Duration::from_millis(part).as_secs_f64())
+}
+
+/// What an error means for the elector, and what is wrong where somebody should know.
+fn judge(error: &Error, ask: &Ask) -> (Answer, Option<String>) {
+    let Error::Api(status) = error else {
+        return (Answer::Unclear, Some(format!("no clear answer: {error}")));
+    };
+    match (status.code, ask) {
+        (404, Ask::Get) => (Answer::Missing, None),
+        (404, Ask::Replace(_)) | (409, _) => (Answer::Conflict, None),
+        // Nothing that could be created is missing: it is the namespace that is.
+        (400..500, _) => (
+            Answer::Failed,
+            Some(format!(
+                "Lease refused: {}: check the Role and that the namespace exists",
+                status.message
+            )),
+        ),
+        _ => (Answer::Unclear, Some(format!("no clear answer: {error}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(code: u16) -> Error {
+        Error::Api(Box::new(kube::core::Status {
+            code,
+            message: "why".into(),
+            ..kube::core::Status::default()
+        }))
+    }
+
+    fn wanted() -> super::super::lease::Record {
+        record(&Lease::default())
+    }
+
+    #[test]
+    fn a_missing_namespace_is_told_and_not_taken_for_a_race() {
+        let (answer, problem) = judge(&refused(404), &Ask::Create(wanted()));
+        assert_eq!(answer, Answer::Failed);
+        assert!(problem.is_some_and(|text| text.contains("namespace exists")));
+    }
+
+    #[test]
+    fn what_others_did_to_the_lease_is_no_trouble() {
+        let cases = [
+            (404, Ask::Get, Answer::Missing),
+            (404, Ask::Replace(wanted()), Answer::Conflict),
+            (409, Ask::Replace(wanted()), Answer::Conflict),
+            (409, Ask::Create(wanted()), Answer::Conflict),
+        ];
+        for (code, ask, expected) in cases {
+            assert_eq!(
+                judge(&refused(code), &ask),
+                (expected, None),
+                "{code} {ask:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_pause_is_drawn_out_by_a_fifth_at_most() {
+        let second = Duration::from_secs(1);
+        for _ in 0..100 {
+            let pause = jittered(second);
+            assert!(pause >= second && pause <= second.mul_f64(1.2), "{pause:?}");
+        }
+        assert_eq!(jittered(Duration::ZERO), Duration::ZERO);
+        let (long, most) = (10 * second, Duration::from_millis(80));
+        assert!((0..100).all(|_| jittered(long) <= long + most));
+    }
+
+    #[test]
+    fn a_server_error_says_nothing_about_the_outcome() {
+        let (answer, problem) = judge(&refused(500), &Ask::Replace(wanted()));
+        assert!(answer == Answer::Unclear && problem.is_some());
+    }
+}

@@ -1,0 +1,93 @@
+//! The watch of a candidate: of its Lease alone, in a task of its own, so that a watch that hangs holds up nothing.
+//!
+//! Nobody has to act where it says nothing, as the candidate looks by itself then: it has no part in
+//! `cadastre_watch_silent_seconds`.
+
+use std::time::Duration;
+
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::api::Api;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+use crate::cluster::lease::{Elector, Leadership, Mono};
+use crate::cluster::lease_object::record;
+use cadastre_daemon::watch::Change;
+use cadastre_daemon::watch::{LEASES, LastHeard, Patience, Pauses, Source, Step, follow};
+
+/// First and longest pause of the watch after an error, without jitter: meanwhile the candidate looks.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(60));
+
+/// Steps that may wait for the election.
+const BACKLOG: usize = 16;
+
+/// A watch that is under way; it ends with this.
+pub(super) struct Watching {
+    changes: mpsc::Receiver<Change<Lease>>,
+    _task: JoinSet<()>,
+}
+
+impl Watching {
+    fn begin(leases: &Api<Lease>, name: &str) -> Self {
+        let source = Source {
+            kind: LEASES,
+            api: leases.clone(),
+            fields: Some(format!("metadata.name={name}")),
+            page: None,
+            pauses: Pauses::new(PAUSE.0, PAUSE.1, std::process::id().into()),
+            doubtful: false,
+            patience: Patience::default(),
+            heard: LastHeard::default(),
+        };
+        let (out, changes) = mpsc::channel(BACKLOG);
+        let change = |step| match step {
+            Step::Change(change) => Some(change),
+            Step::Trouble | Step::Recovered => None,
+        };
+        let mut task = JoinSet::new();
+        task.spawn(follow(source, out, |lease| lease, change));
+        Self {
+            changes,
+            _task: task,
+        }
+    }
+
+    /// Begins or ends the watch: a candidate that stands by somebody has one, who leads has none, as it would only be
+    /// told of its own renewals.
+    pub(super) fn attend(
+        watching: &mut Option<Self>,
+        leadership: &Leadership,
+        leases: &Api<Lease>,
+        name: &str,
+    ) {
+        match leadership {
+            Leadership::Standby { leader: Some(_) } => {
+                watching.get_or_insert_with(|| Self::begin(leases, name));
+            }
+            Leadership::Standby { leader: None } => {}
+            Leadership::Leading(_) | Leadership::Released => *watching = None,
+        }
+    }
+
+    /// The next change; none ever without a watch.
+    pub(super) async fn next(watching: &mut Option<Self>) -> Change<Lease> {
+        if let Some(watching) = watching
+            && let Some(change) = watching.changes.recv().await
+        {
+            return change;
+        }
+        std::future::pending().await
+    }
+}
+
+/// Tells the elector. Gives the Lease if it goes by it from now on.
+pub(super) fn take_in(elector: &mut Elector, change: Change<Lease>, now: Mono) -> Option<Lease> {
+    match change {
+        Change::Applied(lease) => elector.shown(&record(&lease), now).then_some(lease),
+        Change::Deleted(lease) => {
+            elector.shown_deleted(&record(&lease), now);
+            None
+        }
+        Change::Restarted { .. } | Change::Listed | Change::Reached(_) => None,
+    }
+}

@@ -1,0 +1,346 @@
+//! Which pods there are, and which addresses they report.
+//!
+//! Kept for two questions: does any pod have an address in this range, and does the pod of this UID
+//! still exist? A pod costs a few dozen bytes; names are kept only where people may ask for them.
+//!
+//! A kubelet makes as many mirror pods of static pods as it likes and says what it likes of their addresses, so these
+//! count against what their own node has or had, and a few of each node against space that nobody has.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::addresses::Addresses;
+use super::seen::{Pod, PodUid, Text};
+use cadastre_core::mutation::Mutation;
+use cadastre_core::{Addr, Cidr};
+use cadastre_daemon::watch::Change;
+
+/// The most addresses of mirror pods of one node that count against space that nobody has. Static pods are nearly
+/// always on the host's network, and have none.
+const MOST_OF_MIRRORS: usize = 16;
+
+/// All pods by UID, and their addresses.
+#[derive(Debug, Default)]
+pub struct PodIndex {
+    by_uid: BTreeMap<PodUid, Record>,
+    reported: Addresses,
+    /// Addresses of mirror pods, by node
+    mirrors: BTreeMap<Text, BTreeMap<PodUid, Box<[Addr]>>>,
+    unseen: Option<BTreeSet<PodUid>>,
+    listed: bool,
+    /// `namespace/name`, if names are kept
+    names: Option<BTreeMap<PodUid, Text>>,
+}
+
+#[derive(Debug, PartialEq)]
+struct Record {
+    finished: bool,
+    addresses: Box<[Addr]>,
+    mirror_of: Option<Text>,
+}
+
+impl PodIndex {
+    /// Keeps the names of the pods that come from now on.
+    pub fn keep_names(&mut self) {
+        self.names.get_or_insert_default();
+    }
+
+    /// `namespace/name` of a pod, if names are kept.
+    pub fn name(&self, uid: PodUid) -> Option<&Text> {
+        self.names.as_ref()?.get(&uid)
+    }
+
+    /// At most so many pods with that text in their names, and their addresses; those that are called
+    /// exactly so first. Looks at all names.
+    pub fn find(&self, text: &str, most: usize) -> Vec<(&Text, &[Addr])> {
+        let names = self.names.iter().flatten();
+        let mut found: Vec<(&Text, &[Addr])> = names
+            .filter(|(_, name)| name.contains(text))
+            .filter_map(|(uid, name)| Some((name, &*self.by_uid.get(uid)?.addresses)))
+            .collect();
+        let is_name =
+            |name: &str| name == text || name.split_once('/').is_some_and(|it| it.1 == text);
+        found.sort_by_key(|(name, _)| (!is_name(name), *name));
+        found.truncate(most);
+        found
+    }
+
+    /// At most so many addresses in the range that pods report, the lowest first; if names are kept,
+    /// with one of the pods that report it, which takes a look at all pods.
+    pub fn within(&self, range: &Cidr, most: usize) -> BTreeMap<Addr, Option<PodUid>> {
+        let all = self.reported.within(range).take(most);
+        let mut all: BTreeMap<Addr, Option<PodUid>> = all.map(|addr| (addr, None)).collect();
+        if self.names.is_some() && !all.is_empty() {
+            for (uid, record) in &self.by_uid {
+                for addr in &record.addresses {
+                    if let Some(pod) = all.get_mut(addr) {
+                        *pod = Some(*uid);
+                    }
+                }
+            }
+        }
+        all
+    }
+
+    /// Whether a list has been completed since the start.
+    pub fn is_listed(&self) -> bool {
+        self.listed
+    }
+
+    /// Whether all pods are known: a list was completed, and none is running.
+    pub fn is_complete(&self) -> bool {
+        self.listed && self.unseen.is_none()
+    }
+
+    /// Takes in one step of the watch; returns whether any address is no longer reported.
+    pub fn change(&mut self, change: Change<Pod>) -> bool {
+        match change {
+            Change::Restarted { .. } => {
+                self.unseen = Some(self.by_uid.keys().copied().collect());
+                false
+            }
+            Change::Applied(pod) => {
+                let uid = PodUid::read(&pod.uid);
+                if let Some(unseen) = &mut self.unseen {
+                    unseen.remove(&uid);
+                }
+                self.put(uid, pod)
+            }
+            Change::Listed => {
+                self.listed = true;
+                let gone = self.unseen.take().unwrap_or_default();
+                gone.iter().filter(|uid| self.remove(**uid)).count() > 0
+            }
+            Change::Deleted(pod) => self.remove(PodUid::read(&pod.uid)),
+            Change::Reached(_) => false,
+        }
+    }
+
+    /// The lowest address in the range that a pod reports, mirror pods aside.
+    pub fn any_in(&self, range: &Cidr) -> Option<Addr> {
+        self.reported.within(range).next()
+    }
+
+    /// An address in the range that a pod reports, be it a mirror pod of that node, which had the range.
+    pub fn any_in_range_of(&self, node: &str, range: &Cidr) -> Option<Addr> {
+        let mirrors = self.mirrors.get(node).into_iter();
+        let mut addresses = mirrors.flat_map(BTreeMap::values).flatten();
+        let of_mirror = || addresses.find(|addr| range.contains_addr(**addr)).copied();
+        self.any_in(range).or_else(of_mirror)
+    }
+
+    /// An address that a pod reports in a range that nobody has; of mirror pods a few of each node count.
+    pub fn any_in_free(&self, range: &Cidr) -> Option<Addr> {
+        let all = self.mirrors.values();
+        let mut few = all.flat_map(|of_node| of_node.values().flatten().take(MOST_OF_MIRRORS));
+        let of_mirror = || few.find(|addr| range.contains_addr(**addr)).copied();
+        self.any_in(range).or_else(of_mirror)
+    }
+
+    /// How many addresses in the range pods report, mirror pods aside.
+    pub fn count_in(&self, range: &Cidr) -> usize {
+        self.reported.within(range).count()
+    }
+
+    /// Whether a pod reports the address, which that node has.
+    pub fn reports(&self, node: &str, addr: Addr) -> bool {
+        self.any_in_range_of(node, &Cidr::host(addr)).is_some()
+    }
+
+    /// Whether the pod of that UID exists and has not finished.
+    pub fn is_live(&self, uid: PodUid) -> bool {
+        self.by_uid.get(&uid).is_some_and(|record| !record.finished)
+    }
+
+    /// Addresses that more than one pod reports, mirror pods aside.
+    pub fn doubled(&self) -> &BTreeSet<Addr> {
+        self.reported.doubled()
+    }
+
+    /// How many pods are known.
+    pub fn len(&self) -> usize {
+        self.by_uid.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.by_uid.is_empty()
+    }
+
+    fn put(&mut self, uid: PodUid, pod: Pod) -> bool {
+        if let Some(names) = &mut self.names {
+            names.insert(uid, pod.name);
+        }
+        let record = Record {
+            finished: pod.finished,
+            addresses: pod.addresses,
+            mirror_of: pod
+                .mirror_of
+                .filter(|_| !Mutation::MirrorPodsBelieved.is_on()),
+        };
+        if self.by_uid.get(&uid) == Some(&record) {
+            return false;
+        }
+        let freed = self.forget(uid);
+        match &record.mirror_of {
+            None => self.reported.add(&record.addresses),
+            Some(_) if record.addresses.is_empty() => {}
+            Some(node) => {
+                let of_node = self.mirrors.entry(node.clone()).or_default();
+                of_node.insert(uid, record.addresses.clone());
+            }
+        }
+        self.by_uid.insert(uid, record);
+        freed
+    }
+
+    fn remove(&mut self, uid: PodUid) -> bool {
+        if let Some(names) = &mut self.names {
+            names.remove(&uid);
+        }
+        self.forget(uid)
+    }
+
+    fn forget(&mut self, uid: PodUid) -> bool {
+        let Some(record) = self.by_uid.remove(&uid) else {
+            return false;
+        };
+        match &record.mirror_of {
+            None => self.reported.remove(&record.addresses),
+            Some(node) => {
+                if let Some(of_node) = self.mirrors.get_mut(node) {
+                    of_node.remove(&uid);
+                    if of_node.is_empty() {
+                        self.mirrors.remove(node);
+                    }
+                }
+            }
+        }
+        !record.addresses.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod(uid: &str, addresses: &[&str]) -> Pod {
+        let addr = |text: &&str| Addr::from(text.parse::<std::net::IpAddr>().unwrap());
+        Pod {
+            name: uid.into(),
+            uid: uid.into(),
+            version: 1,
+            finished: false,
+            addresses: addresses.iter().map(addr).collect(),
+            mirror_of: None,
+        }
+    }
+
+    #[test]
+    fn mirror_pods_count_against_what_their_node_had_and_a_few_against_free_space() {
+        let mirror = |uid: &str, address: &str| Pod {
+            mirror_of: Some("liar".into()),
+            ..pod(uid, &[address])
+        };
+        let mut pods = PodIndex::default();
+        for last in 0..200 {
+            let of_uid = format!("{last:03}");
+            pods.change(Change::Applied(mirror(&of_uid, &format!("10.0.1.{last}"))));
+        }
+        pods.change(Change::Applied(pod("honest", &["10.0.1.199"])));
+        let all = range("10.0.1.0/24");
+        assert_eq!(pods.any_in(&all).unwrap().to_string(), "10.0.1.199");
+        assert!(pods.doubled().is_empty());
+        assert_eq!(pods.count_in(&all), 1);
+        let late = range("10.0.1.16/28");
+        let hosts = (0..199).map(|last| range(&format!("10.0.1.{last}/32")));
+        let counts = hosts.filter(|host| pods.any_in_free(host).is_some());
+        let few = counts.count();
+        assert!((15..=16).contains(&few), "{few}");
+        assert_eq!(pods.any_in_range_of("victim", &late), None);
+        assert!(pods.any_in_range_of("liar", &late).is_some());
+        assert!(pods.reports("liar", late.first()) && !pods.reports("victim", late.first()));
+        assert!(pods.is_live(PodUid::read("020")));
+        for last in 0..200 {
+            let gone = mirror(&format!("{last:03}"), "10.0.1.1");
+            assert!(pods.change(Change::Deleted(gone)));
+        }
+        assert_eq!(pods.any_in_range_of("liar", &late), None);
+        assert!(pods.mirrors.is_empty());
+    }
+
+    fn range(text: &str) -> Cidr {
+        Cidr::parse_strict(text).unwrap()
+    }
+
+    #[test]
+    fn an_address_counts_until_its_last_pod_is_gone() {
+        let mut pods = PodIndex::default();
+        pods.change(Change::Applied(pod("a", &["10.0.1.7"])));
+        pods.change(Change::Applied(pod("b", &["10.0.1.7", "fd00::7"])));
+        assert!(pods.any_in(&range("10.0.1.0/24")).is_some());
+        assert!(pods.any_in(&range("10.0.2.0/24")).is_none());
+        assert_eq!(pods.doubled().len(), 1);
+        pods.change(Change::Deleted(pod("a", &[])));
+        assert!(pods.doubled().is_empty());
+        assert!(pods.any_in(&range("10.0.1.0/24")).is_some());
+        assert!(pods.change(Change::Applied(pod("b", &["fd00::7"]))));
+        assert!(pods.any_in(&range("10.0.1.0/24")).is_none());
+        assert_eq!(pods.count_in(&range("fd00::/64")), 1);
+    }
+
+    #[test]
+    fn names_are_kept_where_they_are_asked_for_and_go_with_their_pods() {
+        let mut pods = PodIndex::default();
+        pods.change(Change::Applied(pod("early", &["10.0.1.1"])));
+        assert_eq!(pods.find("early", 9), []);
+        pods.keep_names();
+        for (name, address) in [("ns/web-10", "10.0.1.10"), ("ns/web-1", "10.0.1.11")] {
+            pods.change(Change::Applied(pod(name, &[address])));
+        }
+        let found = |pods: &PodIndex, text, most| {
+            let found = pods.find(text, most).into_iter();
+            found.map(|it| it.0.to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(found(&pods, "web-1", 9), ["ns/web-1", "ns/web-10"]);
+        assert_eq!(found(&pods, "web-1", 1), ["ns/web-1"]);
+        let within = pods.within(&range("10.0.1.10/31"), 9);
+        let names = within
+            .values()
+            .map(|uid| &**pods.name(uid.unwrap()).unwrap());
+        assert_eq!(names.collect::<Vec<_>>(), ["ns/web-10", "ns/web-1"]);
+        pods.change(Change::Deleted(pod("ns/web-1", &[])));
+        assert_eq!(found(&pods, "web", 9), ["ns/web-10"]);
+        assert_eq!(pods.within(&range("10.0.1.0/24"), 1).len(), 1);
+    }
+
+    #[test]
+    fn a_relist_drops_what_it_does_not_name() {
+        let mut pods = PodIndex::default();
+        pods.change(Change::Applied(pod("a", &["10.0.1.7"])));
+        assert!(!pods.is_complete());
+        pods.change(Change::Restarted {
+            asked: std::time::Duration::ZERO,
+        });
+        assert!(
+            pods.any_in(&range("10.0.1.0/24")).is_some(),
+            "known until the list is complete"
+        );
+        assert!(pods.change(Change::Listed));
+        assert!(pods.is_complete() && pods.is_empty());
+    }
+
+    #[test]
+    fn a_pod_lives_until_it_has_finished_or_is_gone() {
+        let mut pods = PodIndex::default();
+        let uid = PodUid::read("a");
+        assert!(!pods.is_live(uid), "never seen");
+        pods.change(Change::Applied(pod("a", &[])));
+        assert!(pods.is_live(uid), "without an address as well");
+        let finished = Pod {
+            finished: true,
+            ..pod("a", &[])
+        };
+        pods.change(Change::Applied(finished));
+        assert!(!pods.is_live(uid) && pods.len() == 1);
+    }
+}

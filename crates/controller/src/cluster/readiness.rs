@@ -1,0 +1,163 @@
+//! What `/readyz` says of a controller: a leader is ready when it deals, a standby when it has seen everything.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cadastre_daemon::telemetry::Readiness;
+use cadastre_daemon::watch::LastHeard;
+
+use super::lease::Leadership;
+
+/// Put together of what the elector and the loops know. Shared by both.
+#[derive(Clone, Debug, Default)]
+pub struct LeaderReadiness {
+    readiness: Readiness,
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    leadership: Option<Leadership>,
+    /// Whether the lease of a leader has run out without a renewal
+    lapsed: bool,
+    /// Nothing before the first word of the controller
+    progress: Option<Progress>,
+}
+
+/// How far a controller is.
+#[derive(Clone, Debug, Default)]
+pub struct Progress {
+    /// Kinds whose first list has not come
+    pub missing: Vec<&'static str>,
+    /// What is still to do before it deals, or what keeps single objects from it
+    pub fencing: Option<String>,
+    /// Whether it deals
+    pub dealing: bool,
+}
+
+impl LeaderReadiness {
+    /// What it has to say goes there.
+    pub fn new(readiness: Readiness) -> Self {
+        Self {
+            readiness,
+            state: Arc::default(),
+        }
+    }
+
+    /// Where watches note that they heard something.
+    pub fn last_heard(&self) -> LastHeard {
+        self.readiness.last_heard()
+    }
+
+    /// The elector's word.
+    pub fn leadership(&self, leadership: Leadership) {
+        self.say(|state| state.leadership = Some(leadership));
+    }
+
+    /// Whether a leader's lease has run out, so that it writes nothing until it is renewed.
+    pub fn lapsed(&self, lapsed: bool) {
+        self.say(|state| state.lapsed = lapsed);
+    }
+
+    /// The controller's word.
+    pub fn update(&self, progress: Progress) {
+        self.say(|state| state.progress = Some(progress));
+    }
+
+    fn say(&self, news: impl FnOnce(&mut State)) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        news(&mut state);
+        let (ready, text) = page(&state);
+        self.readiness.say(ready, &text);
+    }
+}
+
+fn page(state: &State) -> (bool, String) {
+    let Some(progress) = &state.progress else {
+        return (false, "starting".to_owned());
+    };
+    match &state.leadership {
+        Some(Leadership::Leading(_)) if state.lapsed => (
+            false,
+            "leader, but the lease could not be renewed in time: nothing is written until it is"
+                .to_owned(),
+        ),
+        Some(Leadership::Leading(_)) if progress.dealing => {
+            let but = progress
+                .fencing
+                .as_ref()
+                .map(|what| format!(", but {what}"));
+            (true, format!("leader{}", but.unwrap_or_default()))
+        }
+        Some(Leadership::Leading(_)) => {
+            let what = progress.fencing.as_deref().unwrap_or("taking over");
+            (false, format!("leader, not dealing yet: {what}"))
+        }
+        Some(Leadership::Released) => (false, "stopping".to_owned()),
+        _ if !progress.missing.is_empty() => (
+            false,
+            format!(
+                "waiting for the first lists of {}",
+                progress.missing.join(", ")
+            ),
+        ),
+        Some(Leadership::Standby {
+            leader: Some(leader),
+        }) => (true, format!("standby (leader: {leader})")),
+        _ => (true, "standby (no leader seen yet)".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::cluster::lease::{Takeover, Tenure};
+
+    #[test]
+    fn readiness_tells_the_truth_about_each_state() {
+        let page = Readiness::default();
+        let readiness = LeaderReadiness::new(page.clone());
+        let said = |ready: bool, text: &str| assert_eq!(page.page(), (ready, format!("{text}\n")));
+        said(false, "starting");
+        readiness.leadership(Leadership::Standby { leader: None });
+        said(false, "starting");
+        readiness.update(Progress {
+            missing: vec!["pods"],
+            ..Progress::default()
+        });
+        said(false, "waiting for the first lists of pods");
+        readiness.update(Progress::default());
+        readiness.leadership(Leadership::Standby {
+            leader: Some("a".into()),
+        });
+        said(true, "standby (leader: a)");
+        let tenure = Tenure {
+            term: "1-a".into(),
+            takeover: Takeover::First,
+            valid_until: Duration::ZERO,
+            vacant: Duration::ZERO,
+            inherited: None,
+            answered_since: Duration::ZERO,
+            named: 0,
+        };
+        readiness.leadership(Leadership::Leading(tenure));
+        readiness.update(Progress {
+            fencing: Some("3 nodes to touch".into()),
+            ..Progress::default()
+        });
+        said(false, "leader, not dealing yet: 3 nodes to touch");
+        readiness.update(Progress {
+            dealing: true,
+            ..Progress::default()
+        });
+        said(true, "leader");
+        readiness.lapsed(true);
+        let (ready, text) = page.page();
+        assert!(!ready && text.contains("could not be renewed"), "{text}");
+        readiness.lapsed(false);
+        assert!(page.page().0);
+        readiness.leadership(Leadership::Released);
+        assert!(!page.page().0);
+    }
+}

@@ -1,0 +1,634 @@
+//! One kind's objects as last seen.
+//!
+//! # Guarantees
+//! - What a watch says is taken in order; a relist is compared with what was known, and what
+//!   vanished is reported as gone.
+//! - An answer to a request of ours may be newer than the watch and is then taken in at once; it can
+//!   never bring back what the watch has already seen go, and nothing goes back in time.
+//! - What an answer has shown to be gone stays gone, however much older news the watch still brings.
+//! - A list of ours that shows older news than what was known when it was sent proves that the server
+//!   was put back to an older state: [`Replaced::PutBack`].
+//!
+//! # Assumptions
+//! `resourceVersion`s of one kind grow, a watch delivers them in order, and lists are consistent
+//! reads (never from a cache that may be behind).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::seen::{Object, Text};
+use cadastre_core::mutation::Mutation;
+use cadastre_daemon::watch::Change;
+
+/// What a change did to one name.
+#[derive(Clone, Debug)]
+pub struct Delta<T> {
+    /// As it was known before.
+    pub before: Option<Arc<T>>,
+    /// As it is now.
+    pub after: Option<Arc<T>>,
+}
+
+/// What a table knew when a request was sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sent {
+    /// See [`Table::answer`]
+    pub epoch: u64,
+    /// The highest version known by then, and the highest that the watch had delivered
+    latest: u64,
+    horizon: u64,
+}
+
+/// What became of a list of ours.
+#[derive(Debug)]
+pub enum Replaced<T> {
+    /// It is taken in; what it has changed.
+    By(Vec<Delta<T>>),
+    /// A relist ran, or what it shows may be older than the watch: ask again.
+    Again,
+    /// The server has forgotten what it had told: it was put back to an older state.
+    PutBack,
+}
+
+/// The objects of one kind by name.
+#[derive(Debug)]
+pub struct Table<T> {
+    objects: BTreeMap<Text, Arc<T>>,
+    /// While a list runs: names known before that it has not named yet.
+    unseen: Option<BTreeSet<Text>>,
+    /// Counts the lists begun and completed.
+    epoch: u64,
+    /// UIDs that an answer has shown to be gone, with the epoch of that answer, until the watch tells
+    /// their deletion or a list made later is complete.
+    gone: BTreeMap<Text, u64>,
+    /// The highest version in a list of ours: the watch's older news is in it.
+    floor: u64,
+    /// When the list that runs was asked for, and the last one that was completed
+    listing: Option<Duration>,
+    /// The highest version known when the list that runs was begun
+    known_before: u64,
+    listed: Option<Duration>,
+    /// The highest version the watch has delivered.
+    horizon: u64,
+    /// The highest version known from anywhere.
+    latest: u64,
+    /// Up to which version the watch has told all since its last list
+    reached: u64,
+    /// Whether the list that runs has shown older news than was known: it may be of a server that was
+    /// put back to an older state.
+    is_doubtful: bool,
+}
+
+impl<T> Default for Table<T> {
+    fn default() -> Self {
+        Table {
+            objects: BTreeMap::new(),
+            unseen: None,
+            epoch: 0,
+            gone: BTreeMap::new(),
+            floor: 0,
+            listing: None,
+            known_before: 0,
+            listed: None,
+            horizon: 0,
+            latest: 0,
+            reached: 0,
+            is_doubtful: false,
+        }
+    }
+}
+
+impl<T: Object> Table<T> {
+    /// Whether a list has been completed since the start.
+    pub fn is_listed(&self) -> bool {
+        self.listed.is_some()
+    }
+
+    /// Whether a list runs: what is known of one object may be older than of another.
+    pub fn is_listing(&self) -> bool {
+        self.unseen.is_some()
+    }
+
+    /// Whether the last complete list was asked for at that time (monotonic) or later, and was not doubtful.
+    pub fn is_listed_since(&self, time: Duration) -> bool {
+        self.listed.is_some_and(|asked| asked >= time)
+    }
+
+    /// The highest version of an object that is or was known, from the watch or from answers.
+    pub fn newest(&self) -> u64 {
+        self.latest.max(self.horizon)
+    }
+
+    /// Whether all is known that had happened by that version, from a list that was asked for then (monotonic)
+    /// or later.
+    pub fn has_reached(&self, version: u64, listed_since: Duration) -> bool {
+        let is_whole = self.unseen.is_none() && !self.is_doubtful;
+        is_whole && self.is_listed_since(listed_since) && self.reached >= version
+    }
+
+    /// Names the list that the table rests on; see [`Table::answer`].
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// What is known as a request is sent.
+    pub fn sent(&self) -> Sent {
+        Sent {
+            epoch: self.epoch,
+            latest: self.newest(),
+            horizon: self.horizon,
+        }
+    }
+
+    /// The object of that name.
+    pub fn get(&self, name: &str) -> Option<&Arc<T>> {
+        self.objects.get(name)
+    }
+
+    /// All objects by name.
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<T>> {
+        self.objects.values()
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.objects.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.objects.is_empty()
+    }
+
+    /// Takes in one step of the watch.
+    pub fn change(&mut self, change: Change<T>) -> Vec<Delta<T>> {
+        match change {
+            Change::Restarted { asked } => {
+                self.listing = Some(asked);
+                self.known_before = self.newest();
+                self.reached = 0;
+                self.unseen = Some(self.objects.keys().cloned().collect());
+                self.epoch += 1;
+                self.is_doubtful = false;
+                Vec::new()
+            }
+            Change::Applied(object) => {
+                self.horizon = self.horizon.max(object.version());
+                // A list names objects in any order.
+                match &mut self.unseen {
+                    Some(unseen) => _ = unseen.remove(object.name()),
+                    None => self.reached = self.reached.max(object.version()),
+                }
+                if self.unseen.is_none() && self.is_superseded(&object) {
+                    return Vec::new();
+                }
+                self.is_doubtful |= self.unseen.is_some() && self.is_older(&object);
+                self.put(object).into_iter().collect()
+            }
+            Change::Listed => {
+                let listing = self.listing.take().filter(|_| !self.is_doubtful);
+                self.listed = listing.or(self.listed).or(Some(Duration::ZERO));
+                // What was gone before the list began is not in it.
+                self.gone.retain(|_, epoch| *epoch >= self.epoch);
+                self.epoch += 1;
+                let gone = self.unseen.take().unwrap_or_default();
+                gone.iter().filter_map(|name| self.remove(name)).collect()
+            }
+            Change::Reached(version) => {
+                self.reached = self.reached.max(version);
+                Vec::new()
+            }
+            Change::Deleted(object) => {
+                self.horizon = self.horizon.max(object.version());
+                self.reached = self.reached.max(object.version());
+                self.gone.remove(object.uid());
+                self.take_out(object.name(), object.uid())
+                    .into_iter()
+                    .collect()
+            }
+        }
+    }
+
+    /// Takes in an object from the answer to a request that was sent while [`Table::epoch`] was
+    /// `sent`. Newer news of an object that is known is always taken: if it is gone by now, the watch or the
+    /// list that runs tells. One that is not known is ignored where a relist ran then or has begun since: it
+    /// may be gone since before that, and nobody would tell.
+    pub fn answer(&mut self, object: T, sent: u64) -> Option<Delta<T>> {
+        let known = self.objects.get(object.name());
+        if known.is_some_and(|known| known.uid() == object.uid()) {
+            return self.put(object);
+        }
+        let covered = object.version() <= self.horizon && !self.objects.contains_key(object.name());
+        let covered = covered && !Mutation::GoneByWatchComesBack.is_on();
+        let stale = covered || self.is_superseded(&object);
+        let late = sent != self.epoch && !Mutation::AnswerBeforeRelistTaken.is_on();
+        if late || self.unseen.is_some() || stale {
+            return None;
+        }
+        self.put(object)
+    }
+
+    /// Takes in a complete consistent list, as the answer to a request that was sent then.
+    pub fn replace(&mut self, objects: Vec<T>, sent: Sent) -> Replaced<T> {
+        if sent.epoch != self.epoch || self.unseen.is_some() {
+            return Replaced::Again;
+        }
+        if objects.iter().any(|it| self.is_put_back(it, sent)) {
+            // What the watch has told since may have gone after the list was made.
+            return if self.horizon == sent.horizon {
+                Replaced::PutBack
+            } else {
+                Replaced::Again
+            };
+        }
+        let highest = objects.iter().map(Object::version).max().unwrap_or(0);
+        let named: BTreeSet<Text> = objects.iter().map(|o| o.name().clone()).collect();
+        // What the list lacks is gone, unless the watch told of it after the list was made.
+        let gone: Vec<(Text, Text)> = self
+            .objects
+            .values()
+            .filter(|o| !named.contains(o.name()) && o.version() <= highest.max(sent.latest))
+            .map(|o| (o.name().clone(), o.uid().clone()))
+            .collect();
+        let mut deltas: Vec<Delta<T>> = gone
+            .iter()
+            .filter_map(|(name, uid)| self.forget(name, uid))
+            .collect();
+        deltas.extend(
+            objects
+                .into_iter()
+                .filter_map(|object| self.answer(object, sent.epoch)),
+        );
+        if !Mutation::GoneByListComesBack.is_on() {
+            self.floor = self.floor.max(highest);
+        }
+        Replaced::By(deltas)
+    }
+
+    /// Whether a list that was asked for then can show the object as it does only because the server has
+    /// forgotten what it had told before.
+    fn is_put_back(&self, object: &T, sent: Sent) -> bool {
+        match self.objects.get(object.name()) {
+            Some(known) => object.version() < known.version() && known.version() <= sent.latest,
+            None => object.version() <= sent.horizon && !self.gone.contains_key(object.uid()),
+        }
+    }
+
+    /// Whether the list that runs shows the object as it was before what was known when it began.
+    fn is_older(&self, object: &T) -> bool {
+        let known = self.objects.get(object.name());
+        let older = |known: &Arc<T>| {
+            object.version() < known.version() && known.version() <= self.known_before
+        };
+        known.is_some_and(older)
+    }
+
+    /// Takes note that the object of that name and UID is gone, as an answer has shown.
+    pub fn forget(&mut self, name: &str, uid: &str) -> Option<Delta<T>> {
+        let delta = self.take_out(name, uid)?;
+        if !Mutation::GoneByAnswerComesBack.is_on() {
+            self.gone.insert(uid.into(), self.epoch);
+        }
+        Some(delta)
+    }
+
+    /// Whether a list of ours, made later than this news, lacked the object.
+    fn is_superseded(&self, object: &T) -> bool {
+        object.version() <= self.floor && !self.objects.contains_key(object.name())
+    }
+
+    fn take_out(&mut self, name: &str, uid: &str) -> Option<Delta<T>> {
+        let known = self.objects.get(name)?;
+        if &**known.uid() != uid {
+            return None;
+        }
+        self.remove(name)
+    }
+
+    fn put(&mut self, object: T) -> Option<Delta<T>> {
+        let before = self.objects.get(object.name()).cloned();
+        let older = |b: &Arc<T>| b.version() >= object.version();
+        if before.as_ref().is_some_and(older) || self.gone.contains_key(object.uid()) {
+            return None;
+        }
+        self.latest = self.latest.max(object.version());
+        let after = Arc::new(object);
+        self.objects.insert(after.name().clone(), after.clone());
+        Some(Delta {
+            before,
+            after: Some(after),
+        })
+    }
+
+    fn remove(&mut self, name: &str) -> Option<Delta<T>> {
+        let before = self.objects.remove(name)?;
+        if let Some(unseen) = &mut self.unseen {
+            unseen.remove(name);
+        }
+        Some(Delta {
+            before: Some(before),
+            after: None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::seen::ServiceRange;
+    use super::*;
+
+    fn object(name: &str, uid: &str, version: u64) -> ServiceRange {
+        ServiceRange {
+            name: name.into(),
+            uid: uid.into(),
+            version,
+            cidrs: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn all_is_known_by_a_version_once_the_watch_has_told_of_it_or_of_a_later_one() {
+        let begun = Duration::from_secs(5);
+        let mut table = Table::default();
+        let mut knows = |change: Option<Change<ServiceRange>>, version| {
+            if let Some(change) = change {
+                table.change(change);
+            }
+            table.has_reached(version, begun)
+        };
+        assert!(!knows(None, 0), "nothing was listed");
+        knows(Some(Change::Restarted { asked: begun }), 0);
+        assert!(
+            !knows(Some(Change::Applied(object("b", "2", 9))), 1),
+            "half a list"
+        );
+        assert!(knows(Some(Change::Listed), 0));
+        assert!(!knows(None, 9), "of what version it is comes with it");
+        assert!(knows(Some(Change::Reached(12)), 12));
+        assert!(!knows(None, 13));
+        assert!(knows(Some(Change::Applied(object("a", "1", 14))), 14));
+        assert!(knows(Some(Change::Deleted(object("a", "1", 15))), 15));
+        assert!(
+            !table.has_reached(1, begun + Duration::from_secs(1)),
+            "older than that"
+        );
+        table.change(Change::Restarted { asked: begun });
+        table.change(Change::Listed);
+        assert!(
+            !table.has_reached(15, begun),
+            "the server may be another one"
+        );
+    }
+
+    fn listed(objects: &[(&str, &str, u64)]) -> Table<ServiceRange> {
+        let mut table = Table::default();
+        table.change(Change::Restarted {
+            asked: Duration::ZERO,
+        });
+        for (name, uid, version) in objects {
+            table.change(Change::Applied(object(name, uid, *version)));
+        }
+        table.change(Change::Listed);
+        table
+    }
+
+    #[test]
+    fn a_relist_reports_what_vanished() {
+        let mut table = listed(&[("a", "1", 1), ("b", "2", 2)]);
+        table.change(Change::Restarted {
+            asked: Duration::ZERO,
+        });
+        assert!(
+            table
+                .change(Change::Applied(object("b", "2", 2)))
+                .is_empty()
+        );
+        assert_eq!(
+            table.len(),
+            2,
+            "the old state is valid until the list is complete"
+        );
+        let deltas = table.change(Change::Listed);
+        assert_eq!(deltas.len(), 1);
+        assert_eq!(&**deltas[0].before.as_ref().unwrap().name(), "a");
+        assert!(deltas[0].after.is_none());
+    }
+
+    #[test]
+    fn an_object_recreated_under_its_name_is_told_with_both_sides() {
+        let mut table = listed(&[("a", "1", 1)]);
+        let delta = table.change(Change::Applied(object("a", "9", 5))).remove(0);
+        assert_eq!(&*delta.before.unwrap().uid, "1");
+        assert_eq!(&*delta.after.unwrap().uid, "9");
+        assert!(
+            table
+                .change(Change::Deleted(object("a", "1", 4)))
+                .is_empty(),
+            "a late deletion of the old one"
+        );
+        assert_eq!(table.len(), 1);
+    }
+
+    #[test]
+    fn nothing_goes_back_in_time() {
+        let mut table = listed(&[("a", "1", 5)]);
+        let sent = table.epoch();
+        assert!(
+            table
+                .change(Change::Applied(object("a", "1", 4)))
+                .is_empty()
+        );
+        assert!(table.answer(object("a", "1", 5), sent).is_none());
+        assert!(table.answer(object("a", "1", 6), sent).is_some());
+    }
+
+    #[test]
+    fn an_answer_never_brings_back_what_the_watch_saw_go() {
+        let mut table = listed(&[("a", "1", 5)]);
+        let sent = table.epoch();
+        table.change(Change::Deleted(object("a", "1", 7)));
+        assert!(table.answer(object("a", "1", 6), sent).is_none());
+        table.change(Change::Restarted {
+            asked: Duration::ZERO,
+        });
+        table.change(Change::Listed);
+        assert!(
+            table.answer(object("b", "2", 9), sent).is_none(),
+            "sent before the relist"
+        );
+    }
+
+    #[test]
+    fn while_a_list_runs_answers_tell_of_what_is_known_and_of_nothing_else() {
+        let mut table = listed(&[("a", "1", 1), ("b", "2", 2)]);
+        let sent = table.epoch();
+        let asked = Duration::from_secs(5);
+        table.change(Change::Restarted { asked });
+        assert!(table.answer(object("a", "1", 5), sent).is_some());
+        assert!(
+            table.answer(object("a", "9", 6), sent).is_none(),
+            "made anew"
+        );
+        assert!(table.answer(object("c", "3", 7), sent).is_none());
+        assert!(table.answer(object("b", "2", 9), sent).is_some());
+        table.change(Change::Applied(object("b", "2", 8)));
+        let deltas = table.change(Change::Listed);
+        assert_eq!(deltas.len(), 1, "a is not in the list");
+        assert_eq!(table.get("b").unwrap().version, 9, "newer than the list");
+        assert!(table.is_listed_since(asked), "which is no older state");
+    }
+
+    fn taken<T>(replaced: Replaced<T>) -> Vec<Delta<T>> {
+        match replaced {
+            Replaced::By(deltas) => deltas,
+            Replaced::Again => panic!("to be asked for again"),
+            Replaced::PutBack => panic!("put back"),
+        }
+    }
+
+    #[test]
+    fn a_list_of_ours_keeps_what_the_watch_told_later() {
+        let mut table = listed(&[("a", "1", 5), ("b", "2", 6)]);
+        let sent = table.sent();
+        table.change(Change::Applied(object("c", "3", 9)));
+        let list = vec![object("a", "1", 5), object("d", "4", 8)];
+        let deltas = taken(table.replace(list, sent));
+        assert_eq!(
+            table.iter().map(|o| o.name.to_string()).collect::<Vec<_>>(),
+            ["a", "c"]
+        );
+        assert_eq!(
+            deltas.len(),
+            1,
+            "b is gone; d was seen to go, as the watch is past it"
+        );
+        table.change(Change::Restarted {
+            asked: Duration::ZERO,
+        });
+        assert!(matches!(table.replace(Vec::new(), sent), Replaced::Again));
+    }
+
+    #[test]
+    fn a_list_of_ours_ends_what_was_known_when_it_was_sent() {
+        let mut table = listed(&[("a", "1", 5), ("b", "2", 8)]);
+        let sent = table.sent();
+        let deltas = taken(table.replace(vec![object("a", "1", 5)], sent));
+        assert_eq!(deltas.len(), 1, "b is newer than all of the list, and gone");
+        assert_eq!(table.len(), 1);
+    }
+
+    #[test]
+    fn a_list_that_forgets_what_was_told_is_of_a_server_that_was_put_back() {
+        let again = |table: &mut Table<ServiceRange>, name, uid, version| {
+            let sent = table.sent();
+            table.replace(vec![object(name, uid, version)], sent)
+        };
+        // Another object of the name than the one that was known, and older.
+        let mut table = listed(&[("a", "1", 495)]);
+        let found = again(&mut table, "a", "9", 283);
+        assert!(matches!(found, Replaced::PutBack), "{found:?}");
+        // One that was seen to go is there again.
+        let mut table = listed(&[("a", "1", 5), ("b", "2", 6)]);
+        table.change(Change::Deleted(object("a", "1", 7)));
+        let found = again(&mut table, "a", "1", 5);
+        assert!(matches!(found, Replaced::PutBack), "{found:?}");
+        // It may go while the list is on its way.
+        let mut table = listed(&[("a", "1", 5), ("b", "2", 6)]);
+        let sent = table.sent();
+        table.change(Change::Deleted(object("a", "1", 7)));
+        let found = table.replace(vec![object("a", "1", 5)], sent);
+        assert!(matches!(found, Replaced::Again), "{found:?}");
+        // And so may something newer come.
+        let mut table = listed(&[("a", "1", 5)]);
+        let sent = table.sent();
+        table.answer(object("a", "1", 9), sent.epoch);
+        assert!(taken(table.replace(vec![object("a", "1", 5)], sent)).is_empty());
+        // What an answer has told runs ahead of the watch.
+        let mut table = listed(&[("a", "1", 5)]);
+        table.answer(object("a", "1", 9), table.epoch());
+        assert_eq!(taken(again(&mut table, "b", "2", 7)).len(), 2);
+    }
+
+    #[test]
+    fn a_relist_with_older_news_than_known_is_no_list_to_begin_with() {
+        let mut table = listed(&[("a", "1", 5)]);
+        let asked = Duration::from_secs(9);
+        for (version, is_sound) in [(4, false), (5, true)] {
+            table.change(Change::Restarted { asked });
+            table.change(Change::Applied(object("a", "1", version)));
+            table.change(Change::Listed);
+            assert!(table.is_listed());
+            assert_eq!(table.is_listed_since(asked), is_sound);
+        }
+    }
+
+    #[test]
+    fn what_an_answer_showed_to_be_gone_stays_gone() {
+        let mut table = listed(&[("a", "1", 1), ("b", "2", 2), ("c", "3", 9)]);
+        let epoch = table.epoch();
+        let sent = table.sent();
+        assert!(table.forget("a", "1").is_some());
+        assert!(
+            table
+                .change(Change::Applied(object("a", "1", 4)))
+                .is_empty(),
+            "older news of what is gone"
+        );
+        assert!(table.answer(object("a", "1", 12), epoch).is_none());
+        let list = vec![object("c", "3", 9)];
+        assert_eq!(taken(table.replace(list, sent)).len(), 1);
+        assert!(
+            table
+                .change(Change::Applied(object("b", "2", 5)))
+                .is_empty()
+        );
+        assert!(
+            table
+                .change(Change::Applied(object("d", "4", 8)))
+                .is_empty(),
+            "made and gone before our list"
+        );
+        assert!(
+            !table
+                .change(Change::Applied(object("a", "7", 20)))
+                .is_empty(),
+            "a new one"
+        );
+        assert_eq!(table.len(), 2);
+    }
+
+    #[test]
+    fn a_grave_lasts_until_the_watch_is_past_it() {
+        let mut table = listed(&[("a", "1", 5)]);
+        table.change(Change::Restarted {
+            asked: Duration::ZERO,
+        });
+        table.forget("a", "1");
+        table.change(Change::Applied(object("a", "1", 5)));
+        table.change(Change::Listed);
+        assert!(table.is_empty(), "gone while the list was on its way");
+        table.change(Change::Deleted(object("a", "1", 7)));
+        assert!(table.gone.is_empty());
+        table.change(Change::Applied(object("b", "2", 8)));
+        table.forget("b", "2");
+        table.change(Change::Restarted {
+            asked: Duration::ZERO,
+        });
+        table.change(Change::Listed);
+        assert!(table.gone.is_empty(), "the list began after the answer");
+    }
+
+    #[test]
+    fn an_answer_asked_for_during_a_list_may_be_older_than_it() {
+        let mut table = listed(&[("a", "1", 5)]);
+        table.change(Change::Restarted {
+            asked: Duration::ZERO,
+        });
+        let sent = table.sent();
+        table.change(Change::Listed);
+        assert!(table.answer(object("a", "1", 6), sent.epoch).is_none());
+        let found = table.replace(vec![object("a", "1", 6)], sent);
+        assert!(matches!(found, Replaced::Again));
+    }
+}

@@ -1,0 +1,428 @@
+//! The status of a pool: its figures and what its conditions say.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+
+use super::Now;
+use super::blocks::Step;
+use super::figures::{Figures, figures, holders};
+use super::forecast::Trend;
+use super::foreign::{ADVICE, too_wide_text};
+use super::pools::{PoolState, Verdict};
+use super::refusals::Call;
+use super::registry::Registry;
+use super::totals::Totals;
+use crate::cluster::seen::Pool;
+use cadastre_api::{Allocate, FamilyStatus, IPPoolStatus};
+use cadastre_core::{Dual, Family};
+
+const READY: &str = "Ready";
+const OVERLAPPING: &str = "Overlapping";
+const EXHAUSTED: &str = "Exhausted";
+const NEARLY_EXHAUSTED: &str = "NearlyExhausted";
+const SHRINKING: &str = "Shrinking";
+const SECOND_WRITER: &str = "SecondWriter";
+const PODCIDR_TOO_WIDE: &str = "PodCIDRTooWide";
+const BESIDE_OTHER_FAMILY: &str = "BesideOtherFamily";
+const TERMINATING: &str = "Terminating";
+const REFUSED: &str = "WritesRefused";
+
+/// Conditions whose changes become events (of `Ready` the others tell the reasons).
+pub const TOLD: &[&str] = &[
+    INVALID,
+    OVERLAPPING,
+    NEARLY_EXHAUSTED,
+    EXHAUSTED,
+    SHRINKING,
+    SECOND_WRITER,
+    PODCIDR_TOO_WIDE,
+    BESIDE_OTHER_FAMILY,
+    TERMINATING,
+    REFUSED,
+];
+const INVALID: &str = "Invalid";
+
+/// The event that tells of a change of that condition.
+pub fn event_reason(kind: &'static str, bad: bool) -> &'static str {
+    match (kind, bad) {
+        (INVALID, true) => "InvalidSpec",
+        (INVALID, false) => "SpecIsValid",
+        (OVERLAPPING, true) => "Overlapping",
+        (OVERLAPPING, false) => "NoLongerOverlapping",
+        (EXHAUSTED, true) => "PoolExhausted",
+        (EXHAUSTED, false) => "PoolHasRoom",
+        (NEARLY_EXHAUSTED, true) => "PoolNearlyExhausted",
+        (NEARLY_EXHAUSTED, false) => "PoolHasRoomAgain",
+        (SHRINKING, true) => "Shrinking",
+        (SHRINKING, false) => "Shrunk",
+        (SECOND_WRITER, true) => "SecondWriter",
+        (SECOND_WRITER, false) => "SecondWriterQuiet",
+        (PODCIDR_TOO_WIDE, true) => "PodCIDRTooWide",
+        (PODCIDR_TOO_WIDE, false) => "NoPodCIDRTooWide",
+        (BESIDE_OTHER_FAMILY, true) => "BesideOtherFamily",
+        (BESIDE_OTHER_FAMILY, false) => "NotBesideOtherFamily",
+        (REFUSED, true) => "WritesRefused",
+        (REFUSED, false) => "WritesAccepted",
+        (_, true) => "Terminating",
+        (_, false) => "NotTerminating",
+    }
+}
+
+/// What is counted over all nodes and blocks before a status is written.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counted {
+    /// Nodes that wait for the pool
+    pub waiting: i64,
+    /// Whether there are nodes, and the pool selects none
+    pub selects_none: bool,
+    /// Addresses of each family, of a pool that allocates blocks
+    pub totals: Dual<Totals>,
+}
+
+/// The status that a pool should have.
+pub fn status(
+    pool: &Pool,
+    state: &PoolState,
+    counted: Counted,
+    registry: &Registry,
+    now: Now,
+) -> IPPoolStatus {
+    let addresses = |family: Family| {
+        (state.allocate == Allocate::Blocks).then(|| counted.totals.get(family).status())
+    };
+    let families: Vec<(Family, Figures)> = state
+        .space
+        .families()
+        .map(|family| (family, figures(state, family, registry)))
+        .collect();
+    let of = |wanted: Family| {
+        families
+            .iter()
+            .find(|(f, _)| *f == wanted)
+            .map(|(_, figures)| {
+                let mut status = figures.status(state.space.block_len(wanted), addresses(wanted));
+                foretell(&mut status, pool, wanted, *figures, now);
+                status
+            })
+    };
+    let holders = holders(state, registry);
+    let nodes = holders.values().filter(|live| **live).count();
+    let refused = refused(state, registry);
+    let mut conditions = vec![
+        ready(state, counted.selects_none, refused.as_ref()),
+        flag(
+            INVALID,
+            invalid(state),
+            "SpecIsValid",
+            "the spec can be used",
+        ),
+        flag(
+            OVERLAPPING,
+            overlapping(state),
+            "NoOverlap",
+            "no other pool, service range or node address lies in it",
+        ),
+        flag(
+            EXHAUSTED,
+            exhausted(state, &families, counted.waiting),
+            "HasRoom",
+            "there is a free block of every family",
+        ),
+        flag(
+            NEARLY_EXHAUSTED,
+            nearly_exhausted(state, &families),
+            "HasRoom",
+            "less is used than spec.nearlyExhaustedPercent",
+        ),
+        flag(
+            SHRINKING,
+            shrinking(state, counted),
+            "NothingOutside",
+            "no block lies outside of what the spec names",
+        ),
+        flag(
+            SECOND_WRITER,
+            second_writer(state),
+            "OnlyWriter",
+            "nobody else writes podCIDRs in its range",
+        ),
+        flag(
+            PODCIDR_TOO_WIDE,
+            podcidr_too_wide(state, registry),
+            "NoPodCIDRTooWide",
+            "no node has a podCIDR over it that no node could have been given",
+        ),
+        flag(
+            BESIDE_OTHER_FAMILY,
+            beside_other_family(state, registry),
+            "NotBesideOtherFamily",
+            "no older pool for the same nodes and pods gives a family that it lacks",
+        ),
+        flag(
+            REFUSED,
+            refused,
+            "Accepted",
+            "the API server takes what is written for it",
+        ),
+    ];
+    if pool.deleting {
+        let resting = holders.len() - nodes;
+        let message = format!(
+            "{nodes} nodes still hold ranges of it, those of {resting} dead nodes rest: it goes with the last one"
+        );
+        conditions.push(flag(TERMINATING, Some(("InUse", message)), "", ""));
+    }
+    let before = pool
+        .status
+        .as_ref()
+        .map(|status| status.conditions.as_slice())
+        .unwrap_or_default();
+    for condition in &mut conditions {
+        let same = before
+            .iter()
+            .find(|b| b.type_ == condition.type_ && b.status == condition.status);
+        let whole = jiff::Timestamp::from_second(now.wall.as_second()).unwrap_or(now.wall);
+        condition.last_transition_time =
+            same.map_or(Time(whole), |b| b.last_transition_time.clone());
+        condition.observed_generation = Some(pool.generation);
+    }
+    IPPoolStatus {
+        observed_generation: Some(pool.generation),
+        ipv4: of(Family::V4),
+        ipv6: of(Family::V6),
+        nodes: i64::try_from(nodes).ok(),
+        waiting: Some(counted.waiting),
+        conditions,
+    }
+}
+
+/// The trend goes on from the last status, so that it survives restarts.
+fn foretell(status: &mut FamilyStatus, pool: &Pool, family: Family, figures: Figures, now: Now) {
+    let before = pool.status.as_ref().and_then(|status| match family {
+        Family::V4 => status.ipv4.as_ref(),
+        Family::V6 => status.ipv6.as_ref(),
+    });
+    let taken = figures.capacity.saturating_sub(figures.free);
+    let known = before.and_then(|before| Trend::read(before.trend.as_ref()?));
+    let trend = match known {
+        Some(trend) => trend.observe(taken, now.wall),
+        None => Trend::start(taken, now.wall),
+    };
+    let told = before.and_then(|before| before.exhausts_at.as_ref());
+    let at = trend.exhausts_at(figures.free, now.wall, told.map(|at| at.0));
+    status.trend = Some(trend.status());
+    status.exhausts_at = at.map(Time);
+}
+
+fn condition(kind: &str, status: bool, reason: &str, message: String) -> Condition {
+    Condition {
+        type_: kind.to_owned(),
+        status: if status { "True" } else { "False" }.to_owned(),
+        reason: reason.to_owned(),
+        message,
+        last_transition_time: Time(jiff::Timestamp::UNIX_EPOCH),
+        observed_generation: None,
+    }
+}
+
+/// A condition that is True when there is something to tell.
+fn flag(kind: &str, told: Option<(&str, String)>, otherwise: &str, message: &str) -> Condition {
+    match told {
+        Some((reason, message)) => condition(kind, true, reason, message),
+        None => condition(kind, false, otherwise, message.to_owned()),
+    }
+}
+
+fn ready(state: &PoolState, selects_none: bool, refused: Option<&(&str, String)>) -> Condition {
+    let reason = match (&state.verdict, refused) {
+        (Verdict::Serving | Verdict::Starting, Some((reason, why))) => {
+            return condition(READY, false, reason, why.clone());
+        }
+        (verdict, _) => verdict,
+    };
+    let reason = match reason {
+        // Nothing is wrong with that, but it may not be meant.
+        Verdict::Serving if selects_none => {
+            let message = "would serve the nodes it selects, and its nodeSelector matches none";
+            return condition(READY, true, "SelectsNoNode", message.to_owned());
+        }
+        Verdict::Serving => {
+            return condition(
+                READY,
+                true,
+                "Serving",
+                "serves the nodes it selects".to_owned(),
+            );
+        }
+        Verdict::Invalid(_) => "InvalidSpec",
+        Verdict::Terminating => "Terminating",
+        Verdict::Disabled => "Disabled",
+        Verdict::Starting => "Starting",
+        Verdict::Overlaps { .. } => "OverlapsOlderPool",
+        Verdict::SecondWriter => "SecondWriter",
+    };
+    condition(
+        READY,
+        false,
+        reason,
+        format!("carves nothing: {}", state.verdict),
+    )
+}
+
+/// Whether the API server keeps refusing what the pool cannot give without.
+fn refused(state: &PoolState, registry: &Registry) -> Option<(&'static str, String)> {
+    const ADVICE: &str = "look for an admission policy, a webhook or a quota that forbids it";
+    let refusals = &registry.refusals;
+    if let Some(why) = refusals.why(&Call::SetPoolFinalizers(state.name.clone())) {
+        let text = format!(
+            "the API server does not take its finalizers, without which it neither serves nor goes: {why}: {ADVICE}"
+        );
+        return Some(("FinalizerRefused", text));
+    }
+    let mut blocks = refusals.lasting().filter_map(|(call, why, _)| {
+        let Call::WriteBlock(cidr) = call else {
+            return None;
+        };
+        let entry = registry.blocks.get(cidr)?;
+        let ours = entry.pool == state.name && entry.step == Step::Create;
+        ours.then_some((cidr, why))
+    });
+    let (cidr, why) = blocks.next()?;
+    let text = match blocks.count() {
+        0 => format!("the API server does not take its block {cidr}: {why}: {ADVICE}"),
+        more => format!(
+            "the API server does not take its block {cidr} and {more} more: {why}: {ADVICE}"
+        ),
+    };
+    Some(("BlocksRefused", text))
+}
+
+fn invalid(state: &PoolState) -> Option<(&'static str, String)> {
+    match &state.verdict {
+        Verdict::Invalid(why) => Some(("InvalidSpec", why.clone())),
+        _ => None,
+    }
+}
+
+fn overlapping(state: &PoolState) -> Option<(&'static str, String)> {
+    /// More names than this help nobody.
+    const NAMED: usize = 5;
+    if let Verdict::Overlaps { .. } = state.verdict {
+        return Some((
+            "OverlapsOlderPool",
+            format!("carves nothing: {}", state.verdict),
+        ));
+    }
+    if state.left_out.is_empty() {
+        return None;
+    }
+    let more = state.left_out.len().saturating_sub(NAMED);
+    let mut list = state
+        .left_out
+        .iter()
+        .take(NAMED)
+        .cloned()
+        .collect::<Vec<_>>()
+        .join(", ");
+    if more > 0 {
+        list = format!("{list} and {more} more");
+    }
+    Some((
+        "LeavesOut",
+        format!("leaves out what is not free to give: {list}: choose CIDRs apart from these"),
+    ))
+}
+
+fn nearly_exhausted(
+    state: &PoolState,
+    families: &[(Family, Figures)],
+) -> Option<(&'static str, String)> {
+    let limit = f64::from(state.nearly_exhausted) / 100.0;
+    let (family, figures) = families
+        .iter()
+        .find(|(_, figures)| figures.capacity > 0 && figures.utilization() >= limit)?;
+    Some((
+        "LittleRoom",
+        format!(
+            "{} of {} {family} blocks are free, spec.nearlyExhaustedPercent is {}: add a CIDR to spec.{}.cidrs in time, or a pool",
+            figures.free,
+            figures.capacity,
+            state.nearly_exhausted,
+            field(*family),
+        ),
+    ))
+}
+
+fn shrinking(state: &PoolState, counted: Counted) -> Option<(&'static str, String)> {
+    let outside: usize = counted.totals.iter().map(|(_, t)| t.outside).sum();
+    // Where the spec cannot be read nobody knows what lies outside of it.
+    let readable = !matches!(state.verdict, Verdict::Invalid(_));
+    (outside > 0 && readable).then(|| {
+        (
+            "BlocksOutside",
+            format!(
+                "{outside} blocks lie outside of what the spec names: they give no new address and go when they are empty; to be faster, move their pods (kubectl get ipamblocks.cadastre.dev --field-selector spec.pool=...)"
+            ),
+        )
+    })
+}
+
+fn field(family: Family) -> &'static str {
+    match family {
+        Family::V4 => "ipv4",
+        Family::V6 => "ipv6",
+    }
+}
+
+fn exhausted(
+    state: &PoolState,
+    families: &[(Family, Figures)],
+    waiting: i64,
+) -> Option<(&'static str, String)> {
+    let (family, figures) = families.iter().find(|(_, figures)| figures.free == 0)?;
+    let field = field(*family);
+    let len = state.space.block_len(*family).unwrap_or_default();
+    let Figures {
+        capacity,
+        held,
+        quarantined,
+        ..
+    } = figures;
+    Some((
+        "NoFreeBlock",
+        format!(
+            "no free {family} block of /{len} ({held} of {capacity} held, {quarantined} resting, {waiting} nodes wait): add a CIDR to spec.{field}.cidrs, or a pool that selects the nodes that wait"
+        ),
+    ))
+}
+
+fn podcidr_too_wide(state: &PoolState, registry: &Registry) -> Option<(&'static str, String)> {
+    let mut over = registry
+        .too_wide()
+        .filter(|(_, cidr)| state.space.touches(cidr));
+    let (name, cidr) = over.next()?;
+    let more = match over.count() {
+        0 => String::new(),
+        more => format!(" ({more} more such)"),
+    };
+    let text = too_wide_text(cidr);
+    Some((
+        "WrittenByOthers",
+        format!("node \"{name}\"{more}: {text}: {ADVICE}"),
+    ))
+}
+
+fn beside_other_family(state: &PoolState, registry: &Registry) -> Option<(&'static str, String)> {
+    let (older, family) = registry.pools.older_of_other_family(state)?;
+    let (field, name, older) = (field(family), &state.name, &older.name);
+    Some((
+        "OlderPoolOfOtherFamily",
+        format!(
+            "serves only who asks for it by name: it gives no {family}, and the older pool \"{older}\", for the same nodes and pods, does. For both families make one pool of both: delete this one, and add its ranges to \"{older}\" (kubectl edit ippools.cadastre.dev {older}), or add {field} ranges here and delete \"{older}\". To use both as they are, tell them apart by priority or selectors (kubectl edit ippools.cadastre.dev {name})"
+        ),
+    ))
+}
+
+fn second_writer(state: &PoolState) -> Option<(&'static str, String)> {
+    (state.hold_until.is_some())
+        .then(|| ("PodCIDRsWrittenByOthers", Verdict::SecondWriter.to_string()))
+}

@@ -1,0 +1,107 @@
+//! The default pool: made once, by the leader, where the cluster has no pool and the flag asks for it.
+//!
+//! What it is made of is decided by [`super::bootstrap`]; here is when to look, and what the answers
+//! mean. Two controllers that start at once make one pool: the name is fixed and the second creation
+//! is refused.
+
+use std::time::Duration;
+
+use super::bootstrap::{Bootstrap, Cluster, Idle, decide};
+use super::machine::Settings;
+use super::queue::Queue;
+use super::{Context, Purpose};
+use crate::cluster::request::{Outcome, Refusal, Request};
+use cadastre_core::Addr;
+
+/// How often it is looked again whether a node has an address.
+const IDLE_PAUSE: Duration = Duration::from_secs(5);
+
+/// The loop's own state.
+#[derive(Debug, Default)]
+pub struct DefaultPool {
+    /// One key: whether to look
+    pub queue: Queue<()>,
+    in_flight: bool,
+    /// What kubeadm has left, if anything
+    kubeadm: Option<String>,
+    /// Whether that was read
+    asked: bool,
+    /// Why there is none, for the log
+    trouble: Option<String>,
+}
+
+impl DefaultPool {
+    /// Why no default pool could be made, if one should be.
+    pub fn trouble(&self) -> Option<&String> {
+        self.trouble.as_ref()
+    }
+
+    /// The next request, if a pool is to be made.
+    pub fn next(&mut self, settings: &Settings, cx: &Context) -> Option<(Request, Purpose)> {
+        let allocate = settings.default_pool?;
+        if self.in_flight || !cx.world.pools.is_empty() {
+            self.trouble = None;
+            return None;
+        }
+        self.queue.pop(cx.now.mono)?;
+        if settings.default_pool_cidrs.is_empty() && !self.asked {
+            self.in_flight = true;
+            return Some((Request::ReadKubeadm, Purpose::DefaultPool));
+        }
+        let nodes = cx.world.nodes.iter();
+        let node_addresses: Vec<Addr> = nodes.flat_map(|node| node.addresses.to_vec()).collect();
+        let services = cx.world.services.iter().flat_map(|it| it.cidrs.clone());
+        let services: Vec<_> = services.chain(settings.service_cidrs.clone()).collect();
+        let cluster = Cluster {
+            flags: &settings.default_pool_cidrs,
+            kubeadm: self.kubeadm.as_deref(),
+            node_addresses: &node_addresses,
+            services: &services,
+            ..Cluster::default()
+        };
+        match decide(&cluster, allocate) {
+            Ok(Bootstrap::Create { pool, .. }) => {
+                self.in_flight = true;
+                let name = pool.metadata.name.unwrap_or_default().into();
+                let spec = Box::new(pool.spec);
+                return Some((Request::CreatePool { name, spec }, Purpose::DefaultPool));
+            }
+            Ok(Bootstrap::Nothing(idle)) => {
+                self.trouble = (idle == Idle::NoNode).then(|| idle.to_string());
+                self.queue.add_at((), cx.now.mono + IDLE_PAUSE);
+            }
+            Err(error) => {
+                self.trouble = Some(error.to_string());
+                // Somebody has to act, and may act on the ConfigMap.
+                self.asked = false;
+                self.queue.add_at((), cx.now.mono + 6 * IDLE_PAUSE);
+            }
+        }
+        None
+    }
+
+    /// Takes in an answer; a pool that it shows is in the world already.
+    pub fn answered(&mut self, outcome: &Outcome, cx: &Context) {
+        self.in_flight = false;
+        match outcome {
+            Outcome::Kubeadm(text) => {
+                self.kubeadm.clone_from(text);
+                self.asked = true;
+                self.queue.add(());
+            }
+            Outcome::Refused(Refusal::Missing) if !self.asked => {
+                self.kubeadm = None;
+                self.asked = true;
+                self.queue.add(());
+            }
+            Outcome::Refused(Refusal::Rejected(why)) => {
+                self.trouble = Some(format!("no default pool: the API server refuses: {why}"));
+                self.queue.add_failed((), cx.now.mono);
+            }
+            // Somebody was first, or nobody knows: the watch will show it, else again.
+            _ => {
+                self.queue.add_failed((), cx.now.mono);
+            }
+        }
+    }
+}

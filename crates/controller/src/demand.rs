@@ -1,0 +1,433 @@
+//! Demand: how many blocks each node has, needs, and can do without.
+//!
+//! Level-triggered: a node is looked at whenever it, its NodeSubnet, a pool or its blocks have
+//! changed, and what it should have is worked out anew from what it has and what its agent wants.
+//! Agents state how many addresses they want in all, so that an old question answered twice does no
+//! harm.
+//!
+//! # Guarantees
+//! - A pool of both families gives a block of each or none.
+//! - While several nodes want blocks, those without any come first, and each gets a few at a time. Who
+//!   asks for nothing gets a first block only while nobody who asks waits for that pool.
+//!
+//! What a node can do without is in `recall`.
+
+mod recall;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use super::account::{Need, account, demand, report_of};
+use super::blocks::Noted;
+use super::carve::carve;
+use super::queue::Queue;
+use super::registry::Registry;
+use super::report::{About, BLOCK_ASSIGNED, BLOCK_LIMIT, Report, WAITING_FOR_BLOCK};
+use super::{Context, IN_USE_PAUSE};
+use crate::cluster::seen::{AgentReport, Node, Text};
+use crate::cluster::world::World;
+use cadastre_api::{Allocate, MOST_BLOCKS, Recall};
+use cadastre_core::mutation::Mutation;
+
+/// Blocks of one pool that a node gets before others have their turn.
+const AT_ONCE: usize = 16;
+/// Blocks carved before they are asked for.
+const CARVED: usize = 64;
+/// How often empty blocks of a pool are asked back for those that wait.
+const RECALL_PAUSE: Duration = Duration::from_secs(1);
+
+/// A node that waits for blocks of a pool.
+#[derive(Clone, Debug)]
+pub struct Wait {
+    uid: Text,
+    /// Since when, monotonic
+    since: Duration,
+    /// How many addresses it lacks
+    missing: u64,
+    /// How much it needs them
+    need: Need,
+    /// Whether it has a block of the pool
+    has_some: bool,
+}
+
+/// The loop's own state.
+#[derive(Debug, Default)]
+pub struct Demand {
+    /// Nodes without a block
+    first: Queue<Text>,
+    /// Nodes that have some
+    more: Queue<Text>,
+    waiting: BTreeMap<Text, BTreeMap<Text, Wait>>,
+    /// Pools that were found full, with what was said of it, until room may have come.
+    full: BTreeMap<Text, String>,
+    /// Nodes (by UID) that want more of a pool than they may have, and were told so
+    limited: BTreeSet<(Text, Text)>,
+    recall_at: Option<Duration>,
+    /// Space may have come.
+    woken: bool,
+    recount: bool,
+}
+
+/// What a full pool owes to a node.
+struct Lacking {
+    /// Addresses
+    missing: u64,
+    /// How much it needs them
+    need: Need,
+    /// Whether the node has a block of the pool
+    has_some: bool,
+    /// Why it is full
+    note: String,
+}
+
+impl Demand {
+    /// Looks at the node again.
+    pub fn add(&mut self, node: &Node, registry: &Registry) {
+        if registry.blocks.has(&node.uid) {
+            self.more.add(node.name.clone());
+        } else {
+            self.first.add(node.name.clone());
+        }
+    }
+
+    /// Looks at it again whatever it is.
+    pub fn add_name(&mut self, name: &Text, world: &World, registry: &Registry) {
+        if let Some(node) = world.nodes.get(name) {
+            self.add(node, registry);
+        }
+    }
+
+    /// When there may be something to do again.
+    pub fn next_at(&self) -> Option<Duration> {
+        let recall = self.recall_at.filter(|_| self.is_anyone_waiting());
+        let queues = [self.first.next_at(), self.more.next_at(), recall];
+        queues.into_iter().flatten().min()
+    }
+
+    /// How many nodes are to be looked at, and how often one was put back.
+    pub fn depth(&self) -> (usize, u64) {
+        (
+            self.first.depth() + self.more.depth(),
+            self.first.retries() + self.more.retries(),
+        )
+    }
+
+    /// A node's UID is gone.
+    pub fn gone(&mut self, node: &Node) {
+        self.limited.retain(|(uid, _)| *uid != node.uid);
+        let pools: Vec<Text> = self.waiting.keys().cloned().collect();
+        for pool in pools {
+            let wait = self.waiting.get(&pool).and_then(|it| it.get(&node.name));
+            if wait.is_some_and(|wait| wait.uid == node.uid) {
+                self.end_wait(&pool, &node.name);
+            }
+        }
+    }
+
+    /// Whether a node other than that one waits for the pool which needs it more than a first block on
+    /// sight is needed.
+    fn is_needed_elsewhere(&self, pool: &Text, node: &Node) -> bool {
+        let mut waits = self.waiting.get(pool).into_iter().flatten();
+        waits.any(|(name, wait)| *name != node.name && wait.need < Need::Unused)
+    }
+
+    /// A node waits no longer. Those that had to stand back for it may have their turn.
+    fn end_wait(&mut self, pool: &Text, node: &Text) -> Option<Wait> {
+        let waits = self.waiting.get_mut(pool)?;
+        let ended = waits.remove(node)?;
+        self.recount = true;
+        if waits.values().all(|wait| wait.need == Need::Unused) {
+            for name in waits.keys() {
+                self.first.add(name.clone());
+            }
+        }
+        Some(ended)
+    }
+
+    /// Space or a pool may have come.
+    pub fn wake(&mut self) {
+        self.woken = !Mutation::BlockWaitersNotWoken.is_on();
+    }
+
+    /// Those look first that need most, and of them those that wait longest; also before who is to be
+    /// looked at already, as the node is whose block has just come free.
+    fn wake_all(&mut self) {
+        self.full.clear();
+        let (first, more) = (self.first.take_ready(), self.more.take_ready());
+        let mut names: Vec<(Need, Duration, &Text, bool)> = self
+            .waiting
+            .values()
+            .flat_map(BTreeMap::iter)
+            .map(|(name, wait)| (wait.need, wait.since, name, wait.has_some))
+            .collect();
+        names.sort_unstable();
+        for (_, _, name, has_some) in names {
+            let queue = if has_some {
+                &mut self.more
+            } else {
+                &mut self.first
+            };
+            queue.add(name.clone());
+        }
+        for name in first {
+            self.first.add(name);
+        }
+        for name in more {
+            self.more.add(name);
+        }
+    }
+
+    /// Which nodes wait, each with the pool.
+    pub fn who_waits(&self) -> impl Iterator<Item = (&Text, &Text)> {
+        let by_pool = self.waiting.iter();
+        by_pool.flat_map(|(pool, waits)| waits.keys().map(move |node| (pool, node)))
+    }
+
+    /// The pools for which pods wait on nodes that have too few blocks of them.
+    pub fn wanted_by_pods(&self) -> impl Iterator<Item = &Text> {
+        let pods_wait = |wait: &Wait| matches!(wait.need, Need::First | Need::Pods);
+        let pools = self.waiting.iter();
+        let pools = pools.filter(move |(_, waits)| waits.values().any(pods_wait));
+        pools.map(|(pool, _)| pool)
+    }
+
+    /// How many nodes wait, by pool.
+    pub fn waiting(&self) -> impl Iterator<Item = (&Text, usize)> {
+        self.waiting.iter().map(|(pool, waits)| (pool, waits.len()))
+    }
+
+    /// Since when the node waits that waits longest, monotonic.
+    pub fn waiting_since(&self) -> Option<Duration> {
+        let waits = self.waiting.values().flat_map(BTreeMap::values);
+        waits.map(|wait| wait.since).min()
+    }
+
+    /// Whether other nodes wait than at the last call.
+    pub fn take_recount(&mut self) -> bool {
+        std::mem::take(&mut self.recount)
+    }
+
+    fn is_anyone_waiting(&self) -> bool {
+        self.waiting.values().any(|waits| !waits.is_empty())
+    }
+
+    /// Looks at some of the nodes whose turn it is.
+    pub fn work(&mut self, cx: &mut Context) -> Noted {
+        let mut noted = Noted::default();
+        if std::mem::take(&mut self.woken) {
+            self.wake_all();
+        }
+        while noted.blocks.len() < CARVED {
+            let now = cx.now.mono;
+            let Some(name) = self.first.pop(now).or_else(|| self.more.pop(now)) else {
+                break;
+            };
+            if let Some(node) = cx.world.nodes.get(&name).cloned() {
+                self.look(&node, cx, &mut noted);
+            }
+        }
+        if self.is_anyone_waiting() && self.recall_at.is_none_or(|at| at <= cx.now.mono) {
+            self.recall_at = Some(cx.now.mono + RECALL_PAUSE);
+            self.recall_for_waiting(cx, &mut noted);
+        }
+        noted
+    }
+
+    fn look(&mut self, node: &Node, cx: &mut Context, noted: &mut Noted) {
+        let report = report_of(node, cx.world);
+        if self.settle_up(node, report, cx) {
+            noted.nodes.push(node.name.clone());
+        }
+        if !node.deleting {
+            self.provide(node, report, cx, noted);
+        }
+    }
+
+    /// Gives a node what it lacks.
+    fn provide(
+        &mut self,
+        node: &Node,
+        report: Option<&AgentReport>,
+        cx: &mut Context,
+        noted: &mut Noted,
+    ) {
+        let registry = &mut *cx.registry;
+        let mode = Allocate::Blocks;
+        let choices = registry
+            .pools
+            .choices(mode, node, &registry.ledger, &self.full);
+        let has_any = |cx: &Context| {
+            let mut own = cx.registry.blocks.of(&node.uid);
+            own.any(|entry| !entry.is_leaving() && entry.recall != Some(Recall::Drain))
+        };
+        // A node without any block gets one unasked, of the best pool that has one.
+        let mut lacks_first = !has_any(cx);
+        let mut first_full = None;
+        let mut done: BTreeSet<Text> = BTreeSet::new();
+        for (pool, by_name) in choices {
+            let state = cx.registry.pools.get(&pool);
+            let pools = &cx.registry.pools;
+            let soon = pools.starting_before(mode, node, Some(&pool)).next();
+            let on_sight = state.is_some_and(|it| it.terms.first_on_sight);
+            let unasked = lacks_first && on_sight && !by_name && soon.is_none();
+            let asked = demand(report, &pool);
+            let wanted = asked.max(u64::from(unasked));
+            let lacking = if asked == 0 && unasked && self.is_needed_elsewhere(&pool, node) {
+                Some(Lacking {
+                    missing: 1,
+                    need: Need::Unused,
+                    has_some: false,
+                    note: format!("pool \"{pool}\": pods of other nodes wait for what comes free"),
+                })
+            } else {
+                self.provide_from(&pool, wanted, node, report, cx, noted)
+            };
+            lacks_first &= !has_any(cx);
+            if asked == 0 && !lacks_first {
+                self.no_longer_waits(&pool, node, cx.reports);
+            } else if asked > 0 {
+                done.insert(pool.clone());
+                if let Some(lacking) = lacking {
+                    self.waits(&pool, node, lacking, cx);
+                }
+            } else if let Some(lacking) = lacking {
+                first_full.get_or_insert((pool, lacking));
+            }
+        }
+        if let Some((pool, lacking)) = first_full.filter(|_| lacks_first) {
+            self.waits(&pool, node, lacking, cx);
+            done.insert(pool);
+        }
+        let others = self.waiting.keys().filter(|pool| !done.contains(*pool));
+        for pool in others.cloned().collect::<Vec<_>>() {
+            self.end_wait(&pool, &node.name);
+        }
+    }
+
+    /// Carves what the node lacks of a pool; says what it still lacks of a full one.
+    fn provide_from(
+        &mut self,
+        pool: &Text,
+        wanted: u64,
+        node: &Node,
+        report: Option<&AgentReport>,
+        cx: &mut Context,
+        noted: &mut Noted,
+    ) -> Option<Lacking> {
+        let mut carved = 0;
+        let first = !cx.registry.blocks.has(&node.uid);
+        loop {
+            let account = account(pool, wanted, node, report, cx.registry);
+            let state = cx.registry.pools.get(pool)?;
+            let missing = account.missing(state);
+            let limited = account.is_at_limit(state);
+            if missing == 0 || limited {
+                self.tell_limit(pool, node, missing > 0 && limited, cx);
+                self.no_longer_waits(pool, node, cx.reports);
+                return None;
+            }
+            // One that has none yet gets its first; the rest once all others have theirs.
+            let is_first_only = first && self.first.has_ready(cx.now.mono);
+            if carved >= AT_ONCE || (carved > 0 && is_first_only) {
+                self.more.add(node.name.clone());
+                return None;
+            }
+            let (need, has_some) = (account.need(state), account.has_some());
+            let note = match self.full.get(pool) {
+                Some(note) => note.clone(),
+                None => match carve(pool, node, cx) {
+                    Ok(cidrs) => {
+                        noted.blocks.extend(cidrs);
+                        carved += 1;
+                        continue;
+                    }
+                    Err(full) => {
+                        let note = format!("pool \"{pool}\": {full}");
+                        if full.avoided > 0 {
+                            // Nothing tells when the addresses that speak against them go.
+                            let at = cx.now.mono + IN_USE_PAUSE;
+                            self.more.add_at(node.name.clone(), at);
+                        } else {
+                            self.full.insert(pool.clone(), note.clone());
+                        }
+                        note
+                    }
+                },
+            };
+            return Some(Lacking {
+                missing,
+                need,
+                has_some,
+                note,
+            });
+        }
+    }
+
+    /// That a node wants more than it may have is told once.
+    fn tell_limit(&mut self, pool: &Text, node: &Node, limited: bool, cx: &mut Context) {
+        let key = (node.uid.clone(), pool.clone());
+        if !limited {
+            self.limited.remove(&key);
+        } else if self.limited.insert(key) {
+            cx.reports.push(Report {
+                about: About::node(node),
+                warning: true,
+                reason: BLOCK_LIMIT,
+                note: format!(
+                    "wants more addresses of pool \"{pool}\" than its blocks hold, but has as many blocks as it may: raise spec.maxBlocksPerNode (at most {MOST_BLOCKS}), or use larger blocks"
+                ),
+            });
+        }
+    }
+
+    fn waits(&mut self, pool: &Text, node: &Node, lacking: Lacking, cx: &mut Context) {
+        let Lacking {
+            missing,
+            need,
+            has_some,
+            note,
+        } = lacking;
+        let waits = self.waiting.entry(pool.clone()).or_default();
+        let known = waits.get(&node.name).filter(|w| w.uid == node.uid);
+        let since = known.map_or(cx.now.mono, |wait| wait.since);
+        if known.is_none() {
+            cx.reports.push(Report {
+                about: About::node(node),
+                warning: true,
+                reason: WAITING_FOR_BLOCK,
+                note: format!(
+                    "waits for a block, {missing} addresses are lacking: {note}. Pools: {}",
+                    cx.registry
+                        .pools
+                        .explain(Allocate::Blocks, node, &cx.registry.ledger)
+                ),
+            });
+        }
+        self.recount |= known.is_none_or(|wait| wait.missing != missing);
+        let wait = Wait {
+            uid: node.uid.clone(),
+            since,
+            missing,
+            need,
+            has_some,
+        };
+        waits.insert(node.name.clone(), wait);
+    }
+
+    fn no_longer_waits(&mut self, pool: &Text, node: &Node, reports: &mut Vec<Report>) {
+        let Some(wait) = self.end_wait(pool, &node.name) else {
+            return;
+        };
+        if wait.uid == node.uid {
+            reports.push(Report {
+                about: About::node(node),
+                warning: false,
+                reason: BLOCK_ASSIGNED,
+                note: format!("has blocks of pool \"{pool}\" after a wait"),
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests;

@@ -1,0 +1,230 @@
+//! Which blocks are asked back, and which to be emptied.
+//!
+//! # Guarantees
+//! - A block is asked back only where the agent's own word decides whether it goes: from a node that
+//!   the pool no longer serves, one that has been empty for the pool's idle time, or an empty one while
+//!   others need it more.
+//! - The last blocks of a pool stay with a node that uses none of them, until pods of another node wait
+//!   or, where the pool gives nothing unasked, its idle time is over. Then they go together: of a pool
+//!   of two families one alone is of no use.
+//! - No block goes to and fro: it goes only to who needs it more ([`Need`]).
+//! - An agent that does not answer holds up nobody for long: then another node is asked.
+
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::time::Duration;
+
+use super::Demand;
+use crate::Context;
+use crate::account::{Need, demand, donor, must_leave, report_of, unused_since, worth};
+use crate::blocks::{Entry, Noted};
+use crate::cluster::seen::{AgentReport, Node, Text};
+use cadastre_api::Recall;
+use cadastre_core::{Cidr, Family};
+
+/// How long a node must have used nothing of a pool before its last block goes to pods that wait: the
+/// pod that it was given for may not have come yet.
+const UNUSED: Duration = Duration::from_secs(5);
+/// How long an agent has to let go of a block before another one is asked, too.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+impl Demand {
+    /// Which blocks of a node are asked back. Returns whether its list changes by it.
+    pub(super) fn settle_up(
+        &mut self,
+        node: &Node,
+        report: Option<&AgentReport>,
+        cx: &mut Context,
+    ) -> bool {
+        let now = cx.now.mono;
+        let none = BTreeSet::new();
+        let entries: Vec<Entry> = cx
+            .registry
+            .blocks
+            .of(&node.uid)
+            .filter(|entry| entry.confirmed && !entry.is_leaving())
+            .cloned()
+            .collect();
+        let subnet = cx.world.subnets.get(&node.name);
+        let drained = subnet.map_or(&none, |subnet| &subnet.requests.drain);
+        let mut changed = false;
+        let mut spared: BTreeMap<(Text, Family), (u64, usize)> = BTreeMap::new();
+        for entry in &entries {
+            if entry.recall.is_none() {
+                let key = (entry.pool.clone(), entry.cidr.family());
+                let sum = spared.entry(key).or_default();
+                sum.0 += worth(entry, report, cx.registry);
+                sum.1 += 1;
+            }
+        }
+        for entry in &entries {
+            let pool = cx.registry.pools.get(&entry.pool);
+            let word = entry.word(report);
+            let is_empty = word.is_some_and(|word| word.used + word.cooling == 0);
+            let in_use = word.is_some_and(|word| word.used + word.cooling > 0);
+            let mut recall = entry.recall;
+            let mut idle_since = entry.idle_since;
+            if must_leave(entry, node, pool) || drained.contains(&entry.cidr) {
+                recall = Some(Recall::Drain);
+            } else if entry.recall == Some(Recall::Drain) || in_use {
+                recall = None;
+            }
+            if recall.is_none() && is_empty {
+                let since = *idle_since.get_or_insert(now);
+                let idle = pool.map_or(Duration::ZERO, |pool| pool.terms.idle);
+                let key = (entry.pool.clone(), entry.cidr.family());
+                let sum = spared.entry(key).or_default();
+                let own = worth(entry, report, cx.registry);
+                let wanted = demand(report, &entry.pool);
+                if sum.1 > 1 && sum.0.saturating_sub(own) >= wanted {
+                    if since + idle <= now {
+                        recall = Some(Recall::IfEmpty);
+                        sum.0 -= own;
+                        sum.1 -= 1;
+                    } else {
+                        self.more.add_at(node.name.clone(), since + idle);
+                    }
+                }
+            } else if !is_empty {
+                idle_since = None;
+            }
+            if let Some(known) = cx.registry.blocks.get_mut(&entry.cidr) {
+                changed |= known.recall != recall;
+                known.recall = recall;
+                known.recalled_at = known.recalled_at.filter(|_| recall.is_some());
+                known.idle_since = idle_since;
+            }
+        }
+        changed | self.end_unused(node, report, &entries, cx)
+    }
+
+    /// Asks back the last blocks of pools that give nothing unasked, once the node has used nothing of
+    /// them for the idle time. Returns whether there are any.
+    fn end_unused(
+        &mut self,
+        node: &Node,
+        report: Option<&AgentReport>,
+        entries: &[Entry],
+        cx: &mut Context,
+    ) -> bool {
+        let mut changed = false;
+        let pools: BTreeSet<&Text> = entries.iter().map(|entry| &entry.pool).collect();
+        for name in pools {
+            let pool = cx.registry.pools.get(name);
+            let Some(pool) = pool.filter(|it| it.is_serving() && !it.terms.first_on_sight) else {
+                continue;
+            };
+            let Some(since) = unused_since(pool, &node.uid, report, cx.registry) else {
+                continue;
+            };
+            let until = since + pool.terms.idle;
+            if until <= cx.now.mono {
+                changed |= ask_back_all(name, &node.uid, cx) > 0;
+            } else {
+                self.more.add_at(node.name.clone(), until);
+            }
+        }
+        changed
+    }
+
+    /// Asks empty blocks back, as many as those that wait need: from the richest nodes first, then the
+    /// last ones of nodes that use none.
+    pub(super) fn recall_for_waiting(&mut self, cx: &mut Context, noted: &mut Noted) {
+        let now = cx.now.mono;
+        for (name, waits) in &self.waiting {
+            // Who needs it most comes first, also at the cost of others that wait.
+            let Some(need) = waits.values().map(|wait| wait.need).min() else {
+                continue;
+            };
+            let Some(pool) = cx.registry.pools.get(name) else {
+                continue;
+            };
+            let wanted = waits.values().filter(|wait| wait.need == need).count();
+            let idle = pool.terms.idle;
+            let held =
+                |entry: &&Entry| entry.pool == *name && entry.confirmed && !entry.owner.resting;
+            let held = || cx.registry.blocks.iter().filter(held);
+            let is_soon = |at: Duration| now < at + PATIENCE;
+            let pending = |entry: &&Entry| {
+                entry.recall == Some(Recall::IfEmpty) && entry.recalled_at.is_none_or(is_soon)
+            };
+            let mut asked = held().filter(pending).count();
+            let needs_less = |entry: &&Entry| {
+                let wait = waits.get(&entry.owner.name);
+                wait.is_none_or(|wait| wait.need > need)
+            };
+            let owners: BTreeSet<(Text, Text)> = held()
+                .filter(needs_less)
+                .map(|entry| (entry.owner.name.clone(), entry.owner.uid.clone()))
+                .collect();
+            let mut donors: BinaryHeap<(u64, Cidr, Text, Text)> = owners
+                .iter()
+                .filter_map(|(node, uid)| donor(pool, node, uid, need, cx))
+                .collect();
+            while asked < wanted {
+                let Some((_, cidr, node, uid)) = donors.pop() else {
+                    break;
+                };
+                asked += usize::from(ask_back(&cidr, cx));
+                noted.nodes.push(node.clone());
+                if let Some(pool) = cx.registry.pools.get(name) {
+                    donors.extend(donor(pool, &node, &uid, need, cx));
+                }
+            }
+            let after = match need {
+                Need::First | Need::Pods => idle.min(UNUSED),
+                Need::Reserve => idle,
+                // It has no pods of the pool any more than those that it would be taken from.
+                Need::Unused => continue,
+            };
+            for (_, node, uid) in unused(name, &owners, after, cx) {
+                if asked >= wanted {
+                    break;
+                }
+                asked += ask_back_all(name, &uid, cx);
+                noted.nodes.push(node);
+            }
+        }
+    }
+}
+
+/// The nodes that have used nothing of a pool for that time, the longest idle first.
+fn unused(
+    pool: &Text,
+    owners: &BTreeSet<(Text, Text)>,
+    after: Duration,
+    cx: &Context,
+) -> Vec<(Duration, Text, Text)> {
+    let Some(pool) = cx.registry.pools.get(pool) else {
+        return Vec::new();
+    };
+    let is_unused = |(name, uid): &(Text, Text)| {
+        let node = cx.world.nodes.get(name).filter(|node| node.uid == *uid)?;
+        let since = unused_since(pool, uid, report_of(node, cx.world), cx.registry)?;
+        (since + after <= cx.now.mono).then(|| (since, name.clone(), uid.clone()))
+    };
+    let mut unused: Vec<_> = owners.iter().filter_map(is_unused).collect();
+    unused.sort_unstable();
+    unused
+}
+
+/// Asks a block back if it is empty. Returns whether it was not asked back before.
+fn ask_back(cidr: &Cidr, cx: &mut Context) -> bool {
+    let now = cx.now.mono;
+    let Some(entry) = cx.registry.blocks.get_mut(cidr) else {
+        return false;
+    };
+    let is_news = entry.recall.is_none();
+    if is_news {
+        entry.recall = Some(Recall::IfEmpty);
+        entry.recalled_at = Some(now);
+    }
+    is_news
+}
+
+/// Asks all blocks of a pool back that a node has; says how many were not asked back before.
+fn ask_back_all(pool: &Text, uid: &Text, cx: &mut Context) -> usize {
+    let own = cx.registry.blocks.of(uid);
+    let own = own.filter(|it| it.pool == *pool && it.confirmed && !it.is_leaving());
+    let cidrs: Vec<Cidr> = own.map(|entry| entry.cidr).collect();
+    cidrs.iter().filter(|cidr| ask_back(cidr, cx)).count()
+}

@@ -1,0 +1,406 @@
+//! Who gets blocks while there are too few, and who gives.
+
+use serde_json::json;
+
+use super::*;
+use crate::Now;
+use crate::cluster::seen::{
+    Block, BlockSpec, BlockWord, Machine, Object, Owner, Pod, Pool, Subnet,
+};
+use crate::cluster::table::Table;
+use cadastre_api::{FINALIZER, HeldBlock, NodeSubnetSpec, Requests, block_name};
+use cadastre_core::Cidr;
+use cadastre_daemon::watch::Change;
+
+pub(crate) const NOW: Now = Now {
+    mono: Duration::ZERO,
+    wall: jiff::Timestamp::UNIX_EPOCH,
+};
+
+/// A node without anything; its UID is its name.
+pub(crate) fn node(name: &str) -> Node {
+    Node {
+        name: name.into(),
+        uid: name.into(),
+        version: 1,
+        labels: [].into(),
+        term: None,
+        annotated: false,
+        deleting: false,
+        pod_cidrs: [].into(),
+        unreadable: [].into(),
+        addresses: [].into(),
+        machine: Machine::default(),
+    }
+}
+
+pub(crate) fn list<T: Object>(table: &mut Table<T>, objects: Vec<T>) {
+    let asked = Duration::ZERO;
+    table.change(Change::Restarted { asked });
+    for object in objects {
+        table.change(Change::Applied(object));
+    }
+    table.change(Change::Listed);
+}
+
+pub(crate) fn pool(name: &str, cidr: &str) -> Pool {
+    let spec = json!({"ipv4": {"cidrs": [cidr], "blockSize": 28}});
+    Pool {
+        name: name.into(),
+        uid: name.into(),
+        version: 1,
+        generation: 1,
+        created: 0,
+        deleting: false,
+        finalizers: vec![FINALIZER.to_owned()],
+        spec: Ok(serde_json::from_value(spec).unwrap()),
+        status: None,
+    }
+}
+
+/// What a node lists, has objects of, and reports as empty; what it wants of pool `p`.
+pub(crate) fn subnet(name: &str, blocks: &[&str], wanted: u64) -> Subnet {
+    let cidr = |text: &&str| Cidr::parse_strict(text).unwrap();
+    let held = |text: &&str| HeldBlock {
+        cidr: (*text).to_owned(),
+        uid: (*text).to_owned(),
+        pool: "p".to_owned(),
+        recall: None,
+        reserved: Vec::new(),
+        on_request: Vec::new(),
+    };
+    let word = |text: &&str| BlockWord {
+        cidr: cidr(text),
+        uid: (*text).into(),
+        used: 0,
+        cooling: 0,
+        free: 16,
+        released: false,
+    };
+    Subnet {
+        name: name.into(),
+        uid: name.into(),
+        version: 1,
+        spec: Ok(NodeSubnetSpec {
+            node_uid: Some(name.to_owned()),
+            blocks: blocks.iter().map(held).collect(),
+            ..NodeSubnetSpec::default()
+        }),
+        lacks_parts: false,
+        requests: Requests::default(),
+        report: Some(Box::new(AgentReport {
+            node_uid: name.into(),
+            demand: [("p".into(), wanted)].into(),
+            blocks: blocks.iter().map(word).collect(),
+            ..AgentReport::default()
+        })),
+    }
+}
+
+pub(crate) fn objects(subnet: &Subnet) -> Vec<Block> {
+    let spec = subnet.spec.as_ref().unwrap();
+    let block = |held: &HeldBlock| {
+        let cidr = Cidr::parse_strict(&held.cidr).unwrap();
+        Block {
+            name: block_name(&cidr).into(),
+            uid: held.uid.as_str().into(),
+            version: 1,
+            touched: false,
+            spec: Ok(BlockSpec {
+                cidr,
+                pool: "p".into(),
+                owner: Owner {
+                    resting: false,
+                    name: subnet.name.clone(),
+                    uid: subnet.uid.clone(),
+                    machine: Machine::default(),
+                },
+                since: NOW.wall,
+                until: None,
+            }),
+        }
+    };
+    spec.blocks.iter().map(block).collect()
+}
+
+/// The state after one look at all nodes, in the order given.
+fn looked(pools: Vec<Pool>, subnets: Vec<Subnet>) -> (Demand, Registry) {
+    let mut world = World::default();
+    list(&mut world.pools, pools);
+    let nodes = subnets.iter().map(|it| node(&it.name)).collect();
+    list(&mut world.nodes, nodes);
+    list(
+        &mut world.blocks,
+        subnets.iter().flat_map(objects).collect(),
+    );
+    let names: Vec<Text> = subnets.iter().map(|it| it.name.clone()).collect();
+    list(&mut world.subnets, subnets);
+    let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
+    let mut demand = Demand::default();
+    for name in &names {
+        demand.add_name(name, &world, &registry);
+    }
+    let mut cx = Context {
+        world: &world,
+        registry: &mut registry,
+        reports: &mut Vec::new(),
+        now: NOW,
+    };
+    demand.work(&mut cx);
+    (demand, registry)
+}
+
+fn count(registry: &Registry, node: &str) -> usize {
+    registry.blocks.of(node).count()
+}
+
+#[test]
+fn every_node_gets_its_first_block_before_any_gets_a_second_one() {
+    let greedy = ["a", "b", "c"].map(|name| subnet(name, &[], 1000));
+    let (_, registry) = looked(vec![pool("p", "10.0.0.0/26")], greedy.into());
+    let counts = ["a", "b", "c"].map(|name| count(&registry, name));
+    assert!(counts.iter().all(|it| *it > 0), "{counts:?}");
+    assert_eq!(counts.iter().sum::<usize>(), 4, "none is left over");
+}
+
+#[test]
+fn for_a_node_without_any_block_one_gives_that_wants_more_than_it_uses() {
+    let all = ["10.0.0.0/28", "10.0.0.16/28"];
+    let nodes = vec![subnet("rich", &all, 1000), subnet("poor", &[], 1)];
+    let (_, registry) = looked(vec![pool("p", "10.0.0.0/27")], nodes);
+    let recalled = registry.blocks.of("rich").filter(|it| it.recall.is_some());
+    assert_eq!(recalled.count(), 1);
+    // Not for one that has some, and not from one that has one alone.
+    for poor in ["10.0.0.32/28", ""] {
+        let (rich, poor): (&[&str], &[&str]) = match poor {
+            "" => (&all[..1], &[]),
+            _ => (&all, &["10.0.0.32/28"]),
+        };
+        let nodes = vec![subnet("rich", rich, 1000), subnet("poor", poor, 1000)];
+        let range = if poor.is_empty() {
+            "10.0.0.0/28"
+        } else {
+            "10.0.0.0/26"
+        };
+        let (_, registry) = looked(vec![pool("p", range)], nodes);
+        let mut recalled = registry.blocks.of("rich").filter(|it| it.recall.is_some());
+        assert!(recalled.next().is_none(), "{range}");
+    }
+}
+
+#[test]
+fn a_node_that_no_pool_serves_any_more_waits_for_none() {
+    let mut two = vec![pool("p", "10.0.0.0/28"), pool("q", "10.0.1.0/28")];
+    let subnets = || {
+        let mut wants = subnet("a", &[], 1000);
+        if let Some(report) = &mut wants.report {
+            report.demand = [("p".into(), 1000), ("q".into(), 1000)].into();
+        }
+        vec![wants]
+    };
+    let (mut demand, mut registry) = looked(two.clone(), subnets());
+    assert_eq!(demand.waiting().map(|(_, nodes)| nodes).sum::<usize>(), 2);
+    for pool in &mut two {
+        if let Ok(spec) = &mut pool.spec {
+            spec.disabled = true;
+        }
+    }
+    let mut world = World::default();
+    list(&mut world.pools, two);
+    list(&mut world.nodes, vec![node("a")]);
+    list(&mut world.subnets, subnets());
+    registry.pools.survey(&world, &[], NOW.mono);
+    demand.add_name(&"a".into(), &world, &registry);
+    let mut cx = Context {
+        world: &world,
+        registry: &mut registry,
+        reports: &mut Vec::new(),
+        now: NOW,
+    };
+    demand.work(&mut cx);
+    assert_eq!(demand.waiting().map(|(_, nodes)| nodes).sum::<usize>(), 0);
+}
+
+#[test]
+fn what_is_on_its_way_to_a_node_counts() {
+    let (_, registry) = looked(vec![pool("p", "10.0.0.0/24")], vec![subnet("a", &[], 10)]);
+    assert_eq!(count(&registry, "a"), 1);
+}
+
+#[test]
+fn a_block_that_a_node_lets_go_of_is_none_that_it_has() {
+    for (released, blocks) in [(false, 1), (true, 2)] {
+        let mut wants = subnet("a", &["10.0.0.0/28"], 10);
+        wants.report.as_mut().unwrap().blocks[0].released = released;
+        let (_, registry) = looked(vec![pool("p", "10.0.0.0/24")], vec![wants]);
+        assert_eq!(count(&registry, "a"), blocks);
+    }
+}
+
+#[test]
+fn what_speaks_against_the_smaller_pieces_of_a_pool_may_go() {
+    let pod = |version, addresses: &[&str]| {
+        let addresses = addresses.iter().map(|it| it.parse().unwrap());
+        Change::Applied(Pod {
+            name: "default/pod".into(),
+            uid: "pod".into(),
+            version,
+            finished: false,
+            mirror_of: None,
+            addresses: addresses.map(|it: std::net::IpAddr| it.into()).collect(),
+        })
+    };
+    // One address is left of the whole blocks, and a pod reports it.
+    let mut world = World::default();
+    list(&mut world.pools, vec![pool("p", "10.0.0.0/28")]);
+    let mut holder = node("holder");
+    let ranges = ["10.0.0.0/29", "10.0.0.8/30", "10.0.0.12/31", "10.0.0.14/32"];
+    holder.pod_cidrs = ranges.map(|it| Cidr::parse_strict(it).unwrap()).into();
+    list(&mut world.nodes, vec![holder, node("a")]);
+    list(&mut world.subnets, vec![subnet("a", &[], 1)]);
+    let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
+    let mut demand = Demand::default();
+    demand.add_name(&"a".into(), &world, &registry);
+    let mut carved = Vec::new();
+    for (second, addresses) in [(0, &["10.0.0.15"][..]), (6, &[][..])] {
+        world.pods.change(pod(second + 1, addresses));
+        let now = Now {
+            mono: Duration::from_secs(second),
+            ..NOW
+        };
+        let mut cx = Context {
+            world: &world,
+            registry: &mut registry,
+            reports: &mut Vec::new(),
+            now,
+        };
+        carved.push(demand.work(&mut cx).blocks);
+    }
+    let piece = Cidr::parse_strict("10.0.0.15/32").unwrap();
+    assert_eq!(carved, [vec![], vec![piece]]);
+}
+
+/// What blocks of each node are asked back after `seconds`, by name.
+fn recalled_after(
+    seconds: u64,
+    spec: &serde_json::Value,
+    subnets: Vec<Subnet>,
+) -> Vec<(String, usize)> {
+    let mut p = pool("p", "10.0.0.0/26");
+    if let (Ok(known), Some(more)) = (&mut p.spec, spec.as_object()) {
+        let mut whole = serde_json::to_value(&*known).unwrap();
+        whole.as_object_mut().unwrap().extend(more.clone());
+        *known = serde_json::from_value(whole).unwrap();
+    }
+    let mut world = World::default();
+    list(&mut world.pools, vec![p]);
+    let nodes = subnets.iter().map(|it| node(&it.name)).collect();
+    list(&mut world.nodes, nodes);
+    let blocks = subnets.iter().flat_map(objects).collect();
+    list(&mut world.blocks, blocks);
+    let names: Vec<Text> = subnets.iter().map(|it| it.name.clone()).collect();
+    list(&mut world.subnets, subnets);
+    let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
+    let mut demand = Demand::default();
+    for at in [0, seconds] {
+        for name in &names {
+            demand.add_name(name, &world, &registry);
+        }
+        let mono = Duration::from_secs(at);
+        let now = Now { mono, ..NOW };
+        let mut cx = Context {
+            world: &world,
+            registry: &mut registry,
+            reports: &mut Vec::new(),
+            now,
+        };
+        demand.work(&mut cx);
+    }
+    let recalled = |name: &Text| {
+        let own = registry.blocks.of(name);
+        own.filter(|it| it.recall.is_some()).count()
+    };
+    let all = names.iter().map(|it| (it.to_string(), recalled(it)));
+    all.filter(|(_, count)| *count > 0).collect()
+}
+
+const FOUR: [&str; 4] = [
+    "10.0.0.0/28",
+    "10.0.0.16/28",
+    "10.0.0.32/28",
+    "10.0.0.48/28",
+];
+
+/// Four nodes with an empty block each that want a reserve of 3, and a fifth one.
+fn four_idle_and(fifth: Subnet) -> Vec<Subnet> {
+    let idle = FOUR.iter().enumerate();
+    let idle = idle.map(|(at, cidr)| subnet(&format!("idle-{at}"), &[cidr], 3));
+    idle.chain([fifth]).collect()
+}
+
+#[test]
+fn the_last_block_of_a_node_that_uses_none_goes_to_pods_that_wait() {
+    let spec = json!({});
+    let asks = || four_idle_and(subnet("fifth", &[], 4));
+    assert_eq!(recalled_after(4, &spec, asks()), []);
+    let after = recalled_after(5, &spec, asks());
+    assert_eq!(after, [("idle-0".to_owned(), 1)]);
+    // Not for a block on sight, and not from a node whose pods are about to use it.
+    let sight = four_idle_and(subnet("fifth", &[], 0));
+    assert_eq!(recalled_after(1000, &spec, sight), []);
+    let mut all = asks();
+    for it in &mut all[..4] {
+        it.report.as_mut().unwrap().demand = [("p".into(), 4)].into();
+    }
+    assert_eq!(recalled_after(1000, &spec, all), []);
+}
+
+#[test]
+fn pools_that_give_nothing_unasked_get_their_last_blocks_back() {
+    let two = || vec![subnet("a", &FOUR[..1], 3)];
+    for (spec, count) in [
+        (json!({"assignment": "Manual"}), 1),
+        (json!({"firstBlock": "OnDemand"}), 1),
+        (json!({"podSelector": {"matchLabels": {"a": "b"}}}), 1),
+        (json!({"assignment": "Manual", "disabled": true}), 0),
+        (json!({}), 0),
+    ] {
+        assert_eq!(recalled_after(299, &spec, two()), [], "{spec}");
+        let after: usize = recalled_after(300, &spec, two())
+            .iter()
+            .map(|it| it.1)
+            .sum();
+        assert_eq!(after, count, "{spec}");
+    }
+}
+
+#[test]
+fn an_agent_that_does_not_answer_holds_up_nobody() {
+    let asks = four_idle_and(subnet("fifth", &[], 4));
+    let mut world = World::default();
+    list(&mut world.pools, vec![pool("p", "10.0.0.0/26")]);
+    list(
+        &mut world.nodes,
+        asks.iter().map(|it| node(&it.name)).collect(),
+    );
+    list(&mut world.blocks, asks.iter().flat_map(objects).collect());
+    list(&mut world.subnets, asks);
+    let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
+    let mut demand = Demand::default();
+    let mut counts = Vec::new();
+    for at in [0, 5, 14, 15] {
+        for it in world.nodes.iter() {
+            demand.add(it, &registry);
+        }
+        let mono = Duration::from_secs(at);
+        demand.work(&mut Context {
+            world: &world,
+            registry: &mut registry,
+            reports: &mut Vec::new(),
+            now: Now { mono, ..NOW },
+        });
+        let recalled = registry.blocks.iter().filter(|it| it.recall.is_some());
+        counts.push(recalled.count());
+    }
+    assert_eq!(counts, [0, 1, 1, 2]);
+}

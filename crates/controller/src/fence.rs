@@ -1,0 +1,315 @@
+//! The fence: what a new leader does before it deals, frees or lets a pool go.
+//!
+//! An earlier leader that paused, crashed or was cut off may have assignments on the wire that land at any
+//! time. All of them are named in the Lease that the new leader has taken over, and no other can be sent any
+//! more, as naming takes a write of the Lease. So the new leader lists what there is and keeps what is named
+//! for whom it is meant (`Leader::inherit`). No clock is trusted, and no Node is written for it.
+//!
+//! Where the Lease does not say what is in flight, as after a holder of an earlier version or where it was
+//! deleted, every node that has no podCIDR is *touched*: its annotation is set to the new leader's term. From
+//! then on whatever was decided before is refused, and the answer shows what came through before. A touch
+//! tests the term that it replaces, so that an old leader's late touch cannot undo it. Until all are touched no
+//! podCIDR is dealt and no pool let go; everything else goes on.
+//!
+//! | how leadership came | lists | touches |
+//! |---|---|---|
+//! | first start ever: no Lease, no NodeSubnet | no | no |
+//! | clean hand-over | yes | no |
+//! | what is in flight is known | where the watch is behind | no |
+//! | anything else | yes | yes |
+//!
+//! A list that a watch began after the lease was won is as good as one of our own. So is what a watch has told
+//! once it has reached the versions that the Lease names: nothing was sent that rests on more than that. Unless
+//! the API server may have been put back to an older state since the watch began: it was not reached all along,
+//! or nobody had led for long.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use super::queue::Queue;
+use super::report::{About, Report, WRITE_REJECTED};
+use super::{Now, Purpose};
+use crate::cluster::intents::Versions;
+use crate::cluster::lease::{Takeover, Tenure};
+use crate::cluster::request::{Outcome, Refusal, Request, Touch};
+use crate::cluster::seen::{Node, Object, Text};
+use crate::cluster::table::Table;
+use crate::cluster::world::World;
+use cadastre_core::mutation::Mutation;
+
+/// So many failures in a row are lasting.
+const LASTING: u32 = 3;
+
+/// Progress of one take-over.
+#[derive(Debug)]
+pub struct Fence {
+    takeover: Takeover,
+    term: Text,
+    /// Whether the Lease tells what earlier leaders have in flight
+    is_told: bool,
+    /// What a list must have shown at least, and since when it may have been made, where one of before the
+    /// take-over will do
+    known: Option<(Versions, Duration)>,
+    /// When this process knew that it leads, monotonic
+    won: Duration,
+    step: Step,
+    lists: Lists,
+    /// Nodes (name, UID) not proven touched yet
+    left: BTreeSet<(Text, Text)>,
+    queue: Queue<(Text, Text)>,
+    /// Of those, whose touch was refused or is unclear: read first
+    to_read: BTreeSet<(Text, Text)>,
+    /// Of those, whose refusal was told
+    told: BTreeSet<(Text, Text)>,
+}
+
+#[derive(Debug, PartialEq)]
+enum Step {
+    Syncing,
+    Listing,
+    Touching,
+    Done,
+}
+
+#[derive(Debug, Default)]
+struct Lists {
+    queue: Queue<Kind>,
+    /// Kinds whose list is still to come
+    left: BTreeSet<Kind>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Kind {
+    Nodes,
+    Subnets,
+    Blocks,
+}
+
+impl Fence {
+    /// The fence of a tenure.
+    pub fn new(tenure: &Tenure, won: Duration) -> Self {
+        Fence {
+            takeover: tenure.takeover,
+            term: tenure.term.clone(),
+            is_told: tenure.takeover == Takeover::Clean || tenure.inherited.is_some(),
+            known: known_by(tenure),
+            won,
+            step: Step::Syncing,
+            lists: Lists::default(),
+            left: BTreeSet::new(),
+            queue: Queue::default(),
+            to_read: BTreeSet::new(),
+            told: BTreeSet::new(),
+        }
+    }
+
+    /// Whether everything decided by earlier leaders is settled or refused.
+    pub fn is_done(&self) -> bool {
+        self.step == Step::Done
+    }
+
+    /// Whether everything that counts was listed, so that the ledger can be built.
+    pub fn is_listed(&self) -> bool {
+        matches!(self.step, Step::Touching | Step::Done)
+    }
+
+    /// How many nodes are still to be touched, and how many of them could not be several times in a row.
+    pub fn left(&self) -> (usize, usize) {
+        let failing = |key: &&(Text, Text)| self.queue.failures(key) >= LASTING;
+        (self.left.len(), self.left.iter().filter(failing).count())
+    }
+
+    /// What is still to do, for the logs and the readiness page.
+    pub fn progress(&self, world: &World) -> String {
+        match self.step {
+            Step::Syncing => format!(
+                "waiting for the first lists of {}",
+                world.missing().join(", ")
+            ),
+            Step::Listing => "listing nodes, subnets and blocks after the take-over".to_owned(),
+            Step::Touching => {
+                let first = self.left.first().map_or("", |(name, _)| name);
+                format!(
+                    "podCIDRs wait until node {first} and {} more are annotated: the Lease does not tell what the last leader has in flight",
+                    self.left.len().saturating_sub(1)
+                )
+            }
+            Step::Done => "done".to_owned(),
+        }
+    }
+
+    /// The next request, if one is due.
+    pub fn next(&mut self, world: &World, now: Now) -> Option<(Request, Purpose)> {
+        if self.step == Step::Syncing && world.missing().is_empty() {
+            self.begin(world);
+        }
+        match self.step {
+            Step::Syncing | Step::Done => None,
+            Step::Listing => Some(match self.lists.queue.pop(now.mono)? {
+                Kind::Nodes => (Request::ListNodes, Purpose::FenceNodes),
+                Kind::Subnets => (Request::ListSubnets, Purpose::FenceSubnets),
+                Kind::Blocks => (Request::ListBlocks, Purpose::FenceBlocks),
+            }),
+            Step::Touching => self.next_touch(world, now),
+        }
+    }
+
+    /// When there is something to do again.
+    pub fn next_at(&self) -> Option<Duration> {
+        self.lists
+            .queue
+            .next_at()
+            .into_iter()
+            .chain(self.queue.next_at())
+            .min()
+    }
+
+    fn begin(&mut self, world: &World) {
+        let unlisted = self.takeover == Takeover::Clean && Mutation::HandOverNotListed.is_on();
+        let first =
+            self.takeover == Takeover::First && world.subnets.is_empty() && world.blocks.is_empty();
+        if first || unlisted {
+            self.step = Step::Done;
+            return;
+        }
+        let listed = [
+            (Kind::Nodes, self.knows(&world.nodes, |it| it.nodes)),
+            (Kind::Subnets, self.knows(&world.subnets, |it| it.subnets)),
+            (Kind::Blocks, self.knows(&world.blocks, |it| it.blocks)),
+        ];
+        self.step = Step::Listing;
+        for (kind, _) in listed.into_iter().filter(|(_, listed)| !listed) {
+            self.lists.left.insert(kind);
+            self.lists.queue.add(kind);
+        }
+        self.touch_if_listed(world);
+    }
+
+    /// Whether no list of our own is needed: the watch's was asked for after the lease was won, or the watch has
+    /// told since all that earlier leaders had seen.
+    fn knows<T: Object>(&self, table: &Table<T>, of: fn(&Versions) -> u64) -> bool {
+        let behind = Mutation::CacheBehindTrusted.is_on();
+        let has_reached = |(known, since): &(Versions, Duration)| {
+            table.has_reached(if behind { 0 } else { of(known) }, *since)
+        };
+        table.is_listed_since(self.won) || self.known.as_ref().is_some_and(has_reached)
+    }
+
+    fn next_touch(&mut self, world: &World, now: Now) -> Option<(Request, Purpose)> {
+        loop {
+            let key = self.queue.pop(now.mono)?;
+            if !self.left.contains(&key) {
+                continue;
+            }
+            let (name, uid) = key.clone();
+            let known = world.nodes.get(&name).filter(|node| node.uid == uid);
+            let (false, Some(node)) = (self.to_read.remove(&key), known) else {
+                return Some((
+                    Request::ReadNode { name: name.clone() },
+                    Purpose::TouchRead { name, uid },
+                ));
+            };
+            let request = Request::TouchNode(Touch {
+                name: name.clone(),
+                uid: uid.clone(),
+                from: node.term.clone(),
+                annotated: node.annotated,
+                term: self.term.clone(),
+            });
+            return Some((request, Purpose::Touch { name, uid }));
+        }
+    }
+
+    /// The list of that kind is in the world (`taken`), or has to be asked for again.
+    pub(super) fn listed(&mut self, kind: Kind, taken: bool, world: &World, now: Now) {
+        if !taken {
+            self.lists.queue.add_failed(kind, now.mono);
+            return;
+        }
+        self.lists.left.remove(&kind);
+        self.touch_if_listed(world);
+    }
+
+    fn touch_if_listed(&mut self, world: &World) {
+        if !self.lists.left.is_empty() {
+            return;
+        }
+        self.step = Step::Touching;
+        if !self.is_told && !Mutation::TakeOverCountsAsClean.is_on() {
+            let left_out = |node: &Node| node.deleting && Mutation::DeletingNodesNotTouched.is_on();
+            let nodes = world.nodes.iter();
+            for node in nodes.filter(|node| node.is_empty() && !left_out(node)) {
+                self.left.insert((node.name.clone(), node.uid.clone()));
+            }
+        }
+        for key in &self.left {
+            self.queue.add(key.clone());
+        }
+        self.finish_if_through();
+    }
+
+    /// Takes in the answer to a touch, or to the read that follows a refused one.
+    pub fn answered_touch(
+        &mut self,
+        name: &Text,
+        uid: &Text,
+        outcome: &Outcome,
+        reports: &mut Vec<Report>,
+        now: Now,
+    ) {
+        let key = (name.clone(), uid.clone());
+        let through = match outcome {
+            Outcome::Node(node) if node.uid != *uid => true,
+            // Touched, or full: nothing that was decided before can still come through.
+            Outcome::Node(node) => node.term.as_ref() == Some(&self.term) || !node.is_empty(),
+            // The UID is gone, and with it every write that names it.
+            Outcome::Refused(Refusal::Missing) => true,
+            Outcome::Refused(_) => Mutation::RefusedTouchCounts.is_on(),
+            _ => false,
+        };
+        if through {
+            self.left.remove(&key);
+            self.finish_if_through();
+            return;
+        }
+        if matches!(
+            outcome,
+            Outcome::Refused(Refusal::Guard(_)) | Outcome::Unclear(_)
+        ) {
+            self.to_read.insert(key.clone());
+        }
+        self.queue.add_failed(key.clone(), now.mono);
+        if let Outcome::Refused(Refusal::Rejected(why)) = outcome
+            && self.told.insert(key)
+        {
+            let about = About::Node {
+                name: name.clone(),
+                uid: uid.clone(),
+            };
+            let note = format!(
+                "the API server refuses to annotate this node after a change of leaders: no node gets podCIDRs until it can be annotated or is deleted: {why}"
+            );
+            reports.push(Report {
+                about,
+                warning: true,
+                reason: WRITE_REJECTED,
+                note,
+            });
+        }
+    }
+
+    fn finish_if_through(&mut self) {
+        if self.left.is_empty() {
+            self.step = Step::Done;
+        }
+    }
+}
+
+/// What a watch must have told, and since when, for it to do without a list.
+fn known_by(tenure: &Tenure) -> Option<(Versions, Duration)> {
+    let known = tenure.inherited.as_ref()?.known?;
+    let since = tenure.answered_since;
+    let blindly = Mutation::UnansweredTimeForgotten.is_on();
+    let since = if blindly { Duration::ZERO } else { since };
+    (!tenure.follows_a_gap() || blindly).then_some((known, since))
+}

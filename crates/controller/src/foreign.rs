@@ -1,0 +1,395 @@
+//! podCIDRs that somebody else wrote: a kubelet may write those of its own Node where there are none.
+//!
+//! One that a node could have been given counts against pools as if Cadastre had given it. A wider one would empty every
+//! pool that it covers, so over a pool it counts for nothing and is not listed to the agent, until a pool has blocks of
+//! that size. Where there is no pool it does no harm, and is listed as it is; it does not count there either.
+//!
+//! # Guarantees
+//! - What the NodeSubnet of the same Node lists as of a pool counts, whatever size the pool's blocks have since.
+//! - Who says what is too wide is told of in an event, in the conditions of the pools that it covers, and in a metric.
+//! - What another node has some of is listed, so that it is remembered, and withheld from the agent.
+
+use std::collections::BTreeMap;
+
+use super::pools::PoolState;
+use super::registry::Registry;
+use super::report::{About, PODCIDR_TOO_WIDE, Report};
+use crate::cluster::seen::{Node, Subnet, Text};
+use crate::cluster::world::World;
+use cadastre_api::{HeldRange, NodeSubnetSpec};
+use cadastre_core::mutation::Mutation;
+use cadastre_core::{Cidr, Claim, Family, State};
+
+/// The widest podCIDRs that other allocators give: nodes with more than 4,000 addresses, or more than one /64, are
+/// unheard of. Below that an honest take-over must not lose what its nodes have.
+const WIDEST: [(Family, u8); 2] = [(Family::V4, 20), (Family::V6, 64)];
+
+/// Whether other allocators give no node as much.
+pub(super) fn is_wide(range: &Cidr) -> bool {
+    let mut widest = WIDEST.iter();
+    widest.any(|(family, len)| *family == range.family() && range.len() < *len)
+}
+
+/// The podCIDRs of a Node that do not count.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct TooWide {
+    /// The Node's name
+    pub name: Text,
+    /// What it says that it has
+    pub cidrs: Vec<Cidr>,
+    /// Whether an event told of it
+    told: bool,
+}
+
+/// By the Node's UID.
+pub(super) type AllTooWide = BTreeMap<Text, TooWide>;
+
+impl Registry {
+    /// Whether a node could have been given the range, by its pool or by another allocator.
+    pub(super) fn could_be_given(&self, range: &Cidr) -> bool {
+        let len_of = |pool: &PoolState| pool.space.block_len(range.family());
+        let mut ours = self.pools.touching(range).filter_map(len_of);
+        let counts_all = Mutation::WidePodCidrCounts.is_on();
+        counts_all || !is_wide(range) || ours.any(|len| len <= range.len())
+    }
+
+    /// Whether a podCIDR of a Node counts; `listed` is the NodeSubnet of its name.
+    pub(super) fn counts(&self, cidr: &Cidr, node: &Node, listed: Option<&Subnet>) -> bool {
+        let of_pool = |held: &HeldRange| held.pool.is_some();
+        self.could_be_given(cidr) || listed_as(listed, node, cidr).is_some_and(of_pool)
+    }
+
+    /// Notes which podCIDRs of a Node count for nothing.
+    pub(super) fn note_too_wide(&mut self, node: &Node, cidrs: Vec<Cidr>) {
+        if cidrs.is_empty() {
+            self.too_wide.remove(&node.uid);
+            return;
+        }
+        let known = self.too_wide.get(&node.uid);
+        let told = known.is_some_and(|it| it.told && it.cidrs == cidrs);
+        let name = node.name.clone();
+        let entry = TooWide { name, cidrs, told };
+        self.too_wide.insert(node.uid.clone(), entry);
+    }
+
+    /// Pools have changed, and with them what a node could have been given. Returns the names of nodes with wide
+    /// podCIDRs, which may be listed otherwise by now.
+    pub(super) fn recount_pod_cidrs(&mut self, world: &World) -> Vec<Text> {
+        let names: Vec<Text> = self.too_wide.values().map(|it| it.name.clone()).collect();
+        for name in &names {
+            if let Some(node) = world.nodes.get(name) {
+                self.sync(node, world.subnets.get(name).map(AsRef::as_ref));
+            }
+        }
+        names
+    }
+
+    /// The podCIDRs that count for nothing and lie over pools, with the names of their Nodes.
+    pub(super) fn too_wide(&self) -> impl Iterator<Item = (&Text, &Cidr)> {
+        let all = self.too_wide.values();
+        let all = all.flat_map(|it| it.cidrs.iter().map(move |cidr| (&it.name, cidr)));
+        all.filter(|(_, cidr)| self.pools.is_any_over(cidr))
+    }
+
+    /// Says of each once that it counts for nothing.
+    pub(super) fn report_too_wide(&mut self, reports: &mut Vec<Report>) {
+        let Registry {
+            too_wide, pools, ..
+        } = self;
+        for (uid, entry) in too_wide.iter_mut().filter(|(_, it)| !it.told) {
+            let Some(cidr) = entry.cidrs.iter().find(|it| pools.is_any_over(it)) else {
+                continue;
+            };
+            entry.told = true;
+            reports.push(Report {
+                about: About::Node {
+                    name: entry.name.clone(),
+                    uid: uid.clone(),
+                },
+                warning: true,
+                reason: PODCIDR_TOO_WIDE,
+                note: format!("{}: {ADVICE}", too_wide_text(cidr)),
+            });
+        }
+    }
+
+    /// The podCIDRs of a Node that count.
+    pub fn pod_cidrs<'a>(&'a self, node: &'a Node) -> impl Iterator<Item = &'a Cidr> {
+        let left_out = self.too_wide.get(&node.uid);
+        let counts = move |cidr: &&Cidr| left_out.is_none_or(|it| !it.cidrs.contains(cidr));
+        node.pod_cidrs.iter().filter(counts)
+    }
+
+    /// The podCIDRs of a Node as its NodeSubnet lists them.
+    pub fn listed_pod_cidrs(&self, node: &Node, is: Option<&Subnet>) -> Vec<HeldRange> {
+        let left_out = self.too_wide.get(&node.uid);
+        let is_left_out = |cidr: &Cidr| left_out.is_some_and(|it| it.cidrs.contains(cidr));
+        let is_told = |cidr: &Cidr| !is_left_out(cidr) || !self.pools.is_any_over(cidr);
+        let cidrs = node.pod_cidrs.iter().filter(|cidr| is_told(cidr));
+        let cidrs: Vec<Cidr> = cidrs.copied().collect();
+        let mut listed = self.held_ranges(&cidrs);
+        for (range, cidr) in listed.iter_mut().zip(&cidrs) {
+            let is_given = listed_as(is, node, cidr).is_some_and(|it| !it.withheld);
+            range.withheld = !is_given && self.is_of_another(cidr, node);
+        }
+        listed
+    }
+
+    /// Whether another node has or had addresses of the range. What rests from an earlier Node of the name is its own.
+    fn is_of_another(&self, range: &Cidr, node: &Node) -> bool {
+        let is_own = |claim: &Claim| {
+            self.who(claim.holder).is_some_and(|(name, uid)| {
+                *uid == node.uid || (*name == node.name && claim.state == State::Resting)
+            })
+        };
+        let mut claims = self.ledger.overlapping(range);
+        let of_another = claims.any(|(_, claim)| !is_own(&claim));
+        of_another && !Mutation::ContestedPodCidrGiven.is_on()
+    }
+}
+
+/// How the NodeSubnet of that very Node lists a range, if it does.
+fn listed_as<'a>(is: Option<&'a Subnet>, node: &Node, cidr: &Cidr) -> Option<&'a HeldRange> {
+    let is_its = |spec: &&NodeSubnetSpec| spec.node_uid.as_deref() == Some(&*node.uid);
+    let spec = is?.spec.as_ref().ok().filter(is_its)?;
+    let is_it = |it: &&HeldRange| Cidr::parse_lenient(&it.cidr).as_ref() == Ok(cidr);
+    spec.pod_cidrs.iter().find(is_it)
+}
+
+/// What to do about it.
+pub const ADVICE: &str =
+    "find out who wrote it, as a kubelet can; delete the Node object and restart its kubelet";
+
+/// What is wrong with a podCIDR that counts for nothing.
+pub fn too_wide_text(cidr: &Cidr) -> String {
+    format!(
+        "its podCIDR {cidr} is wider than any that a node could have been given, so it counts against no pool and is not listed to the node's agent: what pods there have of it may be given to others, too"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::Now;
+    use crate::cluster::seen::Pool;
+    use crate::demand::tests::{NOW, list, node, objects, pool, subnet};
+
+    const POOL: &str = "10.0.0.0/24";
+
+    fn cidr(text: &str) -> Cidr {
+        Cidr::parse_strict(text).unwrap()
+    }
+
+    fn has(name: &str, text: &str) -> Node {
+        Node {
+            pod_cidrs: [cidr(text)].into(),
+            ..node(name)
+        }
+    }
+
+    fn world(nodes: Vec<Node>, pools: Vec<Pool>) -> World {
+        let mut world = World::default();
+        list(&mut world.nodes, nodes);
+        list(&mut world.pools, pools);
+        world
+    }
+
+    fn rebuilt(world: &World) -> Registry {
+        Registry::rebuild(world, &[], NOW).0
+    }
+
+    /// How many addresses of the pool nobody has.
+    fn free(registry: &Registry) -> u128 {
+        let pool = registry.pools.get("p").unwrap();
+        crate::figures::figures(pool, Family::V4, registry).free
+    }
+
+    /// What the NodeSubnet of that name should list, and what it lists, of it.
+    fn as_listed(world: &World, listed: &[HeldRange]) -> Subnet {
+        let mut subnet = subnet("liar", &[], 0);
+        let spec = subnet.spec.as_mut().unwrap();
+        spec.node_uid = Some("liar".to_owned());
+        spec.pod_cidrs = listed.to_vec();
+        assert!(world.nodes.get("liar").is_some());
+        subnet
+    }
+
+    #[test]
+    fn a_podcidr_that_no_node_could_have_got_takes_nothing_from_pools() {
+        for wide in ["0.0.0.0/0", "10.0.0.0/8", "10.0.0.0/19"] {
+            let world = world(vec![has("liar", wide)], vec![pool("p", POOL)]);
+            let mut registry = rebuilt(&world);
+            assert_eq!(free(&registry), 16, "{wide}");
+            let told: Vec<_> = registry.too_wide().collect();
+            assert_eq!(told, [(&"liar".into(), &cidr(wide))]);
+            let mut reports = Vec::new();
+            registry.report_too_wide(&mut reports);
+            registry.report_too_wide(&mut reports);
+            let reasons: Vec<_> = reports.iter().map(|it| it.reason).collect();
+            assert_eq!(reasons, [PODCIDR_TOO_WIDE], "once");
+            let liar = world.nodes.get("liar").unwrap();
+            assert_eq!(
+                registry.listed_pod_cidrs(liar, None),
+                [],
+                "nor is it the agent's"
+            );
+            assert!(!registry.retire(liar, NOW), "nor does it rest");
+            assert_eq!(free(&registry), 16);
+        }
+    }
+
+    #[test]
+    fn a_podcidr_of_another_allocator_counts() {
+        let over = world(vec![has("n", "10.0.0.0/20")], vec![pool("p", POOL)]);
+        let registry = rebuilt(&over);
+        assert_eq!(free(&registry), 0);
+        assert_eq!(registry.too_wide().count(), 0);
+    }
+
+    #[test]
+    fn what_a_pool_gives_counts_and_goes_on_to_count_when_its_pools_give_less() {
+        let mut wide = pool("p", "10.0.0.0/16");
+        wide.spec
+            .as_mut()
+            .unwrap()
+            .ipv4
+            .as_mut()
+            .unwrap()
+            .block_size = Some(18);
+        let mut world = world(vec![has("liar", "10.0.64.0/18")], vec![wide]);
+        let registry = rebuilt(&world);
+        assert_eq!(free(&registry), 3);
+        let liar = world.nodes.get("liar").unwrap();
+        let listed = registry.listed_pod_cidrs(liar, None);
+        let subnet = as_listed(&world, &listed);
+        list(
+            &mut world.pools,
+            vec![Pool {
+                version: 2,
+                ..pool("p", "10.0.0.0/16")
+            }],
+        );
+        let unlisted = rebuilt(&world);
+        assert_eq!((free(&unlisted), unlisted.too_wide().count()), (4096, 1));
+        list(&mut world.subnets, vec![subnet]);
+        assert_eq!(free(&rebuilt(&world)), 3072);
+    }
+
+    #[test]
+    fn what_pools_give_by_now_counts_from_then_on() {
+        let mut world = world(vec![has("liar", "10.0.0.0/18")], vec![pool("p", POOL)]);
+        let mut registry = rebuilt(&world);
+        registry.recount_pod_cidrs(&world);
+        assert_eq!(registry.too_wide().count(), 1);
+        let mut wide = pool("p", "10.0.0.0/16");
+        wide.version = 2;
+        wide.spec
+            .as_mut()
+            .unwrap()
+            .ipv4
+            .as_mut()
+            .unwrap()
+            .block_size = Some(18);
+        list(&mut world.pools, vec![wide]);
+        registry.pools.survey(&world, &[], Duration::ZERO);
+        assert_eq!(registry.recount_pod_cidrs(&world), ["liar".into()]);
+        assert_eq!((free(&registry), registry.too_wide().count()), (3, 0));
+    }
+
+    #[test]
+    fn a_wide_podcidr_does_no_harm_before_there_is_a_pool_nor_when_one_comes() {
+        let mut world = world(vec![has("liar", "0.0.0.0/0")], Vec::new());
+        let mut registry = rebuilt(&world);
+        let mut reports = Vec::new();
+        registry.report_too_wide(&mut reports);
+        assert_eq!((reports.len(), registry.too_wide().count()), (0, 0));
+        let liar = world.nodes.get("liar").unwrap();
+        let listed = registry.listed_pod_cidrs(liar, None);
+        assert_eq!(listed.len(), 1, "as it is");
+        let subnet = as_listed(&world, &listed);
+        list(&mut world.subnets, vec![subnet]);
+        list(&mut world.pools, vec![pool("p", POOL)]);
+        assert_eq!(free(&rebuilt(&world)), 16, "to the next leader");
+        let liar = world.nodes.get("liar").unwrap().as_ref().clone();
+        list(&mut world.nodes, Vec::new());
+        assert_eq!(free(&rebuilt(&world)), 16, "nor does it rest");
+        list(&mut world.nodes, vec![Node { version: 2, ..liar }]);
+        registry.pools.survey(&world, &[], Duration::ZERO);
+        assert_eq!(registry.recount_pod_cidrs(&world), ["liar".into()]);
+        registry.report_too_wide(&mut reports);
+        assert_eq!((reports.len(), free(&registry)), (1, 16));
+        let (liar, is) = (world.nodes.get("liar"), world.subnets.get("liar"));
+        let listed = registry.listed_pod_cidrs(liar.unwrap(), is.map(AsRef::as_ref));
+        assert_eq!(listed, []);
+    }
+
+    #[test]
+    fn a_wide_podcidr_of_a_node_that_a_standby_saw_go_does_not_rest() {
+        let liar = has("liar", "0.0.0.0/0");
+        let world = world(Vec::new(), vec![pool("p", POOL)]);
+        let mut departed = crate::departed::Departed::default();
+        let delta = crate::cluster::table::Delta {
+            before: Some(liar.into()),
+            after: None,
+        };
+        departed.node_changed(&delta, Duration::ZERO);
+        let mut registry = rebuilt(&world);
+        registry.lay_departed_to_rest(&departed, &world, NOW);
+        assert_eq!((free(&registry), registry.rests.len()), (16, 0));
+    }
+
+    #[test]
+    fn of_what_another_node_has_nothing_is_given() {
+        let victim = subnet("victim", &["10.0.0.16/28"], 0);
+        let mut world = world(
+            vec![node("victim"), has("liar", "10.0.0.0/26")],
+            vec![pool("p", POOL)],
+        );
+        list(&mut world.blocks, objects(&victim));
+        list(&mut world.subnets, vec![victim]);
+        let mut registry = rebuilt(&world);
+        let liar = world.nodes.get("liar").unwrap();
+        let withheld = |registry: &Registry, is: Option<&Subnet>| {
+            let listed = registry.listed_pod_cidrs(liar, is);
+            listed.iter().map(|it| it.withheld).collect::<Vec<_>>()
+        };
+        assert_eq!(withheld(&registry, None), [true]);
+        let listed = registry.listed_pod_cidrs(liar, None);
+        let is = as_listed(&world, &listed);
+        assert_eq!(withheld(&registry, Some(&is)), [true], "still");
+        // Who was there first gives on: its pods have addresses of it.
+        let given = HeldRange {
+            withheld: false,
+            ..listed[0].clone()
+        };
+        let is = as_listed(&world, &[given]);
+        assert_eq!(withheld(&registry, Some(&is)), [false]);
+        let victim = world.nodes.get("victim").unwrap();
+        let later = Now {
+            mono: Duration::from_secs(1),
+            ..NOW
+        };
+        registry.retire_blocks(&victim.name, &victim.uid, &victim.machine, later);
+        assert_eq!(withheld(&registry, None), [true], "it rests");
+        registry.drop_block(&cidr("10.0.0.16/28"));
+        assert_eq!(withheld(&registry, None), [false]);
+    }
+
+    #[test]
+    fn what_rests_from_an_earlier_node_of_the_name_is_its_own() {
+        let mut world = world(vec![has("liar", "10.0.0.0/28")], vec![pool("p", POOL)]);
+        let mut registry = rebuilt(&world);
+        registry.retire(world.nodes.get("liar").unwrap(), NOW);
+        let again = Node {
+            uid: "again".into(),
+            version: 2,
+            ..has("liar", "10.0.0.0/28")
+        };
+        list(&mut world.nodes, vec![again]);
+        let liar = world.nodes.get("liar").unwrap();
+        registry.sync(liar, None);
+        assert!(!registry.listed_pod_cidrs(liar, None)[0].withheld);
+    }
+}

@@ -1,0 +1,63 @@
+//! Node UIDs as the ledger's holders, which are dense numbers.
+//!
+//! A node has one holder for its podCIDRs and one for its blocks, as each comes and goes by itself.
+
+use std::collections::BTreeMap;
+
+use crate::cluster::seen::Text;
+use cadastre_core::Holder;
+
+/// What a node holds ranges for: podCIDRs come and go with the Node, blocks by themselves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Use {
+    /// `node.spec.podCIDRs`
+    PodCidrs,
+    /// IPAMBlocks
+    Blocks,
+}
+
+/// Node UIDs as the ledger's dense holders.
+#[derive(Debug, Default)]
+pub(super) struct Holders {
+    by_uid: BTreeMap<(Use, Text), Holder>,
+    who: Vec<Option<(Text, Text)>>,
+    free: Vec<Holder>,
+}
+
+impl Holders {
+    pub(super) fn intern(&mut self, purpose: Use, name: &Text, uid: &Text) -> Holder {
+        if let Some(holder) = self.by_uid.get(&(purpose, uid.clone())) {
+            return *holder;
+        }
+        let who = Some((name.clone(), uid.clone()));
+        let holder = if let Some(holder) = self.free.pop() {
+            self.who[holder.0 as usize] = who;
+            holder
+        } else {
+            self.who.push(who);
+            Holder(u32::try_from(self.who.len() - 1).unwrap_or(u32::MAX))
+        };
+        self.by_uid.insert((purpose, uid.clone()), holder);
+        holder
+    }
+
+    pub(super) fn get(&self, purpose: Use, uid: &str) -> Option<Holder> {
+        self.by_uid.get(&(purpose, uid.into())).copied()
+    }
+
+    pub(super) fn all(&self) -> impl Iterator<Item = Holder> + '_ {
+        self.by_uid.values().copied()
+    }
+
+    pub(super) fn who(&self, holder: Holder) -> Option<&(Text, Text)> {
+        self.who.get(holder.0 as usize)?.as_ref()
+    }
+
+    /// Only for UIDs without claims.
+    pub(super) fn drop_uid(&mut self, purpose: Use, uid: &str) {
+        if let Some(holder) = self.by_uid.remove(&(purpose, uid.into())) {
+            self.who[holder.0 as usize] = None;
+            self.free.push(holder);
+        }
+    }
+}

@@ -1,0 +1,389 @@
+//! What this leader means to write, from the Lease's point of view.
+//!
+//! # Guarantees
+//! - An assignment may be sent only once a Lease write that was begun after the node was read, and
+//!   that names the assignment, has come through; it stays named until its outcome is known.
+//! - Every other write of weight is numbered when it is decided, and leaves only once a Lease write
+//!   that was begun later has come through (see [`crate::cluster::lease_task::Gate`]): what a leader
+//!   decided after its Lease was lost never leaves.
+//! - What the Lease names is bounded.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::queue::Queue;
+use crate::cluster::intents::{Intent, Intents, Versions};
+use crate::cluster::lease::Wanted;
+use crate::cluster::seen::{Node, Text};
+use cadastre_core::Cidr;
+use cadastre_core::mutation::Mutation;
+
+/// So many assignments are named at most, and so many bytes of them.
+const LIMIT: usize = 512;
+const BYTES: usize = 40 * 1024;
+
+/// So many bytes of assignments that keep failing are named beside them. An object's annotations may have
+/// 256 KiB in all.
+const ASIDE: usize = 128 * 1024;
+
+/// The books of one tenure.
+#[derive(Debug, Default)]
+pub struct Intentions {
+    past: Past,
+    named: BTreeMap<(Text, Vec<Cidr>), Named>,
+    /// How many of them are not set aside, and their bytes; and the bytes of those that are
+    open: (usize, usize),
+    aside: usize,
+    /// Nodes for which there was no room
+    waiting: Queue<Text>,
+    /// The number last handed to the elector, and the one up to which the Lease was written
+    handed: u64,
+    confirmed: u64,
+    /// Whether somebody waits for the number after the last one
+    asked: bool,
+    /// Whether less is named than was handed over
+    less: bool,
+}
+
+/// What earlier leaders have in flight.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Past {
+    /// Nobody leads here: somebody only looks what would be done, and nothing has to be named.
+    #[default]
+    Irrelevant,
+    /// Anything.
+    Unknown,
+    /// What is named here, and nothing else.
+    Known,
+}
+
+#[derive(Debug)]
+struct Named {
+    name: Text,
+    /// The term annotation that the write tests: what was named before it was read does not count
+    guard: (Option<Text>, bool),
+    since: u64,
+    is_aside: bool,
+}
+
+impl Intentions {
+    /// The books of a leader. `known`: it knows what earlier ones have in flight.
+    pub fn of_leader(known: bool) -> Self {
+        Intentions {
+            past: if known { Past::Known } else { Past::Unknown },
+            // So that the Lease says so soon.
+            asked: known,
+            ..Intentions::default()
+        }
+    }
+
+    /// Whether it is known what earlier leaders have in flight.
+    pub fn is_known(&self) -> bool {
+        self.past != Past::Unknown
+    }
+
+    /// Nothing of earlier leaders is in flight any more but what is named here.
+    pub fn become_known(&mut self) {
+        (self.past, self.asked) = (Past::Known, true);
+    }
+
+    /// The Lease is to be written soon, whatever it names.
+    pub fn ask(&mut self) {
+        self.asked = true;
+    }
+
+    /// The number of a write that is decided now.
+    pub fn number(&mut self) -> u64 {
+        self.asked = true;
+        self.handed + 1
+    }
+
+    /// Whether the assignment may be sent. If not yet, it is when the Lease names it, and the node
+    /// comes back by [`Intentions::confirmed`] or [`Intentions::room`].
+    pub fn may_assign(&mut self, node: &Node, cidrs: &[Cidr]) -> bool {
+        if self.past == Past::Irrelevant {
+            return true;
+        }
+        let key = (node.uid.clone(), cidrs.to_vec());
+        let guard = (node.term.clone(), node.annotated);
+        let (next, confirmed) = (self.handed + 1, self.confirmed);
+        if let Some(named) = self.named.get_mut(&key) {
+            if named.guard != guard {
+                (named.guard, named.since) = (guard, next);
+                self.asked = true;
+            }
+            return named.since <= confirmed || Mutation::AssignedBeforeNamed.is_on();
+        }
+        if self.open.0 >= LIMIT || self.open.1 >= BYTES {
+            self.waiting.add(node.name.clone());
+            return false;
+        }
+        self.add(node, key, guard, next);
+        Mutation::AssignedBeforeNamed.is_on()
+    }
+
+    /// Takes over what an earlier leader has named.
+    pub fn inherit(&mut self, node: &Node, cidrs: &[Cidr]) {
+        let guard = (node.term.clone(), node.annotated);
+        let next = self.handed + 1;
+        self.add(node, (node.uid.clone(), cidrs.to_vec()), guard, next);
+    }
+
+    fn add(
+        &mut self,
+        node: &Node,
+        key: (Text, Vec<Cidr>),
+        guard: (Option<Text>, bool),
+        since: u64,
+    ) {
+        let bytes = size(&node.name, &key);
+        self.open = (self.open.0 + 1, self.open.1 + bytes);
+        self.asked = true;
+        let named = Named {
+            name: node.name.clone(),
+            guard,
+            since,
+            is_aside: false,
+        };
+        self.named.insert(key, named);
+    }
+
+    /// The outcome of all that was in flight for that UID is known.
+    pub fn settled(&mut self, uid: &Text) {
+        for key in self.of_uid(uid) {
+            if let Some(named) = self.named.remove(&key) {
+                let bytes = size(&named.name, &key);
+                if named.is_aside {
+                    self.aside -= bytes;
+                } else {
+                    self.open = (self.open.0 - 1, self.open.1 - bytes);
+                }
+                self.less = true;
+            }
+        }
+    }
+
+    /// What is named for that UID keeps failing: it stays named, and takes no room from others, as long as
+    /// there are not too many of them.
+    pub fn set_aside(&mut self, uid: &Text) {
+        if Mutation::FailingNamesTakeRoom.is_on() {
+            return;
+        }
+        for key in self.of_uid(uid) {
+            let Some(named) = self.named.get_mut(&key).filter(|it| !it.is_aside) else {
+                continue;
+            };
+            let bytes = size(&named.name, &key);
+            if self.aside + bytes <= ASIDE {
+                named.is_aside = true;
+                self.aside += bytes;
+                self.open = (self.open.0 - 1, self.open.1 - bytes);
+            }
+        }
+    }
+
+    fn of_uid(&self, uid: &Text) -> Vec<(Text, Vec<Cidr>)> {
+        let from = self.named.range((uid.clone(), Vec::new())..);
+        let of_uid = from.take_while(|((it, _), _)| it == uid);
+        of_uid.map(|(key, _)| key.clone()).collect()
+    }
+
+    /// The Lease was written up to that number. Gives the nodes that waited for it.
+    pub fn confirmed(&mut self, number: u64) -> Vec<Text> {
+        let (from, to) = (self.confirmed, number.max(self.confirmed));
+        self.confirmed = to;
+        if from == to {
+            return Vec::new();
+        }
+        let new = self.named.values();
+        let new = new.filter(|named| from < named.since && named.since <= to);
+        new.map(|named| named.name.clone()).collect()
+    }
+
+    /// Nodes for which there was no room and now is: not one by one, so that a crowd costs few writes
+    /// of the Lease.
+    pub fn room(&mut self) -> Vec<Text> {
+        if self.open.0 > LIMIT / 2 || self.open.1 > BYTES / 2 {
+            return Vec::new();
+        }
+        let next = std::iter::from_fn(|| self.waiting.pop(Duration::ZERO));
+        let next: Vec<Text> = next.take(LIMIT - self.open.0).collect();
+        // They will be named soon, and what need not be is left out then.
+        self.less &= next.is_empty();
+        next
+    }
+
+    /// What the Lease should say now, if somebody waits for it. That something need not be named any
+    /// more is said along with that, or once nothing is left: the Lease may name too much.
+    /// `known`: what has been seen by now.
+    pub fn take(&mut self, term: &Text, known: Versions) -> Option<Wanted> {
+        let asked = std::mem::take(&mut self.asked);
+        let empty = self.less && self.named.is_empty();
+        if !asked && !empty {
+            return None;
+        }
+        self.less = false;
+        self.handed += u64::from(asked);
+        let named = self.named.iter().map(|((uid, cidrs), named)| Intent {
+            name: named.name.clone(),
+            uid: uid.clone(),
+            cidrs: cidrs.clone(),
+        });
+        let intents = (self.past == Past::Known).then(|| {
+            Arc::new(Intents {
+                assignments: named.collect(),
+                known: Some(known),
+            })
+        });
+        Some(Wanted {
+            term: term.clone(),
+            number: self.handed,
+            intents,
+            agents_heard: false,
+        })
+    }
+}
+
+/// How many bytes an entry takes in the Lease, about.
+fn size(name: &Text, (uid, cidrs): &(Text, Vec<Cidr>)) -> usize {
+    name.len() + uid.len() + 20 * cidrs.len() + 10
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use super::*;
+    use crate::demand::tests::node;
+
+    fn range(text: &str) -> Vec<Cidr> {
+        vec![Cidr::parse_strict(text).unwrap()]
+    }
+
+    fn term() -> Text {
+        "1-a".into()
+    }
+
+    #[test]
+    fn an_assignment_waits_for_a_lease_write_that_was_begun_after_it_was_named() {
+        let mut intents = Intentions::of_leader(true);
+        let before = intents.take(&term(), Versions::default()).unwrap();
+        let (n, cidrs) = (node("n"), range("10.0.0.0/24"));
+        assert!(!intents.may_assign(&n, &cidrs));
+        assert!(intents.confirmed(before.number).is_empty());
+        assert!(
+            !intents.may_assign(&n, &cidrs),
+            "an older write came through"
+        );
+        let named = intents.take(&term(), Versions::default()).unwrap();
+        assert_eq!(named.intents.unwrap().assignments.len(), 1);
+        assert_eq!(
+            intents.confirmed(named.number),
+            std::slice::from_ref(&n.name)
+        );
+        assert!(intents.may_assign(&n, &cidrs));
+        assert!(
+            !intents.may_assign(&n, &range("10.0.1.0/24")),
+            "another range"
+        );
+        intents.settled(&n.uid);
+        assert!(intents.named.is_empty());
+    }
+
+    #[test]
+    fn a_node_that_was_touched_since_is_named_anew() {
+        let mut intents = Intentions::of_leader(true);
+        let (n, cidrs) = (node("n"), range("10.0.0.0/24"));
+        intents.may_assign(&n, &cidrs);
+        let named = intents.take(&term(), Versions::default()).unwrap();
+        intents.confirmed(named.number);
+        let touched = Node {
+            term: Some("2-b".into()),
+            ..n.clone()
+        };
+        assert!(!intents.may_assign(&touched, &cidrs));
+        assert!(
+            intents
+                .take(&term(), Versions::default())
+                .is_some_and(|it| it.number > named.number)
+        );
+    }
+
+    #[test]
+    fn what_keeps_failing_stays_named_and_takes_no_room_from_others() {
+        let mut intents = Intentions::of_leader(true);
+        let cidrs = range("10.0.0.0/24");
+        let failing: Vec<Node> = (0..LIMIT).map(|i| node(&format!("n{i}"))).collect();
+        for node in &failing {
+            intents.may_assign(node, &cidrs);
+        }
+        let another = node("another");
+        intents.may_assign(&another, &cidrs);
+        assert_eq!(intents.open.0, LIMIT);
+        for node in &failing {
+            intents.set_aside(&node.uid);
+            intents.set_aside(&node.uid);
+        }
+        assert_eq!(intents.room(), std::slice::from_ref(&another.name));
+        intents.may_assign(&another, &cidrs);
+        let named = intents
+            .take(&term(), Versions::default())
+            .unwrap()
+            .intents
+            .unwrap();
+        assert_eq!(named.assignments.len(), LIMIT + 1);
+        for node in failing.iter().chain([&another]) {
+            intents.settled(&node.uid);
+        }
+        assert_eq!((intents.open, intents.aside), ((0, 0), 0));
+    }
+
+    #[test]
+    fn what_the_lease_names_stays_below_what_an_object_may_have() {
+        let mut intents = Intentions::of_leader(true);
+        let cidrs = [range("10.0.0.0/24"), range("fd00::/64")].concat();
+        for i in 0..10_000 {
+            let mut node = node(&format!("{i:0>253}"));
+            node.uid = format!("{i:0>36}").into();
+            intents.may_assign(&node, &cidrs);
+            intents.set_aside(&node.uid);
+        }
+        let named = intents
+            .take(&term(), Versions::default())
+            .unwrap()
+            .intents
+            .unwrap();
+        let bytes = named.write(i64::MAX).len();
+        assert!(bytes < 220 * 1024, "{bytes}");
+    }
+
+    #[test]
+    fn a_crowd_is_named_in_few_writes() {
+        let mut intents = Intentions::of_leader(true);
+        let cidrs = range("10.0.0.0/24");
+        let mut queue: VecDeque<Node> = (0..5_000).map(|i| node(&format!("n{i}"))).collect();
+        let all: BTreeMap<Text, Node> = queue.iter().map(|n| (n.name.clone(), n.clone())).collect();
+        let (mut writes, mut done) = (0, 0);
+        while done < 5_000 {
+            while let Some(node) = queue.pop_front() {
+                if intents.may_assign(&node, &cidrs) {
+                    intents.settled(&node.uid);
+                    done += 1;
+                }
+            }
+            queue.extend(intents.room().iter().map(|name| all[name].clone()));
+            if let Some(wanted) = intents.take(&term(), Versions::default()) {
+                writes += 1;
+                assert!(wanted.intents.unwrap().write(1).len() < 64 * 1024);
+                queue.extend(
+                    intents
+                        .confirmed(wanted.number)
+                        .iter()
+                        .map(|n| all[n].clone()),
+                );
+            }
+        }
+        assert!(writes <= 5_000 / 300, "{writes} writes of the Lease");
+    }
+}

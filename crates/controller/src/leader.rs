@@ -1,0 +1,440 @@
+//! The leader: the loops, and what an event or an answer means to them.
+//!
+//! Exists only while this process leads; with the tenure everything in here is dropped, and the next
+//! one is built from the world.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::block::BlockLoop;
+use super::blocks::Noted;
+use super::default_pool::DefaultPool;
+use super::demand::Demand;
+use super::departed::Departed;
+use super::fence::Fence;
+use super::intents::Intentions;
+use super::leaks::Leaks;
+use super::listening::Listening;
+use super::machine::Settings;
+use super::podcidr::{PodCidrs, Reason};
+use super::pool::PoolLoop;
+use super::quarantine::Quarantine;
+use super::registry::Registry;
+use super::report::Report;
+use super::subnet::Subnets;
+use super::{Context, Now, Purpose};
+use crate::cluster::lease::{Takeover, Tenure, Wanted};
+use crate::cluster::request::Request;
+use crate::cluster::seen::Text;
+use crate::cluster::world::World;
+use cadastre_core::{Cidr, State};
+
+mod answers;
+mod changes;
+mod refused;
+mod view;
+
+use cadastre_core::mutation::Mutation;
+pub(super) use changes::Told;
+use changes::{report_overlaps, report_unreadable};
+
+/// Which requests may be sent now.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Room {
+    /// podCIDRs and what they wait for
+    pub critical: bool,
+    /// Everything else
+    pub background: bool,
+}
+
+/// What exists only while leading.
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
+pub(super) struct Leader {
+    pub(super) tenure: Tenure,
+    pub(super) fence: Fence,
+    /// Whether the registry is built and the loops run
+    pub(super) dealing: bool,
+    registry: Registry,
+    podcidrs: PodCidrs,
+    demand: Demand,
+    blocks: BlockLoop,
+    subnets: Subnets,
+    quarantine: Quarantine,
+    leaks: Leaks,
+    default_pool: DefaultPool,
+    pools: PoolLoop,
+    /// A range came free, which somebody may have used all the time.
+    freed: bool,
+    /// Pools have to be surveyed again.
+    survey: bool,
+    /// The ranges of pools have changed, and with them what NodeSubnets say of them.
+    reattribute: bool,
+    /// Whether agents have their say before blocks are given
+    listening: Listening,
+    /// [`Settings::second_writer_hold`]
+    hold: Duration,
+    /// [`Settings::leak_grace`]
+    leak_grace: Duration,
+}
+
+impl Leader {
+    pub(super) fn new(tenure: Tenure, settings: &Settings, now: Now) -> Self {
+        Leader {
+            fence: Fence::new(&tenure, now.mono),
+            listening: Listening::new(
+                tenure.follows_a_gap() && !Mutation::AgentsNotListenedTo.is_on(),
+            ),
+            tenure,
+            dealing: false,
+            registry: Registry::default(),
+            podcidrs: PodCidrs::default(),
+            demand: Demand::default(),
+            blocks: BlockLoop::default(),
+            subnets: Subnets::default(),
+            quarantine: Quarantine::default(),
+            leaks: Leaks::default(),
+            default_pool: DefaultPool::default(),
+            pools: PoolLoop::default(),
+            freed: false,
+            survey: false,
+            reattribute: false,
+            hold: settings.second_writer_hold,
+            leak_grace: settings.leak_grace,
+        }
+    }
+
+    pub(super) fn begin_dealing(
+        &mut self,
+        world: &World,
+        departed: &Departed,
+        settings: &Settings,
+        reports: &mut Vec<Report>,
+        now: Now,
+    ) {
+        let (registry, overlapping) = Registry::rebuild(world, &settings.service_cidrs, now);
+        self.registry = registry;
+        self.registry.intents = Intentions::of_leader(self.fence.is_done());
+        self.registry.is_listening = !self.listening.is_over();
+        self.registry.after_gap = self.tenure.follows_a_gap();
+        self.registry.lay_departed_to_rest(departed, world, now);
+        if self.registry.after_gap {
+            self.registry.keep_of_dead_for_rest(world, now);
+        }
+        self.dealing = true;
+        self.listening.begin(now.mono);
+        self.inherit(world);
+        self.default_pool.queue.add(());
+        self.pools.recall(world.pools.iter());
+        self.pools.mark();
+        for (name, synced) in overlapping {
+            if let Some(node) = world.nodes.get(&name) {
+                report_overlaps(node, &synced, reports);
+            }
+        }
+        self.registry.report_too_wide(reports);
+        for node in world.nodes.iter() {
+            if node.is_empty() {
+                self.podcidrs.queue.add(node.name.clone());
+            }
+            report_unreadable(node, reports);
+        }
+        for subnet in world.subnets.iter() {
+            self.subnets.queue.add(subnet.name.clone());
+        }
+        for node in world.nodes.iter() {
+            self.take_up(&node.name, world, reports, now);
+            self.demand.add(node, &self.registry);
+            // It may have no NodeSubnet yet to ask and to speak in.
+            self.subnets.queue.add(node.name.clone());
+        }
+        self.give_blocks_back(world, now);
+        for entry in self.registry.blocks.iter() {
+            self.blocks.add(entry);
+            self.subnets.queue.add(entry.owner.name.clone());
+        }
+        for key in self.registry.rests.keys() {
+            self.subnets.queue.add(key.0.clone());
+            self.quarantine.watch(key.clone(), &self.registry);
+        }
+    }
+
+    pub(super) fn next(
+        &mut self,
+        world: &World,
+        settings: &Settings,
+        reports: &mut Vec<Report>,
+        room: Room,
+        stopping: bool,
+        now: Now,
+    ) -> Option<(Request, Purpose)> {
+        if self.survey
+            || self
+                .registry
+                .pools
+                .next_at()
+                .is_some_and(|at| at <= now.mono)
+        {
+            self.survey_pools(world, settings, reports, now);
+        }
+        if !stopping {
+            self.decide_blocks(world, reports, now);
+        }
+        let mut cx = Context {
+            world,
+            registry: &mut self.registry,
+            reports,
+            now,
+        };
+        if room.critical {
+            if let Some(found) = self.listening.next(now).filter(|_| !stopping) {
+                return Some(found);
+            }
+            if let Some(found) = self.pools.next_finalizer(&cx).filter(|_| !stopping) {
+                return Some(found);
+            }
+            if let Some(found) = self.default_pool.next(settings, &cx).filter(|_| !stopping) {
+                return Some(found);
+            }
+            if !stopping && let Some(found) = self.subnets.next_overdue(&mut cx) {
+                return Some(found);
+            }
+            if !cx.registry.intents.is_known() {
+                if let Some(found) = self.fence.next(world, now).filter(|_| !stopping) {
+                    return Some(found);
+                }
+            } else if let Some(found) = self.podcidrs.next(&mut cx, stopping) {
+                return Some(found);
+            }
+            if let Some(found) = self.blocks.next_urgent(&mut cx, stopping) {
+                return Some(found);
+            }
+            if let Some(found) = self.subnets.next_urgent(&mut cx).filter(|_| !stopping) {
+                return Some(found);
+            }
+        }
+        if self.podcidrs.take_recount() | self.demand.take_recount() {
+            self.pools.mark();
+        }
+        let dealing = cx.registry.intents.is_known() && self.podcidrs.queue.has_ready(now.mono);
+        if stopping || !room.background || dealing {
+            return None;
+        }
+        let waiting = || waiting_by_pool(&self.podcidrs, &self.demand);
+        self.subnets
+            .next(&mut cx)
+            .or_else(|| self.blocks.next(&mut cx))
+            .or_else(|| self.quarantine.next(&mut cx))
+            .or_else(|| self.leaks.next(self.leak_grace, &mut cx))
+            .or_else(|| self.pools.next(waiting, &mut cx))
+    }
+
+    /// Monotonic time at which [`Leader::next`] may have something again without an event.
+    pub(super) fn wake_at(&self) -> Option<Duration> {
+        if !self.dealing {
+            return self.fence.next_at();
+        }
+        let queues = [
+            self.podcidrs.queue.next_at(),
+            self.demand.next_at(),
+            self.blocks.urgent.next_at(),
+            self.blocks.queue.next_at(),
+            self.subnets.urgent.next_at(),
+            self.subnets.queue.next_at(),
+            self.quarantine.queue.next_at(),
+            self.leaks.next_at(),
+            self.default_pool.queue.next_at(),
+            self.pools.next_at(),
+            self.registry.pools.next_at(),
+            self.listening.next_at(),
+            self.fence.next_at(),
+        ];
+        queues.into_iter().flatten().min()
+    }
+
+    /// Whether nothing is left of unclear outcome and the fence is complete.
+    pub(super) fn is_settled(&self) -> bool {
+        self.dealing
+            && self.fence.is_done()
+            && (!self.registry.has_unclear() || Mutation::HandOverWhileUnclear.is_on())
+    }
+
+    /// Whether the outcome of a write is not known.
+    pub(super) fn has_unclear(&self) -> bool {
+        self.registry.has_unclear()
+    }
+
+    /// The Lease was written.
+    pub(super) fn renewed(&mut self, tenure: Tenure) {
+        for name in self.registry.intents.confirmed(tenure.named) {
+            self.podcidrs.queue.add(name);
+        }
+        self.tenure = tenure;
+    }
+
+    /// The number of a write that is decided now.
+    pub(super) fn number(&mut self) -> u64 {
+        self.registry.intents.number()
+    }
+
+    /// What the Lease should say, if something waits for it.
+    pub(super) fn take_wanted(&mut self, world: &World) -> Option<Wanted> {
+        if !self.dealing {
+            return None;
+        }
+        for name in self.registry.intents.room() {
+            self.podcidrs.queue.add(name);
+        }
+        let wanted = self
+            .registry
+            .intents
+            .take(&self.tenure.term, world.versions())?;
+        Some(Wanted {
+            agents_heard: self.listening.is_over(),
+            ..wanted
+        })
+    }
+
+    /// What earlier leaders may have in flight is kept for whom it is meant, and written again, until
+    /// that node is seen to have podCIDRs or is gone.
+    fn inherit(&mut self, world: &World) {
+        if self.tenure.takeover == Takeover::First || Mutation::TakeOverCountsAsClean.is_on() {
+            return;
+        }
+        let inherited = self.tenure.inherited.iter();
+        let ignored = usize::from(Mutation::OneNamedNodeIgnored.is_on());
+        for intent in inherited.flat_map(|all| &all.assignments).skip(ignored) {
+            let node = world.nodes.get(&intent.name);
+            let node = node.filter(|node| node.uid == intent.uid && node.is_empty());
+            let Some(node) = node else { continue };
+            let holder = self.registry.holder(&node.name, &node.uid);
+            for cidr in &intent.cidrs {
+                self.registry.ledger.record(holder, *cidr, State::Unclear);
+            }
+            self.registry.intents.inherit(node, &intent.cidrs);
+        }
+    }
+
+    fn look_at_blocks(&mut self, cidrs: Vec<Cidr>) {
+        for cidr in cidrs {
+            if let Some(entry) = self.registry.blocks.get(&cidr) {
+                self.blocks.add(entry);
+            }
+            self.pools.mark();
+        }
+    }
+
+    /// What is decided about blocks before anything is sent.
+    fn decide_blocks(&mut self, world: &World, reports: &mut Vec<Report>, now: Now) {
+        if std::mem::take(&mut self.freed) {
+            self.take_up_all(world, reports, now);
+        }
+        // Until then nobody knows whose a block is that no NodeSubnet lists.
+        if !self.listening.is_over() {
+            return;
+        }
+        let mut noted = self.registry.judge_blocks(world);
+        for name in &noted.nodes {
+            noted
+                .blocks
+                .extend(self.registry.blocks_let_go(name, world));
+        }
+        self.follow_up(noted, world);
+        let mut cx = Context {
+            world,
+            registry: &mut self.registry,
+            reports,
+            now,
+        };
+        let noted = self.demand.work(&mut cx);
+        for name in noted.nodes {
+            self.subnets.queue.add(name);
+        }
+        self.look_at_blocks(noted.blocks);
+    }
+
+    /// Something came free that agents use, or all have spoken.
+    fn take_up_all(&mut self, world: &World, reports: &mut Vec<Report>, now: Now) {
+        for name in self.registry.strays.nodes() {
+            self.take_up(&name, world, reports, now);
+        }
+    }
+
+    /// Machines get back what rests from them, once agents have said what they use.
+    fn give_blocks_back(&mut self, world: &World, now: Now) {
+        if self.registry.is_listening {
+            return;
+        }
+        for node in world.nodes.iter() {
+            for cidr in self.registry.give_blocks_back(node, now) {
+                self.blocks.queue.add(cidr);
+                self.subnets.queue.add(node.name.clone());
+            }
+        }
+    }
+
+    fn follow_up(&mut self, noted: Noted, world: &World) {
+        self.look_at_blocks(noted.blocks);
+        for name in noted.nodes {
+            self.subnets.urgent.add(name.clone());
+            self.demand.add_name(&name, world, &self.registry);
+        }
+        if noted.freed {
+            self.space_came();
+        }
+    }
+
+    /// A range is free again.
+    fn space_came(&mut self) {
+        self.freed = true;
+        self.podcidrs.wake();
+        self.demand.wake();
+        self.subnets.wake();
+        self.pools.mark();
+    }
+
+    fn survey_pools(
+        &mut self,
+        world: &World,
+        settings: &Settings,
+        reports: &mut Vec<Report>,
+        now: Now,
+    ) {
+        self.survey = false;
+        self.registry
+            .pools
+            .survey(world, &settings.service_cidrs, now.mono);
+        for name in self.registry.recount_pod_cidrs(world) {
+            self.subnets.queue.add(name);
+        }
+        self.space_came();
+        self.registry.report_too_wide(reports);
+        for node in world.nodes.iter() {
+            self.demand.add(node, &self.registry);
+            // Where a node asks for blocks there must be a NodeSubnet to ask in.
+            if world.subnets.get(&node.name).is_none() {
+                self.subnets.queue.add(node.name.clone());
+            }
+        }
+        if std::mem::take(&mut self.reattribute) {
+            for subnet in world.subnets.iter() {
+                self.subnets.queue.add(subnet.name.clone());
+            }
+        }
+    }
+}
+
+/// How many nodes wait for each pool. Counted when a status is to be written, not for each request.
+fn waiting_by_pool(podcidrs: &PodCidrs, demand: &Demand) -> BTreeMap<Text, i64> {
+    let mut waiting: BTreeMap<Text, i64> = BTreeMap::new();
+    for reason in podcidrs.waiting() {
+        if let Reason::Full { pools } | Reason::Barred { pools } = reason {
+            for pool in pools {
+                *waiting.entry(pool.clone()).or_default() += 1;
+            }
+        }
+    }
+    for (pool, nodes) in demand.waiting() {
+        *waiting.entry(pool.clone()).or_default() += i64::try_from(nodes).unwrap_or(i64::MAX);
+    }
+    waiting
+}

@@ -1,0 +1,314 @@
+//! What a change of an object means to the loops.
+
+use super::Leader;
+use crate::Now;
+use crate::blocks::Noted;
+use crate::cluster::seen::{Block, Machine, Node, Text};
+use crate::cluster::table::Delta;
+use crate::cluster::world::World;
+use crate::quarantine::Quarantine;
+use crate::registry::Synced;
+use crate::report::{About, BLOCK_TAKEN_UP, OVERLAPPING, Report, SECOND_WRITER, UNREADABLE};
+use cadastre_core::mutation::Mutation;
+use cadastre_core::{Addr, Cidr};
+
+/// What of a NodeSubnet has changed.
+#[derive(Clone, Copy)]
+pub(crate) struct Told {
+    /// What its agent says
+    pub reported: bool,
+    /// What people ask
+    pub requested: bool,
+}
+
+impl Leader {
+    /// A NodeSubnet has changed, in what the agent says or otherwise.
+    pub(crate) fn subnet_changed(
+        &mut self,
+        name: &Text,
+        told: Told,
+        world: &World,
+        reports: &mut Vec<Report>,
+        now: Now,
+    ) {
+        self.subnets.queue.add(name.clone());
+        self.release(name, world);
+        let mut blocks = self.registry.blocks_told(name, world, now);
+        blocks.extend(self.registry.blocks_let_go(name, world));
+        self.follow_up(
+            Noted {
+                blocks,
+                ..Noted::default()
+            },
+            world,
+        );
+        if told.reported {
+            self.take_up(name, world, reports, now);
+        }
+        // The agent tells of what people name as soon as it sees that its pod is gone.
+        let subnet = world.subnets.get(name);
+        let is_awaited = subnet.is_some_and(|it| !it.requests.release.is_empty());
+        if told.requested || told.reported && is_awaited {
+            self.leaks.hurry();
+        }
+        if told.reported || told.requested {
+            self.demand.add_name(name, world, &self.registry);
+            self.pools.mark();
+        }
+    }
+
+    /// What the agent of a node uses and nobody has is the node's.
+    pub(super) fn take_up(
+        &mut self,
+        name: &Text,
+        world: &World,
+        reports: &mut Vec<Report>,
+        now: Now,
+    ) {
+        let (blocks, ended) = self.registry.take_up(name, world, now);
+        self.freed |= ended;
+        let Some(node) = world.nodes.get(name).filter(|_| !blocks.is_empty()) else {
+            return;
+        };
+        for cidr in &blocks {
+            reports.push(Report {
+                about: About::node(node),
+                warning: true,
+                reason: BLOCK_TAKEN_UP,
+                note: format!(
+                    "its agent uses block {cidr}, of which the API knew nothing: it is this node's again. If the API was put back to an older state, see docs/backup.md"
+                ),
+            });
+        }
+        let nodes = vec![name.clone()];
+        let noted = Noted {
+            blocks,
+            nodes,
+            ..Noted::default()
+        };
+        self.follow_up(noted, world);
+    }
+
+    /// A block's object has changed.
+    pub(crate) fn block_changed(&mut self, delta: &Delta<Block>, world: &World, now: Now) {
+        let noted = match (&delta.before, &delta.after) {
+            (_, Some(after)) => self.registry.block_seen(after, now),
+            (Some(before), None) => self.registry.block_gone(before),
+            (None, None) => return,
+        };
+        // The owner may have died before the object was seen.
+        if let Some(Ok(spec)) = delta.after.as_ref().map(|block| &block.spec) {
+            self.retire_stale(&spec.cidr, world, now);
+        }
+        self.follow_up(noted, world);
+    }
+
+    fn retire_stale(&mut self, cidr: &Cidr, world: &World, now: Now) {
+        let Some(owner) = self.registry.blocks.get(cidr).map(|entry| &entry.owner) else {
+            return;
+        };
+        let (name, uid) = (owner.name.clone(), owner.uid.clone());
+        let live = world.nodes.get(&name).is_some_and(|node| node.uid == uid);
+        if !live && !owner.resting {
+            self.retire_blocks(&name, &uid, &Machine::default(), now);
+        }
+    }
+
+    fn retire_blocks(&mut self, name: &Text, uid: &Text, machine: &Machine, now: Now) {
+        let mut freed = false;
+        for cidr in self.registry.retire_blocks(name, uid, machine, now) {
+            freed |= self.registry.blocks.get(&cidr).is_none();
+            self.blocks.queue.add(cidr);
+        }
+        if freed {
+            self.space_came();
+        }
+    }
+
+    /// A pool has changed: `spec` says whether in more than its status, `exists` whether it is there.
+    pub(crate) fn pool_changed(&mut self, name: &Text, spec: bool, exists: bool) {
+        self.pools.queue.add(name.clone());
+        if !exists {
+            self.default_pool.queue.add(());
+        }
+        self.survey |= spec;
+        self.reattribute |= spec;
+    }
+
+    /// Service ranges have changed.
+    /// Pods report other addresses, which are counted where no agent tells.
+    pub(crate) fn pods_changed(&mut self) {
+        self.pools.mark();
+    }
+
+    pub(crate) fn services_changed(&mut self) {
+        self.survey = true;
+    }
+
+    pub(crate) fn node_changed(
+        &mut self,
+        delta: &Delta<Node>,
+        world: &World,
+        reports: &mut Vec<Report>,
+        second_writer: &mut u64,
+        now: Now,
+    ) {
+        let same = |a: &Node, b: &Node| a.uid == b.uid;
+        let before = delta.before.as_deref();
+        let gone = |node: &Node| node.deleting && Mutation::DeletingNodeCountsAsGone.is_on();
+        let after = delta.after.as_deref().filter(|node| !gone(node));
+        if let Some(gone) = before.filter(|b| after.is_none_or(|a| !same(a, b))) {
+            self.node_gone(gone, world, now);
+        }
+        self.resurvey_for(before, after);
+        let Some(node) = after else { return };
+        let before = before.filter(|b| same(b, node));
+        if before.is_none() && !self.registry.is_listening {
+            let given = self.registry.give_blocks_back(node, now);
+            for cidr in given {
+                self.blocks.queue.add(cidr);
+                self.subnets.queue.add(node.name.clone());
+            }
+        }
+        if before.is_none_or(|b| b.labels != node.labels || b.deleting != node.deleting) {
+            self.demand.add(node, &self.registry);
+            self.subnets.queue.add(node.name.clone());
+            // Whom a pool selects is told in its status.
+            self.pools.mark();
+        }
+        let listed = world.subnets.get(&node.name).map(AsRef::as_ref);
+        let synced = self.registry.sync(node, listed);
+        if synced.freed {
+            self.space_came();
+        }
+        if node.is_empty() {
+            self.podcidrs.queue.add(node.name.clone());
+            return;
+        }
+        for name in self.registry.give_up_unasked(&synced.foreign) {
+            self.demand.add_name(&name, world, &self.registry);
+        }
+        self.registry.intents.settled(&node.uid);
+        self.podcidrs.served(node, reports);
+        report_overlaps(node, &synced, reports);
+        self.registry.report_too_wide(reports);
+        let given = before.is_some_and(Node::is_empty);
+        if given && !synced.foreign.is_empty() {
+            *second_writer += 1;
+            self.second_writer(node, &synced.foreign, reports, now);
+        }
+        if before.is_none_or(|b| b.unreadable != node.unreadable) {
+            report_unreadable(node, reports);
+        }
+        if before.is_none_or(|b| b.pod_cidrs != node.pod_cidrs || b.machine != node.machine) {
+            self.subnets.has_podcidrs(&node.name, now.mono);
+            self.pools.mark();
+        }
+    }
+
+    fn node_gone(&mut self, node: &Node, world: &World, now: Now) {
+        self.podcidrs.gone(node);
+        self.registry.intents.settled(&node.uid);
+        self.demand.gone(node);
+        self.freed |= !self.registry.strays.remove(&node.name).is_empty();
+        self.subnets.gone(node);
+        self.registry
+            .keep_for_rest(&node.name, &node.uid, world, now);
+        self.retire_blocks(&node.name, &node.uid, &node.machine, now);
+        if self.registry.retire(node, now) {
+            self.quarantine
+                .watch((node.name.clone(), node.uid.clone()), &self.registry);
+        }
+        self.subnets.queue.add(node.name.clone());
+        self.pools.mark();
+    }
+
+    /// A node's own addresses are left out of pools that cover them.
+    fn resurvey_for(&mut self, before: Option<&Node>, after: Option<&Node>) {
+        let of = |node: Option<&Node>| node.map(|n| n.addresses.clone()).unwrap_or_default();
+        let (was, is) = (of(before), of(after));
+        if was == is {
+            return;
+        }
+        let host = |addr: &Addr| Cidr::host(*addr);
+        let touches = |range: Cidr| self.registry.pools.is_any_over(&range);
+        if was.iter().chain(is.iter()).map(host).any(touches) {
+            self.survey = true;
+        }
+    }
+
+    fn second_writer(
+        &mut self,
+        node: &Node,
+        foreign: &[Cidr],
+        reports: &mut Vec<Report>,
+        now: Now,
+    ) {
+        for range in foreign {
+            self.registry.pools.hold(range, now.mono + self.hold);
+        }
+        self.survey = true;
+        let ranges: Vec<String> = foreign.iter().map(ToString::to_string).collect();
+        let note = format!(
+            "podCIDRs {} were written by somebody else while Cadastre deals: turn off the other allocator (kube-controller-manager: --allocate-node-cidrs=false, also in the kubeadm-config ConfigMap; cloud controllers: their route or IPAM controller)",
+            ranges.join(", ")
+        );
+        reports.push(Report {
+            about: About::node(node),
+            warning: true,
+            reason: SECOND_WRITER,
+            note,
+        });
+    }
+
+    pub(super) fn release(&mut self, name: &Text, world: &World) {
+        if !self.subnets.is_open(name) && Quarantine::release(name, world, &mut self.registry) {
+            self.space_came();
+        }
+    }
+}
+
+pub(super) fn report_overlaps(node: &Node, synced: &Synced, reports: &mut Vec<Report>) {
+    for (name, uid, range) in &synced.overlaps {
+        let note = format!(
+            "its podCIDRs overlap {range} of node \"{name}\": pods of both may get the same addresses; drain and delete one of the two Node objects and restart its kubelet"
+        );
+        reports.push(Report {
+            about: About::node(node),
+            warning: true,
+            reason: OVERLAPPING,
+            note,
+        });
+        let note = format!(
+            "its podCIDR {range} overlaps podCIDRs of node \"{}\": pods of both may get the same addresses; drain and delete one of the two Node objects and restart its kubelet",
+            node.name
+        );
+        let about = About::Node {
+            name: name.clone(),
+            uid: uid.clone(),
+        };
+        reports.push(Report {
+            about,
+            warning: true,
+            reason: OVERLAPPING,
+            note,
+        });
+    }
+}
+
+pub(super) fn report_unreadable(node: &Node, reports: &mut Vec<Report>) {
+    if node.unreadable.is_empty() {
+        return;
+    }
+    let texts: Vec<&str> = node.unreadable.iter().map(AsRef::as_ref).collect();
+    let note = format!(
+        "spec.podCIDRs holds what is no CIDR: {}: it cannot be changed any more; delete the Node object and restart its kubelet",
+        texts.join(", ")
+    );
+    reports.push(Report {
+        about: About::node(node),
+        warning: true,
+        reason: UNREADABLE,
+        note,
+    });
+}

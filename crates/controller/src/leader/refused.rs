@@ -1,0 +1,138 @@
+//! What is told of calls that keep failing.
+
+use super::Leader;
+use crate::blocks::{Entry, Step};
+use crate::cluster::request::Outcome;
+use crate::cluster::seen::Text;
+use crate::cluster::world::World;
+use crate::refusals::{Call, News};
+use crate::report::{About, Report, WRITE_ACCEPTED, WRITE_REJECTED};
+use crate::{Now, Purpose};
+use cadastre_api::FINALIZER;
+
+impl Leader {
+    /// Takes note of what became of a call.
+    pub(super) fn note(
+        &mut self,
+        purpose: &Purpose,
+        outcome: &Outcome,
+        world: &World,
+        reports: &mut Vec<Report>,
+        now: Now,
+    ) {
+        let Some(call) = Call::of(purpose) else {
+            return;
+        };
+        let kept = self.is_kept(purpose, outcome);
+        let refusals = &mut self.registry.refusals;
+        let before = refusals.why(&call).is_some();
+        let news = refusals.note(&call, outcome, kept, now.mono);
+        let is_refused = refusals.why(&call).is_some();
+        let is_settled = is_refused || !refusals.is_failing(&call);
+        // Conditions of pools and of NodeSubnets say it.
+        if before != is_refused {
+            self.pools.mark();
+        }
+        if let Some(name) = self.node_of(&call, purpose) {
+            if before != is_refused {
+                self.subnets.queue.add(name.clone());
+            }
+            if is_settled {
+                self.subnets.heard_of(name);
+            }
+        }
+        let told = news.zip(self.subject(&call, purpose, world));
+        let Some((news, (about, what))) = told else {
+            return;
+        };
+        reports.push(match news {
+            News::Refused(why) => Report {
+                about,
+                warning: true,
+                reason: WRITE_REJECTED,
+                note: format!(
+                    "the API server does not take {what}: {why}. Look for an admission policy, a webhook or a quota that forbids it; it is tried again every half minute"
+                ),
+            },
+            News::Accepted => Report {
+                about,
+                warning: false,
+                reason: WRITE_ACCEPTED,
+                note: format!("the API server has taken {what}"),
+            },
+        });
+    }
+
+    /// The node whose NodeSubnet says that the call is refused for good.
+    fn node_of(&self, call: &Call, purpose: &Purpose) -> Option<Text> {
+        match (call, purpose) {
+            (_, Purpose::Assign { name, .. }) | (Call::WriteSubnet(name), _) => Some(name.clone()),
+            (Call::WriteBlock(cidr), _) => {
+                let entry = self.registry.blocks.get(cidr)?;
+                Some(entry.owner.name.clone())
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether the answer is about what was asked, and the server has kept what it took.
+    fn is_kept(&self, purpose: &Purpose, outcome: &Outcome) -> bool {
+        match (purpose, outcome) {
+            (Purpose::Assign { uid, .. }, Outcome::Node(node)) => {
+                node.uid == *uid && !node.is_empty()
+            }
+            // The watch still shows the one before: it is asked again until they agree.
+            (Purpose::AssignRead { uid, .. }, Outcome::Node(node)) => node.uid == *uid,
+            (Purpose::Subnet { .. }, Outcome::Subnet(is)) => self.subnets.is_kept(is),
+            (Purpose::Answer { .. }, Outcome::Subnet(is)) => self.subnets.are_conditions_kept(is),
+            (Purpose::PoolFinalizers { .. }, Outcome::Pool(pool)) => {
+                let guarded = pool.finalizers.iter().any(|it| it == FINALIZER);
+                guarded != pool.deleting
+            }
+            (Purpose::Block { cidr, step, .. }, Outcome::Block(block)) => {
+                let entry = self.registry.blocks.get(cidr);
+                let is_kept = |it: &Entry| it.step != Step::Replace || it.is_kept_in(block);
+                *step != Some(Step::Replace) || entry.is_none_or(is_kept)
+            }
+            _ => true,
+        }
+    }
+
+    /// The object that people look at, and what is written of it. Of a pool's finalizers its condition tells.
+    fn subject(&self, call: &Call, purpose: &Purpose, world: &World) -> Option<(About, String)> {
+        let node = |name: &Text| world.nodes.get(name).map(|node| About::node(node));
+        Some(match (call, purpose) {
+            (_, Purpose::Assign { name, uid }) => {
+                let (name, uid) = (name.clone(), uid.clone());
+                (
+                    About::Node { name, uid },
+                    "podCIDRs for this node".to_owned(),
+                )
+            }
+            (Call::WriteSubnet(name), _) => (node(name)?, "the spec of its NodeSubnet".to_owned()),
+            (Call::SetSubnetConditions(name), _) => {
+                (node(name)?, "the conditions of its NodeSubnet".to_owned())
+            }
+            (Call::WriteBlock(cidr), _) => {
+                let owner = &self.registry.blocks.get(cidr)?.owner;
+                let (name, uid) = (owner.name.clone(), owner.uid.clone());
+                let whose = if owner.resting {
+                    " (the node is gone)"
+                } else {
+                    ""
+                };
+                let what = format!("IPAMBlock {cidr} of this node{whose}");
+                (About::Node { name, uid }, what)
+            }
+            (Call::SetPoolStatus(name), _) => {
+                let uid = world.pools.get(name)?.uid.clone();
+                let name = name.clone();
+                (
+                    About::Pool { name, uid },
+                    "the status of this pool".to_owned(),
+                )
+            }
+            _ => return None,
+        })
+    }
+}

@@ -1,0 +1,145 @@
+//! What the leader knows of itself, for metrics and readiness.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use super::{Leader, waiting_by_pool};
+use crate::Now;
+use crate::blocks::Step;
+use crate::cluster::seen::Text;
+use crate::cluster::world::World;
+use crate::figures::figures;
+use crate::machine::View;
+use crate::refusals::Call;
+use crate::totals::totals;
+use cadastre_core::Family;
+
+impl Leader {
+    /// What it knows of itself.
+    pub(crate) fn describe(&mut self, view: &mut View, world: &World, now: Now) {
+        view.dealing = self.dealing;
+        if !self.dealing {
+            view.fencing = Some(self.fence.progress(world));
+            return;
+        }
+        if !self.fence.is_done() {
+            view.fencing = Some(self.fence.progress(world));
+            *view.waiting.entry("fence").or_default() += self.fence.left().0;
+        }
+        view.overlaps = self.registry.overlaps();
+        view.too_wide = self.registry.too_wide().count();
+        view.unclear = self.registry.unclear();
+        for state in self.registry.pools.iter() {
+            for family in state.space.families() {
+                view.pools.push((
+                    state.name.clone(),
+                    family,
+                    figures(state, family, &self.registry),
+                ));
+            }
+        }
+        for reason in self.podcidrs.waiting() {
+            *view.waiting.entry(reason.label()).or_default() += 1;
+        }
+        for (_, nodes) in self.demand.waiting() {
+            *view.waiting.entry("pool_full").or_default() += nodes;
+        }
+        self.describe_refusals(view, now);
+        view.pool_waiting = waiting_by_pool(&self.podcidrs, &self.demand);
+        let since = [self.podcidrs.waiting_since(), self.demand.waiting_since()];
+        let since = since.into_iter().flatten().min();
+        let wait = since.map_or(Duration::ZERO, |since| now.mono.saturating_sub(since));
+        view.oldest_wait = view.oldest_wait.max(wait);
+        view.exhausts = exhausts(world);
+        self.describe_blocks(view, world, now);
+        view.trouble = self.default_pool.trouble().cloned();
+        let refusals = &self.registry.refusals;
+        view.queues = vec![
+            (
+                "podcidr",
+                self.podcidrs.queue.depth(),
+                refusals.retries("podcidr"),
+            ),
+            ("demand", self.demand.depth().0, self.demand.depth().1),
+            (
+                "block",
+                self.blocks.urgent.depth() + self.blocks.queue.depth(),
+                refusals.retries("block"),
+            ),
+            (
+                "subnet",
+                self.subnets.urgent.depth() + self.subnets.queue.depth(),
+                refusals.retries("subnet"),
+            ),
+            (
+                "quarantine",
+                self.quarantine.queue.depth(),
+                refusals.retries("quarantine"),
+            ),
+            ("pool", self.pools.queue.depth(), refusals.retries("pool")),
+        ];
+    }
+
+    /// Nodes whose podCIDRs or blocks cannot be written wait, too.
+    fn describe_refusals(&mut self, view: &mut View, now: Now) {
+        view.refused_writes = self.registry.refusals.count(now.mono);
+        *view.refused_writes.entry("Node").or_default() += self.fence.left().1;
+        let mut nodes = BTreeSet::new();
+        for (call, _, since) in self.registry.refusals.lasting() {
+            let node = match call {
+                Call::AssignPodCidrs(uid) => Some(uid),
+                Call::WriteBlock(cidr) => {
+                    let entry = self.registry.blocks.get(cidr);
+                    let created = entry.filter(|it| it.step == Step::Create && !it.owner.resting);
+                    created.map(|it| &it.owner.uid)
+                }
+                _ => None,
+            };
+            let Some(uid) = node else { continue };
+            nodes.insert(uid);
+            view.oldest_wait = view.oldest_wait.max(now.mono.saturating_sub(since));
+        }
+        view.waiting.insert("write_refused", nodes.len());
+    }
+
+    fn describe_blocks(&self, view: &mut View, world: &World, now: Now) {
+        let all = totals(world, &self.registry);
+        let addresses = all.into_iter().map(|((pool, family), t)| (pool, family, t));
+        view.addresses = addresses.collect();
+        for entry in self.registry.blocks.iter() {
+            let overdue = entry.rests_until.filter(|until| *until < now.mono);
+            view.oldest_rest = view
+                .oldest_rest
+                .max(overdue.map_or(Duration::ZERO, |until| now.mono.saturating_sub(until)));
+            let state = match (entry.owner.resting, entry.confirmed, entry.recall) {
+                (true, ..) if overdue.is_some() => "overdue",
+                (true, ..) => "quarantined",
+                (_, false, _) => "provisional",
+                (_, _, Some(_)) => "recalled",
+                _ => "held",
+            };
+            *view.blocks.entry(state).or_default() += 1;
+        }
+        let (candidates, oldest) = self.leaks.candidates();
+        let age = oldest.map_or(Duration::ZERO, |since| now.mono.saturating_sub(since));
+        let asked = self.registry.suspects.values().map(BTreeSet::len).sum();
+        view.leaks = (candidates, age, asked);
+        let reports = world.subnets.iter().filter_map(|it| it.report.as_ref());
+        view.refused = reports.map(|report| report.refusals).sum();
+    }
+}
+
+/// What the statuses of pools say of their end.
+fn exhausts(world: &World) -> Vec<(Text, Family, Timestamp)> {
+    let mut all = Vec::new();
+    for pool in world.pools.iter() {
+        let Some(status) = &pool.status else { continue };
+        for (family, side) in [(Family::V4, &status.ipv4), (Family::V6, &status.ipv6)] {
+            let at = side.as_ref().and_then(|side| side.exhausts_at.as_ref());
+            all.extend(at.map(|at| (pool.name.clone(), family, at.0)));
+        }
+    }
+    all
+}

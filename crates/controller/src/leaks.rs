@@ -1,0 +1,359 @@
+//! Leaks: addresses whose pods are gone or have finished, on nodes that live.
+//!
+//! The agent of a node tells which addresses it has for pods that it has not seen for a while (`orphans` of
+//! the status). Two proofs free one of them. The first is given here: the pod's UID is unknown or finished by the
+//! index of all pods for longer than a grace period, no pod reports the address, and a consistent
+//! look at the pods bound to the node says the same. Then the address is named in the node's
+//! NodeSubnet (`suspects`), and the node's agent gives the second proof, by the runtime, or keeps it.
+//! Addresses of dead nodes go with their blocks. People may name addresses on the NodeSubnet: for these
+//! the grace period does not count, both proofs do.
+//!
+//! Nothing is suspected while the list of pods is incomplete, nor what has no pod's UID.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use super::account::report_of;
+use super::queue::Queue;
+use super::refusals::Call;
+use super::registry::Registry;
+use super::report::{About, DUPLICATE_ADDRESS, Report};
+use super::{Context, Purpose};
+use crate::cluster::request::{Outcome, Request};
+use crate::cluster::seen::{AgentReport, Node, PodUid, Subnet, Text};
+use cadastre_api::Suspect;
+use cadastre_core::mutation::Mutation;
+use cadastre_core::{Addr, Cidr};
+
+/// How often what agents tell is compared with the pods: at least and at most.
+const SCAN_PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+/// Between two looks at the pods of one node: what one did not prove, the next one at once does not either.
+const LOOK_PAUSE: Duration = Duration::from_secs(3);
+/// A node is asked about so many addresses at once.
+const AT_ONCE: usize = 256;
+
+/// The loop's own state.
+#[derive(Debug, Default)]
+pub struct Leaks {
+    /// Nodes with addresses that have been without a pod for long enough
+    pub queue: Queue<Text>,
+    /// Addresses without a pod, by node, with since when (monotonic)
+    since: BTreeMap<Text, BTreeMap<(Addr, PodUid), Duration>>,
+    scan_at: Duration,
+    /// When the pods of a node were asked for last, monotonic
+    looked_at: BTreeMap<Text, Duration>,
+    /// Addresses that two pods reported at the last scan, and whether that was told
+    doubled: BTreeMap<Addr, bool>,
+}
+
+impl Leaks {
+    /// When there is something to do again.
+    pub fn next_at(&self) -> Option<Duration> {
+        Some(
+            self.queue
+                .next_at()
+                .map_or(self.scan_at, |at| at.min(self.scan_at)),
+        )
+    }
+
+    /// How many addresses are without a pod, and since when the first one is.
+    pub fn candidates(&self) -> (usize, Option<Duration>) {
+        let count = self.since.values().map(BTreeMap::len).sum();
+        let oldest = self.since.values().flat_map(BTreeMap::values).min();
+        (count, oldest.copied())
+    }
+
+    /// Compares at the next turn: people wait for it.
+    pub fn hurry(&mut self) {
+        self.scan_at = Duration::ZERO;
+    }
+
+    /// The next request: the last look at the pods of a node.
+    pub fn next(&mut self, grace: Duration, cx: &mut Context) -> Option<(Request, Purpose)> {
+        if self.scan_at <= cx.now.mono && cx.world.pods.is_complete() {
+            self.scan_at = cx.now.mono + (grace / 4).clamp(SCAN_PAUSE.0, SCAN_PAUSE.1);
+            self.scan(grace, cx);
+        }
+        while let Some(name) = self.queue.pop(cx.now.mono) {
+            let Some(node) = cx.world.nodes.get(&name) else {
+                continue;
+            };
+            let call = Call::ListPods(name.clone());
+            if let Some(at) = cx.registry.refusals.paused(&call, cx.now.mono) {
+                self.queue.add_at(name, at);
+                continue;
+            }
+            let purpose = Purpose::LeakPods {
+                name: name.clone(),
+                uid: node.uid.clone(),
+            };
+            self.looked_at.insert(name.clone(), cx.now.mono);
+            return Some((Request::ListPodsOf { node: name }, purpose));
+        }
+        None
+    }
+
+    /// Compares what agents report with the pods there are.
+    fn scan(&mut self, grace: Duration, cx: &mut Context) {
+        let now = cx.now.mono;
+        let mut before = std::mem::take(&mut self.since);
+        let mut live: BTreeSet<Text> = BTreeSet::new();
+        for subnet in cx.world.subnets.iter() {
+            let Some(node) = cx.world.nodes.get(&subnet.name) else {
+                continue;
+            };
+            let Some(report) = report_of(node, cx.world) else {
+                continue;
+            };
+            live.insert(node.uid.clone());
+            let known = before.remove(&node.name).unwrap_or_default();
+            let orphans: BTreeMap<(Addr, PodUid), Duration> = report
+                .orphans
+                .iter()
+                .filter(|held| {
+                    is_orphan(**held, &node.name, cx) && is_own(held.0, node, cx.registry)
+                })
+                .map(|held| (*held, known.get(held).copied().unwrap_or(now)))
+                .collect();
+            if let Some(asked) = cx.registry.suspects.get_mut(&node.uid) {
+                asked.retain(|held| report.orphans.binary_search(held).is_ok());
+            }
+            let named = named(subnet);
+            let asked = cx.registry.suspects.get(&node.uid);
+            let is_new = |held: &(Addr, PodUid)| !asked.is_some_and(|asked| asked.contains(held));
+            let due = |(held, since): (&(Addr, PodUid), &Duration)| {
+                (*since + grace <= now || named.contains(held)) && is_new(held)
+            };
+            if orphans.iter().any(due) {
+                let looked_at = self.looked_at.get(&node.name);
+                let at = looked_at.map_or(now, |at| *at + LOOK_PAUSE);
+                self.queue.add_at(node.name.clone(), at);
+            }
+            if !orphans.is_empty() {
+                self.since.insert(node.name.clone(), orphans);
+            }
+        }
+        cx.registry.suspects.retain(|uid, _| live.contains(uid));
+        let since = &self.since;
+        self.looked_at.retain(|name, _| since.contains_key(name));
+        self.tell_doubled(cx);
+    }
+
+    /// Takes in the last look at a node's pods. Returns whether the node is to be asked.
+    pub fn answered(
+        &mut self,
+        name: &Text,
+        uid: &Text,
+        outcome: &Outcome,
+        grace: Duration,
+        cx: &mut Context,
+    ) -> bool {
+        let Outcome::Pods(pods) = outcome else {
+            self.queue.add(name.clone());
+            return false;
+        };
+        if cx.world.nodes.get(name).is_none_or(|node| node.uid != *uid) {
+            return false;
+        }
+        let bound: BTreeSet<PodUid> = pods
+            .iter()
+            .filter(|pod| !pod.finished)
+            .map(|pod| PodUid::read(&pod.uid))
+            .collect();
+        let reported: BTreeSet<Addr> = pods
+            .iter()
+            .flat_map(|pod| pod.addresses.iter().copied())
+            .collect();
+        let named = cx.world.subnets.get(name).map(|subnet| named(subnet));
+        let named = named.unwrap_or_default();
+        let orphans = self.since.get(name).into_iter().flatten();
+        let proven: Vec<(Addr, PodUid)> = orphans
+            .filter(|(held, since)| **since + grace <= cx.now.mono || named.contains(held))
+            .map(|(held, _)| *held)
+            .filter(|held| is_orphan(*held, name, cx))
+            .filter(|(addr, pod)| !bound.contains(pod) && !reported.contains(addr))
+            .collect();
+        let asked = cx.registry.suspects.entry(uid.clone()).or_default();
+        let before = asked.len();
+        asked.extend(proven);
+        asked.len() > before
+    }
+
+    /// Two pods with one address at two scans in a row: something is badly wrong.
+    fn tell_doubled(&mut self, cx: &mut Context) {
+        let before = std::mem::take(&mut self.doubled);
+        for addr in cx.world.pods.doubled() {
+            let told = before.get(addr).copied();
+            if told == Some(false) {
+                let range = Cidr::host(*addr);
+                if let Some(pool) = cx.registry.pools.of(&range) {
+                    cx.reports.push(Report {
+                        about: About::Pool {
+                            name: pool.name.clone(),
+                            uid: pool.uid.clone(),
+                        },
+                        warning: true,
+                        reason: DUPLICATE_ADDRESS,
+                        note: format!(
+                            "several pods report {addr}: find them (kubectl get pods -A -o wide | grep -w {addr}) and delete all but one"
+                        ),
+                    });
+                }
+            }
+            self.doubled.insert(*addr, told.is_some());
+        }
+    }
+}
+
+/// What people do not want to wait for.
+fn named(subnet: &Subnet) -> BTreeSet<(Addr, PodUid)> {
+    let named = subnet.requests.release.iter();
+    named
+        .map(|(addr, pod)| (*addr, PodUid::read(pod)))
+        .collect()
+}
+
+/// Whether no pod stands behind an address.
+fn is_orphan((addr, uid): (Addr, PodUid), node: &str, cx: &Context) -> bool {
+    let reported = cx.world.pods.reports(node, addr) && !Mutation::ReportedAddressSuspected.is_on();
+    uid != PodUid::default() && !cx.world.pods.is_live(uid) && !reported
+}
+
+/// Whether the address is the node's to give.
+fn is_own(addr: Addr, node: &Node, registry: &Registry) -> bool {
+    let mut blocks = registry.blocks.of(&node.uid);
+    blocks.any(|entry| entry.cidr.contains_addr(addr))
+        || registry
+            .pod_cidrs(node)
+            .any(|cidr| cidr.contains_addr(addr))
+}
+
+impl Registry {
+    /// What a node is to be asked about: suspects that its agent still reports.
+    pub fn suspects_of(&self, uid: &str, report: Option<&AgentReport>) -> Vec<Suspect> {
+        let Some(report) = report else {
+            return Vec::new();
+        };
+        let asked = self.suspects.get(uid).into_iter().flatten();
+        let still = |held: &&(Addr, PodUid)| report.orphans.binary_search(held).is_ok();
+        asked
+            .filter(still)
+            .take(AT_ONCE)
+            .map(|(addr, uid)| Suspect {
+                address: addr.to_string(),
+                pod_uid: uid.to_string(),
+            })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Now;
+    use crate::cluster::seen::Pod;
+    use crate::cluster::world::World;
+    use crate::demand::tests::{NOW, list, node, objects, pool, subnet};
+    use cadastre_daemon::watch::Change;
+
+    /// Node `n`, whose agent has an address for a pod that is gone.
+    fn with_an_orphan() -> (Addr, World) {
+        let addr = Cidr::parse_strict("10.0.0.17/32").unwrap().first();
+        let mut told = subnet("n", &["10.0.0.16/28"], 0);
+        told.report.as_mut().unwrap().orphans = [(addr, PodUid::read("gone"))].into();
+        let mut world = World::default();
+        list(&mut world.nodes, vec![node("n")]);
+        list(&mut world.blocks, objects(&told));
+        list(&mut world.subnets, vec![told]);
+        let asked = Duration::ZERO;
+        world.pods.change(Change::Restarted { asked });
+        world.pods.change(Change::Listed);
+        (addr, world)
+    }
+
+    #[test]
+    fn an_address_that_any_pod_reports_is_not_suspected() {
+        let (addr, mut world) = with_an_orphan();
+        for reported in [false, true] {
+            if reported {
+                world.pods.change(Change::Applied(Pod {
+                    name: "default/other".into(),
+                    uid: "other".into(),
+                    version: 1,
+                    finished: false,
+                    mirror_of: None,
+                    addresses: [addr].into(),
+                }));
+            }
+            let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
+            let mut cx = Context {
+                world: &world,
+                registry: &mut registry,
+                reports: &mut Vec::new(),
+                now: NOW,
+            };
+            let looks = Leaks::default().next(Duration::ZERO, &mut cx).is_some();
+            assert_eq!(looks, !reported);
+        }
+    }
+
+    #[test]
+    fn what_a_look_did_not_prove_is_not_looked_at_again_at_once() {
+        let (_, world) = with_an_orphan();
+        let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
+        let mut leaks = Leaks::default();
+        let mut looks = |after: Duration| {
+            let mut cx = Context {
+                world: &world,
+                registry: &mut registry,
+                reports: &mut Vec::new(),
+                now: Now {
+                    mono: NOW.mono + after,
+                    ..NOW
+                },
+            };
+            // People ask for it each time.
+            leaks.hurry();
+            leaks.next(Duration::ZERO, &mut cx).is_some()
+        };
+        assert!(looks(Duration::ZERO));
+        assert!(!looks(Duration::from_millis(100)));
+        assert!(!looks(LOOK_PAUSE / 2));
+        assert!(looks(LOOK_PAUSE));
+    }
+
+    #[test]
+    fn what_a_live_node_no_longer_reports_is_forgotten() {
+        let held = |n: u8| {
+            let uid = format!("00000000-0000-0000-0000-0000000000{n:02x}");
+            (
+                Addr::from(std::net::IpAddr::from([10, 0, 0, n])),
+                PodUid::read(&uid),
+            )
+        };
+        let mut told = subnet("n", &["10.0.0.0/28"], 0);
+        let mut world = World::default();
+        list(&mut world.pools, vec![pool("p", "10.0.0.0/24")]);
+        list(&mut world.nodes, vec![node("n")]);
+        list(&mut world.blocks, objects(&told));
+        world.pods.change(Change::Listed);
+        let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
+        let (mut leaks, grace) = (Leaks::default(), Duration::from_secs(60));
+        for n in 1..9 {
+            told.version += 1;
+            told.report.as_mut().unwrap().orphans = [held(n)].into();
+            list(&mut world.subnets, vec![told.clone()]);
+            let asked = registry.suspects.entry("n".into()).or_default();
+            asked.insert(held(n));
+            let mut cx = Context {
+                world: &world,
+                registry: &mut registry,
+                reports: &mut Vec::new(),
+                now: NOW,
+            };
+            leaks.scan(grace, &mut cx);
+            let asked: Vec<_> = registry.suspects["n"].iter().copied().collect();
+            assert_eq!(asked, [held(n)]);
+        }
+    }
+}

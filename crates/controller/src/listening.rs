@@ -1,0 +1,100 @@
+//! What a leader that follows a gap does before it gives blocks: it lets agents speak.
+//!
+//! The API may have been put back to an older state, and then agents alone know of some blocks. They have
+//! some time to tell; after that a consistent list shows what they have told, however far behind the watch is.
+
+use std::time::Duration;
+
+use super::fence::Kind;
+use super::queue::Queue;
+use super::{Now, Purpose};
+use crate::cluster::request::Request;
+
+/// How long agents have to tell what they use: they notice that the API answers again within half a minute.
+const LISTENING: Duration = Duration::from_secs(45);
+
+/// Progress of it.
+#[derive(Debug, Default)]
+pub struct Listening {
+    /// When the list is due; empty before it begins and once it is taken in
+    list: Queue<Kind>,
+    is_over: bool,
+}
+
+impl Listening {
+    /// One that is still to begin if `needed`, and is over if not.
+    pub fn new(needed: bool) -> Self {
+        Listening {
+            list: Queue::default(),
+            is_over: !needed,
+        }
+    }
+
+    /// From now on every node gets a NodeSubnet, so that its agent can speak.
+    pub fn begin(&mut self, now: Duration) {
+        if !self.is_over {
+            self.list.add_at(Kind::Subnets, now + LISTENING);
+        }
+    }
+
+    /// Whether blocks may be given.
+    pub fn is_over(&self) -> bool {
+        self.is_over
+    }
+
+    /// The list, if it is due.
+    pub fn next(&mut self, now: Now) -> Option<(Request, Purpose)> {
+        self.list.pop(now.mono)?;
+        Some((Request::ListSubnets, Purpose::FenceSubnets))
+    }
+
+    /// The list is in the world (`taken`), or has to be asked for again.
+    pub fn listed(&mut self, taken: bool, now: Now) {
+        self.is_over |= taken;
+        if !self.is_over {
+            self.list.add_failed(Kind::Subnets, now.mono);
+        }
+    }
+
+    /// When there is something to do.
+    pub fn next_at(&self) -> Option<Duration> {
+        self.list.next_at()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::demand::tests::NOW;
+
+    fn at(second: u64) -> Now {
+        Now {
+            mono: Duration::from_secs(second),
+            ..NOW
+        }
+    }
+
+    #[test]
+    fn blocks_are_given_once_agents_had_time_and_what_they_told_was_listed() {
+        let mut listening = Listening::new(true);
+        assert!(listening.next(at(5)).is_none() && !listening.is_over());
+        listening.begin(Duration::from_secs(7));
+        assert!(listening.next(at(51)).is_none() && !listening.is_over());
+        let (request, purpose) = listening.next(at(52)).unwrap();
+        assert!(matches!(request, Request::ListSubnets));
+        assert_eq!(purpose, Purpose::FenceSubnets);
+        assert!(listening.next(at(53)).is_none(), "one at a time");
+        listening.listed(false, at(54));
+        assert!(!listening.is_over());
+        assert!(listening.next(at(60)).is_some(), "once more");
+        listening.listed(true, at(61));
+        assert!(listening.is_over() && listening.next_at().is_none());
+    }
+
+    #[test]
+    fn nobody_is_listened_to_where_nothing_can_be_lost() {
+        let mut listening = Listening::new(false);
+        listening.begin(Duration::ZERO);
+        assert!(listening.is_over() && listening.next(at(99)).is_none());
+    }
+}

@@ -1,0 +1,433 @@
+//! The controller as a state machine: events in, requests out.
+//!
+//! # Guarantees
+//! - Nothing is carved before nodes, pools, NodeSubnets, service ranges and pods were listed in
+//!   full, the lease is held, and the fence is done.
+//! - Critical requests (podCIDRs and what they wait for) come first; everything else is sent only
+//!   while none of them waits.
+//! - What an answer shows is taken in at once, whoever led when it was asked for; decisions of an
+//!   earlier tenure are dropped with it.
+
+mod answers;
+#[cfg(test)]
+mod scripts;
+mod view;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::blocks::Step;
+use super::departed::Departed;
+use super::leader::{Leader, Room, Told};
+use super::map::{Answer, Ask};
+use super::report::Report;
+use super::{Now, Purpose};
+use crate::cluster::lease::{Leadership, Wanted};
+use crate::cluster::request::{Outcome, Request, RequestId};
+use crate::cluster::seen::{Block, Node, Object, Pod, Pool, ServiceRange, Subnet, Text};
+use crate::cluster::table::{Delta, Sent, Table};
+use crate::cluster::world::World;
+use cadastre_api::{Allocate, block_name};
+use cadastre_core::Cidr;
+use cadastre_core::mutation::Mutation;
+use cadastre_daemon::watch::Change;
+
+pub use view::View;
+
+/// What an operator may set.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Service ranges where the cluster does not tell them
+    pub service_cidrs: Vec<Cidr>,
+    /// How many critical requests may be in flight
+    pub critical_in_flight: usize,
+    /// How many others
+    pub background_in_flight: usize,
+    /// How long a pool carves nothing after somebody else wrote a podCIDR in its range
+    pub second_writer_hold: Duration,
+    /// Whether to make a default pool where there is none, and how it allocates
+    pub default_pool: Option<Allocate>,
+    /// Its ranges; none: see [`super::bootstrap`]
+    pub default_pool_cidrs: Vec<Cidr>,
+    /// How long an address may be without a pod before its node is asked about it
+    pub leak_grace: Duration,
+    /// Whether [`Controller::map`] will be asked for the names of pods, which costs memory for each
+    pub pod_names: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            service_cidrs: Vec::new(),
+            critical_in_flight: 64,
+            background_in_flight: 48,
+            second_writer_hold: Duration::from_secs(60),
+            default_pool: None,
+            default_pool_cidrs: Vec::new(),
+            leak_grace: Duration::from_secs(300),
+            pod_names: false,
+        }
+    }
+}
+
+/// What happened.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// A step of the watch of nodes
+    Nodes(Change<Node>),
+    /// A step of the watch of IPPools
+    Pools(Change<Pool>),
+    /// A step of the watch of NodeSubnets
+    Subnets(Change<Subnet>),
+    /// A step of the watch of IPAMBlocks
+    Blocks(Change<Block>),
+    /// A step of the watch of ServiceCIDRs
+    ServiceRanges(Change<ServiceRange>),
+    /// A step of the watch of pods
+    Pods(Change<Pod>),
+    /// The elector's word
+    Leadership(Leadership),
+    /// The answer to a request
+    Answer(RequestId, Outcome),
+}
+
+/// A request to send.
+#[derive(Clone, Debug)]
+pub struct Outgoing {
+    /// Comes back with the answer.
+    pub id: RequestId,
+    /// What to ask
+    pub request: Request,
+    /// For writes, the tenure it was decided under: sent only while that tenure is valid.
+    pub term: Option<Text>,
+    /// The loop it belongs to
+    pub loop_name: &'static str,
+    /// For writes, the number of [`Wanted`] for which the Lease must have been written first
+    pub number: u64,
+}
+
+struct Pending {
+    purpose: Purpose,
+    term: Text,
+    /// What the table that the answer belongs to knew when it was sent.
+    sent: Sent,
+    /// The UID then known under the name.
+    known: Option<Text>,
+}
+
+/// The controller.
+pub struct Controller {
+    settings: Settings,
+    world: World,
+    departed: Departed,
+    leader: Option<Leader>,
+    pending: BTreeMap<RequestId, Pending>,
+    next_id: u64,
+    reports: Vec<Report>,
+    stopping: bool,
+    second_writer: u64,
+    /// See [`Controller::is_put_back`]
+    put_back: bool,
+}
+
+impl Controller {
+    /// A controller that knows nothing yet.
+    pub fn new(settings: Settings) -> Self {
+        let mut world = World::default();
+        if settings.pod_names {
+            world.pods.keep_names();
+        }
+        Controller {
+            settings,
+            world,
+            departed: Departed::default(),
+            leader: None,
+            pending: BTreeMap::new(),
+            next_id: 0,
+            reports: Vec::new(),
+            stopping: false,
+            second_writer: 0,
+            put_back: false,
+        }
+    }
+
+    /// Takes in an event.
+    pub fn on(&mut self, event: Event, now: Now) {
+        match event {
+            Event::Nodes(change) => {
+                for delta in self.world.nodes.change(change) {
+                    self.node_changed(&delta, now);
+                }
+            }
+            Event::Subnets(change) => {
+                for delta in self.world.subnets.change(change) {
+                    self.subnet_changed(&delta, now);
+                }
+            }
+            Event::Blocks(change) => {
+                for delta in self.world.blocks.change(change) {
+                    self.block_changed(&delta, now);
+                }
+            }
+            Event::Pools(change) => {
+                for delta in self.world.pools.change(change) {
+                    self.pool_changed(&delta);
+                }
+            }
+            Event::ServiceRanges(change) => {
+                let changed = !self.world.services.change(change).is_empty();
+                if let Some(leader) = self.leader.as_mut().filter(|_| changed) {
+                    leader.services_changed();
+                }
+            }
+            Event::Pods(change) => {
+                let changed = self.world.pods.change(change);
+                if let Some(leader) = self.leader.as_mut().filter(|_| changed) {
+                    leader.pods_changed();
+                }
+            }
+            Event::Leadership(leadership) => self.leadership(leadership, now),
+            Event::Answer(id, outcome) => self.answered(id, &outcome, now),
+        }
+    }
+
+    /// The next request to send, or nothing for now. Call it until it gives nothing, and again after
+    /// every event and at [`Controller::wake_at`].
+    pub fn poll(&mut self, now: Now) -> Option<Outgoing> {
+        let leader = self.leader.as_mut().filter(|_| !self.put_back)?;
+        if now.mono >= leader.tenure.valid_until && !Mutation::ExpiredLeaderDecides.is_on() {
+            return None;
+        }
+        let critical = self
+            .pending
+            .values()
+            .filter(|p| is_critical(&p.purpose))
+            .count();
+        let background = self.pending.len() - critical;
+        let room = Room {
+            critical: critical < self.settings.critical_in_flight,
+            background: background < self.settings.background_in_flight && critical <= 2,
+        };
+        if !leader.dealing {
+            if !room.critical || self.stopping {
+                return None;
+            }
+            if let Some(found) = leader.fence.next(&self.world, now) {
+                return Some(self.send(found));
+            }
+            if !leader.fence.is_listed() {
+                return None;
+            }
+            leader.begin_dealing(
+                &self.world,
+                &self.departed,
+                &self.settings,
+                &mut self.reports,
+                now,
+            );
+        }
+        let found = leader.next(
+            &self.world,
+            &self.settings,
+            &mut self.reports,
+            room,
+            self.stopping,
+            now,
+        )?;
+        Some(self.send(found))
+    }
+
+    /// What the Lease should say, if something waits for it. To be asked for after
+    /// [`Controller::poll`] has given all it has, and to be handed to the elector.
+    pub fn take_wanted(&mut self) -> Option<Wanted> {
+        self.leader.as_mut()?.take_wanted(&self.world)
+    }
+
+    /// Monotonic time at which [`Controller::poll`] may have something again without an event.
+    pub fn wake_at(&self) -> Option<Duration> {
+        self.leader.as_ref()?.wake_at()
+    }
+
+    /// Takes the events for people that have come up.
+    pub fn take_reports(&mut self) -> Vec<Report> {
+        std::mem::take(&mut self.reports)
+    }
+
+    /// Starts no new writes; what is in flight or unclear is seen through.
+    pub fn stop(&mut self) {
+        self.stopping = true;
+    }
+
+    /// Whether the lease may be handed over cleanly: nothing is in flight or of unclear outcome, and
+    /// the fence against earlier leaders was completed.
+    pub fn is_settled(&self) -> bool {
+        self.pending.is_empty() && self.leader.as_ref().is_none_or(Leader::is_settled)
+    }
+
+    /// Whether nothing is left to wait for once [`Controller::stop`] was called.
+    pub fn is_quiet(&self) -> bool {
+        self.pending.is_empty()
+            && self
+                .leader
+                .as_ref()
+                .is_none_or(|leader| !leader.has_unclear())
+    }
+
+    /// Whether it leads and the fence is done.
+    pub fn is_dealing(&self) -> bool {
+        self.leader.as_ref().is_some_and(|leader| leader.dealing)
+    }
+
+    /// Whether the API server was put back to an older state, as a list has shown: what this process
+    /// knows is no longer there, it asks for nothing any more, and must be started anew.
+    pub fn is_put_back(&self) -> bool {
+        self.put_back
+    }
+
+    /// What people ask of the address space, whether it leads or not.
+    pub fn map(&self, ask: &Ask) -> Answer {
+        super::map::answer(&self.world, ask)
+    }
+
+    /// What it knows of itself.
+    pub fn view(&mut self, now: Now) -> View {
+        let mut view = View {
+            missing: self.world.missing(),
+            second_writer: self.second_writer,
+            doubled: self.world.pods.doubled().len(),
+            ..View::default()
+        };
+        if let Some(leader) = &mut self.leader {
+            leader.describe(&mut view, &self.world, now);
+        }
+        view
+    }
+
+    fn send(&mut self, (request, purpose): (Request, Purpose)) -> Outgoing {
+        let id = RequestId(self.next_id);
+        self.next_id += 1;
+        let term = self
+            .leader
+            .as_ref()
+            .map_or_else(|| "".into(), |leader| leader.tenure.term.clone());
+        let loop_name = purpose.loop_name();
+        let (sent, known) = match &purpose {
+            Purpose::Subnet { name, .. } | Purpose::SubnetRead { name } => {
+                about(&self.world.subnets, name)
+            }
+            Purpose::DefaultPool => (self.world.pools.sent(), None),
+            Purpose::Answer { name } => about(&self.world.subnets, name),
+            Purpose::FenceSubnets => (self.world.subnets.sent(), None),
+            Purpose::FenceBlocks => (self.world.blocks.sent(), None),
+            Purpose::Block { cidr, .. } => about(&self.world.blocks, &block_name(cidr)),
+            Purpose::PoolFinalizers { name }
+            | Purpose::PoolStatus { name }
+            | Purpose::PoolRead { name } => about(&self.world.pools, name),
+            _ => (self.world.nodes.sent(), None),
+        };
+        let out_term = request.is_write().then(|| term.clone());
+        let numbered = request.is_numbered() && !Mutation::LeaseNotAwaited.is_on();
+        let leader = self.leader.as_mut().filter(|_| numbered);
+        let number = leader.map_or(0, Leader::number);
+        self.pending.insert(
+            id,
+            Pending {
+                purpose,
+                term,
+                sent,
+                known,
+            },
+        );
+        Outgoing {
+            id,
+            request,
+            term: out_term,
+            loop_name,
+            number,
+        }
+    }
+
+    fn leadership(&mut self, leadership: Leadership, now: Now) {
+        match leadership {
+            Leadership::Leading(tenure) => match &mut self.leader {
+                Some(leader) if leader.tenure.term == tenure.term => leader.renewed(tenure),
+                _ => {
+                    self.leader = Some(Leader::new(tenure, &self.settings, now));
+                }
+            },
+            Leadership::Standby { .. } | Leadership::Released => self.leader = None,
+        }
+    }
+
+    fn node_changed(&mut self, delta: &Delta<Node>, now: Now) {
+        self.world.note_node(delta);
+        self.departed.node_changed(delta, now.mono);
+        let Some(leader) = self.leader.as_mut().filter(|leader| leader.dealing) else {
+            return;
+        };
+        leader.node_changed(
+            delta,
+            &self.world,
+            &mut self.reports,
+            &mut self.second_writer,
+            now,
+        );
+    }
+
+    fn subnet_changed(&mut self, delta: &Delta<Subnet>, now: Now) {
+        self.departed.subnet_changed(delta);
+        let Some(leader) = self.leader.as_mut().filter(|leader| leader.dealing) else {
+            return;
+        };
+        let Some(subnet) = delta.after.as_ref().or(delta.before.as_ref()) else {
+            return;
+        };
+        let (before, after) = (delta.before.as_ref(), delta.after.as_ref());
+        let told = Told {
+            reported: before.map(|it| &it.report) != after.map(|it| &it.report),
+            requested: before.map(|it| &it.requests) != after.map(|it| &it.requests),
+        };
+        leader.subnet_changed(&subnet.name, told, &self.world, &mut self.reports, now);
+    }
+
+    fn block_changed(&mut self, delta: &Delta<Block>, now: Now) {
+        if let Some(leader) = self.leader.as_mut().filter(|leader| leader.dealing) {
+            leader.block_changed(delta, &self.world, now);
+        }
+    }
+
+    fn pool_changed(&mut self, delta: &Delta<Pool>) {
+        let Some(leader) = self.leader.as_mut().filter(|leader| leader.dealing) else {
+            return;
+        };
+        let Some(pool) = delta.after.as_ref().or(delta.before.as_ref()) else {
+            return;
+        };
+        let same = match (&delta.before, &delta.after) {
+            (Some(b), Some(a)) => {
+                (&b.uid, &b.spec, b.deleting, &b.finalizers)
+                    == (&a.uid, &a.spec, a.deleting, &a.finalizers)
+            }
+            _ => false,
+        };
+        leader.pool_changed(&pool.name, !same, delta.after.is_some());
+    }
+}
+
+fn about<T: Object>(table: &Table<T>, name: &str) -> (Sent, Option<Text>) {
+    (
+        table.sent(),
+        table.get(name).map(|object| object.uid().clone()),
+    )
+}
+
+fn is_critical(purpose: &Purpose) -> bool {
+    match purpose {
+        Purpose::Subnet { urgent, .. } => *urgent,
+        Purpose::Block { step, .. } => matches!(step, None | Some(Step::Create)),
+        _ => matches!(purpose.loop_name(), "podcidr" | "fence"),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,377 @@
+//! What a leader does with what earlier ones have in flight.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use super::*;
+use crate::cluster::intents::{Intent, Intents, Versions};
+use crate::cluster::lease::{Takeover, Tenure};
+use crate::cluster::request::{Assignment, Refusal};
+use crate::demand::tests::{NOW, node, pool, subnet};
+
+/// A controller, and its Lease.
+struct Bench {
+    controller: Controller,
+    tenure: Tenure,
+    now: Now,
+}
+
+fn list<T>(objects: Vec<T>) -> Vec<Change<T>> {
+    let asked = Duration::ZERO;
+    let all = objects.into_iter().map(Change::Applied);
+    std::iter::once(Change::Restarted { asked })
+        .chain(all)
+        .chain([Change::Listed])
+        .collect()
+}
+
+fn assigned(out: &[Outgoing]) -> Vec<Assignment> {
+    let all = out.iter().filter_map(|out| match &out.request {
+        Request::AssignPodCidrs(assignment) => Some(assignment.clone()),
+        _ => None,
+    });
+    all.collect()
+}
+
+fn touched(out: &[Outgoing]) -> Vec<(RequestId, Text)> {
+    let all = out.iter().filter_map(|out| match &out.request {
+        Request::TouchNode(touch) => Some((out.id, touch.name.clone())),
+        _ => None,
+    });
+    all.collect()
+}
+
+impl Bench {
+    /// One that takes over from a leader that fell silent: two nodes without podCIDRs, `p` gives
+    /// them out, `q` blocks, which `n2` asks for.
+    fn after(inherited: Option<Intents>) -> Self {
+        let mut bench = Bench::before(inherited);
+        bench.named(0);
+        bench
+    }
+
+    /// The same, before it has the Lease.
+    fn before(inherited: Option<Intents>) -> Self {
+        let tenure = Tenure {
+            term: "2-b".into(),
+            takeover: Takeover::Unclean,
+            valid_until: Duration::MAX,
+            vacant: Duration::ZERO,
+            inherited: inherited.map(Arc::new),
+            answered_since: Duration::ZERO,
+            named: 0,
+        };
+        let mut bench = Bench {
+            controller: Controller::new(Settings::default()),
+            now: NOW,
+            tenure,
+        };
+        let mut p = pool("podcidrs", "10.0.0.0/24");
+        p.spec.as_mut().unwrap().allocate = Allocate::NodeCIDR;
+        let mut told = subnet("n2", &[], 4);
+        if let Ok(spec) = &mut told.spec {
+            spec.node_uid = Some("n2".to_owned());
+        }
+        let mut events = Vec::new();
+        let nodes = list(vec![node("n1"), node("n2")]);
+        events.extend(nodes.into_iter().map(Event::Nodes));
+        let pools = list(vec![p, pool("p", "10.9.0.0/24")]);
+        events.extend(pools.into_iter().map(Event::Pools));
+        events.extend(list(vec![told]).into_iter().map(Event::Subnets));
+        events.extend(list(Vec::new()).into_iter().map(Event::Blocks));
+        events.extend(list(Vec::new()).into_iter().map(Event::Pods));
+        events.extend(list(Vec::new()).into_iter().map(Event::ServiceRanges));
+        for event in events {
+            bench.controller.on(event, NOW);
+        }
+        bench
+    }
+
+    fn named(&mut self, number: u64) {
+        self.tenure.named = number;
+        let word = Leadership::Leading(self.tenure.clone());
+        self.controller.on(Event::Leadership(word), self.now);
+    }
+
+    fn poll(&mut self) -> Vec<Outgoing> {
+        std::iter::from_fn(|| self.controller.poll(self.now)).collect()
+    }
+
+    /// What goes out before and after the Lease is written as wanted.
+    fn poll_and_name(&mut self) -> (Vec<Outgoing>, Vec<Outgoing>) {
+        let before = self.poll();
+        let wanted = self.controller.take_wanted().unwrap();
+        self.named(wanted.number);
+        (before, self.poll())
+    }
+
+    fn refuse(&mut self, id: RequestId) {
+        let why = Refusal::Rejected("policy".to_owned());
+        let answer = Event::Answer(id, Outcome::Refused(why));
+        self.controller.on(answer, self.now);
+    }
+}
+
+fn range(text: &str) -> Cidr {
+    Cidr::parse_strict(text).unwrap()
+}
+
+#[test]
+fn what_the_lease_names_is_finished_and_no_node_is_touched() {
+    let intent = Intent {
+        name: "n1".into(),
+        uid: "n1".into(),
+        cidrs: vec![range("10.0.0.128/28")],
+    };
+    let mut bench = Bench::after(Some(Intents {
+        assignments: [intent.clone()].into(),
+        known: None,
+    }));
+    let (before, after) = bench.poll_and_name();
+    assert!(touched(&before).is_empty() && touched(&after).is_empty());
+    assert!(assigned(&before).is_empty(), "the Lease names nothing yet");
+    let given = assigned(&after);
+    assert_eq!(given.len(), 2);
+    for one in &given {
+        assert_eq!(one.name == intent.name, one.cidrs == intent.cidrs);
+    }
+    // It alone is refused: it waits, and what it may have got.
+    let id = after.iter().find(|out| {
+        assigned(std::slice::from_ref(*out))
+            .iter()
+            .any(|a| a.name == intent.name)
+    });
+    bench.refuse(id.unwrap().id);
+    let mut third = node("n3");
+    third.version = 9;
+    let event = Event::Nodes(Change::Applied(third));
+    bench.controller.on(event, bench.now);
+    let (_, after) = bench.poll_and_name();
+    let all: BTreeSet<Cidr> = given.iter().flat_map(|a| a.cidrs.clone()).collect();
+    let third = assigned(&after);
+    assert_eq!(third.len(), 1);
+    assert!(!all.contains(&third[0].cidrs[0]));
+    assert!(!bench.controller.is_settled());
+}
+
+#[test]
+fn a_node_that_is_gone_or_has_podcidrs_needs_nothing() {
+    let intent = |uid: &str| Intent {
+        name: "n1".into(),
+        uid: uid.into(),
+        cidrs: vec![range("10.0.0.128/28")],
+    };
+    let mut bench = Bench::after(Some(Intents {
+        assignments: [intent("earlier")].into(),
+        known: None,
+    }));
+    let (_, after) = bench.poll_and_name();
+    let first = assigned(&after).into_iter().find(|a| &*a.name == "n1");
+    assert_ne!(first.unwrap().cidrs, intent("n1").cidrs, "a new one");
+}
+
+#[test]
+fn where_the_lease_tells_nothing_a_node_that_cannot_be_touched_keeps_blocks_from_nobody() {
+    let mut bench = Bench::after(None);
+    let (out, _) = bench.poll_and_name();
+    let touches = touched(&out);
+    assert_eq!(touches.len(), 2);
+    for (id, name) in &touches {
+        if &**name == "n1" {
+            bench.refuse(*id);
+        } else {
+            let mut node = node("n2");
+            (node.term, node.annotated, node.version) = (Some("2-b".into()), true, 5);
+            let answer = Event::Answer(*id, Outcome::Node(node));
+            bench.controller.on(answer, bench.now);
+        }
+    }
+    let (before, after) = bench.poll_and_name();
+    let creates = |out: &[Outgoing]| {
+        out.iter()
+            .filter(|out| matches!(out.request, Request::CreateBlock { .. }) && out.number > 0)
+            .count()
+    };
+    assert!(creates(&out) + creates(&before) + creates(&after) >= 1);
+    assert!(assigned(&before).is_empty() && assigned(&after).is_empty());
+    let reports = bench.controller.take_reports();
+    let told = reports.iter().filter(|it| it.note.contains("policy"));
+    assert_eq!(told.count(), 1);
+    let view = bench.controller.view(bench.now);
+    assert_eq!(view.waiting.get("fence"), Some(&1));
+    assert!(view.dealing && view.fencing.is_some_and(|what| what.contains("n1")));
+    // It can be touched after all.
+    bench.now.mono = Duration::from_secs(20);
+    let again = touched(&bench.poll());
+    assert_eq!(again.len(), 1);
+    let mut node = node("n1");
+    (node.term, node.annotated, node.version) = (Some("2-b".into()), true, 6);
+    let answer = Event::Answer(again[0].0, Outcome::Node(node));
+    bench.controller.on(answer, bench.now);
+    let (_, after) = bench.poll_and_name();
+    assert_eq!(assigned(&after).len(), 2);
+}
+
+/// A leader of an empty cluster with one node and one pool.
+fn leader() -> Controller {
+    let asked = Duration::ZERO;
+    let mut controller = Controller::new(Settings::default());
+    let mut tell = |event| controller.on(event, NOW);
+    tell(Event::Nodes(Change::Restarted { asked }));
+    tell(Event::Nodes(Change::Applied(node("n"))));
+    tell(Event::Nodes(Change::Listed));
+    tell(Event::Pools(Change::Restarted { asked }));
+    tell(Event::Pools(Change::Applied(pool("p", "10.0.0.0/24"))));
+    tell(Event::Pools(Change::Listed));
+    tell(Event::Subnets(Change::Restarted { asked }));
+    tell(Event::Subnets(Change::Listed));
+    tell(Event::Blocks(Change::Restarted { asked }));
+    tell(Event::Blocks(Change::Listed));
+    tell(Event::ServiceRanges(Change::Restarted { asked }));
+    tell(Event::ServiceRanges(Change::Listed));
+    tell(Event::Pods(Change::Restarted { asked }));
+    tell(Event::Pods(Change::Listed));
+    tell(Event::Leadership(Leadership::Leading(Tenure {
+        term: "1-a".into(),
+        takeover: Takeover::First,
+        valid_until: Duration::from_secs(600),
+        vacant: Duration::ZERO,
+        inherited: None,
+        answered_since: Duration::ZERO,
+        named: 0,
+    })));
+    controller
+}
+
+fn all(controller: &mut Controller) -> Vec<Outgoing> {
+    std::iter::from_fn(|| controller.poll(NOW)).collect()
+}
+
+/// Whether any of the requests lists a block to a node.
+fn lists(requests: &[Outgoing]) -> bool {
+    requests.iter().any(|it| match &it.request {
+        Request::CreateSubnet { spec, .. } | Request::ReplaceSubnet { spec, .. } => {
+            !spec.blocks.is_empty()
+        }
+        _ => false,
+    })
+}
+
+#[test]
+fn a_block_is_listed_once_the_watch_has_shown_it_not_by_the_answer_to_its_creation() {
+    let mut controller = leader();
+    let requests = all(&mut controller);
+    let mut creations = requests.iter().filter_map(|it| match &it.request {
+        Request::CreateBlock { name, spec } => Some((it.id, name.clone(), spec.clone())),
+        _ => None,
+    });
+    let (id, name, spec) = creations.next().unwrap();
+    let block = Block {
+        name,
+        uid: "b".into(),
+        version: 7,
+        touched: false,
+        spec: Ok(spec),
+    };
+    let answer = Outcome::Block(block.clone());
+    controller.on(Event::Answer(id, answer), NOW);
+    assert!(!lists(&all(&mut controller)), "another may have been first");
+    controller.on(Event::Blocks(Change::Applied(block)), NOW);
+    assert!(lists(&all(&mut controller)));
+}
+
+#[test]
+fn a_leader_whose_lease_has_run_out_asks_for_nothing_until_it_was_renewed() {
+    let mut bench = Bench::after(Some(Intents::default()));
+    bench.tenure.valid_until = Duration::from_secs(100);
+    bench.named(0);
+    bench.now.mono = Duration::from_secs(100);
+    assert!(bench.poll().is_empty());
+    bench.tenure.valid_until = Duration::from_secs(110);
+    bench.named(0);
+    assert!(!bench.poll().is_empty());
+}
+
+#[test]
+fn nodes_that_cannot_be_written_take_no_room_from_others() {
+    let mut bench = Bench::after(Some(Intents::default()));
+    let mut wide = pool("podcidrs", "10.0.0.0/16");
+    wide.spec.as_mut().unwrap().allocate = Allocate::NodeCIDR;
+    wide.version = 9;
+    let mut events = vec![Event::Pools(Change::Applied(wide))];
+    let names = (0..600).map(|i| format!("bad{i}"));
+    for name in names.chain(["good".to_owned()]) {
+        let mut node = node(&name);
+        node.version = 9;
+        events.push(Event::Nodes(Change::Applied(node)));
+    }
+    for event in events {
+        bench.controller.on(event, bench.now);
+    }
+    for _ in 0..1_000 {
+        let out = bench.poll();
+        for out in &out {
+            let answer = match &out.request {
+                Request::AssignPodCidrs(it) if &*it.name == "good" => return,
+                Request::AssignPodCidrs(_) => Outcome::Unclear("no answer".to_owned()),
+                Request::ReadNode { name } => Outcome::Node(node(name)),
+                _ => Outcome::Refused(Refusal::Busy(None)),
+            };
+            bench
+                .controller
+                .on(Event::Answer(out.id, answer), bench.now);
+        }
+        if let Some(wanted) = bench.controller.take_wanted() {
+            bench.named(wanted.number);
+        }
+        if out.is_empty() {
+            bench.now.mono += Duration::from_millis(500);
+        }
+    }
+    panic!("it was never assigned anything");
+}
+
+#[test]
+fn a_take_over_lists_only_where_the_watch_may_be_behind() {
+    let known = Versions {
+        nodes: 7,
+        subnets: 8,
+        blocks: 9,
+    };
+    let listed = |known: Option<Versions>, answered_since: u64, vacant: u64, reached: [u64; 3]| {
+        let mut bench = Bench::before(Some(Intents {
+            known,
+            ..Intents::default()
+        }));
+        let [nodes, subnets, blocks] = reached;
+        for event in [
+            Event::Nodes(Change::Reached(nodes)),
+            Event::Subnets(Change::Reached(subnets)),
+            Event::Blocks(Change::Reached(blocks)),
+        ] {
+            bench.controller.on(event, NOW);
+        }
+        bench.tenure.answered_since = Duration::from_secs(answered_since);
+        bench.tenure.vacant = Duration::from_secs(vacant);
+        bench.now.mono += Duration::from_secs(100);
+        bench.named(0);
+        let lists = bench.poll().into_iter().filter_map(|it| match it.request {
+            Request::ListNodes => Some("nodes"),
+            Request::ListSubnets => Some("subnets"),
+            Request::ListBlocks => Some("blocks"),
+            _ => None,
+        });
+        lists.collect::<Vec<_>>()
+    };
+    let all = ["nodes", "subnets", "blocks"];
+    let reached = [7, 8, 9];
+    assert_eq!(listed(Some(known), 0, 16, reached), [""; 0]);
+    assert_eq!(listed(Some(known), 0, 16, [6, 8, 8]), ["nodes", "blocks"]);
+    assert_eq!(listed(None, 0, 16, reached), all, "the Lease says nothing");
+    assert_eq!(
+        listed(Some(known), 50, 16, reached),
+        all,
+        "the API server was not reached since"
+    );
+    assert_eq!(listed(Some(known), 0, 61, reached), all, "after a gap");
+}

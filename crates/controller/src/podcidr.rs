@@ -1,0 +1,663 @@
+//! podCIDRs: every node that a pool selects gets one range of each of the pool's families.
+//!
+//! A node is taken through gather, decide, write and report. A write is one JSON Patch that the API
+//! server refuses if the node is not the one meant, has podCIDRs already, or has been touched by a
+//! later leader. It is sent once the Lease names it.
+//!
+//! # Guarantees
+//! - One range is dealt to one node: it is claimed in the ledger before the Lease names it, and named
+//!   there before the request leaves.
+//! - After an unclear outcome the range stays claimed, and only the same write is repeated, until a
+//!   read shows what the node has.
+//! - A node that waits says why, once for each reason.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::pools::{Pools, Verdict};
+use super::queue::Queue;
+use super::refusals::Call;
+use super::registry::Registry;
+use super::report::{About, POD_CIDR_ASSIGNED, Report, WAITING};
+use super::{Context, IN_USE_PAUSE, Purpose};
+use crate::cluster::request::{Assignment, Outcome, Refusal, Request};
+use crate::cluster::seen::{Node, Text};
+use crate::cluster::world::World;
+use cadastre_api::Allocate;
+use cadastre_core::mutation::Mutation;
+use cadastre_core::{Addr, Cidr, Family, Full, State};
+
+/// The loop's own state.
+#[derive(Debug, Default)]
+pub struct PodCidrs {
+    /// Names of nodes to look at
+    pub queue: Queue<Text>,
+    /// What is under way, by UID
+    tasks: BTreeMap<Text, Task>,
+    /// Nodes that wait for a pool, by name
+    waiting: BTreeMap<Text, Waiting>,
+    /// Pools that were found full, with what was said of it, until room may have come: thousands of
+    /// nodes may wait for one pool, and each look at a full one costs as much as it holds.
+    full: BTreeMap<Text, String>,
+    /// Whether `waiting` has changed since it was last counted
+    recount: bool,
+}
+
+#[derive(Debug, PartialEq)]
+enum Task {
+    /// A request is in flight.
+    InFlight,
+    /// The next step is a consistent read of the node.
+    ToRead,
+    /// The next step is the write, the first one or again.
+    ToWrite,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    uid: Text,
+    reason: Reason,
+    /// Since when a pool is lacking, monotonic
+    since: Duration,
+    /// Whether an event told of it
+    told: bool,
+}
+
+/// Why a node gets no podCIDR for now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "fields named for what they are")]
+pub enum Reason {
+    /// No pool selects it: nothing is wrong with that.
+    Unmanaged,
+    /// The pools that select it do not serve now.
+    Barred { pools: Vec<Text> },
+    /// The serving pools that select it are full.
+    Full { pools: Vec<Text> },
+}
+
+impl Reason {
+    /// The label of the metric.
+    pub fn label(&self) -> &'static str {
+        match self {
+            Reason::Unmanaged => "no_pool",
+            Reason::Barred { .. } => "pool_not_ready",
+            Reason::Full { .. } => "pool_full",
+        }
+    }
+}
+
+/// What to do for a node.
+enum Decision {
+    /// Nothing, now or ever again unless it changes.
+    Leave,
+    /// Ask the API server what became of a write.
+    Read,
+    /// Write these ranges (again).
+    Write(Vec<Cidr>),
+    /// Wait until a pool can serve.
+    Wait(Reason, String),
+}
+
+impl PodCidrs {
+    /// The next request, if a node needs one.
+    pub fn next(&mut self, cx: &mut Context, stopping: bool) -> Option<(Request, Purpose)> {
+        while let Some(name) = self.queue.pop(cx.now.mono) {
+            let Some(node) = cx.world.nodes.get(&name).cloned() else {
+                self.forget_waiting(&name);
+                continue;
+            };
+            if stopping && self.tasks.get(&node.uid) != Some(&Task::ToRead) {
+                continue;
+            }
+            let call = match self.tasks.get(&node.uid) {
+                Some(Task::ToRead) => Call::ReadNode(node.uid.clone()),
+                _ => Call::AssignPodCidrs(node.uid.clone()),
+            };
+            if let Some(at) = cx.registry.refusals.paused(&call, cx.now.mono) {
+                self.queue.add_at(name, at);
+                continue;
+            }
+            match self.decide(&node, cx) {
+                Decision::Leave if node.deleting => self.forget_waiting(&name),
+                Decision::Leave => {}
+                Decision::Wait(reason, note) => self.wait(&node, reason, note, cx),
+                Decision::Read => {
+                    self.tasks.insert(node.uid.clone(), Task::InFlight);
+                    let purpose = Purpose::AssignRead {
+                        name: name.clone(),
+                        uid: node.uid.clone(),
+                    };
+                    return Some((Request::ReadNode { name }, purpose));
+                }
+                // It comes back once the Lease names it.
+                Decision::Write(cidrs) if !cx.registry.intents.may_assign(&node, &cidrs) => {}
+                Decision::Write(cidrs) => {
+                    self.tasks.insert(node.uid.clone(), Task::InFlight);
+                    let purpose = Purpose::Assign {
+                        name: name.clone(),
+                        uid: node.uid.clone(),
+                    };
+                    return Some((Request::AssignPodCidrs(assignment(&node, cidrs)), purpose));
+                }
+            }
+        }
+        None
+    }
+
+    fn decide(&mut self, node: &Node, cx: &mut Context) -> Decision {
+        if node.deleting || !node.is_empty() {
+            return Decision::Leave;
+        }
+        match self.tasks.get(&node.uid) {
+            Some(Task::InFlight) => return Decision::Leave,
+            Some(Task::ToRead) => return Decision::Read,
+            Some(Task::ToWrite) | None => {}
+        }
+        let begun = cx.registry.claims_of(&node.uid);
+        if !begun.is_empty() {
+            let cidrs = begun.into_iter().map(|(_, cidr, _)| cidr);
+            return write(cidrs, cx.registry, cx.world);
+        }
+        if let Some(cidrs) = give_back(node, cx.registry) {
+            return write(cidrs.into_iter(), cx.registry, cx.world);
+        }
+        self.deal(node, cx)
+    }
+
+    /// New ranges from the best pool that has room.
+    fn deal(&mut self, node: &Node, cx: &mut Context) -> Decision {
+        let (world, registry) = (cx.world, &mut *cx.registry);
+        let mode = Allocate::NodeCIDR;
+        let choices = registry
+            .pools
+            .choices(mode, node, &registry.ledger, &self.full);
+        // Nobody asks for a podCIDR by name.
+        let choices = choices.into_iter().filter(|(_, by_name)| !by_name);
+        let choices: Vec<Text> = choices.map(|(name, _)| name).collect();
+        let wait_for = |pools: &Pools, best: Option<&Text>| {
+            let soon = pools.starting_before(mode, node, best);
+            let pools: Vec<Text> = soon.map(|state| state.name.clone()).collect();
+            let some = !pools.is_empty() && !Mutation::BetterPoolNotAwaited.is_on();
+            some.then(|| Decision::Wait(Reason::Barred { pools }, String::new()))
+        };
+        if let Some(wait) = wait_for(&registry.pools, choices.first()) {
+            return wait;
+        }
+        if choices.is_empty() {
+            return barred(node, registry);
+        }
+        let holder = registry.holder(&node.name, &node.uid);
+        let strays = &registry.strays;
+        let spoken_for = |range: &Cidr| -> Option<Addr> {
+            let of_node = || world.node_addresses.within(range).next();
+            let of_agent = || strays.any_in(range);
+            let used = world
+                .pods
+                .any_in_free(range)
+                .or_else(of_node)
+                .or_else(of_agent);
+            used.filter(|_| !Mutation::UsedAddressesNotAvoided.is_on())
+        };
+        let mut notes = Vec::new();
+        for name in &choices {
+            if let Some(note) = self.full.get(name) {
+                notes.push(note.clone());
+                continue;
+            }
+            // Those before it were full: one that is about to serve may stand between.
+            if let Some(wait) = wait_for(&registry.pools, Some(name)) {
+                return wait;
+            }
+            let Some(pool) = registry.pools.get_mut(name) else {
+                continue;
+            };
+            match registry.ledger.carve(&mut pool.space, holder, spoken_for) {
+                Ok(claims) => {
+                    let ids = claims.iter().filter_map(|(_, id)| *id);
+                    let claims = ids.filter_map(|id| registry.ledger.get(id));
+                    let cidrs = claims.map(|claim| claim.cidr);
+                    return write(cidrs, registry, world);
+                }
+                Err(full) if full.avoided > 0 => {
+                    // Nothing tells when the addresses that speak against the last blocks go.
+                    self.queue
+                        .add_at(node.name.clone(), cx.now.mono + IN_USE_PAUSE);
+                    notes.push(full_note(name, &full));
+                }
+                Err(full) => {
+                    let note = full_note(name, &full);
+                    self.full.insert(name.clone(), note.clone());
+                    notes.push(note);
+                }
+            }
+        }
+        Decision::Wait(Reason::Full { pools: choices }, notes.join("; "))
+    }
+
+    /// An empty note is a wait that nobody needs to hear of.
+    fn wait(&mut self, node: &Node, reason: Reason, note: String, cx: &mut Context) {
+        let known = self.waiting.get(&node.name).filter(|w| w.uid == node.uid);
+        let again = known.is_some_and(|w| w.reason == reason);
+        let told = !note.is_empty();
+        if told && !again {
+            cx.reports.push(Report {
+                about: About::node(node),
+                warning: true,
+                reason: WAITING,
+                note,
+            });
+        }
+        let told = told || known.is_some_and(|w| w.told);
+        let lacking = known.filter(|w| w.reason != Reason::Unmanaged);
+        let since = lacking.map_or(cx.now.mono, |w| w.since);
+        self.recount |= !again;
+        self.waiting.insert(
+            node.name.clone(),
+            Waiting {
+                uid: node.uid.clone(),
+                reason,
+                since,
+                told,
+            },
+        );
+    }
+
+    fn forget_waiting(&mut self, name: &Text) {
+        self.recount |= self.waiting.remove(name).is_some();
+    }
+
+    /// Whether other nodes wait, or for other reasons, than at the last call.
+    pub fn take_recount(&mut self) -> bool {
+        std::mem::take(&mut self.recount)
+    }
+
+    /// Takes in the answer to a write.
+    pub fn answered_write(&mut self, name: &Text, uid: &Text, outcome: &Outcome, cx: &mut Context) {
+        if self.is_over(name, uid, cx) {
+            return;
+        }
+        match outcome {
+            Outcome::Node(node) if node.uid == *uid => self.learned(node),
+            Outcome::Refused(Refusal::Guard(_)) => self.retry(name, uid, Task::ToRead),
+            Outcome::Refused(_) => {
+                self.retry(name, uid, Task::ToWrite);
+                let claims = cx.registry.claims_of(uid);
+                if !claims.iter().any(|(_, _, state)| *state == State::Unclear) {
+                    // What is refused for good takes no room from others.
+                    cx.registry.intents.settled(uid);
+                }
+            }
+            _ => {
+                for (id, _, state) in cx.registry.claims_of(uid) {
+                    if Mutation::UnclearAssignmentFreed.is_on() {
+                        cx.registry.ledger.release(id);
+                    } else if state == State::InFlight {
+                        cx.registry.ledger.set_state(id, State::Unclear);
+                    }
+                }
+                if Mutation::NameTakenOffWhileUnclear.is_on() {
+                    cx.registry.intents.settled(uid);
+                }
+                self.retry(name, uid, Task::ToRead);
+            }
+        }
+        let call = Call::AssignPodCidrs(uid.clone());
+        if cx.registry.refusals.why(&call).is_some() {
+            cx.registry.intents.set_aside(uid);
+        }
+    }
+
+    /// Takes in the answer to a read.
+    pub fn answered_read(&mut self, name: &Text, uid: &Text, outcome: &Outcome, cx: &mut Context) {
+        if self.is_over(name, uid, cx) {
+            return;
+        }
+        match outcome {
+            Outcome::Node(node) if node.uid == *uid => self.learned(node),
+            _ => self.retry(name, uid, Task::ToRead),
+        }
+    }
+
+    /// Whether the UID is gone; its claims rest, and no write can succeed any more.
+    fn is_over(&mut self, name: &Text, uid: &Text, cx: &Context) -> bool {
+        let gone = cx.world.nodes.get(name).is_none_or(|node| node.uid != *uid);
+        if gone {
+            self.tasks.remove(uid);
+        }
+        gone
+    }
+
+    fn learned(&mut self, node: &Node) {
+        if node.is_empty() {
+            self.retry(&node.name, &node.uid, Task::ToWrite);
+        } else {
+            self.tasks.remove(&node.uid);
+        }
+    }
+
+    fn retry(&mut self, name: &Text, uid: &Text, task: Task) {
+        self.tasks.insert(uid.clone(), task);
+        self.queue.add(name.clone());
+    }
+
+    /// A node has podCIDRs now; one that had to wait is told so.
+    pub fn served(&mut self, node: &Node, reports: &mut Vec<Report>) {
+        if self.tasks.get(&node.uid) != Some(&Task::InFlight) {
+            self.tasks.remove(&node.uid);
+        }
+        let Some(waiting) = self.waiting.remove(&node.name) else {
+            return;
+        };
+        if waiting.uid == node.uid && waiting.told {
+            let ranges: Vec<String> = node.pod_cidrs.iter().map(ToString::to_string).collect();
+            let note = format!("has podCIDRs {} after a wait", ranges.join(", "));
+            reports.push(Report {
+                about: About::node(node),
+                warning: false,
+                reason: POD_CIDR_ASSIGNED,
+                note,
+            });
+        }
+    }
+
+    /// A node's UID is gone.
+    pub fn gone(&mut self, node: &Node) {
+        self.tasks.remove(&node.uid);
+        if self
+            .waiting
+            .get(&node.name)
+            .is_some_and(|w| w.uid == node.uid)
+        {
+            self.waiting.remove(&node.name);
+        }
+    }
+
+    /// Space or a pool may have come: looks at every waiting node again.
+    pub fn wake(&mut self) {
+        if Mutation::PodCidrWaitersNotWoken.is_on() {
+            return;
+        }
+        self.full.clear();
+        for name in self.waiting.keys() {
+            self.queue.add(name.clone());
+        }
+    }
+
+    /// Which nodes wait, and what for.
+    pub fn who_waits(&self) -> impl Iterator<Item = (&Text, &Reason)> {
+        self.waiting.iter().map(|(node, wait)| (node, &wait.reason))
+    }
+
+    /// The reasons of all that wait.
+    pub fn waiting(&self) -> impl Iterator<Item = &Reason> {
+        self.waiting.values().map(|waiting| &waiting.reason)
+    }
+
+    /// Since when a pool is lacking that a node waits for, of the longest wait, monotonic.
+    pub fn waiting_since(&self) -> Option<Duration> {
+        let waiting = self.waiting.values();
+        let lacking = waiting.filter(|waiting| waiting.reason != Reason::Unmanaged);
+        lacking.map(|waiting| waiting.since).min()
+    }
+}
+
+fn assignment(node: &Node, cidrs: Vec<Cidr>) -> Assignment {
+    Assignment {
+        name: node.name.clone(),
+        uid: node.uid.clone(),
+        term: node.term.clone(),
+        annotated: node.annotated,
+        cidrs,
+    }
+}
+
+/// These are written, that of the cluster's primary family first.
+fn write(cidrs: impl Iterator<Item = Cidr>, registry: &Registry, world: &World) -> Decision {
+    let mut cidrs: Vec<Cidr> = cidrs.collect();
+    let first = first_family(registry, world);
+    cidrs.sort_by_key(|cidr| (cidr.family() != first, *cidr));
+    Decision::Write(cidrs)
+}
+
+/// The cluster's primary family: that of its service range, else of the first podCIDR of a node that has both, as
+/// somebody wrote them before, else IPv4.
+fn first_family(registry: &Registry, world: &World) -> Family {
+    let of_both = |node: &Node| match &*node.pod_cidrs {
+        [one, other] if one.family() != other.family() => Some(one.family()),
+        _ => None,
+    };
+    let of_services = registry.pools.service_family();
+    let of_nodes = || world.nodes.iter().find_map(|node| of_both(node));
+    of_services.or_else(of_nodes).unwrap_or(Family::V4)
+}
+
+/// The same machine is back while its ranges rest: it gets them again, if a pool that serves it
+/// still covers them all and nothing in them has been reserved since.
+fn give_back(node: &Node, registry: &mut Registry) -> Option<Vec<Cidr>> {
+    let ranges = registry.resting_for(node)?.ranges.clone();
+    let pool = registry.pools.of(ranges.first()?)?;
+    let fits = pool.allocate == Allocate::NodeCIDR
+        && pool.is_serving()
+        && pool.selector.matches(&node.labels)
+        && pool.space.families().count() == ranges.len()
+        && ranges
+            .iter()
+            .all(|range| pool.space.covers(range) && !pool.space.is_blocked(range))
+        && ranges
+            .windows(2)
+            .all(|pair| pair[0].family() != pair[1].family());
+    // Others may have held the same addresses (by a second writer's doing), and rest in their own right.
+    let own = |holder| {
+        let key = registry.who(holder).filter(|(name, _)| *name == node.name);
+        key.and_then(|key| registry.rests.get(key))
+            .is_some_and(|rest| rest.machine.same(&node.machine))
+    };
+    let alone = |range: &Cidr| {
+        registry
+            .ledger
+            .overlapping(range)
+            .all(|(_, claim)| own(claim.holder))
+    };
+    let alone = |range: &Cidr| alone(range) || Mutation::ReturnedRangesShared.is_on();
+    if !fits || !ranges.iter().all(alone) {
+        return None;
+    }
+    let holder = registry.holder(&node.name, &node.uid);
+    for range in &ranges {
+        registry.ledger.record(holder, *range, State::InFlight);
+    }
+    Some(ranges)
+}
+
+fn full_note(pool: &str, full: &Full) -> String {
+    format!("pool \"{pool}\": {full}")
+}
+
+fn barred(node: &Node, registry: &Registry) -> Decision {
+    let barred: Vec<_> = registry.pools.barred(Allocate::NodeCIDR, node).collect();
+    if barred.is_empty() {
+        return Decision::Wait(Reason::Unmanaged, String::new());
+    }
+    let pools = barred.iter().map(|state| state.name.clone()).collect();
+    // A pool that is about to serve is no news.
+    let lasting = barred
+        .iter()
+        .filter(|state| state.verdict != Verdict::Starting);
+    let notes: Vec<String> = lasting
+        .map(|state| format!("pool \"{}\" does not serve: {}", state.name, state.verdict))
+        .collect();
+    Decision::Wait(Reason::Barred { pools }, notes.join("; "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::seen::{Machine, Pod, ServiceRange};
+    use crate::demand::tests::{NOW, list, node, pool};
+    use cadastre_daemon::watch::Change;
+
+    fn range(text: &str) -> Cidr {
+        Cidr::parse_strict(text).unwrap()
+    }
+
+    /// These nodes, and a pool of ranges of /28.
+    fn world(cidr: &str, nodes: Vec<Node>) -> World {
+        let mut world = World::default();
+        let mut pool = pool("p", cidr);
+        pool.spec.as_mut().unwrap().allocate = Allocate::NodeCIDR;
+        list(&mut world.pools, vec![pool]);
+        list(&mut world.nodes, nodes);
+        world
+    }
+
+    /// What the node gets, if anything.
+    fn dealt(name: &str, loops: &mut PodCidrs, cx: &mut Context) -> Option<Vec<Cidr>> {
+        loops.queue.add(name.into());
+        let (request, _) = loops.next(cx, false)?;
+        let Request::AssignPodCidrs(assignment) = request else {
+            panic!("{request:?}");
+        };
+        assert_eq!(&*assignment.name, name);
+        Some(assignment.cidrs)
+    }
+
+    #[test]
+    fn a_range_stays_taken_after_a_write_of_unclear_outcome() {
+        let world = world("10.0.0.0/28", vec![node("a"), node("b")]);
+        let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
+        let mut loops = PodCidrs::default();
+        let mut cx = Context {
+            world: &world,
+            registry: &mut registry,
+            reports: &mut Vec::new(),
+            now: NOW,
+        };
+        assert!(dealt("a", &mut loops, &mut cx).is_some());
+        let unclear = Outcome::Unclear("no answer".to_owned());
+        loops.answered_write(&"a".into(), &"a".into(), &unclear, &mut cx);
+        let read = loops.next(&mut cx, false).map(|(request, _)| request);
+        assert!(matches!(read, Some(Request::ReadNode { name }) if &*name == "a"));
+        assert_eq!(dealt("b", &mut loops, &mut cx), None);
+        assert_eq!(cx.registry.unclear(), 1);
+    }
+
+    #[test]
+    fn a_range_with_an_address_in_use_is_not_dealt() {
+        let mut world = world("10.0.0.0/27", vec![node("a")]);
+        let address = range("10.0.0.20/32").first();
+        world.pods.change(Change::Applied(Pod {
+            name: "default/p".into(),
+            uid: "p".into(),
+            version: 1,
+            finished: false,
+            mirror_of: None,
+            addresses: [address].into(),
+        }));
+        let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
+        let mut cx = Context {
+            world: &world,
+            registry: &mut registry,
+            reports: &mut Vec::new(),
+            now: NOW,
+        };
+        let cidrs = dealt("a", &mut PodCidrs::default(), &mut cx);
+        assert_eq!(cidrs, Some(vec![range("10.0.0.0/28")]));
+    }
+
+    #[test]
+    fn a_machine_gets_its_ranges_back_unless_somebody_else_holds_some_of_them() {
+        let machine = |uid: &str, ranges: &[&str]| Node {
+            uid: uid.into(),
+            pod_cidrs: ranges.iter().map(|text| range(text)).collect(),
+            machine: Machine {
+                provider_id: None,
+                machine_id: Some("m".into()),
+            },
+            ..node("a")
+        };
+        let had = "10.0.0.0/28";
+        for (theirs, gets) in [("10.1.0.0/28", had), (had, "10.0.0.16/28")] {
+            let other = Node {
+                pod_cidrs: [range(theirs)].into(),
+                ..node("x")
+            };
+            let world = world("10.0.0.0/27", vec![machine("new", &[]), other]);
+            let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
+            let old = machine("old", &[had]);
+            registry.sync(&old, None);
+            registry.retire(&old, NOW);
+            let mut cx = Context {
+                world: &world,
+                registry: &mut registry,
+                reports: &mut Vec::new(),
+                now: NOW,
+            };
+            let cidrs = dealt("a", &mut PodCidrs::default(), &mut cx);
+            assert_eq!(cidrs, Some(vec![range(gets)]), "beside {theirs}");
+        }
+    }
+
+    #[test]
+    fn the_first_podcidr_is_of_the_clusters_first_family() {
+        let both = |order: [&str; 2]| Node {
+            pod_cidrs: order.iter().map(|text| range(text)).collect(),
+            ..node("z")
+        };
+        let services = |cidrs: &[&str]| ServiceRange {
+            name: "kubernetes".into(),
+            uid: "s".into(),
+            version: 1,
+            cidrs: cidrs.iter().map(|text| range(text)).collect(),
+        };
+        let (v4, v6) = ("10.9.0.0/28", "fd00:9::/124");
+        for (flag, found, before, first) in [
+            (None, None, None, Family::V4),
+            (Some("fd00:1::/112"), None, None, Family::V6),
+            (
+                Some("10.8.0.0/16"),
+                Some(["fd00:1::/112", "10.8.0.0/16"]),
+                None,
+                Family::V6,
+            ),
+            (
+                None,
+                Some(["10.8.0.0/16", "fd00:1::/112"]),
+                Some([v6, v4]),
+                Family::V4,
+            ),
+            (None, None, Some([v6, v4]), Family::V6),
+        ] {
+            let nodes = before.map(both).into_iter().chain([node("a")]);
+            let mut world = world("10.0.0.0/24", nodes.collect());
+            let mut dual = pool("p", "10.0.0.0/24");
+            dual.version = 2;
+            let spec = dual.spec.as_mut().unwrap();
+            spec.allocate = Allocate::NodeCIDR;
+            spec.ipv6 = Some(cadastre_api::IPv6Ranges {
+                cidrs: vec!["fd00::/64".to_owned()],
+                block_size: Some(124),
+                gateway: None,
+            });
+            list(&mut world.pools, vec![dual]);
+            list(
+                &mut world.services,
+                found.map(|it| services(&it)).into_iter().collect(),
+            );
+            let flags: Vec<Cidr> = flag.map(range).into_iter().collect();
+            let (mut registry, _) = Registry::rebuild(&world, &flags, NOW);
+            let mut cx = Context {
+                world: &world,
+                registry: &mut registry,
+                reports: &mut Vec::new(),
+                now: NOW,
+            };
+            let cidrs = dealt("a", &mut PodCidrs::default(), &mut cx).unwrap();
+            let families: Vec<Family> = cidrs.iter().map(Cidr::family).collect();
+            assert_eq!(
+                (families.len(), families[0]),
+                (2, first),
+                "{flag:?} {found:?} {before:?}"
+            );
+        }
+    }
+}

@@ -1,0 +1,417 @@
+//! Pools: the finalizer, conditions and counts of every IPPool.
+//!
+//! A pool carves only once its finalizer is on it, and the finalizer goes only when nothing is held,
+//! in flight, unclear or resting in it. Counts are computed from the ledger each time, never kept.
+//! A status is written when it differs, at most once in [`STATUS_PAUSE`] a pool; events are told on
+//! a change of a condition only, also across restarts.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use super::conditions::{Counted, TOLD, event_reason, status};
+use super::figures::may_go;
+use super::pools::{PoolState, Verdict};
+use super::queue::Queue;
+use super::refusals::Call;
+use super::report::{About, Report};
+use super::totals::{Totals, totals};
+use super::{Context, Purpose};
+use crate::cluster::request::{Outcome, Refusal, Request};
+use crate::cluster::seen::{Pool, Text};
+use cadastre_api::{FINALIZER, IPPoolStatus};
+use cadastre_core::mutation::Mutation;
+use cadastre_core::{Dual, Family};
+
+/// At most one status write a pool in this time.
+pub const STATUS_PAUSE: Duration = Duration::from_secs(5);
+
+/// At most one count of all pools in this time.
+const COUNT_PAUSE: Duration = Duration::from_secs(1);
+
+/// The loop's own state.
+#[derive(Debug, Default)]
+pub struct PoolLoop {
+    /// Names to look at
+    pub queue: Queue<Text>,
+    in_flight: BTreeSet<Text>,
+    to_read: BTreeSet<Text>,
+    /// Something that is counted has changed.
+    dirty: bool,
+    counted_at: Option<Duration>,
+    written_at: BTreeMap<Text, Duration>,
+    /// Addresses by pool and family, as last counted.
+    totals: BTreeMap<(Text, Family), Totals>,
+    totals_at: Option<Duration>,
+    /// Something has changed since.
+    outdated: bool,
+    /// What was last told of a condition, by pool UID and type.
+    told: BTreeMap<(Text, &'static str), (String, String)>,
+}
+
+impl PoolLoop {
+    /// Something that is counted has changed.
+    pub fn mark(&mut self) {
+        self.dirty = true;
+    }
+
+    /// When there may be something to count again.
+    pub fn next_at(&self) -> Option<Duration> {
+        let count = self.dirty.then(|| {
+            self.counted_at
+                .map_or(Duration::ZERO, |at| at + COUNT_PAUSE)
+        });
+        let totals = self.outdated.then(|| self.totals_due());
+        let due = count.into_iter().chain(totals);
+        due.chain(self.queue.next_at()).min()
+    }
+
+    fn totals_due(&self) -> Duration {
+        self.totals_at
+            .map_or(Duration::ZERO, |at| at + STATUS_PAUSE)
+    }
+
+    /// A finalizer that must be set before a pool can serve.
+    pub fn next_finalizer(&mut self, cx: &Context) -> Option<(Request, Purpose)> {
+        let may_set = |name: &Text| {
+            let call = Call::SetPoolFinalizers(name.clone());
+            !self.is_open(name) && cx.registry.refusals.paused(&call, cx.now.mono).is_none()
+        };
+        let starting =
+            |state: &&PoolState| state.verdict == Verdict::Starting && may_set(&state.name);
+        let state = cx.registry.pools.iter().find(starting)?;
+        let pool = cx.world.pools.get(&state.name)?;
+        let mut finalizers = pool.finalizers.clone();
+        finalizers.push(FINALIZER.to_owned());
+        Some(self.set_finalizers(pool, finalizers))
+    }
+
+    /// The next request: a read, a finalizer to drop, a status to write.
+    pub fn next(
+        &mut self,
+        waiting: impl FnOnce() -> BTreeMap<Text, i64>,
+        cx: &mut Context,
+    ) -> Option<(Request, Purpose)> {
+        let now = cx.now.mono;
+        let mut count = Some(waiting);
+        let mut waiting = BTreeMap::new();
+        let to_count = self.dirty && self.counted_at.is_none_or(|at| at + COUNT_PAUSE <= now);
+        self.outdated |= to_count;
+        let totals_due = self.outdated && self.totals_due() <= now;
+        if to_count || totals_due {
+            self.dirty = false;
+            self.counted_at = Some(now);
+            if totals_due {
+                self.outdated = false;
+                self.totals_at = Some(now);
+                self.totals = totals(cx.world, cx.registry);
+            }
+            for pool in cx.world.pools.iter() {
+                self.queue.add(pool.name.clone());
+            }
+            self.forget_gone(cx);
+        }
+        while let Some(name) = self.queue.pop(now) {
+            if self.in_flight.contains(&name) {
+                continue;
+            }
+            let paused = |call: Call| cx.registry.refusals.paused(&call, now);
+            if self.to_read.contains(&name) {
+                if let Some(at) = paused(Call::ReadPool(name.clone())) {
+                    self.queue.add_at(name, at);
+                    continue;
+                }
+                self.to_read.remove(&name);
+                self.in_flight.insert(name.clone());
+                return Some((
+                    Request::ReadPool { name: name.clone() },
+                    Purpose::PoolRead { name },
+                ));
+            }
+            let (Some(pool), Some(state)) = (
+                cx.world.pools.get(&name).cloned(),
+                cx.registry.pools.get(&name),
+            ) else {
+                continue;
+            };
+            let ours = pool.finalizers.iter().any(|f| f == FINALIZER);
+            let may_set = paused(Call::SetPoolFinalizers(name.clone()));
+            let is_open = |other: &PoolState| {
+                self.is_open(&other.name) && !Mutation::PoolThatGoesKeepsRanges.is_on()
+            };
+            let may_go = || may_go(state, cx.registry, is_open) && cx.registry.intents.is_known();
+            if let Some(at) = may_set {
+                self.queue.add_at(name.clone(), at);
+            } else if pool.deleting && ours && may_go() {
+                let finalizers = pool
+                    .finalizers
+                    .iter()
+                    .filter(|f| *f != FINALIZER)
+                    .cloned()
+                    .collect();
+                return Some(self.set_finalizers(&pool, finalizers));
+            } else if pool.deleting && ours && !self.in_flight.is_empty() {
+                // Another one may keep its ranges, or not, once that is settled.
+                self.queue.add_at(name.clone(), now + COUNT_PAUSE);
+            }
+            let written = self.written_at.get(&name).map(|at| *at + STATUS_PAUSE);
+            let may_write = paused(Call::SetPoolStatus(name.clone()));
+            if let Some(at) = written.max(may_write).filter(|at| *at > now) {
+                self.queue.add_at(name, at);
+                continue;
+            }
+            if let Some(count) = count.take() {
+                waiting = count();
+            }
+            let of = |family| self.totals.get(&(name.clone(), family)).copied();
+            let counted = Counted {
+                waiting: waiting.get(&name).copied().unwrap_or(0),
+                selects_none: state.selects_none(cx.world),
+                totals: Dual::from_fn(|family| of(family).unwrap_or_default()),
+            };
+            let status = status(&pool, state, counted, cx.registry, cx.now);
+            if pool.status.as_ref() != Some(&status) {
+                self.tell(&pool, &status, cx.reports);
+                self.written_at.insert(name.clone(), now);
+                self.in_flight.insert(name.clone());
+                let (uid, version) = (pool.uid.clone(), pool.version);
+                return Some((
+                    Request::SetPoolStatus {
+                        name: name.clone(),
+                        uid,
+                        version,
+                        status,
+                    },
+                    Purpose::PoolStatus { name },
+                ));
+            }
+        }
+        None
+    }
+
+    /// Takes in an answer, to a write or a read; the object it shows is in the world already.
+    pub fn answered(&mut self, name: &Text, wrote: bool, outcome: &Outcome) {
+        self.in_flight.remove(name);
+        let known = match outcome {
+            Outcome::Pool(_) | Outcome::Gone | Outcome::Refused(Refusal::Missing) => true,
+            Outcome::Refused(Refusal::Guard(_)) | Outcome::Unclear(_) => false,
+            _ => wrote,
+        };
+        if !known {
+            self.to_read.insert(name.clone());
+        }
+        self.queue.add(name.clone());
+        // What was refused or lost may be written again without the pause.
+        if !matches!(outcome, Outcome::Pool(_)) {
+            self.written_at.remove(name);
+        }
+    }
+
+    /// Remembers what the conditions said before this leader, so that it is not told again.
+    pub fn recall(&mut self, pools: impl Iterator<Item = impl AsRef<Pool>>) {
+        for pool in pools {
+            let pool = pool.as_ref();
+            for condition in pool.status.iter().flat_map(|status| &status.conditions) {
+                if let Some(kind) = TOLD.iter().find(|kind| **kind == condition.type_) {
+                    let state = (condition.status.clone(), condition.reason.clone());
+                    self.told.insert((pool.uid.clone(), kind), state);
+                }
+            }
+        }
+    }
+
+    fn is_open(&self, name: &Text) -> bool {
+        self.in_flight.contains(name) || self.to_read.contains(name)
+    }
+
+    fn set_finalizers(&mut self, pool: &Pool, finalizers: Vec<String>) -> (Request, Purpose) {
+        let name = pool.name.clone();
+        self.in_flight.insert(name.clone());
+        let request = Request::SetPoolFinalizers {
+            name: name.clone(),
+            uid: pool.uid.clone(),
+            version: pool.version,
+            finalizers,
+        };
+        (request, Purpose::PoolFinalizers { name })
+    }
+
+    fn forget_gone(&mut self, cx: &Context) {
+        let pools = &cx.world.pools;
+        self.written_at.retain(|name, _| pools.get(name).is_some());
+        let uids: BTreeSet<&Text> = pools.iter().map(|pool| &pool.uid).collect();
+        self.told.retain(|(uid, _), _| uids.contains(uid));
+    }
+
+    fn tell(&mut self, pool: &Pool, status: &IPPoolStatus, reports: &mut Vec<Report>) {
+        for kind in TOLD {
+            let Some(condition) = status.conditions.iter().find(|c| c.type_ == *kind) else {
+                continue;
+            };
+            let key = (pool.uid.clone(), *kind);
+            let state = (condition.status.clone(), condition.reason.clone());
+            let before = self.told.insert(key, state.clone());
+            let bad = condition.status == "True";
+            let was_bad = before.as_ref().is_some_and(|(status, _)| status == "True");
+            if before.as_ref() == Some(&state) || !(bad || was_bad) {
+                continue;
+            }
+            let about = About::Pool {
+                name: pool.name.clone(),
+                uid: pool.uid.clone(),
+            };
+            let reason = event_reason(kind, bad);
+            reports.push(Report {
+                about,
+                warning: bad,
+                reason,
+                note: condition.message.clone(),
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Now;
+    use crate::cluster::world::World;
+    use crate::demand::tests::{NOW, list, node, objects, pool, subnet};
+    use crate::registry::Registry;
+    use cadastre_daemon::watch::Change;
+
+    #[test]
+    fn of_two_pools_over_a_range_in_use_only_one_goes_at_a_time() {
+        let mut world = World::default();
+        let going = |name: &str, created: i64, deleting: bool| {
+            let mut pool = pool(name, "10.0.0.0/24");
+            (pool.created, pool.deleting) = (created, deleting);
+            pool.version = 1 + u64::from(deleting);
+            pool.spec.as_mut().unwrap().allocate = cadastre_api::Allocate::NodeCIDR;
+            pool
+        };
+        let held = crate::cluster::seen::Node {
+            pod_cidrs: [cadastre_core::Cidr::parse_strict("10.0.0.0/28").unwrap()].into(),
+            ..node("n")
+        };
+        list(&mut world.nodes, vec![held]);
+        list(
+            &mut world.pools,
+            vec![going("p", 0, true), going("q", 1, false)],
+        );
+        let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
+        registry.intents = crate::intents::Intentions::of_leader(true);
+        let mut pools = PoolLoop::default();
+        let mut dropped = |pools: &mut PoolLoop, world: &World, second: u64| -> Vec<Text> {
+            pools.mark();
+            let mono = Duration::from_secs(second);
+            registry.pools.survey(world, &[], mono);
+            let mut cx = Context {
+                world,
+                registry: &mut registry,
+                reports: &mut Vec::new(),
+                now: Now { mono, ..NOW },
+            };
+            let mut names = Vec::new();
+            while let Some((request, _)) = pools.next(BTreeMap::new, &mut cx) {
+                match request {
+                    Request::SetPoolFinalizers { name, .. } => names.push(name),
+                    Request::SetPoolStatus { name, .. } => {
+                        pools.in_flight.remove(&name);
+                        pools.written_at.insert(name, mono);
+                    }
+                    other => panic!("{other:?}"),
+                }
+            }
+            names
+        };
+        assert_eq!(dropped(&mut pools, &world, 0), ["p".into()], "q keeps it");
+        world.pools.change(Change::Applied(going("q", 1, true)));
+        let none: [Text; 0] = [];
+        assert_eq!(dropped(&mut pools, &world, 10), none, "who knows of p");
+        pools.answered(&"p".into(), true, &Outcome::Gone);
+        world.pools.change(Change::Deleted(going("p", 0, true)));
+        assert_eq!(dropped(&mut pools, &world, 20), none, "it keeps it now");
+    }
+
+    #[test]
+    fn a_pool_that_selects_no_node_says_so_and_is_ready() {
+        let ready = |label: &str, nodes: Vec<crate::cluster::seen::Node>| {
+            let mut world = World::default();
+            let mut chosen = pool("p", "10.0.0.0/24");
+            let selector = serde_json::json!({"matchLabels": {"class": label}});
+            chosen.spec.as_mut().unwrap().node_selector = serde_json::from_value(selector).unwrap();
+            list(&mut world.pools, vec![chosen]);
+            list(&mut world.nodes, nodes);
+            let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
+            let mut pools = PoolLoop::default();
+            pools.mark();
+            let mut cx = Context {
+                world: &world,
+                registry: &mut registry,
+                reports: &mut Vec::new(),
+                now: NOW,
+            };
+            let (request, _) = pools.next(BTreeMap::new, &mut cx).unwrap();
+            let Request::SetPoolStatus { status, .. } = request else {
+                panic!("{request:?}");
+            };
+            let ready = status.conditions.into_iter().find(|it| it.type_ == "Ready");
+            ready.map(|it| (it.status, it.reason)).unwrap()
+        };
+        let told = |status: &str, reason: &str| (status.to_owned(), reason.to_owned());
+        let of_class = || crate::cluster::seen::Node {
+            labels: [("class".into(), "a".into())].into(),
+            ..node("n")
+        };
+        assert_eq!(ready("a", vec![of_class()]), told("True", "Serving"));
+        assert_eq!(ready("b", vec![of_class()]), told("True", "SelectsNoNode"));
+        assert_eq!(ready("b", Vec::new()), told("True", "Serving"));
+    }
+
+    #[test]
+    fn what_changes_right_after_a_count_is_counted_later() {
+        let mut told = subnet("n", &["10.0.0.16/28"], 0);
+        let mut world = World::default();
+        list(&mut world.pools, vec![pool("p", "10.0.0.0/24")]);
+        list(&mut world.nodes, vec![node("n")]);
+        list(&mut world.blocks, objects(&told));
+        list(&mut world.subnets, vec![told.clone()]);
+        let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
+        let mut pools = PoolLoop::default();
+        let mut used = |pools: &mut PoolLoop, world: &mut World, second: u64| {
+            let mut reports = Vec::new();
+            let now = Now {
+                mono: Duration::from_secs(second),
+                ..NOW
+            };
+            let mut cx = Context {
+                world,
+                registry: &mut registry,
+                reports: &mut reports,
+                now,
+            };
+            let (request, purpose) = pools.next(BTreeMap::new, &mut cx)?;
+            let Request::SetPoolStatus { status, .. } = request else {
+                panic!("{request:?} for {purpose:?}");
+            };
+            let used = status.ipv4.as_ref()?.addresses.as_ref()?.used.clone();
+            let mut pool = Pool::clone(world.pools.get("p")?);
+            (pool.version, pool.status) = (pool.version + 1, Some(status));
+            let outcome = Outcome::Pool(pool.clone());
+            world.pools.change(Change::Applied(pool));
+            pools.answered(&"p".into(), true, &outcome);
+            Some(used)
+        };
+        pools.mark();
+        assert_eq!(used(&mut pools, &mut world, 0).as_deref(), Some("0"));
+        told.version += 1;
+        told.report.as_mut().unwrap().blocks[0].used = 5;
+        world.subnets.change(Change::Applied(told));
+        pools.mark();
+        assert_eq!(used(&mut pools, &mut world, 2), None);
+        let due = pools.next_at().unwrap();
+        assert_eq!(due, Duration::from_secs(5));
+        assert_eq!(used(&mut pools, &mut world, 5).as_deref(), Some("5"));
+        assert_eq!(used(&mut pools, &mut world, 9), None);
+    }
+}

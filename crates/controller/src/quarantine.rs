@@ -1,0 +1,232 @@
+//! Quarantine: the ranges of a dead node rest, then become free.
+//!
+//! Free only when all of it holds: the node's UID is gone; the pool's quarantine is over; no pod
+//! reports an address in the range, by the index of all pods and by a consistent look at the pods
+//! bound to the node's name; and no NodeSubnet names the holder any more, by a write of ours that
+//! came through. The record is in the NodeSubnet (`spec.previous`), so a restart changes nothing.
+
+use super::queue::Queue;
+use super::refusals::Call;
+use super::registry::{Registry, RestKey};
+use super::{Context, IN_USE_PAUSE, Purpose};
+use crate::cluster::request::{Outcome, Request};
+use crate::cluster::seen::{Pod, Text};
+use crate::cluster::world::World;
+use cadastre_core::Cidr;
+use cadastre_core::mutation::Mutation;
+
+/// The loop's own state.
+#[derive(Debug, Default)]
+pub struct Quarantine {
+    /// Rests to look at
+    pub queue: Queue<RestKey>,
+}
+
+impl Quarantine {
+    /// Looks at the rest when its time is over.
+    pub fn watch(&mut self, key: RestKey, registry: &Registry) {
+        if let Some(rest) = registry.rests.get(&key) {
+            self.queue.add_at(key, rest.until);
+        }
+    }
+
+    /// The next request, if a rest is over.
+    pub fn next(&mut self, cx: &mut Context) -> Option<(Request, Purpose)> {
+        while let Some(key) = self.queue.pop(cx.now.mono) {
+            let Some(rest) = cx.registry.rests.get(&key) else {
+                continue;
+            };
+            if rest.leaving {
+                continue;
+            }
+            if rest.until > cx.now.mono {
+                self.queue.add_at(key, rest.until);
+            } else if in_use(&key.0, &rest.ranges, cx.world) {
+                self.queue.add_at(key, cx.now.mono + IN_USE_PAUSE);
+            } else if let Some(at) = {
+                let call = Call::ListPods(key.0.clone());
+                cx.registry.refusals.paused(&call, cx.now.mono)
+            } {
+                self.queue.add_at(key, at);
+            } else {
+                let purpose = Purpose::Quarantine {
+                    name: key.0.clone(),
+                    uid: key.1.clone(),
+                };
+                return Some((Request::ListPodsOf { node: key.0 }, purpose));
+            }
+        }
+        None
+    }
+
+    /// Takes in the last look at the node's pods. Returns whether the rest may leave its NodeSubnet.
+    pub fn answered(
+        &mut self,
+        name: &Text,
+        uid: &Text,
+        outcome: &Outcome,
+        cx: &mut Context,
+    ) -> bool {
+        let key = (name.clone(), uid.clone());
+        let Some(rest) = cx.registry.rests.get_mut(&key) else {
+            return false;
+        };
+        match outcome {
+            Outcome::Pods(pods)
+                if in_use(name, &rest.ranges, cx.world) || used_by(pods, &rest.ranges) =>
+            {
+                self.queue.add_at(key, cx.now.mono + IN_USE_PAUSE);
+                false
+            }
+            Outcome::Pods(_) => {
+                rest.leaving = true;
+                true
+            }
+            _ => {
+                self.queue.add(key);
+                false
+            }
+        }
+    }
+
+    /// Frees what leaves under that name and is in no NodeSubnet any more. Returns whether a range
+    /// became free.
+    pub fn release(name: &Text, world: &World, registry: &mut Registry) -> bool {
+        let mentioned = |uid: &Text| {
+            world
+                .subnets
+                .get(name)
+                .is_some_and(|subnet| mentions(subnet, uid))
+        };
+        let over: Vec<RestKey> = registry
+            .rests_of(name)
+            .filter(|((_, uid), rest)| {
+                rest.leaving && (!mentioned(uid) || Mutation::FreedWhileNamed.is_on())
+            })
+            .map(|(key, _)| key.clone())
+            .collect();
+        for key in &over {
+            registry.finish(key);
+        }
+        !over.is_empty()
+    }
+}
+
+fn mentions(subnet: &crate::cluster::seen::Subnet, uid: &Text) -> bool {
+    // What cannot be read may name anybody.
+    subnet.spec.as_ref().map_or(true, |spec| {
+        spec.node_uid.as_deref() == Some(&**uid)
+            || spec.previous.iter().any(|p| p.node_uid == **uid)
+    })
+}
+
+fn in_use(node: &str, ranges: &[Cidr], world: &World) -> bool {
+    let unseen = Mutation::PodIndexNotLookedAt.is_on() || Mutation::PodsNotLookedAt.is_on();
+    let mut used = ranges
+        .iter()
+        .map(|range| world.pods.any_in_range_of(node, range));
+    !unseen && used.any(|addr| addr.is_some())
+}
+
+fn used_by(pods: &[Pod], ranges: &[Cidr]) -> bool {
+    let unseen = Mutation::BoundPodsNotLookedAt.is_on() || Mutation::PodsNotLookedAt.is_on();
+    pods.iter()
+        .filter(|_| !unseen)
+        .flat_map(|pod| pod.addresses.iter())
+        .any(|addr| ranges.iter().any(|range| range.contains_addr(*addr)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::Now;
+    use crate::cluster::seen::Node;
+    use crate::demand::tests::{NOW, node, subnet};
+    use cadastre_core::Addr;
+    use cadastre_daemon::watch::Change;
+
+    /// Long after every quarantine.
+    const LATER: Now = Now {
+        mono: Duration::from_secs(600),
+        ..NOW
+    };
+
+    fn pod(address: &str) -> Pod {
+        let address = Addr::from(address.parse::<std::net::IpAddr>().unwrap());
+        Pod {
+            name: "default/p".into(),
+            uid: "p".into(),
+            version: 1,
+            finished: false,
+            mirror_of: None,
+            addresses: [address].into(),
+        }
+    }
+
+    /// Node `n` had 10.0.0.0/28 and is gone.
+    fn resting() -> (Registry, Quarantine) {
+        let gone = Node {
+            pod_cidrs: [Cidr::parse_strict("10.0.0.0/28").unwrap()].into(),
+            ..node("n")
+        };
+        let mut registry = Registry::default();
+        registry.sync(&gone, None);
+        registry.retire(&gone, NOW);
+        let mut quarantine = Quarantine::default();
+        quarantine.watch((gone.name, gone.uid), &registry);
+        (registry, quarantine)
+    }
+
+    fn looks(world: &World) -> bool {
+        let (mut registry, mut quarantine) = resting();
+        let mut cx = Context {
+            world,
+            registry: &mut registry,
+            reports: &mut Vec::new(),
+            now: LATER,
+        };
+        quarantine.next(&mut cx).is_some()
+    }
+
+    #[test]
+    fn a_range_rests_while_any_pod_reports_an_address_of_it() {
+        let mut world = World::default();
+        assert!(looks(&world), "over, and nobody uses it");
+        world.pods.change(Change::Applied(pod("10.0.0.7")));
+        assert!(!looks(&world), "on whatever node it runs");
+    }
+
+    #[test]
+    fn a_range_rests_while_a_consistent_look_shows_an_address_of_it() {
+        let world = World::default();
+        let (mut registry, mut quarantine) = resting();
+        let mut cx = Context {
+            world: &world,
+            registry: &mut registry,
+            reports: &mut Vec::new(),
+            now: LATER,
+        };
+        let n = "n".into();
+        for (pods, free) in [(vec![pod("10.0.0.7")], false), (Vec::new(), true)] {
+            let outcome = Outcome::Pods(pods);
+            assert_eq!(quarantine.answered(&n, &n, &outcome, &mut cx), free);
+        }
+    }
+
+    #[test]
+    fn a_range_rests_while_a_node_subnet_names_who_had_it() {
+        let (mut registry, _) = resting();
+        for rest in registry.rests.values_mut() {
+            rest.leaving = true;
+        }
+        let mut world = World::default();
+        let told = subnet("n", &[], 0);
+        world.subnets.change(Change::Applied(told.clone()));
+        assert!(!Quarantine::release(&"n".into(), &world, &mut registry));
+        world.subnets.change(Change::Deleted(told));
+        assert!(Quarantine::release(&"n".into(), &world, &mut registry));
+        assert!(registry.rests.is_empty());
+    }
+}

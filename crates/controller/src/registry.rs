@@ -1,0 +1,616 @@
+//! The leader's ledger: which node holds what, and what rests after a node's death.
+//!
+//! Built from the world when a tenure begins and dropped when it ends; between the two every change
+//! of a node passes through [`Registry::sync`] or [`Registry::retire`].
+//!
+//! # Guarantees
+//! - A range leaves the ledger only here: in `sync`, when the node provably has other podCIDRs, and
+//!   in `finish`, when a rest is over and its record is gone from the API.
+//! - What two nodes hold at once is kept twice: freeing one side never frees the other's addresses.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use super::Now;
+use super::blocks::Blocks;
+use super::departed::Departed;
+use super::foreign::{AllTooWide, is_wide};
+use super::holders::{Holders, Use};
+use super::intents::Intentions;
+use super::pools::{DEFAULT_QUARANTINE, Pools};
+use super::refusals::Refusals;
+use super::take_up::Strays;
+use crate::cluster::seen::{Machine, Node, PodUid, Subnet, Text};
+use crate::cluster::world::World;
+use cadastre_api::{HeldRange, PreviousHolder};
+use cadastre_core::mutation::Mutation;
+use cadastre_core::{Addr, Cidr, ClaimId, Holder, Ledger, State};
+
+/// Names a rest: the node's name and the UID that is gone.
+pub type RestKey = (Text, Text);
+
+/// Ranges of a dead node, until they may be given on.
+#[derive(Clone, Debug)]
+pub struct Rest {
+    /// The machine that had them; it may have them back.
+    pub machine: Machine,
+    /// What rests.
+    pub ranges: Vec<Cidr>,
+    /// Earliest end, monotonic.
+    pub until: Duration,
+    /// The same for people and for the next leader.
+    pub until_wall: Timestamp,
+    /// Over and proven, or in the hands of a live node: gone once no NodeSubnet names it.
+    pub leaving: bool,
+}
+
+/// What a look at a node's podCIDRs brought to light.
+#[derive(Debug, Default)]
+pub struct Synced {
+    /// Ranges that were not ours to give and are now taken note of.
+    pub foreign: Vec<Cidr>,
+    /// Whether a range of ours came back confirmed.
+    pub confirmed: bool,
+    /// Whether a range became free.
+    pub freed: bool,
+    /// Other nodes (by name and UID) that hold some of the same addresses.
+    pub overlaps: Vec<(Text, Text, Cidr)>,
+}
+
+/// Who holds what.
+#[derive(Debug, Default)]
+pub struct Registry {
+    /// The claims
+    pub ledger: Ledger,
+    /// The pools and their standing
+    pub pools: Pools,
+    /// What rests
+    pub rests: BTreeMap<RestKey, Rest>,
+    /// Affinity blocks
+    pub blocks: Blocks,
+    /// Addresses that nodes are asked about, by the node's UID
+    pub suspects: BTreeMap<Text, BTreeSet<(Addr, PodUid)>>,
+    /// Blocks that agents use and cannot have for now
+    pub strays: Strays,
+    /// Whether agents have their say before anything is decided about blocks.
+    pub is_listening: bool,
+    /// Whether nobody had led before for so long that the server may have been put back.
+    pub after_gap: bool,
+    /// Calls that come to nothing
+    pub refusals: Refusals,
+    /// What may be in flight, as the Lease has to name it
+    pub(super) intents: Intentions,
+    pub(super) holders: Holders,
+    /// podCIDRs that count for nothing
+    pub(super) too_wide: AllTooWide,
+    conflicts: BTreeSet<(ClaimId, ClaimId)>,
+}
+
+impl Registry {
+    /// Reads the whole world: nodes hold their podCIDRs, NodeSubnets tell what rests. Returns also
+    /// the nodes that hold addresses of others, by name, with what [`Synced::overlaps`] says.
+    pub fn rebuild(world: &World, flag_services: &[Cidr], now: Now) -> (Self, Vec<(Text, Synced)>) {
+        let mut registry = Registry::default();
+        let mut overlapping = Vec::new();
+        registry.pools.survey(world, flag_services, now.mono);
+        for node in world.nodes.iter() {
+            let synced = registry.sync(node, world.subnets.get(&node.name).map(AsRef::as_ref));
+            if !synced.overlaps.is_empty() {
+                overlapping.push((node.name.clone(), synced));
+            }
+        }
+        for subnet in world.subnets.iter() {
+            registry.recall(subnet, world, now);
+        }
+        for node in world.nodes.iter() {
+            registry.supersede(node);
+        }
+        registry.rebuild_blocks(world, now);
+        (registry, overlapping)
+    }
+
+    /// The holder that stands for a node's UID.
+    pub fn holder(&mut self, name: &Text, uid: &Text) -> Holder {
+        self.holders.intern(Use::PodCidrs, name, uid)
+    }
+
+    /// The claims of a node's UID.
+    pub fn claims_of(&self, uid: &str) -> Vec<(ClaimId, Cidr, State)> {
+        let Some(holder) = self.holders.get(Use::PodCidrs, uid) else {
+            return Vec::new();
+        };
+        self.ledger
+            .of(holder)
+            .map(|(id, claim)| (id, claim.cidr, claim.state))
+            .collect()
+    }
+
+    /// Whether any write of unclear outcome is still open.
+    pub fn has_unclear(&self) -> bool {
+        self.unclear() > 0
+    }
+
+    /// How many ranges stay taken because a write's outcome is unclear.
+    pub fn unclear(&self) -> usize {
+        self.holders
+            .all()
+            .flat_map(|holder| self.ledger.of(holder))
+            .filter(|(_, c)| c.state == State::Unclear)
+            .count()
+    }
+
+    /// How many pairs of nodes hold some of the same addresses.
+    pub fn overlaps(&mut self) -> usize {
+        let Registry {
+            ledger, conflicts, ..
+        } = self;
+        let held = |id: &ClaimId| {
+            ledger
+                .get(*id)
+                .is_some_and(|claim| claim.state == State::Held)
+        };
+        conflicts.retain(|(a, b)| held(a) && held(b));
+        conflicts.len()
+    }
+
+    /// Name and UID of the node behind a holder.
+    pub fn who(&self, holder: Holder) -> Option<&(Text, Text)> {
+        self.holders.who(holder)
+    }
+
+    /// Brings the claims of a live node in line with its podCIDRs. They are frozen once set, so a
+    /// claim of that UID for anything else can never come true. `listed` is the NodeSubnet of its name.
+    pub fn sync(&mut self, node: &Node, listed: Option<&Subnet>) -> Synced {
+        let mut synced = Synced::default();
+        // It lives after all: a look-up said it was gone, the watch knew better.
+        let revived = self
+            .rests
+            .remove(&(node.name.clone(), node.uid.clone()))
+            .is_some();
+        if node.is_empty() {
+            for (id, _, _) in self.claims_of(&node.uid).into_iter().filter(|_| revived) {
+                self.ledger.set_state(id, State::Unclear);
+                if Mutation::RevivedNodeLosesClaim.is_on() {
+                    self.ledger.release(id);
+                }
+            }
+            return synced;
+        }
+        let holder = self.holder(&node.name, &node.uid);
+        let mut missing: Vec<Cidr> = node.pod_cidrs.to_vec();
+        let claims: Vec<(ClaimId, Cidr, State)> = self.claims_of(&node.uid);
+        for (id, cidr, state) in claims {
+            if let Some(at) = missing.iter().position(|m| *m == cidr) {
+                missing.swap_remove(at);
+                synced.confirmed |= state != State::Held;
+                self.ledger.set_state(id, State::Held);
+            } else if !Mutation::ImpossibleClaimKept.is_on() {
+                self.ledger.release(id);
+                synced.freed = true;
+            }
+        }
+        let counts = |cidr: &Cidr| self.counts(cidr, node, listed);
+        let too_wide = missing.extract_if(.., |it| !counts(it)).collect();
+        self.note_too_wide(node, too_wide);
+        for cidr in &missing {
+            self.ledger.record(holder, *cidr, State::Held);
+        }
+        if synced.confirmed || !missing.is_empty() {
+            synced.overlaps = self.conflicts_of(holder);
+        }
+        synced.foreign = missing;
+        self.supersede(node);
+        synced
+    }
+
+    /// What a live node holds need not rest from an earlier node of its name: it rests anew when this
+    /// one dies. Else the record would stay for as long as pods of the live node use the range.
+    fn supersede(&mut self, node: &Node) {
+        let first = (node.name.clone(), "".into());
+        let rests = self.rests.range_mut(first..);
+        for (_, rest) in rests.take_while(|((name, _), _)| *name == node.name) {
+            let has_all = rest.ranges.iter().all(|it| node.pod_cidrs.contains(it));
+            rest.leaving |= has_all && !Mutation::ReturnedRangeStillRests.is_on();
+        }
+    }
+
+    /// The node's UID is gone: what it held rests. Returns whether it held anything.
+    pub fn retire(&mut self, node: &Node, now: Now) -> bool {
+        self.too_wide.remove(&node.uid);
+        let claims = self.claims_of(&node.uid);
+        let mut ranges: Vec<Cidr> = claims.iter().map(|(_, cidr, _)| *cidr).collect();
+        ranges.sort_unstable();
+        if ranges.is_empty() {
+            self.holders.drop_uid(Use::PodCidrs, &node.uid);
+            return false;
+        }
+        for (id, _, _) in claims {
+            self.ledger.set_state(id, State::Resting);
+        }
+        let quarantine = self.quarantine_of(&ranges);
+        let key = (node.name.clone(), node.uid.clone());
+        if Mutation::NoQuarantine.is_on() {
+            self.finish(&key);
+            return false;
+        }
+        self.rests.insert(
+            key,
+            Rest::new(node.machine.clone(), ranges, quarantine, now),
+        );
+        true
+    }
+
+    /// Ends a rest: its ranges are free, unless somebody else holds them too.
+    pub fn finish(&mut self, key: &RestKey) {
+        self.rests.remove(key);
+        for (id, _, _) in self.claims_of(&key.1) {
+            self.ledger.release(id);
+        }
+        self.holders.drop_uid(Use::PodCidrs, &key.1);
+    }
+
+    /// Ranges that rest from an earlier Node object of the same machine and name, if it may have
+    /// them back.
+    pub fn resting_for(&self, node: &Node) -> Option<&Rest> {
+        self.rests
+            .range((node.name.clone(), "".into())..)
+            .take_while(|((name, _), _)| *name == node.name)
+            .map(|(_, rest)| rest)
+            .find(|rest| !rest.leaving && rest.machine.same(&node.machine))
+    }
+
+    /// The rests under a node's name.
+    pub fn rests_of<'a>(&'a self, name: &'a Text) -> impl Iterator<Item = (&'a RestKey, &'a Rest)> {
+        self.rests
+            .range((name.clone(), "".into())..)
+            .take_while(move |((n, _), _)| n == name)
+    }
+
+    /// Ranges with the pool each counts to.
+    pub fn held_ranges(&self, ranges: &[Cidr]) -> Vec<HeldRange> {
+        ranges
+            .iter()
+            .map(|cidr| HeldRange {
+                cidr: cidr.to_string(),
+                pool: self.pools.of(cidr).map(|pool| pool.name.to_string()),
+                withheld: false,
+            })
+            .collect()
+    }
+
+    /// Takes in what a NodeSubnet says of nodes that are gone.
+    fn recall(&mut self, subnet: &Subnet, world: &World, now: Now) {
+        let Ok(spec) = &subnet.spec else { return };
+        let live = world.nodes.get(&subnet.name).map(|node| node.uid.clone());
+        for previous in &spec.previous {
+            self.recall_previous(&subnet.name, previous, live.as_deref(), now);
+        }
+        let Some(uid) = spec.node_uid.as_deref() else {
+            return;
+        };
+        let known = self.rests.contains_key(&(subnet.name.clone(), uid.into()));
+        // What is too wide to count is listed as of no pool.
+        let mut ranges = read_ranges(&spec.pod_cidrs);
+        ranges.retain(|cidr| {
+            let mut listed = spec.pod_cidrs.iter().filter(|it| it.pool.is_some());
+            let is_it = |it: &HeldRange| Cidr::parse_lenient(&it.cidr).as_ref() == Ok(cidr);
+            !is_wide(cidr) || listed.any(is_it)
+        });
+        let unseen = Mutation::UnseenDeathLeavesNoRest.is_on();
+        if live.as_deref() == Some(uid) || known || ranges.is_empty() || unseen {
+            return;
+        }
+        // It died while nobody looked: the rest begins now.
+        let machine = machine(spec.provider_id.as_deref(), spec.machine_id.as_deref());
+        let quarantine = self.quarantine_of(&ranges);
+        self.lay_to_rest(
+            &subnet.name,
+            uid,
+            Rest::new(machine, ranges, quarantine, now),
+        );
+    }
+
+    fn recall_previous(
+        &mut self,
+        name: &Text,
+        previous: &PreviousHolder,
+        live: Option<&str>,
+        now: Now,
+    ) {
+        let ranges = read_ranges(&previous.pod_cidrs);
+        if ranges.is_empty() || live == Some(previous.node_uid.as_str()) {
+            return;
+        }
+        let machine = machine(
+            previous.provider_id.as_deref(),
+            previous.machine_id.as_deref(),
+        );
+        let mut rest = Rest::new(machine, ranges, Duration::ZERO, now);
+        rest.until_wall = previous.until.0;
+        rest.until = now.mono + left_of(rest.until_wall, self.quarantine_of(&rest.ranges), now);
+        self.lay_to_rest(name, &previous.node_uid, rest);
+    }
+
+    /// What this process saw go before it led, and no NodeSubnet told of. What another node has by now needs no
+    /// rest.
+    pub fn lay_departed_to_rest(&mut self, departed: &Departed, world: &World, now: Now) {
+        for gone in departed.iter() {
+            let live = world.nodes.get(&gone.name);
+            let lives = live.is_some_and(|node| node.uid == gone.uid);
+            let key = (gone.name.clone(), gone.uid.clone());
+            let is_known = lives || self.rests.contains_key(&key);
+            if is_known || Mutation::UnrecordedDeathForgotten.is_on() {
+                continue;
+            }
+            // Where that is over nobody may have looked at its pods yet.
+            let until = gone.at + self.quarantine_of(&gone.ranges);
+            let left = until.saturating_sub(now.mono);
+            let is_held = |range: &&Cidr| {
+                let mut claims = self.ledger.overlapping(range);
+                claims.any(|(_, it)| it.state == State::Held && it.cidr.len() <= range.len())
+            };
+            let ranges: Vec<Cidr> = gone
+                .ranges
+                .iter()
+                .filter(|it| !is_held(it) && self.could_be_given(it))
+                .copied()
+                .collect();
+            if !ranges.is_empty() {
+                let rest = Rest::new(gone.machine.clone(), ranges, left, now);
+                self.lay_to_rest(&gone.name, &gone.uid, rest);
+            }
+        }
+    }
+
+    fn lay_to_rest(&mut self, name: &Text, uid: &str, rest: Rest) {
+        let uid: Text = uid.into();
+        let holder = self.holder(name, &uid);
+        for cidr in &rest.ranges {
+            self.ledger.record(holder, *cidr, State::Resting);
+        }
+        self.rests.insert((name.clone(), uid), rest);
+    }
+
+    fn quarantine_of(&self, ranges: &[Cidr]) -> Duration {
+        let of_pool = |cidr| {
+            let pool = self.pools.of(cidr);
+            pool.map_or(DEFAULT_QUARANTINE, |pool| pool.quarantine)
+        };
+        let all = ranges.iter().map(of_pool);
+        let counts = if Mutation::ShortestQuarantineCounts.is_on() {
+            all.min()
+        } else {
+            all.max()
+        };
+        counts.unwrap_or(DEFAULT_QUARANTINE)
+    }
+
+    fn conflicts_of(&mut self, holder: Holder) -> Vec<(Text, Text, Cidr)> {
+        let mut found = Vec::new();
+        let mine: Vec<(ClaimId, Cidr)> = self
+            .ledger
+            .of(holder)
+            .map(|(id, claim)| (id, claim.cidr))
+            .collect();
+        for (id, cidr) in mine {
+            for (other, claim) in self.ledger.overlapping(&cidr) {
+                let unreported = Mutation::OverlapsNotReported.is_on();
+                if claim.holder == holder || claim.state != State::Held || unreported {
+                    continue;
+                }
+                self.conflicts.insert((id.min(other), id.max(other)));
+                if let Some((name, uid)) = self.holders.who(claim.holder) {
+                    found.push((name.clone(), uid.clone(), claim.cidr));
+                }
+            }
+        }
+        found
+    }
+}
+
+impl Rest {
+    fn new(machine: Machine, ranges: Vec<Cidr>, quarantine: Duration, now: Now) -> Self {
+        let until_wall = now.wall.saturating_add(quarantine).unwrap_or(now.wall);
+        let until_wall = whole_seconds(until_wall);
+        Rest {
+            machine,
+            ranges,
+            until: now.mono + quarantine,
+            until_wall,
+            leaving: false,
+        }
+    }
+}
+
+/// How long a recorded rest still lasts: a wall clock set back must not make it endless.
+pub(super) fn left_of(until: Timestamp, most: Duration, now: Now) -> Duration {
+    let left = Duration::try_from(until.duration_since(now.wall)).unwrap_or_default();
+    if Mutation::RecordedRestNotBounded.is_on() {
+        return left;
+    }
+    left.min(most)
+}
+
+/// Rounded up: what the API stores and gives back equal.
+pub(super) fn whole_seconds(time: Timestamp) -> Timestamp {
+    let seconds = time.as_second() + i64::from(time.subsec_nanosecond() > 0);
+    Timestamp::from_second(seconds).unwrap_or(time)
+}
+
+fn read_ranges(ranges: &[HeldRange]) -> Vec<Cidr> {
+    ranges
+        .iter()
+        .filter_map(|range| Cidr::parse_lenient(&range.cidr).ok())
+        .collect()
+}
+
+pub(super) fn machine(provider_id: Option<&str>, machine_id: Option<&str>) -> Machine {
+    Machine {
+        provider_id: provider_id.map(Text::from),
+        machine_id: machine_id.map(Text::from),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::demand::tests::{NOW, list, pool};
+    use cadastre_daemon::watch::Change;
+
+    fn node(uid: &str, cidr: &str) -> Node {
+        Node {
+            name: "n1".into(),
+            uid: uid.into(),
+            version: 1,
+            labels: [].into(),
+            term: None,
+            annotated: false,
+            deleting: false,
+            pod_cidrs: [Cidr::parse_strict(cidr).unwrap()].into(),
+            unreadable: [].into(),
+            addresses: [].into(),
+            machine: Machine::default(),
+        }
+    }
+
+    fn resting(registry: &Registry) -> usize {
+        let name = "n1".into();
+        registry
+            .rests_of(&name)
+            .filter(|(_, rest)| !rest.leaving)
+            .count()
+    }
+
+    #[test]
+    fn what_a_live_node_of_the_name_holds_again_rests_no_longer() {
+        let now = Now {
+            mono: Duration::ZERO,
+            wall: Timestamp::UNIX_EPOCH,
+        };
+        let mut registry = Registry::default();
+        for (uid, next) in [("u1", "u2"), ("u2", "u3")] {
+            let gone = node(uid, "10.0.0.0/24");
+            registry.sync(&gone, None);
+            assert!(registry.retire(&gone, now));
+            assert_eq!(resting(&registry), 1);
+            registry.sync(&node(next, "10.0.0.0/24"), None);
+            assert_eq!(resting(&registry), 0);
+        }
+        let gone = node("u3", "10.0.0.0/24");
+        registry.retire(&gone, now);
+        registry.sync(&node("u4", "10.0.1.0/24"), None);
+        assert_eq!(resting(&registry), 1, "it got something else");
+    }
+
+    fn cidr(text: &str) -> Cidr {
+        Cidr::parse_strict(text).unwrap()
+    }
+
+    #[test]
+    fn a_claim_that_can_no_longer_come_true_is_free() {
+        let mut registry = Registry::default();
+        let has = node("u1", "10.0.1.0/24");
+        let holder = registry.holder(&has.name, &has.uid);
+        let wanted = cidr("10.0.0.0/24");
+        registry.ledger.record(holder, wanted, State::Unclear);
+        assert!(registry.sync(&has, None).freed);
+        assert!(registry.ledger.overlapping(&wanted).next().is_none());
+        assert_eq!(registry.claims_of("u1").len(), 1);
+    }
+
+    #[test]
+    fn a_node_that_was_taken_for_gone_keeps_the_range_it_may_get() {
+        let empty = Node {
+            pod_cidrs: [].into(),
+            ..node("u1", "10.0.0.0/24")
+        };
+        let mut registry = Registry::default();
+        let holder = registry.holder(&empty.name, &empty.uid);
+        let wanted = cidr("10.0.0.0/24");
+        registry.ledger.record(holder, wanted, State::InFlight);
+        assert!(registry.retire(&empty, NOW));
+        registry.sync(&empty, None);
+        let claims = registry.claims_of("u1");
+        let states: Vec<State> = claims.iter().map(|(_, _, state)| *state).collect();
+        assert_eq!(states, [State::Unclear]);
+        assert!(registry.rests.is_empty());
+    }
+
+    #[test]
+    fn two_nodes_with_common_addresses_are_a_pair() {
+        let mut registry = Registry::default();
+        registry.sync(&node("u1", "10.0.0.0/24"), None);
+        let other = Node {
+            name: "n2".into(),
+            ..node("u2", "10.0.0.128/25")
+        };
+        let overlaps = registry.sync(&other, None).overlaps;
+        let first = ("n1".into(), "u1".into(), cidr("10.0.0.0/24"));
+        assert_eq!(overlaps, [first]);
+        assert_eq!(registry.overlaps(), 1);
+    }
+
+    #[test]
+    fn what_a_standby_saw_go_rests_once_it_leads_unless_somebody_has_it() {
+        let mut world = World::default();
+        let mut departed = Departed::default();
+        for (uid, range) in [("u1", "10.0.0.0/27"), ("u2", "10.0.0.32/28")] {
+            world.nodes.change(Change::Applied(node(uid, range)));
+            for delta in world.nodes.change(Change::Deleted(node(uid, range))) {
+                departed.node_changed(&delta, Duration::from_secs(100));
+            }
+        }
+        // Some of one and all of the other.
+        for (uid, range) in [("u8", "10.0.0.16/28"), ("u9", "10.0.0.32/28")] {
+            let has = Node {
+                name: uid.into(),
+                ..node(uid, range)
+            };
+            world.nodes.change(Change::Applied(has));
+        }
+        let resting_at = |second: u64| {
+            let now = Now {
+                mono: Duration::from_secs(second),
+                ..NOW
+            };
+            let (mut registry, _) = Registry::rebuild(&world, &[], now);
+            registry.lay_departed_to_rest(&departed, &world, now);
+            let rests = registry.rests.into_iter();
+            rests
+                .map(|((_, uid), it)| (uid, it.until))
+                .collect::<Vec<_>>()
+        };
+        let until = Duration::from_secs(100) + DEFAULT_QUARANTINE;
+        assert_eq!(resting_at(110), [("u1".into(), until)]);
+        let now = Duration::from_secs(200);
+        assert_eq!(
+            resting_at(200),
+            [("u1".into(), now)],
+            "until it was looked at"
+        );
+    }
+
+    #[test]
+    fn ranges_rest_for_the_longest_quarantine_of_their_pools() {
+        let mut world = World::default();
+        let pools = [("p", "10.0.0.0/24", 5), ("q", "10.0.1.0/24", 90)];
+        let pools = pools.map(|(name, range, seconds)| {
+            let mut pool = pool(name, range);
+            pool.spec.as_mut().unwrap().quarantine_seconds = seconds;
+            pool
+        });
+        list(&mut world.pools, pools.into());
+        let mut registry = Registry::default();
+        registry.pools.survey(&world, &[], NOW.mono);
+        let gone = Node {
+            pod_cidrs: [cidr("10.0.0.0/28"), cidr("10.0.1.0/28")].into(),
+            ..node("u1", "10.0.0.0/28")
+        };
+        registry.sync(&gone, None);
+        registry.retire(&gone, NOW);
+        let rest = registry.rests.values().next().unwrap();
+        assert_eq!(rest.until, Duration::from_secs(90));
+    }
+}

@@ -1,0 +1,368 @@
+//! The shell round the state machine: watches in, requests out, nothing decided.
+//!
+//! One task owns the [`Controller`]; watches, answers and the elector reach it through channels, so
+//! no lock guards anything. Each request runs in a task of its own with a time-out; how many there
+//! are is the controller's limit.
+
+use std::time::Duration;
+
+use kube::{Api, Client};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use tracing::{debug, error, info, warn};
+
+use super::events as told;
+use super::{Controller, Event, Now, Outgoing, Settings};
+use crate::cluster::convert;
+use crate::cluster::lease::{Leadership, Wanted};
+use crate::cluster::readiness::{LeaderReadiness, Progress};
+use crate::cluster::request::{Outcome, Refusal, RequestId};
+use crate::cluster::writer::Writer;
+use crate::telemetry::ControllerMetrics;
+use crate::telemetry::map::Question;
+use cadastre_api::FIELD_MANAGER;
+use cadastre_daemon::clock::Clock;
+use cadastre_daemon::events;
+use cadastre_daemon::events::Notice;
+use cadastre_daemon::watch::Change;
+use cadastre_daemon::watch::{Patience, Pauses, Source, Step, follow};
+
+/// Steps of watches that may wait for the controller.
+const BACKLOG: usize = 4096;
+
+/// What is said where a list shows an older state than was known.
+const PUT_BACK: &str = "a list shows an older state than was known: the API server was put back to an older state (a restore of etcd?); what this process knows is no longer there, so it ends and must be started anew (docs/backup.md)";
+
+/// First and longest pause of a watch after an error, without jitter.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+
+/// Events for people that may wait to be written.
+const REPORT_BACKLOG: usize = 1024;
+
+/// How often figures for metrics are taken.
+const FIGURES_PAUSE: Duration = Duration::from_secs(2);
+
+/// After an answer about the address space none is given for so many times as long as it took: nobody
+/// may keep the loop from its work by asking.
+const QUESTION_PAUSE: u32 = 10;
+
+/// What the shell works with.
+pub struct Parts {
+    /// For watches and events
+    pub client: Client,
+    /// For requests
+    pub writer: Writer,
+    /// Both clocks
+    pub clock: Clock,
+    /// The elector's word
+    pub leadership: watch::Receiver<Leadership>,
+    /// What the Lease should say, for the elector
+    pub want: watch::Sender<Option<Wanted>>,
+    /// Where figures go
+    pub metrics: ControllerMetrics,
+    /// What `/readyz` says
+    pub readiness: LeaderReadiness,
+    /// Objects a page of a list
+    pub page: Option<u32>,
+    /// Questions about the address space, if they may be asked
+    pub questions: Option<mpsc::Receiver<Question>>,
+}
+
+/// Runs until `stop` says so and then until what is in flight is settled, for at most `grace`.
+/// Returns whether the lease may be handed over as settled.
+pub async fn run(
+    parts: Parts,
+    settings: Settings,
+    stop: watch::Receiver<bool>,
+    grace: Duration,
+) -> bool {
+    let (seen, events) = mpsc::channel(BACKLOG);
+    let metrics = parts.metrics.clone();
+    let notices = events::spawn(
+        parts.client.clone(),
+        FIELD_MANAGER,
+        REPORT_BACKLOG,
+        move || metrics.event_dropped(),
+    );
+    let mut shell = Shell {
+        controller: Controller::new(settings),
+        parts,
+        requests: JoinSet::new(),
+        notices,
+        stop,
+        stop_by: None,
+        figures_at: Instant::now(),
+        question_at: Instant::now(),
+        dealing: false,
+        trouble: None,
+    };
+    // Lists that begin after the lease is won need not be made again for the fence. And were the API put
+    // back to an older state after they began, a Lease that was read before them would tell.
+    let mut stop = shell.stop.clone();
+    tokio::select! {
+        _ = shell.parts.leadership.changed() => {}
+        _ = stop.wait_for(|stop| *stop) => {}
+    }
+    shell.leadership();
+    let mut watches = follow_all(&shell.parts, &seen);
+    let settled = shell.run(events, grace).await;
+    watches.abort_all();
+    settled
+}
+
+/// The next question, not before that time.
+async fn next(questions: &mut Option<mpsc::Receiver<Question>>, at: Instant) -> Option<Question> {
+    let questions = questions.as_mut()?;
+    tokio::time::sleep_until(at).await;
+    questions.recv().await
+}
+
+fn follow_all(parts: &Parts, seen: &mpsc::Sender<Event>) -> JoinSet<()> {
+    let mut watches = JoinSet::new();
+    let out = || seen.clone();
+    watches.spawn(follow(
+        source("nodes", parts),
+        out(),
+        convert::node,
+        changes(Event::Nodes),
+    ));
+    watches.spawn(follow(
+        source("pods", parts),
+        out(),
+        convert::pod,
+        changes(Event::Pods),
+    ));
+    watches.spawn(follow(
+        source("servicecidrs", parts),
+        out(),
+        convert::service_range,
+        changes(Event::ServiceRanges),
+    ));
+    watches.spawn(follow(
+        source("ippools", parts),
+        out(),
+        convert::pool,
+        changes(Event::Pools),
+    ));
+    watches.spawn(follow(
+        source("nodesubnets", parts),
+        out(),
+        convert::subnet,
+        changes(Event::Subnets),
+    ));
+    watches.spawn(follow(
+        source("ipamblocks", parts),
+        out(),
+        convert::block,
+        changes(Event::Blocks),
+    ));
+    watches
+}
+
+/// All objects of a kind.
+fn source<K>(kind: &'static str, parts: &Parts) -> Source<K>
+where
+    K: kube::Resource<DynamicType = ()>,
+{
+    // Kinds and controllers set apart.
+    let seed = kind
+        .bytes()
+        .fold(u64::from(std::process::id()), |seed, byte| {
+            seed.rotate_left(8) ^ u64::from(byte)
+        });
+    Source {
+        kind,
+        api: Api::all(parts.client.clone()),
+        fields: None,
+        page: parts.page,
+        pauses: Pauses::new(PAUSE.0, PAUSE.1, seed),
+        doubtful: false,
+        patience: Patience::default(),
+        heard: parts.readiness.last_heard(),
+    }
+}
+
+/// The controller is told of what changes; a watch in trouble tells by itself.
+fn changes<T>(event: impl Fn(Change<T>) -> Event) -> impl Fn(Step<T>) -> Option<Event> {
+    move |step| match step {
+        Step::Change(change) => Some(event(change)),
+        Step::Trouble | Step::Recovered => None,
+    }
+}
+
+struct Shell {
+    controller: Controller,
+    parts: Parts,
+    requests: JoinSet<(RequestId, &'static str, Duration, Outcome)>,
+    notices: mpsc::Sender<Notice>,
+    stop: watch::Receiver<bool>,
+    stop_by: Option<Instant>,
+    figures_at: Instant,
+    question_at: Instant,
+    dealing: bool,
+    /// What was last said of the default pool
+    trouble: Option<String>,
+}
+
+impl Shell {
+    async fn run(mut self, mut events: mpsc::Receiver<Event>, grace: Duration) -> bool {
+        loop {
+            self.send_all();
+            self.tell();
+            if self.controller.is_put_back() {
+                error!("{PUT_BACK}");
+                return false;
+            }
+            if Instant::now() >= self.figures_at || self.dealing != self.controller.is_dealing() {
+                self.figures();
+            }
+            if let Some(by) = self.stop_by
+                && (self.controller.is_quiet() || Instant::now() >= by)
+            {
+                return self.controller.is_settled();
+            }
+            let wake = self.wake_at();
+            tokio::select! {
+                Some(event) = events.recv() => {
+                    self.on(event);
+                    // What is there already is taken in before anything is decided.
+                    while let Ok(event) = events.try_recv() {
+                        self.on(event);
+                    }
+                }
+                Some(done) = self.requests.join_next() => match done {
+                    Ok((id, name, took, outcome)) => self.answered(id, name, took, outcome),
+                    Err(error) => warn!("a request's task ended badly: {error}"),
+                },
+                Some(question) = next(&mut self.parts.questions, self.question_at) => {
+                    let begun = Instant::now();
+                    let answer = self.controller.map(&question.ask);
+                    // Whoever asked may be gone.
+                    let _ = question.answer.send(answer);
+                    let now = Instant::now();
+                    self.question_at = now + QUESTION_PAUSE * (now - begun);
+                }
+                changed = self.parts.leadership.changed() => {
+                    if changed.is_ok() {
+                        self.leadership();
+                    }
+                }
+                changed = self.stop.changed(), if self.stop_by.is_none() => {
+                    if changed.is_err() || *self.stop.borrow() {
+                        info!("stopping: starting no new writes, waiting for {} requests in flight", self.requests.len());
+                        self.controller.stop();
+                        self.stop_by = Some(Instant::now() + grace);
+                    }
+                }
+                () = tokio::time::sleep_until(wake) => {}
+            }
+        }
+    }
+
+    fn now(&self) -> Now {
+        Now {
+            mono: self.parts.clock.now(),
+            wall: self.parts.clock.wall(),
+        }
+    }
+
+    fn on(&mut self, event: Event) {
+        let now = self.now();
+        self.controller.on(event, now);
+    }
+
+    fn leadership(&mut self) {
+        let leadership = self.parts.leadership.borrow_and_update().clone();
+        self.on(Event::Leadership(leadership));
+        self.figures();
+    }
+
+    fn send_all(&mut self) {
+        let now = self.now();
+        while let Some(outgoing) = self.controller.poll(now) {
+            let writer = self.parts.writer.clone();
+            let Outgoing { id, loop_name, .. } = outgoing;
+            debug!(request = ?outgoing.request, "sent");
+            self.requests.spawn(async move {
+                let begun = Instant::now();
+                let outcome = writer.send(outgoing).await;
+                (id, loop_name, begun.elapsed(), outcome)
+            });
+        }
+        if let Some(wanted) = self.controller.take_wanted() {
+            self.parts.want.send_replace(Some(wanted));
+        }
+    }
+
+    fn answered(&mut self, id: RequestId, name: &'static str, took: Duration, outcome: Outcome) {
+        let result = match &outcome {
+            Outcome::Refused(Refusal::Guard(why)) => {
+                debug!(controller = name, "refused: {why}");
+                "requeue"
+            }
+            Outcome::Refused(Refusal::Rejected(why)) => {
+                warn!(controller = name, "rejected by the API server: {why}");
+                "error"
+            }
+            Outcome::Unclear(why) => {
+                warn!(
+                    controller = name,
+                    "outcome unclear: {why}; what it names stays taken until a read proves otherwise"
+                );
+                "error"
+            }
+            Outcome::Refused(_) => "requeue",
+            _ => "success",
+        };
+        self.parts.metrics.reconciled(name, result, took);
+        self.on(Event::Answer(id, outcome));
+    }
+
+    fn tell(&mut self) {
+        for report in self.controller.take_reports() {
+            told::log(&report);
+            if self.notices.try_send(told::notice(report)).is_err() {
+                self.parts.metrics.event_dropped();
+            }
+        }
+    }
+
+    fn wake_at(&self) -> Instant {
+        let now = self.parts.clock.now();
+        // What is due already waits for an answer or for the lease, not for time.
+        let due = self.controller.wake_at().and_then(|at| at.checked_sub(now));
+        let due = due
+            .filter(|left| !left.is_zero())
+            .map(|left| Instant::now() + left);
+        let wake = due.map_or(self.figures_at, |due| due.min(self.figures_at));
+        self.stop_by.map_or(wake, |by| wake.min(by))
+    }
+
+    fn figures(&mut self) {
+        self.figures_at = Instant::now() + FIGURES_PAUSE;
+        let view = self.controller.view(self.now());
+        if self.dealing != view.dealing {
+            self.dealing = view.dealing;
+            info!(
+                dealing = view.dealing,
+                "{}",
+                if view.dealing {
+                    "fence done: dealing"
+                } else {
+                    "no longer dealing"
+                }
+            );
+        }
+        if view.trouble.is_some() && view.trouble != self.trouble {
+            warn!("{}", view.trouble.as_deref().unwrap_or_default());
+        }
+        self.trouble.clone_from(&view.trouble);
+        self.parts.readiness.update(Progress {
+            missing: view.missing.clone(),
+            fencing: view.fencing.clone(),
+            dealing: view.dealing,
+        });
+        self.parts.metrics.set(&view);
+    }
+}

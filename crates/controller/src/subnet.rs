@@ -1,0 +1,974 @@
+//! NodeSubnets: what a node holds and what an earlier node of its name held, for the node's side to
+//! read and for the next leader to remember.
+//!
+//! Level-triggered: the spec that should be is computed from the Node and the rests, and written
+//! when what is there differs, whoever made it so. Never on the way of a podCIDR.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use super::account::report_of;
+use super::pools::{PoolState, Verdict};
+use super::queue::Queue;
+use super::refusals::Call;
+use super::registry::Registry;
+use super::report::{About, POOLS_LEFT_OUT, Report};
+use super::{Context, Purpose};
+use crate::cluster::agent_report::{ACCEPTED, MOST_CONDITIONS};
+use crate::cluster::request::{Outcome, Refusal, Request};
+use crate::cluster::seen::{Node, Subnet, SubnetCondition, Text};
+use crate::cluster::world::World;
+use cadastre_api::{
+    Allocate, Assignment, HeldBlock, MOST_POOLS, NodePool, NodeSubnetSpec, PreviousHolder,
+};
+use cadastre_core::Addr;
+use cadastre_core::mutation::Mutation;
+
+/// The most that a NodeSubnet says of pools, in bytes of JSON: the rest of the object needs its room in etcd, too.
+const MOST_BYTES_OF_POOLS: usize = 256 << 10;
+
+/// So long the record of a node's new podCIDRs waits behind podCIDRs for others, and no longer: if the node dies
+/// before it is written, only processes that saw it go know that its ranges have to rest.
+const RECORD_WAITS: Duration = Duration::from_secs(5);
+
+/// The condition that says what the API server refuses for good.
+const WRITES_REFUSED: &str = "WritesRefused";
+
+/// The loop's own state.
+#[derive(Debug, Default)]
+pub struct Subnets {
+    /// Names to look at first: nodes wait for what is told there
+    pub urgent: Queue<Text>,
+    /// Names to look at
+    pub queue: Queue<Text>,
+    /// Names of nodes that got podCIDRs, with the time of that, oldest first
+    unrecorded: VecDeque<(Duration, Text)>,
+    /// Answers to agents on their way
+    answering: BTreeMap<Text, Vec<SubnetCondition>>,
+    /// Names with a request in flight, and the spec that it writes
+    in_flight: BTreeMap<Text, Option<NodeSubnetSpec>>,
+    /// Names to read before the next write: what is there is not known
+    to_read: BTreeSet<Text>,
+    /// Nodes (by UID) that are not told of all pools that serve them, and what was told to people of that
+    cut: BTreeMap<Text, String>,
+    /// Names of nodes of which a write has come through, or was refused for good, since this process leads
+    heard: BTreeSet<Text>,
+    /// Names of nodes whose agents may not give of all that is listed, as others have some of it
+    withheld: BTreeSet<Text>,
+}
+
+impl Subnets {
+    /// The next request that a node waits for, if its NodeSubnet is not as it should be.
+    pub fn next_urgent(&mut self, cx: &mut Context) -> Option<(Request, Purpose)> {
+        while let Some(name) = self.urgent.pop(cx.now.mono) {
+            if let Some(found) = self.request(name, true, cx) {
+                return Some(found);
+            }
+        }
+        None
+    }
+
+    /// Ranges are free again: some may have been withheld for those who had them.
+    pub fn wake(&mut self) {
+        for name in &self.withheld {
+            self.queue.add(name.clone());
+        }
+    }
+
+    /// A node has got podCIDRs, which its NodeSubnet is to tell.
+    pub fn has_podcidrs(&mut self, name: &Text, now: Duration) {
+        self.unrecorded.push_back((now, name.clone()));
+        self.queue.add(name.clone());
+    }
+
+    /// The next request, if podCIDRs that were given long ago are not recorded.
+    pub fn next_overdue(&mut self, cx: &mut Context) -> Option<(Request, Purpose)> {
+        while let Some((at, name)) = self.unrecorded.front().cloned()
+            && at + RECORD_WAITS <= cx.now.mono
+        {
+            self.unrecorded.pop_front();
+            if let Some(found) = self.request(name, true, cx) {
+                return Some(found);
+            }
+        }
+        None
+    }
+
+    /// The next request, if a NodeSubnet is not as it should be.
+    pub fn next(&mut self, cx: &mut Context) -> Option<(Request, Purpose)> {
+        while let Some(name) = self.queue.pop(cx.now.mono) {
+            let found = self.request(name.clone(), false, cx);
+            if let Some(found) = found.or_else(|| self.answer(&name, cx)) {
+                return Some(found);
+            }
+        }
+        None
+    }
+
+    fn request(
+        &mut self,
+        name: Text,
+        urgent: bool,
+        cx: &mut Context,
+    ) -> Option<(Request, Purpose)> {
+        if self.in_flight.contains_key(&name) {
+            return None;
+        }
+        let read = self.to_read.contains(&name);
+        let call = if read {
+            Call::ReadSubnet(name.clone())
+        } else {
+            Call::WriteSubnet(name.clone())
+        };
+        if let Some(at) = cx.registry.refusals.paused(&call, cx.now.mono) {
+            let queue = if urgent {
+                &mut self.urgent
+            } else {
+                &mut self.queue
+            };
+            queue.add_at(name, at);
+            return None;
+        }
+        if read {
+            self.to_read.remove(&name);
+            self.in_flight.insert(name.clone(), None);
+            return Some((
+                Request::ReadSubnet { name: name.clone() },
+                Purpose::SubnetRead { name },
+            ));
+        }
+        let is = cx.world.subnets.get(&name).map(AsRef::as_ref);
+        let wanted = wanted(&name, is, cx.world, cx.registry);
+        if let Some(node) = cx.world.nodes.get(&name) {
+            self.tell_cut(node, wanted.as_ref(), cx.registry, cx.reports);
+        }
+        let mut listed = wanted.iter().flat_map(|it| &it.pod_cidrs);
+        if listed.any(|it| it.withheld) {
+            self.withheld.insert(name.clone());
+        } else {
+            self.withheld.remove(&name);
+        }
+        let request = difference(&name, wanted, is)?;
+        let spec = match &request {
+            Request::CreateSubnet { spec, .. } | Request::ReplaceSubnet { spec, .. } => {
+                Some(spec.clone())
+            }
+            _ => None,
+        };
+        self.in_flight.insert(name.clone(), spec);
+        Some((request, Purpose::Subnet { name, urgent }))
+    }
+
+    /// That a node is not told of all pools that serve it is told once.
+    fn tell_cut(
+        &mut self,
+        node: &Node,
+        spec: Option<&NodeSubnetSpec>,
+        registry: &Registry,
+        reports: &mut Vec<Report>,
+    ) {
+        let Some(spec) = spec else { return };
+        let told = spec.pools.iter().filter(|pool| pool.is_askable()).count();
+        let serve = registry.pools.block_pools(node).len();
+        if serve <= told {
+            self.cut.remove(&node.uid);
+        } else {
+            let note = format!(
+                "{serve} pools select this node, and its NodeSubnet has room for {told} of them (at most {MOST_POOLS}, and {MOST_BYTES_OF_POOLS} bytes): pods on it get nothing of the others, which come last by priority: narrow the nodeSelectors of pools"
+            );
+            if self.cut.insert(node.uid.clone(), note.clone()).is_none() {
+                reports.push(Report {
+                    about: About::node(node),
+                    warning: true,
+                    reason: POOLS_LEFT_OUT,
+                    note,
+                });
+            }
+        }
+    }
+
+    /// A node's UID is gone.
+    pub fn gone(&mut self, node: &Node) {
+        self.cut.remove(&node.uid);
+        self.heard.remove(&node.name);
+    }
+
+    /// A write for the node of that name has come through, or is refused for good.
+    pub fn heard_of(&mut self, name: Text) {
+        if self.heard.insert(name.clone()) {
+            self.queue.add(name);
+        }
+    }
+
+    /// Says by conditions what of the agent's status could not be taken, which pools the node is not told of, and
+    /// what the API server does not take.
+    fn answer(&mut self, name: &Text, cx: &Context) -> Option<(Request, Purpose)> {
+        // What is on its way changes the version that an answer is written onto.
+        if self.is_open(name) || self.answering.contains_key(name) {
+            return None;
+        }
+        let subnet = cx.world.subnets.get(name)?;
+        let conditions = self.conditions(subnet, cx);
+        let is = subnet.report.as_ref().map(|it| &*it.conditions);
+        if is.unwrap_or_default() == conditions || conditions.len() > MOST_CONDITIONS {
+            return None;
+        }
+        let call = Call::SetSubnetConditions(name.clone());
+        if let Some(at) = cx.registry.refusals.paused(&call, cx.now.mono) {
+            self.queue.add_at(name.clone(), at);
+            return None;
+        }
+        self.answering.insert(name.clone(), conditions.clone());
+        let request = Request::SetSubnetConditions {
+            name: name.clone(),
+            uid: subnet.uid.clone(),
+            version: subnet.version,
+            conditions,
+        };
+        Some((request, Purpose::Answer { name: name.clone() }))
+    }
+
+    /// The conditions that a NodeSubnet should have: those that say of trouble, those that said so before, and those
+    /// of others as they are.
+    fn conditions(&self, subnet: &Subnet, cx: &Context) -> Vec<SubnetCondition> {
+        let is = subnet.report.as_ref().map(|it| it.conditions.to_vec());
+        let is = is.filter(|_| !Mutation::OthersConditionsWiped.is_on());
+        let mut all = is.unwrap_or_default();
+        let accepted = judgement(subnet, cx);
+        let node = cx.world.nodes.get(&subnet.name);
+        let cut = node.and_then(|node| self.cut.get(&node.uid).cloned());
+        let pools = (
+            cut.is_some(),
+            cut.unwrap_or("all pools that serve the node are listed".to_owned()),
+        );
+        let writes = node.and_then(|node| self.writes(node, cx));
+        say(
+            &mut all,
+            ACCEPTED,
+            accepted,
+            false,
+            ("PartlyRefused", "Understood"),
+        );
+        say(
+            &mut all,
+            POOLS_LEFT_OUT,
+            Some(pools),
+            true,
+            ("TooMany", "AllListed"),
+        );
+        say(&mut all, WRITES_REFUSED, writes, true, ("Refused", "Taken"));
+        all
+    }
+
+    /// Whether the API server refuses for good what is written for a node, and what it says; nothing where that is not
+    /// known: as long as this leader has not heard of any write, and while one fails that may come through yet.
+    fn writes(&self, node: &Node, cx: &Context) -> Option<(bool, String)> {
+        if let Some(why) = refused(node, cx.registry) {
+            return Some((true, why));
+        }
+        let refusals = &cx.registry.refusals;
+        let has_heard =
+            self.heard.contains(&node.name) || Mutation::RefusalsOfPredecessorForgotten.is_on();
+        let is_failing = writes_for(node, cx.registry).any(|(_, call)| refusals.is_failing(&call));
+        let taken = || (false, "the API server takes what is written".to_owned());
+        (has_heard && !is_failing).then(taken)
+    }
+
+    /// Takes in what became of such an answer.
+    pub fn answered_condition(&mut self, name: &Text, outcome: &Outcome) {
+        self.answering.remove(name);
+        if matches!(
+            outcome,
+            Outcome::Refused(Refusal::Guard(_)) | Outcome::Unclear(_)
+        ) {
+            self.to_read.insert(name.clone());
+        }
+        self.queue.add(name.clone());
+    }
+
+    /// Whether a write for the name may still be on its way.
+    pub fn is_open(&self, name: &Text) -> bool {
+        self.in_flight.contains_key(name) || self.to_read.contains(name)
+    }
+
+    /// Takes in an answer, to a write or a read; the object it shows is in the world already.
+    pub fn answered(&mut self, name: &Text, wrote: bool, outcome: &Outcome) {
+        self.in_flight.remove(name);
+        let known = match outcome {
+            Outcome::Subnet(_) | Outcome::Gone | Outcome::Refused(Refusal::Missing) => true,
+            Outcome::Refused(Refusal::Guard(_)) | Outcome::Unclear(_) => false,
+            _ => wrote,
+        };
+        if !known {
+            self.to_read.insert(name.clone());
+        }
+        // Where all went well, too: the node may have changed meanwhile.
+        self.queue.add(name.clone());
+    }
+
+    /// Whether the server has kept what was just written.
+    pub fn is_kept(&self, is: &Subnet) -> bool {
+        let written = self.in_flight.get(&is.name).and_then(Option::as_ref);
+        written.is_none_or(|written| is.spec.as_ref() == Ok(written))
+    }
+
+    /// The same of the conditions.
+    pub fn are_conditions_kept(&self, is: &Subnet) -> bool {
+        let Some(written) = self.answering.get(&is.name) else {
+            return true;
+        };
+        let kept = is.report.as_ref().map(|it| &*it.conditions);
+        let kept = kept.unwrap_or_default();
+        kept.len() == written.len() && kept.iter().zip(written).all(|(a, b)| a.says(b))
+    }
+}
+
+/// The spec that should be, or nothing when there is nothing to tell.
+fn wanted(
+    name: &Text,
+    is: Option<&Subnet>,
+    world: &World,
+    registry: &Registry,
+) -> Option<NodeSubnetSpec> {
+    let node = world.nodes.get(name);
+    let report = node.and_then(|node| report_of(node, world));
+    let blocks = node
+        .map(|node| registry.listed_blocks(&node.uid, report))
+        .unwrap_or_default();
+    let suspects = node
+        .map(|node| registry.suspects_of(&node.uid, report))
+        .unwrap_or_default();
+    // Its agent may have blocks of a pool that serves nobody now, and an earlier leader may have a creation on its
+    // way that lists one.
+    let gives_blocks = |pool: &PoolState| {
+        let is_valid = !matches!(pool.verdict, Verdict::Invalid(_));
+        is_valid && pool.allocate == Allocate::Blocks
+    };
+    let may_ask = node.is_some_and(|node| {
+        let begun = |pool: &&PoolState| gives_blocks(pool) && pool.verdict != Verdict::Starting;
+        let mut pools = registry.pools.iter().filter(begun);
+        pools.any(|pool| pool.selects(node))
+    });
+    let may_speak = registry.is_listening && registry.pools.iter().any(gives_blocks);
+    let pools = node
+        .map(|node| pools(node, &blocks, is, registry))
+        .unwrap_or_default();
+    // Who gives no blocks has an agent of ours neither.
+    let pod_ranges = if pools.is_empty() {
+        Vec::new()
+    } else {
+        registry.pools.pod_ranges().to_vec()
+    };
+    let previous: Vec<PreviousHolder> = registry
+        .rests_of(name)
+        .filter(|(_, rest)| !rest.leaving)
+        .map(|((_, uid), rest)| PreviousHolder {
+            node_uid: uid.to_string(),
+            provider_id: rest.machine.provider_id.as_deref().map(str::to_owned),
+            machine_id: rest.machine.machine_id.as_deref().map(str::to_owned),
+            pod_cidrs: registry.held_ranges(&rest.ranges),
+            until: Time(rest.until_wall),
+        })
+        .collect();
+    let pod_cidrs = node
+        .map(|node| registry.listed_pod_cidrs(node, is))
+        .unwrap_or_default();
+    let nothing = pod_cidrs.is_empty() && previous.is_empty() && blocks.is_empty();
+    // While the node lives its NodeSubnet stays: a late creation by an earlier leader finds it there.
+    let stays = node.is_some()
+        && (is.is_some() || may_ask || may_speak)
+        && !Mutation::EmptySubnetDeleted.is_on();
+    if nothing && !stays {
+        return None;
+    }
+    // One write will do for a node whose first blocks are on their way, but for an agent that is to speak, and
+    // where the API server takes none: the NodeSubnet says so.
+    let coming = node
+        .is_some_and(|node| registry.blocks.has(&node.uid) && refused(node, registry).is_none());
+    if nothing && is.is_none() && coming && !registry.is_listening {
+        return None;
+    }
+    let text = |text: &Text| text.to_string();
+    Some(NodeSubnetSpec {
+        node_uid: node.map(|node| node.uid.to_string()),
+        provider_id: node.and_then(|node| node.machine.provider_id.as_ref().map(text)),
+        machine_id: node.and_then(|node| node.machine.machine_id.as_ref().map(text)),
+        pod_cidrs,
+        blocks,
+        pod_ranges,
+        pools,
+        suspects,
+        previous,
+    })
+}
+
+/// What a node is told of pools: of those that serve it, best first, and of those that it only has
+/// something of. Where that is too much for one object, the last of those that serve it are left out.
+fn pools(
+    node: &Node,
+    blocks: &[HeldBlock],
+    is: Option<&Subnet>,
+    registry: &Registry,
+) -> Vec<NodePool> {
+    let mut pools: Vec<NodePool> = Vec::new();
+    let mut add = |told: Option<&NodePool>, closed| {
+        let new = told.filter(|told| !pools.iter().any(|it| it.name == told.name));
+        pools.extend(new.map(|told| NodePool {
+            closed,
+            ..told.clone()
+        }));
+    };
+    for (pool, by_name) in registry.pools.block_pools(node) {
+        let mut told = pool.told.clone();
+        if by_name {
+            told.assignment = Assignment::Manual;
+        }
+        add(Some(&told), false);
+    }
+    for range in registry.pod_cidrs(node) {
+        add(registry.pools.of(range).map(|pool| &pool.told), false);
+    }
+    for held in blocks {
+        let pool = registry.pools.get(&held.pool);
+        let readable = pool.filter(|pool| !matches!(pool.verdict, Verdict::Invalid(_)));
+        // Of one that is gone or cannot be read, what was told last holds.
+        let told = readable.map(|pool| &pool.told).or_else(|| {
+            let spec = is?.spec.as_ref().ok()?;
+            spec.pools.iter().find(|it| it.name == held.pool)
+        });
+        add(told, true);
+    }
+    let of_blocks = blocks.iter().map(|held| held.pool.as_str());
+    let ranges = registry.pod_cidrs(node);
+    let of_ranges = ranges.filter_map(|range| registry.pools.of(range).map(|it| &*it.name));
+    let held: BTreeSet<&str> = of_blocks.chain(of_ranges).collect();
+    bound(&mut pools, &held);
+    pools
+}
+
+/// Keeps the list within what one object may hold; what the node has something of comes first.
+fn bound(pools: &mut Vec<NodePool>, held: &BTreeSet<&str>) {
+    let is_held = |pool: &NodePool| held.contains(pool.name.as_str());
+    let size = |pool: &NodePool| serde_json::to_vec(pool).map_or(0, |it| it.len());
+    let of_held = pools.iter().filter(|it| is_held(it));
+    let (mut count, mut bytes) = of_held.fold((0, 0), |(n, b), it| (n + 1, b + size(it)));
+    let mut is_full = false;
+    pools.retain(|pool| {
+        if is_held(pool) {
+            return true;
+        }
+        (count, bytes) = (count + 1, bytes + size(pool));
+        is_full |= count > MOST_POOLS || bytes > MOST_BYTES_OF_POOLS;
+        !is_full
+    });
+    pools.truncate(MOST_POOLS);
+}
+
+/// What is to be said of an agent's status, if there is one: whether all of it was understood and
+/// concerns what the node has, and if not, what of it was left out.
+fn judgement(subnet: &Subnet, cx: &Context) -> Option<(bool, String)> {
+    let report = subnet.report.as_ref()?;
+    let node = cx.world.nodes.get(&subnet.name)?;
+    if report.node_uid.is_empty() && report.refusals == 0 {
+        return None;
+    }
+    let mut wrong = report.refused.clone();
+    let mut count = report.refusals;
+    if report.node_uid != node.uid && !report.node_uid.is_empty() {
+        let text = format!(
+            "it is of node UID {}, this node is {}: none of it is read",
+            report.node_uid, node.uid
+        );
+        return Some((false, text));
+    }
+    let blocks = &cx.registry.blocks;
+    let own = |addr: &Addr| {
+        let mut of_node = blocks.of(&node.uid).map(|entry| entry.cidr);
+        of_node.any(|cidr| cidr.contains_addr(*addr))
+            || cx
+                .registry
+                .pod_cidrs(node)
+                .any(|cidr| cidr.contains_addr(*addr))
+    };
+    let strange: Vec<&Addr> = report
+        .orphans
+        .iter()
+        .map(|(addr, _)| addr)
+        .filter(|a| !own(a))
+        .collect();
+    if let Some(addr) = strange.first() {
+        count += strange.len() as u64;
+        wrong.push(format!(
+            "orphans: {addr} is in no block and no podCIDR of this node ({} such)",
+            strange.len()
+        ));
+    }
+    let unknown = |pool: &&Text| {
+        !cx.registry
+            .pools
+            .get(pool)
+            .is_some_and(|it| it.selects(node))
+    };
+    let pools: Vec<&Text> = report
+        .demand
+        .iter()
+        .map(|(pool, _)| pool)
+        .filter(unknown)
+        .collect();
+    if let Some(pool) = pools.first() {
+        count += pools.len() as u64;
+        wrong.push(format!(
+            "pools: \"{pool}\" does not exist or does not select this node ({} such)",
+            pools.len()
+        ));
+    }
+    if count == 0 {
+        return Some((true, "all of the status is understood".to_owned()));
+    }
+    Some((
+        false,
+        format!(
+            "{count} entries of the status are left out, all others are used: {}",
+            wrong.join("; ")
+        ),
+    ))
+}
+
+/// Puts a condition into the list. It stays as it is where nothing is known now, and that all is well is told only
+/// after trouble. `reasons`: where it is trouble, and where not.
+fn say(
+    all: &mut Vec<SubnetCondition>,
+    kind: &str,
+    said: Option<(bool, String)>,
+    is_bad: bool,
+    reasons: (&str, &str),
+) {
+    let before = all.iter().position(|it| &*it.kind == kind);
+    let Some((is_true, message)) = said else {
+        return;
+    };
+    if is_true != is_bad && before.is_none() {
+        return;
+    }
+    let reason = if is_true == is_bad {
+        reasons.0
+    } else {
+        reasons.1
+    };
+    let mut condition = SubnetCondition {
+        kind: kind.into(),
+        status: if is_true { "True" } else { "False" }.into(),
+        reason: reason.into(),
+        message,
+        since: Text::default(),
+        generation: None,
+    };
+    match before.and_then(|at| all.get_mut(at)) {
+        Some(before) => {
+            if before.status == condition.status {
+                condition.since = before.since.clone();
+            }
+            *before = condition;
+        }
+        None => all.push(condition),
+    }
+}
+
+/// What is written for a node, in words, and the call that does it.
+fn writes_for<'a>(
+    node: &'a Node,
+    registry: &'a Registry,
+) -> impl Iterator<Item = (String, Call)> + use<'a> {
+    let of_blocks = registry.blocks.of(&node.uid).map(|entry| {
+        let what = format!("IPAMBlock {}", entry.cidr);
+        (what, Call::WriteBlock(entry.cidr))
+    });
+    let of_node = [
+        (
+            "podCIDRs for the node".to_owned(),
+            Call::AssignPodCidrs(node.uid.clone()),
+        ),
+        (
+            "the spec of the NodeSubnet".to_owned(),
+            Call::WriteSubnet(node.name.clone()),
+        ),
+    ];
+    of_node.into_iter().chain(of_blocks)
+}
+
+/// What the API server refuses for good of what is written for a node.
+fn refused(node: &Node, registry: &Registry) -> Option<String> {
+    let refusals = &registry.refusals;
+    let mut refused =
+        writes_for(node, registry).filter_map(|(what, call)| Some((what, refusals.why(&call)?)));
+    let (what, why) = refused.next()?;
+    let more = match refused.count() {
+        0 => String::new(),
+        count => format!(" ({count} more are refused)"),
+    };
+    Some(format!(
+        "the API server does not take {what}: {why}{more}. Look for an admission policy, a webhook or a quota that forbids it"
+    ))
+}
+
+fn difference(name: &Text, wanted: Option<NodeSubnetSpec>, is: Option<&Subnet>) -> Option<Request> {
+    match (wanted, is) {
+        (None, None) => None,
+        (Some(spec), None) => Some(Request::CreateSubnet {
+            name: name.clone(),
+            spec,
+        }),
+        (Some(spec), Some(is)) if !is.lacks_parts && is.spec.as_ref() == Ok(&spec) => None,
+        (Some(spec), Some(is)) => Some(Request::ReplaceSubnet {
+            name: name.clone(),
+            uid: is.uid.clone(),
+            version: is.version,
+            spec,
+        }),
+        (None, Some(is)) => Some(Request::DeleteSubnet {
+            name: name.clone(),
+            uid: is.uid.clone(),
+            version: is.version,
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::seen::Pool;
+    use crate::demand::Demand;
+    use crate::demand::tests::{NOW, list, node, objects, pool, subnet};
+    use cadastre_daemon::watch::Change;
+
+    /// Pool `p` with a cooldown of its own, and one that serves besides.
+    fn pools_told(change: impl FnOnce(&mut Pool), told: &[(&str, bool, u32)]) -> Vec<NodePool> {
+        let mut p = pool("p", "10.0.0.0/24");
+        p.spec.as_mut().unwrap().terms.cooldown_seconds = 7;
+        change(&mut p);
+        let mut world = World::default();
+        list(&mut world.pools, vec![p, pool("q", "10.0.1.0/24")]);
+        list(&mut world.nodes, vec![node("n")]);
+        let mut subnet = subnet("n", &["10.0.0.16/28", "10.0.0.32/28"], 0);
+        subnet.spec.as_mut().unwrap().pools = told
+            .iter()
+            .map(|(name, closed, cooldown)| {
+                let mut told = NodePool {
+                    name: (*name).to_owned(),
+                    closed: *closed,
+                    ..NodePool::default()
+                };
+                told.terms.cooldown_seconds = *cooldown;
+                told
+            })
+            .collect();
+        list(&mut world.blocks, objects(&subnet));
+        list(&mut world.subnets, vec![subnet.clone()]);
+        let (registry, _) = Registry::rebuild(&world, &[], NOW);
+        let name = subnet.name.clone();
+        wanted(&name, Some(&subnet), &world, &registry)
+            .unwrap()
+            .pools
+    }
+
+    #[test]
+    fn what_cannot_be_read_in_part_is_written_anew() {
+        let is = subnet("n", &["10.0.0.16/28"], 0);
+        let spec = is.spec.clone().unwrap();
+        let request = |lacks_parts| {
+            let is = Subnet {
+                lacks_parts,
+                ..is.clone()
+            };
+            difference(&is.name, Some(spec.clone()), Some(&is))
+        };
+        assert!(request(false).is_none());
+        assert!(matches!(request(true), Some(Request::ReplaceSubnet { .. })));
+    }
+
+    fn brief(pools: &[NodePool]) -> Vec<(&str, bool, u32)> {
+        let brief = |it: &'_ NodePool| (it.closed, it.terms.cooldown_seconds);
+        let brief = pools.iter().map(|it| (it.name.as_str(), brief(it)));
+        brief
+            .map(|(name, (closed, cooldown))| (name, closed, cooldown))
+            .collect()
+    }
+
+    #[test]
+    fn a_pool_that_serves_no_more_is_closed_while_the_node_has_blocks_of_it() {
+        let serving = pools_told(|_| {}, &[]);
+        assert_eq!(brief(&serving), [("p", false, 7), ("q", false, 30)]);
+        let disabled = pools_told(|pool| pool.spec.as_mut().unwrap().disabled = true, &[]);
+        assert_eq!(brief(&disabled), [("q", false, 30), ("p", true, 7)]);
+        let deleted = pools_told(|pool| pool.deleting = true, &[]);
+        assert_eq!(brief(&deleted), [("q", false, 30), ("p", true, 7)]);
+    }
+
+    #[test]
+    fn pools_beyond_what_one_object_holds_are_left_out_and_that_is_told_once() {
+        let mut world = World::default();
+        let many = (0..1_100).map(|n| {
+            pool(
+                &format!("p{n:04}"),
+                &format!("10.{}.{}.0/28", n >> 8, n & 255),
+            )
+        });
+        list(&mut world.pools, many.collect());
+        list(&mut world.nodes, vec![node("n")]);
+        let mut told = subnet("n", &["10.4.75.0/28"], 0);
+        told.spec.as_mut().unwrap().blocks[0].pool = "p1099".to_owned();
+        let mut objects = objects(&told);
+        objects[0].spec.as_mut().unwrap().pool = "p1099".into();
+        list(&mut world.blocks, objects);
+        list(&mut world.subnets, vec![told]);
+        let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
+        let (mut subnets, mut reports) = (Subnets::default(), Vec::new());
+        for _ in 0..2 {
+            subnets.queue.add("n".into());
+            let mut cx = Context {
+                world: &world,
+                registry: &mut registry,
+                reports: &mut reports,
+                now: NOW,
+            };
+            let (request, _) = subnets.next(&mut cx).unwrap();
+            let Request::ReplaceSubnet { spec, .. } = request else {
+                panic!("{request:?}");
+            };
+            assert!(spec.pools.len() <= MOST_POOLS);
+            assert!(
+                spec.pools.iter().any(|it| it.name == "p1099"),
+                "it has a block of it"
+            );
+            let size = serde_json::to_vec(&spec).unwrap().len();
+            assert!(size < 2 * MOST_BYTES_OF_POOLS, "{size} bytes");
+            subnets.answered(&"n".into(), true, &Outcome::Gone);
+        }
+        let reasons: Vec<&str> = reports.iter().map(|it| it.reason).collect();
+        assert_eq!(reasons, [POOLS_LEFT_OUT]);
+        // Its NodeSubnet says so for as long as it is so.
+        let mut conditions = || {
+            let cx = Context {
+                world: &world,
+                registry: &mut registry,
+                reports: &mut reports,
+                now: NOW,
+            };
+            let subnet = world.subnets.get("n").unwrap();
+            subnets.conditions(subnet, &cx)
+        };
+        let all = conditions();
+        let told = all.iter().find(|it| &*it.kind == POOLS_LEFT_OUT).unwrap();
+        assert!(
+            told.is_true() && told.message.contains("1100 pools select"),
+            "{told:?}"
+        );
+    }
+
+    #[test]
+    fn a_condition_says_what_is_refused_for_good_and_stays_to_say_that_it_is_over() {
+        let mut world = World::default();
+        let mut of_node = subnet("n", &["10.0.0.16/28"], 0);
+        list(&mut world.nodes, vec![node("n")]);
+        list(&mut world.pools, vec![pool("p", "10.0.0.0/24")]);
+        list(&mut world.blocks, objects(&of_node));
+        list(&mut world.subnets, vec![of_node.clone()]);
+        let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
+        let mut subnets = Subnets::default();
+        let call = Call::WriteSubnet("n".into());
+        for _ in 0..3 {
+            registry.refusals.note(&call, &no(), true, NOW.mono);
+        }
+        let told = conditions(&subnets, &of_node, &world, &mut registry);
+        assert_eq!(told.len(), 1, "{told:?}");
+        assert!(told[0].is_true() && &*told[0].kind == WRITES_REFUSED);
+        assert!(told[0].message.contains("a policy forbids it"), "{told:?}");
+        of_node.report.get_or_insert_default().conditions = told.clone().into();
+        let again = conditions(&subnets, &of_node, &world, &mut registry);
+        assert_eq!(again, told, "once");
+        registry
+            .refusals
+            .note(&call, &Outcome::Gone, true, NOW.mono);
+        subnets.heard_of("n".into());
+        let over = conditions(&subnets, &of_node, &world, &mut registry);
+        assert!(over.len() == 1 && &*over[0].status == "False", "{over:?}");
+    }
+
+    #[test]
+    fn what_an_earlier_leader_said_of_refusals_stays_until_a_write_tells() {
+        let (of_node, world, mut registry) = with_conditions(&[WRITES_REFUSED]);
+        let before = of_node.report.as_ref().unwrap().conditions.to_vec();
+        let mut subnets = Subnets::default();
+        let told = conditions(&subnets, &of_node, &world, &mut registry);
+        assert_eq!(told, before, "nothing was tried");
+        let call = Call::WriteSubnet("n".into());
+        registry.refusals.note(&call, &no(), true, NOW.mono);
+        let told = conditions(&subnets, &of_node, &world, &mut registry);
+        assert_eq!(told, before, "refused, and not for good yet");
+        // What is refused is another write than what came through.
+        subnets.heard_of("n".into());
+        let told = conditions(&subnets, &of_node, &world, &mut registry);
+        assert_eq!(told, before, "refused, and not for good yet");
+        registry
+            .refusals
+            .note(&call, &Outcome::Gone, true, NOW.mono);
+        let over = conditions(&subnets, &of_node, &world, &mut registry);
+        assert_eq!(&*over[0].status, "False");
+        subnets.gone(world.nodes.get("n").unwrap());
+        let told = conditions(&subnets, &of_node, &world, &mut registry);
+        assert_eq!(told, before, "it is another node's word");
+    }
+
+    #[test]
+    fn a_node_whose_first_block_is_refused_has_a_subnet_that_can_say_so() {
+        let mut world = World::default();
+        list(&mut world.nodes, vec![node("n")]);
+        list(&mut world.pools, vec![pool("p", "10.0.0.0/24")]);
+        let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
+        registry.is_listening = false;
+        let mut demand = Demand::default();
+        demand.add_name(&"n".into(), &world, &registry);
+        demand.work(&mut Context {
+            world: &world,
+            registry: &mut registry,
+            reports: &mut Vec::new(),
+            now: NOW,
+        });
+        let cidr = registry.blocks.of("n").next().unwrap().cidr;
+        let wanted = |registry: &Registry| wanted(&"n".into(), None, &world, registry);
+        assert!(wanted(&registry).is_none(), "one write will do");
+        for _ in 0..3 {
+            let call = Call::WriteBlock(cidr);
+            registry.refusals.note(&call, &no(), true, NOW.mono);
+        }
+        let spec = wanted(&registry).unwrap();
+        assert!(spec.blocks.is_empty() && spec.pools.len() == 1, "{spec:?}");
+    }
+
+    #[test]
+    fn conditions_of_others_stay_as_they_are() {
+        let (of_node, world, mut registry) =
+            with_conditions(&["OfSomebodyElse", WRITES_REFUSED, "OfAnother"]);
+        let before = of_node.report.as_ref().unwrap().conditions.to_vec();
+        let mut subnets = Subnets::default();
+        subnets.heard_of("n".into());
+        let told = conditions(&subnets, &of_node, &world, &mut registry);
+        assert_eq!(&*told[1].status, "False");
+        assert_eq!(
+            [&told[0], &told[2]],
+            [&before[0], &before[2]],
+            "and in their places"
+        );
+        // They are written onto the version that was read.
+        subnets.queue.add("n".into());
+        let mut cx = Context {
+            world: &world,
+            registry: &mut registry,
+            reports: &mut Vec::new(),
+            now: NOW,
+        };
+        let (request, _) = subnets.next(&mut cx).unwrap();
+        subnets.answered(&"n".into(), true, &Outcome::Gone);
+        assert!(
+            matches!(request, Request::ReplaceSubnet { .. }),
+            "{request:?}"
+        );
+        let (request, _) = subnets.answer(&"n".into(), &cx).unwrap();
+        let Request::SetSubnetConditions {
+            version,
+            conditions,
+            ..
+        } = request
+        else {
+            panic!("{request:?}");
+        };
+        assert_eq!((version, conditions), (of_node.version, told));
+        // It may not be: what is there is read before the next write.
+        let conflict = Outcome::Refused(Refusal::Guard("modified".to_owned()));
+        subnets.answered_condition(&"n".into(), &conflict);
+        let (request, _) = subnets.next(&mut cx).unwrap();
+        assert!(matches!(request, Request::ReadSubnet { .. }), "{request:?}");
+    }
+
+    #[test]
+    fn of_a_subnet_with_more_conditions_than_are_read_none_is_written() {
+        let many: Vec<String> = (0..=MOST_CONDITIONS).map(|n| format!("Of{n}")).collect();
+        let mut kinds: Vec<&str> = many.iter().map(String::as_str).collect();
+        kinds[0] = WRITES_REFUSED;
+        let answer = |kinds: &[&str]| {
+            let (_, world, mut registry) = with_conditions(kinds);
+            let mut subnets = Subnets::default();
+            subnets.heard_of("n".into());
+            let cx = Context {
+                world: &world,
+                registry: &mut registry,
+                reports: &mut Vec::new(),
+                now: NOW,
+            };
+            subnets.answer(&"n".into(), &cx).is_some()
+        };
+        assert!(!answer(&kinds) && answer(&kinds[..MOST_CONDITIONS]));
+    }
+
+    fn no() -> Outcome {
+        Outcome::Refused(Refusal::Rejected("a policy forbids it".to_owned()))
+    }
+
+    /// Node `n` with a NodeSubnet that has conditions of these types, all true.
+    fn with_conditions(kinds: &[&str]) -> (Subnet, World, Registry) {
+        let one = |kind: &&str| SubnetCondition {
+            kind: (*kind).into(),
+            status: "True".into(),
+            reason: "Why".into(),
+            message: "so".to_owned(),
+            since: "2026-01-02T03:04:05Z".into(),
+            generation: Some(3),
+        };
+        let mut of_node = subnet("n", &["10.0.0.16/28"], 0);
+        of_node.report.get_or_insert_default().conditions = kinds.iter().map(one).collect();
+        let mut world = World::default();
+        list(&mut world.nodes, vec![node("n")]);
+        list(&mut world.pools, vec![pool("p", "10.0.0.0/24")]);
+        list(&mut world.blocks, objects(&of_node));
+        list(&mut world.subnets, vec![of_node.clone()]);
+        let (registry, _) = Registry::rebuild(&world, &[], NOW);
+        (of_node, world, registry)
+    }
+
+    fn conditions(
+        subnets: &Subnets,
+        of: &Subnet,
+        world: &World,
+        registry: &mut Registry,
+    ) -> Vec<SubnetCondition> {
+        let cx = Context {
+            world,
+            registry,
+            reports: &mut Vec::new(),
+            now: NOW,
+        };
+        subnets.conditions(of, &cx)
+    }
+
+    #[test]
+    fn of_a_pool_that_cannot_be_read_the_node_keeps_what_it_was_told_last() {
+        let spoil = |pool: &mut Pool| pool.spec = Err("no".to_owned());
+        let before = pools_told(spoil, &[("p", false, 7)]);
+        assert_eq!(brief(&before), [("q", false, 30), ("p", true, 7)]);
+        assert_eq!(brief(&pools_told(spoil, &[])), [("q", false, 30)]);
+    }
+
+    #[test]
+    fn the_node_subnet_of_a_live_node_stays_when_it_says_nothing() {
+        let mut world = World::default();
+        let empty = subnet("n", &[], 0);
+        list(&mut world.nodes, vec![node("n")]);
+        list(&mut world.subnets, vec![empty.clone()]);
+        let (registry, _) = Registry::rebuild(&world, &[], NOW);
+        assert!(wanted(&empty.name, Some(&empty), &world, &registry).is_some());
+        world.nodes.change(Change::Deleted(node("n")));
+        assert!(wanted(&empty.name, Some(&empty), &world, &registry).is_none());
+    }
+}

@@ -1,0 +1,319 @@
+//! The survey of one pool: its spec read with care, and what it may do beside its elders.
+//!
+//! Whatever a spec says must not stop the controller: what cannot be used makes that pool `Invalid`
+//! and leaves all others as they are. Ranges are compared with those of older pools only, so every
+//! controller comes to the same verdict.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::pools::{BlockTerms, DEFAULT_QUARANTINE, PoolState, Verdict};
+use crate::cluster::seen::{Pool, Text};
+use crate::cluster::world::World;
+use cadastre_api::choice::Selector;
+use cadastre_api::{
+    Allocate, Assignment, FINALIZER, FirstBlock, IPPoolSpec, NodePool, NodePoolRanges,
+};
+use cadastre_core::mutation::Mutation;
+use cadastre_core::{Cidr, Closing, Dual, Family, Ranges, Span};
+
+/// Ranges of the pools surveyed so far, by start.
+#[derive(Default)]
+pub(super) struct Older(BTreeMap<Cidr, Text>);
+
+impl Older {
+    fn overlap(&self, range: &Cidr) -> Option<(Cidr, Text)> {
+        // Sorted by first address: what overlaps starts inside, or is a shorter prefix of the same.
+        let inside = self
+            .0
+            .range(*range..)
+            .next()
+            .filter(|(theirs, _)| theirs.overlaps(range));
+        let around = || {
+            let mut wider = range.parent();
+            if Mutation::WiderOlderPoolIgnored.is_on() {
+                return None;
+            }
+            while let Some(parent) = wider {
+                if let Some(name) = self.0.get(&parent) {
+                    return Some((parent, name.clone()));
+                }
+                wider = parent.parent();
+            }
+            None
+        };
+        inside
+            .map(|(theirs, name)| (*theirs, name.clone()))
+            .or_else(around)
+    }
+}
+
+/// What a pool may do, judged with all older pools known.
+pub(super) fn survey_one(
+    pool: &Pool,
+    kept: Option<PoolState>,
+    services: &[Cidr],
+    world: &World,
+    older: &mut Older,
+    now: Duration,
+) -> PoolState {
+    let parsed = pool
+        .spec
+        .as_ref()
+        .map_err(Clone::clone)
+        .and_then(Parsed::new);
+    let (parsed, invalid) = match parsed {
+        Ok(parsed) => (parsed, None),
+        Err(why) => (Parsed::default(), Some(why)),
+    };
+    let ranges: Vec<Cidr> = parsed
+        .ranges
+        .iter()
+        .flat_map(|(_, r)| r.iter().flat_map(|r| r.cidrs.clone()))
+        .collect();
+    let overlap = ranges.iter().find_map(|range| {
+        older
+            .overlap(range)
+            .map(|(theirs, name)| (*range, theirs, name))
+    });
+    for range in &ranges {
+        older.0.entry(*range).or_insert_with(|| pool.name.clone());
+    }
+
+    let mut reserved = Vec::new();
+    let mut left_out = Vec::new();
+    for range in &ranges {
+        for service in services.iter().filter(|service| service.overlaps(range)) {
+            reserved.push(Span::from(*service));
+            left_out.push(format!("service range {service}"));
+        }
+        for address in world.node_addresses.within(range) {
+            reserved.push(Span::from(Cidr::host(address)));
+            left_out.push(format!("node address {address}"));
+        }
+    }
+    left_out.sort();
+    left_out.dedup();
+
+    let hold_until = kept
+        .as_ref()
+        .and_then(|state| state.hold_until)
+        .filter(|until| *until > now);
+    let mut space = match kept {
+        Some(state) => state.space,
+        None => cadastre_core::Pool::new(Dual::default()),
+    };
+    space.set_closing(match parsed.allocate {
+        Allocate::Blocks => Closing::Covered,
+        Allocate::NodeCIDR => Closing::Touched,
+    });
+    space.set_ranges(parsed.ranges);
+    let mut on_request = parsed.reserved;
+    if !parsed.reserved_on_request {
+        reserved.append(&mut on_request);
+    }
+    if Mutation::ReservedNotLeftOut.is_on() {
+        reserved.clear();
+        on_request.clear();
+    }
+    space.set_blocked([reserved.as_slice(), &on_request].concat());
+
+    let verdict = if let Some(why) = invalid {
+        Verdict::Invalid(why)
+    } else if pool.deleting {
+        Verdict::Terminating
+    } else if let Some((range, theirs, name)) = overlap {
+        Verdict::Overlaps {
+            older: name,
+            range,
+            theirs,
+        }
+    } else if parsed.disabled {
+        Verdict::Disabled
+    } else if !pool.finalizers.iter().any(|f| f == FINALIZER) {
+        Verdict::Starting
+    } else if hold_until.is_some() {
+        Verdict::SecondWriter
+    } else {
+        Verdict::Serving
+    };
+    PoolState {
+        name: pool.name.clone(),
+        uid: pool.uid.clone(),
+        created: pool.created,
+        allocate: parsed.allocate,
+        space,
+        terms: parsed.terms,
+        told: told(&pool.name, pool.spec.as_ref().ok()),
+        reserved,
+        on_request,
+        nearly_exhausted: parsed.nearly_exhausted,
+        selector: parsed.selector,
+        priority: parsed.priority,
+        quarantine: parsed.quarantine,
+        guarded: pool.finalizers.iter().any(|f| f == FINALIZER),
+        verdict,
+        left_out,
+        hold_until,
+    }
+}
+
+/// What nodes are told of a pool.
+fn told(name: &Text, spec: Option<&IPPoolSpec>) -> NodePool {
+    let name = name.to_string();
+    let Some(spec) = spec else {
+        return NodePool {
+            name,
+            ..NodePool::default()
+        };
+    };
+    NodePool {
+        name,
+        allocate: spec.allocate,
+        closed: false,
+        assignment: spec.assignment,
+        first_block: spec.first_block,
+        max_blocks_per_node: spec.max_blocks_per_node,
+        namespace_selector: spec.namespace_selector.clone().map(Box::new),
+        pod_selector: spec.pod_selector.clone().map(Box::new),
+        ipv4: spec.ipv4.as_ref().map(|ranges| NodePoolRanges {
+            cidrs: ranges.cidrs.clone(),
+            gateway: ranges.gateway.clone(),
+        }),
+        ipv6: spec.ipv6.as_ref().map(|ranges| NodePoolRanges {
+            cidrs: ranges.cidrs.clone(),
+            gateway: ranges.gateway.clone(),
+        }),
+        terms: spec.terms.clone(),
+    }
+}
+
+/// A spec whose texts have been read.
+struct Parsed {
+    allocate: Allocate,
+    terms: BlockTerms,
+    nearly_exhausted: u32,
+    ranges: Dual<Option<Ranges>>,
+    reserved: Vec<Span>,
+    reserved_on_request: bool,
+    selector: Selector,
+    priority: i32,
+    disabled: bool,
+    quarantine: Duration,
+}
+
+impl Default for Parsed {
+    fn default() -> Self {
+        Parsed {
+            allocate: Allocate::default(),
+            terms: BlockTerms {
+                first_on_sight: false,
+                namespaces: Selector::default(),
+                pods: Selector::default(),
+                most: None,
+                idle: Duration::ZERO,
+            },
+            nearly_exhausted: 100,
+            ranges: Dual::default(),
+            reserved: Vec::new(),
+            reserved_on_request: false,
+            selector: Selector::default(),
+            priority: 0,
+            disabled: true,
+            quarantine: DEFAULT_QUARANTINE,
+        }
+    }
+}
+
+impl Parsed {
+    /// The CRD's rules refuse most of what is refused here; a server without them, or an object
+    /// older than a rule, must not do harm either.
+    fn new(spec: &IPPoolSpec) -> Result<Self, String> {
+        let v4 = spec
+            .ipv4
+            .as_ref()
+            .zip(spec.ipv4_block_size())
+            .map(|(r, size)| ranges(Family::V4, "ipv4", &r.cidrs, size))
+            .transpose()?;
+        let v6 = spec
+            .ipv6
+            .as_ref()
+            .zip(spec.ipv6_block_size())
+            .map(|(r, size)| ranges(Family::V6, "ipv6", &r.cidrs, size))
+            .transpose()?;
+        if v4.is_none() && v6.is_none() {
+            return Err("neither ipv4 nor ipv6 is given: give at least one".into());
+        }
+        let reserved = spec
+            .reserved
+            .iter()
+            .map(|text| Span::parse(text).map_err(|error| format!("reserved: {error}")))
+            .collect::<Result<_, _>>()?;
+        let namespaces = Selector::new(spec.namespace_selector.as_ref())
+            .map_err(|error| format!("namespaceSelector: {error}"))?;
+        let pods = Selector::new(spec.pod_selector.as_ref())
+            .map_err(|error| format!("podSelector: {error}"))?;
+        let manual = spec.assignment == Assignment::Manual;
+        let for_all = namespaces.specificity() + pods.specificity() == 0;
+        Ok(Parsed {
+            allocate: spec.allocate,
+            terms: BlockTerms {
+                first_on_sight: spec.first_block == FirstBlock::OnSight && !manual && for_all,
+                namespaces,
+                pods,
+                most: spec
+                    .max_blocks_per_node
+                    .and_then(|most| most.try_into().ok()),
+                idle: Duration::from_secs(spec.idle_seconds.into()),
+            },
+            nearly_exhausted: spec.nearly_exhausted_percent,
+            ranges: Dual { v4, v6 },
+            reserved,
+            reserved_on_request: spec.reserved_on_request,
+            selector: Selector::new(spec.node_selector.as_ref())
+                .map_err(|error| format!("nodeSelector: {error}"))?,
+            priority: spec.priority,
+            disabled: spec.disabled,
+            quarantine: Duration::from_secs(spec.quarantine_seconds.into()),
+        })
+    }
+}
+
+fn ranges(
+    family: Family,
+    field: &str,
+    texts: &[String],
+    block_size: u32,
+) -> Result<Ranges, String> {
+    let mut cidrs: Vec<Cidr> = Vec::with_capacity(texts.len());
+    for text in texts {
+        let cidr = Cidr::parse_strict(text).map_err(|error| format!("{field}.cidrs: {error}"))?;
+        if cidr.family() != family {
+            return Err(format!("{field}.cidrs: {cidr} is not {family}"));
+        }
+        if let Some(other) = cidrs.iter().find(|other| other.overlaps(&cidr)) {
+            return Err(format!(
+                "{field}.cidrs: {cidr} overlaps {other}: leave one out"
+            ));
+        }
+        cidrs.push(cidr);
+    }
+    let block_len = u8::try_from(block_size)
+        .ok()
+        .filter(|len| *len <= family.bits());
+    let Some(block_len) = block_len else {
+        return Err(format!(
+            "{field}.blockSize: {block_size} is more than {}",
+            family.bits()
+        ));
+    };
+    if let Some(small) = cidrs.iter().find(|cidr| cidr.len() > block_len) {
+        return Err(format!(
+            "{field}.blockSize: a /{block_len} does not fit into {small}"
+        ));
+    }
+    if cidrs.is_empty() {
+        return Err(format!("{field}.cidrs is empty: give at least one CIDR"));
+    }
+    Ok(Ranges { cidrs, block_len })
+}

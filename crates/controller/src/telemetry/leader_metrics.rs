@@ -1,0 +1,42 @@
+//! Figures of the election.
+
+use prometheus::{Error, IntCounter, IntGauge, IntGaugeVec, Opts, Registry};
+
+use cadastre_daemon::telemetry::catalog::register;
+
+/// Figures of the election.
+#[derive(Clone)]
+pub struct LeaderMetrics {
+    /// 1 while this process leads
+    pub leading: IntGauge,
+    /// How often leadership was won or lost here
+    pub transitions: IntCounter,
+    /// Calls for the Lease that failed
+    pub errors: IntCounter,
+}
+
+impl LeaderMetrics {
+    /// Registers all of them for the Lease of that name.
+    pub fn register(registry: &Registry, name: &str) -> Result<Self, Error> {
+        let leading = IntGaugeVec::new(
+            Opts::new(
+                "leader_election_master_status",
+                "Whether this process leads: 1 yes, 0 no",
+            ),
+            &["name"],
+        )?;
+        let leading = register(registry, leading)?.with_label_values(&[name]);
+        let counter = |name, help| register(registry, IntCounter::new(name, help)?);
+        Ok(LeaderMetrics {
+            leading,
+            transitions: counter(
+                "cadastre_leader_transitions_total",
+                "Times this process began or ceased to lead",
+            )?,
+            errors: counter(
+                "cadastre_lease_errors_total",
+                "Calls for the Lease that failed or were left unanswered",
+            )?,
+        })
+    }
+}

@@ -1,0 +1,334 @@
+//! Figures, by the names operators know from other controllers where there are such names.
+//!
+//! Labels are bounded: pools (and families), loops, reasons. No node, pod or address is a label.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use prometheus::{
+    Error, Gauge, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
+    IntGaugeVec, Opts, Registry,
+};
+
+use super::pool_metrics::PoolMetrics;
+use crate::machine::View;
+use crate::refusals;
+use cadastre_daemon::telemetry::catalog::register;
+
+/// Figures of the controller's loops and of what it manages.
+#[derive(Clone)]
+pub struct ControllerMetrics {
+    reconciles: IntCounterVec,
+    errors: IntCounterVec,
+    seconds: HistogramVec,
+    depth: IntGaugeVec,
+    retries: IntCounterVec,
+    pools: PoolMetrics,
+    waiting: IntGaugeVec,
+    oldest_wait: Gauge,
+    second_writer: IntCounter,
+    overlapping: IntGauge,
+    too_wide: IntGauge,
+    unclear: IntGauge,
+    dropped: IntCounter,
+    blocks: IntGaugeVec,
+    leaks: IntGaugeVec,
+    oldest: GaugeVec,
+    doubled: IntGauge,
+    refused: IntGauge,
+    refused_writes: IntGaugeVec,
+    /// Retries of each queue as last counted
+    counted: Arc<Mutex<BTreeMap<&'static str, u64>>>,
+}
+
+impl ControllerMetrics {
+    /// Registers all of them. Fails only where a name is taken.
+    pub fn register(registry: &Registry) -> Result<Self, Error> {
+        let counters = |name, help, labels: &[&str]| {
+            register(registry, IntCounterVec::new(Opts::new(name, help), labels)?)
+        };
+        let gauges = |name, help, labels: &[&str]| {
+            register(registry, IntGaugeVec::new(Opts::new(name, help), labels)?)
+        };
+        Ok(ControllerMetrics {
+            reconciles: counters(
+                "controller_runtime_reconcile_total",
+                "Requests of each loop by what came of them",
+                &["controller", "result"],
+            )?,
+            errors: counters(
+                "controller_runtime_reconcile_errors_total",
+                "Requests of each loop that failed or whose outcome is unclear",
+                &["controller"],
+            )?,
+            seconds: register(
+                registry,
+                HistogramVec::new(
+                    HistogramOpts::new(
+                        "controller_runtime_reconcile_time_seconds",
+                        "Time from sending a request of a loop to its answer",
+                    )
+                    .buckets(vec![
+                        0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
+                        10.0,
+                    ]),
+                    &["controller"],
+                )?,
+            )?,
+            depth: gauges(
+                "workqueue_depth",
+                "Keys that wait in each loop's queue",
+                &["name"],
+            )?,
+            retries: counters(
+                "workqueue_retries_total",
+                "Keys put back into each loop's queue after a failure",
+                &["name"],
+            )?,
+            pools: PoolMetrics::register(registry)?,
+            waiting: gauges(
+                "cadastre_nodes_waiting",
+                "Nodes that lack a podCIDR or a block, by reason; no_pool are those that no pool selects, write_refused those whose podCIDR or block the API server does not take, fence those that a new leader could not touch yet, for which all podCIDRs wait",
+                &["reason"],
+            )?,
+            oldest_wait: register(
+                registry,
+                Gauge::new(
+                    "cadastre_oldest_wait_seconds",
+                    "For how long the node waits that waits longest for a podCIDR or a block; 0 if none does",
+                )?,
+            )?,
+            second_writer: register(
+                registry,
+                IntCounter::new(
+                    "cadastre_second_writer_total",
+                    "Nodes whose podCIDRs were written by somebody else while Cadastre dealt",
+                )?,
+            )?,
+            overlapping: register(
+                registry,
+                IntGauge::new(
+                    "cadastre_overlapping_ranges",
+                    "Pairs of nodes whose podCIDRs have addresses in common",
+                )?,
+            )?,
+            too_wide: register(
+                registry,
+                IntGauge::new(
+                    "cadastre_podcidrs_too_wide",
+                    "podCIDRs over pools that no node could have been given: they count for nothing",
+                )?,
+            )?,
+            unclear: register(
+                registry,
+                IntGauge::new(
+                    "cadastre_unclear_writes",
+                    "Ranges kept because the outcome of a write is not known",
+                )?,
+            )?,
+            dropped: register(
+                registry,
+                IntCounter::new(
+                    "cadastre_dropped_events_total",
+                    "Kubernetes events that could not be written",
+                )?,
+            )?,
+            blocks: gauges(
+                "cadastre_blocks",
+                "Affinity blocks: held, recalled, provisional, quarantined, or overdue because a pod still has an address in it",
+                &["state"],
+            )?,
+            leaks: gauges(
+                "cadastre_leaked_addresses",
+                "Addresses whose pods are gone: candidate until the grace period is over, asked once the node was told",
+                &["state"],
+            )?,
+            oldest: register(
+                registry,
+                GaugeVec::new(
+                    Opts::new(
+                        "cadastre_oldest_garbage_seconds",
+                        "Age of the oldest address without a pod, and of the block that is kept longest beyond its quarantine",
+                    ),
+                    &["kind"],
+                )?,
+            )?,
+            doubled: register(
+                registry,
+                IntGauge::new(
+                    "cadastre_duplicate_pod_addresses",
+                    "Addresses that more than one pod reports",
+                )?,
+            )?,
+            refused: register(
+                registry,
+                IntGauge::new(
+                    "cadastre_refused_status_entries",
+                    "Entries in the statuses of NodeSubnets that make no sense and are left out",
+                )?,
+            )?,
+            refused_writes: gauges(
+                "cadastre_refused_writes",
+                "Requests about one object that the API server has refused or not answered several times in a row, by the kind of object",
+                &["kind"],
+            )?,
+            counted: Arc::default(),
+        })
+    }
+
+    /// One request of a loop was answered; `result` is success, requeue or error.
+    pub fn reconciled(&self, controller: &str, result: &str, took: Duration) {
+        self.reconciles
+            .with_label_values(&[controller, result])
+            .inc();
+        if result == "error" {
+            self.errors.with_label_values(&[controller]).inc();
+        }
+        self.seconds
+            .with_label_values(&[controller])
+            .observe(took.as_secs_f64());
+    }
+
+    /// An event for people was lost.
+    pub fn event_dropped(&self) {
+        self.dropped.inc();
+    }
+
+    /// Each tenure counts from zero; the sum goes on.
+    fn count_retries(&self, name: &'static str, retries: u64) {
+        let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = counted.insert(name, retries).unwrap_or(0);
+        let new = retries.checked_sub(before).unwrap_or(retries);
+        self.retries.with_label_values(&[name]).inc_by(new);
+    }
+
+    /// Sets what the controller says of itself.
+    pub fn set(&self, view: &View) {
+        for (name, depth, retries) in &view.queues {
+            self.depth
+                .with_label_values(&[name])
+                .set(i64::try_from(*depth).unwrap_or(i64::MAX));
+            self.count_retries(name, *retries);
+        }
+        for reason in ["no_pool", "pool_not_ready", "pool_full", "write_refused"] {
+            let waiting = view.waiting.get(reason).copied().unwrap_or(0);
+            self.waiting
+                .with_label_values(&[reason])
+                .set(i64::try_from(waiting).unwrap_or(i64::MAX));
+        }
+        self.oldest_wait.set(view.oldest_wait.as_secs_f64());
+        self.overlapping
+            .set(i64::try_from(view.overlaps).unwrap_or(i64::MAX));
+        self.too_wide
+            .set(i64::try_from(view.too_wide).unwrap_or(i64::MAX));
+        self.unclear
+            .set(i64::try_from(view.unclear).unwrap_or(i64::MAX));
+        for state in ["held", "recalled", "provisional", "quarantined", "overdue"] {
+            let count = view.blocks.get(state).copied().unwrap_or(0);
+            self.blocks
+                .with_label_values(&[state])
+                .set(i64::try_from(count).unwrap_or(i64::MAX));
+        }
+        let (candidates, age, asked) = view.leaks;
+        for (state, count) in [("candidate", candidates), ("asked", asked)] {
+            self.leaks
+                .with_label_values(&[state])
+                .set(i64::try_from(count).unwrap_or(i64::MAX));
+        }
+        for (kind, age) in [("address", age), ("block", view.oldest_rest)] {
+            self.oldest
+                .with_label_values(&[kind])
+                .set(age.as_secs_f64());
+        }
+        self.doubled
+            .set(i64::try_from(view.doubled).unwrap_or(i64::MAX));
+        self.refused
+            .set(i64::try_from(view.refused).unwrap_or(i64::MAX));
+        for kind in refusals::KINDS {
+            let count = view.refused_writes.get(kind).copied().unwrap_or(0);
+            self.refused_writes
+                .with_label_values(&[kind])
+                .set(i64::try_from(count).unwrap_or(i64::MAX));
+        }
+        self.second_writer
+            .inc_by(view.second_writer.saturating_sub(self.second_writer.get()));
+        self.pools.set(view);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus::proto::MetricType;
+
+    use super::super::LeaderMetrics;
+    use super::*;
+    use crate::figures::Figures;
+    use cadastre_core::Family;
+
+    fn text(registry: &Registry) -> String {
+        prometheus::TextEncoder::new()
+            .encode_to_string(&registry.gather())
+            .unwrap()
+    }
+
+    #[test]
+    fn retries_of_one_tenure_are_added_to_those_of_the_last() {
+        let registry = Registry::new();
+        let metrics = ControllerMetrics::register(&registry).unwrap();
+        for retries in [2, 5, 0, 1] {
+            metrics.set(&View {
+                queues: vec![("podcidr", 0, retries)],
+                ..View::default()
+            });
+        }
+        assert!(text(&registry).contains("workqueue_retries_total{name=\"podcidr\"} 6"));
+    }
+
+    #[test]
+    fn names_follow_the_conventions() {
+        let registry = Registry::new();
+        let metrics = ControllerMetrics::register(&registry).unwrap();
+        let figures = Figures {
+            capacity: 1,
+            held: 1,
+            quarantined: 0,
+            free: 0,
+        };
+        metrics.set(&View {
+            pools: vec![("a".into(), Family::V4, figures)],
+            queues: vec![("podcidr", 0, 0)],
+            ..View::default()
+        });
+        metrics.reconciled("podcidr", "error", Duration::ZERO);
+        LeaderMetrics::register(&registry, "lease").unwrap();
+        cadastre_daemon::telemetry::build_info(&registry).unwrap();
+        let families = registry.gather();
+        assert!(families.len() >= 19, "{} families", families.len());
+        for family in families {
+            let (name, kind) = (family.name(), family.get_field_type());
+            let counter = kind == MetricType::COUNTER;
+            assert_eq!(name.ends_with("_total"), counter, "{name} is a {kind:?}");
+            if kind == MetricType::HISTOGRAM {
+                assert!(name.ends_with("_seconds"), "{name}");
+            }
+            let own = name.chars().all(|c| c.is_ascii_lowercase() || c == '_');
+            assert!(own && !family.help().is_empty(), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_counter_never_goes_back() {
+        let registry = Registry::new();
+        let metrics = ControllerMetrics::register(&registry).unwrap();
+        metrics.set(&View {
+            second_writer: 3,
+            ..View::default()
+        });
+        metrics.set(&View {
+            second_writer: 1,
+            ..View::default()
+        });
+        assert!(text(&registry).contains("cadastre_second_writer_total 3"));
+    }
+}

@@ -1,0 +1,207 @@
+//! Figures of pools. A pool's series go with the pool.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use prometheus::{Error, GaugeVec, IntGaugeVec, Opts, Registry};
+
+use crate::machine::View;
+use cadastre_daemon::telemetry::catalog::register;
+
+/// All of them.
+#[derive(Clone)]
+pub(super) struct PoolMetrics {
+    capacity: GaugeVec,
+    held: GaugeVec,
+    free: GaugeVec,
+    quarantined: GaugeVec,
+    utilization: GaugeVec,
+    waiting: IntGaugeVec,
+    exhausts: GaugeVec,
+    addresses: GaugeVec,
+    /// Pools and families that have series
+    known: Arc<Mutex<BTreeSet<(String, String)>>>,
+}
+
+impl PoolMetrics {
+    pub(super) fn register(registry: &Registry) -> Result<Self, Error> {
+        let pool = |name, help| {
+            register(
+                registry,
+                GaugeVec::new(Opts::new(name, help), &["pool", "family"])?,
+            )
+        };
+        Ok(Self {
+            capacity: pool(
+                "cadastre_pool_blocks_capacity",
+                "Blocks of the pool's block size that the pool can hold, reserved and service ranges left out",
+            )?,
+            held: pool(
+                "cadastre_pool_blocks_held",
+                "Ranges in the pool that live nodes hold",
+            )?,
+            free: pool(
+                "cadastre_pool_blocks_free",
+                "Blocks of the pool's block size that could be given now",
+            )?,
+            quarantined: pool(
+                "cadastre_pool_blocks_quarantined",
+                "Ranges of dead nodes in the pool that rest before reuse",
+            )?,
+            utilization: pool(
+                "cadastre_pool_utilization_ratio",
+                "Share of the pool's capacity that is not free, 0 to 1",
+            )?,
+            waiting: register(
+                registry,
+                IntGaugeVec::new(
+                    Opts::new(
+                        "cadastre_pool_nodes_waiting",
+                        "Nodes that wait for a podCIDR or a block of the pool",
+                    ),
+                    &["pool"],
+                )?,
+            )?,
+            exhausts: pool(
+                "cadastre_pool_exhausts_timestamp_seconds",
+                "When the pool will have no free block left if it goes on growing; absent while that cannot be told",
+            )?,
+            addresses: register(
+                registry,
+                GaugeVec::new(
+                    Opts::new(
+                        "cadastre_pool_addresses",
+                        "Addresses in blocks of the pool: held by nodes, used by pods, cooling after use",
+                    ),
+                    &["pool", "family", "state"],
+                )?,
+            )?,
+            known: Arc::default(),
+        })
+    }
+
+    /// Sets what the controller says of its pools.
+    #[expect(clippy::cast_precision_loss, reason = "Prometheus knows only floats")]
+    pub(super) fn set(&self, view: &View) {
+        let mut seen = BTreeSet::new();
+        for (pool, family, figures) in &view.pools {
+            let family = family.to_string().to_lowercase();
+            let labels = [&**pool, family.as_str()];
+            self.capacity
+                .with_label_values(&labels)
+                .set(figures.capacity as f64);
+            self.held
+                .with_label_values(&labels)
+                .set(figures.held as f64);
+            self.free
+                .with_label_values(&labels)
+                .set(figures.free as f64);
+            self.quarantined
+                .with_label_values(&labels)
+                .set(figures.quarantined as f64);
+            self.utilization
+                .with_label_values(&labels)
+                .set(figures.utilization());
+            self.waiting
+                .with_label_values(&[&**pool])
+                .set(view.pool_waiting.get(pool).copied().unwrap_or(0));
+            seen.insert((pool.to_string(), family));
+        }
+        let mut ending = BTreeSet::new();
+        for (pool, family, at) in &view.exhausts {
+            let family = family.to_string().to_lowercase();
+            self.exhausts
+                .with_label_values(&[&**pool, family.as_str()])
+                .set(at.as_second() as f64);
+            ending.insert((pool.to_string(), family));
+        }
+        for (pool, family, totals) in &view.addresses {
+            let family = family.to_string().to_lowercase();
+            let states = [
+                ("held", totals.held),
+                ("used", totals.used),
+                ("cooling", totals.cooling),
+            ];
+            for (state, count) in states {
+                self.addresses
+                    .with_label_values(&[&**pool, family.as_str(), state])
+                    .set(count as f64);
+            }
+            seen.insert((pool.to_string(), family));
+        }
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        for (pool, family) in known.union(&seen).filter(|it| !ending.contains(it)) {
+            let _ = self.exhausts.remove_label_values(&[pool, family]);
+        }
+        for (pool, family) in known.difference(&seen) {
+            for gauge in self.counts() {
+                // Absent is what is wanted.
+                let _ = gauge.remove_label_values(&[pool, family]);
+            }
+            for state in ["held", "used", "cooling"] {
+                let _ = self.addresses.remove_label_values(&[pool, family, state]);
+            }
+            if !seen.iter().any(|(name, _)| name == pool) {
+                let _ = self.waiting.remove_label_values(&[pool]);
+            }
+        }
+        *known = seen;
+    }
+
+    /// Those that count a pool's blocks.
+    fn counts(&self) -> [&GaugeVec; 5] {
+        [
+            &self.capacity,
+            &self.held,
+            &self.free,
+            &self.quarantined,
+            &self.utilization,
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::figures::Figures;
+    use cadastre_core::Family;
+
+    #[test]
+    fn the_series_of_a_pool_go_with_the_pool() {
+        let text = |registry: &Registry| {
+            let encoder = prometheus::TextEncoder::new();
+            encoder.encode_to_string(&registry.gather()).unwrap()
+        };
+        let registry = Registry::new();
+        let metrics = PoolMetrics::register(&registry).unwrap();
+        let figures = Figures {
+            capacity: 256,
+            held: 64,
+            quarantined: 0,
+            free: 192,
+        };
+        let mut view = View {
+            pools: vec![("a".into(), Family::V4, figures)],
+            pool_waiting: [("a".into(), 3)].into(),
+            exhausts: vec![(
+                "a".into(),
+                Family::V4,
+                "2026-01-02T00:00:00Z".parse().unwrap(),
+            )],
+            ..View::default()
+        };
+        metrics.set(&view);
+        for line in [
+            "cadastre_pool_utilization_ratio{family=\"ipv4\",pool=\"a\"} 0.25",
+            "cadastre_pool_nodes_waiting{pool=\"a\"} 3",
+            "cadastre_pool_exhausts_timestamp_seconds{family=\"ipv4\",pool=\"a\"} 1767312000",
+        ] {
+            assert!(text(&registry).contains(line), "{line}");
+        }
+        view.exhausts.clear();
+        metrics.set(&view);
+        assert!(!text(&registry).contains("cadastre_pool_exhausts_timestamp_seconds{"));
+        metrics.set(&View::default());
+        assert!(!text(&registry).contains("pool=\"a\""));
+    }
+}

@@ -1,0 +1,134 @@
+//! The Lease as an API server keeps it, and what really became of it.
+
+use std::collections::BTreeMap;
+
+use cadastre_controller::cluster::lease::{Answer, Ask, Record, Takeover};
+
+/// True time in microseconds.
+pub type Time = u64;
+
+/// How a reign really began.
+#[derive(Clone, Copy, Debug)]
+pub struct Origin {
+    /// What an elector that knows all should say of it; a first start and one after a deletion
+    /// look alike here.
+    pub takeover: Takeover,
+    pub created: bool,
+    /// When the write took effect.
+    pub at: Time,
+}
+
+/// What watches are told of.
+#[derive(Clone, Debug)]
+pub enum News {
+    Is(Record),
+    /// With the version of its removal
+    Deleted(Record),
+}
+
+#[derive(Default)]
+pub struct Server {
+    pub lease: Option<Record>,
+    /// In the order in which it happened
+    pub news: Vec<News>,
+    revision: u64,
+    /// Whether the Lease is free because its last holder gave it up.
+    released: bool,
+    /// When the Lease was deleted.
+    pub deleted: Option<Time>,
+    /// By holder and count of transitions.
+    pub reigns: BTreeMap<(String, i64), Origin>,
+    pub conflicts: u64,
+    pub cleared: u64,
+}
+
+impl Server {
+    pub fn execute(&mut self, ask: Ask, now: Time) -> Answer {
+        match (ask, &self.lease) {
+            (Ask::Get, None) => Answer::Missing,
+            (Ask::Get, Some(lease)) => Answer::Found(lease.clone()),
+            (Ask::Create(wanted), None) => self.store(wanted, now),
+            (Ask::Replace(wanted), Some(lease))
+                if lease.resource_version == wanted.resource_version =>
+            {
+                self.store(wanted, now)
+            }
+            _ => {
+                self.conflicts += 1;
+                Answer::Conflict
+            }
+        }
+    }
+
+    fn store(&mut self, wanted: Record, now: Time) -> Answer {
+        let before = self.lease.take();
+        if let Some(holder) = wanted.holder.clone() {
+            let takeover = match &before {
+                None => Takeover::First,
+                Some(lease) if self.released && !lease.unsettled => Takeover::Clean,
+                Some(_) => Takeover::Unclean,
+            };
+            let key = (holder, wanted.transitions);
+            let goes_on = before.as_ref().is_some_and(|lease| {
+                (lease.holder.as_ref(), lease.transitions) == (Some(&key.0), key.1)
+            });
+            if !goes_on {
+                let known = before.as_ref().map_or(0, |lease| lease.transitions);
+                assert!(
+                    wanted.transitions > known,
+                    "a new holder without a transition: {wanted:?}"
+                );
+                let created = before.is_none();
+                self.reigns.insert(
+                    key,
+                    Origin {
+                        takeover,
+                        created,
+                        at: now,
+                    },
+                );
+            }
+        }
+        self.released = wanted.holder.is_none();
+        self.revision += 1;
+        let stored = Record {
+            resource_version: self.revision.to_string(),
+            ..wanted
+        };
+        self.lease = Some(stored.clone());
+        self.news.push(News::Is(stored.clone()));
+        Answer::Written(stored)
+    }
+
+    /// Somebody annotates the Lease: another version of the same record.
+    pub fn edit(&mut self) {
+        self.change(|_| ());
+    }
+
+    fn change(&mut self, how: impl FnOnce(&mut Record)) {
+        self.revision += 1;
+        if let Some(lease) = &mut self.lease {
+            lease.resource_version = self.revision.to_string();
+            how(lease);
+            self.news.push(News::Is(lease.clone()));
+        }
+    }
+
+    /// Somebody empties the holder, which its holder does not know yet.
+    pub fn clear(&mut self) {
+        let mut cleared = false;
+        self.change(|lease| cleared = lease.holder.take().is_some());
+        self.cleared += u64::from(cleared);
+    }
+
+    pub fn delete(&mut self, now: Time) {
+        if let Some(lease) = self.lease.take() {
+            self.deleted = Some(now);
+            self.revision += 1;
+            self.news.push(News::Deleted(Record {
+                resource_version: self.revision.to_string(),
+                ..lease
+            }));
+        }
+    }
+}

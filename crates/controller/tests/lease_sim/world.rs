@@ -1,0 +1,711 @@
+//! The processes, the wire between them and the server, and the faults.
+
+use std::collections::BTreeMap;
+use std::ops::AddAssign;
+use std::time::Duration;
+
+use cadastre_controller::cluster::lease::{
+    Answer, Ask, Elector, Leadership, Mono, Settings, Takeover,
+};
+
+use crate::check::{Checks, Claimant};
+use crate::rng::Rng;
+use crate::server::{News, Server, Time};
+
+const MS: Time = 1_000;
+const SECOND: Time = 1_000 * MS;
+/// Faults end here; then the last of them, a request held up on the wire, can still arrive.
+const FAULTY: Time = 240 * SECOND;
+/// By now one leads, and the checks of quiet times begin.
+const QUIET: Time = FAULTY + 90 * SECOND;
+const STEADY: Time = QUIET + 30 * SECOND;
+/// The leader has stopped gracefully at [`STEADY`]; another one leads.
+const HANDED_OVER: Time = STEADY + SECOND;
+/// How long a process waits for an answer, by its own clock.
+const PATIENCE: Mono = Duration::from_secs(4);
+
+/// What was tried, so that a run which tries nothing fails.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Tally {
+    pub steps: u64,
+    first: u64,
+    clean: u64,
+    unclean: u64,
+    /// Tenures that ran out and went on
+    resumed: u64,
+    conflicts: u64,
+    lost: u64,
+    late: u64,
+    deletions: u64,
+    cleared: u64,
+    /// What watches showed: what was taken in, and what was not as it came late or at a bad moment
+    taken: u64,
+    passed_over: u64,
+    /// Standbys in a quiet time that went by a watch, and that had none
+    watchers: u64,
+    lookers: u64,
+    /// Starts right after a deletion that nobody could have told from a first start
+    blind: u64,
+}
+
+impl AddAssign for Tally {
+    fn add_assign(&mut self, one: Tally) {
+        self.steps += one.steps;
+        self.first += one.first;
+        self.clean += one.clean;
+        self.unclean += one.unclean;
+        self.resumed += one.resumed;
+        self.conflicts += one.conflicts;
+        self.lost += one.lost;
+        self.late += one.late;
+        self.deletions += one.deletions;
+        self.cleared += one.cleared;
+        self.taken += one.taken;
+        self.passed_over += one.passed_over;
+        self.watchers += one.watchers;
+        self.lookers += one.lookers;
+        self.blind += one.blind;
+    }
+}
+
+impl Tally {
+    pub fn assert_every_rule_was_tried(&self) {
+        let all = [
+            self.first,
+            self.clean,
+            self.unclean,
+            self.resumed,
+            self.conflicts,
+            self.lost,
+            self.late,
+            self.deletions,
+            self.cleared,
+            self.taken,
+            self.passed_over,
+            self.watchers,
+            self.lookers,
+        ];
+        assert!(
+            all.iter().all(|count| *count >= 50),
+            "some rule was hardly tried: {self:?}"
+        );
+    }
+}
+
+#[derive(Debug)]
+enum Event {
+    Wake(usize),
+    Arrive {
+        process: usize,
+        call: u64,
+        ask: Ask,
+        answered: bool,
+    },
+    Return {
+        process: usize,
+        call: u64,
+        answer: Answer,
+    },
+    Shown {
+        process: usize,
+        birth: u64,
+        news: News,
+    },
+    Fault,
+    Steady,
+    HandOver,
+    End,
+}
+
+struct Process {
+    elector: Elector,
+    holder: String,
+    /// Own time is `offset + true time * rate / 1000`.
+    offset: Time,
+    rate: Time,
+    paused_until: Time,
+    cut_off_until: Time,
+    /// Tells it from the one before.
+    birth: u64,
+    /// Whether it may watch the Lease; until when its watch brings nothing.
+    may_watch: bool,
+    silent_until: Time,
+    /// Calls since it was quiet.
+    calls: u64,
+    call: Option<u64>,
+    wake: Option<Time>,
+    /// When it made its calls of the last second.
+    recent: Vec<Time>,
+    /// Whether it was ever shown that there is a Lease.
+    has_seen: bool,
+    effect: Effect,
+}
+
+/// The last write of a process that took effect while it held the Lease.
+#[derive(Clone, Copy, Default)]
+struct Effect {
+    at: Mono,
+    asked: Time,
+    had_seen: bool,
+}
+
+impl Process {
+    fn own(&self, now: Time) -> Mono {
+        Duration::from_micros(self.offset + now * self.rate / 1000)
+    }
+
+    /// When the process's clock shows that time.
+    fn when(&self, own: Mono) -> Time {
+        let own = Time::try_from(own.as_micros()).unwrap();
+        (own.saturating_sub(self.offset) * 1000).div_ceil(self.rate)
+    }
+}
+
+struct Sent {
+    own: Mono,
+    at: Time,
+    had_seen: bool,
+}
+
+pub struct World {
+    rng: Rng,
+    now: Time,
+    events: BTreeMap<(Time, u64), Event>,
+    server: Server,
+    processes: Vec<Process>,
+    sent: BTreeMap<u64, Sent>,
+    checks: Checks,
+    calls: u64,
+    births: u64,
+    may_delete: bool,
+    tally: Tally,
+    handed_over: Option<(usize, bool)>,
+    steady: Option<String>,
+    /// Until then every write is answered with an error, at once.
+    failing_until: Time,
+}
+
+fn settings(nonce: String) -> Settings {
+    Settings {
+        identity: "controller".into(),
+        nonce,
+        lease_duration: Duration::from_secs(15),
+        renew_deadline: Duration::from_secs(10),
+        retry_period: Duration::from_secs(2),
+    }
+}
+
+impl World {
+    pub fn new(seed: u64) -> Self {
+        let mut rng = Rng::new(seed);
+        let count = rng.between(2, 4);
+        let may_delete = rng.percent(40);
+        let mut world = World {
+            rng,
+            now: 0,
+            events: BTreeMap::new(),
+            server: Server::default(),
+            processes: Vec::new(),
+            sent: BTreeMap::new(),
+            checks: Checks::default(),
+            calls: 0,
+            births: 0,
+            may_delete,
+            tally: Tally::default(),
+            handed_over: None,
+            steady: None,
+            failing_until: 0,
+        };
+        for index in 0..count {
+            let process = world.born();
+            world.processes.push(process);
+            world.at(0, Event::Wake(usize::try_from(index).unwrap()));
+        }
+        world.at(SECOND, Event::Fault);
+        for (at, event) in [
+            (QUIET, Event::Steady),
+            (STEADY, Event::HandOver),
+            (HANDED_OVER, Event::End),
+        ] {
+            world.at(at, event);
+        }
+        world
+    }
+
+    fn born(&mut self) -> Process {
+        self.births += 1;
+        let nonce = format!("n{}", self.births);
+        Process {
+            holder: format!("controller_{nonce}"),
+            elector: Elector::new(settings(nonce)),
+            offset: self.rng.between(0, 1000) * SECOND,
+            rate: self.rng.between(900, 1100),
+            paused_until: 0,
+            cut_off_until: 0,
+            birth: self.births,
+            may_watch: self.rng.percent(85),
+            silent_until: 0,
+            calls: 0,
+            call: None,
+            wake: None,
+            recent: Vec::new(),
+            has_seen: false,
+            effect: Effect::default(),
+        }
+    }
+
+    fn at(&mut self, time: Time, event: Event) {
+        self.calls += 1;
+        self.events.insert((time.max(self.now), self.calls), event);
+    }
+
+    pub fn run(mut self) -> Tally {
+        while let Some(((time, _), event)) = self.events.pop_first() {
+            self.now = time;
+            self.tally.steps += 1;
+            if self.step(event) {
+                break;
+            }
+        }
+        let [first, clean, unclean] = self.checks.takeovers;
+        Tally {
+            first,
+            clean,
+            unclean,
+            resumed: self.checks.resumed,
+            blind: self.checks.blind,
+            conflicts: self.server.conflicts,
+            cleared: self.server.cleared,
+            deletions: self.server.deleted.is_some().into(),
+            ..self.tally
+        }
+    }
+
+    /// Returns whether the run is over.
+    fn step(&mut self, event: Event) -> bool {
+        match event {
+            Event::Wake(process) => {
+                if self.processes[process].wake.is_none_or(|at| at <= self.now) {
+                    self.processes[process].wake = None;
+                    self.drive(process);
+                }
+            }
+            Event::Arrive {
+                process,
+                call,
+                ask,
+                answered,
+            } => self.arrive(process, call, ask, answered),
+            Event::Return {
+                process,
+                call,
+                answer,
+            } => self.answer(process, call, answer),
+            Event::Shown {
+                process,
+                birth,
+                news,
+            } => self.show(process, birth, news),
+            Event::Fault if self.now < FAULTY => {
+                self.fault();
+                let pause = self.rng.between(SECOND, 15 * SECOND);
+                self.at(self.now + pause, Event::Fault);
+            }
+            Event::Fault => {}
+            Event::Steady => {
+                let (_, term) = self.leader();
+                self.steady = Some(term);
+                for process in &mut self.processes {
+                    process.calls = 0;
+                }
+            }
+            Event::HandOver => {
+                let (process, term) = self.leader();
+                assert_eq!(
+                    self.steady.as_ref(),
+                    Some(&term),
+                    "leaders change though nothing happens"
+                );
+                self.check_calm(process);
+                let settled = self.rng.percent(50);
+                self.handed_over = Some((process, settled));
+                self.release(process, settled);
+            }
+            Event::End => {
+                let (process, term) = self.leader();
+                let (before, settled) = self.handed_over.unwrap();
+                assert!(process != before, "{term} was released and leads");
+                let expected = if settled {
+                    Takeover::Clean
+                } else {
+                    Takeover::Unclean
+                };
+                let Leadership::Leading(tenure) = self.processes[process].elector.leadership()
+                else {
+                    unreachable!()
+                };
+                assert_eq!(tenure.takeover, expected);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// In a quiet time standbys that go by a watch leave the server alone.
+    fn check_calm(&mut self, leader: usize) {
+        let standbys = self.processes.iter().enumerate();
+        for (_, process) in standbys.filter(|(index, _)| *index != leader) {
+            let calls = process.calls;
+            if process.may_watch {
+                self.tally.watchers += 1;
+                assert!(calls <= 4, "{calls} calls in spite of a watch");
+            } else {
+                self.tally.lookers += 1;
+                assert!(calls >= 40, "{calls} calls without a watch");
+            }
+        }
+    }
+
+    /// Candidates have a watch of the Lease.
+    fn tell_watches(&mut self) {
+        for news in std::mem::take(&mut self.server.news) {
+            for index in 0..self.processes.len() {
+                self.tell_watch(index, news.clone());
+            }
+        }
+    }
+
+    fn tell_watch(&mut self, index: usize, news: News) {
+        let now = self.now;
+        let process = &self.processes[index];
+        let is_cut = process.cut_off_until.max(process.silent_until) > now;
+        let leads = matches!(process.elector.leadership(), Leadership::Leading(_));
+        if is_cut || leads || !process.may_watch {
+            return;
+        }
+        let birth = process.birth;
+        let delay = match self.rng.below(100) {
+            _ if now >= FAULTY => self.rng.between(MS, 20 * MS),
+            0..15 => return,
+            15..30 => self.rng.between(500 * MS, 40 * SECOND),
+            _ => self.rng.between(MS, 100 * MS),
+        };
+        let shown = Event::Shown {
+            process: index,
+            birth,
+            news,
+        };
+        self.at(now + delay, shown);
+    }
+
+    fn show(&mut self, index: usize, birth: u64, news: News) {
+        let now = self.now;
+        let process = &mut self.processes[index];
+        if process.birth != birth {
+            return;
+        }
+        // The shell turns to its watch once its call is over.
+        let busy = process.call.map_or(0, |_| now + 50 * MS);
+        let later = process.paused_until.max(busy);
+        if later > now {
+            let shown = Event::Shown {
+                process: index,
+                birth,
+                news,
+            };
+            return self.at(later, shown);
+        }
+        let own = process.own(now);
+        let is_taken = match news {
+            News::Is(record) => process.elector.shown(&record, own),
+            News::Deleted(record) => {
+                process.elector.shown_deleted(&record, own);
+                false
+            }
+        };
+        *if is_taken {
+            &mut self.tally.taken
+        } else {
+            &mut self.tally.passed_over
+        } += 1;
+        self.judge(index);
+        self.drive(index);
+    }
+
+    fn leader(&self) -> (usize, String) {
+        let leaders = self.checks.leaders(self.now);
+        assert!(
+            leaders.len() == 1,
+            "at {} s of quiet: {leaders:?}",
+            (self.now - FAULTY) / SECOND
+        );
+        (leaders[0].0, leaders[0].1.to_owned())
+    }
+
+    fn drive(&mut self, index: usize) {
+        let now = self.now;
+        let process = &mut self.processes[index];
+        if process.paused_until > now {
+            let until = process.paused_until;
+            process.wake = Some(until);
+            return self.at(until, Event::Wake(index));
+        }
+        if let Some(ask) = process.elector.poll(process.own(now)) {
+            assert!(
+                process.call.is_none(),
+                "a second call while one is outstanding"
+            );
+            return self.send(index, ask);
+        }
+        if let Some(due) = process.elector.wake_at() {
+            // A timer that is due at once must bring something, or the shell would spin.
+            assert!(
+                due > process.own(now),
+                "nothing to ask at the time it named"
+            );
+            let at = process.when(due);
+            process.wake = Some(at);
+            self.at(at, Event::Wake(index));
+        } else if process.call.is_none() {
+            assert_eq!(
+                process.elector.leadership(),
+                Leadership::Released,
+                "asleep for ever"
+            );
+            if self.handed_over.is_none() {
+                self.restart(index);
+            }
+        }
+    }
+
+    fn send(&mut self, index: usize, ask: Ask) {
+        self.calls += 1;
+        let (call, now) = (self.calls, self.now);
+        let process = &mut self.processes[index];
+        process.call = Some(call);
+        process.calls += 1;
+        process.recent.retain(|at| *at + SECOND > now);
+        process.recent.push(now);
+        assert!(
+            process.recent.len() <= 10,
+            "more than ten calls in a second"
+        );
+        let own = process.own(now);
+        let sent = Sent {
+            own,
+            at: now,
+            had_seen: process.has_seen,
+        };
+        let patience = process.when(own + PATIENCE);
+        self.sent.insert(call, sent);
+        self.at(
+            patience,
+            Event::Return {
+                process: index,
+                call,
+                answer: Answer::Unclear,
+            },
+        );
+        let slow = if now >= FAULTY { 20 } else { 100 };
+        let there = self.rng.between(MS, slow * MS);
+        if now >= FAULTY {
+            return self.at(
+                now + there,
+                Event::Arrive {
+                    process: index,
+                    call,
+                    ask,
+                    answered: true,
+                },
+            );
+        }
+        let unclear = Event::Return {
+            process: index,
+            call,
+            answer: Answer::Unclear,
+        };
+        let cut_off = self.processes[index].cut_off_until > now;
+        match self.rng.below(100) {
+            _ if cut_off => self.tally.lost += 1,
+            _ if self.failing_until > now && !matches!(ask, Ask::Get) => self.at(now + MS, unclear),
+            0..7 => {
+                self.tally.lost += 1;
+                self.at(now + there, unclear);
+            }
+            7..10 => self.at(
+                now + there,
+                Event::Return {
+                    process: index,
+                    call,
+                    answer: Answer::Failed,
+                },
+            ),
+            10..17 => {
+                self.tally.lost += 1;
+                self.at(
+                    now + there,
+                    Event::Arrive {
+                        process: index,
+                        call,
+                        ask,
+                        answered: false,
+                    },
+                );
+                self.at(now + 2 * there, unclear);
+            }
+            17..24 => {
+                self.tally.late += 1;
+                let late = self.rng.between(500 * MS, 40 * SECOND);
+                self.at(
+                    now + late,
+                    Event::Arrive {
+                        process: index,
+                        call,
+                        ask,
+                        answered: true,
+                    },
+                );
+            }
+            _ => self.at(
+                now + there,
+                Event::Arrive {
+                    process: index,
+                    call,
+                    ask,
+                    answered: true,
+                },
+            ),
+        }
+    }
+
+    fn arrive(&mut self, index: usize, call: u64, ask: Ask, answered: bool) {
+        let answer = self.server.execute(ask, self.now);
+        self.tell_watches();
+        let sent = &self.sent[&call];
+        let process = &mut self.processes[index];
+        if let Answer::Written(record) = &answer
+            && record.holder.as_ref() == Some(&process.holder)
+            && sent.own >= process.effect.at
+        {
+            process.effect = Effect {
+                at: sent.own,
+                asked: sent.at,
+                had_seen: sent.had_seen,
+            };
+        }
+        if answered {
+            let back = self.rng.between(MS, 100 * MS);
+            self.at(
+                self.now + back,
+                Event::Return {
+                    process: index,
+                    call,
+                    answer,
+                },
+            );
+        }
+    }
+
+    fn answer(&mut self, index: usize, call: u64, answer: Answer) {
+        let now = self.now;
+        let process = &mut self.processes[index];
+        if process.call != Some(call) {
+            return;
+        }
+        if process.paused_until > now {
+            let until = process.paused_until;
+            return self.at(
+                until,
+                Event::Return {
+                    process: index,
+                    call,
+                    answer,
+                },
+            );
+        }
+        process.call = None;
+        process.has_seen |= matches!(
+            answer,
+            Answer::Found(_) | Answer::Written(_) | Answer::Conflict
+        );
+        process.elector.answer(answer, process.own(now));
+        self.judge(index);
+        self.drive(index);
+    }
+
+    fn judge(&mut self, index: usize) {
+        let process = &self.processes[index];
+        let Leadership::Leading(tenure) = process.elector.leadership() else {
+            return self.checks.leads_no_more(index);
+        };
+        let who = Claimant {
+            process: index,
+            holder: &process.holder,
+            has_seen: process.effect.had_seen,
+            last_effect: process.effect.at,
+            last_effect_asked: process.effect.asked,
+        };
+        let until = process.when(tenure.valid_until);
+        self.checks.leads(
+            &who,
+            &tenure,
+            Duration::from_secs(10),
+            until,
+            &self.server,
+            self.now,
+        );
+    }
+
+    fn fault(&mut self) {
+        let count = Time::try_from(self.processes.len()).unwrap();
+        let index = usize::try_from(self.rng.below(count)).unwrap();
+        let now = self.now;
+        match self.rng.below(100) {
+            0..30 => {
+                let limit = if self.rng.percent(10) { 150 } else { 25 };
+                let pause = self.rng.between(50 * MS, limit * SECOND);
+                self.processes[index].paused_until = (now + pause).min(FAULTY);
+            }
+            30..50 => {
+                let cut = self.rng.between(SECOND, 30 * SECOND);
+                self.processes[index].cut_off_until = (now + cut).min(FAULTY);
+            }
+            50..62 => self.restart(index),
+            62..82 => {
+                let settled = self.rng.percent(60);
+                self.release(index, settled);
+            }
+            82..88 => self.server.edit(),
+            88..92 => self.server.clear(),
+            92..96 => self.failing_until = now + self.rng.between(SECOND, 20 * SECOND),
+            _ if self.may_delete => {
+                self.may_delete = false;
+                self.server.delete(now);
+            }
+            _ => {}
+        }
+        if self.rng.percent(20) {
+            let silent = self.rng.between(SECOND, 60 * SECOND);
+            self.processes[index].silent_until = (now + silent).min(FAULTY);
+        }
+        self.tell_watches();
+    }
+
+    fn release(&mut self, index: usize, settled: bool) {
+        let process = &mut self.processes[index];
+        if process.paused_until > self.now {
+            return;
+        }
+        process.elector.release(settled);
+        self.judge(index);
+        self.drive(index);
+    }
+
+    /// The process is no more; the next one has its name and another nonce. What is on the wire
+    /// stays there.
+    fn restart(&mut self, index: usize) {
+        self.checks.leads_no_more(index);
+        self.processes[index] = self.born();
+        self.at(self.now + 500 * MS, Event::Wake(index));
+    }
+}

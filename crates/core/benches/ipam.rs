@@ -1,0 +1,258 @@
+//! The ledger under load: carving, releasing, look-ups by address, and memory.
+//!
+//! Each case holds `held` ranges at random places of a pool that has just as many blocks as the
+//! fill asks for, beginning at 10.0.0.0 or fd00::. IPv6 blocks are /64. IPv4 blocks are /24 as
+//! far as 10.0.0.0/8 has enough of them (65,536), beyond that as long as it takes. Full means
+//! that 0.1 % are free; 100 ranges are too few for that and left out.
+//!
+//! The fill stays as it is while a case is measured: after each timed batch of carves as many
+//! random claims are released, and the other way round. So holes stay at random places.
+//! `carve` at 1,000,000 held is to stay below 200 ns, and near what it is at 100.
+
+#![allow(missing_docs, reason = "the macros of criterion make public items")]
+
+use std::hint::black_box;
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use cadastre_core::{Addr, Cidr, ClaimId, Dual, Family, Holder, Ledger, Pool, Ranges, Span, State};
+use criterion::{BenchmarkGroup, BenchmarkId, Criterion, measurement::WallTime};
+
+/// At most this many operations between two readings of the clock.
+const BATCH: usize = 64;
+
+fn main() {
+    let mut criterion = Criterion::default()
+        .warm_up_time(Duration::from_millis(200))
+        .measurement_time(Duration::from_millis(600))
+        .sample_size(20)
+        .configure_from_args();
+    for family in Family::ALL {
+        let mut group = criterion.benchmark_group(family.to_string());
+        for held in [100, 1_000, 10_000, 100_000, 1_000_000] {
+            for (fill, per_mille) in [("empty", 62), ("half", 500), ("full", 999)] {
+                if held > 100 || per_mille < 999 {
+                    let make = || Case::new(family, held, per_mille);
+                    measure(&mut group, &format!("{held}/{fill}"), &make);
+                }
+            }
+        }
+        group.finish();
+    }
+    criterion.final_summary();
+    report_memory();
+}
+
+/// A ledger and a pool at a certain fill.
+struct Case {
+    ledger: Ledger,
+    pool: Pool,
+    held: Vec<ClaimId>,
+    blocks: u64,
+    order: u32,
+    random: Random,
+}
+
+impl Case {
+    fn new(family: Family, held: u64, per_mille: u64) -> Self {
+        let blocks = held * 1000 / per_mille;
+        let mut case = Self::vacant(family, blocks);
+        // Each block is taken with the chance that leaves the wanted number in the end.
+        for n in 0..blocks {
+            let missing = held - case.held.len() as u64;
+            if case.random.below(blocks - n) < missing {
+                let cidr = case.block(family, n);
+                case.held
+                    .push(case.ledger.record(holder(n), cidr, State::Held));
+            }
+        }
+        case
+    }
+
+    fn vacant(family: Family, blocks: u64) -> Self {
+        let needed = blocks.next_power_of_two().trailing_zeros();
+        let order = match family {
+            Family::V4 => 24 - needed.max(16),
+            Family::V6 => 64,
+        };
+        let first = base(family);
+        let last = Addr {
+            value: first.value + (u128::from(blocks) << order) - 1,
+            ..first
+        };
+        let cidrs = Span::new(first, last)
+            .unwrap_or_else(|| first.into())
+            .to_cidrs();
+        let ranges = Ranges {
+            cidrs,
+            block_len: u8::try_from(u32::from(family.bits()) - order).unwrap_or_default(),
+        };
+        let pool = Pool::new(match family {
+            Family::V4 => Dual {
+                v4: Some(ranges),
+                v6: None,
+            },
+            Family::V6 => Dual {
+                v4: None,
+                v6: Some(ranges),
+            },
+        });
+        Self {
+            ledger: Ledger::default(),
+            pool,
+            held: Vec::new(),
+            blocks,
+            order,
+            random: Random(7),
+        }
+    }
+
+    fn block(&self, family: Family, n: u64) -> Cidr {
+        let addr = Addr {
+            value: base(family).value + (u128::from(n) << self.order),
+            ..base(family)
+        };
+        Cidr::new(addr, self.pool.block_len(family).unwrap_or_default())
+            .unwrap_or_else(|| Cidr::host(addr))
+    }
+
+    fn carve(&mut self) {
+        let n = self.held.len() as u64;
+        if let Ok(ids) = self.ledger.carve(&mut self.pool, holder(n), |_| None) {
+            self.held.extend(ids.v4.or(ids.v6));
+        }
+    }
+
+    /// Moves `count` random claims to the end of the list.
+    fn draw(&mut self, count: usize) {
+        let len = self.held.len();
+        for n in 0..count {
+            let drawn = self.random.index(len - n);
+            self.held.swap(drawn, len - n - 1);
+        }
+    }
+
+    fn release(&mut self) {
+        if let Some(id) = self.held.pop() {
+            black_box(self.ledger.release(id));
+        }
+    }
+
+    fn batch(&self, left: u64) -> usize {
+        let holes = usize::try_from(self.blocks).unwrap_or(BATCH) - self.held.len();
+        usize::try_from(left).unwrap_or(BATCH).min(BATCH).min(holes)
+    }
+}
+
+fn measure(group: &mut BenchmarkGroup<'_, WallTime>, name: &str, make: &dyn Fn() -> Case) {
+    // Made by the first that is not filtered out.
+    let mut made = None;
+    group.bench_function(BenchmarkId::new("carve", name), |bench| {
+        let case = made.get_or_insert_with(make);
+        bench.iter_custom(|iterations| {
+            in_batches(case, iterations, |case, batch| {
+                let start = Instant::now();
+                (0..batch).for_each(|_| case.carve());
+                let elapsed = start.elapsed();
+                case.draw(batch);
+                (0..batch).for_each(|_| case.release());
+                elapsed
+            })
+        });
+    });
+    group.bench_function(BenchmarkId::new("release", name), |bench| {
+        let case = made.get_or_insert_with(make);
+        bench.iter_custom(|iterations| {
+            in_batches(case, iterations, |case, batch| {
+                case.draw(batch);
+                let start = Instant::now();
+                (0..batch).for_each(|_| case.release());
+                let elapsed = start.elapsed();
+                (0..batch).for_each(|_| case.carve());
+                elapsed
+            })
+        });
+    });
+    group.bench_function(BenchmarkId::new("at", name), |bench| {
+        let case = made.get_or_insert_with(make);
+        let family = case.pool.families().next().unwrap_or(Family::V4);
+        bench.iter(|| {
+            let n = case.random.below(case.blocks);
+            let addr = case.block(family, n).last();
+            case.ledger.at(addr).count()
+        });
+    });
+}
+
+fn in_batches(
+    case: &mut Case,
+    iterations: u64,
+    mut timed: impl FnMut(&mut Case, usize) -> Duration,
+) -> Duration {
+    let mut elapsed = Duration::ZERO;
+    let mut left = iterations;
+    while left > 0 {
+        let batch = case.batch(left);
+        elapsed += timed(case, batch);
+        left -= batch as u64;
+    }
+    elapsed
+}
+
+/// Bytes a held range, and what it takes to carve all of them.
+#[expect(clippy::print_stdout, reason = "the figure is the purpose")]
+fn report_memory() {
+    println!("1,000,000 ranges, each with a holder of its own:");
+    for family in Family::ALL {
+        let mut case = Case::vacant(family, 1 << 20);
+        let start = Instant::now();
+        (0..1_000_000).for_each(|_| case.carve());
+        let each = start.elapsed() / 1_000_000;
+        println!(
+            "{family} carved one by one: {} bytes each, {each:?} each",
+            bytes(&case.ledger)
+        );
+        for (fill, per_mille) in [
+            ("all blocks", 999),
+            ("half the blocks", 500),
+            ("6 % of the blocks", 62),
+        ] {
+            let case = Case::new(family, 1_000_000, per_mille);
+            println!(
+                "{family} scattered over {fill}: {} bytes each",
+                bytes(&case.ledger)
+            );
+        }
+    }
+}
+
+fn bytes(ledger: &Ledger) -> usize {
+    ledger.heap_bytes() / ledger.len()
+}
+
+fn base(family: Family) -> Addr {
+    match family {
+        Family::V4 => Addr::from(IpAddr::from([10, 0, 0, 0])),
+        Family::V6 => Addr::from(IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, 0])),
+    }
+}
+
+fn holder(n: u64) -> Holder {
+    Holder(u32::try_from(n % 1_000_000).unwrap_or_default())
+}
+
+/// xorshift: the same places in every run.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % end
+    }
+
+    fn index(&mut self, end: usize) -> usize {
+        usize::try_from(self.below(end as u64)).unwrap_or_default()
+    }
+}

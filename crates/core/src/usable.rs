@@ -1,0 +1,250 @@
+//! Which addresses of a block may be given, and with what gateway and prefix.
+//!
+//! | gateway of the pool | never given | gateway of the result |
+//! |---|---|---|
+//! | first of block | network address, the address after it, IPv4: broadcast address | the address after the network address |
+//! | none | nothing; with prefix `Pool` the network and the broadcast address of the pool's range | none |
+//! | an address | that address, the network and the broadcast address of what the prefix spans; with prefix `Host` that address alone | that address |
+//!
+//! The network address of IPv6 is the subnet-router anycast address (RFC 4291); IPv6 has no broadcast.
+//! A range of two addresses has neither (RFC 3021, RFC 6164), so of a block of two the first is the
+//! gateway and the second is given. A block of one has no room for a gateway of its own: it has none,
+//! and its address is given. With prefix `Pool` the ends of the pool's range are left out whatever the
+//! gateway. What is reserved in a block
+//! ([`Block::reserved`], [`Block::on_request`]) is left out besides.
+
+use super::holding::{Block, Gateway, PoolTerms, Prefix};
+use crate::{Addr, Cidr, Family, Span};
+
+/// What a block is good for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Usable {
+    /// What of it is never given to anybody, in order, disjoint
+    pub never: Vec<Span>,
+    /// The gateway that results name
+    pub gateway: Option<Addr>,
+    /// The prefix length that its addresses are given with
+    pub prefix: u8,
+}
+
+/// What a block of a pool is good for; of a pool without terms by the defaults.
+pub fn usable(block: Cidr, pool: Option<&PoolTerms>) -> Usable {
+    let family = pool.and_then(|pool| pool.family(block.family()));
+    let gateway = family.map_or(Gateway::default(), |family| family.gateway);
+    let prefix = pool.map_or(Prefix::default(), |pool| pool.prefix);
+    let around = family.and_then(|family| {
+        let mut ranges = family.cidrs.iter();
+        ranges.find(|range| range.contains(&block)).copied()
+    });
+    let range = match prefix {
+        Prefix::Pool => around.unwrap_or(block),
+        Prefix::Block | Prefix::Host => block,
+    };
+    let mut never = Vec::new();
+    if prefix == Prefix::Pool {
+        never.extend(ends(range));
+    }
+    let gateway = match gateway {
+        Gateway::FirstOfBlock => {
+            never.extend(ends(block));
+            first_usable(block)
+        }
+        Gateway::None => None,
+        Gateway::Address(addr) => {
+            if prefix != Prefix::Host {
+                never.extend(ends(range));
+            }
+            Some(addr).filter(|addr| addr.family == block.family())
+        }
+    };
+    never.extend(gateway.map(Span::from));
+    Usable {
+        never: union(block, &never),
+        gateway,
+        prefix: match prefix {
+            Prefix::Host => block.family().bits(),
+            Prefix::Block | Prefix::Pool => range.len(),
+        },
+    }
+}
+
+/// How many addresses of a block are given automatically while nothing of it is in use.
+pub fn room(block: &Block, pool: Option<&PoolTerms>) -> u128 {
+    let never = usable(block.cidr, pool).never;
+    let out = [never.as_slice(), &block.reserved, &block.on_request].concat();
+    let out = union(block.cidr, &out);
+    block.cidr.size() - out.iter().map(size).sum::<u128>()
+}
+
+/// The parts of these spans that lie in the block, in order, disjoint.
+pub fn union(block: Cidr, spans: &[Span]) -> Vec<Span> {
+    let mut inside: Vec<Span> = spans.iter().filter_map(|it| it.within(&block)).collect();
+    inside.sort_by_key(|span| (span.first(), span.last()));
+    let mut union: Vec<Span> = Vec::with_capacity(inside.len());
+    for span in inside {
+        match union.last_mut() {
+            Some(last) if span.first().value <= last.last().value.saturating_add(1) => {
+                let end = last.last().max(span.last());
+                *last = Span::new(last.first(), end).unwrap_or(*last);
+            }
+            _ => union.push(span),
+        }
+    }
+    union
+}
+
+/// Whether one of the spans, in order and disjoint, has the address: which.
+pub fn covering(spans: &[Span], addr: Addr) -> Option<&Span> {
+    let at = spans.partition_point(|span| span.last() < addr);
+    spans.get(at).filter(|span| span.first() <= addr)
+}
+
+/// The address above, up to `last`.
+pub fn above(addr: Addr, last: Addr) -> Option<Addr> {
+    let value = addr.value.checked_add(1)?;
+    Some(Addr { value, ..addr }).filter(|above| *above <= last)
+}
+
+/// How many addresses a span has; one too few for all of IPv6.
+pub(super) fn size(span: &Span) -> u128 {
+    (span.last().value - span.first().value).saturating_add(1)
+}
+
+/// The network and the broadcast address, where a range has them.
+fn ends(range: Cidr) -> impl Iterator<Item = Span> {
+    let has = range.size() > 2;
+    let first = has.then(|| range.first());
+    let last = (has && range.family() == Family::V4).then(|| range.last());
+    first.into_iter().chain(last).map(Span::from)
+}
+
+fn first_usable(block: Cidr) -> Option<Addr> {
+    match block.size() {
+        1 => None,
+        2 => Some(block.first()),
+        _ => above(block.first(), block.last()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::holding::FamilyTerms;
+    use super::*;
+
+    fn addr(text: &str) -> Addr {
+        Addr::parse_strict(text).unwrap()
+    }
+
+    fn pool(gateway: Gateway, prefix: Prefix) -> PoolTerms {
+        let family = |range| FamilyTerms {
+            cidrs: vec![Cidr::parse_strict(range).unwrap()],
+            gateway,
+        };
+        PoolTerms {
+            ipv4: Some(family("10.0.0.0/24")),
+            ipv6: Some(family("fd00::/112")),
+            prefix,
+            ..PoolTerms::named("p")
+        }
+    }
+
+    /// Never given, gateway, prefix: as text.
+    fn of(block: &str, gateway: Gateway, prefix: Prefix) -> String {
+        let block = Cidr::parse_strict(block).unwrap();
+        let usable = usable(block, Some(&pool(gateway, prefix)));
+        let never: Vec<String> = usable.never.iter().map(Span::to_string).collect();
+        let gateway = usable.gateway.map_or("-".to_owned(), |it| it.to_string());
+        format!("{} via {gateway} /{}", never.join(","), usable.prefix)
+    }
+
+    #[test]
+    fn the_first_usable_address_is_the_gateway() {
+        let of = |block| of(block, Gateway::FirstOfBlock, Prefix::Block);
+        assert_eq!(
+            of("10.0.0.64/26"),
+            "10.0.0.64-10.0.0.65,10.0.0.127 via 10.0.0.65 /26"
+        );
+        assert_eq!(
+            of("10.0.0.4/30"),
+            "10.0.0.4-10.0.0.5,10.0.0.7 via 10.0.0.5 /30"
+        );
+        assert_eq!(of("10.0.0.4/31"), "10.0.0.4 via 10.0.0.4 /31");
+        assert_eq!(of("10.0.0.4/32"), " via - /32");
+        assert_eq!(of("fd00::40/122"), "fd00::40-fd00::41 via fd00::41 /122");
+        assert_eq!(of("fd00::/64"), "fd00::-fd00::1 via fd00::1 /64");
+        assert_eq!(of("fd00::4/127"), "fd00::4 via fd00::4 /127");
+        assert_eq!(of("fd00::4/128"), " via - /128");
+    }
+
+    #[test]
+    fn without_a_gateway_every_address_may_be_given() {
+        assert_eq!(
+            of("10.0.0.0/26", Gateway::None, Prefix::Block),
+            " via - /26"
+        );
+        assert_eq!(of("10.0.0.0/26", Gateway::None, Prefix::Host), " via - /32");
+        let pool = |block| of(block, Gateway::None, Prefix::Pool);
+        assert_eq!(pool("10.0.0.0/26"), "10.0.0.0 via - /24");
+        assert_eq!(pool("10.0.0.64/26"), " via - /24");
+        assert_eq!(pool("10.0.0.192/26"), "10.0.0.255 via - /24");
+        assert_eq!(pool("10.0.0.255/32"), "10.0.0.255 via - /24");
+        assert_eq!(pool("fd00::/122"), "fd00:: via - /112");
+        assert_eq!(pool("10.9.0.0/26"), "10.9.0.0,10.9.0.63 via - /26");
+    }
+
+    #[test]
+    fn a_gateway_of_its_own_is_left_out_and_the_ends_by_prefix() {
+        let gateway = Gateway::Address(addr("10.0.0.254"));
+        let last = "10.0.0.192/26";
+        assert_eq!(
+            of(last, gateway, Prefix::Block),
+            "10.0.0.192,10.0.0.254-10.0.0.255 via 10.0.0.254 /26"
+        );
+        assert_eq!(
+            of(last, gateway, Prefix::Pool),
+            "10.0.0.254-10.0.0.255 via 10.0.0.254 /24"
+        );
+        assert_eq!(
+            of(last, gateway, Prefix::Host),
+            "10.0.0.254 via 10.0.0.254 /32"
+        );
+        assert_eq!(of("fd00::/122", gateway, Prefix::Pool), "fd00:: via - /112");
+    }
+
+    #[test]
+    fn room_counts_what_is_left_without_walking_it() {
+        let block = |cidr, reserved: &[&str]| Block {
+            cidr: Cidr::parse_strict(cidr).unwrap(),
+            uid: String::new(),
+            pool: "p".to_owned(),
+            draining: false,
+            reserved: reserved.iter().map(|it| Span::parse(it).unwrap()).collect(),
+            on_request: Vec::new(),
+        };
+        assert_eq!(room(&block("10.0.0.64/26", &[]), None), 61);
+        let reserved = ["10.0.0.0/26", "10.0.0.64-10.0.0.70", "10.0.0.69-10.0.0.80"];
+        assert_eq!(room(&block("10.0.0.64/26", &reserved), None), 64 - 17 - 1);
+        assert_eq!(room(&block("fd00::/64", &[]), None), (1 << 64) - 2);
+        assert_eq!(room(&block("10.0.0.4/31", &[]), None), 1);
+        assert_eq!(room(&block("10.0.0.4/32", &["10.0.0.4"]), None), 0);
+    }
+
+    #[test]
+    fn a_union_finds_what_covers_an_address() {
+        let block = Cidr::parse_strict("10.0.0.0/24").unwrap();
+        let span = |text| Span::parse(text).unwrap();
+        let union = union(
+            block,
+            &[
+                span("10.0.0.7"),
+                span("10.0.0.2-10.0.0.6"),
+                span("10.0.0.9"),
+                span("10.0.1.1"),
+            ],
+        );
+        assert_eq!(union, [span("10.0.0.2-10.0.0.7"), span("10.0.0.9")]);
+        let covered = |text| covering(&union, addr(text)).is_some();
+        assert!(covered("10.0.0.2") && covered("10.0.0.7") && covered("10.0.0.9"));
+        assert!(!covered("10.0.0.1") && !covered("10.0.0.8") && !covered("10.0.0.10"));
+    }
+}

@@ -1,0 +1,40 @@
+//! What a held range costs in memory.
+
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+use cadastre_core::{Cidr, Dual, Holder, Ledger, Pool, Ranges};
+
+const HELD: u32 = 1_000_000;
+
+/// Carves blocks for a million holders and divides.
+fn bytes_each(cidr: &str, block_len: u8) -> usize {
+    let cidrs = vec![Cidr::parse_strict(cidr).unwrap()];
+    let ranges = Some(Ranges { cidrs, block_len });
+    let mut pool = Pool::new(match block_len {
+        0..=32 => Dual {
+            v4: ranges,
+            v6: None,
+        },
+        _ => Dual {
+            v4: None,
+            v6: ranges,
+        },
+    });
+    let mut ledger = Ledger::default();
+    for holder in 0..HELD {
+        ledger.carve(&mut pool, Holder(holder), |_| None).unwrap();
+    }
+    assert_eq!(ledger.len(), HELD as usize);
+    ledger.heap_bytes() / ledger.len()
+}
+
+#[test]
+fn a_carved_range_costs_at_most_64_bytes() {
+    for (cidr, block_len) in [("10.0.0.0/8", 28), ("fd00::/40", 64), ("fd00::/96", 122)] {
+        let bytes = bytes_each(cidr, block_len);
+        assert!(
+            (44..=64).contains(&bytes),
+            "{cidr} in /{block_len}: {bytes} bytes each"
+        );
+    }
+}

@@ -1,0 +1,96 @@
+//! The ledger and its pools against a model that has no structure: a list of claims, and every
+//! block of a pool tried in order.
+//!
+//! Each case is a sequence of random operations on both, over a small space with room at both
+//! ends of the family and in the middle, so that blocks meet all the time. What an operation
+//! answers is compared at once; at intervals everything that can be asked is.
+//!
+//! A failure prints its seed and the shortest sequence that was found. To see it again:
+//! `PROPTEST_RNG_SEED=<seed> cargo test --no-default-features --test ipam_model`. More cases:
+//! `PROPTEST_CASES=<number>`.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
+
+mod model;
+mod ops;
+
+use std::cell::Cell;
+use std::hash::{BuildHasher, RandomState};
+
+use cadastre_core::Dual;
+use proptest::collection::vec;
+use proptest::test_runner::{Config, RngAlgorithm, RngSeed, TestRunner};
+
+use crate::model::Universe;
+use crate::ops::{Pair, op};
+
+/// Operations in a case at most; half of that on average.
+const LONGEST: usize = 1000;
+/// Operations in one test at least. Five tests make a million.
+const OPERATIONS: usize = 200_000;
+/// Cases that make more than as many operations, by 15 % on average.
+const CASES: u32 = 460;
+
+/// Runs random cases whose smallest usual blocks have these prefix lengths.
+fn compare(v4: u8, v6: u8) {
+    let universe = Universe {
+        unit: Dual { v4, v6 },
+    };
+    let mut config = Config {
+        failure_persistence: None,
+        max_shrink_iters: 20_000,
+        // The default takes half of the time in a debug build.
+        rng_algorithm: RngAlgorithm::XorShift,
+        ..Config::default()
+    };
+    let by_default = std::env::var_os("PROPTEST_CASES").is_none();
+    if by_default {
+        config.cases = CASES;
+    }
+    if config.rng_seed == RngSeed::Random {
+        config.rng_seed = RngSeed::Fixed(RandomState::new().hash_one(0));
+    }
+    let seed = config.rng_seed;
+    let done = Cell::new(0);
+    let result = TestRunner::new(config).run(&vec(op(), 1..=LONGEST), |ops| {
+        let mut pair = Pair::new(universe);
+        for (n, op) in ops.iter().enumerate() {
+            pair.apply(op)?;
+            if n % 64 == 63 || n + 1 == ops.len() {
+                pair.compare_all()?;
+            }
+        }
+        done.set(done.get() + ops.len());
+        Ok(())
+    });
+    if let Err(error) = result {
+        panic!("PROPTEST_RNG_SEED={seed}: {error}");
+    }
+    let done = done.get();
+    assert!(!by_default || done >= OPERATIONS, "only {done} operations");
+}
+
+#[test]
+fn single_addresses() {
+    compare(32, 128);
+}
+
+#[test]
+fn node_ranges() {
+    compare(24, 64);
+}
+
+#[test]
+fn affinity_blocks() {
+    compare(26, 122);
+}
+
+#[test]
+fn blocks_of_odd_length() {
+    compare(27, 61);
+}
+
+#[test]
+fn blocks_of_different_depth() {
+    compare(31, 47);
+}

@@ -1,0 +1,238 @@
+//! The model: lists, and searching them from end to end.
+
+use cadastre_core::{Addr, Cidr, Claim, ClaimId, Dual, Family, Ranges, Room, Span, State};
+
+/// Where things happen: four windows of 32 units in each family, the first and the last at the
+/// ends of it, two in the middle near each other.
+#[derive(Clone, Copy, Debug)]
+pub struct Universe {
+    /// Prefix length of a unit.
+    pub unit: Dual<u8>,
+}
+
+/// A block by window, by unit in it, and by size: 1 is a unit, 6 the window, 0 half a unit.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    pub family: Family,
+    pub window: u8,
+    pub unit: u8,
+    pub size: u8,
+}
+
+impl Universe {
+    pub const WINDOWS: u8 = 4;
+    pub const UNITS: u8 = 32;
+
+    fn unit_size(self, family: Family) -> u128 {
+        1 << (family.bits() - self.unit.get(family))
+    }
+
+    pub fn addr(self, family: Family, window: u8, unit: u8) -> Addr {
+        let size = self.unit_size(family);
+        let middle = 0b1010 << (family.bits() - 8);
+        let top = Cidr::new(Addr { family, value: 0 }, 0)
+            .unwrap()
+            .last()
+            .value;
+        let base = match window {
+            0 => 0,
+            1 => middle,
+            2 => middle + 3 * 32 * size,
+            _ => top - (32 * size - 1),
+        };
+        Addr {
+            family,
+            value: base + u128::from(unit) * size,
+        }
+    }
+
+    pub fn cidr(self, place: Place) -> Cidr {
+        let Place {
+            family,
+            window,
+            unit,
+            size,
+        } = place;
+        let len = (self.unit.get(family) + 1)
+            .saturating_sub(size)
+            .min(family.bits());
+        Cidr::new(self.addr(family, window, unit), len).unwrap()
+    }
+}
+
+/// Whether two blocks share an address, by their ends.
+fn meet(a: &Cidr, b: &Cidr) -> bool {
+    a.family() == b.family()
+        && a.first().value <= b.last().value
+        && b.first().value <= a.last().value
+}
+
+/// Every claim, in the order of recording.
+#[derive(Default)]
+pub struct Claims(pub Vec<(ClaimId, Claim)>);
+
+impl Claims {
+    pub fn find(&mut self, id: ClaimId) -> Option<&mut Claim> {
+        self.0
+            .iter_mut()
+            .find(|(own, _)| *own == id)
+            .map(|(_, claim)| claim)
+    }
+
+    pub fn remove(&mut self, id: ClaimId) -> Option<Claim> {
+        let at = self.0.iter().position(|(own, _)| *own == id)?;
+        Some(self.0.remove(at).1)
+    }
+
+    /// Sorted by CIDR, then id.
+    pub fn overlapping(&self, cidr: &Cidr) -> Vec<(Cidr, ClaimId)> {
+        let mut found = Vec::new();
+        for (id, claim) in &self.0 {
+            if meet(&claim.cidr, cidr) {
+                found.push((claim.cidr, *id));
+            }
+        }
+        found.sort_unstable();
+        found
+    }
+
+    fn is_free(&self, cidr: &Cidr) -> bool {
+        !self.0.iter().any(|(_, claim)| meet(&claim.cidr, cidr))
+    }
+}
+
+/// A pool as it was configured, and its cursors.
+#[derive(Clone, Default)]
+pub struct Pool {
+    ranges: Dual<Option<Ranges>>,
+    pub blocked: Vec<Span>,
+    cursors: Dual<u128>,
+}
+
+impl Pool {
+    pub fn set_ranges(&mut self, ranges: Dual<Option<Ranges>>) {
+        for family in Family::ALL {
+            let had = self.ranges.get(family).is_some();
+            let cidrs = ranges
+                .get(family)
+                .as_ref()
+                .map_or(&[][..], |ranges| &ranges.cidrs);
+            let cursor = self.cursors.get_mut(family);
+            let addr = Addr {
+                family,
+                value: *cursor,
+            };
+            if !had || !cidrs.iter().any(|cidr| cidr.contains_addr(addr)) {
+                *cursor = top(cidrs);
+            }
+        }
+        self.ranges = ranges;
+    }
+
+    pub fn families(&self) -> Vec<Family> {
+        Family::ALL
+            .into_iter()
+            .filter(|&family| self.ranges.get(family).is_some())
+            .collect()
+    }
+
+    /// Every block that may be carved, whether free or not, from the top.
+    fn blocks(&self, family: Family) -> Vec<Cidr> {
+        let mut blocks = Vec::new();
+        let Some(ranges) = self.ranges.get(family) else {
+            return blocks;
+        };
+        for cidr in ranges
+            .cidrs
+            .iter()
+            .filter(|cidr| cidr.len() <= ranges.block_len)
+        {
+            let size = 1 << (family.bits() - ranges.block_len);
+            for n in 0..1 << (ranges.block_len - cidr.len()) {
+                let addr = Addr {
+                    family,
+                    value: cidr.first().value + n * size,
+                };
+                let block = Cidr::new(addr, ranges.block_len).unwrap();
+                if !self.blocked.iter().any(|span| span.overlaps(&block)) {
+                    blocks.push(block);
+                }
+            }
+        }
+        blocks.sort_unstable();
+        blocks.dedup();
+        blocks.reverse();
+        blocks
+    }
+
+    /// The free blocks in the order in which they are to be carved.
+    pub fn free(&self, claims: &Claims, family: Family) -> Vec<Cidr> {
+        let cursor = *self.cursors.get(family);
+        let blocks = self.blocks(family);
+        let (below, above): (Vec<_>, Vec<_>) = blocks
+            .into_iter()
+            .partition(|block| block.last().value <= cursor);
+        below
+            .into_iter()
+            .chain(above)
+            .filter(|block| claims.is_free(block))
+            .collect()
+    }
+
+    pub fn room(&self, claims: &Claims, family: Family) -> Room {
+        let capacity = self.blocks(family).len() as u128;
+        let free = self.free(claims, family).len() as u128;
+        Room { capacity, free }
+    }
+
+    pub fn resting(&self, claims: &Claims, family: Family) -> usize {
+        let Some(ranges) = self.ranges.get(family) else {
+            return 0;
+        };
+        let touches = |claim: &Claim| ranges.cidrs.iter().any(|cidr| meet(cidr, &claim.cidr));
+        claims
+            .0
+            .iter()
+            .filter(|(_, claim)| claim.state == State::Resting && touches(claim))
+            .count()
+    }
+
+    /// Moves the cursor to the next address below the block that is in the pool.
+    pub fn pass(&mut self, block: &Cidr) {
+        let family = block.family();
+        let cidrs = self
+            .ranges
+            .get(family)
+            .as_ref()
+            .map_or(&[][..], |ranges| &ranges.cidrs);
+        let below = cidrs.iter().filter(|cidr| cidr.first() < block.first());
+        let below = below
+            .map(|cidr| cidr.last().value.min(block.first().value - 1))
+            .max();
+        *self.cursors.get_mut(family) = below.unwrap_or_else(|| top(cidrs));
+    }
+
+    pub fn covers(&self, cidr: &Cidr) -> bool {
+        self.cidrs(cidr.family())
+            .any(|own| own.first() <= cidr.first() && cidr.last() <= own.last())
+    }
+
+    pub fn touches(&self, cidr: &Cidr) -> bool {
+        self.cidrs(cidr.family()).any(|own| meet(own, cidr))
+    }
+
+    fn cidrs(&self, family: Family) -> impl Iterator<Item = &Cidr> {
+        self.ranges
+            .get(family)
+            .iter()
+            .flat_map(|ranges| &ranges.cidrs)
+    }
+}
+
+fn top(cidrs: &[Cidr]) -> u128 {
+    cidrs
+        .iter()
+        .map(|cidr| cidr.last().value)
+        .max()
+        .unwrap_or(0)
+}

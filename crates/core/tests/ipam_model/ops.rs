@@ -1,0 +1,384 @@
+//! Random operations, applied to the ledger and to the model.
+
+use cadastre_core::{
+    Addr, Cidr, Claim, ClaimId, Dual, Family, Full, Holder, Ledger, Pool, Ranges, Room, Span, State,
+};
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::test_runner::TestCaseError;
+
+use crate::model::{self, Place, Universe};
+
+const POOLS: usize = 2;
+const HOLDERS: u32 = 6;
+
+#[derive(Clone, Debug)]
+pub enum Op {
+    Record {
+        place: Place,
+        holder: u32,
+        state: State,
+    },
+    Carve {
+        pool: usize,
+        holder: u32,
+        avoid: Vec<Place>,
+    },
+    /// Any id that was ever given, mostly of claims that have ended.
+    Release {
+        any: usize,
+    },
+    ReleaseLive {
+        live: usize,
+    },
+    ReleaseAllOf {
+        holder: u32,
+    },
+    SetState {
+        any: usize,
+        state: State,
+    },
+    SetHolder {
+        live: usize,
+        holder: u32,
+    },
+    SetBlocked {
+        pool: usize,
+        spans: Vec<(Place, Place)>,
+    },
+    SetRanges {
+        pool: usize,
+        v4: Option<(Vec<Place>, u8)>,
+        v6: Option<(Vec<Place>, u8)>,
+    },
+    Ask {
+        place: Place,
+    },
+}
+
+pub fn op() -> impl Strategy<Value = Op> {
+    let (pool, holder, index) = (0..POOLS, 0..HOLDERS, any::<u16>().prop_map(usize::from));
+    // Up to sixteen times the window, and rarely everything.
+    let recorded = prop_oneof![30 => 0..=6_u8, 1 => 7..=10_u8, 1 => Just(200)];
+    let record = (place(recorded), holder.clone(), state());
+    let carve = (
+        pool.clone(),
+        holder.clone(),
+        prop_oneof![3 => Just(vec![]), 1 => vec(place(0..=1_u8), 0..20)],
+    );
+    let span = (place(0..=4_u8), place(0..=4_u8));
+    prop_oneof![
+        6 => record.prop_map(|(place, holder, state)| Op::Record { place, holder, state }),
+        20 => carve.prop_map(|(pool, holder, avoid)| Op::Carve { pool, holder, avoid }),
+        2 => index.clone().prop_map(|any| Op::Release { any }),
+        18 => index.clone().prop_map(|live| Op::ReleaseLive { live }),
+        1 => holder.clone().prop_map(|holder| Op::ReleaseAllOf { holder }),
+        4 => (index.clone(), state()).prop_map(|(any, state)| Op::SetState { any, state }),
+        4 => (index, holder).prop_map(|(live, holder)| Op::SetHolder { live, holder }),
+        1 => (pool.clone(), vec(span, 0..5)).prop_map(|(pool, spans)| Op::SetBlocked { pool, spans }),
+        1 => (pool, ranges(Family::V4), ranges(Family::V6)).prop_map(|(pool, v4, v6)| Op::SetRanges { pool, v4, v6 }),
+        8 => place(0..=7_u8).prop_map(|place| Op::Ask { place }),
+    ]
+}
+
+fn place(size: impl Strategy<Value = u8>) -> impl Strategy<Value = Place> {
+    let family = prop_oneof![Just(Family::V4), Just(Family::V6)];
+    (family, 0..Universe::WINDOWS, 0..Universe::UNITS, size).prop_map(
+        |(family, window, unit, size)| Place {
+            family,
+            window,
+            unit,
+            size,
+        },
+    )
+}
+
+fn state() -> impl Strategy<Value = State> {
+    prop_oneof![
+        Just(State::InFlight),
+        Just(State::Unclear),
+        Just(State::Held),
+        Just(State::Resting)
+    ]
+}
+
+fn ranges(family: Family) -> impl Strategy<Value = Option<(Vec<Place>, u8)>> {
+    let places = vec(place(1..=6_u8), 0..4).prop_map(move |mut places| {
+        for place in &mut places {
+            place.family = family;
+        }
+        places
+    });
+    proptest::option::weighted(0.8, (places, 0..=4_u8))
+}
+
+/// The ledger with its pools, and the model of both.
+pub struct Pair {
+    universe: Universe,
+    ledger: Ledger,
+    claims: model::Claims,
+    pools: [(Pool, model::Pool); POOLS],
+    /// Every id that was ever given.
+    ids: Vec<ClaimId>,
+}
+
+type Checked = Result<(), TestCaseError>;
+
+impl Pair {
+    pub fn new(universe: Universe) -> Self {
+        let fresh = || (Pool::new(Dual::default()), model::Pool::default());
+        let mut pair = Self {
+            universe,
+            ledger: Ledger::default(),
+            claims: model::Claims::default(),
+            pools: [fresh(), fresh()],
+            ids: Vec::new(),
+        };
+        let window = |family, window| {
+            vec![Place {
+                family,
+                window,
+                unit: 0,
+                size: 6,
+            }]
+        };
+        pair.set_ranges(
+            0,
+            Some(&(window(Family::V4, 1), 0)),
+            Some(&(window(Family::V6, 3), 0)),
+        );
+        pair.set_ranges(
+            1,
+            Some(&(window(Family::V4, 1), 1)),
+            Some(&(window(Family::V6, 0), 2)),
+        );
+        pair
+    }
+
+    pub fn apply(&mut self, op: &Op) -> Checked {
+        match op {
+            Op::Record {
+                place,
+                holder,
+                state,
+            } => {
+                let claim = Claim {
+                    holder: Holder(*holder),
+                    cidr: self.universe.cidr(*place),
+                    state: *state,
+                };
+                let id = self.ledger.record(claim.holder, claim.cidr, claim.state);
+                self.add(id, claim)?;
+            }
+            Op::Carve {
+                pool,
+                holder,
+                avoid,
+            } => self.carve(*pool, Holder(*holder), avoid)?,
+            Op::Release { any } => self.release(self.any(*any))?,
+            Op::ReleaseLive { live } => self.release(self.live(*live))?,
+            Op::ReleaseAllOf { holder } => {
+                let all: Vec<_> = self.ledger.of(Holder(*holder)).map(|(id, _)| id).collect();
+                all.into_iter().try_for_each(|id| self.release(Some(id)))?;
+            }
+            Op::SetState { any, state } => {
+                let Some(id) = self.any(*any) else {
+                    return Ok(());
+                };
+                let found = self
+                    .claims
+                    .find(id)
+                    .map(|claim| claim.state = *state)
+                    .is_some();
+                prop_assert_eq!(self.ledger.set_state(id, *state), found);
+            }
+            Op::SetHolder { live, holder } => {
+                let Some(id) = self.live(*live) else {
+                    return Ok(());
+                };
+                let found = self
+                    .claims
+                    .find(id)
+                    .map(|claim| claim.holder = Holder(*holder))
+                    .is_some();
+                prop_assert_eq!(self.ledger.set_holder(id, Holder(*holder)), found);
+            }
+            Op::SetBlocked { pool, spans } => {
+                let spans: Vec<_> = spans.iter().filter_map(|ends| self.span(*ends)).collect();
+                let (pool, model) = &mut self.pools[*pool];
+                model.blocked.clone_from(&spans);
+                pool.set_blocked(spans);
+            }
+            Op::SetRanges { pool, v4, v6 } => self.set_ranges(*pool, v4.as_ref(), v6.as_ref()),
+            Op::Ask { place } => self.ask(&self.universe.cidr(*place))?,
+        }
+        prop_assert_eq!(self.ledger.len(), self.claims.0.len());
+        Ok(())
+    }
+
+    fn carve(&mut self, pool: usize, holder: Holder, avoid: &[Place]) -> Checked {
+        let avoid: Vec<Addr> = avoid
+            .iter()
+            .map(|place| self.universe.cidr(*place).first())
+            .collect();
+        let avoid = |cidr: &Cidr| avoid.iter().copied().find(|addr| cidr.contains_addr(*addr));
+        let (pool, model) = &mut self.pools[pool];
+        let answer = self.ledger.carve(pool, holder, avoid);
+        let mut expected = Vec::new();
+        for family in model.families() {
+            let free = model.free(&self.claims, family);
+            if let Some(block) = free.iter().find(|block| avoid(block).is_none()) {
+                expected.push(*block);
+                continue;
+            }
+            let capacity = model.room(&self.claims, family).capacity;
+            let avoided = free.len() as u128;
+            let full = Full {
+                family,
+                block_len: pool.block_len(family).unwrap(),
+                capacity,
+                held: capacity - avoided,
+                avoided,
+                resting: model.resting(&self.claims, family),
+            };
+            prop_assert_eq!(answer, Err(full));
+            return Ok(());
+        }
+        let ids = answer
+            .map_err(|full| TestCaseError::fail(format!("{full}, but {expected:?} are free")))?;
+        let ids: Vec<_> = [ids.v4, ids.v6].into_iter().flatten().collect();
+        prop_assert_eq!(ids.len(), expected.len());
+        for block in &expected {
+            model.pass(block);
+        }
+        for (id, cidr) in ids.into_iter().zip(expected) {
+            self.add(
+                id,
+                Claim {
+                    holder,
+                    cidr,
+                    state: State::InFlight,
+                },
+            )?;
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, id: ClaimId, claim: Claim) -> Checked {
+        prop_assert!(!self.ids.contains(&id), "{id:?} is given twice");
+        prop_assert_eq!(self.ledger.get(id), Some(claim));
+        self.ids.push(id);
+        self.claims.0.push((id, claim));
+        Ok(())
+    }
+
+    fn release(&mut self, id: Option<ClaimId>) -> Checked {
+        let Some(id) = id else { return Ok(()) };
+        prop_assert_eq!(self.ledger.release(id), self.claims.remove(id));
+        prop_assert_eq!(self.ledger.get(id), None);
+        Ok(())
+    }
+
+    fn any(&self, index: usize) -> Option<ClaimId> {
+        self.ids.get(index % self.ids.len().max(1)).copied()
+    }
+
+    fn live(&self, index: usize) -> Option<ClaimId> {
+        self.claims
+            .0
+            .get(index % self.claims.0.len().max(1))
+            .map(|(id, _)| *id)
+    }
+
+    fn span(&self, (low, high): (Place, Place)) -> Option<Span> {
+        let (low, high) = (self.universe.cidr(low), self.universe.cidr(high));
+        Span::new(low.first(), high.last()).or_else(|| Some(low.into()))
+    }
+
+    fn set_ranges(
+        &mut self,
+        pool: usize,
+        v4: Option<&(Vec<Place>, u8)>,
+        v6: Option<&(Vec<Place>, u8)>,
+    ) {
+        let ranges = |family, part: Option<&(Vec<Place>, u8)>| {
+            let (places, shorter) = part?;
+            let cidrs = places
+                .iter()
+                .map(|place| self.universe.cidr(*place))
+                .collect();
+            Some(Ranges {
+                cidrs,
+                block_len: (self.universe.unit.get(family) + 1 - shorter).min(family.bits()),
+            })
+        };
+        let ranges = Dual {
+            v4: ranges(Family::V4, v4),
+            v6: ranges(Family::V6, v6),
+        };
+        let (pool, model) = &mut self.pools[pool];
+        model.set_ranges(ranges.clone());
+        pool.set_ranges(ranges);
+    }
+
+    fn ask(&self, cidr: &Cidr) -> Checked {
+        let mut answer: Vec<_> = self
+            .ledger
+            .overlapping(cidr)
+            .map(|(id, claim)| (claim.cidr, id))
+            .collect();
+        prop_assert!(answer.is_sorted_by_key(|(cidr, _)| *cidr), "{answer:?}");
+        answer.sort_unstable();
+        prop_assert_eq!(answer, self.claims.overlapping(cidr));
+        for (pool, model) in &self.pools {
+            prop_assert_eq!(pool.covers(cidr), model.covers(cidr));
+            prop_assert_eq!(pool.touches(cidr), model.touches(cidr));
+        }
+        Ok(())
+    }
+
+    /// Compares everything that can be asked.
+    pub fn compare_all(&self) -> Checked {
+        for id in &self.ids {
+            let expected = self
+                .claims
+                .0
+                .iter()
+                .find(|(own, _)| own == id)
+                .map(|(_, claim)| *claim);
+            prop_assert_eq!(self.ledger.get(*id), expected);
+        }
+        for holder in (0..HOLDERS).map(Holder) {
+            let mut of: Vec<_> = self.ledger.of(holder).map(|(id, _)| id).collect();
+            of.sort_unstable();
+            let held = self
+                .claims
+                .0
+                .iter()
+                .filter(|(_, claim)| claim.holder == holder);
+            let mut held: Vec<_> = held.map(|(id, _)| *id).collect();
+            held.sort_unstable();
+            prop_assert_eq!(of, held);
+        }
+        for family in Family::ALL {
+            for (pool, model) in &self.pools {
+                let room: Room = self.ledger.room(pool, family);
+                prop_assert_eq!(room, model.room(&self.claims, family));
+            }
+            for window in 0..Universe::WINDOWS {
+                for unit in 0..Universe::UNITS {
+                    let addr = self.universe.addr(family, window, unit);
+                    let mut at: Vec<_> = self
+                        .ledger
+                        .at(addr)
+                        .map(|(id, claim)| (claim.cidr, id))
+                        .collect();
+                    at.sort_unstable();
+                    prop_assert_eq!(at, self.claims.overlapping(&Cidr::host(addr)));
+                }
+            }
+            self.ask(&Cidr::new(Addr { family, value: 0 }, 0).unwrap())?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,127 @@
+//! The client of the API server, with every limit a setting.
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use k8s_openapi::apimachinery::pkg::version::Info;
+use kube::Client;
+use kube::client::ClientBuilder;
+use kube::config::KubeConfigOptions;
+use thiserror::Error;
+use tower::limit::RateLimitLayer;
+
+use super::retry_after::Hear;
+use crate::telemetry::HttpMetrics;
+
+/// Why there is no client.
+#[derive(Debug, Error)]
+pub enum ClientError {
+    /// Neither a kubeconfig nor a service account.
+    #[error(
+        "no way to reach a cluster: {0}: set KUBECONFIG or --kubeconfig, or run in a pod with a service account"
+    )]
+    Config(String),
+    /// The configuration is there but cannot be used.
+    #[error("the cluster's configuration cannot be used: {0}")]
+    Build(#[from] kube::Error),
+}
+
+/// Where the cluster is and how hard it may be pushed.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// A kubeconfig; else `KUBECONFIG`, `~/.kube/config`, the pod's service account
+    pub kubeconfig: Option<std::path::PathBuf>,
+    /// A context of it
+    pub context: Option<String>,
+    /// Requests a second at most; none: no limit
+    pub rate: Option<NonZeroU32>,
+}
+
+/// A client that never retries by itself: retries are the loops' business, who know what a lost
+/// answer means.
+pub async fn connect(options: &Options, metrics: HttpMetrics) -> Result<Client, ClientError> {
+    let config = configure(options).await?;
+    let host = config.cluster_url.authority().map(ToString::to_string);
+    let layer = metrics.layer(host.as_deref().unwrap_or_default());
+    let builder = ClientBuilder::try_from(config)?
+        .with_layer(&layer)
+        .with_layer(&Hear);
+    Ok(match options.rate {
+        Some(rate) => {
+            let layer = RateLimitLayer::new(rate.get().into(), Duration::from_secs(1));
+            builder.with_layer(&layer).build()
+        }
+        None => builder.build(),
+    })
+}
+
+/// The oldest Kubernetes that will do, as the chart says (`kubeVersion`).
+pub const OLDEST: (u32, u32) = (1, 31);
+
+/// What is to be said of a server of that version, if it is too old.
+pub fn too_old(version: &Info) -> Option<String> {
+    // Some vendors write `31+`.
+    let number = |text: &str| {
+        let digits = text.split(|it: char| !it.is_ascii_digit()).next();
+        digits.and_then(|it| it.parse::<u32>().ok())
+    };
+    let is = (number(&version.major)?, number(&version.minor)?);
+    (is < OLDEST).then(|| {
+        format!(
+            "this API server is Kubernetes {}, and {}.{} or newer is needed: its CRDs have no selectable fields and its tokens do not name their node, so writes of agents are refused or cannot be told apart: upgrade it",
+            version.git_version, OLDEST.0, OLDEST.1
+        )
+    })
+}
+
+/// The configuration of a client, without retries of its own.
+pub async fn configure(options: &Options) -> Result<kube::Config, ClientError> {
+    let chosen = KubeConfigOptions {
+        context: options.context.clone(),
+        ..KubeConfigOptions::default()
+    };
+    let mut config = match &options.kubeconfig {
+        Some(path) => {
+            let file = kube::config::Kubeconfig::read_from(path)
+                .map_err(|e| ClientError::Config(e.to_string()))?;
+            kube::Config::from_custom_kubeconfig(file, &chosen)
+                .await
+                .map_err(|e| ClientError::Config(e.to_string()))?
+        }
+        None if options.context.is_some() => kube::Config::from_kubeconfig(&chosen)
+            .await
+            .map_err(|e| ClientError::Config(e.to_string()))?,
+        None => kube::Config::infer()
+            .await
+            .map_err(|e| ClientError::Config(e.to_string()))?,
+    };
+    config.default_retry = false;
+    config.connect_timeout = Some(Duration::from_secs(5));
+    Ok(config)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_old_server_is_told_with_what_is_needed() {
+        let says = |major: &str, minor: &str| {
+            too_old(&Info {
+                major: major.to_owned(),
+                minor: minor.to_owned(),
+                git_version: format!("v{major}.{minor}.4"),
+                ..Info::default()
+            })
+        };
+        let text = says("1", "30").unwrap();
+        assert!(text.contains("v1.30.4") && text.contains("1.31"), "{text}");
+        assert!(says("1", "30+").is_some());
+        for (major, minor) in [("1", "31"), ("1", "36+"), ("2", "0"), ("", ""), ("1", "x")] {
+            assert_eq!(says(major, minor), None, "{major}.{minor}");
+        }
+        let chart = include_str!("../../../charts/cadastre/Chart.yaml");
+        let minimum = format!("kubeVersion: \">={}.{}.0-0\"", OLDEST.0, OLDEST.1);
+        assert!(chart.contains(&minimum), "{chart}");
+    }
+}

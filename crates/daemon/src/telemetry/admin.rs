@@ -1,0 +1,306 @@
+//! The admin port: metrics, health, readiness, log level; and a port of probes alone.
+//!
+//! Nothing secret is served. The one thing that can be changed, the log level, is taken from this
+//! machine only, and from no page in a browser there. Metrics and the map can be kept for those who may read
+//! them; probes never are, and have a port besides that nobody else on the network can keep busy.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+
+use axum::Router;
+use axum::extract::{ConnectInfo, DefaultBodyLimit, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::middleware::{from_fn, from_fn_with_state};
+use axum::response::IntoResponse;
+use axum::routing::{get, put};
+use prometheus::{Registry, TextEncoder};
+use tokio::net::TcpListener;
+
+use super::Readiness;
+use super::logs::Level;
+use super::origin::{ANOTHER_NAME, by_our_name, is_for_here, is_here, is_of_a_page};
+use super::review::{Gate, Review, guard};
+use super::serve::{Limits, serve};
+use super::tls::Tls;
+
+/// What the pages tell.
+#[derive(Clone)]
+pub struct Admin {
+    /// For `/metrics`
+    pub registry: Registry,
+    /// For `/readyz`
+    pub readiness: Readiness,
+    /// For `/loglevel`; absent in tests
+    pub level: Option<Level>,
+    /// More pages, for those who may read the metrics: from this machine without a token, and by our names only
+    pub pages: Option<Router>,
+    /// Who may read metrics and pages; without it everybody
+    pub review: Option<Review>,
+}
+
+/// Serves for ever, in plain HTTP or behind TLS.
+pub async fn run(listener: TcpListener, admin: Admin, tls: Option<Tls>) -> Infallible {
+    serve(listener, routes(admin), Limits::ADMIN, tls).await
+}
+
+/// Answers probes alone, for ever, in plain HTTP.
+pub async fn run_probes(listener: TcpListener, readiness: Readiness) -> Infallible {
+    serve(listener, probes(readiness), Limits::PROBES, None).await
+}
+
+fn probes(readiness: Readiness) -> Router {
+    Router::new()
+        .route("/healthz", get(async || "ok\n"))
+        .route("/readyz", get(readyz))
+        .with_state(readiness)
+}
+
+fn routes(admin: Admin) -> Router {
+    let guarded = |pages: Router, free_from_here| match admin.review.clone() {
+        Some(review) => {
+            let gate = Gate {
+                review,
+                free_from_here,
+            };
+            pages.route_layer(from_fn_with_state(gate, guard))
+        }
+        None => pages,
+    };
+    let pages = admin.pages.clone();
+    let pages = pages.map(|pages| guarded(pages, true).route_layer(from_fn(by_our_name)));
+    let figures = Router::new().route("/metrics", get(metrics));
+    let figures = guarded(figures.with_state(admin.clone()), false);
+    Router::new()
+        .route("/loglevel", put(loglevel))
+        .layer(DefaultBodyLimit::max(1024))
+        .with_state(admin.clone())
+        .merge(probes(admin.readiness))
+        .merge(figures)
+        .merge(pages.unwrap_or_default())
+}
+
+async fn metrics(State(admin): State<Admin>) -> impl IntoResponse {
+    match TextEncoder::new().encode_to_string(&admin.registry.gather()) {
+        Ok(text) => (
+            StatusCode::OK,
+            [(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)],
+            text,
+        )
+            .into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
+    }
+}
+
+async fn readyz(State(readiness): State<Readiness>) -> impl IntoResponse {
+    let (ready, text) = readiness.page();
+    (
+        if ready {
+            StatusCode::OK
+        } else {
+            StatusCode::SERVICE_UNAVAILABLE
+        },
+        text,
+    )
+}
+
+async fn loglevel(
+    State(admin): State<Admin>,
+    ConnectInfo(peer): ConnectInfo<SocketAddr>,
+    headers: HeaderMap,
+    body: String,
+) -> (StatusCode, String) {
+    let refusal = if !is_here(peer) {
+        Some("the log level is set from the machine itself, or by kubectl port-forward\n")
+    } else if is_of_a_page(&headers) {
+        Some("the log level is set by no page in a browser: take curl\n")
+    } else if !is_for_here(&headers) {
+        Some(ANOTHER_NAME)
+    } else {
+        None
+    };
+    if let Some(why) = refusal {
+        return (StatusCode::FORBIDDEN, why.to_owned());
+    }
+    let Some(level) = &admin.level else {
+        return (StatusCode::NOT_FOUND, "no logs are kept\n".into());
+    };
+    match level.set(&body) {
+        Ok(()) => {
+            tracing::info!(level = body.trim(), "log level changed");
+            (StatusCode::OK, "ok\n".into())
+        }
+        Err(error) => (StatusCode::BAD_REQUEST, format!("{error}\n")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::Body;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tower::ServiceExt as _;
+
+    use super::*;
+
+    async fn ask(address: SocketAddr, request: &str) -> String {
+        let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+        let head = format!("{request} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n");
+        stream.write_all(head.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer
+    }
+
+    async fn started(level: Option<Level>) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let registry = Registry::new();
+        super::super::build_info(&registry).unwrap();
+        let admin = Admin {
+            registry,
+            ..quiet(level, None)
+        };
+        tokio::spawn(run(listener, admin, None));
+        address
+    }
+
+    async fn put(address: SocketAddr, body: &str) -> String {
+        let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+        let length = body.len();
+        let head = format!(
+            "PUT /loglevel HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
+        );
+        stream.write_all(head.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer
+    }
+
+    #[tokio::test]
+    async fn the_log_level_is_set_or_the_answer_says_how() {
+        let (level, _kept) = Level::detached();
+        let address = started(Some(level)).await;
+        let good = put(address, "info,cadastre_controller=debug\n").await;
+        assert!(good.starts_with("HTTP/1.1 200"), "{good}");
+        let bad = put(address, "loud").await;
+        assert!(
+            bad.starts_with("HTTP/1.1 400") && bad.contains("module=level"),
+            "{bad}"
+        );
+        let long = put(address, &"debug,".repeat(500)).await;
+        assert!(long.starts_with("HTTP/1.1 413"), "{long}");
+    }
+
+    fn quiet(level: Option<Level>, pages: Option<Router>) -> Admin {
+        Admin {
+            registry: Registry::new(),
+            readiness: Readiness::default(),
+            level,
+            pages,
+            review: None,
+        }
+    }
+
+    async fn asked(admin: &Admin, request: http::request::Builder, peer: &str) -> StatusCode {
+        let peer: SocketAddr = peer.parse().unwrap();
+        let request = request.extension(ConnectInfo(peer));
+        let request = request.body(Body::from("info")).unwrap();
+        let answer = routes(admin.clone()).oneshot(request).await.unwrap();
+        answer.status()
+    }
+
+    #[tokio::test]
+    async fn the_log_level_is_taken_from_this_machine_only() {
+        let (level, _kept) = Level::detached();
+        let admin = quiet(Some(level), None);
+        for (peer, host, expected) in [
+            ("10.0.0.9:1", "10.0.0.1:9817", StatusCode::FORBIDDEN),
+            ("10.0.0.9:1", "127.0.0.1:9817", StatusCode::FORBIDDEN),
+            ("[::ffff:127.0.0.1]:1", "127.0.0.1:9817", StatusCode::OK),
+            ("[::1]:1", "[::1]:9817", StatusCode::OK),
+            ("127.0.0.1:1", "localhost:9817", StatusCode::OK),
+            ("127.0.0.1:1", "rebound.example:9817", StatusCode::FORBIDDEN),
+        ] {
+            let request = http::Request::put("/loglevel").header(header::HOST, host);
+            assert_eq!(
+                asked(&admin, request, peer).await,
+                expected,
+                "{peer} {host}"
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn a_page_in_a_browser_changes_nothing_and_reads_no_map_under_its_own_name() {
+        let (level, _kept) = Level::detached();
+        let admin = quiet(
+            Some(level),
+            Some(Router::new().route("/map", get(async || "a page"))),
+        );
+        let here = "127.0.0.1:1";
+        for (name, value) in [
+            ("origin", "http://127.0.0.1:9817"),
+            ("origin", "null"),
+            ("sec-fetch-site", "same-origin"),
+            ("sec-fetch-site", "none"),
+        ] {
+            let request = http::Request::put("/loglevel").header(header::HOST, "127.0.0.1:9817");
+            let request = request.header(name, value);
+            let is = asked(&admin, request, here).await;
+            assert_eq!(is, StatusCode::FORBIDDEN, "{name}: {value}");
+        }
+        for (peer, host, expected) in [
+            (here, "rebound.example:9817", StatusCode::FORBIDDEN),
+            (here, "localhost:9817", StatusCode::OK),
+            ("10.0.0.9:1", "cadastre.example", StatusCode::OK),
+        ] {
+            let request = http::Request::get("/map").header(header::HOST, host);
+            assert_eq!(
+                asked(&admin, request, peer).await,
+                expected,
+                "{peer} {host}"
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn probes_are_answered_whoever_keeps_either_port_busy() {
+        let mut held = Vec::new();
+        let probes = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let at = probes.local_addr().unwrap();
+        tokio::spawn(run_probes(probes, Readiness::default()));
+        for port in [started(None).await, at] {
+            for _ in 0..400 {
+                let mut stream = tokio::net::TcpStream::connect(port).await.unwrap();
+                let _ = stream.write_all(b"GET /healthz HTTP/1.1\r\n").await;
+                held.push(stream);
+            }
+            assert!(ask(at, "GET /healthz").await.ends_with("ok\n"));
+            assert!(ask(port, "GET /healthz").await.ends_with("ok\n"));
+            let ready = ask(at, "GET /readyz").await;
+            assert!(ready.starts_with("HTTP/1.1 503"), "{ready}");
+        }
+        let none = ask(at, "GET /metrics").await;
+        assert!(none.starts_with("HTTP/1.1 404"), "{none}");
+    }
+
+    #[tokio::test]
+    async fn the_pages_answer_on_a_real_port() {
+        let address = started(None).await;
+        assert!(ask(address, "GET /healthz").await.ends_with("ok\n"));
+        let ready = ask(address, "GET /readyz").await;
+        assert!(
+            ready.starts_with("HTTP/1.1 503") && ready.ends_with("starting\n"),
+            "{ready}"
+        );
+        assert!(
+            ask(address, "GET /metrics")
+                .await
+                .contains("cadastre_build_info")
+        );
+        assert!(
+            ask(address, "PUT /loglevel")
+                .await
+                .starts_with("HTTP/1.1 404")
+        );
+    }
+}

@@ -1,0 +1,28 @@
+//! What operators see of any daemon: metrics, health and readiness, logs.
+//!
+//! | file | subject |
+//! |---|---|
+//! | [`http_metrics`] | requests to the API server, counted where they leave |
+//! | [`catalog`] | the list of all figures |
+//! | [`admin`] | `/metrics`, `/healthz`, `/readyz`, `/loglevel`, and pages that a daemon adds |
+//! | `serve`, `crowd` | connections of the admin port and the probes', their limits, and who makes room |
+//! | `origin` | whether a request comes from this machine, and for it |
+//! | [`tls`] | its certificate, where it has one |
+//! | [`review`] | who may read metrics and pages, where not everybody may |
+//! | [`readiness`] | what `/readyz` says |
+//! | [`logs`] | text or JSON, level changeable at run time |
+
+pub mod admin;
+pub mod catalog;
+mod crowd;
+pub mod http_metrics;
+pub mod logs;
+mod origin;
+pub mod readiness;
+pub mod review;
+mod serve;
+pub mod tls;
+
+pub use catalog::build_info;
+pub use http_metrics::HttpMetrics;
+pub use readiness::Readiness;

@@ -1,0 +1,187 @@
+//! What `/readyz` says.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::MetricFamily;
+use prometheus::{Error, GaugeVec, IntGauge, Opts, Registry};
+
+use crate::watch::LastHeard;
+
+/// A kind that nothing has been heard of for longer is not being watched: a watch that is silent for
+/// two minutes has been begun again by then, and answered.
+const SILENT: Duration = Duration::from_secs(180);
+
+/// Shared by those who know and the page that tells.
+#[derive(Clone, Debug, Default)]
+pub struct Readiness(Arc<Mutex<Option<Said>>>, LastHeard);
+
+/// What was said last.
+#[derive(Debug)]
+struct Said {
+    ready: bool,
+    text: String,
+    /// Whether that holds while the API server is silent
+    without_api: bool,
+}
+
+/// The same word as a metric, found out when it is asked for.
+struct Gauge {
+    readiness: Readiness,
+    gauge: IntGauge,
+}
+
+impl Collector for Gauge {
+    fn desc(&self) -> Vec<&Desc> {
+        self.gauge.desc()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        self.gauge.set(self.readiness.page().0.into());
+        self.gauge.collect()
+    }
+}
+
+/// For how long nothing has been heard of each kind.
+struct Silence {
+    heard: LastHeard,
+    gauge: GaugeVec,
+}
+
+impl Silence {
+    fn new(heard: LastHeard) -> Result<Self, Error> {
+        let about = Opts::new(
+            "cadastre_watch_silent_seconds",
+            "Seconds since the API server last said anything of a kind that is watched; bookmarks come about once a minute where nothing changes",
+        );
+        let gauge = GaugeVec::new(about, &["kind"])?;
+        Ok(Silence { heard, gauge })
+    }
+}
+
+impl Collector for Silence {
+    fn desc(&self) -> Vec<&Desc> {
+        self.gauge.desc()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        for (kind, silent) in self.heard.silent() {
+            let gauge = self.gauge.with_label_values(&[kind]);
+            gauge.set(silent.as_secs_f64());
+        }
+        self.gauge.collect()
+    }
+}
+
+impl Readiness {
+    /// Tells it as a metric, too.
+    pub fn register(&self, registry: &Registry) -> Result<(), Error> {
+        let gauge = IntGauge::new(
+            "cadastre_ready",
+            "Whether this process is ready, as /readyz says: 1 yes, 0 no",
+        )?;
+        let readiness = self.clone();
+        let collector = Gauge { readiness, gauge };
+        super::catalog::note(&collector);
+        registry.register(Box::new(collector))?;
+        let silence = Silence::new(self.1.clone())?;
+        super::catalog::note(&silence);
+        registry.register(Box::new(silence))
+    }
+
+    /// Where watches note that they heard something.
+    pub fn last_heard(&self) -> LastHeard {
+        self.1.clone()
+    }
+
+    /// Whether this process is ready, and why (not). It is not while the API server is silent.
+    pub fn say(&self, ready: bool, text: &str) {
+        self.put(ready, text, false);
+    }
+
+    /// The same of a process that also works while the API server is silent.
+    pub fn say_without_api(&self, ready: bool, text: &str) {
+        self.put(ready, text, true);
+    }
+
+    fn put(&self, ready: bool, text: &str, without_api: bool) {
+        let text = format!("{text}\n");
+        let said = Said {
+            ready,
+            text,
+            without_api,
+        };
+        *self.lock() = Some(said);
+    }
+
+    /// Whether it is ready, and the text for people.
+    pub fn page(&self) -> (bool, String) {
+        let said = self.lock();
+        let (ready, text, without_api) = match &*said {
+            None => (false, "starting\n", false),
+            Some(said) => (said.ready, said.text.as_str(), said.without_api),
+        };
+        let Some(silent) = self.1.too_long(SILENT) else {
+            return (ready, text.to_owned());
+        };
+        let text = text.trim_end();
+        (
+            ready && without_api,
+            format!("{text}, but the API server has said nothing of {silent}\n"),
+        )
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Said>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn the_gauge_says_what_the_page_says() {
+        let readiness = Readiness::default();
+        let registry = Registry::new();
+        readiness.register(&registry).unwrap();
+        let gauge = || registry.gather()[0].get_metric()[0].get_gauge().get_value();
+        assert_eq!(readiness.page(), (false, "starting\n".into()));
+        assert!(gauge() < 0.5);
+        readiness.say_without_api(true, "gives addresses");
+        assert!(gauge() > 0.5);
+        assert_eq!(readiness.page(), (true, "gives addresses\n".into()));
+    }
+
+    #[test]
+    fn who_needs_the_api_is_not_ready_in_silence_and_says_of_what() {
+        let readiness = Readiness::default();
+        let registry = Registry::new();
+        readiness.register(&registry).unwrap();
+        let standby = "standby (no leader seen yet)";
+        readiness.say(true, standby);
+        let (heard, long) = (readiness.last_heard(), SILENT + Duration::from_secs(2));
+        heard.heard("pods");
+        heard.heard_before("nodes", SILENT / 2);
+        assert_eq!(readiness.page(), (true, format!("{standby}\n")));
+        heard.heard_before("nodes", long);
+        let silent = "but the API server has said nothing of nodes for 182 s\n";
+        assert_eq!(readiness.page(), (false, format!("{standby}, {silent}")));
+        let families = registry.gather();
+        let family = families
+            .iter()
+            .find(|it| it.name() == "cadastre_watch_silent_seconds");
+        let told = family.unwrap().get_metric();
+        assert_eq!(told.len(), 2);
+        assert!(told[0].get_gauge().get_value() >= 182.0, "{told:?}");
+        readiness.say_without_api(true, "gives addresses");
+        let (ready, text) = readiness.page();
+        assert!(ready, "an agent serves from its store");
+        assert_eq!(text, format!("gives addresses, {silent}"));
+        heard.heard("nodes");
+        assert_eq!(readiness.page(), (true, "gives addresses\n".into()));
+    }
+}

@@ -1,0 +1,305 @@
+//! Watches before an API server that does what a test says, silence above all.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex};
+
+use axum::body::Body;
+use futures::{StreamExt as _, stream};
+use http::{Request, Response};
+use kube::Client;
+use serde_json::{Value, json};
+
+use super::*;
+use cadastre_api::NodeLite;
+
+/// Longer than anything that is answered takes.
+const SHORT_PATIENCE: Patience = Patience {
+    answer: Duration::from_millis(300),
+    bookmark: Duration::from_millis(300),
+};
+/// Longer than any test takes.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// What a request gets.
+enum Answer {
+    /// Nothing, for ever
+    Nothing,
+    /// The whole answer
+    Text(String),
+    /// This much of it, and nothing more for ever
+    Begins(String),
+    /// An error
+    Code(u16),
+}
+
+fn node(name: &str, version: u32) -> Value {
+    let version = version.to_string();
+    json!({"metadata": {"name": name, "uid": name, "resourceVersion": version}})
+}
+
+fn list(names: &[&str], version: u32, next: &str) -> String {
+    let items: Vec<Value> = names.iter().map(|name| node(name, 1)).collect();
+    let metadata = json!({"resourceVersion": version.to_string(), "continue": next});
+    json!({"kind": "NodeList", "metadata": metadata, "items": items}).to_string()
+}
+
+/// A watch that brings this and then nothing.
+fn watch(events: &[(&str, Value)]) -> Answer {
+    let lines = events
+        .iter()
+        .map(|(kind, object)| json!({"type": kind, "object": object}).to_string() + "\n");
+    Answer::Begins(lines.collect())
+}
+
+fn bookmark(version: u32) -> (&'static str, Value) {
+    let metadata = json!({"resourceVersion": version.to_string()});
+    let bookmark = json!({"kind": "Node", "apiVersion": "v1", "metadata": metadata});
+    ("BOOKMARK", bookmark)
+}
+
+fn answer(answer: Answer) -> Response<Body> {
+    match answer {
+        Answer::Text(text) => Response::new(Body::from(text)),
+        Answer::Begins(text) => {
+            let begin = stream::iter([Ok::<_, Infallible>(text)]);
+            Response::new(Body::from_stream(begin.chain(stream::pending())))
+        }
+        Answer::Code(code) => {
+            let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "message": "no"});
+            let mut response = Response::new(Body::from(status.to_string()));
+            *response.status_mut() = code.try_into().unwrap();
+            response
+        }
+        Answer::Nothing => unreachable!("never answered"),
+    }
+}
+
+/// A watch of Nodes before a server that answers like this, in turn, and then no more.
+struct Played {
+    steps: mpsc::Receiver<String>,
+    asked: Arc<Mutex<Vec<String>>>,
+    heard: LastHeard,
+}
+
+fn play(answers: Vec<Answer>, doubtful: bool) -> Played {
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let script = Mutex::new(VecDeque::from(answers));
+    let server = tower::service_fn({
+        let asked = Arc::clone(&asked);
+        move |request: Request<kube::client::Body>| {
+            let uri = request.uri().to_string();
+            asked.lock().unwrap().push(uri);
+            let next = script.lock().unwrap().pop_front();
+            async move {
+                match next.unwrap_or(Answer::Nothing) {
+                    Answer::Nothing => std::future::pending().await,
+                    some => Ok::<_, Infallible>(answer(some)),
+                }
+            }
+        }
+    });
+    let heard = LastHeard::default();
+    let source = Source::<NodeLite> {
+        kind: "nodes",
+        api: Api::all(Client::new(server, "default")),
+        fields: None,
+        page: Some(2),
+        pauses: Pauses::new(Duration::from_millis(1), Duration::from_millis(2), 1),
+        doubtful,
+        patience: SHORT_PATIENCE,
+        heard: heard.clone(),
+    };
+    let (out, steps) = mpsc::channel(64);
+    let text = |step| {
+        Some(match step {
+            Step::Change(Change::Restarted { .. }) => "begins".to_owned(),
+            Step::Change(Change::Applied(name)) => name,
+            Step::Change(Change::Deleted(name)) => format!("-{name}"),
+            Step::Change(Change::Listed) => "listed".to_owned(),
+            Step::Change(Change::Reached(version)) => format!("to {version}"),
+            Step::Trouble => "trouble".to_owned(),
+            Step::Recovered => "recovered".to_owned(),
+        })
+    };
+    tokio::spawn(follow(
+        source,
+        out,
+        |node| node.metadata.name.unwrap_or_default(),
+        text,
+    ));
+    Played {
+        steps,
+        asked,
+        heard,
+    }
+}
+
+impl Played {
+    /// The next steps, up to this one.
+    async fn steps_to(&mut self, last: &str) -> Vec<String> {
+        let mut steps = Vec::new();
+        while steps.last().is_none_or(|step| step != last) {
+            let next = timeout(LIMIT, self.steps.recv()).await;
+            let next = next.unwrap_or_else(|_| panic!("no \"{last}\" came after {steps:?}"));
+            steps.push(next.unwrap());
+        }
+        steps
+    }
+
+    /// The versions from which something was watched, and `list` for each page of a list.
+    fn asked(&self) -> Vec<String> {
+        let asked = self.asked.lock().unwrap();
+        let short = |uri: &String| match uri.split_once("resourceVersion=") {
+            Some((_, version)) => version.to_owned(),
+            None if uri.contains("continue=") => "next page".to_owned(),
+            None => "list".to_owned(),
+        };
+        asked.iter().map(short).collect()
+    }
+}
+
+#[tokio::test]
+async fn a_list_that_is_never_answered_is_asked_for_again() {
+    let all = Answer::Text(list(&["a"], 5, ""));
+    let mut played = play(vec![Answer::Nothing, Answer::Nothing, all], false);
+    let steps = played.steps_to("listed").await;
+    let expected = [
+        "begins",
+        "trouble",
+        "begins",
+        "trouble",
+        "begins",
+        "recovered",
+        "a",
+        "listed",
+    ];
+    assert_eq!(steps, expected);
+    assert!(played.heard.too_long(LIMIT).is_none());
+}
+
+#[tokio::test]
+async fn a_page_that_falls_silent_begins_the_list_again() {
+    let half = list(&["a", "b"], 5, "");
+    let half = half[..half.len() / 2].to_owned();
+    let answers = vec![
+        Answer::Begins(half),
+        Answer::Text(list(&["a", "b"], 6, "more")),
+        Answer::Nothing,
+        Answer::Text(list(&["a", "b"], 7, "more")),
+        Answer::Text(list(&["c"], 7, "")),
+    ];
+    let mut played = play(answers, false);
+    let steps = played.steps_to("listed").await;
+    let whole = ["begins", "recovered", "a", "b", "c", "listed"];
+    assert_eq!(steps[steps.len() - whole.len()..], whole, "{steps:?}");
+    let asked = ["list", "list", "next page", "list", "next page"];
+    assert_eq!(played.asked()[..5], asked);
+}
+
+#[tokio::test]
+async fn a_list_whose_state_is_gone_halfway_begins_again() {
+    let answers = vec![
+        Answer::Text(list(&["old"], 5, "more")),
+        Answer::Code(410),
+        Answer::Text(list(&["old"], 6, "more")),
+        // Pages of two states are no list.
+        Answer::Text(list(&["b"], 7, "")),
+        Answer::Text(list(&["a"], 8, "more")),
+        Answer::Text(list(&["b"], 8, "")),
+    ];
+    let mut played = play(answers, false);
+    let steps = played.steps_to("listed").await;
+    let whole = ["begins", "recovered", "a", "b", "listed"];
+    assert_eq!(steps[steps.len() - whole.len()..], whole, "{steps:?}");
+}
+
+#[tokio::test]
+async fn a_watch_that_does_not_begin_is_begun_again_where_it_was() {
+    let answers = vec![
+        Answer::Text(list(&["a"], 5, "")),
+        Answer::Nothing,
+        watch(&[("ADDED", node("b", 6)), ("DELETED", node("a", 7))]),
+    ];
+    let mut played = play(answers, false);
+    played.steps_to("listed").await;
+    let steps = played.steps_to("-a").await;
+    assert_eq!(steps, ["to 5", "trouble", "recovered", "b", "-a"]);
+    assert_eq!(played.asked()[..3], ["list", "5", "5"]);
+}
+
+#[tokio::test]
+async fn a_watch_that_falls_silent_is_begun_again_and_then_listed_anew() {
+    let answers = vec![
+        Answer::Text(list(&["a"], 5, "")),
+        watch(&[("ADDED", node("b", 6))]),
+        watch(&[]),
+        Answer::Text(list(&["a", "c"], 9, "")),
+        watch(&[("ADDED", node("d", 10))]),
+    ];
+    let mut played = play(answers, false);
+    let steps = played.steps_to("d").await;
+    let last = ["a", "c", "listed", "to 9", "d"];
+    assert_eq!(steps[steps.len() - last.len()..], last);
+    assert_eq!(played.asked()[..5], ["list", "5", "6", "list", "9"]);
+}
+
+#[tokio::test]
+async fn a_bookmark_is_a_sign_of_life_and_moves_the_watch_on() {
+    let answers = vec![
+        Answer::Text(list(&[], 5, "")),
+        watch(&[bookmark(7)]),
+        watch(&[bookmark(8)]),
+        watch(&[("ADDED", node("a", 9))]),
+    ];
+    let mut played = play(answers, false);
+    let steps = played.steps_to("a").await;
+    let steps: Vec<&String> = steps.iter().filter(|it| it.starts_with("to")).collect();
+    assert_eq!(steps, ["to 5", "to 7", "to 8"]);
+    assert_eq!(played.asked()[..4], ["list", "5", "7", "8"]);
+    let uri = played.asked.lock().unwrap()[1].clone();
+    assert!(uri.contains("allowWatchBookmarks=true"), "{uri}");
+}
+
+#[tokio::test]
+async fn where_the_server_may_have_been_put_back_silence_lists_anew() {
+    let answers = vec![
+        Answer::Text(list(&["a"], 5, "")),
+        watch(&[]),
+        Answer::Text(list(&["a"], 3, "")),
+        Answer::Nothing,
+        Answer::Text(list(&["b"], 4, "")),
+    ];
+    let mut played = play(answers, true);
+    played.steps_to("b").await;
+    assert_eq!(played.asked()[..5], ["list", "5", "list", "3", "list"]);
+}
+
+#[tokio::test]
+async fn a_version_that_is_too_old_lists_anew_however_it_is_told() {
+    let gone = json!({"kind": "Status", "status": "Failure", "code": 410, "message": "too old"});
+    let answers = vec![
+        Answer::Text(list(&["a"], 5, "")),
+        Answer::Code(410),
+        Answer::Text(list(&["a"], 6, "")),
+        watch(&[("ERROR", gone)]),
+        Answer::Text(list(&["b"], 7, "")),
+    ];
+    let mut played = play(answers, false);
+    played.steps_to("b").await;
+    assert_eq!(played.asked()[..5], ["list", "5", "list", "6", "list"]);
+}
+
+#[test]
+fn pauses_grow_to_their_limit_and_differ_by_seed() {
+    let (first, longest) = (Duration::from_millis(200), Duration::from_secs(20));
+    let pauses = |seed| {
+        Pauses::new(first, longest, seed)
+            .take(12)
+            .collect::<Vec<_>>()
+    };
+    let (one, other) = (pauses(3), pauses(5));
+    assert!(one[0] <= Duration::from_millis(300));
+    assert!(one.iter().all(|it| *it <= longest * 3 / 2));
+    assert!(one[10] >= longest / 2 && one != other, "{one:?}");
+}

@@ -1,0 +1,98 @@
+//! Recording what is known from elsewhere to be in use, into a ledger that knows nothing of it.
+
+use super::super::fault::Fault;
+use super::super::ops::{Attachment, Given, GivenAddress, Now, PodRef};
+use super::kv::KvMut;
+use super::record::{ADOPTED, ADOPTED_OLD, Address, BlockRecord, BlockState, Record};
+use super::tables::{Read, Write};
+use cadastre_core::usable::usable;
+use cadastre_core::{Addr, Cidr};
+
+/// What somebody has, as others remember it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Known {
+    /// What has the addresses
+    pub attachment: Attachment,
+    /// The addresses
+    pub addresses: Vec<Addr>,
+    /// Its pod
+    pub pod: Option<PodRef>,
+    /// The path of its network namespace; empty if unknown
+    pub netns: String,
+    /// Since when, in milliseconds of Unix time
+    pub since_ms: i64,
+    /// The boot in which it was set up; empty: the running one
+    pub boot: String,
+    /// Whether a newer attachment of the same pod, network and interface is known
+    pub superseded: bool,
+}
+
+pub(crate) fn adopt(kv: &mut dyn KvMut, known: &[Known], now: &Now) -> Result<Vec<Known>, Fault> {
+    let mut lost = Vec::new();
+    for it in known {
+        let mut record = kv.record(&it.attachment)?.unwrap_or_else(|| Record {
+            given: Given::default(),
+            netns: it.netns.clone(),
+            pod: it.pod.clone(),
+            since_ms: it.since_ms,
+            boot: if it.boot.is_empty() {
+                now.boot.clone()
+            } else {
+                it.boot.clone()
+            },
+            order: if it.superseded { ADOPTED_OLD } else { ADOPTED },
+        });
+        let mut taken = Vec::new();
+        for addr in &it.addresses {
+            match kv.address(*addr)? {
+                Some(Address::Used { by, .. }) if by == it.attachment => continue,
+                Some(_) => {
+                    taken.push(*addr);
+                    continue;
+                }
+                None => {}
+            }
+            let given = describe(kv, *addr)?;
+            let (by, block) = (it.attachment.clone(), given.block);
+            kv.put_address(*addr, &Address::Used { by, block })?;
+            record.given.addresses.push(given);
+        }
+        if !taken.is_empty() {
+            lost.push(Known {
+                addresses: taken,
+                ..it.clone()
+            });
+        }
+        if !record.given.addresses.is_empty() {
+            record.given.addresses.sort_by_key(|given| given.address);
+            kv.put_record(&it.attachment, &record)?;
+        }
+    }
+    Ok(lost)
+}
+
+/// An address of no block is put into one of its own, of which nothing is given.
+fn describe(kv: &mut dyn KvMut, addr: Addr) -> Result<GivenAddress, Fault> {
+    let (cidr, pool) = if let Some((cidr, block)) = kv.block_around(addr)? {
+        (cidr, block.pool)
+    } else {
+        let block = BlockRecord {
+            uid: String::new(),
+            pool: String::new(),
+            state: BlockState::Withdrawn,
+            reserved: Vec::new(),
+            on_request: Vec::new(),
+        };
+        let cidr = Cidr::host(addr);
+        kv.put_block(cidr, &block)?;
+        (cidr, block.pool)
+    };
+    let usable = usable(cidr, kv.pool(&pool)?.as_ref());
+    Ok(GivenAddress {
+        address: addr,
+        prefix: usable.prefix,
+        gateway: usable.gateway,
+        pool,
+        block: cidr,
+    })
+}

@@ -1,0 +1,121 @@
+//! Carrying out what was decided.
+
+use super::super::fault::Fault;
+use super::super::ops::{Attachment, Now, PodRef};
+use super::choose::{Choice, Source, cooldown_ms, terms};
+use super::kv::Table;
+use super::record::{
+    Address, BlockState, Cursor, Freed, Record, Stamp, address_key, freed_key, full_name,
+};
+use super::tables::{Read, Write};
+use cadastre_core::{Addr, Cidr};
+
+/// A block with more addresses than this forgets an address once it has rested: what remembers it would
+/// grow with every pod that ever was. There it is the cursor that keeps reuse apart.
+const REMEMBERED: u128 = 4096;
+
+/// Gives.
+pub(crate) fn give<W: Write + ?Sized>(
+    kv: &mut W,
+    attachment: &Attachment,
+    record: &Record,
+    choices: &[Choice],
+    spent: &[(String, Cidr)],
+) -> Result<(), Fault> {
+    for (pool, block) in spent {
+        kv.index(Table::Open, pool, *block, false)?;
+    }
+    for choice in choices {
+        let (addr, block) = (choice.given.address, choice.given.block);
+        match choice.source {
+            Source::New(cursor) => kv.put_cursor(block, cursor)?,
+            Source::Freed { block, sequence } => {
+                kv.drop_key(Table::Freed, &freed_key(block, sequence))?;
+            }
+            Source::Asked => {}
+        }
+        let by = attachment.clone();
+        kv.put_address(addr, &Address::Used { by, block })?;
+    }
+    kv.put_record(attachment, record)
+}
+
+/// Takes back everything that an attachment has.
+pub(crate) fn take_back<W: Write + ?Sized>(
+    kv: &mut W,
+    attachment: &Attachment,
+    record: &Record,
+    now: &Now,
+    stamp: Stamp,
+) -> Result<(), Fault> {
+    kv.put_boot(now, stamp)?;
+    let nobody = PodRef::default();
+    let pod = record.pod.as_ref().unwrap_or(&nobody);
+    for given in &record.given.addresses {
+        // Only what is this attachment's by the addresses too.
+        if let Some(Address::Used { by, block }) = kv.address(given.address)?
+            && by == *attachment
+        {
+            free(kv, given.address, block, pod, stamp)?;
+        }
+    }
+    kv.drop_record(attachment)
+}
+
+fn free<W: Write + ?Sized>(
+    kv: &mut W,
+    addr: Addr,
+    cidr: Cidr,
+    pod: &PodRef,
+    stamp: Stamp,
+) -> Result<(), Fault> {
+    let Some(block) = kv.block(cidr)? else {
+        return kv.drop_address(addr);
+    };
+    let sequence = kv.take_sequence()?;
+    let freed = Freed {
+        block: cidr,
+        sequence,
+        at: stamp,
+        pod: pod.uid.clone(),
+        name: full_name(pod),
+    };
+    kv.put_address(addr, &Address::Freed(freed))?;
+    kv.put(Table::Freed, &freed_key(cidr, sequence), &address_key(addr))?;
+    if block.state == BlockState::Held {
+        kv.index(Table::Open, &block.pool, cidr, true)?;
+    }
+    if cidr.size() > REMEMBERED {
+        let cooldown = cooldown_ms(&terms(kv, &block.pool)?);
+        // Two for one: so what is remembered shrinks to what rests.
+        forget(kv, cidr, stamp, cooldown, 2)?;
+    }
+    Ok(())
+}
+
+/// Forgets at most so many addresses of a block that have rested longest. Returns how many.
+pub(crate) fn forget<W: Write + ?Sized>(
+    kv: &mut W,
+    block: Cidr,
+    now: Stamp,
+    cooldown_ms: u64,
+    most: usize,
+) -> Result<usize, Fault> {
+    let mut count = 0;
+    while count < most
+        && let Some((sequence, addr)) = kv.freed(block, None)?
+    {
+        let freed = kv.release_of(addr)?;
+        if freed.at.rests(now, cooldown_ms).is_some() {
+            break;
+        }
+        kv.drop_key(Table::Freed, &freed_key(block, sequence))?;
+        kv.drop_address(addr)?;
+        count += 1;
+    }
+    if count > 0 {
+        let next = kv.cursor(block)?.next;
+        kv.put_cursor(block, Cursor { next, again: true })?;
+    }
+    Ok(count)
+}

@@ -1,0 +1,304 @@
+//! Which address: the next of a pool, or one that was asked for.
+
+use super::super::fault::Fault;
+use super::super::ops::{Add, GivenAddress, Refusal, Why};
+use super::Stop;
+use super::decide::{is_barred, unknown};
+use super::kv::Table;
+use super::record::{Address, BlockRecord, BlockState, Cursor, Stamp};
+use super::tables::Read;
+use cadastre_core::holding::PoolTerms;
+use cadastre_core::usable::{Usable, above, covering, union, usable};
+use cadastre_core::{Addr, Cidr, Family, Span};
+
+/// An address to give.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Choice {
+    pub given: GivenAddress,
+    pub source: Source,
+}
+
+/// Where it comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// Nobody had it, by the search that goes on there
+    New(Cursor),
+    /// It was freed
+    Freed { block: Cidr, sequence: u64 },
+    /// Nobody had it, and it was asked for
+    Asked,
+}
+
+/// What a pool has for a family.
+pub(crate) enum Found {
+    One(Choice),
+    /// No block
+    NoBlock,
+    /// Nothing in any block. How long the next one still rests, in milliseconds
+    Nothing(Option<u64>),
+}
+
+/// The milliseconds that a released address of a pool rests.
+pub(crate) fn cooldown_ms(pool: &PoolTerms) -> u64 {
+    u64::from(pool.cooldown_seconds) * 1000
+}
+
+/// The terms of a pool, or the defaults.
+pub(crate) fn terms<R: Read + ?Sized>(kv: &R, pool: &str) -> Result<PoolTerms, Fault> {
+    Ok(kv.pool(pool)?.unwrap_or_else(|| PoolTerms::named(pool)))
+}
+
+/// The next address of a pool and family. `spent` takes the blocks in which nothing is left, so that
+/// nobody looks there again before something was freed.
+pub(crate) fn next<R: Read + ?Sized>(
+    kv: &R,
+    pool: &PoolTerms,
+    family: Family,
+    now: Stamp,
+    spent: &mut Vec<Cidr>,
+) -> Result<Found, Fault> {
+    let mut soonest: Option<u64> = None;
+    let mut after = None;
+    while let Some(cidr) = kv.block_of(Table::Open, &pool.name, family, after)? {
+        after = Some(cidr);
+        let Some(block) = kv.block(cidr)? else {
+            continue;
+        };
+        let usable = usable(cidr, Some(pool));
+        let out = block.left_out(cidr, &usable.never);
+        if let Some((addr, cursor)) = unused(kv, cidr, &out)? {
+            let given = describe(cidr, &pool.name, &usable, addr);
+            let source = Source::New(cursor);
+            return Ok(Found::One(Choice { given, source }));
+        }
+        match rested(kv, cidr, &out, now, cooldown_ms(pool))? {
+            Rested::One { sequence, addr } => {
+                let given = describe(cidr, &pool.name, &usable, addr);
+                let block = cidr;
+                let source = Source::Freed { block, sequence };
+                return Ok(Found::One(Choice { given, source }));
+            }
+            Rested::NotYet(left) => soonest = Some(soonest.map_or(left, |it| it.min(left))),
+            Rested::None => spent.push(cidr),
+            Rested::NoneUsable => {}
+        }
+    }
+    if kv
+        .block_of(Table::Giving, &pool.name, family, None)?
+        .is_none()
+    {
+        return Ok(Found::NoBlock);
+    }
+    Ok(Found::Nothing(soonest))
+}
+
+/// The first address from the cursor on that nobody had, and where to go on after it.
+fn unused<R: Read + ?Sized>(
+    kv: &R,
+    block: Cidr,
+    out: &[Span],
+) -> Result<Option<(Addr, Cursor)>, Fault> {
+    let mut cursor = kv.cursor(block)?;
+    loop {
+        let mut at = cursor.next;
+        while let Some(addr) = at {
+            if let Some(span) = covering(out, addr) {
+                at = above(span.last(), block.last());
+            } else if kv.address_from(addr)? == Some(addr) {
+                at = above(addr, block.last());
+            } else {
+                cursor.next = above(addr, block.last());
+                return Ok(Some((addr, cursor)));
+            }
+        }
+        if !cursor.again {
+            return Ok(None);
+        }
+        cursor = Cursor {
+            next: Some(block.first()),
+            again: false,
+        };
+    }
+}
+
+enum Rested {
+    One {
+        sequence: u64,
+        addr: Addr,
+    },
+    /// In so many milliseconds
+    NotYet(u64),
+    /// Only such as may not be given automatically any more
+    NoneUsable,
+    None,
+}
+
+/// The address that was freed first, if it has rested. The later ones rest longer, so that none of them
+/// is looked at.
+fn rested<R: Read + ?Sized>(
+    kv: &R,
+    block: Cidr,
+    out: &[Span],
+    now: Stamp,
+    cooldown_ms: u64,
+) -> Result<Rested, Fault> {
+    let mut after = None;
+    let mut nothing = Rested::None;
+    while let Some((sequence, addr)) = kv.freed(block, after)? {
+        after = Some(sequence);
+        if covering(out, addr).is_some() {
+            nothing = Rested::NoneUsable;
+            continue;
+        }
+        let freed = kv.release_of(addr)?;
+        return Ok(match freed.at.rests(now, cooldown_ms) {
+            Some(left) => Rested::NotYet(left),
+            None => Rested::One { sequence, addr },
+        });
+    }
+    Ok(nothing)
+}
+
+/// The addresses that were asked for, or why they cannot be given.
+pub(crate) fn asked<R: Read + ?Sized>(
+    kv: &R,
+    add: &Add,
+    is_known: bool,
+    now: Stamp,
+) -> Result<Vec<Choice>, Stop> {
+    let mut addresses = add.addresses.clone();
+    addresses.sort_unstable();
+    addresses.dedup();
+    for pair in addresses.windows(2) {
+        if let [one, other] = pair
+            && one.family == other.family
+        {
+            let family = one.family;
+            return Err(refuse(
+                Why::NotUsable,
+                format!(
+                    "{one} and {other} were asked for: an interface gets at most one {family} address. Ask for one of them."
+                ),
+            ));
+        }
+    }
+    let choose = |addr: &Addr| this_one(kv, *addr, add, is_known, now);
+    addresses.iter().map(choose).collect()
+}
+
+fn this_one<R: Read + ?Sized>(
+    kv: &R,
+    addr: Addr,
+    add: &Add,
+    is_known: bool,
+    now: Stamp,
+) -> Result<Choice, Stop> {
+    let (cidr, block) = held(kv, addr)?;
+    let pool = terms(kv, &block.pool)?;
+    let pod = add.pod.as_ref();
+    if pool.bound && !is_known {
+        return Err(unknown(pod));
+    }
+    if is_barred(&pool, add) {
+        return Err(refuse(
+            Why::UnknownPool,
+            format!(
+                "{addr} was asked for, and its pool `{}` is not for pods of this namespace, by its namespaceSelector: ask for an address of another pool, or for none.",
+                pool.name
+            ),
+        ));
+    }
+    let usable = usable(cidr, Some(&pool));
+    if covering(&usable.never, addr).is_some() {
+        let what = if usable.gateway == Some(addr) {
+            "the gateway"
+        } else {
+            "the network or broadcast address"
+        };
+        return Err(refuse(
+            Why::NotUsable,
+            format!("{addr} is {what} of {cidr}, which nobody can have: ask for another address."),
+        ));
+    }
+    if covering(&union(cidr, &block.reserved), addr).is_some() {
+        return Err(refuse(
+            Why::NotUsable,
+            format!(
+                "{addr} is reserved in pool `{}`, or an address of a node, or lies in a service range: ask for another address. What a pool reserves is given to who asks where it says reservedOnRequest.",
+                block.pool
+            ),
+        ));
+    }
+    let source = match kv.address(addr)? {
+        None => Source::Asked,
+        Some(Address::Used { by, .. }) => {
+            let pod = kv.record(&by)?.and_then(|record| record.pod);
+            let whose = pod.map_or(format!("container {}", by.container_id), |pod| {
+                format!("pod {}/{}", pod.namespace, pod.name)
+            });
+            return Err(refuse(
+                Why::Taken,
+                format!(
+                    "{addr} is in use by {whose}, interface {} on network {}: ask for another address, or delete that first.",
+                    by.ifname, by.network
+                ),
+            ));
+        }
+        Some(Address::Freed(freed)) => {
+            // Rest keeps it from strangers; that it is free proves that the old sandbox is gone.
+            let its_own = pod.is_some_and(|pod| freed.was_of(pod));
+            let left = freed.at.rests(now, cooldown_ms(&pool));
+            if let Some(left) = left.filter(|_| !its_own) {
+                return Err(refuse(
+                    Why::Taken,
+                    format!(
+                        "{addr} was released lately and rests for another {}: try again then, or ask for another address.",
+                        seconds(left)
+                    ),
+                ));
+            }
+            let (block, sequence) = (freed.block, freed.sequence);
+            Source::Freed { block, sequence }
+        }
+    };
+    let given = describe(cidr, &block.pool, &usable, addr);
+    Ok(Choice { given, source })
+}
+
+/// The block that may be given from and has the address.
+fn held<R: Read + ?Sized>(kv: &R, addr: Addr) -> Result<(Cidr, BlockRecord), Stop> {
+    let not_held = |text| Err(refuse(Why::NotHeld, text));
+    let Some((cidr, block)) = kv.block_around(addr)? else {
+        return not_held(format!(
+            "{addr} was asked for, and this node holds no block that has it: ask for an address of the node's blocks (kubectl get nodesubnets.cadastre.dev), or for none."
+        ));
+    };
+    let why = match block.state {
+        BlockState::Held => return Ok((cidr, block)),
+        BlockState::Draining => "is being emptied",
+        BlockState::Withdrawn => "is not this node's any more",
+        BlockState::Released => "was given back",
+    };
+    not_held(format!(
+        "{addr} was asked for, and its block {cidr} {why}: ask for an address of another block, or for none."
+    ))
+}
+
+fn describe(block: Cidr, pool: &str, usable: &Usable, address: Addr) -> GivenAddress {
+    GivenAddress {
+        address,
+        prefix: usable.prefix,
+        gateway: usable.gateway,
+        pool: pool.to_owned(),
+        block,
+    }
+}
+
+pub(crate) fn refuse(why: Why, text: String) -> Stop {
+    Stop::Refused(Refusal { why, text })
+}
+
+/// Milliseconds, told to people.
+pub(crate) fn seconds(ms: u64) -> String {
+    format!("{} s", ms.div_ceil(1000))
+}

@@ -1,0 +1,464 @@
+//! What an operation comes to: reads only.
+
+use std::borrow::Cow;
+use std::collections::HashSet;
+
+use super::super::fault::Fault;
+use super::super::ops::{Add, Attachment, Check, Gc, Given, Now, PodRef, Why};
+use super::Stop;
+use super::choose::{self, Choice, Found, refuse, seconds};
+use super::kv::Table;
+use super::record::{ADOPTED, Record, Stamp, pool_prefix};
+use super::tables::Read;
+use cadastre_core::holding::{Dns, PoolTerms, Route};
+use cadastre_core::{Addr, Cidr, Family};
+
+/// What becomes of an ADD.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Adding {
+    /// It was done before. The record, where it has to be renewed
+    Again(Given, Option<Record>),
+    /// These addresses; blocks of a pool that have nothing left
+    New {
+        record: Record,
+        choices: Vec<Choice>,
+        spent: Vec<(String, Cidr)>,
+    },
+}
+
+/// Decides an ADD.
+pub(crate) fn add<R: Read + ?Sized>(
+    kv: &R,
+    add: &Add,
+    now: &Now,
+    stamp: Stamp,
+) -> Result<Adding, Stop> {
+    if let Some(record) = kv.record(&add.attachment)? {
+        return again(record, add, now);
+    }
+    let mut spent = Vec::new();
+    let (add, is_known) = &known(kv, add)?;
+    let choices = if add.addresses.is_empty() {
+        from_pools(kv, add, *is_known, stamp, &mut spent)?
+    } else {
+        choose::asked(kv, add, *is_known, stamp)?
+    };
+    let record = Record {
+        given: given(kv, &choices)?,
+        netns: add.netns.clone(),
+        pod: add.pod.clone(),
+        since_ms: now.wall_ms,
+        boot: now.boot.clone(),
+        // Set when it is written.
+        order: ADOPTED,
+    };
+    Ok(Adding::New {
+        record,
+        choices,
+        spent,
+    })
+}
+
+/// What the pod may have, and whether that is known: by who asks, or by the store's note of it.
+fn known<'a, R: Read + ?Sized>(kv: &R, add: &'a Add) -> Result<(Cow<'a, Add>, bool), Stop> {
+    // What the agent decided reads no pools: most ADDs come here so.
+    if add.decided || add.pod.is_none() {
+        return Ok((Cow::Borrowed(add), true));
+    }
+    let (selects, binds) = selective(kv)?;
+    if !add.depends_on_pod(selects, binds) {
+        return Ok((Cow::Borrowed(add), true));
+    }
+    let note = add.pod.as_ref().map(|pod| kv.pod_note(pod)).transpose()?;
+    let Some(note) = note.flatten() else {
+        return Ok((Cow::Borrowed(add), false));
+    };
+    let mut decided = add.clone();
+    let choice = note.choice(&add.attachment.ifname);
+    let why = decided.decide(choice);
+    why.map_err(|text| refuse(Why::NothingHeld, text))?;
+    Ok((Cow::Owned(decided), true))
+}
+
+/// Whether a pool serves some pods only, and whether one is for some namespaces only.
+fn selective<R: Read + ?Sized>(kv: &R) -> Result<(bool, bool), Fault> {
+    let (mut selects, mut binds) = (false, false);
+    let mut rank = 0;
+    while let Some(pool) = kv.pool_at(rank)? {
+        selects |= !pool.automatic;
+        binds |= pool.bound;
+        rank += 1;
+    }
+    Ok((selects, binds))
+}
+
+/// A repeated ADD gets what the first one got. A container may be started again under its id after a
+/// reboot: then it lives in this boot and in another namespace.
+fn again(mut record: Record, add: &Add, now: &Now) -> Result<Adding, Stop> {
+    let has: Vec<Addr> = record.given.addresses.iter().map(|it| it.address).collect();
+    if let Some(other) = add.addresses.iter().find(|addr| !has.contains(addr)) {
+        let Attachment {
+            container_id,
+            ifname,
+            ..
+        } = &add.attachment;
+        return Err(refuse(
+            Why::Mismatch,
+            format!(
+                "{other} was asked for, and interface {ifname} of container {container_id} has {} already: delete that first.",
+                list(&has)
+            ),
+        ));
+    }
+    let given = record.given.clone();
+    let moved = record.boot != now.boot || record.netns != add.netns;
+    if !moved {
+        return Ok(Adding::Again(given, None));
+    }
+    record.boot.clone_from(&now.boot);
+    record.netns.clone_from(&add.netns);
+    record.since_ms = now.wall_ms;
+    if add.pod.is_some() {
+        record.pod.clone_from(&add.pod);
+    }
+    Ok(Adding::Again(given, Some(record)))
+}
+
+/// One address of each family of the first pool that has them all. A pod of which nothing is known is served by
+/// pools alone that say so.
+fn from_pools<R: Read + ?Sized>(
+    kv: &R,
+    add: &Add,
+    is_known: bool,
+    stamp: Stamp,
+    spent: &mut Vec<(String, Cidr)>,
+) -> Result<Vec<Choice>, Stop> {
+    let pools = &add.pools;
+    let may = |pool: &PoolTerms| is_known || pool.serves_unknown;
+    let mut is_withheld = false;
+    let mut search = Search {
+        kv,
+        stamp,
+        spent,
+        lacks: Vec::new(),
+    };
+    for name in pools {
+        let pool = match kv.pool(name)? {
+            Some(pool) => pool,
+            None if has_block(kv, name)? => PoolTerms::named(name),
+            None => {
+                search.lacks.push((name.clone(), Lack::Unknown));
+                continue;
+            }
+        };
+        is_withheld |= !may(&pool);
+        if !may(&pool) {
+            continue;
+        }
+        if is_barred(&pool, add) {
+            search.lacks.push((name.clone(), Lack::Barred));
+        } else if let Some(choices) = search.attempt(&pool)? {
+            return Ok(choices);
+        }
+    }
+    if pools.is_empty() {
+        let mut rank = 0;
+        while let Some(pool) = kv.pool_at(rank)? {
+            rank += 1;
+            is_withheld |= !may(&pool);
+            if pool.automatic
+                && may(&pool)
+                && let Some(choices) = search.attempt(&pool)?
+            {
+                return Ok(choices);
+            }
+        }
+        for name in kv.pools_without_terms()? {
+            let pool = PoolTerms::named(&name);
+            is_withheld |= !may(&pool);
+            if may(&pool)
+                && let Some(choices) = search.attempt(&pool)?
+            {
+                return Ok(choices);
+            }
+        }
+    }
+    if is_withheld {
+        return Err(unknown(add.pod.as_ref()));
+    }
+    Err(refusal(&search.lacks, !pools.is_empty()))
+}
+
+/// Whether the pool is for other namespaces than that of the pod.
+pub(crate) fn is_barred(pool: &PoolTerms, add: &Add) -> bool {
+    pool.bound && !add.bound.contains(&pool.name)
+}
+
+/// Nothing is known of the pod.
+pub(crate) fn unknown(pod: Option<&PodRef>) -> Stop {
+    let name = pod.map_or(String::new(), |pod| {
+        format!(" {}/{}", pod.namespace, pod.name)
+    });
+    refuse(
+        Why::PodUnknown,
+        format!(
+            "nothing is known of pod{name} yet: an annotation or a label might give it another pool or address. It is tried again; see that this node's agent runs and reaches the API server. Pools with unknownPods: Serve give to such pods at once."
+        ),
+    )
+}
+
+/// Why a pool does not serve.
+enum Lack {
+    Unknown,
+    /// It is for other namespaces
+    Barred,
+    /// Of that family, if its terms name any
+    NoBlock(Option<Family>),
+    /// How long the next address still rests, in milliseconds
+    Nothing(Family, Option<u64>),
+}
+
+struct Search<'a, R: ?Sized> {
+    kv: &'a R,
+    stamp: Stamp,
+    spent: &'a mut Vec<(String, Cidr)>,
+    lacks: Vec<(String, Lack)>,
+}
+
+impl<R: Read + ?Sized> Search<'_, R> {
+    /// All families of a pool, or none.
+    fn attempt(&mut self, pool: &PoolTerms) -> Result<Option<Vec<Choice>>, Stop> {
+        let mut choices = Vec::new();
+        for family in families(self.kv, pool)? {
+            let mut spent = Vec::new();
+            let found = choose::next(self.kv, pool, family, self.stamp, &mut spent)?;
+            let spent = spent.into_iter().map(|block| (pool.name.clone(), block));
+            self.spent.extend(spent);
+            let lack = match found {
+                Found::One(choice) => {
+                    choices.push(choice);
+                    continue;
+                }
+                Found::NoBlock => Lack::NoBlock(Some(family)),
+                Found::Nothing(soonest) => Lack::Nothing(family, soonest),
+            };
+            self.lacks.push((pool.name.clone(), lack));
+            return Ok(None);
+        }
+        if choices.is_empty() {
+            self.lacks.push((pool.name.clone(), Lack::NoBlock(None)));
+            return Ok(None);
+        }
+        Ok(Some(choices))
+    }
+}
+
+/// The families that a pool serves: those of its terms, else those of its blocks here.
+fn families<R: Read + ?Sized>(kv: &R, pool: &PoolTerms) -> Result<Vec<Family>, Fault> {
+    let told = |family: &Family| pool.family(*family).is_some();
+    let told: Vec<Family> = Family::ALL.into_iter().filter(told).collect();
+    if !told.is_empty() {
+        return Ok(told);
+    }
+    let mut held = Vec::new();
+    for family in Family::ALL {
+        if kv
+            .block_of(Table::Giving, &pool.name, family, None)?
+            .is_some()
+        {
+            held.push(family);
+        }
+    }
+    Ok(held)
+}
+
+fn has_block<R: Read + ?Sized>(kv: &R, pool: &str) -> Result<bool, Fault> {
+    let block = kv.next(Table::Giving, &pool_prefix(pool, None), None)?;
+    Ok(block.is_some())
+}
+
+fn refusal(lacks: &[(String, Lack)], by_name: bool) -> Stop {
+    let exhausted = |(pool, lack): &(String, Lack)| match lack {
+        Lack::Nothing(family, soonest) => {
+            let pool = told(pool);
+            let soon = soonest.map_or(String::new(), |ms| {
+                format!(" (the next one has rested in {})", seconds(ms))
+            });
+            Some(format!(
+                "{pool} has no free {family} address on this node{soon}"
+            ))
+        }
+        _ => None,
+    };
+    let other = |(pool, lack): &(String, Lack)| match lack {
+        Lack::Unknown => Some(format!("{} is not one of this node's", told(pool))),
+        Lack::Barred => Some(format!(
+            "{} is not for pods of this namespace, by its namespaceSelector",
+            told(pool)
+        )),
+        Lack::NoBlock(family) => Some(no_block(*family, pool)),
+        Lack::Nothing(..) => None,
+    };
+    let full: Vec<String> = lacks.iter().filter_map(exhausted).collect();
+    let absent: Vec<String> = lacks.iter().filter_map(other).collect();
+    if !full.is_empty() {
+        let all = if by_name {
+            [full, absent].concat()
+        } else {
+            full
+        };
+        return refuse(
+            Why::Exhausted,
+            format!(
+                "{}. More comes by itself where the pool has room: see kubectl get ippools.cadastre.dev; else add ranges to it, or delete pods.",
+                all.join("; ")
+            ),
+        );
+    }
+    if !by_name {
+        return refuse(Why::NothingHeld, nothing_held(&absent));
+    }
+    let is_none = |lack: &Lack| matches!(lack, Lack::Unknown | Lack::Barred);
+    let unknown = lacks.iter().all(|(_, lack)| is_none(lack));
+    let (why, advice) = if unknown {
+        (
+            Why::UnknownPool,
+            "Name a pool that exists, and that takes in this node and the pod's namespace: see kubectl get ippools.cadastre.dev.",
+        )
+    } else {
+        (
+            Why::NothingHeld,
+            "The node's agent asks for blocks: see that it runs, and that the pool has room (kubectl get ippools.cadastre.dev).",
+        )
+    };
+    refuse(why, format!("{}. {advice}", absent.join("; ")))
+}
+
+/// A pool in a sentence.
+fn told(pool: &str) -> String {
+    if pool.is_empty() {
+        return "the node's podCIDR, which is in no pool,".to_owned();
+    }
+    format!("pool `{pool}`")
+}
+
+fn no_block(family: Option<Family>, pool: &str) -> String {
+    let family = family.map_or(String::new(), |it| format!("{it} "));
+    format!("this node holds no {family}block of {}", told(pool))
+}
+
+fn nothing_held(absent: &[String]) -> String {
+    let what = if absent.is_empty() {
+        "this node holds no block that addresses are given from".to_owned()
+    } else {
+        absent.join("; ")
+    };
+    format!(
+        "{what}. See that the controller and this node's agent run, and that a pool with room takes this node in (kubectl get nodesubnets.cadastre.dev,ippools.cadastre.dev)."
+    )
+}
+
+/// The result: routes of the pools as far as the families go, and the first DNS that says something.
+fn given<R: Read + ?Sized>(kv: &R, choices: &[Choice]) -> Result<Given, Fault> {
+    let mut given = Given::default();
+    for choice in choices {
+        let pool = choose::terms(kv, &choice.given.pool)?;
+        let family = choice.given.address.family;
+        let routes = pool.routes.into_iter();
+        let fits = |route: &Route| route.dst.family() == family && !given.routes.contains(route);
+        let routes: Vec<Route> = routes.filter(fits).collect();
+        given.routes.extend(routes);
+        if given.dns == Dns::default() {
+            given.dns = pool.dns;
+        }
+        given.addresses.push(choice.given.clone());
+    }
+    Ok(given)
+}
+
+/// Could an ADD find a block at all?
+pub(crate) fn status<R: Read + ?Sized>(kv: &R) -> Result<(), Stop> {
+    let mut absent = Vec::new();
+    let mut serves = |pool: &PoolTerms| -> Result<bool, Fault> {
+        let families = families(kv, pool)?;
+        for family in &families {
+            if kv
+                .block_of(Table::Giving, &pool.name, *family, None)?
+                .is_none()
+            {
+                absent.push(no_block(Some(*family), &pool.name));
+                return Ok(false);
+            }
+        }
+        Ok(!families.is_empty())
+    };
+    let mut rank = 0;
+    while let Some(pool) = kv.pool_at(rank)? {
+        rank += 1;
+        if serves(&pool)? {
+            return Ok(());
+        }
+    }
+    for name in kv.pools_without_terms()? {
+        if serves(&PoolTerms::named(&name))? {
+            return Ok(());
+        }
+    }
+    Err(refuse(Why::NothingHeld, nothing_held(&absent)))
+}
+
+/// What of the remembered addresses lies in the node's blocks must be what was given, no more and no
+/// less; others are another plugin's business.
+pub(crate) fn check<R: Read + ?Sized>(kv: &R, check: &Check) -> Result<(), Stop> {
+    let Attachment {
+        network,
+        container_id,
+        ifname,
+    } = &check.attachment;
+    let whose = format!("interface {ifname} of container {container_id} on network {network}");
+    let advice = "Delete the pod, so that it is set up anew.";
+    let Some(record) = kv.record(&check.attachment)? else {
+        return Err(refuse(
+            Why::Mismatch,
+            format!("{whose} has no address here. {advice}"),
+        ));
+    };
+    let has: Vec<Addr> = record.given.addresses.iter().map(|it| it.address).collect();
+    let mut strange = Vec::new();
+    for addr in check.addresses.iter().filter(|addr| !has.contains(addr)) {
+        if kv.block_around(*addr)?.is_some() {
+            strange.push(*addr);
+        }
+    }
+    if strange.is_empty() && has.iter().all(|addr| check.addresses.contains(addr)) {
+        return Ok(());
+    }
+    Err(refuse(
+        Why::Mismatch,
+        format!(
+            "{whose} has {} here, and {} by the previous result. {advice}",
+            list(&has),
+            list(&check.addresses)
+        ),
+    ))
+}
+
+/// What of a network is not valid.
+pub(crate) fn garbage<R: Read + ?Sized>(
+    kv: &R,
+    gc: &Gc,
+) -> Result<Vec<(Attachment, Record)>, Fault> {
+    let valid = gc.valid.iter();
+    let valid: HashSet<(&str, &str)> = valid.map(|(id, ifname)| (&**id, &**ifname)).collect();
+    let mut garbage = kv.attachments(Some(&gc.network))?;
+    garbage.retain(|(it, _)| !valid.contains(&(&it.container_id, &it.ifname)));
+    Ok(garbage)
+}
+
+fn list(addresses: &[Addr]) -> String {
+    if addresses.is_empty() {
+        return "no address".to_owned();
+    }
+    let texts: Vec<String> = addresses.iter().map(Addr::to_string).collect();
+    texts.join(", ")
+}

@@ -1,0 +1,95 @@
+//! Which of an ADD and a DEL of one attachment was asked for first.
+//!
+//! A runtime asks for a DEL when it has given up an ADD, and the process that asked for that is gone. The
+//! ADD may be on its way all the same: in the hands of an agent that stalls, while the DEL is done by the
+//! plugin alone. So a DEL is remembered for as long as an ADD can be on its way, and an ADD that was asked
+//! for before it gives nothing.
+//!
+//! Times are those of the machine's clock since boot, which is one for all processes: nothing that was on
+//! its way survives a reboot.
+
+use std::time::Duration;
+
+use super::super::fault::Fault;
+use super::super::ops::{Attachment, Now, Why};
+use super::Stop;
+use super::choose::refuse;
+use super::kv::Table;
+use super::record::{Deletion, Stamp, attachment_key};
+use super::tables::{Read, Write};
+
+/// No ADD is carried out that was asked for longer ago than this: plugins wait for 20 s, callers of the
+/// agent's API for 30 s. So long a DEL is remembered.
+const LONGEST: Duration = Duration::from_secs(60);
+
+/// Refuses an ADD that was asked for too long ago, or before a DEL of the same attachment.
+pub(crate) fn check_add<R: Read + ?Sized>(
+    kv: &R,
+    attachment: &Attachment,
+    asked: Duration,
+    now: &Now,
+    stamp: Stamp,
+) -> Result<(), Stop> {
+    let Attachment {
+        container_id,
+        ifname,
+        ..
+    } = attachment;
+    let whose = format!("interface {ifname} of container {container_id}");
+    if now.since_boot.saturating_sub(asked) >= LONGEST {
+        let text = format!(
+            "an address for {whose} was asked for more than {LONGEST:?} ago, and nobody waits for it any more: nothing was given."
+        );
+        return Err(refuse(Why::Busy, text));
+    }
+    let asked = at(asked, stamp);
+    let is_over = kv.deletion(attachment)?.is_some_and(|it| asked < it);
+    if is_over {
+        let text = format!(
+            "{whose} was deleted after an address for it was asked for: nothing was given. Ask again if it is to have one."
+        );
+        return Err(refuse(Why::Busy, text));
+    }
+    Ok(())
+}
+
+/// Remembers a DEL; two for one, older ones are forgotten, so that there are never many.
+pub(crate) fn remember_del<W: Write + ?Sized>(
+    kv: &mut W,
+    attachment: &Attachment,
+    asked: Duration,
+    now: &Now,
+    stamp: Stamp,
+) -> Result<(), Fault> {
+    kv.put_boot(now, stamp)?;
+    let key = attachment_key(attachment);
+    let deletion = at(asked.min(now.since_boot), stamp);
+    if kv.deletion(attachment)?.is_none_or(|it| it < deletion) {
+        kv.put_json(Table::Deletions, &key, &deletion)?;
+    }
+    let oldest = at(now.since_boot.saturating_sub(LONGEST), stamp);
+    let mut after = key;
+    for _ in 0..2 {
+        let next = match kv.next(Table::Deletions, &[], Some(after.as_slice()))? {
+            Some((key, _)) => key,
+            // From the first one on again.
+            None => match kv.next(Table::Deletions, &[], None)? {
+                Some((key, _)) => key,
+                None => break,
+            },
+        };
+        let deletion: Option<Deletion> = kv.json(Table::Deletions, &next)?;
+        if deletion.is_some_and(|it| it < oldest) {
+            kv.drop_key(Table::Deletions, &next)?;
+        }
+        after = next;
+    }
+    Ok(())
+}
+
+fn at(time: Duration, stamp: Stamp) -> Deletion {
+    Deletion {
+        boot: stamp.boot,
+        asked_us: u64::try_from(time.as_micros()).unwrap_or(u64::MAX),
+    }
+}

@@ -1,0 +1,258 @@
+//! Taking over what the node holds, and letting go of a block.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::super::fault::Fault;
+use super::super::ops::Now;
+use super::apply::forget;
+use super::choose::{cooldown_ms, terms};
+use super::kv::Table;
+use super::record::{Address, BlockRecord, BlockState, Stamp, cidr_key, given_back_key};
+use super::tables::{Read, Write};
+use cadastre_core::holding::{Block, Holding, PoolTerms};
+use cadastre_core::usable::usable;
+use cadastre_core::{Cidr, Span};
+
+/// So many blocks that were given back are remembered, the last ones.
+const MOST_GIVEN_BACK: usize = 1_024;
+
+/// Takes over a holding. Nothing is written where nothing is new.
+pub(crate) fn hold<W: Write + ?Sized>(
+    kv: &mut W,
+    holding: &Holding,
+    now: &Now,
+) -> Result<(), Fault> {
+    let stamp = kv.stamp(now)?;
+    let before = kv.blocks()?;
+    let searched = searched(kv, &before)?;
+    put_pools(kv, &holding.pools)?;
+    kv.put_node(&holding.node_uid)?;
+    let listed: BTreeSet<Cidr> = holding.blocks.iter().map(|block| block.cidr).collect();
+    let known: BTreeMap<Cidr, BlockRecord> = before.into_iter().collect();
+    for block in &holding.blocks {
+        let mut old = known.get(&block.cidr);
+        let new = BlockRecord {
+            uid: block.uid.clone(),
+            pool: block.pool.clone(),
+            state: state(kv, block, old, stamp)?,
+            reserved: block.reserved.clone(),
+            on_request: block.on_request.clone(),
+        };
+        let is_over = |it: &mut &BlockRecord| it.state != new.state;
+        if new.state == BlockState::Released
+            && let Some(old) = old.take_if(is_over)
+        {
+            remove(kv, block.cidr, old)?;
+        }
+        put_block(kv, block.cidr, old, &new, searched.get(&block.cidr))?;
+    }
+    for (cidr, old) in known.iter().filter(|(cidr, _)| !listed.contains(cidr)) {
+        let gone = old.state == BlockState::Released || is_empty(kv, *cidr, &old.pool, stamp)?;
+        if gone {
+            remove(kv, *cidr, old)?;
+        } else {
+            let new = BlockRecord {
+                state: BlockState::Withdrawn,
+                ..old.clone()
+            };
+            put_block(kv, *cidr, Some(old), &new, searched.get(cidr))?;
+        }
+    }
+    Ok(())
+}
+
+/// What a listed block is. One that was given back gives nothing again, though it has vanished from the list since:
+/// if it is listed once more, the API was put back to an older state, and it may be another node's by now.
+fn state<R: Read + ?Sized>(
+    kv: &R,
+    block: &Block,
+    old: Option<&BlockRecord>,
+    now: Stamp,
+) -> Result<BlockState, Fault> {
+    let Block { cidr, uid, .. } = block;
+    if old.is_some_and(|it| it.state == BlockState::Released && it.uid == *uid) {
+        return Ok(BlockState::Released);
+    }
+    if !kv.was_given_back(*cidr, uid)? {
+        let drains = block.draining;
+        return Ok(if drains {
+            BlockState::Draining
+        } else {
+            BlockState::Held
+        });
+    }
+    // The node may have got the range anew since, as another block, and use it.
+    let pool = old.map_or(&block.pool, |it| &it.pool);
+    let is_empty = is_empty(kv, *cidr, pool, now)?;
+    Ok(if is_empty {
+        BlockState::Released
+    } else {
+        BlockState::Draining
+    })
+}
+
+/// Lets go of a block, if nothing of it is in use or cooling and it is that one. A block that was let go of
+/// before is.
+pub(crate) fn release<W: Write + ?Sized>(
+    kv: &mut W,
+    cidr: Cidr,
+    uid: &str,
+    now: &Now,
+) -> Result<bool, Fault> {
+    let stamp = kv.stamp(now)?;
+    let Some(old) = kv.block(cidr)?.filter(|block| block.uid == uid) else {
+        return Ok(false);
+    };
+    if old.state == BlockState::Released {
+        return Ok(true);
+    }
+    if !is_empty(kv, cidr, &old.pool, stamp)? {
+        return Ok(false);
+    }
+    remove(kv, cidr, &old)?;
+    let new = BlockRecord {
+        state: BlockState::Released,
+        ..old
+    };
+    put_block(kv, cidr, None, &new, None)?;
+    remember(kv, cidr, uid)?;
+    Ok(true)
+}
+
+/// Takes note that a block was given back. The oldest such notes are forgotten.
+fn remember<W: Write + ?Sized>(kv: &mut W, cidr: Cidr, uid: &str) -> Result<(), Fault> {
+    let sequence = kv.take_sequence()?;
+    kv.put_json(Table::GivenBack, &given_back_key(cidr, uid), &sequence)?;
+    let mut notes = kv.given_back()?;
+    notes.sort_unstable();
+    let surplus = notes.len().saturating_sub(MOST_GIVEN_BACK);
+    for (_, key) in &notes[..surplus] {
+        kv.drop_key(Table::GivenBack, key)?;
+    }
+    Ok(())
+}
+
+/// What the search for an address of each block leaves out now: if that changes, it begins anew.
+fn searched<W: Write + ?Sized>(
+    kv: &W,
+    blocks: &[(Cidr, BlockRecord)],
+) -> Result<BTreeMap<Cidr, Vec<Span>>, Fault> {
+    let mut all = BTreeMap::new();
+    for (cidr, block) in blocks {
+        all.insert(*cidr, left_out(kv, *cidr, block)?);
+    }
+    Ok(all)
+}
+
+fn left_out<W: Write + ?Sized>(
+    kv: &W,
+    cidr: Cidr,
+    block: &BlockRecord,
+) -> Result<Vec<Span>, Fault> {
+    let never = usable(cidr, kv.pool(&block.pool)?.as_ref()).never;
+    Ok(block.left_out(cidr, &never))
+}
+
+fn put_pools<W: Write + ?Sized>(kv: &mut W, pools: &[PoolTerms]) -> Result<(), Fault> {
+    let mut rank = 0u32;
+    let mut names = BTreeSet::new();
+    for pool in pools {
+        if names.insert(pool.name.as_str()) {
+            kv.put_json(Table::Pools, &rank.to_be_bytes(), pool)?;
+            let key = pool.name.as_bytes();
+            if kv.get(Table::Ranks, key)?.as_deref() != Some(&rank.to_be_bytes()) {
+                kv.put(Table::Ranks, key, &rank.to_be_bytes())?;
+            }
+            rank += 1;
+        }
+    }
+    while kv.pool_at(rank)?.is_some() {
+        kv.remove(Table::Pools, &rank.to_be_bytes())?;
+        rank += 1;
+    }
+    let mut after: Option<Vec<u8>> = None;
+    while let Some((key, _)) = kv.next(Table::Ranks, &[], after.as_deref())? {
+        if !std::str::from_utf8(&key).is_ok_and(|name| names.contains(name)) {
+            kv.remove(Table::Ranks, &key)?;
+        }
+        after = Some(key);
+    }
+    Ok(())
+}
+
+fn put_block<W: Write + ?Sized>(
+    kv: &mut W,
+    cidr: Cidr,
+    old: Option<&BlockRecord>,
+    new: &BlockRecord,
+    searched: Option<&Vec<Span>>,
+) -> Result<(), Fault> {
+    if let Some(old) = old.filter(|old| old.pool != new.pool) {
+        kv.index(Table::Giving, &old.pool, cidr, false)?;
+        kv.index(Table::Open, &old.pool, cidr, false)?;
+    }
+    kv.put_block(cidr, new)?;
+    let gives = new.state == BlockState::Held;
+    let gave = old.is_some_and(|old| old.state == BlockState::Held && old.pool == new.pool);
+    kv.index(Table::Giving, &new.pool, cidr, gives)?;
+    let anew = !gave || searched != Some(&left_out(kv, cidr, new)?);
+    if anew {
+        kv.drop_key(Table::Cursors, &cidr_key(cidr))?;
+    }
+    if !gives {
+        kv.index(Table::Open, &new.pool, cidr, false)?;
+    } else if anew {
+        kv.index(Table::Open, &new.pool, cidr, true)?;
+    }
+    Ok(())
+}
+
+/// Lets the search for an address of a block begin from below.
+fn search_anew<W: Write + ?Sized>(kv: &mut W, cidr: Cidr) -> Result<(), Fault> {
+    if let Some(block) = kv.block(cidr)? {
+        kv.drop_key(Table::Cursors, &cidr_key(cidr))?;
+        let gives = block.state == BlockState::Held;
+        kv.index(Table::Open, &block.pool, cidr, gives)?;
+    }
+    Ok(())
+}
+
+/// Whether nothing of a block is in use or cooling.
+fn is_empty<R: Read + ?Sized>(kv: &R, cidr: Cidr, pool: &str, now: Stamp) -> Result<bool, Fault> {
+    let cooldown = cooldown_ms(&terms(kv, pool)?);
+    let mut at = kv.address_from(cidr.first())?;
+    while let Some(addr) = at.filter(|addr| cidr.contains_addr(*addr)) {
+        match kv.address(addr)? {
+            Some(Address::Used { block, .. }) if block == cidr => return Ok(false),
+            Some(Address::Freed(freed))
+                if freed.block == cidr && freed.at.rests(now, cooldown).is_some() =>
+            {
+                return Ok(false);
+            }
+            _ => {}
+        }
+        at = match cadastre_core::usable::above(addr, cidr.last()) {
+            Some(next) => kv.address_from(next)?,
+            None => None,
+        };
+    }
+    Ok(true)
+}
+
+/// Removes all that is known of a block that is empty.
+fn remove<W: Write + ?Sized>(kv: &mut W, cidr: Cidr, block: &BlockRecord) -> Result<(), Fault> {
+    let rested = Stamp {
+        boot: u64::MAX,
+        ms: u64::MAX,
+    };
+    forget(kv, cidr, rested, 0, usize::MAX)?;
+    kv.index(Table::Giving, &block.pool, cidr, false)?;
+    kv.index(Table::Open, &block.pool, cidr, false)?;
+    kv.drop_key(Table::Cursors, &cidr_key(cidr))?;
+    kv.drop_key(Table::Blocks, &cidr_key(cidr))?;
+    // What it remembered of addresses that are of another block too is forgotten: they are new there.
+    for other in kv.blocks_over(cidr)? {
+        search_anew(kv, other)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,202 @@
+//! What there is, for those who publish and list it.
+
+use std::collections::BTreeMap;
+
+use super::super::fault::Fault;
+use super::super::ops::{Attachment, Given, Now, PodRef};
+use super::choose::{cooldown_ms, terms};
+use super::kv::Kv;
+use super::record::{BlockRecord, BlockState};
+use super::tables::Read;
+use cadastre_core::holding::{Block, PoolTerms};
+use cadastre_core::usable::{covering, room, usable};
+use cadastre_core::{Addr, Cidr, Dual};
+
+/// All of a ledger at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Snapshot {
+    /// UID of the Node that the blocks are held for; `None` before the first holding
+    pub node_uid: Option<String>,
+    /// Who has addresses
+    pub tenants: Vec<Tenant>,
+    /// The blocks, in the order of their CIDRs
+    pub blocks: Vec<BlockCount>,
+    /// The pools of which terms are known, best first, then those of other blocks
+    pub pools: Vec<PoolCount>,
+}
+
+/// An attachment that has addresses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tenant {
+    /// Which one
+    pub attachment: Attachment,
+    /// What it has
+    pub given: Given,
+    /// Its pod, if the runtime told
+    pub pod: Option<PodRef>,
+    /// The path of its network namespace; empty if unknown
+    pub netns: String,
+    /// Since when, in milliseconds of Unix time
+    pub since_ms: i64,
+    /// The boot in which it was set up
+    pub boot: String,
+    /// Its place in the order in which the store gave addresses: more is newer. Attachments that were
+    /// adopted come before all that were given; among themselves they have no order, but for those
+    /// that were known to be superseded, which come first
+    pub order: u64,
+}
+
+/// Addresses by what becomes of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// In use
+    pub used: u64,
+    /// Released, and resting
+    pub cooling: u64,
+    /// Such as an ADD without wishes could get now
+    pub free: u64,
+}
+
+/// A block.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlockCount {
+    /// Its range
+    pub cidr: Cidr,
+    /// UID of its object
+    pub uid: String,
+    /// Its pool; empty if it has none
+    pub pool: String,
+    /// Whether addresses are given from it
+    pub state: BlockState,
+    /// Its addresses
+    pub counts: Counts,
+    /// How many of them may be given automatically at all
+    pub room: u64,
+}
+
+/// A pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolCount {
+    /// Its terms; the defaults where none are known
+    pub terms: PoolTerms,
+    /// The addresses of its blocks
+    pub counts: Dual<Counts>,
+}
+
+pub(crate) fn take(kv: &dyn Kv, now: &Now) -> Result<Snapshot, Fault> {
+    let stamp = kv.stamp(now)?;
+    let mut known = Vec::new();
+    while let Some(pool) = kv.pool_at(u32::try_from(known.len()).unwrap_or(u32::MAX))? {
+        known.push(pool);
+    }
+    let records = kv.blocks()?;
+    let mut cooldowns: BTreeMap<Cidr, u64> = BTreeMap::new();
+    for (cidr, block) in &records {
+        cooldowns.insert(*cidr, cooldown_ms(&terms(kv, &block.pool)?));
+    }
+    // Of which block they are, and whether in use or cooling.
+    let mut taken: BTreeMap<Addr, (Cidr, bool)> = BTreeMap::new();
+    for (addr, freed) in kv.releases()? {
+        let cooldown = cooldowns.get(&freed.block).copied().unwrap_or(0);
+        if freed.at.rests(stamp, cooldown).is_some() {
+            taken.insert(addr, (freed.block, false));
+        }
+    }
+    let tenants = kv.attachments(None)?;
+    for given in tenants.iter().flat_map(|(_, it)| &it.given.addresses) {
+        taken.insert(given.address, (given.block, true));
+    }
+    let mut blocks = Vec::new();
+    for (cidr, record) in records {
+        let block = count(kv, cidr, record, &taken)?;
+        let Counts { used, cooling, .. } = block.counts;
+        if block.state != BlockState::Withdrawn || used + cooling > 0 {
+            blocks.push(block);
+        }
+    }
+    Ok(Snapshot {
+        node_uid: kv.node()?,
+        tenants: tenants
+            .into_iter()
+            .map(|(attachment, record)| Tenant {
+                attachment,
+                given: record.given,
+                pod: record.pod,
+                netns: record.netns,
+                since_ms: record.since_ms,
+                boot: record.boot,
+                order: record.order,
+            })
+            .collect(),
+        pools: pools(known, &blocks),
+        blocks,
+    })
+}
+
+fn count(
+    kv: &dyn Kv,
+    cidr: Cidr,
+    record: BlockRecord,
+    taken: &BTreeMap<Addr, (Cidr, bool)>,
+) -> Result<BlockCount, Fault> {
+    let pool = kv.pool(&record.pool)?;
+    let never = usable(cidr, pool.as_ref()).never;
+    let out = record.left_out(cidr, &never);
+    let block = Block {
+        cidr,
+        uid: record.uid,
+        pool: record.pool,
+        draining: false,
+        reserved: record.reserved,
+        on_request: record.on_request,
+    };
+    let room = room(&block, pool.as_ref());
+    let mut counts = Counts::default();
+    let mut less = 0;
+    for (addr, (of, in_use)) in taken.range(cidr.first()..=cidr.last()) {
+        if *of == cidr {
+            *(if *in_use {
+                &mut counts.used
+            } else {
+                &mut counts.cooling
+            }) += 1;
+        }
+        less += u128::from(covering(&out, *addr).is_none());
+    }
+    if record.state == BlockState::Held {
+        counts.free = u64::try_from(room - less).unwrap_or(u64::MAX);
+    }
+    Ok(BlockCount {
+        cidr,
+        uid: block.uid,
+        pool: block.pool,
+        state: record.state,
+        counts,
+        room: u64::try_from(room).unwrap_or(u64::MAX),
+    })
+}
+
+fn pools(known: Vec<PoolTerms>, blocks: &[BlockCount]) -> Vec<PoolCount> {
+    let mut pools: Vec<PoolCount> = known
+        .into_iter()
+        .map(|terms| PoolCount {
+            terms,
+            counts: Dual::default(),
+        })
+        .collect();
+    for block in blocks {
+        let at = pools.iter().position(|pool| pool.terms.name == block.pool);
+        let at = at.unwrap_or_else(|| {
+            pools.push(PoolCount {
+                terms: PoolTerms::named(&block.pool),
+                counts: Dual::default(),
+            });
+            pools.len() - 1
+        });
+        let sum = pools[at].counts.get_mut(block.cidr.family());
+        sum.used += block.counts.used;
+        sum.cooling += block.counts.cooling;
+        sum.free = sum.free.saturating_add(block.counts.free);
+    }
+    pools
+}

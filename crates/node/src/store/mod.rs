@@ -1,0 +1,297 @@
+//! The ledger of a node in a file.
+//!
+//! Whoever opens the file continues where the last one stopped, however it stopped: nothing of the
+//! ledger is kept in memory. One process at a time has the file. What an operation answers was on the
+//! disk before. A transaction is done as a whole or not at all, after a kill or a loss of power too.
+//!
+//! A store that had trouble with its disk closes the file, refuses what it was asked, and opens the file
+//! again for what is asked next: so it goes on when there is space again.
+
+mod checked;
+mod disk;
+mod error;
+mod tables;
+
+use std::path::{Path, PathBuf};
+use std::process;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+use std::{fs, io};
+
+use super::fault::Fault;
+use super::ledger::kv::{Kv, KvMut, Table};
+use super::ledger::{Known, Ledger, Snapshot};
+use super::ops::{Answer, Now, Op, Refusal};
+use cadastre_core::Cidr;
+use cadastre_core::holding::Holding;
+use checked::Checked;
+use disk::LockedFile;
+use tables::Tables;
+
+pub use disk::Disk;
+pub use error::StoreError;
+
+/// The format of what is in the tables.
+const FORMAT: u32 = 1;
+const FORMAT_KEY: &[u8] = b"format";
+/// How long a store that had trouble waits for its file.
+const REOPEN: Duration = Duration::from_secs(1);
+
+/// Names what is being made, apart from what other threads make.
+static COUNT: AtomicU32 = AtomicU32::new(0);
+
+/// The ledger of a node in a file, which is this process's while it is open.
+pub struct Store {
+    path: PathBuf,
+    find: Find,
+    /// `None` after trouble with the disk
+    open: Option<Checked>,
+    /// Which file that is, where the disk is one
+    file: Option<FileId>,
+}
+
+/// Device and number of a file.
+type FileId = (u64, u64);
+
+/// Finds the disk again; `None` if it is not free within that time.
+pub type Find = Box<dyn Fn(Duration) -> io::Result<Option<Box<dyn Disk>>> + Send>;
+
+impl Store {
+    /// Opens the file, makes it if it is missing, and waits at most so long for another process to let go
+    /// of it.
+    pub fn open(path: &Path, wait: Duration) -> Result<Self, StoreError> {
+        match Self::open_existing(path, wait) {
+            Err(StoreError::Missing { .. }) => {}
+            result => return result,
+        }
+        match Self::make(path, |_| Ok(())) {
+            // Somebody was quicker.
+            Ok(None) => Self::open_existing(path, wait),
+            Ok(Some(((), store))) => Ok(store),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Opens a file that must be there.
+    pub fn open_existing(path: &Path, wait: Duration) -> Result<Self, StoreError> {
+        Self::on_disk(path, Self::find(path), wait)
+    }
+
+    fn find(path: &Path) -> Find {
+        let path = path.to_owned();
+        Box::new(move |wait| {
+            let file = LockedFile::open(&path, wait)?;
+            Ok(file.map(|file| Box::new(file) as Box<dyn Disk>))
+        })
+    }
+
+    /// Opens what is on the disk that `find` finds. The path is for messages.
+    pub fn on_disk(path: &Path, find: Find, wait: Duration) -> Result<Self, StoreError> {
+        let mut store = Self {
+            path: path.to_owned(),
+            open: Some(open(path, &find, wait)?),
+            find,
+            file: disk::id(path),
+        };
+        let fault = |fault| StoreError::fault(path, "opened", fault);
+        let format = store.transact_tables(|tables| tables.get(Table::Meta, FORMAT_KEY))?;
+        let format = format.and_then(|it| Some(u32::from_be_bytes(it.try_into().ok()?)));
+        match format {
+            Some(FORMAT) => Ok(store),
+            Some(format) => Err(StoreError::Format {
+                path: path.to_owned(),
+                format,
+            }),
+            None => Err(fault(Fault::Damaged("it has no format number".to_owned()))),
+        }
+    }
+
+    /// Makes an empty ledger on the disk that `find` finds, which must be empty.
+    pub fn create_on_disk(path: &Path, find: Find) -> Result<Self, StoreError> {
+        let disk = find(Duration::ZERO).map_err(|error| StoreError::io(path, "made", error))?;
+        let disk = disk.ok_or_else(|| StoreError::Locked {
+            path: path.to_owned(),
+            waited: Duration::ZERO,
+        })?;
+        Self::create(path, find, disk)
+    }
+
+    fn create(path: &Path, find: Find, disk: Box<dyn Disk>) -> Result<Self, StoreError> {
+        let checked = Checked::create(disk);
+        let checked = checked.map_err(|fault| StoreError::fault(path, "made", fault))?;
+        let mut store = Self {
+            path: path.to_owned(),
+            find,
+            open: Some(checked),
+            file: None,
+        };
+        store
+            .transact_tables(|tables| tables.put(Table::Meta, FORMAT_KEY, &FORMAT.to_be_bytes()))?;
+        Ok(store)
+    }
+
+    /// Makes a new file from what is held and what others remember to be in use, in place of one that was
+    /// set aside. Returns what several claim: the first one has it.
+    pub fn rebuild(
+        path: &Path,
+        holding: &Holding,
+        known: &[Known],
+        now: &Now,
+    ) -> Result<(Self, Vec<Known>), StoreError> {
+        let made = Self::make(path, |store| {
+            store.transact(now, |ledger| {
+                ledger.hold(holding)?;
+                ledger.adopt(known)
+            })
+        })?;
+        match made {
+            Some((lost, store)) => Ok((store, lost)),
+            None => Err(StoreError::Exists {
+                path: path.to_owned(),
+            }),
+        }
+    }
+
+    /// Makes a file that is complete from the moment on that it has its name; `None` if there is one.
+    fn make<T>(
+        path: &Path,
+        fill: impl FnOnce(&mut Self) -> Result<T, StoreError>,
+    ) -> Result<Option<(T, Self)>, StoreError> {
+        let io = |error| StoreError::io(path, "made", error);
+        disk::make_parent(path).map_err(io)?;
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let new = beside(path, &format!("new-{}-{count}", process::id()));
+        _ = fs::remove_file(&new);
+        let made = LockedFile::create(&new).map_err(io).and_then(|file| {
+            let mut store = Self::create(path, Self::find(path), Box::new(file))?;
+            Ok((fill(&mut store)?, store))
+        });
+        let linked = made.and_then(|made| match fs::hard_link(&new, path) {
+            Ok(()) => Ok(Some(made)),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(None),
+            Err(error) => Err(io(error)),
+        });
+        _ = fs::remove_file(&new);
+        if matches!(linked, Ok(Some(_))) {
+            disk::sync_parent(path).map_err(io)?;
+        }
+        linked
+    }
+
+    /// Does something with the ledger in one transaction. On an error nothing has changed.
+    pub fn transact<T>(
+        &mut self,
+        now: &Now,
+        work: impl FnOnce(&mut Ledger<'_>) -> Result<T, Fault>,
+    ) -> Result<T, StoreError> {
+        self.transact_tables(|tables| work(&mut Ledger::new(tables, now)))
+    }
+
+    /// Does operations in one transaction, each as a whole or not at all.
+    pub fn run(&mut self, ops: &[Op], now: &Now) -> Vec<Result<Answer, Refusal>> {
+        let all = self.transact(now, |ledger| ops.iter().map(|op| ledger.run(op)).collect());
+        all.unwrap_or_else(|error| ops.iter().map(|_| Err(error.refusal())).collect())
+    }
+
+    /// Takes over what the node holds: see [`Ledger::hold`].
+    pub fn hold(&mut self, holding: &Holding, now: &Now) -> Result<(), StoreError> {
+        self.transact(now, |ledger| ledger.hold(holding))
+    }
+
+    /// Lets go of a block that is empty: see [`Ledger::release`].
+    pub fn release(&mut self, cidr: Cidr, uid: &str, now: &Now) -> Result<bool, StoreError> {
+        self.transact(now, |ledger| ledger.release(cidr, uid))
+    }
+
+    /// All there is.
+    pub fn snapshot(&mut self, now: &Now) -> Result<Snapshot, StoreError> {
+        self.transact(now, |ledger| ledger.snapshot())
+    }
+
+    fn transact_tables<T>(
+        &mut self,
+        work: impl FnOnce(&mut Tables<'_>) -> Result<T, Fault>,
+    ) -> Result<T, StoreError> {
+        let checked = if let Some(checked) = self.open.take().filter(|_| self.is_in_place()) {
+            checked
+        } else {
+            let checked = open(&self.path, &self.find, REOPEN)?;
+            self.file = disk::id(&self.path);
+            checked
+        };
+        let Some(database) = checked.database() else {
+            return Err(self.closed());
+        };
+        // Trouble drops the database: what redb believes to be on the disk may not be true any more.
+        let result = transact(database, work)
+            .map_err(|fault| StoreError::fault(&self.path, "written", fault))?;
+        if !self.is_in_place() {
+            return Err(StoreError::Missing {
+                path: self.path.clone(),
+            });
+        }
+        self.open = Some(checked);
+        Ok(result)
+    }
+
+    /// Whether the file still has its name: what is written to one that was removed is lost.
+    fn is_in_place(&self) -> bool {
+        self.file.is_none() || disk::id(&self.path) == self.file
+    }
+
+    fn closed(&self) -> StoreError {
+        StoreError::io(&self.path, "opened", io::Error::other("it is closed"))
+    }
+}
+
+fn open(path: &Path, find: &Find, wait: Duration) -> Result<Checked, StoreError> {
+    let disk = find(wait).map_err(|error| StoreError::io(path, "opened", error))?;
+    let disk = disk.ok_or_else(|| StoreError::Locked {
+        path: path.to_owned(),
+        waited: wait,
+    })?;
+    Checked::open(disk).map_err(|fault| StoreError::fault(path, "opened", fault))
+}
+
+fn transact<T>(
+    database: &redb::Database,
+    work: impl FnOnce(&mut Tables<'_>) -> Result<T, Fault>,
+) -> Result<T, Fault> {
+    let transaction = database.begin_write()?;
+    let mut tables = Tables::open(&transaction)?;
+    let result = work(&mut tables)?;
+    let is_changed = tables.is_changed;
+    drop(tables);
+    if is_changed {
+        transaction.commit()?;
+    } else {
+        transaction.abort()?;
+    }
+    Ok(result)
+}
+
+/// Gives a damaged file another name in the same directory: `<name>.damaged-<number>`, which it returns.
+pub fn set_aside(path: &Path) -> Result<PathBuf, StoreError> {
+    let io = |error| StoreError::io(path, "set aside", error);
+    let mut number = 1;
+    loop {
+        let aside = beside(path, &format!("damaged-{number}"));
+        // A link fails where a rename would replace.
+        match fs::hard_link(path, &aside) {
+            Ok(()) => {
+                fs::remove_file(path).map_err(io)?;
+                disk::sync_parent(path).map_err(io)?;
+                return Ok(aside);
+            }
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => number += 1,
+            Err(error) => return Err(io(error)),
+        }
+    }
+}
+
+fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".");
+    name.push(suffix);
+    path.with_file_name(name)
+}

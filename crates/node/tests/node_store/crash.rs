@@ -1,0 +1,352 @@
+//! The process is killed, or the power is lost, at every change of the disk in turn.
+//!
+//! After each: the store opens, what was answered is there, the operation that was not answered is there as
+//! a whole or not at all, no address has two holders, and it works on.
+
+use std::collections::BTreeMap;
+
+use cadastre_core::Addr;
+use cadastre_node::{Answer, Attachment, Op, Refusal, Snapshot, Store, Why};
+
+use crate::disk::{Fate, MemoryDisk};
+use crate::rng::{Rng, seed};
+use crate::world::{add, at, attachment, holding};
+
+/// Operations of a life.
+const LIFE: u64 = 60;
+
+/// What the callers know.
+type Known = BTreeMap<Attachment, Vec<Addr>>;
+
+fn op(rng: &mut Rng) -> Op {
+    let n = rng.below(24);
+    if rng.one_in(2) {
+        return Op::Del(attachment(n));
+    }
+    Op::Add(add(n))
+}
+
+fn took(known: &mut Known, op: &Op, answer: &Result<Answer, Refusal>) {
+    match (op, answer) {
+        (Op::Add(add), Ok(Answer::Given(given))) => {
+            let addresses = given.addresses.iter().map(|it| it.address).collect();
+            known.insert(add.attachment.clone(), addresses);
+        }
+        (Op::Del(attachment), Ok(_)) => _ = known.remove(attachment),
+        _ => {}
+    }
+}
+
+fn seen(snapshot: &Snapshot) -> Known {
+    let mut holders = BTreeMap::new();
+    let mut seen = Known::new();
+    for tenant in &snapshot.tenants {
+        let addresses = tenant.given.addresses.iter().map(|it| it.address);
+        for addr in addresses.clone() {
+            let other = holders.insert(addr, &tenant.attachment);
+            assert!(other.is_none(), "{addr} has two holders");
+        }
+        seen.insert(tenant.attachment.clone(), addresses.collect());
+    }
+    let used: u64 = snapshot.blocks.iter().map(|it| it.counts.used).sum();
+    assert_eq!(used, holders.len() as u64, "counts and tenants differ");
+    seen
+}
+
+/// What is there must be what is known, or that with the operation that was not answered.
+fn check(disk: &MemoryDisk, known: &Known, unanswered: Option<&Op>, what: &str) -> Store {
+    let mut store = disk
+        .open()
+        .unwrap_or_else(|error| panic!("{what}: {error}"));
+    let now = at(0, 1_000_000_000);
+    let mut seen = seen(&store.snapshot(&now).unwrap());
+    if seen != *known {
+        match unanswered {
+            Some(Op::Add(add)) if !known.contains_key(&add.attachment) => {
+                let given = seen.remove(&add.attachment);
+                assert_eq!(given.map(|it| it.len()), Some(2), "{what}: half an ADD");
+            }
+            Some(Op::Del(attachment)) => {
+                if let Some(had) = known.get(attachment) {
+                    seen.insert(attachment.clone(), had.clone());
+                }
+            }
+            _ => {}
+        }
+        assert_eq!(seen, *known, "{what}");
+    }
+    // The caller asks again.
+    if let Some(op) = unanswered {
+        let answer = store.run(std::slice::from_ref(op), &now).remove(0);
+        answer.unwrap_or_else(|error| panic!("{what}: {op:?}: {error}"));
+    }
+    store
+}
+
+/// Lives until its fate; returns what it answered last, and what it could not.
+fn live(store: &mut Store, known: &mut Known, rng: &mut Rng, ms: &mut u64) -> Option<Op> {
+    for _ in 0..LIFE {
+        *ms += 4_000;
+        let op = op(rng);
+        let answer = store.run(std::slice::from_ref(&op), &at(0, *ms)).remove(0);
+        if answer.as_ref().is_err_and(|it| it.why == Why::Store) {
+            return Some(op);
+        }
+        took(known, &op, &answer);
+    }
+    None
+}
+
+fn born() -> MemoryDisk {
+    let disk = MemoryDisk::default();
+    let mut store = disk.create().unwrap();
+    let blocks = ["10.0.0.0/28", "10.0.0.16/29", "fd00::/124", "fd00::10/126"];
+    store.hold(&holding(&blocks), &at(0, 0)).unwrap();
+    drop(store);
+    MemoryDisk::of(disk.bytes())
+}
+
+#[test]
+fn a_kill_at_any_change_loses_nothing() {
+    let seed = seed();
+    println!("SEED={seed}");
+    let born = born();
+    let mut kills = 0;
+    for fate in [Fate::Dies, Fate::Tears] {
+        for n in 0.. {
+            let mut rng = Rng::new(seed);
+            let disk = born.after_kill();
+            let mut store = disk.open().unwrap();
+            disk.set_fate(fate(n));
+            let (mut known, mut ms) = (Known::new(), 1_000_000);
+            let Some(unanswered) = live(&mut store, &mut known, &mut rng, &mut ms) else {
+                break;
+            };
+            drop(store);
+            let what = format!("SEED={seed} {:?}", fate(n));
+            check(&disk.after_kill(), &known, Some(&unanswered), &what);
+            kills += 1;
+            for n in 0..4 {
+                let what = format!("{what}, power lost {n}");
+                check(
+                    &disk.after_power_loss(&mut rng),
+                    &known,
+                    Some(&unanswered),
+                    &what,
+                );
+                kills += 1;
+            }
+        }
+    }
+    println!("{kills} kills");
+    assert!(kills >= 2_000, "only {kills} kills");
+}
+
+#[test]
+fn kills_of_one_life_after_another_lose_nothing() {
+    let seed = seed();
+    println!("SEED={seed}");
+    let mut rng = Rng::new(seed);
+    for life in 0..40 {
+        let mut disk = born();
+        let (mut known, mut ms) = (Known::new(), 1_000_000);
+        let mut unanswered: Option<Op> = None;
+        for death in 0..12 {
+            let what = format!("SEED={seed} life {life} death {death}");
+            // Opening may be killed too.
+            disk.set_fate(Fate::Dies(rng.below(3)));
+            drop(disk.open());
+            disk = if rng.one_in(2) {
+                disk.after_kill()
+            } else {
+                disk.after_power_loss(&mut rng)
+            };
+            let mut store = check(&disk, &known, unanswered.as_ref(), &what);
+            if let Some(op) = unanswered.take() {
+                let answer = store
+                    .run(std::slice::from_ref(&op), &at(0, 1_000_000_000))
+                    .remove(0);
+                took(&mut known, &op, &answer);
+            }
+            let at = rng.below(120);
+            disk.set_fate(if rng.one_in(2) {
+                Fate::Dies(at)
+            } else {
+                Fate::Tears(at)
+            });
+            unanswered = live(&mut store, &mut known, &mut rng, &mut ms);
+            drop(store);
+            disk = if rng.one_in(2) {
+                disk.after_kill()
+            } else {
+                disk.after_power_loss(&mut rng)
+            };
+        }
+    }
+}
+
+#[test]
+fn a_group_that_makes_the_file_longer_is_there_as_a_whole_or_not_at_all() {
+    let seed = seed();
+    println!("SEED={seed}");
+    let mut rng = Rng::new(seed);
+    let disk = MemoryDisk::default();
+    let now = at(0, 1_000_000);
+    let blocks = ["10.0.0.0/23", "fd00::/64"];
+    let mut store = disk.create().unwrap();
+    store.hold(&holding(&blocks), &now).unwrap();
+    drop(store);
+    let born = MemoryDisk::of(disk.bytes());
+    let long = |n| {
+        let mut add = add(n);
+        add.netns = "x".repeat(12_000);
+        Op::Add(add)
+    };
+    let ops: Vec<Op> = (0..120).map(long).collect();
+    let run = |store: &mut Store| store.run(&ops, &now).iter().all(Result::is_ok);
+    let whole = born.after_kill();
+    whole.set_fate(Fate::Lasts);
+    assert!(run(&mut whole.open().unwrap()));
+    assert!(whole.size() > born.size(), "the file did not grow");
+    let end = whole.count();
+    let some = (0..10).map(|_| rng.below(end));
+    let mut wholes = 0;
+    for n in some.chain(end - 6..end).collect::<Vec<_>>() {
+        let disk = born.after_kill();
+        let mut store = disk.open().unwrap();
+        disk.set_fate(Fate::Dies(n));
+        assert!(!run(&mut store) || n == end - 1);
+        drop(store);
+        let images = [
+            disk.after_kill(),
+            disk.after_power_loss(&mut rng),
+            disk.after_power_loss(&mut rng),
+            disk.without_growth(),
+        ];
+        for image in images {
+            let what = format!("SEED={seed}, killed at {n} of {end}");
+            let mut store = image
+                .open()
+                .unwrap_or_else(|error| panic!("{what}: {error}"));
+            let tenants = store.snapshot(&now).unwrap().tenants.len();
+            assert!(tenants == 0 || tenants == ops.len(), "{what}: {tenants}");
+            wholes += u32::from(tenants > 0);
+        }
+    }
+    assert!(wholes > 0, "no kill came after the commit");
+}
+
+#[test]
+fn what_a_killed_process_wrote_lasts_once_it_is_answered() {
+    let born = born();
+    let now = at(0, 1_000_000);
+    let op = [Op::Add(add(1))];
+    let mut answered = 0;
+    for n in 0.. {
+        let disk = born.after_kill();
+        let mut store = disk.open().unwrap();
+        disk.set_fate(Fate::Dies(n));
+        if store.run(&op, &now)[0].is_ok() {
+            break;
+        }
+        drop(store);
+        let disk = disk.after_kill();
+        let mut store = disk.open().unwrap();
+        if !store.snapshot(&now).unwrap().tenants.is_empty() {
+            answered += 1;
+            let answer = store.run(&op, &now).remove(0);
+            drop(store);
+            let mut store = disk.lasting().open().unwrap();
+            let tenants = store.snapshot(&now).unwrap().tenants;
+            assert_eq!(tenants.len(), 1, "{answer:?} is lost, killed at {n}");
+        }
+    }
+    assert!(answered > 0, "no kill left a commit that was not answered");
+}
+
+#[test]
+fn a_full_disk_refuses_and_goes_on_when_there_is_space() {
+    let seed = seed();
+    println!("SEED={seed}");
+    let born = born();
+    for n in 0.. {
+        let mut rng = Rng::new(seed);
+        let disk = born.after_kill();
+        let mut store = disk.open().unwrap();
+        disk.set_fate(Fate::Full(n));
+        let (mut known, mut ms) = (Known::new(), 1_000_000);
+        let Some(refused) = live(&mut store, &mut known, &mut rng, &mut ms) else {
+            assert!(n > 100, "the disk was written {n} times only");
+            break;
+        };
+        // Still full: refused again, with what to do; and what needs no space is answered.
+        let now = at(0, ms);
+        let again = store.run(&[refused.clone(), Op::Status], &now);
+        let text = &again[0].as_ref().unwrap_err().text;
+        assert!(
+            text.contains("No space left") && text.contains("Free space"),
+            "{text}"
+        );
+        assert_eq!(store.run(&[Op::Status], &now), [Ok(Answer::Done)]);
+        assert_eq!(seen(&store.snapshot(&now).unwrap()), known, "Full({n})");
+        disk.set_fate(Fate::Lasts);
+        let answer = store.run(std::slice::from_ref(&refused), &now).remove(0);
+        assert!(answer.is_ok(), "Full({n}): {answer:?}");
+        took(&mut known, &refused, &answer);
+        assert_eq!(live(&mut store, &mut known, &mut rng, &mut ms), None);
+        drop(store);
+        check(&disk, &known, None, &format!("Full({n})"));
+    }
+}
+
+#[test]
+fn an_operation_waits_for_the_disk_once() {
+    let disk = born();
+    let mut store = disk.open().unwrap();
+    assert_eq!(disk.syncs(), 0, "opening what lasts");
+    let now = at(0, 1_000_000);
+    for n in 1..=5 {
+        store.run(&[Op::Add(add(n)), Op::Add(add(n + 10))], &now);
+        assert_eq!(disk.syncs(), n);
+    }
+    store.run(&[Op::Add(add(1)), Op::Status], &now);
+    store.snapshot(&now).unwrap();
+    assert_eq!(disk.syncs(), 5, "where nothing changed");
+    // That it was asked for ends what may be on its way.
+    store.run(&[Op::Del(attachment(99)), Op::Del(attachment(98))], &now);
+    assert_eq!(disk.syncs(), 6, "DELs of what has nothing");
+    store.run(&[Op::Del(attachment(99))], &now);
+    assert_eq!(disk.syncs(), 6, "the same one at the same time");
+    let before = disk.bytes();
+    drop(store);
+    drop(disk.open().unwrap());
+    assert_eq!(disk.syncs(), 6, "closing, and opening");
+    assert!(
+        disk.bytes() == before,
+        "opening or closing changed the file"
+    );
+}
+
+#[test]
+fn a_file_does_not_grow_with_what_comes_and_goes() {
+    let disk = MemoryDisk::default();
+    let mut store = disk.create().unwrap();
+    store
+        .hold(&holding(&["10.0.0.0/23", "fd00::/64"]), &at(0, 0))
+        .unwrap();
+    let mut ms = 1_000_000;
+    let mut churn = |store: &mut Store, times: u64| {
+        for n in 0..times {
+            ms += 500;
+            let ops = [Op::Add(add(n)), Op::Del(attachment(n.saturating_sub(100)))];
+            let answers = store.run(&ops, &at(0, ms));
+            assert!(answers.iter().all(Result::is_ok), "{answers:?}");
+        }
+    };
+    churn(&mut store, 1_000);
+    let before = disk.bytes().len();
+    churn(&mut store, 4_000);
+    let after = disk.bytes().len();
+    assert!(after <= before + before / 8, "{before} bytes, then {after}");
+    assert!(before <= 4 << 20, "{before} bytes for 100 addresses");
+}

@@ -1,0 +1,225 @@
+//! Disks in memory: such as fail, fill up, or lose their power.
+
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use cadastre_node::{Disk, Find, Store, StoreError};
+
+use crate::rng::Rng;
+
+/// What happens at some access.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// Nothing
+    Lasts,
+    /// The n-th change or sync from now on does not happen, and none after it: the process was killed
+    Dies(u64),
+    /// As if killed there, and the first half of that write has happened
+    Tears(u64),
+    /// The n-th write from now on finds no space, and all after it
+    Full(u64),
+}
+
+#[derive(Clone, Debug)]
+enum Change {
+    Write(u64, Vec<u8>),
+    Grow(u64),
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// As processes see it
+    seen: Vec<u8>,
+    /// As it is after a loss of power, at worst
+    lasting: Vec<u8>,
+    /// Since the last sync
+    unsynced: Vec<Change>,
+    fate: Option<Fate>,
+    /// Changes and syncs so far
+    count: u64,
+    syncs: u64,
+}
+
+/// A disk that outlives those who use it.
+#[derive(Clone, Debug, Default)]
+pub struct MemoryDisk(Arc<Mutex<State>>);
+
+impl MemoryDisk {
+    pub fn find(&self) -> Find {
+        let disk = self.clone();
+        Box::new(move |_| Ok(Some(Box::new(disk.clone()) as Box<dyn Disk>)))
+    }
+
+    pub fn open(&self) -> Result<Store, StoreError> {
+        Store::on_disk(Path::new("in memory"), self.find(), Duration::ZERO)
+    }
+
+    pub fn create(&self) -> Result<Store, StoreError> {
+        Store::create_on_disk(Path::new("in memory"), self.find())
+    }
+
+    pub fn set_fate(&self, fate: Fate) {
+        let mut state = self.0.lock().unwrap();
+        state.count = 0;
+        state.fate = Some(fate);
+    }
+
+    pub fn size(&self) -> usize {
+        self.0.lock().unwrap().seen.len()
+    }
+
+    /// Changes and syncs since the fate was set.
+    pub fn count(&self) -> u64 {
+        self.0.lock().unwrap().count
+    }
+
+    pub fn syncs(&self) -> u64 {
+        self.0.lock().unwrap().syncs
+    }
+
+    pub fn bytes(&self) -> Vec<u8> {
+        self.0.lock().unwrap().seen.clone()
+    }
+
+    /// A disk with these bytes, all of them lasting.
+    pub fn of(bytes: Vec<u8>) -> Self {
+        let state = State {
+            lasting: bytes.clone(),
+            seen: bytes,
+            ..State::default()
+        };
+        Self(Arc::new(Mutex::new(state)))
+    }
+
+    /// What a killed process leaves: the kernel has all that was written.
+    pub fn after_kill(&self) -> Self {
+        let state = self.0.lock().unwrap();
+        Self(Arc::new(Mutex::new(State {
+            seen: state.seen.clone(),
+            lasting: state.lasting.clone(),
+            unsynced: state.unsynced.clone(),
+            ..State::default()
+        })))
+    }
+
+    /// What a loss of power leaves at worst.
+    pub fn lasting(&self) -> Self {
+        Self::of(self.0.lock().unwrap().lasting.clone())
+    }
+
+    /// What a loss of power leaves of a file whose new size was lost, and nothing else.
+    pub fn without_growth(&self) -> Self {
+        let state = self.0.lock().unwrap();
+        let mut bytes = state.seen.clone();
+        bytes.truncate(state.lasting.len());
+        Self::of(bytes)
+    }
+
+    /// What a loss of power leaves: of what was not synced some, in any order; of a write any part in
+    /// sectors.
+    pub fn after_power_loss(&self, rng: &mut Rng) -> Self {
+        let state = self.0.lock().unwrap();
+        let mut bytes = state.lasting.clone();
+        let how = rng.below(4);
+        for (n, change) in state.unsynced.iter().enumerate() {
+            let happens = match how {
+                0 => false,
+                1 => rng.one_in(2),
+                2 => !rng.one_in(5),
+                _ => n < rng.index(state.unsynced.len() + 1),
+            };
+            if happens {
+                apply(&mut bytes, change, |_| true);
+            } else if rng.one_in(3) {
+                let sectors = rng.next();
+                apply(&mut bytes, change, |sector| {
+                    sectors >> (sector % 64) & 1 == 1
+                });
+            }
+        }
+        Self::of(bytes)
+    }
+}
+
+fn apply(bytes: &mut Vec<u8>, change: &Change, takes: impl Fn(usize) -> bool) {
+    match change {
+        Change::Grow(size) => bytes.resize(usize::try_from(*size).unwrap().max(bytes.len()), 0),
+        Change::Write(at, data) => {
+            let at = usize::try_from(*at).unwrap();
+            if bytes.len() < at + data.len() {
+                bytes.resize(at + data.len(), 0);
+            }
+            for (n, byte) in data.iter().enumerate() {
+                if takes((at + n) / 512) {
+                    bytes[at + n] = *byte;
+                }
+            }
+        }
+    }
+}
+
+impl State {
+    /// Whether the next change happens.
+    fn step(&mut self, is_write: bool) -> io::Result<bool> {
+        let at = self.count;
+        self.count += 1;
+        match self.fate {
+            Some(Fate::Dies(n)) if at >= n => Err(io::Error::other("killed")),
+            Some(Fate::Tears(n)) if at > n => Err(io::Error::other("killed")),
+            Some(Fate::Tears(n)) if at == n => Ok(false),
+            Some(Fate::Full(n)) if at >= n && is_write => {
+                Err(io::Error::from_raw_os_error(28)) // ENOSPC
+            }
+            _ => Ok(true),
+        }
+    }
+
+    fn change(&mut self, change: Change) {
+        apply(&mut self.seen, &change, |_| true);
+        self.unsynced.push(change);
+    }
+}
+
+impl Disk for MemoryDisk {
+    fn size(&self) -> io::Result<u64> {
+        Ok(self.0.lock().unwrap().seen.len() as u64)
+    }
+
+    fn read(&self, at: u64, out: &mut [u8]) -> io::Result<()> {
+        let state = self.0.lock().unwrap();
+        let at = usize::try_from(at).unwrap();
+        let from = state.seen.get(at..at + out.len());
+        out.copy_from_slice(from.ok_or(io::ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
+
+    fn write(&self, at: u64, data: &[u8]) -> io::Result<()> {
+        let mut state = self.0.lock().unwrap();
+        let whole = state.step(true)?;
+        let part = if whole { data.len() } else { data.len() / 2 };
+        state.change(Change::Write(at, data[..part].to_vec()));
+        if whole {
+            return Ok(());
+        }
+        Err(io::Error::other("killed"))
+    }
+
+    fn grow(&self, size: u64) -> io::Result<()> {
+        let mut state = self.0.lock().unwrap();
+        state.step(true)?;
+        state.change(Change::Grow(size));
+        Ok(())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        let mut state = self.0.lock().unwrap();
+        state.step(false)?;
+        state.syncs += 1;
+        let State { seen, lasting, .. } = &mut *state;
+        lasting.clone_from(seen);
+        state.unsynced.clear();
+        Ok(())
+    }
+}

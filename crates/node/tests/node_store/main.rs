@@ -1,0 +1,21 @@
+//! The ledger of a node: against a model of its rules, on disks that fail, and under kills.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test"
+)]
+
+mod asking;
+mod compare;
+mod crash;
+mod disk;
+mod file;
+mod kills;
+mod model;
+mod property;
+#[path = "../../../../tests/common/rng.rs"]
+mod rng;
+mod rot;
+mod world;

@@ -1,0 +1,489 @@
+//! The rules of the ledger, written down a second time, without any structure: lists, and a look at every
+//! address.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use cadastre_core::holding::{Gateway, Holding, PoolTerms, Prefix};
+use cadastre_core::{Addr, Cidr, Family};
+use cadastre_node::{Add, Answer, Attachment, BlockState, Check, Gc, Now, Op, PodRef, Why};
+
+#[derive(Clone, Debug)]
+pub struct Block {
+    pub uid: String,
+    pub pool: String,
+    pub state: BlockState,
+    pub reserved: Vec<cadastre_core::Span>,
+    pub on_request: Vec<cadastre_core::Span>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Tenant {
+    pub addresses: Vec<(Addr, Cidr)>,
+    pub pod: Option<PodRef>,
+    pub netns: String,
+    pub boot: String,
+}
+
+#[derive(Clone, Debug)]
+pub struct Freed {
+    pub addr: Addr,
+    pub block: Cidr,
+    pub boot: String,
+    pub ms: u64,
+    pub pod: Option<PodRef>,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Model {
+    pub node: Option<String>,
+    pub pools: Vec<PoolTerms>,
+    pub blocks: BTreeMap<Cidr, Block>,
+    pub tenants: BTreeMap<Attachment, Tenant>,
+    /// In the order of their release
+    pub freed: Vec<Freed>,
+    /// In which boot a DEL was asked for, and when
+    pub deleted: BTreeMap<Attachment, (String, Duration)>,
+    /// By CIDR and UID
+    pub given_back: BTreeSet<(Cidr, String)>,
+}
+
+fn ms(now: &Now) -> u64 {
+    u64::try_from(now.since_boot.as_millis()).unwrap()
+}
+
+fn has(spans: &[cadastre_core::Span], addr: Addr) -> bool {
+    let mut spans = spans.iter();
+    spans.any(|span| span.first() <= addr && addr <= span.last())
+}
+
+/// The addresses of a block, one by one; of a wide one as many as a test comes to.
+pub fn each(cidr: Cidr) -> impl Iterator<Item = Addr> {
+    let (first, last) = (cidr.first(), cidr.last());
+    let end = last.value.min(first.value + 100_000);
+    (first.value..=end).map(move |value| Addr { value, ..first })
+}
+
+impl Model {
+    fn terms(&self, pool: &str) -> PoolTerms {
+        let known = self.pools.iter().find(|it| it.name == pool);
+        known.cloned().unwrap_or_else(|| PoolTerms::named(pool))
+    }
+
+    /// In the order of the table.
+    fn attachments(&self) -> Vec<Attachment> {
+        let mut all: Vec<Attachment> = self.tenants.keys().cloned().collect();
+        all.sort_by(|one, other| order(one).cmp(&order(other)));
+        all
+    }
+
+    pub fn has(&self, attachment: &Attachment) -> Vec<Addr> {
+        let tenant = self.tenants.get(attachment);
+        tenant.map_or(Vec::new(), |it| {
+            it.addresses.iter().map(|it| it.0).collect()
+        })
+    }
+
+    pub fn blocks(&self) -> Vec<(Cidr, String)> {
+        let blocks = self.blocks.iter();
+        blocks.map(|(cidr, it)| (*cidr, it.uid.clone())).collect()
+    }
+
+    fn user(&self, addr: Addr) -> Option<&Attachment> {
+        let has = |it: &Tenant| it.addresses.iter().any(|(has, _)| *has == addr);
+        self.tenants.iter().find(|(_, it)| has(it)).map(|it| it.0)
+    }
+
+    pub fn cools(&self, freed: &Freed, now: &Now) -> bool {
+        let pool = self.blocks.get(&freed.block).map_or("", |it| &it.pool);
+        let cooldown = u64::from(self.terms(pool).cooldown_seconds) * 1000;
+        let since = if freed.boot == now.boot { freed.ms } else { 0 };
+        ms(now) < since + cooldown
+    }
+
+    /// Whether an address of a block is nobody's by the table of what may be given.
+    pub fn never(&self, cidr: Cidr, addr: Addr) -> bool {
+        let terms = self.terms(&self.blocks[&cidr].pool);
+        let family = match cidr.family() {
+            Family::V4 => terms.ipv4.as_ref(),
+            Family::V6 => terms.ipv6.as_ref(),
+        };
+        let around = family.and_then(|it| it.cidrs.iter().find(|range| range.contains(&cidr)));
+        let range = match terms.prefix {
+            Prefix::Pool => *around.unwrap_or(&cidr),
+            _ => cidr,
+        };
+        let is_end = |range: Cidr| {
+            let v4 = range.family() == Family::V4;
+            range.size() > 2 && (addr == range.first() || v4 && addr == range.last())
+        };
+        let of_pool = terms.prefix == Prefix::Pool && is_end(range);
+        of_pool
+            || match family.map_or(Gateway::FirstOfBlock, |it| it.gateway) {
+                Gateway::None => false,
+                Gateway::Address(gateway) => {
+                    addr == gateway || terms.prefix != Prefix::Host && is_end(range)
+                }
+                Gateway::FirstOfBlock => {
+                    let second = addr.value == cidr.first().value + 1;
+                    is_end(cidr)
+                        || cidr.size() > 2 && second
+                        || cidr.size() == 2 && addr == cidr.first()
+                }
+            }
+    }
+
+    fn reserved(&self, cidr: Cidr, addr: Addr) -> bool {
+        has(&self.blocks[&cidr].reserved, addr)
+    }
+
+    /// Whether an address of a block may be given to who does not ask for it.
+    pub fn is_for_all(&self, cidr: Cidr, addr: Addr) -> bool {
+        let asked = has(&self.blocks[&cidr].on_request, addr);
+        !self.never(cidr, addr) && !self.reserved(cidr, addr) && !asked
+    }
+
+    fn next(&self, cidr: Cidr, now: &Now) -> Option<Addr> {
+        let known: BTreeSet<Addr> = self.freed.iter().map(|it| it.addr).collect();
+        let used: BTreeSet<Addr> = self
+            .tenants
+            .values()
+            .flat_map(|it| it.addresses.iter().map(|it| it.0))
+            .collect();
+        let may = |addr: Addr| self.is_for_all(cidr, addr);
+        let new =
+            each(cidr).find(|addr| !known.contains(addr) && !used.contains(addr) && may(*addr));
+        new.or_else(|| {
+            let mut of_block = self.freed.iter().filter(|it| it.block == cidr);
+            let first = of_block.find(|it| may(it.addr))?;
+            (!self.cools(first, now)).then_some(first.addr)
+        })
+    }
+
+    fn giving(&self, pool: &str, family: Family) -> Vec<Cidr> {
+        let gives = |cidr: &Cidr, it: &Block| {
+            it.pool == pool && it.state == BlockState::Held && cidr.family() == family
+        };
+        let giving = self.blocks.iter().filter(|(cidr, it)| gives(cidr, it));
+        giving.map(|(cidr, _)| *cidr).collect()
+    }
+
+    fn families(&self, pool: &str) -> Vec<Family> {
+        let terms = self.terms(pool);
+        let told: Vec<Family> = Family::ALL
+            .into_iter()
+            .filter(|it| match it {
+                Family::V4 => terms.ipv4.is_some(),
+                Family::V6 => terms.ipv6.is_some(),
+            })
+            .collect();
+        if !told.is_empty() {
+            return told;
+        }
+        let held = |it: &Family| !self.giving(pool, *it).is_empty();
+        Family::ALL.into_iter().filter(held).collect()
+    }
+
+    /// Pools that serve who has no wishes, best first.
+    fn automatic(&self) -> Vec<String> {
+        let mut names: Vec<String> = Vec::new();
+        let automatic = self.pools.iter().filter(|it| it.automatic);
+        names.extend(automatic.map(|it| it.name.clone()));
+        let mut strange: Vec<String> = Vec::new();
+        for block in self
+            .blocks
+            .values()
+            .filter(|it| it.state == BlockState::Held)
+        {
+            if !self.pools.iter().any(|it| it.name == block.pool) {
+                strange.push(block.pool.clone());
+            }
+        }
+        strange.sort_by_key(|it| (it.len(), it.clone()));
+        strange.dedup();
+        names.extend(strange);
+        names
+    }
+
+    fn of_pool(&self, pool: &str, now: &Now) -> Result<Vec<(Addr, Cidr)>, Why> {
+        let mut chosen = Vec::new();
+        for family in self.families(pool) {
+            let blocks = self.giving(pool, family);
+            if blocks.is_empty() {
+                return Err(Why::NothingHeld);
+            }
+            let mut found = blocks.iter().map(|cidr| (self.next(*cidr, now), *cidr));
+            match found.find_map(|(addr, cidr)| Some((addr?, cidr))) {
+                Some(one) => chosen.push(one),
+                None => return Err(Why::Exhausted),
+            }
+        }
+        if chosen.is_empty() {
+            return Err(Why::NothingHeld);
+        }
+        Ok(chosen)
+    }
+
+    fn choose(&self, add: &Add, now: &Now) -> Result<Vec<(Addr, Cidr)>, Why> {
+        if !add.addresses.is_empty() {
+            return self.asked(add, now);
+        }
+        let names = if add.pools.is_empty() {
+            self.automatic()
+        } else {
+            add.pools.clone()
+        };
+        let mut whys = Vec::new();
+        for name in &names {
+            let known = self.pools.iter().any(|it| it.name == *name);
+            let held = Family::ALL
+                .iter()
+                .any(|it| !self.giving(name, *it).is_empty());
+            if !known && !held {
+                whys.push(Why::UnknownPool);
+                continue;
+            }
+            match self.of_pool(name, now) {
+                Ok(chosen) => return Ok(chosen),
+                Err(why) => whys.push(why),
+            }
+        }
+        Err(if whys.contains(&Why::Exhausted) {
+            Why::Exhausted
+        } else if !whys.is_empty() && whys.iter().all(|why| *why == Why::UnknownPool) {
+            Why::UnknownPool
+        } else {
+            Why::NothingHeld
+        })
+    }
+
+    fn asked(&self, add: &Add, now: &Now) -> Result<Vec<(Addr, Cidr)>, Why> {
+        let addresses: BTreeSet<Addr> = add.addresses.iter().copied().collect();
+        for family in Family::ALL {
+            if addresses.iter().filter(|it| it.family == family).count() > 1 {
+                return Err(Why::NotUsable);
+            }
+        }
+        let mut chosen = Vec::new();
+        for addr in addresses {
+            let mut held = self
+                .blocks
+                .iter()
+                .filter(|(cidr, it)| it.state == BlockState::Held && cidr.contains_addr(addr));
+            let Some((cidr, _)) = held.next() else {
+                return Err(Why::NotHeld);
+            };
+            if self.never(*cidr, addr) || self.reserved(*cidr, addr) {
+                return Err(Why::NotUsable);
+            }
+            if self.user(addr).is_some() {
+                return Err(Why::Taken);
+            }
+            if let Some(freed) = self.freed.iter().find(|it| it.addr == addr) {
+                // By the cooldown of the pool that it is asked of.
+                let cooldown = self.terms(&self.blocks[cidr].pool).cooldown_seconds;
+                let since = if freed.boot == now.boot { freed.ms } else { 0 };
+                let cools = ms(now) < since + u64::from(cooldown) * 1000;
+                let own = |had: &PodRef, pod: &PodRef| {
+                    had.uid == pod.uid || had.namespace == pod.namespace && had.name == pod.name
+                };
+                let pods = freed.pod.as_ref().zip(add.pod.as_ref());
+                if cools && !pods.is_some_and(|(had, pod)| own(had, pod)) {
+                    return Err(Why::Taken);
+                }
+            }
+            chosen.push((addr, *cidr));
+        }
+        Ok(chosen)
+    }
+
+    /// What becomes of an operation that was asked for then: the addresses of the answer, or why not.
+    pub fn run(&mut self, op: &Op, asked: Duration, now: &Now) -> Result<Vec<Addr>, Why> {
+        match op {
+            Op::Add(add) => {
+                let deleted = self.deleted.get(&add.attachment);
+                let is_over = deleted.is_some_and(|(boot, at)| *boot == now.boot && *at > asked);
+                let is_late = now.since_boot.saturating_sub(asked) >= Duration::from_secs(60);
+                if is_over || is_late {
+                    return Err(Why::Busy);
+                }
+                self.add(add, now)
+            }
+            Op::Del(attachment) => {
+                let new = (now.boot.clone(), asked);
+                let old = self.deleted.get(attachment);
+                if old.is_none_or(|old| old.0 != new.0 || old.1 < new.1) {
+                    self.deleted.insert(attachment.clone(), new);
+                }
+                self.del(attachment, now);
+                Ok(Vec::new())
+            }
+            Op::Check(check) => self.check(check),
+            Op::Gc(Gc { network, valid }) => {
+                for it in self.attachments() {
+                    let is_valid = valid.contains(&(it.container_id.clone(), it.ifname.clone()));
+                    if it.network == *network && !is_valid {
+                        self.del(&it, now);
+                    }
+                }
+                Ok(Vec::new())
+            }
+            Op::Status => {
+                let serves = |pool: &String| {
+                    let families = self.families(pool);
+                    let all = families.iter().all(|it| !self.giving(pool, *it).is_empty());
+                    !families.is_empty() && all
+                };
+                // Those that are to be named serve who names them.
+                let mut pools = self.automatic();
+                pools.extend(self.pools.iter().map(|it| it.name.clone()));
+                let serves = pools.iter().any(serves);
+                serves.then_some(Vec::new()).ok_or(Why::NothingHeld)
+            }
+        }
+    }
+
+    fn add(&mut self, add: &Add, now: &Now) -> Result<Vec<Addr>, Why> {
+        let has = self.has(&add.attachment);
+        if let Some(tenant) = self.tenants.get_mut(&add.attachment) {
+            if add.addresses.iter().any(|it| !has.contains(it)) {
+                return Err(Why::Mismatch);
+            }
+            if tenant.boot != now.boot || tenant.netns != add.netns {
+                tenant.boot.clone_from(&now.boot);
+                tenant.netns.clone_from(&add.netns);
+                tenant.pod = add.pod.clone().or(tenant.pod.take());
+            }
+            return Ok(has);
+        }
+        let addresses = self.choose(add, now)?;
+        for (addr, _) in &addresses {
+            assert!(self.user(*addr).is_none(), "the model gave {addr} twice");
+            self.freed.retain(|it| it.addr != *addr);
+        }
+        let tenant = Tenant {
+            addresses,
+            pod: add.pod.clone(),
+            netns: add.netns.clone(),
+            boot: now.boot.clone(),
+        };
+        self.tenants.insert(add.attachment.clone(), tenant);
+        Ok(self.has(&add.attachment))
+    }
+
+    fn del(&mut self, attachment: &Attachment, now: &Now) {
+        let Some(tenant) = self.tenants.remove(attachment) else {
+            return;
+        };
+        for (addr, block) in tenant.addresses {
+            self.freed.push(Freed {
+                addr,
+                block,
+                boot: now.boot.clone(),
+                ms: ms(now),
+                pod: tenant.pod.clone(),
+            });
+        }
+    }
+
+    fn check(&self, check: &Check) -> Result<Vec<Addr>, Why> {
+        let has = self.has(&check.attachment);
+        let ours = |it: &&Addr| self.blocks.keys().any(|cidr| cidr.contains_addr(**it));
+        let remembered: BTreeSet<&Addr> = check.addresses.iter().filter(ours).collect();
+        let all: BTreeSet<&Addr> = check.addresses.iter().collect();
+        let fits =
+            has.iter().all(|it| all.contains(it)) && remembered.iter().all(|it| has.contains(it));
+        (!has.is_empty() && fits)
+            .then_some(Vec::new())
+            .ok_or(Why::Mismatch)
+    }
+
+    fn is_empty(&self, cidr: Cidr, now: &Now) -> bool {
+        let mut tenants = self.tenants.values();
+        let used = tenants.any(|it| it.addresses.iter().any(|(_, block)| *block == cidr));
+        let mut freed = self.freed.iter().filter(|it| it.block == cidr);
+        !used && !freed.any(|it| self.cools(it, now))
+    }
+
+    pub fn hold(&mut self, holding: &Holding, now: &Now) {
+        self.node = Some(holding.node_uid.clone());
+        self.pools.clone_from(&holding.pools);
+        let listed: BTreeSet<Cidr> = holding.blocks.iter().map(|it| it.cidr).collect();
+        for it in &holding.blocks {
+            let given_back = self.given_back.contains(&(it.cidr, it.uid.clone()));
+            let state = match (given_back, it.draining) {
+                (true, _) if self.is_empty(it.cidr, now) => BlockState::Released,
+                (true, _) | (_, true) => BlockState::Draining,
+                _ => BlockState::Held,
+            };
+            if state == BlockState::Released {
+                self.freed.retain(|freed| freed.block != it.cidr);
+            }
+            let block = Block {
+                uid: it.uid.clone(),
+                pool: it.pool.clone(),
+                state,
+                reserved: it.reserved.clone(),
+                on_request: it.on_request.clone(),
+            };
+            self.blocks.insert(it.cidr, block);
+        }
+        let unlisted: Vec<Cidr> = self
+            .blocks
+            .keys()
+            .filter(|it| !listed.contains(it))
+            .copied()
+            .collect();
+        for cidr in unlisted {
+            if self.blocks[&cidr].state == BlockState::Released || self.is_empty(cidr, now) {
+                self.blocks.remove(&cidr);
+                self.freed.retain(|it| it.block != cidr);
+            } else {
+                self.blocks.get_mut(&cidr).unwrap().state = BlockState::Withdrawn;
+            }
+        }
+    }
+
+    pub fn release(&mut self, cidr: Cidr, uid: &str, now: &Now) -> bool {
+        let empty = self.is_empty(cidr, now);
+        let Some(block) = self.blocks.get_mut(&cidr).filter(|it| it.uid == uid) else {
+            return false;
+        };
+        if block.state == BlockState::Released {
+            return true;
+        }
+        if empty {
+            block.state = BlockState::Released;
+            self.given_back.insert((cidr, uid.to_owned()));
+            self.freed.retain(|it| it.block != cidr);
+        }
+        empty
+    }
+}
+
+/// The order of the table: each text by its length first.
+pub fn order(it: &Attachment) -> (usize, &str, usize, &str, &str) {
+    (
+        it.network.len(),
+        &it.network,
+        it.container_id.len(),
+        &it.container_id,
+        &it.ifname,
+    )
+}
+
+/// The answer in the words of the model.
+pub fn words(answer: &Result<Answer, cadastre_node::Refusal>) -> Result<Vec<Addr>, Why> {
+    match answer {
+        Ok(Answer::Given(given)) => Ok(given.addresses.iter().map(|it| it.address).collect()),
+        Ok(Answer::Done) => Ok(Vec::new()),
+        Err(refusal) => {
+            assert!(
+                refusal.text.len() > 20 && refusal.text.ends_with('.'),
+                "{}",
+                refusal.text
+            );
+            Err(refusal.why)
+        }
+    }
+}

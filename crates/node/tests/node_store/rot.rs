@@ -1,0 +1,104 @@
+//! A file that is not as it was left: the store says so, or has everything; it never makes up a past.
+
+use cadastre_node::{Op, StoreError};
+
+use crate::disk::MemoryDisk;
+use crate::rng::{Rng, seed};
+use crate::world::{add, at, attachment, holding};
+
+fn lived() -> MemoryDisk {
+    let disk = MemoryDisk::default();
+    let mut store = disk.create().unwrap();
+    let now = at(0, 1_000_000);
+    store
+        .hold(&holding(&["10.0.0.0/24", "fd00::/112"]), &now)
+        .unwrap();
+    for n in 0..120 {
+        store.run(&[Op::Add(add(n))], &now);
+        if n % 3 == 0 {
+            store.run(&[Op::Del(attachment(n))], &now);
+        }
+    }
+    drop(store);
+    disk
+}
+
+/// Opens a copy that was changed. True if it is damaged.
+fn is_damaged(bytes: Vec<u8>, what: &str) -> bool {
+    let now = at(0, 1_000_000);
+    let as_it_was = lived_snapshot();
+    let store = MemoryDisk::of(bytes).open();
+    match store.and_then(|mut store| store.snapshot(&now)) {
+        Ok(snapshot) => {
+            assert!(snapshot == *as_it_was, "{what}: another past");
+            false
+        }
+        Err(StoreError::Damaged { .. }) => true,
+        Err(error) => panic!("{what}: {error}"),
+    }
+}
+
+fn lived_snapshot() -> &'static cadastre_node::Snapshot {
+    static SNAPSHOT: std::sync::OnceLock<cadastre_node::Snapshot> = std::sync::OnceLock::new();
+    SNAPSHOT.get_or_init(|| {
+        let mut store = lived().open().unwrap();
+        store.snapshot(&at(0, 1_000_000)).unwrap()
+    })
+}
+
+#[test]
+fn a_flipped_bit_is_found_or_does_not_matter() {
+    let seed = seed();
+    println!("SEED={seed}");
+    let mut rng = Rng::new(seed);
+    let bytes = lived().bytes();
+    // Every bit of the header, and some of the pages that are in use.
+    let mut bits: Vec<usize> = (0..320 * 8).collect();
+    let end = bytes.iter().rposition(|byte| *byte != 0).unwrap();
+    bits.extend((0..1500).map(|_| rng.index(end * 8)));
+    let mut damaged = 0;
+    for bit in &bits {
+        let mut copy = bytes.clone();
+        copy[bit / 8] ^= 1 << (bit % 8);
+        damaged += u32::from(is_damaged(copy, &format!("SEED={seed} bit {bit}")));
+    }
+    println!("{damaged} of {} flips are damage", bits.len());
+    assert!(damaged > 1_000, "only {damaged}");
+}
+
+#[test]
+fn a_lost_page_is_found_or_does_not_matter() {
+    let seed = seed();
+    println!("SEED={seed}");
+    let mut rng = Rng::new(seed);
+    let bytes = lived().bytes();
+    let mut damaged = 0;
+    for page in 0..bytes.len() / 4096 {
+        let mut copy = bytes.clone();
+        let page = page * 4096..(page + 1) * 4096;
+        if copy[page.clone()].iter().any(|byte| *byte != 0) {
+            copy[page.clone()].fill(0);
+            damaged += u32::from(is_damaged(copy.clone(), &format!("zeros in {page:?}")));
+            for _ in 0..5 {
+                let from = rng.index(4096);
+                copy[page.start + from..page.end].fill_with(|| rng.next().to_le_bytes()[0]);
+                let what = format!("SEED={seed} noise from {from} in {page:?}");
+                damaged += u32::from(is_damaged(copy.clone(), &what));
+            }
+        }
+    }
+    assert!(damaged > 60, "only {damaged}");
+}
+
+#[test]
+fn what_is_cut_off_or_no_ledger_is_found() {
+    let bytes = lived().bytes();
+    for len in [0, 1, 9, 320, 4095, 4096, 5000, 8192, 20_000, 100_001] {
+        assert!(is_damaged(bytes[..len].to_vec(), &format!("{len} bytes")));
+    }
+    assert!(is_damaged(vec![0; 1 << 20], "zeros"));
+    assert!(is_damaged(vec![b'x'; 1 << 20], "text"));
+    let mut longer = bytes;
+    longer.extend([7; 5000]);
+    assert!(!is_damaged(longer, "something behind the end"));
+}

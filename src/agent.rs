@@ -1,0 +1,336 @@
+//! `cadastre agent`
+
+use std::net::SocketAddr;
+use std::num::NonZeroU32;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use anyhow::Context;
+use tokio::sync::{Notify, broadcast, watch};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use super::daemon::{self, AdminPort, Guard};
+use cadastre_agent::events::Events;
+use cadastre_agent::files::conflist::{BRIDGE, Facts, PTP, Template};
+use cadastre_agent::files::kept::{Kept, Wanted};
+use cadastre_agent::files::subnet_env::Links;
+use cadastre_agent::known::Known;
+use cadastre_agent::leaks::Leaks;
+use cadastre_agent::ledger::Ledger;
+use cadastre_agent::metrics::AgentMetrics;
+use cadastre_agent::service::Service;
+use cadastre_agent::unix::{OnlyOne, Socket};
+use cadastre_agent::{files, grpc, plugin_socket, run};
+use cadastre_core::holding::Holding;
+use cadastre_daemon::client;
+use cadastre_daemon::client::Options;
+use cadastre_daemon::telemetry::logs;
+use cadastre_node::clock;
+
+/// Give the pods of this node their addresses, from what the NodeSubnet says that the node holds
+///
+/// One runs on each node, on the host's network. The CNI plugin cadastre-ipam asks it. Finds the
+/// cluster by --kubeconfig, KUBECONFIG, ~/.kube/config or the pod's service account, in this order.
+#[derive(Debug, clap::Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
+pub(super) struct Args {
+    /// Name of the Node that this machine is; without it the host's name
+    #[arg(long, env = "NODE_NAME")]
+    node_name: Option<String>,
+
+    /// Kubeconfig file of the cluster
+    #[arg(long, env = "CADASTRE_KUBECONFIG")]
+    kubeconfig: Option<PathBuf>,
+
+    /// Context of the kubeconfig
+    #[arg(long, env = "CADASTRE_CONTEXT")]
+    context: Option<String>,
+
+    /// Socket of the CNI plugin
+    #[arg(
+        long,
+        env = "CADASTRE_CNI_SOCKET",
+        default_value = "/run/cadastre/cni.sock"
+    )]
+    cni_socket: PathBuf,
+
+    /// Socket of the gRPC API, for other programs of this node
+    #[arg(
+        long,
+        env = "CADASTRE_SOCKET",
+        default_value = "/run/cadastre/agent.sock"
+    )]
+    socket: PathBuf,
+
+    /// The file that remembers who has which address; it must survive reboots
+    #[arg(
+        long,
+        env = "CADASTRE_STORE",
+        default_value = "/var/lib/cadastre/node.redb"
+    )]
+    store: PathBuf,
+
+    /// Socket of the container runtime (CRI): which sandboxes there are proves leaks, and what is in
+    /// use when the store was lost. Without it network namespaces alone are looked at
+    #[arg(long, env = "CADASTRE_CRI_SOCKET")]
+    cri_socket: Option<PathBuf>,
+
+    /// Seconds that an ADD waits for a block when the node has no address left; the plugin's own
+    /// deadline ends it in any case
+    #[arg(long, env = "CADASTRE_ADD_WAIT", default_value = "5", value_parser = seconds)]
+    add_wait: Duration,
+
+    /// Seconds between writes of NodeSubnet.status that can wait; what cannot is written at once
+    #[arg(long, env = "CADASTRE_PUBLISH_INTERVAL", default_value = "30", value_parser = seconds)]
+    publish_interval: Duration,
+
+    /// Seconds between writes of this node's NodeAddresses, the list of addresses in use; what somebody waits
+    /// for, or nobody else knows, is written in --publish-interval
+    #[arg(long, env = "CADASTRE_ADDRESSES_INTERVAL", default_value = "300", value_parser = seconds)]
+    addresses_interval: Duration,
+
+    /// Seconds that a pod must be gone before its address may be freed without a DEL
+    #[arg(long, env = "CADASTRE_LEAK_GRACE", default_value = "60", value_parser = seconds)]
+    leak_grace: Duration,
+
+    /// Where to write flannel's subnet.env (/run/flannel/subnet.env); not written without it
+    #[arg(long, env = "CADASTRE_SUBNET_ENV")]
+    subnet_env: Option<PathBuf>,
+
+    /// Where to write the CNI configuration (/etc/cni/net.d/05-cadastre.conflist); not written without
+    /// it, nor before the node holds something
+    #[arg(long, env = "CADASTRE_CNI_CONF")]
+    cni_conf: Option<PathBuf>,
+
+    /// Template of the CNI configuration: a file, or one that comes along: ptp, or bridge (for nodes
+    /// with one IPv4 range)
+    #[arg(long, env = "CADASTRE_CNI_CONF_TEMPLATE", default_value = "ptp")]
+    cni_conf_template: String,
+
+    /// Write the CNI configuration also where another's network is configured, whose pods are ours from then
+    /// on. Without it that one keeps the node, and the condition ServedByOthers of the NodeSubnet says so
+    #[arg(long, env = "CADASTRE_CNI_CONF_OVER_OTHERS", requires = "cni_conf")]
+    cni_conf_over_others: bool,
+
+    /// Remove the CNI configuration on SIGTERM: the node is not ready from then on
+    #[arg(long, env = "CADASTRE_REMOVE_CNI_CONF", requires = "cni_conf")]
+    remove_cni_conf: bool,
+
+    /// MTU of pods' interfaces, for the files above
+    #[arg(long, env = "CADASTRE_MTU", default_value_t = 1500, value_parser = clap::value_parser!(u32).range(576..=65_535))]
+    mtu: u32,
+
+    /// FLANNEL_IPMASQ in subnet.env: whether somebody else masquerades, so that the plugin need not
+    #[arg(
+        long,
+        env = "CADASTRE_IP_MASQ",
+        default_value_t = true,
+        action = clap::ArgAction::Set
+    )]
+    ip_masq: bool,
+
+    /// Masquerade what pods send to addresses outside of all pools, in the nftables tables `ip cadastre` and
+    /// `ip6 cadastre`; takes the capability NET_ADMIN
+    #[arg(
+        long,
+        env = "CADASTRE_MASQUERADE",
+        default_value_t = false,
+        action = clap::ArgAction::Set
+    )]
+    masquerade: bool,
+
+    /// Address of the admin port: /metrics, /healthz, /readyz, /loglevel
+    #[arg(long, env = "CADASTRE_ADMIN_ADDRESS", default_value = "0.0.0.0:9818")]
+    admin_address: SocketAddr,
+
+    #[command(flatten)]
+    guard: Guard,
+
+    /// Requests to the API server a second at most; 0 leaves it to the API server's own fairness
+    #[arg(long, env = "CADASTRE_KUBE_API_QPS", default_value_t = 0)]
+    kube_api_qps: u32,
+
+    /// Seconds after SIGTERM in which calls and a write in flight may finish
+    #[arg(long, env = "CADASTRE_SHUTDOWN_GRACE", default_value = "10", value_parser = seconds)]
+    shutdown_grace: Duration,
+
+    /// Form of the log lines
+    #[arg(long, env = "CADASTRE_LOG_FORMAT", value_enum, default_value_t = logs::Format::Text)]
+    log_format: logs::Format,
+
+    /// Log level, or module=level pairs; changeable at run time (PUT /loglevel on the admin port)
+    #[arg(long, env = "CADASTRE_LOG", default_value = "info")]
+    log_level: String,
+}
+
+/// Seconds, with a fraction if need be, of at most a day.
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text
+        .parse()
+        .map_err(|_| format!("\"{text}\" is no number of seconds: write one such as 5 or 0.5"))?;
+    if (0.0..=86_400.0).contains(&seconds) {
+        return Ok(Duration::from_secs_f64(seconds));
+    }
+    Err(format!("{text} seconds: give between 0 and 86400"))
+}
+
+pub(super) fn exec(args: Args) -> anyhow::Result<()> {
+    let level = daemon::start(args.log_format, &args.log_level)?;
+    let template = template(&args)?;
+    // One thread for everything but the store: an agent does little, and little at a time.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(serve(args, template, level))
+}
+
+fn template(args: &Args) -> anyhow::Result<Template> {
+    let text = match args.cni_conf_template.as_str() {
+        "ptp" => PTP.to_owned(),
+        "bridge" => BRIDGE.to_owned(),
+        path => std::fs::read_to_string(path)
+            .with_context(|| format!("--cni-conf-template: cannot read {path}"))?,
+    };
+    Template::new(&text).with_context(|| format!("--cni-conf-template {}", args.cni_conf_template))
+}
+
+fn node_name(args: &Args) -> anyhow::Result<String> {
+    let name = args.node_name.clone().or_else(daemon::hostname);
+    let name = name.unwrap_or_default();
+    let legal = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-.".contains(c);
+    anyhow::ensure!(
+        !name.is_empty() && name.len() <= 253 && name.chars().all(legal),
+        "\"{name}\" is no name of a Node: give --node-name, as kubectl get nodes shows it"
+    );
+    Ok(name)
+}
+
+fn folder(path: &Path) -> &Path {
+    path.parent().unwrap_or(Path::new("/"))
+}
+
+async fn serve(args: Args, template: Template, level: logs::Level) -> anyhow::Result<()> {
+    let node = node_name(&args)?;
+    let (version, commit) = (cadastre_core::VERSION, cadastre_core::COMMIT);
+    info!(version, commit, node.name = %node, "cadastre agent starts");
+    // A second agent on the node is told so, rather than that its port is taken.
+    let _only = OnlyOne::lock(folder(&args.cni_socket))?;
+    let is_locked = folder(&args.store) == folder(&args.cni_socket);
+    let AdminPort {
+        registry,
+        readiness,
+        http,
+        review,
+        task: mut admin,
+    } = AdminPort::open(args.admin_address, &args.guard, level, None).await?;
+    let metrics = AgentMetrics::register(&registry)?;
+    let plugins = Socket::bind(
+        &args.cni_socket,
+        plugin_socket::CONNECTIONS,
+        metrics.connections("cni"),
+    )?;
+    let others = Socket::bind(&args.socket, grpc::CONNECTIONS, metrics.connections("grpc"))?;
+
+    let reach = Options {
+        kubeconfig: args.kubeconfig.clone(),
+        context: args.context.clone(),
+        rate: NonZeroU32::new(args.kube_api_qps),
+    };
+    let client = client::connect(&reach, http).await?;
+    if let Some(review) = review {
+        review.by(client.clone());
+    }
+    let events = Events::start(client.clone(), metrics.clone());
+    let ledger =
+        Ledger::closed("this node's agent starts and has not opened its store yet: try again");
+    let service = Arc::new(Service {
+        ledger: ledger.clone(),
+        known: Known::default(),
+        add_wait: args.add_wait,
+        metrics: metrics.clone(),
+        events: events.clone(),
+        changed: Notify::new(),
+        held: watch::Sender::new(0),
+        deleted: broadcast::Sender::new(64),
+    });
+    let leaks = Arc::new(Mutex::new(Leaks::new(args.leak_grace)));
+    let holding = watch::Sender::new(Arc::new(Holding::default()));
+    // Those who serve end before the loop does, and that before the store.
+    let (stop_serving, stop) = (CancellationToken::new(), CancellationToken::new());
+    let api = grpc::Api {
+        service: Arc::clone(&service),
+        node: node.clone(),
+        holding: holding.subscribe(),
+        leaks: Arc::clone(&leaks),
+        stop: stop_serving.clone(),
+    };
+    let mut grpc = tokio::spawn(grpc::run(others, api));
+    let mut plugins = tokio::spawn(plugin_socket::run(
+        plugins,
+        Arc::clone(&service),
+        stop_serving.clone(),
+    ));
+    let links = Links {
+        mtu: args.mtu,
+        ip_masq: args.ip_masq,
+    };
+    let facts = Facts {
+        node: node.clone(),
+        mtu: args.mtu,
+    };
+    let files = Kept::new(Wanted {
+        subnet_env: args.subnet_env.map(|path| (path, links)),
+        cni_conf: args.cni_conf.clone().map(|path| (path, template, facts)),
+        over_others: args.cni_conf_over_others,
+    });
+    let settings = run::Settings {
+        node,
+        store: args.store,
+        is_store_locked: is_locked,
+        publish_interval: args.publish_interval,
+        addresses_interval: args.addresses_interval,
+        leak_grace: args.leak_grace,
+        cri: args.cri_socket,
+        masquerade: args.masquerade,
+    };
+    let parts = run::Parts {
+        client,
+        ledger: ledger.clone(),
+        service,
+        readiness,
+        metrics,
+        events,
+        leaks,
+        holding,
+        stop: stop.clone(),
+    };
+    let mut agent = tokio::spawn(run::run(settings, parts, files));
+
+    tokio::select! {
+        signal = daemon::shutdown() => info!(signal = signal?, "shutting down"),
+        ended = &mut agent => return ended.context("the agent failed")?.context("the agent ended"),
+        ended = &mut grpc => anyhow::bail!("the gRPC socket ended by itself: {ended:?}"),
+        ended = &mut plugins => anyhow::bail!("the plugins' socket ended by itself: {ended:?}"),
+        ended = &mut admin => anyhow::bail!("the admin port ended by itself: {ended:?}"),
+    }
+    if let Some(path) = args.cni_conf.filter(|_| args.remove_cni_conf)
+        && let Err(error) = files::remove(&path)
+    {
+        warn!("{error}");
+    }
+    let until = clock::since_boot() + args.shutdown_grace;
+    let left = || until.saturating_sub(clock::since_boot());
+    stop_serving.cancel();
+    let served = tokio::time::timeout(left(), async { tokio::join!(plugins, grpc) }).await;
+    stop.cancel();
+    let ended = tokio::time::timeout(left(), agent).await;
+    if served.is_err() || ended.is_err() {
+        warn!("some calls were cut off after {:?}", args.shutdown_grace);
+    }
+    let closing = ledger.close("this node's agent stops: try again");
+    let _ = tokio::time::timeout(left().max(Duration::from_secs(1)), closing).await;
+    info!("stopped");
+    Ok(())
+}

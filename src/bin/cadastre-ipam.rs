@@ -1,7 +1,0 @@
-//! The `cadastre-ipam` CNI plugin.
-
-use std::process::ExitCode;
-
-fn main() -> ExitCode {
-    cadastre::cni::main()
-}

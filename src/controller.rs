@@ -1,0 +1,273 @@
+//! `cadastre controller`
+
+use std::net::SocketAddr;
+use std::num::NonZeroU32;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Context;
+use tokio::sync::watch;
+use tracing::{error, info, warn};
+
+use super::daemon::{self, AdminPort, Guard};
+use cadastre_api::{Allocate, LEASE_NAME};
+use cadastre_controller::cluster::lease;
+use cadastre_controller::cluster::lease::Leadership;
+use cadastre_controller::cluster::lease_task::{Election, Gate};
+use cadastre_controller::cluster::readiness::LeaderReadiness;
+use cadastre_controller::cluster::writer::Writer;
+use cadastre_controller::telemetry::{ControllerMetrics, LeaderMetrics, map};
+use cadastre_controller::{Settings, run};
+use cadastre_core::Cidr;
+use cadastre_daemon::client;
+use cadastre_daemon::client::Options;
+use cadastre_daemon::clock::Clock;
+use cadastre_daemon::telemetry::logs;
+
+/// Watch Nodes and IPPools, give every node its podCIDRs, keep NodeSubnets
+///
+/// Finds the cluster by --kubeconfig, KUBECONFIG, ~/.kube/config or the pod's service account, in this
+/// order. Several may run: one leads, the others stand by.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// Kubeconfig file of the cluster
+    #[arg(long, env = "CADASTRE_KUBECONFIG")]
+    kubeconfig: Option<PathBuf>,
+
+    /// Context of the kubeconfig
+    #[arg(long, env = "CADASTRE_CONTEXT")]
+    context: Option<String>,
+
+    /// Address of the admin port: /metrics, /healthz, /readyz, /loglevel
+    #[arg(long, env = "CADASTRE_ADMIN_ADDRESS", default_value = "0.0.0.0:9817")]
+    admin_address: SocketAddr,
+
+    #[command(flatten)]
+    guard: Guard,
+
+    /// Serve /map on the admin port, to whoever reaches it: the address space as a picture, with the
+    /// names of nodes and pods. Costs about 100 bytes of memory a pod
+    #[arg(long, env = "CADASTRE_MAP")]
+    map: bool,
+
+    /// Service range of the cluster, never carved; repeat it for dual stack. Only needed where the
+    /// API server has no ServiceCIDR objects (Kubernetes before 1.33)
+    #[arg(long, env = "CADASTRE_SERVICE_CIDRS", value_delimiter = ',', value_parser = parse_cidr)]
+    service_cidr: Vec<Cidr>,
+
+    /// Requests to the API server a second at most; 0 leaves it to the API server's own fairness
+    #[arg(long, env = "CADASTRE_KUBE_API_QPS", default_value_t = 0)]
+    kube_api_qps: u32,
+
+    /// podCIDR writes in flight at most
+    #[arg(long, env = "CADASTRE_WRITES_IN_FLIGHT", default_value_t = 48, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    writes_in_flight: u16,
+
+    /// Seconds a pool gives nothing after somebody else wrote a podCIDR in its range
+    #[arg(long, env = "CADASTRE_SECOND_WRITER_HOLD", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    second_writer_hold: u32,
+
+    /// Make a pool named "default" where the cluster has none, that allocates like this; its ranges are
+    /// those given, else kubeadm's podSubnet, else a private range that is free
+    #[arg(long, env = "CADASTRE_DEFAULT_POOL", value_enum)]
+    default_pool: Option<DefaultPool>,
+
+    /// Range of the default pool; repeat it for dual stack
+    #[arg(long, env = "CADASTRE_DEFAULT_POOL_CIDRS", value_delimiter = ',', value_parser = parse_cidr, requires = "default_pool")]
+    default_pool_cidr: Vec<Cidr>,
+
+    /// Seconds an address may be without a pod before its node is asked to free it
+    #[arg(long, env = "CADASTRE_LEAK_GRACE", default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    leak_grace: u32,
+
+    /// Objects a page when listing; 0 asks for everything at once
+    #[arg(long, env = "CADASTRE_LIST_PAGE", default_value_t = 1000)]
+    list_page: u32,
+
+    /// Namespace of the Lease
+    #[arg(long, env = "CADASTRE_LEASE_NAMESPACE", default_value = "kube-system")]
+    lease_namespace: String,
+
+    /// Name of the Lease
+    #[arg(long, env = "CADASTRE_LEASE_NAME", default_value = LEASE_NAME)]
+    lease_name: String,
+
+    /// How this process is called in the Lease
+    #[arg(long, env = "POD_NAME")]
+    identity: Option<String>,
+
+    /// Seconds others wait after the leader's last sign of life before one takes over
+    #[arg(long, env = "CADASTRE_LEASE_DURATION", default_value_t = 15)]
+    lease_duration: u32,
+
+    /// Seconds after its last renewal at which the leader stops writing
+    #[arg(long, env = "CADASTRE_RENEW_DEADLINE", default_value_t = 10)]
+    renew_deadline: u32,
+
+    /// Seconds between renewals
+    #[arg(long, env = "CADASTRE_RETRY_PERIOD", default_value_t = 2)]
+    retry_period: u32,
+
+    /// Seconds after SIGTERM in which writes in flight may finish
+    #[arg(long, env = "CADASTRE_SHUTDOWN_GRACE", default_value_t = 10)]
+    shutdown_grace: u32,
+
+    /// Form of the log lines
+    #[arg(long, env = "CADASTRE_LOG_FORMAT", value_enum, default_value_t = logs::Format::Text)]
+    log_format: logs::Format,
+
+    /// Log level, or module=level pairs; changeable at run time (PUT /loglevel on the admin port)
+    #[arg(long, env = "CADASTRE_LOG", default_value = "info")]
+    log_level: String,
+}
+
+/// How the default pool allocates.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum DefaultPool {
+    /// Affinity blocks on demand, for clusters with node agents
+    Blocks,
+    /// One range per node and family, in node.spec.podCIDRs
+    NodeCidr,
+}
+
+fn parse_cidr(text: &str) -> Result<Cidr, String> {
+    Cidr::parse_strict(text).map_err(|error| error.to_string())
+}
+
+pub(super) fn exec(args: Args) -> anyhow::Result<()> {
+    let settings = lease_settings(&args)?;
+    let level = daemon::start(args.log_format, &args.log_level)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()?;
+    runtime.block_on(serve(args, settings, level))
+}
+
+fn lease_settings(args: &Args) -> anyhow::Result<lease::Settings> {
+    let seconds = |n: u32| Duration::from_secs(n.into());
+    let settings = lease::Settings {
+        identity: args
+            .identity
+            .clone()
+            .or_else(daemon::hostname)
+            .unwrap_or_else(|| "cadastre".to_owned()),
+        nonce: nonce()?,
+        lease_duration: seconds(args.lease_duration),
+        renew_deadline: seconds(args.renew_deadline),
+        retry_period: seconds(args.retry_period),
+    };
+    settings
+        .validate()
+        .context("--lease-duration, --renew-deadline, --retry-period")?;
+    Ok(settings)
+}
+
+/// Eight hexadecimal digits that no other process has.
+fn nonce() -> anyhow::Result<String> {
+    let uuid = std::fs::read_to_string("/proc/sys/kernel/random/uuid")
+        .context("no source of random numbers")?;
+    Ok(uuid
+        .chars()
+        .filter(char::is_ascii_hexdigit)
+        .take(8)
+        .collect())
+}
+
+async fn serve(args: Args, settings: lease::Settings, level: logs::Level) -> anyhow::Result<()> {
+    let (version, commit) = (cadastre_core::VERSION, cadastre_core::COMMIT);
+    let target = format_args!("{}-{}", std::env::consts::ARCH, std::env::consts::OS);
+    info!(version, commit, %target, identity = %settings.identity, "cadastre controller starts");
+    let (map, questions) = args.map.then(map::channel).unzip();
+    let AdminPort {
+        registry,
+        readiness,
+        http,
+        review,
+        task: mut admin,
+    } = AdminPort::open(args.admin_address, &args.guard, level, map.map(map::routes)).await?;
+    let readiness = LeaderReadiness::new(readiness);
+    let reach = Options {
+        kubeconfig: args.kubeconfig,
+        context: args.context,
+        rate: NonZeroU32::new(args.kube_api_qps),
+    };
+    let client = client::connect(&reach, http).await?;
+    if let Some(review) = review {
+        review.by(client.clone());
+    }
+    tokio::spawn({
+        let client = client.clone();
+        async move {
+            let version = client.apiserver_version().await.ok();
+            if let Some(text) = version.as_ref().and_then(client::too_old) {
+                warn!("{text}");
+            }
+        }
+    });
+    let clock = Clock;
+    let (publish, leadership) = watch::channel(Leadership::Standby { leader: None });
+    let (release, released) = watch::channel(None);
+    let metrics = LeaderMetrics::register(&registry, &args.lease_name)?;
+    let (want, wanted) = watch::channel(None);
+    let election = Election {
+        client: client.clone(),
+        namespace: args.lease_namespace,
+        name: args.lease_name,
+        settings,
+        publish,
+        wanted,
+        readiness: readiness.clone(),
+        metrics,
+    };
+    let mut election = tokio::spawn(election.run(clock, released));
+
+    let parts = run::Parts {
+        client: client.clone(),
+        writer: Writer::new(client, Gate::new(leadership.clone(), clock)),
+        clock,
+        leadership,
+        want,
+        metrics: ControllerMetrics::register(&registry)?,
+        readiness,
+        page: Some(args.list_page).filter(|page| *page > 0),
+        questions,
+    };
+    let settings = Settings {
+        service_cidrs: args.service_cidr,
+        critical_in_flight: args.writes_in_flight.into(),
+        second_writer_hold: Duration::from_secs(args.second_writer_hold.into()),
+        default_pool: args.default_pool.map(|kind| match kind {
+            DefaultPool::Blocks => Allocate::Blocks,
+            DefaultPool::NodeCidr => Allocate::NodeCIDR,
+        }),
+        default_pool_cidrs: args.default_pool_cidr,
+        leak_grace: Duration::from_secs(args.leak_grace.into()),
+        pod_names: args.map,
+        ..Settings::default()
+    };
+    let grace = Duration::from_secs(args.shutdown_grace.into());
+    let (stop, stopping) = watch::channel(false);
+    let mut controller = tokio::spawn(run::run(parts, settings, stopping, grace));
+
+    tokio::select! {
+        signal = daemon::shutdown() => info!(signal = signal?, "shutting down"),
+        ended = &mut controller => anyhow::bail!("the controller ended by itself: {ended:?}"),
+        ended = &mut election => match ended {
+            Ok(Err(why)) => anyhow::bail!("{why}"),
+            ended => anyhow::bail!("the election ended by itself: {ended:?}"),
+        },
+        ended = &mut admin => anyhow::bail!("the admin port ended by itself: {ended:?}"),
+    }
+    stop.send_replace(true);
+    let settled = controller
+        .await
+        .context("the controller failed while stopping")?;
+    if !settled {
+        error!("some writes could not be settled: the next leader will fence them off");
+    }
+    release.send_replace(Some(settled));
+    let _ = tokio::time::timeout(Duration::from_secs(5), election).await;
+    info!(settled, "stopped");
+    Ok(())
+}

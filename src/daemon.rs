@@ -1,0 +1,133 @@
+//! What both daemons begin with, and what ends them.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use anyhow::Context;
+use prometheus::Registry;
+use prometheus::process_collector::ProcessCollector;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+
+use axum::Router;
+use cadastre_daemon::telemetry::admin;
+use cadastre_daemon::telemetry::admin::Admin;
+use cadastre_daemon::telemetry::review::Review;
+use cadastre_daemon::telemetry::tls::Tls;
+use cadastre_daemon::telemetry::{HttpMetrics, Readiness, build_info, logs};
+
+/// Logs, and what TLS is made with: once a process, before anything else.
+pub(super) fn start(format: logs::Format, level: &str) -> anyhow::Result<logs::Level> {
+    let level = logs::start(format, level).context("--log-level")?;
+    let installed = rustls::crypto::ring::default_provider().install_default();
+    installed.map_err(|_| anyhow::anyhow!("another TLS provider was installed first"))?;
+    Ok(level)
+}
+
+/// The name of this machine, as its kernel has it.
+pub(super) fn hostname() -> Option<String> {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
+    Some(name.trim().to_owned())
+}
+
+// How the admin port is guarded, and who does without it. No doc comment: clap would take it for that of the command.
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct Guard {
+    /// Certificate of the admin port, with its chain, in PEM: it speaks HTTPS then. A file that is
+    /// replaced is used at once
+    #[arg(long, env = "CADASTRE_ADMIN_TLS_CERT", requires = "admin_tls_key")]
+    admin_tls_cert: Option<PathBuf>,
+
+    /// Key of that certificate, in PEM
+    #[arg(long, env = "CADASTRE_ADMIN_TLS_KEY", requires = "admin_tls_cert")]
+    admin_tls_key: Option<PathBuf>,
+
+    /// Show /metrics and /map only to bearer tokens of who may get these paths: the API server is
+    /// asked (TokenReview, SubjectAccessReview). Probes stay open
+    #[arg(long, env = "CADASTRE_METRICS_AUTH", requires = "admin_tls_cert")]
+    metrics_auth: bool,
+
+    /// Address of a port for /healthz and /readyz alone, in plain HTTP, such as 127.0.0.1:9827. Probes that
+    /// ask there are answered whoever keeps the admin port busy, which answers them too
+    #[arg(long, env = "CADASTRE_PROBE_ADDRESS")]
+    probe_address: Option<SocketAddr>,
+}
+
+/// What the admin port tells, and the task that serves it and the probes for ever.
+pub(super) struct AdminPort {
+    pub registry: Registry,
+    pub readiness: Readiness,
+    pub http: HttpMetrics,
+    /// Waits to be told whom it asks
+    pub review: Option<Review>,
+    pub task: JoinHandle<Infallible>,
+}
+
+impl AdminPort {
+    /// Opens it, with the figures that every process has.
+    pub(super) async fn open(
+        address: SocketAddr,
+        guard: &Guard,
+        level: logs::Level,
+        more: Option<Router>,
+    ) -> anyhow::Result<Self> {
+        let registry = Registry::new();
+        build_info(&registry)?;
+        registry.register(Box::new(ProcessCollector::for_self()))?;
+        let http = HttpMetrics::register(&registry)?;
+        let readiness = Readiness::default();
+        readiness.register(&registry)?;
+        let files = guard
+            .admin_tls_cert
+            .clone()
+            .zip(guard.admin_tls_key.clone());
+        let tls = files.map(|(cert, key)| Tls::open(cert, key)).transpose()?;
+        let review = guard.metrics_auth.then(Review::new);
+        let listener = listen(address, "--admin-address").await?;
+        let probes = match guard.probe_address {
+            Some(address) => Some(listen(address, "--probe-address").await?),
+            None => None,
+        };
+        let pages = Admin {
+            registry: registry.clone(),
+            readiness: readiness.clone(),
+            level: Some(level),
+            pages: more,
+            review: review.clone(),
+        };
+        let ready = readiness.clone();
+        let task = tokio::spawn(async move {
+            match probes {
+                None => admin::run(listener, pages, tls).await,
+                Some(probes) => tokio::select! {
+                    never = admin::run(listener, pages, tls) => never,
+                    never = admin::run_probes(probes, ready) => never,
+                },
+            }
+        });
+        Ok(Self {
+            registry,
+            readiness,
+            http,
+            review,
+            task,
+        })
+    }
+}
+
+async fn listen(address: SocketAddr, flag: &str) -> anyhow::Result<TcpListener> {
+    let listener = TcpListener::bind(address).await;
+    listener.with_context(|| format!("cannot listen on {address}: choose another {flag}"))
+}
+
+/// Waits for SIGTERM or SIGINT, and says which it was.
+pub(super) async fn shutdown() -> std::io::Result<&'static str> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut term = signal(SignalKind::terminate())?;
+    let mut int = signal(SignalKind::interrupt())?;
+    Ok(tokio::select! {
+        _ = term.recv() => "SIGTERM",
+        _ = int.recv() => "SIGINT",
+    })
+}

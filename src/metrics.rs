@@ -1,0 +1,47 @@
+//! `cadastre metrics`
+
+use std::io::Write;
+
+use anyhow::Context;
+use cadastre_agent::metrics::AgentMetrics;
+use cadastre_controller::telemetry::{ControllerMetrics, LeaderMetrics};
+use cadastre_daemon::telemetry::catalog::{self, Metric, noted, of_daemon};
+use prometheus::Error;
+
+/// Print the list of all metrics as Markdown
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {}
+
+pub(super) fn exec(_: &Args) -> anyhow::Result<()> {
+    let text = page().context("the list cannot be made")?;
+    std::io::stdout()
+        .write_all(text.as_bytes())
+        .context("standard output is closed")
+}
+
+/// What the controller serves besides the figures of its process.
+pub fn of_controller() -> Result<Vec<Metric>, Error> {
+    noted(|registry| {
+        of_daemon(registry)?;
+        LeaderMetrics::register(registry, "cadastre-controller")?;
+        ControllerMetrics::register(registry)?;
+        Ok(())
+    })
+}
+
+/// What an agent serves besides the figures of its process.
+pub fn of_agent() -> Result<Vec<Metric>, Error> {
+    noted(|registry| {
+        of_daemon(registry)?;
+        AgentMetrics::register(registry)?;
+        Ok(())
+    })
+}
+
+/// All of it as a page.
+pub fn page() -> Result<String, Error> {
+    Ok(catalog::page(vec![
+        ("Controller", of_controller()?),
+        ("Agent", of_agent()?),
+    ]))
+}

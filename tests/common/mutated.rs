@@ -1,0 +1,43 @@
+//! Whether the mutations that unit tests of a crate are to find are found by them. Each crate includes this file.
+#![cfg(debug_assertions)]
+
+use std::process::Command;
+
+use cadastre_core::mutation::{Mutation, VARIABLE};
+
+#[path = "../sim/proofs.rs"]
+mod proofs;
+
+use proofs::{Proof, proof, row};
+
+/// Whether exactly that test of this executable runs, and passes.
+fn passes(name: &str, mutation: Option<Mutation>) -> bool {
+    let mut test = Command::new(std::env::current_exe().unwrap());
+    test.args(["--exact", name]).env_remove(VARIABLE);
+    if let Some(mutation) = mutation {
+        test.env(VARIABLE, format!("{mutation:?}"));
+    }
+    let done = test.output().unwrap();
+    let text = String::from_utf8_lossy(&done.stdout);
+    assert!(text.contains("running 1 test"), "there is no test {name}");
+    done.status.success()
+}
+
+#[test]
+fn unit_tests_find_what_is_said_of_them() {
+    let (own, _) = module_path!().split_once("::").unwrap();
+    let mut wrong = Vec::new();
+    for mutation in Mutation::ALL {
+        let Proof::Test(name) = proof(*mutation) else {
+            continue;
+        };
+        let Some((_, name)) = name.split_once("::").filter(|it| it.0 == own) else {
+            continue;
+        };
+        println!("{}", row(*mutation));
+        if !passes(name, None) || passes(name, Some(*mutation)) {
+            wrong.push(format!("{mutation:?}: {name}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
