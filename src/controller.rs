@@ -11,12 +11,13 @@ use tracing::{error, info, warn};
 
 use super::daemon::{self, AdminPort, Guard};
 use cadastre_api::{Allocate, LEASE_NAME};
+use cadastre_controller::cluster::leader_metrics::LeaderMetrics;
 use cadastre_controller::cluster::lease;
 use cadastre_controller::cluster::lease::Leadership;
 use cadastre_controller::cluster::lease_task::{Election, Gate};
 use cadastre_controller::cluster::readiness::LeaderReadiness;
 use cadastre_controller::cluster::writer::Writer;
-use cadastre_controller::telemetry::{ControllerMetrics, LeaderMetrics, map};
+use cadastre_controller::telemetry::{ControllerMetrics, map};
 use cadastre_controller::{Settings, run};
 use cadastre_core::Cidr;
 use cadastre_daemon::client;

@@ -4,7 +4,8 @@ use std::io::Write;
 
 use anyhow::Context;
 use cadastre_agent::metrics::AgentMetrics;
-use cadastre_controller::telemetry::{ControllerMetrics, LeaderMetrics};
+use cadastre_controller::cluster::leader_metrics::LeaderMetrics;
+use cadastre_controller::telemetry::ControllerMetrics;
 use cadastre_daemon::telemetry::catalog::{self, Metric, noted, of_daemon};
 use prometheus::Error;
 

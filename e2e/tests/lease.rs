@@ -7,10 +7,10 @@
 
 use std::time::{Duration, Instant};
 
+use cadastre_controller::cluster::leader_metrics::LeaderMetrics;
 use cadastre_controller::cluster::lease::{Leadership, Settings, Takeover, Tenure};
 use cadastre_controller::cluster::lease_task::Election;
 use cadastre_controller::cluster::readiness::LeaderReadiness;
-use cadastre_controller::telemetry::LeaderMetrics;
 use cadastre_daemon::client;
 use cadastre_daemon::clock::Clock;
 use cadastre_daemon::telemetry::HttpMetrics;

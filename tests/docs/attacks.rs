@@ -25,7 +25,7 @@ fn tests_in(folder: &Path, all: &mut BTreeSet<String>) {
 #[test]
 fn every_row_of_who_can_do_what_names_tests_that_exist() {
     let mut tests = BTreeSet::new();
-    for folder in ["src", "tests", "e2e/tests"] {
+    for folder in ["src", "crates", "tests", "e2e/tests"] {
         tests_in(&path(folder), &mut tests);
     }
     assert!(tests.len() > 500, "only {} were found", tests.len());

@@ -76,41 +76,41 @@ pub fn proof(mutation: Mutation) -> Proof {
         UnclearAssignmentFreed => duplicate(Scarce, 1_000),
         UsedAddressesNotAvoided => sim(Strangers, 200),
         MirrorPodsBelieved => unit(
-            "cadastre_controller::cluster::pods::tests::mirror_pods_count_against_what_their_node_had_and_a_few_against_free_space",
+            "controller::cluster::pods::tests::mirror_pods_count_against_what_their_node_had_and_a_few_against_free_space",
         ),
         BetterPoolNotAwaited => sim(AsDrawn, 5_000),
         PodCidrWaitersNotWoken => liveness(AsDrawn, 1_000),
         ReturnedRangesShared => unit(
-            "cadastre_controller::podcidr::tests::a_machine_gets_its_ranges_back_unless_somebody_else_holds_some_of_them",
+            "controller::podcidr::tests::a_machine_gets_its_ranges_back_unless_somebody_else_holds_some_of_them",
         ),
         ImpossibleClaimKept => unit(
-            "cadastre_controller::registry::tests::a_claim_that_can_no_longer_come_true_is_free",
+            "controller::registry::tests::a_claim_that_can_no_longer_come_true_is_free",
         ),
         RevivedNodeLosesClaim => unit(
-            "cadastre_controller::registry::tests::a_node_that_was_taken_for_gone_keeps_the_range_it_may_get",
+            "controller::registry::tests::a_node_that_was_taken_for_gone_keeps_the_range_it_may_get",
         ),
         OverlapsNotReported => {
-            unit("cadastre_controller::registry::tests::two_nodes_with_common_addresses_are_a_pair")
+            unit("controller::registry::tests::two_nodes_with_common_addresses_are_a_pair")
         }
         SecondWriterIgnored => unit(
-            "cadastre_controller::pools::tests::a_pool_holds_back_for_a_while_when_somebody_else_writes_in_its_range",
+            "controller::pools::tests::a_pool_holds_back_for_a_while_when_somebody_else_writes_in_its_range",
         ),
         PoolThatGoesKeepsRanges => unit(
-            "cadastre_controller::pool::tests::of_two_pools_over_a_range_in_use_only_one_goes_at_a_time",
+            "controller::pool::tests::of_two_pools_over_a_range_in_use_only_one_goes_at_a_time",
         ),
         WidePodCidrCounts => unit(
-            "cadastre_controller::foreign::tests::a_podcidr_that_no_node_could_have_got_takes_nothing_from_pools",
+            "controller::registry::foreign::tests::a_podcidr_that_no_node_could_have_got_takes_nothing_from_pools",
         ),
-        ContestedPodCidrGiven => {
-            unit("cadastre_controller::foreign::tests::of_what_another_node_has_nothing_is_given")
-        }
+        ContestedPodCidrGiven => unit(
+            "controller::registry::foreign::tests::of_what_another_node_has_nothing_is_given",
+        ),
 
         // Who leads
         TakeOverCountsAsClean => sim(AsDrawn, 1_000),
         HandOverNotListed => duplicate(HandOvers, 5_000),
         CacheBehindTrusted => sim(Behind, 4_000),
         UnansweredTimeForgotten => unit(
-            "cadastre_controller::machine::tests::a_take_over_lists_only_where_the_watch_may_be_behind",
+            "controller::machine::tests::a_take_over_lists_only_where_the_watch_may_be_behind",
         ),
         HandOverWhileUnclear => sim(HandOvers, 2_000),
         DeletingNodesNotTouched => sim(Untold, 1_000),
@@ -121,26 +121,26 @@ pub fn proof(mutation: Mutation) -> Proof {
         OneNamedNodeIgnored => duplicate(Crowded, 5_000),
         LeaseNotAwaited => sim(AsDrawn, 200),
         FailingNamesTakeRoom => unit(
-            "cadastre_controller::machine::tests::nodes_that_cannot_be_written_take_no_room_from_others",
+            "controller::machine::tests::nodes_that_cannot_be_written_take_no_room_from_others",
         ),
         ExpiredLeaderDecides => unit(
-            "cadastre_controller::machine::tests::a_leader_whose_lease_has_run_out_asks_for_nothing_until_it_was_renewed",
+            "controller::machine::tests::a_leader_whose_lease_has_run_out_asks_for_nothing_until_it_was_renewed",
         ),
         RenewalConflictIgnored => sim(AsDrawn, 2_000),
         RenewalCountsFromAnswer => {
-            unit("cadastre_controller::cluster::lease::tests::a_renewal_counts_from_its_start")
+            unit("controller::cluster::lease::tests::a_renewal_counts_from_its_start")
         }
         TenureCountsFromLastTry => unit(
-            "cadastre_controller::cluster::lease::tests::a_tenure_counts_from_the_first_try_to_acquire_the_lease",
+            "controller::cluster::lease::tests::a_tenure_counts_from_the_first_try_to_acquire_the_lease",
         ),
         ClearedHolderCountsAsReleased => unit(
-            "cadastre_controller::cluster::lease::tests::a_holder_cleared_by_hand_has_released_nothing",
+            "controller::cluster::lease::tests::a_holder_cleared_by_hand_has_released_nothing",
         ),
         OldNewsCounts => {
-            unit("cadastre_controller::cluster::lease::tests::what_a_watch_shows_late_is_no_news")
+            unit("controller::cluster::lease::tests::what_a_watch_shows_late_is_no_news")
         }
         SilentWatchTrusted => unit(
-            "cadastre_controller::cluster::lease::tests::a_watch_that_fell_silent_wins_nothing_without_a_look",
+            "controller::cluster::lease::tests::a_watch_that_fell_silent_wins_nothing_without_a_look",
         ),
 
         // Dead nodes
@@ -148,67 +148,67 @@ pub fn proof(mutation: Mutation) -> Proof {
         DeletingNodeCountsAsGone => sim(AsDrawn, 1_000),
         UnseenDeathLeavesNoRest => sim(AsDrawn, 500),
         UnrecordedDeathForgotten => unit(
-            "cadastre_controller::registry::tests::what_a_standby_saw_go_rests_once_it_leads_unless_somebody_has_it",
+            "controller::registry::tests::what_a_standby_saw_go_rests_once_it_leads_unless_somebody_has_it",
         ),
         RecordedRestNotBounded => sim(AsDrawn, 10_000),
         ShortestQuarantineCounts => unit(
-            "cadastre_controller::registry::tests::ranges_rest_for_the_longest_quarantine_of_their_pools",
+            "controller::registry::tests::ranges_rest_for_the_longest_quarantine_of_their_pools",
         ),
         PodsNotLookedAt => sim(AsDrawn, 2_000),
         PodIndexNotLookedAt => unit(
-            "cadastre_controller::quarantine::tests::a_range_rests_while_any_pod_reports_an_address_of_it",
+            "controller::quarantine::tests::a_range_rests_while_any_pod_reports_an_address_of_it",
         ),
         BoundPodsNotLookedAt => unit(
-            "cadastre_controller::quarantine::tests::a_range_rests_while_a_consistent_look_shows_an_address_of_it",
+            "controller::quarantine::tests::a_range_rests_while_a_consistent_look_shows_an_address_of_it",
         ),
         FreedWhileNamed => unit(
-            "cadastre_controller::quarantine::tests::a_range_rests_while_a_node_subnet_names_who_had_it",
+            "controller::quarantine::tests::a_range_rests_while_a_node_subnet_names_who_had_it",
         ),
         ReturnedRangeStillRests => unit(
-            "cadastre_controller::registry::tests::what_a_live_node_of_the_name_holds_again_rests_no_longer",
+            "controller::registry::tests::what_a_live_node_of_the_name_holds_again_rests_no_longer",
         ),
 
         // Blocks
         BlockConfirmedByAnswer => unit(
-            "cadastre_controller::machine::tests::a_block_is_listed_once_the_watch_has_shown_it_not_by_the_answer_to_its_creation",
+            "controller::machine::tests::a_block_is_listed_once_the_watch_has_shown_it_not_by_the_answer_to_its_creation",
         ),
-        BlockDoesNotYieldToPodCidr => {
-            unit("cadastre_controller::blocks::tests::a_block_yields_to_a_podcidr_that_overlaps_it")
-        }
+        BlockDoesNotYieldToPodCidr => unit(
+            "controller::registry::blocks::tests::a_block_yields_to_a_podcidr_that_overlaps_it",
+        ),
         AnswerToEarlierBlockCounts => unit(
-            "cadastre_controller::blocks::tests::an_answer_for_an_earlier_block_of_the_cidr_is_not_for_the_next_one",
+            "controller::registry::blocks::tests::an_answer_for_an_earlier_block_of_the_cidr_is_not_for_the_next_one",
         ),
-        BlocksJudgedDuringList => {
-            unit("cadastre_controller::blocks::tests::nothing_is_judged_while_a_list_runs")
-        }
+        BlocksJudgedDuringList => unit(
+            "controller::registry::blocks::tests::nothing_is_judged_while_a_list_runs",
+        ),
         EditedBlockKeepsItsAge => unit(
-            "cadastre_controller::blocks::tests::of_two_blocks_the_older_object_stays_and_an_edited_one_counts_as_older",
+            "controller::registry::blocks::tests::of_two_blocks_the_older_object_stays_and_an_edited_one_counts_as_older",
         ),
         ListedBlocksNotRead => unit(
-            "cadastre_controller::blocks::tests::what_a_live_node_is_listed_is_its_own_whatever_the_object_says",
+            "controller::registry::blocks::tests::what_a_live_node_is_listed_is_its_own_whatever_the_object_says",
         ),
         LateListIgnored => unit(
-            "cadastre_controller::blocks::tests::what_a_late_write_lists_to_a_live_node_is_the_nodes",
+            "controller::registry::blocks::tests::what_a_late_write_lists_to_a_live_node_is_the_nodes",
         ),
         DroppedBlockKeepsItsClaim => unit(
-            "cadastre_controller::blocks::tests::a_block_that_nobody_has_heard_of_ends_with_its_node",
+            "controller::registry::blocks::tests::a_block_that_nobody_has_heard_of_ends_with_its_node",
         ),
         BlockEndsWhileListed => sim(AsDrawn, 5_000),
         PodsOfBlockNotLookedAt => sim(AsDrawn, 1_000),
         RecordedRestOfBlockIgnored => sim(AsDrawn, 5_000),
         ForgottenBlockNotTakenUp => duplicate(Restored, 10_000),
         ClaimedBlockTakenUp => unit(
-            "cadastre_controller::take_up::tests::what_somebody_has_a_claim_to_waits_until_that_ends",
+            "controller::registry::take_up::tests::what_somebody_has_a_claim_to_waits_until_that_ends",
         ),
         AgentsNotListenedTo => duplicate(Restored, 10_000),
         ProvisionalBlocksNotCounted => {
-            unit("cadastre_controller::demand::tests::what_is_on_its_way_to_a_node_counts")
+            unit("controller::demand::tests::what_is_on_its_way_to_a_node_counts")
         }
         ReleasedBlocksCounted => unit(
-            "cadastre_controller::demand::tests::a_block_that_a_node_lets_go_of_is_none_that_it_has",
+            "controller::demand::tests::a_block_that_a_node_lets_go_of_is_none_that_it_has",
         ),
         LastBlockAskedBack => unit(
-            "cadastre_controller::demand::tests::for_a_node_without_any_block_one_gives_that_wants_more_than_it_uses",
+            "controller::demand::tests::for_a_node_without_any_block_one_gives_that_wants_more_than_it_uses",
         ),
         BlockWaitersNotWoken => liveness(CrowdedBlocks, 5_000),
 
@@ -216,52 +216,52 @@ pub fn proof(mutation: Mutation) -> Proof {
         FinalizerGoesWhileRangesRest => sim(AsDrawn, 1_000),
         ReservedNotLeftOut => sim(AsDrawn, 200),
         WiderOlderPoolIgnored => unit(
-            "cadastre_controller::pools::tests::of_two_pools_with_common_addresses_the_older_one_serves",
+            "controller::pools::tests::of_two_pools_with_common_addresses_the_older_one_serves",
         ),
         ReportedAddressSuspected => unit(
-            "cadastre_controller::leaks::tests::an_address_that_any_pod_reports_is_not_suspected",
+            "controller::leaks::tests::an_address_that_any_pod_reports_is_not_suspected",
         ),
         EmptySubnetDeleted => unit(
-            "cadastre_controller::subnet::tests::the_node_subnet_of_a_live_node_stays_when_it_says_nothing",
+            "controller::subnet::tests::the_node_subnet_of_a_live_node_stays_when_it_says_nothing",
         ),
         OthersConditionsWiped => {
-            unit("cadastre_controller::subnet::tests::conditions_of_others_stay_as_they_are")
+            unit("controller::subnet::tests::conditions_of_others_stay_as_they_are")
         }
         RefusalsOfPredecessorForgotten => unit(
-            "cadastre_controller::subnet::tests::what_an_earlier_leader_said_of_refusals_stays_until_a_write_tells",
+            "controller::subnet::tests::what_an_earlier_leader_said_of_refusals_stays_until_a_write_tells",
         ),
         AddressListIgnored => {
-            unit("cadastre_agent::rebuild::tests::what_was_published_comes_back_as_it_was")
+            unit("agent::rebuild::tests::what_was_published_comes_back_as_it_was")
         }
         UnknownAddressesListedLate => {
-            unit("cadastre_agent::addresses::tests::what_nobody_else_would_know_of_is_told_soon")
+            unit("agent::addresses::tests::what_nobody_else_would_know_of_is_told_soon")
         }
         CarvesBelowCidr => sim(AsDrawn, 200),
         FirstFamilyStaysClaimed => sim(AsDrawn, 2_000),
 
         // What is known of objects
         GoneByAnswerComesBack => unit(
-            "cadastre_controller::cluster::table::tests::what_an_answer_showed_to_be_gone_stays_gone",
+            "controller::cluster::table::tests::what_an_answer_showed_to_be_gone_stays_gone",
         ),
         GoneByListComesBack => unit(
-            "cadastre_controller::cluster::table::tests::what_an_answer_showed_to_be_gone_stays_gone",
+            "controller::cluster::table::tests::what_an_answer_showed_to_be_gone_stays_gone",
         ),
         AnswerBeforeRelistTaken => unit(
-            "cadastre_controller::cluster::table::tests::an_answer_asked_for_during_a_list_may_be_older_than_it",
+            "controller::cluster::table::tests::an_answer_asked_for_during_a_list_may_be_older_than_it",
         ),
         GoneByWatchComesBack => unit(
-            "cadastre_controller::cluster::table::tests::an_answer_never_brings_back_what_the_watch_saw_go",
+            "controller::cluster::table::tests::an_answer_never_brings_back_what_the_watch_saw_go",
         ),
 
         // Requests
         UidNotTested => duplicate(Crowded, 5_000),
         TermNotTested => duplicate(Untold, 5_000),
         ServerErrorCountsAsRefusal => unit(
-            "cadastre_controller::cluster::writer::tests::only_a_plain_refusal_counts_as_no_effect",
+            "controller::cluster::writer::tests::only_a_plain_refusal_counts_as_no_effect",
         ),
         TimeoutCountsAsRefusal => duplicate(Crowded, 5_000),
         GateNotAsked => unit(
-            "cadastre_controller::cluster::writer::tests::nothing_is_written_without_the_lease",
+            "controller::cluster::writer::tests::nothing_is_written_without_the_lease",
         ),
 
         // What the simulation plays

@@ -17,8 +17,8 @@ use super::reach::{Reach, Written};
 use super::render::{self, Columns, Report, Style};
 use super::{Flags, Verdict};
 use cadastre_api::DRAIN_ANNOTATION;
-use cadastre_controller::blocks::Entry;
 use cadastre_controller::cluster::seen::Text;
+use cadastre_controller::registry::blocks::Entry;
 use cadastre_core::{Cidr, Family};
 
 /// Let nodes give blocks back: no new address from them, and back to the pool once empty

@@ -20,13 +20,13 @@ use cadastre_api::{
     NodeSubnetLite, NodeSubnetSpec, PodLite, Requests, SERVED_BY_OTHERS, Suspect,
 };
 use cadastre_controller::Now;
-use cadastre_controller::blocks::Entry;
 use cadastre_controller::cluster::convert;
 use cadastre_controller::cluster::seen::{Node, Object, PodUid, Text};
 use cadastre_controller::cluster::table::Table;
 use cadastre_controller::cluster::world::World;
 use cadastre_controller::pools::PoolState;
 use cadastre_controller::registry::Registry;
+use cadastre_controller::registry::blocks::Entry;
 use cadastre_core::{Addr, Cidr};
 use cadastre_daemon::watch::Change;
 
@@ -489,4 +489,10 @@ fn entries<T: for<'de> Deserialize<'de>>(list: &Value) -> Vec<T> {
     let list = list.as_array().into_iter().flatten();
     list.filter_map(|entry| T::deserialize(entry).ok())
         .collect()
+}
+
+/// Whether the node still holds an address under that handle.
+pub fn is_held_under(subnet: &SubnetFact, (addr, handle): &(Addr, String)) -> bool {
+    let mut held = subnet.allocations.iter();
+    held.any(|(held, it)| held == addr && it.handle == *handle)
 }

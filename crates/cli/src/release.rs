@@ -23,7 +23,7 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use super::check::{CheckReport, Leak};
-use super::inventory::{Held, Inventory, SubnetFact};
+use super::inventory::{Held, Inventory, SubnetFact, is_held_under};
 use super::lists::Wanted;
 use super::reach::{Reach, Written};
 use super::render::{self, Columns, Report, Style};
@@ -240,12 +240,6 @@ fn no_pod(addr: Addr, held: &Held) -> String {
 fn applies(subnet: &SubnetFact, entry: &(Addr, String)) -> bool {
     let mut held = subnet.allocations.iter();
     held.any(|(addr, it)| *addr == entry.0 && PodUid::read(&it.pod_uid) == PodUid::read(&entry.1))
-}
-
-/// Whether the node still holds an address under that handle.
-pub fn is_held_under(subnet: &SubnetFact, (addr, handle): &(Addr, String)) -> bool {
-    let mut held = subnet.allocations.iter();
-    held.any(|(held, it)| held == addr && it.handle == *handle)
 }
 
 /// What the annotation should be: what still applies, and what is asked for now.

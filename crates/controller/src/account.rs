@@ -6,11 +6,11 @@
 use std::time::Duration;
 
 use super::Context;
-use super::blocks::Entry;
 use super::pools::{PoolState, Verdict};
 use super::registry::Registry;
 use crate::cluster::seen::{AgentReport, Node, Text};
-use crate::cluster::world::World;
+use crate::cluster::world::report_of;
+use crate::registry::blocks::Entry;
 use cadastre_api::{MOST_BLOCKS, Recall};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, Dual, Family};
@@ -77,12 +77,6 @@ impl Account {
             Need::Unused
         }
     }
-}
-
-/// What the agent of a node says, if it is that node's.
-pub fn report_of<'a>(node: &Node, world: &'a World) -> Option<&'a AgentReport> {
-    let report = world.subnets.get(&node.name)?.report.as_deref()?;
-    (report.node_uid == node.uid).then_some(report)
 }
 
 /// How many addresses of each family the node wants of a pool, by its agent's word.

@@ -1,6 +1,6 @@
 //! IPAMBlocks: creates, restores, hands to quarantine and deletes the objects of blocks.
 //!
-//! What has to be done is in the block's entry ([`super::blocks::Step`]); this loop does it, one
+//! What has to be done is in the block's entry ([`crate::purpose::Step`]); this loop does it, one
 //! request at a time for each block, and looks again after whatever the answer was. A block of a
 //! dead node goes when its quarantine is over, no pod in the index has an address in it, and a
 //! consistent look at the pods bound to the node's name has shown none either.
@@ -8,14 +8,16 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::blocks::{Entry, Noted, Step, sound};
+use super::context::IN_USE_PAUSE;
 use super::queue::Queue;
 use super::refusals::Call;
 use super::registry::Registry;
 use super::report::{About, KEPT, Report};
-use super::{Context, IN_USE_PAUSE, Purpose};
+use super::{Context, Purpose};
 use crate::cluster::request::{Outcome, Refusal, Request};
 use crate::cluster::seen::{Block, Text};
+use crate::purpose::Step;
+use crate::registry::blocks::{Entry, Noted, sound};
 use cadastre_api::block_name;
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Addr, Cidr, ClaimId};
@@ -376,7 +378,7 @@ mod tests {
     use super::*;
     use crate::Now;
     use crate::cluster::world::World;
-    use crate::holders::Use;
+    use crate::registry::holders::Use;
     use cadastre_core::State;
 
     /// A block that was chosen for `n1`.

@@ -1,8 +1,8 @@
 //! New blocks for a node: whole ones, or smaller ones where a pool has no whole one left.
 
 use super::Context;
-use super::holders::Use;
 use crate::cluster::seen::{Node, Text};
+use crate::registry::holders::Use;
 use cadastre_core::{Cidr, Dual, Full};
 
 /// Smaller blocks are carved down to so many bits longer.

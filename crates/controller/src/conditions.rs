@@ -3,15 +3,15 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use super::Now;
-use super::blocks::Step;
 use super::figures::{Figures, figures, holders};
 use super::forecast::Trend;
-use super::foreign::{ADVICE, too_wide_text};
 use super::pools::{PoolState, Verdict};
 use super::refusals::Call;
 use super::registry::Registry;
 use super::totals::Totals;
 use crate::cluster::seen::Pool;
+use crate::purpose::Step;
+use crate::registry::foreign::{ADVICE, too_wide_text};
 use cadastre_api::{Allocate, FamilyStatus, IPPoolStatus};
 use cadastre_core::{Dual, Family};
 

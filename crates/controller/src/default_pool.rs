@@ -7,10 +7,10 @@
 use std::time::Duration;
 
 use super::bootstrap::{Bootstrap, Cluster, Idle, decide};
-use super::machine::Settings;
 use super::queue::Queue;
 use super::{Context, Purpose};
 use crate::cluster::request::{Outcome, Refusal, Request};
+use crate::settings::Settings;
 use cadastre_core::Addr;
 
 /// How often it is looked again whether a node has an address.

@@ -17,15 +17,17 @@ mod recall;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::account::{Need, account, demand, report_of};
-use super::blocks::Noted;
+use super::Context;
+use super::account::{Need, account, demand};
 use super::carve::carve;
+use super::context::IN_USE_PAUSE;
 use super::queue::Queue;
 use super::registry::Registry;
 use super::report::{About, BLOCK_ASSIGNED, BLOCK_LIMIT, Report, WAITING_FOR_BLOCK};
-use super::{Context, IN_USE_PAUSE};
 use crate::cluster::seen::{AgentReport, Node, Text};
 use crate::cluster::world::World;
+use crate::cluster::world::report_of;
+use crate::registry::blocks::Noted;
 use cadastre_api::{Allocate, MOST_BLOCKS, Recall};
 use cadastre_core::mutation::Mutation;
 

@@ -7,7 +7,6 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::block::BlockLoop;
-use super::blocks::Noted;
 use super::default_pool::DefaultPool;
 use super::demand::Demand;
 use super::departed::Departed;
@@ -15,7 +14,6 @@ use super::fence::Fence;
 use super::intents::Intentions;
 use super::leaks::Leaks;
 use super::listening::Listening;
-use super::machine::Settings;
 use super::podcidr::{PodCidrs, Reason};
 use super::pool::PoolLoop;
 use super::quarantine::Quarantine;
@@ -27,6 +25,8 @@ use crate::cluster::lease::{Takeover, Tenure, Wanted};
 use crate::cluster::request::Request;
 use crate::cluster::seen::Text;
 use crate::cluster::world::World;
+use crate::registry::blocks::Noted;
+use crate::settings::Settings;
 use cadastre_core::{Cidr, State};
 
 mod answers;

@@ -13,7 +13,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::account::report_of;
 use super::queue::Queue;
 use super::refusals::Call;
 use super::registry::Registry;
@@ -21,6 +20,7 @@ use super::report::{About, DUPLICATE_ADDRESS, Report};
 use super::{Context, Purpose};
 use crate::cluster::request::{Outcome, Request};
 use crate::cluster::seen::{AgentReport, Node, PodUid, Subnet, Text};
+use crate::cluster::world::report_of;
 use cadastre_api::Suspect;
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Addr, Cidr};

@@ -11,64 +11,26 @@
 mod answers;
 #[cfg(test)]
 mod scripts;
-mod view;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::blocks::Step;
 use super::departed::Departed;
 use super::leader::{Leader, Room, Told};
 use super::map::{Answer, Ask};
 use super::report::Report;
+use super::settings::Settings;
+use super::view::View;
 use super::{Now, Purpose};
 use crate::cluster::lease::{Leadership, Wanted};
-use crate::cluster::request::{Outcome, Request, RequestId};
+use crate::cluster::request::{Outcome, Outgoing, Request, RequestId};
 use crate::cluster::seen::{Block, Node, Object, Pod, Pool, ServiceRange, Subnet, Text};
 use crate::cluster::table::{Delta, Sent, Table};
 use crate::cluster::world::World;
-use cadastre_api::{Allocate, block_name};
-use cadastre_core::Cidr;
+use crate::purpose::Step;
+use cadastre_api::block_name;
 use cadastre_core::mutation::Mutation;
 use cadastre_daemon::watch::Change;
-
-pub use view::View;
-
-/// What an operator may set.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// Service ranges where the cluster does not tell them
-    pub service_cidrs: Vec<Cidr>,
-    /// How many critical requests may be in flight
-    pub critical_in_flight: usize,
-    /// How many others
-    pub background_in_flight: usize,
-    /// How long a pool carves nothing after somebody else wrote a podCIDR in its range
-    pub second_writer_hold: Duration,
-    /// Whether to make a default pool where there is none, and how it allocates
-    pub default_pool: Option<Allocate>,
-    /// Its ranges; none: see [`super::bootstrap`]
-    pub default_pool_cidrs: Vec<Cidr>,
-    /// How long an address may be without a pod before its node is asked about it
-    pub leak_grace: Duration,
-    /// Whether [`Controller::map`] will be asked for the names of pods, which costs memory for each
-    pub pod_names: bool,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Settings {
-            service_cidrs: Vec::new(),
-            critical_in_flight: 64,
-            background_in_flight: 48,
-            second_writer_hold: Duration::from_secs(60),
-            default_pool: None,
-            default_pool_cidrs: Vec::new(),
-            leak_grace: Duration::from_secs(300),
-            pod_names: false,
-        }
-    }
-}
 
 /// What happened.
 #[derive(Clone, Debug)]
@@ -89,21 +51,6 @@ pub enum Event {
     Leadership(Leadership),
     /// The answer to a request
     Answer(RequestId, Outcome),
-}
-
-/// A request to send.
-#[derive(Clone, Debug)]
-pub struct Outgoing {
-    /// Comes back with the answer.
-    pub id: RequestId,
-    /// What to ask
-    pub request: Request,
-    /// For writes, the tenure it was decided under: sent only while that tenure is valid.
-    pub term: Option<Text>,
-    /// The loop it belongs to
-    pub loop_name: &'static str,
-    /// For writes, the number of [`Wanted`] for which the Lease must have been written first
-    pub number: u64,
 }
 
 struct Pending {

@@ -14,12 +14,13 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use super::context::IN_USE_PAUSE;
 use super::pools::{Pools, Verdict};
 use super::queue::Queue;
 use super::refusals::Call;
 use super::registry::Registry;
 use super::report::{About, POD_CIDR_ASSIGNED, Report, WAITING};
-use super::{Context, IN_USE_PAUSE, Purpose};
+use super::{Context, Purpose};
 use crate::cluster::request::{Assignment, Outcome, Refusal, Request};
 use crate::cluster::seen::{Node, Text};
 use crate::cluster::world::World;

@@ -5,10 +5,11 @@
 //! bound to the node's name; and no NodeSubnet names the holder any more, by a write of ours that
 //! came through. The record is in the NodeSubnet (`spec.previous`), so a restart changes nothing.
 
+use super::context::IN_USE_PAUSE;
 use super::queue::Queue;
 use super::refusals::Call;
 use super::registry::{Registry, RestKey};
-use super::{Context, IN_USE_PAUSE, Purpose};
+use super::{Context, Purpose};
 use crate::cluster::request::{Outcome, Request};
 use crate::cluster::seen::{Pod, Text};
 use crate::cluster::world::World;

@@ -8,22 +8,27 @@
 //!   in `finish`, when a rest is over and its record is gone from the API.
 //! - What two nodes hold at once is kept twice: freeing one side never frees the other's addresses.
 
+pub mod blocks;
+pub mod foreign;
+pub mod holders;
+pub mod take_up;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use jiff::Timestamp;
 
 use super::Now;
-use super::blocks::Blocks;
 use super::departed::Departed;
-use super::foreign::{AllTooWide, is_wide};
-use super::holders::{Holders, Use};
 use super::intents::Intentions;
 use super::pools::{DEFAULT_QUARANTINE, Pools};
 use super::refusals::Refusals;
-use super::take_up::Strays;
 use crate::cluster::seen::{Machine, Node, PodUid, Subnet, Text};
 use crate::cluster::world::World;
+use crate::registry::blocks::Blocks;
+use crate::registry::foreign::{AllTooWide, is_wide};
+use crate::registry::holders::{Holders, Use};
+use crate::registry::take_up::Strays;
 use cadastre_api::{HeldRange, PreviousHolder};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Addr, Cidr, ClaimId, Holder, Ledger, State};

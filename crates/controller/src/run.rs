@@ -13,10 +13,11 @@ use tokio::time::Instant;
 use tracing::{debug, error, info, warn};
 
 use super::events as told;
-use super::{Controller, Event, Now, Outgoing, Settings};
+use super::{Controller, Event, Now, Settings};
 use crate::cluster::convert;
 use crate::cluster::lease::{Leadership, Wanted};
 use crate::cluster::readiness::{LeaderReadiness, Progress};
+use crate::cluster::request::Outgoing;
 use crate::cluster::request::{Outcome, Refusal, RequestId};
 use crate::cluster::writer::Writer;
 use crate::telemetry::ControllerMetrics;

@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::account::report_of;
 use super::pools::{PoolState, Verdict};
 use super::queue::Queue;
 use super::refusals::Call;
@@ -20,6 +19,7 @@ use crate::cluster::agent_report::{ACCEPTED, MOST_CONDITIONS};
 use crate::cluster::request::{Outcome, Refusal, Request};
 use crate::cluster::seen::{Node, Subnet, SubnetCondition, Text};
 use crate::cluster::world::World;
+use crate::cluster::world::report_of;
 use cadastre_api::{
     Allocate, Assignment, HeldBlock, MOST_POOLS, NodePool, NodeSubnetSpec, PreviousHolder,
 };

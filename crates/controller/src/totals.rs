@@ -4,10 +4,10 @@
 
 use std::collections::BTreeMap;
 
-use super::account::report_of;
 use super::registry::Registry;
 use crate::cluster::seen::Text;
 use crate::cluster::world::World;
+use crate::cluster::world::report_of;
 use cadastre_api::AddressStatus;
 use cadastre_core::Family;
 

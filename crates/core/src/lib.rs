@@ -43,7 +43,8 @@ pub use cidr::{Addr, Cidr, Family};
 pub use claims::{Claim, ClaimId, Holder, State};
 pub use dual::Dual;
 pub use ledger::Ledger;
-pub use pool::{Closing, Pool, Ranges};
+pub use part::{Closing, Ranges};
+pub use pool::Pool;
 pub use span::{Span, SpanError};
 pub use text::CidrError;
 

@@ -4,10 +4,29 @@
 //! runs, however many blocks they have.
 
 use super::cidr::{Cidr, Family, ones};
-use super::pool::{Closing, Ranges};
 use super::search::blocks;
 use super::span::Span;
 use crate::mutation::Mutation;
+
+/// Which blocks a blocked span closes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Closing {
+    /// Those that it touches: a holder uses all of a block.
+    #[default]
+    Touched,
+    /// Those that it covers whole: a holder leaves out the rest by itself.
+    Covered,
+}
+
+/// What a pool may carve of one family.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Ranges {
+    /// Where blocks come from. Of two that overlap the wider counts; those of another family, or
+    /// smaller than a block, hold nothing.
+    pub cidrs: Vec<Cidr>,
+    /// Prefix length of the blocks.
+    pub block_len: u8,
+}
 
 /// The part of one family.
 #[derive(Clone, Debug)]

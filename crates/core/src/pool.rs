@@ -14,18 +14,8 @@
 
 use super::cidr::{Addr, Cidr, Family};
 use super::dual::Dual;
-use super::part::{Part, Run, merged};
+use super::part::{Closing, Part, Ranges, Run, merged};
 use super::span::Span;
-
-/// What a pool may carve of one family.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Ranges {
-    /// Where blocks come from. Of two that overlap the wider counts; those of another family, or
-    /// smaller than a block, hold nothing.
-    pub cidrs: Vec<Cidr>,
-    /// Prefix length of the blocks.
-    pub block_len: u8,
-}
 
 /// One pool: ranges of one or both families, less what is blocked.
 #[derive(Clone, Debug)]
@@ -33,16 +23,6 @@ pub struct Pool {
     parts: Dual<Option<Part>>,
     blocked: Dual<Vec<Run>>,
     closing: Closing,
-}
-
-/// Which blocks a blocked span closes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Closing {
-    /// Those that it touches: a holder uses all of a block.
-    #[default]
-    Touched,
-    /// Those that it covers whole: a holder leaves out the rest by itself.
-    Covered,
 }
 
 impl Pool {

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use super::{Finding, LEAKED, Leak, Severity};
+use crate::inventory::is_held_under;
 use crate::inventory::{Cover, Held, Inventory, PodFact};
-use crate::release::is_held_under;
 use crate::render::some;
 use cadastre_api::AddressEntry;
 use cadastre_controller::cluster::seen::PodUid;

@@ -6,10 +6,10 @@ use super::{Finding, Severity};
 use crate::inventory::{Inventory, SubnetFact};
 use crate::render::{age, some};
 use cadastre_api::{Allocate, block_name};
-use cadastre_controller::blocks::Entry;
 use cadastre_controller::cluster::agent_report::ACCEPTED;
 use cadastre_controller::cluster::seen::Node;
-use cadastre_controller::foreign::{ADVICE, too_wide_text};
+use cadastre_controller::registry::blocks::Entry;
+use cadastre_controller::registry::foreign::{ADVICE, too_wide_text};
 use cadastre_core::{Cidr, Claim, ClaimId, State};
 
 pub(super) fn check(inventory: &Inventory, findings: &mut Vec<Finding>) {

@@ -6,9 +6,9 @@ use crate::plan::whatif;
 use crate::render::{count, some};
 use cadastre_api::choice::Asker;
 use cadastre_api::{Allocate, Recall};
-use cadastre_controller::blocks::Entry;
 use cadastre_controller::cluster::seen::Node;
 use cadastre_controller::pools::Verdict as PoolVerdict;
+use cadastre_controller::registry::blocks::Entry;
 
 /// Which pools serve a node, and why it has what it has.
 pub fn node(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {

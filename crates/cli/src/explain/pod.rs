@@ -6,8 +6,8 @@ use crate::render::some;
 use crate::show;
 use cadastre_api::choice::{Asker, Label, PodLabels};
 use cadastre_api::{ADDRESSES_ANNOTATION, Allocate, POOLS_ANNOTATION};
-use cadastre_controller::blocks::Entry;
 use cadastre_controller::cluster::seen::Node;
+use cadastre_controller::registry::blocks::Entry;
 
 /// Why a pod has or lacks its addresses.
 pub fn pod(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {

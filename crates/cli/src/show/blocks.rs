@@ -6,7 +6,7 @@ use serde::Serialize;
 use crate::inventory::Inventory;
 use crate::render::{Columns, Report, Style, age, left};
 use cadastre_api::Recall;
-use cadastre_controller::blocks::Entry;
+use cadastre_controller::registry::blocks::Entry;
 use cadastre_core::Cidr;
 
 /// Blocks by address.

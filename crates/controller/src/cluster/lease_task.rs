@@ -16,7 +16,7 @@ use tracing::{info, warn};
 use super::lease::{Answer, Ask, Elector, LONG_VACANT, Leadership, Mono, Settings, Tenure, Wanted};
 use super::lease_object::{attended, lease, record, tell_gap};
 use super::readiness::LeaderReadiness;
-use crate::telemetry::LeaderMetrics;
+use crate::cluster::leader_metrics::LeaderMetrics;
 use cadastre_api::FIELD_MANAGER;
 use cadastre_daemon::clock::Clock;
 use watching::{Watching, take_in};

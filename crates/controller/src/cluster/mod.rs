@@ -13,6 +13,7 @@ pub mod addresses;
 pub mod agent_report;
 pub mod convert;
 pub mod intents;
+pub mod leader_metrics;
 pub mod lease;
 mod lease_object;
 pub mod lease_task;

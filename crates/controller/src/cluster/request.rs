@@ -206,3 +206,17 @@ pub enum Refusal {
     /// Never sent: no longer the leader, or shutting down.
     NotSent,
 }
+/// A request to send.
+#[derive(Clone, Debug)]
+pub struct Outgoing {
+    /// Comes back with the answer.
+    pub id: RequestId,
+    /// What to ask
+    pub request: Request,
+    /// For writes, the tenure it was decided under: sent only while that tenure is valid.
+    pub term: Option<Text>,
+    /// The loop it belongs to
+    pub loop_name: &'static str,
+    /// For writes, the number of [`Wanted`] for which the Lease must have been written first
+    pub number: u64,
+}

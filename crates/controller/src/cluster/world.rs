@@ -5,7 +5,7 @@
 use super::addresses::Addresses;
 use super::intents::Versions;
 use super::pods::PodIndex;
-use super::seen::{Block, Node, Pool, ServiceRange, Subnet};
+use super::seen::{AgentReport, Block, Node, Pool, ServiceRange, Subnet};
 use super::table::{Delta, Table};
 
 /// The cluster as last seen.
@@ -62,4 +62,10 @@ impl World {
             self.node_addresses.add(&after.addresses);
         }
     }
+}
+
+/// What the agent of a node says, if it is that node's.
+pub fn report_of<'a>(node: &Node, world: &'a World) -> Option<&'a AgentReport> {
+    let report = world.subnets.get(&node.name)?.report.as_deref()?;
+    (report.node_uid == node.uid).then_some(report)
 }

@@ -21,9 +21,8 @@ use serde_json::{Value, json};
 use super::convert;
 use super::lease_task::Gate;
 use super::node_patch::{assign_patch, touch_patch};
-use super::request::{Outcome, Refusal, Request};
+use super::request::{Outcome, Outgoing, Refusal, Request};
 use super::seen::SubnetCondition;
-use crate::Outgoing;
 use crate::bootstrap::KUBEADM;
 use cadastre_api::{
     FIELD_MANAGER, GROUP, IPAMBlockLite, IPPool, IPPoolLite, NodeLite, NodeSubnet, NodeSubnetLite,

@@ -15,9 +15,10 @@ use std::time::Duration;
 
 use super::Demand;
 use crate::Context;
-use crate::account::{Need, demand, donor, must_leave, report_of, unused_since, worth};
-use crate::blocks::{Entry, Noted};
+use crate::account::{Need, demand, donor, must_leave, unused_since, worth};
 use crate::cluster::seen::{AgentReport, Node, Text};
+use crate::cluster::world::report_of;
+use crate::registry::blocks::{Entry, Noted};
 use cadastre_api::Recall;
 use cadastre_core::{Cidr, Family};
 

@@ -2,12 +2,12 @@
 
 use super::Leader;
 use crate::Now;
-use crate::blocks::Noted;
 use crate::cluster::seen::{Block, Machine, Node, Text};
 use crate::cluster::table::Delta;
 use crate::cluster::world::World;
 use crate::quarantine::Quarantine;
 use crate::registry::Synced;
+use crate::registry::blocks::Noted;
 use crate::report::{About, BLOCK_TAKEN_UP, OVERLAPPING, Report, SECOND_WRITER, UNREADABLE};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Addr, Cidr};

@@ -1,11 +1,12 @@
 //! What is told of calls that keep failing.
 
 use super::Leader;
-use crate::blocks::{Entry, Step};
 use crate::cluster::request::Outcome;
 use crate::cluster::seen::Text;
 use crate::cluster::world::World;
+use crate::purpose::Step;
 use crate::refusals::{Call, News};
+use crate::registry::blocks::Entry;
 use crate::report::{About, Report, WRITE_ACCEPTED, WRITE_REJECTED};
 use crate::{Now, Purpose};
 use cadastre_api::FINALIZER;

@@ -7,13 +7,13 @@ use jiff::Timestamp;
 
 use super::{Leader, waiting_by_pool};
 use crate::Now;
-use crate::blocks::Step;
 use crate::cluster::seen::Text;
 use crate::cluster::world::World;
 use crate::figures::figures;
-use crate::machine::View;
+use crate::purpose::Step;
 use crate::refusals::Call;
 use crate::totals::totals;
+use crate::view::View;
 use cadastre_core::Family;
 
 impl Leader {

@@ -5,7 +5,9 @@ use crate::cluster::lease::{Takeover, Tenure};
 use crate::cluster::request::Refusal;
 use crate::cluster::seen::{AgentReport, BlockWord, Machine};
 use crate::demand::tests::{NOW, node, objects, pool, subnet};
+use cadastre_api::Allocate;
 use cadastre_api::{FirstBlock, HeldBlock, NodeSubnetSpec};
+use cadastre_core::Cidr;
 
 /// So long agents have their say after a gap.
 const LISTENED: Duration = Duration::from_secs(46);

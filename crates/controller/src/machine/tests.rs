@@ -8,6 +8,8 @@ use crate::cluster::intents::{Intent, Intents, Versions};
 use crate::cluster::lease::{Takeover, Tenure};
 use crate::cluster::request::{Assignment, Refusal};
 use crate::demand::tests::{NOW, node, pool, subnet};
+use cadastre_api::Allocate;
+use cadastre_core::Cidr;
 
 /// A controller, and its Lease.
 struct Bench {

@@ -12,8 +12,8 @@ use prometheus::{
 };
 
 use super::pool_metrics::PoolMetrics;
-use crate::machine::View;
 use crate::refusals;
+use crate::view::View;
 use cadastre_daemon::telemetry::catalog::register;
 
 /// Figures of the controller's loops and of what it manages.
@@ -261,8 +261,8 @@ impl ControllerMetrics {
 mod tests {
     use prometheus::proto::MetricType;
 
-    use super::super::LeaderMetrics;
     use super::*;
+    use crate::cluster::leader_metrics::LeaderMetrics;
     use crate::figures::Figures;
     use cadastre_core::Family;
 

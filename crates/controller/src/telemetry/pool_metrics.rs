@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use prometheus::{Error, GaugeVec, IntGaugeVec, Opts, Registry};
 
-use crate::machine::View;
+use crate::view::View;
 use cadastre_daemon::telemetry::catalog::register;
 
 /// All of them.

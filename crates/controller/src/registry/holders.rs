@@ -9,7 +9,7 @@ use cadastre_core::Holder;
 
 /// What a node holds ranges for: podCIDRs come and go with the Node, blocks by themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Use {
+pub(crate) enum Use {
     /// `node.spec.podCIDRs`
     PodCidrs,
     /// IPAMBlocks
@@ -18,14 +18,14 @@ pub(super) enum Use {
 
 /// Node UIDs as the ledger's dense holders.
 #[derive(Debug, Default)]
-pub(super) struct Holders {
+pub(crate) struct Holders {
     by_uid: BTreeMap<(Use, Text), Holder>,
     who: Vec<Option<(Text, Text)>>,
     free: Vec<Holder>,
 }
 
 impl Holders {
-    pub(super) fn intern(&mut self, purpose: Use, name: &Text, uid: &Text) -> Holder {
+    pub(crate) fn intern(&mut self, purpose: Use, name: &Text, uid: &Text) -> Holder {
         if let Some(holder) = self.by_uid.get(&(purpose, uid.clone())) {
             return *holder;
         }
@@ -41,20 +41,20 @@ impl Holders {
         holder
     }
 
-    pub(super) fn get(&self, purpose: Use, uid: &str) -> Option<Holder> {
+    pub(crate) fn get(&self, purpose: Use, uid: &str) -> Option<Holder> {
         self.by_uid.get(&(purpose, uid.into())).copied()
     }
 
-    pub(super) fn all(&self) -> impl Iterator<Item = Holder> + '_ {
+    pub(crate) fn all(&self) -> impl Iterator<Item = Holder> + '_ {
         self.by_uid.values().copied()
     }
 
-    pub(super) fn who(&self, holder: Holder) -> Option<&(Text, Text)> {
+    pub(crate) fn who(&self, holder: Holder) -> Option<&(Text, Text)> {
         self.who.get(holder.0 as usize)?.as_ref()
     }
 
     /// Only for UIDs without claims.
-    pub(super) fn drop_uid(&mut self, purpose: Use, uid: &str) {
+    pub(crate) fn drop_uid(&mut self, purpose: Use, uid: &str) {
         if let Some(holder) = self.by_uid.remove(&(purpose, uid.into())) {
             self.who[holder.0 as usize] = None;
             self.free.push(holder);

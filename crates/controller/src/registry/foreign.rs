@@ -11,11 +11,11 @@
 
 use std::collections::BTreeMap;
 
-use super::pools::PoolState;
-use super::registry::Registry;
-use super::report::{About, PODCIDR_TOO_WIDE, Report};
 use crate::cluster::seen::{Node, Subnet, Text};
 use crate::cluster::world::World;
+use crate::pools::PoolState;
+use crate::registry::Registry;
+use crate::report::{About, PODCIDR_TOO_WIDE, Report};
 use cadastre_api::{HeldRange, NodeSubnetSpec};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, Claim, Family, State};
@@ -25,14 +25,14 @@ use cadastre_core::{Cidr, Claim, Family, State};
 const WIDEST: [(Family, u8); 2] = [(Family::V4, 20), (Family::V6, 64)];
 
 /// Whether other allocators give no node as much.
-pub(super) fn is_wide(range: &Cidr) -> bool {
+pub(crate) fn is_wide(range: &Cidr) -> bool {
     let mut widest = WIDEST.iter();
     widest.any(|(family, len)| *family == range.family() && range.len() < *len)
 }
 
 /// The podCIDRs of a Node that do not count.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct TooWide {
+pub(crate) struct TooWide {
     /// The Node's name
     pub name: Text,
     /// What it says that it has
@@ -42,11 +42,11 @@ pub(super) struct TooWide {
 }
 
 /// By the Node's UID.
-pub(super) type AllTooWide = BTreeMap<Text, TooWide>;
+pub(crate) type AllTooWide = BTreeMap<Text, TooWide>;
 
 impl Registry {
     /// Whether a node could have been given the range, by its pool or by another allocator.
-    pub(super) fn could_be_given(&self, range: &Cidr) -> bool {
+    pub(crate) fn could_be_given(&self, range: &Cidr) -> bool {
         let len_of = |pool: &PoolState| pool.space.block_len(range.family());
         let mut ours = self.pools.touching(range).filter_map(len_of);
         let counts_all = Mutation::WidePodCidrCounts.is_on();
@@ -54,13 +54,13 @@ impl Registry {
     }
 
     /// Whether a podCIDR of a Node counts; `listed` is the NodeSubnet of its name.
-    pub(super) fn counts(&self, cidr: &Cidr, node: &Node, listed: Option<&Subnet>) -> bool {
+    pub(crate) fn counts(&self, cidr: &Cidr, node: &Node, listed: Option<&Subnet>) -> bool {
         let of_pool = |held: &HeldRange| held.pool.is_some();
         self.could_be_given(cidr) || listed_as(listed, node, cidr).is_some_and(of_pool)
     }
 
     /// Notes which podCIDRs of a Node count for nothing.
-    pub(super) fn note_too_wide(&mut self, node: &Node, cidrs: Vec<Cidr>) {
+    pub(crate) fn note_too_wide(&mut self, node: &Node, cidrs: Vec<Cidr>) {
         if cidrs.is_empty() {
             self.too_wide.remove(&node.uid);
             return;
@@ -74,7 +74,7 @@ impl Registry {
 
     /// Pools have changed, and with them what a node could have been given. Returns the names of nodes with wide
     /// podCIDRs, which may be listed otherwise by now.
-    pub(super) fn recount_pod_cidrs(&mut self, world: &World) -> Vec<Text> {
+    pub(crate) fn recount_pod_cidrs(&mut self, world: &World) -> Vec<Text> {
         let names: Vec<Text> = self.too_wide.values().map(|it| it.name.clone()).collect();
         for name in &names {
             if let Some(node) = world.nodes.get(name) {
@@ -85,14 +85,14 @@ impl Registry {
     }
 
     /// The podCIDRs that count for nothing and lie over pools, with the names of their Nodes.
-    pub(super) fn too_wide(&self) -> impl Iterator<Item = (&Text, &Cidr)> {
+    pub(crate) fn too_wide(&self) -> impl Iterator<Item = (&Text, &Cidr)> {
         let all = self.too_wide.values();
         let all = all.flat_map(|it| it.cidrs.iter().map(move |cidr| (&it.name, cidr)));
         all.filter(|(_, cidr)| self.pools.is_any_over(cidr))
     }
 
     /// Says of each once that it counts for nothing.
-    pub(super) fn report_too_wide(&mut self, reports: &mut Vec<Report>) {
+    pub(crate) fn report_too_wide(&mut self, reports: &mut Vec<Report>) {
         let Registry {
             too_wide, pools, ..
         } = self;

@@ -1,10 +1,11 @@
 //! What the watch shows of blocks' objects, and which of two that overlap stays.
 
-use super::{Entry, Noted, Step};
+use super::{Entry, Noted};
 use crate::Now;
 use crate::cluster::seen::{Block, BlockSpec, Machine, Owner};
 use crate::cluster::world::World;
-use crate::holders::Use;
+use crate::purpose::Step;
+use crate::registry::holders::Use;
 use crate::registry::{Registry, left_of};
 use cadastre_api::block_name;
 use cadastre_core::mutation::Mutation;

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use super::{Entry, Step};
+use super::Entry;
 use crate::Now;
 use crate::cluster::seen::{Machine, Node, Owner, Text};
-use crate::holders::Use;
 use crate::pools::DEFAULT_QUARANTINE;
+use crate::purpose::Step;
+use crate::registry::holders::Use;
 use crate::registry::{Registry, whole_seconds};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, ClaimId, State};
@@ -19,7 +20,7 @@ impl Registry {
         self.blocks.insert(entry);
     }
 
-    pub(super) fn confirm(&mut self, cidr: &Cidr) {
+    pub(crate) fn confirm(&mut self, cidr: &Cidr) {
         self.blocks.to_judge.remove(cidr);
         if let Some(entry) = self.blocks.get_mut(cidr) {
             entry.confirmed = true;
@@ -142,7 +143,7 @@ impl Registry {
         Some(entry)
     }
 
-    pub(super) fn give_block(&mut self, cidr: &Cidr, owner: Owner) {
+    pub(crate) fn give_block(&mut self, cidr: &Cidr, owner: Owner) {
         let holder = self.holders.intern(Use::Blocks, &owner.name, &owner.uid);
         let to_judge = self.blocks.to_judge.contains(cidr);
         let Some(mut entry) = self.blocks.remove(cidr) else {
@@ -160,7 +161,7 @@ impl Registry {
         }
     }
 
-    pub(super) fn set_rest(&mut self, cidr: &Cidr, rest: Duration, now: Now) {
+    pub(crate) fn set_rest(&mut self, cidr: &Cidr, rest: Duration, now: Now) {
         if let Some(entry) = self.blocks.get_mut(cidr) {
             entry.since = whole_seconds(now.wall);
             entry.until = now.wall.saturating_add(rest).ok().map(whole_seconds);

@@ -7,9 +7,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::pools::{BlockTerms, DEFAULT_QUARANTINE, PoolState, Verdict};
 use crate::cluster::seen::{Pool, Text};
 use crate::cluster::world::World;
+use crate::pools::{BlockTerms, DEFAULT_QUARANTINE, PoolState, Verdict};
 use cadastre_api::choice::Selector;
 use cadastre_api::{
     Allocate, Assignment, FINALIZER, FirstBlock, IPPoolSpec, NodePool, NodePoolRanges,

@@ -24,9 +24,9 @@ mod owners;
 #[cfg(test)]
 mod tests;
 
-pub use entry::{Entry, Step};
-pub(super) use listed::machine_in;
-pub(super) use objects::sound;
+pub use entry::Entry;
+pub(crate) use listed::machine_in;
+pub(crate) use objects::sound;
 
 /// All blocks of the leader.
 #[derive(Debug, Default)]
@@ -45,7 +45,7 @@ impl Blocks {
         self.entries.get(cidr)
     }
 
-    /// The same, to change what is done about it. The owner is changed by [`super::registry::Registry`] alone.
+    /// The same, to change what is done about it. The owner is changed by [`crate::registry::Registry`] alone.
     pub fn get_mut(&mut self, cidr: &Cidr) -> Option<&mut Entry> {
         self.entries.get_mut(cidr)
     }

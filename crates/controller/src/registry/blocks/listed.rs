@@ -2,11 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use super::{Entry, Step};
+use super::Entry;
 use crate::Now;
 use crate::cluster::seen::{AgentReport, Machine, Owner, Text};
 use crate::cluster::world::World;
-use crate::holders::Use;
+use crate::purpose::Step;
+use crate::registry::holders::Use;
 use crate::registry::{Registry, machine};
 use cadastre_api::{HeldBlock, MOST_RESERVED};
 use cadastre_core::mutation::Mutation;

@@ -4,15 +4,15 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::super::block::BlockLoop;
-use super::super::demand::Demand;
 use super::super::holders::Use;
-use super::super::registry::Registry;
-use super::super::{Context, Now};
-use super::Step;
+use crate::block::BlockLoop;
 use crate::cluster::request::Outcome;
 use crate::cluster::seen::{Block, BlockSpec, Machine, Node, Owner, Pool, Subnet};
 use crate::cluster::world::World;
+use crate::demand::Demand;
+use crate::purpose::Step;
+use crate::registry::Registry;
+use crate::{Context, Now};
 use cadastre_api::{FINALIZER, HeldBlock, IPPoolSpec, NodeSubnetSpec, Requests, block_name};
 use cadastre_core::{Cidr, State};
 use cadastre_daemon::watch::Change;

@@ -6,31 +6,10 @@ use jiff::Timestamp;
 
 use crate::Now;
 use crate::cluster::seen::{AgentReport, BlockSpec, BlockWord, Owner, Text};
+use crate::purpose::Step;
 use crate::registry::whole_seconds;
 use cadastre_api::Recall;
 use cadastre_core::{Cidr, ClaimId, State};
-
-/// What has to be done about a block's object.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
-    /// Nothing.
-    Settled,
-    /// Wait until the watch shows it.
-    Await,
-    /// Create it.
-    Create,
-    /// Write it as it should be.
-    Replace,
-    /// Delete it.
-    Delete,
-}
-
-impl Step {
-    /// Whether it is a write of the object.
-    pub fn is_write(self) -> bool {
-        matches!(self, Step::Create | Step::Replace | Step::Delete)
-    }
-}
 
 /// One block.
 #[derive(Clone, Debug)]
@@ -71,7 +50,7 @@ pub struct Entry {
 
 impl Entry {
     /// A block of that owner from now on: provisional, with its object still to be made.
-    pub(super) fn new(cidr: Cidr, pool: Text, owner: Owner, claim: ClaimId, now: Now) -> Self {
+    pub(crate) fn new(cidr: Cidr, pool: Text, owner: Owner, claim: ClaimId, now: Now) -> Self {
         Entry {
             cidr,
             pool,
@@ -93,7 +72,7 @@ impl Entry {
     }
 
     /// How sure its claim is.
-    pub(super) fn state(&self) -> State {
+    pub(crate) fn state(&self) -> State {
         match (self.owner.resting, self.confirmed) {
             (true, _) => State::Resting,
             (false, true) => State::Held,
@@ -123,7 +102,7 @@ impl Entry {
     }
 
     /// Whether it is chosen only: the API server has not been asked for it.
-    pub(super) fn is_unasked(&self) -> bool {
+    pub(crate) fn is_unasked(&self) -> bool {
         !self.confirmed && self.step == Step::Create && !self.in_flight && !self.to_read
     }
 

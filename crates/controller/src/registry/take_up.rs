@@ -18,13 +18,13 @@
 
 use std::collections::BTreeMap;
 
-use super::Now;
-use super::account::report_of;
 use super::blocks::machine_in;
-use super::pools::PoolState;
-use super::registry::Registry;
+use crate::Now;
 use crate::cluster::seen::{AgentReport, BlockWord, Node, Text};
 use crate::cluster::world::World;
+use crate::cluster::world::report_of;
+use crate::pools::PoolState;
+use crate::registry::Registry;
 use cadastre_api::{Allocate, HeldBlock, MOST_BLOCKS};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Addr, Cidr};
@@ -168,7 +168,7 @@ impl Registry {
 
     /// An address of a resting block that an agent uses although no pool could give it today. So the object is
     /// all that keeps it from others: it rests until the agent says otherwise.
-    pub(super) fn rests_in_use(&self, block: &Cidr) -> Option<Addr> {
+    pub(crate) fn rests_in_use(&self, block: &Cidr) -> Option<Addr> {
         let is_given = self.source_of(block).is_some();
         self.strays.any_in(block).filter(|_| !is_given)
     }

@@ -1,0 +1,97 @@
+//! What requests are for.
+
+use crate::cluster::seen::Text;
+use cadastre_core::{Cidr, ClaimId};
+
+/// What has to be done about a block's object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Nothing.
+    Settled,
+    /// Wait until the watch shows it.
+    Await,
+    /// Create it.
+    Create,
+    /// Write it as it should be.
+    Replace,
+    /// Delete it.
+    Delete,
+}
+
+impl Step {
+    /// Whether it is a write of the object.
+    pub fn is_write(self) -> bool {
+        matches!(self, Step::Create | Step::Replace | Step::Delete)
+    }
+}
+
+/// What a request in flight is for; comes back with the answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "fields named for what they are")]
+pub enum Purpose {
+    /// The fence's consistent list of nodes
+    FenceNodes,
+    /// The fence's consistent list of NodeSubnets, or that after agents were listened to
+    FenceSubnets,
+    /// The fence's touch of one node
+    Touch { name: Text, uid: Text },
+    /// The fence reads a node whose touch was refused
+    TouchRead { name: Text, uid: Text },
+    /// podCIDRs for a node
+    Assign { name: Text, uid: Text },
+    /// What became of them
+    AssignRead { name: Text, uid: Text },
+    /// A write of a NodeSubnet, and whether a node waits for it
+    Subnet { name: Text, urgent: bool },
+    /// What became of it
+    SubnetRead { name: Text },
+    /// The last look at a dead node's pods
+    Quarantine { name: Text, uid: Text },
+    /// A write of a block's object, or a read of it, for whom has that claim: an answer to what an
+    /// earlier block of the CIDR asked for is not for the next one
+    Block {
+        cidr: Cidr,
+        claim: ClaimId,
+        step: Option<Step>,
+    },
+    /// The last look at the pods of a dead node that had blocks
+    BlockPods { name: Text, uid: Text },
+    /// The last look at a node's pods before its agent is asked about addresses
+    LeakPods { name: Text, uid: Text },
+    /// The fence's consistent list of IPAMBlocks
+    FenceBlocks,
+    /// What kubeadm has left, or the creation of the default pool
+    DefaultPool,
+    /// The answer to an agent's status
+    Answer { name: Text },
+    /// A write of a pool's finalizers
+    PoolFinalizers { name: Text },
+    /// A write of a pool's status
+    PoolStatus { name: Text },
+    /// What became of it
+    PoolRead { name: Text },
+}
+
+impl Purpose {
+    /// The loop that asked: the label of its metrics.
+    pub fn loop_name(&self) -> &'static str {
+        match self {
+            Purpose::FenceNodes
+            | Purpose::FenceSubnets
+            | Purpose::FenceBlocks
+            | Purpose::Touch { .. }
+            | Purpose::TouchRead { .. } => "fence",
+            Purpose::Assign { .. } | Purpose::AssignRead { .. } => "podcidr",
+            Purpose::Subnet { .. } | Purpose::SubnetRead { .. } | Purpose::Answer { .. } => {
+                "subnet"
+            }
+            Purpose::LeakPods { .. } => "leaks",
+            Purpose::Block { .. } | Purpose::BlockPods { .. } => "block",
+            Purpose::Quarantine { .. } => "quarantine",
+            Purpose::PoolFinalizers { .. }
+            | Purpose::PoolStatus { .. }
+            | Purpose::PoolRead { .. }
+            | Purpose::DefaultPool => "pool",
+        }
+    }
+}

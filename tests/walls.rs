@@ -1,0 +1,221 @@
+//! The modules of a crate form no cycle, as its crates form none.
+//!
+//! A module is what stands at the top of a crate, with all that is in it. Read are the paths that begin with
+//! `crate` or `super`, as rustfmt writes them; what a crate's root names with `use` stands for where it comes from.
+
+#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests are tests
+
+#[path = "common/repository.rs"]
+mod repository;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use repository::path;
+
+/// A file of a crate.
+struct File {
+    path: PathBuf,
+    /// Its module, from the root of the crate
+    module: Vec<String>,
+    /// Without comments and tests
+    lines: Vec<(usize, String)>,
+}
+
+/// What a module uses of others, with the first line that does.
+type Uses = BTreeMap<String, BTreeMap<String, String>>;
+
+#[test]
+fn the_modules_of_a_crate_form_no_cycle() {
+    let mut wrong = Vec::new();
+    for package in fs::read_dir(path("crates")).unwrap() {
+        let source = package.unwrap().path().join("src");
+        let mut uses = uses(&files(&source));
+        while let Some(leaf) = without(&uses) {
+            uses.remove(&leaf);
+            for others in uses.values_mut() {
+                others.remove(&leaf);
+            }
+        }
+        for (module, others) in circle(&uses) {
+            let (other, line) = others;
+            wrong.push(format!("{module} uses {other}: {line}"));
+        }
+    }
+    assert!(
+        wrong.is_empty(),
+        "modules that use each other in a circle:\n{}",
+        wrong.join("\n")
+    );
+}
+
+/// A module that uses none of the others.
+fn without(uses: &Uses) -> Option<String> {
+    let mut all = uses.iter();
+    let leaf = all.find(|(_, others)| others.keys().all(|it| !uses.contains_key(it)));
+    leaf.map(|(module, _)| module.clone())
+}
+
+/// One circle of those that are left, each with what it uses of the next one.
+fn circle(uses: &Uses) -> Vec<(String, (String, String))> {
+    let Some(mut at) = uses.keys().next().cloned() else {
+        return Vec::new();
+    };
+    let mut steps: Vec<(String, (String, String))> = Vec::new();
+    loop {
+        if let Some(begin) = steps.iter().position(|it| it.0 == at) {
+            return steps.split_off(begin);
+        }
+        let mut others = uses[&at].iter();
+        let (next, line) = others.find(|it| uses.contains_key(it.0)).unwrap();
+        let (next, line) = (next.clone(), line.clone());
+        steps.push((at, (next.clone(), line)));
+        at = next;
+    }
+}
+
+fn uses(files: &[File]) -> Uses {
+    let modules: BTreeSet<&String> = files.iter().filter_map(|it| it.module.first()).collect();
+    let root = files.iter().find(|it| it.module.is_empty()).unwrap();
+    let mut named = BTreeMap::new();
+    for (_, statement) in &root.lines {
+        if let Some(list) = statement.strip_prefix("pub use ") {
+            for path in leaves(list.trim_end_matches(';')) {
+                named.insert(path.last().unwrap().clone(), path[0].clone());
+            }
+        }
+    }
+    let mut uses = Uses::new();
+    for file in files {
+        let Some(own) = file.module.first() else {
+            continue;
+        };
+        let of_own = uses.entry(own.clone()).or_default();
+        for (line, statement) in &file.lines {
+            for path in paths(statement) {
+                let Some(first) = absolute(&path, &file.module).into_iter().next() else {
+                    continue;
+                };
+                let target = named.get(&first).unwrap_or(&first);
+                if target != own && modules.contains(target) {
+                    let where_to = format!("{}:{line}", file.path.display());
+                    of_own.entry(target.clone()).or_insert(where_to);
+                }
+            }
+        }
+    }
+    uses
+}
+
+/// A path from the root of the crate.
+fn absolute(path: &[String], module: &[String]) -> Vec<String> {
+    let up = path.iter().take_while(|it| *it == "super").count();
+    if up == 0 {
+        return path[1..].to_vec();
+    }
+    let base = &module[..module.len().saturating_sub(up)];
+    [base, &path[up..]].concat()
+}
+
+/// The paths of a statement that begin with `crate` or `super`.
+fn paths(statement: &str) -> Vec<Vec<String>> {
+    let mut all = Vec::new();
+    for start in ["crate::", "super::"] {
+        for (at, _) in statement.match_indices(start) {
+            let before = statement[..at].chars().next_back();
+            if before.is_some_and(|c| c == ':' || c == '_' || c.is_alphanumeric()) {
+                continue;
+            }
+            let is_list = statement[..at].trim_start_matches("pub ").trim() == "use";
+            let rest = &statement[at..];
+            let end = if is_list {
+                rest.find(';')
+            } else {
+                rest.find(|c: char| c != ':' && c != '_' && !c.is_alphanumeric())
+            };
+            all.extend(leaves(&rest[..end.unwrap_or(rest.len())]));
+        }
+    }
+    all
+}
+
+/// All paths of a tree such as `a::{b, c::{d, e}}`.
+fn leaves(tree: &str) -> Vec<Vec<String>> {
+    let Some((head, list)) = tree.split_once('{') else {
+        let name = tree.split(" as ").next().unwrap();
+        let parts = name.split("::").filter(|it| !it.is_empty());
+        return vec![parts.map(|it| it.trim().to_owned()).collect()];
+    };
+    let list = list.rsplit_once('}').unwrap().0;
+    let (mut depth, mut begin, mut all) = (0, 0, Vec::new());
+    let bytes = list.char_indices().chain([(list.len(), ',')]);
+    for (at, c) in bytes {
+        match c {
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            ',' if depth == 0 => {
+                let item = list[begin..at].trim();
+                if !item.is_empty() {
+                    all.extend(leaves(&format!("{}{item}", head.trim_start())));
+                }
+                begin = at + 1;
+            }
+            _ => {}
+        }
+    }
+    all
+}
+
+/// The files of a crate without its tests, each statement of `use` in one line.
+fn files(source: &Path) -> Vec<File> {
+    let mut files = Vec::new();
+    let mut folders = vec![source.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            if path.extension().is_none_or(|it| it != "rs") {
+                continue;
+            }
+            let relative = path.strip_prefix(source).unwrap().with_extension("");
+            let parts = relative.iter().map(|it| it.to_str().unwrap().to_owned());
+            let mut module: Vec<String> = parts.collect();
+            module.retain(|it| !["mod", "lib", "main"].contains(&it.as_str()));
+            let tests = ["tests", "testing", "scripts", "fake"];
+            if module.iter().any(|it| tests.contains(&it.as_str())) {
+                continue;
+            }
+            let lines = lines(&fs::read_to_string(&path).unwrap());
+            files.push(File {
+                path,
+                module,
+                lines,
+            });
+        }
+    }
+    files
+}
+
+fn lines(text: &str) -> Vec<(usize, String)> {
+    let mut all: Vec<(usize, String)> = Vec::new();
+    let mut in_use = false;
+    for (number, line) in text.lines().enumerate() {
+        // Tests come last in a file.
+        if line == "mod tests {" || line == "pub mod testing {" {
+            break;
+        }
+        let line = line.split("//").next().unwrap_or_default();
+        if in_use {
+            all.last_mut().unwrap().1.push_str(line.trim());
+        } else {
+            all.push((number + 1, line.trim().to_owned()));
+        }
+        let begins = line.trim_start().starts_with("use ") || line.contains("pub use ");
+        in_use = (in_use || begins) && !line.contains(';');
+    }
+    all
+}
