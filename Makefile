@@ -166,10 +166,13 @@ monitoring: setup ## build Prometheus and promtool where missing (about 3 minute
 	@$(TARGET)/debug/cadastre-assets monitoring
 
 # Beside `make test`, for those who release; docs/versioning.md says how.
-.PHONY: deny dist release-check sbom
+.PHONY: cross-check deny dist release-check sbom
 
 deny: ## advisories, licences and sources of dependencies, by cargo-deny where it is
 	@hack/deny
+
+cross-check: ## whether the kubectl plugin compiles for macOS and Windows
+	@hack/cross-check
 
 sbom: ## what executables are made of, into target/cadastre.cdx.json
 	@mkdir -p $(TARGET)

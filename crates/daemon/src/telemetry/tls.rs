@@ -5,10 +5,9 @@
 //! - A pair that cannot be used is told, and the one that was in use before goes on.
 
 use std::fs;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use rustls::ServerConfig;
 use rustls::crypto::ring;
@@ -65,7 +64,7 @@ struct State {
 }
 
 /// Differs when a file was written or replaced: seconds, nanoseconds, inode, length.
-type Stamp = (i64, i64, u64, u64);
+type Stamp = (SystemTime, u64);
 
 impl Tls {
     /// Reads both files.
@@ -110,7 +109,7 @@ impl Tls {
 
 fn stamp(path: &Path) -> Option<Stamp> {
     let known = fs::metadata(path).ok()?;
-    Some((known.mtime(), known.mtime_nsec(), known.ino(), known.len()))
+    Some((known.modified().ok()?, known.len()))
 }
 
 fn read(cert: &Path, key: &Path) -> Result<Arc<ServerConfig>, TlsError> {
