@@ -5,6 +5,8 @@ use std::process::Command;
 
 use cadastre_core::mutation::{Mutation, VARIABLE};
 
+// Other tests include it, too.
+#[allow(unreachable_pub)]
 #[path = "../sim/proofs.rs"]
 mod proofs;
 

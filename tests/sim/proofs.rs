@@ -83,9 +83,9 @@ pub fn proof(mutation: Mutation) -> Proof {
         ReturnedRangesShared => unit(
             "controller::podcidr::tests::a_machine_gets_its_ranges_back_unless_somebody_else_holds_some_of_them",
         ),
-        ImpossibleClaimKept => unit(
-            "controller::registry::tests::a_claim_that_can_no_longer_come_true_is_free",
-        ),
+        ImpossibleClaimKept => {
+            unit("controller::registry::tests::a_claim_that_can_no_longer_come_true_is_free")
+        }
         RevivedNodeLosesClaim => unit(
             "controller::registry::tests::a_node_that_was_taken_for_gone_keeps_the_range_it_may_get",
         ),
@@ -101,17 +101,17 @@ pub fn proof(mutation: Mutation) -> Proof {
         WidePodCidrCounts => unit(
             "controller::registry::foreign::tests::a_podcidr_that_no_node_could_have_got_takes_nothing_from_pools",
         ),
-        ContestedPodCidrGiven => unit(
-            "controller::registry::foreign::tests::of_what_another_node_has_nothing_is_given",
-        ),
+        ContestedPodCidrGiven => {
+            unit("controller::registry::foreign::tests::of_what_another_node_has_nothing_is_given")
+        }
 
         // Who leads
         TakeOverCountsAsClean => sim(AsDrawn, 1_000),
         HandOverNotListed => duplicate(HandOvers, 5_000),
         CacheBehindTrusted => sim(Behind, 4_000),
-        UnansweredTimeForgotten => unit(
-            "controller::machine::tests::a_take_over_lists_only_where_the_watch_may_be_behind",
-        ),
+        UnansweredTimeForgotten => {
+            unit("controller::machine::tests::a_take_over_lists_only_where_the_watch_may_be_behind")
+        }
         HandOverWhileUnclear => sim(HandOvers, 2_000),
         DeletingNodesNotTouched => sim(Untold, 1_000),
         RefusedTouchCounts => sim(Untold, 4_000),
@@ -133,9 +133,9 @@ pub fn proof(mutation: Mutation) -> Proof {
         TenureCountsFromLastTry => unit(
             "controller::cluster::lease::tests::a_tenure_counts_from_the_first_try_to_acquire_the_lease",
         ),
-        ClearedHolderCountsAsReleased => unit(
-            "controller::cluster::lease::tests::a_holder_cleared_by_hand_has_released_nothing",
-        ),
+        ClearedHolderCountsAsReleased => {
+            unit("controller::cluster::lease::tests::a_holder_cleared_by_hand_has_released_nothing")
+        }
         OldNewsCounts => {
             unit("controller::cluster::lease::tests::what_a_watch_shows_late_is_no_news")
         }
@@ -178,9 +178,9 @@ pub fn proof(mutation: Mutation) -> Proof {
         AnswerToEarlierBlockCounts => unit(
             "controller::registry::blocks::tests::an_answer_for_an_earlier_block_of_the_cidr_is_not_for_the_next_one",
         ),
-        BlocksJudgedDuringList => unit(
-            "controller::registry::blocks::tests::nothing_is_judged_while_a_list_runs",
-        ),
+        BlocksJudgedDuringList => {
+            unit("controller::registry::blocks::tests::nothing_is_judged_while_a_list_runs")
+        }
         EditedBlockKeepsItsAge => unit(
             "controller::registry::blocks::tests::of_two_blocks_the_older_object_stays_and_an_edited_one_counts_as_older",
         ),
@@ -204,9 +204,9 @@ pub fn proof(mutation: Mutation) -> Proof {
         ProvisionalBlocksNotCounted => {
             unit("controller::demand::tests::what_is_on_its_way_to_a_node_counts")
         }
-        ReleasedBlocksCounted => unit(
-            "controller::demand::tests::a_block_that_a_node_lets_go_of_is_none_that_it_has",
-        ),
+        ReleasedBlocksCounted => {
+            unit("controller::demand::tests::a_block_that_a_node_lets_go_of_is_none_that_it_has")
+        }
         LastBlockAskedBack => unit(
             "controller::demand::tests::for_a_node_without_any_block_one_gives_that_wants_more_than_it_uses",
         ),
@@ -218,9 +218,9 @@ pub fn proof(mutation: Mutation) -> Proof {
         WiderOlderPoolIgnored => unit(
             "controller::pools::tests::of_two_pools_with_common_addresses_the_older_one_serves",
         ),
-        ReportedAddressSuspected => unit(
-            "controller::leaks::tests::an_address_that_any_pod_reports_is_not_suspected",
-        ),
+        ReportedAddressSuspected => {
+            unit("controller::leaks::tests::an_address_that_any_pod_reports_is_not_suspected")
+        }
         EmptySubnetDeleted => unit(
             "controller::subnet::tests::the_node_subnet_of_a_live_node_stays_when_it_says_nothing",
         ),
@@ -240,12 +240,12 @@ pub fn proof(mutation: Mutation) -> Proof {
         FirstFamilyStaysClaimed => sim(AsDrawn, 2_000),
 
         // What is known of objects
-        GoneByAnswerComesBack => unit(
-            "controller::cluster::table::tests::what_an_answer_showed_to_be_gone_stays_gone",
-        ),
-        GoneByListComesBack => unit(
-            "controller::cluster::table::tests::what_an_answer_showed_to_be_gone_stays_gone",
-        ),
+        GoneByAnswerComesBack => {
+            unit("controller::cluster::table::tests::what_an_answer_showed_to_be_gone_stays_gone")
+        }
+        GoneByListComesBack => {
+            unit("controller::cluster::table::tests::what_an_answer_showed_to_be_gone_stays_gone")
+        }
         AnswerBeforeRelistTaken => unit(
             "controller::cluster::table::tests::an_answer_asked_for_during_a_list_may_be_older_than_it",
         ),
@@ -256,13 +256,13 @@ pub fn proof(mutation: Mutation) -> Proof {
         // Requests
         UidNotTested => duplicate(Crowded, 5_000),
         TermNotTested => duplicate(Untold, 5_000),
-        ServerErrorCountsAsRefusal => unit(
-            "controller::cluster::writer::tests::only_a_plain_refusal_counts_as_no_effect",
-        ),
+        ServerErrorCountsAsRefusal => {
+            unit("controller::cluster::writer::tests::only_a_plain_refusal_counts_as_no_effect")
+        }
         TimeoutCountsAsRefusal => duplicate(Crowded, 5_000),
-        GateNotAsked => unit(
-            "controller::cluster::writer::tests::nothing_is_written_without_the_lease",
-        ),
+        GateNotAsked => {
+            unit("controller::cluster::writer::tests::nothing_is_written_without_the_lease")
+        }
 
         // What the simulation plays
         TouchWithoutEffect => duplicate(Untold, 5_000),

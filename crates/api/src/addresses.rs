@@ -20,7 +20,7 @@ pub const MOST_ENTRIES: usize = 4_096;
 /// The most bytes that all entries of a list may have together.
 pub const MOST_BYTES: usize = 1 << 20;
 /// The longest entry.
-pub const LONGEST_ENTRY: usize = 1_280;
+pub(crate) const LONGEST_ENTRY: usize = 1_280;
 
 /// What is in use on a node.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]

@@ -9,7 +9,7 @@ pub const GROUP: &str = "cadastre.dev";
 pub const VERSION: &str = "v1alpha1";
 
 /// Annotation of the CRDs: the version of the release that they are of, for those who install it.
-pub const VERSION_ANNOTATION: &str = "cadastre.dev/version";
+pub(crate) const VERSION_ANNOTATION: &str = "cadastre.dev/version";
 
 /// Finalizer of an IPPool: it stays while a node holds a range of the pool, or one of its ranges is
 /// in quarantine.

@@ -19,7 +19,7 @@ use super::names::{DRAIN_ANNOTATION, RELEASE_ANNOTATION};
 use cadastre_core::{Addr, Cidr};
 
 /// The most entries that are read of one annotation.
-pub const MOST_REQUESTS: usize = 1_024;
+pub(crate) const MOST_REQUESTS: usize = 1_024;
 
 /// What sets the handle of a container apart from a pod's UID.
 const CONTAINER: &str = "container:";

@@ -29,7 +29,7 @@ use cadastre_core::{Cidr, Family};
   kubectl cadastre drain 10.244.1.64/26
   kubectl cadastre drain 10.244.1.64/26 --wait --timeout 600
   kubectl cadastre drain --node worker-1        # its empty blocks that it can do without")]
-pub struct DrainArgs {
+pub(crate) struct DrainArgs {
     /// Blocks
     #[arg(required_unless_present = "node", value_parser = block)]
     blocks: Vec<Cidr>,
@@ -57,7 +57,7 @@ pub struct DrainArgs {
 #[command(after_help = "Examples:
   kubectl cadastre undrain 10.244.1.64/26
   kubectl cadastre undrain --node worker-1")]
-pub struct UndrainArgs {
+pub(crate) struct UndrainArgs {
     /// Blocks
     #[arg(required_unless_present = "node", value_parser = block)]
     blocks: Vec<Cidr>,
@@ -79,7 +79,7 @@ const LOOK: Duration = Duration::from_millis(500);
 
 /// What became of each block.
 #[derive(Debug, Default, Serialize)]
-pub struct DrainReport {
+pub(crate) struct DrainReport {
     /// An entry a block
     pub blocks: Vec<Drained>,
 }
@@ -152,7 +152,11 @@ pub fn surplus(uid: &str, inventory: &Inventory, wanted: &BTreeSet<Text>) -> Vec
 }
 
 /// The same of all nodes, of one pool.
-pub fn surplus_of_pool(pool: &str, inventory: &Inventory, wanted: &BTreeSet<Text>) -> Vec<Cidr> {
+pub(crate) fn surplus_of_pool(
+    pool: &str,
+    inventory: &Inventory,
+    wanted: &BTreeSet<Text>,
+) -> Vec<Cidr> {
     let nodes = inventory.world.nodes.iter();
     let all = nodes.flat_map(|node| surplus(&node.uid, inventory, wanted));
     let of_pool = |cidr: &Cidr| {
@@ -237,7 +241,11 @@ async fn ask(
 }
 
 /// Runs `drain`.
-pub async fn exec_drain(args: &DrainArgs, flags: &Flags, reach: &Reach) -> anyhow::Result<Verdict> {
+pub(crate) async fn exec_drain(
+    args: &DrainArgs,
+    flags: &Flags,
+    reach: &Reach,
+) -> anyhow::Result<Verdict> {
     let inventory = reach.inventory(Wanted::PODS).await?;
     let cidrs = match &args.node {
         Some(name) => {
@@ -334,7 +342,7 @@ async fn wait(report: &mut DrainReport, limit: Duration, reach: &Reach) -> anyho
 }
 
 /// Runs `undrain`.
-pub async fn exec_undrain(
+pub(crate) async fn exec_undrain(
     args: &UndrainArgs,
     flags: &Flags,
     reach: &Reach,

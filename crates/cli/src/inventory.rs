@@ -222,7 +222,7 @@ impl Inventory {
     }
 
     /// The pods that report an address and may still use it.
-    pub fn pods_at(&self, addr: Addr) -> impl Iterator<Item = &PodFact> {
+    pub(crate) fn pods_at(&self, addr: Addr) -> impl Iterator<Item = &PodFact> {
         let at = self.by_address.get(&addr).into_iter().flatten();
         at.map(|at| &self.pods[*at])
     }
@@ -234,13 +234,13 @@ impl Inventory {
     }
 
     /// The pods that report an address within the range, each with it.
-    pub fn pods_in(&self, range: &Cidr) -> impl Iterator<Item = (Addr, &PodFact)> {
+    pub(crate) fn pods_in(&self, range: &Cidr) -> impl Iterator<Item = (Addr, &PodFact)> {
         let within = self.by_address.range(range.first()..=range.last());
         within.flat_map(|(addr, all)| all.iter().map(|at| (*addr, &self.pods[*at])))
     }
 
     /// The pod of that UID.
-    pub fn pod_by_uid(&self, uid: &str) -> Option<&PodFact> {
+    pub(crate) fn pod_by_uid(&self, uid: &str) -> Option<&PodFact> {
         Some(&self.pods[*self.by_uid.get(&PodUid::read(uid))?])
     }
 
@@ -250,7 +250,7 @@ impl Inventory {
     }
 
     /// What agents say of an address.
-    pub fn held_at(&self, addr: Addr) -> &[Held] {
+    pub(crate) fn held_at(&self, addr: Addr) -> &[Held] {
         self.held.get(&addr).map_or(&[], Vec::as_slice)
     }
 
@@ -261,7 +261,7 @@ impl Inventory {
     }
 
     /// Addresses in use within the range by agents' words.
-    pub fn held_in(&self, range: &Cidr) -> impl Iterator<Item = (Addr, &Held)> {
+    pub(crate) fn held_in(&self, range: &Cidr) -> impl Iterator<Item = (Addr, &Held)> {
         let within = self.held.range(range.first()..=range.last());
         within.flat_map(|(addr, held)| held.iter().map(|held| (*addr, held)))
     }
@@ -297,7 +297,7 @@ impl Inventory {
 
     /// Whether the list of the addresses in use has as many of a block as the agent counts. It is written
     /// seldom, and the counts are not.
-    pub fn is_list_current(&self, entry: &Entry) -> bool {
+    pub(crate) fn is_list_current(&self, entry: &Entry) -> bool {
         let of_owner = |(_, held): &(Addr, &Held)| held.node == entry.owner.name;
         let listed = self.held_in(&entry.cidr).filter(of_owner).count();
         let word = self.word(entry);
@@ -305,7 +305,7 @@ impl Inventory {
     }
 
     /// How many addresses of a block are in use: by its agent's word, else by what pods report.
-    pub fn used_in(&self, entry: &Entry) -> u64 {
+    pub(crate) fn used_in(&self, entry: &Entry) -> u64 {
         match self.word(entry) {
             Some(word) => u64::try_from(word.used).unwrap_or(0),
             None => self.world.pods.count_in(&entry.cidr) as u64,
@@ -332,7 +332,7 @@ impl Inventory {
     }
 
     /// Nodes of whose pods the agent says that another's network has them, and what it says.
-    pub fn served_by_others(&self) -> Vec<(&str, &str)> {
+    pub(crate) fn served_by_others(&self) -> Vec<(&str, &str)> {
         let nodes = self.world.nodes.iter();
         let told = nodes.filter_map(|node| {
             let subnet = self.subnets.get(&node.name)?;
@@ -344,7 +344,7 @@ impl Inventory {
     }
 
     /// The ranges of all pools, merged and sorted.
-    pub fn pool_ranges(&self) -> Vec<Cidr> {
+    pub(crate) fn pool_ranges(&self) -> Vec<Cidr> {
         let told = self.registry.pools.iter().map(|state| &state.told);
         let sides = told.flat_map(|told| told.ipv4.iter().chain(&told.ipv6));
         let texts = sides.flat_map(|side| &side.cidrs);
@@ -425,7 +425,7 @@ impl PodFact {
     }
 
     /// Whether it may use the addresses that it reports, and they are not its node's.
-    pub fn uses_addresses(&self) -> bool {
+    pub(crate) fn uses_addresses(&self) -> bool {
         !self.finished && !self.host_network
     }
 }
@@ -492,7 +492,7 @@ fn entries<T: for<'de> Deserialize<'de>>(list: &Value) -> Vec<T> {
 }
 
 /// Whether the node still holds an address under that handle.
-pub fn is_held_under(subnet: &SubnetFact, (addr, handle): &(Addr, String)) -> bool {
+pub(crate) fn is_held_under(subnet: &SubnetFact, (addr, handle): &(Addr, String)) -> bool {
     let mut held = subnet.allocations.iter();
     held.any(|(held, it)| held == addr && it.handle == *handle)
 }

@@ -25,13 +25,15 @@
 //! - Exit code 0: done, nothing found; 1: not done, standard error says why; 2: `check` or
 //!   `status` found something, `plan` found what does not fit, or `release` and `drain` left something undone.
 
+#![warn(unreachable_pub)]
+
 pub mod address;
 pub mod bundle;
 pub mod check;
 pub mod complete;
 pub mod drain;
 pub mod explain;
-pub mod inventory;
+pub(crate) mod inventory;
 pub mod lists;
 pub mod map;
 pub mod plan;

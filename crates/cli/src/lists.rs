@@ -35,7 +35,7 @@ pub struct Lists {
 }
 
 /// What a verb can do without: it says so where it may not be read.
-pub type Readable<T> = Result<Vec<T>, String>;
+pub(crate) type Readable<T> = Result<Vec<T>, String>;
 
 impl Default for Lists {
     fn default() -> Self {

@@ -72,7 +72,7 @@ impl Reach {
     }
 
     /// Lists what a verb needs and puts it in order.
-    pub async fn inventory(&self, wanted: Wanted) -> anyhow::Result<Inventory> {
+    pub(crate) async fn inventory(&self, wanted: Wanted) -> anyhow::Result<Inventory> {
         Ok(Inventory::new(&self.lists(wanted).await?, Timestamp::now()))
     }
 

@@ -82,7 +82,7 @@ const LOOK: Duration = Duration::from_millis(500);
 
 /// What became of each address.
 #[derive(Debug, Default, Serialize)]
-pub struct ReleaseReport {
+pub(crate) struct ReleaseReport {
     /// An entry an address
     pub addresses: Vec<Released>,
 }
@@ -134,7 +134,7 @@ pub struct Target {
 }
 
 /// The leaks that all reports name.
-pub fn intersection(reports: &[CheckReport]) -> Vec<Leak> {
+pub(crate) fn intersection(reports: &[CheckReport]) -> Vec<Leak> {
     let leaks = |report: &CheckReport| -> BTreeSet<Leak> {
         report
             .findings

@@ -50,7 +50,7 @@ const PLAIN_WIDTH: usize = 100;
 
 impl Style {
     /// As standard output allows.
-    pub fn of_stdout(output: Output, now: Timestamp) -> Self {
+    pub(crate) fn of_stdout(output: Output, now: Timestamp) -> Self {
         let terminal = std::io::stdout().is_terminal();
         let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         let columns = std::env::var("COLUMNS").ok();
@@ -89,7 +89,7 @@ fn shown<R: Report>(report: &R, output: Output, style: &Style) -> anyhow::Result
 }
 
 /// Puts a report on standard output.
-pub fn print(report: &impl Report, output: Output, now: Timestamp) -> anyhow::Result<()> {
+pub(crate) fn print(report: &impl Report, output: Output, now: Timestamp) -> anyhow::Result<()> {
     let text = shown(report, output, &Style::of_stdout(output, now))?;
     let mut out = std::io::stdout().lock();
     out.write_all(text.as_bytes())?;
@@ -98,14 +98,14 @@ pub fn print(report: &impl Report, output: Output, now: Timestamp) -> anyhow::Re
 }
 
 /// Columns, some of which are only for `-o wide`.
-pub struct Columns {
+pub(crate) struct Columns {
     heads: Vec<(&'static str, bool)>,
     rows: Vec<Vec<String>>,
 }
 
 impl Columns {
     /// Of these names; those that begin with `+` are for `-o wide`.
-    pub fn new(heads: &[&'static str]) -> Self {
+    pub(crate) fn new(heads: &[&'static str]) -> Self {
         let split = |head: &&'static str| match head.strip_prefix('+') {
             Some(head) => (head, true),
             None => (*head, false),
@@ -117,13 +117,13 @@ impl Columns {
     }
 
     /// One more row; an empty cell is shown as `-`.
-    pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
+    pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
         let cells = cells.into_iter();
         self.rows.push(cells.map(or_dash).collect());
     }
 
     /// The lines, or `nothing` where there is no row.
-    pub fn text(self, style: &Style, nothing: &str) -> String {
+    pub(crate) fn text(self, style: &Style, nothing: &str) -> String {
         if self.rows.is_empty() {
             return format!("{nothing}\n");
         }

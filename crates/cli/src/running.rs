@@ -94,7 +94,7 @@ impl Running {
     }
 
     /// Nodes whose agent is to write the runtime's CNI configuration, as far as pods can be read.
-    pub fn configured(&self) -> BTreeSet<&str> {
+    pub(crate) fn configured(&self) -> BTreeSet<&str> {
         let agents = self.pods(true).filter(|it| it.configures);
         agents.map(|it| it.node.as_str()).collect()
     }
@@ -123,7 +123,7 @@ impl LeaseFact {
     }
 
     /// Whether who holds it has let it go stale.
-    pub fn is_stale(&self, now: Timestamp) -> bool {
+    pub(crate) fn is_stale(&self, now: Timestamp) -> bool {
         let age = |at| now.duration_since(at).as_secs();
         self.renewed.is_none_or(|at| age(at) > STALE_SECONDS)
     }
@@ -152,7 +152,7 @@ impl Part {
     }
 
     /// Whether it may still be starting.
-    pub fn is_young(&self, now: Timestamp) -> bool {
+    pub(crate) fn is_young(&self, now: Timestamp) -> bool {
         let age = |at| now.duration_since(at).as_secs();
         self.created.is_some_and(|at| age(at) < YOUNG_SECONDS)
     }

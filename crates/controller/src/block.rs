@@ -27,7 +27,7 @@ const AWAIT: Duration = Duration::from_secs(10);
 
 /// The loop's own state.
 #[derive(Debug, Default)]
-pub struct BlockLoop {
+pub(crate) struct BlockLoop {
     /// Blocks that a node waits for
     pub urgent: Queue<Cidr>,
     /// All others
@@ -40,7 +40,7 @@ pub struct BlockLoop {
 
 impl BlockLoop {
     /// Something may have to be done about the block.
-    pub fn add(&mut self, entry: &Entry) {
+    pub(crate) fn add(&mut self, entry: &Entry) {
         let urgent = entry.step == Step::Create || entry.to_read;
         if urgent && !entry.owner.resting {
             self.urgent.add(entry.cidr);
@@ -50,7 +50,11 @@ impl BlockLoop {
     }
 
     /// The next request that a node waits for.
-    pub fn next_urgent(&mut self, cx: &mut Context, stopping: bool) -> Option<(Request, Purpose)> {
+    pub(crate) fn next_urgent(
+        &mut self,
+        cx: &mut Context,
+        stopping: bool,
+    ) -> Option<(Request, Purpose)> {
         while let Some(cidr) = self.urgent.pop(cx.now.mono) {
             let creates = |e: &Entry| e.step == Step::Create && !e.to_read;
             if stopping && cx.registry.blocks.get(&cidr).is_none_or(creates) {
@@ -64,7 +68,7 @@ impl BlockLoop {
     }
 
     /// The next of the others.
-    pub fn next(&mut self, cx: &mut Context) -> Option<(Request, Purpose)> {
+    pub(crate) fn next(&mut self, cx: &mut Context) -> Option<(Request, Purpose)> {
         while let Some(cidr) = self.queue.pop(cx.now.mono) {
             if let Some(found) = self.request(cidr, false, cx) {
                 return Some(found);
@@ -200,7 +204,7 @@ impl BlockLoop {
     }
 
     /// Takes in the last look at a dead node's pods: its blocks that are over and unused go.
-    pub fn answered_pods(&mut self, uid: &Text, outcome: &Outcome, cx: &mut Context) {
+    pub(crate) fn answered_pods(&mut self, uid: &Text, outcome: &Outcome, cx: &mut Context) {
         self.checking.remove(uid);
         let now = cx.now.mono;
         let over = |entry: &&Entry| {
@@ -238,7 +242,7 @@ impl BlockLoop {
 
     /// Takes in an answer about a block's object. What it shows of the object is in the world already
     /// where that may be: a creation counts only once the watch shows it.
-    pub fn answered(
+    pub(crate) fn answered(
         &mut self,
         (cidr, claim): (&Cidr, ClaimId),
         step: Option<Step>,

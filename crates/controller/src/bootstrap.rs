@@ -26,10 +26,11 @@ use cadastre_api::{Allocate, IPPool, IPPoolSpec};
 use cadastre_core::{Addr, Cidr, CidrError, Dual, Family};
 
 /// The name of the default pool.
-pub const NAME: &str = "default";
+pub(crate) const NAME: &str = "default";
 
 /// Where kubeadm leaves what it was told: namespace, ConfigMap, key.
-pub const KUBEADM: (&str, &str, &str) = ("kube-system", "kubeadm-config", "ClusterConfiguration");
+pub(crate) const KUBEADM: (&str, &str, &str) =
+    ("kube-system", "kubeadm-config", "ClusterConfiguration");
 
 /// Private ranges, best first: what most clusters use, then what clouds and hosts use least.
 const PRIVATE: Dual<&[&str]> = Dual {
@@ -58,7 +59,7 @@ const PRIVATE: Dual<&[&str]> = Dual {
 
 /// What is known of the cluster.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Cluster<'a> {
+pub(crate) struct Cluster<'a> {
     /// The families that any IPPool has, whether it serves or not; both, if one cannot be read
     pub pools: Dual<bool>,
     /// The ranges that flags name; none: not given
@@ -73,7 +74,7 @@ pub struct Cluster<'a> {
 
 /// What is to be done.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Bootstrap {
+pub(crate) enum Bootstrap {
     /// Create this pool. That one of the name exists is no error.
     Create {
         /// The pool
@@ -87,7 +88,7 @@ pub enum Bootstrap {
 
 /// Where the ranges of the default pool come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
+pub(crate) enum Source {
     /// Flags of the controller
     Flags,
     /// The ConfigMap of kubeadm
@@ -98,7 +99,7 @@ pub enum Source {
 
 /// Why no pool is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Idle {
+pub(crate) enum Idle {
     /// There are pools. A family that flags name and none of them has is told of.
     PoolsExist {
         /// That family
@@ -110,7 +111,7 @@ pub enum Idle {
 
 /// Why no pool can be made; somebody must act.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BootstrapError {
+pub(crate) enum BootstrapError {
     /// The text in the ConfigMap is not what kubeadm writes.
     #[error(
         "no default pool: ClusterConfiguration in ConfigMap kube-system/kubeadm-config cannot be read: correct it, or create an IPPool: {why}"
@@ -148,7 +149,7 @@ pub enum BootstrapError {
 }
 
 /// What is to be done about the default pool.
-pub fn decide(cluster: &Cluster, allocate: Allocate) -> Result<Bootstrap, BootstrapError> {
+pub(crate) fn decide(cluster: &Cluster, allocate: Allocate) -> Result<Bootstrap, BootstrapError> {
     if cluster.pools.v4 || cluster.pools.v6 {
         let lacks = |range: &Cidr| !*cluster.pools.get(range.family());
         let lacking = cluster.flags.iter().find(|range| lacks(range));

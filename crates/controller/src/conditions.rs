@@ -27,7 +27,7 @@ const TERMINATING: &str = "Terminating";
 const REFUSED: &str = "WritesRefused";
 
 /// Conditions whose changes become events (of `Ready` the others tell the reasons).
-pub const TOLD: &[&str] = &[
+pub(crate) const TOLD: &[&str] = &[
     INVALID,
     OVERLAPPING,
     NEARLY_EXHAUSTED,
@@ -42,7 +42,7 @@ pub const TOLD: &[&str] = &[
 const INVALID: &str = "Invalid";
 
 /// The event that tells of a change of that condition.
-pub fn event_reason(kind: &'static str, bad: bool) -> &'static str {
+pub(crate) fn event_reason(kind: &'static str, bad: bool) -> &'static str {
     match (kind, bad) {
         (INVALID, true) => "InvalidSpec",
         (INVALID, false) => "SpecIsValid",

@@ -93,7 +93,7 @@ impl Demand {
     }
 
     /// Looks at it again whatever it is.
-    pub fn add_name(&mut self, name: &Text, world: &World, registry: &Registry) {
+    pub(crate) fn add_name(&mut self, name: &Text, world: &World, registry: &Registry) {
         if let Some(node) = world.nodes.get(name) {
             self.add(node, registry);
         }
@@ -199,13 +199,13 @@ impl Demand {
     }
 
     /// Since when the node waits that waits longest, monotonic.
-    pub fn waiting_since(&self) -> Option<Duration> {
+    pub(crate) fn waiting_since(&self) -> Option<Duration> {
         let waits = self.waiting.values().flat_map(BTreeMap::values);
         waits.map(|wait| wait.since).min()
     }
 
     /// Whether other nodes wait than at the last call.
-    pub fn take_recount(&mut self) -> bool {
+    pub(crate) fn take_recount(&mut self) -> bool {
         std::mem::take(&mut self.recount)
     }
 

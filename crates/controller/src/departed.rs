@@ -24,11 +24,11 @@ const MOST: usize = 16_384;
 
 /// What was seen to go, oldest first.
 #[derive(Debug, Default)]
-pub struct Departed(VecDeque<Gone>);
+pub(crate) struct Departed(VecDeque<Gone>);
 
 /// A node that is gone.
 #[derive(Clone, Debug)]
-pub struct Gone {
+pub(crate) struct Gone {
     /// Its name
     pub name: Text,
     /// Its UID
@@ -43,7 +43,7 @@ pub struct Gone {
 
 impl Departed {
     /// A Node has changed.
-    pub fn node_changed(&mut self, delta: &Delta<Node>, now: Duration) {
+    pub(crate) fn node_changed(&mut self, delta: &Delta<Node>, now: Duration) {
         let Some(before) = delta.before.as_deref() else {
             return;
         };
@@ -64,7 +64,7 @@ impl Departed {
     }
 
     /// A NodeSubnet has changed: whose record has left it has rested.
-    pub fn subnet_changed(&mut self, delta: &Delta<Subnet>) {
+    pub(crate) fn subnet_changed(&mut self, delta: &Delta<Subnet>) {
         if self.0.is_empty() {
             return;
         }
@@ -88,7 +88,7 @@ impl Departed {
     }
 
     /// What was seen to go and may still have to rest.
-    pub fn iter(&self) -> impl Iterator<Item = &Gone> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Gone> {
         self.0.iter()
     }
 }

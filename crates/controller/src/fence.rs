@@ -42,7 +42,7 @@ const LASTING: u32 = 3;
 
 /// Progress of one take-over.
 #[derive(Debug)]
-pub struct Fence {
+pub(crate) struct Fence {
     takeover: Takeover,
     term: Text,
     /// Whether the Lease tells what earlier leaders have in flight
@@ -87,7 +87,7 @@ pub(super) enum Kind {
 
 impl Fence {
     /// The fence of a tenure.
-    pub fn new(tenure: &Tenure, won: Duration) -> Self {
+    pub(crate) fn new(tenure: &Tenure, won: Duration) -> Self {
         Fence {
             takeover: tenure.takeover,
             term: tenure.term.clone(),
@@ -104,23 +104,23 @@ impl Fence {
     }
 
     /// Whether everything decided by earlier leaders is settled or refused.
-    pub fn is_done(&self) -> bool {
+    pub(crate) fn is_done(&self) -> bool {
         self.step == Step::Done
     }
 
     /// Whether everything that counts was listed, so that the ledger can be built.
-    pub fn is_listed(&self) -> bool {
+    pub(crate) fn is_listed(&self) -> bool {
         matches!(self.step, Step::Touching | Step::Done)
     }
 
     /// How many nodes are still to be touched, and how many of them could not be several times in a row.
-    pub fn left(&self) -> (usize, usize) {
+    pub(crate) fn left(&self) -> (usize, usize) {
         let failing = |key: &&(Text, Text)| self.queue.failures(key) >= LASTING;
         (self.left.len(), self.left.iter().filter(failing).count())
     }
 
     /// What is still to do, for the logs and the readiness page.
-    pub fn progress(&self, world: &World) -> String {
+    pub(crate) fn progress(&self, world: &World) -> String {
         match self.step {
             Step::Syncing => format!(
                 "waiting for the first lists of {}",
@@ -139,7 +139,7 @@ impl Fence {
     }
 
     /// The next request, if one is due.
-    pub fn next(&mut self, world: &World, now: Now) -> Option<(Request, Purpose)> {
+    pub(crate) fn next(&mut self, world: &World, now: Now) -> Option<(Request, Purpose)> {
         if self.step == Step::Syncing && world.missing().is_empty() {
             self.begin(world);
         }
@@ -155,7 +155,7 @@ impl Fence {
     }
 
     /// When there is something to do again.
-    pub fn next_at(&self) -> Option<Duration> {
+    pub(crate) fn next_at(&self) -> Option<Duration> {
         self.lists
             .queue
             .next_at()
@@ -249,7 +249,7 @@ impl Fence {
     }
 
     /// Takes in the answer to a touch, or to the read that follows a refused one.
-    pub fn answered_touch(
+    pub(crate) fn answered_touch(
         &mut self,
         name: &Text,
         uid: &Text,

@@ -26,13 +26,13 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use cadastre_api::TrendStatus;
 
 /// A sample is taken no more often.
-pub const SAMPLE_MINUTES: i64 = 10;
+pub(crate) const SAMPLE_MINUTES: i64 = 10;
 /// After that time an observation counts for 1/e of what it did.
-pub const MEMORY_HOURS: f64 = 6.0;
+pub(crate) const MEMORY_HOURS: f64 = 6.0;
 /// After a longer time without a sample a trend begins anew.
-pub const GAP_HOURS: i64 = 48;
+pub(crate) const GAP_HOURS: i64 = 48;
 /// What lies further away is not told: one year.
-pub const HORIZON_HOURS: f64 = 365.0 * 24.0;
+pub(crate) const HORIZON_HOURS: f64 = 365.0 * 24.0;
 
 /// Slower than an address a year is no growth.
 const LEAST_RATE: f64 = 0.0001;

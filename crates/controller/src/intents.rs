@@ -29,7 +29,7 @@ const ASIDE: usize = 128 * 1024;
 
 /// The books of one tenure.
 #[derive(Debug, Default)]
-pub struct Intentions {
+pub(crate) struct Intentions {
     past: Past,
     named: BTreeMap<(Text, Vec<Cidr>), Named>,
     /// How many of them are not set aside, and their bytes; and the bytes of those that are
@@ -69,7 +69,7 @@ struct Named {
 
 impl Intentions {
     /// The books of a leader. `known`: it knows what earlier ones have in flight.
-    pub fn of_leader(known: bool) -> Self {
+    pub(crate) fn of_leader(known: bool) -> Self {
         Intentions {
             past: if known { Past::Known } else { Past::Unknown },
             // So that the Lease says so soon.
@@ -79,29 +79,29 @@ impl Intentions {
     }
 
     /// Whether it is known what earlier leaders have in flight.
-    pub fn is_known(&self) -> bool {
+    pub(crate) fn is_known(&self) -> bool {
         self.past != Past::Unknown
     }
 
     /// Nothing of earlier leaders is in flight any more but what is named here.
-    pub fn become_known(&mut self) {
+    pub(crate) fn become_known(&mut self) {
         (self.past, self.asked) = (Past::Known, true);
     }
 
     /// The Lease is to be written soon, whatever it names.
-    pub fn ask(&mut self) {
+    pub(crate) fn ask(&mut self) {
         self.asked = true;
     }
 
     /// The number of a write that is decided now.
-    pub fn number(&mut self) -> u64 {
+    pub(crate) fn number(&mut self) -> u64 {
         self.asked = true;
         self.handed + 1
     }
 
     /// Whether the assignment may be sent. If not yet, it is when the Lease names it, and the node
     /// comes back by [`Intentions::confirmed`] or [`Intentions::room`].
-    pub fn may_assign(&mut self, node: &Node, cidrs: &[Cidr]) -> bool {
+    pub(crate) fn may_assign(&mut self, node: &Node, cidrs: &[Cidr]) -> bool {
         if self.past == Past::Irrelevant {
             return true;
         }
@@ -124,7 +124,7 @@ impl Intentions {
     }
 
     /// Takes over what an earlier leader has named.
-    pub fn inherit(&mut self, node: &Node, cidrs: &[Cidr]) {
+    pub(crate) fn inherit(&mut self, node: &Node, cidrs: &[Cidr]) {
         let guard = (node.term.clone(), node.annotated);
         let next = self.handed + 1;
         self.add(node, (node.uid.clone(), cidrs.to_vec()), guard, next);
@@ -150,7 +150,7 @@ impl Intentions {
     }
 
     /// The outcome of all that was in flight for that UID is known.
-    pub fn settled(&mut self, uid: &Text) {
+    pub(crate) fn settled(&mut self, uid: &Text) {
         for key in self.of_uid(uid) {
             if let Some(named) = self.named.remove(&key) {
                 let bytes = size(&named.name, &key);
@@ -166,7 +166,7 @@ impl Intentions {
 
     /// What is named for that UID keeps failing: it stays named, and takes no room from others, as long as
     /// there are not too many of them.
-    pub fn set_aside(&mut self, uid: &Text) {
+    pub(crate) fn set_aside(&mut self, uid: &Text) {
         if Mutation::FailingNamesTakeRoom.is_on() {
             return;
         }
@@ -190,7 +190,7 @@ impl Intentions {
     }
 
     /// The Lease was written up to that number. Gives the nodes that waited for it.
-    pub fn confirmed(&mut self, number: u64) -> Vec<Text> {
+    pub(crate) fn confirmed(&mut self, number: u64) -> Vec<Text> {
         let (from, to) = (self.confirmed, number.max(self.confirmed));
         self.confirmed = to;
         if from == to {
@@ -203,7 +203,7 @@ impl Intentions {
 
     /// Nodes for which there was no room and now is: not one by one, so that a crowd costs few writes
     /// of the Lease.
-    pub fn room(&mut self) -> Vec<Text> {
+    pub(crate) fn room(&mut self) -> Vec<Text> {
         if self.open.0 > LIMIT / 2 || self.open.1 > BYTES / 2 {
             return Vec::new();
         }
@@ -217,7 +217,7 @@ impl Intentions {
     /// What the Lease should say now, if somebody waits for it. That something need not be named any
     /// more is said along with that, or once nothing is left: the Lease may name too much.
     /// `known`: what has been seen by now.
-    pub fn take(&mut self, term: &Text, known: Versions) -> Option<Wanted> {
+    pub(crate) fn take(&mut self, term: &Text, known: Versions) -> Option<Wanted> {
         let asked = std::mem::take(&mut self.asked);
         let empty = self.less && self.named.is_empty();
         if !asked && !empty {

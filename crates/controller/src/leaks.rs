@@ -64,7 +64,7 @@ impl Leaks {
     }
 
     /// Compares at the next turn: people wait for it.
-    pub fn hurry(&mut self) {
+    pub(crate) fn hurry(&mut self) {
         self.scan_at = Duration::ZERO;
     }
 
@@ -230,7 +230,7 @@ fn is_own(addr: Addr, node: &Node, registry: &Registry) -> bool {
 
 impl Registry {
     /// What a node is to be asked about: suspects that its agent still reports.
-    pub fn suspects_of(&self, uid: &str, report: Option<&AgentReport>) -> Vec<Suspect> {
+    pub(crate) fn suspects_of(&self, uid: &str, report: Option<&AgentReport>) -> Vec<Suspect> {
         let Some(report) = report else {
             return Vec::new();
         };

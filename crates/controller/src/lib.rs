@@ -16,10 +16,9 @@
 //! | [`machine`] | events in, requests out; who may act when |
 //! | `leader` | what exists only while leading: the loops |
 //! | [`fence`], `intents` | what a new leader does before it deals; what the Lease names before it is sent |
-//! | `listening`, `take_up` | what agents tell that the API has lost |
-//! | [`registry`], `holders` | the leader's ledger: who holds what, what rests |
-//! | [`pools`], `survey` | what every pool may do right now, and which nodes it serves |
-//! | [`blocks`] | the leader's blocks: which node has which, and how far each is |
+//! | `listening`, [`registry::take_up`] | what agents tell that the API has lost |
+//! | [`registry`] | the leader's ledger: who holds what, what rests; which node has which block, and how far each is |
+//! | [`pools`] | what every pool may do right now, and which nodes it serves |
 //! | `account`, `carve` | what a node has, wants and can spare; new blocks for it |
 //! | [`podcidr`], [`demand`], [`block`], [`subnet`], [`quarantine`], [`leaks`], [`pool`] | the loops |
 //! | [`figures`], [`totals`], [`conditions`], [`forecast`] | what a pool's status says |
@@ -35,9 +34,11 @@
 //! (state, event, now). The
 //! code that runs under simulation is the code that ships.
 
+#![warn(unreachable_pub)]
+
 pub mod account;
 pub mod block;
-pub mod bootstrap;
+pub(crate) mod bootstrap;
 mod carve;
 pub mod cluster;
 pub mod conditions;

@@ -15,7 +15,7 @@ const LISTENING: Duration = Duration::from_secs(45);
 
 /// Progress of it.
 #[derive(Debug, Default)]
-pub struct Listening {
+pub(crate) struct Listening {
     /// When the list is due; empty before it begins and once it is taken in
     list: Queue<Kind>,
     is_over: bool,
@@ -23,7 +23,7 @@ pub struct Listening {
 
 impl Listening {
     /// One that is still to begin if `needed`, and is over if not.
-    pub fn new(needed: bool) -> Self {
+    pub(crate) fn new(needed: bool) -> Self {
         Listening {
             list: Queue::default(),
             is_over: !needed,
@@ -31,25 +31,25 @@ impl Listening {
     }
 
     /// From now on every node gets a NodeSubnet, so that its agent can speak.
-    pub fn begin(&mut self, now: Duration) {
+    pub(crate) fn begin(&mut self, now: Duration) {
         if !self.is_over {
             self.list.add_at(Kind::Subnets, now + LISTENING);
         }
     }
 
     /// Whether blocks may be given.
-    pub fn is_over(&self) -> bool {
+    pub(crate) fn is_over(&self) -> bool {
         self.is_over
     }
 
     /// The list, if it is due.
-    pub fn next(&mut self, now: Now) -> Option<(Request, Purpose)> {
+    pub(crate) fn next(&mut self, now: Now) -> Option<(Request, Purpose)> {
         self.list.pop(now.mono)?;
         Some((Request::ListSubnets, Purpose::FenceSubnets))
     }
 
     /// The list is in the world (`taken`), or has to be asked for again.
-    pub fn listed(&mut self, taken: bool, now: Now) {
+    pub(crate) fn listed(&mut self, taken: bool, now: Now) {
         self.is_over |= taken;
         if !self.is_over {
             self.list.add_failed(Kind::Subnets, now.mono);
@@ -57,7 +57,7 @@ impl Listening {
     }
 
     /// When there is something to do.
-    pub fn next_at(&self) -> Option<Duration> {
+    pub(crate) fn next_at(&self) -> Option<Duration> {
         self.list.next_at()
     }
 }

@@ -212,7 +212,7 @@ impl Controller {
     }
 
     /// Whether nothing is left to wait for once [`Controller::stop`] was called.
-    pub fn is_quiet(&self) -> bool {
+    pub(crate) fn is_quiet(&self) -> bool {
         self.pending.is_empty()
             && self
                 .leader

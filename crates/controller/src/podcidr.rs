@@ -268,12 +268,18 @@ impl PodCidrs {
     }
 
     /// Whether other nodes wait, or for other reasons, than at the last call.
-    pub fn take_recount(&mut self) -> bool {
+    pub(crate) fn take_recount(&mut self) -> bool {
         std::mem::take(&mut self.recount)
     }
 
     /// Takes in the answer to a write.
-    pub fn answered_write(&mut self, name: &Text, uid: &Text, outcome: &Outcome, cx: &mut Context) {
+    pub(crate) fn answered_write(
+        &mut self,
+        name: &Text,
+        uid: &Text,
+        outcome: &Outcome,
+        cx: &mut Context,
+    ) {
         if self.is_over(name, uid, cx) {
             return;
         }
@@ -309,7 +315,13 @@ impl PodCidrs {
     }
 
     /// Takes in the answer to a read.
-    pub fn answered_read(&mut self, name: &Text, uid: &Text, outcome: &Outcome, cx: &mut Context) {
+    pub(crate) fn answered_read(
+        &mut self,
+        name: &Text,
+        uid: &Text,
+        outcome: &Outcome,
+        cx: &mut Context,
+    ) {
         if self.is_over(name, uid, cx) {
             return;
         }
@@ -395,7 +407,7 @@ impl PodCidrs {
     }
 
     /// Since when a pool is lacking that a node waits for, of the longest wait, monotonic.
-    pub fn waiting_since(&self) -> Option<Duration> {
+    pub(crate) fn waiting_since(&self) -> Option<Duration> {
         let waiting = self.waiting.values();
         let lacking = waiting.filter(|waiting| waiting.reason != Reason::Unmanaged);
         lacking.map(|waiting| waiting.since).min()

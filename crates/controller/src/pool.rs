@@ -23,14 +23,14 @@ use cadastre_core::mutation::Mutation;
 use cadastre_core::{Dual, Family};
 
 /// At most one status write a pool in this time.
-pub const STATUS_PAUSE: Duration = Duration::from_secs(5);
+pub(crate) const STATUS_PAUSE: Duration = Duration::from_secs(5);
 
 /// At most one count of all pools in this time.
 const COUNT_PAUSE: Duration = Duration::from_secs(1);
 
 /// The loop's own state.
 #[derive(Debug, Default)]
-pub struct PoolLoop {
+pub(crate) struct PoolLoop {
     /// Names to look at
     pub queue: Queue<Text>,
     in_flight: BTreeSet<Text>,
@@ -50,12 +50,12 @@ pub struct PoolLoop {
 
 impl PoolLoop {
     /// Something that is counted has changed.
-    pub fn mark(&mut self) {
+    pub(crate) fn mark(&mut self) {
         self.dirty = true;
     }
 
     /// When there may be something to count again.
-    pub fn next_at(&self) -> Option<Duration> {
+    pub(crate) fn next_at(&self) -> Option<Duration> {
         let count = self.dirty.then(|| {
             self.counted_at
                 .map_or(Duration::ZERO, |at| at + COUNT_PAUSE)
@@ -71,7 +71,7 @@ impl PoolLoop {
     }
 
     /// A finalizer that must be set before a pool can serve.
-    pub fn next_finalizer(&mut self, cx: &Context) -> Option<(Request, Purpose)> {
+    pub(crate) fn next_finalizer(&mut self, cx: &Context) -> Option<(Request, Purpose)> {
         let may_set = |name: &Text| {
             let call = Call::SetPoolFinalizers(name.clone());
             !self.is_open(name) && cx.registry.refusals.paused(&call, cx.now.mono).is_none()
@@ -86,7 +86,7 @@ impl PoolLoop {
     }
 
     /// The next request: a read, a finalizer to drop, a status to write.
-    pub fn next(
+    pub(crate) fn next(
         &mut self,
         waiting: impl FnOnce() -> BTreeMap<Text, i64>,
         cx: &mut Context,
@@ -189,7 +189,7 @@ impl PoolLoop {
     }
 
     /// Takes in an answer, to a write or a read; the object it shows is in the world already.
-    pub fn answered(&mut self, name: &Text, wrote: bool, outcome: &Outcome) {
+    pub(crate) fn answered(&mut self, name: &Text, wrote: bool, outcome: &Outcome) {
         self.in_flight.remove(name);
         let known = match outcome {
             Outcome::Pool(_) | Outcome::Gone | Outcome::Refused(Refusal::Missing) => true,
@@ -207,7 +207,7 @@ impl PoolLoop {
     }
 
     /// Remembers what the conditions said before this leader, so that it is not told again.
-    pub fn recall(&mut self, pools: impl Iterator<Item = impl AsRef<Pool>>) {
+    pub(crate) fn recall(&mut self, pools: impl Iterator<Item = impl AsRef<Pool>>) {
         for pool in pools {
             let pool = pool.as_ref();
             for condition in pool.status.iter().flat_map(|status| &status.conditions) {

@@ -20,7 +20,7 @@ use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, Dual, Family, Ledger, Span};
 
 /// Quarantine of ranges that lie outside every pool.
-pub const DEFAULT_QUARANTINE: Duration = Duration::from_secs(60);
+pub(crate) const DEFAULT_QUARANTINE: Duration = Duration::from_secs(60);
 
 /// The ServiceCIDR of the API server's own flags.
 const KUBERNETES: &str = "kubernetes";
@@ -167,7 +167,7 @@ pub struct Pools {
 
 impl Pools {
     /// Reads all pools anew; cursors and holds stay.
-    pub fn survey(&mut self, world: &World, flag_services: &[Cidr], now: Duration) {
+    pub(crate) fn survey(&mut self, world: &World, flag_services: &[Cidr], now: Duration) {
         let mut previous = std::mem::take(&mut self.states);
         let mut seen: Vec<&Pool> = world.pools.iter().map(AsRef::as_ref).collect();
         // What nodes have of a pool outlives it, so one that is being deleted bars no other.
@@ -213,7 +213,7 @@ impl Pools {
     }
 
     /// The cluster's primary family, as far as service ranges tell it.
-    pub fn service_family(&self) -> Option<Family> {
+    pub(crate) fn service_family(&self) -> Option<Family> {
         self.service_family
     }
 
@@ -255,7 +255,7 @@ impl Pools {
 
     /// The older pool because of which this one serves only by name, and the family that it lacks: see
     /// [`choose`]. Told where both are for the same nodes and pods.
-    pub fn older_of_other_family(&self, state: &PoolState) -> Option<(&PoolState, Family)> {
+    pub(crate) fn older_of_other_family(&self, state: &PoolState) -> Option<(&PoolState, Family)> {
         let is_alike = |older: &&PoolState| {
             older.is_serving()
                 && (older.allocate, older.priority) == (state.allocate, state.priority)
@@ -313,7 +313,7 @@ impl Pools {
     }
 
     /// The pools that a node may ask for blocks, best first but for room, and whether each serves it only by name.
-    pub fn block_pools<'a>(&'a self, node: &'a Node) -> Vec<(&'a PoolState, bool)> {
+    pub(crate) fn block_pools<'a>(&'a self, node: &'a Node) -> Vec<(&'a PoolState, bool)> {
         self.ranked(Allocate::Blocks, node, |_| 0)
     }
 

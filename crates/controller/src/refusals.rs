@@ -119,7 +119,7 @@ impl Call {
 }
 
 /// The kinds of objects that [`Refusals::count`] counts.
-pub const KINDS: [&str; 4] = ["Node", "NodeSubnet", "IPAMBlock", "IPPool"];
+pub(crate) const KINDS: [&str; 4] = ["Node", "NodeSubnet", "IPAMBlock", "IPPool"];
 
 /// What a call has met with.
 #[derive(Debug, Default)]
@@ -255,7 +255,7 @@ impl Refusals {
     }
 
     /// Whether it failed last, for long or not.
-    pub fn is_failing(&self, call: &Call) -> bool {
+    pub(crate) fn is_failing(&self, call: &Call) -> bool {
         self.calls.get(call).is_some_and(|it| it.failures > 0)
     }
 
@@ -270,7 +270,7 @@ impl Refusals {
     }
 
     /// How often a call of that loop has failed.
-    pub fn retries(&self, of_loop: &str) -> u64 {
+    pub(crate) fn retries(&self, of_loop: &str) -> u64 {
         self.retries.get(of_loop).copied().unwrap_or(0)
     }
 }

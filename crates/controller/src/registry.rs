@@ -34,7 +34,7 @@ use cadastre_core::mutation::Mutation;
 use cadastre_core::{Addr, Cidr, ClaimId, Holder, Ledger, State};
 
 /// Names a rest: the node's name and the UID that is gone.
-pub type RestKey = (Text, Text);
+pub(crate) type RestKey = (Text, Text);
 
 /// Ranges of a dead node, until they may be given on.
 #[derive(Clone, Debug)]
@@ -122,7 +122,7 @@ impl Registry {
     }
 
     /// The claims of a node's UID.
-    pub fn claims_of(&self, uid: &str) -> Vec<(ClaimId, Cidr, State)> {
+    pub(crate) fn claims_of(&self, uid: &str) -> Vec<(ClaimId, Cidr, State)> {
         let Some(holder) = self.holders.get(Use::PodCidrs, uid) else {
             return Vec::new();
         };
@@ -133,7 +133,7 @@ impl Registry {
     }
 
     /// Whether any write of unclear outcome is still open.
-    pub fn has_unclear(&self) -> bool {
+    pub(crate) fn has_unclear(&self) -> bool {
         self.unclear() > 0
     }
 
@@ -222,7 +222,7 @@ impl Registry {
     }
 
     /// The node's UID is gone: what it held rests. Returns whether it held anything.
-    pub fn retire(&mut self, node: &Node, now: Now) -> bool {
+    pub(crate) fn retire(&mut self, node: &Node, now: Now) -> bool {
         self.too_wide.remove(&node.uid);
         let claims = self.claims_of(&node.uid);
         let mut ranges: Vec<Cidr> = claims.iter().map(|(_, cidr, _)| *cidr).collect();
@@ -258,7 +258,7 @@ impl Registry {
 
     /// Ranges that rest from an earlier Node object of the same machine and name, if it may have
     /// them back.
-    pub fn resting_for(&self, node: &Node) -> Option<&Rest> {
+    pub(crate) fn resting_for(&self, node: &Node) -> Option<&Rest> {
         self.rests
             .range((node.name.clone(), "".into())..)
             .take_while(|((name, _), _)| *name == node.name)
@@ -274,7 +274,7 @@ impl Registry {
     }
 
     /// Ranges with the pool each counts to.
-    pub fn held_ranges(&self, ranges: &[Cidr]) -> Vec<HeldRange> {
+    pub(crate) fn held_ranges(&self, ranges: &[Cidr]) -> Vec<HeldRange> {
         ranges
             .iter()
             .map(|cidr| HeldRange {
@@ -340,7 +340,7 @@ impl Registry {
 
     /// What this process saw go before it led, and no NodeSubnet told of. What another node has by now needs no
     /// rest.
-    pub fn lay_departed_to_rest(&mut self, departed: &Departed, world: &World, now: Now) {
+    pub(crate) fn lay_departed_to_rest(&mut self, departed: &Departed, world: &World, now: Now) {
         for gone in departed.iter() {
             let live = world.nodes.get(&gone.name);
             let lives = live.is_some_and(|node| node.uid == gone.uid);

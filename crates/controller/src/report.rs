@@ -38,32 +38,32 @@ pub struct Report {
 }
 
 /// A node has waited for a podCIDR and now has one.
-pub const POD_CIDR_ASSIGNED: &str = "PodCIDRAssigned";
+pub(crate) const POD_CIDR_ASSIGNED: &str = "PodCIDRAssigned";
 /// A node gets no podCIDR for now.
 pub const WAITING: &str = "WaitingForPodCIDR";
 /// The API server refuses a write again and again.
-pub const WRITE_REJECTED: &str = "WriteRejected";
+pub(crate) const WRITE_REJECTED: &str = "WriteRejected";
 /// What was refused for long has come through.
-pub const WRITE_ACCEPTED: &str = "WriteAccepted";
+pub(crate) const WRITE_ACCEPTED: &str = "WriteAccepted";
 /// Two nodes hold the same addresses.
-pub const OVERLAPPING: &str = "OverlappingPodCIDR";
+pub(crate) const OVERLAPPING: &str = "OverlappingPodCIDR";
 /// A podCIDR that is no CIDR.
-pub const UNREADABLE: &str = "UnreadablePodCIDR";
+pub(crate) const UNREADABLE: &str = "UnreadablePodCIDR";
 /// A podCIDR that no node could have been given.
-pub const PODCIDR_TOO_WIDE: &str = "PodCIDRTooWide";
+pub(crate) const PODCIDR_TOO_WIDE: &str = "PodCIDRTooWide";
 /// Somebody else writes podCIDRs.
-pub const SECOND_WRITER: &str = "SecondWriter";
+pub(crate) const SECOND_WRITER: &str = "SecondWriter";
 /// A node lacks blocks of a pool that has none left.
-pub const WAITING_FOR_BLOCK: &str = "WaitingForBlock";
+pub(crate) const WAITING_FOR_BLOCK: &str = "WaitingForBlock";
 /// A node has waited for blocks and now has them.
-pub const BLOCK_ASSIGNED: &str = "BlockAssigned";
+pub(crate) const BLOCK_ASSIGNED: &str = "BlockAssigned";
 /// Several pods report one address.
-pub const DUPLICATE_ADDRESS: &str = "DuplicateAddress";
+pub(crate) const DUPLICATE_ADDRESS: &str = "DuplicateAddress";
 /// A block of a dead node is kept beyond its quarantine.
-pub const KEPT: &str = "KeptInQuarantine";
+pub(crate) const KEPT: &str = "KeptInQuarantine";
 /// More pools serve a node than its NodeSubnet has room for.
-pub const POOLS_LEFT_OUT: &str = "PoolsLeftOut";
+pub(crate) const POOLS_LEFT_OUT: &str = "PoolsLeftOut";
 /// A node wants more blocks than it may have.
-pub const BLOCK_LIMIT: &str = "BlockLimitReached";
+pub(crate) const BLOCK_LIMIT: &str = "BlockLimitReached";
 /// A block that a node uses was lost by the API and is the node's again.
-pub const BLOCK_TAKEN_UP: &str = "BlockTakenUp";
+pub(crate) const BLOCK_TAKEN_UP: &str = "BlockTakenUp";

@@ -22,7 +22,7 @@ pub struct Settings {
     pub default_pool_cidrs: Vec<Cidr>,
     /// How long an address may be without a pod before its node is asked about it
     pub leak_grace: Duration,
-    /// Whether [`Controller::map`] will be asked for the names of pods, which costs memory for each
+    /// Whether [`crate::Controller::map`] will be asked for the names of pods, which costs memory for each
     pub pod_names: bool,
 }
 

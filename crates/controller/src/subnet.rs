@@ -61,7 +61,7 @@ pub struct Subnets {
 
 impl Subnets {
     /// The next request that a node waits for, if its NodeSubnet is not as it should be.
-    pub fn next_urgent(&mut self, cx: &mut Context) -> Option<(Request, Purpose)> {
+    pub(crate) fn next_urgent(&mut self, cx: &mut Context) -> Option<(Request, Purpose)> {
         while let Some(name) = self.urgent.pop(cx.now.mono) {
             if let Some(found) = self.request(name, true, cx) {
                 return Some(found);
@@ -78,13 +78,13 @@ impl Subnets {
     }
 
     /// A node has got podCIDRs, which its NodeSubnet is to tell.
-    pub fn has_podcidrs(&mut self, name: &Text, now: Duration) {
+    pub(crate) fn has_podcidrs(&mut self, name: &Text, now: Duration) {
         self.unrecorded.push_back((now, name.clone()));
         self.queue.add(name.clone());
     }
 
     /// The next request, if podCIDRs that were given long ago are not recorded.
-    pub fn next_overdue(&mut self, cx: &mut Context) -> Option<(Request, Purpose)> {
+    pub(crate) fn next_overdue(&mut self, cx: &mut Context) -> Option<(Request, Purpose)> {
         while let Some((at, name)) = self.unrecorded.front().cloned()
             && at + RECORD_WAITS <= cx.now.mono
         {
@@ -196,7 +196,7 @@ impl Subnets {
     }
 
     /// A write for the node of that name has come through, or is refused for good.
-    pub fn heard_of(&mut self, name: Text) {
+    pub(crate) fn heard_of(&mut self, name: Text) {
         if self.heard.insert(name.clone()) {
             self.queue.add(name);
         }
@@ -277,7 +277,7 @@ impl Subnets {
     }
 
     /// Takes in what became of such an answer.
-    pub fn answered_condition(&mut self, name: &Text, outcome: &Outcome) {
+    pub(crate) fn answered_condition(&mut self, name: &Text, outcome: &Outcome) {
         self.answering.remove(name);
         if matches!(
             outcome,
@@ -315,7 +315,7 @@ impl Subnets {
     }
 
     /// The same of the conditions.
-    pub fn are_conditions_kept(&self, is: &Subnet) -> bool {
+    pub(crate) fn are_conditions_kept(&self, is: &Subnet) -> bool {
         let Some(written) = self.answering.get(&is.name) else {
             return true;
         };

@@ -107,7 +107,7 @@ impl Record {
 }
 
 impl Claims {
-    pub fn insert(&mut self, claim: Claim) -> ClaimId {
+    pub(crate) fn insert(&mut self, claim: Claim) -> ClaimId {
         let number = if self.vacant == 0 {
             self.records.push(Record::new(claim, 1));
             to_u32(self.records.len())
@@ -127,7 +127,7 @@ impl Claims {
         }
     }
 
-    pub fn remove(&mut self, id: ClaimId) -> Option<Claim> {
+    pub(crate) fn remove(&mut self, id: ClaimId) -> Option<Claim> {
         let claim = self.get(id)?;
         self.unlink(id.number);
         self.live -= 1;
@@ -142,12 +142,12 @@ impl Claims {
         Some(claim)
     }
 
-    pub fn get(&self, id: ClaimId) -> Option<Claim> {
+    pub(crate) fn get(&self, id: ClaimId) -> Option<Claim> {
         let record = self.records.get(id.number as usize - 1)?;
         (record.generation == id.generation).then(|| record.claim())
     }
 
-    pub fn set_state(&mut self, id: ClaimId, state: State) -> bool {
+    pub(crate) fn set_state(&mut self, id: ClaimId, state: State) -> bool {
         let found = self.get(id).is_some();
         if found {
             self.record_mut(id.number).state = state;
@@ -155,7 +155,7 @@ impl Claims {
         found
     }
 
-    pub fn set_holder(&mut self, id: ClaimId, holder: Holder) -> bool {
+    pub(crate) fn set_holder(&mut self, id: ClaimId, holder: Holder) -> bool {
         let found = self.get(id).is_some();
         if found {
             self.unlink(id.number);
@@ -166,7 +166,7 @@ impl Claims {
     }
 
     /// The claim of a number that is in use.
-    pub fn numbered(&self, number: u32) -> (ClaimId, Claim) {
+    pub(crate) fn numbered(&self, number: u32) -> (ClaimId, Claim) {
         let record = self.record(number);
         (
             ClaimId {
@@ -177,7 +177,7 @@ impl Claims {
         )
     }
 
-    pub fn of(&self, holder: Holder) -> impl Iterator<Item = (ClaimId, Claim)> + use<'_> {
+    pub(crate) fn of(&self, holder: Holder) -> impl Iterator<Item = (ClaimId, Claim)> + use<'_> {
         let head = self.heads.get(holder.0 as usize).copied().unwrap_or(0);
         std::iter::successors((head != 0).then_some(head), |&number| {
             Some(self.record(number).next).filter(|&next| next != 0)
@@ -185,7 +185,7 @@ impl Claims {
         .map(|number| self.numbered(number))
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = (ClaimId, Claim)> + use<'_> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (ClaimId, Claim)> + use<'_> {
         (1..)
             .zip(&self.records)
             .filter(|(_, record)| record.is_live())
@@ -200,11 +200,11 @@ impl Claims {
             })
     }
 
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.live
     }
 
-    pub fn heap_bytes(&self) -> usize {
+    pub(crate) fn heap_bytes(&self) -> usize {
         self.records.capacity() * size_of::<Record>() + self.heads.capacity() * size_of::<u32>()
     }
 

@@ -11,22 +11,22 @@ pub(super) struct Fits(u32);
 
 impl Fits {
     /// Four free slots of `order`.
-    pub fn all_free(order: u8) -> Self {
+    pub(crate) fn all_free(order: u8) -> Self {
         Self(u32::from_le_bytes([order + 1; 4]))
     }
 
-    pub fn get(self, at: usize) -> u8 {
+    pub(crate) fn get(self, at: usize) -> u8 {
         self.0.to_le_bytes()[at]
     }
 
-    pub fn with(self, at: usize, fits: u8) -> Self {
+    pub(crate) fn with(self, at: usize, fits: u8) -> Self {
         let shift = 8 * at;
         Self(self.0 & !(0xff << shift) | u32::from(fits) << shift)
     }
 
     /// What fits into the node whose slots these are, of `order`, in the terms of its parent's
     /// slot. Two free slots are a block of the next order, four a free node.
-    pub fn most(self, order: u8) -> u8 {
+    pub(crate) fn most(self, order: u8) -> u8 {
         let [a, b, c, d] = self.0.to_le_bytes();
         let (low, high) = (a.min(b), c.min(d));
         if low.max(high) <= order {
@@ -37,7 +37,7 @@ impl Fits {
 
     /// The slots, of order `below`, in which a free block of `order` begins, as a mask. A block
     /// of a higher order than a slot is a pair of them.
-    pub fn fitting(self, below: u8, order: u8) -> u32 {
+    pub(crate) fn fitting(self, below: u8, order: u8) -> u32 {
         let fitting = self
             .0
             .to_le_bytes()

@@ -20,6 +20,8 @@
 //!
 //! Nothing here does I/O, reads a clock or panics on input. The caller serialises access.
 
+#![warn(unreachable_pub)]
+
 mod carve;
 mod cidr;
 mod claims;

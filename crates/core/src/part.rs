@@ -50,7 +50,7 @@ pub(super) struct Run {
 impl Part {
     /// A fresh one, with nothing open. The cursor is taken over if that is still inside, else it begins at
     /// the top.
-    pub fn new(family: Family, ranges: Ranges, cursor: Option<u128>) -> Self {
+    pub(crate) fn new(family: Family, ranges: Ranges, cursor: Option<u128>) -> Self {
         let Ranges {
             mut cidrs,
             block_len,
@@ -70,25 +70,25 @@ impl Part {
         part
     }
 
-    pub fn cidrs(&self) -> &[Cidr] {
+    pub(crate) fn cidrs(&self) -> &[Cidr] {
         &self.cidrs
     }
 
-    pub fn block_len(&self) -> u8 {
+    pub(crate) fn block_len(&self) -> u8 {
         self.block_len
     }
 
-    pub fn cursor(&self) -> u128 {
+    pub(crate) fn cursor(&self) -> u128 {
         self.cursor
     }
 
     /// Blocks of another length from now on; what is open has to be derived anew.
-    pub fn refit(&mut self, block_len: u8) {
+    pub(crate) fn refit(&mut self, block_len: u8) {
         self.block_len = block_len;
     }
 
     /// How many blocks it holds while nothing is claimed.
-    pub fn capacity(&self, order: u8) -> u128 {
+    pub(crate) fn capacity(&self, order: u8) -> u128 {
         let counts = self
             .openings
             .iter()
@@ -97,13 +97,13 @@ impl Part {
     }
 
     /// The openings, as the beginnings of their first and last block.
-    pub fn openings(&self) -> impl Iterator<Item = (u128, u128)> {
+    pub(crate) fn openings(&self) -> impl Iterator<Item = (u128, u128)> {
         self.openings.iter().map(|run| (run.first, run.last))
     }
 
     /// The beginning of the highest block of `order` that may be carved and begins at or below
     /// `address`.
-    pub fn open_below(&self, order: u8, address: u128) -> Option<u128> {
+    pub(crate) fn open_below(&self, order: u8, address: u128) -> Option<u128> {
         let after = self.openings.partition_point(|run| run.first <= address);
         let run = self.openings[..after].last()?;
         Some(run.last.min(address & !ones(order)))
@@ -111,7 +111,7 @@ impl Part {
 
     /// Where a search begins: the end of the highest block of `order` that ends at or below the
     /// cursor, if there is one.
-    pub fn start(&self, order: u8) -> Option<u128> {
+    pub(crate) fn start(&self, order: u8) -> Option<u128> {
         if self.cursor & ones(order) == ones(order) {
             return Some(self.cursor);
         }
@@ -119,7 +119,7 @@ impl Part {
     }
 
     /// Moves the cursor to just below a block that was carved.
-    pub fn pass(&mut self, block: &Cidr) {
+    pub(crate) fn pass(&mut self, block: &Cidr) {
         let next = block.first().value.checked_sub(1);
         let cidr = next.and_then(|next| Some((next, self.below(next)?)));
         // In a gap the cursor goes on at the end of the CIDR below, at the bottom back to the top.
@@ -131,7 +131,7 @@ impl Part {
     }
 
     /// The last CIDR that begins at or below the address.
-    pub fn below(&self, address: u128) -> Option<&Cidr> {
+    pub(crate) fn below(&self, address: u128) -> Option<&Cidr> {
         let after = self
             .cidrs
             .partition_point(|cidr| cidr.first().value <= address);
@@ -139,7 +139,7 @@ impl Part {
     }
 
     /// Derives the openings: the blocks of each CIDR less those that blocked spans close.
-    pub fn open(&mut self, blocked: &[Run], closing: Closing) {
+    pub(crate) fn open(&mut self, blocked: &[Run], closing: Closing) {
         self.openings.clear();
         for cidr in self
             .cidrs

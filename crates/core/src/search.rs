@@ -10,7 +10,7 @@ use super::space::{CHILD, FREE, Slot, Space, slot_of};
 impl Space {
     /// The highest free block of `order` that begins at or below `ceiling`, itself the beginning
     /// of such a block. Everything outside the root is free, so `None` means: none down to 0.
-    pub fn last_free(&self, order: u8, ceiling: u128) -> Option<u128> {
+    pub(crate) fn last_free(&self, order: u8, ceiling: u128) -> Option<u128> {
         let root = &self.root;
         if root.entry == FREE || ceiling > root.last() || ceiling | ones(order) < root.base {
             return Some(ceiling);
@@ -27,7 +27,7 @@ impl Space {
 
     /// How many free blocks of `order` begin within `first..=last`, both of them the beginning
     /// of such a block.
-    pub fn count_free(&self, order: u8, first: u128, last: u128) -> u128 {
+    pub(crate) fn count_free(&self, order: u8, first: u128, last: u128) -> u128 {
         let all = blocks(order, first, last);
         let low = first.max(self.root.base & !ones(order));
         let high = last.min(self.root.last() & !ones(order));

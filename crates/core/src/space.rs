@@ -49,7 +49,7 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    pub fn last(&self) -> u128 {
+    pub(crate) fn last(&self) -> u128 {
         self.base | ones(self.order)
     }
 }
@@ -71,20 +71,20 @@ impl Default for Space {
 
 impl Space {
     /// Covers a block, all of which is free, with the claim of this number.
-    pub fn cover(&mut self, first: u128, order: u8, claim: u32) {
+    pub(crate) fn cover(&mut self, first: u128, order: u8, claim: u32) {
         self.reach(first, order);
         self.set(first, order, claim);
     }
 
     /// Frees a block that was covered as one.
-    pub fn free(&mut self, first: u128, order: u8) {
+    pub(crate) fn free(&mut self, first: u128, order: u8) {
         self.set(first, order, FREE);
         self.narrow();
     }
 
     /// The lowest claim that covers `from`, or lies above it and not wholly above `last`, as far
     /// as slots tell: the claim may be above `last` nevertheless.
-    pub fn next(&self, from: u128, last: u128) -> Option<u32> {
+    pub(crate) fn next(&self, from: u128, last: u128) -> Option<u32> {
         if self.root.entry == FREE || from > self.root.last() || last < self.root.base {
             return None;
         }
@@ -109,7 +109,7 @@ impl Space {
         }
     }
 
-    pub fn heap_bytes(&self) -> usize {
+    pub(crate) fn heap_bytes(&self) -> usize {
         self.nodes.capacity() * size_of::<Node>()
     }
 

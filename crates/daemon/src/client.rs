@@ -56,7 +56,7 @@ pub async fn connect(options: &Options, metrics: HttpMetrics) -> Result<Client, 
 }
 
 /// The oldest Kubernetes that will do, as the chart says (`kubeVersion`).
-pub const OLDEST: (u32, u32) = (1, 31);
+pub(crate) const OLDEST: (u32, u32) = (1, 31);
 
 /// What is to be said of a server of that version, if it is too old.
 pub fn too_old(version: &Info) -> Option<String> {

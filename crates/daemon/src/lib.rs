@@ -9,6 +9,8 @@
 //! | [`clock`] | monotonic and wall time |
 //! | [`telemetry`] | metrics, health, logs, the admin port |
 
+#![warn(unreachable_pub)]
+
 pub mod client;
 pub mod clock;
 pub mod events;

@@ -44,7 +44,7 @@ pub enum Error {
 
 impl Error {
     /// Whether the state that was being listed is no longer there: it has to be listed anew.
-    pub fn is_expired(&self) -> bool {
+    pub(crate) fn is_expired(&self) -> bool {
         match self {
             Error::Api(kube::Error::Api(status)) => status.code == 410,
             Error::Moved => true,

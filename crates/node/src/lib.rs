@@ -14,6 +14,8 @@
 //! | `clock` | reading [`Now`] |
 //! | [`cni`] | the CNI protocol, the plugin, its host-local mode |
 
+#![warn(unreachable_pub)]
+
 pub mod client;
 pub mod clock;
 pub mod cni;

@@ -108,7 +108,10 @@ impl Selector {
 
     /// The first requirement that labels, sorted by key, do not satisfy, and the value that its
     /// label has.
-    pub fn unmet<'a>(&'a self, labels: &'a [Label]) -> Option<(&'a Requirement, Option<&'a str>)> {
+    pub(crate) fn unmet<'a>(
+        &'a self,
+        labels: &'a [Label],
+    ) -> Option<(&'a Requirement, Option<&'a str>)> {
         self.0.iter().find_map(|requirement| {
             let at = labels.binary_search_by(|(key, _)| (**key).cmp(requirement.key()));
             let value = at.ok().map(|at| &*labels[at].1);

@@ -93,7 +93,7 @@ pub struct Leak {
 }
 
 /// The code of leaked addresses: what `release --report` goes by.
-pub const LEAKED: &str = "LeakedAddress";
+pub(crate) const LEAKED: &str = "LeakedAddress";
 
 /// All that is wrong.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -180,7 +180,7 @@ pub fn check(inventory: &Inventory) -> CheckReport {
 impl CheckReport {
     /// What an earlier look has shown as well.
     #[must_use]
-    pub fn confirmed_by(mut self, earlier: &CheckReport) -> Self {
+    pub(crate) fn confirmed_by(mut self, earlier: &CheckReport) -> Self {
         let before: BTreeSet<_> = earlier.findings.iter().map(Finding::key).collect();
         self.findings
             .retain(|finding| before.contains(&finding.key()));

@@ -13,17 +13,17 @@ use cadastre_api::{FINALIZER, IPPoolLite, IPPoolSpec, NodeLite, NodeSubnetLite};
 use cadastre_core::{Addr, Cidr, Span};
 
 /// The name of the nth supposed node; no real node can have it.
-pub fn new_node_name(nth: usize) -> String {
+pub(crate) fn new_node_name(nth: usize) -> String {
     format!("(new-{nth:05})")
 }
 
 /// Whether a node is supposed.
-pub fn is_new(name: &str) -> bool {
+pub(super) fn is_new(name: &str) -> bool {
     name.starts_with('(')
 }
 
 /// Adds nodes with these labels.
-pub fn add_nodes(
+pub(crate) fn add_nodes(
     lists: &mut Lists,
     count: usize,
     labels: &[(String, String)],
@@ -42,7 +42,7 @@ pub fn add_nodes(
 }
 
 /// Makes a node's agent want so many addresses of a pool, if it does not want more already.
-pub fn demand(
+pub(super) fn demand(
     lists: &mut Lists,
     node: &str,
     uid: &str,
@@ -78,7 +78,7 @@ pub fn demand(
 }
 
 /// Reads IPPools of a file, as `kubectl apply` would take them.
-pub fn read_pools(text: &str) -> anyhow::Result<Vec<Value>> {
+pub(crate) fn read_pools(text: &str) -> anyhow::Result<Vec<Value>> {
     let documents: Vec<Value> =
         serde_saphyr::from_multiple(text).context("it is no YAML and no JSON")?;
     let mut pools = Vec::new();
@@ -105,7 +105,7 @@ pub fn read_pools(text: &str) -> anyhow::Result<Vec<Value>> {
 }
 
 /// Puts a pool in, or changes the one of its name. Returns what can be said of it at once.
-pub fn put_pool(lists: &mut Lists, pool: &Value, now: Timestamp) -> anyhow::Result<String> {
+pub(super) fn put_pool(lists: &mut Lists, pool: &Value, now: Timestamp) -> anyhow::Result<String> {
     let name = pool["metadata"]["name"].as_str().unwrap_or_default();
     let spec: IPPoolSpec = serde_json::from_value(pool["spec"].clone())
         .with_context(|| format!("the spec of pool \"{name}\" cannot be read"))?;
@@ -134,7 +134,7 @@ pub fn put_pool(lists: &mut Lists, pool: &Value, now: Timestamp) -> anyhow::Resu
 }
 
 /// Begins to delete a pool.
-pub fn delete_pool(lists: &mut Lists, name: &str, now: Timestamp) -> anyhow::Result<()> {
+pub(super) fn delete_pool(lists: &mut Lists, name: &str, now: Timestamp) -> anyhow::Result<()> {
     let named = |it: &&mut IPPoolLite| it.metadata.name.as_deref() == Some(name);
     let pool = lists.pools.iter_mut().find(named);
     let pool = pool.with_context(|| {
@@ -145,7 +145,7 @@ pub fn delete_pool(lists: &mut Lists, name: &str, now: Timestamp) -> anyhow::Res
 }
 
 /// Takes a range out of every pool that has addresses of it. Returns the names of those.
-pub fn drain(lists: &mut Lists, range: &Cidr, inventory: &Inventory) -> Vec<String> {
+pub(super) fn drain(lists: &mut Lists, range: &Cidr, inventory: &Inventory) -> Vec<String> {
     let pools = inventory.registry.pools.touching(range);
     let names: Vec<String> = pools.map(|pool| pool.name.to_string()).collect();
     for pool in &mut lists.pools {

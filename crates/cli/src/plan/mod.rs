@@ -2,7 +2,7 @@
 
 mod change;
 mod judge;
-pub mod whatif;
+pub(crate) mod whatif;
 
 use std::path::PathBuf;
 

@@ -15,7 +15,7 @@ use cadastre_controller::{About, Context};
 use cadastre_core::Cidr;
 
 /// What would come of it.
-pub struct Outcome {
+pub(crate) struct Outcome {
     /// What nodes would get, by node
     pub served: BTreeMap<Text, Vec<Cidr>>,
     /// Nodes that would wait, by pool
@@ -30,13 +30,13 @@ pub struct Outcome {
 
 impl Outcome {
     /// The nodes that would wait for anything.
-    pub fn waits(&self) -> BTreeSet<&Text> {
+    pub(crate) fn waits(&self) -> BTreeSet<&Text> {
         self.waiting.values().flatten().collect()
     }
 }
 
 /// What a leader that starts now would do for the nodes there are.
-pub fn simulate_now(inventory: &Inventory) -> Outcome {
+pub(crate) fn simulate_now(inventory: &Inventory) -> Outcome {
     let (world, now) = (&inventory.world, inventory.moment());
     let (mut registry, _) = Registry::rebuild(world, &[], now);
     registry.judge_blocks(world);

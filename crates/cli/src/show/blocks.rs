@@ -142,7 +142,7 @@ impl BlockRow {
 }
 
 /// Blocks as a table.
-pub fn table(blocks: &[BlockRow], style: &Style, nothing: &str) -> String {
+pub(super) fn table(blocks: &[BlockRow], style: &Style, nothing: &str) -> String {
     let heads = [
         "BLOCK", "POOL", "NODE", "IN USE", "COOLING", "FREE", "SINCE", "STATE", "+UID",
     ];

@@ -121,7 +121,7 @@ fn print(what: &What, inventory: &Inventory, flags: &Flags, reach: &Reach) -> an
 }
 
 /// An address as people write it; a prefix length is passed over.
-pub fn read_address(text: &str) -> anyhow::Result<Addr> {
+pub(crate) fn read_address(text: &str) -> anyhow::Result<Addr> {
     let bare = text.split('/').next().unwrap_or_default();
     Addr::parse_lenient(bare).with_context(|| {
         format!("\"{text}\" is no address: write one such as 10.244.3.7 or fd00:10:244::7")

@@ -40,7 +40,7 @@ pub struct AllocationRow {
 }
 
 /// What agents say, with the state of each address.
-pub fn allocations<'a>(
+pub(super) fn allocations<'a>(
     held: impl Iterator<Item = (Addr, &'a Held)>,
     inventory: &Inventory,
 ) -> Vec<AllocationRow> {
@@ -64,7 +64,7 @@ pub fn allocations<'a>(
 }
 
 /// How old a list of addresses is, in words.
-pub fn as_of(listed_at: Option<Timestamp>, style: &Style) -> String {
+pub(super) fn as_of(listed_at: Option<Timestamp>, style: &Style) -> String {
     match listed_at {
         Some(_) => format!("as of {} ago", age(listed_at, style.now)),
         None => String::new(),
@@ -72,7 +72,7 @@ pub fn as_of(listed_at: Option<Timestamp>, style: &Style) -> String {
 }
 
 /// Addresses as a table.
-pub fn table(rows: &[AllocationRow], style: &Style, nothing: &str) -> String {
+pub(super) fn table(rows: &[AllocationRow], style: &Style, nothing: &str) -> String {
     let heads = [
         "ADDRESS",
         "STATE",

@@ -57,7 +57,7 @@ pub fn pools(inventory: &Inventory) -> PoolsReport {
 }
 
 /// The rows of one pool; one whose spec cannot be read has none.
-pub fn rows(
+pub(super) fn rows(
     state: &PoolState,
     totals: &BTreeMap<(Text, Family), Totals>,
     inventory: &Inventory,
@@ -206,7 +206,7 @@ pub fn pool(name: &str, inventory: &Inventory) -> anyhow::Result<PoolReport> {
 }
 
 /// Who holds ranges that count to a pool, most first.
-pub fn pool_holders(state: &PoolState, inventory: &Inventory) -> Vec<PoolHolder> {
+pub(crate) fn pool_holders(state: &PoolState, inventory: &Inventory) -> Vec<PoolHolder> {
     let registry = &inventory.registry;
     let mut all: BTreeMap<(String, bool), PoolHolder> = BTreeMap::new();
     let mut add = |node: &str, resting: bool, used: u64| {

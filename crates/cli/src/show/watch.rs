@@ -23,13 +23,13 @@ const CALM: Duration = Duration::from_millis(300);
 type Ticks = Pin<Box<dyn Stream<Item = Result<(), String>> + Send>>;
 
 /// Follows all kinds that are shown.
-pub struct Watch {
+pub(super) struct Watch {
     ticks: SelectAll<Ticks>,
 }
 
 impl Watch {
     /// Begins to follow.
-    pub fn start(reach: &Reach) -> Self {
+    pub(super) fn start(reach: &Reach) -> Self {
         let client = &reach.client;
         let kinds = [
             follow::<IPPool>(Api::all(client.clone())),
@@ -44,7 +44,7 @@ impl Watch {
     }
 
     /// Waits for a change, and until the crowd of changes is over.
-    pub async fn changed(&mut self) -> anyhow::Result<()> {
+    pub(super) async fn changed(&mut self) -> anyhow::Result<()> {
         match self.ticks.next().await {
             Some(Ok(())) => {}
             Some(Err(why)) => bail!("the watch has ended: {why}"),
@@ -66,7 +66,7 @@ impl Watch {
     }
 
     /// Empties a terminal before it is shown anew.
-    pub fn clear(output: Output) {
+    pub(super) fn clear(output: Output) {
         let mut out = std::io::stdout();
         if out.is_terminal() && matches!(output, Output::Table | Output::Wide) {
             let _ = out.write_all(b"\x1b[H\x1b[2J\x1b[3J");

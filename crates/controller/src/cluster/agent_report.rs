@@ -18,7 +18,7 @@ const MOST_WORDS: usize = 5;
 
 /// The controller writes three. Of a NodeSubnet that has more than so many in all it writes none, as it keeps what
 /// others have written.
-pub const MOST_CONDITIONS: usize = 16;
+pub(crate) const MOST_CONDITIONS: usize = 16;
 
 /// The condition that says whether all of an agent's status was taken.
 pub const ACCEPTED: &str = "Accepted";

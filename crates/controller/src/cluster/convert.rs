@@ -246,7 +246,7 @@ fn block_spec(spec: IPAMBlockSpec) -> Result<BlockSpec, String> {
 }
 
 /// The object of a block.
-pub fn block_object(name: &str, spec: &BlockSpec) -> IPAMBlock {
+pub(crate) fn block_object(name: &str, spec: &BlockSpec) -> IPAMBlock {
     let owner = &spec.owner;
     let text = |text: &Text| text.to_string();
     let spec = IPAMBlockSpec {

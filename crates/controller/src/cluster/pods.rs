@@ -40,7 +40,7 @@ struct Record {
 
 impl PodIndex {
     /// Keeps the names of the pods that come from now on.
-    pub fn keep_names(&mut self) {
+    pub(crate) fn keep_names(&mut self) {
         self.names.get_or_insert_default();
     }
 
@@ -82,7 +82,7 @@ impl PodIndex {
     }
 
     /// Whether a list has been completed since the start.
-    pub fn is_listed(&self) -> bool {
+    pub(crate) fn is_listed(&self) -> bool {
         self.listed
     }
 
@@ -116,12 +116,12 @@ impl PodIndex {
     }
 
     /// The lowest address in the range that a pod reports, mirror pods aside.
-    pub fn any_in(&self, range: &Cidr) -> Option<Addr> {
+    pub(crate) fn any_in(&self, range: &Cidr) -> Option<Addr> {
         self.reported.within(range).next()
     }
 
     /// An address in the range that a pod reports, be it a mirror pod of that node, which had the range.
-    pub fn any_in_range_of(&self, node: &str, range: &Cidr) -> Option<Addr> {
+    pub(crate) fn any_in_range_of(&self, node: &str, range: &Cidr) -> Option<Addr> {
         let mirrors = self.mirrors.get(node).into_iter();
         let mut addresses = mirrors.flat_map(BTreeMap::values).flatten();
         let of_mirror = || addresses.find(|addr| range.contains_addr(**addr)).copied();
@@ -129,7 +129,7 @@ impl PodIndex {
     }
 
     /// An address that a pod reports in a range that nobody has; of mirror pods a few of each node count.
-    pub fn any_in_free(&self, range: &Cidr) -> Option<Addr> {
+    pub(crate) fn any_in_free(&self, range: &Cidr) -> Option<Addr> {
         let all = self.mirrors.values();
         let mut few = all.flat_map(|of_node| of_node.values().flatten().take(MOST_OF_MIRRORS));
         let of_mirror = || few.find(|addr| range.contains_addr(**addr)).copied();

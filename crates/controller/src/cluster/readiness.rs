@@ -54,7 +54,7 @@ impl LeaderReadiness {
     }
 
     /// Whether a leader's lease has run out, so that it writes nothing until it is renewed.
-    pub fn lapsed(&self, lapsed: bool) {
+    pub(crate) fn lapsed(&self, lapsed: bool) {
         self.say(|state| state.lapsed = lapsed);
     }
 

@@ -217,6 +217,6 @@ pub struct Outgoing {
     pub term: Option<Text>,
     /// The loop it belongs to
     pub loop_name: &'static str,
-    /// For writes, the number of [`Wanted`] for which the Lease must have been written first
+    /// For writes, the number of [`super::lease::Wanted`] for which the Lease must have been written first
     pub number: u64,
 }

@@ -101,17 +101,17 @@ impl<T> Default for Table<T> {
 
 impl<T: Object> Table<T> {
     /// Whether a list has been completed since the start.
-    pub fn is_listed(&self) -> bool {
+    pub(crate) fn is_listed(&self) -> bool {
         self.listed.is_some()
     }
 
     /// Whether a list runs: what is known of one object may be older than of another.
-    pub fn is_listing(&self) -> bool {
+    pub(crate) fn is_listing(&self) -> bool {
         self.unseen.is_some()
     }
 
     /// Whether the last complete list was asked for at that time (monotonic) or later, and was not doubtful.
-    pub fn is_listed_since(&self, time: Duration) -> bool {
+    pub(crate) fn is_listed_since(&self, time: Duration) -> bool {
         self.listed.is_some_and(|asked| asked >= time)
     }
 
@@ -122,13 +122,14 @@ impl<T: Object> Table<T> {
 
     /// Whether all is known that had happened by that version, from a list that was asked for then (monotonic)
     /// or later.
-    pub fn has_reached(&self, version: u64, listed_since: Duration) -> bool {
+    pub(crate) fn has_reached(&self, version: u64, listed_since: Duration) -> bool {
         let is_whole = self.unseen.is_none() && !self.is_doubtful;
         is_whole && self.is_listed_since(listed_since) && self.reached >= version
     }
 
     /// Names the list that the table rests on; see [`Table::answer`].
-    pub fn epoch(&self) -> u64 {
+    #[cfg(test)]
+    pub(crate) fn epoch(&self) -> u64 {
         self.epoch
     }
 

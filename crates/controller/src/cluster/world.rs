@@ -54,7 +54,7 @@ impl World {
     }
 
     /// Keeps what is derived from nodes in step with a change of one.
-    pub fn note_node(&mut self, delta: &Delta<Node>) {
+    pub(crate) fn note_node(&mut self, delta: &Delta<Node>) {
         if let Some(before) = &delta.before {
             self.node_addresses.remove(&before.addresses);
         }
@@ -65,7 +65,7 @@ impl World {
 }
 
 /// What the agent of a node says, if it is that node's.
-pub fn report_of<'a>(node: &Node, world: &'a World) -> Option<&'a AgentReport> {
+pub(crate) fn report_of<'a>(node: &Node, world: &'a World) -> Option<&'a AgentReport> {
     let report = world.subnets.get(&node.name)?.report.as_deref()?;
     (report.node_uid == node.uid).then_some(report)
 }

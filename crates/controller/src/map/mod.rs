@@ -24,11 +24,11 @@ use cadastre_core::{Addr, Cidr, Family};
 /// Pools of an overview.
 pub const MOST_POOLS: usize = 1_000;
 /// Rows of a pool.
-pub const MOST_ROWS: usize = 65_536;
+pub(crate) const MOST_ROWS: usize = 65_536;
 /// Addresses of a range.
 pub const MOST_ADDRESSES: usize = 4_096;
 /// What a search finds.
-pub const MOST_HITS: usize = 20;
+pub(crate) const MOST_HITS: usize = 20;
 
 /// A question.
 #[derive(Clone, Debug, PartialEq)]

@@ -36,14 +36,14 @@ pub struct Strays(BTreeMap<Text, Vec<Cidr>>);
 
 impl Strays {
     /// An address of the range in a block that an agent uses.
-    pub fn any_in(&self, range: &Cidr) -> Option<Addr> {
+    pub(crate) fn any_in(&self, range: &Cidr) -> Option<Addr> {
         let mut blocks = self.0.values().flatten();
         let used = blocks.find(|it| it.overlaps(range))?;
         Some(used.first().max(range.first()))
     }
 
     /// Whether an agent uses some of the block, other than that of the node the very block.
-    pub fn speak_against(&self, block: &Cidr, node: &Text) -> bool {
+    pub(crate) fn speak_against(&self, block: &Cidr, node: &Text) -> bool {
         let mut all = self.0.iter();
         all.any(|(name, blocks)| {
             let is_it = |it: &Cidr| name == node && it == block;
@@ -137,7 +137,7 @@ impl Registry {
 
     /// The node of that UID is gone, and its agent used blocks that nobody has: they are the dead node's, so that
     /// they rest.
-    pub fn keep_for_rest(&mut self, name: &Text, uid: &Text, world: &World, now: Now) {
+    pub(crate) fn keep_for_rest(&mut self, name: &Text, uid: &Text, world: &World, now: Now) {
         let report = world.subnets.get(name).and_then(|it| it.report.as_deref());
         let report = report.filter(|it| it.node_uid == *uid);
         let words = report.into_iter().flat_map(|it| &it.blocks);
@@ -150,7 +150,7 @@ impl Registry {
     }
 
     /// The same of all nodes that died while nobody led.
-    pub fn keep_of_dead_for_rest(&mut self, world: &World, now: Now) {
+    pub(crate) fn keep_of_dead_for_rest(&mut self, world: &World, now: Now) {
         for subnet in world.subnets.iter() {
             let Some(report) = &subnet.report else {
                 continue;

@@ -178,7 +178,7 @@ impl ControllerMetrics {
     }
 
     /// One request of a loop was answered; `result` is success, requeue or error.
-    pub fn reconciled(&self, controller: &str, result: &str, took: Duration) {
+    pub(crate) fn reconciled(&self, controller: &str, result: &str, took: Duration) {
         self.reconciles
             .with_label_values(&[controller, result])
             .inc();

@@ -51,7 +51,7 @@ pub(super) struct Scanner {
 
 impl Scanner {
     /// Reads on, up to the end of a part at most. Returns how many bytes were used.
-    pub fn feed(&mut self, bytes: &[u8]) -> Result<(usize, Option<Part>), Error> {
+    pub(super) fn feed(&mut self, bytes: &[u8]) -> Result<(usize, Option<Part>), Error> {
         if std::mem::take(&mut self.is_told) {
             self.text.clear();
         }
@@ -82,12 +82,12 @@ impl Scanner {
     }
 
     /// The part that was found last, until more is read.
-    pub fn text(&self) -> &[u8] {
+    pub(super) fn text(&self) -> &[u8] {
         &self.text
     }
 
     /// Whether the list has ended.
-    pub fn is_over(&self) -> bool {
+    pub(super) fn is_over(&self) -> bool {
         self.state == State::End
     }
 

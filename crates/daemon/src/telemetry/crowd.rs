@@ -20,7 +20,7 @@ pub(super) struct Crowd {
 
 impl Crowd {
     /// So many places, of which so many for one peer.
-    pub fn new(most: usize, share: usize) -> Self {
+    pub(super) fn new(most: usize, share: usize) -> Self {
         Self {
             most,
             share,
@@ -29,7 +29,7 @@ impl Crowd {
     }
 
     /// Gives a place to the connection that this task serves.
-    pub fn admit(&mut self, from: IpAddr, task: AbortHandle) {
+    pub(crate) fn admit(&mut self, from: IpAddr, task: AbortHandle) {
         self.there.retain(|(_, task)| !task.is_finished());
         let peer = peer_of(from);
         if let Some(oldest) = self.who_goes(peer).and_then(|at| self.there.remove(at)) {

@@ -15,7 +15,7 @@
 pub mod admin;
 pub mod catalog;
 mod crowd;
-pub mod http_metrics;
+pub(crate) mod http_metrics;
 pub mod logs;
 mod origin;
 pub mod readiness;

@@ -43,7 +43,7 @@ pub(super) struct Limits {
 
 impl Limits {
     /// A question may wait for the API server, or the controller, and a large answer for a slow line.
-    pub const ADMIN: Self = Self {
+    pub(super) const ADMIN: Self = Self {
         connections: 128,
         share: 16,
         head: Duration::from_secs(5),
@@ -52,7 +52,7 @@ impl Limits {
     };
 
     /// All come from this machine, and ask for a line.
-    pub const PROBES: Self = Self {
+    pub(crate) const PROBES: Self = Self {
         connections: 64,
         share: 64,
         head: Duration::from_secs(2),

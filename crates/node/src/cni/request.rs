@@ -32,7 +32,7 @@ pub struct Env {
 
 impl Env {
     /// Those of the process.
-    pub fn of_process() -> Self {
+    pub(crate) fn of_process() -> Self {
         let var = |name| std::env::var_os(name).unwrap_or_default().into_vec();
         Self {
             command: var("CNI_COMMAND"),

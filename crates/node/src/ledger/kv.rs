@@ -37,7 +37,7 @@ pub(crate) enum Table {
 
 impl Table {
     /// All of them.
-    pub const ALL: [Self; 13] = [
+    pub(crate) const ALL: [Self; 13] = [
         Self::Meta,
         Self::Pools,
         Self::Ranks,

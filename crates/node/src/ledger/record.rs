@@ -59,7 +59,7 @@ pub(crate) struct Freed {
 
 impl Freed {
     /// Whether a pod is the one that had it, or was made anew under its name, as those of a StatefulSet are.
-    pub fn was_of(&self, pod: &PodRef) -> bool {
+    pub(crate) fn was_of(&self, pod: &PodRef) -> bool {
         let same = |one: &str, other: &str| !one.is_empty() && one == other;
         same(&self.pod, &pod.uid) || same(&self.name, &full_name(pod))
     }
@@ -87,7 +87,7 @@ impl Stamp {
     /// How many milliseconds something that was released then rests from now on; `None` if it has
     /// rested. What was released in an earlier boot rests no longer than as if it had been released
     /// when this one began: how long the machine was off nobody knows.
-    pub fn rests(self, now: Self, cooldown_ms: u64) -> Option<u64> {
+    pub(super) fn rests(self, now: Self, cooldown_ms: u64) -> Option<u64> {
         let from = if self.boot == now.boot { self.ms } else { 0 };
         let until = from.saturating_add(cooldown_ms);
         until.checked_sub(now.ms).filter(|left| *left > 0)
@@ -117,7 +117,7 @@ pub(crate) struct BlockRecord {
 
 impl BlockRecord {
     /// What of the block is not given automatically, in order, disjoint; `never`: what its pool's terms leave out.
-    pub fn left_out(&self, block: Cidr, never: &[Span]) -> Vec<Span> {
+    pub(super) fn left_out(&self, block: Cidr, never: &[Span]) -> Vec<Span> {
         union(block, &[never, &self.reserved, &self.on_request].concat())
     }
 }

@@ -53,7 +53,7 @@ pub(super) struct Checked {
 
 impl Checked {
     /// Makes a database on an empty disk.
-    pub fn create(disk: Box<dyn Disk>) -> Result<Self, Fault> {
+    pub(super) fn create(disk: Box<dyn Disk>) -> Result<Self, Fault> {
         if disk.size()? > 0 {
             return Err(Fault::Damaged("the new file is not empty".to_owned()));
         }
@@ -62,7 +62,7 @@ impl Checked {
     }
 
     /// Opens the database on a disk. Reads all of it.
-    pub fn open(disk: Box<dyn Disk>) -> Result<Self, Fault> {
+    pub(super) fn open(disk: Box<dyn Disk>) -> Result<Self, Fault> {
         let mut header = [0; HEADER];
         let len = disk.size()?;
         if len < 2 * PAGE {
@@ -111,7 +111,7 @@ impl Checked {
     }
 
     /// The database.
-    pub fn database(&self) -> Option<&Database> {
+    pub(super) fn database(&self) -> Option<&Database> {
         self.database.as_ref()
     }
 }

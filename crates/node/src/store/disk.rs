@@ -31,7 +31,7 @@ const POLL: (Duration, Duration) = (Duration::from_millis(1), Duration::from_mil
 
 impl LockedFile {
     /// Opens a file that exists, when nobody else has it: `None` if that takes longer than `wait`.
-    pub fn open(path: &Path, wait: Duration) -> io::Result<Option<Self>> {
+    pub(super) fn open(path: &Path, wait: Duration) -> io::Result<Option<Self>> {
         let start = Instant::now();
         let mut poll = POLL.0;
         let mut file = reopen(path)?;
@@ -56,7 +56,7 @@ impl LockedFile {
     }
 
     /// Makes a file that must not exist, for its owner alone.
-    pub fn create(path: &Path) -> io::Result<Self> {
+    pub(super) fn create(path: &Path) -> io::Result<Self> {
         let mut options = OpenOptions::new();
         let options = options.read(true).write(true).create_new(true).mode(0o600);
         let file = options.open(path)?;

@@ -36,7 +36,7 @@ pub(super) struct Tables<'t> {
 
 impl<'t> Tables<'t> {
     /// Opens them; makes them where they are missing.
-    pub fn open(transaction: &'t WriteTransaction) -> Result<Self, Fault> {
+    pub(super) fn open(transaction: &'t WriteTransaction) -> Result<Self, Fault> {
         let open = |table: Table| transaction.open_table(definition(table));
         let tables: Result<_, _> = Table::ALL.into_iter().map(open).collect();
         Ok(Self {

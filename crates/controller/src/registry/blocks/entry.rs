@@ -86,7 +86,7 @@ impl Entry {
     }
 
     /// Whether the agent of its owner has let go of it.
-    pub fn is_released(&self, report: Option<&AgentReport>) -> bool {
+    pub(crate) fn is_released(&self, report: Option<&AgentReport>) -> bool {
         self.word(report).is_some_and(|word| word.released)
     }
 
@@ -107,7 +107,7 @@ impl Entry {
     }
 
     /// Whether it is on its way out: lost against another, or let go.
-    pub fn is_leaving(&self) -> bool {
+    pub(crate) fn is_leaving(&self) -> bool {
         self.step == Step::Delete
     }
 

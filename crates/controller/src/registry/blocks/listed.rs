@@ -111,7 +111,7 @@ impl Registry {
 
     /// A late write of an earlier leader may list a live node a block that is not in the books, rests, or is not
     /// judged yet: from then on it is the node's, until its agent lets go of it.
-    pub fn blocks_told(&mut self, name: &Text, world: &World, now: Now) -> Vec<Cidr> {
+    pub(crate) fn blocks_told(&mut self, name: &Text, world: &World, now: Now) -> Vec<Cidr> {
         let subnet = world.subnets.get(name);
         let Some(Ok(spec)) = subnet.map(|subnet| &subnet.spec) else {
             return Vec::new();
@@ -148,7 +148,7 @@ impl Registry {
 
     /// The blocks of a node that its agent has let go and its NodeSubnet lists no more: they may end.
     /// What is seen of the NodeSubnet is one version of it, so no older write can list them again.
-    pub fn blocks_let_go(&mut self, name: &Text, world: &World) -> Vec<Cidr> {
+    pub(crate) fn blocks_let_go(&mut self, name: &Text, world: &World) -> Vec<Cidr> {
         let Some(node) = world.nodes.get(name) else {
             return Vec::new();
         };
@@ -182,7 +182,7 @@ impl Registry {
 
     /// The blocks that a NodeSubnet should list for a node's UID: confirmed, and not let go by its
     /// agent.
-    pub fn listed_blocks(&self, uid: &str, report: Option<&AgentReport>) -> Vec<HeldBlock> {
+    pub(crate) fn listed_blocks(&self, uid: &str, report: Option<&AgentReport>) -> Vec<HeldBlock> {
         let stays = |entry: &&Entry| entry.is_held() && !entry.is_released(report);
         self.blocks
             .of(uid)

@@ -13,7 +13,7 @@ use cadastre_core::{Cidr, State};
 
 impl Registry {
     /// An object is there, or has changed.
-    pub fn block_seen(&mut self, block: &Block, now: Now) -> Noted {
+    pub(crate) fn block_seen(&mut self, block: &Block, now: Now) -> Noted {
         let mut noted = Noted::default();
         let Some(spec) = sound(block) else {
             self.block_spoiled(block, now, &mut noted);
@@ -65,7 +65,7 @@ impl Registry {
 
     /// An object that says nothing any more is written anew where its block is known. Where one was
     /// to be created under its name, it rests: nobody knows who had it, but no node is listed it.
-    pub fn block_spoiled(&mut self, block: &Block, now: Now, noted: &mut Noted) {
+    pub(crate) fn block_spoiled(&mut self, block: &Block, now: Now, noted: &mut Noted) {
         let known = self.blocks.entries.values();
         let known = known.filter(|entry| *block.name == *block_name(&entry.cidr));
         let known = known.map(|entry| (entry.cidr, entry.confirmed, entry.is_leaving()));
@@ -192,7 +192,7 @@ impl Registry {
 
     /// Agents have had their say after a gap: what no NodeSubnet lists yet, and the agent of another node
     /// uses, is of a state that is no more, and ends. Returns it.
-    pub fn yield_to_strays(&mut self) -> Vec<Cidr> {
+    pub(crate) fn yield_to_strays(&mut self) -> Vec<Cidr> {
         let mut ended = Vec::new();
         for cidr in self.blocks.to_judge.clone() {
             let Some(entry) = self.blocks.entries.get_mut(&cidr) else {

@@ -14,7 +14,14 @@ use cadastre_core::{Cidr, ClaimId, State};
 
 impl Registry {
     /// Takes note of a block that has just been carved for a node, under the claim of the ledger.
-    pub fn begin_block(&mut self, claim: ClaimId, cidr: Cidr, pool: &Text, node: &Node, now: Now) {
+    pub(crate) fn begin_block(
+        &mut self,
+        claim: ClaimId,
+        cidr: Cidr,
+        pool: &Text,
+        node: &Node,
+        now: Now,
+    ) {
         let owner = Owner::node(&node.name, &node.uid);
         let entry = Entry::new(cidr, pool.clone(), owner, claim, now);
         self.blocks.insert(entry);
@@ -29,7 +36,7 @@ impl Registry {
     }
 
     /// The node's UID is gone: its blocks rest, or are free where nobody has heard of them. Returns all.
-    pub fn retire_blocks(
+    pub(crate) fn retire_blocks(
         &mut self,
         name: &Text,
         uid: &Text,
@@ -73,7 +80,7 @@ impl Registry {
 
     /// Somebody else gave a node these ranges: blocks in them that were chosen only are given up. Returns the
     /// names of the nodes that they were chosen for.
-    pub fn give_up_unasked(&mut self, foreign: &[Cidr]) -> Vec<Text> {
+    pub(crate) fn give_up_unasked(&mut self, foreign: &[Cidr]) -> Vec<Text> {
         let lies_there = |entry: &&Entry| foreign.iter().any(|it| it.overlaps(&entry.cidr));
         let given_up = self.blocks.iter().filter(|it| it.is_unasked());
         let given_up = given_up.filter(|it| !it.owner.resting).filter(lies_there);
@@ -89,7 +96,7 @@ impl Registry {
 
     /// The machine is back as another Node: it gets the blocks back that rest from it, where their
     /// pool still serves it. Returns them.
-    pub fn give_blocks_back(&mut self, node: &Node, now: Now) -> Vec<Cidr> {
+    pub(crate) fn give_blocks_back(&mut self, node: &Node, now: Now) -> Vec<Cidr> {
         let resting = self.resting_blocks_of(node);
         for cidr in &resting {
             self.give_block(cidr, Owner::node(&node.name, &node.uid));
@@ -134,7 +141,7 @@ impl Registry {
     }
 
     /// Ends a block: its range is free, unless something else holds it too.
-    pub fn drop_block(&mut self, cidr: &Cidr) -> Option<Entry> {
+    pub(crate) fn drop_block(&mut self, cidr: &Cidr) -> Option<Entry> {
         let entry = self.blocks.remove(cidr)?;
         self.ledger.release(entry.claim);
         if !self.blocks.has(&entry.owner.uid) {
