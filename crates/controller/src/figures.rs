@@ -122,3 +122,82 @@ pub fn holders(state: &PoolState, registry: &Registry) -> BTreeMap<Holder, bool>
     }
     holders
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::seen::Node;
+    use crate::cluster::world::World;
+    use crate::demand::tests::{NOW, list, node, pool};
+
+    /// What the status says of a pool of IPv6 of which somebody holds the range.
+    fn told(range: &str, block_size: u32, held: &str) -> FamilyStatus {
+        let mut wide = pool("p", "10.0.0.0/24");
+        let spec = wide.spec.as_mut().unwrap();
+        spec.ipv4 = None;
+        spec.ipv6 = Some(cadastre_api::IPv6Ranges {
+            cidrs: vec![range.to_owned()],
+            block_size: Some(block_size),
+            gateway: None,
+        });
+        let mut world = World::default();
+        list(&mut world.pools, vec![wide]);
+        let mut registry = Registry::rebuild(&world, &[], NOW).0;
+        let held = Cidr::parse_strict(held).unwrap();
+        registry.ledger.record(Holder(1), held, State::Held);
+        let pool = registry.pools.get("p").unwrap();
+        figures(pool, Family::V6, &registry).status(None, None)
+    }
+
+    #[test]
+    fn pools_of_any_size_are_counted_and_none_that_has_room_is_said_to_be_full() {
+        let counts = |range, block_size, held| {
+            let told = told(range, block_size, held);
+            assert_eq!(told.held, "1");
+            (told.capacity, told.free, told.utilization)
+        };
+        let exactly = |capacity: u128, free: u128, percent: &str| {
+            (capacity.to_string(), free.to_string(), percent.to_owned())
+        };
+        assert_eq!(
+            counts("fd00::/40", 48, "fd00::/48"),
+            exactly(256, 255, "0%")
+        );
+        assert_eq!(counts("fd00::/40", 40, "fd00::/48"), exactly(1, 0, "100%"));
+        assert_eq!(
+            counts("fd00::/8", 128, "fd00::/48"),
+            exactly(1 << 120, (1 << 120) - (1 << 80), "0%")
+        );
+        assert_eq!(
+            counts("fc00::/7", 128, "fc00::/8"),
+            exactly(1 << 121, 1 << 120, "50%")
+        );
+        // All of IPv6 in single addresses has one more than 128 bits can count.
+        let all = counts("::/0", 128, "fd00::/48");
+        assert_eq!(all.0, u128::MAX.to_string());
+        assert_eq!(all.2, "0%");
+        assert_eq!(counts("::/0", 64, "::/0"), exactly(1 << 64, 0, "100%"));
+    }
+
+    #[test]
+    fn holders_of_all_pools_are_found_without_asking_every_pool_about_every_range() {
+        const POOLS: usize = 200;
+        let names = |n| (format!("p{n}"), format!("n{n}"));
+        let mut world = World::default();
+        let pools = (0..POOLS).map(|n| pool(&names(n).0, &format!("10.0.{n}.0/24")));
+        list(&mut world.pools, pools.collect());
+        let nodes = (0..POOLS).map(|n| Node {
+            pod_cidrs: [Cidr::parse_strict(&format!("10.0.{n}.16/28")).unwrap()].into(),
+            ..node(&names(n).1)
+        });
+        list(&mut world.nodes, nodes.collect());
+        let registry = Registry::rebuild(&world, &[], NOW).0;
+        let before = registry.pools.looks();
+        for state in registry.pools.iter() {
+            let holders: Vec<bool> = holders(state, &registry).into_values().collect();
+            assert_eq!(holders, [true], "{}", state.name);
+        }
+        let looks = registry.pools.looks() - before;
+        assert!(looks <= 2 * POOLS, "{looks} looks for {POOLS} ranges");
+    }
+}

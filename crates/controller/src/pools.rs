@@ -5,17 +5,20 @@
 //! gone. Ages are compared by creation time, then by name, so every controller sees the same order.
 
 mod survey;
+mod index;
 
 use std::collections::BTreeMap;
 use std::fmt;
+#[cfg(test)]
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::cluster::seen::{Node, Pool, Text};
 use crate::cluster::world::World;
-use crate::pools::survey::{Older, survey_one};
+use self::index::Index;
+use self::survey::{Older, survey_one};
 use cadastre_api::choice::{Asker, Candidate, Selector, Standing, choose, lacking};
 use cadastre_api::{Allocate, IPPoolSpec, MOST_POD_RANGES, NodePool};
-use cadastre_core;
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, Dual, Family, Ledger, Span};
 
@@ -157,12 +160,17 @@ pub struct Pools {
     states: BTreeMap<Text, PoolState>,
     /// Names by age, oldest first, and last those of podCIDRs that are being deleted.
     by_age: Vec<Text>,
+    /// Where they lie, by their places among these.
+    index: Index,
     /// Names of serving pools, best first (but for room, which only ties need).
     by_rank: Vec<Text>,
     /// The ranges of all, as nodes are told them
     pod_ranges: Vec<String>,
     /// The family of the first service range
     service_family: Option<Family>,
+    /// How many pools were looked at for the ranges that were asked about
+    #[cfg(test)]
+    looks: AtomicUsize,
 }
 
 impl Pools {
@@ -197,6 +205,15 @@ impl Pools {
         let first = first.or(flag_services.first()).or(services.first());
         self.service_family = first.map(Cidr::family);
         self.by_age = seen.iter().map(|pool| pool.name.clone()).collect();
+        let places = self.by_age.iter().enumerate();
+        self.index = Index::new(places.flat_map(|(place, name)| {
+            let space = self.states.get(name).map(|state| &state.space);
+            let ranges = space.into_iter().flat_map(|space| {
+                let families = space.families();
+                families.flat_map(|family| space.cidrs(family).iter().copied())
+            });
+            ranges.map(move |range| (place, range))
+        }));
         let mut rank: Vec<&PoolState> = self
             .states
             .values()
@@ -239,18 +256,30 @@ impl Pools {
 
     /// The pool a range counts to: the oldest one that covers it.
     pub fn of(&self, range: &Cidr) -> Option<&PoolState> {
-        self.by_age
-            .iter()
-            .filter_map(|name| self.states.get(name))
-            .find(|state| state.space.covers(range))
+        self.oldest_over(range, |_| true)
     }
 
     /// The oldest pool with the finalizer that covers a range: it stays while the range is held.
     pub fn keeper(&self, range: &Cidr) -> Option<&PoolState> {
-        self.by_age
-            .iter()
-            .filter_map(|name| self.states.get(name))
-            .find(|state| state.guarded && state.space.covers(range))
+        self.oldest_over(range, |state| state.guarded)
+    }
+
+    fn oldest_over(&self, range: &Cidr, is: impl Fn(&PoolState) -> bool) -> Option<&PoolState> {
+        let is = |place| self.at(place).is_some_and(&is);
+        self.at(self.index.oldest_over(range, is)?)
+    }
+
+    /// The pool of that place by age.
+    fn at(&self, place: usize) -> Option<&PoolState> {
+        #[cfg(test)]
+        self.looks.fetch_add(1, Ordering::Relaxed);
+        self.states.get(self.by_age.get(place)?)
+    }
+
+    /// How many pools were looked at for the ranges that were asked about so far.
+    #[cfg(test)]
+    pub(super) fn looks(&self) -> usize {
+        self.looks.load(Ordering::Relaxed)
     }
 
     /// The older pool because of which this one serves only by name, and the family that it lacks: see
@@ -269,16 +298,19 @@ impl Pools {
         Some((oldest, family))
     }
 
-    /// The pools that share an address with the range.
-    pub fn touching<'a>(&'a self, range: &'a Cidr) -> impl Iterator<Item = &'a PoolState> {
-        self.states
-            .values()
-            .filter(move |state| state.space.touches(range))
+    /// The pools that share an address with the range, by name.
+    pub fn touching(&self, range: &Cidr) -> impl Iterator<Item = &PoolState> + use<'_> {
+        let states = self
+            .index
+            .touching(range)
+            .filter_map(|place| self.at(place));
+        let by_name: BTreeMap<&Text, &PoolState> = states.map(|it| (&it.name, it)).collect();
+        by_name.into_values()
     }
 
     /// Whether any pool shares an address with the range.
     pub fn is_any_over(&self, range: &Cidr) -> bool {
-        self.touching(range).next().is_some()
+        self.index.touching(range).next().is_some()
     }
 
     /// The serving pools that select the node, in the order in which they are tried: see [`choose`]; and whether

@@ -1,0 +1,98 @@
+//! Where pools lie: which of them have addresses of a range, without asking each.
+//!
+//! CIDRs nest or are disjoint. So what covers a range is one of its prefixes, which is a look-up for each prefix length
+//! that any pool has; and what lies inside of it comes next to it in order.
+
+use std::collections::BTreeMap;
+
+use cadastre_core::{Cidr, Dual};
+
+/// Pools by their ranges, each pool as its place by age.
+#[derive(Debug, Default)]
+pub(super) struct Index {
+    /// The oldest pool of a range first
+    by_range: BTreeMap<Cidr, Vec<usize>>,
+    /// The prefix lengths that there are
+    lens: Dual<Vec<u8>>,
+}
+
+impl Index {
+    /// Of the ranges of all pools, each with the place of its pool.
+    pub fn new(ranges: impl IntoIterator<Item = (usize, Cidr)>) -> Self {
+        let mut index = Index::default();
+        for (place, range) in ranges {
+            let places = index.by_range.entry(range).or_default();
+            places.insert(places.partition_point(|it| *it < place), place);
+            let lens = index.lens.get_mut(range.family());
+            if let Err(at) = lens.binary_search(&range.len()) {
+                lens.insert(at, range.len());
+            }
+        }
+        index
+    }
+
+    /// The oldest pool that covers the range and that `is` says yes to.
+    pub fn oldest_over(&self, range: &Cidr, mut is: impl FnMut(usize) -> bool) -> Option<usize> {
+        let oldest = |places: &[usize]| places.iter().copied().find(|place| is(*place));
+        self.over(range).filter_map(oldest).min()
+    }
+
+    /// The pools that share an address with the range; one may come several times.
+    pub fn touching(&self, range: &Cidr) -> impl Iterator<Item = usize> + use<'_> {
+        let range = *range;
+        let from = self.by_range.range(range..);
+        let within = from.take_while(move |(inside, _)| range.contains(inside));
+        // The range itself is in both.
+        let within = within.filter(move |(inside, _)| **inside != range);
+        let within = within.flat_map(|(_, places)| places);
+        self.over(&range).flatten().chain(within).copied()
+    }
+
+    /// The pools of each range that covers this one.
+    fn over(&self, range: &Cidr) -> impl Iterator<Item = &[usize]> + use<'_> {
+        let range = *range;
+        let lens = self.lens.get(range.family()).iter();
+        let wider = lens.take_while(move |len| **len <= range.len());
+        wider.filter_map(move |len| {
+            let places = self.by_range.get(&Cidr::new(range.first(), *len)?)?;
+            Some(places.as_slice())
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use cadastre_core::{Addr, Family};
+
+    /// Few addresses, so that ranges nest and repeat.
+    fn range() -> impl Strategy<Value = Cidr> {
+        let family = prop_oneof![Just(Family::V4), Just(Family::V6)];
+        (family, 0..32u128, 0..=5u8).prop_map(|(family, value, order)| {
+            let addr = Addr { family, value };
+            Cidr::new(addr, family.bits() - order).unwrap()
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+        #[test]
+        fn it_says_what_asking_each_pool_would(
+            ranges in prop::collection::vec((0..6usize, range()), 0..12),
+            asked in range(),
+            left_out in 0..6usize,
+        ) {
+            let index = Index::new(ranges.iter().copied());
+            let over = ranges.iter().filter(|(_, range)| range.contains(&asked));
+            let over = over.map(|(place, _)| *place).filter(|place| *place != left_out);
+            prop_assert_eq!(index.oldest_over(&asked, |it| it != left_out), over.min());
+            let touching = ranges.iter().filter(|(_, range)| range.overlaps(&asked));
+            let touching: BTreeSet<usize> = touching.map(|(place, _)| *place).collect();
+            prop_assert_eq!(index.touching(&asked).collect::<BTreeSet<_>>(), touching);
+        }
+    }
+}
