@@ -209,6 +209,16 @@ mod tests {
     }
 
     #[test]
+    fn blocks_with_more_addresses_than_can_be_counted_are_enough() {
+        let blocks = ["fd00::/48", "fd00:0:1::/48", "fd00:0:2::/48"];
+        let blocks = blocks.map(|it| block(it, "a", 1, 1, u64::MAX - 2));
+        let it = snapshot(&[pool("a", (3, 50), false, true)], &blocks);
+        let want = wanted(&it, &wish("a", 9))["a"];
+        assert_eq!((want.demand, want.capacity), (18, u64::MAX));
+        assert!(!want.is_lacking() && go(&it, &["fd00::/48"]).is_empty());
+    }
+
+    #[test]
     fn a_pool_without_a_block_is_asked_only_by_name() {
         let it = snapshot(
             &[

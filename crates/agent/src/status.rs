@@ -10,14 +10,12 @@ use std::collections::BTreeMap;
 use super::demand::Want;
 use super::snapshot::is_pod_cidr;
 use cadastre_api::{
-    AgentInfo, BlockReport, MOST_BLOCKS, MOST_ORPHANS, MOST_POOLS, NodeSubnetStatus, PoolDemand,
-    Suspect,
+    AgentInfo, BlockReport, MOST_BLOCKS, MOST_COUNT, MOST_ORPHANS, MOST_POOLS, NodeSubnetStatus,
+    PoolDemand, Suspect,
 };
 use cadastre_core::Addr;
 use cadastre_node::{BlockCount, BlockState, Snapshot};
 
-/// What all JSON readers count exactly, and more than any node has.
-const MOST_COUNT: u64 = 1 << 53;
 /// A demand above this is taken for a mistake.
 const MOST_DEMAND: u64 = 1_000_000;
 
@@ -73,7 +71,7 @@ fn blocks(snapshot: &Snapshot) -> Vec<BlockReport> {
 }
 
 fn count(count: u64) -> i64 {
-    i64::try_from(count.min(MOST_COUNT)).unwrap_or(i64::MAX)
+    i64::try_from(count).map_or(MOST_COUNT, |count| count.min(MOST_COUNT))
 }
 
 fn cut(text: &str, longest: usize) -> String {

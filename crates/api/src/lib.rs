@@ -48,9 +48,10 @@ pub use pool::{
 };
 pub use requests::Requests;
 pub use subnet::{
-    AgentInfo, BlockReport, HeldBlock, HeldRange, MOST_BLOCKS, MOST_ORPHANS, MOST_POD_RANGES,
-    MOST_POOLS, MOST_RESERVED, NodePool, NodePoolRanges, NodeSubnet, NodeSubnetSpec,
-    NodeSubnetStatus, PoolDemand, PreviousHolder, Recall, SERVED_BY_OTHERS, Suspect,
+    AgentInfo, BlockReport, HeldBlock, HeldRange, MOST_BLOCKS, MOST_COUNT, MOST_ORPHANS,
+    MOST_POD_RANGES, MOST_POOLS, MOST_RESERVED, NodePool, NodePoolRanges, NodeSubnet,
+    NodeSubnetSpec, NodeSubnetStatus, PoolDemand, PreviousHolder, Recall, SERVED_BY_OTHERS,
+    Suspect,
 };
 pub use terms::{AddressPrefix, AddressTerms, Dns, Route, UnknownPods, Warm};
 pub use watched::{

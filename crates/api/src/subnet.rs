@@ -44,6 +44,9 @@ pub const MOST_ORPHANS: usize = 256;
 pub const MOST_POOLS: usize = 1_024;
 /// The most reserved ranges of a block that a NodeSubnet lists.
 pub const MOST_RESERVED: usize = 1_024;
+/// What all JSON readers count exactly. Who has more addresses of a block says this: a /64 of IPv6 has 2,048 times as
+/// many, and nobody needs to know how many are left of it.
+pub const MOST_COUNT: i64 = 1 << 53;
 /// The most ranges that a node does not masquerade.
 pub const MOST_POD_RANGES: usize = 1_024;
 
@@ -358,7 +361,7 @@ pub struct BlockReport {
     #[serde(default, skip_serializing_if = "is_zero")]
     pub cooling: i64,
 
-    /// Addresses that can be given now.
+    /// Addresses that can be given now; 9007199254740992 stands for that many or more.
     #[schemars(range(min = 0))]
     #[serde(default, skip_serializing_if = "is_zero")]
     pub free: i64,

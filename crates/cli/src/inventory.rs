@@ -16,8 +16,9 @@ use super::lists::Lists;
 use super::running::Running;
 use cadastre_api::choice::Label;
 use cadastre_api::{
-    AddressEntry, AgentInfo, BlockReport, MIRROR_ANNOTATION, NodeAddressesLite, NodeAddressesSpec,
-    NodeSubnetLite, NodeSubnetSpec, PodLite, Requests, SERVED_BY_OTHERS, Suspect,
+    AddressEntry, AgentInfo, BlockReport, MIRROR_ANNOTATION, MOST_COUNT, NodeAddressesLite,
+    NodeAddressesSpec, NodeSubnetLite, NodeSubnetSpec, PodLite, Requests, SERVED_BY_OTHERS,
+    Suspect,
 };
 use cadastre_controller::Now;
 use cadastre_controller::cluster::convert;
@@ -440,7 +441,8 @@ impl SubnetFact {
         let status = &subnet.status;
         let list = list.and_then(|it| NodeAddressesSpec::deserialize(&it.spec).ok());
         let list = list.unwrap_or_default();
-        let blocks: Vec<BlockReport> = entries(&status["blocks"]);
+        let blocks = entries(&status["blocks"]).into_iter();
+        let blocks: Vec<BlockReport> = blocks.map(believable).collect();
         let orphans: Vec<Suspect> = entries(&status["orphans"]);
         let orphan = |it: &Suspect| {
             let addr = Addr::parse_lenient(&it.address)?;
@@ -474,6 +476,17 @@ impl SubnetFact {
             served_by_others: served_by_others(&status["conditions"]),
             blocks,
         }
+    }
+}
+
+/// With no more than an agent would say: sums of what anybody may write there must not be more than can be counted.
+fn believable(word: BlockReport) -> BlockReport {
+    let count = |count: i64| count.clamp(0, MOST_COUNT);
+    BlockReport {
+        used: count(word.used),
+        cooling: count(word.cooling),
+        free: count(word.free),
+        ..word
     }
 }
 

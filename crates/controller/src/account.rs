@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::Context;
 use super::pools::{PoolState, Verdict};
 use super::registry::Registry;
-use crate::cluster::seen::{AgentReport, Node, Text};
+use crate::cluster::seen::{AgentReport, BlockWord, Node, Text};
 use crate::cluster::world::report_of;
 use crate::registry::blocks::Entry;
 use cadastre_api::{MOST_BLOCKS, Recall};
@@ -90,13 +90,19 @@ pub(super) fn demand(report: Option<&AgentReport>, pool: &Text) -> u64 {
 pub(super) fn worth(entry: &Entry, report: Option<&AgentReport>, registry: &Registry) -> u64 {
     match entry.word(report) {
         Some(word) if word.released && !Mutation::ReleasedBlocksCounted.is_on() => 0,
-        Some(word) => word.used + word.cooling + word.free,
+        Some(word) => word.busy().saturating_add(word.free),
         None => {
             let usable = registry.usable(&entry.cidr, &entry.pool);
+            let usable = u64::try_from(usable).unwrap_or(u64::MAX);
             let never = never_given(&entry.cidr, registry.pools.get(&entry.pool));
             usable.saturating_sub(never).max(usable.min(1))
         }
     }
+}
+
+/// Adds addresses: two blocks of IPv6 may have more than can be counted, and that many are enough for anybody.
+pub(super) fn add(sum: &mut u64, more: u64) {
+    *sum = sum.saturating_add(more);
 }
 
 /// How many addresses of a block its agent will not give: the network, gateway and broadcast address, where the
@@ -141,9 +147,12 @@ pub(super) fn account(
     };
     for entry in registry.blocks.of(&node.uid).filter(counts) {
         let family = entry.cidr.family();
-        *account.capacity.get_mut(family) += worth(entry, report, registry);
+        add(
+            account.capacity.get_mut(family),
+            worth(entry, report, registry),
+        );
         if let Some(word) = entry.word(report).filter(|word| !word.released) {
-            *account.in_use.get_mut(family) += word.used + word.cooling;
+            add(account.in_use.get_mut(family), word.busy());
         }
         *account.count.get_mut(family) += usize::from(!entry.is_released(report));
     }
@@ -198,13 +207,13 @@ pub(super) fn donor(
         entry.pool == pool.name && entry.confirmed && !entry.is_leaving() && entry.recall.is_none()
     };
     let entries = || cx.registry.blocks.of(uid).filter(spare);
-    let in_use = |entry: &Entry| entry.word(report).map(|word| word.used + word.cooling);
+    let in_use = |entry: &Entry| entry.word(report).map(BlockWord::busy);
     // Addresses in all and in use, and blocks, of each family.
     let mut sums: Dual<(u64, u64, usize)> = Dual::default();
     for entry in entries() {
         let sum = sums.get_mut(entry.cidr.family());
-        sum.0 += worth(entry, report, cx.registry);
-        sum.1 += in_use(entry).unwrap_or(0);
+        add(&mut sum.0, worth(entry, report, cx.registry));
+        add(&mut sum.1, in_use(entry).unwrap_or(0));
         sum.2 += 1;
     }
     let most_used = Family::ALL.into_iter().map(|family| sums.get(family).1);

@@ -46,7 +46,8 @@ pub fn totals(world: &World, registry: &Registry) -> BTreeMap<(Text, Family), To
         if entry.owner.resting || !entry.confirmed {
             continue;
         }
-        totals.held += u128::from(registry.usable(&entry.cidr, &entry.pool));
+        let usable = registry.usable(&entry.cidr, &entry.pool);
+        totals.held = totals.held.saturating_add(usable);
         let node = world.nodes.get(&entry.owner.name);
         let report = node.and_then(|node| report_of(node, world));
         if let Some(word) = entry.word(report) {
@@ -57,4 +58,37 @@ pub fn totals(world: &World, registry: &Registry) -> BTreeMap<(Text, Family), To
         }
     }
     all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::demand::tests::{NOW, list, node, objects, pool, subnet};
+
+    #[test]
+    fn addresses_of_wide_blocks_are_counted_exactly() {
+        let mut world = World::default();
+        let mut wide = pool("p", "10.0.0.0/24");
+        let spec = wide.spec.as_mut().unwrap();
+        spec.ipv4 = None;
+        spec.ipv6 = Some(cadastre_api::IPv6Ranges {
+            cidrs: vec!["fd00::/40".to_owned()],
+            block_size: Some(48),
+            gateway: None,
+        });
+        spec.reserved = vec!["fd00::/56".to_owned()];
+        list(&mut world.pools, vec![wide]);
+        list(&mut world.nodes, vec![node("a")]);
+        let mut own = subnet("a", &["fd00::/48", "fd00:0:1::/48"], 0);
+        for word in &mut own.report.as_mut().unwrap().blocks {
+            (word.used, word.cooling) = (u64::MAX / 2, u64::MAX / 2);
+        }
+        list(&mut world.blocks, objects(&own));
+        list(&mut world.subnets, vec![own]);
+        let registry = Registry::rebuild(&world, &[], NOW).0;
+        let totals = totals(&world, &registry)[&("p".into(), Family::V6)];
+        assert_eq!(totals.held, (2 << 80) - (1 << 72));
+        let most = u128::from(u64::MAX - 1);
+        assert_eq!((totals.used, totals.cooling), (most, most));
+    }
 }

@@ -73,10 +73,8 @@ fn lacks(node: &Node, pools: &[String], inventory: &Inventory) -> String {
     let name = &node.name;
     let blocks = inventory.registry.blocks.of(&node.uid);
     let blocks = blocks.filter(|entry| pools.iter().any(|pool| *entry.pool == **pool));
-    let free: i64 = blocks
-        .filter_map(|entry| inventory.word(entry))
-        .map(|word| word.free)
-        .sum();
+    let words = blocks.filter_map(|entry| inventory.word(entry));
+    let free = words.fold(0, |sum: i64, word| sum.saturating_add(word.free));
     if show::agent_of(node, inventory).is_none() {
         return format!(
             "it has no address yet, and the agent of {name} has said nothing: does it run?"

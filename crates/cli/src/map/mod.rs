@@ -183,17 +183,17 @@ fn cell(range: Cidr, at: u64, state: &PoolState, inventory: &Inventory) -> Cell 
             claim.cidr
         };
         if claim.state == State::Resting {
-            resting += inside.size();
+            resting = resting.saturating_add(inside.size());
             continue;
         }
-        held += inside.size();
+        held = held.saturating_add(inside.size());
         let block = registry.blocks.get(&claim.cidr).filter(|it| it.claim == id);
         let in_use = match block {
             Some(entry) if inside == entry.cidr => u128::from(inventory.used_in(entry)),
             _ => inventory.pods_in(&inside).count() as u128,
         };
-        used += in_use;
-        capacity += inside.size();
+        used = used.saturating_add(in_use);
+        capacity = capacity.saturating_add(inside.size());
         if let Some((name, _)) = registry.who(claim.holder)
             && !owners.contains(name)
         {
@@ -205,9 +205,8 @@ fn cell(range: Cidr, at: u64, state: &PoolState, inventory: &Inventory) -> Cell 
         .iter()
         .chain(&state.on_request)
         .filter_map(|span| span.within(&range));
-    let reserved = reserved
-        .map(|span| span.last().value - span.first().value + 1)
-        .sum();
+    let sizes = reserved.map(|span| (span.last().value - span.first().value).saturating_add(1));
+    let reserved = sizes.fold(0, u128::saturating_add);
     Cell {
         cidr: range,
         at,

@@ -164,7 +164,7 @@ fn settle_demand(lists: &mut Lists, changes: &Changes, now: jiff::Timestamp) -> 
             };
             let Some(place) = place else { continue };
             let sum: &mut (u64, bool) = sums.entry((place, entry.cidr.family())).or_default();
-            sum.0 += inventory.used_in(entry);
+            sum.0 = sum.0.saturating_add(inventory.used_in(entry));
             sum.1 |= leaves;
         }
         for ((pool, _), (used, leaves)) in sums {

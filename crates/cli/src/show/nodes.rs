@@ -77,16 +77,17 @@ impl NodeRow {
         for entry in registry.blocks.of(&node.uid) {
             row.blocks += 1;
             row.pools.push(entry.pool.to_string());
-            row.used += inventory.used_in(entry);
+            row.used = row.used.saturating_add(inventory.used_in(entry));
             if let Some(word) = inventory.word(entry) {
-                row.cooling += count(word.cooling);
-                row.free += count(word.free);
+                row.cooling = row.cooling.saturating_add(count(word.cooling));
+                row.free = row.free.saturating_add(count(word.free));
             }
         }
         for cidr in &node.pod_cidrs {
             let pool = registry.pools.of(cidr);
             row.pools.extend(pool.map(|pool| pool.name.to_string()));
-            row.used += used_in_pod_cidr(cidr, node, inventory);
+            let used = used_in_pod_cidr(cidr, node, inventory);
+            row.used = row.used.saturating_add(used);
         }
         row.pools.sort();
         row.pools.dedup();

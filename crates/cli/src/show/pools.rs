@@ -217,7 +217,7 @@ pub(crate) fn pool_holders(state: &PoolState, inventory: &Inventory) -> Vec<Pool
             used: 0,
         });
         holder.ranges += 1;
-        holder.used += used;
+        holder.used = holder.used.saturating_add(used);
     };
     if state.allocate == Allocate::Blocks {
         for entry in registry.blocks.iter().filter(|it| it.pool == state.name) {

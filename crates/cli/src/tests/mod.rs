@@ -3,6 +3,7 @@
 mod alive;
 mod judging;
 mod seeing;
+mod wide;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;

@@ -183,7 +183,7 @@ fn block(entry: BlockReport) -> Result<BlockWord, String> {
     if u128::from(used) + u128::from(cooling) + u128::from(free) > size {
         return Err(format!("{cidr} has only {size} addresses"));
     }
-    if entry.released && used + cooling > 0 {
+    if entry.released && (used > 0 || cooling > 0) {
         return Err(format!("{cidr} is released and in use at once"));
     }
     Ok(BlockWord {

@@ -208,9 +208,14 @@ pub struct BlockWord {
 }
 
 impl BlockWord {
+    /// Addresses that are not free. What an agent counts may be anything: as many as can be counted at most.
+    pub fn busy(&self) -> u64 {
+        self.used.saturating_add(self.cooling)
+    }
+
     /// Whether addresses of it are in use, or rest after use.
     pub fn is_in_use(&self) -> bool {
-        !self.released && self.used + self.cooling > 0
+        !self.released && self.busy() > 0
     }
 }
 

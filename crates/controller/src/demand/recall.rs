@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use super::Demand;
 use crate::Context;
-use crate::account::{Need, demand, donor, must_leave, unused_since, worth};
+use crate::account::{Need, add, demand, donor, must_leave, unused_since, worth};
 use crate::cluster::seen::{AgentReport, Node, Text};
 use crate::cluster::world::report_of;
 use crate::registry::blocks::{Entry, Noted};
@@ -53,15 +53,15 @@ impl Demand {
             if entry.recall.is_none() {
                 let key = (entry.pool.clone(), entry.cidr.family());
                 let sum = spared.entry(key).or_default();
-                sum.0 += worth(entry, report, cx.registry);
+                add(&mut sum.0, worth(entry, report, cx.registry));
                 sum.1 += 1;
             }
         }
         for entry in &entries {
             let pool = cx.registry.pools.get(&entry.pool);
             let word = entry.word(report);
-            let is_empty = word.is_some_and(|word| word.used + word.cooling == 0);
-            let in_use = word.is_some_and(|word| word.used + word.cooling > 0);
+            let is_empty = word.is_some_and(|word| word.busy() == 0);
+            let in_use = word.is_some_and(|word| word.busy() > 0);
             let mut recall = entry.recall;
             let mut idle_since = entry.idle_since;
             if must_leave(entry, node, pool) || drained.contains(&entry.cidr) {
@@ -79,7 +79,7 @@ impl Demand {
                 if sum.1 > 1 && sum.0.saturating_sub(own) >= wanted {
                     if since + idle <= now {
                         recall = Some(Recall::IfEmpty);
-                        sum.0 -= own;
+                        sum.0 = sum.0.saturating_sub(own);
                         sum.1 -= 1;
                     } else {
                         self.more.add_at(node.name.clone(), since + idle);

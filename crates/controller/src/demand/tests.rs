@@ -404,3 +404,40 @@ fn an_agent_that_does_not_answer_holds_up_nobody() {
     }
     assert_eq!(counts, [0, 1, 1, 2]);
 }
+
+/// Blocks of /48: an agent says of each what an API server takes for a number at most.
+#[test]
+fn blocks_with_more_addresses_than_can_be_counted_are_enough_for_anybody() {
+    const MOST: u64 = i64::MAX.unsigned_abs();
+    let blocks = [
+        "fd00::/48",
+        "fd00:0:1::/48",
+        "fd00:0:2::/48",
+        "fd00:0:3::/48",
+    ];
+    let mut wide = pool("p", "10.0.0.0/24");
+    let spec = wide.spec.as_mut().unwrap();
+    spec.ipv4 = None;
+    spec.ipv6 = Some(cadastre_api::IPv6Ranges {
+        cidrs: vec!["fd00::/46".to_owned()],
+        block_size: Some(48),
+        gateway: None,
+    });
+    // Who is empty gives one of its blocks, also where no agent has said anything of the others.
+    for (busy, known, recalled) in [(0, 4, 1), (0, 1, 1), (MOST, 4, 0), (0, 0, 0)] {
+        let mut rich = subnet("rich", &blocks, 1000);
+        let report = rich.report.as_mut().unwrap();
+        let mut words = std::mem::take(&mut report.blocks).into_vec();
+        words.truncate(known);
+        for word in &mut words {
+            (word.used, word.cooling, word.free) = (busy, busy, MOST);
+        }
+        report.blocks = words.into();
+        let nodes = vec![rich, subnet("poor", &[], 1)];
+        let (_, registry) = looked(vec![wide.clone()], nodes);
+        assert_eq!((count(&registry, "rich"), count(&registry, "poor")), (4, 0));
+        let own = registry.blocks.of("rich");
+        let asked_back = own.filter(|it| it.recall.is_some()).count();
+        assert_eq!(asked_back, recalled, "{busy} busy, {known} known");
+    }
+}

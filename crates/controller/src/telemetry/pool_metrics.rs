@@ -167,6 +167,44 @@ mod tests {
     use cadastre_core::Family;
 
     #[test]
+    fn counts_of_any_size_are_told() {
+        let registry = Registry::new();
+        let metrics = PoolMetrics::register(&registry).unwrap();
+        let figures = Figures {
+            capacity: 1 << 120,
+            held: 1 << 118,
+            quarantined: 0,
+            free: 3 << 118,
+        };
+        let totals = crate::totals::Totals {
+            held: u128::MAX,
+            ..Default::default()
+        };
+        metrics.set(&View {
+            pools: vec![("a".into(), Family::V6, figures)],
+            addresses: vec![("a".into(), Family::V6, totals)],
+            ..View::default()
+        });
+        let encoder = prometheus::TextEncoder::new();
+        let text = encoder.encode_to_string(&registry.gather()).unwrap();
+        let told = |series: &str| {
+            let line = text.lines().find_map(|it| it.strip_prefix(series));
+            line.unwrap().trim().parse::<f64>().unwrap()
+        };
+        let labels = "{family=\"ipv6\",pool=\"a\"}";
+        assert_eq!(
+            told(&format!("cadastre_pool_blocks_capacity{labels}")),
+            2_f64.powi(120)
+        );
+        assert_eq!(
+            told(&format!("cadastre_pool_utilization_ratio{labels}")),
+            0.25
+        );
+        let addresses = "cadastre_pool_addresses{family=\"ipv6\",pool=\"a\",state=\"held\"}";
+        assert_eq!(told(addresses), 2_f64.powi(128));
+    }
+
+    #[test]
     fn the_series_of_a_pool_go_with_the_pool() {
         let text = |registry: &Registry| {
             let encoder = prometheus::TextEncoder::new();

@@ -716,6 +716,21 @@ fn a_wide_block_forgets_what_has_rested() {
 }
 
 #[test]
+fn of_blocks_with_more_addresses_than_can_be_counted_that_many_are_free() {
+    for range in ["fd00::/63", "fd00::/40", "::/0"] {
+        let mut node = Node::new(&[(range, "")]);
+        node.add_one(1);
+        node.del(1);
+        node.add_one(2);
+        let snapshot = node.ledger().snapshot().unwrap();
+        let block = &snapshot.blocks[0];
+        assert_eq!((block.counts.used, block.counts.cooling), (1, 1), "{range}");
+        assert_eq!((block.counts.free, block.room), (u64::MAX, u64::MAX));
+        assert_eq!(snapshot.pools[0].counts.v6.free, u64::MAX);
+    }
+}
+
+#[test]
 fn a_wide_block_begins_again_when_it_has_come_to_its_end() {
     let mut node = Node::new(&[("10.0.0.0/19", "")]);
     let last = 8192 - 3;

@@ -204,7 +204,7 @@ impl Registry {
     }
 
     /// How many addresses of a block of that pool are given out without being asked for.
-    pub fn usable(&self, cidr: &Cidr, pool: &str) -> u64 {
+    pub fn usable(&self, cidr: &Cidr, pool: &str) -> u128 {
         let pool = self.pools.get(pool);
         let mut reserved: Vec<(u128, u128)> = pool
             .into_iter()
@@ -222,7 +222,7 @@ impl Registry {
                 next = last.saturating_add(1);
             }
         }
-        u64::try_from(cidr.size().saturating_sub(taken)).unwrap_or(u64::MAX)
+        cidr.size().saturating_sub(taken)
     }
 }
 
