@@ -1,8 +1,11 @@
 //! Statuses that make no sense: each spoils only itself, and its agent is told.
 
+use std::net::Ipv4Addr;
+
 use cadastre_api::NodeSubnet;
 use cadastre_e2e::hand::{GROUP, Hand, labelled, with_pod_cidrs};
 use cadastre_e2e::nodes;
+use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
 use crate::{blocks, node, say, shared};
@@ -181,4 +184,40 @@ async fn a_podcidr_over_a_whole_pool_takes_nothing_from_it() {
         })
         .await;
     free.unwrap();
+}
+
+#[tokio::test]
+async fn of_a_node_with_a_thousand_addresses_sixteen_count() {
+    let (_, hand, agents) = shared().await;
+    let spec = json!({"ipv4": {"cidrs": ["10.172.0.0/22"], "blockSize": 28}});
+    hand.block_pool("crowd", spec).await.unwrap();
+    node(&hand, &agents, "crowd", "crowd-1").await;
+    hand.listed("crowd-1", 1).await.unwrap();
+    // As a kubelet may write it where no policy forbids that: nearly all of the pool.
+    hand.node("nobody", "crowd-liar").await.unwrap();
+    let address =
+        |n: u32| json!({"type": "InternalIP", "address": Ipv4Addr::from(0x0AAC_0000 + n)});
+    let addresses: Vec<Value> = (0..1_000).map(address).collect();
+    let lie = Patch::Merge(json!({"status": {"addresses": addresses}}));
+    let params = PatchParams::default();
+    let told = hand.nodes.patch_status("crowd-liar", &params, &lie);
+    told.await.unwrap();
+    let pool = hand.pool_until("crowd", "lacks the block of sixteen addresses", |pool| {
+        let status = pool.status.as_ref();
+        status.is_some_and(|it| it.ipv4.as_ref().is_some_and(|it| it.capacity == "63"))
+    });
+    pool.await.unwrap();
+    let told = hand
+        .condition("crowd", "Overlapping", "True")
+        .await
+        .unwrap();
+    let (named, message) = ("node address 10.172.0.0, ", &told.message);
+    assert!(
+        message.contains(named) && message.contains(" and 11 more"),
+        "five and eleven: {message}"
+    );
+    // All the rest is given.
+    agents.ask("crowd-1", "crowd", 63 * 16).unwrap();
+    let listed = hand.listed("crowd-1", 63).await.unwrap();
+    assert!(!listed.contains(&"10.172.0.0/28".to_owned()), "{listed:?}");
 }
