@@ -13,7 +13,7 @@ use super::lists::{Lists, Readable};
 
 /// Leaders renew every few seconds. This long, also by the clock of who asks, is no delay.
 const STALE_SECONDS: i64 = 60;
-/// A pod this young is on its way.
+/// A pod this young is on its way, and for this long another one may take the place of one that ends.
 const YOUNG_SECONDS: i64 = 120;
 
 /// What runs.
@@ -47,6 +47,8 @@ pub struct Part {
     pub ready: bool,
     /// When it was made
     pub created: Option<Timestamp>,
+    /// When it will have ended at the latest, if it was told to
+    pub ends: Option<Timestamp>,
     /// Whether it is to write the runtime's CNI configuration, so that the node's pods are Cadastre's
     pub configures: bool,
 }
@@ -56,7 +58,7 @@ pub struct Part {
 pub enum AgentPod {
     /// It runs.
     Ready,
-    /// It is there, and young.
+    /// It is there, and young, or about to be replaced.
     Starting,
     /// It is there, and not ready.
     NotReady,
@@ -147,14 +149,16 @@ impl Part {
             node: node.unwrap_or_default(),
             ready: ready && pod.metadata.deletion_timestamp.is_none(),
             created: pod.metadata.creation_timestamp.as_ref().map(|it| it.0),
+            ends: pod.metadata.deletion_timestamp.as_ref().map(|it| it.0),
             configures: configures(pod),
         })
     }
 
-    /// Whether it may still be starting.
+    /// Whether it may still be starting, or another one in its place.
     pub(crate) fn is_young(&self, now: Timestamp) -> bool {
         let age = |at| now.duration_since(at).as_secs();
-        self.created.is_some_and(|at| age(at) < YOUNG_SECONDS)
+        let since = self.ends.or(self.created);
+        since.is_some_and(|at| age(at) < YOUNG_SECONDS)
     }
 }
 

@@ -3,7 +3,7 @@
 use super::{Finding, Severity};
 use crate::inventory::Inventory;
 use crate::render::age;
-use crate::running::AgentPod;
+use crate::running::{AgentPod, LeaseFact};
 
 pub(super) fn check(inventory: &Inventory, findings: &mut Vec<Finding>) {
     leader(inventory, findings);
@@ -23,6 +23,7 @@ fn leader(inventory: &Inventory, findings: &mut Vec<Finding>) {
             ));
         }
         Ok(None) => "no controller has led in this cluster: there is no Lease".to_owned(),
+        Ok(Some(lease)) if lease.holder.is_empty() && is_handed_over(lease, inventory) => return,
         Ok(Some(lease)) if lease.holder.is_empty() => {
             format!("no controller leads: nobody holds the Lease {}", lease.name)
         }
@@ -41,6 +42,14 @@ fn leader(inventory: &Inventory, findings: &mut Vec<Finding>) {
         wrong,
         "nodes get no ranges until one does: see its pods and their log (kubectl get pods -A -l app.kubernetes.io/component=controller)".to_owned(),
     ));
+}
+
+/// Whether it was given up just now, and somebody is on the way who takes it: one controller alone ends before the next
+/// one begins.
+fn is_handed_over(lease: &LeaseFact, inventory: &Inventory) -> bool {
+    let now = inventory.now;
+    let mut controllers = inventory.running.pods(false);
+    !lease.is_stale(now) && controllers.any(|it| it.is_young(now))
 }
 
 fn controllers(inventory: &Inventory, findings: &mut Vec<Finding>) {

@@ -102,6 +102,40 @@ fn a_rollout_is_no_fault() {
         part.status = None;
     }
     assert_eq!(cluster.codes(), Vec::<String>::new());
+    // The old ones are told to end: others are about to take their place, unless they do not come.
+    for (grace_ends, codes) in [
+        ("2026-11-21T12:00:30Z", vec![]),
+        ("2026-11-21T11:59:30Z", vec![]),
+        (
+            "2026-11-21T11:57:00Z",
+            vec![
+                "AgentDown node a",
+                "AgentDown node b",
+                "ControllerNotReady controller",
+            ],
+        ),
+    ] {
+        let mut cluster = of_pods();
+        for part in cluster.lists.parts.as_mut().unwrap() {
+            part.metadata.deletion_timestamp = serde_json::from_value(json!(grace_ends)).ok();
+        }
+        assert_eq!(cluster.codes(), codes, "{grace_ends}");
+    }
+    // One controller alone leads no more before the next one does.
+    for (created, codes) in [
+        ("11:59:30", vec![]),
+        ("11:30:00", vec!["NoLeader controller"]),
+    ] {
+        let mut cluster = of_pods();
+        cluster.leader("", "2026-11-21T11:59:50Z");
+        let parts = cluster.lists.parts.as_mut().unwrap();
+        parts.retain(|it| it.metadata.name.as_deref() != Some("controller-b"));
+        for part in parts {
+            let created = json!(format!("2026-11-21T{created}Z"));
+            part.metadata.creation_timestamp = serde_json::from_value(created).ok();
+        }
+        assert_eq!(cluster.codes(), codes, "{created}");
+    }
     // Of others: as many pods as before, with other addresses, since the node's list was written.
     let mut cluster = Cluster::new();
     cluster.lists.addresses[0].spec["asOf"] = json!("2026-11-21T11:00:00Z");
