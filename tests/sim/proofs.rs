@@ -218,6 +218,12 @@ pub fn proof(mutation: Mutation) -> Proof {
         WiderOlderPoolIgnored => unit(
             "controller::pools::tests::of_two_pools_with_common_addresses_the_older_one_serves",
         ),
+        RoomComparedAcrossFamilies => unit(
+            "api::choice::tests::room_is_compared_within_a_family_and_the_oldest_pool_says_which_is_given",
+        ),
+        UnknownPodsServed => unit(
+            "node::ledger::tests::a_pod_of_which_nothing_is_known_waits_unless_its_pool_serves_such",
+        ),
         ReportedAddressSuspected => {
             unit("controller::leaks::tests::an_address_that_any_pod_reports_is_not_suspected")
         }

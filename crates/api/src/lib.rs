@@ -35,6 +35,10 @@ pub mod subnet;
 pub mod terms;
 pub mod watched;
 
+#[cfg(test)]
+#[path = "../../../tests/common/mutated.rs"]
+mod mutated;
+
 pub use addresses::{AddressEntry, NodeAddresses, NodeAddressesSpec};
 pub use block::{BlockOwner, IPAMBlock, IPAMBlockSpec, OwnerKind, block_name};
 pub use names::{

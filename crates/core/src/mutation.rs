@@ -173,6 +173,10 @@ mutations! {
     ReservedNotLeftOut,
     /// An older pool's wider range does not count as an overlap.
     WiderOlderPoolIgnored,
+    /// The room of a pool of both families is compared with that of pools of one.
+    RoomComparedAcrossFamilies,
+    /// A pod of which nothing is known gets an address, also of a pool that does not say unknownPods: Serve.
+    UnknownPodsServed,
     /// An address that a pod reports is suspected to be leaked.
     ReportedAddressSuspected,
     /// The NodeSubnet of a live node is deleted when it says nothing.

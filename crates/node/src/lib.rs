@@ -27,6 +27,10 @@ mod pods;
 mod store;
 pub mod wire;
 
+#[cfg(test)]
+#[path = "../../../tests/common/mutated.rs"]
+mod mutated;
+
 pub use fault::{Fault, advice};
 pub use ledger::{BlockCount, BlockState, Counts, Known, Ledger, PoolCount, Snapshot, Tenant};
 pub use ops::{

@@ -28,6 +28,7 @@ use std::cmp::Reverse;
 use std::fmt;
 use std::sync::Arc;
 
+use cadastre_core::mutation::Mutation;
 use cadastre_core::{Dual, Family};
 
 /// Key and value of a label.
@@ -267,7 +268,9 @@ fn by_selectors<'a>(
             }
         }
     }
-    let class = |it: &Chosen| (it.rank(), it.lacks.is_some(), families(it) != given);
+    let is_apart =
+        |it: &Chosen| families(it) != given && !Mutation::RoomComparedAcrossFamilies.is_on();
+    let class = |it: &Chosen| (it.rank(), it.lacks.is_some(), is_apart(it));
     chosen.sort_by(|a, b| (class(a), a.name).cmp(&(class(b), b.name)));
     for tied in chosen.chunk_by_mut(|a, b| class(a) == class(b)) {
         if tied.len() == 1 {

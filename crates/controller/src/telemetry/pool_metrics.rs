@@ -189,19 +189,19 @@ mod tests {
         let text = encoder.encode_to_string(&registry.gather()).unwrap();
         let told = |series: &str| {
             let line = text.lines().find_map(|it| it.strip_prefix(series));
-            line.unwrap().trim().parse::<f64>().unwrap()
+            line.unwrap().trim().parse::<f64>().unwrap().to_bits()
         };
         let labels = "{family=\"ipv6\",pool=\"a\"}";
         assert_eq!(
             told(&format!("cadastre_pool_blocks_capacity{labels}")),
-            2_f64.powi(120)
+            2_f64.powi(120).to_bits()
         );
         assert_eq!(
             told(&format!("cadastre_pool_utilization_ratio{labels}")),
-            0.25
+            0.25_f64.to_bits()
         );
         let addresses = "cadastre_pool_addresses{family=\"ipv6\",pool=\"a\",state=\"held\"}";
-        assert_eq!(told(addresses), 2_f64.powi(128));
+        assert_eq!(told(addresses), 2_f64.powi(128).to_bits());
     }
 
     #[test]

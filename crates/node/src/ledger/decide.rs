@@ -11,6 +11,7 @@ use super::kv::Table;
 use super::record::{ADOPTED, Record, Stamp, pool_prefix};
 use super::tables::Read;
 use cadastre_core::holding::{Dns, PoolTerms, Route};
+use cadastre_core::mutation::Mutation;
 use cadastre_core::{Addr, Cidr, Family};
 
 /// What becomes of an ADD.
@@ -134,7 +135,8 @@ fn from_pools<R: Read + ?Sized>(
     spent: &mut Vec<(String, Cidr)>,
 ) -> Result<Vec<Choice>, Stop> {
     let pools = &add.pools;
-    let may = |pool: &PoolTerms| is_known || pool.serves_unknown;
+    let serves_all = Mutation::UnknownPodsServed.is_on();
+    let may = |pool: &PoolTerms| is_known || pool.serves_unknown || serves_all;
     let mut is_withheld = false;
     let mut search = Search {
         kv,
