@@ -4,8 +4,8 @@
 //! depends on the others: of two pools that overlap the newer one carves nothing until the older is
 //! gone. Ages are compared by creation time, then by name, so every controller sees the same order.
 
-mod survey;
 mod index;
+mod survey;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,10 +13,10 @@ use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use crate::cluster::seen::{Node, Pool, Text};
-use crate::cluster::world::World;
 use self::index::Index;
 use self::survey::{Older, survey_one};
+use crate::cluster::seen::{Node, Pool, Text};
+use crate::cluster::world::World;
 use cadastre_api::choice::{Asker, Candidate, Selector, Standing, choose, lacking};
 use cadastre_api::{Allocate, IPPoolSpec, MOST_POD_RANGES, NodePool};
 use cadastre_core::mutation::Mutation;

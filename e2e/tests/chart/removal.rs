@@ -1,16 +1,22 @@
 //! Installing and taking off without helm, by the commands of the pages, on a real API server.
 
-use cadastre_api::{IPPool, NodeSubnet};
+use std::time::Duration;
+
+use cadastre_api::IPPool;
+use cadastre_core::Cidr;
 use cadastre_e2e::kcm::KcmOptions;
+use cadastre_e2e::kubeconfig::User;
+use cadastre_e2e::stage::start_controller;
 use cadastre_e2e::wait::until;
-use cadastre_e2e::{ControlPlane, Options};
-use kube::Api;
-use kube::api::{ListParams, PostParams};
+use cadastre_e2e::{ControlPlane, Daemon, Hand, Options};
+use kube::api::{ListParams, ObjectMeta, PostParams};
 use serde_json::json;
 
 use crate::docs;
 
-const LIMIT: std::time::Duration = std::time::Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(60);
+/// The account of the controller's pods.
+const CONTROLLER: &str = "system:serviceaccount:kube-system:cadastre-controller";
 
 /// Runs the command of a page that begins so.
 async fn run(cluster: &ControlPlane, page: &str, start: &str) -> String {
@@ -25,59 +31,95 @@ async fn left(cluster: &ControlPlane, kinds: &str) -> String {
     ours.collect::<Vec<_>>().join(" ")
 }
 
+/// Each pool, each block with its owner, each NodeSubnet with its blocks.
+async fn records(hand: &Hand) -> Vec<String> {
+    let all = ListParams::default();
+    let pools = hand.pools.list(&all).await.unwrap().items;
+    let blocks = hand.blocks.list(&all).await.unwrap().items;
+    let subnets = hand.subnets.list(&all).await.unwrap().items;
+    let of = |meta: &ObjectMeta| format!("{:?} {:?}", meta.name, meta.uid);
+    let pools = pools.iter().map(|it| of(&it.metadata));
+    let blocks = blocks
+        .iter()
+        .map(|it| format!("{} {:?}", of(&it.metadata), it.spec));
+    let subnets = subnets
+        .iter()
+        .map(|it| format!("{} {:?}", of(&it.metadata), it.spec.blocks));
+    pools.chain(blocks).chain(subnets).collect()
+}
+
+/// Applies the objects, and starts a controller as their Deployment would.
+async fn applied(cluster: &ControlPlane) -> Daemon {
+    let apply = "kubectl apply --server-side -k config/default";
+    run(cluster, "install.md", apply).await;
+    let mut controller = start_controller(cluster, CONTROLLER, &[]).unwrap();
+    controller.wait_ready(LIMIT).await.unwrap();
+    controller
+}
+
 #[tokio::test]
 async fn what_is_deleted_without_helm_leaves_the_records_until_their_kinds_go() {
-    let cluster = ControlPlane::start(Options::default()).await.unwrap();
+    let options = Options {
+        users: vec![User::new(CONTROLLER, &["system:serviceaccounts"])],
+        ..Options::default()
+    };
+    let cluster = ControlPlane::start(options).await.unwrap();
     let _kcm = cluster.start_kcm(&KcmOptions::default()).unwrap();
-    let client = cluster.client().await.unwrap();
-    run(
-        &cluster,
-        "install.md",
-        "kubectl apply --server-side -k config/crd",
-    )
-    .await;
-    run(
-        &cluster,
-        "install.md",
-        "kubectl apply --server-side -k config/default",
-    )
-    .await;
-
-    let pool = json!({"ipv4": {"cidrs": ["10.244.0.0/16"]}});
+    let hand = Hand::new(cluster.client().await.unwrap());
+    let crds = "kubectl apply --server-side -k config/crd";
+    run(&cluster, "install.md", crds).await;
+    let mut controller = applied(&cluster).await;
+    let pool = json!({"ipv4": {"cidrs": ["10.244.0.0/16"]}, "quarantineSeconds": 0});
     let pool = IPPool::new("default", serde_json::from_value(pool).unwrap());
-    let pools: Api<IPPool> = Api::all(client.clone());
     until("the kind is served", LIMIT, async || {
-        Ok(Some(pools.create(&PostParams::default(), &pool).await?))
+        Ok(Some(
+            hand.pools.create(&PostParams::default(), &pool).await?,
+        ))
     })
     .await
     .unwrap();
+    hand.node("any", "n1").await.unwrap();
+    let block = Cidr::parse_strict(&hand.listed("n1", 1).await.unwrap()[0]).unwrap();
+    let mut address = block.first();
+    for name in ["a", "b"] {
+        address.value += 2;
+        let text = address.to_string();
+        hand.pod(name, "n1", &[text.as_str()]).await.unwrap();
+    }
+    let kept = records(&hand).await;
+    assert_eq!(kept.len(), 3, "a pool, a block, a node: {kept:?}");
 
+    // Its pods end with their Deployment.
+    let grace = Duration::from_secs(20);
+    controller.process().stop(grace).await.unwrap();
     run(&cluster, "upgrade.md", "kubectl delete -k config/default").await;
-    assert_eq!(
-        pools
-            .list(&ListParams::default())
-            .await
-            .unwrap()
-            .items
-            .len(),
-        1
-    );
-    let subnets: Api<NodeSubnet> = Api::all(client);
-    subnets.list(&ListParams::default()).await.unwrap();
+    assert_eq!(records(&hand).await, kept);
     let apart = "deployment,daemonset,clusterrole,clusterrolebinding,validatingadmissionpolicy";
     assert_eq!(left(&cluster, apart).await, "");
+    let crds = left(&cluster, "crd").await;
+    assert_eq!(crds.split(' ').count(), 4, "{crds}");
 
-    // Applied again, it is taken off for good.
-    run(
-        &cluster,
-        "install.md",
-        "kubectl apply --server-side -k config/default",
-    )
-    .await;
+    // Applied again, it goes on with the same, and gives more.
+    let controller = applied(&cluster).await;
+    hand.node("any", "n2").await.unwrap();
+    hand.listed("n2", 1).await.unwrap();
+    let more = records(&hand).await;
+    assert!(kept.iter().all(|it| more.contains(it)), "{more:?}");
+    assert_eq!(more.len(), 5, "another block and another node: {more:?}");
+
+    // After its pods it is taken off for good.
+    for name in ["a", "b"] {
+        hand.delete_pod(name).await.unwrap();
+    }
+    for name in ["n1", "n2"] {
+        hand.delete_node(name).await.unwrap();
+    }
     let removal = docs::commands("upgrade.md", "kubectl delete clusterrolebinding");
     assert_eq!(removal.len(), 6, "{removal:?}");
     for words in removal {
         cluster.kubectl(&words[1..]).await.unwrap();
     }
     assert_eq!(left(&cluster, &format!("{apart},crd")).await, "");
+    // Without its rights it may have ended by itself.
+    drop(controller);
 }

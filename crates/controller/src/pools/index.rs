@@ -18,7 +18,7 @@ pub(super) struct Index {
 
 impl Index {
     /// Of the ranges of all pools, each with the place of its pool.
-    pub fn new(ranges: impl IntoIterator<Item = (usize, Cidr)>) -> Self {
+    pub(crate) fn new(ranges: impl IntoIterator<Item = (usize, Cidr)>) -> Self {
         let mut index = Index::default();
         for (place, range) in ranges {
             let places = index.by_range.entry(range).or_default();
@@ -32,13 +32,17 @@ impl Index {
     }
 
     /// The oldest pool that covers the range and that `is` says yes to.
-    pub fn oldest_over(&self, range: &Cidr, mut is: impl FnMut(usize) -> bool) -> Option<usize> {
+    pub(crate) fn oldest_over(
+        &self,
+        range: &Cidr,
+        mut is: impl FnMut(usize) -> bool,
+    ) -> Option<usize> {
         let oldest = |places: &[usize]| places.iter().copied().find(|place| is(*place));
         self.over(range).filter_map(oldest).min()
     }
 
     /// The pools that share an address with the range; one may come several times.
-    pub fn touching(&self, range: &Cidr) -> impl Iterator<Item = usize> + use<'_> {
+    pub(crate) fn touching(&self, range: &Cidr) -> impl Iterator<Item = usize> + use<'_> {
         let range = *range;
         let from = self.by_range.range(range..);
         let within = from.take_while(move |(inside, _)| range.contains(inside));
