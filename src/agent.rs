@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -17,12 +17,13 @@ use cadastre_agent::files::conflist::{BRIDGE, Facts, PTP, Template};
 use cadastre_agent::files::kept::{Kept, Wanted};
 use cadastre_agent::files::subnet_env::Links;
 use cadastre_agent::known::Known;
-use cadastre_agent::leaks::Leaks;
+use cadastre_agent::leaks::Reasons;
 use cadastre_agent::ledger::Ledger;
 use cadastre_agent::metrics::AgentMetrics;
+use cadastre_agent::parts::{Parts, Settings};
 use cadastre_agent::service::Service;
 use cadastre_agent::unix::{OnlyOne, Socket};
-use cadastre_agent::{files, grpc, plugin_socket, run};
+use cadastre_agent::{files, grpc, machine, plugin_socket, run};
 use cadastre_core::holding::Holding;
 use cadastre_daemon::client;
 use cadastre_daemon::client::Options;
@@ -243,8 +244,7 @@ async fn serve(args: Args, template: Template, level: logs::Level) -> anyhow::Re
         review.by(client.clone());
     }
     let events = Events::start(client.clone(), metrics.clone());
-    let ledger =
-        Ledger::closed("this node's agent starts and has not opened its store yet: try again");
+    let ledger = Ledger::closed(machine::STARTING);
     let service = Arc::new(Service {
         ledger: ledger.clone(),
         known: Known::default(),
@@ -255,7 +255,7 @@ async fn serve(args: Args, template: Template, level: logs::Level) -> anyhow::Re
         held: watch::Sender::new(0),
         deleted: broadcast::Sender::new(64),
     });
-    let leaks = Arc::new(Mutex::new(Leaks::new(args.leak_grace)));
+    let leaks = watch::Sender::new(Arc::new(Reasons::new()));
     let holding = watch::Sender::new(Arc::new(Holding::default()));
     // Those who serve end before the loop does, and that before the store.
     let (stop_serving, stop) = (CancellationToken::new(), CancellationToken::new());
@@ -263,7 +263,7 @@ async fn serve(args: Args, template: Template, level: logs::Level) -> anyhow::Re
         service: Arc::clone(&service),
         node: node.clone(),
         holding: holding.subscribe(),
-        leaks: Arc::clone(&leaks),
+        leaks: leaks.subscribe(),
         stop: stop_serving.clone(),
     };
     let mut grpc = tokio::spawn(grpc::run(others, api));
@@ -285,7 +285,7 @@ async fn serve(args: Args, template: Template, level: logs::Level) -> anyhow::Re
         cni_conf: args.cni_conf.clone().map(|path| (path, template, facts)),
         over_others: args.cni_conf_over_others,
     });
-    let settings = run::Settings {
+    let settings = Settings {
         node,
         store: args.store,
         is_store_locked: is_locked,
@@ -295,7 +295,7 @@ async fn serve(args: Args, template: Template, level: logs::Level) -> anyhow::Re
         cri: args.cri_socket,
         masquerade: args.masquerade,
     };
-    let parts = run::Parts {
+    let parts = Parts {
         client,
         ledger: ledger.clone(),
         service,

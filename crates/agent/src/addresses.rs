@@ -138,6 +138,24 @@ pub enum Next {
     Nothing,
 }
 
+/// What came of writing the list.
+#[derive(Debug)]
+pub enum Listed {
+    /// It was written; an older CRD may have dropped a part of it
+    Done(Option<Box<Cut>>),
+    /// It was not, or nobody knows
+    Failed,
+}
+
+/// A list of which only a part is stored.
+#[derive(Clone, Debug)]
+pub struct Cut {
+    /// All of it
+    pub written: NodeAddressesSpec,
+    /// The part
+    pub stored: NodeAddressesSpec,
+}
+
 impl Schedule {
     /// One that writes once in `interval`, or in `soon` where it is urgent; `random` sets the node apart from
     /// others.

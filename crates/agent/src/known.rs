@@ -1,8 +1,11 @@
-//! What the watches have shown, for those who serve: read under a lock, kept up by the loop.
+//! What the watches have shown, for those who serve, and what those have met with meanwhile.
+//!
+//! The loop owns the one and offers it anew whenever it has changed; nothing of it changes under those who
+//! read it. The other is read by the loop before each turn.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
 
@@ -13,18 +16,17 @@ use super::wishes::WishBook;
 use cadastre_api::POOLS_ANNOTATION;
 use cadastre_node::Add;
 
-/// What the watches have shown, for those who serve.
+/// Both of it.
 #[derive(Default)]
 pub struct Known {
-    inner: Mutex<Inner>,
-    /// Counts the changes of the pods
-    pods_seen: watch::Sender<u64>,
+    shown: watch::Sender<Arc<Shown>>,
+    desk: Mutex<Desk>,
 }
 
-/// All of it.
-#[derive(Default)]
+/// What the watches have shown.
+#[derive(Clone, Debug, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
-pub struct Inner {
+pub struct Shown {
     /// The pods of this node
     pub pods: Pods,
     /// Whether their watch is at work
@@ -33,8 +35,6 @@ pub struct Inner {
     pub pods_troubled: bool,
     /// Whether the pools below are those of the NodeSubnet, read since the start
     pub pools_known: bool,
-    /// A pod that was refused, as nothing is known of it
-    pub turned_away: Option<String>,
     /// Pools that may serve pods, best first
     pub serving: Vec<ServingPool>,
     /// Pools of ranges here that are not among them
@@ -51,6 +51,13 @@ pub struct Inner {
     pub giving: BTreeSet<String>,
     /// The namespaces of pods of this node
     pub namespaces: Namespaces,
+}
+
+/// What those who serve have met with.
+#[derive(Debug, Default)]
+pub struct Desk {
+    /// A pod that was refused, as nothing is known of it
+    pub turned_away: Option<String>,
     /// Who wants addresses that are not there
     pub wishes: WishBook,
     /// Directories in which network namespaces were seen
@@ -60,23 +67,34 @@ pub struct Inner {
 }
 
 impl Known {
-    /// Reads or changes it. Never held across an await.
-    pub fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    /// What was shown last.
+    pub fn shown(&self) -> Arc<Shown> {
+        Arc::clone(&self.shown.borrow())
     }
 
-    /// The pods have changed.
-    pub fn pods_changed(&self) {
-        self.pods_seen.send_modify(|count| *count += 1);
+    /// What is shown from now on. With `is_news`, those who wait for a pod look again.
+    pub fn offer(&self, shown: Arc<Shown>, is_news: bool) {
+        let pods = &shown.pods;
+        let is_here = |uid: &String, _: &mut Vec<String>| pods.by_uid(uid).is_some();
+        self.lock().complained.retain(is_here);
+        self.shown.send_if_modified(|is| {
+            *is = shown;
+            is_news
+        });
     }
 
-    /// Wakes whenever the pods have changed from now on.
-    pub fn follow_pods(&self) -> watch::Receiver<u64> {
-        self.pods_seen.subscribe()
+    /// Wakes whenever there is news of the pods from now on.
+    pub fn follow(&self) -> watch::Receiver<Arc<Shown>> {
+        self.shown.subscribe()
+    }
+
+    /// Reads or changes what those who serve have met with. Never held across an await.
+    pub fn lock(&self) -> MutexGuard<'_, Desk> {
+        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Inner {
+impl Desk {
     /// Takes note of what is wrong with a pod now; returns what of it was not told before.
     pub fn complain(&mut self, uid: &str, complaints: &[String]) -> Vec<String> {
         let told = self.complained.entry(uid.to_owned()).or_default();
@@ -88,13 +106,9 @@ impl Inner {
         }
         fresh
     }
+}
 
-    /// Forgets what was complained of pods that are gone.
-    pub fn forget_complaints(&mut self) {
-        let pods = &self.pods;
-        self.complained.retain(|uid, _| pods.by_uid(uid).is_some());
-    }
-
+impl Shown {
     /// Whether a block could be asked for by some pod.
     pub fn may_ask(&self) -> bool {
         !self.askable.is_empty()

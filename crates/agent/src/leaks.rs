@@ -101,6 +101,9 @@ impl Reason {
     }
 }
 
+/// Attachments that may be leaked, and why.
+pub type Reasons = BTreeMap<Attachment, Reason>;
+
 /// What the node itself says.
 #[derive(Clone, Debug, Default)]
 pub struct Evidence {
@@ -162,9 +165,10 @@ impl Leaks {
         }
     }
 
-    /// Why an attachment is suspicious, if it is.
-    pub fn reason_of(&self, attachment: &Attachment) -> Option<Reason> {
-        self.since.get(attachment).map(|(reason, _)| *reason)
+    /// Why each attachment is suspicious that is.
+    pub fn reasons(&self) -> Reasons {
+        let each = |(it, (reason, _)): (&Attachment, &(Reason, Duration))| (it.clone(), *reason);
+        self.since.iter().map(each).collect()
     }
 
     /// Addresses whose pods are gone or have finished by the index of pods, with their pods' UIDs, sorted: those
@@ -188,11 +192,6 @@ impl Leaks {
         let mut all: Vec<_> = orphans.flat_map(each).collect();
         all.sort_unstable();
         all
-    }
-
-    /// How many are suspicious.
-    pub fn count(&self) -> usize {
-        self.since.len()
     }
 
     /// Looks at all attachments; `evidence` needs no sandboxes for that.

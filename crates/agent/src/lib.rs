@@ -6,7 +6,7 @@
 //!  others ────agent.sock──►┴─► service ──────────┤
 //!                                ▲ choice, pods  └──► dry: a wish, and a bounded wait
 //!                                │
-//!  own NodeSubnet, Node, Pods ──► run ──► demand, status, publish ──► NodeSubnet.status
+//!  own NodeSubnet, Node, Pods ─► machine ─► demand, status, publish ──► NodeSubnet.status
 //!                                     ├─► addresses ──► NodeAddresses
 //!                                     ├─► leaks ◄── runtime's sandboxes, network namespaces
 //!                                     └─► files: CNI conflist, subnet.env
@@ -26,6 +26,7 @@
 //! | [`leaks`] | addresses whose attachments are gone, and how that is proven |
 //! | [`wishes`] | ADDs that found nothing |
 //! | [`rebuild`] | what is in use, as others remember it |
+//! | [`machine`] | all of that as one state machine: events in, effects out |
 //! | [`files`] | files that other programs read |
 //! | [`served`] | whether another's network has the node's pods |
 //! | [`metrics`] | figures for Prometheus |
@@ -35,7 +36,9 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | [`run`], `work`, `opening`, `outward` | the loop: watches in, the store and the API out |
+//! | [`parts`] | what the loop is set to, and works with |
+//! | [`run`] | the loop: watches in, effects out |
+//! | `carry`, `outward` | what effects do: the store, the files and those who serve; the API |
 //! | [`seen`] | what counts of the objects of this node |
 //! | [`proof`] | asking the API, the runtime and the kernel about suspicious attachments |
 //! | [`store`] | opening the store; a new one in place of one that was lost |
@@ -56,6 +59,7 @@
 
 pub mod addresses;
 pub mod attached;
+mod carry;
 pub mod choice;
 pub mod cri;
 pub mod demand;
@@ -66,12 +70,13 @@ mod jitter;
 pub mod known;
 pub mod leaks;
 pub mod ledger;
+pub mod machine;
 pub mod masquerade;
 pub mod metrics;
 pub mod namespaces;
 mod notes;
-mod opening;
 mod outward;
+pub mod parts;
 pub mod plugin_socket;
 pub mod pods;
 pub mod proof;
@@ -87,7 +92,6 @@ pub mod store;
 pub mod superseded;
 pub mod unix;
 pub mod wishes;
-mod work;
 
 #[cfg(test)]
 #[path = "../../../tests/common/mutated.rs"]

@@ -34,10 +34,10 @@ pub struct Namespace {
 }
 
 /// Those of this node's pods.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Namespaces(BTreeMap<String, Entry>);
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Entry {
     known: Option<Arc<Namespace>>,
     asking: bool,

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::choice::{Asked, decide};
-use super::known::Inner;
+use super::known::Shown;
 use super::pods::Pod;
 use cadastre_node::{OWN_INTERFACE, PodNote, PodRef};
 
@@ -68,7 +68,7 @@ impl Notes {
     }
 
     /// What is otherwise than noted. Nothing is before all pods and pools are known.
-    pub fn look(&mut self, known: &Inner, now: Duration) -> News {
+    pub fn look(&mut self, known: &Shown, now: Duration) -> News {
         self.is_due = false;
         let Some(kept) = &self.kept else {
             return News::default();
@@ -117,7 +117,7 @@ fn name(pod: &PodRef) -> (String, String) {
 }
 
 /// What a pod may have, once its namespace is known.
-fn note(pod: &Pod, known: &Inner) -> Option<PodNote> {
+fn note(pod: &Pod, known: &Shown) -> Option<PodNote> {
     if !known.is_decidable(pod) {
         return None;
     }
@@ -151,8 +151,8 @@ mod tests {
     use cadastre_daemon::watch::Change;
     use cadastre_node::{PodChoice, Pools};
 
-    fn known(pods: &[Pod]) -> Inner {
-        let mut known = Inner::default();
+    fn known(pods: &[Pod]) -> Shown {
+        let mut known = Shown::default();
         for pod in pods {
             known.pods.change(Change::Applied(pod.clone()));
         }
@@ -204,7 +204,7 @@ mod tests {
     fn nothing_is_noted_or_forgotten_before_all_is_known() {
         let mut of_before = notes(Vec::new());
         of_before.written(of_before_news());
-        let mut blind = Inner::default();
+        let mut blind = Shown::default();
         blind.pods.change(Change::Applied(pod("b", &[], &[])));
         assert!(
             of_before.look(&blind, Duration::ZERO).is_empty(),

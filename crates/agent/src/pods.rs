@@ -39,7 +39,7 @@ pub struct Pod {
 }
 
 /// All of them.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Pods {
     by_uid: BTreeMap<String, Arc<Pod>>,
     mirrored: BTreeMap<String, String>,

@@ -94,7 +94,7 @@ impl Service {
     /// node that is called not ready never gets.
     async fn status(&self, call: Call) -> Result<Answer, Refusal> {
         match self.ledger.ask(Op::Status, call).await {
-            Err(refusal) if refusal.why == Why::NothingHeld && self.known.lock().may_ask() => {
+            Err(refusal) if refusal.why == Why::NothingHeld && self.known.shown().may_ask() => {
                 Ok(Answer::Done)
             }
             other => other,
@@ -187,7 +187,7 @@ impl Service {
             };
             if now >= until || waited.is_err() {
                 let waited = now.saturating_sub(begun);
-                return Err(dry(refusal, wanted, waited, &self.known.lock().at_limit));
+                return Err(dry(refusal, wanted, waited, &self.known.shown().at_limit));
             }
         }
     }
@@ -229,12 +229,12 @@ impl Service {
         };
         let best = names.first().filter(|_| names.len() > 1)?;
         let now = clock::since_boot();
-        let known = self.known.lock();
+        let known = self.known.shown();
         let is_there = known.giving.contains(best) || !known.askable.contains(best);
         if is_there || !known.pods_followed || !add.addresses.is_empty() {
             return None;
         }
-        let asked = known.wishes.since(best).unwrap_or(now);
+        let asked = self.known.lock().wishes.since(best).unwrap_or(now);
         let until = (asked + self.add_wait / 2).min(deadline.saturating_sub(MARGIN));
         (now < until).then(|| (best.clone(), until))
     }
@@ -249,7 +249,7 @@ impl Service {
 
     /// The pools of these that blocks can be asked of.
     fn askable(&self, pools: &Pools) -> Vec<String> {
-        let known = self.known.lock();
+        let known = self.known.shown();
         match pools {
             Pools::Named(names) | Pools::Selected(names) => names
                 .iter()
@@ -268,7 +268,7 @@ impl Service {
 
     /// Fills in what the pod wants, if that is known; refuses where no pool serves it.
     fn choose(&self, add: &mut Add, pod: Option<&Pod>) -> Result<Pools, Refusal> {
-        let mut known = self.known.lock();
+        let known = self.known.shown();
         let is_known = pod.is_some_and(|pod| known.is_decidable(pod));
         if known.depends_on_pod(add) && !is_known {
             return Ok(Pools::default());
@@ -285,14 +285,11 @@ impl Service {
         };
         let chosen = decide(&asked, &known.serving, &known.others);
         if let Some(pod) = pod {
-            let fresh = known.complain(&pod.uid, &chosen.complaints);
-            drop(known);
+            let fresh = self.known.lock().complain(&pod.uid, &chosen.complaints);
             for text in fresh {
                 self.events
                     .tell(events::of_pod(pod, INVALID_ANNOTATION, text));
             }
-        } else {
-            drop(known);
         }
         let choice = chosen.into_choice();
         add.decide(&choice).map_err(|text| Refusal {
@@ -305,19 +302,17 @@ impl Service {
     /// The pod that the request is for, if the API has shown it.
     async fn pod_of(&self, add: &Add, deadline: Duration) -> Option<Arc<Pod>> {
         let wanted = add.pod.as_ref()?;
-        let mut seen = self.known.follow_pods();
-        let depends = self.known.lock().depends_on_pod(add);
+        let mut seen = self.known.follow();
+        let depends = seen.borrow().depends_on_pod(add);
         let patience = if depends { self.add_wait } else { POD_WAIT };
         let until = (clock::since_boot() + patience).min(deadline.saturating_sub(MARGIN));
         loop {
-            {
-                let known = self.known.lock();
-                let found = known.pods.find(wanted).cloned();
-                let enough = known.is_enough(found.as_deref());
-                if enough || clock::since_boot() >= until {
-                    return found;
-                }
+            let known = Arc::clone(&seen.borrow_and_update());
+            let found = known.pods.find(wanted).cloned();
+            if known.is_enough(found.as_deref()) || clock::since_boot() >= until {
+                return found;
             }
+            drop(known);
             let left = until.saturating_sub(clock::since_boot());
             let _ = tokio::time::timeout(left, seen.changed()).await;
         }

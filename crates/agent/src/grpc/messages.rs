@@ -6,7 +6,7 @@ use tonic::metadata::MetadataValue;
 use tonic::{Code, Status};
 
 use super::v1;
-use crate::leaks::{Leaks, Reason};
+use crate::leaks::{Reason, Reasons};
 use crate::service::label;
 use crate::snapshot::addresses;
 use cadastre_core::holding::Holding;
@@ -87,9 +87,9 @@ pub(super) fn write_given(given: Given) -> v1::AddResponse {
     }
 }
 
-pub(super) fn write_list(snapshot: Snapshot, leaks: &Leaks) -> v1::ListResponse {
+pub(super) fn write_list(snapshot: Snapshot, leaks: &Reasons) -> v1::ListResponse {
     let allocations = snapshot.tenants.into_iter().map(|it| {
-        let leak = leaks.reason_of(&it.attachment);
+        let leak = leaks.get(&it.attachment).copied();
         let texts = addresses(&it).map(|addr| addr.to_string()).collect();
         v1::Allocation {
             addresses: texts,

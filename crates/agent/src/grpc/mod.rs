@@ -27,7 +27,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
-use super::leaks::Leaks;
+use super::leaks::Reasons;
 use super::service::Service;
 use super::unix::Socket;
 use cadastre_core::holding::Holding;
@@ -74,7 +74,7 @@ pub struct Api {
     /// What the node holds, at each change
     pub holding: watch::Receiver<Arc<Holding>>,
     /// Which attachments may be leaked
-    pub leaks: Arc<std::sync::Mutex<Leaks>>,
+    pub leaks: watch::Receiver<Arc<Reasons>>,
     /// Ends what would not end by itself
     pub stop: CancellationToken,
 }
@@ -209,10 +209,7 @@ impl Agent for Api {
         _: Request<v1::ListRequest>,
     ) -> Result<Response<v1::ListResponse>, Status> {
         let snapshot = self.snapshot().await?;
-        let leaks = self
-            .leaks
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        let leaks = Arc::clone(&self.leaks.borrow());
         Ok(Response::new(write_list(snapshot, &leaks)))
     }
 

@@ -118,18 +118,18 @@ fn suspicion_has_to_last() {
     let look = leaks.look(&it, &gone, NO_CLAIMS, &evidence, secs(0));
     assert_eq!((look.due.len(), look.next), (0, Some(secs(60))));
     assert_eq!(
-        leaks.reason_of(&it.tenants[0].attachment),
+        leaks.reasons().get(&it.tenants[0].attachment).copied(),
         Some(Reason::PodGone)
     );
     leaks.look(&it, &live, NO_CLAIMS, &evidence, secs(30));
-    assert_eq!(leaks.count(), 0);
+    assert_eq!(leaks.reasons().len(), 0);
     let look = leaks.look(&it, &gone, NO_CLAIMS, &evidence, secs(70));
     assert_eq!((look.due.len(), look.next), (0, Some(secs(130))));
     let look = leaks.look(&it, &gone, NO_CLAIMS, &evidence, secs(130));
     assert_eq!((look.due.len(), look.next), (1, Some(secs(160))));
     // It was freed, by whomever.
     leaks.look(&with(&[]), &gone, NO_CLAIMS, &evidence, secs(131));
-    assert_eq!(leaks.count(), 0);
+    assert_eq!(leaks.reasons().len(), 0);
 }
 
 #[test]

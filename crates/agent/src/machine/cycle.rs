@@ -1,0 +1,408 @@
+//! The phases of a cycle, and what comes of the questions in them.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tracing::{info, warn};
+
+use super::opening::{Memory, Then};
+use super::taking::Taking;
+use super::{
+    Answer, Effect, Figure, Looked, Machine, Question, STARTING, STORE_PAUSE, StoreTrouble,
+};
+use crate::demand::to_let_go;
+use crate::leaks::{Claims, Evidence, Reason};
+use crate::notes::News;
+use crate::seen::SubnetSeen;
+use crate::snapshot::as_holding;
+use cadastre_api::{NodeSubnetSpec, Recall};
+use cadastre_core::{Addr, Cidr};
+use cadastre_node::{Attachment, Now};
+
+/// Looks at the store are so far apart at least, and at most: a plugin may have worked on it alone.
+pub(super) const LOOK_PAUSE: (Duration, Duration) =
+    (Duration::from_millis(200), Duration::from_secs(60));
+/// While addresses cool, what is free changes by itself.
+const COOLING_PAUSE: Duration = Duration::from_secs(15);
+
+/// No container is gone by people's word.
+static NOBODY: BTreeSet<(Addr, String)> = BTreeSet::new();
+
+/// A part of a cycle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// Open the store, which is not
+    Open,
+    /// Free what is proven to be leaked
+    Free,
+    /// Take over what is to be held
+    TakeOver,
+    /// Look at the store, if it is time to, and let go what can go
+    Look,
+    /// Note what pods may have
+    Notes,
+    /// Tell others
+    Tell,
+}
+
+/// The question in flight, with what its answer is needed for.
+#[derive(Debug)]
+pub(super) enum Asked {
+    Open,
+    Close(Then),
+    /// The sandboxes, for a new store of that
+    Remember(Box<Memory>),
+    /// With so many attachments
+    Make(usize),
+    Free(Attachment, Reason),
+    /// The sandboxes, for new ranges
+    Use(Box<Taking>),
+    Hold(Box<Taking>),
+    /// What can go is let go of after it
+    Look(Phase),
+    Release(Box<Releasing>),
+    /// Something was let go of
+    LookAgain(Phase),
+    ReadNotes,
+    Note(Box<News>),
+}
+
+/// Letting go of what a look has shown to be spare.
+#[derive(Debug)]
+pub(super) struct Releasing {
+    /// Which one is being let go of
+    cidr: Cidr,
+    rest: VecDeque<(Cidr, String)>,
+    any: bool,
+    looked: Looked,
+    /// What comes then
+    then: Phase,
+}
+
+/// How it goes on.
+#[derive(Debug)]
+pub(super) enum Next {
+    Go(Phase),
+    Ask(Asked, Question),
+    /// The question stays in flight
+    Wait(Asked),
+    Rest,
+}
+
+impl Machine {
+    /// Goes through the phases until something has to be asked, or all is done.
+    pub(super) fn go(&mut self, now: &Now, effects: &mut Vec<Effect>) {
+        let at = now.since_boot;
+        let mut next = match (self.asked.take(), self.answer.take()) {
+            (None, _) => self.begin(),
+            (Some(asked), Some(answer)) => self.answered(asked, answer, now, effects),
+            (Some(asked), None) => Next::Wait(asked),
+        };
+        loop {
+            next = match next {
+                Next::Go(Phase::Open) => self.open(now, effects),
+                Next::Go(Phase::Free) => self.free(),
+                Next::Go(Phase::TakeOver) => self.take_over(at),
+                Next::Go(Phase::Look) if self.look_at <= at => self.look(Phase::Notes, at),
+                Next::Go(Phase::Look) => Next::Go(Phase::Notes),
+                Next::Go(Phase::Notes) => self.note_pods(at),
+                Next::Go(Phase::Tell) => {
+                    self.tell(now, effects);
+                    Next::Rest
+                }
+                Next::Ask(asked, question) => {
+                    self.asked = Some(asked);
+                    effects.push(Effect::Ask(question));
+                    return;
+                }
+                Next::Rest => {
+                    self.tell_readiness(effects);
+                    if !self.is_news {
+                        return;
+                    }
+                    self.begin()
+                }
+                Next::Wait(asked) => {
+                    self.asked = Some(asked);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// The first phase of a cycle, which is about all that has come before.
+    fn begin(&mut self) -> Next {
+        self.is_news = false;
+        Next::Go(if self.is_open {
+            Phase::Free
+        } else {
+            Phase::Open
+        })
+    }
+
+    fn answered(
+        &mut self,
+        asked: Asked,
+        answer: Answer,
+        now: &Now,
+        effects: &mut Vec<Effect>,
+    ) -> Next {
+        let at = now.since_boot;
+        match (asked, answer) {
+            (Asked::Open, Answer::Opened(found)) => self.found(found, at, effects),
+            (Asked::Close(then), Answer::Closed) => self.closed(then, now, effects),
+            (Asked::Remember(memory), Answer::Sandboxes(told)) => self.remembered(*memory, told),
+            (Asked::Make(count), Answer::Made(made)) => self.made(count, made, at),
+            (Asked::Free(attachment, reason), Answer::Freed(freed)) => {
+                self.freed(&attachment, reason, freed, at, effects)
+            }
+            (Asked::Use(taking), Answer::Sandboxes(told)) => self.used(taking, told, at),
+            (Asked::Hold(taking), Answer::Held(held)) => {
+                self.taken_over(*taking, held, at, effects)
+            }
+            (Asked::Look(then), Answer::Looked(Ok(looked))) => {
+                self.looked(looked, then, now, effects)
+            }
+            (Asked::LookAgain(then), Answer::Looked(Ok(looked))) => {
+                self.know(looked, now, effects);
+                Next::Go(then)
+            }
+            (Asked::Look(_) | Asked::LookAgain(_), Answer::Looked(Err(trouble))) => {
+                self.store_failed(&trouble, Phase::Notes, at)
+            }
+            (Asked::Release(releasing), Answer::Released(released)) => {
+                self.released(*releasing, released, now, effects)
+            }
+            (Asked::ReadNotes, Answer::Notes(Ok(notes))) => {
+                self.notes.read(notes);
+                self.compare_notes(at)
+            }
+            (Asked::Note(news), Answer::Noted(Ok(()))) => {
+                self.notes.written(*news);
+                Next::Go(Phase::Tell)
+            }
+            (Asked::ReadNotes, Answer::Notes(Err(trouble)))
+            | (Asked::Note(_), Answer::Noted(Err(trouble))) => {
+                self.notes.failed(at);
+                self.store_failed(&trouble, Phase::Tell, at)
+            }
+            // To another question: that one's is still to come.
+            (asked, _) => Next::Wait(asked),
+        }
+    }
+
+    /// After an error of the store: it goes on with that phase, unless the store is lost.
+    pub(super) fn store_failed(
+        &mut self,
+        trouble: &StoreTrouble,
+        then: Phase,
+        now: Duration,
+    ) -> Next {
+        warn!("{}", trouble.text);
+        if trouble.is_lost {
+            self.is_open = false;
+            self.snapshot = None;
+            self.proven.clear();
+            return Next::Ask(Asked::Close(Then::Open), Question::Close(STARTING));
+        }
+        self.look_at = now + STORE_PAUSE;
+        Next::Go(then)
+    }
+
+    fn free(&mut self) -> Next {
+        match self.proven.pop_front() {
+            Some((attachment, reason)) => {
+                let question = Question::Free(attachment.clone());
+                Next::Ask(Asked::Free(attachment, reason), question)
+            }
+            None => Next::Go(Phase::TakeOver),
+        }
+    }
+
+    fn freed(
+        &mut self,
+        attachment: &Attachment,
+        reason: Reason,
+        freed: Result<(), String>,
+        now: Duration,
+        effects: &mut Vec<Effect>,
+    ) -> Next {
+        let name = format!(
+            "{}/{}/{}",
+            attachment.network, attachment.container_id, attachment.ifname
+        );
+        match freed {
+            Ok(()) => {
+                info!(
+                    attachment = name,
+                    reason = reason.as_str(),
+                    "freed what was leaked"
+                );
+                effects.push(Effect::Count(Figure::Freed(reason)));
+                self.look_at = now;
+            }
+            Err(refusal) => warn!(attachment = name, "a leak stays: {refusal}"),
+        }
+        Next::Go(Phase::Free)
+    }
+
+    /// Looks at the store, and then goes on with that phase.
+    pub(super) fn look(&mut self, then: Phase, now: Duration) -> Next {
+        self.looked_at = now;
+        self.look_at = now + LOOK_PAUSE.1;
+        Next::Ask(Asked::Look(then), Question::Look)
+    }
+
+    fn looked(
+        &mut self,
+        looked: Looked,
+        then: Phase,
+        now: &Now,
+        effects: &mut Vec<Effect>,
+    ) -> Next {
+        let going = to_let_go(&looked.snapshot, &self.serving.wishes, &self.recalled());
+        self.release(going.into(), false, looked, then, now, effects)
+    }
+
+    /// Lets go of the next one.
+    fn release(
+        &mut self,
+        mut going: VecDeque<(Cidr, String)>,
+        any: bool,
+        looked: Looked,
+        then: Phase,
+        now: &Now,
+        effects: &mut Vec<Effect>,
+    ) -> Next {
+        if let Some((cidr, uid)) = going.pop_front().filter(|_| self.followed) {
+            let releasing = Releasing {
+                cidr,
+                rest: going,
+                any,
+                looked,
+                then,
+            };
+            let question = Question::Release(cidr, uid);
+            return Next::Ask(Asked::Release(Box::new(releasing)), question);
+        }
+        if any {
+            self.has_let_go = true;
+            return Next::Ask(Asked::LookAgain(then), Question::Look);
+        }
+        self.know(looked, now, effects);
+        Next::Go(then)
+    }
+
+    fn released(
+        &mut self,
+        it: Releasing,
+        released: Result<bool, StoreTrouble>,
+        now: &Now,
+        effects: &mut Vec<Effect>,
+    ) -> Next {
+        let Releasing {
+            cidr,
+            rest,
+            any,
+            looked,
+            then,
+        } = it;
+        let is_gone = match released {
+            Ok(is_gone) => is_gone,
+            Err(trouble) => return self.store_failed(&trouble, Phase::Notes, now.since_boot),
+        };
+        if is_gone {
+            info!(block = %cidr, "let go of an empty block");
+        }
+        self.release(rest, any || is_gone, looked, then, now, effects)
+    }
+
+    /// What is in the store is that.
+    fn know(&mut self, looked: Looked, now: &Now, effects: &mut Vec<Effect>) {
+        self.look_for_leaks(&looked, now, effects);
+        let snapshot = Arc::new(looked.snapshot);
+        effects.push(Effect::Count(Figure::Snapshot(Arc::clone(&snapshot))));
+        let held = as_holding(&snapshot);
+        if held != *self.held {
+            self.held = Arc::new(held);
+            effects.push(Effect::Holding(Arc::clone(&self.held)));
+        }
+        let at = now.since_boot;
+        if snapshot.blocks.iter().any(|it| it.counts.cooling > 0) {
+            self.look_at = self.look_at.min(at + COOLING_PAUSE);
+        }
+        if let Some(end) = self.serving.wishes_end {
+            self.look_at = self.look_at.min(end);
+        }
+        self.snapshot = Some(snapshot);
+    }
+
+    fn look_for_leaks(&mut self, looked: &Looked, now: &Now, effects: &mut Vec<Effect>) {
+        let at = now.since_boot;
+        let evidence = Evidence {
+            boot: now.boot.clone(),
+            gone: looked.gone.clone(),
+            ..Evidence::default()
+        };
+        let subnet = self.subnet().cloned();
+        let spec = subnet
+            .as_deref()
+            .and_then(|it| of_node(it, self.node_uid()));
+        let claims = Claims {
+            suspects: spec.map_or(&[], |spec| spec.suspects.as_slice()),
+            container_gone: subnet.as_deref().map_or(&NOBODY, |it| &it.container_gone),
+        };
+        let look = self
+            .leaks
+            .look(&looked.snapshot, &self.shown.pods, claims, &evidence, at);
+        let reasons = self.leaks.reasons();
+        if reasons != *self.reasons {
+            self.reasons = Arc::new(reasons);
+            effects.push(Effect::Suspicious(Arc::clone(&self.reasons)));
+        }
+        if let Some(next) = look.next {
+            self.look_at = self.look_at.min(next.max(at + LOOK_PAUSE.0));
+        }
+        if !look.due.is_empty() && !self.is_proving {
+            self.is_proving = true;
+            effects.push(Effect::Prove(look.due, now.boot.clone()));
+        }
+    }
+
+    /// Takes note in the store of what the pods here may have.
+    fn note_pods(&mut self, now: Duration) -> Next {
+        if self.notes.due_at().is_none_or(|at| at > now) {
+            return Next::Go(Phase::Tell);
+        }
+        if self.notes.is_unread() {
+            return Next::Ask(Asked::ReadNotes, Question::ReadNotes);
+        }
+        self.compare_notes(now)
+    }
+
+    fn compare_notes(&mut self, now: Duration) -> Next {
+        let news = self.notes.look(&self.shown, now);
+        if news.is_empty() {
+            return Next::Go(Phase::Tell);
+        }
+        let question = Question::Note(news.notes.clone(), news.gone.clone());
+        Next::Ask(Asked::Note(Box::new(news)), question)
+    }
+
+    /// Blocks that are asked back if they are empty.
+    fn recalled(&self) -> BTreeSet<Cidr> {
+        let spec = self.subnet().and_then(|it| of_node(it, self.node_uid()));
+        let blocks = spec.into_iter().flat_map(|spec| &spec.blocks);
+        blocks
+            .filter(|it| it.recall == Some(Recall::IfEmpty))
+            .filter_map(|it| Cidr::parse_strict(&it.cidr).ok())
+            .collect()
+    }
+}
+
+/// The spec, if it is of the Node object of that UID.
+fn of_node<'a>(subnet: &'a SubnetSeen, uid: Option<&str>) -> Option<&'a NodeSubnetSpec> {
+    let spec = subnet.spec.as_ref().ok()?;
+    (spec.node_uid.as_deref() == uid).then_some(spec)
+}

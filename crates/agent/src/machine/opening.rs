@@ -1,0 +1,242 @@
+//! Brings up the store: opens it, or makes a new one in place of one that was lost.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tracing::{error, info, warn};
+
+use super::cycle::{Asked, Next, Phase};
+use super::{Effect, Figure, Found, Machine, Question, STORE_PAUSE, Told};
+use crate::cri::Sandbox;
+use crate::known::Shown;
+use crate::rebuild;
+use cadastre_api::NodeAddressesSpec;
+use cadastre_core::holding::Holding;
+use cadastre_node::Now;
+
+const REBUILDING: &str = "this node's store of addresses was lost, and the agent makes it anew from what the API server and the runtime know: nothing can be given before; see the agent's log if this lasts";
+
+/// A sandbox is set up or has failed after that: the kubelet and the runtimes give up before.
+const SETUP_LIMIT: Duration = Duration::from_secs(300);
+
+/// How far it is.
+#[derive(Debug)]
+pub(super) struct Opening {
+    /// It is tried again then
+    pub try_at: Duration,
+    /// There is no file to look for: a new one is to be made
+    is_lost: bool,
+    /// What is to be told of one that was damaged
+    damage: Option<String>,
+    /// Since when a new one waits for what pods have on second networks
+    making_since: Option<Duration>,
+}
+
+/// What comes once it is closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Then {
+    Open,
+    Make,
+}
+
+/// What a new store is made of, as it was when the runtime was asked for the rest.
+#[derive(Debug)]
+pub(super) struct Memory {
+    holding: Holding,
+    list: Option<NodeAddressesSpec>,
+    shown: Arc<Shown>,
+}
+
+impl Opening {
+    /// It is tried at once.
+    pub fn new(now: Duration) -> Self {
+        Self {
+            try_at: now,
+            is_lost: false,
+            damage: None,
+            making_since: None,
+        }
+    }
+}
+
+impl Machine {
+    /// Tries to open or make it, if it is time to.
+    pub(super) fn open(&mut self, now: &Now, effects: &mut Vec<Effect>) -> Next {
+        if self.opening.try_at > now.since_boot {
+            return Next::Rest;
+        }
+        self.opening.try_at = now.since_boot + STORE_PAUSE;
+        if self.opening.is_lost {
+            return self.make(now, effects);
+        }
+        Next::Ask(Asked::Open, Question::Open)
+    }
+
+    pub(super) fn found(&mut self, found: Found, now: Duration, effects: &mut Vec<Effect>) -> Next {
+        match found {
+            Found::Open => return self.opened(now),
+            Found::Nothing => {}
+            Found::Damaged { aside, what } => {
+                effects.push(Effect::Count(Figure::Damaged));
+                error!("{what}");
+                let text = format!(
+                    "the store of this node's addresses was damaged ({what}) and lies in {} now; it is made anew from what the API server and the runtime know. Check the disk",
+                    aside.display()
+                );
+                // Told when it is known which Node object it is about.
+                self.opening.damage = Some(text);
+            }
+            Found::Unclear(why) => {
+                self.say_once(why);
+                return Next::Rest;
+            }
+        }
+        self.opening.is_lost = true;
+        Next::Ask(Asked::Close(Then::Make), Question::Close(REBUILDING))
+    }
+
+    pub(super) fn closed(&mut self, then: Then, now: &Now, effects: &mut Vec<Effect>) -> Next {
+        match then {
+            Then::Open => {
+                self.opening.try_at = now.since_boot;
+                Next::Go(Phase::Open)
+            }
+            Then::Make => self.make(now, effects),
+        }
+    }
+
+    /// Makes a new store once everybody has been heard who remembers something.
+    fn make(&mut self, now: &Now, effects: &mut Vec<Effect>) -> Next {
+        let missing = match (&self.node, &self.subnet) {
+            (Told::Unknown, _) => "the API server has not told of this Node yet",
+            (Told::Absent, _) => "there is no Node object of this name: see --node-name",
+            (_, Told::Unknown) => "the API server has not told of this node's NodeSubnet yet",
+            _ if matches!(self.addresses, Told::Unknown) => {
+                "the API server has not told of this node's NodeAddresses yet"
+            }
+            _ if !self.shown.pods.is_complete() => {
+                "the API server has not told of this node's pods yet"
+            }
+            _ => "",
+        };
+        if !missing.is_empty() {
+            self.say_once(format!(
+                "there is no store yet, and none can be made: {missing}"
+            ));
+            return Next::Rest;
+        }
+        if self.waits_for_second_networks(now, effects) {
+            return Next::Rest;
+        }
+        if let Some(text) = self.opening.damage.take() {
+            self.tell_node("StoreDamaged", text, effects);
+        }
+        let list = match &self.addresses {
+            Told::There(addresses) => Some(addresses.list.clone()),
+            _ => None,
+        };
+        let memory = Memory {
+            holding: self.wanted_holding().unwrap_or_default(),
+            list,
+            shown: Arc::clone(&self.shown),
+        };
+        Next::Ask(Asked::Remember(Box::new(memory)), Question::Sandboxes)
+    }
+
+    /// The runtime has told what it remembers.
+    pub(super) fn remembered(
+        &mut self,
+        memory: Memory,
+        told: Result<Vec<Sandbox>, String>,
+    ) -> Next {
+        let sandboxes = match told {
+            Ok(sandboxes) => sandboxes,
+            Err(error) => {
+                self.say_once(format!("the store cannot be made anew: {error}"));
+                return Next::Rest;
+            }
+        };
+        let Memory {
+            holding,
+            list,
+            shown,
+        } = memory;
+        let network = self.settings.network.as_deref().unwrap_or_default();
+        let known = rebuild::known(&holding, list.as_ref(), &sandboxes, &shown.pods, network);
+        Next::Ask(Asked::Make(known.len()), Question::Make { holding, known })
+    }
+
+    pub(super) fn made(
+        &mut self,
+        count: usize,
+        made: Result<usize, String>,
+        now: Duration,
+    ) -> Next {
+        match made {
+            Ok(lost) => {
+                info!(
+                    attachments = count,
+                    doubled = lost,
+                    "a new store was made of what others remember"
+                );
+                self.opened(now)
+            }
+            Err(error) => {
+                self.say_once(error);
+                Next::Rest
+            }
+        }
+    }
+
+    fn opened(&mut self, now: Duration) -> Next {
+        self.is_open = true;
+        self.opening.is_lost = false;
+        self.opening.making_since = None;
+        self.notes.forget();
+        self.say_once(String::new());
+        self.to_hold = true;
+        self.look_at = now;
+        Next::Go(Phase::Free)
+    }
+
+    /// Whether pods may have addresses on second networks of which nothing is known yet. A sandbox that was
+    /// being set up when the store was lost is up or has failed after a while: no ADD is served meanwhile.
+    /// Where no agent has spoken in this boot, there was no store to lose.
+    fn waits_for_second_networks(&mut self, now: &Now, effects: &mut Vec<Effect>) -> bool {
+        let spoke = self.subnet().and_then(|it| it.status.agent.as_ref());
+        if spoke.is_none_or(|it| it.boot_id != now.boot) {
+            return false;
+        }
+        let unknown = rebuild::unknown(&self.shown.pods);
+        if unknown.is_empty() {
+            return false;
+        }
+        let at = now.since_boot;
+        let until = *self.opening.making_since.get_or_insert(at) + SETUP_LIMIT;
+        let waits = at < until;
+        let who = some(&unknown);
+        if waits {
+            self.say_once(format!(
+                "there is no store yet, and none is made before it is known which addresses these pods have on second networks, or for {} s: {who} (annotation k8s.v1.cni.cncf.io/network-status)",
+                SETUP_LIMIT.as_secs()
+            ));
+        } else {
+            let text = format!(
+                "the store of this node's addresses is made anew, and nothing says which addresses these pods have on second networks: {who}. What was given to them in the last moments before may be given again: if in doubt, delete them"
+            );
+            warn!("{text}");
+            self.tell_node("SecondNetworksUnknown", text, effects);
+        }
+        waits
+    }
+}
+
+/// The first of some names.
+fn some(names: &[String]) -> String {
+    const SHOWN: usize = 4;
+    let shown: Vec<&str> = names.iter().take(SHOWN).map(String::as_str).collect();
+    match names.len().saturating_sub(SHOWN) {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
+    }
+}

@@ -1,0 +1,321 @@
+//! Tells others: the API server and the files of other programs.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+use std::{mem, slice};
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use tracing::{info, warn};
+
+use super::{Effect, Figure, FilesTold, Machine, Told};
+use crate::addresses::{self, Listed, TO_BE_REPORTED};
+use crate::demand::wanted;
+use crate::files::others::Standing;
+use crate::publish::{Next, Written};
+use crate::served;
+use crate::status::status;
+use cadastre_api::NodeAddressesSpec;
+use cadastre_core::Addr;
+use cadastre_core::holding::Holding;
+use cadastre_node::Now;
+
+/// Why a part of what was written is not stored, and what to do.
+const OLDER_CRDS: &str = "the CRDs are older than the agent: apply those of its version (cadastre crd | kubectl apply --server-side -f -)";
+
+/// Reasons of the events that say that another's network has the node's pods.
+const LEFT_TO_OTHERS: &str = "LeftToOthers";
+const OTHERS_FIRST: &str = "OthersFirst";
+
+/// Files are compared with what they should be so often, also where that stays the same: what others put beside them
+/// is seen then, and what could not be written is tried again. Likewise masquerading.
+const CHECK_PAUSE: Duration = Duration::from_secs(5);
+
+/// Nobody wants anything back.
+static NOTHING: BTreeSet<Addr> = BTreeSet::new();
+
+/// Something that is kept as what the node holds has it.
+#[derive(Debug)]
+struct Kept<T> {
+    /// What it was to be last, and when that was
+    wanted: Option<(T, Duration)>,
+    is_on_its_way: bool,
+}
+
+impl<T: PartialEq + Clone> Kept<T> {
+    const fn new() -> Self {
+        Self {
+            wanted: None,
+            is_on_its_way: false,
+        }
+    }
+
+    /// Whether it is to be made so now.
+    fn is_due(&mut self, wanted: &T, now: Duration) -> bool {
+        let is_fresh = |(is, at): &(T, Duration)| is == wanted && now < *at + CHECK_PAUSE;
+        if self.is_on_its_way || self.wanted.as_ref().is_some_and(is_fresh) {
+            return false;
+        }
+        self.wanted = Some((wanted.clone(), now));
+        self.is_on_its_way = true;
+        true
+    }
+}
+
+/// The files that other programs read.
+#[derive(Debug)]
+pub(super) struct Files {
+    kept: Kept<(Arc<Holding>, bool)>,
+    /// How they stand
+    pub told: FilesTold,
+    /// They were written once
+    is_told: bool,
+}
+
+impl Files {
+    /// Nothing is written yet.
+    pub fn new(conf_is_wanted: bool) -> Self {
+        let told = FilesTold {
+            standing: conf_is_wanted.then_some(Standing::Open),
+            ..FilesTold::default()
+        };
+        Self {
+            kept: Kept::new(),
+            told,
+            is_told: false,
+        }
+    }
+
+    pub fn written(&mut self, told: FilesTold) {
+        self.kept.is_on_its_way = false;
+        self.told = told;
+        self.is_told = true;
+    }
+
+    /// When they are compared with what they should be again, if that stays the same.
+    pub fn check_at(&self) -> Option<Duration> {
+        let (_, at) = self.kept.wanted.as_ref()?;
+        (!self.kept.is_on_its_way).then(|| *at + CHECK_PAUSE)
+    }
+
+    /// Whether they were written as they are to be, as far as that was possible.
+    pub fn is_settled(&self) -> bool {
+        self.is_told && !self.kept.is_on_its_way
+    }
+
+    /// Whether they leave the node's pods to another's network.
+    fn is_left(&self) -> bool {
+        matches!(self.told.standing, Some(Standing::Left(_)))
+    }
+}
+
+/// Whose address others see.
+#[derive(Debug)]
+pub(super) struct Masquerade {
+    kept: Kept<(Option<Vec<String>>, Arc<Holding>)>,
+    trouble: Option<String>,
+}
+
+impl Default for Masquerade {
+    fn default() -> Self {
+        Self {
+            kept: Kept::new(),
+            trouble: None,
+        }
+    }
+}
+
+impl Masquerade {
+    pub fn written(&mut self, trouble: Option<String>) {
+        self.kept.is_on_its_way = false;
+        self.trouble = trouble;
+    }
+
+    /// Why it is not as it should be.
+    pub fn trouble(&self) -> Option<&str> {
+        self.trouble.as_deref()
+    }
+
+    /// Whether it is as it is to be, as far as that was possible.
+    pub fn is_settled(&self) -> bool {
+        !self.kept.is_on_its_way
+    }
+}
+
+impl Machine {
+    pub(super) fn tell(&mut self, now: &Now, effects: &mut Vec<Effect>) {
+        self.publish(now, effects);
+        self.write_list(now, effects);
+        self.write_files(now.since_boot, effects);
+    }
+
+    fn publish(&mut self, now: &Now, effects: &mut Vec<Effect>) {
+        self.publish_at = None;
+        let Some(snapshot) = &self.snapshot else {
+            return;
+        };
+        let at = now.since_boot;
+        let wants = wanted(snapshot, &self.serving.wishes);
+        let named = self.subnet().map_or(&NOTHING, |it| &it.named);
+        let orphans = self.leaks.orphans(snapshot, named, at);
+        let mut told = status(snapshot, &wants, &orphans, &now.boot);
+        let standing = self.files.told.standing.as_ref();
+        let own = self.settings.cni_conf.as_deref();
+        let is = self.publisher.conditions();
+        told.conditions.extend(served::condition(standing, own, is));
+        let next = self.publisher.next(&told, &wants, snapshot, at);
+        let lag = self.publisher.lag(at).max(self.schedule.lag(at));
+        effects.push(Effect::Count(Figure::Behind(lag)));
+        match next {
+            Next::Nothing => {}
+            Next::At(at) => self.publish_at = Some(at),
+            Next::Write { version, urgent } => {
+                let is = self.publisher.conditions();
+                told.conditions = served::merged(is, &told.conditions, wall(now));
+                let status = Box::new(told);
+                effects.push(Effect::WriteStatus {
+                    version,
+                    status,
+                    urgent,
+                });
+            }
+        }
+    }
+
+    pub(super) fn status_written(&mut self, written: Written, now: Duration) {
+        if let Written::Done { cut, .. } = &written {
+            if cut.is_some() && !self.is_cut {
+                warn!(
+                    "NodeSubnet {} was stored without a part of what this agent tells: {OLDER_CRDS}",
+                    self.settings.node
+                );
+            }
+            self.is_cut = cut.is_some();
+        }
+        self.publisher.written(written, now);
+    }
+
+    /// Writes the list of addresses, if it is time to.
+    fn write_list(&mut self, now: &Now, effects: &mut Vec<Effect>) {
+        self.list_at = None;
+        let (Some(snapshot), Some(subnet)) = (&self.snapshot, self.subnet()) else {
+            return;
+        };
+        let told = match &self.addresses {
+            Told::Unknown => return,
+            Told::Absent => None,
+            Told::There(told) => Some(told),
+        };
+        if !self.is_ours(subnet) {
+            return;
+        }
+        let nothing = NodeAddressesSpec::default();
+        let told_list = told.map_or(&nothing, |it| &it.list);
+        let mut list = addresses::list(snapshot, &now.boot);
+        let differs = match told {
+            None => !list.addresses.is_empty(),
+            Some(told) => {
+                // An older CRD drops a part of the list: what is stored is all that can be.
+                let is_stored = self.list_cut.as_deref().is_some_and(|cut| {
+                    told.list.is_same(&cut.stored) && list.is_same(&cut.written)
+                });
+                (!told.list.is_same(&list) && !is_stored) || told.owner != subnet.uid
+            }
+        };
+        let (named, pods) = (&subnet.named, &self.shown.pods);
+        let urgent = differs && addresses::is_urgent(told_list, named, snapshot, pods, now.wall_ms);
+        let (owner, is_new, at) = (subnet.uid.clone(), told.is_none(), now.since_boot);
+        match self.schedule.next(differs, urgent, at) {
+            addresses::Next::Nothing => {}
+            // What cannot wait may come to be so merely because time goes by.
+            addresses::Next::At(next) => self.list_at = Some(next.min(at + TO_BE_REPORTED)),
+            addresses::Next::Write => {
+                list.as_of = Timestamp::from_second(wall(now).as_second()).ok().map(Time);
+                let list = Box::new(list);
+                effects.push(Effect::WriteList {
+                    owner,
+                    is_new,
+                    list,
+                });
+            }
+        }
+    }
+
+    pub(super) fn list_written(&mut self, listed: Listed, now: Duration) {
+        let Listed::Done(cut) = listed else {
+            return self.schedule.written(false, now);
+        };
+        if cut.is_some() && self.list_cut.is_none() {
+            warn!(
+                "NodeAddresses {} was stored without a part of what this agent tells: {OLDER_CRDS}",
+                self.settings.node
+            );
+        }
+        self.list_cut = cut;
+        self.schedule.written(true, now);
+    }
+
+    /// What is held, for other programs on the node.
+    fn write_files(&mut self, now: Duration, effects: &mut Vec<Effect>) {
+        if self.snapshot.is_none() {
+            return;
+        }
+        let (holding, waits_for_pods) = (Arc::clone(&self.held), self.shown.waits_for_pods());
+        let wanted = (holding, waits_for_pods);
+        if self.files.kept.is_due(&wanted, now) {
+            let (holding, waits_for_pods) = wanted;
+            effects.push(Effect::WriteFiles {
+                holding,
+                waits_for_pods,
+            });
+        }
+        self.tell_served(effects);
+        // What another's pods send is another's business.
+        if !self.files.is_settled() || self.files.is_left() {
+            return;
+        }
+        let spec = self.subnet().and_then(|it| it.spec.as_ref().ok());
+        let ranges = spec.map(|it| it.pod_ranges.clone());
+        let wanted = (ranges, Arc::clone(&self.held));
+        let masquerade = self.masquerade.as_mut();
+        if masquerade.is_some_and(|it| it.kept.is_due(&wanted, now)) {
+            let (ranges, holding) = wanted;
+            effects.push(Effect::Masquerade { ranges, holding });
+        }
+    }
+
+    /// That another's network has the node's pods is told once a change, also over restarts.
+    fn tell_served(&mut self, effects: &mut Vec<Effect>) {
+        let standing = self.files.told.standing.as_ref();
+        if standing == self.served.as_ref() || standing == Some(&Standing::Open) {
+            return;
+        }
+        // What an earlier agent has told is in the NodeSubnet.
+        let is: &[Condition] = match &self.subnet {
+            Told::Unknown => return,
+            Told::Absent => &[],
+            Told::There(subnet) => subnet.status.conditions.as_slice(),
+        };
+        let said = served::condition(standing, self.settings.cni_conf.as_deref(), is);
+        let is_news = |said| !served::is_said(is, slice::from_ref(said));
+        let is_news = said.as_ref().is_some_and(is_news);
+        let before = mem::replace(&mut self.served, standing.cloned());
+        let is_news = before.is_some() || is_news;
+        let Some(said) = said else { return };
+        let reason = match self.served {
+            Some(Standing::Left(_)) if is_news => LEFT_TO_OTHERS,
+            Some(Standing::Behind(_)) if is_news => OTHERS_FIRST,
+            _ => {
+                info!("{}", said.message);
+                return;
+            }
+        };
+        self.tell_node(reason, said.message, effects);
+    }
+}
+
+/// The time of day.
+fn wall(now: &Now) -> Timestamp {
+    Timestamp::from_millisecond(now.wall_ms).unwrap_or_default()
+}

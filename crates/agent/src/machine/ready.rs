@@ -1,0 +1,105 @@
+//! Whether the node can be given pods, and what people are told of pods that were refused.
+
+use std::time::Duration;
+
+use super::outward::Masquerade;
+use super::{Effect, Machine, STARTING, Told};
+use crate::files::others::Standing;
+use crate::snapshot::gives;
+use cadastre_api::SERVED_BY_OTHERS;
+
+/// How often it is told that pods are refused as nothing is known of them.
+const TURNED_AWAY_PAUSE: Duration = Duration::from_secs(60);
+/// Reason of the event that says so.
+const PODS_UNKNOWN: &str = "PodsUnknown";
+
+impl Machine {
+    /// Says it where it has changed, but not while files and masquerading are on their way to what they are to be.
+    pub(super) fn tell_readiness(&mut self, effects: &mut Vec<Effect>) {
+        let told = self.readiness();
+        if told.is_some() && told != self.ready {
+            self.ready.clone_from(&told);
+            effects.extend(told.map(|(is_ready, why)| Effect::Ready(is_ready, why)));
+        }
+    }
+
+    /// Whether it is ready, and why, if that can be said now.
+    fn readiness(&self) -> Option<(bool, String)> {
+        let not = |why: &str| Some((false, why.to_owned()));
+        if !self.is_open {
+            let why = self.store_trouble.as_str();
+            return not(if why.is_empty() { STARTING } else { why });
+        }
+        if let Some(trouble) = &self.serving.trouble {
+            return not(trouble);
+        }
+        let Some(snapshot) = &self.snapshot else {
+            return not("starting");
+        };
+        let is_masqueraded = |it: &Masquerade| it.is_settled();
+        if !self.files.is_settled() || !self.masquerade.as_ref().is_none_or(is_masqueraded) {
+            return None;
+        }
+        let files = &self.files.told;
+        let gives = snapshot.blocks.iter().any(gives);
+        // It gets one when a pod comes, which comes to a node that is ready only.
+        let had_one = files.is_configured || self.has_let_go;
+        let may_ask = self.shown.waits_for_pods() || self.shown.may_ask() && had_one;
+        let can_ask = self.followed && may_ask;
+        if !gives && !can_ask {
+            return not(match (&self.node, &self.subnet) {
+                (Told::Absent, _) => "there is no Node object of this name: see --node-name",
+                (_, Told::Absent) => {
+                    "there is no NodeSubnet of this node: see that the controller runs and that a pool serves the node"
+                }
+                _ if !self.store_trouble.is_empty() => &self.store_trouble,
+                _ if !snapshot.blocks.is_empty() => {
+                    "nothing that this node holds gives new addresses: its blocks are asked back, withdrawn or let go; see that a pool serves the node"
+                }
+                _ => "the node holds nothing to give addresses from yet",
+            });
+        }
+        // The runtime waits for the one, flannel's plugin for the other.
+        if let Some(why) = &files.unwritten {
+            return not(why);
+        }
+        if let Some(why) = self.masquerade.as_ref().and_then(Masquerade::trouble) {
+            return not(why);
+        }
+        // helm waits for this, and the other network serves the node: it is no fault of the agent's.
+        if let Some(Standing::Left(names)) = &files.standing {
+            let says = format!("leaves new pods to {names}: see the condition {SERVED_BY_OTHERS}");
+            return Some((true, says));
+        }
+        let says = if !gives {
+            "asks for a block when a pod comes"
+        } else if self.followed {
+            "gives addresses"
+        } else {
+            "gives addresses from what was held last: the API server does not answer"
+        };
+        Some((true, says.to_owned()))
+    }
+
+    /// When it can be told again that pods are refused, if one was.
+    pub(super) fn tell_turned_away_at(&self) -> Option<Duration> {
+        self.serving.turned_away.as_ref()?;
+        Some(self.turned_away_at? + TURNED_AWAY_PAUSE)
+    }
+
+    /// That pods are refused of which nothing is known is told, once in a while.
+    pub(super) fn tell_turned_away(&mut self, now: Duration, effects: &mut Vec<Effect>) {
+        if self.tell_turned_away_at().is_some_and(|at| at > now) {
+            return;
+        }
+        let Some(pod) = self.serving.turned_away.take() else {
+            return;
+        };
+        self.turned_away_at = Some(now);
+        let text = format!(
+            "pods are refused an address, and tried again, as nothing is known of them, {pod} the last: an annotation or a label might give them another pool or address. See that the API server can be reached from this node, and that the agent may read pods and namespaces. Pools with unknownPods: Serve give to such pods at once"
+        );
+        self.tell_node(PODS_UNKNOWN, text, effects);
+        effects.push(Effect::ToldTurnedAway);
+    }
+}

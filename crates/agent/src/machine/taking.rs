@@ -1,0 +1,280 @@
+//! Takes over into the store what the API says that the node holds.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tracing::{debug, info};
+
+use super::cycle::{Asked, Next, Phase};
+use super::{Effect, Machine, Offer, Question, STORE_PAUSE, StoreTrouble, Told};
+use crate::choice::serving;
+use crate::cri::Sandbox;
+use crate::rebuild;
+use crate::seen::SubnetSeen;
+use cadastre_api::holding;
+use cadastre_api::{FirstBlock, NodePool, NodeSubnetSpec};
+use cadastre_core::Family;
+use cadastre_core::holding::{Block, Holding};
+use cadastre_node::Known;
+
+/// What is being taken over, as it was seen when that began.
+#[derive(Debug)]
+pub(super) struct Taking {
+    wanted: Holding,
+    /// The podCIDRs of it that are new to the store
+    new: Vec<Block>,
+    subnet: Option<Arc<SubnetSeen>>,
+    onto: Onto,
+}
+
+/// What statuses are written onto once that is taken over.
+#[derive(Debug)]
+enum Onto {
+    /// What was said before
+    Same,
+    /// This NodeSubnet, which may be as a list shows it
+    This {
+        subnet: Arc<SubnetSeen>,
+        relisted: bool,
+    },
+    /// There is none
+    Nothing,
+}
+
+impl Machine {
+    pub(super) fn take_over(&mut self, now: Duration) -> Next {
+        if !self.to_hold {
+            return Next::Go(Phase::Look);
+        }
+        // What is held for which Node is in the store, also after a restart.
+        let Some(snapshot) = self.snapshot.clone() else {
+            return self.look(Phase::TakeOver, now);
+        };
+        self.to_hold = false;
+        let Some(wanted) = self.wanted_holding() else {
+            let onto = self.onto();
+            self.write_onto(onto);
+            return Next::Go(Phase::Look);
+        };
+        // Until now somebody else may have given addresses of it, host-local for one.
+        let is_held = |it: &Block| snapshot.blocks.iter().any(|held| held.cidr == it.cidr);
+        let is_new = |it: &&Block| it.uid == wanted.node_uid && !is_held(it);
+        let taking = Box::new(Taking {
+            new: wanted.blocks.iter().filter(is_new).cloned().collect(),
+            subnet: self.subnet().cloned(),
+            onto: self.onto(),
+            wanted,
+        });
+        if taking.new.is_empty() {
+            return self.hold(taking, Vec::new());
+        }
+        if !self.shown.pods.is_complete() {
+            self.say_once("nothing is given from the new podCIDR yet: the API server has not told of this node's pods, which may have addresses of it".to_owned());
+            return self.take_over_later(&taking.onto, now);
+        }
+        Next::Ask(Asked::Use(taking), Question::Sandboxes)
+    }
+
+    /// The runtime has told who has addresses of the new podCIDRs.
+    pub(super) fn used(
+        &mut self,
+        taking: Box<Taking>,
+        told: Result<Vec<Sandbox>, String>,
+        now: Duration,
+    ) -> Next {
+        let sandboxes = match told {
+            Ok(sandboxes) => sandboxes,
+            Err(error) => {
+                self.say_once(format!(
+                    "nothing is given from the new podCIDR yet, as pods may have addresses of it: {error}"
+                ));
+                return self.take_over_later(&taking.onto, now);
+            }
+        };
+        self.say_once(String::new());
+        let new = Holding {
+            blocks: taking.new.clone(),
+            ..Holding::default()
+        };
+        let network = self.settings.network.as_deref().unwrap_or_default();
+        let known = rebuild::known(&new, None, &sandboxes, &self.shown.pods, network);
+        if !known.is_empty() {
+            info!(
+                attachments = known.len(),
+                "took over what others gave from this node's podCIDR"
+            );
+        }
+        self.hold(taking, known)
+    }
+
+    fn hold(&mut self, taking: Box<Taking>, known: Vec<Known>) -> Next {
+        self.offer_pools(&taking);
+        self.notes.changed();
+        let holding = taking.wanted.clone();
+        Next::Ask(Asked::Hold(taking), Question::Hold { holding, known })
+    }
+
+    pub(super) fn taken_over(
+        &mut self,
+        taking: Taking,
+        held: Result<(), StoreTrouble>,
+        now: Duration,
+        effects: &mut Vec<Effect>,
+    ) -> Next {
+        let Taking { wanted, onto, .. } = taking;
+        if let Err(trouble) = held {
+            self.take_over_again(&onto);
+            return self.store_failed(&trouble, Phase::Look, now);
+        }
+        // Not before: what is written next must be decided by what was taken over.
+        self.write_onto(onto);
+        if wanted != self.holding {
+            let blocks = wanted.blocks.len();
+            info!(node.uid = %wanted.node_uid, blocks, pools = wanted.pools.len(), "holds");
+            self.holding = wanted;
+        }
+        effects.push(Effect::Held);
+        self.look_at = now;
+        Next::Go(Phase::Look)
+    }
+
+    fn take_over_later(&mut self, onto: &Onto, now: Duration) -> Next {
+        self.take_over_again(onto);
+        self.look_at = now + STORE_PAUSE;
+        Next::Go(Phase::Look)
+    }
+
+    fn take_over_again(&mut self, onto: &Onto) {
+        self.to_hold = true;
+        self.relisted |= matches!(onto, Onto::This { relisted: true, .. });
+    }
+
+    /// What the store should hold by the API's word; `None` if that says nothing of it.
+    pub(super) fn wanted_holding(&mut self) -> Option<Holding> {
+        let uid = match &self.node {
+            Told::Unknown => return None,
+            // Its ranges rest: nothing new may come from them.
+            Told::Absent => return Some(Holding::default()),
+            Told::There(node) => node.uid.clone(),
+        };
+        let read = self.subnet().and_then(|subnet| match &subnet.spec {
+            Ok(spec) if spec.node_uid.as_ref() == Some(&uid) => Some(Ok(holding::read(spec, &uid))),
+            Ok(_) => None,
+            Err(why) => Some(Err(format!(
+                "the spec of NodeSubnet {} cannot be read, what was held before goes on: {why}",
+                self.settings.node
+            ))),
+        });
+        match read {
+            Some(Ok((holding, wrong))) => {
+                self.complain(wrong);
+                return Some(holding);
+            }
+            Some(Err(text)) => {
+                self.complain(vec![text]);
+                return None;
+            }
+            None => {}
+        }
+        // Nothing is held for this Node object yet. What is held for it in the store while the
+        // NodeSubnet is missing stays: the controller restores it.
+        let same = self.snapshot.as_ref().and_then(|it| it.node_uid.as_ref()) == Some(&uid);
+        (!same).then(|| Holding {
+            node_uid: uid,
+            ..Holding::default()
+        })
+    }
+
+    /// The NodeSubnet of this Node object, also while its spec cannot be read. Where there is none, nothing is tried
+    /// in vain.
+    fn onto(&mut self) -> Onto {
+        match &self.subnet {
+            Told::There(subnet) if self.is_ours(subnet) => Onto::This {
+                subnet: Arc::clone(subnet),
+                relisted: std::mem::take(&mut self.relisted),
+            },
+            Told::Unknown => Onto::Same,
+            _ => Onto::Nothing,
+        }
+    }
+
+    fn write_onto(&mut self, onto: Onto) {
+        match onto {
+            Onto::This { subnet, relisted } => {
+                if relisted {
+                    self.publisher.relisted();
+                }
+                self.publisher.seen(&subnet.version, subnet.status.clone());
+            }
+            Onto::Same => {}
+            Onto::Nothing => self.publisher.lost(),
+        }
+    }
+
+    /// Whether the NodeSubnet is of this Node object, as far as it can be read.
+    pub(super) fn is_ours(&self, subnet: &SubnetSeen) -> bool {
+        let of_uid = |uid| subnet.spec.is_err() || is_of(&subnet.spec, uid);
+        self.node_uid().is_some_and(of_uid)
+    }
+
+    /// Tells those who serve which pools there are.
+    fn offer_pools(&mut self, taking: &Taking) {
+        let holding = &taking.wanted;
+        let shown = self.show(Offer::News);
+        shown.automatic = holding
+            .pools
+            .iter()
+            .filter(|it| it.automatic)
+            .map(|it| it.name.clone())
+            .collect();
+        let giving = holding.blocks.iter().filter(|it| !it.draining);
+        shown.giving = giving.map(|it| it.pool.clone()).collect();
+        let spec = taking.subnet.as_deref().map(|it| &it.spec);
+        let Some(Ok(spec)) = spec else { return };
+        let (pools, wrong) = serving(&spec.pools, &shown.giving);
+        for text in wrong {
+            debug!("{text}");
+        }
+        let askable = || spec.pools.iter().filter(|it| it.is_askable());
+        shown.askable = askable().map(|it| it.name.clone()).collect();
+        shown.gives_unasked = askable()
+            .filter(|it| it.first_block == FirstBlock::OnSight)
+            .any(|it| shown.automatic.contains(&it.name));
+        shown.at_limit = at_limit(&spec.pools, &holding.blocks);
+        let named: BTreeSet<&str> = spec.pools.iter().map(|it| it.name.as_str()).collect();
+        let others: BTreeSet<&String> = holding.blocks.iter().map(|it| &it.pool).collect();
+        shown.others = others
+            .into_iter()
+            .filter(|it| !named.contains(it.as_str()))
+            .cloned()
+            .collect();
+        shown.serving = pools;
+        shown.pools_known = true;
+    }
+}
+
+/// The pools of which a node has as many blocks of a family as it may, and how many these are.
+fn at_limit(pools: &[NodePool], blocks: &[Block]) -> BTreeMap<String, u32> {
+    let count = |pool: &str, family| {
+        let of_pool = blocks.iter().filter(|it| it.pool == pool);
+        of_pool.filter(|it| it.cidr.family() == family).count()
+    };
+    let full = |pool: &&NodePool| {
+        let most = pool.max_blocks_per_node.and_then(|it| it.try_into().ok());
+        let is_full = |most| {
+            Family::ALL
+                .into_iter()
+                .any(|it| count(&pool.name, it) >= most)
+        };
+        most.is_some_and(is_full)
+    };
+    let full = pools.iter().filter(full);
+    full.map(|it| (it.name.clone(), it.max_blocks_per_node.unwrap_or_default()))
+        .collect()
+}
+
+fn is_of(spec: &Result<NodeSubnetSpec, String>, uid: &str) -> bool {
+    spec.as_ref()
+        .is_ok_and(|spec| spec.node_uid.as_deref() == Some(uid))
+}

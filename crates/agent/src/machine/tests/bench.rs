@@ -1,0 +1,347 @@
+//! A machine, and a world that answers it.
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::cri::Sandbox;
+use crate::files::others::Standing;
+use crate::namespaces::Namespace;
+use crate::pods::Pod;
+use crate::pods::testing::pod;
+use crate::publish::Written;
+use cadastre_daemon::watch::Change;
+use cadastre_daemon::watch::Step;
+use cadastre_node::{BlockCount, BlockState, Counts, PoolCount};
+
+/// The Node's UID.
+pub const NODE: &str = "node";
+
+pub struct Bench {
+    pub machine: Machine,
+    pub now: Now,
+    pub serving: Serving,
+    /// What the store holds
+    pub snapshot: Snapshot,
+    /// What the runtime says
+    pub sandboxes: Result<Vec<Sandbox>, String>,
+    /// What the files say
+    pub files: FilesTold,
+    /// The question that was left open
+    pub open: Option<Question>,
+    /// What was told and has not come back
+    pub on_their_way: Vec<&'static str>,
+}
+
+impl Bench {
+    /// One whose watches have shown nothing yet.
+    pub fn blank() -> Self {
+        let now = Now {
+            boot: "boot".to_owned(),
+            since_boot: Duration::from_secs(1000),
+            wall_ms: 1_800_000_000_000,
+        };
+        let settings = Settings {
+            node: "n1".to_owned(),
+            publish_interval: Duration::from_secs(30),
+            addresses_interval: Duration::from_secs(300),
+            leak_grace: Duration::from_secs(60),
+            masquerade: false,
+            cni_conf: Some("/net.d/05-cadastre.conflist".into()),
+            network: Some("net".to_owned()),
+        };
+        Self {
+            machine: Machine::new(settings, 7, &now),
+            now,
+            serving: Serving::default(),
+            snapshot: Snapshot::default(),
+            sandboxes: Ok(Vec::new()),
+            files: FilesTold {
+                standing: Some(Standing::First),
+                ..FilesTold::default()
+            },
+            open: None,
+            on_their_way: Vec::new(),
+        }
+    }
+
+    /// One that has seen everything, of which nothing was done yet. The NodeSubnet has version 1.
+    pub fn seen(spec: Value) -> Self {
+        let mut bench = Self::blank();
+        bench.show_all(spec);
+        bench
+    }
+
+    /// One that rests.
+    pub fn resting(spec: Value) -> Self {
+        let mut bench = Self::seen(spec);
+        bench.run();
+        if bench.machine.publisher.is_writing() {
+            bench.on(Event::Written(Written::Failed));
+        }
+        bench.told();
+        bench
+    }
+
+    pub fn show_all(&mut self, spec: Value) {
+        let uid = NODE.to_owned();
+        self.on(Event::Node(Step::Change(Change::Applied(NodeSeen { uid }))));
+        self.subnet(1, spec);
+        self.on(Event::Addresses(Step::Change(Change::Listed)));
+        self.on(Event::Pod(Step::Change(Change::Listed)));
+    }
+
+    /// The watch shows that of the NodeSubnet.
+    pub fn subnet(&mut self, version: u64, spec: Value) {
+        let seen = subnet(version, spec);
+        self.on(Event::Subnet(Step::Change(Change::Applied(seen))));
+    }
+
+    pub fn pod(&mut self, uid: &str) {
+        let pod: Pod = pod(uid, &[], &[]);
+        self.on(Event::Pod(Step::Change(Change::Applied(pod))));
+    }
+
+    pub fn on(&mut self, event: Event) {
+        self.machine.on(event, &self.now);
+    }
+
+    pub fn pass(&mut self, time: Duration) {
+        self.now.since_boot += time;
+        self.now.wall_ms += i64::try_from(time.as_millis()).unwrap();
+    }
+
+    /// One turn. What is asked is left open.
+    pub fn turn(&mut self) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        let serving = self.serving.clone();
+        let wake = self.machine.turn(serving, &self.now, &mut effects);
+        assert!(
+            wake > self.now.since_boot || self.machine.asked.is_none(),
+            "it spins while it waits"
+        );
+        for effect in &effects {
+            match effect {
+                Effect::Ask(question) => {
+                    let before = self.open.replace(question.clone());
+                    assert_eq!(before, None, "two questions in flight");
+                }
+                other => self.on_their_way.extend(told(other)),
+            }
+        }
+        effects
+    }
+
+    /// Answers the question that is open, and turns.
+    pub fn answer(&mut self, answer: Answer) -> Vec<Effect> {
+        assert!(self.open.take().is_some(), "nothing was asked");
+        self.on(Event::Answer(answer));
+        self.turn()
+    }
+
+    /// Turns and answers until a question comes of which `stop` says so, or none any more. What is told the
+    /// API stays unanswered.
+    pub fn run_until(&mut self, stop: impl Fn(&Question) -> bool) -> Vec<Effect> {
+        let mut all = Vec::new();
+        let mut effects = if self.open.is_some() {
+            Vec::new()
+        } else {
+            self.turn()
+        };
+        for _ in 0..100 {
+            let mut is_news = false;
+            for effect in &effects {
+                let answer = match effect {
+                    Effect::WriteFiles { .. } => Event::Files(self.files.clone()),
+                    Effect::Masquerade { .. } => Event::Masqueraded(None),
+                    _ => continue,
+                };
+                self.on(answer);
+                is_news = true;
+            }
+            all.append(&mut effects);
+            if let Some(question) = self.open.clone() {
+                if stop(&question) {
+                    return all;
+                }
+                let answer = self.answer_to(question);
+                effects = self.answer(answer);
+            } else if is_news {
+                effects = self.turn();
+            } else {
+                return all;
+            }
+        }
+        panic!("it does not come to rest: {all:#?}")
+    }
+
+    pub fn run(&mut self) -> Vec<Effect> {
+        self.run_until(|_| false)
+    }
+
+    /// Until that kind of question is open.
+    pub fn run_to(&mut self, kind: &str) -> Vec<Effect> {
+        let effects = self.run_until(|question| name(question) == kind);
+        let is = self.open.as_ref().map(name);
+        assert_eq!(is, Some(kind), "never asked: {effects:#?}");
+        effects
+    }
+
+    /// Until files are to be written, which is left open.
+    pub fn run_until_files(&mut self) -> Vec<Effect> {
+        let mut all = self.turn();
+        while let Some(question) = self.open.clone() {
+            let answer = self.answer_to(question);
+            all.extend(self.answer(answer));
+        }
+        let is_last = |it: &Effect| matches!(it, Effect::WriteFiles { .. });
+        assert!(all.iter().any(is_last), "{all:#?}");
+        all
+    }
+
+    /// The API tells of the namespace of all pods here.
+    pub fn answer_namespace(&mut self) {
+        let answer = Some(Namespace::default());
+        self.on(Event::Namespace("default".to_owned(), answer));
+    }
+
+    /// What a world in which all is well answers.
+    pub fn answer_to(&mut self, question: Question) -> Answer {
+        match question {
+            Question::Open => Answer::Opened(Found::Open),
+            Question::Close(_) => Answer::Closed,
+            Question::Make { holding, .. } => {
+                self.hold(&holding);
+                Answer::Made(Ok(0))
+            }
+            Question::Look => Answer::Looked(Ok(self.looked())),
+            Question::Hold { holding, .. } => {
+                self.hold(&holding);
+                Answer::Held(Ok(()))
+            }
+            Question::Release(cidr, _) => {
+                self.snapshot.blocks.retain(|it| it.cidr != cidr);
+                Answer::Released(Ok(true))
+            }
+            Question::Free(attachment) => {
+                let tenants = &mut self.snapshot.tenants;
+                tenants.retain(|it| it.attachment != attachment);
+                Answer::Freed(Ok(()))
+            }
+            Question::ReadNotes => Answer::Notes(Ok(Vec::new())),
+            Question::Note(..) => Answer::Noted(Ok(())),
+            Question::Sandboxes => Answer::Sandboxes(self.sandboxes.clone()),
+        }
+    }
+
+    pub fn looked(&self) -> Looked {
+        Looked {
+            snapshot: self.snapshot.clone(),
+            gone: BTreeSet::new(),
+        }
+    }
+
+    fn hold(&mut self, holding: &Holding) {
+        let block = |it: &cadastre_core::holding::Block| BlockCount {
+            cidr: it.cidr,
+            uid: it.uid.clone(),
+            pool: it.pool.clone(),
+            state: BlockState::Held,
+            counts: Counts {
+                free: 60,
+                ..Counts::default()
+            },
+            room: 60,
+        };
+        let pool = |terms: &cadastre_core::holding::PoolTerms| PoolCount {
+            terms: terms.clone(),
+            counts: cadastre_core::Dual::default(),
+        };
+        self.snapshot = Snapshot {
+            node_uid: Some(holding.node_uid.clone()),
+            blocks: holding.blocks.iter().map(block).collect(),
+            pools: holding.pools.iter().map(pool).collect(),
+            tenants: mem::take(&mut self.snapshot.tenants),
+        };
+    }
+
+    /// What was told since this was asked last.
+    pub fn told(&mut self) -> Vec<&'static str> {
+        mem::take(&mut self.on_their_way)
+    }
+}
+
+/// A NodeSubnet of that version with that spec.
+pub fn subnet(version: u64, mut spec: Value) -> SubnetSeen {
+    spec["nodeUID"] = json!(NODE);
+    SubnetSeen {
+        uid: "subnet".to_owned(),
+        version: version.to_string(),
+        spec: serde_json::from_value(spec).map_err(|it: serde_json::Error| it.to_string()),
+        status: cadastre_api::NodeSubnetStatus::default(),
+        named: BTreeSet::new(),
+        container_gone: BTreeSet::new(),
+    }
+}
+
+/// A spec with blocks of the pool `p`.
+pub fn blocks(blocks: &[&str]) -> Value {
+    let block = |cidr: &&str| json!({"cidr": cidr, "uid": format!("uid-{cidr}"), "pool": "p"});
+    let blocks: Vec<Value> = blocks.iter().map(block).collect();
+    let pool = json!({
+        "name": "p", "ipv4": {"cidrs": ["10.0.0.0/16"]}, "warm": {"low": 3, "high": 100},
+    });
+    json!({"blocks": blocks, "pools": [pool]})
+}
+
+/// A spec with podCIDRs.
+pub fn pod_cidrs(cidrs: &[&str]) -> Value {
+    let cidrs: Vec<Value> = cidrs.iter().map(|it| json!({"cidr": it})).collect();
+    json!({"podCIDRs": cidrs})
+}
+
+/// What others are told by an effect.
+fn told(effect: &Effect) -> Option<&'static str> {
+    match effect {
+        Effect::WriteStatus { .. } => Some("status"),
+        Effect::WriteList { .. } => Some("list"),
+        Effect::WriteFiles { .. } => Some("files"),
+        Effect::Masquerade { .. } => Some("masquerade"),
+        Effect::Ready(true, _) => Some("ready"),
+        Effect::Ready(false, _) => Some("not ready"),
+        _ => None,
+    }
+}
+
+/// The kind of a question.
+pub fn name(question: &Question) -> &'static str {
+    match question {
+        Question::Open => "open",
+        Question::Close(_) => "close",
+        Question::Make { .. } => "make",
+        Question::Look => "look",
+        Question::Hold { .. } => "hold",
+        Question::Release(..) => "release",
+        Question::Free(_) => "free",
+        Question::ReadNotes => "read notes",
+        Question::Note(..) => "note",
+        Question::Sandboxes => "sandboxes",
+    }
+}
+
+/// The kinds of what was asked, in order.
+pub fn asked(effects: &[Effect]) -> Vec<&'static str> {
+    let questions = effects.iter().filter_map(|it| match it {
+        Effect::Ask(question) => Some(name(question)),
+        _ => None,
+    });
+    questions.collect()
+}
+
+/// The versions that statuses were written onto.
+pub fn written_onto(effects: &[Effect]) -> Vec<&str> {
+    let versions = effects.iter().filter_map(|it| match it {
+        Effect::WriteStatus { version, .. } => Some(version.as_str()),
+        _ => None,
+    });
+    versions.collect()
+}

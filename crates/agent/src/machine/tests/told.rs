@@ -1,0 +1,167 @@
+//! The orders of what others are told.
+
+use super::*;
+use crate::addresses::Listed;
+use crate::files::others::Standing;
+use crate::publish::Written;
+
+fn failed() -> Event {
+    Event::Written(Written::Failed)
+}
+
+#[test]
+fn o11_a_status_is_written_onto_what_was_taken_over() {
+    let mut bench = Bench::seen(blocks(&[A]));
+    bench.run_to("hold");
+    bench.pass(40 * SECOND);
+    bench.subnet(2, blocks(&[A, B]));
+    let answer = bench.answer_to(bench.open.clone().unwrap());
+    let mut effects = bench.answer(answer);
+    effects.extend(bench.run());
+    assert_eq!(
+        written_onto(&effects)[..1],
+        ["1"],
+        "of two blocks nothing is known"
+    );
+    bench.on(failed());
+    bench.pass(200 * SECOND);
+    let effects = bench.run();
+    assert_eq!(written_onto(&effects), ["2"]);
+}
+
+#[test]
+fn o11_what_a_list_shows_is_written_onto_although_something_later_was_being_taken_over() {
+    let mut bench = Bench::resting(blocks(&[A]));
+    bench.subnet(7, blocks(&[A]));
+    bench.run_to("hold");
+    // The API server was put back to an older state.
+    let restarted = Change::Restarted { asked: SECOND };
+    bench.on(Event::Subnet(Step::Change(restarted)));
+    bench.subnet(3, blocks(&[A, B]));
+    bench.on(Event::Subnet(Step::Change(Change::Listed)));
+    bench.run();
+    bench.run();
+    bench.on(failed());
+    bench.pass(200 * SECOND);
+    let effects = bench.run();
+    assert_eq!(written_onto(&effects), ["3"]);
+}
+
+#[test]
+fn o11_a_list_stays_one_when_the_store_fails_to_take_it_over() {
+    let mut bench = Bench::resting(blocks(&[A]));
+    bench.subnet(7, blocks(&[A]));
+    bench.run();
+    let restarted = Change::Restarted { asked: SECOND };
+    bench.on(Event::Subnet(Step::Change(restarted)));
+    bench.subnet(3, blocks(&[A, B]));
+    bench.run_to("hold");
+    let full = StoreTrouble {
+        text: "no space".to_owned(),
+        is_lost: false,
+    };
+    bench.answer(Answer::Held(Err(full)));
+    bench.run();
+    bench.on(failed());
+    bench.pass(200 * SECOND);
+    let effects = bench.run();
+    assert_eq!(written_onto(&effects), ["3"]);
+}
+
+#[test]
+fn o12_one_status_and_one_list_are_on_their_way_at_a_time() {
+    let mut bench = Bench::seen(blocks(&[A]));
+    bench.snapshot.tenants = vec![tenant("c1", "u1", &["10.0.0.9"])];
+    bench.pod("u1");
+    bench.pass(400 * SECOND);
+    for version in 2..5 {
+        bench.run();
+        bench.pass(400 * SECOND);
+        let more = format!("10.0.0.{version}");
+        let tenants = &mut bench.snapshot.tenants;
+        tenants.push(tenant(&format!("c{version}"), "u1", &[&more]));
+        bench.subnet(version, blocks(&[A]));
+    }
+    bench.run();
+    let told = bench.told();
+    let count = |what| told.iter().filter(|it| **it == what).count();
+    assert_eq!((count("status"), count("list")), (1, 1));
+    assert!(bench.machine.is_busy());
+    bench.on(failed());
+    bench.on(Event::Listed(Listed::Failed));
+    bench.pass(400 * SECOND);
+    bench.run();
+    let told = bench.told();
+    let count = |what| told.iter().filter(|it| **it == what).count();
+    assert_eq!((count("status"), count("list")), (1, 1));
+}
+
+#[test]
+fn o13_what_has_changed_is_offered_before_anything_else_of_a_turn() {
+    let mut bench = Bench::resting(blocks(&[A]));
+    bench.subnet(2, blocks(&[A, B]));
+    let effects = bench.turn();
+    assert_eq!(asked(&effects), ["hold"]);
+    assert!(
+        matches!(&effects[0], Effect::Offer { shown, is_news: true } if shown.pools_known),
+        "{effects:#?}"
+    );
+    let offers = effects.iter();
+    let offers = offers.filter(|it| matches!(it, Effect::Offer { .. }));
+    assert_eq!(offers.count(), 1);
+    assert!(
+        !bench
+            .turn()
+            .iter()
+            .any(|it| matches!(it, Effect::Offer { .. }))
+    );
+}
+
+#[test]
+fn o14_nothing_is_ready_before_the_files_are_written_and_meanwhile_the_word_before_stays() {
+    let mut bench = Bench::seen(blocks(&[A]));
+    let effects = bench.run_until_files();
+    let waits = !effects
+        .iter()
+        .any(|it| matches!(it, Effect::Ready(true, _)));
+    assert!(waits, "{effects:#?}");
+    bench.on(Event::Files(bench.files.clone()));
+    bench.run();
+    assert!(bench.told().ends_with(&["ready"]));
+    // Now there is nothing to give, but something to be written.
+    bench.subnet(2, blocks(&[]));
+    bench.run_until_files();
+    assert!(!bench.told().contains(&"not ready"));
+    bench.on(Event::Files(bench.files.clone()));
+    bench.turn();
+    assert_eq!(bench.told(), ["not ready"]);
+}
+
+#[test]
+fn o15_nothing_is_masqueraded_before_it_is_known_whose_network_has_the_pods() {
+    let masquerading = || {
+        let mut bench = Bench::seen(blocks(&[A]));
+        bench.machine.masquerade = Some(Masquerade::default());
+        bench.run_until_files();
+        assert!(!bench.told().contains(&"masquerade"), "nobody knows yet");
+        bench
+    };
+    let mut bench = masquerading();
+    bench.on(Event::Files(bench.files.clone()));
+    let effects = bench.turn();
+    assert!(matches!(effects.last(), Some(Effect::Masquerade { .. })));
+    assert!(!bench.told().contains(&"ready"));
+    bench.on(Event::Masqueraded(Some("no nftables".to_owned())));
+    bench.turn();
+    assert_eq!(bench.told(), ["not ready"]);
+    let mut bench = masquerading();
+    let standing = Some(Standing::Left("10-kindnet.conflist".to_owned()));
+    bench.files.standing = standing;
+    bench.on(Event::Files(bench.files.clone()));
+    bench.run();
+    let told = bench.told();
+    assert!(
+        !told.contains(&"masquerade") && told.contains(&"ready"),
+        "{told:?}"
+    );
+}
