@@ -1,11 +1,17 @@
 //! Pools that change and go while nodes have blocks of them.
 
+use std::time::Duration;
+
+use anyhow::ensure;
 use cadastre_api::{FINALIZER, Recall};
 use cadastre_e2e::hand::{condition, gone};
+use cadastre_e2e::wait::until;
 use kube::api::DeleteParams;
 use serde_json::json;
 
 use crate::{blocks, node, recall, shared};
+
+const LIMIT: Duration = Duration::from_secs(60);
 
 #[tokio::test]
 async fn a_disabled_pool_gives_no_block_and_nodes_use_on_what_they_have() {
@@ -227,6 +233,14 @@ async fn two_pools_may_swap_their_ranges_while_nodes_have_blocks_of_both() {
                 })
             };
             of(true, old) && of(false, new)
+        })
+        .await
+        .unwrap();
+        // Its watch is another one than that of the line above.
+        until("the agent knows of the new one", LIMIT, async || {
+            let known = agents.blocks(name)?;
+            ensure!(known.iter().any(|it| it.cidr.starts_with(new)), "{known:?}");
+            Ok(Some(()))
         })
         .await
         .unwrap();
