@@ -50,6 +50,34 @@ fn the_modules_of_a_crate_form_no_cycle() {
     );
 }
 
+#[test]
+fn the_page_says_which_crate_uses_which() {
+    let page = repository::text("CONTRIBUTING.md");
+    let (_, table) = page.split_once("| crate | uses |\n|---|---|\n").unwrap();
+    let (table, _) = table.split_once("\n\n").unwrap();
+    let names = |text: &str| -> Vec<String> {
+        let quoted = text.split('`').skip(1).step_by(2);
+        quoted.map(str::to_owned).collect()
+    };
+    let said: BTreeMap<String, Vec<String>> = table
+        .lines()
+        .map(names)
+        .map(|row| (row[0].clone(), row[1..].to_vec()))
+        .collect();
+    let mut are = BTreeMap::new();
+    for package in fs::read_dir(path("crates")).unwrap() {
+        let package = package.unwrap();
+        let manifest = fs::read_to_string(package.path().join("Cargo.toml")).unwrap();
+        let (_, list) = manifest.split_once("\n[dependencies]\n").unwrap();
+        let list = list.split("\n[").next().unwrap();
+        let own = list.lines().filter_map(|it| it.strip_prefix("cadastre-"));
+        let own = own.map(|it| it.split('.').next().unwrap().to_owned());
+        let name = package.file_name().into_string().unwrap();
+        are.insert(name, own.collect::<Vec<_>>());
+    }
+    assert_eq!(said, are);
+}
+
 /// A module that uses none of the others.
 fn without(uses: &Uses) -> Option<String> {
     let mut all = uses.iter();
