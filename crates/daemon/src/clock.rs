@@ -6,6 +6,7 @@
 
 use std::time::Duration;
 
+use cadastre_clock::since_boot;
 use jiff::Timestamp;
 
 /// Reads both clocks.
@@ -22,24 +23,6 @@ impl Clock {
     pub fn wall(&self) -> Timestamp {
         Timestamp::now()
     }
-}
-
-/// Time since boot, with the time that the machine slept.
-#[cfg(target_os = "linux")]
-pub fn since_boot() -> Duration {
-    use rustix::time::{ClockId, clock_gettime};
-    let time = clock_gettime(ClockId::Boottime);
-    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
-    Duration::new(seconds, u32::try_from(time.tv_nsec).unwrap_or(0))
-}
-
-/// Time since it was first asked for. Daemons run on Linux; this is for people's tools elsewhere.
-#[cfg(not(target_os = "linux"))]
-pub fn since_boot() -> Duration {
-    use std::sync::OnceLock;
-    use std::time::Instant;
-    static BEGIN: OnceLock<Instant> = OnceLock::new();
-    BEGIN.get_or_init(Instant::now).elapsed()
 }
 
 #[cfg(test)]

@@ -31,7 +31,7 @@ use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
 
 use super::lists::{self, List};
-use crate::clock;
+use cadastre_clock::since_boot;
 
 pub use change::Change;
 pub use heard::LastHeard;
@@ -206,7 +206,7 @@ where
 {
     async fn list(&mut self) -> Result<Ended, Over> {
         self.was_silent = false;
-        let asked = clock::since_boot();
+        let asked = since_boot();
         self.change(Change::Restarted { asked }).await?;
         let params = ListParams {
             field_selector: self.source.fields.clone(),

@@ -2,9 +2,9 @@
 
 use std::fs;
 use std::sync::OnceLock;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use rustix::time::{ClockId, clock_gettime};
+pub use cadastre_clock::since_boot;
 
 use super::ops::Now;
 
@@ -16,14 +16,6 @@ pub fn now() -> Now {
         since_boot: since_boot(),
         wall_ms: wall.map_or(0, |it| i64::try_from(it.as_millis()).unwrap_or(i64::MAX)),
     }
-}
-
-/// Time since boot, with the time that the machine slept. The same for every process of a machine:
-/// what deadlines between plugin and agent are told in.
-pub fn since_boot() -> Duration {
-    let time = clock_gettime(ClockId::Boottime);
-    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
-    Duration::new(seconds, u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
 /// The running boot; it stays the same for the life of a process. Empty where the kernel does not say:
