@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 use std::io::{IsTerminal as _, Write as _};
 
+pub(crate) use cadastre_core::inert::some;
 use comfy_table::{ContentArrangement, Table, presets};
 use jiff::Timestamp;
 use serde::Serialize;
@@ -230,16 +231,6 @@ pub fn count(number: usize, noun: &str) -> String {
         format!("1 {noun}")
     } else {
         format!("{number} {noun}s")
-    }
-}
-
-/// The first few of them, and how many more.
-pub fn some<T: ToString>(all: &[T], most: usize) -> String {
-    let named: Vec<String> = all.iter().take(most).map(ToString::to_string).collect();
-    let named = named.join(", ");
-    match all.len().saturating_sub(most) {
-        0 => named,
-        more => format!("{named} and {more} more"),
     }
 }
 

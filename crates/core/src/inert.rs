@@ -41,6 +41,16 @@ fn escaped(text: &str, is_active: impl Fn(char) -> bool) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
+/// The first few of them, and how many more.
+pub fn some<T: ToString>(all: &[T], most: usize) -> String {
+    let named: Vec<String> = all.iter().take(most).map(ToString::to_string).collect();
+    let named = named.join(", ");
+    match all.len().saturating_sub(most) {
+        0 => named,
+        more => format!("{named} and {more} more"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -17,6 +17,7 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::{fs, io};
 
+use cadastre_core::inert::some;
 use serde_json::Value;
 
 /// The plugin by whose name a configuration is ours.
@@ -99,14 +100,14 @@ impl Beside {
         if !is_there && !over_others {
             let taken = self.taken();
             if !taken.is_empty() {
-                return Standing::Left(some(&taken));
+                return Standing::Left(named(&taken));
             }
         }
         let before = self.before(own.file_name().unwrap_or_default());
         if before.is_empty() {
             Standing::First
         } else {
-            Standing::Behind(some(&before))
+            Standing::Behind(named(&before))
         }
     }
 }
@@ -177,14 +178,10 @@ fn is_over(conf: &Value, own: &str, network: &str) -> bool {
 }
 
 /// The first of some names, as the names of files may be long and many.
-fn some(names: &[&str]) -> String {
+fn named(names: &[&str]) -> String {
     let cut = |name: &&str| name.chars().take(80).collect::<String>();
-    let first: Vec<String> = names.iter().take(NAMED).map(cut).collect();
-    let first = first.join(", ");
-    match names.len().saturating_sub(NAMED) {
-        0 => first,
-        more => format!("{first} and {more} more"),
-    }
+    let names: Vec<String> = names.iter().map(cut).collect();
+    some(&names, NAMED)
 }
 
 #[cfg(test)]

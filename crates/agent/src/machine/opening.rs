@@ -12,12 +12,16 @@ use crate::known::Shown;
 use crate::rebuild;
 use cadastre_api::NodeAddressesSpec;
 use cadastre_core::holding::Holding;
+use cadastre_core::inert::some;
 use cadastre_node::Now;
 
 const REBUILDING: &str = "this node's store of addresses was lost, and the agent makes it anew from what the API server and the runtime know: nothing can be given before; see the agent's log if this lasts";
 
 /// A sandbox is set up or has failed after that: the kubelet and the runtimes give up before.
 const SETUP_LIMIT: Duration = Duration::from_secs(300);
+
+/// So many pods are named.
+const SHOWN: usize = 4;
 
 /// How far it is.
 #[derive(Debug)]
@@ -131,10 +135,7 @@ impl Machine {
         if let Some(text) = self.opening.damage.take() {
             self.tell_node("StoreDamaged", text, effects);
         }
-        let list = match &self.addresses {
-            Told::There(addresses) => Some(addresses.list.clone()),
-            _ => None,
-        };
+        let list = self.addresses.there().map(|it| it.list.clone());
         let memory = Memory {
             holding: self.wanted_holding().unwrap_or_default(),
             list,
@@ -214,7 +215,7 @@ impl Machine {
         let at = now.since_boot;
         let until = *self.opening.making_since.get_or_insert(at) + SETUP_LIMIT;
         let waits = at < until;
-        let who = some(&unknown);
+        let who = some(&unknown, SHOWN);
         if waits {
             self.say_once(format!(
                 "there is no store yet, and none is made before it is known which addresses these pods have on second networks, or for {} s: {who} (annotation k8s.v1.cni.cncf.io/network-status)",
@@ -228,15 +229,5 @@ impl Machine {
             self.tell_node("SecondNetworksUnknown", text, effects);
         }
         waits
-    }
-}
-
-/// The first of some names.
-fn some(names: &[String]) -> String {
-    const SHOWN: usize = 4;
-    let shown: Vec<&str> = names.iter().take(SHOWN).map(String::as_str).collect();
-    match names.len().saturating_sub(SHOWN) {
-        0 => shown.join(", "),
-        more => format!("{} and {more} more", shown.join(", ")),
     }
 }
