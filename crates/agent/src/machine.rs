@@ -114,6 +114,24 @@ enum Told<T> {
     There(T),
 }
 
+impl<T> Told<T> {
+    /// The object, where there is one.
+    fn there(&self) -> Option<&T> {
+        match self {
+            Told::There(it) => Some(it),
+            Told::Unknown | Told::Absent => None,
+        }
+    }
+
+    fn map<U>(self, f: impl FnOnce(T) -> U) -> Told<U> {
+        match self {
+            Told::Unknown => Told::Unknown,
+            Told::Absent => Told::Absent,
+            Told::There(it) => Told::There(f(it)),
+        }
+    }
+}
+
 /// The agent.
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub struct Machine {
@@ -308,17 +326,11 @@ impl Machine {
     }
 
     fn node_uid(&self) -> Option<&str> {
-        match &self.node {
-            Told::There(node) => Some(&node.uid),
-            _ => None,
-        }
+        self.node.there().map(|node| node.uid.as_str())
     }
 
     fn subnet(&self) -> Option<&Arc<SubnetSeen>> {
-        match &self.subnet {
-            Told::There(subnet) => Some(subnet),
-            _ => None,
-        }
+        self.subnet.there()
     }
 
     fn tell_node(&self, reason: &'static str, text: String, effects: &mut Vec<Effect>) {

@@ -32,6 +32,14 @@ pub struct SubnetSeen {
     pub container_gone: BTreeSet<(Addr, String)>,
 }
 
+impl SubnetSeen {
+    /// Its spec, if that can be read and is of the Node object of that UID.
+    pub fn spec_of(&self, node_uid: Option<&str>) -> Option<&NodeSubnetSpec> {
+        let spec = self.spec.as_ref().ok()?;
+        (spec.node_uid.as_deref() == node_uid).then_some(spec)
+    }
+}
+
 /// Reads a Node.
 pub fn node(node: NodeLite) -> NodeSeen {
     NodeSeen {

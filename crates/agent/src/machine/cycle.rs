@@ -14,9 +14,8 @@ use super::{
 use crate::demand::to_let_go;
 use crate::leaks::{Claims, Evidence, Reason};
 use crate::notes::News;
-use crate::seen::SubnetSeen;
 use crate::snapshot::as_holding;
-use cadastre_api::{NodeSubnetSpec, Recall};
+use cadastre_api::Recall;
 use cadastre_core::{Addr, Cidr};
 use cadastre_node::{Attachment, Now};
 
@@ -346,9 +345,7 @@ impl Machine {
             ..Evidence::default()
         };
         let subnet = self.subnet().cloned();
-        let spec = subnet
-            .as_deref()
-            .and_then(|it| of_node(it, self.node_uid()));
+        let spec = subnet.as_deref().and_then(|it| it.spec_of(self.node_uid()));
         let claims = Claims {
             suspects: spec.map_or(&[], |spec| spec.suspects.as_slice()),
             container_gone: subnet.as_deref().map_or(&NOBODY, |it| &it.container_gone),
@@ -392,17 +389,11 @@ impl Machine {
 
     /// Blocks that are asked back if they are empty.
     fn recalled(&self) -> BTreeSet<Cidr> {
-        let spec = self.subnet().and_then(|it| of_node(it, self.node_uid()));
+        let spec = self.subnet().and_then(|it| it.spec_of(self.node_uid()));
         let blocks = spec.into_iter().flat_map(|spec| &spec.blocks);
         blocks
             .filter(|it| it.recall == Some(Recall::IfEmpty))
             .filter_map(|it| Cidr::parse_strict(&it.cidr).ok())
             .collect()
     }
-}
-
-/// The spec, if it is of the Node object of that UID.
-fn of_node<'a>(subnet: &'a SubnetSeen, uid: Option<&str>) -> Option<&'a NodeSubnetSpec> {
-    let spec = subnet.spec.as_ref().ok()?;
-    (spec.node_uid.as_deref() == uid).then_some(spec)
 }

@@ -27,11 +27,7 @@ impl Machine {
                     self.relisted = true;
                 }
                 if let Some(told) = take_in(step, &mut self.listed.1) {
-                    self.subnet = match told {
-                        Told::Unknown => Told::Unknown,
-                        Told::Absent => Told::Absent,
-                        Told::There(subnet) => Told::There(Arc::new(subnet)),
-                    };
+                    self.subnet = told.map(Arc::new);
                     self.to_hold = true;
                 }
             }

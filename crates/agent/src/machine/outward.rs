@@ -36,21 +36,14 @@ const CHECK_PAUSE: Duration = Duration::from_secs(5);
 static NOTHING: BTreeSet<Addr> = BTreeSet::new();
 
 /// Something that is kept as what the node holds has it.
-#[derive(Debug)]
-struct Kept<T> {
+#[derive(Debug, Default)]
+struct Desired<T> {
     /// What it was to be last, and when that was
     wanted: Option<(T, Duration)>,
     is_on_its_way: bool,
 }
 
-impl<T: PartialEq + Clone> Kept<T> {
-    const fn new() -> Self {
-        Self {
-            wanted: None,
-            is_on_its_way: false,
-        }
-    }
-
+impl<T: PartialEq + Clone> Desired<T> {
     /// Whether it is to be made so now.
     fn is_due(&mut self, wanted: &T, now: Duration) -> bool {
         let is_fresh = |(is, at): &(T, Duration)| is == wanted && now < *at + CHECK_PAUSE;
@@ -66,7 +59,7 @@ impl<T: PartialEq + Clone> Kept<T> {
 /// The files that other programs read.
 #[derive(Debug)]
 pub(super) struct Files {
-    kept: Kept<(Arc<Holding>, bool)>,
+    desired: Desired<(Arc<Holding>, bool)>,
     /// How they stand
     pub told: FilesTold,
     /// They were written once
@@ -81,27 +74,27 @@ impl Files {
             ..FilesTold::default()
         };
         Self {
-            kept: Kept::new(),
+            desired: Desired::default(),
             told,
             is_told: false,
         }
     }
 
     pub fn written(&mut self, told: FilesTold) {
-        self.kept.is_on_its_way = false;
+        self.desired.is_on_its_way = false;
         self.told = told;
         self.is_told = true;
     }
 
     /// When they are compared with what they should be again, if that stays the same.
     pub fn check_at(&self) -> Option<Duration> {
-        let (_, at) = self.kept.wanted.as_ref()?;
-        (!self.kept.is_on_its_way).then(|| *at + CHECK_PAUSE)
+        let (_, at) = self.desired.wanted.as_ref()?;
+        (!self.desired.is_on_its_way).then(|| *at + CHECK_PAUSE)
     }
 
     /// Whether they were written as they are to be, as far as that was possible.
     pub fn is_settled(&self) -> bool {
-        self.is_told && !self.kept.is_on_its_way
+        self.is_told && !self.desired.is_on_its_way
     }
 
     /// Whether they leave the node's pods to another's network.
@@ -111,24 +104,15 @@ impl Files {
 }
 
 /// Whose address others see.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Masquerade {
-    kept: Kept<(Option<Vec<String>>, Arc<Holding>)>,
+    desired: Desired<(Option<Vec<String>>, Arc<Holding>)>,
     trouble: Option<String>,
-}
-
-impl Default for Masquerade {
-    fn default() -> Self {
-        Self {
-            kept: Kept::new(),
-            trouble: None,
-        }
-    }
 }
 
 impl Masquerade {
     pub fn written(&mut self, trouble: Option<String>) {
-        self.kept.is_on_its_way = false;
+        self.desired.is_on_its_way = false;
         self.trouble = trouble;
     }
 
@@ -139,7 +123,7 @@ impl Masquerade {
 
     /// Whether it is as it is to be, as far as that was possible.
     pub fn is_settled(&self) -> bool {
-        !self.kept.is_on_its_way
+        !self.desired.is_on_its_way
     }
 }
 
@@ -263,7 +247,7 @@ impl Machine {
         }
         let (holding, waits_for_pods) = (Arc::clone(&self.held), self.shown.waits_for_pods());
         let wanted = (holding, waits_for_pods);
-        if self.files.kept.is_due(&wanted, now) {
+        if self.files.desired.is_due(&wanted, now) {
             let (holding, waits_for_pods) = wanted;
             effects.push(Effect::WriteFiles {
                 holding,
@@ -279,7 +263,7 @@ impl Machine {
         let ranges = spec.map(|it| it.pod_ranges.clone());
         let wanted = (ranges, Arc::clone(&self.held));
         let masquerade = self.masquerade.as_mut();
-        if masquerade.is_some_and(|it| it.kept.is_due(&wanted, now)) {
+        if masquerade.is_some_and(|it| it.desired.is_due(&wanted, now)) {
             let (ranges, holding) = wanted;
             effects.push(Effect::Masquerade { ranges, holding });
         }

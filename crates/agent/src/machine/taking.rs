@@ -13,7 +13,7 @@ use crate::cri::Sandbox;
 use crate::rebuild;
 use crate::seen::SubnetSeen;
 use cadastre_api::holding;
-use cadastre_api::{FirstBlock, NodePool, NodeSubnetSpec};
+use cadastre_api::{FirstBlock, NodePool};
 use cadastre_core::Family;
 use cadastre_core::holding::{Block, Holding};
 use cadastre_node::Known;
@@ -158,24 +158,19 @@ impl Machine {
             Told::Absent => return Some(Holding::default()),
             Told::There(node) => node.uid.clone(),
         };
-        let read = self.subnet().and_then(|subnet| match &subnet.spec {
-            Ok(spec) if spec.node_uid.as_ref() == Some(&uid) => Some(Ok(holding::read(spec, &uid))),
-            Ok(_) => None,
-            Err(why) => Some(Err(format!(
-                "the spec of NodeSubnet {} cannot be read, what was held before goes on: {why}",
-                self.settings.node
-            ))),
-        });
-        match read {
-            Some(Ok((holding, wrong))) => {
+        if let Some(subnet) = self.subnet().cloned() {
+            if let Err(why) = &subnet.spec {
+                self.complain(vec![format!(
+                    "the spec of NodeSubnet {} cannot be read, what was held before goes on: {why}",
+                    self.settings.node
+                )]);
+                return None;
+            }
+            if let Some(spec) = subnet.spec_of(Some(&uid)) {
+                let (holding, wrong) = holding::read(spec, &uid);
                 self.complain(wrong);
                 return Some(holding);
             }
-            Some(Err(text)) => {
-                self.complain(vec![text]);
-                return None;
-            }
-            None => {}
         }
         // Nothing is held for this Node object yet. What is held for it in the store while the
         // NodeSubnet is missing stays: the controller restores it.
@@ -214,7 +209,7 @@ impl Machine {
 
     /// Whether the NodeSubnet is of this Node object, as far as it can be read.
     pub(super) fn is_ours(&self, subnet: &SubnetSeen) -> bool {
-        let of_uid = |uid| subnet.spec.is_err() || is_of(&subnet.spec, uid);
+        let of_uid = |uid| subnet.spec.is_err() || subnet.spec_of(Some(uid)).is_some();
         self.node_uid().is_some_and(of_uid)
     }
 
@@ -272,9 +267,4 @@ fn at_limit(pools: &[NodePool], blocks: &[Block]) -> BTreeMap<String, u32> {
     let full = pools.iter().filter(full);
     full.map(|it| (it.name.clone(), it.max_blocks_per_node.unwrap_or_default()))
         .collect()
-}
-
-fn is_of(spec: &Result<NodeSubnetSpec, String>, uid: &str) -> bool {
-    spec.as_ref()
-        .is_ok_and(|spec| spec.node_uid.as_deref() == Some(uid))
 }

@@ -9,6 +9,19 @@ fn failed() -> Event {
     Event::Written(Written::Failed)
 }
 
+/// What is done once the status on its way has failed, and its pause is over.
+fn after_a_failure(bench: &mut Bench) -> Vec<Effect> {
+    bench.on(failed());
+    bench.pass(200 * SECOND);
+    bench.run()
+}
+
+/// A new list of NodeSubnets begins.
+fn list_begins(bench: &mut Bench) {
+    let restarted = Change::Restarted { asked: SECOND };
+    bench.on(Event::Subnet(Step::Change(restarted)));
+}
+
 #[test]
 fn o11_a_status_is_written_onto_what_was_taken_over() {
     let mut bench = Bench::seen(blocks(&[A]));
@@ -23,10 +36,7 @@ fn o11_a_status_is_written_onto_what_was_taken_over() {
         ["1"],
         "of two blocks nothing is known"
     );
-    bench.on(failed());
-    bench.pass(200 * SECOND);
-    let effects = bench.run();
-    assert_eq!(written_onto(&effects), ["2"]);
+    assert_eq!(written_onto(&after_a_failure(&mut bench)), ["2"]);
 }
 
 #[test]
@@ -35,16 +45,12 @@ fn o11_what_a_list_shows_is_written_onto_although_something_later_was_being_take
     bench.subnet(7, blocks(&[A]));
     bench.run_to("hold");
     // The API server was put back to an older state.
-    let restarted = Change::Restarted { asked: SECOND };
-    bench.on(Event::Subnet(Step::Change(restarted)));
+    list_begins(&mut bench);
     bench.subnet(3, blocks(&[A, B]));
     bench.on(Event::Subnet(Step::Change(Change::Listed)));
     bench.run();
     bench.run();
-    bench.on(failed());
-    bench.pass(200 * SECOND);
-    let effects = bench.run();
-    assert_eq!(written_onto(&effects), ["3"]);
+    assert_eq!(written_onto(&after_a_failure(&mut bench)), ["3"]);
 }
 
 #[test]
@@ -52,8 +58,7 @@ fn o11_a_list_stays_one_when_the_store_fails_to_take_it_over() {
     let mut bench = Bench::resting(blocks(&[A]));
     bench.subnet(7, blocks(&[A]));
     bench.run();
-    let restarted = Change::Restarted { asked: SECOND };
-    bench.on(Event::Subnet(Step::Change(restarted)));
+    list_begins(&mut bench);
     bench.subnet(3, blocks(&[A, B]));
     bench.run_to("hold");
     let full = StoreTrouble {
@@ -62,10 +67,7 @@ fn o11_a_list_stays_one_when_the_store_fails_to_take_it_over() {
     };
     bench.answer(Answer::Held(Err(full)));
     bench.run();
-    bench.on(failed());
-    bench.pass(200 * SECOND);
-    let effects = bench.run();
-    assert_eq!(written_onto(&effects), ["3"]);
+    assert_eq!(written_onto(&after_a_failure(&mut bench)), ["3"]);
 }
 
 #[test]
