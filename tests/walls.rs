@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use repository::path;
+use repository::crates;
 
 /// A file of a crate.
 struct File {
@@ -29,8 +29,8 @@ type Uses = BTreeMap<String, BTreeMap<String, String>>;
 #[test]
 fn the_modules_of_a_crate_form_no_cycle() {
     let mut wrong = Vec::new();
-    for package in fs::read_dir(path("crates")).unwrap() {
-        let source = package.unwrap().path().join("src");
+    for package in crates() {
+        let source = package.join("src");
         let mut uses = uses(&files(&source));
         while let Some(leaf) = without(&uses) {
             uses.remove(&leaf);
@@ -65,14 +65,13 @@ fn the_page_says_which_crate_uses_which() {
         .map(|row| (row[0].clone(), row[1..].to_vec()))
         .collect();
     let mut are = BTreeMap::new();
-    for package in fs::read_dir(path("crates")).unwrap() {
-        let package = package.unwrap();
-        let manifest = fs::read_to_string(package.path().join("Cargo.toml")).unwrap();
+    for package in crates() {
+        let manifest = fs::read_to_string(package.join("Cargo.toml")).unwrap();
         let (_, list) = manifest.split_once("\n[dependencies]\n").unwrap();
         let list = list.split("\n[").next().unwrap();
         let own = list.lines().filter_map(|it| it.strip_prefix("cadastre-"));
         let own = own.map(|it| it.split('.').next().unwrap().to_owned());
-        let name = package.file_name().into_string().unwrap();
+        let name = package.file_name().unwrap().to_str().unwrap().to_owned();
         are.insert(name, own.collect::<Vec<_>>());
     }
     assert_eq!(said, are);

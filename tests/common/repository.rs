@@ -9,6 +9,19 @@ pub fn path(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
 }
 
+/// The folders of the crates.
+pub fn crates() -> Vec<PathBuf> {
+    let all = std::fs::read_dir(path("crates")).unwrap();
+    all.map(|it| it.unwrap().path()).collect()
+}
+
+/// The folders of all packages.
+pub fn packages() -> Vec<PathBuf> {
+    let mut all = crates();
+    all.extend([path("."), path("e2e")]);
+    all
+}
+
 /// A file of the repository.
 pub fn text(name: &str) -> String {
     let path = path(name);

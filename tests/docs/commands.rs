@@ -1,12 +1,13 @@
 //! Commands in the pages and in the workflows.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use clap::Parser as _;
 use clap::error::ErrorKind;
 use serde_json::Value;
 
+use crate::repository::packages;
 use crate::shell::commands;
 use crate::{assert_none, pages, path, text};
 
@@ -262,13 +263,6 @@ fn workflows_call_what_there_is() {
     }
     assert_none(&wrong);
     assert!(count > 5, "only {count} commands were found");
-}
-
-/// The folders of all packages.
-fn packages() -> Vec<PathBuf> {
-    let crates = std::fs::read_dir(path("crates")).unwrap();
-    let crates = crates.map(|it| it.unwrap().path());
-    crates.chain([path("."), path("e2e")]).collect()
 }
 
 /// Whether a package has a target of that name: in the folder of its kind, or the executable of `src/main.rs`.

@@ -2,7 +2,8 @@
 //!
 //! Cargo.toml has it. The chart's tests hold Chart.yaml and what is made of it to that; here is the rest.
 
-use crate::{assert_none, pages, path, text};
+use crate::repository::packages;
+use crate::{assert_none, pages, text};
 
 /// What follows the first of those that a file has.
 fn after<'a>(text: &'a str, start: &str) -> &'a str {
@@ -21,9 +22,7 @@ fn the_version_is_said_alike() {
         after(&text("Cargo.toml"), "\nversion = "),
         format!("{version:?}")
     );
-    let crates = std::fs::read_dir(path("crates")).unwrap();
-    let crates = crates.map(|it| it.unwrap().path());
-    for package in crates.chain([path("."), path("e2e")]) {
+    for package in packages() {
         let manifest = std::fs::read_to_string(package.join("Cargo.toml")).unwrap();
         assert!(
             manifest.contains("version.workspace = true"),

@@ -128,20 +128,12 @@ mod tests {
     use super::*;
     use crate::cluster::seen::Node;
     use crate::cluster::world::World;
-    use crate::demand::tests::{NOW, list, node, pool};
+    use crate::demand::tests::{NOW, list, node, pool, pool_of_v6};
 
     /// What the status says of a pool of IPv6 of which somebody holds the range.
     fn told(range: &str, block_size: u32, held: &str) -> FamilyStatus {
-        let mut wide = pool("p", "10.0.0.0/24");
-        let spec = wide.spec.as_mut().unwrap();
-        spec.ipv4 = None;
-        spec.ipv6 = Some(cadastre_api::IPv6Ranges {
-            cidrs: vec![range.to_owned()],
-            block_size: Some(block_size),
-            gateway: None,
-        });
         let mut world = World::default();
-        list(&mut world.pools, vec![wide]);
+        list(&mut world.pools, vec![pool_of_v6("p", range, block_size)]);
         let mut registry = Registry::rebuild(&world, &[], NOW).0;
         let held = Cidr::parse_strict(held).unwrap();
         registry.ledger.record(Holder(1), held, State::Held);

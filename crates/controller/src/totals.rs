@@ -63,19 +63,13 @@ pub fn totals(world: &World, registry: &Registry) -> BTreeMap<(Text, Family), To
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::demand::tests::{NOW, list, node, objects, pool, subnet};
+    use crate::demand::tests::{NOW, list, node, objects, pool_of_v6, subnet};
 
     #[test]
     fn addresses_of_wide_blocks_are_counted_exactly() {
         let mut world = World::default();
-        let mut wide = pool("p", "10.0.0.0/24");
+        let mut wide = pool_of_v6("p", "fd00::/40", 48);
         let spec = wide.spec.as_mut().unwrap();
-        spec.ipv4 = None;
-        spec.ipv6 = Some(cadastre_api::IPv6Ranges {
-            cidrs: vec!["fd00::/40".to_owned()],
-            block_size: Some(48),
-            gateway: None,
-        });
         spec.reserved = vec!["fd00::/56".to_owned()];
         list(&mut world.pools, vec![wide]);
         list(&mut world.nodes, vec![node("a")]);

@@ -43,6 +43,19 @@ pub(crate) fn list<T: Object>(table: &mut Table<T>, objects: Vec<T>) {
     table.change(Change::Listed);
 }
 
+/// A pool of one range of IPv6.
+pub(crate) fn pool_of_v6(name: &str, range: &str, block_size: u32) -> Pool {
+    let mut pool = pool(name, "10.0.0.0/24");
+    let spec = pool.spec.as_mut().unwrap();
+    spec.ipv4 = None;
+    spec.ipv6 = Some(cadastre_api::IPv6Ranges {
+        cidrs: vec![range.to_owned()],
+        block_size: Some(block_size),
+        gateway: None,
+    });
+    pool
+}
+
 pub(crate) fn pool(name: &str, cidr: &str) -> Pool {
     let spec = json!({"ipv4": {"cidrs": [cidr], "blockSize": 28}});
     Pool {
@@ -415,14 +428,7 @@ fn blocks_with_more_addresses_than_can_be_counted_are_enough_for_anybody() {
         "fd00:0:2::/48",
         "fd00:0:3::/48",
     ];
-    let mut wide = pool("p", "10.0.0.0/24");
-    let spec = wide.spec.as_mut().unwrap();
-    spec.ipv4 = None;
-    spec.ipv6 = Some(cadastre_api::IPv6Ranges {
-        cidrs: vec!["fd00::/46".to_owned()],
-        block_size: Some(48),
-        gateway: None,
-    });
+    let wide = pool_of_v6("p", "fd00::/46", 48);
     // Who is empty gives one of its blocks, also where no agent has said anything of the others.
     for (busy, known, recalled) in [(0, 4, 1), (0, 1, 1), (MOST, 4, 0), (0, 0, 0)] {
         let mut rich = subnet("rich", &blocks, 1000);
