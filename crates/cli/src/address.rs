@@ -265,7 +265,7 @@ const BLOCK: &str = "Block";
 const POD_CIDR: &str = "PodCIDR";
 
 impl RangeFact {
-    fn of(cover: &Cover, inventory: &Inventory) -> Self {
+    pub(crate) fn of(cover: &Cover, inventory: &Inventory) -> Self {
         let plain = |cidr: &Cidr, kind, node: &str| RangeFact {
             cidr: *cidr,
             kind,

@@ -269,20 +269,34 @@ impl Inventory {
 
     /// What covers an address, the widest first.
     pub fn covers(&self, addr: Addr) -> Vec<Cover<'_>> {
-        let claims = self.registry.ledger.at(addr);
-        claims
-            .filter_map(|(id, claim)| {
-                let block = self.registry.blocks.get(&claim.cidr);
-                if let Some(entry) = block.filter(|entry| entry.claim == id) {
-                    return Some(Cover::Block(entry));
-                }
-                let (name, uid) = self.registry.who(claim.holder)?.clone();
-                let rest = self.registry.rests.get(&(name.clone(), uid));
-                Some(match rest {
-                    Some(rest) => Cover::Rest(claim.cidr, name, rest.until_wall),
-                    None => Cover::PodCidr(claim.cidr, name),
-                })
+        self.covers_in(&Cidr::host(addr)).collect()
+    }
+
+    /// What shares an address with the range, sorted by CIDR.
+    pub(crate) fn covers_in(&self, range: &Cidr) -> impl Iterator<Item = Cover<'_>> {
+        let claims = self.registry.ledger.overlapping(range);
+        claims.filter_map(|(id, claim)| {
+            let block = self.registry.blocks.get(&claim.cidr);
+            if let Some(entry) = block.filter(|entry| entry.claim == id) {
+                return Some(Cover::Block(entry));
+            }
+            let (name, uid) = self.registry.who(claim.holder)?.clone();
+            let rest = self.registry.rests.get(&(name.clone(), uid));
+            Some(match rest {
+                Some(rest) => Cover::Rest(claim.cidr, name, rest.until_wall),
+                None => Cover::PodCidr(claim.cidr, name),
             })
+        })
+    }
+
+    /// Addresses in use within the range, by agents' words or as pods report, with what has each.
+    pub(crate) fn in_use(&self, range: &Cidr) -> BTreeMap<Addr, &str> {
+        let held = self.held_in(range).map(|(addr, held)| {
+            let AddressEntry { pod, handle, .. } = &held.allocation;
+            (addr, if pod.is_empty() { handle } else { pod }.as_str())
+        });
+        let reported = self.pods_in(range);
+        held.chain(reported.map(|(addr, pod)| (addr, pod.name.as_str())))
             .collect()
     }
 

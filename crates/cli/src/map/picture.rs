@@ -2,10 +2,11 @@
 
 use std::fmt::Write as _;
 
-use super::{By, Cell, LETTERS, MapReport, Part};
+use super::cells::{Cell, Kind, nth};
+use super::{By, LETTERS, MapReport, Part};
 use crate::render::{Report, Style, count};
+use cadastre_core::Family;
 use cadastre_core::inert;
-use cadastre_core::{Addr, Family};
 
 impl MapReport {
     fn letter(&self, owner: &str) -> char {
@@ -16,18 +17,13 @@ impl MapReport {
     /// What a cell shows.
     fn sign(&self, cell: &Cell) -> char {
         let tenth = |part: u16| char::from_digit(u32::from(part / 100).min(9), 10).unwrap_or('9');
-        if cell.owners.is_empty() {
-            return match (cell.resting > 0, cell.reserved >= 1000) {
-                (true, _) => '~',
-                (false, true) => '#',
-                (false, false) => '.',
-            };
-        }
-        if self.by == Some(By::Fill) {
-            return tenth(cell.fill);
-        }
-        match cell.owners.as_slice() {
-            [owner] if cell.held >= 1000 => self.letter(owner),
+        match (cell.kind, cell.owners.as_slice()) {
+            (Kind::Quarantine, _) => '~',
+            (Kind::Reserved, _) if cell.reserved < 1000 => '.',
+            (Kind::Reserved, _) => '#',
+            _ if cell.overlaps => '!',
+            _ if self.by == Some(By::Fill) => tenth(cell.fill),
+            (_, [owner]) if cell.held >= 1000 => self.letter(owner),
             _ => tenth(cell.held),
         }
     }
@@ -50,6 +46,10 @@ impl Report for MapReport {
             signs.push("[0-9] tenths of its addresses in use");
         } else if runs {
             signs.push("[0-9] tenths of it taken, by several nodes or in part");
+        }
+        let mut cells = self.parts.iter().flat_map(|part| &part.cells);
+        if cells.any(|cell| cell.overlaps) {
+            signs.push("[!] of several nodes, which must not be");
         }
         let _ = writeln!(text, "{}", signs.join("   "));
         if self.by == Some(By::Owner) && !self.legend.is_empty() {
@@ -88,11 +88,12 @@ fn picture(report: &MapReport, part: &Part, style: &Style, text: &mut String) {
     let mut shown = part.cells.iter().peekable();
     let mut at = 0;
     while at < part.total {
-        let first = first_of(part, at);
+        let first = nth(&part.cidr, part.cell_size, at);
+        let first = first.map_or(String::new(), |it| it.first().to_string());
         // Rows of nothing but free space are told once.
         let next = shown
             .peek()
-            .map_or(part.total, |cell| cell.at / across * across);
+            .map_or(part.total, |cell| cell.at.max(at) / across * across);
         let rows = next.saturating_sub(at).div_ceil(across);
         if rows > 1 {
             let rows = count(usize::try_from(rows).unwrap_or(usize::MAX), "row");
@@ -102,24 +103,15 @@ fn picture(report: &MapReport, part: &Part, style: &Style, text: &mut String) {
         }
         let mut line = String::new();
         for here in at..part.total.min(at + across) {
-            let cell = shown.next_if(|cell| cell.at == here);
+            let cell = shown.peek().filter(|cell| cell.at <= here);
             let sign = cell.map_or('.', |cell| report.sign(cell));
             line += &paint(&sign.to_string(), sign, style);
+            shown.next_if(|cell| cell.at + cell.count <= here + 1);
         }
         at += across;
         let _ = writeln!(text, "{first:label$}  {line}");
     }
     text.push('\n');
-}
-
-fn first_of(part: &Part, at: u64) -> String {
-    let order = part.cidr.family().bits() - part.cell_size;
-    let step = 1u128.checked_shl(order.into()).unwrap_or(0);
-    let first = part.cidr.first();
-    let value = first
-        .value
-        .saturating_add(u128::from(at).saturating_mul(step));
-    Addr { value, ..first }.to_string()
 }
 
 /// A colour for each sign, where colours may be used.
@@ -131,6 +123,7 @@ fn paint(text: &str, sign: char, style: &Style) -> String {
         '.' => return format!("\x1b[2m{text}\x1b[0m"),
         '~' => 33,
         '#' => 90,
+        '!' => 91,
         '0'..='9' | '*' => 37,
         letter => {
             const COLOURS: [u8; 10] = [36, 32, 35, 34, 31, 96, 92, 95, 94, 91];

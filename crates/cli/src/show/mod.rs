@@ -6,7 +6,7 @@ mod pods;
 mod pools;
 mod watch;
 
-pub use blocks::{BlockRow, BlocksReport, blocks};
+pub use blocks::{BlockRow, BlockState, BlocksReport, blocks};
 pub use nodes::{NodeReport, NodeRow, NodesReport, agent_of, node, nodes};
 pub use pods::{AllocationRow, PodReport, handle, pod};
 pub use pools::{PoolReport, PoolRow, PoolsReport, pool, pools};

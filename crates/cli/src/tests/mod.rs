@@ -22,7 +22,7 @@ fn now() -> Timestamp {
     "2026-11-21T12:00:00Z".parse().unwrap()
 }
 
-fn style() -> Style {
+pub(crate) fn style() -> Style {
     Style {
         wide: true,
         colour: false,
@@ -35,26 +35,26 @@ fn addr(text: &str) -> Addr {
     Addr::parse_strict(text).unwrap()
 }
 
-fn cidr(text: &str) -> Cidr {
+pub(crate) fn cidr(text: &str) -> Cidr {
     Cidr::parse_strict(text).unwrap()
 }
 
 /// A small cluster: pool `p` of 10.0.0.0/24 in blocks of /28; nodes `a` and `b` with agents, one block
 /// each; pod `shop/cart` on `a` at 10.0.0.1.
-struct Cluster {
-    lists: Lists,
+pub(crate) struct Cluster {
+    pub(crate) lists: Lists,
     version: u64,
 }
 
 impl Cluster {
-    fn empty() -> Self {
+    pub(crate) fn empty() -> Self {
         Self {
             lists: Lists::default(),
             version: 0,
         }
     }
 
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let mut cluster = Self::empty();
         cluster.pool(
             "p",
@@ -72,7 +72,7 @@ impl Cluster {
     }
 
     /// Who leads, and since when nobody has heard of it.
-    fn leader(&mut self, holder: &str, renewed: &str) {
+    pub(crate) fn leader(&mut self, holder: &str, renewed: &str) {
         let lease = json!({
             "metadata": {"namespace": "kube-system", "name": "cadastre-controller"},
             "spec": {"holderIdentity": holder, "renewTime": renewed.replace('Z', ".000000Z")},
@@ -81,7 +81,7 @@ impl Cluster {
     }
 
     /// A pod of Cadastre, half an hour old.
-    fn part(&mut self, component: &str, node: &str, ready: bool) {
+    pub(crate) fn part(&mut self, component: &str, node: &str, ready: bool) {
         let pod = json!({
             "metadata": {
                 "namespace": "kube-system", "name": format!("{component}-{node}"), "creationTimestamp": SINCE,
@@ -95,7 +95,7 @@ impl Cluster {
     }
 
     /// The agent of that node is to write the runtime's configuration.
-    fn configures(&mut self, node: &str) {
+    pub(crate) fn configures(&mut self, node: &str) {
         let parts = self.lists.parts.as_mut().unwrap();
         let name = format!("agent-{node}");
         let named = |it: &&mut Pod| it.metadata.name.as_deref() == Some(&name);
@@ -106,12 +106,12 @@ impl Cluster {
         .unwrap();
     }
 
-    fn next(&mut self) -> String {
+    pub(crate) fn next(&mut self) -> String {
         self.version += 1;
         self.version.to_string()
     }
 
-    fn pool(&mut self, name: &str, spec: &Value) {
+    pub(crate) fn pool(&mut self, name: &str, spec: &Value) {
         let version = self.next();
         let pool = json!({
             "metadata": {
@@ -123,7 +123,7 @@ impl Cluster {
         self.lists.pools.push(serde_json::from_value(pool).unwrap());
     }
 
-    fn node(&mut self, name: &str, pod_cidrs: &[&str]) {
+    pub(crate) fn node(&mut self, name: &str, pod_cidrs: &[&str]) {
         let version = self.next();
         let node = json!({
             "metadata": {"name": name, "uid": format!("node-{name}"), "resourceVersion": version, "labels": {"zone": name}},
@@ -132,7 +132,7 @@ impl Cluster {
         self.lists.nodes.push(serde_json::from_value(node).unwrap());
     }
 
-    fn block(&mut self, cidr: &str, pool: &str, node: &str) {
+    pub(crate) fn block(&mut self, cidr: &str, pool: &str, node: &str) {
         let version = self.next();
         let name = cidr.replace(['.', ':', '/'], "-");
         let block = json!({
@@ -147,14 +147,14 @@ impl Cluster {
             .push(serde_json::from_value(block).unwrap());
     }
 
-    fn rest(&mut self, cidr: &str, pool: &str, node: &str, until: &str) {
+    pub(crate) fn rest(&mut self, cidr: &str, pool: &str, node: &str, until: &str) {
         self.block(cidr, pool, node);
         let block = self.lists.blocks.last_mut().unwrap();
         block.spec["owner"]["kind"] = json!("Quarantine");
         block.spec["until"] = json!(until);
     }
 
-    fn pod(&mut self, name: &str, node: &str, addresses: &[&str]) {
+    pub(crate) fn pod(&mut self, name: &str, node: &str, addresses: &[&str]) {
         let (namespace, short) = name.split_once('/').unwrap();
         let ips: Vec<Value> = addresses.iter().map(|ip| json!({"ip": ip})).collect();
         let version = self.next();
@@ -165,7 +165,7 @@ impl Cluster {
         self.lists.pods.push(serde_json::from_value(pod).unwrap());
     }
 
-    fn subnet(&mut self, node: &str, blocks: &[&str], held: &[(&str, &str)]) {
+    pub(crate) fn subnet(&mut self, node: &str, blocks: &[&str], held: &[(&str, &str)]) {
         let version = self.next();
         let listed: Vec<Value> = blocks
             .iter()
@@ -204,26 +204,26 @@ impl Cluster {
     }
 
     /// The agent of that node does not see the pod that it gave the address to.
-    fn orphan(&mut self, node: &str, at: &str, uid: &str) {
+    pub(crate) fn orphan(&mut self, node: &str, at: &str, uid: &str) {
         let named = |it: &&mut NodeSubnetLite| it.metadata.name.as_deref() == Some(node);
         let subnet = self.lists.subnets.iter_mut().find(named).unwrap();
         subnet.status["orphans"] = json!([{"address": at, "podUID": uid}]);
     }
 
     /// The list of node `a` has this entry and no other.
-    fn listed(&mut self, entry: &str) {
+    pub(crate) fn listed(&mut self, entry: &str) {
         self.lists.addresses[0].spec["addresses"] = json!([entry]);
     }
 
-    fn inventory(&self) -> Inventory {
+    pub(crate) fn inventory(&self) -> Inventory {
         Inventory::new(&self.lists, now())
     }
 
-    fn check(&self) -> CheckReport {
+    pub(crate) fn check(&self) -> CheckReport {
         check(&self.inventory())
     }
 
-    fn codes(&self) -> Vec<String> {
+    pub(crate) fn codes(&self) -> Vec<String> {
         self.check()
             .findings
             .into_iter()
