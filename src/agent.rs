@@ -225,7 +225,7 @@ async fn serve(args: Args, template: Template, level: logs::Level) -> anyhow::Re
         http,
         review,
         task: mut admin,
-    } = AdminPort::open(args.admin_address, &args.guard, level, None).await?;
+    } = AdminPort::open(args.admin_address, &args.guard, level).await?;
     let metrics = AgentMetrics::register(&registry)?;
     let plugins = Socket::bind(
         &args.cni_socket,

@@ -17,7 +17,7 @@ use cadastre_controller::cluster::lease::Leadership;
 use cadastre_controller::cluster::lease_task::{Election, Gate};
 use cadastre_controller::cluster::readiness::LeaderReadiness;
 use cadastre_controller::cluster::writer::Writer;
-use cadastre_controller::telemetry::{ControllerMetrics, map};
+use cadastre_controller::telemetry::ControllerMetrics;
 use cadastre_controller::{Settings, run};
 use cadastre_core::Cidr;
 use cadastre_daemon::client;
@@ -45,11 +45,6 @@ pub(super) struct Args {
 
     #[command(flatten)]
     guard: Guard,
-
-    /// Serve /map on the admin port, to whoever reaches it: the address space as a picture, with the
-    /// names of nodes and pods. Costs about 100 bytes of memory a pod
-    #[arg(long, env = "CADASTRE_MAP")]
-    map: bool,
 
     /// Service range of the cluster, never carved; repeat it for dual stack. Only needed where the
     /// API server has no ServiceCIDR objects (Kubernetes before 1.33)
@@ -179,14 +174,13 @@ async fn serve(args: Args, settings: lease::Settings, level: logs::Level) -> any
     let (version, commit) = (cadastre_core::VERSION, cadastre_core::COMMIT);
     let target = format_args!("{}-{}", std::env::consts::ARCH, std::env::consts::OS);
     info!(version, commit, %target, identity = %settings.identity, "cadastre controller starts");
-    let (map, questions) = args.map.then(map::channel).unzip();
     let AdminPort {
         registry,
         readiness,
         http,
         review,
         task: mut admin,
-    } = AdminPort::open(args.admin_address, &args.guard, level, map.map(map::routes)).await?;
+    } = AdminPort::open(args.admin_address, &args.guard, level).await?;
     let readiness = LeaderReadiness::new(readiness);
     let reach = Options {
         kubeconfig: args.kubeconfig,
@@ -232,7 +226,6 @@ async fn serve(args: Args, settings: lease::Settings, level: logs::Level) -> any
         metrics: ControllerMetrics::register(&registry)?,
         readiness,
         page: Some(args.list_page).filter(|page| *page > 0),
-        questions,
     };
     let settings = Settings {
         service_cidrs: args.service_cidr,
@@ -244,7 +237,6 @@ async fn serve(args: Args, settings: lease::Settings, level: logs::Level) -> any
         }),
         default_pool_cidrs: args.default_pool_cidr,
         leak_grace: Duration::from_secs(args.leak_grace.into()),
-        pod_names: args.map,
         ..Settings::default()
     };
     let grace = Duration::from_secs(args.shutdown_grace.into());

@@ -10,7 +10,6 @@ use prometheus::process_collector::ProcessCollector;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-use axum::Router;
 use cadastre_daemon::telemetry::admin;
 use cadastre_daemon::telemetry::admin::Admin;
 use cadastre_daemon::telemetry::review::Review;
@@ -43,8 +42,8 @@ pub(super) struct Guard {
     #[arg(long, env = "CADASTRE_ADMIN_TLS_KEY", requires = "admin_tls_cert")]
     admin_tls_key: Option<PathBuf>,
 
-    /// Show /metrics and /map only to bearer tokens of who may get these paths: the API server is
-    /// asked (TokenReview, SubjectAccessReview). Probes stay open
+    /// Show /metrics only to bearer tokens of who may get it: the API server is asked (TokenReview,
+    /// SubjectAccessReview). Probes stay open
     #[arg(long, env = "CADASTRE_METRICS_AUTH", requires = "admin_tls_cert")]
     metrics_auth: bool,
 
@@ -70,7 +69,6 @@ impl AdminPort {
         address: SocketAddr,
         guard: &Guard,
         level: logs::Level,
-        more: Option<Router>,
     ) -> anyhow::Result<Self> {
         let registry = Registry::new();
         build_info(&registry)?;
@@ -93,7 +91,6 @@ impl AdminPort {
             registry: registry.clone(),
             readiness: readiness.clone(),
             level: Some(level),
-            pages: more,
             review: review.clone(),
         };
         let ready = readiness.clone();

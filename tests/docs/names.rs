@@ -125,7 +125,10 @@ fn variables() -> BTreeSet<String> {
 #[test]
 fn variables_in_pages_are_read() {
     let read = variables();
-    assert!(read.contains("CADASTRE_MAP") && read.len() > 30, "{read:?}");
+    assert!(
+        read.contains("CADASTRE_METRICS_AUTH") && read.len() > 30,
+        "{read:?}"
+    );
     let mut wrong = Vec::new();
     for (page, code) in all_code() {
         for name in words(&code).filter(|it| it.starts_with("CADASTRE_")) {

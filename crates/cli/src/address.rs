@@ -54,7 +54,8 @@ pub enum State {
 }
 
 impl State {
-    fn words(self) -> &'static str {
+    /// What that means.
+    pub(crate) fn words(self) -> &'static str {
         match self {
             State::InUse => "in use",
             State::WithoutPod => "in use by the agent's word, but its pod is gone or has ended",
@@ -300,7 +301,12 @@ impl RangeFact {
     }
 
     fn words(&self, style: &Style) -> String {
-        let mut text = format!("{} {}", self.cidr, self.kind);
+        format!("{} {}", self.cidr, self.told(style))
+    }
+
+    /// What there is to say of it but where it is.
+    pub(crate) fn told(&self, style: &Style) -> String {
+        let mut text = self.kind.to_owned();
         if self.resting {
             let _ = write!(text, " in quarantine, was node {}'s", self.node);
             let left = left(self.until, style.now);
@@ -338,8 +344,9 @@ impl Holder {
     }
 }
 
-impl Report for AddressReport {
-    fn text(&self, style: &Style) -> String {
+impl AddressReport {
+    /// All of it, by names.
+    pub(crate) fn facts(&self, style: &Style) -> Facts {
         let mut facts = Facts::default();
         facts.add("Address", self.address.to_string());
         facts.add("State", self.state.words());
@@ -364,6 +371,12 @@ impl Report for AddressReport {
         for node in &self.nodes {
             facts.add("Reported by", format!("node {node}"));
         }
-        facts.text()
+        facts
+    }
+}
+
+impl Report for AddressReport {
+    fn text(&self, style: &Style) -> String {
+        self.facts(style).text()
     }
 }

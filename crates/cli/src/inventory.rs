@@ -240,6 +240,23 @@ impl Inventory {
         within.flat_map(|(addr, all)| all.iter().map(|at| (*addr, &self.pods[*at])))
     }
 
+    /// The ranges that a node of that name has or had, sorted.
+    pub(crate) fn ranges_of(&self, node: &str) -> Vec<Cidr> {
+        let registry = &self.registry;
+        let blocks = registry.blocks.iter().filter(|it| *it.owner.name == *node);
+        let live = self.world.nodes.get(node).into_iter();
+        let name = node.into();
+        let resting = registry
+            .rests_of(&name)
+            .flat_map(|(_, it)| it.ranges.clone());
+        let mut ranges: Vec<Cidr> = blocks.map(|it| it.cidr).collect();
+        ranges.extend(live.flat_map(|it| it.pod_cidrs.iter().copied()));
+        ranges.extend(resting);
+        ranges.sort_unstable();
+        ranges.dedup();
+        ranges
+    }
+
     /// The pod of that UID.
     pub(crate) fn pod_by_uid(&self, uid: &str) -> Option<&PodFact> {
         Some(&self.pods[*self.by_uid.get(&PodUid::read(uid))?])

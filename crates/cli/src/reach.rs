@@ -30,6 +30,7 @@ const TRIES: usize = 3;
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The API server, with the limits of one command.
+#[derive(Clone)]
 pub struct Reach {
     /// For what is not here
     pub client: Client,
@@ -56,7 +57,11 @@ impl Reach {
             context: flags.context.clone(),
             rate: None,
         };
-        let mut config = client::configure(&options).await?;
+        Self::of(client::configure(&options).await?, flags)
+    }
+
+    /// By that configuration of a cluster.
+    pub(crate) fn of(mut config: kube::Config, flags: &Flags) -> anyhow::Result<Self> {
         if flags.impersonate.is_some() {
             config.auth_info.impersonate.clone_from(&flags.impersonate);
         }

@@ -162,17 +162,28 @@ impl Facts {
     pub fn add(&mut self, name: &str, value: impl Into<String>) {
         let value = value.into();
         if !value.is_empty() {
-            self.0.push((format!("{name}:"), value));
+            self.0.push((name.to_owned(), value));
         }
+    }
+
+    /// Each name with its value.
+    pub(crate) fn rows(self) -> Vec<(String, String)> {
+        self.0
     }
 
     /// The lines.
     pub fn text(self) -> String {
-        let width = self.0.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+        let width = self
+            .0
+            .iter()
+            .map(|(name, _)| name.len() + 1)
+            .max()
+            .unwrap_or(0);
         let mut text = String::new();
         for (name, value) in self.0 {
             // A value of several lines stays in its column.
             let value = value.replace('\n', &format!("\n{:width$}  ", ""));
+            let name = format!("{name}:");
             let _ = writeln!(text, "{name:width$}  {value}");
         }
         text

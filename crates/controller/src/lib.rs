@@ -22,11 +22,10 @@
 //! | `account`, `carve` | what a node has, wants and can spare; new blocks for it |
 //! | [`podcidr`], [`demand`], [`block`], [`subnet`], [`quarantine`], [`leaks`], [`pool`] | the loops |
 //! | [`figures`], [`totals`], [`conditions`], [`forecast`] | what a pool's status says |
-//! | [`map`] | the address space for people to look at |
 //! | [`bootstrap`], [`default_pool`] | the default pool of a cluster that has none |
 //! | [`queue`], [`report`] | keyed work with back-off; Kubernetes events to be |
 //! | [`refusals`] | calls that come to nothing: when they may be made again, what is told of them |
-//! | [`telemetry`] | figures and the page of the map |
+//! | [`telemetry`] | figures of the loops and of pools |
 //! | [`run`], [`events`] | the shell: the only place with IO |
 //!
 //! # Guarantees
@@ -55,7 +54,6 @@ mod leader;
 pub mod leaks;
 mod listening;
 pub mod machine;
-pub mod map;
 mod now;
 pub mod podcidr;
 pub mod pool;

@@ -17,7 +17,6 @@ use std::time::Duration;
 
 use super::departed::Departed;
 use super::leader::{Leader, Room, Told};
-use super::map::{Answer, Ask};
 use super::report::Report;
 use super::settings::Settings;
 use super::view::View;
@@ -80,13 +79,9 @@ pub struct Controller {
 impl Controller {
     /// A controller that knows nothing yet.
     pub fn new(settings: Settings) -> Self {
-        let mut world = World::default();
-        if settings.pod_names {
-            world.pods.keep_names();
-        }
         Controller {
             settings,
-            world,
+            world: World::default(),
             departed: Departed::default(),
             leader: None,
             pending: BTreeMap::new(),
@@ -229,11 +224,6 @@ impl Controller {
     /// knows is no longer there, it asks for nothing any more, and must be started anew.
     pub fn is_put_back(&self) -> bool {
         self.put_back
-    }
-
-    /// What people ask of the address space, whether it leads or not.
-    pub fn map(&self, ask: &Ask) -> Answer {
-        super::map::answer(&self.world, ask)
     }
 
     /// What it knows of itself.

@@ -21,7 +21,6 @@ use crate::cluster::request::Outgoing;
 use crate::cluster::request::{Outcome, Refusal, RequestId};
 use crate::cluster::writer::Writer;
 use crate::telemetry::ControllerMetrics;
-use crate::telemetry::map::Question;
 use cadastre_api::FIELD_MANAGER;
 use cadastre_daemon::clock::Clock;
 use cadastre_daemon::events;
@@ -44,10 +43,6 @@ const REPORT_BACKLOG: usize = 1024;
 /// How often figures for metrics are taken.
 const FIGURES_PAUSE: Duration = Duration::from_secs(2);
 
-/// After an answer about the address space none is given for so many times as long as it took: nobody
-/// may keep the loop from its work by asking.
-const QUESTION_PAUSE: u32 = 10;
-
 /// What the shell works with.
 pub struct Parts {
     /// For watches and events
@@ -66,8 +61,6 @@ pub struct Parts {
     pub readiness: LeaderReadiness,
     /// Objects a page of a list
     pub page: Option<u32>,
-    /// Questions about the address space, if they may be asked
-    pub questions: Option<mpsc::Receiver<Question>>,
 }
 
 /// Runs until `stop` says so and then until what is in flight is settled, for at most `grace`.
@@ -94,7 +87,6 @@ pub async fn run(
         stop,
         stop_by: None,
         figures_at: Instant::now(),
-        question_at: Instant::now(),
         dealing: false,
         trouble: None,
     };
@@ -110,13 +102,6 @@ pub async fn run(
     let settled = shell.run(events, grace).await;
     watches.abort_all();
     settled
-}
-
-/// The next question, not before that time.
-async fn next(questions: &mut Option<mpsc::Receiver<Question>>, at: Instant) -> Option<Question> {
-    let questions = questions.as_mut()?;
-    tokio::time::sleep_until(at).await;
-    questions.recv().await
 }
 
 fn follow_all(parts: &Parts, seen: &mpsc::Sender<Event>) -> JoinSet<()> {
@@ -200,7 +185,6 @@ struct Shell {
     stop: watch::Receiver<bool>,
     stop_by: Option<Instant>,
     figures_at: Instant,
-    question_at: Instant,
     dealing: bool,
     /// What was last said of the default pool
     trouble: Option<String>,
@@ -236,14 +220,6 @@ impl Shell {
                     Ok((id, name, took, outcome)) => self.answered(id, name, took, outcome),
                     Err(error) => warn!("a request's task ended badly: {error}"),
                 },
-                Some(question) = next(&mut self.parts.questions, self.question_at) => {
-                    let begun = Instant::now();
-                    let answer = self.controller.map(&question.ask);
-                    // Whoever asked may be gone.
-                    let _ = question.answer.send(answer);
-                    let now = Instant::now();
-                    self.question_at = now + QUESTION_PAUSE * (now - begun);
-                }
                 changed = self.parts.leadership.changed() => {
                     if changed.is_ok() {
                         self.leadership();

@@ -22,8 +22,6 @@ pub struct Settings {
     pub default_pool_cidrs: Vec<Cidr>,
     /// How long an address may be without a pod before its node is asked about it
     pub leak_grace: Duration,
-    /// Whether [`crate::Controller::map`] will be asked for the names of pods, which costs memory for each
-    pub pod_names: bool,
 }
 
 impl Default for Settings {
@@ -36,7 +34,6 @@ impl Default for Settings {
             default_pool: None,
             default_pool_cidrs: Vec::new(),
             leak_grace: Duration::from_secs(300),
-            pod_names: false,
         }
     }
 }

@@ -15,7 +15,6 @@ use cadastre_e2e::wait::until;
 use cadastre_e2e::{Daemon, Options, Stage};
 use cadastre_node::client::ask;
 use cadastre_node::{Add, Attachment, Op};
-use http::{Method, StatusCode};
 use serde_json::{Value, json};
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -209,13 +208,4 @@ async fn an_exhausted_pool_alerts_an_extension_resolves_it_and_so_does_a_control
 
     stage.controller.process().kill().unwrap();
     fires(&server, &[("CadastreControllerDown", "", "")]).await;
-}
-
-#[tokio::test]
-async fn there_is_no_map_unless_it_is_asked_for() {
-    let stage = Stage::start(Options::default(), &[]).await.unwrap();
-    for path in ["/map", "/map.json", "/map/map.js"] {
-        let (status, _) = stage.controller.ask(Method::GET, path, "").await.unwrap();
-        assert_eq!(status, StatusCode::NOT_FOUND, "{path}");
-    }
 }

@@ -33,7 +33,6 @@ async fn it_takes_everything_and_the_chart_does_not_go_on_with_old_crds() {
 
     // All that is off by itself, but for what needs the Prometheus operator's CRDs.
     let all = template(&[
-        "--set=controller.map=true",
         "--set=metrics.tlsSecret=admin",
         "--set=metrics.auth=true",
         "--set=metrics.dashboard=true",

@@ -1,13 +1,13 @@
-//! `/map` in a real browser: what people see, and what they do with keys and mouse.
+//! `kubectl cadastre map --web` in a real browser: what people see, and what they do with keys and mouse.
 //!
 //! Needs Chromium (Debian package `chromium`); where there is none every test is ignored and the reason
 //! is printed. With `PICTURES=FOLDER` the pictures of the README are written there (`make pictures`).
 //!
 //! | file | subject |
 //! |---|---|
-//! | `small` | one controller that leads, two pools, a few pods |
-//! | `large` | 20,000 blocks, on a controller that stands by |
-//! | `page` | the browser with the page open |
+//! | `small` | a cluster at work: two pools, a few pods |
+//! | `large` | 20,000 blocks, and no controller at all |
+//! | `page` | the plugin, and the browser with its page open |
 
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic)] // helpers of tests are tests
 

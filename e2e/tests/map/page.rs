@@ -1,29 +1,60 @@
 //! The browser with the page open.
 
+use std::net::Ipv4Addr;
 use std::path::PathBuf;
+use std::time::Duration;
 
-use cadastre_e2e::{Browser, Daemon};
+use cadastre_e2e::control_plane::ADMIN;
+use cadastre_e2e::process::{self, Process};
+use cadastre_e2e::wait::until;
+use cadastre_e2e::{Browser, ControlPlane, daemon};
+use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::LIMIT;
+
 pub(crate) struct Page {
     pub browser: Browser,
+    /// `kubectl cadastre map --web`
+    pub plugin: Process,
     _folder: TempDir,
 }
 
 impl Page {
-    /// Opens the page at that place (`#pool=...`, or nothing) and waits until it shows something.
-    pub async fn open(daemon: &Daemon, place: &str) -> Self {
+    /// Starts the plugin, opens the page and waits until it shows something.
+    pub async fn open(cluster: &ControlPlane) -> Self {
         let folder = tempfile::tempdir().unwrap();
+        let mut command = process::command(&daemon::kubectl_plugin().unwrap());
+        command
+            .args(["map", "--web"])
+            .env("KUBECONFIG", cluster.kubeconfig(ADMIN).unwrap());
+        let log = folder.path().join("plugin.log");
+        let mut plugin = Process::spawn("kubectl-cadastre", command, &log).unwrap();
+        let url = until("the page is served", LIMIT, async || {
+            plugin.check_running()?;
+            let said = std::fs::read_to_string(&log)?;
+            let mut lines = said.split_inclusive('\n');
+            let url = lines.find(|it| it.starts_with("http://127.0.0.1:") && it.ends_with('\n'));
+            Ok(url.map(|it| it.trim().to_owned()))
+        });
+        let url = url.await.unwrap();
         let mut browser = Browser::start(folder.path(), 1440, 1000).await.unwrap();
-        let url = format!("http://{}/map{place}", daemon.admin_address());
         browser.open(&url).await.unwrap();
         let mut page = Self {
             browser,
+            plugin,
             _folder: folder,
         };
         page.ready().await;
         page
+    }
+
+    /// Ends the plugin as Ctrl-C does.
+    pub async fn interrupt(&mut self) {
+        self.plugin.signal(Signal::INT).unwrap();
+        let ended = self.plugin.wait(Duration::from_secs(10)).await.unwrap();
+        assert!(ended.is_some_and(|it| it.success()), "{ended:?}");
     }
 
     pub async fn ready(&mut self) {
@@ -46,10 +77,10 @@ impl Page {
         text.as_str().unwrap_or_default().to_owned()
     }
 
-    /// A number that the page keeps for those who look after it: `rows`, `drawn`.
-    pub async fn count(&mut self, name: &str) -> u64 {
-        let count = format!("Number(document.documentElement.dataset.{name})");
-        self.browser.eval(&count).await.unwrap().as_u64().unwrap()
+    /// How many cells are not simply free.
+    pub async fn cells(&mut self) -> u64 {
+        let count = self.browser.eval("now.picture.cells.length");
+        count.await.unwrap().as_u64().unwrap()
     }
 
     /// Which part of the space is in view.
@@ -68,13 +99,20 @@ impl Page {
         self.browser.eval(count).await.unwrap().as_u64().unwrap()
     }
 
-    /// Clicks so often on the cell of an address.
+    /// Clicks so often on the cell of an IPv4 address.
     pub async fn click(&mut self, address: &str, times: u32) {
+        let view = self.view().await;
+        let (first, len) = view.split_once('/').unwrap();
+        let number = |text: &str| u32::from(text.parse::<Ipv4Addr>().unwrap());
+        let offset = number(address) - number(first);
+        let size = self.browser.eval("now.picture.cellSize").await.unwrap();
+        let size = u32::try_from(size.as_u64().unwrap()).unwrap();
+        assert!(size >= len.parse().unwrap());
+        let cell = offset >> (32 - size);
         let place = format!(
-            "(() => {{ const g = now.grid, i = g.indexOf(parseAddress('{address}').value); \
-             const box = document.getElementById('map').getBoundingClientRect(); \
-             return [box.left + GUTTER + (i % g.columns + 0.5) * g.w, \
-                     box.top + TOP + (Math.floor(i / g.columns) + 0.5) * g.h]; }})()"
+            "(() => {{ const box = document.getElementById('map').getBoundingClientRect(); \
+             const [[x, y, w, h]] = boxes({{ at: {cell}, count: 1 }}); \
+             return [box.left + x + w / 2, box.top + y + h / 2]; }})()"
         );
         let place: Value = self.browser.eval(&place).await.unwrap();
         let at = |i: usize| place[i].as_f64().unwrap();

@@ -1,15 +1,12 @@
-//! One controller that leads, two pools, a few pods.
+//! A cluster at work: two pools, a few pods.
 
-use cadastre_e2e::hand::LIMIT;
-use cadastre_e2e::wait::until;
 use cadastre_e2e::{Agents, Options, Stage};
-use http::{Method, StatusCode};
 use serde_json::json;
 
 use crate::page::Page;
 
 pub(crate) async fn a_small_cluster_is_shown_searched_and_walked_through() {
-    let stage = Stage::start(Options::default(), &["--map"]).await.unwrap();
+    let stage = Stage::start(Options::default(), &[]).await.unwrap();
     let hand = stage.hand().await.unwrap();
     let agents = Agents::start(hand.client.clone());
     let blocks = json!({
@@ -37,33 +34,20 @@ pub(crate) async fn a_small_cluster_is_shown_searched_and_walked_through() {
     let cidr = hand.served("cidrs-1").await.unwrap()[0].clone();
     let (pod, address) = given.last().unwrap().clone();
     let block = hand.listed("blocks-3", 2).await.unwrap()[0].clone();
-    until("the map tells of the last pod", LIMIT, async || {
-        let range = block.replace('/', "%2F");
-        let told = stage
-            .controller
-            .get(&format!("/map.json?range={range}"))
-            .await?;
-        Ok((told.contains(&pod) && told.contains("\"pod\"")).then_some(()))
-    })
-    .await
-    .unwrap();
-    let (status, text) = stage
-        .controller
-        .ask(Method::GET, "/map.json?what=1", "")
+    let told = |it: &cadastre_api::NodeSubnet| {
+        let mut blocks = it.status.iter().flat_map(|status| &status.blocks);
+        blocks.any(|it| it.cidr == block && it.used == 3)
+    };
+    hand.subnet_until("blocks-3", "tells of its pods", told)
         .await
         .unwrap();
-    assert!(
-        status == StatusCode::BAD_REQUEST && text.contains("range=CIDR"),
-        "{text}"
-    );
-
-    let mut page = Page::open(&stage.controller, "").await;
+    let mut page = Page::open(&stage.cluster).await;
     page.says("#pool", "cidrs").await;
     page.says("#figures", "blocks held").await;
-    page.says("#legend", "reserved").await;
+    page.says("#legend", "Reserved").await;
     assert_eq!(
-        (page.view().await.as_str(), page.count("rows").await),
-        ("10.60.0.0/24", 6)
+        (page.view().await.as_str(), page.cells().await),
+        ("10.60.0.0/24", 4)
     );
     assert!(page.colours().await > 5);
     // By mouse: a block, then into it.
@@ -88,6 +72,7 @@ pub(crate) async fn a_small_cluster_is_shown_searched_and_walked_through() {
     page.browser.press(&["Escape"]).await.unwrap();
     page.ready().await;
     page.browser.press(&["ArrowLeft"]).await.unwrap();
+    page.ready().await;
     let before = page.text("#about h2").await;
     assert_ne!(before, block);
     page.browser.press(&["ArrowRight", "Enter"]).await.unwrap();
@@ -118,9 +103,23 @@ pub(crate) async fn a_small_cluster_is_shown_searched_and_walked_through() {
     assert!(page.colours().await > 3);
     page.assert_quiet().await;
 
-    // The controller that leads is gone: the page says so.
+    // What has come since is there when it is asked for.
+    hand.node("cidrs", "cidrs-2").await.unwrap();
+    hand.served("cidrs-2").await.unwrap();
+    page.browser.press(&["/"]).await.unwrap();
+    page.browser.type_text("cidrs-2").await.unwrap();
+    page.browser.press(&["Enter"]).await.unwrap();
+    page.says("#trouble", "Nothing of that name").await;
+    page.browser.press(&["Escape", "r"]).await.unwrap();
+    page.ready().await;
+    page.browser.press(&["/"]).await.unwrap();
+    page.browser.type_text("cidrs-2").await.unwrap();
+    page.says("#hits", "node").await;
+
+    // The plugin has ended: the page says so.
+    page.interrupt().await;
     page.browser
-        .eval("fetch = async () => { throw new Error('Failed to fetch') }, document.getElementById('refresh').click()")
+        .eval("document.getElementById('refresh').click()")
         .await
         .unwrap();
     page.says("#trouble", "Failed to fetch").await;

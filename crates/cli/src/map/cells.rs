@@ -1,4 +1,5 @@
-//! A range cut into equal cells, and what each of them is.
+//! A range cut into equal cells, and what each of them is: the one model of the picture, for the terminal and
+//! for the page.
 //!
 //! # Guarantees
 //! - A picture costs one pass over what lies in it, whatever lies outside.
@@ -26,6 +27,8 @@ pub enum Kind {
     PodCidr,
     /// A range of a node that is gone
     Quarantine,
+    /// An address in use
+    Address,
     /// Never given out
     Reserved,
 }
@@ -50,7 +53,7 @@ pub struct Cell {
     pub reserved: u16,
     /// Thousandths of what is held that are in use
     pub fill: u16,
-    /// The nodes that have any of it; of many only the first few.
+    /// The nodes that have any of it; of many only the first few. Of an address the pod
     pub owners: Vec<String>,
     /// Whether several nodes have some of the same addresses
     pub overlaps: bool,
@@ -64,6 +67,8 @@ const OWNERS: usize = 4;
 pub(super) struct Range {
     pub fact: RangeFact,
     pub kind: Kind,
+    /// How a block stands
+    pub state: Option<BlockState>,
     /// Addresses in use
     pub used: u64,
     /// Addresses that pods may have
@@ -114,6 +119,7 @@ impl Range {
         let told: Option<i64> = counts.into_iter().sum();
         Range {
             kind,
+            state,
             used,
             capacity: told.map_or(fact.cidr.size(), |it| it.unsigned_abs().into()),
             overlaps: false,
@@ -166,6 +172,12 @@ fn touched(span: Span, within: Cidr, cell_size: u8) -> impl Iterator<Item = (u64
         let more = part.last().value - part.first().value;
         Some((at, more.saturating_add(1)))
     })
+}
+
+/// Where a range lies among the cells: the first one, and how many.
+pub(super) fn place(range: &Cidr, within: &Cidr, cell_size: u8) -> Option<(u64, u64)> {
+    let (first, last) = ends((*range).into(), within, cell_size)?;
+    Some((first, (last - first).saturating_add(1)))
 }
 
 /// What lies in one cell.
@@ -257,6 +269,25 @@ impl Content {
             owners,
         }
     }
+}
+
+/// The addresses in use of a range, a cell each.
+pub(super) fn addresses(within: Cidr, inventory: &Inventory) -> Vec<Cell> {
+    let first = within.first().value;
+    let used = inventory.in_use(&within).into_iter();
+    let cell = |(addr, pod): (Addr, &str)| Cell {
+        cidr: Cidr::host(addr),
+        at: u64::try_from(addr.value - first).unwrap_or(u64::MAX),
+        count: 1,
+        kind: Kind::Address,
+        held: 1000,
+        resting: 0,
+        reserved: 0,
+        fill: 1000,
+        owners: vec![pod.to_owned()],
+        overlaps: false,
+    };
+    used.map(cell).collect()
 }
 
 /// In thousandths; what there is a little of is never nothing.

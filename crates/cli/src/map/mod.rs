@@ -1,12 +1,25 @@
-//! `kubectl cadastre map`: the space of a pool as a picture.
+//! `kubectl cadastre map`: the space of a pool as a picture, in the terminal or in a browser.
 //!
 //! A cell is one block, or an aligned run of blocks where the pool has more than the picture has
 //! cells. What it shows is counted from the ledger, so it is exact at every size.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `cells` | what each cell is: the one model of both pictures |
+//! | `picture` | the picture as text |
+//! | `web` | the page's server, on this machine alone |
+//! | `place`, `page`, `about` | which part of a pool is in view; what the page shows of it; what one cell is |
+//! | `find` | where something is |
 
+mod about;
 mod cells;
+mod find;
+mod page;
 mod picture;
+mod place;
 #[cfg(test)]
 mod tests;
+mod web;
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -26,10 +39,20 @@ use cadastre_core::Cidr;
 #[command(after_help = "Examples:
   kubectl cadastre map default
   kubectl cadastre map default --by fill --rows 40
-  NO_COLOR=1 kubectl cadastre map default")]
+  NO_COLOR=1 kubectl cadastre map default
+  kubectl cadastre map --web")]
 pub struct Args {
-    /// The pool
-    pool: String,
+    /// The pool; with --web the one that is shown first
+    #[arg(required_unless_present = "web")]
+    pool: Option<String>,
+
+    /// Serve the map as a page for browsers of this machine, until Ctrl-C
+    #[arg(long, conflicts_with_all = ["by", "rows"])]
+    web: bool,
+
+    /// Port of that page on 127.0.0.1; 0 takes a free one
+    #[arg(long, requires = "web", default_value_t = 0)]
+    port: u16,
 
     /// What a taken cell shows
     #[arg(long, value_enum, default_value_t = By::Owner)]
@@ -121,10 +144,14 @@ pub fn map(name: &str, most: u64, by: By, inventory: &Inventory) -> anyhow::Resu
 
 /// Runs the verb.
 pub async fn exec(args: &Args, flags: &Flags, reach: &Reach) -> anyhow::Result<Verdict> {
+    let pool = args.pool.as_deref();
+    if args.web {
+        return web::exec(pool, args.port, reach).await;
+    }
     let inventory = reach.inventory(Wanted::PODS).await?;
     let style = Style::of_stdout(flags.output, inventory.now);
     let most = u64::from(args.rows) * style.width as u64 / 2;
-    let report = map(&args.pool, most, args.by, &inventory)?;
+    let report = map(pool.unwrap_or_default(), most, args.by, &inventory)?;
     render::print(&report, flags.output, inventory.now)?;
     Ok(Verdict::Clean)
 }

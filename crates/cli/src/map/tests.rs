@@ -1,22 +1,312 @@
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::cells::cells_of;
+use super::find::find;
+use super::page::view;
 use super::{By, map};
+use crate::inventory::Inventory;
 use crate::render::Report as _;
-use crate::tests::{Cluster, style};
+use crate::tests::{Cluster, cidr, style};
+
+/// Two pools: of `p` nodes a and b have blocks, of which b's drains, and a dead one's rests; `q` gives podCIDRs.
+fn cluster() -> Cluster {
+    let mut cluster = Cluster::empty();
+    let spec = json!({"ipv4": {"cidrs": ["10.0.0.0/24"], "blockSize": 28}, "reserved": ["10.0.0.250-10.0.0.255"]});
+    cluster.pool("p", &spec);
+    let spec = json!({"allocate": "NodeCIDR", "ipv4": {"cidrs": ["10.1.0.0/16"], "blockSize": 24}});
+    cluster.pool("q", &spec);
+    cluster.node("a", &["10.1.1.0/24"]);
+    cluster.node("b", &["10.1.2.0/24"]);
+    cluster.block("10.0.0.0/28", "p", "a");
+    cluster.block("10.0.0.16/28", "p", "b");
+    cluster.rest("10.0.0.32/28", "p", "gone", "2026-11-21T12:05:00Z");
+    for (name, node, address) in [
+        ("shop/web", "a", "10.0.0.5"),
+        ("shop/db", "a", "10.0.0.7"),
+        ("shop/web-2", "b", "10.1.2.9"),
+    ] {
+        cluster.pod(name, node, &[address]);
+    }
+    let held = [("10.0.0.5", "shop/web"), ("10.0.0.6", "shop/gone")];
+    cluster.subnet("a", &["10.0.0.0/28"], &held);
+    cluster.subnet("b", &["10.0.0.16/28"], &[]);
+    cluster.lists.subnets[1].spec["blocks"][0]["recall"] = json!("Drain");
+    cluster
+}
+
+/// What the page is told of a place.
+fn look(place: &Value, inventory: &Inventory) -> Value {
+    let place = serde_json::from_value(place.clone()).unwrap();
+    serde_json::to_value(view(&place, inventory).unwrap()).unwrap()
+}
+
+/// What the page is told of a cell.
+fn about(pool: &str, view: &str, cell_size: u8, cell: u64, inventory: &Inventory) -> Value {
+    let spot = json!({"pool": pool, "view": view, "cellSize": cell_size, "cell": cell});
+    let spot: super::about::Spot = serde_json::from_value(spot).unwrap();
+    spot.about(inventory)
+        .map_or(Value::Null, |it| serde_json::to_value(it).unwrap())
+}
+
+/// Each cell in a line.
+fn cells(view: &Value) -> Vec<String> {
+    let cells = view["picture"]["cells"].as_array().unwrap().iter();
+    let line = |it: &Value| {
+        let text = ["at", "count", "cidr", "kind", "owners", "fill"].map(|key| it[key].to_string());
+        text.join(" ").replace('"', "")
+    };
+    cells.map(line).collect()
+}
+
+#[test]
+fn a_view_shows_each_range_with_its_node_its_kind_and_how_full_it_is() {
+    let inventory = cluster().inventory();
+    let blocks = look(&json!({"pool": "p"}), &inventory);
+    assert_eq!(
+        cells(&blocks),
+        [
+            "0 1 10.0.0.0/28 block [a] 125",
+            "1 1 10.0.0.16/28 changing [b] 0",
+            "2 1 10.0.0.32/28 quarantine [] 0",
+            "15 1 10.0.0.240/28 reserved [] 0",
+        ]
+    );
+    let picture = &blocks["picture"];
+    assert_eq!(
+        [&picture["view"], &picture["cellSize"]],
+        [&json!("10.0.0.0/24"), &json!(28)]
+    );
+    assert_eq!(picture["columns"], 4);
+    assert_eq!(picture["lines"][3], "10.0.0.192");
+    let figures = blocks["figures"].to_string();
+    assert!(
+        figures.contains(r#"["blocks held","2",false]"#),
+        "{figures}"
+    );
+    let cidrs = look(&json!({"pool": "q"}), &inventory);
+    assert_eq!(
+        cells(&cidrs),
+        [
+            "1 1 10.1.1.0/24 podCidr [a] 0",
+            "2 1 10.1.2.0/24 podCidr [b] 3"
+        ]
+    );
+    assert_eq!(cidrs["picture"]["legend"], json!([["podCidr", "2"]]));
+}
 
 #[test]
 fn a_range_over_several_cells_is_one_and_what_several_nodes_have_is_told() {
-    let mut cluster = Cluster::new();
+    let mut cluster = cluster();
     let drawn = |cluster: &Cluster| {
         let map = map("p", 100, By::Owner, &cluster.inventory()).unwrap();
-        let cells = &map.parts[0].cells;
-        let last = (cells[2].at, cells[2].count, cells[2].owners.join(","));
-        (last, map.text(&style()))
+        map.text(&style())
     };
     cluster.block("10.0.0.64/26", "p", "a");
-    let (last, text) = drawn(&cluster);
-    assert_eq!(last, (4, 4, "a".to_owned()));
-    assert!(text.contains("AB..AAAA") && !text.contains("[!]"), "{text}");
-    cluster.node("c", &["10.0.0.64/28"]);
-    let (last, text) = drawn(&cluster);
-    assert_eq!(last, (4, 1, "a,c".to_owned()));
-    assert!(text.contains("AB..!AAA") && text.contains("[!]"), "{text}");
+    let all = cells(&look(&json!({"pool": "p"}), &cluster.inventory()));
+    assert_eq!(all[3], "4 4 10.0.0.64/26 changing [a] 0");
+    let text = drawn(&cluster);
+    assert!(text.contains("AB~.AAAA") && !text.contains("[!]"), "{text}");
+    cluster.node("c", &["10.0.0.80/28"]);
+    let text = drawn(&cluster);
+    assert!(text.contains("AB~.A!AA") && text.contains("[!]"), "{text}");
+    let view = look(&json!({"pool": "p"}), &cluster.inventory());
+    assert_eq!(cells(&view)[4], "5 1 10.0.0.80/28 changing [a,c] 0");
+    assert_eq!(view["picture"]["cells"][4]["overlaps"], true);
+}
+
+#[test]
+fn a_range_says_what_agents_and_pods_say_each_address_once() {
+    let inventory = cluster().inventory();
+    let cell = |size, at| about("p", "10.0.0.0/24", size, at, &inventory);
+    let block = cell(28, 0);
+    assert_eq!([&block["cidr"], &block["node"]], ["10.0.0.0/28", "a"]);
+    assert_eq!(block["ranges"], json!(["10.0.0.0/28", "10.1.1.0/24"]));
+    let gone = "shop/gone · in use by the agent's word, but its pod is gone or has ended";
+    assert_eq!(
+        block["addresses"],
+        json!([
+            ["10.0.0.5", "shop/web"],
+            ["10.0.0.6", gone],
+            ["10.0.0.7", "shop/db"]
+        ])
+    );
+    for (size, at, says) in [
+        (28, 0, "2 used, 0 cooling, 14 free"),
+        (28, 2, "in quarantine, was node gone's, over in 5m"),
+        (28, 3, "free"),
+        (28, 15, "10.0.0.250-10.0.0.255"),
+        (26, 0, "3 ranges of 3 nodes"),
+    ] {
+        let is = cell(size, at);
+        assert!(is["words"].as_str().unwrap().contains(says), "{is}");
+    }
+    let address = about("p", "10.0.0.0/28", 32, 5, &inventory);
+    assert_eq!(
+        [&address["words"], &address["at"]],
+        [&json!("in use"), &json!(5)]
+    );
+    assert!(
+        address["facts"]
+            .to_string()
+            .contains(r#"["Pod","shop/web"]"#)
+    );
+    let outside = about("p", "10.9.0.0/24", 28, 0, &inventory);
+    assert_eq!(outside["words"], "not in the pool");
+    for (size, at) in [(28, 16), (33, 0), (8, 0)] {
+        assert_eq!(cell(size, at), Value::Null, "{size} {at}");
+    }
+}
+
+#[test]
+fn of_a_range_over_more_cells_than_can_be_counted_it_is_told_at_once() {
+    let mut cluster = cluster();
+    cluster.node("wide", &["fd00::/64"]);
+    let wide = about("p", "fd00::/64", 127, 7, &cluster.inventory());
+    assert_eq!(
+        [&wide["cidr"], &wide["count"]],
+        [&json!("fd00::/64"), &json!(1_u64 << 63)]
+    );
+}
+
+#[test]
+fn zooming_goes_down_to_addresses_and_back_and_a_place_is_shown_among_its_neighbours() {
+    let inventory = cluster().inventory();
+    let look = |place| look(&place, &inventory)["picture"].take();
+    let block = look(json!({"view": "10.0.0.0/24", "at": "10.0.0.0/28", "closer": true}));
+    assert_eq!(
+        [&block["view"], &block["cellSize"]],
+        [&json!("10.0.0.0/28"), &json!(32)]
+    );
+    assert_eq!(block["cells"][0]["owners"], json!(["shop/web"]));
+    assert_eq!(block["chosen"]["cidr"], "10.0.0.0/28");
+    assert_eq!(block["path"], json!(["10.0.0.0/24", "10.0.0.0/28"]));
+    let still = look(json!({"view": "10.0.0.0/28", "at": "10.0.0.5/32", "closer": true}));
+    assert_eq!(
+        [&still["view"], &still["chosen"]["cidr"]],
+        ["10.0.0.0/28", "10.0.0.5/32"]
+    );
+    // A free block is cut finer, too.
+    let free = look(json!({"view": "10.0.0.128/28", "at": "10.0.0.130/32"}));
+    assert_eq!(
+        [&free["cellSize"], &free["cells"]],
+        [&json!(32), &json!([])]
+    );
+    assert_eq!(free["chosen"]["words"], "in a pool, given to no node");
+    let deep = look(json!({"pool": "q", "view": "10.1.77.0/24"}));
+    assert_eq!(
+        deep["path"],
+        json!(["10.1.0.0/16", "10.1.64.0/20", "10.1.77.0/24"])
+    );
+    // Somewhere else than what was in view, and another family's.
+    let there = look(json!({"pool": "q", "view": "10.1.0.0/20", "at": "10.1.200.7/32"}));
+    assert_eq!(
+        [&there["view"], &there["chosen"]["words"]],
+        ["10.1.200.0/22", "free"]
+    );
+    assert_eq!(look(json!({"view": "fd00::/64"}))["view"], "10.0.0.0/24");
+}
+
+#[test]
+fn of_a_space_that_is_far_larger_than_what_is_held_the_held_part_is_shown() {
+    let mut cluster = Cluster::empty();
+    let spec = json!({"ipv6": {"cidrs": ["fd00::/48"], "blockSize": 122}});
+    cluster.pool("p", &spec);
+    cluster.node("a", &[]);
+    let first = |cluster: &Cluster| look(&json!({}), &cluster.inventory());
+    assert_eq!(first(&cluster)["picture"]["view"], "fd00::/48");
+    cluster.block("fd00::4000/122", "p", "a");
+    assert_eq!(first(&cluster)["picture"]["view"], "fd00::4000/114");
+    cluster.block("fd00::5:0/122", "p", "a");
+    let both = first(&cluster);
+    assert_eq!(both["families"], json!([["IPv6", "fd00::/109"]]));
+    assert_eq!(cells(&both).len(), 2);
+}
+
+#[test]
+fn a_pool_that_cannot_be_read_is_told_of_and_none_says_what_to_do() {
+    let mut cluster = cluster();
+    cluster.pool("bad", &json!({"ipv4": 7}));
+    let bad = look(&json!({"pool": "bad"}), &cluster.inventory());
+    assert_eq!(
+        [&bad["picture"], &bad["pools"]],
+        [&Value::Null, &json!(["bad", "p", "q"])]
+    );
+    assert!(
+        bad["troubles"][0]
+            .as_str()
+            .unwrap()
+            .contains("cannot be used")
+    );
+    let none = view(
+        &super::place::Place::default(),
+        &Cluster::empty().inventory(),
+    );
+    assert!(none.unwrap_err().to_string().contains("create an IPPool"));
+}
+
+#[test]
+fn addresses_nodes_pods_and_pools_are_found() {
+    let inventory = cluster().inventory();
+    let found = |text: &str| -> Vec<String> {
+        let hits = find(text, &inventory).into_iter();
+        hits.map(|it| {
+            let at = it.at.map_or(String::new(), |it| it.to_string());
+            format!(
+                "{} {} {at} {}",
+                it.what,
+                it.name,
+                it.pool.unwrap_or_default()
+            )
+        })
+        .collect()
+    };
+    assert_eq!(found(" 10.0.0.70 "), ["address 10.0.0.70 10.0.0.70/32 p"]);
+    assert_eq!(found("192.0.2.1"), ["address 192.0.2.1 192.0.2.1/32 "]);
+    assert_eq!(
+        found("b")[..2],
+        ["node b 10.0.0.16/28 p", "node b 10.1.2.0/24 q"]
+    );
+    assert_eq!(
+        found("web"),
+        ["pod shop/web 10.0.0.5/32 p", "pod shop/web-2 10.1.2.9/32 q"]
+    );
+    assert_eq!(found("p")[0], "pool p  p");
+    for nothing in ["", "nothing like it"] {
+        assert!(found(nothing).is_empty());
+    }
+}
+
+fn range() -> impl Strategy<Value = Value> {
+    let first = prop_oneof![0x0A00_0000..0x0A00_0400_u32, any::<u32>()];
+    (any::<bool>(), first, 0..=32_u8).prop_map(|(is_there, value, len)| {
+        let bits = u32::MAX.checked_shl(32 - u32::from(len)).unwrap_or(0);
+        let text = format!("{}/{len}", std::net::Ipv4Addr::from(value & bits));
+        is_there.then_some(text).into()
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Whatever is asked: cells are few, disjoint, sorted and in view.
+    #[test]
+    fn a_view_is_bounded_and_its_cells_are_disjoint(
+        view in range(), at in range(), closer in any::<bool>(), pool in "[pq]",
+    ) {
+        let place = json!({"pool": pool, "view": view, "at": at, "closer": closer});
+        let picture = look(&place, &cluster().inventory())["picture"].take();
+        let number = |it: &Value| it.as_u64().unwrap();
+        let size = u8::try_from(number(&picture["cellSize"])).unwrap();
+        let total = cells_of(&cidr(picture["view"].as_str().unwrap()), size);
+        let lines = picture["lines"].as_array().unwrap().len();
+        prop_assert!(total <= 1 << 15);
+        prop_assert_eq!(total, u128::from(number(&picture["columns"])) * lines as u128);
+        let mut next = 0;
+        for cell in picture["cells"].as_array().unwrap() {
+            prop_assert!(number(&cell["at"]) >= next && number(&cell["count"]) > 0);
+            next = number(&cell["at"]) + number(&cell["count"]);
+        }
+        prop_assert!(u128::from(next) <= total);
+    }
 }

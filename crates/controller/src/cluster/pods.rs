@@ -1,7 +1,7 @@
 //! Which pods there are, and which addresses they report.
 //!
 //! Kept for two questions: does any pod have an address in this range, and does the pod of this UID
-//! still exist? A pod costs a few dozen bytes; names are kept only where people may ask for them.
+//! still exist? A pod costs a few dozen bytes.
 //!
 //! A kubelet makes as many mirror pods of static pods as it likes and says what it likes of their addresses, so these
 //! count against what their own node has or had, and a few of each node against space that nobody has.
@@ -27,8 +27,6 @@ pub struct PodIndex {
     mirrors: BTreeMap<Text, BTreeMap<PodUid, Box<[Addr]>>>,
     unseen: Option<BTreeSet<PodUid>>,
     listed: bool,
-    /// `namespace/name`, if names are kept
-    names: Option<BTreeMap<PodUid, Text>>,
 }
 
 #[derive(Debug, PartialEq)]
@@ -39,48 +37,6 @@ struct Record {
 }
 
 impl PodIndex {
-    /// Keeps the names of the pods that come from now on.
-    pub(crate) fn keep_names(&mut self) {
-        self.names.get_or_insert_default();
-    }
-
-    /// `namespace/name` of a pod, if names are kept.
-    pub fn name(&self, uid: PodUid) -> Option<&Text> {
-        self.names.as_ref()?.get(&uid)
-    }
-
-    /// At most so many pods with that text in their names, and their addresses; those that are called
-    /// exactly so first. Looks at all names.
-    pub fn find(&self, text: &str, most: usize) -> Vec<(&Text, &[Addr])> {
-        let names = self.names.iter().flatten();
-        let mut found: Vec<(&Text, &[Addr])> = names
-            .filter(|(_, name)| name.contains(text))
-            .filter_map(|(uid, name)| Some((name, &*self.by_uid.get(uid)?.addresses)))
-            .collect();
-        let is_name =
-            |name: &str| name == text || name.split_once('/').is_some_and(|it| it.1 == text);
-        found.sort_by_key(|(name, _)| (!is_name(name), *name));
-        found.truncate(most);
-        found
-    }
-
-    /// At most so many addresses in the range that pods report, the lowest first; if names are kept,
-    /// with one of the pods that report it, which takes a look at all pods.
-    pub fn within(&self, range: &Cidr, most: usize) -> BTreeMap<Addr, Option<PodUid>> {
-        let all = self.reported.within(range).take(most);
-        let mut all: BTreeMap<Addr, Option<PodUid>> = all.map(|addr| (addr, None)).collect();
-        if self.names.is_some() && !all.is_empty() {
-            for (uid, record) in &self.by_uid {
-                for addr in &record.addresses {
-                    if let Some(pod) = all.get_mut(addr) {
-                        *pod = Some(*uid);
-                    }
-                }
-            }
-        }
-        all
-    }
-
     /// Whether a list has been completed since the start.
     pub(crate) fn is_listed(&self) -> bool {
         self.listed
@@ -108,9 +64,9 @@ impl PodIndex {
             Change::Listed => {
                 self.listed = true;
                 let gone = self.unseen.take().unwrap_or_default();
-                gone.iter().filter(|uid| self.remove(**uid)).count() > 0
+                gone.iter().filter(|uid| self.forget(**uid)).count() > 0
             }
-            Change::Deleted(pod) => self.remove(PodUid::read(&pod.uid)),
+            Change::Deleted(pod) => self.forget(PodUid::read(&pod.uid)),
             Change::Reached(_) => false,
         }
     }
@@ -167,9 +123,6 @@ impl PodIndex {
     }
 
     fn put(&mut self, uid: PodUid, pod: Pod) -> bool {
-        if let Some(names) = &mut self.names {
-            names.insert(uid, pod.name);
-        }
         let record = Record {
             finished: pod.finished,
             addresses: pod.addresses,
@@ -191,13 +144,6 @@ impl PodIndex {
         }
         self.by_uid.insert(uid, record);
         freed
-    }
-
-    fn remove(&mut self, uid: PodUid) -> bool {
-        if let Some(names) = &mut self.names {
-            names.remove(&uid);
-        }
-        self.forget(uid)
     }
 
     fn forget(&mut self, uid: PodUid) -> bool {
@@ -286,31 +232,6 @@ mod tests {
         assert!(pods.change(Change::Applied(pod("b", &["fd00::7"]))));
         assert!(pods.any_in(&range("10.0.1.0/24")).is_none());
         assert_eq!(pods.count_in(&range("fd00::/64")), 1);
-    }
-
-    #[test]
-    fn names_are_kept_where_they_are_asked_for_and_go_with_their_pods() {
-        let mut pods = PodIndex::default();
-        pods.change(Change::Applied(pod("early", &["10.0.1.1"])));
-        assert_eq!(pods.find("early", 9), []);
-        pods.keep_names();
-        for (name, address) in [("ns/web-10", "10.0.1.10"), ("ns/web-1", "10.0.1.11")] {
-            pods.change(Change::Applied(pod(name, &[address])));
-        }
-        let found = |pods: &PodIndex, text, most| {
-            let found = pods.find(text, most).into_iter();
-            found.map(|it| it.0.to_string()).collect::<Vec<_>>()
-        };
-        assert_eq!(found(&pods, "web-1", 9), ["ns/web-1", "ns/web-10"]);
-        assert_eq!(found(&pods, "web-1", 1), ["ns/web-1"]);
-        let within = pods.within(&range("10.0.1.10/31"), 9);
-        let names = within
-            .values()
-            .map(|uid| &**pods.name(uid.unwrap()).unwrap());
-        assert_eq!(names.collect::<Vec<_>>(), ["ns/web-10", "ns/web-1"]);
-        pods.change(Change::Deleted(pod("ns/web-1", &[])));
-        assert_eq!(found(&pods, "web", 9), ["ns/web-10"]);
-        assert_eq!(pods.within(&range("10.0.1.0/24"), 1).len(), 1);
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! The admin port: metrics, health, readiness, log level; and a port of probes alone.
 //!
 //! Nothing secret is served. The one thing that can be changed, the log level, is taken from this
-//! machine only, and from no page in a browser there. Metrics and the map can be kept for those who may read
-//! them; probes never are, and have a port besides that nobody else on the network can keep busy.
+//! machine only, and from no page in a browser there. Metrics can be kept for those who may read them; probes
+//! never are, and have a port besides that nobody else on the network can keep busy.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use axum::Router;
 use axum::extract::{ConnectInfo, DefaultBodyLimit, State};
 use axum::http::{HeaderMap, StatusCode, header};
-use axum::middleware::{from_fn, from_fn_with_state};
+use axum::middleware::from_fn_with_state;
 use axum::response::IntoResponse;
 use axum::routing::{get, put};
 use prometheus::{Registry, TextEncoder};
@@ -18,8 +18,8 @@ use tokio::net::TcpListener;
 
 use super::Readiness;
 use super::logs::Level;
-use super::origin::{ANOTHER_NAME, by_our_name, is_for_here, is_here, is_of_a_page};
-use super::review::{Gate, Review, guard};
+use super::origin::{ANOTHER_NAME, is_for_here, is_here, is_of_a_page};
+use super::review::{Review, guard};
 use super::serve::{Limits, serve};
 use super::tls::Tls;
 
@@ -32,9 +32,7 @@ pub struct Admin {
     pub readiness: Readiness,
     /// For `/loglevel`; absent in tests
     pub level: Option<Level>,
-    /// More pages, for those who may read the metrics: from this machine without a token, and by our names only
-    pub pages: Option<Router>,
-    /// Who may read metrics and pages; without it everybody
+    /// Who may read metrics; without it everybody
     pub review: Option<Review>,
 }
 
@@ -56,27 +54,18 @@ fn probes(readiness: Readiness) -> Router {
 }
 
 fn routes(admin: Admin) -> Router {
-    let guarded = |pages: Router, free_from_here| match admin.review.clone() {
-        Some(review) => {
-            let gate = Gate {
-                review,
-                free_from_here,
-            };
-            pages.route_layer(from_fn_with_state(gate, guard))
-        }
-        None => pages,
-    };
-    let pages = admin.pages.clone();
-    let pages = pages.map(|pages| guarded(pages, true).route_layer(from_fn(by_our_name)));
-    let figures = Router::new().route("/metrics", get(metrics));
-    let figures = guarded(figures.with_state(admin.clone()), false);
+    let mut figures = Router::new()
+        .route("/metrics", get(metrics))
+        .with_state(admin.clone());
+    if let Some(review) = admin.review.clone() {
+        figures = figures.route_layer(from_fn_with_state(review, guard));
+    }
     Router::new()
         .route("/loglevel", put(loglevel))
         .layer(DefaultBodyLimit::max(1024))
         .with_state(admin.clone())
         .merge(probes(admin.readiness))
         .merge(figures)
-        .merge(pages.unwrap_or_default())
 }
 
 async fn metrics(State(admin): State<Admin>) -> impl IntoResponse {
@@ -157,7 +146,7 @@ mod tests {
         super::super::build_info(&registry).unwrap();
         let admin = Admin {
             registry,
-            ..quiet(level, None)
+            ..quiet(level)
         };
         tokio::spawn(run(listener, admin, None));
         address
@@ -190,12 +179,11 @@ mod tests {
         assert!(long.starts_with("HTTP/1.1 413"), "{long}");
     }
 
-    fn quiet(level: Option<Level>, pages: Option<Router>) -> Admin {
+    fn quiet(level: Option<Level>) -> Admin {
         Admin {
             registry: Registry::new(),
             readiness: Readiness::default(),
             level,
-            pages,
             review: None,
         }
     }
@@ -211,7 +199,7 @@ mod tests {
     #[tokio::test]
     async fn the_log_level_is_taken_from_this_machine_only() {
         let (level, _kept) = Level::detached();
-        let admin = quiet(Some(level), None);
+        let admin = quiet(Some(level));
         for (peer, host, expected) in [
             ("10.0.0.9:1", "10.0.0.1:9817", StatusCode::FORBIDDEN),
             ("10.0.0.9:1", "127.0.0.1:9817", StatusCode::FORBIDDEN),
@@ -230,13 +218,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_page_in_a_browser_changes_nothing_and_reads_no_map_under_its_own_name() {
+    async fn a_page_in_a_browser_changes_nothing() {
         let (level, _kept) = Level::detached();
-        let admin = quiet(
-            Some(level),
-            Some(Router::new().route("/map", get(async || "a page"))),
-        );
-        let here = "127.0.0.1:1";
+        let admin = quiet(Some(level));
         for (name, value) in [
             ("origin", "http://127.0.0.1:9817"),
             ("origin", "null"),
@@ -245,20 +229,8 @@ mod tests {
         ] {
             let request = http::Request::put("/loglevel").header(header::HOST, "127.0.0.1:9817");
             let request = request.header(name, value);
-            let is = asked(&admin, request, here).await;
+            let is = asked(&admin, request, "127.0.0.1:1").await;
             assert_eq!(is, StatusCode::FORBIDDEN, "{name}: {value}");
-        }
-        for (peer, host, expected) in [
-            (here, "rebound.example:9817", StatusCode::FORBIDDEN),
-            (here, "localhost:9817", StatusCode::OK),
-            ("10.0.0.9:1", "cadastre.example", StatusCode::OK),
-        ] {
-            let request = http::Request::get("/map").header(header::HOST, host);
-            assert_eq!(
-                asked(&admin, request, peer).await,
-                expected,
-                "{peer} {host}"
-            );
         }
     }
 

@@ -4,11 +4,11 @@
 //! |---|---|
 //! | [`http_metrics`] | requests to the API server, counted where they leave |
 //! | [`catalog`] | the list of all figures |
-//! | [`admin`] | `/metrics`, `/healthz`, `/readyz`, `/loglevel`, and pages that a daemon adds |
-//! | `serve`, `crowd` | connections of the admin port and the probes', their limits, and who makes room |
-//! | `origin` | whether a request comes from this machine, and for it |
+//! | [`admin`] | `/metrics`, `/healthz`, `/readyz`, `/loglevel` |
+//! | [`serve`], `crowd` | connections of a port, their limits, and who makes room |
+//! | [`origin`] | whether a request comes from this machine, and for it |
 //! | [`tls`] | its certificate, where it has one |
-//! | [`review`] | who may read metrics and pages, where not everybody may |
+//! | [`review`] | who may read metrics, where not everybody may |
 //! | [`readiness`] | what `/readyz` says |
 //! | [`logs`] | text or JSON, level changeable at run time |
 
@@ -17,10 +17,10 @@ pub mod catalog;
 mod crowd;
 pub(crate) mod http_metrics;
 pub mod logs;
-mod origin;
+pub mod origin;
 pub mod readiness;
 pub mod review;
-mod serve;
+pub mod serve;
 pub mod tls;
 
 pub use catalog::build_info;

@@ -5,7 +5,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use axum::extract::{ConnectInfo, Request};
+use axum::extract::Request;
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::Next;
@@ -42,10 +42,9 @@ pub(super) fn is_of_a_page(headers: &HeaderMap) -> bool {
     headers.contains_key(header::ORIGIN) || headers.contains_key("sec-fetch-site")
 }
 
-/// Lets pass who comes from elsewhere, or from here by a name of this machine.
-pub(super) async fn by_our_name(request: Request, next: Next) -> Response {
-    let peer = request.extensions().get::<ConnectInfo<SocketAddr>>();
-    if peer.is_some_and(|peer| is_here(peer.0)) && !is_for_here(request.headers()) {
+/// Lets pass what is for this machine by a name that nobody else can have.
+pub async fn by_our_name(request: Request, next: Next) -> Response {
+    if !is_for_here(request.headers()) {
         return (StatusCode::FORBIDDEN, ANOTHER_NAME).into_response();
     }
     next.run(request).await

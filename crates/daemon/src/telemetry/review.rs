@@ -10,11 +10,10 @@
 //! - Tokens go nowhere but to the API server.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use axum::extract::{ConnectInfo, Request, State};
+use axum::extract::{Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
@@ -27,8 +26,6 @@ use kube::{Api, Client};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tracing::warn;
-
-use super::origin::is_here;
 
 /// So long who was let in, and who was not, is not asked about again.
 const FRESH: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(10));
@@ -62,15 +59,6 @@ enum Verdict {
     Forbidden(String),
     /// The token is nobody's
     Nobody,
-}
-
-/// What guards a page.
-#[derive(Clone)]
-pub(super) struct Gate {
-    pub review: Review,
-    /// Whether who comes from this machine needs no token: browsers have none, and come by
-    /// `kubectl port-forward`
-    pub free_from_here: bool,
 }
 
 impl Review {
@@ -171,17 +159,13 @@ async fn ask(client: &Client, token: &str, path: &str) -> kube::Result<Verdict> 
 }
 
 /// Lets a request pass that may.
-pub(super) async fn guard(State(gate): State<Gate>, request: Request, next: Next) -> Response {
-    let peer = request.extensions().get::<ConnectInfo<SocketAddr>>();
-    if gate.free_from_here && peer.is_some_and(|peer| is_here(peer.0)) {
-        return next.run(request).await;
-    }
+pub(super) async fn guard(State(review): State<Review>, request: Request, next: Next) -> Response {
     let path = request.uri().path().to_owned();
     let Some(token) = bearer(request.headers()) else {
         let text = "a bearer token is asked for: one of somebody who may get this path\n";
         return refuse(StatusCode::UNAUTHORIZED, text.to_owned());
     };
-    let verdict = gate.review.may(token, &path).await;
+    let verdict = review.may(token, &path).await;
     match verdict {
         Ok(Verdict::Allowed) => next.run(request).await,
         Ok(Verdict::Nobody) => refuse(
@@ -277,7 +261,7 @@ mod tests {
         assert_eq!(known.fresh(&key("good"), later(60)), None);
         assert_eq!(known.fresh(&key("bad"), later(9)), Some(Verdict::Nobody));
         assert_eq!(known.fresh(&key("bad"), later(10)), None);
-        let other = ("good".to_owned(), "/map".to_owned());
+        let other = ("good".to_owned(), "/other".to_owned());
         assert_eq!(known.fresh(&other, start), None, "of that path alone");
         assert!(known.was_allowed(&key("good"), later(899)));
         assert!(!known.was_allowed(&key("good"), later(900)));

@@ -1,4 +1,4 @@
-//! Connections of the admin port and of the probes', none of which may last or grow without end.
+//! Connections of a port, none of which may last or grow without end.
 //!
 //! The admin port is reachable from the whole cluster network. A client that sends nothing, sends or reads slowly
 //! or opens many connections costs a bounded amount of memory for a bounded time, and keeps nobody else out
@@ -28,7 +28,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
 /// How much a client may ask for.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
+pub struct Limits {
     /// Connections at a time
     pub connections: usize,
     /// Of these from one peer
@@ -42,7 +42,7 @@ pub(super) struct Limits {
 }
 
 impl Limits {
-    /// A question may wait for the API server, or the controller, and a large answer for a slow line.
+    /// A question may wait for the API server, and a large answer for a slow line.
     pub(super) const ADMIN: Self = Self {
         connections: 128,
         share: 16,
@@ -52,7 +52,7 @@ impl Limits {
     };
 
     /// All come from this machine, and ask for a line.
-    pub(crate) const PROBES: Self = Self {
+    pub(super) const PROBES: Self = Self {
         connections: 64,
         share: 64,
         head: Duration::from_secs(2),
@@ -62,7 +62,7 @@ impl Limits {
 }
 
 /// Serves for ever. The peer's address is in each request as [`ConnectInfo`].
-pub(super) async fn serve(
+pub async fn serve(
     listener: TcpListener,
     routes: Router,
     limits: Limits,

@@ -9,9 +9,10 @@ use cadastre_e2e::assets::{Program, find};
 use cadastre_e2e::daemon::kubectl_plugin;
 
 /// What is worth a look, in this order.
-const COMMANDS: [&str; 7] = [
+const COMMANDS: [&str; 8] = [
     "kubectl cadastre status",
     "kubectl cadastre map pods",
+    "kubectl cadastre map --web",
     "kubectl cadastre show nodes --watch",
     "kubectl cadastre explain pool edge",
     "kubectl get ippools.cadastre.dev,nodesubnets.cadastre.dev,ipamblocks.cadastre.dev",
@@ -39,7 +40,6 @@ pub fn text(kubeconfig: &Path, tools: &Path, admin: &str) -> String {
     format!(
         "In another terminal, with kubectl and its plugin of this checkout:\n\n  \
          export KUBECONFIG={} PATH={}:$PATH\n{}\n  curl {admin}/metrics\n\n\
-         The map, in a browser: {admin}/map\n\n\
          Pods come and go now, with simulated agents: blocks of pool \"pods\" grow and return.\n\
          Ctrl-C ends everything.\n",
         kubeconfig.display(),
@@ -53,12 +53,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn map_and_plugin_are_named_with_commands_to_copy() {
+    fn the_plugin_and_its_map_are_named_with_commands_to_copy() {
         let text = text(Path::new("/k"), Path::new("/b"), "http://127.0.0.1:1");
         for line in [
             "  export KUBECONFIG=/k PATH=/b:$PATH\n  kubectl cadastre status\n",
             "  curl http://127.0.0.1:1/metrics\n",
-            "The map, in a browser: http://127.0.0.1:1/map\n",
+            "\n  kubectl cadastre map --web\n",
         ] {
             assert!(text.contains(line), "{line}: {text}");
         }

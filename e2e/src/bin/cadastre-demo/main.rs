@@ -74,7 +74,7 @@ async fn demo() -> Result<()> {
         .await?;
     let controller = DaemonOptions {
         name: "controller".to_owned(),
-        args: vec!["controller".to_owned(), "--map".to_owned()],
+        args: vec!["controller".to_owned()],
         env: Vec::new(),
     };
     let mut daemon = Daemon::start(cluster.folder(), &cluster.kubeconfig(ADMIN)?, &controller)?;

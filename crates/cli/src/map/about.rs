@@ -1,0 +1,199 @@
+//! What is at a place: a range and who has it, an address, or several of them.
+
+use anyhow::Context as _;
+use serde::{Deserialize, Serialize};
+
+use super::cells::{Range, nth, place, ranges};
+use super::place::Seen;
+use crate::address::{State, describe};
+use crate::inventory::Inventory;
+use crate::render::{Style, count, some};
+use cadastre_core::{Addr, Cidr};
+
+/// Addresses of a range that are listed.
+const LISTED: usize = 200;
+
+/// A cell of a view.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Spot {
+    pub pool: String,
+    pub view: Cidr,
+    pub cell_size: u8,
+    pub cell: u64,
+}
+
+/// What is at a place.
+#[derive(Debug, Serialize)]
+pub(super) struct About {
+    pub cidr: Cidr,
+    /// Its first cell, and how many it has
+    pub at: u64,
+    pub count: u64,
+    #[serde(flatten)]
+    pub told: Told,
+}
+
+/// What there is to say of it.
+#[derive(Debug, Default, Serialize)]
+pub(super) struct Told {
+    /// In a line
+    pub words: String,
+    pub facts: Vec<(String, String)>,
+    /// Thousandths in use and cooling
+    pub bar: Option<(u16, u16)>,
+    /// Whose it is, and what else is
+    pub node: Option<String>,
+    pub ranges: Vec<Cidr>,
+    /// Addresses in use with what has them, and how many more there are
+    pub addresses: Vec<(Addr, String)>,
+    pub more: usize,
+}
+
+impl Spot {
+    /// What it is.
+    pub(super) fn about(&self, inventory: &Inventory) -> anyhow::Result<About> {
+        let Self {
+            view, cell_size, ..
+        } = *self;
+        let state = inventory.pool(&self.pool)?;
+        let seen = Seen {
+            view,
+            cell_size,
+            state,
+            inventory,
+        };
+        let cell = nth(&view, cell_size, self.cell);
+        let about = cell.and_then(|it| About::of(&it, &seen));
+        about.with_context(|| format!("{view} has no such cell"))
+    }
+}
+
+impl About {
+    /// The range that the cell at that place is of, the cell where it has several or none, an address where cells
+    /// are addresses.
+    pub(super) fn of(at: &Cidr, seen: &Seen) -> Option<Self> {
+        let at = if at.contains(&seen.view) {
+            *at
+        } else {
+            Cidr::new(at.first(), seen.cell_size)?
+        };
+        let found = ranges(&at, seen.inventory);
+        let is_address = at.len() == at.family().bits();
+        let (cidr, told) = match &*found {
+            _ if is_address && found.iter().all(|it| it.fact.cidr != at) => {
+                (at, address(&at, seen))
+            }
+            [one] => (one.fact.cidr, range(one, seen)),
+            _ => (at, several(&at, &found, seen)),
+        };
+        let (at, count) = place(&cidr, &seen.view, seen.cell_size)?;
+        Some(Self {
+            cidr,
+            at,
+            count,
+            told,
+        })
+    }
+}
+
+fn style(seen: &Seen) -> Style {
+    Style {
+        wide: false,
+        colour: false,
+        width: 80,
+        now: seen.inventory.now,
+    }
+}
+
+/// What of a range is never given out.
+fn reserved(cidr: &Cidr, seen: &Seen) -> String {
+    let spans = seen.state.reserved.iter().chain(&seen.state.on_request);
+    let spans: Vec<_> = spans.filter_map(|span| span.within(cidr)).collect();
+    some(&spans, 8)
+}
+
+fn range(range: &Range, seen: &Seen) -> Told {
+    let Range {
+        fact,
+        used,
+        capacity,
+        ..
+    } = range;
+    let all = seen.inventory.in_use(&fact.cidr);
+    let addresses = all.iter().take(LISTED).map(|(addr, pod)| {
+        let who = match describe(*addr, seen.inventory).state {
+            State::InUse | State::ReportedByPod => (*pod).to_owned(),
+            state => format!("{pod} · {}", state.words()),
+        };
+        (*addr, who)
+    });
+    let overlaps = "shares addresses with another node's range".to_owned();
+    let facts = [
+        ("In use", format!("{used} of {capacity}")),
+        (
+            "State",
+            range.state.map_or(String::new(), |it| format!("{it:?}")),
+        ),
+        (
+            "Overlaps",
+            Some(overlaps)
+                .filter(|_| range.overlaps)
+                .unwrap_or_default(),
+        ),
+        ("Reserved", reserved(&fact.cidr, seen)),
+    ];
+    let facts = facts.into_iter().filter(|(_, value)| !value.is_empty());
+    let share =
+        |part: u64| u16::try_from(u128::from(part) * 1000 / (*capacity).max(1)).unwrap_or(1000);
+    let cooling = fact.cooling.map_or(0, i64::unsigned_abs);
+    Told {
+        words: fact.told(&style(seen)),
+        facts: facts
+            .map(|(name, value)| (name.to_owned(), value))
+            .collect(),
+        bar: Some((share(*used), share(cooling))),
+        node: Some(fact.node.clone()),
+        ranges: seen.inventory.ranges_of(&fact.node),
+        addresses: addresses.collect(),
+        more: all.len().saturating_sub(LISTED),
+    }
+}
+
+fn address(at: &Cidr, seen: &Seen) -> Told {
+    let report = describe(at.first(), seen.inventory);
+    let node = report.range.as_ref().map(|it| it.node.clone());
+    let ranges = node.iter().flat_map(|it| seen.inventory.ranges_of(it));
+    Told {
+        words: report.state.words().to_owned(),
+        facts: report.facts(&style(seen)).rows(),
+        ranges: ranges.collect(),
+        node,
+        ..Told::default()
+    }
+}
+
+fn several(at: &Cidr, found: &[Range], seen: &Seen) -> Told {
+    let mut nodes: Vec<&str> = found.iter().map(|it| &*it.fact.node).collect();
+    nodes.sort_unstable();
+    nodes.dedup();
+    let mut roots = seen.state.space.cidrs(at.family()).iter();
+    let reserved = reserved(at, seen);
+    let words = if !found.is_empty() {
+        format!(
+            "{} of {}",
+            count(found.len(), "range"),
+            count(nodes.len(), "node")
+        )
+    } else if !reserved.is_empty() {
+        format!("reserved: {reserved}")
+    } else if roots.any(|it| it.overlaps(at)) {
+        "free".to_owned()
+    } else {
+        "not in the pool".to_owned()
+    };
+    Told {
+        words,
+        ..Told::default()
+    }
+}

@@ -1,0 +1,81 @@
+//! Search: an address, a pod, a node or a pool, by all or a part of the name.
+
+use serde::Serialize;
+
+use crate::inventory::Inventory;
+use cadastre_core::{Addr, Cidr};
+
+/// What a search finds at most.
+const MOST_HITS: usize = 20;
+
+/// One thing that was found.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(super) struct Hit {
+    /// `address`, `node`, `pod` or `pool`
+    pub what: &'static str,
+    pub name: String,
+    /// The pool to look in; absent where it lies in none
+    pub pool: Option<String>,
+    /// An address or a range of it; absent where it has none
+    pub at: Option<Cidr>,
+}
+
+/// Exact names before parts of names.
+pub(super) fn find(text: &str, inventory: &Inventory) -> Vec<Hit> {
+    let text = text.trim();
+    let mut hits: Vec<Hit> = Vec::new();
+    let mut add = |what, name: &str, at: Option<Cidr>| {
+        let pool = at.and_then(|at| inventory.registry.pools.of(&at));
+        let pool = pool.map(|it| it.name.to_string());
+        let name = name.to_owned();
+        hits.push(Hit {
+            what,
+            name,
+            pool,
+            at,
+        });
+    };
+    let at = Addr::parse_lenient(text).map(Cidr::host);
+    let at = at.or_else(|| Cidr::parse_lenient(text).ok());
+    if let Some(at) = at {
+        add("address", text, Some(at));
+        return hits;
+    }
+    let world = &inventory.world;
+    for name in matching(world.nodes.iter().map(|it| &*it.name), text) {
+        let ranges = inventory.ranges_of(name);
+        for range in &ranges {
+            add("node", name, Some(*range));
+        }
+        if ranges.is_empty() {
+            add("node", name, None);
+        }
+    }
+    let pods = inventory.pods.iter().filter(|it| it.uses_addresses());
+    for name in matching(pods.map(|it| &*it.name), text) {
+        for addr in inventory.pod(name).into_iter().flat_map(|it| &it.addresses) {
+            add("pod", name, Some(Cidr::host(*addr)));
+        }
+    }
+    let pools = matching(world.pools.iter().map(|it| &*it.name), text);
+    let pools = pools.into_iter().map(|name| Hit {
+        what: "pool",
+        name: name.to_owned(),
+        pool: Some(name.to_owned()),
+        at: None,
+    });
+    hits.splice(0..0, pools);
+    hits.truncate(MOST_HITS);
+    hits
+}
+
+/// Names that have the text in them, whole ones first, then those that begin with it.
+fn matching<'a>(names: impl Iterator<Item = &'a str>, text: &str) -> Vec<&'a str> {
+    let mut found: Vec<&str> = names
+        .filter(|name| !text.is_empty() && name.contains(text))
+        .collect();
+    let is_name = |name: &str| name == text || name.split_once('/').is_some_and(|it| it.1 == text);
+    found.sort_by_key(|name| (!is_name(name), !name.starts_with(text), *name));
+    found.truncate(MOST_HITS);
+    found
+}

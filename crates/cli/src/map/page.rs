@@ -1,0 +1,156 @@
+//! What the page shows of a place: the pool in short, and a part of it as a grid.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use serde::Serialize;
+
+use super::about::About;
+use super::cells::{Cell, Kind, addresses, cells, nth};
+use super::place::{Place, Seen, home};
+use crate::inventory::Inventory;
+use crate::render::left;
+use crate::show::{self, PoolRow};
+use cadastre_controller::pools::{PoolState, Verdict};
+use cadastre_core::Cidr;
+
+/// From so many percent on a pool is nearly full.
+const NEARLY_FULL: u8 = 90;
+
+/// A pool in short, and a part of it.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct View {
+    pub pools: Vec<String>,
+    pub pool: String,
+    /// With what one sees first of each
+    pub families: Vec<(String, Cidr)>,
+    pub figures: Vec<Figure>,
+    pub troubles: Vec<String>,
+    pub as_of: Timestamp,
+    /// Absent where the pool has no ranges that can be read
+    pub picture: Option<Picture>,
+}
+
+/// A name, a value, and whether it is bad.
+type Figure = (&'static str, String, bool);
+
+/// A prefix as a grid: addresses grow to the right and downwards.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Picture {
+    pub family: String,
+    pub view: Cidr,
+    pub cell_size: u8,
+    pub columns: u64,
+    /// The first address of each line
+    pub lines: Vec<String>,
+    pub cells: Vec<Cell>,
+    /// How many ranges of each kind are in view
+    pub legend: Vec<(Kind, String)>,
+    /// All ranges of the pool, and the steps from the one that is shown to what is in view
+    pub roots: Vec<Cidr>,
+    pub path: Vec<Cidr>,
+    pub chosen: Option<About>,
+}
+
+/// Looks at a place.
+pub(super) fn view(place: &Place, inventory: &Inventory) -> anyhow::Result<View> {
+    let pools = &inventory.registry.pools;
+    let first = pools.iter().next().map(|it| &*it.name);
+    let name = place.pool.as_deref().or(first).unwrap_or_default();
+    let state = inventory.pool(name)?;
+    let picture = picture(place, state, inventory);
+    let report = show::pool(name, inventory)?;
+    let family = picture.as_ref().map(|it| it.family.as_str());
+    let mut rows = report.families.iter();
+    let row = rows.find(|row| Some(row.family.as_str()) == family);
+    let mut troubles = report.conditions.clone();
+    if state.verdict != Verdict::Serving {
+        troubles.insert(0, format!("Not serving: {}", state.verdict));
+    }
+    let families = state.space.families();
+    let families = families.filter_map(|it| Some((it.to_string(), home(state, it, inventory)?)));
+    Ok(View {
+        pools: pools.iter().map(|it| it.name.to_string()).collect(),
+        pool: name.to_owned(),
+        families: families.collect(),
+        figures: row.map_or(Vec::new(), |row| figures(row, inventory)),
+        troubles,
+        as_of: inventory.now,
+        picture,
+    })
+}
+
+fn picture(place: &Place, state: &PoolState, inventory: &Inventory) -> Option<Picture> {
+    let (seen, ranges) = Seen::from(place, state, inventory)?;
+    let Seen {
+        view, cell_size, ..
+    } = seen;
+    let is_by_address = seen.is_by_address(&ranges);
+    let bits = cell_size - view.len();
+    let columns = 1 << bits.div_ceil(2);
+    let lines = (0..1 << (bits / 2)).filter_map(|line: u64| nth(&view, cell_size, line * columns));
+    let mut legend: BTreeMap<Kind, usize> = BTreeMap::new();
+    for range in &ranges {
+        *legend.entry(range.kind).or_default() += 1;
+    }
+    let legend = legend.into_iter();
+    let at = place.at.filter(|it| it.overlaps(&view));
+    let chosen = at.or(is_by_address.then_some(view));
+    Some(Picture {
+        family: view.family().to_string(),
+        view,
+        cell_size,
+        columns,
+        lines: lines.map(|it| it.first().to_string()).collect(),
+        cells: if is_by_address {
+            addresses(view, inventory)
+        } else {
+            cells(view, cell_size, &ranges, state)
+        },
+        legend: legend
+            .map(|(kind, it)| (kind, short(&it.to_string())))
+            .collect(),
+        roots: state.space.cidrs(view.family()).to_vec(),
+        path: seen.path(),
+        chosen: chosen.and_then(|at| About::of(&at, &seen)),
+    })
+}
+
+fn figures(row: &PoolRow, inventory: &Inventory) -> Vec<Figure> {
+    let counts = &row.counts;
+    let percent = counts.utilization.trim_end_matches('%').parse();
+    let is_full = percent.is_ok_and(|it: u8| it >= NEARLY_FULL);
+    let mut all = vec![
+        ("utilization", counts.utilization.clone(), is_full),
+        ("blocks held", short(&counts.held), false),
+        ("blocks free", short(&counts.free), false),
+        ("in quarantine", short(&counts.quarantined), false),
+    ];
+    if let Some(addresses) = &counts.addresses {
+        all.push(("addresses in use", short(&addresses.used), false));
+        all.push(("cooling", short(&addresses.cooling), false));
+    }
+    if row.exhausts_at.is_some() {
+        let left = left(row.exhausts_at, inventory.now);
+        all.push(("full, as it grows", left, false));
+    }
+    all.push(("nodes", row.nodes.to_string(), false));
+    let pool = inventory.world.pools.get(&row.pool);
+    let waiting = pool.and_then(|it| it.status.as_ref()?.waiting);
+    let waiting = waiting.filter(|it| *it > 0);
+    all.extend(waiting.map(|it| ("nodes wait", it.to_string(), true)));
+    all
+}
+
+/// With spaces between thousands; 18446744073709551616 is 2⁶⁴ to nobody's eye.
+fn short(number: &str) -> String {
+    if number.len() > 9 {
+        let (first, rest) = number.split_at(1);
+        return format!("≈ {first}.{} · 10^{}", &rest[..1], rest.len());
+    }
+    let digits = number.as_bytes().rchunks(3).rev();
+    let groups: Vec<_> = digits.map(String::from_utf8_lossy).collect();
+    groups.join(" ")
+}

@@ -1,0 +1,345 @@
+//! `kubectl cadastre map --web`: the map as a page for the browser of whoever runs it.
+//!
+//! | path, after the token | what |
+//! |---|---|
+//! | nothing, `map.js`, `map.css` | the page: plain files, nothing from anywhere else |
+//! | `view?PLACE` | a part of a pool, of objects that are listed anew if it says so |
+//! | `cell?SPOT` | what a cell of it is |
+//! | `find?TEXT` | where an address, a node, a pod or a pool is |
+//!
+//! # Guarantees
+//! - It listens on 127.0.0.1 alone, answers under names of loopback only, and nothing without a token that is
+//!   drawn anew at each start: neither another site in the browser nor another user of the machine reads it.
+//! - Nothing can be changed. Objects are listed with the rights of the user, one listing at a time.
+//! - The page may load and do nothing that is not in these files, by its Content-Security-Policy.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, anyhow};
+use axum::Router;
+use axum::extract::{RawQuery, State};
+use axum::http::StatusCode;
+use axum::http::header::{
+    CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
+};
+use axum::middleware::from_fn;
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::get;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::net::TcpListener;
+use tokio::sync::Mutex;
+
+use super::about::Spot;
+use super::find::find;
+use super::page::view;
+use super::place::Place;
+use crate::Verdict;
+use crate::inventory::Inventory;
+use crate::lists::Wanted;
+use crate::reach::Reach;
+use cadastre_daemon::telemetry::origin::by_our_name;
+use cadastre_daemon::telemetry::serve::{Limits, serve};
+
+const PAGE: &str = include_str!("page/index.html");
+const SCRIPT: &str = include_str!("page/map.js");
+const STYLE: &str = include_str!("page/map.css");
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
+     base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+/// A browser or two; a refresh lists all pods of the cluster.
+const LIMITS: Limits = Limits {
+    connections: 32,
+    share: 32,
+    head: Duration::from_secs(30),
+    answer: Duration::from_secs(600),
+    life: Duration::from_secs(600),
+};
+
+/// Serves the page until Ctrl-C.
+pub(super) async fn exec(pool: Option<&str>, port: u16, reach: &Reach) -> anyhow::Result<Verdict> {
+    let page = Page::open(reach).await?;
+    if let Some(pool) = pool {
+        page.seen.lock().await.pool(pool)?;
+    }
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await;
+    let listener = listener
+        .with_context(|| format!("cannot listen on 127.0.0.1:{port}: choose another --port"))?;
+    let token = token()?;
+    let mut url = format!("http://{}/{token}/", listener.local_addr()?);
+    if let Some(pool) = pool {
+        let _ = write!(url, "#pool={pool}");
+    }
+    let mut out = std::io::stdout();
+    writeln!(out, "{url}\nCtrl-C ends it.")?;
+    out.flush()?;
+    tokio::select! {
+        never = serve(listener, routes(page, &token), LIMITS, None) => match never {},
+        ended = tokio::signal::ctrl_c() => ended?,
+    }
+    Ok(Verdict::Clean)
+}
+
+/// 128 bits that nobody can guess.
+fn token() -> anyhow::Result<String> {
+    let mut bytes = [0; 16];
+    let random = rustls::crypto::ring::default_provider().secure_random;
+    let filled = random.fill(&mut bytes);
+    filled.map_err(|_| anyhow!("the system has no random numbers"))?;
+    Ok(format!("{:032x}", u128::from_ne_bytes(bytes)))
+}
+
+/// What the page shows, and where that is listed.
+struct Page {
+    reach: Reach,
+    seen: Mutex<Arc<Inventory>>,
+}
+
+impl Page {
+    async fn open(reach: &Reach) -> anyhow::Result<Arc<Self>> {
+        let seen = Arc::new(reach.inventory(Wanted::PODS).await?);
+        Ok(Arc::new(Self {
+            reach: reach.clone(),
+            seen: Mutex::new(seen),
+        }))
+    }
+
+    async fn seen(&self, fresh: bool) -> anyhow::Result<Arc<Inventory>> {
+        let mut seen = self.seen.lock().await;
+        if fresh {
+            *seen = Arc::new(self.reach.inventory(Wanted::PODS).await?);
+        }
+        Ok(Arc::clone(&seen))
+    }
+}
+
+fn routes(page: Arc<Page>, token: &str) -> Router {
+    let file = |kind, text: &'static str| get(async move || answer(StatusCode::OK, kind, text));
+    let at = |name: &str| format!("/{token}/{name}");
+    Router::new()
+        .route(&at(""), file("text/html; charset=utf-8", PAGE))
+        .route(
+            &at("map.js"),
+            file("text/javascript; charset=utf-8", SCRIPT),
+        )
+        .route(&at("map.css"), file("text/css; charset=utf-8", STYLE))
+        .route(&at("view"), get(on_view))
+        .route(&at("cell"), get(on_cell))
+        .route(&at("find"), get(on_find))
+        .with_state(page)
+        .layer(from_fn(by_our_name))
+}
+
+/// With what every answer says to the browser.
+fn answer(code: StatusCode, kind: &'static str, text: impl Into<String>) -> Response {
+    let headers = [
+        (CONTENT_TYPE, kind),
+        (CONTENT_SECURITY_POLICY, POLICY),
+        (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (REFERRER_POLICY, "no-referrer"),
+        (CACHE_CONTROL, "no-store"),
+    ];
+    (code, headers, text.into()).into_response()
+}
+
+fn json(found: anyhow::Result<impl Serialize>) -> Response {
+    let text = found.and_then(|it| Ok(serde_json::to_string(&it)?));
+    match text {
+        Ok(text) => answer(StatusCode::OK, "application/json", text),
+        Err(why) => {
+            let text = serde_json::json!({ "error": format!("{why:#}") });
+            answer(
+                StatusCode::BAD_REQUEST,
+                "application/json",
+                text.to_string(),
+            )
+        }
+    }
+}
+
+async fn on_view(State(page): State<Arc<Page>>, RawQuery(query): RawQuery) -> Response {
+    let work = async {
+        let place: Place = read(query)?;
+        view(&place, &*page.seen(place.fresh).await?)
+    };
+    json(work.await)
+}
+
+async fn on_cell(State(page): State<Arc<Page>>, RawQuery(query): RawQuery) -> Response {
+    let work = async {
+        let spot: Spot = read(query)?;
+        spot.about(&*page.seen(false).await?)
+    };
+    json(work.await)
+}
+
+async fn on_find(State(page): State<Arc<Page>>, RawQuery(query): RawQuery) -> Response {
+    let work = async {
+        let text: String = read(query)?;
+        Ok(find(&text, &*page.seen(false).await?))
+    };
+    json(work.await)
+}
+
+/// A query is JSON, encoded as `encodeURIComponent` does.
+fn read<T: DeserializeOwned>(query: Option<String>) -> anyhow::Result<T> {
+    let query = query.unwrap_or_default();
+    let text = form_urlencoded::parse(query.as_bytes()).next();
+    let text = text.map_or_else(Default::default, |(text, _)| text);
+    serde_json::from_str(&text).context("the query is not as the page asks")
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::Body;
+    use axum::http::header::HOST;
+    use axum::http::{HeaderMap, Method, Request};
+    use serde_json::{Value, json};
+    use tower::ServiceExt as _;
+
+    use super::*;
+    use crate::Flags;
+    use crate::tests::Cluster;
+
+    const HERE: &str = "127.0.0.1:4711";
+
+    /// The page of a small cluster whose API server is not reached any more.
+    fn page() -> Router {
+        let nowhere = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
+        let flags = Flags {
+            request_timeout: 60,
+            ..Flags::default()
+        };
+        let reach = Reach::of(nowhere, &flags).unwrap();
+        let seen = Mutex::new(Arc::new(Cluster::new().inventory()));
+        routes(Arc::new(Page { reach, seen }), "token")
+    }
+
+    async fn ask(
+        page: &Router,
+        method: Method,
+        host: &str,
+        path: &str,
+    ) -> (StatusCode, HeaderMap, String) {
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header(HOST, host);
+        let request = request.body(Body::empty()).unwrap();
+        let (head, body) = page.clone().oneshot(request).await.unwrap().into_parts();
+        let bytes = axum::body::to_bytes(body, usize::MAX).await.unwrap();
+        (
+            head.status,
+            head.headers,
+            String::from_utf8(bytes.to_vec()).unwrap(),
+        )
+    }
+
+    async fn json_of(page: &Router, what: &str, query: &Value) -> (StatusCode, Value) {
+        let query: String = form_urlencoded::byte_serialize(query.to_string().as_bytes()).collect();
+        let path = format!("/token/{what}?{query}");
+        let (status, headers, text) = ask(page, Method::GET, HERE, &path).await;
+        assert!(headers.contains_key(CONTENT_SECURITY_POLICY));
+        (status, serde_json::from_str(&text).unwrap())
+    }
+
+    #[tokio::test]
+    async fn nobody_reads_the_map_without_the_token_or_under_another_name_and_nobody_changes_anything()
+     {
+        let page = page();
+        let query = "%7B%7D";
+        let view = format!("/token/view?{query}");
+        for (method, host, path, expected) in [
+            (Method::GET, HERE, view.as_str(), StatusCode::OK),
+            (Method::GET, "localhost:4711", "/token/", StatusCode::OK),
+            (
+                Method::GET,
+                "rebound.example:4711",
+                "/token/",
+                StatusCode::FORBIDDEN,
+            ),
+            (
+                Method::GET,
+                "rebound.example:4711",
+                &view,
+                StatusCode::FORBIDDEN,
+            ),
+            (Method::GET, HERE, "/", StatusCode::NOT_FOUND),
+            (
+                Method::GET,
+                HERE,
+                &view.replace("token", "guess"),
+                StatusCode::NOT_FOUND,
+            ),
+            (Method::POST, HERE, &view, StatusCode::METHOD_NOT_ALLOWED),
+            (Method::OPTIONS, HERE, &view, StatusCode::METHOD_NOT_ALLOWED),
+        ] {
+            let (status, headers, text) = ask(&page, method.clone(), host, path).await;
+            assert_eq!(status, expected, "{method} {host} {path}: {text}");
+            assert!(
+                headers
+                    .keys()
+                    .all(|it| !it.as_str().starts_with("access-control"))
+            );
+        }
+        let (one, other) = (token().unwrap(), token().unwrap());
+        assert!(one.len() == 32 && one != other, "{one}");
+    }
+
+    #[tokio::test]
+    async fn the_page_may_load_nothing_from_elsewhere() {
+        let page = page();
+        for path in ["", "map.js", "map.css"] {
+            let path = format!("/token/{path}");
+            let (status, headers, text) = ask(&page, Method::GET, HERE, &path).await;
+            assert_eq!(status, StatusCode::OK);
+            let policy = headers[CONTENT_SECURITY_POLICY].to_str().unwrap();
+            assert!(policy.starts_with("default-src 'none'") && !policy.contains("unsafe"));
+            for elsewhere in ["http://", "https://", "style=\"", "onclick=\""] {
+                assert!(!text.contains(elsewhere), "{path}: {elsewhere}");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_question_is_answered_or_refused_with_what_is_wrong() {
+        let page = page();
+        let (status, view) = json_of(&page, "view", &json!({"pool": "p"})).await;
+        assert_eq!(
+            (status, &view["picture"]["view"]),
+            (StatusCode::OK, &json!("10.0.0.0/24"))
+        );
+        let spot = json!({"pool": "p", "view": "10.0.0.0/24", "cellSize": 28, "cell": 0});
+        let (_, cell) = json_of(&page, "cell", &spot).await;
+        assert_eq!(cell["cidr"], "10.0.0.0/28");
+        let (_, found) = json_of(&page, "find", &json!("cart & more + more")).await;
+        assert_eq!(found, json!([]));
+        for (what, query, says) in [
+            ("view", json!({"pool": "x"}), "there are p"),
+            ("view", json!({"view": "10.0.0.1/24"}), "10.0.0.0/24"),
+            ("cell", json!({"pool": "p"}), "view"),
+            ("find", json!(7), "as the page asks"),
+        ] {
+            let (status, body) = json_of(&page, what, &query).await;
+            let error = body["error"].as_str().unwrap();
+            assert!(
+                status == StatusCode::BAD_REQUEST && error.contains(says),
+                "{error}"
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn a_list_that_fails_is_told_and_what_was_listed_before_is_still_there() {
+        let page = page();
+        let (_, body) = json_of(&page, "view", &json!({"fresh": true})).await;
+        let error = body["error"].as_str().unwrap();
+        assert!(error.contains("was not reached"), "{error}");
+        let (status, _) = json_of(&page, "view", &json!({})).await;
+        assert_eq!(status, StatusCode::OK);
+    }
+}
