@@ -162,10 +162,12 @@ fn range(range: &Range, seen: &Seen) -> Told {
 
 fn address(at: &Cidr, seen: &Seen) -> Told {
     let report = describe(at.first(), seen.inventory);
+    let user = seen.inventory.in_use(at).into_values().next();
+    let words = user.into_iter().chain([report.state.words()]);
     let node = report.range.as_ref().map(|it| it.node.clone());
     let ranges = node.iter().flat_map(|it| seen.inventory.ranges_of(it));
     Told {
-        words: report.state.words().to_owned(),
+        words: words.collect::<Vec<_>>().join(" · "),
         facts: report.facts(&style(seen)).rows(),
         ranges: ranges.collect(),
         node,

@@ -144,7 +144,7 @@ fn a_range_says_what_agents_and_pods_say_each_address_once() {
     let address = about("p", "10.0.0.0/28", 32, 5, &inventory);
     assert_eq!(
         [&address["words"], &address["at"]],
-        [&json!("in use"), &json!(5)]
+        [&json!("shop/web · in use"), &json!(5)]
     );
     assert!(
         address["facts"]
