@@ -8,7 +8,9 @@ use std::sync::Arc;
 
 use cadastre_api::{Requests, block_name};
 use cadastre_controller::cluster::lease::{Answer, Ask, Record};
-use cadastre_controller::cluster::request::{Assignment, Outcome, Refusal, Request, Touch};
+use cadastre_controller::cluster::request::{
+    Assignment, Kind as Of, Known, Outcome, Refusal, Request, Spec, Touch,
+};
 use cadastre_controller::cluster::seen::{
     AgentReport, Block, Node, Pod, Pool, ServiceRange, Subnet, SubnetCondition, Text,
 };
@@ -268,24 +270,18 @@ impl Api {
     /// Executes one request, now.
     pub fn execute(&mut self, request: &Request, at: Time) -> Outcome {
         match request {
-            Request::ListNodes => {
-                Outcome::Nodes(self.nodes.live.values().map(|n| Node::clone(n)).collect())
-            }
-            Request::ListSubnets => Outcome::Subnets(
-                self.subnets
-                    .live
-                    .values()
-                    .map(|s| Subnet::clone(s))
-                    .collect(),
-            ),
+            Request::List(Of::Node) => Outcome::Nodes(all(&self.nodes)),
+            Request::List(Of::Subnet) => Outcome::Subnets(all(&self.subnets)),
+            Request::List(Of::Block) => Outcome::Blocks(all(&self.blocks)),
+            Request::List(Of::Pool) => Outcome::Pools(all(&self.pools)),
             Request::ListPodsOf { node } => {
                 Outcome::Pods(self.pods_on(node).map(|p| Pod::clone(p)).collect())
             }
-            Request::ReadNode { name } => found(&self.nodes, name, Outcome::Node),
-            Request::ReadSubnet { name } => found(&self.subnets, name, Outcome::Subnet),
-            Request::ReadPool { name } => found(&self.pools, name, Outcome::Pool),
+            Request::Read(Of::Node, name) => found(&self.nodes, name, Outcome::Node),
+            Request::Read(Of::Subnet, name) => found(&self.subnets, name, Outcome::Subnet),
+            Request::Read(Of::Pool, name) => found(&self.pools, name, Outcome::Pool),
             Request::ReadKubeadm => Outcome::Kubeadm(None),
-            Request::CreatePool { name, spec } => {
+            Request::Create(name, Spec::Pool(spec)) => {
                 if self.pools.get(name).is_some() {
                     return guard("already exists");
                 }
@@ -302,11 +298,8 @@ impl Api {
                 };
                 Outcome::Pool(Pool::clone(&self.put_pool(pool, at)))
             }
-            Request::ListBlocks => {
-                Outcome::Blocks(self.blocks.live.values().map(|b| Block::clone(b)).collect())
-            }
-            Request::ReadBlock { name } => found(&self.blocks, name, Outcome::Block),
-            Request::CreateBlock { name, spec } => {
+            Request::Read(Of::Block, name) => found(&self.blocks, name, Outcome::Block),
+            Request::Create(name, Spec::Block(spec)) => {
                 if self.blocks.get(name).is_some() {
                     return guard("already exists");
                 }
@@ -320,16 +313,11 @@ impl Api {
                 };
                 Outcome::Block(Block::clone(&self.put_block(block, at)))
             }
-            Request::ReplaceBlock {
-                name,
-                uid,
-                version,
-                spec,
-            } => {
-                let Some(known) = self.blocks.get(name).cloned() else {
+            Request::Replace(read, Spec::Block(spec)) => {
+                let Some(known) = self.blocks.get(&read.name).cloned() else {
                     return missing();
                 };
-                if known.uid != *uid || known.version != *version {
+                if Known::of(&*known) != *read {
                     return guard("the object has been modified");
                 }
                 if known.spec.as_ref() == Ok(spec) {
@@ -342,25 +330,22 @@ impl Api {
                 };
                 Outcome::Block(Block::clone(&self.put_block(block, at)))
             }
-            Request::DeleteBlock { name, uid, version } => {
-                let Some(known) = self.blocks.get(name) else {
+            Request::Delete(Of::Block, read) => {
+                let Some(known) = self.blocks.get(&read.name) else {
                     return Outcome::Gone;
                 };
-                if known.uid != *uid || known.version != *version {
+                if Known::of(&**known) != *read {
                     return guard("precondition failed");
                 }
-                self.delete_block(name, at);
+                self.delete_block(&read.name, at);
                 Outcome::Gone
             }
-            Request::SetSubnetConditions {
-                name,
-                uid,
-                version,
-                conditions,
-            } => self.set_conditions(name, (uid, *version), conditions, at),
+            Request::SetSubnetConditions(read, conditions) => {
+                self.set_conditions(read, conditions, at)
+            }
             Request::AssignPodCidrs(assignment) => self.assign(assignment, at),
             Request::TouchNode(touch) => self.touch(touch, at),
-            Request::CreateSubnet { name, spec } => {
+            Request::Create(name, Spec::Subnet(spec)) => {
                 if self.subnets.get(name).is_some() {
                     return guard("already exists");
                 }
@@ -376,16 +361,11 @@ impl Api {
                 };
                 Outcome::Subnet(Subnet::clone(&self.put_subnet(subnet, at)))
             }
-            Request::ReplaceSubnet {
-                name,
-                uid,
-                version,
-                spec,
-            } => {
-                let Some(known) = self.subnets.get(name).cloned() else {
+            Request::Replace(read, Spec::Subnet(spec)) => {
+                let Some(known) = self.subnets.get(&read.name).cloned() else {
                     return missing();
                 };
-                if known.uid != *uid || known.version != *version {
+                if Known::of(&*known) != *read {
                     return guard("the object has been modified");
                 }
                 let subnet = Subnet {
@@ -398,26 +378,24 @@ impl Api {
                 }
                 Outcome::Subnet(Subnet::clone(&self.put_subnet(subnet, at)))
             }
-            Request::DeleteSubnet { name, uid, version } => {
-                let Some(known) = self.subnets.get(name) else {
+            Request::Delete(Of::Subnet, read) => {
+                let Some(known) = self.subnets.get(&read.name) else {
                     return Outcome::Gone;
                 };
-                if known.uid != *uid || known.version != *version {
+                if Known::of(&**known) != *read {
                     return guard("precondition failed");
                 }
-                self.delete_subnet(name, at);
+                self.delete_subnet(&read.name, at);
                 Outcome::Gone
             }
-            Request::SetPoolFinalizers {
-                name,
-                uid,
-                version,
-                finalizers,
-            } => {
-                let Some(known) = self.pools.get(name).cloned() else {
+            Request::Replace(_, Spec::Pool(_)) | Request::Delete(Of::Node | Of::Pool, _) => {
+                panic!("no controller asks for it: {request:?}")
+            }
+            Request::SetPoolFinalizers(read, finalizers) => {
+                let Some(known) = self.pools.get(&read.name).cloned() else {
                     return missing();
                 };
-                if known.uid != *uid || known.version != *version {
+                if Known::of(&*known) != *read {
                     return guard("the object has been modified");
                 }
                 if known.deleting && finalizers.iter().any(|f| !known.finalizers.contains(f)) {
@@ -429,16 +407,11 @@ impl Api {
                 };
                 self.update_pool(&known, pool, at)
             }
-            Request::SetPoolStatus {
-                name,
-                uid,
-                version,
-                status,
-            } => {
-                let Some(known) = self.pools.get(name).cloned() else {
+            Request::SetPoolStatus(read, status) => {
+                let Some(known) = self.pools.get(&read.name).cloned() else {
                     return missing();
                 };
-                if known.uid != *uid || known.version != *version {
+                if Known::of(&*known) != *read {
                     return guard("the object has been modified");
                 }
                 let pool = Pool {
@@ -452,15 +425,14 @@ impl Api {
 
     fn set_conditions(
         &mut self,
-        name: &Text,
-        seen: (&Text, u64),
+        read: &Known,
         conditions: &[SubnetCondition],
         at: Time,
     ) -> Outcome {
-        let Some(known) = self.subnets.get(name).cloned() else {
+        let Some(known) = self.subnets.get(&read.name).cloned() else {
             return missing();
         };
-        if (&known.uid, known.version) != seen {
+        if Known::of(&*known) != *read {
             return guard("the object has been modified");
         }
         let before = known.report.iter().flat_map(|it| &it.conditions);
@@ -615,6 +587,10 @@ impl Api {
         self.lease = Some(record.clone());
         Answer::Written(record)
     }
+}
+
+fn all<T: Versioned>(kind: &Kind<T>) -> Vec<T> {
+    kind.live.values().map(|object| T::clone(object)).collect()
 }
 
 fn found<T: Versioned>(kind: &Kind<T>, name: &str, outcome: fn(T) -> Outcome) -> Outcome {

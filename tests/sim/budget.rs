@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use cadastre_controller::cluster::request::{Outcome, Refusal, Request};
+use cadastre_controller::cluster::request::{Kind, Outcome, Refusal, Request, Spec};
 use cadastre_controller::cluster::seen::Text;
 
 use super::checks::Violation;
@@ -89,7 +89,7 @@ impl Budget {
             let kind = verb(request);
             let is_another = matches!(
                 request,
-                Request::CreateBlock { .. } | Request::DeleteBlock { .. }
+                Request::Create(_, Spec::Block(_)) | Request::Delete(Kind::Block, _)
             );
             self.fruitless.retain(|(of, counted, about), _| {
                 let is_it = *of == place && *about == name;
@@ -146,16 +146,11 @@ fn object(request: &Request) -> Option<Text> {
     match request {
         Request::AssignPodCidrs(a) => of("node", &a.uid),
         Request::TouchNode(touch) => of("node", &touch.uid),
-        Request::ReadNode { name } => of("read of node", name),
+        Request::Read(Kind::Node, name) => of("read of node", name),
         Request::ListPodsOf { node } => of("pods of", node),
-        Request::CreateBlock { name, .. }
-        | Request::ReplaceBlock { name, .. }
-        | Request::ReadBlock { name }
-        | Request::DeleteBlock { name, .. } => of("block", name),
-        Request::SetPoolFinalizers { name, .. }
-        | Request::SetPoolStatus { name, .. }
-        | Request::CreatePool { name, .. }
-        | Request::ReadPool { name } => of("pool", name),
-        _ => of("subnet", name_of(request)?),
+        _ => {
+            let (kind, name) = request.about()?;
+            of(kind.name(), name?)
+        }
     }
 }

@@ -27,7 +27,7 @@ use std::sync::Arc;
 use cadastre_api::{Allocate, FINALIZER, NodeSubnetSpec};
 use cadastre_controller::cluster::intents::Intents;
 use cadastre_controller::cluster::lease::{Record as LeaseRecord, Takeover, Wanted};
-use cadastre_controller::cluster::request::{Assignment, Outcome, Request, RequestId};
+use cadastre_controller::cluster::request::{Assignment, Outcome, Request, RequestId, Spec};
 use cadastre_controller::cluster::seen::{Machine, Node, Pool, Subnet, Text};
 use cadastre_controller::{Outgoing, Report};
 use cadastre_core::Cidr;
@@ -169,19 +169,17 @@ impl Checks {
         if request.is_write() && !matches!(request, Request::TouchNode(_)) {
             self.tally.unlisted += u64::from(known.begins_to_deal(api));
         }
-        known.lists |= matches!(
-            request,
-            Request::ListNodes | Request::ListSubnets | Request::ListBlocks
-        );
-        if let Request::CreateBlock { spec, .. } = request {
+        known.lists |= matches!(request, Request::List(_));
+        if let Request::Create(_, Spec::Block(spec)) = request {
             let key = (spec.owner.uid.clone(), vec![spec.cidr]);
             if known.decided.insert(key, now).is_none() {
                 self.carved(place, spec, known, api, now)?;
             }
             known.had.insert((spec.cidr, spec.owner.name.clone()));
         }
-        if let Request::SetPoolFinalizers { uid, version, .. } = request {
-            self.let_go.entry((uid.clone(), *version)).or_insert(now);
+        if let Request::SetPoolFinalizers(pool, _) = request {
+            let version = (pool.uid.clone(), pool.version);
+            self.let_go.entry(version).or_insert(now);
         }
         let Request::AssignPodCidrs(a) = request else {
             return Ok(());

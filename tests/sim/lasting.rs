@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use cadastre_controller::cluster::request::{Refusal, Request};
+use cadastre_controller::cluster::request::{Kind, Refusal, Request, Spec};
 
 use super::clock::{SECOND, Time};
 use super::process::Watched;
@@ -106,18 +106,19 @@ impl Trouble {
     /// Whether the request is concerned: every one of its kind, or those of every third object.
     fn concerns(&self, request: &Request) -> bool {
         let (subject, name) = match request {
-            Request::SetPoolFinalizers { name, .. } => (Subject::PoolFinalizers, name),
-            Request::SetPoolStatus { name, .. } => (Subject::PoolStatus, name),
-            Request::CreateBlock { name, .. } => (Subject::BlockCreations, name),
-            Request::ReplaceBlock { name, .. } | Request::DeleteBlock { name, .. } => {
-                (Subject::BlockChanges, name)
+            Request::SetPoolFinalizers(pool, _) => (Subject::PoolFinalizers, &pool.name),
+            Request::SetPoolStatus(pool, _) => (Subject::PoolStatus, &pool.name),
+            Request::Create(name, Spec::Block(_)) => (Subject::BlockCreations, name),
+            Request::Replace(it, Spec::Block(_)) | Request::Delete(Kind::Block, it) => {
+                (Subject::BlockChanges, &it.name)
             }
             Request::AssignPodCidrs(a) => (Subject::Nodes, &a.name),
             Request::TouchNode(touch) => (Subject::Nodes, &touch.name),
-            Request::CreateSubnet { name, .. }
-            | Request::ReplaceSubnet { name, .. }
-            | Request::DeleteSubnet { name, .. } => (Subject::Subnets, name),
-            Request::SetSubnetConditions { name, .. } => (Subject::SubnetConditions, name),
+            Request::Create(name, Spec::Subnet(_)) => (Subject::Subnets, name),
+            Request::Replace(it, Spec::Subnet(_)) | Request::Delete(Kind::Subnet, it) => {
+                (Subject::Subnets, &it.name)
+            }
+            Request::SetSubnetConditions(it, _) => (Subject::SubnetConditions, &it.name),
             Request::ListPodsOf { node } => (Subject::Pods, node),
             _ => return false,
         };

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use cadastre_controller::cluster::lease::{Answer, Ask, Leadership, Record, Tenure};
-use cadastre_controller::cluster::request::{Outcome, Refusal, Request, RequestId};
+use cadastre_controller::cluster::request::{Outcome, Refusal, Request, RequestId, Spec};
 use cadastre_controller::{Event, Outgoing};
 use cadastre_core::mutation::Mutation;
 use jiff::Timestamp;
@@ -251,7 +251,7 @@ impl Sim {
         };
         let last = matches!(
             outgoing.request,
-            Request::AssignPodCidrs(_) | Request::CreateBlock { .. }
+            Request::AssignPodCidrs(_) | Request::Create(_, Spec::Block(_))
         ) && self.rough
             && self.rng.chance(self.plan.network.last_words);
         if let (true, Some(name)) = (last, name_of(&outgoing.request)) {
@@ -338,8 +338,8 @@ impl Sim {
             request,
             Request::AssignPodCidrs(_)
                 | Request::TouchNode(_)
-                | Request::SetPoolFinalizers { .. }
-                | Request::SetPoolStatus { .. }
+                | Request::SetPoolFinalizers(..)
+                | Request::SetPoolStatus(..)
         );
         if rng.chance(network.lost_before) {
             Fate::LostBefore

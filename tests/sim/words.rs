@@ -1,7 +1,7 @@
 //! Requests, answers and news in few words, for traces.
 
 use cadastre_api::{HeldRange, NodeSubnetSpec};
-use cadastre_controller::cluster::request::{Outcome, Request};
+use cadastre_controller::cluster::request::{Kind, Outcome, Request, Spec};
 use cadastre_controller::cluster::seen::{
     AgentReport, BlockSpec, Node, Object, SubnetCondition, Text,
 };
@@ -69,36 +69,29 @@ fn node(node: &Node) -> String {
 /// The object a request is about; `None` where it is about all.
 pub fn name_of(request: &Request) -> Option<&Text> {
     match request {
-        Request::ListNodes | Request::ListSubnets | Request::ListBlocks | Request::ReadKubeadm => {
-            None
-        }
-        Request::ReadNode { name }
-        | Request::ReadSubnet { name }
-        | Request::ReadPool { name }
-        | Request::ListPodsOf { node: name }
-        | Request::CreateSubnet { name, .. }
-        | Request::ReplaceSubnet { name, .. }
-        | Request::DeleteSubnet { name, .. }
-        | Request::SetSubnetConditions { name, .. }
-        | Request::ReadBlock { name }
-        | Request::DeleteBlock { name, .. }
-        | Request::SetPoolFinalizers { name, .. }
-        | Request::CreatePool { name, .. }
-        | Request::SetPoolStatus { name, .. } => Some(name),
-        Request::CreateBlock { spec, .. } | Request::ReplaceBlock { spec, .. } => {
+        Request::ListPodsOf { node } => Some(node),
+        Request::Create(_, Spec::Block(spec)) | Request::Replace(_, Spec::Block(spec)) => {
             Some(&spec.owner.name)
         }
-        Request::AssignPodCidrs(a) => Some(&a.name),
-        Request::TouchNode(t) => Some(&t.name),
+        _ => request.about()?.1,
     }
 }
 
 pub fn verb(request: &Request) -> String {
-    let text = format!("{request:?}");
-    text.split([' ', '(', '{'])
-        .next()
-        .unwrap_or_default()
-        .to_owned()
+    let kind = request.about().map(|(kind, _)| kind);
+    let of_kind = |verb: &str| kind.map_or(String::new(), |kind| format!("{verb}{kind:?}"));
+    match request {
+        Request::List(_) => of_kind("List") + "s",
+        Request::Read(..) => of_kind("Read"),
+        Request::Create(..) => of_kind("Create"),
+        Request::Replace(..) => of_kind("Replace"),
+        Request::Delete(..) => of_kind("Delete"),
+        _ => {
+            let text = format!("{request:?}");
+            let verb = text.split([' ', '(', '{']).next();
+            verb.unwrap_or_default().to_owned()
+        }
+    }
 }
 
 pub fn of_request(request: &Request) -> String {
@@ -117,43 +110,42 @@ pub fn of_request(request: &Request) -> String {
             let from = t.from.as_deref().unwrap_or("-");
             format!("{verb} {} from {from} to {}", t.uid, t.term)
         }
-        Request::CreateSubnet { spec, .. } => format!("{verb} {}", subnet(spec)),
-        Request::ReplaceSubnet { version, spec, .. } => {
-            format!("{verb} v{version} {}", subnet(spec))
-        }
-        Request::DeleteSubnet { version, .. } => format!("{verb} v{version}"),
-        Request::CreateBlock { spec, .. } => format!("{verb} {}", block(spec)),
-        Request::ReplaceBlock { version, spec, .. } => {
-            format!("{verb} v{version} {}", block(spec))
-        }
-        Request::ReadBlock { name } => format!("{verb} {name}"),
-        Request::DeleteBlock { name, version, .. } => format!("{verb} {name} v{version}"),
-        Request::SetSubnetConditions { conditions, .. } => {
+        Request::Create(_, spec) => format!("{verb} {}", of_spec(spec)),
+        Request::Replace(it, spec) => format!("{verb} v{} {}", it.version, of_spec(spec)),
+        Request::Delete(Kind::Block, it) => format!("{verb} {} v{}", it.name, it.version),
+        Request::Delete(_, it) => format!("{verb} v{}", it.version),
+        Request::Read(Kind::Block, name) => format!("{verb} {name}"),
+        Request::SetSubnetConditions(_, conditions) => {
             let words = |it: &SubnetCondition| format!("{}={} {}", it.kind, it.status, it.message);
             let all: Vec<String> = conditions.iter().map(words).collect();
             format!("{verb} {}", all.join("; "))
         }
-        Request::SetPoolFinalizers {
-            version,
-            finalizers,
-            ..
-        } => format!("{verb} v{version} {finalizers:?}"),
-        Request::SetPoolStatus {
-            version, status, ..
-        } => {
+        Request::SetPoolFinalizers(it, finalizers) => {
+            format!("{verb} v{} {finalizers:?}", it.version)
+        }
+        Request::SetPoolStatus(it, status) => {
             let conditions: Vec<String> = status
                 .conditions
                 .iter()
                 .map(|c| format!("{}={}", c.type_, c.reason))
                 .collect();
             format!(
-                "{verb} v{version} {:?} {:?} {}",
+                "{verb} v{} {:?} {:?} {}",
+                it.version,
                 status.ipv4,
                 status.ipv6,
                 conditions.join(" ")
             )
         }
         _ => verb,
+    }
+}
+
+fn of_spec(spec: &Spec) -> String {
+    match spec {
+        Spec::Subnet(spec) => subnet(spec),
+        Spec::Block(spec) => block(spec),
+        Spec::Pool(spec) => format!("{spec:?}"),
     }
 }
 

@@ -14,7 +14,7 @@ use super::refusals::Call;
 use super::registry::Registry;
 use super::report::{About, KEPT, Report};
 use super::{Context, Purpose};
-use crate::cluster::request::{Outcome, Refusal, Request};
+use crate::cluster::request::{Kind, Known, Outcome, Refusal, Request, Spec};
 use crate::cluster::seen::{Block, Text};
 use crate::purpose::Step;
 use crate::registry::blocks::{Entry, Noted, sound};
@@ -111,7 +111,7 @@ impl BlockLoop {
         let purpose = |step| Purpose::Block { cidr, claim, step };
         if entry.to_read {
             entry.in_flight = true;
-            return Some((Request::ReadBlock { name }, purpose(None)));
+            return Some((Request::Read(Kind::Block, name), purpose(None)));
         }
         let object = cx.world.blocks.get(&name);
         let object = object.filter(|object| entry.uid.as_ref() == Some(&object.uid));
@@ -125,25 +125,15 @@ impl BlockLoop {
             }
             // Seen: the judgement follows.
             (Step::Await, Some(_)) => return None,
-            (Step::Create, _) => Request::CreateBlock {
-                name,
-                spec: entry.spec(),
-            },
-            (Step::Replace, Some(object)) => Request::ReplaceBlock {
-                name,
-                uid: object.uid.clone(),
-                version: object.version,
-                spec: entry.spec(),
-            },
-            (Step::Delete, Some(object)) => Request::DeleteBlock {
-                name,
-                uid: object.uid.clone(),
-                version: object.version,
-            },
+            (Step::Create, _) => Request::Create(name, Spec::Block(entry.spec())),
+            (Step::Replace, Some(object)) => {
+                Request::Replace(Known::of(&**object), Spec::Block(entry.spec()))
+            }
+            (Step::Delete, Some(object)) => Request::Delete(Kind::Block, Known::of(&**object)),
             (Step::Await | Step::Replace | Step::Delete, None) => {
                 entry.to_read = true;
                 entry.in_flight = true;
-                return Some((Request::ReadBlock { name }, purpose(None)));
+                return Some((Request::Read(Kind::Block, name), purpose(None)));
             }
         };
         entry.in_flight = true;
@@ -510,7 +500,10 @@ mod tests {
                 now,
             };
             let read = blocks.next(&mut cx).map(|(request, _)| request);
-            assert!(matches!(read, Some(Request::ReadBlock { .. })), "{read:?}");
+            assert!(
+                matches!(read, Some(Request::Read(Kind::Block, _))),
+                "{read:?}"
+            );
             let outcome = Outcome::Block(found);
             blocks.answered((&cidr, claim), None, &outcome, &mut cx);
             assert!(blocks.next_urgent(&mut cx, false).is_none());

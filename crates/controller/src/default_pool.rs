@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::bootstrap::{Bootstrap, Cluster, Idle, decide};
 use super::queue::Queue;
 use super::{Context, Purpose};
-use crate::cluster::request::{Outcome, Refusal, Request};
+use crate::cluster::request::{Outcome, Refusal, Request, Spec};
 use crate::settings::Settings;
 use cadastre_core::Addr;
 
@@ -63,8 +63,8 @@ impl DefaultPool {
             Ok(Bootstrap::Create { pool, .. }) => {
                 self.in_flight = true;
                 let name = pool.metadata.name.unwrap_or_default().into();
-                let spec = Box::new(pool.spec);
-                return Some((Request::CreatePool { name, spec }, Purpose::DefaultPool));
+                let spec = Spec::Pool(Box::new(pool.spec));
+                return Some((Request::Create(name, spec), Purpose::DefaultPool));
             }
             Ok(Bootstrap::Nothing(idle)) => {
                 self.trouble = (idle == Idle::NoNode).then(|| idle.to_string());

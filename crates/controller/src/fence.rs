@@ -31,7 +31,7 @@ use super::report::{About, Report, WRITE_REJECTED};
 use super::{Now, Purpose};
 use crate::cluster::intents::Versions;
 use crate::cluster::lease::{Takeover, Tenure};
-use crate::cluster::request::{Outcome, Refusal, Request, Touch};
+use crate::cluster::request::{Kind, Outcome, Refusal, Request, Touch};
 use crate::cluster::seen::{Node, Object, Text};
 use crate::cluster::table::Table;
 use crate::cluster::world::World;
@@ -76,13 +76,6 @@ struct Lists {
     queue: Queue<Kind>,
     /// Kinds whose list is still to come
     left: BTreeSet<Kind>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Kind {
-    Nodes,
-    Subnets,
-    Blocks,
 }
 
 impl Fence {
@@ -145,11 +138,10 @@ impl Fence {
         }
         match self.step {
             Step::Syncing | Step::Done => None,
-            Step::Listing => Some(match self.lists.queue.pop(now.mono)? {
-                Kind::Nodes => (Request::ListNodes, Purpose::FenceNodes),
-                Kind::Subnets => (Request::ListSubnets, Purpose::FenceSubnets),
-                Kind::Blocks => (Request::ListBlocks, Purpose::FenceBlocks),
-            }),
+            Step::Listing => {
+                let kind = self.lists.queue.pop(now.mono)?;
+                Some((Request::List(kind), Purpose::Relist(kind)))
+            }
             Step::Touching => self.next_touch(world, now),
         }
     }
@@ -173,9 +165,9 @@ impl Fence {
             return;
         }
         let listed = [
-            (Kind::Nodes, self.knows(&world.nodes, |it| it.nodes)),
-            (Kind::Subnets, self.knows(&world.subnets, |it| it.subnets)),
-            (Kind::Blocks, self.knows(&world.blocks, |it| it.blocks)),
+            (Kind::Node, self.knows(&world.nodes, |it| it.nodes)),
+            (Kind::Subnet, self.knows(&world.subnets, |it| it.subnets)),
+            (Kind::Block, self.knows(&world.blocks, |it| it.blocks)),
         ];
         self.step = Step::Listing;
         for (kind, _) in listed.into_iter().filter(|(_, listed)| !listed) {
@@ -205,7 +197,7 @@ impl Fence {
             let known = world.nodes.get(&name).filter(|node| node.uid == uid);
             let (false, Some(node)) = (self.to_read.remove(&key), known) else {
                 return Some((
-                    Request::ReadNode { name: name.clone() },
+                    Request::Read(Kind::Node, name.clone()),
                     Purpose::TouchRead { name, uid },
                 ));
             };

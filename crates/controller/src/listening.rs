@@ -5,10 +5,9 @@
 
 use std::time::Duration;
 
-use super::fence::Kind;
 use super::queue::Queue;
 use super::{Now, Purpose};
-use crate::cluster::request::Request;
+use crate::cluster::request::{Kind, Request};
 
 /// How long agents have to tell what they use: they notice that the API answers again within half a minute.
 const LISTENING: Duration = Duration::from_secs(45);
@@ -33,7 +32,7 @@ impl Listening {
     /// From now on every node gets a NodeSubnet, so that its agent can speak.
     pub(crate) fn begin(&mut self, now: Duration) {
         if !self.is_over {
-            self.list.add_at(Kind::Subnets, now + LISTENING);
+            self.list.add_at(Kind::Subnet, now + LISTENING);
         }
     }
 
@@ -44,15 +43,15 @@ impl Listening {
 
     /// The list, if it is due.
     pub(crate) fn next(&mut self, now: Now) -> Option<(Request, Purpose)> {
-        self.list.pop(now.mono)?;
-        Some((Request::ListSubnets, Purpose::FenceSubnets))
+        let kind = self.list.pop(now.mono)?;
+        Some((Request::List(kind), Purpose::Relist(kind)))
     }
 
     /// The list is in the world (`taken`), or has to be asked for again.
     pub(crate) fn listed(&mut self, taken: bool, now: Now) {
         self.is_over |= taken;
         if !self.is_over {
-            self.list.add_failed(Kind::Subnets, now.mono);
+            self.list.add_failed(Kind::Subnet, now.mono);
         }
     }
 
@@ -81,8 +80,8 @@ mod tests {
         listening.begin(Duration::from_secs(7));
         assert!(listening.next(at(51)).is_none() && !listening.is_over());
         let (request, purpose) = listening.next(at(52)).unwrap();
-        assert!(matches!(request, Request::ListSubnets));
-        assert_eq!(purpose, Purpose::FenceSubnets);
+        assert_eq!(request, Request::List(Kind::Subnet));
+        assert_eq!(purpose, Purpose::Relist(Kind::Subnet));
         assert!(listening.next(at(53)).is_none(), "one at a time");
         listening.listed(false, at(54));
         assert!(!listening.is_over());

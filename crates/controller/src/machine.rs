@@ -22,12 +22,11 @@ use super::settings::Settings;
 use super::view::View;
 use super::{Now, Purpose};
 use crate::cluster::lease::{Leadership, Wanted};
-use crate::cluster::request::{Outcome, Outgoing, Request, RequestId};
-use crate::cluster::seen::{Block, Node, Object, Pod, Pool, ServiceRange, Subnet, Text};
-use crate::cluster::table::{Delta, Sent, Table};
+use crate::cluster::request::{Kind, Known, Outcome, Outgoing, Request, RequestId};
+use crate::cluster::seen::{Block, Node, Pod, Pool, ServiceRange, Subnet, Text};
+use crate::cluster::table::{Delta, Sent};
 use crate::cluster::world::World;
 use crate::purpose::Step;
-use cadastre_api::block_name;
 use cadastre_core::mutation::Mutation;
 use cadastre_daemon::watch::Change;
 
@@ -57,8 +56,8 @@ struct Pending {
     term: Text,
     /// What the table that the answer belongs to knew when it was sent.
     sent: Sent,
-    /// The UID then known under the name.
-    known: Option<Text>,
+    /// The object that it is about, as known then.
+    known: Option<(Kind, Known)>,
 }
 
 /// The controller.
@@ -248,20 +247,9 @@ impl Controller {
             .as_ref()
             .map_or_else(|| "".into(), |leader| leader.tenure.term.clone());
         let loop_name = purpose.loop_name();
-        let (sent, known) = match &purpose {
-            Purpose::Subnet { name, .. } | Purpose::SubnetRead { name } => {
-                about(&self.world.subnets, name)
-            }
-            Purpose::DefaultPool => (self.world.pools.sent(), None),
-            Purpose::Answer { name } => about(&self.world.subnets, name),
-            Purpose::FenceSubnets => (self.world.subnets.sent(), None),
-            Purpose::FenceBlocks => (self.world.blocks.sent(), None),
-            Purpose::Block { cidr, .. } => about(&self.world.blocks, &block_name(cidr)),
-            Purpose::PoolFinalizers { name }
-            | Purpose::PoolStatus { name }
-            | Purpose::PoolRead { name } => about(&self.world.pools, name),
-            _ => (self.world.nodes.sent(), None),
-        };
+        let about = request.about();
+        let kind = about.map(|(kind, _)| kind);
+        let (sent, known) = about.map_or_else(Default::default, |it| self.world.about(it));
         let out_term = request.is_write().then(|| term.clone());
         let numbered = request.is_numbered() && !Mutation::LeaseNotAwaited.is_on();
         let leader = self.leader.as_mut().filter(|_| numbered);
@@ -272,7 +260,7 @@ impl Controller {
                 purpose,
                 term,
                 sent,
-                known,
+                known: kind.zip(known),
             },
         );
         Outgoing {
@@ -349,13 +337,6 @@ impl Controller {
         };
         leader.pool_changed(&pool.name, !same, delta.after.is_some());
     }
-}
-
-fn about<T: Object>(table: &Table<T>, name: &str) -> (Sent, Option<Text>) {
-    (
-        table.sent(),
-        table.get(name).map(|object| object.uid().clone()),
-    )
 }
 
 fn is_critical(purpose: &Purpose) -> bool {

@@ -21,7 +21,7 @@ use super::refusals::Call;
 use super::registry::Registry;
 use super::report::{About, POD_CIDR_ASSIGNED, Report, WAITING};
 use super::{Context, Purpose};
-use crate::cluster::request::{Assignment, Outcome, Refusal, Request};
+use crate::cluster::request::{Assignment, Kind, Outcome, Refusal, Request};
 use crate::cluster::seen::{Node, Text};
 use crate::cluster::world::World;
 use cadastre_api::Allocate;
@@ -128,7 +128,7 @@ impl PodCidrs {
                         name: name.clone(),
                         uid: node.uid.clone(),
                     };
-                    return Some((Request::ReadNode { name }, purpose));
+                    return Some((Request::Read(Kind::Node, name), purpose));
                 }
                 // It comes back once the Lease names it.
                 Decision::Write(cidrs) if !cx.registry.intents.may_assign(&node, &cidrs) => {}
@@ -549,7 +549,7 @@ mod tests {
         let unclear = Outcome::Unclear("no answer".to_owned());
         loops.answered_write(&"a".into(), &"a".into(), &unclear, &mut cx);
         let read = loops.next(&mut cx, false).map(|(request, _)| request);
-        assert!(matches!(read, Some(Request::ReadNode { name }) if &*name == "a"));
+        assert!(matches!(read, Some(Request::Read(Kind::Node, name)) if &*name == "a"));
         assert_eq!(dealt("b", &mut loops, &mut cx), None);
         assert_eq!(cx.registry.unclear(), 1);
     }

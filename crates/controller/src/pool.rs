@@ -16,7 +16,7 @@ use super::refusals::Call;
 use super::report::{About, Report};
 use super::totals::{Totals, totals};
 use super::{Context, Purpose};
-use crate::cluster::request::{Outcome, Refusal, Request};
+use crate::cluster::request::{Kind, Known, Outcome, Refusal, Request};
 use crate::cluster::seen::{Pool, Text};
 use cadastre_api::{FINALIZER, IPPoolStatus};
 use cadastre_core::mutation::Mutation;
@@ -123,7 +123,7 @@ impl PoolLoop {
                 self.to_read.remove(&name);
                 self.in_flight.insert(name.clone());
                 return Some((
-                    Request::ReadPool { name: name.clone() },
+                    Request::Read(Kind::Pool, name.clone()),
                     Purpose::PoolRead { name },
                 ));
             }
@@ -173,14 +173,8 @@ impl PoolLoop {
                 self.tell(&pool, &status, cx.reports);
                 self.written_at.insert(name.clone(), now);
                 self.in_flight.insert(name.clone());
-                let (uid, version) = (pool.uid.clone(), pool.version);
                 return Some((
-                    Request::SetPoolStatus {
-                        name: name.clone(),
-                        uid,
-                        version,
-                        status,
-                    },
+                    Request::SetPoolStatus(Known::of(&*pool), status),
                     Purpose::PoolStatus { name },
                 ));
             }
@@ -226,12 +220,7 @@ impl PoolLoop {
     fn set_finalizers(&mut self, pool: &Pool, finalizers: Vec<String>) -> (Request, Purpose) {
         let name = pool.name.clone();
         self.in_flight.insert(name.clone());
-        let request = Request::SetPoolFinalizers {
-            name: name.clone(),
-            uid: pool.uid.clone(),
-            version: pool.version,
-            finalizers,
-        };
+        let request = Request::SetPoolFinalizers(Known::of(pool), finalizers);
         (request, Purpose::PoolFinalizers { name })
     }
 
@@ -314,10 +303,10 @@ mod tests {
             let mut names = Vec::new();
             while let Some((request, _)) = pools.next(BTreeMap::new, &mut cx) {
                 match request {
-                    Request::SetPoolFinalizers { name, .. } => names.push(name),
-                    Request::SetPoolStatus { name, .. } => {
-                        pools.in_flight.remove(&name);
-                        pools.written_at.insert(name, mono);
+                    Request::SetPoolFinalizers(pool, _) => names.push(pool.name),
+                    Request::SetPoolStatus(pool, _) => {
+                        pools.in_flight.remove(&pool.name);
+                        pools.written_at.insert(pool.name, mono);
                     }
                     other => panic!("{other:?}"),
                 }
@@ -352,7 +341,7 @@ mod tests {
                 now: NOW,
             };
             let (request, _) = pools.next(BTreeMap::new, &mut cx).unwrap();
-            let Request::SetPoolStatus { status, .. } = request else {
+            let Request::SetPoolStatus(_, status) = request else {
                 panic!("{request:?}");
             };
             let ready = status.conditions.into_iter().find(|it| it.type_ == "Ready");
@@ -391,7 +380,7 @@ mod tests {
                 now,
             };
             let (request, purpose) = pools.next(BTreeMap::new, &mut cx)?;
-            let Request::SetPoolStatus { status, .. } = request else {
+            let Request::SetPoolStatus(_, status) = request else {
                 panic!("{request:?} for {purpose:?}");
             };
             let used = status.ipv4.as_ref()?.addresses.as_ref()?.used.clone();

@@ -1,5 +1,6 @@
 //! What requests are for.
 
+use crate::cluster::request::Kind;
 use crate::cluster::seen::Text;
 use cadastre_core::{Cidr, ClaimId};
 
@@ -29,10 +30,8 @@ impl Step {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "fields named for what they are")]
 pub enum Purpose {
-    /// The fence's consistent list of nodes
-    FenceNodes,
-    /// The fence's consistent list of NodeSubnets, or that after agents were listened to
-    FenceSubnets,
+    /// A consistent list of the fence, or that of NodeSubnets after agents were listened to
+    Relist(Kind),
     /// The fence's touch of one node
     Touch { name: Text, uid: Text },
     /// The fence reads a node whose touch was refused
@@ -58,8 +57,6 @@ pub enum Purpose {
     BlockPods { name: Text, uid: Text },
     /// The last look at a node's pods before its agent is asked about addresses
     LeakPods { name: Text, uid: Text },
-    /// The fence's consistent list of IPAMBlocks
-    FenceBlocks,
     /// What kubeadm has left, or the creation of the default pool
     DefaultPool,
     /// The answer to an agent's status
@@ -76,11 +73,7 @@ impl Purpose {
     /// The loop that asked: the label of its metrics.
     pub fn loop_name(&self) -> &'static str {
         match self {
-            Purpose::FenceNodes
-            | Purpose::FenceSubnets
-            | Purpose::FenceBlocks
-            | Purpose::Touch { .. }
-            | Purpose::TouchRead { .. } => "fence",
+            Purpose::Relist(_) | Purpose::Touch { .. } | Purpose::TouchRead { .. } => "fence",
             Purpose::Assign { .. } | Purpose::AssignRead { .. } => "podcidr",
             Purpose::Subnet { .. } | Purpose::SubnetRead { .. } | Purpose::Answer { .. } => {
                 "subnet"

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::Purpose;
-use crate::cluster::request::{Outcome, Refusal};
+use crate::cluster::request::{Kind, Outcome, Refusal};
 use crate::cluster::seen::Text;
 use cadastre_core::Cidr;
 
@@ -75,9 +75,7 @@ impl Call {
             Purpose::PoolFinalizers { name } => Call::SetPoolFinalizers(name.clone()),
             Purpose::PoolStatus { name } => Call::SetPoolStatus(name.clone()),
             Purpose::PoolRead { name } => Call::ReadPool(name.clone()),
-            Purpose::FenceNodes
-            | Purpose::FenceSubnets
-            | Purpose::FenceBlocks
+            Purpose::Relist(_)
             | Purpose::Touch { .. }
             | Purpose::TouchRead { .. }
             | Purpose::DefaultPool => return None,
@@ -105,21 +103,18 @@ impl Call {
         }
     }
 
-    /// The kind of object: the label of the metric.
-    fn kind(&self) -> &'static str {
+    /// The kind of object.
+    fn kind(&self) -> Kind {
         match self {
-            Call::AssignPodCidrs(_) | Call::ReadNode(_) | Call::ListPods(_) => "Node",
+            Call::AssignPodCidrs(_) | Call::ReadNode(_) | Call::ListPods(_) => Kind::Node,
             Call::WriteSubnet(_) | Call::ReadSubnet(_) | Call::SetSubnetConditions(_) => {
-                "NodeSubnet"
+                Kind::Subnet
             }
-            Call::WriteBlock(_) | Call::ReadBlock(_) => "IPAMBlock",
-            Call::SetPoolFinalizers(_) | Call::SetPoolStatus(_) | Call::ReadPool(_) => "IPPool",
+            Call::WriteBlock(_) | Call::ReadBlock(_) => Kind::Block,
+            Call::SetPoolFinalizers(_) | Call::SetPoolStatus(_) | Call::ReadPool(_) => Kind::Pool,
         }
     }
 }
-
-/// The kinds of objects that [`Refusals::count`] counts.
-pub(crate) const KINDS: [&str; 4] = ["Node", "NodeSubnet", "IPAMBlock", "IPPool"];
 
 /// What a call has met with.
 #[derive(Debug, Default)]
@@ -260,9 +255,9 @@ impl Refusals {
     }
 
     /// How many calls keep failing, by the kind of object.
-    pub fn count(&mut self, now: Duration) -> BTreeMap<&'static str, usize> {
+    pub fn count(&mut self, now: Duration) -> BTreeMap<Kind, usize> {
         self.sweep(now);
-        let mut count: BTreeMap<&'static str, usize> = BTreeMap::new();
+        let mut count: BTreeMap<Kind, usize> = BTreeMap::new();
         for (call, _, _) in self.lasting() {
             *count.entry(call.kind()).or_default() += 1;
         }
@@ -305,7 +300,7 @@ mod tests {
         let mut refusals = Refusals::default();
         let (count, told) = fail(&mut refusals, &call(), NONE, Duration::from_secs(60));
         assert!(count <= 10 && told == 1, "{count} tries, told {told} times");
-        assert_eq!(refusals.count(Duration::from_secs(60))["IPPool"], 1);
+        assert_eq!(refusals.count(Duration::from_secs(60))[&Kind::Pool], 1);
         let status = Call::SetPoolStatus("p".into());
         assert_eq!(refusals.paused(&status, NONE), None, "only it is paused");
     }
@@ -320,7 +315,7 @@ mod tests {
         assert_eq!(refusals.paused(&call(), now), None);
         let (_, told) = fail(&mut refusals, &call(), now, Duration::from_secs(90));
         assert_eq!(told, 0);
-        assert_eq!(refusals.count(Duration::from_secs(90))["IPPool"], 1);
+        assert_eq!(refusals.count(Duration::from_secs(90))[&Kind::Pool], 1);
     }
 
     #[test]
@@ -344,7 +339,7 @@ mod tests {
         }
         let pause = refusals.paused(&call(7), NONE).unwrap();
         assert!(pause >= Duration::from_secs(100), "{pause:?}");
-        assert_eq!(refusals.count(pause)["Node"], 5_000);
+        assert_eq!(refusals.count(pause)[&Kind::Node], 5_000);
         let later = pause + TOLD_AGAIN + GIVEN_UP;
         assert!(refusals.count(later).is_empty() && refusals.calls.is_empty());
     }

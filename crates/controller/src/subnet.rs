@@ -16,7 +16,7 @@ use super::registry::Registry;
 use super::report::{About, POOLS_LEFT_OUT, Report};
 use super::{Context, Purpose};
 use crate::cluster::agent_report::{ACCEPTED, MOST_CONDITIONS};
-use crate::cluster::request::{Outcome, Refusal, Request};
+use crate::cluster::request::{Kind, Known, Outcome, Refusal, Request, Spec};
 use crate::cluster::seen::{Node, Subnet, SubnetCondition, Text};
 use crate::cluster::world::World;
 use crate::cluster::world::report_of;
@@ -135,7 +135,7 @@ impl Subnets {
             self.to_read.remove(&name);
             self.in_flight.insert(name.clone(), None);
             return Some((
-                Request::ReadSubnet { name: name.clone() },
+                Request::Read(Kind::Subnet, name.clone()),
                 Purpose::SubnetRead { name },
             ));
         }
@@ -152,7 +152,7 @@ impl Subnets {
         }
         let request = difference(&name, wanted, is)?;
         let spec = match &request {
-            Request::CreateSubnet { spec, .. } | Request::ReplaceSubnet { spec, .. } => {
+            Request::Create(_, Spec::Subnet(spec)) | Request::Replace(_, Spec::Subnet(spec)) => {
                 Some(spec.clone())
             }
             _ => None,
@@ -221,12 +221,7 @@ impl Subnets {
             return None;
         }
         self.answering.insert(name.clone(), conditions.clone());
-        let request = Request::SetSubnetConditions {
-            name: name.clone(),
-            uid: subnet.uid.clone(),
-            version: subnet.version,
-            conditions,
-        };
+        let request = Request::SetSubnetConditions(Known::of(&**subnet), conditions);
         Some((request, Purpose::Answer { name: name.clone() }))
     }
 
@@ -616,22 +611,10 @@ fn refused(node: &Node, registry: &Registry) -> Option<String> {
 fn difference(name: &Text, wanted: Option<NodeSubnetSpec>, is: Option<&Subnet>) -> Option<Request> {
     match (wanted, is) {
         (None, None) => None,
-        (Some(spec), None) => Some(Request::CreateSubnet {
-            name: name.clone(),
-            spec,
-        }),
+        (Some(spec), None) => Some(Request::Create(name.clone(), Spec::Subnet(spec))),
         (Some(spec), Some(is)) if !is.lacks_parts && is.spec.as_ref() == Ok(&spec) => None,
-        (Some(spec), Some(is)) => Some(Request::ReplaceSubnet {
-            name: name.clone(),
-            uid: is.uid.clone(),
-            version: is.version,
-            spec,
-        }),
-        (None, Some(is)) => Some(Request::DeleteSubnet {
-            name: name.clone(),
-            uid: is.uid.clone(),
-            version: is.version,
-        }),
+        (Some(spec), Some(is)) => Some(Request::Replace(Known::of(is), Spec::Subnet(spec))),
+        (None, Some(is)) => Some(Request::Delete(Kind::Subnet, Known::of(is))),
     }
 }
 
@@ -685,7 +668,7 @@ mod tests {
             difference(&is.name, Some(spec.clone()), Some(&is))
         };
         assert!(request(false).is_none());
-        assert!(matches!(request(true), Some(Request::ReplaceSubnet { .. })));
+        assert!(matches!(request(true), Some(Request::Replace(..))));
     }
 
     fn brief(pools: &[NodePool]) -> Vec<(&str, bool, u32)> {
@@ -734,7 +717,7 @@ mod tests {
                 now: NOW,
             };
             let (request, _) = subnets.next(&mut cx).unwrap();
-            let Request::ReplaceSubnet { spec, .. } = request else {
+            let Request::Replace(_, Spec::Subnet(spec)) = request else {
                 panic!("{request:?}");
             };
             assert!(spec.pools.len() <= MOST_POOLS);
@@ -871,25 +854,15 @@ mod tests {
         };
         let (request, _) = subnets.next(&mut cx).unwrap();
         subnets.answered(&"n".into(), true, &Outcome::Gone);
-        assert!(
-            matches!(request, Request::ReplaceSubnet { .. }),
-            "{request:?}"
-        );
+        assert!(matches!(request, Request::Replace(..)), "{request:?}");
         let (request, _) = subnets.answer(&"n".into(), &cx).unwrap();
-        let Request::SetSubnetConditions {
-            version,
-            conditions,
-            ..
-        } = request
-        else {
-            panic!("{request:?}");
-        };
-        assert_eq!((version, conditions), (of_node.version, told));
+        let written = Request::SetSubnetConditions(Known::of(&of_node), told);
+        assert_eq!(request, written);
         // It may not be: what is there is read before the next write.
         let conflict = Outcome::Refused(Refusal::Guard("modified".to_owned()));
         subnets.answered_condition(&"n".into(), &conflict);
         let (request, _) = subnets.next(&mut cx).unwrap();
-        assert!(matches!(request, Request::ReadSubnet { .. }), "{request:?}");
+        assert!(matches!(request, Request::Read(..)), "{request:?}");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use crate::cluster::request::Kind;
 use crate::cluster::seen::Text;
 use crate::figures::Figures;
 use crate::totals::Totals;
@@ -30,7 +31,7 @@ pub struct View {
     /// Addresses that several pods report
     pub doubled: usize,
     /// Calls that the API server keeps refusing or leaving unanswered, by the kind of object
-    pub refused_writes: BTreeMap<&'static str, usize>,
+    pub refused_writes: BTreeMap<Kind, usize>,
     /// Entries of agents' statuses that make no sense
     pub refused: u64,
     /// Since when the oldest range rests that should be over

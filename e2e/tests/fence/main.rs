@@ -12,7 +12,7 @@ use cadastre_controller::Outgoing;
 use cadastre_controller::cluster::lease::{Leadership, Takeover, Tenure};
 use cadastre_controller::cluster::lease_task::Gate;
 use cadastre_controller::cluster::request::{
-    Assignment, Outcome, Refusal, Request, RequestId, Touch,
+    Assignment, Kind, Outcome, Refusal, Request, RequestId, Touch,
 };
 use cadastre_controller::cluster::seen;
 use cadastre_controller::cluster::writer::Writer;
@@ -91,7 +91,7 @@ impl Bench {
     }
 
     async fn read(&self, name: &str) -> seen::Node {
-        match self.send(Request::ReadNode { name: name.into() }).await {
+        match self.send(Request::Read(Kind::Node, name.into())).await {
             Outcome::Node(node) => node,
             other => panic!("{other:?}"),
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use cadastre_api::{HeldRange, IPPool, IPPoolStatus, NodeSubnet, NodeSubnetSpec};
-use cadastre_controller::cluster::request::{Outcome, Refusal, Request};
+use cadastre_controller::cluster::request::{Kind, Known, Outcome, Refusal, Request, Spec};
 use cadastre_controller::cluster::seen;
 use cadastre_e2e::install;
 use k8s_openapi::api::core::v1::Pod;
@@ -37,21 +37,10 @@ fn subnet(outcome: Outcome) -> seen::Subnet {
 async fn a_node_subnet_is_created_once_and_replaced_or_deleted_only_as_it_was_read() {
     let bench = bench().await;
     let name: Arc<str> = "subnet".into();
-    let create = |cidr| Request::CreateSubnet {
-        name: name.clone(),
-        spec: spec(cidr),
-    };
-    let replace = |was: &seen::Subnet, cidr| Request::ReplaceSubnet {
-        name: name.clone(),
-        uid: was.uid.clone(),
-        version: was.version,
-        spec: spec(cidr),
-    };
-    let delete = |was: &seen::Subnet| Request::DeleteSubnet {
-        name: name.clone(),
-        uid: was.uid.clone(),
-        version: was.version,
-    };
+    let create = |cidr| Request::Create(name.clone(), Spec::Subnet(spec(cidr)));
+    let replace =
+        |was: &seen::Subnet, cidr| Request::Replace(Known::of(was), Spec::Subnet(spec(cidr)));
+    let delete = |was: &seen::Subnet| Request::Delete(Kind::Subnet, Known::of(was));
 
     let first = subnet(bench.send(create("10.1.0.0/24")).await);
     assert_eq!(first.spec, Ok(spec("10.1.0.0/24")));
@@ -66,7 +55,7 @@ async fn a_node_subnet_is_created_once_and_replaced_or_deleted_only_as_it_was_re
     };
     assert_guarded(&bench.send(replace(&stranger, "10.5.0.0/24")).await);
     assert_guarded(&bench.send(delete(&stranger)).await);
-    let read = subnet(bench.send(Request::ReadSubnet { name: name.clone() }).await);
+    let read = subnet(bench.send(Request::Read(Kind::Subnet, name.clone())).await);
     assert_eq!(read, second, "what was refused left no trace");
 
     assert!(matches!(bench.send(delete(&second)).await, Outcome::Gone));
@@ -99,23 +88,19 @@ async fn a_pool_is_written_only_as_it_was_read_and_each_half_leaves_the_other_al
         Outcome::Pool(pool) => pool,
         other => panic!("{other:?}"),
     };
-    let finalize = |was: &seen::Pool, finalizers: &[&str]| Request::SetPoolFinalizers {
-        name: name.clone(),
-        uid: was.uid.clone(),
-        version: was.version,
-        finalizers: finalizers.iter().map(ToString::to_string).collect(),
+    let finalize = |was: &seen::Pool, finalizers: &[&str]| {
+        let finalizers = finalizers.iter().map(ToString::to_string).collect();
+        Request::SetPoolFinalizers(Known::of(was), finalizers)
     };
-    let report = |was: &seen::Pool, nodes| Request::SetPoolStatus {
-        name: name.clone(),
-        uid: was.uid.clone(),
-        version: was.version,
-        status: IPPoolStatus {
+    let report = |was: &seen::Pool, nodes| {
+        let status = IPPoolStatus {
             nodes: Some(nodes),
             ..IPPoolStatus::default()
-        },
+        };
+        Request::SetPoolStatus(Known::of(was), status)
     };
 
-    let first = pool(bench.send(Request::ReadPool { name: name.clone() }).await);
+    let first = pool(bench.send(Request::Read(Kind::Pool, name.clone())).await);
     let second = pool(bench.send(finalize(&first, &["cadastre.dev/a"])).await);
     assert_eq!(second.finalizers, ["cadastre.dev/a"]);
     let third = pool(bench.send(report(&second, 3)).await);

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use super::seen::{Block, BlockSpec, Node, Pod, Pool, Subnet, SubnetCondition, Text};
+use super::seen::{Block, BlockSpec, Node, Object, Pod, Pool, Subnet, SubnetCondition, Text};
 use cadastre_api::{IPPoolSpec, IPPoolStatus, NodeSubnetSpec};
 use cadastre_core::Cidr;
 
@@ -13,7 +13,32 @@ use cadastre_core::Cidr;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
 
-/// One call of the API server.
+/// A kind of objects that the controller reads and writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[expect(missing_docs, reason = "named for what they are")]
+pub enum Kind {
+    Node,
+    Subnet,
+    Block,
+    Pool,
+}
+
+impl Kind {
+    /// All of them.
+    pub const ALL: [Kind; 4] = [Kind::Node, Kind::Subnet, Kind::Block, Kind::Pool];
+
+    /// Its name in the API.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Node => "Node",
+            Kind::Subnet => "NodeSubnet",
+            Kind::Block => "IPAMBlock",
+            Kind::Pool => "IPPool",
+        }
+    }
+}
+
+/// One call of the API server: a verb, and what it is about.
 #[derive(Clone, Debug, PartialEq)]
 #[expect(
     clippy::large_enum_variant,
@@ -21,75 +46,72 @@ pub struct RequestId(pub u64);
 )]
 #[expect(missing_docs, reason = "fields named for what they are")]
 pub enum Request {
-    /// All nodes, consistently (not from a cache that may be behind).
-    ListNodes,
-    /// All NodeSubnets, consistently.
-    ListSubnets,
-    /// One node, consistently.
-    ReadNode { name: Text },
-    /// One NodeSubnet, consistently.
-    ReadSubnet { name: Text },
-    /// One IPPool, consistently.
-    ReadPool { name: Text },
+    /// All objects of a kind, consistently (not from a cache that may be behind).
+    List(Kind),
+    /// One object, consistently.
+    Read(Kind, Text),
     /// The pods bound to a node, consistently; the last look before its ranges are freed.
     ListPodsOf { node: Text },
+    /// What kubeadm was told of the cluster: its ConfigMap.
+    ReadKubeadm,
+    /// Creates an object of that name; refused when it exists.
+    Create(Text, Spec),
+    /// Replaces the spec of an object if it is still the version that was read.
+    Replace(Known, Spec),
+    /// Deletes an object if it is still the version that was read.
+    Delete(Kind, Known),
     /// Gives a node its podCIDRs. JSON Patch that tests the UID, that there are none yet, and that
     /// the term annotation is what was read.
     AssignPodCidrs(Assignment),
     /// Sets the term annotation of a node. JSON Patch that tests the UID and that the annotation is
     /// what was read. Afterwards no assignment and no touch that was decided before can succeed.
     TouchNode(Touch),
-    /// Creates the NodeSubnet of that name; refused when it exists.
-    CreateSubnet { name: Text, spec: NodeSubnetSpec },
-    /// Replaces its spec if it is still the version that was read.
-    ReplaceSubnet {
-        name: Text,
-        uid: Text,
-        version: u64,
-        spec: NodeSubnetSpec,
-    },
-    /// Deletes it if it is still the version that was read.
-    DeleteSubnet { name: Text, uid: Text, version: u64 },
-    /// What kubeadm was told of the cluster: its ConfigMap.
-    ReadKubeadm,
-    /// Creates a pool; refused when it exists.
-    CreatePool { name: Text, spec: Box<IPPoolSpec> },
-    /// All IPAMBlocks, consistently.
-    ListBlocks,
-    /// One IPAMBlock, consistently.
-    ReadBlock { name: Text },
-    /// Creates a block under the name of its CIDR; refused when it exists.
-    CreateBlock { name: Text, spec: BlockSpec },
-    /// Replaces its spec if it is still the version that was read.
-    ReplaceBlock {
-        name: Text,
-        uid: Text,
-        version: u64,
-        spec: BlockSpec,
-    },
-    /// Deletes it if it is still the version that was read.
-    DeleteBlock { name: Text, uid: Text, version: u64 },
     /// Replaces the conditions of a NodeSubnet if it is still the version that was read: others write there, too.
-    SetSubnetConditions {
-        name: Text,
-        uid: Text,
-        version: u64,
-        conditions: Vec<SubnetCondition>,
-    },
+    SetSubnetConditions(Known, Vec<SubnetCondition>),
     /// Replaces the finalizers of a pool if it is still the version that was read.
-    SetPoolFinalizers {
-        name: Text,
-        uid: Text,
-        version: u64,
-        finalizers: Vec<String>,
-    },
+    SetPoolFinalizers(Known, Vec<String>),
     /// Replaces the status of a pool if it is still the version that was read.
-    SetPoolStatus {
-        name: Text,
-        uid: Text,
-        version: u64,
-        status: IPPoolStatus,
-    },
+    SetPoolStatus(Known, IPPoolStatus),
+}
+
+/// The spec of an object that is written whole.
+#[derive(Clone, Debug, PartialEq)]
+#[expect(missing_docs, reason = "named for what they are")]
+pub enum Spec {
+    Subnet(NodeSubnetSpec),
+    Block(BlockSpec),
+    Pool(Box<IPPoolSpec>),
+}
+
+impl Spec {
+    /// Of which kind it is.
+    pub fn kind(&self) -> Kind {
+        match self {
+            Spec::Subnet(_) => Kind::Subnet,
+            Spec::Block(_) => Kind::Block,
+            Spec::Pool(_) => Kind::Pool,
+        }
+    }
+}
+
+/// An object as it was read.
+#[derive(Clone, Debug, PartialEq)]
+#[expect(missing_docs, reason = "fields named for what they are")]
+pub struct Known {
+    pub name: Text,
+    pub uid: Text,
+    pub version: u64,
+}
+
+impl Known {
+    /// That object.
+    pub fn of(object: &impl Object) -> Self {
+        Known {
+            name: object.name().clone(),
+            uid: object.uid().clone(),
+            version: object.version(),
+        }
+    }
 }
 
 /// podCIDRs for one node, with the guards.
@@ -130,16 +152,30 @@ impl Request {
     pub fn is_write(&self) -> bool {
         !matches!(
             self,
-            Request::ListNodes
-                | Request::ListSubnets
-                | Request::ReadNode { .. }
-                | Request::ReadSubnet { .. }
-                | Request::ReadPool { .. }
+            Request::List(_)
+                | Request::Read(..)
                 | Request::ListPodsOf { .. }
-                | Request::ListBlocks
                 | Request::ReadKubeadm
-                | Request::ReadBlock { .. }
         )
+    }
+
+    /// The kind that it is about, and the object where it is about one.
+    pub fn about(&self) -> Option<(Kind, Option<&Text>)> {
+        let (kind, name) = match self {
+            Request::List(kind) => return Some((*kind, None)),
+            Request::ListPodsOf { .. } | Request::ReadKubeadm => return None,
+            Request::Read(kind, name) => (*kind, name),
+            Request::Delete(kind, known) => (*kind, &known.name),
+            Request::Create(name, spec) => (spec.kind(), name),
+            Request::Replace(known, spec) => (spec.kind(), &known.name),
+            Request::AssignPodCidrs(assignment) => (Kind::Node, &assignment.name),
+            Request::TouchNode(touch) => (Kind::Node, &touch.name),
+            Request::SetSubnetConditions(known, _) => (Kind::Subnet, &known.name),
+            Request::SetPoolFinalizers(known, _) | Request::SetPoolStatus(known, _) => {
+                (Kind::Pool, &known.name)
+            }
+        };
+        Some((kind, Some(name)))
     }
 
     /// Whether it is a write that might do harm if it were decided by somebody who leads no more. An
@@ -151,8 +187,8 @@ impl Request {
                 self,
                 Request::AssignPodCidrs(_)
                     | Request::TouchNode(_)
-                    | Request::SetPoolStatus { .. }
-                    | Request::SetSubnetConditions { .. }
+                    | Request::SetPoolStatus(..)
+                    | Request::SetSubnetConditions(..)
             )
     }
 }
@@ -178,6 +214,8 @@ pub enum Outcome {
     Block(Block),
     /// All of them.
     Blocks(Vec<Block>),
+    /// All of them.
+    Pools(Vec<Pool>),
     /// The text that kubeadm has left, if there is any.
     Kubeadm(Option<String>),
     /// The node's pods.

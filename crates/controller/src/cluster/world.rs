@@ -5,8 +5,9 @@
 use super::addresses::Addresses;
 use super::intents::Versions;
 use super::pods::PodIndex;
-use super::seen::{AgentReport, Block, Node, Pool, ServiceRange, Subnet};
-use super::table::{Delta, Table};
+use super::request::{Kind, Known};
+use super::seen::{AgentReport, Block, Node, Object, Pool, ServiceRange, Subnet, Text};
+use super::table::{Delta, Sent, Table};
 
 /// The cluster as last seen.
 #[derive(Debug, Default)]
@@ -53,6 +54,16 @@ impl World {
         }
     }
 
+    /// What is known of what a request is about: a kind, and the object where it is about one.
+    pub(crate) fn about(&self, (kind, name): (Kind, Option<&Text>)) -> (Sent, Option<Known>) {
+        match kind {
+            Kind::Node => about(&self.nodes, name),
+            Kind::Subnet => about(&self.subnets, name),
+            Kind::Block => about(&self.blocks, name),
+            Kind::Pool => about(&self.pools, name),
+        }
+    }
+
     /// Keeps what is derived from nodes in step with a change of one.
     pub(crate) fn note_node(&mut self, delta: &Delta<Node>) {
         if let Some(before) = &delta.before {
@@ -62,6 +73,11 @@ impl World {
             self.node_addresses.add(&after.addresses);
         }
     }
+}
+
+fn about<T: Object>(table: &Table<T>, name: Option<&Text>) -> (Sent, Option<Known>) {
+    let object = name.and_then(|name| table.get(name));
+    (table.sent(), object.map(|it| Known::of(&**it)))
 }
 
 /// What the agent of a node says, if it is that node's.

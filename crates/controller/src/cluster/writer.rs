@@ -8,33 +8,27 @@
 //!   Whatever else goes wrong is `Unclear`.
 //! - Every request has a time-out. Nothing is retried here.
 
+use std::fmt::Debug;
 use std::time::Duration;
 
 use http::Method;
+use http::header::{ACCEPT, CONTENT_TYPE};
 use k8s_openapi::api::core::v1::ConfigMap;
-use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, Preconditions};
-use kube::{Client, Error};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
+use kube::api::{Api, ListParams};
+use kube::{Client, Error, Resource};
+use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::{Value, json};
 
 use super::convert;
 use super::lease_task::Gate;
 use super::node_patch::{assign_patch, touch_patch};
-use super::request::{Outcome, Outgoing, Refusal, Request};
+use super::request::{Kind, Known, Outcome, Outgoing, Refusal, Request, Spec};
 use super::seen::SubnetCondition;
 use crate::bootstrap::KUBEADM;
-use cadastre_api::{
-    FIELD_MANAGER, GROUP, IPAMBlockLite, IPPool, IPPoolLite, NodeLite, NodeSubnet, NodeSubnetLite,
-    PodLite, VERSION,
-};
+use cadastre_api::{FIELD_MANAGER, GROUP, IPPool, NodeSubnet, PodLite, VERSION};
 use cadastre_core::mutation::Mutation;
 use cadastre_daemon::lists;
 use cadastre_daemon::retry_after::heard;
-
-const NODE_SUBNETS: &str = "nodesubnets";
-const IPAM_BLOCKS: &str = "ipamblocks";
-const IP_POOLS: &str = "ippools";
 
 /// Longest wait for one object.
 const ONE: Duration = Duration::from_secs(10);
@@ -60,13 +54,9 @@ impl Writer {
 
     /// Sends one request and says what became of it.
     pub async fn send(&self, outgoing: Outgoing) -> Outcome {
-        let limit = if matches!(
-            outgoing.request,
-            Request::ListNodes | Request::ListSubnets | Request::ListBlocks
-        ) {
-            MANY
-        } else {
-            ONE
+        let limit = match outgoing.request {
+            Request::List(_) => MANY,
+            _ => ONE,
         };
         let limit = match &outgoing.term {
             None => limit,
@@ -88,184 +78,181 @@ impl Writer {
     }
 
     async fn call(&self, request: Request) -> Result<Outcome, Error> {
-        let nodes: Api<NodeLite> = Api::all(self.client.clone());
-        let subnets: Api<NodeSubnetLite> = Api::all(self.client.clone());
-        let pools: Api<IPPoolLite> = Api::all(self.client.clone());
-        let blocks: Api<IPAMBlockLite> = Api::all(self.client.clone());
-        let patch = PatchParams {
-            field_manager: Some(FIELD_MANAGER.to_owned()),
-            ..PatchParams::default()
-        };
-        Ok(match request {
-            Request::ListNodes => {
-                let list = lists::all(&nodes, PAGE, SILENCE, convert::node).await;
-                listed(list, Outcome::Nodes)?
-            }
-            Request::ListSubnets => {
-                let list = lists::all(&subnets, PAGE, SILENCE, convert::subnet).await;
-                listed(list, Outcome::Subnets)?
-            }
-            Request::ReadNode { name } => Outcome::Node(convert::node(nodes.get(&name).await?)),
-            Request::ReadSubnet { name } => {
-                Outcome::Subnet(convert::subnet(subnets.get(&name).await?))
-            }
-            Request::ReadPool { name } => Outcome::Pool(convert::pool(pools.get(&name).await?)),
+        match request {
+            Request::List(kind) => self.list(kind).await,
+            Request::Read(kind, name) => self.object(kind, Verb::Get, &path(kind, &name)).await,
             Request::ListPodsOf { node } => {
                 let pods: Api<PodLite> = Api::all(self.client.clone());
-                let list = pods
-                    .list(&ListParams::default().fields(&format!("spec.nodeName={node}")))
-                    .await?;
-                Outcome::Pods(list.items.into_iter().map(convert::pod).collect())
-            }
-            Request::AssignPodCidrs(assignment) => {
-                let body = assign_patch(&assignment);
-                let path = format!("/api/v1/nodes/{}", assignment.name);
-                Outcome::Node(convert::node(self.json_patch(&path, &body).await?))
-            }
-            Request::TouchNode(touch) => {
-                let body = touch_patch(&touch);
-                let path = format!("/api/v1/nodes/{}", touch.name);
-                Outcome::Node(convert::node(self.json_patch(&path, &body).await?))
-            }
-            Request::CreateSubnet { name, spec } => {
-                let object = NodeSubnet::new(&name, spec);
-                let made = self.post(NODE_SUBNETS, &object).await?;
-                Outcome::Subnet(convert::subnet(made))
-            }
-            Request::ReplaceSubnet {
-                name,
-                uid,
-                version,
-                spec,
-            } => {
-                let body = spec_patch(&uid, version, &spec);
-                let path = format!("/apis/{GROUP}/{VERSION}/{NODE_SUBNETS}/{name}");
-                Outcome::Subnet(convert::subnet(self.json_patch(&path, &body).await?))
-            }
-            Request::DeleteSubnet { name, uid, version } => {
-                let how = unchanged(&uid, version);
-                deleted(subnets.delete(&name, &how).await?.left())
-            }
-            Request::SetSubnetConditions {
-                name,
-                uid,
-                version,
-                conditions,
-            } => {
-                let now = jiff::Timestamp::now().to_string();
-                let body = Patch::Merge(conditions_patch(&uid, version, &conditions, &now));
-                let patched = subnets.patch_status(&name, &patch, &body).await?;
-                Outcome::Subnet(convert::subnet(patched))
+                let bound = ListParams::default().fields(&format!("spec.nodeName={node}"));
+                let pods = pods.list(&bound).await?.items.into_iter();
+                Ok(Outcome::Pods(pods.map(convert::pod).collect()))
             }
             Request::ReadKubeadm => {
                 let (namespace, name, key) = KUBEADM;
                 let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), namespace);
-                let map = maps.get(name).await?;
-                Outcome::Kubeadm(map.data.and_then(|mut data| data.remove(key)))
+                let data = maps.get(name).await?.data;
+                Ok(Outcome::Kubeadm(data.and_then(|mut it| it.remove(key))))
             }
-            Request::CreatePool { name, spec } => {
-                let object = IPPool::new(&name, *spec);
-                Outcome::Pool(convert::pool(self.post(IP_POOLS, &object).await?))
+            Request::Create(name, spec) => {
+                let kind = spec.kind();
+                let object = object(&name, spec).map_err(Error::SerdeError)?;
+                self.object(kind, Verb::Post(object), &collection(kind))
+                    .await
             }
-            Request::ListBlocks => {
-                let list = lists::all(&blocks, PAGE, SILENCE, convert::block).await;
-                listed(list, Outcome::Blocks)?
+            Request::Replace(known, spec) => {
+                let kind = spec.kind();
+                let mut object = object(&known.name, spec).map_err(Error::SerdeError)?;
+                let patch = spec_patch(&known, &object["spec"].take());
+                self.patch(kind, &known.name, patch).await
             }
-            Request::ReadBlock { name } => Outcome::Block(convert::block(blocks.get(&name).await?)),
-            Request::CreateBlock { name, spec } => {
-                let object = convert::block_object(&name, &spec);
-                Outcome::Block(convert::block(self.post(IPAM_BLOCKS, &object).await?))
-            }
-            Request::ReplaceBlock {
-                name,
-                uid,
-                version,
-                spec,
-            } => {
-                let spec = convert::block_object(&name, &spec).spec;
-                let body = spec_patch(&uid, version, &spec);
-                let path = format!("/apis/{GROUP}/{VERSION}/{IPAM_BLOCKS}/{name}");
-                Outcome::Block(convert::block(self.json_patch(&path, &body).await?))
-            }
-            Request::DeleteBlock { name, uid, version } => {
-                let how = unchanged(&uid, version);
-                deleted(blocks.delete(&name, &how).await?.left())
-            }
-            Request::SetPoolFinalizers {
-                name,
-                uid,
-                version,
-                finalizers,
-            } => {
-                let body = json!({"metadata": {
-                    "uid": &*uid, "resourceVersion": version.to_string(), "finalizers": finalizers,
+            Request::Delete(kind, known) => {
+                let precondition = json!({"preconditions": {
+                    "uid": &*known.uid, "resourceVersion": known.version.to_string(),
                 }});
-                Outcome::Pool(convert::pool(
-                    pools.patch(&name, &patch, &Patch::Merge(body)).await?,
-                ))
+                let request = Verb::Delete(precondition).request(&path(kind, &known.name))?;
+                let answer = self.client.request_status::<IgnoredAny>(request).await?;
+                Ok(deleted(answer.left()))
             }
-            Request::SetPoolStatus {
-                name,
-                uid,
-                version,
-                status,
-            } => {
-                let body = json!({
-                    "metadata": {"uid": &*uid, "resourceVersion": version.to_string()},
-                    "status": status,
-                });
-                Outcome::Pool(convert::pool(
-                    pools
-                        .patch_status(&name, &patch, &Patch::Merge(body))
-                        .await?,
-                ))
+            Request::AssignPodCidrs(it) => {
+                self.patch(Kind::Node, &it.name, assign_patch(&it)).await
             }
-        })
+            Request::TouchNode(it) => self.patch(Kind::Node, &it.name, touch_patch(&it)).await,
+            Request::SetSubnetConditions(known, conditions) => {
+                let now = jiff::Timestamp::now().to_string();
+                let patch = conditions_patch(&conditions, &now);
+                self.merge(Kind::Subnet, &known, "/status", patch).await
+            }
+            Request::SetPoolFinalizers(known, finalizers) => {
+                let patch = json!({"metadata": {"finalizers": finalizers}});
+                self.merge(Kind::Pool, &known, "", patch).await
+            }
+            Request::SetPoolStatus(known, status) => {
+                let patch = json!({"status": status});
+                self.merge(Kind::Pool, &known, "/status", patch).await
+            }
+        }
+    }
+
+    async fn list(&self, kind: Kind) -> Result<Outcome, Error> {
+        match kind {
+            Kind::Node => listed(self.all(convert::node).await, Outcome::Nodes),
+            Kind::Subnet => listed(self.all(convert::subnet).await, Outcome::Subnets),
+            Kind::Block => listed(self.all(convert::block).await, Outcome::Blocks),
+            Kind::Pool => listed(self.all(convert::pool).await, Outcome::Pools),
+        }
+    }
+
+    async fn all<K, T>(&self, read: impl Fn(K) -> T) -> Result<Vec<T>, lists::Error>
+    where
+        K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug,
+    {
+        lists::all(&Api::all(self.client.clone()), PAGE, SILENCE, read).await
+    }
+
+    /// A JSON Patch, which has its guards in it.
+    async fn patch(&self, kind: Kind, name: &str, patch: Value) -> Result<Outcome, Error> {
+        self.object(kind, Verb::JsonPatch(patch), &path(kind, name))
+            .await
+    }
+
+    /// A merge patch of that version of the object.
+    async fn merge(
+        &self,
+        kind: Kind,
+        known: &Known,
+        part: &str,
+        patch: Value,
+    ) -> Result<Outcome, Error> {
+        let path = path(kind, &known.name) + part;
+        self.object(kind, Verb::MergePatch(onto(known, patch)), &path)
+            .await
     }
 
     /// What is sent is written whole, what comes back is read in the few fields that count.
-    async fn post<T: DeserializeOwned>(
-        &self,
-        kind: &str,
-        object: &impl Serialize,
-    ) -> Result<T, Error> {
-        let body = serde_json::to_vec(object).map_err(Error::SerdeError)?;
-        let uri = format!("/apis/{GROUP}/{VERSION}/{kind}?fieldManager={FIELD_MANAGER}");
-        let request = http::Request::builder()
-            .method(Method::POST)
-            .uri(uri)
-            .header(http::header::ACCEPT, "application/json")
-            .header(http::header::CONTENT_TYPE, "application/json")
-            .body(body)
-            .map_err(Error::HttpError)?;
-        self.client.request(request).await
+    async fn object(&self, kind: Kind, verb: Verb, path: &str) -> Result<Outcome, Error> {
+        let (client, request) = (&self.client, verb.request(path)?);
+        Ok(match kind {
+            Kind::Node => Outcome::Node(convert::node(client.request(request).await?)),
+            Kind::Subnet => Outcome::Subnet(convert::subnet(client.request(request).await?)),
+            Kind::Block => Outcome::Block(convert::block(client.request(request).await?)),
+            Kind::Pool => Outcome::Pool(convert::pool(client.request(request).await?)),
+        })
     }
+}
 
-    async fn json_patch<T: DeserializeOwned>(&self, path: &str, body: &Value) -> Result<T, Error> {
-        let body = serde_json::to_vec(body).map_err(Error::SerdeError)?;
-        let request = http::Request::builder()
-            .method(Method::PATCH)
-            .uri(format!("{path}?fieldManager={FIELD_MANAGER}"))
-            .header(http::header::ACCEPT, "application/json")
-            .header(http::header::CONTENT_TYPE, "application/json-patch+json")
-            .body(body)
-            .map_err(Error::HttpError)?;
-        self.client.request(request).await
+/// How one object is asked for or written, with what.
+enum Verb {
+    Get,
+    Post(Value),
+    JsonPatch(Value),
+    MergePatch(Value),
+    Delete(Value),
+}
+
+impl Verb {
+    fn request(self, path: &str) -> Result<http::Request<Vec<u8>>, Error> {
+        let (method, form, body) = match self {
+            Verb::Get => (Method::GET, "json", None),
+            Verb::Post(body) => (Method::POST, "json", Some(body)),
+            Verb::JsonPatch(body) => (Method::PATCH, "json-patch+json", Some(body)),
+            Verb::MergePatch(body) => (Method::PATCH, "merge-patch+json", Some(body)),
+            Verb::Delete(body) => (Method::DELETE, "json", Some(body)),
+        };
+        let names_manager = matches!(method, Method::POST | Method::PATCH);
+        let query = names_manager.then(|| format!("?fieldManager={FIELD_MANAGER}"));
+        let body = body.map(|body| serde_json::to_vec(&body)).transpose();
+        http::Request::builder()
+            .method(method)
+            .uri(path.to_owned() + &query.unwrap_or_default())
+            .header(ACCEPT, "application/json")
+            .header(CONTENT_TYPE, format!("application/{form}"))
+            .body(body.map_err(Error::SerdeError)?.unwrap_or_default())
+            .map_err(Error::HttpError)
+    }
+}
+
+fn collection(kind: Kind) -> String {
+    let plural = match kind {
+        Kind::Node => return "/api/v1/nodes".to_owned(),
+        Kind::Subnet => "nodesubnets",
+        Kind::Block => "ipamblocks",
+        Kind::Pool => "ippools",
+    };
+    format!("/apis/{GROUP}/{VERSION}/{plural}")
+}
+
+fn path(kind: Kind, name: &str) -> String {
+    format!("{}/{name}", collection(kind))
+}
+
+/// A new object.
+fn object(name: &str, spec: Spec) -> serde_json::Result<Value> {
+    match spec {
+        Spec::Subnet(spec) => serde_json::to_value(NodeSubnet::new(name, spec)),
+        Spec::Block(spec) => serde_json::to_value(convert::block_object(name, &spec)),
+        Spec::Pool(spec) => serde_json::to_value(IPPool::new(name, *spec)),
     }
 }
 
 /// Replaces the spec of that version of the object. Labels, annotations and whatever else it has are
 /// people's, or of a version of Cadastre that knows more, and stay.
-fn spec_patch(uid: &str, version: u64, spec: &impl Serialize) -> Value {
+fn spec_patch(known: &Known, spec: &Value) -> Value {
     json!([
-        {"op": "replace", "path": "/metadata/uid", "value": uid},
-        {"op": "replace", "path": "/metadata/resourceVersion", "value": version.to_string()},
+        {"op": "replace", "path": "/metadata/uid", "value": &*known.uid},
+        {"op": "replace", "path": "/metadata/resourceVersion", "value": known.version.to_string()},
         {"op": "add", "path": "/spec", "value": spec},
     ])
 }
 
-/// Replaces the conditions of that version of a NodeSubnet. One that is new is so since `now`.
-fn conditions_patch(uid: &str, version: u64, conditions: &[SubnetCondition], now: &str) -> Value {
+/// A merge patch that is refused where the object is another one now, or another version.
+fn onto(known: &Known, mut patch: Value) -> Value {
+    patch["metadata"]["uid"] = (*known.uid).into();
+    patch["metadata"]["resourceVersion"] = known.version.to_string().into();
+    patch
+}
+
+/// Replaces all conditions. One that is new is so since `now`.
+fn conditions_patch(conditions: &[SubnetCondition], now: &str) -> Value {
     let conditions = conditions.iter().map(|it| {
         let mut condition = json!({
             "type": &*it.kind,
@@ -279,20 +266,7 @@ fn conditions_patch(uid: &str, version: u64, conditions: &[SubnetCondition], now
         }
         condition
     });
-    json!({
-        "metadata": {"uid": uid, "resourceVersion": version.to_string()},
-        "status": {"conditions": conditions.collect::<Vec<_>>()},
-    })
-}
-
-fn unchanged(uid: &str, version: u64) -> DeleteParams {
-    DeleteParams {
-        preconditions: Some(Preconditions {
-            uid: Some(uid.to_owned()),
-            resource_version: Some(version.to_string()),
-        }),
-        ..DeleteParams::default()
-    }
+    json!({"status": {"conditions": conditions.collect::<Vec<_>>()}})
 }
 
 fn listed<T>(
@@ -446,10 +420,7 @@ mod tests {
         let client = Client::try_from(kube::Config::new(uri.parse().unwrap())).unwrap();
         let (publish, leadership) = watch::channel(Leadership::Standby { leader: None });
         let writer = Writer::new(client, Gate::new(leadership, Clock));
-        let request = Request::CreateSubnet {
-            name: "n".into(),
-            spec: NodeSubnetSpec::default(),
-        };
+        let request = Request::Create("n".into(), Spec::Subnet(NodeSubnetSpec::default()));
         let outgoing = Outgoing {
             id: RequestId(1),
             request,
@@ -480,7 +451,12 @@ mod tests {
             "lastTransitionTime": "2026-01-02T03:04:05Z",
         }]);
         let report = agent_report::read(&json!({"conditions": conditions})).unwrap();
-        let patch = conditions_patch("u", 7, &report.conditions, "now");
+        let known = Known {
+            name: "n".into(),
+            uid: "u".into(),
+            version: 7,
+        };
+        let patch = onto(&known, conditions_patch(&report.conditions, "now"));
         let metadata = json!({"uid": "u", "resourceVersion": "7"});
         assert_eq!(patch["metadata"], metadata);
         assert_eq!(patch["status"], json!({"conditions": conditions}));

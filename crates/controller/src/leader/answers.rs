@@ -3,7 +3,6 @@
 use super::Leader;
 use crate::cluster::request::Outcome;
 use crate::cluster::world::World;
-use crate::fence::Kind;
 use crate::report::Report;
 use crate::{Context, Now, Purpose};
 
@@ -18,11 +17,7 @@ impl Leader {
         now: Now,
     ) {
         match purpose {
-            Purpose::FenceNodes => {
-                self.fence.listed(Kind::Nodes, taken, world, now);
-                return;
-            }
-            Purpose::FenceSubnets if self.dealing => {
+            Purpose::Relist(_) if self.dealing => {
                 self.listening.listed(taken, now);
                 if self.registry.is_listening && self.listening.is_over() {
                     self.registry.is_listening = false;
@@ -35,12 +30,8 @@ impl Leader {
                 }
                 return;
             }
-            Purpose::FenceSubnets => {
-                self.fence.listed(Kind::Subnets, taken, world, now);
-                return;
-            }
-            Purpose::FenceBlocks => {
-                self.fence.listed(Kind::Blocks, taken, world, now);
+            Purpose::Relist(kind) => {
+                self.fence.listed(*kind, taken, world, now);
                 return;
             }
             Purpose::Touch { name, uid } | Purpose::TouchRead { name, uid } => {

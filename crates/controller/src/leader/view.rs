@@ -7,6 +7,7 @@ use jiff::Timestamp;
 
 use super::{Leader, waiting_by_pool};
 use crate::Now;
+use crate::cluster::request::Kind;
 use crate::cluster::seen::Text;
 use crate::cluster::world::World;
 use crate::figures::figures;
@@ -85,7 +86,7 @@ impl Leader {
     /// Nodes whose podCIDRs or blocks cannot be written wait, too.
     fn describe_refusals(&mut self, view: &mut View, now: Now) {
         view.refused_writes = self.registry.refusals.count(now.mono);
-        *view.refused_writes.entry("Node").or_default() += self.fence.left().1;
+        *view.refused_writes.entry(Kind::Node).or_default() += self.fence.left().1;
         let mut nodes = BTreeSet::new();
         for (call, _, since) in self.registry.refusals.lasting() {
             let node = match call {

@@ -2,10 +2,9 @@
 //! by it.
 
 use super::{Controller, Pending};
-use crate::cluster::request::{Outcome, Refusal, RequestId};
+use crate::Now;
+use crate::cluster::request::{Kind, Known, Outcome, Refusal, RequestId};
 use crate::cluster::table::{Delta, Replaced};
-use crate::{Now, Purpose};
-use cadastre_api::block_name;
 use cadastre_core::mutation::Mutation;
 
 impl Controller {
@@ -35,24 +34,24 @@ impl Controller {
     fn take_in(&mut self, pending: &Pending, outcome: &Outcome, now: Now) -> bool {
         let sent = pending.sent;
         let epoch = sent.epoch;
-        match (outcome, &pending.purpose) {
-            (Outcome::Node(node), _) => {
+        match outcome {
+            Outcome::Node(node) => {
                 if let Some(delta) = self.world.nodes.answer(node.clone(), epoch) {
                     self.node_changed(&delta, now);
                 }
             }
-            (Outcome::Subnet(subnet), _) => {
+            Outcome::Subnet(subnet) => {
                 if let Some(delta) = self.world.subnets.answer(subnet.clone(), epoch) {
                     self.subnet_changed(&delta, now);
                 }
             }
-            (Outcome::Pool(pool), _) => {
+            Outcome::Pool(pool) => {
                 if let Some(delta) = self.world.pools.answer(pool.clone(), epoch) {
                     self.pool_changed(&delta);
                 }
             }
             // A creation counts once the watch shows it: only the watch tells what stood before it.
-            (Outcome::Block(block), _)
+            Outcome::Block(block)
                 if self.world.blocks.get(&block.name).is_some()
                     || Mutation::BlockConfirmedByAnswer.is_on() =>
             {
@@ -60,76 +59,25 @@ impl Controller {
                     self.block_changed(&delta, now);
                 }
             }
-            (Outcome::Blocks(blocks), _) => {
-                let replaced = self.world.blocks.replace(blocks.clone(), sent);
-                let deltas = self.deltas(replaced);
-                for delta in deltas.iter().flatten() {
-                    self.block_changed(delta, now);
-                }
-                return deltas.is_some();
-            }
-            (Outcome::Refused(Refusal::Missing) | Outcome::Gone, Purpose::Block { cidr, .. }) => {
-                let delta = pending
-                    .known
-                    .as_ref()
-                    .and_then(|uid| self.world.blocks.forget(&block_name(cidr), uid));
-                if let Some(delta) = delta {
-                    self.block_changed(&delta, now);
-                }
-            }
-            (Outcome::Nodes(nodes), _) => {
+            Outcome::Nodes(nodes) => {
                 let replaced = self.world.nodes.replace(nodes.clone(), sent);
-                let deltas = self.deltas(replaced);
-                for delta in deltas.iter().flatten() {
-                    self.node_changed(delta, now);
-                }
-                return deltas.is_some();
+                return self.replaced(replaced, |it, delta| it.node_changed(delta, now));
             }
-            (Outcome::Subnets(subnets), _) => {
+            Outcome::Subnets(subnets) => {
                 let replaced = self.world.subnets.replace(subnets.clone(), sent);
-                let deltas = self.deltas(replaced);
-                for delta in deltas.iter().flatten() {
-                    self.subnet_changed(delta, now);
-                }
-                return deltas.is_some();
+                return self.replaced(replaced, |it, delta| it.subnet_changed(delta, now));
             }
-            (
-                Outcome::Refused(Refusal::Missing),
-                Purpose::Assign { name, uid }
-                | Purpose::AssignRead { name, uid }
-                | Purpose::Touch { name, uid }
-                | Purpose::TouchRead { name, uid },
-            ) => {
-                if let Some(delta) = self.world.nodes.forget(name, uid) {
-                    self.node_changed(&delta, now);
-                }
+            Outcome::Blocks(blocks) => {
+                let replaced = self.world.blocks.replace(blocks.clone(), sent);
+                return self.replaced(replaced, |it, delta| it.block_changed(delta, now));
             }
-            (
-                Outcome::Refused(Refusal::Missing) | Outcome::Gone,
-                Purpose::Subnet { name, .. }
-                | Purpose::SubnetRead { name }
-                | Purpose::Answer { name },
-            ) => {
-                let delta = pending
-                    .known
-                    .as_ref()
-                    .and_then(|uid| self.world.subnets.forget(name, uid));
-                if let Some(delta) = delta {
-                    self.subnet_changed(&delta, now);
-                }
+            Outcome::Pools(pools) => {
+                let replaced = self.world.pools.replace(pools.clone(), sent);
+                return self.replaced(replaced, Self::pool_changed);
             }
-            (
-                Outcome::Refused(Refusal::Missing),
-                Purpose::PoolFinalizers { name }
-                | Purpose::PoolStatus { name }
-                | Purpose::PoolRead { name },
-            ) => {
-                let delta = pending
-                    .known
-                    .as_ref()
-                    .and_then(|uid| self.world.pools.forget(name, uid));
-                if let Some(delta) = delta {
-                    self.pool_changed(&delta);
+            Outcome::Refused(Refusal::Missing) | Outcome::Gone => {
+                if let Some((kind, known)) = &pending.known {
+                    self.gone(*kind, known, now);
                 }
             }
             _ => {}
@@ -137,14 +85,49 @@ impl Controller {
         false
     }
 
-    /// What a list of ours has changed, if it could be taken in.
-    fn deltas<T>(&mut self, replaced: Replaced<T>) -> Option<Vec<Delta<T>>> {
+    /// An object is there no more.
+    fn gone(&mut self, kind: Kind, Known { name, uid, .. }: &Known, now: Now) {
+        match kind {
+            Kind::Node => {
+                if let Some(delta) = self.world.nodes.forget(name, uid) {
+                    self.node_changed(&delta, now);
+                }
+            }
+            Kind::Subnet => {
+                if let Some(delta) = self.world.subnets.forget(name, uid) {
+                    self.subnet_changed(&delta, now);
+                }
+            }
+            Kind::Block => {
+                if let Some(delta) = self.world.blocks.forget(name, uid) {
+                    self.block_changed(&delta, now);
+                }
+            }
+            Kind::Pool => {
+                if let Some(delta) = self.world.pools.forget(name, uid) {
+                    self.pool_changed(&delta);
+                }
+            }
+        }
+    }
+
+    /// Takes in what a list of ours has changed. Returns whether that was possible.
+    fn replaced<T>(
+        &mut self,
+        replaced: Replaced<T>,
+        mut changed: impl FnMut(&mut Self, &Delta<T>),
+    ) -> bool {
         match replaced {
-            Replaced::By(deltas) => Some(deltas),
-            Replaced::Again => None,
+            Replaced::By(deltas) => {
+                for delta in &deltas {
+                    changed(self, delta);
+                }
+                true
+            }
+            Replaced::Again => false,
             Replaced::PutBack => {
                 self.put_back = true;
-                None
+                false
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::cluster::lease::{Takeover, Tenure};
-use crate::cluster::request::Refusal;
+use crate::cluster::request::{Refusal, Spec};
 use crate::cluster::seen::{AgentReport, BlockWord, Machine};
 use crate::demand::tests::{NOW, node, objects, pool, subnet};
 use cadastre_api::Allocate;
@@ -115,7 +115,7 @@ impl Script {
     fn creations(&mut self) -> Vec<String> {
         let asked = self.asked();
         let creations = asked.iter().filter_map(|(_, it)| match it {
-            Request::CreateBlock { spec, .. } => Some(spec.owner.name.to_string()),
+            Request::Create(_, Spec::Block(spec)) => Some(spec.owner.name.to_string()),
             _ => None,
         });
         creations.collect()
@@ -125,10 +125,10 @@ impl Script {
     fn lists(&mut self) -> Vec<(String, Vec<String>)> {
         let mut lists = Vec::new();
         for (id, request) in self.asked() {
-            let (Request::CreateSubnet { name, spec } | Request::ReplaceSubnet { name, spec, .. }) =
-                request
-            else {
-                continue;
+            let (name, spec) = match request {
+                Request::Create(name, Spec::Subnet(spec)) => (name, spec),
+                Request::Replace(known, Spec::Subnet(spec)) => (known.name, spec),
+                _ => continue,
             };
             let blocks = spec.blocks.iter().map(|it| it.cidr.clone());
             lists.push((name.to_string(), blocks.collect()));
@@ -150,7 +150,7 @@ impl Script {
     /// The list of NodeSubnets after agents were listened to: that of `name` uses these blocks.
     fn hear(&mut self, name: &str, blocks: &[&str]) {
         self.pass(LISTENED);
-        let (id, _) = self.asked_for(|it| matches!(it, Request::ListSubnets));
+        let (id, _) = self.asked_for(|it| matches!(it, Request::List(Kind::Subnet)));
         if let Some(known) = self.subnets.get_mut(name) {
             known.version += 1;
             known.report = using(name, blocks).report;
@@ -161,7 +161,7 @@ impl Script {
 }
 
 fn is_creation(request: &Request) -> bool {
-    matches!(request, Request::CreateBlock { .. })
+    matches!(request, Request::Create(_, Spec::Block(_)))
 }
 
 /// A NodeSubnet that lists nothing, of a node whose agent uses those blocks.
@@ -219,7 +219,7 @@ fn a_block_of_a_node_that_dies_before_its_creation_goes_to_who_waits() {
     // Refused as busy, and then the node goes.
     let mut script = Script::leading(Cluster::new(ONE, wants()), Duration::ZERO);
     let (id, request) = script.asked_for(is_creation);
-    assert!(matches!(&request, Request::CreateBlock { spec, .. } if &*spec.owner.name == "a"));
+    assert!(matches!(&request, Request::Create(_, Spec::Block(spec)) if &*spec.owner.name == "a"));
     let busy = || Outcome::Refused(Refusal::Busy(None));
     script.on(Event::Answer(id, busy()));
     assert!(script.creations().is_empty());
@@ -247,7 +247,7 @@ fn a_block_of_unclear_creation_stays_taken_when_its_node_dies() {
     assert!(!asked.iter().any(|(_, it)| is_creation(it)), "it may exist");
     let mut reads = asked.iter();
     let (id, _) = reads
-        .find(|(_, it)| matches!(it, Request::ReadBlock { .. }))
+        .find(|(_, it)| matches!(it, Request::Read(Kind::Block, _)))
         .unwrap();
     let id = *id;
     script.on(Event::Answer(id, Outcome::Refused(Refusal::Missing)));
@@ -306,10 +306,11 @@ fn after_a_gap_agents_have_their_time_from_when_they_can_speak() {
     script.list(Vec::new(), Event::Pods);
     let lists_all = |asked: &[(RequestId, Request)]| {
         let mut asked = asked.iter();
-        asked.any(|(_, it)| matches!(it, Request::ListSubnets))
+        asked.any(|(_, it)| matches!(it, Request::List(Kind::Subnet)))
     };
     let asked = script.asked();
-    let creates = |(_, it): &(RequestId, Request)| matches!(it, Request::CreateSubnet { .. });
+    let creates =
+        |(_, it): &(RequestId, Request)| matches!(it, Request::Create(_, Spec::Subnet(_)));
     assert!(asked.iter().any(creates), "{asked:?}");
     assert!(!lists_all(&asked), "{asked:?}");
     let wanted = script.controller.take_wanted().unwrap();
@@ -351,11 +352,11 @@ fn what_a_crowd_has_got_is_recorded_before_long() {
         let is_either = |it: &&Request| {
             matches!(
                 it,
-                Request::CreateSubnet { .. } | Request::AssignPodCidrs(_)
+                Request::Create(_, Spec::Subnet(_)) | Request::AssignPodCidrs(_)
             )
         };
         let first = asked.find(is_either).unwrap();
-        let records = matches!(first, Request::CreateSubnet { .. });
+        let records = matches!(first, Request::Create(_, Spec::Subnet(_)));
         assert_eq!(records, records_first, "after {seconds} s: {first:?}");
     }
 }
@@ -418,7 +419,7 @@ fn after_a_gap_a_block_that_nobody_is_listed_is_whose_agent_uses_it() {
     let asked = script.asked();
     let ends = asked
         .iter()
-        .any(|(_, it)| matches!(it, Request::DeleteBlock { .. }));
+        .any(|(_, it)| matches!(it, Request::Delete(Kind::Block, _)));
     assert!(ends, "{asked:?}");
 }
 
@@ -456,7 +457,7 @@ fn a_list_that_shows_an_older_state_ends_all_asking() {
         answered_since: Duration::ZERO,
         named: 0,
     })));
-    let (id, _) = script.asked_for(|it| matches!(it, Request::ListNodes));
+    let (id, _) = script.asked_for(|it| matches!(it, Request::List(Kind::Node)));
     let mut older = node("a");
     (older.uid, older.version) = ("another".into(), 283);
     script.on(Event::Answer(id, Outcome::Nodes(vec![older])));

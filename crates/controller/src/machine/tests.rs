@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::*;
 use crate::cluster::intents::{Intent, Intents, Versions};
 use crate::cluster::lease::{Takeover, Tenure};
-use crate::cluster::request::{Assignment, Refusal};
+use crate::cluster::request::{Assignment, Refusal, Spec};
 use crate::demand::tests::{NOW, node, pool, subnet};
 use cadastre_api::Allocate;
 use cadastre_core::Cidr;
@@ -191,7 +191,9 @@ fn where_the_lease_tells_nothing_a_node_that_cannot_be_touched_keeps_blocks_from
     let (before, after) = bench.poll_and_name();
     let creates = |out: &[Outgoing]| {
         out.iter()
-            .filter(|out| matches!(out.request, Request::CreateBlock { .. }) && out.number > 0)
+            .filter(|out| {
+                matches!(out.request, Request::Create(_, Spec::Block(_))) && out.number > 0
+            })
             .count()
     };
     assert!(creates(&out) + creates(&before) + creates(&after) >= 1);
@@ -252,7 +254,7 @@ fn all(controller: &mut Controller) -> Vec<Outgoing> {
 /// Whether any of the requests lists a block to a node.
 fn lists(requests: &[Outgoing]) -> bool {
     requests.iter().any(|it| match &it.request {
-        Request::CreateSubnet { spec, .. } | Request::ReplaceSubnet { spec, .. } => {
+        Request::Create(_, Spec::Subnet(spec)) | Request::Replace(_, Spec::Subnet(spec)) => {
             !spec.blocks.is_empty()
         }
         _ => false,
@@ -264,7 +266,7 @@ fn a_block_is_listed_once_the_watch_has_shown_it_not_by_the_answer_to_its_creati
     let mut controller = leader();
     let requests = all(&mut controller);
     let mut creations = requests.iter().filter_map(|it| match &it.request {
-        Request::CreateBlock { name, spec } => Some((it.id, name.clone(), spec.clone())),
+        Request::Create(name, Spec::Block(spec)) => Some((it.id, name.clone(), spec.clone())),
         _ => None,
     });
     let (id, name, spec) = creations.next().unwrap();
@@ -316,7 +318,7 @@ fn nodes_that_cannot_be_written_take_no_room_from_others() {
             let answer = match &out.request {
                 Request::AssignPodCidrs(it) if &*it.name == "good" => return,
                 Request::AssignPodCidrs(_) => Outcome::Unclear("no answer".to_owned()),
-                Request::ReadNode { name } => Outcome::Node(node(name)),
+                Request::Read(Kind::Node, name) => Outcome::Node(node(name)),
                 _ => Outcome::Refused(Refusal::Busy(None)),
             };
             bench
@@ -358,9 +360,9 @@ fn a_take_over_lists_only_where_the_watch_may_be_behind() {
         bench.now.mono += Duration::from_secs(100);
         bench.named(0);
         let lists = bench.poll().into_iter().filter_map(|it| match it.request {
-            Request::ListNodes => Some("nodes"),
-            Request::ListSubnets => Some("subnets"),
-            Request::ListBlocks => Some("blocks"),
+            Request::List(Kind::Node) => Some("nodes"),
+            Request::List(Kind::Subnet) => Some("subnets"),
+            Request::List(Kind::Block) => Some("blocks"),
             _ => None,
         });
         lists.collect::<Vec<_>>()

@@ -12,7 +12,7 @@ use prometheus::{
 };
 
 use super::pool_metrics::PoolMetrics;
-use crate::refusals;
+use crate::cluster::request::Kind;
 use crate::view::View;
 use cadastre_daemon::telemetry::catalog::register;
 
@@ -245,10 +245,10 @@ impl ControllerMetrics {
             .set(i64::try_from(view.doubled).unwrap_or(i64::MAX));
         self.refused
             .set(i64::try_from(view.refused).unwrap_or(i64::MAX));
-        for kind in refusals::KINDS {
-            let count = view.refused_writes.get(kind).copied().unwrap_or(0);
+        for kind in Kind::ALL {
+            let count = view.refused_writes.get(&kind).copied().unwrap_or(0);
             self.refused_writes
-                .with_label_values(&[kind])
+                .with_label_values(&[kind.name()])
                 .set(i64::try_from(count).unwrap_or(i64::MAX));
         }
         self.second_writer
