@@ -9,7 +9,8 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::context::IN_USE_PAUSE;
-use super::queue::Queue;
+use super::queue::{Load, Queue};
+use super::reconcile::{Answer, Look, Loop, work_off};
 use super::refusals::Call;
 use super::registry::Registry;
 use super::report::{About, KEPT, Report};
@@ -38,6 +39,39 @@ pub(crate) struct BlockLoop {
     kept: BTreeSet<Cidr>,
 }
 
+impl Loop for BlockLoop {
+    fn name(&self) -> &'static str {
+        "block"
+    }
+
+    fn load(&self) -> Load {
+        self.urgent.load() + self.queue.load()
+    }
+
+    fn next_at(&self) -> Option<Duration> {
+        let queues = [self.urgent.next_at(), self.queue.next_at()];
+        queues.into_iter().flatten().min()
+    }
+
+    fn next(&mut self, cx: &mut Context) -> Option<(Request, Purpose)> {
+        let look = |it: &mut Self, cidr: &Cidr, cx: &mut Context| it.look(*cidr, cx);
+        work_off(self, |it| &mut it.queue, look, cx)
+    }
+
+    fn answered(&mut self, answer: &Answer, cx: &mut Context) -> Noted {
+        match answer.purpose {
+            Purpose::Block { cidr, claim, step } => {
+                self.written_or_read((cidr, *claim), *step, answer.outcome, cx)
+            }
+            Purpose::BlockPods { uid, .. } => {
+                self.looked_at_pods(uid, answer.outcome, cx);
+                Noted::default()
+            }
+            _ => Noted::default(),
+        }
+    }
+}
+
 impl BlockLoop {
     /// Something may have to be done about the block.
     pub(crate) fn add(&mut self, entry: &Entry) {
@@ -55,41 +89,24 @@ impl BlockLoop {
         cx: &mut Context,
         stopping: bool,
     ) -> Option<(Request, Purpose)> {
-        while let Some(cidr) = self.urgent.pop(cx.now.mono) {
+        let look = |it: &mut Self, cidr: &Cidr, cx: &mut Context| {
             let creates = |e: &Entry| e.step == Step::Create && !e.to_read;
-            if stopping && cx.registry.blocks.get(&cidr).is_none_or(creates) {
-                continue;
+            if stopping && cx.registry.blocks.get(cidr).is_none_or(creates) {
+                return Look::Done;
             }
-            if let Some(found) = self.request(cidr, true, cx) {
-                return Some(found);
-            }
-        }
-        None
+            it.look(*cidr, cx)
+        };
+        work_off(self, |it| &mut it.urgent, look, cx)
     }
 
-    /// The next of the others.
-    pub(crate) fn next(&mut self, cx: &mut Context) -> Option<(Request, Purpose)> {
-        while let Some(cidr) = self.queue.pop(cx.now.mono) {
-            if let Some(found) = self.request(cidr, false, cx) {
-                return Some(found);
-            }
-        }
-        None
-    }
-
-    fn request(
-        &mut self,
-        cidr: Cidr,
-        urgent: bool,
-        cx: &mut Context,
-    ) -> Option<(Request, Purpose)> {
+    fn look(&mut self, cidr: Cidr, cx: &mut Context) -> Look {
         let now = cx.now.mono;
         let Some(entry) = cx.registry.blocks.get_mut(&cidr) else {
             self.kept.remove(&cidr);
-            return None;
+            return Look::Done;
         };
         if entry.in_flight {
-            return None;
+            return Look::Done;
         }
         let call = if entry.to_read {
             Call::ReadBlock(cidr)
@@ -98,20 +115,14 @@ impl BlockLoop {
         };
         let paused = cx.registry.refusals.paused(&call, now);
         if let Some(at) = paused.filter(|_| entry.to_read || entry.step.is_write()) {
-            let queue = if urgent {
-                &mut self.urgent
-            } else {
-                &mut self.queue
-            };
-            queue.add_at(cidr, at);
-            return None;
+            return Look::Later(at);
         }
         let name: Text = block_name(&cidr).into();
         let claim = entry.claim;
         let purpose = |step| Purpose::Block { cidr, claim, step };
         if entry.to_read {
             entry.in_flight = true;
-            return Some((Request::Read(Kind::Block, name), purpose(None)));
+            return Look::Send(Request::Read(Kind::Block, name), purpose(None));
         }
         let object = cx.world.blocks.get(&name);
         let object = object.filter(|object| entry.uid.as_ref() == Some(&object.uid));
@@ -121,10 +132,10 @@ impl BlockLoop {
             // Created or read lately: the watch is to show it.
             (Step::Await | Step::Replace | Step::Delete, None) if entry.await_until > now => {
                 self.queue.add_at(cidr, entry.await_until);
-                return None;
+                return Look::Done;
             }
             // Seen: the judgement follows.
-            (Step::Await, Some(_)) => return None,
+            (Step::Await, Some(_)) => return Look::Done,
             (Step::Create, _) => Request::Create(name, Spec::Block(entry.spec())),
             (Step::Replace, Some(object)) => {
                 Request::Replace(Known::of(&**object), Spec::Block(entry.spec()))
@@ -133,20 +144,25 @@ impl BlockLoop {
             (Step::Await | Step::Replace | Step::Delete, None) => {
                 entry.to_read = true;
                 entry.in_flight = true;
-                return Some((Request::Read(Kind::Block, name), purpose(None)));
+                return Look::Send(Request::Read(Kind::Block, name), purpose(None));
             }
         };
         entry.in_flight = true;
-        Some((request, purpose(Some(step))))
+        Look::Send(request, purpose(Some(step)))
     }
 
     /// A block whose object is as it should be: nothing to do, unless it rests and that is over.
-    fn rest(&mut self, cidr: Cidr, cx: &mut Context) -> Option<(Request, Purpose)> {
-        let entry = cx.registry.blocks.get(&cidr)?;
-        let until = entry.rests_until.filter(|_| entry.owner.resting)?;
+    fn rest(&mut self, cidr: Cidr, cx: &mut Context) -> Look {
+        let entry = cx.registry.blocks.get(&cidr);
+        let Some(entry) = entry.filter(|entry| entry.owner.resting) else {
+            return Look::Done;
+        };
+        let Some(until) = entry.rests_until else {
+            return Look::Done;
+        };
         if until > cx.now.mono {
             self.queue.add_at(cidr, until);
-            return None;
+            return Look::Done;
         }
         let (name, uid) = (entry.owner.name.clone(), entry.owner.uid.clone());
         let unseen = Mutation::PodsOfBlockNotLookedAt.is_on();
@@ -157,21 +173,20 @@ impl BlockLoop {
             .filter(|_| !unseen);
         if let Some(what) = still_used(&cidr, by_pod, cx.registry) {
             self.keep(cidr, &what, cx);
-            return None;
+            return Look::Done;
         }
-        let call = Call::ListPods(name.clone());
-        if let Some(at) = cx.registry.refusals.paused(&call, cx.now.mono) {
+        if let Some(at) = cx.paused(&Call::ListPods(name.clone())) {
             self.queue.add_at(cidr, at);
-            return None;
+            return Look::Done;
         }
         if !self.checking.insert(uid.clone()) {
-            return None;
+            return Look::Done;
         }
         let purpose = Purpose::BlockPods {
             name: name.clone(),
             uid,
         };
-        Some((Request::ListPodsOf { node: name }, purpose))
+        Look::Send(Request::ListPodsOf { node: name }, purpose)
     }
 
     /// The block is looked at again later, and what keeps it is told once.
@@ -194,7 +209,7 @@ impl BlockLoop {
     }
 
     /// Takes in the last look at a dead node's pods: its blocks that are over and unused go.
-    pub(crate) fn answered_pods(&mut self, uid: &Text, outcome: &Outcome, cx: &mut Context) {
+    fn looked_at_pods(&mut self, uid: &Text, outcome: &Outcome, cx: &mut Context) {
         self.checking.remove(uid);
         let now = cx.now.mono;
         let over = |entry: &&Entry| {
@@ -232,7 +247,7 @@ impl BlockLoop {
 
     /// Takes in an answer about a block's object. What it shows of the object is in the world already
     /// where that may be: a creation counts only once the watch shows it.
-    pub(crate) fn answered(
+    fn written_or_read(
         &mut self,
         (cidr, claim): (&Cidr, ClaimId),
         step: Option<Step>,
@@ -407,7 +422,7 @@ mod tests {
             reports: &mut Vec::new(),
             now,
         };
-        BlockLoop::default().answered((&cidr, claim), None, &Outcome::Block(block), &mut cx);
+        BlockLoop::default().written_or_read((&cidr, claim), None, &Outcome::Block(block), &mut cx);
         let entry = registry.blocks.get(&cidr).unwrap();
         assert!(entry.step == Step::Await || entry.uid.as_deref() == Some("found"));
         entry.step
@@ -463,7 +478,7 @@ mod tests {
                 now,
             };
             let (step, outcome) = (Some(Step::Replace), Outcome::Block(kept));
-            BlockLoop::default().answered((&cidr, claim), step, &outcome, &mut cx);
+            BlockLoop::default().written_or_read((&cidr, claim), step, &outcome, &mut cx);
             let is_done = registry.blocks.get(&cidr).unwrap().step == Step::Settled;
             assert_eq!(is_done, owner == "n1");
         }
@@ -505,7 +520,7 @@ mod tests {
                 "{read:?}"
             );
             let outcome = Outcome::Block(found);
-            blocks.answered((&cidr, claim), None, &outcome, &mut cx);
+            blocks.written_or_read((&cidr, claim), None, &outcome, &mut cx);
             assert!(blocks.next_urgent(&mut cx, false).is_none());
             assert!(blocks.next(&mut cx).is_none(), "it has just been read");
             now.mono += AWAIT;

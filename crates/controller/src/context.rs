@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::Now;
+use super::refusals::Call;
 use super::registry::Registry;
 use super::report::Report;
 use crate::cluster::world::World;
@@ -21,4 +22,11 @@ pub struct Context<'a> {
     pub reports: &'a mut Vec<Report>,
     /// The moment
     pub now: Now,
+}
+
+impl Context<'_> {
+    /// Until when a call has to wait, if it has to.
+    pub(crate) fn paused(&self, call: &Call) -> Option<Duration> {
+        self.registry.refusals.paused(call, self.now.mono)
+    }
 }

@@ -7,9 +7,11 @@
 use std::time::Duration;
 
 use super::bootstrap::{Bootstrap, Cluster, Idle, decide};
-use super::queue::Queue;
+use super::queue::{Load, Queue};
+use super::reconcile::{Answer, Loop};
 use super::{Context, Purpose};
 use crate::cluster::request::{Outcome, Refusal, Request, Spec};
+use crate::registry::blocks::Noted;
 use crate::settings::Settings;
 use cadastre_core::Addr;
 
@@ -30,6 +32,45 @@ pub struct DefaultPool {
     trouble: Option<String>,
 }
 
+impl Loop for DefaultPool {
+    fn name(&self) -> &'static str {
+        "default_pool"
+    }
+
+    fn load(&self) -> Load {
+        self.queue.load()
+    }
+
+    fn next_at(&self) -> Option<Duration> {
+        self.queue.next_at()
+    }
+
+    fn answered(&mut self, answer: &Answer, cx: &mut Context) -> Noted {
+        self.in_flight = false;
+        match answer.outcome {
+            Outcome::Kubeadm(text) => {
+                self.kubeadm.clone_from(text);
+                self.asked = true;
+                self.queue.add(());
+            }
+            Outcome::Refused(Refusal::Missing) if !self.asked => {
+                self.kubeadm = None;
+                self.asked = true;
+                self.queue.add(());
+            }
+            Outcome::Refused(Refusal::Rejected(why)) => {
+                self.trouble = Some(format!("no default pool: the API server refuses: {why}"));
+                self.queue.add_failed((), cx.now.mono);
+            }
+            // Somebody was first, or nobody knows: the watch will show it, else again.
+            _ => {
+                self.queue.add_failed((), cx.now.mono);
+            }
+        }
+        Noted::default()
+    }
+}
+
 impl DefaultPool {
     /// Why no default pool could be made, if one should be.
     pub fn trouble(&self) -> Option<&String> {
@@ -37,7 +78,11 @@ impl DefaultPool {
     }
 
     /// The next request, if a pool is to be made.
-    pub fn next(&mut self, settings: &Settings, cx: &Context) -> Option<(Request, Purpose)> {
+    pub(crate) fn next_urgent(
+        &mut self,
+        settings: &Settings,
+        cx: &Context,
+    ) -> Option<(Request, Purpose)> {
         let allocate = settings.default_pool?;
         if self.in_flight || !cx.world.pools.is_empty() {
             self.trouble = None;
@@ -78,30 +123,5 @@ impl DefaultPool {
             }
         }
         None
-    }
-
-    /// Takes in an answer; a pool that it shows is in the world already.
-    pub fn answered(&mut self, outcome: &Outcome, cx: &Context) {
-        self.in_flight = false;
-        match outcome {
-            Outcome::Kubeadm(text) => {
-                self.kubeadm.clone_from(text);
-                self.asked = true;
-                self.queue.add(());
-            }
-            Outcome::Refused(Refusal::Missing) if !self.asked => {
-                self.kubeadm = None;
-                self.asked = true;
-                self.queue.add(());
-            }
-            Outcome::Refused(Refusal::Rejected(why)) => {
-                self.trouble = Some(format!("no default pool: the API server refuses: {why}"));
-                self.queue.add_failed((), cx.now.mono);
-            }
-            // Somebody was first, or nobody knows: the watch will show it, else again.
-            _ => {
-                self.queue.add_failed((), cx.now.mono);
-            }
-        }
     }
 }

@@ -21,7 +21,8 @@ use super::Context;
 use super::account::{Need, account, demand};
 use super::carve::carve;
 use super::context::IN_USE_PAUSE;
-use super::queue::Queue;
+use super::queue::{Load, Queue};
+use super::reconcile::Loop;
 use super::registry::Registry;
 use super::report::{About, BLOCK_ASSIGNED, BLOCK_LIMIT, Report, WAITING_FOR_BLOCK};
 use crate::cluster::seen::{AgentReport, Node, Text};
@@ -82,6 +83,22 @@ struct Lacking {
     note: String,
 }
 
+impl Loop for Demand {
+    fn name(&self) -> &'static str {
+        "demand"
+    }
+
+    fn load(&self) -> Load {
+        self.first.load() + self.more.load()
+    }
+
+    fn next_at(&self) -> Option<Duration> {
+        let recall = self.recall_at.filter(|_| self.is_anyone_waiting());
+        let queues = [self.first.next_at(), self.more.next_at(), recall];
+        queues.into_iter().flatten().min()
+    }
+}
+
 impl Demand {
     /// Looks at the node again.
     pub fn add(&mut self, node: &Node, registry: &Registry) {
@@ -97,21 +114,6 @@ impl Demand {
         if let Some(node) = world.nodes.get(name) {
             self.add(node, registry);
         }
-    }
-
-    /// When there may be something to do again.
-    pub fn next_at(&self) -> Option<Duration> {
-        let recall = self.recall_at.filter(|_| self.is_anyone_waiting());
-        let queues = [self.first.next_at(), self.more.next_at(), recall];
-        queues.into_iter().flatten().min()
-    }
-
-    /// How many nodes are to be looked at, and how often one was put back.
-    pub fn depth(&self) -> (usize, u64) {
-        (
-            self.first.depth() + self.more.depth(),
-            self.first.retries() + self.more.retries(),
-        )
     }
 
     /// A node's UID is gone.

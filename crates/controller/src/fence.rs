@@ -26,15 +26,17 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::queue::Queue;
+use super::queue::{Load, Queue};
+use super::reconcile::{Answer, Loop};
 use super::report::{About, Report, WRITE_REJECTED};
-use super::{Now, Purpose};
+use super::{Context, Now, Purpose};
 use crate::cluster::intents::Versions;
 use crate::cluster::lease::{Takeover, Tenure};
 use crate::cluster::request::{Kind, Outcome, Refusal, Request, Touch};
 use crate::cluster::seen::{Node, Object, Text};
 use crate::cluster::table::Table;
 use crate::cluster::world::World;
+use crate::registry::blocks::Noted;
 use cadastre_core::mutation::Mutation;
 
 /// So many failures in a row are lasting.
@@ -76,6 +78,35 @@ struct Lists {
     queue: Queue<Kind>,
     /// Kinds whose list is still to come
     left: BTreeSet<Kind>,
+}
+
+impl Loop for Fence {
+    fn name(&self) -> &'static str {
+        "fence"
+    }
+
+    fn load(&self) -> Load {
+        self.lists.queue.load() + self.queue.load()
+    }
+
+    fn next_at(&self) -> Option<Duration> {
+        let queues = [self.lists.queue.next_at(), self.queue.next_at()];
+        queues.into_iter().flatten().min()
+    }
+
+    fn answered(&mut self, answer: &Answer, cx: &mut Context) -> Noted {
+        match answer.purpose {
+            Purpose::Relist(kind) => self.listed(*kind, answer.taken, cx),
+            Purpose::Touch { name, uid } | Purpose::TouchRead { name, uid } => {
+                self.touched(name, uid, answer.outcome, cx);
+                if self.is_done() {
+                    cx.registry.intents.become_known();
+                }
+            }
+            _ => {}
+        }
+        Noted::default()
+    }
 }
 
 impl Fence {
@@ -132,7 +163,7 @@ impl Fence {
     }
 
     /// The next request, if one is due.
-    pub(crate) fn next(&mut self, world: &World, now: Now) -> Option<(Request, Purpose)> {
+    pub(crate) fn next_urgent(&mut self, world: &World, now: Now) -> Option<(Request, Purpose)> {
         if self.step == Step::Syncing && world.missing().is_empty() {
             self.begin(world);
         }
@@ -144,16 +175,6 @@ impl Fence {
             }
             Step::Touching => self.next_touch(world, now),
         }
-    }
-
-    /// When there is something to do again.
-    pub(crate) fn next_at(&self) -> Option<Duration> {
-        self.lists
-            .queue
-            .next_at()
-            .into_iter()
-            .chain(self.queue.next_at())
-            .min()
     }
 
     fn begin(&mut self, world: &World) {
@@ -213,13 +234,13 @@ impl Fence {
     }
 
     /// The list of that kind is in the world (`taken`), or has to be asked for again.
-    pub(super) fn listed(&mut self, kind: Kind, taken: bool, world: &World, now: Now) {
+    fn listed(&mut self, kind: Kind, taken: bool, cx: &Context) {
         if !taken {
-            self.lists.queue.add_failed(kind, now.mono);
+            self.lists.queue.add_failed(kind, cx.now.mono);
             return;
         }
         self.lists.left.remove(&kind);
-        self.touch_if_listed(world);
+        self.touch_if_listed(cx.world);
     }
 
     fn touch_if_listed(&mut self, world: &World) {
@@ -241,14 +262,7 @@ impl Fence {
     }
 
     /// Takes in the answer to a touch, or to the read that follows a refused one.
-    pub(crate) fn answered_touch(
-        &mut self,
-        name: &Text,
-        uid: &Text,
-        outcome: &Outcome,
-        reports: &mut Vec<Report>,
-        now: Now,
-    ) {
+    fn touched(&mut self, name: &Text, uid: &Text, outcome: &Outcome, cx: &mut Context) {
         let key = (name.clone(), uid.clone());
         let through = match outcome {
             Outcome::Node(node) if node.uid != *uid => true,
@@ -270,7 +284,7 @@ impl Fence {
         ) {
             self.to_read.insert(key.clone());
         }
-        self.queue.add_failed(key.clone(), now.mono);
+        self.queue.add_failed(key.clone(), cx.now.mono);
         if let Outcome::Refused(Refusal::Rejected(why)) = outcome
             && self.told.insert(key)
         {
@@ -281,7 +295,7 @@ impl Fence {
             let note = format!(
                 "the API server refuses to annotate this node after a change of leaders: no node gets podCIDRs until it can be annotated or is deleted: {why}"
             );
-            reports.push(Report {
+            cx.reports.push(Report {
                 about,
                 warning: true,
                 reason: WRITE_REJECTED,

@@ -6,20 +6,13 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::block::BlockLoop;
-use super::default_pool::DefaultPool;
 use super::demand::Demand;
 use super::departed::Departed;
-use super::fence::Fence;
 use super::intents::Intentions;
-use super::leaks::Leaks;
-use super::listening::Listening;
 use super::podcidr::{PodCidrs, Reason};
-use super::pool::PoolLoop;
-use super::quarantine::Quarantine;
+use super::reconcile::Loop as _;
 use super::registry::Registry;
 use super::report::Report;
-use super::subnet::Subnets;
 use super::{Context, Now, Purpose};
 use crate::cluster::lease::{Takeover, Tenure, Wanted};
 use crate::cluster::request::Request;
@@ -31,12 +24,14 @@ use cadastre_core::{Cidr, State};
 
 mod answers;
 mod changes;
+mod loops;
 mod refused;
 mod view;
 
 use cadastre_core::mutation::Mutation;
 pub(super) use changes::Told;
 use changes::{report_overlaps, report_unreadable};
+use loops::Loops;
 
 /// Which requests may be sent now.
 #[derive(Clone, Copy, Debug)]
@@ -51,55 +46,31 @@ pub(super) struct Room {
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub(super) struct Leader {
     pub(super) tenure: Tenure,
-    pub(super) fence: Fence,
+    pub(super) loops: Loops,
     /// Whether the registry is built and the loops run
     pub(super) dealing: bool,
     registry: Registry,
-    podcidrs: PodCidrs,
-    demand: Demand,
-    blocks: BlockLoop,
-    subnets: Subnets,
-    quarantine: Quarantine,
-    leaks: Leaks,
-    default_pool: DefaultPool,
-    pools: PoolLoop,
     /// A range came free, which somebody may have used all the time.
     freed: bool,
     /// Pools have to be surveyed again.
     survey: bool,
     /// The ranges of pools have changed, and with them what NodeSubnets say of them.
     reattribute: bool,
-    /// Whether agents have their say before blocks are given
-    listening: Listening,
     /// [`Settings::second_writer_hold`]
     hold: Duration,
-    /// [`Settings::leak_grace`]
-    leak_grace: Duration,
 }
 
 impl Leader {
     pub(super) fn new(tenure: Tenure, settings: &Settings, now: Now) -> Self {
         Leader {
-            fence: Fence::new(&tenure, now.mono),
-            listening: Listening::new(
-                tenure.follows_a_gap() && !Mutation::AgentsNotListenedTo.is_on(),
-            ),
+            loops: Loops::new(&tenure, settings, now.mono),
             tenure,
             dealing: false,
             registry: Registry::default(),
-            podcidrs: PodCidrs::default(),
-            demand: Demand::default(),
-            blocks: BlockLoop::default(),
-            subnets: Subnets::default(),
-            quarantine: Quarantine::default(),
-            leaks: Leaks::default(),
-            default_pool: DefaultPool::default(),
-            pools: PoolLoop::default(),
             freed: false,
             survey: false,
             reattribute: false,
             hold: settings.second_writer_hold,
-            leak_grace: settings.leak_grace,
         }
     }
 
@@ -113,19 +84,19 @@ impl Leader {
     ) {
         let (registry, overlapping) = Registry::rebuild(world, &settings.service_cidrs, now);
         self.registry = registry;
-        self.registry.intents = Intentions::of_leader(self.fence.is_done());
-        self.registry.is_listening = !self.listening.is_over();
+        self.registry.intents = Intentions::of_leader(self.loops.fence.is_done());
+        self.registry.is_listening = !self.loops.listening.is_over();
         self.registry.after_gap = self.tenure.follows_a_gap();
         self.registry.lay_departed_to_rest(departed, world, now);
         if self.registry.after_gap {
             self.registry.keep_of_dead_for_rest(world, now);
         }
         self.dealing = true;
-        self.listening.begin(now.mono);
+        self.loops.listening.begin(now.mono);
         self.inherit(world);
-        self.default_pool.queue.add(());
-        self.pools.recall(world.pools.iter());
-        self.pools.mark();
+        self.loops.default_pool.queue.add(());
+        self.loops.pools.recall(world.pools.iter());
+        self.loops.pools.mark();
         for (name, synced) in overlapping {
             if let Some(node) = world.nodes.get(&name) {
                 report_overlaps(node, &synced, reports);
@@ -134,27 +105,27 @@ impl Leader {
         self.registry.report_too_wide(reports);
         for node in world.nodes.iter() {
             if node.is_empty() {
-                self.podcidrs.queue.add(node.name.clone());
+                self.loops.podcidrs.queue.add(node.name.clone());
             }
             report_unreadable(node, reports);
         }
         for subnet in world.subnets.iter() {
-            self.subnets.queue.add(subnet.name.clone());
+            self.loops.subnets.queue.add(subnet.name.clone());
         }
         for node in world.nodes.iter() {
             self.take_up(&node.name, world, reports, now);
-            self.demand.add(node, &self.registry);
+            self.loops.demand.add(node, &self.registry);
             // It may have no NodeSubnet yet to ask and to speak in.
-            self.subnets.queue.add(node.name.clone());
+            self.loops.subnets.queue.add(node.name.clone());
         }
         self.give_blocks_back(world, now);
         for entry in self.registry.blocks.iter() {
-            self.blocks.add(entry);
-            self.subnets.queue.add(entry.owner.name.clone());
+            self.loops.blocks.add(entry);
+            self.loops.subnets.queue.add(entry.owner.name.clone());
         }
         for key in self.registry.rests.keys() {
-            self.subnets.queue.add(key.0.clone());
-            self.quarantine.watch(key.clone(), &self.registry);
+            self.loops.subnets.queue.add(key.0.clone());
+            self.loops.quarantine.watch(key.clone(), &self.registry);
         }
     }
 
@@ -185,76 +156,39 @@ impl Leader {
             reports,
             now,
         };
+        let loops = &mut self.loops;
         if room.critical {
-            if let Some(found) = self.listening.next(now).filter(|_| !stopping) {
-                return Some(found);
-            }
-            if let Some(found) = self.pools.next_finalizer(&cx).filter(|_| !stopping) {
-                return Some(found);
-            }
-            if let Some(found) = self.default_pool.next(settings, &cx).filter(|_| !stopping) {
-                return Some(found);
-            }
-            if !stopping && let Some(found) = self.subnets.next_overdue(&mut cx) {
-                return Some(found);
-            }
-            if !cx.registry.intents.is_known() {
-                if let Some(found) = self.fence.next(world, now).filter(|_| !stopping) {
-                    return Some(found);
-                }
-            } else if let Some(found) = self.podcidrs.next(&mut cx, stopping) {
-                return Some(found);
-            }
-            if let Some(found) = self.blocks.next_urgent(&mut cx, stopping) {
-                return Some(found);
-            }
-            if let Some(found) = self.subnets.next_urgent(&mut cx).filter(|_| !stopping) {
-                return Some(found);
+            let found = loops.next_awaited(settings, stopping, &mut cx);
+            if found.is_some() {
+                return found;
             }
         }
-        if self.podcidrs.take_recount() | self.demand.take_recount() {
-            self.pools.mark();
+        if loops.podcidrs.take_recount() | loops.demand.take_recount() {
+            loops.pools.mark();
         }
-        let dealing = cx.registry.intents.is_known() && self.podcidrs.queue.has_ready(now.mono);
+        let dealing = cx.registry.intents.is_known() && loops.podcidrs.queue.has_ready(now.mono);
         if stopping || !room.background || dealing {
             return None;
         }
-        let waiting = || waiting_by_pool(&self.podcidrs, &self.demand);
-        self.subnets
-            .next(&mut cx)
-            .or_else(|| self.blocks.next(&mut cx))
-            .or_else(|| self.quarantine.next(&mut cx))
-            .or_else(|| self.leaks.next(self.leak_grace, &mut cx))
-            .or_else(|| self.pools.next(waiting, &mut cx))
+        if loops.pools.is_due(now.mono) {
+            loops.pools.waiting = waiting_by_pool(&loops.podcidrs, &loops.demand);
+        }
+        loops.all_mut().find_map(|it| it.next(&mut cx))
     }
 
     /// Monotonic time at which [`Leader::next`] may have something again without an event.
     pub(super) fn wake_at(&self) -> Option<Duration> {
         if !self.dealing {
-            return self.fence.next_at();
+            return self.loops.fence.next_at();
         }
-        let queues = [
-            self.podcidrs.queue.next_at(),
-            self.demand.next_at(),
-            self.blocks.urgent.next_at(),
-            self.blocks.queue.next_at(),
-            self.subnets.urgent.next_at(),
-            self.subnets.queue.next_at(),
-            self.quarantine.queue.next_at(),
-            self.leaks.next_at(),
-            self.default_pool.queue.next_at(),
-            self.pools.next_at(),
-            self.registry.pools.next_at(),
-            self.listening.next_at(),
-            self.fence.next_at(),
-        ];
-        queues.into_iter().flatten().min()
+        let loops = self.loops.all().map(|it| it.next_at());
+        loops.chain([self.registry.pools.next_at()]).flatten().min()
     }
 
     /// Whether nothing is left of unclear outcome and the fence is complete.
     pub(super) fn is_settled(&self) -> bool {
         self.dealing
-            && self.fence.is_done()
+            && self.loops.fence.is_done()
             && (!self.registry.has_unclear() || Mutation::HandOverWhileUnclear.is_on())
     }
 
@@ -266,7 +200,7 @@ impl Leader {
     /// The Lease was written.
     pub(super) fn renewed(&mut self, tenure: Tenure) {
         for name in self.registry.intents.confirmed(tenure.named) {
-            self.podcidrs.queue.add(name);
+            self.loops.podcidrs.queue.add(name);
         }
         self.tenure = tenure;
     }
@@ -282,14 +216,14 @@ impl Leader {
             return None;
         }
         for name in self.registry.intents.room() {
-            self.podcidrs.queue.add(name);
+            self.loops.podcidrs.queue.add(name);
         }
         let wanted = self
             .registry
             .intents
             .take(&self.tenure.term, world.versions())?;
         Some(Wanted {
-            agents_heard: self.listening.is_over(),
+            agents_heard: self.loops.listening.is_over(),
             ..wanted
         })
     }
@@ -317,9 +251,9 @@ impl Leader {
     fn look_at_blocks(&mut self, cidrs: Vec<Cidr>) {
         for cidr in cidrs {
             if let Some(entry) = self.registry.blocks.get(&cidr) {
-                self.blocks.add(entry);
+                self.loops.blocks.add(entry);
             }
-            self.pools.mark();
+            self.loops.pools.mark();
         }
     }
 
@@ -329,7 +263,7 @@ impl Leader {
             self.take_up_all(world, reports, now);
         }
         // Until then nobody knows whose a block is that no NodeSubnet lists.
-        if !self.listening.is_over() {
+        if !self.loops.listening.is_over() {
             return;
         }
         let mut noted = self.registry.judge_blocks(world);
@@ -345,9 +279,9 @@ impl Leader {
             reports,
             now,
         };
-        let noted = self.demand.work(&mut cx);
+        let noted = self.loops.demand.work(&mut cx);
         for name in noted.nodes {
-            self.subnets.queue.add(name);
+            self.loops.subnets.queue.add(name);
         }
         self.look_at_blocks(noted.blocks);
     }
@@ -366,17 +300,21 @@ impl Leader {
         }
         for node in world.nodes.iter() {
             for cidr in self.registry.give_blocks_back(node, now) {
-                self.blocks.queue.add(cidr);
-                self.subnets.queue.add(node.name.clone());
+                self.loops.blocks.queue.add(cidr);
+                self.loops.subnets.queue.add(node.name.clone());
             }
         }
     }
 
     fn follow_up(&mut self, noted: Noted, world: &World) {
         self.look_at_blocks(noted.blocks);
+        for name in noted.subnets {
+            self.loops.subnets.queue.add(name.clone());
+            self.release(&name, world);
+        }
         for name in noted.nodes {
-            self.subnets.urgent.add(name.clone());
-            self.demand.add_name(&name, world, &self.registry);
+            self.loops.subnets.urgent.add(name.clone());
+            self.loops.demand.add_name(&name, world, &self.registry);
         }
         if noted.freed {
             self.space_came();
@@ -386,10 +324,10 @@ impl Leader {
     /// A range is free again.
     fn space_came(&mut self) {
         self.freed = true;
-        self.podcidrs.wake();
-        self.demand.wake();
-        self.subnets.wake();
-        self.pools.mark();
+        self.loops.podcidrs.wake();
+        self.loops.demand.wake();
+        self.loops.subnets.wake();
+        self.loops.pools.mark();
     }
 
     fn survey_pools(
@@ -404,20 +342,20 @@ impl Leader {
             .pools
             .survey(world, &settings.service_cidrs, now.mono);
         for name in self.registry.recount_pod_cidrs(world) {
-            self.subnets.queue.add(name);
+            self.loops.subnets.queue.add(name);
         }
         self.space_came();
         self.registry.report_too_wide(reports);
         for node in world.nodes.iter() {
-            self.demand.add(node, &self.registry);
+            self.loops.demand.add(node, &self.registry);
             // Where a node asks for blocks there must be a NodeSubnet to ask in.
             if world.subnets.get(&node.name).is_none() {
-                self.subnets.queue.add(node.name.clone());
+                self.loops.subnets.queue.add(node.name.clone());
             }
         }
         if std::mem::take(&mut self.reattribute) {
             for subnet in world.subnets.iter() {
-                self.subnets.queue.add(subnet.name.clone());
+                self.loops.subnets.queue.add(subnet.name.clone());
             }
         }
     }

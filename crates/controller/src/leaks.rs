@@ -13,7 +13,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::queue::Queue;
+use super::queue::{Load, Queue};
+use super::reconcile::{Answer, Look, Loop, work_off};
 use super::refusals::Call;
 use super::registry::Registry;
 use super::report::{About, DUPLICATE_ADDRESS, Report};
@@ -21,6 +22,7 @@ use super::{Context, Purpose};
 use crate::cluster::request::{Outcome, Request};
 use crate::cluster::seen::{AgentReport, Node, PodUid, Subnet, Text};
 use crate::cluster::world::report_of;
+use crate::registry::blocks::Noted;
 use cadastre_api::Suspect;
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Addr, Cidr};
@@ -35,6 +37,8 @@ const AT_ONCE: usize = 256;
 /// The loop's own state.
 #[derive(Debug, Default)]
 pub struct Leaks {
+    /// How long an address may be without a pod before its node is asked about it
+    grace: Duration,
     /// Nodes with addresses that have been without a pod for long enough
     pub queue: Queue<Text>,
     /// Addresses without a pod, by node, with since when (monotonic)
@@ -46,14 +50,50 @@ pub struct Leaks {
     doubled: BTreeMap<Addr, bool>,
 }
 
-impl Leaks {
-    /// When there is something to do again.
-    pub fn next_at(&self) -> Option<Duration> {
+impl Loop for Leaks {
+    fn name(&self) -> &'static str {
+        "leaks"
+    }
+
+    fn load(&self) -> Load {
+        self.queue.load()
+    }
+
+    fn next_at(&self) -> Option<Duration> {
         Some(
             self.queue
                 .next_at()
                 .map_or(self.scan_at, |at| at.min(self.scan_at)),
         )
+    }
+
+    /// The last look at the pods of a node.
+    fn next(&mut self, cx: &mut Context) -> Option<(Request, Purpose)> {
+        if self.scan_at <= cx.now.mono && cx.world.pods.is_complete() {
+            self.scan_at = cx.now.mono + (self.grace / 4).clamp(SCAN_PAUSE.0, SCAN_PAUSE.1);
+            self.scan(cx);
+        }
+        work_off(self, |it| &mut it.queue, Self::look, cx)
+    }
+
+    fn answered(&mut self, answer: &Answer, cx: &mut Context) -> Noted {
+        let mut noted = Noted::default();
+        if let Purpose::LeakPods { name, uid } = answer.purpose
+            && self.looked_at_pods(name, uid, answer.outcome, cx)
+        {
+            noted.subnets.push(name.clone());
+        }
+        noted
+    }
+}
+
+impl Leaks {
+    /// Suspects what has been without a pod for that time.
+    pub(crate) fn after(grace: Duration) -> Self {
+        Leaks {
+            grace,
+            ..Leaks::default()
+        }
     }
 
     /// How many addresses are without a pod, and since when the first one is.
@@ -68,34 +108,24 @@ impl Leaks {
         self.scan_at = Duration::ZERO;
     }
 
-    /// The next request: the last look at the pods of a node.
-    pub fn next(&mut self, grace: Duration, cx: &mut Context) -> Option<(Request, Purpose)> {
-        if self.scan_at <= cx.now.mono && cx.world.pods.is_complete() {
-            self.scan_at = cx.now.mono + (grace / 4).clamp(SCAN_PAUSE.0, SCAN_PAUSE.1);
-            self.scan(grace, cx);
+    fn look(&mut self, name: &Text, cx: &mut Context) -> Look {
+        let Some(node) = cx.world.nodes.get(name) else {
+            return Look::Done;
+        };
+        if let Some(at) = cx.paused(&Call::ListPods(name.clone())) {
+            return Look::Later(at);
         }
-        while let Some(name) = self.queue.pop(cx.now.mono) {
-            let Some(node) = cx.world.nodes.get(&name) else {
-                continue;
-            };
-            let call = Call::ListPods(name.clone());
-            if let Some(at) = cx.registry.refusals.paused(&call, cx.now.mono) {
-                self.queue.add_at(name, at);
-                continue;
-            }
-            let purpose = Purpose::LeakPods {
-                name: name.clone(),
-                uid: node.uid.clone(),
-            };
-            self.looked_at.insert(name.clone(), cx.now.mono);
-            return Some((Request::ListPodsOf { node: name }, purpose));
-        }
-        None
+        self.looked_at.insert(name.clone(), cx.now.mono);
+        let (node, name, uid) = (name.clone(), name.clone(), node.uid.clone());
+        Look::Send(
+            Request::ListPodsOf { node },
+            Purpose::LeakPods { name, uid },
+        )
     }
 
     /// Compares what agents report with the pods there are.
-    fn scan(&mut self, grace: Duration, cx: &mut Context) {
-        let now = cx.now.mono;
+    fn scan(&mut self, cx: &mut Context) {
+        let (now, grace) = (cx.now.mono, self.grace);
         let mut before = std::mem::take(&mut self.since);
         let mut live: BTreeSet<Text> = BTreeSet::new();
         for subnet in cx.world.subnets.iter() {
@@ -140,12 +170,11 @@ impl Leaks {
     }
 
     /// Takes in the last look at a node's pods. Returns whether the node is to be asked.
-    pub fn answered(
+    fn looked_at_pods(
         &mut self,
         name: &Text,
         uid: &Text,
         outcome: &Outcome,
-        grace: Duration,
         cx: &mut Context,
     ) -> bool {
         let Outcome::Pods(pods) = outcome else {
@@ -168,7 +197,7 @@ impl Leaks {
         let named = named.unwrap_or_default();
         let orphans = self.since.get(name).into_iter().flatten();
         let proven: Vec<(Addr, PodUid)> = orphans
-            .filter(|(held, since)| **since + grace <= cx.now.mono || named.contains(held))
+            .filter(|(held, since)| **since + self.grace <= cx.now.mono || named.contains(held))
             .map(|(held, _)| *held)
             .filter(|held| is_orphan(*held, name, cx))
             .filter(|(addr, pod)| !bound.contains(pod) && !reported.contains(addr))
@@ -292,7 +321,7 @@ mod tests {
                 reports: &mut Vec::new(),
                 now: NOW,
             };
-            let looks = Leaks::default().next(Duration::ZERO, &mut cx).is_some();
+            let looks = Leaks::default().next(&mut cx).is_some();
             assert_eq!(looks, !reported);
         }
     }
@@ -314,7 +343,7 @@ mod tests {
             };
             // People ask for it each time.
             leaks.hurry();
-            leaks.next(Duration::ZERO, &mut cx).is_some()
+            leaks.next(&mut cx).is_some()
         };
         assert!(looks(Duration::ZERO));
         assert!(!looks(Duration::from_millis(100)));
@@ -338,7 +367,7 @@ mod tests {
         list(&mut world.blocks, objects(&told));
         world.pods.change(Change::Listed);
         let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
-        let (mut leaks, grace) = (Leaks::default(), Duration::from_secs(60));
+        let mut leaks = Leaks::after(Duration::from_secs(60));
         for n in 1..9 {
             told.version += 1;
             told.report.as_mut().unwrap().orphans = [held(n)].into();
@@ -351,7 +380,7 @@ mod tests {
                 reports: &mut Vec::new(),
                 now: NOW,
             };
-            leaks.scan(grace, &mut cx);
+            leaks.scan(&mut cx);
             let asked: Vec<_> = registry.suspects["n"].iter().copied().collect();
             assert_eq!(asked, [held(n)]);
         }

@@ -15,6 +15,7 @@
 //! | [`cluster`] | the edge to the API server: the cluster as last seen, requests, the lease |
 //! | [`machine`] | events in, requests out; who may act when |
 //! | `leader` | what exists only while leading: the loops |
+//! | [`reconcile`], `in_flight` | what every loop is made of; which objects have a request in flight |
 //! | [`fence`], `intents` | what a new leader does before it deals; what the Lease names before it is sent |
 //! | `listening`, [`registry::take_up`] | what agents tell that the API has lost |
 //! | [`registry`] | the leader's ledger: who holds what, what rests; which node has which block, and how far each is |
@@ -49,6 +50,7 @@ pub mod events;
 pub mod fence;
 pub mod figures;
 pub mod forecast;
+mod in_flight;
 mod intents;
 mod leader;
 pub mod leaks;
@@ -61,6 +63,7 @@ pub mod pools;
 mod purpose;
 pub mod quarantine;
 pub mod queue;
+pub mod reconcile;
 pub mod refusals;
 pub mod registry;
 pub mod report;

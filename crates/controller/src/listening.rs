@@ -5,9 +5,11 @@
 
 use std::time::Duration;
 
-use super::queue::Queue;
-use super::{Now, Purpose};
+use super::queue::{Load, Queue};
+use super::reconcile::{Answer, Loop};
+use super::{Context, Now, Purpose};
 use crate::cluster::request::{Kind, Request};
+use crate::registry::blocks::Noted;
 
 /// How long agents have to tell what they use: they notice that the API answers again within half a minute.
 const LISTENING: Duration = Duration::from_secs(45);
@@ -18,6 +20,25 @@ pub(crate) struct Listening {
     /// When the list is due; empty before it begins and once it is taken in
     list: Queue<Kind>,
     is_over: bool,
+}
+
+impl Loop for Listening {
+    fn name(&self) -> &'static str {
+        "listening"
+    }
+
+    fn load(&self) -> Load {
+        self.list.load()
+    }
+
+    fn next_at(&self) -> Option<Duration> {
+        self.list.next_at()
+    }
+
+    fn answered(&mut self, answer: &Answer, cx: &mut Context) -> Noted {
+        self.listed(answer.taken, cx.now);
+        Noted::default()
+    }
 }
 
 impl Listening {
@@ -42,22 +63,17 @@ impl Listening {
     }
 
     /// The list, if it is due.
-    pub(crate) fn next(&mut self, now: Now) -> Option<(Request, Purpose)> {
+    pub(crate) fn next_urgent(&mut self, now: Now) -> Option<(Request, Purpose)> {
         let kind = self.list.pop(now.mono)?;
-        Some((Request::List(kind), Purpose::Relist(kind)))
+        Some((Request::List(kind), Purpose::Listening))
     }
 
     /// The list is in the world (`taken`), or has to be asked for again.
-    pub(crate) fn listed(&mut self, taken: bool, now: Now) {
+    fn listed(&mut self, taken: bool, now: Now) {
         self.is_over |= taken;
         if !self.is_over {
             self.list.add_failed(Kind::Subnet, now.mono);
         }
-    }
-
-    /// When there is something to do.
-    pub(crate) fn next_at(&self) -> Option<Duration> {
-        self.list.next_at()
     }
 }
 
@@ -76,16 +92,16 @@ mod tests {
     #[test]
     fn blocks_are_given_once_agents_had_time_and_what_they_told_was_listed() {
         let mut listening = Listening::new(true);
-        assert!(listening.next(at(5)).is_none() && !listening.is_over());
+        assert!(listening.next_urgent(at(5)).is_none() && !listening.is_over());
         listening.begin(Duration::from_secs(7));
-        assert!(listening.next(at(51)).is_none() && !listening.is_over());
-        let (request, purpose) = listening.next(at(52)).unwrap();
+        assert!(listening.next_urgent(at(51)).is_none() && !listening.is_over());
+        let (request, purpose) = listening.next_urgent(at(52)).unwrap();
         assert_eq!(request, Request::List(Kind::Subnet));
-        assert_eq!(purpose, Purpose::Relist(Kind::Subnet));
-        assert!(listening.next(at(53)).is_none(), "one at a time");
+        assert_eq!(purpose, Purpose::Listening);
+        assert!(listening.next_urgent(at(53)).is_none(), "one at a time");
         listening.listed(false, at(54));
         assert!(!listening.is_over());
-        assert!(listening.next(at(60)).is_some(), "once more");
+        assert!(listening.next_urgent(at(60)).is_some(), "once more");
         listening.listed(true, at(61));
         assert!(listening.is_over() && listening.next_at().is_none());
     }
@@ -94,6 +110,6 @@ mod tests {
     fn nobody_is_listened_to_where_nothing_can_be_lost() {
         let mut listening = Listening::new(false);
         listening.begin(Duration::ZERO);
-        assert!(listening.is_over() && listening.next(at(99)).is_none());
+        assert!(listening.is_over() && listening.next_urgent(at(99)).is_none());
     }
 }

@@ -153,10 +153,10 @@ impl Controller {
             if !room.critical || self.stopping {
                 return None;
             }
-            if let Some(found) = leader.fence.next(&self.world, now) {
+            if let Some(found) = leader.loops.fence.next_urgent(&self.world, now) {
                 return Some(self.send(found));
             }
-            if !leader.fence.is_listed() {
+            if !leader.loops.fence.is_listed() {
                 return None;
             }
             leader.begin_dealing(
@@ -343,7 +343,7 @@ fn is_critical(purpose: &Purpose) -> bool {
     match purpose {
         Purpose::Subnet { urgent, .. } => *urgent,
         Purpose::Block { step, .. } => matches!(step, None | Some(Step::Create)),
-        _ => matches!(purpose.loop_name(), "podcidr" | "fence"),
+        _ => matches!(purpose.loop_name(), "podcidr" | "fence" | "listening"),
     }
 }
 

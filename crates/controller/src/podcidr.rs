@@ -15,8 +15,10 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::context::IN_USE_PAUSE;
+use super::in_flight::InFlight;
 use super::pools::{Pools, Verdict};
-use super::queue::Queue;
+use super::queue::{Load, Queue};
+use super::reconcile::{Answer, Look, Loop, work_off};
 use super::refusals::Call;
 use super::registry::Registry;
 use super::report::{About, POD_CIDR_ASSIGNED, Report, WAITING};
@@ -24,6 +26,7 @@ use super::{Context, Purpose};
 use crate::cluster::request::{Assignment, Kind, Outcome, Refusal, Request};
 use crate::cluster::seen::{Node, Text};
 use crate::cluster::world::World;
+use crate::registry::blocks::Noted;
 use cadastre_api::Allocate;
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Addr, Cidr, Family, Full, State};
@@ -33,8 +36,8 @@ use cadastre_core::{Addr, Cidr, Family, Full, State};
 pub struct PodCidrs {
     /// Names of nodes to look at
     pub queue: Queue<Text>,
-    /// What is under way, by UID
-    tasks: BTreeMap<Text, Task>,
+    /// By UID
+    requests: InFlight<Text>,
     /// Nodes that wait for a pool, by name
     waiting: BTreeMap<Text, Waiting>,
     /// Pools that were found full, with what was said of it, until room may have come: thousands of
@@ -42,16 +45,6 @@ pub struct PodCidrs {
     full: BTreeMap<Text, String>,
     /// Whether `waiting` has changed since it was last counted
     recount: bool,
-}
-
-#[derive(Debug, PartialEq)]
-enum Task {
-    /// A request is in flight.
-    InFlight,
-    /// The next step is a consistent read of the node.
-    ToRead,
-    /// The next step is the write, the first one or again.
-    ToWrite,
 }
 
 #[derive(Debug)]
@@ -99,60 +92,91 @@ enum Decision {
     Wait(Reason, String),
 }
 
-impl PodCidrs {
-    /// The next request, if a node needs one.
-    pub fn next(&mut self, cx: &mut Context, stopping: bool) -> Option<(Request, Purpose)> {
-        while let Some(name) = self.queue.pop(cx.now.mono) {
-            let Some(node) = cx.world.nodes.get(&name).cloned() else {
-                self.forget_waiting(&name);
-                continue;
-            };
-            if stopping && self.tasks.get(&node.uid) != Some(&Task::ToRead) {
-                continue;
+impl Loop for PodCidrs {
+    fn name(&self) -> &'static str {
+        "podcidr"
+    }
+
+    fn load(&self) -> Load {
+        self.queue.load()
+    }
+
+    fn next_at(&self) -> Option<Duration> {
+        self.queue.next_at()
+    }
+
+    fn answered(&mut self, answer: &Answer, cx: &mut Context) -> Noted {
+        let outcome = answer.outcome;
+        if let Purpose::Assign { name, uid } | Purpose::AssignRead { name, uid } = answer.purpose
+            && !self.is_over(name, uid, cx)
+        {
+            let wrote = matches!(answer.purpose, Purpose::Assign { .. });
+            self.requests.answered(uid, wrote, outcome);
+            if wrote {
+                written(uid, outcome, cx.registry);
             }
-            let call = match self.tasks.get(&node.uid) {
-                Some(Task::ToRead) => Call::ReadNode(node.uid.clone()),
-                _ => Call::AssignPodCidrs(node.uid.clone()),
-            };
-            if let Some(at) = cx.registry.refusals.paused(&call, cx.now.mono) {
-                self.queue.add_at(name, at);
-                continue;
-            }
-            match self.decide(&node, cx) {
-                Decision::Leave if node.deleting => self.forget_waiting(&name),
-                Decision::Leave => {}
-                Decision::Wait(reason, note) => self.wait(&node, reason, note, cx),
-                Decision::Read => {
-                    self.tasks.insert(node.uid.clone(), Task::InFlight);
-                    let purpose = Purpose::AssignRead {
-                        name: name.clone(),
-                        uid: node.uid.clone(),
-                    };
-                    return Some((Request::Read(Kind::Node, name), purpose));
-                }
-                // It comes back once the Lease names it.
-                Decision::Write(cidrs) if !cx.registry.intents.may_assign(&node, &cidrs) => {}
-                Decision::Write(cidrs) => {
-                    self.tasks.insert(node.uid.clone(), Task::InFlight);
-                    let purpose = Purpose::Assign {
-                        name: name.clone(),
-                        uid: node.uid.clone(),
-                    };
-                    return Some((Request::AssignPodCidrs(assignment(&node, cidrs)), purpose));
-                }
+            let is_over =
+                matches!(outcome, Outcome::Node(node) if node.uid == *uid && !node.is_empty());
+            if !is_over {
+                self.queue.add(name.clone());
             }
         }
-        None
+        Noted::default()
+    }
+}
+
+impl PodCidrs {
+    /// The next request, if a node needs one.
+    pub fn next_urgent(&mut self, cx: &mut Context, stopping: bool) -> Option<(Request, Purpose)> {
+        let look = |it: &mut Self, name: &Text, cx: &mut Context| it.look(name, stopping, cx);
+        work_off(self, |it| &mut it.queue, look, cx)
+    }
+
+    fn look(&mut self, name: &Text, stopping: bool, cx: &mut Context) -> Look {
+        let Some(node) = cx.world.nodes.get(name).cloned() else {
+            self.forget_waiting(name);
+            return Look::Done;
+        };
+        let uid = node.uid.clone();
+        let to_read = self.requests.is_to_read(&uid);
+        if stopping && !to_read {
+            return Look::Done;
+        }
+        let call = if to_read {
+            Call::ReadNode(uid.clone())
+        } else {
+            Call::AssignPodCidrs(uid.clone())
+        };
+        if let Some(at) = cx.paused(&call) {
+            return Look::Later(at);
+        }
+        let name = name.clone();
+        match self.decide(&node, cx) {
+            Decision::Leave if node.deleting => self.forget_waiting(&name),
+            Decision::Leave => {}
+            Decision::Wait(reason, note) => self.wait(&node, reason, note, cx),
+            Decision::Read => {
+                self.requests.send(uid.clone(), ());
+                let request = Request::Read(Kind::Node, name.clone());
+                return Look::Send(request, Purpose::AssignRead { name, uid });
+            }
+            // It comes back once the Lease names it.
+            Decision::Write(cidrs) if !cx.registry.intents.may_assign(&node, &cidrs) => {}
+            Decision::Write(cidrs) => {
+                self.requests.send(uid.clone(), ());
+                let request = Request::AssignPodCidrs(assignment(&node, cidrs));
+                return Look::Send(request, Purpose::Assign { name, uid });
+            }
+        }
+        Look::Done
     }
 
     fn decide(&mut self, node: &Node, cx: &mut Context) -> Decision {
-        if node.deleting || !node.is_empty() {
+        if node.deleting || !node.is_empty() || self.requests.is_sent(&node.uid) {
             return Decision::Leave;
         }
-        match self.tasks.get(&node.uid) {
-            Some(Task::InFlight) => return Decision::Leave,
-            Some(Task::ToRead) => return Decision::Read,
-            Some(Task::ToWrite) | None => {}
+        if self.requests.is_to_read(&node.uid) {
+            return Decision::Read;
         }
         let begun = cx.registry.claims_of(&node.uid);
         if !begun.is_empty() {
@@ -272,92 +296,18 @@ impl PodCidrs {
         std::mem::take(&mut self.recount)
     }
 
-    /// Takes in the answer to a write.
-    pub(crate) fn answered_write(
-        &mut self,
-        name: &Text,
-        uid: &Text,
-        outcome: &Outcome,
-        cx: &mut Context,
-    ) {
-        if self.is_over(name, uid, cx) {
-            return;
-        }
-        match outcome {
-            Outcome::Node(node) if node.uid == *uid => self.learned(node),
-            Outcome::Refused(Refusal::Guard(_)) => self.retry(name, uid, Task::ToRead),
-            Outcome::Refused(_) => {
-                self.retry(name, uid, Task::ToWrite);
-                let claims = cx.registry.claims_of(uid);
-                if !claims.iter().any(|(_, _, state)| *state == State::Unclear) {
-                    // What is refused for good takes no room from others.
-                    cx.registry.intents.settled(uid);
-                }
-            }
-            _ => {
-                for (id, _, state) in cx.registry.claims_of(uid) {
-                    if Mutation::UnclearAssignmentFreed.is_on() {
-                        cx.registry.ledger.release(id);
-                    } else if state == State::InFlight {
-                        cx.registry.ledger.set_state(id, State::Unclear);
-                    }
-                }
-                if Mutation::NameTakenOffWhileUnclear.is_on() {
-                    cx.registry.intents.settled(uid);
-                }
-                self.retry(name, uid, Task::ToRead);
-            }
-        }
-        let call = Call::AssignPodCidrs(uid.clone());
-        if cx.registry.refusals.why(&call).is_some() {
-            cx.registry.intents.set_aside(uid);
-        }
-    }
-
-    /// Takes in the answer to a read.
-    pub(crate) fn answered_read(
-        &mut self,
-        name: &Text,
-        uid: &Text,
-        outcome: &Outcome,
-        cx: &mut Context,
-    ) {
-        if self.is_over(name, uid, cx) {
-            return;
-        }
-        match outcome {
-            Outcome::Node(node) if node.uid == *uid => self.learned(node),
-            _ => self.retry(name, uid, Task::ToRead),
-        }
-    }
-
     /// Whether the UID is gone; its claims rest, and no write can succeed any more.
     fn is_over(&mut self, name: &Text, uid: &Text, cx: &Context) -> bool {
         let gone = cx.world.nodes.get(name).is_none_or(|node| node.uid != *uid);
         if gone {
-            self.tasks.remove(uid);
+            self.requests.forget(uid);
         }
         gone
     }
 
-    fn learned(&mut self, node: &Node) {
-        if node.is_empty() {
-            self.retry(&node.name, &node.uid, Task::ToWrite);
-        } else {
-            self.tasks.remove(&node.uid);
-        }
-    }
-
-    fn retry(&mut self, name: &Text, uid: &Text, task: Task) {
-        self.tasks.insert(uid.clone(), task);
-        self.queue.add(name.clone());
-    }
-
     /// A node has podCIDRs now; one that had to wait is told so.
     pub fn served(&mut self, node: &Node, reports: &mut Vec<Report>) {
-        if self.tasks.get(&node.uid) != Some(&Task::InFlight) {
-            self.tasks.remove(&node.uid);
-        }
+        self.requests.forget_unclear(&node.uid);
         let Some(waiting) = self.waiting.remove(&node.name) else {
             return;
         };
@@ -375,7 +325,7 @@ impl PodCidrs {
 
     /// A node's UID is gone.
     pub fn gone(&mut self, node: &Node) {
-        self.tasks.remove(&node.uid);
+        self.requests.forget(&node.uid);
         if self
             .waiting
             .get(&node.name)
@@ -411,6 +361,37 @@ impl PodCidrs {
         let waiting = self.waiting.values();
         let lacking = waiting.filter(|waiting| waiting.reason != Reason::Unmanaged);
         lacking.map(|waiting| waiting.since).min()
+    }
+}
+
+/// What the answer to a write says of the ranges that it names.
+fn written(uid: &Text, outcome: &Outcome, registry: &mut Registry) {
+    match outcome {
+        Outcome::Node(node) if node.uid == *uid => {}
+        Outcome::Refused(Refusal::Guard(_)) => {}
+        Outcome::Refused(_) => {
+            let claims = registry.claims_of(uid);
+            if !claims.iter().any(|(_, _, state)| *state == State::Unclear) {
+                // What is refused for good takes no room from others.
+                registry.intents.settled(uid);
+            }
+        }
+        _ => {
+            for (id, _, state) in registry.claims_of(uid) {
+                if Mutation::UnclearAssignmentFreed.is_on() {
+                    registry.ledger.release(id);
+                } else if state == State::InFlight {
+                    registry.ledger.set_state(id, State::Unclear);
+                }
+            }
+            if Mutation::NameTakenOffWhileUnclear.is_on() {
+                registry.intents.settled(uid);
+            }
+        }
+    }
+    let call = Call::AssignPodCidrs(uid.clone());
+    if registry.refusals.why(&call).is_some() {
+        registry.intents.set_aside(uid);
     }
 }
 
@@ -526,7 +507,7 @@ mod tests {
     /// What the node gets, if anything.
     fn dealt(name: &str, loops: &mut PodCidrs, cx: &mut Context) -> Option<Vec<Cidr>> {
         loops.queue.add(name.into());
-        let (request, _) = loops.next(cx, false)?;
+        let (request, _) = loops.next_urgent(cx, false)?;
         let Request::AssignPodCidrs(assignment) = request else {
             panic!("{request:?}");
         };
@@ -546,9 +527,16 @@ mod tests {
             now: NOW,
         };
         assert!(dealt("a", &mut loops, &mut cx).is_some());
-        let unclear = Outcome::Unclear("no answer".to_owned());
-        loops.answered_write(&"a".into(), &"a".into(), &unclear, &mut cx);
-        let read = loops.next(&mut cx, false).map(|(request, _)| request);
+        let (name, uid) = ("a".into(), "a".into());
+        let unclear = Answer {
+            purpose: &Purpose::Assign { name, uid },
+            outcome: &Outcome::Unclear("no answer".to_owned()),
+            taken: false,
+        };
+        loops.answered(&unclear, &mut cx);
+        let read = loops
+            .next_urgent(&mut cx, false)
+            .map(|(request, _)| request);
         assert!(matches!(read, Some(Request::Read(Kind::Node, name)) if &*name == "a"));
         assert_eq!(dealt("b", &mut loops, &mut cx), None);
         assert_eq!(cx.registry.unclear(), 1);

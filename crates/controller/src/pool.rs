@@ -10,14 +10,17 @@ use std::time::Duration;
 
 use super::conditions::{Counted, TOLD, event_reason, status};
 use super::figures::may_go;
+use super::in_flight::InFlight;
 use super::pools::{PoolState, Verdict};
-use super::queue::Queue;
+use super::queue::{Load, Queue};
+use super::reconcile::{Answer, Look, Loop, work_off};
 use super::refusals::Call;
 use super::report::{About, Report};
 use super::totals::{Totals, totals};
 use super::{Context, Purpose};
-use crate::cluster::request::{Kind, Known, Outcome, Refusal, Request};
+use crate::cluster::request::{Kind, Known, Outcome, Request};
 use crate::cluster::seen::{Pool, Text};
+use crate::registry::blocks::Noted;
 use cadastre_api::{FINALIZER, IPPoolStatus};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Dual, Family};
@@ -33,8 +36,9 @@ const COUNT_PAUSE: Duration = Duration::from_secs(1);
 pub(crate) struct PoolLoop {
     /// Names to look at
     pub queue: Queue<Text>,
-    in_flight: BTreeSet<Text>,
-    to_read: BTreeSet<Text>,
+    requests: InFlight<Text>,
+    /// How many nodes wait for each pool
+    pub waiting: BTreeMap<Text, i64>,
     /// Something that is counted has changed.
     dirty: bool,
     counted_at: Option<Duration>,
@@ -48,14 +52,16 @@ pub(crate) struct PoolLoop {
     told: BTreeMap<(Text, &'static str), (String, String)>,
 }
 
-impl PoolLoop {
-    /// Something that is counted has changed.
-    pub(crate) fn mark(&mut self) {
-        self.dirty = true;
+impl Loop for PoolLoop {
+    fn name(&self) -> &'static str {
+        "pool"
     }
 
-    /// When there may be something to count again.
-    pub(crate) fn next_at(&self) -> Option<Duration> {
+    fn load(&self) -> Load {
+        self.queue.load()
+    }
+
+    fn next_at(&self) -> Option<Duration> {
         let count = self.dirty.then(|| {
             self.counted_at
                 .map_or(Duration::ZERO, |at| at + COUNT_PAUSE)
@@ -63,6 +69,34 @@ impl PoolLoop {
         let totals = self.outdated.then(|| self.totals_due());
         let due = count.into_iter().chain(totals);
         due.chain(self.queue.next_at()).min()
+    }
+
+    /// A read, a finalizer to drop, a status to write.
+    fn next(&mut self, cx: &mut Context) -> Option<(Request, Purpose)> {
+        self.count(cx);
+        work_off(self, |it| &mut it.queue, Self::look, cx)
+    }
+
+    fn answered(&mut self, answer: &Answer, _: &mut Context) -> Noted {
+        let (name, wrote) = match answer.purpose {
+            Purpose::PoolFinalizers { name } | Purpose::PoolStatus { name } => (name, true),
+            Purpose::PoolRead { name } => (name, false),
+            _ => return Noted::default(),
+        };
+        self.taken_in(name, wrote, answer.outcome);
+        Noted::default()
+    }
+}
+
+impl PoolLoop {
+    /// Something that is counted has changed.
+    pub(crate) fn mark(&mut self) {
+        self.dirty = true;
+    }
+
+    /// Whether a status may be written now.
+    pub(crate) fn is_due(&self, now: Duration) -> bool {
+        self.queue.has_ready(now) || self.next_at().is_some_and(|at| at <= now)
     }
 
     fn totals_due(&self) -> Duration {
@@ -74,7 +108,7 @@ impl PoolLoop {
     pub(crate) fn next_finalizer(&mut self, cx: &Context) -> Option<(Request, Purpose)> {
         let may_set = |name: &Text| {
             let call = Call::SetPoolFinalizers(name.clone());
-            !self.is_open(name) && cx.registry.refusals.paused(&call, cx.now.mono).is_none()
+            !self.requests.is_open(name) && cx.paused(&call).is_none()
         };
         let starting =
             |state: &&PoolState| state.verdict == Verdict::Starting && may_set(&state.name);
@@ -85,114 +119,84 @@ impl PoolLoop {
         Some(self.set_finalizers(pool, finalizers))
     }
 
-    /// The next request: a read, a finalizer to drop, a status to write.
-    pub(crate) fn next(
-        &mut self,
-        waiting: impl FnOnce() -> BTreeMap<Text, i64>,
-        cx: &mut Context,
-    ) -> Option<(Request, Purpose)> {
+    /// Counts anew, if something has changed and the last time is long enough ago.
+    fn count(&mut self, cx: &Context) {
         let now = cx.now.mono;
-        let mut count = Some(waiting);
-        let mut waiting = BTreeMap::new();
         let to_count = self.dirty && self.counted_at.is_none_or(|at| at + COUNT_PAUSE <= now);
         self.outdated |= to_count;
         let totals_due = self.outdated && self.totals_due() <= now;
-        if to_count || totals_due {
-            self.dirty = false;
-            self.counted_at = Some(now);
-            if totals_due {
-                self.outdated = false;
-                self.totals_at = Some(now);
-                self.totals = totals(cx.world, cx.registry);
-            }
-            for pool in cx.world.pools.iter() {
-                self.queue.add(pool.name.clone());
-            }
-            self.forget_gone(cx);
+        if !to_count && !totals_due {
+            return;
         }
-        while let Some(name) = self.queue.pop(now) {
-            if self.in_flight.contains(&name) {
-                continue;
-            }
-            let paused = |call: Call| cx.registry.refusals.paused(&call, now);
-            if self.to_read.contains(&name) {
-                if let Some(at) = paused(Call::ReadPool(name.clone())) {
-                    self.queue.add_at(name, at);
-                    continue;
-                }
-                self.to_read.remove(&name);
-                self.in_flight.insert(name.clone());
-                return Some((
-                    Request::Read(Kind::Pool, name.clone()),
-                    Purpose::PoolRead { name },
-                ));
-            }
-            let (Some(pool), Some(state)) = (
-                cx.world.pools.get(&name).cloned(),
-                cx.registry.pools.get(&name),
-            ) else {
-                continue;
-            };
-            let ours = pool.finalizers.iter().any(|f| f == FINALIZER);
-            let may_set = paused(Call::SetPoolFinalizers(name.clone()));
-            let is_open = |other: &PoolState| {
-                self.is_open(&other.name) && !Mutation::PoolThatGoesKeepsRanges.is_on()
-            };
-            let may_go = || may_go(state, cx.registry, is_open) && cx.registry.intents.is_known();
-            if let Some(at) = may_set {
-                self.queue.add_at(name.clone(), at);
-            } else if pool.deleting && ours && may_go() {
-                let finalizers = pool
-                    .finalizers
-                    .iter()
-                    .filter(|f| *f != FINALIZER)
-                    .cloned()
-                    .collect();
-                return Some(self.set_finalizers(&pool, finalizers));
-            } else if pool.deleting && ours && !self.in_flight.is_empty() {
-                // Another one may keep its ranges, or not, once that is settled.
-                self.queue.add_at(name.clone(), now + COUNT_PAUSE);
-            }
-            let written = self.written_at.get(&name).map(|at| *at + STATUS_PAUSE);
-            let may_write = paused(Call::SetPoolStatus(name.clone()));
-            if let Some(at) = written.max(may_write).filter(|at| *at > now) {
-                self.queue.add_at(name, at);
-                continue;
-            }
-            if let Some(count) = count.take() {
-                waiting = count();
-            }
-            let of = |family| self.totals.get(&(name.clone(), family)).copied();
-            let counted = Counted {
-                waiting: waiting.get(&name).copied().unwrap_or(0),
-                selects_none: state.selects_none(cx.world),
-                totals: Dual::from_fn(|family| of(family).unwrap_or_default()),
-            };
-            let status = status(&pool, state, counted, cx.registry, cx.now);
-            if pool.status.as_ref() != Some(&status) {
-                self.tell(&pool, &status, cx.reports);
-                self.written_at.insert(name.clone(), now);
-                self.in_flight.insert(name.clone());
-                return Some((
-                    Request::SetPoolStatus(Known::of(&*pool), status),
-                    Purpose::PoolStatus { name },
-                ));
-            }
+        self.dirty = false;
+        self.counted_at = Some(now);
+        if totals_due {
+            self.outdated = false;
+            self.totals_at = Some(now);
+            self.totals = totals(cx.world, cx.registry);
         }
-        None
+        for pool in cx.world.pools.iter() {
+            self.queue.add(pool.name.clone());
+        }
+        self.forget_gone(cx);
     }
 
-    /// Takes in an answer, to a write or a read; the object it shows is in the world already.
-    pub(crate) fn answered(&mut self, name: &Text, wrote: bool, outcome: &Outcome) {
-        self.in_flight.remove(name);
-        let known = match outcome {
-            Outcome::Pool(_) | Outcome::Gone | Outcome::Refused(Refusal::Missing) => true,
-            Outcome::Refused(Refusal::Guard(_)) | Outcome::Unclear(_) => false,
-            _ => wrote,
-        };
-        if !known {
-            self.to_read.insert(name.clone());
+    fn look(&mut self, name: &Text, cx: &mut Context) -> Look {
+        if self.requests.is_sent(name) {
+            return Look::Done;
         }
+        let (now, name) = (cx.now.mono, name.clone());
+        if self.requests.is_to_read(&name) {
+            if let Some(at) = cx.paused(&Call::ReadPool(name.clone())) {
+                return Look::Later(at);
+            }
+            self.requests.send(name.clone(), ());
+            let request = Request::Read(Kind::Pool, name.clone());
+            return Look::Send(request, Purpose::PoolRead { name });
+        }
+        let (Some(pool), Some(state)) = (cx.world.pools.get(&name), cx.registry.pools.get(&name))
+        else {
+            return Look::Done;
+        };
+        let ours = pool.finalizers.iter().any(|f| f == FINALIZER);
+        let is_open = |other: &PoolState| {
+            self.requests.is_open(&other.name) && !Mutation::PoolThatGoesKeepsRanges.is_on()
+        };
+        let may_go = || may_go(state, cx.registry, is_open) && cx.registry.intents.is_known();
+        if let Some(at) = cx.paused(&Call::SetPoolFinalizers(name.clone())) {
+            self.queue.add_at(name.clone(), at);
+        } else if pool.deleting && ours && may_go() {
+            let others = pool.finalizers.iter().filter(|f| *f != FINALIZER);
+            let (request, purpose) = self.set_finalizers(pool, others.cloned().collect());
+            return Look::Send(request, purpose);
+        } else if pool.deleting && ours && self.requests.is_any_sent() {
+            // Another one may keep its ranges, or not, once that is settled.
+            self.queue.add_at(name.clone(), now + COUNT_PAUSE);
+        }
+        let written = self.written_at.get(&name).map(|at| *at + STATUS_PAUSE);
+        let may_write = cx.paused(&Call::SetPoolStatus(name.clone()));
+        if let Some(at) = written.max(may_write).filter(|at| *at > now) {
+            return Look::Later(at);
+        }
+        let of = |family| self.totals.get(&(name.clone(), family)).copied();
+        let counted = Counted {
+            waiting: self.waiting.get(&name).copied().unwrap_or(0),
+            selects_none: state.selects_none(cx.world),
+            totals: Dual::from_fn(|family| of(family).unwrap_or_default()),
+        };
+        let status = status(pool, state, counted, cx.registry, cx.now);
+        if pool.status.as_ref() == Some(&status) {
+            return Look::Done;
+        }
+        self.tell(pool, &status, cx.reports);
+        self.written_at.insert(name.clone(), now);
+        self.requests.send(name.clone(), ());
+        let request = Request::SetPoolStatus(Known::of(&**pool), status);
+        Look::Send(request, Purpose::PoolStatus { name })
+    }
+
+    fn taken_in(&mut self, name: &Text, wrote: bool, outcome: &Outcome) {
+        self.requests.answered(name, wrote, outcome);
         self.queue.add(name.clone());
         // What was refused or lost may be written again without the pause.
         if !matches!(outcome, Outcome::Pool(_)) {
@@ -213,13 +217,9 @@ impl PoolLoop {
         }
     }
 
-    fn is_open(&self, name: &Text) -> bool {
-        self.in_flight.contains(name) || self.to_read.contains(name)
-    }
-
     fn set_finalizers(&mut self, pool: &Pool, finalizers: Vec<String>) -> (Request, Purpose) {
         let name = pool.name.clone();
-        self.in_flight.insert(name.clone());
+        self.requests.send(name.clone(), ());
         let request = Request::SetPoolFinalizers(Known::of(pool), finalizers);
         (request, Purpose::PoolFinalizers { name })
     }
@@ -301,11 +301,11 @@ mod tests {
                 now: Now { mono, ..NOW },
             };
             let mut names = Vec::new();
-            while let Some((request, _)) = pools.next(BTreeMap::new, &mut cx) {
+            while let Some((request, _)) = pools.next(&mut cx) {
                 match request {
                     Request::SetPoolFinalizers(pool, _) => names.push(pool.name),
                     Request::SetPoolStatus(pool, _) => {
-                        pools.in_flight.remove(&pool.name);
+                        pools.requests.forget(&pool.name);
                         pools.written_at.insert(pool.name, mono);
                     }
                     other => panic!("{other:?}"),
@@ -317,7 +317,7 @@ mod tests {
         world.pools.change(Change::Applied(going("q", 1, true)));
         let none: [Text; 0] = [];
         assert_eq!(dropped(&mut pools, &world, 10), none, "who knows of p");
-        pools.answered(&"p".into(), true, &Outcome::Gone);
+        pools.taken_in(&"p".into(), true, &Outcome::Gone);
         world.pools.change(Change::Deleted(going("p", 0, true)));
         assert_eq!(dropped(&mut pools, &world, 20), none, "it keeps it now");
     }
@@ -340,7 +340,7 @@ mod tests {
                 reports: &mut Vec::new(),
                 now: NOW,
             };
-            let (request, _) = pools.next(BTreeMap::new, &mut cx).unwrap();
+            let (request, _) = pools.next(&mut cx).unwrap();
             let Request::SetPoolStatus(_, status) = request else {
                 panic!("{request:?}");
             };
@@ -379,7 +379,7 @@ mod tests {
                 reports: &mut reports,
                 now,
             };
-            let (request, purpose) = pools.next(BTreeMap::new, &mut cx)?;
+            let (request, purpose) = pools.next(&mut cx)?;
             let Request::SetPoolStatus(_, status) = request else {
                 panic!("{request:?} for {purpose:?}");
             };
@@ -388,7 +388,7 @@ mod tests {
             (pool.version, pool.status) = (pool.version + 1, Some(status));
             let outcome = Outcome::Pool(pool.clone());
             world.pools.change(Change::Applied(pool));
-            pools.answered(&"p".into(), true, &outcome);
+            pools.taken_in(&"p".into(), true, &outcome);
             Some(used)
         };
         pools.mark();

@@ -30,8 +30,10 @@ impl Step {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "fields named for what they are")]
 pub enum Purpose {
-    /// A consistent list of the fence, or that of NodeSubnets after agents were listened to
+    /// A consistent list of the fence
     Relist(Kind),
+    /// The consistent list of NodeSubnets after agents were listened to
+    Listening,
     /// The fence's touch of one node
     Touch { name: Text, uid: Text },
     /// The fence reads a node whose touch was refused
@@ -83,8 +85,9 @@ impl Purpose {
             Purpose::Quarantine { .. } => "quarantine",
             Purpose::PoolFinalizers { .. }
             | Purpose::PoolStatus { .. }
-            | Purpose::PoolRead { .. }
-            | Purpose::DefaultPool => "pool",
+            | Purpose::PoolRead { .. } => "pool",
+            Purpose::DefaultPool => "default_pool",
+            Purpose::Listening => "listening",
         }
     }
 }

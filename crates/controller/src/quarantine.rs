@@ -5,14 +5,18 @@
 //! bound to the node's name; and no NodeSubnet names the holder any more, by a write of ours that
 //! came through. The record is in the NodeSubnet (`spec.previous`), so a restart changes nothing.
 
+use std::time::Duration;
+
 use super::context::IN_USE_PAUSE;
-use super::queue::Queue;
+use super::queue::{Load, Queue};
+use super::reconcile::{Answer, Look, Loop, work_off};
 use super::refusals::Call;
 use super::registry::{Registry, RestKey};
 use super::{Context, Purpose};
 use crate::cluster::request::{Outcome, Request};
 use crate::cluster::seen::{Pod, Text};
 use crate::cluster::world::World;
+use crate::registry::blocks::Noted;
 use cadastre_core::Cidr;
 use cadastre_core::mutation::Mutation;
 
@@ -23,6 +27,35 @@ pub struct Quarantine {
     pub queue: Queue<RestKey>,
 }
 
+impl Loop for Quarantine {
+    fn name(&self) -> &'static str {
+        "quarantine"
+    }
+
+    fn load(&self) -> Load {
+        self.queue.load()
+    }
+
+    fn next_at(&self) -> Option<Duration> {
+        self.queue.next_at()
+    }
+
+    fn next(&mut self, cx: &mut Context) -> Option<(Request, Purpose)> {
+        let look = |_: &mut Self, key: &RestKey, cx: &mut Context| Self::look(key, cx);
+        work_off(self, |it| &mut it.queue, look, cx)
+    }
+
+    fn answered(&mut self, answer: &Answer, cx: &mut Context) -> Noted {
+        let mut noted = Noted::default();
+        if let Purpose::Quarantine { name, uid } = answer.purpose
+            && self.looked_at_pods(name, uid, answer.outcome, cx)
+        {
+            noted.subnets.push(name.clone());
+        }
+        noted
+    }
+}
+
 impl Quarantine {
     /// Looks at the rest when its time is over.
     pub fn watch(&mut self, key: RestKey, registry: &Registry) {
@@ -31,37 +64,29 @@ impl Quarantine {
         }
     }
 
-    /// The next request, if a rest is over.
-    pub fn next(&mut self, cx: &mut Context) -> Option<(Request, Purpose)> {
-        while let Some(key) = self.queue.pop(cx.now.mono) {
-            let Some(rest) = cx.registry.rests.get(&key) else {
-                continue;
-            };
-            if rest.leaving {
-                continue;
-            }
-            if rest.until > cx.now.mono {
-                self.queue.add_at(key, rest.until);
-            } else if in_use(&key.0, &rest.ranges, cx.world) {
-                self.queue.add_at(key, cx.now.mono + IN_USE_PAUSE);
-            } else if let Some(at) = {
-                let call = Call::ListPods(key.0.clone());
-                cx.registry.refusals.paused(&call, cx.now.mono)
-            } {
-                self.queue.add_at(key, at);
-            } else {
-                let purpose = Purpose::Quarantine {
-                    name: key.0.clone(),
-                    uid: key.1.clone(),
-                };
-                return Some((Request::ListPodsOf { node: key.0 }, purpose));
-            }
+    fn look((name, uid): &RestKey, cx: &mut Context) -> Look {
+        let rest = cx.registry.rests.get(&(name.clone(), uid.clone()));
+        let Some(rest) = rest.filter(|rest| !rest.leaving) else {
+            return Look::Done;
+        };
+        if rest.until > cx.now.mono {
+            return Look::Later(rest.until);
         }
-        None
+        if in_use(name, &rest.ranges, cx.world) {
+            return Look::Later(cx.now.mono + IN_USE_PAUSE);
+        }
+        if let Some(at) = cx.paused(&Call::ListPods(name.clone())) {
+            return Look::Later(at);
+        }
+        let (node, name, uid) = (name.clone(), name.clone(), uid.clone());
+        Look::Send(
+            Request::ListPodsOf { node },
+            Purpose::Quarantine { name, uid },
+        )
     }
 
     /// Takes in the last look at the node's pods. Returns whether the rest may leave its NodeSubnet.
-    pub fn answered(
+    fn looked_at_pods(
         &mut self,
         name: &Text,
         uid: &Text,
@@ -139,8 +164,6 @@ fn used_by(pods: &[Pod], ranges: &[Cidr]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::Now;
     use crate::cluster::seen::Node;
@@ -212,7 +235,7 @@ mod tests {
         let n = "n".into();
         for (pods, free) in [(vec![pod("10.0.0.7")], false), (Vec::new(), true)] {
             let outcome = Outcome::Pods(pods);
-            assert_eq!(quarantine.answered(&n, &n, &outcome, &mut cx), free);
+            assert_eq!(quarantine.looked_at_pods(&n, &n, &outcome, &mut cx), free);
         }
     }
 

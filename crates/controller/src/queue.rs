@@ -1,10 +1,12 @@
 //! A work queue: each key at most once, some of them later, failures spaced out.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Add;
 use std::time::Duration;
 
 /// First and longest pause after a failure.
-const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
+const FIRST: Duration = Duration::from_millis(100);
+pub(crate) const LONGEST: Duration = Duration::from_secs(10);
 
 /// Keys that wait for their turn.
 #[derive(Debug)]
@@ -15,7 +17,35 @@ pub struct Queue<K> {
     /// The time of each key in `later`: it is there once, however often it was put there.
     times: BTreeMap<K, Duration>,
     failures: BTreeMap<K, u32>,
-    retries: u64,
+    added: u64,
+}
+
+/// How much waits in a queue, and how much has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Load {
+    /// Keys whose turn has come
+    pub ready: usize,
+    /// Keys whose turn comes at a later time
+    pub later: usize,
+    /// How often a key has got its turn
+    pub added: u64,
+}
+
+impl Add for Load {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Load {
+            ready: self.ready + other.ready,
+            later: self.later + other.later,
+            added: self.added + other.added,
+        }
+    }
+}
+
+/// The pause after so many failures in a row: it doubles with each, up to the longest one.
+pub(crate) fn backoff(failures: u32, longest: Duration) -> Duration {
+    FIRST.saturating_mul(1 << failures.min(10)).min(longest)
 }
 
 impl<K> Default for Queue<K> {
@@ -26,7 +56,7 @@ impl<K> Default for Queue<K> {
             later: BTreeSet::new(),
             times: BTreeMap::new(),
             failures: BTreeMap::new(),
-            retries: 0,
+            added: 0,
         }
     }
 }
@@ -35,6 +65,7 @@ impl<K: Ord + Clone> Queue<K> {
     /// Puts the key at the end, unless it is there already.
     pub fn add(&mut self, key: K) {
         if self.members.insert(key.clone()) {
+            self.added += 1;
             self.ready.push_back(key);
         }
     }
@@ -56,13 +87,9 @@ impl<K: Ord + Clone> Queue<K> {
     /// Returns how many failures in a row there are now.
     pub(crate) fn add_failed(&mut self, key: K, now: Duration) -> u32 {
         let failures = self.failures.entry(key.clone()).or_default();
-        let pause = BACKOFF
-            .0
-            .saturating_mul(1 << (*failures).min(10))
-            .min(BACKOFF.1);
+        let pause = backoff(*failures, LONGEST);
         *failures += 1;
         let failures = *failures;
-        self.retries += 1;
         self.add_at(key, now + pause);
         failures
     }
@@ -96,19 +123,18 @@ impl<K: Ord + Clone> Queue<K> {
         self.later.first().map(|(at, _)| *at)
     }
 
-    /// How many keys wait, those for later included.
-    pub fn depth(&self) -> usize {
-        self.ready.len() + self.later.len()
+    /// How much waits.
+    pub fn load(&self) -> Load {
+        Load {
+            ready: self.ready.len(),
+            later: self.later.len(),
+            added: self.added,
+        }
     }
 
     /// Whether a key is ready now.
     pub(crate) fn has_ready(&self, now: Duration) -> bool {
         !self.ready.is_empty() || self.next_at().is_some_and(|at| at <= now)
-    }
-
-    /// How often a key was put back after a failure.
-    pub(crate) fn retries(&self) -> u64 {
-        self.retries
     }
 }
 
@@ -157,8 +183,12 @@ mod tests {
         for at in [500, 300, 400, 300, 900] {
             queue.add_at("a", ms(at));
         }
-        assert_eq!((queue.depth(), queue.next_at()), (1, Some(ms(300))));
+        assert_eq!((queue.load().later, queue.next_at()), (1, Some(ms(300))));
         assert_eq!(queue.pop(ms(300)), Some("a"));
-        assert_eq!((queue.pop(ms(9_000)), queue.depth()), (None, 0));
+        let once = Load {
+            added: 1,
+            ..Load::default()
+        };
+        assert_eq!((queue.pop(ms(9_000)), queue.load()), (None, once));
     }
 }

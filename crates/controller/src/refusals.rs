@@ -11,12 +11,11 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::Purpose;
+use super::queue::{self, backoff};
 use crate::cluster::request::{Kind, Outcome, Refusal};
 use crate::cluster::seen::Text;
 use cadastre_core::Cidr;
 
-/// First and longest pause after a failure.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
 /// Longest pause of what has failed for long. All of those together are tried again at most once in
 /// [`EACH`], so that a policy against thousands of objects costs the API server little.
 const LONGEST: Duration = Duration::from_secs(30);
@@ -76,6 +75,7 @@ impl Call {
             Purpose::PoolStatus { name } => Call::SetPoolStatus(name.clone()),
             Purpose::PoolRead { name } => Call::ReadPool(name.clone()),
             Purpose::Relist(_)
+            | Purpose::Listening
             | Purpose::Touch { .. }
             | Purpose::TouchRead { .. }
             | Purpose::DefaultPool => return None,
@@ -91,16 +91,6 @@ impl Call {
                 | Call::ReadBlock(_)
                 | Call::ReadPool(_)
         )
-    }
-
-    fn loop_name(&self) -> &'static str {
-        match self {
-            Call::AssignPodCidrs(_) | Call::ReadNode(_) => "podcidr",
-            Call::ListPods(_) => "quarantine",
-            Call::WriteSubnet(_) | Call::ReadSubnet(_) | Call::SetSubnetConditions(_) => "subnet",
-            Call::WriteBlock(_) | Call::ReadBlock(_) => "block",
-            Call::SetPoolFinalizers(_) | Call::SetPoolStatus(_) | Call::ReadPool(_) => "pool",
-        }
     }
 
     /// The kind of object.
@@ -145,7 +135,6 @@ pub struct Refusals {
     calls: BTreeMap<Call, Failing>,
     lasting: u32,
     swept_at: Duration,
-    retries: BTreeMap<&'static str, u64>,
 }
 
 impl Refusals {
@@ -186,23 +175,22 @@ impl Refusals {
         if failing.failures == 0 {
             failing.since = now;
         }
-        let doubled = PAUSE.0.saturating_mul(1 << failing.failures.min(10));
+        let failures = failing.failures;
         failing.failures += 1;
-        *self.retries.entry(call.loop_name()).or_default() += 1;
         let enough = if says_no { LASTING.0 } else { LASTING.1 };
         if failing.failures >= enough && !why.is_empty() {
             self.lasting += u32::from(failing.lasting.is_none());
             failing.lasting = Some(why.clone());
         }
         let longest = match failing.lasting {
-            None => PAUSE.1,
+            None => queue::LONGEST,
             Some(_) => LONGEST.max(EACH * refused),
         };
         let asked = match outcome {
             Outcome::Refused(Refusal::Busy(Some(after))) => (*after).min(MOST_ASKED),
             _ => Duration::ZERO,
         };
-        failing.again_at = now + doubled.min(longest).max(asked);
+        failing.again_at = now + backoff(failures, longest).max(asked);
         let lasting = failing.lasting.is_some() && call.is_write();
         if !lasting || failing.told_at.is_some_and(|at| at + TOLD_AGAIN > now) {
             return None;
@@ -262,11 +250,6 @@ impl Refusals {
             *count.entry(call.kind()).or_default() += 1;
         }
         count
-    }
-
-    /// How often a call of that loop has failed.
-    pub(crate) fn retries(&self, of_loop: &str) -> u64 {
-        self.retries.get(of_loop).copied().unwrap_or(0)
     }
 }
 

@@ -276,7 +276,7 @@ impl Shell {
         let result = match &outcome {
             Outcome::Refused(Refusal::Guard(why)) => {
                 debug!(controller = name, "refused: {why}");
-                "requeue"
+                "refused"
             }
             Outcome::Refused(Refusal::Rejected(why)) => {
                 warn!(controller = name, "rejected by the API server: {why}");
@@ -289,10 +289,10 @@ impl Shell {
                 );
                 "error"
             }
-            Outcome::Refused(_) => "requeue",
+            Outcome::Refused(_) => "refused",
             _ => "success",
         };
-        self.parts.metrics.reconciled(name, result, took);
+        self.parts.metrics.answered(name, result, took);
         self.on(Event::Answer(id, outcome));
     }
 

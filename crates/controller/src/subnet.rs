@@ -9,17 +9,20 @@ use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
+use super::in_flight::InFlight;
 use super::pools::{PoolState, Verdict};
-use super::queue::Queue;
+use super::queue::{Load, Queue};
+use super::reconcile::{Answer, Look, Loop, work_off};
 use super::refusals::Call;
 use super::registry::Registry;
 use super::report::{About, POOLS_LEFT_OUT, Report};
 use super::{Context, Purpose};
 use crate::cluster::agent_report::{ACCEPTED, MOST_CONDITIONS};
-use crate::cluster::request::{Kind, Known, Outcome, Refusal, Request, Spec};
+use crate::cluster::request::{Kind, Known, Request, Spec};
 use crate::cluster::seen::{Node, Subnet, SubnetCondition, Text};
 use crate::cluster::world::World;
 use crate::cluster::world::report_of;
+use crate::registry::blocks::Noted;
 use cadastre_api::{
     Allocate, Assignment, HeldBlock, MOST_POOLS, NodePool, NodeSubnetSpec, PreviousHolder,
 };
@@ -47,10 +50,8 @@ pub struct Subnets {
     unrecorded: VecDeque<(Duration, Text)>,
     /// Answers to agents on their way
     answering: BTreeMap<Text, Vec<SubnetCondition>>,
-    /// Names with a request in flight, and the spec that it writes
-    in_flight: BTreeMap<Text, Option<NodeSubnetSpec>>,
-    /// Names to read before the next write: what is there is not known
-    to_read: BTreeSet<Text>,
+    /// By name, with the spec that is written
+    requests: InFlight<Text, Option<NodeSubnetSpec>>,
     /// Nodes (by UID) that are not told of all pools that serve them, and what was told to people of that
     cut: BTreeMap<Text, String>,
     /// Names of nodes of which a write has come through, or was refused for good, since this process leads
@@ -59,15 +60,65 @@ pub struct Subnets {
     withheld: BTreeSet<Text>,
 }
 
+impl Loop for Subnets {
+    fn name(&self) -> &'static str {
+        "subnet"
+    }
+
+    fn load(&self) -> Load {
+        self.urgent.load() + self.queue.load()
+    }
+
+    fn next_at(&self) -> Option<Duration> {
+        let queues = [self.urgent.next_at(), self.queue.next_at()];
+        queues.into_iter().flatten().min()
+    }
+
+    /// The next request, if a NodeSubnet is not as it should be.
+    fn next(&mut self, cx: &mut Context) -> Option<(Request, Purpose)> {
+        let look = |it: &mut Self, name: &Text, cx: &mut Context| match it.look(name, false, cx) {
+            Look::Done => it.answer(name, cx),
+            // What the API server refuses is said in the conditions.
+            Look::Later(at) => {
+                it.queue.add_at(name.clone(), at);
+                it.answer(name, cx)
+            }
+            found @ Look::Send(..) => found,
+        };
+        work_off(self, |it| &mut it.queue, look, cx)
+    }
+
+    fn answered(&mut self, answer: &Answer, _: &mut Context) -> Noted {
+        let outcome = answer.outcome;
+        let name = match answer.purpose {
+            Purpose::Subnet { name, .. } => {
+                self.requests.answered(name, true, outcome);
+                name
+            }
+            Purpose::SubnetRead { name } => {
+                self.requests.answered(name, false, outcome);
+                name
+            }
+            Purpose::Answer { name } => {
+                self.answering.remove(name);
+                self.requests.note(name, true, outcome);
+                name
+            }
+            _ => return Noted::default(),
+        };
+        // Where all went well, too: the node may have changed meanwhile.
+        Noted {
+            subnets: vec![name.clone()],
+            ..Noted::default()
+        }
+    }
+}
+
 impl Subnets {
     /// The next request that a node waits for, if its NodeSubnet is not as it should be.
     pub(crate) fn next_urgent(&mut self, cx: &mut Context) -> Option<(Request, Purpose)> {
-        while let Some(name) = self.urgent.pop(cx.now.mono) {
-            if let Some(found) = self.request(name, true, cx) {
-                return Some(found);
-            }
-        }
-        None
+        let look = |it: &mut Self, name: &Text, cx: &mut Context| it.look(name, true, cx);
+        work_off(self, |it| &mut it.urgent, look, cx)
     }
 
     /// Ranges are free again: some may have been withheld for those who had them.
@@ -89,55 +140,33 @@ impl Subnets {
             && at + RECORD_WAITS <= cx.now.mono
         {
             self.unrecorded.pop_front();
-            if let Some(found) = self.request(name, true, cx) {
-                return Some(found);
+            match self.look(&name, true, cx) {
+                Look::Done => {}
+                Look::Later(at) => self.urgent.add_at(name, at),
+                Look::Send(request, purpose) => return Some((request, purpose)),
             }
         }
         None
     }
 
-    /// The next request, if a NodeSubnet is not as it should be.
-    pub fn next(&mut self, cx: &mut Context) -> Option<(Request, Purpose)> {
-        while let Some(name) = self.queue.pop(cx.now.mono) {
-            let found = self.request(name.clone(), false, cx);
-            if let Some(found) = found.or_else(|| self.answer(&name, cx)) {
-                return Some(found);
-            }
+    fn look(&mut self, name: &Text, urgent: bool, cx: &mut Context) -> Look {
+        if self.requests.is_sent(name) {
+            return Look::Done;
         }
-        None
-    }
-
-    fn request(
-        &mut self,
-        name: Text,
-        urgent: bool,
-        cx: &mut Context,
-    ) -> Option<(Request, Purpose)> {
-        if self.in_flight.contains_key(&name) {
-            return None;
-        }
-        let read = self.to_read.contains(&name);
+        let name = name.clone();
+        let read = self.requests.is_to_read(&name);
         let call = if read {
             Call::ReadSubnet(name.clone())
         } else {
             Call::WriteSubnet(name.clone())
         };
-        if let Some(at) = cx.registry.refusals.paused(&call, cx.now.mono) {
-            let queue = if urgent {
-                &mut self.urgent
-            } else {
-                &mut self.queue
-            };
-            queue.add_at(name, at);
-            return None;
+        if let Some(at) = cx.paused(&call) {
+            return Look::Later(at);
         }
         if read {
-            self.to_read.remove(&name);
-            self.in_flight.insert(name.clone(), None);
-            return Some((
-                Request::Read(Kind::Subnet, name.clone()),
-                Purpose::SubnetRead { name },
-            ));
+            self.requests.send(name.clone(), None);
+            let request = Request::Read(Kind::Subnet, name.clone());
+            return Look::Send(request, Purpose::SubnetRead { name });
         }
         let is = cx.world.subnets.get(&name).map(AsRef::as_ref);
         let wanted = wanted(&name, is, cx.world, cx.registry);
@@ -150,15 +179,17 @@ impl Subnets {
         } else {
             self.withheld.remove(&name);
         }
-        let request = difference(&name, wanted, is)?;
+        let Some(request) = difference(&name, wanted, is) else {
+            return Look::Done;
+        };
         let spec = match &request {
             Request::Create(_, Spec::Subnet(spec)) | Request::Replace(_, Spec::Subnet(spec)) => {
                 Some(spec.clone())
             }
             _ => None,
         };
-        self.in_flight.insert(name.clone(), spec);
-        Some((request, Purpose::Subnet { name, urgent }))
+        self.requests.send(name.clone(), spec);
+        Look::Send(request, Purpose::Subnet { name, urgent })
     }
 
     /// That a node is not told of all pools that serve it is told once.
@@ -204,25 +235,23 @@ impl Subnets {
 
     /// Says by conditions what of the agent's status could not be taken, which pools the node is not told of, and
     /// what the API server does not take.
-    fn answer(&mut self, name: &Text, cx: &Context) -> Option<(Request, Purpose)> {
+    fn answer(&mut self, name: &Text, cx: &Context) -> Look {
         // What is on its way changes the version that an answer is written onto.
-        if self.is_open(name) || self.answering.contains_key(name) {
-            return None;
-        }
-        let subnet = cx.world.subnets.get(name)?;
+        let is_open = self.is_open(name) || self.answering.contains_key(name);
+        let Some(subnet) = cx.world.subnets.get(name).filter(|_| !is_open) else {
+            return Look::Done;
+        };
         let conditions = self.conditions(subnet, cx);
         let is = subnet.report.as_ref().map(|it| &*it.conditions);
         if is.unwrap_or_default() == conditions || conditions.len() > MOST_CONDITIONS {
-            return None;
+            return Look::Done;
         }
-        let call = Call::SetSubnetConditions(name.clone());
-        if let Some(at) = cx.registry.refusals.paused(&call, cx.now.mono) {
-            self.queue.add_at(name.clone(), at);
-            return None;
+        if let Some(at) = cx.paused(&Call::SetSubnetConditions(name.clone())) {
+            return Look::Later(at);
         }
         self.answering.insert(name.clone(), conditions.clone());
         let request = Request::SetSubnetConditions(Known::of(&**subnet), conditions);
-        Some((request, Purpose::Answer { name: name.clone() }))
+        Look::Send(request, Purpose::Answer { name: name.clone() })
     }
 
     /// The conditions that a NodeSubnet should have: those that say of trouble, those that said so before, and those
@@ -271,41 +300,14 @@ impl Subnets {
         (has_heard && !is_failing).then(taken)
     }
 
-    /// Takes in what became of such an answer.
-    pub(crate) fn answered_condition(&mut self, name: &Text, outcome: &Outcome) {
-        self.answering.remove(name);
-        if matches!(
-            outcome,
-            Outcome::Refused(Refusal::Guard(_)) | Outcome::Unclear(_)
-        ) {
-            self.to_read.insert(name.clone());
-        }
-        self.queue.add(name.clone());
-    }
-
     /// Whether a write for the name may still be on its way.
     pub fn is_open(&self, name: &Text) -> bool {
-        self.in_flight.contains_key(name) || self.to_read.contains(name)
-    }
-
-    /// Takes in an answer, to a write or a read; the object it shows is in the world already.
-    pub fn answered(&mut self, name: &Text, wrote: bool, outcome: &Outcome) {
-        self.in_flight.remove(name);
-        let known = match outcome {
-            Outcome::Subnet(_) | Outcome::Gone | Outcome::Refused(Refusal::Missing) => true,
-            Outcome::Refused(Refusal::Guard(_)) | Outcome::Unclear(_) => false,
-            _ => wrote,
-        };
-        if !known {
-            self.to_read.insert(name.clone());
-        }
-        // Where all went well, too: the node may have changed meanwhile.
-        self.queue.add(name.clone());
+        self.requests.is_open(name)
     }
 
     /// Whether the server has kept what was just written.
     pub fn is_kept(&self, is: &Subnet) -> bool {
-        let written = self.in_flight.get(&is.name).and_then(Option::as_ref);
+        let written = self.requests.written(&is.name).and_then(Option::as_ref);
         written.is_none_or(|written| is.spec.as_ref() == Ok(written))
     }
 
@@ -621,6 +623,7 @@ fn difference(name: &Text, wanted: Option<NodeSubnetSpec>, is: Option<&Subnet>) 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cluster::request::{Outcome, Refusal};
     use crate::cluster::seen::Pool;
     use crate::demand::Demand;
     use crate::demand::tests::{NOW, list, node, objects, pool, subnet};
@@ -727,7 +730,7 @@ mod tests {
             );
             let size = serde_json::to_vec(&spec).unwrap().len();
             assert!(size < 2 * MOST_BYTES_OF_POOLS, "{size} bytes");
-            subnets.answered(&"n".into(), true, &Outcome::Gone);
+            subnets.requests.answered(&"n".into(), true, &Outcome::Gone);
         }
         let reasons: Vec<&str> = reports.iter().map(|it| it.reason).collect();
         assert_eq!(reasons, [POOLS_LEFT_OUT]);
@@ -853,14 +856,22 @@ mod tests {
             now: NOW,
         };
         let (request, _) = subnets.next(&mut cx).unwrap();
-        subnets.answered(&"n".into(), true, &Outcome::Gone);
+        subnets.requests.answered(&"n".into(), true, &Outcome::Gone);
         assert!(matches!(request, Request::Replace(..)), "{request:?}");
-        let (request, _) = subnets.answer(&"n".into(), &cx).unwrap();
+        let Look::Send(request, purpose) = subnets.answer(&"n".into(), &cx) else {
+            panic!("nothing is answered");
+        };
         let written = Request::SetSubnetConditions(Known::of(&of_node), told);
         assert_eq!(request, written);
         // It may not be: what is there is read before the next write.
         let conflict = Outcome::Refused(Refusal::Guard("modified".to_owned()));
-        subnets.answered_condition(&"n".into(), &conflict);
+        let answer = Answer {
+            purpose: &purpose,
+            outcome: &conflict,
+            taken: false,
+        };
+        let noted = subnets.answered(&answer, &mut cx);
+        subnets.queue.add(noted.subnets[0].clone());
         let (request, _) = subnets.next(&mut cx).unwrap();
         assert!(matches!(request, Request::Read(..)), "{request:?}");
     }
@@ -880,7 +891,7 @@ mod tests {
                 reports: &mut Vec::new(),
                 now: NOW,
             };
-            subnets.answer(&"n".into(), &cx).is_some()
+            matches!(subnets.answer(&"n".into(), &cx), Look::Send(..))
         };
         assert!(!answer(&kinds) && answer(&kinds[..MOST_CONDITIONS]));
     }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::cluster::request::Kind;
 use crate::cluster::seen::Text;
 use crate::figures::Figures;
+use crate::queue::Load;
 use crate::totals::Totals;
 use cadastre_core::Family;
 
@@ -52,6 +53,6 @@ pub struct View {
     pub unclear: usize,
     /// podCIDRs that somebody else wrote while this leader dealt
     pub second_writer: u64,
-    /// Depth and retries of each loop's queue
-    pub queues: Vec<(&'static str, usize, u64)>,
+    /// How much waits in the queues of each loop
+    pub loops: Vec<(&'static str, Load)>,
 }

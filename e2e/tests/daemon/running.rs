@@ -158,7 +158,7 @@ async fn the_metrics_keep_to_the_conventions() {
     work(&hand, "metrics", "10.73.0.0/24").await;
     let text = until("every loop and pool has its figures", LIMIT, async || {
         let text = daemon.get("/metrics").await?;
-        let there = text.contains("pool=\"metrics\"") && text.contains("controller=\"podcidr\"");
+        let there = text.contains("pool=\"metrics\"") && text.contains("loop=\"podcidr\"");
         Ok(there.then_some(text))
     })
     .await
@@ -168,7 +168,7 @@ async fn the_metrics_keep_to_the_conventions() {
         "cadastre_build_info",
         "cadastre_nodes_waiting",
         "cadastre_pool_blocks_free",
-        "controller_runtime_reconcile_total",
+        "cadastre_loop_requests_total",
         "leader_election_master_status",
         "process_resident_memory_bytes",
         "rest_client_requests_total",

@@ -60,7 +60,7 @@ pub(crate) fn simulate_now(inventory: &Inventory) -> Outcome {
         reports: &mut reports,
         now,
     };
-    while let Some((request, _)) = podcidrs.next(&mut cx, false) {
+    while let Some((request, _)) = podcidrs.next_urgent(&mut cx, false) {
         if let Request::AssignPodCidrs(assignment) = request {
             outcome.served.insert(assignment.name, assignment.cidrs);
         }

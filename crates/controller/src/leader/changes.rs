@@ -31,7 +31,7 @@ impl Leader {
         reports: &mut Vec<Report>,
         now: Now,
     ) {
-        self.subnets.queue.add(name.clone());
+        self.loops.subnets.queue.add(name.clone());
         self.release(name, world);
         let mut blocks = self.registry.blocks_told(name, world, now);
         blocks.extend(self.registry.blocks_let_go(name, world));
@@ -49,11 +49,11 @@ impl Leader {
         let subnet = world.subnets.get(name);
         let is_awaited = subnet.is_some_and(|it| !it.requests.release.is_empty());
         if told.requested || told.reported && is_awaited {
-            self.leaks.hurry();
+            self.loops.leaks.hurry();
         }
         if told.reported || told.requested {
-            self.demand.add_name(name, world, &self.registry);
-            self.pools.mark();
+            self.loops.demand.add_name(name, world, &self.registry);
+            self.loops.pools.mark();
         }
     }
 
@@ -118,7 +118,7 @@ impl Leader {
         let mut freed = false;
         for cidr in self.registry.retire_blocks(name, uid, machine, now) {
             freed |= self.registry.blocks.get(&cidr).is_none();
-            self.blocks.queue.add(cidr);
+            self.loops.blocks.queue.add(cidr);
         }
         if freed {
             self.space_came();
@@ -127,9 +127,9 @@ impl Leader {
 
     /// A pool has changed: `spec` says whether in more than its status, `exists` whether it is there.
     pub(crate) fn pool_changed(&mut self, name: &Text, spec: bool, exists: bool) {
-        self.pools.queue.add(name.clone());
+        self.loops.pools.queue.add(name.clone());
         if !exists {
-            self.default_pool.queue.add(());
+            self.loops.default_pool.queue.add(());
         }
         self.survey |= spec;
         self.reattribute |= spec;
@@ -138,7 +138,7 @@ impl Leader {
     /// Service ranges have changed.
     /// Pods report other addresses, which are counted where no agent tells.
     pub(crate) fn pods_changed(&mut self) {
-        self.pools.mark();
+        self.loops.pools.mark();
     }
 
     pub(crate) fn services_changed(&mut self) {
@@ -166,15 +166,15 @@ impl Leader {
         if before.is_none() && !self.registry.is_listening {
             let given = self.registry.give_blocks_back(node, now);
             for cidr in given {
-                self.blocks.queue.add(cidr);
-                self.subnets.queue.add(node.name.clone());
+                self.loops.blocks.queue.add(cidr);
+                self.loops.subnets.queue.add(node.name.clone());
             }
         }
         if before.is_none_or(|b| b.labels != node.labels || b.deleting != node.deleting) {
-            self.demand.add(node, &self.registry);
-            self.subnets.queue.add(node.name.clone());
+            self.loops.demand.add(node, &self.registry);
+            self.loops.subnets.queue.add(node.name.clone());
             // Whom a pool selects is told in its status.
-            self.pools.mark();
+            self.loops.pools.mark();
         }
         let listed = world.subnets.get(&node.name).map(AsRef::as_ref);
         let synced = self.registry.sync(node, listed);
@@ -182,14 +182,14 @@ impl Leader {
             self.space_came();
         }
         if node.is_empty() {
-            self.podcidrs.queue.add(node.name.clone());
+            self.loops.podcidrs.queue.add(node.name.clone());
             return;
         }
         for name in self.registry.give_up_unasked(&synced.foreign) {
-            self.demand.add_name(&name, world, &self.registry);
+            self.loops.demand.add_name(&name, world, &self.registry);
         }
         self.registry.intents.settled(&node.uid);
-        self.podcidrs.served(node, reports);
+        self.loops.podcidrs.served(node, reports);
         report_overlaps(node, &synced, reports);
         self.registry.report_too_wide(reports);
         let given = before.is_some_and(Node::is_empty);
@@ -201,26 +201,27 @@ impl Leader {
             report_unreadable(node, reports);
         }
         if before.is_none_or(|b| b.pod_cidrs != node.pod_cidrs || b.machine != node.machine) {
-            self.subnets.has_podcidrs(&node.name, now.mono);
-            self.pools.mark();
+            self.loops.subnets.has_podcidrs(&node.name, now.mono);
+            self.loops.pools.mark();
         }
     }
 
     fn node_gone(&mut self, node: &Node, world: &World, now: Now) {
-        self.podcidrs.gone(node);
+        self.loops.podcidrs.gone(node);
         self.registry.intents.settled(&node.uid);
-        self.demand.gone(node);
+        self.loops.demand.gone(node);
         self.freed |= !self.registry.strays.remove(&node.name).is_empty();
-        self.subnets.gone(node);
+        self.loops.subnets.gone(node);
         self.registry
             .keep_for_rest(&node.name, &node.uid, world, now);
         self.retire_blocks(&node.name, &node.uid, &node.machine, now);
         if self.registry.retire(node, now) {
-            self.quarantine
+            self.loops
+                .quarantine
                 .watch((node.name.clone(), node.uid.clone()), &self.registry);
         }
-        self.subnets.queue.add(node.name.clone());
-        self.pools.mark();
+        self.loops.subnets.queue.add(node.name.clone());
+        self.loops.pools.mark();
     }
 
     /// A node's own addresses are left out of pools that cover them.
@@ -262,7 +263,8 @@ impl Leader {
     }
 
     pub(super) fn release(&mut self, name: &Text, world: &World) {
-        if !self.subnets.is_open(name) && Quarantine::release(name, world, &mut self.registry) {
+        if !self.loops.subnets.is_open(name) && Quarantine::release(name, world, &mut self.registry)
+        {
             self.space_came();
         }
     }

@@ -5,6 +5,7 @@ use crate::cluster::request::Outcome;
 use crate::cluster::seen::Text;
 use crate::cluster::world::World;
 use crate::purpose::Step;
+use crate::reconcile::Answer;
 use crate::refusals::{Call, News};
 use crate::registry::blocks::Entry;
 use crate::report::{About, Report, WRITE_ACCEPTED, WRITE_REJECTED};
@@ -15,8 +16,9 @@ impl Leader {
     /// Takes note of what became of a call.
     pub(super) fn note(
         &mut self,
-        purpose: &Purpose,
-        outcome: &Outcome,
+        &Answer {
+            purpose, outcome, ..
+        }: &Answer,
         world: &World,
         reports: &mut Vec<Report>,
         now: Now,
@@ -32,14 +34,14 @@ impl Leader {
         let is_settled = is_refused || !refusals.is_failing(&call);
         // Conditions of pools and of NodeSubnets say it.
         if before != is_refused {
-            self.pools.mark();
+            self.loops.pools.mark();
         }
         if let Some(name) = self.node_of(&call, purpose) {
             if before != is_refused {
-                self.subnets.queue.add(name.clone());
+                self.loops.subnets.queue.add(name.clone());
             }
             if is_settled {
-                self.subnets.heard_of(name);
+                self.loops.subnets.heard_of(name);
             }
         }
         let told = news.zip(self.subject(&call, purpose, world));
@@ -84,8 +86,10 @@ impl Leader {
             }
             // The watch still shows the one before: it is asked again until they agree.
             (Purpose::AssignRead { uid, .. }, Outcome::Node(node)) => node.uid == *uid,
-            (Purpose::Subnet { .. }, Outcome::Subnet(is)) => self.subnets.is_kept(is),
-            (Purpose::Answer { .. }, Outcome::Subnet(is)) => self.subnets.are_conditions_kept(is),
+            (Purpose::Subnet { .. }, Outcome::Subnet(is)) => self.loops.subnets.is_kept(is),
+            (Purpose::Answer { .. }, Outcome::Subnet(is)) => {
+                self.loops.subnets.are_conditions_kept(is)
+            }
             (Purpose::PoolFinalizers { .. }, Outcome::Pool(pool)) => {
                 let guarded = pool.finalizers.iter().any(|it| it == FINALIZER);
                 guarded != pool.deleting

@@ -22,12 +22,12 @@ impl Leader {
     pub(crate) fn describe(&mut self, view: &mut View, world: &World, now: Now) {
         view.dealing = self.dealing;
         if !self.dealing {
-            view.fencing = Some(self.fence.progress(world));
+            view.fencing = Some(self.loops.fence.progress(world));
             return;
         }
-        if !self.fence.is_done() {
-            view.fencing = Some(self.fence.progress(world));
-            *view.waiting.entry("fence").or_default() += self.fence.left().0;
+        if !self.loops.fence.is_done() {
+            view.fencing = Some(self.loops.fence.progress(world));
+            *view.waiting.entry("fence").or_default() += self.loops.fence.left().0;
         }
         view.overlaps = self.registry.overlaps();
         view.too_wide = self.registry.too_wide().count();
@@ -41,52 +41,32 @@ impl Leader {
                 ));
             }
         }
-        for reason in self.podcidrs.waiting() {
+        for reason in self.loops.podcidrs.waiting() {
             *view.waiting.entry(reason.label()).or_default() += 1;
         }
-        for (_, nodes) in self.demand.waiting() {
+        for (_, nodes) in self.loops.demand.waiting() {
             *view.waiting.entry("pool_full").or_default() += nodes;
         }
         self.describe_refusals(view, now);
-        view.pool_waiting = waiting_by_pool(&self.podcidrs, &self.demand);
-        let since = [self.podcidrs.waiting_since(), self.demand.waiting_since()];
+        view.pool_waiting = waiting_by_pool(&self.loops.podcidrs, &self.loops.demand);
+        let since = [
+            self.loops.podcidrs.waiting_since(),
+            self.loops.demand.waiting_since(),
+        ];
         let since = since.into_iter().flatten().min();
         let wait = since.map_or(Duration::ZERO, |since| now.mono.saturating_sub(since));
         view.oldest_wait = view.oldest_wait.max(wait);
         view.exhausts = exhausts(world);
         self.describe_blocks(view, world, now);
-        view.trouble = self.default_pool.trouble().cloned();
-        let refusals = &self.registry.refusals;
-        view.queues = vec![
-            (
-                "podcidr",
-                self.podcidrs.queue.depth(),
-                refusals.retries("podcidr"),
-            ),
-            ("demand", self.demand.depth().0, self.demand.depth().1),
-            (
-                "block",
-                self.blocks.urgent.depth() + self.blocks.queue.depth(),
-                refusals.retries("block"),
-            ),
-            (
-                "subnet",
-                self.subnets.urgent.depth() + self.subnets.queue.depth(),
-                refusals.retries("subnet"),
-            ),
-            (
-                "quarantine",
-                self.quarantine.queue.depth(),
-                refusals.retries("quarantine"),
-            ),
-            ("pool", self.pools.queue.depth(), refusals.retries("pool")),
-        ];
+        view.trouble = self.loops.default_pool.trouble().cloned();
+        let loops = self.loops.all();
+        view.loops = loops.map(|it| (it.name(), it.load())).collect();
     }
 
     /// Nodes whose podCIDRs or blocks cannot be written wait, too.
     fn describe_refusals(&mut self, view: &mut View, now: Now) {
         view.refused_writes = self.registry.refusals.count(now.mono);
-        *view.refused_writes.entry(Kind::Node).or_default() += self.fence.left().1;
+        *view.refused_writes.entry(Kind::Node).or_default() += self.loops.fence.left().1;
         let mut nodes = BTreeSet::new();
         for (call, _, since) in self.registry.refusals.lasting() {
             let node = match call {
@@ -123,7 +103,7 @@ impl Leader {
             };
             *view.blocks.entry(state).or_default() += 1;
         }
-        let (candidates, oldest) = self.leaks.candidates();
+        let (candidates, oldest) = self.loops.leaks.candidates();
         let age = oldest.map_or(Duration::ZERO, |since| now.mono.saturating_sub(since));
         let asked = self.registry.suspects.values().map(BTreeSet::len).sum();
         view.leaks = (candidates, age, asked);

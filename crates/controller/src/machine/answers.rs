@@ -5,6 +5,7 @@ use super::{Controller, Pending};
 use crate::Now;
 use crate::cluster::request::{Kind, Known, Outcome, Refusal, RequestId};
 use crate::cluster::table::{Delta, Replaced};
+use crate::reconcile::Answer;
 use cadastre_core::mutation::Mutation;
 
 impl Controller {
@@ -20,14 +21,12 @@ impl Controller {
         else {
             return;
         };
-        leader.answered(
-            &pending.purpose,
+        let answer = Answer {
+            purpose: &pending.purpose,
             outcome,
             taken,
-            &self.world,
-            &mut self.reports,
-            now,
-        );
+        };
+        leader.answered(&answer, &self.world, &mut self.reports, now);
     }
 
     /// What an answer shows of the world. Returns whether a list was taken.

@@ -1,6 +1,7 @@
 //! What a leader does with what earlier ones have in flight.
 
 use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::*;
@@ -8,6 +9,7 @@ use crate::cluster::intents::{Intent, Intents, Versions};
 use crate::cluster::lease::{Takeover, Tenure};
 use crate::cluster::request::{Assignment, Refusal, Spec};
 use crate::demand::tests::{NOW, node, pool, subnet};
+use crate::telemetry::ControllerMetrics;
 use cadastre_api::Allocate;
 use cadastre_core::Cidr;
 
@@ -249,6 +251,51 @@ fn leader() -> Controller {
 
 fn all(controller: &mut Controller) -> Vec<Outgoing> {
     std::iter::from_fn(|| controller.poll(NOW)).collect()
+}
+
+/// Every text in quotes after `start`.
+fn quoted<'a>(source: &'a str, start: &str) -> impl Iterator<Item = String> + use<'a> {
+    let starts: Vec<usize> = source.match_indices(start).map(|(at, _)| at).collect();
+    starts.into_iter().filter_map(|at| {
+        let name = source[at..].split('"').nth(1);
+        name.map(str::to_owned)
+    })
+}
+
+#[test]
+fn every_loop_is_measured_and_gets_its_answers() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let read = |path: PathBuf| std::fs::read_to_string(path).unwrap();
+    let files = std::fs::read_dir(&folder).unwrap();
+    let files = files.map(|it| it.unwrap().path()).filter(|it| it.is_file());
+    let is_loop = |source: &String| source.contains("\nimpl Loop for ");
+    let loops = files.map(read).filter(is_loop);
+    let name = "fn name(&self)";
+    let loops: BTreeSet<String> = loops
+        .flat_map(|it| quoted(&it, name).collect::<Vec<_>>())
+        .collect();
+    assert!(loops.len() >= 10, "{loops:?}");
+
+    let mut controller = leader();
+    all(&mut controller);
+    let registry = prometheus::Registry::new();
+    let metrics = ControllerMetrics::register(&registry).unwrap();
+    metrics.set(&controller.view(NOW));
+    let text = prometheus::TextEncoder::new();
+    let text = text.encode_to_string(&registry.gather()).unwrap();
+    for series in [
+        "workqueue_depth{",
+        "workqueue_adds_total{",
+        "cadastre_loop_keys_later{",
+    ] {
+        let measured: BTreeSet<String> = quoted(&text, series).collect();
+        assert_eq!(measured, loops, "{series}");
+    }
+    let purposes = read(folder.join("purpose.rs"));
+    let (_, names) = purposes.split_once("fn loop_name").unwrap();
+    for name in names.split('"').skip(1).step_by(2) {
+        assert!(loops.contains(name), "{name}: no loop gets its answers");
+    }
 }
 
 /// Whether any of the requests lists a block to a node.

@@ -96,7 +96,7 @@ impl Blocks {
     }
 }
 
-/// What a look at a block's object brought about.
+/// What something means to other loops.
 #[derive(Debug, Default)]
 pub struct Noted {
     /// Blocks whose object wants something done
@@ -105,4 +105,6 @@ pub struct Noted {
     pub nodes: Vec<Text>,
     /// Pools in which space may have come free
     pub freed: bool,
+    /// Names of NodeSubnets to look at, some of which may not name who had a range any more
+    pub subnets: Vec<Text>,
 }

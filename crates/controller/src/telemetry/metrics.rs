@@ -13,17 +13,18 @@ use prometheus::{
 
 use super::pool_metrics::PoolMetrics;
 use crate::cluster::request::Kind;
+use crate::queue::Load;
 use crate::view::View;
 use cadastre_daemon::telemetry::catalog::register;
 
 /// Figures of the controller's loops and of what it manages.
 #[derive(Clone)]
 pub struct ControllerMetrics {
-    reconciles: IntCounterVec,
-    errors: IntCounterVec,
+    requests: IntCounterVec,
     seconds: HistogramVec,
-    depth: IntGaugeVec,
-    retries: IntCounterVec,
+    ready: IntGaugeVec,
+    added: IntCounterVec,
+    later: IntGaugeVec,
     pools: PoolMetrics,
     waiting: IntGaugeVec,
     oldest_wait: Gauge,
@@ -38,7 +39,7 @@ pub struct ControllerMetrics {
     doubled: IntGauge,
     refused: IntGauge,
     refused_writes: IntGaugeVec,
-    /// Retries of each queue as last counted
+    /// What was added to each loop's queues as last counted
     counted: Arc<Mutex<BTreeMap<&'static str, u64>>>,
 }
 
@@ -52,39 +53,39 @@ impl ControllerMetrics {
             register(registry, IntGaugeVec::new(Opts::new(name, help), labels)?)
         };
         Ok(ControllerMetrics {
-            reconciles: counters(
-                "controller_runtime_reconcile_total",
-                "Requests of each loop by what came of them",
-                &["controller", "result"],
-            )?,
-            errors: counters(
-                "controller_runtime_reconcile_errors_total",
-                "Requests of each loop that failed or whose outcome is unclear",
-                &["controller"],
+            requests: counters(
+                "cadastre_loop_requests_total",
+                "Requests of each loop to the API server by what came of them: success, refused (a guard failed, the object is gone, or the server is busy), error (rejected, or nobody knows)",
+                &["loop", "result"],
             )?,
             seconds: register(
                 registry,
                 HistogramVec::new(
                     HistogramOpts::new(
-                        "controller_runtime_reconcile_time_seconds",
-                        "Time from sending a request of a loop to its answer",
+                        "cadastre_loop_request_duration_seconds",
+                        "Time from sending a request of a loop to its answer, with the wait for the Lease",
                     )
                     .buckets(vec![
                         0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
                         10.0,
                     ]),
-                    &["controller"],
+                    &["loop"],
                 )?,
             )?,
-            depth: gauges(
+            ready: gauges(
                 "workqueue_depth",
-                "Keys that wait in each loop's queue",
+                "Keys whose turn has come in each loop's queues",
                 &["name"],
             )?,
-            retries: counters(
-                "workqueue_retries_total",
-                "Keys put back into each loop's queue after a failure",
+            added: counters(
+                "workqueue_adds_total",
+                "Times that a key has got its turn in each loop's queues",
                 &["name"],
+            )?,
+            later: gauges(
+                "cadastre_loop_keys_later",
+                "Keys that each loop looks at again at a later time",
+                &["loop"],
             )?,
             pools: PoolMetrics::register(registry)?,
             waiting: gauges(
@@ -177,16 +178,11 @@ impl ControllerMetrics {
         })
     }
 
-    /// One request of a loop was answered; `result` is success, requeue or error.
-    pub(crate) fn reconciled(&self, controller: &str, result: &str, took: Duration) {
-        self.reconciles
-            .with_label_values(&[controller, result])
-            .inc();
-        if result == "error" {
-            self.errors.with_label_values(&[controller]).inc();
-        }
+    /// One request of a loop was answered; `result` is success, refused or error.
+    pub(crate) fn answered(&self, of_loop: &str, result: &str, took: Duration) {
+        self.requests.with_label_values(&[of_loop, result]).inc();
         self.seconds
-            .with_label_values(&[controller])
+            .with_label_values(&[of_loop])
             .observe(took.as_secs_f64());
     }
 
@@ -195,22 +191,27 @@ impl ControllerMetrics {
         self.dropped.inc();
     }
 
-    /// Each tenure counts from zero; the sum goes on.
-    fn count_retries(&self, name: &'static str, retries: u64) {
+    /// Nothing waits in a process that does not lead. Each tenure counts from zero; the sum goes on.
+    fn set_loops(&self, loops: &[(&'static str, Load)]) {
+        self.ready.reset();
+        self.later.reset();
         let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = counted.insert(name, retries).unwrap_or(0);
-        let new = retries.checked_sub(before).unwrap_or(retries);
-        self.retries.with_label_values(&[name]).inc_by(new);
+        for (name, load) in loops {
+            let gauge = |all: &IntGaugeVec, keys| {
+                all.with_label_values(&[name])
+                    .set(i64::try_from(keys).unwrap_or(i64::MAX));
+            };
+            gauge(&self.ready, load.ready);
+            gauge(&self.later, load.later);
+            let before = counted.insert(name, load.added).unwrap_or(0);
+            let new = load.added.checked_sub(before).unwrap_or(load.added);
+            self.added.with_label_values(&[name]).inc_by(new);
+        }
     }
 
     /// Sets what the controller says of itself.
     pub fn set(&self, view: &View) {
-        for (name, depth, retries) in &view.queues {
-            self.depth
-                .with_label_values(&[name])
-                .set(i64::try_from(*depth).unwrap_or(i64::MAX));
-            self.count_retries(name, *retries);
-        }
+        self.set_loops(&view.loops);
         for reason in ["no_pool", "pool_not_ready", "pool_full", "write_refused"] {
             let waiting = view.waiting.get(reason).copied().unwrap_or(0);
             self.waiting
@@ -272,17 +273,37 @@ mod tests {
             .unwrap()
     }
 
+    /// What the controller says where this is all that it has.
+    fn loops(ready: usize, added: u64) -> View {
+        let load = Load {
+            ready,
+            added,
+            later: 0,
+        };
+        View {
+            loops: vec![("podcidr", load)],
+            ..View::default()
+        }
+    }
+
     #[test]
-    fn retries_of_one_tenure_are_added_to_those_of_the_last() {
+    fn what_one_tenure_has_added_is_added_to_that_of_the_last() {
         let registry = Registry::new();
         let metrics = ControllerMetrics::register(&registry).unwrap();
-        for retries in [2, 5, 0, 1] {
-            metrics.set(&View {
-                queues: vec![("podcidr", 0, retries)],
-                ..View::default()
-            });
+        for added in [2, 5, 0, 1] {
+            metrics.set(&loops(0, added));
         }
-        assert!(text(&registry).contains("workqueue_retries_total{name=\"podcidr\"} 6"));
+        assert!(text(&registry).contains("workqueue_adds_total{name=\"podcidr\"} 6"));
+    }
+
+    #[test]
+    fn nothing_waits_where_nobody_leads_any_more() {
+        let registry = Registry::new();
+        let metrics = ControllerMetrics::register(&registry).unwrap();
+        metrics.set(&loops(7, 7));
+        assert!(text(&registry).contains("workqueue_depth{name=\"podcidr\"} 7"));
+        metrics.set(&View::default());
+        assert!(!text(&registry).contains("workqueue_depth{"));
     }
 
     #[test]
@@ -297,10 +318,9 @@ mod tests {
         };
         metrics.set(&View {
             pools: vec![("a".into(), Family::V4, figures)],
-            queues: vec![("podcidr", 0, 0)],
-            ..View::default()
+            ..loops(0, 0)
         });
-        metrics.reconciled("podcidr", "error", Duration::ZERO);
+        metrics.answered("podcidr", "error", Duration::ZERO);
         LeaderMetrics::register(&registry, "lease").unwrap();
         cadastre_daemon::telemetry::build_info(&registry).unwrap();
         let families = registry.gather();

@@ -11,8 +11,9 @@ use crate::cluster::seen::{Block, BlockSpec, Machine, Node, Owner, Pool, Subnet}
 use crate::cluster::world::World;
 use crate::demand::Demand;
 use crate::purpose::Step;
+use crate::reconcile::{Answer, Loop as _};
 use crate::registry::Registry;
-use crate::{Context, Now};
+use crate::{Context, Now, Purpose};
 use cadastre_api::{FINALIZER, HeldBlock, IPPoolSpec, NodeSubnetSpec, Requests, block_name};
 use cadastre_core::{Cidr, State};
 use cadastre_daemon::watch::Change;
@@ -260,9 +261,14 @@ fn an_answer_for_an_earlier_block_of_the_cidr_is_not_for_the_next_one() {
     };
     let mut blocks = BlockLoop::default();
     for (claim, in_flight) in [(earlier, true), (claim, false)] {
-        let key = (&cidr(BLOCK), claim);
-        blocks.answered(key, Some(Step::Delete), &Outcome::Gone, &mut cx);
-        let entry = cx.registry.blocks.get(&cidr(BLOCK)).unwrap();
+        let (cidr, step) = (cidr(BLOCK), Some(Step::Delete));
+        let answer = Answer {
+            purpose: &Purpose::Block { cidr, claim, step },
+            outcome: &Outcome::Gone,
+            taken: false,
+        };
+        blocks.answered(&answer, &mut cx);
+        let entry = cx.registry.blocks.get(&cidr).unwrap();
         assert_eq!(entry.in_flight, in_flight);
     }
 }

@@ -1,0 +1,104 @@
+//! All loops. A line here is all that a loop needs to be asked, to be answered and to be measured; only what
+//! nodes wait for is asked before, in an order of its own ([`super::Leader::next`]).
+
+use std::time::Duration;
+
+use crate::block::BlockLoop;
+use crate::cluster::lease::Tenure;
+use crate::cluster::request::Request;
+use crate::default_pool::DefaultPool;
+use crate::demand::Demand;
+use crate::fence::Fence;
+use crate::leaks::Leaks;
+use crate::listening::Listening;
+use crate::podcidr::PodCidrs;
+use crate::pool::PoolLoop;
+use crate::quarantine::Quarantine;
+use crate::reconcile::Loop;
+use crate::settings::Settings;
+use crate::subnet::Subnets;
+use crate::{Context, Purpose};
+use cadastre_core::mutation::Mutation;
+
+macro_rules! loops {
+    ($($name:ident: $kind:ty,)*) => {
+        /// Every loop of a leader.
+        pub(crate) struct Loops {
+            $(pub(crate) $name: $kind,)*
+        }
+
+        impl Loops {
+            /// All of them, in the order in which they are asked for what no node waits for.
+            pub(crate) fn all(&self) -> impl Iterator<Item = &dyn Loop> {
+                [$(&self.$name as &dyn Loop,)*].into_iter()
+            }
+
+            /// The same, to ask and to answer.
+            pub(crate) fn all_mut(&mut self) -> impl Iterator<Item = &mut dyn Loop> {
+                [$(&mut self.$name as &mut dyn Loop,)*].into_iter()
+            }
+        }
+    };
+}
+
+impl Loops {
+    /// Those of a new leader.
+    pub(super) fn new(tenure: &Tenure, settings: &Settings, won: Duration) -> Self {
+        let listens = tenure.follows_a_gap() && !Mutation::AgentsNotListenedTo.is_on();
+        Loops {
+            fence: Fence::new(tenure, won),
+            listening: Listening::new(listens),
+            leaks: Leaks::after(settings.leak_grace),
+            default_pool: DefaultPool::default(),
+            podcidrs: PodCidrs::default(),
+            demand: Demand::default(),
+            subnets: Subnets::default(),
+            blocks: BlockLoop::default(),
+            quarantine: Quarantine::default(),
+            pools: PoolLoop::default(),
+        }
+    }
+
+    /// The next request that nodes wait for, podCIDRs before all else that is as urgent.
+    pub(super) fn next_awaited(
+        &mut self,
+        settings: &Settings,
+        stopping: bool,
+        cx: &mut Context,
+    ) -> Option<(Request, Purpose)> {
+        let is_known = cx.registry.intents.is_known();
+        if stopping {
+            let podcidrs = is_known.then(|| self.podcidrs.next_urgent(cx, true));
+            return podcidrs
+                .flatten()
+                .or_else(|| self.blocks.next_urgent(cx, true));
+        }
+        self.listening
+            .next_urgent(cx.now)
+            .or_else(|| self.pools.next_finalizer(cx))
+            .or_else(|| self.default_pool.next_urgent(settings, cx))
+            .or_else(|| self.subnets.next_overdue(cx))
+            .or_else(|| {
+                if is_known {
+                    self.podcidrs.next_urgent(cx, false)
+                } else {
+                    self.fence.next_urgent(cx.world, cx.now)
+                }
+            })
+            .or_else(|| self.blocks.next_urgent(cx, false))
+            .or_else(|| self.subnets.next_urgent(cx))
+    }
+}
+
+loops! {
+    fence: Fence,
+    listening: Listening,
+    default_pool: DefaultPool,
+    podcidrs: PodCidrs,
+    demand: Demand,
+    subnets: Subnets,
+    blocks: BlockLoop,
+    quarantine: Quarantine,
+    leaks: Leaks,
+    pools: PoolLoop,
+}
