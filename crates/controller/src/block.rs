@@ -196,15 +196,12 @@ impl BlockLoop {
             return;
         };
         if self.kept.insert(cidr) {
-            cx.reports.push(Report {
-                about: About::Block {
-                    name: block_name(&cidr).into(),
-                    uid,
-                },
-                warning: false,
-                reason: KEPT,
-                note: format!("its node is gone and its quarantine is over, but {what}"),
-            });
+            let about = About::Block {
+                name: block_name(&cidr).into(),
+                uid,
+            };
+            let note = format!("its node is gone and its quarantine is over, but {what}");
+            cx.reports.push(Report::info(about, KEPT, note));
         }
     }
 

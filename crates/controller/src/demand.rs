@@ -373,14 +373,11 @@ impl Demand {
         if !limited {
             self.limited.remove(&key);
         } else if self.limited.insert(key) {
-            cx.reports.push(Report {
-                about: About::node(node),
-                warning: true,
-                reason: BLOCK_LIMIT,
-                note: format!(
-                    "wants more addresses of pool \"{pool}\" than its blocks hold, but has as many blocks as it may: raise spec.maxBlocksPerNode (at most {MOST_BLOCKS}), or use larger blocks"
-                ),
-            });
+            let note = format!(
+                "wants more addresses of pool \"{pool}\" than its blocks hold, but has as many blocks as it may: raise spec.maxBlocksPerNode (at most {MOST_BLOCKS}), or use larger blocks"
+            );
+            cx.reports
+                .push(Report::warning(About::node(node), BLOCK_LIMIT, note));
         }
     }
 
@@ -395,17 +392,14 @@ impl Demand {
         let known = waits.get(&node.name).filter(|w| w.uid == node.uid);
         let since = known.map_or(cx.now.mono, |wait| wait.since);
         if known.is_none() {
-            cx.reports.push(Report {
-                about: About::node(node),
-                warning: true,
-                reason: WAITING_FOR_BLOCK,
-                note: format!(
-                    "waits for a block, {missing} addresses are lacking: {note}. Pools: {}",
-                    cx.registry
-                        .pools
-                        .explain(Allocate::Blocks, node, &cx.registry.ledger)
-                ),
-            });
+            let note = format!(
+                "waits for a block, {missing} addresses are lacking: {note}. Pools: {}",
+                cx.registry
+                    .pools
+                    .explain(Allocate::Blocks, node, &cx.registry.ledger)
+            );
+            cx.reports
+                .push(Report::warning(About::node(node), WAITING_FOR_BLOCK, note));
         }
         self.recount |= known.is_none_or(|wait| wait.missing != missing);
         let wait = Wait {
@@ -423,12 +417,8 @@ impl Demand {
             return;
         };
         if wait.uid == node.uid {
-            reports.push(Report {
-                about: About::node(node),
-                warning: false,
-                reason: BLOCK_ASSIGNED,
-                note: format!("has blocks of pool \"{pool}\" after a wait"),
-            });
+            let note = format!("has blocks of pool \"{pool}\" after a wait");
+            reports.push(Report::info(About::node(node), BLOCK_ASSIGNED, note));
         }
     }
 }

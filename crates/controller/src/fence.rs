@@ -295,12 +295,8 @@ impl Fence {
             let note = format!(
                 "the API server refuses to annotate this node after a change of leaders: no node gets podCIDRs until it can be annotated or is deleted: {why}"
             );
-            cx.reports.push(Report {
-                about,
-                warning: true,
-                reason: WRITE_REJECTED,
-                note,
-            });
+            cx.reports
+                .push(Report::warning(about, WRITE_REJECTED, note));
         }
     }
 

@@ -216,17 +216,15 @@ impl Leaks {
             if told == Some(false) {
                 let range = Cidr::host(*addr);
                 if let Some(pool) = cx.registry.pools.of(&range) {
-                    cx.reports.push(Report {
-                        about: About::Pool {
-                            name: pool.name.clone(),
-                            uid: pool.uid.clone(),
-                        },
-                        warning: true,
-                        reason: DUPLICATE_ADDRESS,
-                        note: format!(
-                            "several pods report {addr}: find them (kubectl get pods -A -o wide | grep -w {addr}) and delete all but one"
-                        ),
-                    });
+                    let about = About::Pool {
+                        name: pool.name.clone(),
+                        uid: pool.uid.clone(),
+                    };
+                    let note = format!(
+                        "several pods report {addr}: find them (kubectl get pods -A -o wide | grep -w {addr}) and delete all but one"
+                    );
+                    cx.reports
+                        .push(Report::warning(about, DUPLICATE_ADDRESS, note));
                 }
             }
             self.doubled.insert(*addr, told.is_some());

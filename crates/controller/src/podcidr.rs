@@ -265,12 +265,8 @@ impl PodCidrs {
         let again = known.is_some_and(|w| w.reason == reason);
         let told = !note.is_empty();
         if told && !again {
-            cx.reports.push(Report {
-                about: About::node(node),
-                warning: true,
-                reason: WAITING,
-                note,
-            });
+            cx.reports
+                .push(Report::warning(About::node(node), WAITING, note));
         }
         let told = told || known.is_some_and(|w| w.told);
         let lacking = known.filter(|w| w.reason != Reason::Unmanaged);
@@ -314,12 +310,7 @@ impl PodCidrs {
         if waiting.uid == node.uid && waiting.told {
             let ranges: Vec<String> = node.pod_cidrs.iter().map(ToString::to_string).collect();
             let note = format!("has podCIDRs {} after a wait", ranges.join(", "));
-            reports.push(Report {
-                about: About::node(node),
-                warning: false,
-                reason: POD_CIDR_ASSIGNED,
-                note,
-            });
+            reports.push(Report::info(About::node(node), POD_CIDR_ASSIGNED, note));
         }
     }
 

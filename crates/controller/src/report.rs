@@ -37,6 +37,26 @@ pub struct Report {
     pub note: String,
 }
 
+impl Report {
+    /// Somebody should look.
+    pub(crate) fn warning(about: About, reason: &'static str, note: String) -> Self {
+        Report {
+            about,
+            warning: true,
+            reason,
+            note,
+        }
+    }
+
+    /// Good to know.
+    pub(crate) fn info(about: About, reason: &'static str, note: String) -> Self {
+        Report {
+            warning: false,
+            ..Report::warning(about, reason, note)
+        }
+    }
+}
+
 /// A node has waited for a podCIDR and now has one.
 pub(crate) const POD_CIDR_ASSIGNED: &str = "PodCIDRAssigned";
 /// A node gets no podCIDR for now.

@@ -210,12 +210,7 @@ impl Subnets {
                 "{serve} pools select this node, and its NodeSubnet has room for {told} of them (at most {MOST_POOLS}, and {MOST_BYTES_OF_POOLS} bytes): pods on it get nothing of the others, which come last by priority: narrow the nodeSelectors of pools"
             );
             if self.cut.insert(node.uid.clone(), note.clone()).is_none() {
-                reports.push(Report {
-                    about: About::node(node),
-                    warning: true,
-                    reason: POOLS_LEFT_OUT,
-                    note,
-                });
+                reports.push(Report::warning(About::node(node), POOLS_LEFT_OUT, note));
             }
         }
     }

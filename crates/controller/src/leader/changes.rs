@@ -71,14 +71,10 @@ impl Leader {
             return;
         };
         for cidr in &blocks {
-            reports.push(Report {
-                about: About::node(node),
-                warning: true,
-                reason: BLOCK_TAKEN_UP,
-                note: format!(
-                    "its agent uses block {cidr}, of which the API knew nothing: it is this node's again. If the API was put back to an older state, see docs/backup.md"
-                ),
-            });
+            let note = format!(
+                "its agent uses block {cidr}, of which the API knew nothing: it is this node's again. If the API was put back to an older state, see docs/backup.md"
+            );
+            reports.push(Report::warning(About::node(node), BLOCK_TAKEN_UP, note));
         }
         let nodes = vec![name.clone()];
         let noted = Noted {
@@ -254,12 +250,7 @@ impl Leader {
             "podCIDRs {} were written by somebody else while Cadastre deals: turn off the other allocator (kube-controller-manager: --allocate-node-cidrs=false, also in the kubeadm-config ConfigMap; cloud controllers: their route or IPAM controller)",
             ranges.join(", ")
         );
-        reports.push(Report {
-            about: About::node(node),
-            warning: true,
-            reason: SECOND_WRITER,
-            note,
-        });
+        reports.push(Report::warning(About::node(node), SECOND_WRITER, note));
     }
 
     pub(super) fn release(&mut self, name: &Text, world: &World) {
@@ -275,12 +266,7 @@ pub(super) fn report_overlaps(node: &Node, synced: &Synced, reports: &mut Vec<Re
         let note = format!(
             "its podCIDRs overlap {range} of node \"{name}\": pods of both may get the same addresses; drain and delete one of the two Node objects and restart its kubelet"
         );
-        reports.push(Report {
-            about: About::node(node),
-            warning: true,
-            reason: OVERLAPPING,
-            note,
-        });
+        reports.push(Report::warning(About::node(node), OVERLAPPING, note));
         let note = format!(
             "its podCIDR {range} overlaps podCIDRs of node \"{}\": pods of both may get the same addresses; drain and delete one of the two Node objects and restart its kubelet",
             node.name
@@ -289,12 +275,7 @@ pub(super) fn report_overlaps(node: &Node, synced: &Synced, reports: &mut Vec<Re
             name: name.clone(),
             uid: uid.clone(),
         };
-        reports.push(Report {
-            about,
-            warning: true,
-            reason: OVERLAPPING,
-            note,
-        });
+        reports.push(Report::warning(about, OVERLAPPING, note));
     }
 }
 
@@ -307,10 +288,5 @@ pub(super) fn report_unreadable(node: &Node, reports: &mut Vec<Report>) {
         "spec.podCIDRs holds what is no CIDR: {}: it cannot be changed any more; delete the Node object and restart its kubelet",
         texts.join(", ")
     );
-    reports.push(Report {
-        about: About::node(node),
-        warning: true,
-        reason: UNREADABLE,
-        note,
-    });
+    reports.push(Report::warning(About::node(node), UNREADABLE, note));
 }

@@ -101,15 +101,12 @@ impl Registry {
                 continue;
             };
             entry.told = true;
-            reports.push(Report {
-                about: About::Node {
-                    name: entry.name.clone(),
-                    uid: uid.clone(),
-                },
-                warning: true,
-                reason: PODCIDR_TOO_WIDE,
-                note: format!("{}: {ADVICE}", too_wide_text(cidr)),
-            });
+            let about = About::Node {
+                name: entry.name.clone(),
+                uid: uid.clone(),
+            };
+            let note = format!("{}: {ADVICE}", too_wide_text(cidr));
+            reports.push(Report::warning(about, PODCIDR_TOO_WIDE, note));
         }
     }
 

@@ -52,6 +52,8 @@ impl ControllerMetrics {
         let gauges = |name, help, labels: &[&str]| {
             register(registry, IntGaugeVec::new(Opts::new(name, help), labels)?)
         };
+        let counter = |name, help| register(registry, IntCounter::new(name, help)?);
+        let gauge = |name, help| register(registry, IntGauge::new(name, help)?);
         Ok(ControllerMetrics {
             requests: counters(
                 "cadastre_loop_requests_total",
@@ -100,40 +102,25 @@ impl ControllerMetrics {
                     "For how long the node waits that waits longest for a podCIDR or a block; 0 if none does",
                 )?,
             )?,
-            second_writer: register(
-                registry,
-                IntCounter::new(
-                    "cadastre_second_writer_total",
-                    "Nodes whose podCIDRs were written by somebody else while Cadastre dealt",
-                )?,
+            second_writer: counter(
+                "cadastre_second_writer_total",
+                "Nodes whose podCIDRs were written by somebody else while Cadastre dealt",
             )?,
-            overlapping: register(
-                registry,
-                IntGauge::new(
-                    "cadastre_overlapping_ranges",
-                    "Pairs of nodes whose podCIDRs have addresses in common",
-                )?,
+            overlapping: gauge(
+                "cadastre_overlapping_ranges",
+                "Pairs of nodes whose podCIDRs have addresses in common",
             )?,
-            too_wide: register(
-                registry,
-                IntGauge::new(
-                    "cadastre_podcidrs_too_wide",
-                    "podCIDRs over pools that no node could have been given: they count for nothing",
-                )?,
+            too_wide: gauge(
+                "cadastre_podcidrs_too_wide",
+                "podCIDRs over pools that no node could have been given: they count for nothing",
             )?,
-            unclear: register(
-                registry,
-                IntGauge::new(
-                    "cadastre_unclear_writes",
-                    "Ranges kept because the outcome of a write is not known",
-                )?,
+            unclear: gauge(
+                "cadastre_unclear_writes",
+                "Ranges kept because the outcome of a write is not known",
             )?,
-            dropped: register(
-                registry,
-                IntCounter::new(
-                    "cadastre_dropped_events_total",
-                    "Kubernetes events that could not be written",
-                )?,
+            dropped: counter(
+                "cadastre_dropped_events_total",
+                "Kubernetes events that could not be written",
             )?,
             blocks: gauges(
                 "cadastre_blocks",
@@ -155,19 +142,13 @@ impl ControllerMetrics {
                     &["kind"],
                 )?,
             )?,
-            doubled: register(
-                registry,
-                IntGauge::new(
-                    "cadastre_duplicate_pod_addresses",
-                    "Addresses that more than one pod reports",
-                )?,
+            doubled: gauge(
+                "cadastre_duplicate_pod_addresses",
+                "Addresses that more than one pod reports",
             )?,
-            refused: register(
-                registry,
-                IntGauge::new(
-                    "cadastre_refused_status_entries",
-                    "Entries in the statuses of NodeSubnets that make no sense and are left out",
-                )?,
+            refused: gauge(
+                "cadastre_refused_status_entries",
+                "Entries in the statuses of NodeSubnets that make no sense and are left out",
             )?,
             refused_writes: gauges(
                 "cadastre_refused_writes",
@@ -198,8 +179,7 @@ impl ControllerMetrics {
         let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
         for (name, load) in loops {
             let gauge = |all: &IntGaugeVec, keys| {
-                all.with_label_values(&[name])
-                    .set(i64::try_from(keys).unwrap_or(i64::MAX));
+                all.with_label_values(&[name]).set(number(keys));
             };
             gauge(&self.ready, load.ready);
             gauge(&self.later, load.later);
@@ -216,46 +196,41 @@ impl ControllerMetrics {
             let waiting = view.waiting.get(reason).copied().unwrap_or(0);
             self.waiting
                 .with_label_values(&[reason])
-                .set(i64::try_from(waiting).unwrap_or(i64::MAX));
+                .set(number(waiting));
         }
         self.oldest_wait.set(view.oldest_wait.as_secs_f64());
-        self.overlapping
-            .set(i64::try_from(view.overlaps).unwrap_or(i64::MAX));
-        self.too_wide
-            .set(i64::try_from(view.too_wide).unwrap_or(i64::MAX));
-        self.unclear
-            .set(i64::try_from(view.unclear).unwrap_or(i64::MAX));
+        self.overlapping.set(number(view.overlaps));
+        self.too_wide.set(number(view.too_wide));
+        self.unclear.set(number(view.unclear));
         for state in ["held", "recalled", "provisional", "quarantined", "overdue"] {
             let count = view.blocks.get(state).copied().unwrap_or(0);
-            self.blocks
-                .with_label_values(&[state])
-                .set(i64::try_from(count).unwrap_or(i64::MAX));
+            self.blocks.with_label_values(&[state]).set(number(count));
         }
         let (candidates, age, asked) = view.leaks;
         for (state, count) in [("candidate", candidates), ("asked", asked)] {
-            self.leaks
-                .with_label_values(&[state])
-                .set(i64::try_from(count).unwrap_or(i64::MAX));
+            self.leaks.with_label_values(&[state]).set(number(count));
         }
         for (kind, age) in [("address", age), ("block", view.oldest_rest)] {
             self.oldest
                 .with_label_values(&[kind])
                 .set(age.as_secs_f64());
         }
-        self.doubled
-            .set(i64::try_from(view.doubled).unwrap_or(i64::MAX));
-        self.refused
-            .set(i64::try_from(view.refused).unwrap_or(i64::MAX));
+        self.doubled.set(number(view.doubled));
+        self.refused.set(number(view.refused));
         for kind in Kind::ALL {
             let count = view.refused_writes.get(&kind).copied().unwrap_or(0);
             self.refused_writes
                 .with_label_values(&[kind.name()])
-                .set(i64::try_from(count).unwrap_or(i64::MAX));
+                .set(number(count));
         }
         self.second_writer
             .inc_by(view.second_writer.saturating_sub(self.second_writer.get()));
         self.pools.set(view);
     }
+}
+
+fn number(count: impl TryInto<i64>) -> i64 {
+    count.try_into().unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]
