@@ -413,12 +413,8 @@ mod tests {
             touched: false,
             spec: found,
         };
-        let mut cx = Context {
-            world: &world,
-            registry: &mut registry,
-            reports: &mut Vec::new(),
-            now,
-        };
+        let mut reports = Vec::new();
+        let mut cx = Context::new(&world, &mut registry, &mut reports, now);
         BlockLoop::default().written_or_read((&cidr, claim), None, &Outcome::Block(block), &mut cx);
         let entry = registry.blocks.get(&cidr).unwrap();
         assert!(entry.step == Step::Await || entry.uid.as_deref() == Some("found"));
@@ -468,12 +464,8 @@ mod tests {
                 touched: false,
                 spec: Ok(spec),
             };
-            let mut cx = Context {
-                world: &world,
-                registry: &mut registry,
-                reports: &mut Vec::new(),
-                now,
-            };
+            let mut reports = Vec::new();
+            let mut cx = Context::new(&world, &mut registry, &mut reports, now);
             let (step, outcome) = (Some(Step::Replace), Outcome::Block(kept));
             BlockLoop::default().written_or_read((&cidr, claim), step, &outcome, &mut cx);
             let is_done = registry.blocks.get(&cidr).unwrap().step == Step::Settled;
@@ -505,12 +497,8 @@ mod tests {
             ..found.clone()
         };
         for found in [found, unreadable] {
-            let mut cx = Context {
-                world: &world,
-                registry: &mut registry,
-                reports: &mut Vec::new(),
-                now,
-            };
+            let mut reports = Vec::new();
+            let mut cx = Context::new(&world, &mut registry, &mut reports, now);
             let read = blocks.next(&mut cx).map(|(request, _)| request);
             assert!(
                 matches!(read, Some(Request::Read(Kind::Block, _))),

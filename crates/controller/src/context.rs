@@ -24,7 +24,22 @@ pub struct Context<'a> {
     pub now: Now,
 }
 
-impl Context<'_> {
+impl<'a> Context<'a> {
+    /// All of it.
+    pub fn new(
+        world: &'a World,
+        registry: &'a mut Registry,
+        reports: &'a mut Vec<Report>,
+        now: Now,
+    ) -> Self {
+        Context {
+            world,
+            registry,
+            reports,
+            now,
+        }
+    }
+
     /// Until when a call has to wait, if it has to.
     pub(crate) fn paused(&self, call: &Call) -> Option<Duration> {
         self.registry.refusals.paused(call, self.now.mono)

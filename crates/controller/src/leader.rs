@@ -150,12 +150,7 @@ impl Leader {
         if !stopping {
             self.decide_blocks(world, reports, now);
         }
-        let mut cx = Context {
-            world,
-            registry: &mut self.registry,
-            reports,
-            now,
-        };
+        let mut cx = Context::new(world, &mut self.registry, reports, now);
         let loops = &mut self.loops;
         if room.critical {
             let found = loops.next_awaited(settings, stopping, &mut cx);
@@ -273,12 +268,7 @@ impl Leader {
                 .extend(self.registry.blocks_let_go(name, world));
         }
         self.follow_up(noted, world);
-        let mut cx = Context {
-            world,
-            registry: &mut self.registry,
-            reports,
-            now,
-        };
+        let mut cx = Context::new(world, &mut self.registry, reports, now);
         let noted = self.loops.demand.work(&mut cx);
         for name in noted.nodes {
             self.loops.subnets.queue.add(name);

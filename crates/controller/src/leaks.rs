@@ -313,12 +313,8 @@ mod tests {
                 }));
             }
             let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
-            let mut cx = Context {
-                world: &world,
-                registry: &mut registry,
-                reports: &mut Vec::new(),
-                now: NOW,
-            };
+            let mut reports = Vec::new();
+            let mut cx = Context::new(&world, &mut registry, &mut reports, NOW);
             let looks = Leaks::default().next(&mut cx).is_some();
             assert_eq!(looks, !reported);
         }
@@ -330,15 +326,16 @@ mod tests {
         let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
         let mut leaks = Leaks::default();
         let mut looks = |after: Duration| {
-            let mut cx = Context {
-                world: &world,
-                registry: &mut registry,
-                reports: &mut Vec::new(),
-                now: Now {
+            let mut reports = Vec::new();
+            let mut cx = Context::new(
+                &world,
+                &mut registry,
+                &mut reports,
+                Now {
                     mono: NOW.mono + after,
                     ..NOW
                 },
-            };
+            );
             // People ask for it each time.
             leaks.hurry();
             leaks.next(&mut cx).is_some()
@@ -372,12 +369,8 @@ mod tests {
             list(&mut world.subnets, vec![told.clone()]);
             let asked = registry.suspects.entry("n".into()).or_default();
             asked.insert(held(n));
-            let mut cx = Context {
-                world: &world,
-                registry: &mut registry,
-                reports: &mut Vec::new(),
-                now: NOW,
-            };
+            let mut reports = Vec::new();
+            let mut cx = Context::new(&world, &mut registry, &mut reports, NOW);
             leaks.scan(&mut cx);
             let asked: Vec<_> = registry.suspects["n"].iter().copied().collect();
             assert_eq!(asked, [held(n)]);

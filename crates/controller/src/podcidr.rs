@@ -511,12 +511,8 @@ mod tests {
         let world = world("10.0.0.0/28", vec![node("a"), node("b")]);
         let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
         let mut loops = PodCidrs::default();
-        let mut cx = Context {
-            world: &world,
-            registry: &mut registry,
-            reports: &mut Vec::new(),
-            now: NOW,
-        };
+        let mut reports = Vec::new();
+        let mut cx = Context::new(&world, &mut registry, &mut reports, NOW);
         assert!(dealt("a", &mut loops, &mut cx).is_some());
         let (name, uid) = ("a".into(), "a".into());
         let unclear = Answer {
@@ -546,12 +542,8 @@ mod tests {
             addresses: [address].into(),
         }));
         let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
-        let mut cx = Context {
-            world: &world,
-            registry: &mut registry,
-            reports: &mut Vec::new(),
-            now: NOW,
-        };
+        let mut reports = Vec::new();
+        let mut cx = Context::new(&world, &mut registry, &mut reports, NOW);
         let cidrs = dealt("a", &mut PodCidrs::default(), &mut cx);
         assert_eq!(cidrs, Some(vec![range("10.0.0.0/28")]));
     }
@@ -578,12 +570,8 @@ mod tests {
             let old = machine("old", &[had]);
             registry.sync(&old, None);
             registry.retire(&old, NOW);
-            let mut cx = Context {
-                world: &world,
-                registry: &mut registry,
-                reports: &mut Vec::new(),
-                now: NOW,
-            };
+            let mut reports = Vec::new();
+            let mut cx = Context::new(&world, &mut registry, &mut reports, NOW);
             let cidrs = dealt("a", &mut PodCidrs::default(), &mut cx);
             assert_eq!(cidrs, Some(vec![range(gets)]), "beside {theirs}");
         }
@@ -637,12 +625,8 @@ mod tests {
             );
             let flags: Vec<Cidr> = flag.map(range).into_iter().collect();
             let (mut registry, _) = Registry::rebuild(&world, &flags, NOW);
-            let mut cx = Context {
-                world: &world,
-                registry: &mut registry,
-                reports: &mut Vec::new(),
-                now: NOW,
-            };
+            let mut reports = Vec::new();
+            let mut cx = Context::new(&world, &mut registry, &mut reports, NOW);
             let cidrs = dealt("a", &mut PodCidrs::default(), &mut cx).unwrap();
             let families: Vec<Family> = cidrs.iter().map(Cidr::family).collect();
             assert_eq!(

@@ -294,12 +294,8 @@ mod tests {
             pools.mark();
             let mono = Duration::from_secs(second);
             registry.pools.survey(world, &[], mono);
-            let mut cx = Context {
-                world,
-                registry: &mut registry,
-                reports: &mut Vec::new(),
-                now: Now { mono, ..NOW },
-            };
+            let mut reports = Vec::new();
+            let mut cx = Context::new(world, &mut registry, &mut reports, Now { mono, ..NOW });
             let mut names = Vec::new();
             while let Some((request, _)) = pools.next(&mut cx) {
                 match request {
@@ -334,12 +330,8 @@ mod tests {
             let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
             let mut pools = PoolLoop::default();
             pools.mark();
-            let mut cx = Context {
-                world: &world,
-                registry: &mut registry,
-                reports: &mut Vec::new(),
-                now: NOW,
-            };
+            let mut reports = Vec::new();
+            let mut cx = Context::new(&world, &mut registry, &mut reports, NOW);
             let (request, _) = pools.next(&mut cx).unwrap();
             let Request::SetPoolStatus(_, status) = request else {
                 panic!("{request:?}");
@@ -373,12 +365,7 @@ mod tests {
                 mono: Duration::from_secs(second),
                 ..NOW
             };
-            let mut cx = Context {
-                world,
-                registry: &mut registry,
-                reports: &mut reports,
-                now,
-            };
+            let mut cx = Context::new(world, &mut registry, &mut reports, now);
             let (request, purpose) = pools.next(&mut cx)?;
             let Request::SetPoolStatus(_, status) = request else {
                 panic!("{request:?} for {purpose:?}");

@@ -205,12 +205,8 @@ mod tests {
 
     fn looks(world: &World) -> bool {
         let (mut registry, mut quarantine) = resting();
-        let mut cx = Context {
-            world,
-            registry: &mut registry,
-            reports: &mut Vec::new(),
-            now: LATER,
-        };
+        let mut reports = Vec::new();
+        let mut cx = Context::new(world, &mut registry, &mut reports, LATER);
         quarantine.next(&mut cx).is_some()
     }
 
@@ -226,12 +222,8 @@ mod tests {
     fn a_range_rests_while_a_consistent_look_shows_an_address_of_it() {
         let world = World::default();
         let (mut registry, mut quarantine) = resting();
-        let mut cx = Context {
-            world: &world,
-            registry: &mut registry,
-            reports: &mut Vec::new(),
-            now: LATER,
-        };
+        let mut reports = Vec::new();
+        let mut cx = Context::new(&world, &mut registry, &mut reports, LATER);
         let n = "n".into();
         for (pods, free) in [(vec![pod("10.0.0.7")], false), (Vec::new(), true)] {
             let outcome = Outcome::Pods(pods);

@@ -708,12 +708,7 @@ mod tests {
         let (mut subnets, mut reports) = (Subnets::default(), Vec::new());
         for _ in 0..2 {
             subnets.queue.add("n".into());
-            let mut cx = Context {
-                world: &world,
-                registry: &mut registry,
-                reports: &mut reports,
-                now: NOW,
-            };
+            let mut cx = Context::new(&world, &mut registry, &mut reports, NOW);
             let (request, _) = subnets.next(&mut cx).unwrap();
             let Request::Replace(_, Spec::Subnet(spec)) = request else {
                 panic!("{request:?}");
@@ -731,12 +726,7 @@ mod tests {
         assert_eq!(reasons, [POOLS_LEFT_OUT]);
         // Its NodeSubnet says so for as long as it is so.
         let mut conditions = || {
-            let cx = Context {
-                world: &world,
-                registry: &mut registry,
-                reports: &mut reports,
-                now: NOW,
-            };
+            let cx = Context::new(&world, &mut registry, &mut reports, NOW);
             let subnet = world.subnets.get("n").unwrap();
             subnets.conditions(subnet, &cx)
         };
@@ -844,12 +834,8 @@ mod tests {
         );
         // They are written onto the version that was read.
         subnets.queue.add("n".into());
-        let mut cx = Context {
-            world: &world,
-            registry: &mut registry,
-            reports: &mut Vec::new(),
-            now: NOW,
-        };
+        let mut reports = Vec::new();
+        let mut cx = Context::new(&world, &mut registry, &mut reports, NOW);
         let (request, _) = subnets.next(&mut cx).unwrap();
         subnets.requests.answered(&"n".into(), true, &Outcome::Gone);
         assert!(matches!(request, Request::Replace(..)), "{request:?}");
@@ -880,12 +866,8 @@ mod tests {
             let (_, world, mut registry) = with_conditions(kinds);
             let mut subnets = Subnets::default();
             subnets.heard_of("n".into());
-            let cx = Context {
-                world: &world,
-                registry: &mut registry,
-                reports: &mut Vec::new(),
-                now: NOW,
-            };
+            let mut reports = Vec::new();
+            let cx = Context::new(&world, &mut registry, &mut reports, NOW);
             matches!(subnets.answer(&"n".into(), &cx), Look::Send(..))
         };
         assert!(!answer(&kinds) && answer(&kinds[..MOST_CONDITIONS]));
@@ -922,12 +904,8 @@ mod tests {
         world: &World,
         registry: &mut Registry,
     ) -> Vec<SubnetCondition> {
-        let cx = Context {
-            world,
-            registry,
-            reports: &mut Vec::new(),
-            now: NOW,
-        };
+        let mut reports = Vec::new();
+        let cx = Context::new(world, registry, &mut reports, NOW);
         subnets.conditions(of, &cx)
     }
 

@@ -153,12 +153,8 @@ fn looked(pools: Vec<Pool>, subnets: Vec<Subnet>) -> (Demand, Registry) {
     for name in &names {
         demand.add_name(name, &world, &registry);
     }
-    let mut cx = Context {
-        world: &world,
-        registry: &mut registry,
-        reports: &mut Vec::new(),
-        now: NOW,
-    };
+    let mut reports = Vec::new();
+    let mut cx = Context::new(&world, &mut registry, &mut reports, NOW);
     demand.work(&mut cx);
     (demand, registry)
 }
@@ -224,12 +220,8 @@ fn a_node_that_no_pool_serves_any_more_waits_for_none() {
     list(&mut world.subnets, subnets());
     registry.pools.survey(&world, &[], NOW.mono);
     demand.add_name(&"a".into(), &world, &registry);
-    let mut cx = Context {
-        world: &world,
-        registry: &mut registry,
-        reports: &mut Vec::new(),
-        now: NOW,
-    };
+    let mut reports = Vec::new();
+    let mut cx = Context::new(&world, &mut registry, &mut reports, NOW);
     demand.work(&mut cx);
     assert_eq!(demand.waiting().map(|(_, nodes)| nodes).sum::<usize>(), 0);
 }
@@ -281,12 +273,8 @@ fn what_speaks_against_the_smaller_pieces_of_a_pool_may_go() {
             mono: Duration::from_secs(second),
             ..NOW
         };
-        let mut cx = Context {
-            world: &world,
-            registry: &mut registry,
-            reports: &mut Vec::new(),
-            now,
-        };
+        let mut reports = Vec::new();
+        let mut cx = Context::new(&world, &mut registry, &mut reports, now);
         carved.push(demand.work(&mut cx).blocks);
     }
     let piece = Cidr::parse_strict("10.0.0.15/32").unwrap();
@@ -321,12 +309,8 @@ fn recalled_after(
         }
         let mono = Duration::from_secs(at);
         let now = Now { mono, ..NOW };
-        let mut cx = Context {
-            world: &world,
-            registry: &mut registry,
-            reports: &mut Vec::new(),
-            now,
-        };
+        let mut reports = Vec::new();
+        let mut cx = Context::new(&world, &mut registry, &mut reports, now);
         demand.work(&mut cx);
     }
     let recalled = |name: &Text| {

@@ -22,12 +22,7 @@ impl Leader {
             self.registry.intents.settled(&node.uid);
         }
         self.note(answer, world, reports, now);
-        let mut cx = Context {
-            world,
-            registry: &mut self.registry,
-            reports,
-            now,
-        };
+        let mut cx = Context::new(world, &mut self.registry, reports, now);
         let name = answer.purpose.loop_name();
         let asked = self.loops.all_mut().find(|it| it.name() == name);
         let noted = asked.map(|it| it.answered(answer, &mut cx));

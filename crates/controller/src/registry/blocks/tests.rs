@@ -253,12 +253,8 @@ fn an_answer_for_an_earlier_block_of_the_cidr_is_not_for_the_next_one() {
     let entry = registry.blocks.get_mut(&cidr(BLOCK)).unwrap();
     entry.in_flight = true;
     let claim = entry.claim;
-    let mut cx = Context {
-        world: &world,
-        registry: &mut registry,
-        reports: &mut Vec::new(),
-        now: now(),
-    };
+    let mut reports = Vec::new();
+    let mut cx = Context::new(&world, &mut registry, &mut reports, now());
     let mut blocks = BlockLoop::default();
     for (claim, in_flight) in [(earlier, true), (claim, false)] {
         let (cidr, step) = (cidr(BLOCK), Some(Step::Delete));
@@ -298,12 +294,7 @@ fn the_first_block_comes_from_the_next_pool_where_the_best_is_full() {
     let mut demand = Demand::default();
     demand.add(&first, &registry);
     let mut reports = Vec::new();
-    let mut cx = Context {
-        world: &world,
-        registry: &mut registry,
-        reports: &mut reports,
-        now: now(),
-    };
+    let mut cx = Context::new(&world, &mut registry, &mut reports, now());
     let noted = demand.work(&mut cx);
     assert_eq!(noted.blocks, [cidr("10.0.1.0/26")]);
     assert!(reports.is_empty(), "it waits for nothing: {reports:?}");
