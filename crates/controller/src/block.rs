@@ -40,17 +40,8 @@ pub(crate) struct BlockLoop {
 }
 
 impl Loop for BlockLoop {
-    fn name(&self) -> &'static str {
-        "block"
-    }
-
     fn load(&self) -> Load {
         self.urgent.load() + self.queue.load()
-    }
-
-    fn next_at(&self) -> Option<Duration> {
-        let queues = [self.urgent.next_at(), self.queue.next_at()];
-        queues.into_iter().flatten().min()
     }
 
     fn next(&mut self, cx: &mut Context) -> Option<(Request, Purpose)> {

@@ -33,16 +33,8 @@ pub struct DefaultPool {
 }
 
 impl Loop for DefaultPool {
-    fn name(&self) -> &'static str {
-        "default_pool"
-    }
-
     fn load(&self) -> Load {
         self.queue.load()
-    }
-
-    fn next_at(&self) -> Option<Duration> {
-        self.queue.next_at()
     }
 
     fn answered(&mut self, answer: &Answer, cx: &mut Context) -> Noted {

@@ -84,18 +84,9 @@ struct Lacking {
 }
 
 impl Loop for Demand {
-    fn name(&self) -> &'static str {
-        "demand"
-    }
-
     fn load(&self) -> Load {
-        self.first.load() + self.more.load()
-    }
-
-    fn next_at(&self) -> Option<Duration> {
         let recall = self.recall_at.filter(|_| self.is_anyone_waiting());
-        let queues = [self.first.next_at(), self.more.next_at(), recall];
-        queues.into_iter().flatten().min()
+        (self.first.load() + self.more.load()).or_at(recall)
     }
 }
 

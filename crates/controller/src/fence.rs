@@ -81,17 +81,8 @@ struct Lists {
 }
 
 impl Loop for Fence {
-    fn name(&self) -> &'static str {
-        "fence"
-    }
-
     fn load(&self) -> Load {
         self.lists.queue.load() + self.queue.load()
-    }
-
-    fn next_at(&self) -> Option<Duration> {
-        let queues = [self.lists.queue.next_at(), self.queue.next_at()];
-        queues.into_iter().flatten().min()
     }
 
     fn answered(&mut self, answer: &Answer, cx: &mut Context) -> Noted {

@@ -168,15 +168,15 @@ impl Leader {
         if loops.pools.is_due(now.mono) {
             loops.pools.waiting = waiting_by_pool(&loops.podcidrs, &loops.demand);
         }
-        loops.all_mut().find_map(|it| it.next(&mut cx))
+        loops.all_mut().find_map(|(_, it)| it.next(&mut cx))
     }
 
     /// Monotonic time at which [`Leader::next`] may have something again without an event.
     pub(super) fn wake_at(&self) -> Option<Duration> {
         if !self.dealing {
-            return self.loops.fence.next_at();
+            return self.loops.fence.load().next_at;
         }
-        let loops = self.loops.all().map(|it| it.next_at());
+        let loops = self.loops.all().map(|(_, it)| it.load().next_at);
         loops.chain([self.registry.pools.next_at()]).flatten().min()
     }
 

@@ -51,20 +51,8 @@ pub struct Leaks {
 }
 
 impl Loop for Leaks {
-    fn name(&self) -> &'static str {
-        "leaks"
-    }
-
     fn load(&self) -> Load {
-        self.queue.load()
-    }
-
-    fn next_at(&self) -> Option<Duration> {
-        Some(
-            self.queue
-                .next_at()
-                .map_or(self.scan_at, |at| at.min(self.scan_at)),
-        )
+        self.queue.load().or_at(Some(self.scan_at))
     }
 
     /// The last look at the pods of a node.

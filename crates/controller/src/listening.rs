@@ -23,16 +23,8 @@ pub(crate) struct Listening {
 }
 
 impl Loop for Listening {
-    fn name(&self) -> &'static str {
-        "listening"
-    }
-
     fn load(&self) -> Load {
         self.list.load()
-    }
-
-    fn next_at(&self) -> Option<Duration> {
-        self.list.next_at()
     }
 
     fn answered(&mut self, answer: &Answer, cx: &mut Context) -> Noted {
@@ -103,7 +95,7 @@ mod tests {
         assert!(!listening.is_over());
         assert!(listening.next_urgent(at(60)).is_some(), "once more");
         listening.listed(true, at(61));
-        assert!(listening.is_over() && listening.next_at().is_none());
+        assert!(listening.is_over() && listening.load().next_at.is_none());
     }
 
     #[test]

@@ -93,16 +93,8 @@ enum Decision {
 }
 
 impl Loop for PodCidrs {
-    fn name(&self) -> &'static str {
-        "podcidr"
-    }
-
     fn load(&self) -> Load {
         self.queue.load()
-    }
-
-    fn next_at(&self) -> Option<Duration> {
-        self.queue.next_at()
     }
 
     fn answered(&mut self, answer: &Answer, cx: &mut Context) -> Noted {

@@ -53,22 +53,11 @@ pub(crate) struct PoolLoop {
 }
 
 impl Loop for PoolLoop {
-    fn name(&self) -> &'static str {
-        "pool"
-    }
-
     fn load(&self) -> Load {
-        self.queue.load()
-    }
-
-    fn next_at(&self) -> Option<Duration> {
-        let count = self.dirty.then(|| {
-            self.counted_at
-                .map_or(Duration::ZERO, |at| at + COUNT_PAUSE)
-        });
+        let counted_at = self.counted_at.map(|at| at + COUNT_PAUSE);
+        let count = self.dirty.then(|| counted_at.unwrap_or_default());
         let totals = self.outdated.then(|| self.totals_due());
-        let due = count.into_iter().chain(totals);
-        due.chain(self.queue.next_at()).min()
+        self.queue.load().or_at(count).or_at(totals)
     }
 
     /// A read, a finalizer to drop, a status to write.
@@ -96,7 +85,8 @@ impl PoolLoop {
 
     /// Whether a status may be written now.
     pub(crate) fn is_due(&self, now: Duration) -> bool {
-        self.queue.has_ready(now) || self.next_at().is_some_and(|at| at <= now)
+        let load = self.load();
+        load.ready > 0 || load.next_at.is_some_and(|at| at <= now)
     }
 
     fn totals_due(&self) -> Duration {
@@ -385,7 +375,7 @@ mod tests {
         world.subnets.change(Change::Applied(told));
         pools.mark();
         assert_eq!(used(&mut pools, &mut world, 2), None);
-        let due = pools.next_at().unwrap();
+        let due = pools.load().next_at.unwrap();
         assert_eq!(due, Duration::from_secs(5));
         assert_eq!(used(&mut pools, &mut world, 5).as_deref(), Some("5"));
         assert_eq!(used(&mut pools, &mut world, 9), None);

@@ -5,8 +5,6 @@
 //! bound to the node's name; and no NodeSubnet names the holder any more, by a write of ours that
 //! came through. The record is in the NodeSubnet (`spec.previous`), so a restart changes nothing.
 
-use std::time::Duration;
-
 use super::context::IN_USE_PAUSE;
 use super::queue::{Load, Queue};
 use super::reconcile::{Answer, Look, Loop, work_off};
@@ -28,16 +26,8 @@ pub struct Quarantine {
 }
 
 impl Loop for Quarantine {
-    fn name(&self) -> &'static str {
-        "quarantine"
-    }
-
     fn load(&self) -> Load {
         self.queue.load()
-    }
-
-    fn next_at(&self) -> Option<Duration> {
-        self.queue.next_at()
     }
 
     fn next(&mut self, cx: &mut Context) -> Option<(Request, Purpose)> {
@@ -164,6 +154,8 @@ fn used_by(pods: &[Pod], ranges: &[Cidr]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::Now;
     use crate::cluster::seen::Node;

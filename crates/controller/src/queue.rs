@@ -29,6 +29,16 @@ pub struct Load {
     pub later: usize,
     /// How often a key has got its turn
     pub added: u64,
+    /// When the first of the later ones comes, monotonic
+    pub next_at: Option<Duration>,
+}
+
+impl Load {
+    /// Something is to be done at that time, too.
+    pub(crate) fn or_at(self, at: Option<Duration>) -> Self {
+        let next_at = self.next_at.into_iter().chain(at).min();
+        Load { next_at, ..self }
+    }
 }
 
 impl Add for Load {
@@ -39,7 +49,9 @@ impl Add for Load {
             ready: self.ready + other.ready,
             later: self.later + other.later,
             added: self.added + other.added,
+            next_at: self.next_at,
         }
+        .or_at(other.next_at)
     }
 }
 
@@ -129,6 +141,7 @@ impl<K: Ord + Clone> Queue<K> {
             ready: self.ready.len(),
             later: self.later.len(),
             added: self.added,
+            next_at: self.next_at(),
         }
     }
 

@@ -16,14 +16,8 @@ use crate::registry::blocks::Noted;
 
 /// A reconcile loop: what the leader has to know of each.
 pub trait Loop {
-    /// Its name: the label of its metrics, and what [`Purpose::loop_name`] says of its requests.
-    fn name(&self) -> &'static str;
-
-    /// How many keys wait in its queues.
+    /// What waits in its queues, and when it may have something to do again without an event.
     fn load(&self) -> Load;
-
-    /// When it may have something to do again without an event, monotonic.
-    fn next_at(&self) -> Option<Duration>;
 
     /// Gather, decide, write: the next request of those that no node waits for.
     fn next(&mut self, _: &mut Context) -> Option<(Request, Purpose)> {

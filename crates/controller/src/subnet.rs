@@ -61,17 +61,8 @@ pub struct Subnets {
 }
 
 impl Loop for Subnets {
-    fn name(&self) -> &'static str {
-        "subnet"
-    }
-
     fn load(&self) -> Load {
         self.urgent.load() + self.queue.load()
-    }
-
-    fn next_at(&self) -> Option<Duration> {
-        let queues = [self.urgent.next_at(), self.queue.next_at()];
-        queues.into_iter().flatten().min()
     }
 
     /// The next request, if a NodeSubnet is not as it should be.

@@ -24,8 +24,8 @@ impl Leader {
         self.note(answer, world, reports, now);
         let mut cx = Context::new(world, &mut self.registry, reports, now);
         let name = answer.purpose.loop_name();
-        let asked = self.loops.all_mut().find(|it| it.name() == name);
-        let noted = asked.map(|it| it.answered(answer, &mut cx));
+        let asked = self.loops.all_mut().find(|(its, _)| *its == name);
+        let noted = asked.map(|(_, it)| it.answered(answer, &mut cx));
         self.follow_up(noted.unwrap_or_default(), world);
         if self.registry.is_listening && self.loops.listening.is_over() {
             self.agents_heard(world, reports, now);

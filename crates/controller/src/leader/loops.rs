@@ -21,21 +21,22 @@ use crate::{Context, Purpose};
 use cadastre_core::mutation::Mutation;
 
 macro_rules! loops {
-    ($($name:ident: $kind:ty,)*) => {
+    ($($name:literal $field:ident: $kind:ty,)*) => {
         /// Every loop of a leader.
         pub(crate) struct Loops {
-            $(pub(crate) $name: $kind,)*
+            $(pub(crate) $field: $kind,)*
         }
 
         impl Loops {
-            /// All of them, in the order in which they are asked for what no node waits for.
-            pub(crate) fn all(&self) -> impl Iterator<Item = &dyn Loop> {
-                [$(&self.$name as &dyn Loop,)*].into_iter()
+            /// All of them with their names (the label of metrics, and [`Purpose::loop_name`]), in the order
+            /// in which they are asked for what no node waits for.
+            pub(crate) fn all(&self) -> impl Iterator<Item = (&'static str, &dyn Loop)> {
+                [$(($name, &self.$field as &dyn Loop),)*].into_iter()
             }
 
             /// The same, to ask and to answer.
-            pub(crate) fn all_mut(&mut self) -> impl Iterator<Item = &mut dyn Loop> {
-                [$(&mut self.$name as &mut dyn Loop,)*].into_iter()
+            pub(crate) fn all_mut(&mut self) -> impl Iterator<Item = (&'static str, &mut dyn Loop)> {
+                [$(($name, &mut self.$field as &mut dyn Loop),)*].into_iter()
             }
         }
     };
@@ -91,14 +92,14 @@ impl Loops {
 }
 
 loops! {
-    fence: Fence,
-    listening: Listening,
-    default_pool: DefaultPool,
-    podcidrs: PodCidrs,
-    demand: Demand,
-    subnets: Subnets,
-    blocks: BlockLoop,
-    quarantine: Quarantine,
-    leaks: Leaks,
-    pools: PoolLoop,
+    "fence" fence: Fence,
+    "listening" listening: Listening,
+    "default_pool" default_pool: DefaultPool,
+    "podcidr" podcidrs: PodCidrs,
+    "demand" demand: Demand,
+    "subnet" subnets: Subnets,
+    "block" blocks: BlockLoop,
+    "quarantine" quarantine: Quarantine,
+    "leaks" leaks: Leaks,
+    "pool" pools: PoolLoop,
 }

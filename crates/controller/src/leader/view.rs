@@ -60,7 +60,7 @@ impl Leader {
         self.describe_blocks(view, world, now);
         view.trouble = self.loops.default_pool.trouble().cloned();
         let loops = self.loops.all();
-        view.loops = loops.map(|it| (it.name(), it.load())).collect();
+        view.loops = loops.map(|(name, it)| (name, it.load())).collect();
     }
 
     /// Nodes whose podCIDRs or blocks cannot be written wait, too.

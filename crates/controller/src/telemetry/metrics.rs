@@ -253,7 +253,7 @@ mod tests {
         let load = Load {
             ready,
             added,
-            later: 0,
+            ..Load::default()
         };
         View {
             loops: vec![("podcidr", load)],
