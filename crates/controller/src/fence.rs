@@ -88,7 +88,7 @@ impl Loop for Fence {
     fn answered(&mut self, answer: &Answer, cx: &mut Context) -> Noted {
         match answer.purpose {
             Purpose::Relist(kind) => self.listed(*kind, answer.taken, cx),
-            Purpose::Touch { name, uid } | Purpose::TouchRead { name, uid } => {
+            Purpose::Touch { name, uid } => {
                 self.touched(name, uid, answer.outcome, cx);
                 if self.is_done() {
                     cx.registry.intents.become_known();
@@ -210,7 +210,7 @@ impl Fence {
             let (false, Some(node)) = (self.to_read.remove(&key), known) else {
                 return Some((
                     Request::Read(Kind::Node, name.clone()),
-                    Purpose::TouchRead { name, uid },
+                    Purpose::Touch { name, uid },
                 ));
             };
             let request = Request::TouchNode(Touch {

@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::cluster::request::{Outcome, Refusal};
+use crate::reconcile::Answer;
 
 /// Which objects have a request in flight, and which have to be read.
 #[derive(Debug)]
@@ -32,17 +33,19 @@ impl<K: Ord + Clone, W> InFlight<K, W> {
     }
 
     /// Takes in what became of it.
-    pub(crate) fn answered(&mut self, key: &K, wrote: bool, outcome: &Outcome) {
+    pub(crate) fn answered(&mut self, key: &K, answer: &Answer) {
         self.sent.remove(key);
-        self.note(key, wrote, outcome);
+        self.note(key, answer);
     }
 
     /// The same of a request about another part of the object.
-    pub(crate) fn note(&mut self, key: &K, wrote: bool, outcome: &Outcome) {
-        let is_known = match outcome {
+    pub(crate) fn note(&mut self, key: &K, answer: &Answer) {
+        let is_known = match answer.outcome {
             Outcome::Refused(Refusal::Guard(_)) | Outcome::Unclear(_) => false,
             // Without an effect; and a read has shown nothing.
-            Outcome::Refused(Refusal::Busy(_) | Refusal::Rejected(_) | Refusal::NotSent) => wrote,
+            Outcome::Refused(Refusal::Busy(_) | Refusal::Rejected(_) | Refusal::NotSent) => {
+                answer.wrote
+            }
             _ => true,
         };
         if !is_known {
@@ -90,28 +93,33 @@ impl<K: Ord + Clone, W> InFlight<K, W> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Purpose;
 
     #[test]
     fn what_nobody_knows_is_read_before_it_is_written_again() {
-        let unclear = || Outcome::Unclear("no answer".to_owned());
-        let guard = || Outcome::Refused(Refusal::Guard("modified".to_owned()));
-        let busy = || Outcome::Refused(Refusal::Busy(None));
-        let missing = || Outcome::Refused(Refusal::Missing);
-        let after = |wrote: bool, outcome: Outcome| {
-            let mut requests = InFlight::default();
-            requests.send("a", ());
-            assert!(requests.is_open(&"a") && requests.is_sent(&"a"));
-            requests.answered(&"a", wrote, &outcome);
-            assert!(!requests.is_sent(&"a"));
-            requests.is_to_read(&"a")
-        };
-        assert_eq!(
-            [unclear(), guard(), busy(), missing(), Outcome::Gone].map(|it| after(true, it)),
-            [true, true, false, false, false]
-        );
-        assert_eq!(
-            [unclear(), guard(), busy(), missing(), Outcome::Gone].map(|it| after(false, it)),
-            [true, true, true, false, false]
-        );
+        let refused = Outcome::Refused;
+        let table = [
+            (Outcome::Unclear(String::new()), [true, true]),
+            (refused(Refusal::Guard(String::new())), [true, true]),
+            // Without an effect; but a read that was refused has shown nothing.
+            (refused(Refusal::Busy(None)), [false, true]),
+            (refused(Refusal::Missing), [false, false]),
+            (Outcome::Gone, [false, false]),
+        ];
+        for (outcome, to_read) in table {
+            let after = [true, false].map(|wrote| {
+                let mut requests = InFlight::default();
+                requests.send("a", ());
+                assert!(requests.is_sent(&"a"));
+                let answer = Answer {
+                    wrote,
+                    ..Answer::to_write(&Purpose::DefaultPool, &outcome)
+                };
+                requests.answered(&"a", &answer);
+                assert!(!requests.is_sent(&"a"));
+                requests.is_to_read(&"a")
+            });
+            assert_eq!(after, to_read, "{outcome:?}");
+        }
     }
 }

@@ -64,11 +64,41 @@ impl Loop for Leaks {
         work_off(self, |it| &mut it.queue, Self::look, cx)
     }
 
+    /// Takes in the last look at a node's pods: the node is to be asked, or not.
     fn answered(&mut self, answer: &Answer, cx: &mut Context) -> Noted {
         let mut noted = Noted::default();
-        if let Purpose::LeakPods { name, uid } = answer.purpose
-            && self.looked_at_pods(name, uid, answer.outcome, cx)
-        {
+        let Purpose::LeakPods { name, uid } = answer.purpose else {
+            return noted;
+        };
+        let Outcome::Pods(pods) = answer.outcome else {
+            self.queue.add(name.clone());
+            return noted;
+        };
+        if cx.world.nodes.get(name).is_none_or(|node| node.uid != *uid) {
+            return noted;
+        }
+        let bound: BTreeSet<PodUid> = pods
+            .iter()
+            .filter(|pod| !pod.finished)
+            .map(|pod| PodUid::read(&pod.uid))
+            .collect();
+        let reported: BTreeSet<Addr> = pods
+            .iter()
+            .flat_map(|pod| pod.addresses.iter().copied())
+            .collect();
+        let named = cx.world.subnets.get(name).map(|subnet| named(subnet));
+        let named = named.unwrap_or_default();
+        let orphans = self.since.get(name).into_iter().flatten();
+        let proven: Vec<(Addr, PodUid)> = orphans
+            .filter(|(held, since)| **since + self.grace <= cx.now.mono || named.contains(held))
+            .map(|(held, _)| *held)
+            .filter(|held| is_orphan(*held, name, cx))
+            .filter(|(addr, pod)| !bound.contains(pod) && !reported.contains(addr))
+            .collect();
+        let asked = cx.registry.suspects.entry(uid.clone()).or_default();
+        let before = asked.len();
+        asked.extend(proven);
+        if asked.len() > before {
             noted.subnets.push(name.clone());
         }
         noted
@@ -155,45 +185,6 @@ impl Leaks {
         let since = &self.since;
         self.looked_at.retain(|name, _| since.contains_key(name));
         self.tell_doubled(cx);
-    }
-
-    /// Takes in the last look at a node's pods. Returns whether the node is to be asked.
-    fn looked_at_pods(
-        &mut self,
-        name: &Text,
-        uid: &Text,
-        outcome: &Outcome,
-        cx: &mut Context,
-    ) -> bool {
-        let Outcome::Pods(pods) = outcome else {
-            self.queue.add(name.clone());
-            return false;
-        };
-        if cx.world.nodes.get(name).is_none_or(|node| node.uid != *uid) {
-            return false;
-        }
-        let bound: BTreeSet<PodUid> = pods
-            .iter()
-            .filter(|pod| !pod.finished)
-            .map(|pod| PodUid::read(&pod.uid))
-            .collect();
-        let reported: BTreeSet<Addr> = pods
-            .iter()
-            .flat_map(|pod| pod.addresses.iter().copied())
-            .collect();
-        let named = cx.world.subnets.get(name).map(|subnet| named(subnet));
-        let named = named.unwrap_or_default();
-        let orphans = self.since.get(name).into_iter().flatten();
-        let proven: Vec<(Addr, PodUid)> = orphans
-            .filter(|(held, since)| **since + self.grace <= cx.now.mono || named.contains(held))
-            .map(|(held, _)| *held)
-            .filter(|held| is_orphan(*held, name, cx))
-            .filter(|(addr, pod)| !bound.contains(pod) && !reported.contains(addr))
-            .collect();
-        let asked = cx.registry.suspects.entry(uid.clone()).or_default();
-        let before = asked.len();
-        asked.extend(proven);
-        asked.len() > before
     }
 
     /// Two pods with one address at two scans in a row: something is badly wrong.

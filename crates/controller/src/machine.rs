@@ -23,8 +23,8 @@ use super::view::View;
 use super::{Now, Purpose};
 use crate::cluster::lease::{Leadership, Wanted};
 use crate::cluster::request::{Kind, Known, Outcome, Outgoing, Request, RequestId};
-use crate::cluster::seen::{Block, Node, Pod, Pool, ServiceRange, Subnet, Text};
-use crate::cluster::table::{Delta, Sent};
+use crate::cluster::seen::{Block, Node, Object, Pod, Pool, ServiceRange, Subnet, Text};
+use crate::cluster::table::{Delta, Sent, Table};
 use crate::cluster::world::World;
 use crate::purpose::Step;
 use cadastre_core::mutation::Mutation;
@@ -53,11 +53,38 @@ pub enum Event {
 
 struct Pending {
     purpose: Purpose,
+    wrote: bool,
     term: Text,
     /// What the table that the answer belongs to knew when it was sent.
     sent: Sent,
     /// The object that it is about, as known then.
     known: Option<(Kind, Known)>,
+}
+
+/// A kind whose objects are kept as last seen, and whose changes mean something.
+trait Kept: Object + Clone {
+    fn table(world: &mut World) -> &mut Table<Self>;
+    fn changed(controller: &mut Controller, delta: &Delta<Self>, now: Now);
+}
+
+macro_rules! kept {
+    ($($kind:ty: $table:ident, $changed:ident;)*) => {$(
+        impl Kept for $kind {
+            fn table(world: &mut World) -> &mut Table<Self> {
+                &mut world.$table
+            }
+            fn changed(controller: &mut Controller, delta: &Delta<Self>, now: Now) {
+                controller.$changed(delta, now);
+            }
+        }
+    )*};
+}
+
+kept! {
+    Node: nodes, node_changed;
+    Subnet: subnets, subnet_changed;
+    Block: blocks, block_changed;
+    Pool: pools, pool_changed;
 }
 
 /// The controller.
@@ -95,26 +122,10 @@ impl Controller {
     /// Takes in an event.
     pub fn on(&mut self, event: Event, now: Now) {
         match event {
-            Event::Nodes(change) => {
-                for delta in self.world.nodes.change(change) {
-                    self.node_changed(&delta, now);
-                }
-            }
-            Event::Subnets(change) => {
-                for delta in self.world.subnets.change(change) {
-                    self.subnet_changed(&delta, now);
-                }
-            }
-            Event::Blocks(change) => {
-                for delta in self.world.blocks.change(change) {
-                    self.block_changed(&delta, now);
-                }
-            }
-            Event::Pools(change) => {
-                for delta in self.world.pools.change(change) {
-                    self.pool_changed(&delta);
-                }
-            }
+            Event::Nodes(change) => self.watched(change, now),
+            Event::Subnets(change) => self.watched(change, now),
+            Event::Blocks(change) => self.watched(change, now),
+            Event::Pools(change) => self.watched(change, now),
             Event::ServiceRanges(change) => {
                 let changed = !self.world.services.change(change).is_empty();
                 if let Some(leader) = self.leader.as_mut().filter(|_| changed) {
@@ -250,7 +261,8 @@ impl Controller {
         let about = request.about();
         let kind = about.map(|(kind, _)| kind);
         let (sent, known) = about.map_or_else(Default::default, |it| self.world.about(it));
-        let out_term = request.is_write().then(|| term.clone());
+        let wrote = request.is_write();
+        let out_term = wrote.then(|| term.clone());
         let numbered = request.is_numbered() && !Mutation::LeaseNotAwaited.is_on();
         let leader = self.leader.as_mut().filter(|_| numbered);
         let number = leader.map_or(0, Leader::number);
@@ -258,6 +270,7 @@ impl Controller {
             id,
             Pending {
                 purpose,
+                wrote,
                 term,
                 sent,
                 known: kind.zip(known),
@@ -269,6 +282,12 @@ impl Controller {
             term: out_term,
             loop_name,
             number,
+        }
+    }
+
+    fn watched<T: Kept>(&mut self, change: Change<T>, now: Now) {
+        for delta in T::table(&mut self.world).change(change) {
+            T::changed(self, &delta, now);
         }
     }
 
@@ -321,7 +340,7 @@ impl Controller {
         }
     }
 
-    fn pool_changed(&mut self, delta: &Delta<Pool>) {
+    fn pool_changed(&mut self, delta: &Delta<Pool>, _: Now) {
         let Some(leader) = self.leader.as_mut().filter(|leader| leader.dealing) else {
             return;
         };

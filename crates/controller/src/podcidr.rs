@@ -99,12 +99,11 @@ impl Loop for PodCidrs {
 
     fn answered(&mut self, answer: &Answer, cx: &mut Context) -> Noted {
         let outcome = answer.outcome;
-        if let Purpose::Assign { name, uid } | Purpose::AssignRead { name, uid } = answer.purpose
+        if let Purpose::Assign { name, uid } = answer.purpose
             && !self.is_over(name, uid, cx)
         {
-            let wrote = matches!(answer.purpose, Purpose::Assign { .. });
-            self.requests.answered(uid, wrote, outcome);
-            if wrote {
+            self.requests.answered(uid, answer);
+            if answer.wrote {
                 written(uid, outcome, cx.registry);
             }
             let is_over =
@@ -150,7 +149,7 @@ impl PodCidrs {
             Decision::Read => {
                 self.requests.send(uid.clone(), ());
                 let request = Request::Read(Kind::Node, name.clone());
-                return Look::Send(request, Purpose::AssignRead { name, uid });
+                return Look::Send(request, Purpose::Assign { name, uid });
             }
             // It comes back once the Lease names it.
             Decision::Write(cidrs) if !cx.registry.intents.may_assign(&node, &cidrs) => {}
@@ -507,12 +506,11 @@ mod tests {
         let mut cx = Context::new(&world, &mut registry, &mut reports, NOW);
         assert!(dealt("a", &mut loops, &mut cx).is_some());
         let (name, uid) = ("a".into(), "a".into());
-        let unclear = Answer {
-            purpose: &Purpose::Assign { name, uid },
-            outcome: &Outcome::Unclear("no answer".to_owned()),
-            taken: false,
-        };
-        loops.answered(&unclear, &mut cx);
+        let (purpose, unclear) = (
+            Purpose::Assign { name, uid },
+            Outcome::Unclear("no answer".to_owned()),
+        );
+        loops.answered(&Answer::to_write(&purpose, &unclear), &mut cx);
         let read = loops
             .next_urgent(&mut cx, false)
             .map(|(request, _)| request);

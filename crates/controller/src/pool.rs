@@ -67,12 +67,14 @@ impl Loop for PoolLoop {
     }
 
     fn answered(&mut self, answer: &Answer, _: &mut Context) -> Noted {
-        let (name, wrote) = match answer.purpose {
-            Purpose::PoolFinalizers { name } | Purpose::PoolStatus { name } => (name, true),
-            Purpose::PoolRead { name } => (name, false),
-            _ => return Noted::default(),
-        };
-        self.taken_in(name, wrote, answer.outcome);
+        if let Purpose::PoolFinalizers { name } | Purpose::PoolStatus { name } = answer.purpose {
+            self.requests.answered(name, answer);
+            self.queue.add(name.clone());
+            // What was refused or lost may be written again without the pause.
+            if !matches!(answer.outcome, Outcome::Pool(_)) {
+                self.written_at.remove(name);
+            }
+        }
         Noted::default()
     }
 }
@@ -142,7 +144,7 @@ impl PoolLoop {
             }
             self.requests.send(name.clone(), ());
             let request = Request::Read(Kind::Pool, name.clone());
-            return Look::Send(request, Purpose::PoolRead { name });
+            return Look::Send(request, Purpose::PoolStatus { name });
         }
         let (Some(pool), Some(state)) = (cx.world.pools.get(&name), cx.registry.pools.get(&name))
         else {
@@ -183,15 +185,6 @@ impl PoolLoop {
         self.requests.send(name.clone(), ());
         let request = Request::SetPoolStatus(Known::of(&**pool), status);
         Look::Send(request, Purpose::PoolStatus { name })
-    }
-
-    fn taken_in(&mut self, name: &Text, wrote: bool, outcome: &Outcome) {
-        self.requests.answered(name, wrote, outcome);
-        self.queue.add(name.clone());
-        // What was refused or lost may be written again without the pause.
-        if !matches!(outcome, Outcome::Pool(_)) {
-            self.written_at.remove(name);
-        }
     }
 
     /// Remembers what the conditions said before this leader, so that it is not told again.
@@ -303,7 +296,8 @@ mod tests {
         world.pools.change(Change::Applied(going("q", 1, true)));
         let none: [Text; 0] = [];
         assert_eq!(dropped(&mut pools, &world, 10), none, "who knows of p");
-        pools.taken_in(&"p".into(), true, &Outcome::Gone);
+        let gone = Answer::to_write(&Purpose::DefaultPool, &Outcome::Gone);
+        pools.requests.answered(&"p".into(), &gone);
         world.pools.change(Change::Deleted(going("p", 0, true)));
         assert_eq!(dropped(&mut pools, &world, 20), none, "it keeps it now");
     }
@@ -365,7 +359,11 @@ mod tests {
             (pool.version, pool.status) = (pool.version + 1, Some(status));
             let outcome = Outcome::Pool(pool.clone());
             world.pools.change(Change::Applied(pool));
-            pools.taken_in(&"p".into(), true, &outcome);
+            let answer = Answer::to_write(&purpose, &outcome);
+            pools.answered(
+                &answer,
+                &mut Context::new(world, &mut registry, &mut reports, now),
+            );
             Some(used)
         };
         pools.mark();

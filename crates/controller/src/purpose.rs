@@ -34,18 +34,12 @@ pub enum Purpose {
     Relist(Kind),
     /// The consistent list of NodeSubnets after agents were listened to
     Listening,
-    /// The fence's touch of one node
+    /// The fence's touch of one node, or a read of what became of it
     Touch { name: Text, uid: Text },
-    /// The fence reads a node whose touch was refused
-    TouchRead { name: Text, uid: Text },
-    /// podCIDRs for a node
+    /// podCIDRs for a node, or a read of what became of them
     Assign { name: Text, uid: Text },
-    /// What became of them
-    AssignRead { name: Text, uid: Text },
-    /// A write of a NodeSubnet, and whether a node waits for it
+    /// A write of a NodeSubnet, or a read of what became of it, and whether a node waits for it
     Subnet { name: Text, urgent: bool },
-    /// What became of it
-    SubnetRead { name: Text },
     /// The last look at a dead node's pods
     Quarantine { name: Text, uid: Text },
     /// A write of a block's object, or a read of it, for whom has that claim: an answer to what an
@@ -65,27 +59,21 @@ pub enum Purpose {
     Answer { name: Text },
     /// A write of a pool's finalizers
     PoolFinalizers { name: Text },
-    /// A write of a pool's status
+    /// A write of a pool's status, or a read of what became of a write
     PoolStatus { name: Text },
-    /// What became of it
-    PoolRead { name: Text },
 }
 
 impl Purpose {
     /// The loop that asked: the label of its metrics.
     pub fn loop_name(&self) -> &'static str {
         match self {
-            Purpose::Relist(_) | Purpose::Touch { .. } | Purpose::TouchRead { .. } => "fence",
-            Purpose::Assign { .. } | Purpose::AssignRead { .. } => "podcidr",
-            Purpose::Subnet { .. } | Purpose::SubnetRead { .. } | Purpose::Answer { .. } => {
-                "subnet"
-            }
+            Purpose::Relist(_) | Purpose::Touch { .. } => "fence",
+            Purpose::Assign { .. } => "podcidr",
+            Purpose::Subnet { .. } | Purpose::Answer { .. } => "subnet",
             Purpose::LeakPods { .. } => "leaks",
             Purpose::Block { .. } | Purpose::BlockPods { .. } => "block",
             Purpose::Quarantine { .. } => "quarantine",
-            Purpose::PoolFinalizers { .. }
-            | Purpose::PoolStatus { .. }
-            | Purpose::PoolRead { .. } => "pool",
+            Purpose::PoolFinalizers { .. } | Purpose::PoolStatus { .. } => "pool",
             Purpose::DefaultPool => "default_pool",
             Purpose::Listening => "listening",
         }

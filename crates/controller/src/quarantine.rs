@@ -35,12 +35,27 @@ impl Loop for Quarantine {
         work_off(self, |it| &mut it.queue, look, cx)
     }
 
+    /// Takes in the last look at the node's pods: the rest may leave its NodeSubnet, or not yet.
     fn answered(&mut self, answer: &Answer, cx: &mut Context) -> Noted {
         let mut noted = Noted::default();
-        if let Purpose::Quarantine { name, uid } = answer.purpose
-            && self.looked_at_pods(name, uid, answer.outcome, cx)
-        {
-            noted.subnets.push(name.clone());
+        let Purpose::Quarantine { name, uid } = answer.purpose else {
+            return noted;
+        };
+        let key = (name.clone(), uid.clone());
+        let Some(rest) = cx.registry.rests.get_mut(&key) else {
+            return noted;
+        };
+        match answer.outcome {
+            Outcome::Pods(pods)
+                if in_use(name, &rest.ranges, cx.world) || used_by(pods, &rest.ranges) =>
+            {
+                self.queue.add_at(key, cx.now.mono + IN_USE_PAUSE);
+            }
+            Outcome::Pods(_) => {
+                rest.leaving = true;
+                noted.subnets.push(name.clone());
+            }
+            _ => self.queue.add(key),
         }
         noted
     }
@@ -73,36 +88,6 @@ impl Quarantine {
             Request::ListPodsOf { node },
             Purpose::Quarantine { name, uid },
         )
-    }
-
-    /// Takes in the last look at the node's pods. Returns whether the rest may leave its NodeSubnet.
-    fn looked_at_pods(
-        &mut self,
-        name: &Text,
-        uid: &Text,
-        outcome: &Outcome,
-        cx: &mut Context,
-    ) -> bool {
-        let key = (name.clone(), uid.clone());
-        let Some(rest) = cx.registry.rests.get_mut(&key) else {
-            return false;
-        };
-        match outcome {
-            Outcome::Pods(pods)
-                if in_use(name, &rest.ranges, cx.world) || used_by(pods, &rest.ranges) =>
-            {
-                self.queue.add_at(key, cx.now.mono + IN_USE_PAUSE);
-                false
-            }
-            Outcome::Pods(_) => {
-                rest.leaving = true;
-                true
-            }
-            _ => {
-                self.queue.add(key);
-                false
-            }
-        }
     }
 
     /// Frees what leaves under that name and is in no NodeSubnet any more. Returns whether a range
@@ -216,10 +201,16 @@ mod tests {
         let (mut registry, mut quarantine) = resting();
         let mut reports = Vec::new();
         let mut cx = Context::new(&world, &mut registry, &mut reports, LATER);
-        let n = "n".into();
+        let (name, uid) = ("n".into(), "n".into());
+        let purpose = Purpose::Quarantine { name, uid };
         for (pods, free) in [(vec![pod("10.0.0.7")], false), (Vec::new(), true)] {
             let outcome = Outcome::Pods(pods);
-            assert_eq!(quarantine.looked_at_pods(&n, &n, &outcome, &mut cx), free);
+            let answer = Answer {
+                wrote: false,
+                ..Answer::to_write(&purpose, &outcome)
+            };
+            let noted = quarantine.answered(&answer, &mut cx);
+            assert_eq!(noted.subnets.is_empty(), !free);
         }
     }
 

@@ -35,10 +35,25 @@ pub trait Loop {
 pub struct Answer<'a> {
     /// What it was for
     pub purpose: &'a Purpose,
+    /// Whether it was a write
+    pub wrote: bool,
     /// What became of it
     pub outcome: &'a Outcome,
     /// Whether the list that it brings could be taken in
     pub taken: bool,
+}
+
+#[cfg(test)]
+impl<'a> Answer<'a> {
+    /// The answer to a write.
+    pub(crate) fn to_write(purpose: &'a Purpose, outcome: &'a Outcome) -> Self {
+        Answer {
+            purpose,
+            wrote: true,
+            outcome,
+            taken: false,
+        }
+    }
 }
 
 /// What a loop makes of a key whose turn has come.

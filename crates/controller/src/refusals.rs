@@ -58,26 +58,25 @@ pub enum Call {
 }
 
 impl Call {
-    /// What a request is for, if it is made again until it comes through.
-    pub fn of(purpose: &Purpose) -> Option<Self> {
+    /// The write of that purpose, or the read, if it is made again until it comes through.
+    pub fn of(purpose: &Purpose, wrote: bool) -> Option<Self> {
         Some(match purpose {
-            Purpose::Assign { uid, .. } => Call::AssignPodCidrs(uid.clone()),
-            Purpose::AssignRead { uid, .. } => Call::ReadNode(uid.clone()),
+            Purpose::Assign { uid, .. } if wrote => Call::AssignPodCidrs(uid.clone()),
+            Purpose::Assign { uid, .. } => Call::ReadNode(uid.clone()),
             Purpose::Quarantine { name, .. }
             | Purpose::BlockPods { name, .. }
             | Purpose::LeakPods { name, .. } => Call::ListPods(name.clone()),
-            Purpose::Subnet { name, .. } => Call::WriteSubnet(name.clone()),
-            Purpose::SubnetRead { name } => Call::ReadSubnet(name.clone()),
+            Purpose::Subnet { name, .. } if wrote => Call::WriteSubnet(name.clone()),
+            Purpose::Subnet { name, .. } => Call::ReadSubnet(name.clone()),
             Purpose::Answer { name } => Call::SetSubnetConditions(name.clone()),
-            Purpose::Block { cidr, step, .. } if step.is_some() => Call::WriteBlock(*cidr),
+            Purpose::Block { cidr, .. } if wrote => Call::WriteBlock(*cidr),
             Purpose::Block { cidr, .. } => Call::ReadBlock(*cidr),
             Purpose::PoolFinalizers { name } => Call::SetPoolFinalizers(name.clone()),
-            Purpose::PoolStatus { name } => Call::SetPoolStatus(name.clone()),
-            Purpose::PoolRead { name } => Call::ReadPool(name.clone()),
+            Purpose::PoolStatus { name } if wrote => Call::SetPoolStatus(name.clone()),
+            Purpose::PoolStatus { name } => Call::ReadPool(name.clone()),
             Purpose::Relist(_)
             | Purpose::Listening
             | Purpose::Touch { .. }
-            | Purpose::TouchRead { .. }
             | Purpose::DefaultPool => return None,
         })
     }

@@ -80,28 +80,18 @@ impl Loop for Subnets {
     }
 
     fn answered(&mut self, answer: &Answer, _: &mut Context) -> Noted {
-        let outcome = answer.outcome;
-        let name = match answer.purpose {
-            Purpose::Subnet { name, .. } => {
-                self.requests.answered(name, true, outcome);
-                name
-            }
-            Purpose::SubnetRead { name } => {
-                self.requests.answered(name, false, outcome);
-                name
-            }
-            Purpose::Answer { name } => {
+        let mut noted = Noted::default();
+        if let Purpose::Subnet { name, .. } | Purpose::Answer { name } = answer.purpose {
+            if matches!(answer.purpose, Purpose::Subnet { .. }) {
+                self.requests.answered(name, answer);
+            } else {
                 self.answering.remove(name);
-                self.requests.note(name, true, outcome);
-                name
+                self.requests.note(name, answer);
             }
-            _ => return Noted::default(),
-        };
-        // Where all went well, too: the node may have changed meanwhile.
-        Noted {
-            subnets: vec![name.clone()],
-            ..Noted::default()
+            // Where all went well, too: the node may have changed meanwhile.
+            noted.subnets.push(name.clone());
         }
+        noted
     }
 }
 
@@ -157,7 +147,8 @@ impl Subnets {
         if read {
             self.requests.send(name.clone(), None);
             let request = Request::Read(Kind::Subnet, name.clone());
-            return Look::Send(request, Purpose::SubnetRead { name });
+            let urgent = false;
+            return Look::Send(request, Purpose::Subnet { name, urgent });
         }
         let is = cx.world.subnets.get(&name).map(AsRef::as_ref);
         let wanted = wanted(&name, is, cx.world, cx.registry);
@@ -697,6 +688,7 @@ mod tests {
         list(&mut world.subnets, vec![told]);
         let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
         let (mut subnets, mut reports) = (Subnets::default(), Vec::new());
+        let gone = Answer::to_write(&Purpose::DefaultPool, &Outcome::Gone);
         for _ in 0..2 {
             subnets.queue.add("n".into());
             let mut cx = Context::new(&world, &mut registry, &mut reports, NOW);
@@ -711,7 +703,7 @@ mod tests {
             );
             let size = serde_json::to_vec(&spec).unwrap().len();
             assert!(size < 2 * MOST_BYTES_OF_POOLS, "{size} bytes");
-            subnets.requests.answered(&"n".into(), true, &Outcome::Gone);
+            subnets.requests.answered(&"n".into(), &gone);
         }
         let reasons: Vec<&str> = reports.iter().map(|it| it.reason).collect();
         assert_eq!(reasons, [POOLS_LEFT_OUT]);
@@ -824,11 +816,12 @@ mod tests {
             "and in their places"
         );
         // They are written onto the version that was read.
+        let gone = Answer::to_write(&Purpose::DefaultPool, &Outcome::Gone);
         subnets.queue.add("n".into());
         let mut reports = Vec::new();
         let mut cx = Context::new(&world, &mut registry, &mut reports, NOW);
         let (request, _) = subnets.next(&mut cx).unwrap();
-        subnets.requests.answered(&"n".into(), true, &Outcome::Gone);
+        subnets.requests.answered(&"n".into(), &gone);
         assert!(matches!(request, Request::Replace(..)), "{request:?}");
         let Look::Send(request, purpose) = subnets.answer(&"n".into(), &cx) else {
             panic!("nothing is answered");
@@ -837,12 +830,7 @@ mod tests {
         assert_eq!(request, written);
         // It may not be: what is there is read before the next write.
         let conflict = Outcome::Refused(Refusal::Guard("modified".to_owned()));
-        let answer = Answer {
-            purpose: &purpose,
-            outcome: &conflict,
-            taken: false,
-        };
-        let noted = subnets.answered(&answer, &mut cx);
+        let noted = subnets.answered(&Answer::to_write(&purpose, &conflict), &mut cx);
         subnets.queue.add(noted.subnets[0].clone());
         let (request, _) = subnets.next(&mut cx).unwrap();
         assert!(matches!(request, Request::Read(..)), "{request:?}");

@@ -16,17 +16,16 @@ impl Leader {
     /// Takes note of what became of a call.
     pub(super) fn note(
         &mut self,
-        &Answer {
-            purpose, outcome, ..
-        }: &Answer,
+        answer: &Answer,
         world: &World,
         reports: &mut Vec<Report>,
         now: Now,
     ) {
-        let Some(call) = Call::of(purpose) else {
+        let Some(call) = Call::of(answer.purpose, answer.wrote) else {
             return;
         };
-        let kept = self.is_kept(purpose, outcome);
+        let kept = self.is_kept(answer);
+        let (purpose, outcome) = (answer.purpose, answer.outcome);
         let refusals = &mut self.registry.refusals;
         let before = refusals.why(&call).is_some();
         let news = refusals.note(&call, outcome, kept, now.mono);
@@ -49,27 +48,24 @@ impl Leader {
             return;
         };
         reports.push(match news {
-            News::Refused(why) => Report {
-                about,
-                warning: true,
-                reason: WRITE_REJECTED,
-                note: format!(
+            News::Refused(why) => {
+                let note = format!(
                     "the API server does not take {what}: {why}. Look for an admission policy, a webhook or a quota that forbids it; it is tried again every half minute"
-                ),
-            },
-            News::Accepted => Report {
-                about,
-                warning: false,
-                reason: WRITE_ACCEPTED,
-                note: format!("the API server has taken {what}"),
-            },
+                );
+                Report::warning(about, WRITE_REJECTED, note)
+            }
+            News::Accepted => {
+                let note = format!("the API server has taken {what}");
+                Report::info(about, WRITE_ACCEPTED, note)
+            }
         });
     }
 
     /// The node whose NodeSubnet says that the call is refused for good.
     fn node_of(&self, call: &Call, purpose: &Purpose) -> Option<Text> {
         match (call, purpose) {
-            (_, Purpose::Assign { name, .. }) | (Call::WriteSubnet(name), _) => Some(name.clone()),
+            (Call::AssignPodCidrs(_), Purpose::Assign { name, .. })
+            | (Call::WriteSubnet(name), _) => Some(name.clone()),
             (Call::WriteBlock(cidr), _) => {
                 let entry = self.registry.blocks.get(cidr)?;
                 Some(entry.owner.name.clone())
@@ -79,13 +75,12 @@ impl Leader {
     }
 
     /// Whether the answer is about what was asked, and the server has kept what it took.
-    fn is_kept(&self, purpose: &Purpose, outcome: &Outcome) -> bool {
-        match (purpose, outcome) {
+    fn is_kept(&self, answer: &Answer) -> bool {
+        match (answer.purpose, answer.outcome) {
+            // Where a read shows another one, the watch is behind: it is asked again until they agree.
             (Purpose::Assign { uid, .. }, Outcome::Node(node)) => {
-                node.uid == *uid && !node.is_empty()
+                node.uid == *uid && !(answer.wrote && node.is_empty())
             }
-            // The watch still shows the one before: it is asked again until they agree.
-            (Purpose::AssignRead { uid, .. }, Outcome::Node(node)) => node.uid == *uid,
             (Purpose::Subnet { .. }, Outcome::Subnet(is)) => self.loops.subnets.is_kept(is),
             (Purpose::Answer { .. }, Outcome::Subnet(is)) => {
                 self.loops.subnets.are_conditions_kept(is)
@@ -107,7 +102,7 @@ impl Leader {
     fn subject(&self, call: &Call, purpose: &Purpose, world: &World) -> Option<(About, String)> {
         let node = |name: &Text| world.nodes.get(name).map(|node| About::node(node));
         Some(match (call, purpose) {
-            (_, Purpose::Assign { name, uid }) => {
+            (Call::AssignPodCidrs(_), Purpose::Assign { name, uid }) => {
                 let (name, uid) = (name.clone(), uid.clone());
                 (
                     About::Node { name, uid },

@@ -1,10 +1,11 @@
 //! What an answer shows of the world: taken in whoever led when it was asked for, and before anybody decides
 //! by it.
 
-use super::{Controller, Pending};
+use super::{Controller, Kept, Pending};
 use crate::Now;
 use crate::cluster::request::{Kind, Known, Outcome, Refusal, RequestId};
-use crate::cluster::table::{Delta, Replaced};
+use crate::cluster::seen::{Block, Node, Pool, Subnet};
+use crate::cluster::table::{Replaced, Sent};
 use crate::reconcile::Answer;
 use cadastre_core::mutation::Mutation;
 
@@ -23,6 +24,7 @@ impl Controller {
         };
         let answer = Answer {
             purpose: &pending.purpose,
+            wrote: pending.wrote,
             outcome,
             taken,
         };
@@ -32,94 +34,51 @@ impl Controller {
     /// What an answer shows of the world. Returns whether a list was taken.
     fn take_in(&mut self, pending: &Pending, outcome: &Outcome, now: Now) -> bool {
         let sent = pending.sent;
-        let epoch = sent.epoch;
         match outcome {
-            Outcome::Node(node) => {
-                if let Some(delta) = self.world.nodes.answer(node.clone(), epoch) {
-                    self.node_changed(&delta, now);
-                }
-            }
-            Outcome::Subnet(subnet) => {
-                if let Some(delta) = self.world.subnets.answer(subnet.clone(), epoch) {
-                    self.subnet_changed(&delta, now);
-                }
-            }
-            Outcome::Pool(pool) => {
-                if let Some(delta) = self.world.pools.answer(pool.clone(), epoch) {
-                    self.pool_changed(&delta);
-                }
-            }
+            Outcome::Node(node) => self.shown(node, sent, now),
+            Outcome::Subnet(subnet) => self.shown(subnet, sent, now),
+            Outcome::Pool(pool) => self.shown(pool, sent, now),
             // A creation counts once the watch shows it: only the watch tells what stood before it.
             Outcome::Block(block)
                 if self.world.blocks.get(&block.name).is_some()
                     || Mutation::BlockConfirmedByAnswer.is_on() =>
             {
-                if let Some(delta) = self.world.blocks.answer(block.clone(), epoch) {
-                    self.block_changed(&delta, now);
-                }
+                self.shown(block, sent, now);
             }
-            Outcome::Nodes(nodes) => {
-                let replaced = self.world.nodes.replace(nodes.clone(), sent);
-                return self.replaced(replaced, |it, delta| it.node_changed(delta, now));
-            }
-            Outcome::Subnets(subnets) => {
-                let replaced = self.world.subnets.replace(subnets.clone(), sent);
-                return self.replaced(replaced, |it, delta| it.subnet_changed(delta, now));
-            }
-            Outcome::Blocks(blocks) => {
-                let replaced = self.world.blocks.replace(blocks.clone(), sent);
-                return self.replaced(replaced, |it, delta| it.block_changed(delta, now));
-            }
-            Outcome::Pools(pools) => {
-                let replaced = self.world.pools.replace(pools.clone(), sent);
-                return self.replaced(replaced, Self::pool_changed);
-            }
-            Outcome::Refused(Refusal::Missing) | Outcome::Gone => {
-                if let Some((kind, known)) = &pending.known {
-                    self.gone(*kind, known, now);
-                }
-            }
+            Outcome::Nodes(nodes) => return self.listed(nodes, sent, now),
+            Outcome::Subnets(subnets) => return self.listed(subnets, sent, now),
+            Outcome::Blocks(blocks) => return self.listed(blocks, sent, now),
+            Outcome::Pools(pools) => return self.listed(pools, sent, now),
+            Outcome::Refused(Refusal::Missing) | Outcome::Gone => match &pending.known {
+                Some((Kind::Node, known)) => self.missing::<Node>(known, now),
+                Some((Kind::Subnet, known)) => self.missing::<Subnet>(known, now),
+                Some((Kind::Block, known)) => self.missing::<Block>(known, now),
+                Some((Kind::Pool, known)) => self.missing::<Pool>(known, now),
+                None => {}
+            },
             _ => {}
         }
         false
     }
 
-    /// An object is there no more.
-    fn gone(&mut self, kind: Kind, Known { name, uid, .. }: &Known, now: Now) {
-        match kind {
-            Kind::Node => {
-                if let Some(delta) = self.world.nodes.forget(name, uid) {
-                    self.node_changed(&delta, now);
-                }
-            }
-            Kind::Subnet => {
-                if let Some(delta) = self.world.subnets.forget(name, uid) {
-                    self.subnet_changed(&delta, now);
-                }
-            }
-            Kind::Block => {
-                if let Some(delta) = self.world.blocks.forget(name, uid) {
-                    self.block_changed(&delta, now);
-                }
-            }
-            Kind::Pool => {
-                if let Some(delta) = self.world.pools.forget(name, uid) {
-                    self.pool_changed(&delta);
-                }
-            }
+    fn shown<T: Kept>(&mut self, object: &T, sent: Sent, now: Now) {
+        if let Some(delta) = T::table(&mut self.world).answer(object.clone(), sent.epoch) {
+            T::changed(self, &delta, now);
         }
     }
 
-    /// Takes in what a list of ours has changed. Returns whether that was possible.
-    fn replaced<T>(
-        &mut self,
-        replaced: Replaced<T>,
-        mut changed: impl FnMut(&mut Self, &Delta<T>),
-    ) -> bool {
-        match replaced {
+    fn missing<T: Kept>(&mut self, known: &Known, now: Now) {
+        if let Some(delta) = T::table(&mut self.world).forget(&known.name, &known.uid) {
+            T::changed(self, &delta, now);
+        }
+    }
+
+    /// Takes in a list of ours. Returns whether that was possible.
+    fn listed<T: Kept>(&mut self, objects: &[T], sent: Sent, now: Now) -> bool {
+        match T::table(&mut self.world).replace(objects.to_vec(), sent) {
             Replaced::By(deltas) => {
                 for delta in &deltas {
-                    changed(self, delta);
+                    T::changed(self, delta, now);
                 }
                 true
             }

@@ -258,12 +258,8 @@ fn an_answer_for_an_earlier_block_of_the_cidr_is_not_for_the_next_one() {
     let mut blocks = BlockLoop::default();
     for (claim, in_flight) in [(earlier, true), (claim, false)] {
         let (cidr, step) = (cidr(BLOCK), Some(Step::Delete));
-        let answer = Answer {
-            purpose: &Purpose::Block { cidr, claim, step },
-            outcome: &Outcome::Gone,
-            taken: false,
-        };
-        blocks.answered(&answer, &mut cx);
+        let purpose = Purpose::Block { cidr, claim, step };
+        blocks.answered(&Answer::to_write(&purpose, &Outcome::Gone), &mut cx);
         let entry = cx.registry.blocks.get(&cidr).unwrap();
         assert_eq!(entry.in_flight, in_flight);
     }
