@@ -8,8 +8,10 @@ use std::time::Duration;
 use super::queue::{Load, Queue};
 use super::reconcile::{Answer, Loop};
 use super::{Context, Now, Purpose};
+use crate::cluster::lease::Tenure;
 use crate::cluster::request::{Kind, Request};
 use crate::registry::blocks::Noted;
+use cadastre_core::mutation::Mutation;
 
 /// How long agents have to tell what they use: they notice that the API answers again within half a minute.
 const LISTENING: Duration = Duration::from_secs(45);
@@ -34,8 +36,13 @@ impl Loop for Listening {
 }
 
 impl Listening {
+    /// What a leader of that tenure does: only after a gap may something be lost.
+    pub(crate) fn after(tenure: &Tenure) -> Self {
+        Listening::new(tenure.follows_a_gap() && !Mutation::AgentsNotListenedTo.is_on())
+    }
+
     /// One that is still to begin if `needed`, and is over if not.
-    pub(crate) fn new(needed: bool) -> Self {
+    fn new(needed: bool) -> Self {
         Listening {
             list: Queue::default(),
             is_over: !needed,

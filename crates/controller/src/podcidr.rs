@@ -106,9 +106,9 @@ impl Loop for PodCidrs {
             if answer.wrote {
                 written(uid, outcome, cx.registry);
             }
-            let is_over =
+            let has_some =
                 matches!(outcome, Outcome::Node(node) if node.uid == *uid && !node.is_empty());
-            if !is_over {
+            if !has_some {
                 self.queue.add(name.clone());
             }
         }

@@ -18,16 +18,25 @@ use crate::reconcile::Loop;
 use crate::settings::Settings;
 use crate::subnet::Subnets;
 use crate::{Context, Purpose};
-use cadastre_core::mutation::Mutation;
 
 macro_rules! loops {
-    ($($name:literal $field:ident: $kind:ty,)*) => {
+    (
+        |$tenure:ident, $settings:ident, $won:ident|
+        $($name:literal $field:ident: $kind:ty = $new:expr,)*
+    ) => {
         /// Every loop of a leader.
         pub(crate) struct Loops {
             $(pub(crate) $field: $kind,)*
         }
 
         impl Loops {
+            /// Those of a new leader.
+            pub(super) fn new($tenure: &Tenure, $settings: &Settings, $won: Duration) -> Self {
+                Loops {
+                    $($field: $new,)*
+                }
+            }
+
             /// All of them with their names (the label of metrics, and [`Purpose::loop_name`]), in the order
             /// in which they are asked for what no node waits for.
             pub(crate) fn all(&self) -> impl Iterator<Item = (&'static str, &dyn Loop)> {
@@ -43,23 +52,6 @@ macro_rules! loops {
 }
 
 impl Loops {
-    /// Those of a new leader.
-    pub(super) fn new(tenure: &Tenure, settings: &Settings, won: Duration) -> Self {
-        let listens = tenure.follows_a_gap() && !Mutation::AgentsNotListenedTo.is_on();
-        Loops {
-            fence: Fence::new(tenure, won),
-            listening: Listening::new(listens),
-            leaks: Leaks::after(settings.leak_grace),
-            default_pool: DefaultPool::default(),
-            podcidrs: PodCidrs::default(),
-            demand: Demand::default(),
-            subnets: Subnets::default(),
-            blocks: BlockLoop::default(),
-            quarantine: Quarantine::default(),
-            pools: PoolLoop::default(),
-        }
-    }
-
     /// The next request that nodes wait for, podCIDRs before all else that is as urgent.
     pub(super) fn next_awaited(
         &mut self,
@@ -92,14 +84,15 @@ impl Loops {
 }
 
 loops! {
-    "fence" fence: Fence,
-    "listening" listening: Listening,
-    "default_pool" default_pool: DefaultPool,
-    "podcidr" podcidrs: PodCidrs,
-    "demand" demand: Demand,
-    "subnet" subnets: Subnets,
-    "block" blocks: BlockLoop,
-    "quarantine" quarantine: Quarantine,
-    "leaks" leaks: Leaks,
-    "pool" pools: PoolLoop,
+    |tenure, settings, won|
+    "fence" fence: Fence = Fence::new(tenure, won),
+    "listening" listening: Listening = Listening::after(tenure),
+    "default_pool" default_pool: DefaultPool = DefaultPool::default(),
+    "podcidr" podcidrs: PodCidrs = PodCidrs::default(),
+    "demand" demand: Demand = Demand::default(),
+    "subnet" subnets: Subnets = Subnets::default(),
+    "block" blocks: BlockLoop = BlockLoop::default(),
+    "quarantine" quarantine: Quarantine = Quarantine::default(),
+    "leaks" leaks: Leaks = Leaks::after(settings.leak_grace),
+    "pool" pools: PoolLoop = PoolLoop::default(),
 }
