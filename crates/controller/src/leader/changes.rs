@@ -131,12 +131,12 @@ impl Leader {
         self.reattribute |= spec;
     }
 
-    /// Service ranges have changed.
     /// Pods report other addresses, which are counted where no agent tells.
     pub(crate) fn pods_changed(&mut self) {
         self.loops.pools.mark();
     }
 
+    /// Service ranges have changed.
     pub(crate) fn services_changed(&mut self) {
         self.survey = true;
     }

@@ -1,5 +1,5 @@
-//! All loops. A line here is all that a loop needs to be asked, to be answered and to be measured; only what
-//! nodes wait for is asked before, in an order of its own ([`super::Leader::next`]).
+//! All loops. A line here is all that a loop needs to be asked, answered, woken and measured. What nodes wait
+//! for is asked before, in an order of its own ([`Loops::next_awaited`]).
 
 use std::time::Duration;
 
@@ -52,7 +52,8 @@ macro_rules! loops {
 }
 
 impl Loops {
-    /// The next request that nodes wait for, podCIDRs before all else that is as urgent.
+    /// The next request that nodes wait for. The order counts: what a pool needs to serve, records that are
+    /// overdue, podCIDRs, blocks, lists of blocks.
     pub(super) fn next_awaited(
         &mut self,
         settings: &Settings,
