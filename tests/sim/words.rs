@@ -187,8 +187,7 @@ pub fn of_agent(report: &AgentReport) -> String {
 }
 
 pub fn of_report(report: &Report) -> (Text, String) {
-    let (About::Node { name, uid } | About::Pool { name, uid } | About::Block { name, uid }) =
-        &report.about;
+    let About { name, uid, .. } = &report.about;
     (
         name.clone(),
         format!("{uid} {}: {}", report.reason, report.note),

@@ -187,10 +187,7 @@ impl BlockLoop {
             return;
         };
         if self.kept.insert(cidr) {
-            let about = About::Block {
-                name: block_name(&cidr).into(),
-                uid,
-            };
+            let about = About::new(Kind::Block, &block_name(&cidr).into(), &uid);
             let note = format!("its node is gone and its quarantine is over, but {what}");
             cx.reports.push(Report::info(about, KEPT, note));
         }

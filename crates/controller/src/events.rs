@@ -4,20 +4,19 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use tracing::{info, warn};
 
 use super::{About, Report};
+use crate::cluster::request::Kind;
 use cadastre_daemon::events::Notice;
 
 /// A line of the log.
 pub fn log(report: &Report) {
-    let (kind, name) = match &report.about {
-        About::Node { name, .. } => ("node", name),
-        About::Pool { name, .. } => ("pool", name),
-        About::Block { name, .. } => ("block", name),
-    };
-    match (kind, report.warning) {
-        ("node", true) => warn!(node.name = %name, reason = report.reason, "{}", report.note),
-        ("node", false) => info!(node.name = %name, reason = report.reason, "{}", report.note),
-        ("block", true) => warn!(block.name = %name, reason = report.reason, "{}", report.note),
-        ("block", false) => info!(block.name = %name, reason = report.reason, "{}", report.note),
+    let name = &report.about.name;
+    match (report.about.kind, report.warning) {
+        (Kind::Node, true) => warn!(node.name = %name, reason = report.reason, "{}", report.note),
+        (Kind::Node, false) => info!(node.name = %name, reason = report.reason, "{}", report.note),
+        (Kind::Block, true) => warn!(block.name = %name, reason = report.reason, "{}", report.note),
+        (Kind::Block, false) => {
+            info!(block.name = %name, reason = report.reason, "{}", report.note);
+        }
         (_, true) => warn!(pool.name = %name, reason = report.reason, "{}", report.note),
         (_, false) => info!(pool.name = %name, reason = report.reason, "{}", report.note),
     }
@@ -25,16 +24,15 @@ pub fn log(report: &Report) {
 
 /// An event.
 pub fn notice(report: Report) -> Notice {
-    const CADASTRE: &str = "cadastre.dev/v1alpha1";
-    let (version, kind, name, uid) = match report.about {
-        About::Node { name, uid } => ("v1", "Node", name, uid),
-        About::Pool { name, uid } => (CADASTRE, "IPPool", name, uid),
-        About::Block { name, uid } => (CADASTRE, "IPAMBlock", name, uid),
+    let About { kind, name, uid } = report.about;
+    let version = match kind {
+        Kind::Node => "v1",
+        Kind::Subnet | Kind::Block | Kind::Pool => "cadastre.dev/v1alpha1",
     };
     Notice {
         about: ObjectReference {
             api_version: Some(version.to_owned()),
-            kind: Some(kind.to_owned()),
+            kind: Some(kind.name().to_owned()),
             name: Some(name.to_string()),
             uid: Some(uid.to_string()),
             ..ObjectReference::default()

@@ -279,10 +279,7 @@ impl Fence {
         if let Outcome::Refused(Refusal::Rejected(why)) = outcome
             && self.told.insert(key)
         {
-            let about = About::Node {
-                name: name.clone(),
-                uid: uid.clone(),
-            };
+            let about = About::new(Kind::Node, name, uid);
             let note = format!(
                 "the API server refuses to annotate this node after a change of leaders: no node gets podCIDRs until it can be annotated or is deleted: {why}"
             );

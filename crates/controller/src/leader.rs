@@ -138,13 +138,8 @@ impl Leader {
         stopping: bool,
         now: Now,
     ) -> Option<(Request, Purpose)> {
-        if self.survey
-            || self
-                .registry
-                .pools
-                .next_at()
-                .is_some_and(|at| at <= now.mono)
-        {
+        let due = self.registry.pools.next_at();
+        if self.survey || due.is_some_and(|at| at <= now.mono) {
             self.survey_pools(world, settings, reports, now);
         }
         if !stopping {

@@ -19,7 +19,7 @@ use super::refusals::Call;
 use super::registry::Registry;
 use super::report::{About, DUPLICATE_ADDRESS, Report};
 use super::{Context, Purpose};
-use crate::cluster::request::{Outcome, Request};
+use crate::cluster::request::{Kind, Outcome, Request};
 use crate::cluster::seen::{AgentReport, Node, PodUid, Subnet, Text};
 use crate::cluster::world::report_of;
 use crate::registry::blocks::Noted;
@@ -195,10 +195,7 @@ impl Leaks {
             if told == Some(false) {
                 let range = Cidr::host(*addr);
                 if let Some(pool) = cx.registry.pools.of(&range) {
-                    let about = About::Pool {
-                        name: pool.name.clone(),
-                        uid: pool.uid.clone(),
-                    };
+                    let about = About::new(Kind::Pool, &pool.name, &pool.uid);
                     let note = format!(
                         "several pods report {addr}: find them (kubectl get pods -A -o wide | grep -w {addr}) and delete all but one"
                     );

@@ -227,10 +227,7 @@ impl PoolLoop {
             if before.as_ref() == Some(&state) || !(bad || was_bad) {
                 continue;
             }
-            let about = About::Pool {
-                name: pool.name.clone(),
-                uid: pool.uid.clone(),
-            };
+            let about = About::new(Kind::Pool, &pool.name, &pool.uid);
             let reason = event_reason(kind, bad);
             reports.push(Report {
                 about,

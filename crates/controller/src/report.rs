@@ -1,26 +1,27 @@
 //! Kubernetes events to be: told once, when a state changes.
 
+use crate::cluster::request::Kind;
 use crate::cluster::seen::{Node, Text};
 
-/// What an event is about.
+/// The object that an event is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "fields named for what they are")]
-pub enum About {
-    /// A Node
-    Node { name: Text, uid: Text },
-    /// An IPPool
-    Pool { name: Text, uid: Text },
-    /// An IPAMBlock
-    Block { name: Text, uid: Text },
+pub struct About {
+    pub kind: Kind,
+    pub name: Text,
+    pub uid: Text,
 }
 
 impl About {
+    /// The object of that name and UID.
+    pub(crate) fn new(kind: Kind, name: &Text, uid: &Text) -> Self {
+        let (name, uid) = (name.clone(), uid.clone());
+        About { kind, name, uid }
+    }
+
     /// The node as seen.
     pub fn node(node: &Node) -> Self {
-        About::Node {
-            name: node.name.clone(),
-            uid: node.uid.clone(),
-        }
+        About::new(Kind::Node, &node.name, &node.uid)
     }
 }
 

@@ -6,12 +6,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::inventory::Inventory;
-use cadastre_controller::cluster::request::Request;
+use cadastre_controller::cluster::request::{Kind, Request};
 use cadastre_controller::cluster::seen::Text;
 use cadastre_controller::demand::Demand;
 use cadastre_controller::podcidr::{PodCidrs, Reason};
 use cadastre_controller::registry::Registry;
-use cadastre_controller::{About, Context};
+use cadastre_controller::{Context, Report};
 use cadastre_core::Cidr;
 
 /// What would come of it.
@@ -90,10 +90,10 @@ pub(crate) fn simulate_now(inventory: &Inventory) -> Outcome {
         outcome.waits_for(pool, node);
     }
     outcome.wanted_by_pods = demand.wanted_by_pods().cloned().collect();
-    for report in reports.into_iter().filter(|report| report.warning) {
-        if let About::Node { name, .. } = report.about {
-            outcome.notes.entry(name).or_default().push(report.note);
-        }
+    let of_node = |it: &Report| it.warning && it.about.kind == Kind::Node;
+    for report in reports.into_iter().filter(of_node) {
+        let notes = outcome.notes.entry(report.about.name);
+        notes.or_default().push(report.note);
     }
     outcome.registry = registry;
     outcome

@@ -2,6 +2,7 @@
 
 use super::Leader;
 use crate::Now;
+use crate::cluster::request::Kind;
 use crate::cluster::seen::{Block, Machine, Node, Text};
 use crate::cluster::table::Delta;
 use crate::cluster::world::World;
@@ -271,10 +272,7 @@ pub(super) fn report_overlaps(node: &Node, synced: &Synced, reports: &mut Vec<Re
             "its podCIDR {range} overlaps podCIDRs of node \"{}\": pods of both may get the same addresses; drain and delete one of the two Node objects and restart its kubelet",
             node.name
         );
-        let about = About::Node {
-            name: name.clone(),
-            uid: uid.clone(),
-        };
+        let about = About::new(Kind::Node, name, uid);
         reports.push(Report::warning(about, OVERLAPPING, note));
     }
 }

@@ -1,7 +1,7 @@
 //! What is told of calls that keep failing.
 
 use super::Leader;
-use crate::cluster::request::Outcome;
+use crate::cluster::request::{Kind, Outcome};
 use crate::cluster::seen::Text;
 use crate::cluster::world::World;
 use crate::purpose::Step;
@@ -103,11 +103,8 @@ impl Leader {
         let node = |name: &Text| world.nodes.get(name).map(|node| About::node(node));
         Some(match (call, purpose) {
             (Call::AssignPodCidrs(_), Purpose::Assign { name, uid }) => {
-                let (name, uid) = (name.clone(), uid.clone());
-                (
-                    About::Node { name, uid },
-                    "podCIDRs for this node".to_owned(),
-                )
+                let about = About::new(Kind::Node, name, uid);
+                (about, "podCIDRs for this node".to_owned())
             }
             (Call::WriteSubnet(name), _) => (node(name)?, "the spec of its NodeSubnet".to_owned()),
             (Call::SetSubnetConditions(name), _) => {
@@ -115,22 +112,17 @@ impl Leader {
             }
             (Call::WriteBlock(cidr), _) => {
                 let owner = &self.registry.blocks.get(cidr)?.owner;
-                let (name, uid) = (owner.name.clone(), owner.uid.clone());
                 let whose = if owner.resting {
                     " (the node is gone)"
                 } else {
                     ""
                 };
                 let what = format!("IPAMBlock {cidr} of this node{whose}");
-                (About::Node { name, uid }, what)
+                (About::new(Kind::Node, &owner.name, &owner.uid), what)
             }
             (Call::SetPoolStatus(name), _) => {
-                let uid = world.pools.get(name)?.uid.clone();
-                let name = name.clone();
-                (
-                    About::Pool { name, uid },
-                    "the status of this pool".to_owned(),
-                )
+                let about = About::new(Kind::Pool, name, &world.pools.get(name)?.uid);
+                (about, "the status of this pool".to_owned())
             }
             _ => return None,
         })

@@ -11,6 +11,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::cluster::request::Kind;
 use crate::cluster::seen::{Node, Subnet, Text};
 use crate::cluster::world::World;
 use crate::pools::PoolState;
@@ -101,10 +102,7 @@ impl Registry {
                 continue;
             };
             entry.told = true;
-            let about = About::Node {
-                name: entry.name.clone(),
-                uid: uid.clone(),
-            };
+            let about = About::new(Kind::Node, &entry.name, uid);
             let note = format!("{}: {ADVICE}", too_wide_text(cidr));
             reports.push(Report::warning(about, PODCIDR_TOO_WIDE, note));
         }

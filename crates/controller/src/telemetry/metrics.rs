@@ -178,11 +178,8 @@ impl ControllerMetrics {
         self.later.reset();
         let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
         for (name, load) in loops {
-            let gauge = |all: &IntGaugeVec, keys| {
-                all.with_label_values(&[name]).set(number(keys));
-            };
-            gauge(&self.ready, load.ready);
-            gauge(&self.later, load.later);
+            count(&self.ready, name, load.ready);
+            count(&self.later, name, load.later);
             let before = counted.insert(name, load.added).unwrap_or(0);
             let new = load.added.checked_sub(before).unwrap_or(load.added);
             self.added.with_label_values(&[name]).inc_by(new);
@@ -194,22 +191,19 @@ impl ControllerMetrics {
         self.set_loops(&view.loops);
         for reason in ["no_pool", "pool_not_ready", "pool_full", "write_refused"] {
             let waiting = view.waiting.get(reason).copied().unwrap_or(0);
-            self.waiting
-                .with_label_values(&[reason])
-                .set(number(waiting));
+            count(&self.waiting, reason, waiting);
         }
         self.oldest_wait.set(view.oldest_wait.as_secs_f64());
         self.overlapping.set(number(view.overlaps));
         self.too_wide.set(number(view.too_wide));
         self.unclear.set(number(view.unclear));
         for state in ["held", "recalled", "provisional", "quarantined", "overdue"] {
-            let count = view.blocks.get(state).copied().unwrap_or(0);
-            self.blocks.with_label_values(&[state]).set(number(count));
+            let blocks = view.blocks.get(state).copied().unwrap_or(0);
+            count(&self.blocks, state, blocks);
         }
         let (candidates, age, asked) = view.leaks;
-        for (state, count) in [("candidate", candidates), ("asked", asked)] {
-            self.leaks.with_label_values(&[state]).set(number(count));
-        }
+        count(&self.leaks, "candidate", candidates);
+        count(&self.leaks, "asked", asked);
         for (kind, age) in [("address", age), ("block", view.oldest_rest)] {
             self.oldest
                 .with_label_values(&[kind])
@@ -218,15 +212,17 @@ impl ControllerMetrics {
         self.doubled.set(number(view.doubled));
         self.refused.set(number(view.refused));
         for kind in Kind::ALL {
-            let count = view.refused_writes.get(&kind).copied().unwrap_or(0);
-            self.refused_writes
-                .with_label_values(&[kind.name()])
-                .set(number(count));
+            let refused = view.refused_writes.get(&kind).copied().unwrap_or(0);
+            count(&self.refused_writes, kind.name(), refused);
         }
         self.second_writer
             .inc_by(view.second_writer.saturating_sub(self.second_writer.get()));
         self.pools.set(view);
     }
+}
+
+fn count(gauges: &IntGaugeVec, label: &str, count: usize) {
+    gauges.with_label_values(&[label]).set(number(count));
 }
 
 fn number(count: impl TryInto<i64>) -> i64 {
