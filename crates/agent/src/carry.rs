@@ -202,31 +202,15 @@ impl Carrier {
                     let looked = ledger.look().await.map_err(StoreTrouble::from);
                     Answer::Looked(looked.map(|snapshot| with_netns(snapshot, &service)))
                 }
-                Question::Hold { holding, known } => {
-                    let held = ledger.with(move |it| {
-                        it.hold(&holding)?;
-                        it.adopt(&known)
-                    });
-                    Answer::Held(held.await.map(|_| ()).map_err(StoreTrouble::from))
-                }
-                Question::Release(cidr, uid) => {
-                    let released = ledger.with(move |it| it.release(cidr, &uid));
-                    Answer::Released(released.await.map_err(StoreTrouble::from))
+                Question::Transact(transaction) => {
+                    let failed = transaction.clone();
+                    let done = ledger.with(move |it| transaction.run(it)).await;
+                    done.unwrap_or_else(|error| failed.failed(error.into()))
                 }
                 Question::Free(attachment) => {
                     let call = Call::until(clock::since_boot() + FREE_LIMIT);
                     let freed = ledger.ask(Op::Del(attachment), call).await;
                     Answer::Freed(freed.map(|_| ()).map_err(|refusal| refusal.to_string()))
-                }
-                Question::ReadNotes => Answer::Notes(
-                    ledger
-                        .with(|it| it.pod_notes())
-                        .await
-                        .map_err(StoreTrouble::from),
-                ),
-                Question::Note(notes, gone) => {
-                    let noted = ledger.with(move |it| it.note_pods(&notes, &gone));
-                    Answer::Noted(noted.await.map_err(StoreTrouble::from))
                 }
                 Question::Sandboxes => {
                     let told = witnesses.sandboxes().await;

@@ -14,6 +14,7 @@ use super::namespaces::Namespaces;
 use super::pods::{Pod, Pods};
 use super::wishes::WishBook;
 use cadastre_api::POOLS_ANNOTATION;
+use cadastre_daemon::events::Notice;
 use cadastre_node::Add;
 
 /// Both of it.
@@ -60,6 +61,10 @@ pub struct Desk {
     pub turned_away: Option<String>,
     /// Who wants addresses that are not there
     pub wishes: WishBook,
+    /// Whether the loop should know of what has changed here
+    pub is_changed: bool,
+    /// What people are to be told
+    pub notices: Vec<Notice>,
     /// Directories in which network namespaces were seen
     pub netns_roots: BTreeSet<PathBuf>,
     /// What was complained of, by pod UID

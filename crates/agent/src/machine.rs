@@ -73,6 +73,7 @@ use outward::{Files, Masquerade};
 
 pub use words::{
     Answer, Effect, Event, Figure, FilesTold, Found, Looked, Question, Serving, StoreTrouble,
+    Transaction,
 };
 
 /// So often it is seen to that the store is still there.

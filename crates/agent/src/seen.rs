@@ -33,6 +33,27 @@ pub struct SubnetSeen {
 }
 
 impl SubnetSeen {
+    /// With what people ask for in its annotations.
+    pub fn new(
+        uid: String,
+        version: String,
+        spec: Result<NodeSubnetSpec, String>,
+        status: NodeSubnetStatus,
+        requests: Requests,
+    ) -> Self {
+        let suspects = spec.iter().flat_map(|spec| &spec.suspects);
+        let suspects = suspects.filter_map(|it| Addr::parse_lenient(&it.address));
+        let by_people = requests.release.iter().chain(&requests.container_gone);
+        Self {
+            named: suspects.chain(by_people.map(|(addr, _)| *addr)).collect(),
+            container_gone: requests.container_gone,
+            uid,
+            version,
+            spec,
+            status,
+        }
+    }
+
     /// Its spec, if that can be read and is of the Node object of that UID.
     pub fn spec_of(&self, node_uid: Option<&str>) -> Option<&NodeSubnetSpec> {
         let spec = self.spec.as_ref().ok()?;
@@ -52,17 +73,13 @@ pub fn subnet(subnet: NodeSubnetLite) -> SubnetSeen {
     let annotations = subnet.metadata.annotations.unwrap_or_default();
     let requests = Requests::read(|name| annotations.get(name).map(String::as_str));
     let spec: Result<NodeSubnetSpec, _> = serde_json::from_value(subnet.spec);
-    let suspects = spec.iter().flat_map(|spec| &spec.suspects);
-    let suspects = suspects.filter_map(|it| Addr::parse_lenient(&it.address));
-    let by_people = requests.release.iter().chain(&requests.container_gone);
-    SubnetSeen {
-        uid: subnet.metadata.uid.unwrap_or_default(),
-        named: suspects.chain(by_people.map(|(addr, _)| *addr)).collect(),
-        container_gone: requests.container_gone,
-        version: subnet.metadata.resource_version.unwrap_or_default(),
-        spec: spec.map_err(|error| error.to_string()),
-        status: serde_json::from_value(subnet.status).unwrap_or_default(),
-    }
+    SubnetSeen::new(
+        subnet.metadata.uid.unwrap_or_default(),
+        subnet.metadata.resource_version.unwrap_or_default(),
+        spec.map_err(|error| error.to_string()),
+        serde_json::from_value(subnet.status).unwrap_or_default(),
+        requests,
+    )
 }
 
 /// The NodeAddresses.

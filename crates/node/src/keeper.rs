@@ -11,7 +11,7 @@
 //! an ADD that was asked for before a DEL that another process has done.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::thread::{self, JoinHandle};
@@ -20,7 +20,7 @@ use std::time::Duration;
 use super::clock;
 use super::fault::Fault;
 use super::ledger::Ledger;
-use super::ops::{Answer, Op, Refusal};
+use super::ops::{Answer, Now, Op, Refusal};
 use super::store::{Store, StoreError};
 
 /// How a keeper works.
@@ -64,8 +64,13 @@ pub struct Call {
 impl Call {
     /// Asked for now.
     pub fn until(deadline: Duration) -> Self {
+        Self::at(clock::since_boot(), deadline)
+    }
+
+    /// Asked for at that time.
+    pub fn at(asked: Duration, deadline: Duration) -> Self {
         Self {
-            asked: clock::since_boot(),
+            asked,
             deadline,
             waits: None,
         }
@@ -119,11 +124,11 @@ impl Keeper {
     /// Starts it. The file must be there; it is opened for the first request.
     pub fn start(path: &Path, settings: Settings) -> io::Result<(Self, Handle)> {
         let (sender, requests) = sync_channel(settings.waiting);
+        let (path, wait) = (path.to_owned(), settings.wait);
         let work = Work {
-            path: path.to_owned(),
             settings,
             requests,
-            store: None,
+            desk: Desk::new(move || Store::open_existing(&path, wait)),
         };
         let thread = thread::Builder::new().name("store".to_owned());
         let thread = thread.spawn(move || work.run())?;
@@ -139,12 +144,7 @@ impl Keeper {
 impl Handle {
     /// Does an operation, unless nobody waits for it any more when its turn comes. Never blocks.
     pub fn ask(&self, op: Op, call: Call, reply: Reply) {
-        let asked = call.asked;
-        let work = move |ledger: &mut Ledger<'_>| ledger.run_asked(&op, asked);
-        let reply = move |result: Result<_, Arc<StoreError>>| {
-            reply(result.unwrap_or_else(|error| Err(error.refusal())));
-        };
-        self.send(Some(call), work, reply);
+        self.send(Request::op(op, call, reply));
     }
 
     /// Does something with the ledger, in one transaction with what waits. `reply` takes the result on the
@@ -154,24 +154,10 @@ impl Handle {
         work: impl FnOnce(&mut Ledger<'_>) -> Result<T, Fault> + Send + 'static,
         reply: impl FnOnce(Result<T, Arc<StoreError>>) + Send + 'static,
     ) {
-        self.send(None, work, reply);
+        self.send(Request::work(None, work, reply));
     }
 
-    fn send<T: Send + 'static>(
-        &self,
-        call: Option<Call>,
-        work: impl FnOnce(&mut Ledger<'_>) -> Result<T, Fault> + Send + 'static,
-        reply: impl FnOnce(Result<T, Arc<StoreError>>) + Send + 'static,
-    ) {
-        let job = Job {
-            work: Some(work),
-            result: None,
-            reply,
-        };
-        let request = Request {
-            call,
-            job: Box::new(job),
-        };
+    fn send(&self, request: Request) {
         let (request, what) = match self.sender.try_send(request) {
             Ok(()) => return,
             Err(TrySendError::Full(request)) => (request, "too many calls wait for it"),
@@ -181,10 +167,40 @@ impl Handle {
     }
 }
 
-struct Request {
+/// Something to be done with the store, and who takes the result.
+pub struct Request {
     /// `None`: it is done in any case
     call: Option<Call>,
     job: Box<dyn Step>,
+}
+
+impl Request {
+    /// An operation, unless nobody waits for it any more when its turn comes.
+    pub fn op(op: Op, call: Call, reply: Reply) -> Self {
+        let asked = call.asked;
+        let work = move |ledger: &mut Ledger<'_>| ledger.run_asked(&op, asked);
+        let reply = move |result: Result<_, Arc<StoreError>>| {
+            reply(result.unwrap_or_else(|error| Err(error.refusal())));
+        };
+        Self::work(Some(call), work, reply)
+    }
+
+    /// Any work; without a call it is done in any case.
+    pub fn work<T: Send + 'static>(
+        call: Option<Call>,
+        work: impl FnOnce(&mut Ledger<'_>) -> Result<T, Fault> + Send + 'static,
+        reply: impl FnOnce(Result<T, Arc<StoreError>>) + Send + 'static,
+    ) -> Self {
+        let job = Job {
+            work: Some(work),
+            result: None,
+            reply,
+        };
+        Self {
+            call,
+            job: Box::new(job),
+        }
+    }
 }
 
 /// What is done in a transaction, and after it.
@@ -230,16 +246,15 @@ const GONE: StoreError = StoreError::Busy {
 };
 
 struct Work {
-    path: PathBuf,
     settings: Settings,
     requests: Receiver<Request>,
-    store: Option<Store>,
+    desk: Desk,
 }
 
 impl Work {
     fn run(mut self) {
         loop {
-            let first = if self.store.is_some() {
+            let first = if self.desk.has_file() {
                 self.requests.recv_timeout(self.settings.idle)
             } else {
                 let first = self.requests.recv();
@@ -250,23 +265,52 @@ impl Work {
                     let mut group = vec![first];
                     let more = self.settings.group.saturating_sub(1);
                     group.extend(self.requests.try_iter().take(more));
-                    self.serve(group);
+                    self.desk.serve(group, clock::now);
                 }
-                Err(RecvTimeoutError::Timeout) => self.store = None,
+                Err(RecvTimeoutError::Timeout) => self.desk.close(),
                 Err(RecvTimeoutError::Disconnected) => return,
             }
         }
     }
+}
 
-    fn serve(&mut self, group: Vec<Request>) {
+type Open = Box<dyn FnMut() -> Result<Store, StoreError> + Send>;
+
+/// What the keeper's thread does with its requests. It reads no clock and waits for nobody but for the file.
+pub struct Desk {
+    open: Open,
+    store: Option<Store>,
+}
+
+impl Desk {
+    /// `open` opens the file when it is needed.
+    pub fn new(open: impl FnMut() -> Result<Store, StoreError> + Send + 'static) -> Self {
+        Self {
+            open: Box::new(open),
+            store: None,
+        }
+    }
+
+    /// Whether it has the file, so that no other process does.
+    pub fn has_file(&self) -> bool {
+        self.store.is_some()
+    }
+
+    /// Lets go of the file until something is to be done.
+    pub fn close(&mut self) {
+        self.store = None;
+    }
+
+    /// Does these in one transaction, those for which somebody waits once the file is there, and then answers all.
+    pub fn serve(&mut self, group: Vec<Request>, now: impl FnOnce() -> Now) {
         let mut store = match self.store.take() {
             Some(store) => store,
-            None => match Store::open_existing(&self.path, self.settings.wait) {
+            None => match (self.open)() {
                 Ok(store) => store,
                 Err(error) => return finish(group, &Err(Arc::new(error))),
             },
         };
-        let now = clock::now();
+        let now = now();
         let mut group = still_waited_for(group, now.since_boot);
         let done = store.transact(&now, |ledger| {
             group.iter_mut().try_for_each(|it| it.job.run(ledger))

@@ -10,6 +10,7 @@ use super::opening::{Memory, Then};
 use super::taking::Taking;
 use super::{
     Answer, Effect, Figure, Looked, Machine, Question, STARTING, STORE_PAUSE, StoreTrouble,
+    Transaction,
 };
 use crate::demand::to_let_go;
 use crate::leaks::{Claims, Evidence, Reason};
@@ -282,7 +283,7 @@ impl Machine {
                 looked,
                 then,
             };
-            let question = Question::Release(cidr, uid);
+            let question = Question::Transact(Transaction::Release(cidr, uid));
             return Next::Ask(Asked::Release(Box::new(releasing)), question);
         }
         if any {
@@ -373,7 +374,7 @@ impl Machine {
             return Next::Go(Phase::Tell);
         }
         if self.notes.is_unread() {
-            return Next::Ask(Asked::ReadNotes, Question::ReadNotes);
+            return Next::Ask(Asked::ReadNotes, Question::Transact(Transaction::ReadNotes));
         }
         self.compare_notes(now)
     }
@@ -383,7 +384,7 @@ impl Machine {
         if news.is_empty() {
             return Next::Go(Phase::Tell);
         }
-        let question = Question::Note(news.notes.clone(), news.gone.clone());
+        let question = Question::Transact(Transaction::Note(news.notes.clone(), news.gone.clone()));
         Next::Ask(Asked::Note(Box::new(news)), question)
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tracing::{debug, info};
 
 use super::cycle::{Asked, Next, Phase};
-use super::{Effect, Machine, Offer, Question, STORE_PAUSE, StoreTrouble, Told};
+use super::{Effect, Machine, Offer, Question, STORE_PAUSE, StoreTrouble, Told, Transaction};
 use crate::choice::serving;
 use crate::cri::Sandbox;
 use crate::rebuild;
@@ -112,7 +112,8 @@ impl Machine {
         self.offer_pools(&taking);
         self.notes.changed();
         let holding = taking.wanted.clone();
-        Next::Ask(Asked::Hold(taking), Question::Hold { holding, known })
+        let hold = Transaction::Hold { holding, known };
+        Next::Ask(Asked::Hold(taking), Question::Transact(hold))
     }
 
     pub(super) fn taken_over(

@@ -103,7 +103,7 @@ fn o3_what_is_in_use_of_a_new_pod_cidr_is_asked_before_and_taken_over_with_it() 
     bench.sandboxes = Ok(vec![sandbox("c1", "10.9.0.7")]);
     bench.pass(3 * SECOND);
     bench.run_to("hold");
-    let Some(Question::Hold { holding, known }) = &bench.open else {
+    let Some(Question::Transact(Transaction::Hold { holding, known })) = &bench.open else {
         panic!("no hold")
     };
     assert_eq!(holding.blocks.len(), 1);
@@ -124,7 +124,7 @@ fn o4_what_was_asked_about_is_held_whatever_came_meanwhile() {
     bench.run_to("sandboxes");
     bench.subnet(2, pod_cidrs(&["10.9.0.0/24", "10.9.1.0/24"]));
     bench.run_to("hold");
-    let Some(Question::Hold { holding, .. }) = &bench.open else {
+    let Some(Question::Transact(Transaction::Hold { holding, .. })) = &bench.open else {
         panic!("no hold")
     };
     assert_eq!(holding.blocks.len(), 1, "nobody was asked about the other");
@@ -245,7 +245,7 @@ fn o8_notes_are_read_before_they_are_compared_and_again_when_something_came_mean
     bench.pass(2 * SECOND);
     let effects = bench.run_to("note");
     assert!(!asked(&effects).contains(&"read notes"));
-    let Some(Question::Note(notes, gone)) = &bench.open else {
+    let Some(Question::Transact(Transaction::Note(notes, gone))) = &bench.open else {
         panic!("no notes")
     };
     assert_eq!((notes[0].pod.uid.as_str(), gone.len()), ("u2", 0));

@@ -20,7 +20,7 @@ use cadastre_core::Cidr;
 use cadastre_core::holding::Holding;
 use cadastre_daemon::events::Notice;
 use cadastre_daemon::watch::Step;
-use cadastre_node::{Attachment, Known, PodNote, PodRef, Snapshot};
+use cadastre_node::{Attachment, Fault, Known, Ledger, PodNote, PodRef, Snapshot};
 
 /// What happened.
 #[derive(Debug)]
@@ -84,6 +84,17 @@ pub enum Question {
     },
     /// All there is, and STATUS from now on: [`Answer::Looked`]
     Look,
+    /// Do that with the store, as a whole or not at all
+    Transact(Transaction),
+    /// DEL: [`Answer::Freed`]
+    Free(Attachment),
+    /// All sandboxes of this node with their addresses: [`Answer::Sandboxes`]
+    Sandboxes,
+}
+
+/// What is done with the store.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Transaction {
     /// Hold that, and in the same transaction take over what is in use of it: [`Answer::Held`]
     Hold {
         /// What is held
@@ -93,14 +104,39 @@ pub enum Question {
     },
     /// Let go of a block if it is empty: [`Answer::Released`]
     Release(Cidr, String),
-    /// DEL: [`Answer::Freed`]
-    Free(Attachment),
     /// What is noted of pods: [`Answer::Notes`]
     ReadNotes,
     /// Note these, and forget those: [`Answer::Noted`]
     Note(Vec<PodNote>, Vec<PodRef>),
-    /// All sandboxes of this node with their addresses: [`Answer::Sandboxes`]
-    Sandboxes,
+}
+
+impl Transaction {
+    /// Does it; after a fault nothing has changed.
+    pub fn run(self, ledger: &mut Ledger<'_>) -> Result<Answer, Fault> {
+        Ok(match self {
+            Self::Hold { holding, known } => {
+                ledger.hold(&holding)?;
+                ledger.adopt(&known)?;
+                Answer::Held(Ok(()))
+            }
+            Self::Release(cidr, uid) => Answer::Released(Ok(ledger.release(cidr, &uid)?)),
+            Self::ReadNotes => Answer::Notes(Ok(ledger.pod_notes()?)),
+            Self::Note(notes, gone) => {
+                ledger.note_pods(&notes, &gone)?;
+                Answer::Noted(Ok(()))
+            }
+        })
+    }
+
+    /// What is answered where it could not be done.
+    pub fn failed(&self, trouble: StoreTrouble) -> Answer {
+        match self {
+            Self::Hold { .. } => Answer::Held(Err(trouble)),
+            Self::Release(..) => Answer::Released(Err(trouble)),
+            Self::ReadNotes => Answer::Notes(Err(trouble)),
+            Self::Note(..) => Answer::Noted(Err(trouble)),
+        }
+    }
 }
 
 /// What came of a [`Question`].

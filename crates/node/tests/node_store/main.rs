@@ -10,6 +10,7 @@
 mod asking;
 mod compare;
 mod crash;
+#[path = "../../../../tests/common/memory_disk.rs"]
 mod disk;
 mod file;
 mod kills;

@@ -214,11 +214,11 @@ impl Bench {
                 Answer::Made(Ok(0))
             }
             Question::Look => Answer::Looked(Ok(self.looked())),
-            Question::Hold { holding, .. } => {
+            Question::Transact(Transaction::Hold { holding, .. }) => {
                 self.hold(&holding);
                 Answer::Held(Ok(()))
             }
-            Question::Release(cidr, _) => {
+            Question::Transact(Transaction::Release(cidr, _)) => {
                 self.snapshot.blocks.retain(|it| it.cidr != cidr);
                 Answer::Released(Ok(true))
             }
@@ -227,8 +227,8 @@ impl Bench {
                 tenants.retain(|it| it.attachment != attachment);
                 Answer::Freed(Ok(()))
             }
-            Question::ReadNotes => Answer::Notes(Ok(Vec::new())),
-            Question::Note(..) => Answer::Noted(Ok(())),
+            Question::Transact(Transaction::ReadNotes) => Answer::Notes(Ok(Vec::new())),
+            Question::Transact(Transaction::Note(..)) => Answer::Noted(Ok(())),
             Question::Sandboxes => Answer::Sandboxes(self.sandboxes.clone()),
         }
     }
@@ -319,11 +319,11 @@ pub fn name(question: &Question) -> &'static str {
         Question::Close(_) => "close",
         Question::Make { .. } => "make",
         Question::Look => "look",
-        Question::Hold { .. } => "hold",
-        Question::Release(..) => "release",
+        Question::Transact(Transaction::Hold { .. }) => "hold",
+        Question::Transact(Transaction::Release(..)) => "release",
         Question::Free(_) => "free",
-        Question::ReadNotes => "read notes",
-        Question::Note(..) => "note",
+        Question::Transact(Transaction::ReadNotes) => "read notes",
+        Question::Transact(Transaction::Note(..)) => "note",
         Question::Sandboxes => "sandboxes",
     }
 }

@@ -1,5 +1,7 @@
 //! Disks in memory: such as fail, fill up, or lose their power.
 
+#![allow(dead_code, reason = "no test needs all of it")]
+
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -8,6 +10,9 @@ use std::time::Duration;
 use cadastre_node::{Disk, Find, Store, StoreError};
 
 use crate::rng::Rng;
+
+/// What a disk writes as a whole.
+const SECTOR: usize = 512;
 
 /// What happens at some access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -151,10 +156,14 @@ fn apply(bytes: &mut Vec<u8>, change: &Change, takes: impl Fn(usize) -> bool) {
             if bytes.len() < at + data.len() {
                 bytes.resize(at + data.len(), 0);
             }
-            for (n, byte) in data.iter().enumerate() {
-                if takes((at + n) / 512) {
-                    bytes[at + n] = *byte;
+            let mut from = 0;
+            while from < data.len() {
+                let sector = (at + from) / SECTOR;
+                let to = data.len().min((sector + 1) * SECTOR - at);
+                if takes(sector) {
+                    bytes[at + from..at + to].copy_from_slice(&data[from..to]);
                 }
+                from = to;
             }
         }
     }
@@ -217,9 +226,12 @@ impl Disk for MemoryDisk {
         let mut state = self.0.lock().unwrap();
         state.step(false)?;
         state.syncs += 1;
-        let State { seen, lasting, .. } = &mut *state;
-        lasting.clone_from(seen);
-        state.unsynced.clear();
+        let State {
+            lasting, unsynced, ..
+        } = &mut *state;
+        for change in unsynced.drain(..) {
+            apply(lasting, &change, |_| true);
+        }
         Ok(())
     }
 }
