@@ -12,6 +12,7 @@ use cadastre_controller::cluster::seen::{AgentReport, BlockWord, PodUid, Subnet,
 use cadastre_core::{Addr, Cidr, Family, Span};
 
 use super::clock::{Clocks, Time};
+use super::host::Host;
 
 /// Names a block: its CIDR and the UID of its object.
 pub type Key = (Cidr, Text);
@@ -30,6 +31,32 @@ pub struct Held {
     pub released: bool,
     /// Of a released one: whether it has vanished from the list since.
     vanished: bool,
+}
+
+impl Held {
+    /// As a shipped agent's ledger has it.
+    pub fn of_ledger(pool: Text, node: Text, listed: bool, released: bool) -> Self {
+        Held {
+            pool,
+            node,
+            recall: None,
+            reserved: Vec::new(),
+            listed,
+            released,
+            vanished: false,
+        }
+    }
+}
+
+impl Given {
+    /// As a shipped agent's ledger has it.
+    pub fn of_ledger(block: Key, pod: Option<Text>) -> Self {
+        Given {
+            block,
+            pod,
+            cool_until: Duration::ZERO,
+        }
+    }
 }
 
 /// An address in the store.
@@ -82,6 +109,10 @@ pub struct Agent {
     pub given: BTreeMap<Addr, Given>,
     /// Pods that wait for addresses.
     pub pending: BTreeSet<Text>,
+    /// Where the shipped agent runs. What is above is what its store says, then.
+    pub host: Option<Box<Host>>,
+    /// Addresses that cool, by block, where the shipped agent runs.
+    pub cooling: BTreeMap<Key, u64>,
 }
 
 impl Agent {
@@ -107,6 +138,8 @@ impl Agent {
             blocks: BTreeMap::new(),
             given: BTreeMap::new(),
             pending: BTreeSet::new(),
+            host: None,
+            cooling: BTreeMap::new(),
         }
     }
 
@@ -321,9 +354,8 @@ impl Agent {
         }
     }
 
-    /// What time brings about: addresses have cooled, empty blocks are let go. Returns these. One that
-    /// is `hasty` does not look whether they are empty.
-    pub fn let_go(&mut self, now: Time, hasty: bool) -> Vec<Key> {
+    /// What time brings about: addresses have cooled, empty blocks are let go. Returns these.
+    pub fn let_go(&mut self, now: Time) -> Vec<Key> {
         let mono = self.clocks.mono(now);
         self.given
             .retain(|_, it| it.pod.is_some() || it.cool_until > mono);
@@ -332,7 +364,7 @@ impl Agent {
         };
         let asked = |(_, held): &(&Key, &Held)| held.recall.is_some();
         let asked = self.uses(&uid).filter(asked).map(|(key, _)| key.clone());
-        let empty: Vec<Key> = asked.filter(|key| hasty || self.is_empty(key)).collect();
+        let empty: Vec<Key> = asked.filter(|key| self.is_empty(key)).collect();
         for key in &empty {
             if let Some(held) = self.blocks.get_mut(key) {
                 held.released = true;

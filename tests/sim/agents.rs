@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use cadastre_controller::cluster::seen::{AgentReport, Machine, Node, Pod, Text};
 use cadastre_core::Addr;
-use cadastre_core::mutation::Mutation;
 
 use super::agent::{Agent, Habits};
 use super::api::{Api, Author, Commit};
 use super::checks::Violation;
 use super::clock::{MS, SECOND, Time};
+use super::host::Host;
 use super::run::{Due, Sim};
 
 /// What comes to an agent.
@@ -83,8 +83,15 @@ impl Sim {
                 cooldown: self.rng.below(8) * SECOND,
                 forgets: self.rng.chance(5_000),
             };
-            let agent = Agent::new(node.name.clone(), habits);
+            let mut agent = Agent::new(node.name.clone(), habits);
+            if self.plan.shipped {
+                agent.host = Some(Box::new(Host::new(self.plan.seed ^ id as u64)));
+            }
             self.machines.agents.push(agent);
+            if self.plan.shipped {
+                self.machines.of_node.insert(node.uid.clone(), id);
+                self.start_host(id);
+            }
         } else if self.machines.agents[id].is_off {
             self.after(MS, Due::Agent(id, Act::Start));
         }
@@ -94,6 +101,7 @@ impl Sim {
                 agent.forgotten.clear();
             }
         }
+        self.end_earlier_hosts(id);
         let machine = (node.machine.clone(), id);
         self.machines.last.insert(node.name.clone(), machine);
         self.machines.of_node.insert(node.uid.clone(), id);
@@ -101,6 +109,11 @@ impl Sim {
 
     /// Agents' watches get what concerns them.
     pub fn tell_agents(&mut self, commit: &Commit) {
+        for id in 0..self.machines.agents.len() {
+            if self.machines.agents[id].host.is_some() {
+                self.tell_host(id, commit);
+            }
+        }
         let (name, uid) = match commit {
             Commit::Subnet(before, after) => {
                 let Some(subnet) = after.as_ref().or(before.as_ref()) else {
@@ -125,7 +138,7 @@ impl Sim {
         };
         for id in 0..self.machines.agents.len() {
             let agent = &mut self.machines.agents[id];
-            if agent.name != name || agent.is_off {
+            if agent.name != name || agent.is_off || agent.host.is_some() {
                 continue;
             }
             match (&uid, commit) {
@@ -167,6 +180,9 @@ impl Sim {
 
     /// Its watches start over: what they bring is how things are now.
     pub fn list_anew(&mut self, id: usize) {
+        if self.machines.agents[id].host.is_some() {
+            return self.relist_host(id, false);
+        }
         let agent = &mut self.machines.agents[id];
         let subnet = self.api.subnets.get(&agent.name).cloned();
         let node = self.api.nodes.get(&agent.name).map(|node| node.uid.clone());
@@ -187,10 +203,18 @@ impl Sim {
             if self.was_restored() && !self.machines.agents[id].is_off {
                 return Ok(());
             }
+            if self.machines.agents[id].host.is_some() {
+                self.start_host(id);
+                return Ok(());
+            }
             self.machines.agents[id].restart();
             self.list_anew(id);
             let name = self.machines.agents[id].name.clone();
             self.log(Some(&name), || format!("agent {id} starts"));
+            return Ok(());
+        }
+        if self.machines.agents[id].host.is_some() {
+            self.act_of_host(id, &act);
             return Ok(());
         }
         let agent = &mut self.machines.agents[id];
@@ -255,8 +279,7 @@ impl Sim {
             });
             self.judge(self.check_taken(id, &key))?;
         }
-        let hasty = Mutation::BlocksReleasedInUse.is_on();
-        for key in self.machines.agents[id].let_go(self.now, hasty) {
+        for key in self.machines.agents[id].let_go(self.now) {
             self.log(Some(&name), || {
                 format!("agent {id} releases {} {}", key.0, key.1)
             });
@@ -297,7 +320,7 @@ impl Sim {
     }
 
     /// Whether the Node that the agent takes its machine for has been deleted, and it has not heard of that.
-    fn is_outlived(&self, id: usize) -> bool {
+    pub fn is_outlived(&self, id: usize) -> bool {
         let agent = &self.machines.agents[id];
         let is_so = |uid: &Text| {
             let node = self.api.nodes.get(&agent.name);
@@ -364,6 +387,14 @@ impl Sim {
         let id = self.rng.index(self.machines.agents.len().max(1));
         let what = self.rng.below(10);
         let is_spared = self.is_listened_to();
+        let is_shipped = |agent: &Agent| agent.host.is_some();
+        if self.machines.agents.get(id).is_some_and(is_shipped) {
+            if !is_spared && !self.machines.agents[id].is_off {
+                let what = 10 * what + self.rng.below(10);
+                self.befall_host(id, what);
+            }
+            return;
+        }
         let Some(agent) = self.machines.agents.get_mut(id).filter(|_| !is_spared) else {
             return;
         };
@@ -404,7 +435,9 @@ impl Sim {
             let agent = &mut self.machines.agents[id];
             (agent.paused_until, agent.held_until) = (self.now, self.now);
             agent.clocks.set_pace(self.now, 1_000_000, self.now);
-            if !agent.is_off {
+            if agent.host.is_some() {
+                self.calm_host(id);
+            } else if !agent.is_off {
                 self.list_anew(id);
                 self.after(0, Due::Agent(id, Act::Hear));
                 self.after(0, Due::Agent(id, Act::HearNode));
@@ -434,8 +467,12 @@ impl Sim {
         self.machines
             .of_pod
             .insert(uid.clone(), (id, node.uid.clone()));
-        self.machines.agents[id].pending.insert(uid);
-        self.after(MS, Due::Agent(id, Act::Tick));
+        if self.machines.agents[id].host.is_some() {
+            self.host_runs(id, &uid, &name);
+        } else {
+            self.machines.agents[id].pending.insert(uid);
+            self.after(MS, Due::Agent(id, Act::Tick));
+        }
         let lives = self.rng.stretch(5 * SECOND, 200 * SECOND);
         let end = if self.rng.chance(3_000) {
             Due::PodFinishes(name)
@@ -458,9 +495,13 @@ impl Sim {
         if !lives || pod.finished {
             return;
         }
-        let given = &self.machines.agents[*id].given;
-        let own = given.iter().filter(|(_, it)| it.pod.as_ref() == Some(uid));
-        let addresses = own.map(|(addr, _)| *addr).collect();
+        let agent = &self.machines.agents[*id];
+        let own = agent.given.iter();
+        let own = own.filter(|(_, it)| it.pod.as_ref() == Some(uid));
+        let addresses = match &agent.host {
+            Some(_) => self.addresses_on_host(*id, uid),
+            None => own.map(|(addr, _)| *addr).collect(),
+        };
         let pod = Pod {
             addresses,
             ..Pod::clone(&pod)
@@ -494,7 +535,15 @@ impl Sim {
     /// The machine hears of it: mostly before the API does, as it is the kubelet that ends a pod.
     pub fn pod_ended(&mut self, uid: &Text) {
         if let Some((id, _)) = self.machines.of_pod.get(uid) {
-            let (id, lag) = (*id, self.rng.stretch(MS, 10 * SECOND));
+            let id = *id;
+            let is_shipped = self.machines.agents[id].host.is_some();
+            // It may be cut off from the API server, which forgets the pod.
+            let is_forced = is_shipped && self.rough && self.rng.chance(1_500);
+            let lag = if is_forced {
+                self.rng.between(20, 150) * SECOND
+            } else {
+                self.rng.stretch(MS, 10 * SECOND)
+            };
             self.after(lag, Due::Agent(id, Act::PodEnded(uid.clone())));
         }
     }

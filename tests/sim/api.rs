@@ -6,7 +6,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use cadastre_api::{Requests, block_name};
+use cadastre_agent::seen::AddressesSeen;
+use cadastre_api::{NodeAddressesSpec, NodeSubnetStatus, Requests, block_name};
+use cadastre_controller::cluster::agent_report;
 use cadastre_controller::cluster::lease::{Answer, Ask, Record};
 use cadastre_controller::cluster::request::{
     Assignment, Kind as Of, Known, Outcome, Refusal, Request, Spec, Touch,
@@ -48,7 +50,10 @@ pub enum Commit {
     Subnet(Option<Arc<Subnet>>, Option<Arc<Subnet>>),
     Block(Option<Arc<Block>>, Option<Arc<Block>>),
     Service,
-    Pod,
+    /// On that node; whether it is there.
+    Pod(Text, Arc<Pod>, bool),
+    /// The NodeAddresses of a node.
+    Addresses(Text, Option<AddressesSeen>),
 }
 
 /// What etcd holds at one moment.
@@ -63,6 +68,8 @@ pub struct State {
     pub lease: Option<Record>,
     finalized: BTreeSet<Text>,
     placed: BTreeMap<Text, Text>,
+    statuses: BTreeMap<Text, NodeSubnetStatus>,
+    addresses: BTreeMap<Text, AddressesSeen>,
 }
 
 #[derive(Default)]
@@ -80,6 +87,10 @@ pub struct Api {
     pub renewals: BTreeMap<String, Timestamp>,
     /// UIDs of nodes that somebody's finalizer holds.
     pub finalized: BTreeSet<Text>,
+    /// What agents have written into the status of NodeSubnets, by UID, and NodeAddresses by name, where they are
+    /// the shipped ones.
+    pub statuses: BTreeMap<Text, NodeSubnetStatus>,
+    pub addresses: BTreeMap<Text, AddressesSeen>,
     /// Where each pod runs, by its UID.
     pub placed: BTreeMap<Text, Text>,
     /// Whether the Lease does not keep what is named in it.
@@ -116,6 +127,8 @@ impl Api {
             lease: self.lease.clone(),
             finalized: self.finalized.clone(),
             placed: self.placed.clone(),
+            statuses: self.statuses.clone(),
+            addresses: self.addresses.clone(),
         }
     }
 
@@ -132,6 +145,8 @@ impl Api {
         self.lease = state.lease;
         self.finalized = state.finalized;
         self.placed = state.placed;
+        self.statuses = state.statuses;
+        self.addresses = state.addresses;
     }
 
     // What the world does. Each keeps the server's rules but needs no guard.
@@ -209,7 +224,15 @@ impl Api {
     pub fn delete_subnet(&mut self, name: &str, at: Time) {
         let version = self.revision();
         let before = self.subnets.remove(name, version, at);
-        if before.is_some() {
+        if let Some(subnet) = &before {
+            self.statuses.remove(&subnet.uid);
+            // What it owns goes with it.
+            let is_owned = |it: &AddressesSeen| *it.owner == *subnet.uid;
+            if self.addresses.get(name).is_some_and(is_owned) {
+                self.addresses.remove(name);
+                self.commits
+                    .push(Commit::Addresses(subnet.name.clone(), None));
+            }
             self.commits.push(Commit::Subnet(before, None));
         }
     }
@@ -245,16 +268,16 @@ impl Api {
 
     pub fn put_pod(&mut self, pod: Pod, node: Text, at: Time) {
         let version = self.revision();
-        self.placed.insert(pod.uid.clone(), node);
-        self.pods.put(pod, version, at);
-        self.commits.push(Commit::Pod);
+        self.placed.insert(pod.uid.clone(), node.clone());
+        let pod = self.pods.put(pod, version, at);
+        self.commits.push(Commit::Pod(node, pod, true));
     }
 
     pub fn delete_pod(&mut self, name: &str, at: Time) {
         let version = self.revision();
         if let Some(pod) = self.pods.remove(name, version, at) {
-            self.placed.remove(&pod.uid);
-            self.commits.push(Commit::Pod);
+            let node = self.placed.remove(&pod.uid).unwrap_or_else(|| "".into());
+            self.commits.push(Commit::Pod(node, pod, false));
         }
     }
 
@@ -482,6 +505,51 @@ impl Api {
             };
             self.put_subnet(subnet, at);
         }
+        true
+    }
+
+    /// A shipped agent writes its status onto that version: what is stored then, if it is that version.
+    pub fn publish_status(
+        &mut self,
+        name: &Text,
+        version: u64,
+        status: NodeSubnetStatus,
+        at: Time,
+    ) -> Option<(u64, NodeSubnetStatus)> {
+        let known = self.subnets.get(name).cloned()?;
+        if known.version != version {
+            return None;
+        }
+        let status = NodeSubnetStatus {
+            conditions: Vec::new(),
+            ..status
+        };
+        let read = agent_report::read(&serde_json::to_value(&status).unwrap());
+        self.statuses.insert(known.uid.clone(), status.clone());
+        let report = *read.unwrap();
+        let taken = self.publish_report(name, (&known.uid, version), report, at);
+        assert!(taken, "the version was looked at");
+        Some((self.subnets.get(name)?.version, status))
+    }
+
+    /// A shipped agent writes its list of addresses.
+    pub fn write_addresses(
+        &mut self,
+        name: &Text,
+        owner: &Text,
+        is_new: bool,
+        list: NodeAddressesSpec,
+    ) -> bool {
+        if is_new == self.addresses.contains_key(name) {
+            return false;
+        }
+        let seen = AddressesSeen {
+            owner: owner.to_string(),
+            list,
+        };
+        self.addresses.insert(name.clone(), seen.clone());
+        self.commits
+            .push(Commit::Addresses(name.clone(), Some(seen)));
         true
     }
 

@@ -30,7 +30,7 @@ use cadastre_controller::cluster::lease::{Record as LeaseRecord, Takeover, Wante
 use cadastre_controller::cluster::request::{Assignment, Outcome, Request, RequestId, Spec};
 use cadastre_controller::cluster::seen::{Machine, Node, Pool, Subnet, Text};
 use cadastre_controller::{Outgoing, Report};
-use cadastre_core::Cidr;
+use cadastre_core::{Addr, Cidr};
 
 use super::api::{Api, Author, Commit};
 use super::clock::{SECOND, Time, seconds};
@@ -111,6 +111,8 @@ pub struct Checks {
     /// UIDs of pods that an agent gave addresses as a Node that was gone: nothing is promised to a machine that
     /// outlives its Node.
     pub given_too_late: BTreeSet<Text>,
+    /// Addresses that a machine's agent has freed as the Node of that UID, and until when they cool.
+    pub cooling: BTreeMap<Addr, (usize, Text, Time)>,
     /// What each process told, and how often, and what it told last of an object.
     told: BTreeMap<(Where, String), u32>,
     last_told: BTreeMap<(Where, String), String>,
@@ -545,7 +547,7 @@ impl Checks {
             Commit::Block(before, after) => {
                 return self.block_written(before.as_deref(), after.as_deref(), author, api, now);
             }
-            Commit::Service | Commit::Pod => {}
+            Commit::Service | Commit::Pod(..) | Commit::Addresses(..) => {}
         }
         Ok(())
     }
@@ -864,6 +866,6 @@ fn describe(commit: &Commit) -> String {
         Commit::Pool(a, b) => format!("pool {}", name(a.as_ref(), b.as_ref())),
         Commit::Subnet(a, b) => format!("subnet {}", name(a.as_ref(), b.as_ref())),
         Commit::Block(a, b) => format!("block {}", name(a.as_ref(), b.as_ref())),
-        Commit::Service | Commit::Pod => String::new(),
+        Commit::Service | Commit::Pod(..) | Commit::Addresses(..) => String::new(),
     }
 }

@@ -12,6 +12,7 @@
 //! | `run` | the run of one seed: what is due, step after step |
 //! | `plan` | what a seed draws first: size, roughness, length |
 //! | `api`, `kind` | the API server: guards, versions, lists and watches |
+//! | `host` | machines with the shipped agent |
 //! | `agent`, `agents` | agents of nodes, their faults, and the pods they serve |
 //! | `process`, `shell` | one process: clocks, watches, gate, requests, Lease |
 //! | `workload`, `faults` | what changes in the world, what befalls processes |
@@ -46,9 +47,12 @@ mod budget;
 mod checks;
 mod clock;
 mod faults;
+mod host;
 mod kind;
 mod known;
 mod lasting;
+#[path = "../common/memory_disk.rs"]
+mod memory_disk;
 mod mutations;
 mod parcels;
 mod plan;
@@ -68,6 +72,7 @@ mod trace;
 mod words;
 mod workload;
 
+use cadastre_controller::cluster::seen::Text;
 use cadastre_core::mutation::Mutation;
 use run::{Failure, Sim};
 use trace::Trace;

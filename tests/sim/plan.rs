@@ -47,6 +47,9 @@ pub struct Plan {
     pub restore: Option<(Time, Time)>,
     /// What is refused, unanswered or silent until the run turns calm.
     pub lasting: Lasting,
+    /// Whether nodes have the shipped agent, and what else than chance sets runs apart.
+    pub shipped: bool,
+    pub seed: u64,
 }
 
 /// How requests fare.
@@ -159,6 +162,8 @@ impl Plan {
             strangers: 0,
             restore: None,
             lasting: Lasting::default(),
+            shipped: false,
+            seed: 0,
         };
         let plan = Plan {
             tampering_blocks: plan.tampering_blocks && !plan.tampering,
@@ -216,6 +221,19 @@ impl Plan {
                 }
             }
             Weather::CrowdedBlocks | Weather::Restored => crowded(self, 10_000),
+            Weather::Agents => Plan {
+                blocks: 10_000,
+                processes: self.processes.min(2),
+                names: 2 + self.names % 3,
+                pools: self.pools.min(2),
+                rough_for: self.rough_for.min(150 * SECOND),
+                settle_for: 300 * SECOND,
+                work_every: self.work_every.min(SECOND),
+                tampering: false,
+                tampering_blocks: false,
+                second_writer: false,
+                ..self
+            },
             Weather::Behind => {
                 let plan = crowded(self, 0);
                 Plan {

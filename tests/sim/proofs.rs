@@ -34,6 +34,8 @@ pub enum Weather {
     BadClocks,
     /// As crowded; many answers are lost and many leaders end.
     Unclear,
+    /// Blocks and the shipped agent on each node.
+    Agents,
 }
 
 /// What finds a mutation.
@@ -68,8 +70,8 @@ const fn unit(name: &'static str) -> Proof {
 /// What finds it.
 pub fn proof(mutation: Mutation) -> Proof {
     use Weather::{
-        AsDrawn, BadClocks, Behind, Crowded, CrowdedBlocks, HandOvers, Restored, Scarce, Strangers,
-        Unclear, Untold,
+        Agents, AsDrawn, BadClocks, Behind, Crowded, CrowdedBlocks, HandOvers, Restored, Scarce,
+        Strangers, Unclear, Untold,
     };
     match mutation {
         // podCIDRs
@@ -272,7 +274,24 @@ pub fn proof(mutation: Mutation) -> Proof {
 
         // What the simulation plays
         TouchWithoutEffect => duplicate(Untold, 5_000),
-        BlocksReleasedInUse => sim(CrowdedBlocks, 20_000),
+        BlocksReleasedInUse | CoolingBlocksReleased | ReleasedBlocksForgotten => {
+            unit("node::ledger::tests::what_was_given_back_is_used_again_as_another_block_only")
+        }
+        DrainingBlocksGive => sim(Agents, 5_000),
+        DeleteFreesWholePod => sim(Agents, 3_000),
+        OneProofIsEnough => sim(Agents, 3_000),
+        WithdrawnBlocksGive => {
+            unit("node::ledger::tests::what_is_no_longer_listed_stays_with_who_has_it")
+        }
+        ReleaseToldBeforeStored => sim(Agents, 1_000),
+        AnsweredBeforeStored => sim(Agents, 3_000),
+        CooldownIgnored => sim(Agents, 3_000),
+        SandboxesIgnored => sim(Agents, 1_000),
+        NewStoreAtOnce => sim(Agents, 3_000),
+        LeaksNotFreed => sim(Agents, 3_000),
+        WishesNotTold => unit(
+            "agent::service::adding::tests::an_add_asks_for_a_block_of_its_best_pool_and_when_half_its_time_is_over_of_all",
+        ),
     }
 }
 

@@ -17,6 +17,7 @@ use super::api::{Api, Author, Commit};
 use super::budget::Budget;
 use super::checks::{Checks, Violation};
 use super::clock::{Clocks, MS, SECOND, Time};
+use super::host::{KubeletAct, Landing, ProcessAct};
 use super::lasting::Lasting;
 use super::mutations::Trial;
 use super::plan::Plan;
@@ -35,6 +36,11 @@ const CLOCKS: u32 = 3_000;
 
 /// In how many seeds the Lease does not keep what is named in it, as under holders of an earlier version.
 const UNNAMED: u32 = 1_000;
+
+/// In how many seeds nodes have the shipped agent, of ten thousand: as `SHIPPED` says.
+fn shipped_share() -> u32 {
+    super::search::number("SHIPPED").map_or(0, |share| u32::try_from(share).unwrap())
+}
 
 /// Something that will happen.
 pub enum Due {
@@ -76,6 +82,12 @@ pub enum Due {
     Served,
     /// Something comes to an agent.
     Agent(usize, Act),
+    /// Something comes to a run of the shipped agent; to its kubelet since a boot; it is started again.
+    Process(usize, u32, Box<ProcessAct>),
+    Kubelet(usize, u32, Box<KubeletAct>),
+    Revive(usize, u32),
+    /// What it writes arrives.
+    Landing(usize, Box<Landing>),
     /// A pod's addresses are told (UID); it finishes (name).
     PodReports(Text),
     PodFinishes(Text),
@@ -256,7 +268,16 @@ impl Sim {
             }
             _ => Lasting::default(),
         };
-        let plan = Plan { lasting, ..plan };
+        let shipped = match trial {
+            Some(_) => weather == Weather::Agents,
+            None => Rng::new(seed.rotate_left(7) ^ 0x5eed).chance(shipped_share()),
+        };
+        let plan = Plan {
+            lasting,
+            shipped,
+            seed,
+            ..plan
+        };
         let unnamed = match trial {
             Some(_) if weather != Weather::AsDrawn => weather == Weather::Untold,
             _ => chance.chance(UNNAMED),
@@ -425,6 +446,10 @@ impl Sim {
             Due::Register(node) => self.register_anew(*node),
             Due::Unmake(name, uid) => self.unmake(&name, &uid),
             Due::Agent(id, act) => return self.act(id, act),
+            Due::Process(id, run, act) => return self.process_acts(id, run, act),
+            Due::Kubelet(id, boot, act) => return self.kubelet_acts(id, boot, *act),
+            Due::Revive(id, boot) => self.revive_process(id, boot),
+            Due::Landing(id, landing) => return self.land_of_host(id, *landing),
             Due::PodReports(uid) => self.pod_reports(&uid),
             Due::PodFinishes(name) => self.pod_finishes(&name),
             _ => {}
@@ -482,6 +507,10 @@ impl Sim {
                     let outcome = Outcome::Unclear("the connection was lost".to_owned());
                     Due::Answer(place, outgoing.id, Box::new(outcome))
                 }
+                Due::Landing(id, landing) => match landing.lost() {
+                    Some((run, act)) => Due::Process(id, run, Box::new(act)),
+                    None => continue,
+                },
                 Due::LeaseArrive(place, _, Reply::After(_)) => {
                     Due::LeaseAnswer(place, Box::new(Answer::Unclear))
                 }
@@ -525,7 +554,8 @@ impl Sim {
                 Commit::Subnet(..) => Watched::Subnets,
                 Commit::Block(..) => Watched::Blocks,
                 Commit::Service => Watched::Services,
-                Commit::Pod => Watched::Pods,
+                Commit::Pod(..) => Watched::Pods,
+                Commit::Addresses(..) => continue,
             };
             if !kinds.contains(&kind) {
                 kinds.push(kind);

@@ -5,11 +5,14 @@
 //! |---|---|
 //! | `SEED`, `STEPS` | [`replay`]: from which seed on, how many steps at least |
 //! | `COMMIT` | the seeds of a commit begin at a number made of that text, which `make sim` gives; where there is none, of the clock |
+//! | `SHIPPED` | in how many seeds of ten thousand nodes have the shipped agent |
 //! | `MINUTES` | how long [`soak`] searches, from `SEED` on or from a number made of the clock |
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant, SystemTime};
 
+use super::mutations::Trial;
+use super::proofs::Weather;
 use super::run::{Sim, Tally};
 
 /// How many steps of seeds that nobody has run a run of all tests takes.
@@ -58,7 +61,7 @@ fn said(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|text| !text.is_empty())
 }
 
-fn number(name: &str) -> Option<u64> {
+pub fn number(name: &str) -> Option<u64> {
     let text = said(name)?;
     let number = text.parse();
     Some(number.unwrap_or_else(|_| panic!("{name}={text}: give a whole number")))
@@ -86,6 +89,29 @@ fn everything_promised_holds_over_many_seeds() {
             && sum.shown > 1_000
             && sum.restores > 5
             && sum.taken_up > 3,
+        "the runs do too little: {sum:?}"
+    );
+}
+
+/// How many steps with the shipped agent a run of all tests takes: each takes several times as long as others.
+const WITH_AGENTS: u64 = 1_000_000;
+
+#[test]
+fn everything_promised_holds_with_the_shipped_agent() {
+    let trial = Trial {
+        weather: Weather::Agents,
+        rule: None,
+    };
+    let mut sum = Tally::default();
+    for seed in 0.. {
+        let tally = Sim::run(seed, Some(trial)).unwrap_or_else(|failure| panic!("{failure}"));
+        sum.add(&tally);
+        if sum.steps >= WITH_AGENTS {
+            break;
+        }
+    }
+    assert!(
+        sum.given > 500 && sum.listed > 50 && sum.ended > 20,
         "the runs do too little: {sum:?}"
     );
 }

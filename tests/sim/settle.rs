@@ -39,10 +39,16 @@ impl Sim {
         {
             return Err(wrong("progress", "not one process leads".to_owned(), []));
         }
+        for id in 0..self.machines.agents.len() {
+            self.mirror(id, true)?;
+        }
         self.check_subnets()?;
         self.check_pools()?;
         self.check_served()?;
         self.check_blocks()?;
+        for id in 0..self.machines.agents.len() {
+            self.check_host_rest(id)?;
+        }
         let (at, what) = &self.checks.last_write;
         if *at + QUIET > self.now {
             let text = format!(

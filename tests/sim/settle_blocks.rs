@@ -94,7 +94,7 @@ impl Sim {
                 let text = format!("{} is listed {told:?} and uses {used:?}", node.name);
                 return wrong("blocks", text, [node.name.clone()]);
             }
-            let Some(report) = agent.report() else {
+            let Some(report) = self.word_of(node, agent) else {
                 continue;
             };
             self.check_spared(node, &report, &lists)?;
@@ -120,12 +120,27 @@ impl Sim {
                 .values()
                 .filter(|it| it.block == (cidr, block.clone()));
             let (used, cooling): (Vec<_>, Vec<_>) = of_block.partition(|it| it.pod.is_some());
-            return Some((used.len() as u64, cooling.len() as u64));
+            let key = (cidr, block.clone());
+            let rests = agent
+                .cooling
+                .get(&key)
+                .copied()
+                .unwrap_or(cooling.len() as u64);
+            return Some((used.len() as u64, rests));
         }
         let report = self.api.subnets.get(&node.name)?.report.as_ref()?;
         let report = (report.node_uid == node.uid).then_some(report)?;
         let word = report.of_block(&cidr, block)?;
         Some((word.used, word.cooling))
+    }
+
+    /// What an agent has to say; of a shipped one that is what it has said.
+    fn word_of(&self, node: &Node, agent: &Agent) -> Option<AgentReport> {
+        if agent.host.is_none() {
+            return agent.report();
+        }
+        let report = self.api.subnets.get(&node.name)?.report.as_deref()?;
+        (report.node_uid == node.uid).then(|| report.clone())
     }
 
     fn working_agent(&self, node: &Node) -> Option<&Agent> {
@@ -296,7 +311,7 @@ impl Sim {
             }
             for other in self.api.nodes.live.values().filter(|it| it.uid != node.uid) {
                 let agent = self.working_agent(other);
-                let Some(report) = agent.and_then(Agent::report) else {
+                let Some(report) = agent.and_then(|agent| self.word_of(other, agent)) else {
                     continue;
                 };
                 let theirs = self.standing(other, &shape, &report);

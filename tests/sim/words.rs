@@ -186,6 +186,11 @@ pub fn of_agent(report: &AgentReport) -> String {
     text
 }
 
+/// What a shipped agent says.
+pub fn of_status(status: &cadastre_api::NodeSubnetStatus) -> String {
+    serde_json::to_string(status).unwrap()
+}
+
 pub fn of_report(report: &Report) -> (Text, String) {
     let About { name, uid, .. } = &report.about;
     (

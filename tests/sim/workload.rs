@@ -57,6 +57,9 @@ impl Sim {
             self.create_node();
         }
         self.api.commits.clear();
+        for id in 0..self.machines.agents.len() {
+            self.relist_host(id, false);
+        }
         self.checks.begin(&self.api);
     }
 
@@ -89,6 +92,9 @@ impl Sim {
     fn crowd_in(&mut self) {
         if self.rng.chance(600) {
             self.befall_agent();
+        }
+        if self.plan.shipped && self.rng.chance(500) {
+            self.ask_of_node();
         }
         for _ in 0..self.rng.below(3) {
             if let Some(node) = self.some_node() {

@@ -37,6 +37,7 @@ use super::snapshot::{addresses, pod_uid};
 use super::superseded::superseded;
 use cadastre_api::Suspect;
 use cadastre_core::Addr;
+use cadastre_core::mutation::Mutation;
 use cadastre_node::{Attachment, Snapshot, Tenant};
 
 /// Between two looks at one that the node still has: at least and at most.
@@ -278,7 +279,7 @@ impl Candidate {
             Reason::PodGone | Reason::PodFinished | Reason::Suspect => {
                 let is_live = |pods: &Pods| is_live(pods, &self.pod_uid);
                 let by_api = pods.is_some_and(|pods| pods.is_complete() && !is_live(pods));
-                by_api && no_sandbox
+                by_api && (no_sandbox || Mutation::OneProofIsEnough.is_on())
             }
         }
     }

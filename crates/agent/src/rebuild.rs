@@ -76,7 +76,8 @@ pub fn known(
             });
         }
     };
-    for sandbox in sandboxes {
+    let told = sandboxes.iter();
+    for sandbox in told.filter(|_| !Mutation::SandboxesIgnored.is_on()) {
         let attachment = first(sandbox.id.clone());
         more(attachment, sandbox.pod.clone(), &sandbox.addresses);
     }

@@ -14,6 +14,7 @@ use cadastre_api::{
     PoolDemand, Suspect,
 };
 use cadastre_core::Addr;
+use cadastre_core::mutation::Mutation;
 use cadastre_node::{BlockCount, BlockState, Snapshot};
 
 /// A demand above this is taken for a mistake.
@@ -57,7 +58,9 @@ fn blocks(snapshot: &Snapshot) -> Vec<BlockReport> {
     let mut blocks: Vec<_> = blocks.collect();
     blocks.sort_by_key(|it| it.cidr);
     let report = |it: &BlockCount| {
-        let released = it.state == BlockState::Released;
+        let is_unused = it.counts.used + it.counts.cooling == 0;
+        let early = is_unused && Mutation::ReleaseToldBeforeStored.is_on();
+        let released = it.state == BlockState::Released || early;
         BlockReport {
             cidr: it.cidr.to_string(),
             uid: cut(&it.uid, 128),

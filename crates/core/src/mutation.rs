@@ -221,6 +221,32 @@ mutations! {
     TouchWithoutEffect,
     /// An agent lets go of blocks that are in use.
     BlocksReleasedInUse,
+    /// A DEL frees what other containers of the same pod have.
+    DeleteFreesWholePod,
+    /// That the API server has no pod is proof enough to free its addresses.
+    OneProofIsEnough,
+    /// A block that is to be emptied gives new addresses.
+    DrainingBlocksGive,
+    /// A block that is listed no more gives new addresses.
+    WithdrawnBlocksGive,
+    /// A block is told as released as soon as nothing of it is in use.
+    ReleaseToldBeforeStored,
+    /// A plugin is answered before the store has it.
+    AnsweredBeforeStored,
+    /// A released address is given before it has cooled.
+    CooldownIgnored,
+    /// A block is released while addresses of it cool.
+    CoolingBlocksReleased,
+    /// What was released and is listed again gives again, though the API server was put back.
+    ReleasedBlocksForgotten,
+    /// A store that was lost is made anew without what the runtime knows.
+    SandboxesIgnored,
+    /// A store that was lost is made anew before the API server has told of anything.
+    NewStoreAtOnce,
+    /// Leaked addresses that are proven to be nobody's are not freed.
+    LeaksNotFreed,
+    /// An ADD that finds nothing waits, and the agent asks for no block.
+    WishesNotTold,
 }
 
 #[cfg(not(debug_assertions))]

@@ -11,6 +11,7 @@
 //! an ADD that was asked for before a DEL that another process has done.
 
 use std::io;
+use std::mem;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
@@ -22,6 +23,7 @@ use super::fault::Fault;
 use super::ledger::Ledger;
 use super::ops::{Answer, Now, Op, Refusal};
 use super::store::{Store, StoreError};
+use cadastre_core::mutation::Mutation;
 
 /// How a keeper works.
 #[derive(Clone, Debug)]
@@ -313,7 +315,11 @@ impl Desk {
         let now = now();
         let mut group = still_waited_for(group, now.since_boot);
         let done = store.transact(&now, |ledger| {
-            group.iter_mut().try_for_each(|it| it.job.run(ledger))
+            group.iter_mut().try_for_each(|it| it.job.run(ledger))?;
+            if Mutation::AnsweredBeforeStored.is_on() {
+                finish(mem::take(&mut group), &Ok(()));
+            }
+            Ok(())
         });
         if done.is_ok() {
             self.store = Some(store);

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::{Event, Machine, Offer, Told};
 use crate::pods::Pod;
+use cadastre_core::mutation::Mutation;
 use cadastre_daemon::watch::Change;
 use cadastre_daemon::watch::Step;
 use cadastre_node::Now;
@@ -46,7 +47,9 @@ impl Machine {
             Event::Answer(answer) => self.answer = Some(answer),
             Event::Proven(proven) => {
                 self.is_proving = false;
-                self.proven.extend(proven);
+                if !Mutation::LeaksNotFreed.is_on() {
+                    self.proven.extend(proven);
+                }
             }
             Event::Written(written) => self.status_written(written, now),
             Event::Listed(listed) => self.list_written(listed, now),

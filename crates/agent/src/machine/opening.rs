@@ -13,6 +13,7 @@ use crate::rebuild;
 use cadastre_api::NodeAddressesSpec;
 use cadastre_core::holding::Holding;
 use cadastre_core::inert::some;
+use cadastre_core::mutation::Mutation;
 use cadastre_node::Now;
 
 const REBUILDING: &str = "this node's store of addresses was lost, and the agent makes it anew from what the API server and the runtime know: nothing can be given before; see the agent's log if this lasts";
@@ -123,7 +124,7 @@ impl Machine {
             }
             _ => "",
         };
-        if !missing.is_empty() {
+        if !missing.is_empty() && !Mutation::NewStoreAtOnce.is_on() {
             self.say_once(format!(
                 "there is no store yet, and none can be made: {missing}"
             ));

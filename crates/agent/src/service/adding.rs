@@ -17,6 +17,7 @@ use crate::choice::{Asked, decide};
 use crate::events;
 use crate::known::{Desk, Shown};
 use crate::pods::Pod;
+use cadastre_core::mutation::Mutation;
 use cadastre_node::{Add, Answer, Pools, Refusal, Why};
 
 /// How long an ADD that does not depend on it waits for its pod to be seen, while the watch is at work: the
@@ -268,7 +269,7 @@ impl Adding {
 
     fn wish(&self, wait: &Wait, desk: &mut Desk, now: Duration) {
         let pools = &wait.wanted[..wait.wished];
-        if !pools.is_empty() {
+        if !pools.is_empty() && !Mutation::WishesNotTold.is_on() {
             desk.wishes.add(&self.add.attachment, pools, now);
             desk.is_changed = true;
         }

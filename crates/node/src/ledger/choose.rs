@@ -8,6 +8,7 @@ use super::kv::Table;
 use super::record::{Address, BlockRecord, BlockState, Cursor, Stamp};
 use super::tables::Read;
 use cadastre_core::holding::PoolTerms;
+use cadastre_core::mutation::Mutation;
 use cadastre_core::usable::{Usable, above, covering, union, usable};
 use cadastre_core::{Addr, Cidr, Family, Span};
 
@@ -152,8 +153,8 @@ fn rested<R: Read + ?Sized>(
         }
         let freed = kv.release_of(addr)?;
         return Ok(match freed.at.rests(now, cooldown_ms) {
-            Some(left) => Rested::NotYet(left),
-            None => Rested::One { sequence, addr },
+            Some(left) if !Mutation::CooldownIgnored.is_on() => Rested::NotYet(left),
+            _ => Rested::One { sequence, addr },
         });
     }
     Ok(nothing)

@@ -10,6 +10,7 @@ use super::kv::Table;
 use super::record::{Address, BlockRecord, BlockState, Stamp, cidr_key, given_back_key};
 use super::tables::{Read, Write};
 use cadastre_core::holding::{Block, Holding, PoolTerms};
+use cadastre_core::mutation::Mutation;
 use cadastre_core::usable::usable;
 use cadastre_core::{Cidr, Span};
 
@@ -51,10 +52,10 @@ pub(crate) fn hold<W: Write + ?Sized>(
         if gone {
             remove(kv, *cidr, old)?;
         } else {
-            let new = BlockRecord {
-                state: BlockState::Withdrawn,
-                ..old.clone()
-            };
+            let mut new = old.clone();
+            if !Mutation::WithdrawnBlocksGive.is_on() {
+                new.state = BlockState::Withdrawn;
+            }
             put_block(kv, *cidr, Some(old), &new, searched.get(cidr))?;
         }
     }
@@ -73,8 +74,8 @@ fn state<R: Read + ?Sized>(
     if old.is_some_and(|it| it.state == BlockState::Released && it.uid == *uid) {
         return Ok(BlockState::Released);
     }
-    if !kv.was_given_back(*cidr, uid)? {
-        let drains = block.draining;
+    if !kv.was_given_back(*cidr, uid)? || Mutation::ReleasedBlocksForgotten.is_on() {
+        let drains = block.draining && !Mutation::DrainingBlocksGive.is_on();
         return Ok(if drains {
             BlockState::Draining
         } else {
@@ -106,7 +107,7 @@ pub(crate) fn release<W: Write + ?Sized>(
     if old.state == BlockState::Released {
         return Ok(true);
     }
-    if !is_empty(kv, cidr, &old.pool, stamp)? {
+    if !is_empty(kv, cidr, &old.pool, stamp)? && !Mutation::BlocksReleasedInUse.is_on() {
         return Ok(false);
     }
     remove(kv, cidr, &old)?;
@@ -227,7 +228,7 @@ fn is_empty<R: Read + ?Sized>(kv: &R, cidr: Cidr, pool: &str, now: Stamp) -> Res
             Some(Address::Freed(freed))
                 if freed.block == cidr && freed.at.rests(now, cooldown).is_some() =>
             {
-                return Ok(false);
+                return Ok(Mutation::CoolingBlocksReleased.is_on());
             }
             _ => {}
         }

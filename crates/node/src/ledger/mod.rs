@@ -41,6 +41,7 @@ use super::ops::{Answer, Now, Op, PodRef, Refusal};
 use super::pods::PodNote;
 use cadastre_core::Cidr;
 use cadastre_core::holding::Holding;
+use cadastre_core::mutation::Mutation;
 use kv::{KvMut, Table};
 use record::full_name;
 use tables::{Read, Write};
@@ -177,6 +178,13 @@ impl<'a> Ledger<'a> {
                 deletions::remember_del(self.kv, attachment, asked, self.now, stamp)?;
                 if let Some(record) = self.kv.record(attachment)? {
                     apply::take_back(self.kv, attachment, &record, self.now, stamp)?;
+                    if Mutation::DeleteFreesWholePod.is_on() {
+                        for (other, of) in self.kv.attachments(None)? {
+                            if of.pod == record.pod {
+                                apply::take_back(self.kv, &other, &of, self.now, stamp)?;
+                            }
+                        }
+                    }
                 }
                 Ok(Answer::Done)
             }

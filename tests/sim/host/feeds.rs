@@ -1,0 +1,347 @@
+//! What the watches of an agent bring, and when.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+use cadastre_agent::machine::Event;
+use cadastre_agent::pods::Pod;
+use cadastre_agent::seen::{AddressesSeen, NodeSeen, SubnetSeen};
+use cadastre_api::{HeldBlock, Recall};
+use cadastre_controller::cluster::seen::{Node, Pod as ApiPod, Subnet, Text};
+use cadastre_core::Cidr;
+use cadastre_daemon::watch::{Change, Step};
+
+use super::Verdict;
+use super::process::ProcessAct;
+use crate::agent::key;
+use crate::api::{Api, Commit};
+use crate::clock::{MS, SECOND, Time};
+use crate::run::{Due, Sim};
+
+/// A watch of an agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Line {
+    Node,
+    Subnet,
+    Addresses,
+    Pods,
+}
+
+impl Line {
+    const ALL: [Self; 4] = [Self::Node, Self::Subnet, Self::Addresses, Self::Pods];
+}
+
+/// What they have not brought yet.
+#[derive(Default)]
+pub struct Feeds {
+    node: VecDeque<Step<NodeSeen>>,
+    subnet: VecDeque<Step<SubnetSeen>>,
+    addresses: VecDeque<Step<AddressesSeen>>,
+    pods: VecDeque<Step<Pod>>,
+    scheduled: [bool; 4],
+    /// Whether the running list has shown the Node.
+    node_listed: bool,
+    /// Ranges that may be given from, and since when others may not any more, by the NodeSubnet as it was heard.
+    givable: BTreeSet<Cidr>,
+    pub ended: BTreeMap<Cidr, Time>,
+}
+
+impl Feeds {
+    fn is_empty(&self, line: Line) -> bool {
+        match line {
+            Line::Node => self.node.is_empty(),
+            Line::Subnet => self.subnet.is_empty(),
+            Line::Addresses => self.addresses.is_empty(),
+            Line::Pods => self.pods.is_empty(),
+        }
+    }
+
+    /// What may be given from by a NodeSubnet for that Node.
+    fn subnet_shown(&mut self, subnet: &SubnetSeen, node: Option<&Text>, now: Time) {
+        let spec = subnet.spec_of(node.map(|uid| &**uid));
+        // A new podCIDR keeps everything else waiting until all is known of it.
+        let Some(spec) = spec.filter(|spec| spec.pod_cidrs.is_empty()) else {
+            self.givable.clear();
+            self.ended.clear();
+            return;
+        };
+        let gives = |block: &&HeldBlock| block.recall != Some(Recall::Drain);
+        let givable = spec.blocks.iter().filter(gives);
+        let givable: BTreeSet<Cidr> = givable.map(|it| key(it).0).collect();
+        for cidr in self.givable.difference(&givable) {
+            self.ended.insert(*cidr, now);
+        }
+        self.ended.retain(|cidr, _| !givable.contains(cidr));
+        self.givable = givable;
+    }
+
+    /// What a step of its watch says of the Node: its UID, if there is one.
+    fn node_shown(&mut self, change: &Change<NodeSeen>, node: &mut Option<Text>) {
+        match change {
+            Change::Restarted { .. } => self.node_listed = false,
+            Change::Applied(seen) => {
+                self.node_listed = true;
+                *node = Some(seen.uid.as_str().into());
+            }
+            Change::Listed if !self.node_listed => *node = None,
+            Change::Deleted(_) => *node = None,
+            Change::Listed | Change::Reached(_) => {}
+        }
+    }
+
+    fn next(&mut self, line: Line) -> Option<Event> {
+        match line {
+            Line::Node => self.node.pop_front().map(Event::Node),
+            Line::Subnet => self.subnet.pop_front().map(Event::Subnet),
+            Line::Addresses => self.addresses.pop_front().map(Event::Addresses),
+            Line::Pods => self.pods.pop_front().map(Event::Pod),
+        }
+    }
+}
+
+fn seen_node(node: &Node) -> NodeSeen {
+    NodeSeen {
+        uid: node.uid.to_string(),
+    }
+}
+
+/// A NodeSubnet as an agent reads it.
+fn seen_subnet(subnet: &Subnet, api: &Api) -> SubnetSeen {
+    SubnetSeen::new(
+        subnet.uid.to_string(),
+        subnet.version.to_string(),
+        subnet.spec.clone(),
+        api.statuses.get(&subnet.uid).cloned().unwrap_or_default(),
+        subnet.requests.clone(),
+    )
+}
+
+/// A pod as an agent reads it.
+fn seen_pod(pod: &ApiPod) -> Pod {
+    let (namespace, name) = pod.name.split_once('/').unwrap();
+    Pod {
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+        uid: pod.uid.to_string(),
+        mirrors: pod.mirror_of.as_ref().map(ToString::to_string),
+        finished: pod.finished,
+        addresses: pod.addresses.to_vec(),
+        ..Pod::default()
+    }
+}
+
+fn listing<T>(asked: Duration, all: impl IntoIterator<Item = T>) -> VecDeque<Step<T>> {
+    let mut steps = VecDeque::from([Change::Restarted { asked }]);
+    steps.extend(all.into_iter().map(Change::Applied));
+    steps.push_back(Change::Listed);
+    steps.into_iter().map(Step::Change).collect()
+}
+
+impl Sim {
+    /// Whether the Node is this machine's, which sees no other one of its name.
+    fn is_host_of(&self, id: usize, uid: &Text) -> bool {
+        self.machines.of_node.get(uid) == Some(&id)
+    }
+
+    /// What changed comes to the machine's watches.
+    pub fn tell_host(&mut self, id: usize, commit: &Commit) {
+        let name = &self.machines.agents[id].name;
+        let line = match commit {
+            Commit::Node(before, after) => {
+                let node = after.as_ref().or(before.as_ref());
+                let of = node.filter(|it| it.name == *name).cloned();
+                let was_mine = before
+                    .as_ref()
+                    .is_some_and(|it| self.is_host_of(id, &it.uid));
+                let is_mine = after
+                    .as_ref()
+                    .is_some_and(|it| self.is_host_of(id, &it.uid));
+                let same = matches!((before, after), (Some(b), Some(a)) if b.uid == a.uid);
+                let Some(node) = of.filter(|_| (was_mine || is_mine) && !same) else {
+                    return;
+                };
+                let change = if is_mine {
+                    Change::Applied(seen_node(&node))
+                } else {
+                    Change::Deleted(seen_node(&node))
+                };
+                let Some(host) = self.host_mut(id) else {
+                    return;
+                };
+                host.feeds.node.push_back(Step::Change(change));
+                Line::Node
+            }
+            Commit::Subnet(before, after) => {
+                let subnet = after.as_ref().or(before.as_ref());
+                let Some(subnet) = subnet.filter(|it| it.name == *name) else {
+                    return;
+                };
+                let seen = seen_subnet(subnet, &self.api);
+                let change = if after.is_some() {
+                    Change::Applied(seen)
+                } else {
+                    Change::Deleted(seen)
+                };
+                let Some(host) = self.host_mut(id) else {
+                    return;
+                };
+                host.feeds.subnet.push_back(Step::Change(change));
+                Line::Subnet
+            }
+            Commit::Pod(node, pod, is_there) => {
+                if node != name {
+                    return;
+                }
+                let seen = seen_pod(pod);
+                let change = if *is_there {
+                    Change::Applied(seen)
+                } else {
+                    Change::Deleted(seen)
+                };
+                let Some(host) = self.host_mut(id) else {
+                    return;
+                };
+                host.feeds.pods.push_back(Step::Change(change));
+                Line::Pods
+            }
+            Commit::Addresses(of, after) => {
+                if of != name {
+                    return;
+                }
+                let change = match after {
+                    Some(after) => Change::Applied(after.clone()),
+                    None => Change::Deleted(AddressesSeen {
+                        owner: String::new(),
+                        list: cadastre_api::NodeAddressesSpec::default(),
+                    }),
+                };
+                let Some(host) = self.host_mut(id) else {
+                    return;
+                };
+                host.feeds.addresses.push_back(Step::Change(change));
+                Line::Addresses
+            }
+            _ => return,
+        };
+        self.schedule_line(id, line);
+    }
+
+    /// All its watches begin anew with a list.
+    pub fn relist_host(&mut self, id: usize, is_cut: bool) {
+        let asked = self.host_now(id).since_boot;
+        let name = self.machines.agents[id].name.clone();
+        let node = self.api.nodes.get(&name).cloned();
+        let node = node.filter(|node| self.is_host_of(id, &node.uid));
+        let subnet = self.api.subnets.get(&name).cloned();
+        let subnet = subnet.map(|it| seen_subnet(&it, &self.api));
+        let addresses = self.api.addresses.get(&name).cloned();
+        let pods: Vec<Pod> = self.api.pods_on(&name).map(|pod| seen_pod(pod)).collect();
+        let Some(host) = self.host_mut(id) else {
+            return;
+        };
+        let feeds = &mut host.feeds;
+        feeds.node = listing(asked, node.map(|node| seen_node(&node)));
+        feeds.subnet = listing(asked, subnet);
+        feeds.addresses = listing(asked, addresses);
+        feeds.pods = listing(asked, pods);
+        if is_cut {
+            feeds.node.push_front(Step::Trouble);
+            feeds.subnet.push_front(Step::Trouble);
+            feeds.addresses.push_front(Step::Trouble);
+            feeds.pods.push_front(Step::Trouble);
+        }
+        for line in Line::ALL {
+            self.schedule_line(id, line);
+        }
+    }
+
+    fn schedule_line(&mut self, id: usize, line: Line) {
+        let is_spared = self.is_listened_to();
+        let held = {
+            let agent = &self.machines.agents[id];
+            agent
+                .held_until
+                .max(agent.paused_until)
+                .max(self.down_until)
+        };
+        let Some(host) = self.host_mut(id).filter(|host| host.process.is_some()) else {
+            return;
+        };
+        let incarnation = host.incarnation;
+        let scheduled = &mut host.feeds.scheduled[line as usize];
+        if std::mem::replace(scheduled, true) {
+            return;
+        }
+        let is_lagging = self.rough && self.rng.chance(self.plan.network.lagging);
+        let lag = if is_lagging && !is_spared {
+            self.rng.stretch(SECOND, 120 * SECOND)
+        } else {
+            self.rng.stretch(MS, 50 * MS)
+        };
+        let due = Due::Process(id, incarnation, Box::new(ProcessAct::Deliver(line)));
+        self.after(held.saturating_sub(self.now) + lag, due);
+    }
+
+    /// Nothing of an earlier process is on its way.
+    pub(super) fn reset_lines(&mut self, id: usize) {
+        if let Some(host) = self.host_mut(id) {
+            host.feeds.scheduled = [false; 4];
+        }
+    }
+
+    /// A watch brings the next step, or all that it has.
+    pub(super) fn deliver_line(&mut self, id: usize, line: Line) -> Verdict {
+        let all = self.rng.chance(5_000);
+        let held = self.machines.agents[id].held_until.max(self.down_until);
+        let held = held.saturating_sub(self.now);
+        let mut node = self.machines.agents[id].node.clone();
+        let now = self.host_now(id);
+        let Some(host) = self.host_mut(id) else {
+            return Ok(());
+        };
+        host.feeds.scheduled[line as usize] = false;
+        if held > 0 {
+            self.schedule_line(id, line);
+            return Ok(());
+        }
+        let mut shown: Option<SubnetSeen> = None;
+        while let Some(event) = host.feeds.next(line) {
+            if let Event::Node(Step::Change(change)) = &event {
+                host.feeds.node_shown(change, &mut node);
+            }
+            if let Event::Subnet(Step::Change(Change::Applied(subnet))) = &event {
+                shown = Some(subnet.clone());
+            }
+            let Some(process) = &mut host.process else {
+                break;
+            };
+            process.machine.on(event, &now);
+            if !all {
+                break;
+            }
+        }
+        let has_more = !host.feeds.is_empty(line);
+        let virtual_now = self.now;
+        self.machines.agents[id].node.clone_from(&node);
+        if let Some(subnet) = shown
+            && let Some(host) = self.host_mut(id)
+        {
+            host.feeds.subnet_shown(&subnet, node.as_ref(), virtual_now);
+        }
+        if has_more {
+            self.schedule_line(id, line);
+        }
+        self.turn_host(id)
+    }
+
+    /// All pods of it, as a consistent list shows them.
+    pub(super) fn list_pods_of_host(&self, id: usize) -> cadastre_agent::pods::Pods {
+        let name = &self.machines.agents[id].name;
+        let mut pods = cadastre_agent::pods::Pods::default();
+        for pod in self.api.pods_on(name) {
+            pods.change(Change::Applied(seen_pod(pod)));
+        }
+        pods.change(Change::Listed);
+        pods
+    }
+}

@@ -1,0 +1,569 @@
+//! The kubelet and the container runtime of a machine: sandboxes of its pods.
+//!
+//! A sandbox is set up by an ADD; where that fails it is torn down and another one made. When its pod ends or wants
+//! another sandbox, its processes are killed, then comes a DEL: late, more than once, or never.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use cadastre_agent::cri::Sandbox as Told;
+use cadastre_core::{Addr, Cidr};
+use cadastre_node::{
+    Add, Answer, Attachment, BlockCount, BlockState, Op, PodRef, Refusal, Snapshot,
+};
+
+use super::requests::{Call, outline};
+use super::{Host, Verdict};
+use crate::Text;
+use crate::agent::Key;
+use crate::checks::{DUPLICATE, Violation};
+use crate::clock::{MS, SECOND, Time};
+use crate::run::{Due, Sim};
+
+/// So long after an agent was told what it is to give from that is so.
+const HEEDED: Time = 30 * SECOND;
+
+/// The name of the CNI network.
+pub const NETWORK: &str = "pods";
+
+/// What happens at a kubelet. What belongs to an earlier boot goes nowhere.
+pub enum KubeletAct {
+    /// It makes a sandbox for a pod, if that needs one.
+    Start(Text),
+    /// A plugin has its answer from the agent; or has waited for it long enough; works alone; looks for it again.
+    Answered(u64, Box<Result<Answer, Refusal>>),
+    Patience(u64),
+    Alone(u64),
+    Look(u64),
+    /// A DEL is sent.
+    Del(String),
+    /// The runtime forgets a sandbox.
+    Remove(String),
+}
+
+/// A sandbox of the runtime.
+struct Sandbox {
+    pod: PodRef,
+    addresses: BTreeSet<Addr>,
+    /// Whether its processes run, or are being started
+    is_alive: bool,
+    /// Whether its network namespace is there
+    has_netns: bool,
+    /// Whether its ADD has been answered.
+    is_up: bool,
+    /// Those of them that somebody else's allocator gave to the node: no promise covers them.
+    foreign: BTreeSet<Addr>,
+    /// The UID of the Node that the machine was when it was set up: nothing is promised to who outlives that.
+    node: Option<Text>,
+}
+
+#[derive(Default)]
+pub struct Kubelet {
+    sandboxes: BTreeMap<String, Sandbox>,
+    /// The pods that should run, by UID.
+    pods: BTreeMap<Text, PodRef>,
+    count: u64,
+}
+
+fn netns(container: &str) -> String {
+    format!("/run/netns/{container}")
+}
+
+fn attachment(container: &str) -> Attachment {
+    Attachment {
+        network: NETWORK.to_owned(),
+        container_id: container.to_owned(),
+        ifname: "eth0".to_owned(),
+    }
+}
+
+impl Kubelet {
+    /// Ids of all sandboxes that the runtime knows.
+    pub fn containers(&self) -> BTreeSet<String> {
+        self.sandboxes.keys().cloned().collect()
+    }
+
+    /// They as the runtime tells of them.
+    pub fn sandboxes(&self) -> Vec<Told> {
+        let told = |(id, it): (&String, &Sandbox)| Told {
+            id: id.clone(),
+            pod: it.pod.clone(),
+            addresses: it
+                .addresses
+                .iter()
+                .copied()
+                .filter(|_| it.is_alive)
+                .collect(),
+        };
+        self.sandboxes.iter().map(told).collect()
+    }
+
+    fn has_netns(&self, path: &str) -> bool {
+        let mut all = self.sandboxes.iter();
+        all.any(|(id, it)| it.has_netns && netns(id) == path)
+    }
+
+    /// Those of the paths at which there is nothing.
+    pub fn gone<'a>(&self, paths: impl Iterator<Item = &'a str>) -> BTreeSet<String> {
+        let is_gone = |path: &&str| !path.is_empty() && !self.has_netns(path);
+        paths.filter(is_gone).map(ToOwned::to_owned).collect()
+    }
+
+    /// Those at which there is something.
+    pub fn present<'a>(&self, paths: impl Iterator<Item = &'a str>) -> BTreeSet<String> {
+        let is_there = |path: &&str| self.has_netns(path);
+        paths.filter(is_there).map(ToOwned::to_owned).collect()
+    }
+
+    /// Whether a sandbox is being set up, of which the runtime can tell nothing yet.
+    pub fn is_setting_up(&self) -> bool {
+        self.sandboxes.values().any(|it| it.is_alive && !it.is_up)
+    }
+
+    /// The addresses of a pod that runs.
+    pub fn addresses_of(&self, uid: &str) -> BTreeSet<Addr> {
+        let of = self
+            .sandboxes
+            .values()
+            .filter(|it| it.pod.uid == uid && it.is_alive);
+        of.flat_map(|it| it.addresses.iter().copied()).collect()
+    }
+
+    /// The live sandbox of that Node that has an address.
+    pub fn holder(&self, addr: Addr, node: &Text) -> Option<&str> {
+        let has = |it: &Sandbox| {
+            it.is_alive
+                && it.node.as_ref() == Some(node)
+                && it.addresses.contains(&addr)
+                && !it.foreign.contains(&addr)
+        };
+        let mut all = self.sandboxes.iter();
+        all.find(|(_, it)| has(it)).map(|(id, _)| id.as_str())
+    }
+
+    /// Pods that should run and have no address yet.
+    pub fn waiting(&self) -> impl Iterator<Item = &PodRef> {
+        self.pods
+            .values()
+            .filter(|pod| self.addresses_of(&pod.uid).is_empty())
+    }
+
+    /// All processes end; of network namespaces nothing is left.
+    pub fn power_off(&mut self) {
+        for it in self.sandboxes.values_mut() {
+            (it.is_alive, it.has_netns) = (false, false);
+        }
+    }
+}
+
+impl Sim {
+    /// A pod is bound to the machine's Node: its kubelet hears of it.
+    pub fn host_runs(&mut self, id: usize, uid: &Text, name: &Text) {
+        let (namespace, name) = name.split_once('/').unwrap();
+        let pod = PodRef {
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+            uid: uid.to_string(),
+        };
+        let lag = self.rng.stretch(MS, SECOND);
+        let Some(host) = self.host_mut(id) else {
+            return;
+        };
+        host.kubelet.pods.insert(uid.clone(), pod);
+        self.kubelet_due(id, lag, KubeletAct::Start(uid.clone()));
+    }
+
+    /// The kubelet ends a pod.
+    pub fn host_ends(&mut self, id: usize, uid: &Text) {
+        let Some(host) = self.host_mut(id) else {
+            return;
+        };
+        host.kubelet.pods.remove(uid);
+        let own = host.kubelet.sandboxes.iter();
+        let own = own.filter(|(_, it)| *it.pod.uid == **uid && it.is_alive);
+        let own: Vec<String> = own.map(|(id, _)| id.clone()).collect();
+        for container in own {
+            self.kill_sandbox(id, &container);
+        }
+    }
+
+    /// Its processes end, and later comes a DEL, or none.
+    fn kill_sandbox(&mut self, id: usize, container: &str) {
+        let is_lost = self.rough && self.rng.chance(500);
+        let lag = if self.rough && self.rng.chance(1_000) {
+            self.rng.stretch(SECOND, 60 * SECOND)
+        } else {
+            self.rng.stretch(MS, SECOND)
+        };
+        let Some(host) = self.host_mut(id) else {
+            return;
+        };
+        if let Some(sandbox) = host.kubelet.sandboxes.get_mut(container) {
+            sandbox.is_alive = false;
+        }
+        let act = if is_lost {
+            KubeletAct::Remove(container.to_owned())
+        } else {
+            KubeletAct::Del(container.to_owned())
+        };
+        self.kubelet_due(id, lag, act);
+    }
+
+    pub fn kubelet_acts(&mut self, id: usize, boot: u32, act: KubeletAct) -> Verdict {
+        let is_off = self.machines.agents[id].is_off;
+        let is_it = |host: &Host| host.boot == boot && !is_off;
+        if !self.host(id).is_some_and(is_it) {
+            return Ok(());
+        }
+        match act {
+            KubeletAct::Start(uid) => self.start_sandbox(id, &uid),
+            KubeletAct::Answered(number, result) => {
+                let call = self
+                    .host_mut(id)
+                    .and_then(|host| host.calls.get_mut(&number));
+                if call.is_some_and(Call::stop_listening) {
+                    return self.answered(id, number, *result);
+                }
+            }
+            KubeletAct::Patience(number) => self.plugin_gives_up_on_agent(id, number),
+            KubeletAct::Alone(number) => return self.plugin_alone(id, number),
+            KubeletAct::Look(number) => self.plugin_looks_again(id, number),
+            KubeletAct::Del(container) => self.call_plugin(id, Op::Del(attachment(&container))),
+            KubeletAct::Remove(container) => {
+                if let Some(host) = self.host_mut(id) {
+                    host.kubelet.sandboxes.remove(&container);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn start_sandbox(&mut self, id: usize, uid: &Text) {
+        let Some(host) = self.host_mut(id) else {
+            return;
+        };
+        let kubelet = &mut host.kubelet;
+        let Some(pod) = kubelet.pods.get(uid).cloned() else {
+            return;
+        };
+        let mut own = kubelet.sandboxes.values();
+        if own.any(|it| it.pod.uid == **uid && it.is_alive) {
+            return;
+        }
+        kubelet.count += 1;
+        let container = format!("c{}-{}", kubelet.count, pod.uid);
+        let sandbox = Sandbox {
+            pod: pod.clone(),
+            addresses: BTreeSet::new(),
+            is_alive: true,
+            has_netns: true,
+            is_up: false,
+            foreign: BTreeSet::new(),
+            node: None,
+        };
+        kubelet.sandboxes.insert(container.clone(), sandbox);
+        let add = Add {
+            attachment: attachment(&container),
+            netns: netns(&container),
+            pod: Some(pod),
+            pools: Vec::new(),
+            addresses: Vec::new(),
+            decided: false,
+            bound: Vec::new(),
+        };
+        self.call_plugin(id, Op::Add(add));
+    }
+
+    /// The runtime has a plugin's answer.
+    pub(super) fn answered(
+        &mut self,
+        id: usize,
+        number: u64,
+        result: Result<Answer, Refusal>,
+    ) -> Verdict {
+        let Some(host) = self.host_mut(id) else {
+            return Ok(());
+        };
+        let Some(call) = host.calls.remove(&number) else {
+            return Ok(());
+        };
+        let name = self.machines.agents[id].name.clone();
+        self.log(Some(&name), || {
+            let what = match &result {
+                Ok(Answer::Given(given)) => {
+                    let all = given.addresses.iter().map(|it| it.address.to_string());
+                    all.collect::<Vec<_>>().join(" ")
+                }
+                Ok(Answer::Done) => "done".to_owned(),
+                Err(refusal) => refusal.text.clone(),
+            };
+            format!("{}: {what}", outline(&call.op))
+        });
+        match (call.op, result) {
+            (Op::Add(add), Ok(Answer::Given(given))) => self.sandbox_is_up(id, &add, &given),
+            (Op::Add(add), _) => {
+                let container = add.attachment.container_id;
+                self.kill_sandbox(id, &container);
+                if let Some(pod) = add.pod {
+                    let pause = self.rng.between(2, 30) * SECOND;
+                    let uid = pod.uid.as_str().into();
+                    self.kubelet_due(id, pause, KubeletAct::Start(uid));
+                }
+                Ok(())
+            }
+            (Op::Del(attachment), result) => {
+                let container = attachment.container_id;
+                let is_done = result.is_ok();
+                let again = if is_done {
+                    let lag = self.rng.stretch(MS, SECOND);
+                    self.kubelet_due(id, lag, KubeletAct::Remove(container.clone()));
+                    (self.rough && self.rng.chance(1_500)).then_some((100 * MS, 20 * SECOND))
+                } else {
+                    Some((5 * SECOND, 30 * SECOND))
+                };
+                if let Some((low, high)) = again {
+                    let pause = self.rng.stretch(low, high);
+                    self.kubelet_due(id, pause, KubeletAct::Del(container));
+                }
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn sandbox_is_up(&mut self, id: usize, add: &Add, given: &cadastre_node::Given) -> Verdict {
+        let container = &add.attachment.container_id;
+        let uid: Text = add.pod.as_ref().map_or("", |pod| &pod.uid).into();
+        let node = self.machines.live_node(id, &self.api);
+        let Some(host) = self.host_mut(id) else {
+            return Ok(());
+        };
+        // Given up meanwhile: nobody uses what it was given.
+        let Some(sandbox) = host.kubelet.sandboxes.get_mut(container) else {
+            return Ok(());
+        };
+        if !sandbox.is_alive {
+            return Ok(());
+        }
+        sandbox.is_up = true;
+        sandbox.node = node;
+        self.checks.tally.given += 1;
+        if self.is_outlived(id) {
+            self.checks.given_too_late.insert(uid.clone());
+        }
+        for it in &given.addresses {
+            let blocks = self.machines.agents[id].blocks.keys();
+            let mut blocks = blocks.filter(|(cidr, _)| *cidr == it.block);
+            let key: Key = blocks.next().cloned().unwrap_or((it.block, "".into()));
+            let is_foreign = self.is_foreign(id, it.block);
+            if is_foreign {
+                self.checks.given_too_late.insert(uid.clone());
+            } else {
+                self.judge(self.check_given(id, &uid, it.address, &key))?;
+                let verdict = self.check_unshared(id, container, it.address);
+                self.judge(verdict)?;
+                let verdict = self.check_cooled(id, it.address);
+                self.judge(verdict)?;
+                let verdict = self.check_givable(id, it.block);
+                self.judge(verdict)?;
+            }
+            let host = self.host_mut(id);
+            let sandbox = host.and_then(|host| host.kubelet.sandboxes.get_mut(container));
+            if let Some(sandbox) = sandbox {
+                sandbox.addresses.insert(it.address);
+                if is_foreign {
+                    sandbox.foreign.insert(it.address);
+                }
+            }
+        }
+        let lag = self.rng.stretch(20 * MS, 20 * SECOND);
+        self.after(lag, Due::PodReports(uid));
+        Ok(())
+    }
+
+    /// Whether a range that the node's agent gives from is a podCIDR that no controller of ours has given to the Node.
+    fn is_foreign(&self, id: usize, range: Cidr) -> bool {
+        let agent = &self.machines.agents[id];
+        let is_block = agent.blocks.keys().any(|(cidr, _)| *cidr == range);
+        let node = agent.node.clone().unwrap_or_else(|| "".into());
+        !is_block && !self.checks.ours.contains(&node)
+    }
+
+    /// No other sandbox that runs has the address: on a machine whose Node lives.
+    fn check_unshared(&self, id: usize, container: &str, addr: Addr) -> Verdict {
+        let node = |id: usize| self.machines.live_node(id, &self.api);
+        if node(id).is_none() {
+            return Ok(());
+        }
+        for (other, agent) in self.machines.agents.iter().enumerate() {
+            let host = agent.host.as_ref().filter(|_| !agent.is_off);
+            let Some((host, node)) = host.zip(node(other)) else {
+                continue;
+            };
+            let holder = host.kubelet.holder(addr, &node);
+            if let Some(theirs) = holder.filter(|it| other != id || *it != container) {
+                let name = &self.machines.agents[id].name;
+                let text = format!(
+                    "{addr} goes to sandbox {container} on {name}, and {theirs} on {} has it",
+                    agent.name
+                );
+                let names = [name.clone(), agent.name.clone()];
+                return Err(Violation::new(DUPLICATE, text, names));
+            }
+        }
+        Ok(())
+    }
+
+    /// It has cooled since it was freed, by whatever node.
+    fn check_cooled(&self, id: usize, addr: Addr) -> Verdict {
+        let Some((of, node, until)) = self.checks.cooling.get(&addr) else {
+            return Ok(());
+        };
+        let (of, until) = (*of, *until);
+        // A dead node's addresses are in quarantine instead, which may be shorter.
+        let lives = self.machines.live_node(of, &self.api).as_ref() == Some(node);
+        let is_sure = !self.plan.clocks_stop && !self.was_restored();
+        if self.now >= until || !lives || !is_sure {
+            return Ok(());
+        }
+        let (name, before) = (
+            &self.machines.agents[id].name,
+            &self.machines.agents[of].name,
+        );
+        let text = format!(
+            "{addr} is given on {name} {} ms before it has cooled since {before} freed it",
+            (until - self.now) / MS
+        );
+        Err(Violation::new(
+            "cooldown",
+            text,
+            [name.clone(), before.clone()],
+        ))
+    }
+
+    /// It is of a range that the agent had not been told long ago to give nothing of.
+    fn check_givable(&self, id: usize, range: Cidr) -> Verdict {
+        let Some(host) = self.host(id) else {
+            return Ok(());
+        };
+        let since = host.awake_since(self.machines.agents[id].paused_until);
+        let ended = host.ended(&range);
+        let is_known = |at: Time| at.max(since) + HEEDED < self.now;
+        if !ended.is_some_and(is_known) {
+            return Ok(());
+        }
+        let name = &self.machines.agents[id].name;
+        let text = format!("{name} gives from {range}, which is to give nothing new for long");
+        Err(Violation::new("given range", text, [name.clone()]))
+    }
+
+    /// Whoever runs and has addresses has them in the store, too: otherwise they would be given again.
+    pub(super) fn check_kept(&self, id: usize, snapshot: &Snapshot) -> Verdict {
+        let Some(host) = self.host(id).filter(|host| host.disk().is_some()) else {
+            return Ok(());
+        };
+        let name = &self.machines.agents[id].name;
+        for (container, sandbox) in &host.kubelet.sandboxes {
+            if !sandbox.is_alive || sandbox.addresses.is_empty() {
+                continue;
+            }
+            let mut tenants = snapshot.tenants.iter();
+            let own = tenants.find(|it| it.attachment.container_id == *container);
+            let has: BTreeSet<Addr> = own
+                .iter()
+                .flat_map(|it| it.given.addresses.iter().map(|it| it.address))
+                .collect();
+            // What is of no range here is given by nobody here.
+            let gives = |block: &&BlockCount| {
+                matches!(block.state, BlockState::Held | BlockState::Draining)
+            };
+            let is_given_here = |addr: &Addr| {
+                let mut blocks = snapshot.blocks.iter().filter(gives);
+                blocks.any(|block| block.cidr.contains_addr(*addr))
+            };
+            let mut lost = sandbox.addresses.difference(&has);
+            if lost.any(is_given_here) {
+                let text = format!(
+                    "sandbox {container} on {name} runs with {:?}, and the store has {has:?} for it",
+                    sandbox.addresses
+                );
+                return Err(Violation::new("live address freed", text, [name.clone()]));
+            }
+        }
+        Ok(())
+    }
+
+    /// What there is in the end: no leaks, and nobody waits where addresses are.
+    pub fn check_host_rest(&mut self, id: usize) -> Verdict {
+        let name = self.machines.agents[id].name.clone();
+        let lives = self.machines.live_node(id, &self.api).is_some();
+        let Some(host) = self.host(id).filter(|it| it.process.is_some() && lives) else {
+            return Ok(());
+        };
+        let runs = host.kubelet.containers();
+        let waiting: Vec<String> = host.kubelet.waiting().map(|it| it.uid.clone()).collect();
+        let Some(snapshot) = self.contents(id) else {
+            let text = format!("{name} has no store");
+            return Err(Violation::new("store", text, [name]));
+        };
+        for tenant in &snapshot.tenants {
+            let container = &tenant.attachment.container_id;
+            if !runs.contains(container) {
+                let text = format!("{container} on {name} is gone, and the store has it still");
+                return Err(Violation::new("leak", text, [name]));
+            }
+        }
+        for uid in waiting {
+            let mut pools = snapshot.pools.iter();
+            let has_room = pools.find(|pool| {
+                let families = [
+                    (pool.terms.ipv4.is_some(), &pool.counts.v4),
+                    (pool.terms.ipv6.is_some(), &pool.counts.v6),
+                ];
+                let is_one = families.iter().any(|(is, _)| *is);
+                is_one && families.iter().all(|(is, counts)| !is || counts.free > 0)
+            });
+            if let Some(pool) = has_room {
+                let text = format!(
+                    "pod {uid} on {name} waits, and pool {} has addresses there: {:?}",
+                    pool.terms.name, pool.counts
+                );
+                return Err(Violation::new("pod without address", text, [name]));
+            }
+        }
+        Ok(())
+    }
+
+    /// The machine was started: its pods get new sandboxes, and the old ones their DELs.
+    pub(super) fn start_kubelet(&mut self, id: usize) {
+        let Some(host) = self.host_mut(id) else {
+            return;
+        };
+        let old: Vec<String> = host.kubelet.sandboxes.keys().cloned().collect();
+        let pods: Vec<Text> = host.kubelet.pods.keys().cloned().collect();
+        host.calls.clear();
+        for container in old {
+            self.kill_sandbox(id, &container);
+        }
+        for uid in pods {
+            let lag = self.rng.stretch(100 * MS, 10 * SECOND);
+            self.kubelet_due(id, lag, KubeletAct::Start(uid));
+        }
+    }
+
+    /// A pod wants another sandbox.
+    pub(super) fn renew_sandbox(&mut self, id: usize) {
+        let Some(host) = self.host(id) else { return };
+        let up = host.kubelet.sandboxes.iter();
+        let up = up.filter(|(_, it)| it.is_alive && it.is_up);
+        let up: Vec<(String, Text)> = up
+            .map(|(id, it)| (id.clone(), it.pod.uid.as_str().into()))
+            .collect();
+        if up.is_empty() {
+            return;
+        }
+        let (container, uid) = self.rng.pick(&up).clone();
+        self.kill_sandbox(id, &container);
+        let lag: Time = self.rng.stretch(MS, 2 * SECOND);
+        self.kubelet_due(id, lag, KubeletAct::Start(uid));
+    }
+}

@@ -1,0 +1,474 @@
+//! The agent's process: the shipped state machine and what carries its effects out.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use cadastre_agent::addresses::Listed;
+use cadastre_agent::known::{Desk, Shown};
+use cadastre_agent::leaks::{Candidate, Evidence};
+use cadastre_agent::machine::{
+    Answer, Effect, Event, FilesTold, Machine, Question, STARTING, Serving,
+};
+use cadastre_agent::namespaces::Namespace;
+use cadastre_agent::pods::Pods;
+use cadastre_agent::publish::Written;
+use cadastre_agent::service::adding::Adding;
+use cadastre_api::{NodeAddressesSpec, NodeSubnetStatus};
+use cadastre_node::keeper;
+use cadastre_node::{Refusal, Why};
+
+use super::feeds::Line;
+use super::{Verdict, settings};
+use crate::api::Author;
+use crate::clock::{MS, SECOND, Time};
+use crate::run::{Due, Sim};
+
+/// The longest wait for the API server.
+const API_LIMIT: Time = 10 * SECOND;
+
+/// What comes to an agent's process.
+pub enum ProcessAct {
+    Deliver(Line),
+    /// It is time to turn.
+    Turn,
+    /// The answer to one of its effects.
+    Tell(Box<Event>),
+    /// The store is opened, closed or made; the runtime is asked.
+    Do(Box<Question>),
+    /// What waits for the store is done.
+    Serve,
+    /// The file is closed if nothing was done since the worked-th time.
+    Idle(u64),
+    /// A plugin's request arrives.
+    Request(u64),
+    /// An ADD has waited for long enough.
+    Woken(u64),
+    /// The runtime and the kernel are asked about candidates, after the API.
+    Prove(Vec<Candidate>, String, Option<Pods>),
+}
+
+/// What the keeper has answered.
+pub enum Out {
+    Answer(Answer),
+    /// To a plugin's request.
+    Plugin(u64, Result<cadastre_node::Answer, Refusal>),
+}
+
+/// An ADD under way.
+pub struct Waiting {
+    pub adding: Adding,
+    pub until: Duration,
+    /// Whether it waits for its pod, not for a block.
+    pub for_pod: bool,
+    /// Whether the store has been asked.
+    pub is_asked: bool,
+}
+
+pub struct Process {
+    pub machine: Machine,
+    pub shown: Arc<Shown>,
+    pub desk: Desk,
+    /// The store, while it is open; else why nothing is done.
+    pub keeper: Result<keeper::Desk, String>,
+    /// Why the file could not be used last.
+    pub trouble: Option<String>,
+    pub queue: Vec<keeper::Request>,
+    /// How often it has worked, and as of when it is to be closed if that stays so.
+    pub worked: u64,
+    pub closing: bool,
+    pub out: Arc<Mutex<Vec<Out>>>,
+    pub adds: BTreeMap<u64, Waiting>,
+    wake_at: Option<Time>,
+    /// When it was started.
+    pub started: Time,
+}
+
+impl Sim {
+    /// The agent's process starts.
+    pub fn start_process(&mut self, id: usize) {
+        let now = self.host_now(id);
+        let started = self.now;
+        let settings = settings(&self.machines.agents[id]);
+        let Some(host) = self.host_mut(id).filter(|host| host.process.is_none()) else {
+            return;
+        };
+        host.incarnation += 1;
+        host.process = Some(Process {
+            machine: Machine::new(settings, host.seed, &now),
+            shown: Arc::default(),
+            desk: Desk::default(),
+            keeper: Err(STARTING.to_owned()),
+            trouble: None,
+            queue: Vec::new(),
+            worked: 0,
+            closing: false,
+            out: Arc::default(),
+            adds: BTreeMap::new(),
+            wake_at: None,
+            started,
+        });
+        let name = self.machines.agents[id].name.clone();
+        self.machines.agents[id].node = None;
+        self.log(Some(&name), || format!("agent {id} starts"));
+        self.reset_lines(id);
+        self.relist_host(id, false);
+        self.turn_later(id, MS);
+    }
+
+    fn turn_later(&mut self, id: usize, delay: Time) {
+        let at = self.now + delay;
+        if let Some(process) = self
+            .process(id)
+            .filter(|it| it.wake_at.is_none_or(|due| due > at))
+        {
+            process.wake_at = Some(at);
+            self.process_due(id, delay, ProcessAct::Turn);
+        }
+    }
+
+    /// It is killed.
+    pub fn kill_process(&mut self, id: usize) {
+        let name = self.machines.agents[id].name.clone();
+        let Some(host) = self.host_mut(id) else {
+            return;
+        };
+        if host.process.take().is_none() {
+            return;
+        }
+        self.log(Some(&name), || format!("agent {id} is killed"));
+        self.hang_up_plugins(id);
+    }
+
+    pub(super) fn process_due(&mut self, id: usize, delay: Time, act: ProcessAct) {
+        if let Some(host) = self.host(id) {
+            let incarnation = host.incarnation;
+            self.after(delay, Due::Process(id, incarnation, Box::new(act)));
+        }
+    }
+
+    fn process(&mut self, id: usize) -> Option<&mut Process> {
+        self.host_mut(id)?.process.as_mut()
+    }
+
+    /// Something comes to that run of the agent's process.
+    pub fn process_acts(&mut self, id: usize, incarnation: u32, act: Box<ProcessAct>) -> Verdict {
+        let rest = self.machines.agents[id]
+            .paused_until
+            .saturating_sub(self.now);
+        let is_it = |host: &&super::Host| host.incarnation == incarnation;
+        let Some(host) = self.host(id).filter(is_it) else {
+            return Ok(());
+        };
+        if host.process.is_none() {
+            return Ok(());
+        }
+        if rest > 0 {
+            if let (ProcessAct::Turn, Some(at)) = (&*act, self.now.checked_add(rest))
+                && let Some(process) = self.process(id)
+            {
+                process.wake_at = Some(at);
+            }
+            self.after(rest, Due::Process(id, incarnation, act));
+            return Ok(());
+        }
+        let now = self.host_now(id);
+        match *act {
+            ProcessAct::Deliver(line) => return self.deliver_line(id, line),
+            ProcessAct::Turn => {
+                let at = Some(self.now);
+                let process = self.process(id);
+                // Another one is due sooner or later than this.
+                let Some(process) = process.filter(|it| it.wake_at == at) else {
+                    return Ok(());
+                };
+                process.wake_at = None;
+            }
+            ProcessAct::Tell(event) => {
+                if let Some(process) = self.process(id) {
+                    process.machine.on(*event, &now);
+                }
+            }
+            ProcessAct::Do(question) => self.do_question(id, *question)?,
+            ProcessAct::Serve => self.serve_store(id)?,
+            ProcessAct::Idle(worked) => {
+                let Some(process) = self.process(id) else {
+                    return Ok(());
+                };
+                process.closing = false;
+                if process.worked != worked {
+                    self.close_when_idle(id);
+                } else if let Ok(keeper) = &mut process.keeper {
+                    keeper.close();
+                }
+                return Ok(());
+            }
+            ProcessAct::Request(call) => self.plugin_asks(id, call),
+            ProcessAct::Woken(call) => self.wake_add(id, call, false),
+            ProcessAct::Prove(candidates, boot, pods) => {
+                self.prove_host(id, candidates, boot, pods.as_ref());
+            }
+        }
+        self.turn_host(id)
+    }
+
+    /// Turns until everything is on its way.
+    pub(super) fn turn_host(&mut self, id: usize) -> Verdict {
+        loop {
+            let now = self.host_now(id);
+            let Some(host) = self.host_mut(id) else {
+                return Ok(());
+            };
+            let is_there = host.disk().is_some();
+            let Some(process) = &mut host.process else {
+                return Ok(());
+            };
+            if std::mem::take(&mut process.desk.is_changed) {
+                process.machine.on(Event::Changed, &now);
+            }
+            process.desk.notices.clear();
+            let (wishes, wishes_end) = process.desk.wishes.count(now.since_boot);
+            let serving = Serving {
+                wishes,
+                wishes_end,
+                turned_away: process.desk.turned_away.clone(),
+                trouble: process.trouble.clone(),
+                is_missing: process.keeper.is_ok() && !is_there,
+            };
+            let mut effects = Vec::new();
+            let wake = process.machine.turn(serving, &now, &mut effects);
+            let mut answered = false;
+            for effect in effects {
+                if let Some(event) = self.carry(id, effect)
+                    && let Some(process) = self.process(id)
+                {
+                    process.machine.on(event, &now);
+                    answered = true;
+                }
+            }
+            if answered {
+                continue;
+            }
+            let delay = self.host_until(id, wake).max(MS);
+            self.turn_later(id, delay);
+            return Ok(());
+        }
+    }
+
+    /// Begins with an effect; what takes no time has its answer at once.
+    fn carry(&mut self, id: usize, effect: Effect) -> Option<Event> {
+        let lag = self.rng.stretch(MS / 4, 20 * MS);
+        match effect {
+            Effect::Ask(question) => self.ask_question(id, question, lag),
+            Effect::Prove(candidates, boot) => {
+                let is_lost = self.is_down() || self.rng.chance(500);
+                let of_pods = candidates.iter().any(|it| it.reason.is_of_pod());
+                let pods = (of_pods && !is_lost).then(|| self.list_pods_of_host(id));
+                self.process_due(id, lag, ProcessAct::Prove(candidates, boot, pods));
+            }
+            Effect::WriteStatus {
+                version, status, ..
+            } => {
+                let version = version.parse().unwrap();
+                self.send_from_host(id, Writing::Status(version, status));
+            }
+            Effect::WriteList {
+                owner,
+                is_new,
+                list,
+            } => {
+                let owner: crate::Text = owner.as_str().into();
+                self.send_from_host(id, Writing::List(owner, is_new, list));
+            }
+            Effect::WriteFiles { .. } => return Some(Event::Files(FilesTold::default())),
+            Effect::Masquerade { .. } => return Some(Event::Masqueraded(None)),
+            Effect::AskNamespace(name) => {
+                let is_lost = self.is_down() || self.rough && self.rng.chance(500);
+                let known = (!is_lost).then(Namespace::default);
+                let event = Event::Namespace(name, known);
+                self.process_due(id, lag, ProcessAct::Tell(Box::new(event)));
+            }
+            Effect::Offer { shown, is_news } => {
+                self.process(id)?.shown = shown;
+                if is_news {
+                    self.wake_adds(id, true);
+                }
+            }
+            Effect::Held => self.wake_adds(id, false),
+            Effect::ToldTurnedAway => self.process(id)?.desk.turned_away = None,
+            Effect::Tell(notice) => {
+                let name = self.machines.agents[id].name.clone();
+                self.log(Some(&name), || {
+                    format!("agent {id} tells: {} {}", notice.reason, notice.note)
+                });
+            }
+            Effect::Ready(..) | Effect::Holding(_) | Effect::Suspicious(_) | Effect::Count(_) => {}
+        }
+        None
+    }
+
+    /// What the runtime and the kernel say of candidates, after the API.
+    fn prove_host(
+        &mut self,
+        id: usize,
+        candidates: Vec<Candidate>,
+        boot: String,
+        pods: Option<&Pods>,
+    ) {
+        let now = self.host_now(id);
+        let is_silent = self.rough && self.rng.chance(1_000);
+        let Some(host) = self.host_mut(id) else {
+            return;
+        };
+        let evidence = Evidence {
+            boot,
+            sandboxes: (!is_silent).then(|| host.kubelet.containers()),
+            gone: host.kubelet.gone(candidates.iter().map(Candidate::netns)),
+            present: host
+                .kubelet
+                .present(candidates.iter().map(Candidate::netns)),
+        };
+        let proven = candidates.into_iter();
+        let proven = proven.filter(|it| it.is_proven(pods, &evidence));
+        let proven = proven.map(|it| (it.attachment, it.reason)).collect();
+        if let Some(process) = &mut host.process {
+            process.machine.on(Event::Proven(proven), &now);
+        }
+    }
+
+    /// A write goes to the API server: it may get lost, or come late.
+    fn send_from_host(&mut self, id: usize, writing: Writing) {
+        let there = self.rng.stretch(MS, 20 * MS);
+        let is_lost = self.rough && self.rng.chance(self.plan.network.lost_before);
+        let is_late = self.rough && self.rng.chance(self.plan.network.late);
+        let there = if is_late {
+            self.rng.stretch(SECOND, 120 * SECOND)
+        } else {
+            there
+        };
+        let Some(host) = self.host(id) else { return };
+        let incarnation = host.incarnation;
+        if is_lost || self.is_down() {
+            let lag = self.rng.stretch(20 * MS, API_LIMIT);
+            self.process_due(id, lag, ProcessAct::Tell(Box::new(writing.failed())));
+            return;
+        }
+        if there > API_LIMIT {
+            let failed = ProcessAct::Tell(Box::new(writing.failed()));
+            self.process_due(id, API_LIMIT, failed);
+        }
+        let is_heard = there <= API_LIMIT;
+        let landing = Landing {
+            incarnation,
+            writing,
+            is_heard,
+        };
+        self.after(there, Due::Landing(id, Box::new(landing)));
+    }
+
+    /// It arrives.
+    pub fn land_of_host(&mut self, id: usize, landing: Landing) -> Verdict {
+        let Landing {
+            incarnation,
+            writing,
+            is_heard,
+        } = landing;
+        let name = self.machines.agents[id].name.clone();
+        let (text, event) = match writing {
+            Writing::Status(version, status) => {
+                let told = self.trace.is_on().then(|| crate::words::of_status(&status));
+                let stored = self.api.publish_status(&name, version, *status, self.now);
+                let event = match stored {
+                    Some((version, status)) => Written::Done {
+                        version: version.to_string(),
+                        status: Box::new(status),
+                        cut: None,
+                    },
+                    None if self.api.subnets.get(&name).is_some() => Written::Outdated,
+                    None => Written::Failed,
+                };
+                let taken = matches!(event, Written::Done { .. });
+                (
+                    told.map(|told| format!("{told}, taken: {taken}")),
+                    Event::Written(event),
+                )
+            }
+            Writing::List(owner, is_new, list) => {
+                let done = self.api.write_addresses(&name, &owner, is_new, *list);
+                let listed = if done {
+                    Listed::Done(None)
+                } else {
+                    Listed::Failed
+                };
+                let text = self
+                    .trace
+                    .is_on()
+                    .then(|| format!("its list, taken: {done}"));
+                (text, Event::Listed(listed))
+            }
+        };
+        if let Some(text) = text {
+            self.log(Some(&name), || format!("agent {id} says {text}"));
+        }
+        if matches!(&event, Event::Written(Written::Done { .. })) {
+            self.machines.last_write = self.now;
+        }
+        if is_heard {
+            let lost = self.rough && self.rng.chance(self.plan.network.lost_after);
+            let lag = if lost {
+                API_LIMIT
+            } else {
+                self.rng.stretch(MS, 20 * MS)
+            };
+            let event = match (lost, event) {
+                (false, event) => event,
+                (true, Event::Written(_)) => Event::Written(Written::Failed),
+                (true, _) => Event::Listed(Listed::Failed),
+            };
+            let act = Box::new(ProcessAct::Tell(Box::new(event)));
+            self.after(lag, Due::Process(id, incarnation, act));
+        }
+        self.settle_commits(&Author::Agent, self.now)
+    }
+
+    /// A refusal by an agent that has no store.
+    pub(super) fn refused(why: &str) -> Refusal {
+        Refusal {
+            why: Why::Busy,
+            text: why.to_owned(),
+        }
+    }
+}
+
+/// A write of an agent.
+pub enum Writing {
+    /// Onto that version.
+    Status(u64, Box<NodeSubnetStatus>),
+    /// Owned by the NodeSubnet of that UID.
+    List(crate::Text, bool, Box<NodeAddressesSpec>),
+}
+
+impl Writing {
+    fn failed(&self) -> Event {
+        match self {
+            Writing::Status(..) => Event::Written(Written::Failed),
+            Writing::List(..) => Event::Listed(Listed::Failed),
+        }
+    }
+}
+
+impl Landing {
+    /// The connection that it is on is lost: who has to be told, if somebody waits.
+    pub fn lost(&self) -> Option<(u32, ProcessAct)> {
+        let failed = ProcessAct::Tell(Box::new(self.writing.failed()));
+        self.is_heard.then_some((self.incarnation, failed))
+    }
+}
+
+/// A write under way.
+pub struct Landing {
+    incarnation: u32,
+    writing: Writing,
+    /// Whether its sender still waits for the answer.
+    is_heard: bool,
+}

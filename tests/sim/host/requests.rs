@@ -1,0 +1,372 @@
+//! What plugins ask the agent, and do themselves where it does not answer.
+//!
+//! As the plugin does: an agent that does not greet within a second hangs; one that has not answered by three
+//! quarters of the plugin's time has lost the request; then the plugin works on the file itself, if nobody has it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cadastre_agent::service::adding::{Adding, Step};
+use cadastre_node::keeper::{Call as KeeperCall, Request};
+use cadastre_node::{Answer, Op, Refusal, Why};
+
+use super::Verdict;
+use super::kubelet::KubeletAct;
+use super::process::{ProcessAct, Waiting};
+use super::store::open;
+use crate::clock::{MS, SECOND, Time};
+use crate::run::{Due, Sim};
+
+/// How long a plugin takes at most, how long it waits for a greeting, and for the file before it looks for the
+/// agent again.
+const TIMEOUT: Time = 10 * SECOND;
+const AWAKE: Time = SECOND;
+const TURN: Time = 500 * MS;
+/// How long an ADD waits for a block.
+const ADD_WAIT: Duration = Duration::from_secs(5);
+
+/// A plugin at work.
+pub struct Call {
+    pub op: Op,
+    /// By the machine's clock: when it was started, and until when the agent may answer.
+    asked: Duration,
+    agents: Duration,
+    /// When it gives up, in virtual time.
+    end: Time,
+    /// Held as long as it listens to the agent.
+    listening: Option<Arc<()>>,
+}
+
+impl Call {
+    /// Whether it listened to the agent until now.
+    pub(super) fn stop_listening(&mut self) -> bool {
+        self.listening.take().is_some()
+    }
+}
+
+fn micros(time: Time) -> Duration {
+    Duration::from_micros(time)
+}
+
+impl Sim {
+    /// The runtime calls the plugin.
+    pub(super) fn call_plugin(&mut self, id: usize, op: Op) {
+        let asked = self.host_now(id).since_boot;
+        let end = self.now + TIMEOUT;
+        let Some(host) = self.host_mut(id) else {
+            return;
+        };
+        let number = host.number();
+        let call = Call {
+            op,
+            asked,
+            agents: asked + micros(TIMEOUT / 4 * 3),
+            end,
+            listening: None,
+        };
+        host.calls.insert(number, call);
+        self.look_for_agent(id, number);
+    }
+
+    /// It connects to the agent, if there is one that is awake.
+    fn look_for_agent(&mut self, id: usize, number: u64) {
+        let is_paused = self.machines.agents[id].paused_until > self.now;
+        let lag = self.rng.stretch(MS / 10, 5 * MS);
+        let agents = self.host(id).and_then(|it| it.calls.get(&number));
+        let Some(agents) = agents.map(|call| call.agents) else {
+            return;
+        };
+        let until = self.host_until(id, agents);
+        let Some(host) = self.host_mut(id) else {
+            return;
+        };
+        let is_there = host.process.is_some();
+        if is_there && !is_paused && until > 0 {
+            if let Some(call) = host.calls.get_mut(&number) {
+                call.listening = Some(Arc::default());
+            }
+            self.process_due(id, lag, ProcessAct::Request(number));
+            self.kubelet_due(id, until, KubeletAct::Patience(number));
+        } else {
+            let lag = if is_there { AWAKE } else { lag };
+            self.kubelet_due(id, lag, KubeletAct::Alone(number));
+        }
+    }
+
+    /// A request arrives at the agent.
+    pub(super) fn plugin_asks(&mut self, id: usize, number: u64) {
+        let now = self.host_now(id).since_boot;
+        let Some(host) = self.host_mut(id) else {
+            return;
+        };
+        let Some(call) = host.calls.get(&number) else {
+            return;
+        };
+        if call.listening.is_none() {
+            return;
+        }
+        let (op, deadline) = (call.op.clone(), call.agents);
+        let Some(process) = &mut host.process else {
+            return;
+        };
+        match op {
+            Op::Add(add) => {
+                let adding = Adding::new(add, deadline, ADD_WAIT, &process.shown, now);
+                let waiting = Waiting {
+                    adding,
+                    until: now,
+                    for_pod: true,
+                    is_asked: false,
+                };
+                process.adds.insert(number, waiting);
+                self.wake_add(id, number, true);
+            }
+            Op::Del(attachment) => {
+                process.desk.wishes.remove(&attachment);
+                self.ask_store(id, number, Op::Del(attachment));
+            }
+            other => self.ask_store(id, number, other),
+        }
+    }
+
+    /// The store is asked on behalf of a plugin.
+    fn ask_store(&mut self, id: usize, number: u64, op: Op) {
+        let Some(host) = self.host_mut(id) else {
+            return;
+        };
+        let Some(call) = host.calls.get(&number) else {
+            return;
+        };
+        let Some(process) = &mut host.process else {
+            return;
+        };
+        let (asked, deadline) = (call.asked, call.agents);
+        let listening = call
+            .listening
+            .as_ref()
+            .map(Arc::downgrade)
+            .unwrap_or_default();
+        if let Err(why) = &process.keeper {
+            let refusal = Self::refused(why);
+            self.store_answers(id, number, Err(refusal));
+            return;
+        }
+        let out = Arc::clone(&process.out);
+        let reply = Box::new(move |result| {
+            out.lock()
+                .unwrap()
+                .push(super::process::Out::Plugin(number, result));
+        });
+        let call = KeeperCall::at(asked, deadline);
+        let call = call.while_waited_for(move || listening.strong_count() > 0);
+        self.queue_store(id, Request::op(op, call, reply));
+    }
+
+    /// The store has answered.
+    pub(super) fn store_answers(
+        &mut self,
+        id: usize,
+        number: u64,
+        result: Result<Answer, Refusal>,
+    ) {
+        let now = self.host_now(id).since_boot;
+        let Some(host) = self.host_mut(id) else {
+            return;
+        };
+        let Some(process) = &mut host.process else {
+            return;
+        };
+        if let Err(refusal) = &result
+            && Self::is_store_refusal(refusal)
+        {
+            process.trouble = Some(refusal.text.clone());
+        }
+        if let Some(mut waiting) = process.adds.remove(&number) {
+            let shown = Arc::clone(&process.shown);
+            let step = waiting
+                .adding
+                .answered(result, &shown, &mut process.desk, now);
+            process.adds.insert(number, waiting);
+            self.step_add(id, number, step);
+            return;
+        }
+        let deleted = host.calls.get(&number).and_then(|call| match &call.op {
+            Op::Del(attachment) => Some(attachment.clone()),
+            _ => None,
+        });
+        self.answer_plugin(id, number, result);
+        if let Some(attachment) = deleted {
+            let Some(host) = self.host(id) else { return };
+            let is_of =
+                |call: &Call| matches!(&call.op, Op::Add(add) if add.attachment == attachment);
+            let calls = host.calls.iter().filter(|(_, call)| is_of(call));
+            let same: Vec<u64> = calls.map(|(number, _)| *number).collect();
+            for number in same {
+                self.wake_add(id, number, true);
+            }
+        }
+    }
+
+    /// All that wait for a pod, or for a block, look again.
+    pub(super) fn wake_adds(&mut self, id: usize, for_pod: bool) {
+        let Some(process) = self.host(id).and_then(|host| host.process.as_ref()) else {
+            return;
+        };
+        let waits = |it: &Waiting| !it.is_asked && it.for_pod == for_pod;
+        let adds = process.adds.iter().filter(|(_, it)| waits(it));
+        let adds: Vec<u64> = adds.map(|(number, _)| *number).collect();
+        for number in adds {
+            self.wake_add(id, number, true);
+        }
+    }
+
+    pub(super) fn wake_add(&mut self, id: usize, number: u64, is_news: bool) {
+        let now = self.host_now(id).since_boot;
+        let process = self.host_mut(id).and_then(|host| host.process.as_mut());
+        let Some(process) = process else { return };
+        let Some(waiting) = process.adds.get_mut(&number) else {
+            return;
+        };
+        if waiting.is_asked || !is_news && now < waiting.until {
+            return;
+        }
+        let shown = Arc::clone(&process.shown);
+        let step = waiting.adding.go(is_news, &shown, &mut process.desk, now);
+        self.step_add(id, number, step);
+    }
+
+    fn step_add(&mut self, id: usize, number: u64, step: Step) {
+        let process = self.host_mut(id).and_then(|host| host.process.as_mut());
+        let Some(process) = process else { return };
+        let Some(waiting) = process.adds.get_mut(&number) else {
+            return;
+        };
+        waiting.is_asked = matches!(step, Step::Ask(_));
+        waiting.for_pod = matches!(step, Step::ForPod(_));
+        match step {
+            Step::Ask(add) => self.ask_store(id, number, Op::Add(*add)),
+            Step::ForPod(until) | Step::ForBlock(until) => {
+                waiting.until = until;
+                let delay = self.host_until(id, until);
+                self.process_due(id, delay, ProcessAct::Woken(number));
+            }
+            Step::Done(result) => {
+                process.adds.remove(&number);
+                self.answer_plugin(id, number, result);
+            }
+        }
+    }
+
+    /// The agent answers a plugin.
+    fn answer_plugin(&mut self, id: usize, number: u64, result: Result<Answer, Refusal>) {
+        let lag = self.rng.stretch(MS / 10, 5 * MS);
+        let Some(host) = self.host_mut(id) else {
+            return;
+        };
+        let is_store = |refusal: &Refusal| matches!(refusal.why, Why::Store | Why::Busy);
+        if let Some(process) = &mut host.process
+            && result.as_ref().map_or_else(is_store, |_| true)
+        {
+            process.desk.is_changed = true;
+        }
+        if host
+            .calls
+            .get(&number)
+            .is_some_and(|call| call.listening.is_some())
+        {
+            self.kubelet_due(id, lag, KubeletAct::Answered(number, Box::new(result)));
+        }
+    }
+
+    /// The agent is gone, and with it all connections.
+    pub(super) fn hang_up_plugins(&mut self, id: usize) {
+        let Some(host) = self.host_mut(id) else {
+            return;
+        };
+        let mut alone = Vec::new();
+        for (number, call) in &mut host.calls {
+            if call.listening.take().is_some() {
+                alone.push(*number);
+            }
+        }
+        for number in alone {
+            let lag = self.rng.stretch(MS / 10, 20 * MS);
+            self.kubelet_due(id, lag, KubeletAct::Alone(number));
+        }
+    }
+
+    /// The agent has not answered in time.
+    pub(super) fn plugin_gives_up_on_agent(&mut self, id: usize, number: u64) {
+        let Some(host) = self.host_mut(id) else {
+            return;
+        };
+        let call = host.calls.get_mut(&number);
+        if call.is_some_and(|call| call.listening.take().is_some()) {
+            if let Some(process) = &mut host.process {
+                process.adds.remove(&number);
+            }
+            self.kubelet_due(id, 0, KubeletAct::Alone(number));
+        }
+    }
+
+    /// A plugin works on the file itself.
+    pub(super) fn plugin_alone(&mut self, id: usize, number: u64) -> Verdict {
+        let now = self.host_now(id);
+        let name = self.machines.agents[id].name.clone();
+        let virtual_now = self.now;
+        let Some(host) = self.host_mut(id) else {
+            return Ok(());
+        };
+        let Some(call) = host.calls.get(&number) else {
+            return Ok(());
+        };
+        if call.listening.is_some() {
+            return Ok(());
+        }
+        let process = host.process.as_ref();
+        let is_taken = process.is_some_and(|it| matches!(&it.keeper, Ok(it) if it.has_file()));
+        if is_taken {
+            if virtual_now + TURN < call.end {
+                self.kubelet_due(id, TURN, KubeletAct::Look(number));
+                return Ok(());
+            }
+            let refusal = Self::refused("the agent hangs, and has the file");
+            return self.answered(id, number, Err(refusal));
+        }
+        let (op, asked) = (call.op.clone(), call.asked);
+        let done = open(&host.slot)
+            .and_then(|mut store| store.transact(&now, |ledger| ledger.run_asked(&op, asked)));
+        self.log(Some(&name), || {
+            format!("a plugin works alone: {}", outline(&op))
+        });
+        let result = match done {
+            Ok(result) => result,
+            Err(cadastre_node::StoreError::Missing { .. }) if matches!(op, Op::Del(_)) => {
+                Ok(Answer::Done)
+            }
+            Err(error) => Err(error.refusal()),
+        };
+        self.mirror(id, true)?;
+        self.answered(id, number, result)
+    }
+
+    pub(super) fn plugin_looks_again(&mut self, id: usize, number: u64) {
+        self.look_for_agent(id, number);
+    }
+
+    pub(super) fn kubelet_due(&mut self, id: usize, delay: Time, act: KubeletAct) {
+        if let Some(host) = self.host(id) {
+            let boot = host.boot;
+            self.after(delay, Due::Kubelet(id, boot, Box::new(act)));
+        }
+    }
+}
+
+/// What is asked, in short.
+pub(super) fn outline(op: &Op) -> String {
+    match op {
+        Op::Add(add) => format!("ADD {}", add.attachment.container_id),
+        Op::Del(attachment) => format!("DEL {}", attachment.container_id),
+        other => format!("{other:?}"),
+    }
+}

@@ -1,0 +1,376 @@
+//! The file of a machine's store: what is done with it, what is in it, and what befalls it.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use cadastre_agent::cri::Sandbox;
+use cadastre_agent::machine::{Answer, Event, Found, Looked, Question, StoreTrouble};
+use cadastre_core::{Addr, Cidr};
+use cadastre_node::keeper::{self, Call, Request};
+use cadastre_node::{BlockCount, BlockState, Op, Refusal, Snapshot, Store, StoreError, Why};
+
+use super::process::{Out, ProcessAct};
+use super::{Slot, Verdict};
+use crate::Text;
+use crate::agent::{Given, Held, Key};
+use crate::clock::{MS, SECOND, Time};
+use crate::memory_disk::MemoryDisk;
+use crate::run::Sim;
+
+/// After so long without work the agent closes the file.
+const IDLE: Time = SECOND;
+/// How long a DEL for a leak may take.
+const FREE_LIMIT: Duration = Duration::from_secs(10);
+
+const PATH: &str = "in memory";
+
+pub(super) fn open(slot: &Slot) -> Result<Store, StoreError> {
+    let disk: Option<MemoryDisk> = slot.lock().unwrap().clone();
+    match disk {
+        Some(disk) => disk.open(),
+        None => Err(StoreError::Missing { path: PATH.into() }),
+    }
+}
+
+fn trouble(error: &StoreError) -> StoreTrouble {
+    StoreTrouble {
+        is_lost: matches!(
+            error,
+            StoreError::Damaged { .. } | StoreError::Missing { .. }
+        ),
+        text: error.to_string(),
+    }
+}
+
+impl Sim {
+    /// Begins with a question of the agent.
+    pub(super) fn ask_question(&mut self, id: usize, question: Question, lag: Time) {
+        let now = self.host_now(id);
+        let Some(process) = self.host_mut(id).and_then(|host| host.process.as_mut()) else {
+            return;
+        };
+        let out = Arc::clone(&process.out);
+        let put = move |answer| out.lock().unwrap().push(Out::Answer(answer));
+        let request = match question {
+            Question::Open | Question::Close(_) | Question::Make { .. } | Question::Sandboxes => {
+                self.process_due(id, lag, ProcessAct::Do(Box::new(question)));
+                return;
+            }
+            Question::Look => {
+                let had_trouble = process.trouble.is_some();
+                let look = move |it: &mut cadastre_node::Ledger<'_>| {
+                    if had_trouble {
+                        it.try_to_write()?;
+                    }
+                    it.snapshot()
+                };
+                Request::work(None, look, move |result: Result<_, Arc<StoreError>>| {
+                    let looked = result.map(|snapshot| Looked {
+                        snapshot,
+                        gone: std::collections::BTreeSet::new(),
+                    });
+                    put(Answer::Looked(looked.map_err(|error| trouble(&error))));
+                })
+            }
+            Question::Free(attachment) => {
+                let call = Call::at(now.since_boot, now.since_boot + FREE_LIMIT);
+                let reply = move |result: Result<_, Refusal>| {
+                    let freed = result.map(|_| ()).map_err(|refusal| refusal.to_string());
+                    put(Answer::Freed(freed));
+                };
+                Request::op(Op::Del(attachment), call, Box::new(reply))
+            }
+            Question::Transact(transaction) => {
+                let failed = transaction.clone();
+                let work = move |it: &mut cadastre_node::Ledger<'_>| transaction.run(it);
+                Request::work(None, work, move |result: Result<_, Arc<StoreError>>| {
+                    put(result.unwrap_or_else(|error| failed.failed(trouble(&error))));
+                })
+            }
+        };
+        self.queue_store(id, request);
+    }
+
+    /// Puts something on the list of the keeper.
+    pub(super) fn queue_store(&mut self, id: usize, request: Request) {
+        let lag = self.rng.stretch(MS / 10, 10 * MS);
+        let process = self.host_mut(id).and_then(|host| host.process.as_mut());
+        let Some(process) = process else { return };
+        process.queue.push(request);
+        if process.queue.len() == 1 {
+            self.process_due(id, lag, ProcessAct::Serve);
+        }
+    }
+
+    /// The keeper's turn: everything that waits is done in one transaction.
+    pub(super) fn serve_store(&mut self, id: usize) -> Verdict {
+        let now = self.host_now(id);
+        let dies = self.rough && self.rng.chance(60);
+        let at = self.rng.below(12);
+        let Some(host) = self.host_mut(id) else {
+            return Ok(());
+        };
+        let disk = host.disk();
+        let Some(process) = &mut host.process else {
+            return Ok(());
+        };
+        let queue = std::mem::take(&mut process.queue);
+        let syncs = disk.as_ref().map_or(0, MemoryDisk::syncs);
+        if let Some(disk) = disk.as_ref().filter(|_| dies) {
+            disk.set_fate(crate::memory_disk::Fate::Dies(at));
+        }
+        match &mut process.keeper {
+            Ok(keeper) => keeper.serve(queue, || now),
+            Err(why) => {
+                let why = why.clone();
+                let mut closed = keeper::Desk::new(move || {
+                    let _ = &why;
+                    Err(StoreError::Busy {
+                        what: "the store is not open",
+                    })
+                });
+                closed.serve(queue, || now);
+            }
+        }
+        process.worked += 1;
+        if dies && let Some(disk) = disk {
+            // Killed in the midst of it: what it has answered nobody has heard.
+            *host.slot.lock().unwrap() = Some(disk.after_kill());
+            let out: Vec<Out> = std::mem::take(&mut *process.out.lock().unwrap());
+            self.kill_process(id);
+            for out in out {
+                // That was sent before.
+                if let Out::Plugin(call, Ok(answer)) = out {
+                    self.answered(id, call, Ok(answer))?;
+                }
+            }
+            let back = self.rng.stretch(SECOND, 60 * SECOND);
+            self.start_process_later(id, back);
+            return self.mirror(id, true);
+        }
+        let out: Vec<Out> = std::mem::take(&mut *process.out.lock().unwrap());
+        self.close_when_idle(id);
+        let is_changed = disk.is_some_and(|disk| disk.syncs() != syncs);
+        self.mirror(id, is_changed)?;
+        for out in out {
+            match out {
+                Out::Answer(answer) => {
+                    if let Answer::Looked(looked) = &answer
+                        && let Some(process) = self.host_mut(id).and_then(|it| it.process.as_mut())
+                    {
+                        process.trouble = looked.as_ref().err().map(|it| it.text.clone());
+                    }
+                    let lag = self.rng.stretch(MS / 10, 5 * MS);
+                    let event = Box::new(Event::Answer(answer));
+                    self.process_due(id, lag, ProcessAct::Tell(event));
+                }
+                Out::Plugin(call, result) => self.store_answers(id, call, result),
+            }
+        }
+        Ok(())
+    }
+
+    /// The file is closed once there has been nothing to do for a while.
+    pub(super) fn close_when_idle(&mut self, id: usize) {
+        let process = self.host_mut(id).and_then(|host| host.process.as_mut());
+        if let Some(process) = process.filter(|it| !it.closing) {
+            process.closing = true;
+            let worked = process.worked;
+            self.process_due(id, IDLE, ProcessAct::Idle(worked));
+        }
+    }
+
+    /// What is asked of the file itself, and of the runtime.
+    pub(super) fn do_question(&mut self, id: usize, question: Question) -> Verdict {
+        let now = self.host_now(id);
+        let is_silent = self.rough && self.rng.chance(500);
+        let name = self.machines.agents[id].name.clone();
+        let Some(host) = self.host_mut(id) else {
+            return Ok(());
+        };
+        let slot = Arc::clone(&host.slot);
+        let keeper = || {
+            let slot = Arc::clone(&slot);
+            keeper::Desk::new(move || open(&slot))
+        };
+        let Some(process) = &mut host.process else {
+            return Ok(());
+        };
+        let mut is_changed = false;
+        let answer = match question {
+            Question::Open => Answer::Opened(match open(&slot) {
+                Ok(_) => {
+                    process.keeper = Ok(keeper());
+                    Found::Open
+                }
+                Err(StoreError::Missing { .. }) => Found::Nothing,
+                Err(error @ StoreError::Damaged { .. }) => {
+                    *slot.lock().unwrap() = None;
+                    Found::Damaged {
+                        aside: Path::new(PATH).into(),
+                        what: error.to_string(),
+                    }
+                }
+                Err(error) => Found::Unclear(error.to_string()),
+            }),
+            Question::Close(why) => {
+                process.keeper = Err(why.to_owned());
+                Answer::Closed
+            }
+            Question::Make { holding, known } => {
+                let disk = MemoryDisk::default();
+                let made = disk.create().and_then(|mut store| {
+                    store.transact(&now, |ledger| {
+                        ledger.hold(&holding)?;
+                        ledger.adopt(&known)
+                    })
+                });
+                if made.is_ok() {
+                    *slot.lock().unwrap() = Some(disk);
+                    process.keeper = Ok(keeper());
+                    is_changed = true;
+                }
+                let lost = made.map(|lost| lost.len());
+                Answer::Made(lost.map_err(|error| error.to_string()))
+            }
+            Question::Sandboxes if is_silent => {
+                Answer::Sandboxes(Err("the runtime does not answer".to_owned()))
+            }
+            Question::Sandboxes => {
+                let all: Vec<Sandbox> = host.kubelet.sandboxes();
+                Answer::Sandboxes(Ok(all))
+            }
+            other => unreachable!("{other:?} is the keeper's"),
+        };
+        if is_changed {
+            self.log(Some(&name), || format!("agent {id} has a new store"));
+        }
+        if let Some(process) = self.host_mut(id).and_then(|host| host.process.as_mut()) {
+            process.machine.on(Event::Answer(answer), &now);
+        }
+        self.mirror(id, is_changed)
+    }
+
+    /// Everything that there is, read from the file.
+    pub(super) fn contents(&mut self, id: usize) -> Option<Snapshot> {
+        let now = self.host_now(id);
+        let host = self.host_mut(id)?;
+        let taken: Arc<Mutex<Option<Snapshot>>> = Arc::default();
+        let out = Arc::clone(&taken);
+        let look = |it: &mut cadastre_node::Ledger<'_>| it.snapshot();
+        let request = Request::work(None, look, move |result: Result<_, Arc<StoreError>>| {
+            *out.lock().unwrap() = result.ok();
+        });
+        if let Some(Ok(keeper)) = host.process.as_mut().map(|process| &mut process.keeper) {
+            keeper.serve(vec![request], || now);
+        } else {
+            let slot = Arc::clone(&host.slot);
+            keeper::Desk::new(move || open(&slot)).serve(vec![request], || now);
+        }
+        taken.lock().unwrap().take()
+    }
+
+    /// What is in the file is held against what is promised, and against what other machines have.
+    pub fn mirror(&mut self, id: usize, is_changed: bool) -> Verdict {
+        if !is_changed || self.host(id).is_none() {
+            return Ok(());
+        }
+        let Some(snapshot) = self.contents(id) else {
+            return Ok(());
+        };
+        let name = self.machines.agents[id].name.clone();
+        let live = self.machines.live_node(id, &self.api);
+        let agent = &mut self.machines.agents[id];
+        let node: Text = snapshot.node_uid.as_deref().unwrap_or_default().into();
+        let before = std::mem::take(&mut agent.blocks);
+        agent.cooling.clear();
+        for block in &snapshot.blocks {
+            // podCIDRs are no blocks, nor is what was adopted of ranges that nobody has listed yet.
+            if *block.uid == *node || block.uid.is_empty() {
+                continue;
+            }
+            let key: Key = (block.cidr, block.uid.as_str().into());
+            let listed = matches!(block.state, BlockState::Held | BlockState::Draining);
+            let old = before.get(&key);
+            // One that is withdrawn is still of the Node that it was listed for.
+            let of = match old {
+                Some(old) if !listed => old.node.clone(),
+                _ => node.clone(),
+            };
+            agent.cooling.insert(key.clone(), block.counts.cooling);
+            let released = block.state == BlockState::Released;
+            let held = Held::of_ledger(block.pool.as_str().into(), of, listed, released);
+            agent.blocks.insert(key, held);
+        }
+        let uid_of = |cidr: Cidr| {
+            let mut blocks = snapshot.blocks.iter();
+            let block = blocks.find(|it| it.cidr == cidr);
+            block.map_or("", |it| it.uid.as_str()).into()
+        };
+        let given = std::mem::take(&mut agent.given);
+        for tenant in &snapshot.tenants {
+            let pod = tenant.pod.as_ref().map(|pod| pod.uid.as_str().into());
+            for given in &tenant.given.addresses {
+                let entry = Given::of_ledger((given.block, uid_of(given.block)), pod.clone());
+                agent.given.insert(given.address, entry);
+            }
+        }
+        let now = self.now;
+        let cooldown = |addr: &Addr, it: &Given| {
+            let gives =
+                |block: &BlockCount| matches!(block.state, BlockState::Held | BlockState::Draining);
+            let mut blocks = snapshot.blocks.iter();
+            let block = blocks.find(|block| block.cidr == it.block.0);
+            // What was of an earlier Node is in quarantine instead.
+            let block = block.filter(|block| gives(block) && live.as_ref() == Some(&node))?;
+            let mut pools = snapshot.pools.iter().map(|pool| &pool.terms);
+            let terms = pools.find(|terms| block.pool == terms.name)?;
+            let until = now + u64::from(terms.cooldown_seconds) * SECOND;
+            Some((*addr, (id, node.clone(), until)))
+        };
+        let freed = given
+            .iter()
+            .filter(|(addr, _)| !agent.given.contains_key(addr));
+        let freed = freed.filter_map(|(addr, it)| cooldown(addr, it));
+        self.checks.cooling.extend(freed);
+        let agent = &mut self.machines.agents[id];
+        let uses = |held: &Held| held.listed && !held.released;
+        let is_new = |(key, held): &(&Key, &Held)| {
+            let was = before.get(*key);
+            uses(held) && was.is_none_or(|was| !uses(was) || was.node != held.node)
+        };
+        let taken: Vec<Key> = agent
+            .blocks
+            .iter()
+            .filter(is_new)
+            .map(|it| it.0.clone())
+            .collect();
+        let ended: Vec<Key> = before
+            .iter()
+            .filter(|(key, held)| {
+                let is = agent.blocks.get(*key);
+                !held.released && is.is_none_or(|is| is.released)
+            })
+            .map(|it| it.0.clone())
+            .collect();
+        for key in ended {
+            self.log(Some(&name), || {
+                format!("agent {id} releases {} {}", key.0, key.1)
+            });
+        }
+        for key in taken {
+            self.log(Some(&name), || {
+                format!("agent {id} takes over {} {}", key.0, key.1)
+            });
+            self.judge(self.check_taken(id, &key))?;
+        }
+        let verdict = self.check_kept(id, &snapshot);
+        self.judge(verdict)
+    }
+
+    /// Whether it refuses what it is asked.
+    pub(super) fn is_store_refusal(refusal: &Refusal) -> bool {
+        refusal.why == Why::Store
+    }
+}
