@@ -253,6 +253,7 @@ mod tests {
         ledger.look().await.unwrap();
         assert!(ledger.trouble().is_none());
         assert_eq!(status(&ledger).await, Why::NothingHeld);
+        std::fs::remove_dir_all(path.parent().unwrap()).unwrap();
     }
 
     #[tokio::test]
@@ -265,5 +266,6 @@ mod tests {
             "{refusal}"
         );
         assert!(ledger.look().await.unwrap_err().is_lost());
+        std::fs::remove_dir_all(path.parent().unwrap()).unwrap();
     }
 }
