@@ -85,7 +85,7 @@ impl Sim {
             };
             let mut agent = Agent::new(node.name.clone(), habits);
             if self.plan.shipped {
-                agent.host = Some(Box::new(Host::new(self.plan.seed ^ id as u64)));
+                agent.host = Some(Box::new(Host::new(self.rng.next())));
             }
             self.machines.agents.push(agent);
             if self.plan.shipped {

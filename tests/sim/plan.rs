@@ -47,9 +47,8 @@ pub struct Plan {
     pub restore: Option<(Time, Time)>,
     /// What is refused, unanswered or silent until the run turns calm.
     pub lasting: Lasting,
-    /// Whether nodes have the shipped agent, and what else than chance sets runs apart.
+    /// Whether nodes have the shipped agent.
     pub shipped: bool,
-    pub seed: u64,
 }
 
 /// How requests fare.
@@ -163,7 +162,6 @@ impl Plan {
             restore: None,
             lasting: Lasting::default(),
             shipped: false,
-            seed: 0,
         };
         let plan = Plan {
             tampering_blocks: plan.tampering_blocks && !plan.tampering,

@@ -275,7 +275,6 @@ impl Sim {
         let plan = Plan {
             lasting,
             shipped,
-            seed,
             ..plan
         };
         let unnamed = match trial {

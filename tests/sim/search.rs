@@ -19,11 +19,11 @@ use super::run::{Sim, Tally};
 const FRESH: u64 = 3_000_000;
 
 /// Runs seeds from `first` on until `steps` are done.
-fn run_seeds(first: u64, steps: u64) -> Tally {
+fn run_seeds(first: u64, steps: u64, trial: Option<Trial>) -> Tally {
     let (begun, mut sum, mut shown) = (Instant::now(), Tally::default(), 0);
     let mut seed = first;
     while sum.steps < steps {
-        let tally = Sim::run(seed, None).unwrap_or_else(|failure| panic!("{failure}"));
+        let tally = Sim::run(seed, trial).unwrap_or_else(|failure| panic!("{failure}"));
         sum.add(&tally);
         seed += 1;
         if sum.steps / 1_000_000 > shown {
@@ -81,7 +81,7 @@ fn seed_of_clock() -> u64 {
 
 #[test]
 fn everything_promised_holds_over_many_seeds() {
-    let sum = run_seeds(0, 2_000_000);
+    let sum = run_seeds(0, 2_000_000, None);
     assert!(
         sum.assigned > 500
             && sum.freed > 100
@@ -102,14 +102,7 @@ fn everything_promised_holds_with_the_shipped_agent() {
         weather: Weather::Agents,
         rule: None,
     };
-    let mut sum = Tally::default();
-    for seed in 0.. {
-        let tally = Sim::run(seed, Some(trial)).unwrap_or_else(|failure| panic!("{failure}"));
-        sum.add(&tally);
-        if sum.steps >= WITH_AGENTS {
-            break;
-        }
-    }
+    let sum = run_seeds(0, WITH_AGENTS, Some(trial));
     assert!(
         sum.given > 500 && sum.listed > 50 && sum.ended > 20,
         "the runs do too little: {sum:?}"
@@ -143,7 +136,7 @@ const FAILED_ONCE: [u64; 20] = [
 #[test]
 fn everything_promised_holds_over_seeds_that_failed_once() {
     for seed in FAILED_ONCE {
-        run_seeds(seed, 1);
+        run_seeds(seed, 1, None);
     }
 }
 
@@ -158,14 +151,14 @@ fn everything_promised_holds_over_seeds_that_nobody_has_run() {
         ),
     };
     println!("seeds of {of}: {FRESH} steps from seed {seed} on");
-    run_seeds(seed, FRESH);
+    run_seeds(seed, FRESH, None);
 }
 
 /// What `make sim` calls with `SEED` or `STEPS`.
 #[test]
 fn replay() {
     let (seed, steps) = (number("SEED"), number("STEPS"));
-    run_seeds(seed.unwrap_or(0), steps.unwrap_or(1));
+    run_seeds(seed.unwrap_or(0), steps.unwrap_or(1), None);
 }
 
 /// What `make soak` calls: goes on after a failure, and names all in the end.

@@ -40,7 +40,7 @@ impl Sim {
             return Err(wrong("progress", "not one process leads".to_owned(), []));
         }
         for id in 0..self.machines.agents.len() {
-            self.mirror(id, true)?;
+            self.mirror(id)?;
         }
         self.check_subnets()?;
         self.check_pools()?;

@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::snapshot::{busy, capacity, gives, is_pod_cidr, terms};
 use cadastre_core::holding::PoolTerms;
 use cadastre_core::{Cidr, Dual, Family};
-use cadastre_node::{BlockCount, BlockState, Snapshot};
+use cadastre_node::{BlockCount, Snapshot};
 
 /// ADDs that found nothing, by the pool that should have served them.
 pub type Wishes = BTreeMap<String, u64>;
@@ -83,10 +83,8 @@ pub fn to_let_go(
 ) -> Vec<(Cidr, String)> {
     let mut sums = sums(snapshot);
     let mut going = Vec::new();
-    let can_go = |it: &&BlockCount| {
-        let listed = matches!(it.state, BlockState::Held | BlockState::Draining);
-        listed && busy(it) == 0 && !is_pod_cidr(snapshot, it)
-    };
+    let can_go =
+        |it: &&BlockCount| it.state.is_listed() && busy(it) == 0 && !is_pod_cidr(snapshot, it);
     // From the top: addresses are given from the bottom.
     for block in snapshot.blocks.iter().rev().filter(can_go) {
         let family = block.cidr.family();
@@ -165,6 +163,7 @@ fn high(snapshot: &Snapshot, pool: &str) -> u64 {
 mod tests {
     use super::*;
     use crate::snapshot::testing::{block, pool, snapshot};
+    use cadastre_node::BlockState;
 
     fn wish(pool: &str, count: u64) -> Wishes {
         Wishes::from([(pool.to_owned(), count)])

@@ -44,13 +44,7 @@ pub enum LedgerError {
 impl LedgerError {
     /// Whether the file has to be made anew: it is damaged, or gone.
     pub fn is_lost(&self) -> bool {
-        let Self::Store(error) = self else {
-            return false;
-        };
-        matches!(
-            **error,
-            StoreError::Damaged { .. } | StoreError::Missing { .. }
-        )
+        matches!(self, Self::Store(error) if error.is_lost())
     }
 }
 
@@ -151,13 +145,7 @@ impl Ledger {
     /// All there is. STATUS says from now on what it says of that.
     pub async fn look(&self) -> Result<Snapshot, LedgerError> {
         let had_trouble = self.trouble().is_some();
-        let look = move |it: &mut Tables<'_>| {
-            if had_trouble {
-                it.try_to_write()?;
-            }
-            Ok((it.snapshot()?, it.run(&Op::Status)?))
-        };
-        let seen = self.with(look).await;
+        let seen = self.with(move |it| look(it, had_trouble)).await;
         if let Err(LedgerError::Store(error)) = &seen {
             self.failed(&error.refusal());
         }
@@ -193,6 +181,17 @@ impl Ledger {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// All there is, and what STATUS says of it. After trouble it is tried whether the file can be written.
+pub fn look(
+    tables: &mut Tables<'_>,
+    had_trouble: bool,
+) -> Result<(Snapshot, Result<Answer, Refusal>), Fault> {
+    if had_trouble {
+        tables.try_to_write()?;
+    }
+    Ok((tables.snapshot()?, tables.run(&Op::Status)?))
 }
 
 fn busy(text: String) -> Refusal {

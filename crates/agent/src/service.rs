@@ -21,7 +21,7 @@ use super::events::Events;
 use super::known::{Desk, Known};
 use super::ledger::Ledger;
 use crate::metrics::AgentMetrics;
-use adding::{Adding, Step};
+use adding::Step;
 use cadastre_node::keeper::Call;
 use cadastre_node::{Add, Answer, Attachment, Op, Refusal, Why, clock};
 
@@ -76,9 +76,7 @@ impl Service {
             debug!(verb, why = label, "{}", refusal.text);
         }
         self.metrics.answered(verb, label, begun.elapsed());
-        let is_store =
-            matches!(&result, Err(refusal) if matches!(refusal.why, Why::Store | Why::Busy));
-        if (changes && result.is_ok()) || is_store {
+        if is_news(changes, &result) {
             self.changed.notify_one();
         }
         result
@@ -105,28 +103,30 @@ impl Service {
             held: self.held.subscribe(),
             deleted: self.deleted.subscribe(),
         };
-        let begun = clock::since_boot();
+        let deadline = call.deadline();
         let shown = Arc::clone(&seen.borrow_and_update());
-        let mut adding = Adding::new(add, call.deadline(), self.add_wait, &shown, begun);
-        let mut step = self.step(|desk, now| adding.go(true, &shown, desk, now));
+        let mut step =
+            self.step(|desk, now| adding::begin(add, deadline, self.add_wait, &shown, desk, now));
         let mut waiting = None;
         loop {
-            let is_news = match step {
+            match step {
                 Step::Done(result) => return result,
-                Step::Ask(add) => {
+                Step::Ask(add, asked) => {
                     let answer = self.ledger.ask(Op::Add(*add), call.clone()).await;
                     let shown = Arc::clone(&seen.borrow_and_update());
-                    step = self.step(|desk, now| adding.answered(answer, &shown, desk, now));
-                    continue;
+                    step = self.step(|desk, now| asked.answered(answer, &shown, desk, now));
                 }
-                Step::ForPod(until) => comes(seen.changed(), until).await,
-                Step::ForBlock(until) => {
+                Step::ForPod(pod) => {
+                    comes(seen.changed(), pod.until()).await;
+                    let shown = Arc::clone(&seen.borrow_and_update());
+                    step = self.step(|desk, now| pod.go(&shown, desk, now));
+                }
+                Step::ForBlock(block) => {
                     waiting.get_or_insert_with(|| Waiting::begin(&self.metrics));
-                    comes(news.wait(&attachment), until).await
+                    let is_news = comes(news.wait(&attachment), block.until()).await;
+                    step = self.step(|desk, now| block.go(is_news, desk, now));
                 }
-            };
-            let shown = Arc::clone(&seen.borrow_and_update());
-            step = self.step(|desk, now| adding.go(is_news, &shown, desk, now));
+            }
         }
     }
 
@@ -155,6 +155,14 @@ impl Service {
                 known.netns_roots.insert(root.to_owned());
             }
         }
+    }
+}
+
+/// Whether the loop should look at the store after an answer. `changes`: the operation may have changed something.
+pub fn is_news(changes: bool, result: &Result<Answer, Refusal>) -> bool {
+    match result {
+        Ok(_) => changes,
+        Err(refusal) => matches!(refusal.why, Why::Store | Why::Busy),
     }
 }
 

@@ -43,7 +43,7 @@ pub fn pod_uid(tenant: &Tenant) -> &str {
 /// What is held, as far as the store knows: enough for files and watchers, also without the API.
 /// What is reserved is not in it.
 pub fn as_holding(snapshot: &Snapshot) -> Holding {
-    let listed = |it: &&BlockCount| matches!(it.state, BlockState::Held | BlockState::Draining);
+    let listed = |it: &&BlockCount| it.state.is_listed();
     let block = |it: &BlockCount| Block {
         cidr: it.cidr,
         uid: it.uid.clone(),

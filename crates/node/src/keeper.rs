@@ -130,7 +130,7 @@ impl Keeper {
         let work = Work {
             settings,
             requests,
-            desk: Desk::new(move || Store::open_existing(&path, wait)),
+            worker: Worker::new(move || Store::open_existing(&path, wait)),
         };
         let thread = thread::Builder::new().name("store".to_owned());
         let thread = thread.spawn(move || work.run())?;
@@ -250,13 +250,13 @@ const GONE: StoreError = StoreError::Busy {
 struct Work {
     settings: Settings,
     requests: Receiver<Request>,
-    desk: Desk,
+    worker: Worker,
 }
 
 impl Work {
     fn run(mut self) {
         loop {
-            let first = if self.desk.has_file() {
+            let first = if self.worker.has_file() {
                 self.requests.recv_timeout(self.settings.idle)
             } else {
                 let first = self.requests.recv();
@@ -267,9 +267,9 @@ impl Work {
                     let mut group = vec![first];
                     let more = self.settings.group.saturating_sub(1);
                     group.extend(self.requests.try_iter().take(more));
-                    self.desk.serve(group, clock::now);
+                    self.worker.serve(group, clock::now);
                 }
-                Err(RecvTimeoutError::Timeout) => self.desk.close(),
+                Err(RecvTimeoutError::Timeout) => self.worker.close(),
                 Err(RecvTimeoutError::Disconnected) => return,
             }
         }
@@ -278,13 +278,13 @@ impl Work {
 
 type Open = Box<dyn FnMut() -> Result<Store, StoreError> + Send>;
 
-/// What the keeper's thread does with its requests. It reads no clock and waits for nobody but for the file.
-pub struct Desk {
+/// Does with the store what the keeper is asked. It reads no clock, and waits for nothing but the file.
+pub struct Worker {
     open: Open,
     store: Option<Store>,
 }
 
-impl Desk {
+impl Worker {
     /// `open` opens the file when it is needed.
     pub fn new(open: impl FnMut() -> Result<Store, StoreError> + Send + 'static) -> Self {
         Self {

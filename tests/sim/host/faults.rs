@@ -2,6 +2,7 @@
 
 use crate::agents::Act;
 use crate::clock::{MS, SECOND, Time};
+use crate::rng::Rng;
 use crate::run::{Due, Sim};
 
 impl Sim {
@@ -77,8 +78,7 @@ impl Sim {
 
     fn power_off_host(&mut self, id: usize) {
         self.kill_process(id);
-        let mut rng = self.rng.clone();
-        self.rng.next();
+        let mut rng = Rng::new(self.rng.next());
         let Some(host) = self.host_mut(id) else {
             return;
         };
@@ -117,7 +117,7 @@ impl Sim {
         {
             keeper.close();
         }
-        // What was told nobody is forgotten.
+        // How long addresses have to cool stands nowhere else.
         self.checks.cooling.retain(|_, (of, ..)| *of != id);
         self.log(Some(&name), || format!("machine {id} loses its store"));
     }

@@ -7,9 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cadastre_agent::cri::Sandbox as Told;
 use cadastre_core::{Addr, Cidr};
-use cadastre_node::{
-    Add, Answer, Attachment, BlockCount, BlockState, Op, PodRef, Refusal, Snapshot,
-};
+use cadastre_node::{Add, Answer, Attachment, Op, PodRef, Refusal, Snapshot};
 
 use super::requests::{Call, outline};
 use super::{Host, Verdict};
@@ -226,7 +224,7 @@ impl Sim {
             }
             KubeletAct::Patience(number) => self.plugin_gives_up_on_agent(id, number),
             KubeletAct::Alone(number) => return self.plugin_alone(id, number),
-            KubeletAct::Look(number) => self.plugin_looks_again(id, number),
+            KubeletAct::Look(number) => self.look_for_agent(id, number),
             KubeletAct::Del(container) => self.call_plugin(id, Op::Del(attachment(&container))),
             KubeletAct::Remove(container) => {
                 if let Some(host) = self.host_mut(id) {
@@ -473,12 +471,9 @@ impl Sim {
                 .flat_map(|it| it.given.addresses.iter().map(|it| it.address))
                 .collect();
             // What is of no range here is given by nobody here.
-            let gives = |block: &&BlockCount| {
-                matches!(block.state, BlockState::Held | BlockState::Draining)
-            };
             let is_given_here = |addr: &Addr| {
-                let mut blocks = snapshot.blocks.iter().filter(gives);
-                blocks.any(|block| block.cidr.contains_addr(*addr))
+                let mut blocks = snapshot.blocks.iter();
+                blocks.any(|it| it.state.is_listed() && it.cidr.contains_addr(*addr))
             };
             let mut lost = sandbox.addresses.difference(&has);
             if lost.any(is_given_here) {

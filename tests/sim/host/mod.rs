@@ -16,7 +16,7 @@
 //! - In the end nothing is leaked, and no pod waits where addresses are.
 //!
 //! # Left out
-//! - The keeper's thread, sockets and their protocols, gRPC, the CNI's own formats: the sim calls what lies behind.
+//! - The keeper's thread, sockets and their protocols, gRPC, the CNI's own formats: the simulation calls what lies behind them.
 //! - A store is lost only while no sandbox is set up: what was answered a moment before is told nobody yet. None is
 //!   damaged, full, or put back to an older state.
 //! - podCIDRs that others than our controllers gave are served, and nothing is promised of them.

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use cadastre_agent::addresses::Listed;
 use cadastre_agent::known::{Desk, Shown};
@@ -13,13 +12,12 @@ use cadastre_agent::machine::{
 use cadastre_agent::namespaces::Namespace;
 use cadastre_agent::pods::Pods;
 use cadastre_agent::publish::Written;
-use cadastre_agent::service::adding::Adding;
+use cadastre_agent::service::adding::{Asked, ForBlock, ForPod};
 use cadastre_api::{NodeAddressesSpec, NodeSubnetStatus};
-use cadastre_node::keeper;
-use cadastre_node::{Refusal, Why};
+use cadastre_node::{Refusal, keeper};
 
 use super::feeds::Line;
-use super::{Verdict, settings};
+use super::{Host, Verdict, settings};
 use crate::api::Author;
 use crate::clock::{MS, SECOND, Time};
 use crate::run::{Due, Sim};
@@ -38,7 +36,7 @@ pub enum ProcessAct {
     Do(Box<Question>),
     /// What waits for the store is done.
     Serve,
-    /// The file is closed if nothing was done since the worked-th time.
+    /// The file is closed, if its keeper has not worked since it had worked so often.
     Idle(u64),
     /// A plugin's request arrives.
     Request(u64),
@@ -55,14 +53,11 @@ pub enum Out {
     Plugin(u64, Result<cadastre_node::Answer, Refusal>),
 }
 
-/// An ADD under way.
-pub struct Waiting {
-    pub adding: Adding,
-    pub until: Duration,
-    /// Whether it waits for its pod, not for a block.
-    pub for_pod: bool,
-    /// Whether the store has been asked.
-    pub is_asked: bool,
+/// An ADD under way, by what it waits for.
+pub enum Waiting {
+    Store(Asked),
+    Pod(ForPod),
+    Block(ForBlock),
 }
 
 pub struct Process {
@@ -70,11 +65,11 @@ pub struct Process {
     pub shown: Arc<Shown>,
     pub desk: Desk,
     /// The store, while it is open; else why nothing is done.
-    pub keeper: Result<keeper::Desk, String>,
+    pub keeper: Result<keeper::Worker, String>,
     /// Why the file could not be used last.
     pub trouble: Option<String>,
     pub queue: Vec<keeper::Request>,
-    /// How often it has worked, and as of when it is to be closed if that stays so.
+    /// How often the keeper has worked, and whether it is to be looked whether it still does.
     pub worked: u64,
     pub closing: bool,
     pub out: Arc<Mutex<Vec<Out>>>,
@@ -156,7 +151,7 @@ impl Sim {
         let rest = self.machines.agents[id]
             .paused_until
             .saturating_sub(self.now);
-        let is_it = |host: &&super::Host| host.incarnation == incarnation;
+        let is_it = |host: &&Host| host.incarnation == incarnation;
         let Some(host) = self.host(id).filter(is_it) else {
             return Ok(());
         };
@@ -164,9 +159,8 @@ impl Sim {
             return Ok(());
         }
         if rest > 0 {
-            if let (ProcessAct::Turn, Some(at)) = (&*act, self.now.checked_add(rest))
-                && let Some(process) = self.process(id)
-            {
+            let at = self.now + rest;
+            if let (ProcessAct::Turn, Some(process)) = (&*act, self.process(id)) {
                 process.wake_at = Some(at);
             }
             self.after(rest, Due::Process(id, incarnation, act));
@@ -291,10 +285,10 @@ impl Sim {
             Effect::Offer { shown, is_news } => {
                 self.process(id)?.shown = shown;
                 if is_news {
-                    self.wake_adds(id, true);
+                    self.wake_adds(id, |_, it| matches!(it, Waiting::Pod(_)));
                 }
             }
-            Effect::Held => self.wake_adds(id, false),
+            Effect::Held => self.wake_adds(id, |_, it| matches!(it, Waiting::Block(_))),
             Effect::ToldTurnedAway => self.process(id)?.desk.turned_away = None,
             Effect::Tell(notice) => {
                 let name = self.machines.agents[id].name.clone();
@@ -430,14 +424,6 @@ impl Sim {
         }
         self.settle_commits(&Author::Agent, self.now)
     }
-
-    /// A refusal by an agent that has no store.
-    pub(super) fn refused(why: &str) -> Refusal {
-        Refusal {
-            why: Why::Busy,
-            text: why.to_owned(),
-        }
-    }
 }
 
 /// A write of an agent.
@@ -457,18 +443,18 @@ impl Writing {
     }
 }
 
-impl Landing {
-    /// The connection that it is on is lost: who has to be told, if somebody waits.
-    pub fn lost(&self) -> Option<(u32, ProcessAct)> {
-        let failed = ProcessAct::Tell(Box::new(self.writing.failed()));
-        self.is_heard.then_some((self.incarnation, failed))
-    }
-}
-
 /// A write under way.
 pub struct Landing {
     incarnation: u32,
     writing: Writing,
     /// Whether its sender still waits for the answer.
     is_heard: bool,
+}
+
+impl Landing {
+    /// The connection that it is on is lost: who has to be told, if somebody waits.
+    pub fn lost(&self) -> Option<(u32, ProcessAct)> {
+        let failed = ProcessAct::Tell(Box::new(self.writing.failed()));
+        self.is_heard.then_some((self.incarnation, failed))
+    }
 }

@@ -6,13 +6,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use cadastre_agent::service::adding::{Adding, Step};
+use cadastre_agent::service::adding::{Step, begin};
+use cadastre_agent::service::is_news;
 use cadastre_node::keeper::{Call as KeeperCall, Request};
 use cadastre_node::{Answer, Op, Refusal, Why};
 
 use super::Verdict;
 use super::kubelet::KubeletAct;
-use super::process::{ProcessAct, Waiting};
+use super::process::{Out, ProcessAct, Waiting};
 use super::store::open;
 use crate::clock::{MS, SECOND, Time};
 use crate::run::{Due, Sim};
@@ -44,10 +45,6 @@ impl Call {
     }
 }
 
-fn micros(time: Time) -> Duration {
-    Duration::from_micros(time)
-}
-
 impl Sim {
     /// The runtime calls the plugin.
     pub(super) fn call_plugin(&mut self, id: usize, op: Op) {
@@ -60,7 +57,7 @@ impl Sim {
         let call = Call {
             op,
             asked,
-            agents: asked + micros(TIMEOUT / 4 * 3),
+            agents: asked + Duration::from_micros(TIMEOUT / 4 * 3),
             end,
             listening: None,
         };
@@ -69,7 +66,7 @@ impl Sim {
     }
 
     /// It connects to the agent, if there is one that is awake.
-    fn look_for_agent(&mut self, id: usize, number: u64) {
+    pub(super) fn look_for_agent(&mut self, id: usize, number: u64) {
         let is_paused = self.machines.agents[id].paused_until > self.now;
         let lag = self.rng.stretch(MS / 10, 5 * MS);
         let agents = self.host(id).and_then(|it| it.calls.get(&number));
@@ -111,15 +108,9 @@ impl Sim {
         };
         match op {
             Op::Add(add) => {
-                let adding = Adding::new(add, deadline, ADD_WAIT, &process.shown, now);
-                let waiting = Waiting {
-                    adding,
-                    until: now,
-                    for_pod: true,
-                    is_asked: false,
-                };
-                process.adds.insert(number, waiting);
-                self.wake_add(id, number, true);
+                let (shown, desk) = (&process.shown, &mut process.desk);
+                let step = begin(add, deadline, ADD_WAIT, shown, desk, now);
+                self.step_add(id, number, step);
             }
             Op::Del(attachment) => {
                 process.desk.wishes.remove(&attachment);
@@ -147,15 +138,13 @@ impl Sim {
             .map(Arc::downgrade)
             .unwrap_or_default();
         if let Err(why) = &process.keeper {
-            let refusal = Self::refused(why);
+            let refusal = refused(why);
             self.store_answers(id, number, Err(refusal));
             return;
         }
         let out = Arc::clone(&process.out);
         let reply = Box::new(move |result| {
-            out.lock()
-                .unwrap()
-                .push(super::process::Out::Plugin(number, result));
+            out.lock().unwrap().push(Out::Plugin(number, result));
         });
         let call = KeeperCall::at(asked, deadline);
         let call = call.while_waited_for(move || listening.strong_count() > 0);
@@ -177,16 +166,13 @@ impl Sim {
             return;
         };
         if let Err(refusal) = &result
-            && Self::is_store_refusal(refusal)
+            && refusal.why == Why::Store
         {
             process.trouble = Some(refusal.text.clone());
         }
-        if let Some(mut waiting) = process.adds.remove(&number) {
-            let shown = Arc::clone(&process.shown);
-            let step = waiting
-                .adding
-                .answered(result, &shown, &mut process.desk, now);
-            process.adds.insert(number, waiting);
+        if let Some(Waiting::Store(asked)) = process.adds.remove(&number) {
+            let (shown, desk) = (&process.shown, &mut process.desk);
+            let step = asked.answered(result, shown, desk, now);
             self.step_add(id, number, step);
             return;
         }
@@ -196,65 +182,71 @@ impl Sim {
         });
         self.answer_plugin(id, number, result);
         if let Some(attachment) = deleted {
-            let Some(host) = self.host(id) else { return };
             let is_of =
                 |call: &Call| matches!(&call.op, Op::Add(add) if add.attachment == attachment);
-            let calls = host.calls.iter().filter(|(_, call)| is_of(call));
+            let calls = self.host(id).into_iter().flat_map(|host| &host.calls);
+            let calls = calls.filter(|(_, call)| is_of(call));
             let same: Vec<u64> = calls.map(|(number, _)| *number).collect();
-            for number in same {
-                self.wake_add(id, number, true);
-            }
+            self.wake_adds(id, |number, it| {
+                matches!(it, Waiting::Block(_)) && same.contains(&number)
+            });
         }
     }
 
-    /// All that wait for a pod, or for a block, look again.
-    pub(super) fn wake_adds(&mut self, id: usize, for_pod: bool) {
-        let Some(process) = self.host(id).and_then(|host| host.process.as_ref()) else {
-            return;
-        };
-        let waits = |it: &Waiting| !it.is_asked && it.for_pod == for_pod;
-        let adds = process.adds.iter().filter(|(_, it)| waits(it));
+    /// Those ADDs look again.
+    pub(super) fn wake_adds(&mut self, id: usize, which: impl Fn(u64, &Waiting) -> bool) {
+        let process = self.host(id).and_then(|host| host.process.as_ref());
+        let adds = process.into_iter().flat_map(|process| &process.adds);
+        let adds = adds.filter(|(number, it)| which(**number, it));
         let adds: Vec<u64> = adds.map(|(number, _)| *number).collect();
         for number in adds {
             self.wake_add(id, number, true);
         }
     }
 
+    /// An ADD goes on, if there is news for it or its time has come.
     pub(super) fn wake_add(&mut self, id: usize, number: u64, is_news: bool) {
         let now = self.host_now(id).since_boot;
         let process = self.host_mut(id).and_then(|host| host.process.as_mut());
         let Some(process) = process else { return };
-        let Some(waiting) = process.adds.get_mut(&number) else {
-            return;
+        let waits = |it: &Waiting| match it {
+            Waiting::Store(_) => true,
+            Waiting::Pod(pod) => !is_news && now < pod.until(),
+            Waiting::Block(block) => !is_news && now < block.until(),
         };
-        if waiting.is_asked || !is_news && now < waiting.until {
+        if process.adds.get(&number).is_none_or(waits) {
             return;
         }
-        let shown = Arc::clone(&process.shown);
-        let step = waiting.adding.go(is_news, &shown, &mut process.desk, now);
+        let (shown, desk) = (&process.shown, &mut process.desk);
+        let step = match process.adds.remove(&number) {
+            Some(Waiting::Pod(pod)) => pod.go(shown, desk, now),
+            Some(Waiting::Block(block)) => block.go(is_news, desk, now),
+            Some(Waiting::Store(_)) | None => return,
+        };
         self.step_add(id, number, step);
     }
 
     fn step_add(&mut self, id: usize, number: u64, step: Step) {
         let process = self.host_mut(id).and_then(|host| host.process.as_mut());
         let Some(process) = process else { return };
-        let Some(waiting) = process.adds.get_mut(&number) else {
-            return;
+        let (waiting, until) = match step {
+            Step::Done(result) => return self.answer_plugin(id, number, result),
+            Step::Ask(add, asked) => {
+                process.adds.insert(number, Waiting::Store(asked));
+                return self.ask_store(id, number, Op::Add(*add));
+            }
+            Step::ForPod(pod) => {
+                let until = pod.until();
+                (Waiting::Pod(pod), until)
+            }
+            Step::ForBlock(block) => {
+                let until = block.until();
+                (Waiting::Block(block), until)
+            }
         };
-        waiting.is_asked = matches!(step, Step::Ask(_));
-        waiting.for_pod = matches!(step, Step::ForPod(_));
-        match step {
-            Step::Ask(add) => self.ask_store(id, number, Op::Add(*add)),
-            Step::ForPod(until) | Step::ForBlock(until) => {
-                waiting.until = until;
-                let delay = self.host_until(id, until);
-                self.process_due(id, delay, ProcessAct::Woken(number));
-            }
-            Step::Done(result) => {
-                process.adds.remove(&number);
-                self.answer_plugin(id, number, result);
-            }
-        }
+        process.adds.insert(number, waiting);
+        let delay = self.host_until(id, until);
+        self.process_due(id, delay, ProcessAct::Woken(number));
     }
 
     /// The agent answers a plugin.
@@ -263,11 +255,8 @@ impl Sim {
         let Some(host) = self.host_mut(id) else {
             return;
         };
-        let is_store = |refusal: &Refusal| matches!(refusal.why, Why::Store | Why::Busy);
-        if let Some(process) = &mut host.process
-            && result.as_ref().map_or_else(is_store, |_| true)
-        {
-            process.desk.is_changed = true;
+        if let Some(process) = &mut host.process {
+            process.desk.is_changed |= is_news(true, &result);
         }
         if host
             .calls
@@ -330,7 +319,7 @@ impl Sim {
                 self.kubelet_due(id, TURN, KubeletAct::Look(number));
                 return Ok(());
             }
-            let refusal = Self::refused("the agent hangs, and has the file");
+            let refusal = refused("the agent hangs, and has the file");
             return self.answered(id, number, Err(refusal));
         }
         let (op, asked) = (call.op.clone(), call.asked);
@@ -346,12 +335,8 @@ impl Sim {
             }
             Err(error) => Err(error.refusal()),
         };
-        self.mirror(id, true)?;
+        self.mirror(id)?;
         self.answered(id, number, result)
-    }
-
-    pub(super) fn plugin_looks_again(&mut self, id: usize, number: u64) {
-        self.look_for_agent(id, number);
     }
 
     pub(super) fn kubelet_due(&mut self, id: usize, delay: Time, act: KubeletAct) {
@@ -359,6 +344,14 @@ impl Sim {
             let boot = host.boot;
             self.after(delay, Due::Kubelet(id, boot, Box::new(act)));
         }
+    }
+}
+
+/// A refusal of whoever cannot have the file.
+fn refused(why: &str) -> Refusal {
+    Refusal {
+        why: Why::Busy,
+        text: why.to_owned(),
     }
 }
 

@@ -1,21 +1,23 @@
 //! The file of a machine's store: what is done with it, what is in it, and what befalls it.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use cadastre_agent::cri::Sandbox;
+use cadastre_agent::ledger::look;
 use cadastre_agent::machine::{Answer, Event, Found, Looked, Question, StoreTrouble};
 use cadastre_core::{Addr, Cidr};
 use cadastre_node::keeper::{self, Call, Request};
-use cadastre_node::{BlockCount, BlockState, Op, Refusal, Snapshot, Store, StoreError, Why};
+use cadastre_node::{BlockCount, BlockState, Ledger, Op, Refusal, Snapshot, Store, StoreError};
 
 use super::process::{Out, ProcessAct};
 use super::{Slot, Verdict};
 use crate::Text;
 use crate::agent::{Given, Held, Key};
 use crate::clock::{MS, SECOND, Time};
-use crate::memory_disk::MemoryDisk;
+use crate::memory_disk::{Fate, MemoryDisk};
 use crate::run::Sim;
 
 /// After so long without work the agent closes the file.
@@ -35,10 +37,7 @@ pub(super) fn open(slot: &Slot) -> Result<Store, StoreError> {
 
 fn trouble(error: &StoreError) -> StoreTrouble {
     StoreTrouble {
-        is_lost: matches!(
-            error,
-            StoreError::Damaged { .. } | StoreError::Missing { .. }
-        ),
+        is_lost: error.is_lost(),
         text: error.to_string(),
     }
 }
@@ -59,16 +58,11 @@ impl Sim {
             }
             Question::Look => {
                 let had_trouble = process.trouble.is_some();
-                let look = move |it: &mut cadastre_node::Ledger<'_>| {
-                    if had_trouble {
-                        it.try_to_write()?;
-                    }
-                    it.snapshot()
-                };
+                let look = move |it: &mut Ledger<'_>| look(it, had_trouble);
                 Request::work(None, look, move |result: Result<_, Arc<StoreError>>| {
-                    let looked = result.map(|snapshot| Looked {
+                    let looked = result.map(|(snapshot, _)| Looked {
                         snapshot,
-                        gone: std::collections::BTreeSet::new(),
+                        gone: BTreeSet::new(),
                     });
                     put(Answer::Looked(looked.map_err(|error| trouble(&error))));
                 })
@@ -83,7 +77,7 @@ impl Sim {
             }
             Question::Transact(transaction) => {
                 let failed = transaction.clone();
-                let work = move |it: &mut cadastre_node::Ledger<'_>| transaction.run(it);
+                let work = move |it: &mut Ledger<'_>| transaction.run(it);
                 Request::work(None, work, move |result: Result<_, Arc<StoreError>>| {
                     put(result.unwrap_or_else(|error| failed.failed(trouble(&error))));
                 })
@@ -118,20 +112,13 @@ impl Sim {
         let queue = std::mem::take(&mut process.queue);
         let syncs = disk.as_ref().map_or(0, MemoryDisk::syncs);
         if let Some(disk) = disk.as_ref().filter(|_| dies) {
-            disk.set_fate(crate::memory_disk::Fate::Dies(at));
+            disk.set_fate(Fate::Dies(at));
         }
-        match &mut process.keeper {
-            Ok(keeper) => keeper.serve(queue, || now),
-            Err(why) => {
-                let why = why.clone();
-                let mut closed = keeper::Desk::new(move || {
-                    let _ = &why;
-                    Err(StoreError::Busy {
-                        what: "the store is not open",
-                    })
-                });
-                closed.serve(queue, || now);
-            }
+        if let Ok(keeper) = &mut process.keeper {
+            keeper.serve(queue, || now);
+        } else {
+            let what = "the store is not open";
+            keeper::Worker::new(|| Err(StoreError::Busy { what })).serve(queue, || now);
         }
         process.worked += 1;
         if dies && let Some(disk) = disk {
@@ -147,12 +134,13 @@ impl Sim {
             }
             let back = self.rng.stretch(SECOND, 60 * SECOND);
             self.start_process_later(id, back);
-            return self.mirror(id, true);
+            return self.mirror(id);
         }
         let out: Vec<Out> = std::mem::take(&mut *process.out.lock().unwrap());
         self.close_when_idle(id);
-        let is_changed = disk.is_some_and(|disk| disk.syncs() != syncs);
-        self.mirror(id, is_changed)?;
+        if disk.is_some_and(|disk| disk.syncs() != syncs) {
+            self.mirror(id)?;
+        }
         for out in out {
             match out {
                 Out::Answer(answer) => {
@@ -192,12 +180,12 @@ impl Sim {
         let slot = Arc::clone(&host.slot);
         let keeper = || {
             let slot = Arc::clone(&slot);
-            keeper::Desk::new(move || open(&slot))
+            keeper::Worker::new(move || open(&slot))
         };
         let Some(process) = &mut host.process else {
             return Ok(());
         };
-        let mut is_changed = false;
+        let mut is_new = false;
         let answer = match question {
             Question::Open => Answer::Opened(match open(&slot) {
                 Ok(_) => {
@@ -221,15 +209,12 @@ impl Sim {
             Question::Make { holding, known } => {
                 let disk = MemoryDisk::default();
                 let made = disk.create().and_then(|mut store| {
-                    store.transact(&now, |ledger| {
-                        ledger.hold(&holding)?;
-                        ledger.adopt(&known)
-                    })
+                    store.transact(&now, |ledger| ledger.take_over(&holding, &known))
                 });
                 if made.is_ok() {
                     *slot.lock().unwrap() = Some(disk);
                     process.keeper = Ok(keeper());
-                    is_changed = true;
+                    is_new = true;
                 }
                 let lost = made.map(|lost| lost.len());
                 Answer::Made(lost.map_err(|error| error.to_string()))
@@ -243,13 +228,14 @@ impl Sim {
             }
             other => unreachable!("{other:?} is the keeper's"),
         };
-        if is_changed {
-            self.log(Some(&name), || format!("agent {id} has a new store"));
-        }
         if let Some(process) = self.host_mut(id).and_then(|host| host.process.as_mut()) {
             process.machine.on(Event::Answer(answer), &now);
         }
-        self.mirror(id, is_changed)
+        if !is_new {
+            return Ok(());
+        }
+        self.log(Some(&name), || format!("agent {id} has a new store"));
+        self.mirror(id)
     }
 
     /// Everything that there is, read from the file.
@@ -258,7 +244,7 @@ impl Sim {
         let host = self.host_mut(id)?;
         let taken: Arc<Mutex<Option<Snapshot>>> = Arc::default();
         let out = Arc::clone(&taken);
-        let look = |it: &mut cadastre_node::Ledger<'_>| it.snapshot();
+        let look = |it: &mut Ledger<'_>| it.snapshot();
         let request = Request::work(None, look, move |result: Result<_, Arc<StoreError>>| {
             *out.lock().unwrap() = result.ok();
         });
@@ -266,16 +252,13 @@ impl Sim {
             keeper.serve(vec![request], || now);
         } else {
             let slot = Arc::clone(&host.slot);
-            keeper::Desk::new(move || open(&slot)).serve(vec![request], || now);
+            keeper::Worker::new(move || open(&slot)).serve(vec![request], || now);
         }
         taken.lock().unwrap().take()
     }
 
     /// What is in the file is held against what is promised, and against what other machines have.
-    pub fn mirror(&mut self, id: usize, is_changed: bool) -> Verdict {
-        if !is_changed || self.host(id).is_none() {
-            return Ok(());
-        }
+    pub fn mirror(&mut self, id: usize) -> Verdict {
         let Some(snapshot) = self.contents(id) else {
             return Ok(());
         };
@@ -291,7 +274,7 @@ impl Sim {
                 continue;
             }
             let key: Key = (block.cidr, block.uid.as_str().into());
-            let listed = matches!(block.state, BlockState::Held | BlockState::Draining);
+            let listed = block.state.is_listed();
             let old = before.get(&key);
             // One that is withdrawn is still of the Node that it was listed for.
             let of = match old {
@@ -318,12 +301,11 @@ impl Sim {
         }
         let now = self.now;
         let cooldown = |addr: &Addr, it: &Given| {
-            let gives =
-                |block: &BlockCount| matches!(block.state, BlockState::Held | BlockState::Draining);
             let mut blocks = snapshot.blocks.iter();
             let block = blocks.find(|block| block.cidr == it.block.0);
             // What was of an earlier Node is in quarantine instead.
-            let block = block.filter(|block| gives(block) && live.as_ref() == Some(&node))?;
+            let is_live = |it: &&BlockCount| it.state.is_listed() && live.as_ref() == Some(&node);
+            let block = block.filter(is_live)?;
             let mut pools = snapshot.pools.iter().map(|pool| &pool.terms);
             let terms = pools.find(|terms| block.pool == terms.name)?;
             let until = now + u64::from(terms.cooldown_seconds) * SECOND;
@@ -367,10 +349,5 @@ impl Sim {
         }
         let verdict = self.check_kept(id, &snapshot);
         self.judge(verdict)
-    }
-
-    /// Whether it refuses what it is asked.
-    pub(super) fn is_store_refusal(refusal: &Refusal) -> bool {
-        refusal.why == Why::Store
     }
 }

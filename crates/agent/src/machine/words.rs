@@ -115,8 +115,7 @@ impl Transaction {
     pub fn run(self, ledger: &mut Ledger<'_>) -> Result<Answer, Fault> {
         Ok(match self {
             Self::Hold { holding, known } => {
-                ledger.hold(&holding)?;
-                ledger.adopt(&known)?;
+                ledger.take_over(&holding, &known)?;
                 Answer::Held(Ok(()))
             }
             Self::Release(cidr, uid) => Answer::Released(Ok(ledger.release(cidr, &uid)?)),

@@ -1,5 +1,5 @@
-//! An ADD under way, as a value: it says what it asks the store and what it waits for, and [`super::Service`] does so.
-//! It reads no clock.
+//! An ADD under way, as a value: each [`Step`] says what it asks the store or waits for, which
+//! [`super::Service`] does, and holds what it goes on by. It reads no clock.
 //!
 //! ```text
 //! for its pod ──► of the best pool alone ──► of all its pools ──► for a block, and again ──► done
@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::choice::{Asked, decide};
+use crate::choice;
 use crate::events;
 use crate::known::{Desk, Shown};
 use crate::pods::Pod;
@@ -28,65 +28,73 @@ const MARGIN: Duration = Duration::from_millis(250);
 /// Reason of the event about an annotation that cannot be read.
 const INVALID_ANNOTATION: &str = "InvalidAnnotation";
 
-/// An ADD under way.
-#[derive(Debug)]
-pub struct Adding {
-    add: Add,
-    /// No later than that it is answered
-    deadline: Duration,
-    /// How long it waits for a block
-    patience: Duration,
-    state: State,
-}
-
-/// What is to be done for it.
+/// What an ADD needs next, with what it goes on by.
 #[derive(Debug)]
 pub enum Step {
-    /// Ask the store, and go on with [`Adding::answered`]
-    Ask(Box<Add>),
-    /// Go on when there is news of the pods, and then at the latest
-    ForPod(Duration),
-    /// Go on when the node holds something new or the attachment is deleted, and then at the latest
-    ForBlock(Duration),
+    /// Ask the store that
+    Ask(Box<Add>, Asked),
+    /// Wait for news of the pods
+    ForPod(ForPod),
+    /// Wait until the node holds something new, or the attachment is deleted
+    ForBlock(ForBlock),
     /// Answer that
     Done(Result<Answer, Refusal>),
 }
 
+/// An ADD whose pod is not seen yet.
 #[derive(Debug)]
-enum State {
-    ForPod(Duration),
-    /// The store was asked, for that
-    Asked(For),
-    ForBlock(Wait),
+pub struct ForPod {
+    adding: Box<Adding>,
+    until: Duration,
+}
+
+/// An ADD that the store was asked for.
+#[derive(Debug)]
+pub struct Asked {
+    adding: Box<Adding>,
+    what: For,
+}
+
+/// An ADD that found nothing, and waits for a block.
+#[derive(Debug)]
+pub struct ForBlock {
+    adding: Box<Adding>,
+    wait: Wait,
 }
 
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "one of an ADD under way")]
+struct Adding {
+    add: Add,
+    /// It is answered before that
+    deadline: Duration,
+    /// How long it may wait for a block
+    patience: Duration,
+}
+
+/// What the store was asked for.
+#[derive(Debug)]
 enum For {
-    /// What the store has noted of its pod decides
+    /// An address by what it has noted of the pod
     Note,
     /// An address of the best of several pools, which is waited for until then
     Best(Pools, Duration),
     /// An address of any of these
     Any(Pools),
-    /// The same again, after a wait
-    Again(Wait),
+    /// The same again, after a wait; whether for the last time
+    Again(Wait, bool),
 }
 
 /// A wait for a block.
 #[derive(Debug)]
 struct Wait {
-    /// What the store is asked again
-    add: Add,
-    /// Of the pools that blocks can be asked of, best first; that many of them are asked
+    /// Pools that blocks can be asked of, best first
     wanted: Vec<String>,
+    /// How many of them are asked
     wished: usize,
     begun: Duration,
     until: Duration,
-    /// The next try is the last one
-    is_last: bool,
-    /// All that may be tried after it
-    rest: Option<Pools>,
+    /// Where the best pool is waited for alone: all of them, for after that
+    best_of: Option<Pools>,
 }
 
 impl Wait {
@@ -100,112 +108,121 @@ impl Wait {
     }
 }
 
-impl Adding {
-    /// One that came now; `patience`: how long it may wait for a block.
-    pub fn new(
-        add: Add,
-        deadline: Duration,
-        patience: Duration,
-        shown: &Shown,
-        now: Duration,
-    ) -> Self {
-        let for_pod = if shown.depends_on_pod(&add) {
-            patience
-        } else {
-            POD_WAIT
+/// Begins with an ADD that came now. `patience`: how long it may wait for a block.
+pub fn begin(
+    add: Add,
+    deadline: Duration,
+    patience: Duration,
+    shown: &Shown,
+    desk: &mut Desk,
+    now: Duration,
+) -> Step {
+    let for_pod = if shown.depends_on_pod(&add) {
+        patience
+    } else {
+        POD_WAIT
+    };
+    let adding = Box::new(Adding {
+        add,
+        deadline,
+        patience,
+    });
+    let until = adding.until(now + for_pod);
+    ForPod { adding, until }.go(shown, desk, now)
+}
+
+impl ForPod {
+    /// When it goes on without its pod.
+    pub fn until(&self) -> Duration {
+        self.until
+    }
+
+    /// Goes on if the pod is there, or it is time to.
+    pub fn go(self, shown: &Shown, desk: &mut Desk, now: Duration) -> Step {
+        let mut adding = self.adding;
+        let wanted = adding.add.pod.as_ref();
+        let pod = wanted.and_then(|it| shown.pods.find(it)).cloned();
+        if wanted.is_some() && !shown.is_enough(pod.as_deref()) && now < self.until {
+            return Step::ForPod(Self { adding, ..self });
+        }
+        let pools = match choose(&mut adding.add, pod.as_deref(), shown, desk) {
+            Ok(pools) => pools,
+            Err(refusal) => return Step::Done(Err(refusal)),
         };
-        let until = (now + for_pod).min(deadline.saturating_sub(MARGIN));
-        Self {
-            add,
-            deadline,
-            patience,
-            state: State::ForPod(until),
+        if !adding.add.decided {
+            return adding.ask(For::Note);
+        }
+        match adding.absent(&pools, shown, desk, now) {
+            Some(until) => adding.ask(For::Best(pools, until)),
+            None => adding.ask(For::Any(pools)),
         }
     }
+}
 
-    /// Goes on: with `is_news`, what it waits for may have come.
-    pub fn go(&mut self, is_news: bool, shown: &Shown, desk: &mut Desk, now: Duration) -> Step {
-        match std::mem::replace(&mut self.state, State::Asked(For::Note)) {
-            State::ForPod(until) => self.look_for_pod(until, shown, desk, now),
-            State::ForBlock(wait) => self.look_for_block(wait, is_news, desk, now),
-            asked @ State::Asked(_) => {
-                self.state = asked;
-                Step::ForBlock(self.deadline)
-            }
-        }
-    }
-
+impl Asked {
     /// Goes on with the store's answer.
     pub fn answered(
-        &mut self,
+        self,
         answer: Result<Answer, Refusal>,
         shown: &Shown,
         desk: &mut Desk,
         now: Duration,
     ) -> Step {
-        let State::Asked(what) = std::mem::replace(&mut self.state, State::Asked(For::Note)) else {
-            return Step::Done(answer);
-        };
-        match what {
-            For::Note => {
-                if matches!(&answer, Err(refusal) if refusal.why == Why::PodUnknown) {
-                    let pod = self.add.pod.clone().unwrap_or_default();
-                    desk.turned_away = Some(format!("{}/{}", pod.namespace, pod.name));
-                    desk.is_changed = true;
-                }
-                Step::Done(answer)
+        let Self { adding, what } = self;
+        let may_wait = adding.may_wait(&answer);
+        match (what, answer) {
+            (For::Note, Err(refusal)) if refusal.why == Why::PodUnknown => {
+                let pod = adding.add.pod.unwrap_or_default();
+                desk.turned_away = Some(format!("{}/{}", pod.namespace, pod.name));
+                desk.is_changed = true;
+                Step::Done(Err(refusal))
             }
-            For::Best(pools, until) => match answer {
-                Err(refusal) if may_wait(&refusal, &self.add) => {
-                    let add = self.of_best(&pools);
-                    let wanted = add.pools.clone();
-                    self.wait(add, wanted, until, Some(pools), desk, now)
+            (For::Best(pools, until), Err(_)) if may_wait => {
+                let wanted = named(&pools).iter().take(1).cloned().collect();
+                adding.wait(wanted, until, Some(pools), desk, now)
+            }
+            (For::Best(pools, _), Err(_)) => adding.ask(For::Any(pools)),
+            (For::Any(pools), Err(refusal)) if may_wait => {
+                let wanted = askable(&pools, shown);
+                if wanted.is_empty() && refusal.why == Why::Exhausted {
+                    return Step::Done(Err(refusal));
                 }
-                Err(_) => self.ask_any(pools),
-                answer => Step::Done(answer),
-            },
-            For::Any(pools) => match answer {
-                Err(refusal) if may_wait(&refusal, &self.add) => {
-                    let wanted = askable(&pools, shown);
-                    if wanted.is_empty() && refusal.why == Why::Exhausted {
-                        return Step::Done(Err(refusal));
-                    }
-                    let until = (now + self.patience).min(self.deadline.saturating_sub(MARGIN));
-                    self.wait(self.add.clone(), wanted, until, None, desk, now)
-                }
-                answer => Step::Done(answer),
-            },
-            For::Again(wait) => self.answered_again(wait, answer, shown, desk, now),
+                let until = adding.until(now + adding.patience);
+                adding.wait(wanted, until, None, desk, now)
+            }
+            (For::Again(wait, is_last), answer) => {
+                adding.answered_again(wait, is_last, answer, shown, desk, now)
+            }
+            (_, answer) => Step::Done(answer),
         }
     }
+}
 
-    fn look_for_pod(
-        &mut self,
-        until: Duration,
-        shown: &Shown,
-        desk: &mut Desk,
-        now: Duration,
-    ) -> Step {
-        let wanted = self.add.pod.as_ref();
-        let pod = wanted.and_then(|it| shown.pods.find(it)).cloned();
-        if wanted.is_some() && !shown.is_enough(pod.as_deref()) && now < until {
-            self.state = State::ForPod(until);
-            return Step::ForPod(until);
+impl ForBlock {
+    /// When it goes on without news.
+    pub fn until(&self) -> Duration {
+        self.wait.next_at()
+    }
+
+    /// Goes on: with `is_news` the store is asked again at once.
+    pub fn go(self, is_news: bool, desk: &mut Desk, now: Duration) -> Step {
+        let Self { adding, mut wait } = self;
+        if !is_news && now < wait.next_at() {
+            return Step::ForBlock(Self { adding, wait });
         }
-        let pools = match choose(&mut self.add, pod.as_deref(), shown, desk) {
-            Ok(pools) => pools,
-            Err(refusal) => return Step::Done(Err(refusal)),
-        };
-        if !self.add.decided {
-            return self.ask(self.add.clone(), For::Note);
+        if !is_news && now < wait.until {
+            wait.wished = wait.wanted.len();
+            return adding.wait_on(wait, desk, now);
         }
-        match self.absent(&pools, shown, desk, now) {
-            Some(until) => {
-                let add = self.of_best(&pools);
-                self.ask(add, For::Best(pools, until))
-            }
-            None => self.ask_any(pools),
-        }
+        let is_last = !is_news || now >= wait.until;
+        adding.ask(For::Again(wait, is_last))
+    }
+}
+
+impl Adding {
+    /// That time, or when its caller's deadline comes near.
+    fn until(&self, time: Duration) -> Duration {
+        time.min(self.deadline.saturating_sub(MARGIN))
     }
 
     /// Until when the best of several pools is waited for, if no block of it is here yet and one can be asked for:
@@ -218,101 +235,79 @@ impl Adding {
             return None;
         }
         let asked = desk.wishes.since(best).unwrap_or(now);
-        let until = (asked + self.patience / 2).min(self.deadline.saturating_sub(MARGIN));
+        let until = self.until(asked + self.patience / 2);
         (now < until).then_some(until)
     }
 
-    fn of_best(&self, pools: &Pools) -> Add {
-        Add {
-            pools: named(pools).iter().take(1).cloned().collect(),
-            ..self.add.clone()
+    fn ask(self: Box<Self>, what: For) -> Step {
+        let mut add = self.add.clone();
+        if let For::Best(pools, _)
+        | For::Again(
+            Wait {
+                best_of: Some(pools),
+                ..
+            },
+            _,
+        ) = &what
+        {
+            add.pools = named(pools).iter().take(1).cloned().collect();
         }
+        Step::Ask(Box::new(add), Asked { adding: self, what })
     }
 
-    fn ask_any(&mut self, pools: Pools) -> Step {
-        self.ask(self.add.clone(), For::Any(pools))
-    }
-
-    fn ask(&mut self, add: Add, what: For) -> Step {
-        self.state = State::Asked(what);
-        Step::Ask(Box::new(add))
+    /// Whether a block might help.
+    fn may_wait(&self, answer: &Result<Answer, Refusal>) -> bool {
+        let lacks = |why: Why| matches!(why, Why::Exhausted | Why::NothingHeld);
+        self.add.addresses.is_empty() && answer.as_ref().is_err_and(|it| lacks(it.why))
     }
 
     fn wait(
-        &mut self,
-        add: Add,
+        self: Box<Self>,
         wanted: Vec<String>,
         until: Duration,
-        rest: Option<Pools>,
+        best_of: Option<Pools>,
         desk: &mut Desk,
         now: Duration,
     ) -> Step {
-        let wished = wanted.len().min(1);
         let wait = Wait {
-            add,
+            wished: wanted.len().min(1),
             wanted,
-            wished,
             begun: now,
             until,
-            is_last: false,
-            rest,
+            best_of,
         };
-        self.wish(&wait, desk, now);
-        self.wait_on(wait)
+        self.wait_on(wait, desk, now)
     }
 
-    fn wait_on(&mut self, wait: Wait) -> Step {
-        let next = wait.next_at();
-        self.state = State::ForBlock(wait);
-        Step::ForBlock(next)
-    }
-
-    fn wish(&self, wait: &Wait, desk: &mut Desk, now: Duration) {
+    fn wait_on(self: Box<Self>, wait: Wait, desk: &mut Desk, now: Duration) -> Step {
         let pools = &wait.wanted[..wait.wished];
         if !pools.is_empty() && !Mutation::WishesNotTold.is_on() {
             desk.wishes.add(&self.add.attachment, pools, now);
             desk.is_changed = true;
         }
-    }
-
-    fn look_for_block(
-        &mut self,
-        mut wait: Wait,
-        is_news: bool,
-        desk: &mut Desk,
-        now: Duration,
-    ) -> Step {
-        if !is_news && now < wait.next_at() {
-            return self.wait_on(wait);
-        }
-        if !is_news && now < wait.until {
-            wait.wished = wait.wanted.len();
-            self.wish(&wait, desk, now);
-            return self.wait_on(wait);
-        }
-        wait.is_last = !is_news || now >= wait.until;
-        let add = wait.add.clone();
-        self.ask(add, For::Again(wait))
+        Step::ForBlock(ForBlock { adding: self, wait })
     }
 
     fn answered_again(
-        &mut self,
+        self: Box<Self>,
         mut wait: Wait,
+        is_last: bool,
         answer: Result<Answer, Refusal>,
         shown: &Shown,
         desk: &mut Desk,
         now: Duration,
     ) -> Step {
+        let may_wait = self.may_wait(&answer);
         match answer {
-            Err(refusal) if may_wait(&refusal, &wait.add) && !wait.is_last => self.wait_on(wait),
+            Err(_) if may_wait && !is_last => Step::ForBlock(ForBlock { adding: self, wait }),
             Ok(answer) => {
                 desk.wishes.remove(&self.add.attachment);
                 Step::Done(Ok(answer))
             }
             // In vain the best pool stays asked for, for the pods that come next.
-            Err(refusal) => match wait.rest.take() {
-                Some(pools) => self.ask_any(pools),
-                None if may_wait(&refusal, &wait.add) => {
+            Err(refusal) => match wait.best_of.take() {
+                Some(pools) => self.ask(For::Any(pools)),
+                None if may_wait => {
                     let waited = now.saturating_sub(wait.begun);
                     Step::Done(Err(dry(refusal, &wait.wanted, waited, &shown.at_limit)))
                 }
@@ -334,7 +329,7 @@ fn choose(
         return Ok(Pools::default());
     }
     let namespace = add.pod.as_ref().map(|pod| pod.namespace.as_str());
-    let asked = Asked {
+    let asked = choice::Asked {
         ifname: &add.attachment.ifname,
         pools: &add.pools,
         addresses: &add.addresses,
@@ -343,7 +338,7 @@ fn choose(
             .and_then(|it| shown.namespaces.get(it))
             .map(Arc::as_ref),
     };
-    let chosen = decide(&asked, &shown.serving, &shown.others);
+    let chosen = choice::decide(&asked, &shown.serving, &shown.others);
     if let Some(pod) = pod {
         let fresh = desk.complain(&pod.uid, &chosen.complaints).into_iter();
         let notices = fresh.map(|text| events::of_pod(pod, INVALID_ANNOTATION, text));
@@ -374,11 +369,6 @@ fn askable(pools: &Pools, shown: &Shown) -> Vec<String> {
         }
         pools => named(pools).iter().filter(is_askable).cloned().collect(),
     }
-}
-
-/// Whether a block might help.
-fn may_wait(refusal: &Refusal, add: &Add) -> bool {
-    add.addresses.is_empty() && matches!(refusal.why, Why::Exhausted | Why::NothingHeld)
 }
 
 /// What is answered after a wait in vain. `at_limit`: the pools of which the node has as many blocks as it may.
@@ -464,18 +454,6 @@ mod tests {
         }
     }
 
-    /// A node that holds blocks of `giving`, and may ask for more of all.
-    fn shown(giving: &[&str]) -> Shown {
-        Shown {
-            pods_followed: true,
-            pools_known: true,
-            askable: vec!["a".to_owned(), "b".to_owned()],
-            others: vec!["a".to_owned(), "b".to_owned()],
-            giving: giving.iter().map(ToString::to_string).collect(),
-            ..Shown::default()
-        }
-    }
-
     fn nothing() -> Result<Answer, Refusal> {
         Err(Refusal {
             why: Why::NothingHeld,
@@ -483,88 +461,117 @@ mod tests {
         })
     }
 
-    fn pools_of(step: &Step) -> &[String] {
-        match step {
-            Step::Ask(add) => &add.pools,
-            other => panic!("{other:?}"),
-        }
+    /// An ADD of the pools a and b that may wait for ten seconds, and the node that it came to.
+    struct Bench {
+        shown: Shown,
+        desk: Desk,
+        step: Step,
     }
 
-    fn wishes(desk: &mut Desk, now: Duration) -> Vec<String> {
-        desk.wishes.count(now).0.into_keys().collect()
+    impl Bench {
+        /// The node holds blocks of `giving`, and may ask for more of both.
+        fn new(giving: &[&str]) -> Self {
+            let both = || vec!["a".to_owned(), "b".to_owned()];
+            let shown = Shown {
+                pods_followed: true,
+                pools_known: true,
+                askable: both(),
+                others: both(),
+                giving: giving.iter().map(ToString::to_string).collect(),
+                ..Shown::default()
+            };
+            Self::begin(any_of(&["a", "b"]), 60 * SECOND, shown)
+        }
+
+        fn begin(add: Add, deadline: Duration, shown: Shown) -> Self {
+            let (mut desk, now) = (Desk::default(), Duration::ZERO);
+            let step = begin(add, deadline, 10 * SECOND, &shown, &mut desk, now);
+            Self { shown, desk, step }
+        }
+
+        fn next(&mut self, step: impl FnOnce(Step, &Shown, &mut Desk) -> Step) {
+            let before = std::mem::replace(&mut self.step, Step::Done(nothing()));
+            self.step = step(before, &self.shown, &mut self.desk);
+        }
+
+        fn answer(&mut self, answer: Result<Answer, Refusal>, now: Duration) {
+            self.next(|step, shown, desk| match step {
+                Step::Ask(_, asked) => asked.answered(answer, shown, desk, now),
+                other => panic!("{other:?}"),
+            });
+        }
+
+        fn go(&mut self, is_news: bool, now: Duration) {
+            self.next(|step, shown, desk| match step {
+                Step::ForPod(pod) => pod.go(shown, desk, now),
+                Step::ForBlock(block) => block.go(is_news, desk, now),
+                other => panic!("{other:?}"),
+            });
+        }
+
+        /// The pools of which the store is asked for an address.
+        fn asked(&self) -> &[String] {
+            match &self.step {
+                Step::Ask(add, _) => &add.pools,
+                other => panic!("{other:?}"),
+            }
+        }
+
+        /// Until when it waits for a block.
+        fn until(&self) -> Duration {
+            match &self.step {
+                Step::ForBlock(block) => block.until(),
+                other => panic!("{other:?}"),
+            }
+        }
+
+        fn wishes(&mut self, now: Duration) -> Vec<String> {
+            self.desk.wishes.count(now).0.into_keys().collect()
+        }
     }
 
     #[test]
     fn an_add_asks_for_a_block_of_its_best_pool_and_when_half_its_time_is_over_of_all() {
-        let (shown, mut desk) = (shown(&["a"]), Desk::default());
-        let mut adding = Adding::new(
-            any_of(&["a", "b"]),
-            60 * SECOND,
-            10 * SECOND,
-            &shown,
-            Duration::ZERO,
-        );
-        let step = adding.go(true, &shown, &mut desk, Duration::ZERO);
-        assert_eq!(pools_of(&step), ["a", "b"]);
-        let step = adding.answered(nothing(), &shown, &mut desk, Duration::ZERO);
-        assert!(
-            matches!(step, Step::ForBlock(until) if until == 5 * SECOND),
-            "{step:?}"
-        );
-        assert_eq!(wishes(&mut desk, SECOND), ["a"]);
-        let step = adding.go(false, &shown, &mut desk, 5 * SECOND);
-        assert!(
-            matches!(step, Step::ForBlock(until) if until == 10 * SECOND),
-            "{step:?}"
-        );
-        assert_eq!(wishes(&mut desk, 5 * SECOND), ["a", "b"]);
+        let mut bench = Bench::new(&["a"]);
+        assert_eq!(bench.asked(), ["a", "b"]);
+        bench.answer(nothing(), Duration::ZERO);
+        assert_eq!(bench.until(), 5 * SECOND);
+        assert_eq!(bench.wishes(SECOND), ["a"]);
+        bench.go(false, 5 * SECOND);
+        assert_eq!(bench.until(), 10 * SECOND);
+        assert_eq!(bench.wishes(5 * SECOND), ["a", "b"]);
         // A last try at the end: what cooled may be free by then.
-        let step = adding.go(false, &shown, &mut desk, 10 * SECOND);
-        assert_eq!(pools_of(&step), ["a", "b"]);
-        let step = adding.answered(nothing(), &shown, &mut desk, 10 * SECOND);
-        let Step::Done(Err(refusal)) = step else {
-            panic!("{step:?}");
+        bench.go(false, 10 * SECOND);
+        assert_eq!(bench.asked(), ["a", "b"]);
+        bench.answer(nothing(), 10 * SECOND);
+        let Step::Done(Err(refusal)) = bench.step else {
+            panic!("{:?}", bench.step);
         };
-        assert!(
-            refusal.text.contains("asked for 10.0 s ago"),
-            "{}",
-            refusal.text
-        );
+        let text = &refusal.text;
+        assert!(text.contains("asked for 10.0 s ago"), "{text}");
     }
 
     #[test]
     fn the_best_pool_is_waited_for_alone_for_half_the_time_where_no_block_of_it_is_here() {
-        let (shown, mut desk) = (shown(&["b"]), Desk::default());
-        let mut adding = Adding::new(
-            any_of(&["a", "b"]),
-            60 * SECOND,
-            10 * SECOND,
-            &shown,
-            Duration::ZERO,
-        );
-        let step = adding.go(true, &shown, &mut desk, Duration::ZERO);
-        assert_eq!(pools_of(&step), ["a"]);
-        let step = adding.answered(nothing(), &shown, &mut desk, Duration::ZERO);
-        assert!(
-            matches!(step, Step::ForBlock(until) if until == 5 * SECOND),
-            "{step:?}"
-        );
-        let step = adding.go(true, &shown, &mut desk, SECOND);
-        assert_eq!(pools_of(&step), ["a"], "something has come");
-        let step = adding.answered(nothing(), &shown, &mut desk, SECOND);
-        assert!(matches!(step, Step::ForBlock(_)), "{step:?}");
-        let step = adding.go(false, &shown, &mut desk, 5 * SECOND);
-        assert_eq!(pools_of(&step), ["a"]);
-        let step = adding.answered(nothing(), &shown, &mut desk, 5 * SECOND);
-        assert_eq!(pools_of(&step), ["a", "b"], "in vain: any will do");
-        assert_eq!(wishes(&mut desk, 5 * SECOND), ["a"], "for the next ones");
-        let step = adding.answered(Ok(Answer::Done), &shown, &mut desk, 5 * SECOND);
-        assert!(matches!(step, Step::Done(Ok(_))), "{step:?}");
+        let mut bench = Bench::new(&["b"]);
+        assert_eq!(bench.asked(), ["a"]);
+        bench.answer(nothing(), Duration::ZERO);
+        assert_eq!(bench.until(), 5 * SECOND);
+        bench.go(true, SECOND);
+        assert_eq!(bench.asked(), ["a"], "something has come");
+        bench.answer(nothing(), SECOND);
+        assert_eq!(bench.until(), 5 * SECOND);
+        bench.go(false, 5 * SECOND);
+        assert_eq!(bench.asked(), ["a"]);
+        bench.answer(nothing(), 5 * SECOND);
+        assert_eq!(bench.asked(), ["a", "b"], "in vain: any will do");
+        assert_eq!(bench.wishes(5 * SECOND), ["a"], "for the next ones");
+        bench.answer(Ok(Answer::Done), 5 * SECOND);
+        assert!(matches!(bench.step, Step::Done(Ok(_))), "{:?}", bench.step);
     }
 
     #[test]
     fn an_add_waits_for_its_pod_for_a_moment_and_then_the_store_decides_by_what_it_has_noted() {
-        let (shown, mut desk) = (Shown::default(), Desk::default());
         let add = Add {
             pod: Some(cadastre_node::PodRef {
                 namespace: "ns".to_owned(),
@@ -573,22 +580,24 @@ mod tests {
             }),
             ..any_of(&[])
         };
-        let mut adding = Adding::new(add, 4 * SECOND, 10 * SECOND, &shown, Duration::ZERO);
-        let step = adding.go(true, &shown, &mut desk, Duration::ZERO);
+        let mut bench = Bench::begin(add, 4 * SECOND, Shown::default());
+        let Step::ForPod(pod) = &bench.step else {
+            panic!("{:?}", bench.step);
+        };
         let until = Duration::from_millis(3_750);
-        assert!(matches!(step, Step::ForPod(at) if at == until), "{step:?}");
-        let step = adding.go(false, &shown, &mut desk, until);
-        let Step::Ask(asked) = step else {
-            panic!("{step:?}");
+        assert_eq!(pod.until(), until);
+        bench.go(false, until);
+        let Step::Ask(asked, _) = &bench.step else {
+            panic!("{:?}", bench.step);
         };
         assert!(!asked.decided);
         let unknown = Err(Refusal {
             why: Why::PodUnknown,
             text: String::new(),
         });
-        let step = adding.answered(unknown, &shown, &mut desk, until);
-        assert!(matches!(step, Step::Done(Err(_))), "{step:?}");
-        assert_eq!(desk.turned_away.as_deref(), Some("ns/p"));
-        assert!(desk.is_changed, "the loop tells people");
+        bench.answer(unknown, until);
+        assert!(matches!(bench.step, Step::Done(Err(_))), "{:?}", bench.step);
+        assert_eq!(bench.desk.turned_away.as_deref(), Some("ns/p"));
+        assert!(bench.desk.is_changed, "the loop tells people");
     }
 }

@@ -122,6 +122,12 @@ impl<'a> Ledger<'a> {
         adopt::adopt(self.kv, known, self.now)
     }
 
+    /// Takes over a holding with what is known to be in use of it: see [`Self::hold`] and [`Self::adopt`].
+    pub fn take_over(&mut self, holding: &Holding, known: &[Known]) -> Result<Vec<Known>, Fault> {
+        self.hold(holding)?;
+        self.adopt(known)
+    }
+
     /// What the pods may have, as far as it is known.
     pub fn pod_notes(&self) -> Result<Vec<PodNote>, Fault> {
         self.kv.pod_notes()

@@ -136,6 +136,13 @@ pub enum BlockState {
     Released,
 }
 
+impl BlockState {
+    /// Whether the node's list has it.
+    pub fn is_listed(self) -> bool {
+        matches!(self, Self::Held | Self::Draining)
+    }
+}
+
 /// Where the search for an address that nobody had goes on.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cursor {

@@ -100,6 +100,11 @@ impl StoreError {
         }
     }
 
+    /// Whether the file has to be made anew: it is damaged, or gone.
+    pub fn is_lost(&self) -> bool {
+        matches!(self, Self::Damaged { .. } | Self::Missing { .. })
+    }
+
     /// The same, as the answer to an operation.
     pub fn refusal(&self) -> Refusal {
         let why = match self {

@@ -139,10 +139,7 @@ impl Store {
         now: &Now,
     ) -> Result<(Self, Vec<Known>), StoreError> {
         let made = Self::make(path, |store| {
-            store.transact(now, |ledger| {
-                ledger.hold(holding)?;
-                ledger.adopt(known)
-            })
+            store.transact(now, |ledger| ledger.take_over(holding, known))
         })?;
         match made {
             Some((lost, store)) => Ok((store, lost)),
