@@ -19,13 +19,15 @@ MINUTES ?= 10
 NODES ?= 5000
 WHAT ?= all
 MUTANT ?=
+SUITES ?= 4
 
 # Test binaries. The simulation is a step of its own; the others in tests/ and crates/*/tests need no cluster.
 names = $(patsubst $(1)/%/main.rs,%,$(wildcard $(1)/*/main.rs)) $(patsubst $(1)/%.rs,%,$(wildcard $(1)/*.rs))
 UNIT := $(filter-out sim,$(call names,tests)) $(foreach tests,$(wildcard crates/*/tests),$(call names,$(tests)))
 E2E := $(call names,e2e/tests)
 
-say = @printf '\n\033[1m== %s\033[0m\n' "$(1)"
+# Announces a step, and notes when it began.
+say = @mkdir -p $(TARGET) && echo "$$(date +%s) $(1)" >>$(TARGET)/steps && printf '\n\033[1m== %s\033[0m\n' "$(1)"
 
 .PHONY: help setup control-plane nodes tools monitoring run test check unit sim soak mutants e2e bench bench-scale bench-node plugin crd config image test-image metrics-doc pictures clean
 
@@ -41,8 +43,13 @@ run: first control-plane nodes ## the demo: a local control plane with cadastre 
 first:
 	@hack/setup run
 
-test: setup check unit sim e2e ## everything that CI runs
+test: no-steps setup check unit sim e2e ## everything that CI runs
 	$(call say,test: all passed)
+	@awk 'NR > 1 { printf "%5d s  %s\n", $$1 - since, step } { since = $$1; step = substr($$0, length($$1) + 2) }' $(TARGET)/steps
+
+.PHONY: no-steps
+no-steps:
+	@rm -f $(TARGET)/steps
 
 check: setup ## format, clippy and rustdoc, warnings denied
 	$(call say,check)
@@ -53,7 +60,7 @@ check: setup ## format, clippy and rustdoc, warnings denied
 
 unit: setup ## unit and property tests
 	$(call say,unit)
-	$(CARGO) test --workspace --lib --bins $(UNIT:%=--test %)
+	@hack/run-tests 2 --workspace --lib --bins $(UNIT:%=--test %)
 	$(CARGO) test --workspace --doc
 
 # Each commit is tried with seeds of its own; without git they are of the clock. Failures print their seed.
@@ -77,10 +84,10 @@ soak: setup ## the simulation for MINUTES=10, from seeds of the clock or from SE
 	$(if $(SEED),SEED=$(SEED)) MINUTES=$(MINUTES) \
 		$(CARGO) test --release -p cadastre --test sim -- --ignored --nocapture soak
 
-e2e: setup control-plane nodes tools monitoring test-image ## tests against a real control plane and, as root, real nodes; two at a time
+e2e: setup control-plane nodes tools monitoring test-image ## tests against a real control plane and, as root, real nodes; SUITES=4 at a time
 	$(call say,e2e)
 	$(CARGO) build --workspace --bins --test harness
-	$(CARGO) test --workspace $(E2E:%=--test %) -- --test-threads=2
+	@hack/run-tests $(SUITES) --workspace $(E2E:%=--test %) -- --test-threads=2
 
 # The image of a quick build, which the tests of the installation run: where nodes and a builder are.
 test-image: setup
