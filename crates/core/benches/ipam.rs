@@ -1,13 +1,13 @@
-//! The ledger under load: carving, releasing, look-ups by address, and memory.
+//! The ledger under load: carving, releasing, lookups by address, and memory.
 //!
-//! Each case holds `held` ranges at random places of a pool that has just as many blocks as the
-//! fill asks for, beginning at 10.0.0.0 or fd00::. IPv6 blocks are /64. IPv4 blocks are /24 as
-//! far as 10.0.0.0/8 has enough of them (65,536), beyond that as long as it takes. Full means
-//! that 0.1 % are free; 100 ranges are too few for that and left out.
+//! Each case holds `held` ranges at random places of a pool that starts at 10.0.0.0 or fd00:: and is just large
+//! enough for the wanted fill level. IPv6 blocks are /64. IPv4 blocks are /24 as long as 10.0.0.0/8 has enough
+//! of them (65,536), else as long as necessary. Full means that 0.1 % are free; 100 ranges are too few for that
+//! and left out.
 //!
-//! The fill stays as it is while a case is measured: after each timed batch of carves as many
-//! random claims are released, and the other way round. So holes stay at random places.
-//! `carve` at 1,000,000 held is to stay below 200 ns, and near what it is at 100.
+//! The fill level stays constant while a case is measured: after each timed batch of carves as many random
+//! claims are released, and the other way round. So holes stay at random places. `carve` at 1,000,000 held
+//! ranges should take less than 200 ns, and about as long as at 100.
 
 #![allow(missing_docs, reason = "the macros of criterion make public items")]
 
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use cadastre_core::{Addr, Cidr, ClaimId, Dual, Family, Holder, Ledger, Pool, Ranges, Span, State};
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, measurement::WallTime};
 
-/// At most this many operations between two readings of the clock.
+/// The most operations between two readings of the clock.
 const BATCH: usize = 64;
 
 fn main() {
@@ -43,7 +43,7 @@ fn main() {
     report_memory();
 }
 
-/// A ledger and a pool at a certain fill.
+/// A ledger and a pool at a certain fill level.
 struct Case {
     ledger: Ledger,
     pool: Pool,
@@ -57,7 +57,7 @@ impl Case {
     fn new(family: Family, held: u64, per_mille: u64) -> Self {
         let blocks = held * 1000 / per_mille;
         let mut case = Self::vacant(family, blocks);
-        // Each block is taken with the chance that leaves the wanted number in the end.
+        // Each block is taken with the probability that yields the wanted number in the end.
         for n in 0..blocks {
             let missing = held - case.held.len() as u64;
             if case.random.below(blocks - n) < missing {
@@ -145,7 +145,7 @@ impl Case {
 }
 
 fn measure(group: &mut BenchmarkGroup<'_, WallTime>, name: &str, make: &dyn Fn() -> Case) {
-    // Made by the first that is not filtered out.
+    // Made by the first benchmark that is not filtered out.
     let mut made = None;
     group.bench_function(BenchmarkId::new("carve", name), |bench| {
         let case = made.get_or_insert_with(make);
@@ -199,7 +199,7 @@ fn in_batches(
     elapsed
 }
 
-/// Bytes a held range, and what it takes to carve all of them.
+/// Prints the bytes per held range, and how long carving one of them takes.
 #[expect(clippy::print_stdout, reason = "the figure is the purpose")]
 fn report_memory() {
     println!("1,000,000 ranges, each with a holder of its own:");
@@ -241,7 +241,7 @@ fn holder(n: u64) -> Holder {
     Holder(u32::try_from(n % 1_000_000).unwrap_or_default())
 }
 
-/// xorshift: the same places in every run.
+/// An xorshift generator with a fixed seed: every run uses the same places.
 struct Random(u64);
 
 impl Random {

@@ -1,10 +1,9 @@
-//! Carving: the next free block of each family of a pool, or none at all.
+//! Carving: taking the next free block of each family of a pool, or none at all.
 //!
-//! The search leaps between two sorted structures: the space says where the next block is that
-//! no claim covers, the pool says whether that may be carved or where to go on. Both answer in a
-//! time that does not grow with how full the pool is. What does cost a step each is a block
-//! that is free and open and that the caller's `avoid` speaks against, and a free block that is
-//! blocked.
+//! The search alternates between two sorted structures: the space finds the next block that no claim covers,
+//! and the pool says whether that block may be carved or where to continue. Neither gets slower as the pool
+//! fills up. Only two kinds of blocks cost a step each: free blocks that the caller's `avoid` excludes, and
+//! free blocks that a blocked span closes.
 
 use super::cidr::{Addr, Cidr, Family};
 use super::claims::{Claim, ClaimId, Holder, State};
@@ -14,49 +13,49 @@ use super::part::Part;
 use super::pool::Pool;
 use crate::mutation::Mutation;
 
-/// A pool has no free block. Counts are in blocks of the pool's present block length, less what
-/// is blocked.
+/// The pool has no free block. Counts are in blocks of the pool's current block length, excluding blocked ones.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "no free {family} block of /{block_len}: of {capacity} in the pool {held} are taken and {avoided} contain addresses in use ({resting} ranges are in quarantine); add a CIDR to the pool, choose a longer blockSize, or release what is not needed"
 )]
 pub struct Full {
-    /// The family that has none; the other one was not carved either.
+    /// The first family without a free block; nothing was carved of the other one either.
     pub family: Family,
-    /// The prefix length that was asked for.
+    /// The prefix length that was searched for.
     pub block_len: u8,
-    /// Blocks that the pool holds while nothing is claimed.
+    /// Blocks that the pool would have if nothing were claimed.
     pub capacity: u128,
-    /// Blocks that a claim covers, in part or whole.
+    /// Blocks that a claim covers, partly or entirely.
     pub held: u128,
-    /// Free blocks that were not taken because of an address in them.
+    /// Free blocks that were skipped because of an address in them.
     pub avoided: u128,
-    /// Ranges in quarantine that touch the pool, of any length: these become free by themselves.
+    /// Quarantined ranges of any length that overlap the pool; they become free without any action.
     pub resting: usize,
 }
 
-/// Room in a pool, in blocks of its present block length.
+/// The size of a pool and its free part, in blocks of its current block length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Room {
-    /// Blocks that it holds while nothing is claimed, less what is blocked. Saturates at
-    /// `u128::MAX`, which is one too few for all of IPv6 in single addresses.
+    /// Blocks that the pool would have if nothing were claimed, excluding blocked ones. Saturates at
+    /// `u128::MAX`, one too few for `::/0` in single addresses.
     pub capacity: u128,
-    /// Blocks that could be carved now. What `avoid` would speak against is counted.
+    /// Blocks that no claim covers. Blocks that `avoid` would exclude are included in the count.
     pub free: u128,
 }
 
 impl Ledger {
-    /// Carves one block of each of the pool's families for `holder`, in flight, or none at all.
+    /// Carves one block for each of the pool's families and records both as claims of `holder` in state
+    /// [`State::InFlight`], or carves nothing at all.
     ///
-    /// `avoid` names an address in a candidate that speaks against it, such as a node's or a
-    /// pod's: the search goes on past that block. A pool without families gives nothing.
+    /// `avoid` returns an address because of which a candidate must not be used, such as a node's or a pod's;
+    /// the search then continues after that block. A pool without families yields no block and no error.
     pub fn carve(
         &mut self,
         pool: &mut Pool,
         holder: Holder,
         avoid: impl Fn(&Cidr) -> Option<Addr>,
     ) -> Result<Dual<Option<ClaimId>>, Full> {
-        // All are found before the first is taken, so there is nothing to undo.
+        // All blocks are found before the first is recorded, so there is nothing to roll back.
         let mut blocks = Dual::default();
         for family in pool.families() {
             let found = self.find(pool, family, &avoid);
@@ -80,9 +79,9 @@ impl Ledger {
         }))
     }
 
-    /// How much room a pool has of one family; none if it has no ranges of it.
+    /// The room of one family of a pool; zero if the pool has no ranges of that family.
     ///
-    /// Derived from the claims at each call; takes longer the more free pieces there are.
+    /// Computed from the claims at every call, so it takes longer the more fragmented the free space is.
     pub fn room(&self, pool: &Pool, family: Family) -> Room {
         let space = self.spaces.get(family);
         let Some((part, order)) = blocks_of(pool, family) else {
@@ -112,7 +111,7 @@ impl Ledger {
             };
             let start = part.start(order);
             let mut below = self.free_blocks(part, family, start);
-            // Then what is above the cursor, from the top.
+            // Afterwards what is above the cursor, from the top.
             let above = self.free_blocks(part, family, Some(u128::MAX));
             let mut above = above.take_while(|&first| start.is_none_or(|start| first > start));
             let first = below.find(&mut fit).or_else(|| above.find(&mut fit))?;
@@ -121,7 +120,7 @@ impl Ledger {
         found.ok_or_else(|| self.full(pool, family, avoided))
     }
 
-    /// Free blocks that may be carved and begin at or below `from`, downward.
+    /// Free blocks that may be carved and begin at or below `from`, in descending order.
     fn free_blocks(
         &self,
         part: &Part,
@@ -161,7 +160,7 @@ impl Ledger {
     }
 }
 
-/// The pool's part of a family and the order of its blocks; none where it can have no blocks.
+/// The pool's part of a family and the order of its blocks; `None` if the pool cannot have blocks of it.
 fn blocks_of(pool: &Pool, family: Family) -> Option<(&Part, u8)> {
     let part = pool.part(family)?;
     Some((part, family.bits().checked_sub(part.block_len())?))
@@ -199,7 +198,7 @@ mod tests {
         }
     }
 
-    /// Carves IPv4 blocks until the pool is full.
+    /// Carves IPv4 blocks until the pool is exhausted.
     fn carve_all(ledger: &mut Ledger, pool: &mut Pool) -> (Vec<String>, Full) {
         let mut carved = Vec::new();
         loop {

@@ -1,26 +1,25 @@
 //! Addresses and CIDRs of both families in one code path.
 //!
-//! An address is a family and a number; IPv4 uses the low 32 bits. So every rule about
-//! intervals is written once, and a prefix length is only a way of saying how many addresses a
-//! block has. A [`Cidr`] is masked when it is made: equal ranges are equal values.
+//! An address is a family and a number, of which IPv4 uses the low 32 bits. So every rule about intervals is
+//! written once for both families. A [`Cidr`] is masked on construction, so equal ranges are equal values.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// An IP family. IPv4 sorts first.
+/// An IP address family. IPv4 sorts first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Family {
-    /// IPv4: 32 bits.
+    /// IPv4: 32 bits
     V4,
-    /// IPv6: 128 bits.
+    /// IPv6: 128 bits
     V6,
 }
 
 impl Family {
-    /// Both families, in order.
+    /// Both families, IPv4 first.
     pub const ALL: [Self; 2] = [Self::V4, Self::V6];
 
-    /// Bits of an address, 32 or 128: the longest prefix length.
+    /// The number of bits of an address, 32 or 128, which is also the longest prefix length.
     pub const fn bits(self) -> u8 {
         match self {
             Self::V4 => 32,
@@ -41,14 +40,14 @@ impl fmt::Display for Family {
 /// One address. Sorts by family, then by number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Addr {
-    /// The family.
+    /// Decides how `value` is read and displayed.
     pub family: Family,
-    /// The address as a number; of IPv4 only the low 32 bits count.
+    /// The address as a number; for IPv4 only the low 32 bits count.
     pub value: u128,
 }
 
 impl From<IpAddr> for Addr {
-    /// Keeps the family as it is: an IPv4-mapped IPv6 address stays IPv6.
+    /// Keeps the family: an IPv4-mapped IPv6 address stays IPv6.
     fn from(ip: IpAddr) -> Self {
         match ip {
             IpAddr::V4(v4) => Self {
@@ -74,16 +73,16 @@ impl From<Addr> for IpAddr {
 }
 
 impl fmt::Display for Addr {
-    /// RFC 5952 for IPv6, dotted decimal for IPv4.
+    /// Writes IPv4 as dotted decimal and IPv6 as in RFC 5952.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         IpAddr::from(*self).fmt(f)
     }
 }
 
-/// A block of addresses, always masked.
+/// A block of addresses with a common prefix; the host bits are always zero.
 ///
-/// Two CIDRs either nest or are disjoint. Sorts by family, first address, prefix length: a
-/// block comes directly before everything inside it.
+/// Two CIDRs are either disjoint or one contains the other. They sort by family, first address and prefix
+/// length, so a block sorts directly before everything inside it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Cidr {
     family: Family,
@@ -92,7 +91,7 @@ pub struct Cidr {
 }
 
 impl Cidr {
-    /// The block of prefix length `len` around `addr`; `None` if the family has fewer bits.
+    /// The block of prefix length `len` that contains `addr`; `None` if `len` is too long for the family.
     pub fn new(addr: Addr, len: u8) -> Option<Self> {
         let order = addr.family.bits().checked_sub(len)?;
         let value = addr.value & ones(addr.family.bits()) & !ones(order);
@@ -103,7 +102,7 @@ impl Cidr {
         })
     }
 
-    /// The block of this one address.
+    /// The block that contains only this address (/32 or /128).
     pub fn host(addr: Addr) -> Self {
         Self {
             value: addr.value & ones(addr.family.bits()),
@@ -112,7 +111,7 @@ impl Cidr {
         }
     }
 
-    /// The block of `2^order` addresses that begins at `value`, which must be a multiple of that.
+    /// The block of `2^order` addresses that begins at `value`, which must be a multiple of `2^order`.
     pub(super) fn of_order(family: Family, value: u128, order: u8) -> Self {
         Self {
             family,
@@ -121,7 +120,7 @@ impl Cidr {
         }
     }
 
-    /// The family.
+    /// The family of all addresses in the block.
     pub fn family(&self) -> Family {
         self.family
     }
@@ -132,12 +131,12 @@ impl Cidr {
         self.len
     }
 
-    /// How many bits of an address vary inside: the block has `2^order` addresses.
+    /// The number of host bits: the block has `2^order` addresses.
     pub(super) fn order(&self) -> u8 {
         self.family.bits() - self.len
     }
 
-    /// The lowest address.
+    /// The lowest address of the block (for IPv4 the network address).
     pub fn first(&self) -> Addr {
         Addr {
             family: self.family,
@@ -145,7 +144,7 @@ impl Cidr {
         }
     }
 
-    /// The highest address.
+    /// The highest address of the block (for IPv4 the broadcast address).
     pub fn last(&self) -> Addr {
         Addr {
             family: self.family,
@@ -153,33 +152,33 @@ impl Cidr {
         }
     }
 
-    /// Whether `other` lies inside, or is the same block.
+    /// Whether `other` lies inside this block or equals it.
     pub fn contains(&self, other: &Self) -> bool {
         self.len <= other.len && self.contains_addr(other.first())
     }
 
-    /// Whether `addr` lies inside.
+    /// Whether `addr` lies inside; `false` for an address of the other family.
     pub fn contains_addr(&self, addr: Addr) -> bool {
         self.family == addr.family && addr.value & !ones(self.order()) == self.value
     }
 
-    /// How many addresses it has; one too few for all of IPv6.
+    /// The number of addresses. Saturates at `u128::MAX`, which is one too few for `::/0`.
     pub fn size(&self) -> u128 {
         let order = self.family().bits() - self.len();
         1u128.checked_shl(order.into()).unwrap_or(u128::MAX)
     }
 
-    /// Whether the two share an address.
+    /// Whether the two blocks have an address in common.
     pub fn overlaps(&self, other: &Self) -> bool {
         self.contains(other) || other.contains(self)
     }
 
-    /// The block of twice the size around this one; `None` for a whole family.
+    /// The block of twice the size that contains this one; `None` for a whole family.
     pub fn parent(&self) -> Option<Self> {
         Self::new(self.first(), self.len.checked_sub(1)?)
     }
 
-    /// The fewest blocks that have the same addresses, sorted.
+    /// Returns the fewest blocks that together contain exactly the same addresses, sorted.
     pub fn merged(all: impl IntoIterator<Item = Self>) -> Vec<Self> {
         let mut all: Vec<Self> = all.into_iter().collect();
         all.sort();
@@ -188,7 +187,7 @@ impl Cidr {
             if merged.last().is_some_and(|last| last.contains(&next)) {
                 continue;
             }
-            // Two halves of one block, as often as that.
+            // Joins the two halves of a block, then the result with its own other half, and so on.
             while let Some(last) = merged.last()
                 && next.parent().is_some_and(|it| last.parent() == Some(it))
                 && let Some(parent) = next.parent()
@@ -201,7 +200,7 @@ impl Cidr {
         merged
     }
 
-    /// The block of prefix length `len` around this one; itself if `len` is not shorter.
+    /// The block of prefix length `len` that contains this one, or this one if `len` is not shorter.
     pub(super) fn widened(&self, len: u8) -> Self {
         let len = len.min(self.len);
         let value = self.value & !ones(self.family.bits() - len);
@@ -214,13 +213,13 @@ impl Cidr {
 }
 
 impl fmt::Display for Cidr {
-    /// The canonical text: RFC 5952, the one form that current API servers take.
+    /// Writes the canonical text (RFC 5952), the only form that current API servers accept.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.first(), self.len)
     }
 }
 
-/// A number whose low `order` bits are set; `order` is at most 128.
+/// Returns a number whose low `order` bits are set; `order` must be at most 128.
 pub(super) const fn ones(order: u8) -> u128 {
     match u128::MAX.checked_shr(128 - order as u32) {
         Some(ones) => ones,

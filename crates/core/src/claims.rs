@@ -1,61 +1,61 @@
-//! Claims in a slab, each in the list of its holder.
+//! Storage of claims in a slab, with a linked list for each holder.
 //!
-//! A claim is 40 bytes: clusters have as many claims as nodes times families times blocks, so
-//! what is kept for each decides the memory of the whole. Lists by holder run through the claims
-//! themselves. Ids carry a generation: the id of a released claim is never valid again, even
-//! when its place is, so a late answer to an old write cannot change somebody else's claim.
+//! A claim takes 40 bytes. A cluster has as many claims as nodes times families times blocks, so their size
+//! dominates the memory of the ledger; therefore the lists are linked through the claims themselves. Ids
+//! contain a generation: the id of a released claim is never valid again, even if its slot is reused, so a late
+//! response to an old write cannot change another holder's claim.
 
 use super::cidr::{Cidr, Family};
 
-/// Who holds a claim: a number that the caller gives to a node, a claim object or a quarantine.
+/// Who holds a claim: a number that the caller chooses for a node, a claim object or a quarantine.
 ///
-/// Numbers should be dense: the ledger keeps four bytes for each up to the highest.
+/// Numbers should be dense: the ledger uses four bytes for each up to the highest.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Holder(pub u32);
 
-/// Names one claim for as long as it exists, and nothing afterwards.
+/// Identifies one claim. It is never reused for another claim.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ClaimId {
     number: u32,
     generation: u32,
 }
 
-/// How sure it is that the holder has the range. The range is taken in every state.
+/// How certain it is that the holder has the range. The range counts as allocated in every state.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum State {
-    /// A write that names it was sent; no answer yet.
+    /// A write that names the range was sent and has not been answered.
     InFlight,
-    /// The outcome of such a write is unknown. Taken until a read proves otherwise.
+    /// The outcome of such a write is unknown; the range counts as allocated until a read proves otherwise.
     Unclear,
     /// Proven by a read or by the answer to the write.
     Held,
-    /// In quarantine: nobody uses it any more, as far as is known.
+    /// In quarantine: as far as is known, nobody uses the range any more.
     Resting,
 }
 
-/// A range and who holds it.
+/// A range with its holder.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Claim {
-    /// The holder.
+    /// Who holds it, by the number that the caller chose.
     pub holder: Holder,
-    /// The range.
+    /// The claimed addresses; other claims may overlap them.
     pub cidr: Cidr,
-    /// How sure that is.
+    /// How certain the claim is.
     pub state: State,
 }
 
-/// Claims by number. Numbers begin at 1, and 0 stands for none.
+/// Claims by number. Numbers start at 1; 0 stands for none.
 #[derive(Debug, Default)]
 pub(super) struct Claims {
     records: Vec<Record>,
-    /// First claim of each holder.
+    /// The first claim of each holder.
     heads: Vec<u32>,
-    /// First vacant record; the others follow through `next`.
+    /// The first vacant record; the others are linked through `next`.
     vacant: u32,
     live: usize,
 }
 
-/// The first address is in two halves: a `u128` would align the record to 48 bytes.
+/// The first address is split in two halves because a `u128` would align the record to 48 bytes.
 #[derive(Debug)]
 struct Record {
     first: [u64; 2],
@@ -133,7 +133,7 @@ impl Claims {
         self.live -= 1;
         let vacant = self.vacant;
         let record = self.record_mut(id.number);
-        // A record whose generations are used up is never used again.
+        // A record whose generations are exhausted is never reused.
         record.generation = record.generation.wrapping_add(1);
         if record.generation != 0 {
             record.next = vacant;
@@ -165,7 +165,7 @@ impl Claims {
         found
     }
 
-    /// The claim of a number that is in use.
+    /// The claim of a number, which must be in use.
     pub(crate) fn numbered(&self, number: u32) -> (ClaimId, Claim) {
         let record = self.record(number);
         (
@@ -251,7 +251,7 @@ impl ClaimId {
     }
 }
 
-/// Counts of records and nodes: 2^31 of them would take tens of gigabytes.
+/// Converts a count of records or nodes: 2^31 of them would take tens of gigabytes.
 #[expect(clippy::cast_possible_truncation, reason = "memory runs out first")]
 pub(super) fn to_u32(count: usize) -> u32 {
     count as u32

@@ -1,8 +1,8 @@
-//! One value a family, so that dual stack is not two loose options.
+//! A pair of values, one for each address family.
 
 use super::cidr::Family;
 
-/// A value for IPv4 and one for IPv6.
+/// One value for IPv4 and one for IPv6.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Dual<T> {
     /// The value for IPv4.
@@ -12,7 +12,7 @@ pub struct Dual<T> {
 }
 
 impl<T> Dual<T> {
-    /// Makes one value a family, IPv4 first.
+    /// Calls `make` for each family, IPv4 first.
     pub fn from_fn(mut make: impl FnMut(Family) -> T) -> Self {
         Self {
             v4: make(Family::V4),
@@ -20,7 +20,7 @@ impl<T> Dual<T> {
         }
     }
 
-    /// The value of `family`.
+    /// Selects the value by family.
     pub fn get(&self, family: Family) -> &T {
         match family {
             Family::V4 => &self.v4,
@@ -28,7 +28,7 @@ impl<T> Dual<T> {
         }
     }
 
-    /// The value of `family`, to change.
+    /// Selects the value by family, for changing it.
     pub fn get_mut(&mut self, family: Family) -> &mut T {
         match family {
             Family::V4 => &mut self.v4,
@@ -36,12 +36,12 @@ impl<T> Dual<T> {
         }
     }
 
-    /// Both, IPv4 first.
+    /// Iterates over both values with their families, IPv4 first.
     pub fn iter(&self) -> std::array::IntoIter<(Family, &T), 2> {
         [(Family::V4, &self.v4), (Family::V6, &self.v6)].into_iter()
     }
 
-    /// Turns both, IPv4 first.
+    /// Converts both values, IPv4 first.
     pub fn map<U>(self, mut turn: impl FnMut(T) -> U) -> Dual<U> {
         Dual {
             v4: turn(self.v4),
@@ -49,7 +49,7 @@ impl<T> Dual<T> {
         }
     }
 
-    /// References to both.
+    /// Borrows both values, for example to `map` without consuming them.
     pub fn as_ref(&self) -> Dual<&T> {
         Dual {
             v4: &self.v4,

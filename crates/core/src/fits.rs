@@ -1,16 +1,16 @@
-//! What fits into the four slots of a node.
+//! The sizes of the free blocks in the four slots of a trie node.
 //!
-//! The four numbers are one word that is changed in a register. As an array, each level of an
-//! update would write a byte and read the whole back at once, for which a processor waits: that
-//! was a third of the time of a carve.
+//! The four numbers are packed into one word that stays in a register. As an array, every level of an update
+//! would write one byte and read all four back at once, which stalls the processor: that took a third of the
+//! time of a carve.
 
-/// For each slot: every order below this fits into a free block in it. So it is 0 where all is
-/// taken, and the slot's order and one where all is free.
+/// One number for each slot: blocks of every order below it fit into a free block of the slot. It is 0 if
+/// nothing in the slot is free, and the slot's order plus one if all of it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Fits(u32);
 
 impl Fits {
-    /// Four free slots of `order`.
+    /// A node of four free slots of `order`.
     pub(crate) fn all_free(order: u8) -> Self {
         Self(u32::from_le_bytes([order + 1; 4]))
     }
@@ -24,8 +24,8 @@ impl Fits {
         Self(self.0 & !(0xff << shift) | u32::from(fits) << shift)
     }
 
-    /// What fits into the node whose slots these are, of `order`, in the terms of its parent's
-    /// slot. Two free slots are a block of the next order, four a free node.
+    /// What the parent node records for a node whose slots are of `order`. Two free slots of a pair make a free
+    /// block of the next order; four make the whole node free.
     pub(crate) fn most(self, order: u8) -> u8 {
         let [a, b, c, d] = self.0.to_le_bytes();
         let (low, high) = (a.min(b), c.min(d));
@@ -35,8 +35,8 @@ impl Fits {
         if low == high { order + 3 } else { order + 2 }
     }
 
-    /// The slots, of order `below`, in which a free block of `order` begins, as a mask. A block
-    /// of a higher order than a slot is a pair of them.
+    /// Returns a bit mask of the slots, of order `below`, in which a free block of `order` begins. A block of a
+    /// higher order than `below` is an aligned pair of slots.
     pub(crate) fn fitting(self, below: u8, order: u8) -> u32 {
         let fitting = self
             .0

@@ -1,4 +1,4 @@
-//! What a node may give addresses from, as its NodeSubnet said last.
+//! The ranges that a node may assign addresses from, and the terms, as last read from its NodeSubnet.
 
 use std::net::IpAddr;
 
@@ -6,126 +6,127 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Addr, Cidr, Family, Span};
 
-/// What the node holds, and on what terms.
+/// All ranges and pool terms of one node. The node's store keeps them, so they survive a restart.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Holding {
-    /// UID of the Node object that it is held for
+    /// UID of the Node object that the ranges are allocated to
     #[serde(rename = "nodeUID")]
     pub node_uid: String,
-    /// The ranges to give from, disjoint: affinity blocks and podCIDRs
+    /// The ranges to assign from, disjoint: affinity blocks and podCIDRs
     pub blocks: Vec<Block>,
-    /// The terms of the pools, best first. Not every pool has a block here, and a block's pool may
-    /// be missing: its terms are the defaults then.
+    /// The terms of the pools, best first. A pool may have no block here. A block whose pool is missing here
+    /// has the default terms.
     pub pools: Vec<PoolTerms>,
 }
 
-/// A range to give addresses from.
+/// A range to assign addresses from: an affinity block or a podCIDR.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Block {
-    /// The range
+    /// The addresses of the block
     pub cidr: Cidr,
-    /// UID of its IPAMBlock; of a podCIDR the UID of the Node. The same CIDR under another UID is the
-    /// same block, whose object was made anew.
+    /// UID of the IPAMBlock; for a podCIDR, the UID of the Node. The same CIDR under another UID is the same
+    /// block, whose object was recreated.
     pub uid: String,
-    /// Its pool; empty for a podCIDR that lies in none
+    /// Name of the pool; empty for a podCIDR that lies in no pool
     pub pool: String,
-    /// Give nothing new from it
+    /// Assign no new address from this block
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub draining: bool,
-    /// What of it is never given
+    /// Addresses that are never assigned
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reserved: Vec<Span>,
-    /// What of it is given only to who asks for that address
+    /// Addresses that are assigned only to a pod that asks for them
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub on_request: Vec<Span>,
 }
 
-/// On what terms addresses of a pool are given.
+/// The terms on which addresses of a pool are assigned.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct PoolTerms {
-    /// The pool
+    /// Name of the pool
     pub name: String,
-    /// Whether it serves pods that do not ask for it by name, whatever their labels
+    /// Whether it serves every pod that does not ask for a pool by name, whatever the pod's labels
     pub automatic: bool,
-    /// Whether it is for pods of some namespaces only, also for those that ask for it or for its addresses
+    /// Whether it serves pods of some namespaces only, even if they ask for the pool or its addresses by name
     #[serde(default)]
     pub bound: bool,
-    /// Whether it serves pods of which nothing is known
+    /// Whether it serves pods that the agent knows nothing about
     #[serde(default)]
     pub serves_unknown: bool,
-    /// Seconds that a released address rests
+    /// How long a released address cools before it is assigned again
     pub cooldown_seconds: u32,
-    /// Free addresses below which a block is asked for, and above which an empty one is let go
+    /// The low and the high mark of free addresses: below the first a block is asked for, above the second an
+    /// empty block is released
     pub warm: (u32, u32),
-    /// Its IPv4 side; `None` if it has none
+    /// Its IPv4 ranges; `None` if it has none
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv4: Option<FamilyTerms>,
-    /// Its IPv6 side
+    /// Its IPv6 ranges; `None` if it has none
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv6: Option<FamilyTerms>,
-    /// Routes of the result
+    /// Routes for CNI results
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub routes: Vec<Route>,
-    /// DNS of the result
+    /// DNS settings for CNI results
     #[serde(default, skip_serializing_if = "Dns::is_empty")]
     pub dns: Dns,
-    /// The prefix length that addresses are given with
+    /// The prefix length that CNI results give an address
     #[serde(default)]
     pub prefix: Prefix,
 }
 
-/// One family of a pool.
+/// One address family of a pool.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct FamilyTerms {
-    /// The ranges of the pool
+    /// All ranges of the pool, also those that this node has no block of
     pub cidrs: Vec<Cidr>,
-    /// Its gateway
+    /// The gateway for this family
     #[serde(default)]
     pub gateway: Gateway,
 }
 
-/// The gateway that results name.
+/// The gateway that CNI results name.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Gateway {
-    /// The first usable address of each block, which is then given to nobody
+    /// The first usable address of each block; it is not assigned to pods
     #[default]
     FirstOfBlock,
-    /// None; every address of a block may be given
+    /// No gateway; every address of a block may be assigned
     None,
-    /// This one, which is then given to nobody
+    /// This address; it is not assigned to pods
     Address(Addr),
 }
 
-/// The prefix length that addresses are given with.
+/// The prefix length that CNI results give an address.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Prefix {
-    /// That of one address: 32 or 128
+    /// A single address: 32 or 128
     Host,
-    /// That of the block
+    /// The prefix length of the block
     #[default]
     Block,
-    /// That of the pool's range in which the block lies
+    /// The prefix length of the pool's range that contains the block
     Pool,
 }
 
 /// A route of a CNI result.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Route {
-    /// Where to
+    /// The destination
     pub dst: Cidr,
-    /// By way of; the main plugin takes the address's gateway where it is missing
+    /// The next hop; if absent, the main plugin uses the gateway of the address
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gw: Option<IpAddr>,
 }
 
-/// DNS of a CNI result.
+/// DNS settings of a CNI result.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Dns {
-    /// Name servers
+    /// Addresses of name servers
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nameservers: Vec<String>,
     /// The local domain
@@ -140,20 +141,20 @@ pub struct Dns {
 }
 
 impl Dns {
-    /// Whether it says nothing
+    /// Whether no setting is present
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 }
 
 impl PoolTerms {
-    /// The terms of a pool of which nothing else is known.
+    /// The default terms of a pool about which only the name is known.
     pub fn named(name: &str) -> Self {
         Self {
             name: name.to_owned(),
             automatic: true,
             bound: false,
-            // Of a podCIDR that is in no pool there is no owner to ask.
+            // An empty name is a podCIDR outside every pool: no pool says whether to wait.
             serves_unknown: name.is_empty(),
             cooldown_seconds: 30,
             warm: (3, 50),
@@ -165,7 +166,7 @@ impl PoolTerms {
         }
     }
 
-    /// One of its families.
+    /// Selects the terms by family.
     pub fn family(&self, family: Family) -> Option<&FamilyTerms> {
         match family {
             Family::V4 => self.ipv4.as_ref(),

@@ -1,22 +1,22 @@
-//! Text of others, made inert: it begins no line where one is meant, and commands no terminal.
+//! Escaping of untrusted text, so that it cannot forge lines of a log or send commands to a terminal.
 //!
-//! Controls, separators of lines and marks that turn the direction of text are shown as escapes of JSON, so
-//! JSON stays what it was.
+//! Control characters, line separators and characters that change the direction of text become JSON escapes, so
+//! JSON text keeps its meaning.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
-/// One line, as of a log.
+/// Escapes text that must stay on one line, for example in a log.
 pub fn line(text: &str) -> Cow<'_, str> {
     escaped(text, is_active)
 }
 
-/// Lines, as for a terminal: line feeds stay.
+/// Escapes text of several lines, for example for a terminal: line feeds are kept.
 pub fn lines(text: &str) -> Cow<'_, str> {
     escaped(text, |c| c != '\n' && is_active(c))
 }
 
-/// Whether it does anything but stand there.
+/// Whether the character does anything other than being displayed.
 fn is_active(c: char) -> bool {
     let turns = matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     c.is_control() || turns || matches!(c, '\u{2028}' | '\u{2029}')
@@ -41,7 +41,7 @@ fn escaped(text: &str, is_active: impl Fn(char) -> bool) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// The first few of them, and how many more.
+/// Joins the first `most` items by commas, and says how many more there are.
 pub fn some<T: ToString>(all: &[T], most: usize) -> String {
     let named: Vec<String> = all.iter().take(most).map(ToString::to_string).collect();
     let named = named.join(", ");

@@ -1,16 +1,15 @@
 //! The ledger: every claim on an address range, by interval, by holder and by id.
 //!
-//! The ledger takes note of what exists, also where that overlaps: a cluster can arrive with
-//! duplicates, and a bad object must not hide a good one. An address is free only when no claim
-//! covers it, of whatever state. Only [`Ledger::carve`](super::Ledger::carve) hands out, and it
-//! never hands out what overlaps anything.
+//! The ledger records what exists, even where claims overlap: a cluster may already contain duplicates, and a
+//! bad object must not hide a good one. An address is free only if no claim covers it, whatever the state of
+//! the claim. Only [`Ledger::carve`](super::Ledger::carve) allocates, and never a range that overlaps a claim.
 //!
-//! CIDRs nest or are disjoint. So the space of a family keeps the outermost claims alone, which
-//! are disjoint; claims inside another, or equal to it, are *nested* and kept in a sorted set
-//! beside it. Where nothing overlaps that set is empty and costs nothing.
+//! Two CIDRs are disjoint or one contains the other. So the space of a family only stores the outermost claims,
+//! which are disjoint. Claims inside or equal to another are *nested* and kept in a separate sorted set, which
+//! is empty and costs nothing as long as no claims overlap.
 //!
-//! The ledger decides nothing about states: it knows that a range is taken, its caller knows
-//! what a write's outcome means. Neither does it persist: it is rebuilt from what was read.
+//! The ledger does not interpret states: it knows that a range is allocated, and its caller knows what the
+//! outcome of a write means. Nor is it persistent: it is rebuilt from the API objects.
 
 use std::collections::BTreeSet;
 use std::iter;
@@ -20,18 +19,18 @@ use super::claims::{Claim, ClaimId, Claims, Holder, State};
 use super::dual::Dual;
 use super::space::Space;
 
-/// Who holds what. See the module.
+/// All claims of both families. Guarantees: see the module.
 #[derive(Debug, Default)]
 pub struct Ledger {
     pub(super) claims: Claims,
     pub(super) spaces: Dual<Space>,
-    /// Claims inside another, with their numbers.
+    /// Claims inside another one, with their numbers.
     nested: BTreeSet<(Cidr, u32)>,
 }
 
 impl Ledger {
-    /// Takes note of a claim, whether it overlaps others or not, inside or outside of any pool.
-    /// The same claim recorded twice is two claims.
+    /// Records a claim, whether or not it overlaps others or lies in a pool. Recording the same claim twice
+    /// makes two claims.
     pub fn record(&mut self, holder: Holder, cidr: Cidr, state: State) -> ClaimId {
         let id = self.claims.insert(Claim {
             holder,
@@ -47,7 +46,7 @@ impl Ledger {
             self.nested.insert((cidr, id.number()));
             return id;
         }
-        // Those inside are outermost no longer.
+        // The claims inside this one are no longer outermost.
         let inside: Vec<_> = outer
             .map(|(inside, claim)| (claim.cidr, inside.number()))
             .collect();
@@ -59,18 +58,18 @@ impl Ledger {
         id
     }
 
-    /// Changes the state of a claim. `false` if there is no such claim any more.
+    /// Changes the state of a claim; `false` if the claim no longer exists.
     pub fn set_state(&mut self, id: ClaimId, state: State) -> bool {
         self.claims.set_state(id, state)
     }
 
-    /// Gives a claim to another holder. `false` if there is no such claim any more.
+    /// Moves a claim to another holder; `false` if the claim no longer exists.
     pub fn set_holder(&mut self, id: ClaimId, holder: Holder) -> bool {
         self.claims.set_holder(id, holder)
     }
 
-    /// Ends a claim and returns it; `None` if it has ended already. Addresses that another claim
-    /// covers as well stay taken.
+    /// Removes a claim and returns it; `None` if it no longer exists. Addresses that another claim covers as
+    /// well do not become free.
     pub fn release(&mut self, id: ClaimId) -> Option<Claim> {
         let claim = self.claims.remove(id)?;
         let was_nested = !self.nested.is_empty() && self.nested.remove(&(claim.cidr, id.number()));
@@ -81,7 +80,7 @@ impl Ledger {
         Some(claim)
     }
 
-    /// The claim of this id, while it exists.
+    /// Looks a claim up; `None` once it has been released.
     pub fn get(&self, id: ClaimId) -> Option<Claim> {
         self.claims.get(id)
     }
@@ -91,7 +90,7 @@ impl Ledger {
         self.claims.of(holder)
     }
 
-    /// Every claim that shares an address with `cidr`, each once, sorted by CIDR.
+    /// Every claim that overlaps `cidr`, each once, sorted by CIDR.
     pub fn overlapping(&self, cidr: &Cidr) -> impl Iterator<Item = (ClaimId, Claim)> + use<'_> {
         let cidr = *cidr;
         self.outermost(cidr).flat_map(move |outer| {
@@ -105,18 +104,17 @@ impl Ledger {
         self.overlapping(&Cidr::host(addr))
     }
 
-    /// How many claims there are.
+    /// The number of claims, nested ones included.
     pub fn len(&self) -> usize {
         self.claims.len()
     }
 
-    /// Whether there is no claim.
+    /// Whether there are no claims.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Bytes on the heap, by capacities. Exact but for nested claims, which are estimated at a
-    /// tree two thirds full.
+    /// Bytes on the heap, by capacity. Exact except for nested claims, estimated as a tree two thirds full.
     pub fn heap_bytes(&self) -> usize {
         let nested = self.nested.len() * size_of::<(Cidr, u32)>() * 3 / 2;
         let spaces: usize = self
@@ -138,8 +136,8 @@ impl Ledger {
             .free(cidr.first().value, cidr.order());
     }
 
-    /// The outermost claims that share an address with `cidr`, in order: either all of them lie
-    /// inside it, or there is one and it contains it.
+    /// The outermost claims that overlap `cidr`, in order: either all of them lie inside `cidr`, or there is
+    /// exactly one, which contains it.
     fn outermost(&self, cidr: Cidr) -> impl Iterator<Item = (ClaimId, Claim)> + use<'_> {
         let space = self.spaces.get(cidr.family());
         let mut from = Some(cidr.first().value);
@@ -151,9 +149,9 @@ impl Ledger {
         })
     }
 
-    /// The claims nested in the outermost claim `outer` that share an address with `cidr`: first
-    /// those around it, then it and those inside. By length and not one by one, so that a claim
-    /// on a whole family by mistake does not make every look-up as long as the ledger.
+    /// The claims nested in the outermost claim `outer` that overlap `cidr`: first those that contain `cidr`,
+    /// then those equal to it or inside. Those that contain it are looked up by prefix length rather than
+    /// walked, so that a mistaken claim on a whole family does not make every lookup as long as the ledger.
     fn nested_in(
         &self,
         outer: Cidr,
@@ -173,7 +171,8 @@ impl Ledger {
             .map(|&(_, number)| self.claims.numbered(number))
     }
 
-    /// Covers what was nested in a claim that has ended and is outermost now.
+    /// Moves claims that became outermost when the claim `ended` was released from the nested set into the
+    /// space.
     fn surface(&mut self, ended: Cidr) {
         let mut from = (ended, 0);
         while let Some(&(cidr, number)) = self.nested.range(from..).next() {
@@ -183,7 +182,7 @@ impl Ledger {
             self.nested.remove(&(cidr, number));
             let (id, _) = self.claims.numbered(number);
             self.cover(cidr, id);
-            // What is inside this one stays nested.
+            // Claims inside this one stay nested.
             let Some(after) = Cidr::new(cidr.last(), cidr.family().bits()) else {
                 return;
             };

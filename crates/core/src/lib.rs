@@ -1,24 +1,25 @@
-//! The pure core of Cadastre: intervals, pools, the ledger of who holds what, and what others decide with.
+//! The core of Cadastre: address arithmetic, pools, and the ledger of which range belongs to whom.
 //!
 //! | file | subject |
 //! |---|---|
 //! | `cidr` | [`Family`], [`Addr`], [`Cidr`]: one code path for IPv4 and IPv6 |
-//! | `text` | reading addresses and CIDRs, strictly and as old API servers stored them |
+//! | `text` | parsing of addresses and CIDRs: strictly, and as leniently as old API servers did |
 //! | `span` | [`Span`]: an interval that need not be a CIDR |
-//! | `dual` | [`Dual`]: one value a family |
-//! | `pool` | [`Pool`]: what may be carved, what is blocked, where the search goes on |
-//! | `part` | the same of one family: what is open, and the cursor |
-//! | `claims` | [`Claim`]s in a slab, listed by holder |
-//! | `space`, `fits`, `search` | the covered and the free space of one family, as a trie |
+//! | `dual` | [`Dual`]: one value for each family |
+//! | `pool` | [`Pool`]: which blocks may be carved, and where the next search starts |
+//! | `part` | the same for one family of a pool |
+//! | `claims` | storage of [`Claim`]s, listed by holder |
+//! | `space`, `fits`, `search` | a trie of the covered and the free space of one family |
 //! | `ledger` | [`Ledger`]: every claim, by interval, holder and id |
 //! | `serde` | addresses, CIDRs and spans as text |
-//! | `carve` | finding the next free block: [`Ledger::carve`], [`Ledger::room`] |
-//! | [`holding`] | what a node may give addresses from, and on what terms |
-//! | [`mod@usable`] | what of a block may be given, and with which gateway |
-//! | [`inert`] | text of others, before people see it |
-//! | [`mutation`] | bugs made on purpose, in builds for tests alone |
+//! | `carve` | the search for the next free block: [`Ledger::carve`], [`Ledger::room`] |
+//! | [`holding`] | which ranges a node may assign addresses from, and on what terms |
+//! | [`mod@usable`] | which addresses of a block may be assigned, and with which gateway |
+//! | [`inert`] | escaping of untrusted text before it is displayed |
+//! | [`mutation`] | deliberate bugs, in test builds only |
 //!
-//! Nothing here does I/O, reads a clock or panics on input. The caller serialises access.
+//! Nothing here does I/O, reads a clock or panics on any input. Nothing here locks: the caller serialises
+//! access.
 
 #![warn(unreachable_pub)]
 
@@ -50,10 +51,10 @@ pub use pool::Pool;
 pub use span::{Span, SpanError};
 pub use text::CidrError;
 
-/// The version of this build.
+/// The version of this build, from `Cargo.toml`.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The commit of this build, where the build was told (`CADASTRE_COMMIT`).
+/// The git commit of this build, from `CADASTRE_COMMIT` at compile time, or `unknown`.
 pub const COMMIT: &str = match option_env!("CADASTRE_COMMIT") {
     Some(commit) => commit,
     None => "unknown",

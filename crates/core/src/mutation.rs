@@ -1,29 +1,31 @@
-//! Plausible bugs, made on purpose, to prove that the tests find them.
+//! Deliberate bugs that prove that the tests find them.
 //!
-//! Each is a short expression at one place of the product: `Mutation::X.is_on()`. In a release build, which is
-//! all that is shipped, that is the constant `false` and nothing of it is left. In a build with debug
-//! assertions, which tests run, a test switches one on for its thread (`set`), or for a process ([`VARIABLE`]).
-//! It is no feature of cargo because the crate would have to be built once more for it.
+//! Each bug is a short expression `Mutation::X.is_on()` at one place of the product. In release builds, which
+//! are all that is shipped, this is the constant `false` and the compiler removes it. In builds with debug
+//! assertions, as tests use, a test enables a bug for its thread (`set`), or for a whole process
+//! ([`VARIABLE`]). Cargo features are not used for this because they would require the crate to be built once
+//! more.
 //!
-//! Which test finds which one: `docs/mutations.md`, held to this by a test; `make mutants` tries them all. Who
-//! adds a rule adds its mutation: a name here, the expression in its place, a line in `tests/sim/proofs.rs`.
+//! `docs/mutations.md` lists which test finds which bug, and a test keeps it up to date; `make mutants` tries
+//! them all. A new rule brings its mutation: a name here, the expression where the rule is kept, and a line in
+//! `tests/sim/proofs.rs`.
 
-/// The variable of the environment that names the mutation which all threads of a process begin with.
+/// The environment variable that names the mutation which all threads of a process start with.
 pub const VARIABLE: &str = "CADASTRE_MUTATION";
 
 macro_rules! mutations {
     ($($(#[doc = $sentence:literal])+ $name:ident,)*) => {
-        /// One bug.
+        /// One deliberate bug.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
         pub enum Mutation {
             $($(#[doc = $sentence])+ $name,)*
         }
 
         impl Mutation {
-            /// All of them.
+            /// All bugs, in the order in which they are declared.
             pub const ALL: &'static [Self] = &[$(Self::$name,)*];
 
-            /// What goes wrong, for people.
+            /// What goes wrong, as one English sentence.
             pub fn sentence(self) -> &'static str {
                 match self {
                     $(Self::$name => concat!($($sentence),+).trim_ascii(),)*
@@ -35,223 +37,225 @@ macro_rules! mutations {
 
 mutations! {
     // podCIDRs
-    /// An assignment of unclear outcome counts as failed: its ranges are free at once.
+    /// An allocation of podCIDRs with an indeterminate outcome counts as failed: its ranges are free at once.
     UnclearAssignmentFreed,
-    /// What a kubelet says of its mirror pods counts like what is said of other pods.
+    /// What a kubelet reports of its mirror pods is trusted like reports of other pods.
     MirrorPodsBelieved,
-    /// Ranges are dealt without a look for addresses of pods and nodes in them.
+    /// Ranges are allocated without a check for pod and node addresses in them.
     UsedAddressesNotAvoided,
-    /// Nodes get podCIDRs of a pool although a better one is about to serve.
+    /// Nodes get podCIDRs from a pool although a better pool is about to serve them.
     BetterPoolNotAwaited,
-    /// Nodes that wait for podCIDRs are not looked at again when space comes.
+    /// Nodes waiting for podCIDRs are not reconsidered when space becomes free.
     PodCidrWaitersNotWoken,
-    /// A machine gets its ranges back although somebody else holds some of them.
+    /// A machine gets its ranges back although another node holds some of them.
     ReturnedRangesShared,
-    /// A claim of a node stays although its podCIDRs are others by now.
+    /// A claim of a node is kept although the node has other podCIDRs by now.
     ImpossibleClaimKept,
-    /// A node that a look-up took for gone, and that lives, loses its claim.
+    /// A node that a lookup mistook for deleted loses its claim.
     RevivedNodeLosesClaim,
-    /// Pairs of nodes with common addresses are not reported.
+    /// Pairs of nodes whose ranges overlap are not reported.
     OverlapsNotReported,
-    /// A pool goes on although somebody else writes podCIDRs in its range.
+    /// A pool keeps allocating although a foreign allocator writes podCIDRs in its ranges.
     SecondWriterIgnored,
-    /// A pool whose finalizer is on its way off counts as keeping the ranges of another that goes.
+    /// A pool whose finalizer is being removed still counts as keeping the ranges of another pool that is
+    /// deleted.
     PoolThatGoesKeepsRanges,
     /// A podCIDR counts against pools however wide it is.
     WidePodCidrCounts,
-    /// A podCIDR of which another node has addresses is given to the agent to give from.
+    /// The agent may assign from a podCIDR of which another node has addresses.
     ContestedPodCidrGiven,
 
-    // Who leads
-    /// Every take-over counts as a clean hand-over.
+    // Leader election
+    /// Every takeover counts as a clean handover.
     TakeOverCountsAsClean,
-    /// After a clean hand-over nothing is listed.
+    /// Nothing is listed after a clean handover.
     HandOverNotListed,
-    /// A new leader needs no list, however far its watches are behind what the Lease says was seen.
+    /// A new leader skips the list, however far its watches are behind what the Lease says was seen.
     CacheBehindTrusted,
-    /// A new leader trusts what its watches told before the API server could not be reached.
+    /// A new leader trusts watch events from before the API server became unreachable.
     UnansweredTimeForgotten,
-    /// A Lease is handed over as settled while an assignment is of unclear outcome.
+    /// A Lease is handed over as settled while the outcome of an allocation is indeterminate.
     HandOverWhileUnclear,
-    /// A take-over does not touch nodes that are being deleted.
+    /// A takeover does not touch nodes that are being deleted.
     DeletingNodesNotTouched,
-    /// A touch that was refused counts as done.
+    /// A rejected touch counts as done.
     RefusedTouchCounts,
-    /// An assignment is sent although the Lease does not name it yet.
+    /// An allocation is sent before the Lease names it.
     AssignedBeforeNamed,
-    /// An assignment is named no longer although its outcome is unclear.
+    /// The Lease stops naming an allocation although its outcome is indeterminate.
     NameTakenOffWhileUnclear,
-    /// A write of the Lease of unclear outcome counts for those who wait for it.
+    /// A Lease write with an indeterminate outcome counts as done for those who wait for it.
     UnclearLeaseWriteCounts,
-    /// A new leader ignores one of the assignments that the Lease names.
+    /// A new leader ignores one of the allocations that the Lease names.
     OneNamedNodeIgnored,
-    /// What a leader decides is sent without a write of the Lease in between.
+    /// Decisions of a leader are sent without a write of the Lease in between.
     LeaseNotAwaited,
-    /// Assignments that keep failing take the room of others in the Lease.
+    /// Allocations that keep failing take up the space of others in the Lease.
     FailingNamesTakeRoom,
-    /// A leader whose lease has run out still decides.
+    /// A leader whose lease has expired still decides.
     ExpiredLeaderDecides,
     /// A renewal that met a conflict counts as done.
     RenewalConflictIgnored,
-    /// A renewal counts from its answer, not from its start.
+    /// A renewal counts from its response instead of its start.
     RenewalCountsFromAnswer,
-    /// A tenure counts from the last try to acquire the Lease, not from the first.
+    /// A tenure counts from the last attempt to acquire the Lease instead of the first.
     TenureCountsFromLastTry,
     /// A holder that was cleared by hand counts as one that released the Lease.
     ClearedHolderCountsAsReleased,
-    /// A candidate goes by what a watch shows although it has seen newer.
+    /// A candidate trusts a watch event although it has seen a newer version of the Lease.
     OldNewsCounts,
-    /// A Lease that a watch has shown, and no more, is sought without a look when it seems to have run out.
+    /// A Lease known only from a watch is acquired without a read once it seems to have expired.
     SilentWatchTrusted,
 
-    // Dead nodes
-    /// The ranges of a dead node are free at once.
+    // Deleted nodes
+    /// The ranges of a deleted node are free at once.
     NoQuarantine,
     /// A node that is being deleted counts as gone.
     DeletingNodeCountsAsGone,
-    /// A new leader does not see that a node died while nobody led.
+    /// A new leader does not quarantine the ranges of nodes that were deleted while nobody led.
     UnseenDeathLeavesNoRest,
-    /// A new leader forgets what it saw go before it led, where no NodeSubnet tells of it.
+    /// A new leader forgets deletions that it saw before it led, where no NodeSubnet records them.
     UnrecordedDeathForgotten,
-    /// A recorded end of a quarantine counts however far away it is.
+    /// The recorded end of a quarantine counts, however far in the future it is.
     RecordedRestNotBounded,
-    /// A dead node's ranges rest for the shortest of their pools' quarantines.
+    /// A deleted node's ranges are quarantined for the shortest of their pools' times.
     ShortestQuarantineCounts,
-    /// Ranges of dead nodes are freed without a look at pods.
+    /// Ranges of deleted nodes are freed without a look at the pods.
     PodsNotLookedAt,
-    /// Ranges of dead nodes are freed without a look at the index of all pods.
+    /// Ranges of deleted nodes are freed without a look at the index of all pods.
     PodIndexNotLookedAt,
-    /// Ranges of dead nodes are freed whatever a consistent look at the node's pods shows.
+    /// Ranges of deleted nodes are freed whatever a consistent read of the node's pods shows.
     BoundPodsNotLookedAt,
-    /// Ranges of dead nodes are freed while a NodeSubnet still names the dead node.
+    /// Ranges of deleted nodes are freed while a NodeSubnet still names the deleted node.
     FreedWhileNamed,
-    /// What a live node has again still rests from an earlier node of its name.
+    /// A range that a live node got back is still quarantined for an earlier node of that name.
     ReturnedRangeStillRests,
 
     // Blocks
-    /// A block counts as its node's by the answer to its creation, not by the watch.
+    /// A block counts as confirmed by the response to its creation instead of the watch.
     BlockConfirmedByAnswer,
-    /// A new block does not yield to a podCIDR that was there before.
+    /// A new block does not yield to a podCIDR that existed before.
     BlockDoesNotYieldToPodCidr,
-    /// The answer to what an earlier block of a CIDR asked for counts for the next one.
+    /// The response to a request for an earlier block counts for the next block of the same CIDR.
     AnswerToEarlierBlockCounts,
-    /// Which of two blocks was first is judged while a list runs.
+    /// Which of two blocks came first is decided while a list is running.
     BlocksJudgedDuringList,
-    /// An object that was edited counts as old as when it was made.
+    /// An object that was edited keeps the age that it was created with.
     EditedBlockKeepsItsAge,
     /// A new leader does not read which blocks NodeSubnets list.
     ListedBlocksNotRead,
-    /// What a late write of an earlier leader lists is not taken in.
+    /// What a late write of an earlier leader lists is ignored.
     LateListIgnored,
-    /// The claim of a block that was carved for a node that died since is kept.
+    /// The claim of a block is kept although the node that it was carved for has been deleted.
     DroppedBlockKeepsItsClaim,
-    /// A block that its agent has let go of ends while its NodeSubnet still lists it.
+    /// A block that its agent released is deleted while its NodeSubnet still lists it.
     BlockEndsWhileListed,
-    /// Blocks of dead nodes are freed without a look at pods.
+    /// Blocks of deleted nodes are freed without a look at the pods.
     PodsOfBlockNotLookedAt,
-    /// The end of a block's quarantine that its object tells counts as reached.
+    /// The end of quarantine that a block's object records counts as reached already.
     RecordedRestOfBlockIgnored,
-    /// What an agent uses and the API has lost is not taken up.
+    /// A block that an agent uses and the API has lost is not adopted.
     ForgottenBlockNotTakenUp,
-    /// What an agent uses is taken up although somebody else has a claim to it.
+    /// A block that an agent uses is adopted although somebody else has a claim to it.
     ClaimedBlockTakenUp,
-    /// A leader that follows a gap does not wait for what agents say.
+    /// A leader that follows a gap does not wait for the reports of agents.
     AgentsNotListenedTo,
-    /// Blocks that are not confirmed do not count as what a node has.
+    /// Unconfirmed blocks do not count as blocks of their node.
     ProvisionalBlocksNotCounted,
-    /// Blocks that a node has let go of still count as what it has.
+    /// Blocks that a node has released still count as blocks of the node.
     ReleasedBlocksCounted,
-    /// A node gives its last block of a pool away like any other, however briefly it has been unused.
+    /// The last block that a node has of a pool is recalled like any other, however briefly it has been unused.
     LastBlockAskedBack,
-    /// Nodes that wait for blocks are not looked at again when space comes.
+    /// Nodes waiting for blocks are not reconsidered when space becomes free.
     BlockWaitersNotWoken,
 
     // Pools, addresses, NodeSubnets
-    /// A pool's finalizer goes while ranges of it rest.
+    /// A pool's finalizer is removed while ranges of the pool are quarantined.
     FinalizerGoesWhileRangesRest,
-    /// Reserved addresses, service ranges and node addresses are not left out.
+    /// Reserved addresses, service ranges and node addresses are not excluded.
     ReservedNotLeftOut,
     /// An older pool's wider range does not count as an overlap.
     WiderOlderPoolIgnored,
-    /// The room of a pool of both families is compared with that of pools of one.
+    /// The room of a pool of both families is compared with that of pools of one family.
     RoomComparedAcrossFamilies,
-    /// A pod of which nothing is known gets an address, also of a pool that does not say unknownPods: Serve.
+    /// An unknown pod gets an address from a pool that does not say unknownPods: Serve.
     UnknownPodsServed,
-    /// An address that a pod reports is suspected to be leaked.
+    /// An address that a pod reports becomes a leak candidate.
     ReportedAddressSuspected,
-    /// The NodeSubnet of a live node is deleted when it says nothing.
+    /// An empty NodeSubnet of a live node is deleted.
     EmptySubnetDeleted,
-    /// What others say by conditions of a NodeSubnet is written over.
+    /// Conditions that others wrote to a NodeSubnet are overwritten.
     OthersConditionsWiped,
-    /// That the API server refuses what is written for a node is taken back by whoever leads next.
+    /// The next leader withdraws the report that the API server rejects writes for a node.
     RefusalsOfPredecessorForgotten,
-    /// A store that was lost is made anew without the node's list of addresses.
+    /// A lost store is rebuilt without the node's published list of addresses.
     AddressListIgnored,
-    /// Addresses that nobody but the agent knows of wait for the interval of the list.
+    /// Addresses that only the agent knows of are not published before the next interval.
     UnknownAddressesListedLate,
     /// The block below the lower end of a CIDR may be carved.
     CarvesBelowCidr,
-    /// The first family stays claimed when the second one is full.
+    /// The first family stays claimed when the second one is exhausted.
     FirstFamilyStaysClaimed,
 
     // What is known of objects
-    /// Older news brings back what an answer has shown to be gone.
+    /// An older watch event restores an object that a response showed to be gone.
     GoneByAnswerComesBack,
-    /// Older news brings back what a list of ours lacked.
+    /// An older watch event restores an object that was missing from our own list.
     GoneByListComesBack,
-    /// An answer to a request from before a relist is taken in.
+    /// A response to a request from before a relist is used.
     AnswerBeforeRelistTaken,
-    /// An answer brings back what the watch has seen go.
+    /// A response restores an object whose deletion the watch has shown.
     GoneByWatchComesBack,
 
     // Requests
-    /// An assignment does not test the node's UID.
+    /// An allocation does not test the node's UID.
     UidNotTested,
-    /// An assignment does not test the term.
+    /// An allocation does not test the leader's term.
     TermNotTested,
-    /// An error of the API server counts as a refusal.
+    /// A server error counts as a rejection.
     ServerErrorCountsAsRefusal,
-    /// A time-out of a request counts as a refusal.
+    /// A timeout counts as a rejection.
     TimeoutCountsAsRefusal,
-    /// A write is sent without a look at the lease.
+    /// A write is sent without a check that the lease still holds.
     GateNotAsked,
 
-    // What the simulation plays: the API server and agents
-    /// A touch shows, but assignments that were decided before pass it.
+    // What the simulation imitates: the API server and agents
+    /// A touch is visible, but allocations that were decided before it still succeed.
     TouchWithoutEffect,
-    /// An agent lets go of blocks that are in use.
+    /// An agent releases blocks that are in use.
     BlocksReleasedInUse,
-    /// A DEL frees what other containers of the same pod have.
+    /// A DEL releases the addresses of other containers of the same pod.
     DeleteFreesWholePod,
-    /// That the API server has no pod is proof enough to free its addresses.
+    /// That the API server does not know a pod suffices to release its addresses.
     OneProofIsEnough,
-    /// A block that is to be emptied gives new addresses.
+    /// New addresses are assigned from a draining block.
     DrainingBlocksGive,
-    /// A block that is listed no more gives new addresses.
+    /// New addresses are assigned from a block that is no longer listed.
     WithdrawnBlocksGive,
-    /// A block is told as released as soon as nothing of it is in use.
+    /// A block is reported as released as soon as none of its addresses are in use.
     ReleaseToldBeforeStored,
-    /// A plugin is answered before the store has it.
+    /// The plugin gets its answer before the store has written it.
     AnsweredBeforeStored,
-    /// A released address is given before it has cooled.
+    /// A released address is assigned before its cooldown is over.
     CooldownIgnored,
-    /// A block is released while addresses of it cool.
+    /// A block is released while some of its addresses are cooling.
     CoolingBlocksReleased,
-    /// What was released and is listed again gives again, though the API server was put back.
+    /// A released block that is listed again is used again, although the API server was restored to an older
+    /// state.
     ReleasedBlocksForgotten,
-    /// A store that was lost is made anew without what the runtime knows.
+    /// A lost store is rebuilt without the sandboxes that the runtime knows.
     SandboxesIgnored,
-    /// A store that was lost is made anew before the API server has told of anything.
+    /// A lost store is rebuilt before the API server has reported anything.
     NewStoreAtOnce,
-    /// Leaked addresses that are proven to be nobody's are not freed.
+    /// Addresses that are proven to be leaked are not released.
     LeaksNotFreed,
-    /// An ADD that finds nothing waits, and the agent asks for no block.
+    /// An ADD that finds no address waits, but the agent does not ask for a block.
     WishesNotTold,
 }
 
 #[cfg(not(debug_assertions))]
 impl Mutation {
-    /// Never.
+    /// Always false: release builds contain no mutations.
     pub const fn is_on(self) -> bool {
         false
     }
@@ -268,13 +272,13 @@ mod switch {
     }
 
     impl Mutation {
-        /// Whether this thread runs with that bug.
+        /// Whether this bug is enabled in the current thread.
         pub fn is_on(self) -> bool {
             ON.get() == Some(self)
         }
     }
 
-    /// Switches a bug on for this thread, or none.
+    /// Enables one bug in the current thread, or none.
     pub fn set(mutation: Option<Mutation>) {
         ON.set(mutation);
     }

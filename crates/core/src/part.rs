@@ -1,42 +1,44 @@
-//! A pool's part of one family: its CIDRs, its cursor, and what may be carved.
+//! One family of a pool: its CIDRs, its cursor, and the blocks that may be carved.
 //!
-//! *Openings* are the runs of blocks that lie in a CIDR and that nothing blocked closes: the search looks at
-//! runs, however many blocks they have.
+//! An *opening* is a run of consecutive blocks in a CIDR, none of which is closed by a blocked span. The search
+//! works on runs, so its cost does not depend on how many blocks they contain.
 
 use super::cidr::{Cidr, Family, ones};
 use super::search::blocks;
 use super::span::Span;
 use crate::mutation::Mutation;
 
-/// Which blocks a blocked span closes.
+/// Which blocks a blocked span closes, that is, excludes from carving.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Closing {
-    /// Those that it touches: a holder uses all of a block.
+    /// Every block that the span touches, because the holder of a block would use all of it.
     #[default]
     Touched,
-    /// Those that it covers whole: a holder leaves out the rest by itself.
+    /// Only blocks that the span covers entirely: the holder skips the blocked addresses of the others by
+    /// itself.
     Covered,
 }
 
-/// What a pool may carve of one family.
+/// The address ranges of one family of a pool.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Ranges {
-    /// Where blocks come from. Of two that overlap the wider counts; those of another family, or
-    /// smaller than a block, hold nothing.
+    /// The CIDRs that blocks are carved from. A CIDR inside another one is ignored, and so is one of the other
+    /// family or smaller than a block.
     pub cidrs: Vec<Cidr>,
-    /// Prefix length of the blocks.
+    /// Prefix length of the blocks to carve.
     pub block_len: u8,
 }
 
-/// The part of one family.
+/// One family of a pool.
 #[derive(Clone, Debug)]
 pub(super) struct Part {
     /// Sorted and disjoint.
     cidrs: Vec<Cidr>,
     block_len: u8,
-    /// What ends at or below this address is looked at first. Inside a CIDR unless there is none.
+    /// A search starts with the highest block that ends at or below this address. The address lies in a CIDR,
+    /// unless there are no CIDRs.
     cursor: u128,
-    /// Beginnings of the blocks that may be carved: sorted, disjoint runs.
+    /// Sorted, disjoint runs of first addresses of the blocks that may be carved.
     openings: Vec<Run>,
 }
 
@@ -48,8 +50,8 @@ pub(super) struct Run {
 }
 
 impl Part {
-    /// A fresh one, with nothing open. The cursor is taken over if that is still inside, else it begins at
-    /// the top.
+    /// Makes a part without openings. The cursor is kept if it lies in one of the CIDRs, else it starts at the
+    /// top.
     pub(crate) fn new(family: Family, ranges: Ranges, cursor: Option<u128>) -> Self {
         let Ranges {
             mut cidrs,
@@ -57,7 +59,7 @@ impl Part {
         } = ranges;
         cidrs.retain(|cidr| cidr.family() == family);
         cidrs.sort_unstable();
-        // What lies inside another comes after it.
+        // A CIDR sorts directly before those inside it.
         cidrs.dedup_by(|next, kept| kept.contains(next));
         let mut part = Self {
             cidrs,
@@ -82,12 +84,12 @@ impl Part {
         self.cursor
     }
 
-    /// Blocks of another length from now on; what is open has to be derived anew.
+    /// Changes the block length. The caller must call `open` afterwards.
     pub(crate) fn refit(&mut self, block_len: u8) {
         self.block_len = block_len;
     }
 
-    /// How many blocks it holds while nothing is claimed.
+    /// How many blocks of `order` could be carved if nothing were claimed.
     pub(crate) fn capacity(&self, order: u8) -> u128 {
         let counts = self
             .openings
@@ -96,21 +98,20 @@ impl Part {
         counts.fold(0, u128::saturating_add)
     }
 
-    /// The openings, as the beginnings of their first and last block.
+    /// The openings, each as the first addresses of its first and its last block.
     pub(crate) fn openings(&self) -> impl Iterator<Item = (u128, u128)> {
         self.openings.iter().map(|run| (run.first, run.last))
     }
 
-    /// The beginning of the highest block of `order` that may be carved and begins at or below
-    /// `address`.
+    /// The first address of the highest block of `order` that may be carved and begins at or below `address`.
     pub(crate) fn open_below(&self, order: u8, address: u128) -> Option<u128> {
         let after = self.openings.partition_point(|run| run.first <= address);
         let run = self.openings[..after].last()?;
         Some(run.last.min(address & !ones(order)))
     }
 
-    /// Where a search begins: the end of the highest block of `order` that ends at or below the
-    /// cursor, if there is one.
+    /// The last address of the highest block of `order` that ends at or below the cursor: where a search
+    /// starts.
     pub(crate) fn start(&self, order: u8) -> Option<u128> {
         if self.cursor & ones(order) == ones(order) {
             return Some(self.cursor);
@@ -118,11 +119,12 @@ impl Part {
         (self.cursor & !ones(order)).checked_sub(1)
     }
 
-    /// Moves the cursor to just below a block that was carved.
+    /// Moves the cursor to just below a carved block.
     pub(crate) fn pass(&mut self, block: &Cidr) {
         let next = block.first().value.checked_sub(1);
         let cidr = next.and_then(|next| Some((next, self.below(next)?)));
-        // In a gap the cursor goes on at the end of the CIDR below, at the bottom back to the top.
+        // Below the lowest address of a CIDR the cursor continues at the end of the next lower CIDR, and below
+        // the lowest CIDR it wraps to the top.
         self.cursor = cidr.map_or_else(|| self.top(), |(next, cidr)| next.min(cidr.last().value));
     }
 
@@ -130,7 +132,7 @@ impl Part {
         self.cidrs.last().map_or(0, |cidr| cidr.last().value)
     }
 
-    /// The last CIDR that begins at or below the address.
+    /// The highest CIDR that begins at or below the address.
     pub(crate) fn below(&self, address: u128) -> Option<&Cidr> {
         let after = self
             .cidrs
@@ -138,7 +140,7 @@ impl Part {
         self.cidrs[..after].last()
     }
 
-    /// Derives the openings: the blocks of each CIDR less those that blocked spans close.
+    /// Recomputes the openings: the blocks of each CIDR except those that the blocked spans close.
     pub(crate) fn open(&mut self, blocked: &[Run], closing: Closing) {
         self.openings.clear();
         for cidr in self
@@ -182,7 +184,7 @@ impl Part {
     }
 }
 
-/// The whole blocks that a blocked run closes, if any.
+/// The run of whole blocks that a blocked run closes; `None` if it closes none.
 fn closed_by(run: Run, order: u8, closing: Closing) -> Option<Run> {
     let start_of = |address: u128| address & !ones(order);
     match closing {
@@ -210,7 +212,7 @@ impl From<Span> for Run {
     }
 }
 
-/// Sorts, and joins what overlaps or adjoins.
+/// Sorts the runs, and joins those that overlap or are adjacent.
 pub(super) fn merged(mut runs: Vec<Run>) -> Vec<Run> {
     runs.sort_unstable_by_key(|run| run.first);
     runs.dedup_by(|next, kept| {

@@ -1,23 +1,23 @@
-//! Pools: what may be carved, what is blocked, and where the next search goes on.
+//! Pools: which blocks may be carved, and where the next search starts.
 //!
-//! A pool holds no claims; those are the ledger's. So a pool can be grown, shrunk and given
-//! another block length at any time, and one ledger serves many pools.
+//! A pool does not hold claims; the ledger does. So a pool can be extended, shrunk and given another block
+//! length at any time, and one ledger serves many pools.
 //!
-//! **Next fit goes downward.** A fresh pool begins at its highest address, each block is looked
-//! for below the last one, and the search wraps. Other allocators (kube-controller-manager,
-//! host-local) fill from the bottom, so two writers that run at once by mistake meet last; and
-//! a freed block is used again as late as possible. Each family has its own cursor.
+//! **Next fit goes downward.** The first search in a pool starts at its highest address, each further one just
+//! below the last carved block, and the search wraps around. Other allocators (kube-controller-manager,
+//! host-local) fill from the bottom, so two allocators that run at once by mistake collide as late as possible;
+//! and a freed block is reused as late as possible. Each family has its own cursor.
 //!
-//! **Blocked spans** are policy, not holders: what people reserve, service ranges, addresses of
-//! nodes. They live here and not in the ledger, so they may overlap claims and each other. From
-//! them and the CIDRs the pool derives its *openings*, the runs of blocks that may be carved.
+//! **Blocked spans** are policy rather than claims: reserved addresses, service ranges, addresses of nodes.
+//! They are kept here and not in the ledger, so they may overlap claims and each other. From the CIDRs and the
+//! blocked spans the pool derives its *openings*, the runs of blocks that may be carved.
 
 use super::cidr::{Addr, Cidr, Family};
 use super::dual::Dual;
 use super::part::{Closing, Part, Ranges, Run, merged};
 use super::span::Span;
 
-/// One pool: ranges of one or both families, less what is blocked.
+/// One pool: ranges of one or both families, with blocked spans excluded.
 #[derive(Clone, Debug)]
 pub struct Pool {
     parts: Dual<Option<Part>>,
@@ -26,7 +26,7 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// A fresh pool of these ranges, with nothing blocked.
+    /// Makes a pool of these ranges without blocked spans; the cursors start at the top.
     pub fn new(ranges: Dual<Option<Ranges>>) -> Self {
         let mut pool = Self {
             parts: Dual::default(),
@@ -37,7 +37,7 @@ impl Pool {
         pool
     }
 
-    /// Which blocks the blocked spans close.
+    /// Sets which blocks the blocked spans close.
     pub fn set_closing(&mut self, closing: Closing) {
         if self.closing != closing {
             self.closing = closing;
@@ -45,7 +45,7 @@ impl Pool {
         }
     }
 
-    /// The same space in blocks of other lengths, for what is left of it in smaller pieces.
+    /// A copy with other block lengths, for carving smaller blocks from fragmented space.
     #[must_use]
     pub fn refitted(&self, lens: Dual<Option<u8>>) -> Self {
         let mut pool = self.clone();
@@ -58,7 +58,7 @@ impl Pool {
         pool
     }
 
-    /// Replaces the blocked spans. They may come in any order, overlap and lie outside.
+    /// Replaces the blocked spans. They may be unsorted, overlap, and lie outside the pool.
     pub fn set_blocked(&mut self, spans: Vec<Span>) {
         let mut runs = Dual::<Vec<Run>>::default();
         for span in spans {
@@ -68,8 +68,8 @@ impl Pool {
         self.open();
     }
 
-    /// Replaces the ranges. A cursor stays where it is while that is still in the pool, else it
-    /// goes back to the top. Claims are not looked at.
+    /// Replaces the ranges. A cursor is kept if it still lies in the pool, else it returns to the top. Claims
+    /// are not considered.
     pub fn set_ranges(&mut self, mut ranges: Dual<Option<Ranges>>) {
         for family in Family::ALL {
             let part = self.parts.get_mut(family);
@@ -90,29 +90,29 @@ impl Pool {
             .filter(move |&family| *present.get(family))
     }
 
-    /// The prefix length of what is carved now.
+    /// The prefix length of the blocks that are carved now; `None` without ranges of the family.
     pub fn block_len(&self, family: Family) -> Option<u8> {
         Some(self.part(family)?.block_len())
     }
 
-    /// The CIDRs of a family, sorted.
+    /// The CIDRs of a family: sorted, disjoint.
     pub fn cidrs(&self, family: Family) -> &[Cidr] {
         self.part(family).map_or(&[], Part::cidrs)
     }
 
-    /// Whether the block lies inside one of the pool's CIDRs.
+    /// Whether `cidr` lies entirely inside one of the pool's CIDRs.
     pub fn covers(&self, cidr: &Cidr) -> bool {
         self.below(cidr.first())
             .is_some_and(|own| own.contains(cidr))
     }
 
-    /// Whether the block shares an address with one of the pool's CIDRs.
+    /// Whether `cidr` overlaps one of the pool's CIDRs.
     pub fn touches(&self, cidr: &Cidr) -> bool {
         self.below(cidr.last())
             .is_some_and(|own| own.overlaps(cidr))
     }
 
-    /// Whether the block shares an address with what is blocked.
+    /// Whether `cidr` overlaps a blocked span.
     pub fn is_blocked(&self, cidr: &Cidr) -> bool {
         let runs = self.blocked.get(cidr.family());
         let at = runs.partition_point(|run| run.last < cidr.first().value);
@@ -124,14 +124,14 @@ impl Pool {
         self.parts.get(family).as_ref()
     }
 
-    /// Moves the cursor to just below a block that was carved.
+    /// Moves the cursor to just below a carved block.
     pub(super) fn pass(&mut self, block: &Cidr) {
         if let Some(part) = self.parts.get_mut(block.family()) {
             part.pass(block);
         }
     }
 
-    /// The last CIDR that begins at or below the address.
+    /// The highest CIDR that begins at or below the address.
     fn below(&self, addr: Addr) -> Option<&Cidr> {
         self.part(addr.family)?.below(addr.value)
     }

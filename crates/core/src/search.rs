@@ -1,15 +1,16 @@
-//! Looking for free blocks in a [`Space`].
+//! The search for free blocks in a [`Space`].
 //!
-//! A search goes down the path of the address it starts from and remembers the last place where
-//! something lower fits. If the path ends without a block, that place has one for sure. So it
-//! takes two walks of as many steps as the trie has levels, however full the space is.
+//! A search descends along the path of the start address and remembers the last node that has a fitting free
+//! block in a lower slot. If the path ends without a block, that lower slot is certain to contain one. So a
+//! search takes at most two walks down the trie, however full the space is.
 
 use super::cidr::ones;
 use super::space::{CHILD, FREE, Slot, Space, slot_of};
 
 impl Space {
-    /// The highest free block of `order` that begins at or below `ceiling`, itself the beginning
-    /// of such a block. Everything outside the root is free, so `None` means: none down to 0.
+    /// The first address of the highest free block of `order` at or below `ceiling`, which must itself be the
+    /// first address of such a block. Everything outside the root is free, so `None` means that nothing is free
+    /// down to 0.
     pub(crate) fn last_free(&self, order: u8, ceiling: u128) -> Option<u128> {
         let root = &self.root;
         if root.entry == FREE || ceiling > root.last() || ceiling | ones(order) < root.base {
@@ -25,8 +26,8 @@ impl Space {
         Some(below & !ones(order))
     }
 
-    /// How many free blocks of `order` begin within `first..=last`, both of them the beginning
-    /// of such a block.
+    /// Counts the free blocks of `order` that begin within `first..=last`. Both must be first addresses of such
+    /// blocks.
     pub(crate) fn count_free(&self, order: u8, first: u128, last: u128) -> u128 {
         let all = blocks(order, first, last);
         let low = first.max(self.root.base & !ones(order));
@@ -89,7 +90,7 @@ impl Space {
         let fitting = (0..4).filter(|at| fitting >> at & 1 == 1);
         let slots = fitting.map(|at| self.slot(slot, at));
         if order > below {
-            // A pair of free slots.
+            // Only the lower slot of each free pair is in the mask.
             return slots
                 .filter(|slot| (first..=last).contains(&slot.base))
                 .count() as u128;
@@ -112,7 +113,7 @@ impl Space {
     }
 }
 
-/// How many blocks of `order` begin within `first..=last`. Short by one for all 2^128 addresses.
+/// How many blocks of `order` begin within `first..=last`. Saturates: one too few for all 2^128 addresses.
 pub(super) fn blocks(order: u8, first: u128, last: u128) -> u128 {
     (last - first)
         .checked_shr(u32::from(order))

@@ -1,4 +1,4 @@
-//! Addresses, CIDRs and spans as text, for those who store or send them.
+//! Serialization of addresses, CIDRs and spans as text. Deserialization accepts canonical text only.
 
 use std::fmt;
 use std::marker::PhantomData;

@@ -1,45 +1,44 @@
-//! The covered and the free space of one family: a trie over address bits, two bits a level.
+//! The covered and the free space of one family: a trie over address bits, two bits per level.
 //!
-//! Why a trie: blocks of any sizes mix, and the next free block of a size must be found in the
-//! same short time whether one block is taken or all but one. Each slot knows the largest free
-//! block below it, so a search turns back at most once. An index by block number would tie the
-//! space to one block size; a list of free intervals would be walked when it is in small pieces.
+//! Why a trie: blocks of all sizes are mixed, and the next free block of a size must be found equally fast
+//! whether one block is covered or all but one. Each slot records the largest free block below it, so a search
+//! backtracks at most once. An index by block number would tie the space to one block size, and a list of free
+//! intervals would be slow to walk when the space is fragmented.
 //!
-//! Sizes are *orders* here: a block of order `n` has `2^n` addresses and begins at a multiple of
-//! that. A node has four slots, each of an even order; a block of odd order fills two slots.
-//! Blocks either nest or are disjoint, and the space keeps disjoint ones only: the ledger sees
-//! to those that nest.
+//! Sizes are *orders*: a block of order `n` has `2^n` addresses and begins at a multiple of `2^n`. A node has
+//! four slots of the same even order; a block of odd order fills two of them. The space only stores disjoint
+//! blocks; the ledger keeps nested ones.
 //!
-//! The root is a slot just large enough for what it covers. So a pool in `fd00::/40` costs no
-//! levels above /40, until something far away is recorded. Everything outside the root is free.
+//! The root is a slot just large enough for everything covered. So a pool in `fd00::/40` costs no levels above
+//! /40 until something far away is recorded. Everything outside the root is free.
 
 use super::cidr::ones;
 use super::claims::to_u32;
 use super::fits::Fits;
 
-/// What a slot refers to: nothing, a node below (with [`CHILD`]), or the number of a claim.
+/// Values of a slot: free, a node below (with [`CHILD`] set), or else the number of a claim.
 pub(super) const FREE: u32 = 0;
 pub(super) const CHILD: u32 = 1 << 31;
 
-/// Levels below the root of an IPv6 space at most.
+/// The most levels below the root, reached by IPv6: 128 bits at two bits per level.
 const LEVELS: usize = 64;
 
 #[derive(Debug)]
 pub(super) struct Space {
     pub(super) nodes: Vec<Node>,
-    /// First vacant node as an entry; the others follow through `slots[0]`.
+    /// The first vacant node as an entry; the others are linked through `slots[0]`.
     vacant: u32,
     pub(super) root: Slot,
 }
 
-/// Four slots of one order, for consecutive blocks.
+/// Four slots of the same order, for consecutive blocks.
 #[derive(Debug)]
 pub(super) struct Node {
     pub(super) slots: [u32; 4],
     pub(super) fits: Fits,
 }
 
-/// A slot and where it is.
+/// A slot with its position in the trie.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Slot {
     pub entry: u32,
@@ -70,20 +69,20 @@ impl Default for Space {
 }
 
 impl Space {
-    /// Covers a block, all of which is free, with the claim of this number.
+    /// Covers a block with the claim of this number. All of the block must be free.
     pub(crate) fn cover(&mut self, first: u128, order: u8, claim: u32) {
         self.reach(first, order);
         self.set(first, order, claim);
     }
 
-    /// Frees a block that was covered as one.
+    /// Frees a block that was covered by a single `cover`.
     pub(crate) fn free(&mut self, first: u128, order: u8) {
         self.set(first, order, FREE);
         self.narrow();
     }
 
-    /// The lowest claim that covers `from`, or lies above it and not wholly above `last`, as far
-    /// as slots tell: the claim may be above `last` nevertheless.
+    /// The lowest claim that covers `from` or lies above it. `None` if the trie shows that no such claim begins
+    /// at or below `last`; the claim returned may still begin above `last`, so the caller has to check.
     pub(crate) fn next(&self, from: u128, last: u128) -> Option<u32> {
         if self.root.entry == FREE || from > self.root.last() || last < self.root.base {
             return None;
@@ -161,7 +160,7 @@ impl Space {
         }
     }
 
-    /// Drops root nodes that have one slot in use.
+    /// Removes root nodes that have only one slot in use.
     fn narrow(&mut self) {
         while self.root.entry & CHILD != 0 {
             let node = self.node(self.root.entry);
@@ -182,7 +181,7 @@ impl Space {
         }
     }
 
-    /// Makes the slot or pair of slots for the block refer to `claim`, or be free again.
+    /// Makes the slot or pair of slots for the block refer to `claim`, or marks it free.
     fn set(&mut self, first: u128, order: u8, claim: u32) {
         if order == self.root.order {
             self.root.entry = claim;
@@ -220,8 +219,8 @@ impl Space {
         self.pass_up(first, &path[..depth], below, entry, most);
     }
 
-    /// Tells the nodes above what fits into this one at `most`, until nothing changes. A node
-    /// all of whose slots are free goes, and its slot is free.
+    /// Updates the nodes on the path up to the root with the largest size `most` that fits into this node,
+    /// until nothing changes. A node whose slots are all free is removed, and its parent's slot becomes free.
     fn pass_up(&mut self, first: u128, path: &[u32], mut below: u8, mut entry: u32, mut most: u8) {
         let mut path = path.iter().rev();
         loop {
@@ -274,7 +273,7 @@ impl Space {
     }
 }
 
-/// Which of the four slots of `order` the address is in.
+/// The index of the slot of `order` that contains the address.
 pub(super) fn slot_of(address: u128, order: u8) -> usize {
     (address >> order) as usize & 3
 }
@@ -283,7 +282,7 @@ pub(super) fn slot_of(address: u128, order: u8) -> usize {
 mod tests {
     use super::*;
 
-    /// Walks the whole trie and compares each slot with what its node says.
+    /// Checks the summary of every slot against the node below it; returns the number of nodes.
     fn check(space: &Space) -> usize {
         fn visit(space: &Space, entry: u32, order: u8) -> (u8, usize) {
             match entry {
@@ -350,7 +349,7 @@ mod tests {
             for n in 0..64 {
                 space.cover(n << 8, 8, 1);
             }
-            // All slots are taken, none is merged: each block can be freed alone.
+            // All slots are covered and none are merged: each block can be freed alone.
             assert_eq!(
                 (check(&space), space.nodes.len()),
                 (21, 21),

@@ -1,50 +1,49 @@
-//! Intervals that need not be CIDRs: what people reserve, and what services use.
+//! Intervals that need not be CIDRs: reserved addresses and service ranges.
 
 use std::fmt;
 
 use super::cidr::{Addr, Cidr, Family};
 use super::text::CidrError;
 
-/// An interval of one family, both ends included, `first <= last`.
+/// An interval of addresses of one family. Both ends are included, and `first <= last`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Span {
     first: Addr,
     last: Addr,
 }
 
-/// Why a text is no span.
+/// Why a text cannot be parsed as a span.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SpanError {
-    /// It has a slash and is no CIDR.
+    /// The text contains a slash, but is not a CIDR.
     #[error(transparent)]
     Cidr(#[from] CidrError),
-    /// One of its addresses is none.
+    /// An end of the span is not an address in canonical form.
     #[error(
         "`{text}` is not an address in canonical form: write a CIDR, an address such as 10.0.0.7 or fd00::7, or a range such as 10.0.0.7-10.0.0.20"
     )]
     Address {
-        /// The address as given.
+        /// The end that could not be parsed.
         text: String,
     },
-    /// The ends are of two families, or the wrong way round.
+    /// The ends are of different families, or the first is above the last.
     #[error("`{first}-{last}` is not a range: write the lower address first, both of one family")]
     Ends {
-        /// The end given first.
+        /// The end that was written first.
         first: Addr,
-        /// The end given last.
+        /// The end that was written last.
         last: Addr,
     },
 }
 
 impl Span {
-    /// The interval from `first` to `last`; `None` if they are of two families or the wrong way
-    /// round.
+    /// Makes an interval; `None` if the ends are of different families or `first` is above `last`.
     pub fn new(first: Addr, last: Addr) -> Option<Self> {
         (first.family == last.family && first <= last).then_some(Self { first, last })
     }
 
-    /// Reads a CIDR, an address, or `low-high` (spaces around the dash are taken). Canonical
-    /// text only: this is what people write, and a slip here would reserve the wrong addresses.
+    /// Parses a CIDR, an address, or `low-high`, with or without spaces around the dash. Only canonical text is
+    /// accepted, because people write it and a typo would reserve the wrong addresses.
     pub fn parse(text: &str) -> Result<Self, SpanError> {
         if text.contains('/') {
             return Ok(Cidr::parse_strict(text)?.into());
@@ -54,27 +53,27 @@ impl Span {
         Self::new(first, last).ok_or(SpanError::Ends { first, last })
     }
 
-    /// The family.
+    /// The family that both ends belong to.
     pub fn family(&self) -> Family {
         self.first.family
     }
 
-    /// The lowest address.
+    /// The lowest address, which belongs to the interval.
     pub fn first(&self) -> Addr {
         self.first
     }
 
-    /// The highest address.
+    /// The highest address, which belongs to the interval.
     pub fn last(&self) -> Addr {
         self.last
     }
 
-    /// Whether the two share an address.
+    /// Whether the interval and `cidr` have an address in common.
     pub fn overlaps(&self, cidr: &Cidr) -> bool {
         self.family() == cidr.family() && self.first <= cidr.last() && cidr.first() <= self.last
     }
 
-    /// What of it lies in the range.
+    /// The part of the interval that lies in `cidr`; `None` if they are disjoint.
     pub fn within(&self, cidr: &Cidr) -> Option<Self> {
         if !self.overlaps(cidr) {
             return None;
@@ -82,12 +81,12 @@ impl Span {
         Self::new(self.first.max(cidr.first()), self.last.min(cidr.last()))
     }
 
-    /// The fewest CIDRs that cover exactly this interval, in order.
+    /// Returns the fewest CIDRs that together cover exactly this interval, in ascending order.
     pub fn to_cidrs(&self) -> Vec<Cidr> {
         let mut cidrs = Vec::new();
         let mut from = Some(self.first);
         while let Some(first) = from.filter(|&first| first <= self.last) {
-            // The widest block that begins here and does not go beyond the end.
+            // The widest block that begins at `first` and does not extend beyond the end.
             let mut cidr = Cidr::host(first);
             while let Some(wider) = cidr
                 .parent()
@@ -121,7 +120,7 @@ impl From<Addr> for Span {
 }
 
 impl fmt::Display for Span {
-    /// As [`Span::parse`] reads it: `low-high`, or the address alone.
+    /// Writes the form that [`Span::parse`] accepts: `low-high`, or a single address.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.first == self.last {
             return self.first.fmt(f);

@@ -1,45 +1,45 @@
-//! Reading addresses and CIDRs.
+//! Parsing of addresses and CIDRs.
 //!
-//! Two readers, because clusters have two kinds of text. What we write must be canonical: API
-//! servers refuse leading zeros, host bits and IPv4-mapped forms since 1.36. What older servers
-//! stored has all of these, stays for the life of the node, and still names addresses that are
-//! in use: it must be read the way they read it.
+//! There is a strict and a lenient parser. What we write must be canonical: since 1.36, API servers reject
+//! leading zeros, host bits and IPv4-mapped addresses. What older servers accepted may contain all of these,
+//! stays for the life of the node, and names addresses that are in use: it must be read as those servers read
+//! it.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::cidr::{Addr, Cidr, Family, ones};
 
-/// Why a text is no CIDR.
+/// Why a text cannot be parsed as a CIDR.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CidrError {
-    /// Not an address, a slash and a number.
+    /// The text is not an address, a slash and a number.
     #[error(
         "`{text}` is not a CIDR: write an address, `/` and a prefix length, for example 10.244.0.0/16 or fd00:10:244::/56"
     )]
     Syntax {
-        /// The text as given.
+        /// The text as it was passed in.
         text: String,
     },
     /// The prefix is longer than an address of the family.
     #[error("`{text}` has too long a prefix: {family} takes at most /{}", family.bits())]
     TooLong {
-        /// The text as given.
+        /// The text as it was passed in.
         text: String,
         /// The family of its address.
         family: Family,
     },
-    /// Readable, but not the one form that API servers take.
+    /// The text can be read, but API servers would not accept this form.
     #[error("`{text}` is not in canonical form: write `{canonical}`")]
     NotCanonical {
-        /// The text as given.
+        /// The text as it was passed in.
         text: String,
-        /// The same block, canonical.
+        /// The same block, whose `Display` is the canonical form.
         canonical: Cidr,
     },
 }
 
 impl Cidr {
-    /// Reads canonical text only: no host bits, RFC 5952, no leading zeros, no IPv4-mapped IPv6.
+    /// Parses canonical text only: RFC 5952, no host bits, no leading zeros, no IPv4-mapped IPv6.
     pub fn parse_strict(text: &str) -> Result<Self, CidrError> {
         let cidr = Self::parse_lenient(text)?;
         if cidr.to_string() == text {
@@ -51,9 +51,9 @@ impl Cidr {
         })
     }
 
-    /// Reads what older API servers stored: host bits are masked away, leading zeros of IPv4
-    /// octets are decimal, hexadecimal digits may be upper case, and IPv4-mapped IPv6 with a
-    /// prefix of at least 96 is the IPv4 block that it means.
+    /// Parses what older API servers accepted. Host bits are masked, IPv4 octets with leading zeros are
+    /// decimal, hexadecimal digits may be upper case, and an IPv4-mapped IPv6 prefix of at least 96 bits
+    /// becomes the IPv4 block that it stands for.
     pub fn parse_lenient(text: &str) -> Result<Self, CidrError> {
         let syntax = || CidrError::Syntax {
             text: text.to_owned(),
@@ -78,19 +78,19 @@ impl Cidr {
 }
 
 impl Addr {
-    /// Reads an address as older API servers stored it: leading zeros of IPv4 octets are
-    /// decimal, and IPv4-mapped IPv6 is IPv4. `None` if it is no address.
+    /// Parses an address as older API servers did: IPv4 octets with leading zeros are decimal, and an
+    /// IPv4-mapped IPv6 address becomes IPv4. Returns `None` if the text is not an address.
     pub fn parse_lenient(text: &str) -> Option<Self> {
         let ip = ip_lenient(text)?;
         Some(Self::from(ip.to_canonical()))
     }
 
-    /// Reads canonical text only. `None` for anything else.
+    /// Parses canonical text only; returns `None` for anything else.
     pub fn parse_strict(text: &str) -> Option<Self> {
         Self::parse_lenient(text).filter(|addr| addr.to_string() == text)
     }
 
-    /// The address above; `None` at the end of the family.
+    /// The next higher address; `None` at the end of the family.
     pub(super) fn next(self) -> Option<Self> {
         let value = self
             .value
@@ -105,7 +105,7 @@ fn ip_lenient(text: &str) -> Option<IpAddr> {
         return ipv4_lenient(text).map(IpAddr::V4);
     }
     let v6 = match text.rsplit_once(':') {
-        // A dotted tail, whose octets may have leading zeros too: rewritten as two groups.
+        // A dotted tail, whose octets may have leading zeros, too, is rewritten as two groups.
         Some((head, tail)) if tail.contains('.') => {
             let tail = u32::from(ipv4_lenient(tail)?);
             format!("{head}:{:x}:{:x}", tail >> 16, tail & 0xffff).parse()
@@ -124,7 +124,7 @@ fn ipv4_lenient(text: &str) -> Option<Ipv4Addr> {
     parts.next().is_none().then(|| Ipv4Addr::from(octets))
 }
 
-/// Digits only: `u16::from_str` would take a sign.
+/// Accepts digits only: `u16::from_str` would accept a sign.
 fn decimal(text: &str) -> Option<u16> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     digits.then(|| text.parse().ok())?

@@ -1,33 +1,32 @@
-//! Which addresses of a block may be given, and with what gateway and prefix.
+//! Which addresses of a block may be assigned, and with which gateway and prefix length.
 //!
-//! | gateway of the pool | never given | gateway of the result |
+//! | gateway of the pool | never assigned | gateway in the result |
 //! |---|---|---|
 //! | first of block | network address, the address after it, IPv4: broadcast address | the address after the network address |
 //! | none | nothing; with prefix `Pool` the network and the broadcast address of the pool's range | none |
-//! | an address | that address, the network and the broadcast address of what the prefix spans; with prefix `Host` that address alone | that address |
+//! | an address | that address, and the network and the broadcast address of the prefix; with prefix `Host` that address alone | that address |
 //!
-//! The network address of IPv6 is the subnet-router anycast address (RFC 4291); IPv6 has no broadcast.
-//! A range of two addresses has neither (RFC 3021, RFC 6164), so of a block of two the first is the
-//! gateway and the second is given. A block of one has no room for a gateway of its own: it has none,
-//! and its address is given. With prefix `Pool` the ends of the pool's range are left out whatever the
-//! gateway. What is reserved in a block
-//! ([`Block::reserved`], [`Block::on_request`]) is left out besides.
+//! The network address of IPv6 is the subnet-router anycast address (RFC 4291); IPv6 has no broadcast address.
+//! A range of two addresses has neither (RFC 3021, RFC 6164): in a block of two the first address is the
+//! gateway and the second can be assigned. A block of one address has no gateway, and its address can be
+//! assigned. With prefix `Pool` the ends of the pool's range are excluded whatever the gateway is. Reserved
+//! addresses of a block ([`Block::reserved`], [`Block::on_request`]) are not considered here.
 
 use super::holding::{Block, Gateway, PoolTerms, Prefix};
 use crate::{Addr, Cidr, Family, Span};
 
-/// What a block is good for.
+/// Which addresses of a block can be assigned, and the gateway and prefix length of results.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Usable {
-    /// What of it is never given to anybody, in order, disjoint
+    /// Addresses of the block that are never assigned: sorted, disjoint
     pub never: Vec<Span>,
-    /// The gateway that results name
+    /// The gateway that CNI results name
     pub gateway: Option<Addr>,
-    /// The prefix length that its addresses are given with
+    /// The prefix length that CNI results give the address
     pub prefix: u8,
 }
 
-/// What a block of a pool is good for; of a pool without terms by the defaults.
+/// Computes this for a block of a pool; a pool without terms has the defaults.
 pub fn usable(block: Cidr, pool: Option<&PoolTerms>) -> Usable {
     let family = pool.and_then(|pool| pool.family(block.family()));
     let gateway = family.map_or(Gateway::default(), |family| family.gateway);
@@ -68,7 +67,7 @@ pub fn usable(block: Cidr, pool: Option<&PoolTerms>) -> Usable {
     }
 }
 
-/// How many addresses of a block are given automatically while nothing of it is in use.
+/// How many addresses of a block can be assigned automatically while none is in use.
 pub fn room(block: &Block, pool: Option<&PoolTerms>) -> u128 {
     let never = usable(block.cidr, pool).never;
     let out = [never.as_slice(), &block.reserved, &block.on_request].concat();
@@ -76,7 +75,7 @@ pub fn room(block: &Block, pool: Option<&PoolTerms>) -> u128 {
     block.cidr.size() - out.iter().map(size).sum::<u128>()
 }
 
-/// The parts of these spans that lie in the block, in order, disjoint.
+/// The parts of these spans that lie in the block: sorted, disjoint, adjacent ones joined.
 pub fn union(block: Cidr, spans: &[Span]) -> Vec<Span> {
     let mut inside: Vec<Span> = spans.iter().filter_map(|it| it.within(&block)).collect();
     inside.sort_by_key(|span| (span.first(), span.last()));
@@ -93,24 +92,24 @@ pub fn union(block: Cidr, spans: &[Span]) -> Vec<Span> {
     union
 }
 
-/// Whether one of the spans, in order and disjoint, has the address: which.
+/// Finds the span that contains the address. The spans must be sorted and disjoint.
 pub fn covering(spans: &[Span], addr: Addr) -> Option<&Span> {
     let at = spans.partition_point(|span| span.last() < addr);
     spans.get(at).filter(|span| span.first() <= addr)
 }
 
-/// The address above, up to `last`.
+/// The next higher address, if it does not exceed `last`.
 pub fn above(addr: Addr, last: Addr) -> Option<Addr> {
     let value = addr.value.checked_add(1)?;
     Some(Addr { value, ..addr }).filter(|above| *above <= last)
 }
 
-/// How many addresses a span has; one too few for all of IPv6.
+/// The number of addresses in a span. Saturates: one too few for all of IPv6.
 pub(super) fn size(span: &Span) -> u128 {
     (span.last().value - span.first().value).saturating_add(1)
 }
 
-/// The network and the broadcast address, where a range has them.
+/// The network and the broadcast address, where the range has them.
 fn ends(range: Cidr) -> impl Iterator<Item = Span> {
     let has = range.size() > 2;
     let first = has.then(|| range.first());
@@ -148,7 +147,7 @@ mod tests {
         }
     }
 
-    /// Never given, gateway, prefix: as text.
+    /// Formats the addresses that are never assigned, the gateway and the prefix length.
     fn of(block: &str, gateway: Gateway, prefix: Prefix) -> String {
         let block = Cidr::parse_strict(block).unwrap();
         let usable = usable(block, Some(&pool(gateway, prefix)));

@@ -1,4 +1,4 @@
-//! What a held range costs in memory.
+//! The memory that a held range costs.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -6,7 +6,7 @@ use cadastre_core::{Cidr, Dual, Holder, Ledger, Pool, Ranges};
 
 const HELD: u32 = 1_000_000;
 
-/// Carves blocks for a million holders and divides.
+/// Carves blocks for a million holders, and returns the bytes per block.
 fn bytes_each(cidr: &str, block_len: u8) -> usize {
     let cidrs = vec![Cidr::parse_strict(cidr).unwrap()];
     let ranges = Some(Ranges { cidrs, block_len });

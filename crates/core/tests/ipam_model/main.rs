@@ -1,12 +1,12 @@
-//! The ledger and its pools against a model that has no structure: a list of claims, and every
-//! block of a pool tried in order.
+//! Compares the ledger and its pools with a model without index structures: a list of claims, and a search that
+//! tries every block of a pool in order.
 //!
-//! Each case is a sequence of random operations on both, over a small space with room at both
-//! ends of the family and in the middle, so that blocks meet all the time. What an operation
-//! answers is compared at once; at intervals everything that can be asked is.
+//! Each case applies a sequence of random operations to both, in a small space at both ends and in the middle
+//! of a family, so that blocks collide all the time. Results are compared after each operation, and at
+//! intervals everything that can be queried.
 //!
-//! A failure prints its seed and the shortest sequence that was found. To see it again:
-//! `PROPTEST_RNG_SEED=<seed> cargo test --no-default-features --test ipam_model`. More cases:
+//! A failure prints its seed and the shortest failing sequence that was found. To replay it:
+//! `PROPTEST_RNG_SEED=<seed> cargo test -p cadastre-core --test ipam_model`. More cases:
 //! `PROPTEST_CASES=<number>`.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
@@ -24,11 +24,11 @@ use proptest::test_runner::{Config, RngAlgorithm, RngSeed, TestRunner};
 use crate::model::Universe;
 use crate::ops::{Pair, op};
 
-/// Operations in a case at most; half of that on average.
+/// The most operations in a case; the average is half of that.
 const LONGEST: usize = 1000;
-/// Operations in one test at least. Five tests make a million.
+/// The fewest operations in one test. Five tests make a million.
 const OPERATIONS: usize = 200_000;
-/// Cases that make more than as many operations, by 15 % on average.
+/// Enough cases for that number of operations, with a margin of 15 % on average.
 const CASES: u32 = 460;
 
 /// Runs random cases whose smallest usual blocks have these prefix lengths.
@@ -39,7 +39,7 @@ fn compare(v4: u8, v6: u8) {
     let mut config = Config {
         failure_persistence: None,
         max_shrink_iters: 20_000,
-        // The default takes half of the time in a debug build.
+        // The default generator takes half of the time in a debug build.
         rng_algorithm: RngAlgorithm::XorShift,
         ..Config::default()
     };

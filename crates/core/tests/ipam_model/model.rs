@@ -1,16 +1,16 @@
-//! The model: lists, and searching them from end to end.
+//! The model: lists that are searched from end to end.
 
 use cadastre_core::{Addr, Cidr, Claim, ClaimId, Dual, Family, Ranges, Room, Span, State};
 
-/// Where things happen: four windows of 32 units in each family, the first and the last at the
-/// ends of it, two in the middle near each other.
+/// The space of a case: four windows of 32 units in each family, the first and the last at the two ends of the
+/// family, the others near each other in the middle.
 #[derive(Clone, Copy, Debug)]
 pub struct Universe {
     /// Prefix length of a unit.
     pub unit: Dual<u8>,
 }
 
-/// A block by window, by unit in it, and by size: 1 is a unit, 6 the window, 0 half a unit.
+/// A block by window, by unit in the window, and by size: 0 is half a unit, 1 a unit, 6 the window.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
     pub family: Family,
@@ -60,7 +60,7 @@ impl Universe {
     }
 }
 
-/// Whether two blocks share an address, by their ends.
+/// Whether two blocks overlap, judged by their first and last addresses.
 fn meet(a: &Cidr, b: &Cidr) -> bool {
     a.family() == b.family()
         && a.first().value <= b.last().value
@@ -84,7 +84,7 @@ impl Claims {
         Some(self.0.remove(at).1)
     }
 
-    /// Sorted by CIDR, then id.
+    /// Sorted by CIDR, then by id.
     pub fn overlapping(&self, cidr: &Cidr) -> Vec<(Cidr, ClaimId)> {
         let mut found = Vec::new();
         for (id, claim) in &self.0 {
@@ -101,7 +101,7 @@ impl Claims {
     }
 }
 
-/// A pool as it was configured, and its cursors.
+/// A pool as configured, with its cursors.
 #[derive(Clone, Default)]
 pub struct Pool {
     ranges: Dual<Option<Ranges>>,
@@ -165,7 +165,7 @@ impl Pool {
         blocks
     }
 
-    /// The free blocks in the order in which they are to be carved.
+    /// The free blocks in the order in which they must be carved.
     pub fn free(&self, claims: &Claims, family: Family) -> Vec<Cidr> {
         let cursor = *self.cursors.get(family);
         let blocks = self.blocks(family);
@@ -197,7 +197,7 @@ impl Pool {
             .count()
     }
 
-    /// Moves the cursor to the next address below the block that is in the pool.
+    /// Moves the cursor to the next address of the pool below the block.
     pub fn pass(&mut self, block: &Cidr) {
         let family = block.family();
         let cidrs = self

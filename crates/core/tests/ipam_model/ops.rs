@@ -1,4 +1,4 @@
-//! Random operations, applied to the ledger and to the model.
+//! Random operations that are applied to the ledger and to the model.
 
 use cadastre_core::{
     Addr, Cidr, Claim, ClaimId, Dual, Family, Full, Holder, Ledger, Pool, Ranges, Room, Span, State,
@@ -24,7 +24,7 @@ pub enum Op {
         holder: u32,
         avoid: Vec<Place>,
     },
-    /// Any id that was ever given, mostly of claims that have ended.
+    /// Any id that was ever returned, mostly of claims that no longer exist.
     Release {
         any: usize,
     },
@@ -58,7 +58,7 @@ pub enum Op {
 
 pub fn op() -> impl Strategy<Value = Op> {
     let (pool, holder, index) = (0..POOLS, 0..HOLDERS, any::<u16>().prop_map(usize::from));
-    // Up to sixteen times the window, and rarely everything.
+    // Up to sixteen times the window, and rarely a whole family.
     let recorded = prop_oneof![30 => 0..=6_u8, 1 => 7..=10_u8, 1 => Just(200)];
     let record = (place(recorded), holder.clone(), state());
     let carve = (
@@ -118,7 +118,7 @@ pub struct Pair {
     ledger: Ledger,
     claims: model::Claims,
     pools: [(Pool, model::Pool); POOLS],
-    /// Every id that was ever given.
+    /// Every id that was ever returned.
     ids: Vec<ClaimId>,
 }
 
@@ -337,7 +337,7 @@ impl Pair {
         Ok(())
     }
 
-    /// Compares everything that can be asked.
+    /// Compares everything that can be queried.
     pub fn compare_all(&self) -> Checked {
         for id in &self.ids {
             let expected = self
