@@ -1,9 +1,9 @@
 //! NodeAddresses: which addresses are in use on a node, and by what.
 //!
-//! It bears the node's name, and the agent of the node writes all of it. It is for people, and for an agent
-//! whose store was lost. It is written seldom, as it is large: whoever needs to know at once whether an
-//! address is free asks the agent, and what the controller decides by is in the status of the NodeSubnet.
-//! It goes with the NodeSubnet that owns it.
+//! It has the name of the node, and only the node's agent writes it. It is for people, and for an agent whose
+//! store was lost. Because it is large it is written rarely: to know whether an address is free right now, ask
+//! the agent. The controller does not use it; it decides by the status of the NodeSubnet. The object is deleted
+//! together with the NodeSubnet that owns it.
 
 use std::fmt;
 
@@ -14,15 +14,15 @@ use serde::{Deserialize, Serialize};
 
 use cadastre_core::Addr;
 
-/// The most interfaces of containers that a list may have. With [`LONGEST_ENTRY`] bytes each they would not
-/// fit into an object of etcd (1.5 MiB): see [`MOST_BYTES`].
+/// The most container interfaces in a list. If each took [`LONGEST_ENTRY`] bytes, they would not fit into an
+/// object of etcd (1.5 MiB), hence [`MOST_BYTES`].
 pub const MOST_ENTRIES: usize = 4_096;
-/// The most bytes that all entries of a list may have together.
+/// The most bytes that all entries of a list may take together.
 pub const MOST_BYTES: usize = 1 << 20;
-/// The longest entry.
+/// The most bytes that one entry may take.
 pub(crate) const LONGEST_ENTRY: usize = 1_280;
 
-/// What is in use on a node.
+/// The addresses in use on a node.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[kube(
     group = "cadastre.dev",
@@ -37,24 +37,24 @@ pub(crate) const LONGEST_ENTRY: usize = 1_280;
 )]
 #[serde(rename_all = "camelCase")]
 pub struct NodeAddressesSpec {
-    /// The UID of the Node that the agent runs on.
+    /// UID of the Node that the agent runs on.
     #[schemars(length(max = 128))]
     #[serde(default, rename = "nodeUID", skip_serializing_if = "String::is_empty")]
     pub node_uid: String,
 
-    /// The boot of the machine in which this was so.
+    /// Boot ID of the machine at the time of asOf.
     #[schemars(length(max = 64))]
     #[serde(default, rename = "bootID", skip_serializing_if = "String::is_empty")]
     pub boot_id: String,
 
-    /// When this was so. It is written again only when something has changed, and not at once.
+    /// The time that this list describes. The list is written only when it has changed, and with a delay.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub as_of: Option<Time>,
 
-    /// An entry for each interface of a container, its fields separated by spaces: its addresses, separated by
-    /// a comma; network name and container id, under which they are released; the interface; the pod's UID;
-    /// namespace/name of the pod; since when; "superseded" where the pod has a newer sandbox with this
-    /// interface on this network. A field that is not known is "-".
+    /// One entry for each container interface. An entry has fields separated by spaces: the addresses,
+    /// separated by a comma; network name/container ID, the handle to release them by; the interface; the pod's
+    /// UID; namespace/name of the pod; since when the addresses are in use; and "superseded" if the pod has a
+    /// newer sandbox with this interface on this network. An unknown field is "-".
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     #[schemars(length(max = MOST_ENTRIES), inner(length(max = LONGEST_ENTRY)))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -62,14 +62,14 @@ pub struct NodeAddressesSpec {
 }
 
 impl NodeAddressesSpec {
-    /// The entries that can be read.
+    /// Parses the entries, and skips those that cannot be parsed.
     pub fn entries(&self) -> impl Iterator<Item = AddressEntry> {
         self.addresses
             .iter()
             .filter_map(|text| AddressEntry::read(text))
     }
 
-    /// Whether both say the same, whenever that was so.
+    /// Whether both have the same content, except for `as_of`.
     pub fn is_same(&self, other: &Self) -> bool {
         let at_that_time = Self {
             as_of: other.as_of.clone(),
@@ -79,31 +79,32 @@ impl NodeAddressesSpec {
     }
 }
 
-/// The addresses of one interface of a container.
+/// The addresses of one container interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AddressEntry {
-    /// At least one, sorted
+    /// At least one address, in ascending order
     pub addresses: Vec<Addr>,
-    /// Under what they are released: network name and container id. A network's name has no slash.
+    /// The handle to release the addresses by: `network name/container id`. A network name has no slash.
     pub handle: String,
-    /// The interface in the pod
+    /// Name of the interface in the pod
     pub interface: String,
-    /// The pod's UID; empty where the runtime told none
+    /// The pod's UID; empty if the runtime did not report it
     pub pod_uid: String,
-    /// `namespace/name` of the pod
+    /// `namespace/name` of the pod; empty if unknown
     pub pod: String,
-    /// Since when, to the second
+    /// When the addresses were assigned, to the second
     pub since: Option<Timestamp>,
     /// Whether the pod has a newer sandbox with this interface on this network
     pub superseded: bool,
 }
 
-/// Stands for a field that is not known.
+/// Represents an unknown field in the text.
 const NOTHING: &str = "-";
 const SUPERSEDED: &str = "superseded";
 
 impl AddressEntry {
-    /// Reads an entry; `None` where it names no address. Fields that a newer agent has added are passed over.
+    /// Parses an entry; `None` if it contains no address. Ignores further fields, which a newer agent may have
+    /// added.
     pub fn read(text: &str) -> Option<Self> {
         let mut fields = text.split(' ');
         let addresses = fields.next()?.split(',');
@@ -151,7 +152,7 @@ impl fmt::Display for AddressEntry {
     }
 }
 
-/// The text of a field: cut to that many bytes, with nothing in it that separates.
+/// Limits a field to `longest` bytes, and replaces characters that would separate fields by `_`.
 fn field(text: &str, longest: usize) -> String {
     let mut field = String::new();
     for sign in text.chars() {

@@ -1,8 +1,8 @@
-//! IPAMBlock: an affinity block, a piece of a pool that one node gives addresses from.
+//! IPAMBlock: an affinity block, a piece of a pool from which one node assigns addresses.
 //!
-//! Its name is its CIDR, so creating it is the lock for that CIDR. Written by the controller alone.
-//! A node uses a block only once its NodeSubnet lists it; the object is what other controllers, the
-//! next leader and people see of it.
+//! Its name is derived from its CIDR, so creating the object locks the CIDR. Only the controller writes it. A
+//! node uses a block only once its NodeSubnet lists it; the object is there for other controllers, the next
+//! leader and people.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{CustomResource, KubeSchema};
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::rules;
 use cadastre_core::Cidr;
 
-/// A block and who has it.
+/// A block and its owner.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[kube(
     group = "cadastre.dev",
@@ -28,42 +28,44 @@ use cadastre_core::Cidr;
 )]
 #[serde(rename_all = "camelCase")]
 pub struct IPAMBlockSpec {
-    /// The block, in canonical form. Immutable; the object's name is made of it.
+    /// CIDR of the block, in canonical form. Immutable; the name of the object is derived from it.
     #[schemars(schema_with = "rules::block_cidr")]
     pub cidr: String,
 
-    /// The pool that it was carved from.
+    /// Name of the pool that the block was carved from.
     #[schemars(length(max = 63))]
     pub pool: String,
 
-    /// Who has it.
+    /// The node that the block is allocated to, or was until it was deleted.
     pub owner: BlockOwner,
 
-    /// Since when that owner has it.
+    /// When the block was allocated to this owner, or its quarantine began.
     pub since: Time,
 
-    /// When its quarantine is over at the earliest; not before no pod uses an address of it.
+    /// Earliest end of the quarantine. It also lasts until no pod uses an address of the block.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub until: Option<Time>,
 }
 
-/// Who has a block.
+/// The node that a block is allocated to, or was until it was deleted.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct BlockOwner {
-    /// Node, or Quarantine once that node is gone.
+    /// Node: the block is allocated to the node. Quarantine: the node was deleted, and the block may not be
+    /// allocated again yet.
     #[schemars(schema_with = "rules::owner_kind")]
     pub kind: OwnerKind,
 
-    /// The node's name.
+    /// Name of the node.
     #[schemars(length(max = 253))]
     pub name: String,
 
-    /// The node's UID.
+    /// UID of the node.
     #[schemars(length(max = 128))]
     pub uid: String,
 
-    /// In quarantine, the node's spec.providerID: a node of the same machine gets the block back.
+    /// In quarantine, spec.providerID of the deleted node. A new node of the same name and machine gets the
+    /// block back.
     #[serde(
         default,
         rename = "providerID",
@@ -71,21 +73,22 @@ pub struct BlockOwner {
     )]
     pub provider_id: Option<String>,
 
-    /// In quarantine, the node's status.nodeInfo.machineID, likewise.
+    /// In quarantine, status.nodeInfo.machineID of the deleted node; identifies the machine if there is no
+    /// providerID.
     #[serde(default, rename = "machineID", skip_serializing_if = "Option::is_none")]
     pub machine_id: Option<String>,
 }
 
-/// What kind of owner.
+/// Whether the owner of a block exists.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OwnerKind {
-    /// A node that exists
+    /// The node exists
     Node,
-    /// A node that is gone
+    /// The node was deleted, and the block waits before reuse
     Quarantine,
 }
 
-/// The name of the block of that CIDR: `10-244-1-64-26`, `fd00-10-244--40-122`.
+/// The object name for a block of this CIDR, for example `10-244-1-64-26` or `fd00-10-244--40-122`.
 pub fn block_name(cidr: &Cidr) -> String {
     cidr.to_string().replace(['.', ':', '/'], "-")
 }

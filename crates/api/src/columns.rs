@@ -1,11 +1,11 @@
-//! The columns of `kubectl get`: the usual questions first, the rest with `-o wide`.
+//! The columns of `kubectl get`: the most important ones first, the rest with `-o wide`.
 //!
-//! The API server prints the first value a path finds, so a list of objects shows its first one.
+//! The API server prints the first value that a path matches, so a column of a list shows its first entry.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceColumnDefinition as Column;
 
-/// Which ranges, how full, who has it, who lacks it, and is it well? Lists are JSON and counts of IPv6 blocks have 20
-/// digits: those are for `-o yaml` and `kubectl cadastre show pools`.
+/// Shows ranges, usage, users, waiting nodes and health. Lists would be printed as JSON and counts of IPv6
+/// blocks have 20 digits: for those use `-o yaml` and `kubectl cadastre show pools`.
 pub(super) fn pool() -> Vec<Column> {
     vec![
         text("IPv4", ".spec.ipv4.cidrs[0]", "The first IPv4 range"),
@@ -110,7 +110,7 @@ pub(super) fn pool() -> Vec<Column> {
     ]
 }
 
-/// Whose is it, since when, and until when does it rest?
+/// Shows the owner, since when it has the block, and the end of a quarantine.
 pub(super) fn block() -> Vec<Column> {
     vec![
         text("CIDR", ".spec.cidr", "The block"),
@@ -136,7 +136,7 @@ pub(super) fn block() -> Vec<Column> {
     ]
 }
 
-/// What does the node have, and what of its name rests?
+/// Shows the ranges of the node, and those in quarantine of earlier nodes of its name.
 pub(super) fn subnet() -> Vec<Column> {
     vec![
         text("CIDR", ".spec.podCIDRs[0].cidr", "What the node holds"),
@@ -190,7 +190,7 @@ pub(super) fn subnet() -> Vec<Column> {
     ]
 }
 
-/// As of when?
+/// Shows how old the list is.
 pub(super) fn addresses() -> Vec<Column> {
     vec![
         column("date", "AsOf", ".spec.asOf", "How long ago this was so"),

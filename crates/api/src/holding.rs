@@ -1,7 +1,7 @@
-//! What the NodeSubnet says, as the node's store keeps it.
+//! Converts the spec of a NodeSubnet to the form that the node's store keeps.
 //!
-//! The controller writes it, but a server may hold anything: what cannot be read spoils only itself.
-//! A block or a reservation that cannot be read gives no address, rather than the wrong one.
+//! The controller writes the spec, but a server may return anything, so a value that cannot be parsed only
+//! affects itself. A block or reservation that cannot be parsed yields no address rather than a wrong one.
 
 use std::net::IpAddr;
 
@@ -14,8 +14,8 @@ use crate::{
 use cadastre_core::holding::{Block, Dns, FamilyTerms, Gateway, Holding, PoolTerms, Prefix, Route};
 use cadastre_core::{Addr, Cidr, Family, Span};
 
-/// What the node with that UID may give addresses from, and what could not be read, in words. Of a
-/// NodeSubnet of another Node object: nothing.
+/// Returns the ranges that the Node with this UID may assign addresses from, and a message for each value that
+/// could not be parsed. If the NodeSubnet is for another Node object, there are no ranges.
 pub fn read(spec: &NodeSubnetSpec, node_uid: &str) -> (Holding, Vec<String>) {
     let mut wrong = Vec::new();
     let mut holding = Holding {
@@ -32,7 +32,7 @@ pub fn read(spec: &NodeSubnetSpec, node_uid: &str) -> (Holding, Vec<String>) {
     for held in &spec.blocks {
         holding.blocks.extend(block(held, &mut wrong));
     }
-    // Two that overlap would let one address be given twice; the narrower one goes.
+    // With overlapping blocks an address could be assigned twice, so the narrower one is dropped.
     holding.blocks.sort_by_key(|block| block.cidr);
     let mut disjoint: Vec<Block> = Vec::with_capacity(holding.blocks.len());
     for block in std::mem::take(&mut holding.blocks) {

@@ -1,24 +1,24 @@
 //! The Kubernetes API of Cadastre: group `cadastre.dev`, version `v1alpha1`, all cluster-scoped.
 //!
-//! | file | what it holds |
+//! | file | content |
 //! |---|---|
-//! | [`names`] | group, finalizer, annotations, field manager, lease |
-//! | [`pool`] | IPPool: ranges, and which nodes get a part of them |
-//! | [`block`] | IPAMBlock: a piece of a pool that one node gives addresses from |
-//! | [`subnet`] | NodeSubnet: what one node holds, what its agent says of it, what earlier nodes held |
+//! | [`names`] | group, finalizer, annotations, field managers, lease |
+//! | [`pool`] | IPPool: address ranges, and which nodes get parts of them |
+//! | [`block`] | IPAMBlock: a block of a pool, allocated to one node |
+//! | [`subnet`] | NodeSubnet: the ranges of one node, the report of its agent, ranges in quarantine |
 //! | [`addresses`] | NodeAddresses: which addresses of a node are in use, and by what |
-//! | [`requests`] | what people ask of a node's holdings |
-//! | [`terms`] | how nodes give a pool's addresses to pods |
+//! | [`requests`] | annotations by which people request releases of addresses and blocks |
+//! | [`terms`] | how nodes assign a pool's addresses to pods |
 //! | [`choice`] | which pool serves a node or a pod, and why |
-//! | [`holding`] | a NodeSubnet as what a node gives addresses from |
-//! | `rules` | what the API server itself refuses, in CEL |
+//! | [`holding`] | conversion of a NodeSubnet to the form that a node's store keeps |
+//! | `rules` | CEL rules, by which the API server itself rejects invalid objects |
 //! | [`crd`] | the CustomResourceDefinitions of all kinds, as objects and as YAML |
-//! | `columns` | what `kubectl get` shows |
-//! | [`watched`] | the few fields of Nodes and Pods that are worth parsing |
+//! | `columns` | the columns of `kubectl get` |
+//! | [`watched`] | partial types of watched objects, with only the fields that are used |
 //!
 //! # Guarantees
-//! - Whatever needs no second object to be judged is judged by the API server, for every writer.
-//!   A reader may still meet objects that are older than a rule: rules do not look back.
+//! - Everything that can be checked without a second object is checked by the API server, for every writer.
+//!   Objects older than a rule may still violate it, since rules are not applied retroactively.
 //! - An absent field and an absent object read the same: no field is ever `null`.
 
 pub mod addresses;

@@ -1,52 +1,53 @@
-//! Every name by which Cadastre is known to an API server, in one place.
+//! Names that Cadastre uses in objects of the API server.
 //!
-//! These are part of the API: objects in clusters carry them, so none of them may change.
+//! They are part of the API: objects in clusters contain them, so none of them may change.
 
 /// API group of all kinds.
 pub const GROUP: &str = "cadastre.dev";
 
-/// Version of all kinds.
+/// API version of all kinds.
 pub const VERSION: &str = "v1alpha1";
 
-/// Annotation of the CRDs: the version of the release that they are of, for those who install it.
+/// Annotation of the CRDs: the release that they belong to, for installers.
 pub(crate) const VERSION_ANNOTATION: &str = "cadastre.dev/version";
 
-/// Finalizer of an IPPool: it stays while a node holds a range of the pool, or one of its ranges is
-/// in quarantine.
+/// Finalizer of an IPPool. It is removed once no node has a range of the pool and no range of it is in
+/// quarantine.
 pub const FINALIZER: &str = "cadastre.dev/ranges-held";
 
-/// Annotation of a Node that fences leaders: a podCIDR is written only if it still is what the
-/// leader read, so a change of it refuses everything that an earlier leader has in flight.
+/// Annotation of a Node that fences leaders. A podCIDR is written on the condition that the annotation is still
+/// what the leader read, so a change of it makes the API server reject all writes that an earlier leader has in
+/// flight.
 pub const TERM_ANNOTATION: &str = "cadastre.dev/term";
 
-/// Annotation of the Lease: a write of unknown outcome was in flight when the last holder stopped,
-/// so the next one must fence even though the lease was handed over.
+/// Annotation of the Lease: a write with an indeterminate outcome was in flight when the last holder stopped,
+/// so the next one must fence, even after a clean handover.
 pub const UNSETTLED_ANNOTATION: &str = "cadastre.dev/unsettled";
 
-/// Annotation of the Lease: the assignments of podCIDRs that its holder may have in flight.
+/// Annotation of the Lease: the allocations of podCIDRs that its holder may have in flight.
 pub const INTENTS_ANNOTATION: &str = "cadastre.dev/intents";
 
-/// On the Lease, in the first minute of a leader that found it long unattended: when it was renewed last
-/// before.
+/// Annotation of the Lease, set for the first minute of a leader that found the Lease unattended for a long
+/// time: when it had last been renewed.
 pub const GAP_ANNOTATION: &str = "cadastre.dev/gap-since";
 
 /// Field manager of all writes of the controller.
 pub const FIELD_MANAGER: &str = "cadastre-controller";
 
-/// Name of the Lease of the controller, in its own namespace.
+/// Name of the controller's Lease, which is in the controller's namespace.
 pub const LEASE_NAME: &str = "cadastre-controller";
 
-/// Field manager of all writes of an agent.
+/// Field manager of all writes of agents.
 pub const AGENT_MANAGER: &str = "cadastre-agent";
 
-/// Annotation of a pod, or of a namespace for its pods that have none: names of the pools that serve
-/// them, separated by commas, best first.
+/// Annotation of a pod, or of a namespace for its pods without the annotation: names of pools to use, separated
+/// by commas, best first.
 pub const POOLS_ANNOTATION: &str = "cadastre.dev/pools";
 
-/// Annotation of a pod: its addresses, separated by a comma, at most one of each family.
+/// Annotation of a pod: the addresses to assign, separated by a comma, at most one of each family.
 pub const ADDRESSES_ANNOTATION: &str = "cadastre.dev/addresses";
 
-/// Annotation of a NodeSubnet: leaked addresses to release without waiting, see
+/// Annotation of a NodeSubnet: leaked addresses to release without waiting for the grace period, see
 /// [`requests`](super::requests).
 pub const RELEASE_ANNOTATION: &str = "cadastre.dev/release";
 

@@ -1,7 +1,7 @@
-//! IPPool: disjoint ranges, and which nodes get a part of them.
+//! IPPool: disjoint address ranges, and which nodes get parts of them.
 //!
-//! A pool of both families hands out both or neither; that is why dual stack is one object, which
-//! cannot be applied half.
+//! A pool with both families allocates both or neither. That is why dual stack is one object: it cannot be
+//! applied by half.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector, Time};
 use kube::{CustomResource, KubeSchema};
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::rules;
 use super::terms::AddressTerms;
 
-/// What a pool hands out, and to whom.
+/// Desired state of the pool: its addresses, and which nodes and pods they are for.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[kube(
     group = "cadastre.dev",
@@ -37,101 +37,103 @@ use super::terms::AddressTerms;
     validation = rules::ipv6_gateway_inside()
 )]
 pub struct IPPoolSpec {
-    /// The IPv4 ranges. At least one of ipv4 and ipv6 is required; with both, a node gets a range
-    /// of each or none. Cannot be removed once set.
+    /// IPv4 ranges. At least one of ipv4 and ipv6 is required. With both, a node gets a range of each family or
+    /// none. Cannot be removed once set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv4: Option<IPv4Ranges>,
 
-    /// The IPv6 ranges, likewise.
+    /// IPv6 ranges. At least one of ipv4 and ipv6 is required. Cannot be removed once set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv6: Option<IPv6Ranges>,
 
-    /// What is handed out. Blocks: affinity blocks, as many as a node needs, listed in its
-    /// NodeSubnet. NodeCIDR: one range per node and family, in node.spec.podCIDRs. Immutable.
+    /// How ranges are allocated to nodes. Blocks: each node gets as many affinity blocks as it needs, listed in
+    /// its NodeSubnet. NodeCIDR: each node gets one range per family, in node.spec.podCIDRs. Immutable.
     #[schemars(schema_with = "rules::allocate")]
     #[serde(default)]
     pub allocate: Allocate,
 
-    /// The nodes that the pool serves, by label. Absent or empty: every node.
+    /// Labels of the nodes that the pool serves. Absent or empty: every node.
     #[schemars(schema_with = "rules::pool_selector")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_selector: Option<LabelSelector>,
 
-    /// The namespaces whose pods the pool serves, by label. Absent or empty: every one. Only for
-    /// Blocks.
+    /// Labels of the namespaces whose pods the pool serves. It also applies to pods that ask for the pool or
+    /// its addresses by name. Absent or empty: every namespace. Only for Blocks.
     #[schemars(schema_with = "rules::pool_selector")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace_selector: Option<LabelSelector>,
 
-    /// The pods that the pool serves, by label. Absent or empty: every one. Only for Blocks.
+    /// Labels of the pods that the pool serves, unless they ask for it by name. Absent or empty: every pod.
+    /// Only for Blocks.
     #[schemars(schema_with = "rules::pool_selector")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_selector: Option<LabelSelector>,
 
-    /// Automatic: serves whom its selectors name. Manual: only who asks for it by name. Only for
-    /// Blocks.
+    /// Automatic: the pool serves every pod that its selectors match. Manual: it serves only pods that ask for
+    /// it by name, with the annotation cadastre.dev/pools. Only for Blocks.
     #[schemars(schema_with = "rules::assignment")]
     #[serde(default, skip_serializing_if = "is_default")]
     pub assignment: Assignment,
 
-    /// When a node that the pool selects gets its first block. Only for Blocks.
+    /// When a node that the pool selects gets its first block. OnSight: at once, so that its first pod need not
+    /// wait. OnDemand: when a pod asks. Only for Blocks.
     #[schemars(schema_with = "rules::first_block")]
     #[serde(default, skip_serializing_if = "is_default")]
     pub first_block: FirstBlock,
 
-    /// How many blocks of one family a node may have of the pool. Absent: as many as it needs. Only
-    /// for Blocks.
+    /// Maximum number of blocks of each family that a node may have of this pool. Absent: 4096. Only for
+    /// Blocks.
     #[schemars(range(min = 1, max = 4096))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_blocks_per_node: Option<u32>,
 
-    /// How long a block that a node can do without stays empty before it is asked back, in seconds.
-    /// The last one of a pool stays until pods of another node wait for it; where the pool gives nodes
-    /// nothing before a pod asks, it goes as well. Only for Blocks.
+    /// How long a block that a node does not need must be empty before it is recalled, in seconds. The last
+    /// block of a pool stays on the node until pods of another node wait for it; but if the pool allocates
+    /// nothing before a pod asks, the last block is recalled as well. Only for Blocks.
     #[schemars(range(min = 0, max = 86400))]
     #[serde(default = "default_idle_seconds")]
     pub idle_seconds: u32,
 
-    /// From how much utilization on, in percent, the pool says that it is nearly exhausted.
+    /// Utilization in percent from which on the pool is reported as nearly exhausted.
     #[schemars(range(min = 1, max = 100))]
     #[serde(default = "default_nearly_exhausted_percent")]
     pub nearly_exhausted_percent: u32,
 
-    /// Of several pools that select a node the one with the highest priority is asked first; then
-    /// the one with the most specific selector.
+    /// Of several pools that select a node, the one with the highest priority is tried first. With equal
+    /// priority, the one with the more specific selectors is.
     #[serde(default)]
     pub priority: i32,
 
-    /// Hands out nothing new; what nodes hold stays theirs.
+    /// Allocates nothing more from the pool. Existing allocations stay.
     #[serde(default)]
     pub disabled: bool,
 
-    /// Never handed out: CIDRs (10.244.0.0/24), addresses (10.244.1.1) and ranges with both ends
-    /// included (10.244.2.1-10.244.2.9), each in the pool's ranges at least in part. A node's podCIDR
-    /// never touches one of them; a block may, and the node leaves them out.
+    /// Addresses that are never assigned: CIDRs (10.244.0.0/24), addresses (10.244.1.1) and ranges including
+    /// both ends (10.244.2.1-10.244.2.9). Each must overlap the pool's ranges. A podCIDR never contains any of
+    /// them; a block may, and its node does not assign them.
     #[schemars(schema_with = "rules::reserved")]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reserved: Vec<String>,
 
-    /// Gives an address of reserved to a pod that asks for it by name, and to no other. Addresses of nodes and of
-    /// service ranges are never given out. Only for Blocks.
+    /// Assigns a reserved address to a pod that asks for exactly this address, with the annotation
+    /// cadastre.dev/addresses. Addresses of nodes and of service ranges are never assigned. Only for Blocks.
     #[serde(default, skip_serializing_if = "is_default")]
     pub reserved_on_request: bool,
 
-    /// How long the ranges of a deleted node rest before another one may get them, in seconds. At
-    /// least until no pod uses an address of them, in any case.
+    /// Minimum time in seconds before ranges of a deleted node may be allocated again. They also wait until no
+    /// pod uses an address in them.
     #[schemars(range(min = 0, max = 86400))]
     #[serde(default = "default_quarantine_seconds")]
     pub quarantine_seconds: u32,
 
-    /// How nodes give its addresses to pods.
+    /// How nodes assign addresses of the pool to pods.
     #[serde(flatten)]
     pub terms: AddressTerms,
 }
 
 impl IPPoolSpec {
-    /// These ranges with the documented defaults for everything else; a family without ranges is
-    /// left out.
+    /// A spec of these ranges, with the documented default for every other field. A family with an empty list
+    /// of ranges is absent.
     pub fn new(allocate: Allocate, ipv4: Vec<String>, ipv6: Vec<String>) -> Self {
         IPPoolSpec {
             ipv4: Some(IPv4Ranges {
@@ -165,7 +167,7 @@ impl IPPoolSpec {
     }
 }
 
-/// What a pool hands out.
+/// How ranges are allocated to nodes.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Allocate {
     /// Affinity blocks on demand, listed in the node's NodeSubnet.
@@ -175,23 +177,23 @@ pub enum Allocate {
     NodeCIDR,
 }
 
-/// Whom a pool serves.
+/// Which pods a pool serves.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Assignment {
-    /// Whom its selectors name
+    /// Every pod that the selectors match
     #[default]
     Automatic,
-    /// Only who asks for it by name
+    /// Only pods that ask for the pool by name
     Manual,
 }
 
 /// When a node gets its first block.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FirstBlock {
-    /// As soon as the pool selects it: the first pod waits for nothing
+    /// As soon as the pool selects the node, so that its first pod need not wait
     #[default]
     OnSight,
-    /// When it asks
+    /// When the node's agent asks, because a pod does
     OnDemand,
 }
 
@@ -199,19 +201,19 @@ pub enum FirstBlock {
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct IPv4Ranges {
-    /// The ranges, disjoint, in canonical form (10.244.0.0/16). May be extended at any time.
+    /// Disjoint CIDRs in canonical form, such as 10.244.0.0/16. May be extended at any time.
     #[schemars(schema_with = "rules::ipv4_cidrs")]
     pub cidrs: Vec<String>,
 
-    /// Prefix length of what a node gets. May change at any time: what nodes hold keeps its size.
+    /// Prefix length of the ranges that nodes get. May change at any time: existing ranges keep their size.
     /// Absent: 26 for Blocks, 24 for NodeCIDR.
     #[schemars(range(min = 8, max = 32))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block_size: Option<u32>,
 
-    /// The gateway of pods. Absent: the first usable address of each block, which no pod gets then.
-    /// An address: that one, in one of the ranges unless addressPrefix is Host. None: no gateway, and every
-    /// address of a block is for pods.
+    /// Gateway of pods. Absent: the first usable address of each block, which is then not assigned to pods. An
+    /// address: this one; it must lie in one of the cidrs unless addressPrefix is Host. None: no gateway, and
+    /// every address of a block can be assigned.
     #[schemars(schema_with = "rules::ipv4_gateway")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gateway: Option<String>,
@@ -221,80 +223,80 @@ pub struct IPv4Ranges {
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct IPv6Ranges {
-    /// The ranges, disjoint, in canonical form (fd00:10:244::/48). May be extended at any time.
+    /// Disjoint CIDRs in canonical form, such as fd00:10:244::/48. May be extended at any time.
     #[schemars(schema_with = "rules::ipv6_cidrs")]
     pub cidrs: Vec<String>,
 
-    /// Prefix length of what a node gets. May change at any time: what nodes hold keeps its size.
+    /// Prefix length of the ranges that nodes get. May change at any time: existing ranges keep their size.
     /// Absent: 122 for Blocks, 64 for NodeCIDR.
     #[schemars(range(min = 8, max = 128))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block_size: Option<u32>,
 
-    /// The gateway of pods. Absent: the first usable address of each block, which no pod gets then.
-    /// An address: that one, in one of the ranges or link-local unless addressPrefix is Host. None: no gateway,
-    /// and every address of a block is for pods.
+    /// Gateway of pods. Absent: the first usable address of each block, which is then not assigned to pods. An
+    /// address: this one; it must be link-local or lie in one of the cidrs unless addressPrefix is Host. None:
+    /// no gateway, and every address of a block can be assigned.
     #[schemars(schema_with = "rules::ipv6_gateway")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gateway: Option<String>,
 }
 
-/// What the controller knows of a pool. Derived: it is never read to decide anything.
+/// Observed state of the pool, written by the controller. It is derived: no decision depends on it.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct IPPoolStatus {
-    /// The generation of the spec that this status describes.
+    /// Generation of the spec that this status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
 
-    /// The IPv4 side.
+    /// Usage of the IPv4 ranges.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv4: Option<FamilyStatus>,
 
-    /// The IPv6 side.
+    /// Usage of the IPv6 ranges.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv6: Option<FamilyStatus>,
 
-    /// How many nodes hold a range of the pool.
+    /// Number of nodes that have a range of the pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nodes: Option<i64>,
 
-    /// How many nodes wait for a range of the pool.
+    /// Number of nodes that wait for a range of the pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waiting: Option<i64>,
 
-    /// Ready, and what is wrong where something is.
+    /// Ready, and further conditions that report problems.
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
 }
 
-/// Counts of one family, in blocks of the current block size. Decimal text, because an IPv6 pool
-/// can have more blocks than JSON numbers count exactly.
+/// Counts of one family, in blocks of the current block size. They are decimal text because an IPv6 pool can
+/// have more blocks than JSON numbers can represent exactly.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct FamilyStatus {
-    /// Prefix length of new blocks, given or by default.
+    /// Prefix length of new blocks: blockSize of the spec or its default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block_size: Option<u32>,
-    /// All blocks.
+    /// Total number of blocks.
     pub capacity: String,
-    /// Blocks that nodes hold.
+    /// Blocks that are allocated to nodes.
     pub held: String,
-    /// Blocks that rest before reuse.
+    /// Blocks of deleted nodes that may not be allocated again yet.
     pub quarantined: String,
-    /// Blocks that can be handed out.
+    /// Blocks that can be allocated.
     pub free: String,
-    /// The part that cannot be handed out, such as 37%.
+    /// Percentage of blocks that are not free, such as 37%.
     pub utilization: String,
-    /// Addresses by state, of a pool that allocates blocks.
+    /// Numbers of addresses by state. Only for pools that allocate Blocks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub addresses: Option<AddressStatus>,
-    /// How the number of blocks that are not free grows.
+    /// How fast the number of blocks that are not free grows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trend: Option<TrendStatus>,
-    /// When the last block will be gone if that goes on; absent when it does not grow, or for longer
-    /// than a year.
+    /// When the last block will be allocated at the current trend. Absent if usage does not grow, or the pool
+    /// will last for more than a year.
     #[serde(
         default,
         rename = "exhaustsAt",
@@ -303,19 +305,19 @@ pub struct FamilyStatus {
     pub exhausts_at: Option<Time>,
 }
 
-/// Counts of addresses of one family, in decimal text.
+/// Numbers of addresses of one family, as decimal text.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 pub struct AddressStatus {
-    /// In blocks that nodes have, without reserved ones.
+    /// Addresses in blocks that are allocated to nodes, without reserved addresses.
     pub held: String,
-    /// In use by pods: as the nodes' agents report, or else as pods do.
+    /// Addresses in use by pods, as reported by the nodes' agents, or else by the pods themselves.
     pub used: String,
-    /// Released lately and not given again yet.
+    /// Released addresses that wait for their cooldown before they are assigned again.
     pub cooling: String,
 }
 
 impl IPPoolSpec {
-    /// The prefix length of IPv4 blocks, given or by default.
+    /// The prefix length of IPv4 blocks: `blockSize` or its default. `None` without IPv4 ranges.
     pub fn ipv4_block_size(&self) -> Option<u32> {
         let by_default = match self.allocate {
             Allocate::Blocks => 26,
@@ -324,7 +326,7 @@ impl IPPoolSpec {
         Some(self.ipv4.as_ref()?.block_size.unwrap_or(by_default))
     }
 
-    /// The prefix length of IPv6 blocks, given or by default.
+    /// The prefix length of IPv6 blocks: `blockSize` or its default. `None` without IPv6 ranges.
     pub fn ipv6_block_size(&self) -> Option<u32> {
         let by_default = match self.allocate {
             Allocate::Blocks => 122,
@@ -346,18 +348,18 @@ fn default_nearly_exhausted_percent() -> u32 {
     90
 }
 
-/// How the use of one family grows. Decimal text, as counts are; rates have six digits that count.
+/// How the usage of one family grows. Numbers are decimal text; rates have six significant digits.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct TrendStatus {
-    /// When use was last looked at, to the minute.
+    /// When usage was last sampled, to the minute.
     pub at: Time,
-    /// Blocks that were not free then.
+    /// Blocks that were not free at that time.
     pub used: String,
-    /// How many more an hour, smoothed over about six hours; negative when use shrinks.
+    /// Growth in blocks per hour, smoothed over about six hours. Negative if usage shrinks.
     pub per_hour: String,
-    /// Root mean square of the change an hour, smoothed likewise. Growth that is small beside it
-    /// says little about the future: use jumps or jitters.
+    /// Root mean square of the hourly change in blocks, smoothed like perHour. If perHour is small compared to
+    /// it, usage fluctuates and the forecast means little.
     pub swing_per_hour: String,
 }
 

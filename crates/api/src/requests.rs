@@ -1,43 +1,43 @@
-//! What people ask of a node's holdings, as annotations of its NodeSubnet.
+//! Requests of people concerning the addresses and blocks of a node, as annotations of its NodeSubnet.
 //!
-//! | annotation | value | what it asks for |
+//! | annotation | value | request |
 //! |---|---|---|
-//! | [`RELEASE_ANNOTATION`] | `ADDRESS=PODUID`, separated by commas | not to wait for the grace period of a leak |
-//! | | `ADDRESS=container:NETWORK/CONTAINERID` | to take the writer's word that this container is gone, where the node cannot tell |
-//! | [`DRAIN_ANNOTATION`] | CIDRs of blocks, separated by commas | to give no new address from them, and to hand them back once empty |
+//! | [`RELEASE_ANNOTATION`] | `ADDRESS=PODUID`, separated by commas | release a leaked address without waiting for the grace period |
+//! | | `ADDRESS=container:NETWORK/CONTAINERID` | trust the writer that this container is gone, where the node cannot tell |
+//! | [`DRAIN_ANNOTATION`] | CIDRs of blocks, separated by commas | assign no new address from these blocks, and release them once empty |
 //!
 //! # Guarantees
-//! - Neither frees what lives: an address of a living pod's newest sandbox is kept, and so is one whose
-//!   sandbox the node still has.
-//! - An entry that does not apply, or no longer, is passed over. Nothing has to be taken back in time:
-//!   a pod's UID, a container's id, and a block's CIDR with the node's name say exactly what is meant.
-//! - What cannot be read is passed over by itself; the rest counts.
+//! - No request releases an address in use: addresses of a living pod's newest sandbox are kept, and so are
+//!   addresses whose sandbox still exists on the node.
+//! - An entry that does not apply (any more) is ignored, so requests need not be withdrawn in time: a pod's
+//!   UID, a container's id, and a block's CIDR with the node's name are unambiguous.
+//! - An entry that cannot be parsed is ignored; the others count.
 
 use std::collections::BTreeSet;
 
 use super::names::{DRAIN_ANNOTATION, RELEASE_ANNOTATION};
 use cadastre_core::{Addr, Cidr};
 
-/// The most entries that are read of one annotation.
+/// The most entries of one annotation that are read.
 pub(crate) const MOST_REQUESTS: usize = 1_024;
 
-/// What sets the handle of a container apart from a pod's UID.
+/// Prefix that distinguishes the handle of a container from a pod's UID.
 const CONTAINER: &str = "container:";
 
-/// What is asked for on one NodeSubnet.
+/// The requests on one NodeSubnet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Requests {
-    /// Addresses to release, with the UID of the pod that had them
+    /// Addresses to release, with the UID of the pod that they were assigned to
     pub release: BTreeSet<(Addr, String)>,
-    /// Addresses to release, with the handle (network and container id) that they were given under: the
-    /// writer says that this container is gone
+    /// Addresses to release, with the handle (network and container id) that they were assigned to. The writer
+    /// asserts that this container is gone.
     pub container_gone: BTreeSet<(Addr, String)>,
-    /// Blocks to drain
+    /// Blocks to drain and then to release
     pub drain: BTreeSet<Cidr>,
 }
 
 impl Requests {
-    /// Reads them; `annotation` gives the value of an annotation.
+    /// Parses the requests. `annotation` returns the value of an annotation by name.
     pub fn read<'a>(annotation: impl Fn(&str) -> Option<&'a str>) -> Self {
         let entries = |name| {
             let text = annotation(name).unwrap_or_default();
@@ -69,7 +69,7 @@ impl Requests {
         }
     }
 
-    /// The value of [`RELEASE_ANNOTATION`]; `None` where there is nothing to say.
+    /// The value for [`RELEASE_ANNOTATION`]; `None` if no release is requested.
     pub fn release_text(&self) -> Option<String> {
         let pods = self.release.iter();
         let pods = pods.map(|(address, pod)| format!("{address}={pod}"));
@@ -79,7 +79,7 @@ impl Requests {
         joined(pods.chain(containers))
     }
 
-    /// The value of [`DRAIN_ANNOTATION`]; `None` where there is nothing to say.
+    /// The value for [`DRAIN_ANNOTATION`]; `None` if no drain is requested.
     pub fn drain_text(&self) -> Option<String> {
         joined(self.drain.iter().map(ToString::to_string))
     }

@@ -1,16 +1,15 @@
-//! What the API server itself refuses: the CEL rules and limits of both CRDs.
+//! CEL rules and limits, by which the API server itself rejects invalid objects.
 //!
 //! # Guarantees
-//! - A rule says what is wrong and what to write instead. Rules that build on a well-formed value
-//!   pass where it is not, so one mistake gives one message and never a CEL runtime error.
-//! - The longest lists stay within the budgets of the API server: at most 10,000,000 units of
-//!   estimated cost a rule, 1,000,000 of real cost a call, 10,000,000 an object. Estimates need a
-//!   bound on everything, hence a maximum on each list and text, and no text built from parts of
-//!   unknown length.
+//! - The message of a rule says what is wrong and what to write instead. Rules that need a well-formed value
+//!   pass where it is not, so one mistake yields one message and never a CEL runtime error.
+//! - The longest lists stay within the cost budgets of the API server: 10,000,000 units of estimated cost per
+//!   rule, and of real cost 1,000,000 per call and 10,000,000 per object. Estimates need bounds, hence a
+//!   maximum on each list and text, and no text built from parts of unknown length.
 //!
 //! # Caveats
-//! - What changes a rule's estimated cost can make older servers refuse the CRD.
-//! - CEL cannot order addresses. [`is_ordered`] does it with prefixes.
+//! - A change of a rule that raises its estimated cost can make older API servers reject the CRD.
+//! - CEL cannot compare addresses. [`is_ordered`] does it by prefixes.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     JSONSchemaProps, JSONSchemaPropsOrArray, ValidationRule,
@@ -19,33 +18,33 @@ use kube::core::Rule;
 use schemars::{Schema, SchemaGenerator, json_schema};
 use serde_json::{Value, json};
 
-/// The longest text of a CIDR: an IPv6 address of 39 characters, `/128`.
+/// The longest text of a CIDR: an IPv6 address of 39 characters and `/128`.
 const CIDR_LENGTH: u32 = 43;
 /// The longest text of an IPv6 address.
 const ADDRESS_LENGTH: u32 = 39;
 /// The longest text of a range: two IPv6 addresses and a hyphen.
 const RANGE_LENGTH: u32 = 79;
-/// Each CIDR is compared with each: the square of this must fit into the cost of one call.
+/// Every CIDR is compared with every other: the cost of one call must cover the square of this number.
 const MOST_IPV4_CIDRS: u32 = 256;
-/// Half as many, as the texts are longer.
+/// Half as many as for IPv4, because the texts are longer.
 const MOST_IPV6_CIDRS: u32 = 128;
 const MOST_RESERVED: u32 = 128;
 const MOST_REQUIREMENTS: u32 = 32;
 const MOST_VALUES: u32 = 64;
-/// The longest label key: a prefix of 253 characters, `/`, a name of 63.
+/// The longest label key: a prefix of 253 characters, `/`, and a name of 63.
 const LABEL_KEY_LENGTH: u32 = 317;
 const LABEL_VALUE_LENGTH: u32 = 63;
 const LABEL_VALUE: &str = "^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$";
 const LABEL_KEY: &str =
     "^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$";
 
-/// The same, with a domain that Kubernetes takes: no empty part.
+/// Like [`LABEL_KEY`], but without empty parts in the domain, which Kubernetes rejects.
 const STRICT_LABEL_KEY: &str = "^([a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$";
-/// A domain, with a dot at its end if need be; `.` alone ends a search.
+/// A domain, with an optional dot at the end. `.` alone ends the search.
 const DOMAIN: &str = "^([.]|[A-Za-z0-9_]([-A-Za-z0-9_]*[A-Za-z0-9_])?([.][A-Za-z0-9_]([-A-Za-z0-9_]*[A-Za-z0-9_])?)*[.]?)$";
 
-/// A pool's name becomes a metric label, a field of NodeSubnets and part of events, and must be able
-/// to be a label value; a dot would let two names look like one address or domain.
+/// A pool's name becomes a metric label, a field of NodeSubnets and part of events, and must be usable as a
+/// label value. Dots are rejected because they would make names look like addresses or domains.
 pub(super) fn pool_name() -> Rule {
     Rule::new("size(self.metadata.name) <= 63 && !self.metadata.name.contains('.')").message(
         "the name of a pool has at most 63 characters and no dot: choose a shorter or plainer name",
@@ -73,7 +72,7 @@ fn stays(family: &str) -> Rule {
         .field_path(format!(".{family}"))
 }
 
-/// The name of a block is its CIDR, so that creating it locks the CIDR.
+/// The name of a block is derived from its CIDR, so that creating it locks the CIDR.
 pub(super) fn block_name() -> Rule {
     Rule::new("self.metadata.name == self.spec.cidr.replace('.', '-').replace(':', '-').replace('/', '-')")
         .message("the name of a block is its cidr with - for every other sign: blocks are written by the controller alone")
@@ -90,7 +89,7 @@ pub(super) fn block_cidr(generator: &mut SchemaGenerator) -> Schema {
     schema
 }
 
-/// A block must fit into each of the ranges.
+/// A block must fit into each of the CIDRs.
 pub(super) fn ipv4_block_fits() -> Rule {
     block_fits("ipv4", (26, 24))
 }
@@ -99,7 +98,7 @@ pub(super) fn ipv6_block_fits() -> Rule {
     block_fits("ipv6", (122, 64))
 }
 
-/// `defaults`: the block size of Blocks and of NodeCIDR where none is given.
+/// `defaults` are the block sizes of Blocks and of NodeCIDR.
 fn block_fits(family: &str, defaults: (u8, u8)) -> Rule {
     let by_default = format!(
         "self.allocate == 'Blocks' ? {} : {}",
@@ -122,7 +121,7 @@ pub(super) fn allocate(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
-/// Without the rule that it stays: that is the pool's.
+/// Without the rule that the value is immutable, which is only for pools.
 pub(super) fn some_allocate(_: &mut SchemaGenerator) -> Schema {
     one_of(&["Blocks", "NodeCIDR"])
 }
@@ -156,7 +155,7 @@ pub(super) fn warm_in_order() -> Rule {
         .message("low is more than high: blocks would be asked for and given back in turn")
 }
 
-/// An address of either family.
+/// Accepts an address of either family.
 pub(super) fn address(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "string",
@@ -240,7 +239,7 @@ fn cidrs(most: u32, family: &str, not_a_cidr: &str) -> Schema {
             ],
         },
         "x-kubernetes-validations": [{
-            // Of disjoint ranges each contains exactly one: itself.
+            // Among disjoint ranges each contains exactly one range: itself.
             "rule": format!("!self.all(c, isCIDR(c)) || self.all(c, {HOLDS_NO_OTHER})"),
             "messageExpression": format!(
                 "'%s: other ranges of the list are the same or lie inside: keep only the wider ones'.format([self.filter(c, !{HOLDS_NO_OTHER})])"
@@ -249,10 +248,10 @@ fn cidrs(most: u32, family: &str, not_a_cidr: &str) -> Schema {
     })
 }
 
-/// The list in brackets binds a name, so that `c` is parsed once and not for each `d`.
+/// The list in brackets binds a name, so that `c` is parsed once and not again for each `d`.
 const HOLDS_NO_OTHER: &str = "[cidr(c)].all(p, self.exists_one(d, p.containsCIDR(d)))";
 
-/// The range of a NodeSubnet: it stands for what a node already has, so any valid one will do.
+/// A range in a NodeSubnet. It describes an existing allocation, so every valid CIDR is accepted.
 pub(super) fn held_cidr(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "string",
@@ -304,7 +303,8 @@ pub(super) fn reserved(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
-/// A gateway in none of the pool's ranges cannot be reached by pods, but where they have it on link in other ways.
+/// Pods cannot reach a gateway outside the pool's ranges, unless the dataplane makes it reachable in other
+/// ways.
 pub(super) fn ipv4_gateway_inside() -> Rule {
     gateway_inside("ipv4", 4, "")
 }
@@ -313,7 +313,7 @@ pub(super) fn ipv6_gateway_inside() -> Rule {
     gateway_inside("ipv6", 6, "ip(self.ipv6.gateway).isLinkLocalUnicast() || ")
 }
 
-/// What was so before stays so, whatever else is changed.
+/// A gateway that was set before a rule existed is accepted as long as it does not change.
 fn gateway_inside(family: &str, number: u8, or: &str) -> Rule {
     let gateway = format!("self.{family}.gateway");
     let old = format!("oldSelf.value().{family}");
@@ -328,10 +328,12 @@ fn gateway_inside(family: &str, number: u8, or: &str) -> Rule {
     .optional_old_self(true)
 }
 
-/// What is reserved touches a range, or it is a slip: an address of another pool, a wrong digit. What was reserved
-/// before may stay, also when a range is taken out.
+/// A reserved entry must overlap a range of the pool, else it is a mistake such as a wrong digit or an address
+/// of another pool. Existing entries are accepted as long as the list does not change, even when a range is
+/// removed.
 ///
-/// Of ranges those are judged whose ends lie in one /24 or /112: others may begin before all cidrs and end after them.
+/// A `low-high` entry is only checked if both ends lie in one /24 or /112: wider ones may begin before all
+/// CIDRs and end after them.
 pub(super) fn judge_reserved(spec: &mut JSONSchemaProps) {
     let old = "oldSelf.value().reserved";
     let is_old = format!("oldSelf.hasValue() && has({old}) && {old} == self.reserved");
@@ -347,7 +349,7 @@ pub(super) fn judge_reserved(spec: &mut JSONSchemaProps) {
         rule: format!(
             "!has(self.reserved) || ({is_old}) || !({readable}) || self.reserved.all(r, {entry})"
         ),
-        // Of the longest lists the server may not name the entries: that would cost too much.
+        // For the longest lists the server may not evaluate the expression, as it would cost too much.
         message: Some(format!("an entry is {why}")),
         message_expression: Some(format!(
             "'%s: {why}'.format([self.reserved.filter(r, !{entry})])"
@@ -360,7 +362,7 @@ pub(super) fn judge_reserved(spec: &mut JSONSchemaProps) {
     rules.push(judged);
 }
 
-/// Whether `r` touches a range of the family, or cannot be judged.
+/// A CEL expression: whether `r` overlaps a range of the family, or cannot be checked.
 fn touches(family: &str, number: u8, len: u8) -> String {
     let some = |is: &str| format!("(has(self.{family}) && self.{family}.cidrs.exists(c, {is}))");
     let (low, high) = (LOW.replace("self", "r"), HIGH.replace("self", "r"));
@@ -374,14 +376,14 @@ fn touches(family: &str, number: u8, len: u8) -> String {
 const LOW: &str = "self.substring(0, self.indexOf('-'))";
 const HIGH: &str = "self.substring(self.indexOf('-') + 1)";
 
-/// Whether the lower end of a range is not above the upper one.
+/// A CEL expression: whether the lower end of a range is not above the upper one.
 ///
-/// It is below when, for some length n, the two agree in the bits before the n-th, which is 0 in the
-/// lower and 1 in the upper end. Then the n bits of the lower end, as a CIDR, contain the upper end
-/// with all but n - 1 bits cleared, but not the upper end itself.
+/// It is below if for some length n both agree in the bits before the n-th, which is 0 in the lower and 1 in
+/// the upper end. Then the n-bit prefix of the lower end, as a CIDR, contains the upper end with all but its
+/// first n - 1 bits cleared, but not the upper end itself.
 ///
-/// Only what every server can estimate is used: the texts of the lengths are cut out of literals,
-/// since a text made from a number could be of any length, and no two addresses are compared by ==.
+/// Only functions whose cost every server can estimate are used: the texts of the lengths are cut out of
+/// literals, since a text made from a number could have any length, and addresses are not compared by ==.
 fn is_ordered() -> String {
     /// The tens of 0 to 128, two characters each.
     const TENS: &str = "   1 2 3 4 5 6 7 8 9101112";
@@ -390,7 +392,7 @@ fn is_ordered() -> String {
             "cidr({end} + '/' + ('{TENS}'.substring({n} / 10 * 2, {n} / 10 * 2 + 2) + '0123456789'.substring({n} % 10, {n} % 10 + 1)).trim())"
         )
     };
-    // From the end, as that is where most ranges differ.
+    // In descending order, because most ranges differ near the end.
     let lengths: Vec<String> = (1..=128).rev().map(|n| n.to_string()).collect();
     format!(
         "({LOW} == {HIGH} || [{}].exists(n, n <= (self.contains(':') ? 128 : 32) && [{}].all(p, p.containsIP({}.masked().ip()) && !p.containsIP({HIGH}))))",
@@ -400,8 +402,8 @@ fn is_ordered() -> String {
     )
 }
 
-/// A selector of a pool. NodeSubnets list those of many pools, where the rules on labels would cost too much, and where
-/// what an older pool says must not be refused.
+/// The selector of an IPPool. NodeSubnets list the selectors of many pools: there the rules on labels would
+/// cost too much, and the selectors of older pools must not be rejected.
 pub(super) fn pool_selector(generator: &mut SchemaGenerator) -> Schema {
     let mut schema = selector(generator);
     let labels = schema.pointer_mut("/properties/matchLabels");
@@ -425,7 +427,8 @@ pub(super) fn pool_selector(generator: &mut SchemaGenerator) -> Schema {
     schema
 }
 
-/// Rules on the DNS settings of a pool, which NodeSubnets list likewise.
+/// Rules on the DNS settings of an IPPool. NodeSubnets do not have them, for the same reasons as in
+/// [`pool_selector`].
 pub(super) fn judge_dns(dns: &mut JSONSchemaProps) {
     for (field, judged, message) in [
         (

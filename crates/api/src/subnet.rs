@@ -1,30 +1,29 @@
-//! NodeSubnet: what one node holds, and what earlier nodes of its name held.
+//! NodeSubnet: the ranges of one node, and those of earlier nodes of its name.
 //!
-//! It bears the node's name. The controller alone writes `spec`, the agent of the node alone writes
-//! `status` (of the conditions one alone, the others are the controller's answer to it). It has no owner
-//! reference to the Node, because it must outlive it: `previous` is the durable record of podCIDRs
-//! that rest, and the object goes only when the last of them may be handed out again.
+//! It has the name of the node. Only the controller writes `spec`, and only the node's agent writes `status`;
+//! among the conditions the agent writes one, and the others are the controller's answer to the status. It has
+//! no owner reference to the Node because it must outlive it: `previous` is the durable record of podCIDRs in
+//! quarantine, and the object is deleted only when the last of them may be allocated again.
 //!
 //! # What an agent must do
 //! - Use `spec` only while `nodeUID` is the UID of its own Node.
-//! - Give addresses only from `spec.blocks`, never reserved ones, and none from a block with `recall`
-//!   set to Drain.
-//! - Say `released` of a block only when no address of it is in use or cooling, and from then on not
-//!   use it until it has vanished from `spec.blocks` and been listed anew. A block that vanishes
-//!   without having been released is kept while addresses of it are in use, and gives no new ones.
-//! - Release again, and do not use, what is listed under a UID that was released since the agent's start: the
-//!   API was put back to an older state.
-//!   A block that is listed under another UID instead is the same block, whose object was lost and
-//!   made anew: what was given from it stays given.
-//! - Tell of every block of which addresses are in use, also of one that has vanished: where the API was put
-//!   back to an older state, its word is all that is left of it.
-//! - Keep what was given across a change of its Node's UID, and go on with it where the same block is
-//!   listed for the new UID: pods outlive a Node object that is deleted and registered again.
-//! - Write `status` onto the resourceVersion that it was decided by: a `released` that comes late would
-//!   end a block that has been listed anew meanwhile.
-//! - State `demand` as the addresses wanted in all, not as what is lacking: a repeated answer to an
-//!   old question must do no harm. Ask for more than what is in use and the reserve only while pods
-//!   wait for it, and for a pool without a block only then: other nodes' empty blocks are asked back.
+//! - Assign addresses only from `spec.blocks`, never reserved ones, and none from a block whose `recall` is
+//!   Drain.
+//! - Report a block as `released` only when none of its addresses is in use or cooling, and from then on not
+//!   use it until it has disappeared from `spec.blocks` and been listed anew. A block that disappears without
+//!   having been released is kept, without new assignments, while addresses of it are in use.
+//! - Release again, and not use, a block listed under a UID that was released since the agent's start: the API
+//!   was restored to an older state. A block that is listed under another UID instead is the same block, whose
+//!   object was lost and recreated: its assignments stay valid.
+//! - Report every block with addresses in use, even if it has disappeared from the spec: after the API was
+//!   restored to an older state, this report is the only record of the block.
+//! - Keep assignments when the UID of its Node changes, and continue with them where the same block is listed
+//!   for the new UID: pods outlive a Node object that is deleted and registered again.
+//! - Write `status` with the resourceVersion that it was derived from: a `released` that arrives late would end
+//!   a block that has been listed anew meanwhile.
+//! - State `demand` as the total number of addresses wanted, not as what is missing, so that repeating an old
+//!   report does no harm. Ask for more than the addresses in use plus the reserve only while pods wait, and for
+//!   a pool without a block only then, because empty blocks of other nodes are recalled for it.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector, Time};
 use kube::{CustomResource, KubeSchema};
@@ -35,25 +34,26 @@ use super::pool::{Allocate, Assignment, FirstBlock};
 use super::rules;
 use super::terms::AddressTerms;
 
-/// The most blocks that a node may have. Their list and what the agent says of each fit into one object of
+/// The most blocks that a node may have: their list and the agent's report of each must fit into one object of
 /// etcd (1.5 MiB).
 pub const MOST_BLOCKS: usize = 4_096;
 /// The most addresses without a pod that an agent may report.
 pub const MOST_ORPHANS: usize = 256;
-/// The most pools that a node may use.
+/// The most pools that a NodeSubnet lists.
 pub const MOST_POOLS: usize = 1_024;
 /// The most reserved ranges of a block that a NodeSubnet lists.
 pub const MOST_RESERVED: usize = 1_024;
-/// What all JSON readers count exactly. Who has more addresses of a block says this: a /64 of IPv6 has 2,048 times as
-/// many, and nobody needs to know how many are left of it.
+/// The largest count of free addresses that is reported: every JSON parser represents it exactly. It stands for
+/// larger counts, too: an IPv6 /64 has 2,048 times as many addresses, and nobody needs to know how many of
+/// those are left.
 pub const MOST_COUNT: i64 = 1 << 53;
-/// The most ranges that a node does not masquerade.
+/// The most entries of `podRanges`.
 pub const MOST_POD_RANGES: usize = 1_024;
 
-/// The agent's own condition: another's CNI configuration has the new pods of the node.
+/// The condition that the agent writes: another CNI configuration serves the new pods of the node.
 pub const SERVED_BY_OTHERS: &str = "ServedByOthers";
 
-/// What the nodes of one name hold.
+/// Ranges of a node and of earlier nodes of its name, written by the controller.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[kube(
     group = "cadastre.dev",
@@ -69,11 +69,11 @@ pub const SERVED_BY_OTHERS: &str = "ServedByOthers";
 )]
 #[serde(rename_all = "camelCase")]
 pub struct NodeSubnetSpec {
-    /// UID of the Node that holds podCIDRs; absent while no Node of that name exists.
+    /// UID of the Node that the ranges are allocated to. Absent while no Node of that name exists.
     #[serde(default, rename = "nodeUID", skip_serializing_if = "Option::is_none")]
     pub node_uid: Option<String>,
 
-    /// Its spec.providerID, by which the same machine is known when it comes back.
+    /// spec.providerID of the Node. It identifies the machine if the Node is deleted and registers again.
     #[serde(
         default,
         rename = "providerID",
@@ -81,66 +81,66 @@ pub struct NodeSubnetSpec {
     )]
     pub provider_id: Option<String>,
 
-    /// Its status.nodeInfo.machineID, likewise.
+    /// status.nodeInfo.machineID of the Node. It identifies the machine if there is no providerID.
     #[serde(default, rename = "machineID", skip_serializing_if = "Option::is_none")]
     pub machine_id: Option<String>,
 
-    /// What it holds, as in its spec.podCIDRs, in canonical form.
+    /// Ranges in the Node's spec.podCIDRs, in canonical form.
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["cidr"]))]
     #[schemars(length(max = 16))]
     #[serde(default, rename = "podCIDRs", skip_serializing_if = "Vec::is_empty")]
     pub pod_cidrs: Vec<HeldRange>,
 
-    /// The affinity blocks that the node gives addresses from.
+    /// Affinity blocks that the node assigns addresses from.
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["cidr"]))]
     #[schemars(length(max = MOST_BLOCKS))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub blocks: Vec<HeldBlock>,
 
-    /// The pools that the node may ask for blocks, best first, then those that podCIDRs are of, then
-    /// closed ones.
+    /// Pools that the node may ask for blocks, best first, then the pools of its podCIDRs, then closed pools.
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     #[schemars(length(max = MOST_POOLS))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pools: Vec<NodePool>,
 
-    /// The ranges of all pools, also of those that do not serve this node, merged. The agent masquerades nothing
-    /// between them.
+    /// Ranges of all pools of the cluster, merged, even of those that do not serve this node. The agent does
+    /// not masquerade traffic between them.
     #[schemars(length(max = MOST_POD_RANGES), inner(length(max = 43)))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pod_ranges: Vec<String>,
 
-    /// Addresses whose pods are gone or finished by the API's word: the agent frees them if the node
-    /// says the same.
+    /// Addresses whose pods no longer exist or have finished according to the API. The agent releases them if
+    /// the node's container runtime confirms it.
     #[schemars(length(max = 256))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub suspects: Vec<Suspect>,
 
-    /// What earlier nodes of that name held and nobody may get yet.
+    /// Ranges of earlier nodes of that name which may not be allocated to others yet.
     #[schemars(length(max = 1024))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub previous: Vec<PreviousHolder>,
 }
 
-/// What a node needs to know of a pool.
+/// The part of a pool's settings that a node needs.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct NodePool {
-    /// The pool.
+    /// Name of the pool.
     #[schemars(length(max = 63))]
     pub name: String,
 
-    /// Blocks: the node may ask for them, unless it is closed. NodeCIDR: the pool of one of its podCIDRs.
+    /// Blocks: the node may ask for blocks of this pool, unless it is closed. NodeCIDR: one of the node's
+    /// podCIDRs lies in this pool.
     #[schemars(schema_with = "rules::some_allocate")]
     #[serde(default, skip_serializing_if = "is_default")]
     pub allocate: Allocate,
 
-    /// It gives this node no more blocks. It is listed because the node still has some of it, and
-    /// addresses of those are given and rest as it says.
+    /// The pool allocates no more blocks to this node. It is listed because the node still has ranges of it,
+    /// whose addresses are assigned and cool down by its settings.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub closed: bool,
 
-    /// Manual: only for pods that ask for it by name.
+    /// Manual: only for pods that ask for the pool by name.
     #[schemars(schema_with = "rules::assignment")]
     #[serde(default, skip_serializing_if = "is_default")]
     pub assignment: Assignment,
@@ -150,48 +150,48 @@ pub struct NodePool {
     #[serde(default, skip_serializing_if = "is_default")]
     pub first_block: FirstBlock,
 
-    /// How many blocks of one family the node may have of it.
+    /// Maximum number of blocks of each family that the node may have of this pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_blocks_per_node: Option<u32>,
 
-    /// The namespaces whose pods it serves.
+    /// Labels of the namespaces whose pods the pool serves. Absent or empty: every namespace.
     #[schemars(schema_with = "rules::selector")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace_selector: Option<Box<LabelSelector>>,
 
-    /// The pods that it serves.
+    /// Labels of the pods that the pool serves. Absent or empty: every pod.
     #[schemars(schema_with = "rules::selector")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_selector: Option<Box<LabelSelector>>,
 
-    /// Its IPv4 side.
+    /// IPv4 ranges of the pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv4: Option<NodePoolRanges>,
 
-    /// Its IPv6 side.
+    /// IPv6 ranges of the pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv6: Option<NodePoolRanges>,
 
-    /// How its addresses are given.
+    /// How addresses of the pool are assigned to pods.
     #[serde(flatten)]
     pub terms: AddressTerms,
 }
 
 impl NodePool {
-    /// Whether the node may ask for blocks of it.
+    /// Whether the node may ask for blocks of this pool.
     pub fn is_askable(&self) -> bool {
         self.allocate == Allocate::Blocks && !self.closed
     }
 }
 
-/// One family of a pool, as a node needs it.
+/// One family of a pool, as far as a node needs to know it.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodePoolRanges {
-    /// All ranges of the pool.
+    /// All CIDRs of the pool.
     #[schemars(length(max = 256), inner(length(max = 43)))]
     pub cidrs: Vec<String>,
 
-    /// The gateway of pods, as in the pool.
+    /// Gateway of pods, as in the IPPool.
     #[schemars(length(max = 39))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gateway: Option<String>,
@@ -201,172 +201,173 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-/// A range that a node holds.
+/// A podCIDR of a node.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct HeldRange {
-    /// The range, in canonical form.
+    /// The range as a CIDR in canonical form.
     #[schemars(schema_with = "rules::held_cidr")]
     pub cidr: String,
 
-    /// The pool that it lies in; absent when it lies in none.
+    /// Name of the pool that contains the range. Absent if no pool does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
 
-    /// Another node has addresses of it: the agent gives none from it.
+    /// Another node uses addresses of this range, so the agent must not assign any from it.
     #[serde(default, skip_serializing_if = "is_default")]
     pub withheld: bool,
 }
 
-/// A block that a node has.
+/// A block that is allocated to a node.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct HeldBlock {
-    /// The block, in canonical form.
+    /// CIDR of the block, in canonical form.
     #[schemars(schema_with = "rules::held_cidr")]
     pub cidr: String,
 
-    /// The UID of its IPAMBlock: the same CIDR given again is another block.
+    /// UID of its IPAMBlock. If the same CIDR is allocated again, the block has another UID.
     #[schemars(length(max = 128))]
     pub uid: String,
 
-    /// The pool that it was carved from.
+    /// Name of the pool that the block was carved from.
     #[schemars(length(max = 63))]
     pub pool: String,
 
-    /// Asked back. IfEmpty: release it if it is empty now. Drain: give no new address from it, and
-    /// release it when it is empty.
+    /// The controller recalls the block. IfEmpty: the agent releases it if it is empty now. Drain: the agent
+    /// assigns no new address from it, and releases it as soon as it is empty.
     #[schemars(schema_with = "rules::recall")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recall: Option<Recall>,
 
-    /// What of it is never given out: CIDRs, addresses and ranges, as in the pool.
+    /// Addresses of the block that are never assigned: CIDRs, addresses and ranges, as in the IPPool.
     #[schemars(length(max = MOST_RESERVED), inner(length(max = 79)))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reserved: Vec<String>,
 
-    /// What of it is given only to who asks for that address, by reservedOnRequest of the pool. What is in reserved,
-    /// too, is never given out.
+    /// Addresses of the block that are assigned only to pods that ask for exactly this address
+    /// (reservedOnRequest of the pool). Addresses that reserved contains as well are never assigned.
     #[schemars(length(max = MOST_RESERVED), inner(length(max = 79)))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub on_request: Vec<String>,
 }
 
-/// How a block is asked back.
+/// How a block is recalled.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Recall {
-    /// Release it if it is empty now; else keep it.
+    /// Release it if it is empty now, else keep it.
     IfEmpty,
-    /// Give no new address from it, and release it when it is empty.
+    /// Assign no new address from it, and release it as soon as it is empty.
     Drain,
 }
 
-/// An address that may be leaked.
+/// An address that may be leaked, that is, in use by a pod that no longer exists.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[serde(rename_all = "camelCase")]
 pub struct Suspect {
-    /// The address.
+    /// The address in canonical form.
     #[schemars(length(max = 39))]
     pub address: String,
 
-    /// The UID of the pod that had it: the address may be another pod's by now.
+    /// UID of the pod that used the address; by now another pod may use it.
     #[schemars(length(max = 128))]
     #[serde(rename = "podUID")]
     pub pod_uid: String,
 }
 
-/// What the agent of the node says.
+/// The report of the node's agent.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeSubnetStatus {
-    /// The UID of the Node that the agent runs on; a status of another node is not read.
+    /// UID of the Node that the agent runs on. A status with another UID is ignored.
     #[serde(default, rename = "nodeUID", skip_serializing_if = "Option::is_none")]
     pub node_uid: Option<String>,
 
-    /// What the node wants of pools that it uses.
+    /// Demand of the node for addresses, by pool.
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["pool"]))]
     #[schemars(length(max = MOST_POOLS))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pools: Vec<PoolDemand>,
 
-    /// The blocks that the agent knows of.
+    /// Usage of each block that the agent knows.
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["cidr", "uid"]))]
     #[schemars(length(max = MOST_BLOCKS))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub blocks: Vec<BlockReport>,
 
-    /// The agent that says so.
+    /// The agent that wrote this status.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent: Option<AgentInfo>,
 
-    /// Addresses in use whose pods the agent has not seen for a while, or that have finished: some at most.
-    /// All addresses in use are in the NodeAddresses of the same name.
+    /// Addresses in use whose pods have finished or have not been seen by the agent for a while. The list is
+    /// limited; all addresses in use are in the NodeAddresses of the same name.
     #[schemars(length(max = MOST_ORPHANS))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub orphans: Vec<Suspect>,
 
-    /// What the controller says of this status, and by ServedByOthers the agent of whom the node's new pods belong to.
+    /// The controller's answer to this status; and ServedByOthers, in which the agent reports whether another
+    /// network serves new pods.
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
 }
 
-/// The agent of a node.
+/// The agent process of a node.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 pub struct AgentInfo {
-    /// Its version.
+    /// Version of the agent.
     #[schemars(length(max = 64))]
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub version: String,
 
-    /// The boot of the machine that it runs in.
+    /// Boot ID of the machine, which changes at each boot.
     #[schemars(length(max = 64))]
     #[serde(default, rename = "bootID", skip_serializing_if = "String::is_empty")]
     pub boot_id: String,
 }
 
-/// What a node wants of a pool.
+/// Demand of a node for addresses of a pool.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct PoolDemand {
-    /// The pool.
+    /// Name of the pool.
     #[schemars(length(max = 63))]
     pub pool: String,
 
-    /// How many addresses of each family the node wants to hold in all: in use, cooling, in reserve
-    /// (the pool's warm.low), and one for each pod that waits.
+    /// Total number of addresses of each family that the node wants: in use, cooling, in reserve (warm.low of
+    /// the pool), and one for each waiting pod.
     #[schemars(range(min = 0))]
     pub demand: i64,
 }
 
-/// What the agent says of a block.
+/// Usage of a block, as reported by the agent.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct BlockReport {
-    /// The block.
+    /// CIDR of the block.
     #[schemars(length(max = 43))]
     pub cidr: String,
 
-    /// The UID of its IPAMBlock.
+    /// UID of its IPAMBlock.
     #[schemars(length(max = 128))]
     pub uid: String,
 
-    /// Addresses in use.
+    /// Number of addresses in use.
     #[schemars(range(min = 0))]
     #[serde(default, skip_serializing_if = "is_zero")]
     pub used: i64,
 
-    /// Addresses released lately and not given again yet.
+    /// Number of released addresses that wait for their cooldown before they are assigned again.
     #[schemars(range(min = 0))]
     #[serde(default, skip_serializing_if = "is_zero")]
     pub cooling: i64,
 
-    /// Addresses that can be given now; 9007199254740992 stands for that many or more.
+    /// Number of addresses that can be assigned now. 9007199254740992 stands for that many or more.
     #[schemars(range(min = 0))]
     #[serde(default, skip_serializing_if = "is_zero")]
     pub free: i64,
 
-    /// Whether the agent has let go of it and will never use it again.
+    /// The agent has released the block and will not use it again.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub released: bool,
 }
@@ -376,15 +377,15 @@ fn is_zero(count: &i64) -> bool {
     *count == 0
 }
 
-/// A node that is gone, and what it held.
+/// A deleted node and its ranges in quarantine.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct PreviousHolder {
-    /// Its UID.
+    /// UID of the deleted Node.
     #[serde(rename = "nodeUID")]
     pub node_uid: String,
 
-    /// Its spec.providerID: a node of the same machine gets the ranges back.
+    /// spec.providerID of the deleted Node. A new Node of the same machine gets the ranges back.
     #[serde(
         default,
         rename = "providerID",
@@ -392,17 +393,17 @@ pub struct PreviousHolder {
     )]
     pub provider_id: Option<String>,
 
-    /// Its status.nodeInfo.machineID, likewise.
+    /// status.nodeInfo.machineID of the deleted Node; identifies the machine if there is no providerID.
     #[serde(default, rename = "machineID", skip_serializing_if = "Option::is_none")]
     pub machine_id: Option<String>,
 
-    /// What it held, in canonical form.
+    /// Ranges of the deleted Node, in canonical form.
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["cidr"]))]
     #[schemars(length(max = 16))]
     #[serde(default, rename = "podCIDRs", skip_serializing_if = "Vec::is_empty")]
     pub pod_cidrs: Vec<HeldRange>,
 
-    /// When the quarantine is over at the earliest; not before no pod uses an address of them.
+    /// Earliest end of the quarantine. It also lasts until no pod uses an address in these ranges.
     pub until: Time,
 }
 

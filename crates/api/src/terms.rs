@@ -1,5 +1,5 @@
-//! On what terms the addresses of a pool are given to pods: said in the IPPool, and passed on to the
-//! nodes in their NodeSubnets, as agents read nothing else.
+//! The terms on which addresses of a pool are assigned to pods. They are set in the IPPool and copied to
+//! NodeSubnets, because agents read nothing else.
 
 use kube::KubeSchema;
 use schemars::JsonSchema;
@@ -7,15 +7,15 @@ use serde::{Deserialize, Serialize};
 
 use super::rules;
 
-/// How a node gives the addresses of a pool.
+/// How a node assigns addresses of the pool to pods.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct AddressTerms {
-    /// How many free addresses a node keeps for pods to come. Only for Blocks.
+    /// How many free addresses a node keeps for future pods. Only for Blocks.
     #[serde(default, skip_serializing_if = "is_default")]
     pub warm: Warm,
 
-    /// How long an address that a pod had rests before another one gets it, in seconds.
+    /// How long a released address cools before it may be assigned to another pod, in seconds.
     #[schemars(range(min = 0, max = 86400))]
     #[serde(
         default = "default_cooldown_seconds",
@@ -23,25 +23,25 @@ pub struct AddressTerms {
     )]
     pub cooldown_seconds: u32,
 
-    /// Routes that pods get, beside those of the CNI configuration.
+    /// Routes of pods, in addition to those of the CNI configuration.
     #[schemars(length(max = 64))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub routes: Vec<Route>,
 
-    /// DNS settings of the CNI result. Pods of Kubernetes have those of the kubelet instead.
+    /// DNS settings in the CNI result. Kubernetes ignores them: its pods get theirs from the kubelet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dns: Option<Box<Dns>>,
 
-    /// The prefix length that addresses are given with. Block: that of the node's block, for bridges
-    /// and ptp. Pool: that of the pool's CIDR, where all nodes share one link, as with macvlan. Host:
-    /// 32 or 128.
+    /// Prefix length of assigned addresses. Block: that of the node's block, for bridge and ptp. Pool: that of
+    /// the pool's CIDR, for networks in which all nodes share one link, such as macvlan. Host: 32 or 128.
     #[schemars(schema_with = "rules::address_prefix")]
     #[serde(default, skip_serializing_if = "is_default")]
     pub address_prefix: AddressPrefix,
 
-    /// Pods that the node's agent knows nothing of, as it or the API server is away: an annotation or label might give
-    /// them another pool or address. Wait: they are refused and tried again. Serve: they get an address of this pool
-    /// at once, if it is for any pod.
+    /// What to do with a pod that the node's agent knows nothing about, because the agent or the API server is
+    /// unavailable. Such a pod might be entitled to another pool or address by its labels and annotations.
+    /// Wait: the CNI call is refused and will be retried. Serve: the pod gets an address of this pool at once,
+    /// provided that the pool is for any pod.
     #[schemars(schema_with = "rules::unknown_pods")]
     #[serde(default, skip_serializing_if = "is_default")]
     pub unknown_pods: UnknownPods,
@@ -60,16 +60,16 @@ impl Default for AddressTerms {
     }
 }
 
-/// Free addresses that a node keeps.
+/// Limits of the free addresses that a node keeps.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 #[x_kube(validation = rules::warm_in_order())]
 pub struct Warm {
-    /// With fewer the node asks for another block.
+    /// With fewer free addresses than this the node asks for another block.
     #[schemars(range(min = 0, max = 65536))]
     #[serde(default = "default_low")]
     pub low: u32,
 
-    /// With more it gives back a block that is empty.
+    /// With more free addresses than this the node releases an empty block.
     #[schemars(range(min = 0, max = 65536))]
     #[serde(default = "default_high")]
     pub high: u32,
@@ -84,42 +84,42 @@ impl Default for Warm {
     }
 }
 
-/// The prefix length that addresses are given with.
+/// The prefix length of assigned addresses.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AddressPrefix {
-    /// That of the block
+    /// The prefix length of the node's block
     #[default]
     Block,
-    /// That of the pool's CIDR
+    /// The prefix length of the pool's CIDR
     Pool,
-    /// That of one address
+    /// A single address: 32 or 128
     Host,
 }
 
-/// What becomes of pods of which nothing is known.
+/// What to do with a pod that the agent knows nothing about.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UnknownPods {
-    /// They are refused, and tried again
+    /// Refuse the CNI call, which will be retried
     #[default]
     Wait,
-    /// They are served
+    /// Assign an address at once
     Serve,
 }
 
-/// A route of pods.
+/// A route in the network namespace of pods.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Route {
-    /// Where to, in canonical form (0.0.0.0/0, fd00::/8).
+    /// Destination CIDR in canonical form, such as 0.0.0.0/0 or fd00::/8.
     #[schemars(schema_with = "rules::held_cidr")]
     pub dst: String,
 
-    /// By way of. Absent: the gateway of the pod's address.
+    /// Address of the next hop. Absent: the gateway of the pod's address.
     #[schemars(schema_with = "rules::address")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gw: Option<String>,
 }
 
-/// DNS settings of a CNI result.
+/// DNS settings in the CNI result.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Dns {
     /// Addresses of name servers.
@@ -127,17 +127,17 @@ pub struct Dns {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nameservers: Vec<String>,
 
-    /// The local domain.
+    /// Local domain name.
     #[schemars(length(max = 253))]
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub domain: String,
 
-    /// Domains to search.
+    /// Search domains.
     #[schemars(length(max = 32), inner(length(max = 253)))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub search: Vec<String>,
 
-    /// Options of the resolver.
+    /// Options of the resolver, such as ndots:5.
     #[schemars(length(max = 32), inner(length(max = 253)))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub options: Vec<String>,

@@ -1,12 +1,11 @@
-//! The few fields of Nodes and Pods that are worth parsing.
+//! Partial types of watched objects, with only the fields that are used.
 //!
-//! A full Pod takes about 36 KB once parsed, and a cluster has very many; what is not named here is
-//! skipped while reading. The kinds stay themselves: `Api<NodeLite>` lists, watches and patches
-//! Nodes.
+//! A complete Pod takes about 36 KB once parsed, and a cluster has very many. Fields that are not listed here
+//! are skipped during parsing. The resource stays the same: `Api<NodeLite>` lists, watches and patches Nodes.
 //!
 //! # Caveats
-//! - Never write one back: a replace would remove everything that was skipped. Patches only.
-//! - `metadata` lacks managed fields and the generate name.
+//! - Never write such an object back: a replace would remove every field that was skipped. Only patch.
+//! - `metadata` has no managed fields and no generate name.
 
 use std::collections::BTreeMap;
 
@@ -20,96 +19,96 @@ use super::block::IPAMBlock;
 use super::pool::IPPool;
 use super::subnet::NodeSubnet;
 
-/// A Node.
+/// A Node with the fields that matter for allocation.
 #[derive(kube::Resource, Deserialize, Clone, Debug)]
 #[resource(inherit = Node)]
 pub struct NodeLite {
     /// Without managed fields
     #[serde(deserialize_with = "slim_meta")]
     pub metadata: ObjectMeta,
-    /// What is wanted of it
+    /// podCIDRs and provider ID
     pub spec: Option<NodeLiteSpec>,
-    /// What is known of it
+    /// Addresses and machine ID
     pub status: Option<NodeLiteStatus>,
 }
 
-/// The spec of a Node.
+/// The part of a Node's spec that is read.
 #[derive(Deserialize, Clone, Debug, Default)]
 pub struct NodeLiteSpec {
-    /// The first of `podCIDRs`
+    /// The first entry of `podCIDRs`
     #[serde(rename = "podCIDR")]
     pub pod_cidr: Option<String>,
-    /// What the node holds, one a family at most
+    /// The ranges of the node, at most one per family
     #[serde(rename = "podCIDRs")]
     pub pod_cidrs: Option<Vec<String>>,
-    /// The machine, as the cloud names it
+    /// The cloud provider's ID of the machine
     #[serde(rename = "providerID")]
     pub provider_id: Option<String>,
 }
 
-/// The status of a Node.
+/// The part of a Node's status that is read.
 #[derive(Deserialize, Clone, Debug, Default)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeLiteStatus {
-    /// Addresses and host names
+    /// IP addresses and host names of the node
     pub addresses: Option<Vec<NodeAddressLite>>,
-    /// What the kubelet says of the machine
+    /// The kubelet's description of the machine
     pub node_info: Option<NodeInfoLite>,
 }
 
-/// An address of a Node.
+/// An IP address or host name of a Node.
 #[derive(Deserialize, Clone, Debug, Default)]
 pub struct NodeAddressLite {
     /// `InternalIP`, `ExternalIP`, `Hostname` and others
     #[serde(rename = "type")]
     pub type_: String,
-    /// An address or a name, by type
+    /// An IP address or a name, depending on the type
     pub address: String,
 }
 
-/// What the kubelet says of the machine.
+/// The part of `status.nodeInfo` that is read.
 #[derive(Deserialize, Clone, Debug, Default)]
 pub struct NodeInfoLite {
-    /// `/etc/machine-id`; empty where there is none
+    /// Content of `/etc/machine-id`; empty if there is none
     #[serde(rename = "machineID", default)]
     pub machine_id: String,
 }
 
-/// Set by a kubelet on the mirror pods of its static pods: the UID of the static pod.
+/// Annotation that a kubelet sets on the mirror pods of its static pods; the value identifies the static pod.
 pub const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 
-/// A Pod.
+/// A Pod with the fields that matter for addresses.
 #[derive(kube::Resource, Deserialize, Clone, Debug)]
 #[resource(inherit = Pod)]
 pub struct PodLite {
     /// Without managed fields
     #[serde(deserialize_with = "slim_meta")]
     pub metadata: ObjectMeta,
-    /// What is wanted of it
+    /// Node name and host network
     pub spec: Option<PodLiteSpec>,
-    /// What is known of it
+    /// Phase and addresses
     pub status: Option<PodLiteStatus>,
 }
 
-/// The spec of a Pod.
+/// The part of a Pod's spec that is read.
 #[derive(Deserialize, Clone, Debug, Default)]
 #[serde(rename_all = "camelCase")]
 pub struct PodLiteSpec {
-    /// Where it is bound to
+    /// The node that the pod is bound to
     pub node_name: Option<String>,
-    /// Whether its addresses are the node's
+    /// Whether the pod uses the addresses of its node
     pub host_network: Option<bool>,
 }
 
-/// The status of a Pod.
+/// The part of a Pod's status that is read.
 #[derive(Deserialize, Clone, Debug, Default)]
 pub struct PodLiteStatus {
     /// `Succeeded` and `Failed` pods no longer use their addresses
     pub phase: Option<String>,
-    /// Its addresses, one a family
+    /// All addresses of the pod, one per family
     #[serde(rename = "podIPs")]
     pub pod_ips: Option<Vec<PodIpLite>>,
-    /// The first of them
+    /// The first of `pod_ips`
     #[serde(rename = "podIP")]
     pub pod_ip: Option<String>,
 }
@@ -117,60 +116,60 @@ pub struct PodLiteStatus {
 /// An address of a Pod.
 #[derive(Deserialize, Clone, Debug, Default)]
 pub struct PodIpLite {
-    /// The address
+    /// The address as text
     pub ip: String,
 }
 
-/// An IPPool whose spec and status may be anything.
+/// An IPPool whose spec and status are not parsed yet.
 #[derive(kube::Resource, Deserialize, Clone, Debug)]
 #[resource(inherit = IPPool)]
 pub struct IPPoolLite {
     /// Without managed fields
     #[serde(deserialize_with = "slim_meta")]
     pub metadata: ObjectMeta,
-    /// To be read with care: one bad object must not spoil a list
+    /// Unparsed, so that one invalid object does not make a whole list fail
     #[serde(default)]
     pub spec: Value,
-    /// Likewise, and apart from the spec: it can be well where that is not
+    /// Unparsed as well, and separate, because it can be valid where the spec is not
     #[serde(default)]
     pub status: Value,
 }
 
-/// A NodeSubnet whose spec may be anything.
+/// A NodeSubnet whose spec and status are not parsed yet.
 #[derive(kube::Resource, Deserialize, Clone, Debug)]
 #[resource(inherit = NodeSubnet)]
 pub struct NodeSubnetLite {
     /// Without managed fields
     #[serde(deserialize_with = "slim_meta")]
     pub metadata: ObjectMeta,
-    /// To be read with care: one bad object must not spoil a list
+    /// Unparsed, so that one invalid object does not make a whole list fail
     #[serde(default)]
     pub spec: Value,
-    /// Likewise
+    /// Unparsed for the same reason
     #[serde(default)]
     pub status: Value,
 }
 
-/// A NodeAddresses whose spec may be anything.
+/// A NodeAddresses whose spec is not parsed yet.
 #[derive(kube::Resource, Deserialize, Clone, Debug)]
 #[resource(inherit = NodeAddresses)]
 pub struct NodeAddressesLite {
     /// Without managed fields
     #[serde(deserialize_with = "slim_meta")]
     pub metadata: ObjectMeta,
-    /// To be read with care: one bad object must not spoil a list
+    /// Unparsed, so that one invalid object does not make a whole list fail
     #[serde(default)]
     pub spec: Value,
 }
 
-/// An IPAMBlock whose spec may be anything.
+/// An IPAMBlock whose spec is not parsed yet.
 #[derive(kube::Resource, Deserialize, Clone, Debug)]
 #[resource(inherit = IPAMBlock)]
 pub struct IPAMBlockLite {
     /// Without managed fields
     #[serde(deserialize_with = "slim_meta")]
     pub metadata: ObjectMeta,
-    /// To be read with care: one bad object must not spoil a list
+    /// Unparsed, so that one invalid object does not make a whole list fail
     #[serde(default)]
     pub spec: Value,
 }

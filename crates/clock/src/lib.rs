@@ -1,8 +1,8 @@
-//! The clock that deadlines are kept by: one for the daemons and the CNI plugin, which tell each other times of it.
+//! The clock for deadlines, shared by the daemons and the CNI plugin, which exchange times of it.
 
 use std::time::Duration;
 
-/// Time since boot, with the time that the machine slept. The same for every process of a machine.
+/// Time since boot, including suspend (`CLOCK_BOOTTIME`). All processes of a machine agree on it.
 #[cfg(target_os = "linux")]
 pub fn since_boot() -> Duration {
     use rustix::time::{ClockId, clock_gettime};
@@ -11,7 +11,7 @@ pub fn since_boot() -> Duration {
     Duration::new(seconds, u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
-/// Time since it was first asked for. Daemons run on Linux; this is for people's tools elsewhere.
+/// Time since the first call. Only for command line tools on other systems: daemons run on Linux.
 #[cfg(not(target_os = "linux"))]
 pub fn since_boot() -> Duration {
     use std::sync::OnceLock;

@@ -1,15 +1,15 @@
-//! A choice in words: a line a pool, few enough for an event or a terminal.
+//! A [`Choice`] as text: one line per pool, short enough for an event or a terminal.
 
 use std::fmt;
 
 use super::{Choice, Chosen, PassedOver, Place, Reason, Subject};
 
-/// Pools that are named; of the others only the number is.
+/// The most pools that are listed by name; the others are only counted.
 const NAMED: usize = 8;
 
 impl fmt::Display for Choice<'_> {
-    /// Chosen pools in their order, then the others, those first that lack the least. Without a
-    /// line feed at the end.
+    /// Writes the chosen pools in their order, then the others, those closest to being chosen first. The text
+    /// does not end with a line feed.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.chosen.is_empty() {
             f.write_str("no pool serves")?;
@@ -48,7 +48,7 @@ impl fmt::Display for Choice<'_> {
     }
 }
 
-/// A chosen pool, and why it comes before the next.
+/// Writes a chosen pool, and why it comes before the next one.
 fn line(f: &mut fmt::Formatter, nth: usize, pool: &Chosen, next: Option<&Chosen>) -> fmt::Result {
     let ordinal = match nth + 1 {
         1 => "1st",
@@ -114,8 +114,8 @@ fn line(f: &mut fmt::Formatter, nth: usize, pool: &Chosen, next: Option<&Chosen>
 }
 
 impl Reason<'_> {
-    /// How far the pool is from being chosen: what is asked for or selected and still cannot serve is
-    /// what people look for.
+    /// How far the pool is from being chosen. Pools that were asked for or selected but cannot serve come
+    /// first, because people look for those.
     fn distance(&self) -> u8 {
         match self {
             Reason::Unknown => 0,

@@ -1,23 +1,24 @@
-//! Which pool serves: one answer for the controller (a node), the agent (a pod) and people (why?).
+//! Which pool serves a node or a pod, and why: used by the controller, the agent and the kubectl plugin.
 //!
-//! A pool serves who its selectors select. Of several the first one with room is used, in this
-//! order: priority; the most requirements in its selectors, all three together; the most room; name.
-//! Room is compared among pools of the same families only, as an IPv6 pool always has more: of pools that are
-//! equal till then the oldest says which families are given. One that lacks any of these serves only who asks for it
-//! by name, so that a pool which is added changes nobody's families, and a full one neither.
+//! A pool serves those whom its selectors match. Of several pools the first one with room is used, in this
+//! order: priority; number of requirements in all three selectors; families of the oldest; room; name. Room is
+//! only compared among pools of the same families, because an IPv6 pool always has more. Among the pools that
+//! are best by priority and requirements the oldest determines which families are assigned. A pool of the same
+//! rank that lacks one of these families only serves those who ask for it by name, so that neither adding a
+//! pool nor exhausting one changes anybody's families.
 //!
-//! Pools that are asked for by name come as they were asked for, whatever their selectors say, also
-//! those that are `Manual`.
+//! Pools that are asked for by name are used in the order given, whatever their selectors say, including
+//! `Manual` pools.
 //!
 //! # Guarantees
-//! - The answer depends on the set of candidates, not on their order. Candidates that are nearly in
-//!   order are put in order in nearly linear time.
-//! - Room is asked for once a pool, and only where nothing before it decides: it is dear to count.
-//! - Every candidate is either chosen or passed over, and for both there is a reason. Nothing is
-//!   formatted until a [`Choice`] is displayed.
+//! - The answer depends on the set of candidates, not on their order. Nearly sorted candidates are sorted in
+//!   nearly linear time.
+//! - Room is queried at most once per pool, and only to break a tie, because counting it is expensive.
+//! - Every candidate is either chosen or passed over, with a reason. Nothing is formatted before a [`Choice`]
+//!   is displayed.
 //!
 //! # Caveats
-//! - Of a pool that cannot serve and does not select the asker either, the selector is what is told.
+//! - For a pool that cannot serve and does not select the asker either, the reason is the selector.
 
 mod explain;
 mod selector;
@@ -31,38 +32,38 @@ use std::sync::Arc;
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Dual, Family};
 
-/// Key and value of a label.
+/// Key and value of a label. Labels are passed as slices sorted by key.
 pub type Label = (Arc<str>, Arc<str>);
 
-/// A pool that might serve.
+/// A pool that may be chosen.
 #[derive(Clone, Copy, Debug)]
 pub struct Candidate<'a> {
-    /// Its name, unlike all others
+    /// Name of the pool; unique among the candidates
     pub name: &'a str,
-    /// Which nodes it serves
+    /// `nodeSelector` of the pool
     pub node: &'a Selector,
-    /// The pods of which namespaces
+    /// `namespaceSelector` of the pool
     pub namespace: &'a Selector,
-    /// Which pods
+    /// `podSelector` of the pool
     pub pod: &'a Selector,
-    /// Higher first
+    /// Higher is better
     pub priority: i32,
-    /// Which families it gives
+    /// The families that the pool has ranges of
     pub families: Dual<bool>,
-    /// When it was made, in seconds since 1970
+    /// Creation time, in seconds since 1970
     pub created: i64,
-    /// Whether it serves only those that ask for it by name
+    /// Whether it serves only those who ask for it by name
     pub manual: bool,
     /// Whether it can serve at all
     pub standing: Standing<'a>,
 }
 
-/// Whether a pool can serve anybody now.
+/// Whether a pool can currently serve anybody.
 #[derive(Clone, Copy)]
 pub enum Standing<'a> {
-    /// It can.
+    /// The pool can serve.
     Serving,
-    /// It cannot, for that reason, however it is asked for.
+    /// The pool cannot serve for this reason, not even those who ask for it by name.
     Barred(&'a dyn fmt::Display),
 }
 
@@ -75,97 +76,98 @@ impl fmt::Debug for Standing<'_> {
     }
 }
 
-/// Who asks. Labels are sorted by key.
+/// The node or pod that a pool is chosen for. Labels are sorted by key.
 #[derive(Clone, Copy, Debug)]
 pub struct Asker<'a> {
     /// The labels of the node
     pub node: &'a [Label],
-    /// The pod; `None` asks for the node as a whole
+    /// The pod; `None` chooses for the node as a whole
     pub pod: Option<PodLabels<'a>>,
-    /// Pools asked for by name, best first; empty leaves it to the selectors
+    /// Names of the pools that were asked for, best first; if empty, selectors decide
     pub by_name: &'a [&'a str],
 }
 
 /// The labels of a pod and of its namespace, sorted by key.
 #[derive(Clone, Copy, Debug)]
 pub struct PodLabels<'a> {
-    /// Those of its namespace
+    /// The labels of the pod's namespace
     pub namespace: &'a [Label],
-    /// Its own
+    /// The labels of the pod itself
     pub pod: &'a [Label],
 }
 
-/// What was chosen, and why. Displays as a few lines, the best pool first.
+/// The result of [`choose`]. Displays as one line per pool, the best first.
 #[derive(Clone, Debug, Default)]
 pub struct Choice<'a> {
     /// The pools to try, best first
     pub chosen: Vec<Chosen<'a>>,
-    /// The others, in the order of the candidates; names that no candidate has come last
+    /// The other pools in the order of the candidates, then names that no candidate has
     pub passed_over: Vec<PassedOver<'a>>,
 }
 
-/// A pool to try.
+/// A pool to try, and what decided its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chosen<'a> {
-    /// Its index among the candidates
+    /// Index of the pool among the candidates
     pub at: usize,
-    /// Its name
+    /// Name of the pool
     pub name: &'a str,
-    /// The node was asked for as a whole, and the pool serves some of its pods only: nothing should
-    /// be given to the node before such a pod asks
+    /// The choice is for a node as a whole, and the pool serves only some of its pods. So the node should not
+    /// get a block of it before such a pod asks.
     pub some_pods_only: bool,
-    /// It lacks this family, which a pool of the same rank gives: it serves only who asks for it by name
+    /// A family that the pool lacks and a pool of the same rank has. Therefore the pool only serves those who
+    /// ask for it by name.
     pub lacks: Option<Family>,
-    /// What gave it its place
+    /// What determined its place in the order
     pub place: Place,
 }
 
-/// What gives a chosen pool its place.
+/// What determined the place of a chosen pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// It was asked for by name.
+    /// The pool was asked for by name.
     Asked,
-    /// It came out of the comparison.
+    /// The pool was compared with others.
     Ranked {
-        /// Higher first
+        /// Higher is better
         priority: i32,
-        /// Requirements of all its selectors, more first
+        /// Number of requirements in all selectors; more is better
         requirements: usize,
-        /// More first; `None` where it was not needed
+        /// More is better; `None` if it was not needed to break a tie
         room: Option<u128>,
     },
 }
 
-/// A pool that is not to be tried.
+/// A pool that must not be tried.
 #[derive(Clone, Copy, Debug)]
 pub struct PassedOver<'a> {
-    /// Its index among the candidates; `None` if there is no such pool
+    /// Index of the pool among the candidates; `None` if no such pool exists
     pub at: Option<usize>,
-    /// Its name
+    /// Name of the pool
     pub name: &'a str,
-    /// Why
+    /// Why the pool must not be tried
     pub why: Reason<'a>,
 }
 
-/// Why a pool is not to be tried.
+/// Why a pool must not be tried.
 #[derive(Clone, Copy)]
 pub enum Reason<'a> {
-    /// It is asked for by name and does not exist.
+    /// The pool was asked for by name and does not exist.
     Unknown,
-    /// It selects the asker, or was asked for by name, but cannot serve.
+    /// The pool selects the asker or was asked for by name, but cannot serve.
     Barred(&'a dyn fmt::Display),
-    /// It selects the asker, but must be asked for by name.
+    /// The pool selects the asker, but only serves those who ask for it by name.
     Manual,
-    /// One of its selectors does not select the asker.
+    /// A selector of the pool does not match the asker.
     Deselected {
-        /// Which selector
+        /// Which of the selectors
         subject: Subject,
         /// The requirement that is not met
         wants: &'a Requirement,
-        /// The value that its label has; `None` if there is no such label
+        /// The value of the label; `None` if there is no such label
         has: Option<&'a str>,
     },
-    /// Others were asked for by name.
+    /// Other pools were asked for by name.
     NotAsked,
 }
 
@@ -175,7 +177,7 @@ impl fmt::Debug for Reason<'_> {
     }
 }
 
-/// What a selector is about.
+/// The selectors of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Subject {
     /// `nodeSelector`
@@ -186,9 +188,9 @@ pub enum Subject {
     Pod,
 }
 
-/// The pools that may serve the asker, best first, and why the others may not.
+/// Returns the pools that may serve the asker, best first, and why the others may not.
 ///
-/// `room` tells how much a pool can still give, in whatever unit is the same for all of them.
+/// `room` returns how much a pool can still allocate, in a unit that is the same for all candidates.
 pub fn choose<'a>(
     candidates: &[Candidate<'a>],
     asker: &Asker<'a>,
@@ -286,7 +288,7 @@ fn by_selectors<'a>(
     choice
 }
 
-/// The families that the oldest of the best pools gives.
+/// The families of the oldest pool among the best ones.
 fn given_families(chosen: &[Chosen], candidates: &[Candidate]) -> Dual<bool> {
     let best = chosen.first().map(Chosen::rank);
     let best = chosen.iter().filter(|it| Some(it.rank()) == best);
@@ -294,7 +296,7 @@ fn given_families(chosen: &[Chosen], candidates: &[Candidate]) -> Dual<bool> {
     oldest.map_or(Dual::default(), |it| candidates[it.at].families)
 }
 
-/// The first family of those that a pool lacks.
+/// The first family that is in `given`, but not in `has`.
 pub fn lacking(given: Dual<bool>, has: Dual<bool>) -> Option<Family> {
     let mut given = given.iter().filter(|(_, is_given)| **is_given);
     let (family, _) = given.find(|(family, _)| !has.get(*family))?;
@@ -302,7 +304,7 @@ pub fn lacking(given: Dual<bool>, has: Dual<bool>) -> Option<Family> {
 }
 
 impl<'a> Candidate<'a> {
-    /// Why the selectors do not select the asker, if they do not.
+    /// The reason if a selector does not match the asker.
     fn deselects(&self, asker: &Asker<'a>) -> Option<Reason<'a>> {
         let unmet = |subject, selector: &'a Selector, labels: &'a [Label]| {
             let (wants, has) = selector.unmet(labels)?;
@@ -336,7 +338,7 @@ impl<'a> Candidate<'a> {
 }
 
 impl Chosen<'_> {
-    /// What is compared before room and name, best first.
+    /// What is compared before families, room and name; `None` if the pool was asked for by name.
     fn rank(&self) -> Option<(Reverse<i32>, Reverse<usize>)> {
         match self.place {
             Place::Asked => None,

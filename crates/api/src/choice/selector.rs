@@ -1,4 +1,4 @@
-//! Label selectors, read once and matched often.
+//! Label selectors that are parsed once and matched often.
 
 use std::fmt;
 
@@ -6,25 +6,25 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
 use super::Label;
 
-/// A label selector in a form that matches without allocation.
+/// A label selector in a form that is matched without allocation.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Selector(Vec<Requirement>);
 
-/// One condition on one label, which is named first.
+/// One condition on the label that is the first field.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Requirement {
-    /// The label is there, with one of the values.
+    /// The label exists and has one of the values.
     In(String, Vec<String>),
-    /// The label has none of the values, or is not there.
+    /// The label does not exist or has none of the values.
     NotIn(String, Vec<String>),
-    /// The label is there.
+    /// The label exists, with any value.
     Exists(String),
-    /// The label is not there.
+    /// The label does not exist.
     Absent(String),
 }
 
 impl Requirement {
-    /// The label it is about.
+    /// The key of the label.
     pub fn key(&self) -> &str {
         match self {
             Requirement::In(key, _)
@@ -34,7 +34,7 @@ impl Requirement {
         }
     }
 
-    /// Whether the label may have that value; `None`: whether it may be absent.
+    /// Whether the label may have this value, or with `None` whether it may be absent.
     fn allows(&self, value: Option<&str>) -> bool {
         let listed = |values: &[String]| value.is_some_and(|v| values.iter().any(|x| x == v));
         match self {
@@ -47,9 +47,9 @@ impl Requirement {
 }
 
 impl fmt::Display for Requirement {
-    /// The operator as a selector spells it, and the first few values.
+    /// Writes the operator as selectors spell it, and the first few values.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        /// Longer lists would fill an event.
+        /// Longer lists would not fit into an event.
         const NAMED: usize = 5;
         let (operator, values) = match self {
             Requirement::In(_, values) => ("In", values),
@@ -67,8 +67,8 @@ impl fmt::Display for Requirement {
 }
 
 impl Selector {
-    /// Reads a selector; absent or empty matches everything. The error says which expression is
-    /// wrong and what to write.
+    /// Parses a selector; an absent or empty one matches everything. The error names the wrong expression and
+    /// says what to write.
     pub fn new(selector: Option<&LabelSelector>) -> Result<Self, String> {
         let mut requirements = Vec::new();
         let Some(selector) = selector else {
@@ -101,13 +101,12 @@ impl Selector {
         Ok(Selector(requirements))
     }
 
-    /// Whether labels, sorted by key, satisfy every requirement.
+    /// Whether the labels, sorted by key, meet every requirement.
     pub fn matches(&self, labels: &[Label]) -> bool {
         self.unmet(labels).is_none()
     }
 
-    /// The first requirement that labels, sorted by key, do not satisfy, and the value that its
-    /// label has.
+    /// The first requirement that the labels, sorted by key, do not meet, with the value of its label.
     pub(crate) fn unmet<'a>(
         &'a self,
         labels: &'a [Label],
@@ -119,8 +118,7 @@ impl Selector {
         })
     }
 
-    /// How many requirements there are: of two matching selectors the one with more is the more
-    /// specific.
+    /// The number of requirements: of two selectors that match, the one with more is more specific.
     pub fn specificity(&self) -> usize {
         self.0.len()
     }

@@ -21,7 +21,7 @@ fn labels(pairs: &[(&str, &str)]) -> Vec<Label> {
         .collect()
 }
 
-/// A pool with all that a candidate borrows.
+/// A pool with everything that a candidate borrows.
 #[derive(Clone, Debug, Default)]
 struct Pool {
     name: String,
@@ -281,7 +281,7 @@ fn eight_pools_are_named_and_the_rest_counted() {
     }
 }
 
-/// What the order means, in so many words.
+/// The documented order, implemented directly.
 fn naive(a: &Pool, b: &Pool) -> Ordering {
     let requirements =
         |it: &Pool| it.node.specificity() + it.namespace.specificity() + it.pod.specificity();
@@ -295,7 +295,7 @@ fn naive(a: &Pool, b: &Pool) -> Ordering {
     decided.unwrap_or(Ordering::Equal)
 }
 
-/// Up to three requirements, of which the asker, whose values are all "0", meets those for "0".
+/// Up to three requirements. The labels of the asker all have the value "0", so requirements for "0" are met.
 fn requirements() -> impl Strategy<Value = Vec<(&'static str, &'static str)>> {
     let value = prop::option::weighted(0.3, prop::bool::weighted(0.8));
     prop::array::uniform3(value).prop_map(|values| {
@@ -308,7 +308,7 @@ fn requirements() -> impl Strategy<Value = Vec<(&'static str, &'static str)>> {
 }
 
 prop_compose! {
-    /// A pool, whether its nodeSelector is met, and whether the other two are.
+    /// A pool, whether its nodeSelector matches, and whether the other two do.
     fn any_pool()(
         node in requirements(),
         namespace in requirements(),
@@ -374,7 +374,7 @@ proptest! {
         let wanted: Vec<&str> = expected.iter().map(|pool| &*pool.name).collect();
         prop_assert_eq!(names(&choice), wanted);
 
-        // Room is asked for once, and only of those that nothing else tells apart.
+        // Room is queried once, and only for pools that nothing else distinguishes.
         let rank = |pool: &Pool| {
             let Pool { node, namespace, pod, .. } = pool;
             (pool.priority, node.specificity() + namespace.specificity() + pod.specificity())
@@ -388,7 +388,7 @@ proptest! {
         asked.sort_unstable();
         prop_assert_eq!(asked, tied);
 
-        // Everyone is told of once, with the right index.
+        // Every pool is reported once, with the right index.
         let passed = choice.passed_over.iter().map(|it| (it.at.unwrap(), it.name));
         let mut told: Vec<(usize, &str)> =
             choice.chosen.iter().map(|it| (it.at, it.name)).chain(passed).collect();
@@ -430,14 +430,14 @@ fn room_is_compared_within_a_family_and_the_oldest_pool_says_which_is_given() {
         "{text}"
     );
 
-    // Where IPv6 was first, IPv4 changes nothing.
+    // Where IPv6 came first, an IPv4 pool changes nothing.
     let older = Pool { created: 0, ..six };
     assert_eq!(
         names(&ask(&[older.clone(), four.clone()], &of_node(&[]))),
         ["six", "four"]
     );
 
-    // Whoever orders them has said what he wants.
+    // Explicit priorities override that.
     let first = Pool {
         priority: 1,
         ..older
