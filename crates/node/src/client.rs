@@ -1,4 +1,4 @@
-//! Asking as the plugin does: the agent, and where none answers the store itself.
+//! The plugin's side of an operation: ask the agent, or work on the store directly if no agent answers.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -14,19 +14,19 @@ use super::ops::{Answer, Op, Refusal, Why};
 use super::store::{Store, StoreError};
 use super::wire::{self, Greeting, Request, Response};
 
-/// An agent that does not greet for so long hangs.
+/// How long to wait for the agent's greeting before it counts as hung.
 const AWAKE: Duration = Duration::from_secs(1);
-/// So long the store is waited for before the agent is looked for again.
+/// How long to wait for the store before trying the agent again.
 const TURN: Duration = Duration::from_millis(500);
-/// How long between two tries to connect while the agent's queue is full.
+/// Interval of attempts to connect while the agent's queue of connections is full.
 const POLL: Duration = Duration::from_millis(5);
 
-/// Does an operation by the agent, or on the store itself where the agent is absent or hangs. Answers
-/// within `timeout`, and the time that the disk takes.
+/// Has the agent do an operation, or does it on the store directly if the agent is absent or hangs. Returns
+/// within `timeout` plus the time that the disk takes.
 pub fn ask(socket: &Path, store: &Path, op: &Op, timeout: Duration) -> Result<Answer, Refusal> {
     let asked = clock::since_boot();
     let end = asked + timeout;
-    // What the agent has not begun by then it will not do: time is left to do it here.
+    // The agent begins nothing after this time, so the last quarter of the timeout is left for the store.
     let agents = end.saturating_sub(timeout / 4);
     let mut stranger = None;
     loop {
@@ -98,15 +98,15 @@ fn absent(socket: &Path, store: &Path) -> Refusal {
 
 /// Why the agent did not answer.
 enum Absent {
-    /// It is not there, or hangs: what it was asked it will not do
+    /// It is absent or hangs, and will not do the operation any more
     Silent,
-    /// It is of a version that speaks otherwise, and was not asked
+    /// It speaks another protocol version (this one), and was not asked
     Stranger(u32),
-    /// The operation cannot be asked
+    /// The operation cannot be encoded as a request
     Refused(Refusal),
 }
 
-/// Errors of the connection mean that nobody is there.
+/// An I/O error on the connection counts as an absent agent.
 impl From<io::Error> for Absent {
     fn from(_: io::Error) -> Self {
         Self::Silent
@@ -140,7 +140,7 @@ fn by_agent(
     Ok(wire::receive(&mut until)?)
 }
 
-/// Connects without being held up by a queue that nobody takes from.
+/// Connects to the socket. Does not block if the queue of connections is full because nobody accepts them.
 fn connected(path: &Path, end: Duration) -> io::Result<UnixStream> {
     let address = SocketAddrUnix::new(path)?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -157,7 +157,7 @@ fn connected(path: &Path, end: Duration) -> io::Result<UnixStream> {
     Ok(stream)
 }
 
-/// A stream until a time since boot.
+/// Reads and writes a stream until `end`, a time since boot, and fails with `TimedOut` after that.
 struct Until<'a> {
     stream: &'a UnixStream,
     end: Duration,

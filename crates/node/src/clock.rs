@@ -1,4 +1,4 @@
-//! Reading the clocks that [`Now`] is made of.
+//! Reads the clocks that make up a [`Now`].
 
 use std::fs;
 use std::sync::OnceLock;
@@ -8,7 +8,7 @@ pub use cadastre_clock::since_boot;
 
 use super::ops::Now;
 
-/// Reads all of them.
+/// Reads boot id, time since boot and wall clock.
 pub fn now() -> Now {
     let wall = SystemTime::now().duration_since(UNIX_EPOCH);
     Now {
@@ -18,8 +18,8 @@ pub fn now() -> Now {
     }
 }
 
-/// The running boot; it stays the same for the life of a process. Empty where the kernel does not say:
-/// then a reboot goes unnoticed, and addresses that cooled before it may cool longer.
+/// The id of the running boot, which is read once per process. It is empty if the kernel does not report it;
+/// then reboots go unnoticed, and addresses released before one may cool longer.
 fn boot() -> &'static str {
     static BOOT: OnceLock<String> = OnceLock::new();
     BOOT.get_or_init(|| {

@@ -1,19 +1,19 @@
-//! Why the storage did not do what was asked of it.
+//! Errors of the storage below the ledger.
 
 use std::io;
 
-/// What went wrong below the ledger.
+/// Why the storage could not be used.
 #[derive(Debug, thiserror::Error)]
 pub enum Fault {
     /// The file cannot be read or written.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// What it says makes no sense.
+    /// The content of the file is inconsistent; the text says what is wrong.
     #[error("{0}")]
     Damaged(String),
 }
 
-/// What is to be done about an error of a file system, where its kind says that.
+/// What to do about an error of a file system; `None` if its kind does not tell.
 pub fn advice(error: &io::Error) -> Option<&'static str> {
     Some(match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {

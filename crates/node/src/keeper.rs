@@ -1,14 +1,14 @@
-//! The one thread of an agent that has the store.
+//! The store thread: the one thread of an agent that owns the store.
 //!
-//! Requests come from many threads or tasks, and what waits is done in one transaction: one wait for the
-//! disk for all of it. Answers are given after that.
+//! Requests come from many threads or tasks. All that are waiting are done in one transaction, so they share
+//! one wait for the disk, and are answered after it.
 //!
-//! The file is closed when there was nothing to do for a while, so that a plugin that finds the agent hung
-//! at such a moment can work on it. That is safe because nothing is kept in memory, and because a request
-//! carries the time until which its caller waits: what comes to its turn later is refused instead of done,
-//! so that no caller that gave up and helped itself is overtaken by its own request. The same goes for what
-//! no caller waits for any more, which is looked at while nobody else has the file; and the ledger refuses
-//! an ADD that was asked for before a DEL that another process has done.
+//! The file is closed after some time without work, so that a plugin that finds the agent hung can use it
+//! directly. This is safe because nothing is kept in memory, and because a request carries its caller's
+//! deadline: a request whose turn comes later is refused, so a caller that gave up and used the store directly
+//! is not overtaken by its own request. The same holds for requests whose caller has gone, which is checked
+//! while this process has the file. In addition, the ledger refuses an ADD that was asked for before a DEL
+//! which another process has done.
 
 use std::io;
 use std::mem;
@@ -25,16 +25,16 @@ use super::ops::{Answer, Now, Op, Refusal};
 use super::store::{Store, StoreError};
 use cadastre_core::mutation::Mutation;
 
-/// How a keeper works.
+/// Timeouts and limits of the store thread.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// After so long without work the file is closed.
+    /// The file is closed after this time without work.
     pub idle: Duration,
-    /// So long it waits for another process to let go of the file.
+    /// How long to wait for another process to close the file.
     pub wait: Duration,
-    /// So many requests may wait; more are refused.
+    /// The most requests that may wait; further ones are refused.
     pub waiting: usize,
-    /// So many are done in one transaction at most.
+    /// The most requests that are done in one transaction.
     pub group: usize,
 }
 
@@ -49,13 +49,13 @@ impl Default for Settings {
     }
 }
 
-/// Takes the answer to an operation, on the keeper's thread: it must not block.
+/// Receives the answer to an operation. It is called on the store thread, so it must not block.
 pub type Reply = Box<dyn FnOnce(Result<Answer, Refusal>) + Send>;
 
-/// Says whether somebody still waits for an answer.
+/// Returns whether somebody still waits for the answer.
 type Waits = Arc<dyn Fn() -> bool + Send + Sync>;
 
-/// When something was asked for, and until when an answer is waited for, as times since boot.
+/// When an operation was asked for, and until when its caller waits, both as times since boot.
 #[derive(Clone)]
 pub struct Call {
     asked: Duration,
@@ -64,12 +64,12 @@ pub struct Call {
 }
 
 impl Call {
-    /// Asked for now.
+    /// A call that is asked for now.
     pub fn until(deadline: Duration) -> Self {
         Self::at(clock::since_boot(), deadline)
     }
 
-    /// Asked for at that time.
+    /// A call that was asked for at the time `asked`.
     pub fn at(asked: Duration, deadline: Duration) -> Self {
         Self {
             asked,
@@ -78,14 +78,14 @@ impl Call {
         }
     }
 
-    /// Asked for then, if not now.
+    /// Moves the time of asking back to `asked`, if that is given and earlier.
     #[must_use]
     pub fn asked(mut self, asked: Option<Duration>) -> Self {
         self.asked = asked.unwrap_or(self.asked).min(self.asked);
         self
     }
 
-    /// It is not done any more once `waits` says no, which must not block.
+    /// Adds a condition: the operation is skipped once `waits` returns false. `waits` must not block.
     #[must_use]
     pub fn while_waited_for(mut self, waits: impl Fn() -> bool + Send + Sync + 'static) -> Self {
         let waits: Waits = match self.waits.take() {
@@ -96,12 +96,12 @@ impl Call {
         self
     }
 
-    /// Until when an answer is waited for.
+    /// The time since boot until which the caller waits.
     pub fn deadline(&self) -> Duration {
         self.deadline
     }
 
-    /// Why nobody waits for an answer any more.
+    /// Why the caller no longer waits; `None` if it still does.
     fn given_up(&self, now: Duration) -> Option<StoreError> {
         if now > self.deadline {
             return Some(LATE);
@@ -111,19 +111,20 @@ impl Call {
     }
 }
 
-/// The thread.
+/// The store thread, for joining it.
 pub struct Keeper {
     thread: JoinHandle<()>,
 }
 
-/// A way to ask the keeper. The thread ends, after what waits, when the last one is gone.
+/// Sends requests to the store thread. Once the last handle is dropped, the thread does what is waiting and
+/// ends.
 #[derive(Clone)]
 pub struct Handle {
     sender: SyncSender<Request>,
 }
 
 impl Keeper {
-    /// Starts it. The file must be there; it is opened for the first request.
+    /// Starts the thread. The file must exist, but is not opened before the first request.
     pub fn start(path: &Path, settings: Settings) -> io::Result<(Self, Handle)> {
         let (sender, requests) = sync_channel(settings.waiting);
         let (path, wait) = (path.to_owned(), settings.wait);
@@ -137,20 +138,20 @@ impl Keeper {
         Ok((Self { thread }, Handle { sender }))
     }
 
-    /// Waits until all handles are gone, and everything they asked for is done.
+    /// Waits until all handles are dropped and all their requests are done.
     pub fn join(self) {
         _ = self.thread.join();
     }
 }
 
 impl Handle {
-    /// Does an operation, unless nobody waits for it any more when its turn comes. Never blocks.
+    /// Requests an operation, which is skipped if nobody waits for it when its turn comes. Never blocks.
     pub fn ask(&self, op: Op, call: Call, reply: Reply) {
         self.send(Request::op(op, call, reply));
     }
 
-    /// Does something with the ledger, in one transaction with what waits. `reply` takes the result on the
-    /// keeper's thread: it must not block. Never blocks.
+    /// Runs `work` on the ledger, in one transaction with the other waiting requests. Never blocks. `reply`
+    /// receives the result on the store thread, so it must not block either.
     pub fn with<T: Send + 'static>(
         &self,
         work: impl FnOnce(&mut Ledger<'_>) -> Result<T, Fault> + Send + 'static,
@@ -169,15 +170,15 @@ impl Handle {
     }
 }
 
-/// Something to be done with the store, and who takes the result.
+/// Work on the store, with the receiver of its result.
 pub struct Request {
-    /// `None`: it is done in any case
+    /// `None`: the work is done whether or not anybody waits
     call: Option<Call>,
     job: Box<dyn Step>,
 }
 
 impl Request {
-    /// An operation, unless nobody waits for it any more when its turn comes.
+    /// An operation, which is skipped if nobody waits for it when its turn comes.
     pub fn op(op: Op, call: Call, reply: Reply) -> Self {
         let asked = call.asked;
         let work = move |ledger: &mut Ledger<'_>| ledger.run_asked(&op, asked);
@@ -187,7 +188,7 @@ impl Request {
         Self::work(Some(call), work, reply)
     }
 
-    /// Any work; without a call it is done in any case.
+    /// Arbitrary work. Without a call it is done in any case.
     pub fn work<T: Send + 'static>(
         call: Option<Call>,
         work: impl FnOnce(&mut Ledger<'_>) -> Result<T, Fault> + Send + 'static,
@@ -205,7 +206,7 @@ impl Request {
     }
 }
 
-/// What is done in a transaction, and after it.
+/// Work inside a transaction, and the answer after its commit.
 trait Step: Send {
     fn run(&mut self, ledger: &mut Ledger<'_>) -> Result<(), Fault>;
     fn finish(self: Box<Self>, done: Result<(), Arc<StoreError>>);
@@ -278,7 +279,7 @@ impl Work {
 
 type Open = Box<dyn FnMut() -> Result<Store, StoreError> + Send>;
 
-/// Does with the store what the keeper is asked. It reads no clock, and waits for nothing but the file.
+/// The store thread's work without the thread: it reads no clock, and waits for nothing but the file.
 pub struct Worker {
     open: Open,
     store: Option<Store>,
@@ -293,17 +294,18 @@ impl Worker {
         }
     }
 
-    /// Whether it has the file, so that no other process does.
+    /// Whether it has the file open, which excludes other processes.
     pub fn has_file(&self) -> bool {
         self.store.is_some()
     }
 
-    /// Lets go of the file until something is to be done.
+    /// Closes the file until there is work again.
     pub fn close(&mut self) {
         self.store = None;
     }
 
-    /// Does these in one transaction, those for which somebody waits once the file is there, and then answers all.
+    /// Opens the file if necessary, does in one transaction all requests that somebody still waits for, and
+    /// then answers all.
     pub fn serve(&mut self, group: Vec<Request>, now: impl FnOnce() -> Now) {
         let mut store = match self.store.take() {
             Some(store) => store,
@@ -328,7 +330,7 @@ impl Worker {
     }
 }
 
-/// Answers those for which nobody waits any more, and returns the others.
+/// Answers the requests for which nobody waits any more, and returns the others.
 fn still_waited_for(group: Vec<Request>, now: Duration) -> Vec<Request> {
     let mut rest = Vec::with_capacity(group.len());
     for request in group {

@@ -1,16 +1,17 @@
-//! The addresses of one node: what it holds, and who has which address.
+//! The addresses of one node: its ranges, and which attachment each address is assigned to.
 //!
-//! The node's agent and, where no agent answers, the CNI plugin itself work on the same durable store
-//! with the same code. Nothing here knows Kubernetes or an async runtime. The ledger reads no clock:
-//! callers pass [`Now`].
+//! The node's agent and, if no agent answers, the CNI plugin itself work on the same durable store with the
+//! same code. Nothing here knows Kubernetes or an async runtime. The ledger reads no clock: callers pass
+//! [`Now`].
 //!
 //! | file | subject |
 //! |---|---|
-//! | `ops` | what is asked and answered: [`Op`], [`Answer`], [`Refusal`] |
-//! | `ledger` | who has which address, in the tables of a transaction: [`Ledger`] |
+//! | `ops` | operations and their results: [`Op`], [`Answer`], [`Refusal`] |
+//! | `pods` | what the labels and annotations of pods entitle them to |
+//! | `ledger` | the assignments, in the tables of a transaction: [`Ledger`] |
 //! | `store` | the ledger in a file: [`Store`] |
-//! | `keeper` | the agent's thread that has the store: [`keeper::Keeper`] |
-//! | `wire`, `client` | the plugin asks the agent, or helps itself: [`client::ask`] |
+//! | `keeper` | the agent's thread that owns the store: [`keeper::Keeper`] |
+//! | `wire`, `client` | the plugin's calls to the agent, or directly to the store: [`client::ask`] |
 //! | `clock` | reading [`Now`] |
 //! | [`cni`] | the CNI protocol, the plugin, its host-local mode |
 

@@ -1,4 +1,4 @@
-//! What is asked of the node's addresses, and what is answered.
+//! Operations on the addresses of a node, and their results.
 
 use std::time::Duration;
 
@@ -7,148 +7,148 @@ use serde::{Deserialize, Serialize};
 use cadastre_core::holding::{Dns, Route};
 use cadastre_core::{Addr, Cidr};
 
-/// When something happens, by clocks that no setting of the time moves.
+/// A moment, by clocks that are not affected when the time of day is set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Now {
-    /// The running boot: `/proc/sys/kernel/random/boot_id`
+    /// Id of the running boot: `/proc/sys/kernel/random/boot_id`
     pub boot: String,
-    /// Time since boot, with the time that the machine slept
+    /// Time since boot, including suspend
     pub since_boot: Duration,
-    /// The wall clock, in milliseconds of Unix time: told to people, never decided by
+    /// Wall clock in milliseconds of Unix time; only for display, never for decisions
     pub wall_ms: i64,
 }
 
-/// What addresses are given to: an interface in a container, on a network. By spec 1.1.0 this names
-/// an attachment, so it is what an ADD is repeated by and a DEL names.
+/// An interface of a container on a network: what addresses are assigned to. CNI spec 1.1.0 defines this as the
+/// identity of an attachment, so an ADD that repeats it is a repeated ADD, and a DEL names it.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[serde(rename_all = "camelCase")]
 pub struct Attachment {
     /// Name of the CNI network
     pub network: String,
-    /// Container id
+    /// Id of the container (sandbox)
     #[serde(rename = "containerID")]
     pub container_id: String,
-    /// Interface in the container
+    /// Name of the interface in the container
     pub ifname: String,
 }
 
-/// The pod of an attachment, as the runtime told it.
+/// The pod of an attachment, as the runtime reported it.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodRef {
-    /// Its namespace
+    /// Namespace of the pod
     pub namespace: String,
-    /// Its name
+    /// Name of the pod
     pub name: String,
-    /// Its UID; empty if the runtime did not tell
+    /// UID of the pod; empty if the runtime did not report it
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub uid: String,
 }
 
-/// Something to do. Each takes effect as a whole or not at all.
+/// An operation. It takes effect as a whole or not at all.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum Op {
-    /// Give addresses
+    /// Assigns addresses; repeating it returns the same addresses
     Add(Add),
-    /// Take them back; a success for what is unknown
+    /// Releases the addresses of an attachment; succeeds if there are none
     Del(Attachment),
-    /// Is what the runtime remembers what was given?
+    /// Compares what the runtime remembers with what is assigned
     Check(Check),
-    /// Take back all of a network but what is valid
+    /// Releases all attachments of a network except the valid ones
     Gc(Gc),
-    /// Could an ADD be served?
+    /// Tells whether an ADD could be served
     Status,
 }
 
-/// Asks for addresses: one of each family of the first pool that can serve.
+/// A request for one address of each family, from the first pool that can serve them all.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Add {
-    /// For what
+    /// What to assign the addresses to
     pub attachment: Attachment,
-    /// The path of its network namespace; empty if unknown
+    /// Path of the network namespace; empty if unknown
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub netns: String,
-    /// For which pod
+    /// The pod, if the runtime named one
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<PodRef>,
-    /// Pools by name, to be tried in this order; empty: the automatic ones of the holding in theirs
+    /// Names of pools to try in this order; if empty, the automatic pools of the holding in theirs
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pools: Vec<String>,
-    /// These addresses and no others, at most one a family, of whatever pools
+    /// Exactly these addresses, at most one per family, from whatever pools
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<Addr>,
-    /// Whether pools and addresses are what the pod may have, by its labels and annotations. Else they are what
-    /// the network's configuration asks for, and the store's note of the pod says the rest.
+    /// Whether `pools` and `addresses` already reflect the pod's labels and annotations. If not, they only
+    /// reflect the network's configuration, and the store's note of the pod decides the rest.
     #[serde(skip)]
     pub decided: bool,
-    /// The pools for some namespaces only that are for the pod's, if that is known
+    /// Pools restricted to some namespaces that are open to the pod's namespace, if known
     #[serde(skip)]
     pub bound: Vec<String>,
 }
 
-/// Asks whether an attachment has what the runtime remembers.
+/// A question whether an attachment has the addresses that the runtime remembers.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Check {
-    /// Which one
+    /// The attachment to check
     pub attachment: Attachment,
-    /// The addresses of the previous result that are its IPAM's
+    /// The addresses of the previous result that came from this IPAM plugin
     pub addresses: Vec<Addr>,
 }
 
-/// Takes back everything of a network that is not valid.
+/// A request to release all attachments of a network except the valid ones.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Gc {
-    /// The network
+    /// Name of the network
     pub network: String,
-    /// Container id and interface of what is
+    /// Container id and interface of the valid attachments
     pub valid: Vec<(String, String)>,
 }
 
-/// What became of an [`Op`].
+/// The result of a successful [`Op`].
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum Answer {
-    /// Of an ADD, also of a repeated one
+    /// The result of an ADD, also of a repeated one
     Given(Given),
-    /// Done, or all is well
+    /// The other operations: done, or no problem found
     Done,
 }
 
-/// What an attachment has.
+/// The addresses of an attachment, with routes and DNS settings.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Given {
     /// Its addresses, IPv4 first
     pub addresses: Vec<GivenAddress>,
-    /// Routes of their pool
+    /// Routes of the pools that the addresses belong to
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub routes: Vec<Route>,
-    /// DNS of their pool
+    /// DNS settings of the first of these pools that has any
     #[serde(default, skip_serializing_if = "Dns::is_empty")]
     pub dns: Dns,
 }
 
-/// An address with what a main plugin needs to know.
+/// An assigned address with what a main plugin needs to configure it.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct GivenAddress {
-    /// The address
+    /// The assigned address
     pub address: Addr,
-    /// The prefix length to set it with
+    /// Prefix length to configure the address with
     pub prefix: u8,
-    /// Its gateway
+    /// Gateway for the address, if the pool has one
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gateway: Option<Addr>,
-    /// Its pool
+    /// Name of the pool; empty for a podCIDR outside every pool
     pub pool: String,
-    /// The block that it is of
+    /// The block that the address belongs to
     pub block: Cidr,
 }
 
-/// Why something was not done; nothing has changed then.
+/// Why an operation was refused; nothing has changed then.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]
 pub struct Refusal {
-    /// The kind, from which the CNI code follows
+    /// The kind of refusal, which determines the CNI error code
     pub why: Why,
     /// What is wrong, with what, and what to do
     pub text: String,
@@ -160,21 +160,21 @@ pub struct Refusal {
 pub enum Why {
     /// Every address is in use or cooling
     Exhausted,
-    /// The node holds nothing yet, or nothing of the pools asked for
+    /// The node has no block yet, or none of the requested pools
     NothingHeld,
-    /// A pool that was asked for is unknown here, or not for the pod's namespace
+    /// A requested pool is unknown on this node, or not for the pod's namespace
     UnknownPool,
-    /// An address that was asked for is not one of the node's
+    /// A requested address is in no block that the node may assign from
     NotHeld,
-    /// An address that was asked for is another attachment's
+    /// A requested address is in use or cooling
     Taken,
-    /// An address that was asked for is the gateway, or the network or broadcast address
+    /// A requested address is reserved, or is the gateway, network or broadcast address
     NotUsable,
-    /// It is not known which pools and addresses the pod may have: try again
+    /// It is not known which pools and addresses the pod is entitled to: try again
     PodUnknown,
-    /// CHECK: the attachment has other addresses, or none
+    /// The attachment has other addresses than those asked for or checked, or none
     Mismatch,
-    /// The deadline has passed, the store is locked, the agent starts: try again
+    /// The deadline has passed, the store is locked, or the agent is starting: try again
     Busy,
     /// The store cannot be read or written
     Store,

@@ -1,66 +1,66 @@
-//! What the pods of a node may have, as the agent found by their labels and annotations.
+//! What the labels and annotations of a node's pods entitle them to, as determined by the agent.
 //!
-//! The store keeps it, so that it is known too while the agent, or the API server, is away: a pod that nothing is
-//! known of might have named another pool or an address of its own.
+//! The store keeps these notes, so that they are available while the agent or the API server is not: an unknown
+//! pod might have asked for another pool or for a certain address.
 
 use serde::{Deserialize, Serialize};
 
 use super::ops::{Add, PodRef};
 use cadastre_core::Addr;
 
-/// The interface that a pod's annotations speak of: others are other networks.
+/// The interface to which the annotations of a pod apply; others belong to other networks.
 pub const OWN_INTERFACE: &str = "eth0";
 
-/// What a pod may have.
+/// Which pools and addresses a pod may have.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodNote {
-    /// The pod
+    /// The pod in the API
     pub pod: PodRef,
-    /// The UID that runtimes know it by, where it mirrors a static pod
+    /// The UID by which the runtime knows the pod, if it is the mirror of a static pod; else empty
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub mirrors: String,
-    /// On its own interface
+    /// What applies to the interface [`OWN_INTERFACE`]
     pub own: PodChoice,
-    /// On others
+    /// What applies to every other interface
     pub other: PodChoice,
 }
 
-/// What a pod may have on an interface.
+/// Which pools and addresses a pod may have on an interface.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodChoice {
-    /// Pools to try, best first
+    /// The pools to try
     pub pools: Pools,
-    /// These addresses and no others; empty: any
+    /// Exactly these addresses; if empty, any
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<Addr>,
-    /// The pools for some namespaces only that are for its namespace
+    /// Pools restricted to some namespaces that are open to the pod's namespace
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub bound: Vec<String>,
 }
 
-/// Pools to try, best first.
+/// The pools to try, best first.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum Pools {
-    /// All that serve any pod
+    /// All pools that serve every pod
     #[default]
     All,
-    /// Those that were asked for
+    /// The pools that the pod asks for by name
     Named(Vec<String>),
-    /// Those that select the pod
+    /// The pools whose selectors match the pod
     Selected(Vec<String>),
-    /// None selects it, for these reasons
+    /// No pool selects the pod, for these reasons
     None(String),
 }
 
 impl PodNote {
-    /// Whether it is of that pod, and not of an earlier one of its name.
+    /// Whether the note is about this pod, and not an earlier one of the same name.
     pub fn is_of(&self, pod: &PodRef) -> bool {
         let (uid, own) = (pod.uid.as_str(), self.pod.uid.as_str());
         uid.is_empty() || uid == own || uid == self.mirrors
     }
 
-    /// What it may have on an interface of that name.
+    /// What the pod may have on the interface of this name.
     pub fn choice(&self, ifname: &str) -> &PodChoice {
         if ifname == OWN_INTERFACE {
             &self.own
@@ -71,8 +71,9 @@ impl PodNote {
 }
 
 impl Add {
-    /// Whether labels or annotations of the pod or its namespace may say something else than what is asked for.
-    /// `selects`: whether a pool here serves some pods only; `binds`: some namespaces only.
+    /// Whether labels or annotations of the pod or its namespace may change what this ADD asks for. `selects`
+    /// says whether any pool on the node is restricted to some pods, `binds` whether any is restricted to some
+    /// namespaces.
     pub fn depends_on_pod(&self, selects: bool, binds: bool) -> bool {
         let is_own = self.attachment.ifname == OWN_INTERFACE;
         let by_labels = selects && self.pools.is_empty();
@@ -80,8 +81,9 @@ impl Add {
         !self.decided && self.pod.is_some() && (is_open || binds)
     }
 
-    /// Asks for what the pod may have. What its network's configuration names goes before what selects it, and after
-    /// what it names itself. Refused with why no pool serves it.
+    /// Replaces what is asked for by what the pod may have. Pools named by the pod come before those of the
+    /// network's configuration, and these before pools that select the pod. Fails with the reason if no pool
+    /// serves the pod.
     pub fn decide(&mut self, choice: &PodChoice) -> Result<(), String> {
         self.decided = true;
         self.bound.clone_from(&choice.bound);

@@ -1,6 +1,6 @@
-//! How the plugin asks the agent: frames on a unix stream socket.
+//! The protocol between the plugin and the agent: frames on a unix stream socket.
 //!
-//! A frame is a length (32 bits, big endian) and as many bytes of JSON. A connection serves one operation:
+//! A frame is a length (32 bits, big endian) and that many bytes of JSON. A connection serves one operation:
 //!
 //! ```text
 //! agent   {"version":1}                                    at once: it is awake
@@ -8,10 +8,10 @@
 //! agent   {"answer":...} or {"refusal":{...}}
 //! ```
 //!
-//! The agent speaks first, so that a plugin tells a hung agent, whose connections the kernel still takes,
-//! from one that is at work, and has not asked it for anything when it helps itself. `deadlineMs` is a time
-//! since boot (`CLOCK_BOOTTIME`): later the agent must not begin any more. So is `askedUs`: an ADD gives
-//! nothing if a DEL of the same attachment was asked for after it.
+//! The agent speaks first. So a plugin can tell a working agent from a hung one, whose connections the kernel
+//! still accepts, and has not sent a request when it turns to the store directly. `deadlineMs` is a time since
+//! boot (`CLOCK_BOOTTIME`) after which the agent must not begin the operation. `askedUs` is a time since boot,
+//! too: an ADD is refused if a DEL of the same attachment was asked for after it.
 
 use std::io::{self, Read, Write};
 use std::time::Duration;
@@ -21,45 +21,45 @@ use serde::{Deserialize, Serialize};
 
 use super::ops::{Answer, Op, Refusal};
 
-/// The version of the protocol.
+/// The version of the protocol. Plugin and agent must have the same.
 pub const VERSION: u32 = 1;
-/// The longest frame. The longest operation is a GC of all attachments of a node.
+/// The longest frame in bytes. The longest operation is a GC of all attachments of a node.
 pub const MOST_BYTES: usize = 1 << 20;
 
-/// What the agent says first.
+/// The first message of a connection, from the agent.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Greeting {
-    /// Its [`VERSION`]
+    /// The agent's [`VERSION`]
     pub version: u32,
 }
 
-/// What the plugin says.
+/// The message of the plugin.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Request {
-    /// Its [`VERSION`]
+    /// The plugin's [`VERSION`]
     pub version: u32,
-    /// Until when it waits, in milliseconds since boot
+    /// Until when the plugin waits, in milliseconds since boot
     pub deadline_ms: u64,
-    /// When it was asked, in microseconds since boot; a plugin of an older version does not say
+    /// When the operation was asked for, in microseconds since boot; older plugins do not send it
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked_us: Option<u64>,
-    /// What it asks for
+    /// The operation to do
     pub op: Op,
 }
 
-/// What the agent answers.
+/// The answer of the agent, which ends the connection.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum Response {
-    /// It was done
+    /// The operation was done
     Answer(Answer),
-    /// It was not
+    /// The operation was refused, and nothing has changed
     Refusal(Refusal),
 }
 
 impl Request {
-    /// What was asked for at one time since boot, and is waited for until another.
+    /// A request that was asked for at `asked` and is waited for until `deadline`, both as times since boot.
     pub fn new(op: Op, asked: Duration, deadline: Duration) -> Self {
         Self {
             version: VERSION,
@@ -74,7 +74,7 @@ impl Request {
         Duration::from_millis(self.deadline_ms)
     }
 
-    /// When it was asked, as a time since boot.
+    /// When the operation was asked for, as a time since boot; `None` if the plugin did not send it.
     pub fn asked(&self) -> Option<Duration> {
         self.asked_us.map(Duration::from_micros)
     }
@@ -98,12 +98,12 @@ impl From<Response> for Result<Answer, Refusal> {
     }
 }
 
-/// The greeting as a frame.
+/// Encodes the agent's greeting as a frame.
 pub fn greeting() -> io::Result<Vec<u8>> {
     encode(&Greeting { version: VERSION })
 }
 
-/// A message as a frame; an error if it is too long.
+/// Encodes a message as a frame; fails if it exceeds [`MOST_BYTES`].
 pub fn encode<T: Serialize>(message: &T) -> io::Result<Vec<u8>> {
     let mut frame = vec![0; 4];
     serde_json::to_writer(&mut frame, message)?;
@@ -114,24 +114,24 @@ pub fn encode<T: Serialize>(message: &T) -> io::Result<Vec<u8>> {
     Ok(frame)
 }
 
-/// How many bytes follow the first four of a frame; an error if that is too many.
+/// Decodes the head of a frame: the number of bytes that follow. Fails if it exceeds [`MOST_BYTES`].
 pub fn body_len(head: [u8; 4]) -> io::Result<usize> {
     let len = usize::try_from(u32::from_be_bytes(head)).map_err(io::Error::other)?;
     check(len)?;
     Ok(len)
 }
 
-/// The message in a frame, without its first four bytes.
+/// Decodes the body of a frame, without its first four bytes.
 pub fn decode<T: DeserializeOwned>(body: &[u8]) -> io::Result<T> {
     Ok(serde_json::from_slice(body)?)
 }
 
-/// Writes a frame.
+/// Writes a message as one frame.
 pub fn send<T: Serialize>(to: &mut impl Write, message: &T) -> io::Result<()> {
     to.write_all(&encode(message)?)
 }
 
-/// Reads a frame.
+/// Reads one frame and decodes its message.
 pub fn receive<T: DeserializeOwned>(from: &mut impl Read) -> io::Result<T> {
     let mut head = [0; 4];
     from.read_exact(&mut head)?;

@@ -1,4 +1,4 @@
-//! Recording what is known from elsewhere to be in use, into a ledger that knows nothing of it.
+//! Recording assignments that are known from elsewhere, in a ledger that does not know them.
 
 use super::super::fault::Fault;
 use super::super::ops::{Attachment, Given, GivenAddress, Now, PodRef};
@@ -8,22 +8,22 @@ use super::tables::{Read, Write};
 use cadastre_core::usable::usable;
 use cadastre_core::{Addr, Cidr};
 
-/// What somebody has, as others remember it.
+/// An assignment as somebody else remembers it, for example the container runtime.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Known {
-    /// What has the addresses
+    /// The attachment that has the addresses
     pub attachment: Attachment,
-    /// The addresses
+    /// Its addresses
     pub addresses: Vec<Addr>,
-    /// Its pod
+    /// Its pod, if known
     pub pod: Option<PodRef>,
-    /// The path of its network namespace; empty if unknown
+    /// Path of its network namespace; empty if unknown
     pub netns: String,
-    /// Since when, in milliseconds of Unix time
+    /// When they were assigned, in milliseconds of Unix time
     pub since_ms: i64,
-    /// The boot in which it was set up; empty: the running one
+    /// Id of the boot in which the attachment was set up; empty for the running boot
     pub boot: String,
-    /// Whether a newer attachment of the same pod, network and interface is known
+    /// Whether there is a newer attachment of the same pod, network and interface
     pub superseded: bool,
 }
 
@@ -71,7 +71,8 @@ pub(crate) fn adopt(kv: &mut dyn KvMut, known: &[Known], now: &Now) -> Result<Ve
     Ok(lost)
 }
 
-/// An address of no block is put into one of its own, of which nothing is given.
+/// Describes an address for its record. An address outside every block gets a block of its own, from which
+/// nothing is assigned.
 fn describe(kv: &mut dyn KvMut, addr: Addr) -> Result<GivenAddress, Fault> {
     let (cidr, pool) = if let Some((cidr, block)) = kv.block_around(addr)? {
         (cidr, block.pool)

@@ -1,4 +1,4 @@
-//! Carrying out what was decided.
+//! Writes what `decide` has decided.
 
 use super::super::fault::Fault;
 use super::super::ops::{Attachment, Now, PodRef};
@@ -10,11 +10,11 @@ use super::record::{
 use super::tables::{Read, Write};
 use cadastre_core::{Addr, Cidr};
 
-/// A block with more addresses than this forgets an address once it has rested: what remembers it would
-/// grow with every pod that ever was. There it is the cursor that keeps reuse apart.
+/// In a block of more addresses than this, released addresses are forgotten once they have cooled, since their
+/// records would grow with every pod that ever existed. There the cursor alone delays reuse.
 const REMEMBERED: u128 = 4096;
 
-/// Gives.
+/// Writes an assignment, and removes the `spent` blocks from the index of blocks to search.
 pub(crate) fn give<W: Write + ?Sized>(
     kv: &mut W,
     attachment: &Attachment,
@@ -40,7 +40,7 @@ pub(crate) fn give<W: Write + ?Sized>(
     kv.put_record(attachment, record)
 }
 
-/// Takes back everything that an attachment has.
+/// Releases all addresses of an attachment.
 pub(crate) fn take_back<W: Write + ?Sized>(
     kv: &mut W,
     attachment: &Attachment,
@@ -52,7 +52,7 @@ pub(crate) fn take_back<W: Write + ?Sized>(
     let nobody = PodRef::default();
     let pod = record.pod.as_ref().unwrap_or(&nobody);
     for given in &record.given.addresses {
-        // Only what is this attachment's by the addresses too.
+        // Only addresses whose own record names this attachment.
         if let Some(Address::Used { by, block }) = kv.address(given.address)?
             && by == *attachment
         {
@@ -87,13 +87,13 @@ fn free<W: Write + ?Sized>(
     }
     if cidr.size() > REMEMBERED {
         let cooldown = cooldown_ms(&terms(kv, &block.pool)?);
-        // Two for one: so what is remembered shrinks to what rests.
+        // Forgetting two per release shrinks the records to the addresses that are still cooling.
         forget(kv, cidr, stamp, cooldown, 2)?;
     }
     Ok(())
 }
 
-/// Forgets at most so many addresses of a block that have rested longest. Returns how many.
+/// Forgets up to `most` addresses of a block, oldest release first, that have cooled. Returns how many.
 pub(crate) fn forget<W: Write + ?Sized>(
     kv: &mut W,
     block: Cidr,

@@ -1,4 +1,4 @@
-//! Which address: the next of a pool, or one that was asked for.
+//! Selects addresses: the next free one of a pool, or those that an ADD asks for.
 
 use super::super::fault::Fault;
 use super::super::ops::{Add, GivenAddress, Refusal, Why};
@@ -12,45 +12,45 @@ use cadastre_core::mutation::Mutation;
 use cadastre_core::usable::{Usable, above, covering, union, usable};
 use cadastre_core::{Addr, Cidr, Family, Span};
 
-/// An address to give.
+/// A selected address, not assigned yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Choice {
     pub given: GivenAddress,
     pub source: Source,
 }
 
-/// Where it comes from.
+/// Where a selected address was found, which decides what has to be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
-    /// Nobody had it, by the search that goes on there
+    /// Never assigned before; the search in the block continues at this cursor
     New(Cursor),
-    /// It was freed
+    /// Released before
     Freed { block: Cidr, sequence: u64 },
-    /// Nobody had it, and it was asked for
+    /// Never assigned before, and asked for
     Asked,
 }
 
-/// What a pool has for a family.
+/// The result of a search in a pool for one family.
 pub(crate) enum Found {
     One(Choice),
-    /// No block
+    /// The pool has no block on this node
     NoBlock,
-    /// Nothing in any block. How long the next one still rests, in milliseconds
+    /// No address is free. The milliseconds until the next one has cooled, if one is cooling
     Nothing(Option<u64>),
 }
 
-/// The milliseconds that a released address of a pool rests.
+/// The cooldown of a pool in milliseconds.
 pub(crate) fn cooldown_ms(pool: &PoolTerms) -> u64 {
     u64::from(pool.cooldown_seconds) * 1000
 }
 
-/// The terms of a pool, or the defaults.
+/// The terms of a pool; the defaults if none are known.
 pub(crate) fn terms<R: Read + ?Sized>(kv: &R, pool: &str) -> Result<PoolTerms, Fault> {
     Ok(kv.pool(pool)?.unwrap_or_else(|| PoolTerms::named(pool)))
 }
 
-/// The next address of a pool and family. `spent` takes the blocks in which nothing is left, so that
-/// nobody looks there again before something was freed.
+/// Selects the next address of a pool and family. Adds to `spent` the blocks in which nothing is left, so that
+/// they are not searched again before an address of them is released.
 pub(crate) fn next<R: Read + ?Sized>(
     kv: &R,
     pool: &PoolTerms,
@@ -93,7 +93,7 @@ pub(crate) fn next<R: Read + ?Sized>(
     Ok(Found::Nothing(soonest))
 }
 
-/// The first address from the cursor on that nobody had, and where to go on after it.
+/// The first never-assigned address from the cursor on, and the cursor for the next search.
 fn unused<R: Read + ?Sized>(
     kv: &R,
     block: Cidr,
@@ -127,15 +127,15 @@ enum Rested {
         sequence: u64,
         addr: Addr,
     },
-    /// In so many milliseconds
+    /// The oldest release has this many milliseconds of cooldown left
     NotYet(u64),
-    /// Only such as may not be given automatically any more
+    /// There are only addresses that may not be assigned automatically any more
     NoneUsable,
     None,
 }
 
-/// The address that was freed first, if it has rested. The later ones rest longer, so that none of them
-/// is looked at.
+/// The address whose release is the oldest, if it has cooled. All later releases cool for longer, so they are
+/// not examined.
 fn rested<R: Read + ?Sized>(
     kv: &R,
     block: Cidr,
@@ -160,7 +160,7 @@ fn rested<R: Read + ?Sized>(
     Ok(nothing)
 }
 
-/// The addresses that were asked for, or why they cannot be given.
+/// Selects the addresses that were asked for, or says why they cannot be assigned.
 pub(crate) fn asked<R: Read + ?Sized>(
     kv: &R,
     add: &Add,
@@ -246,7 +246,8 @@ fn this_one<R: Read + ?Sized>(
             ));
         }
         Some(Address::Freed(freed)) => {
-            // Rest keeps it from strangers; that it is free proves that the old sandbox is gone.
+            // The cooldown is for other pods: that the address was released proves that this pod's old sandbox
+            // is gone.
             let its_own = pod.is_some_and(|pod| freed.was_of(pod));
             let left = freed.at.rests(now, cooldown_ms(&pool));
             if let Some(left) = left.filter(|_| !its_own) {
@@ -266,7 +267,7 @@ fn this_one<R: Read + ?Sized>(
     Ok(Choice { given, source })
 }
 
-/// The block that may be given from and has the address.
+/// The block that contains the address, if the node may assign from it.
 fn held<R: Read + ?Sized>(kv: &R, addr: Addr) -> Result<(Cidr, BlockRecord), Stop> {
     let not_held = |text| Err(refuse(Why::NotHeld, text));
     let Some((cidr, block)) = kv.block_around(addr)? else {
@@ -299,7 +300,7 @@ pub(crate) fn refuse(why: Why, text: String) -> Stop {
     Stop::Refused(Refusal { why, text })
 }
 
-/// Milliseconds, told to people.
+/// Formats milliseconds as seconds, rounded up, for messages.
 pub(crate) fn seconds(ms: u64) -> String {
     format!("{} s", ms.div_ceil(1000))
 }

@@ -1,4 +1,4 @@
-//! What an operation comes to: reads only.
+//! Decides operations; only reads the tables.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -14,12 +14,12 @@ use cadastre_core::holding::{Dns, PoolTerms, Route};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Addr, Cidr, Family};
 
-/// What becomes of an ADD.
+/// The decision about an ADD.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Adding {
-    /// It was done before. The record, where it has to be renewed
+    /// The ADD is repeated: the result of the first one, and the record if it has to be renewed
     Again(Given, Option<Record>),
-    /// These addresses; blocks of a pool that have nothing left
+    /// The addresses to assign, with the blocks in which nothing is left, by pool
     New {
         record: Record,
         choices: Vec<Choice>,
@@ -27,7 +27,7 @@ pub(crate) enum Adding {
     },
 }
 
-/// Decides an ADD.
+/// Decides an ADD; `apply` writes the result.
 pub(crate) fn add<R: Read + ?Sized>(
     kv: &R,
     add: &Add,
@@ -50,7 +50,7 @@ pub(crate) fn add<R: Read + ?Sized>(
         pod: add.pod.clone(),
         since_ms: now.wall_ms,
         boot: now.boot.clone(),
-        // Set when it is written.
+        // Replaced when the record is written.
         order: ADOPTED,
     };
     Ok(Adding::New {
@@ -60,9 +60,10 @@ pub(crate) fn add<R: Read + ?Sized>(
     })
 }
 
-/// What the pod may have, and whether that is known: by who asks, or by the store's note of it.
+/// The ADD with what the pod may have, and whether that is known: from the caller or the store's note of the
+/// pod.
 fn known<'a, R: Read + ?Sized>(kv: &R, add: &'a Add) -> Result<(Cow<'a, Add>, bool), Stop> {
-    // What the agent decided reads no pools: most ADDs come here so.
+    // An ADD that the agent has decided needs no look at the pools; this is the usual case.
     if add.decided || add.pod.is_none() {
         return Ok((Cow::Borrowed(add), true));
     }
@@ -81,7 +82,7 @@ fn known<'a, R: Read + ?Sized>(kv: &R, add: &'a Add) -> Result<(Cow<'a, Add>, bo
     Ok((Cow::Owned(decided), true))
 }
 
-/// Whether a pool serves some pods only, and whether one is for some namespaces only.
+/// Whether any pool is restricted to some pods, and whether any is restricted to some namespaces.
 fn selective<R: Read + ?Sized>(kv: &R) -> Result<(bool, bool), Fault> {
     let (mut selects, mut binds) = (false, false);
     let mut rank = 0;
@@ -93,8 +94,8 @@ fn selective<R: Read + ?Sized>(kv: &R) -> Result<(bool, bool), Fault> {
     Ok((selects, binds))
 }
 
-/// A repeated ADD gets what the first one got. A container may be started again under its id after a
-/// reboot: then it lives in this boot and in another namespace.
+/// A repeated ADD returns what the first one assigned. A container may be started again with the same id after
+/// a reboot; then its record is renewed with the new boot and network namespace.
 fn again(mut record: Record, add: &Add, now: &Now) -> Result<Adding, Stop> {
     let has: Vec<Addr> = record.given.addresses.iter().map(|it| it.address).collect();
     if let Some(other) = add.addresses.iter().find(|addr| !has.contains(addr)) {
@@ -125,8 +126,8 @@ fn again(mut record: Record, add: &Add, now: &Now) -> Result<Adding, Stop> {
     Ok(Adding::Again(given, Some(record)))
 }
 
-/// One address of each family of the first pool that has them all. A pod of which nothing is known is served by
-/// pools alone that say so.
+/// Selects one address of each family from the first pool that has them all. For a pod about which nothing is
+/// known, only pools that permit this are considered.
 fn from_pools<R: Read + ?Sized>(
     kv: &R,
     add: &Add,
@@ -191,12 +192,12 @@ fn from_pools<R: Read + ?Sized>(
     Err(refusal(&search.lacks, !pools.is_empty()))
 }
 
-/// Whether the pool is for other namespaces than that of the pod.
+/// Whether the pool is restricted to namespaces that do not include the pod's.
 pub(crate) fn is_barred(pool: &PoolTerms, add: &Add) -> bool {
     pool.bound && !add.bound.contains(&pool.name)
 }
 
-/// Nothing is known of the pod.
+/// The refusal of an ADD for a pod about which nothing is known.
 pub(crate) fn unknown(pod: Option<&PodRef>) -> Stop {
     let name = pod.map_or(String::new(), |pod| {
         format!(" {}/{}", pod.namespace, pod.name)
@@ -209,14 +210,14 @@ pub(crate) fn unknown(pod: Option<&PodRef>) -> Stop {
     )
 }
 
-/// Why a pool does not serve.
+/// Why a pool cannot serve an ADD.
 enum Lack {
     Unknown,
-    /// It is for other namespaces
+    /// The pool is restricted to other namespaces
     Barred,
-    /// Of that family, if its terms name any
+    /// The node has no block of this family; `None` if the pool has no families either
     NoBlock(Option<Family>),
-    /// How long the next address still rests, in milliseconds
+    /// No address of the family is free. The milliseconds until the next one has cooled
     Nothing(Family, Option<u64>),
 }
 
@@ -228,7 +229,7 @@ struct Search<'a, R: ?Sized> {
 }
 
 impl<R: Read + ?Sized> Search<'_, R> {
-    /// All families of a pool, or none.
+    /// Selects an address of each family of the pool; `None` unless all families have one.
     fn attempt(&mut self, pool: &PoolTerms) -> Result<Option<Vec<Choice>>, Stop> {
         let mut choices = Vec::new();
         for family in families(self.kv, pool)? {
@@ -255,7 +256,7 @@ impl<R: Read + ?Sized> Search<'_, R> {
     }
 }
 
-/// The families that a pool serves: those of its terms, else those of its blocks here.
+/// The families of a pool: those of its terms, or without terms those of its blocks on this node.
 fn families<R: Read + ?Sized>(kv: &R, pool: &PoolTerms) -> Result<Vec<Family>, Fault> {
     let told = |family: &Family| pool.family(*family).is_some();
     let told: Vec<Family> = Family::ALL.into_iter().filter(told).collect();
@@ -336,7 +337,7 @@ fn refusal(lacks: &[(String, Lack)], by_name: bool) -> Stop {
     refuse(why, format!("{}. {advice}", absent.join("; ")))
 }
 
-/// A pool in a sentence.
+/// Names a pool in a sentence.
 fn told(pool: &str) -> String {
     if pool.is_empty() {
         return "the node's podCIDR, which is in no pool,".to_owned();
@@ -360,7 +361,7 @@ fn nothing_held(absent: &[String]) -> String {
     )
 }
 
-/// The result: routes of the pools as far as the families go, and the first DNS that says something.
+/// Builds the result: routes of the assigned families, and DNS settings of the first pool that has any.
 fn given<R: Read + ?Sized>(kv: &R, choices: &[Choice]) -> Result<Given, Fault> {
     let mut given = Given::default();
     for choice in choices {
@@ -378,7 +379,7 @@ fn given<R: Read + ?Sized>(kv: &R, choices: &[Choice]) -> Result<Given, Fault> {
     Ok(given)
 }
 
-/// Could an ADD find a block at all?
+/// Succeeds if some pool has a block of each of its families, so that an ADD could be served.
 pub(crate) fn status<R: Read + ?Sized>(kv: &R) -> Result<(), Stop> {
     let mut absent = Vec::new();
     let mut serves = |pool: &PoolTerms| -> Result<bool, Fault> {
@@ -409,8 +410,8 @@ pub(crate) fn status<R: Read + ?Sized>(kv: &R) -> Result<(), Stop> {
     Err(refuse(Why::NothingHeld, nothing_held(&absent)))
 }
 
-/// What of the remembered addresses lies in the node's blocks must be what was given, no more and no
-/// less; others are another plugin's business.
+/// Those remembered addresses that lie in the node's blocks must be exactly the assigned ones; others belong to
+/// other plugins.
 pub(crate) fn check<R: Read + ?Sized>(kv: &R, check: &Check) -> Result<(), Stop> {
     let Attachment {
         network,
@@ -445,7 +446,7 @@ pub(crate) fn check<R: Read + ?Sized>(kv: &R, check: &Check) -> Result<(), Stop>
     ))
 }
 
-/// What of a network is not valid.
+/// The attachments of the network that are not listed as valid.
 pub(crate) fn garbage<R: Read + ?Sized>(
     kv: &R,
     gc: &Gc,

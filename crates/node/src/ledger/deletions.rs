@@ -1,12 +1,10 @@
-//! Which of an ADD and a DEL of one attachment was asked for first.
+//! Decides which of an ADD and a DEL of the same attachment was asked for first.
 //!
-//! A runtime asks for a DEL when it has given up an ADD, and the process that asked for that is gone. The
-//! ADD may be on its way all the same: in the hands of an agent that stalls, while the DEL is done by the
-//! plugin alone. So a DEL is remembered for as long as an ADD can be on its way, and an ADD that was asked
-//! for before it gives nothing.
+//! A runtime calls DEL after it has given up an ADD and killed its process. Yet the ADD may still be in
+//! progress, for example in an agent that stalls while the plugin does the DEL on its own. So a DEL is
+//! remembered for as long as an ADD can be in progress, and an ADD that was asked for before it is refused.
 //!
-//! Times are those of the machine's clock since boot, which is one for all processes: nothing that was on
-//! its way survives a reboot.
+//! Times are since boot, by a clock that all processes share. Nothing in progress survives a reboot.
 
 use std::time::Duration;
 
@@ -18,8 +16,8 @@ use super::kv::Table;
 use super::record::{Deletion, Stamp, attachment_key};
 use super::tables::{Read, Write};
 
-/// No ADD is carried out that was asked for longer ago than this: plugins wait for 20 s, callers of the
-/// agent's API for 30 s. So long a DEL is remembered.
+/// An ADD that was asked for longer ago than this is refused, so a DEL is remembered for this long. Plugins
+/// wait for 20 s, callers of the agent's API for 30 s.
 const LONGEST: Duration = Duration::from_secs(60);
 
 /// Refuses an ADD that was asked for too long ago, or before a DEL of the same attachment.
@@ -53,7 +51,7 @@ pub(crate) fn check_add<R: Read + ?Sized>(
     Ok(())
 }
 
-/// Remembers a DEL; two for one, older ones are forgotten, so that there are never many.
+/// Remembers a DEL. Examines two older ones and forgets those that have expired, so their number stays small.
 pub(crate) fn remember_del<W: Write + ?Sized>(
     kv: &mut W,
     attachment: &Attachment,
@@ -72,7 +70,7 @@ pub(crate) fn remember_del<W: Write + ?Sized>(
     for _ in 0..2 {
         let next = match kv.next(Table::Deletions, &[], Some(after.as_slice()))? {
             Some((key, _)) => key,
-            // From the first one on again.
+            // Continue with the first one.
             None => match kv.next(Table::Deletions, &[], None)? {
                 Some((key, _)) => key,
                 None => break,

@@ -1,4 +1,4 @@
-//! Taking over what the node holds, and letting go of a block.
+//! Recording the ranges of the node, and releasing a block.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,10 +14,10 @@ use cadastre_core::mutation::Mutation;
 use cadastre_core::usable::usable;
 use cadastre_core::{Cidr, Span};
 
-/// So many blocks that were given back are remembered, the last ones.
+/// How many released blocks are remembered; older ones are forgotten.
 const MOST_GIVEN_BACK: usize = 1_024;
 
-/// Takes over a holding. Nothing is written where nothing is new.
+/// Records the node's ranges and pool terms. Writes nothing if nothing has changed.
 pub(crate) fn hold<W: Write + ?Sized>(
     kv: &mut W,
     holding: &Holding,
@@ -62,8 +62,9 @@ pub(crate) fn hold<W: Write + ?Sized>(
     Ok(())
 }
 
-/// What a listed block is. One that was given back gives nothing again, though it has vanished from the list since:
-/// if it is listed once more, the API was put back to an older state, and it may be another node's by now.
+/// The state of a listed block. A block that was released stays released, even if it has disappeared from the
+/// list in between: if it is listed again, the API was restored to an older state, and another node may have
+/// the range by now.
 fn state<R: Read + ?Sized>(
     kv: &R,
     block: &Block,
@@ -82,7 +83,7 @@ fn state<R: Read + ?Sized>(
             BlockState::Held
         });
     }
-    // The node may have got the range anew since, as another block, and use it.
+    // The node may have got the range again since then, as another block, and use it.
     let pool = old.map_or(&block.pool, |it| &it.pool);
     let is_empty = is_empty(kv, *cidr, pool, now)?;
     Ok(if is_empty {
@@ -92,8 +93,8 @@ fn state<R: Read + ?Sized>(
     })
 }
 
-/// Lets go of a block, if nothing of it is in use or cooling and it is that one. A block that was let go of
-/// before is.
+/// Releases a block if none of its addresses is in use or cooling, and if its UID is `uid`. Returns whether the
+/// block is released, now or since earlier.
 pub(crate) fn release<W: Write + ?Sized>(
     kv: &mut W,
     cidr: Cidr,
@@ -120,7 +121,7 @@ pub(crate) fn release<W: Write + ?Sized>(
     Ok(true)
 }
 
-/// Takes note that a block was given back. The oldest such notes are forgotten.
+/// Remembers that a block was released, and forgets the oldest of these notes.
 fn remember<W: Write + ?Sized>(kv: &mut W, cidr: Cidr, uid: &str) -> Result<(), Fault> {
     let sequence = kv.take_sequence()?;
     kv.put_json(Table::GivenBack, &given_back_key(cidr, uid), &sequence)?;
@@ -133,7 +134,7 @@ fn remember<W: Write + ?Sized>(kv: &mut W, cidr: Cidr, uid: &str) -> Result<(), 
     Ok(())
 }
 
-/// What the search for an address of each block leaves out now: if that changes, it begins anew.
+/// The addresses that the search excludes, by block. If they change, the search starts from the beginning.
 fn searched<W: Write + ?Sized>(
     kv: &W,
     blocks: &[(Cidr, BlockRecord)],
@@ -208,7 +209,7 @@ fn put_block<W: Write + ?Sized>(
     Ok(())
 }
 
-/// Lets the search for an address of a block begin from below.
+/// Makes the next search in a block start at its lowest address.
 fn search_anew<W: Write + ?Sized>(kv: &mut W, cidr: Cidr) -> Result<(), Fault> {
     if let Some(block) = kv.block(cidr)? {
         kv.drop_key(Table::Cursors, &cidr_key(cidr))?;
@@ -218,7 +219,7 @@ fn search_anew<W: Write + ?Sized>(kv: &mut W, cidr: Cidr) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Whether nothing of a block is in use or cooling.
+/// Whether no address of a block is in use or cooling.
 fn is_empty<R: Read + ?Sized>(kv: &R, cidr: Cidr, pool: &str, now: Stamp) -> Result<bool, Fault> {
     let cooldown = cooldown_ms(&terms(kv, pool)?);
     let mut at = kv.address_from(cidr.first())?;
@@ -240,7 +241,7 @@ fn is_empty<R: Read + ?Sized>(kv: &R, cidr: Cidr, pool: &str, now: Stamp) -> Res
     Ok(true)
 }
 
-/// Removes all that is known of a block that is empty.
+/// Removes all records of an empty block.
 fn remove<W: Write + ?Sized>(kv: &mut W, cidr: Cidr, block: &BlockRecord) -> Result<(), Fault> {
     let rested = Stamp {
         boot: u64::MAX,
@@ -251,7 +252,7 @@ fn remove<W: Write + ?Sized>(kv: &mut W, cidr: Cidr, block: &BlockRecord) -> Res
     kv.index(Table::Open, &block.pool, cidr, false)?;
     kv.drop_key(Table::Cursors, &cidr_key(cidr))?;
     kv.drop_key(Table::Blocks, &cidr_key(cidr))?;
-    // What it remembered of addresses that are of another block too is forgotten: they are new there.
+    // Overlapping blocks may contain addresses whose records were removed: they are unused there now.
     for other in kv.blocks_over(cidr)? {
         search_anew(kv, other)?;
     }

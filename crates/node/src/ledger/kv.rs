@@ -1,13 +1,13 @@
-//! What the ledger asks of its storage: ordered tables of bytes.
+//! The storage that the ledger requires: ordered tables of bytes.
 
 use std::ops::Bound;
 
 use super::super::fault::Fault;
 
-/// The tables.
+/// The tables, each with its key -> value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Table {
-    /// A name -> one of the few single values
+    /// Name -> a single value
     Meta,
     /// Rank -> terms of a pool, best first
     Pools,
@@ -15,28 +15,28 @@ pub(crate) enum Table {
     Ranks,
     /// CIDR -> a block
     Blocks,
-    /// Pool, CIDR -> nothing: the blocks that may be given from
+    /// Pool, CIDR -> nothing: blocks to assign from
     Giving,
-    /// Pool, CIDR -> nothing: those of them that may have something left
+    /// Pool, CIDR -> nothing: the blocks of `Giving` that may have a free address
     Open,
-    /// CIDR -> where the search for an address that nobody had goes on
+    /// CIDR -> where the search for a never-assigned address continues
     Cursors,
-    /// Address -> who has it, or when it was freed
+    /// Address -> the attachment that uses it, or its release
     Addresses,
-    /// CIDR, sequence -> an address that was freed
+    /// CIDR, sequence -> a released address
     Freed,
-    /// Network, container, interface -> what it was given
+    /// Network, container, interface -> the record of the assignment
     Attachments,
-    /// Network, container, interface -> when a DEL of it was asked for, lately
+    /// Network, container, interface -> when its latest DEL was asked for
     Deletions,
-    /// CIDR, UID -> sequence: the blocks that were given back last
+    /// CIDR, UID -> sequence: recently released blocks
     GivenBack,
     /// Namespace/name -> what a pod may have
     Pods,
 }
 
 impl Table {
-    /// All of them.
+    /// All tables, in the order of their numbers.
     pub(crate) const ALL: [Self; 13] = [
         Self::Meta,
         Self::Pools,
@@ -57,20 +57,20 @@ impl Table {
 /// A key and its value.
 pub(crate) type Entry = (Vec<u8>, Vec<u8>);
 
-/// Reading.
+/// Read access to the tables.
 pub(crate) trait Kv {
     /// The value of a key.
     fn get(&self, table: Table, key: &[u8]) -> Result<Option<Vec<u8>>, Fault>;
-    /// The entry with the lowest key from there on.
+    /// The entry with the lowest key from `from` on.
     fn seek(&self, table: Table, from: Bound<&[u8]>) -> Result<Option<Entry>, Fault>;
-    /// Shows all entries whose keys begin so, in the order of their keys.
+    /// Calls `show` for all entries whose keys begin with `prefix`, in the order of their keys.
     fn scan(&self, table: Table, prefix: &[u8], show: Show<'_>) -> Result<(), Fault>;
 }
 
-/// Takes a key and its value.
+/// Receives a key and its value.
 pub(crate) type Show<'a> = &'a mut dyn FnMut(&[u8], &[u8]) -> Result<(), Fault>;
 
-/// Writing. What was written is read at once; it lasts when the transaction does.
+/// Write access. Writes are visible to reads at once, and durable once the transaction is committed.
 pub(crate) trait KvMut: Kv {
     fn put(&mut self, table: Table, key: &[u8], value: &[u8]) -> Result<(), Fault>;
     fn remove(&mut self, table: Table, key: &[u8]) -> Result<(), Fault>;

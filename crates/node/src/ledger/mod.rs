@@ -1,25 +1,25 @@
-//! Who has which address of the node.
+//! The assignments of a node: which address is assigned to which attachment.
 //!
-//! All of it is in the tables of a transaction; nothing is kept in memory. An operation reads and
-//! writes the few entries that it is about, and decides before it writes: it is done as a whole or not
-//! at all.
+//! Everything is in the tables of a transaction; nothing is kept in memory. An operation reads and writes only
+//! the few entries that it concerns, and decides before it writes, so it is done as a whole or not at all.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `kv` | what is asked of the storage |
-//! | `record`, `tables` | what the tables hold |
-//! | `choose` | the next address of a pool, or one that was asked for |
-//! | `decide` | what an operation comes to: reads only |
-//! | `apply` | carrying it out |
+//! | `kv` | the storage that the ledger requires |
+//! | `record`, `tables` | the content of the tables |
+//! | `choose` | selects the next address of a pool, or one that was asked for |
+//! | `decide` | decides operations; only reads |
+//! | `apply` | writes what was decided |
 //! | `deletions` | which of an ADD and a DEL was asked for first |
-//! | `hold` | taking over a holding, letting go of a block |
-//! | `snapshot` | what there is, for those who tell |
+//! | `hold` | records the node's ranges, releases blocks |
+//! | `adopt` | records assignments that are known from elsewhere |
+//! | `snapshot` | the whole content, for reports |
 //!
 //! # Order
-//! Pools are tried in theirs, blocks by CIDR, so that the later ones empty. In a block, addresses come
-//! first that nobody had, from low to high, then those that were freed, the oldest release first, never
-//! one that still rests. A block of more than 4,096 addresses forgets what has rested, and begins again
-//! from below when it has come to its end.
+//! Pools are tried in their order, and their blocks by CIDR, so that the later blocks become empty. In a block,
+//! never-assigned addresses come first in ascending order, then released ones, the oldest release first, and
+//! never one that is still cooling. A block of more than 4,096 addresses forgets addresses that have cooled,
+//! and starts again at its lowest address when it has reached its end.
 
 mod adopt;
 mod apply;
@@ -50,7 +50,7 @@ pub use adopt::Known;
 pub use record::BlockState;
 pub use snapshot::{BlockCount, Counts, PoolCount, Snapshot, Tenant};
 
-/// The tables of one transaction, at one moment.
+/// The tables of one transaction, with the time at which it happens.
 pub struct Ledger<'a> {
     kv: &'a mut dyn KvMut,
     now: &'a Now,
@@ -74,19 +74,19 @@ impl<'a> Ledger<'a> {
         Self { kv, now }
     }
 
-    /// When this happens.
+    /// The time at which this transaction happens.
     pub fn now(&self) -> &Now {
         self.now
     }
 
-    /// Does something that is asked for now, or says why not. After a fault the transaction is worth
-    /// nothing.
+    /// Does an operation that is asked for now. The inner error is a refusal, which changes nothing; after an
+    /// outer error the transaction must be discarded.
     pub fn run(&mut self, op: &Op) -> Result<Result<Answer, Refusal>, Fault> {
         self.run_asked(op, self.now.since_boot)
     }
 
-    /// The same for something that was asked for at that time since boot. An ADD that was asked for before
-    /// a DEL of the same attachment gives nothing, whichever of them comes first here.
+    /// Like [`Self::run`], for an operation that was asked for at the time `asked` since boot. An ADD that was
+    /// asked for before a DEL of the same attachment is refused, whichever of them arrives first.
     pub fn run_asked(
         &mut self,
         op: &Op,
@@ -99,41 +99,41 @@ impl<'a> Ledger<'a> {
         }
     }
 
-    /// Takes over what the node holds. Nothing is written where nothing is new.
+    /// Records the ranges of the node. Writes nothing if nothing has changed.
     ///
-    /// A block that is listed under another UID is the same block: what was given from it stays given.
-    /// One that is no longer listed gives nothing new, and is gone once nothing of it is in use or
-    /// cooling. So it is with all blocks of another Node UID that are not listed for the new one. A
-    /// block that was released stays so, also if it vanishes and is listed again, for the last 1,024 of them.
+    /// A block that is listed under another UID is the same block: its assignments stay valid. A block that is
+    /// no longer listed assigns nothing new, and is removed once none of its addresses is in use or cooling.
+    /// The same holds for all blocks of an earlier Node UID that are not listed for the new one. A released
+    /// block stays released, even if it disappears and is listed again; the last 1,024 are remembered.
     pub fn hold(&mut self, holding: &Holding) -> Result<(), Fault> {
         hold::hold(self.kv, holding, self.now)
     }
 
-    /// Lets go of a block if nothing of it is in use or cooling; whether it is let go of now. `uid` says
-    /// which block is meant: the CIDR may be another's by now. From then on nothing is given from it;
-    /// the range may come back as another block, of another UID.
+    /// Releases a block if none of its addresses is in use or cooling; returns whether it is released. `uid`
+    /// identifies the block, as the CIDR may belong to another block by now. Nothing is assigned from a
+    /// released block; the range may come back as another block with another UID.
     pub fn release(&mut self, cidr: Cidr, uid: &str) -> Result<bool, Fault> {
         hold::release(self.kv, cidr, uid, self.now)
     }
 
-    /// Records what is known from elsewhere to be in use; for a ledger that was lost. Returns the
-    /// attachments, with addresses, that lost one of them to an earlier one.
+    /// Records assignments that are known from elsewhere, for a ledger that was lost. Returns those addresses,
+    /// with their attachments, that were in use by or released from an earlier attachment already.
     pub fn adopt(&mut self, known: &[Known]) -> Result<Vec<Known>, Fault> {
         adopt::adopt(self.kv, known, self.now)
     }
 
-    /// Takes over a holding with what is known to be in use of it: see [`Self::hold`] and [`Self::adopt`].
+    /// Records the node's ranges and then the known assignments: see [`Self::hold`] and [`Self::adopt`].
     pub fn take_over(&mut self, holding: &Holding, known: &[Known]) -> Result<Vec<Known>, Fault> {
         self.hold(holding)?;
         self.adopt(known)
     }
 
-    /// What the pods may have, as far as it is known.
+    /// The notes of what pods may have.
     pub fn pod_notes(&self) -> Result<Vec<PodNote>, Fault> {
         self.kv.pod_notes()
     }
 
-    /// Takes note of what pods may have, and forgets others.
+    /// Stores notes of what pods may have, and removes the notes of the pods in `gone`.
     pub fn note_pods(&mut self, news: &[PodNote], gone: &[PodRef]) -> Result<(), Fault> {
         for pod in gone {
             self.kv.drop_key(Table::Pods, full_name(pod).as_bytes())?;
@@ -145,13 +145,13 @@ impl<'a> Ledger<'a> {
         Ok(())
     }
 
-    /// Writes something that means nothing, to see whether that can be.
+    /// Writes a value without effect, to find out whether writing is possible.
     pub fn try_to_write(&mut self) -> Result<(), Fault> {
         self.kv.take_sequence()?;
         Ok(())
     }
 
-    /// All there is.
+    /// Reads the whole content.
     pub fn snapshot(&self) -> Result<Snapshot, Fault> {
         snapshot::take(self.kv, self.now)
     }

@@ -1,4 +1,4 @@
-//! What the tables hold, and by what keys.
+//! Values and keys of the tables.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,10 +6,10 @@ use super::super::ops::{Attachment, Given, PodRef};
 use cadastre_core::usable::union;
 use cadastre_core::{Addr, Cidr, Family, Span};
 
-/// What an attachment has.
+/// The assignment of an attachment.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
-    /// As it was answered, so that it can be answered again
+    /// The result of the ADD, returned again when the ADD is repeated
     pub given: Given,
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub netns: String,
@@ -17,24 +17,23 @@ pub(crate) struct Record {
     pub pod: Option<PodRef>,
     pub since_ms: i64,
     pub boot: String,
-    /// Its place in the order of all attachments; see [`Tenant`](super::Tenant)
+    /// Place in the order of all attachments; see [`Tenant`](super::Tenant)
     #[serde(default = "adopted")]
     pub order: u64,
 }
 
-/// The place in the order of an attachment that was adopted: how old it is among the adopted ones is
-/// not known.
+/// The order of adopted attachments: which of them is older is not known.
 pub(crate) const ADOPTED: u64 = 1;
 
-/// The place in the order of an attachment that was superseded when it was adopted.
+/// The order of an attachment that was superseded when it was adopted.
 pub(crate) const ADOPTED_OLD: u64 = 0;
 
-/// What a store holds that was written before there was an order.
+/// The default for stores written before there was an order.
 fn adopted() -> u64 {
     ADOPTED
 }
 
-/// What is known of an address that somebody has or had.
+/// The record of an address that is or was in use.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Address {
@@ -42,30 +41,30 @@ pub(crate) enum Address {
     Freed(Freed),
 }
 
-/// A release.
+/// The release of an address.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Freed {
     pub block: Cidr,
-    /// Its place in the order of all releases
+    /// Place in the order of all releases
     pub sequence: u64,
     pub at: Stamp,
-    /// UID of the pod that had it; empty if unknown
+    /// UID of the pod that had the address; empty if unknown
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub pod: String,
-    /// Its namespace and name, as `namespace/name`; empty if unknown
+    /// `namespace/name` of that pod; empty if unknown
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub name: String,
 }
 
 impl Freed {
-    /// Whether a pod is the one that had it, or was made anew under its name, as those of a StatefulSet are.
+    /// Whether the pod had the address itself, or replaces a pod of the same name, as in a StatefulSet.
     pub(crate) fn was_of(&self, pod: &PodRef) -> bool {
         let same = |one: &str, other: &str| !one.is_empty() && one == other;
         same(&self.pod, &pod.uid) || same(&self.name, &full_name(pod))
     }
 }
 
-/// `namespace/name`; empty if one of them is unknown.
+/// `namespace/name`; empty if either is unknown.
 pub(crate) fn full_name(pod: &PodRef) -> String {
     let PodRef {
         namespace, name, ..
@@ -76,7 +75,7 @@ pub(crate) fn full_name(pod: &PodRef) -> String {
     format!("{namespace}/{name}")
 }
 
-/// A moment: the number of the boot, and milliseconds since it.
+/// A moment: number of the boot, and milliseconds since then.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stamp {
     pub boot: u64,
@@ -84,9 +83,9 @@ pub(crate) struct Stamp {
 }
 
 impl Stamp {
-    /// How many milliseconds something that was released then rests from now on; `None` if it has
-    /// rested. What was released in an earlier boot rests no longer than as if it had been released
-    /// when this one began: how long the machine was off nobody knows.
+    /// The milliseconds of cooldown left at `now` for something released at this moment; `None` if it has
+    /// cooled. A release in an earlier boot counts as if it had happened at the beginning of this one, because
+    /// nobody knows how long the machine was off.
     pub(super) fn rests(self, now: Self, cooldown_ms: u64) -> Option<u64> {
         let from = if self.boot == now.boot { self.ms } else { 0 };
         let until = from.saturating_add(cooldown_ms);
@@ -94,61 +93,62 @@ impl Stamp {
     }
 }
 
-/// When a DEL was asked for: the number of the boot, and microseconds since it.
+/// When a DEL was asked for: number of the boot, and microseconds since then.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Deletion {
     pub boot: u64,
     pub asked_us: u64,
 }
 
-/// A range to give from.
+/// A range to assign addresses from.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BlockRecord {
     pub uid: String,
     pub pool: String,
     pub state: BlockState,
-    /// Never given
+    /// Addresses that are never assigned
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reserved: Vec<Span>,
-    /// Given only to who asks for that address
+    /// Addresses that are assigned only to pods that ask for them
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub on_request: Vec<Span>,
 }
 
 impl BlockRecord {
-    /// What of the block is not given automatically, in order, disjoint; `never`: what its pool's terms leave out.
+    /// The addresses of the block that are not assigned automatically, sorted and disjoint. `never` are those
+    /// that the terms of its pool exclude.
     pub(super) fn left_out(&self, block: Cidr, never: &[Span]) -> Vec<Span> {
         union(block, &[never, &self.reserved, &self.on_request].concat())
     }
 }
 
-/// Whether a block is given from.
+/// Whether addresses are assigned from a block.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[serde(rename_all = "lowercase")]
 pub enum BlockState {
-    /// Addresses are given from it
+    /// Listed; addresses are assigned from it
     Held,
-    /// Listed, to be emptied: nothing new is given
+    /// Listed and draining: nothing new is assigned
     Draining,
-    /// Not listed any more, and some of it is in use or cooling: nothing new is given
+    /// Not listed any more, but some addresses are in use or cooling: nothing new is assigned
     Withdrawn,
-    /// Given back, and still listed or listed again: nothing is given from it
+    /// Released, but still listed or listed again: nothing is assigned
     Released,
 }
 
 impl BlockState {
-    /// Whether the node's list has it.
+    /// Whether the node's list has the block and the node has not released it.
     pub fn is_listed(self) -> bool {
         matches!(self, Self::Held | Self::Draining)
     }
 }
 
-/// Where the search for an address that nobody had goes on.
+/// Where the search for a never-assigned address continues.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cursor {
-    /// `None`: the end is reached
+    /// `None` if the end of the block is reached
     pub next: Option<Addr>,
-    /// Something before it was forgotten since: once the end is reached, begin again
+    /// Addresses before it were forgotten since: start again once the end is reached
     pub again: bool,
 }
 
@@ -179,7 +179,7 @@ pub(crate) fn cidr_key(cidr: Cidr) -> [u8; 18] {
     key
 }
 
-/// A block of that CIDR and UID.
+/// Identifies a block that was released.
 pub(crate) fn given_back_key(cidr: Cidr, uid: &str) -> Vec<u8> {
     [&cidr_key(cidr), uid.as_bytes()].concat()
 }
@@ -188,7 +188,7 @@ pub(crate) fn cidr_of(key: &[u8]) -> Option<Cidr> {
     Cidr::new(address_of(key)?, *key.get(17)?)
 }
 
-/// All keys that begin with it are of that pool and family, in the order of their CIDRs.
+/// The prefix of all keys of a pool, or of one family of it; these keys are in the order of the CIDRs.
 pub(crate) fn pool_prefix(pool: &str, family: Option<Family>) -> Vec<u8> {
     let mut key = text(pool);
     key.extend(family.map(|family| match family {
@@ -232,7 +232,7 @@ pub(crate) fn attachment_of(key: &[u8]) -> Option<Attachment> {
     })
 }
 
-/// The length goes first, so that no text is a prefix of another's key, whatever it contains.
+/// The length comes first, so that no text can be a prefix of another one's key.
 fn text(text: &str) -> Vec<u8> {
     let len = u32::try_from(text.len()).unwrap_or(u32::MAX);
     [&len.to_be_bytes(), text.as_bytes()].concat()

@@ -1,4 +1,4 @@
-//! What there is, for those who publish and list it.
+//! The whole content of a ledger, for the agent's reports and for listing.
 
 use std::collections::BTreeMap;
 
@@ -12,74 +12,73 @@ use cadastre_core::holding::{Block, PoolTerms};
 use cadastre_core::usable::{covering, room, usable};
 use cadastre_core::{Addr, Cidr, Dual};
 
-/// All of a ledger at one moment.
+/// The content of a ledger at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
-    /// UID of the Node that the blocks are held for; `None` before the first holding
+    /// UID of the Node that the blocks are allocated to; `None` before the first call of `hold`
     pub node_uid: Option<String>,
-    /// Who has addresses
+    /// The attachments that have addresses
     pub tenants: Vec<Tenant>,
     /// The blocks, in the order of their CIDRs
     pub blocks: Vec<BlockCount>,
-    /// The pools of which terms are known, best first, then those of other blocks
+    /// The pools with known terms, best first, then pools that only have blocks
     pub pools: Vec<PoolCount>,
 }
 
 /// An attachment that has addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tenant {
-    /// Which one
+    /// Network, container and interface
     pub attachment: Attachment,
-    /// What it has
+    /// Its addresses, routes and DNS settings
     pub given: Given,
-    /// Its pod, if the runtime told
+    /// Its pod, if the runtime reported one
     pub pod: Option<PodRef>,
-    /// The path of its network namespace; empty if unknown
+    /// Path of its network namespace; empty if unknown
     pub netns: String,
-    /// Since when, in milliseconds of Unix time
+    /// When the addresses were assigned, in milliseconds of Unix time
     pub since_ms: i64,
-    /// The boot in which it was set up
+    /// Id of the boot in which it was set up
     pub boot: String,
-    /// Its place in the order in which the store gave addresses: more is newer. Attachments that were
-    /// adopted come before all that were given; among themselves they have no order, but for those
-    /// that were known to be superseded, which come first
+    /// Place in the order of assignments: higher is newer. Adopted attachments come before all others. Their
+    /// order among themselves is unknown, except that those known to be superseded come first
     pub order: u64,
 }
 
-/// Addresses by what becomes of them.
+/// Numbers of addresses by state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// In use
     pub used: u64,
-    /// Released, and resting
+    /// Released, and still cooling
     pub cooling: u64,
-    /// Such as an ADD without wishes could get now
+    /// Can be assigned now to an ADD that does not ask for certain addresses
     pub free: u64,
 }
 
-/// A block.
+/// A block with its usage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockCount {
-    /// Its range
+    /// The range of the block
     pub cidr: Cidr,
-    /// UID of its object
+    /// UID of its IPAMBlock, or of the Node for a podCIDR
     pub uid: String,
-    /// Its pool; empty if it has none
+    /// Name of its pool; empty if it has none
     pub pool: String,
-    /// Whether addresses are given from it
+    /// Whether addresses are assigned from it
     pub state: BlockState,
-    /// Its addresses
+    /// Usage of its addresses
     pub counts: Counts,
-    /// How many of them may be given automatically at all
+    /// How many of its addresses can be assigned automatically at all
     pub room: u64,
 }
 
-/// A pool.
+/// A pool with its usage on this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolCount {
-    /// Its terms; the defaults where none are known
+    /// The terms; the defaults if none are known
     pub terms: PoolTerms,
-    /// The addresses of its blocks
+    /// Usage of its blocks, by family
     pub counts: Dual<Counts>,
 }
 
@@ -94,7 +93,7 @@ pub(crate) fn take(kv: &dyn Kv, now: &Now) -> Result<Snapshot, Fault> {
     for (cidr, block) in &records {
         cooldowns.insert(*cidr, cooldown_ms(&terms(kv, &block.pool)?));
     }
-    // Of which block they are, and whether in use or cooling.
+    // By address: its block, and whether it is in use (else it is cooling).
     let mut taken: BTreeMap<Addr, (Cidr, bool)> = BTreeMap::new();
     for (addr, freed) in kv.releases()? {
         let cooldown = cooldowns.get(&freed.block).copied().unwrap_or(0);

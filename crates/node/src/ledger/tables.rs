@@ -1,6 +1,6 @@
-//! The tables, typed.
+//! Typed access to the tables.
 //!
-//! Values are JSON: small, and readable when something has gone wrong.
+//! Values are JSON: small, and readable if something goes wrong.
 
 use std::ops::Bound::{Excluded, Included};
 
@@ -23,14 +23,14 @@ const NODE: &[u8] = b"node";
 const BOOT: &[u8] = b"boot";
 const SEQUENCE: &[u8] = b"sequence";
 
-/// The boot that was seen last.
+/// The boot that was recorded last.
 #[derive(serde::Serialize, serde::Deserialize)]
 struct Boot {
     id: String,
     number: u64,
 }
 
-/// Reading typed.
+/// Typed reading.
 pub(crate) trait Read: Kv {
     fn json<T: DeserializeOwned>(&self, table: Table, key: &[u8]) -> Result<Option<T>, Fault> {
         self.get(table, key)?
@@ -38,7 +38,7 @@ pub(crate) trait Read: Kv {
             .transpose()
     }
 
-    /// The entry after a key, or the first, among those whose keys begin so.
+    /// The entry after the key `after`, or the first one, among the keys that begin with `prefix`.
     fn next(
         &self,
         table: Table,
@@ -50,12 +50,12 @@ pub(crate) trait Read: Kv {
         Ok(entry.filter(|(key, _)| key.starts_with(prefix)))
     }
 
-    /// UID of the Node that the holding is for.
+    /// UID of the Node that the ranges are allocated to.
     fn node(&self) -> Result<Option<String>, Fault> {
         self.json(Table::Meta, NODE)
     }
 
-    /// Now, by the numbers of boots that the store gives.
+    /// Converts `now` to the store's numbering of boots.
     fn stamp(&self, now: &Now) -> Result<Stamp, Fault> {
         let boot = match self.json::<Boot>(Table::Meta, BOOT)? {
             Some(boot) if boot.id == now.boot => boot.number,
@@ -70,12 +70,12 @@ pub(crate) trait Read: Kv {
         self.json(Table::Attachments, &attachment_key(attachment))
     }
 
-    /// When a DEL of an attachment was asked for, if that is remembered.
+    /// When the latest DEL of an attachment was asked for, if it is remembered.
     fn deletion(&self, attachment: &Attachment) -> Result<Option<Deletion>, Fault> {
         self.json(Table::Deletions, &attachment_key(attachment))
     }
 
-    /// The attachments of a network; of all of them without one.
+    /// The attachments of a network, or of all networks.
     fn attachments(&self, network: Option<&str>) -> Result<Vec<(Attachment, Record)>, Fault> {
         let prefix = network.map_or(Vec::new(), network_prefix);
         let mut all = Vec::new();
@@ -91,7 +91,7 @@ pub(crate) trait Read: Kv {
         self.json(Table::Addresses, &address_key(addr))
     }
 
-    /// The first address from there on that somebody has or had.
+    /// The first address from `addr` on that is or was in use.
     fn address_from(&self, addr: Addr) -> Result<Option<Addr>, Fault> {
         let key = address_key(addr);
         let entry = self.seek(Table::Addresses, Included(&key))?;
@@ -104,13 +104,13 @@ pub(crate) trait Read: Kv {
         self.json(Table::Blocks, &cidr_key(cidr))
     }
 
-    /// Whether a block was given back, as far as that is remembered.
+    /// Whether the block is remembered as released.
     fn was_given_back(&self, cidr: Cidr, uid: &str) -> Result<bool, Fault> {
         let key = given_back_key(cidr, uid);
         Ok(self.get(Table::GivenBack, &key)?.is_some())
     }
 
-    /// The keys of all blocks that were given back, each with its place in their order.
+    /// The keys of all blocks remembered as released, each with its sequence number.
     fn given_back(&self) -> Result<Vec<(u64, Vec<u8>)>, Fault> {
         let mut all = Vec::new();
         self.scan(Table::GivenBack, &[], &mut |key, value| {
@@ -120,13 +120,13 @@ pub(crate) trait Read: Kv {
         Ok(all)
     }
 
-    /// What a pod may have, if that is known.
+    /// The note of what a pod may have.
     fn pod_note(&self, pod: &PodRef) -> Result<Option<PodNote>, Fault> {
         let note: Option<PodNote> = self.json(Table::Pods, full_name(pod).as_bytes())?;
         Ok(note.filter(|note| note.is_of(pod)))
     }
 
-    /// What all pods may have, as far as it is known.
+    /// The notes of all pods.
     fn pod_notes(&self) -> Result<Vec<PodNote>, Fault> {
         let mut all = Vec::new();
         self.scan(Table::Pods, &[], &mut |_, value| {
@@ -160,7 +160,7 @@ pub(crate) trait Read: Kv {
         Ok(all)
     }
 
-    /// The release of an address that is known to have been freed.
+    /// The release of an address that is known to be released.
     fn release_of(&self, addr: Addr) -> Result<Freed, Fault> {
         match self.address(addr)? {
             Some(Address::Freed(freed)) => Ok(freed),
@@ -168,7 +168,7 @@ pub(crate) trait Read: Kv {
         }
     }
 
-    /// The blocks that share addresses with a range.
+    /// The blocks that overlap a range.
     fn blocks_over(&self, range: Cidr) -> Result<Vec<Cidr>, Fault> {
         let mut over = Vec::new();
         for len in 0..range.len() {
@@ -178,7 +178,7 @@ pub(crate) trait Read: Kv {
                 over.push(wider);
             }
         }
-        // What lies inside comes from there on.
+        // Blocks inside the range have keys from here on.
         let mut from = Included(cidr_key(range));
         while let Some((key, _)) =
             self.seek(Table::Blocks, from.as_ref().map(<[u8; 18]>::as_slice))?
@@ -193,7 +193,7 @@ pub(crate) trait Read: Kv {
         Ok(over)
     }
 
-    /// The block that an address is of, rather one that gives.
+    /// The block that contains the address; of several, the narrowest that addresses are assigned from, if any.
     fn block_around(&self, addr: Addr) -> Result<Option<(Cidr, BlockRecord)>, Fault> {
         let mut found = None;
         for len in (0..=addr.family.bits()).rev() {
@@ -219,7 +219,7 @@ pub(crate) trait Read: Kv {
         }))
     }
 
-    /// The addresses of a block that were freed, oldest release first: the one after `after`.
+    /// The first released address of a block after the sequence number `after`, oldest release first.
     fn freed(&self, block: Cidr, after: Option<u64>) -> Result<Option<(u64, Addr)>, Fault> {
         let after = after.map(|sequence| freed_key(block, sequence));
         let after = after.as_ref().map(<[u8; 26]>::as_slice);
@@ -240,12 +240,12 @@ pub(crate) trait Read: Kv {
         }
     }
 
-    /// The pool of that rank, best first from 0.
+    /// The pool of this rank; ranks start at 0, the best.
     fn pool_at(&self, rank: u32) -> Result<Option<PoolTerms>, Fault> {
         self.json(Table::Pools, &rank.to_be_bytes())
     }
 
-    /// The first block of a pool and family in one of the indices, after another.
+    /// The first block of a pool and family in an index, after the block `after`.
     fn block_of(
         &self,
         index: Table,
@@ -261,7 +261,7 @@ pub(crate) trait Read: Kv {
             .transpose()
     }
 
-    /// The pools of blocks that may be given from and of which no terms are known.
+    /// The pools that have blocks to assign from, but no known terms.
     fn pools_without_terms(&self) -> Result<Vec<String>, Fault> {
         let mut pools = Vec::new();
         let mut entry = self.seek(Table::Giving, Included(&[]))?;
@@ -274,7 +274,7 @@ pub(crate) trait Read: Kv {
             if self.get(Table::Ranks, name.as_bytes())?.is_none() {
                 pools.push(name.to_owned());
             }
-            // No family is as high: all of the pool is skipped.
+            // Higher than every family: skips the rest of the pool.
             let mut last = pool_prefix(name, None);
             last.push(u8::MAX);
             entry = self.seek(Table::Giving, Included(&last))?;
@@ -285,9 +285,9 @@ pub(crate) trait Read: Kv {
 
 impl<K: Kv + ?Sized> Read for K {}
 
-/// Writing typed.
+/// Typed writing.
 pub(crate) trait Write: KvMut {
-    /// Writes where it differs.
+    /// Writes the value only if it has changed.
     fn put_json<T: Serialize>(&mut self, table: Table, key: &[u8], value: &T) -> Result<(), Fault> {
         let value = serde_json::to_vec(value)
             .map_err(|error| Fault::Damaged(format!("a value cannot be written: {error}")))?;
@@ -297,7 +297,7 @@ pub(crate) trait Write: KvMut {
         self.put(table, key, &value)
     }
 
-    /// Removes where it is.
+    /// Removes the key if it exists.
     fn drop_key(&mut self, table: Table, key: &[u8]) -> Result<(), Fault> {
         if self.get(table, key)?.is_some() {
             self.remove(table, key)?;
@@ -309,7 +309,7 @@ pub(crate) trait Write: KvMut {
         self.put_json(Table::Meta, NODE, &uid)
     }
 
-    /// Takes note of the boot, so that its number means it from now on.
+    /// Records the current boot, which makes its number valid.
     fn put_boot(&mut self, now: &Now, stamp: Stamp) -> Result<(), Fault> {
         let boot = Boot {
             id: now.boot.clone(),
@@ -324,7 +324,7 @@ pub(crate) trait Write: KvMut {
         Ok(next)
     }
 
-    /// The place in the order of attachments for one that is given now: after all that there are.
+    /// The order of a new assignment: after all existing ones.
     fn take_order(&mut self) -> Result<u64, Fault> {
         Ok(self.take_sequence()? + ADOPTED + 1)
     }
@@ -353,7 +353,7 @@ pub(crate) trait Write: KvMut {
         self.put_json(Table::Cursors, &cidr_key(block), &cursor)
     }
 
-    /// Puts a block into an index of its pool, or takes it out.
+    /// Adds a block to an index of its pool, or removes it.
     fn index(&mut self, index: Table, pool: &str, block: Cidr, is_in: bool) -> Result<(), Fault> {
         let key = pool_key(pool, block);
         if !is_in {

@@ -1,4 +1,4 @@
-//! The rules, one by one, on tables in memory. `tests/node_store` has them all together, by chance.
+//! Tests of each rule on tables in memory. `tests/node_store` tests them together, with random operations.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -55,7 +55,7 @@ impl KvMut for Memory {
     }
 }
 
-/// A node with a ledger, and its clock.
+/// A node with a ledger and a clock.
 struct Node {
     memory: Memory,
     now: Now,
@@ -97,7 +97,7 @@ impl Node {
         }
     }
 
-    /// The addresses as text, or why not.
+    /// The assigned addresses as text, or why there are none.
     fn add(&mut self, add: &Add) -> Result<String, Why> {
         let given = self.given(add).map_err(|refusal| refusal.why)?;
         let addresses = given.addresses.iter().map(|it| it.address.to_string());
@@ -242,10 +242,10 @@ fn rest_is_by_the_clock_of_the_boot() {
     let mut node = Node::new(&[("10.0.0.0/30", "")]);
     node.add_one(1);
     node.del(1);
-    // The wall clock decides nothing.
+    // The wall clock has no influence.
     node.now.wall_ms = i64::MAX;
     assert_eq!(node.add(&ask(2)), Err(Why::Exhausted));
-    // After a reboot it rests until the machine is up for as long as it would have to.
+    // After a reboot the address cools until the machine has been up for the whole cooldown.
     node.now = now("two", 29);
     assert_eq!(node.add(&ask(2)), Err(Why::Exhausted));
     node.now = now("two", 30);
@@ -253,7 +253,7 @@ fn rest_is_by_the_clock_of_the_boot() {
     node.del(2);
     node.now = now("three", 5);
     assert_eq!(node.add(&ask(3)), Err(Why::Exhausted));
-    // A longer cooldown holds for what was released before too.
+    // A longer cooldown also applies to earlier releases.
     node.holding.pools = vec![PoolTerms {
         cooldown_seconds: 100,
         ..PoolTerms::named("")
@@ -380,7 +380,7 @@ fn an_address_that_is_asked_for_may_be_one_for_those_who_ask_and_nothing_else() 
         node.add(&ask_for(3, &["fd00::5", "10.0.0.5"])),
         Ok("10.0.0.5 fd00::5".to_owned())
     );
-    // It passes from one sandbox of a pod to the next at once, and to another pod after its rest.
+    // The address moves from one sandbox of a pod to the next at once, and to another pod after the cooldown.
     node.del(3);
     let mut other = ask_for(4, &["10.0.0.5"]);
     let refused = node.given(&other).unwrap_err();
@@ -454,15 +454,15 @@ fn a_del_ends_what_was_asked_for_before_it_also_if_nothing_was_given() {
     assert!(refused.text.contains("deleted after"), "{refused}");
     assert!(run(&mut node, &Op::Add(ask(2)), 998_999).is_ok(), "another");
     assert!(run(&mut node, &add, 999_001).is_ok());
-    // An older DEL that comes later ends nothing that the newer one did not.
+    // An older DEL that arrives later has no effect beyond that of the newer one.
     assert_eq!(run(&mut node, &del, 999_500), Ok(Answer::Done));
     assert_eq!(run(&mut node, &del, 1_000), Ok(Answer::Done));
     assert!(run(&mut node, &add, 999_400).is_err());
-    // After a minute nobody waits for it, so that the DEL is remembered no longer.
+    // After a minute nobody waits for the ADD, so the DEL need not be remembered.
     node.now = now("one", 1_060);
     let refused = run(&mut node, &add, 999_400).unwrap_err();
     assert!(refused.text.contains("more than 60"), "{refused}");
-    // In another boot nothing of that is on its way.
+    // After a reboot no earlier ADD can be in progress.
     node.now = now("two", 5);
     assert!(run(&mut node, &add, 4_000).is_ok());
 }
@@ -500,7 +500,7 @@ fn a_repeated_add_is_answered_as_the_first_one() {
     let refused = node.given(&ask_for(1, &["10.0.0.3"])).unwrap_err();
     assert_eq!(refused.why, Why::Mismatch);
     assert!(refused.text.contains("has 10.0.0.2 already"), "{refused}");
-    // Started again after a reboot it is of the new boot, so that nobody takes it for dead.
+    // After a restart in another boot the attachment belongs to that boot, so that it does not count as dead.
     node.now = now("two", 1);
     assert_eq!(node.given(&ask(1)).unwrap(), first);
     assert_eq!(node.ledger().snapshot().unwrap().tenants[0].boot, "two");
@@ -516,7 +516,7 @@ fn attachments_are_in_the_order_in_which_they_were_given() {
         ids.collect::<Vec<_>>()
     };
     for n in [3, 1, 2] {
-        // The wall clock goes back all the while.
+        // The wall clock goes back each time.
         node.now.wall_ms -= 1_000_000;
         node.add_one(n);
     }
@@ -610,13 +610,13 @@ fn what_is_no_longer_listed_stays_with_who_has_it() {
     assert_eq!(node.state("10.0.0.4/30"), None, "an empty one goes");
     assert_eq!(node.add(&ask(2)), Err(Why::NothingHeld));
     assert_eq!(node.add_one(1), "10.0.0.2");
-    // Listed for the new node under another UID it is the same block.
+    // Listed for the new node under another UID, it is the same block.
     node.holding.blocks = listed;
     node.holding.blocks[0].uid = "u2".to_owned();
     node.hold();
     assert_eq!(node.state("10.0.0.0/30"), Some(BlockState::Held));
     assert_eq!(node.add_one(2), "10.0.0.6");
-    // Not listed again, it goes when its last address has rested.
+    // A block that is not listed again is removed when its last address has cooled.
     node.holding.blocks.remove(0);
     node.hold();
     node.del(1);
@@ -665,7 +665,7 @@ fn what_was_given_back_is_used_again_as_another_block_only() {
     node.holding.blocks[0].uid = "u2".to_owned();
     node.hold();
     assert_eq!(node.add_one(2), "10.0.0.2");
-    // Put back once more while the range is in use, as another block.
+    // The API is restored once more while the range is in use as another block.
     node.holding.blocks[0].uid = "u1".to_owned();
     node.hold();
     assert_eq!(node.state("10.0.0.0/30"), Some(BlockState::Draining));
@@ -786,7 +786,7 @@ fn no_attachment_is_taken_for_another() {
     assert_eq!((of_a.count(), tenants.len()), (1, 57));
 }
 
-/// A note that the pod of `ask(n)` may have that on its own interface.
+/// A note that the pod of `ask(n)` may have these pools and addresses on its own interface.
 fn note(n: u32, pools: Pools, addresses: &[&str]) -> PodNote {
     let asked = ask_for(n, addresses);
     PodNote {
@@ -828,7 +828,7 @@ fn a_pod_of_which_nothing_is_known_waits_unless_its_pool_serves_such() {
     let refused = node.given(&undecided(ask(1))).unwrap_err();
     assert_eq!(refused.why, Why::PodUnknown);
     assert!(refused.text.contains("pod default/pod-1"), "{refused}");
-    // What it is asked for by address depends on no pod, nor does what no pod is named for.
+    // An ADD for a certain address does not depend on the pod, and neither does one without a pod.
     let asked = undecided(ask_for(2, &["10.0.0.5"]));
     assert_eq!(node.add(&asked), Ok("10.0.0.5".to_owned()));
     let nobody = Add {
@@ -846,14 +846,14 @@ fn a_pod_of_which_nothing_is_known_waits_unless_its_pool_serves_such() {
     assert_eq!(node.add(&undecided(ask(4))), Ok("10.0.0.6".to_owned()));
     let refused = node.given(&undecided(ask(5))).unwrap_err();
     assert!(refused.text.contains("its labels"), "{refused}");
-    // Another pod of that name is not known by the note.
+    // The note does not apply to another pod of that name.
     let mut anew = undecided(ask(6));
     anew.pod.as_mut().unwrap().name = "pod-4".to_owned();
     assert_eq!(node.given(&anew).unwrap_err().why, Why::PodUnknown);
     let gone = [notes[1].pod.clone()];
     node.ledger().note_pods(&[], &gone).unwrap();
     assert_eq!(node.ledger().pod_notes().unwrap().len(), 2);
-    // On other interfaces labels alone could matter, and only where no pools are named.
+    // On other interfaces only labels could matter, and only if no pools are named.
     let mut second = undecided(ask_from(7, &["a"]));
     second.attachment.ifname = "net1".to_owned();
     assert_eq!(node.add(&second), Ok("10.0.0.1".to_owned()));

@@ -1,22 +1,21 @@
-//! A redb file that is verified whenever it is opened, and is told which of its commits last.
+//! A redb file that is verified whenever it is opened, and that records which of its commits are durable.
 //!
-//! redb verifies checksums only after a crash, takes a file that says it was closed cleanly at its word,
-//! and where its last commit is unreadable goes back to the one before: right after a crash, when that
-//! commit was never answered, and wrong when the disk has rotted, because an address that somebody has
-//! would be free again. It also pays for a clean close with three waits for the disk. So this sits
-//! between redb and the disk:
+//! redb verifies checksums only after a crash and trusts a file that claims to have been closed cleanly. If the
+//! last commit is unreadable, it falls back to the one before. That is right after a crash, when the last
+//! commit was never answered, but wrong if the disk has corrupted it: an address in use would be free again. A
+//! clean close also costs redb three waits for the disk. Therefore this module sits between redb and the disk:
 //!
-//! - A file is always opened as after a crash: redb reads every page and compares checksums, from the
-//!   roots down, before anything is made of its contents. At the size of a node's ledger that is quicker
-//!   than one wait for the disk.
-//! - Once a commit has reached the disk, the header is marked, without waiting for that. redb knows the
-//!   mark as that of a two-phase commit, which promises the same, and clears it with its next write. If
-//!   the newest commit of a marked file cannot be read, the file is damaged, and nothing is changed in it.
-//! - What opening itself changes is the header alone, and stays in memory: the next commit writes it.
+//! - A file is always opened as if after a crash: redb reads every page and compares checksums, starting at the
+//!   roots, before the content is used. At the size of a node's ledger this is faster than one wait for the
+//!   disk.
+//! - Once a commit has reached the disk, the header is marked, without waiting for that write. To redb the mark
+//!   is that of a two-phase commit, which promises the same; redb clears it with its next write. If the newest
+//!   commit of a marked file cannot be read, the file is damaged and is left unchanged.
+//! - Opening only changes the header, and only in memory: the next commit writes it.
 //! - Closing writes nothing.
-//! - The file never shrinks, so that space that it has is not lost to others.
+//! - The file never shrinks, so the disk space that it has cannot be taken by others.
 //!
-//! The layout of the header is that of redb's file format 3. A file of another format is refused.
+//! The layout of the header is that of redb's file format 3. Files of other formats are rejected.
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -38,21 +37,21 @@ const REGION_HEADER: usize = 16;
 const REGION_PAGES: usize = 20;
 const FULL_REGIONS: usize = 24;
 const LAST_REGION: usize = 28;
-/// Pages of a region: all that this is for lies in one.
+/// Pages of a region. The whole file fits into one region.
 const MOST_PAGES: u32 = 1 << 20;
-/// A file that claims to be larger than this is no ledger of a node.
+/// A file that claims to be larger than this cannot be a ledger.
 const MOST_BYTES: u64 = 1 << 30;
-/// Memory for pages. A ledger of 4,096 addresses takes less.
+/// Bytes of memory for redb's page cache. A ledger of 4,096 addresses takes less.
 const CACHE: usize = 8 << 20;
 
-/// A database and the disk that it is on.
+/// An open database with its disk.
 pub(super) struct Checked {
     database: Option<Database>,
     shared: Arc<Shared>,
 }
 
 impl Checked {
-    /// Makes a database on an empty disk.
+    /// Creates a database on an empty disk.
     pub(super) fn create(disk: Box<dyn Disk>) -> Result<Self, Fault> {
         if disk.size()? > 0 {
             return Err(Fault::Damaged("the new file is not empty".to_owned()));
@@ -61,7 +60,7 @@ impl Checked {
         Self::of(shared)
     }
 
-    /// Opens the database on a disk. Reads all of it.
+    /// Opens the database on a disk, which reads all of it.
     pub(super) fn open(disk: Box<dyn Disk>) -> Result<Self, Fault> {
         let mut header = [0; HEADER];
         let len = disk.size()?;
@@ -80,7 +79,7 @@ impl Checked {
             disk.grow(claimed)?;
         }
         if !lasts {
-            // What a process wrote that was killed before it could wait for the disk is answered from now on.
+            // Writes of a process that was killed before it could sync may be relied on from now on.
             disk.sync()?;
         }
         let before = newest(&header);
@@ -88,8 +87,8 @@ impl Checked {
         let pages = u32::try_from(disk.size()? / PAGE - 1).unwrap_or(u32::MAX);
         header[LAST_REGION..LAST_REGION + 4].copy_from_slice(&pages.to_le_bytes());
         let checked = Self::of(Shared::new(disk, &header, Phase::Opening))?;
-        // Opening commits the state that it found once more, into the other slot. If that is the one where
-        // the newest commit was, redb has found it unreadable and gone back to the one before.
+        // Opening commits the recovered state once more, to the other slot. If that slot had the newest commit,
+        // redb found it unreadable and fell back to the one before.
         let after = newest(&checked.shared.state().header);
         if lasts && after == before {
             return Err(Fault::Damaged("its newest state cannot be read".to_owned()));
@@ -110,21 +109,21 @@ impl Checked {
         Ok(Self { database, shared })
     }
 
-    /// The database.
+    /// The database; `None` once it is closed.
     pub(super) fn database(&self) -> Option<&Database> {
         self.database.as_ref()
     }
 }
 
 impl Drop for Checked {
-    /// Lets go of the disk; nothing is written.
+    /// Closes the disk without writing.
     fn drop(&mut self) {
         self.shared.state().phase = Phase::Closed;
         drop(self.database.take());
     }
 }
 
-/// What redb says of a file that is none of its own is not to be told from trouble with the disk.
+/// redb reports a file that is not a redb file as an I/O error; this tells such files from disk errors.
 fn opening(error: redb::DatabaseError) -> Fault {
     match Fault::from(error) {
         Fault::Io(error)
@@ -139,7 +138,7 @@ fn opening(error: redb::DatabaseError) -> Fault {
     }
 }
 
-/// How long the file is by its header, if that is one of ours.
+/// The length of the file according to its header; fails if the header was not written by this module.
 fn claimed_len(header: &[u8; HEADER]) -> Result<u64, Fault> {
     let damaged = |what: &str| Err(Fault::Damaged(what.to_owned()));
     if !header.starts_with(MAGIC) {
@@ -170,7 +169,7 @@ fn number(header: &[u8; HEADER], at: usize) -> u32 {
     u32::from_le_bytes(bytes)
 }
 
-/// In which of the two slots the newest commit is.
+/// Which of the two slots has the newest commit.
 fn newest(header: &[u8; HEADER]) -> u8 {
     header[FLAGS] & SECOND_IS_NEWEST
 }
@@ -185,7 +184,7 @@ enum Phase {
 #[derive(Debug)]
 struct State {
     phase: Phase,
-    /// As redb believes it to be on the disk
+    /// What redb believes to be on the disk
     header: [u8; HEADER],
 }
 
@@ -217,7 +216,7 @@ fn closed() -> io::Error {
 }
 
 impl StorageBackend for Backend {
-    /// In whole pages: what a crash left of a page at the end is none.
+    /// Counts whole pages only: a crash may have left a partial page at the end.
     fn len(&self) -> io::Result<u64> {
         Ok(self.0.disk.size()? / PAGE * PAGE)
     }
@@ -250,8 +249,8 @@ impl StorageBackend for Backend {
                 self.0.disk.sync()?;
                 if state.header.starts_with(MAGIC) {
                     let flags = state.header[FLAGS] | LASTS;
-                    // Where this fails, a later rot of the newest commit goes unnoticed: no reason to
-                    // fail what is done.
+                    // If this fails, later corruption of the newest commit goes unnoticed, but the commit
+                    // itself is good.
                     _ = self.0.disk.write(FLAGS as u64, &[flags]);
                 }
                 Ok(())

@@ -1,4 +1,4 @@
-//! Where the bytes are.
+//! The disk below the store, and the locked file that implements it.
 
 use std::fmt::Debug;
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
@@ -8,29 +8,29 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Bytes that last. Tests put in disks that fail.
+/// Durable storage of bytes at offsets. Tests implement disks that fail.
 pub trait Disk: Debug + Send + Sync + 'static {
-    /// How many there are
+    /// The size in bytes
     fn size(&self) -> io::Result<u64>;
-    /// Reads so many from there on
+    /// Fills `out` with the bytes from offset `at` on; fails if there are too few
     fn read(&self, at: u64, out: &mut [u8]) -> io::Result<()>;
-    /// Writes
+    /// Writes all of `data` at the offset `at`
     fn write(&self, at: u64, data: &[u8]) -> io::Result<()>;
-    /// Makes it longer, with zeros
+    /// Extends the storage to `size` bytes with zeros
     fn grow(&self, size: u64) -> io::Result<()>;
-    /// Returns when all that was written lasts
+    /// Returns once everything that was written is durable
     fn sync(&self) -> io::Result<()>;
 }
 
-/// A file that no other process has.
+/// A file that this process has locked against other processes.
 #[derive(Debug)]
 pub(super) struct LockedFile(File);
 
-/// How long between the first two looks whether a file is free; twice as long each time, up to the other.
+/// The first and the longest interval between attempts to lock a file; each interval is twice the one before.
 const POLL: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(8));
 
 impl LockedFile {
-    /// Opens a file that exists, when nobody else has it: `None` if that takes longer than `wait`.
+    /// Opens and locks an existing file. Returns `None` if it cannot be locked within `wait`.
     pub(super) fn open(path: &Path, wait: Duration) -> io::Result<Option<Self>> {
         let start = Instant::now();
         let mut poll = POLL.0;
@@ -38,7 +38,7 @@ impl LockedFile {
         loop {
             match file.try_lock() {
                 Ok(()) if is_same(&file, path)? => return Ok(Some(Self(file))),
-                // Another was put in its place meanwhile.
+                // The file was replaced by another one meanwhile.
                 Ok(()) => {
                     file = reopen(path)?;
                     continue;
@@ -55,7 +55,7 @@ impl LockedFile {
         }
     }
 
-    /// Makes a file that must not exist, for its owner alone.
+    /// Creates and locks a file that must not exist, with access for its owner only.
     pub(super) fn create(path: &Path) -> io::Result<Self> {
         let mut options = OpenOptions::new();
         let options = options.read(true).write(true).create_new(true).mode(0o600);
@@ -81,7 +81,7 @@ impl Disk for LockedFile {
         self.0.write_all_at(data, at)
     }
 
-    /// Writes the zeros, so that a disk that is full later does not keep what is there from changing.
+    /// Writes the zeros, so that changes to existing pages do not fail when the disk becomes full later.
     fn grow(&self, size: u64) -> io::Result<()> {
         static ZEROS: [u8; 1 << 16] = [0; 1 << 16];
         let mut at = self.size()?;
@@ -99,13 +99,13 @@ impl Disk for LockedFile {
     }
 }
 
-/// Which file has that name.
+/// Device and inode number of the file at the path; `None` if there is none.
 pub(super) fn id(path: &Path) -> Option<(u64, u64)> {
     let there = fs::metadata(path).ok()?;
     Some((there.dev(), there.ino()))
 }
 
-/// Makes the directory of a file for its owner alone, if it is not there.
+/// Creates the directory of a file, with access for its owner only, if it does not exist.
 pub(super) fn make_parent(path: &Path) -> io::Result<()> {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() && !parent.is_dir() => {
@@ -115,7 +115,7 @@ pub(super) fn make_parent(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Makes what was done to the names in the directory of a file last.
+/// Makes changes of names in the directory of a file durable.
 pub(super) fn sync_parent(path: &Path) -> io::Result<()> {
     let parent = path.parent().filter(|it| !it.as_os_str().is_empty());
     File::open(parent.unwrap_or(Path::new(".")))?.sync_all()

@@ -1,4 +1,4 @@
-//! What goes wrong with the file of a ledger.
+//! Errors of the ledger's file.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,66 +10,66 @@ use super::super::ops::{Refusal, Why};
 /// Why a store cannot be used. Nothing has changed then.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// There is no file.
+    /// The file does not exist.
     #[error(
         "{path} is missing: no agent has run on this node yet, or it makes the file anew. See that `cadastre agent` runs on it."
     )]
     Missing {
-        /// The file
+        /// Path of the file
         path: PathBuf,
     },
-    /// Another process has it.
+    /// Another process has locked the file.
     #[error(
         "{path} was in use by another process for {waited:?}: this node's agent or another call is at work, or hangs. Try again; if this stays so, restart the agent."
     )]
     Locked {
-        /// The file
+        /// Path of the file
         path: PathBuf,
-        /// So long
+        /// How long this process waited for it
         waited: Duration,
     },
-    /// The agent does not come to it.
+    /// The store thread did not do the request.
     #[error("this node's store is not free: {what}. Try again.")]
     Busy {
-        /// Why
+        /// The reason, as a clause
         what: &'static str,
     },
-    /// It is there already.
+    /// The file to be rebuilt already exists.
     #[error("{path} cannot be rebuilt, because it is there: set it aside first.")]
     Exists {
-        /// The file
+        /// Path of the file
         path: PathBuf,
     },
-    /// It is of another version.
+    /// The file was written by another version, in an unknown format.
     #[error(
         "{path} has format {format}, which this version does not know: run the version that wrote it, or a newer one."
     )]
     Format {
-        /// The file
+        /// Path of the file
         path: PathBuf,
-        /// Its format
+        /// Number of its format
         format: u32,
     },
-    /// Its contents cannot be trusted.
+    /// The content of the file cannot be trusted.
     #[error(
         "{path} is damaged: {what}. Restart this node's agent, which sets the file aside and makes a new one of what the cluster and the container runtime know."
     )]
     Damaged {
-        /// The file
+        /// Path of the file
         path: PathBuf,
-        /// What is wrong with it
+        /// What is wrong with it, as a clause
         what: String,
     },
-    /// The disk fails.
+    /// The file system reports an error.
     #[error("{path} cannot be {done}: {error}. {advice}")]
     Io {
-        /// The file
+        /// Path of the file
         path: PathBuf,
-        /// What was to be done with it
+        /// What failed, as a participle: opened, written, made
         done: &'static str,
-        /// What to do
+        /// What to do about it
         advice: &'static str,
-        /// What the system says
+        /// The error of the system
         error: io::Error,
     },
 }
@@ -100,12 +100,12 @@ impl StoreError {
         }
     }
 
-    /// Whether the file has to be made anew: it is damaged, or gone.
+    /// Whether the file has to be rebuilt because it is damaged or missing.
     pub fn is_lost(&self) -> bool {
         matches!(self, Self::Damaged { .. } | Self::Missing { .. })
     }
 
-    /// The same, as the answer to an operation.
+    /// The error as the answer to an operation.
     pub fn refusal(&self) -> Refusal {
         let why = match self {
             Self::Missing { .. } | Self::Locked { .. } | Self::Busy { .. } => Why::Busy,

@@ -1,11 +1,11 @@
 //! The ledger of a node in a file.
 //!
-//! Whoever opens the file continues where the last one stopped, however it stopped: nothing of the
-//! ledger is kept in memory. One process at a time has the file. What an operation answers was on the
-//! disk before. A transaction is done as a whole or not at all, after a kill or a loss of power too.
+//! Nothing of the ledger is kept in memory, so whoever opens the file continues where the last process stopped,
+//! however it stopped. One process at a time has the file. An operation is answered only after it is durable. A
+//! transaction is done as a whole or not at all, even across a kill or a power failure.
 //!
-//! A store that had trouble with its disk closes the file, refuses what it was asked, and opens the file
-//! again for what is asked next: so it goes on when there is space again.
+//! After a disk error the store closes the file, refuses the current request, and opens the file again for the
+//! next one. So it continues once, for example, there is disk space again.
 
 mod checked;
 mod disk;
@@ -31,48 +31,47 @@ use tables::Tables;
 pub use disk::Disk;
 pub use error::StoreError;
 
-/// The format of what is in the tables.
+/// Version of the format of the tables.
 const FORMAT: u32 = 1;
 const FORMAT_KEY: &[u8] = b"format";
-/// How long a store that had trouble waits for its file.
+/// How long to wait for the file after a disk error.
 const REOPEN: Duration = Duration::from_secs(1);
 
-/// Names what is being made, apart from what other threads make.
+/// Distinguishes temporary files of this process's threads.
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
-/// The ledger of a node in a file, which is this process's while it is open.
+/// The ledger of a node in a file, which no other process can use while it is open.
 pub struct Store {
     path: PathBuf,
     find: Find,
-    /// `None` after trouble with the disk
+    /// `None` after a disk error
     open: Option<Checked>,
-    /// Which file that is, where the disk is one
+    /// The file that was opened; `None` if the disk is not a file
     file: Option<FileId>,
 }
 
-/// Device and number of a file.
+/// Device and inode number of a file.
 type FileId = (u64, u64);
 
-/// Finds the disk again; `None` if it is not free within that time.
+/// Opens the disk; returns `None` if another process does not close it within the given time.
 pub type Find = Box<dyn Fn(Duration) -> io::Result<Option<Box<dyn Disk>>> + Send>;
 
 impl Store {
-    /// Opens the file, makes it if it is missing, and waits at most so long for another process to let go
-    /// of it.
+    /// Opens the file or creates it if it does not exist. Waits at most `wait` for another process to close it.
     pub fn open(path: &Path, wait: Duration) -> Result<Self, StoreError> {
         match Self::open_existing(path, wait) {
             Err(StoreError::Missing { .. }) => {}
             result => return result,
         }
         match Self::make(path, |_| Ok(())) {
-            // Somebody was quicker.
+            // Another process was faster.
             Ok(None) => Self::open_existing(path, wait),
             Ok(Some(((), store))) => Ok(store),
             Err(error) => Err(error),
         }
     }
 
-    /// Opens a file that must be there.
+    /// Opens a file that must exist. Waits at most `wait` for another process to close it.
     pub fn open_existing(path: &Path, wait: Duration) -> Result<Self, StoreError> {
         Self::on_disk(path, Self::find(path), wait)
     }
@@ -85,7 +84,7 @@ impl Store {
         })
     }
 
-    /// Opens what is on the disk that `find` finds. The path is for messages.
+    /// Opens the store on the disk that `find` returns. The path is only for messages.
     pub fn on_disk(path: &Path, find: Find, wait: Duration) -> Result<Self, StoreError> {
         let mut store = Self {
             path: path.to_owned(),
@@ -106,7 +105,7 @@ impl Store {
         }
     }
 
-    /// Makes an empty ledger on the disk that `find` finds, which must be empty.
+    /// Creates an empty ledger on the disk that `find` returns, which must be empty.
     pub fn create_on_disk(path: &Path, find: Find) -> Result<Self, StoreError> {
         let disk = find(Duration::ZERO).map_err(|error| StoreError::io(path, "made", error))?;
         let disk = disk.ok_or_else(|| StoreError::Locked {
@@ -130,8 +129,8 @@ impl Store {
         Ok(store)
     }
 
-    /// Makes a new file from what is held and what others remember to be in use, in place of one that was
-    /// set aside. Returns what several claim: the first one has it.
+    /// Creates a new file in place of one that was set aside, from the node's ranges and the assignments that
+    /// others know. Returns the addresses that more than one attachment claims; the first one keeps them.
     pub fn rebuild(
         path: &Path,
         holding: &Holding,
@@ -149,7 +148,7 @@ impl Store {
         }
     }
 
-    /// Makes a file that is complete from the moment on that it has its name; `None` if there is one.
+    /// Creates a file that is complete as soon as it has its name; `None` if one exists already.
     fn make<T>(
         path: &Path,
         fill: impl FnOnce(&mut Self) -> Result<T, StoreError>,
@@ -175,7 +174,7 @@ impl Store {
         linked
     }
 
-    /// Does something with the ledger in one transaction. On an error nothing has changed.
+    /// Does work on the ledger in one transaction. After an error nothing has changed.
     pub fn transact<T>(
         &mut self,
         now: &Now,
@@ -190,17 +189,17 @@ impl Store {
         all.unwrap_or_else(|error| ops.iter().map(|_| Err(error.refusal())).collect())
     }
 
-    /// Takes over what the node holds: see [`Ledger::hold`].
+    /// Records the ranges of the node: see [`Ledger::hold`].
     pub fn hold(&mut self, holding: &Holding, now: &Now) -> Result<(), StoreError> {
         self.transact(now, |ledger| ledger.hold(holding))
     }
 
-    /// Lets go of a block that is empty: see [`Ledger::release`].
+    /// Releases an empty block: see [`Ledger::release`].
     pub fn release(&mut self, cidr: Cidr, uid: &str, now: &Now) -> Result<bool, StoreError> {
         self.transact(now, |ledger| ledger.release(cidr, uid))
     }
 
-    /// All there is.
+    /// Reads the whole ledger.
     pub fn snapshot(&mut self, now: &Now) -> Result<Snapshot, StoreError> {
         self.transact(now, |ledger| ledger.snapshot())
     }
@@ -219,7 +218,7 @@ impl Store {
         let Some(database) = checked.database() else {
             return Err(self.closed());
         };
-        // Trouble drops the database: what redb believes to be on the disk may not be true any more.
+        // After an error the database is dropped: redb's view of the disk may be wrong.
         let result = transact(database, work)
             .map_err(|fault| StoreError::fault(&self.path, "written", fault))?;
         if !self.is_in_place() {
@@ -231,7 +230,7 @@ impl Store {
         Ok(result)
     }
 
-    /// Whether the file still has its name: what is written to one that was removed is lost.
+    /// Whether the file still has its name: what is written to a removed file is lost.
     fn is_in_place(&self) -> bool {
         self.file.is_none() || disk::id(&self.path) == self.file
     }
@@ -267,13 +266,13 @@ fn transact<T>(
     Ok(result)
 }
 
-/// Gives a damaged file another name in the same directory: `<name>.damaged-<number>`, which it returns.
+/// Renames a damaged file to `<name>.damaged-<number>` in the same directory, and returns the new path.
 pub fn set_aside(path: &Path) -> Result<PathBuf, StoreError> {
     let io = |error| StoreError::io(path, "set aside", error);
     let mut number = 1;
     loop {
         let aside = beside(path, &format!("damaged-{number}"));
-        // A link fails where a rename would replace.
+        // Unlike a rename, a link does not replace an existing file.
         match fs::hard_link(path, &aside) {
             Ok(()) => {
                 fs::remove_file(path).map_err(io)?;

@@ -1,4 +1,4 @@
-//! The tables of the ledger in a transaction of redb.
+//! The tables of the ledger in a redb transaction.
 
 use std::ops::Bound;
 
@@ -27,7 +27,7 @@ fn definition(table: Table) -> Definition {
     })
 }
 
-/// The tables, open for writing.
+/// The tables of a transaction, open for writing.
 pub(super) struct Tables<'t> {
     tables: Vec<redb::Table<'t, &'static [u8], &'static [u8]>>,
     /// Whether something was written
@@ -35,7 +35,7 @@ pub(super) struct Tables<'t> {
 }
 
 impl<'t> Tables<'t> {
-    /// Opens them; makes them where they are missing.
+    /// Opens all tables; creates those that do not exist.
     pub(super) fn open(transaction: &'t WriteTransaction) -> Result<Self, Fault> {
         let open = |table: Table| transaction.open_table(definition(table));
         let tables: Result<_, _> = Table::ALL.into_iter().map(open).collect();
