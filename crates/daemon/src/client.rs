@@ -1,4 +1,4 @@
-//! The client of the API server, with every limit a setting.
+//! The client of the API server, whose limits are settings.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -13,32 +13,31 @@ use tower::limit::RateLimitLayer;
 use super::retry_after::Hear;
 use crate::telemetry::HttpMetrics;
 
-/// Why there is no client.
+/// Why no client could be made.
 #[derive(Debug, Error)]
 pub enum ClientError {
-    /// Neither a kubeconfig nor a service account.
+    /// There is neither a kubeconfig nor a service account.
     #[error(
         "no way to reach a cluster: {0}: set KUBECONFIG or --kubeconfig, or run in a pod with a service account"
     )]
     Config(String),
-    /// The configuration is there but cannot be used.
+    /// There is a configuration, but it cannot be used.
     #[error("the cluster's configuration cannot be used: {0}")]
     Build(#[from] kube::Error),
 }
 
-/// Where the cluster is and how hard it may be pushed.
+/// How to reach the cluster, and the limit of the request rate.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// A kubeconfig; else `KUBECONFIG`, `~/.kube/config`, the pod's service account
+    /// Path of a kubeconfig. If absent: `KUBECONFIG`, `~/.kube/config`, then the pod's service account
     pub kubeconfig: Option<std::path::PathBuf>,
-    /// A context of it
+    /// Name of a context in the kubeconfig; if absent, the current one
     pub context: Option<String>,
-    /// Requests a second at most; none: no limit
+    /// Maximum number of requests per second; if absent, unlimited
     pub rate: Option<NonZeroU32>,
 }
 
-/// A client that never retries by itself: retries are the loops' business, who know what a lost
-/// answer means.
+/// Makes a client that never retries on its own: only the control loops know what a lost response means.
 pub async fn connect(options: &Options, metrics: HttpMetrics) -> Result<Client, ClientError> {
     let config = configure(options).await?;
     let host = config.cluster_url.authority().map(ToString::to_string);
@@ -55,12 +54,12 @@ pub async fn connect(options: &Options, metrics: HttpMetrics) -> Result<Client, 
     })
 }
 
-/// The oldest Kubernetes that will do, as the chart says (`kubeVersion`).
+/// The oldest supported version of Kubernetes; the chart requires the same (`kubeVersion`).
 pub(crate) const OLDEST: (u32, u32) = (1, 31);
 
-/// What is to be said of a server of that version, if it is too old.
+/// The message about an API server of this version if it is too old, else `None`.
 pub fn too_old(version: &Info) -> Option<String> {
-    // Some vendors write `31+`.
+    // Some vendors append a sign, as in `31+`.
     let number = |text: &str| {
         let digits = text.split(|it: char| !it.is_ascii_digit()).next();
         digits.and_then(|it| it.parse::<u32>().ok())
@@ -74,7 +73,7 @@ pub fn too_old(version: &Info) -> Option<String> {
     })
 }
 
-/// The configuration of a client, without retries of its own.
+/// Reads the configuration for a client, and disables retries in the client.
 pub async fn configure(options: &Options) -> Result<kube::Config, ClientError> {
     let chosen = KubeConfigOptions {
         context: options.context.clone(),

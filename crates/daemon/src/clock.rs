@@ -1,8 +1,8 @@
-//! The two clocks.
+//! The monotonic clock and the wall clock.
 //!
-//! Deadlines run on a monotonic clock that also counts while the machine is suspended
-//! (`CLOCK_BOOTTIME`): a leader that slept through its lease should know it on waking. Wall time is
-//! for people and for other processes only.
+//! Deadlines use a monotonic clock that also counts while the machine is suspended (`CLOCK_BOOTTIME`): a leader
+//! that was suspended until its lease expired must know it on waking. Wall time is only for people and for
+//! other processes.
 
 use std::time::Duration;
 
@@ -14,12 +14,12 @@ use jiff::Timestamp;
 pub struct Clock;
 
 impl Clock {
-    /// Time since boot, suspension included.
+    /// Time since boot, including suspend.
     pub fn now(&self) -> Duration {
         since_boot()
     }
 
-    /// The time of day.
+    /// The time of day, which may be changed at any moment.
     pub fn wall(&self) -> Timestamp {
         Timestamp::now()
     }

@@ -1,7 +1,7 @@
-//! Kubernetes events, written beside everything else and never in its way.
+//! Kubernetes events, written in the background so that nothing else waits for them.
 //!
-//! Each notice becomes an Event of its own: notices are changes of state, so there is nothing to put
-//! together, and two about one object (overlaps with two others, say) are both worth reading.
+//! Each notice becomes an Event of its own. Notices are changes of state, so there is nothing to aggregate, and
+//! two about the same object (say, overlaps with two others) are both worth reading.
 
 use std::time::Duration;
 
@@ -14,24 +14,24 @@ use kube::api::{Api, ObjectMeta, PostParams};
 use tokio::sync::mpsc;
 use tracing::debug;
 
-/// Longest wait for one event to be written.
+/// The longest wait for one event to be written.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// What people are to be told.
+/// The content of an event.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Notice {
-    /// The object it is about
+    /// The object that the event is about
     pub about: ObjectReference,
-    /// Whether somebody should look
+    /// Whether it is a Warning, that is, needs attention
     pub warning: bool,
-    /// CamelCase, stable: people alert on it
+    /// A CamelCase word that must stay stable, because people build alerts on it
     pub reason: &'static str,
-    /// What happened, with what, and what to do
+    /// What happened, to what, and what to do
     pub note: String,
 }
 
-/// Writes events one after the other, under the name of `manager`. At most `backlog` wait; `lost` is
-/// called for each that could not be written.
+/// Starts a task that writes events one by one, with `manager` as reporting controller. At most `backlog`
+/// notices wait; `lost` is called for each that could not be written.
 pub fn spawn(
     client: Client,
     manager: &'static str,
@@ -61,7 +61,7 @@ pub fn spawn(
     sender
 }
 
-/// The event, and the namespace it is kept in: its object's, else `default`.
+/// The event with its namespace: that of its object, else `default`.
 fn render(notice: Notice, manager: &str, instance: &str, now: Timestamp) -> (String, Event) {
     let about = notice.about;
     let namespace = about
@@ -88,7 +88,7 @@ fn render(notice: Notice, manager: &str, instance: &str, now: Timestamp) -> (Str
     (namespace, event)
 }
 
-/// A text within the API's limit for a note.
+/// Shortens a text to the API's limit for notes.
 fn short(text: &str) -> String {
     /// In bytes
     const LONGEST: usize = 1024;
@@ -101,8 +101,8 @@ fn short(text: &str) -> String {
     format!("{}...", &text[..end.unwrap_or_default()])
 }
 
-/// The object's name and the time, within the length of a name: events about objects with the
-/// longest names are refused otherwise.
+/// Joins the object's name and the time. Shortens the name if necessary, because the API server rejects events
+/// with names that are too long.
 fn event_name(name: &str, now: Timestamp) -> String {
     const LONGEST: usize = 253;
     let time = format!("{:x}", now.as_nanosecond());

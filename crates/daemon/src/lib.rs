@@ -1,10 +1,9 @@
-//! What the controller and the agent have in common: how a daemon speaks to the API server, and what operators see
-//! of it.
+//! What the controller and the agent share: access to the API server, and telemetry for operators.
 //!
-//! | module | holds |
+//! | module | content |
 //! |---|---|
 //! | [`client`], [`retry_after`] | the client of the API server, with its limits |
-//! | [`watch`], [`lists`] | watches that never fall silent, and lists that are read as they come |
+//! | [`watch`], [`lists`] | watches that detect silence, and lists that are parsed as a stream |
 //! | [`events`] | Kubernetes events |
 //! | [`clock`] | monotonic and wall time |
 //! | [`telemetry`] | metrics, health, logs, the admin port |

@@ -1,12 +1,12 @@
-//! Lists, read object by object as they arrive.
+//! Lists that are parsed object by object as they arrive.
 //!
-//! Neither a page nor its text is ever in memory as a whole: 5,000 NodeSubnets are over 100 MB as text,
-//! and decisions need a few percent of that.
+//! Neither a page nor its text is ever in memory as a whole: 5,000 NodeSubnets take over 100 MB as text, and
+//! decisions need a few percent of that.
 //!
 //! # Guarantees
-//! - All pages are of one state of the API server; where that cannot be had, the list fails
-//!   ([`Error::is_expired`]) and has to begin again.
-//! - An API server that falls silent ends the list ([`Error::Silent`]).
+//! - All pages show the same state of the API server. If that is not possible, the list fails
+//!   ([`Error::is_expired`]) and has to be started again.
+//! - An API server that stops responding ends the list ([`Error::Silent`]).
 
 mod scanner;
 
@@ -28,22 +28,22 @@ use scanner::{Part, Scanner};
 /// Why a list is not complete.
 #[derive(Debug, Error)]
 pub enum Error {
-    /// It was refused, or cut off.
+    /// The API server rejected the request, or the connection broke.
     #[error(transparent)]
     Api(#[from] kube::Error),
-    /// Nothing came for that long.
+    /// Nothing arrived for this long.
     #[error("the API server said nothing for {} s", .0.as_secs_f32())]
     Silent(Duration),
-    /// It is not what a list looks like.
+    /// The response is not a list in JSON.
     #[error("the API server's answer cannot be read: {0}")]
     Unreadable(String),
-    /// Its pages are of different states.
+    /// The pages of the list show different states.
     #[error("the API server's state of a moment ago is gone: the list begins again")]
     Moved,
 }
 
 impl Error {
-    /// Whether the state that was being listed is no longer there: it has to be listed anew.
+    /// Whether the listed state no longer exists, so that the list has to be started again.
     pub(crate) fn is_expired(&self) -> bool {
         match self {
             Error::Api(kube::Error::Api(status)) => status.code == 410,
@@ -53,11 +53,11 @@ impl Error {
     }
 }
 
-/// How often a list begins again whose state is gone before all its pages came.
+/// How often a list is tried whose state expires before all its pages have arrived.
 const TRIES: u32 = 3;
 
-/// All objects of a kind in the few fields that `read` takes of each, in pages of so many; each object is
-/// forgotten before the next one is read.
+/// Lists all objects of a kind in pages of `page` objects, and keeps only what `read` returns for each. Fails
+/// if the API server says nothing for `patience`.
 pub async fn all<K, T>(
     api: &Api<K>,
     page: u32,
@@ -118,8 +118,8 @@ struct Metadata {
 }
 
 impl<K: kube::Resource + DeserializeOwned + Clone + Debug> List<K> {
-    /// Of what `params` select, in pages as large as they say. `patience`: for how long the API server
-    /// may say nothing.
+    /// Lists the objects that `params` selects, in pages of the size that it sets. The list fails if the API
+    /// server says nothing for `patience`.
     pub fn new(api: Api<K>, params: ListParams, patience: Duration) -> Self {
         List {
             api,
@@ -131,7 +131,7 @@ impl<K: kube::Resource + DeserializeOwned + Clone + Debug> List<K> {
         }
     }
 
-    /// The next object, or nothing at the end of the last page.
+    /// The next object, or `None` at the end of the last page.
     pub async fn next(&mut self) -> Result<Option<K>, Error> {
         loop {
             let page = match &mut self.page {
@@ -161,12 +161,12 @@ impl<K: kube::Resource + DeserializeOwned + Clone + Debug> List<K> {
         }
     }
 
-    /// The state that was listed, once all of it has been read.
+    /// The resource version of the listed state, once all of it has been read.
     pub fn version(self) -> Option<String> {
         self.version.filter(|_| self.is_over)
     }
 
-    /// A page has been read.
+    /// Checks a complete page, and prepares the request for the next one.
     fn turn(&mut self) -> Result<(), Error> {
         let Some(Page {
             scanner, metadata, ..

@@ -1,7 +1,7 @@
-//! The header `Retry-After` of an answer, for whoever sent the request.
+//! Gives the sender of a request the `Retry-After` header of its response.
 //!
-//! The client keeps the body of a refusal and drops its headers. The API server's own limits (priority and
-//! fairness, shutting down) say only there when to come again.
+//! The client returns the body of an error response but drops its headers. When the API server limits requests
+//! (priority and fairness, shutdown), only this header says when to try again.
 
 use std::cell::Cell;
 use std::pin::Pin;
@@ -14,7 +14,7 @@ tokio::task_local! {
     static ASKED: Cell<Option<Duration>>;
 }
 
-/// Runs a request; returns also what pause its answer asked for.
+/// Runs a request; returns its result, and the pause that the response asked for.
 pub async fn heard<T>(request: impl Future<Output = T>) -> (T, Option<Duration>) {
     let with_pause = async {
         let answer = request.await;
@@ -23,7 +23,7 @@ pub async fn heard<T>(request: impl Future<Output = T>) -> (T, Option<Duration>)
     ASKED.scope(Cell::new(None), with_pause).await
 }
 
-/// Puts a [`Hearing`] round a service.
+/// A layer that makes a service a [`Hearing`].
 #[derive(Clone, Copy, Debug)]
 pub struct Hear;
 
@@ -35,7 +35,7 @@ impl<S> Layer<S> for Hear {
     }
 }
 
-/// A service whose answers are looked at.
+/// A service that records the `Retry-After` header of each response.
 #[derive(Clone, Debug)]
 pub struct Hearing<S> {
     inner: S,
@@ -59,14 +59,14 @@ where
         Box::pin(async move {
             let answer = answer.await;
             let pause = answer.as_ref().ok().and_then(|it| asked(it.headers()));
-            // Watches and agents ask without listening.
+            // Not every request runs in `heard`: those of watches and agents do not.
             let _ = ASKED.try_with(|cell| cell.set(pause));
             answer
         })
     }
 }
 
-/// Whole seconds: a date, which HTTP allows too, no API server sends.
+/// Parses whole seconds. HTTP also allows a date, but API servers never send one.
 fn asked(headers: &http::HeaderMap) -> Option<Duration> {
     let text = headers.get(http::header::RETRY_AFTER)?.to_str().ok()?;
     text.trim().parse().ok().map(Duration::from_secs)
@@ -81,7 +81,7 @@ mod tests {
 
     use super::*;
 
-    /// What is heard of an answer with that header.
+    /// The pause that is recorded for a response with this header.
     async fn hear(header: &'static str) -> Option<Duration> {
         let server = service_fn(move |_| {
             let answer = http::Response::builder().status(429);

@@ -1,15 +1,15 @@
-//! Watches: one task a kind, each step handed on in order.
+//! Watches: one task per kind, which passes on each step in order.
 //!
-//! All is listed, then watched from there on. A list is a consistent read (`resourceVersion` unset), so
-//! nothing goes back in time while the server itself does not; for when it does see
-//! [`Source::doubtful`]. Errors are logged once per change and retried with a growing pause; a missing
-//! CRD is such an error, told in words that say what to do.
+//! First everything is listed, then watched from that version on. The list is a consistent read
+//! (`resourceVersion` unset), so nothing goes back in time unless the server itself does; for that case see
+//! [`Source::doubtful`]. Errors are logged once per change and retried with growing pauses. A missing CRD is
+//! such an error, and the message says what to do.
 //!
 //! # Guarantees
-//! No silence lasts: every wait for the API server ends by [`Patience`]. A watch is asked for with
-//! bookmarks, which API servers send about once a minute where nothing changes, so one that brings
-//! nothing for longer is dead, whatever its connection looks like. It is begun again where it was, and
-//! where the next one brings nothing either, all is listed anew.
+//! Silence is always detected: [`Patience`] limits every wait for the API server. A watch requests bookmarks,
+//! which API servers send about once a minute if nothing changes. So a watch that delivers nothing for longer
+//! is dead, whatever the state of its connection. It is restarted at the same version, and if the new one
+//! delivers nothing either, everything is listed again.
 
 mod change;
 mod heard;
@@ -37,47 +37,47 @@ pub use change::Change;
 pub use heard::LastHeard;
 pub use pauses::Pauses;
 
-/// A kind that older API servers do not have: its absence is an answer.
+/// A kind that older API servers lack, so that a 404 counts as an answer.
 const OPTIONAL: &str = "servicecidrs";
 
-/// A kind whose watch only spares requests: the candidates' Lease.
+/// The kind of the candidates' Lease, whose watch only saves requests.
 pub const LEASES: &str = "leases";
 
-/// A watch that ends sooner is begun again after a pause.
+/// After a watch that was shorter than this there is a pause before the next one.
 const SHORT: Duration = Duration::from_secs(1);
 
-/// What is watched.
+/// What to watch, and how.
 pub struct Source<K> {
-    /// The plural of the kind, for people
+    /// Plural of the kind, for messages
     pub kind: &'static str,
     /// Where the objects are
     pub api: Api<K>,
-    /// Which of them, as a field selector; none: all
+    /// Field selector; if absent, all objects
     pub fields: Option<String>,
-    /// Objects a page of a list; none: all at once
+    /// Number of objects per page of a list; if absent, all at once
     pub page: Option<u32>,
-    /// After errors
+    /// The pauses after errors
     pub pauses: Pauses,
-    /// Whether all is listed again after the server could not be reached at all: it may have been put
-    /// back to an older state, and a watch that goes on where the last one ended would never say so
+    /// Whether to list everything again after the server could not be reached at all. The server may have been
+    /// restored to an older state, which a watch that continues at the last version would never show
     pub doubtful: bool,
-    /// How long the API server may say nothing
+    /// How long the API server may be silent
     pub patience: Patience,
-    /// Where it is noted when it said something
+    /// Where to record that the API server sent something
     pub heard: LastHeard,
 }
 
-/// For how long an API server may say nothing until it is asked again, on another connection.
+/// How long an API server may be silent before it is asked again on another connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
-    /// When a list or a watch was asked for, and in the middle of a list
+    /// After a request for a list or watch, and within a list
     pub answer: Duration,
-    /// In a watch
+    /// Within a watch
     pub bookmark: Duration,
 }
 
 impl Default for Patience {
-    /// Two bookmarks may be missed.
+    /// The value for watches tolerates two missed bookmarks.
     fn default() -> Self {
         Patience {
             answer: Duration::from_secs(30),
@@ -89,16 +89,16 @@ impl Default for Patience {
 /// A step of a watch.
 #[derive(Debug)]
 pub enum Step<T> {
-    /// Something is other than it was
+    /// A watch event, or progress of a list
     Change(Change<T>),
-    /// It does not get through; what was seen may be old
+    /// The watch fails; what was seen may be outdated
     Trouble,
-    /// It gets through again
+    /// The watch works again
     Recovered,
 }
 
-/// Follows a source until the receiver is gone: `read` takes the few fields that count out of an
-/// object, `wrap` says what kind of event a step is, if it is one.
+/// Follows a source until the receiver is dropped. `read` extracts the fields that matter from an object.
+/// `wrap` converts a step to an event, or to `None` if the step does not matter.
 pub async fn follow<K, T, E>(
     source: Source<K>,
     out: mpsc::Sender<E>,
@@ -138,10 +138,10 @@ pub async fn follow<K, T, E>(
     }
 }
 
-/// What is to be done after a list or a watch.
+/// What to do after a list or a watch.
 enum Next {
     List,
-    /// From that version on
+    /// Watch from this version on
     Watch(String),
 }
 
@@ -173,19 +173,19 @@ impl Ended {
 /// What went wrong.
 enum Failure {
     List(lists::Error),
-    /// A watch could not begin, or broke off
+    /// A watch could not be started, or broke off
     Watch(kube::Error),
     /// The API server ended the watch with an error
     Status(Box<Status>),
-    /// The beginning of a watch was not answered
+    /// The request for a watch was not answered
     NoAnswer(Duration),
-    /// A watch brought nothing, not even a bookmark
+    /// A watch delivered nothing, not even a bookmark
     Silent(Duration),
-    /// A change came without a version
+    /// An object came without a resource version
     NoVersion,
 }
 
-/// The receiver is gone.
+/// The receiver was dropped.
 struct Over;
 
 struct Follower<K, E, R, W> {
@@ -194,7 +194,7 @@ struct Follower<K, E, R, W> {
     read: R,
     wrap: W,
     trouble: Option<String>,
-    /// Whether the last watch fell silent, and nothing came since
+    /// Whether the last watch fell silent, and nothing has come since
     was_silent: bool,
 }
 
@@ -218,7 +218,7 @@ where
         loop {
             match list.next().await {
                 Ok(Some(object)) => {
-                    // A list that begins may still fail: trouble is over when something came.
+                    // A list may still fail after it has begun, so trouble only ends once an object has come.
                     self.came().await?;
                     let object = (self.read)(object);
                     self.change(Change::Applied(object)).await?;
@@ -268,7 +268,8 @@ where
         self.came().await?;
         loop {
             let Ok(event) = timeout(bookmark, stream.next()).await else {
-                // What was missed is told from where it was, unless watches bring nothing at all.
+                // A new watch at the same version delivers what was missed. If that was silent, too, list
+                // again.
                 let anew = std::mem::replace(&mut self.was_silent, true) || self.source.doubtful;
                 let next = then(anew, version);
                 return Ok(Ended::failed(next, Failure::Silent(bookmark)));
@@ -293,7 +294,7 @@ where
                     let next = then(status.code == 410, version);
                     return Ok(Ended::failed(next, Failure::Status(Box::new(*status))));
                 }
-                // One object that cannot be read; the next ones may be.
+                // Only this object cannot be parsed; the next ones may be fine.
                 Err(error @ kube::Error::SerdeError(_)) => {
                     self.trouble(&Failure::Watch(error)).await?;
                     continue;
@@ -319,7 +320,7 @@ where
         }
     }
 
-    /// The API server has said something.
+    /// Records that the API server sent something, and ends any trouble.
     async fn came(&mut self) -> Result<(), Over> {
         self.source.heard.heard(self.source.kind);
         if self.trouble.take().is_some() {
@@ -338,7 +339,7 @@ where
         self.step(Step::Trouble).await
     }
 
-    /// A version that is no number tells nothing.
+    /// Reports the version that was reached, unless it is not a number.
     async fn reached(&mut self, version: &str) -> Result<(), Over> {
         match version.parse() {
             Ok(version) => self.change(Change::Reached(version)).await,
@@ -366,12 +367,12 @@ fn then(anew: bool, version: String) -> Next {
     }
 }
 
-/// Whether the version to go on from is too old.
+/// Whether the version to continue from is too old.
 fn is_expired(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == 410)
 }
 
-/// An error of a watch in words that say what to do.
+/// Describes a failure and what to do about it.
 fn describe(kind: &str, failure: &Failure) -> String {
     let status = match failure {
         Failure::List(lists::Error::Api(kube::Error::Api(status)))

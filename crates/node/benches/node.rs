@@ -1,8 +1,8 @@
-//! The ledger of a node on the disk of this machine: an ADD and its DEL with more and more addresses in use,
-//! a hundred at once, and what a process pays that opens the file for one operation.
+//! The ledger of a node on the disk of this machine: an ADD and its DEL at different numbers of addresses in
+//! use, a hundred operations at once, and the cost for a process that opens the file for one operation.
 //!
-//! Each ADD and each DEL waits for the disk once, a group of a hundred once for all. `floor` is that
-//! wait alone: 4 KiB written over and synced.
+//! Each ADD and each DEL waits for the disk once; a group of a hundred shares one wait. `floor` is that wait
+//! alone: overwriting and syncing 4 KiB.
 
 #![allow(
     missing_docs,
@@ -106,7 +106,7 @@ fn filled(path: &Path, used: u64) -> Store {
             reserved: Vec::new(),
             on_request: Vec::new(),
         }],
-        // Nothing rests: what was freed before does not fill the file.
+        // No cooldown, so that released addresses do not fill the file.
         pools: vec![PoolTerms {
             cooldown_seconds: 0,
             ..PoolTerms::named("")

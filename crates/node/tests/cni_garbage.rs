@@ -1,5 +1,5 @@
-//! Whatever comes in by the environment and standard input: the plugin never panics, answers with a
-//! result or an error object, and a request that is not good changes nothing.
+//! Arbitrary environments and standard input: the plugin never panics, answers with a result or an error
+//! object, and an invalid request changes nothing.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -16,7 +16,7 @@ use cadastre_node::{Answer, Given, Op, Refusal, Why};
 use proptest::prelude::*;
 use serde_json::Value;
 
-/// A folder that good requests may write to.
+/// The folder that valid requests may write to.
 static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cni_garbage");
     let _ = fs::remove_dir_all(&folder);
@@ -26,7 +26,7 @@ static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| {
 
 static TURN: Mutex<()> = Mutex::new(());
 
-/// Names and bytes of all files in the folder.
+/// Paths and contents of all files in the folder.
 fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut files = BTreeMap::new();
     for item in fs::read_dir(folder).unwrap() {
@@ -45,7 +45,7 @@ fn is_name(text: &str) -> bool {
     text.starts_with(|c: char| c.is_ascii_alphanumeric()) && text.chars().all(plain)
 }
 
-/// Nothing that could leave its place reaches the node's side.
+/// Checks that no name that could leave its place reaches the node's side.
 fn check_op(op: &Op) {
     let check = |attachment: &cadastre_node::Attachment| {
         assert!(is_name(&attachment.network) && is_name(&attachment.container_id));
@@ -61,8 +61,8 @@ fn check_op(op: &Op) {
     }
 }
 
-/// One request out of bytes: the first says how it is started and what the node's side answers, the
-/// next four tell how long the variables are that follow, the rest is standard input.
+/// Turns bytes into one request. The first byte says how the plugin is started and what the node's side
+/// answers, the next four are the lengths of the variables that follow, and the rest is standard input.
 fn fuzz_request(bytes: &[u8]) {
     let (head, mut rest) = bytes.split_at(bytes.len().min(5));
     let byte = |at: usize| head.get(at).copied().unwrap_or_default();
@@ -106,7 +106,7 @@ fn request(env: &Env, as_host_local: bool, refused: bool, stdin: &[u8]) {
         let error: Value = serde_json::from_str(&output.stdout).unwrap();
         let code = error["code"].as_u64().unwrap();
         assert!(code > 0 && !error["msg"].as_str().unwrap().is_empty());
-        // What host-local finds while it works has this code; all else is found before.
+        // Only errors that host-local meets while it works have this code; all others occur before.
         if code != 999 && env.command != b"DEL" {
             assert_eq!(files(&FOLDER), before, "{}", output.stdout);
         }
@@ -116,7 +116,7 @@ fn request(env: &Env, as_host_local: bool, refused: bool, stdin: &[u8]) {
     }
 }
 
-/// Configs of which parts are missing, of the wrong type, odd, or all right.
+/// Configurations, parts of which are missing, of the wrong type, odd, or valid.
 fn config() -> impl Strategy<Value = String> {
     let leaf = || {
         prop_oneof![
@@ -163,7 +163,7 @@ fn config() -> impl Strategy<Value = String> {
             let ipam: String = ipam.iter().map(member).collect();
             let top: String = top
                 .iter()
-                // One in place of the section would lose the folder to write to.
+                // A subnet in place of the section would replace the folder to write to.
                 .filter(|(key, value)| *key != "ipam" || !value.contains("subnet"))
                 .map(member)
                 .collect();

@@ -1,5 +1,5 @@
-//! The plugin as a process on a node's store, where no agent runs: results by version, and the code of
-//! everything that can be refused.
+//! The plugin as a process on a node's store without an agent: results for each CNI version, and the error code
+//! of everything that can be refused.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -47,7 +47,7 @@ fn block(range: &str, pool: &str) -> Block {
     }
 }
 
-/// A node that holds blocks of a dual-stack pool and of a manual one of two addresses.
+/// A node with blocks of a dual-stack pool and of a manual pool of two addresses.
 fn holding() -> Holding {
     let mut web = pool("web", &["10.7.0.0/16", "fd00:7::/64"]);
     web.routes = vec![Route {
@@ -97,7 +97,7 @@ impl Lab {
         self.folder.join("node.redb")
     }
 
-    /// A call with a config of 1.1.0 and more of it.
+    /// Calls the plugin with a configuration of version 1.1.0 and the fields in `more`.
     fn call(&self, command: &str, id: &str, args: &str, more: &Value) -> (bool, Value) {
         let mut config =
             json!({"cniVersion": "1.1.0", "name": "net", "type": "bridge", "ipam": {}});
@@ -119,7 +119,7 @@ impl Lab {
             .spawn()
             .unwrap();
         let mut stdin = child.stdin.take().unwrap();
-        // A refusal of the environment does not wait for the config.
+        // If the environment is invalid, the plugin ends before it reads the configuration.
         let written = stdin.write_all(config.to_string().as_bytes());
         if let Err(error) = written {
             assert_eq!(error.kind(), ErrorKind::BrokenPipe);

@@ -1,11 +1,11 @@
-//! Takes the JSON of a list apart while it arrives.
+//! Splits the JSON text of a list into its objects while it arrives.
 
 use super::Error;
 
-/// One object may be as long as this; an API server stores none of a tenth of it.
+/// The longest object in bytes. API servers store no object of even a tenth of this size.
 const LONGEST: usize = 32 << 20;
 
-/// What has been read completely; its text is [`Scanner::text`].
+/// What has been read completely; [`Scanner::text`] returns its text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
     /// An object of the list
@@ -37,7 +37,7 @@ enum State {
     End,
 }
 
-/// Finds the objects of a list and its metadata, in whichever order they come. Holds one at a time.
+/// Finds the objects and the metadata of a list, in whatever order they come. Holds one at a time.
 #[derive(Debug, Default)]
 pub(super) struct Scanner {
     state: State,
@@ -50,7 +50,7 @@ pub(super) struct Scanner {
 }
 
 impl Scanner {
-    /// Reads on, up to the end of a part at most. Returns how many bytes were used.
+    /// Reads bytes up to the end of a part. Returns how many were used.
     pub(super) fn feed(&mut self, bytes: &[u8]) -> Result<(usize, Option<Part>), Error> {
         if std::mem::take(&mut self.is_told) {
             self.text.clear();
@@ -81,17 +81,17 @@ impl Scanner {
         Ok((at, None))
     }
 
-    /// The part that was found last, until more is read.
+    /// The text of the part that was found last, until `feed` is called again.
     pub(super) fn text(&self) -> &[u8] {
         &self.text
     }
 
-    /// Whether the list has ended.
+    /// Whether the list is complete.
     pub(super) fn is_over(&self) -> bool {
         self.state == State::End
     }
 
-    /// A byte that is not of a value. Returns whether it was used.
+    /// Handles a byte outside of values. Returns whether it was used.
     fn between(&mut self, byte: u8) -> Result<bool, Error> {
         if byte.is_ascii_whitespace() && self.state != State::Name {
             return Ok(true);
@@ -124,7 +124,7 @@ impl Scanner {
         Ok(true)
     }
 
-    /// How many of the bytes are of the value, and whether it ends with them.
+    /// How many of the bytes belong to the value, and whether it ends with them.
     fn value(&mut self, bytes: &[u8]) -> (usize, bool) {
         for (at, byte) in bytes.iter().enumerate() {
             if self.in_string {
@@ -144,7 +144,7 @@ impl Scanner {
             match byte {
                 b'"' => self.in_string = true,
                 b'{' | b'[' => self.depth += 1,
-                // What follows a number or a word.
+                // The end of a number or a word.
                 b'}' | b']' | b',' | b' ' | b'\t' | b'\n' | b'\r' if self.depth == 0 => {
                     return (at, true);
                 }
@@ -177,7 +177,7 @@ mod tests {
 
     use super::*;
 
-    /// The parts of a list that comes in pieces of that length.
+    /// The parts of a list that arrives in pieces of `piece` bytes.
     fn parts(text: &str, piece: usize) -> Result<(Vec<Value>, Vec<Value>), Error> {
         let mut scanner = Scanner::default();
         let (mut items, mut metadata) = (Vec::new(), Vec::new());

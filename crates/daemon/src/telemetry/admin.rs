@@ -1,8 +1,8 @@
-//! The admin port: metrics, health, readiness, log level; and a port of probes alone.
+//! The admin port: metrics, health, readiness, log level; and a port for probes only.
 //!
-//! Nothing secret is served. The one thing that can be changed, the log level, is taken from this
-//! machine only, and from no page in a browser there. Metrics can be kept for those who may read them; probes
-//! never are, and have a port besides that nobody else on the network can keep busy.
+//! Nothing secret is served. Only the log level can be changed, only from this machine, and not by web pages in
+//! a browser. Access to metrics can be restricted; probes are always open, and have a second port that nobody
+//! else on the network can keep busy.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -23,25 +23,25 @@ use super::review::{Review, guard};
 use super::serve::{Limits, serve};
 use super::tls::Tls;
 
-/// What the pages tell.
+/// The sources of the pages.
 #[derive(Clone)]
 pub struct Admin {
-    /// For `/metrics`
+    /// Registry for `/metrics`
     pub registry: Registry,
-    /// For `/readyz`
+    /// State for `/readyz`
     pub readiness: Readiness,
-    /// For `/loglevel`; absent in tests
+    /// Level for `/loglevel`; absent in tests
     pub level: Option<Level>,
-    /// Who may read metrics; without it everybody
+    /// Who may read metrics; if absent, everybody
     pub review: Option<Review>,
 }
 
-/// Serves for ever, in plain HTTP or behind TLS.
+/// Serves the admin port forever, in plain HTTP or with TLS.
 pub async fn run(listener: TcpListener, admin: Admin, tls: Option<Tls>) -> Infallible {
     serve(listener, routes(admin), Limits::ADMIN, tls).await
 }
 
-/// Answers probes alone, for ever, in plain HTTP.
+/// Serves the port for probes forever, in plain HTTP.
 pub async fn run_probes(listener: TcpListener, readiness: Readiness) -> Infallible {
     serve(listener, probes(readiness), Limits::PROBES, None).await
 }

@@ -1,6 +1,6 @@
-//! Every metric with its type, labels and meaning, for docs/metrics.md.
+//! Lists every metric with its type, labels and meaning, for docs/metrics.md.
 //!
-//! A registry shows a metric only once it has a series, so what is registered is noted on the way in.
+//! A registry only shows a metric once it has a series, so metrics are recorded when they are registered.
 
 use std::cell::RefCell;
 use std::fmt::Write as _;
@@ -12,31 +12,31 @@ use prometheus::{Error, IntGaugeVec, Opts, Registry};
 use super::{HttpMetrics, Readiness};
 
 thread_local! {
-    /// What was registered by this thread while somebody wants to know.
+    /// The metrics that this thread has registered, while `noted` collects them.
     static NOTED: RefCell<Option<Vec<Metric>>> = const { RefCell::new(None) };
 }
 
-/// A metric.
+/// Description of a metric.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Metric {
-    /// Its name, without the suffixes of histograms
+    /// Name, without the suffixes of histograms
     pub name: String,
     /// `counter`, `gauge` or `histogram`
     pub kind: &'static str,
-    /// Names of its labels
+    /// Names of the labels
     pub labels: Vec<String>,
-    /// What it says
+    /// What the value means
     pub help: String,
 }
 
-/// Registers a collector and hands it back.
+/// Registers a collector and returns it.
 pub fn register<C: Collector + Clone + 'static>(registry: &Registry, c: C) -> Result<C, Error> {
     note(&c);
     registry.register(Box::new(c.clone()))?;
     Ok(c)
 }
 
-/// Takes note of a collector that is registered in another way.
+/// Records a collector that is registered in another way.
 pub(super) fn note(collector: &dyn Collector) {
     NOTED.with_borrow_mut(|noted| {
         let Some(noted) = noted else { return };
@@ -56,7 +56,7 @@ pub(super) fn note(collector: &dyn Collector) {
     });
 }
 
-/// What some work registers.
+/// Returns the metrics that `work` registers, sorted by name.
 pub fn noted(work: impl FnOnce(&Registry) -> Result<(), Error>) -> Result<Vec<Metric>, Error> {
     NOTED.set(Some(Vec::new()));
     let done = work(&Registry::new());
@@ -66,7 +66,7 @@ pub fn noted(work: impl FnOnce(&Registry) -> Result<(), Error>) -> Result<Vec<Me
     Ok(noted)
 }
 
-/// What every daemon serves.
+/// Registers the metrics that every daemon has.
 pub fn of_daemon(registry: &Registry) -> Result<(), Error> {
     build_info(registry)?;
     Readiness::default().register(registry)?;
@@ -74,7 +74,7 @@ pub fn of_daemon(registry: &Registry) -> Result<(), Error> {
     Ok(())
 }
 
-/// The figures of some daemons as a page, each under its title.
+/// Formats the metrics of several daemons as a Markdown page, with a title for each daemon.
 pub fn page(daemons: Vec<(&str, Vec<Metric>)>) -> String {
     let mut text = String::from(HEAD);
     for (title, all) in daemons {
@@ -97,7 +97,7 @@ pub fn page(daemons: Vec<(&str, Vec<Metric>)>) -> String {
     text
 }
 
-/// Which build this is.
+/// Registers and sets the metric that identifies this build.
 pub fn build_info(registry: &Registry) -> Result<(), Error> {
     let info = Opts::new(
         "cadastre_build_info",

@@ -1,16 +1,17 @@
-//! Who is connected to a port, so that nobody keeps the others out.
+//! Decides which connection to a port is closed for a new one, so that no client can lock out others.
 //!
 //! # Guarantees
-//! - A connection that comes always gets a place: one that has been there longer goes for it.
-//! - A peer has no more places than its share; once all are taken, whoever has most gives one up.
-//! - So a peer that keeps many connections open loses its own, and one that keeps few keeps them.
+//! - A new connection is always accepted; if necessary an older one is closed for it.
+//! - A peer never has more connections than its share. If all are in use, the peer with the most connections
+//!   loses its oldest.
+//! - So a peer that opens many connections loses its own, and a peer with few keeps them.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv6Addr};
 
 use tokio::task::AbortHandle;
 
-/// The connections of a port, the oldest first.
+/// The open connections of a port, the oldest first.
 #[derive(Debug)]
 pub(super) struct Crowd {
     most: usize,
@@ -19,7 +20,7 @@ pub(super) struct Crowd {
 }
 
 impl Crowd {
-    /// So many places, of which so many for one peer.
+    /// Allows `most` connections, of which `share` for one peer.
     pub(super) fn new(most: usize, share: usize) -> Self {
         Self {
             most,
@@ -28,7 +29,7 @@ impl Crowd {
         }
     }
 
-    /// Gives a place to the connection that this task serves.
+    /// Adds the connection that this task serves, and closes another one if necessary.
     pub(crate) fn admit(&mut self, from: IpAddr, task: AbortHandle) {
         self.there.retain(|(_, task)| !task.is_finished());
         let peer = peer_of(from);
@@ -38,13 +39,15 @@ impl Crowd {
         self.there.push_back((peer, task));
     }
 
-    /// The oldest of the peer if it has its share, else of whoever has most, if there is no room.
+    /// The connection to close: the oldest of this peer if it has its share already, else the oldest of the
+    /// peer with the most connections if there are too many.
     fn who_goes(&self, peer: IpAddr) -> Option<usize> {
         let count = |peer| self.there.iter().filter(|it| it.0 == peer).count();
         let crowder = if count(peer) >= self.share {
             Some(peer)
         } else if self.there.len() >= self.most {
-            // Of several the last one is taken, and that is to be the oldest.
+            // `max_by_key` returns the last of several maxima: in reverse order, the one with the oldest
+            // connection.
             let peers = self.there.iter().rev().map(|it| it.0);
             peers.max_by_key(|peer| count(*peer))
         } else {
@@ -54,7 +57,7 @@ impl Crowd {
     }
 }
 
-/// One peer is an IPv4 address, or a /64 of IPv6, of which one machine has all.
+/// Identifies a peer: by IPv4 address, or by IPv6 /64, since one machine can have all addresses of a /64.
 fn peer_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
@@ -74,7 +77,7 @@ mod tests {
         task
     }
 
-    /// The runtime ends what was told to end in its next turn.
+    /// Gives the runtime a turn, in which it ends aborted tasks.
     async fn is_gone(task: &JoinHandle<()>) {
         tokio::task::yield_now().await;
         assert!(task.is_finished(), "it is still there");
@@ -106,7 +109,7 @@ mod tests {
         is_gone(&first).await;
         let other = enter(&mut crowd, "192.0.2.4");
         is_gone(&second).await;
-        // Now all have one: the oldest goes.
+        // Now every peer has one connection: the oldest is closed.
         let last = enter(&mut crowd, "192.0.2.5");
         is_gone(&few).await;
         let left = [third, newest, other, last];

@@ -1,7 +1,7 @@
-//! Counts and times requests to the API server where they leave the client.
+//! Counts and times requests to the API server as they leave the client.
 //!
-//! A request that its caller gives up, as every time-out does, counts like one without an answer.
-//! Of a watch only the beginning is timed.
+//! A request that its caller gives up, as on every timeout, counts as one without a response. For watches only
+//! the time until the response begins is measured.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -12,10 +12,10 @@ use tower::{Layer, Service};
 
 use super::catalog::register;
 
-/// What `code` is for a request that got no answer.
+/// The `code` label of requests without a response.
 const NO_ANSWER: &str = "<error>";
 
-/// `rest_client_requests_total`, `rest_client_request_duration_seconds` and how many are in flight.
+/// Metrics of requests to the API server: number, duration, and how many are in flight.
 #[derive(Clone)]
 pub struct HttpMetrics {
     requests: IntCounterVec,
@@ -24,7 +24,7 @@ pub struct HttpMetrics {
 }
 
 impl HttpMetrics {
-    /// Registers all of them. Fails only where a name is taken.
+    /// Registers all of them. Fails only if a name is in use already.
     pub fn register(registry: &Registry) -> Result<Self, Error> {
         let requests = Opts::new(
             "rest_client_requests_total",
@@ -50,7 +50,7 @@ impl HttpMetrics {
         })
     }
 
-    /// The layer for the stack of a client of that host.
+    /// Returns the layer for a client of this host.
     pub fn layer(&self, host: &str) -> Counting {
         Counting {
             metrics: self.clone(),
@@ -59,7 +59,7 @@ impl HttpMetrics {
     }
 }
 
-/// Puts a [`Counted`] round a service.
+/// A layer that makes a service a [`Counted`].
 #[derive(Clone)]
 pub struct Counting {
     metrics: HttpMetrics,
@@ -77,14 +77,14 @@ impl<S> Layer<S> for Counting {
     }
 }
 
-/// A service whose requests are counted.
+/// A service whose requests are counted and timed.
 #[derive(Clone)]
 pub struct Counted<S> {
     inner: S,
     counting: Counting,
 }
 
-/// One request; counted when dropped, whichever way it ends.
+/// One request. It is counted when dropped, however it ends.
 struct Flight {
     counting: Counting,
     method: http::Method,
@@ -103,8 +103,8 @@ impl Flight {
         }
     }
 
-    /// A method, so that the whole of it moves into the future: a field alone would be copied and
-    /// the rest dropped before the answer.
+    /// Sets the status. A method, so that the async block captures the whole value: on assignment to the field
+    /// it would capture a copy of the field, and drop the rest before the response.
     fn land(&mut self, status: Option<http::StatusCode>) {
         self.status = status;
     }

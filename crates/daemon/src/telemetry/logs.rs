@@ -1,4 +1,4 @@
-//! Logs: one line a change of state, as text or JSON, whatever is in the names and messages that it tells of.
+//! Logs: one line per change of state, as text or JSON. Logged names and messages cannot forge lines.
 
 use std::io::IsTerminal;
 
@@ -15,39 +15,39 @@ use tracing_subscriber::{EnvFilter, Layer, Registry, fmt};
 
 use cadastre_core::inert;
 
-/// The form of a line.
+/// The format of a log line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Format {
     /// For people
     Text,
-    /// For machines: one object a line
+    /// For machines: one JSON object per line
     Json,
 }
 
-/// Changes the level of a running process.
+/// Changes the log level of the running process.
 #[derive(Clone)]
 pub struct Level(reload::Handle<EnvFilter, Registry>);
 
-/// A level that cannot be set.
+/// Why the log level cannot be set.
 #[derive(Debug, Error)]
 pub enum LevelError {
-    /// Not a directive.
+    /// The text is not a list of filter directives.
     #[error(
         "\"{0}\" is no log level: give error, warn, info, debug or trace, or module=level pairs such as info,cadastre_controller=debug"
     )]
     Unreadable(String),
-    /// The subscriber is gone.
+    /// The subscriber no longer exists.
     #[error("the level cannot be changed: {0}")]
     Gone(String),
 }
 
-/// The client tells of each request that fails, as an error; we say once what is wrong, and what it means.
-/// Whoever names it hears it.
+/// Silences the client, which logs each failed request as an error: we log once what is wrong and what it
+/// means. Directives that name `kube_client` override this.
 const QUIET: &str = "kube_client=off";
 
 fn parse(directives: &str) -> Result<EnvFilter, LevelError> {
     let unreadable = || LevelError::Unreadable(directives.to_owned());
-    // The filter takes any word for a module; only levels and module=level pairs are meant here.
+    // The filter would accept any word as a module name; only levels and module=level pairs are accepted here.
     let known = |word: &str| {
         let level = word.rsplit('=').next().unwrap_or(word).trim();
         matches!(
@@ -61,7 +61,7 @@ fn parse(directives: &str) -> Result<EnvFilter, LevelError> {
     EnvFilter::try_new(format!("{QUIET},{directives}")).map_err(|_| unreadable())
 }
 
-/// Starts logging to standard error. Call it once, first in `main`.
+/// Starts logging to standard error. Must be called once, at the beginning of `main`.
 pub fn start(format: Format, directives: &str) -> Result<Level, LevelError> {
     let (filter, handle) = reload::Layer::new(parse(directives)?);
     let lines = match format {
@@ -92,7 +92,7 @@ where
         .fmt_fields(OneLine)
 }
 
-/// Writes messages and fields so that they end no line and command no terminal.
+/// Formats messages and fields so that they cannot end the line or send commands to a terminal.
 struct OneLine;
 
 impl<'w> FormatFields<'w> for OneLine {
@@ -108,14 +108,14 @@ impl<'w> FormatFields<'w> for OneLine {
 }
 
 impl Level {
-    /// A level of no process, for tests; it can be set while the other value is kept.
+    /// A level without a process, for tests. It can be set as long as the second value exists.
     #[cfg(test)]
     pub(super) fn detached() -> (Self, impl Sized) {
         let (filter, handle) = reload::Layer::new(EnvFilter::new("info"));
         (Level(handle), filter)
     }
 
-    /// Sets the level from now on.
+    /// Sets the level, effective at once.
     pub fn set(&self, directives: &str) -> Result<(), LevelError> {
         let filter = parse(directives.trim())?;
         self.0
@@ -133,7 +133,7 @@ mod tests {
 
     use super::*;
 
-    /// What is logged while something is done.
+    /// Returns what is logged while `what` runs.
     fn logged(colours: bool, what: impl FnOnce()) -> String {
         #[derive(Clone, Default)]
         struct Page(Arc<Mutex<Vec<u8>>>);
@@ -155,7 +155,7 @@ mod tests {
         String::from_utf8(bytes).unwrap()
     }
 
-    /// Logs a text in every way that there is.
+    /// Logs a text in every possible way.
     fn tell(text: &str) {
         let error: &(dyn std::error::Error + 'static) = &io::Error::other(text.to_owned());
         let span = tracing::info_span!("span", text);

@@ -1,16 +1,16 @@
-//! What operators see of any daemon: metrics, health and readiness, logs.
+//! Telemetry of every daemon: metrics, health and readiness, logs.
 //!
 //! | file | subject |
 //! |---|---|
-//! | [`http_metrics`] | requests to the API server, counted where they leave |
-//! | [`catalog`] | the list of all figures |
+//! | [`http_metrics`] | metrics of requests to the API server |
+//! | [`catalog`] | the list of all metrics |
 //! | [`admin`] | `/metrics`, `/healthz`, `/readyz`, `/loglevel` |
-//! | [`serve`], `crowd` | connections of a port, their limits, and who makes room |
-//! | [`origin`] | whether a request comes from this machine, and for it |
-//! | [`tls`] | its certificate, where it has one |
-//! | [`review`] | who may read metrics, where not everybody may |
-//! | [`readiness`] | what `/readyz` says |
-//! | [`logs`] | text or JSON, level changeable at run time |
+//! | [`serve`], `crowd` | connections of a port, their limits, and which one is closed for a new one |
+//! | [`origin`] | whether a request comes from this machine and is addressed to it |
+//! | [`tls`] | the certificate of the admin port, if it has one |
+//! | [`review`] | who may read metrics, if access is restricted |
+//! | [`readiness`] | the content of `/readyz` |
+//! | [`logs`] | text or JSON, with a level that can be changed at run time |
 
 pub mod admin;
 pub mod catalog;

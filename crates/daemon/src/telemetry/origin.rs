@@ -1,7 +1,8 @@
-//! Where a request comes from: what counts as this machine, and what a page in a browser sends from it.
+//! Checks whether a request comes from this machine, and whether a web page in a browser sent it.
 //!
-//! A browser on this machine, or behind `kubectl port-forward`, sends what any page tells it to. A page of
-//! somebody else gets that far under a name of its own, which it has resolve to a loopback address.
+//! A browser on this machine, or behind `kubectl port-forward`, sends whatever requests a web page makes it
+//! send. A hostile page reaches this port under a host name of its own that it resolves to a loopback address
+//! (DNS rebinding).
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -11,16 +12,16 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 
-/// What somebody is told who asks under another name.
+/// The answer to requests with a foreign host name.
 pub(super) const ANOTHER_NAME: &str =
     "the request's Host is not this machine: ask for 127.0.0.1 or localhost\n";
 
-/// Whether that is this machine.
+/// Whether the peer is this machine.
 pub(super) fn is_here(peer: SocketAddr) -> bool {
     peer.ip().to_canonical().is_loopback()
 }
 
-/// Whether a request is for this machine by a name that nobody else can have.
+/// Whether the Host header is a loopback name or address, which no hostile page can have.
 pub(super) fn is_for_here(headers: &HeaderMap) -> bool {
     let mut hosts = headers.get_all(header::HOST).iter();
     let (Some(host), None) = (hosts.next(), hosts.next()) else {
@@ -37,12 +38,12 @@ pub(super) fn is_for_here(headers: &HeaderMap) -> bool {
             .is_ok_and(|it| it.to_canonical().is_loopback())
 }
 
-/// Whether a browser sent it, on behalf of some page.
+/// Whether a browser sent the request on behalf of a web page.
 pub(super) fn is_of_a_page(headers: &HeaderMap) -> bool {
     headers.contains_key(header::ORIGIN) || headers.contains_key("sec-fetch-site")
 }
 
-/// Lets pass what is for this machine by a name that nobody else can have.
+/// Middleware that rejects requests whose Host header is not a loopback name or address.
 pub async fn by_our_name(request: Request, next: Next) -> Response {
     if !is_for_here(request.headers()) {
         return (StatusCode::FORBIDDEN, ANOTHER_NAME).into_response();

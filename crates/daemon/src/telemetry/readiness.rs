@@ -1,4 +1,4 @@
-//! What `/readyz` says.
+//! The content of `/readyz`.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -9,24 +9,24 @@ use prometheus::{Error, GaugeVec, IntGauge, Opts, Registry};
 
 use crate::watch::LastHeard;
 
-/// A kind that nothing has been heard of for longer is not being watched: a watch that is silent for
-/// two minutes has been begun again by then, and answered.
+/// After this long without a sign from the API server a kind does not count as watched: a watch that is silent
+/// for two minutes has been restarted by then, and its start been answered.
 const SILENT: Duration = Duration::from_secs(180);
 
-/// Shared by those who know and the page that tells.
+/// The readiness of a process, shared by its parts and `/readyz`.
 #[derive(Clone, Debug, Default)]
 pub struct Readiness(Arc<Mutex<Option<Said>>>, LastHeard);
 
-/// What was said last.
+/// The last report of readiness.
 #[derive(Debug)]
 struct Said {
     ready: bool,
     text: String,
-    /// Whether that holds while the API server is silent
+    /// Whether it also holds while the API server is silent
     without_api: bool,
 }
 
-/// The same word as a metric, found out when it is asked for.
+/// The readiness as a metric, evaluated when it is collected.
 struct Gauge {
     readiness: Readiness,
     gauge: IntGauge,
@@ -43,7 +43,7 @@ impl Collector for Gauge {
     }
 }
 
-/// For how long nothing has been heard of each kind.
+/// A metric of how long each kind has been silent.
 struct Silence {
     heard: LastHeard,
     gauge: GaugeVec,
@@ -75,7 +75,7 @@ impl Collector for Silence {
 }
 
 impl Readiness {
-    /// Tells it as a metric, too.
+    /// Registers the metrics of readiness and silence.
     pub fn register(&self, registry: &Registry) -> Result<(), Error> {
         let gauge = IntGauge::new(
             "cadastre_ready",
@@ -90,17 +90,18 @@ impl Readiness {
         registry.register(Box::new(silence))
     }
 
-    /// Where watches note that they heard something.
+    /// Where watches record that the API server sent something.
     pub fn last_heard(&self) -> LastHeard {
         self.1.clone()
     }
 
-    /// Whether this process is ready, and why (not). It is not while the API server is silent.
+    /// Reports whether this process is ready, and why or why not. While the API server is silent it is not
+    /// ready.
     pub fn say(&self, ready: bool, text: &str) {
         self.put(ready, text, false);
     }
 
-    /// The same of a process that also works while the API server is silent.
+    /// Like [`Self::say`], for a process that also works while the API server is silent.
     pub fn say_without_api(&self, ready: bool, text: &str) {
         self.put(ready, text, true);
     }
@@ -115,7 +116,7 @@ impl Readiness {
         *self.lock() = Some(said);
     }
 
-    /// Whether it is ready, and the text for people.
+    /// Whether the process is ready, and the text of the page.
     pub fn page(&self) -> (bool, String) {
         let said = self.lock();
         let (ready, text, without_api) = match &*said {

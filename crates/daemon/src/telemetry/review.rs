@@ -1,13 +1,14 @@
-//! Who may read what the admin port tells, where that is not for everybody: the API server decides.
+//! Restricts who may read the admin port; the API server decides.
 //!
-//! A request brings a bearer token. A TokenReview says whose it is, and a SubjectAccessReview whether they
-//! may `get` the path, as a non-resource URL.
+//! A request carries a bearer token. A TokenReview says whose it is, and a SubjectAccessReview whether that
+//! user may `get` the path as a non-resource URL.
 //!
 //! # Guarantees
-//! - Answers are remembered for a while, so scrapes cost the API server next to nothing.
-//! - Strangers cost a bounded number of questions at a time, and a bounded amount of memory.
-//! - Who was let in lately is let in while the API server does not answer: metrics are wanted then.
-//! - Tokens go nowhere but to the API server.
+//! - Answers are cached for a while, so scrapes cost the API server next to nothing.
+//! - Strangers can only cause a bounded number of concurrent requests and a bounded amount of memory.
+//! - A client that was allowed recently stays allowed while the API server does not respond: that is when
+//!   metrics are needed.
+//! - Tokens are only sent to the API server.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -27,42 +28,42 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tracing::warn;
 
-/// So long who was let in, and who was not, is not asked about again.
+/// How long answers are cached: positive ones, negative ones.
 const FRESH: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(10));
-/// So long who was let in is let in while the API server does not answer.
+/// How long a positive answer is used while the API server does not respond.
 const STALE: Duration = Duration::from_secs(900);
-/// Longest wait for the API server.
+/// The longest wait for the API server.
 const LIMIT: Duration = Duration::from_secs(5);
-/// Questions at a time.
+/// The most concurrent requests to the API server.
 const AT_ONCE: usize = 8;
-/// The most answers that are remembered.
+/// The most cached answers.
 const MOST: usize = 128;
 
-/// Asks the API server, and remembers what it said.
+/// Asks the API server who may read, and caches its answers.
 #[derive(Clone)]
 pub struct Review(Arc<Inner>);
 
 struct Inner {
-    /// Not known before the process has found its cluster
+    /// Not set before the process has connected to its cluster
     client: OnceLock<Client>,
     slots: Semaphore,
     known: Mutex<Known>,
-    /// What was logged last
+    /// The last logged message
     said: Mutex<String>,
 }
 
-/// What the API server says of a token and a path.
+/// The API server's answer about a token and a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Verdict {
     Allowed,
-    /// This user may not
+    /// This user may not read the path
     Forbidden(String),
-    /// The token is nobody's
+    /// The token belongs to nobody
     Nobody,
 }
 
 impl Review {
-    /// One that has nobody to ask yet.
+    /// A review without an API server: until [`Self::by`] is called, it knows no answers.
     pub fn new() -> Self {
         Self(Arc::new(Inner {
             client: OnceLock::new(),
@@ -72,12 +73,12 @@ impl Review {
         }))
     }
 
-    /// From now on this API server is asked.
+    /// Sets the client for the API server to ask. Only the first call has an effect.
     pub fn by(&self, client: Client) {
         let _ = self.0.client.set(client);
     }
 
-    /// An error says why nobody knows.
+    /// Whether the owner of the token may read the path. The error says why this is not known.
     async fn may(&self, token: &str, path: &str) -> Result<Verdict, String> {
         let key = (token.to_owned(), path.to_owned());
         let (known, now) = (|| lock(&self.0.known), Instant::now());
@@ -158,7 +159,7 @@ async fn ask(client: &Client, token: &str, path: &str) -> kube::Result<Verdict> 
     })
 }
 
-/// Lets a request pass that may.
+/// Middleware that lets a request pass if its token is allowed to read the path.
 pub(super) async fn guard(State(review): State<Review>, request: Request, next: Next) -> Response {
     let path = request.uri().path().to_owned();
     let Some(token) = bearer(request.headers()) else {
@@ -207,7 +208,7 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
 /// Token and path.
 type Key = (String, String);
 
-/// What was said, and when.
+/// Cached answers, with the time of each.
 #[derive(Default)]
 struct Known(HashMap<Key, (Verdict, Instant)>);
 
@@ -229,7 +230,8 @@ impl Known {
         })
     }
 
-    /// Those who may not make room first: strangers do not push out who may.
+    /// Adds an answer. Negative answers are evicted first, so that strangers do not evict those who are
+    /// allowed.
     fn remember(&mut self, key: Key, verdict: Verdict, now: Instant) {
         if self.0.len() >= MOST {
             self.0.retain(|_, (verdict, at)| {

@@ -1,7 +1,7 @@
-//! Connections of a port, none of which may last or grow without end.
+//! Serves the connections of a port, none of which may last or grow without limit.
 //!
-//! The admin port is reachable from the whole cluster network. A client that sends nothing, sends or reads slowly
-//! or opens many connections costs a bounded amount of memory for a bounded time, and keeps nobody else out
+//! The admin port is reachable from the whole cluster network. A client that sends nothing, sends or reads
+//! slowly, or opens many connections costs a bounded amount of memory for a bounded time, and locks nobody out
 //! ([`Crowd`]).
 
 use std::convert::Infallible;
@@ -23,26 +23,27 @@ use tower_http::timeout::TimeoutLayer;
 use super::crowd::Crowd;
 use super::tls::Tls;
 
-/// Pause after a connection could not be taken, as when file descriptors have run out.
+/// Pause after a connection could not be accepted, for example because there are no file descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
-/// How much a client may ask for.
+/// Limits for the clients of a port.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Connections at a time
+    /// Number of concurrent connections
     pub connections: usize,
-    /// Of these from one peer
+    /// Number of concurrent connections from one peer
     pub share: usize,
-    /// From a connection, or the last answer on it, to the end of a request's head; for a handshake of TLS
+    /// Time for the head of a request, from the start of the connection or from the previous answer. Also the
+    /// time for the TLS handshake
     pub head: Duration,
-    /// From there until the answer begins; a request's body has to come in it
+    /// Time from the head of a request until its answer begins, including the request's body
     pub answer: Duration,
-    /// Of a connection; what is under way then may take as long again as [`Limits::head`]
+    /// Life of a connection. A request in progress may take up to [`Limits::head`] longer
     pub life: Duration,
 }
 
 impl Limits {
-    /// A question may wait for the API server, and a large answer for a slow line.
+    /// A request may wait for the API server, and a large answer for a slow network.
     pub(super) const ADMIN: Self = Self {
         connections: 128,
         share: 16,
@@ -51,7 +52,7 @@ impl Limits {
         life: Duration::from_secs(60),
     };
 
-    /// All come from this machine, and ask for a line.
+    /// All requests come from this machine, and each answer is one line.
     pub(super) const PROBES: Self = Self {
         connections: 64,
         share: 64,
@@ -61,7 +62,7 @@ impl Limits {
     };
 }
 
-/// Serves for ever. The peer's address is in each request as [`ConnectInfo`].
+/// Serves forever. Each request has the peer's address as [`ConnectInfo`].
 pub async fn serve(
     listener: TcpListener,
     routes: Router,
@@ -101,7 +102,7 @@ async fn receive(
     }
 }
 
-/// Answers the requests of one connection. Its errors are the client's business.
+/// Answers the requests of one connection. Its errors are ignored, as they only concern the client.
 async fn converse<S>(stream: S, peer: SocketAddr, routes: Router, limits: Limits)
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -164,15 +165,15 @@ mod tests {
         socket.connect(to).await.unwrap()
     }
 
-    /// What still comes until the server closes; it waits as long as that takes.
+    /// Reads until the server closes the connection, however long that takes.
     async fn rest(stream: &mut TcpStream) -> String {
         let mut bytes = Vec::new();
-        // A connection that is cut off may end with an error.
+        // A connection that the server aborts may end with an error.
         let _ = stream.read_to_end(&mut bytes).await;
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// Asks on a connection that stays open.
+    /// Sends a request on a connection that stays open, and returns the answer.
     async fn answer(stream: &mut TcpStream) -> String {
         stream.write_all(REQUEST).await.unwrap();
         let mut text = String::new();
@@ -229,7 +230,7 @@ mod tests {
             life: SHORT,
             ..NONE
         };
-        // The first asks on and on, the second does not read what it asked for.
+        // The first connection sends request after request, the second does not read its answer.
         let mut stream = connect(limits).await;
         while stream.write_all(REQUEST).await.is_ok() {
             if stream.read(&mut [0; 4096]).await.is_ok_and(|it| it > 0) {
@@ -243,7 +244,7 @@ mod tests {
         rest(&mut stream).await;
     }
 
-    /// Nobody but the crowd makes room here: no limit of time is ever reached.
+    /// Only the crowd closes connections here: no time limit is ever reached.
     #[tokio::test]
     async fn hundreds_of_slow_connections_of_a_peer_keep_nobody_out() {
         let limits = Limits {
@@ -264,7 +265,7 @@ mod tests {
             answer(&mut connect_as(peer, to).await).await;
         }
         answer(&mut before).await;
-        // All but the share are cut off.
+        // All but the peer's share are closed.
         for stream in &mut slow[..384] {
             assert_eq!(rest(stream).await, "");
         }

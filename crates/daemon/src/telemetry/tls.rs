@@ -1,8 +1,8 @@
-//! TLS in front of the admin port: a certificate and its key in two files, which may be replaced.
+//! TLS for the admin port: a certificate and its key in two files, which may be replaced.
 //!
 //! # Guarantees
-//! - New files are in use for who connects a second after them or later; nothing is restarted.
-//! - A pair that cannot be used is told, and the one that was in use before goes on.
+//! - New files apply to connections that begin a second or more after the replacement, without a restart.
+//! - A pair that cannot be used is reported, and the previous one stays in use.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,39 +15,39 @@ use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tracing::{info, warn};
 
-/// The files are looked at so often at most, and only while somebody connects.
+/// The shortest interval between checks of the files, which only happen when somebody connects.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Why there is no TLS.
+/// Why TLS cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// A file is not there, or is not what it should be.
+    /// A file does not exist or does not contain what it should.
     #[error(
         "{path} has no {what} in PEM: {why}: give --admin-tls-cert and --admin-tls-key, as openssl and cert-manager write them"
     )]
     File {
-        /// The file
+        /// Path of the file
         path: PathBuf,
-        /// What it should have
+        /// What the file should contain
         what: &'static str,
-        /// What was found
+        /// What is wrong
         why: String,
     },
-    /// The two do not go together.
+    /// The certificate and the key do not match.
     #[error(
         "{cert} and {key} are of no use for TLS: {why}: the key has to be that of the first certificate"
     )]
     Pair {
-        /// The certificate's file
+        /// Path of the certificate
         cert: PathBuf,
-        /// The key's file
+        /// Path of the key
         key: PathBuf,
-        /// What rustls says
+        /// The error of rustls
         why: rustls::Error,
     },
 }
 
-/// A certificate and its key, as they are in the files now.
+/// The certificate and key that are in the files now.
 #[derive(Debug)]
 pub struct Tls {
     cert: PathBuf,
@@ -58,16 +58,16 @@ pub struct Tls {
 #[derive(Debug)]
 struct State {
     looked: Instant,
-    /// What the files looked like when they were read
+    /// The stamps of the files when they were read
     stamps: [Option<Stamp>; 2],
     config: Arc<ServerConfig>,
 }
 
-/// Differs when a file was written or replaced: seconds, nanoseconds, inode, length.
+/// Changes when a file is written or replaced: time of modification and length.
 type Stamp = (SystemTime, u64);
 
 impl Tls {
-    /// Reads both files.
+    /// Reads both files; fails if they cannot be used.
     pub fn open(cert: PathBuf, key: PathBuf) -> Result<Self, TlsError> {
         let stamps = [stamp(&cert), stamp(&key)];
         let config = read(&cert, &key)?;
@@ -83,7 +83,7 @@ impl Tls {
         })
     }
 
-    /// For a connection that comes now.
+    /// The configuration for a new connection. Reads the files again if they have changed.
     pub(super) fn config(&self) -> Arc<ServerConfig> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.looked.elapsed() >= LOOK {

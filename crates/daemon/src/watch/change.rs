@@ -1,26 +1,26 @@
-//! What a watch tells, step by step.
+//! The steps of a watch.
 
 use std::time::Duration;
 
 /// One step of a watch of one kind.
 ///
-/// Between [`Change::Restarted`] and [`Change::Listed`] every object that exists is sent as
-/// [`Change::Applied`]; what was known before and is not among them is gone. A relist says nothing
-/// else about deletions.
+/// Between [`Change::Restarted`] and [`Change::Listed`] every existing object is sent as [`Change::Applied`];
+/// objects that were known before and are not among them no longer exist. A relist reports deletions in no
+/// other way.
 #[derive(Clone, Debug)]
 pub enum Change<T> {
-    /// A list begins, asked for not before `asked` (monotonic); what is known stays valid until
+    /// A list begins, requested not before `asked` (monotonic). What is known stays valid until
     /// [`Change::Listed`].
     Restarted {
-        /// By the clock of this process
+        /// Time since boot
         asked: Duration,
     },
-    /// An object as it is now, from the list or as news.
+    /// The current state of an object, from the list or a watch event.
     Applied(T),
     /// The list is complete.
     Listed,
-    /// All that happened up to that version has been told.
+    /// Everything up to this version has been sent.
     Reached(u64),
-    /// The object is gone, with the version of its removal where the watch tells it.
+    /// The object was deleted. It has the version of its deletion, if the watch reports that.
     Deleted(T),
 }

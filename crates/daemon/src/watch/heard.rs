@@ -1,4 +1,4 @@
-//! When the API server last said anything about each kind.
+//! Records when the API server last sent anything about each kind.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Kinds that are watched, and when a list, the start of a watch, a change or a bookmark last came of
-/// each: what metrics and readiness say of a controller that sees nothing. Shared.
+/// For each watched kind, when a list, the start of a watch, a watch event or a bookmark last came. Metrics and
+/// readiness use it to report watches that deliver nothing. Clones share their state.
 #[derive(Clone, Debug, Default)]
 pub struct LastHeard(Arc<Mutex<BTreeMap<&'static str, Instant>>>);
 
 impl LastHeard {
-    /// The API server has said something of this kind, or it is asked for the first time.
+    /// Records that the API server has sent something about this kind, or is asked for the first time.
     pub fn heard(&self, kind: &'static str) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.insert(kind, Instant::now());
@@ -24,13 +24,13 @@ impl LastHeard {
         self.0.lock().unwrap().insert(kind, at);
     }
 
-    /// Every kind, and for how long nothing has been heard of it.
+    /// For each kind, how long nothing has come.
     pub fn silent(&self) -> Vec<(&'static str, Duration)> {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.iter().map(|(kind, at)| (*kind, at.elapsed())).collect()
     }
 
-    /// What has been silent for longer than that, for people: `nodes for 312 s, pods for 200 s`.
+    /// Names the kinds that have been silent for longer than `limit`, as in `nodes for 312 s, pods for 200 s`.
     pub fn too_long(&self, limit: Duration) -> Option<String> {
         let all = self.silent();
         let all = all.iter().filter(|(_, silent)| *silent > limit);

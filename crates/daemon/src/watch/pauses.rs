@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-/// Doubling pauses with jitter, so that those who lost the API server together do not come back at one
-/// moment. Back to the first one after a quiet time: a stream that fails again and again says now and
-/// then that it begins anew, which is no success.
+/// Doubling pauses with jitter, so that clients that lost the API server together do not return at the same
+/// moment. They start again with the first pause only after a quiet time, because a stream that fails again and
+/// again is restarted in between, which is no success.
 #[derive(Clone, Debug)]
 pub struct Pauses {
     first: Duration,
@@ -15,8 +15,8 @@ pub struct Pauses {
 }
 
 impl Pauses {
-    /// From `first` to `longest`, each between half of that and one and a half; `seed` sets them apart
-    /// from those of others.
+    /// Pauses from `first` to `longest`, each multiplied by a random factor from 0.5 to 1.5. The random numbers
+    /// depend on `seed`.
     pub fn new(first: Duration, longest: Duration, seed: u64) -> Self {
         Self {
             first,
@@ -32,7 +32,7 @@ impl Iterator for Pauses {
     type Item = Duration;
 
     fn next(&mut self) -> Option<Duration> {
-        // The longest pause and as much again of quiet.
+        // Twice the longest possible pause.
         if self
             .last
             .is_some_and(|last| last.elapsed() > 3 * self.longest)

@@ -1,4 +1,4 @@
-//! Watches before an API server that does what a test says, silence above all.
+//! Watches of an API server that does what a test says; above all, silence.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::*;
 use cadastre_api::NodeLite;
 
-/// Longer than anything that is answered takes.
+/// Longer than any answer takes.
 const SHORT_PATIENCE: Patience = Patience {
     answer: Duration::from_millis(300),
     bookmark: Duration::from_millis(300),
@@ -21,15 +21,15 @@ const SHORT_PATIENCE: Patience = Patience {
 /// Longer than any test takes.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// What a request gets.
+/// The response to a request.
 enum Answer {
-    /// Nothing, for ever
+    /// Nothing, forever
     Nothing,
-    /// The whole answer
+    /// A complete response
     Text(String),
-    /// This much of it, and nothing more for ever
+    /// The beginning of a response, and nothing more forever
     Begins(String),
-    /// An error
+    /// An error with this status code
     Code(u16),
 }
 
@@ -44,7 +44,7 @@ fn list(names: &[&str], version: u32, next: &str) -> String {
     json!({"kind": "NodeList", "metadata": metadata, "items": items}).to_string()
 }
 
-/// A watch that brings this and then nothing.
+/// A watch that delivers these events and then nothing.
 fn watch(events: &[(&str, Value)]) -> Answer {
     let lines = events
         .iter()
@@ -75,7 +75,7 @@ fn answer(answer: Answer) -> Response<Body> {
     }
 }
 
-/// A watch of Nodes before a server that answers like this, in turn, and then no more.
+/// A watch of Nodes on a server that gives these answers in turn, and then no more.
 struct Played {
     steps: mpsc::Receiver<String>,
     asked: Arc<Mutex<Vec<String>>>,
@@ -136,7 +136,7 @@ fn play(answers: Vec<Answer>, doubtful: bool) -> Played {
 }
 
 impl Played {
-    /// The next steps, up to this one.
+    /// The next steps, up to `last`.
     async fn steps_to(&mut self, last: &str) -> Vec<String> {
         let mut steps = Vec::new();
         while steps.last().is_none_or(|step| step != last) {
@@ -147,7 +147,7 @@ impl Played {
         steps
     }
 
-    /// The versions from which something was watched, and `list` for each page of a list.
+    /// The versions from which a watch was requested, and `list` for each list.
     fn asked(&self) -> Vec<String> {
         let asked = self.asked.lock().unwrap();
         let short = |uri: &String| match uri.split_once("resourceVersion=") {
@@ -203,7 +203,7 @@ async fn a_list_whose_state_is_gone_halfway_begins_again() {
         Answer::Text(list(&["old"], 5, "more")),
         Answer::Code(410),
         Answer::Text(list(&["old"], 6, "more")),
-        // Pages of two states are no list.
+        // Pages of different states are not a list.
         Answer::Text(list(&["b"], 7, "")),
         Answer::Text(list(&["a"], 8, "more")),
         Answer::Text(list(&["b"], 8, "")),

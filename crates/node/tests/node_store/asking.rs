@@ -1,4 +1,4 @@
-//! The plugin's way: the agent where it answers, the store itself where it does not.
+//! The plugin's way to the ledger: through the agent if it answers, else directly to the store.
 
 use std::io::Read;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -17,7 +17,7 @@ use crate::world::{add, attachment, holding};
 
 const LONG: Duration = Duration::from_secs(20);
 
-/// A node: a directory with a socket and a store, or without.
+/// The directory of a node, with a socket and with or without a store.
 struct Node(PathBuf);
 
 impl Node {
@@ -63,7 +63,7 @@ impl Drop for Node {
     }
 }
 
-/// One connection, as an agent serves it.
+/// Serves one connection, as an agent does.
 fn serve(mut stream: UnixStream, handle: &Handle) {
     wire::send(
         &mut stream,
@@ -116,7 +116,7 @@ fn agent_and_store_give_from_one_ledger() {
     );
     server.join().unwrap();
     keeper.join();
-    // The agent is gone; its socket file is not.
+    // The agent has ended, but its socket file still exists.
     assert_eq!(addresses(&node.ask(&add(3), LONG)), ["10.0.0.4", "fd00::4"]);
     fs::remove_file(node.socket()).unwrap();
     assert_eq!(addresses(&node.ask(&add(4), LONG)), ["10.0.0.5", "fd00::5"]);
@@ -127,7 +127,7 @@ fn agent_and_store_give_from_one_ledger() {
 #[test]
 fn a_hung_agent_is_passed_by_in_time() {
     let node = Node::with_store("hung");
-    // The kernel takes connections for a listener that never accepts, until its queue is full.
+    // The kernel accepts connections for a listener that never does, until its queue is full.
     let listener = node.listen();
     let start = Instant::now();
     let answer = node.ask(&Op::Add(add(1)), LONG);
@@ -185,7 +185,7 @@ fn an_agent_that_speaks_otherwise_is_passed_by_and_named_where_that_cannot_be() 
     // Ends with the process.
     thread::spawn(move || {
         for stream in listener.incoming() {
-            // Whoever is out of time has gone.
+            // The plugin may have closed the connection already.
             _ = wire::send(&mut stream.unwrap(), &wire::Greeting { version: 99 });
         }
     });
@@ -201,7 +201,7 @@ fn an_agent_that_speaks_otherwise_is_passed_by_and_named_where_that_cannot_be() 
 
 #[test]
 fn fields_of_a_newer_version_are_passed_over() {
-    // As this version writes it, and a field more at each level.
+    // A message of this version, with an additional field at each level.
     let known = Request::new(
         Op::Del(attachment(1)),
         Duration::ZERO,
@@ -235,7 +235,7 @@ fn a_request_is_not_done_after_its_deadline() {
         )
         .unwrap();
         let request: Request = wire::receive(&mut stream).unwrap();
-        // The agent hangs until the plugin has helped itself and gone.
+        // The agent hangs until the plugin has used the store directly and closed the connection.
         let mut rest = Vec::new();
         stream.read_to_end(&mut rest).unwrap();
         request
@@ -256,7 +256,7 @@ fn a_request_is_not_done_after_its_deadline() {
     assert_eq!(store.snapshot(&clock::now()).unwrap().tenants, []);
 }
 
-/// The keeper's answer to what an agent has read.
+/// The store thread's answer to a request that an agent has read.
 fn keep(handle: &Handle, request: Request) -> Result<Answer, Refusal> {
     let (sender, receiver) = channel();
     let call = Call::until(request.deadline()).asked(request.asked());
@@ -268,7 +268,7 @@ fn keep(handle: &Handle, request: Request) -> Result<Answer, Refusal> {
     receiver.recv().unwrap()
 }
 
-/// Asked now, by who waits long.
+/// A request that is asked for now, with a long deadline.
 fn request(op: &Op) -> Request {
     let now = clock::since_boot();
     Request::new(op.clone(), now, now + LONG)
@@ -279,13 +279,14 @@ fn an_agent_that_stalled_gives_nothing_to_what_was_deleted_meanwhile() {
     let node = Node::with_store("stalled");
     let (keeper, handle) = node.keeper();
     let _listener = node.listen();
-    // The agent has read it and stalls. Its plugin is killed, and the next one helps itself.
+    // The agent has read the request and stalls. Its plugin is killed, and the next one uses the store
+    // directly.
     let asked = request(&Op::Add(add(1)));
     assert_eq!(node.ask(&Op::Del(attachment(1)), LONG), Ok(Answer::Done));
     let refusal = keep(&handle, asked.clone()).unwrap_err();
     assert_eq!(refusal.why, Why::Busy);
     assert!(refusal.text.contains("was deleted after"), "{refusal}");
-    // What is asked for after the DEL is given, and what was asked for before stays refused.
+    // An ADD that is asked for after the DEL is served; one that was asked for before stays refused.
     let given = keep(&handle, request(&Op::Add(add(1))));
     assert_eq!(addresses(&given), ["10.0.0.2", "fd00::2"]);
     assert_eq!(node.ask(&Op::Del(attachment(1)), LONG), Ok(Answer::Done));
@@ -300,7 +301,7 @@ fn an_agent_that_stalled_gives_nothing_to_what_was_deleted_meanwhile() {
 fn what_nobody_waits_for_any_more_is_not_done() {
     let node = Node::with_store("gone");
     let (keeper, handle) = node.keeper();
-    // Somebody else has the file, so that it is asked and waits; its caller goes meanwhile.
+    // Another process has the file, so the request waits, and its caller goes away meanwhile.
     let store = Store::open_existing(&node.store(), LONG).unwrap();
     let caller = Arc::new(());
     let alive = Arc::downgrade(&caller);

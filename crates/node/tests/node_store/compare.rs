@@ -1,4 +1,4 @@
-//! The model against everything that a ledger shows.
+//! Compares the model with everything that a ledger shows.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use cadastre_node::{Attachment, BlockState, Counts, Now, Snapshot};
 use crate::model::{Model, each, order};
 
 impl Model {
-    /// Compares everything that can be seen.
+    /// Compares everything in a snapshot.
     pub fn compare(&self, snapshot: &Snapshot, now: &Now) {
         assert_eq!(snapshot.node_uid, self.node);
         let tenants = snapshot.tenants.iter().map(|it| {
@@ -96,7 +96,7 @@ impl Model {
             let free = if few {
                 each(cidr).filter(|it| may(it) && !taken(it)).count() as u128
             } else {
-                // What is taken, reserved or never given of a wide block lies at its beginning, and at its end.
+                // In a wide block, the addresses that are not free are at the beginning, and the last one.
                 let out = each(cidr).filter(|it| !may(it) || taken(it)).count() as u128;
                 cidr.size() - out - u128::from(!may(&cidr.last()))
             };

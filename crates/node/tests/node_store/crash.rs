@@ -1,7 +1,7 @@
-//! The process is killed, or the power is lost, at every change of the disk in turn.
+//! Kills the process, or cuts the power, at every change of the disk in turn.
 //!
-//! After each: the store opens, what was answered is there, the operation that was not answered is there as
-//! a whole or not at all, no address has two holders, and it works on.
+//! After each: the store opens, everything that was answered is there, the operation that was not answered was
+//! done as a whole or not at all, no address has two holders, and the store works.
 
 use std::collections::BTreeMap;
 
@@ -12,10 +12,10 @@ use crate::disk::{Fate, MemoryDisk};
 use crate::rng::{Rng, seed};
 use crate::world::{add, at, attachment, holding};
 
-/// Operations of a life.
+/// The number of operations in a life.
 const LIFE: u64 = 60;
 
-/// What the callers know.
+/// The addresses that the callers know they have.
 type Known = BTreeMap<Attachment, Vec<Addr>>;
 
 fn op(rng: &mut Rng) -> Op {
@@ -53,7 +53,7 @@ fn seen(snapshot: &Snapshot) -> Known {
     seen
 }
 
-/// What is there must be what is known, or that with the operation that was not answered.
+/// The content must be what the callers know, with or without the operation that was not answered.
 fn check(disk: &MemoryDisk, known: &Known, unanswered: Option<&Op>, what: &str) -> Store {
     let mut store = disk
         .open()
@@ -75,7 +75,7 @@ fn check(disk: &MemoryDisk, known: &Known, unanswered: Option<&Op>, what: &str) 
         }
         assert_eq!(seen, *known, "{what}");
     }
-    // The caller asks again.
+    // The caller repeats the operation.
     if let Some(op) = unanswered {
         let answer = store.run(std::slice::from_ref(op), &now).remove(0);
         answer.unwrap_or_else(|error| panic!("{what}: {op:?}: {error}"));
@@ -83,7 +83,7 @@ fn check(disk: &MemoryDisk, known: &Known, unanswered: Option<&Op>, what: &str) 
     store
 }
 
-/// Lives until its fate; returns what it answered last, and what it could not.
+/// Does operations until the disk fails. Returns the operation that was not answered.
 fn live(store: &mut Store, known: &mut Known, rng: &mut Rng, ms: &mut u64) -> Option<Op> {
     for _ in 0..LIFE {
         *ms += 4_000;
@@ -153,7 +153,7 @@ fn kills_of_one_life_after_another_lose_nothing() {
         let mut unanswered: Option<Op> = None;
         for death in 0..12 {
             let what = format!("SEED={seed} life {life} death {death}");
-            // Opening may be killed too.
+            // The process may also die while it opens the store.
             disk.set_fate(Fate::Dies(rng.below(3)));
             drop(disk.open());
             disk = if rng.one_in(2) {
@@ -279,7 +279,8 @@ fn a_full_disk_refuses_and_goes_on_when_there_is_space() {
             assert!(n > 100, "the disk was written {n} times only");
             break;
         };
-        // Still full: refused again, with what to do; and what needs no space is answered.
+        // The disk is still full: the ADD is refused again with advice, and operations without writes are
+        // answered.
         let now = at(0, ms);
         let again = store.run(&[refused.clone(), Op::Status], &now);
         let text = &again[0].as_ref().unwrap_err().text;
@@ -312,7 +313,7 @@ fn an_operation_waits_for_the_disk_once() {
     store.run(&[Op::Add(add(1)), Op::Status], &now);
     store.snapshot(&now).unwrap();
     assert_eq!(disk.syncs(), 5, "where nothing changed");
-    // That it was asked for ends what may be on its way.
+    // A DEL is recorded even without an assignment, as it ends ADDs that are in progress.
     store.run(&[Op::Del(attachment(99)), Op::Del(attachment(98))], &now);
     assert_eq!(disk.syncs(), 6, "DELs of what has nothing");
     store.run(&[Op::Del(attachment(99))], &now);

@@ -1,4 +1,4 @@
-//! The file on a real disk: whose it is, what takes its place, and the keeper of it.
+//! The file on a real disk: who has it, what happens when it is replaced, and the store thread.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
@@ -16,7 +16,7 @@ use crate::world::{add, attachment, holding};
 
 pub const WAIT: Duration = Duration::from_secs(20);
 
-/// A directory that goes with its value.
+/// A directory that is removed when the value is dropped.
 pub struct Scratch(PathBuf);
 
 impl Scratch {
@@ -148,7 +148,7 @@ fn a_damaged_file_is_set_aside_and_rebuilt() {
     }
 }
 
-/// Asks a keeper from many threads at once, while plugins take turns with it on the file.
+/// Many threads send requests to a store thread, while plugins alternate with it in using the file.
 #[test]
 fn a_hundred_threads_get_a_hundred_addresses_each_once() {
     let scratch = Scratch::new("keeper");
@@ -217,7 +217,7 @@ fn who_waits_for_a_file_gets_the_one_that_took_its_place() {
         }
     });
     receiver.recv().unwrap();
-    // It may wait for the old one by now, or come later.
+    // By now the other thread may wait for the old file, or it opens the file later.
     thread::sleep(Duration::from_millis(30));
     set_aside(&path).unwrap();
     let other = holding(&["10.7.0.0/25", "fd07::/112"]);
@@ -256,7 +256,7 @@ fn an_idle_keeper_lets_others_have_the_file_and_goes_on_after_them() {
     assert_eq!(refusal.why, Why::Busy, "{refusal}");
     drop(plugin);
     assert_eq!(ask(Op::Status), Ok(Answer::Done));
-    // The file is damaged while nobody has it: that is told as such.
+    // The file is damaged while nobody has it open: the next request reports that.
     while Store::open_existing(&path, Duration::ZERO).is_err() {
         thread::yield_now();
     }

@@ -1,5 +1,5 @@
-//! Real processes on a real file, killed at random: such as open it for each operation, as plugins do, and
-//! such as keep it and do what many ask for at once, as an agent does.
+//! Real processes on a real file, killed at random: some open it for each operation, as plugins do, others keep
+//! it open and group concurrent requests, as an agent does.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -17,10 +17,10 @@ use crate::file::{Scratch, WAIT, filled};
 use crate::rng::{Rng, seed};
 use crate::world::{add, attachment};
 
-/// Rounds; in each two plugins or one agent are killed.
+/// The number of rounds. In each, two plugins or one agent are killed.
 const ROUNDS: u64 = 120;
 
-/// The work of one process, until it is killed.
+/// The work of a child process, until it is killed.
 #[test]
 fn child() {
     let Ok(path) = env::var("CADASTRE_TEST_STORE") else {
@@ -42,7 +42,7 @@ fn child() {
     }
 }
 
-/// Six threads ask a keeper that closes the file as soon as it may.
+/// Six threads send requests to a store thread that closes the file as soon as possible.
 fn agent(path: &Path, own: u64) {
     let settings = Settings {
         idle: Duration::ZERO,
@@ -67,7 +67,7 @@ fn agent(path: &Path, own: u64) {
     keeper.join();
 }
 
-/// Says what is asked, asks, and says what was answered.
+/// Prints the request, sends it, and prints the answer.
 fn step(rng: &mut Rng, base: u64, ask: impl FnOnce(Op) -> Result<Answer, Refusal>) {
     let n = base + rng.below(8);
     if rng.one_in(2) {
@@ -86,7 +86,7 @@ fn step(rng: &mut Rng, base: u64, ask: impl FnOnce(Op) -> Result<Answer, Refusal
     }
 }
 
-/// A line on standard output, in one write.
+/// Prints a line on standard output in a single write.
 fn say(line: &str) {
     let mut out = std::io::stdout().lock();
     out.write_all(format!("\n{line}\n").as_bytes()).unwrap();
@@ -108,7 +108,7 @@ fn spawn(path: &Path, own: u64, is_agent: bool) -> Child {
     command.spawn().unwrap()
 }
 
-/// Waits until a child begins to work; with the line that said so.
+/// Waits until a child begins to work; returns its output with the line that showed it.
 fn at_work(child: &mut Child) -> (BufReader<ChildStdout>, String) {
     let mut out = BufReader::new(child.stdout.take().unwrap());
     loop {
@@ -124,7 +124,7 @@ fn at_work(child: &mut Child) -> (BufReader<ChildStdout>, String) {
 #[derive(Default)]
 struct Callers {
     known: BTreeMap<u64, Vec<Addr>>,
-    /// What was asked and not answered: whether it is an ADD
+    /// Requests without an answer: whether it is an ADD
     open: BTreeMap<u64, bool>,
     answers: u64,
 }
@@ -158,7 +158,7 @@ impl Callers {
         }
     }
 
-    /// What was not answered was done, or was not.
+    /// A request without an answer was done or not done.
     fn settle(&mut self, seen: &BTreeMap<u64, Vec<Addr>>) {
         for (n, is_add) in std::mem::take(&mut self.open) {
             match (is_add, seen.get(&n)) {
@@ -170,7 +170,7 @@ impl Callers {
     }
 }
 
-/// Who has what; no address has two holders.
+/// All assignments; checks that no address has two holders.
 fn seen(store: &mut Store) -> BTreeMap<u64, Vec<Addr>> {
     let mut holders: BTreeMap<Addr, Attachment> = BTreeMap::new();
     let mut seen = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! The ledger of a node: against a model of its rules, on disks that fail, and under kills.
+//! Tests the ledger of a node against a model of its rules, on disks that fail, and under kills.
 
 #![allow(
     clippy::unwrap_used,

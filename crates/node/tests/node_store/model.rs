@@ -1,5 +1,4 @@
-//! The rules of the ledger, written down a second time, without any structure: lists, and a look at every
-//! address.
+//! A second implementation of the ledger's rules without indexes: lists, and searches through all addresses.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -42,7 +41,7 @@ pub struct Model {
     pub tenants: BTreeMap<Attachment, Tenant>,
     /// In the order of their release
     pub freed: Vec<Freed>,
-    /// In which boot a DEL was asked for, and when
+    /// The boot and time at which a DEL was asked for
     pub deleted: BTreeMap<Attachment, (String, Duration)>,
     /// By CIDR and UID
     pub given_back: BTreeSet<(Cidr, String)>,
@@ -57,7 +56,7 @@ fn has(spans: &[cadastre_core::Span], addr: Addr) -> bool {
     spans.any(|span| span.first() <= addr && addr <= span.last())
 }
 
-/// The addresses of a block, one by one; of a wide one as many as a test comes to.
+/// All addresses of a block; of a wide block, as many as a test can reach.
 pub fn each(cidr: Cidr) -> impl Iterator<Item = Addr> {
     let (first, last) = (cidr.first(), cidr.last());
     let end = last.value.min(first.value + 100_000);
@@ -101,7 +100,7 @@ impl Model {
         ms(now) < since + cooldown
     }
 
-    /// Whether an address of a block is nobody's by the table of what may be given.
+    /// Whether an address of a block is never assigned, by the table in `cadastre_core::usable`.
     pub fn never(&self, cidr: Cidr, addr: Addr) -> bool {
         let terms = self.terms(&self.blocks[&cidr].pool);
         let family = match cidr.family() {
@@ -137,7 +136,7 @@ impl Model {
         has(&self.blocks[&cidr].reserved, addr)
     }
 
-    /// Whether an address of a block may be given to who does not ask for it.
+    /// Whether an address of a block can be assigned to an ADD that does not ask for it.
     pub fn is_for_all(&self, cidr: Cidr, addr: Addr) -> bool {
         let asked = has(&self.blocks[&cidr].on_request, addr);
         !self.never(cidr, addr) && !self.reserved(cidr, addr) && !asked
@@ -184,7 +183,7 @@ impl Model {
         Family::ALL.into_iter().filter(held).collect()
     }
 
-    /// Pools that serve who has no wishes, best first.
+    /// The pools for an ADD that names none, best first.
     fn automatic(&self) -> Vec<String> {
         let mut names: Vec<String> = Vec::new();
         let automatic = self.pools.iter().filter(|it| it.automatic);
@@ -280,7 +279,7 @@ impl Model {
                 return Err(Why::Taken);
             }
             if let Some(freed) = self.freed.iter().find(|it| it.addr == addr) {
-                // By the cooldown of the pool that it is asked of.
+                // The cooldown of the pool that the address is asked from now.
                 let cooldown = self.terms(&self.blocks[cidr].pool).cooldown_seconds;
                 let since = if freed.boot == now.boot { freed.ms } else { 0 };
                 let cools = ms(now) < since + u64::from(cooldown) * 1000;
@@ -297,7 +296,8 @@ impl Model {
         Ok(chosen)
     }
 
-    /// What becomes of an operation that was asked for then: the addresses of the answer, or why not.
+    /// Does an operation that was asked for at `asked`. Returns the addresses of the answer, or why it is
+    /// refused.
     pub fn run(&mut self, op: &Op, asked: Duration, now: &Now) -> Result<Vec<Addr>, Why> {
         match op {
             Op::Add(add) => {
@@ -334,7 +334,7 @@ impl Model {
                     let all = families.iter().all(|it| !self.giving(pool, *it).is_empty());
                     !families.is_empty() && all
                 };
-                // Those that are to be named serve who names them.
+                // Pools that have to be asked for by name count, too.
                 let mut pools = self.automatic();
                 pools.extend(self.pools.iter().map(|it| it.name.clone()));
                 let serves = pools.iter().any(serves);
@@ -461,7 +461,7 @@ impl Model {
     }
 }
 
-/// The order of the table: each text by its length first.
+/// The order of the table: texts are compared by length first.
 pub fn order(it: &Attachment) -> (usize, &str, usize, &str, &str) {
     (
         it.network.len(),
@@ -472,7 +472,7 @@ pub fn order(it: &Attachment) -> (usize, &str, usize, &str, &str) {
     )
 }
 
-/// The answer in the words of the model.
+/// Converts an answer to the form of the model.
 pub fn words(answer: &Result<Answer, cadastre_node::Refusal>) -> Result<Vec<Addr>, Why> {
     match answer {
         Ok(Answer::Given(given)) => Ok(given.addresses.iter().map(|it| it.address).collect()),

@@ -1,4 +1,4 @@
-//! The ledger against the model, operation by operation.
+//! Compares the ledger with the model, operation by operation.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use crate::model::{Model, words};
 use crate::rng::{Rng, seed};
 use crate::world::{any_holding, any_op, at, first_holding};
 
-/// Cases, each of so many transactions of eight operations at most.
+/// Number of cases, and of transactions in each, with up to eight operations per transaction.
 const CASES: u64 = 160;
 const TRANSACTIONS: u64 = 320;
-/// Operations in all at least.
+/// The fewest operations in all cases together.
 const OPERATIONS: u64 = 200_000;
 
 #[test]
@@ -88,7 +88,7 @@ fn case(seed: u64) -> u64 {
     done
 }
 
-/// Now, or as an operation of which an agent had hold while it stalled.
+/// When an operation was asked for: now, or earlier, as if an agent had stalled with it.
 fn asked(rng: &mut Rng, now: &Now) -> Duration {
     let before = match rng.below(8) {
         0 => rng.below(70_000),

@@ -1,4 +1,5 @@
-//! A file that is not as it was left: the store says so, or has everything; it never makes up a past.
+//! Files that have changed since they were closed: the store reports damage or has everything; it never shows
+//! another past.
 
 use cadastre_node::{Op, StoreError};
 
@@ -23,7 +24,7 @@ fn lived() -> MemoryDisk {
     disk
 }
 
-/// Opens a copy that was changed. True if it is damaged.
+/// Opens a changed copy. Returns whether it is damaged.
 fn is_damaged(bytes: Vec<u8>, what: &str) -> bool {
     let now = at(0, 1_000_000);
     let as_it_was = lived_snapshot();
@@ -52,7 +53,7 @@ fn a_flipped_bit_is_found_or_does_not_matter() {
     println!("SEED={seed}");
     let mut rng = Rng::new(seed);
     let bytes = lived().bytes();
-    // Every bit of the header, and some of the pages that are in use.
+    // Every bit of the header, and random bits of the pages in use.
     let mut bits: Vec<usize> = (0..320 * 8).collect();
     let end = bytes.iter().rposition(|byte| *byte != 0).unwrap();
     bits.extend((0..1500).map(|_| rng.index(end * 8)));

@@ -1,4 +1,4 @@
-//! Holdings and operations by chance, over a small space in which they meet all the time.
+//! Random holdings and operations in a small space, so that they collide all the time.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ pub fn addr(text: &str) -> Addr {
     Addr::parse_strict(text).unwrap()
 }
 
-/// A moment: in a boot, so many milliseconds after it began.
+/// A moment: milliseconds after the beginning of a boot.
 pub fn at(boot: u64, ms: u64) -> Now {
     Now {
         boot: format!("boot-{boot}"),
@@ -41,7 +41,7 @@ pub fn pod(n: u64) -> PodRef {
     }
 }
 
-/// An ADD without wishes.
+/// An ADD that asks for no certain pool or address.
 pub fn add(n: u64) -> Add {
     Add {
         attachment: attachment(n),
@@ -54,7 +54,7 @@ pub fn add(n: u64) -> Add {
     }
 }
 
-/// One pool of both families, and blocks of it.
+/// One pool of both families, with these blocks.
 pub fn holding(blocks: &[&str]) -> Holding {
     let family = |range| FamilyTerms {
         cidrs: vec![cidr(range)],
@@ -82,7 +82,7 @@ pub fn holding(blocks: &[&str]) -> Holding {
     }
 }
 
-/// Disjoint lists; blocks of two lists may overlap.
+/// Lists of disjoint blocks; blocks of different lists may overlap.
 const LISTS: [&[&str]; 3] = [
     &[
         "10.0.0.0/28",
@@ -154,7 +154,7 @@ fn pool(rng: &mut Rng, name: &str) -> PoolTerms {
     }
 }
 
-/// A holding that has to do with the last one, or not.
+/// A holding that may or may not resemble the last one.
 pub fn any_holding(rng: &mut Rng, last: &Holding) -> Holding {
     let mut new = last.clone();
     match rng.below(8) {
@@ -239,7 +239,7 @@ fn inside(rng: &mut Rng, block: Cidr) -> Addr {
     }
 }
 
-/// An operation; `has` tells what an attachment has.
+/// A random operation. `has` returns the addresses of an attachment.
 pub fn any_op(rng: &mut Rng, has: impl Fn(&Attachment) -> Vec<Addr>) -> Op {
     let n = rng.below(60);
     let attachment = attachment(n);
@@ -252,7 +252,7 @@ pub fn any_op(rng: &mut Rng, has: impl Fn(&Attachment) -> Vec<Addr>) -> Op {
             if rng.one_in(6) {
                 add.pod = None;
             } else if rng.one_in(4) {
-                // Made anew under the same name.
+                // Another pod of the same name, as after a recreation.
                 let uid = format!("uid-{n}-{}", rng.below(3));
                 add.pod = add.pod.map(|pod| PodRef { uid, ..pod });
             }
