@@ -103,8 +103,7 @@ const NOTHING: &str = "-";
 const SUPERSEDED: &str = "superseded";
 
 impl AddressEntry {
-    /// Parses an entry; `None` if it contains no address. Ignores further fields, which a newer agent may have
-    /// added.
+    /// Parses an entry; `None` if it contains no address. Ignores further fields, which a newer agent may have added.
     pub fn read(text: &str) -> Option<Self> {
         let mut fields = text.split(' ');
         let addresses = fields.next()?.split(',');

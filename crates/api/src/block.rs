@@ -1,8 +1,7 @@
 //! IPAMBlock: an affinity block, a piece of a pool from which one node assigns addresses.
 //!
-//! Its name is derived from its CIDR, so creating the object locks the CIDR. Only the controller writes it. A
-//! node uses a block only once its NodeSubnet lists it; the object is there for other controllers, the next
-//! leader and people.
+//! Its name is derived from its CIDR, so creating the object locks the CIDR. Only the controller writes it. A node uses
+//! a block only once its NodeSubnet lists it; the object is there for other controllers, the next leader and people.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{CustomResource, KubeSchema};
@@ -64,8 +63,7 @@ pub struct BlockOwner {
     #[schemars(length(max = 128))]
     pub uid: String,
 
-    /// In quarantine, spec.providerID of the deleted node. A new node of the same name and machine gets the
-    /// block back.
+    /// In quarantine, spec.providerID of the deleted node. A new node of the same name and machine gets the block back.
     #[serde(
         default,
         rename = "providerID",
@@ -73,8 +71,7 @@ pub struct BlockOwner {
     )]
     pub provider_id: Option<String>,
 
-    /// In quarantine, status.nodeInfo.machineID of the deleted node; identifies the machine if there is no
-    /// providerID.
+    /// In quarantine, status.nodeInfo.machineID of the deleted node; identifies the machine if there is no providerID.
     #[serde(default, rename = "machineID", skip_serializing_if = "Option::is_none")]
     pub machine_id: Option<String>,
 }

@@ -11,13 +11,11 @@ pub const VERSION: &str = "v1alpha1";
 /// Annotation of the CRDs: the release that they belong to, for installers.
 pub(crate) const VERSION_ANNOTATION: &str = "cadastre.dev/version";
 
-/// Finalizer of an IPPool. It is removed once no node has a range of the pool and no range of it is in
-/// quarantine.
+/// Finalizer of an IPPool. It is removed once no node has a range of the pool and no range of it is in quarantine.
 pub const FINALIZER: &str = "cadastre.dev/ranges-held";
 
-/// Annotation of a Node that fences leaders. A podCIDR is written on the condition that the annotation is still
-/// what the leader read, so a change of it makes the API server reject all writes that an earlier leader has in
-/// flight.
+/// Annotation of a Node that fences leaders. A podCIDR is written on the condition that the annotation is still what
+/// the leader read, so a change of it makes the API server reject all writes that an earlier leader has in flight.
 pub const TERM_ANNOTATION: &str = "cadastre.dev/term";
 
 /// Annotation of the Lease: a write with an indeterminate outcome was in flight when the last holder stopped,

@@ -81,8 +81,7 @@ pub struct IPPoolSpec {
     #[serde(default, skip_serializing_if = "is_default")]
     pub first_block: FirstBlock,
 
-    /// Maximum number of blocks of each family that a node may have of this pool. Absent: 4096. Only for
-    /// Blocks.
+    /// Maximum number of blocks of each family that a node may have of this pool. Absent: 4096. Only for Blocks.
     #[schemars(range(min = 1, max = 4096))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_blocks_per_node: Option<u32>,

@@ -303,8 +303,7 @@ pub(super) fn reserved(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
-/// Pods cannot reach a gateway outside the pool's ranges, unless the dataplane makes it reachable in other
-/// ways.
+/// Pods cannot reach a gateway outside the pool's ranges, unless the dataplane makes it reachable in other ways.
 pub(super) fn ipv4_gateway_inside() -> Rule {
     gateway_inside("ipv4", 4, "")
 }
@@ -313,7 +312,7 @@ pub(super) fn ipv6_gateway_inside() -> Rule {
     gateway_inside("ipv6", 6, "ip(self.ipv6.gateway).isLinkLocalUnicast() || ")
 }
 
-/// A gateway that was set before a rule existed is accepted as long as it does not change.
+/// An unchanged gateway is always accepted, whatever else changes.
 fn gateway_inside(family: &str, number: u8, or: &str) -> Rule {
     let gateway = format!("self.{family}.gateway");
     let old = format!("oldSelf.value().{family}");
@@ -328,9 +327,8 @@ fn gateway_inside(family: &str, number: u8, or: &str) -> Rule {
     .optional_old_self(true)
 }
 
-/// A reserved entry must overlap a range of the pool, else it is a mistake such as a wrong digit or an address
-/// of another pool. Existing entries are accepted as long as the list does not change, even when a range is
-/// removed.
+/// A reserved entry must overlap a range of the pool, else it is a mistake such as a wrong digit or an address of
+/// another pool. Existing entries are accepted as long as the list does not change, even when a range is removed.
 ///
 /// A `low-high` entry is only checked if both ends lie in one /24 or /112: wider ones may begin before all
 /// CIDRs and end after them.
@@ -427,8 +425,7 @@ pub(super) fn pool_selector(generator: &mut SchemaGenerator) -> Schema {
     schema
 }
 
-/// Rules on the DNS settings of an IPPool. NodeSubnets do not have them, for the same reasons as in
-/// [`pool_selector`].
+/// Rules on the DNS settings of an IPPool. NodeSubnets do not have them, for the same reasons as in [`pool_selector`].
 pub(super) fn judge_dns(dns: &mut JSONSchemaProps) {
     for (field, judged, message) in [
         (

@@ -7,10 +7,9 @@
 //!
 //! # What an agent must do
 //! - Use `spec` only while `nodeUID` is the UID of its own Node.
-//! - Assign addresses only from `spec.blocks`, never reserved ones, and none from a block whose `recall` is
-//!   Drain.
+//! - Assign addresses only from `spec.blocks`, never reserved ones, and none from a block whose `recall` is Drain.
 //! - Report a block as `released` only when none of its addresses is in use or cooling, and from then on not
-//!   use it until it has disappeared from `spec.blocks` and been listed anew. A block that disappears without
+//!   use it until it has disappeared from `spec.blocks` and been listed again. A block that disappears without
 //!   having been released is kept, without new assignments, while addresses of it are in use.
 //! - Release again, and not use, a block listed under a UID that was released since the agent's start: the API
 //!   was restored to an older state. A block that is listed under another UID instead is the same block, whose
@@ -20,7 +19,7 @@
 //! - Keep assignments when the UID of its Node changes, and continue with them where the same block is listed
 //!   for the new UID: pods outlive a Node object that is deleted and registered again.
 //! - Write `status` with the resourceVersion that it was derived from: a `released` that arrives late would end
-//!   a block that has been listed anew meanwhile.
+//!   a block that has been listed again meanwhile.
 //! - State `demand` as the total number of addresses wanted, not as what is missing, so that repeating an old
 //!   report does no harm. Ask for more than the addresses in use plus the reserve only while pods wait, and for
 //!   a pool without a block only then, because empty blocks of other nodes are recalled for it.
@@ -43,9 +42,8 @@ pub const MOST_ORPHANS: usize = 256;
 pub const MOST_POOLS: usize = 1_024;
 /// The most reserved ranges of a block that a NodeSubnet lists.
 pub const MOST_RESERVED: usize = 1_024;
-/// The largest count of free addresses that is reported: every JSON parser represents it exactly. It stands for
-/// larger counts, too: an IPv6 /64 has 2,048 times as many addresses, and nobody needs to know how many of
-/// those are left.
+/// The largest count of free addresses that is reported: every JSON parser represents it exactly. It stands for larger
+/// counts, too: an IPv6 /64 has 2,048 times as many addresses, and nobody needs to know how many of those are left.
 pub const MOST_COUNT: i64 = 1 << 53;
 /// The most entries of `podRanges`.
 pub const MOST_POD_RANGES: usize = 1_024;

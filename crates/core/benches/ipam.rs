@@ -1,9 +1,8 @@
 //! The ledger under load: carving, releasing, lookups by address, and memory.
 //!
-//! Each case holds `held` ranges at random places of a pool that starts at 10.0.0.0 or fd00:: and is just large
-//! enough for the wanted fill level. IPv6 blocks are /64. IPv4 blocks are /24 as long as 10.0.0.0/8 has enough
-//! of them (65,536), else as long as necessary. Full means that 0.1 % are free; 100 ranges are too few for that
-//! and left out.
+//! Each case holds `held` ranges at random places of a pool that starts at 10.0.0.0 or fd00:: and is just large enough
+//! for the wanted fill level. IPv6 blocks are /64. IPv4 blocks are /24 as long as 10.0.0.0/8 has enough of them
+//! (65,536), else as long as necessary. Full means that 0.1 % are free; 100 ranges are too few for that and left out.
 //!
 //! The fill level stays constant while a case is measured: after each timed batch of carves as many random
 //! claims are released, and the other way round. So holes stay at random places. `carve` at 1,000,000 held

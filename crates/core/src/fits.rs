@@ -1,8 +1,7 @@
 //! The sizes of the free blocks in the four slots of a trie node.
 //!
-//! The four numbers are packed into one word that stays in a register. As an array, every level of an update
-//! would write one byte and read all four back at once, which stalls the processor: that took a third of the
-//! time of a carve.
+//! The four numbers are packed into one word that stays in a register. As an array, every level of an update would
+//! write one byte and read all four back at once, which stalls the processor: that took a third of the time of a carve.
 
 /// One number for each slot: blocks of every order below it fit into a free block of the slot. It is 0 if
 /// nothing in the slot is free, and the slot's order plus one if all of it is.

@@ -171,8 +171,7 @@ impl Ledger {
             .map(|&(_, number)| self.claims.numbered(number))
     }
 
-    /// Moves claims that became outermost when the claim `ended` was released from the nested set into the
-    /// space.
+    /// Moves claims that became outermost when the claim `ended` was released from the nested set into the space.
     fn surface(&mut self, ended: Cidr) {
         let mut from = (ended, 0);
         while let Some(&(cidr, number)) = self.nested.range(from..).next() {

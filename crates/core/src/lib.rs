@@ -18,8 +18,7 @@
 //! | [`inert`] | escaping of untrusted text before it is displayed |
 //! | [`mutation`] | deliberate bugs, in test builds only |
 //!
-//! Nothing here does I/O, reads a clock or panics on any input. Nothing here locks: the caller serialises
-//! access.
+//! Nothing here does I/O, reads a clock or panics on any input. Nothing here locks: the caller serialises access.
 
 #![warn(unreachable_pub)]
 

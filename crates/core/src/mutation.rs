@@ -1,10 +1,9 @@
 //! Deliberate bugs that prove that the tests find them.
 //!
-//! Each bug is a short expression `Mutation::X.is_on()` at one place of the product. In release builds, which
-//! are all that is shipped, this is the constant `false` and the compiler removes it. In builds with debug
-//! assertions, as tests use, a test enables a bug for its thread (`set`), or for a whole process
-//! ([`VARIABLE`]). Cargo features are not used for this because they would require the crate to be built once
-//! more.
+//! Each bug is a short expression `Mutation::X.is_on()` at one place of the product. In release builds, which are all
+//! that is shipped, this is the constant `false` and the compiler removes it. In builds with debug assertions, as tests
+//! use, a test enables a bug for its thread (`set`), or for a whole process ([`VARIABLE`]). Cargo features are not used
+//! for this because they would require the crate to be built once more.
 //!
 //! `docs/mutations.md` lists which test finds which bug, and a test keeps it up to date; `make mutants` tries
 //! them all. A new rule brings its mutation: a name here, the expression where the rule is kept, and a line in
@@ -57,8 +56,7 @@ mutations! {
     OverlapsNotReported,
     /// A pool keeps allocating although a foreign allocator writes podCIDRs in its ranges.
     SecondWriterIgnored,
-    /// A pool whose finalizer is being removed still counts as keeping the ranges of another pool that is
-    /// deleted.
+    /// A pool whose finalizer is being removed still counts as keeping the ranges of another pool that is deleted.
     PoolThatGoesKeepsRanges,
     /// A podCIDR counts against pools however wide it is.
     WidePodCidrCounts,
@@ -240,8 +238,7 @@ mutations! {
     CooldownIgnored,
     /// A block is released while some of its addresses are cooling.
     CoolingBlocksReleased,
-    /// A released block that is listed again is used again, although the API server was restored to an older
-    /// state.
+    /// A released block that is listed again is used again, although the API server was restored to an older state.
     ReleasedBlocksForgotten,
     /// A lost store is rebuilt without the sandboxes that the runtime knows.
     SandboxesIgnored,

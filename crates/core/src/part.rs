@@ -14,8 +14,7 @@ pub enum Closing {
     /// Every block that the span touches, because the holder of a block would use all of it.
     #[default]
     Touched,
-    /// Only blocks that the span covers entirely: the holder skips the blocked addresses of the others by
-    /// itself.
+    /// Only blocks that the span covers entirely: the holder skips the blocked addresses of the others by itself.
     Covered,
 }
 
@@ -50,8 +49,7 @@ pub(super) struct Run {
 }
 
 impl Part {
-    /// Makes a part without openings. The cursor is kept if it lies in one of the CIDRs, else it starts at the
-    /// top.
+    /// Makes a part without openings. The cursor is kept if it lies in one of the CIDRs, else it starts at the top.
     pub(crate) fn new(family: Family, ranges: Ranges, cursor: Option<u128>) -> Self {
         let Ranges {
             mut cidrs,
@@ -110,8 +108,7 @@ impl Part {
         Some(run.last.min(address & !ones(order)))
     }
 
-    /// The last address of the highest block of `order` that ends at or below the cursor: where a search
-    /// starts.
+    /// The last address of the highest block of `order` that ends at or below the cursor: where a search starts.
     pub(crate) fn start(&self, order: u8) -> Option<u128> {
         if self.cursor & ones(order) == ones(order) {
             return Some(self.cursor);

@@ -8,9 +8,8 @@ use super::cidr::ones;
 use super::space::{CHILD, FREE, Slot, Space, slot_of};
 
 impl Space {
-    /// The first address of the highest free block of `order` at or below `ceiling`, which must itself be the
-    /// first address of such a block. Everything outside the root is free, so `None` means that nothing is free
-    /// down to 0.
+    /// The first address of the highest free block of `order` at or below `ceiling`, which must itself be the first
+    /// address of such a block. Everything outside the root is free, so `None` means that nothing is free down to 0.
     pub(crate) fn last_free(&self, order: u8, ceiling: u128) -> Option<u128> {
         let root = &self.root;
         if root.entry == FREE || ceiling > root.last() || ceiling | ones(order) < root.base {
@@ -26,8 +25,7 @@ impl Space {
         Some(below & !ones(order))
     }
 
-    /// Counts the free blocks of `order` that begin within `first..=last`. Both must be first addresses of such
-    /// blocks.
+    /// Counts the free blocks of `order` that begin within `first..=last`. Both must be first addresses of such blocks.
     pub(crate) fn count_free(&self, order: u8, first: u128, last: u128) -> u128 {
         let all = blocks(order, first, last);
         let low = first.max(self.root.base & !ones(order));

@@ -1,9 +1,8 @@
 //! Parsing of addresses and CIDRs.
 //!
-//! There is a strict and a lenient parser. What we write must be canonical: since 1.36, API servers reject
-//! leading zeros, host bits and IPv4-mapped addresses. What older servers accepted may contain all of these,
-//! stays for the life of the node, and names addresses that are in use: it must be read as those servers read
-//! it.
+//! There is a strict and a lenient parser. What we write must be canonical: since 1.36, API servers reject leading
+//! zeros, host bits and IPv4-mapped addresses. What older servers accepted may contain all of these, stays for the life
+//! of the node, and names addresses that are in use: it must be read as those servers read it.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

@@ -1,8 +1,7 @@
 //! The monotonic clock and the wall clock.
 //!
-//! Deadlines use a monotonic clock that also counts while the machine is suspended (`CLOCK_BOOTTIME`): a leader
-//! that was suspended until its lease expired must know it on waking. Wall time is only for people and for
-//! other processes.
+//! Deadlines use a monotonic clock that also counts while the machine is suspended (`CLOCK_BOOTTIME`): a leader that
+//! was suspended until its lease expired must know it on waking. Wall time is only for people and for other processes.
 
 use std::time::Duration;
 

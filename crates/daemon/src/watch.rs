@@ -145,7 +145,6 @@ enum Next {
     Watch(String),
 }
 
-/// How a list or a watch ended.
 struct Ended {
     next: Next,
     failure: Option<Failure>,
@@ -170,7 +169,6 @@ impl Ended {
     }
 }
 
-/// What went wrong.
 enum Failure {
     List(lists::Error),
     /// A watch could not be started, or broke off
@@ -268,8 +266,7 @@ where
         self.came().await?;
         loop {
             let Ok(event) = timeout(bookmark, stream.next()).await else {
-                // A new watch at the same version delivers what was missed. If that was silent, too, list
-                // again.
+                // A new watch at the same version delivers what was missed. If that was silent, too, list again.
                 let anew = std::mem::replace(&mut self.was_silent, true) || self.source.doubtful;
                 let next = then(anew, version);
                 return Ok(Ended::failed(next, Failure::Silent(bookmark)));

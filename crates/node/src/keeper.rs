@@ -3,12 +3,11 @@
 //! Requests come from many threads or tasks. All that are waiting are done in one transaction, so they share
 //! one wait for the disk, and are answered after it.
 //!
-//! The file is closed after some time without work, so that a plugin that finds the agent hung can use it
-//! directly. This is safe because nothing is kept in memory, and because a request carries its caller's
-//! deadline: a request whose turn comes later is refused, so a caller that gave up and used the store directly
-//! is not overtaken by its own request. The same holds for requests whose caller has gone, which is checked
-//! while this process has the file. In addition, the ledger refuses an ADD that was asked for before a DEL
-//! which another process has done.
+//! The file is closed after some time without work, so that a plugin that finds the agent hung can use it directly.
+//! This is safe because nothing is kept in memory, and because a request carries its caller's deadline: a request whose
+//! turn comes later is refused, so a caller that gave up and used the store directly is not overtaken by its own
+//! request. The same holds for requests whose caller has gone, which is checked while this process has the file. In
+//! addition, the ledger refuses an ADD that was asked for before a DEL which another process has done.
 
 use std::io;
 use std::mem;
@@ -116,8 +115,7 @@ pub struct Keeper {
     thread: JoinHandle<()>,
 }
 
-/// Sends requests to the store thread. Once the last handle is dropped, the thread does what is waiting and
-/// ends.
+/// Sends requests to the store thread. Once the last handle is dropped, the thread does what is waiting and ends.
 #[derive(Clone)]
 pub struct Handle {
     sender: SyncSender<Request>,

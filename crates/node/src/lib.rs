@@ -1,8 +1,7 @@
 //! The addresses of one node: its ranges, and which attachment each address is assigned to.
 //!
-//! The node's agent and, if no agent answers, the CNI plugin itself work on the same durable store with the
-//! same code. Nothing here knows Kubernetes or an async runtime. The ledger reads no clock: callers pass
-//! [`Now`].
+//! The node's agent and, if no agent answers, the CNI plugin itself work on the same durable store with the same code.
+//! Nothing here knows Kubernetes or an async runtime. The ledger reads no clock: callers pass [`Now`].
 //!
 //! | file | subject |
 //! |---|---|

@@ -160,7 +160,7 @@ pub struct Refusal {
 pub enum Why {
     /// Every address is in use or cooling
     Exhausted,
-    /// The node has no block yet, or none of the requested pools
+    /// The node has no block to assign from, none of the requested pools, or no pool serves the pod
     NothingHeld,
     /// A requested pool is unknown on this node, or not for the pod's namespace
     UnknownPool,

@@ -71,9 +71,8 @@ impl PodNote {
 }
 
 impl Add {
-    /// Whether labels or annotations of the pod or its namespace may change what this ADD asks for. `selects`
-    /// says whether any pool on the node is restricted to some pods, `binds` whether any is restricted to some
-    /// namespaces.
+    /// Whether labels or annotations of the pod or its namespace may change what this ADD asks for. `selects` says
+    /// whether any pool on the node is restricted to some pods, `binds` whether any is restricted to some namespaces.
     pub fn depends_on_pod(&self, selects: bool, binds: bool) -> bool {
         let is_own = self.attachment.ifname == OWN_INTERFACE;
         let by_labels = selects && self.pools.is_empty();
@@ -81,9 +80,8 @@ impl Add {
         !self.decided && self.pod.is_some() && (is_open || binds)
     }
 
-    /// Replaces what is asked for by what the pod may have. Pools named by the pod come before those of the
-    /// network's configuration, and these before pools that select the pod. Fails with the reason if no pool
-    /// serves the pod.
+    /// Replaces what is asked for by what the pod may have. Pools named by the pod come before those of the network's
+    /// configuration, and these before pools that select the pod. Fails with the reason if no pool serves the pod.
     pub fn decide(&mut self, choice: &PodChoice) -> Result<(), String> {
         self.decided = true;
         self.bound.clone_from(&choice.bound);

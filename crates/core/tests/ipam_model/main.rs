@@ -5,9 +5,8 @@
 //! of a family, so that blocks collide all the time. Results are compared after each operation, and at
 //! intervals everything that can be queried.
 //!
-//! A failure prints its seed and the shortest failing sequence that was found. To replay it:
-//! `PROPTEST_RNG_SEED=<seed> cargo test -p cadastre-core --test ipam_model`. More cases:
-//! `PROPTEST_CASES=<number>`.
+//! A failure prints its seed and the shortest failing sequence that was found. To replay it: `PROPTEST_RNG_SEED=<seed>
+//! cargo test -p cadastre-core --test ipam_model`. More cases: `PROPTEST_CASES=<number>`.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 

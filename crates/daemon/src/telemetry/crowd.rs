@@ -46,8 +46,7 @@ impl Crowd {
         let crowder = if count(peer) >= self.share {
             Some(peer)
         } else if self.there.len() >= self.most {
-            // `max_by_key` returns the last of several maxima: in reverse order, the one with the oldest
-            // connection.
+            // `max_by_key` returns the last of several maxima: in reverse order, the one with the oldest connection.
             let peers = self.there.iter().rev().map(|it| it.0);
             peers.max_by_key(|peer| count(*peer))
         } else {

@@ -1,8 +1,7 @@
 //! Checks whether a request comes from this machine, and whether a web page in a browser sent it.
 //!
-//! A browser on this machine, or behind `kubectl port-forward`, sends whatever requests a web page makes it
-//! send. A hostile page reaches this port under a host name of its own that it resolves to a loopback address
-//! (DNS rebinding).
+//! A browser on this machine, or behind `kubectl port-forward`, sends whatever requests a web page makes it send. A
+//! hostile page reaches this port under a host name of its own that it resolves to a loopback address (DNS rebinding).
 
 use std::net::{IpAddr, SocketAddr};
 

@@ -95,8 +95,7 @@ impl Readiness {
         self.1.clone()
     }
 
-    /// Reports whether this process is ready, and why or why not. While the API server is silent it is not
-    /// ready.
+    /// Reports whether this process is ready, and why or why not. While the API server is silent it is not ready.
     pub fn say(&self, ready: bool, text: &str) {
         self.put(ready, text, false);
     }

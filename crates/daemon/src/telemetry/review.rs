@@ -230,8 +230,7 @@ impl Known {
         })
     }
 
-    /// Adds an answer. Negative answers are evicted first, so that strangers do not evict those who are
-    /// allowed.
+    /// Adds an answer. Negative answers are evicted first, so that strangers do not evict those who are allowed.
     fn remember(&mut self, key: Key, verdict: Verdict, now: Instant) {
         if self.0.len() >= MOST {
             self.0.retain(|_, (verdict, at)| {

@@ -1,8 +1,7 @@
 //! Serves the connections of a port, none of which may last or grow without limit.
 //!
-//! The admin port is reachable from the whole cluster network. A client that sends nothing, sends or reads
-//! slowly, or opens many connections costs a bounded amount of memory for a bounded time, and locks nobody out
-//! ([`Crowd`]).
+//! The admin port is reachable from the whole cluster network. A client that sends nothing, sends or reads slowly, or
+//! opens many connections costs a bounded amount of memory for a bounded time, and locks nobody out ([`Crowd`]).
 
 use std::convert::Infallible;
 use std::net::SocketAddr;

@@ -246,8 +246,7 @@ fn this_one<R: Read + ?Sized>(
             ));
         }
         Some(Address::Freed(freed)) => {
-            // The cooldown is for other pods: that the address was released proves that this pod's old sandbox
-            // is gone.
+            // The cooldown is for other pods: that the address was released proves that this pod's old sandbox is gone.
             let its_own = pod.is_some_and(|pod| freed.was_of(pod));
             let left = freed.at.rests(now, cooldown_ms(&pool));
             if let Some(left) = left.filter(|_| !its_own) {

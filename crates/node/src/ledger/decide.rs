@@ -60,8 +60,7 @@ pub(crate) fn add<R: Read + ?Sized>(
     })
 }
 
-/// The ADD with what the pod may have, and whether that is known: from the caller or the store's note of the
-/// pod.
+/// The ADD with what the pod may have, and whether that is known: from the caller or the store's note of the pod.
 fn known<'a, R: Read + ?Sized>(kv: &R, add: &'a Add) -> Result<(Cow<'a, Add>, bool), Stop> {
     // An ADD that the agent has decided needs no look at the pools; this is the usual case.
     if add.decided || add.pod.is_none() {

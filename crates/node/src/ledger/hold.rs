@@ -62,9 +62,8 @@ pub(crate) fn hold<W: Write + ?Sized>(
     Ok(())
 }
 
-/// The state of a listed block. A block that was released stays released, even if it has disappeared from the
-/// list in between: if it is listed again, the API was restored to an older state, and another node may have
-/// the range by now.
+/// The state of a listed block. A block that was released stays released, even if it has disappeared from the list in
+/// between: if it is listed again, the API was restored to an older state, and another node may have the range by now.
 fn state<R: Read + ?Sized>(
     kv: &R,
     block: &Block,

@@ -59,7 +59,6 @@ pub(crate) type Entry = (Vec<u8>, Vec<u8>);
 
 /// Read access to the tables.
 pub(crate) trait Kv {
-    /// The value of a key.
     fn get(&self, table: Table, key: &[u8]) -> Result<Option<Vec<u8>>, Fault>;
     /// The entry with the lowest key from `from` on.
     fn seek(&self, table: Table, from: Bound<&[u8]>) -> Result<Option<Entry>, Fault>;

@@ -5,9 +5,8 @@
 //! commit was never answered, but wrong if the disk has corrupted it: an address in use would be free again. A
 //! clean close also costs redb three waits for the disk. Therefore this module sits between redb and the disk:
 //!
-//! - A file is always opened as if after a crash: redb reads every page and compares checksums, starting at the
-//!   roots, before the content is used. At the size of a node's ledger this is faster than one wait for the
-//!   disk.
+//! - A file is always opened as if after a crash: redb reads every page and compares checksums, starting at the roots,
+//!   before the content is used. At the size of a node's ledger this is faster than one wait for the disk.
 //! - Once a commit has reached the disk, the header is marked, without waiting for that write. To redb the mark
 //!   is that of a two-phase commit, which promises the same; redb clears it with its next write. If the newest
 //!   commit of a marked file cannot be read, the file is damaged and is left unchanged.

@@ -279,8 +279,7 @@ fn an_agent_that_stalled_gives_nothing_to_what_was_deleted_meanwhile() {
     let node = Node::with_store("stalled");
     let (keeper, handle) = node.keeper();
     let _listener = node.listen();
-    // The agent has read the request and stalls. Its plugin is killed, and the next one uses the store
-    // directly.
+    // The agent has read the request and stalls. Its plugin is killed, and the next one uses the store directly.
     let asked = request(&Op::Add(add(1)));
     assert_eq!(node.ask(&Op::Del(attachment(1)), LONG), Ok(Answer::Done));
     let refusal = keep(&handle, asked.clone()).unwrap_err();

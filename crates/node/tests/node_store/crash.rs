@@ -279,8 +279,7 @@ fn a_full_disk_refuses_and_goes_on_when_there_is_space() {
             assert!(n > 100, "the disk was written {n} times only");
             break;
         };
-        // The disk is still full: the ADD is refused again with advice, and operations without writes are
-        // answered.
+        // The disk is still full: the ADD is refused again with advice, and operations without writes are answered.
         let now = at(0, ms);
         let again = store.run(&[refused.clone(), Op::Status], &now);
         let text = &again[0].as_ref().unwrap_err().text;

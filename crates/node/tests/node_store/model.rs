@@ -296,8 +296,7 @@ impl Model {
         Ok(chosen)
     }
 
-    /// Does an operation that was asked for at `asked`. Returns the addresses of the answer, or why it is
-    /// refused.
+    /// Does an operation that was asked for at `asked`. Returns the addresses of the answer, or why it is refused.
     pub fn run(&mut self, op: &Op, asked: Duration, now: &Now) -> Result<Vec<Addr>, Why> {
         match op {
             Op::Add(add) => {
