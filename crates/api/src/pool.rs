@@ -98,12 +98,12 @@ pub struct IPPoolSpec {
     #[serde(default = "default_nearly_exhausted_percent")]
     pub nearly_exhausted_percent: u32,
 
-    /// Of several pools that select a node, the one with the highest priority is tried first. With equal
-    /// priority, the one with the more specific selectors is.
+    /// Of several pools that select a node or pod, the one with the highest priority is tried first. Among equal
+    /// priorities, more specific selectors come first.
     #[serde(default)]
     pub priority: i32,
 
-    /// Allocates nothing more from the pool. Existing allocations stay.
+    /// If true, nothing more is allocated from the pool. Existing allocations stay.
     #[serde(default)]
     pub disabled: bool,
 
@@ -114,7 +114,7 @@ pub struct IPPoolSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reserved: Vec<String>,
 
-    /// Assigns a reserved address to a pod that asks for exactly this address, with the annotation
+    /// If true, a reserved address is assigned to a pod that asks for exactly this address, with the annotation
     /// cadastre.dev/addresses. Addresses of nodes and of service ranges are never assigned. Only for Blocks.
     #[serde(default, skip_serializing_if = "is_default")]
     pub reserved_on_request: bool,

@@ -133,7 +133,7 @@ pub struct NodePool {
     #[serde(default, skip_serializing_if = "is_default")]
     pub allocate: Allocate,
 
-    /// The pool allocates no more blocks to this node. It is listed because the node still has ranges of it,
+    /// If true, the pool allocates no more blocks to this node. It is listed because the node still has ranges of it,
     /// whose addresses are assigned and cool down by its settings.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub closed: bool,
@@ -211,7 +211,7 @@ pub struct HeldRange {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
 
-    /// Another node uses addresses of this range, so the agent must not assign any from it.
+    /// If true, another node uses addresses of this range, so the agent must not assign any from it.
     #[serde(default, skip_serializing_if = "is_default")]
     pub withheld: bool,
 }
@@ -365,7 +365,7 @@ pub struct BlockReport {
     #[serde(default, skip_serializing_if = "is_zero")]
     pub free: i64,
 
-    /// The agent has released the block and will not use it again.
+    /// If true, the agent has released the block and will not use it again.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub released: bool,
 }
