@@ -92,7 +92,7 @@ pub struct Add {
 pub struct Check {
     /// The attachment to check
     pub attachment: Attachment,
-    /// The addresses of the previous result that came from this IPAM plugin
+    /// All addresses of the previous result; those outside the node's blocks are ignored
     pub addresses: Vec<Addr>,
 }
 
