@@ -1,4 +1,4 @@
-//! `cadastre agent`
+//! `cadastre agent`: opens the sockets, starts the agent, and stops everything in order.
 
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
@@ -30,14 +30,14 @@ use cadastre_daemon::client::Options;
 use cadastre_daemon::telemetry::logs;
 use cadastre_node::clock;
 
-/// Give the pods of this node their addresses, from what the NodeSubnet says that the node holds
+/// Assign addresses to the pods of this node, from the ranges in its NodeSubnet
 ///
-/// One runs on each node, on the host's network. The CNI plugin cadastre-ipam asks it. Finds the
-/// cluster by --kubeconfig, KUBECONFIG, ~/.kube/config or the pod's service account, in this order.
+/// One agent runs on each node, on the host's network, and answers the CNI plugin cadastre-ipam. Finds the cluster by
+/// --kubeconfig, KUBECONFIG, ~/.kube/config or the pod's service account, in this order.
 #[derive(Debug, clap::Args)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub(super) struct Args {
-    /// Name of the Node that this machine is; without it the host's name
+    /// Name of this machine's Node; without it the host's name
     #[arg(long, env = "NODE_NAME")]
     node_name: Option<String>,
 
@@ -65,7 +65,7 @@ pub(super) struct Args {
     )]
     socket: PathBuf,
 
-    /// The file that remembers who has which address; it must survive reboots
+    /// File that records which pod has which address; it must survive reboots
     #[arg(
         long,
         env = "CADASTRE_STORE",
@@ -73,57 +73,56 @@ pub(super) struct Args {
     )]
     store: PathBuf,
 
-    /// Socket of the container runtime (CRI): which sandboxes there are proves leaks, and what is in
-    /// use when the store was lost. Without it network namespaces alone are looked at
+    /// Socket of the container runtime (CRI). Its list of sandboxes proves leaks, and shows what is in use when the
+    /// store was lost. Without it only network namespaces are looked at
     #[arg(long, env = "CADASTRE_CRI_SOCKET")]
     cri_socket: Option<PathBuf>,
 
-    /// Seconds that an ADD waits for a block when the node has no address left; the plugin's own
-    /// deadline ends it in any case
+    /// Seconds an ADD waits for a block when the node has no free address; the plugin's own deadline ends the wait in
+    /// any case
     #[arg(long, env = "CADASTRE_ADD_WAIT", default_value = "5", value_parser = seconds)]
     add_wait: Duration,
 
-    /// Seconds between writes of NodeSubnet.status that can wait; what cannot is written at once
+    /// Seconds between writes of NodeSubnet.status that are not urgent; urgent ones are written at once
     #[arg(long, env = "CADASTRE_PUBLISH_INTERVAL", default_value = "30", value_parser = seconds)]
     publish_interval: Duration,
 
-    /// Seconds between writes of this node's NodeAddresses, the list of addresses in use; what somebody waits
-    /// for, or nobody else knows, is written in --publish-interval
+    /// Seconds between writes of this node's NodeAddresses, the list of addresses in use. Changes that somebody waits
+    /// for, or that only this node knows, are written as often as NodeSubnet.status
     #[arg(long, env = "CADASTRE_ADDRESSES_INTERVAL", default_value = "300", value_parser = seconds)]
     addresses_interval: Duration,
 
-    /// Seconds that a pod must be gone before its address may be freed without a DEL
+    /// Seconds a pod must be gone before its address may be released without a DEL
     #[arg(long, env = "CADASTRE_LEAK_GRACE", default_value = "60", value_parser = seconds)]
     leak_grace: Duration,
 
-    /// Where to write flannel's subnet.env (/run/flannel/subnet.env); not written without it
+    /// Where to write flannel's subnet.env (usually /run/flannel/subnet.env); without it the file is not written
     #[arg(long, env = "CADASTRE_SUBNET_ENV")]
     subnet_env: Option<PathBuf>,
 
-    /// Where to write the CNI configuration (/etc/cni/net.d/05-cadastre.conflist); not written without
-    /// it, nor before the node holds something
+    /// Where to write the CNI configuration (usually /etc/cni/net.d/05-cadastre.conflist), as soon as the node has a
+    /// range; without it the file is not written
     #[arg(long, env = "CADASTRE_CNI_CONF")]
     cni_conf: Option<PathBuf>,
 
-    /// Template of the CNI configuration: a file, or one that comes along: ptp, or bridge (for nodes
-    /// with one IPv4 range)
+    /// Template of the CNI configuration: a file, or a built-in one: ptp, or bridge (for nodes with one IPv4 range)
     #[arg(long, env = "CADASTRE_CNI_CONF_TEMPLATE", default_value = "ptp")]
     cni_conf_template: String,
 
-    /// Write the CNI configuration also where another's network is configured, whose pods are ours from then
-    /// on. Without it that one keeps the node, and the condition ServedByOthers of the NodeSubnet says so
+    /// Write the CNI configuration even where another CNI's configuration exists; new pods then use this one. Without
+    /// it the other CNI keeps the node, and the condition ServedByOthers of the NodeSubnet reports it
     #[arg(long, env = "CADASTRE_CNI_CONF_OVER_OTHERS", requires = "cni_conf")]
     cni_conf_over_others: bool,
 
-    /// Remove the CNI configuration on SIGTERM: the node is not ready from then on
+    /// Remove the CNI configuration on SIGTERM; the node then becomes NotReady
     #[arg(long, env = "CADASTRE_REMOVE_CNI_CONF", requires = "cni_conf")]
     remove_cni_conf: bool,
 
-    /// MTU of pods' interfaces, for the files above
+    /// MTU of pods' interfaces, for subnet.env and the CNI configuration
     #[arg(long, env = "CADASTRE_MTU", default_value_t = 1500, value_parser = clap::value_parser!(u32).range(576..=65_535))]
     mtu: u32,
 
-    /// FLANNEL_IPMASQ in subnet.env: whether somebody else masquerades, so that the plugin need not
+    /// FLANNEL_IPMASQ in subnet.env: whether something else masquerades, so that the CNI plugin need not
     #[arg(
         long,
         env = "CADASTRE_IP_MASQ",
@@ -132,8 +131,8 @@ pub(super) struct Args {
     )]
     ip_masq: bool,
 
-    /// Masquerade what pods send to addresses outside of all pools, in the nftables tables `ip cadastre` and
-    /// `ip6 cadastre`; takes the capability NET_ADMIN
+    /// Masquerade traffic from pods to addresses outside all pools, in the nftables tables `ip cadastre` and `ip6
+    /// cadastre`; needs the capability NET_ADMIN
     #[arg(
         long,
         env = "CADASTRE_MASQUERADE",
@@ -149,7 +148,7 @@ pub(super) struct Args {
     #[command(flatten)]
     guard: Guard,
 
-    /// Requests to the API server a second at most; 0 leaves it to the API server's own fairness
+    /// Limit of requests per second to the API server; 0 leaves it to the API server's own fairness
     #[arg(long, env = "CADASTRE_KUBE_API_QPS", default_value_t = 0)]
     kube_api_qps: u32,
 
@@ -157,16 +156,16 @@ pub(super) struct Args {
     #[arg(long, env = "CADASTRE_SHUTDOWN_GRACE", default_value = "10", value_parser = seconds)]
     shutdown_grace: Duration,
 
-    /// Form of the log lines
+    /// Format of the log lines
     #[arg(long, env = "CADASTRE_LOG_FORMAT", value_enum, default_value_t = logs::Format::Text)]
     log_format: logs::Format,
 
-    /// Log level, or module=level pairs; changeable at run time (PUT /loglevel on the admin port)
+    /// Log level, or module=level pairs; can be changed at run time (PUT /loglevel on the admin port)
     #[arg(long, env = "CADASTRE_LOG", default_value = "info")]
     log_level: String,
 }
 
-/// Seconds, with a fraction if need be, of at most a day.
+/// Parses seconds, with or without a fraction, between 0 and one day.
 fn seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text
         .parse()
@@ -180,7 +179,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
 pub(super) fn exec(args: Args) -> anyhow::Result<()> {
     let level = daemon::start(args.log_format, &args.log_level)?;
     let template = template(&args)?;
-    // One thread for everything but the store: an agent does little, and little at a time.
+    // One thread suffices for everything but the store: an agent has little work at any time.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
@@ -216,7 +215,7 @@ async fn serve(args: Args, template: Template, level: logs::Level) -> anyhow::Re
     let node = node_name(&args)?;
     let (version, commit) = (cadastre_core::VERSION, cadastre_core::COMMIT);
     info!(version, commit, node.name = %node, "cadastre agent starts");
-    // A second agent on the node is told so, rather than that its port is taken.
+    // Taken before any port: a second agent on the node then fails with this reason, not with "address in use".
     let _only = OnlyOne::lock(folder(&args.cni_socket))?;
     let is_locked = folder(&args.store) == folder(&args.cni_socket);
     let AdminPort {
@@ -257,7 +256,7 @@ async fn serve(args: Args, template: Template, level: logs::Level) -> anyhow::Re
     });
     let leaks = watch::Sender::new(Arc::new(Reasons::new()));
     let holding = watch::Sender::new(Arc::new(Holding::default()));
-    // Those who serve end before the loop does, and that before the store.
+    // Shutdown order: first the servers, then the loop, then the store.
     let (stop_serving, stop) = (CancellationToken::new(), CancellationToken::new());
     let api = grpc::Api {
         service: Arc::clone(&service),

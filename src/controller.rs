@@ -1,4 +1,4 @@
-//! `cadastre controller`
+//! `cadastre controller`: starts the election, the admin port and the controller, and stops them in order.
 
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
@@ -25,10 +25,10 @@ use cadastre_daemon::client::Options;
 use cadastre_daemon::clock::Clock;
 use cadastre_daemon::telemetry::logs;
 
-/// Watch Nodes and IPPools, give every node its podCIDRs, keep NodeSubnets
+/// Watch Nodes and IPPools, allocate podCIDRs and blocks to nodes, keep NodeSubnets
 ///
-/// Finds the cluster by --kubeconfig, KUBECONFIG, ~/.kube/config or the pod's service account, in this
-/// order. Several may run: one leads, the others stand by.
+/// Finds the cluster by --kubeconfig, KUBECONFIG, ~/.kube/config or the pod's service account, in this order. Several
+/// replicas may run: one leads, the others stand by.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// Kubeconfig file of the cluster
@@ -46,25 +46,25 @@ pub(super) struct Args {
     #[command(flatten)]
     guard: Guard,
 
-    /// Service range of the cluster, never carved; repeat it for dual stack. Only needed where the
+    /// Service range of the cluster, from which nothing is allocated; repeat it for dual stack. Only needed where the
     /// API server has no ServiceCIDR objects (Kubernetes before 1.33)
     #[arg(long, env = "CADASTRE_SERVICE_CIDRS", value_delimiter = ',', value_parser = parse_cidr)]
     service_cidr: Vec<Cidr>,
 
-    /// Requests to the API server a second at most; 0 leaves it to the API server's own fairness
+    /// Limit of requests per second to the API server; 0 leaves it to the API server's own fairness
     #[arg(long, env = "CADASTRE_KUBE_API_QPS", default_value_t = 0)]
     kube_api_qps: u32,
 
-    /// podCIDR writes in flight at most
+    /// Limit of podCIDR writes in flight
     #[arg(long, env = "CADASTRE_WRITES_IN_FLIGHT", default_value_t = 48, value_parser = clap::value_parser!(u16).range(1..=1024))]
     writes_in_flight: u16,
 
-    /// Seconds a pool gives nothing after somebody else wrote a podCIDR in its range
+    /// Seconds for which a pool is paused after somebody else wrote a podCIDR in its range
     #[arg(long, env = "CADASTRE_SECOND_WRITER_HOLD", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     second_writer_hold: u32,
 
-    /// Make a pool named "default" where the cluster has none, that allocates like this; its ranges are
-    /// those given, else kubeadm's podSubnet, else a private range that is free
+    /// Create a pool named "default" with this allocation mode if the cluster has no pool. Its ranges are those of
+    /// --default-pool-cidr, else kubeadm's podSubnet, else a private range that is free
     #[arg(long, env = "CADASTRE_DEFAULT_POOL", value_enum)]
     default_pool: Option<DefaultPool>,
 
@@ -72,11 +72,11 @@ pub(super) struct Args {
     #[arg(long, env = "CADASTRE_DEFAULT_POOL_CIDRS", value_delimiter = ',', value_parser = parse_cidr, requires = "default_pool")]
     default_pool_cidr: Vec<Cidr>,
 
-    /// Seconds an address may be without a pod before its node is asked to free it
+    /// Seconds an address may be without a pod before its node is asked to release it
     #[arg(long, env = "CADASTRE_LEAK_GRACE", default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     leak_grace: u32,
 
-    /// Objects a page when listing; 0 asks for everything at once
+    /// Objects per page when listing; 0 lists everything in one request
     #[arg(long, env = "CADASTRE_LIST_PAGE", default_value_t = 1000)]
     list_page: u32,
 
@@ -88,11 +88,11 @@ pub(super) struct Args {
     #[arg(long, env = "CADASTRE_LEASE_NAME", default_value = LEASE_NAME)]
     lease_name: String,
 
-    /// How this process is called in the Lease
+    /// Name of this process in the Lease; without it the host's name
     #[arg(long, env = "POD_NAME")]
     identity: Option<String>,
 
-    /// Seconds others wait after the leader's last sign of life before one takes over
+    /// Seconds without a renewal after which another replica takes over
     #[arg(long, env = "CADASTRE_LEASE_DURATION", default_value_t = 15)]
     lease_duration: u32,
 
@@ -108,16 +108,16 @@ pub(super) struct Args {
     #[arg(long, env = "CADASTRE_SHUTDOWN_GRACE", default_value_t = 10)]
     shutdown_grace: u32,
 
-    /// Form of the log lines
+    /// Format of the log lines
     #[arg(long, env = "CADASTRE_LOG_FORMAT", value_enum, default_value_t = logs::Format::Text)]
     log_format: logs::Format,
 
-    /// Log level, or module=level pairs; changeable at run time (PUT /loglevel on the admin port)
+    /// Log level, or module=level pairs; can be changed at run time (PUT /loglevel on the admin port)
     #[arg(long, env = "CADASTRE_LOG", default_value = "info")]
     log_level: String,
 }
 
-/// How the default pool allocates.
+/// The values of `--default-pool`.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum DefaultPool {
     /// Affinity blocks on demand, for clusters with node agents
@@ -159,7 +159,7 @@ fn lease_settings(args: &Args) -> anyhow::Result<lease::Settings> {
     Ok(settings)
 }
 
-/// Eight hexadecimal digits that no other process has.
+/// Returns eight random hexadecimal digits, which tell this process from an earlier one of the same identity.
 fn nonce() -> anyhow::Result<String> {
     let uuid = std::fs::read_to_string("/proc/sys/kernel/random/uuid")
         .context("no source of random numbers")?;

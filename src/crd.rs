@@ -1,4 +1,4 @@
-//! `cadastre crd`
+//! `cadastre crd`: prints the CustomResourceDefinitions.
 
 use std::io::Write;
 

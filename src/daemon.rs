@@ -1,4 +1,4 @@
-//! What both daemons begin with, and what ends them.
+//! The start and the shutdown that both daemons share.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -16,7 +16,7 @@ use cadastre_daemon::telemetry::review::Review;
 use cadastre_daemon::telemetry::tls::Tls;
 use cadastre_daemon::telemetry::{HttpMetrics, Readiness, build_info, logs};
 
-/// Logs, and what TLS is made with: once a process, before anything else.
+/// Starts logging and installs the TLS provider. To be called once per process, before anything else.
 pub(super) fn start(format: logs::Format, level: &str) -> anyhow::Result<logs::Level> {
     let level = logs::start(format, level).context("--log-level")?;
     let installed = rustls::crypto::ring::default_provider().install_default();
@@ -24,47 +24,47 @@ pub(super) fn start(format: logs::Format, level: &str) -> anyhow::Result<logs::L
     Ok(level)
 }
 
-/// The name of this machine, as its kernel has it.
+/// Returns the kernel's host name, trimmed.
 pub(super) fn hostname() -> Option<String> {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
     Some(name.trim().to_owned())
 }
 
-// How the admin port is guarded, and who does without it. No doc comment: clap would take it for that of the command.
+// Flags that protect the admin port. Not a doc comment: clap would use it as the text of the command.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct Guard {
-    /// Certificate of the admin port, with its chain, in PEM: it speaks HTTPS then. A file that is
-    /// replaced is used at once
+    /// Certificate of the admin port with its chain, in PEM; the port then speaks HTTPS. A replaced file is used at
+    /// once
     #[arg(long, env = "CADASTRE_ADMIN_TLS_CERT", requires = "admin_tls_key")]
     admin_tls_cert: Option<PathBuf>,
 
-    /// Key of that certificate, in PEM
+    /// Private key of the certificate, in PEM
     #[arg(long, env = "CADASTRE_ADMIN_TLS_KEY", requires = "admin_tls_cert")]
     admin_tls_key: Option<PathBuf>,
 
-    /// Show /metrics only to bearer tokens of who may get it: the API server is asked (TokenReview,
+    /// Serve /metrics only to bearer tokens that are authorised; the API server decides (TokenReview,
     /// SubjectAccessReview). Probes stay open
     #[arg(long, env = "CADASTRE_METRICS_AUTH", requires = "admin_tls_cert")]
     metrics_auth: bool,
 
-    /// Address of a port for /healthz and /readyz alone, in plain HTTP, such as 127.0.0.1:9827. Probes that
-    /// ask there are answered whoever keeps the admin port busy, which answers them too
+    /// Address of a second port for /healthz and /readyz alone, in plain HTTP, such as 127.0.0.1:9827. Probes are
+    /// answered there even when the admin port is overloaded; the admin port serves them too
     #[arg(long, env = "CADASTRE_PROBE_ADDRESS")]
     probe_address: Option<SocketAddr>,
 }
 
-/// What the admin port tells, and the task that serves it and the probes for ever.
+/// The open admin port: what the daemon registers its metrics and checks with, and the serving task.
 pub(super) struct AdminPort {
     pub registry: Registry,
     pub readiness: Readiness,
     pub http: HttpMetrics,
-    /// Waits to be told whom it asks
+    /// Who may read /metrics; needs a client (`Review::by`) before it can decide.
     pub review: Option<Review>,
     pub task: JoinHandle<Infallible>,
 }
 
 impl AdminPort {
-    /// Opens it, with the figures that every process has.
+    /// Listens, and registers the metrics that every process has.
     pub(super) async fn open(
         address: SocketAddr,
         guard: &Guard,
@@ -118,7 +118,7 @@ async fn listen(address: SocketAddr, flag: &str) -> anyhow::Result<TcpListener> 
     listener.with_context(|| format!("cannot listen on {address}: choose another {flag}"))
 }
 
-/// Waits for SIGTERM or SIGINT, and says which it was.
+/// Waits for SIGTERM or SIGINT and returns the signal's name.
 pub(super) async fn shutdown() -> std::io::Result<&'static str> {
     use tokio::signal::unix::{SignalKind, signal};
     let mut term = signal(SignalKind::terminate())?;

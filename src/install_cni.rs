@@ -1,4 +1,4 @@
-//! `cadastre install-cni`
+//! `cadastre install-cni`: copies the CNI plugin to the host.
 
 use std::path::PathBuf;
 
@@ -6,12 +6,12 @@ use anyhow::Context;
 
 use cadastre_agent::files::install::install;
 
-/// Put the CNI plugin into the runtime's directory, at once and also while it runs
+/// Put the CNI plugin into the runtime's directory; safe while the runtime uses it
 ///
-/// For an init container of the agent: the old plugin is there until the new one is.
+/// For an init container of the agent. The replacement is atomic: the old plugin stays until the new one is complete.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// The plugin; without it cadastre-ipam beside this executable
+    /// The plugin's file; without it the cadastre-ipam beside this executable
     #[arg(long, env = "CADASTRE_CNI_FROM")]
     from: Option<PathBuf>,
 

@@ -1,4 +1,4 @@
-//! The commands: `cadastre` here, one file a verb; the kubectl plugin in `cadastre_cli`.
+//! The command line of `cadastre`, one file per subcommand. The kubectl plugin is the crate `cadastre_cli`.
 
 mod agent;
 mod controller;
@@ -33,11 +33,11 @@ enum Verb {
     InstallCni(install_cni::Args),
     Crd(crd::Args),
     Metrics(metrics::Args),
-    /// The plugin `kubectl cadastre`, for where there is this image alone
+    /// The kubectl plugin as a subcommand, for places that have only this image
     Kubectl(Box<cadastre_cli::Cli>),
 }
 
-/// Runs a parsed command.
+/// Runs the subcommand; an error is printed to standard error as `cadastre: …`.
 pub fn main(cli: Cli) -> ExitCode {
     let done = match cli.verb {
         Verb::Controller(args) => controller::exec(*args),

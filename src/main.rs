@@ -1,4 +1,4 @@
-//! The `cadastre` command.
+//! The executable `cadastre`.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! `cadastre metrics`
+//! `cadastre metrics`: prints the source of docs/metrics.md.
 
 use std::io::Write;
 
@@ -20,7 +20,7 @@ pub(super) fn exec(_: &Args) -> anyhow::Result<()> {
         .context("standard output is closed")
 }
 
-/// What the controller serves besides the figures of its process.
+/// Lists the controller's metrics, without those of its process.
 pub fn of_controller() -> Result<Vec<Metric>, Error> {
     noted(|registry| {
         of_daemon(registry)?;
@@ -30,7 +30,7 @@ pub fn of_controller() -> Result<Vec<Metric>, Error> {
     })
 }
 
-/// What an agent serves besides the figures of its process.
+/// Lists the agent's metrics, without those of its process.
 pub fn of_agent() -> Result<Vec<Metric>, Error> {
     noted(|registry| {
         of_daemon(registry)?;
@@ -39,7 +39,7 @@ pub fn of_agent() -> Result<Vec<Metric>, Error> {
     })
 }
 
-/// All of it as a page.
+/// Returns the Markdown page with the metrics of both daemons.
 pub fn page() -> Result<String, Error> {
     Ok(catalog::page(vec![
         ("Controller", of_controller()?),
