@@ -1,4 +1,4 @@
-//! What a loop works on in a step.
+//! What a loop reads and changes in a step.
 
 use std::time::Duration;
 
@@ -8,24 +8,24 @@ use super::registry::Registry;
 use super::report::Report;
 use crate::cluster::world::World;
 
-/// How often it is looked again whether addresses that keep a range from being free or given are gone:
-/// nothing tells.
+/// Interval at which loops check again whether addresses in use still prevent a range from being freed or allocated:
+/// no watch event announces it.
 pub(crate) const IN_USE_PAUSE: Duration = Duration::from_secs(5);
 
-/// What a loop works on.
+/// What a loop reads and changes in a step.
 pub struct Context<'a> {
-    /// What the watches say
+    /// The cached API objects
     pub world: &'a World,
-    /// What is held
+    /// Which node has which range
     pub registry: &'a mut Registry,
-    /// Where events for people go
+    /// Reports to be emitted as Kubernetes events
     pub reports: &'a mut Vec<Report>,
-    /// The moment
+    /// The time of this step
     pub now: Now,
 }
 
 impl<'a> Context<'a> {
-    /// All of it.
+    /// Borrows the parts for one step.
     pub fn new(
         world: &'a World,
         registry: &'a mut Registry,
@@ -40,7 +40,7 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// Until when a call has to wait, if it has to.
+    /// Returns until when `call` has to wait, if it has to.
     pub(crate) fn paused(&self, call: &Call) -> Option<Duration> {
         self.registry.refusals.paused(call, self.now.mono)
     }

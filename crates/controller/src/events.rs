@@ -1,4 +1,4 @@
-//! What is told to people: in the log, and as a Kubernetes event.
+//! Output of reports: to the log and as Kubernetes events.
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use tracing::{info, warn};
@@ -7,7 +7,7 @@ use super::{About, Report};
 use crate::cluster::request::Kind;
 use cadastre_daemon::events::Notice;
 
-/// A line of the log.
+/// Writes a report to the log.
 pub fn log(report: &Report) {
     let name = &report.about.name;
     match (report.about.kind, report.warning) {
@@ -22,7 +22,7 @@ pub fn log(report: &Report) {
     }
 }
 
-/// An event.
+/// Converts a report to a Kubernetes event.
 pub fn notice(report: Report) -> Notice {
     let About { kind, name, uid } = report.about;
     let version = match kind {

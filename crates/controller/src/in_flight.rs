@@ -1,17 +1,16 @@
-//! Requests about objects that one answer at a time is awaited for.
+//! Objects of which only one request at a time may be in flight.
 //!
-//! After an answer that was lost, and after a guard that failed, nobody knows what is there: it is read before
-//! the next write.
+//! After a lost answer or a failed guard the state of the object is unknown: it must be read before the next write.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::cluster::request::{Outcome, Refusal};
 use crate::reconcile::Answer;
 
-/// Which objects have a request in flight, and which have to be read.
+/// Objects with a request in flight, and objects that must be read first.
 #[derive(Debug)]
 pub(crate) struct InFlight<K, W = ()> {
-    /// With what is written
+    /// Objects with a request in flight, with the content if it is a write
     sent: BTreeMap<K, W>,
     to_read: BTreeSet<K>,
 }
@@ -26,23 +25,23 @@ impl<K, W> Default for InFlight<K, W> {
 }
 
 impl<K: Ord + Clone, W> InFlight<K, W> {
-    /// A read of the object, or a write of that, is sent.
+    /// Records that a read, or a write of `what`, is sent.
     pub(crate) fn send(&mut self, key: K, what: W) {
         self.to_read.remove(&key);
         self.sent.insert(key, what);
     }
 
-    /// Takes in what became of it.
+    /// Takes in the answer to the request in flight.
     pub(crate) fn answered(&mut self, key: &K, answer: &Answer) {
         self.sent.remove(key);
         self.note(key, answer);
     }
 
-    /// The same of a request about another part of the object.
+    /// Takes in the answer to a request about another part of the object, such as its status.
     pub(crate) fn note(&mut self, key: &K, answer: &Answer) {
         let is_known = match answer.outcome {
             Outcome::Refused(Refusal::Guard(_)) | Outcome::Unclear(_) => false,
-            // Without an effect; and a read has shown nothing.
+            // A rejected write has no effect; a rejected read has shown nothing.
             Outcome::Refused(Refusal::Busy(_) | Refusal::Rejected(_) | Refusal::NotSent) => {
                 answer.wrote
             }
@@ -53,38 +52,38 @@ impl<K: Ord + Clone, W> InFlight<K, W> {
         }
     }
 
-    /// The object is gone.
+    /// Forgets an object that is gone.
     pub(crate) fn forget(&mut self, key: &K) {
         self.sent.remove(key);
         self.to_read.remove(key);
     }
 
-    /// What is there has become known in another way.
+    /// Drops the pending read: the state of the object became known in another way.
     pub(crate) fn forget_unclear(&mut self, key: &K) {
         self.to_read.remove(key);
     }
 
-    /// Whether an answer is awaited.
+    /// Returns whether a request is in flight.
     pub(crate) fn is_sent(&self, key: &K) -> bool {
         self.sent.contains_key(key)
     }
 
-    /// Whether the next request has to be a read.
+    /// Returns whether the next request has to be a read.
     pub(crate) fn is_to_read(&self, key: &K) -> bool {
         self.to_read.contains(key)
     }
 
-    /// Whether a write may still be on its way.
+    /// Returns whether a write may still take effect.
     pub(crate) fn is_open(&self, key: &K) -> bool {
         self.is_sent(key) || self.is_to_read(key)
     }
 
-    /// Whether any answer is awaited.
+    /// Returns whether any request is in flight.
     pub(crate) fn is_any_sent(&self) -> bool {
         !self.sent.is_empty()
     }
 
-    /// What is written, where an answer to a write is awaited.
+    /// Returns the content of the request in flight.
     pub(crate) fn written(&self, key: &K) -> Option<&W> {
         self.sent.get(key)
     }
@@ -101,7 +100,7 @@ mod tests {
         let table = [
             (Outcome::Unclear(String::new()), [true, true]),
             (refused(Refusal::Guard(String::new())), [true, true]),
-            // Without an effect; but a read that was refused has shown nothing.
+            // A rejected write had no effect, but a rejected read has shown nothing.
             (refused(Refusal::Busy(None)), [false, true]),
             (refused(Refusal::Missing), [false, false]),
             (Outcome::Gone, [false, false]),

@@ -1,12 +1,12 @@
-//! What this leader means to write, from the Lease's point of view.
+//! Which writes this leader intends, and which of them its Lease already names.
 //!
 //! # Guarantees
-//! - An assignment may be sent only once a Lease write that was begun after the node was read, and
-//!   that names the assignment, has come through; it stays named until its outcome is known.
-//! - Every other write of weight is numbered when it is decided, and leaves only once a Lease write
-//!   that was begun later has come through (see [`crate::cluster::lease_task::Gate`]): what a leader
-//!   decided after its Lease was lost never leaves.
-//! - What the Lease names is bounded.
+//! - An assignment of podCIDRs is sent only after the success of a Lease write that names it and that was begun after
+//!   the node was read; it stays named until its outcome is known.
+//! - Every other allocating write gets a number when it is decided, and is sent only after the success of a Lease
+//!   write that was begun later (see [`crate::cluster::lease_task::Gate`]). So a write that a leader decides after it
+//!   lost its Lease is never sent.
+//! - The size of the names in the Lease is bounded.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,88 +19,89 @@ use crate::cluster::seen::{Node, Text};
 use cadastre_core::Cidr;
 use cadastre_core::mutation::Mutation;
 
-/// So many assignments are named at most, and so many bytes of them.
+/// Limits of the assignments that the Lease names: their number and their bytes.
 const LIMIT: usize = 512;
 const BYTES: usize = 40 * 1024;
 
-/// So many bytes of assignments that keep failing are named beside them. An object's annotations may have
-/// 256 KiB in all.
+/// Limit in bytes of the assignments that keep failing, which are named in addition. All annotations of an object
+/// together may have 256 KiB.
 const ASIDE: usize = 128 * 1024;
 
-/// The books of one tenure.
+/// The intents of one tenure.
 #[derive(Debug, Default)]
 pub(crate) struct Intentions {
     past: Past,
     named: BTreeMap<(Text, Vec<Cidr>), Named>,
-    /// How many of them are not set aside, and their bytes; and the bytes of those that are
+    /// Number and bytes of the named assignments that are not set aside; bytes of those that are
     open: (usize, usize),
     aside: usize,
-    /// Nodes for which there was no room
+    /// Nodes for whose assignments there was no room
     waiting: Queue<Text>,
-    /// The number last handed to the elector, and the one up to which the Lease was written
+    /// The number last passed to the elector, and the one up to which the Lease is known to be written
     handed: u64,
     confirmed: u64,
-    /// Whether somebody waits for the number after the last one
+    /// Whether a write waits for the number after `handed`
     asked: bool,
-    /// Whether less is named than was handed over
+    /// Whether the Lease may name assignments that are settled by now
     less: bool,
 }
 
-/// What earlier leaders have in flight.
+/// What is known of the writes that earlier leaders have in flight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Past {
-    /// Nobody leads here: somebody only looks what would be done, and nothing has to be named.
+    /// Nobody leads in this process: a read-only caller only computes what would be done, and nothing has to be
+    /// named.
     #[default]
     Irrelevant,
-    /// Anything.
+    /// Any write may be in flight.
     Unknown,
-    /// What is named here, and nothing else.
+    /// Only writes that this leader names, too, may be in flight.
     Known,
 }
 
 #[derive(Debug)]
 struct Named {
     name: Text,
-    /// The term annotation that the write tests: what was named before it was read does not count
+    /// The term annotation that the write tests. If it changes, the assignment has to be named again
     guard: (Option<Text>, bool),
     since: u64,
     is_aside: bool,
 }
 
 impl Intentions {
-    /// The books of a leader. `known`: it knows what earlier ones have in flight.
+    /// Creates the intents of a leader; `known` if it knows what earlier leaders have in flight.
     pub(crate) fn of_leader(known: bool) -> Self {
         Intentions {
             past: if known { Past::Known } else { Past::Unknown },
-            // So that the Lease says so soon.
+            // So the Lease soon records that everything in flight is named.
             asked: known,
             ..Intentions::default()
         }
     }
 
-    /// Whether it is known what earlier leaders have in flight.
+    /// Returns whether it is known what earlier leaders have in flight.
     pub(crate) fn is_known(&self) -> bool {
         self.past != Past::Unknown
     }
 
-    /// Nothing of earlier leaders is in flight any more but what is named here.
+    /// Records that no write of earlier leaders is in flight, except those named here.
     pub(crate) fn become_known(&mut self) {
         (self.past, self.asked) = (Past::Known, true);
     }
 
-    /// The Lease is to be written soon, whatever it names.
+    /// Requests a write of the Lease, whatever it names.
     pub(crate) fn ask(&mut self) {
         self.asked = true;
     }
 
-    /// The number of a write that is decided now.
+    /// Returns the number of a write that is decided now, and requests the Lease write that it waits for.
     pub(crate) fn number(&mut self) -> u64 {
         self.asked = true;
         self.handed + 1
     }
 
-    /// Whether the assignment may be sent. If not yet, it is when the Lease names it, and the node
-    /// comes back by [`Intentions::confirmed`] or [`Intentions::room`].
+    /// Returns whether the assignment may be sent. If not, it gets named, and [`Intentions::confirmed`] or
+    /// [`Intentions::room`] returns the node when it can be tried again.
     pub(crate) fn may_assign(&mut self, node: &Node, cidrs: &[Cidr]) -> bool {
         if self.past == Past::Irrelevant {
             return true;
@@ -123,7 +124,7 @@ impl Intentions {
         Mutation::AssignedBeforeNamed.is_on()
     }
 
-    /// Takes over what an earlier leader has named.
+    /// Names an assignment that an earlier leader named.
     pub(crate) fn inherit(&mut self, node: &Node, cidrs: &[Cidr]) {
         let guard = (node.term.clone(), node.annotated);
         let next = self.handed + 1;
@@ -149,7 +150,7 @@ impl Intentions {
         self.named.insert(key, named);
     }
 
-    /// The outcome of all that was in flight for that UID is known.
+    /// Stops naming the assignments of a UID, as the outcome of all its writes is known.
     pub(crate) fn settled(&mut self, uid: &Text) {
         for key in self.of_uid(uid) {
             if let Some(named) = self.named.remove(&key) {
@@ -164,8 +165,8 @@ impl Intentions {
         }
     }
 
-    /// What is named for that UID keeps failing: it stays named, and takes no room from others, as long as
-    /// there are not too many of them.
+    /// Sets aside the assignments of a UID, which keep failing: they stay named, but no longer take room from others,
+    /// unless too many are set aside already.
     pub(crate) fn set_aside(&mut self, uid: &Text) {
         if Mutation::FailingNamesTakeRoom.is_on() {
             return;
@@ -189,7 +190,7 @@ impl Intentions {
         of_uid.map(|(key, _)| key.clone()).collect()
     }
 
-    /// The Lease was written up to that number. Gives the nodes that waited for it.
+    /// Records that the Lease is written up to that number. Returns the nodes that waited for it.
     pub(crate) fn confirmed(&mut self, number: u64) -> Vec<Text> {
         let (from, to) = (self.confirmed, number.max(self.confirmed));
         self.confirmed = to;
@@ -201,22 +202,22 @@ impl Intentions {
         new.map(|named| named.name.clone()).collect()
     }
 
-    /// Nodes for which there was no room and now is: not one by one, so that a crowd costs few writes
-    /// of the Lease.
+    /// Returns nodes that had to wait for room, once half the room is free: in batches, so that many nodes cost few
+    /// writes of the Lease.
     pub(crate) fn room(&mut self) -> Vec<Text> {
         if self.open.0 > LIMIT / 2 || self.open.1 > BYTES / 2 {
             return Vec::new();
         }
         let next = std::iter::from_fn(|| self.waiting.pop(Duration::ZERO));
         let next: Vec<Text> = next.take(LIMIT - self.open.0).collect();
-        // They will be named soon, and what need not be is left out then.
+        // These nodes are named by a write soon, which also leaves out settled assignments.
         self.less &= next.is_empty();
         next
     }
 
-    /// What the Lease should say now, if somebody waits for it. That something need not be named any
-    /// more is said along with that, or once nothing is left: the Lease may name too much.
-    /// `known`: what has been seen by now.
+    /// Returns the content that the Lease should get, if a write waits for it. Settled assignments are left out of
+    /// it, but cause a write of the Lease only when none is left: it is harmless to name too many. `known` has the
+    /// versions that the cache has reached.
     pub(crate) fn take(&mut self, term: &Text, known: Versions) -> Option<Wanted> {
         let asked = std::mem::take(&mut self.asked);
         let empty = self.less && self.named.is_empty();
@@ -245,7 +246,7 @@ impl Intentions {
     }
 }
 
-/// How many bytes an entry takes in the Lease, about.
+/// Returns the approximate bytes of an entry in the Lease.
 fn size(name: &Text, (uid, cidrs): &(Text, Vec<Cidr>)) -> usize {
     name.len() + uid.len() + 20 * cidrs.len() + 10
 }

@@ -1,7 +1,7 @@
-//! The leader: the loops, and what an event or an answer means to them.
+//! The leader: the loops, and what events and answers mean to them.
 //!
-//! Exists only while this process leads; with the tenure everything in here is dropped, and the next
-//! one is built from the world.
+//! A leader exists only while this process leads. At the end of the tenure it is dropped, and the next one is built
+//! from the cache.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -36,13 +36,13 @@ use loops::Loops;
 /// Which requests may be sent now.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Room {
-    /// podCIDRs and what they wait for
+    /// Whether critical requests may be sent: podCIDRs, blocks and what they wait for
     pub critical: bool,
-    /// Everything else
+    /// Whether all other requests may be sent
     pub background: bool,
 }
 
-/// What exists only while leading.
+/// The state that exists only while leading.
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub(super) struct Leader {
     pub(super) tenure: Tenure,
@@ -50,13 +50,13 @@ pub(super) struct Leader {
     /// Whether the registry is built and the loops run
     pub(super) dealing: bool,
     registry: Registry,
-    /// A range came free, which somebody may have used all the time.
+    /// A range became free that an agent may use already.
     freed: bool,
     /// Pools have to be surveyed again.
     survey: bool,
-    /// The ranges of pools have changed, and with them what NodeSubnets say of them.
+    /// Ranges of pools have changed, and with them the pools that NodeSubnets name.
     reattribute: bool,
-    /// [`Settings::second_writer_hold`]
+    /// See [`Settings::second_writer_hold`]
     hold: Duration,
 }
 
@@ -115,7 +115,7 @@ impl Leader {
         for node in world.nodes.iter() {
             self.take_up(&node.name, world, reports, now);
             self.loops.demand.add(node, &self.registry);
-            // It may have no NodeSubnet yet to ask and to speak in.
+            // It may have no NodeSubnet yet, in which its agent reports and demands.
             self.loops.subnets.queue.add(node.name.clone());
         }
         self.give_blocks_back(world, now);
@@ -166,7 +166,7 @@ impl Leader {
         loops.all_mut().find_map(|(_, it)| it.next(&mut cx))
     }
 
-    /// Monotonic time at which [`Leader::next`] may have something again without an event.
+    /// Returns the monotonic time at which [`Leader::next`] may have a request again without an event.
     pub(super) fn wake_at(&self) -> Option<Duration> {
         if !self.dealing {
             return self.loops.fence.load().next_at;
@@ -175,19 +175,19 @@ impl Leader {
         loops.chain([self.registry.pools.next_at()]).flatten().min()
     }
 
-    /// Whether nothing is left of unclear outcome and the fence is complete.
+    /// Returns whether no write is indeterminate and the fence is complete.
     pub(super) fn is_settled(&self) -> bool {
         self.dealing
             && self.loops.fence.is_done()
             && (!self.registry.has_unclear() || Mutation::HandOverWhileUnclear.is_on())
     }
 
-    /// Whether the outcome of a write is not known.
+    /// Returns whether any write is indeterminate.
     pub(super) fn has_unclear(&self) -> bool {
         self.registry.has_unclear()
     }
 
-    /// The Lease was written.
+    /// Takes in a successful write of the Lease.
     pub(super) fn renewed(&mut self, tenure: Tenure) {
         for name in self.registry.intents.confirmed(tenure.named) {
             self.loops.podcidrs.queue.add(name);
@@ -195,12 +195,12 @@ impl Leader {
         self.tenure = tenure;
     }
 
-    /// The number of a write that is decided now.
+    /// Returns the number of a write that is decided now.
     pub(super) fn number(&mut self) -> u64 {
         self.registry.intents.number()
     }
 
-    /// What the Lease should say, if something waits for it.
+    /// Returns the content that the Lease should get, if a request waits for it.
     pub(super) fn take_wanted(&mut self, world: &World) -> Option<Wanted> {
         if !self.dealing {
             return None;
@@ -218,8 +218,8 @@ impl Leader {
         })
     }
 
-    /// What earlier leaders may have in flight is kept for whom it is meant, and written again, until
-    /// that node is seen to have podCIDRs or is gone.
+    /// Reserves what earlier leaders may have in flight for the nodes that it is for. It is written again until the
+    /// node has podCIDRs or is gone.
     fn inherit(&mut self, world: &World) {
         if self.tenure.takeover == Takeover::First || Mutation::TakeOverCountsAsClean.is_on() {
             return;
@@ -247,12 +247,12 @@ impl Leader {
         }
     }
 
-    /// What is decided about blocks before anything is sent.
+    /// Decides about blocks before anything is sent.
     fn decide_blocks(&mut self, world: &World, reports: &mut Vec<Report>, now: Now) {
         if std::mem::take(&mut self.freed) {
             self.take_up_all(world, reports, now);
         }
-        // Until then nobody knows whose a block is that no NodeSubnet lists.
+        // Before agents have reported, nobody knows whose a block is that no NodeSubnet lists.
         if !self.loops.listening.is_over() {
             return;
         }
@@ -271,14 +271,14 @@ impl Leader {
         self.look_at_blocks(noted.blocks);
     }
 
-    /// Something came free that agents use, or all have spoken.
+    /// Adopts blocks again, as a range became free or all agents have reported.
     fn take_up_all(&mut self, world: &World, reports: &mut Vec<Report>, now: Now) {
         for name in self.registry.strays.nodes() {
             self.take_up(&name, world, reports, now);
         }
     }
 
-    /// Machines get back what rests from them, once agents have said what they use.
+    /// Allocates quarantined blocks to the same machines again, once agents have reported what they use.
     fn give_blocks_back(&mut self, world: &World, now: Now) {
         if self.registry.is_listening {
             return;
@@ -306,7 +306,7 @@ impl Leader {
         }
     }
 
-    /// A range is free again.
+    /// Makes all that wait look again, as a range became free.
     fn space_came(&mut self) {
         self.freed = true;
         self.loops.podcidrs.wake();
@@ -333,7 +333,7 @@ impl Leader {
         self.registry.report_too_wide(reports);
         for node in world.nodes.iter() {
             self.loops.demand.add(node, &self.registry);
-            // Where a node asks for blocks there must be a NodeSubnet to ask in.
+            // An agent needs a NodeSubnet to report its demand.
             if world.subnets.get(&node.name).is_none() {
                 self.loops.subnets.queue.add(node.name.clone());
             }
@@ -346,7 +346,7 @@ impl Leader {
     }
 }
 
-/// How many nodes wait for each pool. Counted when a status is to be written, not for each request.
+/// Counts the nodes that wait for each pool. Called only when a status is due, not for each request.
 fn waiting_by_pool(podcidrs: &PodCidrs, demand: &Demand) -> BTreeMap<Text, i64> {
     let mut waiting: BTreeMap<Text, i64> = BTreeMap::new();
     for reason in podcidrs.waiting() {

@@ -1,38 +1,37 @@
-//! The controller: one state machine, a file a reconcile loop.
+//! The controller: one state machine, with one file per reconcile loop.
 //!
 //! ```text
-//!  watches ──► World ──┐                      ┌──► podcidr     node.spec.podCIDRs, one guarded PATCH a node
-//!  answers ──► World ──┼─► Controller ─ Leader ┼──► demand      how many blocks a node has, needs, can spare
-//!                      │        │             ├──► block       IPAMBlocks
-//!                      │        │             ├──► subnet      NodeSubnet.spec
-//!  lease ──────────────┘        │             ├──► quarantine  ranges of dead nodes rest, then are free
-//!                               │             └──► pool        finalizer, conditions, counts
-//!                               └─ fence (after a take-over, before anything else)
+//! watches ──► World ──┐                      ┌──► podcidr     node.spec.podCIDRs, one guarded PATCH per node
+//! answers ──► World ──┼─► Controller ─ Leader ┼──► demand      how many blocks a node has, needs, can spare
+//!                     │        │             ├──► block       IPAMBlocks
+//!                     │        │             ├──► subnet      NodeSubnet.spec
+//! lease ──────────────┘        │             ├──► quarantine  ranges of deleted nodes wait, then are free
+//!                              │             └──► pool        finalizer, conditions, counts
+//!                              └─ fence (after a takeover, before anything else)
 //! ```
 //!
 //! | file | subject |
 //! |---|---|
-//! | [`cluster`] | the edge to the API server: the cluster as last seen, requests, the lease |
+//! | [`cluster`] | the boundary to the API server: cached objects, requests, the lease |
 //! | [`machine`] | events in, requests out; who may act when |
-//! | `leader` | what exists only while leading: the loops |
-//! | [`reconcile`], `in_flight` | what every loop is made of; which objects have a request in flight |
-//! | [`fence`], `intents` | what a new leader does before it deals; what the Lease names before it is sent |
-//! | `listening`, [`registry::take_up`] | what agents tell that the API has lost |
-//! | [`registry`] | the leader's ledger: who holds what, what rests; which node has which block, and how far each is |
-//! | [`pools`] | what every pool may do right now, and which nodes it serves |
-//! | `account`, `carve` | what a node has, wants and can spare; new blocks for it |
+//! | `leader` | the state that exists only while leading: the loops |
+//! | [`reconcile`], `in_flight` | the trait of a loop; which objects have a request in flight |
+//! | [`fence`], `intents` | what a new leader does before it allocates; the writes that the Lease must name |
+//! | `listening`, [`registry::take_up`] | allocations that only agents still report, after the API lost them |
+//! | [`registry`] | the leader's ledger: which node has which range, and what is quarantined |
+//! | [`pools`] | what each pool may do now, and which nodes it serves |
+//! | `account`, `carve` | the blocks that a node has, needs and can spare; ranges for new blocks |
 //! | [`podcidr`], [`demand`], [`block`], [`subnet`], [`quarantine`], [`leaks`], [`pool`] | the loops |
-//! | [`figures`], [`totals`], [`conditions`], [`forecast`] | what a pool's status says |
+//! | [`figures`], [`totals`], [`conditions`], [`forecast`] | the parts of a pool's status |
 //! | [`bootstrap`], [`default_pool`] | the default pool of a cluster that has none |
-//! | [`queue`], [`report`] | keyed work with back-off; Kubernetes events to be |
-//! | [`refusals`] | calls that come to nothing: when they may be made again, what is told of them |
-//! | [`telemetry`] | figures of the loops and of pools |
+//! | [`queue`], [`report`] | keyed work with back-off; Kubernetes events to be emitted |
+//! | [`refusals`] | failed calls: when they may be repeated, how they are reported |
+//! | [`telemetry`] | metrics of the loops and of pools |
 //! | [`run`], [`events`] | the shell: the only place with IO |
 //!
 //! # Guarantees
-//! Apart from the shell no file here does IO, reads a clock or spawns: a step is a function of
-//! (state, event, now). The
-//! code that runs under simulation is the code that ships.
+//! Apart from the shell, no file here does IO, reads a clock or spawns a task: a step is a function of (state, event,
+//! now). The code that runs in the simulation is the code that ships.
 
 #![warn(unreachable_pub)]
 

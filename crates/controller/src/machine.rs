@@ -1,12 +1,12 @@
 //! The controller as a state machine: events in, requests out.
 //!
 //! # Guarantees
-//! - Nothing is carved before nodes, pools, NodeSubnets, service ranges and pods were listed in
-//!   full, the lease is held, and the fence is done.
-//! - Critical requests (podCIDRs and what they wait for) come first; everything else is sent only
-//!   while none of them waits.
-//! - What an answer shows is taken in at once, whoever led when it was asked for; decisions of an
-//!   earlier tenure are dropped with it.
+//! - Nothing is allocated before nodes, pools, NodeSubnets, blocks, service ranges and pods were listed in full, the
+//!   lease is held, and the fence has its lists. podCIDRs also wait until the fence is done.
+//! - Critical requests (podCIDRs, new blocks and what they wait for) come first; others are sent only while none of
+//!   them waits and hardly any is in flight.
+//! - Objects in an answer enter the cache at once, whoever led when the request was sent; a decision that waits for
+//!   an answer ends with its tenure.
 
 mod answers;
 #[cfg(test)]
@@ -30,22 +30,22 @@ use crate::purpose::Step;
 use cadastre_core::mutation::Mutation;
 use cadastre_daemon::watch::Change;
 
-/// What happened.
+/// Input of the state machine.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// A step of the watch of nodes
+    /// A watch event of nodes
     Nodes(Change<Node>),
-    /// A step of the watch of IPPools
+    /// A watch event of IPPools
     Pools(Change<Pool>),
-    /// A step of the watch of NodeSubnets
+    /// A watch event of NodeSubnets
     Subnets(Change<Subnet>),
-    /// A step of the watch of IPAMBlocks
+    /// A watch event of IPAMBlocks
     Blocks(Change<Block>),
-    /// A step of the watch of ServiceCIDRs
+    /// A watch event of ServiceCIDRs
     ServiceRanges(Change<ServiceRange>),
-    /// A step of the watch of pods
+    /// A watch event of pods
     Pods(Change<Pod>),
-    /// The elector's word
+    /// The election's result
     Leadership(Leadership),
     /// The answer to a request
     Answer(RequestId, Outcome),
@@ -55,13 +55,13 @@ struct Pending {
     purpose: Purpose,
     wrote: bool,
     term: Text,
-    /// What the table that the answer belongs to knew when it was sent.
+    /// State of the cache table when the request was sent: it shows whether the answer may be outdated.
     sent: Sent,
-    /// The object that it is about, as known then.
+    /// The object that the request is about, as known when it was sent.
     known: Option<(Kind, Known)>,
 }
 
-/// A kind whose objects are kept as last seen, and whose changes mean something.
+/// A kind that is cached, and whose changes concern the controller.
 trait Kept: Object + Clone {
     fn table(world: &mut World) -> &mut Table<Self>;
     fn changed(controller: &mut Controller, delta: &Delta<Self>, now: Now);
@@ -87,7 +87,7 @@ kept! {
     Pool: pools, pool_changed;
 }
 
-/// The controller.
+/// The state machine: the cache, and the leader's state while this process leads.
 pub struct Controller {
     settings: Settings,
     world: World,
@@ -98,12 +98,12 @@ pub struct Controller {
     reports: Vec<Report>,
     stopping: bool,
     second_writer: u64,
-    /// See [`Controller::is_put_back`]
+    /// See [`Controller::is_put_back`].
     put_back: bool,
 }
 
 impl Controller {
-    /// A controller that knows nothing yet.
+    /// Creates a controller with an empty cache, which does not lead.
     pub fn new(settings: Settings) -> Self {
         Controller {
             settings,
@@ -119,7 +119,7 @@ impl Controller {
         }
     }
 
-    /// Takes in an event.
+    /// Applies an event to the cache and to the leader's state.
     pub fn on(&mut self, event: Event, now: Now) {
         match event {
             Event::Nodes(change) => self.watched(change, now),
@@ -143,8 +143,8 @@ impl Controller {
         }
     }
 
-    /// The next request to send, or nothing for now. Call it until it gives nothing, and again after
-    /// every event and at [`Controller::wake_at`].
+    /// Returns the next request to send. Call it until it returns nothing, and again after every event and at
+    /// [`Controller::wake_at`].
     pub fn poll(&mut self, now: Now) -> Option<Outgoing> {
         let leader = self.leader.as_mut().filter(|_| !self.put_back)?;
         if now.mono >= leader.tenure.valid_until && !Mutation::ExpiredLeaderDecides.is_on() {
@@ -189,34 +189,34 @@ impl Controller {
         Some(self.send(found))
     }
 
-    /// What the Lease should say, if something waits for it. To be asked for after
-    /// [`Controller::poll`] has given all it has, and to be handed to the elector.
+    /// Returns the content that the Lease should get, if a request waits for it. To be called after
+    /// [`Controller::poll`] has returned nothing, and to be passed to the elector.
     pub fn take_wanted(&mut self) -> Option<Wanted> {
         self.leader.as_mut()?.take_wanted(&self.world)
     }
 
-    /// Monotonic time at which [`Controller::poll`] may have something again without an event.
+    /// Returns the monotonic time at which [`Controller::poll`] may have a request again without an event.
     pub fn wake_at(&self) -> Option<Duration> {
         self.leader.as_ref()?.wake_at()
     }
 
-    /// Takes the events for people that have come up.
+    /// Returns the reports since the last call, to be emitted as Kubernetes events.
     pub fn take_reports(&mut self) -> Vec<Report> {
         std::mem::take(&mut self.reports)
     }
 
-    /// Starts no new writes; what is in flight or unclear is seen through.
+    /// Stops new writes. Requests in flight and indeterminate writes are still followed up.
     pub fn stop(&mut self) {
         self.stopping = true;
     }
 
-    /// Whether the lease may be handed over cleanly: nothing is in flight or of unclear outcome, and
-    /// the fence against earlier leaders was completed.
+    /// Returns whether the lease may be handed over cleanly: no write is in flight or indeterminate, and the fence
+    /// against earlier leaders is complete.
     pub fn is_settled(&self) -> bool {
         self.pending.is_empty() && self.leader.as_ref().is_none_or(Leader::is_settled)
     }
 
-    /// Whether nothing is left to wait for once [`Controller::stop`] was called.
+    /// Returns whether nothing is left to wait for after [`Controller::stop`].
     pub(crate) fn is_quiet(&self) -> bool {
         self.pending.is_empty()
             && self
@@ -225,18 +225,18 @@ impl Controller {
                 .is_none_or(|leader| !leader.has_unclear())
     }
 
-    /// Whether it leads and the fence is done.
+    /// Returns whether this process leads and allocates. podCIDRs may still wait for the fence.
     pub fn is_dealing(&self) -> bool {
         self.leader.as_ref().is_some_and(|leader| leader.dealing)
     }
 
-    /// Whether the API server was put back to an older state, as a list has shown: what this process
-    /// knows is no longer there, it asks for nothing any more, and must be started anew.
+    /// Returns whether a list has shown that the API server was restored to an older state. This process knows what
+    /// no longer exists: it sends nothing any more and must be restarted.
     pub fn is_put_back(&self) -> bool {
         self.put_back
     }
 
-    /// What it knows of itself.
+    /// Returns the state of the controller for metrics and readiness.
     pub fn view(&mut self, now: Now) -> View {
         let mut view = View {
             missing: self.world.missing(),

@@ -1,70 +1,70 @@
-//! What requests are for.
+//! What each request is for: the key by which its answer finds the loop that sent it.
 
 use crate::cluster::request::Kind;
 use crate::cluster::seen::Text;
 use cadastre_core::{Cidr, ClaimId};
 
-/// What has to be done about a block's object.
+/// The next request that a block's object needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Nothing.
+    /// Nothing: the object is as it should be.
     Settled,
-    /// Wait until the watch shows it.
+    /// Wait until the watch shows the created object.
     Await,
-    /// Create it.
+    /// Create the object.
     Create,
-    /// Write it as it should be.
+    /// Write the object with the spec that the ledger wants.
     Replace,
-    /// Delete it.
+    /// Delete the object.
     Delete,
 }
 
 impl Step {
-    /// Whether it is a write of the object.
+    /// Returns whether this step writes the object.
     pub fn is_write(self) -> bool {
         matches!(self, Step::Create | Step::Replace | Step::Delete)
     }
 }
 
-/// What a request in flight is for; comes back with the answer.
+/// What a request in flight is for. It comes back with the answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "fields named for what they are")]
 pub enum Purpose {
-    /// A consistent list of the fence
+    /// A consistent list for the fence
     Relist(Kind),
-    /// The consistent list of NodeSubnets after agents were listened to
+    /// The consistent list of NodeSubnets that ends the time in which agents are listened to
     Listening,
-    /// The fence's touch of one node, or a read of what became of it
+    /// The fence's touch of a node, or the read after a touch of indeterminate outcome
     Touch { name: Text, uid: Text },
-    /// podCIDRs for a node, or a read of what became of them
+    /// The write of a node's podCIDRs, or the read after a write of indeterminate outcome
     Assign { name: Text, uid: Text },
-    /// A write of a NodeSubnet, or a read of what became of it, and whether a node waits for it
+    /// A write of a NodeSubnet, or the read after one; `urgent` if its node waits for it
     Subnet { name: Text, urgent: bool },
-    /// The last look at a dead node's pods
+    /// The last list of a deleted node's pods before its podCIDRs become free
     Quarantine { name: Text, uid: Text },
-    /// A write of a block's object, or a read of it, for whom has that claim: an answer to what an
-    /// earlier block of the CIDR asked for is not for the next one
+    /// A write of a block's object (`step`) or a read (no step). `claim` tells blocks of the same CIDR apart: an
+    /// answer for an earlier block must not reach the next one
     Block {
         cidr: Cidr,
         claim: ClaimId,
         step: Option<Step>,
     },
-    /// The last look at the pods of a dead node that had blocks
+    /// The last list of a deleted node's pods before its blocks become free
     BlockPods { name: Text, uid: Text },
-    /// The last look at a node's pods before its agent is asked about addresses
+    /// The list of a node's pods before its agent is asked about leak candidates
     LeakPods { name: Text, uid: Text },
-    /// What kubeadm has left, or the creation of the default pool
+    /// The read of kubeadm's configuration, or the creation of the default pool
     DefaultPool,
-    /// The answer to an agent's status
+    /// A write of the status conditions that answer an agent's report
     Answer { name: Text },
     /// A write of a pool's finalizers
     PoolFinalizers { name: Text },
-    /// A write of a pool's status, or a read of what became of a write
+    /// A write of a pool's status, or the read after a write of indeterminate outcome
     PoolStatus { name: Text },
 }
 
 impl Purpose {
-    /// The loop that asked: the label of its metrics.
+    /// Returns the name of the loop that sent the request, which is the `name` label of its metrics.
     pub fn loop_name(&self) -> &'static str {
         match self {
             Purpose::Relist(_) | Purpose::Touch { .. } => "fence",

@@ -1,4 +1,4 @@
-//! A work queue: each key at most once, some of them later, failures spaced out.
+//! A work queue: each key is in it at most once, keys may be delayed, and failures back off.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Add;
@@ -14,27 +14,27 @@ pub struct Queue<K> {
     ready: VecDeque<K>,
     members: BTreeSet<K>,
     later: BTreeSet<(Duration, K)>,
-    /// The time of each key in `later`: it is there once, however often it was put there.
+    /// Time of each key in `later`, where a key is at most once.
     times: BTreeMap<K, Duration>,
     failures: BTreeMap<K, u32>,
     added: u64,
 }
 
-/// How much waits in a queue, and how much has.
+/// Size of a queue, and how many keys it has ever passed on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Load {
-    /// Keys whose turn has come
+    /// Keys that are due
     pub ready: usize,
-    /// Keys whose turn comes at a later time
+    /// Keys that become due later
     pub later: usize,
-    /// How often a key has got its turn
+    /// How many keys have become due so far
     pub added: u64,
-    /// When the first of the later ones comes, monotonic
+    /// Monotonic time at which the first of the later keys becomes due
     pub next_at: Option<Duration>,
 }
 
 impl Load {
-    /// Something is to be done at that time, too.
+    /// Adds a time at which the loop has work outside the queue.
     pub(crate) fn or_at(self, at: Option<Duration>) -> Self {
         let next_at = self.next_at.into_iter().chain(at).min();
         Load { next_at, ..self }
@@ -55,7 +55,7 @@ impl Add for Load {
     }
 }
 
-/// The pause after so many failures in a row: it doubles with each, up to the longest one.
+/// Returns the pause after that many failures in a row: it doubles with each, up to `longest`.
 pub(crate) fn backoff(failures: u32, longest: Duration) -> Duration {
     FIRST.saturating_mul(1 << failures.min(10)).min(longest)
 }
@@ -74,7 +74,7 @@ impl<K> Default for Queue<K> {
 }
 
 impl<K: Ord + Clone> Queue<K> {
-    /// Puts the key at the end, unless it is there already.
+    /// Appends the key, unless it is ready already.
     pub fn add(&mut self, key: K) {
         if self.members.insert(key.clone()) {
             self.added += 1;
@@ -82,7 +82,7 @@ impl<K: Ord + Clone> Queue<K> {
         }
     }
 
-    /// Puts the key in once that time has come, or the earliest of the times that were given for it.
+    /// Adds the key at that monotonic time. Of several times for one key the earliest counts.
     pub(crate) fn add_at(&mut self, key: K, at: Duration) {
         let known = self.times.get(&key).copied();
         if known.is_some_and(|known| known <= at) {
@@ -95,8 +95,8 @@ impl<K: Ord + Clone> Queue<K> {
         self.later.insert((at, key));
     }
 
-    /// Puts the key in after a pause that doubles with each failure in a row, from 0.1 s to 10 s.
-    /// Returns how many failures in a row there are now.
+    /// Adds the key after a pause that doubles with each failure in a row, from 0.1 s to 10 s. Returns the number of
+    /// failures in a row.
     pub(crate) fn add_failed(&mut self, key: K, now: Duration) -> u32 {
         let failures = self.failures.entry(key.clone()).or_default();
         let pause = backoff(*failures, LONGEST);
@@ -106,12 +106,12 @@ impl<K: Ord + Clone> Queue<K> {
         failures
     }
 
-    /// How many failures in a row a key has had.
+    /// Returns the number of failures in a row of a key.
     pub fn failures(&self, key: &K) -> u32 {
         self.failures.get(key).copied().unwrap_or(0)
     }
 
-    /// The next key whose turn has come.
+    /// Removes and returns the first key that is due.
     pub fn pop(&mut self, now: Duration) -> Option<K> {
         while self.later.first().is_some_and(|(at, _)| *at <= now) {
             if let Some((_, key)) = self.later.pop_first() {
@@ -124,18 +124,18 @@ impl<K: Ord + Clone> Queue<K> {
         Some(key)
     }
 
-    /// Takes out all keys that are ready, in their order.
+    /// Removes and returns all ready keys, in order.
     pub(crate) fn take_ready(&mut self) -> Vec<K> {
         self.members.clear();
         std::mem::take(&mut self.ready).into()
     }
 
-    /// When [`Queue::pop`] may give something that it does not give now.
+    /// Returns when [`Queue::pop`] may return a key that is not due now.
     pub fn next_at(&self) -> Option<Duration> {
         self.later.first().map(|(at, _)| *at)
     }
 
-    /// How much waits.
+    /// Returns the size of the queue, for metrics and wake-ups.
     pub fn load(&self) -> Load {
         Load {
             ready: self.ready.len(),
@@ -145,7 +145,7 @@ impl<K: Ord + Clone> Queue<K> {
         }
     }
 
-    /// Whether a key is ready now.
+    /// Returns whether a key is due.
     pub(crate) fn has_ready(&self, now: Duration) -> bool {
         !self.ready.is_empty() || self.next_at().is_some_and(|at| at <= now)
     }

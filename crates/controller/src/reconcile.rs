@@ -1,11 +1,11 @@
-//! What every reconcile loop is made of.
+//! The trait of a reconcile loop, and the four steps that each loop is made of.
 //!
 //! | step | where |
 //! |---|---|
-//! | gather | a key whose turn has come is taken off a queue, and what it needs is looked up |
-//! | decide | what is to be done about it now: nothing, nothing yet, or one request |
-//! | write | the request is given out with its [`Purpose`]; nothing else has an effect outside |
-//! | report | the answer comes back: what it means to the loop, and ([`Noted`]) to others |
+//! | gather | a key that is due is popped from a queue, and its objects are looked up |
+//! | decide | nothing, nothing yet, or one request |
+//! | write | the request is returned with its [`Purpose`]; nothing else has an effect outside |
+//! | report | the answer comes back: the loop updates its state and tells other loops ([`Noted`]) |
 
 use std::time::Duration;
 
@@ -14,38 +14,38 @@ use super::{Context, Purpose};
 use crate::cluster::request::{Outcome, Request};
 use crate::registry::blocks::Noted;
 
-/// A reconcile loop: what the leader has to know of each.
+/// A reconcile loop, as the leader runs, wakes and measures it.
 pub trait Loop {
-    /// What waits in its queues, and when it may have something to do again without an event.
+    /// Returns how many keys wait, and when the loop may have work again without an event.
     fn load(&self) -> Load;
 
-    /// Gather, decide, write: the next request of those that no node waits for.
+    /// Gathers, decides and returns the next request that is not critical, if any.
     fn next(&mut self, _: &mut Context) -> Option<(Request, Purpose)> {
         None
     }
 
-    /// Report: takes in the answer to a request of its own. What it shows is in the world already.
+    /// Takes in the answer to one of the loop's requests. The objects in it are in the cache already.
     fn answered(&mut self, _: &Answer, _: &mut Context) -> Noted {
         Noted::default()
     }
 }
 
-/// The answer to a request.
+/// The answer to a request, as its loop receives it.
 #[derive(Clone, Copy, Debug)]
 pub struct Answer<'a> {
-    /// What it was for
+    /// What the request was for
     pub purpose: &'a Purpose,
-    /// Whether it was a write
+    /// Whether the request was a write
     pub wrote: bool,
-    /// What became of it
+    /// The outcome
     pub outcome: &'a Outcome,
-    /// Whether the list that it brings could be taken in
+    /// Whether the list in the answer was applied to the cache
     pub taken: bool,
 }
 
 #[cfg(test)]
 impl<'a> Answer<'a> {
-    /// The answer to a write.
+    /// Builds the answer to a write.
     pub(crate) fn to_write(purpose: &'a Purpose, outcome: &'a Outcome) -> Self {
         Answer {
             purpose,
@@ -56,21 +56,21 @@ impl<'a> Answer<'a> {
     }
 }
 
-/// What a loop makes of a key whose turn has come.
+/// What a loop decides about a key that is due.
 #[expect(
     clippy::large_enum_variant,
     reason = "short-lived, and most are the large ones"
 )]
 pub(crate) enum Look {
-    /// Nothing is to be done, or somebody will put the key back.
+    /// Nothing to do, or something else will add the key again.
     Done,
-    /// It is looked at again at that time.
+    /// Look at the key again at this monotonic time.
     Later(Duration),
-    /// That request is sent.
+    /// Send this request.
     Send(Request, Purpose),
 }
 
-/// Takes keys off a queue until one needs a request.
+/// Pops keys off a queue until one needs a request.
 pub(crate) fn work_off<L, K: Ord + Clone>(
     it: &mut L,
     queue: fn(&mut L) -> &mut Queue<K>,

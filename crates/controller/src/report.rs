@@ -1,4 +1,4 @@
-//! Kubernetes events to be: told once, when a state changes.
+//! Reports that become Kubernetes events; each is made once, when a state changes.
 
 use crate::cluster::request::Kind;
 use crate::cluster::seen::{Node, Text};
@@ -13,33 +13,33 @@ pub struct About {
 }
 
 impl About {
-    /// The object of that name and UID.
+    /// Names an object of a kind by its name and UID.
     pub(crate) fn new(kind: Kind, name: &Text, uid: &Text) -> Self {
         let (name, uid) = (name.clone(), uid.clone());
         About { kind, name, uid }
     }
 
-    /// The node as seen.
+    /// Names a node by its name and UID.
     pub fn node(node: &Node) -> Self {
         About::new(Kind::Node, &node.name, &node.uid)
     }
 }
 
-/// One event.
+/// A report about one object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// The object it is about
+    /// The object
     pub about: About,
-    /// Whether somebody should look
+    /// Whether it is a warning, which an operator should look at
     pub warning: bool,
-    /// CamelCase, stable: people alert on it
+    /// Reason of the event, CamelCase and stable, as alerts depend on it
     pub reason: &'static str,
-    /// What happened, with what, and what to do
+    /// What happened, to what, and what to do
     pub note: String,
 }
 
 impl Report {
-    /// Somebody should look.
+    /// Creates a warning.
     pub(crate) fn warning(about: About, reason: &'static str, note: String) -> Self {
         Report {
             about,
@@ -49,7 +49,7 @@ impl Report {
         }
     }
 
-    /// Good to know.
+    /// Creates a report that needs no attention.
     pub(crate) fn info(about: About, reason: &'static str, note: String) -> Self {
         Report {
             warning: false,
@@ -58,33 +58,33 @@ impl Report {
     }
 }
 
-/// A node has waited for a podCIDR and now has one.
+/// A node has podCIDRs after a wait.
 pub(crate) const POD_CIDR_ASSIGNED: &str = "PodCIDRAssigned";
 /// A node gets no podCIDR for now.
 pub const WAITING: &str = "WaitingForPodCIDR";
-/// The API server refuses a write again and again.
+/// The API server keeps rejecting a write.
 pub(crate) const WRITE_REJECTED: &str = "WriteRejected";
-/// What was refused for long has come through.
+/// A write that was rejected for long has succeeded.
 pub(crate) const WRITE_ACCEPTED: &str = "WriteAccepted";
-/// Two nodes hold the same addresses.
+/// Two nodes have some of the same addresses.
 pub(crate) const OVERLAPPING: &str = "OverlappingPodCIDR";
-/// A podCIDR that is no CIDR.
+/// A podCIDR is not a CIDR.
 pub(crate) const UNREADABLE: &str = "UnreadablePodCIDR";
-/// A podCIDR that no node could have been given.
+/// A podCIDR is wider than a node can get.
 pub(crate) const PODCIDR_TOO_WIDE: &str = "PodCIDRTooWide";
-/// Somebody else writes podCIDRs.
+/// A foreign allocator writes podCIDRs.
 pub(crate) const SECOND_WRITER: &str = "SecondWriter";
-/// A node lacks blocks of a pool that has none left.
+/// A node lacks blocks of an exhausted pool.
 pub(crate) const WAITING_FOR_BLOCK: &str = "WaitingForBlock";
-/// A node has waited for blocks and now has them.
+/// A node has blocks after a wait.
 pub(crate) const BLOCK_ASSIGNED: &str = "BlockAssigned";
 /// Several pods report one address.
 pub(crate) const DUPLICATE_ADDRESS: &str = "DuplicateAddress";
-/// A block of a dead node is kept beyond its quarantine.
+/// A block of a deleted node stays in quarantine beyond its time.
 pub(crate) const KEPT: &str = "KeptInQuarantine";
 /// More pools serve a node than its NodeSubnet has room for.
 pub(crate) const POOLS_LEFT_OUT: &str = "PoolsLeftOut";
-/// A node wants more blocks than it may have.
+/// A node wants more blocks than its limit.
 pub(crate) const BLOCK_LIMIT: &str = "BlockLimitReached";
-/// A block that a node uses was lost by the API and is the node's again.
+/// A block that a node uses but the API had lost was adopted.
 pub(crate) const BLOCK_TAKEN_UP: &str = "BlockTakenUp";

@@ -1,8 +1,7 @@
-//! The shell round the state machine: watches in, requests out, nothing decided.
+//! The shell around the state machine: watches in, requests out; it decides nothing.
 //!
-//! One task owns the [`Controller`]; watches, answers and the elector reach it through channels, so
-//! no lock guards anything. Each request runs in a task of its own with a time-out; how many there
-//! are is the controller's limit.
+//! One task owns the [`Controller`]; watches, answers and the elector reach it through channels, so no locks are
+//! needed. Each request runs in its own task with a timeout; the controller limits their number.
 
 use std::time::Duration;
 
@@ -28,43 +27,43 @@ use cadastre_daemon::events::Notice;
 use cadastre_daemon::watch::Change;
 use cadastre_daemon::watch::{Patience, Pauses, Source, Step, follow};
 
-/// Steps of watches that may wait for the controller.
+/// Limit of watch events that wait for the controller.
 const BACKLOG: usize = 4096;
 
-/// What is said where a list shows an older state than was known.
+/// Log message when a list shows an older state than was known.
 const PUT_BACK: &str = "a list shows an older state than was known: the API server was put back to an older state (a restore of etcd?); what this process knows is no longer there, so it ends and must be started anew (docs/backup.md)";
 
 /// First and longest pause of a watch after an error, without jitter.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
-/// Events for people that may wait to be written.
+/// Limit of Kubernetes events that wait to be emitted.
 const REPORT_BACKLOG: usize = 1024;
 
-/// How often figures for metrics are taken.
+/// Interval at which metrics are updated.
 const FIGURES_PAUSE: Duration = Duration::from_secs(2);
 
 /// What the shell works with.
 pub struct Parts {
-    /// For watches and events
+    /// Client for watches and events
     pub client: Client,
-    /// For requests
+    /// Sends requests
     pub writer: Writer,
-    /// Both clocks
+    /// Monotonic and wall clock
     pub clock: Clock,
-    /// The elector's word
+    /// The election's result
     pub leadership: watch::Receiver<Leadership>,
-    /// What the Lease should say, for the elector
+    /// The content that the Lease should get, for the elector
     pub want: watch::Sender<Option<Wanted>>,
-    /// Where figures go
+    /// Metrics of the loops and pools
     pub metrics: ControllerMetrics,
-    /// What `/readyz` says
+    /// State of `/readyz`
     pub readiness: LeaderReadiness,
-    /// Objects a page of a list
+    /// Objects per page of a list
     pub page: Option<u32>,
 }
 
-/// Runs until `stop` says so and then until what is in flight is settled, for at most `grace`.
-/// Returns whether the lease may be handed over as settled.
+/// Runs until `stop` is true, and then until requests in flight are settled, for at most `grace`. Returns whether the
+/// lease may be handed over cleanly.
 pub async fn run(
     parts: Parts,
     settings: Settings,
@@ -90,8 +89,8 @@ pub async fn run(
         dealing: false,
         trouble: None,
     };
-    // Lists that begin after the lease is won need not be made again for the fence. And were the API put
-    // back to an older state after they began, a Lease that was read before them would tell.
+    // The fence can use lists that begin after the lease is won. And if the API server is restored after they begin,
+    // the Lease, which was read before, shows it.
     let mut stop = shell.stop.clone();
     tokio::select! {
         _ = shell.parts.leadership.changed() => {}
@@ -146,12 +145,12 @@ fn follow_all(parts: &Parts, seen: &mpsc::Sender<Event>) -> JoinSet<()> {
     watches
 }
 
-/// All objects of a kind.
+/// Returns the source of all objects of a kind.
 fn source<K>(kind: &'static str, parts: &Parts) -> Source<K>
 where
     K: kube::Resource<DynamicType = ()>,
 {
-    // Kinds and controllers set apart.
+    // Kinds and processes get different jitter.
     let seed = kind
         .bytes()
         .fold(u64::from(std::process::id()), |seed, byte| {
@@ -169,7 +168,7 @@ where
     }
 }
 
-/// The controller is told of what changes; a watch in trouble tells by itself.
+/// Passes changes to the controller; the watch itself reports its errors.
 fn changes<T>(event: impl Fn(Change<T>) -> Event) -> impl Fn(Step<T>) -> Option<Event> {
     move |step| match step {
         Step::Change(change) => Some(event(change)),
@@ -186,7 +185,7 @@ struct Shell {
     stop_by: Option<Instant>,
     figures_at: Instant,
     dealing: bool,
-    /// What was last said of the default pool
+    /// The last logged reason for a missing default pool
     trouble: Option<String>,
 }
 
@@ -211,7 +210,7 @@ impl Shell {
             tokio::select! {
                 Some(event) = events.recv() => {
                     self.on(event);
-                    // What is there already is taken in before anything is decided.
+                    // All waiting events are taken in before anything is decided.
                     while let Ok(event) = events.try_recv() {
                         self.on(event);
                     }
@@ -307,7 +306,7 @@ impl Shell {
 
     fn wake_at(&self) -> Instant {
         let now = self.parts.clock.now();
-        // What is due already waits for an answer or for the lease, not for time.
+        // Work that is due already waits for an answer or for the lease, not for time.
         let due = self.controller.wake_at().and_then(|at| at.checked_sub(now));
         let due = due
             .filter(|left| !left.is_zero())

@@ -1,24 +1,24 @@
-//! What an operator may set.
+//! The controller's settings, which the flags of `cadastre controller` fill.
 
 use std::time::Duration;
 
 use cadastre_api::Allocate;
 use cadastre_core::Cidr;
 
-/// What an operator may set.
+/// Settings of the controller, all fixed at start.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Service ranges where the cluster does not tell them
+    /// Service ranges, for clusters whose API server has no ServiceCIDR objects
     pub service_cidrs: Vec<Cidr>,
-    /// How many critical requests may be in flight
+    /// Limit of critical requests in flight (see [`crate::machine`])
     pub critical_in_flight: usize,
-    /// How many others
+    /// Limit of all other requests in flight
     pub background_in_flight: usize,
-    /// How long a pool carves nothing after somebody else wrote a podCIDR in its range
+    /// How long a pool is paused after somebody else wrote a podCIDR in its range
     pub second_writer_hold: Duration,
-    /// Whether to make a default pool where there is none, and how it allocates
+    /// Whether to create a default pool when the cluster has none, and how it allocates
     pub default_pool: Option<Allocate>,
-    /// Its ranges; none: see [`crate::bootstrap`]
+    /// Ranges of the default pool; if empty, [`crate::bootstrap`] chooses
     pub default_pool_cidrs: Vec<Cidr>,
     /// How long an address may be without a pod before its node is asked about it
     pub leak_grace: Duration,

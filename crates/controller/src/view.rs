@@ -1,4 +1,4 @@
-//! What the controller can be asked about itself.
+//! The controller's state, for metrics and readiness.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,49 +10,49 @@ use crate::queue::Load;
 use crate::totals::Totals;
 use cadastre_core::Family;
 
-/// All of it, for metrics and readiness.
+/// A snapshot of the controller's state.
 #[derive(Clone, Debug, Default)]
 pub struct View {
-    /// Kinds not listed yet
+    /// Kinds whose first list is missing
     pub missing: Vec<&'static str>,
-    /// Of a leader: what the fence still does, or nothing once it deals
+    /// What the fence still has to do; `None` when it is done or this process does not lead
     pub fencing: Option<String>,
-    /// Whether it leads and deals
+    /// Whether this process leads and allocates
     pub dealing: bool,
-    /// Every pool and family
+    /// Counts of every pool and family
     pub pools: Vec<(Text, Family, Figures)>,
-    /// Addresses of every pool and family that allocates blocks
+    /// Addresses of every pool and family with blocks
     pub addresses: Vec<(Text, Family, Totals)>,
     /// Blocks by state: held, recalled, provisional, quarantined, overdue
     pub blocks: BTreeMap<&'static str, usize>,
-    /// Addresses whose pods are gone, the age of the oldest, and how many nodes are asked about
+    /// Addresses whose pods are gone, the age of the oldest, and the number of addresses that nodes are asked about
     pub leaks: (usize, Duration, usize),
-    /// Why there is no default pool though there should be one
+    /// Why there is no default pool, if there should be one
     pub trouble: Option<String>,
     /// Addresses that several pods report
     pub doubled: usize,
-    /// Calls that the API server keeps refusing or leaving unanswered, by the kind of object
+    /// Number of calls that keep failing, by the kind of object
     pub refused_writes: BTreeMap<Kind, usize>,
-    /// Entries of agents' statuses that make no sense
+    /// Invalid entries in agents' statuses
     pub refused: u64,
-    /// Since when the oldest range rests that should be over
+    /// How long the oldest block has been in quarantine beyond its time
     pub oldest_rest: Duration,
-    /// Nodes that wait, by reason
+    /// Waiting nodes, by reason
     pub waiting: BTreeMap<&'static str, usize>,
-    /// Nodes that wait for each pool; none for those that nobody waits for
+    /// Number of nodes that wait for each pool, without zeros
     pub pool_waiting: BTreeMap<Text, i64>,
-    /// For how long the node waits that waits longest for a pool
+    /// The longest wait of a node for a pool
     pub oldest_wait: Duration,
-    /// When pools will have nothing left, where that can be told
+    /// When pools will be exhausted, by their forecasts
     pub exhausts: Vec<(Text, Family, jiff::Timestamp)>,
-    /// Pairs of nodes with common addresses
+    /// Pairs of nodes with some of the same addresses
     pub overlaps: usize,
-    /// podCIDRs over pools that no node could have been given
+    /// podCIDRs over pools that are too wide to count
     pub too_wide: usize,
-    /// Ranges kept because a write's outcome is unclear
+    /// Ranges that stay allocated because a write is indeterminate
     pub unclear: usize,
-    /// podCIDRs that somebody else wrote while this leader dealt
+    /// podCIDRs that a foreign allocator wrote while this process led
     pub second_writer: u64,
-    /// How much waits in the queues of each loop
+    /// Load of each loop's queues
     pub loops: Vec<(&'static str, Load)>,
 }

@@ -1,4 +1,4 @@
-//! Whom an answer is for, and what it means to others.
+//! The way of an answer: to the loop that asked, then to the loops that it concerns.
 
 use super::Leader;
 use crate::cluster::request::Outcome;
@@ -15,7 +15,7 @@ impl Leader {
         reports: &mut Vec<Report>,
         now: Now,
     ) {
-        // podCIDRs are frozen once set.
+        // podCIDRs are immutable once set.
         if let Outcome::Node(node) = answer.outcome
             && !node.is_empty()
         {
@@ -32,7 +32,7 @@ impl Leader {
         }
     }
 
-    /// What agents have told of what the API has lost is listed: blocks may be given.
+    /// Ends the time in which agents are listened to: what they report is in the cache, so blocks may be allocated.
     fn agents_heard(&mut self, world: &World, reports: &mut Vec<Report>, now: Now) {
         self.registry.is_listening = false;
         self.registry.intents.ask();

@@ -13,17 +13,17 @@ use crate::report::{About, BLOCK_TAKEN_UP, OVERLAPPING, Report, SECOND_WRITER, U
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Addr, Cidr};
 
-/// What of a NodeSubnet has changed.
+/// Which parts of a NodeSubnet have changed.
 #[derive(Clone, Copy)]
 pub(crate) struct Told {
-    /// What its agent says
+    /// The agent's report
     pub reported: bool,
-    /// What people ask
+    /// Requests of users
     pub requested: bool,
 }
 
 impl Leader {
-    /// A NodeSubnet has changed, in what the agent says or otherwise.
+    /// Takes in a change of a NodeSubnet.
     pub(crate) fn subnet_changed(
         &mut self,
         name: &Text,
@@ -46,7 +46,7 @@ impl Leader {
         if told.reported {
             self.take_up(name, world, reports, now);
         }
-        // The agent tells of what people name as soon as it sees that its pod is gone.
+        // The agent reports a leak candidate that users asked to release as soon as its pod is gone.
         let subnet = world.subnets.get(name);
         let is_awaited = subnet.is_some_and(|it| !it.requests.release.is_empty());
         if told.requested || told.reported && is_awaited {
@@ -58,7 +58,7 @@ impl Leader {
         }
     }
 
-    /// What the agent of a node uses and nobody has is the node's.
+    /// Adopts blocks that the node's agent uses and nobody has a claim to.
     pub(super) fn take_up(
         &mut self,
         name: &Text,
@@ -86,14 +86,14 @@ impl Leader {
         self.follow_up(noted, world);
     }
 
-    /// A block's object has changed.
+    /// Takes in a change of a block's object.
     pub(crate) fn block_changed(&mut self, delta: &Delta<Block>, world: &World, now: Now) {
         let noted = match (&delta.before, &delta.after) {
             (_, Some(after)) => self.registry.block_seen(after, now),
             (Some(before), None) => self.registry.block_gone(before),
             (None, None) => return,
         };
-        // The owner may have died before the object was seen.
+        // The owner may have been deleted before the object was seen.
         if let Some(Ok(spec)) = delta.after.as_ref().map(|block| &block.spec) {
             self.retire_stale(&spec.cidr, world, now);
         }
@@ -122,7 +122,7 @@ impl Leader {
         }
     }
 
-    /// A pool has changed: `spec` says whether in more than its status, `exists` whether it is there.
+    /// Takes in a change of a pool; `spec`: in more than its status; `exists`: the pool still exists.
     pub(crate) fn pool_changed(&mut self, name: &Text, spec: bool, exists: bool) {
         self.loops.pools.queue.add(name.clone());
         if !exists {
@@ -132,12 +132,11 @@ impl Leader {
         self.reattribute |= spec;
     }
 
-    /// Pods report other addresses, which are counted where no agent tells.
+    /// Takes in a change of pods' addresses, which count where no agent reports.
     pub(crate) fn pods_changed(&mut self) {
         self.loops.pools.mark();
     }
 
-    /// Service ranges have changed.
     pub(crate) fn services_changed(&mut self) {
         self.survey = true;
     }
@@ -170,7 +169,7 @@ impl Leader {
         if before.is_none_or(|b| b.labels != node.labels || b.deleting != node.deleting) {
             self.loops.demand.add(node, &self.registry);
             self.loops.subnets.queue.add(node.name.clone());
-            // Whom a pool selects is told in its status.
+            // The status of a pool says whether it selects any node.
             self.loops.pools.mark();
         }
         let listed = world.subnets.get(&node.name).map(AsRef::as_ref);
@@ -221,7 +220,7 @@ impl Leader {
         self.loops.pools.mark();
     }
 
-    /// A node's own addresses are left out of pools that cover them.
+    /// Surveys the pools again if a node's own addresses change in them, which are not allocated.
     fn resurvey_for(&mut self, before: Option<&Node>, after: Option<&Node>) {
         let of = |node: Option<&Node>| node.map(|n| n.addresses.clone()).unwrap_or_default();
         let (was, is) = (of(before), of(after));

@@ -1,5 +1,5 @@
-//! All loops. A line here is all that a loop needs to be asked, answered, woken and measured. What nodes wait
-//! for is asked before, in an order of its own ([`Loops::next_awaited`]).
+//! The list of all loops: an entry here makes a loop run, get its answers, wake and be measured. Requests that nodes
+//! wait for come first, in an order of their own ([`Loops::next_awaited`]).
 
 use std::time::Duration;
 
@@ -30,20 +30,20 @@ macro_rules! loops {
         }
 
         impl Loops {
-            /// Those of a new leader.
+            /// Creates the loops of a new leader.
             pub(super) fn new($tenure: &Tenure, $settings: &Settings, $won: Duration) -> Self {
                 Loops {
                     $($field: $new,)*
                 }
             }
 
-            /// All of them with their names (the label of metrics, and [`Purpose::loop_name`]), in the order
-            /// in which they are asked for what no node waits for.
+            /// Returns all loops with their names (label of metrics and [`Purpose::loop_name`]), in the order in
+            /// which they are asked for requests that no node waits for.
             pub(crate) fn all(&self) -> impl Iterator<Item = (&'static str, &dyn Loop)> {
                 [$(($name, &self.$field as &dyn Loop),)*].into_iter()
             }
 
-            /// The same, to ask and to answer.
+            /// Returns all loops mutably.
             pub(crate) fn all_mut(&mut self) -> impl Iterator<Item = (&'static str, &mut dyn Loop)> {
                 [$(($name, &mut self.$field as &mut dyn Loop),)*].into_iter()
             }
@@ -52,8 +52,8 @@ macro_rules! loops {
 }
 
 impl Loops {
-    /// The next request that nodes wait for. The order counts: what a pool needs to serve, records that are
-    /// overdue, podCIDRs, blocks, lists of blocks.
+    /// Returns the next request that nodes wait for. The order matters: what a pool needs to serve, overdue records,
+    /// podCIDRs, blocks, lists of blocks.
     pub(super) fn next_awaited(
         &mut self,
         settings: &Settings,

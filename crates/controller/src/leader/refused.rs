@@ -1,4 +1,4 @@
-//! What is told of calls that keep failing.
+//! Reports about calls that keep failing.
 
 use super::Leader;
 use crate::cluster::request::{Kind, Outcome};
@@ -13,7 +13,7 @@ use crate::{Now, Purpose};
 use cadastre_api::FINALIZER;
 
 impl Leader {
-    /// Takes note of what became of a call.
+    /// Records the outcome of a call, and reports it if the call keeps failing or works again.
     pub(super) fn note(
         &mut self,
         answer: &Answer,
@@ -31,7 +31,7 @@ impl Leader {
         let news = refusals.note(&call, outcome, kept, now.mono);
         let is_refused = refusals.why(&call).is_some();
         let is_settled = is_refused || !refusals.is_failing(&call);
-        // Conditions of pools and of NodeSubnets say it.
+        // Conditions of pools and of NodeSubnets depend on it.
         if before != is_refused {
             self.loops.pools.mark();
         }
@@ -61,7 +61,7 @@ impl Leader {
         });
     }
 
-    /// The node whose NodeSubnet says that the call is refused for good.
+    /// Returns the node whose NodeSubnet reports that the call keeps failing.
     fn node_of(&self, call: &Call, purpose: &Purpose) -> Option<Text> {
         match (call, purpose) {
             (Call::AssignPodCidrs(_), Purpose::Assign { name, .. })
@@ -74,10 +74,10 @@ impl Leader {
         }
     }
 
-    /// Whether the answer is about what was asked, and the server has kept what it took.
+    /// Returns whether the answer is about the object that was meant, with the content that was written.
     fn is_kept(&self, answer: &Answer) -> bool {
         match (answer.purpose, answer.outcome) {
-            // Where a read shows another one, the watch is behind: it is asked again until they agree.
+            // If a read shows another UID, the watch is behind: reads are repeated until they agree.
             (Purpose::Assign { uid, .. }, Outcome::Node(node)) => {
                 node.uid == *uid && !(answer.wrote && node.is_empty())
             }
@@ -98,7 +98,8 @@ impl Leader {
         }
     }
 
-    /// The object that people look at, and what is written of it. Of a pool's finalizers its condition tells.
+    /// Returns the object on which a failing call is reported, and what was to be written. Failures of a pool's
+    /// finalizers are reported by its condition.
     fn subject(&self, call: &Call, purpose: &Purpose, world: &World) -> Option<(About, String)> {
         let node = |name: &Text| world.nodes.get(name).map(|node| About::node(node));
         Some(match (call, purpose) {

@@ -1,4 +1,4 @@
-//! What the leader knows of itself, for metrics and readiness.
+//! The leader's state, for metrics and readiness.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::view::View;
 use cadastre_core::Family;
 
 impl Leader {
-    /// What it knows of itself.
+    /// Adds the leader's state to the view.
     pub(crate) fn describe(&mut self, view: &mut View, world: &World, now: Now) {
         view.dealing = self.dealing;
         if !self.dealing {
@@ -63,7 +63,7 @@ impl Leader {
         view.loops = loops.map(|(name, it)| (name, it.load())).collect();
     }
 
-    /// Nodes whose podCIDRs or blocks cannot be written wait, too.
+    /// Counts failing writes. Nodes whose podCIDRs or blocks cannot be written count as waiting, too.
     fn describe_refusals(&mut self, view: &mut View, now: Now) {
         view.refused_writes = self.registry.refusals.count(now.mono);
         *view.refused_writes.entry(Kind::Node).or_default() += self.loops.fence.left().1;
@@ -112,7 +112,7 @@ impl Leader {
     }
 }
 
-/// What the statuses of pools say of their end.
+/// Returns when pools will be exhausted, by the forecasts in their statuses.
 fn exhausts(world: &World) -> Vec<(Text, Family, Timestamp)> {
     let mut all = Vec::new();
     for pool in world.pools.iter() {

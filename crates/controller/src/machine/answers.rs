@@ -1,5 +1,5 @@
-//! What an answer shows of the world: taken in whoever led when it was asked for, and before anybody decides
-//! by it.
+//! How the objects in an answer enter the cache: whoever led when the request was sent, and before any decision uses
+//! them.
 
 use super::{Controller, Kept, Pending};
 use crate::Now;
@@ -31,14 +31,14 @@ impl Controller {
         leader.answered(&answer, &self.world, &mut self.reports, now);
     }
 
-    /// What an answer shows of the world. Returns whether a list was taken.
+    /// Applies the objects in an answer to the cache. Returns whether a list was applied.
     fn take_in(&mut self, pending: &Pending, outcome: &Outcome, now: Now) -> bool {
         let sent = pending.sent;
         match outcome {
             Outcome::Node(node) => self.shown(node, sent, now),
             Outcome::Subnet(subnet) => self.shown(subnet, sent, now),
             Outcome::Pool(pool) => self.shown(pool, sent, now),
-            // A creation counts once the watch shows it: only the watch tells what stood before it.
+            // The answer to a creation does not enter the cache: only the watch shows what was created before it.
             Outcome::Block(block)
                 if self.world.blocks.get(&block.name).is_some()
                     || Mutation::BlockConfirmedByAnswer.is_on() =>
@@ -73,7 +73,7 @@ impl Controller {
         }
     }
 
-    /// Takes in a list of ours. Returns whether that was possible.
+    /// Applies a list to the cache. Returns whether that was possible.
     fn listed<T: Kept>(&mut self, objects: &[T], sent: Sent, now: Now) -> bool {
         match T::table(&mut self.world).replace(objects.to_vec(), sent) {
             Replaced::By(deltas) => {

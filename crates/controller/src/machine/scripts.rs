@@ -1,4 +1,4 @@
-//! A leader at work, event by event: what it asks for, and what it keeps from asking.
+//! Scripts of a leader, event by event: which requests it sends, and which it does not.
 
 use super::*;
 use crate::cluster::lease::{Takeover, Tenure};
@@ -9,13 +9,13 @@ use cadastre_api::Allocate;
 use cadastre_api::{FirstBlock, HeldBlock, NodeSubnetSpec};
 use cadastre_core::Cidr;
 
-/// So long agents have their say after a gap.
+/// Longer than agents are listened to after a gap.
 const LISTENED: Duration = Duration::from_secs(46);
 
 struct Script {
     controller: Controller,
     now: Now,
-    /// NodeSubnets as last written
+    /// NodeSubnets as last written.
     subnets: BTreeMap<Text, Subnet>,
 }
 
@@ -27,7 +27,7 @@ struct Cluster {
 }
 
 impl Cluster {
-    /// Nodes with these NodeSubnets, their blocks, and pool `p` of that range.
+    /// Builds nodes with these NodeSubnets and their blocks, and pool `p` of that range.
     fn new(range: &str, subnets: Vec<Subnet>) -> Self {
         Cluster {
             nodes: subnets.iter().map(|it| node(&it.name)).collect(),
@@ -39,7 +39,7 @@ impl Cluster {
 }
 
 impl Script {
-    /// A leader to which all of it was listed after it had won the lease; nobody had led for that long.
+    /// Returns a leader that received all lists after it won the lease, which was vacant for that long.
     fn leading(cluster: Cluster, vacant: Duration) -> Self {
         let mut script = Script {
             controller: Controller::new(Settings::default()),
@@ -59,7 +59,7 @@ impl Script {
         script
     }
 
-    /// Nobody had led for that long, and its Lease was written up to that number.
+    /// Makes the controller lead, after a vacancy, with its Lease written up to the number `named`.
     fn leads(&mut self, vacant: Duration, named: u64) {
         self.on(Event::Leadership(Leadership::Leading(Tenure {
             term: "1".into(),
@@ -89,19 +89,19 @@ impl Script {
         self.now.mono += time;
     }
 
-    /// All that it asks for now.
+    /// Returns all requests of the controller now.
     fn asked(&mut self) -> Vec<(RequestId, Request)> {
         let asked = std::iter::from_fn(|| self.controller.poll(self.now));
         asked.map(|it| (it.id, it.request)).collect()
     }
 
-    /// The Lease names what it wants named.
+    /// Confirms a Lease write that names what the controller wants named.
     fn named(&mut self) {
         let wanted = self.controller.take_wanted().unwrap();
         self.leads(Duration::ZERO, wanted.number);
     }
 
-    /// The one request of that kind that it asks for now.
+    /// Returns the one request of that kind among all requests now.
     fn asked_for(&mut self, kind: impl Fn(&Request) -> bool) -> (RequestId, Request) {
         let asked = self.asked();
         let texts = format!("{asked:?}");
@@ -111,7 +111,7 @@ impl Script {
         one
     }
 
-    /// For whom blocks are to be made now.
+    /// Returns the names of the nodes for which blocks are to be created now.
     fn creations(&mut self) -> Vec<String> {
         let asked = self.asked();
         let creations = asked.iter().filter_map(|(_, it)| match it {
@@ -121,7 +121,7 @@ impl Script {
         creations.collect()
     }
 
-    /// What NodeSubnets are to list now: the node, and its blocks. So they are written.
+    /// Answers all writes of NodeSubnets with success. Returns their nodes and the blocks that they list.
     fn lists(&mut self) -> Vec<(String, Vec<String>)> {
         let mut lists = Vec::new();
         for (id, request) in self.asked() {
@@ -147,7 +147,7 @@ impl Script {
         self.on(Event::Nodes(Change::Deleted(gone)));
     }
 
-    /// The list of NodeSubnets after agents were listened to: that of `name` uses these blocks.
+    /// Answers the list that ends listening to agents; the agent of `name` uses these blocks.
     fn hear(&mut self, name: &str, blocks: &[&str]) {
         self.pass(LISTENED);
         let (id, _) = self.asked_for(|it| matches!(it, Request::List(Kind::Subnet)));
@@ -164,7 +164,7 @@ fn is_creation(request: &Request) -> bool {
     matches!(request, Request::Create(_, Spec::Block(_)))
 }
 
-/// A NodeSubnet that lists nothing, of a node whose agent uses those blocks.
+/// Returns a NodeSubnet that lists nothing, while the node's agent uses these blocks.
 fn using(name: &str, blocks: &[&str]) -> Subnet {
     let mut subnet = subnet(name, &[], 0);
     let word = |text: &&str| BlockWord {
@@ -180,7 +180,7 @@ fn using(name: &str, blocks: &[&str]) -> Subnet {
     subnet
 }
 
-/// A block that has come to rest from an earlier node of that name on the same machine.
+/// Returns a block in quarantine from an earlier node of that name on the same machine.
 fn resting(name: &str, range: &str) -> Block {
     let mut block = objects(&subnet(name, &[range], 0)).remove(0);
     let spec = block.spec.as_mut().unwrap();
@@ -191,7 +191,8 @@ fn resting(name: &str, range: &str) -> Block {
     block
 }
 
-/// The machine of `a` is back, from which a block rests; the agent of `b` uses these.
+/// Returns a cluster where `a` is back on its machine, of which a block is in quarantine; the agent of `b` uses these
+/// blocks.
 fn returning(uses: &[&str]) -> Cluster {
     let mut cluster = Cluster::new("10.0.0.0/26", vec![subnet("a", &[], 0)]);
     cluster.nodes[0].machine = machine();
@@ -210,13 +211,13 @@ fn machine() -> Machine {
 
 const ONE: &str = "10.0.0.0/28";
 
-/// So long a block's range waits after one call about it has come to nothing.
+/// How long a block's range waits after one failed call.
 const PAUSE: Duration = Duration::from_millis(100);
 
 #[test]
 fn a_block_of_a_node_that_dies_before_its_creation_goes_to_who_waits() {
     let wants = || vec![subnet("a", &[], 1), subnet("b", &[], 1)];
-    // Refused as busy, and then the node goes.
+    // The creation is rejected as busy, and then the node is deleted.
     let mut script = Script::leading(Cluster::new(ONE, wants()), Duration::ZERO);
     let (id, request) = script.asked_for(is_creation);
     assert!(matches!(&request, Request::Create(_, Spec::Block(spec)) if &*spec.owner.name == "a"));
@@ -226,7 +227,7 @@ fn a_block_of_a_node_that_dies_before_its_creation_goes_to_who_waits() {
     script.gone("a");
     script.pass(PAUSE);
     assert_eq!(script.creations(), ["b"]);
-    // The node goes, and then it is refused as busy.
+    // The node is deleted, and then the creation is rejected as busy.
     let mut script = Script::leading(Cluster::new(ONE, wants()), Duration::ZERO);
     let (id, _) = script.asked_for(is_creation);
     script.gone("a");
@@ -389,7 +390,7 @@ fn what_rests_does_not_go_back_while_another_nodes_agent_uses_it() {
 fn of_blocks_that_lie_in_each_other_a_machine_gets_the_outer_one_back() {
     let mut cluster = Cluster::new("10.0.0.0/26", vec![subnet("a", &[], 0)]);
     cluster.nodes[0].machine = machine();
-    // The inner one is of a creation that came late.
+    // The inner block is from a creation that arrived late.
     cluster.blocks.push(resting("a", "10.0.0.4/30"));
     cluster.blocks.push(resting("a", ONE));
     let mut script = Script::leading(cluster, Duration::ZERO);
@@ -401,7 +402,7 @@ fn of_blocks_that_lie_in_each_other_a_machine_gets_the_outer_one_back() {
 #[test]
 fn after_a_gap_a_block_that_nobody_is_listed_is_whose_agent_uses_it() {
     let mut cluster = Cluster::new("10.0.0.0/26", vec![subnet("a", &[ONE], 0)]);
-    // Its object exists, its list was not written yet.
+    // The block's object exists, but the list in the NodeSubnet is not written yet.
     cluster.subnets[0].spec = Ok(NodeSubnetSpec {
         blocks: Vec::<HeldBlock>::new(),
         ..cluster.subnets[0].spec.clone().unwrap()
@@ -427,7 +428,7 @@ fn after_a_gap_a_block_that_nobody_is_listed_is_whose_agent_uses_it() {
 fn after_a_gap_what_a_late_write_lists_is_not_taken_back() {
     let late = subnet("a", &[ONE], 0);
     let mut cluster = Cluster::new("10.0.0.0/26", vec![late.clone()]);
-    // Its object exists; the list was sent, and is on its way.
+    // The block's object exists, and the write that lists it is on its way.
     cluster.subnets.clear();
     let mut script = Script::leading(cluster, Duration::from_secs(300));
     let early = script.lists();

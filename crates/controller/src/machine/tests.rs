@@ -1,4 +1,4 @@
-//! What a leader does with what earlier ones have in flight.
+//! What a leader does about the writes that earlier leaders may have in flight.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::telemetry::ControllerMetrics;
 use cadastre_api::Allocate;
 use cadastre_core::Cidr;
 
-/// A controller, and its Lease.
+/// A controller and its Lease.
 struct Bench {
     controller: Controller,
     tenure: Tenure,
@@ -46,15 +46,15 @@ fn touched(out: &[Outgoing]) -> Vec<(RequestId, Text)> {
 }
 
 impl Bench {
-    /// One that takes over from a leader that fell silent: two nodes without podCIDRs, `p` gives
-    /// them out, `q` blocks, which `n2` asks for.
+    /// Takes over from a leader that fell silent, with two nodes without podCIDRs, a pool `podcidrs` in mode NodeCIDR
+    /// and a pool `p` in mode Blocks, in which `n2` has demand.
     fn after(inherited: Option<Intents>) -> Self {
         let mut bench = Bench::before(inherited);
         bench.named(0);
         bench
     }
 
-    /// The same, before it has the Lease.
+    /// The same, before the controller has the Lease.
     fn before(inherited: Option<Intents>) -> Self {
         let tenure = Tenure {
             term: "2-b".into(),
@@ -101,7 +101,7 @@ impl Bench {
         std::iter::from_fn(|| self.controller.poll(self.now)).collect()
     }
 
-    /// What goes out before and after the Lease is written as wanted.
+    /// Returns the requests before and after the Lease is written as wanted.
     fn poll_and_name(&mut self) -> (Vec<Outgoing>, Vec<Outgoing>) {
         let before = self.poll();
         let wanted = self.controller.take_wanted().unwrap();
@@ -139,7 +139,7 @@ fn what_the_lease_names_is_finished_and_no_node_is_touched() {
     for one in &given {
         assert_eq!(one.name == intent.name, one.cidrs == intent.cidrs);
     }
-    // It alone is refused: it waits, and what it may have got.
+    // Only this write is rejected: its node waits, and so does the range that it may have got.
     let id = after.iter().find(|out| {
         assigned(std::slice::from_ref(*out))
             .iter()
@@ -206,7 +206,7 @@ fn where_the_lease_tells_nothing_a_node_that_cannot_be_touched_keeps_blocks_from
     let view = bench.controller.view(bench.now);
     assert_eq!(view.waiting.get("fence"), Some(&1));
     assert!(view.dealing && view.fencing.is_some_and(|what| what.contains("n1")));
-    // It can be touched after all.
+    // The touch succeeds in the end.
     bench.now.mono = Duration::from_secs(20);
     let again = touched(&bench.poll());
     assert_eq!(again.len(), 1);
@@ -218,7 +218,7 @@ fn where_the_lease_tells_nothing_a_node_that_cannot_be_touched_keeps_blocks_from
     assert_eq!(assigned(&after).len(), 2);
 }
 
-/// A leader of an empty cluster with one node and one pool.
+/// Returns a leader in a cluster with one node and one pool, without any allocation.
 fn leader() -> Controller {
     let asked = Duration::ZERO;
     let mut controller = Controller::new(Settings::default());
@@ -284,7 +284,7 @@ fn every_loop_is_measured_and_gets_its_answers() {
     }
 }
 
-/// Whether any of the requests lists a block to a node.
+/// Returns whether any of the requests lists a block in a NodeSubnet.
 fn lists(requests: &[Outgoing]) -> bool {
     requests.iter().any(|it| match &it.request {
         Request::Create(_, Spec::Subnet(spec)) | Request::Replace(_, Spec::Subnet(spec)) => {
