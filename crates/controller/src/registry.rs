@@ -1,12 +1,12 @@
-//! The leader's ledger: which node holds what, and what rests after a node's death.
+//! The leader's ledger: which node has which range, and which ranges of deleted nodes are in quarantine.
 //!
-//! Built from the world when a tenure begins and dropped when it ends; between the two every change
-//! of a node passes through [`Registry::sync`] or [`Registry::retire`].
+//! It is built from the cache when a tenure begins and dropped when it ends. In between, every change of a node
+//! passes through [`Registry::sync`] or [`Registry::retire`].
 //!
 //! # Guarantees
-//! - A range leaves the ledger only here: in `sync`, when the node provably has other podCIDRs, and
-//!   in `finish`, when a rest is over and its record is gone from the API.
-//! - What two nodes hold at once is kept twice: freeing one side never frees the other's addresses.
+//! - The range of a podCIDR leaves the ledger only here: in `sync`, when the node provably has other podCIDRs, and in
+//!   `finish`, when its quarantine is over and no object in the API records it.
+//! - A range that two nodes have is recorded twice: releasing one record never frees the other's addresses.
 
 pub mod blocks;
 pub mod foreign;
@@ -33,69 +33,70 @@ use cadastre_api::{HeldRange, PreviousHolder};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Addr, Cidr, ClaimId, Holder, Ledger, State};
 
-/// Names a rest: the node's name and the UID that is gone.
+/// Key of a quarantine: the name and the UID of the deleted node.
 pub(crate) type RestKey = (Text, Text);
 
-/// Ranges of a dead node, until they may be given on.
+/// podCIDRs of a deleted node, in quarantine.
 #[derive(Clone, Debug)]
 pub struct Rest {
-    /// The machine that had them; it may have them back.
+    /// The machine that had the ranges; it may get them back.
     pub machine: Machine,
-    /// What rests.
+    /// The ranges in quarantine.
     pub ranges: Vec<Cidr>,
-    /// Earliest end, monotonic.
+    /// Earliest end of the quarantine, monotonic.
     pub until: Duration,
-    /// The same for people and for the next leader.
+    /// The same end as wall time, for people and for the next leader.
     pub until_wall: Timestamp,
-    /// Over and proven, or in the hands of a live node: gone once no NodeSubnet names it.
+    /// Whether the quarantine ends: it is over and proven, or a live node has the ranges. The entry is removed once
+    /// no NodeSubnet names it.
     pub leaving: bool,
 }
 
-/// What a look at a node's podCIDRs brought to light.
+/// Result of [`Registry::sync`].
 #[derive(Debug, Default)]
 pub struct Synced {
-    /// Ranges that were not ours to give and are now taken note of.
+    /// podCIDRs that this leader did not allocate, now recorded.
     pub foreign: Vec<Cidr>,
-    /// Whether a range of ours came back confirmed.
+    /// Whether a podCIDR that this leader allocated is confirmed.
     pub confirmed: bool,
     /// Whether a range became free.
     pub freed: bool,
-    /// Other nodes (by name and UID) that hold some of the same addresses.
+    /// Name and UID of nodes that have some of the same addresses, with the range.
     pub overlaps: Vec<(Text, Text, Cidr)>,
 }
 
-/// Who holds what.
+/// Which node has which range, with all that depends on it.
 #[derive(Debug, Default)]
 pub struct Registry {
-    /// The claims
+    /// Claims of nodes on ranges
     pub ledger: Ledger,
-    /// The pools and their standing
+    /// The pools and their state
     pub pools: Pools,
-    /// What rests
+    /// podCIDRs in quarantine
     pub rests: BTreeMap<RestKey, Rest>,
     /// Affinity blocks
     pub blocks: Blocks,
-    /// Addresses that nodes are asked about, by the node's UID
+    /// Leak candidates that nodes are asked about, by the node's UID
     pub suspects: BTreeMap<Text, BTreeSet<(Addr, PodUid)>>,
-    /// Blocks that agents use and cannot have for now
+    /// Blocks that agents use but cannot have now
     pub strays: Strays,
-    /// Whether agents have their say before anything is decided about blocks.
+    /// Whether decisions about blocks wait until agents have reported.
     pub is_listening: bool,
-    /// Whether nobody had led before for so long that the server may have been put back.
+    /// Whether nobody led for so long before that the API server may have been restored from a backup.
     pub after_gap: bool,
-    /// Calls that come to nothing
+    /// Failed calls and their back-off
     pub refusals: Refusals,
-    /// What may be in flight, as the Lease has to name it
+    /// Writes that may be in flight, which the Lease has to name
     pub(super) intents: Intentions,
     pub(super) holders: Holders,
-    /// podCIDRs that count for nothing
+    /// podCIDRs that are too wide to count
     pub(super) too_wide: AllTooWide,
     conflicts: BTreeSet<(ClaimId, ClaimId)>,
 }
 
 impl Registry {
-    /// Reads the whole world: nodes hold their podCIDRs, NodeSubnets tell what rests. Returns also
-    /// the nodes that hold addresses of others, by name, with what [`Synced::overlaps`] says.
+    /// Builds the ledger from the cache: podCIDRs of the nodes, and quarantined ranges from NodeSubnets. Also returns
+    /// the names of nodes whose podCIDRs overlap others', with [`Synced::overlaps`].
     pub fn rebuild(world: &World, flag_services: &[Cidr], now: Now) -> (Self, Vec<(Text, Synced)>) {
         let mut registry = Registry::default();
         let mut overlapping = Vec::new();
@@ -116,12 +117,12 @@ impl Registry {
         (registry, overlapping)
     }
 
-    /// The holder that stands for a node's UID.
+    /// Returns the ledger's holder for the podCIDRs of a node's UID, creating it if need be.
     pub fn holder(&mut self, name: &Text, uid: &Text) -> Holder {
         self.holders.intern(Use::PodCidrs, name, uid)
     }
 
-    /// The claims of a node's UID.
+    /// Returns the claims of a node's UID to podCIDRs.
     pub(crate) fn claims_of(&self, uid: &str) -> Vec<(ClaimId, Cidr, State)> {
         let Some(holder) = self.holders.get(Use::PodCidrs, uid) else {
             return Vec::new();
@@ -132,12 +133,12 @@ impl Registry {
             .collect()
     }
 
-    /// Whether any write of unclear outcome is still open.
+    /// Returns whether any write is indeterminate.
     pub(crate) fn has_unclear(&self) -> bool {
         self.unclear() > 0
     }
 
-    /// How many ranges stay taken because a write's outcome is unclear.
+    /// Returns how many ranges stay allocated because a write is indeterminate.
     pub fn unclear(&self) -> usize {
         self.holders
             .all()
@@ -146,7 +147,7 @@ impl Registry {
             .count()
     }
 
-    /// How many pairs of nodes hold some of the same addresses.
+    /// Returns how many pairs of nodes have some of the same addresses.
     pub fn overlaps(&mut self) -> usize {
         let Registry {
             ledger, conflicts, ..
@@ -160,16 +161,16 @@ impl Registry {
         conflicts.len()
     }
 
-    /// Name and UID of the node behind a holder.
+    /// Returns name and UID of the node behind a holder.
     pub fn who(&self, holder: Holder) -> Option<&(Text, Text)> {
         self.holders.who(holder)
     }
 
-    /// Brings the claims of a live node in line with its podCIDRs. They are frozen once set, so a
-    /// claim of that UID for anything else can never come true. `listed` is the NodeSubnet of its name.
+    /// Records the podCIDRs of a live node. They are immutable once set, so a claim of that UID to any other range
+    /// can never come true. `listed` is the NodeSubnet of its name.
     pub fn sync(&mut self, node: &Node, listed: Option<&Subnet>) -> Synced {
         let mut synced = Synced::default();
-        // It lives after all: a look-up said it was gone, the watch knew better.
+        // A read said that the node was gone, but the watch shows that it exists.
         let revived = self
             .rests
             .remove(&(node.name.clone(), node.uid.clone()))
@@ -210,8 +211,8 @@ impl Registry {
         synced
     }
 
-    /// What a live node holds need not rest from an earlier node of its name: it rests anew when this
-    /// one dies. Else the record would stay for as long as pods of the live node use the range.
+    /// Ends the quarantine of ranges that a live node of the same name has again: they are quarantined anew when that
+    /// node is deleted. Otherwise the record would stay as long as its pods use the range.
     fn supersede(&mut self, node: &Node) {
         let first = (node.name.clone(), "".into());
         let rests = self.rests.range_mut(first..);
@@ -221,7 +222,7 @@ impl Registry {
         }
     }
 
-    /// The node's UID is gone: what it held rests. Returns whether it held anything.
+    /// Quarantines the ranges of a node whose UID is gone. Returns whether it had any.
     pub(crate) fn retire(&mut self, node: &Node, now: Now) -> bool {
         self.too_wide.remove(&node.uid);
         let claims = self.claims_of(&node.uid);
@@ -247,7 +248,7 @@ impl Registry {
         true
     }
 
-    /// Ends a rest: its ranges are free, unless somebody else holds them too.
+    /// Ends a quarantine: its ranges are free, unless another node has them too.
     pub fn finish(&mut self, key: &RestKey) {
         self.rests.remove(key);
         for (id, _, _) in self.claims_of(&key.1) {
@@ -256,8 +257,8 @@ impl Registry {
         self.holders.drop_uid(Use::PodCidrs, &key.1);
     }
 
-    /// Ranges that rest from an earlier Node object of the same machine and name, if it may have
-    /// them back.
+    /// Returns the quarantined ranges of an earlier Node object of the same machine and name, which the node may get
+    /// back.
     pub(crate) fn resting_for(&self, node: &Node) -> Option<&Rest> {
         self.rests
             .range((node.name.clone(), "".into())..)
@@ -266,14 +267,14 @@ impl Registry {
             .find(|rest| !rest.leaving && rest.machine.same(&node.machine))
     }
 
-    /// The rests under a node's name.
+    /// Returns the quarantines under a node's name.
     pub fn rests_of<'a>(&'a self, name: &'a Text) -> impl Iterator<Item = (&'a RestKey, &'a Rest)> {
         self.rests
             .range((name.clone(), "".into())..)
             .take_while(move |((n, _), _)| n == name)
     }
 
-    /// Ranges with the pool each counts to.
+    /// Returns the ranges as a NodeSubnet lists them, with the pool of each.
     pub(crate) fn held_ranges(&self, ranges: &[Cidr]) -> Vec<HeldRange> {
         ranges
             .iter()
@@ -285,7 +286,7 @@ impl Registry {
             .collect()
     }
 
-    /// Takes in what a NodeSubnet says of nodes that are gone.
+    /// Quarantines the ranges of deleted nodes that a NodeSubnet records.
     fn recall(&mut self, subnet: &Subnet, world: &World, now: Now) {
         let Ok(spec) = &subnet.spec else { return };
         let live = world.nodes.get(&subnet.name).map(|node| node.uid.clone());
@@ -296,7 +297,7 @@ impl Registry {
             return;
         };
         let known = self.rests.contains_key(&(subnet.name.clone(), uid.into()));
-        // What is too wide to count is listed as of no pool.
+        // A podCIDR that was too wide to count is listed without a pool.
         let mut ranges = read_ranges(&spec.pod_cidrs);
         ranges.retain(|cidr| {
             let mut listed = spec.pod_cidrs.iter().filter(|it| it.pool.is_some());
@@ -307,7 +308,7 @@ impl Registry {
         if live.as_deref() == Some(uid) || known || ranges.is_empty() || unseen {
             return;
         }
-        // It died while nobody looked: the rest begins now.
+        // The node was deleted while nobody led: the quarantine begins now.
         let machine = machine(spec.provider_id.as_deref(), spec.machine_id.as_deref());
         let quarantine = self.quarantine_of(&ranges);
         self.lay_to_rest(
@@ -338,8 +339,8 @@ impl Registry {
         self.lay_to_rest(name, &previous.node_uid, rest);
     }
 
-    /// What this process saw go before it led, and no NodeSubnet told of. What another node has by now needs no
-    /// rest.
+    /// Quarantines ranges of nodes that this process saw deleted before it led, and that no NodeSubnet records.
+    /// Ranges that another node has by now need no quarantine.
     pub(crate) fn lay_departed_to_rest(&mut self, departed: &Departed, world: &World, now: Now) {
         for gone in departed.iter() {
             let live = world.nodes.get(&gone.name);
@@ -349,7 +350,7 @@ impl Registry {
             if is_known || Mutation::UnrecordedDeathForgotten.is_on() {
                 continue;
             }
-            // Where that is over nobody may have looked at its pods yet.
+            // Even if the quarantine is over, the node's pods may not have been checked yet.
             let until = gone.at + self.quarantine_of(&gone.ranges);
             let left = until.saturating_sub(now.mono);
             let is_held = |range: &&Cidr| {
@@ -429,7 +430,7 @@ impl Rest {
     }
 }
 
-/// How long a recorded rest still lasts: a wall clock set back must not make it endless.
+/// Returns how long a recorded quarantine still lasts, at most `most`: a wall clock set back must not prolong it.
 pub(super) fn left_of(until: Timestamp, most: Duration, now: Now) -> Duration {
     let left = Duration::try_from(until.duration_since(now.wall)).unwrap_or_default();
     if Mutation::RecordedRestNotBounded.is_on() {
@@ -438,7 +439,7 @@ pub(super) fn left_of(until: Timestamp, most: Duration, now: Now) -> Duration {
     left.min(most)
 }
 
-/// Rounded up: what the API stores and gives back equal.
+/// Rounds up to seconds, the precision of times in the API, so that a time read back equals the one written.
 pub(super) fn whole_seconds(time: Timestamp) -> Timestamp {
     let seconds = time.as_second() + i64::from(time.subsec_nanosecond() > 0);
     Timestamp::from_second(seconds).unwrap_or(time)
@@ -567,7 +568,7 @@ mod tests {
                 departed.node_changed(&delta, Duration::from_secs(100));
             }
         }
-        // Some of one and all of the other.
+        // Other nodes have part of the first range and all of the second.
         for (uid, range) in [("u8", "10.0.0.16/28"), ("u9", "10.0.0.32/28")] {
             let has = Node {
                 name: uid.into(),

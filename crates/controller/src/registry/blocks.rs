@@ -1,16 +1,16 @@
-//! Affinity blocks: which node has which, and how far each one is.
+//! Affinity blocks: which node has which block, and how far each block is.
 //!
-//! A block begins as a claim, becomes an object, is seen back on the watch, is listed in its owner's
-//! NodeSubnet, is asked back, is let go by the agent, is taken off the list, and ends with its object.
+//! A block begins as a claim. Its object is created, seen on the watch, and listed in the owner's NodeSubnet. It ends
+//! when it is recalled, released by the agent and taken off the list, and its object is deleted.
 //!
 //! # Guarantees
-//! - A block is *provisional* until its object came back on the watch and nothing that overlaps it
-//!   stood before it. Only then does it count as its owner's; a provisional block is never listed.
-//! - Of two that overlap the one that a NodeSubnet lists stays, else the one that was created first;
-//!   the other one's object is deleted.
-//! - What a node has been listed stays claimed until its agent has said that it let go of it, and the
-//!   list without it has been written; or until the node's UID is gone, the quarantine is over and no
-//!   pod has an address in it. An object that somebody deletes or edits meanwhile is restored.
+//! - A block is *provisional* until the watch has shown its object and nothing older overlaps it. Only then does its
+//!   owner have it; a provisional block is never listed.
+//! - Of two overlapping blocks the one that a NodeSubnet lists stays, else the one that was created first; the object
+//!   of the other one is deleted.
+//! - A listed block stays claimed until its agent has released it and the list without it is written; or until the
+//!   node's UID is gone, the quarantine is over and no pod has an address in it. If somebody deletes or edits its
+//!   object meanwhile, the object is restored.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,40 +28,40 @@ pub use entry::Entry;
 pub(crate) use listed::machine_in;
 pub(crate) use objects::sound;
 
-/// All blocks of the leader.
+/// All blocks that the leader knows.
 #[derive(Debug, Default)]
 pub struct Blocks {
     entries: BTreeMap<Cidr, Entry>,
     by_owner: BTreeMap<Text, BTreeSet<Cidr>>,
-    /// Nodes by name and UID that have any
+    /// Name and UID of nodes with blocks
     owners: BTreeSet<(Text, Text)>,
-    /// Provisional ones whose objects the watch has shown
+    /// Provisional blocks whose objects the watch has shown
     to_judge: BTreeSet<Cidr>,
 }
 
 impl Blocks {
-    /// The block of exactly that range.
+    /// Returns the block of exactly that range.
     pub fn get(&self, cidr: &Cidr) -> Option<&Entry> {
         self.entries.get(cidr)
     }
 
-    /// The same, to change what is done about it. The owner is changed by [`crate::registry::Registry`] alone.
+    /// Returns the block for a change of its state. Only [`crate::registry::Registry`] changes the owner.
     pub fn get_mut(&mut self, cidr: &Cidr) -> Option<&mut Entry> {
         self.entries.get_mut(cidr)
     }
 
-    /// All blocks by address.
+    /// Returns all blocks in address order.
     pub fn iter(&self) -> impl Iterator<Item = &Entry> {
         self.entries.values()
     }
 
-    /// The blocks of a node's UID, by address.
+    /// Returns the blocks of a node's UID in address order.
     pub fn of<'a>(&'a self, uid: &str) -> impl Iterator<Item = &'a Entry> + use<'a> {
         let cidrs = self.by_owner.get(uid).into_iter().flatten();
         cidrs.filter_map(|cidr| self.entries.get(cidr))
     }
 
-    /// Whether the UID has any.
+    /// Returns whether the UID has any block.
     pub fn has(&self, uid: &str) -> bool {
         self.by_owner.contains_key(uid)
     }
@@ -87,7 +87,7 @@ impl Blocks {
         Some(entry)
     }
 
-    /// The UIDs under a node's name that have any.
+    /// Returns the UIDs under a node's name that have blocks.
     fn uids<'a>(&'a self, name: &'a Text) -> impl Iterator<Item = &'a Text> {
         self.owners
             .range((name.clone(), "".into())..)
@@ -96,15 +96,15 @@ impl Blocks {
     }
 }
 
-/// What something means to other loops.
+/// What a change means to other loops.
 #[derive(Debug, Default)]
 pub struct Noted {
-    /// Blocks whose object wants something done
+    /// Blocks whose object may need a request
     pub blocks: Vec<Cidr>,
-    /// Names of nodes whose list of blocks may have changed, or that may lack one now
+    /// Names of nodes whose list of blocks may have changed, or that may need another block
     pub nodes: Vec<Text>,
-    /// Pools in which space may have come free
+    /// Whether space may have become free in some pool
     pub freed: bool,
-    /// Names of NodeSubnets to look at, some of which may not name who had a range any more
+    /// NodeSubnets to look at; some may no longer need to record a quarantined range
     pub subnets: Vec<Text>,
 }

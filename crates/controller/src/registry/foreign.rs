@@ -1,13 +1,13 @@
-//! podCIDRs that somebody else wrote: a kubelet may write those of its own Node where there are none.
+//! podCIDRs that another writer set: a kubelet may write those of its own Node while there are none.
 //!
-//! One that a node could have been given counts against pools as if Cadastre had given it. A wider one would empty every
-//! pool that it covers, so over a pool it counts for nothing and is not listed to the agent, until a pool has blocks of
-//! that size. Where there is no pool it does no harm, and is listed as it is; it does not count there either.
+//! A podCIDR of a size that a node may get counts against pools as if Cadastre had allocated it. A wider one would
+//! exhaust every pool that it covers. So it does not count and is not listed to the agent if it overlaps a pool,
+//! until a pool has blocks of that size. Without such a pool it is harmless: it is listed, but does not count either.
 //!
 //! # Guarantees
-//! - What the NodeSubnet of the same Node lists as of a pool counts, whatever size the pool's blocks have since.
-//! - Who says what is too wide is told of in an event, in the conditions of the pools that it covers, and in a metric.
-//! - What another node has some of is listed, so that it is remembered, and withheld from the agent.
+//! - A podCIDR that the NodeSubnet of the same Node lists with a pool counts, even if the pool's block size changes.
+//! - A podCIDR that is too wide is reported by an event, by conditions of the pools that it covers, and by a metric.
+//! - A podCIDR that overlaps another node's range is listed, so that it is remembered, but withheld from the agent.
 
 use std::collections::BTreeMap;
 
@@ -21,32 +21,32 @@ use cadastre_api::{HeldRange, NodeSubnetSpec};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, Claim, Family, State};
 
-/// The widest podCIDRs that other allocators give: nodes with more than 4,000 addresses, or more than one /64, are
-/// unheard of. Below that an honest take-over must not lose what its nodes have.
+/// The widest podCIDRs that other allocators use: nodes with more than 4,000 IPv4 addresses, or more than a /64, are
+/// unheard of. A migration must not lose podCIDRs of up to this size.
 const WIDEST: [(Family, u8); 2] = [(Family::V4, 20), (Family::V6, 64)];
 
-/// Whether other allocators give no node as much.
+/// Returns whether the range is wider than any podCIDR of other allocators.
 pub(crate) fn is_wide(range: &Cidr) -> bool {
     let mut widest = WIDEST.iter();
     widest.any(|(family, len)| *family == range.family() && range.len() < *len)
 }
 
-/// The podCIDRs of a Node that do not count.
+/// The podCIDRs of a Node that are too wide to count.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TooWide {
     /// The Node's name
     pub name: Text,
-    /// What it says that it has
+    /// The podCIDRs of the Node that do not count
     pub cidrs: Vec<Cidr>,
-    /// Whether an event told of it
+    /// Whether an event has reported them
     told: bool,
 }
 
-/// By the Node's UID.
+/// Keyed by the Node's UID.
 pub(crate) type AllTooWide = BTreeMap<Text, TooWide>;
 
 impl Registry {
-    /// Whether a node could have been given the range, by its pool or by another allocator.
+    /// Returns whether a node may get a range of this size, from its pool or from another allocator.
     pub(crate) fn could_be_given(&self, range: &Cidr) -> bool {
         let len_of = |pool: &PoolState| pool.space.block_len(range.family());
         let mut ours = self.pools.touching(range).filter_map(len_of);
@@ -54,13 +54,13 @@ impl Registry {
         counts_all || !is_wide(range) || ours.any(|len| len <= range.len())
     }
 
-    /// Whether a podCIDR of a Node counts; `listed` is the NodeSubnet of its name.
+    /// Returns whether a podCIDR of a Node counts; `listed` is the NodeSubnet of its name.
     pub(crate) fn counts(&self, cidr: &Cidr, node: &Node, listed: Option<&Subnet>) -> bool {
         let of_pool = |held: &HeldRange| held.pool.is_some();
         self.could_be_given(cidr) || listed_as(listed, node, cidr).is_some_and(of_pool)
     }
 
-    /// Notes which podCIDRs of a Node count for nothing.
+    /// Records which podCIDRs of a Node do not count.
     pub(crate) fn note_too_wide(&mut self, node: &Node, cidrs: Vec<Cidr>) {
         if cidrs.is_empty() {
             self.too_wide.remove(&node.uid);
@@ -73,8 +73,8 @@ impl Registry {
         self.too_wide.insert(node.uid.clone(), entry);
     }
 
-    /// Pools have changed, and with them what a node could have been given. Returns the names of nodes with wide
-    /// podCIDRs, which may be listed otherwise by now.
+    /// Checks the wide podCIDRs again after a change of pools. Returns the names of their nodes, whose NodeSubnets
+    /// may have to list them differently.
     pub(crate) fn recount_pod_cidrs(&mut self, world: &World) -> Vec<Text> {
         let names: Vec<Text> = self.too_wide.values().map(|it| it.name.clone()).collect();
         for name in &names {
@@ -85,14 +85,14 @@ impl Registry {
         names
     }
 
-    /// The podCIDRs that count for nothing and lie over pools, with the names of their Nodes.
+    /// Returns the podCIDRs that do not count and overlap a pool, with the names of their Nodes.
     pub(crate) fn too_wide(&self) -> impl Iterator<Item = (&Text, &Cidr)> {
         let all = self.too_wide.values();
         let all = all.flat_map(|it| it.cidrs.iter().map(move |cidr| (&it.name, cidr)));
         all.filter(|(_, cidr)| self.pools.is_any_over(cidr))
     }
 
-    /// Says of each once that it counts for nothing.
+    /// Reports each podCIDR that does not count, once.
     pub(crate) fn report_too_wide(&mut self, reports: &mut Vec<Report>) {
         let Registry {
             too_wide, pools, ..
@@ -108,14 +108,14 @@ impl Registry {
         }
     }
 
-    /// The podCIDRs of a Node that count.
+    /// Returns the podCIDRs of a Node that count.
     pub fn pod_cidrs<'a>(&'a self, node: &'a Node) -> impl Iterator<Item = &'a Cidr> {
         let left_out = self.too_wide.get(&node.uid);
         let counts = move |cidr: &&Cidr| left_out.is_none_or(|it| !it.cidrs.contains(cidr));
         node.pod_cidrs.iter().filter(counts)
     }
 
-    /// The podCIDRs of a Node as its NodeSubnet lists them.
+    /// Returns the podCIDRs of a Node as its NodeSubnet should list them.
     pub fn listed_pod_cidrs(&self, node: &Node, is: Option<&Subnet>) -> Vec<HeldRange> {
         let left_out = self.too_wide.get(&node.uid);
         let is_left_out = |cidr: &Cidr| left_out.is_some_and(|it| it.cidrs.contains(cidr));
@@ -130,7 +130,8 @@ impl Registry {
         listed
     }
 
-    /// Whether another node has or had addresses of the range. What rests from an earlier Node of the name is its own.
+    /// Returns whether another node has or had addresses of the range. A quarantined range of an earlier Node of the
+    /// same name does not count as another's.
     fn is_of_another(&self, range: &Cidr, node: &Node) -> bool {
         let is_own = |claim: &Claim| {
             self.who(claim.holder).is_some_and(|(name, uid)| {
@@ -143,7 +144,7 @@ impl Registry {
     }
 }
 
-/// How the NodeSubnet of that very Node lists a range, if it does.
+/// Returns how the NodeSubnet of this Node (by UID) lists a range, if it does.
 fn listed_as<'a>(is: Option<&'a Subnet>, node: &Node, cidr: &Cidr) -> Option<&'a HeldRange> {
     let is_its = |spec: &&NodeSubnetSpec| spec.node_uid.as_deref() == Some(&*node.uid);
     let spec = is?.spec.as_ref().ok().filter(is_its)?;
@@ -151,11 +152,11 @@ fn listed_as<'a>(is: Option<&'a Subnet>, node: &Node, cidr: &Cidr) -> Option<&'a
     spec.pod_cidrs.iter().find(is_it)
 }
 
-/// What to do about it.
+/// What an operator should do about a podCIDR that is too wide.
 pub const ADVICE: &str =
     "find out who wrote it, as a kubelet can; delete the Node object and restart its kubelet";
 
-/// What is wrong with a podCIDR that counts for nothing.
+/// Describes a podCIDR that does not count.
 pub fn too_wide_text(cidr: &Cidr) -> String {
     format!(
         "its podCIDR {cidr} is wider than any that a node could have been given, so it counts against no pool and is not listed to the node's agent: what pods there have of it may be given to others, too"
@@ -195,13 +196,13 @@ mod tests {
         Registry::rebuild(world, &[], NOW).0
     }
 
-    /// How many addresses of the pool nobody has.
+    /// Returns how many addresses of the pool are free.
     fn free(registry: &Registry) -> u128 {
         let pool = registry.pools.get("p").unwrap();
         crate::figures::figures(pool, Family::V4, registry).free
     }
 
-    /// What the NodeSubnet of that name should list, and what it lists, of it.
+    /// Returns a NodeSubnet of the node `liar` that lists these ranges.
     fn as_listed(world: &World, listed: &[HeldRange]) -> Subnet {
         let mut subnet = subnet("liar", &[], 0);
         let spec = subnet.spec.as_mut().unwrap();
@@ -354,7 +355,7 @@ mod tests {
         let listed = registry.listed_pod_cidrs(liar, None);
         let is = as_listed(&world, &listed);
         assert_eq!(withheld(&registry, Some(&is)), [true], "still");
-        // Who was there first gives on: its pods have addresses of it.
+        // A range that was listed first stays listed: pods have addresses of it.
         let given = HeldRange {
             withheld: false,
             ..listed[0].clone()

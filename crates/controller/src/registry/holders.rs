@@ -1,13 +1,13 @@
-//! Node UIDs as the ledger's holders, which are dense numbers.
+//! Node UIDs as holders of the ledger, which are dense numbers.
 //!
-//! A node has one holder for its podCIDRs and one for its blocks, as each comes and goes by itself.
+//! A node has one holder for its podCIDRs and one for its blocks.
 
 use std::collections::BTreeMap;
 
 use crate::cluster::seen::Text;
 use cadastre_core::Holder;
 
-/// What a node holds ranges for: podCIDRs come and go with the Node, blocks by themselves.
+/// What a node has ranges for. podCIDRs come and go with the Node, blocks independently of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Use {
     /// `node.spec.podCIDRs`
@@ -16,7 +16,7 @@ pub(crate) enum Use {
     Blocks,
 }
 
-/// Node UIDs as the ledger's dense holders.
+/// Maps node UIDs to the ledger's dense holders, and back.
 #[derive(Debug, Default)]
 pub(crate) struct Holders {
     by_uid: BTreeMap<(Use, Text), Holder>,
@@ -53,7 +53,7 @@ impl Holders {
         self.who.get(holder.0 as usize)?.as_ref()
     }
 
-    /// Only for UIDs without claims.
+    /// Frees the holder's number for reuse. The UID must not have claims.
     pub(crate) fn drop_uid(&mut self, purpose: Use, uid: &str) {
         if let Some(holder) = self.by_uid.remove(&(purpose, uid.into())) {
             self.who[holder.0 as usize] = None;

@@ -1,20 +1,19 @@
-//! Blocks that a node uses and the API has lost: those of a state that was put back to an older one.
+//! Adoption of blocks that a node uses but the API has lost, because the API server was restored from a backup.
 //!
-//! An agent tells of every block with addresses in use, also of one that its NodeSubnet lists no more. If
-//! nobody has a claim to such a range, it is the node's from then on, as if it had been listed: its object is
-//! made anew, and it is listed again. If somebody has, or the node could not have it now, it waits until something
-//! comes free, and nobody else gets any of it; the condition `Accepted` of the NodeSubnet says so meanwhile.
+//! An agent reports every block with addresses in use, even if its NodeSubnet no longer lists the block. If nobody
+//! has a claim to the range, the node gets the block as if it had been listed: its object is created again and it is
+//! listed again. If somebody has a claim, or the node could not get the block now, the block waits until something
+//! becomes free. Nobody else gets any part of it, and the condition `Accepted` of the NodeSubnet reports it.
 //!
-//! Of two agents that use the same block one is behind, and nobody knows which: neither gets it until the other
-//! says otherwise. So while agents have their say after a gap nothing is taken up; the list that ends that time shows
-//! all that was said. What a node used that dies before rests as if it had been listed.
+//! If two agents use the same block, one of them is outdated, and nobody knows which: neither gets it until the other
+//! no longer reports it. So nothing is adopted while agents are listened to after a gap; the list at the end of that
+//! time shows all reports. Blocks that a deleted node used are quarantined as if they had been listed.
 //!
 //! # Caveats
-//! Any agent could say so of any range, and keep it from others: as many blocks as a node may have at most.
-//! Only those are taken up that its node could get by asking: of pools
-//! that serve it, no larger than their blocks are, and not more than it may have. Only a leader that follows a gap
-//! leaves that limit aside: a node that got another block meanwhile uses the forgotten one all the same, and it
-//! would be given to somebody else.
+//! An agent can report any range and so keep it from others, up to the limit of blocks per node. A block is adopted
+//! only if its node could get it by demand: from a pool that serves the node, no larger than the pool's blocks,
+//! within the node's limit. Only a leader after a gap ignores that limit: a node that got another block meanwhile
+//! still uses the lost one, which would otherwise be allocated to another node.
 
 use std::collections::BTreeMap;
 
@@ -29,20 +28,20 @@ use cadastre_api::{Allocate, HeldBlock, MOST_BLOCKS};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Addr, Cidr};
 
-/// Blocks that agents use and cannot have for now, as somebody else has a claim to some of it or a pool is
-/// another one than it was, by the name of the node. Nobody else gets any of them meanwhile.
+/// Blocks that agents use but cannot have now, because somebody has a claim to part of it or the pool has changed; by
+/// the node's name. Nobody else gets any part of them.
 #[derive(Debug, Default)]
 pub struct Strays(BTreeMap<Text, Vec<Cidr>>);
 
 impl Strays {
-    /// An address of the range in a block that an agent uses.
+    /// Returns an address of the range that lies in a block that an agent uses.
     pub(crate) fn any_in(&self, range: &Cidr) -> Option<Addr> {
         let mut blocks = self.0.values().flatten();
         let used = blocks.find(|it| it.overlaps(range))?;
         Some(used.first().max(range.first()))
     }
 
-    /// Whether an agent uses some of the block, other than that of the node the very block.
+    /// Returns whether an agent uses part of the block. The agent of `node` may use exactly this block.
     pub(crate) fn speak_against(&self, block: &Cidr, node: &Text) -> bool {
         let mut all = self.0.iter();
         all.any(|(name, blocks)| {
@@ -51,12 +50,12 @@ impl Strays {
         })
     }
 
-    /// The nodes whose agents use any.
+    /// Returns the nodes whose agents use such blocks.
     pub fn nodes(&self) -> Vec<Text> {
         self.0.keys().cloned().collect()
     }
 
-    /// The node is gone, or what its agent uses is looked at anew. Returns what that was.
+    /// Forgets and returns the blocks of a node that is gone or whose report is to be read again.
     pub fn remove(&mut self, node: &Text) -> Vec<Cidr> {
         self.0.remove(node).unwrap_or_default()
     }
@@ -65,25 +64,25 @@ impl Strays {
         self.0.get(node).map_or(&[], Vec::as_slice)
     }
 
-    /// Whether the agent of a node uses any.
+    /// Returns whether the node's agent uses any such block.
     pub fn contains(&self, node: &str) -> bool {
         self.0.contains_key(node)
     }
 
-    /// Whether there are none.
+    /// Returns whether there are none.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Takes note of what the agent of a node uses: of as many blocks as one may have, each of a pool.
+    /// Records the blocks that a node's agent uses. The caller bounds their number.
     fn insert(&mut self, node: &Text, blocks: Vec<Cidr>) {
         self.0.insert(node.clone(), blocks);
     }
 }
 
 impl Registry {
-    /// Takes up what the agent of a node uses and nobody has. Returns it, and whether others may have now what
-    /// the agent uses no more.
+    /// Adopts blocks that a node's agent uses and nobody has a claim to. Returns them, and whether the agent has
+    /// stopped using a block that others may have now.
     pub fn take_up(&mut self, name: &Text, world: &World, now: Now) -> (Vec<Cidr>, bool) {
         let before = self.strays.remove(name);
         let taken = self.take_up_of(name, world, now);
@@ -119,7 +118,7 @@ impl Registry {
                     self.recall_listed(name, &node.uid, &held, true, world, now);
                     taken.push(word.cidr);
                 }
-                // Once something comes free, all have spoken, or a pool is another one, it may be.
+                // It may be possible once something becomes free, all agents have reported, or the pool changes.
                 _ => {
                     is_stray = true;
                     let is_of_pool = self.source_of(&word.cidr).is_some();
@@ -135,8 +134,7 @@ impl Registry {
         taken
     }
 
-    /// The node of that UID is gone, and its agent used blocks that nobody has: they are the dead node's, so that
-    /// they rest.
+    /// Records unclaimed blocks that the agent of a deleted node used, so that they are quarantined.
     pub(crate) fn keep_for_rest(&mut self, name: &Text, uid: &Text, world: &World, now: Now) {
         let report = world.subnets.get(name).and_then(|it| it.report.as_deref());
         let report = report.filter(|it| it.node_uid == *uid);
@@ -149,7 +147,7 @@ impl Registry {
         }
     }
 
-    /// The same of all nodes that died while nobody led.
+    /// Quarantines the blocks that agents of nodes used that were deleted while nobody led.
     pub(crate) fn keep_of_dead_for_rest(&mut self, world: &World, now: Now) {
         for subnet in world.subnets.iter() {
             let Some(report) = &subnet.report else {
@@ -166,21 +164,21 @@ impl Registry {
         }
     }
 
-    /// An address of a resting block that an agent uses although no pool could give it today. So the object is
-    /// all that keeps it from others: it rests until the agent says otherwise.
+    /// Returns an address of a quarantined block that an agent uses, if no pool could allocate the block today. Then
+    /// only the block's object keeps it from others: it must stay until the agent no longer uses it.
     pub(crate) fn rests_in_use(&self, block: &Cidr) -> Option<Addr> {
         let is_given = self.source_of(block).is_some();
         self.strays.any_in(block).filter(|_| !is_given)
     }
 
-    /// The pool that could have given the block to some node.
+    /// Returns the pool that could have allocated the block to some node.
     fn source_of(&self, block: &Cidr) -> Option<&PoolState> {
         let pool = self.pools.of(block)?;
         let len = pool.space.block_len(block.family())?;
         (pool.allocate == Allocate::Blocks && len <= block.len()).then_some(pool)
     }
 
-    /// The block as the node could have got it by asking, `more` of them besides those that it has.
+    /// Returns the block if the node could get it by demand, with `more` blocks besides those that it has.
     fn could_get(
         &self,
         word: &BlockWord,
@@ -199,7 +197,7 @@ impl Registry {
     }
 }
 
-/// As a NodeSubnet lists the block.
+/// Returns the block as a NodeSubnet lists it.
 fn held(word: &BlockWord, pool: &PoolState) -> HeldBlock {
     HeldBlock {
         cidr: word.cidr.to_string(),
@@ -223,7 +221,7 @@ mod tests {
         Cidr::parse_strict(text).unwrap()
     }
 
-    /// Listed `blocks`, and using those of `used` besides.
+    /// Returns a NodeSubnet that lists `blocks`, while its agent also uses the blocks in `used`.
     fn using(name: &str, blocks: &[&str], used: &[&str]) -> Subnet {
         let mut subnet = subnet(name, blocks, 0);
         let report = subnet.report.as_mut().unwrap();
@@ -270,7 +268,7 @@ mod tests {
         let used = ["10.0.0.32/28", "10.0.0.64/27", "10.9.0.0/28"];
         let world = world(vec![using("n1", &["10.0.0.16/28"], &used)]);
         let (mut registry, _) = Registry::rebuild(&world, &[], NOW);
-        // Not what is larger than a block, or of no pool.
+        // Not adopted: a block that is larger than the pool's blocks, and one outside all pools.
         assert_eq!(taken(&mut registry, &world, "n1"), ["10.0.0.32/28"]);
         let listed = registry.listed_blocks("n1", None);
         let listed: Vec<&str> = listed.iter().map(|it| it.cidr.as_str()).collect();
@@ -343,7 +341,7 @@ mod tests {
 
     #[test]
     fn no_part_of_what_an_agent_uses_goes_to_others() {
-        // Half of what n2 uses is claimed, so it cannot have it back; the other half is free.
+        // Half of what n2 uses is claimed, so n2 cannot get it back; the other half is free.
         let n1 = using("n1", &["10.0.0.16/29"], &[]);
         let world = world(vec![n1, using("n2", &[], &["10.0.0.16/28"])]);
         let (mut registry, _) = Registry::rebuild(&world, &[], NOW);

@@ -1,4 +1,4 @@
-//! One block, and what has to be done about it.
+//! A block's state, and the next step for its object.
 
 use std::time::Duration;
 
@@ -11,45 +11,45 @@ use crate::registry::whole_seconds;
 use cadastre_api::Recall;
 use cadastre_core::{Cidr, ClaimId, State};
 
-/// One block.
+/// State of one block.
 #[derive(Clone, Debug)]
 pub struct Entry {
-    /// The range
+    /// Range of the block
     pub cidr: Cidr,
-    /// The pool that it was carved from
+    /// The pool that it was allocated from
     pub pool: Text,
-    /// Who has it
+    /// The node that has it, or had it before quarantine
     pub owner: Owner,
-    /// Since when
+    /// Since when the owner has it
     pub since: Timestamp,
-    /// When its quarantine is over at the earliest, for people and for the next leader
+    /// Earliest end of its quarantine as wall time, for people and for the next leader
     pub until: Option<Timestamp>,
-    /// The same, monotonic
+    /// The same end, monotonic
     pub rests_until: Option<Duration>,
     /// Its claim in the ledger
     pub claim: ClaimId,
-    /// UID of its object, the last that is known
+    /// The last known UID of its object
     pub uid: Option<Text>,
-    /// Whether it is its owner's for sure
+    /// Whether the block is no longer provisional
     pub confirmed: bool,
-    /// What has to be done
+    /// The next request about its object
     pub step: Step,
-    /// Whether a request about its object is on its way
+    /// Whether a request about its object is in flight
     pub in_flight: bool,
-    /// Whether its object has to be read first: what became of a write is not known
+    /// Whether its object has to be read first, as a write is indeterminate
     pub to_read: bool,
-    /// Until when the watch has time to show it, monotonic
+    /// Until when the watch has time to show its object, monotonic
     pub await_until: Duration,
-    /// Whether it is asked back
+    /// Whether and how it is recalled
     pub recall: Option<Recall>,
-    /// Since when it is asked back for nodes that wait, monotonic
+    /// Since when it is recalled for nodes that wait, monotonic
     pub recalled_at: Option<Duration>,
     /// Since when it is empty, monotonic
     pub idle_since: Option<Duration>,
 }
 
 impl Entry {
-    /// A block of that owner from now on: provisional, with its object still to be made.
+    /// Creates a provisional block, whose object is still to be created.
     pub(crate) fn new(cidr: Cidr, pool: Text, owner: Owner, claim: ClaimId, now: Now) -> Self {
         Entry {
             cidr,
@@ -71,7 +71,7 @@ impl Entry {
         }
     }
 
-    /// How sure its claim is.
+    /// Returns the state of its claim in the ledger.
     pub(crate) fn state(&self) -> State {
         match (self.owner.resting, self.confirmed) {
             (true, _) => State::Resting,
@@ -80,17 +80,17 @@ impl Entry {
         }
     }
 
-    /// Whether it is a live node's for sure, and stays so for now.
+    /// Returns whether a live node has the block, and it is not about to be deleted.
     pub fn is_held(&self) -> bool {
         self.confirmed && !self.owner.resting && !self.is_leaving()
     }
 
-    /// Whether the agent of its owner has let go of it.
+    /// Returns whether the owner's agent has released it.
     pub(crate) fn is_released(&self, report: Option<&AgentReport>) -> bool {
         self.word(report).is_some_and(|word| word.released)
     }
 
-    /// The spec that its object should have.
+    /// Returns the spec that its object should have.
     pub fn spec(&self) -> BlockSpec {
         BlockSpec {
             cidr: self.cidr,
@@ -101,17 +101,17 @@ impl Entry {
         }
     }
 
-    /// Whether it is chosen only: the API server has not been asked for it.
+    /// Returns whether it exists only in the ledger: no request for its object was sent yet.
     pub(crate) fn is_unasked(&self) -> bool {
         !self.confirmed && self.step == Step::Create && !self.in_flight && !self.to_read
     }
 
-    /// Whether it is on its way out: lost against another, or let go.
+    /// Returns whether it is to be deleted: an older block overlaps it, or it was released.
     pub(crate) fn is_leaving(&self) -> bool {
         self.step == Step::Delete
     }
 
-    /// What the agent of its owner says of it.
+    /// Returns the report of the owner's agent about it.
     pub fn word<'a>(&self, report: Option<&'a AgentReport>) -> Option<&'a BlockWord> {
         let report = report.filter(|report| report.node_uid == self.owner.uid)?;
         report.of_block(&self.cidr, self.uid.as_deref()?)

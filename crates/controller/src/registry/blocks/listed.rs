@@ -1,4 +1,4 @@
-//! What NodeSubnets list, and should list.
+//! Blocks in NodeSubnets: those that are listed, and those that should be.
 
 use std::collections::BTreeSet;
 
@@ -14,12 +14,12 @@ use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, Span, State};
 
 impl Registry {
-    /// Reads all blocks: objects first, then what NodeSubnets list, then whose owner is gone.
+    /// Reads all blocks: first objects, then the lists of NodeSubnets. Then quarantines blocks whose owner is gone.
     pub(crate) fn rebuild_blocks(&mut self, world: &World, now: Now) {
         for block in world.blocks.iter() {
             self.block_seen(block, now);
         }
-        // What lives is right whatever a list for the dead says, which may be very old.
+        // Lists of live nodes come first: a list of a deleted node may be very old.
         for alive in [true, false] {
             let subnets = world.subnets.iter();
             for subnet in subnets.filter(|_| !Mutation::ListedBlocksNotRead.is_on()) {
@@ -50,9 +50,9 @@ impl Registry {
         }
     }
 
-    /// A block that the NodeSubnet of a live node lists is that node's, whatever its object says by now, unless
-    /// another node has or had it since, as another object. The list for a dead one tells only of what nobody
-    /// else has a claim to.
+    /// Records a listed block. A block that the NodeSubnet of a live node lists belongs to that node, whatever its
+    /// object says, unless another node has or had it since as another object. The list of a deleted node counts only
+    /// for ranges that nobody else has a claim to.
     pub(crate) fn recall_listed(
         &mut self,
         name: &Text,
@@ -73,8 +73,8 @@ impl Registry {
         if !alive && theirs {
             return;
         }
-        // A list that names an earlier block of that range than another node got is of before: a late write made
-        // it again. An object that was made late and that no list names has given nothing to anybody.
+        // If the list names an earlier object of this range than another node got, a late write has restored an
+        // outdated list. But an object that was created late and that no list names was never used by anybody.
         let is_earlier = |entry: &Entry| {
             let is_other = |uid: &Text| **uid != *held.uid;
             let is_another = entry.uid.as_ref().is_some_and(is_other);
@@ -109,8 +109,8 @@ impl Registry {
         }
     }
 
-    /// A late write of an earlier leader may list a live node a block that is not in the books, rests, or is not
-    /// judged yet: from then on it is the node's, until its agent lets go of it.
+    /// Records listed blocks that are unknown, quarantined or provisional: a late write of an earlier leader may have
+    /// listed them. From then on the node has them until its agent releases them.
     pub(crate) fn blocks_told(&mut self, name: &Text, world: &World, now: Now) -> Vec<Cidr> {
         let subnet = world.subnets.get(name);
         let Some(Ok(spec)) = subnet.map(|subnet| &subnet.spec) else {
@@ -132,8 +132,8 @@ impl Registry {
             if Mutation::LateListIgnored.is_on() {
                 continue;
             }
-            // What rests from a node that is gone was given back by that write; what is not judged yet was
-            // found to be the first by whoever wrote it.
+            // That write allocated a quarantined block to the node again; its writer had found a provisional one to
+            // be the oldest.
             let is_new = |entry: &Entry| {
                 let own = entry.owner.uid == node.uid;
                 entry.owner.resting || (own && !entry.confirmed && !entry.is_leaving())
@@ -146,8 +146,8 @@ impl Registry {
         told
     }
 
-    /// The blocks of a node that its agent has let go and its NodeSubnet lists no more: they may end.
-    /// What is seen of the NodeSubnet is one version of it, so no older write can list them again.
+    /// Marks for deletion the blocks that a node's agent has released and its NodeSubnet no longer lists. Both come
+    /// from one version of the NodeSubnet, so no older write can list them again.
     pub(crate) fn blocks_let_go(&mut self, name: &Text, world: &World) -> Vec<Cidr> {
         let Some(node) = world.nodes.get(name) else {
             return Vec::new();
@@ -180,8 +180,7 @@ impl Registry {
         cidrs
     }
 
-    /// The blocks that a NodeSubnet should list for a node's UID: confirmed, and not let go by its
-    /// agent.
+    /// Returns the blocks that a NodeSubnet should list for a node's UID: confirmed, and not released by its agent.
     pub(crate) fn listed_blocks(&self, uid: &str, report: Option<&AgentReport>) -> Vec<HeldBlock> {
         let stays = |entry: &&Entry| entry.is_held() && !entry.is_released(report);
         self.blocks
@@ -203,7 +202,7 @@ impl Registry {
             .collect()
     }
 
-    /// How many addresses of a block of that pool are given out without being asked for.
+    /// Returns how many addresses of a block are assigned to pods that do not ask for a particular one.
     pub fn usable(&self, cidr: &Cidr, pool: &str) -> u128 {
         let pool = self.pools.get(pool);
         let mut reserved: Vec<(u128, u128)> = pool
@@ -226,8 +225,8 @@ impl Registry {
     }
 }
 
-/// What of a block these spans are, as a NodeSubnet says it. Where they are more than it may list the whole block is:
-/// it gives nothing, rather than what is reserved.
+/// Returns the parts of a block in these spans, as a NodeSubnet lists them. If there are too many for the list, it
+/// returns the whole block: rather no address than a reserved one.
 fn within(cidr: &Cidr, spans: &[Span]) -> Vec<String> {
     let inside = spans.iter().filter_map(|span| span.within(cidr));
     let mut texts: Vec<String> = inside.map(|span| span.to_string()).collect();
@@ -239,7 +238,7 @@ fn within(cidr: &Cidr, spans: &[Span]) -> Vec<String> {
     texts
 }
 
-/// Whether the NodeSubnet of its owner lists that very block.
+/// Returns whether the NodeSubnet of its owner lists this very object.
 fn is_listed(entry: &Entry, world: &World) -> bool {
     let subnet = world.subnets.get(&entry.owner.name);
     let spec = subnet.and_then(|it| it.spec.as_ref().ok());
@@ -249,7 +248,7 @@ fn is_listed(entry: &Entry, world: &World) -> bool {
     spec.is_some_and(|spec| spec.blocks.iter().any(is_it))
 }
 
-/// The machine of a node that is gone, as its NodeSubnet remembers it.
+/// Returns the machine of a deleted node, as its NodeSubnet records it.
 pub(crate) fn machine_in(world: &World, name: &Text, uid: &Text) -> Machine {
     let spec = world.subnets.get(name).and_then(|it| it.spec.as_ref().ok());
     let spec = spec.filter(|spec| spec.node_uid.as_deref() == Some(&**uid));

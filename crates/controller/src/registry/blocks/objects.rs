@@ -1,4 +1,4 @@
-//! What the watch shows of blocks' objects, and which of two that overlap stays.
+//! How the ledger follows blocks' objects on the watch, and which of two overlapping blocks stays.
 
 use super::{Entry, Noted};
 use crate::Now;
@@ -12,7 +12,7 @@ use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, State};
 
 impl Registry {
-    /// An object is there, or has changed.
+    /// Takes in an object that was created or has changed.
     pub(crate) fn block_seen(&mut self, block: &Block, now: Now) -> Noted {
         let mut noted = Noted::default();
         let Some(spec) = sound(block) else {
@@ -29,7 +29,7 @@ impl Registry {
         let ours = entry.owner.uid == spec.owner.uid;
         let owner = entry.owner.name.clone();
         if !entry.confirmed && !ours {
-            // Somebody else was first with that name: it is theirs, and our node needs another.
+            // Another writer created the object first: the block is its owner's, and our node needs another one.
             if let Some(entry) = self.drop_block(&cidr) {
                 noted.nodes.push(entry.owner.name);
             }
@@ -48,7 +48,7 @@ impl Registry {
             noted.nodes.push(owner);
         }
         if entry.step != Step::Delete {
-            // Until it is judged nothing is written to it: an untouched object tells its age.
+            // A provisional object is not written: only an untouched object shows when it was created.
             let differs = entry.confirmed && *spec != wanted;
             entry.step = if differs {
                 Step::Replace
@@ -63,8 +63,9 @@ impl Registry {
         noted
     }
 
-    /// An object that says nothing any more is written anew where its block is known. Where one was
-    /// to be created under its name, it rests: nobody knows who had it, but no node is listed it.
+    /// Takes in an object with an invalid spec. The object of a confirmed block is written again. If a provisional
+    /// block was to be created under that name, the range is quarantined: nobody knows who had it, but no node lists
+    /// it.
     pub(crate) fn block_spoiled(&mut self, block: &Block, now: Now, noted: &mut Noted) {
         let known = self.blocks.entries.values();
         let known = known.filter(|entry| *block.name == *block_name(&entry.cidr));
@@ -87,7 +88,8 @@ impl Registry {
         }
         if let Some(entry) = self.blocks.get_mut(&cidr) {
             entry.uid = Some(block.uid.clone());
-            // What says another CIDR cannot be mended, as that field is immutable: after its rest it goes.
+            // An object with another CIDR cannot be repaired, as the field is immutable: it is deleted after its
+            // quarantine.
             entry.step = if confirmed {
                 Step::Replace
             } else {
@@ -97,7 +99,7 @@ impl Registry {
         }
     }
 
-    /// An object is gone.
+    /// Takes in the deletion of an object.
     pub fn block_gone(&mut self, block: &Block) -> Noted {
         let mut noted = Noted::default();
         let Some(spec) = sound(block) else {
@@ -137,7 +139,7 @@ impl Registry {
             until: spec.until,
             rests_until: owner.resting.then_some(now.mono + left),
             uid: Some(block.uid.clone()),
-            // Only what has been its owner's comes to rest.
+            // Quarantine is written only to objects of confirmed blocks.
             confirmed: owner.resting,
             step: Step::Settled,
             ..Entry::new(spec.cidr, spec.pool.clone(), owner.clone(), claim, now)
@@ -149,14 +151,14 @@ impl Registry {
         }
     }
 
-    /// Judges the blocks whose objects the watch has shown, unless a list runs: then the objects are
-    /// not in the order in which they were made.
+    /// Decides which provisional blocks are confirmed, except during a list, which does not deliver objects in the
+    /// order of their creation.
     pub fn judge_blocks(&mut self, world: &World) -> Noted {
         let mut noted = Noted::default();
         if world.blocks.is_listing() && !Mutation::BlocksJudgedDuringList.is_on() {
             return noted;
         }
-        // What rests takes nothing from anybody, so the living come first.
+        // Quarantined blocks take nothing from anybody, so blocks of live nodes come first.
         let mut to_judge: Vec<Cidr> = std::mem::take(&mut self.blocks.to_judge)
             .into_iter()
             .collect();
@@ -170,7 +172,7 @@ impl Registry {
                 continue;
             }
             let name = entry.owner.name.clone();
-            // It might have been used.
+            // The deleted owner might have used it.
             let rests = entry.owner.resting;
             if rests || self.is_first(&cidr, world) {
                 self.confirm(&cidr);
@@ -190,8 +192,8 @@ impl Registry {
         noted
     }
 
-    /// Agents have had their say after a gap: what no NodeSubnet lists yet, and the agent of another node
-    /// uses, is of a state that is no more, and ends. Returns it.
+    /// Marks for deletion the provisional blocks that another node's agent uses: they are from a state before the
+    /// restore. Called when the time to listen to agents ends. Returns them.
     pub(crate) fn yield_to_strays(&mut self) -> Vec<Cidr> {
         let mut ended = Vec::new();
         for cidr in self.blocks.to_judge.clone() {
@@ -207,7 +209,7 @@ impl Registry {
         ended
     }
 
-    /// Whether nothing that overlaps the block stood before it.
+    /// Returns whether nothing older overlaps the block.
     fn is_first(&self, cidr: &Cidr, world: &World) -> bool {
         let Some(mine) = Self::age(cidr, world) else {
             return false;
@@ -225,16 +227,16 @@ impl Registry {
             {
                 Some(other) if other.is_leaving() && !other.confirmed => true,
                 Some(other) if other.confirmed => false,
-                // One without an object yet will find this one before it.
+                // A block without an object yet will find this one before it.
                 Some(other) => Self::age(&other.cidr, world).is_none_or(|theirs| mine < theirs),
-                // A podCIDR, or what rests of one.
+                // A podCIDR, possibly in quarantine.
                 None => Mutation::BlockDoesNotYieldToPodCidr.is_on(),
             }
         })
     }
 
-    /// When an object was made, in comparison with others: what has been changed since was somebody's
-    /// before.
+    /// Returns a key that orders objects by creation. An object that was changed since counts as older: a node had
+    /// it.
     fn age(cidr: &Cidr, world: &World) -> Option<(bool, u64)> {
         let block = world.blocks.get(&block_name(cidr))?;
         let touched = block.touched && !Mutation::EditedBlockKeepsItsAge.is_on();
@@ -242,7 +244,7 @@ impl Registry {
     }
 }
 
-/// The spec of an object that can be used: one whose name is not that of its CIDR locks nothing.
+/// Returns the spec of a valid object. An object whose name is not that of its CIDR is no lock, so it is invalid.
 pub(crate) fn sound(block: &Block) -> Option<&BlockSpec> {
     let spec = block.spec.as_ref().ok()?;
     (*block.name == *block_name(&spec.cidr)).then_some(spec)

@@ -1,4 +1,4 @@
-//! Who has a block: carved, at rest after its node, back with the machine, ended.
+//! Changes of a block's owner: allocation, quarantine, return to the same machine, end.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, ClaimId, State};
 
 impl Registry {
-    /// Takes note of a block that has just been carved for a node, under the claim of the ledger.
+    /// Records a block that was just allocated to a node, with its claim in the ledger.
     pub(crate) fn begin_block(
         &mut self,
         claim: ClaimId,
@@ -35,7 +35,7 @@ impl Registry {
         }
     }
 
-    /// The node's UID is gone: its blocks rest, or are free where nobody has heard of them. Returns all.
+    /// Quarantines the blocks of a node whose UID is gone, or frees those whose creation was never sent. Returns all.
     pub(crate) fn retire_blocks(
         &mut self,
         name: &Text,
@@ -78,8 +78,8 @@ impl Registry {
         cidrs
     }
 
-    /// Somebody else gave a node these ranges: blocks in them that were chosen only are given up. Returns the
-    /// names of the nodes that they were chosen for.
+    /// Drops blocks that are not requested yet and overlap ranges of a foreign allocator. Returns the names of the
+    /// nodes that they were for.
     pub(crate) fn give_up_unasked(&mut self, foreign: &[Cidr]) -> Vec<Text> {
         let lies_there = |entry: &&Entry| foreign.iter().any(|it| it.overlaps(&entry.cidr));
         let given_up = self.blocks.iter().filter(|it| it.is_unasked());
@@ -94,8 +94,7 @@ impl Registry {
         given_up.into_iter().map(drop).collect()
     }
 
-    /// The machine is back as another Node: it gets the blocks back that rest from it, where their
-    /// pool still serves it. Returns them.
+    /// Allocates the quarantined blocks of a machine to its new Node, if their pool still serves it. Returns them.
     pub(crate) fn give_blocks_back(&mut self, node: &Node, now: Now) -> Vec<Cidr> {
         let resting = self.resting_blocks_of(node);
         for cidr in &resting {
@@ -128,8 +127,8 @@ impl Registry {
         alone.map(|entry| entry.cidr).collect()
     }
 
-    /// Whether nothing else has a claim to any of it, but for what rests inside it from the same node: a block
-    /// that came late, and that goes on resting.
+    /// Returns whether nothing else has a claim to part of the block, except quarantined blocks inside it from the
+    /// same node: they were created late and stay in quarantine.
     fn is_alone(&self, entry: &Entry) -> bool {
         let holder = self.ledger.get(entry.claim).map(|own| own.holder);
         self.ledger.overlapping(&entry.cidr).all(|(id, claim)| {
@@ -140,7 +139,7 @@ impl Registry {
         })
     }
 
-    /// Ends a block: its range is free, unless something else holds it too.
+    /// Ends a block: its range is free, unless something else has a claim to it too.
     pub(crate) fn drop_block(&mut self, cidr: &Cidr) -> Option<Entry> {
         let entry = self.blocks.remove(cidr)?;
         self.ledger.release(entry.claim);

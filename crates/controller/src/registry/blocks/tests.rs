@@ -1,4 +1,4 @@
-//! What is held when objects, lists and nodes do not say the same.
+//! Which node has a block when objects, lists and nodes disagree.
 
 use std::time::Duration;
 
@@ -115,7 +115,7 @@ fn owner(registry: &Registry) -> (String, bool) {
 #[test]
 fn a_later_block_of_the_dead_takes_nothing_from_the_living() {
     let older = object("a", "alive", false);
-    // As of a creation that came late, for a node that is gone by now.
+    // From a creation that arrived late, for a node that is gone by now.
     let mut newer = object("b", "dead", false);
     newer.name = block_name(&cidr("10.0.0.0/25")).into();
     (newer.uid, newer.version) = ("b2".into(), 9);
@@ -162,7 +162,7 @@ fn a_list_that_names_an_earlier_block_takes_none_from_whose_it_is_now() {
         if let Ok(spec) = &mut theirs.spec {
             spec.blocks[0].uid = "b2".to_owned();
         }
-        // As of a creation that came late, after people had deleted the NodeSubnet.
+        // From a creation that arrived late, after somebody had deleted the NodeSubnet.
         let mut lists = vec![list("a", "alive")];
         lists.extend((!rests).then_some(theirs));
         let world = world(&nodes, &[later], &lists);
@@ -176,7 +176,7 @@ fn a_list_that_names_an_earlier_block_takes_none_from_whose_it_is_now() {
 #[test]
 fn an_object_that_was_made_late_takes_no_block_from_the_node_that_is_listed_it() {
     for lives in [false, true] {
-        // People deleted the object that the list names.
+        // Somebody deleted the object that the list names.
         let mut late = object("b", "other", false);
         late.uid = "b2".into();
         let mut nodes = vec![node("a", "alive", &[])];
@@ -216,7 +216,7 @@ fn what_a_late_write_lists_to_a_live_node_rests_no_more() {
     let rests = object("a", "dead", true);
     let mut world = world(&[node("a", "alive", &[])], &[rests], &[]);
     let (mut registry, _) = Registry::rebuild(&world, &[], now());
-    // It is on its way out.
+    // It is about to be deleted.
     registry.blocks.get_mut(&cidr(BLOCK)).unwrap().step = Step::Delete;
     world.subnets.change(Change::Applied(list("a", "alive")));
     let told = registry.blocks_told(&"a".into(), &world, now());
@@ -296,7 +296,7 @@ fn the_first_block_comes_from_the_next_pool_where_the_best_is_full() {
     assert!(reports.is_empty(), "it waits for nothing: {reports:?}");
 }
 
-/// A block of that owner and its object, which was edited or not.
+/// Returns the object of a block of that owner, edited since its creation or not.
 fn of(range: &str, owner: &str, version: u64, touched: bool) -> Block {
     let mut block = object(owner, owner, false);
     let spec = block.spec.as_mut().unwrap();
@@ -310,7 +310,7 @@ fn of(range: &str, owner: &str, version: u64, touched: bool) -> Block {
     }
 }
 
-/// The ranges that stay, once it is judged which of the blocks was first.
+/// Returns the ranges that are confirmed when all blocks are judged.
 fn judged(world: &World) -> Vec<String> {
     let (mut registry, _) = Registry::rebuild(world, &[], now());
     registry.judge_blocks(world);
