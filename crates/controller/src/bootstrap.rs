@@ -1,22 +1,22 @@
-//! The default pool of a cluster that has none.
+//! Decides on the default pool of a cluster that has none.
 //!
-//! Where no IPPool exists one is made, from the first source that names ranges: the flags, else the
-//! podSubnet that kubeadm was given, else a private range that overlaps neither nodes nor services.
-//! What is made is an ordinary pool, to be changed like any other.
+//! If no IPPool exists, one is created from the first source that names ranges: the flags, else kubeadm's podSubnet,
+//! else a private range that overlaps neither nodes nor services. It is an ordinary pool, which can be changed like
+//! any other.
 //!
 //! # Guarantees
-//! - At most one pool, always of the same name, which is to be created and never updated: of two
-//!   controllers that see different things the second is refused by the API server.
-//! - One source decides: who gave ranges of one family wants no other. Both families of a source are
-//!   one dual-stack pool, since a node gets all its ranges from one pool.
-//! - Nothing is made beside pools that exist, also not for a family that none of them has: the nodes
-//!   that it served would be without the other family.
-//! - A source that cannot be read is an error. It is not skipped, as the next one would give ranges
-//!   that nobody meant.
+//! - At most one pool, always of the same name, is created and never updated: if two controllers decide differently,
+//!   the API server rejects the second creation.
+//! - One source decides: ranges of one family mean that no other family is wanted. Both families of a source become
+//!   one dual-stack pool, as a node gets all its ranges from one pool.
+//! - Nothing is created beside existing pools, even if a family is missing in all of them: a node of the new pool
+//!   would lack the other family.
+//! - A source that cannot be read is an error. It is not skipped, as the next source would supply ranges that nobody
+//!   intended.
 //!
 //! # Caveats
-//! - A default pool that is deleted comes back where it was the only one: create another pool first,
-//!   or set `disabled` on it.
+//! - A deleted default pool is created again if it was the only pool: create another pool first, or set `disabled` on
+//!   it.
 
 use std::fmt;
 
@@ -25,14 +25,14 @@ use serde::Deserialize;
 use cadastre_api::{Allocate, IPPool, IPPoolSpec};
 use cadastre_core::{Addr, Cidr, CidrError, Dual, Family};
 
-/// The name of the default pool.
+/// Name of the default pool.
 pub(crate) const NAME: &str = "default";
 
-/// Where kubeadm leaves what it was told: namespace, ConfigMap, key.
+/// Location of kubeadm's configuration: namespace, ConfigMap, key.
 pub(crate) const KUBEADM: (&str, &str, &str) =
     ("kube-system", "kubeadm-config", "ClusterConfiguration");
 
-/// Private ranges, best first: what most clusters use, then what clouds and hosts use least.
+/// Private ranges in order of preference: the usual one first, then those that clouds and hosts use least.
 const PRIVATE: Dual<&[&str]> = Dual {
     v4: &[
         "10.244.0.0/16",
@@ -57,98 +57,98 @@ const PRIVATE: Dual<&[&str]> = Dual {
     ],
 };
 
-/// What is known of the cluster.
+/// Facts about the cluster, on which the decision is based.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Cluster<'a> {
-    /// The families that any IPPool has, whether it serves or not; both, if one cannot be read
+    /// Families of all IPPools, whether they serve or not; both if a pool cannot be read
     pub pools: Dual<bool>,
-    /// The ranges that flags name; none: not given
+    /// Ranges from flags; empty if not given
     pub flags: &'a [Cidr],
-    /// The text under [`KUBEADM`]; `None`: no such ConfigMap
+    /// The text under [`KUBEADM`]; `None` if there is no such ConfigMap
     pub kubeadm: Option<&'a str>,
-    /// All addresses of all nodes
+    /// Addresses of all nodes
     pub node_addresses: &'a [Addr],
-    /// The service ranges, where they are known
+    /// Known service ranges
     pub services: &'a [Cidr],
 }
 
-/// What is to be done.
+/// The decision.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Bootstrap {
-    /// Create this pool. That one of the name exists is no error.
+    /// Create this pool; it is no error if a pool of that name exists.
     Create {
-        /// The pool
+        /// The pool to create
         pool: Box<IPPool>,
         /// Where its ranges come from
         source: Source,
     },
-    /// Nothing for now.
+    /// Create nothing for now.
     Nothing(Idle),
 }
 
 /// Where the ranges of the default pool come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
-    /// Flags of the controller
+    /// The controller's flags
     Flags,
-    /// The ConfigMap of kubeadm
+    /// kubeadm's ConfigMap
     Kubeadm,
-    /// The list of private ranges
+    /// The built-in private ranges
     Private,
 }
 
-/// Why no pool is made.
+/// Why no pool is created, although nothing is wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Idle {
-    /// There are pools. A family that flags name and none of them has is told of.
+    /// Pools exist. If flags name a family that no pool has, the message says so.
     PoolsExist {
-        /// That family
+        /// A family that flags name and no pool has
         lacking: Option<Family>,
     },
-    /// No node has an address yet, so nothing tells which families and ranges are of use.
+    /// No node has an address yet, so it is unknown which families and ranges are suitable.
     NoNode,
 }
 
-/// Why no pool can be made; somebody must act.
+/// Why no pool can be created; an operator must act.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum BootstrapError {
-    /// The text in the ConfigMap is not what kubeadm writes.
+    /// The text in the ConfigMap is not a ClusterConfiguration.
     #[error(
         "no default pool: ClusterConfiguration in ConfigMap kube-system/kubeadm-config cannot be read: correct it, or create an IPPool: {why}"
     )]
     Kubeadm {
-        /// What the reader said
+        /// The parser's message
         why: String,
     },
-    /// A part of `networking.podSubnet` is no CIDR.
+    /// A part of `networking.podSubnet` is not a CIDR.
     #[error(
         "no default pool: networking.podSubnet in ConfigMap kube-system/kubeadm-config is unclear: correct it, or create an IPPool: {0}"
     )]
     PodSubnet(CidrError),
-    /// A range holds not even one block.
+    /// A range is smaller than one block.
     #[error(
         "no default pool: {range} ({from}) is smaller than the /{block} that a node gets: give a wider range, or create an IPPool with a larger blockSize"
     )]
     TooSmall {
-        /// The range
+        /// The range that is too small
         range: Cidr,
         /// Prefix length of a block
         block: u32,
         /// Where the range comes from
         from: Source,
     },
-    /// All private ranges of a family are in use by something else.
+    /// All private ranges of a family overlap nodes or services.
     #[error(
         "no default pool: nodes or services have addresses in each of the private {family} ranges that are tried ({}): create an IPPool with a range of your own",
         PRIVATE.get(*family).join(", ")
     )]
     NoPrivateRange {
-        /// The family
+        /// Family without a range
         family: Family,
     },
 }
 
-/// What is to be done about the default pool.
+/// Decides whether to create a default pool, and with which ranges.
 pub(crate) fn decide(cluster: &Cluster, allocate: Allocate) -> Result<Bootstrap, BootstrapError> {
     if cluster.pools.v4 || cluster.pools.v6 {
         let lacks = |range: &Cidr| !*cluster.pools.get(range.family());
@@ -175,7 +175,7 @@ pub(crate) fn decide(cluster: &Cluster, allocate: Allocate) -> Result<Bootstrap,
     if cluster.node_addresses.is_empty() {
         return Ok(Bootstrap::Nothing(Idle::NoNode));
     }
-    // Only a hint: servers that have ServiceCIDR objects tell better.
+    // Only a hint: ServiceCIDR objects, where they exist, are more reliable.
     let hinted =
         subnets(service_subnet.as_deref()).filter_map(|text| Cidr::parse_lenient(text).ok());
     let services: Vec<Cidr> = cluster.services.iter().copied().chain(hinted).collect();
@@ -216,7 +216,7 @@ fn create(ranges: &[Cidr], from: Source, allocate: Allocate) -> Result<Bootstrap
     })
 }
 
-/// The first private range in which no node has an address and no service can have one.
+/// Returns the first private range without a node's address that overlaps no service range.
 fn private(family: Family, nodes: &[Addr], services: &[Cidr]) -> Result<Cidr, BootstrapError> {
     let is_free = |range: &Cidr| {
         !nodes.iter().any(|address| range.contains_addr(*address))
@@ -229,7 +229,7 @@ fn private(family: Family, nodes: &[Addr], services: &[Cidr]) -> Result<Cidr, Bo
         .ok_or(BootstrapError::NoPrivateRange { family })
 }
 
-/// The part of kubeadm's ClusterConfiguration that is of use.
+/// The part of kubeadm's ClusterConfiguration that is read.
 #[derive(Deserialize, Default)]
 struct ClusterConfiguration {
     networking: Option<Networking>,
@@ -250,7 +250,7 @@ fn networking(text: &str) -> Result<Networking, BootstrapError> {
     Ok(configuration.networking.unwrap_or_default())
 }
 
-/// The parts of a comma-separated list.
+/// Returns the non-empty parts of a comma-separated list.
 fn subnets(text: Option<&str>) -> impl Iterator<Item = &str> {
     let parts = text.unwrap_or_default().split(',');
     parts.map(str::trim).filter(|part| !part.is_empty())

@@ -1,16 +1,15 @@
-//! Demand: how many blocks each node has, needs, and can do without.
+//! The demand loop: how many blocks each node has, needs, and can spare.
 //!
-//! Level-triggered: a node is looked at whenever it, its NodeSubnet, a pool or its blocks have
-//! changed, and what it should have is worked out anew from what it has and what its agent wants.
-//! Agents state how many addresses they want in all, so that an old question answered twice does no
-//! harm.
+//! It is level-triggered: a node is looked at whenever the node, its NodeSubnet, a pool or its blocks have changed.
+//! What it should have is computed anew from what it has and from what its agent demands. Agents report the total
+//! number of addresses that they want, so handling an outdated report twice does no harm.
 //!
 //! # Guarantees
-//! - A pool of both families gives a block of each or none.
-//! - While several nodes want blocks, those without any come first, and each gets a few at a time. Who
-//!   asks for nothing gets a first block only while nobody who asks waits for that pool.
+//! - A dual-stack pool allocates a block of each family or none.
+//! - While several nodes want blocks, nodes without any come first, and each node gets a few at a time. A node
+//!   without demand gets a first block only while no node with demand waits for that pool.
 //!
-//! What a node can do without is in `recall`.
+//! The module `recall` decides which blocks a node can spare.
 
 mod recall;
 
@@ -32,54 +31,54 @@ use crate::registry::blocks::Noted;
 use cadastre_api::{Allocate, MOST_BLOCKS, Recall};
 use cadastre_core::mutation::Mutation;
 
-/// Blocks of one pool that a node gets before others have their turn.
+/// Limit of blocks of one pool that a node gets before it is other nodes' turn.
 const AT_ONCE: usize = 16;
-/// Blocks carved before they are asked for.
+/// Limit of blocks that are allocated before the requests for them are sent.
 const CARVED: usize = 64;
-/// How often empty blocks of a pool are asked back for those that wait.
+/// Interval at which empty blocks of a pool are recalled for nodes that wait.
 const RECALL_PAUSE: Duration = Duration::from_secs(1);
 
 /// A node that waits for blocks of a pool.
 #[derive(Clone, Debug)]
 pub struct Wait {
     uid: Text,
-    /// Since when, monotonic
+    /// Start of the wait, monotonic
     since: Duration,
-    /// How many addresses it lacks
+    /// Addresses that it lacks
     missing: u64,
-    /// How much it needs them
+    /// How urgently it needs them
     need: Need,
     /// Whether it has a block of the pool
     has_some: bool,
 }
 
-/// The loop's own state.
+/// State of the demand loop.
 #[derive(Debug, Default)]
 pub struct Demand {
     /// Nodes without a block
     first: Queue<Text>,
-    /// Nodes that have some
+    /// Nodes with blocks
     more: Queue<Text>,
     waiting: BTreeMap<Text, BTreeMap<Text, Wait>>,
-    /// Pools that were found full, with what was said of it, until room may have come.
+    /// Exhausted pools, with the reason, until space may have become free
     full: BTreeMap<Text, String>,
-    /// Nodes (by UID) that want more of a pool than they may have, and were told so
+    /// Nodes (by UID) and pools for which it was reported that the node wants more than its limit
     limited: BTreeSet<(Text, Text)>,
     recall_at: Option<Duration>,
-    /// Space may have come.
+    /// Whether space may have become free
     woken: bool,
     recount: bool,
 }
 
-/// What a full pool owes to a node.
+/// What a node lacks of an exhausted pool.
 struct Lacking {
-    /// Addresses
+    /// Addresses that it lacks
     missing: u64,
-    /// How much it needs them
+    /// How urgently it needs them
     need: Need,
     /// Whether the node has a block of the pool
     has_some: bool,
-    /// Why it is full
+    /// Why the pool has no block
     note: String,
 }
 
@@ -91,7 +90,7 @@ impl Loop for Demand {
 }
 
 impl Demand {
-    /// Looks at the node again.
+    /// Queues the node.
     pub fn add(&mut self, node: &Node, registry: &Registry) {
         if registry.blocks.has(&node.uid) {
             self.more.add(node.name.clone());
@@ -100,14 +99,14 @@ impl Demand {
         }
     }
 
-    /// Looks at it again whatever it is.
+    /// Queues the node of that name, if it exists.
     pub(crate) fn add_name(&mut self, name: &Text, world: &World, registry: &Registry) {
         if let Some(node) = world.nodes.get(name) {
             self.add(node, registry);
         }
     }
 
-    /// A node's UID is gone.
+    /// Ends the waits of a node whose UID is gone.
     pub fn gone(&mut self, node: &Node) {
         self.limited.retain(|(uid, _)| *uid != node.uid);
         let pools: Vec<Text> = self.waiting.keys().cloned().collect();
@@ -119,14 +118,13 @@ impl Demand {
         }
     }
 
-    /// Whether a node other than that one waits for the pool which needs it more than a first block on
-    /// sight is needed.
+    /// Returns whether another node waits for the pool with a more urgent need than an unused first block.
     fn is_needed_elsewhere(&self, pool: &Text, node: &Node) -> bool {
         let mut waits = self.waiting.get(pool).into_iter().flatten();
         waits.any(|(name, wait)| *name != node.name && wait.need < Need::Unused)
     }
 
-    /// A node waits no longer. Those that had to stand back for it may have their turn.
+    /// Ends a node's wait. Nodes that waited only because of it are looked at again.
     fn end_wait(&mut self, pool: &Text, node: &Text) -> Option<Wait> {
         let waits = self.waiting.get_mut(pool)?;
         let ended = waits.remove(node)?;
@@ -139,13 +137,13 @@ impl Demand {
         Some(ended)
     }
 
-    /// Space or a pool may have come.
+    /// Makes all waiting nodes look again: space may have become free, or a pool may have come.
     pub fn wake(&mut self) {
         self.woken = !Mutation::BlockWaitersNotWoken.is_on();
     }
 
-    /// Those look first that need most, and of them those that wait longest; also before who is to be
-    /// looked at already, as the node is whose block has just come free.
+    /// Queues the waiting nodes, most urgent first, then longest wait. They come before nodes that are queued
+    /// already, one of which may have just released the block.
     fn wake_all(&mut self) {
         self.full.clear();
         let (first, more) = (self.first.take_ready(), self.more.take_ready());
@@ -172,13 +170,13 @@ impl Demand {
         }
     }
 
-    /// Which nodes wait, each with the pool.
+    /// Returns the waiting nodes, each after its pool.
     pub fn who_waits(&self) -> impl Iterator<Item = (&Text, &Text)> {
         let by_pool = self.waiting.iter();
         by_pool.flat_map(|(pool, waits)| waits.keys().map(move |node| (pool, node)))
     }
 
-    /// The pools for which pods wait on nodes that have too few blocks of them.
+    /// Returns the pools for which pods wait.
     pub fn wanted_by_pods(&self) -> impl Iterator<Item = &Text> {
         let pods_wait = |wait: &Wait| matches!(wait.need, Need::First | Need::Pods);
         let pools = self.waiting.iter();
@@ -186,18 +184,18 @@ impl Demand {
         pools.map(|(pool, _)| pool)
     }
 
-    /// How many nodes wait, by pool.
+    /// Returns the number of waiting nodes per pool.
     pub fn waiting(&self) -> impl Iterator<Item = (&Text, usize)> {
         self.waiting.iter().map(|(pool, waits)| (pool, waits.len()))
     }
 
-    /// Since when the node waits that waits longest, monotonic.
+    /// Returns the start of the longest wait, monotonic.
     pub(crate) fn waiting_since(&self) -> Option<Duration> {
         let waits = self.waiting.values().flat_map(BTreeMap::values);
         waits.map(|wait| wait.since).min()
     }
 
-    /// Whether other nodes wait than at the last call.
+    /// Returns whether the waits have changed since the last call.
     pub(crate) fn take_recount(&mut self) -> bool {
         std::mem::take(&mut self.recount)
     }
@@ -206,7 +204,7 @@ impl Demand {
         self.waiting.values().any(|waits| !waits.is_empty())
     }
 
-    /// Looks at some of the nodes whose turn it is.
+    /// Looks at queued nodes, until enough blocks are allocated for now.
     pub fn work(&mut self, cx: &mut Context) -> Noted {
         let mut noted = Noted::default();
         if std::mem::take(&mut self.woken) {
@@ -238,7 +236,7 @@ impl Demand {
         }
     }
 
-    /// Gives a node what it lacks.
+    /// Allocates to a node what it lacks.
     fn provide(
         &mut self,
         node: &Node,
@@ -255,7 +253,7 @@ impl Demand {
             let mut own = cx.registry.blocks.of(&node.uid);
             own.any(|entry| !entry.is_leaving() && entry.recall != Some(Recall::Drain))
         };
-        // A node without any block gets one unasked, of the best pool that has one.
+        // A node without any block gets one without demand, from the best pool that has one.
         let mut lacks_first = !has_any(cx);
         let mut first_full = None;
         let mut done: BTreeSet<Text> = BTreeSet::new();
@@ -299,7 +297,7 @@ impl Demand {
         }
     }
 
-    /// Carves what the node lacks of a pool; says what it still lacks of a full one.
+    /// Allocates what the node lacks of a pool. If the pool is exhausted, returns what is still missing.
     fn provide_from(
         &mut self,
         pool: &Text,
@@ -321,7 +319,7 @@ impl Demand {
                 self.no_longer_waits(pool, node, cx.reports);
                 return None;
             }
-            // One that has none yet gets its first; the rest once all others have theirs.
+            // A node without blocks gets one; more only after all others have their first.
             let is_first_only = first && self.first.has_ready(cx.now.mono);
             if carved >= AT_ONCE || (carved > 0 && is_first_only) {
                 self.more.add(node.name.clone());
@@ -339,7 +337,7 @@ impl Demand {
                     Err(full) => {
                         let note = format!("pool \"{pool}\": {full}");
                         if full.avoided > 0 {
-                            // Nothing tells when the addresses that speak against them go.
+                            // No watch event announces when the addresses in the way are gone.
                             let at = cx.now.mono + IN_USE_PAUSE;
                             self.more.add_at(node.name.clone(), at);
                         } else {
@@ -358,7 +356,7 @@ impl Demand {
         }
     }
 
-    /// That a node wants more than it may have is told once.
+    /// Reports, once, that a node wants more than its limit.
     fn tell_limit(&mut self, pool: &Text, node: &Node, limited: bool, cx: &mut Context) {
         let key = (node.uid.clone(), pool.clone());
         if !limited {

@@ -1,65 +1,65 @@
-//! How fast a pool fills up, and when nothing will be left.
+//! Forecast: how fast a pool fills up, and when it will be exhausted.
 //!
-//! A [`Trend`] is small enough to live in the pool's status: whoever leads next goes on where the
-//! last leader was. It holds the growth an hour as an exponentially weighted mean of what samples
-//! show, with a time constant of [`MEMORY_HOURS`]: what happened a day ago counts for little.
+//! A [`Trend`] is small enough for the pool's status, so the next leader continues it. It contains the growth per
+//! hour as an exponentially weighted mean of samples, with a time constant of [`MEMORY_HOURS`]: what happened a day
+//! ago counts for little.
 //!
 //! # Guarantees
-//! - A trend that was written to a status and read back gives the same results as one that was not:
-//!   rates are rounded to what their text says in every step.
-//! - It changes at most once in [`SAMPLE_MINUTES`], and not at all once nothing has come or gone for
-//!   long. What is told of the end is rounded, and stays while it is about right.
+//! - A trend that was written to a status and read back gives the same results as one that was not: every step rounds
+//!   rates to the precision of their text.
+//! - A trend changes at most once in [`SAMPLE_MINUTES`], and not at all after a long time without change. The
+//!   forecast is rounded, and kept while it is about right.
 //! - Counts may be of any size; no input panics.
-//! - A jump and a use that jitters around a level have no end that could be told.
+//! - A single jump, and a use that fluctuates around a level, give no forecast.
 //!
 //! # Caveats
-//! - Growth is believed as it lasts: it is told of after about an hour, then still far too low, and
-//!   after 6 hours of steady growth two thirds of it are known, after a day all but a fiftieth.
+//! - Growth is recognised only as it lasts: a forecast appears after about an hour, from a rate that is still far too
+//!   low. After 6 hours of steady growth the rate is two thirds of the true one, after a day all but a fiftieth.
 //! - A use that goes up and down over days looks like growth each time it rises.
-//! - Growth by less than a step an hour, such as a node now and then, is too coarse for so short a
-//!   memory: it looks like jumps, and has no end.
-//! - What changes during a gap of more than [`GAP_HOURS`] is not seen.
+//! - Growth by less than a step per hour, such as an occasional new node, is too coarse for so short a memory: it
+//!   looks like jumps and gives no forecast.
+//! - Changes during a gap of more than [`GAP_HOURS`] are not seen.
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use cadastre_api::TrendStatus;
 
-/// A sample is taken no more often.
+/// Minimum time between two samples.
 pub(crate) const SAMPLE_MINUTES: i64 = 10;
-/// After that time an observation counts for 1/e of what it did.
+/// Time after which an observation counts for 1/e of its first weight.
 pub(crate) const MEMORY_HOURS: f64 = 6.0;
-/// After a longer time without a sample a trend begins anew.
+/// Time without a sample after which a trend starts anew.
 pub(crate) const GAP_HOURS: i64 = 48;
-/// What lies further away is not told: one year.
+/// Limit of a forecast: one year.
 pub(crate) const HORIZON_HOURS: f64 = 365.0 * 24.0;
 
-/// Slower than an address a year is no growth.
+/// Rates below this (about an address a year) count as no growth.
 const LEAST_RATE: f64 = 0.0001;
-/// The square of the mean change must be this part of the mean of its square. Steady growth has 1
-/// once the memory is full of it; n equal jumps among the 36 samples that it holds have n / 36; use
-/// that jitters around a level has less than 1 / 100.
+/// Threshold for a new forecast: the square of the mean change, divided by the mean of its square. The quotient is 1
+/// after long steady growth, n / 36 for n equal jumps among the 36 samples in memory, and less than 1 / 100 for use
+/// that fluctuates around a level.
 const SURE: f64 = 1.0 / 8.0;
-/// What has been told is told until that part is less than this.
+/// Threshold below which a forecast is withdrawn.
 const STILL_SURE: f64 = 1.0 / 16.0;
-/// What has been told is told while the time left differs by no more than this part.
+/// A forecast is kept while the remaining time differs by no more than this share.
 const ABOUT: f64 = 0.1;
 
 /// How the use of one family of a pool grows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Trend {
-    /// When use was last looked at; whole minutes
+    /// Time of the last sample, in whole minutes
     at: Timestamp,
-    /// Addresses in use then
+    /// Addresses in use at that time
     used: u128,
-    /// Smoothed growth, addresses an hour
+    /// Smoothed growth in addresses per hour
     per_hour: f64,
-    /// Root of the smoothed square of that growth, addresses an hour
+    /// Root of the smoothed square of the growth, in addresses per hour
     swing: f64,
 }
 
 impl Trend {
-    /// The first sample: nothing is known of growth yet.
+    /// Starts a trend with a first sample: nothing is known of growth yet.
     pub fn start(used: u128, now: Timestamp) -> Self {
         Trend {
             at: whole_minute(now),
@@ -69,7 +69,7 @@ impl Trend {
         }
     }
 
-    /// What the status says; `None` if it cannot be read, which is a reason to start anew.
+    /// Reads a trend from a status. Returns `None` if it is invalid; the trend should then start anew.
     pub fn read(status: &TrendStatus) -> Option<Self> {
         let rate = |text: &str| text.parse().ok().filter(|rate: &f64| rate.is_finite());
         Some(Trend {
@@ -80,7 +80,7 @@ impl Trend {
         })
     }
 
-    /// As the status says it.
+    /// Converts the trend for the status, without loss.
     pub fn status(&self) -> TrendStatus {
         TrendStatus {
             at: Time(self.at),
@@ -90,7 +90,7 @@ impl Trend {
         }
     }
 
-    /// The trend after a look at the pool: itself, unless it is time for a sample.
+    /// Returns the trend after an observation: unchanged unless a sample is due.
     #[must_use]
     pub fn observe(&self, used: u128, now: Timestamp) -> Self {
         let at_rest = self.per_hour == 0.0 && self.swing == 0.0;
@@ -101,10 +101,11 @@ impl Trend {
             return *self;
         }
         if at_rest {
-            // No samples were taken while nothing changed, so this is news, and no mean of that time.
+            // No samples were taken while nothing changed, so the change is recent: it is not averaged over that
+            // time.
             elapsed = pause;
         } else if elapsed.is_negative() {
-            // The clock was set back: what was learnt holds, what changed since has no duration.
+            // The clock was set back: the growth stays, but the change since has no known duration.
             return Trend {
                 at: now,
                 used,
@@ -126,12 +127,12 @@ impl Trend {
         }
     }
 
-    /// When nothing is left if use goes on growing like this; `free` is what is left now, and `told`
-    /// what was told last.
+    /// Returns when the pool will be exhausted if use keeps growing like this. `free` is what is left now; `told` is
+    /// the last forecast, which is kept while it is about right.
     ///
-    /// `None` where use does not grow, or so little beside its swing that it may be chance; where the
-    /// end is further away than a year; and where nothing is left now, as that is no forecast. To the
-    /// hour beyond a day, else to ten minutes.
+    /// Returns `None` if use does not grow, if its growth may be chance, if exhaustion is more than a year away, and
+    /// if nothing is left now, as that is no forecast. The time is rounded to the hour if it is more than a day away,
+    /// else to ten minutes.
     pub fn exhausts_at(
         &self,
         free: u128,
@@ -157,19 +158,19 @@ impl Trend {
         let end = now
             .checked_add(SignedDuration::try_from_secs_f64(left * 3600.0).ok()?)
             .ok()?;
-        // To the nearest step, but never to one that has passed.
+        // To the nearest step, but never to one in the past.
         let nearest = (end.as_second() + step / 2).div_euclid(step);
         let next = now.as_second().div_euclid(step) + 1;
         Timestamp::from_second(nearest.max(next) * step).ok()
     }
 }
 
-/// What a status can say of a time without changing all the time.
+/// Rounds down to the minute, so that the status does not change all the time.
 fn whole_minute(at: Timestamp) -> Timestamp {
     Timestamp::from_second(at.as_second().div_euclid(60) * 60).unwrap_or(at)
 }
 
-/// To six digits that count, which text can say exactly; what is next to nothing is nothing.
+/// Rounds to six significant digits, which text represents exactly; tiny rates become zero.
 fn rounded(rate: f64) -> f64 {
     if rate.abs() < LEAST_RATE {
         return 0.0;

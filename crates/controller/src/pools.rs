@@ -1,8 +1,8 @@
-//! What every pool may do right now.
+//! The state of all pools: what each may allocate now, and which nodes it serves.
 //!
-//! A survey reads all pools, service ranges and node addresses together, because a pool's standing
-//! depends on the others: of two pools that overlap the newer one carves nothing until the older is
-//! gone. Ages are compared by creation time, then by name, so every controller sees the same order.
+//! A survey reads all pools, service ranges and node addresses together, because pools depend on each other: of two
+//! overlapping pools the newer one allocates nothing until the older one is gone. Age is compared by creation time,
+//! then by name, so every controller finds the same order.
 
 mod index;
 mod survey;
@@ -22,82 +22,82 @@ use cadastre_api::{Allocate, IPPoolSpec, MOST_POD_RANGES, NodePool};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, Dual, Family, Ledger, Span};
 
-/// Quarantine of ranges that lie outside every pool.
+/// Quarantine of ranges outside all pools.
 pub(crate) const DEFAULT_QUARANTINE: Duration = Duration::from_secs(60);
 
-/// The ServiceCIDR of the API server's own flags.
+/// Name of the ServiceCIDR that the API server creates from its flags.
 const KUBERNETES: &str = "kubernetes";
 
-/// One pool as the loops use it.
+/// State of one pool, as the loops use it.
 #[derive(Debug)]
 pub struct PoolState {
-    /// Its name
+    /// Name of the pool
     pub name: Text,
-    /// Its UID
+    /// UID of the pool
     pub uid: Text,
-    /// When it was made, in seconds since 1970
+    /// Creation time, in seconds since 1970
     pub created: i64,
-    /// Whether it gives podCIDRs or blocks
+    /// Whether it allocates podCIDRs or blocks
     pub allocate: Allocate,
-    /// What it may carve, with the next-fit cursors
+    /// The ranges to allocate from, with the next-fit cursors
     pub space: cadastre_core::Pool,
-    /// How it gives blocks
+    /// Rules for blocks
     pub terms: BlockTerms,
-    /// What its nodes are told of it
+    /// The pool's entry in NodeSubnets
     pub told: NodePool,
-    /// What is never given out of it
+    /// Addresses that are never assigned
     pub reserved: Vec<Span>,
-    /// What is given only to pods that ask for that address
+    /// Addresses that are assigned only to pods that ask for them
     pub on_request: Vec<Span>,
-    /// From how many percent of utilization on it is nearly exhausted
+    /// Utilization in percent from which it counts as nearly exhausted
     pub nearly_exhausted: u32,
     /// Which nodes it serves
     pub selector: Selector,
-    /// Higher first
+    /// Pools with higher values are tried first
     pub priority: i32,
-    /// How long a dead node's range rests
+    /// How long ranges of deleted nodes stay in quarantine
     pub quarantine: Duration,
-    /// Whether the finalizer is on it
+    /// Whether it has the finalizer
     pub guarded: bool,
     /// Whether it serves, or why not
     pub verdict: Verdict,
-    /// What it overlaps without losing by it: service ranges and node addresses, left out when carving
+    /// Service ranges and node addresses in it, from which nothing is allocated
     pub left_out: Vec<String>,
-    /// Until when it holds back because somebody else writes podCIDRs in its range (monotonic)
+    /// Until when it is paused because somebody else writes podCIDRs in its range (monotonic)
     pub hold_until: Option<Duration>,
 }
 
-/// How a pool gives blocks.
+/// Rules by which a pool allocates blocks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BlockTerms {
-    /// Whether a node gets its first block unasked: not where only those who ask by name, or only
-    /// some pods, may use the pool
+    /// Whether a node gets its first block without demand. False for pools that must be asked for by name or that
+    /// serve only some pods
     pub first_on_sight: bool,
-    /// The pods of which namespaces
+    /// The namespaces whose pods it serves
     pub namespaces: Selector,
-    /// Which pods
+    /// The pods that it serves
     pub pods: Selector,
-    /// How many blocks of a family a node may have
+    /// Limit of blocks per family of a node
     pub most: Option<usize>,
-    /// How long a block that a node can do without stays empty
+    /// How long a block must be empty before it is recalled from a node that can spare it
     pub idle: Duration,
 }
 
-/// Whether a pool serves.
+/// Whether a pool serves, or why not.
 #[derive(Clone, Debug, PartialEq)]
 #[expect(missing_docs, reason = "fields named for what they are")]
 pub enum Verdict {
-    /// It carves.
+    /// The pool allocates.
     Serving,
-    /// The spec cannot be used; the text says why.
+    /// The spec is invalid; the text says why.
     Invalid(String),
-    /// It is being deleted.
+    /// The pool is being deleted.
     Terminating,
-    /// `spec.disabled`
+    /// The spec has `disabled`.
     Disabled,
-    /// The finalizer is not on it yet.
+    /// The finalizer is not set yet.
     Starting,
-    /// An older pool has the same addresses.
+    /// An older pool has some of the same addresses.
     Overlaps {
         older: Text,
         range: Cidr,
@@ -132,53 +132,53 @@ impl fmt::Display for Verdict {
 }
 
 impl PoolState {
-    /// Whether it serves the node, were it to serve at all.
+    /// Returns whether its node selector matches, whether it serves or not.
     pub fn selects(&self, node: &Node) -> bool {
         self.selector.matches(&node.labels)
     }
 
-    /// Whether there are nodes, and the pool is for none of them.
+    /// Returns whether nodes exist and the pool selects none of them.
     pub fn selects_none(&self, world: &World) -> bool {
         let mut nodes = world.nodes.iter();
         !world.nodes.is_empty() && !nodes.any(|node| self.selects(node))
     }
 
-    /// Free addresses that a node keeps of it beside those that pods use and wait for.
+    /// Returns how many free addresses a node should have beyond those that pods use or wait for.
     pub fn reserve(&self) -> u64 {
         self.told.terms.warm.low.into()
     }
 
-    /// Whether it carves now.
+    /// Returns whether the pool allocates now.
     pub fn is_serving(&self) -> bool {
         self.verdict == Verdict::Serving
     }
 }
 
-/// All pools, with their standing.
+/// All pools with their state.
 #[derive(Debug, Default)]
 pub struct Pools {
     states: BTreeMap<Text, PoolState>,
-    /// Names by age, oldest first, and last those of podCIDRs that are being deleted.
+    /// Names by age, oldest first; NodeCIDR pools that are being deleted come last.
     by_age: Vec<Text>,
-    /// Where they lie, by their places among these.
+    /// The ranges of the pools, by their positions in `by_age`.
     index: Index,
-    /// Names of serving pools, best first (but for room, which only ties need).
+    /// Names of serving pools, best first. The free room, which decides ties, is not considered.
     by_rank: Vec<Text>,
-    /// The ranges of all, as nodes are told them
+    /// The ranges of all pools, as NodeSubnets list them
     pod_ranges: Vec<String>,
     /// The family of the first service range
     service_family: Option<Family>,
-    /// How many pools were looked at for the ranges that were asked about
+    /// How many pools the lookups have visited
     #[cfg(test)]
     looks: AtomicUsize,
 }
 
 impl Pools {
-    /// Reads all pools anew; cursors and holds stay.
+    /// Reads all pools again; cursors and pauses stay.
     pub(crate) fn survey(&mut self, world: &World, flag_services: &[Cidr], now: Duration) {
         let mut previous = std::mem::take(&mut self.states);
         let mut seen: Vec<&Pool> = world.pools.iter().map(AsRef::as_ref).collect();
-        // What nodes have of a pool outlives it, so one that is being deleted bars no other.
+        // podCIDRs outlive their pool, so a NodeCIDR pool that is being deleted blocks no other.
         let leaves = |it: &Pool| {
             let gives = |spec: &IPPoolSpec| spec.allocate == Allocate::NodeCIDR;
             it.deleting && it.spec.as_ref().is_ok_and(gives)
@@ -229,37 +229,38 @@ impl Pools {
         self.pod_ranges = texts.take(MOST_POD_RANGES).collect();
     }
 
-    /// The cluster's primary family, as far as service ranges tell it.
+    /// Returns the cluster's primary family, if service ranges show it.
     pub(crate) fn service_family(&self) -> Option<Family> {
         self.service_family
     }
 
-    /// The ranges of all pools, merged: in these every address is a pod's.
+    /// Returns the ranges of all pools, merged: every address in them belongs to pods.
     pub fn pod_ranges(&self) -> &[String] {
         &self.pod_ranges
     }
 
-    /// The pool of that name.
+    /// Returns the pool of that name.
     pub fn get(&self, name: &str) -> Option<&PoolState> {
         self.states.get(name)
     }
 
-    /// The pool of that name, to carve from.
+    /// Returns the pool of that name, to allocate from.
     pub fn get_mut(&mut self, name: &str) -> Option<&mut PoolState> {
         self.states.get_mut(name)
     }
 
-    /// All pools by name.
+    /// Returns all pools in order of their names.
     pub fn iter(&self) -> impl Iterator<Item = &PoolState> {
         self.states.values()
     }
 
-    /// The pool a range counts to: the oldest one that covers it.
+    /// Returns the pool that a range counts to: the oldest one that covers it.
     pub fn of(&self, range: &Cidr) -> Option<&PoolState> {
         self.oldest_over(range, |_| true)
     }
 
-    /// The oldest pool with the finalizer that covers a range: it stays while the range is held.
+    /// Returns the pool that has to stay while the range is allocated: the oldest one with the finalizer that covers
+    /// it. NodeCIDR pools in deletion count as the newest.
     pub fn keeper(&self, range: &Cidr) -> Option<&PoolState> {
         self.oldest_over(range, |state| state.guarded)
     }
@@ -269,21 +270,21 @@ impl Pools {
         self.at(self.index.oldest_over(range, is)?)
     }
 
-    /// The pool of that place by age.
+    /// Returns the pool at that position in `by_age`.
     fn at(&self, place: usize) -> Option<&PoolState> {
         #[cfg(test)]
         self.looks.fetch_add(1, Ordering::Relaxed);
         self.states.get(self.by_age.get(place)?)
     }
 
-    /// How many pools were looked at for the ranges that were asked about so far.
+    /// Returns how many pools the lookups have visited.
     #[cfg(test)]
     pub(super) fn looks(&self) -> usize {
         self.looks.load(Ordering::Relaxed)
     }
 
-    /// The older pool because of which this one serves only by name, and the family that it lacks: see
-    /// [`choose`]. Told where both are for the same nodes and pods.
+    /// Returns the older pool because of which this one serves only by name, and the family that it lacks (see
+    /// [`choose`]), if both are for the same nodes and pods.
     pub(crate) fn older_of_other_family(&self, state: &PoolState) -> Option<(&PoolState, Family)> {
         let is_alike = |older: &&PoolState| {
             older.is_serving()
@@ -298,7 +299,7 @@ impl Pools {
         Some((oldest, family))
     }
 
-    /// The pools that share an address with the range, by name.
+    /// Returns the pools that share an address with the range, in order of their names.
     pub fn touching(&self, range: &Cidr) -> impl Iterator<Item = &PoolState> + use<'_> {
         let states = self
             .index
@@ -308,13 +309,13 @@ impl Pools {
         by_name.into_values()
     }
 
-    /// Whether any pool shares an address with the range.
+    /// Returns whether any pool shares an address with the range.
     pub fn is_any_over(&self, range: &Cidr) -> bool {
         self.index.touching(range).next().is_some()
     }
 
-    /// The serving pools that select the node, in the order in which they are tried: see [`choose`]; and whether
-    /// each serves it only by name. Those in `full` have no room.
+    /// Returns the serving pools that select the node, in the order in which they are tried (see [`choose`]), and
+    /// whether each serves it only by name. Pools in `full` count as having no room.
     pub fn choices<V>(
         &self,
         allocate: Allocate,
@@ -331,7 +332,7 @@ impl Pools {
         named.collect()
     }
 
-    /// Why which pools serve the node and the others do not, in words.
+    /// Explains in words which pools serve the node and why the others do not.
     pub fn explain(&self, allocate: Allocate, node: &Node, ledger: &Ledger) -> String {
         let states = self.states.values();
         let of_kind = states.filter(|state| state.allocate == allocate);
@@ -344,7 +345,8 @@ impl Pools {
         choice.trim_end().replace('\n', "; ")
     }
 
-    /// The pools that a node may ask for blocks, best first but for room, and whether each serves it only by name.
+    /// Returns the pools that a node may demand blocks of, best first without regard to room, and whether each serves
+    /// it only by name.
     pub(crate) fn block_pools<'a>(&'a self, node: &'a Node) -> Vec<(&'a PoolState, bool)> {
         self.ranked(Allocate::Blocks, node, |_| 0)
     }
@@ -365,8 +367,8 @@ impl Pools {
             .collect()
     }
 
-    /// The pools that would be tried before the best of the choices but are not ready yet, which takes
-    /// them a moment: what a node gets now it has for good.
+    /// Returns pools that rank before the best of the choices and are about to serve. It is worth waiting for them,
+    /// as a node keeps what it gets now.
     pub fn starting_before<'a>(
         &'a self,
         allocate: Allocate,
@@ -382,7 +384,7 @@ impl Pools {
         })
     }
 
-    /// The pools that select the node but do not serve now.
+    /// Returns the pools that select the node but do not serve now.
     pub fn barred<'a>(
         &'a self,
         allocate: Allocate,
@@ -396,7 +398,7 @@ impl Pools {
         })
     }
 
-    /// Makes every pool that shares an address with the range hold back until then (monotonic).
+    /// Pauses every pool that shares an address with the range, until that monotonic time.
     pub fn hold(&mut self, range: &Cidr, until: Duration) {
         for state in self
             .states
@@ -407,7 +409,7 @@ impl Pools {
         }
     }
 
-    /// When the first hold ends.
+    /// Returns when the first pause ends.
     pub fn next_at(&self) -> Option<Duration> {
         self.states
             .values()
@@ -422,7 +424,7 @@ impl PoolState {
         (self.priority, self.selector.specificity() + pods)
     }
 
-    /// Which families it gives.
+    /// Returns the families of the pool's ranges.
     pub fn families(&self) -> Dual<bool> {
         let mut families = Dual::default();
         for family in self.space.families() {
@@ -431,7 +433,8 @@ impl PoolState {
         families
     }
 
-    /// As the choice for a node as a whole sees it. Its agent may ask for a manual pool by name.
+    /// Converts to a candidate for the choice of pools for a node. Manual pools are included, as the agent may ask
+    /// for them by name.
     fn candidate(&self) -> Candidate<'_> {
         Candidate {
             name: &self.name,
@@ -449,7 +452,7 @@ impl PoolState {
         }
     }
 
-    /// Free blocks of the family that has fewer.
+    /// Returns the number of free blocks, in the family that has fewer.
     fn room(&self, ledger: &Ledger) -> u128 {
         self.space
             .families()

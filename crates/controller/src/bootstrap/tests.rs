@@ -10,7 +10,7 @@ fn addrs(texts: &[&str]) -> Vec<Addr> {
     read.collect()
 }
 
-/// Ranges of the pool that is made, IPv4 first, and where they come from.
+/// Returns the ranges of the created pool, IPv4 first, and their source.
 fn made(cluster: &Cluster) -> (Vec<String>, Source) {
     match decide(cluster, Allocate::NodeCIDR).unwrap() {
         Bootstrap::Create { pool, source } => {
@@ -187,7 +187,7 @@ fn what_kubeadm_wrote_is_read_leniently_or_not_at_all() {
     };
     let lenient = "networking: {podSubnet: ' 10.050.0.1/16 , FD00:50::/56 '}";
     assert_eq!(made(&of(lenient)).0, ["10.50.0.0/16", "fd00:50::/56"]);
-    // Plain scalars that a reader might take for numbers or maps.
+    // Plain scalars that a YAML parser might take for numbers or maps.
     assert_eq!(
         made(&of("networking:\n  podSubnet: 1:2::/64\n")).0,
         ["1:2::/64"]

@@ -1,14 +1,14 @@
-//! Which blocks are asked back, and which to be emptied.
+//! Recall of blocks: those that a node should return if they are empty, and those that it should drain.
 //!
 //! # Guarantees
-//! - A block is asked back only where the agent's own word decides whether it goes: from a node that
-//!   the pool no longer serves, one that has been empty for the pool's idle time, or an empty one while
-//!   others need it more.
-//! - The last blocks of a pool stay with a node that uses none of them, until pods of another node wait
-//!   or, where the pool gives nothing unasked, its idle time is over. Then they go together: of a pool
-//!   of two families one alone is of no use.
-//! - No block goes to and fro: it goes only to who needs it more ([`Need`]).
-//! - An agent that does not answer holds up nobody for long: then another node is asked.
+//! - A recalled block ends only when its agent releases it. Recalled are blocks of a node that the pool no longer
+//!   serves, blocks that were empty for the pool's idle time, and empty blocks that others need more urgently.
+//! - A node keeps its last blocks of a pool even if it uses none of them, until pods of another node wait or, if the
+//!   pool allocates only on demand, until its idle time is over. Then they are recalled together: one family of a
+//!   dual-stack pool alone is useless.
+//! - No block moves back and forth: it is recalled for another node only if that node's need is more urgent
+//!   ([`Need`]).
+//! - An agent that does not answer delays nobody for long: then another node's block is recalled.
 
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::time::Duration;
@@ -22,14 +22,14 @@ use crate::registry::blocks::{Entry, Noted};
 use cadastre_api::Recall;
 use cadastre_core::{Cidr, Family};
 
-/// How long a node must have used nothing of a pool before its last block goes to pods that wait: the
-/// pod that it was given for may not have come yet.
+/// How long a node must have used nothing of a pool before its last blocks are recalled for waiting pods: the pod
+/// that they were allocated for may not exist yet.
 const UNUSED: Duration = Duration::from_secs(5);
-/// How long an agent has to let go of a block before another one is asked, too.
+/// How long an agent has to release a block before another node's block is recalled, too.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 impl Demand {
-    /// Which blocks of a node are asked back. Returns whether its list changes by it.
+    /// Decides which blocks of a node are recalled. Returns whether its NodeSubnet must change.
     pub(super) fn settle_up(
         &mut self,
         node: &Node,
@@ -98,8 +98,8 @@ impl Demand {
         changed | self.end_unused(node, report, &entries, cx)
     }
 
-    /// Asks back the last blocks of pools that give nothing unasked, once the node has used nothing of
-    /// them for the idle time. Returns whether there are any.
+    /// Recalls the last blocks of on-demand pools of which the node used nothing for the idle time. Returns whether
+    /// it recalled any.
     fn end_unused(
         &mut self,
         node: &Node,
@@ -127,12 +127,12 @@ impl Demand {
         changed
     }
 
-    /// Asks empty blocks back, as many as those that wait need: from the richest nodes first, then the
-    /// last ones of nodes that use none.
+    /// Recalls as many empty blocks as nodes wait: first from the nodes with the most free addresses, then the last
+    /// blocks of nodes that use none.
     pub(super) fn recall_for_waiting(&mut self, cx: &mut Context, noted: &mut Noted) {
         let now = cx.now.mono;
         for (name, waits) in &self.waiting {
-            // Who needs it most comes first, also at the cost of others that wait.
+            // The most urgent need comes first, also at the expense of other nodes that wait.
             let Some(need) = waits.values().map(|wait| wait.need).min() else {
                 continue;
             };
@@ -174,7 +174,7 @@ impl Demand {
             let after = match need {
                 Need::First | Need::Pods => idle.min(UNUSED),
                 Need::Reserve => idle,
-                // It has no pods of the pool any more than those that it would be taken from.
+                // This need is no more urgent than that of the nodes that would lose their blocks.
                 Need::Unused => continue,
             };
             for (_, node, uid) in unused(name, &owners, after, cx) {
@@ -188,7 +188,7 @@ impl Demand {
     }
 }
 
-/// The nodes that have used nothing of a pool for that time, the longest idle first.
+/// Returns the nodes that have used nothing of a pool for that time, longest idle first.
 fn unused(
     pool: &Text,
     owners: &BTreeSet<(Text, Text)>,
@@ -208,7 +208,7 @@ fn unused(
     unused
 }
 
-/// Asks a block back if it is empty. Returns whether it was not asked back before.
+/// Recalls a block if it is empty. Returns whether it was not recalled before.
 fn ask_back(cidr: &Cidr, cx: &mut Context) -> bool {
     let now = cx.now.mono;
     let Some(entry) = cx.registry.blocks.get_mut(cidr) else {
@@ -222,7 +222,7 @@ fn ask_back(cidr: &Cidr, cx: &mut Context) -> bool {
     is_news
 }
 
-/// Asks all blocks of a pool back that a node has; says how many were not asked back before.
+/// Recalls all blocks of a pool that a node has. Returns how many were not recalled before.
 fn ask_back_all(pool: &Text, uid: &Text, cx: &mut Context) -> usize {
     let own = cx.registry.blocks.of(uid);
     let own = own.filter(|it| it.pool == *pool && it.confirmed && !it.is_leaving());

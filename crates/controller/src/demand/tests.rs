@@ -1,4 +1,5 @@
-//! Who gets blocks while there are too few, and who gives.
+//! Which nodes get blocks while there are too few, and from which nodes blocks are recalled. Other tests use the
+//! builders.
 
 use serde_json::json;
 
@@ -17,7 +18,7 @@ pub(crate) const NOW: Now = Now {
     wall: jiff::Timestamp::UNIX_EPOCH,
 };
 
-/// A node without anything; its UID is its name.
+/// Builds a node without podCIDRs; its UID is its name.
 pub(crate) fn node(name: &str) -> Node {
     Node {
         name: name.into(),
@@ -43,7 +44,7 @@ pub(crate) fn list<T: Object>(table: &mut Table<T>, objects: Vec<T>) {
     table.change(Change::Listed);
 }
 
-/// A pool of one range of IPv6.
+/// Builds a pool with one IPv6 range.
 pub(crate) fn pool_of_v6(name: &str, range: &str, block_size: u32) -> Pool {
     let mut pool = pool(name, "10.0.0.0/24");
     let spec = pool.spec.as_mut().unwrap();
@@ -71,7 +72,7 @@ pub(crate) fn pool(name: &str, cidr: &str) -> Pool {
     }
 }
 
-/// What a node lists, has objects of, and reports as empty; what it wants of pool `p`.
+/// Builds a NodeSubnet whose blocks are listed and reported as empty, with a demand in pool `p`.
 pub(crate) fn subnet(name: &str, blocks: &[&str], wanted: u64) -> Subnet {
     let cidr = |text: &&str| Cidr::parse_strict(text).unwrap();
     let held = |text: &&str| HeldBlock {
@@ -136,7 +137,7 @@ pub(crate) fn objects(subnet: &Subnet) -> Vec<Block> {
     spec.blocks.iter().map(block).collect()
 }
 
-/// The state after one look at all nodes, in the order given.
+/// Returns the state after one look at all nodes, in the order given.
 fn looked(pools: Vec<Pool>, subnets: Vec<Subnet>) -> (Demand, Registry) {
     let mut world = World::default();
     list(&mut world.pools, pools);
@@ -179,7 +180,7 @@ fn for_a_node_without_any_block_one_gives_that_wants_more_than_it_uses() {
     let (_, registry) = looked(vec![pool("p", "10.0.0.0/27")], nodes);
     let recalled = registry.blocks.of("rich").filter(|it| it.recall.is_some());
     assert_eq!(recalled.count(), 1);
-    // Not for one that has some, and not from one that has one alone.
+    // Not for a node with a block, and not from a node with only one block.
     for poor in ["10.0.0.32/28", ""] {
         let (rich, poor): (&[&str], &[&str]) = match poor {
             "" => (&all[..1], &[]),
@@ -255,7 +256,7 @@ fn what_speaks_against_the_smaller_pieces_of_a_pool_may_go() {
             addresses: addresses.map(|it: std::net::IpAddr| it.into()).collect(),
         })
     };
-    // One address is left of the whole blocks, and a pod reports it.
+    // Only one address of the pool is not allocated, and a pod reports it.
     let mut world = World::default();
     list(&mut world.pools, vec![pool("p", "10.0.0.0/28")]);
     let mut holder = node("holder");
@@ -281,7 +282,7 @@ fn what_speaks_against_the_smaller_pieces_of_a_pool_may_go() {
     assert_eq!(carved, [vec![], vec![piece]]);
 }
 
-/// What blocks of each node are asked back after `seconds`, by name.
+/// Returns how many blocks of each node are recalled after `seconds`, by name.
 fn recalled_after(
     seconds: u64,
     spec: &serde_json::Value,
@@ -328,7 +329,7 @@ const FOUR: [&str; 4] = [
     "10.0.0.48/28",
 ];
 
-/// Four nodes with an empty block each that want a reserve of 3, and a fifth one.
+/// Builds four nodes with an empty block each and a demand of 3 addresses, and adds a fifth node.
 fn four_idle_and(fifth: Subnet) -> Vec<Subnet> {
     let idle = FOUR.iter().enumerate();
     let idle = idle.map(|(at, cidr)| subnet(&format!("idle-{at}"), &[cidr], 3));
@@ -342,7 +343,7 @@ fn the_last_block_of_a_node_that_uses_none_goes_to_pods_that_wait() {
     assert_eq!(recalled_after(4, &spec, asks()), []);
     let after = recalled_after(5, &spec, asks());
     assert_eq!(after, [("idle-0".to_owned(), 1)]);
-    // Not for a block on sight, and not from a node whose pods are about to use it.
+    // Not for a first block without demand, and not from a node whose pods are about to use it.
     let sight = four_idle_and(subnet("fifth", &[], 0));
     assert_eq!(recalled_after(1000, &spec, sight), []);
     let mut all = asks();
@@ -402,7 +403,7 @@ fn an_agent_that_does_not_answer_holds_up_nobody() {
     assert_eq!(counts, [0, 1, 1, 2]);
 }
 
-/// Blocks of /48: an agent says of each what an API server takes for a number at most.
+/// Uses /48 blocks, of which an agent reports the largest number that the API allows.
 #[test]
 fn blocks_with_more_addresses_than_can_be_counted_are_enough_for_anybody() {
     const MOST: u64 = i64::MAX.unsigned_abs();
@@ -413,7 +414,7 @@ fn blocks_with_more_addresses_than_can_be_counted_are_enough_for_anybody() {
         "fd00:0:3::/48",
     ];
     let wide = pool_of_v6("p", "fd00::/46", 48);
-    // Who is empty gives one of its blocks, also where no agent has said anything of the others.
+    // An empty node can spare a block, even if its agent has not reported the other blocks.
     for (busy, known, recalled) in [(0, 4, 1), (0, 1, 1), (MOST, 4, 0), (0, 0, 0)] {
         let mut rich = subnet("rich", &blocks, 1000);
         let report = rich.report.as_mut().unwrap();

@@ -1,23 +1,23 @@
-//! Where pools lie: which of them have addresses of a range, without asking each.
+//! Index of pools by range: finds the pools that have addresses of a range without visiting each pool.
 //!
-//! CIDRs nest or are disjoint. So what covers a range is one of its prefixes, which is a look-up for each prefix length
-//! that any pool has; and what lies inside of it comes next to it in order.
+//! CIDRs nest or are disjoint. So a range that covers another is one of its prefixes, which takes one lookup per
+//! prefix length in use; ranges inside it follow it in order.
 
 use std::collections::BTreeMap;
 
 use cadastre_core::{Cidr, Dual};
 
-/// Pools by their ranges, each pool as its place by age.
+/// Pools by range; a pool is given as its position by age.
 #[derive(Debug, Default)]
 pub(super) struct Index {
-    /// The oldest pool of a range first
+    /// Positions of the pools with that range, oldest first
     by_range: BTreeMap<Cidr, Vec<usize>>,
-    /// The prefix lengths that there are
+    /// Prefix lengths in use
     lens: Dual<Vec<u8>>,
 }
 
 impl Index {
-    /// Of the ranges of all pools, each with the place of its pool.
+    /// Builds the index from all ranges, each with its pool's position.
     pub(crate) fn new(ranges: impl IntoIterator<Item = (usize, Cidr)>) -> Self {
         let mut index = Index::default();
         for (place, range) in ranges {
@@ -31,7 +31,7 @@ impl Index {
         index
     }
 
-    /// The oldest pool that covers the range and that `is` says yes to.
+    /// Returns the oldest pool that covers the range and fulfils `is`.
     pub(crate) fn oldest_over(
         &self,
         range: &Cidr,
@@ -41,18 +41,18 @@ impl Index {
         self.over(range).filter_map(oldest).min()
     }
 
-    /// The pools that share an address with the range; one may come several times.
+    /// Returns the pools that share an address with the range; a pool may occur several times.
     pub(crate) fn touching(&self, range: &Cidr) -> impl Iterator<Item = usize> + use<'_> {
         let range = *range;
         let from = self.by_range.range(range..);
         let within = from.take_while(move |(inside, _)| range.contains(inside));
-        // The range itself is in both.
+        // The range itself is in both parts.
         let within = within.filter(move |(inside, _)| **inside != range);
         let within = within.flat_map(|(_, places)| places);
         self.over(&range).flatten().chain(within).copied()
     }
 
-    /// The pools of each range that covers this one.
+    /// Returns, for each indexed range that covers this one, its pools.
     fn over(&self, range: &Cidr) -> impl Iterator<Item = &[usize]> + use<'_> {
         let range = *range;
         let lens = self.lens.get(range.family()).iter();
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
     use cadastre_core::{Addr, Family};
 
-    /// Few addresses, so that ranges nest and repeat.
+    /// Uses few addresses, so that ranges nest and repeat.
     fn range() -> impl Strategy<Value = Cidr> {
         let family = prop_oneof![Just(Family::V4), Just(Family::V6)];
         (family, 0..32u128, 0..=5u8).prop_map(|(family, value, order)| {

@@ -1,8 +1,7 @@
-//! The survey of one pool: its spec read with care, and what it may do beside its elders.
+//! The survey of one pool: validates its spec and decides whether it may serve beside older pools.
 //!
-//! Whatever a spec says must not stop the controller: what cannot be used makes that pool `Invalid`
-//! and leaves all others as they are. Ranges are compared with those of older pools only, so every
-//! controller comes to the same verdict.
+//! No spec may stop the controller: an invalid spec makes its pool `Invalid` and affects no other pool. Ranges are
+//! compared only with those of older pools, so every controller comes to the same verdict.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,13 +16,13 @@ use cadastre_api::{
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, Closing, Dual, Family, Ranges, Span};
 
-/// Ranges of the pools surveyed so far, by start.
+/// Ranges of the pools surveyed so far.
 #[derive(Default)]
 pub(super) struct Older(BTreeMap<Cidr, Text>);
 
 impl Older {
     fn overlap(&self, range: &Cidr) -> Option<(Cidr, Text)> {
-        // Sorted by first address: what overlaps starts inside, or is a shorter prefix of the same.
+        // Ordered by first address: an overlapping range starts inside, or is a shorter prefix of this one.
         let inside = self
             .0
             .range(*range..)
@@ -48,7 +47,7 @@ impl Older {
     }
 }
 
-/// What a pool may do, judged with all older pools known.
+/// Surveys a pool, after all older pools.
 pub(super) fn survey_one(
     pool: &Pool,
     kept: Option<PoolState>,
@@ -158,7 +157,7 @@ pub(super) fn survey_one(
     }
 }
 
-/// What nodes are told of a pool.
+/// Builds the pool's entry for NodeSubnets.
 fn told(name: &Text, spec: Option<&IPPoolSpec>) -> NodePool {
     let name = name.to_string();
     let Some(spec) = spec else {
@@ -188,7 +187,7 @@ fn told(name: &Text, spec: Option<&IPPoolSpec>) -> NodePool {
     }
 }
 
-/// A spec whose texts have been read.
+/// A spec whose text fields are parsed.
 struct Parsed {
     allocate: Allocate,
     terms: BlockTerms,
@@ -226,8 +225,8 @@ impl Default for Parsed {
 }
 
 impl Parsed {
-    /// The CRD's rules refuse most of what is refused here; a server without them, or an object
-    /// older than a rule, must not do harm either.
+    /// Validates and parses a spec. The CRD's rules reject most of these errors already, but a server without them,
+    /// or an object older than a rule, must not do harm either.
     fn new(spec: &IPPoolSpec) -> Result<Self, String> {
         let v4 = spec
             .ipv4
