@@ -1,7 +1,7 @@
-//! What a node has, wants and can spare of a pool, and how much it needs what it wants.
+//! The addresses of a pool that a node has, wants and can spare, and how urgent its need is.
 //!
-//! Counted in addresses of each family, by the agent's word where there is one and by the size of the
-//! block where there is none yet. Pure functions of what is held and reported.
+//! Addresses are counted per family, as the agent reports them, or by the size of a block that it has not reported
+//! yet. Pure functions of the ledger and the reports.
 
 use std::time::Duration;
 
@@ -15,37 +15,36 @@ use cadastre_api::{MOST_BLOCKS, Recall};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, Dual, Family};
 
-/// How much a node needs what it lacks of a pool; the most pressing first.
+/// How urgently a node needs more addresses of a pool; the most urgent first.
 ///
-/// Blocks go from those who need them less to those who need them more, never between equals: so none
-/// goes to and fro.
+/// Blocks are recalled for a node only from nodes with a less urgent need. So no block moves back and forth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Need {
-    /// It has none, and asks: an agent does that only while a pod waits.
+    /// The node has no block and demand. An agent without blocks has demand only while a pod waits.
     First,
-    /// It has some, and pods wait for more.
+    /// The node has blocks, and pods wait for more.
     Pods,
-    /// It has pods, and fewer addresses in reserve than it should have.
+    /// The node has pods, and fewer free addresses than its reserve.
     Reserve,
-    /// It uses nothing of the pool: a block on sight, or a reserve for pods that may come.
+    /// The node uses no address of the pool: a first block, or a reserve for future pods.
     Unused,
 }
 
 /// What a node has and wants of one pool.
 pub(super) struct Account {
-    /// Addresses of each family that it has or is getting
+    /// Addresses per family that the node has or is getting
     capacity: Dual<u64>,
-    /// Of them in use or cooling
+    /// Addresses per family that are in use or cooling
     in_use: Dual<u64>,
-    /// Blocks of each family, likewise
+    /// Blocks per family that the node has or is getting
     count: Dual<usize>,
     wanted: u64,
-    /// What of that its agent asks for
+    /// The part of `wanted` that the agent demands
     asked: u64,
 }
 
 impl Account {
-    /// Addresses that are lacking, of the family that lacks most.
+    /// Returns how many addresses are missing, in the family that lacks most.
     pub(super) fn missing(&self, pool: &PoolState) -> u64 {
         let lacking = |family| self.wanted.saturating_sub(*self.capacity.get(family));
         pool.space.families().map(lacking).max().unwrap_or(0)
@@ -63,7 +62,7 @@ impl Account {
             .any(|family| *self.count.get(family) > 0)
     }
 
-    /// How much it needs what is missing.
+    /// Returns how urgently the node needs the missing addresses.
     pub(super) fn need(&self, pool: &PoolState) -> Need {
         let in_use = self.in_use.iter().map(|(_, in_use)| *in_use);
         let in_use = in_use.max().unwrap_or(0);
@@ -79,14 +78,14 @@ impl Account {
     }
 }
 
-/// How many addresses of each family the node wants of a pool, by its agent's word.
+/// Returns how many addresses of each family the agent wants from a pool.
 pub(super) fn demand(report: Option<&AgentReport>, pool: &Text) -> u64 {
     let demands = report.into_iter().flat_map(|report| &report.demand);
     let mut of_pool = demands.filter(|(name, _)| name == pool);
     of_pool.next().map_or(0, |(_, demand)| *demand)
 }
 
-/// Addresses that the node can use of a block, by its agent's word where there is one.
+/// Returns how many addresses of a block the node can use: as its agent reports, else by the block's size.
 pub(super) fn worth(entry: &Entry, report: Option<&AgentReport>, registry: &Registry) -> u64 {
     match entry.word(report) {
         Some(word) if word.released && !Mutation::ReleasedBlocksCounted.is_on() => 0,
@@ -100,13 +99,13 @@ pub(super) fn worth(entry: &Entry, report: Option<&AgentReport>, registry: &Regi
     }
 }
 
-/// Adds addresses: two blocks of IPv6 may have more than can be counted, and that many are enough for anybody.
+/// Adds addresses, saturating: two IPv6 blocks may have more addresses than `u64` can count.
 pub(super) fn add(sum: &mut u64, more: u64) {
     *sum = sum.saturating_add(more);
 }
 
-/// How many addresses of a block its agent will not give: the network, gateway and broadcast address, where the
-/// pool names no gateway of its own. Who counts them gives small blocks one round after the other.
+/// Returns how many addresses of a block its agent never assigns: network, gateway and broadcast address, unless the
+/// pool names a gateway. If they were counted as usable, a demand would be met by small blocks in several rounds.
 fn never_given(block: &Cidr, pool: Option<&PoolState>) -> u64 {
     let ranges = pool.and_then(|pool| match block.family() {
         Family::V4 => pool.told.ipv4.as_ref(),
@@ -123,7 +122,7 @@ fn never_given(block: &Cidr, pool: Option<&PoolState>) -> u64 {
     }
 }
 
-/// What the node has of a pool.
+/// Sums up a node's blocks of a pool.
 pub(super) fn account(
     pool: &Text,
     wanted: u64,
@@ -159,19 +158,19 @@ pub(super) fn account(
     account
 }
 
-/// Whether a block has to go because its pool no longer gives it to that node.
+/// Returns whether a block must be recalled because its pool no longer serves that node or that range.
 pub fn must_leave(entry: &Entry, node: &Node, pool: Option<&PoolState>) -> bool {
     let Some(pool) = pool else { return true };
     match pool.verdict {
-        // What it says cannot be used, so what there is stays as it is.
+        // An invalid pool decides nothing: its blocks stay as they are.
         Verdict::Invalid(_) => false,
         Verdict::Terminating => true,
         _ => !pool.selects(node) || !pool.space.covers(&entry.cidr),
     }
 }
 
-/// Since when a node has blocks of a pool and uses none of them, by its agent's word. `None` also where
-/// it wants more than a reserve: its pods are about to use them.
+/// Returns since when a node has blocks of a pool without using any, as its agent reports. Returns `None` also if the
+/// demand exceeds the reserve: pods are about to use the blocks.
 pub(super) fn unused_since(
     pool: &PoolState,
     uid: &Text,
@@ -191,8 +190,9 @@ pub(super) fn unused_since(
     since
 }
 
-/// The block that a node can best do without for one with that need, while it keeps others; with how
-/// many free addresses the node has, and whose it is.
+/// Returns the empty block that a node can best spare for another node with that need, after the node's number of
+/// free addresses, by which donors are compared, and with its name and UID. A node keeps at least one block per
+/// family.
 pub(super) fn donor(
     pool: &PoolState,
     name: &Text,
@@ -208,7 +208,7 @@ pub(super) fn donor(
     };
     let entries = || cx.registry.blocks.of(uid).filter(spare);
     let in_use = |entry: &Entry| entry.word(report).map(BlockWord::busy);
-    // Addresses in all and in use, and blocks, of each family.
+    // Per family: addresses, addresses in use, blocks.
     let mut sums: Dual<(u64, u64, usize)> = Dual::default();
     for entry in entries() {
         let sum = sums.get_mut(entry.cidr.family());

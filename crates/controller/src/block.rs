@@ -1,9 +1,8 @@
-//! IPAMBlocks: creates, restores, hands to quarantine and deletes the objects of blocks.
+//! The loop of IPAMBlocks: creates, restores, quarantines and deletes the objects of blocks.
 //!
-//! What has to be done is in the block's entry ([`crate::purpose::Step`]); this loop does it, one
-//! request at a time for each block, and looks again after whatever the answer was. A block of a
-//! dead node goes when its quarantine is over, no pod in the index has an address in it, and a
-//! consistent look at the pods bound to the node's name has shown none either.
+//! The next step is in the block's entry ([`crate::purpose::Step`]). This loop sends it, one request at a time per
+//! block, and looks again after every answer. A block of a deleted node is deleted when its quarantine is over, no
+//! cached pod has an address in it, and a consistent list of the pods bound to the node's name shows none either.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -23,19 +22,19 @@ use cadastre_api::block_name;
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Addr, Cidr, ClaimId};
 
-/// How long the watch may take to show what was created before it is read.
+/// How long the watch may take to show a created object before it is read.
 const AWAIT: Duration = Duration::from_secs(10);
 
-/// The loop's own state.
+/// State of the block loop.
 #[derive(Debug, Default)]
 pub(crate) struct BlockLoop {
     /// Blocks that a node waits for
     pub urgent: Queue<Cidr>,
-    /// All others
+    /// All other blocks
     pub queue: Queue<Cidr>,
-    /// UIDs of dead nodes whose pods are being looked at
+    /// UIDs of deleted nodes whose pods are being listed
     checking: BTreeSet<Text>,
-    /// Blocks that pods keep beyond their quarantine, as far as that was told
+    /// Blocks kept beyond their quarantine for which that was reported
     kept: BTreeSet<Cidr>,
 }
 
@@ -64,7 +63,7 @@ impl Loop for BlockLoop {
 }
 
 impl BlockLoop {
-    /// Something may have to be done about the block.
+    /// Queues a block whose object may need a request.
     pub(crate) fn add(&mut self, entry: &Entry) {
         let urgent = entry.step == Step::Create || entry.to_read;
         if urgent && !entry.owner.resting {
@@ -74,7 +73,7 @@ impl BlockLoop {
         }
     }
 
-    /// The next request that a node waits for.
+    /// Returns the next request that a node waits for. While stopping, nothing is created.
     pub(crate) fn next_urgent(
         &mut self,
         cx: &mut Context,
@@ -120,12 +119,12 @@ impl BlockLoop {
         let step = entry.step;
         let request = match (step, object) {
             (Step::Settled, _) => return self.rest(cidr, cx),
-            // Created or read lately: the watch is to show it.
+            // Created or read recently: the watch should show it soon.
             (Step::Await | Step::Replace | Step::Delete, None) if entry.await_until > now => {
                 self.queue.add_at(cidr, entry.await_until);
                 return Look::Done;
             }
-            // Seen: the judgement follows.
+            // The watch has shown it: it is judged next.
             (Step::Await, Some(_)) => return Look::Done,
             (Step::Create, _) => Request::Create(name, Spec::Block(entry.spec())),
             (Step::Replace, Some(object)) => {
@@ -142,7 +141,7 @@ impl BlockLoop {
         Look::Send(request, purpose(Some(step)))
     }
 
-    /// A block whose object is as it should be: nothing to do, unless it rests and that is over.
+    /// Handles a block whose object is as it should be: only the end of a quarantine is left to do.
     fn rest(&mut self, cidr: Cidr, cx: &mut Context) -> Look {
         let entry = cx.registry.blocks.get(&cidr);
         let Some(entry) = entry.filter(|entry| entry.owner.resting) else {
@@ -180,7 +179,7 @@ impl BlockLoop {
         Look::Send(Request::ListPodsOf { node: name }, purpose)
     }
 
-    /// The block is looked at again later, and what keeps it is told once.
+    /// Keeps a block in quarantine: looks again later, and reports the reason once.
     fn keep(&mut self, cidr: Cidr, what: &str, cx: &mut Context) {
         self.queue.add_at(cidr, cx.now.mono + IN_USE_PAUSE);
         let Some(uid) = cx.registry.blocks.get(&cidr).and_then(|e| e.uid.clone()) else {
@@ -193,7 +192,7 @@ impl BlockLoop {
         }
     }
 
-    /// Takes in the last look at a dead node's pods: its blocks that are over and unused go.
+    /// Takes in the last list of a deleted node's pods: its unused blocks whose quarantine is over are deleted.
     fn looked_at_pods(&mut self, uid: &Text, outcome: &Outcome, cx: &mut Context) {
         self.checking.remove(uid);
         let now = cx.now.mono;
@@ -230,8 +229,8 @@ impl BlockLoop {
         }
     }
 
-    /// Takes in an answer about a block's object. What it shows of the object is in the world already
-    /// where that may be: a creation counts only once the watch shows it.
+    /// Takes in the answer to a request about a block's object. The cache has the object already, except after a
+    /// creation, which counts only once the watch shows it.
     fn written_or_read(
         &mut self,
         (cidr, claim): (&Cidr, ClaimId),
@@ -257,7 +256,7 @@ impl BlockLoop {
             (Some(Step::Create), Outcome::Block(block)) => {
                 created(entry, block, now);
                 if entry.confirmed {
-                    // Made anew, it is listed with another UID.
+                    // An object that was created again has another UID, which the NodeSubnet must list.
                     noted.nodes.push(owner.name);
                 }
                 self.queue.add(*cidr);
@@ -286,14 +285,14 @@ impl BlockLoop {
                 noted.nodes.push(owner.name);
             }
             (Some(Step::Replace), Outcome::Block(block)) => {
-                // A write that changed nothing is no news: no watch tells of it.
+                // A write that changed nothing causes no watch event, so it is settled here.
                 if entry.step == Step::Replace && entry.is_kept_in(block) {
                     entry.step = Step::Settled;
                 }
                 self.queue.add(*cidr);
             }
             (_, Outcome::Block(_) | Outcome::Gone) => self.queue.add(*cidr),
-            // Its node has died meanwhile, and nobody has heard of it.
+            // Its node was deleted meanwhile, and no node ever had the block.
             (Some(Step::Create), Outcome::Refused(refusal))
                 if resting
                     && !entry.confirmed
@@ -315,7 +314,7 @@ impl BlockLoop {
     }
 }
 
-/// Why a resting block is not over yet: a pod reports that address, or an agent says that it uses one.
+/// Returns why a block stays in quarantine: a pod reports an address of it, or an agent reports that it uses one.
 fn still_used(block: &Cidr, by_pod: Option<Addr>, registry: &Registry) -> Option<String> {
     if let Some(addr) = by_pod {
         return Some(format!(
@@ -328,7 +327,7 @@ fn still_used(block: &Cidr, by_pod: Option<Addr>, registry: &Registry) -> Option
     ))
 }
 
-/// The object exists; whose it is, and whether it was first, is for the watch to show.
+/// Records that the object exists. The watch will show who owns it, and whether it was first.
 fn created(entry: &mut Entry, block: &Block, now: Duration) {
     if entry.step == Step::Create || entry.step == Step::Await {
         let ours = block
@@ -344,12 +343,12 @@ fn created(entry: &mut Entry, block: &Block, now: Duration) {
 }
 
 impl Entry {
-    /// Whether the object says what it should.
+    /// Returns whether the object has the spec that it should have.
     pub(crate) fn is_kept_in(&self, block: &Block) -> bool {
         block.spec.as_ref().is_ok_and(|spec| *spec == self.spec())
     }
 
-    /// A read has shown what bears the block's name.
+    /// Takes in the object that a read found under the block's name.
     fn found(&mut self, block: &Block, now: Duration) {
         if !self.confirmed {
             created(self, block, now);
@@ -361,7 +360,7 @@ impl Entry {
                 Step::Replace
             };
         } else {
-            // It exists: a watch that is behind is no reason to read it again at once.
+            // It exists: if the watch is behind, it should not be read again at once.
             self.await_until = now + AWAIT;
         }
     }
@@ -375,7 +374,7 @@ mod tests {
     use crate::registry::holders::Use;
     use cadastre_core::State;
 
-    /// A block that was chosen for `n1`.
+    /// Records a block for `n1`, without a request for its object.
     fn begun(registry: &mut Registry, now: Now) -> (Cidr, ClaimId) {
         let cidr = Cidr::parse_strict("10.0.0.0/26").unwrap();
         let node = crate::demand::tests::node("n1");
@@ -385,7 +384,7 @@ mod tests {
         (cidr, claim)
     }
 
-    /// What is done about a block whose name bears another object, first provisional, then confirmed.
+    /// Returns the next step of a block when a read finds another object under its name.
     fn step_after(found: Result<crate::cluster::seen::BlockSpec, String>, confirmed: bool) -> Step {
         let now = Now {
             mono: Duration::ZERO,
@@ -412,7 +411,7 @@ mod tests {
     #[test]
     fn an_object_that_nobody_can_read_does_not_lock_its_name() {
         let unreadable = || Err("no spec".to_owned());
-        // Nobody knows whose it was: it rests, and goes.
+        // Nobody knows who had it: it is quarantined, then deleted.
         assert_eq!(step_after(unreadable(), false), Step::Settled);
         assert_eq!(step_after(unreadable(), true), Step::Replace);
         let spec = crate::cluster::seen::BlockSpec {
@@ -427,7 +426,7 @@ mod tests {
             since: jiff::Timestamp::UNIX_EPOCH,
             until: None,
         };
-        // Somebody else's: the watch shows whose it is, and since when.
+        // The object has another owner: the watch shows whose it is, and since when.
         assert_eq!(step_after(Ok(spec.clone()), false), Step::Await);
         assert_eq!(step_after(Ok(spec), true), Step::Replace);
     }

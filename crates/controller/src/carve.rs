@@ -1,14 +1,14 @@
-//! New blocks for a node: whole ones, or smaller ones where a pool has no whole one left.
+//! Allocation of new blocks: whole ones, or smaller ones where a pool has no whole one left.
 
 use super::Context;
 use crate::cluster::seen::{Node, Text};
 use crate::registry::holders::Use;
 use cadastre_core::{Cidr, Dual, Full};
 
-/// Smaller blocks are carved down to so many bits longer.
+/// Limit of how many bits longer than the pool's block size a smaller block's prefix may be.
 const SMALLER: u8 = 6;
 
-/// One block of each of the pool's families, or smaller ones where no whole one is left.
+/// Allocates one block per family of the pool, or smaller ones where no whole one is left.
 pub(super) fn carve(pool: &Text, node: &Node, cx: &mut Context) -> Result<Vec<Cidr>, Full> {
     let (world, now) = (cx.world, cx.now);
     let registry = &mut *cx.registry;
@@ -51,7 +51,8 @@ pub(super) fn carve(pool: &Text, node: &Node, cx: &mut Context) -> Result<Vec<Ci
             if !registry.blocks.has(&node.uid) {
                 registry.holders.drop_uid(Use::Blocks, &node.uid);
             }
-            // What speaks against a piece may go, as what speaks against a whole block.
+            // A smaller block may become free later, like a whole one, when the pod or agent that uses part of it is
+            // gone.
             let avoided = full.avoided.max(avoided);
             return Err(Full { avoided, ..full });
         }

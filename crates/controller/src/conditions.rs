@@ -1,4 +1,4 @@
-//! The status of a pool: its figures and what its conditions say.
+//! The status of a pool: its counts and conditions.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
@@ -26,7 +26,7 @@ const BESIDE_OTHER_FAMILY: &str = "BesideOtherFamily";
 const TERMINATING: &str = "Terminating";
 const REFUSED: &str = "WritesRefused";
 
-/// Conditions whose changes become events (of `Ready` the others tell the reasons).
+/// Conditions whose changes are reported as events. `Ready` is not among them, as the conditions behind it are.
 pub(crate) const TOLD: &[&str] = &[
     INVALID,
     OVERLAPPING,
@@ -41,7 +41,7 @@ pub(crate) const TOLD: &[&str] = &[
 ];
 const INVALID: &str = "Invalid";
 
-/// The event that tells of a change of that condition.
+/// Returns the reason of the event that reports a change of that condition.
 pub(crate) fn event_reason(kind: &'static str, bad: bool) -> &'static str {
     match (kind, bad) {
         (INVALID, true) => "InvalidSpec",
@@ -67,18 +67,18 @@ pub(crate) fn event_reason(kind: &'static str, bad: bool) -> &'static str {
     }
 }
 
-/// What is counted over all nodes and blocks before a status is written.
+/// Counts over all nodes and blocks, made before a status is written.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counted {
     /// Nodes that wait for the pool
     pub waiting: i64,
-    /// Whether there are nodes, and the pool selects none
+    /// Whether nodes exist but the pool selects none
     pub selects_none: bool,
-    /// Addresses of each family, of a pool that allocates blocks
+    /// Addresses per family, for a pool in mode Blocks
     pub totals: Dual<Totals>,
 }
 
-/// The status that a pool should have.
+/// Builds the status that a pool should have.
 pub fn status(
     pool: &Pool,
     state: &PoolState,
@@ -195,7 +195,7 @@ pub fn status(
     }
 }
 
-/// The trend goes on from the last status, so that it survives restarts.
+/// Adds the forecast. The trend continues from the last status, so it survives restarts.
 fn foretell(status: &mut FamilyStatus, pool: &Pool, family: Family, figures: Figures, now: Now) {
     let before = pool.status.as_ref().and_then(|status| match family {
         Family::V4 => status.ipv4.as_ref(),
@@ -224,7 +224,7 @@ fn condition(kind: &str, status: bool, reason: &str, message: String) -> Conditi
     }
 }
 
-/// A condition that is True when there is something to tell.
+/// Builds a condition that is True if there is a reason for it.
 fn flag(kind: &str, told: Option<(&str, String)>, otherwise: &str, message: &str) -> Condition {
     match told {
         Some((reason, message)) => condition(kind, true, reason, message),
@@ -240,7 +240,7 @@ fn ready(state: &PoolState, selects_none: bool, refused: Option<&(&str, String)>
         (verdict, _) => verdict,
     };
     let reason = match reason {
-        // Nothing is wrong with that, but it may not be meant.
+        // This is no error, but it may not be intended.
         Verdict::Serving if selects_none => {
             let message = "would serve the nodes it selects, and its nodeSelector matches none";
             return condition(READY, true, "SelectsNoNode", message.to_owned());
@@ -268,7 +268,7 @@ fn ready(state: &PoolState, selects_none: bool, refused: Option<&(&str, String)>
     )
 }
 
-/// Whether the API server keeps refusing what the pool cannot give without.
+/// Returns the reason if the API server keeps rejecting the pool's finalizers or blocks.
 fn refused(state: &PoolState, registry: &Registry) -> Option<(&'static str, String)> {
     const ADVICE: &str = "look for an admission policy, a webhook or a quota that forbids it";
     let refusals = &registry.refusals;
@@ -304,7 +304,7 @@ fn invalid(state: &PoolState) -> Option<(&'static str, String)> {
 }
 
 fn overlapping(state: &PoolState) -> Option<(&'static str, String)> {
-    /// More names than this help nobody.
+    /// Limit of names in the message.
     const NAMED: usize = 5;
     if let Verdict::Overlaps { .. } = state.verdict {
         return Some((
@@ -354,7 +354,7 @@ fn nearly_exhausted(
 
 fn shrinking(state: &PoolState, counted: Counted) -> Option<(&'static str, String)> {
     let outside: usize = counted.totals.iter().map(|(_, t)| t.outside).sum();
-    // Where the spec cannot be read nobody knows what lies outside of it.
+    // If the spec is invalid, its ranges are unknown.
     let readable = !matches!(state.verdict, Verdict::Invalid(_));
     (outside > 0 && readable).then(|| {
         (

@@ -1,8 +1,7 @@
-//! The default pool: made once, by the leader, where the cluster has no pool and the flag asks for it.
+//! The loop of the default pool: the leader creates it once if the cluster has no pool and the flag asks for it.
 //!
-//! What it is made of is decided by [`super::bootstrap`]; here is when to look, and what the answers
-//! mean. Two controllers that start at once make one pool: the name is fixed and the second creation
-//! is refused.
+//! [`super::bootstrap`] decides what to create; this loop decides when to look and handles answers. Two controllers
+//! that start at once create one pool: the name is fixed and the API server rejects the second creation.
 
 use std::time::Duration;
 
@@ -15,20 +14,20 @@ use crate::registry::blocks::Noted;
 use crate::settings::Settings;
 use cadastre_core::Addr;
 
-/// How often it is looked again whether a node has an address.
+/// Interval at which to check again whether a node has an address.
 const IDLE_PAUSE: Duration = Duration::from_secs(5);
 
-/// The loop's own state.
+/// State of the default pool's loop.
 #[derive(Debug, Default)]
 pub struct DefaultPool {
-    /// One key: whether to look
+    /// One key: look again
     pub queue: Queue<()>,
     in_flight: bool,
-    /// What kubeadm has left, if anything
+    /// kubeadm's configuration, if there is one
     kubeadm: Option<String>,
-    /// Whether that was read
+    /// Whether kubeadm's configuration was read
     asked: bool,
-    /// Why there is none, for the log
+    /// Why there is no default pool, for the log
     trouble: Option<String>,
 }
 
@@ -54,7 +53,8 @@ impl Loop for DefaultPool {
                 self.trouble = Some(format!("no default pool: the API server refuses: {why}"));
                 self.queue.add_failed((), cx.now.mono);
             }
-            // Somebody was first, or nobody knows: the watch will show it, else again.
+            // Another controller was first, or the write is indeterminate: look again, after the watch may have shown
+            // the pool.
             _ => {
                 self.queue.add_failed((), cx.now.mono);
             }
@@ -64,12 +64,12 @@ impl Loop for DefaultPool {
 }
 
 impl DefaultPool {
-    /// Why no default pool could be made, if one should be.
+    /// Returns why no default pool could be created, if one should be.
     pub fn trouble(&self) -> Option<&String> {
         self.trouble.as_ref()
     }
 
-    /// The next request, if a pool is to be made.
+    /// Returns the next request, if a default pool is missing.
     pub(crate) fn next_urgent(
         &mut self,
         settings: &Settings,
@@ -109,7 +109,7 @@ impl DefaultPool {
             }
             Err(error) => {
                 self.trouble = Some(error.to_string());
-                // Somebody has to act, and may act on the ConfigMap.
+                // An operator has to act, possibly on the ConfigMap, so it is read again.
                 self.asked = false;
                 self.queue.add_at((), cx.now.mono + 6 * IDLE_PAUSE);
             }

@@ -1,15 +1,15 @@
-//! Nodes that were seen to go with podCIDRs, whoever led at the time.
+//! Nodes with podCIDRs that this process saw deleted, whether it led or not.
 //!
-//! The podCIDRs of a dead node rest, and its NodeSubnet tells the next leader so. Where the node died before its
-//! NodeSubnet was written, nothing durable tells: so every process, a standby too, remembers what it saw go, and
-//! lays it to rest when it begins to lead.
+//! The podCIDRs of a deleted node are quarantined, and its NodeSubnet records that for the next leader. If the node
+//! was deleted before its NodeSubnet was written, nothing durable records it. So every process, also a standby,
+//! remembers the nodes that it saw deleted, and quarantines their podCIDRs when it begins to lead.
 //!
 //! # Guarantees
-//! - What was seen to go is kept until the end of its rest was seen: its record has left the NodeSubnet.
+//! - A deleted node is remembered until its quarantine is over, which shows when its record leaves the NodeSubnet.
 //! - Memory is bounded by [`MOST`].
 //!
-//! A node that came and went unseen by every process that is left, and before its NodeSubnet was written, leaves
-//! no trace: its range is free at once.
+//! A node that was created and deleted unseen by all processes that still run, before its NodeSubnet was written,
+//! leaves no trace: its range is free at once.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -19,30 +19,26 @@ use crate::cluster::table::Delta;
 use cadastre_api::NodeSubnetSpec;
 use cadastre_core::Cidr;
 
-/// More are not kept; the oldest go first.
+/// Limit of remembered nodes; the oldest are dropped first.
 const MOST: usize = 16_384;
 
-/// What was seen to go, oldest first.
+/// The remembered nodes, oldest first.
 #[derive(Debug, Default)]
 pub(crate) struct Departed(VecDeque<Gone>);
 
-/// A node that is gone.
+/// A deleted node.
 #[derive(Clone, Debug)]
 pub(crate) struct Gone {
-    /// Its name
     pub name: Text,
-    /// Its UID
     pub uid: Text,
-    /// Its machine
     pub machine: Machine,
-    /// Its podCIDRs
     pub ranges: Vec<Cidr>,
-    /// When it was seen to go, monotonic
+    /// When its deletion was seen, monotonic
     pub at: Duration,
 }
 
 impl Departed {
-    /// A Node has changed.
+    /// Remembers the node if it was deleted with podCIDRs.
     pub(crate) fn node_changed(&mut self, delta: &Delta<Node>, now: Duration) {
         let Some(before) = delta.before.as_deref() else {
             return;
@@ -63,7 +59,7 @@ impl Departed {
         });
     }
 
-    /// A NodeSubnet has changed: whose record has left it has rested.
+    /// Forgets the nodes whose record has left the NodeSubnet: their quarantine is over.
     pub(crate) fn subnet_changed(&mut self, delta: &Delta<Subnet>) {
         if self.0.is_empty() {
             return;
@@ -74,7 +70,7 @@ impl Departed {
         let after = match &delta.after {
             Some(subnet) => match &subnet.spec {
                 Ok(spec) => Some(spec),
-                // It may name anybody.
+                // It may record any node.
                 Err(_) => return,
             },
             None => None,
@@ -87,7 +83,7 @@ impl Departed {
         });
     }
 
-    /// What was seen to go and may still have to rest.
+    /// Returns the deleted nodes whose podCIDRs may still have to be quarantined.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Gone> {
         self.0.iter()
     }

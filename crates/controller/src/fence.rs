@@ -1,27 +1,26 @@
-//! The fence: what a new leader does before it deals, frees or lets a pool go.
+//! The fence: what a new leader does before it allocates podCIDRs, frees ranges or lets a pool be deleted.
 //!
-//! An earlier leader that paused, crashed or was cut off may have assignments on the wire that land at any
-//! time. All of them are named in the Lease that the new leader has taken over, and no other can be sent any
-//! more, as naming takes a write of the Lease. So the new leader lists what there is and keeps what is named
-//! for whom it is meant (`Leader::inherit`). No clock is trusted, and no Node is written for it.
+//! An earlier leader that paused, crashed or was cut off may have assignments in flight that take effect at any time.
+//! The Lease that the new leader took over names all of them. The old leader can send no others, as it would first
+//! have to name them in the Lease, and that write now fails. So the new leader lists the objects and reserves the
+//! named ranges for the named nodes (`Leader::inherit`). This trusts no clock and writes no Node.
 //!
-//! Where the Lease does not say what is in flight, as after a holder of an earlier version or where it was
-//! deleted, every node that has no podCIDR is *touched*: its annotation is set to the new leader's term. From
-//! then on whatever was decided before is refused, and the answer shows what came through before. A touch
-//! tests the term that it replaces, so that an old leader's late touch cannot undo it. Until all are touched no
-//! podCIDR is dealt and no pool let go; everything else goes on.
+//! If the Lease does not say what is in flight, because its holder was of an earlier version or because it was
+//! deleted, every node without podCIDR is *touched*: its annotation is set to the new leader's term. From then on the
+//! API server rejects whatever was decided before, and the answer shows what took effect before. A touch tests the
+//! term that it replaces, so that a late touch of an old leader cannot undo it. Until all nodes are touched no
+//! podCIDR is allocated and no pool may be deleted; everything else goes on.
 //!
 //! | how leadership came | lists | touches |
 //! |---|---|---|
-//! | first start ever: no Lease, no NodeSubnet | no | no |
+//! | first start: no Lease, no NodeSubnet | no | no |
 //! | clean hand-over | yes | no |
-//! | what is in flight is known | where the watch is behind | no |
+//! | the Lease names what is in flight | where the watch is behind | no |
 //! | anything else | yes | yes |
 //!
-//! A list that a watch began after the lease was won is as good as one of our own. So is what a watch has told
-//! once it has reached the versions that the Lease names: nothing was sent that rests on more than that. Unless
-//! the API server may have been put back to an older state since the watch began: it was not reached all along,
-//! or nobody had led for long.
+//! A kind needs no list if its watch began with a list that was requested after the lease was won. Nor does it if the
+//! watch has reached the versions in the Lease, as every write in flight was decided on no later ones; unless the API
+//! server may have been restored since that watch began, because it was unreachable meanwhile or nobody led for long.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -39,29 +38,28 @@ use crate::cluster::world::World;
 use crate::registry::blocks::Noted;
 use cadastre_core::mutation::Mutation;
 
-/// So many failures in a row are lasting.
+/// Number of failures in a row that counts as lasting.
 const LASTING: u32 = 3;
 
-/// Progress of one take-over.
+/// Progress of one takeover.
 #[derive(Debug)]
 pub(crate) struct Fence {
     takeover: Takeover,
     term: Text,
-    /// Whether the Lease tells what earlier leaders have in flight
+    /// Whether it is known from the Lease what earlier leaders have in flight
     is_told: bool,
-    /// What a list must have shown at least, and since when it may have been made, where one of before the
-    /// take-over will do
+    /// If a watch may replace a list: the versions that it must have reached, and since when it must have run
     known: Option<(Versions, Duration)>,
-    /// When this process knew that it leads, monotonic
+    /// When this process learned that it leads, monotonic
     won: Duration,
     step: Step,
     lists: Lists,
-    /// Nodes (name, UID) not proven touched yet
+    /// Nodes (name, UID) that are not proven to be touched yet
     left: BTreeSet<(Text, Text)>,
     queue: Queue<(Text, Text)>,
-    /// Of those, whose touch was refused or is unclear: read first
+    /// Nodes whose touch was rejected or is indeterminate, which are read first
     to_read: BTreeSet<(Text, Text)>,
-    /// Of those, whose refusal was told
+    /// Nodes whose rejected touch was reported
     told: BTreeSet<(Text, Text)>,
 }
 
@@ -76,7 +74,7 @@ enum Step {
 #[derive(Debug, Default)]
 struct Lists {
     queue: Queue<Kind>,
-    /// Kinds whose list is still to come
+    /// Kinds whose list is missing
     left: BTreeSet<Kind>,
 }
 
@@ -101,7 +99,7 @@ impl Loop for Fence {
 }
 
 impl Fence {
-    /// The fence of a tenure.
+    /// Creates the fence of a tenure.
     pub(crate) fn new(tenure: &Tenure, won: Duration) -> Self {
         Fence {
             takeover: tenure.takeover,
@@ -118,23 +116,23 @@ impl Fence {
         }
     }
 
-    /// Whether everything decided by earlier leaders is settled or refused.
+    /// Returns whether all writes of earlier leaders are known or will be rejected.
     pub(crate) fn is_done(&self) -> bool {
         self.step == Step::Done
     }
 
-    /// Whether everything that counts was listed, so that the ledger can be built.
+    /// Returns whether all needed lists are in the cache, so that the ledger can be built.
     pub(crate) fn is_listed(&self) -> bool {
         matches!(self.step, Step::Touching | Step::Done)
     }
 
-    /// How many nodes are still to be touched, and how many of them could not be several times in a row.
+    /// Returns how many nodes are still to be touched, and for how many of them that keeps failing.
     pub(crate) fn left(&self) -> (usize, usize) {
         let failing = |key: &&(Text, Text)| self.queue.failures(key) >= LASTING;
         (self.left.len(), self.left.iter().filter(failing).count())
     }
 
-    /// What is still to do, for the logs and the readiness page.
+    /// Describes what is still to do, for logs and readiness.
     pub(crate) fn progress(&self, world: &World) -> String {
         match self.step {
             Step::Syncing => format!(
@@ -153,7 +151,7 @@ impl Fence {
         }
     }
 
-    /// The next request, if one is due.
+    /// Returns the next request that is due.
     pub(crate) fn next_urgent(&mut self, world: &World, now: Now) -> Option<(Request, Purpose)> {
         if self.step == Step::Syncing && world.missing().is_empty() {
             self.begin(world);
@@ -189,8 +187,8 @@ impl Fence {
         self.touch_if_listed(world);
     }
 
-    /// Whether no list of our own is needed: the watch's was asked for after the lease was won, or the watch has
-    /// told since all that earlier leaders had seen.
+    /// Returns whether no list is needed: the watch's list was requested after the lease was won, or the watch has
+    /// reached the versions that earlier leaders had seen.
     fn knows<T: Object>(&self, table: &Table<T>, of: fn(&Versions) -> u64) -> bool {
         let behind = Mutation::CacheBehindTrusted.is_on();
         let has_reached = |(known, since): &(Versions, Duration)| {
@@ -224,7 +222,7 @@ impl Fence {
         }
     }
 
-    /// The list of that kind is in the world (`taken`), or has to be asked for again.
+    /// Takes in a list: it is in the cache (`taken`), or must be requested again.
     fn listed(&mut self, kind: Kind, taken: bool, cx: &Context) {
         if !taken {
             self.lists.queue.add_failed(kind, cx.now.mono);
@@ -252,14 +250,14 @@ impl Fence {
         self.finish_if_through();
     }
 
-    /// Takes in the answer to a touch, or to the read that follows a refused one.
+    /// Takes in the answer to a touch, or to the read after one.
     fn touched(&mut self, name: &Text, uid: &Text, outcome: &Outcome, cx: &mut Context) {
         let key = (name.clone(), uid.clone());
         let through = match outcome {
             Outcome::Node(node) if node.uid != *uid => true,
-            // Touched, or full: nothing that was decided before can still come through.
+            // The node is touched or has podCIDRs: earlier decisions can no longer take effect.
             Outcome::Node(node) => node.term.as_ref() == Some(&self.term) || !node.is_empty(),
-            // The UID is gone, and with it every write that names it.
+            // The UID is gone, and with it the effect of every write that names it.
             Outcome::Refused(Refusal::Missing) => true,
             Outcome::Refused(_) => Mutation::RefusedTouchCounts.is_on(),
             _ => false,
@@ -295,7 +293,7 @@ impl Fence {
     }
 }
 
-/// What a watch must have told, and since when, for it to do without a list.
+/// Returns which versions a watch must have reached, and since when it must have run, to replace a list.
 fn known_by(tenure: &Tenure) -> Option<(Versions, Duration)> {
     let known = tenure.inherited.as_ref()?.known?;
     let since = tenure.answered_since;

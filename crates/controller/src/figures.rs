@@ -1,4 +1,4 @@
-//! Counts of a pool: computed from the ledger each time, never kept beside it.
+//! Counts of a pool, computed from the ledger each time: no second record can differ from it.
 
 use std::collections::BTreeMap;
 
@@ -8,21 +8,22 @@ use cadastre_api::{AddressStatus, FamilyStatus};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, Family, Holder, State};
 
-/// Counts of one pool and family, in blocks of the pool's block size.
+/// Counts of one pool and family. Capacity and free room are counted in blocks of the pool's block size, the others
+/// in ranges of any size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Figures {
-    /// What it could hold, reserved and service ranges left out
+    /// Blocks that fit into the pool, without reserved and service ranges
     pub capacity: u128,
-    /// Ranges held by live nodes or being given to them
+    /// Ranges of live nodes, including those still being allocated
     pub held: u128,
-    /// Ranges of dead nodes
+    /// Ranges of deleted nodes
     pub quarantined: u128,
-    /// What could be given now
+    /// Blocks that can be allocated now
     pub free: u128,
 }
 
 impl Figures {
-    /// Share of the capacity that is not free, 0 to 1.
+    /// Returns the share of the capacity that is not free, from 0 to 1.
     #[expect(clippy::cast_precision_loss, reason = "a ratio for people")]
     pub fn utilization(&self) -> f64 {
         if self.capacity == 0 {
@@ -32,10 +33,10 @@ impl Figures {
         }
     }
 
-    /// As the API shows it, with the prefix length of a block.
+    /// Converts to the API's form; `block_len` is the prefix length of a block.
     pub fn status(self, block_len: Option<u8>, addresses: Option<AddressStatus>) -> FamilyStatus {
         let percent = (self.utilization() * 100.0).floor();
-        // 100 % is for pools without any room at all.
+        // 100 % means no room at all.
         let percent = if self.free > 0 {
             percent.min(99.0)
         } else {
@@ -55,7 +56,7 @@ impl Figures {
     }
 }
 
-/// Counts a family of a pool.
+/// Counts one family of a pool.
 pub fn figures(pool: &PoolState, family: Family, registry: &Registry) -> Figures {
     let room = registry.ledger.room(&pool.space, family);
     let mut figures = Figures {
@@ -76,9 +77,9 @@ pub fn figures(pool: &PoolState, family: Family, registry: &Registry) -> Figures
     figures
 }
 
-/// Whether a pool that is being deleted may go: no block was carved from it, wherever its spec says by
-/// now that its ranges are, and all that lies in it is kept by an older pool that cannot go either. A
-/// pool without the finalizer keeps nothing, however old it is, nor does one that may lose it any time.
+/// Returns whether a pool that is being deleted may lose its finalizer: no block was allocated from it, even outside
+/// its present ranges, and another pool keeps every allocated range in it. That is the pool of
+/// [`crate::pools::Pools::keeper`], unless it may lose its own finalizer at any time (`may_lose_it`).
 pub fn may_go(
     state: &PoolState,
     registry: &Registry,
@@ -102,7 +103,7 @@ pub fn may_go(
         })
 }
 
-/// Holders with a range that counts to the pool; of each, whether it is a live node.
+/// Returns the holders of ranges that count to the pool, and for each whether it is a live node.
 pub fn holders(state: &PoolState, registry: &Registry) -> BTreeMap<Holder, bool> {
     let mut holders = BTreeMap::new();
     for cidr in state
@@ -130,7 +131,7 @@ mod tests {
     use crate::cluster::world::World;
     use crate::demand::tests::{NOW, list, node, pool, pool_of_v6};
 
-    /// What the status says of a pool of IPv6 of which somebody holds the range.
+    /// Returns the status of an IPv6 pool in which `held` is allocated.
     fn told(range: &str, block_size: u32, held: &str) -> FamilyStatus {
         let mut world = World::default();
         list(&mut world.pools, vec![pool_of_v6("p", range, block_size)]);
@@ -164,7 +165,7 @@ mod tests {
             counts("fc00::/7", 128, "fc00::/8"),
             exactly(1 << 121, 1 << 120, "50%")
         );
-        // All of IPv6 in single addresses has one more than 128 bits can count.
+        // The IPv6 space has one address more than 128 bits can count.
         let all = counts("::/0", 128, "fd00::/48");
         assert_eq!(all.0, u128::MAX.to_string());
         assert_eq!(all.2, "0%");

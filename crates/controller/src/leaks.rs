@@ -1,14 +1,13 @@
-//! Leaks: addresses whose pods are gone or have finished, on nodes that live.
+//! The leak loop: it finds addresses in use on live nodes whose pods are gone or have finished.
 //!
-//! The agent of a node tells which addresses it has for pods that it has not seen for a while (`orphans` of
-//! the status). Two proofs free one of them. The first is given here: the pod's UID is unknown or finished by the
-//! index of all pods for longer than a grace period, no pod reports the address, and a consistent
-//! look at the pods bound to the node says the same. Then the address is named in the node's
-//! NodeSubnet (`suspects`), and the node's agent gives the second proof, by the runtime, or keeps it.
-//! Addresses of dead nodes go with their blocks. People may name addresses on the NodeSubnet: for these
-//! the grace period does not count, both proofs do.
+//! An agent reports the addresses of pods that it has not seen for a while (`orphans` of the status). Two proofs are
+//! needed to release one of them. The first is given here: in the cache of all pods the pod's UID has been unknown or
+//! finished for longer than a grace period, no pod reports the address, and a consistent list of the pods bound to
+//! the node confirms that. Then the address is listed in the node's NodeSubnet (`suspects`), and the agent gives the
+//! second proof, from the runtime, or keeps the address. Addresses of deleted nodes are freed with their blocks.
+//! Users may name addresses on the NodeSubnet: the grace period does not apply to these, both proofs do.
 //!
-//! Nothing is suspected while the list of pods is incomplete, nor what has no pod's UID.
+//! There are no leak candidates while the list of pods is incomplete, and none without a pod's UID.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -27,26 +26,26 @@ use cadastre_api::Suspect;
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Addr, Cidr};
 
-/// How often what agents tell is compared with the pods: at least and at most.
+/// Least and greatest interval at which agents' reports are compared with the pods.
 const SCAN_PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
-/// Between two looks at the pods of one node: what one did not prove, the next one at once does not either.
+/// Least interval between two lists of one node's pods: a list right after another proves nothing more.
 const LOOK_PAUSE: Duration = Duration::from_secs(3);
-/// A node is asked about so many addresses at once.
+/// Limit of addresses that a node is asked about at once.
 const AT_ONCE: usize = 256;
 
-/// The loop's own state.
+/// State of the leak loop.
 #[derive(Debug, Default)]
 pub struct Leaks {
     /// How long an address may be without a pod before its node is asked about it
     grace: Duration,
-    /// Nodes with addresses that have been without a pod for long enough
+    /// Nodes with addresses that have been without a pod for the grace period
     pub queue: Queue<Text>,
-    /// Addresses without a pod, by node, with since when (monotonic)
+    /// Addresses without a pod, by node, with the start of that time (monotonic)
     since: BTreeMap<Text, BTreeMap<(Addr, PodUid), Duration>>,
     scan_at: Duration,
-    /// When the pods of a node were asked for last, monotonic
+    /// When the pods of a node were last listed, monotonic
     looked_at: BTreeMap<Text, Duration>,
-    /// Addresses that two pods reported at the last scan, and whether that was told
+    /// Addresses that several pods reported at the last scan, and whether that is reported already
     doubled: BTreeMap<Addr, bool>,
 }
 
@@ -55,7 +54,7 @@ impl Loop for Leaks {
         self.queue.load().or_at(Some(self.scan_at))
     }
 
-    /// The last look at the pods of a node.
+    /// Returns the next list of a node's pods.
     fn next(&mut self, cx: &mut Context) -> Option<(Request, Purpose)> {
         if self.scan_at <= cx.now.mono && cx.world.pods.is_complete() {
             self.scan_at = cx.now.mono + (self.grace / 4).clamp(SCAN_PAUSE.0, SCAN_PAUSE.1);
@@ -64,7 +63,7 @@ impl Loop for Leaks {
         work_off(self, |it| &mut it.queue, Self::look, cx)
     }
 
-    /// Takes in the last look at a node's pods: the node is to be asked, or not.
+    /// Takes in the last list of a node's pods: decides which addresses the node is asked about.
     fn answered(&mut self, answer: &Answer, cx: &mut Context) -> Noted {
         let mut noted = Noted::default();
         let Purpose::LeakPods { name, uid } = answer.purpose else {
@@ -106,7 +105,7 @@ impl Loop for Leaks {
 }
 
 impl Leaks {
-    /// Suspects what has been without a pod for that time.
+    /// Creates the loop with this grace period.
     pub(crate) fn after(grace: Duration) -> Self {
         Leaks {
             grace,
@@ -114,14 +113,14 @@ impl Leaks {
         }
     }
 
-    /// How many addresses are without a pod, and since when the first one is.
+    /// Returns the number of addresses without a pod, and when the oldest became so.
     pub fn candidates(&self) -> (usize, Option<Duration>) {
         let count = self.since.values().map(BTreeMap::len).sum();
         let oldest = self.since.values().flat_map(BTreeMap::values).min();
         (count, oldest.copied())
     }
 
-    /// Compares at the next turn: people wait for it.
+    /// Makes the next scan due at once, as users wait for it.
     pub(crate) fn hurry(&mut self) {
         self.scan_at = Duration::ZERO;
     }
@@ -141,7 +140,7 @@ impl Leaks {
         )
     }
 
-    /// Compares what agents report with the pods there are.
+    /// Compares agents' reports with the cached pods.
     fn scan(&mut self, cx: &mut Context) {
         let (now, grace) = (cx.now.mono, self.grace);
         let mut before = std::mem::take(&mut self.since);
@@ -187,7 +186,7 @@ impl Leaks {
         self.tell_doubled(cx);
     }
 
-    /// Two pods with one address at two scans in a row: something is badly wrong.
+    /// Reports addresses that several pods reported at two scans in a row.
     fn tell_doubled(&mut self, cx: &mut Context) {
         let before = std::mem::take(&mut self.doubled);
         for addr in cx.world.pods.doubled() {
@@ -208,7 +207,7 @@ impl Leaks {
     }
 }
 
-/// What people do not want to wait for.
+/// Returns the addresses that users asked to release without the grace period.
 fn named(subnet: &Subnet) -> BTreeSet<(Addr, PodUid)> {
     let named = subnet.requests.release.iter();
     named
@@ -216,13 +215,13 @@ fn named(subnet: &Subnet) -> BTreeSet<(Addr, PodUid)> {
         .collect()
 }
 
-/// Whether no pod stands behind an address.
+/// Returns whether no pod uses the address.
 fn is_orphan((addr, uid): (Addr, PodUid), node: &str, cx: &Context) -> bool {
     let reported = cx.world.pods.reports(node, addr) && !Mutation::ReportedAddressSuspected.is_on();
     uid != PodUid::default() && !cx.world.pods.is_live(uid) && !reported
 }
 
-/// Whether the address is the node's to give.
+/// Returns whether the address lies in a range of the node.
 fn is_own(addr: Addr, node: &Node, registry: &Registry) -> bool {
     let mut blocks = registry.blocks.of(&node.uid);
     blocks.any(|entry| entry.cidr.contains_addr(addr))
@@ -232,7 +231,7 @@ fn is_own(addr: Addr, node: &Node, registry: &Registry) -> bool {
 }
 
 impl Registry {
-    /// What a node is to be asked about: suspects that its agent still reports.
+    /// Returns the addresses that a node is asked about: leak candidates that its agent still reports.
     pub(crate) fn suspects_of(&self, uid: &str, report: Option<&AgentReport>) -> Vec<Suspect> {
         let Some(report) = report else {
             return Vec::new();
@@ -259,7 +258,7 @@ mod tests {
     use crate::demand::tests::{NOW, list, node, objects, pool, subnet};
     use cadastre_daemon::watch::Change;
 
-    /// Node `n`, whose agent has an address for a pod that is gone.
+    /// Returns node `n`, whose agent reports an address of a pod that is gone.
     fn with_an_orphan() -> (Addr, World) {
         let addr = Cidr::parse_strict("10.0.0.17/32").unwrap().first();
         let mut told = subnet("n", &["10.0.0.16/28"], 0);
@@ -312,7 +311,7 @@ mod tests {
                     ..NOW
                 },
             );
-            // People ask for it each time.
+            // Users ask for it each time.
             leaks.hurry();
             leaks.next(&mut cx).is_some()
         };

@@ -1,7 +1,7 @@
-//! What a leader that follows a gap does before it gives blocks: it lets agents speak.
+//! The loop of a leader that follows a gap: before it allocates blocks, it listens to agents.
 //!
-//! The API may have been put back to an older state, and then agents alone know of some blocks. They have
-//! some time to tell; after that a consistent list shows what they have told, however far behind the watch is.
+//! The API server may have been restored to an older state, so that only agents know of some blocks. They get some
+//! time to report; then a consistent list shows their reports, even if the watch is behind.
 
 use std::time::Duration;
 
@@ -13,13 +13,13 @@ use crate::cluster::request::{Kind, Request};
 use crate::registry::blocks::Noted;
 use cadastre_core::mutation::Mutation;
 
-/// How long agents have to tell what they use: they notice that the API answers again within half a minute.
+/// How long agents have to report what they use: they notice that the API server answers again within half a minute.
 const LISTENING: Duration = Duration::from_secs(45);
 
-/// Progress of it.
+/// Progress of listening.
 #[derive(Debug, Default)]
 pub(crate) struct Listening {
-    /// When the list is due; empty before it begins and once it is taken in
+    /// The list, once it is scheduled; empty before and after
     list: Queue<Kind>,
     is_over: bool,
 }
@@ -36,12 +36,12 @@ impl Loop for Listening {
 }
 
 impl Listening {
-    /// What a leader of that tenure does: only after a gap may something be lost.
+    /// Creates the loop for a tenure: listening is needed only after a gap.
     pub(crate) fn after(tenure: &Tenure) -> Self {
         Listening::new(tenure.follows_a_gap() && !Mutation::AgentsNotListenedTo.is_on())
     }
 
-    /// One that is still to begin if `needed`, and is over if not.
+    /// Creates a loop that is over at once if listening is not `needed`.
     fn new(needed: bool) -> Self {
         Listening {
             list: Queue::default(),
@@ -49,25 +49,25 @@ impl Listening {
         }
     }
 
-    /// From now on every node gets a NodeSubnet, so that its agent can speak.
+    /// Starts the time in which agents report. From now on every node gets a NodeSubnet, in which its agent reports.
     pub(crate) fn begin(&mut self, now: Duration) {
         if !self.is_over {
             self.list.add_at(Kind::Subnet, now + LISTENING);
         }
     }
 
-    /// Whether blocks may be given.
+    /// Returns whether blocks may be allocated.
     pub(crate) fn is_over(&self) -> bool {
         self.is_over
     }
 
-    /// The list, if it is due.
+    /// Returns the list request once it is due.
     pub(crate) fn next_urgent(&mut self, now: Now) -> Option<(Request, Purpose)> {
         let kind = self.list.pop(now.mono)?;
         Some((Request::List(kind), Purpose::Listening))
     }
 
-    /// The list is in the world (`taken`), or has to be asked for again.
+    /// Takes in the list: it is in the cache (`taken`), or must be requested again.
     fn listed(&mut self, taken: bool, now: Now) {
         self.is_over |= taken;
         if !self.is_over {

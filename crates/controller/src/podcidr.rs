@@ -1,15 +1,14 @@
-//! podCIDRs: every node that a pool selects gets one range of each of the pool's families.
+//! The podCIDR loop: every node that a pool in mode NodeCIDR selects gets one range per family of the pool.
 //!
-//! A node is taken through gather, decide, write and report. A write is one JSON Patch that the API
-//! server refuses if the node is not the one meant, has podCIDRs already, or has been touched by a
-//! later leader. It is sent once the Lease names it.
+//! A write is one JSON Patch that the API server rejects if the node has another UID, has podCIDRs, or was touched by
+//! a later leader. It is sent once the Lease names it.
 //!
 //! # Guarantees
-//! - One range is dealt to one node: it is claimed in the ledger before the Lease names it, and named
-//!   there before the request leaves.
-//! - After an unclear outcome the range stays claimed, and only the same write is repeated, until a
-//!   read shows what the node has.
-//! - A node that waits says why, once for each reason.
+//! - A range is allocated to one node only: it is claimed in the ledger before the Lease names it, and named there
+//!   before the request is sent.
+//! - After an indeterminate write the range stays claimed, and only the same write is repeated, until a read shows
+//!   what the node has.
+//! - The reason why a node waits is reported, once per reason.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -31,17 +30,17 @@ use cadastre_api::Allocate;
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Addr, Cidr, Family, Full, State};
 
-/// The loop's own state.
+/// State of the podCIDR loop.
 #[derive(Debug, Default)]
 pub struct PodCidrs {
     /// Names of nodes to look at
     pub queue: Queue<Text>,
-    /// By UID
+    /// Requests by the node's UID
     requests: InFlight<Text>,
     /// Nodes that wait for a pool, by name
     waiting: BTreeMap<Text, Waiting>,
-    /// Pools that were found full, with what was said of it, until room may have come: thousands of
-    /// nodes may wait for one pool, and each look at a full one costs as much as it holds.
+    /// Exhausted pools, with the reason, until space may have become free. Thousands of nodes may wait for one pool,
+    /// and a look at an exhausted pool takes time in proportion to its size.
     full: BTreeMap<Text, String>,
     /// Whether `waiting` has changed since it was last counted
     recount: bool,
@@ -51,9 +50,9 @@ pub struct PodCidrs {
 struct Waiting {
     uid: Text,
     reason: Reason,
-    /// Since when a pool is lacking, monotonic
+    /// Since when the node waits for a pool, monotonic
     since: Duration,
-    /// Whether an event told of it
+    /// Whether an event reported the wait
     told: bool,
 }
 
@@ -61,16 +60,16 @@ struct Waiting {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "fields named for what they are")]
 pub enum Reason {
-    /// No pool selects it: nothing is wrong with that.
+    /// No pool selects the node; this is not an error.
     Unmanaged,
-    /// The pools that select it do not serve now.
+    /// The pools that select the node do not serve now.
     Barred { pools: Vec<Text> },
-    /// The serving pools that select it are full.
+    /// The serving pools that select the node are exhausted.
     Full { pools: Vec<Text> },
 }
 
 impl Reason {
-    /// The label of the metric.
+    /// Returns the label value of the metric.
     pub fn label(&self) -> &'static str {
         match self {
             Reason::Unmanaged => "no_pool",
@@ -82,11 +81,11 @@ impl Reason {
 
 /// What to do for a node.
 enum Decision {
-    /// Nothing, now or ever again unless it changes.
+    /// Nothing, unless the node changes.
     Leave,
-    /// Ask the API server what became of a write.
+    /// Read the node to learn the outcome of a write.
     Read,
-    /// Write these ranges (again).
+    /// Write these ranges, possibly again.
     Write(Vec<Cidr>),
     /// Wait until a pool can serve.
     Wait(Reason, String),
@@ -117,7 +116,7 @@ impl Loop for PodCidrs {
 }
 
 impl PodCidrs {
-    /// The next request, if a node needs one.
+    /// Returns the next request that a node needs. While stopping, these are only reads.
     pub fn next_urgent(&mut self, cx: &mut Context, stopping: bool) -> Option<(Request, Purpose)> {
         let look = |it: &mut Self, name: &Text, cx: &mut Context| it.look(name, stopping, cx);
         work_off(self, |it| &mut it.queue, look, cx)
@@ -151,7 +150,7 @@ impl PodCidrs {
                 let request = Request::Read(Kind::Node, name.clone());
                 return Look::Send(request, Purpose::Assign { name, uid });
             }
-            // It comes back once the Lease names it.
+            // The node is queued again once the Lease names the write.
             Decision::Write(cidrs) if !cx.registry.intents.may_assign(&node, &cidrs) => {}
             Decision::Write(cidrs) => {
                 self.requests.send(uid.clone(), ());
@@ -180,14 +179,14 @@ impl PodCidrs {
         self.deal(node, cx)
     }
 
-    /// New ranges from the best pool that has room.
+    /// Allocates new ranges from the best pool that has room.
     fn deal(&mut self, node: &Node, cx: &mut Context) -> Decision {
         let (world, registry) = (cx.world, &mut *cx.registry);
         let mode = Allocate::NodeCIDR;
         let choices = registry
             .pools
             .choices(mode, node, &registry.ledger, &self.full);
-        // Nobody asks for a podCIDR by name.
+        // podCIDRs cannot be requested by pool name.
         let choices = choices.into_iter().filter(|(_, by_name)| !by_name);
         let choices: Vec<Text> = choices.map(|(name, _)| name).collect();
         let wait_for = |pools: &Pools, best: Option<&Text>| {
@@ -220,7 +219,7 @@ impl PodCidrs {
                 notes.push(note.clone());
                 continue;
             }
-            // Those before it were full: one that is about to serve may stand between.
+            // The pools before it are exhausted; one that is about to serve may rank between.
             if let Some(wait) = wait_for(&registry.pools, Some(name)) {
                 return wait;
             }
@@ -235,7 +234,7 @@ impl PodCidrs {
                     return write(cidrs, registry, world);
                 }
                 Err(full) if full.avoided > 0 => {
-                    // Nothing tells when the addresses that speak against the last blocks go.
+                    // No watch event announces when the addresses in the last free blocks are gone.
                     self.queue
                         .add_at(node.name.clone(), cx.now.mono + IN_USE_PAUSE);
                     notes.push(full_note(name, &full));
@@ -250,7 +249,7 @@ impl PodCidrs {
         Decision::Wait(Reason::Full { pools: choices }, notes.join("; "))
     }
 
-    /// An empty note is a wait that nobody needs to hear of.
+    /// Records and reports that a node waits. An empty note is not reported.
     fn wait(&mut self, node: &Node, reason: Reason, note: String, cx: &mut Context) {
         let known = self.waiting.get(&node.name).filter(|w| w.uid == node.uid);
         let again = known.is_some_and(|w| w.reason == reason);
@@ -278,12 +277,12 @@ impl PodCidrs {
         self.recount |= self.waiting.remove(name).is_some();
     }
 
-    /// Whether other nodes wait, or for other reasons, than at the last call.
+    /// Returns whether waits or their reasons have changed since the last call.
     pub(crate) fn take_recount(&mut self) -> bool {
         std::mem::take(&mut self.recount)
     }
 
-    /// Whether the UID is gone; its claims rest, and no write can succeed any more.
+    /// Returns whether the UID is gone; its claims are in quarantine, and no write can succeed any more.
     fn is_over(&mut self, name: &Text, uid: &Text, cx: &Context) -> bool {
         let gone = cx.world.nodes.get(name).is_none_or(|node| node.uid != *uid);
         if gone {
@@ -292,7 +291,7 @@ impl PodCidrs {
         gone
     }
 
-    /// A node has podCIDRs now; one that had to wait is told so.
+    /// Ends the wait of a node that has podCIDRs now, and reports that if the wait was reported.
     pub fn served(&mut self, node: &Node, reports: &mut Vec<Report>) {
         self.requests.forget_unclear(&node.uid);
         let Some(waiting) = self.waiting.remove(&node.name) else {
@@ -305,7 +304,7 @@ impl PodCidrs {
         }
     }
 
-    /// A node's UID is gone.
+    /// Forgets a node whose UID is gone.
     pub fn gone(&mut self, node: &Node) {
         self.requests.forget(&node.uid);
         if self
@@ -317,7 +316,7 @@ impl PodCidrs {
         }
     }
 
-    /// Space or a pool may have come: looks at every waiting node again.
+    /// Looks at every waiting node again: space may have become free, or a pool may have come.
     pub fn wake(&mut self) {
         if Mutation::PodCidrWaitersNotWoken.is_on() {
             return;
@@ -328,17 +327,17 @@ impl PodCidrs {
         }
     }
 
-    /// Which nodes wait, and what for.
+    /// Returns the waiting nodes with their reasons.
     pub fn who_waits(&self) -> impl Iterator<Item = (&Text, &Reason)> {
         self.waiting.iter().map(|(node, wait)| (node, &wait.reason))
     }
 
-    /// The reasons of all that wait.
+    /// Returns the reasons of all waits.
     pub fn waiting(&self) -> impl Iterator<Item = &Reason> {
         self.waiting.values().map(|waiting| &waiting.reason)
     }
 
-    /// Since when a pool is lacking that a node waits for, of the longest wait, monotonic.
+    /// Returns the start of the longest wait for a pool, monotonic.
     pub(crate) fn waiting_since(&self) -> Option<Duration> {
         let waiting = self.waiting.values();
         let lacking = waiting.filter(|waiting| waiting.reason != Reason::Unmanaged);
@@ -346,7 +345,7 @@ impl PodCidrs {
     }
 }
 
-/// What the answer to a write says of the ranges that it names.
+/// Updates the claims of a node after the answer to a write.
 fn written(uid: &Text, outcome: &Outcome, registry: &mut Registry) {
     match outcome {
         Outcome::Node(node) if node.uid == *uid => {}
@@ -354,7 +353,7 @@ fn written(uid: &Text, outcome: &Outcome, registry: &mut Registry) {
         Outcome::Refused(_) => {
             let claims = registry.claims_of(uid);
             if !claims.iter().any(|(_, _, state)| *state == State::Unclear) {
-                // What is refused for good takes no room from others.
+                // A write that keeps being rejected takes no room from others in the Lease.
                 registry.intents.settled(uid);
             }
         }
@@ -387,7 +386,7 @@ fn assignment(node: &Node, cidrs: Vec<Cidr>) -> Assignment {
     }
 }
 
-/// These are written, that of the cluster's primary family first.
+/// Orders the ranges for the write: the cluster's primary family first.
 fn write(cidrs: impl Iterator<Item = Cidr>, registry: &Registry, world: &World) -> Decision {
     let mut cidrs: Vec<Cidr> = cidrs.collect();
     let first = first_family(registry, world);
@@ -395,8 +394,8 @@ fn write(cidrs: impl Iterator<Item = Cidr>, registry: &Registry, world: &World) 
     Decision::Write(cidrs)
 }
 
-/// The cluster's primary family: that of its service range, else of the first podCIDR of a node that has both, as
-/// somebody wrote them before, else IPv4.
+/// Returns the cluster's primary family: that of the service range, else of the first podCIDR of a dual-stack node,
+/// which another allocator wrote, else IPv4.
 fn first_family(registry: &Registry, world: &World) -> Family {
     let of_both = |node: &Node| match &*node.pod_cidrs {
         [one, other] if one.family() != other.family() => Some(one.family()),
@@ -407,8 +406,8 @@ fn first_family(registry: &Registry, world: &World) -> Family {
     of_services.or_else(of_nodes).unwrap_or(Family::V4)
 }
 
-/// The same machine is back while its ranges rest: it gets them again, if a pool that serves it
-/// still covers them all and nothing in them has been reserved since.
+/// Allocates the quarantined ranges of a machine to its new Node, if a pool that serves the node still covers them
+/// all and nothing in them has been reserved since.
 fn give_back(node: &Node, registry: &mut Registry) -> Option<Vec<Cidr>> {
     let ranges = registry.resting_for(node)?.ranges.clone();
     let pool = registry.pools.of(ranges.first()?)?;
@@ -422,7 +421,7 @@ fn give_back(node: &Node, registry: &mut Registry) -> Option<Vec<Cidr>> {
         && ranges
             .windows(2)
             .all(|pair| pair[0].family() != pair[1].family());
-    // Others may have held the same addresses (by a second writer's doing), and rest in their own right.
+    // Other nodes may have had the same addresses through a foreign allocator, and have their own quarantine.
     let own = |holder| {
         let key = registry.who(holder).filter(|(name, _)| *name == node.name);
         key.and_then(|key| registry.rests.get(key))
@@ -455,7 +454,7 @@ fn barred(node: &Node, registry: &Registry) -> Decision {
         return Decision::Wait(Reason::Unmanaged, String::new());
     }
     let pools = barred.iter().map(|state| state.name.clone()).collect();
-    // A pool that is about to serve is no news.
+    // A pool that is about to serve is not reported.
     let lasting = barred
         .iter()
         .filter(|state| state.verdict != Verdict::Starting);
@@ -476,7 +475,7 @@ mod tests {
         Cidr::parse_strict(text).unwrap()
     }
 
-    /// These nodes, and a pool of ranges of /28.
+    /// Builds a cluster with these nodes and a pool with /28 ranges.
     fn world(cidr: &str, nodes: Vec<Node>) -> World {
         let mut world = World::default();
         let mut pool = pool("p", cidr);
@@ -486,7 +485,7 @@ mod tests {
         world
     }
 
-    /// What the node gets, if anything.
+    /// Returns the ranges that the node gets, if any.
     fn dealt(name: &str, loops: &mut PodCidrs, cx: &mut Context) -> Option<Vec<Cidr>> {
         loops.queue.add(name.into());
         let (request, _) = loops.next_urgent(cx, false)?;

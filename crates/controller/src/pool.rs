@@ -1,9 +1,9 @@
-//! Pools: the finalizer, conditions and counts of every IPPool.
+//! The pool loop: finalizer, conditions and counts of every IPPool.
 //!
-//! A pool carves only once its finalizer is on it, and the finalizer goes only when nothing is held,
-//! in flight, unclear or resting in it. Counts are computed from the ledger each time, never kept.
-//! A status is written when it differs, at most once in [`STATUS_PAUSE`] a pool; events are told on
-//! a change of a condition only, also across restarts.
+//! A pool allocates only once it has its finalizer. The finalizer is removed only when no range in the pool is
+//! allocated, in flight, indeterminate or in quarantine, except those that another pool keeps. Counts are computed
+//! from the ledger each time. A status is written when it differs, at most once in [`STATUS_PAUSE`] per pool. Events
+//! are emitted only when a condition changes, also across restarts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -25,30 +25,30 @@ use cadastre_api::{FINALIZER, IPPoolStatus};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Dual, Family};
 
-/// At most one status write a pool in this time.
+/// Least interval between two status writes of a pool.
 pub(crate) const STATUS_PAUSE: Duration = Duration::from_secs(5);
 
-/// At most one count of all pools in this time.
+/// Least interval between two counts of all pools.
 const COUNT_PAUSE: Duration = Duration::from_secs(1);
 
-/// The loop's own state.
+/// State of the pool loop.
 #[derive(Debug, Default)]
 pub(crate) struct PoolLoop {
-    /// Names to look at
+    /// Names of pools to look at
     pub queue: Queue<Text>,
     requests: InFlight<Text>,
     /// How many nodes wait for each pool
     pub waiting: BTreeMap<Text, i64>,
-    /// Something that is counted has changed.
+    /// Whether anything that is counted has changed.
     dirty: bool,
     counted_at: Option<Duration>,
     written_at: BTreeMap<Text, Duration>,
-    /// Addresses by pool and family, as last counted.
+    /// Addresses by pool and family, from the last count.
     totals: BTreeMap<(Text, Family), Totals>,
     totals_at: Option<Duration>,
-    /// Something has changed since.
+    /// Whether anything has changed since `totals` was counted.
     outdated: bool,
-    /// What was last told of a condition, by pool UID and type.
+    /// The last reported status and reason of a condition, by pool UID and type.
     told: BTreeMap<(Text, &'static str), (String, String)>,
 }
 
@@ -60,7 +60,7 @@ impl Loop for PoolLoop {
         self.queue.load().or_at(count).or_at(totals)
     }
 
-    /// A read, a finalizer to drop, a status to write.
+    /// Returns the next read, finalizer removal or status write.
     fn next(&mut self, cx: &mut Context) -> Option<(Request, Purpose)> {
         self.count(cx);
         work_off(self, |it| &mut it.queue, Self::look, cx)
@@ -70,7 +70,7 @@ impl Loop for PoolLoop {
         if let Purpose::PoolFinalizers { name } | Purpose::PoolStatus { name } = answer.purpose {
             self.requests.answered(name, answer);
             self.queue.add(name.clone());
-            // What was refused or lost may be written again without the pause.
+            // A rejected or lost write may be repeated without the pause.
             if !matches!(answer.outcome, Outcome::Pool(_)) {
                 self.written_at.remove(name);
             }
@@ -80,12 +80,12 @@ impl Loop for PoolLoop {
 }
 
 impl PoolLoop {
-    /// Something that is counted has changed.
+    /// Records that something that is counted has changed.
     pub(crate) fn mark(&mut self) {
         self.dirty = true;
     }
 
-    /// Whether a status may be written now.
+    /// Returns whether the loop may write a status now.
     pub(crate) fn is_due(&self, now: Duration) -> bool {
         let load = self.load();
         load.ready > 0 || load.next_at.is_some_and(|at| at <= now)
@@ -96,7 +96,7 @@ impl PoolLoop {
             .map_or(Duration::ZERO, |at| at + STATUS_PAUSE)
     }
 
-    /// A finalizer that must be set before a pool can serve.
+    /// Returns a write of a finalizer that a pool needs before it can serve.
     pub(crate) fn next_finalizer(&mut self, cx: &Context) -> Option<(Request, Purpose)> {
         let may_set = |name: &Text| {
             let call = Call::SetPoolFinalizers(name.clone());
@@ -111,7 +111,7 @@ impl PoolLoop {
         Some(self.set_finalizers(pool, finalizers))
     }
 
-    /// Counts anew, if something has changed and the last time is long enough ago.
+    /// Counts again, if something has changed and the last count is old enough.
     fn count(&mut self, cx: &Context) {
         let now = cx.now.mono;
         let to_count = self.dirty && self.counted_at.is_none_or(|at| at + COUNT_PAUSE <= now);
@@ -162,7 +162,7 @@ impl PoolLoop {
             let (request, purpose) = self.set_finalizers(pool, others.cloned().collect());
             return Look::Send(request, purpose);
         } else if pool.deleting && ours && self.requests.is_any_sent() {
-            // Another one may keep its ranges, or not, once that is settled.
+            // The outcome decides whether the other pool keeps ranges of this one.
             self.queue.add_at(name.clone(), now + COUNT_PAUSE);
         }
         let written = self.written_at.get(&name).map(|at| *at + STATUS_PAUSE);
@@ -187,7 +187,7 @@ impl PoolLoop {
         Look::Send(request, Purpose::PoolStatus { name })
     }
 
-    /// Remembers what the conditions said before this leader, so that it is not told again.
+    /// Remembers the conditions of before this tenure, so that they are not reported again.
     pub(crate) fn recall(&mut self, pools: impl Iterator<Item = impl AsRef<Pool>>) {
         for pool in pools {
             let pool = pool.as_ref();

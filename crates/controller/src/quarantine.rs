@@ -1,9 +1,9 @@
-//! Quarantine: the ranges of a dead node rest, then become free.
+//! The quarantine loop: podCIDRs of a deleted node wait, then become free.
 //!
-//! Free only when all of it holds: the node's UID is gone; the pool's quarantine is over; no pod
-//! reports an address in the range, by the index of all pods and by a consistent look at the pods
-//! bound to the node's name; and no NodeSubnet names the holder any more, by a write of ours that
-//! came through. The record is in the NodeSubnet (`spec.previous`), so a restart changes nothing.
+//! A range becomes free only when all of these hold: the node's UID is gone; the pool's quarantine is over; no cached
+//! pod reports an address in it; a consistent list of the pods bound to the node's name shows none either; and no
+//! NodeSubnet names the node's UID any more, after a successful write of this controller. The record is in the
+//! NodeSubnet (`spec.previous`), so a restart changes nothing.
 
 use super::context::IN_USE_PAUSE;
 use super::queue::{Load, Queue};
@@ -18,10 +18,10 @@ use crate::registry::blocks::Noted;
 use cadastre_core::Cidr;
 use cadastre_core::mutation::Mutation;
 
-/// The loop's own state.
+/// State of the quarantine loop.
 #[derive(Debug, Default)]
 pub struct Quarantine {
-    /// Rests to look at
+    /// Quarantined ranges to look at
     pub queue: Queue<RestKey>,
 }
 
@@ -35,7 +35,7 @@ impl Loop for Quarantine {
         work_off(self, |it| &mut it.queue, look, cx)
     }
 
-    /// Takes in the last look at the node's pods: the rest may leave its NodeSubnet, or not yet.
+    /// Takes in the last list of the node's pods: the record may leave the NodeSubnet, or not yet.
     fn answered(&mut self, answer: &Answer, cx: &mut Context) -> Noted {
         let mut noted = Noted::default();
         let Purpose::Quarantine { name, uid } = answer.purpose else {
@@ -62,7 +62,7 @@ impl Loop for Quarantine {
 }
 
 impl Quarantine {
-    /// Looks at the rest when its time is over.
+    /// Schedules a look at the end of the quarantine.
     pub fn watch(&mut self, key: RestKey, registry: &Registry) {
         if let Some(rest) = registry.rests.get(&key) {
             self.queue.add_at(key, rest.until);
@@ -90,8 +90,8 @@ impl Quarantine {
         )
     }
 
-    /// Frees what leaves under that name and is in no NodeSubnet any more. Returns whether a range
-    /// became free.
+    /// Frees ranges under that name whose quarantine has ended and that no NodeSubnet records any more. Returns
+    /// whether a range became free.
     pub fn release(name: &Text, world: &World, registry: &mut Registry) -> bool {
         let mentioned = |uid: &Text| {
             world
@@ -114,7 +114,7 @@ impl Quarantine {
 }
 
 fn mentions(subnet: &crate::cluster::seen::Subnet, uid: &Text) -> bool {
-    // What cannot be read may name anybody.
+    // An unreadable spec may name any node.
     subnet.spec.as_ref().map_or(true, |spec| {
         spec.node_uid.as_deref() == Some(&**uid)
             || spec.previous.iter().any(|p| p.node_uid == **uid)
@@ -166,7 +166,7 @@ mod tests {
         }
     }
 
-    /// Node `n` had 10.0.0.0/28 and is gone.
+    /// Quarantines 10.0.0.0/28 of the deleted node `n`.
     fn resting() -> (Registry, Quarantine) {
         let gone = Node {
             pod_cidrs: [Cidr::parse_strict("10.0.0.0/28").unwrap()].into(),

@@ -1,11 +1,10 @@
-//! Calls that come to nothing: when each may be made again, and which ones the API server refuses for good.
+//! Calls that fail: when each may be repeated, and which ones the API server keeps rejecting.
 //!
-//! A policy, a quota or a webhook may refuse one object for as long as nobody acts; an answer may never
-//! come. So each call backs off by its own outcome: a success of another call, of the same object too, does
-//! not hurry it, and no news makes it come before its pause is over. What keeps failing is counted, and told
-//! once.
+//! A policy, a quota or a webhook may reject an object until somebody acts, and an answer may never come. So each
+//! call backs off by its own outcome: neither the success of another call, even for the same object, nor a watch
+//! event shortens its pause. A call that keeps failing is counted and reported once.
 //!
-//! Nothing has to be forgotten by hand: a call that nobody makes any more leaves by itself.
+//! Entries expire by themselves when nobody repeats the call.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,49 +15,49 @@ use crate::cluster::request::{Kind, Outcome, Refusal};
 use crate::cluster::seen::Text;
 use cadastre_core::Cidr;
 
-/// Longest pause of what has failed for long. All of those together are tried again at most once in
-/// [`EACH`], so that a policy against thousands of objects costs the API server little.
+/// Longest pause of a call that keeps failing. All such calls together are repeated at most once in [`EACH`], so that
+/// a policy against thousands of objects costs the API server little.
 const LONGEST: Duration = Duration::from_secs(30);
 const EACH: Duration = Duration::from_millis(20);
-/// The server may ask for a pause, but not for any.
+/// Longest pause that the server may ask for.
 const MOST_ASKED: Duration = Duration::from_secs(60);
-/// So many failures in a row are lasting where the server says no or nothing at all, and where it says that
-/// something else came first or that it is busy.
+/// Number of failures in a row after which a call counts as failing for good: for rejections and missing answers, and
+/// for conflicts and a busy server.
 const LASTING: (u32, u32) = (3, 6);
-/// A call that was not made for so long after its pause is not wanted any more.
+/// A call that was not repeated for this time after its pause is forgotten.
 const GIVEN_UP: Duration = Duration::from_secs(60);
-/// What was told is not told again for so long, even if it came through in between.
+/// Least interval between two reports of one call, even if it succeeded in between.
 const TOLD_AGAIN: Duration = Duration::from_secs(600);
 
-/// A call about one object. Those of one object back off apart.
+/// A call about one object. Different calls for one object back off independently.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Call {
-    /// podCIDRs for a node, by UID
+    /// Write of a node's podCIDRs, by its UID
     AssignPodCidrs(Text),
     /// A read of a node, by UID
     ReadNode(Text),
-    /// The pods bound to a node of that name, whichever of its UIDs they are looked at for
+    /// List of the pods bound to a node name, for any UID of that name
     ListPods(Text),
-    /// The spec of a NodeSubnet
+    /// Write of a NodeSubnet's spec
     WriteSubnet(Text),
-    /// A read of it
+    /// Read of a NodeSubnet
     ReadSubnet(Text),
-    /// What the controller says in its status
+    /// Write of the controller's conditions in a NodeSubnet's status
     SetSubnetConditions(Text),
     /// Creation, change or deletion of an IPAMBlock
     WriteBlock(Cidr),
-    /// A read of it
+    /// Read of an IPAMBlock
     ReadBlock(Cidr),
-    /// The finalizers of a pool
+    /// Write of a pool's finalizers
     SetPoolFinalizers(Text),
-    /// The status of a pool
+    /// Write of a pool's status
     SetPoolStatus(Text),
-    /// A read of a pool
+    /// Read of a pool
     ReadPool(Text),
 }
 
 impl Call {
-    /// The write of that purpose, or the read, if it is made again until it comes through.
+    /// Returns the call of a request, if it is repeated until it succeeds.
     pub fn of(purpose: &Purpose, wrote: bool) -> Option<Self> {
         Some(match purpose {
             Purpose::Assign { uid, .. } if wrote => Call::AssignPodCidrs(uid.clone()),
@@ -92,7 +91,7 @@ impl Call {
         )
     }
 
-    /// The kind of object.
+    /// Returns the kind of the object.
     fn kind(&self) -> Kind {
         match self {
             Call::AssignPodCidrs(_) | Call::ReadNode(_) | Call::ListPods(_) => Kind::Node,
@@ -105,30 +104,30 @@ impl Call {
     }
 }
 
-/// What a call has met with.
+/// Failures of a call.
 #[derive(Debug, Default)]
 struct Failing {
-    /// In a row
+    /// Number of failures in a row
     failures: u32,
-    /// Since when, monotonic
+    /// Time of the first of them, monotonic
     since: Duration,
-    /// When it may be made again
+    /// When it may be repeated, monotonic
     again_at: Duration,
-    /// What the server said, once it has failed for long
+    /// The server's message, if the call keeps failing
     lasting: Option<String>,
     told_at: Option<Duration>,
 }
 
-/// What is to be told of a call.
+/// What to report about a call.
 #[derive(Debug, PartialEq, Eq)]
 pub enum News {
-    /// It keeps failing: why.
+    /// It keeps failing, with the reason.
     Refused(String),
-    /// It came through after that was told.
+    /// It succeeded after its failure was reported.
     Accepted,
 }
 
-/// All calls that have failed lately.
+/// All calls that have failed recently.
 #[derive(Debug, Default)]
 pub struct Refusals {
     calls: BTreeMap<Call, Failing>,
@@ -137,13 +136,13 @@ pub struct Refusals {
 }
 
 impl Refusals {
-    /// Until when the call has to wait, if it has to.
+    /// Returns until when the call has to wait, if it has to.
     pub fn paused(&self, call: &Call, now: Duration) -> Option<Duration> {
         let until = self.calls.get(call)?.again_at;
         (until > now).then_some(until)
     }
 
-    /// Takes in what became of a call. `kept` is false where the server took a write and did not keep it.
+    /// Records the outcome of a call. `kept` is false if the server accepted a write but dropped part of it.
     pub fn note(
         &mut self,
         call: &Call,
@@ -225,23 +224,23 @@ impl Refusals {
             .retain(|_, it| it.failures > 0 || it.told_at.is_some_and(|at| at + TOLD_AGAIN > now));
     }
 
-    /// Calls that keep failing, with what the server says of each and since when it fails (monotonic).
+    /// Returns the calls that keep failing, with the server's message and the time of the first failure (monotonic).
     pub fn lasting(&self) -> impl Iterator<Item = (&Call, &str, Duration)> {
         let failing = self.calls.iter();
         failing.filter_map(|(call, it)| Some((call, it.lasting.as_deref()?, it.since)))
     }
 
-    /// Why the call keeps failing, if it does.
+    /// Returns why the call keeps failing, if it does.
     pub fn why(&self, call: &Call) -> Option<&str> {
         self.calls.get(call)?.lasting.as_deref()
     }
 
-    /// Whether it failed last, for long or not.
+    /// Returns whether the call failed last time.
     pub(crate) fn is_failing(&self, call: &Call) -> bool {
         self.calls.get(call).is_some_and(|it| it.failures > 0)
     }
 
-    /// How many calls keep failing, by the kind of object.
+    /// Returns the number of calls that keep failing, by the kind of object.
     pub fn count(&mut self, now: Duration) -> BTreeMap<Kind, usize> {
         self.sweep(now);
         let mut count: BTreeMap<Kind, usize> = BTreeMap::new();
@@ -266,7 +265,7 @@ mod tests {
         Call::SetPoolFinalizers("p".into())
     }
 
-    /// Fails at each end of its pause; returns how often within the time, and what was told.
+    /// Fails at the end of each pause. Returns the number of tries and of reports.
     fn fail(refusals: &mut Refusals, call: &Call, from: Duration, until: Duration) -> (u32, usize) {
         let (mut now, mut count, mut told) = (from, 0, 0);
         while now < until {

@@ -1,8 +1,8 @@
-//! NodeSubnets: what a node holds and what an earlier node of its name held, for the node's side to
-//! read and for the next leader to remember.
+//! The NodeSubnet loop: which ranges a node has, and which ranges of earlier nodes of its name are in quarantine. The
+//! node's agent reads it, and so does the next leader.
 //!
-//! Level-triggered: the spec that should be is computed from the Node and the rests, and written
-//! when what is there differs, whoever made it so. Never on the way of a podCIDR.
+//! It is level-triggered: the spec is computed from the Node and the ledger, and written if the present one differs
+//! for whatever reason. No podCIDR waits for it.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -29,34 +29,34 @@ use cadastre_api::{
 use cadastre_core::Addr;
 use cadastre_core::mutation::Mutation;
 
-/// The most that a NodeSubnet says of pools, in bytes of JSON: the rest of the object needs its room in etcd, too.
+/// Limit of the pools in a NodeSubnet, in bytes of JSON: the rest of the object needs room in etcd, too.
 const MOST_BYTES_OF_POOLS: usize = 256 << 10;
 
-/// So long the record of a node's new podCIDRs waits behind podCIDRs for others, and no longer: if the node dies
-/// before it is written, only processes that saw it go know that its ranges have to rest.
+/// How long the record of a node's new podCIDRs may wait behind podCIDRs for other nodes. If the node is deleted
+/// before the record is written, only processes that saw the deletion know that its ranges must be quarantined.
 const RECORD_WAITS: Duration = Duration::from_secs(5);
 
-/// The condition that says what the API server refuses for good.
+/// The condition that reports writes which the API server keeps rejecting.
 const WRITES_REFUSED: &str = "WritesRefused";
 
-/// The loop's own state.
+/// State of the NodeSubnet loop.
 #[derive(Debug, Default)]
 pub struct Subnets {
-    /// Names to look at first: nodes wait for what is told there
+    /// Names to look at first, as nodes wait for their lists
     pub urgent: Queue<Text>,
     /// Names to look at
     pub queue: Queue<Text>,
-    /// Names of nodes that got podCIDRs, with the time of that, oldest first
+    /// Names of nodes that got podCIDRs, with the time, oldest first
     unrecorded: VecDeque<(Duration, Text)>,
-    /// Answers to agents on their way
+    /// Conditions whose write is in flight
     answering: BTreeMap<Text, Vec<SubnetCondition>>,
-    /// By name, with the spec that is written
+    /// Requests by name, with the spec that is written
     requests: InFlight<Text, Option<NodeSubnetSpec>>,
-    /// Nodes (by UID) that are not told of all pools that serve them, and what was told to people of that
+    /// Nodes (by UID) whose NodeSubnet lacks some of their pools, with the reported text
     cut: BTreeMap<Text, String>,
-    /// Names of nodes of which a write has come through, or was refused for good, since this process leads
+    /// Names of nodes for which a write has succeeded, or was rejected for good, since this process leads
     heard: BTreeSet<Text>,
-    /// Names of nodes whose agents may not give of all that is listed, as others have some of it
+    /// Names of nodes with podCIDRs that are withheld from the agent because other nodes have part of them
     withheld: BTreeSet<Text>,
 }
 
@@ -65,11 +65,11 @@ impl Loop for Subnets {
         self.urgent.load() + self.queue.load()
     }
 
-    /// The next request, if a NodeSubnet is not as it should be.
+    /// Returns the next request for a NodeSubnet that is not as it should be.
     fn next(&mut self, cx: &mut Context) -> Option<(Request, Purpose)> {
         let look = |it: &mut Self, name: &Text, cx: &mut Context| match it.look(name, false, cx) {
             Look::Done => it.answer(name, cx),
-            // What the API server refuses is said in the conditions.
+            // The conditions report what the API server rejects.
             Look::Later(at) => {
                 it.queue.add_at(name.clone(), at);
                 it.answer(name, cx)
@@ -88,7 +88,7 @@ impl Loop for Subnets {
                 self.answering.remove(name);
                 self.requests.note(name, answer);
             }
-            // Where all went well, too: the node may have changed meanwhile.
+            // Look again even after success: the node may have changed meanwhile.
             noted.subnets.push(name.clone());
         }
         noted
@@ -96,26 +96,26 @@ impl Loop for Subnets {
 }
 
 impl Subnets {
-    /// The next request that a node waits for, if its NodeSubnet is not as it should be.
+    /// Returns the next request that a node waits for.
     pub(crate) fn next_urgent(&mut self, cx: &mut Context) -> Option<(Request, Purpose)> {
         let look = |it: &mut Self, name: &Text, cx: &mut Context| it.look(name, true, cx);
         work_off(self, |it| &mut it.urgent, look, cx)
     }
 
-    /// Ranges are free again: some may have been withheld for those who had them.
+    /// Looks again at nodes with withheld podCIDRs, as a range became free.
     pub fn wake(&mut self) {
         for name in &self.withheld {
             self.queue.add(name.clone());
         }
     }
 
-    /// A node has got podCIDRs, which its NodeSubnet is to tell.
+    /// Queues the NodeSubnet of a node that got podCIDRs.
     pub(crate) fn has_podcidrs(&mut self, name: &Text, now: Duration) {
         self.unrecorded.push_back((now, name.clone()));
         self.queue.add(name.clone());
     }
 
-    /// The next request, if podCIDRs that were given long ago are not recorded.
+    /// Returns the next write of a record that has waited too long.
     pub(crate) fn next_overdue(&mut self, cx: &mut Context) -> Option<(Request, Purpose)> {
         while let Some((at, name)) = self.unrecorded.front().cloned()
             && at + RECORD_WAITS <= cx.now.mono
@@ -174,7 +174,7 @@ impl Subnets {
         Look::Send(request, Purpose::Subnet { name, urgent })
     }
 
-    /// That a node is not told of all pools that serve it is told once.
+    /// Reports, once, that a NodeSubnet lacks some of the node's pools.
     fn tell_cut(
         &mut self,
         node: &Node,
@@ -197,23 +197,23 @@ impl Subnets {
         }
     }
 
-    /// A node's UID is gone.
+    /// Forgets a node whose UID is gone.
     pub fn gone(&mut self, node: &Node) {
         self.cut.remove(&node.uid);
         self.heard.remove(&node.name);
     }
 
-    /// A write for the node of that name has come through, or is refused for good.
+    /// Records that a write for the node succeeded, or is rejected for good.
     pub(crate) fn heard_of(&mut self, name: Text) {
         if self.heard.insert(name.clone()) {
             self.queue.add(name);
         }
     }
 
-    /// Says by conditions what of the agent's status could not be taken, which pools the node is not told of, and
-    /// what the API server does not take.
+    /// Writes the conditions: which part of the agent's status is invalid, which pools are left out, and what the API
+    /// server rejects.
     fn answer(&mut self, name: &Text, cx: &Context) -> Look {
-        // What is on its way changes the version that an answer is written onto.
+        // A write in flight changes the version that the conditions are written on.
         let is_open = self.is_open(name) || self.answering.contains_key(name);
         let Some(subnet) = cx.world.subnets.get(name).filter(|_| !is_open) else {
             return Look::Done;
@@ -231,8 +231,8 @@ impl Subnets {
         Look::Send(request, Purpose::Answer { name: name.clone() })
     }
 
-    /// The conditions that a NodeSubnet should have: those that say of trouble, those that said so before, and those
-    /// of others as they are.
+    /// Returns the conditions that a NodeSubnet should have: those about present problems, those that were written
+    /// for earlier ones, and the conditions of other writers, unchanged.
     fn conditions(&self, subnet: &Subnet, cx: &Context) -> Vec<SubnetCondition> {
         let is = subnet.report.as_ref().map(|it| it.conditions.to_vec());
         let is = is.filter(|_| !Mutation::OthersConditionsWiped.is_on());
@@ -263,8 +263,8 @@ impl Subnets {
         all
     }
 
-    /// Whether the API server refuses for good what is written for a node, and what it says; nothing where that is not
-    /// known: as long as this leader has not heard of any write, and while one fails that may come through yet.
+    /// Returns whether the API server keeps rejecting writes for a node, and why. Returns `None` while that is
+    /// unknown: before the first answer to this leader, and while a write fails that may still succeed.
     fn writes(&self, node: &Node, cx: &Context) -> Option<(bool, String)> {
         if let Some(why) = refused(node, cx.registry) {
             return Some((true, why));
@@ -277,18 +277,18 @@ impl Subnets {
         (has_heard && !is_failing).then(taken)
     }
 
-    /// Whether a write for the name may still be on its way.
+    /// Returns whether a write for the name may still take effect.
     pub fn is_open(&self, name: &Text) -> bool {
         self.requests.is_open(name)
     }
 
-    /// Whether the server has kept what was just written.
+    /// Returns whether the server kept all of the spec that was just written.
     pub fn is_kept(&self, is: &Subnet) -> bool {
         let written = self.requests.written(&is.name).and_then(Option::as_ref);
         written.is_none_or(|written| is.spec.as_ref() == Ok(written))
     }
 
-    /// The same of the conditions.
+    /// Returns whether the server kept all of the conditions that were just written.
     pub(crate) fn are_conditions_kept(&self, is: &Subnet) -> bool {
         let Some(written) = self.answering.get(&is.name) else {
             return true;
@@ -299,7 +299,7 @@ impl Subnets {
     }
 }
 
-/// The spec that should be, or nothing when there is nothing to tell.
+/// Returns the spec that should be, or `None` if the NodeSubnet should not exist.
 fn wanted(
     name: &Text,
     is: Option<&Subnet>,
@@ -314,8 +314,8 @@ fn wanted(
     let suspects = node
         .map(|node| registry.suspects_of(&node.uid, report))
         .unwrap_or_default();
-    // Its agent may have blocks of a pool that serves nobody now, and an earlier leader may have a creation on its
-    // way that lists one.
+    // The agent may have blocks of a pool that serves no node now, and an earlier leader may have a block creation in
+    // flight.
     let gives_blocks = |pool: &PoolState| {
         let is_valid = !matches!(pool.verdict, Verdict::Invalid(_));
         is_valid && pool.allocate == Allocate::Blocks
@@ -329,7 +329,7 @@ fn wanted(
     let pools = node
         .map(|node| pools(node, &blocks, is, registry))
         .unwrap_or_default();
-    // Who gives no blocks has an agent of ours neither.
+    // A node without any pool runs no agent of Cadastre.
     let pod_ranges = if pools.is_empty() {
         Vec::new()
     } else {
@@ -350,15 +350,15 @@ fn wanted(
         .map(|node| registry.listed_pod_cidrs(node, is))
         .unwrap_or_default();
     let nothing = pod_cidrs.is_empty() && previous.is_empty() && blocks.is_empty();
-    // While the node lives its NodeSubnet stays: a late creation by an earlier leader finds it there.
+    // The NodeSubnet of a live node stays: a block that an earlier leader creates late can be listed there.
     let stays = node.is_some()
         && (is.is_some() || may_ask || may_speak)
         && !Mutation::EmptySubnetDeleted.is_on();
     if nothing && !stays {
         return None;
     }
-    // One write will do for a node whose first blocks are on their way, but for an agent that is to speak, and
-    // where the API server takes none: the NodeSubnet says so.
+    // If the first blocks are being created, one write with them suffices, unless the agent is to report, or the API
+    // server rejects the blocks, which the NodeSubnet must report.
     let coming = node
         .is_some_and(|node| registry.blocks.has(&node.uid) && refused(node, registry).is_none());
     if nothing && is.is_none() && coming && !registry.is_listening {
@@ -378,8 +378,8 @@ fn wanted(
     })
 }
 
-/// What a node is told of pools: of those that serve it, best first, and of those that it only has
-/// something of. Where that is too much for one object, the last of those that serve it are left out.
+/// Returns the pools of a node's NodeSubnet: first those that serve it, best first, then those of its ranges. If they
+/// are too many for one object, the last ones that serve it are left out.
 fn pools(
     node: &Node,
     blocks: &[HeldBlock],
@@ -407,7 +407,7 @@ fn pools(
     for held in blocks {
         let pool = registry.pools.get(&held.pool);
         let readable = pool.filter(|pool| !matches!(pool.verdict, Verdict::Invalid(_)));
-        // Of one that is gone or cannot be read, what was told last holds.
+        // If the pool is gone or invalid, its last known settings stay in force.
         let told = readable.map(|pool| &pool.told).or_else(|| {
             let spec = is?.spec.as_ref().ok()?;
             spec.pools.iter().find(|it| it.name == held.pool)
@@ -422,7 +422,7 @@ fn pools(
     pools
 }
 
-/// Keeps the list within what one object may hold; what the node has something of comes first.
+/// Bounds the list to what one object may contain; pools of the node's ranges are kept before others.
 fn bound(pools: &mut Vec<NodePool>, held: &BTreeSet<&str>) {
     let is_held = |pool: &NodePool| held.contains(pool.name.as_str());
     let size = |pool: &NodePool| serde_json::to_vec(pool).map_or(0, |it| it.len());
@@ -440,8 +440,8 @@ fn bound(pools: &mut Vec<NodePool>, held: &BTreeSet<&str>) {
     pools.truncate(MOST_POOLS);
 }
 
-/// What is to be said of an agent's status, if there is one: whether all of it was understood and
-/// concerns what the node has, and if not, what of it was left out.
+/// Judges the agent's status, if there is one: whether all entries are valid and concern this node, and which are
+/// not.
 fn judgement(subnet: &Subnet, cx: &Context) -> Option<(bool, String)> {
     let report = subnet.report.as_ref()?;
     let node = cx.world.nodes.get(&subnet.name)?;
@@ -510,8 +510,8 @@ fn judgement(subnet: &Subnet, cx: &Context) -> Option<(bool, String)> {
     ))
 }
 
-/// Puts a condition into the list. It stays as it is where nothing is known now, and that all is well is told only
-/// after trouble. `reasons`: where it is trouble, and where not.
+/// Sets a condition in the list. If nothing is known, it stays as it is; a good state is written only after a bad
+/// one. `reasons` are those of the bad and of the good state.
 fn say(
     all: &mut Vec<SubnetCondition>,
     kind: &str,
@@ -550,7 +550,7 @@ fn say(
     }
 }
 
-/// What is written for a node, in words, and the call that does it.
+/// Returns the writes for a node, each in words and as a call.
 fn writes_for<'a>(
     node: &'a Node,
     registry: &'a Registry,
@@ -572,7 +572,7 @@ fn writes_for<'a>(
     of_node.into_iter().chain(of_blocks)
 }
 
-/// What the API server refuses for good of what is written for a node.
+/// Describes a write for the node that the API server keeps rejecting, if there is one.
 fn refused(node: &Node, registry: &Registry) -> Option<String> {
     let refusals = &registry.refusals;
     let mut refused =
@@ -606,7 +606,7 @@ mod tests {
     use crate::demand::tests::{NOW, list, node, objects, pool, subnet};
     use cadastre_daemon::watch::Change;
 
-    /// Pool `p` with a cooldown of its own, and one that serves besides.
+    /// Returns the listed pools of a node with blocks of pool `p` (own cooldown), beside a pool `q` that serves it.
     fn pools_told(change: impl FnOnce(&mut Pool), told: &[(&str, bool, u32)]) -> Vec<NodePool> {
         let mut p = pool("p", "10.0.0.0/24");
         p.spec.as_mut().unwrap().terms.cooldown_seconds = 7;
@@ -707,7 +707,7 @@ mod tests {
         }
         let reasons: Vec<&str> = reports.iter().map(|it| it.reason).collect();
         assert_eq!(reasons, [POOLS_LEFT_OUT]);
-        // Its NodeSubnet says so for as long as it is so.
+        // The NodeSubnet reports it for as long as it lasts.
         let mut conditions = || {
             let cx = Context::new(&world, &mut registry, &mut reports, NOW);
             let subnet = world.subnets.get("n").unwrap();
@@ -761,7 +761,7 @@ mod tests {
         registry.refusals.note(&call, &no(), true, NOW.mono);
         let told = conditions(&subnets, &of_node, &world, &mut registry);
         assert_eq!(told, before, "refused, and not for good yet");
-        // What is refused is another write than what came through.
+        // The write that fails is not the one that succeeded.
         subnets.heard_of("n".into());
         let told = conditions(&subnets, &of_node, &world, &mut registry);
         assert_eq!(told, before, "refused, and not for good yet");
@@ -815,7 +815,7 @@ mod tests {
             [&before[0], &before[2]],
             "and in their places"
         );
-        // They are written onto the version that was read.
+        // Conditions are written on the version that was read.
         let gone = Answer::to_write(&Purpose::DefaultPool, &Outcome::Gone);
         subnets.queue.add("n".into());
         let mut reports = Vec::new();
@@ -828,7 +828,7 @@ mod tests {
         };
         let written = Request::SetSubnetConditions(Known::of(&of_node), told);
         assert_eq!(request, written);
-        // It may not be: what is there is read before the next write.
+        // On a conflict the object is read before the next write.
         let conflict = Outcome::Refused(Refusal::Guard("modified".to_owned()));
         let noted = subnets.answered(&Answer::to_write(&purpose, &conflict), &mut cx);
         subnets.queue.add(noted.subnets[0].clone());
@@ -856,7 +856,7 @@ mod tests {
         Outcome::Refused(Refusal::Rejected("a policy forbids it".to_owned()))
     }
 
-    /// Node `n` with a NodeSubnet that has conditions of these types, all true.
+    /// Returns node `n` whose NodeSubnet has true conditions of these types.
     fn with_conditions(kinds: &[&str]) -> (Subnet, World, Registry) {
         let one = |kind: &&str| SubnetCondition {
             kind: (*kind).into(),

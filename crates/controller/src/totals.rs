@@ -1,6 +1,6 @@
-//! Addresses of pools by state: what agents report, and where none does, what pods do.
+//! Addresses of pools by state, as agents report them, or as pods do where no agent reports.
 //!
-//! Counted anew each time, in one pass over all blocks.
+//! They are counted from scratch each time, in one pass over all blocks.
 
 use std::collections::BTreeMap;
 
@@ -14,18 +14,18 @@ use cadastre_core::Family;
 /// Counts of one pool and family.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// Addresses in blocks that live nodes have, without reserved ones
+    /// Addresses in blocks of live nodes, without reserved ones
     pub held: u128,
-    /// Those in use by pods
+    /// Addresses in use by pods
     pub used: u128,
-    /// Those released lately and not given again yet
+    /// Addresses in cooldown
     pub cooling: u128,
-    /// Blocks that lie outside of what the pool's spec names by now
+    /// Blocks outside the ranges that the pool's spec has now
     pub outside: usize,
 }
 
 impl Totals {
-    /// As the API shows it.
+    /// Converts to the API's form.
     pub fn status(self) -> AddressStatus {
         AddressStatus {
             held: self.held.to_string(),
@@ -35,7 +35,7 @@ impl Totals {
     }
 }
 
-/// Counts all pools.
+/// Counts the addresses of all pools.
 pub fn totals(world: &World, registry: &Registry) -> BTreeMap<(Text, Family), Totals> {
     let mut all: BTreeMap<(Text, Family), Totals> = BTreeMap::new();
     for entry in registry.blocks.iter() {
