@@ -1,4 +1,4 @@
-//! Addresses that something reports, with how many report each.
+//! Addresses that pods or nodes report, with the number of reporters.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,12 +8,12 @@ use cadastre_core::{Addr, Cidr};
 #[derive(Debug, Default)]
 pub struct Addresses {
     counts: BTreeMap<Addr, u32>,
-    /// Those that more than one reports
+    /// Addresses with more than one reporter
     doubled: BTreeSet<Addr>,
 }
 
 impl Addresses {
-    /// One more reports them.
+    /// Counts one more reporter of each address.
     pub fn add(&mut self, addresses: &[Addr]) {
         for addr in addresses {
             let count = self.counts.entry(*addr).or_default();
@@ -24,7 +24,7 @@ impl Addresses {
         }
     }
 
-    /// One less reports them.
+    /// Counts one less reporter of each address.
     pub fn remove(&mut self, addresses: &[Addr]) {
         for addr in addresses {
             if let Some(count) = self.counts.get_mut(addr) {
@@ -39,12 +39,12 @@ impl Addresses {
         }
     }
 
-    /// Those that more than one reports.
+    /// Returns the addresses with more than one reporter.
     pub fn doubled(&self) -> &BTreeSet<Addr> {
         &self.doubled
     }
 
-    /// Those in the range, lowest first.
+    /// Returns the addresses in the range, lowest first.
     pub fn within(&self, range: &Cidr) -> impl Iterator<Item = Addr> + '_ {
         self.counts
             .range(range.first()..=range.last())

@@ -1,8 +1,8 @@
-//! The status of a NodeSubnet, as an agent wrote it: read part by part, so that what makes no sense
-//! spoils only itself.
+//! The status of a NodeSubnet, as an agent wrote it. It is read entry by entry, so that an invalid entry affects only
+//! itself.
 //!
-//! Agents run on every node and may be old, wrong or taken over. What is judged here needs no other
-//! object: form, signs, bounds, repetitions. Whether a block is the node's is for the controller.
+//! Agents run on every node and may be outdated, faulty or compromised. This module checks what needs no other
+//! object: form, signs, bounds, repetitions. The controller checks whether a block is the node's.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -11,16 +11,16 @@ use super::seen::{AgentReport, BlockWord, PodUid, SubnetCondition, Text};
 use cadastre_api::{BlockReport, MOST_BLOCKS, MOST_ORPHANS, MOST_POOLS, PoolDemand, Suspect};
 use cadastre_core::{Addr, Cidr};
 
-/// A demand above this is a mistake: no node runs so many pods.
+/// Limit of a demand; more is a mistake, as no node runs so many pods.
 const MOST_DEMAND: i64 = 1_000_000;
-/// So many complaints are kept in words.
+/// Limit of the messages kept about invalid entries.
 const MOST_WORDS: usize = 5;
 
-/// The controller writes three. Of a NodeSubnet that has more than so many in all it writes none, as it keeps what
-/// others have written.
+/// Limit of conditions. The controller writes three. To a NodeSubnet with more conditions than this it writes none,
+/// as it would have to keep those of other writers.
 pub(crate) const MOST_CONDITIONS: usize = 16;
 
-/// The condition that says whether all of an agent's status was taken.
+/// The condition that reports whether all of an agent's status is valid.
 pub const ACCEPTED: &str = "Accepted";
 
 #[derive(Default)]
@@ -38,7 +38,7 @@ impl Refused {
     }
 }
 
-/// Reads a status; nothing where none was written.
+/// Reads a status. Returns `None` if it is not an object.
 pub fn read(status: &Value) -> Option<Box<AgentReport>> {
     let fields = status.as_object()?;
     let mut refused = Refused::default();
@@ -87,7 +87,7 @@ pub fn read(status: &Value) -> Option<Box<AgentReport>> {
     }))
 }
 
-/// The entries of a list that can be read, at most so many.
+/// Returns the valid entries of a list, at most `most`.
 fn entries<W, T>(
     list: Option<&Value>,
     field: &str,
@@ -123,7 +123,7 @@ where
     taken
 }
 
-/// Sorted by key; of several with one key none is taken, as nobody knows which is meant.
+/// Sorts by key, and drops all entries with the same key, as it is unknown which of them is meant.
 fn distinct<T, K: Ord + std::fmt::Debug>(
     mut list: Vec<T>,
     field: &str,

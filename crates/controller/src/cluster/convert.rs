@@ -1,5 +1,5 @@
-//! Kubernetes objects as what decisions need, read leniently: whatever an API server may hold must
-//! not stop the controller.
+//! Converts Kubernetes objects to the fields that decisions need. It reads leniently: nothing in the API server may
+//! stop the controller.
 
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -16,12 +16,12 @@ use cadastre_api::{
 };
 use cadastre_core::{Addr, Cidr};
 
-/// The most addresses of a Node that count: whoever writes it could leave out everybody's pools by them.
+/// Limit of a Node's addresses that count, so that the writer of one Node cannot block everybody's pools with them.
 const MOST_NODE_ADDRESSES: usize = 16;
-/// The longest identity of a machine that counts, in bytes: it is copied into records.
+/// Limit in bytes of a machine's identity, as it is copied into records.
 const LONGEST_MACHINE_ID: usize = 256;
 
-/// A Node.
+/// Converts a Node; podCIDRs that are not CIDRs are kept apart.
 pub fn node(node: NodeLite) -> Node {
     let spec = node.spec.unwrap_or_default();
     let status = node.status.unwrap_or_default();
@@ -45,7 +45,7 @@ pub fn node(node: NodeLite) -> Node {
         version: version(meta.resource_version.as_deref()),
         name: meta.name.unwrap_or_default().into(),
         uid: meta.uid.unwrap_or_default().into(),
-        // A BTreeMap gives them sorted.
+        // Sorted, as they come from a BTreeMap.
         labels: labels
             .into_iter()
             .map(|(key, value)| (key.into(), value.into()))
@@ -74,13 +74,13 @@ pub fn node(node: NodeLite) -> Node {
     }
 }
 
-/// An identity of a machine. One of no length that a machine has is none: a part of it could be another's, too.
+/// Returns a machine's identity. Too long a text is ignored, not cut: its beginning could be another machine's.
 fn machine_text(id: String) -> Option<Text> {
     let is_one = !id.is_empty() && id.len() <= LONGEST_MACHINE_ID;
     is_one.then(|| Text::from(id))
 }
 
-/// A Pod.
+/// Converts a Pod; addresses of finished and of hostNetwork pods are left out.
 pub fn pod(pod: PodLite) -> Pod {
     let spec = pod.spec.unwrap_or_default();
     let status = pod.status.unwrap_or_default();
@@ -116,7 +116,7 @@ pub fn pod(pod: PodLite) -> Pod {
     }
 }
 
-/// A ServiceCIDR.
+/// Converts a ServiceCIDR; ranges that are not CIDRs are left out.
 pub fn service_range(object: ServiceCIDR) -> ServiceRange {
     let cidrs = object.spec.and_then(|spec| spec.cidrs).unwrap_or_default();
     let meta = object.metadata;
@@ -131,7 +131,7 @@ pub fn service_range(object: ServiceCIDR) -> ServiceRange {
     }
 }
 
-/// An IPPool, decodable or not.
+/// Converts an IPPool, with a valid spec or not.
 pub fn pool(pool: IPPoolLite) -> Pool {
     let meta = pool.metadata;
     Pool {
@@ -147,7 +147,7 @@ pub fn pool(pool: IPPoolLite) -> Pool {
     }
 }
 
-/// A NodeSubnet, decodable or not.
+/// Converts a NodeSubnet, with a valid spec or not.
 pub fn subnet(subnet: NodeSubnetLite) -> Subnet {
     let meta = subnet.metadata;
     let annotations = meta.annotations.unwrap_or_default();
@@ -163,8 +163,8 @@ pub fn subnet(subnet: NodeSubnetLite) -> Subnet {
     }
 }
 
-/// The spec of a NodeSubnet, and whether it lacks parts. Where an entry makes no sense the others are read: it is
-/// the record of what rests after nodes that are gone, and only what is on record rests.
+/// Reads the spec of a NodeSubnet, without its invalid parts, and returns whether there were any. The rest must be
+/// read because the spec is the only record of quarantined ranges.
 fn subnet_spec(mut spec: Value) -> (Result<NodeSubnetSpec, String>, bool) {
     let why = match NodeSubnetSpec::deserialize(&spec) {
         Ok(spec) => return (Ok(spec), false),
@@ -181,7 +181,7 @@ fn subnet_spec(mut spec: Value) -> (Result<NodeSubnetSpec, String>, bool) {
             keep_text(holder, "providerID");
             keep_text(holder, "machineID");
             keep_entries::<HeldRange>(holder, "podCIDRs");
-            // Nobody can say when it is over: it rests for as long as the pool says, from now on.
+            // The end is unknown: the full quarantine of the pool begins now.
             if holder
                 .get("until")
                 .is_none_or(|it| Time::deserialize(it).is_err())
@@ -198,7 +198,7 @@ fn subnet_spec(mut spec: Value) -> (Result<NodeSubnetSpec, String>, bool) {
     (NodeSubnetSpec::deserialize(&spec).map_err(|_| why), true)
 }
 
-/// Later than any quarantine.
+/// Later than the end of any quarantine.
 const LATE: &str = "2999-12-31T00:00:00Z";
 
 fn keep_text(fields: &mut Map<String, Value>, name: &str) {
@@ -214,7 +214,7 @@ fn keep_entries<T: DeserializeOwned>(fields: &mut Map<String, Value>, name: &str
     }
 }
 
-/// An IPAMBlock, decodable or not.
+/// Converts an IPAMBlock, with a valid spec or not.
 pub fn block(block: IPAMBlockLite) -> Block {
     let meta = block.metadata;
     Block {
@@ -245,7 +245,7 @@ fn block_spec(spec: IPAMBlockSpec) -> Result<BlockSpec, String> {
     })
 }
 
-/// The object of a block.
+/// Builds the IPAMBlock to write.
 pub(crate) fn block_object(name: &str, spec: &BlockSpec) -> IPAMBlock {
     let owner = &spec.owner;
     let text = |text: &Text| text.to_string();
@@ -277,7 +277,7 @@ fn addr(text: &str) -> Option<Addr> {
     text.parse::<std::net::IpAddr>().ok().map(Addr::from)
 }
 
-/// resourceVersions of one kind are numbers that grow.
+/// Parses a resourceVersion: within one kind these are growing numbers.
 fn version(text: Option<&str>) -> u64 {
     text.and_then(|text| text.parse().ok()).unwrap_or_default()
 }

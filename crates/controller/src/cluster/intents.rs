@@ -1,9 +1,8 @@
-//! What a leader may have in flight, as the Lease names it.
+//! The assignments that a leader may have in flight, as the Lease names them.
 //!
-//! A leader assigns podCIDRs only while the Lease names the assignment, and takes the name away only
-//! once it knows what became of it. Every write of the Lease is a compare-and-swap, so whoever takes
-//! over has in its hands all that an earlier leader can still have on its way, however long that one
-//! has slept and whatever its clock says.
+//! A leader assigns podCIDRs only while the Lease names the assignment, and removes the name only when it knows the
+//! outcome. Every write of the Lease is a compare-and-swap. So whoever takes over reads all that an earlier leader
+//! can still have in flight, however long that leader slept and whatever its clock says.
 
 use std::collections::BTreeSet;
 
@@ -12,53 +11,53 @@ use serde::{Deserialize, Serialize};
 use super::seen::Text;
 use cadastre_core::Cidr;
 
-/// One assignment that may be in flight.
+/// An assignment that may be in flight.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Intent {
-    /// The node's name
+    /// Name of the node
     pub name: Text,
-    /// Its UID
+    /// UID of the node
     pub uid: Text,
-    /// What it is to get
+    /// The podCIDRs that it is to get
     pub cidrs: Vec<Cidr>,
 }
 
-/// All that may be in flight, and what it rests on.
+/// All assignments that may be in flight, and the state on which they were decided.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Intents {
-    /// podCIDRs
+    /// Assignments of podCIDRs
     pub assignments: BTreeSet<Intent>,
-    /// What all that was sent rests on: whoever has seen that needs no list
+    /// The versions that the leader had seen: who has reached them needs no list
     pub known: Option<Versions>,
 }
 
-/// What somebody has seen of each kind, as the highest `resourceVersion`.
+/// The highest `resourceVersion` that was seen, per kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Versions {
-    /// Of Nodes
+    /// Version of Nodes
     pub nodes: u64,
-    /// Of NodeSubnets
+    /// Version of NodeSubnets
     pub subnets: u64,
-    /// Of IPAMBlocks
+    /// Version of IPAMBlocks
     pub blocks: u64,
 }
 
-/// As it stands in the annotation. What a later version adds is not understood, and then nothing is.
+/// Format of the annotation. An annotation with unknown fields, from a later version, is ignored as a whole.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Form {
-    /// `spec.leaseTransitions` of the holder that wrote it: one that knows of no intents carries the
-    /// annotation along, and then it says nothing.
+    /// `spec.leaseTransitions` of the holder that wrote it. A holder of an earlier version carries the annotation
+    /// along without updating it; this count then differs, and the annotation is ignored.
     transitions: i64,
-    /// Name, UID and podCIDRs of nodes
+    /// Name, UID and podCIDRs of each node
     nodes: Vec<(String, String, Vec<String>)>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     known: Option<Versions>,
 }
 
 impl Intents {
-    /// The text of the annotation.
+    /// Formats the annotation.
     pub fn write(&self, transitions: i64) -> String {
         let nodes = self.assignments.iter().map(|intent| {
             let cidrs = intent.cidrs.iter().map(ToString::to_string).collect();
@@ -72,8 +71,8 @@ impl Intents {
         serde_json::to_string(&form).unwrap_or_default()
     }
 
-    /// Reads the annotation of a Lease with that count of transitions; nothing if it cannot be relied
-    /// on, as where a holder of an earlier version has written the Lease since.
+    /// Reads the annotation of a Lease with that count of transitions. Returns `None` if it is not reliable, for
+    /// example after a holder of an earlier version wrote the Lease.
     pub fn read(text: &str, transitions: i64) -> Option<Self> {
         let form: Form = serde_json::from_str(text).ok()?;
         if form.transitions != transitions {

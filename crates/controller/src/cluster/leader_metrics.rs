@@ -1,22 +1,22 @@
-//! Figures of the election.
+//! Metrics of the election.
 
 use prometheus::{Error, IntCounter, IntGauge, IntGaugeVec, Opts, Registry};
 
 use cadastre_daemon::telemetry::catalog::register;
 
-/// Figures of the election.
+/// Metrics of the election.
 #[derive(Clone)]
 pub struct LeaderMetrics {
-    /// 1 while this process leads
+    /// Gauge: 1 while this process leads
     pub leading: IntGauge,
-    /// How often leadership was won or lost here
+    /// Counter: how often this process won or lost leadership
     pub transitions: IntCounter,
-    /// Calls for the Lease that failed
+    /// Counter: failed calls for the Lease
     pub errors: IntCounter,
 }
 
 impl LeaderMetrics {
-    /// Registers all of them for the Lease of that name.
+    /// Registers the metrics; `name` is the Lease's name, a label.
     pub fn register(registry: &Registry, name: &str) -> Result<Self, Error> {
         let leading = IntGaugeVec::new(
             Opts::new(

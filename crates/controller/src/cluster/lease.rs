@@ -1,29 +1,27 @@
-//! Who leads: the decision, without clock or IO.
+//! The election: decides who leads, without clock or IO.
 //!
-//! One Lease object decides. Every write of it is a compare-and-swap by resourceVersion, so of two
-//! candidates one wins. A candidate takes over when the record has not changed for the duration
-//! that the record itself names, by the candidate's own monotonic clock; wall clocks are written for
-//! people and never read.
+//! It uses one Lease object. Every write of the Lease is a compare-and-swap by resourceVersion, so of two candidates
+//! one wins. A candidate takes over when the record has not changed for the duration in the record, by the
+//! candidate's own monotonic clock. Wall clocks are written for people and never read.
 //!
 //! # Guarantees
-//! - [`Tenure::valid_until`] lies before any other candidate means to win: it counts from the *start* of
-//!   the last renewal that came through, for the renew deadline, which is shorter than the lease.
-//! - A tenure that has run out goes on if a later renewal succeeds: by compare-and-swap nobody led in
-//!   between. A record that is somebody else's, or gone, ends it for good.
+//! - [`Tenure::valid_until`] lies before any other candidate tries to win: it counts from the *start* of the last
+//!   successful renewal, for the renew deadline, which is shorter than the lease.
+//! - A tenure that has run out continues if a later renewal succeeds: by compare-and-swap nobody led in between. If
+//!   the record has another holder, or is gone, the tenure is over for good.
 //! - A term is never used twice.
-//! - What a watch shows of the Lease ([`Elector::shown`]) spares looks and is trusted with nothing else.
-//! - A Lease is free only when its holder has released it. One that was deleted, or whose holder was
-//!   cleared by hand, is waited out like any other change: whoever led may not have heard of it yet.
-//!
-//! - [`Tenure::named`] counts only writes that were begun after [`Elector::want`] and are known to have
-//!   come through: no later holder can have been before them.
+//! - What a watch shows of the Lease ([`Elector::shown`]) only saves reads; nothing else relies on it.
+//! - A Lease is free only when its holder has released it. If it was deleted, or its holder was cleared by hand,
+//!   candidates wait as after any other change: the leader may not know of it yet.
+//! - [`Tenure::named`] counts only successful writes that were begun after [`Elector::want`]: no later holder can
+//!   have written before them.
 //!
 //! # Assumptions
-//! - Where clocks of two machines differ in rate by less than the renew deadline and the lease duration do,
-//!   two never lead at once. Nothing rests on that: what a leader sends waits for [`Tenure::named`].
-//! - Nobody deletes the Lease while somebody leads and a candidate starts that has never seen it:
-//!   nothing is left that could tell it of the leader. (It fences the leader off where there are
-//!   NodeSubnets, as [`Takeover::First`] alone is not taken for a first start.)
+//! - Two processes never lead at once if the clock rates of their machines differ by less than the renew deadline and
+//!   the lease duration do. Safety does not depend on it: what a leader sends waits for [`Tenure::named`].
+//! - Nobody deletes the Lease while a leader is active and a candidate starts that has never seen the Lease: the
+//!   candidate could not know of the leader. (If NodeSubnets exist the candidate still fences the leader off, as
+//!   [`Takeover::First`] alone does not count as a first start.)
 //!
 //! # Caveats
 //! After a deletion, or a holder cleared by hand, nobody leads for a full lease duration.
@@ -42,56 +40,55 @@ use cadastre_core::mutation::Mutation;
 mod border;
 mod shown;
 
-/// Pause between two looks of a candidate that no watch tells of renewals: a hand-over is seen within it.
+/// Interval between two reads of a candidate without a watch. It sees a hand-over within this time.
 pub(super) const CANDIDATE_PAUSE: Duration = Duration::from_millis(400);
 
-/// Answers that lie further apart tell nothing of the time between them. An API server is not put back to an
-/// older state in less.
+/// Answers further apart than this prove nothing about the time between them. A restore of an API server takes
+/// longer.
 const STEADY: Duration = Duration::from_secs(10);
 
-/// Pause from a write that came to nothing to the next one: a server that fails at once is not
-/// pressed.
+/// Pause after a failed write, which limits the load on a server that fails at once.
 const WRITE_PAUSE: Duration = Duration::from_millis(400);
 
-/// From one write to the next that somebody waits for: those who wait in between share it.
+/// Least interval between two writes that requests wait for; requests in between share the next write.
 const WANTED_PAUSE: Duration = Duration::from_millis(20);
 
-/// Decides.
+/// The election's state of one candidate.
 #[derive(Debug)]
 pub struct Elector {
     settings: Settings,
     phase: Phase,
     view: View,
-    /// Whether to look before the next attempt: what became of the last one is not known
+    /// Whether to read before the next attempt, as the outcome of the last one is unknown
     look_first: bool,
-    /// A write that would make us the holder and whose answer is not known
+    /// An acquiring write of indeterminate outcome
     attempt: Option<Attempt>,
     outstanding: Option<(Kind, Mono)>,
     due: Mono,
-    /// No write before, as the last one came to nothing
+    /// Earliest time of the next write after one that failed
     no_write_before: Mono,
     /// The highest count of transitions seen
     transitions: i64,
-    /// The duration that the Lease last named
+    /// The duration in the Lease as last seen
     duration: Duration,
     /// The highest version seen
     newest: u64,
-    /// When the last look began
+    /// When the last read began
     looked_at: Mono,
-    /// Whether what was seen last was shown by a watch, and not looked at since
+    /// Whether the last record came from a watch and was not confirmed by a read
     only_shown: bool,
-    /// So long a watch is taken to go on
+    /// Until when the watch is believed to show renewals
     calm_until: Mono,
-    /// Whether there ever was a Lease
+    /// Whether the Lease was ever seen
     ever: bool,
     release: Option<bool>,
-    /// What the Lease should say under this term
+    /// The content that the Lease should get in this term
     wanted: Option<Wanted>,
-    /// When the last write was begun, and the number of what was wanted then
+    /// Start of the last write, and the number of `wanted` at that time
     asked: (Mono, u64),
     /// See [`Tenure::answered_since`]
     answered_since: Mono,
-    /// The last answer, if there was none after it that says nothing
+    /// Time of the last answer, unless a call without a useful answer followed
     answered: Option<Mono>,
 }
 
@@ -99,9 +96,9 @@ pub struct Elector {
 #[derive(Debug)]
 enum View {
     Unknown,
-    /// With the time since when it has been missing
+    /// Since when it has been missing
     Absent(Mono),
-    /// With the time since when it has been like that
+    /// The record, and since when it has not changed
     Present(Record, Mono),
 }
 
@@ -120,7 +117,7 @@ enum Phase {
 struct Attempt {
     record: Record,
     takeover: Takeover,
-    /// The start of the first such write
+    /// Start of the first try of this write
     at: Mono,
 }
 
@@ -133,7 +130,7 @@ enum Kind {
 }
 
 impl Elector {
-    /// A candidate that has seen nothing.
+    /// Creates a candidate that has seen nothing.
     pub fn new(settings: Settings) -> Self {
         Elector {
             settings,
@@ -159,8 +156,8 @@ impl Elector {
         }
     }
 
-    /// Says what the Lease should name from now on. Whoever waits for its number is answered by
-    /// [`Tenure::named`], once a write that was begun later has come through.
+    /// Sets the content that the Lease should get. [`Tenure::named`] reaches the number in `wanted` once a write that
+    /// was begun later has succeeded.
     pub fn want(&mut self, wanted: Wanted, now: Mono) {
         let ours =
             matches!(&self.phase, Phase::Holding { tenure, .. } if tenure.term == wanted.term);
@@ -170,7 +167,7 @@ impl Elector {
         }
     }
 
-    /// A write is due at once where somebody waits for it.
+    /// Makes a write due at once if a request waits for it.
     fn hurry(&mut self, now: Mono) {
         let Phase::Holding {
             tenure,
@@ -190,7 +187,7 @@ impl Elector {
         }
     }
 
-    /// The state of affairs.
+    /// Returns the present result of the election.
     pub fn leadership(&self) -> Leadership {
         match &self.phase {
             Phase::Released => Leadership::Released,
@@ -206,14 +203,14 @@ impl Elector {
         }
     }
 
-    /// When [`Elector::poll`] may have something to ask.
+    /// Returns when [`Elector::poll`] may return a call.
     pub fn wake_at(&self) -> Option<Mono> {
         let idle = self.outstanding.is_some() || matches!(self.phase, Phase::Released);
         (!idle).then_some(self.due)
     }
 
-    /// Gives up: for good, and at once as far as writers are concerned. `settled` says whether
-    /// nothing is left in flight or of unclear outcome.
+    /// Gives up leadership for good; writers are stopped at once. `settled` says whether no write is in flight or
+    /// indeterminate.
     pub fn release(&mut self, settled: bool) {
         self.release = Some(settled);
         self.due = Mono::ZERO;
@@ -222,7 +219,7 @@ impl Elector {
         }
     }
 
-    /// The next call, if one is due.
+    /// Returns the next call that is due.
     pub fn poll(&mut self, now: Mono) -> Option<Ask> {
         if self.outstanding.is_some() || now < self.due {
             return None;
@@ -282,7 +279,7 @@ impl Elector {
         (Kind::Acquire, ask)
     }
 
-    /// How a tenure would begin that is sought now; nothing while somebody may lead.
+    /// Returns what kind of takeover is possible now; `None` while another process may lead.
     fn opening(&self, now: Mono) -> Option<Takeover> {
         match &self.view {
             View::Unknown => None,
@@ -296,7 +293,7 @@ impl Elector {
         }
     }
 
-    /// When the Lease as last seen may be sought.
+    /// Returns when the Lease, as last seen, may be acquired.
     fn opens_at(&self) -> Option<Mono> {
         match &self.view {
             View::Unknown => None,
@@ -307,8 +304,8 @@ impl Elector {
         }
     }
 
-    /// The record that makes us the holder, and keeps what it names; the same one again while the
-    /// outcome of a first try is not known.
+    /// Returns the record that makes this process the holder and keeps the intents; the same record again while the
+    /// outcome of a first try is unknown.
     fn attempt(
         &mut self,
         resource_version: String,
@@ -387,7 +384,7 @@ impl Elector {
                 self.no_write_before = at + WRITE_PAUSE;
             }
             (Kind::Acquire, answer @ (Answer::Conflict | Answer::Unclear)) => {
-                // The record may be ours by now, or somebody else's.
+                // The record may be ours by now, or another holder's.
                 self.ever |= answer == Answer::Conflict;
                 self.look_first = true;
                 self.due = now;
@@ -404,8 +401,8 @@ impl Elector {
         }
     }
 
-    /// Takes note of whether the API server answers all along. The process's own start is no gap: it knew nothing
-    /// before.
+    /// Tracks since when the API server has answered without a gap. The start of the process is no gap, as nothing
+    /// was known before.
     fn came(&mut self, is_answer: bool, now: Mono) {
         if !is_answer {
             self.answered = None;
@@ -425,7 +422,7 @@ impl Elector {
         }
     }
 
-    /// When to renew what was written by a call that began at `at`; a release does not wait.
+    /// Returns when to renew after a write that began at `at`; a release does not wait.
     fn next_renewal(&self, at: Mono, now: Mono) -> Mono {
         match self.release {
             Some(_) => now,
@@ -433,7 +430,7 @@ impl Elector {
         }
     }
 
-    /// A candidate tries as soon as the Lease is open, and looks again until then.
+    /// Returns when a candidate tries next: when the Lease opens, or for the next read before that.
     fn candidate_due(&self, now: Mono) -> Mono {
         let opens = self.opens_at().map_or(self.due, |at| at.max(now));
         self.due.min(opens).max(self.no_write_before)
@@ -482,8 +479,8 @@ impl Elector {
             self.due = now.max(self.no_write_before);
             return;
         }
-        // What rested on another version of the record can no longer take effect. A creation still
-        // can once the Lease is gone; then its record is waited out like anybody's.
+        // An attempt that was based on another version of the record can no longer succeed. A creation still can if
+        // the Lease is deleted; its record is then waited out like any other.
         let rests_on_this =
             |attempt: &Attempt| attempt.record.resource_version == record.resource_version;
         self.attempt = self.attempt.take().filter(rests_on_this);

@@ -1,7 +1,7 @@
-//! The Lease as the API server keeps it, read and written.
+//! Converts the Lease object from and to the election's record.
 //!
-//! What others put on the object, labels and annotations among them, is carried along: a renewal
-//! replaces the whole object and would wipe it out.
+//! Labels, annotations and other fields of other writers are carried along: a renewal replaces the whole object and
+//! would remove them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,10 +14,10 @@ use super::intents::Intents;
 use super::lease::Record;
 use cadastre_api::{GAP_ANNOTATION, INTENTS_ANNOTATION, UNSETTLED_ANNOTATION};
 
-/// Duration assumed of a record that names none.
+/// Duration assumed for a record without one.
 const DEFAULT_DURATION: Duration = Duration::from_secs(15);
 
-/// A Lease as far as it can be read; what is missing counts as held, for the usual time.
+/// Reads a Lease leniently: with missing fields it counts as held, for the default duration.
 pub(super) fn record(lease: &Lease) -> Record {
     let none = LeaseSpec::default();
     let spec = lease.spec.as_ref().unwrap_or(&none);
@@ -41,8 +41,8 @@ pub(super) fn record(lease: &Lease) -> Record {
     }
 }
 
-/// The object that says what `wanted` says. `known` is the Lease as last read: if it is the version
-/// that is replaced, everything else stays as it is there.
+/// Builds the Lease to write. `known` is the Lease as last read: if its version is the one that is replaced, all
+/// other fields are kept.
 pub(super) fn lease(known: Option<&Lease>, wanted: &Record, now: Timestamp) -> Lease {
     let version = Some(wanted.resource_version.clone()).filter(|version| !version.is_empty());
     let before =
@@ -53,7 +53,7 @@ pub(super) fn lease(known: Option<&Lease>, wanted: &Record, now: Timestamp) -> L
     if spec.lease_transitions != Some(transitions) || spec.acquire_time.is_none() {
         spec.acquire_time = Some(MicroTime(now));
     }
-    // The empty text, not an absent field: what other tools expect of a free Lease.
+    // An empty text instead of an absent field, as other tools expect it of a free Lease.
     spec.holder_identity = Some(wanted.holder.clone().unwrap_or_default());
     spec.lease_duration_seconds = i32::try_from(wanted.lease_duration.as_secs()).ok();
     spec.lease_transitions = Some(transitions);
@@ -77,15 +77,15 @@ pub(super) fn lease(known: Option<&Lease>, wanted: &Record, now: Timestamp) -> L
     lease
 }
 
-/// When a leader showed itself last, as far as the Lease tells; after a gap, before that.
+/// Returns when a leader last renewed the Lease; if the Lease records a gap, the time before the gap.
 pub(super) fn attended(lease: &Lease) -> Option<Timestamp> {
     let annotations = lease.metadata.annotations.as_ref();
     let before_gap = annotations.and_then(|all| all.get(GAP_ANNOTATION)?.parse().ok());
     before_gap.or_else(|| Some(lease.spec.as_ref()?.renew_time.as_ref()?.0))
 }
 
-/// Has a Lease that is to be written tell of the gap after the `known` one. The time of renewal goes on: a
-/// write that changes nothing would keep its version, and others would think that nobody leads.
+/// Records the gap after `known` in the Lease to write. The renew time still advances: a write without changes would
+/// keep its version, and other candidates would believe that nobody leads.
 pub(super) fn tell_gap(known: &Lease, lease: &mut Lease) {
     if let Some(since) = attended(known) {
         let annotations = lease.metadata.annotations.get_or_insert_default();
@@ -112,7 +112,7 @@ mod tests {
         Timestamp::from_second(second).unwrap()
     }
 
-    /// As it comes back from the API server.
+    /// Returns the Lease as the API server stores it.
     fn stored(wanted: &Record, second: i64) -> Lease {
         let mut lease = lease(None, wanted, at(second));
         let label = [("team".to_owned(), "net".to_owned())];

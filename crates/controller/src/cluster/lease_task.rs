@@ -1,7 +1,7 @@
-//! Who leads: the calls.
+//! The election's calls to the API server.
 //!
-//! Runs the [`Elector`] against one Lease object and publishes what it says. Runs apart from
-//! everything else, so that no other work can delay a renewal.
+//! Runs the [`Elector`] on one Lease and publishes its result, in a task of its own so that no other work delays a
+//! renewal.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::time::Duration;
@@ -23,7 +23,7 @@ use watching::{Watching, take_in};
 
 mod watching;
 
-/// Tells writers, at the moment of use, whether they may write.
+/// Decides, right before a write is sent, whether it may be sent.
 #[derive(Clone)]
 pub struct Gate {
     leadership: watch::Receiver<Leadership>,
@@ -31,16 +31,16 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// A gate on what an elector publishes.
+    /// Creates a gate on the result that an election publishes.
     pub fn new(leadership: watch::Receiver<Leadership>, clock: Clock) -> Self {
         Gate { leadership, clock }
     }
 
-    /// Waits until the Lease was written under that term for that number (see
-    /// [`super::lease::Wanted`]). Gives how much longer may be written then; nothing if not at all.
+    /// Waits until the Lease is written under that term for that number (see [`super::lease::Wanted`]). Returns how
+    /// much longer writes may be sent, or `None` if they may not.
     ///
-    /// That the Lease was written is the proof: whatever a later leader does, it does after what is
-    /// sent now was decided. The time is there to spare needless conflicts.
+    /// The successful write of the Lease is the proof: whatever a later leader does comes after this decision. The
+    /// time limit only avoids needless conflicts.
     pub async fn pass(&self, term: &str, number: u64) -> Option<Duration> {
         let mut leadership = self.leadership.clone();
         loop {
@@ -62,30 +62,30 @@ impl Gate {
     }
 }
 
-/// Where the Lease is and who is told.
+/// The Lease, and all that the election works with.
 pub struct Election {
-    /// Must not retry by itself
+    /// Client that does not retry by itself
     pub client: Client,
-    /// Of the Lease
+    /// Namespace of the Lease
     pub namespace: String,
-    /// Of the Lease
+    /// Name of the Lease
     pub name: String,
-    /// Of this candidate
+    /// Settings of this candidate
     pub settings: Settings,
-    /// Where the word goes
+    /// Where the result is published
     pub publish: watch::Sender<Leadership>,
-    /// What the controller wants the Lease to say
+    /// The content that the controller wants the Lease to get
     pub wanted: watch::Receiver<Option<Wanted>>,
-    /// For `/readyz`
+    /// State of `/readyz`
     pub readiness: LeaderReadiness,
-    /// For `/metrics`
+    /// Metrics of the election
     pub metrics: LeaderMetrics,
 }
 
 impl Election {
-    /// Runs until released: `release` gives whether everything was settled. An error is that this
-    /// process must start anew: what it knows is of a state that is no more. The first word goes out
-    /// once the Lease was read, or is known to be missing.
+    /// Runs until released; `release` says whether all writes were settled. An error means that this process must be
+    /// restarted, as its knowledge is of a lost state. The first result is published once the Lease was read, or is
+    /// known to be missing.
     pub async fn run(
         mut self,
         clock: Clock,
@@ -184,7 +184,7 @@ impl Election {
         }
     }
 
-    /// Says whether this process may write. Gives how much longer it may, if it leads and may.
+    /// Updates metrics and readiness. Returns how much longer this process may write, if it leads and may write.
     fn tell_validity(&self, leadership: &Leadership, now: Mono) -> Option<Duration> {
         let Leadership::Leading(tenure) = leadership else {
             self.metrics.leading.set(0);
@@ -243,7 +243,7 @@ impl Election {
         self.publish.send_replace(now);
     }
 
-    /// Says once what is wrong, not with each try.
+    /// Logs a problem once, not with every try.
     fn warn(&self, problem: &str, last: &mut Option<String>) {
         self.metrics.errors.inc();
         if last.as_deref() != Some(problem) {
@@ -252,8 +252,8 @@ impl Election {
         }
     }
 
-    /// Makes a call. `tells_gap`: a Lease that is written tells of the gap before it, so that the next leader
-    /// hears agents where this one ends before it has.
+    /// Makes a call. With `tells_gap`, a written Lease records the gap before it, so that the next leader listens to
+    /// agents if this one ends before it has.
     async fn call(
         &self,
         leases: &Api<Lease>,
@@ -288,21 +288,21 @@ impl Election {
     }
 }
 
-/// A longer pause is drawn out no further: a Lease that runs out is sought at that moment.
+/// Limit of the part of a pause that is jittered: a Lease that runs out should be acquired at that moment.
 const LONGEST_JITTERED: Duration = Duration::from_millis(400);
 
-/// What is said where the Lease is older than it was.
+/// Error when the Lease is older than it was.
 const PUT_BACK: &str = "the Lease has gone back to an older version: the API server was put back to an older state (a restore of etcd?); what this process knows is no longer there, so it ends and must be started anew (docs/backup.md)";
 
-/// What is said where the Lease could not be read for longer than that.
+/// Error when the Lease could not be read for longer than `LONG_VACANT`.
 const AWAY: &str = "the Lease could not be read for over a minute: the API server may have been put back to an older state meanwhile and be past the old versions by now; this process ends and must be started anew, so that it knows what is there";
 
-/// A number that only grows, whatever happens to the Lease.
+/// Returns the version, which grows whatever happens to the Lease.
 fn version(lease: Option<&Lease>) -> Option<u64> {
     lease?.metadata.resource_version.as_ref()?.parse().ok()
 }
 
-/// For how long nobody has renewed the Lease, by the wall clocks of two machines.
+/// Returns for how long nobody renewed the Lease, by the wall clocks of two machines.
 fn vacant_since(lease: Option<&Lease>, now: Timestamp) -> Duration {
     let since = lease.and_then(attended).map(|at| now.duration_since(at));
     since
@@ -310,14 +310,14 @@ fn vacant_since(lease: Option<&Lease>, now: Timestamp) -> Duration {
         .unwrap_or_default()
 }
 
-/// Up to a fifth longer, and never by much, so that candidates do not all try at the same moment.
+/// Prolongs a pause at random by up to a fifth, within bounds, so that candidates do not all try at the same moment.
 fn jittered(pause: Duration) -> Duration {
     let part = RandomState::new().hash_one(pause) % 1000;
     let most = pause.min(LONGEST_JITTERED) / 5;
     pause + most.mul_f64(Duration::from_millis(part).as_secs_f64())
 }
 
-/// What an error means for the elector, and what is wrong where somebody should know.
+/// Returns what an error means for the elector, and the problem to log, if it is one.
 fn judge(error: &Error, ask: &Ask) -> (Answer, Option<String>) {
     let Error::Api(status) = error else {
         return (Answer::Unclear, Some(format!("no clear answer: {error}")));
@@ -325,7 +325,7 @@ fn judge(error: &Error, ask: &Ask) -> (Answer, Option<String>) {
     match (status.code, ask) {
         (404, Ask::Get) => (Answer::Missing, None),
         (404, Ask::Replace(_)) | (409, _) => (Answer::Conflict, None),
-        // Nothing that could be created is missing: it is the namespace that is.
+        // A creation needs no object, so it is the namespace that is missing.
         (400..500, _) => (
             Answer::Failed,
             Some(format!(

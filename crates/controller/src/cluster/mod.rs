@@ -1,13 +1,13 @@
-//! The edge to the API server.
+//! The boundary to the API server.
 //!
-//! | file | what it holds |
+//! | file | contents |
 //! |---|---|
-//! | [`convert`], [`agent_report`] | objects as what decisions need |
-//! | [`seen`], [`table`], [`pods`], [`addresses`], [`world`] | the cluster as last seen |
-//! | [`request`], [`writer`], `node_patch` | requests and outcomes as values, and the HTTP behind them |
-//! | [`readiness`] | what `/readyz` of a controller says |
-//! | [`lease`], `lease_object`, [`lease_task`] | who leads: the decision, the object, the calls |
-//! | [`intents`] | what a leader may have in flight, as the Lease names it |
+//! | [`convert`], [`agent_report`] | conversion of objects to the fields that decisions need |
+//! | [`seen`], [`table`], [`pods`], [`addresses`], [`world`] | the cached objects |
+//! | [`request`], [`writer`], `node_patch` | requests and outcomes as values, and the HTTP calls |
+//! | [`readiness`] | the content of a controller's `/readyz` |
+//! | [`lease`], `lease_object`, [`lease_task`] | the election: decision, object, calls |
+//! | [`intents`] | the writes that a leader may have in flight, as the Lease names them |
 
 pub mod addresses;
 pub mod agent_report;

@@ -1,5 +1,5 @@
-//! Writes of Nodes as JSON patches, which test on the server what they were decided by: they take effect on
-//! exactly that state or never.
+//! Writes of Nodes as JSON Patches. They test on the server the state that the decision was based on, so they take
+//! effect on exactly that state or never.
 
 use serde_json::{Value, json};
 
@@ -14,7 +14,7 @@ fn term_path() -> String {
     )
 }
 
-/// That the term is what was read. A test can only look below a parent that exists.
+/// Tests that the term is the one that was read. A test can only look below a parent that exists.
 fn test_term(term: Option<&str>, annotated: bool) -> Value {
     if annotated {
         json!({"op": "test", "path": term_path(), "value": term})
@@ -23,7 +23,7 @@ fn test_term(term: Option<&str>, annotated: bool) -> Value {
     }
 }
 
-/// Sets the term, if it is what was read.
+/// Sets the term, if it is still the one that was read.
 pub(super) fn touch_patch(touch: &Touch) -> Value {
     let set = if touch.annotated {
         json!({"op": "add", "path": term_path(), "value": &*touch.term})
@@ -37,8 +37,8 @@ pub(super) fn touch_patch(touch: &Touch) -> Value {
     ])
 }
 
-/// Writes podCIDRs where there are none, if the term is what was read. `podCIDR` and `podCIDRs` go together:
-/// where they differ the API server drops the second family without a word.
+/// Writes podCIDRs if there are none and the term is the one that was read. It writes `podCIDR` and `podCIDRs`
+/// together: if they differ, the API server silently drops the second family.
 pub(super) fn assign_patch(assignment: &Assignment) -> Value {
     let fence = test_term(assignment.term.as_deref(), assignment.annotated);
     let mut patch = vec![

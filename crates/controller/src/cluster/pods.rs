@@ -1,10 +1,10 @@
-//! Which pods there are, and which addresses they report.
+//! Cache of pods and the addresses that they report.
 //!
-//! Kept for two questions: does any pod have an address in this range, and does the pod of this UID
-//! still exist? A pod costs a few dozen bytes.
+//! It answers two questions: does any pod have an address in this range, and does the pod of this UID still exist? A
+//! pod costs a few dozen bytes.
 //!
-//! A kubelet makes as many mirror pods of static pods as it likes and says what it likes of their addresses, so these
-//! count against what their own node has or had, and a few of each node against space that nobody has.
+//! A kubelet can create any number of mirror pods of static pods, with any addresses. So the addresses of mirror pods
+//! count only against ranges that their own node has or had, and a few per node against ranges that no node has.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,11 +14,11 @@ use cadastre_core::mutation::Mutation;
 use cadastre_core::{Addr, Cidr};
 use cadastre_daemon::watch::Change;
 
-/// The most addresses of mirror pods of one node that count against space that nobody has. Static pods are nearly
-/// always on the host's network, and have none.
+/// Limit of addresses of one node's mirror pods that count against ranges that no node has. Static pods nearly always
+/// use the host's network and have no address of their own.
 const MOST_OF_MIRRORS: usize = 16;
 
-/// All pods by UID, and their addresses.
+/// All pods by UID, with their addresses.
 #[derive(Debug, Default)]
 pub struct PodIndex {
     by_uid: BTreeMap<PodUid, Record>,
@@ -37,17 +37,17 @@ struct Record {
 }
 
 impl PodIndex {
-    /// Whether a list has been completed since the start.
+    /// Returns whether a list has been completed since the start.
     pub(crate) fn is_listed(&self) -> bool {
         self.listed
     }
 
-    /// Whether all pods are known: a list was completed, and none is running.
+    /// Returns whether all pods are known: a list was completed, and none is running.
     pub fn is_complete(&self) -> bool {
         self.listed && self.unseen.is_none()
     }
 
-    /// Takes in one step of the watch; returns whether any address is no longer reported.
+    /// Takes in a watch event. Returns whether any address is no longer reported.
     pub fn change(&mut self, change: Change<Pod>) -> bool {
         match change {
             Change::Restarted { .. } => {
@@ -71,12 +71,12 @@ impl PodIndex {
         }
     }
 
-    /// The lowest address in the range that a pod reports, mirror pods aside.
+    /// Returns the lowest address in the range that a pod reports, without mirror pods.
     pub(crate) fn any_in(&self, range: &Cidr) -> Option<Addr> {
         self.reported.within(range).next()
     }
 
-    /// An address in the range that a pod reports, be it a mirror pod of that node, which had the range.
+    /// Returns an address that a pod reports in a range that the node has or had; mirror pods of that node count.
     pub(crate) fn any_in_range_of(&self, node: &str, range: &Cidr) -> Option<Addr> {
         let mirrors = self.mirrors.get(node).into_iter();
         let mut addresses = mirrors.flat_map(BTreeMap::values).flatten();
@@ -84,7 +84,7 @@ impl PodIndex {
         self.any_in(range).or_else(of_mirror)
     }
 
-    /// An address that a pod reports in a range that nobody has; of mirror pods a few of each node count.
+    /// Returns an address that a pod reports in a range that no node has; a few mirror pods per node count.
     pub(crate) fn any_in_free(&self, range: &Cidr) -> Option<Addr> {
         let all = self.mirrors.values();
         let mut few = all.flat_map(|of_node| of_node.values().flatten().take(MOST_OF_MIRRORS));
@@ -92,32 +92,32 @@ impl PodIndex {
         self.any_in(range).or_else(of_mirror)
     }
 
-    /// How many addresses in the range pods report, mirror pods aside.
+    /// Returns how many addresses in the range pods report, without mirror pods.
     pub fn count_in(&self, range: &Cidr) -> usize {
         self.reported.within(range).count()
     }
 
-    /// Whether a pod reports the address, which that node has.
+    /// Returns whether a pod reports the address, which that node has.
     pub fn reports(&self, node: &str, addr: Addr) -> bool {
         self.any_in_range_of(node, &Cidr::host(addr)).is_some()
     }
 
-    /// Whether the pod of that UID exists and has not finished.
+    /// Returns whether the pod of that UID exists and has not finished.
     pub fn is_live(&self, uid: PodUid) -> bool {
         self.by_uid.get(&uid).is_some_and(|record| !record.finished)
     }
 
-    /// Addresses that more than one pod reports, mirror pods aside.
+    /// Returns the addresses that several pods report, without mirror pods.
     pub fn doubled(&self) -> &BTreeSet<Addr> {
         self.reported.doubled()
     }
 
-    /// How many pods are known.
+    /// Returns the number of known pods.
     pub fn len(&self) -> usize {
         self.by_uid.len()
     }
 
-    /// Whether there is none.
+    /// Returns whether no pod is known.
     pub fn is_empty(&self) -> bool {
         self.by_uid.is_empty()
     }

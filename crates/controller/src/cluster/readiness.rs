@@ -1,4 +1,4 @@
-//! What `/readyz` says of a controller: a leader is ready when it deals, a standby when it has seen everything.
+//! State of a controller's `/readyz`: a leader is ready when it allocates, a standby when its cache is filled.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -7,7 +7,7 @@ use cadastre_daemon::watch::LastHeard;
 
 use super::lease::Leadership;
 
-/// Put together of what the elector and the loops know. Shared by both.
+/// Combines the states of the election and of the controller, which share it.
 #[derive(Clone, Debug, Default)]
 pub struct LeaderReadiness {
     readiness: Readiness,
@@ -17,25 +17,25 @@ pub struct LeaderReadiness {
 #[derive(Debug, Default)]
 struct State {
     leadership: Option<Leadership>,
-    /// Whether the lease of a leader has run out without a renewal
+    /// Whether the leader's lease has run out without a renewal
     lapsed: bool,
-    /// Nothing before the first word of the controller
+    /// `None` before the controller's first update
     progress: Option<Progress>,
 }
 
-/// How far a controller is.
+/// How far the controller has come.
 #[derive(Clone, Debug, Default)]
 pub struct Progress {
-    /// Kinds whose first list has not come
+    /// Kinds whose first list is missing
     pub missing: Vec<&'static str>,
-    /// What is still to do before it deals, or what keeps single objects from it
+    /// What is still to do before allocation starts, or before it covers all nodes
     pub fencing: Option<String>,
-    /// Whether it deals
+    /// Whether this process leads and allocates
     pub dealing: bool,
 }
 
 impl LeaderReadiness {
-    /// What it has to say goes there.
+    /// Publishes through the given readiness.
     pub fn new(readiness: Readiness) -> Self {
         Self {
             readiness,
@@ -43,22 +43,22 @@ impl LeaderReadiness {
         }
     }
 
-    /// Where watches note that they heard something.
+    /// Returns where watches record that they received something.
     pub fn last_heard(&self) -> LastHeard {
         self.readiness.last_heard()
     }
 
-    /// The elector's word.
+    /// Updates the election's result.
     pub fn leadership(&self, leadership: Leadership) {
         self.say(|state| state.leadership = Some(leadership));
     }
 
-    /// Whether a leader's lease has run out, so that it writes nothing until it is renewed.
+    /// Updates whether the leader's lease has run out, so that it writes nothing until it is renewed.
     pub(crate) fn lapsed(&self, lapsed: bool) {
         self.say(|state| state.lapsed = lapsed);
     }
 
-    /// The controller's word.
+    /// Updates the controller's progress.
     pub fn update(&self, progress: Progress) {
         self.say(|state| state.progress = Some(progress));
     }

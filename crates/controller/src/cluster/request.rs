@@ -1,7 +1,7 @@
-//! What the controller asks of the API server, and what comes back.
+//! Requests to the API server, and their outcomes, as values.
 //!
-//! A request is a value; [`super::writer`] turns it into HTTP. Every write carries the guard its
-//! decision rested on, so that a late or repeated write cannot do harm: it is refused.
+//! [`super::writer`] turns requests into HTTP. Every write carries the guard on which its decision was based, so a
+//! late or repeated write is rejected and does no harm.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use super::seen::{Block, BlockSpec, Node, Object, Pod, Pool, Subnet, SubnetCondi
 use cadastre_api::{IPPoolSpec, IPPoolStatus, NodeSubnetSpec};
 use cadastre_core::Cidr;
 
-/// Names one request in flight; never used twice by one process.
+/// Number of a request; never used twice by one process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
 
@@ -24,10 +24,10 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Kind; 4] = [Kind::Node, Kind::Subnet, Kind::Block, Kind::Pool];
 
-    /// Its name in the API.
+    /// Returns the kind's name in the API.
     pub fn name(self) -> &'static str {
         match self {
             Kind::Node => "Node",
@@ -38,7 +38,7 @@ impl Kind {
     }
 }
 
-/// One call of the API server: a verb, and what it is about.
+/// One call to the API server.
 #[derive(Clone, Debug, PartialEq)]
 #[expect(
     clippy::large_enum_variant,
@@ -46,35 +46,36 @@ impl Kind {
 )]
 #[expect(missing_docs, reason = "fields named for what they are")]
 pub enum Request {
-    /// All objects of a kind, consistently (not from a cache that may be behind).
+    /// All objects of a kind, read consistently (not from a cache that may be behind).
     List(Kind),
-    /// One object, consistently.
+    /// One object, read consistently.
     Read(Kind, Text),
-    /// The pods bound to a node, consistently; the last look before its ranges are freed.
+    /// The pods bound to a node, read consistently; the last check before its ranges become free.
     ListPodsOf { node: Text },
-    /// What kubeadm was told of the cluster: its ConfigMap.
+    /// kubeadm's ConfigMap.
     ReadKubeadm,
-    /// Creates an object of that name; refused when it exists.
+    /// Creates an object of that name; rejected if it exists.
     Create(Text, Spec),
-    /// Replaces the spec of an object if it is still the version that was read.
+    /// Replaces the spec of an object if its version is still the one that was read.
     Replace(Known, Spec),
-    /// Deletes an object if it is still the version that was read.
+    /// Deletes an object if its version is still the one that was read.
     Delete(Kind, Known),
-    /// Gives a node its podCIDRs. JSON Patch that tests the UID, that there are none yet, and that
-    /// the term annotation is what was read.
+    /// Writes a node's podCIDRs by a JSON Patch. It tests the UID, that there are none yet, and that the term
+    /// annotation is the one that was read.
     AssignPodCidrs(Assignment),
-    /// Sets the term annotation of a node. JSON Patch that tests the UID and that the annotation is
-    /// what was read. Afterwards no assignment and no touch that was decided before can succeed.
+    /// Sets the term annotation of a node by a JSON Patch. It tests the UID and that the annotation is the one that
+    /// was read. Afterwards no assignment or touch that was decided before can succeed.
     TouchNode(Touch),
-    /// Replaces the conditions of a NodeSubnet if it is still the version that was read: others write there, too.
+    /// Replaces the conditions of a NodeSubnet if its version is still the one that was read, as there are other
+    /// writers.
     SetSubnetConditions(Known, Vec<SubnetCondition>),
-    /// Replaces the finalizers of a pool if it is still the version that was read.
+    /// Replaces the finalizers of a pool if its version is still the one that was read.
     SetPoolFinalizers(Known, Vec<String>),
-    /// Replaces the status of a pool if it is still the version that was read.
+    /// Replaces the status of a pool if its version is still the one that was read.
     SetPoolStatus(Known, IPPoolStatus),
 }
 
-/// The spec of an object that is written whole.
+/// The spec of an object that is written as a whole.
 #[derive(Clone, Debug, PartialEq)]
 #[expect(missing_docs, reason = "named for what they are")]
 pub enum Spec {
@@ -84,7 +85,7 @@ pub enum Spec {
 }
 
 impl Spec {
-    /// Of which kind it is.
+    /// Returns the kind of the object.
     pub fn kind(&self) -> Kind {
         match self {
             Spec::Subnet(_) => Kind::Subnet,
@@ -94,7 +95,7 @@ impl Spec {
     }
 }
 
-/// An object as it was read.
+/// Identity and version of an object as it was read.
 #[derive(Clone, Debug, PartialEq)]
 #[expect(missing_docs, reason = "fields named for what they are")]
 pub struct Known {
@@ -104,7 +105,7 @@ pub struct Known {
 }
 
 impl Known {
-    /// That object.
+    /// Returns identity and version of the object.
     pub fn of(object: &impl Object) -> Self {
         Known {
             name: object.name().clone(),
@@ -114,41 +115,41 @@ impl Known {
     }
 }
 
-/// podCIDRs for one node, with the guards.
+/// The podCIDRs to write to a node, with the guards.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Assignment {
-    /// The node's name
+    /// Name of the node
     pub name: Text,
-    /// Its UID: a node re-created under the name is not meant
+    /// UID of the node; one created again under the name is another node
     pub uid: Text,
     /// The term annotation as read
     pub term: Option<Text>,
-    /// Whether it had any annotation when read
+    /// Whether the node had any annotation when it was read
     pub annotated: bool,
-    /// At most one a family; the first one is also `spec.podCIDR`
+    /// At most one per family; the first one is also written as `spec.podCIDR`
     pub cidrs: Vec<Cidr>,
 }
 
-/// A new term for one node, with the guards.
+/// The term to write to a node, with the guards.
 ///
-/// A touch is guarded like an assignment: an old leader's touch that lands late must not set its
-/// term back, and so open the fence for its own late assignments.
+/// A touch needs guards like an assignment: a late touch of an old leader must not restore the old term, with which
+/// the late assignments of that leader would succeed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Touch {
-    /// The node's name
+    /// Name of the node
     pub name: Text,
-    /// The node's UID: a node re-created under the name is not meant
+    /// UID of the node; one created again under the name is another node
     pub uid: Text,
     /// The term annotation as read
     pub from: Option<Text>,
-    /// Whether it had any annotation when read
+    /// Whether the node had any annotation when it was read
     pub annotated: bool,
     /// The term to set
     pub term: Text,
 }
 
 impl Request {
-    /// Whether the request changes anything: only the leader may send it.
+    /// Returns whether the request changes anything, so that only the leader may send it.
     pub fn is_write(&self) -> bool {
         !matches!(
             self,
@@ -159,7 +160,7 @@ impl Request {
         )
     }
 
-    /// The kind that it is about, and the object where it is about one.
+    /// Returns the kind, and the object's name if the request is about one object.
     pub fn about(&self) -> Option<(Kind, Option<&Text>)> {
         let (kind, name) = match self {
             Request::List(kind) => return Some((*kind, None)),
@@ -178,9 +179,9 @@ impl Request {
         Some((kind, Some(name)))
     }
 
-    /// Whether it is a write that might do harm if it were decided by somebody who leads no more. An
-    /// assignment waits for being named by the Lease already; a touch fences off, a status decides
-    /// nothing.
+    /// Returns whether the write could do harm if it was decided by a process that no longer leads, so that it must
+    /// wait for a Lease write. Assignments wait already until the Lease names them, touches are the fence itself, and
+    /// nothing is decided by a status.
     pub fn is_numbered(&self) -> bool {
         self.is_write()
             && !matches!(
@@ -193,68 +194,68 @@ impl Request {
     }
 }
 
-/// What became of a request.
+/// The outcome of a request.
 #[derive(Clone, Debug)]
 #[expect(
     clippy::large_enum_variant,
     reason = "short-lived, and most are the large ones"
 )]
 pub enum Outcome {
-    /// The node as it is after the request.
+    /// The node after the request.
     Node(Node),
-    /// The NodeSubnet as it is after the request.
+    /// The NodeSubnet after the request.
     Subnet(Subnet),
-    /// The pool as it is after the request.
+    /// The pool after the request.
     Pool(Pool),
-    /// All of them.
+    /// All nodes.
     Nodes(Vec<Node>),
-    /// All of them.
+    /// All NodeSubnets.
     Subnets(Vec<Subnet>),
-    /// The block as it is after the request.
+    /// The block after the request.
     Block(Block),
-    /// All of them.
+    /// All blocks.
     Blocks(Vec<Block>),
-    /// All of them.
+    /// All pools.
     Pools(Vec<Pool>),
-    /// The text that kubeadm has left, if there is any.
+    /// kubeadm's configuration, if there is one.
     Kubeadm(Option<String>),
-    /// The node's pods.
+    /// The pods bound to the node.
     Pods(Vec<Pod>),
-    /// Deleted, or already gone.
+    /// The object is deleted, or was already gone.
     Gone,
-    /// The request surely took no effect and never will.
+    /// The request had no effect and never will.
     Refused(Refusal),
-    /// Nobody knows: a lost answer, a time-out, a server error. It may have happened, and it may
-    /// still happen. The text says what was seen.
+    /// Indeterminate: a lost answer, a timeout or a server error. The request may have taken effect or may still do
+    /// so. The text says what was seen.
     Unclear(String),
 }
 
-/// Why a request took no effect.
+/// Why a request had no effect.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Refusal {
-    /// A guard failed: resourceVersion, UID, a JSON Patch test, an existing name (409, 422).
+    /// A guard failed: resourceVersion, UID, a JSON Patch test, or an existing name (409, 422).
     Guard(String),
-    /// No such object (404).
+    /// The object does not exist (404).
     Missing,
-    /// Not allowed or not understood (400, 401, 403, 405, 413, ..., and 422 where a policy, a webhook
-    /// or the schema says no): somebody must act.
+    /// The request is forbidden or invalid (400, 401, 403, 405, 413, ..., and 422 from a policy, a webhook or the
+    /// schema): an operator must act.
     Rejected(String),
-    /// The server is busy; again after that time (429, 503 before execution).
+    /// The server is busy (429, or 503 before execution), with the pause that it asks for.
     Busy(Option<Duration>),
-    /// Never sent: no longer the leader, or shutting down.
+    /// Never sent, as this process no longer leads or shuts down.
     NotSent,
 }
 /// A request to send.
 #[derive(Clone, Debug)]
 pub struct Outgoing {
-    /// Comes back with the answer.
+    /// Identifies the answer
     pub id: RequestId,
-    /// What to ask
+    /// The request
     pub request: Request,
-    /// For writes, the tenure it was decided under: sent only while that tenure is valid.
+    /// For writes, the term in which it was decided; sent only while that tenure is valid
     pub term: Option<Text>,
-    /// The loop it belongs to
+    /// Name of the loop that sends it
     pub loop_name: &'static str,
-    /// For writes, the number of [`super::lease::Wanted`] for which the Lease must have been written first
+    /// For writes, the number (see [`super::lease::Wanted`]) for which the Lease must be written before
     pub number: u64,
 }

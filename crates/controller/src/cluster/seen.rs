@@ -1,8 +1,7 @@
-//! What the watches say, in the few fields the controller decides by.
+//! The cached objects, with the few fields that decisions need.
 //!
-//! Full Kubernetes objects are dropped at the edge: a node is a few hundred bytes here and a pod a
-//! few dozen. Everything is plain data, so the loops that read it run the same under the real
-//! shell and under simulation.
+//! Full Kubernetes objects are dropped at the boundary: a node takes a few hundred bytes here, a pod a few dozen.
+//! Everything is plain data, so the loops run the same in production and in the simulation.
 
 use std::sync::Arc;
 
@@ -14,13 +13,13 @@ use cadastre_core::{Addr, Cidr};
 /// A shared, immutable string: names, UIDs, terms.
 pub type Text = Arc<str>;
 
-/// An object that a [`super::table::Table`] can hold.
+/// An object that a [`super::table::Table`] can contain.
 pub trait Object {
-    /// The name: the key of the table.
+    /// Returns the name, which is the key of the table.
     fn name(&self) -> &Text;
-    /// The identity: two objects of one name and different UIDs are strangers.
+    /// Returns the UID: objects with one name and different UIDs are different objects.
     fn uid(&self) -> &Text;
-    /// `metadata.resourceVersion` as a number; comparable within one kind only.
+    /// Returns `metadata.resourceVersion` as a number, comparable within one kind only.
     fn version(&self) -> u64;
 }
 
@@ -35,7 +34,7 @@ macro_rules! object {
 }
 object!(Node, Pool, Subnet, Block, ServiceRange, Pod);
 
-/// A Node.
+/// A Node, in the fields that count here.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
     /// `metadata.name`
@@ -48,28 +47,28 @@ pub struct Node {
     pub labels: Box<[(Text, Text)]>,
     /// The annotation `cadastre.dev/term`, the fence between leaders
     pub term: Option<Text>,
-    /// Whether the node has any annotation at all (a JSON Patch can only test below a parent that exists)
+    /// Whether the node has any annotation (a JSON Patch can only test below a parent that exists)
     pub annotated: bool,
     /// Whether `metadata.deletionTimestamp` is set
     pub deleting: bool,
-    /// `spec.podCIDRs` (or `spec.podCIDR` alone), as far as it can be read
+    /// Valid entries of `spec.podCIDRs` (or `spec.podCIDR` alone)
     pub pod_cidrs: Box<[Cidr]>,
-    /// Entries of `spec.podCIDRs` that are no CIDR
+    /// Entries of `spec.podCIDRs` that are not CIDRs
     pub unreadable: Box<[Text]>,
-    /// `status.addresses` of the node itself (InternalIP and ExternalIP)
+    /// InternalIP and ExternalIP entries of `status.addresses`
     pub addresses: Box<[Addr]>,
-    /// What makes this machine this machine, across Node objects
+    /// Identity of the machine, across Node objects
     pub machine: Machine,
 }
 
 impl Node {
-    /// Whether nobody has given the node a podCIDR yet, readable or not.
+    /// Returns whether the node has no podCIDR yet, valid or not.
     pub fn is_empty(&self) -> bool {
         self.pod_cidrs.is_empty() && self.unreadable.is_empty()
     }
 }
 
-/// What identifies the machine behind a Node object.
+/// Identifies the machine behind a Node object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Machine {
     /// `spec.providerID`
@@ -79,8 +78,8 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Whether both are known to be the same machine: by provider id where both have one, else by
-    /// machine id. Unknown is not the same.
+    /// Returns whether both are certainly the same machine: by provider ID if both have one, else by machine ID.
+    /// Unknown is not the same.
     pub fn same(&self, other: &Machine) -> bool {
         match (&self.provider_id, &other.provider_id) {
             (Some(a), Some(b)) => a == b,
@@ -89,7 +88,7 @@ impl Machine {
     }
 }
 
-/// An IPPool.
+/// An IPPool, in the fields that count here.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pool {
     /// `metadata.name`
@@ -106,13 +105,13 @@ pub struct Pool {
     pub deleting: bool,
     /// `metadata.finalizers`
     pub finalizers: Vec<String>,
-    /// The spec, or why it could not be read
+    /// The spec, or why it is invalid
     pub spec: Result<IPPoolSpec, String>,
-    /// The status as last written
+    /// The status as last written; `None` if it is invalid
     pub status: Option<IPPoolStatus>,
 }
 
-/// A NodeSubnet.
+/// A NodeSubnet, in the fields that count here.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Subnet {
     /// `metadata.name`: the node's name
@@ -121,40 +120,40 @@ pub struct Subnet {
     pub uid: Text,
     /// `metadata.resourceVersion`
     pub version: u64,
-    /// The spec, or why it could not be read
+    /// The spec, or why it is invalid
     pub spec: Result<NodeSubnetSpec, String>,
-    /// Whether parts of the spec could not be read and are left out of it
+    /// Whether invalid parts of the spec are left out
     pub lacks_parts: bool,
-    /// What people ask of the node
+    /// What users request for the node
     pub requests: Requests,
-    /// What the node's agent says, as far as it can be read
+    /// The valid parts of the agent's status
     pub report: Option<Box<AgentReport>>,
 }
 
-/// What an agent says of its node: the status of a NodeSubnet, read with care.
+/// What an agent reports of its node: the status of a NodeSubnet.
 ///
-/// Whatever of it makes no sense by itself is left out and named in `refused`; whether the rest fits
-/// what the node holds is for the reader to judge.
+/// Entries that are invalid by themselves are left out and described in `refused`. Whether the others fit the node's
+/// ranges is for the reader to check.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct AgentReport {
-    /// The UID of the Node it runs on
+    /// UID of the Node that the agent runs on
     pub node_uid: Text,
-    /// Pools and how many addresses of each family the node wants to hold of them in all
+    /// Pools, each with the total number of addresses per family that the node wants to have of it
     pub demand: Box<[(Text, u64)]>,
     /// Blocks, sorted by CIDR
     pub blocks: Box<[BlockWord]>,
-    /// Addresses in use whose pods the agent does not see, sorted, each once
+    /// Addresses in use whose pods the agent does not see, sorted, without repetition
     pub orphans: Box<[(Addr, PodUid)]>,
-    /// What of it makes no sense, a few at most
+    /// Descriptions of invalid entries, a few at most
     pub refused: Vec<String>,
-    /// How many entries make no sense
+    /// Number of invalid entries
     pub refusals: u64,
-    /// What is said of the NodeSubnet: the controller's conditions, and those of whoever else
+    /// Conditions of the controller and of other writers
     pub conditions: Box<[SubnetCondition]>,
 }
 
 impl AgentReport {
-    /// The condition of that type.
+    /// Returns the condition of that type.
     pub fn condition(&self, kind: &str) -> Option<&SubnetCondition> {
         self.conditions.iter().find(|it| &*it.kind == kind)
     }
@@ -163,64 +162,64 @@ impl AgentReport {
 /// A condition of a NodeSubnet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SubnetCondition {
-    /// Its type
+    /// `type`
     pub kind: Text,
-    /// Its status: `True`, `False` or `Unknown`
+    /// `status`: `True`, `False` or `Unknown`
     pub status: Text,
-    /// The reason, one word
+    /// `reason`, in CamelCase
     pub reason: Text,
-    /// What there is to say
+    /// `message`
     pub message: String,
-    /// Since when the status is that, as it is written; empty where it is new
+    /// `lastTransitionTime` as text; empty if the condition is new
     pub since: Text,
-    /// The generation of the object that it speaks of, where it says so
+    /// `observedGeneration`, if it is set
     pub generation: Option<i64>,
 }
 
 impl SubnetCondition {
-    /// Whether it says the same as `other`, since whenever.
+    /// Returns whether both are equal, apart from time and generation.
     pub fn says(&self, other: &Self) -> bool {
         (&self.kind, &self.status) == (&other.kind, &other.status)
             && (&self.reason, &self.message) == (&other.reason, &other.message)
     }
 
-    /// Whether it holds.
+    /// Returns whether the status is `True`.
     pub fn is_true(&self) -> bool {
         &*self.status == "True"
     }
 }
 
-/// What an agent says of a block.
+/// What an agent reports of a block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockWord {
-    /// The block
+    /// Range of the block
     pub cidr: Cidr,
-    /// The UID of its IPAMBlock
+    /// UID of its IPAMBlock
     pub uid: Text,
-    /// Addresses in use
+    /// Number of addresses in use
     pub used: u64,
-    /// Addresses that rest after use
+    /// Number of addresses in cooldown
     pub cooling: u64,
-    /// Addresses that can be given now
+    /// Number of addresses that can be assigned now
     pub free: u64,
-    /// Whether the agent has let go of it for good
+    /// Whether the agent has released the block for good
     pub released: bool,
 }
 
 impl BlockWord {
-    /// Addresses that are not free. What an agent counts may be anything: as many as can be counted at most.
+    /// Returns the number of addresses in use or cooling. It saturates, as an agent may report any number.
     pub fn busy(&self) -> u64 {
         self.used.saturating_add(self.cooling)
     }
 
-    /// Whether addresses of it are in use, or rest after use.
+    /// Returns whether addresses of a block that is not released are in use or cooling.
     pub fn is_in_use(&self) -> bool {
         !self.released && self.busy() > 0
     }
 }
 
 impl AgentReport {
-    /// What it says of the block with that UID.
+    /// Returns what the agent reports of the block with that UID.
     pub fn of_block(&self, cidr: &Cidr, uid: &str) -> Option<&BlockWord> {
         let first = self.blocks.partition_point(|word| word.cidr < *cidr);
         let same = self.blocks[first..]
@@ -231,12 +230,12 @@ impl AgentReport {
     }
 }
 
-/// A pod's UID in 16 bytes: there are very many.
+/// A pod's UID in 16 bytes, to save memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PodUid(pub u128);
 
 impl PodUid {
-    /// Reads a UUID; any other text gets a number of its own with near certainty.
+    /// Parses a UUID; any other text is hashed to a number that is almost certainly unique.
     pub fn read(text: &str) -> Self {
         let mut digits = 0u128;
         let mut count = 0u32;
@@ -256,7 +255,7 @@ impl PodUid {
 }
 
 impl std::fmt::Display for PodUid {
-    /// As a UUID; [`PodUid::read`] reads the same from it.
+    /// Formats as a UUID, from which [`PodUid::read`] reads the same value.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let hex = format!("{:032x}", self.0);
         let parts = [
@@ -270,7 +269,7 @@ impl std::fmt::Display for PodUid {
     }
 }
 
-/// FNV-1a, 128 bits.
+/// FNV-1a hash of 128 bits.
 fn fnv(text: &str) -> u128 {
     text.bytes()
         .fold(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d, |hash, byte| {
@@ -278,51 +277,51 @@ fn fnv(text: &str) -> u128 {
         })
 }
 
-/// An IPAMBlock.
+/// An IPAMBlock, in the fields that count here.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Block {
-    /// `metadata.name`: its CIDR with hyphens
+    /// `metadata.name`: the CIDR with hyphens
     pub name: Text,
     /// `metadata.uid`
     pub uid: Text,
     /// `metadata.resourceVersion`
     pub version: u64,
-    /// Whether the spec has been changed since it was created; else `version` is that of its creation
+    /// Whether the spec was changed since the creation; if not, `version` is that of the creation
     pub touched: bool,
-    /// The spec, or why it could not be read
+    /// The spec, or why it is invalid
     pub spec: Result<BlockSpec, String>,
 }
 
-/// The spec of an IPAMBlock, read.
+/// The parsed spec of an IPAMBlock.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BlockSpec {
-    /// The range
+    /// Range of the block
     pub cidr: Cidr,
-    /// The pool it was carved from
+    /// The pool it was allocated from
     pub pool: Text,
-    /// Who has it
+    /// The node that has it, or had it before quarantine
     pub owner: Owner,
-    /// Since when
+    /// Since when the owner has it
     pub since: Timestamp,
-    /// When its quarantine is over at the earliest
+    /// Earliest end of its quarantine
     pub until: Option<Timestamp>,
 }
 
-/// Who has a block: a node by name and UID, alive or gone.
+/// The owner of a block: a node by name and UID, live or deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owner {
-    /// Whether the node is gone and the block rests
+    /// Whether the node is deleted and the block in quarantine
     pub resting: bool,
-    /// The node's name
+    /// Name of the node
     pub name: Text,
-    /// The node's UID
+    /// UID of the node
     pub uid: Text,
-    /// In quarantine, the machine that had it
+    /// In quarantine, the machine that had the block
     pub machine: Machine,
 }
 
 impl Owner {
-    /// A node that lives.
+    /// Returns a live node as owner.
     pub fn node(name: &Text, uid: &Text) -> Self {
         Owner {
             resting: false,
@@ -346,7 +345,7 @@ pub struct ServiceRange {
     pub cidrs: Vec<Cidr>,
 }
 
-/// A Pod, as far as addresses go.
+/// A Pod, in the fields that concern addresses.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pod {
     /// `namespace/name`
@@ -355,11 +354,11 @@ pub struct Pod {
     pub uid: Text,
     /// `metadata.resourceVersion`
     pub version: u64,
-    /// Whether its phase is Succeeded or Failed: it no longer uses its addresses
+    /// Whether its phase is Succeeded or Failed, so that it no longer uses its addresses
     pub finished: bool,
-    /// `status.podIPs` of a pod that may still use them: none for hostNetwork pods (those addresses
-    /// are the node's) and for finished ones
+    /// `status.podIPs` that the pod may still use; none for finished pods, and none for hostNetwork pods, whose
+    /// addresses are the node's
     pub addresses: Box<[Addr]>,
-    /// The node of a mirror pod, which its kubelet alone makes, as many as it likes
+    /// For a mirror pod, its node, whose kubelet can create any number of them
     pub mirror_of: Option<Text>,
 }

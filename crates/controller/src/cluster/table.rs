@@ -1,17 +1,16 @@
-//! One kind's objects as last seen.
+//! Cache of the objects of one kind.
 //!
 //! # Guarantees
-//! - What a watch says is taken in order; a relist is compared with what was known, and what
-//!   vanished is reported as gone.
-//! - An answer to a request of ours may be newer than the watch and is then taken in at once; it can
-//!   never bring back what the watch has already seen go, and nothing goes back in time.
-//! - What an answer has shown to be gone stays gone, however much older news the watch still brings.
-//! - A list of ours that shows older news than what was known when it was sent proves that the server
-//!   was put back to an older state: [`Replaced::PutBack`].
+//! - Watch events are applied in order. After a relist, objects that it did not show are reported as gone.
+//! - An answer to a request may be newer than the watch and is then applied at once. It never restores an object that
+//!   the watch has seen deleted, and no object goes back to an older version.
+//! - An object that an answer has shown to be gone stays gone, even if the watch still delivers older events of it.
+//! - A requested list with an older state than was known when it was sent proves that the API server was restored:
+//!   [`Replaced::PutBack`].
 //!
 //! # Assumptions
-//! `resourceVersion`s of one kind grow, a watch delivers them in order, and lists are consistent
-//! reads (never from a cache that may be behind).
+//! `resourceVersion`s of one kind grow, a watch delivers them in order, and lists are consistent reads (never from a
+//! cache that may be behind).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -21,62 +20,61 @@ use super::seen::{Object, Text};
 use cadastre_core::mutation::Mutation;
 use cadastre_daemon::watch::Change;
 
-/// What a change did to one name.
+/// The effect of a change on one name.
 #[derive(Clone, Debug)]
 pub struct Delta<T> {
-    /// As it was known before.
+    /// The object before the change.
     pub before: Option<Arc<T>>,
-    /// As it is now.
+    /// The object after the change.
     pub after: Option<Arc<T>>,
 }
 
-/// What a table knew when a request was sent.
+/// The state of a table when a request was sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sent {
-    /// See [`Table::answer`]
+    /// See [`Table::answer`].
     pub epoch: u64,
-    /// The highest version known by then, and the highest that the watch had delivered
+    /// The highest version known at that time, and the highest that the watch had delivered
     latest: u64,
     horizon: u64,
 }
 
-/// What became of a list of ours.
+/// The effect of a requested list.
 #[derive(Debug)]
 pub enum Replaced<T> {
-    /// It is taken in; what it has changed.
+    /// The list is applied, with these changes.
     By(Vec<Delta<T>>),
-    /// A relist ran, or what it shows may be older than the watch: ask again.
+    /// The list may be older than the watch, or a relist is running: request it again.
     Again,
-    /// The server has forgotten what it had told: it was put back to an older state.
+    /// The server lost what it had shown: it was restored to an older state.
     PutBack,
 }
 
-/// The objects of one kind by name.
+/// Cached objects of one kind, by name.
 #[derive(Debug)]
 pub struct Table<T> {
     objects: BTreeMap<Text, Arc<T>>,
-    /// While a list runs: names known before that it has not named yet.
+    /// While a list runs: known names that it has not shown yet.
     unseen: Option<BTreeSet<Text>>,
-    /// Counts the lists begun and completed.
+    /// Number of lists begun and completed.
     epoch: u64,
-    /// UIDs that an answer has shown to be gone, with the epoch of that answer, until the watch tells
-    /// their deletion or a list made later is complete.
+    /// UIDs that an answer has shown to be gone, with the epoch of that answer; kept until the watch shows the
+    /// deletion or a later list is complete.
     gone: BTreeMap<Text, u64>,
-    /// The highest version in a list of ours: the watch's older news is in it.
+    /// The highest version in a requested list, which includes all older watch events.
     floor: u64,
-    /// When the list that runs was asked for, and the last one that was completed
+    /// When the running list was requested, and when the last completed one was
     listing: Option<Duration>,
-    /// The highest version known when the list that runs was begun
+    /// The highest version known when the running list began
     known_before: u64,
     listed: Option<Duration>,
-    /// The highest version the watch has delivered.
+    /// The highest version that the watch has delivered.
     horizon: u64,
-    /// The highest version known from anywhere.
+    /// The highest version known from any source.
     latest: u64,
-    /// Up to which version the watch has told all since its last list
+    /// The version up to which the watch has delivered everything since its last list
     reached: u64,
-    /// Whether the list that runs has shown older news than was known: it may be of a server that was
-    /// put back to an older state.
+    /// Whether the running list has shown an older state than was known, possibly from a restored server.
     is_doubtful: bool,
 }
 
@@ -100,40 +98,40 @@ impl<T> Default for Table<T> {
 }
 
 impl<T: Object> Table<T> {
-    /// Whether a list has been completed since the start.
+    /// Returns whether a list has been completed since the start.
     pub(crate) fn is_listed(&self) -> bool {
         self.listed.is_some()
     }
 
-    /// Whether a list runs: what is known of one object may be older than of another.
+    /// Returns whether a list is running, so that objects may be of different ages.
     pub(crate) fn is_listing(&self) -> bool {
         self.unseen.is_some()
     }
 
-    /// Whether the last complete list was asked for at that time (monotonic) or later, and was not doubtful.
+    /// Returns whether the last complete list was requested at that monotonic time or later, and was not doubtful.
     pub(crate) fn is_listed_since(&self, time: Duration) -> bool {
         self.listed.is_some_and(|asked| asked >= time)
     }
 
-    /// The highest version of an object that is or was known, from the watch or from answers.
+    /// Returns the highest version of any object that is or was known, from the watch or from answers.
     pub fn newest(&self) -> u64 {
         self.latest.max(self.horizon)
     }
 
-    /// Whether all is known that had happened by that version, from a list that was asked for then (monotonic)
+    /// Returns whether everything up to that version is known, from a list that was requested at that monotonic time
     /// or later.
     pub(crate) fn has_reached(&self, version: u64, listed_since: Duration) -> bool {
         let is_whole = self.unseen.is_none() && !self.is_doubtful;
         is_whole && self.is_listed_since(listed_since) && self.reached >= version
     }
 
-    /// Names the list that the table rests on; see [`Table::answer`].
+    /// Returns the number of the list on which the table is based; see [`Table::answer`].
     #[cfg(test)]
     pub(crate) fn epoch(&self) -> u64 {
         self.epoch
     }
 
-    /// What is known as a request is sent.
+    /// Returns the state to remember when a request is sent.
     pub fn sent(&self) -> Sent {
         Sent {
             epoch: self.epoch,
@@ -142,27 +140,27 @@ impl<T: Object> Table<T> {
         }
     }
 
-    /// The object of that name.
+    /// Returns the object of that name.
     pub fn get(&self, name: &str) -> Option<&Arc<T>> {
         self.objects.get(name)
     }
 
-    /// All objects by name.
+    /// Returns all objects in order of their names.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<T>> {
         self.objects.values()
     }
 
-    /// How many there are.
+    /// Returns the number of objects.
     pub fn len(&self) -> usize {
         self.objects.len()
     }
 
-    /// Whether there is none.
+    /// Returns whether there is no object.
     pub fn is_empty(&self) -> bool {
         self.objects.is_empty()
     }
 
-    /// Takes in one step of the watch.
+    /// Applies a watch event and returns its effects.
     pub fn change(&mut self, change: Change<T>) -> Vec<Delta<T>> {
         match change {
             Change::Restarted { asked } => {
@@ -176,7 +174,7 @@ impl<T: Object> Table<T> {
             }
             Change::Applied(object) => {
                 self.horizon = self.horizon.max(object.version());
-                // A list names objects in any order.
+                // A list shows objects in any order.
                 match &mut self.unseen {
                     Some(unseen) => _ = unseen.remove(object.name()),
                     None => self.reached = self.reached.max(object.version()),
@@ -190,7 +188,7 @@ impl<T: Object> Table<T> {
             Change::Listed => {
                 let listing = self.listing.take().filter(|_| !self.is_doubtful);
                 self.listed = listing.or(self.listed).or(Some(Duration::ZERO));
-                // What was gone before the list began is not in it.
+                // A list does not show objects that were gone before it began.
                 self.gone.retain(|_, epoch| *epoch >= self.epoch);
                 self.epoch += 1;
                 let gone = self.unseen.take().unwrap_or_default();
@@ -211,10 +209,10 @@ impl<T: Object> Table<T> {
         }
     }
 
-    /// Takes in an object from the answer to a request that was sent while [`Table::epoch`] was
-    /// `sent`. Newer news of an object that is known is always taken: if it is gone by now, the watch or the
-    /// list that runs tells. One that is not known is ignored where a relist ran then or has begun since: it
-    /// may be gone since before that, and nobody would tell.
+    /// Applies an object from the answer to a request that was sent in the epoch `sent`. A newer version of a known
+    /// object is always applied: if the object is gone by now, the watch or the running list will show it. An unknown
+    /// object is ignored if a relist was running or has begun since the request: the object may have been deleted
+    /// before, and no event would show it.
     pub fn answer(&mut self, object: T, sent: u64) -> Option<Delta<T>> {
         let known = self.objects.get(object.name());
         if known.is_some_and(|known| known.uid() == object.uid()) {
@@ -230,13 +228,13 @@ impl<T: Object> Table<T> {
         self.put(object)
     }
 
-    /// Takes in a complete consistent list, as the answer to a request that was sent then.
+    /// Applies a complete consistent list, the answer to a request that was sent in the state `sent`.
     pub fn replace(&mut self, objects: Vec<T>, sent: Sent) -> Replaced<T> {
         if sent.epoch != self.epoch || self.unseen.is_some() {
             return Replaced::Again;
         }
         if objects.iter().any(|it| self.is_put_back(it, sent)) {
-            // What the watch has told since may have gone after the list was made.
+            // A watch event that came after the request may have deleted it after the list was made.
             return if self.horizon == sent.horizon {
                 Replaced::PutBack
             } else {
@@ -245,7 +243,7 @@ impl<T: Object> Table<T> {
         }
         let highest = objects.iter().map(Object::version).max().unwrap_or(0);
         let named: BTreeSet<Text> = objects.iter().map(|o| o.name().clone()).collect();
-        // What the list lacks is gone, unless the watch told of it after the list was made.
+        // Objects missing in the list are gone, unless the watch showed them after the list was made.
         let gone: Vec<(Text, Text)> = self
             .objects
             .values()
@@ -267,8 +265,8 @@ impl<T: Object> Table<T> {
         Replaced::By(deltas)
     }
 
-    /// Whether a list that was asked for then can show the object as it does only because the server has
-    /// forgotten what it had told before.
+    /// Returns whether a list requested in the state `sent` can show this object only because the server lost what it
+    /// had shown before.
     fn is_put_back(&self, object: &T, sent: Sent) -> bool {
         match self.objects.get(object.name()) {
             Some(known) => object.version() < known.version() && known.version() <= sent.latest,
@@ -276,7 +274,7 @@ impl<T: Object> Table<T> {
         }
     }
 
-    /// Whether the list that runs shows the object as it was before what was known when it began.
+    /// Returns whether the running list shows an older version than was known when it began.
     fn is_older(&self, object: &T) -> bool {
         let known = self.objects.get(object.name());
         let older = |known: &Arc<T>| {
@@ -285,7 +283,7 @@ impl<T: Object> Table<T> {
         known.is_some_and(older)
     }
 
-    /// Takes note that the object of that name and UID is gone, as an answer has shown.
+    /// Removes the object of that name and UID, as an answer has shown that it is gone.
     pub fn forget(&mut self, name: &str, uid: &str) -> Option<Delta<T>> {
         let delta = self.take_out(name, uid)?;
         if !Mutation::GoneByAnswerComesBack.is_on() {
@@ -294,7 +292,7 @@ impl<T: Object> Table<T> {
         Some(delta)
     }
 
-    /// Whether a list of ours, made later than this news, lacked the object.
+    /// Returns whether a requested list, made later than this version, lacked the object.
     fn is_superseded(&self, object: &T) -> bool {
         object.version() <= self.floor && !self.objects.contains_key(object.name())
     }
@@ -525,27 +523,27 @@ mod tests {
             let sent = table.sent();
             table.replace(vec![object(name, uid, version)], sent)
         };
-        // Another object of the name than the one that was known, and older.
+        // The name has another object than before, and an older one.
         let mut table = listed(&[("a", "1", 495)]);
         let found = again(&mut table, "a", "9", 283);
         assert!(matches!(found, Replaced::PutBack), "{found:?}");
-        // One that was seen to go is there again.
+        // An object that was seen deleted exists again.
         let mut table = listed(&[("a", "1", 5), ("b", "2", 6)]);
         table.change(Change::Deleted(object("a", "1", 7)));
         let found = again(&mut table, "a", "1", 5);
         assert!(matches!(found, Replaced::PutBack), "{found:?}");
-        // It may go while the list is on its way.
+        // An object may be deleted while the answer is on its way.
         let mut table = listed(&[("a", "1", 5), ("b", "2", 6)]);
         let sent = table.sent();
         table.change(Change::Deleted(object("a", "1", 7)));
         let found = table.replace(vec![object("a", "1", 5)], sent);
         assert!(matches!(found, Replaced::Again), "{found:?}");
-        // And so may something newer come.
+        // And a newer version may come meanwhile.
         let mut table = listed(&[("a", "1", 5)]);
         let sent = table.sent();
         table.answer(object("a", "1", 9), sent.epoch);
         assert!(taken(table.replace(vec![object("a", "1", 5)], sent)).is_empty());
-        // What an answer has told runs ahead of the watch.
+        // An answer may be ahead of the watch.
         let mut table = listed(&[("a", "1", 5)]);
         table.answer(object("a", "1", 9), table.epoch());
         assert_eq!(taken(again(&mut table, "b", "2", 7)).len(), 2);

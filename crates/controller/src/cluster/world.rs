@@ -1,6 +1,6 @@
-//! Everything the watches say, in one place.
+//! The caches of all kinds in one place.
 //!
-//! A standby keeps it warm; a leader decides by it. It holds no decisions.
+//! A standby keeps them up to date; a leader decides by them. This module makes no decisions.
 
 use super::addresses::Addresses;
 use super::intents::Versions;
@@ -9,7 +9,7 @@ use super::request::{Kind, Known};
 use super::seen::{AgentReport, Block, Node, Object, Pool, ServiceRange, Subnet, Text};
 use super::table::{Delta, Sent, Table};
 
-/// The cluster as last seen.
+/// All cached objects.
 #[derive(Debug, Default)]
 pub struct World {
     /// Nodes
@@ -22,14 +22,14 @@ pub struct World {
     pub blocks: Table<Block>,
     /// ServiceCIDRs
     pub services: Table<ServiceRange>,
-    /// Addresses of pods
+    /// Pods and their addresses
     pub pods: PodIndex,
     /// Addresses of nodes
     pub node_addresses: Addresses,
 }
 
 impl World {
-    /// The kinds whose first list is not complete yet; nothing is carved before there are none.
+    /// Returns the kinds whose first list is not complete; before all are, nothing is allocated.
     pub fn missing(&self) -> Vec<&'static str> {
         [
             ("nodes", self.nodes.is_listed()),
@@ -45,7 +45,7 @@ impl World {
         .collect()
     }
 
-    /// What has been seen of what ranges are given by.
+    /// Returns the versions that were seen of the kinds by which ranges are allocated.
     pub fn versions(&self) -> Versions {
         Versions {
             nodes: self.nodes.newest(),
@@ -54,7 +54,7 @@ impl World {
         }
     }
 
-    /// What is known of what a request is about: a kind, and the object where it is about one.
+    /// Returns what is known of the subject of a request: a kind, and the object if it is about one.
     pub(crate) fn about(&self, (kind, name): (Kind, Option<&Text>)) -> (Sent, Option<Known>) {
         match kind {
             Kind::Node => about(&self.nodes, name),
@@ -64,7 +64,7 @@ impl World {
         }
     }
 
-    /// Keeps what is derived from nodes in step with a change of one.
+    /// Updates what is derived from nodes after a change of one.
     pub(crate) fn note_node(&mut self, delta: &Delta<Node>) {
         if let Some(before) = &delta.before {
             self.node_addresses.remove(&before.addresses);
@@ -80,7 +80,7 @@ fn about<T: Object>(table: &Table<T>, name: Option<&Text>) -> (Sent, Option<Know
     (table.sent(), object.map(|it| Known::of(&**it)))
 }
 
-/// What the agent of a node says, if it is that node's.
+/// Returns the report of a node's agent, if it is for that UID.
 pub(crate) fn report_of<'a>(node: &Node, world: &'a World) -> Option<&'a AgentReport> {
     let report = world.subnets.get(&node.name)?.report.as_deref()?;
     (report.node_uid == node.uid).then_some(report)

@@ -1,12 +1,11 @@
-//! Requests as HTTP, answers as outcomes.
+//! Sends requests as HTTP and turns answers into outcomes.
 //!
 //! # Guarantees
-//! - A write is sent only under the tenure it was decided in, and only once the Lease was written for its number:
-//!   whoever leads later took the Lease over after the decision. Its time-out ends with the tenure's validity at the
-//!   latest.
-//! - An outcome is `Refused` only where the API server said so in a way that rules out any effect.
-//!   Whatever else goes wrong is `Unclear`.
-//! - Every request has a time-out. Nothing is retried here.
+//! - A write is sent only under the tenure in which it was decided, and only when the Lease is written for its
+//!   number: later leaders took over after the decision. Its timeout ends no later than the tenure's validity.
+//! - An outcome is `Refused` only if the API server's answer rules out any effect. All other failures of a request
+//!   are `Unclear`.
+//! - Every request has a timeout. Nothing is retried here.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -30,13 +29,13 @@ use cadastre_core::mutation::Mutation;
 use cadastre_daemon::lists;
 use cadastre_daemon::retry_after::heard;
 
-/// Longest wait for one object.
+/// Limit of the wait for one object.
 const ONE: Duration = Duration::from_secs(10);
-/// Longest wait for a list of all objects of a kind.
+/// Limit of the wait for a list of all objects of a kind.
 const MANY: Duration = Duration::from_secs(60);
-/// Longest wait for more of it.
+/// Longest time without data while a list is read.
 const SILENCE: Duration = Duration::from_secs(30);
-/// Objects a page of it.
+/// Objects per page of a list.
 const PAGE: u32 = 500;
 
 /// Sends requests.
@@ -47,12 +46,12 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// A writer that asks `gate` before each write. The client must not retry by itself.
+    /// Creates a writer that asks `gate` before each write. The client must not retry by itself.
     pub fn new(client: Client, gate: Gate) -> Self {
         Writer { client, gate }
     }
 
-    /// Sends one request and says what became of it.
+    /// Sends one request and returns its outcome.
     pub async fn send(&self, outgoing: Outgoing) -> Outcome {
         let limit = match outgoing.request {
             Request::List(_) => MANY,
@@ -149,13 +148,13 @@ impl Writer {
         lists::all(&Api::all(self.client.clone()), PAGE, SILENCE, read).await
     }
 
-    /// A JSON Patch, which has its guards in it.
+    /// Sends a JSON Patch, which contains its guards.
     async fn patch(&self, kind: Kind, name: &str, patch: Value) -> Result<Outcome, Error> {
         self.object(kind, Verb::JsonPatch(patch), &path(kind, name))
             .await
     }
 
-    /// A merge patch of that version of the object.
+    /// Sends a merge patch for that version of the object.
     async fn merge(
         &self,
         kind: Kind,
@@ -168,7 +167,7 @@ impl Writer {
             .await
     }
 
-    /// What is sent is written whole, what comes back is read in the few fields that count.
+    /// Sends a request for one object. Objects are sent whole; of the answer only the fields that count are read.
     async fn object(&self, kind: Kind, verb: Verb, path: &str) -> Result<Outcome, Error> {
         let (client, request) = (&self.client, verb.request(path)?);
         Ok(match kind {
@@ -180,7 +179,7 @@ impl Writer {
     }
 }
 
-/// How one object is asked for or written, with what.
+/// Method and body of a request for one object.
 enum Verb {
     Get,
     Post(Value),
@@ -225,7 +224,7 @@ fn path(kind: Kind, name: &str) -> String {
     format!("{}/{name}", collection(kind))
 }
 
-/// A new object.
+/// Builds a new object.
 fn object(name: &str, spec: Spec) -> serde_json::Result<Value> {
     match spec {
         Spec::Subnet(spec) => serde_json::to_value(NodeSubnet::new(name, spec)),
@@ -234,8 +233,8 @@ fn object(name: &str, spec: Spec) -> serde_json::Result<Value> {
     }
 }
 
-/// Replaces the spec of that version of the object. Labels, annotations and whatever else it has are
-/// people's, or of a version of Cadastre that knows more, and stay.
+/// Replaces the spec of that version of the object. Labels, annotations and other fields stay: they belong to users,
+/// or to a later version of Cadastre.
 fn spec_patch(known: &Known, spec: &Value) -> Value {
     json!([
         {"op": "replace", "path": "/metadata/uid", "value": &*known.uid},
@@ -244,14 +243,14 @@ fn spec_patch(known: &Known, spec: &Value) -> Value {
     ])
 }
 
-/// A merge patch that is refused where the object is another one now, or another version.
+/// Adds guards to a merge patch: it is rejected if the object has another UID or version now.
 fn onto(known: &Known, mut patch: Value) -> Value {
     patch["metadata"]["uid"] = (*known.uid).into();
     patch["metadata"]["resourceVersion"] = known.version.to_string().into();
     patch
 }
 
-/// Replaces all conditions. One that is new is so since `now`.
+/// Replaces all conditions. A condition without a time gets `now`.
 fn conditions_patch(conditions: &[SubnetCondition], now: &str) -> Value {
     let conditions = conditions.iter().map(|it| {
         let mut condition = json!({
@@ -280,12 +279,12 @@ fn listed<T>(
     }
 }
 
-/// An object in the answer is kept by somebody's finalizer: look again later.
+/// If the answer contains the object, a finalizer keeps it: look again later.
 fn deleted<T>(kept: Option<T>) -> Outcome {
     kept.map_or(Outcome::Gone, |_| Outcome::Refused(Refusal::Busy(None)))
 }
 
-/// What an error says of the outcome, and `pause` is what the answer's header asked for.
+/// Returns the outcome of a request that failed; `pause` is the one that the answer's header asked for.
 fn classify(error: Error, pause: Option<Duration>, is_write: bool) -> Outcome {
     let Error::Api(status) = error else {
         return Outcome::Unclear(error.to_string());
@@ -304,16 +303,16 @@ fn classify(error: Error, pause: Option<Duration>, is_write: bool) -> Outcome {
             Outcome::Refused(Refusal::Busy(after.max(pause)))
         }
         400..=499 => Outcome::Refused(Refusal::Rejected(status.message.clone())),
-        // Of a write nobody knows whether it took effect: the read that follows it hears of the pause, too.
+        // A write may have taken effect: the read that follows it gets the pause, too.
         503 if pause.is_some() && !is_write => Outcome::Refused(Refusal::Busy(pause)),
         _ if Mutation::ServerErrorCountsAsRefusal.is_on() => Outcome::Refused(Refusal::Missing),
         _ => Outcome::Unclear(format!("{} {}", status.code, status.message)),
     }
 }
 
-/// Whether it was the guard of a write that failed, and not a policy, a webhook or the schema that refuses it:
-/// these name causes, a failed `test` of a JSON Patch names none, and a UID or version that is another one now
-/// is a cause in the metadata.
+/// Returns whether a 422 is a failed guard of the write, and not a rejection by a policy, a webhook or the schema.
+/// Those name causes; a failed `test` of a JSON Patch names none, and a changed UID or version is a cause in the
+/// metadata.
 fn is_of_a_guard(status: &kube::core::Status) -> bool {
     let mut causes = status.details.iter().flat_map(|it| &it.causes);
     let of_webhook = status.message.contains("admission webhook");
@@ -376,7 +375,7 @@ mod tests {
             };
             assert_eq!(after, pause, "{code}");
         }
-        // It may have taken effect.
+        // A write may have taken effect.
         let write = classify(api_error(503), pause, true);
         assert!(matches!(write, Outcome::Unclear(_)), "{write:?}");
     }
@@ -412,8 +411,8 @@ mod tests {
         }
     }
 
-    /// Sends a creation under term `1-a`, which lasts for that long if at all, to a server that takes
-    /// connections and answers nothing. Says also whether it was connected to.
+    /// Sends a creation in term `1-a`, which is valid for that long, if at all, to a server that accepts connections
+    /// but never answers. Also returns whether it connected.
     async fn sent(leads_for: Option<Duration>) -> (Outcome, bool) {
         let server = TcpListener::bind("127.0.0.1:0").unwrap();
         let uri = format!("http://{}", server.local_addr().unwrap());

@@ -1,4 +1,4 @@
-//! What an elector is told, asks and says.
+//! The values that an elector receives, asks for and returns.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,45 +11,45 @@ use crate::cluster::intents::Intents;
 /// Monotonic time since an arbitrary start, as the caller measures it.
 pub type Mono = Duration;
 
-/// Duration written on release. It also marks the record: nobody else writes so short a one.
+/// Duration written on release. It marks the record as released: no holder writes so short a duration.
 pub(super) const RELEASED_DURATION: Duration = Duration::from_secs(1);
 
-/// What an operator may set.
+/// Settings of a candidate.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Who this is, for people
+    /// Name of this process, for the record's holder
     pub identity: String,
-    /// What tells this process from all others of that identity
+    /// Tells this process from all others of that name
     pub nonce: String,
-    /// How long others wait after the record last changed
+    /// How long others wait after the last change of the record
     pub lease_duration: Duration,
     /// How long after the start of its last renewal a leader may write
     pub renew_deadline: Duration,
-    /// Pause between renewals
+    /// Interval of renewals
     pub retry_period: Duration,
 }
 
-/// Settings that cannot work.
+/// Why settings are invalid.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[expect(missing_docs, reason = "fields named for what they are")]
 pub enum SettingsError {
-    /// The leader must stop before others start.
+    /// The leader would not stop before others start.
     #[error(
         "lease duration ({lease:?}) must be longer than the renew deadline ({renew:?}): the leader must stop before others start"
     )]
     LeaseTooShort { lease: Duration, renew: Duration },
-    /// There must be time for a second try.
+    /// There would be no time for a second try.
     #[error(
         "renew deadline ({renew:?}) must be longer than 1.2 times the retry period ({retry:?})"
     )]
     DeadlineTooShort { renew: Duration, retry: Duration },
-    /// The Lease holds whole seconds.
+    /// The Lease stores whole seconds.
     #[error("lease duration ({0:?}) must be a whole number of seconds, at least 1")]
     NotWholeSeconds(Duration),
 }
 
 impl Settings {
-    /// Whether they can work.
+    /// Checks that the leader stops before others start, and that a renewal can be retried.
     pub fn validate(&self) -> Result<(), SettingsError> {
         let (lease, renew, retry) = (self.lease_duration, self.renew_deadline, self.retry_period);
         if lease.subsec_nanos() != 0 || lease.is_zero() {
@@ -64,13 +64,13 @@ impl Settings {
         Ok(())
     }
 
-    /// What stands in the record while this process holds it.
+    /// Returns the holder identity in the record while this process leads.
     pub(super) fn holder(&self) -> String {
         format!("{}_{}", self.identity, self.nonce)
     }
 }
 
-/// The Lease, in the fields that count.
+/// The Lease, in the fields that count here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
     /// `spec.holderIdentity`
@@ -79,110 +79,107 @@ pub struct Record {
     pub lease_duration: Duration,
     /// `spec.leaseTransitions`
     pub transitions: i64,
-    /// The annotation `cadastre.dev/unsettled`: the last holder left with writes of unknown outcome
+    /// The annotation `cadastre.dev/unsettled`: the last holder left with indeterminate writes
     pub unsettled: bool,
-    /// The annotation `cadastre.dev/intents`: what its holders may have in flight, if that is known
+    /// The annotation `cadastre.dev/intents`: what holders may have in flight, if that is known
     pub intents: Option<Arc<Intents>>,
     /// `metadata.resourceVersion`; empty in a record to be created
     pub resource_version: String,
 }
 
 impl Record {
-    /// Whether its last holder gave it up. A holder cleared by hand gave up nothing.
+    /// Returns whether the last holder released the Lease. A holder cleared by hand released nothing.
     pub(super) fn is_released(&self) -> bool {
         let by_hand = Mutation::ClearedHolderCountsAsReleased.is_on();
         self.holder.is_none() && (self.lease_duration <= RELEASED_DURATION || by_hand)
     }
 
-    /// Versions of one kind grow as numbers; one that is none is older than all.
+    /// Returns the version as a number, which grows; an invalid one counts as the oldest.
     pub(super) fn version(&self) -> u64 {
         self.resource_version.parse().unwrap_or_default()
     }
 }
 
-/// A call of the API server; at most one is outstanding.
+/// A call to the API server; at most one is outstanding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ask {
-    /// Read it.
+    /// Read the Lease.
     Get,
-    /// Create it; refused when it exists.
+    /// Create the Lease; rejected if it exists.
     Create(Record),
-    /// Replace it if it still has the record's resourceVersion.
+    /// Replace the Lease if it still has the record's resourceVersion.
     Replace(Record),
 }
 
-/// What came of it.
+/// The answer to a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// It is like this.
+    /// The Lease as read.
     Found(Record),
-    /// There is none.
+    /// There is no Lease.
     Missing,
-    /// It is now like this.
+    /// The Lease as written.
     Written(Record),
-    /// Refused: it exists already, has changed, or is gone.
+    /// Rejected: the Lease exists already, has changed, or is gone.
     Conflict,
-    /// Surely not executed.
+    /// The call had no effect.
     Failed,
-    /// Nobody knows.
+    /// The outcome is unknown.
     Unclear,
 }
 
-/// The state of affairs, for all who write.
+/// The election's result, for all who write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Leadership {
-    /// Somebody else leads, or nobody yet.
+    /// Another process leads, or none yet.
     Standby {
-        /// Who, as far as known
+        /// The leader, if it is known
         leader: Option<String>,
     },
     /// This process leads, until [`Tenure::valid_until`].
     Leading(Tenure),
-    /// Given up for good.
+    /// This process gave up leadership for good.
     Released,
 }
 
-/// One reign.
+/// The time of one leadership, from its beginning to its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tenure {
-    /// Names it; never used twice
+    /// Identifies the tenure; never used twice
     pub term: Arc<str>,
-    /// How it began
+    /// How the tenure began
     pub takeover: Takeover,
-    /// Nothing may be written from then on, unless it moves
+    /// Time from which nothing may be written; renewals move it
     pub valid_until: Mono,
-    /// For how long nobody had led before, by wall clocks: a hint that the API server was put back to
-    /// an older state. No decision about who leads rests on it
+    /// How long nobody had led before, by wall clocks: a hint that the API server was restored to an older state. The
+    /// election does not depend on it
     pub vacant: Duration,
-    /// What earlier holders may have in flight, as the Lease named it when it was taken over; nothing
-    /// where that is not known
+    /// What earlier holders may have in flight, as the Lease named it at the takeover; `None` if unknown
     pub inherited: Option<Arc<Intents>>,
-    /// Since when the API server has answered all along: what was listed before may be of a state that is no
-    /// more
+    /// Since when the API server has answered without a gap: lists from before may show a lost state
     pub answered_since: Mono,
-    /// The highest [`Wanted::number`] that the Lease was written for in this reign
+    /// The highest [`Wanted::number`] for which the Lease was written in this tenure
     pub named: u64,
 }
 
-/// What the Lease should say besides who holds it.
+/// The content that the Lease should get, apart from its holder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wanted {
-    /// Under which term; another one's is not for this Lease
+    /// The term that this is for; in another term it is ignored
     pub term: Arc<str>,
-    /// Grows with all that waits for the Lease to be written: then it is written at once
+    /// Grows with each request that waits for a write of the Lease; a higher number makes a write due at once
     pub number: u64,
-    /// What may be in flight; nothing as long as what was inherited is all that is known
+    /// What may be in flight; `None` as long as only the inherited intents are known
     pub intents: Option<Arc<Intents>>,
-    /// Whether agents have had their say, where nobody had led for long: until then the Lease tells of that gap
+    /// Whether agents were listened to after a gap; until then the Lease records the gap
     pub agents_heard: bool,
 }
 
-/// Longer than any leader is missing while the others are well.
+/// Longer than a cluster with a healthy standby is ever without a leader.
 pub(in crate::cluster) const LONG_VACANT: Duration = Duration::from_secs(60);
 
 impl Tenure {
-    /// Whether the record of the last leader is so old that the API server may have been put back to
-    /// an older state.
+    /// Returns whether nobody led for so long before that the API server may have been restored to an older state.
     pub fn follows_a_gap(&self) -> bool {
         self.takeover != Takeover::First && self.vacant > LONG_VACANT
     }
@@ -191,16 +188,16 @@ impl Tenure {
 /// How a tenure began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Takeover {
-    /// There was no Lease at all, and never had been as far as this process knows.
+    /// There was no Lease, and never had been as far as this process knows.
     First,
-    /// The last holder left with everything settled.
+    /// The last holder left with all its writes settled.
     Clean,
-    /// The last holder may have left writes on the wire.
+    /// The last holder may have left writes in flight.
     Unclean,
 }
 
 impl Takeover {
-    /// A word for people.
+    /// Returns a description for logs.
     pub fn word(self) -> &'static str {
         match self {
             Takeover::First => "first start",

@@ -1,27 +1,27 @@
-//! What a watch shows of the Lease: a hint that spares a candidate most of its looks.
+//! What a watch shows of the Lease: a hint that saves a candidate most of its reads.
 //!
 //! # Guarantees
-//! - A watch that is late only postpones: what it shows counts from when it was shown, and only what is newer than
-//!   all that was seen is taken in.
-//! - A watch that died without a word is not trusted: a Lease that seems to have run out is looked at before it is
-//!   sought, and a candidate that was shown nothing for longer than a leader lets pass between two renewals looks
-//!   as often as one without a watch.
+//! - A late watch only postpones a takeover: a record counts from the time when it was shown, and only newer versions
+//!   than all seen before are taken in.
+//! - A watch that stopped silently is not trusted: a Lease that seems to have run out is read before it is acquired,
+//!   and a candidate that was shown nothing for longer than the interval of renewals reads as often as one without a
+//!   watch.
 
 use std::time::Duration;
 
 use super::{CANDIDATE_PAUSE, Elector, Mono, Phase, Record, View};
 use cadastre_core::mutation::Mutation;
 
-/// Pause between two looks of a candidate whose watch shows each renewal. They show whether the watch is late, and
-/// whether the API server was put back to an older state.
+/// Interval of reads of a candidate whose watch shows each renewal. The reads detect a late watch, and an API server
+/// that was restored to an older state.
 const CALM_PAUSE: Duration = Duration::from_secs(10);
 
 impl Elector {
-    /// Takes in how a watch shows the Lease, as the answer to a look that nobody asked for. Gives whether it was
-    /// taken: by a candidate with nothing outstanding, where it is newer than all that was seen.
+    /// Takes in what a watch shows. Returns whether the record was accepted: only by a candidate without an
+    /// outstanding call, and only if it is newer than all seen before.
     pub fn shown(&mut self, record: &Record, now: Mono) -> bool {
         if self.has_just_seen(record, now) {
-            // A look was faster.
+            // A read was faster than the watch.
             self.stay_calm(now);
             self.due = self.candidate_due(now);
             return false;
@@ -31,7 +31,7 @@ impl Elector {
         }
         let mine = record.holder.as_deref() == Some(&*self.settings.holder());
         if mine || !matches!(self.view, View::Present(..)) {
-            // A late write of ours, or a Lease made anew.
+            // The record is from a late write of this process, or of a Lease that was created again.
             self.look_soon(now);
             return false;
         }
@@ -42,7 +42,7 @@ impl Elector {
         true
     }
 
-    /// Takes in that a watch shows the Lease as deleted, in that version: a look tells what to make of it.
+    /// Takes in that a watch shows the deletion of the Lease; the next read decides what it means.
     pub fn shown_deleted(&mut self, record: &Record, now: Mono) {
         if self.is_news(record) {
             self.look_soon(now);
@@ -58,7 +58,7 @@ impl Elector {
         self.listens() && is_newer
     }
 
-    /// Whether a look has found the same, and so short a time ago that the watch is not late.
+    /// Returns whether a read found the same version recently enough that the watch is not late.
     fn has_just_seen(&self, record: &Record, now: Mono) -> bool {
         let is_same = |known: &Record| known.resource_version == record.resource_version;
         self.listens()
@@ -66,31 +66,31 @@ impl Elector {
                 if is_same(known) && now <= *since + CANDIDATE_PAUSE)
     }
 
-    /// The watch goes on.
+    /// Records that the watch works.
     fn stay_calm(&mut self, now: Mono) {
         self.came(true, now);
         self.calm_until = now + self.silence();
         self.due = self.calm_due().max(now);
     }
 
-    /// The next look is due at once, though not sooner after the last one than without a watch.
+    /// Makes a read due at once, but no sooner after the last one than without a watch.
     fn look_soon(&mut self, now: Mono) {
         self.look_first = true;
         self.due = self.due.min(now.max(self.looked_at + CANDIDATE_PAUSE));
     }
 
-    /// For how long a watch may show nothing: a leader renews once in a retry period.
+    /// Returns how long a working watch may show nothing: a leader renews once per retry period.
     fn silence(&self) -> Duration {
         self.settings.retry_period * 3 / 2
     }
 
-    /// When a candidate looks whose watch goes on as it does.
+    /// Returns when a candidate with a working watch reads next.
     pub(super) fn calm_due(&self) -> Mono {
         self.calm_until.min(self.looked_at + CALM_PAUSE)
     }
 
-    /// Whether the Lease as last seen has been shown by a watch alone, which may have stopped since. One that is
-    /// free is sought all the same: it can but be refused.
+    /// Returns whether the last record came from a watch alone, which may have stopped since. A free Lease is
+    /// acquired all the same: at worst the write is rejected.
     pub(super) fn is_hearsay(&self) -> bool {
         let is_free = matches!(&self.view, View::Present(record, _) if record.is_released());
         self.only_shown && !is_free && !Mutation::SilentWatchTrusted.is_on()

@@ -1,4 +1,4 @@
-//! The rules, one test each; `tests/lease_sim` tries them all at once.
+//! Tests of the single rules; `tests/lease_sim` tests all of them together.
 
 use super::*;
 use crate::cluster::intents::Intent;
@@ -17,7 +17,7 @@ fn settings(nonce: &str) -> Settings {
     }
 }
 
-/// The Lease as a server keeps it.
+/// A server with one Lease.
 #[derive(Default)]
 struct Server(Option<Record>, u64);
 
@@ -45,7 +45,7 @@ impl Server {
     }
 }
 
-/// Lets the elector make every call that is due.
+/// Answers every call that is due.
 fn settle(elector: &mut Elector, server: &mut Server, now: Mono) {
     while let Some(ask) = elector.poll(now) {
         let answer = server.answer(ask);
@@ -53,7 +53,7 @@ fn settle(elector: &mut Elector, server: &mut Server, now: Mono) {
     }
 }
 
-/// Two candidates of a server that has no Lease.
+/// Returns two candidates and a server without a Lease.
 fn two() -> (Elector, Elector, Server) {
     let [a, b] = ["a", "b"].map(|nonce| Elector::new(settings(nonce)));
     (a, b, Server::default())
@@ -363,7 +363,7 @@ fn wanted(elector: &Elector, number: u64, node: &str) -> Wanted {
 fn what_somebody_waits_for_is_written_at_once_and_only_a_write_begun_later_counts() {
     let (mut a, mut server) = (Elector::new(settings("a")), Server::default());
     settle(&mut a, &mut server, s(0));
-    // A renewal is under way.
+    // A renewal is in flight.
     let ask = a.poll(s(2)).unwrap();
     a.want(wanted(&a, 1, "n"), s(2));
     let answer = server.answer(ask);
@@ -406,7 +406,7 @@ fn who_takes_over_has_what_was_named_and_keeps_it_named() {
     settle(&mut b, &mut server, s(17));
     assert_eq!(tenure(&b).inherited, named);
     assert_eq!(server.0.clone().unwrap().intents, named);
-    // Another term's wishes are not for this Lease.
+    // What is wanted in another term is ignored.
     b.want(wanted(&a, 9, "m"), s(18));
     settle(&mut b, &mut server, s(30));
     assert_eq!(server.0.clone().unwrap().intents, named);
@@ -465,7 +465,7 @@ const fn ms(milliseconds: u64) -> Mono {
     Duration::from_millis(milliseconds)
 }
 
-/// `a` leads and `b` has seen it, at 0 s.
+/// Returns a leader `a` and a standby `b` that has seen it, at 0 s.
 fn leader_and_standby() -> (Elector, Elector, Server) {
     let (mut a, mut b, mut server) = two();
     settle(&mut a, &mut server, s(0));
@@ -473,7 +473,7 @@ fn leader_and_standby() -> (Elector, Elector, Server) {
     (a, b, server)
 }
 
-/// What a watch shows now.
+/// Returns what a watch shows now.
 fn newest(server: &Server) -> Record {
     server.0.clone().unwrap()
 }
@@ -495,7 +495,7 @@ fn a_candidate_whose_watch_shows_each_renewal_looks_now_and_then() {
             b.answer(answer, now);
         }
     }
-    // The first few before it was shown anything.
+    // The first few come before the watch has shown anything.
     assert!((7..=11).contains(&looks), "{looks} looks in a minute");
 }
 

@@ -1,6 +1,6 @@
-//! The watch of a candidate: of its Lease alone, in a task of its own, so that a watch that hangs holds up nothing.
+//! The watch of a candidate on its Lease, in a task of its own so that a watch that hangs delays nothing.
 //!
-//! Nobody has to act where it says nothing, as the candidate looks by itself then: it has no part in
+//! No one has to act when it is silent, as the candidate then reads by itself: so it does not count in
 //! `cadastre_watch_silent_seconds`.
 
 use std::time::Duration;
@@ -15,13 +15,13 @@ use crate::cluster::lease_object::record;
 use cadastre_daemon::watch::Change;
 use cadastre_daemon::watch::{LEASES, LastHeard, Patience, Pauses, Source, Step, follow};
 
-/// First and longest pause of the watch after an error, without jitter: meanwhile the candidate looks.
+/// First and longest pause of the watch after an error, without jitter; meanwhile the candidate reads.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(60));
 
-/// Steps that may wait for the election.
+/// Limit of watch events that wait for the election.
 const BACKLOG: usize = 16;
 
-/// A watch that is under way; it ends with this.
+/// A running watch; dropping it ends the watch.
 pub(super) struct Watching {
     changes: mpsc::Receiver<Change<Lease>>,
     _task: JoinSet<()>,
@@ -52,8 +52,8 @@ impl Watching {
         }
     }
 
-    /// Begins or ends the watch: a candidate that stands by somebody has one, who leads has none, as it would only be
-    /// told of its own renewals.
+    /// Starts or ends the watch: a candidate with a known leader has one, a leader has none, as it would only see its
+    /// own renewals.
     pub(super) fn attend(
         watching: &mut Option<Self>,
         leadership: &Leadership,
@@ -69,7 +69,7 @@ impl Watching {
         }
     }
 
-    /// The next change; none ever without a watch.
+    /// Returns the next change; never returns without a watch.
     pub(super) async fn next(watching: &mut Option<Self>) -> Change<Lease> {
         if let Some(watching) = watching
             && let Some(change) = watching.changes.recv().await
@@ -80,7 +80,7 @@ impl Watching {
     }
 }
 
-/// Tells the elector. Gives the Lease if it goes by it from now on.
+/// Passes a change to the elector. Returns the Lease if the elector accepted it.
 pub(super) fn take_in(elector: &mut Elector, change: Change<Lease>, now: Mono) -> Option<Lease> {
     match change {
         Change::Applied(lease) => elector.shown(&record(&lease), now).then_some(lease),
