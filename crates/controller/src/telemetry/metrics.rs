@@ -1,4 +1,4 @@
-//! Figures, by the names operators know from other controllers where there are such names.
+//! Metrics of the controller, with the names that other controllers use where such names exist.
 //!
 //! Labels are bounded: pools (and families), loops, reasons. No node, pod or address is a label.
 
@@ -17,7 +17,7 @@ use crate::queue::Load;
 use crate::view::View;
 use cadastre_daemon::telemetry::catalog::register;
 
-/// Figures of the controller's loops and of what it manages.
+/// Metrics of the controller's loops and of what it manages.
 #[derive(Clone)]
 pub struct ControllerMetrics {
     requests: IntCounterVec,
@@ -39,12 +39,12 @@ pub struct ControllerMetrics {
     doubled: IntGauge,
     refused: IntGauge,
     refused_writes: IntGaugeVec,
-    /// What was added to each loop's queues as last counted
+    /// Number of added keys at the last update, by loop
     counted: Arc<Mutex<BTreeMap<&'static str, u64>>>,
 }
 
 impl ControllerMetrics {
-    /// Registers all of them. Fails only where a name is taken.
+    /// Registers all metrics. Fails only if a name is registered already.
     pub fn register(registry: &Registry) -> Result<Self, Error> {
         let counters = |name, help, labels: &[&str]| {
             register(registry, IntCounterVec::new(Opts::new(name, help), labels)?)
@@ -159,7 +159,7 @@ impl ControllerMetrics {
         })
     }
 
-    /// One request of a loop was answered; `result` is success, refused or error.
+    /// Counts an answered request of a loop; `result` is success, refused or error.
     pub(crate) fn answered(&self, of_loop: &str, result: &str, took: Duration) {
         self.requests.with_label_values(&[of_loop, result]).inc();
         self.seconds
@@ -167,12 +167,13 @@ impl ControllerMetrics {
             .observe(took.as_secs_f64());
     }
 
-    /// An event for people was lost.
+    /// Counts a Kubernetes event that could not be emitted.
     pub fn event_dropped(&self) {
         self.dropped.inc();
     }
 
-    /// Nothing waits in a process that does not lead. Each tenure counts from zero; the sum goes on.
+    /// Updates the metrics of queues. Without leadership there are none. The counter of a new tenure starts at zero
+    /// and is added to the sum.
     fn set_loops(&self, loops: &[(&'static str, Load)]) {
         self.ready.reset();
         self.later.reset();
@@ -186,7 +187,7 @@ impl ControllerMetrics {
         }
     }
 
-    /// Sets what the controller says of itself.
+    /// Updates all metrics.
     pub fn set(&self, view: &View) {
         self.set_loops(&view.loops);
         for reason in ["no_pool", "pool_not_ready", "pool_full", "write_refused"] {
@@ -244,7 +245,7 @@ mod tests {
             .unwrap()
     }
 
-    /// What the controller says where this is all that it has.
+    /// Returns a view with one loop.
     fn loops(ready: usize, added: u64) -> View {
         let load = Load {
             ready,

@@ -1,8 +1,8 @@
-//! What operators see of a controller besides what every daemon shows.
+//! Metrics of the controller, in addition to those of every daemon.
 //!
 //! | file | subject |
 //! |---|---|
-//! | [`metrics`], `pool_metrics` | figures of the loops and of pools |
+//! | [`metrics`], `pool_metrics` | metrics of the loops and of pools |
 
 pub mod metrics;
 mod pool_metrics;

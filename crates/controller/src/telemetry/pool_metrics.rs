@@ -1,4 +1,4 @@
-//! Figures of pools. A pool's series go with the pool.
+//! Metrics of pools. The series of a pool end with the pool.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,7 +8,7 @@ use prometheus::{Error, GaugeVec, IntGaugeVec, Opts, Registry};
 use crate::view::View;
 use cadastre_daemon::telemetry::catalog::register;
 
-/// All of them.
+/// Gauges by pool, most of them also by family.
 #[derive(Clone)]
 pub(super) struct PoolMetrics {
     capacity: GaugeVec,
@@ -80,7 +80,7 @@ impl PoolMetrics {
         })
     }
 
-    /// Sets what the controller says of its pools.
+    /// Updates all series, and removes those of pools that are gone.
     #[expect(clippy::cast_precision_loss, reason = "Prometheus knows only floats")]
     pub(super) fn set(&self, view: &View) {
         let mut seen = BTreeSet::new();
@@ -135,7 +135,7 @@ impl PoolMetrics {
         }
         for (pool, family) in known.difference(&seen) {
             for gauge in self.counts() {
-                // Absent is what is wanted.
+                // An error means that the series is absent already.
                 let _ = gauge.remove_label_values(&[pool, family]);
             }
             for state in ["held", "used", "cooling"] {
@@ -148,7 +148,7 @@ impl PoolMetrics {
         *known = seen;
     }
 
-    /// Those that count a pool's blocks.
+    /// Returns the gauges that count a pool's blocks.
     fn counts(&self) -> [&GaugeVec; 5] {
         [
             &self.capacity,

@@ -1,4 +1,4 @@
-//! What must hold, judged with the true time and the server's own history.
+//! Checks of the rules, with the true time and the server's own history.
 
 use std::collections::BTreeMap;
 
@@ -6,20 +6,20 @@ use cadastre_controller::cluster::lease::{Mono, Takeover, Tenure};
 
 use crate::server::{Origin, Server, Time};
 
-/// Who claims to lead under a term, and until when by true time.
+/// A process that leads under a term, and until when in true time.
 struct Claim {
     process: usize,
     term: String,
     until: Time,
-    /// Began in the one way that no candidate can guard against, see [`Checks::is_blind`].
+    /// Whether it began in the one way that no candidate can detect, see [`Checks::is_blind`].
     blind: bool,
 }
 
-/// What the checks are told of the process that claims.
+/// What is known of the process that leads.
 pub struct Claimant<'a> {
     pub process: usize,
     pub holder: &'a str,
-    /// Whether this process was ever shown that there is a Lease.
+    /// Whether this process was ever shown that a Lease exists.
     pub has_seen: bool,
     /// Start of its last write that took effect while it held the Lease, by its own clock.
     pub last_effect: Mono,
@@ -29,7 +29,7 @@ pub struct Claimant<'a> {
 #[derive(Default)]
 pub struct Checks {
     claims: Vec<Claim>,
-    /// Every term ever claimed: by which holder, and whether it is over.
+    /// Every term so far, with its holder and whether it is over.
     terms: BTreeMap<String, (String, bool)>,
     pub blind: u64,
     pub resumed: u64,
@@ -37,7 +37,7 @@ pub struct Checks {
 }
 
 impl Checks {
-    /// A process says that it leads, until `until` by true time.
+    /// Checks a process that leads until `until` in true time.
     pub fn leads(
         &mut self,
         who: &Claimant,
@@ -103,8 +103,8 @@ impl Checks {
             }
             other => other,
         };
-        // One that saw the Lease and created a new one all the same must not call it a first start.
-        // Calling a start unclean that was not costs a fence and harms nobody.
+        // A process that saw the Lease and still created a new one must not call that a first start. Calling a start
+        // unclean that was not only costs a fence.
         let cautious = origin.created && tenure.takeover == Takeover::Unclean;
         assert!(
             tenure.takeover == expected || cautious,
@@ -123,8 +123,8 @@ impl Checks {
         self.claims.len() - 1
     }
 
-    /// A Lease deleted under its holder leaves no trace: a process that never saw it, or whose
-    /// write was on its way, cannot know. This and nothing else is excused.
+    /// If a Lease is deleted under its holder, a process that never saw it, or whose write was in flight, cannot
+    /// know. Only this is excused.
     fn is_blind(who: &Claimant, origin: Origin, server: &Server) -> bool {
         let Some(deleted) = server.deleted else {
             return false;
@@ -132,7 +132,7 @@ impl Checks {
         origin.created && origin.at > deleted && (!who.has_seen || who.last_effect_asked < deleted)
     }
 
-    /// A process no longer says that it leads, or is no more.
+    /// Ends the claim of a process that no longer leads, or that has ended.
     pub fn leads_no_more(&mut self, process: usize) {
         for claim in self.claims.extract_if(.., |claim| claim.process == process) {
             self.terms
@@ -141,7 +141,7 @@ impl Checks {
         }
     }
 
-    /// Who may write now.
+    /// Returns the processes that may write now, with their terms.
     pub fn leaders(&self, now: Time) -> Vec<(usize, &str)> {
         let valid = self.claims.iter().filter(|claim| claim.until > now);
         valid.map(|claim| (claim.process, &*claim.term)).collect()

@@ -1,9 +1,9 @@
-//! Electors against one Lease, on a common true time that none of them can read.
+//! Simulation of electors with one Lease, on a true time that none of them can read.
 //!
-//! Each run is drawn from a seed: two to four processes whose clocks differ in rate by up to a
-//! tenth either way, requests that arrive late, twice too late or never, answers that are lost
-//! before or after the effect, watches that are late, silent or not allowed, pauses, crashes, graceful
-//! stops, edits of the Lease by strangers and one deletion. `LEASE_SEED=7 cargo test --test lease_sim` runs one seed alone.
+//! Each run is drawn from a seed: two to four processes whose clock rates differ by up to a tenth either way,
+//! requests that arrive late or never, answers that are lost before or after the effect, watches that are late,
+//! silent or not allowed, pauses, crashes, graceful stops, edits of the Lease by others and one deletion.
+//! `LEASE_SEED=7 cargo test --test lease_sim` runs one seed alone.
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests are tests
 
 mod check;
@@ -26,7 +26,7 @@ fn two_never_lead_at_once_and_one_leads_when_faults_stop() {
     let mut sum = Tally::default();
     let mut failed = Vec::new();
     for seed in seeds {
-        // The message of each failure is printed as it happens; the others go on.
+        // The message of each failure is printed as it happens; the other seeds still run.
         match std::panic::catch_unwind(|| World::new(seed).run()) {
             Ok(tally) => sum += tally,
             Err(_) => failed.push(seed),

@@ -1,4 +1,4 @@
-//! The Lease as an API server keeps it, and what really became of it.
+//! The Lease in an API server, and the true history of its holders.
 
 use std::collections::BTreeMap;
 
@@ -7,22 +7,22 @@ use cadastre_controller::cluster::lease::{Answer, Ask, Record, Takeover};
 /// True time in microseconds.
 pub type Time = u64;
 
-/// How a reign really began.
+/// How a tenure truly began.
 #[derive(Clone, Copy, Debug)]
 pub struct Origin {
-    /// What an elector that knows all should say of it; a first start and one after a deletion
-    /// look alike here.
+    /// What an elector with full knowledge should call it; a first start and a start after a deletion are not told
+    /// apart.
     pub takeover: Takeover,
     pub created: bool,
     /// When the write took effect.
     pub at: Time,
 }
 
-/// What watches are told of.
+/// What watches deliver.
 #[derive(Clone, Debug)]
 pub enum News {
     Is(Record),
-    /// With the version of its removal
+    /// With the version of the deletion
     Deleted(Record),
 }
 
@@ -32,11 +32,11 @@ pub struct Server {
     /// In the order in which it happened
     pub news: Vec<News>,
     revision: u64,
-    /// Whether the Lease is free because its last holder gave it up.
+    /// Whether the Lease is free because its last holder released it.
     released: bool,
     /// When the Lease was deleted.
     pub deleted: Option<Time>,
-    /// By holder and count of transitions.
+    /// Beginnings of tenures, by holder and count of transitions.
     pub reigns: BTreeMap<(String, i64), Origin>,
     pub conflicts: u64,
     pub cleared: u64,
@@ -100,7 +100,7 @@ impl Server {
         Answer::Written(stored)
     }
 
-    /// Somebody annotates the Lease: another version of the same record.
+    /// Annotates the Lease, which only changes its version.
     pub fn edit(&mut self) {
         self.change(|_| ());
     }
@@ -114,7 +114,7 @@ impl Server {
         }
     }
 
-    /// Somebody empties the holder, which its holder does not know yet.
+    /// Clears the holder, as somebody might do by hand; the holder does not know.
     pub fn clear(&mut self) {
         let mut cleared = false;
         self.change(|lease| cleared = lease.holder.take().is_some());

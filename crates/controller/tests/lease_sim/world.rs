@@ -1,4 +1,4 @@
-//! The processes, the wire between them and the server, and the faults.
+//! The processes, the network between them and the server, and the faults.
 
 use std::collections::BTreeMap;
 use std::ops::AddAssign;
@@ -14,9 +14,9 @@ use crate::server::{News, Server, Time};
 
 const MS: Time = 1_000;
 const SECOND: Time = 1_000 * MS;
-/// Faults end here; then the last of them, a request held up on the wire, can still arrive.
+/// Faults end here; a request that was delayed before can still arrive later.
 const FAULTY: Time = 240 * SECOND;
-/// By now one leads, and the checks of quiet times begin.
+/// By now one process leads, and the checks of quiet times begin.
 const QUIET: Time = FAULTY + 90 * SECOND;
 const STEADY: Time = QUIET + 30 * SECOND;
 /// The leader has stopped gracefully at [`STEADY`]; another one leads.
@@ -24,27 +24,27 @@ const HANDED_OVER: Time = STEADY + SECOND;
 /// How long a process waits for an answer, by its own clock.
 const PATIENCE: Mono = Duration::from_secs(4);
 
-/// What was tried, so that a run which tries nothing fails.
+/// Counts of what was tried, so that a run that tries nothing fails.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tally {
     pub steps: u64,
     first: u64,
     clean: u64,
     unclean: u64,
-    /// Tenures that ran out and went on
+    /// Tenures that ran out and continued
     resumed: u64,
     conflicts: u64,
     lost: u64,
     late: u64,
     deletions: u64,
     cleared: u64,
-    /// What watches showed: what was taken in, and what was not as it came late or at a bad moment
+    /// Records from watches: accepted, and ignored because they came late or at a bad moment
     taken: u64,
     passed_over: u64,
-    /// Standbys in a quiet time that went by a watch, and that had none
+    /// Standbys in quiet times: with a watch, and without one
     watchers: u64,
     lookers: u64,
-    /// Starts right after a deletion that nobody could have told from a first start
+    /// Starts after a deletion that nobody could tell from a first start
     blind: u64,
 }
 
@@ -120,23 +120,23 @@ enum Event {
 struct Process {
     elector: Elector,
     holder: String,
-    /// Own time is `offset + true time * rate / 1000`.
+    /// The process's own time is `offset + true time * rate / 1000`.
     offset: Time,
     rate: Time,
     paused_until: Time,
     cut_off_until: Time,
-    /// Tells it from the one before.
+    /// Tells it from its predecessor.
     birth: u64,
-    /// Whether it may watch the Lease; until when its watch brings nothing.
+    /// Whether it may watch the Lease; until when its watch delivers nothing.
     may_watch: bool,
     silent_until: Time,
-    /// Calls since it was quiet.
+    /// Calls since quiet times began.
     calls: u64,
     call: Option<u64>,
     wake: Option<Time>,
-    /// When it made its calls of the last second.
+    /// Times of its calls of the last second.
     recent: Vec<Time>,
-    /// Whether it was ever shown that there is a Lease.
+    /// Whether it was ever shown that a Lease exists.
     has_seen: bool,
     effect: Effect,
 }
@@ -154,7 +154,7 @@ impl Process {
         Duration::from_micros(self.offset + now * self.rate / 1000)
     }
 
-    /// When the process's clock shows that time.
+    /// Returns the true time at which the process's clock shows that time.
     fn when(&self, own: Mono) -> Time {
         let own = Time::try_from(own.as_micros()).unwrap();
         (own.saturating_sub(self.offset) * 1000).div_ceil(self.rate)
@@ -181,7 +181,7 @@ pub struct World {
     tally: Tally,
     handed_over: Option<(usize, bool)>,
     steady: Option<String>,
-    /// Until then every write is answered with an error, at once.
+    /// Until this time every write fails at once.
     failing_until: Time,
 }
 
@@ -351,7 +351,7 @@ impl World {
         false
     }
 
-    /// In a quiet time standbys that go by a watch leave the server alone.
+    /// Checks that in quiet times standbys with a watch hardly call the server.
     fn check_calm(&mut self, leader: usize) {
         let standbys = self.processes.iter().enumerate();
         for (_, process) in standbys.filter(|(index, _)| *index != leader) {
@@ -366,7 +366,7 @@ impl World {
         }
     }
 
-    /// Candidates have a watch of the Lease.
+    /// Delivers changes of the Lease to the watches of candidates.
     fn tell_watches(&mut self) {
         for news in std::mem::take(&mut self.server.news) {
             for index in 0..self.processes.len() {
@@ -404,7 +404,7 @@ impl World {
         if process.birth != birth {
             return;
         }
-        // The shell turns to its watch once its call is over.
+        // The shell reads its watch after its call is over.
         let busy = process.call.map_or(0, |_| now + 50 * MS);
         let later = process.paused_until.max(busy);
         if later > now {
@@ -458,7 +458,7 @@ impl World {
             return self.send(index, ask);
         }
         if let Some(due) = process.elector.wake_at() {
-            // A timer that is due at once must bring something, or the shell would spin.
+            // A timer that is due at once must have a call, or the shell would spin.
             assert!(
                 due > process.own(now),
                 "nothing to ask at the time it named"
@@ -701,8 +701,7 @@ impl World {
         self.drive(index);
     }
 
-    /// The process is no more; the next one has its name and another nonce. What is on the wire
-    /// stays there.
+    /// Ends the process and starts one of the same name with another nonce. Requests in flight stay there.
     fn restart(&mut self, index: usize) {
         self.checks.leads_no_more(index);
         self.processes[index] = self.born();
