@@ -1,4 +1,4 @@
-//! Generates the gRPC code of the agent.
+//! Generates the Rust code of the agent's gRPC API and of the container runtime interface (CRI).
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=build.rs");
@@ -7,7 +7,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     tonic_prost_build::configure()
         .build_transport(false)
         .compile_fds(files)?;
-    // Only asked; tests serve it.
+    // The agent is only a client of the CRI; tests need the server for their fake runtime.
     let files = protox::compile(["cri/runtime/v1/api.proto"], ["../../proto"])?;
     tonic_prost_build::configure()
         .build_transport(false)

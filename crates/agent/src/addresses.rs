@@ -1,15 +1,15 @@
-//! What is told in the NodeAddresses of this node, and when: pure functions of what is given.
+//! What the agent publishes in the node's NodeAddresses, and when: pure functions without IO or clock.
 //!
-//! | what changed | when |
+//! | what changed | when it is published |
 //! |---|---|
-//! | what the controller or people have named, or what a newer sandbox supersedes, is given back | as soon as [`Schedule`]'s shorter time since the last write is over: somebody waits for it |
-//! | an address is given on a second network, or to what is no pod, and no pod reports it | likewise: if the store is lost nobody else knows of it |
-//! | anything else | once in the interval, with jitter |
+//! | an address was released that the controller or a user has named, or that a newer sandbox supersedes | once [`Schedule`]'s `soon` has passed since the last write, because somebody waits for it |
+//! | an address was assigned on a second network, or to something that is no pod, and no pod reports it | likewise, because only this list can restore it if the store is lost |
+//! | anything else | once per interval, with jitter |
 //! | nothing | never |
 //!
 //! # Guarantees
-//! - Equal state gives equal text: lists are sorted. It fits into an object, whatever is held.
-//! - One write at a time, and so many bytes a second at most as the list has, by the shorter time at worst.
+//! - Equal state gives equal text: lists are sorted. The list always fits into one API object.
+//! - Only one write is under way at a time, and writes are never closer together than `soon`.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -26,12 +26,12 @@ use cadastre_core::Addr;
 use cadastre_core::mutation::Mutation;
 use cadastre_node::{Attachment, PodRef, Snapshot, Tenant};
 
-/// The interface of which the runtime knows the addresses.
+/// The pod interface whose addresses the container runtime reports.
 const OWN_INTERFACE: &str = "eth0";
-/// So young an address may still be reported by its pod.
+/// While an address is younger than this, its pod is expected to report it soon.
 pub const TO_BE_REPORTED: Duration = Duration::from_secs(10);
 
-/// What is in use, in the boot of that id.
+/// Builds the list of addresses in use. `boot` is the current boot id, by which superseded sandboxes are found.
 pub fn list(snapshot: &Snapshot, boot: &str) -> NodeAddressesSpec {
     let superseded = superseded(&snapshot.tenants, boot);
     let entry = |tenant: &Tenant| {
@@ -70,7 +70,7 @@ fn entry(tenant: &Tenant, superseded: bool) -> AddressEntry {
     }
 }
 
-/// Under what an address is released: `network/containerID`. A network's name has no slash.
+/// Returns the handle by which an address is released: `network/containerID`. Network names have no slash.
 pub fn handle(attachment: &Attachment) -> String {
     format!("{}/{}", attachment.network, attachment.container_id)
 }
@@ -82,8 +82,8 @@ fn pod_name(pod: &PodRef) -> String {
     }
 }
 
-/// Whether the list should be written sooner than its interval says. `named`: what the controller or people
-/// want to be given back; `wall_ms`: the time of day.
+/// Whether the list should be written before its interval is over. `named`: addresses that the controller or a
+/// user wants released; `wall_ms`: the time of day in Unix milliseconds.
 pub fn is_urgent(
     told: &NodeAddressesSpec,
     named: &BTreeSet<Addr>,
@@ -105,7 +105,7 @@ pub fn is_urgent(
         let age = wall_ms.saturating_sub(it.since_ms);
         u128::try_from(age).is_ok_and(|age| age < TO_BE_REPORTED.as_millis())
     };
-    // The runtime knows what sandboxes of pods have there.
+    // If the store is lost, the runtime still knows these addresses: they need not be published at once.
     let of_runtime = |it: &Tenant| it.attachment.ifname == OWN_INTERFACE && !pod_uid(it).is_empty();
     let others = snapshot.tenants.iter();
     let mut others = others.filter(|it| !of_runtime(it) && !young(it));
@@ -115,7 +115,7 @@ pub fn is_urgent(
     is_awaited || is_unknown
 }
 
-/// Decides when to write. Times are those of one monotonic clock.
+/// Decides when to write the list. All times are those of one monotonic clock.
 #[derive(Debug)]
 pub struct Schedule {
     interval: Duration,
@@ -127,38 +127,38 @@ pub struct Schedule {
     overdue_since: Option<Duration>,
 }
 
-/// What to do now.
+/// What [`Schedule::next`] asks the caller to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// Write the list, and tell what came of it
+    /// Write the list, then call [`Schedule::written`]
     Write,
-    /// Ask again then
+    /// Ask again at this time
     At(Duration),
-    /// Ask again when something has changed
+    /// Ask again when the state has changed
     Nothing,
 }
 
-/// What came of writing the list.
+/// The outcome of writing the list.
 #[derive(Debug)]
 pub enum Listed {
-    /// It was written; an older CRD may have dropped a part of it
+    /// Written; `Some` if the API server stored only a part of it, as it does with an older CRD
     Done(Option<Box<Cut>>),
-    /// It was not, or nobody knows
+    /// Rejected, or the outcome is unknown
     Failed,
 }
 
-/// A list of which only a part is stored.
+/// A list of which the API server stored only a part.
 #[derive(Clone, Debug)]
 pub struct Cut {
-    /// All of it
+    /// The list that was sent
     pub written: NodeAddressesSpec,
-    /// The part
+    /// The list that the API server stored
     pub stored: NodeAddressesSpec,
 }
 
 impl Schedule {
-    /// One that writes once in `interval`, or in `soon` where it is urgent; `random` sets the node apart from
-    /// others.
+    /// Writes once per `interval`, or after `soon` if the change is urgent; `random` seeds the jitter that sets
+    /// nodes apart.
     pub fn new(interval: Duration, soon: Duration, random: u64, now: Duration) -> Self {
         let mut new = Self {
             interval,
@@ -169,13 +169,13 @@ impl Schedule {
             soon_at: now,
             overdue_since: None,
         };
-        // Agents that are started together need not all write at once.
+        // Spreads the first writes of agents that are started together.
         new.next_at = now + new.jitter.part(interval / 4);
         new.soon_at = now + new.jitter.part(new.soon / 4);
         new
     }
 
-    /// What to do. `differs`: whether what is in use is not what is told.
+    /// Returns what to do now. `differs`: whether the addresses in use differ from the published list.
     pub fn next(&mut self, differs: bool, urgent: bool, now: Duration) -> Next {
         if self.is_writing {
             return Next::Nothing;
@@ -197,7 +197,7 @@ impl Schedule {
         Next::Write
     }
 
-    /// Takes in whether the write was made.
+    /// Records that a write has ended; unless `done`, it is repeated after `soon`.
     pub fn written(&mut self, done: bool, now: Duration) {
         self.is_writing = false;
         self.soon_at = now + self.soon + self.jitter.part(self.soon / 5);
@@ -208,13 +208,13 @@ impl Schedule {
         }
     }
 
-    /// For how long a write is overdue.
+    /// Returns for how long a write has been overdue.
     pub fn lag(&self, now: Duration) -> Duration {
         let since = self.overdue_since;
         since.map_or(Duration::ZERO, |since| now.saturating_sub(since))
     }
 
-    /// Whether a write is on its way.
+    /// Whether a write is under way.
     pub fn is_writing(&self) -> bool {
         self.is_writing
     }

@@ -1,49 +1,49 @@
-//! What pods have on second networks, by Multus' annotations: of addresses there the runtime knows nothing.
+//! Addresses of pods on second networks, read from Multus' annotations: the container runtime does not know them.
 //!
-//! Multus writes `network-status` onto a pod when all of its networks are set up, before the sandbox is ready;
-//! `networks` asks for them. Whoever may edit a pod may write both, so what they say is doubtful.
+//! Multus writes `network-status` to a pod once all its networks are set up, before the sandbox is ready;
+//! `networks` asks for them. Everybody who may edit a pod can write both, so neither is trusted.
 //!
 //! # Guarantees
-//! - What is read is bounded, whatever is written: the text, and the addresses of a pod.
-//! - It only ever keeps addresses out of use that nobody else is known to have, of the blocks of the pod's own
-//!   node; it frees none.
+//! - The length of an annotation and the number of addresses read from it are bounded.
+//! - The annotations can only keep addresses out of use, and only such as belong to blocks of the pod's own node
+//!   and are not known to be anybody else's; they release none.
 
 use serde::Deserialize;
 
 use cadastre_core::Addr;
 
-/// Written by Multus: the networks that a pod has.
+/// Written by Multus: the networks that a pod is attached to.
 const STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
-/// Written by people: the networks that it should have.
+/// Written by users: the networks that a pod should be attached to.
 const WANTED: &str = "k8s.v1.cni.cncf.io/networks";
 
-/// A longer text is not read.
+/// Annotations of more bytes than this are ignored.
 const MOST_TEXT: usize = 64 << 10;
-/// More addresses of a pod are not taken for its own.
+/// At most so many addresses of a pod are read.
 const MOST_ADDRESSES: usize = 32;
-/// The longest name of an interface, and of a network, that is taken for one.
+/// The longest name of an interface (as in Linux), and of a network.
 const LONGEST: (usize, usize) = (15, 253);
 
-/// An interface of a pod.
+/// An interface of a pod on a second network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attached {
-    /// The name of its network; empty if that is not told
+    /// The name of its network; empty if the annotation does not name it
     pub network: String,
-    /// Its name
+    /// The name of the interface in the pod
     pub interface: String,
-    /// Its addresses
+    /// At most as many as are read of one pod
     pub addresses: Vec<Addr>,
 }
 
-/// What a pod has on second networks.
+/// What is known of a pod's second networks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum SecondNetworks {
-    /// It asks for none.
+    /// The pod asks for none.
     #[default]
     None,
-    /// These.
+    /// The pod has these interfaces.
     Known(Vec<Attached>),
-    /// It asks for some, and nothing that can be read says what it has there.
+    /// The pod asks for second networks, but no readable annotation says which addresses it has there.
     Unknown,
 }
 
@@ -59,7 +59,7 @@ struct Entry {
     default: bool,
 }
 
-/// Reads the annotations of a pod.
+/// Reads Multus' annotations of a pod; `annotation` returns the value of one by name.
 pub fn read<'a>(annotation: impl Fn(&str) -> Option<&'a str>) -> SecondNetworks {
     let wanted = annotation(WANTED).is_some_and(|it| !matches!(it.trim(), "" | "[]"));
     let unknown = if wanted {
@@ -75,7 +75,7 @@ pub fn read<'a>(annotation: impl Fn(&str) -> Option<&'a str>) -> SecondNetworks 
     };
     let mut left = MOST_ADDRESSES;
     let mut all = Vec::new();
-    // The first network is the runtime's.
+    // The entry marked as default is the interface that the runtime set up.
     for entry in entries.into_iter().filter(|it| !it.default) {
         let addresses = entry.ips.iter().filter_map(|it| Addr::parse_lenient(it));
         let addresses: Vec<Addr> = addresses.take(left).collect();

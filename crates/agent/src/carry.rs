@@ -1,4 +1,4 @@
-//! Carries effects out: the store, the runtime, the files and those who serve.
+//! Carries out the effects of the state machine on the store, the runtime, the node's files and the servers.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -24,15 +24,15 @@ use super::unix::{OnlyOne, SocketError};
 use cadastre_node::keeper::Call;
 use cadastre_node::{Op, Snapshot, clock};
 
-/// How long a DEL for a leak may take.
+/// The time limit of a DEL for a leaked address.
 const FREE_LIMIT: Duration = Duration::from_secs(10);
 
-/// Has what effects need, and those that are on their way.
+/// Carries out effects, some at once and some as tasks.
 pub(super) struct Carrier {
     settings: Settings,
     parts: Parts,
     witnesses: Witnesses,
-    /// No other agent uses the store
+    /// Keeps other agents from using the store
     store_lock: Option<OnlyOne>,
     files: Kept,
     masquerade: Masquerade,
@@ -60,7 +60,7 @@ impl Carrier {
         self.parts.stop.clone()
     }
 
-    /// What those who serve have met with.
+    /// Returns what the servers on the node's sockets have met with: waiting ADDs and trouble with the store.
     pub fn serving(&self, now: Duration) -> Serving {
         let ledger = &self.parts.ledger;
         let (trouble, is_open) = (ledger.trouble(), ledger.is_open());
@@ -75,14 +75,14 @@ impl Carrier {
         }
     }
 
-    /// What the next of those on their way has brought; `None` where none is. An error is one that only people can
-    /// mend.
+    /// Waits for the next task to end and returns its event; `None` if no task is running. An error is one that
+    /// needs an administrator.
     pub async fn answer(&mut self) -> Option<anyhow::Result<Event>> {
         let done = self.tasks.join_next().await?;
         Some(done.unwrap_or_else(|error| Err(error.into())))
     }
 
-    /// Begins with it. What takes no time has its answer at once.
+    /// Starts an effect. Returns the event at once if the effect takes no time; else [`Self::answer`] returns it.
     pub fn begin(&mut self, effect: Effect) -> anyhow::Result<Option<Event>> {
         let service = &self.parts.service;
         match effect {
@@ -222,7 +222,7 @@ impl Carrier {
         Ok(None)
     }
 
-    /// Sees to it that no other agent uses the store.
+    /// Locks the store against other agents; fails if another agent has the lock.
     fn lock_store(&mut self) -> anyhow::Result<Option<Found>> {
         if self.settings.is_store_locked || self.store_lock.is_some() {
             return Ok(None);
@@ -239,7 +239,7 @@ impl Carrier {
     }
 }
 
-/// Opens the store if it is whole.
+/// Opens the store unless it is missing or damaged.
 async fn open(ledger: &Ledger, path: &Path) -> anyhow::Result<Found> {
     match store::find(path).await {
         Ok(store::Found::Whole) => {
@@ -253,7 +253,7 @@ async fn open(ledger: &Ledger, path: &Path) -> anyhow::Result<Found> {
     }
 }
 
-/// With what the node says of network namespaces right after that.
+/// Adds to the snapshot which network namespaces are gone, as looked up right after it was taken.
 fn with_netns(snapshot: Snapshot, service: &Service) -> Looked {
     let mut desk = service.known.lock();
     let paths = snapshot.tenants.iter().map(|it| it.netns.as_str());

@@ -5,14 +5,13 @@
 //! | pools | the annotation `cadastre.dev/pools` of the pod, else of its namespace, else the CNI config, else the pools' selectors |
 //! | addresses | the CNI config or the runtime, else the pod's annotation `cadastre.dev/addresses` |
 //!
-//! Annotations speak of the pod's own interface, `eth0`: other interfaces are other networks, and
-//! their CNI configs know what they want. Addresses of a config or a runtime are meant for one
-//! attachment, so they come first.
+//! Annotations apply only to the pod's own interface, `eth0`: other interfaces belong to other networks, whose
+//! CNI configs name their own pools. Addresses from a CNI config or the runtime are meant for one attachment, so
+//! they take precedence.
 //!
 //! # Guarantees
-//! - An annotation that cannot be read is as if it were not there, and that is told: a wrong word in
-//!   one keeps no pod from starting.
-//! - A pool whose selectors ask for labels serves nobody whose labels are not known.
+//! - An annotation that cannot be parsed is ignored and reported: a typo in it keeps no pod from starting.
+//! - A pool that selects by labels serves no pod whose labels are unknown.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -26,54 +25,54 @@ use cadastre_api::{
 use cadastre_core::{Addr, Dual};
 use cadastre_node::{OWN_INTERFACE, PodChoice, Pools};
 
-/// More names are a mistake.
+/// An annotation that names more pools is taken for a mistake.
 const MOST_POOLS: usize = 16;
-/// So much of a wrong annotation is repeated.
+/// So many characters of a wrong annotation are quoted.
 const SHOWN: usize = 100;
 
 /// A pool that may serve pods of this node.
 #[derive(Clone, Debug, Default)]
 pub struct ServingPool {
-    /// Its name
+    /// The name of the IPPool
     pub name: String,
-    /// The pods of which namespaces it serves
+    /// Selects the namespaces whose pods it serves
     pub namespace: Selector,
-    /// Which pods it serves
+    /// Selects the pods that it serves
     pub pod: Selector,
-    /// Whether it serves only who asks for it by name
+    /// Whether it serves only pods that ask for it by name
     pub manual: bool,
 }
 
 /// What an ADD asks for, and for whom.
 #[derive(Clone, Copy, Debug)]
 pub struct Asked<'a> {
-    /// The interface in the container
+    /// The name of the interface in the container
     pub ifname: &'a str,
-    /// Pools of the CNI config
+    /// The pools that the CNI config names
     pub pools: &'a [String],
-    /// Addresses of the CNI config or the runtime
+    /// The addresses that the CNI config or the runtime asks for
     pub addresses: &'a [Addr],
-    /// The pod, if it is known
+    /// The pod, if the agent knows it
     pub pod: Option<&'a Pod>,
-    /// Its namespace, if it is known
+    /// The namespace of the pod, if the agent knows it
     pub namespace: Option<&'a Namespace>,
 }
 
-/// What is to be tried.
+/// The pools and addresses to try for an ADD.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Chosen {
     /// Pools, best first
     pub pools: Pools,
-    /// These addresses and no others; empty: any
+    /// Only these addresses may be assigned; empty: any
     pub addresses: Vec<Addr>,
-    /// The pools for some namespaces only that are for the pod's
+    /// Pools with a namespace selector that matches the pod's namespace
     pub bound: Vec<String>,
     /// What is wrong with the annotations of the pod and its namespace
     pub complaints: Vec<String>,
 }
 
 impl Chosen {
-    /// What the pod may have.
+    /// Drops the complaints and keeps what the store needs.
     pub fn into_choice(self) -> PodChoice {
         PodChoice {
             pools: self.pools,
@@ -84,18 +83,18 @@ impl Chosen {
 }
 
 impl ServingPool {
-    /// Whether it is for some namespaces only.
+    /// Whether the pool serves only some namespaces.
     pub fn is_bound(&self) -> bool {
         self.namespace.specificity() > 0
     }
 
-    /// Whether it serves some pods only.
+    /// Whether the pool serves only some pods, by either selector.
     pub fn is_selective(&self) -> bool {
         self.is_bound() || self.pod.specificity() > 0
     }
 }
 
-/// Labels that are not known: nothing may be concluded from their absence.
+/// The reason that a pool is barred for a pod with unknown labels: their absence proves nothing.
 struct Unknown;
 
 impl fmt::Display for Unknown {
@@ -104,8 +103,9 @@ impl fmt::Display for Unknown {
     }
 }
 
-/// The pools that may serve pods here, in their order, and what could not be read of them. `giving`: those
-/// of which blocks are here that give new addresses; a closed one serves nobody without.
+/// Returns the pools that may serve pods on this node, in their order, and errors about selectors that cannot be
+/// parsed. `giving`: pools with a block on this node that still assigns addresses; a `closed` pool without such a
+/// block is left out.
 pub fn serving(pools: &[NodePool], giving: &BTreeSet<String>) -> (Vec<ServingPool>, Vec<String>) {
     let mut wrong = Vec::new();
     let mut serving = Vec::with_capacity(pools.len());
@@ -131,11 +131,11 @@ pub fn serving(pools: &[NodePool], giving: &BTreeSet<String>) -> (Vec<ServingPoo
     (serving, wrong)
 }
 
-/// What is to be tried for an ADD. `serving` is best first; `others` are pools of ranges here that
-/// are not among them, such as that of a podCIDR: they serve any pod, last.
+/// Chooses pools and addresses for an ADD. `serving` is sorted best first; `others` are pools with ranges on this
+/// node that are not in `serving`, such as that of a podCIDR: they serve any pod, after all others.
 pub fn decide(asked: &Asked, serving: &[ServingPool], others: &[String]) -> Chosen {
     let mut chosen = Chosen::default();
-    // Annotations speak of the interface that they mean, if the pod is known.
+    // Annotations apply only to the pod's own interface, and only if the pod is known.
     let pod = asked.pod.filter(|_| asked.ifname == OWN_INTERFACE);
     let namespace = asked.namespace.filter(|_| pod.is_some());
     let of_pod = |name| pod.and_then(|pod| pod.annotations.get(name));
@@ -180,7 +180,7 @@ pub fn decide(asked: &Asked, serving: &[ServingPool], others: &[String]) -> Chos
     chosen
 }
 
-/// What an annotation says; else what is wrong with it.
+/// Parses an annotation, or returns what is wrong with it.
 fn read<T>(text: &str, read: fn(&str) -> Result<T, String>) -> Result<T, String> {
     let text = text.trim();
     if text.is_empty() {
@@ -208,7 +208,7 @@ fn by_selectors(asked: &Asked, serving: &[ServingPool], others: &[String]) -> Po
         .iter()
         .map(|&(rank, is_unknown)| {
             let pool = &serving[rank];
-            // Of labels that are not known no selector may say that it is not met.
+            // With unknown labels no selector can be said to mismatch: each counts as matched, and its pool as barred.
             let known = |selector| if is_unknown { &any_node } else { selector };
             Candidate {
                 name: &pool.name,

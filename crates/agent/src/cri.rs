@@ -1,4 +1,4 @@
-//! The runtime's word, over the container runtime interface: which sandboxes there are.
+//! A client of the container runtime (CRI), which lists the sandboxes of the node and their addresses.
 
 #[cfg(test)]
 pub(super) mod fake;
@@ -28,30 +28,30 @@ mod v1 {
 
 use v1::runtime_service_client::RuntimeServiceClient;
 
-/// The longest wait for an answer.
+/// The time limit of a call.
 const LIMIT: Duration = Duration::from_secs(10);
-/// The longest answer: a node has some hundred sandboxes of a few kilobytes.
+/// The longest answer in bytes: a node has some hundred sandboxes of a few kilobytes each.
 const MESSAGE: usize = 16 << 20;
 
-/// A sandbox, and what it uses.
+/// A pod sandbox and its addresses.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sandbox {
-    /// Its id: the container id of the CNI
+    /// The sandbox id, which is the container id of CNI
     pub id: String,
-    /// Its pod
+    /// The pod that the sandbox belongs to
     pub pod: PodRef,
-    /// Its addresses
+    /// The addresses of its first network, the only ones that the CRI reports
     pub addresses: Vec<Addr>,
 }
 
-/// The runtime of this node.
+/// The container runtime of this node.
 #[derive(Clone, Debug)]
 pub struct Runtime {
     socket: PathBuf,
     limit: Duration,
 }
 
-/// Why the runtime's word is not known.
+/// The container runtime cannot be reached, or answered with an error.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "the container runtime does not answer on {}: {source}: check --cri-socket, and that the runtime runs",
@@ -63,7 +63,7 @@ pub struct CriError {
 }
 
 impl Runtime {
-    /// The one that listens there.
+    /// Returns a client of the runtime that listens on `socket`; it connects with each call.
     pub fn new(socket: &Path) -> Self {
         Self {
             socket: socket.to_owned(),
@@ -71,13 +71,13 @@ impl Runtime {
         }
     }
 
-    /// The ids of all sandboxes, also of those that have ended and are not removed.
+    /// Returns the ids of all sandboxes, including those that have ended but are not removed yet.
     pub async fn sandboxes(&self) -> Result<BTreeSet<String>, CriError> {
         let all = self.list(&mut self.client()).await?;
         Ok(all.into_iter().map(|it| it.id).collect())
     }
 
-    /// All sandboxes with their addresses.
+    /// Returns all sandboxes with their addresses, with one more call for each sandbox.
     pub async fn addresses(&self) -> Result<Vec<Sandbox>, CriError> {
         let mut client = self.client();
         let mut all = Vec::new();
@@ -97,7 +97,7 @@ impl Runtime {
     }
 
     fn client(&self) -> RuntimeServiceClient<Channel> {
-        // Asked now and then: a connection kept open would be one more thing to look after.
+        // Calls are rare: an open connection would only be one more thing to look after.
         RuntimeServiceClient::new(channel(&self.socket)).max_decoding_message_size(MESSAGE)
     }
 
@@ -121,7 +121,7 @@ impl Runtime {
         let asked = client.pod_sandbox_status(request);
         let answer = match timed(self.limit, asked).await {
             Ok(answer) => answer,
-            // Removed since it was listed.
+            // The sandbox was removed after it was listed.
             Err(status) if status.code() == tonic::Code::NotFound => return Ok(Vec::new()),
             Err(status) => return Err(self.error(status)),
         };
@@ -151,10 +151,10 @@ async fn timed<T>(
     }
 }
 
-/// A channel to a unix socket, connected when it is first used.
+/// Returns a channel to a unix socket that connects when it is first used.
 pub(super) fn channel(path: &Path) -> Channel {
     let path = path.to_owned();
-    // Never looked up: the connector knows where to go.
+    // A placeholder that is never resolved: the connector goes to the socket.
     Endpoint::from_static("http://localhost")
         .connect_timeout(Duration::from_secs(5))
         .connect_with_connector_lazy(service_fn(move |_: Uri| {
@@ -207,7 +207,7 @@ mod tests {
         fake.state.add("one", "u1");
         let runtime = runtime(&path);
         for (mood, says) in [
-            // It would answer in the end.
+            // This runtime would answer after the time limit.
             (Mood::Slow(20 * SOON), "no answer within 300ms"),
             (Mood::Failing(tonic::Code::Internal), "is not well"),
             (Mood::Failing(tonic::Code::Unimplemented), "is not well"),
@@ -247,7 +247,7 @@ mod tests {
         });
         let error = runtime.sandboxes().await.unwrap_err().to_string();
         assert!(error.contains("does not answer"), "{error}");
-        // From now on it takes connections and says nothing.
+        // From here on the runtime accepts connections and never answers.
         let _silent = talks.join().unwrap();
         let error = runtime.sandboxes().await.unwrap_err().to_string();
         assert!(error.contains("no answer within"), "{error}");

@@ -1,18 +1,17 @@
-//! What the node wants of each pool, and which empty blocks it can do without.
+//! How many addresses the node wants of each pool, and which empty blocks it can release.
 //!
-//! Demand is stated as the addresses wanted in all: those in use, those that rest, the pool's low mark,
-//! and one for each ADD that waits: by what is wanted beyond the low mark the controller sees that pods
-//! wait. What of a block is never given (gateway, network and broadcast address) is not added: the
-//! controller counts a block by the agent's word of it (used + cooling + free), which leaves those
-//! out, so both sides count alike. Of a block that it has no word of yet it leaves out as many as a pool without a
-//! gateway of its own takes of it.
+//! Demand is the total of addresses wanted: those in use, those in cooldown, the pool's low mark, and one for
+//! each waiting ADD. Demand beyond the low mark shows the controller that pods wait. Addresses that a block
+//! never assigns (gateway, network and broadcast address) are not part of it: the controller counts a block by
+//! the agent's figures (used + cooling + free), which leave them out too, so both sides count alike. For a block
+//! without figures yet the controller leaves out as many addresses as a pool without a configured gateway does.
 //!
 //! # Guarantees
-//! - A pool of which the node has no block is asked only while an ADD wants it: pools that serve by
-//!   name or on demand are left alone.
-//! - What is let go unasked is not asked for again: as many addresses as the high mark stay free, and
+//! - Blocks of a pool that has none on this node are requested only while an ADD wants that pool: pools that serve
+//!   by name or on demand are left alone.
+//! - A surplus block that was released is not requested again: as many addresses as the high mark stay free, and
 //!   that is never below the low mark.
-//! - The last block of a pool and family stays, unless it is asked back and no ADD waits for it.
+//! - The last block of a pool and family is kept, unless it is recalled and no ADD waits for it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,20 +20,20 @@ use cadastre_core::holding::PoolTerms;
 use cadastre_core::{Cidr, Dual, Family};
 use cadastre_node::{BlockCount, Snapshot};
 
-/// ADDs that found nothing, by the pool that should have served them.
+/// The number of ADDs that wait, or did lately, for an address, by the pool that should have served them.
 pub type Wishes = BTreeMap<String, u64>;
 
-/// What is wanted of a pool, and what there is.
+/// Demand and capacity of one pool on this node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Want {
-    /// Addresses of each family wanted in all
+    /// Addresses wanted of each family, including those in use
     pub demand: u64,
-    /// Addresses that the blocks can ever give, of the family that has least
+    /// Addresses that the blocks can assign in all, of the family that has fewer
     pub capacity: u64,
 }
 
 impl Want {
-    /// Whether blocks are lacking.
+    /// Whether the node needs more blocks.
     pub fn is_lacking(&self) -> bool {
         self.demand > self.capacity
     }
@@ -47,7 +46,7 @@ struct Sums {
     count: Dual<usize>,
 }
 
-/// What is wanted of each pool that may be asked; pools of which nothing is wanted are left out.
+/// Returns the demand for each pool that may be asked for blocks; pools without demand are left out.
 pub fn wanted(snapshot: &Snapshot, wishes: &Wishes) -> BTreeMap<String, Want> {
     let sums = sums(snapshot);
     let fixed = of_pod_cidrs(snapshot);
@@ -75,7 +74,7 @@ pub fn wanted(snapshot: &Snapshot, wishes: &Wishes) -> BTreeMap<String, Want> {
         .collect()
 }
 
-/// The empty blocks to let go: those asked back (`recalled`: only if empty), and the surplus.
+/// Returns the empty blocks to release, with their UIDs: surplus blocks and recalled ones.
 pub fn to_let_go(
     snapshot: &Snapshot,
     wishes: &Wishes,
@@ -85,7 +84,7 @@ pub fn to_let_go(
     let mut going = Vec::new();
     let can_go =
         |it: &&BlockCount| it.state.is_listed() && busy(it) == 0 && !is_pod_cidr(snapshot, it);
-    // From the top: addresses are given from the bottom.
+    // Highest first, because addresses are assigned from the lowest block.
     for block in snapshot.blocks.iter().rev().filter(can_go) {
         let family = block.cidr.family();
         if !gives(block) {
@@ -114,7 +113,7 @@ pub fn to_let_go(
     going
 }
 
-/// The blocks that addresses are given from, summed up by pool.
+/// Sums up, by pool, the blocks that addresses are assigned from, without podCIDRs.
 fn sums(snapshot: &Snapshot) -> BTreeMap<&str, Sums> {
     let mut sums: BTreeMap<&str, Sums> = BTreeMap::new();
     for block in snapshot.blocks.iter().filter(|it| gives(it)) {
@@ -131,7 +130,7 @@ fn sums(snapshot: &Snapshot) -> BTreeMap<&str, Sums> {
     sums
 }
 
-/// Pools that gave the node its podCIDR: they give no blocks.
+/// Returns the pools that the node's podCIDRs come from: these pools allocate no blocks.
 fn of_pod_cidrs(snapshot: &Snapshot) -> BTreeSet<&str> {
     let blocks = snapshot.blocks.iter();
     blocks
@@ -275,7 +274,7 @@ mod tests {
         assert_eq!(go(&it, &[]), ["10.0.0.128/26", "10.0.0.64/26"]);
         let fuller = snapshot(&pools, &blocks(40));
         assert_eq!(go(&fuller, &[]), ["10.0.0.128/26"]);
-        // What is let go is not asked for again.
+        // A released block is not requested again.
         for used in 0..=61 {
             let mut it = snapshot(&pools, &blocks(used));
             let going = to_let_go(&it, &Wishes::new(), &BTreeSet::new());

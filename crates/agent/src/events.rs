@@ -1,4 +1,4 @@
-//! What the agent tells people: in the log at once, and as an event when it can be written.
+//! Reports to users: in the log at once, and as an event when the API server accepts it.
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
@@ -11,15 +11,15 @@ use cadastre_api::AGENT_MANAGER;
 use cadastre_daemon::events;
 use cadastre_daemon::events::Notice;
 
-/// Events that may wait; more are dropped and counted.
+/// The number of events that may wait to be written; further ones are dropped and counted.
 const BACKLOG: usize = 64;
 
-/// A warning about a pod.
+/// Returns a warning about a pod.
 pub fn of_pod(pod: &Pod, reason: &'static str, note: String) -> Notice {
     warning("Pod", &pod.namespace, &pod.name, &pod.uid, reason, note)
 }
 
-/// A warning about the node. `uid` may be unknown.
+/// Returns a warning about the node. `uid` may be empty, if it is unknown.
 pub fn of_node(name: &str, uid: &str, reason: &'static str, note: String) -> Notice {
     warning("Node", "", name, uid, reason, note)
 }
@@ -48,7 +48,7 @@ fn warning(
     }
 }
 
-/// Tells people.
+/// Logs notices and queues them as events.
 #[derive(Clone)]
 pub struct Events {
     sender: mpsc::Sender<Notice>,
@@ -56,7 +56,7 @@ pub struct Events {
 }
 
 impl Events {
-    /// Writes events one after the other.
+    /// Starts a task that writes events one after the other.
     pub fn start(client: Client, metrics: AgentMetrics) -> Self {
         let counted = metrics.clone();
         let lost = move || counted.event_dropped();
@@ -66,7 +66,7 @@ impl Events {
         }
     }
 
-    /// Tells it.
+    /// Logs a notice and queues it; if the queue is full the event is dropped and counted.
     pub fn tell(&self, notice: Notice) {
         let name = notice.about.name.as_deref().unwrap_or_default();
         if let Some(namespace) = &notice.about.namespace {

@@ -1,18 +1,17 @@
-//! Random parts of times, so that agents that are started together do not all write at once.
+//! Random delays, so that agents that are started together do not all write at once.
 
 use std::time::Duration;
 
-/// Random numbers of one node: another seed gives others.
+/// A pseudo-random sequence; nodes with different seeds get different ones.
 #[derive(Debug)]
 pub struct Jitter(u64);
 
 impl Jitter {
-    /// From that seed on.
     pub fn new(seed: u64) -> Self {
         Self(seed | 1)
     }
 
-    /// A random part of a time.
+    /// Returns a random duration below `of`.
     pub fn part(&mut self, of: Duration) -> Duration {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;

@@ -1,7 +1,7 @@
-//! What the watches have shown, for those who serve, and what those have met with meanwhile.
+//! What the agent's loop and the servers on the node's sockets know of each other.
 //!
-//! The loop owns the one and offers it anew whenever it has changed; nothing of it changes under those who
-//! read it. The other is read by the loop before each turn.
+//! The loop owns [`Shown`], its view of the API, and replaces it as a whole when it has changed: nothing changes
+//! under those who read it. The servers write the [`Desk`], which the loop reads before each turn.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -17,67 +17,67 @@ use cadastre_api::POOLS_ANNOTATION;
 use cadastre_daemon::events::Notice;
 use cadastre_node::Add;
 
-/// Both of it.
+/// Shared by the loop and the servers.
 #[derive(Default)]
 pub struct Known {
     shown: watch::Sender<Arc<Shown>>,
     desk: Mutex<Desk>,
 }
 
-/// What the watches have shown.
+/// The API as the loop last saw it, for the servers.
 #[derive(Clone, Debug, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub struct Shown {
     /// The pods of this node
     pub pods: Pods,
-    /// Whether their watch is at work
+    /// Whether the watch of pods is established
     pub pods_followed: bool,
-    /// Whether it has failed since it was last
+    /// Whether the watch has failed since it was last established
     pub pods_troubled: bool,
-    /// Whether the pools below are those of the NodeSubnet, read since the start
+    /// Whether the pools below come from the NodeSubnet as read since the start
     pub pools_known: bool,
     /// Pools that may serve pods, best first
     pub serving: Vec<ServingPool>,
-    /// Pools of ranges here that are not among them
+    /// Pools with ranges on this node that are not in `serving`
     pub others: Vec<String>,
-    /// Pools that blocks can be asked of, best first
+    /// Pools that blocks can be requested from, best first
     pub askable: Vec<String>,
-    /// Those of them that serve any pod
+    /// Those in `askable` that serve any pod
     pub automatic: BTreeSet<String>,
-    /// Whether one of those gives this node a block unasked
+    /// Whether one of them allocates a block to this node before any pod needs it
     pub gives_unasked: bool,
-    /// Pools of which the node has as many blocks of a family as it may: how many
+    /// Pools of which the node has as many blocks of a family as its limit allows, with that limit
     pub at_limit: BTreeMap<String, u32>,
-    /// Pools of which there are blocks here that give new addresses
+    /// Pools with blocks on this node that still assign addresses
     pub giving: BTreeSet<String>,
-    /// The namespaces of pods of this node
+    /// The namespaces of the pods of this node
     pub namespaces: Namespaces,
 }
 
-/// What those who serve have met with.
+/// What the servers have met with, for the loop.
 #[derive(Debug, Default)]
 pub struct Desk {
-    /// A pod that was refused, as nothing is known of it
+    /// A pod that was refused because the agent knows nothing about it
     pub turned_away: Option<String>,
-    /// Who wants addresses that are not there
+    /// Which pools ADDs want addresses of
     pub wishes: WishBook,
-    /// Whether the loop should know of what has changed here
+    /// Whether something changed here that the loop should act on
     pub is_changed: bool,
-    /// What people are to be told
+    /// Events to emit
     pub notices: Vec<Notice>,
     /// Directories in which network namespaces were seen
     pub netns_roots: BTreeSet<PathBuf>,
-    /// What was complained of, by pod UID
+    /// The complaints reported so far, by pod UID
     complained: BTreeMap<String, Vec<String>>,
 }
 
 impl Known {
-    /// What was shown last.
+    /// Returns what was offered last.
     pub fn shown(&self) -> Arc<Shown> {
         Arc::clone(&self.shown.borrow())
     }
 
-    /// What is shown from now on. With `is_news`, those who wait for a pod look again.
+    /// Replaces what is shown. With `is_news`, ADDs that wait for their pod look again.
     pub fn offer(&self, shown: Arc<Shown>, is_news: bool) {
         let pods = &shown.pods;
         let is_here = |uid: &String, _: &mut Vec<String>| pods.by_uid(uid).is_some();
@@ -88,19 +88,19 @@ impl Known {
         });
     }
 
-    /// Wakes whenever there is news of the pods from now on.
+    /// Returns a receiver that wakes with each offer that `is_news` from now on.
     pub fn follow(&self) -> watch::Receiver<Arc<Shown>> {
         self.shown.subscribe()
     }
 
-    /// Reads or changes what those who serve have met with. Never held across an await.
+    /// Locks what the servers have met with. The lock must not be held across an await.
     pub fn lock(&self) -> MutexGuard<'_, Desk> {
         self.desk.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Desk {
-    /// Takes note of what is wrong with a pod now; returns what of it was not told before.
+    /// Records what is wrong with a pod now; returns the complaints that were not recorded before.
     pub fn complain(&mut self, uid: &str, complaints: &[String]) -> Vec<String> {
         let told = self.complained.entry(uid.to_owned()).or_default();
         let fresh = |it: &&String| !told.contains(it);
@@ -114,23 +114,23 @@ impl Desk {
 }
 
 impl Shown {
-    /// Whether a block could be asked for by some pod.
+    /// Whether some pod could cause a request for a block.
     pub fn may_ask(&self) -> bool {
         !self.askable.is_empty()
     }
 
-    /// Whether blocks come only when a pod asks.
+    /// Whether blocks are allocated only when a pod needs one.
     pub fn waits_for_pods(&self) -> bool {
         self.may_ask() && !self.gives_unasked
     }
 
-    /// Whether what an ADD gets depends on labels or annotations of its pod. It may, before pools are known.
+    /// Whether the result of an ADD depends on labels or annotations of its pod; assumed until pools are known.
     pub fn depends_on_pod(&self, add: &Add) -> bool {
         let any = |is: fn(&ServingPool) -> bool| !self.pools_known || self.serving.iter().any(is);
         add.depends_on_pod(any(ServingPool::is_selective), any(ServingPool::is_bound))
     }
 
-    /// Whether it is known what the pod may have: also what its namespace says, if it says nothing itself.
+    /// Whether the pools of the pod can be decided: its namespace must be known unless that cannot matter.
     pub fn is_decidable(&self, pod: &Pod) -> bool {
         let names_pools = pod.annotations.contains_key(POOLS_ANNOTATION);
         let has_namespace = self.namespaces.get(&pod.namespace).is_some();
@@ -138,7 +138,7 @@ impl Shown {
         self.pools_known && (has_namespace || !is_of_use)
     }
 
-    /// Whether what is known of a pod is all that can be known soon.
+    /// Whether waiting would bring no more knowledge about a pod soon.
     pub fn is_enough(&self, found: Option<&Pod>) -> bool {
         let is_settled = |pod: &Pod| self.namespaces.is_settled(&pod.namespace);
         self.pods_troubled || self.pools_known && found.is_some_and(is_settled)

@@ -1,32 +1,32 @@
-//! Addresses whose attachments are gone although no DEL came, and how that is proven.
+//! Finds leaked addresses, whose attachments are gone although no DEL came, and proves that they are leaked.
 //!
-//! That a DEL never comes is ordinary: a runtime runs a chain in reverse and stops at the first
-//! plugin that fails. Two proofs free an address then:
+//! Missing DELs are ordinary: a runtime runs a plugin chain in reverse and stops at the first plugin that fails.
+//! An address is then released on two proofs:
 //!
-//! | | |
+//! | proof | |
 //! |---|---|
-//! | by the API | the pod's UID is in no complete list of this node's pods, or has finished, for a grace period; or the controller named the address (it has waited already) |
-//! | by the node | the runtime has no sandbox of that id; or the network namespace is gone; or the attachment is of an earlier boot |
+//! | from the API | a complete list of this node's pods lacks the pod's UID, or the pod has finished, for a grace period; or the controller named the address (it has waited already) |
+//! | from the node | the runtime has no sandbox of that id; or the network namespace is gone; or the attachment is of an earlier boot |
 //!
-//! A pod may live and have addresses of sandboxes that failed or were lost. What such a sandbox had is freed
-//! when it is [`superseded`]: the same pod has the same interface on the same network in a newer one. That
-//! takes the place of the API's word, as the runtime has made the pod anew; the node's word is needed as
-//! before. So it is after a reboot, too: the pods are the same, and their sandboxes are others.
+//! A pod that lives may have addresses of sandboxes that failed or were lost. The addresses of such a sandbox are
+//! released when it is [`superseded`]: the same pod has the same interface on the same network in a newer one. This
+//! replaces the proof from the API, as the runtime has set the pod up again; the proof from the node is needed as
+//! before. The same applies after a reboot, when the same pods have new sandboxes.
 //!
-//! An attachment that came without a pod's UID is not Kubernetes', and the API can say nothing of it.
-//! It is freed by the node's word alone, after the grace period: an interface cannot outlive its
-//! network namespace, nor that a reboot. The runtime's list is no proof there, as the sandbox need not
-//! be the runtime's. Without a known path, only a reboot tells.
+//! An attachment without a pod UID does not belong to Kubernetes, and the API proves nothing about it. It is
+//! released on proof from the node alone, after the grace period: an interface cannot outlive its network
+//! namespace, nor a network namespace a reboot. The runtime's list is no proof here, as the sandbox need not be the
+//! runtime's. If the path of its network namespace is unknown, only a reboot proves the leak.
 //!
-//! Where the node cannot tell (no runtime to ask, a network namespace whose path it does not know or see),
-//! people may give their word for it, for an address and a container id: see
-//! [`requests`](cadastre_api::Requests). It counts only while the node itself sees neither the sandbox nor its
-//! network namespace, and takes the place of no word of the API.
+//! Where the node cannot tell (no runtime to ask, a network namespace whose path is unknown or out of sight), a
+//! user may confirm that a container is gone, by address and container id: see
+//! [`requests`](cadastre_api::Requests). This counts only while the node itself sees neither the sandbox nor its
+//! network namespace, and replaces no proof from the API.
 //!
 //! # Guarantees
-//! - Looking at the index of pods only raises a suspicion; what frees is a list asked for afterwards,
-//!   and the node's word from after that list.
-//! - A pod that is in the list keeps what its newest sandbox has, whoever says what.
+//! - The watch of pods only makes an attachment a leak candidate; the proof is a list requested afterwards, and a
+//!   look at the node after that list.
+//! - The newest sandbox of a pod in that list keeps its addresses, whatever else is claimed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -40,33 +40,33 @@ use cadastre_core::Addr;
 use cadastre_core::mutation::Mutation;
 use cadastre_node::{Attachment, Snapshot, Tenant};
 
-/// Between two looks at one that the node still has: at least and at most.
+/// The shortest and the longest pause between two looks at a candidate that the node still has.
 const LOOK_PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
-/// The grace period of superseded attachments: the runtime may still be about to give them back itself.
+/// The grace period of superseded attachments, in which the runtime may still send the DEL itself.
 const SUPERSEDED_GRACE: Duration = Duration::from_secs(5);
 
 /// Why an attachment may be leaked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Reason {
-    /// Its pod is gone.
+    /// The API has no such pod.
     PodGone,
-    /// Its pod has finished.
+    /// The pod has finished.
     PodFinished,
-    /// The controller says so.
+    /// The controller named the address.
     Suspect,
-    /// It is of an earlier boot, and its pod, if it has one, was set up anew since.
+    /// It is of an earlier boot, and its pod, if it has one, has been set up again.
     Reboot,
     /// Its pod has a newer sandbox with the same interface on the same network.
     Superseded,
     /// It has no pod, and its network namespace is gone.
     NoNetns,
-    /// It has no pod, and people say that its container is gone.
+    /// It has no pod, and a user confirmed that its container is gone.
     Confirmed,
 }
 
 impl Reason {
-    /// All of them.
+    /// All reasons, in the order of their declaration.
     pub const ALL: [Self; 7] = [
         Self::PodGone,
         Self::PodFinished,
@@ -77,7 +77,7 @@ impl Reason {
         Self::Confirmed,
     ];
 
-    /// As a label of a metric, and in lists.
+    /// Returns the value of the metrics' label, which lists also use.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::PodGone => "podGone",
@@ -90,13 +90,13 @@ impl Reason {
         }
     }
 
-    /// Whether the API must agree once more before it is freed.
+    /// Whether a release also needs proof from the API.
     pub fn is_of_pod(self) -> bool {
         matches!(self, Self::PodGone | Self::PodFinished | Self::Suspect)
     }
 
-    /// Whether the list of sandboxes says something of it: a pod's sandboxes are the runtime's, and what
-    /// people say is gone may not be there.
+    /// Whether the runtime's list of sandboxes is evidence: the sandboxes of pods are the runtime's, and a sandbox
+    /// that a user declared gone must not be in the list.
     pub fn asks_runtime(self) -> bool {
         self.is_of_pod() || matches!(self, Self::Superseded | Self::Confirmed)
     }
@@ -105,60 +105,60 @@ impl Reason {
 /// Attachments that may be leaked, and why.
 pub type Reasons = BTreeMap<Attachment, Reason>;
 
-/// What the node itself says.
+/// What the node itself shows about sandboxes and network namespaces.
 #[derive(Clone, Debug, Default)]
 pub struct Evidence {
-    /// The running boot
+    /// The id of the current boot
     pub boot: String,
-    /// Ids of all sandboxes that the runtime has; `None` if it was not asked or gave no answer
+    /// Ids of all sandboxes of the runtime; `None` if it was not asked or did not answer
     pub sandboxes: Option<BTreeSet<String>>,
-    /// Paths of network namespaces that are gone: there is nothing where such paths are known to be
+    /// Paths of network namespaces that are gone: the directory is known to contain such paths, but not this one
     pub gone: BTreeSet<String>,
-    /// Paths of network namespaces at which there is something
+    /// Paths of network namespaces that exist
     pub present: BTreeSet<String>,
 }
 
-/// What others say of attachments.
+/// What the controller and users claim about attachments.
 #[derive(Clone, Copy, Debug)]
 pub struct Claims<'a> {
-    /// Addresses that the controller names
+    /// Addresses that the controller named
     pub suspects: &'a [Suspect],
-    /// Addresses with the handles of containers that are gone by people's word
+    /// Addresses with the handles of containers that a user declared gone
     pub container_gone: &'a BTreeSet<(Addr, String)>,
 }
 
-/// An attachment that has been suspicious for long enough.
+/// A leak candidate whose grace period is over.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Candidate {
-    /// Which one
+    /// The attachment to release once the leak is proven
     pub attachment: Attachment,
-    /// Why
+    /// Why it is a candidate
     pub reason: Reason,
     pod_uid: String,
     netns: String,
     boot: String,
-    /// People say that its container is gone
+    /// A user declared its container gone
     confirmed: bool,
 }
 
-/// Remembers since when each attachment is suspicious.
+/// Remembers since when each attachment is a leak candidate.
 #[derive(Debug)]
 pub struct Leaks {
     grace: Duration,
     since: BTreeMap<Attachment, (Reason, Duration)>,
 }
 
-/// What a look has shown.
+/// The result of [`Leaks::look`].
 #[derive(Debug, Default, PartialEq)]
 pub struct Look {
-    /// Those to be proven now
+    /// Candidates to prove now
     pub due: Vec<Candidate>,
     /// When to look again, if nothing happens before
     pub next: Option<Duration>,
 }
 
 impl Leaks {
-    /// None yet. Suspicion has to last for `grace`.
+    /// Starts without candidates. An attachment must be one for `grace` before its leak is proven.
     pub fn new(grace: Duration) -> Self {
         Self {
             grace,
@@ -166,15 +166,14 @@ impl Leaks {
         }
     }
 
-    /// Why each attachment is suspicious that is.
+    /// Returns all candidates with their reasons.
     pub fn reasons(&self) -> Reasons {
         let each = |(it, (reason, _)): (&Attachment, &(Reason, Duration))| (it.clone(), *reason);
         self.since.iter().map(each).collect()
     }
 
-    /// Addresses whose pods are gone or have finished by the index of pods, with their pods' UIDs, sorted: those
-    /// that are named, and others after twice the grace period, as this node had time to free them by itself and
-    /// has not.
+    /// Returns addresses whose pods are gone or finished by the watch of pods, sorted, with the pods' UIDs: `named`
+    /// ones at once, others after twice the grace period, in which this node had time to release them and did not.
     pub fn orphans(
         &self,
         snapshot: &Snapshot,
@@ -195,7 +194,7 @@ impl Leaks {
         all
     }
 
-    /// Looks at all attachments; `evidence` needs no sandboxes for that.
+    /// Finds candidates among all attachments; `evidence` needs no sandboxes for that.
     pub fn look(
         &mut self,
         snapshot: &Snapshot,
@@ -221,7 +220,7 @@ impl Leaks {
             self.since
                 .insert(tenant.attachment.clone(), (reason, since));
             let grace = match reason {
-                // The controller, or people, have waited already.
+                // The controller, or the user, has waited already.
                 Reason::Suspect => Duration::ZERO,
                 _ if confirmed => Duration::ZERO,
                 Reason::Superseded => self.grace.min(SUPERSEDED_GRACE),
@@ -254,13 +253,13 @@ impl Candidate {
         }
     }
 
-    /// The network namespace to look for before it is judged; empty if unknown.
+    /// The network namespace to look up before [`Self::is_proven`]; empty if unknown.
     pub fn netns(&self) -> &str {
         &self.netns
     }
 
-    /// Whether it is proven that nobody has its addresses any more. `pods` is a complete list that
-    /// was asked for after the look that found it, if there is one; `evidence` is later than that.
+    /// Whether it is proven that nobody uses the addresses any more. `pods` is a complete list, requested after the
+    /// look that found the candidate; `evidence` must be newer than that list.
     pub fn is_proven(&self, pods: Option<&Pods>, evidence: &Evidence) -> bool {
         let rebooted = self.boot != evidence.boot && !evidence.boot.is_empty();
         let gone = !self.netns.is_empty() && evidence.gone.contains(&self.netns);
@@ -285,7 +284,7 @@ impl Candidate {
     }
 }
 
-/// The network namespaces to look for before a look: of attachments that have nothing else.
+/// Returns the network namespaces to look up before a look: those of attachments without a pod.
 pub fn netns_of_others(snapshot: &Snapshot) -> impl Iterator<Item = &str> {
     let others = snapshot
         .tenants
@@ -344,7 +343,7 @@ fn named(suspects: &[Suspect]) -> BTreeSet<(Addr, &str)> {
         .collect()
 }
 
-/// Whether people say that its container is gone. A handle that was cut for its length names nothing.
+/// Whether a user declared its container gone. A handle that was truncated for its length matches nothing.
 fn is_confirmed(tenant: &Tenant, container_gone: &BTreeSet<(Addr, String)>) -> bool {
     let handle = handle(&tenant.attachment);
     addresses(tenant).any(|addr| container_gone.contains(&(addr, handle.clone())))
@@ -358,7 +357,7 @@ fn is_live(pods: &Pods, uid: &str) -> bool {
 pub(super) mod testing {
     use super::*;
 
-    /// Nobody says anything.
+    /// Neither the controller nor a user claims anything.
     pub const NO_CLAIMS: Claims<'static> = Claims {
         suspects: &[],
         container_gone: &BTreeSet::new(),

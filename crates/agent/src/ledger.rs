@@ -1,10 +1,10 @@
-//! The keeper of the store, for tasks.
+//! Access to the store thread for async tasks.
 //!
-//! Until the store is open, or after it was found damaged, everything is refused with the reason.
+//! Until the store is open, and after it was found damaged, every operation is refused with the reason.
 //!
-//! STATUS is answered from memory: runtimes ask for it every few seconds, which would keep the file
-//! open, and a plugin could never have it while the agent hangs. So what cannot be written or read says so there
-//! until a look, which writes then, finds that it can.
+//! STATUS is answered from memory: runtimes ask every few seconds, which would keep the file open, and then the
+//! plugin could not open it while the agent hangs. So once the file could not be read or written, STATUS reports
+//! this until a later look, which then also tries to write, succeeds.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 use cadastre_node::keeper::{Call, Handle, Keeper, Settings};
 use cadastre_node::{Answer, Fault, Ledger as Tables, Op, Refusal, Snapshot, StoreError, Why};
 
-/// A way to the store.
+/// A handle to the store; clones share it.
 #[derive(Clone)]
 pub struct Ledger(Arc<Mutex<State>>);
 
@@ -22,39 +22,39 @@ enum State {
     Open {
         keeper: Keeper,
         handle: Handle,
-        /// What STATUS was at the last look
+        /// The answer to STATUS as of the last look
         standing: Option<Result<Answer, Refusal>>,
-        /// Why the file could not be read or written last, if it has not been since
+        /// Why the file could not be read or written; cleared by the next look that succeeds
         trouble: Option<Refusal>,
     },
     Closed(String),
 }
 
-/// Why something was not done with the store.
+/// An operation was not done.
 #[derive(Debug, thiserror::Error)]
 pub enum LedgerError {
-    /// It is not open, for that reason.
+    /// The store is not open, for this reason.
     #[error("{0}")]
     Closed(String),
-    /// It cannot be used.
+    /// The store cannot be used.
     #[error(transparent)]
     Store(#[from] Arc<StoreError>),
 }
 
 impl LedgerError {
-    /// Whether the file has to be made anew: it is damaged, or gone.
+    /// Whether a new file has to be created because this one is damaged or gone.
     pub fn is_lost(&self) -> bool {
         matches!(self, Self::Store(error) if error.is_lost())
     }
 }
 
 impl Ledger {
-    /// Closed, for that reason, which is what is answered.
+    /// Starts closed; every operation is refused with this reason.
     pub fn closed(why: &str) -> Self {
         Self(Arc::new(Mutex::new(State::Closed(why.to_owned()))))
     }
 
-    /// Uses the file at `path` from now on; it must be there.
+    /// Opens the existing file at `path` and uses it from now on.
     pub fn open(&self, path: &Path) -> std::io::Result<()> {
         let (keeper, handle) = Keeper::start(path, Settings::default())?;
         *self.lock() = State::Open {
@@ -66,7 +66,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Refuses everything from now on; returns when what was asked before is done.
+    /// Refuses every operation from now on; returns once those asked before are done.
     pub async fn close(&self, why: &str) {
         let before = std::mem::replace(&mut *self.lock(), State::Closed(why.to_owned()));
         if let State::Open { keeper, handle, .. } = before {
@@ -75,12 +75,12 @@ impl Ledger {
         }
     }
 
-    /// Whether it is open.
+    /// Whether the store is open; it may still be in trouble.
     pub fn is_open(&self) -> bool {
         matches!(*self.lock(), State::Open { .. })
     }
 
-    /// Does an operation, unless nobody waits for it any more when its turn comes.
+    /// Performs an operation, unless the caller has gone away by the time its turn comes.
     pub async fn ask(&self, op: Op, call: Call) -> Result<Answer, Refusal> {
         if op == Op::Status
             && let Some(standing) = self.standing()
@@ -93,7 +93,7 @@ impl Ledger {
         let reply = Box::new(move |result| {
             let _ = reply.send(result);
         });
-        // What is asked here is given up when this is dropped.
+        // Dropping this future drops the operation from the queue.
         let asking = Arc::new(());
         let asks = Arc::downgrade(&asking);
         let call = call.while_waited_for(move || asks.strong_count() > 0);
@@ -110,7 +110,7 @@ impl Ledger {
         answer
     }
 
-    /// Takes note of an answer that says that the file cannot be used.
+    /// Remembers a refusal that says that the file cannot be used.
     fn failed(&self, refusal: &Refusal) {
         if let State::Open { trouble, .. } = &mut *self.lock()
             && refusal.why == Why::Store
@@ -119,7 +119,7 @@ impl Ledger {
         }
     }
 
-    /// Why nothing can be given or taken back: the file cannot be read or written.
+    /// Returns why addresses can be neither assigned nor released: the file cannot be read or written.
     pub fn trouble(&self) -> Option<Refusal> {
         match &*self.lock() {
             State::Open { trouble, .. } => trouble.clone(),
@@ -127,7 +127,7 @@ impl Ledger {
         }
     }
 
-    /// Does something with the tables, in one transaction.
+    /// Runs `work` on the tables, in one transaction.
     pub async fn with<T: Send + 'static>(
         &self,
         work: impl FnOnce(&mut Tables<'_>) -> Result<T, Fault> + Send + 'static,
@@ -142,7 +142,7 @@ impl Ledger {
         Ok(answer.await.map_err(|_| stops())??)
     }
 
-    /// All there is. STATUS says from now on what it says of that.
+    /// Reads everything from the store. STATUS is answered by the result from now on.
     pub async fn look(&self) -> Result<Snapshot, LedgerError> {
         let had_trouble = self.trouble().is_some();
         let seen = self.with(move |it| look(it, had_trouble)).await;
@@ -183,7 +183,7 @@ impl Ledger {
     }
 }
 
-/// All there is, and what STATUS says of it. After trouble it is tried whether the file can be written.
+/// Reads everything, with the answer to STATUS. If there was trouble before, tries to write as well.
 pub fn look(
     tables: &mut Tables<'_>,
     had_trouble: bool,
@@ -221,7 +221,7 @@ mod tests {
         })
     }
 
-    /// A ledger whose file was looked at once, and the file.
+    /// Returns a ledger whose file was looked at once, and the path of the file.
     async fn opened() -> (Ledger, std::path::PathBuf) {
         let path = temp_folder().join("node.redb");
         drop(Store::open(&path, Duration::ZERO).unwrap());

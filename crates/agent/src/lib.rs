@@ -1,10 +1,10 @@
-//! The agent of a node: it gives addresses from what the node holds, tells the API what is in use,
-//! asks for more, lets go what is spare, and finds leaks.
+//! The agent of a node: it assigns addresses from the node's ranges, publishes which are in use, requests and
+//! releases blocks, and finds leaks.
 //!
 //! ```text
-//!  CNI plugin ──cni.sock──►┐                     ┌──► keeper (node): the durable store
+//!  CNI plugin ──cni.sock──►┐                     ┌──► store thread (node): the durable store
 //!  others ────agent.sock──►┴─► service ──────────┤
-//!                                ▲ choice, pods  └──► dry: a wish, and a bounded wait
+//!                                ▲ choice, pods  └──► nothing free: a wish, and a bounded wait
 //!                                │
 //!  own NodeSubnet, Node, Pods ─► machine ─► demand, status, publish ──► NodeSubnet.status
 //!                                     ├─► addresses ──► NodeAddresses
@@ -14,47 +14,47 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | [`snapshot`] | what is given and held, as read from the store at once |
-//! | [`demand`] | how many addresses are wanted, which empty block can go |
-//! | [`status`] | what is told of that in NodeSubnet.status |
-//! | [`publish`], `jitter` | when it is told |
-//! | [`addresses`] | what is told of the addresses in use in NodeAddresses, and when |
+//! | [`snapshot`] | the ranges of the node and the addresses in use, as read from the store at one moment |
+//! | [`demand`] | how many addresses are wanted, and which empty blocks can be released |
+//! | [`status`] | the content of NodeSubnet.status |
+//! | [`publish`], `jitter` | when it is published |
+//! | [`addresses`] | what is published in NodeAddresses, and when |
 //! | [`pods`] | the pods of this node |
 //! | [`namespaces`] | the namespaces of its pods |
-//! | `notes` | what of that the store keeps |
+//! | `notes` | what the store keeps about pods and namespaces |
 //! | [`choice`] | which pools serve a pod |
 //! | [`leaks`] | addresses whose attachments are gone, and how that is proven |
-//! | [`wishes`] | ADDs that found nothing |
-//! | [`rebuild`] | what is in use, as others remember it |
-//! | [`machine`] | all of that as one state machine: events in, effects out |
+//! | [`wishes`] | ADDs that wait because no address was free |
+//! | [`rebuild`] | the addresses in use, from other sources than the store |
+//! | [`machine`] | all of the above as one state machine: events in, effects out |
 //! | [`files`] | files that other programs read |
-//! | [`served`] | whether another's network has the node's pods |
+//! | [`served`] | whether the node's pods use another network |
 //! | [`metrics`] | figures for Prometheus |
-//! | [`masquerade`] | whose address others see |
+//! | [`masquerade`] | which packets of pods leave with the node's address |
 //!
-//! These decide, and know neither a clock nor the API. The others carry it out:
+//! These make the decisions, and know neither a clock nor the API. The others carry them out:
 //!
 //! | file | subject |
 //! |---|---|
-//! | [`parts`] | what the loop is set to, and works with |
+//! | [`parts`] | the settings of the loop, and the parts it works with |
 //! | [`run`] | the loop: watches in, effects out |
-//! | `carry`, `outward` | what effects do: the store, the files and those who serve; the API |
-//! | [`seen`] | what counts of the objects of this node |
-//! | [`proof`] | asking the API, the runtime and the kernel about suspicious attachments |
-//! | [`store`] | opening the store; a new one in place of one that was lost |
-//! | [`ledger`] | the keeper of the store, for tasks |
+//! | `carry`, `outward` | carrying out effects: on the store, the files and the servers; on the API |
+//! | [`seen`] | what the agent reads of the objects of this node |
+//! | [`proof`] | asking the API, the runtime and the kernel about leak candidates |
+//! | [`store`] | opening the store, or creating a new one in place of one that was lost |
+//! | [`ledger`] | access to the store thread for async tasks |
 //! | [`service`], [`known`] | operations of plugins and others; what the watches have shown them |
 //! | [`plugin_socket`], [`grpc`] | the two sockets |
-//! | [`unix`] | sockets that only few may use |
-//! | [`cri`] | the container runtime's word |
-//! | [`events`] | what people are told |
+//! | [`unix`] | sockets with restricted access |
+//! | [`cri`] | a client of the container runtime |
+//! | [`events`] | reports to users |
 //!
 //! # Guarantees
-//! - No request of a pod waits for the API server, but an ADD on a node that has nothing left, which
-//!   waits for a block for a bounded time.
-//! - With the API server gone, addresses are given from what was held last, also after a restart.
-//! - Ranges of an earlier Node object of this name give nothing new.
-//! - An address is freed without a DEL only on two proofs: the pod is gone or has a newer sandbox, and the
+//! - No request of a pod waits for the API server, except that an ADD on a node without a free address waits for a
+//!   block, for a bounded time.
+//! - While the API server is away, addresses are assigned from the ranges known last, also after a restart.
+//! - Ranges of an earlier Node object of this name assign no new addresses.
+//! - An address is released without a DEL only on two proofs: the pod is gone or has a newer sandbox, and the
 //!   sandbox that had the address is gone.
 
 pub mod addresses;

@@ -1,42 +1,43 @@
-//! The agent as a state machine: events in, effects out. It reads no clock, asks nobody and waits for
-//! nothing; [`super::run`] carries it out.
+//! The agent as a state machine: events in, effects out. It reads no clock and does no IO; [`super::run`] carries
+//! its effects out.
 //!
-//! Level-triggered: each turn compares what is held, given and told with what should be, whatever brought
-//! it about. A turn goes through the phases of a cycle, one after the other, and rests where the store, or for its
-//! sake the runtime, is asked something; the answer takes it from there. Events that come meanwhile are taken in,
-//! and the next cycle, right after that one, is about them.
+//! It is level-triggered: each turn compares the actual state with the desired one, whatever led to it. A turn goes
+//! through the phases of a cycle in order, and pauses where it needs an answer from the store, or from the runtime
+//! for the store's sake; the answer resumes it. Events that arrive meanwhile are recorded, and another cycle follows
+//! at once for them.
 //!
 //! ```text
-//!  not open:  open ──► close what is lost ──► ask the runtime ──► make anew
-//!  open:      free what is proven ──► take over ──► look, release ──► note pods ──► tell ──► rest
+//!  store closed:  open ──► close a lost store ──► ask the runtime ──► create a new one
+//!  store open:    release proven leaks ──► adopt ──► look, release blocks ──► note pods ──► publish ──► idle
 //! ```
 //!
 //! # Guarantees
 //!
 //! Of the store:
-//! 1. One question is in flight at a time, and no status, list, file or readiness is decided meanwhile: what others are
-//!    told is of one moment.
-//! 2. Nothing is held before the store was looked at since it was opened: it says for which Node it holds, and which
-//!    ranges are new to it.
-//! 3. What is in use of a podCIDR that is new to the store is asked of the runtime after that podCIDR was seen, and
-//!    while all pods are known; it is taken over in the transaction that holds it. While nobody can tell, nothing
-//!    of what was seen with it is held.
-//! 4. What was asked about is held, whatever came meanwhile; that is taken over right after it.
-//! 5. After that the store is looked at, before anything is told.
-//! 6. A block is let go of only after a look, by the wishes of after that look, and while the watch of the NodeSubnet
-//!    gets through. Then the store is looked at again, before anything is told.
-//! 7. A leak is freed after its proof, and one proof is sought at a time. A look follows.
+//! 1. One question is in flight at a time, and no status, list, file or readiness is decided meanwhile: what is
+//!    published describes one moment.
+//! 2. After the store is opened, no ranges are written to it before a look: it shows for which Node the store was
+//!    written, and which ranges are new to it.
+//! 3. When a podCIDR is new to the store, the runtime is asked which of its addresses are in use, after the podCIDR
+//!    was seen and while all pods are known; these are adopted in the transaction that adds the podCIDR. While the
+//!    answer is missing, nothing that was seen together with the podCIDR is written.
+//! 4. The ranges written are those the runtime was asked about, whatever came meanwhile; newer ones follow at once.
+//! 5. A look follows that write before anything is published.
+//! 6. A block is released only after a look, with the wishes read after that look, and while the watch of the
+//!    NodeSubnet is established. Another look follows before anything is published.
+//! 7. A leak is released after its proof, and one proof is sought at a time. A look follows.
 //! 8. Notes of pods are read before they are compared; what changes while they are written is compared again.
-//! 9. A store that is lost is closed, and what it held forgotten, before another is looked for.
-//! 10. A new one is made only once the API has told of the Node, the NodeSubnet, the NodeAddresses and all pods, and
-//!     the runtime of its sandboxes after that; of what was known when the runtime was asked.
+//! 9. A lost store is closed and its content forgotten before another is opened.
+//! 10. A new store is created only once the API has shown the Node, the NodeSubnet, the NodeAddresses and all pods,
+//!     and the runtime its sandboxes after that; it is filled from what was known when the runtime was asked.
 //!
-//! Of what is told:
-//! 11. A status is written onto the NodeSubnet that was taken over, never onto a later one.
-//! 12. One status and one list are on their way at a time.
-//! 13. Who serves is offered what has changed before anything else of the same turn is done.
-//! 14. Nothing is called ready before the files were written as they are to be; while they are, the word before stays.
-//! 15. Nothing is masqueraded before the files have told whose network has the node's pods.
+//! Of what is published:
+//! 11. A status is written to the version of the NodeSubnet whose ranges the store has, never to a later one.
+//! 12. One write of the status and one of the list are under way at a time.
+//! 13. The servers get what has changed before any other effect of the same turn.
+//! 14. The agent is not reported ready before its files are up to date; while they are written, the last report
+//!     stays.
+//! 15. Nothing is masqueraded before the files have shown which network the node's pods use.
 
 mod cycle;
 mod intake;
@@ -76,47 +77,46 @@ pub use words::{
     Transaction,
 };
 
-/// So often it is seen to that the store is still there.
+/// The longest pause between checks that the store's file still exists.
 const STORE_CHECK: Duration = Duration::from_secs(5);
-/// Between two tries to open or make the store, or to use it after an error.
+/// The pause after a failed attempt to open, create or use the store.
 const STORE_PAUSE: Duration = Duration::from_secs(2);
 
-/// What is answered until the store can be used.
+/// The reason of refusals until the store can be used.
 pub const STARTING: &str = "this node's agent starts and has not opened its store yet: try again";
 
 /// Settings of the agent's decisions.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The node's name
+    /// The name of the Node
     pub node: String,
-    /// What can wait is told once in that time
+    /// Status that is not urgent is published once per interval
     pub publish_interval: Duration,
-    /// The list of addresses is told once in that time
+    /// The list of addresses is published once per interval
     pub addresses_interval: Duration,
-    /// How long an attachment is suspicious before it may be freed
+    /// How long an attachment must be a leak candidate before it may be released
     pub leak_grace: Duration,
-    /// Whether to masquerade
+    /// Whether the agent masquerades the pods' traffic
     pub masquerade: bool,
-    /// Where the CNI configuration goes, if one is wanted
+    /// The path of the CNI configuration, if one is wanted
     pub cni_conf: Option<PathBuf>,
-    /// The name of the network in it
+    /// The name of the network in the CNI configuration
     pub network: Option<String>,
 }
 
-/// What the API server has said of an object of this node.
+/// What the API server has shown of an object of this node.
 #[derive(Clone, Debug, Default)]
 enum Told<T> {
-    /// Nothing yet
+    /// Not read yet
     #[default]
     Unknown,
-    /// There is none
+    /// The object does not exist
     Absent,
-    /// This
+    /// The object as last seen
     There(T),
 }
 
 impl<T> Told<T> {
-    /// The object, where there is one.
     fn there(&self) -> Option<&T> {
         match self {
             Told::There(it) => Some(it),
@@ -133,7 +133,7 @@ impl<T> Told<T> {
     }
 }
 
-/// The agent.
+/// The state of the agent.
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub struct Machine {
     settings: Settings,
@@ -141,81 +141,80 @@ pub struct Machine {
     node: Told<NodeSeen>,
     subnet: Told<Arc<SubnetSeen>>,
     addresses: Told<AddressesSeen>,
-    /// Whether the watch of the NodeSubnet gets through
+    /// Whether the watch of the NodeSubnet is established
     followed: bool,
-    /// Whether the running lists have shown the Node, the NodeSubnet and the NodeAddresses
+    /// Whether the lists under way have shown the Node, the NodeSubnet and the NodeAddresses
     listed: (bool, bool, bool),
-    /// The NodeSubnet is as a list shows it, which is right whatever was seen before
+    /// The NodeSubnet comes from a new list, which counts whatever was seen before
     relisted: bool,
-    /// What the watches have shown those who serve, and whether that is offered already
+    /// What the servers see of the API
     shown: Arc<Shown>,
     offer: Offer,
     serving: Serving,
-    /// Whether something has come since the cycle began
+    /// Whether an event has come since the cycle began
     is_news: bool,
 
-    /// Whether the store is open
     is_open: bool,
     opening: Opening,
     /// The question in flight
     asked: Option<Asked>,
-    /// Its answer
+    /// The answer to it, once it has come
     answer: Option<Answer>,
-    /// What was said last of what keeps the store from being made or used
+    /// The trouble with the store that was reported last
     store_trouble: String,
-    /// What of the API's word is to be taken over into the store
+    /// Whether the ranges in the API differ from those written to the store
     to_hold: bool,
-    /// What was taken over last
+    /// The ranges written to the store last
     holding: Holding,
-    /// What could not be read of that
+    /// Errors about parts of the NodeSubnet that could not be parsed
     wrong: Vec<String>,
     snapshot: Option<Arc<Snapshot>>,
-    /// The same, for those who want to know
+    /// The ranges in `snapshot`, shared with files and the gRPC API
     held: Arc<Holding>,
     /// When to look at the store again
     look_at: Duration,
     looked_at: Duration,
-    /// Whether a block was let go of since the start
+    /// Whether a block was released since the start
     has_let_go: bool,
     leaks: Leaks,
     reasons: Arc<Reasons>,
     is_proving: bool,
     proven: VecDeque<(Attachment, Reason)>,
-    /// What the pods here may have
+    /// What the store keeps about pods and their pools
     notes: Notes,
 
     publisher: Publisher,
     publish_at: Option<Duration>,
-    /// Whether the last status was stored only in part
+    /// Whether the API server stored only a part of the last status
     is_cut: bool,
-    /// When the list of addresses is written
+    /// Decides when the list of addresses is written
     schedule: Schedule,
     list_at: Option<Duration>,
-    /// The last list, if it was stored only in part
+    /// The last list, if the API server stored only a part of it
     list_cut: Option<Box<Cut>>,
     files: Files,
-    /// What was told last of whether another's network has the node's pods
+    /// The last report of whether the node's pods use another network
     served: Option<Standing>,
-    /// Not there where others masquerade
+    /// `None` if another program masquerades
     masquerade: Option<Masquerade>,
-    /// When it was last told that pods are refused as nothing is known of them
+    /// When it was last reported that pods are refused because nothing is known of them
     turned_away_at: Option<Duration>,
-    /// What was said last of whether it is ready
+    /// The readiness that was reported last
     ready: Option<(bool, String)>,
 }
 
-/// Whether something is to be offered to those who serve.
+/// What the servers have to be offered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Offer {
     Nothing,
-    /// It has changed
+    /// A change that wakes nobody
     Changed,
-    /// And who waits for a pod should look again
+    /// A change for which ADDs that wait for their pod look again
     News,
 }
 
 impl Machine {
-    /// One that knows nothing yet. `seed` sets it apart from other nodes'.
+    /// Starts without any knowledge. `seed` sets the jitter of nodes apart.
     pub fn new(settings: Settings, seed: u64, now: &Now) -> Self {
         let at = now.since_boot;
         let (interval, addresses) = (settings.publish_interval, settings.addresses_interval);
@@ -263,7 +262,7 @@ impl Machine {
         }
     }
 
-    /// Makes what is otherwise than it should be so, and says when to do that again if nothing happens before.
+    /// Brings the actual state closer to the desired one. Returns when to turn again if nothing happens before.
     pub fn turn(&mut self, serving: Serving, now: &Now, effects: &mut Vec<Effect>) -> Duration {
         let at = now.since_boot;
         self.serving = serving;
@@ -284,13 +283,13 @@ impl Machine {
         self.wake(at)
     }
 
-    /// Whether something is on its way that should come back before the agent ends.
+    /// Whether an answer is outstanding that the agent should wait for before it ends.
     pub fn is_busy(&self) -> bool {
         let is_asked = self.asked.is_some() && self.answer.is_none();
         is_asked || self.publisher.is_writing() || self.schedule.is_writing()
     }
 
-    /// When to turn again.
+    /// Returns when to turn again.
     fn wake(&self, now: Duration) -> Duration {
         let shown = &self.shown.namespaces;
         let mut all = vec![shown.wake(), self.tell_turned_away_at()];
@@ -306,7 +305,7 @@ impl Machine {
         all.into_iter().flatten().min().unwrap_or(now + STORE_CHECK)
     }
 
-    /// Puts what has changed for those who serve before everything else.
+    /// Puts an offer to the servers before all other effects.
     fn offer_first(&mut self, effects: &mut Vec<Effect>) {
         let offer = mem::replace(&mut self.offer, Offer::Nothing);
         if offer != Offer::Nothing {
@@ -315,13 +314,13 @@ impl Machine {
         }
     }
 
-    /// What is shown those who serve, to change it.
+    /// Returns what the servers see, to change it.
     fn show(&mut self, offer: Offer) -> &mut Shown {
         self.offer = self.offer.max(offer);
         Arc::make_mut(&mut self.shown)
     }
 
-    /// Looks at the store soon: there may be something new.
+    /// Schedules a look at the store, because there may be something new.
     fn look_soon(&mut self) {
         self.look_at = self.look_at.min(self.looked_at + cycle::LOOK_PAUSE.0);
     }
@@ -340,7 +339,7 @@ impl Machine {
         effects.push(Effect::Tell(notice));
     }
 
-    /// Says what keeps the store from being made or used, once.
+    /// Logs the trouble with the store when it changes.
     fn say_once(&mut self, text: String) {
         if self.store_trouble != text {
             if !text.is_empty() {
@@ -350,7 +349,7 @@ impl Machine {
         }
     }
 
-    /// Says what could not be read of the NodeSubnet, once.
+    /// Logs parts of the NodeSubnet that could not be parsed, when they change.
     fn complain(&mut self, wrong: Vec<String>) {
         if self.wrong != wrong {
             for text in &wrong {

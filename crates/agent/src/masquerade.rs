@@ -1,9 +1,9 @@
-//! Masquerading: what pods send out of the cluster leaves with the node's address, and pods see each
-//! other's own.
+//! Masquerading: packets that pods send out of the cluster leave with the node's address; between pods they keep the
+//! pod's address.
 //!
-//! Only the agent knows the ranges of all pools, also of those that serve other nodes, and hears of changes; the
-//! main plugins spare the prefix of one address alone. So the rule is here, in tables of its own (`cadastre`, of
-//! the families `ip` and `ip6`), replaced as a whole, and no other table is read or written.
+//! Only the agent knows the ranges of all pools, including those that serve other nodes, and follows their changes;
+//! the main CNI plugins exempt only the prefix of one address. So the agent keeps the rule in tables of its own
+//! (`cadastre`, of the families `ip` and `ip6`). They are replaced as a whole; no other table is read or written.
 //!
 //! ```text
 //! table ip cadastre {
@@ -16,8 +16,8 @@
 //! ```
 //!
 //! # Guarantees
-//! - The tables stay when the agent ends, and are put back within a minute when somebody deletes them.
-//! - While the API has said nothing, tables that are there stay as they are.
+//! - The tables stay when the agent ends, and are restored within a minute if somebody deletes them.
+//! - Until the API has been read, existing tables stay as they are.
 
 mod netlink;
 mod nftables;
@@ -31,14 +31,14 @@ use tracing::{info, warn};
 use cadastre_core::holding::Holding;
 use cadastre_core::{Addr, Cidr, Family};
 
-/// A table that somebody deleted is back in that time; likewise one that could not be written.
+/// A table that somebody deleted is restored within this time.
 const CHECK_PAUSE: Duration = Duration::from_secs(60);
 const RETRY_PAUSE: Duration = Duration::from_secs(5);
 
-/// First and last address of a range.
+/// The first and last address of a run of adjacent ranges.
 type Run = (Addr, Addr);
 
-/// The tables, and what was last put into them.
+/// The tables as they were written last.
 #[derive(Debug, Default)]
 pub struct Masquerade {
     written: BTreeMap<Family, Vec<Run>>,
@@ -47,13 +47,13 @@ pub struct Masquerade {
 }
 
 impl Masquerade {
-    /// Why traffic of pods is not masqueraded as it should be.
+    /// Returns why packets are not masqueraded as they should be.
     pub fn trouble(&self) -> Option<&str> {
         self.trouble.as_deref()
     }
 
-    /// Writes what is otherwise than it should be. `pod_ranges` are those of all pools as the NodeSubnet says
-    /// them; `None` while nothing is known of it.
+    /// Writes the tables that are out of date. `pod_ranges` are the ranges of all pools as in the NodeSubnet; `None`
+    /// until it has been read.
     pub fn refresh(&mut self, pod_ranges: Option<&[String]>, holding: &Holding, now: Duration) {
         let wanted = spared(pod_ranges.unwrap_or_default(), holding);
         let is_overdue = self.next_check <= now;
@@ -101,8 +101,8 @@ fn explain(family: Family, error: &io::Error) -> String {
     )
 }
 
-/// Ranges that are not masqueraded between each other: those of all pools, of the node's own pools and blocks, and
-/// multicast, which never is a source. By family, where the node has pods of it; merged and sorted.
+/// Returns the ranges that are not masqueraded between each other, merged and sorted, for each family that the node
+/// has ranges of: those of all pools, of the node's own pools and blocks, and multicast, which is never a source.
 fn spared(pod_ranges: &[String], holding: &Holding) -> BTreeMap<Family, Vec<Run>> {
     let told = pod_ranges
         .iter()
@@ -129,7 +129,7 @@ fn spared(pod_ranges: &[String], holding: &Holding) -> BTreeMap<Family, Vec<Run>
         for cidr in all.iter().filter(|it| it.family() == family) {
             let (first, last) = (cidr.first(), cidr.last());
             match runs.last_mut() {
-                // An end that is directly before the next start would be two elements of one key.
+                // Adjacent ranges are merged: the end of one and the start of the next would have the same key.
                 Some(run) if first.value <= run.1.value.saturating_add(1) => {
                     run.1.value = run.1.value.max(last.value);
                 }

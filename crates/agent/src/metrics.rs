@@ -1,7 +1,7 @@
-//! Figures of a node's agent.
+//! Metrics of the agent.
 //!
-//! Labels are bounded: verbs, results, reasons, pools that the node has blocks of. No pod, address or
-//! block is a label, nor the node: it is the subject, and the scraper's `instance` names it.
+//! Labels are bounded: verbs, results, reasons, and pools that the node has blocks of. Pods, addresses and blocks are
+//! no labels, nor is the node, which the scraper's `instance` names.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,7 +18,7 @@ use cadastre_core::Family;
 use cadastre_daemon::telemetry::catalog::register;
 use cadastre_node::Snapshot;
 
-/// All of them.
+/// The agent's metrics; clones share them.
 #[derive(Clone)]
 pub struct AgentMetrics {
     requests: IntCounterVec,
@@ -34,12 +34,12 @@ pub struct AgentMetrics {
     blocks: IntGaugeVec,
     attachments: IntGauge,
     connections: IntGaugeVec,
-    /// Pools that have series
+    /// Pools for which series exist
     known: Arc<Mutex<BTreeSet<String>>>,
 }
 
 impl AgentMetrics {
-    /// Registers all of them. Fails only where a name is taken.
+    /// Registers all metrics; fails only if a name is registered already.
     pub fn register(registry: &Registry) -> Result<Self, Error> {
         let counters = |name, help, labels: &[&str]| {
             register(registry, IntCounterVec::new(Opts::new(name, help), labels)?)
@@ -142,7 +142,7 @@ impl AgentMetrics {
         Ok(new)
     }
 
-    /// A request was answered.
+    /// Counts an answered request and its duration.
     pub fn answered(&self, verb: &str, result: &str, took: Duration) {
         self.requests.with_label_values(&[verb, result]).inc();
         self.seconds
@@ -150,49 +150,49 @@ impl AgentMetrics {
             .observe(took.as_secs_f64());
     }
 
-    /// ADDs that wait for a block.
+    /// Returns the gauge of ADDs that wait for a block.
     pub fn waiting(&self) -> &IntGauge {
         &self.waiting
     }
 
-    /// Open connections of a socket.
+    /// Returns the gauge of open connections of a socket.
     pub fn connections(&self, socket: &str) -> IntGauge {
         self.connections.with_label_values(&[socket])
     }
 
-    /// A status was written, or not.
+    /// Counts an attempt to write the status, with its result.
     pub fn wrote(&self, urgent: bool, result: &str) {
         let urgency = if urgent { "now" } else { "batched" };
         self.writes.with_label_values(&[urgency, result]).inc();
     }
 
-    /// For how long something is to be told that the API does not know.
+    /// Sets for how long the stored status has differed or the list has been overdue.
     pub fn behind(&self, lag: Duration) {
         self.behind.set(lag.as_secs_f64());
     }
 
-    /// A leak was freed.
+    /// Counts a released leak.
     pub fn freed(&self, reason: Reason) {
         self.freed.with_label_values(&[reason.as_str()]).inc();
     }
 
-    /// How many attachments may be leaked.
+    /// Sets the number of leak candidates.
     pub fn suspicious(&self, count: usize) {
         self.suspicious
             .set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
-    /// The store was damaged.
+    /// Counts a damaged store.
     pub fn damaged(&self) {
         self.damaged.inc();
     }
 
-    /// An event could not be written.
+    /// Counts an event that could not be written.
     pub fn event_dropped(&self) {
         self.dropped.inc();
     }
 
-    /// What is held and given.
+    /// Sets the gauges of addresses, blocks and attachments; series of pools without blocks are removed.
     #[expect(clippy::cast_precision_loss, reason = "gauges are floats")]
     pub fn set(&self, snapshot: &Snapshot) {
         let tenants = snapshot.tenants.len();

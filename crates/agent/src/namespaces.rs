@@ -1,16 +1,16 @@
-//! The namespaces of this node's pods: labels, which pools select by, and the pools that they name.
+//! The namespaces of this node's pods: the labels by which pools select, and the pools that a namespace names.
 //!
-//! A namespace is asked for when its first pod comes, and again when another pod comes after a while.
-//! No node watches all namespaces of a cluster: each change of one would go to every node.
+//! A namespace is read when its first pod comes, and again when another pod comes [`FRESH`] later. Agents do not
+//! watch namespaces, because each change of one would go to every node.
 //!
 //! # Guarantees
-//! - What was read once stays known while it is read again, and while that fails.
-//! - Failures are followed by growing pauses, for each namespace by itself.
-//! - Namespaces without a pod here are forgotten.
+//! - A namespace that was read stays known while it is read again, even if that fails.
+//! - Failures are followed by growing pauses, separately for each namespace.
+//! - Namespaces without a pod on this node are forgotten.
 //!
 //! # Caveats
-//! - What is changed at a namespace is seen with the first pod that comes [`FRESH`] after it was read
-//!   last; pods that come before are served as the namespace was.
+//! - A change of a namespace is seen with the first pod that comes [`FRESH`] after the last read; until then the
+//!   namespace counts as it was.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -19,21 +19,21 @@ use std::time::Duration;
 use super::pods::Pods;
 use cadastre_api::choice::Label;
 
-/// So long nobody asks again, however many pods come.
+/// A namespace is not read again within this time, however many pods come.
 pub const FRESH: Duration = Duration::from_secs(60);
-/// First and longest pause after a failure.
+/// The first and the longest pause after a failure.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
-/// What counts of a namespace.
+/// The parts of a namespace that the choice of pools depends on.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Namespace {
-    /// Its labels
+    /// The labels that pools select by
     pub labels: Vec<Label>,
-    /// Its annotation `cadastre.dev/pools`
+    /// The value of the annotation `cadastre.dev/pools`
     pub pools: Option<String>,
 }
 
-/// Those of this node's pods.
+/// The namespaces of this node's pods, by name.
 #[derive(Clone, Debug, Default)]
 pub struct Namespaces(BTreeMap<String, Entry>);
 
@@ -41,15 +41,15 @@ pub struct Namespaces(BTreeMap<String, Entry>);
 struct Entry {
     known: Option<Arc<Namespace>>,
     asking: bool,
-    /// Somebody wants it, or wants it anew
+    /// A pod came that needs it to be read
     wanted: bool,
-    /// Not asked again before that
+    /// The earliest time to read it
     next_at: Duration,
     failures: u32,
 }
 
 impl Namespaces {
-    /// A pod came that was not there before.
+    /// Records that a new pod of this namespace is on the node.
     pub fn pod_came(&mut self, namespace: &str) {
         if let Some(entry) = self.0.get_mut(namespace) {
             entry.wanted = true;
@@ -62,24 +62,24 @@ impl Namespaces {
         self.0.insert(namespace.to_owned(), entry);
     }
 
-    /// Forgets those of which no pod is here.
+    /// Forgets namespaces without a pod on this node.
     pub fn keep_those_of(&mut self, pods: &Pods) {
         let of_pods: BTreeSet<&str> = pods.iter().map(|it| it.namespace.as_str()).collect();
         self.0.retain(|name, _| of_pods.contains(name.as_str()));
     }
 
-    /// What is known of one.
+    /// Returns a namespace as it was read last; `None` if it never was.
     pub fn get(&self, name: &str) -> Option<&Arc<Namespace>> {
         self.0.get(name)?.known.as_ref()
     }
 
-    /// Whether waiting a moment would tell nothing more of it: it is known, or asking for it failed.
+    /// Whether waiting would bring nothing more soon: the namespace is known, or reading it failed.
     pub fn is_settled(&self, name: &str) -> bool {
         let settled = |entry: &Entry| entry.known.is_some() || entry.failures > 0;
         self.0.get(name).is_some_and(settled)
     }
 
-    /// Those to be asked for now: each has to be [`answered`](Self::answered).
+    /// Returns the namespaces to read now; each must be [`answered`](Self::answered).
     pub fn due(&mut self, now: Duration) -> Vec<String> {
         let mut due = Vec::new();
         for (name, entry) in &mut self.0 {
@@ -92,13 +92,13 @@ impl Namespaces {
         due
     }
 
-    /// When to ask again, if no pod comes before: something is wanted that was asked for lately.
+    /// Returns when to read again, for pods that came soon after the last read.
     pub fn wake(&self) -> Option<Duration> {
         let waiting = self.0.values().filter(|it| it.wanted && !it.asking);
         waiting.map(|it| it.next_at).min()
     }
 
-    /// What came of asking for one; `None` if that failed.
+    /// Records the result of reading a namespace; `None` if that failed.
     pub fn answered(&mut self, name: &str, answer: Option<Namespace>, now: Duration) {
         let Some(entry) = self.0.get_mut(name) else {
             return;
@@ -154,7 +154,7 @@ mod tests {
         let mut all = Namespaces::default();
         all.pod_came("a");
         all.due(secs(0));
-        // While the answer is on its way: that may be older than the pod.
+        // A pod comes while the namespace is being read: the answer may be older than the pod.
         all.pod_came("a");
         all.answered("a", Some(naming("x")), secs(1));
         assert!(all.due(secs(2)).is_empty());

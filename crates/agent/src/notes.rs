@@ -1,5 +1,5 @@
-//! What the pods here may have, noted in the store: for plugins while the agent is away, and for the agent
-//! when it is back before the API server is.
+//! Notes in the store about which pools each pod may use: for the plugin while the agent is away, and for the agent
+//! when it starts before the API server answers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -9,65 +9,65 @@ use super::known::Shown;
 use super::pods::Pod;
 use cadastre_node::{OWN_INTERFACE, PodNote, PodRef};
 
-/// Notes are written so far apart at least.
+/// The shortest pause between writes of notes.
 const PAUSE: Duration = Duration::from_secs(1);
-/// An interface of another network.
+/// Any interface but the pod's own: the choice is the same for all of them.
 const OTHER_INTERFACE: &str = "net1";
 
-/// What the store has noted, and when to look again.
+/// The notes in the store, and whether they may be out of date.
 #[derive(Debug, Default)]
 pub struct Notes {
-    /// By namespace and name; `None`: it has not been read yet
+    /// By namespace and name; `None` until they have been read
     kept: Option<BTreeMap<(String, String), PodNote>>,
-    /// Something may be otherwise
+    /// Whether something changed since the last look
     is_due: bool,
-    /// When they were looked at last, since boot
+    /// When the last look was, since boot
     looked_at: Duration,
 }
 
-/// What is to be written.
+/// The changes to write.
 #[derive(Debug, Default, PartialEq)]
 pub struct News {
-    /// New or changed
+    /// New or changed notes
     pub notes: Vec<PodNote>,
-    /// Gone
+    /// Pods whose notes are to be deleted
     pub gone: Vec<PodRef>,
 }
 
 impl Notes {
-    /// A pod, its namespace or a pool has changed.
+    /// Records that a pod, its namespace or a pool has changed.
     pub fn changed(&mut self) {
         self.is_due = true;
     }
 
-    /// When to look, if something has changed.
+    /// Returns when to look; `None` if nothing has changed.
     pub fn due_at(&self) -> Option<Duration> {
         self.is_due.then(|| self.looked_at + PAUSE)
     }
 
-    /// Whether what is in the store has to be read first.
+    /// Whether the notes have to be read from the store first.
     pub fn is_unread(&self) -> bool {
         self.kept.is_none()
     }
 
-    /// That is in the store.
+    /// Records the notes that the store has.
     pub fn read(&mut self, notes: Vec<PodNote>) {
         let by_name = notes.into_iter().map(|note| (name(&note.pod), note));
         self.kept = Some(by_name.collect());
     }
 
-    /// The store is another one, or may be.
+    /// Forgets the notes because the store is, or may be, another one.
     pub fn forget(&mut self) {
         self.kept = None;
         self.is_due = true;
     }
 
-    /// The store could not be read or written: it is tried again after a pause.
+    /// Records that the store could not be read or written; the next attempt follows after a pause.
     pub fn failed(&mut self, now: Duration) {
         (self.looked_at, self.is_due) = (now, true);
     }
 
-    /// What is otherwise than noted. Nothing is before all pods and pools are known.
+    /// Returns the changes to write; none until all pods and pools are known.
     pub fn look(&mut self, known: &Shown, now: Duration) -> News {
         self.is_due = false;
         let Some(kept) = &self.kept else {
@@ -92,7 +92,7 @@ impl Notes {
         }
     }
 
-    /// That was written.
+    /// Records that changes were written.
     pub fn written(&mut self, news: News) {
         let Some(kept) = &mut self.kept else {
             return;
@@ -106,7 +106,6 @@ impl Notes {
 }
 
 impl News {
-    /// Whether there is nothing to write.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
@@ -116,7 +115,7 @@ fn name(pod: &PodRef) -> (String, String) {
     (pod.namespace.clone(), pod.name.clone())
 }
 
-/// What a pod may have, once its namespace is known.
+/// Returns the note of a pod; `None` while its namespace is unknown.
 fn note(pod: &Pod, known: &Shown) -> Option<PodNote> {
     if !known.is_decidable(pod) {
         return None;

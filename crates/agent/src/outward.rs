@@ -1,4 +1,4 @@
-//! What is asked of the API server and written there.
+//! Requests to the API server.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -22,10 +22,10 @@ use cadastre_api::{
     POOLS_ANNOTATION,
 };
 
-/// Longest wait for the API server.
+/// The time limit of a request to the API server.
 const API_LIMIT: Duration = Duration::from_secs(10);
 
-/// A namespace as the API server's cache has it, else as its store has it: one that was made a moment
+/// Reads a namespace from the API server's cache, or consistently if it is not there: a namespace created a moment
 /// ago may not be in the cache yet.
 pub(super) async fn namespace(client: Client, name: &str) -> Option<Namespace> {
     let api: Api<PartialObjectMeta<v1::Namespace>> = Api::all(client);
@@ -60,7 +60,7 @@ fn labels(labels: &BTreeMap<String, String>) -> Vec<Label> {
         .collect()
 }
 
-/// Writes the list of addresses. The NodeSubnet owns it, so that it goes with it.
+/// Writes the list of addresses, owned by the NodeSubnet so that it is deleted with it.
 pub(super) async fn write_list(
     client: Client,
     name: &str,
@@ -105,7 +105,7 @@ pub(super) async fn write_list(
             let is_whole = stored.is_same(&written);
             Listed::Done((!is_whole).then(|| Box::new(Cut { written, stored })))
         }
-        // The watch will show what there is.
+        // The watch will show the current version.
         Ok(Err(kube::Error::Api(answer))) if answer.code == 409 => Listed::Failed,
         Ok(Err(kube::Error::Api(answer))) => {
             warn!(
@@ -122,7 +122,7 @@ pub(super) async fn write_list(
     }
 }
 
-/// Writes the status onto that version.
+/// Writes the status if the NodeSubnet still has this version.
 pub(super) async fn write_status(
     client: Client,
     name: &str,

@@ -1,4 +1,4 @@
-//! What the loop of an agent is set to, and what it works with.
+//! The settings of the agent's loop, and the parts it works with.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,45 +16,45 @@ use crate::metrics::AgentMetrics;
 use cadastre_core::holding::Holding;
 use cadastre_daemon::telemetry::Readiness;
 
-/// Settings of the loop.
+/// The settings of the agent's loop, from flags.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The node's name
+    /// The name of the Node
     pub node: String,
-    /// The store
+    /// The path of the store's file
     pub store: PathBuf,
-    /// Whether this process has the lock of the store's folder
+    /// Whether this process already has the lock of the store's folder
     pub is_store_locked: bool,
-    /// What can wait is told once in that time
+    /// Status that is not urgent is published once per interval
     pub publish_interval: Duration,
-    /// The list of addresses is told once in that time
+    /// The list of addresses is published once per interval
     pub addresses_interval: Duration,
-    /// How long an attachment is suspicious before it may be freed
+    /// How long an attachment must be a leak candidate before it may be released
     pub leak_grace: Duration,
-    /// The runtime's socket, if it may be asked
+    /// The socket of the container runtime, if it may be asked
     pub cri: Option<PathBuf>,
-    /// Whether to masquerade
+    /// Whether the agent masquerades the pods' traffic
     pub masquerade: bool,
 }
 
-/// What the loop works with.
+/// The parts that the loop works with.
 pub struct Parts {
-    /// The API server
+    /// Connects to the API server
     pub client: Client,
-    /// The store
+    /// Runs transactions on the store
     pub ledger: Ledger,
-    /// Operations of plugins
+    /// Serves the operations of plugins
     pub service: Arc<Service>,
-    /// What `/readyz` says
+    /// The state of `/readyz`
     pub readiness: Readiness,
-    /// Where figures go
+    /// Updated with each look at the store
     pub metrics: AgentMetrics,
-    /// What people are told
+    /// Logs and emits events
     pub events: Events,
-    /// Which attachments may be leaked
+    /// The leak candidates, for the gRPC API
     pub leaks: watch::Sender<Arc<Reasons>>,
-    /// What the node holds, for those who want to know
+    /// The node's ranges, for the gRPC API
     pub holding: watch::Sender<Arc<Holding>>,
-    /// Ends the loop
+    /// Cancelled to end the loop
     pub stop: CancellationToken,
 }

@@ -21,14 +21,14 @@ use cadastre_node::wire;
 use cadastre_node::wire::{Request, Response};
 use cadastre_node::{Refusal, Why};
 
-/// Connections at a time; more wait to be taken.
+/// The maximum number of connections; further ones wait until one is closed.
 pub const CONNECTIONS: usize = 256;
-/// How long a peer may take for its request, and for taking its answer.
+/// The time limit for a peer to send its request, and to receive its answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// What is read of a body before it has come: a length alone takes no memory.
+/// The largest buffer before the bytes arrive: a large length field alone costs no memory.
 const AT_ONCE: usize = 64 * 1024;
 
-/// Serves until `stop`, and then until all that was begun is answered.
+/// Serves until `stop` is cancelled, then returns once all requests under way are answered.
 pub async fn run(socket: Socket, service: Arc<Service>, stop: CancellationToken) {
     let mut conversations = JoinSet::new();
     loop {
@@ -47,7 +47,7 @@ pub async fn run(socket: Socket, service: Arc<Service>, stop: CancellationToken)
             () = stop.cancelled() => break,
         }
     }
-    // Nobody finds it any more; those who are connected get their answers.
+    // Removes the socket: no new peer can connect, and connected ones get their answers.
     drop(socket);
     while conversations.join_next().await.is_some() {}
 }
@@ -64,7 +64,7 @@ async fn converse(mut stream: UnixStream, service: &Service) -> io::Result<()> {
                 .while_waited_for(is_there(&stream)?);
             tokio::select! {
                 result = service.serve(request.op, call) => Response::from(result),
-                // Whoever asked is gone: nobody waits for a block any more.
+                // The caller has gone away: nobody waits for the address any more.
                 () = hung_up(&mut stream) => return Ok(()),
             }
         }
@@ -94,8 +94,8 @@ async fn receive(stream: &mut UnixStream) -> io::Result<Vec<u8>> {
     Ok(body)
 }
 
-/// Says whether the peer has not closed its end, by the kernel's word at that moment: also before the task
-/// of its connection comes to its turn.
+/// Returns a function that asks the kernel whether the peer has its end open. It is right at each call, even before
+/// the task of the connection gets to run.
 fn is_there(stream: &UnixStream) -> io::Result<impl Fn() -> bool + Send + Sync + use<>> {
     let socket = stream.as_fd().try_clone_to_owned()?;
     Ok(move || {
@@ -107,7 +107,7 @@ fn is_there(stream: &UnixStream) -> io::Result<impl Fn() -> bool + Send + Sync +
     })
 }
 
-/// Returns when the peer has closed its end; what it still sends is not read.
+/// Returns when the peer has closed its end, ignoring what it still sends.
 async fn hung_up(stream: &mut UnixStream) {
     let mut rest = [0; 64];
     loop {

@@ -1,9 +1,9 @@
 //! The pods of this node, as the API knows them.
 //!
 //! # Caveats
-//! - A static pod has the UID that the kubelet made for it; the API knows it by a mirror pod with a
-//!   UID of its own, which names the other in an annotation. Both lead to it here.
-//! - What is not here may be gone, or not seen yet: the watch may be behind, or down.
+//! - The kubelet makes a UID for a static pod, but the API knows it by a mirror pod with a UID of its own, which names
+//!   the other UID in an annotation. Pods are found here by either UID.
+//! - A pod that is not found may be deleted or not seen yet: the watch may be behind or down.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,30 +15,30 @@ use cadastre_core::Addr;
 use cadastre_daemon::watch::Change;
 use cadastre_node::PodRef;
 
-/// A pod of this node.
+/// The parts of a Pod object that the agent needs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Pod {
-    /// Its namespace
+    /// The namespace of the Pod object
     pub namespace: String,
-    /// Its name
+    /// The name of the Pod object
     pub name: String,
-    /// Its UID in the API
+    /// The UID of the Pod object
     pub uid: String,
-    /// The UID of the static pod that it mirrors
+    /// The UID of the static pod, if this is a mirror pod
     pub mirrors: Option<String>,
-    /// Its labels, sorted by key
+    /// Sorted by key
     pub labels: Vec<Label>,
-    /// Its annotations of this project
+    /// The annotations in the domain `cadastre.dev`
     pub annotations: BTreeMap<String, String>,
-    /// It has succeeded or failed
+    /// Whether its phase is Succeeded or Failed
     pub finished: bool,
-    /// Its addresses as it reports them; none where they are the node's
+    /// The addresses in its status; empty for a pod on the host network
     pub addresses: Vec<Addr>,
-    /// What it has on second networks
+    /// Its addresses on second networks, by Multus' annotations
     pub second_networks: SecondNetworks,
 }
 
-/// All of them.
+/// The pods of this node, kept up to date by watch events.
 #[derive(Clone, Debug, Default)]
 pub struct Pods {
     by_uid: BTreeMap<String, Arc<Pod>>,
@@ -49,7 +49,7 @@ pub struct Pods {
 }
 
 impl Pods {
-    /// Takes in one step of the watch.
+    /// Applies one watch event.
     pub fn change(&mut self, change: Change<Pod>) {
         match change {
             Change::Restarted { .. } => self.unseen = Some(self.by_uid.keys().cloned().collect()),
@@ -70,12 +70,12 @@ impl Pods {
         }
     }
 
-    /// Whether a list was completed, and none is running.
+    /// Whether a list was completed and no other is under way.
     pub fn is_complete(&self) -> bool {
         self.listed && self.unseen.is_none()
     }
 
-    /// The pod that the runtime means.
+    /// Finds a pod by the UID that the runtime gives; without a UID, by namespace and name.
     pub fn find(&self, pod: &PodRef) -> Option<&Arc<Pod>> {
         if !pod.uid.is_empty() {
             return self.by_uid(&pod.uid);
@@ -84,13 +84,13 @@ impl Pods {
         self.by_uid.get(self.by_name.get(&name)?)
     }
 
-    /// The pod of that UID, its own or that of the static pod.
+    /// Finds a pod by its own UID or that of the static pod it mirrors.
     pub fn by_uid(&self, uid: &str) -> Option<&Arc<Pod>> {
         let own = self.by_uid.get(uid);
         own.or_else(|| self.by_uid.get(self.mirrored.get(uid)?))
     }
 
-    /// Whether a pod that has not finished reports the address, its own or one of a second network.
+    /// Whether a pod that has not finished reports this address, on its own or on a second network.
     pub fn report(&self, addr: Addr) -> bool {
         let has = |pod: &Arc<Pod>| {
             let others = match &pod.second_networks {
@@ -103,7 +103,7 @@ impl Pods {
         self.iter().any(|pod| !pod.finished && has(pod))
     }
 
-    /// All pods.
+    /// Iterates over all pods, sorted by UID.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<Pod>> {
         self.by_uid.values()
     }
@@ -134,7 +134,7 @@ impl Pods {
     }
 }
 
-/// What counts of a pod.
+/// Extracts these parts from a Pod object.
 pub fn read(pod: PodLite) -> Pod {
     let PodLite {
         metadata,
@@ -175,7 +175,7 @@ pub fn read(pod: PodLite) -> Pod {
 pub(super) mod testing {
     use super::*;
 
-    /// A pod of the namespace `default`, of that UID and these labels and annotations.
+    /// Returns a pod in the namespace `default`.
     pub fn pod(uid: &str, labels: &[(&str, &str)], annotations: &[(&str, &str)]) -> Pod {
         Pod {
             namespace: "default".to_owned(),

@@ -1,5 +1,5 @@
-//! Asks the API, the runtime and the kernel about suspicious attachments, in this order: what the
-//! node says has to be later than the list of pods.
+//! Asks the API, the runtime and the kernel about leak candidates, in this order: evidence from the node must be
+//! newer than the list of pods.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -18,24 +18,24 @@ use cadastre_api::PodLite;
 use cadastre_daemon::watch::Change;
 use cadastre_node::Attachment;
 
-/// The longest wait for a page of pods.
+/// The time limit for a page of pods.
 const LIMIT: Duration = Duration::from_secs(10);
-/// Pods a page.
+/// The number of pods per page.
 const PAGE: u32 = 50;
 
-/// Whom to ask.
+/// The sources of proof.
 #[derive(Clone)]
 pub struct Witnesses {
-    /// The API server
+    /// Connects to the API server
     pub client: Client,
-    /// The node's name
+    /// The name of the Node
     pub node: String,
-    /// The runtime, if it may be asked
+    /// The container runtime, if it may be asked
     pub runtime: Option<Runtime>,
 }
 
 impl Witnesses {
-    /// Those of the candidates that nobody has any more. What cannot be asked proves nothing.
+    /// Returns the candidates that are proven to be leaked. A source that does not answer proves nothing.
     pub async fn prove(
         &self,
         candidates: Vec<Candidate>,
@@ -65,7 +65,7 @@ impl Witnesses {
         proven.map(|it| (it.attachment, it.reason)).collect()
     }
 
-    /// All sandboxes of this node with their addresses; none where the runtime may not be asked.
+    /// Returns all sandboxes of this node with their addresses; none if the runtime may not be asked.
     pub async fn sandboxes(&self) -> Result<Vec<Sandbox>, CriError> {
         match &self.runtime {
             Some(runtime) => runtime.addresses().await,
@@ -73,7 +73,7 @@ impl Witnesses {
         }
     }
 
-    /// All pods of this node as the API server has them now: not from a cache that may be behind.
+    /// Lists the pods of this node consistently, not from a cache that may be behind.
     async fn pods(&self) -> Option<Pods> {
         let api: Api<PodLite> = Api::all(self.client.clone());
         let mut pods = Pods::default();
@@ -102,8 +102,8 @@ impl Witnesses {
     }
 }
 
-/// Which of these network namespaces are gone. That nothing is at a path says something only where
-/// such paths were seen: an agent that does not see the host's directory sees nothing in it.
+/// Returns which of these network namespaces are gone. A missing path proves this only if its directory is in `roots`,
+/// where such paths were seen: an agent without access to the host's directory sees nothing in it.
 pub fn gone<'a>(
     paths: impl Iterator<Item = &'a str>,
     roots: &BTreeSet<PathBuf>,
@@ -120,7 +120,7 @@ pub fn gone<'a>(
     paths.filter(is_gone).map(str::to_owned).collect()
 }
 
-/// At which of these paths there is something.
+/// Returns the paths that exist, or whose absence is not certain.
 fn present<'a>(paths: impl Iterator<Item = &'a str>) -> BTreeSet<String> {
     let is_there = |path: &&str| {
         let found = std::fs::symlink_metadata(path);
@@ -129,8 +129,8 @@ fn present<'a>(paths: impl Iterator<Item = &'a str>) -> BTreeSet<String> {
     paths.filter(is_there).map(str::to_owned).collect()
 }
 
-/// Adds the directories in which network namespaces of these paths are. What is there now says where such
-/// paths are seen, also for an agent that has served no ADD yet.
+/// Adds the directories of those paths that exist now. So the agent knows where it can see network namespaces even
+/// before it has served an ADD.
 pub fn note_roots<'a>(paths: impl Iterator<Item = &'a str>, roots: &mut BTreeSet<PathBuf>) {
     for path in paths.map(Path::new) {
         if let Some(root) = netns_root(path)
@@ -158,7 +158,7 @@ mod tests {
     use crate::snapshot::testing::{snapshot, tenant};
     use cadastre_node::Snapshot;
 
-    /// An API server that answers everything with that.
+    /// Returns a client of an API server that gives this answer to every request.
     fn api(status: StatusCode, body: &Value) -> Client {
         let body = body.to_string();
         let answer = move |_: Request<Body>| {
@@ -176,7 +176,7 @@ mod tests {
         json!({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items})
     }
 
-    /// Attachments of pods that the watch does not show: suspicious.
+    /// Returns candidates: attachments of pods that the watch does not show.
     fn suspicious(tenants: &[&str]) -> Vec<Candidate> {
         let of = |id: &&str| tenant(id, &format!("uid-{id}"), &["10.0.0.9"]);
         let snapshot = Snapshot {
@@ -196,7 +196,7 @@ mod tests {
             .due
     }
 
-    /// The container ids of what is proven by these witnesses.
+    /// Returns the container ids of the leaks that these sources prove.
     async fn proven(client: Client, runtime: Option<Runtime>) -> Vec<String> {
         let witnesses = Witnesses {
             client,

@@ -1,22 +1,21 @@
-//! When NodeSubnet.status is written.
+//! Decides when NodeSubnet.status is written.
 //!
-//! | what changed | when |
+//! | what changed | when it is written |
 //! |---|---|
-//! | more is wanted of a pool than there is | at once; while nothing comes of it ever less often, down to once in 8 s |
-//! | a block was let go, or one that is in use is neither listed nor told | at once; if that comes again and again, ever less often, down to once in 8 s |
-//! | anything else | once in the interval, with jitter; every write tells all |
+//! | a pool's demand exceeds its capacity | at once; while the capacity stays the same, ever less often, down to once in 8 s |
+//! | a block was released, or a block in use is neither listed nor reported | at once; if that happens in a row, ever less often, down to once in 8 s |
+//! | anything else | once per interval, with jitter; every write has the whole status |
 //! | nothing | never |
 //!
 //! # Guarantees
-//! - One write at a time, onto the version of the NodeSubnet that it was decided by: whatever the
-//!   controller has written meanwhile is taken in first.
-//! - A pool that does not answer slows down no question to another one, and a pool that does is asked for
-//!   more at once: an ADD waits for a few seconds only.
-//! - Growth that what is held still covers is no reason to write: pods that start one by one cost a
-//!   write a block, not one each.
-//! - What is stored only in part, because the CRD is older than the agent, is not written again before
+//! - Only one write is under way at a time, and only to the version of the NodeSubnet that it was decided by:
+//!   whatever the controller has written meanwhile is read first.
+//! - A pool that allocates nothing delays no request to another pool, and a pool that does is asked for more at
+//!   once: an ADD waits only for a few seconds.
+//! - Growth that existing blocks cover causes no urgent write: pods that start one by one cost one write per block.
+//! - A status that was stored only in part, because the CRD is older than the agent, is not written again before
 //!   something changes.
-//! - Errors are followed by growing pauses, and many agents do not come back at one moment.
+//! - Errors are followed by growing pauses with jitter, so that many agents do not retry at the same time.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -30,46 +29,46 @@ use super::snapshot::{busy, gives};
 use cadastre_api::{BlockReport, NodeSubnetStatus, PoolDemand};
 use cadastre_node::{BlockState, Snapshot};
 
-/// First and longest pause between two writes that cannot wait.
+/// The first and the longest pause between two urgent writes.
 const URGENT_PAUSE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(8));
-/// First and longest pause after an error.
+/// The first and the longest pause after an error.
 const ERROR_PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(120));
-/// How long the watch may take to show the version that a write met.
+/// After a conflict, how long to wait for the watch to show the newer version.
 const CONFLICT_PAUSE: Duration = Duration::from_secs(5);
 
-/// Decides when to write. Times are those of one monotonic clock.
+/// Decides when to write the status. All times are those of one monotonic clock.
 #[derive(Debug)]
 pub struct Publisher {
     interval: Duration,
     jitter: Jitter,
     seen: Option<Seen>,
-    /// What is seen next is of a list, which is right whatever was seen before
+    /// The next version seen comes from a list, which counts whatever was seen before
     relisted: bool,
-    /// The version that a write is on its way to
+    /// The version that the write under way requires
     in_flight: Option<String>,
-    /// What can wait waits until then
+    /// When to write changes that are not urgent
     next_at: Duration,
-    /// The question to each pool of which more is wanted than there is
+    /// Requests for blocks, by pool, while demand exceeds capacity
     questions: BTreeMap<String, Question>,
-    /// Other things that cannot wait
+    /// The pace of other urgent writes
     others: Pace,
-    /// Nothing before that, after an error
+    /// The earliest time of a write after an error
     retry_at: Duration,
     failures: u32,
-    /// Since when the API is told less than there is to tell
+    /// Since when the stored status has differed from the wanted one
     behind_since: Option<Duration>,
-    /// What was told with this version, where not all of that was stored
+    /// The status written with this version, if only a part of it was stored
     cut: Option<(String, Box<NodeSubnetStatus>)>,
-    /// The version that a write was refused on, and until when another one is waited for
+    /// The version that a write was rejected for, and until when to wait for another
     outdated: Option<(String, Duration)>,
 }
 
-/// How often something is told that cannot wait: at once, but ever less often in a row.
+/// The pace of urgent writes for one reason: at once, but ever less often in a row.
 #[derive(Clone, Copy, Debug)]
 struct Pace {
-    /// When it was told last
+    /// The last write for this reason
     told_at: Option<Duration>,
-    /// So long after that nothing
+    /// The shortest time from that write to the next
     pause: Duration,
 }
 
@@ -98,11 +97,11 @@ impl Pace {
     }
 }
 
-/// What a pool was asked for, until it is answered.
+/// A request for blocks of a pool that has not been answered.
 #[derive(Clone, Copy, Debug)]
 struct Question {
-    /// What there was of the pool. Once there is more or less, it was answered, and what is still lacking
-    /// is a new question.
+    /// The pool's capacity when it was requested. A changed capacity means that the request was answered: what is
+    /// still lacking is a new request.
     capacity: u64,
     pace: Pace,
 }
@@ -113,42 +112,42 @@ struct Seen {
     status: NodeSubnetStatus,
 }
 
-/// What to do now.
+/// What [`Publisher::next`] asks the caller to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// Write onto this version, and tell what came of it
+    /// Write the status, then call [`Publisher::written`]
     Write {
-        /// resourceVersion of the NodeSubnet
+        /// The resourceVersion that the write requires
         version: String,
-        /// Whether it is for something that cannot wait
+        /// Whether an urgent change caused it
         urgent: bool,
     },
-    /// Ask again then, if nothing happens before
+    /// Ask again at this time, if nothing happens before
     At(Duration),
-    /// Ask again when something has changed
+    /// Ask again when the state has changed
     Nothing,
 }
 
-/// What came of a write.
+/// The outcome of a write.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Written {
-    /// It was made; the NodeSubnet has this version and says this.
+    /// Written.
     Done {
         /// The new resourceVersion
         version: String,
-        /// As stored
+        /// The status that was stored
         status: Box<NodeSubnetStatus>,
-        /// As written, if that is not what was stored: the CRD is older than the agent
+        /// The status that was sent, if it differs from `status` because the CRD is older than the agent
         cut: Option<Box<NodeSubnetStatus>>,
     },
-    /// The NodeSubnet has another version.
+    /// Rejected because the NodeSubnet has another version.
     Outdated,
-    /// It failed, or nobody knows.
+    /// Failed, or indeterminate.
     Failed,
 }
 
 impl Publisher {
-    /// One that writes what can wait once in `interval`; `seed` sets it apart from other nodes'.
+    /// Writes changes that are not urgent once per `interval`; `seed` sets the jitter of nodes apart.
     pub fn new(interval: Duration, seed: u64, now: Duration) -> Self {
         let mut new = Self {
             interval,
@@ -165,22 +164,22 @@ impl Publisher {
             cut: None,
             outdated: None,
         };
-        // Agents that are started together need not all write at once.
+        // Spreads the first writes of agents that are started together.
         new.next_at = now + new.jitter.part(interval / 4);
         new
     }
 
-    /// What is seen next is of a list.
+    /// Announces that the next call of [`Self::seen`] is from a list.
     pub fn relisted(&mut self) {
         self.relisted = true;
     }
 
-    /// The NodeSubnet as the watch shows it. What is older than the answer to the last write is left
-    /// out of account, unless a list shows it: then the API was put back to an older state.
+    /// Records the NodeSubnet as the watch shows it. A version older than the answer to the last write is ignored,
+    /// unless it comes from a list: then the API server was restored to an older state.
     pub fn seen(&mut self, version: &str, status: NodeSubnetStatus) {
         let is_older = |it: &Seen| is_older(version, &it.version);
         if std::mem::take(&mut self.relisted) {
-            // It answers again.
+            // The API server answers again.
             self.failures = 0;
             self.retry_at = Duration::ZERO;
         } else if self.seen.as_ref().is_some_and(is_older) {
@@ -199,7 +198,7 @@ impl Publisher {
         });
     }
 
-    /// There is no NodeSubnet to write to. That writes failed meanwhile holds up none to the next one.
+    /// Records that there is no NodeSubnet to write to. Failures so far do not delay writes to the next one.
     pub fn lost(&mut self) {
         self.seen = None;
         self.behind_since = None;
@@ -209,23 +208,23 @@ impl Publisher {
         self.retry_at = Duration::ZERO;
     }
 
-    /// For how long something is to be told that the API does not know.
+    /// Returns for how long the stored status has differed from the wanted one.
     pub fn lag(&self, now: Duration) -> Duration {
         let since = self.behind_since;
         since.map_or(Duration::ZERO, |since| now.saturating_sub(since))
     }
 
-    /// Whether a write is on its way.
+    /// Whether a write is under way.
     pub fn is_writing(&self) -> bool {
         self.in_flight.is_some()
     }
 
-    /// The conditions of the version that the next write goes onto.
+    /// Returns the conditions of the version that the next write requires.
     pub fn conditions(&self) -> &[Condition] {
         self.seen.as_ref().map_or(&[], |it| &it.status.conditions)
     }
 
-    /// What to do, if the status should be `status`.
+    /// Returns what to do if the status should be `status`.
     pub fn next(
         &mut self,
         status: &NodeSubnetStatus,
@@ -236,7 +235,7 @@ impl Publisher {
         let Some(seen) = self.seen.as_ref().filter(|_| self.in_flight.is_none()) else {
             return Next::Nothing;
         };
-        // What an older CRD cut off would be cut off again.
+        // An older CRD would drop the same part again.
         let as_far_as_it_goes = |(version, told): &(String, Box<NodeSubnetStatus>)| {
             *version == seen.version && is_same(told, status)
         };
@@ -273,7 +272,7 @@ impl Publisher {
         Next::Write { version, urgent }
     }
 
-    /// Takes in what came of the write.
+    /// Records the outcome of the write under way.
     pub fn written(&mut self, written: Written, now: Duration) {
         let onto = self.in_flight.take();
         match written {
@@ -289,11 +288,11 @@ impl Publisher {
                 self.seen(&version, *status);
             }
             Written::Outdated => {
-                // The watch may have shown a later one while the write was on its way.
+                // The watch may have shown a newer version during the write.
                 let seen = self.seen.as_ref().map(|seen| &seen.version);
                 let is_behind = onto.filter(|onto| Some(onto) == seen);
                 self.outdated = is_behind.map(|it| (it, now + CONFLICT_PAUSE));
-                // No write was made: what cannot wait need not wait for the next turn.
+                // Nothing was written: urgent changes are due again at once.
                 self.others.make_due(now);
                 for question in self.questions.values_mut() {
                     question.pace.make_due(now);
@@ -308,7 +307,7 @@ impl Publisher {
         }
     }
 
-    /// Takes note of what the pools are asked for with a write.
+    /// Records which pools a write requests blocks of.
     fn asked(
         &mut self,
         lacking: Vec<(String, Want)>,
@@ -330,7 +329,7 @@ impl Publisher {
     }
 }
 
-/// Versions are numbers that grow, where they are numbers at all.
+/// Compares resourceVersions as numbers; if one is not a number, neither is older.
 fn is_older(version: &str, than: &str) -> bool {
     match (version.parse::<u128>(), than.parse::<u128>()) {
         (Ok(version), Ok(than)) => version < than,
@@ -338,7 +337,7 @@ fn is_older(version: &str, than: &str) -> bool {
     }
 }
 
-/// Whether both say the same. Conditions that `wanted` does not name are the controller's.
+/// Whether the stored status is the wanted one. Conditions of types that `wanted` lacks are the controller's.
 pub fn is_same(is: &NodeSubnetStatus, wanted: &NodeSubnetStatus) -> bool {
     let without = NodeSubnetStatus {
         conditions: is.conditions.clone(),
@@ -347,7 +346,7 @@ pub fn is_same(is: &NodeSubnetStatus, wanted: &NodeSubnetStatus) -> bool {
     *is == without && is_said(&is.conditions, &wanted.conditions)
 }
 
-/// What the API knows of this Node object's pools and blocks.
+/// Returns the pools and blocks in the stored status; none if it is of another Node object.
 fn told<'a>(is: &'a NodeSubnetStatus, wanted: &NodeSubnetStatus) -> (&'a [PoolDemand], Blocks<'a>) {
     if is.node_uid == wanted.node_uid {
         (&is.pools, Blocks(&is.blocks))
@@ -356,7 +355,7 @@ fn told<'a>(is: &'a NodeSubnetStatus, wanted: &NodeSubnetStatus) -> (&'a [PoolDe
     }
 }
 
-/// The blocks that the API knows of.
+/// The blocks in a stored status.
 struct Blocks<'a>(&'a [BlockReport]);
 
 impl Blocks<'_> {
@@ -365,7 +364,7 @@ impl Blocks<'_> {
     }
 }
 
-/// The pools of which more is wanted than there is, where the controller does not know it yet.
+/// Returns the pools that need more blocks than the stored status requests.
 fn not_asked(
     is: &NodeSubnetStatus,
     wanted: &NodeSubnetStatus,
@@ -377,7 +376,7 @@ fn not_asked(
         let mut pools = pools.iter();
         pools.any(|told| told.pool == it.pool && told.demand >= it.demand)
     };
-    // It counts a block by its size until it has the agent's word, and so may find it enough.
+    // Without the agent's figures the controller counts a block by its size, and may think that it is enough.
     let is_counted = |pool: &str| {
         let mut of_pool = snapshot
             .blocks
@@ -393,14 +392,14 @@ fn not_asked(
     wanted.pools.iter().filter_map(lacking).collect()
 }
 
-/// Whether the controller has to act on a block of which it does not know yet what became of it.
+/// Whether a block has changed in a way that the controller has to act on.
 fn is_news(is: &NodeSubnetStatus, wanted: &NodeSubnetStatus, snapshot: &Snapshot) -> bool {
     let (_, blocks) = told(is, wanted);
     let let_go = wanted.blocks.iter().any(|block| {
         let told = blocks.find(&block.cidr, &block.uid);
         block.released && told.is_none_or(|told| !told.released)
     });
-    // It may give such a block to another node, until it hears of it.
+    // The controller does not know that such a block is in use, and may allocate it to another node.
     let is_unknown = snapshot.blocks.iter().any(|it| {
         it.state == BlockState::Withdrawn
             && busy(it) > 0

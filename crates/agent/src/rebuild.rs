@@ -1,18 +1,18 @@
-//! What is in use on this node, as others remember it: for a store that was lost, and for a podCIDR from which
-//! somebody else gave addresses before.
+//! Finds the addresses in use from other sources than the store: for a store that was lost, and for a podCIDR from
+//! which another program assigned addresses before.
 //!
-//! | source | knows | may lack |
+//! | source | has | may lack |
 //! |---|---|---|
-//! | NodeAddresses | attachments with everything that a DEL names | what was given since it was written last |
-//! | the runtime's sandboxes | addresses that are in use now | the name of the network |
-//! | the pods of this node | addresses that pods report; on second networks those that Multus told of | pods that are just starting |
+//! | NodeAddresses | attachments with everything that a DEL names | assignments since the last write |
+//! | the runtime's sandboxes | addresses in use now | the name of the network |
+//! | the pods of this node | addresses that pods report; on second networks those that Multus reported | pods that are just starting |
 //!
-//! Of second networks the runtime knows nothing. What a pod has there is known by the list that was
-//! written last, and by Multus' word on the pod; while a pod asks for such networks and nobody has told what it
-//! got (see [`unknown`]), a lost store is not made anew, for as long as a sandbox may still be set up.
+//! The runtime knows nothing about second networks. The addresses of pods there come from the last published list
+//! and from Multus' annotations. While a pod asks for such networks and no source shows its addresses (see
+//! [`unknown`]), a lost store is not replaced, for as long as a sandbox may still be set up.
 //!
-//! All of it together is taken for in use: too much is found by the leak finder, too little would be
-//! given twice.
+//! An address that any source shows counts as in use: the leak finder releases what is not, whereas a missing one
+//! would be assigned twice.
 
 use std::collections::BTreeSet;
 
@@ -27,10 +27,10 @@ use cadastre_core::holding::Holding;
 use cadastre_core::mutation::Mutation;
 use cadastre_node::{Attachment, Known, PodRef};
 
-/// The interface of a pod, where nobody remembers it.
+/// The interface of a pod if no source names it.
 const INTERFACE: &str = "eth0";
 
-/// What is in use. `network` is the CNI network where no other is remembered.
+/// Returns what is in use. `network` is the CNI network if no source names another.
 pub fn known(
     holding: &Holding,
     list: Option<&NodeAddressesSpec>,
@@ -88,11 +88,11 @@ pub fn known(
             name: pod.name.clone(),
             uid,
         };
-        // No container has such an id, so that none is mistaken for it.
+        // No container has such an id, so that no sandbox can be taken for it.
         let no_id = format!("pod-{}", pod.uid);
         if let SecondNetworks::Known(all) = &pod.second_networks {
             let mut own = sandboxes.iter().filter(|it| it.pod.uid == named.uid);
-            // With a single sandbox it is the one that Multus means, and a DEL of it names it so.
+            // If the pod has a single sandbox, Multus means that one, and its DEL will name it.
             let id = match (own.next(), own.next()) {
                 (Some(one), None) => one.id.clone(),
                 _ => no_id.clone(),
@@ -103,7 +103,7 @@ pub fn known(
                     container_id: id.clone(),
                     ifname: it.interface.clone(),
                 };
-                // An annotation adds nothing to what an attachment has by a better word.
+                // An annotation adds nothing to an attachment that a more reliable source shows.
                 if of_others.contains(&attachment) {
                     attachment.container_id.clone_from(&no_id);
                 }
@@ -115,7 +115,7 @@ pub fn known(
     known
 }
 
-/// The pods that have second networks of which nobody has told what they have there.
+/// Returns the pods on second networks for which no source shows their addresses there.
 pub fn unknown(pods: &Pods) -> Vec<String> {
     let living = pods.iter().filter(|it| !it.finished);
     let unknown = living.filter(|it| it.second_networks == SecondNetworks::Unknown);
@@ -124,11 +124,10 @@ pub fn unknown(pods: &Pods) -> Vec<String> {
         .collect()
 }
 
-/// Takes an entry of the list over, which was written in the boot of that id: what a pod had then is not of a
-/// later one. A container that is no pod's may have been started again under its id since, so that it is taken
-/// for one of the running boot.
+/// Adds an entry of a list that was written in this boot. A pod's attachment keeps that boot. A container without a
+/// pod may have been started again under its id since, so its attachment counts as one of the current boot.
 fn remember(known: &mut Vec<Known>, entry: AddressEntry, boot: &str) {
-    // What was cut off cannot be named by a DEL, but it is in use.
+    // A DEL cannot name an attachment whose handle was truncated, but its addresses are in use.
     let (network, id) = entry.handle.split_once('/').unwrap_or(("", ""));
     let id = match (id, entry.addresses.first()) {
         ("", Some(addr)) => format!("address-{addr}"),
@@ -161,7 +160,7 @@ fn remember(known: &mut Vec<Known>, entry: AddressEntry, boot: &str) {
     });
 }
 
-/// The network that most attachments are of.
+/// Returns the network of most attachments.
 fn usual_network(known: &[Known]) -> Option<String> {
     let networks: BTreeSet<&str> = known
         .iter()
@@ -260,7 +259,7 @@ mod tests {
         let expected = [
             ("c1", "boot", true),
             ("c2", "boot", false),
-            // It may have been started again under its id.
+            // The container may have been started again under its id.
             ("c3", "", false),
             ("c4", "", false),
         ];
@@ -307,7 +306,7 @@ mod tests {
         assert_eq!(ids, ["c1", "c2", "pod-p3"]);
         assert!(known.iter().all(|it| it.attachment.network == "net"));
         assert_eq!(known[2].pod.as_ref().unwrap().uid, "p3");
-        // Nothing was ever published: the name comes from the configuration.
+        // Without a published list the network's name comes from the configuration.
         let known = super::known(&holding(), None, &sandboxes, &pods, "conf");
         assert_eq!(known[0].attachment.network, "conf");
     }
@@ -334,14 +333,14 @@ mod tests {
         ];
         let mut pods = Pods::default();
         for (uid, address, finished) in [
-            // Its own attachment gets nothing that others do not know of.
+            // The list has this attachment: the annotation adds nothing to it.
             ("u1", "10.0.0.9", false),
             ("u2", "10.0.0.2", false),
-            // Which of its sandboxes has it is not told.
+            // It has two sandboxes, and the annotation does not say which one has the address.
             ("u3", "10.0.0.3", false),
-            // It is another's by a better word.
+            // A more reliable source shows the address at another pod.
             ("u4", "10.0.0.1", false),
-            // It is not of this node.
+            // The address is not of this node.
             ("u5", "10.0.7.1", false),
             ("u6", "10.0.0.6", true),
         ] {

@@ -1,7 +1,7 @@
-//! The shell round the state machine: watches in, effects out, nothing decided.
+//! The shell around the state machine: it brings events in and carries effects out, and decides nothing.
 //!
-//! One task owns the [`Machine`]. What takes long (the store, the runtime, the API server) runs beside it and comes
-//! back as an event.
+//! One task owns the [`Machine`]. Slow work (the store, the runtime, the API server) runs in other tasks, whose
+//! results come back as events.
 
 use std::time::Duration;
 
@@ -21,15 +21,14 @@ use cadastre_api::{NodeAddressesLite, NodeLite, NodeSubnetLite, PodLite};
 use cadastre_daemon::watch::{LastHeard, Patience, Pauses, Source, follow};
 use cadastre_node::clock;
 
-/// Steps of watches that may wait for the loop.
+/// The number of watch events that may wait for the loop.
 const BACKLOG: usize = 256;
-/// First and longest pause of a watch after an error, without jitter.
+/// The first and the longest pause of a watch after an error, without jitter.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(20));
-/// Objects a page of a list: a full page is in memory at once.
+/// The number of objects per page of a list: a whole page is in memory at once.
 const PAGE: u32 = 50;
 
-/// Runs until the stop token says so and what is on its way has come back. An error is one that only people can
-/// mend.
+/// Runs until the stop token is cancelled and work under way has ended. An error is one that needs an administrator.
 pub async fn run(settings: Settings, parts: Parts, files: Kept) -> anyhow::Result<()> {
     let (out, events) = mpsc::channel(BACKLOG);
     let seed = seed(&settings.node);
@@ -55,7 +54,7 @@ pub async fn run(settings: Settings, parts: Parts, files: Kept) -> anyhow::Resul
     shell.run(events).await
 }
 
-/// Follows what counts of the API.
+/// Starts the watches of the objects of this node.
 fn follow_all(node: &str, parts: &Parts, seed: u64, out: mpsc::Sender<Event>) -> JoinSet<()> {
     let by_name = format!("metadata.name={node}");
     let of_node = format!("spec.nodeName={node}");
@@ -101,7 +100,7 @@ fn follow_all(node: &str, parts: &Parts, seed: u64, out: mpsc::Sender<Event>) ->
     following
 }
 
-/// What of a kind `fields` selects, which the API server has an index for.
+/// Selects objects of a kind by a field that the API server has an index for.
 fn source<K>(
     kind: &'static str,
     client: Client,
@@ -124,7 +123,7 @@ where
     }
 }
 
-/// The same for a node at each start, and another for each node.
+/// Returns a hash of the node's name: the same at each start, and different between nodes.
 fn seed(node: &str) -> u64 {
     let mix = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
     node.bytes().fold(0xcbf2_9ce4_8422_2325, mix)
@@ -145,7 +144,7 @@ impl Shell {
             tokio::select! {
                 Some(event) = events.recv() => {
                     self.on(event);
-                    // What is there already is taken in before anything is decided.
+                    // All events that have arrived are recorded before anything is decided.
                     while let Ok(event) = events.try_recv() {
                         self.on(event);
                     }
@@ -169,7 +168,7 @@ impl Shell {
         self.machine.on(event, &clock::now());
     }
 
-    /// Turns until everything is on its way. Returns when to turn again.
+    /// Turns until no effect has an immediate answer. Returns when to turn again.
     fn turn(&mut self) -> anyhow::Result<Duration> {
         loop {
             let now = clock::now();

@@ -1,4 +1,4 @@
-//! What counts of the objects of this node.
+//! The parts of this node's objects that the agent needs.
 
 use std::collections::BTreeSet;
 
@@ -8,32 +8,32 @@ use cadastre_api::{
 };
 use cadastre_core::Addr;
 
-/// The Node.
+/// The Node object.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NodeSeen {
-    /// Its UID
+    /// The UID, which tells it from earlier Nodes of the same name
     pub uid: String,
 }
 
-/// The NodeSubnet.
+/// The NodeSubnet object.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SubnetSeen {
-    /// Its UID
+    /// The UID, by which it owns the NodeAddresses
     pub uid: String,
-    /// Its resourceVersion
+    /// The resourceVersion
     pub version: String,
-    /// Its spec, or why it cannot be read
+    /// The spec, or why it cannot be parsed
     pub spec: Result<NodeSubnetSpec, String>,
-    /// Its status; the default if it cannot be read, as it is the agent's own
+    /// The status; the default if it cannot be parsed, as the agent replaces it
     pub status: NodeSubnetStatus,
-    /// Addresses that the controller or people want to be given back
+    /// Addresses that the controller or a user wants released
     pub named: BTreeSet<Addr>,
-    /// Addresses with the handles of containers that are gone by people's word
+    /// Addresses with the handles of containers that a user declared gone
     pub container_gone: BTreeSet<(Addr, String)>,
 }
 
 impl SubnetSeen {
-    /// With what people ask for in its annotations.
+    /// Combines the object's parts with the users' `requests` in its annotations.
     pub fn new(
         uid: String,
         version: String,
@@ -54,21 +54,21 @@ impl SubnetSeen {
         }
     }
 
-    /// Its spec, if that can be read and is of the Node object of that UID.
+    /// Returns the spec if it could be parsed and is of the Node object with this UID.
     pub fn spec_of(&self, node_uid: Option<&str>) -> Option<&NodeSubnetSpec> {
         let spec = self.spec.as_ref().ok()?;
         (spec.node_uid.as_deref() == node_uid).then_some(spec)
     }
 }
 
-/// Reads a Node.
+/// Extracts these parts of a Node.
 pub fn node(node: NodeLite) -> NodeSeen {
     NodeSeen {
         uid: node.metadata.uid.unwrap_or_default(),
     }
 }
 
-/// Reads a NodeSubnet.
+/// Extracts these parts of a NodeSubnet.
 pub fn subnet(subnet: NodeSubnetLite) -> SubnetSeen {
     let annotations = subnet.metadata.annotations.unwrap_or_default();
     let requests = Requests::read(|name| annotations.get(name).map(String::as_str));
@@ -82,16 +82,16 @@ pub fn subnet(subnet: NodeSubnetLite) -> SubnetSeen {
     )
 }
 
-/// The NodeAddresses.
+/// The NodeAddresses object.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AddressesSeen {
-    /// The UID of the NodeSubnet that owns it
+    /// The UID of the NodeSubnet that owns it; empty if it has no owner
     pub owner: String,
-    /// What it says; the default if it cannot be read, as it is the agent's own
+    /// The list; the default if it cannot be parsed, as the agent replaces it
     pub list: NodeAddressesSpec,
 }
 
-/// Reads a NodeAddresses.
+/// Extracts these parts of a NodeAddresses.
 pub fn addresses(object: NodeAddressesLite) -> AddressesSeen {
     let owners = object.metadata.owner_references.unwrap_or_default();
     AddressesSeen {

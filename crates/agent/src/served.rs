@@ -1,7 +1,6 @@
-//! Whether new pods of the node are ours, or another's network has them: told as a condition of the
-//! NodeSubnet, in words that say what to do.
+//! The condition of the NodeSubnet that reports that new pods of the node use another network, and what to do.
 //!
-//! The node is as ready as the other network makes it, so nothing else would tell.
+//! The node is as ready as the other network makes it, so nothing else would report this.
 
 use std::path::Path;
 
@@ -10,8 +9,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use super::files::others::Standing;
 use cadastre_api::SERVED_BY_OTHERS;
 
-/// The condition as it should be, but for its times; `before`: what the NodeSubnet has. `None`: what it has, or has
-/// not, stays. `own`: our file, `None` where none is wanted. What is well is said only where it was not.
+/// Returns the condition to set, without its times; `None` to leave the one in `before` as it is. `own` is the path
+/// of our file, `None` if none is wanted. That all is well is reported only where `before` says otherwise.
 pub fn condition(
     standing: Option<&Standing>,
     own: Option<&Path>,
@@ -57,7 +56,7 @@ pub fn condition(
     })
 }
 
-/// Whether the conditions `is` say what those of `wanted` do, whatever else they say.
+/// Whether `is` has all conditions of `wanted`, apart from their times.
 pub fn is_said(is: &[Condition], wanted: &[Condition]) -> bool {
     let says = |a: &Condition, b: &Condition| {
         (&a.type_, &a.status, &a.reason, &a.message) == (&b.type_, &b.status, &b.reason, &b.message)
@@ -65,8 +64,8 @@ pub fn is_said(is: &[Condition], wanted: &[Condition]) -> bool {
     wanted.iter().all(|it| is.iter().any(|is| says(is, it)))
 }
 
-/// The conditions `is`, with `wanted` in the place of those of their types: what the controller says stays. One
-/// whose status is another from now on is so since `now`.
+/// Returns `is` with `wanted` in place of conditions of the same types; the controller's conditions stay. Where the
+/// status changes, the transition time is `now`.
 pub fn merged(is: &[Condition], wanted: &[Condition], now: jiff::Timestamp) -> Vec<Condition> {
     let now = jiff::Timestamp::from_second(now.as_second()).unwrap_or(now);
     let mut all = is.to_vec();

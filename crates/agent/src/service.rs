@@ -1,10 +1,10 @@
-//! Serves operations of plugins and others: chooses pools, asks the store, and lets an ADD that finds
-//! nothing wait for a block.
+//! Serves operations of plugins and others: chooses pools, asks the store, and has an ADD wait for a block if no
+//! address is free.
 //!
 //! # Guarantees
-//! - Nothing here asks the API server. What it has said is read from what the watches keep.
-//! - Every wait ends: at the request's own deadline, at the setting's for a block, and with a DEL of what
-//!   is waited for.
+//! - Nothing here asks the API server: only what the watches have shown is read.
+//! - Every wait ends: at the deadline of the request, after the configured wait for a block, and when the attachment
+//!   that an ADD waits for is deleted.
 
 pub mod adding;
 
@@ -25,28 +25,28 @@ use adding::Step;
 use cadastre_node::keeper::Call;
 use cadastre_node::{Add, Answer, Attachment, Op, Refusal, Why, clock};
 
-/// Serves operations.
+/// Serves operations of the plugin and of gRPC clients.
 pub struct Service {
-    /// The store
+    /// Runs operations on the store
     pub ledger: Ledger,
-    /// What the watches have shown
+    /// What the loop and the servers know of each other
     pub known: Known,
     /// How long an ADD waits for a block
     pub add_wait: Duration,
-    /// Where figures go
+    /// Counts requests and waiting ADDs
     pub metrics: AgentMetrics,
-    /// Where complaints go
+    /// Emits events about wrong annotations
     pub events: Events,
-    /// Something was given, freed or wished for
+    /// Wakes the loop when something in the store may have changed, or an ADD began to wait
     pub changed: Notify,
-    /// Counts the takings-over of what the node holds
+    /// Increases each time the node's ranges were written to the store, which wakes waiting ADDs
     pub held: watch::Sender<u64>,
-    /// What was deleted, for which an ADD may wait
+    /// Attachments that were deleted, to end the ADDs that wait for them
     pub deleted: broadcast::Sender<Attachment>,
 }
 
 impl Service {
-    /// Does an operation while its caller waits for it.
+    /// Performs an operation, unless its caller goes away before.
     pub async fn serve(&self, op: Op, call: Call) -> Result<Answer, Refusal> {
         let begun = Instant::now();
         let (verb, changes) = match &op {
@@ -61,7 +61,7 @@ impl Service {
             Op::Del(attachment) => {
                 self.known.lock().wishes.remove(&attachment);
                 let result = self.ledger.ask(Op::Del(attachment.clone()), call).await;
-                // An error says that no ADD waits.
+                // The error means that no ADD waits.
                 let _ = self.deleted.send(attachment);
                 result
             }
@@ -82,8 +82,8 @@ impl Service {
         result
     }
 
-    /// A node whose blocks are all lent to others can serve: it asks for one when a pod comes, which a
-    /// node that is called not ready never gets.
+    /// Reports a node ready that has no address but may request a block: it requests one only when a pod comes, and no
+    /// pod comes to a node that is not ready.
     async fn status(&self, call: Call) -> Result<Answer, Refusal> {
         match self.ledger.ask(Op::Status, call).await {
             Err(refusal) if refusal.why == Why::NothingHeld && self.known.shown().may_ask() => {
@@ -130,7 +130,7 @@ impl Service {
         }
     }
 
-    /// Takes a step of an ADD, and tells whom it concerns what came of it.
+    /// Takes a step of an ADD, then emits its events and wakes the loop.
     fn step(&self, step: impl FnOnce(&mut Desk, Duration) -> Step) -> Step {
         let mut desk = self.known.lock();
         let step = step(&mut desk, clock::since_boot());
@@ -146,8 +146,8 @@ impl Service {
         step
     }
 
-    /// Remembers where network namespaces are: that one is not there any more proves something only
-    /// in such a place.
+    /// Remembers the directory of a network namespace: a missing path proves something only in a directory where such
+    /// paths were seen.
     fn note_netns(&self, path: &Path) {
         if let Some(root) = netns_root(path) {
             let mut known = self.known.lock();
@@ -158,7 +158,7 @@ impl Service {
     }
 }
 
-/// Whether the loop should look at the store after an answer. `changes`: the operation may have changed something.
+/// Whether the loop should look at the store after an answer. `changes`: the operation may have changed the store.
 pub fn is_news(changes: bool, result: &Result<Answer, Refusal>) -> bool {
     match result {
         Ok(_) => changes,
@@ -166,13 +166,13 @@ pub fn is_news(changes: bool, result: &Result<Answer, Refusal>) -> bool {
     }
 }
 
-/// Whether something comes before that time.
+/// Waits for `news`, but not beyond `until`; returns whether it came.
 async fn comes<T>(news: impl Future<Output = T>, until: Duration) -> bool {
     let left = until.saturating_sub(clock::since_boot());
     tokio::time::timeout(left, news).await.is_ok()
 }
 
-/// Counts an ADD among those that wait for a block, as long as it is there.
+/// Counts an ADD as waiting for a block until dropped.
 struct Waiting(IntGauge);
 
 impl Waiting {
@@ -189,15 +189,14 @@ impl Drop for Waiting {
     }
 }
 
-/// What a waiting ADD listens to.
+/// The events that wake a waiting ADD.
 struct News {
     held: watch::Receiver<u64>,
     deleted: broadcast::Receiver<Attachment>,
 }
 
 impl News {
-    /// Returns when an ADD of it should be tried again: there may be an address, or the store says that
-    /// it was deleted.
+    /// Returns when an ADD should be tried again: an address may be free, or the attachment was deleted.
     async fn wait(&mut self, attachment: &Attachment) {
         loop {
             tokio::select! {
@@ -211,7 +210,7 @@ impl News {
     }
 }
 
-/// The directory in which a network namespace comes and goes.
+/// Returns the directory that network namespaces like this one appear in; `/proc` for all paths below it.
 pub fn netns_root(path: &Path) -> Option<&Path> {
     if !path.is_absolute() {
         return None;
@@ -222,7 +221,7 @@ pub fn netns_root(path: &Path) -> Option<&Path> {
     path.parent()
 }
 
-/// A kind of refusal as a label, and for other programs.
+/// Returns the kind of a refusal as a metrics label, which gRPC clients also get.
 pub fn label(why: Why) -> &'static str {
     match why {
         Why::Exhausted => "exhausted",

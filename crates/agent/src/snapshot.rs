@@ -1,47 +1,47 @@
-//! What the agent's decisions read from a snapshot of the store.
+//! Values that the agent's decisions derive from a snapshot of the store.
 
 use cadastre_core::Addr;
 use cadastre_core::holding::{Block, Holding, PoolTerms};
 use cadastre_node::{BlockCount, BlockState, Snapshot, Tenant};
 
-/// Whether a range is a podCIDR: not asked for by the agent, never let go.
+/// Whether a range is a podCIDR, which the agent neither requests nor releases.
 pub fn is_pod_cidr(snapshot: &Snapshot, block: &BlockCount) -> bool {
     snapshot.node_uid.as_deref() == Some(block.uid.as_str())
 }
 
-/// Whether addresses are given from it.
+/// Whether new addresses may be assigned from the block.
 pub fn gives(block: &BlockCount) -> bool {
     block.state == BlockState::Held
 }
 
-/// Addresses of a block that are not free.
+/// Returns the number of addresses of a block that are in use or in cooldown.
 pub fn busy(block: &BlockCount) -> u64 {
     block.counts.used.saturating_add(block.counts.cooling)
 }
 
-/// Addresses of a block that it can give, and those that it has given.
+/// Returns the number of addresses of a block that it can assign, including those it has assigned.
 pub fn capacity(block: &BlockCount) -> u64 {
     busy(block).saturating_add(block.counts.free)
 }
 
-/// The terms of a pool, if any are known.
+/// Returns the settings of a pool, if they are known.
 pub fn terms<'a>(snapshot: &'a Snapshot, pool: &str) -> Option<&'a PoolTerms> {
     let mut pools = snapshot.pools.iter().map(|it| &it.terms);
     pools.find(|terms| terms.name == pool)
 }
 
-/// The addresses of an attachment.
+/// Returns the addresses of an attachment.
 pub fn addresses(tenant: &Tenant) -> impl Iterator<Item = Addr> {
     tenant.given.addresses.iter().map(|it| it.address)
 }
 
-/// The UID of its pod; empty if the runtime did not tell one.
+/// Returns the UID of the attachment's pod; empty if the runtime passed none.
 pub fn pod_uid(tenant: &Tenant) -> &str {
     tenant.pod.as_ref().map_or("", |pod| pod.uid.as_str())
 }
 
-/// What is held, as far as the store knows: enough for files and watchers, also without the API.
-/// What is reserved is not in it.
+/// Returns the node's ranges as far as the store knows them, for files and watchers even without the API. Reserved
+/// addresses are left out.
 pub fn as_holding(snapshot: &Snapshot) -> Holding {
     let listed = |it: &&BlockCount| it.state.is_listed();
     let block = |it: &BlockCount| Block {
@@ -66,7 +66,7 @@ pub(crate) mod testing {
     use cadastre_core::holding::FamilyTerms;
     use cadastre_node::{Attachment, Counts, Given, GivenAddress, PodRef, PoolCount};
 
-    /// A pool of these families.
+    /// Returns a pool of these families with low and high mark `warm`.
     pub fn pool(name: &str, warm: (u32, u32), ipv4: bool, ipv6: bool) -> PoolTerms {
         PoolTerms {
             warm,
@@ -76,7 +76,7 @@ pub(crate) mod testing {
         }
     }
 
-    /// A block with addresses in use, cooling and free.
+    /// Returns a block with this many addresses in use, in cooldown and free.
     pub fn block(cidr: &str, pool: &str, used: u64, cooling: u64, free: u64) -> BlockCount {
         BlockCount {
             cidr: Cidr::parse_strict(cidr).unwrap(),
@@ -92,7 +92,7 @@ pub(crate) mod testing {
         }
     }
 
-    /// What the node with the UID `node` holds.
+    /// Returns the snapshot of a node with the UID `node`.
     pub fn snapshot(pools: &[PoolTerms], blocks: &[BlockCount]) -> Snapshot {
         let pool = |terms: &PoolTerms| PoolCount {
             terms: terms.clone(),
@@ -106,7 +106,7 @@ pub(crate) mod testing {
         }
     }
 
-    /// An attachment `net`/`container`/`eth0` of a pod in the boot `boot`.
+    /// Returns an attachment `net`/`container`/`eth0` of a pod in the boot `boot`.
     pub fn tenant(container: &str, pod_uid: &str, addresses: &[&str]) -> Tenant {
         let given = |text: &&str| {
             let address = Addr::parse_strict(text).unwrap();

@@ -1,9 +1,9 @@
-//! What is told in NodeSubnet.status: a pure function of what is given and held.
+//! The content of NodeSubnet.status: a pure function of the snapshot and the demand.
 //!
 //! # Guarantees
-//! - Equal state gives equal text: lists are sorted, nothing in it is a time of writing.
-//! - It fits: no list and no text is longer than the API takes. What is cut off is what nobody
-//!   decides by (the controller has the blocks' counts for that).
+//! - Equal state gives equal text: lists are sorted, and no time of writing is included.
+//! - No list and no text is longer than the API accepts. Only what nobody decides by is cut off (the controller has
+//!   the blocks' counts for that).
 
 use std::collections::BTreeMap;
 
@@ -17,11 +17,11 @@ use cadastre_core::Addr;
 use cadastre_core::mutation::Mutation;
 use cadastre_node::{BlockCount, BlockState, Snapshot};
 
-/// A demand above this is taken for a mistake.
+/// A demand above this is a mistake, and is limited to it.
 const MOST_DEMAND: u64 = 1_000_000;
 
-/// The status of the node, told in the boot of that id, but for conditions ([`super::served`]). `orphans`: addresses
-/// without a pod, with the UIDs of the pods that had them, sorted.
+/// Returns the status of the node in the boot `boot`, without conditions ([`super::served`]). `orphans`: addresses
+/// whose pods are gone or finished, with the UIDs of these pods, sorted.
 pub fn status(
     snapshot: &Snapshot,
     wants: &BTreeMap<String, Want>,
@@ -49,7 +49,7 @@ pub fn status(
     }
 }
 
-/// Blocks that the controller lists or that are in use; podCIDRs are not blocks.
+/// Returns the blocks that the controller lists or that are in use; podCIDRs are not blocks.
 fn blocks(snapshot: &Snapshot) -> Vec<BlockReport> {
     let blocks = snapshot
         .blocks
@@ -127,7 +127,7 @@ mod tests {
         assert_eq!(status.blocks[0].uid.len(), 128);
     }
 
-    /// The whole object is written into etcd each time, and on thousands of nodes.
+    /// The whole object is written to etcd each time, on thousands of nodes.
     #[test]
     fn a_node_with_two_blocks_and_110_pods_tells_less_than_a_kilobyte() {
         let uid = "01234567-89ab-cdef-0123-456789abcdef";

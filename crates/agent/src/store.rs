@@ -1,4 +1,4 @@
-//! Opening the store, and making a new one in place of one that was lost.
+//! Opens the store, or creates a new one in place of one that was lost.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -6,27 +6,27 @@ use std::time::Duration;
 use cadastre_core::holding::Holding;
 use cadastre_node::{Known, Store, StoreError, clock, set_aside};
 
-/// How long another process may have the file.
+/// How long to wait while another process has the file open.
 const WAIT: Duration = Duration::from_secs(3);
 
-/// What was found where the store should be.
+/// The state of the store's file.
 #[derive(Debug)]
 pub enum Found {
-    /// It can be used
+    /// The file can be used
     Whole,
-    /// There is none
+    /// There is no file
     Nothing,
-    /// It was damaged, and now lies there under another name
+    /// The file was damaged, and has been renamed
     Damaged {
-        /// Where it is now
+        /// The new path of the damaged file
         aside: PathBuf,
-        /// What is wrong with it
+        /// What is wrong with it, for people
         what: String,
     },
 }
 
-/// Looks at the file; one that is damaged gets another name. An error says what to do; after one of
-/// [`is_final`] trying again is of no use.
+/// Checks the file; a damaged one is renamed. Errors say what to do; after one for which [`is_final`] is true a retry
+/// is of no use.
 pub async fn find(path: &Path) -> Result<Found, StoreError> {
     let path = path.to_owned();
     blocking(move || match Store::open_existing(&path, WAIT) {
@@ -44,13 +44,13 @@ pub async fn find(path: &Path) -> Result<Found, StoreError> {
     .await
 }
 
-/// Whether only people can mend it.
+/// Whether only an administrator can resolve the error.
 pub fn is_final(error: &StoreError) -> bool {
     matches!(error, StoreError::Format { .. })
 }
 
-/// Makes a new file of what is held and of what others remember to be in use. Returns how many
-/// attachments lost an address that another one claims, too.
+/// Creates a new file with the node's ranges and the addresses that other sources show as in use. Returns how many
+/// attachments lost an address because another one claims it, too.
 pub async fn make(path: &Path, holding: Holding, known: Vec<Known>) -> Result<usize, StoreError> {
     let path = path.to_owned();
     blocking(move || {

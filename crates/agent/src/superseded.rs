@@ -1,26 +1,25 @@
-//! Which attachments have been followed by a newer one of the same pod, network and interface.
+//! Finds attachments that are superseded by a newer one of the same pod, network and interface.
 //!
-//! A runtime that cannot set a sandbox up, or loses it, makes another one for the same pod. Where the DEL of
-//! the old one stops before it comes to this plugin, the old one's addresses stay with the pod, which lives.
+//! A runtime that fails to set up a sandbox, or loses one, makes another for the same pod. If the DEL of the old one
+//! stops before it reaches this plugin, the old addresses stay assigned to the pod, which lives.
 //!
 //! # Guarantees
-//! - The newest attachment of a pod, network and interface is never superseded. Which one that is says the
-//!   order in which the store gave addresses, never the wall clock; an attachment of the running boot is newer
-//!   than one of an earlier boot.
-//! - Where the order of two is not known (both were adopted into a store that had been lost), neither
-//!   supersedes the other.
-//! - Attachments without a pod's UID are never superseded: nothing says that two of them are the same.
+//! - The newest attachment of a pod, network and interface is never superseded. The order is that in which the store
+//!   assigned addresses, never the wall clock; an attachment of the current boot is newer than one of an earlier boot.
+//! - Where the order of two is unknown (both were adopted into a store that had been lost), neither supersedes the
+//!   other.
+//! - Attachments without a pod UID are never superseded, as nothing shows that two of them belong together.
 //!
 //! # Caveats
-//! - Superseded does not mean gone. Its addresses are freed when the node proves that the old sandbox is gone
-//!   (see [`leaks`](super::leaks)).
+//! - Superseded does not mean gone: the addresses are released when the node proves that the old sandbox is gone (see
+//!   [`leaks`](super::leaks)).
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::snapshot::pod_uid;
 use cadastre_node::{Attachment, Tenant};
 
-/// Returns the attachments that a newer one supersedes, in the boot of that id.
+/// Returns the attachments that a newer one supersedes. `boot` is the current boot id.
 pub fn superseded<'a>(tenants: &'a [Tenant], boot: &str) -> BTreeSet<&'a Attachment> {
     let mut newest: BTreeMap<Key<'_>, Age> = BTreeMap::new();
     for tenant in tenants {
@@ -38,10 +37,10 @@ pub fn superseded<'a>(tenants: &'a [Tenant], boot: &str) -> BTreeSet<&'a Attachm
     older.map(|it| &it.attachment).collect()
 }
 
-/// Pod UID, network and interface: what a pod has one sandbox of.
+/// Pod UID, network and interface: a pod has one sandbox with each.
 type Key<'a> = (&'a str, &'a str, &'a str);
 
-/// Whether it is of the running boot, and its place in the order of all attachments: more is newer.
+/// Whether it is of the current boot, and its place in the store's order; greater is newer.
 type Age = (bool, u64);
 
 fn key(tenant: &Tenant) -> Option<Key<'_>> {
@@ -82,7 +81,7 @@ mod tests {
         all.reverse();
         let older: Vec<String> = (0..15).map(|n| format!("c{n:02}")).collect();
         assert_eq!(of(&all), older);
-        // Whatever the wall clock said.
+        // The wall clock makes no difference.
         all[0].since_ms = 0;
         assert_eq!(of(&all), older);
         assert!(of(&all[..1]).is_empty(), "a single one stays");
@@ -100,7 +99,7 @@ mod tests {
         assert!(of(&newer(|it| it.attachment.ifname = "net1".to_owned())).is_empty());
         assert!(of(&newer(|it| it.attachment.network = "other".to_owned())).is_empty());
         assert!(of(&newer(|it| it.pod.as_mut().unwrap().uid = "u2".to_owned())).is_empty());
-        // Of what has no pod nobody knows whose it is.
+        // Attachments without a pod cannot be matched.
         let nobody = [given("c1", "", "boot", 2), given("c2", "", "boot", 3)];
         assert!(of(&nobody).is_empty());
     }

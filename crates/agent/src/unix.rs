@@ -1,9 +1,9 @@
 //! Unix sockets that only root and the agent's own user may use.
 //!
 //! # Guarantees
-//! - A socket that a live process listens on is left alone; what a killed one left is replaced.
-//! - Two agents cannot take each other's sockets: a lock on a file beside them decides, which goes
-//!   with its process.
+//! - A socket that a live process listens on is left alone; one that a killed process left is replaced.
+//! - Two agents cannot take each other's sockets: a lock on a file beside them decides, which the kernel releases when
+//!   its process ends.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
 use std::io;
@@ -21,35 +21,35 @@ use tracing::{debug, warn};
 
 use cadastre_node::advice;
 
-/// Pause after a connection could not be taken, as when file descriptors have run out.
+/// The pause after a connection could not be accepted, as when file descriptors have run out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
-/// Why the sockets cannot be used.
+/// The sockets or the store cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
-    /// Another agent runs here.
+    /// Another agent runs on this node.
     #[error(
         "another agent of this node is at work: {} {what}. One agent a node: stop this one, or that one first",
         path.display()
     )]
     Taken {
-        /// Its socket or lock
+        /// The socket or lock of the other agent
         path: PathBuf,
-        /// How that is known
+        /// How the other agent was noticed
         what: &'static str,
     },
-    /// The path cannot be used.
+    /// An operation on a path failed.
     #[error(
         "cannot {what} {}: {error}. {}",
         path.display(),
         advice(error).unwrap_or("Check the path and its owner.")
     )]
     Io {
-        /// What was tried
+        /// The operation, as in `cannot …`
         what: &'static str,
-        /// On which path
+        /// The path of the operation
         path: PathBuf,
-        /// What the system says
+        /// The error of the system call
         error: io::Error,
     },
 }
@@ -62,12 +62,12 @@ fn at<'a>(what: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> Socke
     }
 }
 
-/// Held while this process is the node's agent.
+/// The lock that makes this process the only agent of the node.
 #[derive(Debug)]
 pub struct OnlyOne(#[expect(dead_code, reason = "the lock goes with it")] File);
 
 impl OnlyOne {
-    /// Becomes the node's agent, unless another process is.
+    /// Takes the lock in `folder`; fails if another process has it.
     pub fn lock(folder: &Path) -> Result<Self, SocketError> {
         make_folder(folder)?;
         let path = folder.join("agent.lock");
@@ -85,7 +85,7 @@ impl OnlyOne {
     }
 }
 
-/// Makes the folder of sockets for its owner, where it is missing.
+/// Creates the folder with mode 0700 if it is missing.
 pub fn make_folder(folder: &Path) -> Result<(), SocketError> {
     if folder.is_dir() {
         return Ok(());
@@ -95,7 +95,7 @@ pub fn make_folder(folder: &Path) -> Result<(), SocketError> {
     made.map_err(at("create", folder))
 }
 
-/// A socket that is removed when this is dropped.
+/// A listening socket whose file is removed when this is dropped.
 #[derive(Debug)]
 pub struct Socket {
     listener: UnixListener,
@@ -104,17 +104,16 @@ pub struct Socket {
     open: IntGauge,
 }
 
-/// A connection of a peer that may be served. The place that it takes is free again when it is
-/// dropped.
+/// A connection of an accepted peer.
 #[derive(Debug)]
 pub struct Peer {
-    /// The connection
+    /// The connection itself
     pub stream: tokio::net::UnixStream,
-    /// Its place
+    /// Must be kept as long as the connection is served
     pub slot: Slot,
 }
 
-/// A place among the connections of a socket.
+/// A slot among the connections of a socket, which becomes free when this is dropped.
 #[derive(Debug)]
 pub struct Slot {
     _permit: OwnedSemaphorePermit,
@@ -128,8 +127,8 @@ impl Drop for Slot {
 }
 
 impl Socket {
-    /// Listens on `path`, mode 0600, for at most so many connections at a time. What nobody listens
-    /// on any more is removed first.
+    /// Listens on `path` with mode 0600 and accepts at most `connections` at a time. A socket file without a listener
+    /// is removed first.
     pub fn bind(path: &Path, connections: usize, open: IntGauge) -> Result<Self, SocketError> {
         if let Some(folder) = path.parent() {
             make_folder(folder)?;
@@ -147,7 +146,7 @@ impl Socket {
             }
             Err(error) => return Err(at("use the socket", path)(error)),
         }
-        // Nobody can connect before it has its name and its mode.
+        // Nobody can connect before the socket has its final name and mode.
         let new = path.with_extension("new");
         let _ = fs::remove_file(&new);
         let listener = UnixListener::bind(&new).map_err(at("listen on", &new))?;
@@ -162,12 +161,12 @@ impl Socket {
         })
     }
 
-    /// The next peer that may be served; others are sent away.
+    /// Waits for a free slot and the next peer that may be served; the connections of others are closed.
     pub async fn accept(&self) -> Peer {
         loop {
             let permit = match Arc::clone(&self.slots).acquire_owned().await {
                 Ok(permit) => permit,
-                // It is never closed.
+                // The semaphore is never closed.
                 Err(_) => std::future::pending().await,
             };
             let stream = match self.listener.accept().await {
@@ -208,7 +207,7 @@ impl Drop for Socket {
     }
 }
 
-/// Whether a peer of that user is served by an agent of this one.
+/// Whether an agent with the user id `own` serves a peer with the user id `peer`.
 fn may_ask(peer: u32, own: u32) -> bool {
     peer == 0 || peer == own
 }
@@ -235,7 +234,7 @@ mod tests {
         assert!(error.contains("another agent"), "{error}");
         drop(first);
         assert!(!path.exists(), "removed at the end");
-        // As a killed process leaves it.
+        // A killed process leaves its socket file.
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
         assert!(path.exists());
         Socket::bind(&path, 4, gauge()).unwrap();

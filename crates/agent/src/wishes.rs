@@ -1,4 +1,4 @@
-//! ADDs that found nothing: from which pools blocks are to be asked for.
+//! Wishes: which pools should allocate blocks because an ADD found no free address.
 //!
 //! A wish outlives its ADD for a while, so that the block is there when the runtime tries again.
 
@@ -8,17 +8,17 @@ use std::time::Duration;
 use super::demand::Wishes;
 use cadastre_node::Attachment;
 
-/// How long a wish is kept.
+/// How long a wish lasts after its ADD last asked for it.
 const LIFE: Duration = Duration::from_secs(60);
-/// More are not kept: no node starts more pods at once.
+/// The maximum number of wishes; no node starts more pods at once.
 const MOST: usize = 1024;
 
-/// Wishes by who has them.
+/// Wishes by attachment, with their pools and ends.
 #[derive(Debug, Default)]
 pub struct WishBook(BTreeMap<Attachment, (Vec<String>, Duration)>);
 
 impl WishBook {
-    /// An attachment wants an address of any of these pools.
+    /// Records that an attachment wants an address of any of these pools; ignored when there are too many wishes.
     pub fn add(&mut self, attachment: &Attachment, pools: &[String], now: Duration) {
         if self.0.len() >= MOST && !self.0.contains_key(attachment) {
             return;
@@ -27,12 +27,12 @@ impl WishBook {
             .insert(attachment.clone(), (pools.to_vec(), now + LIFE));
     }
 
-    /// It has one, or wants none any more. Returns whether that is news.
+    /// Removes the wish of an attachment that has an address or wants none any more. Returns whether there was one.
     pub fn remove(&mut self, attachment: &Attachment) -> bool {
         self.0.remove(attachment).is_some()
     }
 
-    /// Since when somebody wishes for an address of that pool.
+    /// Returns since when an address of the pool has been wished for.
     pub fn since(&self, pool: &str) -> Option<Duration> {
         let of = |(pools, until): &(Vec<String>, Duration)| {
             pools.iter().any(|it| it == pool).then_some(*until)
@@ -41,7 +41,7 @@ impl WishBook {
         Some(until.saturating_sub(LIFE))
     }
 
-    /// How many wish for an address of each pool, and when the first wish ends.
+    /// Returns how many wishes there are for each pool, and when the first of all ends.
     pub fn count(&mut self, now: Duration) -> (Wishes, Option<Duration>) {
         self.0.retain(|_, (_, until)| *until > now);
         let mut wishes = Wishes::new();

@@ -1,4 +1,4 @@
-//! A container runtime that says what a test wants it to say.
+//! A container runtime for tests, which serves the sandboxes and errors that a test sets.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -11,32 +11,32 @@ use tonic::{Request, Response, Status};
 use super::v1;
 use super::v1::runtime_service_server::{RuntimeService, RuntimeServiceServer};
 
-/// How it answers.
+/// How the runtime answers.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Mood {
-    /// As it should
+    /// With the sandboxes that were added
     #[default]
     Well,
-    /// After that time
+    /// Likewise, after this time
     Slow(Duration),
     /// With this error
     Failing(tonic::Code),
 }
 
-/// Shared by the service and the test.
+/// The answers of the runtime, shared by the service and the test.
 #[derive(Clone, Default)]
 pub struct State(Arc<Mutex<(Mood, Vec<v1::PodSandbox>, u32)>>);
 
-/// The runtime; it ends when this is dropped, and its socket is left as a killed process leaves it.
+/// A running fake; dropping it ends the server and leaves the socket file behind, as a killed process does.
 pub struct Fake {
-    /// What it says
+    /// Survives restarts
     pub state: State,
     path: PathBuf,
     server: JoinHandle<()>,
 }
 
 impl Fake {
-    /// Listens on a socket; what it was told before it still knows.
+    /// Listens on a socket and serves `state`.
     pub fn start(path: &Path, state: State) -> Self {
         let _ = std::fs::remove_file(path);
         let listener = UnixListener::bind(path).unwrap();
@@ -56,14 +56,14 @@ impl Fake {
         }
     }
 
-    /// Ends, as by SIGKILL, and starts again.
+    /// Ends without cleaning up, as by SIGKILL, and starts again on the same socket.
     pub async fn restart(self) -> Self {
         let (path, state) = (self.path.clone(), self.state.clone());
         self.kill().await;
         Self::start(&path, state)
     }
 
-    /// Ends, as by SIGKILL.
+    /// Ends without cleaning up, as by SIGKILL.
     pub async fn kill(self) {
         self.server.abort();
         let _ = self.server.await;
@@ -71,12 +71,11 @@ impl Fake {
 }
 
 impl State {
-    /// Answers like that from now on.
     pub fn be(&self, mood: Mood) {
         self.0.lock().unwrap().0 = mood;
     }
 
-    /// A sandbox of a pod.
+    /// Adds a sandbox of a pod in the namespace `default`.
     pub fn add(&self, id: &str, pod_uid: &str) {
         let sandbox = v1::PodSandbox {
             id: id.to_owned(),
@@ -90,12 +89,11 @@ impl State {
         self.0.lock().unwrap().1.push(sandbox);
     }
 
-    /// It is gone.
     pub fn remove(&self, id: &str) {
         self.0.lock().unwrap().1.retain(|it| it.id != id);
     }
 
-    /// How often it was asked for all.
+    /// Returns how many times all sandboxes were listed.
     pub fn asked(&self) -> u32 {
         self.0.lock().unwrap().2
     }
@@ -122,7 +120,7 @@ impl RuntimeService for State {
         Ok(Response::new(v1::ListPodSandboxResponse { items }))
     }
 
-    /// The address ends in the length of the id; ids that begin with `gone` were removed meanwhile.
+    /// Derives the address from the length of the id; ids that begin with `gone` count as removed meanwhile.
     async fn pod_sandbox_status(
         &self,
         request: Request<v1::PodSandboxStatusRequest>,

@@ -1,21 +1,21 @@
-//! The CNI configuration of the node, from a template.
+//! The CNI configuration of the node, rendered from a template.
 //!
-//! A template is a conflist in JSON with these words in it:
+//! A template is a conflist in JSON with these placeholders:
 //!
-//! | word | becomes |
+//! | placeholder | becomes |
 //! |---|---|
 //! | `{{MTU}}` | the MTU, a number |
 //! | `{{NODE}}` | the node's name, without quotes |
-//! | `{{POD_CIDRS}}` | a list of the ranges that the node holds |
+//! | `{{POD_CIDRS}}` | a list of the ranges allocated to the node |
 //! | `{{POOL_CIDRS}}` | a list of the ranges of its pools |
 //! | `{{POOLS}}` | a list of the names of its pools |
-//! | `{{ROUTES}}` | a list of default routes, `{"dst": "0.0.0.0/0"}`, of each family that it or one of its pools has |
+//! | `{{ROUTES}}` | a list of default routes, `{"dst": "0.0.0.0/0"}`, one for each family of the node or of its pools |
 //!
-//! Lists come sorted, so that equal holdings give equal text.
+//! Lists are sorted, so that equal allocations give equal text.
 //!
 //! # Guarantees
-//! - Nothing is rendered before the node holds a range, or waits for a pod to ask for one, and what is no
-//!   conflist is not written: a runtime never sees half of it.
+//! - Nothing is rendered before the node has a range or waits for a pod to request one, and only a valid conflist
+//!   is written.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,7 +24,7 @@ use serde_json::{Value, json};
 use cadastre_core::holding::Holding;
 use cadastre_core::{Cidr, Family};
 
-/// For pools that give several blocks a node: every pod has a link of its own to the host.
+/// For pools that allocate several blocks to a node: each pod has its own link to the host.
 pub const PTP: &str = r#"{
   "cniVersion": "1.0.0",
   "cniVersions": ["1.0.0", "1.1.0"],
@@ -40,7 +40,7 @@ pub const PTP: &str = r#"{
 }
 "#;
 
-/// For pools with one IPv4 range a node, as a bridge takes one IPv4 address.
+/// For pools with one IPv4 range per node: the plugin `bridge` takes only one IPv4 address.
 pub const BRIDGE: &str = r#"{
   "cniVersion": "1.0.0",
   "cniVersions": ["1.0.0", "1.1.0"],
@@ -59,14 +59,14 @@ pub const BRIDGE: &str = r#"{
 }
 "#;
 
-/// A template that was read.
+/// A template that renders to a valid conflist.
 #[derive(Clone, Debug)]
 pub struct Template(String);
 
-/// What of the node goes in beside its ranges.
+/// Values for placeholders that do not come from the node's ranges.
 #[derive(Clone, Debug)]
 pub struct Facts {
-    /// The node's name
+    /// The name of the Node
     pub node: String,
     /// MTU of pods' interfaces, in bytes
     pub mtu: u32,
@@ -75,21 +75,21 @@ pub struct Facts {
 /// Why a template cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TemplateError {
-    /// A word in braces that means nothing.
+    /// A placeholder that does not exist.
     #[error(
         "{{{{{0}}}}} means nothing: use {{{{MTU}}}}, {{{{NODE}}}}, {{{{POD_CIDRS}}}}, {{{{POOL_CIDRS}}}}, {{{{POOLS}}}} and {{{{ROUTES}}}}"
     )]
     Word(String),
-    /// Not JSON once the words are filled in.
+    /// Not JSON once the placeholders are filled in.
     #[error("it is no JSON once the words are filled in: {0}")]
     Json(serde_json::Error),
-    /// JSON, but no conflist.
+    /// JSON, but not a conflist.
     #[error("it is no conflist: {0}")]
     NoConflist(&'static str),
 }
 
 impl Template {
-    /// Reads a template and tries it out.
+    /// Checks a template by rendering it with sample values.
     pub fn new(text: &str) -> Result<Self, TemplateError> {
         let template = Self(text.to_owned());
         let facts = Facts {
@@ -115,7 +115,7 @@ impl Template {
         Ok(template)
     }
 
-    /// The name of the network.
+    /// Returns the name of the network in the configuration.
     pub fn network(&self) -> Option<String> {
         let facts = Facts {
             node: "node".to_owned(),
@@ -126,7 +126,7 @@ impl Template {
         Some(conf["name"].as_str()?.to_owned())
     }
 
-    /// The file; `None` while the node holds nothing, unless it `waits_for_pods`.
+    /// Returns the text of the file; `None` while the node has no range, unless it `waits_for_pods`.
     pub fn render(&self, holding: &Holding, waits_for_pods: bool, facts: &Facts) -> Option<String> {
         if holding.blocks.iter().all(|it| it.draining) && !waits_for_pods {
             return None;

@@ -1,7 +1,7 @@
-//! Puts the plugin executable into the runtime's directory.
+//! Installs the plugin executable in the runtime's directory.
 //!
-//! An executable that runs cannot be written to, but another one can take its name: processes that
-//! run go on with the old one.
+//! A running executable cannot be written to, but another file can take its name: processes that run go on with
+//! the old file.
 
 use std::fs::{self, File};
 use std::io;
@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 
 use super::FileError;
 
-/// Copies an executable to `folder`, under its own name, with mode 0755. Returns where it is, and
-/// whether it was not there already, byte for byte.
+/// Copies an executable to `folder`, under its own name, with mode 0755. Returns its path there, and whether it
+/// had to be copied: an identical file is left alone.
 pub fn install(from: &Path, folder: &Path) -> Result<(PathBuf, bool), FileError> {
     let name = from.file_name().ok_or_else(|| no_file(from))?;
     let known = fs::metadata(from).map_err(FileError::at("read", from))?;
@@ -53,7 +53,7 @@ mod tests {
             .stdout(Stdio::null())
             .spawn()
             .unwrap();
-        // The very same file cannot be written to now.
+        // Linux refuses to write to a running executable.
         assert!(fs::OpenOptions::new().write(true).open(&path).is_err());
         fs::copy("/bin/ls", &from).unwrap();
         assert!(install(&from, &to).unwrap().1);

@@ -1,4 +1,4 @@
-//! The files that are kept as what the node holds has it.
+//! Keeps the files for other programs up to date with the node's ranges.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,40 +11,40 @@ use super::put;
 use super::subnet_env::{self, Links};
 use cadastre_core::holding::Holding;
 
-/// What somebody else changed on the disk is mended in that time.
+/// Changes that others made to the files are mended within this time.
 const CHECK_PAUSE: Duration = Duration::from_secs(60);
-/// What others put beside the CNI configuration, or take away, is seen in that time.
+/// Files that others add beside the CNI configuration, or remove, are noticed within this time.
 const LOOK_PAUSE: Duration = Duration::from_secs(5);
 
-/// Which files are wanted.
+/// The files to keep.
 #[derive(Clone, Debug, Default)]
 pub struct Wanted {
-    /// Where `subnet.env` goes, and what goes into it besides
+    /// Path of `subnet.env`, and what it contains besides ranges
     pub subnet_env: Option<(PathBuf, Links)>,
-    /// Where the CNI configuration goes, and what it is made of
+    /// Path of the CNI configuration, its template and the values for it
     pub cni_conf: Option<(PathBuf, Template, Facts)>,
-    /// Whether it is written also where another's network is configured
+    /// Whether to write the CNI configuration even where another network is configured
     pub over_others: bool,
 }
 
-/// The files, and what was last put into them.
+/// The files, and what was last written to them.
 #[derive(Debug)]
 pub struct Kept {
     wanted: Wanted,
     subnet_env: Option<String>,
     cni_conf: Option<String>,
-    /// How it stands with the configurations of others, and when that is looked at again
+    /// Whether the runtime uses our configuration or another one
     standing: Standing,
     look_at: Duration,
-    /// When they were last compared with the disk, since boot
+    /// When the files were last compared with the disk, since boot
     checked_at: Duration,
     trouble: String,
-    /// What of that keeps a file from being written
+    /// The part of `trouble` that keeps a file from being written
     unwritten: Option<String>,
 }
 
 impl Kept {
-    /// Nothing is written yet.
+    /// Starts without having written anything.
     pub fn new(wanted: Wanted) -> Self {
         Self {
             wanted,
@@ -58,36 +58,36 @@ impl Kept {
         }
     }
 
-    /// Why a file that is wanted is not there, or not as it should be.
+    /// Returns why a wanted file is missing or out of date.
     pub fn unwritten(&self) -> Option<&str> {
         self.unwritten.as_deref()
     }
 
-    /// Whether the runtime has a CNI configuration of ours.
+    /// Whether the CNI configuration exists on the disk.
     pub fn is_configured(&self) -> bool {
         let conf = self.wanted.cni_conf.as_ref();
         conf.is_some_and(|(path, _, _)| path.exists())
     }
 
-    /// How it stands with the CNI configurations of others; `None` where none of ours is wanted.
+    /// Returns how our CNI configuration relates to those of others; `None` if none of ours is wanted.
     pub fn standing(&self) -> Option<&Standing> {
         self.wanted.cni_conf.as_ref().map(|_| &self.standing)
     }
 
-    /// Where the CNI configuration goes, if one is wanted.
+    /// Returns the path of the CNI configuration, if one is wanted.
     pub fn cni_conf(&self) -> Option<&Path> {
         let conf = self.wanted.cni_conf.as_ref();
         conf.map(|(path, _, _)| path.as_path())
     }
 
-    /// The name of the network in the CNI configuration, if that is wanted.
+    /// Returns the name of the network in the CNI configuration, if one is wanted.
     pub fn network(&self) -> Option<String> {
         let (_, template, _) = self.wanted.cni_conf.as_ref()?;
         template.network()
     }
 
-    /// Writes what is otherwise than it should be. What cannot be written is logged once a change, and
-    /// tried again with the next call. `waits_for_pods`: the node holds nothing as long as no pod comes.
+    /// Writes the files that are out of date. A failure is logged when it changes, and retried with the next call.
+    /// `waits_for_pods`: the node gets its first range only when a pod needs it.
     pub fn refresh(&mut self, holding: &Holding, waits_for_pods: bool, now: Duration) {
         let overdue = now.saturating_sub(self.checked_at) > CHECK_PAUSE;
         if overdue {
@@ -103,13 +103,13 @@ impl Kept {
         }
         if let Some((path, template, facts)) = &self.wanted.cni_conf {
             let text = template.render(holding, waits_for_pods, facts);
-            // What this process wrote, and somebody took away, is put back.
+            // A file that this process wrote and somebody removed is put back.
             let is_ours = self.cni_conf.is_some() || path.exists();
             let is_due = self.look_at <= now || self.standing == Standing::Open;
             if (is_ours || text.is_some()) && is_due {
                 self.look_at = now + LOOK_PAUSE;
                 let network = template.network().unwrap_or_default();
-                // What keeps the folder from being read keeps the file from being written, which is told.
+                // An error here also keeps the file from being written, which is reported then.
                 let beside = Beside::look(path, &network).unwrap_or_default();
                 self.standing = beside.standing(path, is_ours, self.wanted.over_others);
             }
@@ -129,8 +129,7 @@ impl Kept {
     }
 }
 
-/// Puts `text` in place, if there is one and it is not `written` already. `overdue` looks at the disk
-/// all the same.
+/// Writes `text` to `path`, unless it was `written` already. If `overdue`, the disk is checked all the same.
 fn keep(
     path: &Path,
     text: Option<String>,
@@ -149,7 +148,7 @@ fn keep(
             *written = Some(text);
         }
         Err(error) => {
-            // It may be another than it was when it was written: tried again with the next call.
+            // The file may have changed since: it is tried again with the next call.
             *written = None;
             trouble.push(error.to_string());
         }
@@ -210,13 +209,13 @@ mod tests {
         kept.refresh(&holding, false, at(7));
         assert_eq!(kept.standing(), Some(&Standing::First));
         assert!(conf.exists());
-        // It comes back, also before ours, and ours is taken away.
+        // The other configuration comes back, sorted before ours, and ours is removed.
         fs::write(&others, KINDNET).unwrap();
         fs::remove_file(&conf).unwrap();
         kept.refresh(&holding, false, at(70));
         assert_eq!(kept.standing(), Some(&Standing::First));
         assert!(conf.exists(), "this process wrote it");
-        // The next version of the agent.
+        // The agent is restarted, as for an update.
         let mut kept = start();
         kept.refresh(&holding, false, at(71));
         assert_eq!(kept.standing(), Some(&Standing::First));
@@ -231,7 +230,7 @@ mod tests {
         let behind = Standing::Behind("00-first.conflist".to_owned());
         assert_eq!(kept.standing(), Some(&behind));
         assert!(conf.exists());
-        // Where nothing is given any more the file stays, and what comes before it is told.
+        // Once the node has no range the file stays, and what sorts before it is reported.
         fs::remove_file(&first).unwrap();
         kept.refresh(&nothing, false, at(84));
         assert_eq!(kept.standing(), Some(&Standing::First));
@@ -252,7 +251,7 @@ mod tests {
             ..Wanted::default()
         });
         let holding = holding();
-        // A file where the directory has to be: this fails as root, too.
+        // A file in place of the directory makes the write fail even for root.
         let blocker = folder.join("net.d");
         fs::write(&blocker, "").unwrap();
         let at = Duration::from_secs;
@@ -266,7 +265,7 @@ mod tests {
         kept.refresh(&holding, false, at(2));
         assert_eq!(kept.unwritten(), None);
         assert!(conf.exists());
-        // Somebody takes it away, and it cannot be put back: the looks in between do not forget that.
+        // Somebody removes it, and it cannot be put back: refreshes in between do not clear the trouble.
         fs::remove_dir_all(&blocker).unwrap();
         fs::write(&blocker, "").unwrap();
         kept.refresh(&holding, false, at(90));

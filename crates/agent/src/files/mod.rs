@@ -4,15 +4,14 @@
 //! |---|---|
 //! | [`conflist`] | the CNI configuration, from a template |
 //! | [`subnet_env`] | flannel's `subnet.env` |
-//! | [`kept`] | the two of them, kept as what the node holds has it |
-//! | [`others`] | CNI configurations of others, beside which ours would take over |
-//! | [`install`] | the plugin executable in its place |
+//! | [`kept`] | keeps both up to date with the node's ranges |
+//! | [`others`] | CNI configurations of others, which ours could displace |
+//! | [`install`] | installs the plugin executable |
 //!
 //! # Guarantees
-//! - A reader sees the old file or the new one, never a part: a file is written beside it under a
-//!   name that runtimes do not load, made durable, and renamed within the directory. Runtimes that
-//!   watch the directory notice that.
-//! - A file that is as it should be is not touched.
+//! - A reader sees the old file or the new one, never a part: a new file is written under a name that runtimes do
+//!   not load, made durable, and renamed within the directory. Runtimes that watch the directory notice the rename.
+//! - A file whose content and mode are right is not touched.
 
 pub mod conflist;
 pub mod install;
@@ -27,14 +26,14 @@ use std::path::{Path, PathBuf};
 
 use cadastre_node::advice;
 
-/// What to do about an error that says nothing of it.
+/// The advice for errors that have none of their own.
 const USUAL: &str = "Check the path, its owner and the space on its disk.";
 
-/// Why a file could not be put in place.
+/// A file could not be put in place.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {what} {}: {error}. {}", path.display(), advice(error).unwrap_or(USUAL))]
 pub struct FileError {
-    /// What was tried: `write`, `rename`, ...
+    /// The operation that failed: `write`, `rename`, ...
     what: &'static str,
     path: PathBuf,
     error: io::Error,
@@ -50,8 +49,8 @@ impl FileError {
     }
 }
 
-/// Puts a file with these bytes and this mode in place; makes its directory where it is missing.
-/// Returns whether anything had to be done.
+/// Replaces a file unless it has these bytes and this mode already; creates its directory if it is missing.
+/// Returns whether anything was written.
 pub fn put(path: &Path, bytes: &[u8], mode: u32) -> Result<bool, FileError> {
     if is_as(path, bytes, mode) {
         return Ok(false);
@@ -60,7 +59,7 @@ pub fn put(path: &Path, bytes: &[u8], mode: u32) -> Result<bool, FileError> {
     Ok(true)
 }
 
-/// Removes a file; it may be gone already. Returns whether it was there.
+/// Removes a file. Returns whether it existed.
 pub fn remove(path: &Path) -> Result<bool, FileError> {
     match fs::remove_file(path) {
         Ok(()) => Ok(true),
@@ -92,13 +91,13 @@ fn replace(path: &Path, from: &mut dyn Read, mode: u32) -> Result<(), FileError>
         let _ = fs::remove_file(&temp);
     }
     written?;
-    // The name is durable with its directory.
+    // A rename is durable only once the directory is synced.
     let synced = File::open(folder).and_then(|folder| folder.sync_all());
     synced.map_err(FileError::at("sync", folder))
 }
 
 fn write(temp: &Path, from: &mut dyn Read, mode: u32) -> Result<(), FileError> {
-    // A leftover of a process that was killed.
+    // Removes what a killed process may have left.
     remove(temp)?;
     let opened = OpenOptions::new()
         .write(true)
@@ -114,7 +113,7 @@ fn write(temp: &Path, from: &mut dyn Read, mode: u32) -> Result<(), FileError> {
 }
 
 #[cfg(test)]
-/// A new directory; tests run in parallel.
+/// Returns a new directory for one test: tests run in parallel.
 pub(super) fn temp_folder() -> PathBuf {
     use std::sync::atomic::{AtomicU32, Ordering};
     static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -143,7 +142,7 @@ mod tests {
         assert_eq!(first.permissions().mode() & 0o7777, 0o644);
         assert!(!put(&path, b"one", 0o644).unwrap());
         assert_eq!(fs::metadata(&path).unwrap().ino(), first.ino());
-        // A killed writer has left its part.
+        // A killed writer left a partial file.
         fs::write(folder.join("sub/10-x.conflist.temp"), "o").unwrap();
         assert!(put(&path, b"two", 0o644).unwrap());
         assert_ne!(fs::metadata(&path).unwrap().ino(), first.ino());

@@ -1,17 +1,17 @@
-//! CNI configurations of others in the runtime's folder, and which one the runtime goes by.
+//! CNI configurations of others in the runtime's directory, and which one the runtime uses.
 //!
-//! Of the files there a runtime takes the first by name. One of ours that goes before a working one would make
-//! all new pods of the node ours at once, without a word. So it is looked at first what there is:
+//! A runtime uses the file that sorts first by name. If ours sorted before a working one, all new pods of the node
+//! would silently move to our network. So the other files are classified first:
 //!
 //! | a file | counts as |
 //! |---|---|
-//! | not named `*.conflist`, `*.conf` or `*.json`, or a directory | nothing: runtimes pass it over, too |
-//! | with `cadastre-ipam` in it, or of Multus over our network | ours: pods get their addresses of us by it |
-//! | `loopback` alone; the network `crio`, `podman` or `containerd-net`; one of nerdctl | spare: packages of runtimes bring it for a machine without a cluster, and clusters are meant to go before it |
+//! | not named `*.conflist`, `*.conf` or `*.json`, or a directory | nothing: runtimes skip it, too |
+//! | that contains `cadastre-ipam`, or of Multus over our network | ours: it assigns addresses from us |
+//! | `loopback` alone; the network `crio`, `podman` or `containerd-net`; one of nerdctl | spare: packages of runtimes install it for machines without a cluster, and expect a cluster's file to sort before it |
 //! | that is no CNI configuration | broken: nobody's network, though containerd stops at it (CRI-O goes on) |
-//! | any other, also one that cannot be read | another's network |
+//! | any other, also one that cannot be read | another network |
 //!
-//! Whether another's is in use or left over cannot be told from the file: people have to say.
+//! A file does not show whether its network is in use or left over: the administrator has to decide.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -20,16 +20,16 @@ use std::{fs, io};
 use cadastre_core::inert::some;
 use serde_json::Value;
 
-/// The plugin by whose name a configuration is ours.
+/// A configuration that uses this plugin is ours.
 const PLUGIN: &str = "cadastre-ipam";
-/// Networks that packages of runtimes bring.
+/// Networks that packages of runtimes install.
 const SPARE: [&str; 3] = ["crio", "podman", "containerd-net"];
-/// So many files are named.
+/// At most so many files are named in a message.
 const NAMED: usize = 3;
-/// A configuration is some kilobytes; nobody's is longer than this.
+/// The longest file in bytes that is read; configurations have some kilobytes.
 const LONGEST: u64 = 1 << 20;
 
-/// What a configuration is.
+/// What a configuration file counts as; see the module's table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
     Ours,
@@ -38,26 +38,26 @@ enum Kind {
     Broken,
 }
 
-/// The files of a folder that runtimes would load, but for our own, by name.
+/// The files in the directory that runtimes would load, except our own file, sorted by name.
 #[derive(Clone, Debug, Default)]
 pub struct Beside(Vec<(String, Kind)>);
 
-/// Who new pods of the node belong to, as far as the files say.
+/// Which network new pods of the node get, as far as the files show.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Standing {
-    /// Nothing is to be written yet, or no configuration is wanted.
+    /// Not decided: nothing is to be written yet, or no configuration is wanted.
     #[default]
     Open,
-    /// The runtime goes by ours.
+    /// The runtime uses our configuration.
     First,
-    /// Ours is there, and the runtime goes by one of these, which come before it.
+    /// Our file exists, but the runtime uses one of these, which sort before it.
     Behind(String),
-    /// Ours is not written, because these are there.
+    /// Our file is not written, because these exist.
     Left(String),
 }
 
 impl Beside {
-    /// Looks at the folder of `own`, our file, whose network has that name.
+    /// Reads the directory of `own`, our file. `network` is the name of our network.
     pub fn look(own: &Path, network: &str) -> io::Result<Self> {
         let name = own.file_name().unwrap_or_default();
         let folder = own.parent().unwrap_or(Path::new("."));
@@ -80,14 +80,14 @@ impl Beside {
         Ok(Self(all))
     }
 
-    /// Networks of others that the runtime may go by now; none, where it goes by one of ours.
+    /// Returns the networks of others that the runtime may use now; none if a file of ours sorts first.
     fn taken(&self) -> Vec<&str> {
         let until_ours = self.0.iter().take_while(|(_, kind)| *kind != Kind::Ours);
         let others = until_ours.filter(|(_, kind)| *kind == Kind::Others);
         others.map(|(name, _)| name.as_str()).collect()
     }
 
-    /// What the runtime comes to before our file, or another one of ours.
+    /// Returns the files that sort before our file, up to another one of ours.
     fn before(&self, own: &OsStr) -> Vec<&str> {
         let own = own.to_string_lossy();
         let is_before = |(name, kind): &&(String, Kind)| **name < *own && *kind != Kind::Ours;
@@ -95,7 +95,7 @@ impl Beside {
         before.map(|(name, _)| name.as_str()).collect()
     }
 
-    /// How it stands with our file: `is_there`, or to be written now; `over_others`: before any.
+    /// Returns the standing of our file. `is_there`: it was written before; `over_others`: write it in any case.
     pub fn standing(&self, own: &Path, is_there: bool, over_others: bool) -> Standing {
         if !is_there && !over_others {
             let taken = self.taken();
@@ -112,15 +112,15 @@ impl Beside {
     }
 }
 
-/// Whether runtimes load a file of that name.
+/// Whether runtimes load a file of this name.
 fn is_loaded(name: &OsStr) -> bool {
     let extension = Path::new(name).extension().and_then(OsStr::to_str);
     extension.is_some_and(|it| matches!(it, "conflist" | "conf" | "json"))
 }
 
-/// What the file at `path` is; ours has the name `own`, and its network that of `network`.
+/// Classifies the file at `path`. `own` is the name of our file, `network` that of our network.
 fn kind(path: &Path, own: &str, network: &str) -> Kind {
-    // A link may lead to where only the runtime gets. A pipe would be waited for.
+    // A link may lead to a place that only the runtime can read, and reading a pipe would block.
     let known = fs::metadata(path);
     if !known.is_ok_and(|it| it.is_file() && it.len() <= LONGEST) {
         return Kind::Others;
@@ -138,7 +138,7 @@ fn kind(path: &Path, own: &str, network: &str) -> Kind {
     let is_list = path.extension().is_some_and(|it| it == "conflist");
     let types: Vec<Option<&str>> = match conf["plugins"].as_array().filter(|_| is_list) {
         Some(plugins) => plugins.iter().map(|it| it["type"].as_str()).collect(),
-        // Since CNI 1.1 the plugins of a list may be in a folder of its name.
+        // Since CNI 1.1 a list may keep its plugins in a folder named after it.
         None if is_list && conf["name"].is_string() && conf["plugins"].is_null() => {
             return Kind::Others;
         }
@@ -157,7 +157,7 @@ fn kind(path: &Path, own: &str, network: &str) -> Kind {
     Kind::Others
 }
 
-/// Whether a plugin anywhere in it is ours: as the IPAM, or in what a plugin over others passes on.
+/// Whether our plugin appears anywhere in the configuration: as the IPAM, or nested in that of a meta plugin.
 fn names_plugin(conf: &Value) -> bool {
     match conf {
         Value::Object(fields) => {
@@ -169,7 +169,7 @@ fn names_plugin(conf: &Value) -> bool {
     }
 }
 
-/// Whether it is Multus', with ours as the cluster's network: named by its file or as a network.
+/// Whether it is Multus with our network as the cluster network, named by file or by network.
 fn is_over(conf: &Value, own: &str, network: &str) -> bool {
     let Some(over) = conf["clusterNetwork"].as_str() else {
         return false;
@@ -177,7 +177,7 @@ fn is_over(conf: &Value, own: &str, network: &str) -> bool {
     over == network || Path::new(over).file_name() == Some(OsStr::new(own))
 }
 
-/// The first of some names, as the names of files may be long and many.
+/// Joins the first few names and shortens each: file names may be long and many.
 fn named(names: &[&str]) -> String {
     let cut = |name: &&str| name.chars().take(80).collect::<String>();
     let names: Vec<String> = names.iter().map(cut).collect();
@@ -193,7 +193,7 @@ mod tests {
     const KINDNET: &str = r#"{"cniVersion": "0.4.0", "name": "kindnet", "plugins": [
         {"type": "ptp", "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.9.0.0/24"}]]}}]}"#;
 
-    /// How it stands beside these files; `is_there`: with ours among them.
+    /// Returns our standing beside these files; `is_there`: our file exists.
     fn standing(files: &[(&str, &str)], is_there: bool, over_others: bool) -> Standing {
         let folder = temp_folder();
         for (name, text) in files {
@@ -237,10 +237,10 @@ mod tests {
     fn ours_stays_ours_whatever_else_is_there() {
         let after = [("10-kindnet.conflist", KINDNET)];
         assert_eq!(standing(&after, true, false), Standing::First);
-        // Another one came, before it.
+        // Another configuration appears that sorts before ours.
         let first = [("00-first.conflist", KINDNET)];
         assert_eq!(standing(&first, true, false), behind("00-first.conflist"));
-        // It had another name before, or people wrote it, and the runtime goes by it.
+        // The agent used another name before, or a user wrote this file, and the runtime uses it.
         let ours =
             r#"{"name": "x", "plugins": [{"type": "macvlan", "ipam": {"type": "cadastre-ipam"}}]}"#;
         let earlier = [("01-x.conflist", ours), ("10-kindnet.conflist", KINDNET)];
@@ -295,13 +295,13 @@ mod tests {
             ("12-broken.conf", r#"{"name": "x"}"#),
         ];
         assert_eq!(standing(&files, false, false), Standing::First);
-        // A network of kubenet in the file of containerd's example.
+        // A network of kubenet, in a file named as in containerd's example.
         let files = [("10-containerd-net.conflist", &*named("k8s-pod-network"))];
         assert_eq!(
             standing(&files, false, false),
             left("10-containerd-net.conflist")
         );
-        // They are told all the same where the runtime comes to them first.
+        // Spare and broken files are reported all the same if they sort before ours.
         let files = [
             ("00-crio.conflist", &*named("crio")),
             ("01-x.conflist", "{"),

@@ -1,7 +1,7 @@
 //! flannel's `/run/flannel/subnet.env`, for its CNI plugin on nodes where no flanneld runs.
 //!
-//! That plugin makes one range a family of it, so it suits nodes with a podCIDR (pools with
-//! `allocate: NodeCIDR`); blocks that come and go do not fit into it.
+//! That plugin makes one range per family of it, so the file suits nodes with a podCIDR (pools with
+//! `allocate: NodeCIDR`); it cannot express blocks that come and go.
 //!
 //! # Caveats
 //! - Several ranges of a pool are written separated by commas. Plugins before 1.2 read only one.
@@ -11,16 +11,16 @@ use std::fmt::Write as _;
 use cadastre_core::holding::{FamilyTerms, Holding};
 use cadastre_core::{Addr, Cidr, Family};
 
-/// What beside the ranges is written.
+/// The values in the file besides ranges.
 #[derive(Clone, Copy, Debug)]
 pub struct Links {
     /// MTU of pods' interfaces, in bytes
     pub mtu: u32,
-    /// Whether flannel's side masquerades, so that its plugin need not
+    /// Whether flannel masquerades, so that its plugin need not
     pub ip_masq: bool,
 }
 
-/// The text of the file; `None` while the node has no podCIDR.
+/// Renders the file; `None` while the node has no podCIDR.
 pub fn render(holding: &Holding, links: Links) -> Option<String> {
     let mut text = String::new();
     for family in Family::ALL {
@@ -43,7 +43,7 @@ pub fn render(holding: &Holding, links: Links) -> Option<String> {
     Some(text)
 }
 
-/// The ranges of the pool, as text, and the node's podCIDR of it.
+/// Returns the ranges of the pool, joined by commas, and the node's podCIDR.
 fn of_family(holding: &Holding, family: Family) -> Option<(String, Cidr)> {
     let own = |cidr: &Cidr| cidr.family() == family;
     let mut blocks = holding.blocks.iter();
@@ -53,7 +53,7 @@ fn of_family(holding: &Holding, family: Family) -> Option<(String, Cidr)> {
     let ranges = terms
         .map(|terms| terms.cidrs.as_slice())
         .unwrap_or_default();
-    // One that lies in no pool is a network of its own.
+    // A podCIDR outside the pool is a network of its own.
     let network = if ranges.iter().any(|it| it.contains(&block.cidr)) {
         let texts: Vec<String> = ranges.iter().map(ToString::to_string).collect();
         texts.join(",")

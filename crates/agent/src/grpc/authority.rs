@@ -1,30 +1,30 @@
-//! Whatever a peer calls the agent, it means this socket.
+//! Serves clients that send an invalid `:authority`, by replacing it before the HTTP/2 server reads it.
 //!
-//! Clients of the C library (Python, C++, ...) and Go clients with a dialer of their own send the socket's path as
-//! `:authority` of their requests, which is no host's name: the crate h2 refuses such requests as malformed, and
-//! none of its options allows them. Nothing here depends on the name, so it is replaced by [`NAME`] before h2 reads
-//! it: in HEADERS frames that hold a whole header block, where the field is a literal. All else passes as it came,
-//! also what cannot be read and blocks that go on in CONTINUATION frames: h2 judges it.
+//! Clients of the C library (Python, C++, ...) and Go clients with their own dialer send the socket's path as
+//! `:authority`, which is no valid host name: the crate h2 rejects such requests as malformed, and has no option
+//! that allows them. Nothing here depends on the name, so it is replaced by [`NAME`] before h2 reads it, in HEADERS
+//! frames that contain a whole header block and where the field is a literal. Everything else passes unchanged, also
+//! malformed frames and blocks that go on in CONTINUATION frames: h2 judges them.
 //!
-//! # Why the two ends still agree on the table of HPACK
-//! A literal may enter the dynamic table, whose room is counted by the length of names and values. The new value
-//! is never longer than the old one, which is not empty where it is replaced. So whatever is in the peer's table is
-//! in ours, at the same place: entries are counted from the newest one, and ours evicts none before the peer does.
-//! What it keeps for longer stands behind all that the peer can name.
+//! # Why both ends still agree on the HPACK table
+//! A literal may enter the dynamic table, whose size is counted by the length of names and values. The new value is
+//! never longer than the old one, because empty values are left alone. So every entry of the peer's table is in
+//! ours at the same index: entries are counted from the newest one, and our table evicts none before the peer does.
+//! Entries that our table keeps for longer come after all those that the peer can name.
 //!
 //! # Guarantees
-//! - What is given does not depend on how the bytes were cut on their way.
-//! - No more is kept than one frame of [`LONGEST`] bytes and what was put in at once.
+//! - The output does not depend on how the input was cut into pieces.
+//! - At most one frame of [`LONGEST`] bytes is buffered, besides the bytes of one [`Frames::put`].
 
 use std::collections::VecDeque;
 
-/// What stands for every name: one character, valid as a host's name.
+/// The authority that replaces all others: one character that is valid as a host name.
 const NAME: u8 = b'a';
-/// What every connection begins with.
+/// The length of the connection preface.
 const PREFACE: usize = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".len();
-/// Length, type, flags and stream of a frame.
+/// The length of a frame header: length, type, flags and stream.
 const HEAD: usize = 9;
-/// The longest payload that a peer may send; h2 refuses longer ones.
+/// The longest payload that a peer may send; h2 rejects longer ones.
 const LONGEST: usize = 16_384;
 
 const HEADERS: u8 = 1;
@@ -34,12 +34,12 @@ const PRIORITY: u8 = 0x20;
 
 /// The index of `:authority` in the static table.
 const INDEX: usize = 1;
-/// The same name, spelt out.
+/// The name as a plain literal.
 const PLAIN: &[u8] = b":authority";
-/// And in the Huffman code of HPACK.
+/// The name as a literal in HPACK's Huffman code.
 const HUFFMAN: &[u8] = &[0xb8, 0x3b, 0x53, 0x39, 0xec, 0x32, 0x7d, 0x7f];
 
-/// The frames of a connection, on their way from the peer.
+/// Rewrites the frames that a peer sends on one connection.
 #[derive(Debug)]
 pub(super) struct Frames {
     state: State,
@@ -49,9 +49,9 @@ pub(super) struct Frames {
 
 #[derive(Clone, Copy, Debug)]
 enum State {
-    /// So many bytes pass as they come.
+    /// This many more bytes pass unchanged.
     Pass(usize),
-    /// Bytes are held until there are so many.
+    /// Bytes are buffered until there are this many.
     Hold(usize),
 }
 
@@ -65,7 +65,7 @@ impl State {
 }
 
 impl Frames {
-    /// Of a connection that begins.
+    /// Starts before the connection preface.
     pub(super) fn new() -> Self {
         Self {
             state: State::Pass(PREFACE),
@@ -74,7 +74,7 @@ impl Frames {
         }
     }
 
-    /// Takes what the peer has sent.
+    /// Takes the next bytes from the peer.
     pub(super) fn put(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             bytes = match self.state {
@@ -84,7 +84,7 @@ impl Frames {
         }
     }
 
-    /// Nothing more comes: what is held is as good as it gets.
+    /// Marks the end of the input: buffered bytes pass unchanged.
     pub(super) fn end(&mut self) {
         self.ready.extend(self.held.drain(..));
     }
@@ -93,7 +93,7 @@ impl Frames {
         self.ready.is_empty()
     }
 
-    /// Gives at most so many bytes of what is ready to `take`.
+    /// Passes at most `most` rewritten bytes to `take` and removes them.
     pub(super) fn give(&mut self, most: usize, take: impl FnOnce(&[u8])) {
         let (first, _) = self.ready.as_slices();
         let length = first.len().min(most);
@@ -118,7 +118,7 @@ impl Frames {
         rest
     }
 
-    /// A head is there, or a whole frame of headers.
+    /// Handles a buffer that now contains `wanted` bytes: a frame header or a whole HEADERS frame.
     fn held_all(&mut self, wanted: usize) -> State {
         let length = match *self.held.as_slice() {
             [a, b, c, ..] => u32::from_be_bytes([0, a, b, c]) as usize,
@@ -136,12 +136,12 @@ impl Frames {
     }
 }
 
-/// Whether a frame that begins so has a whole block of headers.
+/// Whether this is the header of a HEADERS frame that contains a whole block.
 fn has_block(head: &[u8]) -> bool {
     matches!(*head, [_, _, _, HEADERS, flags, ..] if flags & END_HEADERS != 0)
 }
 
-/// A frame of headers with another name, if it can be read.
+/// Replaces the authority in a HEADERS frame; `None` if the frame cannot be parsed.
 fn renamed(frame: &[u8]) -> Option<Vec<u8>> {
     let (head, payload) = frame.split_at_checked(HEAD)?;
     let has = |flag| head[4] & flag != 0;
@@ -154,7 +154,7 @@ fn renamed(frame: &[u8]) -> Option<Vec<u8>> {
     Some([&length, &head[3..], &payload].concat())
 }
 
-/// A block of headers with another name, if it can be read.
+/// Replaces the authority in a header block; `None` if the block cannot be parsed.
 fn renamed_block(block: &[u8]) -> Option<Vec<u8>> {
     let mut all = Vec::with_capacity(block.len());
     let mut rest = block;
@@ -176,16 +176,16 @@ fn renamed_block(block: &[u8]) -> Option<Vec<u8>> {
     Some(all)
 }
 
-/// What a field begins with.
+/// What a header field is, as far as its beginning shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Name {
     Authority,
     Other,
-    /// Without a value: a field of a table, or the table's new size
+    /// No value follows: an indexed field, or a change of the table's size
     Alone,
 }
 
-/// Reads a field up to its value.
+/// Reads a field up to where its value begins.
 fn name(rest: &mut &[u8]) -> Option<Name> {
     let index = match rest.first()? {
         0x80.. => return integer(rest, 7).map(|_| Name::Alone),
@@ -204,15 +204,14 @@ fn name(rest: &mut &[u8]) -> Option<Name> {
     })
 }
 
-/// Reads a string: whether it is in the Huffman code, and its bytes.
+/// Reads a string; returns whether it is Huffman-coded, and its bytes.
 fn string<'a>(rest: &mut &'a [u8]) -> Option<(bool, &'a [u8])> {
     let huffman = rest.first()? & 0x80 != 0;
     let length = integer(rest, 7)?;
     Some((huffman, rest.split_off(..length)?))
 }
 
-/// Reads an integer of which so many bits are in the first byte, and which has at most five bytes, as
-/// h2 takes them.
+/// Reads an integer whose first byte contains `bits` bits of it. Like h2, accepts at most five bytes.
 fn integer(rest: &mut &[u8], bits: u32) -> Option<usize> {
     let most = (1 << bits) - 1;
     let mut number = usize::from(*rest.split_off_first()?) & most;

@@ -1,4 +1,4 @@
-//! A peer's connection: it keeps its place while the peer shows that it lives, and may call the agent what it likes.
+//! A peer's connection: it occupies its slot while the peer shows that it is alive.
 
 use std::io;
 use std::pin::Pin;
@@ -13,11 +13,11 @@ use tonic::transport::server::Connected;
 use super::authority::Frames;
 use crate::unix::{Peer, Slot};
 
-/// What is read at once.
+/// The largest number of bytes of one read.
 const CHUNK: usize = 8192;
 
-/// A connection with its place. Reading fails when nothing has come for a while: pings, which the
-/// server sends, are answered by whoever lives.
+/// A connection with its slot. Reading fails after `silence` without input: a peer that is alive answers the
+/// server's pings.
 pub(super) struct Connection {
     stream: UnixStream,
     _slot: Slot,
@@ -27,7 +27,7 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Cut off after `silence`.
+    /// Wraps a connection that is closed after `silence` without input.
     pub(super) fn new(peer: Peer, silence: Duration) -> Self {
         Self {
             stream: peer.stream,
@@ -38,7 +38,7 @@ impl Connection {
         }
     }
 
-    /// What the peer has sent, as it came.
+    /// Reads what the peer has sent, before [`Frames`] rewrites it.
     fn poll_raw(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if let Poll::Ready(read) = Pin::new(&mut self.stream).poll_read(cx, buf) {
             self.silent.as_mut().reset(Instant::now() + self.silence);

@@ -1,4 +1,4 @@
-//! What the messages of the gRPC API mean, in the words of the node's ledger.
+//! Translates between the messages of the gRPC API and the types of the node's store.
 
 use std::collections::BTreeSet;
 

@@ -1,16 +1,16 @@
 //! The gRPC API for other programs on the node: `proto/cadastre/agent/v1/agent.proto`.
 //!
 //! # Guarantees
-//! - Messages, streams, calls at a time and connections are bounded.
-//! - Every call ends, also one whose message does not come; a `Watch` ends with its peer or the agent.
-//! - A peer that says nothing, and answers no ping, loses its place to those who wait.
-//! - Whatever a peer calls the agent in `:authority`, it is served.
+//! - The size of messages and the numbers of streams, concurrent calls and connections are bounded.
+//! - Every call ends, even if its message never arrives; a `Watch` ends with its peer or the agent.
+//! - A peer that sends nothing and answers no pings is disconnected, and its slot goes to one that waits.
+//! - Peers are served whatever they send as `:authority`.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `authority` | names that are none, before the server reads them |
-//! | `connection` | a peer's connection, and when it is cut |
-//! | `messages` | what the messages mean |
+//! | `authority` | replaces invalid `:authority` fields before the server reads them |
+//! | `connection` | a peer's connection, and when it is closed |
+//! | `messages` | translation to and from the types of the store |
 
 mod authority;
 mod connection;
@@ -36,7 +36,7 @@ use cadastre_node::{Add, Answer, Check, Gc, Op, PodRef, Snapshot, clock};
 use connection::Connection;
 use messages::{attachment, read_addresses, refused, write_given, write_holding, write_list};
 
-/// The messages and the service, as generated from the proto.
+/// Messages and service, generated from the proto file.
 #[allow(
     missing_docs,
     unused_qualifications,
@@ -50,36 +50,36 @@ pub mod v1 {
 
 use v1::agent_server::{Agent, AgentServer};
 
-/// Connections at a time; more wait to be taken.
+/// The maximum number of connections; further ones wait until one is closed.
 pub const CONNECTIONS: usize = 64;
-/// Calls at a time, of one connection.
+/// The maximum number of concurrent calls of one connection.
 const CALLS: u32 = 64;
-/// The longest message in, and out.
+/// The longest message in bytes: received, and sent.
 const MESSAGE: (usize, usize) = (1 << 20, 16 << 20);
-/// The longest that a call may take, but a `Watch`.
+/// The time limit of every call except `Watch`.
 const LIMIT: Duration = Duration::from_secs(30);
-/// How long an Add waits that says nothing of its patience.
+/// How long an Add without a deadline waits for an address.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Peers are pinged so often, also while they do nothing.
+/// The interval between pings to a peer, also while it is idle.
 const PING: Duration = Duration::from_secs(5);
-/// A peer that has said nothing for so long, not even to pings, is cut off.
+/// A peer that sends nothing for so long, not even answers to pings, is disconnected.
 const SILENCE: Duration = Duration::from_secs(12);
 
-/// What the calls answer from.
+/// The parts of the agent that the API serves from.
 pub struct Api {
-    /// For operations
+    /// Runs operations on the store
     pub service: Arc<Service>,
-    /// The node's name
+    /// The name of the Node
     pub node: String,
-    /// What the node holds, at each change
+    /// The node's ranges, updated at each change
     pub holding: watch::Receiver<Arc<Holding>>,
-    /// Which attachments may be leaked
+    /// Attachments that may be leaked, and why
     pub leaks: watch::Receiver<Arc<Reasons>>,
-    /// Ends what would not end by itself
+    /// Cancelled when the agent stops, which ends every `Watch`
     pub stop: CancellationToken,
 }
 
-/// Serves until `stop`, and then until all that was begun is answered.
+/// Serves until `stop` is cancelled, then returns once all calls under way are answered.
 pub async fn run(socket: Socket, api: Api) -> Result<(), tonic::transport::Error> {
     let stop = api.stop.clone();
     let service = AgentServer::new(api)
@@ -234,14 +234,14 @@ impl Agent for Api {
     }
 }
 
-/// How long the caller waits, by its own word; the answer has to reach it in that time.
+/// Returns how long the caller waits for the answer, by the deadline in its request.
 fn patience<T>(request: &Request<T>) -> Duration {
     let told = request.metadata().get("grpc-timeout");
     let told = told.and_then(|it| it.to_str().ok()).and_then(read_timeout);
     told.unwrap_or(PATIENCE).min(LIMIT)
 }
 
-/// `10S`, `500m`: at most eight digits and a unit.
+/// Parses `grpc-timeout`, as in `10S` or `500m`: at most eight digits and a unit.
 fn read_timeout(text: &str) -> Option<Duration> {
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
     let count: u64 = digits.parse().ok().filter(|_| digits.len() <= 8)?;
@@ -256,7 +256,7 @@ fn read_timeout(text: &str) -> Option<Duration> {
     })
 }
 
-/// A client of the agent whose socket is there.
+/// Returns a client of the agent that listens on the socket at `path`; it connects with its first call.
 pub fn client(path: &std::path::Path) -> v1::agent_client::AgentClient<tonic::transport::Channel> {
     v1::agent_client::AgentClient::new(super::cri::channel(path))
         .max_decoding_message_size(MESSAGE.1)
@@ -315,7 +315,7 @@ mod tests {
                 ifname: "eth0".to_owned(),
             }),
         };
-        // Field 99, a text.
+        // Field 99, a string, which this version does not know.
         let newer = [known.encode_to_vec(), b"\x9a\x06\x03new".to_vec()].concat();
         assert_eq!(v1::DelRequest::decode(newer.as_slice()), Ok(known));
     }

@@ -34,7 +34,7 @@ fn with(tenants: &[Tenant]) -> Snapshot {
     }
 }
 
-/// The node has these sandboxes, in the boot `boot`.
+/// The evidence of a node with these sandboxes, in the boot `boot`.
 fn evidence(sandboxes: Option<&[&str]>, gone: &[&str]) -> Evidence {
     Evidence {
         boot: "boot".to_owned(),
@@ -44,7 +44,7 @@ fn evidence(sandboxes: Option<&[&str]>, gone: &[&str]) -> Evidence {
     }
 }
 
-/// Looks twice, a grace period apart, and judges.
+/// Looks twice, a grace period apart, and returns what is proven then.
 fn freed(
     snapshot: &Snapshot,
     pods: &Pods,
@@ -80,11 +80,11 @@ fn both_proofs_are_needed() {
             evidence(Some(&["c2"]), &[]),
             Some(Reason::PodFinished),
         ),
-        // The node still has it, or does not know.
+        // The node still has the sandbox, or does not know.
         (&gone, evidence(Some(&["c1"]), &[]), None),
         (&gone, evidence(None, &[]), None),
         (&gone, evidence(None, &["/var/run/netns/other"]), None),
-        // The API still has it.
+        // The API still has the pod.
         (&live, evidence(Some(&[]), &[path]), None),
     ] {
         let freed = freed(&it, pods, &[], &evidence);
@@ -127,7 +127,7 @@ fn suspicion_has_to_last() {
     assert_eq!((look.due.len(), look.next), (0, Some(secs(130))));
     let look = leaks.look(&it, &gone, NO_CLAIMS, &evidence, secs(130));
     assert_eq!((look.due.len(), look.next), (1, Some(secs(160))));
-    // It was freed, by whomever.
+    // The address was released, by whomever.
     leaks.look(&with(&[]), &gone, NO_CLAIMS, &evidence, secs(131));
     assert_eq!(leaks.reasons().len(), 0);
 }
@@ -151,7 +151,7 @@ fn whom_the_controller_names_needs_the_node_s_word_only_but_a_live_pod_stays() {
     assert!(look.due[0].is_proven(Some(&pods(&[])), &gone));
     assert!(!look.due[0].is_proven(Some(&pods(&[])), &there));
     assert_eq!(look.due[0].reason, Reason::Suspect);
-    // The address may be another pod's by now.
+    // Another pod may have the address by now.
     for other in [suspect("10.0.0.1", "u9"), suspect("10.0.0.2", "u1")] {
         let mut leaks = Leaks::new(GRACE);
         let claims = Claims {
@@ -182,7 +182,7 @@ fn after_a_reboot_the_old_sandbox_goes_when_the_pod_has_a_new_one() {
     let mut second = new;
     second.attachment.ifname = "net1".to_owned();
     assert!(freed(&with(&[old.clone(), second]), &live, &[], &nothing).is_empty());
-    // The pod is gone, too: the reboot is the node's word.
+    // If the pod is gone, too, the reboot is the proof from the node.
     let freed = freed(&alone, &pods(&[]), &[], &nothing);
     assert_eq!(freed, [("c1".to_owned(), Reason::PodGone)]);
 }
@@ -207,7 +207,7 @@ fn of_a_living_pod_the_older_sandboxes_go_when_the_node_says_so_and_the_newest_o
         freed.into_iter().map(|(id, _)| id).collect()
     };
     assert_eq!(ids_of(&evidence(Some(&[]), &[])), ids[..15]);
-    // One that the runtime still has is not gone, ready or not; without a network namespace it is.
+    // A sandbox that the runtime still has is not gone, ready or not; without its network namespace it is.
     assert_eq!(ids_of(&evidence(Some(&["c00"]), &[])), ids[1..15]);
     let netns: Vec<String> = ids
         .iter()
@@ -215,7 +215,7 @@ fn of_a_living_pod_the_older_sandboxes_go_when_the_node_says_so_and_the_newest_o
         .collect();
     let netns: Vec<&str> = netns.iter().map(String::as_str).collect();
     assert_eq!(ids_of(&evidence(Some(&["c00"]), &netns)), ids[..15]);
-    // The node does not know.
+    // The node cannot tell.
     assert!(ids_of(&evidence(None, &[])).is_empty());
     // No list of pods is needed, and the grace period is short.
     let mut leaks = Leaks::new(Duration::from_secs(3600));
@@ -241,7 +241,7 @@ fn without_a_pod_the_node_s_word_decides_alone() {
         is_freed(&it, &evidence(None, &[path])),
         Some(Reason::NoNetns)
     );
-    // Another program's container need not be known to the runtime.
+    // The runtime need not know the container of another program.
     assert_eq!(is_freed(&it, &evidence(Some(&[]), &[])), None);
     let mut unknown = it.clone();
     unknown.tenants[0].netns.clear();
@@ -289,7 +289,7 @@ fn people_s_word_counts_only_where_the_node_sees_nothing_and_never_against_the_a
             container_gone: said,
             ..NO_CLAIMS
         };
-        // It is not waited for.
+        // No grace period applies.
         let look = Leaks::new(GRACE).look(it, pods, claims, proof, secs(0));
         let due = look.due.iter().filter(|it| it.is_proven(Some(pods), proof));
         due.map(|it| (it.attachment.container_id.clone(), it.reason))
@@ -307,7 +307,7 @@ fn people_s_word_counts_only_where_the_node_sees_nothing_and_never_against_the_a
     let second = of("c2", Reason::Confirmed);
     assert_eq!(freed(&it, &gone, &said, &blind), [first, second.clone()]);
     assert!(freed(&it, &gone, &say(&[]), &blind).is_empty());
-    // The API's word is not theirs to give.
+    // A user's claim does not replace proof from the API.
     assert_eq!(
         freed(&it, &live, &said, &blind),
         std::slice::from_ref(&second)
@@ -315,7 +315,7 @@ fn people_s_word_counts_only_where_the_node_sees_nothing_and_never_against_the_a
     let superseded = of("c1", Reason::Superseded);
     let freed_of_live = freed(&both, &live, &said, &blind);
     assert_eq!(freed_of_live, [superseded, second], "the newest one stays");
-    // What the node sees is there.
+    // A sandbox that the node sees is not gone.
     let seen = evidence(Some(&["c1", "c2"]), &[]);
     assert!(freed(&it, &gone, &said, &seen).is_empty());
     let path = |id: &str| format!("/var/run/netns/{id}");
@@ -352,6 +352,6 @@ fn what_the_node_could_not_free_by_itself_is_told() {
     assert!(told(&leaks, &[], 119).is_empty());
     assert_eq!(told(&leaks, &[], 120), of_pod);
     assert_eq!(told(&leaks, &["10.0.0.1"], 1), of_pod, "people wait");
-    // What people name of a pod that lives, or of none, is no orphan.
+    // An address that a user names is no orphan if its pod lives, or if it has none.
     assert!(told(&leaks, &["10.0.0.2", "10.0.0.3"], 1).is_empty());
 }

@@ -1,4 +1,4 @@
-//! The phases of a cycle, and what comes of the questions in them.
+//! The phases of a cycle, and how it goes on after each answer.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -20,78 +20,78 @@ use cadastre_api::Recall;
 use cadastre_core::{Addr, Cidr};
 use cadastre_node::{Attachment, Now};
 
-/// Looks at the store are so far apart at least, and at most: a plugin may have worked on it alone.
+/// The shortest and longest pause between looks at the store, which a plugin may change without the agent.
 pub(super) const LOOK_PAUSE: (Duration, Duration) =
     (Duration::from_millis(200), Duration::from_secs(60));
-/// While addresses cool, what is free changes by itself.
+/// The longest pause between looks while addresses are in cooldown, as they become free without an event.
 const COOLING_PAUSE: Duration = Duration::from_secs(15);
 
-/// No container is gone by people's word.
+/// The default where the NodeSubnet names no containers that a user declared gone.
 static NOBODY: BTreeSet<(Addr, String)> = BTreeSet::new();
 
 /// A part of a cycle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// Open the store, which is not
+    /// Open the store, or create it
     Open,
-    /// Free what is proven to be leaked
+    /// Release proven leaks
     Free,
-    /// Take over what is to be held
+    /// Write the node's ranges to the store
     TakeOver,
-    /// Look at the store, if it is time to, and let go what can go
+    /// Look at the store if a look is due, and release blocks that are not needed
     Look,
-    /// Note what pods may have
+    /// Note in the store which pools the pods may use
     Notes,
-    /// Tell others
+    /// Publish to the API, the files and `/readyz`
     Tell,
 }
 
-/// The question in flight, with what its answer is needed for.
+/// The question in flight, with the data needed to go on after its answer.
 #[derive(Debug)]
 pub(super) enum Asked {
     Open,
     Close(Then),
-    /// The sandboxes, for a new store of that
+    /// The sandboxes, to fill a new store
     Remember(Box<Memory>),
-    /// With so many attachments
+    /// A new store with this many attachments
     Make(usize),
     Free(Attachment, Reason),
-    /// The sandboxes, for new ranges
+    /// The sandboxes, to find addresses in use of new ranges
     Use(Box<Taking>),
     Hold(Box<Taking>),
-    /// What can go is let go of after it
+    /// Blocks are released after this look; then the cycle goes on with the phase
     Look(Phase),
     Release(Box<Releasing>),
-    /// Something was let go of
+    /// The look after blocks were released
     LookAgain(Phase),
     ReadNotes,
     Note(Box<News>),
 }
 
-/// Letting go of what a look has shown to be spare.
+/// The release of the blocks that a look has shown not to be needed, one after the other.
 #[derive(Debug)]
 pub(super) struct Releasing {
-    /// Which one is being let go of
+    /// The block whose release is in flight
     cidr: Cidr,
     rest: VecDeque<(Cidr, String)>,
     any: bool,
     looked: Looked,
-    /// What comes then
+    /// The phase that follows
     then: Phase,
 }
 
-/// How it goes on.
+/// How the cycle goes on.
 #[derive(Debug)]
 pub(super) enum Next {
     Go(Phase),
     Ask(Asked, Question),
-    /// The question stays in flight
+    /// The answer has not come yet
     Wait(Asked),
     Rest,
 }
 
 impl Machine {
-    /// Goes through the phases until something has to be asked, or all is done.
+    /// Goes through the phases until a question must be asked or the cycle ends.
     pub(super) fn go(&mut self, now: &Now, effects: &mut Vec<Effect>) {
         let at = now.since_boot;
         let mut next = match (self.asked.take(), self.answer.take()) {
@@ -131,7 +131,7 @@ impl Machine {
         }
     }
 
-    /// The first phase of a cycle, which is about all that has come before.
+    /// Starts a cycle, which takes account of all events so far.
     fn begin(&mut self) -> Next {
         self.is_news = false;
         Next::Go(if self.is_open {
@@ -187,12 +187,12 @@ impl Machine {
                 self.notes.failed(at);
                 self.store_failed(&trouble, Phase::Tell, at)
             }
-            // To another question: that one's is still to come.
+            // This answers another question; the right answer is still to come.
             (asked, _) => Next::Wait(asked),
         }
     }
 
-    /// After an error of the store: it goes on with that phase, unless the store is lost.
+    /// Handles an error of the store: a lost store is closed, otherwise the cycle goes on with the phase `then`.
     pub(super) fn store_failed(
         &mut self,
         trouble: &StoreTrouble,
@@ -247,7 +247,7 @@ impl Machine {
         Next::Go(Phase::Free)
     }
 
-    /// Looks at the store, and then goes on with that phase.
+    /// Asks for a look at the store; the cycle goes on with the phase `then`.
     pub(super) fn look(&mut self, then: Phase, now: Duration) -> Next {
         self.looked_at = now;
         self.look_at = now + LOOK_PAUSE.1;
@@ -265,7 +265,7 @@ impl Machine {
         self.release(going.into(), false, looked, then, now, effects)
     }
 
-    /// Lets go of the next one.
+    /// Releases the next block of `going`; after the last one looks again if any was released.
     fn release(
         &mut self,
         mut going: VecDeque<(Cidr, String)>,
@@ -318,7 +318,7 @@ impl Machine {
         self.release(rest, any || is_gone, looked, then, now, effects)
     }
 
-    /// What is in the store is that.
+    /// Takes over the result of a look as the known content of the store.
     fn know(&mut self, looked: Looked, now: &Now, effects: &mut Vec<Effect>) {
         self.look_for_leaks(&looked, now, effects);
         let snapshot = Arc::new(looked.snapshot);
@@ -368,7 +368,7 @@ impl Machine {
         }
     }
 
-    /// Takes note in the store of what the pods here may have.
+    /// Notes in the store which pools the pods on this node may use.
     fn note_pods(&mut self, now: Duration) -> Next {
         if self.notes.due_at().is_none_or(|at| at > now) {
             return Next::Go(Phase::Tell);
@@ -388,7 +388,7 @@ impl Machine {
         Next::Ask(Asked::Note(Box::new(news)), question)
     }
 
-    /// Blocks that are asked back if they are empty.
+    /// Returns the blocks that the controller recalls if they are empty.
     fn recalled(&self) -> BTreeSet<Cidr> {
         let spec = self.subnet().and_then(|it| it.spec_of(self.node_uid()));
         let blocks = spec.into_iter().flat_map(|spec| &spec.blocks);

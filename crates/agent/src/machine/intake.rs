@@ -1,4 +1,4 @@
-//! Takes in what happened.
+//! Records events in the state.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use cadastre_daemon::watch::Step;
 use cadastre_node::Now;
 
 impl Machine {
-    /// Takes in an event. What is to be done of it, [`Machine::turn`] says.
+    /// Records an event; [`Machine::turn`] then decides what to do.
     pub fn on(&mut self, event: Event, now: &Now) {
         let now = now.since_boot;
         self.is_news |= !matches!(event, Event::Answer(_));
@@ -87,13 +87,13 @@ impl Machine {
         if is_news {
             self.show(Offer::News);
             self.notes.changed();
-            // A pod that has gone may have left its addresses behind.
+            // The addresses of a deleted pod may be leaked.
             self.look_soon();
         }
     }
 }
 
-/// Whether a watch gets through after that step. A list that begins is not answered yet.
+/// Whether a watch is established after this step. A list that has begun changes nothing until it is answered.
 fn gets_through<T>(step: &Step<T>, before: bool) -> bool {
     match step {
         Step::Trouble => false,
@@ -102,7 +102,7 @@ fn gets_through<T>(step: &Step<T>, before: bool) -> bool {
     }
 }
 
-/// A step of the watch of one object. `listed`: whether the running list has shown it.
+/// Handles a step of the watch of one object. `listed`: whether the list under way has shown the object.
 fn take_in<T>(step: Step<T>, listed: &mut bool) -> Option<Told<T>> {
     let Step::Change(change) = step else {
         return None;

@@ -1,4 +1,4 @@
-//! Brings up the store: opens it, or makes a new one in place of one that was lost.
+//! Opens the store, or creates a new one in place of one that was lost.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,33 +18,33 @@ use cadastre_node::Now;
 
 const REBUILDING: &str = "this node's store of addresses was lost, and the agent makes it anew from what the API server and the runtime know: nothing can be given before; see the agent's log if this lasts";
 
-/// A sandbox is set up or has failed after that: the kubelet and the runtimes give up before.
+/// The setup of a sandbox has ended after this time: the kubelet and the runtimes give up before.
 const SETUP_LIMIT: Duration = Duration::from_secs(300);
 
-/// So many pods are named.
+/// So many pods are named in a message.
 const SHOWN: usize = 4;
 
-/// How far it is.
+/// The state of opening or creating the store.
 #[derive(Debug)]
 pub(super) struct Opening {
-    /// It is tried again then
+    /// When to try next, since boot
     pub try_at: Duration,
-    /// There is no file to look for: a new one is to be made
+    /// There is no file to open: a new one must be created
     is_lost: bool,
-    /// What is to be told of one that was damaged
+    /// The report about a damaged store, until it can be emitted
     damage: Option<String>,
-    /// Since when a new one waits for what pods have on second networks
+    /// Since when the creation waits to learn what pods have on second networks
     making_since: Option<Duration>,
 }
 
-/// What comes once it is closed.
+/// What follows once the store is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Then {
     Open,
     Make,
 }
 
-/// What a new store is made of, as it was when the runtime was asked for the rest.
+/// The data for a new store as it was when the runtime was asked for its sandboxes.
 #[derive(Debug)]
 pub(super) struct Memory {
     holding: Holding,
@@ -53,7 +53,7 @@ pub(super) struct Memory {
 }
 
 impl Opening {
-    /// It is tried at once.
+    /// Starts with a first attempt at `now`.
     pub fn new(now: Duration) -> Self {
         Self {
             try_at: now,
@@ -65,7 +65,7 @@ impl Opening {
 }
 
 impl Machine {
-    /// Tries to open or make it, if it is time to.
+    /// Tries to open or create the store if the pause after the last attempt is over.
     pub(super) fn open(&mut self, now: &Now, effects: &mut Vec<Effect>) -> Next {
         if self.opening.try_at > now.since_boot {
             return Next::Rest;
@@ -88,7 +88,7 @@ impl Machine {
                     "the store of this node's addresses was damaged ({what}) and lies in {} now; it is made anew from what the API server and the runtime know. Check the disk",
                     aside.display()
                 );
-                // Told when it is known which Node object it is about.
+                // The event is emitted once the UID of the Node is known.
                 self.opening.damage = Some(text);
             }
             Found::Unclear(why) => {
@@ -110,7 +110,8 @@ impl Machine {
         }
     }
 
-    /// Makes a new store once everybody has been heard who remembers something.
+    /// Creates a new store once the API has shown the Node, NodeSubnet, NodeAddresses and pods, and pods on second
+    /// networks have been waited for.
     fn make(&mut self, now: &Now, effects: &mut Vec<Effect>) -> Next {
         let missing = match (&self.node, &self.subnet) {
             (Told::Unknown, _) => "the API server has not told of this Node yet",
@@ -145,7 +146,7 @@ impl Machine {
         Next::Ask(Asked::Remember(Box::new(memory)), Question::Sandboxes)
     }
 
-    /// The runtime has told what it remembers.
+    /// Creates the store from `memory` and the runtime's answer.
     pub(super) fn remembered(
         &mut self,
         memory: Memory,
@@ -201,9 +202,9 @@ impl Machine {
         Next::Go(Phase::Free)
     }
 
-    /// Whether pods may have addresses on second networks of which nothing is known yet. A sandbox that was
-    /// being set up when the store was lost is up or has failed after a while: no ADD is served meanwhile.
-    /// Where no agent has spoken in this boot, there was no store to lose.
+    /// Whether to wait because pods may have unknown addresses on second networks. A sandbox that was being set up when
+    /// the store was lost is up or has failed after [`SETUP_LIMIT`], as no ADD is served meanwhile. If no agent has
+    /// published in this boot, there was no store to lose.
     fn waits_for_second_networks(&mut self, now: &Now, effects: &mut Vec<Effect>) -> bool {
         let spoke = self.subnet().and_then(|it| it.status.agent.as_ref());
         if spoke.is_none_or(|it| it.boot_id != now.boot) {

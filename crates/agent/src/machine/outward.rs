@@ -1,4 +1,4 @@
-//! Tells others: the API server and the files of other programs.
+//! Publishes to the API server and to the files of other programs.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -21,30 +21,30 @@ use cadastre_core::Addr;
 use cadastre_core::holding::Holding;
 use cadastre_node::Now;
 
-/// Why a part of what was written is not stored, and what to do.
+/// The advice when the API server stored only a part of an object.
 const OLDER_CRDS: &str = "the CRDs are older than the agent: apply those of its version (cadastre crd | kubectl apply --server-side -f -)";
 
-/// Reasons of the events that say that another's network has the node's pods.
+/// Reasons of the events that report that the node's pods use another network.
 const LEFT_TO_OTHERS: &str = "LeftToOthers";
 const OTHERS_FIRST: &str = "OthersFirst";
 
-/// Files are compared with what they should be so often, also where that stays the same: what others put beside them
-/// is seen then, and what could not be written is tried again. Likewise masquerading.
+/// The longest pause between checks of files and masquerading, even if nothing changes: a check notices files that
+/// others added, and retries what failed.
 const CHECK_PAUSE: Duration = Duration::from_secs(5);
 
-/// Nobody wants anything back.
+/// The default where nobody wants an address released.
 static NOTHING: BTreeSet<Addr> = BTreeSet::new();
 
-/// Something that is kept as what the node holds has it.
+/// Something outside the agent that is kept in the desired state.
 #[derive(Debug, Default)]
 struct Desired<T> {
-    /// What it was to be last, and when that was
+    /// The state desired last, and when it was requested
     wanted: Option<(T, Duration)>,
     is_on_its_way: bool,
 }
 
 impl<T: PartialEq + Clone> Desired<T> {
-    /// Whether it is to be made so now.
+    /// Whether to request `wanted` now; if so, marks it as under way.
     fn is_due(&mut self, wanted: &T, now: Duration) -> bool {
         let is_fresh = |(is, at): &(T, Duration)| is == wanted && now < *at + CHECK_PAUSE;
         if self.is_on_its_way || self.wanted.as_ref().is_some_and(is_fresh) {
@@ -56,18 +56,18 @@ impl<T: PartialEq + Clone> Desired<T> {
     }
 }
 
-/// The files that other programs read.
+/// The state of the files that other programs read.
 #[derive(Debug)]
 pub(super) struct Files {
     desired: Desired<(Arc<Holding>, bool)>,
-    /// How they stand
+    /// The result of the last write
     pub told: FilesTold,
-    /// They were written once
+    /// Whether they were written at least once
     is_told: bool,
 }
 
 impl Files {
-    /// Nothing is written yet.
+    /// Starts without having written anything.
     pub fn new(conf_is_wanted: bool) -> Self {
         let told = FilesTold {
             standing: conf_is_wanted.then_some(Standing::Open),
@@ -86,24 +86,24 @@ impl Files {
         self.is_told = true;
     }
 
-    /// When they are compared with what they should be again, if that stays the same.
+    /// When to check the files again if nothing changes; `None` while they are being written.
     pub fn check_at(&self) -> Option<Duration> {
         let (_, at) = self.desired.wanted.as_ref()?;
         (!self.desired.is_on_its_way).then(|| *at + CHECK_PAUSE)
     }
 
-    /// Whether they were written as they are to be, as far as that was possible.
+    /// Whether the last write has ended and no other is under way, even if a part failed.
     pub fn is_settled(&self) -> bool {
         self.is_told && !self.desired.is_on_its_way
     }
 
-    /// Whether they leave the node's pods to another's network.
+    /// Whether they leave the node's pods to another network.
     fn is_left(&self) -> bool {
         matches!(self.told.standing, Some(Standing::Left(_)))
     }
 }
 
-/// Whose address others see.
+/// The state of masquerading.
 #[derive(Debug, Default)]
 pub(super) struct Masquerade {
     desired: Desired<(Option<Vec<String>>, Arc<Holding>)>,
@@ -116,12 +116,12 @@ impl Masquerade {
         self.trouble = trouble;
     }
 
-    /// Why it is not as it should be.
+    /// Why packets are not masqueraded as they should be.
     pub fn trouble(&self) -> Option<&str> {
         self.trouble.as_deref()
     }
 
-    /// Whether it is as it is to be, as far as that was possible.
+    /// Whether no write is under way, even if the last one failed.
     pub fn is_settled(&self) -> bool {
         !self.desired.is_on_its_way
     }
@@ -180,7 +180,7 @@ impl Machine {
         self.publisher.written(written, now);
     }
 
-    /// Writes the list of addresses, if it is time to.
+    /// Writes the list of addresses, if a write is due.
     fn write_list(&mut self, now: &Now, effects: &mut Vec<Effect>) {
         self.list_at = None;
         let (Some(snapshot), Some(subnet)) = (&self.snapshot, self.subnet()) else {
@@ -200,7 +200,7 @@ impl Machine {
         let differs = match told {
             None => !list.addresses.is_empty(),
             Some(told) => {
-                // An older CRD drops a part of the list: what is stored is all that can be.
+                // An older CRD drops a part of the list: if the stored part is unchanged, a write would change nothing.
                 let is_stored = self.list_cut.as_deref().is_some_and(|cut| {
                     told.list.is_same(&cut.stored) && list.is_same(&cut.written)
                 });
@@ -212,7 +212,7 @@ impl Machine {
         let (owner, is_new, at) = (subnet.uid.clone(), told.is_none(), now.since_boot);
         match self.schedule.next(differs, urgent, at) {
             addresses::Next::Nothing => {}
-            // What cannot wait may come to be so merely because time goes by.
+            // A change can become urgent by the mere passing of time.
             addresses::Next::At(next) => self.list_at = Some(next.min(at + TO_BE_REPORTED)),
             addresses::Next::Write => {
                 list.as_of = Timestamp::from_second(wall(now).as_second()).ok().map(Time);
@@ -240,7 +240,7 @@ impl Machine {
         self.schedule.written(true, now);
     }
 
-    /// What is held, for other programs on the node.
+    /// Updates the files for other programs on the node, and then masquerading.
     fn write_files(&mut self, now: Duration, effects: &mut Vec<Effect>) {
         if self.snapshot.is_none() {
             return;
@@ -255,7 +255,7 @@ impl Machine {
             });
         }
         self.tell_served(effects);
-        // What another's pods send is another's business.
+        // The other network is responsible for what its pods send.
         if !self.files.is_settled() || self.files.is_left() {
             return;
         }
@@ -269,13 +269,13 @@ impl Machine {
         }
     }
 
-    /// That another's network has the node's pods is told once a change, also over restarts.
+    /// Reports once per change, also across restarts, that the node's pods use another network.
     fn tell_served(&mut self, effects: &mut Vec<Effect>) {
         let standing = self.files.told.standing.as_ref();
         if standing == self.served.as_ref() || standing == Some(&Standing::Open) {
             return;
         }
-        // What an earlier agent has told is in the NodeSubnet.
+        // The conditions of the NodeSubnet show what an earlier agent reported.
         let is: &[Condition] = match &self.subnet {
             Told::Unknown => return,
             Told::Absent => &[],
@@ -299,7 +299,7 @@ impl Machine {
     }
 }
 
-/// The time of day.
+/// Returns the time of day.
 fn wall(now: &Now) -> Timestamp {
     Timestamp::from_millisecond(now.wall_ms).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! Whether the node can be given pods, and what people are told of pods that were refused.
+//! Readiness of the node for pods, and reports about pods that were refused.
 
 use std::time::Duration;
 
@@ -8,13 +8,13 @@ use crate::files::others::Standing;
 use crate::snapshot::gives;
 use cadastre_api::SERVED_BY_OTHERS;
 
-/// How often it is told that pods are refused as nothing is known of them.
+/// The shortest pause between reports that pods are refused because nothing is known of them.
 const TURNED_AWAY_PAUSE: Duration = Duration::from_secs(60);
-/// Reason of the event that says so.
+/// The reason of these events.
 const PODS_UNKNOWN: &str = "PodsUnknown";
 
 impl Machine {
-    /// Says it where it has changed, but not while files and masquerading are on their way to what they are to be.
+    /// Reports readiness when it has changed, but not while files or masquerading are being written.
     pub(super) fn tell_readiness(&mut self, effects: &mut Vec<Effect>) {
         let told = self.readiness();
         if told.is_some() && told != self.ready {
@@ -23,7 +23,7 @@ impl Machine {
         }
     }
 
-    /// Whether it is ready, and why, if that can be said now.
+    /// Returns whether the node is ready and why; `None` while that cannot be decided.
     fn readiness(&self) -> Option<(bool, String)> {
         let not = |why: &str| Some((false, why.to_owned()));
         if !self.is_open {
@@ -42,7 +42,7 @@ impl Machine {
         }
         let files = &self.files.told;
         let gives = snapshot.blocks.iter().any(gives);
-        // It gets one when a pod comes, which comes to a node that is ready only.
+        // The node gets a block when a pod comes, but pods come only to a ready node.
         let had_one = files.is_configured || self.has_let_go;
         let may_ask = self.shown.waits_for_pods() || self.shown.may_ask() && had_one;
         let can_ask = self.followed && may_ask;
@@ -59,14 +59,14 @@ impl Machine {
                 _ => "the node holds nothing to give addresses from yet",
             });
         }
-        // The runtime waits for the one, flannel's plugin for the other.
+        // The runtime waits for the CNI configuration, flannel's plugin for `subnet.env`.
         if let Some(why) = &files.unwritten {
             return not(why);
         }
         if let Some(why) = self.masquerade.as_ref().and_then(Masquerade::trouble) {
             return not(why);
         }
-        // helm waits for this, and the other network serves the node: it is no fault of the agent's.
+        // helm waits for readiness, and another network serves the node: this is no fault of the agent.
         if let Some(Standing::Left(names)) = &files.standing {
             let says = format!("leaves new pods to {names}: see the condition {SERVED_BY_OTHERS}");
             return Some((true, says));
@@ -81,13 +81,13 @@ impl Machine {
         Some((true, says.to_owned()))
     }
 
-    /// When it can be told again that pods are refused, if one was.
+    /// When the next report about refused pods is allowed; `None` if there is nothing to report, or no pause to keep.
     pub(super) fn tell_turned_away_at(&self) -> Option<Duration> {
         self.serving.turned_away.as_ref()?;
         Some(self.turned_away_at? + TURNED_AWAY_PAUSE)
     }
 
-    /// That pods are refused of which nothing is known is told, once in a while.
+    /// Reports that pods are refused because nothing is known of them, with a pause between reports.
     pub(super) fn tell_turned_away(&mut self, now: Duration, effects: &mut Vec<Effect>) {
         if self.tell_turned_away_at().is_some_and(|at| at > now) {
             return;

@@ -1,4 +1,4 @@
-//! Takes over into the store what the API says that the node holds.
+//! Writes the ranges that the API allocates to the node to the store.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -18,27 +18,27 @@ use cadastre_core::Family;
 use cadastre_core::holding::{Block, Holding};
 use cadastre_node::Known;
 
-/// What is being taken over, as it was seen when that began.
+/// The ranges being written to the store, with the objects as seen when this began.
 #[derive(Debug)]
 pub(super) struct Taking {
     wanted: Holding,
-    /// The podCIDRs of it that are new to the store
+    /// The podCIDRs in `wanted` that are new to the store
     new: Vec<Block>,
     subnet: Option<Arc<SubnetSeen>>,
     onto: Onto,
 }
 
-/// What statuses are written onto once that is taken over.
+/// What later statuses are written to, once the ranges are in the store.
 #[derive(Debug)]
 enum Onto {
-    /// What was said before
+    /// The same as before
     Same,
-    /// This NodeSubnet, which may be as a list shows it
+    /// This NodeSubnet; `relisted` if it comes from a new list
     This {
         subnet: Arc<SubnetSeen>,
         relisted: bool,
     },
-    /// There is none
+    /// There is no NodeSubnet
     Nothing,
 }
 
@@ -47,7 +47,7 @@ impl Machine {
         if !self.to_hold {
             return Next::Go(Phase::Look);
         }
-        // What is held for which Node is in the store, also after a restart.
+        // The store remembers across restarts which ranges it has for which Node.
         let Some(snapshot) = self.snapshot.clone() else {
             return self.look(Phase::TakeOver, now);
         };
@@ -57,7 +57,7 @@ impl Machine {
             self.write_onto(onto);
             return Next::Go(Phase::Look);
         };
-        // Until now somebody else may have given addresses of it, host-local for one.
+        // Until now another program, such as host-local, may have assigned addresses from it.
         let is_held = |it: &Block| snapshot.blocks.iter().any(|held| held.cidr == it.cidr);
         let is_new = |it: &&Block| it.uid == wanted.node_uid && !is_held(it);
         let taking = Box::new(Taking {
@@ -76,7 +76,7 @@ impl Machine {
         Next::Ask(Asked::Use(taking), Question::Sandboxes)
     }
 
-    /// The runtime has told who has addresses of the new podCIDRs.
+    /// Goes on with the runtime's answer, which shows the addresses in use of new podCIDRs.
     pub(super) fn used(
         &mut self,
         taking: Box<Taking>,
@@ -128,7 +128,7 @@ impl Machine {
             self.take_over_again(&onto);
             return self.store_failed(&trouble, Phase::Look, now);
         }
-        // Not before: what is written next must be decided by what was taken over.
+        // Only now: the next status must be decided by the ranges that are in the store.
         self.write_onto(onto);
         if wanted != self.holding {
             let blocks = wanted.blocks.len();
@@ -151,11 +151,11 @@ impl Machine {
         self.relisted |= matches!(onto, Onto::This { relisted: true, .. });
     }
 
-    /// What the store should hold by the API's word; `None` if that says nothing of it.
+    /// Returns the ranges that the store should have; `None` if the API does not say.
     pub(super) fn wanted_holding(&mut self) -> Option<Holding> {
         let uid = match &self.node {
             Told::Unknown => return None,
-            // Its ranges rest: nothing new may come from them.
+            // The ranges of a deleted Node are in quarantine: no address of them may be assigned.
             Told::Absent => return Some(Holding::default()),
             Told::There(node) => node.uid.clone(),
         };
@@ -173,8 +173,8 @@ impl Machine {
                 return Some(holding);
             }
         }
-        // Nothing is held for this Node object yet. What is held for it in the store while the
-        // NodeSubnet is missing stays: the controller restores it.
+        // No range is allocated to this Node object yet. Ranges of the same Node that the store has stay while the
+        // NodeSubnet is missing: the controller restores it.
         let same = self.snapshot.as_ref().and_then(|it| it.node_uid.as_ref()) == Some(&uid);
         (!same).then(|| Holding {
             node_uid: uid,
@@ -182,8 +182,8 @@ impl Machine {
         })
     }
 
-    /// The NodeSubnet of this Node object, also while its spec cannot be read. Where there is none, nothing is tried
-    /// in vain.
+    /// Returns where statuses go: the NodeSubnet of this Node object, even if its spec cannot be parsed. If there is
+    /// none, no write is attempted.
     fn onto(&mut self) -> Onto {
         match &self.subnet {
             Told::There(subnet) if self.is_ours(subnet) => Onto::This {
@@ -208,13 +208,13 @@ impl Machine {
         }
     }
 
-    /// Whether the NodeSubnet is of this Node object, as far as it can be read.
+    /// Whether the NodeSubnet belongs to this Node object; assumed if its spec cannot be parsed.
     pub(super) fn is_ours(&self, subnet: &SubnetSeen) -> bool {
         let of_uid = |uid| subnet.spec.is_err() || subnet.spec_of(Some(uid)).is_some();
         self.node_uid().is_some_and(of_uid)
     }
 
-    /// Tells those who serve which pools there are.
+    /// Shows the servers which pools there are.
     fn offer_pools(&mut self, taking: &Taking) {
         let holding = &taking.wanted;
         let shown = self.show(Offer::News);
@@ -250,7 +250,7 @@ impl Machine {
     }
 }
 
-/// The pools of which a node has as many blocks of a family as it may, and how many these are.
+/// Returns the pools of which the node has as many blocks of a family as its limit allows, with that limit.
 fn at_limit(pools: &[NodePool], blocks: &[Block]) -> BTreeMap<String, u32> {
     let count = |pool: &str, family| {
         let of_pool = blocks.iter().filter(|it| it.pool == pool);

@@ -1,4 +1,4 @@
-//! The orders that the machine promises, by their numbers: those of the store.
+//! Tests of the machine's guarantees about the store, named by their numbers.
 
 mod bench;
 mod told;
@@ -74,7 +74,7 @@ fn o2_nothing_is_held_before_the_store_was_looked_at() {
     let effects = bench.run_to("hold");
     assert_eq!(asked(&effects), ["open", "look", "hold"]);
     bench.run();
-    // Another file, of which nothing is known either.
+    // The file is replaced by another one, whose content is unknown again.
     bench.pass(6 * SECOND);
     bench.serving.is_missing = true;
     bench.run_to("look");
@@ -149,7 +149,7 @@ fn o4_what_comes_meanwhile_is_taken_over_right_after() {
     bench.run_to("look");
     bench.subnet(2, blocks(&[A, B]));
     assert_eq!(asked(&bench.turn()), [""; 0]);
-    // Nothing else happens that the agent could be woken by.
+    // No other event comes that could wake the agent.
     let effects = bench.run();
     assert_eq!(asked(&effects)[..2], ["hold", "look"]);
 }
@@ -323,7 +323,7 @@ fn o10_a_new_store_is_made_of_what_was_known_when_the_runtime_was_asked() {
     bench.run_to("open");
     bench.answer(Answer::Opened(Found::Nothing));
     bench.run_to("sandboxes");
-    // What goes meanwhile had its addresses when the runtime was asked.
+    // Objects that are deleted meanwhile still count, as when the runtime was asked.
     bench.on(Event::Addresses(Step::Change(Change::Deleted(seen))));
     bench.on(Event::Pod(Step::Change(Change::Deleted(reports))));
     bench.subnet(2, blocks(&[A, B]));

@@ -1,4 +1,4 @@
-//! What comes in, and what goes out.
+//! The events, questions, answers and effects of the machine.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -22,7 +22,7 @@ use cadastre_daemon::events::Notice;
 use cadastre_daemon::watch::Step;
 use cadastre_node::{Attachment, Fault, Known, Ledger, PodNote, PodRef, Snapshot};
 
-/// What happened.
+/// An input of the machine.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "short-lived, and few")]
 pub enum Event {
@@ -34,84 +34,84 @@ pub enum Event {
     Addresses(Step<AddressesSeen>),
     /// A step of the watch of the pods of this node
     Pod(Step<Pod>),
-    /// What is known of a namespace that was asked for; `None`: that failed
+    /// A namespace that was asked for; `None` if the request failed
     Namespace(String, Option<Namespace>),
-    /// Something was given, freed or wished for
+    /// Something in the store may have changed, or an ADD began to wait
     Changed,
-    /// The answer to the [`Question`]
+    /// The answer to the [`Question`] in flight
     Answer(Answer),
-    /// Those of the candidates of [`Effect::Prove`] that nobody has any more
+    /// The candidates of [`Effect::Prove`] that are proven to be leaked
     Proven(Vec<(Attachment, Reason)>),
-    /// What came of [`Effect::WriteStatus`]
+    /// The outcome of [`Effect::WriteStatus`]
     Written(Written),
-    /// What came of [`Effect::WriteList`]
+    /// The outcome of [`Effect::WriteList`]
     Listed(Listed),
-    /// What came of [`Effect::WriteFiles`]
+    /// The outcome of [`Effect::WriteFiles`]
     Files(FilesTold),
-    /// What came of [`Effect::Masquerade`]: why it is not as it should be
+    /// The outcome of [`Effect::Masquerade`]: an error, if any
     Masqueraded(Option<String>),
 }
 
-/// What those who serve have met with, read before each turn: what is decided by an answer is decided
-/// by what they say after it.
+/// What the servers have met with. It is read again before each turn, so that decisions after an answer use what
+/// came after the question.
 #[derive(Clone, Debug, Default)]
 pub struct Serving {
-    /// ADDs that found nothing
+    /// Wishes for addresses, by pool
     pub wishes: Wishes,
-    /// When the first of these ends
+    /// When the first of these ends, since boot
     pub wishes_end: Option<Duration>,
-    /// A pod that was refused, as nothing is known of it
+    /// A pod that was refused because nothing is known of it
     pub turned_away: Option<String>,
-    /// Why nothing can be given or taken back: the store cannot be read or written
+    /// Why addresses can be neither assigned nor released: the store cannot be read or written
     pub trouble: Option<String>,
-    /// The file of the store is not there
+    /// The file of the store does not exist
     pub is_missing: bool,
 }
 
-/// What is asked of the store, or for its sake of the runtime. One question is in flight at a time.
+/// A question to the store, or to the runtime for the store's sake. One is in flight at a time.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Question {
-    /// Look for the file and open it if it is whole: [`Answer::Opened`]
+    /// Open the file unless it is missing or damaged: [`Answer::Opened`]
     Open,
-    /// Refuse everything for that reason, once what was asked before is done: [`Answer::Closed`]
+    /// Finish what was asked before, then refuse everything with this reason: [`Answer::Closed`]
     Close(&'static str),
-    /// Make a new file of these and open it: [`Answer::Made`]
+    /// Create and open a new file with this content: [`Answer::Made`]
     Make {
-        /// What is held
+        /// The node's ranges
         holding: Holding,
-        /// What is in use
+        /// The addresses in use
         known: Vec<Known>,
     },
-    /// All there is, and STATUS from now on: [`Answer::Looked`]
+    /// Read everything, and renew the answer to STATUS: [`Answer::Looked`]
     Look,
-    /// Do that with the store, as a whole or not at all
+    /// Do this with the store, as a whole or not at all
     Transact(Transaction),
-    /// DEL: [`Answer::Freed`]
+    /// Run a DEL: [`Answer::Freed`]
     Free(Attachment),
-    /// All sandboxes of this node with their addresses: [`Answer::Sandboxes`]
+    /// List all sandboxes of this node with their addresses: [`Answer::Sandboxes`]
     Sandboxes,
 }
 
-/// What is done with the store.
+/// A change of the store, or a read from it, in one transaction.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Transaction {
-    /// Hold that, and in the same transaction take over what is in use of it: [`Answer::Held`]
+    /// Set the node's ranges, and adopt addresses in use of them: [`Answer::Held`]
     Hold {
-        /// What is held
+        /// The node's ranges
         holding: Holding,
-        /// What is in use
+        /// The addresses in use
         known: Vec<Known>,
     },
-    /// Let go of a block if it is empty: [`Answer::Released`]
+    /// Release the block with this range and UID if it is empty: [`Answer::Released`]
     Release(Cidr, String),
-    /// What is noted of pods: [`Answer::Notes`]
+    /// Read the notes of pods: [`Answer::Notes`]
     ReadNotes,
-    /// Note these, and forget those: [`Answer::Noted`]
+    /// Write the former notes, and delete the notes of the latter pods: [`Answer::Noted`]
     Note(Vec<PodNote>, Vec<PodRef>),
 }
 
 impl Transaction {
-    /// Does it; after a fault nothing has changed.
+    /// Runs the transaction; after a fault nothing has changed.
     pub fn run(self, ledger: &mut Ledger<'_>) -> Result<Answer, Fault> {
         Ok(match self {
             Self::Hold { holding, known } => {
@@ -127,7 +127,7 @@ impl Transaction {
         })
     }
 
-    /// What is answered where it could not be done.
+    /// Returns the answer for a transaction that failed.
     pub fn failed(&self, trouble: StoreTrouble) -> Answer {
         match self {
             Self::Hold { .. } => Answer::Held(Err(trouble)),
@@ -138,17 +138,17 @@ impl Transaction {
     }
 }
 
-/// What came of a [`Question`].
+/// The answer to the [`Question`] of the same name.
 #[derive(Debug)]
 #[expect(missing_docs, reason = "named as the questions")]
 pub enum Answer {
     Opened(Found),
     Closed,
-    /// How many attachments lost an address that another one claims, too
+    /// The number of attachments that lost an address because another one claims it, too
     Made(Result<usize, String>),
     Looked(Result<Looked, StoreTrouble>),
     Held(Result<(), StoreTrouble>),
-    /// Whether it was let go of
+    /// Whether the block was released
     Released(Result<bool, StoreTrouble>),
     Freed(Result<(), String>),
     Notes(Result<Vec<PodNote>, StoreTrouble>),
@@ -156,125 +156,125 @@ pub enum Answer {
     Sandboxes(Result<Vec<Sandbox>, String>),
 }
 
-/// What was found where the store should be.
+/// The state of the store's file.
 #[derive(Debug)]
 pub enum Found {
-    /// It is open
+    /// The store is open
     Open,
-    /// There is none
+    /// There is no file
     Nothing,
-    /// It was damaged, and now lies there under another name
+    /// The file was damaged, and has been renamed
     Damaged {
-        /// Where it is now
+        /// The new path of the damaged file
         aside: PathBuf,
-        /// What is wrong with it
+        /// What is wrong with it, for people
         what: String,
     },
-    /// Nobody knows, for that reason
+    /// The state could not be found out, for this reason
     Unclear(String),
 }
 
-/// What a look has shown.
+/// The result of a look.
 #[derive(Debug)]
 pub struct Looked {
-    /// What is in the store
+    /// The content of the store
     pub snapshot: Snapshot,
-    /// Paths of network namespaces, of attachments that are no pods', that are gone
+    /// Paths of network namespaces that are gone, of attachments without a pod
     pub gone: BTreeSet<String>,
 }
 
-/// Why something was not done with the store.
+/// An error of the store.
 #[derive(Clone, Debug)]
 pub struct StoreTrouble {
-    /// For people
+    /// The error message, for people
     pub text: String,
-    /// The file has to be made anew: it is damaged, or gone
+    /// Whether a new file must be created because this one is damaged or gone
     pub is_lost: bool,
 }
 
-/// How the files stand that other programs read.
+/// The state of the files that other programs read.
 #[derive(Clone, Debug, Default)]
 pub struct FilesTold {
-    /// How ours stands with the CNI configurations of others; `None` where none of ours is wanted
+    /// How our CNI configuration relates to those of others; `None` if none of ours is wanted
     pub standing: Option<Standing>,
-    /// Why a file that is wanted is not there, or not as it should be
+    /// Why a wanted file is missing or out of date
     pub unwritten: Option<String>,
-    /// Whether the runtime has a CNI configuration of ours
+    /// Whether our CNI configuration exists on the disk
     pub is_configured: bool,
 }
 
-/// What is to be done. Effects of a turn are begun in their order.
+/// An action for the shell to carry out. Effects of a turn are started in their order.
 #[derive(Debug)]
 pub enum Effect {
-    /// Asks that, and comes back as [`Event::Answer`]
+    /// Ask this; answered by [`Event::Answer`]
     Ask(Question),
-    /// Asks the API, the runtime and the kernel about these, in the boot of that id: [`Event::Proven`]
+    /// Prove these leaks in the boot with this id, by the API, the runtime and the kernel: [`Event::Proven`]
     Prove(Vec<Candidate>, String),
-    /// [`Event::Written`]
+    /// Write NodeSubnet.status: [`Event::Written`]
     WriteStatus {
-        /// The NodeSubnet's resourceVersion to write onto
+        /// The resourceVersion that the write requires
         version: String,
-        /// What it should be
+        /// The status to write
         status: Box<NodeSubnetStatus>,
-        /// Whether it cannot wait
+        /// Whether the write is counted as urgent
         urgent: bool,
     },
-    /// [`Event::Listed`]
+    /// Write the NodeAddresses: [`Event::Listed`]
     WriteList {
-        /// The UID of the NodeSubnet, which owns it
+        /// The UID of the NodeSubnet, which becomes its owner
         owner: String,
-        /// There is no NodeAddresses yet
+        /// Whether to create the NodeAddresses
         is_new: bool,
-        /// What it should be
+        /// The list to write
         list: Box<NodeAddressesSpec>,
     },
-    /// [`Event::Files`]
+    /// Update the files of other programs: [`Event::Files`]
     WriteFiles {
-        /// What the node holds
+        /// The node's ranges
         holding: Arc<Holding>,
-        /// It holds nothing as long as no pod comes
+        /// Whether the node gets its first range only when a pod needs it
         waits_for_pods: bool,
     },
-    /// [`Event::Masqueraded`]
+    /// Update the nftables tables: [`Event::Masqueraded`]
     Masquerade {
-        /// The ranges of all pools, if they are known
+        /// The ranges of all pools, if known
         ranges: Option<Vec<String>>,
-        /// What the node holds
+        /// The node's ranges
         holding: Arc<Holding>,
     },
-    /// [`Event::Namespace`]
+    /// Read this namespace: [`Event::Namespace`]
     AskNamespace(String),
-    /// What the watches have shown, for those who serve
+    /// Show the servers what the watches have shown
     Offer {
-        /// All of it
+        /// Replaces what was shown before
         shown: Arc<Shown>,
-        /// Whether who waits for a pod should look again
+        /// Whether ADDs that wait for their pod look again
         is_news: bool,
     },
-    /// What the node may give from was taken over: who waits for a block should try again
+    /// The node's ranges were written to the store: wake ADDs that wait for a block
     Held,
-    /// What the node holds, for those who want to know
+    /// Publish the node's ranges to other programs on the node
     Holding(Arc<Holding>),
-    /// Which attachments may be leaked
+    /// Publish which attachments are leak candidates
     Suspicious(Arc<Reasons>),
-    /// Tells people
+    /// Log and emit an event
     Tell(Notice),
-    /// The pod that was turned away was told of
+    /// Forget the refused pod, as it was reported
     ToldTurnedAway,
-    /// What `/readyz` says
+    /// Set what `/readyz` answers
     Ready(bool, String),
-    /// Counts
+    /// Update metrics
     Count(Figure),
 }
 
-/// What is counted.
+/// An update of metrics.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Figure {
-    /// What is given and held
+    /// The content of the store
     Snapshot(Arc<Snapshot>),
-    /// A leak was freed
+    /// A leak was released
     Freed(Reason),
-    /// The API is behind by so much
+    /// The stored status has differed, or the list has been overdue, for this time
     Behind(Duration),
     /// A damaged store was found
     Damaged,

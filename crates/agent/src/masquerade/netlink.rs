@@ -1,4 +1,4 @@
-//! Messages of netlink: bytes with a length in front, one in the other, in words of four bytes.
+//! Netlink messages: nested, length-prefixed byte strings, aligned to four bytes.
 
 use std::io;
 
@@ -6,7 +6,7 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, recv, send, socket_with,
 };
 
-/// Flags of a message.
+/// Flags of netlink messages.
 pub const REQUEST: u16 = 1;
 pub const ACK: u16 = 4;
 pub const EXCLUSIVE: u16 = 0x200;
@@ -18,12 +18,12 @@ const HEADER: usize = 16;
 /// `NLA_F_NESTED`
 const NESTED: u16 = 0x8000;
 
-/// Several messages, or what is in one of them.
+/// A sequence of messages, or of the attributes in one.
 #[derive(Debug, Default)]
 pub struct Bytes(Vec<u8>);
 
 impl Bytes {
-    /// A message of `nfnetlink` with what `fill` puts into it.
+    /// Appends an `nfnetlink` message with `body`.
     pub fn message(
         mut self,
         kind: u16,
@@ -36,7 +36,7 @@ impl Bytes {
         self.0.extend(length.to_ne_bytes());
         self.0.extend(kind.to_ne_bytes());
         self.0.extend((flags | REQUEST).to_ne_bytes());
-        // Sequence number and port: answers are told apart by nothing else than their socket.
+        // Sequence number and port are zero: each exchange has a socket of its own for its answers.
         self.0.extend([0; 8]);
         self.0.extend([family, 0]);
         self.0.extend(resource.to_be_bytes());
@@ -44,7 +44,7 @@ impl Bytes {
         self
     }
 
-    /// An attribute.
+    /// Appends an attribute, padded to four bytes.
     pub fn bytes(mut self, kind: u16, value: &[u8]) -> Self {
         let length = u16::try_from(4 + value.len()).unwrap_or(u16::MAX);
         self.0.extend(length.to_ne_bytes());
@@ -54,24 +54,24 @@ impl Bytes {
         self
     }
 
-    /// A number, as nf_tables has them.
+    /// Appends a number in network byte order, as nf_tables expects.
     pub fn number(self, kind: u16, value: u32) -> Self {
         self.bytes(kind, &value.to_be_bytes())
     }
 
-    /// A text that ends with a zero.
+    /// Appends a zero-terminated string.
     pub fn text(self, kind: u16, value: &str) -> Self {
         self.bytes(kind, &[value.as_bytes(), &[0]].concat())
     }
 
-    /// Attributes in one.
+    /// Appends an attribute that contains other attributes.
     pub fn nested(self, kind: u16, inner: &Self) -> Self {
         self.bytes(kind | NESTED, &inner.0)
     }
 }
 
-/// Sends messages of which at least one asks for an answer, and returns the first error that came back. The kernel
-/// has carried them out, and answered, when it has taken them.
+/// Sends messages, at least one of which must ask for an answer, and returns the first error. The kernel carries
+/// messages out and answers them while `send` runs.
 pub fn exchange(messages: &Bytes) -> io::Result<()> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let netfilter = Some(netlink::NETFILTER);
@@ -98,7 +98,7 @@ pub fn exchange(messages: &Bytes) -> io::Result<()> {
     }
 }
 
-/// The error codes in answers; 0 where all went well.
+/// Returns the error codes of all answers; 0 means success.
 fn codes(mut answers: &[u8]) -> Vec<i32> {
     let mut codes = Vec::new();
     let word =

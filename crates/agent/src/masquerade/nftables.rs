@@ -1,4 +1,4 @@
-//! The table that masquerades, as messages to the kernel. They take effect all together or not at all.
+//! The table that masquerades, written as one batch of netlink messages that takes effect as a whole or not at all.
 
 use std::io;
 
@@ -9,10 +9,10 @@ use cadastre_core::{Addr, Family};
 const TABLE: &str = "cadastre";
 const SET: &str = "pod-ranges";
 const CHAIN: &str = "postrouting";
-/// The number of the set within one exchange.
+/// The id of the set within a batch.
 const SET_ID: u32 = 1;
 
-/// `NFNL_SUBSYS_NFTABLES`, and the messages that begin and end what takes effect together
+/// `NFNL_SUBSYS_NFTABLES`, and the messages that begin and end a batch
 const NFTABLES: u16 = 10;
 const BATCH_BEGIN: u16 = 0x10;
 const BATCH_END: u16 = 0x11;
@@ -40,14 +40,14 @@ const NOT_IN_SET: u32 = 1;
 /// `NF_NAT_RANGE_PROTO_RANDOM_FULLY`
 const FULLY_RANDOM: u32 = 16;
 
-/// An attribute has at most 64 KiB.
+/// Limits the size of an attribute, which may have at most 64 KiB.
 const ELEMENTS_AT_ONCE: usize = 1_000;
 
-/// What of the protocol depends on the family.
+/// The values that depend on the address family.
 struct Kind {
     /// `NFPROTO_*`
     protocol: u8,
-    /// nft's number of the type of addresses, for those who list the set
+    /// nft's number for the type of address, by which `nft list` shows the set
     addresses: u32,
     length: u32,
     source_at: u32,
@@ -69,8 +69,8 @@ const V6: Kind = Kind {
     destination_at: 24,
 };
 
-/// Puts the table of a family in place, or anew in place of what it was. `only_if_absent` leaves one that is there
-/// as it is. Says whether anything was written.
+/// Writes the table of a family, replacing an existing one, unless `only_if_absent`. Returns whether anything was
+/// written.
 pub fn put(family: Family, spared: &[Run], only_if_absent: bool) -> io::Result<bool> {
     match exchange(&table(family, spared, only_if_absent)) {
         Ok(()) => Ok(true),
@@ -92,7 +92,7 @@ fn table(family: Family, spared: &[Run], only_if_absent: bool) -> Bytes {
     if only_if_absent {
         all = send(all, NEW_TABLE, CREATE | EXCLUSIVE | ACK, &named());
     } else {
-        // It has to be there to be deleted.
+        // Deleting a table that does not exist would be an error.
         all = send(all, NEW_TABLE, CREATE | ACK, &named());
         all = send(all, DELETE_TABLE, 0, &named());
         all = send(all, NEW_TABLE, CREATE, &named());
@@ -122,7 +122,7 @@ fn table(family: Family, spared: &[Run], only_if_absent: bool) -> Bytes {
     all.message(BATCH_END, 0, 0, NFTABLES, &Bytes::default())
 }
 
-/// The start of a range and the address after its end, as a set of intervals has them.
+/// Returns the start of a range and the address after its end, the elements of an interval set.
 fn bounds(kind: &Kind, (first, last): &Run) -> Vec<Bytes> {
     let key = |addr: &Addr, value: u128| {
         let bytes = value.to_be_bytes();
@@ -133,7 +133,7 @@ fn bounds(kind: &Kind, (first, last): &Run) -> Vec<Bytes> {
         debug_assert_eq!(u32::try_from(own.len()), Ok(kind.length));
         Bytes::default().nested(1, &Bytes::default().bytes(VALUE, own))
     };
-    // A range that ends with the last address of all has no end.
+    // No element ends a range that reaches the last address of its family.
     let whole = match last.family {
         Family::V4 => u128::from(u32::MAX),
         Family::V6 => u128::MAX,
@@ -145,7 +145,7 @@ fn bounds(kind: &Kind, (first, last): &Run) -> Vec<Bytes> {
         .collect()
 }
 
-/// A source in the set, a destination that is not: masquerade.
+/// Returns the rule: masquerade if the source is in the set and the destination is not.
 fn rule(kind: &Kind) -> Bytes {
     let expression = |list: Bytes, name: &str, data: &Bytes| {
         list.nested(ITEM, &Bytes::default().text(1, name).nested(2, data))

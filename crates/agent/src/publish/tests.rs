@@ -5,7 +5,7 @@ use crate::status::status;
 
 const INTERVAL: Duration = Duration::from_secs(30);
 
-/// A node whose state changes, and what the API has of it.
+/// A node with its publisher, and the version of its NodeSubnet.
 struct Node {
     publisher: Publisher,
     snapshot: Snapshot,
@@ -37,7 +37,7 @@ impl Node {
         self.publisher.next(&status, &wants, &self.snapshot, now)
     }
 
-    /// Writes if it is time to, successfully and at once.
+    /// Writes the status if a write is due; it succeeds at once.
     fn step(&mut self, now: Duration) -> Next {
         let next = self.next(now);
         if let Next::Write { version, urgent } = &next {
@@ -102,7 +102,7 @@ fn what_an_older_crd_cuts_off_is_not_written_again_before_something_changes() {
     node.publisher.written(Written::Failed, secs(1001));
     node.snapshot = later;
     assert_eq!(node.next(secs(2000)), Next::Nothing);
-    // Somebody else wrote: all of it may be kept now.
+    // Another client wrote: the API server may now store the whole status.
     node.publisher.seen(&version(3), stored);
     assert!(matches!(node.next(secs(2001)), Next::Write { .. }));
 }
@@ -174,7 +174,7 @@ fn an_api_that_was_put_back_is_told_at_once_what_is_in_use() {
     let mut node = Node::new(5);
     node.step(secs(10));
     node.publisher.written(Written::Failed, secs(11));
-    // As a watch that goes on might show: older than the answer to the write.
+    // An event that a continued watch might show: older than the answer to the write.
     node.publisher.seen("1", NodeSubnetStatus::default());
     assert_eq!(node.next(secs(12)), Next::Nothing);
     node.publisher.relisted();
@@ -200,9 +200,9 @@ fn growth_that_is_covered_waits_and_the_need_of_a_block_does_not() {
         node.step(secs(12)),
         Next::Write { urgent: true, .. }
     ));
-    // Asked, and nothing has come yet: nothing more to say in a hurry.
+    // The block was requested and has not come yet: nothing else is urgent.
     assert!(matches!(node.step(secs(13)), Next::Nothing));
-    // The block is there, but the controller counts it larger than it is.
+    // The block is there, but the controller counts it as larger than it is.
     node.snapshot
         .blocks
         .push(block("10.0.0.64/30", "a", 0, 0, 1));
@@ -217,7 +217,7 @@ fn growth_that_is_covered_waits_and_the_need_of_a_block_does_not() {
 fn ten_pods_a_second_cost_less_than_a_write_in_fifty() {
     let mut node = Node::new(0);
     let mut events = 0;
-    // Blocks of 61 come at once when they are asked for.
+    // Blocks of 61 addresses come at once when they are requested.
     node.run(0, 60, |it, _| {
         events += 1;
         let last = it.blocks.len() - 1;
@@ -245,7 +245,7 @@ fn a_need_that_grows_all_the_time_is_told_ever_less_often() {
     assert!(node.writes.len() < 25, "{}", node.writes.len());
 }
 
-/// The controller answers a write within 0.1 s with a block of 13 for each pool that lacks something.
+/// Acts as the controller, which allocates enough blocks of 13 addresses to each pool that lacks some.
 fn answer(node: &mut Node) {
     let wants = wanted(&node.snapshot, &node.wishes);
     for (pool, want) in wants.iter().filter(|(_, want)| want.is_lacking()) {
@@ -257,7 +257,7 @@ fn answer(node: &mut Node) {
     }
 }
 
-/// Gives an address to a wish of a pool, if there is one.
+/// Assigns an address of the pool, if one is free.
 fn give(node: &mut Node, pool: &str) -> bool {
     let mut blocks = node.snapshot.blocks.iter_mut();
     let Some(block) = blocks.find(|it| it.pool == pool && it.counts.free > 0) else {
@@ -299,7 +299,7 @@ fn pools_that_run_out_in_turn_are_each_asked_at_once() {
 fn who_comes_while_answers_come_waits_for_one_answer_only() {
     let mut node = Node::new(61);
     node.step(Duration::ZERO);
-    // A pod comes each 0.1 s for as long as the longest pause and more.
+    // A pod comes every 0.1 s for longer than the longest pause.
     let mut waiting: Vec<Duration> = Vec::new();
     let mut longest = Duration::ZERO;
     for tenth in 1..300 {
@@ -355,7 +355,7 @@ fn what_is_let_go_is_told_at_once() {
         Next::Write { urgent: true, .. }
     ));
     assert_eq!(node.step(secs(12)), Next::Nothing);
-    // Told, then lost: somebody has restored an older status.
+    // The request was stored, then lost: somebody restored an older status.
     node.publisher.seen("9", NodeSubnetStatus::default());
     node.version = 9;
     assert!(matches!(

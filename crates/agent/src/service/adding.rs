@@ -1,13 +1,13 @@
-//! An ADD under way, as a value: each [`Step`] says what it asks the store or waits for, which
-//! [`super::Service`] does, and holds what it goes on by. It reads no clock.
+//! An ADD under way, as a value without clock or IO: each [`Step`] says what to ask the store or wait for, which
+//! [`super::Service`] does.
 //!
 //! ```text
-//! for its pod ──► of the best pool alone ──► of all its pools ──► for a block, and again ──► done
+//! wait for its pod ──► ask the best pool alone ──► ask all its pools ──► wait for a block and ask again ──► done
 //! ```
 //!
 //! # Guarantees
-//! - It ends: when its caller's deadline comes near, or when it has waited for a block for as long as it may.
-//! - It is asked of the store for the last time at the end of its wait: what cooled may be free by then.
+//! - An ADD ends when its caller's deadline comes near, or after its longest wait for a block.
+//! - The store is asked once more at the end of the wait: an address in cooldown may be free by then.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,28 +20,28 @@ use crate::pods::Pod;
 use cadastre_core::mutation::Mutation;
 use cadastre_node::{Add, Answer, Pools, Refusal, Why};
 
-/// How long an ADD that does not depend on it waits for its pod to be seen, while the watch is at work: the
-/// runtime may be a little ahead.
+/// How long an ADD that does not depend on its pod waits for it to be seen while the watch is established: the runtime
+/// may be a little ahead of the watch.
 const POD_WAIT: Duration = Duration::from_millis(300);
-/// What of a deadline is left for the last try and the answer.
+/// The part of a deadline that is kept for the last attempt and the answer.
 const MARGIN: Duration = Duration::from_millis(250);
-/// Reason of the event about an annotation that cannot be read.
+/// The reason of the event about an annotation that cannot be parsed.
 const INVALID_ANNOTATION: &str = "InvalidAnnotation";
 
-/// What an ADD needs next, with what it goes on by.
+/// What an ADD needs next.
 #[derive(Debug)]
 pub enum Step {
-    /// Ask the store that
+    /// Ask the store for this
     Ask(Box<Add>, Asked),
-    /// Wait for news of the pods
+    /// Wait until pods have changed
     ForPod(ForPod),
-    /// Wait until the node holds something new, or the attachment is deleted
+    /// Wait until the node has a new range, or the attachment is deleted
     ForBlock(ForBlock),
-    /// Answer that
+    /// Answer the caller
     Done(Result<Answer, Refusal>),
 }
 
-/// An ADD whose pod is not seen yet.
+/// An ADD that waits for its pod to be seen.
 #[derive(Debug)]
 pub struct ForPod {
     adding: Box<Adding>,
@@ -55,7 +55,7 @@ pub struct Asked {
     what: For,
 }
 
-/// An ADD that found nothing, and waits for a block.
+/// An ADD that waits for a block because no address was free.
 #[derive(Debug)]
 pub struct ForBlock {
     adding: Box<Adding>,
@@ -65,40 +65,40 @@ pub struct ForBlock {
 #[derive(Debug)]
 struct Adding {
     add: Add,
-    /// It is answered before that
+    /// The caller must have its answer before this time
     deadline: Duration,
-    /// How long it may wait for a block
+    /// The longest wait for a block
     patience: Duration,
 }
 
 /// What the store was asked for.
 #[derive(Debug)]
 enum For {
-    /// An address by what it has noted of the pod
+    /// An address by the store's note of the pod
     Note,
-    /// An address of the best of several pools, which is waited for until then
+    /// An address of the best of several pools, which may be waited for until then
     Best(Pools, Duration),
-    /// An address of any of these
+    /// An address of any of these pools
     Any(Pools),
-    /// The same again, after a wait; whether for the last time
+    /// The same again after a wait; `true` for the last time
     Again(Wait, bool),
 }
 
 /// A wait for a block.
 #[derive(Debug)]
 struct Wait {
-    /// Pools that blocks can be asked of, best first
+    /// Pools that blocks can be requested from, best first
     wanted: Vec<String>,
-    /// How many of them are asked
+    /// The number of them that blocks are requested from so far
     wished: usize,
     begun: Duration,
     until: Duration,
-    /// Where the best pool is waited for alone: all of them, for after that
+    /// All pools of the ADD, if it waits for the best one alone
     best_of: Option<Pools>,
 }
 
 impl Wait {
-    /// Of several pools the best is asked first, and all others when half of the time has brought nothing.
+    /// Returns when to go on: the best pool is asked first, and all others after half of the wait.
     fn next_at(&self) -> Duration {
         if self.wished < self.wanted.len() {
             self.begun + self.until.saturating_sub(self.begun) / 2
@@ -108,7 +108,7 @@ impl Wait {
     }
 }
 
-/// Begins with an ADD that came now. `patience`: how long it may wait for a block.
+/// Starts an ADD that came now. `patience`: its longest wait for a block.
 pub fn begin(
     add: Add,
     deadline: Duration,
@@ -132,12 +132,12 @@ pub fn begin(
 }
 
 impl ForPod {
-    /// When it goes on without its pod.
+    /// Returns when the ADD goes on without its pod.
     pub fn until(&self) -> Duration {
         self.until
     }
 
-    /// Goes on if the pod is there, or it is time to.
+    /// Goes on if the pod is known or the time is up.
     pub fn go(self, shown: &Shown, desk: &mut Desk, now: Duration) -> Step {
         let mut adding = self.adding;
         let wanted = adding.add.pod.as_ref();
@@ -199,12 +199,12 @@ impl Asked {
 }
 
 impl ForBlock {
-    /// When it goes on without news.
+    /// Returns when the ADD goes on without news.
     pub fn until(&self) -> Duration {
         self.wait.next_at()
     }
 
-    /// Goes on: with `is_news` the store is asked again at once.
+    /// Goes on; with `is_news` the store is asked again at once.
     pub fn go(self, is_news: bool, desk: &mut Desk, now: Duration) -> Step {
         let Self { adding, mut wait } = self;
         if !is_news && now < wait.next_at() {
@@ -220,14 +220,14 @@ impl ForBlock {
 }
 
 impl Adding {
-    /// That time, or when its caller's deadline comes near.
+    /// Returns `time`, or the time when the caller's deadline comes near, if that is earlier.
     fn until(&self, time: Duration) -> Duration {
         time.min(self.deadline.saturating_sub(MARGIN))
     }
 
-    /// Until when the best of several pools is waited for, if no block of it is here yet and one can be asked for:
-    /// others may have addresses, but that one comes first. It is half of the time that an ADD waits, from when the
-    /// first one asked.
+    /// Returns until when to wait for the best of several pools alone, if the node has no block of it and can request
+    /// one: others may have free addresses, but the best one takes precedence. This is half of the longest wait, from
+    /// when the first ADD asked for the pool.
     fn absent(&self, pools: &Pools, shown: &Shown, desk: &Desk, now: Duration) -> Option<Duration> {
         let best = named(pools).first().filter(|_| named(pools).len() > 1)?;
         let is_there = shown.giving.contains(best) || !shown.askable.contains(best);
@@ -255,7 +255,7 @@ impl Adding {
         Step::Ask(Box::new(add), Asked { adding: self, what })
     }
 
-    /// Whether a block might help.
+    /// Whether a new block could help.
     fn may_wait(&self, answer: &Result<Answer, Refusal>) -> bool {
         let lacks = |why: Why| matches!(why, Why::Exhausted | Why::NothingHeld);
         self.add.addresses.is_empty() && answer.as_ref().is_err_and(|it| lacks(it.why))
@@ -304,7 +304,7 @@ impl Adding {
                 desk.wishes.remove(&self.add.attachment);
                 Step::Done(Ok(answer))
             }
-            // In vain the best pool stays asked for, for the pods that come next.
+            // Though the wait was in vain, the wish for the best pool stays, for the next pods.
             Err(refusal) => match wait.best_of.take() {
                 Some(pools) => self.ask(For::Any(pools)),
                 None if may_wait => {
@@ -317,7 +317,7 @@ impl Adding {
     }
 }
 
-/// Fills in what the pod wants, if that is known; refuses where no pool serves it.
+/// Fills in what the pod wants, if it is known; refuses the ADD if no pool serves the pod.
 fn choose(
     add: &mut Add,
     pod: Option<&Pod>,
@@ -359,7 +359,7 @@ fn named(pools: &Pools) -> &[String] {
     }
 }
 
-/// The pools of these that blocks can be asked of.
+/// Returns those of the pools that blocks can be requested from.
 fn askable(pools: &Pools, shown: &Shown) -> Vec<String> {
     let is_askable = |name: &&String| shown.askable.contains(name);
     match pools {
@@ -371,7 +371,7 @@ fn askable(pools: &Pools, shown: &Shown) -> Vec<String> {
     }
 }
 
-/// What is answered after a wait in vain. `at_limit`: the pools of which the node has as many blocks as it may.
+/// Returns the refusal after a wait in vain. `at_limit`: pools of which the node has as many blocks as allowed.
 fn dry(
     refusal: Refusal,
     wanted: &[String],
@@ -461,7 +461,7 @@ mod tests {
         })
     }
 
-    /// An ADD of the pools a and b that may wait for ten seconds, and the node that it came to.
+    /// An ADD of the pools a and b that may wait for ten seconds, on one node.
     struct Bench {
         shown: Shown,
         desk: Desk,
@@ -469,7 +469,7 @@ mod tests {
     }
 
     impl Bench {
-        /// The node holds blocks of `giving`, and may ask for more of both.
+        /// The node has blocks of the pools `giving`, and may request more of both.
         fn new(giving: &[&str]) -> Self {
             let both = || vec!["a".to_owned(), "b".to_owned()];
             let shown = Shown {
@@ -509,7 +509,7 @@ mod tests {
             });
         }
 
-        /// The pools of which the store is asked for an address.
+        /// Returns the pools that the store is asked for an address of.
         fn asked(&self) -> &[String] {
             match &self.step {
                 Step::Ask(add, _) => &add.pools,
@@ -517,7 +517,7 @@ mod tests {
             }
         }
 
-        /// Until when it waits for a block.
+        /// Returns until when it waits for a block.
         fn until(&self) -> Duration {
             match &self.step {
                 Step::ForBlock(block) => block.until(),
@@ -540,7 +540,7 @@ mod tests {
         bench.go(false, 5 * SECOND);
         assert_eq!(bench.until(), 10 * SECOND);
         assert_eq!(bench.wishes(5 * SECOND), ["a", "b"]);
-        // A last try at the end: what cooled may be free by then.
+        // One more attempt at the end: an address in cooldown may be free by then.
         bench.go(false, 10 * SECOND);
         assert_eq!(bench.asked(), ["a", "b"]);
         bench.answer(nothing(), 10 * SECOND);

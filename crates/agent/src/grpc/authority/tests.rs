@@ -10,10 +10,10 @@ use super::*;
 use crate::grpc::connection::Connection;
 use crate::unix::Socket;
 
-/// What the C library and a Go client with a dialer of its own say.
+/// The authority that the C library and Go clients with their own dialer send.
 const PATH: &str = "%2Frun%2Fcadastre%2Fagent.sock";
 
-/// All that comes out, when the input is cut so.
+/// Returns the whole output for an input that is cut into these pieces.
 fn through(pieces: &[&[u8]]) -> Vec<u8> {
     let mut frames = Frames::new();
     let mut all = Vec::new();
@@ -44,7 +44,7 @@ fn stream(frames: &[Vec<u8>]) -> Vec<u8> {
     .concat()
 }
 
-/// An integer of HPACK below the bits of `first`.
+/// Encodes an HPACK integer below the bits of `first`.
 fn number(first: u8, bits: u32, number: usize) -> Vec<u8> {
     let most = (1 << bits) - 1;
     if number < most {
@@ -64,7 +64,7 @@ fn text(first: u8, bytes: &[u8]) -> Vec<u8> {
     [number(first, 7, bytes.len()), bytes.to_owned()].concat()
 }
 
-/// How each kind of literal begins, and the bits of its index.
+/// The first byte of each kind of literal, and the bits of its index.
 const LITERALS: [(u8, u32); 3] = [(0x40, 6), (0x00, 4), (0x10, 4)];
 
 /// The three ways to name `:authority` in a literal.
@@ -76,7 +76,7 @@ fn names((first, bits): (u8, u32)) -> [Vec<u8>; 3] {
     ]
 }
 
-/// `:authority` in some way: as it is sent, and as it passes on.
+/// An `:authority` field, encoded in some way: as sent, and as passed on.
 fn authority() -> impl Strategy<Value = (Vec<u8>, Vec<u8>)> {
     let value = prop::collection::vec(any::<u8>(), 0..300);
     (0..3usize, 0..3usize, any::<bool>(), value).prop_map(|(kind, way, huffman, value)| {
@@ -91,7 +91,6 @@ fn authority() -> impl Strategy<Value = (Vec<u8>, Vec<u8>)> {
     })
 }
 
-/// Any other field.
 fn other() -> impl Strategy<Value = Vec<u8>> {
     let bytes = || prop::collection::vec(any::<u8>(), 0..200);
     let indexed = (1..70_000usize).prop_map(|index| number(0x80, 7, index));
@@ -111,7 +110,7 @@ fn other() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![indexed, resized, named, spelt]
 }
 
-/// A whole block in a frame, with and without priority and padding, as it is sent and as it passes.
+/// A HEADERS frame with a whole block, with or without priority and padding: as sent, and as passed on.
 fn headers() -> impl Strategy<Value = (Vec<u8>, Vec<u8>)> {
     let fields = prop_oneof![other().prop_map(|it| (it.clone(), it)), authority()];
     let fields = prop::collection::vec(fields, 0..12);
@@ -130,7 +129,7 @@ fn headers() -> impl Strategy<Value = (Vec<u8>, Vec<u8>)> {
     })
 }
 
-/// Frames of other kinds, blocks that go on, and heads that promise too much.
+/// Frames of other kinds, blocks without END_HEADERS, and frames that are too long.
 fn foreign() -> impl Strategy<Value = Vec<u8>> {
     let payload = || prop::collection::vec(any::<u8>(), 0..2000);
     let kind = prop_oneof![Just(0u8), 2..=255u8];
@@ -158,7 +157,7 @@ proptest! {
         let (sent, passed): (Vec<_>, Vec<_>) = frames.into_iter().unzip();
         let sent = stream(&sent);
         prop_assert_eq!(through(&[&sent]), stream(&passed));
-        // The last frame may be torn.
+        // The last frame may be incomplete.
         let sent = &sent[..sent.len() - lost.min(sent.len())];
         let mut cuts: Vec<usize> = cuts.iter().map(|it| it.index(sent.len() + 1)).collect();
         cuts.extend([0, sent.len()]);
@@ -212,7 +211,7 @@ proptest! {
     }
 }
 
-/// The requests that the server h2 gets of a client through a [`Connection`], and at most so many.
+/// Returns at most `most` requests that an h2 server gets from a client through a [`Connection`].
 async fn served<T>(most: usize, client: impl AsyncFnOnce(UnixStream) -> T) -> Vec<Request<()>> {
     let folder = crate::files::temp_folder();
     let path = folder.join("x.sock");
@@ -239,10 +238,10 @@ async fn served<T>(most: usize, client: impl AsyncFnOnce(UnixStream) -> T) -> Ve
 async fn a_path_for_a_name_is_served() {
     for literal in LITERALS {
         for name in names(literal) {
-            // POST, http, /x, the name; then the same once more.
+            // POST, http, /x and the authority; sent twice, so that the second request uses the dynamic table.
             let named = [&name, text(0, PATH.as_bytes()).as_slice()].concat();
             let block = [&[0x83, 0x86, 0x04, 2, b'/', b'x'], named.as_slice()].concat();
-            // SETTINGS, which are of no stream.
+            // SETTINGS frames belong to stream 0.
             let mut frames = vec![vec![0, 0, 0, 4, 0, 0, 0, 0, 0]];
             for id in [1, 3] {
                 let mut request = frame(HEADERS, END_HEADERS | 1, &block);

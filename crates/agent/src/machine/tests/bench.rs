@@ -1,4 +1,4 @@
-//! A machine, and a world that answers it.
+//! A machine together with an environment that answers its questions.
 
 use serde_json::{Value, json};
 
@@ -13,27 +13,27 @@ use cadastre_daemon::watch::Change;
 use cadastre_daemon::watch::Step;
 use cadastre_node::{BlockCount, BlockState, Counts, PoolCount};
 
-/// The Node's UID.
+/// The UID of the Node.
 pub const NODE: &str = "node";
 
 pub struct Bench {
     pub machine: Machine,
     pub now: Now,
     pub serving: Serving,
-    /// What the store holds
+    /// The content of the store
     pub snapshot: Snapshot,
-    /// What the runtime says
+    /// The answer of the runtime
     pub sandboxes: Result<Vec<Sandbox>, String>,
-    /// What the files say
+    /// The result of writing files
     pub files: FilesTold,
-    /// The question that was left open
+    /// The question that has no answer yet
     pub open: Option<Question>,
-    /// What was told and has not come back
+    /// What was published since [`Bench::told`] was called last
     pub on_their_way: Vec<&'static str>,
 }
 
 impl Bench {
-    /// One whose watches have shown nothing yet.
+    /// Returns a bench whose watches have shown nothing yet.
     pub fn blank() -> Self {
         let now = Now {
             boot: "boot".to_owned(),
@@ -64,14 +64,14 @@ impl Bench {
         }
     }
 
-    /// One that has seen everything, of which nothing was done yet. The NodeSubnet has version 1.
+    /// Returns a bench that has seen all objects and has not acted yet. The NodeSubnet has version 1.
     pub fn seen(spec: Value) -> Self {
         let mut bench = Self::blank();
         bench.show_all(spec);
         bench
     }
 
-    /// One that rests.
+    /// Returns a bench that has nothing left to do.
     pub fn resting(spec: Value) -> Self {
         let mut bench = Self::seen(spec);
         bench.run();
@@ -90,7 +90,7 @@ impl Bench {
         self.on(Event::Pod(Step::Change(Change::Listed)));
     }
 
-    /// The watch shows that of the NodeSubnet.
+    /// Has the watch show this NodeSubnet.
     pub fn subnet(&mut self, version: u64, spec: Value) {
         let seen = subnet(version, spec);
         self.on(Event::Subnet(Step::Change(Change::Applied(seen))));
@@ -110,7 +110,7 @@ impl Bench {
         self.now.wall_ms += i64::try_from(time.as_millis()).unwrap();
     }
 
-    /// One turn. What is asked is left open.
+    /// Runs one turn; a question stays open.
     pub fn turn(&mut self) -> Vec<Effect> {
         let mut effects = Vec::new();
         let serving = self.serving.clone();
@@ -131,15 +131,15 @@ impl Bench {
         effects
     }
 
-    /// Answers the question that is open, and turns.
+    /// Answers the open question, and runs a turn.
     pub fn answer(&mut self, answer: Answer) -> Vec<Effect> {
         assert!(self.open.take().is_some(), "nothing was asked");
         self.on(Event::Answer(answer));
         self.turn()
     }
 
-    /// Turns and answers until a question comes of which `stop` says so, or none any more. What is told the
-    /// API stays unanswered.
+    /// Turns and answers until a question comes for which `stop` returns true, or no more comes. Writes to the API
+    /// stay unanswered.
     pub fn run_until(&mut self, stop: impl Fn(&Question) -> bool) -> Vec<Effect> {
         let mut all = Vec::new();
         let mut effects = if self.open.is_some() {
@@ -178,7 +178,7 @@ impl Bench {
         self.run_until(|_| false)
     }
 
-    /// Until that kind of question is open.
+    /// Runs until a question of this kind is open.
     pub fn run_to(&mut self, kind: &str) -> Vec<Effect> {
         let effects = self.run_until(|question| name(question) == kind);
         let is = self.open.as_ref().map(name);
@@ -186,7 +186,7 @@ impl Bench {
         effects
     }
 
-    /// Until files are to be written, which is left open.
+    /// Runs until files are to be written, which stays unanswered.
     pub fn run_until_files(&mut self) -> Vec<Effect> {
         let mut all = self.turn();
         while let Some(question) = self.open.clone() {
@@ -198,13 +198,13 @@ impl Bench {
         all
     }
 
-    /// The API tells of the namespace of all pods here.
+    /// Answers the request for the namespace `default`, in which all pods are.
     pub fn answer_namespace(&mut self) {
         let answer = Some(Namespace::default());
         self.on(Event::Namespace("default".to_owned(), answer));
     }
 
-    /// What a world in which all is well answers.
+    /// Returns the answer of an environment in which nothing fails.
     pub fn answer_to(&mut self, question: Question) -> Answer {
         match question {
             Question::Open => Answer::Opened(Found::Open),
@@ -264,13 +264,13 @@ impl Bench {
         };
     }
 
-    /// What was told since this was asked last.
+    /// Returns what was published since the last call.
     pub fn told(&mut self) -> Vec<&'static str> {
         mem::take(&mut self.on_their_way)
     }
 }
 
-/// A NodeSubnet of that version with that spec.
+/// Returns a NodeSubnet with this version and spec.
 pub fn subnet(version: u64, mut spec: Value) -> SubnetSeen {
     spec["nodeUID"] = json!(NODE);
     SubnetSeen {
@@ -283,7 +283,7 @@ pub fn subnet(version: u64, mut spec: Value) -> SubnetSeen {
     }
 }
 
-/// A spec with blocks of the pool `p`.
+/// Returns a spec with blocks of the pool `p`.
 pub fn blocks(blocks: &[&str]) -> Value {
     let block = |cidr: &&str| json!({"cidr": cidr, "uid": format!("uid-{cidr}"), "pool": "p"});
     let blocks: Vec<Value> = blocks.iter().map(block).collect();
@@ -293,13 +293,13 @@ pub fn blocks(blocks: &[&str]) -> Value {
     json!({"blocks": blocks, "pools": [pool]})
 }
 
-/// A spec with podCIDRs.
+/// Returns a spec with podCIDRs.
 pub fn pod_cidrs(cidrs: &[&str]) -> Value {
     let cidrs: Vec<Value> = cidrs.iter().map(|it| json!({"cidr": it})).collect();
     json!({"podCIDRs": cidrs})
 }
 
-/// What others are told by an effect.
+/// Returns what an effect publishes.
 fn told(effect: &Effect) -> Option<&'static str> {
     match effect {
         Effect::WriteStatus { .. } => Some("status"),
@@ -312,7 +312,7 @@ fn told(effect: &Effect) -> Option<&'static str> {
     }
 }
 
-/// The kind of a question.
+/// Returns the kind of a question.
 pub fn name(question: &Question) -> &'static str {
     match question {
         Question::Open => "open",
@@ -328,7 +328,7 @@ pub fn name(question: &Question) -> &'static str {
     }
 }
 
-/// The kinds of what was asked, in order.
+/// Returns the kinds of the questions, in order.
 pub fn asked(effects: &[Effect]) -> Vec<&'static str> {
     let questions = effects.iter().filter_map(|it| match it {
         Effect::Ask(question) => Some(name(question)),
@@ -337,7 +337,7 @@ pub fn asked(effects: &[Effect]) -> Vec<&'static str> {
     questions.collect()
 }
 
-/// The versions that statuses were written onto.
+/// Returns the resource versions that statuses were written to.
 pub fn written_onto(effects: &[Effect]) -> Vec<&str> {
     let versions = effects.iter().filter_map(|it| match it {
         Effect::WriteStatus { version, .. } => Some(version.as_str()),

@@ -1,4 +1,4 @@
-//! The orders of what others are told.
+//! Tests of the machine's guarantees about what is published.
 
 use super::*;
 use crate::addresses::Listed;
@@ -9,14 +9,14 @@ fn failed() -> Event {
     Event::Written(Written::Failed)
 }
 
-/// What is done once the status on its way has failed, and its pause is over.
+/// Fails the status write under way, waits for its pause to end, and returns the effects.
 fn after_a_failure(bench: &mut Bench) -> Vec<Effect> {
     bench.on(failed());
     bench.pass(200 * SECOND);
     bench.run()
 }
 
-/// A new list of NodeSubnets begins.
+/// Begins a new list of NodeSubnets.
 fn list_begins(bench: &mut Bench) {
     let restarted = Change::Restarted { asked: SECOND };
     bench.on(Event::Subnet(Step::Change(restarted)));
@@ -44,7 +44,7 @@ fn o11_what_a_list_shows_is_written_onto_although_something_later_was_being_take
     let mut bench = Bench::resting(blocks(&[A]));
     bench.subnet(7, blocks(&[A]));
     bench.run_to("hold");
-    // The API server was put back to an older state.
+    // The API server was restored to an older state.
     list_begins(&mut bench);
     bench.subnet(3, blocks(&[A, B]));
     bench.on(Event::Subnet(Step::Change(Change::Listed)));
@@ -130,7 +130,7 @@ fn o14_nothing_is_ready_before_the_files_are_written_and_meanwhile_the_word_befo
     bench.on(Event::Files(bench.files.clone()));
     bench.run();
     assert!(bench.told().ends_with(&["ready"]));
-    // Now there is nothing to give, but something to be written.
+    // Now no address can be assigned, but a file must be written.
     bench.subnet(2, blocks(&[]));
     bench.run_until_files();
     assert!(!bench.told().contains(&"not ready"));
