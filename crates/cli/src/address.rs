@@ -1,4 +1,4 @@
-//! Whose address is it: for any address, in or out of any pool.
+//! What an address is and who uses it, for any address, in a pool or not.
 
 use std::fmt::Write as _;
 
@@ -15,46 +15,46 @@ use cadastre_core::{Addr, Cidr};
 /// What an address is at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum State {
-    /// An agent says that a pod has it, and that pod lives.
+    /// An agent reports it in use by a pod that lives.
     InUse,
-    /// An agent says that a pod has it, and that pod is gone or has ended: a leak, or about to be freed.
+    /// An agent reports it in use by a pod that is gone or has ended: a leak, or about to be released.
     WithoutPod,
-    /// An agent holds it for an earlier sandbox of a pod that has a newer one: it is freed when that is gone.
+    /// An agent keeps it for an earlier sandbox of a pod with a newer one, and releases it when that sandbox is gone.
     Superseded,
-    /// An agent holds it for somebody who is no pod.
+    /// An agent reports it in use by something that is no pod.
     InUseByOther,
-    /// A pod reports it, no agent does.
+    /// A pod reports it, but no agent does.
     ReportedByPod,
-    /// More than one has it.
+    /// Several pods or agents use it at once.
     Duplicate,
     /// It is an address of a node itself.
     NodeAddress,
     /// It is in a range of services.
     Service,
-    /// The node that had it is gone, and the range rests.
+    /// It belonged to a node that is gone, and its range is in quarantine.
     Quarantine,
-    /// Its pool never gives it.
+    /// Its pool never assigns it.
     Reserved,
-    /// Given only to a pod that asks for it
+    /// Its pool assigns it only to a pod that asks for it.
     OnRequest,
     /// Its block's gateway.
     Gateway,
-    /// The lowest address of what its block is a part of, which names the network.
+    /// The lowest address of the range that its block is part of: the network address.
     Network,
-    /// The highest address of what its block is a part of, IPv4 only.
+    /// The highest address of the range that its block is part of: the broadcast address, IPv4 only.
     Broadcast,
-    /// It is in the block of a node, and free or cooling.
+    /// It is in the block of a node, and free or in cooldown.
     Free,
-    /// It is in the podCIDR of a node, of which no agent reports.
+    /// It is in the podCIDR of a node, for which no agent reports addresses.
     InPodCidr,
-    /// A pool has it, and no node.
+    /// It is in a pool, but in no range of a node.
     NotCarved,
-    /// No pool has it.
+    /// It is in no pool.
     Outside,
 }
 
 impl State {
-    /// What that means.
+    /// Describes the state for users.
     pub(crate) fn words(self) -> &'static str {
         match self {
             State::InUse => "in use",
@@ -81,28 +81,28 @@ impl State {
     }
 }
 
-/// Everything there is to say about an address.
+/// All that is known about an address.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AddressReport {
-    /// The address
+    /// The address that was looked up
     pub address: Addr,
-    /// What it is
+    /// What the address is
     pub state: State,
-    /// The pool that it counts to
+    /// The pool that it is in
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
-    /// The node's range that it is in
+    /// The smallest range of a node that contains it
     #[serde(skip_serializing_if = "Option::is_none")]
     pub range: Option<RangeFact>,
-    /// Other ranges that it is in as well: there should be none
+    /// Other ranges that contain it as well: normally none
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub more_ranges: Vec<RangeFact>,
-    /// Who has it by agents' words
+    /// The users of the address that agents report
     pub holders: Vec<Holder>,
-    /// Pods that report it
+    /// The pods that report it, as `namespace/name`
     pub pods: Vec<String>,
-    /// Nodes whose own address it is
+    /// The nodes whose own address it is
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<String>,
 }
@@ -111,56 +111,56 @@ pub struct AddressReport {
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RangeFact {
-    /// The range
+    /// The range as a CIDR
     pub cidr: Cidr,
-    /// Block or podCIDR
+    /// `block` or `podCIDR`
     pub kind: &'static str,
-    /// The node that has or had it
+    /// The node that has it, or had it before the quarantine
     pub node: String,
-    /// Whether that node is gone
+    /// Whether the range is in quarantine, as its node is gone
     pub resting: bool,
-    /// Since when it is a block of that owner
+    /// Since when the block has belonged to this owner
     #[serde(skip_serializing_if = "Option::is_none")]
     pub since: Option<Timestamp>,
-    /// When its quarantine is over at the earliest
+    /// When its quarantine ends at the earliest
     #[serde(skip_serializing_if = "Option::is_none")]
     pub until: Option<Timestamp>,
-    /// Addresses in use, by the agent's word
+    /// The number of addresses in use that the agent reports
     #[serde(skip_serializing_if = "Option::is_none")]
     pub used: Option<i64>,
-    /// Addresses that cool; which ones only the agent knows
+    /// The number of addresses in cooldown; only the agent knows which ones
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cooling: Option<i64>,
-    /// Addresses that can be given now
+    /// The number of addresses that can be assigned now
     #[serde(skip_serializing_if = "Option::is_none")]
     pub free: Option<i64>,
 }
 
-/// Who has an address by an agent's word.
+/// A user of an address, as an agent reports it.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Holder {
-    /// The node
+    /// The node of the agent
     pub node: String,
     /// `namespace/name`
     pub pod: String,
-    /// Its UID
+    /// The UID of that pod; empty for something that is no pod
     #[serde(rename = "podUID")]
     pub pod_uid: String,
-    /// Whether that pod lives
+    /// Whether that pod exists and has not finished
     pub lives: bool,
     /// Whether that pod has a newer sandbox
     pub superseded: bool,
-    /// Network name and container id
+    /// Network name and container id: `network/containerID`
     pub handle: String,
-    /// The interface in the pod
+    /// The name of the interface in the pod
     pub interface: String,
-    /// Since when
+    /// Since when the address has been assigned
     #[serde(skip_serializing_if = "Option::is_none")]
     pub since: Option<Timestamp>,
 }
 
-/// Looks an address up.
+/// Finds out what an address is and who uses it.
 pub fn describe(addr: Addr, inventory: &Inventory) -> AddressReport {
     let range = Cidr::host(addr);
     let pool = inventory.registry.pools.of(&range);
@@ -169,7 +169,7 @@ pub fn describe(addr: Addr, inventory: &Inventory) -> AddressReport {
         .iter()
         .map(|cover| RangeFact::of(cover, inventory))
         .collect();
-    // Of several the smallest says most.
+    // The smallest of several ranges is the most specific one.
     let own = ranges.pop();
     let held = inventory.held_at(addr).iter();
     let holders: Vec<Holder> = held.map(|held| Holder::of(held, inventory)).collect();
@@ -187,7 +187,7 @@ pub fn describe(addr: Addr, inventory: &Inventory) -> AddressReport {
     let reserved = pool.is_some_and(|pool| pool.space.is_blocked(&range));
     let on_request =
         pool.is_some_and(|pool| pool.on_request.iter().any(|it| it.within(&range).is_some()));
-    // An agent that does not tell the pod's UID may still tell its name.
+    // An agent that does not report the pod's UID may still report its name.
     let is_of = |holder: &Holder, pod: &PodFact| match holder.pod_uid.as_str() {
         "" => holder.pod == pod.name,
         uid => PodUid::read(uid) == PodUid::read(&pod.uid),
@@ -243,7 +243,7 @@ pub fn describe(addr: Addr, inventory: &Inventory) -> AddressReport {
     }
 }
 
-/// What an address is that its node gives to nobody, as the node's agent reads it.
+/// Returns why the node's agent never assigns the address: gateway, network or broadcast address; else `None`.
 fn role(addr: Addr, range: &RangeFact, inventory: &Inventory) -> Option<State> {
     let subnet = inventory.subnets.get(range.node.as_str())?;
     let spec = subnet.spec.as_ref().ok()?;
@@ -304,7 +304,7 @@ impl RangeFact {
         format!("{} {}", self.cidr, self.told(style))
     }
 
-    /// What there is to say of it but where it is.
+    /// Describes the range, without its CIDR.
     pub(crate) fn told(&self, style: &Style) -> String {
         let mut text = self.kind.to_owned();
         if self.resting {
@@ -345,7 +345,7 @@ impl Holder {
 }
 
 impl AddressReport {
-    /// All of it, by names.
+    /// Lists all that is known, with a name for each value.
     pub(crate) fn facts(&self, style: &Style) -> Facts {
         let mut facts = Facts::default();
         facts.add("Address", self.address.to_string());

@@ -1,10 +1,10 @@
-//! `kubectl cadastre support-bundle`: what a report of a problem needs, in one folder.
+//! `kubectl cadastre support-bundle`: everything that a problem report needs, in one folder.
 //!
 //! # Guarantees
-//! - No Secret and no ConfigMap is read. Of pods, nodes and workloads only named fields are kept: no
-//!   environment, no commands, no volumes, no other annotations than `cadastre.dev/*`.
+//! - No Secret and no ConfigMap is read. Of pods, nodes and workloads only listed fields are kept: no environment, no
+//!   commands, no volumes, and only annotations `cadastre.dev/*`.
 //! - Managed fields and last-applied configurations are dropped.
-//! - What could not be read is named in `README.txt`; the rest is there.
+//! - `README.txt` names what could not be read; everything else is in the bundle.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -23,23 +23,23 @@ use super::{Flags, Verdict, check};
 use cadastre_api::{AGENT_MANAGER, FIELD_MANAGER, GROUP, VERSION};
 use cadastre_core::inert;
 
-/// Collect what a report of a problem needs into a folder: objects, events, versions, metrics
+/// Collect objects, events, versions and metrics for a problem report in a folder
 ///
-/// No secrets, no environment, no specs of pods. Look at it before you send it: it names nodes, pods
-/// and addresses.
+/// No secrets, environment variables or pod specs are collected. Review the folder before you send it: it contains
+/// names of nodes and pods, and addresses.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   kubectl cadastre support-bundle
   kubectl cadastre support-bundle --dir bundle && tar czf bundle.tar.gz bundle")]
 pub struct Args {
-    /// The folder, which must not exist yet; by default cadastre-support-TIME
+    /// Folder to create, which must not exist yet; by default cadastre-support-TIME
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
 }
 
-/// By which our own workloads are known.
+/// Selects the workloads of Cadastre itself.
 const OURS: &str = "app.kubernetes.io/name=cadastre";
-/// The admin port, where metrics are.
+/// The admin port, which serves metrics.
 const ADMIN_PORT: u16 = 9817;
 
 struct Bundle<'a> {
@@ -48,7 +48,7 @@ struct Bundle<'a> {
     readme: String,
 }
 
-/// Runs the verb.
+/// Runs `support-bundle`.
 pub async fn exec(args: &Args, _: &Flags, reach: &Reach) -> anyhow::Result<Verdict> {
     let now = Timestamp::now();
     let stamp = now.strftime("%Y%m%dT%H%M%SZ");
@@ -144,7 +144,7 @@ impl Bundle<'_> {
         self.metrics().await
     }
 
-    /// By the API server's proxy, where one may use it.
+    /// Reads metrics through the API server's proxy, if the user may use it.
     async fn metrics(&mut self) -> anyhow::Result<()> {
         let path = format!("/api/v1/pods?labelSelector={}", OURS.replace('=', "%3D"));
         let pods = match self.pages(&path).await {
@@ -202,7 +202,7 @@ impl Bundle<'_> {
         }
     }
 
-    /// All items of a list.
+    /// Reads all pages of a list.
     async fn pages(&self, path: &str) -> Result<Vec<Value>, String> {
         let mut items = Vec::new();
         let mut token = String::new();
@@ -260,7 +260,7 @@ fn is_ours(controller: &Value) -> bool {
     controller == FIELD_MANAGER || controller == AGENT_MANAGER
 }
 
-/// A whole object, less what only says who wrote it.
+/// Returns a whole object without the fields that only show who wrote it.
 fn cleaned(item: &Value) -> Value {
     let mut item = item.clone();
     if let Some(meta) = item["metadata"].as_object_mut() {
@@ -272,7 +272,7 @@ fn cleaned(item: &Value) -> Value {
     item
 }
 
-/// The metadata of an object that is not ours.
+/// Returns the metadata of an object that is not Cadastre's own.
 fn meta(item: &Value) -> Value {
     let mut kept = Map::new();
     let fields = [
@@ -342,7 +342,7 @@ fn versions(item: &Value) -> Value {
     })
 }
 
-/// Images and counts; no arguments, no environment.
+/// Returns images and replica counts; no arguments, no environment.
 fn workload(item: &Value) -> Value {
     let containers = item["spec"]["template"]["spec"]["containers"]
         .as_array()

@@ -1,7 +1,7 @@
-//! What may come next on the command line: verbs, flags, and the names of objects.
+//! Command line completion: verbs, flags, and the names of objects.
 //!
-//! kubectl asks a program `kubectl_complete-NAME` in PATH for the words of its plugin NAME, and reads what cobra's
-//! programs print: a line for each word with what it is, then a directive for the shell.
+//! For completions of the plugin NAME, kubectl runs a program `kubectl_complete-NAME` from PATH. It reads what cobra's
+//! programs print: a line for each word with its description, then a directive for the shell.
 
 use std::collections::BTreeSet;
 use std::io::Write as _;
@@ -15,46 +15,46 @@ use super::lists::Wanted;
 use super::reach::Reach;
 use super::{Cli, Flags, Verdict};
 
-/// "These are all, and no files" in cobra's protocol.
+/// Cobra's directive: the words are complete, and the shell must not offer files.
 const NO_FILES: &str = ":4";
-/// "The shell may offer files".
+/// Cobra's directive: the shell may offer files.
 const FILES: &str = ":0";
-/// Nobody waits longer for a word.
+/// Time limit of a request to the API server: people do not wait longer for a completion.
 const PATIENCE_SECONDS: u16 = 5;
 
-/// Words to complete, as kubectl gives them
+/// Complete a command line for kubectl
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The words after `kubectl cadastre`, the last one perhaps empty or not complete
+    /// The words after `kubectl cadastre`; the last one may be empty or incomplete
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     words: Vec<String>,
 }
 
-/// What fits at the end of a command line.
+/// The possible continuations of a command line.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Next {
-    /// These words, each with what it is
+    /// One of these words, each with its description
     Words(Vec<(String, String)>),
-    /// The names of these objects
+    /// The name of an object of this kind
     Names(Kind),
-    /// Files, or anything
+    /// A file or any other text
     Anything,
 }
 
-/// Objects that have names.
+/// A kind of object whose names can be completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// IPPools
+    /// An IPPool
     Pool,
-    /// Nodes
+    /// A Node
     Node,
-    /// Pods, `namespace/name`
+    /// A pod, as `namespace/name`
     Pod,
-    /// Blocks that nodes have, by CIDR
+    /// A block of a node, by its CIDR
     Block,
 }
 
-/// What may follow these words; the last one is what has been typed of the next.
+/// Returns the continuations of `words`; the last word is the part typed so far.
 pub fn next(words: &[String]) -> Next {
     let root = Cli::command();
     let (typed, before) = words
@@ -92,7 +92,7 @@ fn takes_value(arg: &Arg) -> bool {
     arg.get_action().takes_values()
 }
 
-/// The flag of that spelling: of the verb, or of all.
+/// Finds a flag by its spelling, among those of the verb and the global ones.
 fn flag<'a>(root: &'a Command, at: &'a Command, word: &str) -> Option<&'a Arg> {
     let name = word.trim_start_matches('-').split('=').next()?;
     let is = |arg: &&Arg| {
@@ -122,7 +122,7 @@ fn help(text: Option<&clap::builder::StyledStr>) -> String {
     })
 }
 
-/// What a flag may be set to.
+/// Returns the possible values of a flag.
 fn value(arg: &Arg) -> Next {
     match arg.get_long() {
         Some("pool" | "delete-pool") => return Next::Names(Kind::Pool),
@@ -141,7 +141,7 @@ fn value(arg: &Arg) -> Next {
     )
 }
 
-/// What a verb is about; all take one name but `drain` and `undrain`.
+/// Returns the kind of a verb's positional arguments. Only `drain` and `undrain` take more than one.
 fn positional(path: &[&str]) -> Next {
     Next::Names(match path {
         ["show" | "explain", "pool"] | ["map"] => Kind::Pool,
@@ -152,7 +152,7 @@ fn positional(path: &[&str]) -> Next {
     })
 }
 
-/// The names of all objects of a kind.
+/// Returns the names of all objects of a kind.
 fn names(kind: Kind, inventory: &Inventory) -> Vec<String> {
     match kind {
         Kind::Pool => inventory
@@ -181,7 +181,7 @@ fn names(kind: Kind, inventory: &Inventory) -> Vec<String> {
     }
 }
 
-/// The flags that say which cluster, out of words that need not be complete.
+/// Reads the flags that select the cluster from a command line that may be incomplete.
 fn cluster(words: &[String]) -> Flags {
     let of = |names: &[&str]| {
         words.iter().enumerate().find_map(|(at, word)| {
@@ -206,7 +206,7 @@ fn cluster(words: &[String]) -> Flags {
     }
 }
 
-/// The lines for kubectl: those of `all` that begin as typed.
+/// Returns the output for kubectl: the words that begin with `typed`, then the directive.
 fn lines(all: &[(String, String)], typed: &str) -> String {
     let fit = all.iter().filter(|it| it.0.starts_with(typed));
     let fit = fit.map(|(word, about)| match about.as_str() {
@@ -216,7 +216,7 @@ fn lines(all: &[(String, String)], typed: &str) -> String {
     fit.collect::<String>() + NO_FILES + "\n"
 }
 
-/// Runs the verb.
+/// Runs `__complete`.
 pub async fn exec(args: &Args) -> anyhow::Result<Verdict> {
     let typed = args.words.last().map_or("", String::as_str);
     let text = match next(&args.words) {

@@ -1,7 +1,7 @@
-//! `kubectl cadastre drain` and `undrain`: blocks that a node gives back.
+//! `kubectl cadastre drain` and `undrain`: have nodes release blocks.
 //!
-//! What is written is a request, the annotation `cadastre.dev/drain` of the node's NodeSubnet: no new
-//! address comes from the block, and it returns to its pool once it is empty. Running pods keep theirs.
+//! `drain` writes a request, the annotation `cadastre.dev/drain` of the node's NodeSubnet. Then no new address is
+//! assigned from the block, and it returns to its pool once it is empty. Running pods keep their addresses.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -21,48 +21,48 @@ use cadastre_controller::cluster::seen::Text;
 use cadastre_controller::registry::blocks::Entry;
 use cadastre_core::{Cidr, Family};
 
-/// Let nodes give blocks back: no new address from them, and back to the pool once empty
+/// Drain blocks: assign no new address from them, and return them to their pool once they are empty
 ///
-/// Running pods keep their addresses. A node that needs room gets other blocks.
+/// Running pods keep their addresses. A node that needs more addresses gets other blocks.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   kubectl cadastre drain 10.244.1.64/26
   kubectl cadastre drain 10.244.1.64/26 --wait --timeout 600
-  kubectl cadastre drain --node worker-1        # its empty blocks that it can do without")]
+  kubectl cadastre drain --node worker-1        # the empty blocks that it does not need")]
 pub(crate) struct DrainArgs {
-    /// Blocks
+    /// CIDRs of the blocks to drain
     #[arg(required_unless_present = "node", value_parser = block)]
     blocks: Vec<Cidr>,
 
-    /// The empty blocks of this node that it can do without: one of a pool stays, unless pods of other
-    /// nodes wait for that pool, or it gives nodes nothing before a pod asks
+    /// Drain the empty blocks that this node does not need. It keeps one block of each pool, unless pods on other nodes
+    /// wait for that pool, or the pool allocates blocks only on demand
     #[arg(long, value_name = "NAME", conflicts_with = "blocks")]
     node: Option<String>,
 
-    /// Tell what would be asked for, and ask nothing
+    /// Only show what would be drained
     #[arg(long)]
     dry_run: bool,
 
-    /// Wait until the blocks are back
+    /// Wait until the blocks are back in their pool
     #[arg(long)]
     wait: bool,
 
-    /// Seconds to wait
+    /// Seconds to wait with --wait
     #[arg(long, default_value_t = 300, requires = "wait")]
     timeout: u32,
 }
 
-/// Take the request to drain blocks back
+/// Cancel requests to drain blocks
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   kubectl cadastre undrain 10.244.1.64/26
   kubectl cadastre undrain --node worker-1")]
 pub(crate) struct UndrainArgs {
-    /// Blocks
+    /// CIDRs of the blocks
     #[arg(required_unless_present = "node", value_parser = block)]
     blocks: Vec<Cidr>,
 
-    /// All blocks of this node that were asked for
+    /// Cancel the requests for all blocks of this node
     #[arg(long, value_name = "NAME", conflicts_with = "blocks")]
     node: Option<String>,
 }
@@ -72,50 +72,50 @@ fn block(text: &str) -> Result<Cidr, String> {
     Ok(cidr)
 }
 
-/// How often a NodeSubnet is read again that somebody else has written to.
+/// How often a write is tried again after somebody else has changed the NodeSubnet.
 const TRIES: usize = 8;
-/// Between two looks.
+/// The pause between two looks with `--wait`.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// What became of each block.
+/// The results for all blocks.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct DrainReport {
-    /// An entry a block
+    /// One entry for each block
     pub blocks: Vec<Drained>,
 }
 
-/// What became of a block.
+/// The result for one block.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Drained {
-    /// The block
+    /// The CIDR of the block
     pub block: Cidr,
-    /// The node that has it
+    /// The node that has the block; empty if none has
     pub node: String,
-    /// How it stands
+    /// The result
     pub state: State,
-    /// What is left to say
+    /// An explanation for users; may be empty
     pub why: String,
 }
 
-/// How the drain of a block stands.
+/// The state of a request to drain a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum State {
-    /// It is asked for.
+    /// The request is written.
     Draining,
-    /// It would be asked for.
+    /// The request would be written without `--dry-run`.
     WouldDrain,
-    /// It is back in its pool.
+    /// The block is back in its pool.
     Returned,
-    /// It is no longer asked for.
+    /// The request is cancelled.
     TakenBack,
-    /// It was not asked for.
+    /// No request was written, or none was there to cancel.
     Refused,
 }
 
-/// The empty blocks that a node can do without. It keeps the first of each pool and family, unless it
-/// uses nothing of the pool and pods of other nodes wait for that (`wanted`), or the pool gives nodes
-/// nothing before a pod asks.
+/// Returns the empty blocks that a node does not need. It keeps the first block of each pool and family, unless it has
+/// no address of the pool in use and pods on other nodes wait for that pool (`wanted`), or the pool allocates blocks
+/// only on demand.
 pub fn surplus(uid: &str, inventory: &Inventory, wanted: &BTreeSet<Text>) -> Vec<Cidr> {
     let mut kept: BTreeMap<(&str, Family), bool> = BTreeMap::new();
     let entries: Vec<&Entry> = inventory
@@ -129,7 +129,7 @@ pub fn surplus(uid: &str, inventory: &Inventory, wanted: &BTreeSet<Text>) -> Vec
             .word(entry)
             .is_some_and(|word| word.used + word.cooling == 0 && !word.released)
     };
-    // One that is in use is the first one, if there is any.
+    // If a block is in use, it is the one to keep.
     let mut used: BTreeSet<&str> = BTreeSet::new();
     for entry in entries.iter().filter(|entry| !empty(entry)) {
         kept.insert((&entry.pool, entry.cidr.family()), true);
@@ -151,7 +151,7 @@ pub fn surplus(uid: &str, inventory: &Inventory, wanted: &BTreeSet<Text>) -> Vec
     surplus
 }
 
-/// The same of all nodes, of one pool.
+/// Returns the blocks of one pool that nodes do not need, of all nodes.
 pub(crate) fn surplus_of_pool(
     pool: &str,
     inventory: &Inventory,
@@ -166,7 +166,7 @@ pub(crate) fn surplus_of_pool(
     all.filter(of_pool).collect()
 }
 
-/// Whose block it is to ask for, or why it cannot be asked for.
+/// Returns the node that a request to drain the block goes to, or why there can be none.
 pub fn judge(cidr: Cidr, inventory: &Inventory) -> Result<String, Drained> {
     let refused = |node: &str, why: String| Drained {
         block: cidr,
@@ -207,7 +207,7 @@ pub fn judge(cidr: Cidr, inventory: &Inventory) -> Result<String, Drained> {
     Ok(node.to_string())
 }
 
-/// Changes what is asked of a node, again where somebody else was faster. What applies no more goes.
+/// Changes the requests at a NodeSubnet and drops those that no longer apply; retries after conflicts.
 async fn ask(
     node: &str,
     change: impl Fn(&mut BTreeSet<Cidr>),
@@ -307,7 +307,7 @@ pub(crate) async fn exec_drain(
     })
 }
 
-/// Waits until NodeSubnets list the blocks no more.
+/// Waits until no NodeSubnet lists the blocks any more.
 async fn wait(report: &mut DrainReport, limit: Duration, reach: &Reach) -> anyhow::Result<()> {
     let start = Instant::now();
     loop {

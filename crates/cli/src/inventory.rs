@@ -1,7 +1,7 @@
-//! Everything a verb looks up: the lists, read as the controller reads them, and who holds what by
-//! its own ledger.
+//! The cluster as the verbs see it: objects parsed as the controller parses them, and the owners of ranges by its own
+//! ledger.
 //!
-//! A bad object spoils only itself: what cannot be read is left out here, and `check` names it.
+//! An object that cannot be parsed affects only itself: it is left out here, and `check` reports it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -31,112 +31,112 @@ use cadastre_controller::registry::blocks::Entry;
 use cadastre_core::{Addr, Cidr};
 use cadastre_daemon::watch::Change;
 
-/// The cluster as listed.
+/// The cluster at the time it was listed.
 pub struct Inventory {
     /// The objects, as the controller's watches would show them
     pub world: World,
-    /// Who holds what, and how each pool stands, as a new leader would find it
+    /// The owners of ranges and the states of pools, as a new leader would find them
     pub registry: Registry,
-    /// Pods of all namespaces; empty where they were not listed
+    /// Pods of all namespaces; empty if they were not listed
     pub pods: Vec<PodFact>,
-    /// NodeSubnets with all that agents say, by name
+    /// NodeSubnets with everything that agents report, by name
     pub subnets: BTreeMap<Text, SubnetFact>,
     /// Namespaces by name
     pub namespaces: BTreeMap<String, Labelled>,
-    /// What of Cadastre itself runs
+    /// The controllers, agents and leases of Cadastre itself
     pub running: Running,
-    /// When it was listed
+    /// When the objects were listed
     pub now: Timestamp,
     by_address: BTreeMap<Addr, Vec<usize>>,
     by_uid: BTreeMap<PodUid, usize>,
     held: BTreeMap<Addr, Vec<Held>>,
 }
 
-/// Labels, sorted by key, and annotations.
+/// Labels and annotations of an object.
 #[derive(Clone, Debug, Default)]
 pub struct Labelled {
-    /// Labels
+    /// Sorted by key
     pub labels: Box<[Label]>,
-    /// Annotations
+    /// By key
     pub annotations: BTreeMap<String, String>,
 }
 
-/// A pod.
+/// The parts of a pod that verbs need.
 #[derive(Clone, Debug)]
 pub struct PodFact {
     /// `namespace/name`
     pub name: String,
     /// `metadata.uid`
     pub uid: String,
-    /// Where it is bound to
+    /// The node that it is bound to
     pub node: Option<String>,
     /// `status.phase`
     pub phase: String,
-    /// Whether it has ended: it no longer uses its addresses
+    /// Whether it has ended and no longer uses its addresses
     pub finished: bool,
-    /// Whether its addresses are the node's
+    /// Whether it is on the host network, so that its addresses are the node's
     pub host_network: bool,
-    /// Whether it is being deleted
+    /// Whether it has a deletion timestamp
     pub deleting: bool,
-    /// When it was made
+    /// `metadata.creationTimestamp`
     pub created: Option<Timestamp>,
-    /// Its addresses, also of one that has ended
+    /// The addresses in its status, even after it has ended
     pub addresses: Vec<Addr>,
-    /// Labels and annotations
+    /// The labels and annotations
     pub meta: Labelled,
 }
 
-/// A NodeSubnet.
+/// The parts of a NodeSubnet and its NodeAddresses that verbs need.
 #[derive(Clone, Debug)]
 pub struct SubnetFact {
-    /// The node's name
+    /// The name, which is also that of the node
     pub name: Text,
-    /// `metadata.resourceVersion`, onto which is written
+    /// `metadata.resourceVersion`, which a write requires
     pub version: String,
-    /// The spec, or why it cannot be read
+    /// The spec, or why it cannot be parsed
     pub spec: Result<NodeSubnetSpec, String>,
-    /// What people asked of it
+    /// Requests of users, from annotations
     pub requests: Requests,
-    /// UID of the Node that the agent spoke for
+    /// The UID of the Node that the agent reports for
     pub agent_node: Option<String>,
-    /// The agent
+    /// The agent's version and boot
     pub agent: Option<AgentInfo>,
-    /// What the agent says of its blocks
+    /// The agent's figures for its blocks
     pub blocks: Vec<BlockReport>,
-    /// Addresses without a pod, by the agent's word, with the UIDs of the pods that had them
+    /// Addresses whose pods are gone or finished, as the agent reports, with the UIDs of those pods
     pub orphans: BTreeSet<(Addr, PodUid)>,
-    /// Addresses in use by the list in the NodeAddresses of the name, but for those of ranges of which the
-    /// agent has said since that nothing is in use
+    /// Addresses in use by the list in the NodeAddresses, without those of ranges that the agent has since reported as
+    /// unused
     pub allocations: Vec<(Addr, AddressEntry)>,
-    /// When that list was right; absent where there is none
+    /// When that list was made; `None` if there is no list
     pub listed_at: Option<Timestamp>,
-    /// What the agent says of another's network that has the node's pods, if it does
+    /// The agent's message that another network has the node's pods, if there is one
     pub served_by_others: Option<String>,
 }
 
-/// An address in use by an agent's word.
+/// An address in use, as an agent reports it.
 #[derive(Clone, Debug)]
 pub struct Held {
-    /// The node
+    /// The node of the agent
     pub node: Text,
-    /// What the agent says of the interface that has it
+    /// The entry of the agent's list
     pub allocation: AddressEntry,
-    /// Whether the agent spoke for the Node that exists
+    /// Whether the agent reports for the Node that exists now
     pub current: bool,
 }
 
-/// Who covers an address.
+/// A range that contains an address.
 pub enum Cover<'a> {
-    /// A block, of a node or at rest
+    /// A block, of a node or in quarantine
     Block(&'a Entry),
-    /// The podCIDR of a live node, by name
+    /// The podCIDR of the live node with this name
     PodCidr(Cidr, Text),
-    /// The podCIDR of a node that is gone, by name, until that time
+    /// The podCIDR of a node that is gone, with its name and the end of the quarantine
     Rest(Cidr, Text, Timestamp),
 }
 
 impl Inventory {
-    /// Puts lists in order.
+    /// Parses the listed objects and builds the indices.
     pub fn new(lists: &Lists, now: Timestamp) -> Self {
         let mut world = World::default();
         let nodes = lists.nodes.iter().cloned().map(convert::node);
@@ -222,25 +222,25 @@ impl Inventory {
         }
     }
 
-    /// The pods that report an address and may still use it.
+    /// Returns the pods that report an address and may still use it.
     pub(crate) fn pods_at(&self, addr: Addr) -> impl Iterator<Item = &PodFact> {
         let at = self.by_address.get(&addr).into_iter().flatten();
         at.map(|at| &self.pods[*at])
     }
 
-    /// Addresses that pods report, with the pods, lowest first.
+    /// Returns the addresses that pods report, with these pods, lowest first.
     pub fn reported(&self) -> impl Iterator<Item = (Addr, Vec<&PodFact>)> {
         let at = self.by_address.iter();
         at.map(|(addr, all)| (*addr, all.iter().map(|at| &self.pods[*at]).collect()))
     }
 
-    /// The pods that report an address within the range, each with it.
+    /// Returns the pods that report an address in the range, each with the address.
     pub(crate) fn pods_in(&self, range: &Cidr) -> impl Iterator<Item = (Addr, &PodFact)> {
         let within = self.by_address.range(range.first()..=range.last());
         within.flat_map(|(addr, all)| all.iter().map(|at| (*addr, &self.pods[*at])))
     }
 
-    /// The ranges that a node of that name has or had, sorted.
+    /// Returns the ranges that a node of this name has or had, sorted.
     pub(crate) fn ranges_of(&self, node: &str) -> Vec<Cidr> {
         let registry = &self.registry;
         let blocks = registry.blocks.iter().filter(|it| *it.owner.name == *node);
@@ -257,39 +257,39 @@ impl Inventory {
         ranges
     }
 
-    /// The pod of that UID.
+    /// Finds a pod by its UID, or by that of the static pod it mirrors.
     pub(crate) fn pod_by_uid(&self, uid: &str) -> Option<&PodFact> {
         Some(&self.pods[*self.by_uid.get(&PodUid::read(uid))?])
     }
 
-    /// The pod `namespace/name`.
+    /// Finds a pod by `namespace/name`.
     pub fn pod(&self, name: &str) -> Option<&PodFact> {
         self.pods.iter().find(|pod| pod.name == name)
     }
 
-    /// What agents say of an address.
+    /// Returns the uses of an address that agents report.
     pub(crate) fn held_at(&self, addr: Addr) -> &[Held] {
         self.held.get(&addr).map_or(&[], Vec::as_slice)
     }
 
-    /// All addresses in use by agents' words, lowest first.
+    /// Returns all addresses in use that agents report, lowest first.
     pub fn held(&self) -> impl Iterator<Item = (Addr, &Held)> {
         let all = self.held.iter();
         all.flat_map(|(addr, held)| held.iter().map(|held| (*addr, held)))
     }
 
-    /// Addresses in use within the range by agents' words.
+    /// Returns the addresses in use in the range that agents report.
     pub(crate) fn held_in(&self, range: &Cidr) -> impl Iterator<Item = (Addr, &Held)> {
         let within = self.held.range(range.first()..=range.last());
         within.flat_map(|(addr, held)| held.iter().map(|held| (*addr, held)))
     }
 
-    /// What covers an address, the widest first.
+    /// Returns the ranges that contain an address, the widest first.
     pub fn covers(&self, addr: Addr) -> Vec<Cover<'_>> {
         self.covers_in(&Cidr::host(addr)).collect()
     }
 
-    /// What shares an address with the range, sorted by CIDR.
+    /// Returns the ranges that overlap this one, sorted by CIDR.
     pub(crate) fn covers_in(&self, range: &Cidr) -> impl Iterator<Item = Cover<'_>> {
         let claims = self.registry.ledger.overlapping(range);
         claims.filter_map(|(id, claim)| {
@@ -306,7 +306,7 @@ impl Inventory {
         })
     }
 
-    /// Addresses in use within the range, by agents' words or as pods report, with what has each.
+    /// Returns the addresses in use in the range, as agents or pods report, each with its pod or handle.
     pub(crate) fn in_use(&self, range: &Cidr) -> BTreeMap<Addr, &str> {
         let held = self.held_in(range).map(|(addr, held)| {
             let AddressEntry { pod, handle, .. } = &held.allocation;
@@ -317,7 +317,7 @@ impl Inventory {
             .collect()
     }
 
-    /// What the agent of the block's owner says of it.
+    /// Returns the figures for a block that the agent of its owner reports.
     pub fn word(&self, entry: &Entry) -> Option<&BlockReport> {
         let subnet = self.subnets.get(&entry.owner.name)?;
         let speaks = subnet.agent_node.as_deref() == Some(&*entry.owner.uid);
@@ -327,8 +327,8 @@ impl Inventory {
         blocks.find(|block| block.cidr == cidr && block.uid == uid)
     }
 
-    /// Whether the list of the addresses in use has as many of a block as the agent counts. It is written
-    /// seldom, and the counts are not.
+    /// Whether the published list has as many addresses of a block as the agent counts. The list is written less often
+    /// than the counts.
     pub(crate) fn is_list_current(&self, entry: &Entry) -> bool {
         let of_owner = |(_, held): &(Addr, &Held)| held.node == entry.owner.name;
         let listed = self.held_in(&entry.cidr).filter(of_owner).count();
@@ -336,7 +336,7 @@ impl Inventory {
         word.is_some_and(|word| usize::try_from(word.used).is_ok_and(|used| used == listed))
     }
 
-    /// How many addresses of a block are in use: by its agent's word, else by what pods report.
+    /// Returns how many addresses of a block are in use: by its agent's figures, else by what pods report.
     pub(crate) fn used_in(&self, entry: &Entry) -> u64 {
         match self.word(entry) {
             Some(word) => u64::try_from(word.used).unwrap_or(0),
@@ -344,7 +344,7 @@ impl Inventory {
         }
     }
 
-    /// The pool of that name, or an error that names those there are.
+    /// Finds a pool by name; the error lists the pools that exist.
     pub fn pool(&self, name: &str) -> anyhow::Result<&PoolState> {
         self.registry.pools.get(name).ok_or_else(|| {
             let names: Vec<&Text> = self.registry.pools.iter().map(|pool| &pool.name).collect();
@@ -357,13 +357,13 @@ impl Inventory {
         })
     }
 
-    /// The node of that name.
+    /// Finds a node by name.
     pub fn node(&self, name: &str) -> anyhow::Result<&Arc<Node>> {
         let node = self.world.nodes.get(name);
         node.ok_or_else(|| anyhow::anyhow!("there is no node \"{name}\" (kubectl get nodes)"))
     }
 
-    /// Nodes of whose pods the agent says that another's network has them, and what it says.
+    /// Returns the nodes whose agents report that another network has the pods, with the message.
     pub(crate) fn served_by_others(&self) -> Vec<(&str, &str)> {
         let nodes = self.world.nodes.iter();
         let told = nodes.filter_map(|node| {
@@ -375,7 +375,7 @@ impl Inventory {
         told.collect()
     }
 
-    /// The ranges of all pools, merged and sorted.
+    /// Returns the ranges of all pools, merged and sorted.
     pub(crate) fn pool_ranges(&self) -> Vec<Cidr> {
         let told = self.registry.pools.iter().map(|state| &state.told);
         let sides = told.flat_map(|told| told.ipv4.iter().chain(&told.ipv6));
@@ -383,7 +383,7 @@ impl Inventory {
         Cidr::merged(texts.filter_map(|text| Cidr::parse_strict(text).ok()))
     }
 
-    /// The moment, as the controller's code takes it.
+    /// Returns the time of listing in the form that the controller's code takes.
     pub fn moment(&self) -> Now {
         Now {
             mono: Duration::ZERO,
@@ -406,7 +406,7 @@ fn labelled(
     labels: Option<&BTreeMap<String, String>>,
     annotations: Option<&BTreeMap<String, String>>,
 ) -> Labelled {
-    // A BTreeMap gives them sorted.
+    // A BTreeMap iterates in sorted order.
     let labels = labels.into_iter().flatten();
     Labelled {
         labels: labels
@@ -451,19 +451,19 @@ impl PodFact {
         }
     }
 
-    /// Whether it is a kubelet's image of a static pod, of which that kubelet says what it likes.
+    /// Whether it is the mirror of a static pod, whose status is whatever its kubelet reports.
     pub fn is_mirror(&self) -> bool {
         self.meta.annotations.contains_key(MIRROR_ANNOTATION)
     }
 
-    /// Whether it may use the addresses that it reports, and they are not its node's.
+    /// Whether it may use the addresses that it reports as its own, not its node's.
     pub(crate) fn uses_addresses(&self) -> bool {
         !self.finished && !self.host_network
     }
 }
 
 impl SubnetFact {
-    /// Reads it part by part, with the NodeAddresses of its name if there is one.
+    /// Parses a NodeSubnet part by part, with the NodeAddresses of the same name if there is one.
     pub fn read(subnet: &NodeSubnetLite, list: Option<&NodeAddressesLite>) -> Self {
         let meta = &subnet.metadata;
         let annotations = meta.annotations.as_ref();
@@ -479,7 +479,7 @@ impl SubnetFact {
             let addr = Addr::parse_lenient(&it.address)?;
             Some((addr, PodUid::read(&it.pod_uid)))
         };
-        // A list of an earlier agent says nothing of the blocks that this one counts, and is kept whole.
+        // The blocks counted by this agent say nothing about the list of an earlier one, which is kept whole.
         let is_counted = status["nodeUID"].as_str() == Some(list.node_uid.as_str());
         let pod_cidrs = spec.iter().flat_map(|spec| &spec.pod_cidrs);
         let used = blocks.iter().filter(|it| it.used > 0);
@@ -510,7 +510,7 @@ impl SubnetFact {
     }
 }
 
-/// With no more than an agent would say: sums of what anybody may write there must not be more than can be counted.
+/// Limits the figures to what an agent would report: everybody who may write them could make sums overflow.
 fn believable(word: BlockReport) -> BlockReport {
     let count = |count: i64| count.clamp(0, MOST_COUNT);
     BlockReport {
@@ -521,21 +521,21 @@ fn believable(word: BlockReport) -> BlockReport {
     }
 }
 
-/// The message of the agent's condition, where it is True.
+/// Returns the message of the agent's condition if its status is True.
 fn served_by_others(conditions: &Value) -> Option<String> {
     let mut conditions = entries::<Condition>(conditions).into_iter();
     let told = conditions.find(|it| it.type_ == SERVED_BY_OTHERS && it.status == "True");
     told.map(|it| it.message)
 }
 
-/// The entries of a list that can be read.
+/// Returns the entries of a list that can be parsed.
 fn entries<T: for<'de> Deserialize<'de>>(list: &Value) -> Vec<T> {
     let list = list.as_array().into_iter().flatten();
     list.filter_map(|entry| T::deserialize(entry).ok())
         .collect()
 }
 
-/// Whether the node still holds an address under that handle.
+/// Whether the node's list still has the address with this handle.
 pub(crate) fn is_held_under(subnet: &SubnetFact, (addr, handle): &(Addr, String)) -> bool {
     let mut held = subnet.allocations.iter();
     held.any(|(held, it)| held == addr && it.handle == *handle)

@@ -1,29 +1,28 @@
-//! `kubectl cadastre`: what people ask of the address space, by API rights alone.
+//! `kubectl cadastre`: shows and checks the address space, with nothing but the user's rights in the API.
 //!
-//! Nothing here needs a controller or an agent that runs: a verb reads the objects of the API and
-//! judges by the same code as the controller does.
+//! No controller and no agent has to run: a verb reads the objects of the API and judges them with the controller's own
+//! code.
 //!
 //! | file | subject |
 //! |---|---|
-//! | [`lists`], [`inventory`] | the objects as listed; everything a verb looks up in them |
-//! | [`reach`] | the only place with IO towards the API server |
+//! | [`lists`], [`inventory`] | the objects as listed; the indices that verbs look things up in |
+//! | [`reach`] | all IO with the API server |
 //! | [`render`] | tables, JSON, YAML, colours |
-//! | [`status`], [`running`] | whether Cadastre itself is well; what of it runs |
-//! | [`show`], [`address`] | who holds what |
+//! | [`status`], [`running`] | the health of Cadastre itself; its controllers, agents and leases |
+//! | [`show`], [`address`] | who has which range and address |
 //! | [`map`] | the space of a pool as a picture |
-//! | [`explain`] | why this pool, why this node waits, why this pool is full |
-//! | [`check`] | what contradicts itself |
-//! | [`plan`] | what would happen if |
-//! | [`release`], [`drain`] | what can be asked of a node's holdings |
-//! | [`complete`] | what may come next on the command line |
-//! | [`bundle`] | what a report of a problem needs, without secrets |
+//! | [`explain`] | why a pool serves a pod, why a node waits, why a pool is exhausted |
+//! | [`check`] | contradictions between objects |
+//! | [`plan`] | the effect of changes before they are made |
+//! | [`release`], [`drain`] | requests to release addresses and blocks |
+//! | [`complete`] | command line completion |
+//! | [`bundle`] | everything that a problem report needs, without secrets |
 //!
 //! # Guarantees
-//! - A verb's judgement is a pure function of (inventory, arguments, now); only [`release`] and
-//!   [`drain`] write, and both write nothing but an annotation of a NodeSubnet, onto the version of it
-//!   that was judged.
-//! - Exit code 0: done, nothing found; 1: not done, standard error says why; 2: `check` or
-//!   `status` found something, `plan` found what does not fit, or `release` and `drain` left something undone.
+//! - The result of a verb is a pure function of (inventory, arguments, now). Only [`release`] and [`drain`] write: an
+//!   annotation of a NodeSubnet, and only to the version of it that was judged.
+//! - Exit code 0: done, nothing found; 1: failed, standard error says why; 2: `check` or `status` found something,
+//!   `plan` found something that does not fit, or `release` or `drain` left something undone.
 
 #![warn(unreachable_pub)]
 
@@ -57,19 +56,19 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 
 use cadastre_core::inert;
 
-/// How a verb ended that did not fail.
+/// The result of a verb that did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Nothing to complain of.
+    /// Nothing to report; exit code 0
     Clean,
-    /// Something somebody should look at.
+    /// Something that somebody should look at; exit code 2
     Findings,
 }
 
-/// Who holds which addresses of the cluster, why, and what is wrong
+/// Show, explain and check who uses which addresses of the cluster
 ///
-/// Works by API rights alone: no controller and no agent has to run. Reads only, but for `release`,
-/// `drain` and `undrain`, which write an annotation of a NodeSubnet.
+/// Needs nothing but access to the API: no controller and no agent has to run. All commands only read, except
+/// `release`, `drain` and `undrain`, which write an annotation of a NodeSubnet.
 #[derive(Debug, Parser)]
 #[command(
     name = "kubectl-cadastre",
@@ -85,22 +84,22 @@ pub struct Cli {
     verb: Verb,
 }
 
-/// What all verbs take, as kubectl spells it.
+/// Flags of all verbs, spelled as in kubectl.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Flags {
-    /// Kubeconfig file of the cluster
+    /// Path of the kubeconfig file
     #[arg(long, global = true, help_heading = "Cluster")]
     pub kubeconfig: Option<PathBuf>,
 
-    /// Context of the kubeconfig
+    /// Name of the kubeconfig context
     #[arg(long, global = true, help_heading = "Cluster")]
     pub context: Option<String>,
 
-    /// Namespace of pods that are named without one; by default the context's
+    /// Namespace of pods that are given without one; by default that of the context
     #[arg(short, long, global = true, help_heading = "Cluster")]
     pub namespace: Option<String>,
 
-    /// User to act as
+    /// Username to impersonate
     #[arg(
         long = "as",
         global = true,
@@ -109,21 +108,21 @@ pub struct Flags {
     )]
     pub impersonate: Option<String>,
 
-    /// Seconds that one call of the API server may take
+    /// Timeout of one request to the API server, in seconds
     #[arg(long, global = true, default_value_t = 30, value_parser = clap::value_parser!(u16).range(1..=3600), help_heading = "Cluster")]
     pub request_timeout: u16,
 
-    /// Objects a page when listing; 0 asks for everything at once
+    /// List objects in chunks of this size; 0 lists all at once
     #[arg(long, global = true, default_value_t = 1000, help_heading = "Cluster")]
     pub chunk_size: u32,
 
-    /// Form of the output
+    /// Output format
     #[arg(short, long, global = true, value_enum, default_value_t = render::Output::Table)]
     pub output: render::Output,
 }
 
 impl Flags {
-    /// How long one call may take.
+    /// Returns the timeout of one request.
     pub fn timeout(&self) -> Duration {
         Duration::from_secs(self.request_timeout.into())
     }
@@ -148,15 +147,15 @@ enum Verb {
 
 /// Print a completion script
 ///
-/// `kubectl`: the program by which kubectl's own completion completes this plugin, names of objects
-/// included. The others complete calls of `kubectl-cadastre`, without names.
+/// `kubectl` prints the script by which kubectl completes this plugin, including names of objects. The others
+/// complete `kubectl-cadastre` itself, without names of objects.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   kubectl cadastre completion kubectl > /usr/local/bin/kubectl_complete-cadastre
   chmod +x /usr/local/bin/kubectl_complete-cadastre
   kubectl cadastre completion bash > /etc/bash_completion.d/kubectl-cadastre")]
 struct CompletionArgs {
-    /// kubectl, or a shell
+    /// What the script is for: kubectl, or a shell
     #[arg(value_enum)]
     shell: Shell,
 }
@@ -169,12 +168,12 @@ enum Shell {
     Fish,
 }
 
-/// Runs the command line.
+/// Parses and runs a command line.
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let cli = match Cli::try_parse_from(args) {
         Ok(cli) => cli,
         Err(error) => {
-            // Not clap's 2, which stands for findings.
+            // clap's own exit code 2 would mean findings.
             let _ = error.print();
             return ExitCode::from(u8::from(error.use_stderr()));
         }
@@ -182,7 +181,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     end(cli)
 }
 
-/// Runs a parsed command line.
+/// Runs a parsed command line and reports its error.
 pub fn end(cli: Cli) -> ExitCode {
     match run(cli) {
         Ok(Verdict::Clean) => ExitCode::SUCCESS,
@@ -225,7 +224,7 @@ fn run(cli: Cli) -> anyhow::Result<Verdict> {
     })
 }
 
-/// What kubectl calls with the words of a command line, by the name `kubectl_complete-cadastre`.
+/// The script that kubectl runs as `kubectl_complete-cadastre` with the words of a command line.
 const FOR_KUBECTL: &str = "#!/bin/sh\nexec kubectl-cadastre __complete -- \"$@\"\n";
 
 fn completion(shell: Shell) -> anyhow::Result<Verdict> {
@@ -245,7 +244,7 @@ fn completion(shell: Shell) -> anyhow::Result<Verdict> {
     Ok(Verdict::Clean)
 }
 
-/// Whoever reads our output has read enough, as `head` does.
+/// Whether the reader of the output has closed the pipe early, as `head` does: not an error.
 fn is_closed_pipe(error: &anyhow::Error) -> bool {
     let io = error.downcast_ref::<std::io::Error>();
     io.is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)

@@ -9,32 +9,32 @@ use cadastre_api::{
     IPAMBlockLite, IPPoolLite, NodeAddressesLite, NodeLite, NodeSubnetLite, PodLite,
 };
 
-/// What was listed. A kind that a verb does not need is empty.
+/// The listed objects. Kinds that a verb does not need are empty.
 #[derive(Clone, Debug)]
 pub struct Lists {
-    /// Nodes
+    /// All Nodes
     pub nodes: Vec<NodeLite>,
-    /// IPPools
+    /// All IPPools
     pub pools: Vec<IPPoolLite>,
-    /// NodeSubnets
+    /// All NodeSubnets
     pub subnets: Vec<NodeSubnetLite>,
-    /// NodeAddresses
+    /// All NodeAddresses
     pub addresses: Vec<NodeAddressesLite>,
-    /// IPAMBlocks
+    /// All IPAMBlocks
     pub blocks: Vec<IPAMBlockLite>,
-    /// ServiceCIDRs
+    /// All ServiceCIDRs
     pub services: Vec<ServiceCIDR>,
     /// Pods of all namespaces
     pub pods: Vec<PodLite>,
-    /// Namespaces, without specs
+    /// Namespaces, metadata only
     pub namespaces: Vec<PartialObjectMeta<Namespace>>,
-    /// Leases of the controller's name, or why they could not be read
+    /// Leases with the controller's name, or why they cannot be read
     pub leases: Readable<Lease>,
-    /// Pods of Cadastre itself, or why they could not be read
+    /// Pods of Cadastre itself, or why they cannot be read
     pub parts: Readable<Pod>,
 }
 
-/// What a verb can do without: it says so where it may not be read.
+/// Objects that a verb can do without: if they cannot be read, it reports why.
 pub(crate) type Readable<T> = Result<Vec<T>, String>;
 
 impl Default for Lists {
@@ -54,22 +54,22 @@ impl Default for Lists {
     }
 }
 
-/// Which kinds to list; NodeSubnets, NodeAddresses, IPPools, IPAMBlocks, Nodes and ServiceCIDRs are always needed.
+/// Which optional kinds to list; NodeSubnets, NodeAddresses, IPPools, IPAMBlocks, Nodes and ServiceCIDRs always are.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Wanted {
     /// Pods of all namespaces
     pub pods: bool,
-    /// Namespaces
+    /// The metadata of namespaces
     pub namespaces: bool,
 }
 
 impl Wanted {
-    /// With pods.
+    /// Lists pods, too.
     pub const PODS: Self = Self {
         pods: true,
         namespaces: false,
     };
-    /// With everything.
+    /// Lists all kinds.
     pub const ALL: Self = Self {
         pods: true,
         namespaces: true,

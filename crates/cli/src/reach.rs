@@ -1,7 +1,7 @@
-//! Reaching the API server: the one place of the plugin with IO towards it.
+//! Access to the API server: all IO of the plugin with it is here.
 //!
-//! Lists are paged and consistent (never from a cache that may be behind), every call has a timeout,
-//! and each error says what to do.
+//! Lists are paged and consistent (never from a cache that may be behind), every call has a timeout, and errors say
+//! what to do.
 
 use std::fmt::Debug;
 use std::io::{IsTerminal as _, Write as _};
@@ -22,35 +22,35 @@ use super::lists::{Lists, Readable, Wanted};
 use cadastre_api::{LEASE_NAME, NodeAddressesLite, NodeSubnetLite};
 use cadastre_daemon::client;
 
-/// Who writes the annotations.
+/// The field manager of the annotations.
 const MANAGER: &str = "kubectl-cadastre";
-/// Lists that expire between two pages are begun anew so often.
+/// How often a list is started again if it expires between two pages.
 const TRIES: usize = 3;
-/// Work that takes longer says how far it is.
+/// Progress is shown once listing takes longer than this.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The API server, with the limits of one command.
+/// A client of the API server with the limits of one command.
 #[derive(Clone)]
 pub struct Reach {
-    /// For what is not here
+    /// For requests that have no method here
     pub client: Client,
-    /// The namespace of pods that are named without one
+    /// The namespace of pods that are given without one
     pub namespace: String,
     timeout: Duration,
     page: Option<u32>,
 }
 
-/// What became of a guarded write.
+/// The outcome of a write that requires a resourceVersion.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Written {
-    /// It took effect.
+    /// Written.
     Done,
-    /// The object is another version by now.
+    /// Rejected, because the object has another version.
     Changed,
 }
 
 impl Reach {
-    /// By the kubeconfig and context of the flags. Nothing is asked yet.
+    /// Configures a client by the flags, without a request to the server.
     pub async fn new(flags: &Flags) -> anyhow::Result<Self> {
         let options = client::Options {
             kubeconfig: flags.kubeconfig.clone(),
@@ -60,7 +60,7 @@ impl Reach {
         Self::of(client::configure(&options).await?, flags)
     }
 
-    /// By that configuration of a cluster.
+    /// Configures a client by `config` and the flags.
     pub(crate) fn of(mut config: kube::Config, flags: &Flags) -> anyhow::Result<Self> {
         if flags.impersonate.is_some() {
             config.auth_info.impersonate.clone_from(&flags.impersonate);
@@ -76,14 +76,14 @@ impl Reach {
         })
     }
 
-    /// Lists what a verb needs and puts it in order.
+    /// Lists the objects that a verb needs and builds an inventory of them.
     pub(crate) async fn inventory(&self, wanted: Wanted) -> anyhow::Result<Inventory> {
         Ok(Inventory::new(&self.lists(wanted).await?, Timestamp::now()))
     }
 
-    /// Lists what a verb needs.
+    /// Lists the objects that a verb needs.
     ///
-    /// Holders first, pods last: a pod that comes meanwhile is seen, one that goes meanwhile is gone.
+    /// Pods are listed last, so that a pod created meanwhile is found, and one deleted meanwhile counts as gone.
     pub async fn lists(&self, wanted: Wanted) -> anyhow::Result<Lists> {
         let mut progress = Progress::new();
         let all = |client: &Client| client.clone();
@@ -125,7 +125,7 @@ impl Reach {
         Ok(lists)
     }
 
-    /// Servers before 1.33 have no ServiceCIDRs.
+    /// Lists ServiceCIDRs; none on servers before 1.33, which lack them.
     async fn services(
         &self,
         progress: &mut Progress,
@@ -137,13 +137,13 @@ impl Reach {
         }
     }
 
-    /// Of the controller, in whatever namespace it is.
+    /// Lists the leases with the controller's name in all namespaces.
     async fn leases(&self) -> Readable<Lease> {
         let named = ListParams::default().fields(&format!("metadata.name={LEASE_NAME}"));
         self.few(&Api::all(self.client.clone()), &named).await
     }
 
-    /// Controllers and agents that run as pods of the chart.
+    /// Lists controllers and agents that run as pods of the chart.
     async fn parts(&self) -> Readable<Pod> {
         let ours = ListParams::default().labels("app.kubernetes.io/name=cadastre");
         self.few(&Api::all(self.client.clone()), &ours).await
@@ -168,7 +168,7 @@ impl Reach {
         Ok(listed.map_err(|trouble| trouble.told("namespaces"))?.items)
     }
 
-    /// All objects of a kind.
+    /// Lists all objects of a kind.
     async fn list<K>(&self, api: &Api<K>, progress: &mut Progress) -> anyhow::Result<Vec<K>>
     where
         K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
@@ -193,7 +193,7 @@ impl Reach {
             };
             loop {
                 let page: ObjectList<K> = match self.call(api.list(&params)).await {
-                    // The list is too old to go on with.
+                    // The continue token has expired: the list is started again.
                     Err(Trouble::Api(410, _)) if tries < TRIES => continue 'anew,
                     other => other?,
                 };
@@ -207,21 +207,21 @@ impl Reach {
         }
     }
 
-    /// One NodeSubnet as it is now, by a consistent read.
+    /// Reads a NodeSubnet, consistently; `None` if there is none.
     pub async fn subnet(&self, name: &str) -> anyhow::Result<Option<NodeSubnetLite>> {
         let api: Api<NodeSubnetLite> = Api::all(self.client.clone());
         let read = self.call(api.get_opt(name)).await;
         read.map_err(|trouble| trouble.told(&resource::<NodeSubnetLite>()))
     }
 
-    /// One NodeAddresses as it is now, by a consistent read.
+    /// Reads a NodeAddresses, consistently; `None` if there is none.
     pub async fn addresses(&self, name: &str) -> anyhow::Result<Option<NodeAddressesLite>> {
         let api: Api<NodeAddressesLite> = Api::all(self.client.clone());
         let read = self.call(api.get_opt(name)).await;
         read.map_err(|trouble| trouble.told(&resource::<NodeAddressesLite>()))
     }
 
-    /// Sets or removes an annotation of a NodeSubnet if it is still that version.
+    /// Sets or removes an annotation of a NodeSubnet if it still has this version.
     pub async fn annotate(
         &self,
         name: &str,
@@ -248,7 +248,7 @@ impl Reach {
         }
     }
 
-    /// One call, within the time it may take.
+    /// Awaits one call, within the timeout.
     pub async fn call<T>(
         &self,
         call: impl Future<Output = Result<T, kube::Error>>,
@@ -264,19 +264,19 @@ impl Reach {
     }
 }
 
-/// What went wrong with a call.
+/// An error of a call.
 #[derive(Debug)]
 pub enum Trouble {
-    /// The API server answered no, with that code.
+    /// The API server answered with this error code and message.
     Api(u16, String),
-    /// It did not answer in time.
+    /// The API server did not answer within this time.
     Slow(Duration),
-    /// It was not reached, or its answer cannot be read.
+    /// The API server was not reached, or its answer cannot be parsed.
     Other(String),
 }
 
 impl Trouble {
-    /// As an error of the command; `what` names the resource.
+    /// Converts it to an error of the command, with advice; `what` names the resource.
     pub fn told(self, what: &str) -> anyhow::Error {
         match self {
             Trouble::Api(404, _) if what.ends_with("cadastre.dev") => anyhow!(
@@ -322,7 +322,7 @@ fn resource<K: Resource<DynamicType = ()>>() -> String {
     }
 }
 
-/// Tells on a terminal how far a long list is.
+/// Shows on a terminal how many objects have been listed.
 pub struct Progress {
     kind: String,
     start: Instant,
@@ -331,7 +331,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Nothing is told within the first second, and nothing at all where nobody looks.
+    /// Starts the clock: nothing is shown within the first second, or if standard error is no terminal.
     pub fn new() -> Self {
         Progress {
             kind: String::new(),
@@ -341,12 +341,12 @@ impl Progress {
         }
     }
 
-    /// Another kind is being read.
+    /// Sets the kind of the objects that follow.
     pub fn begin(&mut self, kind: &str) {
         kind.clone_into(&mut self.kind);
     }
 
-    /// So many of it have come.
+    /// Shows that `count` objects have been listed.
     pub fn tell(&mut self, count: usize) {
         if self.terminal && self.start.elapsed() > PATIENCE {
             self.shown = true;

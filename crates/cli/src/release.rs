@@ -1,18 +1,17 @@
-//! `kubectl cadastre release`: frees leaked addresses without waiting for the grace period.
+//! `kubectl cadastre release`: releases leaked addresses without waiting for the grace period.
 //!
-//! What is written is a request: the annotation `cadastre.dev/release` of the node's NodeSubnet, an
-//! address with the UID of the pod that had it, or with the handle of a container that the caller says is
-//! gone. The node's agent frees the address if the node, too,
-//! says that the pod's sandbox is gone. What an earlier sandbox of a living pod had is waited for: its node
-//! frees it as soon as that sandbox is gone, and needs nobody to ask.
+//! It writes a request, the annotation `cadastre.dev/release` of the node's NodeSubnet: an address with the UID of the
+//! pod that had it, or with the handle of a container that the user declares gone. The node's agent releases the
+//! address if the node confirms that the pod's sandbox is gone. An address of an earlier sandbox of a living pod needs
+//! no request: the node releases it as soon as that sandbox is gone, and the command only waits for that.
 //!
 //! # Guarantees
-//! - The API's word is never waived: an address of a living pod's newest sandbox, that a pod reports, or that
-//!   another pod has by now is refused.
-//! - `--force` is the caller's word that the container is gone, for where the node cannot tell. What the node
-//!   sees is there is kept by the agent.
-//! - The request is written onto the version of the NodeSubnet that was judged.
-//! - What is done is taken out of the annotation again, and so is what applies no more.
+//! - Proof from the API is always required: an address is refused if it belongs to the newest sandbox of a living pod,
+//!   if a pod reports it, or if another pod has it by now.
+//! - `--force` is the user's declaration that the container is gone, for cases where the node cannot tell. The agent
+//!   keeps the address if the node sees the container.
+//! - The request is written only to the version of the NodeSubnet that was judged.
+//! - Requests that are done or no longer apply are removed from the annotation.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -33,11 +32,11 @@ use cadastre_api::{RELEASE_ANNOTATION, Requests};
 use cadastre_controller::cluster::seen::PodUid;
 use cadastre_core::Addr;
 
-/// Free leaked addresses now, without waiting for the grace period
+/// Release leaked addresses now, without waiting for the grace period
 ///
-/// Refuses what lives: an address is freed only if its pod is gone or has ended by the API, or has a newer
-/// sandbox, and its own sandbox is gone by its node, or by your word (--force) where the node cannot tell.
-/// Exit code 2 where something was refused or remains.
+/// Addresses in use are refused: an address is released only if its pod is gone, has ended or has a newer sandbox, as
+/// the API shows, and if its own sandbox is gone, as its node shows. Where the node cannot tell, you can declare the
+/// sandbox gone with --force. Exit code 2 if an address was refused or is still in use.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   kubectl cadastre release 10.244.3.7
@@ -45,95 +44,96 @@ use cadastre_core::Addr;
   kubectl cadastre check -o json > a.json; sleep 600; kubectl cadastre check -o json > b.json
   kubectl cadastre release --report a.json --report b.json")]
 pub struct Args {
-    /// Addresses
+    /// Addresses to release
     #[arg(required_unless_present_any = ["handle", "report"])]
     addresses: Vec<String>,
 
-    /// What was given under this handle (network name and container id), or its beginning
+    /// Release the addresses with this handle (network name and container id), or whose handle begins like this
     #[arg(long, value_name = "HANDLE", conflicts_with = "report")]
     handle: Option<String>,
 
-    /// The leaked addresses of a report of `check -o json`; of several, what all of them name
+    /// Release the leaked addresses in a report of `check -o json`; may be repeated, then only those in all reports
     #[arg(long, value_name = "FILE", conflicts_with = "addresses")]
     report: Vec<PathBuf>,
 
-    /// Say that the container which had it is gone, where its node cannot tell (no CRI socket, a network
-    /// namespace that the agent does not see, no pod). See first that it does not run and that nothing
-    /// answers at the address. Also passes over warnings: given less than a minute ago, a silent agent. An
-    /// address whose container the node sees, or of a living pod, is kept all the same
+    /// Declare that the container is gone, for cases where its node cannot tell (no CRI socket, a network namespace
+    /// that the agent does not see, no pod). First make sure that the container does not run and that nothing
+    /// answers at the address. Also overrides the warnings about an address assigned less than a minute ago and
+    /// about a silent agent. An address whose container the node sees, or that belongs to a living pod, is kept all
+    /// the same
     #[arg(long)]
     force: bool,
 
-    /// Tell what would be asked for, and ask nothing
+    /// Only show what would be requested
     #[arg(long)]
     dry_run: bool,
 
-    /// Seconds to wait until the nodes have let go; 0 does not wait
+    /// Seconds to wait until the nodes have released the addresses; 0 does not wait
     #[arg(long, default_value_t = 120)]
     timeout: u32,
 }
 
-/// Younger than this it may still be on its way to its pod.
+/// An address younger than this many seconds may not have reached its pod's status yet.
 const YOUNG: i64 = 60;
-/// How often a NodeSubnet is read again that somebody else has written to.
+/// How often a write is tried again after somebody else has changed the NodeSubnet.
 const TRIES: usize = 8;
-/// Between two looks.
+/// The pause between two looks while waiting.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// What became of each address.
+/// The results for all addresses.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct ReleaseReport {
-    /// An entry an address
+    /// One entry for each address
     pub addresses: Vec<Released>,
 }
 
-/// What became of an address.
+/// The result for one address.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Released {
-    /// The address
+    /// The address as text
     pub address: String,
-    /// The node that holds it
+    /// The node that has it; empty if none has
     pub node: String,
-    /// `namespace/name` of the pod that had it
+    /// `namespace/name` of the pod that had it; may be empty
     pub pod: String,
-    /// How it ended
+    /// The result
     pub state: State,
-    /// Why
+    /// The reason, for users; may be empty
     pub why: String,
 }
 
-/// How the release of an address ended.
+/// The state of a request to release an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum State {
-    /// The node has let go of it.
+    /// The node has released it.
     Freed,
-    /// The node was asked and still has it.
+    /// The request is written, and the node still has the address.
     Asked,
-    /// It would be asked for.
+    /// The request would be written without `--dry-run`.
     WouldAsk,
-    /// It was not asked for.
+    /// No request was written.
     Refused,
 }
 
-/// An address to ask for.
+/// An address to release.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Target {
-    /// The address
+    /// The address itself
     pub addr: Addr,
-    /// The node
+    /// The node that has it
     pub node: String,
-    /// The pod's name
+    /// `namespace/name` of the pod that had it
     pub pod: String,
-    /// The pod's UID
+    /// The UID of that pod; empty if it belongs to no pod
     pub uid: String,
-    /// The pod lives and has a newer sandbox: the node frees it without being asked
+    /// Whether that pod lives and has a newer sandbox: then the node releases it without a request
     pub superseded: bool,
-    /// Network and container id, where the caller says that the container is gone
+    /// The handle, if the user declares the container gone
     pub container_gone: Option<String>,
 }
 
-/// The leaks that all reports name.
+/// Returns the leaks that all reports have.
 pub(crate) fn intersection(reports: &[CheckReport]) -> Vec<Leak> {
     let leaks = |report: &CheckReport| -> BTreeSet<Leak> {
         report
@@ -150,7 +150,7 @@ pub(crate) fn intersection(reports: &[CheckReport]) -> Vec<Leak> {
     common.into_iter().collect()
 }
 
-/// Judges one address: what is to be asked, or why not. `expected` is what a report says of it.
+/// Returns what to request for an address, or why it is refused. `expected` is the leak in a report, if any.
 pub fn judge(
     addr: Addr,
     expected: Option<&Leak>,
@@ -227,7 +227,7 @@ pub fn judge(
     })
 }
 
-/// What to look at before saying that a container which is no pod's is gone.
+/// Tells the user what to check before declaring gone a container that belongs to no pod.
 fn no_pod(addr: Addr, held: &Held) -> String {
     let id = held.allocation.handle.split_once('/').map_or("", |it| it.1);
     format!(
@@ -236,13 +236,13 @@ fn no_pod(addr: Addr, held: &Held) -> String {
     )
 }
 
-/// Whether an entry of the annotation is still about something that the node holds.
+/// Whether the node still has the address and pod of an entry of the annotation.
 fn applies(subnet: &SubnetFact, entry: &(Addr, String)) -> bool {
     let mut held = subnet.allocations.iter();
     held.any(|(addr, it)| *addr == entry.0 && PodUid::read(&it.pod_uid) == PodUid::read(&entry.1))
 }
 
-/// What the annotation should be: what still applies, and what is asked for now.
+/// Returns the annotation to write: requests that still apply, and new ones.
 pub fn wanted(subnet: &SubnetFact, more: &[Target]) -> Requests {
     let mut requests = subnet.requests.clone();
     requests.release.retain(|entry| applies(subnet, entry));
@@ -259,7 +259,7 @@ pub fn wanted(subnet: &SubnetFact, more: &[Target]) -> Requests {
     requests
 }
 
-/// Writes the annotation of a node, again where somebody else was faster.
+/// Writes the annotation of a node, without requests that no longer apply; retries after conflicts.
 async fn ask(node: &str, targets: &[Target], reach: &Reach) -> anyhow::Result<()> {
     for _ in 0..TRIES {
         let subnet = reach.subnet(node).await?;
@@ -286,7 +286,7 @@ async fn ask(node: &str, targets: &[Target], reach: &Reach) -> anyhow::Result<()
     bail!("NodeSubnet {node} changes too fast to be written to: try again")
 }
 
-/// Why a node still has an address that it was asked for.
+/// Explains why a node still has an address after the request.
 fn remains(target: &Target, subnet: &SubnetFact) -> String {
     if target.container_gone.is_some() {
         return format!(
@@ -313,7 +313,7 @@ fn remains(target: &Target, subnet: &SubnetFact) -> String {
     }
 }
 
-/// Waits until the nodes have let go, or the time is over; tells what remains.
+/// Waits until the nodes have released the addresses or the time is over; returns why addresses remain.
 async fn wait(
     targets: &[Target],
     limit: Duration,
@@ -353,11 +353,11 @@ fn read_reports(paths: &[PathBuf]) -> anyhow::Result<Vec<CheckReport>> {
     paths.iter().map(read).collect()
 }
 
-/// Runs the verb.
+/// Runs `release`.
 pub async fn exec(args: &Args, flags: &Flags, reach: &Reach) -> anyhow::Result<Verdict> {
     let reports = read_reports(&args.report)?;
     let leaks = intersection(&reports);
-    // Pods are listed after NodeSubnets, consistently: a pod that is not in the list is gone.
+    // Pods are listed after NodeSubnets, and consistently: a pod that is missing in the list is gone.
     let inventory = reach.inventory(Wanted::PODS).await?;
     let mut wanted: Vec<(Addr, Option<&Leak>)> = Vec::new();
     for text in &args.addresses {
@@ -412,7 +412,7 @@ pub async fn exec(args: &Args, flags: &Flags, reach: &Reach) -> anyhow::Result<V
             Some(why) => ended(&target, State::Asked, why),
         });
     }
-    // What is done is asked for no longer.
+    // Removes the requests that are done.
     for node in by_node.keys() {
         if reach.subnet(node).await?.is_some() {
             ask(node, &[], reach).await?;

@@ -1,4 +1,4 @@
-//! How a report is put: as a table for people, as JSON or YAML for programs.
+//! Output of reports: as a table for people, as JSON or YAML for programs.
 
 use std::fmt::Write as _;
 use std::io::{IsTerminal as _, Write as _};
@@ -10,13 +10,13 @@ use serde::Serialize;
 
 use cadastre_core::inert;
 
-/// The form of the output.
+/// The output format.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Output {
-    /// A table
+    /// Table
     #[default]
     Table,
-    /// A table with all columns
+    /// Table with all columns
     Wide,
     /// JSON
     Json,
@@ -24,33 +24,33 @@ pub enum Output {
     Yaml,
 }
 
-/// What text for people may use.
+/// How text for people is formatted.
 #[derive(Clone, Copy, Debug)]
 pub struct Style {
-    /// All columns
+    /// Whether to show all columns and rows
     pub wide: bool,
-    /// Colours
+    /// Whether to use colours
     pub colour: bool,
-    /// Columns of the terminal
+    /// The width of the terminal in characters
     pub width: usize,
-    /// Against which ages are told
+    /// The time that ages are relative to
     pub now: Timestamp,
 }
 
-/// What a verb found out.
+/// The result of a verb.
 pub trait Report: Serialize {
-    /// Whether its text for people is coloured where the style allows it; text of others in it is inert then.
+    /// Whether its text is coloured where the style allows it; it must then make text from objects inert itself.
     const COLOURED: bool = false;
 
-    /// The same for people, with a line feed at the end of each line.
+    /// Formats the report for people; each line ends with a line feed.
     fn text(&self, style: &Style) -> String;
 }
 
-/// Width where there is no terminal.
+/// The width of the output if it is no terminal.
 const PLAIN_WIDTH: usize = 100;
 
 impl Style {
-    /// As standard output allows.
+    /// Detects what standard output and the environment allow.
     pub(crate) fn of_stdout(output: Output, now: Timestamp) -> Self {
         let terminal = std::io::stdout().is_terminal();
         let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
@@ -69,7 +69,7 @@ impl Style {
     }
 }
 
-/// A report as it is shown: text of others in it commands no terminal.
+/// Formats a report. Text from objects is made inert: it cannot send commands to the terminal.
 fn shown<R: Report>(report: &R, output: Output, style: &Style) -> anyhow::Result<String> {
     let text = match output {
         Output::Table | Output::Wide if R::COLOURED && style.colour => {
@@ -82,14 +82,14 @@ fn shown<R: Report>(report: &R, output: Output, style: &Style) -> anyhow::Result
             if inert::lines(&yaml) == yaml {
                 return Ok(yaml);
             }
-            // With escapes it would say something else; JSON is YAML, too, and knows them.
+            // Escaping would change the meaning of YAML; JSON is YAML, too, and has escapes.
             serde_json::to_string_pretty(report)? + "\n"
         }
     };
     Ok(inert::lines(&text).into_owned())
 }
 
-/// Puts a report on standard output.
+/// Writes a report to standard output.
 pub(crate) fn print(report: &impl Report, output: Output, now: Timestamp) -> anyhow::Result<()> {
     let text = shown(report, output, &Style::of_stdout(output, now))?;
     let mut out = std::io::stdout().lock();
@@ -98,14 +98,14 @@ pub(crate) fn print(report: &impl Report, output: Output, now: Timestamp) -> any
     Ok(())
 }
 
-/// Columns, some of which are only for `-o wide`.
+/// A table, some of whose columns are shown only with `-o wide`.
 pub(crate) struct Columns {
     heads: Vec<(&'static str, bool)>,
     rows: Vec<Vec<String>>,
 }
 
 impl Columns {
-    /// Of these names; those that begin with `+` are for `-o wide`.
+    /// Starts a table with these columns; names that begin with `+` are shown only with `-o wide`.
     pub(crate) fn new(heads: &[&'static str]) -> Self {
         let split = |head: &&'static str| match head.strip_prefix('+') {
             Some(head) => (head, true),
@@ -117,13 +117,13 @@ impl Columns {
         }
     }
 
-    /// One more row; an empty cell is shown as `-`.
+    /// Adds a row; an empty cell is shown as `-`.
     pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
         let cells = cells.into_iter();
         self.rows.push(cells.map(or_dash).collect());
     }
 
-    /// The lines, or `nothing` where there is no row.
+    /// Formats the table, or returns `nothing` if it has no rows.
     pub(crate) fn text(self, style: &Style, nothing: &str) -> String {
         if self.rows.is_empty() {
             return format!("{nothing}\n");
@@ -153,12 +153,12 @@ impl Columns {
     }
 }
 
-/// Names and values, one a line.
+/// Names and values, one per line.
 #[derive(Default)]
 pub struct Facts(Vec<(String, String)>);
 
 impl Facts {
-    /// One more; an empty value is left out.
+    /// Adds a value, unless it is empty.
     pub fn add(&mut self, name: &str, value: impl Into<String>) {
         let value = value.into();
         if !value.is_empty() {
@@ -166,12 +166,12 @@ impl Facts {
         }
     }
 
-    /// Each name with its value.
+    /// Returns the names with their values.
     pub(crate) fn rows(self) -> Vec<(String, String)> {
         self.0
     }
 
-    /// The lines.
+    /// Formats the lines with aligned values.
     pub fn text(self) -> String {
         let width = self
             .0
@@ -181,7 +181,7 @@ impl Facts {
             .unwrap_or(0);
         let mut text = String::new();
         for (name, value) in self.0 {
-            // A value of several lines stays in its column.
+            // Further lines of a value are indented to its column.
             let value = value.replace('\n', &format!("\n{:width$}  ", ""));
             let name = format!("{name}:");
             let _ = writeln!(text, "{name:width$}  {value}");
@@ -207,14 +207,14 @@ fn or_dash(cell: String) -> String {
     }
 }
 
-/// How long ago that is, as kubectl puts it: `47s`, `12m`, `5h`, `3d`.
+/// Formats how long ago a time is, as kubectl does: `47s`, `12m`, `5h`, `3d`.
 pub fn age(since: Option<Timestamp>, now: Timestamp) -> String {
     since.map_or(String::new(), |since| {
         span(now.duration_since(since).as_secs())
     })
 }
 
-/// How long until then; `now` once it has come.
+/// Formats how long it is until a time, as in `in 5h`; `over` once it has come.
 pub fn left(until: Option<Timestamp>, now: Timestamp) -> String {
     until.map_or(String::new(), |until| {
         let seconds = until.duration_since(now).as_secs();
@@ -236,7 +236,7 @@ fn span(seconds: i64) -> String {
     }
 }
 
-/// `1 node`, `2 nodes`.
+/// Formats a number with its noun: `1 node`, `2 nodes`.
 pub fn count(number: usize, noun: &str) -> String {
     if number == 1 {
         format!("1 {noun}")

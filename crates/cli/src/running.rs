@@ -1,7 +1,7 @@
-//! What of Cadastre itself runs: who leads, and which of its pods are ready.
+//! The state of Cadastre itself: which controller leads, and which of its pods are ready.
 //!
-//! Objects alone outlive those who wrote them. Agents need not be pods, and who asks may have no right to read
-//! Leases or pods: then it is not known, and is said so.
+//! Objects alone do not show this, as they outlive their writers. Agents need not be pods, and the user may have no
+//! right to read Leases or pods: then the state is unknown, and is reported as such.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,17 +11,17 @@ use k8s_openapi::api::core::v1::Pod;
 
 use super::lists::{Lists, Readable};
 
-/// Leaders renew every few seconds. This long, also by the clock of who asks, is no delay.
+/// A Lease is stale after this many seconds. Leaders renew it every few seconds; the margin covers clock skew.
 const STALE_SECONDS: i64 = 60;
-/// A pod this young is on its way, and for this long another one may take the place of one that ends.
+/// Seconds for which a new pod may be starting, and for which one whose grace period is over may be replaced.
 const YOUNG_SECONDS: i64 = 120;
 
-/// What runs.
+/// The lease and the pods of Cadastre.
 #[derive(Clone, Debug)]
 pub struct Running {
-    /// The Lease of the controllers
+    /// The Lease of the controllers; `None` if there is none
     pub lease: Result<Option<LeaseFact>, String>,
-    /// Pods, or why they could not be read
+    /// The pods, or why they cannot be read
     pub parts: Readable<Part>,
 }
 
@@ -30,44 +30,44 @@ pub struct Running {
 pub struct LeaseFact {
     /// `namespace/name`
     pub name: String,
-    /// Who leads; empty: nobody
+    /// The identity of the leader; empty if nobody leads
     pub holder: String,
-    /// When it was renewed
+    /// When it was renewed last
     pub renewed: Option<Timestamp>,
 }
 
-/// A pod of Cadastre.
+/// A pod of a controller or an agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// Whether it is an agent, else a controller
+    /// Whether it is an agent; otherwise it is a controller
     pub agent: bool,
-    /// The node; empty: none yet
+    /// The name of its node; empty until it is scheduled
     pub node: String,
-    /// Whether it is ready, and stays
+    /// Whether it is ready and not being deleted
     pub ready: bool,
-    /// When it was made
+    /// When it was created
     pub created: Option<Timestamp>,
-    /// When it will have ended at the latest, if it was told to
+    /// When its grace period ends, if it is being deleted
     pub ends: Option<Timestamp>,
-    /// Whether it is to write the runtime's CNI configuration, so that the node's pods are Cadastre's
+    /// Whether it writes the runtime's CNI configuration, so that the node's pods use Cadastre
     pub configures: bool,
 }
 
-/// How it is with the agent of a node.
+/// The state of a node's agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AgentPod {
-    /// It runs.
+    /// It is ready.
     Ready,
-    /// It is there, and young, or about to be replaced.
+    /// It is not ready, but young or about to be replaced.
     Starting,
-    /// It is there, and not ready.
+    /// It is not ready.
     NotReady,
-    /// There is none.
+    /// There is no pod of it.
     None,
 }
 
 impl Running {
-    /// Reads what was listed.
+    /// Reads the lease and the pods from the lists.
     pub fn read(lists: &Lists) -> Self {
         let leases = lists.leases.as_ref().map_err(Clone::clone);
         let parts = lists.parts.as_ref().map_err(Clone::clone);
@@ -77,13 +77,13 @@ impl Running {
         }
     }
 
-    /// The pods of agents or of controllers that are known.
+    /// Returns the known pods of agents, or those of controllers.
     pub fn pods(&self, agents: bool) -> impl Iterator<Item = &Part> {
         let all = self.parts.iter().flatten();
         all.filter(move |it| it.agent == agents)
     }
 
-    /// The agent of a node, where pods could be read.
+    /// Returns the state of a node's agent; `None` if pods cannot be read.
     pub fn agent(&self, node: &str, now: Timestamp) -> Option<AgentPod> {
         self.parts.as_ref().ok()?;
         let pods = self.pods(true).filter(|it| it.node == node);
@@ -95,13 +95,13 @@ impl Running {
         Some(states.min_by_key(|it| *it as u8).unwrap_or(AgentPod::None))
     }
 
-    /// Nodes whose agent is to write the runtime's CNI configuration, as far as pods can be read.
+    /// Returns the nodes whose agent writes the runtime's CNI configuration, as far as pods can be read.
     pub(crate) fn configured(&self) -> BTreeSet<&str> {
         let agents = self.pods(true).filter(|it| it.configures);
         agents.map(|it| it.node.as_str()).collect()
     }
 
-    /// Nodes with their agents' pods.
+    /// Returns the states of agents by node; nodes without a pod are left out.
     pub fn agents(&self, now: Timestamp) -> BTreeMap<&str, AgentPod> {
         let nodes = self.pods(true).map(|it| it.node.as_str());
         let states = nodes.filter_map(|node| Some((node, self.agent(node, now)?)));
@@ -124,7 +124,7 @@ impl LeaseFact {
         }
     }
 
-    /// Whether who holds it has let it go stale.
+    /// Whether the holder has not renewed it for too long.
     pub(crate) fn is_stale(&self, now: Timestamp) -> bool {
         let age = |at| now.duration_since(at).as_secs();
         self.renewed.is_none_or(|at| age(at) > STALE_SECONDS)
@@ -154,7 +154,7 @@ impl Part {
         })
     }
 
-    /// Whether it may still be starting, or another one in its place.
+    /// Whether it may still be starting, or is about to be replaced.
     pub(crate) fn is_young(&self, now: Timestamp) -> bool {
         let age = |at| now.duration_since(at).as_secs();
         let since = self.ends.or(self.created);
@@ -162,7 +162,7 @@ impl Part {
     }
 }
 
-/// By the flag or its variable.
+/// Whether an agent writes the CNI configuration, by its flag or environment variable.
 fn configures(pod: &Pod) -> bool {
     let containers = pod.spec.iter().flat_map(|it| &it.containers);
     containers.into_iter().any(|it| {

@@ -1,4 +1,4 @@
-//! `kubectl cadastre status`: whether it is well, a line a part.
+//! `kubectl cadastre status`: the health of each part of Cadastre in one line.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -18,55 +18,55 @@ use cadastre_controller::figures::figures;
 use cadastre_controller::pools::PoolState;
 use cadastre_core::inert;
 
-/// Say in one line a part whether Cadastre is well
+/// Show the health of Cadastre, one line for each part
 ///
-/// Exit code 0: all is well; 2: something is not. `check` looks at every address.
+/// Exit code 0 if all is well, 2 if not. Use `check` to check every address.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   kubectl cadastre status
   kubectl cadastre status --wait 120
   kubectl cadastre status -o json")]
 pub struct Args {
-    /// Ask again until all is well, for so many seconds at most
+    /// Retry until all is well, for at most this many seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 0, value_parser = clap::value_parser!(u16).range(0..=3600))]
     wait: u16,
 }
 
-/// Between two looks of one that waits.
+/// The pause between two looks with `--wait`.
 const PAUSE: Duration = Duration::from_secs(2);
 
-/// How a part is.
+/// The health of a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Health {
-    /// It is well.
+    /// All is well.
     Ok,
-    /// It is not there, and may be so on purpose.
+    /// The part does not exist, perhaps on purpose.
     None,
-    /// Who asks may not know, or nobody can.
+    /// The state cannot be found out, perhaps because the user has no right to read it.
     Unknown,
     /// Somebody has to act.
     Bad,
 }
 
-/// A part.
+/// The health of a part.
 #[derive(Clone, Debug, Serialize)]
 pub struct PartStatus {
-    /// Which one
+    /// The name of the part
     pub part: &'static str,
-    /// How it is
+    /// Whether it is well
     pub health: Health,
-    /// In words
+    /// Details for people
     pub says: String,
 }
 
-/// All parts.
+/// The health of all parts.
 #[derive(Clone, Debug, Serialize)]
 pub struct StatusReport {
-    /// A line each
+    /// One entry for each part
     pub parts: Vec<PartStatus>,
 }
 
-/// How all parts are.
+/// Judges all parts.
 pub fn status(inventory: &Inventory) -> StatusReport {
     let part = |part, (health, says)| PartStatus { part, health, says };
     StatusReport {
@@ -226,7 +226,7 @@ impl Report for StatusReport {
 }
 
 impl StatusReport {
-    /// The parts that somebody has to see to, in a line; none: all is well.
+    /// Joins what the parts in bad health say into one line; `None` if there are none.
     fn bad(&self) -> Option<String> {
         let bad = self.parts.iter().filter(|it| it.health == Health::Bad);
         let bad: Vec<String> = bad.map(|it| format!("{}: {}", it.part, it.says)).collect();
@@ -234,7 +234,7 @@ impl StatusReport {
     }
 }
 
-/// Runs the verb.
+/// Runs `status`.
 pub async fn exec(args: &Args, flags: &Flags, reach: &Reach) -> anyhow::Result<Verdict> {
     let until = Instant::now() + Duration::from_secs(args.wait.into());
     let mut said = None;

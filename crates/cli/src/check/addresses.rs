@@ -1,4 +1,4 @@
-//! Single addresses: two holders, none, the wrong one.
+//! Checks of single addresses: used twice, leaked, or of another node.
 
 use std::collections::BTreeSet;
 
@@ -10,8 +10,8 @@ use cadastre_api::AddressEntry;
 use cadastre_controller::cluster::seen::PodUid;
 use cadastre_core::{Addr, Cidr};
 
-/// Seconds after which a node's list of addresses has what was given: with a margin, as agents may be told to
-/// write it less often.
+/// Seconds after which an assigned address must be in a node's published list. The margin is wide, because agents can
+/// be configured to publish less often.
 const LIST_DELAY: i64 = 900;
 
 pub(super) fn check(inventory: &Inventory, findings: &mut Vec<Finding>) {
@@ -29,7 +29,7 @@ fn one(addr: Addr, inventory: &Inventory, findings: &mut Vec<Finding>) {
     let covers = inventory.covers(addr);
     let pods: Vec<&PodFact> = inventory.pods_at(addr).collect();
     if !managed && covers.is_empty() && pods.len() < 2 {
-        // Pods of networks that are none of ours.
+        // Pods of networks other than ours.
         return;
     }
     let object = format!("address {addr}");
@@ -74,7 +74,7 @@ fn one(addr: Addr, inventory: &Inventory, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Whether a mirror pod names an address in what another node has or had.
+/// Whether a mirror pod reports an address from a range of another node.
 fn is_lie(pod: &PodFact, covers: &[Cover]) -> bool {
     let owner = |cover: &Cover| match cover {
         Cover::Block(entry) => entry.owner.name.clone(),
@@ -112,7 +112,7 @@ fn duplicate(
     let mut users: Vec<String> = pods.iter().map(|pod| format!("pod {}", pod.name)).collect();
     for holder in held {
         let own = uid(holder);
-        // The pod that the agent gave it to counts where it lives; two agents count in any case.
+        // The pod that the agent assigned it to counts if it lives; two agents count in any case.
         let lives = inventory.pod_by_uid(&own).is_some_and(|pod| !pod.finished);
         let counts = held.len() > 1 || (lives && !own.is_empty());
         if counts && !known(&own) {
@@ -158,7 +158,7 @@ fn leak(
         }
         return;
     }
-    // The list alone may be older than the DEL.
+    // The published list may be older than the DEL, so the agent must also report the orphan.
     let subnet = inventory.subnets.get(&held.node);
     let key = (addr, PodUid::read(&allocation.pod_uid));
     let is_told = subnet.is_some_and(|it| it.orphans.contains(&key));
@@ -186,7 +186,7 @@ fn leak(
     });
 }
 
-/// Whether the list of addresses is as new as the agent's counts of the block.
+/// Whether the list of addresses is as recent as the agent's counts of the block.
 fn is_list_current(addr: Addr, inventory: &Inventory) -> bool {
     let covers = inventory.covers(addr);
     covers.iter().all(|cover| match cover {
@@ -195,7 +195,7 @@ fn is_list_current(addr: Addr, inventory: &Inventory) -> bool {
     })
 }
 
-/// Its pod lives, and has a newer sandbox.
+/// Reports an address of an earlier sandbox of a pod that lives.
 fn superseded(addr: Addr, held: &Held) -> Finding {
     let AddressEntry { pod, handle, .. } = &held.allocation;
     Finding::new(
@@ -213,7 +213,7 @@ fn superseded(addr: Addr, held: &Held) -> Finding {
     )
 }
 
-/// A pod reports an address that no agent holds.
+/// Reports an address that a pod reports but no agent.
 fn unrecorded(
     addr: Addr,
     pod: &PodFact,
@@ -282,8 +282,8 @@ fn unrecorded(
     }
 }
 
-/// Whether the node's list of addresses may not have it yet: it is written seldom, and people may have agents
-/// write it more seldom still.
+/// Whether the node's list may be too old to contain the pod's address: it is published seldom, and agents can be
+/// configured to publish even less often.
 fn is_young(pod: &PodFact, node: &str, inventory: &Inventory) -> bool {
     let listed = inventory.subnets.get(node).and_then(|it| it.listed_at);
     let age = |created| inventory.now.duration_since(created).as_secs();
@@ -291,7 +291,7 @@ fn is_young(pod: &PodFact, node: &str, inventory: &Inventory) -> bool {
         .is_some_and(|created| age(created) < LIST_DELAY || Some(created) > listed)
 }
 
-/// What was asked for and applies no more.
+/// Reports requests of users that no longer apply.
 fn requests(inventory: &Inventory, findings: &mut Vec<Finding>) {
     for subnet in inventory.subnets.values() {
         let gone = subnet.requests.release.iter().filter(|(addr, uid)| {

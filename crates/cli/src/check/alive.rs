@@ -1,4 +1,4 @@
-//! Whether Cadastre itself lives.
+//! Checks of Cadastre itself: its leader, controllers and agents.
 
 use super::{Finding, Severity};
 use crate::inventory::Inventory;
@@ -44,8 +44,8 @@ fn leader(inventory: &Inventory, findings: &mut Vec<Finding>) {
     ));
 }
 
-/// Whether it was given up just now, and somebody is on the way who takes it: one controller alone ends before the next
-/// one begins.
+/// Whether the lease was released just now and a young controller is about to take it: a single replica ends before the
+/// next one starts.
 fn is_handed_over(lease: &LeaseFact, inventory: &Inventory) -> bool {
     let now = inventory.now;
     let mut controllers = inventory.running.pods(false);
@@ -73,7 +73,7 @@ fn controllers(inventory: &Inventory, findings: &mut Vec<Finding>) {
     ));
 }
 
-/// Of nodes whose addresses an agent gives, where agents are pods.
+/// Reports nodes with blocks but without a ready agent, if agents run as pods at all.
 fn agents(inventory: &Inventory, findings: &mut Vec<Finding>) {
     if inventory.running.pods(true).next().is_none() {
         return;

@@ -1,7 +1,7 @@
-//! `kubectl cadastre check`: what contradicts itself.
+//! `kubectl cadastre check`: finds contradictions between objects.
 //!
-//! Lists are taken one after the other, so one look can show what never was at one moment. What looks
-//! wrong is therefore read again after a pause, and only what both looks show is told.
+//! Objects of different kinds are listed one after the other, so one pass can show a state that never existed. What
+//! looks wrong is therefore listed again after a pause, and only what both passes show is reported.
 
 mod addresses;
 mod alive;
@@ -21,39 +21,39 @@ use super::reach::Reach;
 use super::render::{self, Columns, Report, Style, count};
 use super::{Flags, Verdict};
 
-/// Cross-check pools, blocks, NodeSubnets, nodes and pods
+/// Check pools, blocks, NodeSubnets, nodes and pods against each other
 ///
-/// Exit code 0: nothing above info; 2: something; 1: it could not be checked.
+/// Exit codes: 0 if there are no warnings and no critical findings, 2 if there are some, 1 if the check failed.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   kubectl cadastre check
   kubectl cadastre check -o json > report.json
   kubectl cadastre check --ignore PoolNearlyFull --severity critical")]
 pub struct Args {
-    /// Leave findings of this code out; may be repeated
+    /// Ignore findings with this code; may be repeated
     #[arg(long, value_name = "CODE")]
     ignore: Vec<String>,
 
-    /// Tell only what is at least that severe
+    /// Show only findings of at least this severity
     #[arg(long, value_enum, default_value_t = Severity::Info)]
     severity: Severity,
 
-    /// Seconds until what looks wrong is looked at again
+    /// Seconds to wait before checking again what looks wrong
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(0..=600))]
     settle: u16,
 }
 
-/// How bad it is.
+/// How urgent a finding is.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum,
 )]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
-    /// Good to know; no reason to act.
+    /// Good to know; nothing has to be done
     Info,
-    /// Something is lost or will go wrong: act in time.
+    /// Something is lost or will go wrong: act in time
     Warning,
-    /// Traffic may go astray, or pods cannot start: act now.
+    /// Traffic may be misrouted, or pods cannot start: act now
     Critical,
 }
 
@@ -61,28 +61,28 @@ pub enum Severity {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Finding {
-    /// How bad it is
+    /// How urgent it is
     pub severity: Severity,
-    /// What kind of thing; stable, for programs
+    /// The kind of finding; stable, for programs
     pub code: String,
-    /// What it is about: `pool NAME`, `node NAME`, `block CIDR`, `address A`
+    /// The object concerned: `pool NAME`, `node NAME`, `block CIDR`, `address A`
     pub object: String,
-    /// What is wrong, with what
+    /// What is wrong, for people
     pub message: String,
-    /// What to do
+    /// What to do about it, for people
     pub advice: String,
-    /// The leaked address, of [`LEAKED`]
+    /// The leaked address, for findings with the code [`LEAKED`]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub leak: Option<Leak>,
 }
 
-/// An address whose pod is gone.
+/// An address that is assigned to a pod that is gone.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Leak {
-    /// The address
+    /// The leaked address
     pub address: String,
-    /// The node whose agent holds it
+    /// The node whose agent reports it in use
     pub node: String,
     /// `namespace/name` of the pod that had it
     #[serde(default)]
@@ -92,38 +92,38 @@ pub struct Leak {
     pub pod_uid: String,
 }
 
-/// The code of leaked addresses: what `release --report` goes by.
+/// The code of leaked addresses, by which `release --report` finds them.
 pub(crate) const LEAKED: &str = "LeakedAddress";
 
-/// All that is wrong.
+/// The findings of a check.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CheckReport {
-    /// When it was looked at
+    /// When the objects were listed
     pub time: Timestamp,
-    /// The version of this command
+    /// The version of kubectl-cadastre
     pub version: String,
-    /// What was looked at
+    /// The numbers of objects that were checked
     pub checked: Checked,
-    /// The worst first
+    /// The findings, most severe first
     pub findings: Vec<Finding>,
 }
 
-/// How much was looked at.
+/// The numbers of objects that were checked.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Checked {
-    /// `IPPools`
+    /// Number of IPPools
     pub pools: usize,
-    /// Nodes
+    /// Number of Nodes
     pub nodes: usize,
-    /// `NodeSubnets`
+    /// Number of NodeSubnets
     pub node_subnets: usize,
-    /// `IPAMBlocks`
+    /// Number of IPAMBlocks
     pub blocks: usize,
-    /// Addresses in use by agents' words
+    /// Number of addresses in use that agents report
     pub allocations: usize,
-    /// Pods
+    /// Number of pods
     pub pods: usize,
 }
 
@@ -145,13 +145,13 @@ impl Finding {
         }
     }
 
-    /// What makes two findings of two looks the same.
+    /// Returns the fields by which findings of two passes are the same.
     fn key(&self) -> (&str, &str, Option<&Leak>) {
         (&self.code, &self.object, self.leak.as_ref())
     }
 }
 
-/// Looks for everything that is wrong, the worst first.
+/// Runs all checks; findings are sorted by severity, the most severe first.
 pub fn check(inventory: &Inventory) -> CheckReport {
     let mut findings = Vec::new();
     ranges::check(inventory, &mut findings);
@@ -178,7 +178,7 @@ pub fn check(inventory: &Inventory) -> CheckReport {
 }
 
 impl CheckReport {
-    /// What an earlier look has shown as well.
+    /// Keeps only the findings that an earlier pass has, too.
     #[must_use]
     pub(crate) fn confirmed_by(mut self, earlier: &CheckReport) -> Self {
         let before: BTreeSet<_> = earlier.findings.iter().map(Finding::key).collect();
@@ -187,13 +187,13 @@ impl CheckReport {
         self
     }
 
-    /// Whether anything is worse than good to know.
+    /// Whether any finding is more severe than [`Severity::Info`].
     pub fn is_bad(&self) -> bool {
         self.findings.iter().any(|it| it.severity > Severity::Info)
     }
 }
 
-/// Looks, and looks again at what looks wrong.
+/// Checks the cluster; if anything looks wrong, checks again after `settle` and keeps what both passes show.
 pub async fn look(reach: &Reach, settle: Duration) -> anyhow::Result<CheckReport> {
     let first = check(&reach.inventory(Wanted::PODS).await?);
     if first.findings.is_empty() {
@@ -204,7 +204,7 @@ pub async fn look(reach: &Reach, settle: Duration) -> anyhow::Result<CheckReport
     Ok(second.confirmed_by(&first))
 }
 
-/// Runs the verb.
+/// Runs `check`.
 pub async fn exec(args: &Args, flags: &Flags, reach: &Reach) -> anyhow::Result<Verdict> {
     let mut report = look(reach, Duration::from_secs(args.settle.into())).await?;
     report.findings.retain(|finding| {

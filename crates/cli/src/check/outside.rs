@@ -1,14 +1,14 @@
-//! Pods that another's network has, on nodes where Cadastre is to give them addresses.
+//! Checks for pods of another network on nodes where Cadastre should assign their addresses.
 //!
-//! That is so where the agent is to write the runtime's configuration (mode `blocks`). Where it is not, others have
-//! the pods by design.
+//! Cadastre should do so where the agent writes the runtime's configuration (mode `blocks`). Elsewhere pods belong to
+//! another network by design.
 
 use super::{Finding, Severity};
 use crate::inventory::{Cover, Inventory, PodFact};
 use crate::render::{count, some};
 use cadastre_core::{Addr, Cidr};
 
-/// So many are named.
+/// At most so many nodes or pods are named.
 const NAMED: usize = 4;
 
 pub(super) fn check(inventory: &Inventory, findings: &mut Vec<Finding>) {
@@ -16,7 +16,7 @@ pub(super) fn check(inventory: &Inventory, findings: &mut Vec<Finding>) {
     pods(inventory, findings);
 }
 
-/// What agents say themselves.
+/// Reports nodes whose agents say that another network has the pods.
 fn nodes(inventory: &Inventory, findings: &mut Vec<Finding>) {
     let all = inventory.served_by_others();
     let Some((first, says)) = all.first() else {
@@ -36,7 +36,7 @@ fn nodes(inventory: &Inventory, findings: &mut Vec<Finding>) {
     ));
 }
 
-/// What pods report.
+/// Reports pods with addresses outside all pools.
 fn pods(inventory: &Inventory, findings: &mut Vec<Finding>) {
     let ranges = inventory.pool_ranges();
     let configured = inventory.running.configured();
@@ -68,7 +68,7 @@ fn pods(inventory: &Inventory, findings: &mut Vec<Finding>) {
     ));
 }
 
-/// Whether an address is in one of some ranges, disjoint and sorted.
+/// Whether an address is in one of these disjoint, sorted ranges.
 fn is_within(ranges: &[Cidr], addr: Addr) -> bool {
     let after = ranges.partition_point(|it| it.first() <= addr);
     after > 0 && ranges[after - 1].contains_addr(addr)

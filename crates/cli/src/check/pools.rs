@@ -1,4 +1,4 @@
-//! Pools: those that cannot serve, are full or soon will be, or are written to by others.
+//! Checks of pools: those that cannot serve, are exhausted or soon will be, or that others allocate from.
 
 use super::{Finding, Severity};
 use crate::inventory::Inventory;
@@ -8,7 +8,7 @@ use cadastre_controller::figures::figures;
 use cadastre_controller::pools::{PoolState, Verdict};
 use cadastre_core::Family;
 
-/// What runs out within this time is told: a week.
+/// A pool that will be exhausted within this time is reported: a week.
 const SOON_HOURS: i64 = 7 * 24;
 
 pub(super) fn check(inventory: &Inventory, findings: &mut Vec<Finding>) {
@@ -141,7 +141,7 @@ fn room(state: &PoolState, inventory: &Inventory, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Nodes that the pool would serve and that have nothing yet.
+/// Returns the nodes that the pool should serve and that have no range yet.
 fn waiting(state: &PoolState, inventory: &Inventory) -> Vec<String> {
     let nodes = inventory.world.nodes.iter();
     let lacks = nodes.filter(|node| {
@@ -154,7 +154,7 @@ fn waiting(state: &PoolState, inventory: &Inventory) -> Vec<String> {
             }
     });
     let mut names: Vec<String> = lacks.map(|node| node.name.to_string()).collect();
-    // By its status more may wait: nodes that want more than they have.
+    // By the pool's status more nodes may wait: those that want more than they have.
     let more = inventory.world.pools.get(&state.name);
     let more = more
         .and_then(|pool| pool.status.as_ref()?.waiting)

@@ -1,4 +1,4 @@
-//! Ranges: overlaps, blocks and NodeSubnets that do not fit each other, podCIDRs of others.
+//! Checks of ranges: overlaps, contradictions between blocks and NodeSubnets, podCIDRs of foreign allocators.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,7 +27,7 @@ pub(super) fn check(inventory: &Inventory, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Whose a claim is, in words.
+/// Describes a range and its owner for users.
 fn whose(id: ClaimId, claim: &Claim, inventory: &Inventory) -> String {
     let registry = &inventory.registry;
     let block = registry.blocks.get(&claim.cidr).filter(|it| it.claim == id);
@@ -91,7 +91,7 @@ fn overlaps(inventory: &Inventory, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Blocks that the lists of several live nodes name.
+/// Reports blocks that the NodeSubnets of several live nodes list.
 fn listed_twice(inventory: &Inventory, findings: &mut Vec<Finding>) {
     let mut lists: BTreeMap<Cidr, Vec<&str>> = BTreeMap::new();
     for subnet in inventory.subnets.values() {
@@ -117,7 +117,7 @@ fn listed_twice(inventory: &Inventory, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Objects that cannot be read, or say something impossible.
+/// Reports objects that cannot be parsed or that contradict themselves.
 fn objects(inventory: &Inventory, findings: &mut Vec<Finding>) {
     for block in inventory.world.blocks.iter() {
         let why = match &block.spec {
@@ -231,9 +231,9 @@ fn block(entry: &Entry, inventory: &Inventory, findings: &mut Vec<Finding>) {
     }
 }
 
-/// A block that stays beyond its quarantine.
+/// Reports a block that is kept beyond the end of its quarantine.
 fn overdue(entry: &Entry, inventory: &Inventory, findings: &mut Vec<Finding>) {
-    /// The controller needs a moment, and looks at what is kept every few seconds.
+    /// The controller checks every few seconds whether a block can be freed, and needs a moment for it.
     const SLACK: i64 = 60;
     let Some(until) = entry.until else { return };
     if inventory.now.duration_since(until).as_secs() < SLACK {

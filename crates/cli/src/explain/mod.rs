@@ -1,6 +1,6 @@
-//! `kubectl cadastre explain`: why this pool, why a node waits, why a block is kept, why a pool is full.
+//! `kubectl cadastre explain`: why a pool serves a pod, why a node waits or keeps a block, why a pool is exhausted.
 //!
-//! The words are those of the code that decides ([`cadastre_api::choice`]).
+//! The explanations come from the code that decides ([`cadastre_api::choice`]).
 
 mod node;
 mod pod;
@@ -25,7 +25,7 @@ use cadastre_api::choice::{Asker, Candidate, Standing, choose};
 use cadastre_api::{Allocate, Assignment};
 use cadastre_controller::pools::{PoolState, Verdict as PoolVerdict};
 
-/// Explain which pools serve a pod or a node and why, why it waits, why a block or a pool is as it is
+/// Explain which pools serve a pod or a node, why a node waits or keeps a block, and what fills a pool
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   kubectl cadastre explain pod shop/cart-7f9c
@@ -38,40 +38,40 @@ pub struct Args {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Why this pool and not the others
+    /// Explain which pools serve a pod, and why not others
     Pod {
-        /// namespace/name, or name in the namespace of --namespace
+        /// Name of the pod, or NAMESPACE/NAME; without a namespace that of --namespace
         name: String,
     },
-    /// Which pools serve it, why it waits, why it keeps each block
+    /// Explain which pools serve a node, why it waits, and why it keeps each block
     Node {
-        /// Its name
+        /// Name of the node
         name: String,
     },
-    /// Why it serves or not, and what fills it
+    /// Explain whether a pool serves, and what fills it
     Pool {
-        /// Its name
+        /// Name of the pool
         name: String,
     },
 }
 
-/// An answer in words.
+/// An explanation for users.
 #[derive(Debug, Serialize)]
 pub struct Explanation {
-    /// What it is about
+    /// The object that is explained
     pub subject: String,
     /// The short answer
     pub answer: String,
-    /// Why
+    /// The reasons
     pub sections: Vec<Section>,
 }
 
-/// A part of an answer.
+/// A part of an explanation.
 #[derive(Debug, Serialize)]
 pub struct Section {
-    /// What it is about
+    /// The heading
     pub title: String,
-    /// A fact a line
+    /// One fact per line
     pub lines: Vec<String>,
 }
 
@@ -94,7 +94,7 @@ impl Explanation {
     }
 }
 
-/// The pools of a kind in the order in which they are tried, and why the others are not.
+/// Returns the pools of a mode in the order in which they are tried, and why the others are not.
 fn choice(mode: Allocate, asker: &Asker, inventory: &Inventory) -> (Vec<String>, Vec<String>) {
     let ledger = &inventory.registry.ledger;
     let states = inventory.registry.pools.iter();
@@ -123,7 +123,7 @@ fn candidate<'a>(state: &'a PoolState, asker: &Asker) -> Candidate<'a> {
         priority: state.priority,
         families: state.families(),
         created: state.created,
-        // A node's agent may ask for a manual pool by name.
+        // The agent of a node may ask for a manual pool by name.
         manual: asker.pod.is_some() && state.told.assignment == Assignment::Manual,
         standing: match state.verdict {
             PoolVerdict::Serving => Standing::Serving,
@@ -145,7 +145,7 @@ impl Report for Explanation {
     }
 }
 
-/// Runs the verb.
+/// Runs `explain`.
 pub async fn exec(args: &Args, flags: &Flags, reach: &Reach) -> anyhow::Result<Verdict> {
     let inventory = reach.inventory(Wanted::ALL).await?;
     let explanation = match &args.what {

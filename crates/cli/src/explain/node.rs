@@ -1,4 +1,4 @@
-//! Which pools serve a node, why it waits, why it keeps each block.
+//! Explains which pools serve a node, why it waits, and why it keeps each block.
 
 use super::{Explanation, choice};
 use crate::inventory::Inventory;
@@ -10,7 +10,7 @@ use cadastre_controller::cluster::seen::Node;
 use cadastre_controller::pools::Verdict as PoolVerdict;
 use cadastre_controller::registry::blocks::Entry;
 
-/// Which pools serve a node, and why it has what it has.
+/// Explains a node by simulating what the controller would do now.
 pub fn node(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
     let node = inventory.node(name)?;
     let asker = Asker {
@@ -35,7 +35,7 @@ pub fn node(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
             explanation.add(&format!("Pools for its {title}"), lines);
         }
     }
-    // What the controller would do now, by its own code, and what it would say of it.
+    // What the controller would do now, and its messages about the node.
     let outcome = whatif::simulate_now(inventory);
     for note in outcome.notes.get(&node.name).into_iter().flatten() {
         waits.push(note.clone());
@@ -59,7 +59,7 @@ pub fn node(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
     Ok(explanation)
 }
 
-/// Why a node still has a block.
+/// Explains why a node still has a block.
 fn kept(entry: &Entry, all: &[&Entry], node: &Node, inventory: &Inventory) -> String {
     let pool = inventory.registry.pools.get(&entry.pool);
     let line = format!("{} (pool \"{}\"): ", entry.cidr, entry.pool);

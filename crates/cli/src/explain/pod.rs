@@ -1,4 +1,4 @@
-//! Why a pod has or lacks its addresses, and which pools serve it.
+//! Explains why a pod has or lacks addresses, and which pools serve it.
 
 use super::{Explanation, choice};
 use crate::inventory::{Inventory, PodFact};
@@ -9,7 +9,7 @@ use cadastre_api::{ADDRESSES_ANNOTATION, Allocate, POOLS_ANNOTATION};
 use cadastre_controller::cluster::seen::Node;
 use cadastre_controller::registry::blocks::Entry;
 
-/// Why a pod has or lacks its addresses.
+/// Explains a pod; an error says that there is none of this name.
 pub fn pod(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
     let report = show::pod(name, inventory)?;
     let mut explanation = Explanation::about(format!("pod {name}"));
@@ -68,7 +68,7 @@ pub fn pod(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
     Ok(explanation)
 }
 
-/// Of the pools that serve it alone: what others have free is not for it.
+/// Explains why a pod has no address, by the blocks of the pools that serve it: others do not count.
 fn lacks(node: &Node, pools: &[String], inventory: &Inventory) -> String {
     let name = &node.name;
     let blocks = inventory.registry.blocks.of(&node.uid);
@@ -101,12 +101,12 @@ fn lacks(node: &Node, pools: &[String], inventory: &Inventory) -> String {
     format!("it has no address yet, and node {name} has {free}: see kubectl describe pod")
 }
 
-/// The pools that serve a pod.
+/// The pools that serve a pod, with reasons.
 #[derive(Default)]
 struct Choice {
-    /// What it asks for, a line each
+    /// What the pod asks for, one line each
     asks: Vec<String>,
-    /// Those that serve it, the best first
+    /// The pools that serve it, best first
     pools: Vec<String>,
     /// Why these and not others
     lines: Vec<String>,

@@ -1,4 +1,4 @@
-//! Why a pool serves or not, what fills it, what comes free.
+//! Explains whether a pool serves, what fills it, and which blocks come free.
 
 use super::Explanation;
 use crate::inventory::Inventory;
@@ -9,7 +9,7 @@ use cadastre_controller::figures::figures;
 use cadastre_controller::pools::PoolState;
 use cadastre_core::{Cidr, Family};
 
-/// Why a pool serves or not, and what fills it.
+/// Explains a pool; an error says that there is none of this name.
 pub fn pool(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
     let state = inventory.pool(name)?;
     let report = show::pool(name, inventory)?;
@@ -120,8 +120,8 @@ pub fn pool(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
     Ok(explanation)
 }
 
-/// What is in quarantine, what nodes can do without (`spare`), and what they would give to pods of others
-/// (`unused`).
+/// Lists blocks in quarantine, blocks that nodes do not need (`spare`), and blocks that nodes could release for pods on
+/// other nodes (`unused`).
 fn comes_free(
     state: &PoolState,
     spare: &[Cidr],

@@ -1,4 +1,4 @@
-//! What is at a place: a range and who has it, an address, or several of them.
+//! Describes a place on the map: a range and its node, an address, or a cell with several ranges.
 
 use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
@@ -10,10 +10,10 @@ use crate::inventory::Inventory;
 use crate::render::{Style, count, some};
 use cadastre_core::{Addr, Cidr};
 
-/// Addresses of a range that are listed.
+/// At most so many addresses of a range are listed.
 const LISTED: usize = 200;
 
-/// A cell of a view.
+/// A cell of a view, by its number.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Spot {
@@ -23,35 +23,35 @@ pub(super) struct Spot {
     pub cell: u64,
 }
 
-/// What is at a place.
+/// The description of a place.
 #[derive(Debug, Serialize)]
 pub(super) struct About {
     pub cidr: Cidr,
-    /// Its first cell, and how many it has
+    /// Its first cell in the view, and how many it covers
     pub at: u64,
     pub count: u64,
     #[serde(flatten)]
     pub told: Told,
 }
 
-/// What there is to say of it.
+/// The details of a description.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Told {
-    /// In a line
+    /// A summary in one line
     pub words: String,
     pub facts: Vec<(String, String)>,
-    /// Thousandths in use and cooling
+    /// Thousandths of its addresses in use and in cooldown
     pub bar: Option<(u16, u16)>,
-    /// Whose it is, and what else is
+    /// The node that has it, and all ranges of that node
     pub node: Option<String>,
     pub ranges: Vec<Cidr>,
-    /// Addresses in use with what has them, and how many more there are
+    /// Addresses in use with their pods, and how many more there are
     pub addresses: Vec<(Addr, String)>,
     pub more: usize,
 }
 
 impl Spot {
-    /// What it is.
+    /// Describes the cell.
     pub(super) fn about(&self, inventory: &Inventory) -> anyhow::Result<About> {
         let Self {
             view, cell_size, ..
@@ -70,8 +70,8 @@ impl Spot {
 }
 
 impl About {
-    /// The range that the cell at that place is of, the cell where it has several or none, an address where cells
-    /// are addresses.
+    /// Describes the place at `at`: the range there; or the cell, if it has several ranges or none; or a single
+    /// address, if cells are addresses.
     pub(super) fn of(at: &Cidr, seen: &Seen) -> Option<Self> {
         let at = if at.contains(&seen.view) {
             *at
@@ -106,7 +106,7 @@ fn style(seen: &Seen) -> Style {
     }
 }
 
-/// What of a range is never given out.
+/// Lists the parts of a range that are never assigned automatically.
 fn reserved(cidr: &Cidr, seen: &Seen) -> String {
     let spans = seen.state.reserved.iter().chain(&seen.state.on_request);
     let spans: Vec<_> = spans.filter_map(|span| span.within(cidr)).collect();

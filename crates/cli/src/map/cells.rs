@@ -1,9 +1,8 @@
-//! A range cut into equal cells, and what each of them is: the one model of the picture, for the terminal and
-//! for the page.
+//! Cuts a range into equal cells: the common model of the pictures in the terminal and on the page.
 //!
 //! # Guarantees
-//! - A picture costs one pass over what lies in it, whatever lies outside.
-//! - Cells are disjoint and sorted; what is simply free is left out.
+//! - The cost is one pass over the ranges inside the picture, however many lie outside.
+//! - Cells are disjoint and sorted; cells that are entirely free are left out.
 
 use std::collections::BTreeMap;
 
@@ -15,73 +14,73 @@ use crate::show::{BlockRow, BlockState};
 use cadastre_controller::pools::PoolState;
 use cadastre_core::{Addr, Cidr, Span};
 
-/// What a cell is.
+/// What a cell shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Kind {
-    /// A block that its node gives addresses from
+    /// A block that its node assigns addresses from
     Block,
-    /// A block that its node's list does not have yet, or that is asked back or drains
+    /// A block that its node's NodeSubnet does not list yet, or that is recalled or drained
     Changing,
     /// The podCIDR of a node
     PodCidr,
-    /// A range of a node that is gone
+    /// A range in quarantine, as its node is gone
     Quarantine,
     /// An address in use
     Address,
-    /// Never given out
+    /// Never assigned automatically
     Reserved,
 }
 
-/// A cell that is not simply free, or several in a row that one range covers.
+/// A cell that is not entirely free, or several adjacent cells that one range covers.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Cell {
-    /// The range; where several share the cell, or a part of it is free, the cell
+    /// The range; or the cell, if several ranges share it or a part of it is free
     pub cidr: Cidr,
-    /// Its place among the cells
+    /// The number of its first cell in the view
     pub at: u64,
     /// How many cells it covers
     pub count: u64,
-    /// What it is
+    /// What it shows
     pub kind: Kind,
     /// Thousandths of it that live nodes have
     pub held: u16,
-    /// Thousandths that rest
+    /// Thousandths of it that are in quarantine
     pub resting: u16,
-    /// Thousandths that are never carved
+    /// Thousandths of it that are reserved
     pub reserved: u16,
-    /// Thousandths of what is held that are in use
+    /// Thousandths of its nodes' addresses that are in use
     pub fill: u16,
-    /// The nodes that have any of it; of many only the first few. Of an address the pod
+    /// The first few nodes that have a part of it; for an address the pod
     pub owners: Vec<String>,
-    /// Whether several nodes have some of the same addresses
+    /// Whether several nodes have the same addresses in it
     pub overlaps: bool,
 }
 
-/// Owners of one cell that are named.
+/// At most so many owners of a cell are named.
 const OWNERS: usize = 4;
 
-/// A range that a node has or had, and how full it is.
+/// A range that a node has or had.
 #[derive(Debug)]
 pub(super) struct Range {
     pub fact: RangeFact,
     pub kind: Kind,
-    /// How a block stands
+    /// The state of a block; `None` for a podCIDR
     pub state: Option<BlockState>,
-    /// Addresses in use
+    /// The number of addresses in use
     pub used: u64,
-    /// Addresses that pods may have
+    /// The number of addresses that can be assigned to pods
     pub capacity: u128,
-    /// Whether another node has some of its addresses, too
+    /// Whether another node has some of the same addresses
     pub overlaps: bool,
 }
 
-/// The ranges that share an address with that one, sorted.
+/// Returns the ranges that overlap `within`, sorted.
 pub(super) fn ranges(within: &Cidr, inventory: &Inventory) -> Vec<Range> {
     let covers = inventory.covers_in(within);
     let mut ranges: Vec<Range> = covers.map(|it| Range::of(&it, inventory)).collect();
-    // Sorted as they are, the one that reaches farthest tells of all before.
+    // As ranges are sorted, only the one that reaches farthest so far has to be compared.
     let mut farthest: Option<usize> = None;
     for at in 0..ranges.len() {
         if ranges[at].kind == Kind::Quarantine {
@@ -128,7 +127,7 @@ impl Range {
     }
 }
 
-/// The longest prefix with which all CIDRs together have no more than so many cells.
+/// Returns the longest prefix length with which the CIDRs together have at most `cells` cells.
 pub(super) fn cell_size(cidrs: &[Cidr], block_size: u8, cells: u64) -> u8 {
     let fits = |len: &u8| {
         let all = cidrs.iter().map(|cidr| cells_of(cidr, *len));
@@ -137,13 +136,13 @@ pub(super) fn cell_size(cidrs: &[Cidr], block_size: u8, cells: u64) -> u8 {
     (0..=block_size).rev().find(fits).unwrap_or(0)
 }
 
-/// A CIDR that is smaller than a cell is one cell.
+/// Returns the number of cells in a CIDR; one that is smaller than a cell counts as one.
 pub(super) fn cells_of(cidr: &Cidr, len: u8) -> u128 {
     let bits = len.saturating_sub(cidr.len());
     1u128.checked_shl(bits.into()).unwrap_or(u128::MAX)
 }
 
-/// The cell of that number.
+/// Returns the cell with this number.
 pub(super) fn nth(within: &Cidr, cell_size: u8, at: u64) -> Option<Cidr> {
     let order = within.family().bits().checked_sub(cell_size)?;
     let step = 1u128.checked_shl(order.into()).unwrap_or(0);
@@ -152,7 +151,7 @@ pub(super) fn nth(within: &Cidr, cell_size: u8, at: u64) -> Option<Cidr> {
     Cidr::new(Addr { value, ..first }, cell_size).filter(|cell| within.contains(cell))
 }
 
-/// The first and the last cell that an interval touches.
+/// Returns the numbers of the first and the last cell that an interval touches.
 fn ends(span: Span, within: &Cidr, cell_size: u8) -> Option<(u64, u64)> {
     let span = span.within(within)?;
     let order = within.family().bits().checked_sub(cell_size)?;
@@ -163,7 +162,7 @@ fn ends(span: Span, within: &Cidr, cell_size: u8) -> Option<(u64, u64)> {
     Some((at(span.first())?, at(span.last())?))
 }
 
-/// The cells that an interval touches, with how many of its addresses are in each.
+/// Returns the cells that an interval touches, with the number of its addresses in each.
 fn touched(span: Span, within: Cidr, cell_size: u8) -> impl Iterator<Item = (u64, u128)> {
     let ends = ends(span, &within, cell_size).into_iter();
     let numbers = ends.flat_map(|(first, last)| first..=last);
@@ -174,13 +173,13 @@ fn touched(span: Span, within: Cidr, cell_size: u8) -> impl Iterator<Item = (u64
     })
 }
 
-/// Where a range lies among the cells: the first one, and how many.
+/// Returns the number of a range's first cell, and how many cells it touches.
 pub(super) fn place(range: &Cidr, within: &Cidr, cell_size: u8) -> Option<(u64, u64)> {
     let (first, last) = ends((*range).into(), within, cell_size)?;
     Some((first, (last - first).saturating_add(1)))
 }
 
-/// What lies in one cell.
+/// The content of one cell.
 #[derive(Default)]
 struct Content {
     ranges: Vec<usize>,
@@ -189,7 +188,7 @@ struct Content {
     reserved: u128,
 }
 
-/// Cuts a range of a pool into cells.
+/// Cuts a range of a pool into cells; entirely free ones are left out.
 pub(super) fn cells(within: Cidr, cell_size: u8, ranges: &[Range], state: &PoolState) -> Vec<Cell> {
     let mut contents: BTreeMap<u64, Content> = BTreeMap::new();
     for (number, range) in ranges.iter().enumerate() {
@@ -228,7 +227,7 @@ pub(super) fn cells(within: Cidr, cell_size: u8, ranges: &[Range], state: &PoolS
 }
 
 impl Content {
-    /// Whether the next cell is of the same one range, or reserved as this one is.
+    /// Whether the next cell has the same single range, or is reserved as this one is.
     fn goes_on(&self, next: &Self, size: u128) -> bool {
         let is_full =
             self.held + self.resting >= size || (self.ranges.is_empty() && self.reserved >= size);
@@ -271,7 +270,7 @@ impl Content {
     }
 }
 
-/// The addresses in use of a range, a cell each.
+/// Returns one cell for each address in use in a range.
 pub(super) fn addresses(within: Cidr, inventory: &Inventory) -> Vec<Cell> {
     let first = within.first().value;
     let used = inventory.in_use(&within).into_iter();
@@ -290,7 +289,7 @@ pub(super) fn addresses(within: Cidr, inventory: &Inventory) -> Vec<Cell> {
     used.map(cell).collect()
 }
 
-/// In thousandths; what there is a little of is never nothing.
+/// Returns a share in thousandths; it is 0 only if `some` is 0.
 fn part_of(some: u128, all: u128) -> u16 {
     if some == 0 || all == 0 {
         return 0;

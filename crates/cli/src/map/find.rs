@@ -1,26 +1,26 @@
-//! Search: an address, a pod, a node or a pool, by all or a part of the name.
+//! Search by an address, or by the name of a pod, a node or a pool or a part of it.
 
 use serde::Serialize;
 
 use crate::inventory::Inventory;
 use cadastre_core::{Addr, Cidr};
 
-/// What a search finds at most.
+/// The maximum number of results.
 const MOST_HITS: usize = 20;
 
-/// One thing that was found.
+/// A search result.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Hit {
     /// `address`, `node`, `pod` or `pool`
     pub what: &'static str,
     pub name: String,
-    /// The pool to look in; absent where it lies in none
+    /// The pool to show; `None` if it lies in no pool
     pub pool: Option<String>,
-    /// An address or a range of it; absent where it has none
+    /// An address or range of it; `None` if it has none
     pub at: Option<Cidr>,
 }
 
-/// Exact names before parts of names.
+/// Searches for `text`; exact names come before partial matches.
 pub(super) fn find(text: &str, inventory: &Inventory) -> Vec<Hit> {
     let text = text.trim();
     let mut hits: Vec<Hit> = Vec::new();
@@ -69,7 +69,7 @@ pub(super) fn find(text: &str, inventory: &Inventory) -> Vec<Hit> {
     hits
 }
 
-/// Names that have the text in them, whole ones first, then those that begin with it.
+/// Returns the names that contain the text: exact ones first, then those that begin with it.
 fn matching<'a>(names: impl Iterator<Item = &'a str>, text: &str) -> Vec<&'a str> {
     let mut found: Vec<&str> = names
         .filter(|name| !text.is_empty() && name.contains(text))

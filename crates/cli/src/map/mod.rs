@@ -1,15 +1,15 @@
 //! `kubectl cadastre map`: the space of a pool as a picture, in the terminal or in a browser.
 //!
-//! A cell is one block, or an aligned run of blocks where the pool has more than the picture has
-//! cells. What it shows is counted from the ledger, so it is exact at every size.
+//! A cell is one block, or an aligned run of blocks if the pool has more blocks than the picture has cells. Its content
+//! is counted from the ledger, so it is exact at every size.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `cells` | what each cell is: the one model of both pictures |
+//! | `cells` | the cells and their content: the common model of both pictures |
 //! | `picture` | the picture as text |
-//! | `web` | the page's server, on this machine alone |
-//! | `place`, `page`, `about` | which part of a pool is in view; what the page shows of it; what one cell is |
-//! | `find` | where something is |
+//! | `web` | the server of the page, for this machine only |
+//! | `place`, `page`, `about` | which part of a pool is in view; the content of the page; the description of one cell |
+//! | `find` | search |
 
 mod about;
 mod cells;
@@ -34,7 +34,7 @@ use super::render::{self, Style};
 use super::{Flags, Verdict};
 use cadastre_core::Cidr;
 
-/// Draw the space of a pool: who has which block, how full, what rests
+/// Draw the address space of a pool: which node has each block, how full it is, what is in quarantine
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   kubectl cadastre map default
@@ -42,33 +42,33 @@ use cadastre_core::Cidr;
   NO_COLOR=1 kubectl cadastre map default
   kubectl cadastre map --web")]
 pub struct Args {
-    /// The pool; with --web the one that is shown first
+    /// Name of the pool; with --web, the pool to show first
     #[arg(required_unless_present = "web")]
     pool: Option<String>,
 
-    /// Serve the map as a page for browsers of this machine, until Ctrl-C
+    /// Serve the map as a web page on this machine until Ctrl-C
     #[arg(long, conflicts_with_all = ["by", "rows"])]
     web: bool,
 
-    /// Port of that page on 127.0.0.1; 0 takes a free one
+    /// Port of the page on 127.0.0.1; 0 picks a free one
     #[arg(long, requires = "web", default_value_t = 0)]
     port: u16,
 
-    /// What a taken cell shows
+    /// What an allocated cell shows
     #[arg(long, value_enum, default_value_t = By::Owner)]
     by: By,
 
-    /// Lines of cells at most, of each family
+    /// Maximum number of lines of cells for each family
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1000))]
     rows: u16,
 }
 
-/// What a taken cell shows.
+/// What an allocated cell shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum By {
     /// The node that has it, as a letter
     Owner,
-    /// How many tenths of its addresses are in use
+    /// Tenths of its addresses that are in use
     Fill,
 }
 
@@ -76,36 +76,36 @@ pub enum By {
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MapReport {
-    /// The pool
+    /// Name of the pool
     pub pool: String,
-    /// A part a CIDR of the pool
+    /// One part for each CIDR of the pool
     pub parts: Vec<Part>,
-    /// Letters of nodes, those with most blocks first
+    /// The letters of nodes; nodes with most blocks come first
     pub legend: Vec<(char, String)>,
     #[serde(skip)]
     by: Option<By>,
 }
 
-/// A CIDR of a pool.
+/// The picture of one CIDR of a pool.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Part {
-    /// The CIDR
+    /// The range that is drawn
     pub cidr: Cidr,
     /// Prefix length of a block
     pub block_size: u8,
     /// Prefix length of a cell
     pub cell_size: u8,
-    /// The cells that are not simply free, by address
+    /// The cells that are not entirely free, sorted by address
     pub cells: Vec<Cell>,
-    /// How many cells there are
+    /// The number of all cells
     pub total: u64,
 }
 
-/// Letters that tell nodes apart.
+/// The letters for nodes; further nodes are shown as `*`.
 const LETTERS: &str = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
 
-/// Draws a pool in at most so many cells a family.
+/// Draws a pool in at most `most` cells per family.
 pub fn map(name: &str, most: u64, by: By, inventory: &Inventory) -> anyhow::Result<MapReport> {
     let state = inventory.pool(name)?;
     let mut parts = Vec::new();
@@ -142,7 +142,7 @@ pub fn map(name: &str, most: u64, by: By, inventory: &Inventory) -> anyhow::Resu
     })
 }
 
-/// Runs the verb.
+/// Runs `map`.
 pub async fn exec(args: &Args, flags: &Flags, reach: &Reach) -> anyhow::Result<Verdict> {
     let pool = args.pool.as_deref();
     if args.web {

@@ -1,4 +1,4 @@
-//! What the page shows of a place: the pool in short, and a part of it as a grid.
+//! The content of the page for a place: a summary of the pool, and a part of it as a grid.
 
 use std::collections::BTreeMap;
 
@@ -14,28 +14,28 @@ use crate::show::{self, PoolRow};
 use cadastre_controller::pools::{PoolState, Verdict};
 use cadastre_core::Cidr;
 
-/// From so many percent on a pool is nearly full.
+/// From this usage in percent a pool counts as nearly exhausted.
 const NEARLY_FULL: u8 = 90;
 
-/// A pool in short, and a part of it.
+/// A summary of a pool, and a part of it.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct View {
     pub pools: Vec<String>,
     pub pool: String,
-    /// With what one sees first of each
+    /// Each family with the view that opens first
     pub families: Vec<(String, Cidr)>,
     pub figures: Vec<Figure>,
     pub troubles: Vec<String>,
     pub as_of: Timestamp,
-    /// Absent where the pool has no ranges that can be read
+    /// `None` if the pool has no ranges that can be parsed
     pub picture: Option<Picture>,
 }
 
-/// A name, a value, and whether it is bad.
+/// A name, a value, and whether the value is bad.
 type Figure = (&'static str, String, bool);
 
-/// A prefix as a grid: addresses grow to the right and downwards.
+/// A range as a grid, in which addresses grow to the right and downwards.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Picture {
@@ -46,15 +46,15 @@ pub(super) struct Picture {
     /// The first address of each line
     pub lines: Vec<String>,
     pub cells: Vec<Cell>,
-    /// How many ranges of each kind are in view
+    /// The kinds of ranges in view, each with its number of ranges
     pub legend: Vec<(Kind, String)>,
-    /// All ranges of the pool, and the steps from the one that is shown to what is in view
+    /// All ranges of the pool, and the steps from the current one to the view
     pub roots: Vec<Cidr>,
     pub path: Vec<Cidr>,
     pub chosen: Option<About>,
 }
 
-/// Looks at a place.
+/// Returns the page for a place.
 pub(super) fn view(place: &Place, inventory: &Inventory) -> anyhow::Result<View> {
     let pools = &inventory.registry.pools;
     let first = pools.iter().next().map(|it| &*it.name);
@@ -144,7 +144,7 @@ fn figures(row: &PoolRow, inventory: &Inventory) -> Vec<Figure> {
     all
 }
 
-/// With spaces between thousands; 18446744073709551616 is 2⁶⁴ to nobody's eye.
+/// Formats a number with spaces between thousands, or rounded if it is too long to read.
 fn short(number: &str) -> String {
     if number.len() > 9 {
         let (first, rest) = number.split_at(1);

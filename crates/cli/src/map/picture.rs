@@ -14,7 +14,7 @@ impl MapReport {
         known.map_or('*', |(letter, _)| *letter)
     }
 
-    /// What a cell shows.
+    /// Returns the character for a cell.
     fn sign(&self, cell: &Cell) -> char {
         let tenth = |part: u16| char::from_digit(u32::from(part / 100).min(9), 10).unwrap_or('9');
         match (cell.kind, cell.owners.as_slice()) {
@@ -83,14 +83,14 @@ fn picture(report: &MapReport, part: &Part, style: &Style, text: &mut String) {
         Family::V6 => part.cidr.first().to_string().len().max(24),
     };
     let room = style.width.saturating_sub(label + 2).max(8);
-    // A power of two, so that addresses at the left are round.
+    // A power of two, so that each line begins at a round address.
     let across = 1u64 << room.ilog2();
     let mut shown = part.cells.iter().peekable();
     let mut at = 0;
     while at < part.total {
         let first = nth(&part.cidr, part.cell_size, at);
         let first = first.map_or(String::new(), |it| it.first().to_string());
-        // Rows of nothing but free space are told once.
+        // Adjacent rows of free space are collapsed into one line.
         let next = shown
             .peek()
             .map_or(part.total, |cell| cell.at.max(at) / across * across);
@@ -114,7 +114,7 @@ fn picture(report: &MapReport, part: &Part, style: &Style, text: &mut String) {
     text.push('\n');
 }
 
-/// A colour for each sign, where colours may be used.
+/// Colours a character, if colours are allowed.
 fn paint(text: &str, sign: char, style: &Style) -> String {
     if !style.colour {
         return text.to_owned();
@@ -138,7 +138,7 @@ fn wrapped(words: Vec<String>, style: &Style) -> String {
     let mut text = String::new();
     let mut width = 0;
     for word in words {
-        // Signs of colour take no room.
+        // Escape sequences take no space on the screen.
         let long = if style.colour {
             word.len() - 9
         } else {

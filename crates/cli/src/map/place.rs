@@ -1,4 +1,4 @@
-//! Where one looks: which part of a pool is in view, and into how large cells it is cut.
+//! Decides which part of a pool is in view, and the size of its cells.
 //!
 //! # Guarantees
 //! - A view has at most 2^[`MOST_BITS`] cells.
@@ -10,34 +10,34 @@ use crate::inventory::Inventory;
 use cadastre_controller::pools::PoolState;
 use cadastre_core::{Cidr, Family};
 
-/// Bits of the cells of a view at most: 256 times 128.
+/// The maximum of bits for cell numbers in a view: 256 times 128 cells.
 const MOST_BITS: u8 = 15;
-/// A range of so many bits is shown address by address.
+/// A range with at most this many host bits is shown address by address.
 const ADDRESS_BITS: u8 = 12;
-/// Bits that one step goes down or up.
+/// Prefix bits of one step down or up.
 const STEP: u8 = 4;
 /// Steps up that are offered before the whole range.
 const STEPS: usize = 3;
-/// Bits of a range that is visited and of what is shown round it.
+/// Prefix bits between a range that is visited and the view around it.
 const ROUND: u8 = 10;
 
-/// Where to look.
+/// What the page asks to see.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Place {
-    /// The pool; absent: the first one
+    /// The pool; `None`: the first one
     pub pool: Option<String>,
-    /// What is in view; absent: what one sees first
+    /// The range in view; `None`: the view that opens first
     pub view: Option<Cidr>,
-    /// What is chosen; where it is not in view, the view goes there
+    /// The chosen range or address; if it is not in view, the view moves there
     pub at: Option<Cidr>,
-    /// Whether to look closer, at what is chosen
+    /// Whether to zoom in on what is chosen
     pub closer: bool,
-    /// Whether objects are to be listed anew
+    /// Whether to list the objects again
     pub fresh: bool,
 }
 
-/// A part of a pool, cut into cells.
+/// A part of a pool in view.
 #[derive(Clone, Copy)]
 pub(super) struct Seen<'a> {
     pub view: Cidr,
@@ -47,7 +47,7 @@ pub(super) struct Seen<'a> {
 }
 
 impl<'a> Seen<'a> {
-    /// What is seen from a place of a pool that has ranges, and the ranges in view.
+    /// Returns the view for a place and the ranges in it; `None` if the pool has no ranges.
     pub(super) fn from(
         place: &Place,
         state: &'a PoolState,
@@ -100,7 +100,7 @@ impl<'a> Seen<'a> {
         self.cell_size == self.view.family().bits() && ranges.iter().any(wide)
     }
 
-    /// The steps from the whole range of the pool to what is in view.
+    /// Returns the steps from the whole range of the pool to the view.
     pub(super) fn path(&self) -> Vec<Cidr> {
         let root = root(&self.view, self.state).map_or(self.view.len(), Cidr::len);
         let lens = (root + 1..=self.view.len()).rev().step_by(STEP.into());
@@ -112,20 +112,20 @@ impl<'a> Seen<'a> {
     }
 }
 
-/// The range of the pool round that one.
+/// Returns the range of the pool that contains this one.
 fn root<'a>(cidr: &Cidr, state: &'a PoolState) -> Option<&'a Cidr> {
     let mut roots = state.space.cidrs(cidr.family()).iter();
     roots.find(|root| root.contains(cidr))
 }
 
-/// A place among its neighbours.
+/// Returns a view of a range with its neighbours.
 fn round(at: &Cidr, state: &PoolState, inventory: &Inventory) -> Option<Cidr> {
     let range = ranges(at, inventory).pop().map_or(*at, |it| it.fact.cidr);
     let widest = root(&range, state).map_or(0, Cidr::len);
     Cidr::new(range.first(), range.len().saturating_sub(ROUND).max(widest))
 }
 
-/// A step down to what is chosen, or to the first cell; not beyond a range or a free block.
+/// Zooms in on what is chosen, or on the first cell, but not beyond a range or a free block.
 fn closer(view: &Cidr, at: Option<Cidr>, block_size: u8, inventory: &Inventory) -> Option<Cidr> {
     let target = at.unwrap_or(*view);
     let range = ranges(&target, inventory).pop().map(|it| it.fact.cidr);
@@ -137,8 +137,8 @@ fn closer(view: &Cidr, at: Option<Cidr>, block_size: u8, inventory: &Inventory) 
     Cidr::new(target.first(), len.max(view.len()))
 }
 
-/// What one sees first: a whole range of the pool, or where it is far larger than what is held, the part with
-/// all that is held.
+/// Returns the view that opens first: a whole range of the pool, or, if that is far larger than what is allocated, the
+/// part with everything allocated.
 pub(super) fn home(state: &PoolState, family: Family, inventory: &Inventory) -> Option<Cidr> {
     let ledger = &inventory.registry.ledger;
     let held = |root: &Cidr| {
@@ -157,7 +157,7 @@ pub(super) fn home(state: &PoolState, family: Family, inventory: &Inventory) -> 
     if block_size.saturating_sub(full.len()) <= MOST_BITS {
         return Some(*full);
     }
-    // Not closer than 256 blocks.
+    // At least 256 blocks stay in view.
     let len = first.len().min(block_size.saturating_sub(8));
     let mut view = Cidr::new(first.first(), len.max(full.len()))?;
     while !view.contains_addr(last) {

@@ -9,7 +9,7 @@ use crate::inventory::Inventory;
 use crate::render::Report as _;
 use crate::tests::{Cluster, cidr, style};
 
-/// Two pools: of `p` nodes a and b have blocks, of which b's drains, and a dead one's rests; `q` gives podCIDRs.
+/// Two pools: nodes a and b have blocks of `p`, b's is drained, and one is in quarantine; `q` allocates podCIDRs.
 fn cluster() -> Cluster {
     let mut cluster = Cluster::empty();
     let spec = json!({"ipv4": {"cidrs": ["10.0.0.0/24"], "blockSize": 28}, "reserved": ["10.0.0.250-10.0.0.255"]});
@@ -35,13 +35,13 @@ fn cluster() -> Cluster {
     cluster
 }
 
-/// What the page is told of a place.
+/// Returns the data for the page of a place.
 fn look(place: &Value, inventory: &Inventory) -> Value {
     let place = serde_json::from_value(place.clone()).unwrap();
     serde_json::to_value(view(&place, inventory).unwrap()).unwrap()
 }
 
-/// What the page is told of a cell.
+/// Returns the data for the page of a cell.
 fn about(pool: &str, view: &str, cell_size: u8, cell: u64, inventory: &Inventory) -> Value {
     let spot = json!({"pool": pool, "view": view, "cellSize": cell_size, "cell": cell});
     let spot: super::about::Spot = serde_json::from_value(spot).unwrap();
@@ -49,7 +49,7 @@ fn about(pool: &str, view: &str, cell_size: u8, cell: u64, inventory: &Inventory
         .map_or(Value::Null, |it| serde_json::to_value(it).unwrap())
 }
 
-/// Each cell in a line.
+/// Returns the cells, one line each.
 fn cells(view: &Value) -> Vec<String> {
     let cells = view["picture"]["cells"].as_array().unwrap().iter();
     let line = |it: &Value| {
@@ -186,7 +186,7 @@ fn zooming_goes_down_to_addresses_and_back_and_a_place_is_shown_among_its_neighb
         [&still["view"], &still["chosen"]["cidr"]],
         ["10.0.0.0/28", "10.0.0.5/32"]
     );
-    // A free block is cut finer, too.
+    // A free block is cut into smaller cells, too.
     let free = look(json!({"view": "10.0.0.128/28", "at": "10.0.0.130/32"}));
     assert_eq!(
         [&free["cellSize"], &free["cells"]],
@@ -198,7 +198,7 @@ fn zooming_goes_down_to_addresses_and_back_and_a_place_is_shown_among_its_neighb
         deep["path"],
         json!(["10.1.0.0/16", "10.1.64.0/20", "10.1.77.0/24"])
     );
-    // Somewhere else than what was in view, and another family's.
+    // The chosen place is outside the view, and of another family.
     let there = look(json!({"pool": "q", "view": "10.1.0.0/20", "at": "10.1.200.7/32"}));
     assert_eq!(
         [&there["view"], &there["chosen"]["words"]],
@@ -289,7 +289,7 @@ fn range() -> impl Strategy<Value = Value> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever is asked: cells are few, disjoint, sorted and in view.
+    /// For every request the cells are bounded, disjoint, sorted and in view.
     #[test]
     fn a_view_is_bounded_and_its_cells_are_disjoint(
         view in range(), at in range(), closer in any::<bool>(), pool in "[pq]",

@@ -1,17 +1,17 @@
-//! `kubectl cadastre map --web`: the map as a page for the browser of whoever runs it.
+//! `kubectl cadastre map --web`: serves the map as a page for the user's browser.
 //!
-//! | path, after the token | what |
+//! | path, after the token | content |
 //! |---|---|
-//! | nothing, `map.js`, `map.css` | the page: plain files, nothing from anywhere else |
-//! | `view?PLACE` | a part of a pool, of objects that are listed anew if it says so |
-//! | `cell?SPOT` | what a cell of it is |
-//! | `find?TEXT` | where an address, a node, a pod or a pool is |
+//! | nothing, `map.js`, `map.css` | the page: static files that load nothing from elsewhere |
+//! | `view?PLACE` | a part of a pool; objects are listed again if the place says so |
+//! | `cell?SPOT` | the description of a cell |
+//! | `find?TEXT` | a search for an address, a node, a pod or a pool |
 //!
 //! # Guarantees
-//! - It listens on 127.0.0.1 alone, answers under names of loopback only, and nothing without a token that is
-//!   drawn anew at each start: neither another site in the browser nor another user of the machine reads it.
-//! - Nothing can be changed. Objects are listed with the rights of the user, one listing at a time.
-//! - The page may load and do nothing that is not in these files, by its Content-Security-Policy.
+//! - The server listens only on 127.0.0.1, answers only to loopback host names, and requires a token that is random at
+//!   each start: neither another site in the browser nor another user of the machine can read the page.
+//! - Nothing can be changed. Objects are listed with the user's rights, one listing at a time.
+//! - By its Content-Security-Policy the page can only load and run its own files.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -51,7 +51,7 @@ const STYLE: &str = include_str!("page/map.css");
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
      base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// A browser or two; a refresh lists all pods of the cluster.
+/// Enough for a browser or two. A refresh lists all pods of the cluster, which may take long.
 const LIMITS: Limits = Limits {
     connections: 32,
     share: 32,
@@ -60,7 +60,7 @@ const LIMITS: Limits = Limits {
     life: Duration::from_secs(600),
 };
 
-/// Serves the page until Ctrl-C.
+/// Serves the page until Ctrl-C and prints its URL; a `pool` is shown first.
 pub(super) async fn exec(pool: Option<&str>, port: u16, reach: &Reach) -> anyhow::Result<Verdict> {
     let page = Page::open(reach).await?;
     if let Some(pool) = pool {
@@ -84,7 +84,7 @@ pub(super) async fn exec(pool: Option<&str>, port: u16, reach: &Reach) -> anyhow
     Ok(Verdict::Clean)
 }
 
-/// 128 bits that nobody can guess.
+/// Returns 128 random bits in hexadecimal.
 fn token() -> anyhow::Result<String> {
     let mut bytes = [0; 16];
     let random = rustls::crypto::ring::default_provider().secure_random;
@@ -93,7 +93,7 @@ fn token() -> anyhow::Result<String> {
     Ok(format!("{:032x}", u128::from_ne_bytes(bytes)))
 }
 
-/// What the page shows, and where that is listed.
+/// The current inventory, and the connection to list it again.
 struct Page {
     reach: Reach,
     seen: Mutex<Arc<Inventory>>,
@@ -134,7 +134,7 @@ fn routes(page: Arc<Page>, token: &str) -> Router {
         .layer(from_fn(by_our_name))
 }
 
-/// With what every answer says to the browser.
+/// Builds an answer with the security headers that every answer has.
 fn answer(code: StatusCode, kind: &'static str, text: impl Into<String>) -> Response {
     let headers = [
         (CONTENT_TYPE, kind),
@@ -185,7 +185,7 @@ async fn on_find(State(page): State<Arc<Page>>, RawQuery(query): RawQuery) -> Re
     json(work.await)
 }
 
-/// A query is JSON, encoded as `encodeURIComponent` does.
+/// Parses a query: JSON, encoded as by `encodeURIComponent`.
 fn read<T: DeserializeOwned>(query: Option<String>) -> anyhow::Result<T> {
     let query = query.unwrap_or_default();
     let text = form_urlencoded::parse(query.as_bytes()).next();
@@ -207,7 +207,7 @@ mod tests {
 
     const HERE: &str = "127.0.0.1:4711";
 
-    /// The page of a small cluster whose API server is not reached any more.
+    /// Returns the page of a small cluster whose API server cannot be reached.
     fn page() -> Router {
         let nowhere = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
         let flags = Flags {

@@ -1,4 +1,4 @@
-//! Changes that are supposed, made to the lists before they are judged.
+//! Applies the supposed changes to the lists, before they are judged.
 
 use std::collections::BTreeMap;
 
@@ -12,17 +12,17 @@ use crate::lists::Lists;
 use cadastre_api::{FINALIZER, IPPoolLite, IPPoolSpec, NodeLite, NodeSubnetLite};
 use cadastre_core::{Addr, Cidr, Span};
 
-/// The name of the nth supposed node; no real node can have it.
+/// Returns the name of the nth supposed node, which no real node can have.
 pub(crate) fn new_node_name(nth: usize) -> String {
     format!("(new-{nth:05})")
 }
 
-/// Whether a node is supposed.
+/// Whether a node is supposed, by its name.
 pub(super) fn is_new(name: &str) -> bool {
     name.starts_with('(')
 }
 
-/// Adds nodes with these labels.
+/// Adds supposed nodes with these labels.
 pub(crate) fn add_nodes(
     lists: &mut Lists,
     count: usize,
@@ -41,7 +41,7 @@ pub(crate) fn add_nodes(
     Ok(())
 }
 
-/// Makes a node's agent want so many addresses of a pool, if it does not want more already.
+/// Raises the demand of a node's agent for a pool to at least `addresses`.
 pub(super) fn demand(
     lists: &mut Lists,
     node: &str,
@@ -77,7 +77,7 @@ pub(super) fn demand(
     Ok(())
 }
 
-/// Reads IPPools of a file, as `kubectl apply` would take them.
+/// Parses the IPPools in a YAML or JSON file, as `kubectl apply` would.
 pub(crate) fn read_pools(text: &str) -> anyhow::Result<Vec<Value>> {
     let documents: Vec<Value> =
         serde_saphyr::from_multiple(text).context("it is no YAML and no JSON")?;
@@ -104,7 +104,7 @@ pub(crate) fn read_pools(text: &str) -> anyhow::Result<Vec<Value>> {
     Ok(pools)
 }
 
-/// Puts a pool in, or changes the one of its name. Returns what can be said of it at once.
+/// Adds a pool, or changes the one with its name. Returns a line for the plan.
 pub(super) fn put_pool(lists: &mut Lists, pool: &Value, now: Timestamp) -> anyhow::Result<String> {
     let name = pool["metadata"]["name"].as_str().unwrap_or_default();
     let spec: IPPoolSpec = serde_json::from_value(pool["spec"].clone())
@@ -133,7 +133,7 @@ pub(super) fn put_pool(lists: &mut Lists, pool: &Value, now: Timestamp) -> anyho
     Ok(format!("pool \"{name}\" is new"))
 }
 
-/// Begins to delete a pool.
+/// Marks a pool as being deleted.
 pub(super) fn delete_pool(lists: &mut Lists, name: &str, now: Timestamp) -> anyhow::Result<()> {
     let named = |it: &&mut IPPoolLite| it.metadata.name.as_deref() == Some(name);
     let pool = lists.pools.iter_mut().find(named);
@@ -144,7 +144,7 @@ pub(super) fn delete_pool(lists: &mut Lists, name: &str, now: Timestamp) -> anyh
     Ok(())
 }
 
-/// Takes a range out of every pool that has addresses of it. Returns the names of those.
+/// Takes a range out of every pool that contains a part of it. Returns the names of these pools.
 pub(super) fn drain(lists: &mut Lists, range: &Cidr, inventory: &Inventory) -> Vec<String> {
     let pools = inventory.registry.pools.touching(range);
     let names: Vec<String> = pools.map(|pool| pool.name.to_string()).collect();
@@ -168,12 +168,12 @@ pub(super) fn drain(lists: &mut Lists, range: &Cidr, inventory: &Inventory) -> V
                 .filter_map(|it| Cidr::parse_lenient(it.as_str()?).ok());
             let left: Vec<String> = cidrs
                 .flat_map(|cidr| without(&cidr, range))
-                // Pieces that are smaller than a block hold none.
+                // Pieces that are smaller than a block cannot be allocated.
                 .filter(|cidr| cidr.family() != range.family() || u64::from(cidr.len()) <= size)
                 .map(|cidr| cidr.to_string())
                 .collect();
             if left.is_empty() {
-                // A pool keeps its families: what is left of it serves nobody.
+                // A pool cannot lose a family, so a pool without ranges is disabled instead.
                 pool.spec["disabled"] = json!(true);
             } else {
                 pool.spec[field]["cidrs"] = json!(left);
@@ -183,7 +183,7 @@ pub(super) fn drain(lists: &mut Lists, range: &Cidr, inventory: &Inventory) -> V
     names
 }
 
-/// A range without another one.
+/// Returns a range without the part that overlaps another one.
 fn without(cidr: &Cidr, range: &Cidr) -> Vec<Cidr> {
     if !cidr.overlaps(range) {
         return vec![*cidr];

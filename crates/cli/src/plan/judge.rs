@@ -1,4 +1,4 @@
-//! Before and after: what fits, who is hit, when it is full.
+//! Compares the cluster before and after the changes: what fits, which nodes are affected, when pools are exhausted.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -19,89 +19,89 @@ use cadastre_controller::pools::{PoolState, Verdict};
 use cadastre_controller::registry::Registry;
 use cadastre_core::Family;
 
-/// What would come of the changes.
+/// The effect of the changes.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PlanReport {
-    /// What was supposed
+    /// The changes
     pub supposed: Vec<String>,
-    /// Whether every node gets what it needs, as far as it does now
+    /// Whether every node still gets what it needs, if it does now
     pub fits: bool,
-    /// What the API server would refuse
+    /// Changes that the API server would reject
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub refused: Vec<String>,
-    /// Nodes that come
+    /// The supposed nodes
     pub new_nodes: NewNodes,
-    /// A row a pool and family
+    /// One row for each pool and family
     pub pools: Vec<PoolPlan>,
-    /// Who is hit
+    /// Ranges that would be affected
     pub hits: Vec<Hit>,
-    /// Nodes that would wait and do not now, with why
+    /// Nodes that would wait and do not wait now
     pub will_wait: Vec<Waiting>,
-    /// Nodes that wait now and would not
+    /// Nodes that wait now and no longer would
     pub relieved: Vec<String>,
-    /// Pools that change and would serve no node, each with why
+    /// Changed pools that would serve no node, each with the reason
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub for_nobody: Vec<String>,
 }
 
-/// Nodes that come.
+/// The numbers of supposed nodes.
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NewNodes {
-    /// How many
+    /// All of them
     pub asked: usize,
-    /// How many get all that they need
+    /// Those that get everything they need
     pub served: usize,
-    /// How many wait
+    /// Those that wait for a range
     pub waiting: usize,
-    /// How many no pool serves: nothing is wrong with that, but they get nothing
+    /// Those that no pool serves: not an error, but they get nothing
     pub unmanaged: usize,
 }
 
 /// A node that would wait.
 #[derive(Debug, Serialize)]
 pub struct Waiting {
-    /// The node
+    /// The name of the node
     pub node: String,
-    /// What would be told of it
+    /// What the controller would report about it
     pub why: String,
 }
 
-/// A pool before and after.
+/// A pool before and after the changes.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PoolPlan {
-    /// The pool
+    /// The name of the pool
     pub pool: String,
     /// IPv4 or IPv6
     pub family: String,
-    /// Prefix length of its blocks, after
+    /// Prefix length of its blocks after the changes
     pub block_size: u8,
-    /// Blocks in all, before and after
+    /// All blocks, before and after
     pub capacity: (String, String),
-    /// Blocks held, before and after
+    /// Allocated blocks, before and after
     pub held: (String, String),
-    /// Blocks free, before and after
+    /// Free blocks, before and after
     pub free: (String, String),
-    /// When it would be full if it grows as lately
+    /// When it would be exhausted if it keeps growing at the recent rate
     #[serde(skip_serializing_if = "Option::is_none")]
     pub full_at: Option<Timestamp>,
-    /// How it would stand
+    /// Its state after the changes
     pub standing: String,
 }
 
-/// Something that would be affected.
+/// A range that would be affected.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Hit {
-    /// The node
+    /// The node that has it
     pub node: String,
-    /// Its range
+    /// The range as a CIDR
     pub range: String,
-    /// Addresses of it in use
+    /// The number of its addresses in use
     pub used: u64,
-    /// What becomes of it
+    /// What would happen to it
     pub what: String,
 }
 
@@ -156,7 +156,7 @@ pub(super) fn judge(
     }
 }
 
-/// The pools among the changes that would serve no node, unless somebody said that they shall not.
+/// Returns the changed pools that would serve no node, without those that are disabled on purpose.
 fn for_nobody(after: &Inventory, changes: &Changes, then: &Registry) -> Vec<String> {
     let names = changes.pools.iter();
     let names = names.filter_map(|it| it["metadata"]["name"].as_str());
@@ -179,7 +179,7 @@ fn for_nobody(after: &Inventory, changes: &Changes, then: &Registry) -> Vec<Stri
     told.collect()
 }
 
-/// As things are now against as they would be, all nodes served as far as possible.
+/// Compares the present with the state after the changes, in which all nodes are served as far as possible.
 fn pools(before: &Inventory, after: &Inventory, is: &Outcome, then: &Outcome) -> Vec<PoolPlan> {
     let mut rows = Vec::new();
     for state in then.registry.pools.iter() {
@@ -215,7 +215,7 @@ fn pools(before: &Inventory, after: &Inventory, is: &Outcome, then: &Outcome) ->
     rows
 }
 
-/// By the growth that the pool's status tells.
+/// Returns when the pool would be exhausted, by the growth in its status.
 fn full_at(pool: &str, family: Family, free: u128, inventory: &Inventory) -> Option<Timestamp> {
     let status = inventory.world.pools.get(pool)?.status.as_ref()?;
     let told = match family {
@@ -277,7 +277,7 @@ fn hits(before: &Inventory, after: &Inventory, changes: &Changes) -> Vec<Hit> {
 
 impl Report for PlanReport {
     fn text(&self, style: &Style) -> String {
-        /// So many are named without `-o wide`.
+        /// At most so many entries are shown without `-o wide`.
         const SHOWN: usize = 15;
         let most = if style.wide { usize::MAX } else { SHOWN };
         let mut text = String::new();

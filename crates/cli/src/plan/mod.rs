@@ -1,4 +1,4 @@
-//! `kubectl cadastre plan`: what would happen if. Changes nothing.
+//! `kubectl cadastre plan`: shows the effect of changes before they are made, and changes nothing.
 
 mod change;
 mod judge;
@@ -21,10 +21,10 @@ use cadastre_core::Cidr;
 
 pub use judge::{Hit, PlanReport, PoolPlan};
 
-/// Tell what would happen if nodes came, a pool changed or went, or a range were drained
+/// Show what would happen if nodes were added, a pool changed or deleted, or a range drained
 ///
-/// Nothing is changed: the lists are changed in memory, and dealt from by the controller's own code.
-/// Exit code 2 where it does not fit.
+/// Nothing is changed: the changes are made to a copy of the objects in memory, on which the controller's own code then
+/// allocates. Exit code 2 if they do not fit.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   kubectl cadastre plan --add-nodes 200 --label class=gpu --pods-per-node 60
@@ -32,27 +32,27 @@ pub use judge::{Hit, PlanReport, PoolPlan};
   kubectl cadastre plan --delete-pool old --add-nodes 10
   kubectl cadastre plan --drain-cidr 10.250.0.0/16")]
 pub struct Args {
-    /// So many nodes come
+    /// Number of nodes to add
     #[arg(long, value_name = "N", default_value_t = 0)]
     add_nodes: usize,
 
-    /// A label of the nodes that come; may be repeated
+    /// Label of the added nodes; may be repeated
     #[arg(long, value_name = "KEY=VALUE", value_parser = label)]
     label: Vec<(String, String)>,
 
-    /// Addresses that each of the nodes that come will need; without it they get their first block
+    /// Number of addresses that each added node needs; by default each gets its first block
     #[arg(long, value_name = "N", requires = "add_nodes")]
     pods_per_node: Option<u64>,
 
-    /// A file with IPPools, as it would be applied; - is standard input
+    /// File with IPPools to apply, or - for standard input; may be repeated
     #[arg(long, value_name = "FILE")]
     pool_change: Vec<PathBuf>,
 
-    /// That pool is deleted
+    /// Name of a pool to delete; may be repeated
     #[arg(long, value_name = "NAME")]
     delete_pool: Vec<String>,
 
-    /// That range is taken out of its pools, and all in it must move
+    /// Range to take out of its pools, so that everything in it must move; may be repeated
     #[arg(long, value_name = "CIDR", value_parser = cidr)]
     drain_cidr: Vec<Cidr>,
 }
@@ -66,24 +66,24 @@ fn cidr(text: &str) -> Result<Cidr, String> {
     Cidr::parse_strict(text).map_err(|error| error.to_string())
 }
 
-/// What is supposed to happen.
+/// The supposed changes.
 #[derive(Clone, Debug, Default)]
 pub struct Changes {
-    /// So many nodes come
+    /// The number of nodes to add
     pub add_nodes: usize,
-    /// With these labels
+    /// The labels of these nodes
     pub labels: Vec<(String, String)>,
-    /// Each needs so many addresses
+    /// The number of addresses that each of them needs; `None`: the first block
     pub pods_per_node: Option<u64>,
-    /// IPPools that are applied
+    /// IPPools to apply
     pub pools: Vec<serde_json::Value>,
-    /// Pools that are deleted
+    /// Names of pools to delete
     pub delete_pools: Vec<String>,
-    /// Ranges that are taken out
+    /// Ranges to take out of their pools
     pub drain: Vec<Cidr>,
 }
 
-/// Supposes the changes and judges what comes of them.
+/// Applies the changes to a copy of the lists and compares the results.
 pub fn plan(lists: &Lists, changes: &Changes, now: jiff::Timestamp) -> anyhow::Result<PlanReport> {
     let before = Inventory::new(lists, now);
     let mut then = lists.clone();
@@ -124,7 +124,7 @@ pub fn plan(lists: &Lists, changes: &Changes, now: jiff::Timestamp) -> anyhow::R
     Ok(judge::judge(&before, &after, changes, said))
 }
 
-/// Nodes that come want addresses, and what has to leave a block needs another place.
+/// Raises the demand of added nodes, and of nodes whose addresses have to move to another block.
 fn settle_demand(lists: &mut Lists, changes: &Changes, now: jiff::Timestamp) -> anyhow::Result<()> {
     let inventory = Inventory::new(lists, now);
     let registry = &inventory.registry;
@@ -184,7 +184,7 @@ fn settle_demand(lists: &mut Lists, changes: &Changes, now: jiff::Timestamp) -> 
     Ok(())
 }
 
-/// Runs the verb.
+/// Runs `plan`.
 pub async fn exec(args: &Args, flags: &Flags, reach: &Reach) -> anyhow::Result<Verdict> {
     let mut changes = Changes {
         add_nodes: args.add_nodes,
@@ -229,7 +229,7 @@ pub async fn exec(args: &Args, flags: &Flags, reach: &Reach) -> anyhow::Result<V
     })
 }
 
-/// What the API server would say of a pool, by a dry run; nothing where it may not be asked.
+/// Returns why the API server would reject a pool, by a dry run; `None` also if the user may not try.
 async fn refusal(pool: &serde_json::Value, reach: &Reach) -> anyhow::Result<Option<String>> {
     let name = pool["metadata"]["name"].as_str().unwrap_or_default();
     let kind = GroupVersionKind::gvk(GROUP, VERSION, "IPPool");

@@ -1,7 +1,7 @@
-//! What the controller would do, by the controller's own loops on a copy of its ledger.
+//! Simulates what the controller would do, with the controller's own loops on a copy of its ledger.
 //!
-//! podCIDRs are dealt and blocks carved as a leader would that starts now and is answered at once;
-//! nothing is written.
+//! podCIDRs and blocks are allocated as by a leader that starts now and whose requests succeed at once; nothing is
+//! written.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,28 +14,28 @@ use cadastre_controller::registry::Registry;
 use cadastre_controller::{Context, Report};
 use cadastre_core::Cidr;
 
-/// What would come of it.
+/// The result of a simulation.
 pub(crate) struct Outcome {
-    /// What nodes would get, by node
+    /// The ranges that nodes would get, by node
     pub served: BTreeMap<Text, Vec<Cidr>>,
     /// Nodes that would wait, by pool
     pub waiting: BTreeMap<Text, BTreeSet<Text>>,
     /// Pools for which pods would wait
     pub wanted_by_pods: BTreeSet<Text>,
-    /// What would be told of nodes that wait
+    /// Messages about nodes that would wait, by node
     pub notes: BTreeMap<Text, Vec<String>>,
-    /// Who would hold what
+    /// The owners of all ranges afterwards
     pub registry: Registry,
 }
 
 impl Outcome {
-    /// The nodes that would wait for anything.
+    /// Returns the nodes that would wait for any pool.
     pub(crate) fn waits(&self) -> BTreeSet<&Text> {
         self.waiting.values().flatten().collect()
     }
 }
 
-/// What a leader that starts now would do for the nodes there are.
+/// Simulates what a leader that starts now would do for the existing nodes.
 pub(crate) fn simulate_now(inventory: &Inventory) -> Outcome {
     let (world, now) = (&inventory.world, inventory.moment());
     let (mut registry, _) = Registry::rebuild(world, &[], now);

@@ -1,4 +1,4 @@
-//! Blocks and who has them.
+//! `show blocks`: blocks and their nodes.
 
 use jiff::Timestamp;
 use serde::Serialize;
@@ -9,10 +9,10 @@ use cadastre_api::Recall;
 use cadastre_controller::registry::blocks::Entry;
 use cadastre_core::Cidr;
 
-/// Blocks by address.
+/// Blocks, sorted by address.
 #[derive(Debug, Serialize)]
 pub struct BlocksReport {
-    /// A row a block
+    /// One row for each block
     pub blocks: Vec<BlockRow>,
 }
 
@@ -20,52 +20,52 @@ pub struct BlocksReport {
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct BlockRow {
-    /// The block
+    /// The range of the block
     pub cidr: Cidr,
-    /// Its pool
+    /// The name of its pool
     pub pool: String,
-    /// The node that has or had it
+    /// The node that has it, or had it before the quarantine
     pub node: String,
-    /// How it stands
+    /// The state of the block
     pub state: BlockState,
-    /// Since when that owner has it
+    /// Since when it has belonged to this owner
     pub since: Timestamp,
-    /// When its quarantine is over at the earliest
+    /// When its quarantine ends at the earliest
     #[serde(skip_serializing_if = "Option::is_none")]
     pub until: Option<Timestamp>,
-    /// Addresses in use, by the agent's word, else by what pods report
+    /// The number of addresses in use, as the agent or else pods report
     pub used: u64,
-    /// Addresses that cool, by the agent's word
+    /// The number of addresses in cooldown, as the agent reports
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cooling: Option<i64>,
-    /// Addresses that can be given now, by the agent's word
+    /// The number of addresses that can be assigned now, as the agent reports
     #[serde(skip_serializing_if = "Option::is_none")]
     pub free: Option<i64>,
-    /// UID of its object
+    /// The UID of its IPAMBlock
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uid: Option<String>,
 }
 
-/// How a block stands.
+/// The state of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum BlockState {
-    /// Its node gives addresses from it.
+    /// Its node assigns addresses from it.
     Active,
-    /// Its node's list names it, its agent has not said anything of it.
+    /// Its node's NodeSubnet lists it, but the agent has not reported it yet.
     Unconfirmed,
-    /// It is about to be listed.
+    /// Its node's NodeSubnet does not list it yet.
     Provisional,
-    /// It is asked back if it is empty.
+    /// It is recalled if it is empty.
     AskedBack,
-    /// It gives no new address and goes when it is empty.
+    /// No new address is assigned from it, and it is released once it is empty.
     Draining,
-    /// Its agent has let go of it.
+    /// The agent has released it.
     Released,
-    /// Its node is gone.
+    /// Its node is gone, and it waits for the end of the quarantine.
     Quarantine,
 }
 
-/// Those of a pool or a node, or all.
+/// Returns the blocks of a pool and of a node, if given; fails if there is no such pool.
 pub fn blocks(
     pool: Option<&str>,
     node: Option<&str>,
@@ -84,7 +84,7 @@ pub fn blocks(
 }
 
 impl BlockRow {
-    /// What there is to say of a block.
+    /// Collects the data of a block.
     pub fn of(entry: &Entry, inventory: &Inventory) -> Self {
         let word = inventory.word(entry);
         let cidr = entry.cidr.to_string();
@@ -141,7 +141,7 @@ impl BlockRow {
     }
 }
 
-/// Blocks as a table.
+/// Formats blocks as a table.
 pub(super) fn table(blocks: &[BlockRow], style: &Style, nothing: &str) -> String {
     let heads = [
         "BLOCK", "POOL", "NODE", "IN USE", "COOLING", "FREE", "SINCE", "STATE", "+UID",

@@ -1,4 +1,4 @@
-//! `kubectl cadastre show`: who holds what.
+//! `kubectl cadastre show`: who has which ranges and addresses.
 
 mod blocks;
 mod nodes;
@@ -20,7 +20,7 @@ use super::reach::Reach;
 use super::{Flags, Verdict, address, render};
 use cadastre_core::Addr;
 
-/// Show who holds what: pools, nodes, blocks, and any address
+/// Show pools, nodes, blocks and addresses, and who uses them
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   kubectl cadastre show pools
@@ -33,55 +33,55 @@ pub struct Args {
     #[command(subcommand)]
     what: What,
 
-    /// Show it again whenever something changes
+    /// Watch for changes and show the result again
     #[arg(short, long, global = true)]
     watch: bool,
 }
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// All pools: ranges, and how much of them is left
+    /// List all pools: their ranges and how much of them is free
     Pools,
-    /// One pool: its standing, figures, and who holds most of it
+    /// Show one pool: its state, its counts, and the nodes with most of its ranges
     Pool {
-        /// Its name
+        /// Name of the pool
         name: String,
     },
-    /// All nodes: what they hold, and how much of it is in use
+    /// List all nodes: their ranges and how many addresses are in use
     Nodes,
-    /// One node: its ranges, blocks and addresses in use
+    /// Show one node: its ranges, blocks and addresses in use
     Node {
-        /// Its name
+        /// Name of the node
         name: String,
     },
-    /// Blocks and who has them
+    /// List blocks and their nodes
     Blocks {
-        /// Of this pool only
+        /// Only blocks of this pool
         #[arg(long)]
         pool: Option<String>,
-        /// Of this node only
+        /// Only blocks of this node
         #[arg(long)]
         node: Option<String>,
     },
-    /// Any address, in or out of any pool: who has it, since when, in which state
+    /// Show any address, in a pool or not: who uses it, since when, and its state
     #[command(visible_alias = "address")]
     Ip {
-        /// The address
+        /// The IPv4 or IPv6 address
         address: String,
     },
-    /// The addresses of a pod
+    /// Show the addresses of a pod
     Pod {
-        /// namespace/name, or name in the namespace of --namespace
+        /// Name of the pod, or NAMESPACE/NAME; without a namespace that of --namespace
         name: String,
     },
-    /// The addresses that were given under a handle (network name and container id)
+    /// Show the addresses with a handle (network name and container id)
     Handle {
         /// The handle, or the beginning of it or of the container id
         handle: String,
     },
 }
 
-/// Runs the verb.
+/// Runs `show`.
 pub async fn exec(args: &Args, flags: &Flags, reach: &Reach) -> anyhow::Result<Verdict> {
     let mut watch = args.watch.then(|| watch::Watch::start(reach));
     loop {
@@ -120,7 +120,7 @@ fn print(what: &What, inventory: &Inventory, flags: &Flags, reach: &Reach) -> an
     }
 }
 
-/// An address as people write it; a prefix length is passed over.
+/// Parses an address as users write it; a prefix length is ignored.
 pub(crate) fn read_address(text: &str) -> anyhow::Result<Addr> {
     let bare = text.split('/').next().unwrap_or_default();
     Addr::parse_lenient(bare).with_context(|| {
@@ -128,7 +128,7 @@ pub(crate) fn read_address(text: &str) -> anyhow::Result<Addr> {
     })
 }
 
-/// `namespace/name`, with the namespace of the flags where none is given.
+/// Returns `namespace/name`; a name without a namespace gets the one of the flags.
 pub fn pod_name(text: &str, namespace: &str) -> String {
     if text.contains('/') {
         text.to_owned()

@@ -1,4 +1,4 @@
-//! Nodes: what they hold, and how much of it is in use.
+//! `show nodes` and `show node`: the ranges of nodes, and the addresses in use.
 
 use serde::Serialize;
 
@@ -12,7 +12,7 @@ use cadastre_core::Cidr;
 /// All nodes.
 #[derive(Debug, Serialize)]
 pub struct NodesReport {
-    /// A row a node
+    /// One row for each node
     pub nodes: Vec<NodeRow>,
 }
 
@@ -20,31 +20,31 @@ pub struct NodesReport {
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeRow {
-    /// Its name
+    /// The name of the Node
     pub node: String,
     /// `node.spec.podCIDRs`
     #[serde(rename = "podCIDRs")]
     pub pod_cidrs: Vec<Cidr>,
-    /// Blocks that it has
+    /// The number of its blocks
     pub blocks: usize,
-    /// The pools that its ranges are of
+    /// The pools that its ranges come from
     pub pools: Vec<String>,
-    /// Addresses in use
+    /// The number of addresses in use
     pub used: u64,
-    /// Addresses of its blocks that cool, by its agent's word
+    /// The number of addresses in cooldown in its blocks, as its agent reports
     pub cooling: u64,
-    /// Addresses of its blocks that can be given now, by its agent's word
+    /// The number of addresses in its blocks that can be assigned now, as its agent reports
     pub free: u64,
-    /// The version of its agent; empty where none has spoken
+    /// The version of its agent; empty if no agent has reported
     pub agent: String,
-    /// Whether that agent runs: `Ready`, `Starting`, `NotReady` or `None`; absent where pods cannot be read
+    /// The state of the agent's pod: `Ready`, `Starting`, `NotReady` or `None`; absent if pods cannot be read
     #[serde(skip_serializing_if = "Option::is_none")]
     pub agent_pod: Option<String>,
     /// The UID of the Node
     pub uid: String,
 }
 
-/// Looks at all nodes.
+/// Collects the data of all nodes.
 pub fn nodes(inventory: &Inventory) -> NodesReport {
     let nodes = inventory.world.nodes.iter();
     NodesReport {
@@ -96,7 +96,7 @@ impl NodeRow {
 }
 
 impl NodeRow {
-    /// The version of the agent, and what is wrong with it.
+    /// Formats the version of the agent, and what is wrong with its pod.
     fn agent_words(&self) -> String {
         let wrong = match self.agent_pod.as_deref() {
             Some("NotReady") => " (not ready)",
@@ -108,7 +108,7 @@ impl NodeRow {
     }
 }
 
-/// By the agent's word where there is one, else by what pods report.
+/// Counts the addresses in use that the agent reports, or those that pods report if they are more.
 fn used_in_pod_cidr(cidr: &Cidr, node: &Node, inventory: &Inventory) -> u64 {
     let held = inventory.held_in(cidr);
     let held = held.filter(|(_, held)| held.node == node.name && held.current);
@@ -116,7 +116,7 @@ fn used_in_pod_cidr(cidr: &Cidr, node: &Node, inventory: &Inventory) -> u64 {
     held.count().max(reported) as u64
 }
 
-/// The NodeSubnet in which the agent of that very Node has spoken.
+/// Returns the NodeSubnet if its status was written by the agent of this very Node, not of an earlier one.
 pub fn agent_of<'a>(node: &Node, inventory: &'a Inventory) -> Option<&'a SubnetFact> {
     let subnet = inventory.subnets.get(&node.name)?;
     (subnet.agent_node.as_deref() == Some(&*node.uid)).then_some(subnet)
@@ -149,16 +149,16 @@ impl Report for NodesReport {
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeReport {
-    /// As in the list of nodes; absent where only its rests are left
+    /// The same row as in the list of nodes; `None` if the node is gone and only ranges in quarantine are left
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<NodeRow>,
-    /// Its blocks, also those that rest from an earlier node of its name
+    /// Its blocks, and blocks in quarantine of earlier nodes of its name
     pub blocks: Vec<BlockRow>,
-    /// podCIDRs of earlier nodes of its name that rest
+    /// podCIDRs in quarantine of earlier nodes of its name
     pub resting: Vec<Resting>,
     /// Addresses in use
     pub allocations: Vec<AllocationRow>,
-    /// When that list was right
+    /// When the list of these addresses was made
     #[serde(skip_serializing_if = "Option::is_none")]
     pub as_of: Option<jiff::Timestamp>,
 }
@@ -167,13 +167,13 @@ pub struct NodeReport {
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Resting {
-    /// The range
+    /// The range as a CIDR
     pub cidr: Cidr,
-    /// When its quarantine is over at the earliest
+    /// When its quarantine ends at the earliest
     pub until: jiff::Timestamp,
 }
 
-/// Looks at one node, or at what is left of it.
+/// Collects the data of a node, or of what is left of one that is gone.
 pub fn node(name: &str, inventory: &Inventory) -> anyhow::Result<NodeReport> {
     let registry = &inventory.registry;
     let blocks = registry.blocks.iter().filter(|it| *it.owner.name == *name);

@@ -1,4 +1,4 @@
-//! Addresses in use: of a pod, of a handle, of a node.
+//! `show pod` and `show handle`: addresses in use.
 
 use anyhow::bail;
 use jiff::Timestamp;
@@ -13,33 +13,33 @@ use cadastre_core::Addr;
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AllocationRow {
-    /// The address
+    /// The address itself
     pub address: Addr,
-    /// How it stands
+    /// The state of the address
     pub state: State,
-    /// The pool that it counts to
+    /// The pool that contains it
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
-    /// The block or podCIDR that it is in
+    /// The block or podCIDR that contains it
     #[serde(skip_serializing_if = "Option::is_none")]
     pub range: Option<String>,
-    /// The node
+    /// The node of the agent that reports it
     pub node: String,
-    /// `namespace/name`
+    /// `namespace/name`; empty if it belongs to no pod
     pub pod: String,
-    /// Its UID
+    /// The UID of that pod
     #[serde(rename = "podUID")]
     pub pod_uid: String,
-    /// The interface in the pod
+    /// The name of the interface in the pod
     pub interface: String,
-    /// Network name and container id
+    /// Network name and container id: `network/containerID`
     pub handle: String,
-    /// Since when
+    /// Since when it has been assigned
     #[serde(skip_serializing_if = "Option::is_none")]
     pub since: Option<Timestamp>,
 }
 
-/// What agents say, with the state of each address.
+/// Collects the addresses that agents report, with their states.
 pub(super) fn allocations<'a>(
     held: impl Iterator<Item = (Addr, &'a Held)>,
     inventory: &Inventory,
@@ -63,7 +63,7 @@ pub(super) fn allocations<'a>(
     .collect()
 }
 
-/// How old a list of addresses is, in words.
+/// Formats the age of a list of addresses.
 pub(super) fn as_of(listed_at: Option<Timestamp>, style: &Style) -> String {
     match listed_at {
         Some(_) => format!("as of {} ago", age(listed_at, style.now)),
@@ -71,7 +71,7 @@ pub(super) fn as_of(listed_at: Option<Timestamp>, style: &Style) -> String {
     }
 }
 
-/// Addresses as a table.
+/// Formats addresses as a table.
 pub(super) fn table(rows: &[AllocationRow], style: &Style, nothing: &str) -> String {
     let heads = [
         "ADDRESS",
@@ -107,30 +107,30 @@ pub(super) fn table(rows: &[AllocationRow], style: &Style, nothing: &str) -> Str
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodReport {
-    /// `namespace/name`; empty where a handle was asked for
+    /// `namespace/name`; empty if the report is about a handle
     #[serde(skip_serializing_if = "String::is_empty")]
     pub pod: String,
-    /// Its UID; empty where no such pod exists
+    /// The UID of the pod; empty if the pod does not exist
     #[serde(skip_serializing_if = "String::is_empty")]
     pub uid: String,
-    /// Where it is bound to
+    /// The node that it is bound to
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
-    /// Its phase
+    /// `status.phase`
     #[serde(skip_serializing_if = "String::is_empty")]
     pub phase: String,
-    /// Whether its addresses are the node's
+    /// Whether it is on the host network, so that its addresses are the node's
     pub host_network: bool,
-    /// The addresses that it reports
+    /// The addresses in its status
     pub reports: Vec<Addr>,
-    /// The addresses that agents hold for it
+    /// The addresses that agents report for it
     pub allocations: Vec<AllocationRow>,
-    /// When the list of its node was right
+    /// When the list of its node was made
     #[serde(skip_serializing_if = "Option::is_none")]
     pub as_of: Option<Timestamp>,
 }
 
-/// Looks a pod up: one that exists, or one that agents still hold addresses for.
+/// Finds a pod that exists, or that agents still report addresses for; fails if there is neither.
 pub fn pod(name: &str, inventory: &Inventory) -> anyhow::Result<PodReport> {
     let found = inventory.pod(name);
     let uid = found.map_or("", |pod| pod.uid.as_str());
@@ -156,7 +156,7 @@ pub fn pod(name: &str, inventory: &Inventory) -> anyhow::Result<PodReport> {
     })
 }
 
-/// Looks up what was given under a handle: all of it, or how it or its container id begins.
+/// Finds addresses by their handle, or by the beginning of it or of the container id.
 pub fn handle(text: &str, inventory: &Inventory) -> anyhow::Result<PodReport> {
     let is_it = |held: &Held| {
         let handle = held.allocation.handle.as_str();

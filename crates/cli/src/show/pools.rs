@@ -1,4 +1,4 @@
-//! Pools: ranges, what is left, who holds most.
+//! `show pools` and `show pool`: ranges of pools, what is free, and the nodes with most ranges.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -18,27 +18,27 @@ use cadastre_core::{Cidr, Family};
 /// All pools.
 #[derive(Debug, Serialize)]
 pub struct PoolsReport {
-    /// A row a pool and family
+    /// One row for each pool and family
     pub pools: Vec<PoolRow>,
 }
 
-/// One family of a pool, counted from blocks and nodes as they are.
+/// One family of a pool, counted from the blocks and nodes as they are.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PoolRow {
-    /// The pool
+    /// The name of the pool
     pub pool: String,
     /// Blocks or NodeCIDR
     pub allocate: Allocate,
     /// IPv4 or IPv6
     pub family: String,
-    /// Its ranges
+    /// The ranges of this family
     pub cidrs: Vec<Cidr>,
-    /// Counts in blocks, and of addresses in use
+    /// The numbers of blocks and of addresses in use
     pub counts: FamilyStatus,
-    /// Live nodes that hold a range
+    /// The number of live nodes with a range of it
     pub nodes: usize,
-    /// When nothing will be left, as its status says
+    /// When it will be exhausted, according to its status
     #[serde(skip_serializing_if = "Option::is_none")]
     pub exhausts_at: Option<Timestamp>,
     /// Whether it serves, or why not
@@ -56,7 +56,7 @@ pub fn pools(inventory: &Inventory) -> PoolsReport {
     }
 }
 
-/// The rows of one pool; one whose spec cannot be read has none.
+/// Returns the rows of a pool; none if its spec cannot be parsed.
 pub(super) fn rows(
     state: &PoolState,
     totals: &BTreeMap<(Text, Family), Totals>,
@@ -160,33 +160,33 @@ impl PoolRow {
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PoolReport {
-    /// Its name
+    /// The name of the pool
     pub pool: String,
     /// Whether it serves, or why not
     pub standing: String,
-    /// A row a family
+    /// One row for each family
     pub families: Vec<PoolRow>,
-    /// What is wrong with it, by its conditions
+    /// The conditions that report trouble
     pub conditions: Vec<String>,
-    /// Nodes that hold of it, most first
+    /// Nodes with ranges of it, those with most first
     pub holders: Vec<PoolHolder>,
 }
 
-/// What a node holds of a pool.
+/// A node's share of a pool.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PoolHolder {
-    /// The node
+    /// The name of the node
     pub node: String,
-    /// Whether it is gone, and its ranges rest
+    /// Whether the node is gone and its ranges are in quarantine
     pub resting: bool,
-    /// Ranges
+    /// The number of its ranges
     pub ranges: usize,
-    /// Addresses in use
+    /// The number of addresses in use in them
     pub used: u64,
 }
 
-/// Looks at one pool.
+/// Collects the data of a pool; fails if there is no such pool.
 pub fn pool(name: &str, inventory: &Inventory) -> anyhow::Result<PoolReport> {
     let state = inventory.pool(name)?;
     let totals = totals(&inventory.world, &inventory.registry);
@@ -205,7 +205,7 @@ pub fn pool(name: &str, inventory: &Inventory) -> anyhow::Result<PoolReport> {
     })
 }
 
-/// Who holds ranges that count to a pool, most first.
+/// Returns the nodes with ranges of a pool, those with most first.
 pub(crate) fn pool_holders(state: &PoolState, inventory: &Inventory) -> Vec<PoolHolder> {
     let registry = &inventory.registry;
     let mut all: BTreeMap<(String, bool), PoolHolder> = BTreeMap::new();
@@ -258,7 +258,7 @@ pub(crate) fn pool_holders(state: &PoolState, inventory: &Inventory) -> Vec<Pool
 
 impl Report for PoolReport {
     fn text(&self, style: &Style) -> String {
-        /// So many holders are shown without `-o wide`.
+        /// At most so many nodes are shown without `-o wide`.
         const SHOWN: usize = 20;
         let mut facts = Facts::default();
         facts.add("Pool", self.pool.as_str());

@@ -1,4 +1,4 @@
-//! Waiting for the next change of what is shown.
+//! Waits for changes of the objects that `show --watch` shows.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::pin::Pin;
@@ -16,19 +16,19 @@ use crate::reach::Reach;
 use crate::render::Output;
 use cadastre_api::{IPAMBlock, IPPool, NodeSubnet};
 
-/// Changes come in crowds: what follows within this time is shown together.
+/// Changes often come in bursts: those within this time of each other are shown together.
 const CALM: Duration = Duration::from_millis(300);
 
-/// One tick a change; an error ends the watch.
+/// One item for each change; an error ends the watch.
 type Ticks = Pin<Box<dyn Stream<Item = Result<(), String>> + Send>>;
 
-/// Follows all kinds that are shown.
+/// Watches all kinds of objects that are shown.
 pub(super) struct Watch {
     ticks: SelectAll<Ticks>,
 }
 
 impl Watch {
-    /// Begins to follow.
+    /// Starts the watches.
     pub(super) fn start(reach: &Reach) -> Self {
         let client = &reach.client;
         let kinds = [
@@ -43,14 +43,14 @@ impl Watch {
         }
     }
 
-    /// Waits for a change, and until the crowd of changes is over.
+    /// Waits for a change, and then for the end of the burst.
     pub(super) async fn changed(&mut self) -> anyhow::Result<()> {
         match self.ticks.next().await {
             Some(Ok(())) => {}
             Some(Err(why)) => bail!("the watch has ended: {why}"),
             None => bail!("the watch has ended"),
         }
-        // Under a steady flow of changes it is shown all the same.
+        // A steady flow of changes must not keep the result from being shown.
         let most = tokio::time::sleep(CALM * 5);
         tokio::pin!(most);
         loop {
@@ -65,7 +65,7 @@ impl Watch {
         }
     }
 
-    /// Empties a terminal before it is shown anew.
+    /// Clears the terminal before the result is shown again.
     pub(super) fn clear(output: Output) {
         let mut out = std::io::stdout();
         if out.is_terminal() && matches!(output, Output::Table | Output::Wide) {
@@ -81,7 +81,7 @@ where
     let events = watcher(api, watcher::Config::default());
     let ticks = events.filter_map(|event| async {
         match event {
-            // A list that begins anew may hold anything.
+            // After a new list anything may have changed.
             Ok(watcher::Event::Apply(_) | watcher::Event::Delete(_) | watcher::Event::InitDone) => {
                 Some(Ok(()))
             }

@@ -1,4 +1,4 @@
-//! Whether Cadastre itself lives, by what is told of it.
+//! Tests of how the health of Cadastre itself is reported.
 
 use serde_json::json;
 
@@ -13,7 +13,7 @@ fn health(cluster: &Cluster, part: &str) -> (Health, String) {
     part.map(|it| (it.health, it.says)).unwrap()
 }
 
-/// A cluster whose agents are pods, on `a` and `b`.
+/// A cluster whose agents and controllers are pods, on `a` and `b`.
 fn of_pods() -> Cluster {
     let mut cluster = Cluster::new();
     for node in ["a", "b"] {
@@ -45,7 +45,7 @@ fn who_does_not_lead_is_told() {
     assert_eq!(cluster.codes(), ["NoLeader controller"]);
     cluster.lists.leases = Ok(Vec::new());
     assert_eq!(cluster.codes(), ["NoLeader controller"]);
-    // Who may not read it is told that, and nothing else.
+    // A user who may not read leases is told so, and nothing else.
     cluster.lists.leases = Err("no right".to_owned());
     assert_eq!(cluster.codes(), ["NotReadable controller"]);
     assert_eq!(health(&cluster, "leader").0, Health::Unknown);
@@ -86,7 +86,7 @@ fn an_agent_that_is_gone_is_not_shown_as_running() {
     cluster.part("agent", "b", false);
     assert_eq!(cluster.codes(), ["AgentDown node b"]);
     assert_eq!(agents(&cluster), ["0.1.0", "0.1.0 (not ready)"]);
-    // All are gone, and what they said is still there.
+    // All agents are gone, but their statuses are still there.
     cluster.lists.parts = Ok(Vec::new());
     assert_eq!(agents(&cluster), ["0.1.0 (no pod)", "0.1.0 (no pod)"]);
     assert_eq!(health(&cluster, "agents").0, Health::Unknown);
@@ -94,7 +94,7 @@ fn an_agent_that_is_gone_is_not_shown_as_running() {
 
 #[test]
 fn a_rollout_is_no_fault() {
-    // Of Cadastre: its pods are young, and old ones go.
+    // A rollout of Cadastre: its pods are young, and old ones are being deleted.
     let mut cluster = of_pods();
     for part in cluster.lists.parts.as_mut().unwrap() {
         part.metadata.creation_timestamp =
@@ -102,7 +102,7 @@ fn a_rollout_is_no_fault() {
         part.status = None;
     }
     assert_eq!(cluster.codes(), Vec::<String>::new());
-    // The old ones are told to end: others are about to take their place, unless they do not come.
+    // The old pods are being deleted: others are about to replace them, unless they do not come in time.
     for (grace_ends, codes) in [
         ("2026-11-21T12:00:30Z", vec![]),
         ("2026-11-21T11:59:30Z", vec![]),
@@ -121,7 +121,7 @@ fn a_rollout_is_no_fault() {
         }
         assert_eq!(cluster.codes(), codes, "{grace_ends}");
     }
-    // One controller alone leads no more before the next one does.
+    // A single controller stops leading before the next one starts.
     for (created, codes) in [
         ("11:59:30", vec![]),
         ("11:30:00", vec!["NoLeader controller"]),
@@ -136,7 +136,7 @@ fn a_rollout_is_no_fault() {
         }
         assert_eq!(cluster.codes(), codes, "{created}");
     }
-    // Of others: as many pods as before, with other addresses, since the node's list was written.
+    // A rollout of other workloads: as many pods as before, with other addresses, since the list was written.
     let mut cluster = Cluster::new();
     cluster.lists.addresses[0].spec["asOf"] = json!("2026-11-21T11:00:00Z");
     cluster.lists.pods.clear();
@@ -149,7 +149,7 @@ fn a_rollout_is_no_fault() {
     assert_eq!(cluster.codes(), Vec::<String>::new());
     created(&mut cluster, "2026-11-21T10:00:00Z");
     assert_eq!(cluster.codes(), ["NotRecorded address 10.0.0.2"]);
-    // It is being deleted: its node has freed the address, and the API server does not know yet.
+    // The pod is being deleted: its node has released the address, but the API server does not know yet.
     let pod = cluster.lists.pods.last_mut().unwrap();
     pod.metadata.deletion_timestamp = serde_json::from_value(json!("2026-11-21T11:59:30Z")).ok();
     assert_eq!(cluster.codes(), Vec::<String>::new());
@@ -227,7 +227,7 @@ fn another_s_network_on_a_node_is_told_until_its_agent_says_otherwise() {
     says(&mut cluster, 1, "True", "x");
     assert_eq!(cluster.codes(), ["ServedByOthers agents"]);
     says(&mut cluster, 0, "False", "ours");
-    // An earlier Node of the name is not this one.
+    // An earlier Node of the same name is another node.
     cluster.lists.subnets[1].status["nodeUID"] = json!("earlier");
     assert!(
         !cluster
@@ -243,7 +243,7 @@ fn pods_outside_every_pool_are_counted_where_the_agent_is_to_configure_the_runti
         cluster.pod(&format!("shop/old-{n}"), "a", &[&format!("10.9.0.{n}")]);
     }
     cluster.pod("shop/other-node", "b", &["10.9.1.1"]);
-    // Mode secondary, and networks of users' own: others have the pods by design.
+    // In mode secondary, and in networks of the user's own, pods of other networks are there by design.
     assert_eq!(cluster.codes(), Vec::<String>::new());
     cluster.configures("a");
     let report = cluster.check();
@@ -256,7 +256,7 @@ fn pods_outside_every_pool_are_counted_where_the_agent_is_to_configure_the_runti
             finding.message
         );
     }
-    // What ended, goes, or has its node's address, and what lies in a block of a range that was taken out.
+    // Pods that ended, are being deleted or use the host network do not count, nor do blocks outside all pools.
     let pods = &mut cluster.lists.pods;
     let old = |n: &str, pods: &[cadastre_api::PodLite]| {
         let name = format!("old-{n}");
@@ -274,7 +274,7 @@ fn pods_outside_every_pool_are_counted_where_the_agent_is_to_configure_the_runti
     cluster.lists.pods.truncate(three);
     cluster.block("10.9.0.0/28", "p", "a");
     assert!(!cluster.codes().contains(&"PodsOutside pods".to_owned()));
-    // Mode podCIDRs: no agents.
+    // In mode podCIDRs there are no agents.
     let mut cluster = Cluster::new();
     cluster.pod("shop/old", "a", &["10.9.0.1"]);
     assert_eq!(cluster.codes(), Vec::<String>::new());

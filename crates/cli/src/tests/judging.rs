@@ -1,4 +1,4 @@
-//! What is found wrong, and what may be released and drained.
+//! Tests of what is found wrong, and what may be released and drained.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use crate::release::intersection;
 use crate::{drain, release};
 use cadastre_api::MIRROR_ANNOTATION;
 
-/// The first fields of the entry of pod shop/cart.
+/// The beginning of the list entry of the pod shop/cart.
 const CART: &str = "10.0.0.1 cbr0/0123456789-shop/cart eth0";
 
 #[test]
@@ -18,7 +18,7 @@ fn a_cluster_that_is_well_has_no_findings() {
     assert_eq!(Cluster::new().codes(), Vec::<String>::new());
 }
 
-/// What is planted, how, and the code and object of what is found.
+/// The description of a fault, a function that causes it, and the code and object of the finding.
 type Fault = (&'static str, fn(&mut Cluster), &'static str);
 
 #[test]
@@ -181,7 +181,7 @@ fn only_what_is_leaked_is_released() {
         (target.node.as_str(), target.uid.as_str()),
         ("a", "pod-shop/cart")
     );
-    // Somebody else has it by now.
+    // Another pod has the address by now.
     cluster.pod("shop/new", "b", &["10.0.0.1"]);
     assert!(
         judge(&cluster, "10.0.0.1", true)
@@ -193,7 +193,7 @@ fn only_what_is_leaked_is_released() {
     cluster.listed(&format!("{CART} another shop/cart {SINCE}"));
     let other = release::judge(addr("10.0.0.1"), Some(&leak), true, &cluster.inventory());
     assert!(other.unwrap_err().why.contains("not what the report says"));
-    // Just given, or said by the agent of an earlier node: only by force.
+    // If it was just assigned, or the agent of an earlier node reports it, --force is required.
     cluster.listed(&format!("{CART} another shop/cart 2026-11-21T11:59:30Z"));
     assert!(
         judge(&cluster, "10.0.0.1", false)
@@ -223,7 +223,7 @@ fn only_what_is_leaked_is_released() {
         text.as_deref(),
         Some("10.0.0.1=container:cbr0/0123456789-shop/cart")
     );
-    // Another container has it by now.
+    // Another container has the address by now.
     cluster.listed(&format!("10.0.0.1 cbr0/other eth0 - shop/cart {SINCE}"));
     let inventory = cluster.inventory();
     let wanted = release::wanted(&inventory.subnets["a"], &[target]);
@@ -243,7 +243,7 @@ fn what_an_earlier_sandbox_of_a_living_pod_had_is_told_and_waited_for() {
         |cluster: &Cluster| release::judge(addr("10.0.0.1"), None, false, &cluster.inventory());
     let target = judge(&cluster).unwrap();
     assert!(target.superseded);
-    // Without the pod it is a leak like others.
+    // Without the pod it is an ordinary leak.
     cluster.lists.pods.clear();
     assert!(
         cluster.codes().is_empty(),
@@ -256,7 +256,7 @@ fn what_an_earlier_sandbox_of_a_living_pod_had_is_told_and_waited_for() {
 
 #[test]
 fn what_a_list_of_minutes_ago_says_is_no_fault() {
-    // A pod has started since, and so has one in the place of another.
+    // A pod has started since the list was made, and so has one in place of another.
     let mut cluster = Cluster::new();
     cluster.pod("shop/young", "a", &["10.0.0.2"]);
     let young = cluster.lists.pods.last_mut().unwrap();
@@ -267,7 +267,7 @@ fn what_a_list_of_minutes_ago_says_is_no_fault() {
     assert_eq!(cluster.codes(), ["NotRecorded address 10.0.0.2"]);
     cluster.lists.subnets[0].status["blocks"][0]["used"] = json!(2);
     assert!(cluster.codes().is_empty(), "the counts are newer");
-    // The block has gone to another node since, with the address.
+    // The block, with the address, belongs to another node by now.
     let mut cluster = Cluster::new();
     cluster.lists.subnets[0].status["blocks"] = json!([]);
     cluster.lists.subnets[0].spec["blocks"] = json!([]);

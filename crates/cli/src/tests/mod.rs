@@ -1,4 +1,4 @@
-//! The verbs on inventories made by hand.
+//! Tests of the verbs on inventories made by hand.
 
 mod alive;
 mod judging;
@@ -71,7 +71,7 @@ impl Cluster {
         cluster
     }
 
-    /// Who leads, and since when nobody has heard of it.
+    /// Sets the leader and the time of its last renewal.
     pub(crate) fn leader(&mut self, holder: &str, renewed: &str) {
         let lease = json!({
             "metadata": {"namespace": "kube-system", "name": "cadastre-controller"},
@@ -80,7 +80,7 @@ impl Cluster {
         self.lists.leases = Ok(vec![serde_json::from_value(lease).unwrap()]);
     }
 
-    /// A pod of Cadastre, half an hour old.
+    /// Adds a pod of Cadastre that is half an hour old.
     pub(crate) fn part(&mut self, component: &str, node: &str, ready: bool) {
         let pod = json!({
             "metadata": {
@@ -94,7 +94,7 @@ impl Cluster {
         parts.push(serde_json::from_value(pod).unwrap());
     }
 
-    /// The agent of that node is to write the runtime's configuration.
+    /// Lets the agent of a node write the runtime's configuration.
     pub(crate) fn configures(&mut self, node: &str) {
         let parts = self.lists.parts.as_mut().unwrap();
         let name = format!("agent-{node}");
@@ -203,14 +203,14 @@ impl Cluster {
             .push(serde_json::from_value(subnet).unwrap());
     }
 
-    /// The agent of that node does not see the pod that it gave the address to.
+    /// Lets the agent of a node report that the pod of an address is gone.
     pub(crate) fn orphan(&mut self, node: &str, at: &str, uid: &str) {
         let named = |it: &&mut NodeSubnetLite| it.metadata.name.as_deref() == Some(node);
         let subnet = self.lists.subnets.iter_mut().find(named).unwrap();
         subnet.status["orphans"] = json!([{"address": at, "podUID": uid}]);
     }
 
-    /// The list of node `a` has this entry and no other.
+    /// Makes this entry the only one in the list of node `a`.
     pub(crate) fn listed(&mut self, entry: &str) {
         self.lists.addresses[0].spec["addresses"] = json!([entry]);
     }

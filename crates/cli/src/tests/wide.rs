@@ -9,7 +9,7 @@ use crate::render::Report as _;
 use crate::status::status;
 use crate::{explain, show};
 
-/// Blocks of /48, two of node `a` and one of `b`, of which agents say that count.
+/// Blocks of /48, two of node `a` and one of `b`, for each of which agents report these counts.
 fn cluster(used: i64, cooling: i64, free: i64) -> Cluster {
     let mut cluster = Cluster::empty();
     let spec = json!({
