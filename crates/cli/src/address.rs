@@ -58,24 +58,24 @@ impl State {
     pub(crate) fn words(self) -> &'static str {
         match self {
             State::InUse => "in use",
-            State::WithoutPod => "in use by the agent's word, but its pod is gone or has ended",
+            State::WithoutPod => "in use according to the agent, but its pod is gone or has ended",
             State::Superseded => {
-                "held for an earlier sandbox of a pod that has a newer one: free when that is gone"
+                "assigned to an earlier sandbox of a pod that has a newer one: released when the earlier one is gone"
             }
             State::InUseByOther => "in use by something that is no pod",
-            State::ReportedByPod => "reported by a pod, and by no agent",
-            State::Duplicate => "DUPLICATE: more than one has it",
+            State::ReportedByPod => "reported by a pod, but by no agent",
+            State::Duplicate => "DUPLICATE: in use more than once",
             State::NodeAddress => "an address of a node itself",
             State::Service => "in the service range",
             State::Quarantine => "in quarantine: the node that had it is gone",
-            State::Reserved => "reserved: never given out",
-            State::OnRequest => "reserved: given only to a pod that asks for it",
-            State::Gateway => "the gateway of its block: given to no pod",
-            State::Network => "the network address of its block: given to no pod",
-            State::Broadcast => "the broadcast address of its block: given to no pod",
-            State::Free => "free in a node's block, or cooling",
+            State::Reserved => "reserved: never assigned",
+            State::OnRequest => "reserved: assigned only to a pod that asks for it",
+            State::Gateway => "the gateway of its block: never assigned",
+            State::Network => "the network address of its block: never assigned",
+            State::Broadcast => "the broadcast address of its block: never assigned",
+            State::Free => "free in a node's block, or in cooldown",
             State::InPodCidr => "in a node's podCIDR; nothing reports it",
-            State::NotCarved => "in a pool, given to no node",
+            State::NotCarved => "in a pool, not allocated to a node",
             State::Outside => "outside of every pool",
         }
     }

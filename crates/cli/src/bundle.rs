@@ -58,7 +58,7 @@ pub async fn exec(args: &Args, _: &Flags, reach: &Reach) -> anyhow::Result<Verdi
         .unwrap_or_else(|| format!("cadastre-support-{stamp}").into());
     fs::create_dir(&dir).with_context(|| {
         format!(
-            "{} cannot be made: give another --dir, which must not exist yet",
+            "cannot create {}: choose another --dir, which must not exist yet",
             dir.display()
         )
     })?;
@@ -78,7 +78,7 @@ pub async fn exec(args: &Args, _: &Flags, reach: &Reach) -> anyhow::Result<Verdi
     write!(out, "{}", inert::lines(&readme))?;
     writeln!(
         out,
-        "\nIt is in {}. Look at it before you send it: it names nodes, pods and addresses.",
+        "\nIt is in {}. Review it before you send it: it contains names of nodes and pods, and addresses.",
         dir.display()
     )?;
     Ok(Verdict::Clean)

@@ -237,7 +237,7 @@ pub async fn exec(args: &Args) -> anyhow::Result<Verdict> {
     };
     let mut out = std::io::stdout().lock();
     out.write_all(text.as_bytes())
-        .context("nobody reads the words")?;
+        .context("cannot write the completions")?;
     Ok(Verdict::Clean)
 }
 

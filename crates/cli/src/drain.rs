@@ -216,7 +216,7 @@ async fn ask(
     for _ in 0..TRIES {
         let subnet = reach.subnet(node).await?;
         let subnet =
-            subnet.with_context(|| format!("NodeSubnet {node} is gone: its node has left"))?;
+            subnet.with_context(|| format!("NodeSubnet {node} is gone: its node was deleted"))?;
         let subnet = SubnetFact::read(&subnet, None);
         let mut requests = subnet.requests.clone();
         change(&mut requests.drain);
@@ -284,7 +284,7 @@ pub(crate) async fn exec_drain(
                 },
                 why: match used {
                     0 => "it is empty".to_owned(),
-                    used => format!("{used} in use keep it until their pods go"),
+                    used => format!("it returns when its {used} addresses in use are released"),
                 },
             });
         }
@@ -331,7 +331,10 @@ async fn wait(report: &mut DrainReport, limit: Duration, reach: &Reach) -> anyho
             open += 1;
             let words = subnet.iter().flat_map(|subnet| &subnet.blocks);
             if let Some(word) = words.into_iter().find(|word| word.cidr == text) {
-                it.why = format!("{} in use and {} cooling keep it", word.used, word.cooling);
+                it.why = format!(
+                    "it still has {} addresses in use and {} in cooldown",
+                    word.used, word.cooling
+                );
             }
         }
         if open == 0 || start.elapsed() >= limit {
@@ -357,8 +360,8 @@ pub(crate) async fn exec_undrain(
     let mut by_node: BTreeMap<String, BTreeSet<Cidr>> = BTreeMap::new();
     if let Some(name) = &args.node {
         let subnet = inventory.subnets.get(name.as_str());
-        let subnet =
-            subnet.with_context(|| format!("node {name} has no NodeSubnet: it holds nothing"))?;
+        let subnet = subnet
+            .with_context(|| format!("node {name} has no NodeSubnet, so it has no blocks"))?;
         by_node.insert(name.clone(), subnet.requests.drain.clone());
     }
     for cidr in &args.blocks {
@@ -370,7 +373,7 @@ pub(crate) async fn exec_undrain(
                 block: *cidr,
                 node: String::new(),
                 state: State::Refused,
-                why: "nobody asked to drain it".to_owned(),
+                why: "there is no request to drain it".to_owned(),
             }),
         }
     }
@@ -410,7 +413,7 @@ impl Report for DrainReport {
         }
         table.text(
             style,
-            "There is no block to drain: of each pool a node keeps one, unless pods of other nodes wait for that pool.",
+            "There is no block to drain: a node keeps one block of each pool, unless pods on other nodes wait for that pool.",
         )
     }
 }

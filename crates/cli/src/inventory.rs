@@ -257,7 +257,7 @@ impl Inventory {
         ranges
     }
 
-    /// Finds a pod by its UID, or by that of the static pod it mirrors.
+    /// Finds a pod by its UID, with or without dashes.
     pub(crate) fn pod_by_uid(&self, uid: &str) -> Option<&PodFact> {
         Some(&self.pods[*self.by_uid.get(&PodUid::read(uid))?])
     }

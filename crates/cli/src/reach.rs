@@ -240,7 +240,7 @@ impl Reach {
         match self.call(api.patch(name, &params, &patch)).await {
             Ok(_) => Ok(Written::Done),
             Err(Trouble::Api(409, _)) => Ok(Written::Changed),
-            Err(Trouble::Api(404, _)) => bail!("NodeSubnet {name} is gone: its node has left"),
+            Err(Trouble::Api(404, _)) => bail!("NodeSubnet {name} is gone: its node was deleted"),
             Err(Trouble::Api(403, why)) => bail!(
                 "no right to patch nodesubnets.cadastre.dev: {why}: ask for the verb \"patch\" on it"
             ),
@@ -283,14 +283,16 @@ impl Trouble {
                 "the cluster has no {what}: install the CustomResourceDefinitions (cadastre crd | kubectl apply --server-side -f -), or choose another cluster with --context"
             ),
             Trouble::Api(401, why) => anyhow!(
-                "the API server does not know who asks ({why}): renew the credentials of this context"
+                "the API server rejected the credentials ({why}): renew the credentials of this context"
             ),
             Trouble::Api(403, why) => anyhow!(
                 "no right to read {what} ({why}): ask for the verbs \"get\" and \"list\" on it"
             ),
-            Trouble::Api(code, why) => anyhow!("the API server refuses {what} with {code}: {why}"),
+            Trouble::Api(code, why) => {
+                anyhow!("the API server rejected the request for {what} with {code}: {why}")
+            }
             Trouble::Slow(limit) => anyhow!(
-                "the API server did not answer about {what} within {} s: try again, or give it longer with --request-timeout",
+                "the API server did not answer about {what} within {} s: try again, or allow more time with --request-timeout",
                 limit.as_secs()
             ),
             Trouble::Other(why) => anyhow!(

@@ -174,10 +174,10 @@ pub fn judge(
     let Some(held) = all.iter().find(of_report) else {
         let why = match all.first() {
             Some(other) => format!(
-                "it is not what the report says: node {} holds it for pod {} now",
+                "it is not what the report says: node {} has it assigned to pod {} now",
                 other.node, other.allocation.pod
             ),
-            None => "no node holds it by the nodes' lists, which are written every few minutes: there is nothing to release".to_owned(),
+            None => "no node lists it as in use (the lists are published every few minutes): there is nothing to release".to_owned(),
         };
         return Err(refused(all.first().copied(), why));
     };
@@ -204,7 +204,7 @@ pub fn judge(
     if young && !force {
         return Err(refused(
             Some(held),
-            "it was given less than a minute ago, its pod may not show yet: wait, or give --force"
+            "it was assigned less than a minute ago, and its pod may not report it yet: wait, or use --force"
                 .to_owned(),
         ));
     }
@@ -212,7 +212,7 @@ pub fn judge(
         return Err(refused(
             Some(held),
             format!(
-                "the agent of {} has said nothing since the Node was made anew, so it may not act: see that it runs, or give --force",
+                "the agent of {} has not reported since the Node was created again, so it may not act: check that it runs, or use --force",
                 held.node
             ),
         ));
@@ -231,7 +231,7 @@ pub fn judge(
 fn no_pod(addr: Addr, held: &Held) -> String {
     let id = held.allocation.handle.split_once('/').map_or("", |it| it.1);
     format!(
-        "it belongs to no pod, so only node {} can say that its container is gone, and it has not. See on that node that container {id} does not run (crictl ps -a, podman ps -a, ip netns) and that nothing answers at {addr} (ping, ip neigh); then give --force",
+        "it belongs to no pod, so only node {} can prove that its container is gone, and it has not. Check on that node that container {id} does not run (crictl ps -a, podman ps -a, ip netns) and that nothing answers at {addr} (ping, ip neigh); then use --force",
         held.node
     )
 }
@@ -264,7 +264,7 @@ async fn ask(node: &str, targets: &[Target], reach: &Reach) -> anyhow::Result<()
     for _ in 0..TRIES {
         let subnet = reach.subnet(node).await?;
         let subnet =
-            subnet.with_context(|| format!("NodeSubnet {node} is gone: its node has left"))?;
+            subnet.with_context(|| format!("NodeSubnet {node} is gone: its node was deleted"))?;
         let subnet = SubnetFact::read(&subnet, reach.addresses(node).await?.as_ref());
         let still: Vec<Target> = targets
             .iter()
@@ -290,13 +290,13 @@ async fn ask(node: &str, targets: &[Target], reach: &Reach) -> anyhow::Result<()
 fn remains(target: &Target, subnet: &SubnetFact) -> String {
     if target.container_gone.is_some() {
         return format!(
-            "the agent of {} keeps it: it sees the container (crictl pods, its network namespace) or, by a fresh list, the pod; or the agent is down. The request stays",
+            "the agent of {} keeps it: it sees the container (crictl pods, its network namespace), or a new list still has the pod; or the agent is down. The request stays",
             target.node
         );
     }
     if target.superseded {
         return format!(
-            "an earlier sandbox of its pod had it, and that is still there by its node (crictl pods on {}), or the agent is down; it goes by itself then. If the agent can see neither the runtime (--cri-socket) nor /var/run/netns, see that the sandbox is gone and give --force",
+            "it belongs to an earlier sandbox of its pod, which still exists on its node (crictl pods on {}), or the agent is down; it is released once that is resolved. If the agent can see neither the runtime (--cri-socket) nor /var/run/netns, make sure that the sandbox is gone and use --force",
             target.node
         );
     }
@@ -305,11 +305,11 @@ fn remains(target: &Target, subnet: &SubnetFact) -> String {
     let named = suspects.is_ok_and(|it| it.iter().any(|suspect| suspect.address == address));
     if named {
         format!(
-            "the agent of {} keeps it: the pod's sandbox is still there (crictl pods on {}), or the agent is down; it goes by itself then. If the agent can see neither the runtime (--cri-socket) nor /var/run/netns, see that the sandbox is gone and give --force",
+            "the agent of {} keeps it: the pod's sandbox is still there (crictl pods on {}), or the agent is down; it is released once that is resolved. If the agent can see neither the runtime (--cri-socket) nor /var/run/netns, make sure that the sandbox is gone and use --force",
             target.node, target.node
         )
     } else {
-        "the controller has not passed it on: see that one leads (kubectl get lease -A | grep cadastre); the request stays".to_owned()
+        "the controller has not passed the request on: check that one leads (kubectl get lease -A | grep cadastre); the request stays".to_owned()
     }
 }
 
@@ -347,7 +347,7 @@ fn read_reports(paths: &[PathBuf]) -> anyhow::Result<Vec<CheckReport>> {
         let text =
             std::fs::read_to_string(path).with_context(|| format!("{shown} cannot be read"))?;
         serde_json::from_str(&text).with_context(|| {
-            format!("{shown} is no report: make one with kubectl cadastre check -o json")
+            format!("{shown} is not a report: create one with kubectl cadastre check -o json")
         })
     };
     paths.iter().map(read).collect()

@@ -88,12 +88,15 @@ fn leader(inventory: &Inventory) -> (Health, String) {
     };
     let ago = age(lease.renewed, inventory.now);
     match (lease.holder.as_str(), lease.is_stale(inventory.now)) {
-        ("", _) => (Health::Bad, "nobody leads".to_owned()),
+        ("", _) => (Health::Bad, "no controller leads".to_owned()),
         (holder, true) => (
             Health::Bad,
-            format!("{holder} led, and was last heard of {ago} ago"),
+            format!("{holder} led, but last renewed its Lease {ago} ago"),
         ),
-        (holder, false) => (Health::Ok, format!("{holder} leads, heard of {ago} ago")),
+        (holder, false) => (
+            Health::Ok,
+            format!("{holder} leads, renewed its Lease {ago} ago"),
+        ),
     }
 }
 
@@ -125,7 +128,7 @@ fn agents(inventory: &Inventory) -> (Health, String) {
         let of = some(&others, 4);
         let _ = write!(
             says,
-            "; another's network has the pods of {of} (check says why)"
+            "; another network has the pods of {of} (see kubectl cadastre check)"
         );
     }
     (health, says)
@@ -144,7 +147,7 @@ fn agent_pods(inventory: &Inventory) -> (Health, String) {
             of => (
                 Health::Unknown,
                 format!(
-                    "those of {} have spoken, and none is a pod of the chart now",
+                    "those of {} have reported, but none is a pod of the chart now",
                     count(of, "node")
                 ),
             ),
@@ -173,7 +176,7 @@ fn pools(inventory: &Inventory) -> (Health, String) {
     if all.is_empty() {
         return (
             Health::Bad,
-            "there is none: nobody gets an address".to_owned(),
+            "there is none: no pod gets an address".to_owned(),
         );
     }
     let named = |which: &dyn Fn(&PoolState) -> bool| -> Vec<&str> {
@@ -184,7 +187,11 @@ fn pools(inventory: &Inventory) -> (Health, String) {
     let full = named(&|it| it.is_serving() && is_full(it, inventory));
     let nobody = named(&|it| it.is_serving() && it.selects_none(&inventory.world));
     let mut says = format!("{} of {} serve", all.len() - idle.len(), all.len());
-    for (what, which) in [("not", &idle), ("full", &full), ("for no node", &nobody)] {
+    for (what, which) in [
+        ("not serving", &idle),
+        ("exhausted", &full),
+        ("for no node", &nobody),
+    ] {
         if !which.is_empty() {
             let _ = write!(says, "; {what}: {}", some(which, 4));
         }
@@ -216,7 +223,7 @@ fn nodes(inventory: &Inventory) -> (Health, String) {
 
 impl Report for StatusReport {
     fn text(&self, style: &Style) -> String {
-        let mut table = Columns::new(&["PART", "HEALTH", "WHAT IS SO"]);
+        let mut table = Columns::new(&["PART", "HEALTH", "DETAILS"]);
         for part in &self.parts {
             let health = format!("{:?}", part.health).to_lowercase();
             table.row([part.part.to_owned(), health, part.says.clone()]);

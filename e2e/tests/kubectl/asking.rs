@@ -84,7 +84,7 @@ async fn a_drain_is_asked_for_and_taken_back() {
     assert_eq!(annotation().await, None);
     let again = run(cluster, &["undrain", &blocks[0]]).await;
     assert!(
-        again.code == 2 && again.out.contains("nobody asked"),
+        again.code == 2 && again.out.contains("there is no request"),
         "{again:?}"
     );
 
@@ -106,7 +106,10 @@ async fn a_drain_is_asked_for_and_taken_back() {
     // One in use stays until its pod goes, and gives nothing new meanwhile.
     agents.allocate("roomy-1", "roomy", "cart").await.unwrap();
     let kept = run(cluster, &["drain", &left[0], "--wait", "--timeout", "1"]).await;
-    assert!(kept.code == 2 && kept.out.contains("keep it"), "{kept:?}");
+    assert!(
+        kept.code == 2 && kept.out.contains("addresses in use"),
+        "{kept:?}"
+    );
     agents.free("roomy-1", "cart").unwrap();
     agents.warm_up("roomy-1").unwrap();
     hand.block_gone(&left[0]).await.unwrap();

@@ -230,7 +230,7 @@ async fn another_network(cluster: &ControlPlane, hand: &Hand) {
     let params = PostParams::default();
     hand.pods.create(&params, &agent.unwrap()).await.unwrap();
     let found = run(cluster, &["check", "--settle", "0"]).await;
-    let told = "1 pod on nodes whose agent is to configure the runtime, with an address that is in no pool: default/other on n2 (10.9.0.2)";
+    let told = "1 pod on nodes whose agent writes the CNI configuration, with an address that is in no pool: default/other on n2 (10.9.0.2)";
     assert!(
         found.out.contains("10-kindnet.conflist is there"),
         "{found:?}"
@@ -249,7 +249,7 @@ async fn refusals(cluster: &ControlPlane) {
             "lives on n1: delete the pod instead",
         ),
         (vec!["release", "10.70.0.1", "--force"], "lives on n1"),
-        (vec!["release", "10.70.0.9"], "no node holds it"),
+        (vec!["release", "10.70.0.9"], "no node lists it as in use"),
     ] {
         let ran = run(cluster, &args).await;
         assert!(
@@ -321,7 +321,7 @@ async fn leak_is_released(
     assert_eq!(left.unwrap(), None);
     let again = run(cluster, &["release", "--report", report]).await;
     assert!(
-        again.code == 2 && again.out.contains("no node holds it"),
+        again.code == 2 && again.out.contains("no node lists it as in use"),
         "{again:?}"
     );
 }

@@ -109,7 +109,7 @@ async fn what_plan_says_of_new_nodes_is_what_then_happens() {
     std::fs::write(&file, wrong.to_string()).unwrap();
     let refused = run(cluster, &["plan", "--pool-change", file.to_str().unwrap()]).await;
     assert!(
-        refused.code == 2 && refused.out.contains("The API server would refuse it"),
+        refused.code == 2 && refused.out.contains("The API server would reject it"),
         "{refused:?}"
     );
     // The pool is full: those whose blocks would go would find no others.

@@ -98,7 +98,7 @@ async fn a_cluster_that_is_well_is_shown_as_it_is() {
     assert_eq!(check.code, 0, "{check:?}");
     let status = ok(cluster, &["status"]).await;
     assert!(
-        status.contains("leads, heard of") && status.contains("3 nodes, none waits"),
+        status.contains("leads, renewed its Lease") && status.contains("3 nodes, none waits"),
         "{status}"
     );
 

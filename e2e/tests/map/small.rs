@@ -43,7 +43,7 @@ pub(crate) async fn a_small_cluster_is_shown_searched_and_walked_through() {
         .unwrap();
     let mut page = Page::open(&stage.cluster).await;
     page.says("#pool", "cidrs").await;
-    page.says("#figures", "blocks held").await;
+    page.says("#figures", "blocks allocated").await;
     page.says("#legend", "Reserved").await;
     assert_eq!(
         (page.view().await.as_str(), page.cells().await),
@@ -109,7 +109,7 @@ pub(crate) async fn a_small_cluster_is_shown_searched_and_walked_through() {
     page.browser.press(&["/"]).await.unwrap();
     page.browser.type_text("cidrs-2").await.unwrap();
     page.browser.press(&["Enter"]).await.unwrap();
-    page.says("#trouble", "Nothing of that name").await;
+    page.says("#trouble", "Nothing found with this name").await;
     page.browser.press(&["Escape", "r"]).await.unwrap();
     page.ready().await;
     page.browser.press(&["/"]).await.unwrap();

@@ -91,10 +91,10 @@ fn untrue(addr: Addr, pod: &PodFact) -> Finding {
         "ForeignAddress",
         format!("address {addr}"),
         format!(
-            "mirror pod {} says that it uses it, and it is in a range that {on} never had: it does not count, as only the kubelet of {on} says so",
+            "mirror pod {} reports it, but it is in a range that {on} never had: this is ignored, as only the kubelet of {on} reports it",
             pod.name
         ),
-        format!("look at that kubelet, and at the static pods of {on}"),
+        format!("check that kubelet and the static pods of {on}"),
     )
 }
 
@@ -127,7 +127,7 @@ fn duplicate(
     let nodes = if agents.len() > 1 {
         let agents: Vec<&str> = agents.into_iter().collect();
         format!(
-            "; agents of {} nodes hold it: {}",
+            "; agents of {} nodes report it in use: {}",
             agents.len(),
             some(&agents, 4)
         )
@@ -138,7 +138,7 @@ fn duplicate(
         Severity::Critical,
         "DuplicateAddress",
         format!("address {addr}"),
-        format!("{} have it{nodes}", some(&users, 4)),
+        format!("{} use it{nodes}", some(&users, 4)),
         "delete all of them but one; they get other addresses".to_owned(),
     ))
 }
@@ -180,8 +180,8 @@ fn leak(
             Severity::Warning,
             LEAKED,
             format!("address {addr}"),
-            format!("node {} holds it for pod {}, which {how}", held.node, allocation.pod),
-            format!("it goes by itself once the controller's grace period is over and the node agrees; at once: kubectl cadastre release {addr}"),
+            format!("node {} still has it assigned to pod {}, which {how}", held.node, allocation.pod),
+            format!("it is released once the controller's grace period is over and the node confirms that the sandbox is gone; to release it now: kubectl cadastre release {addr}"),
         )
     });
 }
@@ -203,11 +203,11 @@ fn superseded(addr: Addr, held: &Held) -> Finding {
         "SupersededAddress",
         format!("address {addr}"),
         format!(
-            "node {} holds it for an earlier sandbox of pod {pod}, which has a newer one",
+            "node {} still has it assigned to an earlier sandbox of pod {pod}, which has a newer one",
             held.node
         ),
         format!(
-            "it goes by itself once that sandbox ({handle}) is gone. If many come, a plugin of the CNI chain fails: kubectl describe pod -n {} says which",
+            "it is released once that sandbox ({handle}) is gone. If this happens often, a plugin of the CNI chain fails: kubectl describe pod -n {} shows which",
             pod.replace('/', " ")
         ),
     )
@@ -239,12 +239,12 @@ fn unrecorded(
         };
         let message = if rests {
             format!(
-                "pod {} on {on} uses it, and the node that had its range is gone: the range rests until the pod goes",
+                "pod {} on {on} uses it, but the node that had its range is gone: the range stays in quarantine until the pod is gone",
                 pod.name
             )
         } else {
             format!(
-                "pod {} on {on} uses it, and no node holds a range with it",
+                "pod {} on {on} uses it, but no node has a range that contains it",
                 pod.name
             )
         };
@@ -266,7 +266,7 @@ fn unrecorded(
             "ForeignAddress",
             object,
             format!("pod {} on {on} uses it, and it is in a range of node {node}", pod.name),
-            format!("delete the pod (kubectl delete pod -n {}), and see that nothing else gives addresses on {on}", pod.name.replace('/', " ")),
+            format!("delete the pod (kubectl delete pod -n {}), and make sure that nothing else assigns addresses on {on}", pod.name.replace('/', " ")),
         ));
     } else if !pod.deleting
         && !is_young(pod, &node, inventory)
@@ -276,8 +276,8 @@ fn unrecorded(
             Severity::Warning,
             "NotRecorded",
             object,
-            format!("pod {} uses it, and the agent of {node} does not know of it", pod.name),
-            format!("see the agent's log on {node}; if it stays so, delete the pod (kubectl delete pod -n {})", pod.name.replace('/', " ")),
+            format!("pod {} uses it, but the agent of {node} does not list it", pod.name),
+            format!("see the agent's log on {node}; if this lasts, delete the pod (kubectl delete pod -n {})", pod.name.replace('/', " ")),
         ));
     }
 }
@@ -308,10 +308,10 @@ fn requests(inventory: &Inventory, findings: &mut Vec<Finding>) {
                 "OldRequest",
                 format!("node {}", subnet.name),
                 format!(
-                    "its NodeSubnet still asks for the release of {}, which it does not hold",
+                    "its NodeSubnet still requests the release of {}, which it does not have in use",
                     some(&gone, 4)
                 ),
-                "nothing: the next kubectl cadastre release takes it out".to_owned(),
+                "nothing to do: the next kubectl cadastre release removes the request".to_owned(),
             ));
         }
         let blocks = inventory.registry.blocks.iter();
@@ -331,10 +331,11 @@ fn requests(inventory: &Inventory, findings: &mut Vec<Finding>) {
                 "OldRequest",
                 format!("node {}", subnet.name),
                 format!(
-                    "its NodeSubnet still asks to drain {}, which it does not have",
+                    "its NodeSubnet still requests to drain {}, which it does not have",
                     some(&gone, 4)
                 ),
-                "nothing: the next kubectl cadastre drain or undrain takes it out".to_owned(),
+                "nothing to do: the next kubectl cadastre drain or undrain removes the request"
+                    .to_owned(),
             ));
         }
     }

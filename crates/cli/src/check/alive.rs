@@ -18,8 +18,8 @@ fn leader(inventory: &Inventory, findings: &mut Vec<Finding>) {
                 Severity::Info,
                 "NotReadable",
                 "controller".to_owned(),
-                format!("whether a controller leads is not known: {why}"),
-                "the ClusterRole cadastre-viewer has all that check reads".to_owned(),
+                format!("cannot find out whether a controller leads: {why}"),
+                "ask for the ClusterRole cadastre-viewer, which may read everything that check needs".to_owned(),
             ));
         }
         Ok(None) => "no controller has led in this cluster: there is no Lease".to_owned(),
@@ -92,7 +92,7 @@ fn agents(inventory: &Inventory, findings: &mut Vec<Finding>) {
             Severity::Warning,
             "AgentDown",
             format!("node {}", node.name),
-            format!("{what}: new pods there wait, but of pools with unknownPods: Serve, and no more blocks come"),
+            format!("{what}: new pods there wait, except those of pools with unknownPods: Serve, and the node gets no more blocks"),
             format!(
                 "see the pod (kubectl get pods -A -l app.kubernetes.io/component=agent --field-selector spec.nodeName={})",
                 node.name

@@ -229,7 +229,7 @@ impl Report for CheckReport {
             ..
         } = self.checked;
         let looked = format!(
-            "Looked at {}, {}, {}, {} in use and {}.\n",
+            "Checked {}, {}, {}, {} in use and {}.\n",
             count(pools, "pool"),
             count(nodes, "node"),
             count(blocks, "block"),

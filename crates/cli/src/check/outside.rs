@@ -28,11 +28,11 @@ fn nodes(inventory: &Inventory, findings: &mut Vec<Finding>) {
         "ServedByOthers",
         "agents".to_owned(),
         format!(
-            "another's CNI configuration has the new pods of {}: {}. The agent of {first} says: {says}",
+            "new pods use another network's CNI configuration on {}: {}. The agent of {first} reports: {says}",
             count(all.len(), "node"),
             some(&names, NAMED)
         ),
-        "the condition ServedByOthers of each NodeSubnet says it of that node".to_owned(),
+        "see the condition ServedByOthers of the NodeSubnet of each of these nodes".to_owned(),
     ));
 }
 
@@ -60,11 +60,11 @@ fn pods(inventory: &Inventory, findings: &mut Vec<Finding>) {
         "PodsOutside",
         "pods".to_owned(),
         format!(
-            "{} on nodes whose agent is to configure the runtime, with an address that is in no pool: {}",
+            "{} on nodes whose agent writes the CNI configuration, with an address that is in no pool: {}",
             count(all.len(), "pod"),
             some(&all, NAMED)
         ),
-        "where ServedByOthers is found, too, another's network gives new pods their addresses: mend that first. These have one of before Cadastre came, or of a range that no pool has any more: delete them, a few at a time, and they come back with one of a pool".to_owned(),
+        "if ServedByOthers is reported, too, another network assigns the addresses of new pods: fix that first. Otherwise these pods are older than Cadastre, or their range was removed from its pool: delete them, a few at a time, so that they are created again with an address of a pool".to_owned(),
     ));
 }
 

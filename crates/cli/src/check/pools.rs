@@ -21,7 +21,7 @@ pub(super) fn check(inventory: &Inventory, findings: &mut Vec<Finding>) {
             Severity::Warning,
             "NoPool",
             "cluster".to_owned(),
-            "there is no IPPool: nobody gets an address".to_owned(),
+            "there is no IPPool: no pod gets an address".to_owned(),
             "create one, or start the controller with --default-pool".to_owned(),
         ));
     }
@@ -38,19 +38,19 @@ fn standing(state: &PoolState, inventory: &Inventory, findings: &mut Vec<Finding
             Severity::Warning,
             "PoolInvalid",
             format!("its spec cannot be used: {why}"),
-            "correct it; what nodes hold of it stays theirs meanwhile",
+            "correct it; nodes keep its ranges meanwhile",
         ),
         Verdict::Overlaps { .. } => tell(
             Severity::Warning,
             "PoolOverlaps",
-            format!("it carves nothing: {}", state.verdict),
-            "until then it serves nobody",
+            format!("it allocates nothing: {}", state.verdict),
+            "until that is resolved it serves no node",
         ),
         Verdict::Starting => tell(
             Severity::Warning,
             "PoolNotStarted",
-            "it has no finalizer yet, so nothing is carved from it".to_owned(),
-            "see that a controller leads (kubectl get lease -A | grep cadastre): it takes a pool up within a second",
+            "it has no finalizer yet, so nothing is allocated from it".to_owned(),
+            "check that a controller leads (kubectl get lease -A | grep cadastre): it adds the finalizer within a second",
         ),
         Verdict::Serving if state.selects_none(&inventory.world) => tell(
             Severity::Info,
@@ -68,7 +68,7 @@ fn standing(state: &PoolState, inventory: &Inventory, findings: &mut Vec<Finding
             Severity::Critical,
             "SecondWriter",
             condition.message.clone(),
-            "two allocators give the same space: turn off the other one before anything else",
+            "two allocators allocate from the same address space: turn off the other one before anything else",
         );
     }
 }
@@ -110,8 +110,8 @@ fn room(state: &PoolState, inventory: &Inventory, findings: &mut Vec<Finding>) {
                 severity,
                 "PoolFull",
                 object.clone(),
-                format!("no free {family} block ({} of {} held, {} in quarantine); {wait}", counted.held, counted.capacity, counted.quarantined),
-                format!("add a CIDR to spec.{field}.cidrs, or see what could be given back: kubectl cadastre explain pool {}", state.name),
+                format!("no free {family} block ({} of {} allocated, {} in quarantine); {wait}", counted.held, counted.capacity, counted.quarantined),
+                format!("add a CIDR to spec.{field}.cidrs, or see which blocks could be released: kubectl cadastre explain pool {}", state.name),
             ));
         } else if counted.capacity > 0 && counted.utilization() >= limit {
             findings.push(Finding::new(
@@ -132,7 +132,7 @@ fn room(state: &PoolState, inventory: &Inventory, findings: &mut Vec<Finding>) {
                 "PoolFullSoon",
                 object.clone(),
                 format!(
-                    "its {family} blocks run out {} if it goes on as lately",
+                    "its {family} blocks will be exhausted {} if growth continues",
                     left(Some(at), inventory.now)
                 ),
                 format!("add a CIDR to spec.{field}.cidrs in time"),
@@ -160,7 +160,7 @@ fn waiting(state: &PoolState, inventory: &Inventory) -> Vec<String> {
         .and_then(|pool| pool.status.as_ref()?.waiting)
         .unwrap_or(0);
     if names.is_empty() && more > 0 {
-        names.push(format!("(by its status {more})"));
+        names.push(format!("({more} according to its status)"));
     }
     names
 }

@@ -70,9 +70,9 @@ fn overlaps(inventory: &Inventory, findings: &mut Vec<Finding>) {
                     whose(*other, theirs, inventory),
                 );
                 let advice = if rests {
-                    "nothing: it is free once the quarantine is over".to_owned()
+                    "nothing to do: it is free once the quarantine is over".to_owned()
                 } else {
-                    "take one of the two nodes away: cordon and drain it, delete the Node, let it register anew; then see who else writes podCIDRs".to_owned()
+                    "replace one of the two nodes: cordon and drain it, delete the Node, let it register again; then find out who else writes podCIDRs".to_owned()
                 };
                 let smaller = if claim.cidr.len() > theirs.cidr.len() {
                     claim.cidr
@@ -123,7 +123,7 @@ fn objects(inventory: &Inventory, findings: &mut Vec<Finding>) {
         let why = match &block.spec {
             Err(why) => Some(format!("its spec cannot be read ({why})")),
             Ok(spec) if *block.name != *block_name(&spec.cidr) => Some(format!(
-                "its name is not that of its CIDR {}, so it locks nothing",
+                "its name does not match its CIDR {}, so it does not lock that range",
                 spec.cidr
             )),
             Ok(_) => None,
@@ -134,7 +134,7 @@ fn objects(inventory: &Inventory, findings: &mut Vec<Finding>) {
                 "UnreadableObject",
                 format!("block object {}", block.name),
                 why,
-                format!("see who wrote it, then delete it (kubectl delete ipamblocks.cadastre.dev {}): the controller makes anew what it needs", block.name),
+                format!("find out who wrote it, then delete it (kubectl delete ipamblocks.cadastre.dev {}): the controller creates the blocks that it needs again", block.name),
             ));
         }
         if let Ok(spec) = &block.spec
@@ -146,8 +146,8 @@ fn objects(inventory: &Inventory, findings: &mut Vec<Finding>) {
                     Severity::Warning,
                     "OwnerlessBlock",
                     format!("block {}", spec.cidr),
-                    format!("it is node {}'s, whose UID {} is gone, and it is not in quarantine", spec.owner.name, spec.owner.uid),
-                    "see that a controller leads (kubectl get lease -A | grep cadastre): it puts such blocks into quarantine".to_owned(),
+                    format!("it belongs to node {} with UID {}, which is gone, but it is not in quarantine", spec.owner.name, spec.owner.uid),
+                    "check that a controller leads (kubectl get lease -A | grep cadastre): it puts such blocks into quarantine".to_owned(),
                 ));
             }
         }
@@ -159,7 +159,7 @@ fn objects(inventory: &Inventory, findings: &mut Vec<Finding>) {
                 "UnreadableObject",
                 format!("nodesubnet {}", subnet.name),
                 format!("its spec cannot be read ({why})"),
-                "see that the CustomResourceDefinitions are of the controller's version (cadastre crd | kubectl apply --server-side -f -)".to_owned(),
+                "check that the CustomResourceDefinitions are of the controller's version (cadastre crd | kubectl apply --server-side -f -)".to_owned(),
             ));
         }
     }
@@ -174,7 +174,7 @@ fn block(entry: &Entry, inventory: &Inventory, findings: &mut Vec<Finding>) {
             "BlockOfNoPool",
             object.clone(),
             format!("its pool \"{}\" is gone", entry.pool),
-            "nothing new is given from it, and it goes when it is empty; create the pool again if it should stay".to_owned(),
+            "no new address is assigned from it, and it is released when it is empty; to keep it, create the pool again".to_owned(),
         ));
     }
     if inventory.world.blocks.get(&name).is_none() {
@@ -183,10 +183,10 @@ fn block(entry: &Entry, inventory: &Inventory, findings: &mut Vec<Finding>) {
             "ListedWithoutObject",
             object,
             format!(
-                "the NodeSubnet of {} lists it, and there is no IPAMBlock {name}",
+                "the NodeSubnet of {} lists it, but there is no IPAMBlock {name}",
                 entry.owner.name
             ),
-            "see that a controller leads: it makes the object anew; somebody must have deleted it"
+            "check that a controller leads: it creates the object again, which somebody must have deleted"
                 .to_owned(),
         ));
         return;
@@ -209,21 +209,21 @@ fn block(entry: &Entry, inventory: &Inventory, findings: &mut Vec<Finding>) {
             "BlockNotListed",
             object,
             format!(
-                "it is node {}'s, and the node's NodeSubnet does not list it: nobody uses it",
+                "it belongs to node {}, but the node's NodeSubnet does not list it, so it is not used",
                 entry.owner.name
             ),
-            "see that a controller leads: it lists such blocks, or takes them back".to_owned(),
+            "check that a controller leads: it lists such blocks, or frees them".to_owned(),
         )),
         Some(_) if inventory.word(entry).is_none() => findings.push(Finding::new(
             Severity::Info,
             "AgentSilent",
             object,
             format!(
-                "node {} has it, and its agent has said nothing of it",
+                "it belongs to node {}, but the node's agent has not reported it",
                 entry.owner.name
             ),
             format!(
-                "see that the agent runs on {} (kubectl get pods -A -o wide | grep {})",
+                "check that the agent runs on {} (kubectl get pods -A -o wide | grep {})",
                 entry.owner.name, entry.owner.name
             ),
         )),
@@ -245,18 +245,18 @@ fn overdue(entry: &Entry, inventory: &Inventory, findings: &mut Vec<Finding>) {
         Some((addr, pod)) => (
             Severity::Info,
             format!(
-                "its quarantine is over since {over}, and pod {} still reports {addr}",
+                "its quarantine has been over for {over}, but pod {} still reports {addr}",
                 pod.name
             ),
             format!(
-                "it goes with that pod (kubectl delete pod -n {})",
+                "it is free once that pod is gone (kubectl delete pod -n {})",
                 pod.name.replace('/', " ")
             ),
         ),
         None => (
             Severity::Warning,
-            format!("its quarantine is over since {over}, and it is still there"),
-            "see that a controller leads (kubectl get lease -A | grep cadastre), and its log"
+            format!("its quarantine has been over for {over}, but it is still there"),
+            "check that a controller leads (kubectl get lease -A | grep cadastre), and see its log"
                 .to_owned(),
         ),
     };
@@ -281,7 +281,7 @@ fn pod_cidrs(node: &Node, inventory: &Inventory, findings: &mut Vec<Finding>) {
                 "its podCIDRs name {}, which is no CIDR",
                 some(&node.unreadable, 2)
             ),
-            "podCIDRs cannot be changed: delete the Node and let it register anew".to_owned(),
+            "podCIDRs cannot be changed: delete the Node and let it register again".to_owned(),
         ));
     }
     let registry = &inventory.registry;
@@ -309,8 +309,8 @@ fn pod_cidrs(node: &Node, inventory: &Inventory, findings: &mut Vec<Finding>) {
                 Severity::Warning,
                 "ForeignPodCIDR",
                 object.clone(),
-                format!("its podCIDR {cidr} is in no pool, though a pool selects the node: somebody else wrote it, or its pool is gone"),
-                "turn off other allocators (kube-controller-manager: --allocate-node-cidrs=false); add the range to a pool, or delete the Node and let it register anew".to_owned(),
+                format!("its podCIDR {cidr} is in no pool, though a pool selects the node: a foreign allocator wrote it, or its pool is gone"),
+                "turn off other allocators (kube-controller-manager: --allocate-node-cidrs=false); add the range to a pool, or delete the Node and let it register again".to_owned(),
             ));
         }
     }
@@ -330,8 +330,8 @@ fn node_subnet(subnet: &SubnetFact, inventory: &Inventory, findings: &mut Vec<Fi
             Severity::Warning,
             "StaleNodeSubnet",
             object.clone(),
-            format!("it is for the node with UID {uid}, and {instead}"),
-            "see that a controller leads (kubectl get lease -A | grep cadastre): it puts right what it finds".to_owned(),
+            format!("it is for the node with UID {uid}, but {instead}"),
+            "check that a controller leads (kubectl get lease -A | grep cadastre): it corrects this".to_owned(),
         ));
     } else if spec.node_uid.is_none()
         && spec.previous.is_empty()
@@ -342,9 +342,9 @@ fn node_subnet(subnet: &SubnetFact, inventory: &Inventory, findings: &mut Vec<Fi
             Severity::Warning,
             "StaleNodeSubnet",
             object.clone(),
-            "it is for no node and remembers nothing".to_owned(),
+            "it is for no node, and nothing in it is needed".to_owned(),
             format!(
-                "see that a controller leads; it may be deleted (kubectl delete nodesubnets.cadastre.dev {})",
+                "check that a controller leads; the object may be deleted (kubectl delete nodesubnets.cadastre.dev {})",
                 subnet.name
             ),
         ));
@@ -359,8 +359,8 @@ fn node_subnet(subnet: &SubnetFact, inventory: &Inventory, findings: &mut Vec<Fi
                 Severity::Warning,
                 "StaleNodeSubnet",
                 object.clone(),
-                format!("it says podCIDRs [{}], and the node has [{}]", some(&said, 4), some(&is, 4)),
-                "see that a controller leads (kubectl get lease -A | grep cadastre): it puts right what it finds".to_owned(),
+                format!("it lists podCIDRs [{}], but the node has [{}]", some(&said, 4), some(&is, 4)),
+                "check that a controller leads (kubectl get lease -A | grep cadastre): it corrects this".to_owned(),
             ));
         }
     }
@@ -376,7 +376,7 @@ fn node_subnet(subnet: &SubnetFact, inventory: &Inventory, findings: &mut Vec<Fi
             Severity::Warning,
             "StatusRefused",
             object,
-            format!("the controller does not take all that the agent says: {why}"),
+            format!("the controller rejects a part of what the agent reports: {why}"),
             format!("see the agent's version and log on {}", subnet.name),
         ));
     }

@@ -44,10 +44,10 @@ pub fn node(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
     explanation.answer = match (node.pod_cidrs.len(), blocks.len()) {
         _ if node.deleting => "it is being deleted: it keeps what it has until it is gone".to_owned(),
         (0, 0) if waits.is_empty() && outcome.served.contains_key(&node.name) => {
-            "it has nothing yet, and will be served: is there a controller that leads (kubectl get lease -A)?".to_owned()
+            "it has no range yet, and will get one: check that a controller leads (kubectl get lease -A)".to_owned()
         }
-        (0, 0) if waits.is_empty() => "it has nothing, and no pool serves it: that is no fault".to_owned(),
-        (0, 0) => "it has nothing, and waits".to_owned(),
+        (0, 0) if waits.is_empty() => "it has no range, and no pool serves it, which is not an error".to_owned(),
+        (0, 0) => "it has no range, and waits for one".to_owned(),
         (cidrs, blocks) if waits.is_empty() => format!("it has {} and {}", count(cidrs, "podCIDR"), count(blocks, "block")),
         (cidrs, blocks) => format!("it has {} and {}, and waits for more", count(cidrs, "podCIDR"), count(blocks, "block")),
     };
@@ -74,12 +74,12 @@ fn kept(entry: &Entry, all: &[&Entry], node: &Node, inventory: &Inventory) -> St
         Some(pool) if !pool.space.covers(&entry.cidr) => {
             Some("its pool no longer has that range".to_owned())
         }
-        Some(_) if asked => Some("somebody asked for it (kubectl cadastre drain)".to_owned()),
-        Some(_) if entry.recall == Some(Recall::Drain) => Some("it is asked back".to_owned()),
+        Some(_) if asked => Some("somebody requested it (kubectl cadastre drain)".to_owned()),
+        Some(_) if entry.recall == Some(Recall::Drain) => Some("it is recalled".to_owned()),
         Some(_) => None,
     };
     let Some(word) = inventory.word(entry) else {
-        return line + "the agent has said nothing of it yet, and only the agent ends its use";
+        return line + "the agent has not reported it yet, and only the agent can release it";
     };
     let (used, cooling) = (word.used, word.cooling);
     let users = users(entry, inventory);
@@ -88,19 +88,19 @@ fn kept(entry: &Entry, all: &[&Entry], node: &Node, inventory: &Inventory) -> St
     let idle = pool.map_or(0, |pool| pool.terms.idle.as_secs());
     let words = match leaves {
         Some(why) if used + cooling == 0 => {
-            format!("it drains, as {why}; it is empty and goes at once")
+            format!("it is drained, as {why}; it is empty and returns to the pool at once")
         }
         Some(why) => {
-            format!("it drains, as {why}; {used} in use and {cooling} cooling keep it{users}")
+            format!("it is drained, as {why}; it still has {used} addresses in use and {cooling} in cooldown{users}")
         }
         None if used + cooling > 0 => format!("{used} in use, {cooling} cooling{users}"),
         None if all.iter().filter(same).count() > 1 => format!(
-            "it is empty and goes once it has been so for {idle} s (spec.idleSeconds), unless the node's demand needs it"
+            "it is empty, and returns to the pool once it has been empty for {idle} s (spec.idleSeconds), unless the node needs it"
         ),
         None if pool.is_some_and(|pool| pool.is_serving() && !pool.terms.first_on_sight) => format!(
-            "it is empty, and the last of its pool and family: it goes once the node has used nothing of the pool for {idle} s (spec.idleSeconds), or pods of another node wait"
+            "it is empty, and the node's last block of this pool and family: it returns to the pool once the node has used nothing of the pool for {idle} s (spec.idleSeconds), or when pods on another node wait"
         ),
-        None => "it is empty, and the last of its pool and family: it stays, so that the next pod waits for nothing, until pods of another node wait and the pool has no other".to_owned(),
+        None => "it is empty, and the node's last block of this pool and family: it stays, so that the next pod need not wait, until pods on another node wait and the pool has no other block".to_owned(),
     };
     line + &words
 }

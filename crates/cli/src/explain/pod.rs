@@ -30,7 +30,7 @@ pub fn pod(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
         })
         .collect();
     let Some(pod) = inventory.pod(name) else {
-        "it is gone, and a node still holds addresses for it: see kubectl cadastre check"
+        "it is gone, but a node still has addresses assigned to it: see kubectl cadastre check"
             .clone_into(&mut explanation.answer);
         explanation.add("Holds", has);
         return Ok(explanation);
@@ -54,13 +54,14 @@ pub fn pod(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
         format!("it has {}", has.join(" and "))
     } else if !pod.addresses.is_empty() {
         format!(
-            "it reports {}, and its node's list of addresses, which is written every few minutes, does not have them",
+            "it reports {}, but its node's list of addresses, which is published every few minutes, does not contain them",
             some(&pod.addresses, 4)
         )
     } else if let Some(node) = node {
         lacks(node, &chosen.pools, inventory)
     } else {
-        "it is on no node yet (kubectl describe pod says why): a node gives addresses".to_owned()
+        "it is not scheduled yet (kubectl describe pod shows why): addresses are assigned on a node"
+            .to_owned()
     };
     if let (Some(node), false) = (node, pod.host_network) {
         serving(node, chosen, inventory, &mut explanation);
@@ -77,7 +78,7 @@ fn lacks(node: &Node, pools: &[String], inventory: &Inventory) -> String {
     let free = words.fold(0, |sum: i64, word| sum.saturating_add(word.free));
     if show::agent_of(node, inventory).is_none() {
         return format!(
-            "it has no address yet, and the agent of {name} has said nothing: does it run?"
+            "it has no address yet, and the agent of {name} has not reported: check that it runs"
         );
     }
     let has_pod_cidr = inventory.registry.pod_cidrs(node).next().is_some();
@@ -155,13 +156,13 @@ fn serving(node: &Node, chosen: Choice, inventory: &Inventory, explanation: &mut
     for cidr in inventory.registry.pod_cidrs(node) {
         has.push(format!("podCIDR {cidr}"));
     }
-    explanation.add(&format!("Node {} gives from", node.name), has);
+    explanation.add(&format!("Ranges of node {}", node.name), has);
 }
 
 fn block_line(entry: &Entry, inventory: &Inventory) -> String {
     let cidr = entry.cidr;
     let word = inventory.word(entry);
-    let counts = word.map_or("its agent has said nothing of it".to_owned(), |word| {
+    let counts = word.map_or("its agent has not reported it".to_owned(), |word| {
         format!(
             "{} in use, {} cooling, {} free",
             word.used, word.cooling, word.free

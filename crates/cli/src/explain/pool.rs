@@ -20,7 +20,7 @@ pub fn pool(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
         let counted = figures(state, family, &inventory.registry);
         let size = state.space.block_len(family).unwrap_or_default();
         room.push(format!(
-            "{family}: {} blocks of /{size}: {} held, {} in quarantine, {} free",
+            "{family}: {} blocks of /{size}: {} allocated, {} in quarantine, {} free",
             counted.capacity, counted.held, counted.quarantined, counted.free
         ));
         if counted.free == 0 {
@@ -28,12 +28,12 @@ pub fn pool(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
         }
     }
     explanation.answer = if !state.is_serving() {
-        format!("it carves nothing: {}", state.verdict)
+        format!("it allocates nothing: {}", state.verdict)
     } else if state.selects_none(&inventory.world) {
-        "it serves nobody: its nodeSelector matches no node (kubectl get nodes --show-labels)"
+        "it serves no node: its nodeSelector matches none (kubectl get nodes --show-labels)"
             .to_owned()
     } else if full.is_empty() {
-        "it serves, and has room".to_owned()
+        "it serves, and has free blocks".to_owned()
     } else {
         let full: Vec<String> = full.iter().map(ToString::to_string).collect();
         format!(
@@ -48,7 +48,7 @@ pub fn pool(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
     );
     let reserved = state.reserved.len().saturating_sub(state.left_out.len());
     let kept = [
-        (reserved, "never given out"),
+        (reserved, "never assigned"),
         (
             state.on_request.len(),
             "for pods that ask for an address of them",
@@ -56,7 +56,7 @@ pub fn pool(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
     ];
     let kept = kept.into_iter().filter(|(number, _)| *number > 0);
     let kept: Vec<String> = kept
-        .map(|(number, what)| format!("{} by its spec, {what}", count(number, "range")))
+        .map(|(number, what)| format!("{} in its spec: {what}", count(number, "range")))
         .collect();
     if !kept.is_empty() {
         explanation.add("Reserved", kept);
@@ -74,12 +74,12 @@ pub fn pool(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
                 it.used
             )
         });
-    explanation.add("Who holds most", most.collect());
+    explanation.add("Nodes with most of it", most.collect());
     let outcome = whatif::simulate_now(inventory);
     let spare = drain::surplus_of_pool(&state.name, inventory, &outcome.wanted_by_pods);
     let unused = drain::surplus_of_pool(&state.name, inventory, &[state.name.clone()].into());
     explanation.add(
-        "What comes free",
+        "Blocks that come free",
         comes_free(state, &spare, &unused, inventory),
     );
     let waiting = outcome
@@ -91,7 +91,7 @@ pub fn pool(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
         .collect();
     if !waiting.is_empty() {
         explanation.add(
-            "Who waits",
+            "Nodes that wait",
             vec![format!(
                 "{}: {}",
                 count(waiting.len(), "node"),
@@ -103,7 +103,7 @@ pub fn pool(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
         let mut advice = Vec::new();
         if !unused.is_empty() {
             advice.push(format!(
-                "nothing yet: {} are empty, and nodes whose pods wait get them within seconds; if they do not, see that the agents of the nodes that hold them run (kubectl cadastre show blocks)",
+                "nothing yet: {} are empty, and nodes whose pods wait get them within seconds; if they do not, check that the agents of the nodes that have them run (kubectl cadastre show blocks)",
                 count(unused.len(), "block")
             ));
         }
@@ -144,7 +144,7 @@ fn comes_free(
     }
     if !spare.is_empty() {
         lines.push(format!(
-            "{} are empty and can be done without: they return after spec.idleSeconds, or at once by kubectl cadastre drain --node: {}",
+            "{} are empty and not needed: they return to the pool after spec.idleSeconds, or at once with kubectl cadastre drain --node: {}",
             count(spare.len(), "block"),
             some(spare, 8)
         ));
@@ -152,7 +152,7 @@ fn comes_free(
     let last: Vec<&Cidr> = unused.iter().filter(|it| !spare.contains(it)).collect();
     if !last.is_empty() {
         lines.push(format!(
-            "{}, empty and the last on a node, until pods of another node wait: {}",
+            "{}, empty but kept as the last on a node until pods on another node wait: {}",
             count(last.len(), "block"),
             some(&last, 8)
         ));

@@ -124,7 +124,7 @@ fn figures(row: &PoolRow, inventory: &Inventory) -> Vec<Figure> {
     let is_full = percent.is_ok_and(|it: u8| it >= NEARLY_FULL);
     let mut all = vec![
         ("utilization", counts.utilization.clone(), is_full),
-        ("blocks held", short(&counts.held), false),
+        ("blocks allocated", short(&counts.held), false),
         ("blocks free", short(&counts.free), false),
         ("in quarantine", short(&counts.quarantined), false),
     ];
@@ -134,7 +134,7 @@ fn figures(row: &PoolRow, inventory: &Inventory) -> Vec<Figure> {
     }
     if row.exhausts_at.is_some() {
         let left = left(row.exhausts_at, inventory.now);
-        all.push(("full, as it grows", left, false));
+        all.push(("exhausted, if growth continues", left, false));
     }
     all.push(("nodes", row.nodes.to_string(), false));
     let pool = inventory.world.pools.get(&row.pool);

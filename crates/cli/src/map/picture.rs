@@ -37,7 +37,7 @@ impl Report for MapReport {
         for part in &self.parts {
             picture(self, part, style, &mut text);
         }
-        let mut signs = vec!["[.] free", "[~] in quarantine", "[#] never carved"];
+        let mut signs = vec!["[.] free", "[~] in quarantine", "[#] never allocated"];
         let runs = self
             .parts
             .iter()
@@ -45,11 +45,11 @@ impl Report for MapReport {
         if self.by == Some(By::Fill) {
             signs.push("[0-9] tenths of its addresses in use");
         } else if runs {
-            signs.push("[0-9] tenths of it taken, by several nodes or in part");
+            signs.push("[0-9] tenths of it allocated, to several nodes or in part");
         }
         let mut cells = self.parts.iter().flat_map(|part| &part.cells);
         if cells.any(|cell| cell.overlaps) {
-            signs.push("[!] of several nodes, which must not be");
+            signs.push("[!] allocated to several nodes, an error");
         }
         let _ = writeln!(text, "{}", signs.join("   "));
         if self.by == Some(By::Owner) && !self.legend.is_empty() {

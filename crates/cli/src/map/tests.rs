@@ -81,7 +81,7 @@ fn a_view_shows_each_range_with_its_node_its_kind_and_how_full_it_is() {
     assert_eq!(picture["lines"][3], "10.0.0.192");
     let figures = blocks["figures"].to_string();
     assert!(
-        figures.contains(r#"["blocks held","2",false]"#),
+        figures.contains(r#"["blocks allocated","2",false]"#),
         "{figures}"
     );
     let cidrs = look(&json!({"pool": "q"}), &inventory);
@@ -122,7 +122,7 @@ fn a_range_says_what_agents_and_pods_say_each_address_once() {
     let block = cell(28, 0);
     assert_eq!([&block["cidr"], &block["node"]], ["10.0.0.0/28", "a"]);
     assert_eq!(block["ranges"], json!(["10.0.0.0/28", "10.1.1.0/24"]));
-    let gone = "shop/gone · in use by the agent's word, but its pod is gone or has ended";
+    let gone = "shop/gone · in use according to the agent, but its pod is gone or has ended";
     assert_eq!(
         block["addresses"],
         json!([
@@ -192,7 +192,10 @@ fn zooming_goes_down_to_addresses_and_back_and_a_place_is_shown_among_its_neighb
         [&free["cellSize"], &free["cells"]],
         [&json!(32), &json!([])]
     );
-    assert_eq!(free["chosen"]["words"], "in a pool, given to no node");
+    assert_eq!(
+        free["chosen"]["words"],
+        "in a pool, not allocated to a node"
+    );
     let deep = look(json!({"pool": "q", "view": "10.1.77.0/24"}));
     assert_eq!(
         deep["path"],

@@ -80,7 +80,7 @@ pub(super) fn demand(
 /// Parses the IPPools in a YAML or JSON file, as `kubectl apply` would.
 pub(crate) fn read_pools(text: &str) -> anyhow::Result<Vec<Value>> {
     let documents: Vec<Value> =
-        serde_saphyr::from_multiple(text).context("it is no YAML and no JSON")?;
+        serde_saphyr::from_multiple(text).context("it is neither YAML nor JSON")?;
     let mut pools = Vec::new();
     for document in documents.into_iter().filter(|it| !it.is_null()) {
         let items = match document.get("items").and_then(Value::as_array) {
@@ -90,7 +90,7 @@ pub(crate) fn read_pools(text: &str) -> anyhow::Result<Vec<Value>> {
         for item in items {
             let kind = item["kind"].as_str().unwrap_or_default();
             if kind != "IPPool" {
-                bail!("it has a {kind}, and only IPPools can be planned with");
+                bail!("it contains a {kind}, but only IPPools can be planned");
             }
             if item["metadata"]["name"].as_str().is_none() {
                 bail!("an IPPool in it has no name");

@@ -237,9 +237,11 @@ fn hits(before: &Inventory, after: &Inventory, changes: &Changes) -> Vec<Hit> {
             }
             let used = before.used_in(entry);
             let what = if used == 0 {
-                "goes at once: it is empty".to_owned()
+                "returns to its pool at once: it is empty".to_owned()
             } else {
-                format!("gives no new address, and goes when the {used} in use are gone")
+                format!(
+                    "gets no new pods, and returns to its pool when the {used} addresses in use are released"
+                )
             };
             hits.push(Hit {
                 node: node.name.to_string(),
@@ -256,11 +258,11 @@ fn hits(before: &Inventory, after: &Inventory, changes: &Changes) -> Vec<Hit> {
                 .as_ref()
                 .is_some_and(|name| changes.delete_pools.iter().any(|it| **it == **name));
             let what = if drained {
-                "a podCIDR cannot be changed: drain the node, delete its Node, let it register anew"
+                "a podCIDR cannot be changed: drain the node, delete its Node, let it register again"
             } else if deleted {
-                "stays the node's; the pool goes with the last such node"
+                "stays with the node; the pool is deleted with the last such node"
             } else if was.is_some() && will.is_none() {
-                "stays the node's, in no pool from then on"
+                "stays with the node, but is in no pool from then on"
             } else {
                 continue;
             };
@@ -285,7 +287,7 @@ impl Report for PlanReport {
             let _ = writeln!(text, "Supposed: {line}.");
         }
         for line in &self.refused {
-            let _ = writeln!(text, "The API server would refuse it: {line}");
+            let _ = writeln!(text, "The API server would reject it: {line}");
         }
         text += if self.fits {
             "It fits.\n"
@@ -299,13 +301,20 @@ impl Report for PlanReport {
         if nodes.asked > 0 {
             let _ = writeln!(
                 text,
-                "Nodes that come: {}. Served: {}. Waiting: {}. Of no pool: {}.",
+                "Nodes added: {}. Served: {}. Waiting: {}. Served by no pool: {}.",
                 nodes.asked, nodes.served, nodes.waiting, nodes.unmanaged
             );
         }
         text += "\n";
         let heads = [
-            "POOL", "FAMILY", "BLOCK", "BLOCKS", "HELD", "FREE", "FULL", "STANDING",
+            "POOL",
+            "FAMILY",
+            "BLOCK",
+            "BLOCKS",
+            "ALLOCATED",
+            "FREE",
+            "EXHAUSTED",
+            "STANDING",
         ];
         let mut table = Columns::new(&heads);
         let arrow = |(was, will): &(String, String)| {
@@ -329,7 +338,7 @@ impl Report for PlanReport {
         }
         text += &table.text(style, "There would be no pool.");
         if !self.hits.is_empty() {
-            let mut table = Columns::new(&["NODE", "RANGE", "IN USE", "WHAT BECOMES OF IT"]);
+            let mut table = Columns::new(&["NODE", "RANGE", "IN USE", "EFFECT"]);
             for hit in self.hits.iter().take(most) {
                 table.row([
                     hit.node.clone(),

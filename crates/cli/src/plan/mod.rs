@@ -115,7 +115,7 @@ pub fn plan(lists: &Lists, changes: &Changes, now: jiff::Timestamp) -> anyhow::R
             format!(" with {}", labels.join(", "))
         };
         said.push(format!(
-            "{}{with} come",
+            "{}{with} added",
             render::count(changes.add_nodes, "node")
         ));
     }

@@ -218,7 +218,7 @@ impl Report for NodeReport {
                 let agent = Some(agent).filter(|it| !it.is_empty());
                 facts.add(
                     "Agent",
-                    agent.unwrap_or_else(|| "none has spoken".to_owned()),
+                    agent.unwrap_or_else(|| "none has reported".to_owned()),
                 );
                 facts.add(
                     "Addresses",
@@ -228,7 +228,7 @@ impl Report for NodeReport {
                     ),
                 );
             }
-            None => facts.add("Node", "gone: what is shown rests"),
+            None => facts.add("Node", "gone: its ranges are in quarantine"),
         }
         for rest in &self.resting {
             let over = left(Some(rest.until), style.now);

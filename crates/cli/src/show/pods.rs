@@ -140,7 +140,9 @@ pub fn pod(name: &str, inventory: &Inventory) -> anyhow::Result<PodReport> {
     let held = inventory.held().filter(|(_, held)| is_its(held));
     let allocations = allocations(held, inventory);
     if found.is_none() && allocations.is_empty() {
-        bail!("there is no pod {name}, and no node holds an address for one (kubectl get pods -A)");
+        bail!(
+            "there is no pod {name}, and no node has an address assigned to it (kubectl get pods -A)"
+        );
     }
     Ok(PodReport {
         pod: name.to_owned(),
@@ -168,7 +170,7 @@ pub fn handle(text: &str, inventory: &Inventory) -> anyhow::Result<PodReport> {
     let allocations = allocations(held, inventory);
     if allocations.is_empty() {
         bail!(
-            "no node holds an address under the handle \"{text}\": give its beginning, or at least 6 characters of the container id"
+            "no node has an address with the handle \"{text}\": give its beginning, or at least 6 characters of the container id"
         );
     }
     Ok(PodReport {
@@ -204,7 +206,7 @@ impl Report for PodReport {
         text + &table(
             &self.allocations,
             style,
-            "No agent's list has an address for it.",
+            "No agent lists an address for it.",
         )
     }
 }

@@ -114,14 +114,14 @@ impl Report for PoolsReport {
             "RANGES",
             "BLOCK",
             "BLOCKS",
-            "HELD",
-            "RESTING",
+            "ALLOCATED",
+            "QUARANTINED",
             "FREE",
             "USED",
             "NODES",
             "ADDRESSES",
             "+COOLING",
-            "+FULL",
+            "+EXHAUSTED",
             "STANDING",
         ]);
         for row in &self.pools {
@@ -268,7 +268,7 @@ impl Report for PoolReport {
             let cidrs: Vec<String> = row.cidrs.iter().map(ToString::to_string).collect();
             let size = counts.block_size.unwrap_or_default();
             let mut text = format!(
-                "{} in blocks of /{size}\n{} blocks: {} held, {} in quarantine, {} free ({} used)",
+                "{} in blocks of /{size}\n{} blocks: {} allocated, {} in quarantine, {} free ({} used)",
                 cidrs.join(", "),
                 counts.capacity,
                 counts.held,
@@ -286,7 +286,7 @@ impl Report for PoolReport {
             if row.exhausts_at.is_some() {
                 let _ = write!(
                     text,
-                    "\nfull {} if it goes on as lately",
+                    "\nexhausted {} if growth continues",
                     left(row.exhausts_at, style.now)
                 );
             }
@@ -312,7 +312,7 @@ impl Report for PoolReport {
             ]);
         }
         text += "\n";
-        text += &table.text(style, "No node holds any of it.");
+        text += &table.text(style, "No node has a range of it.");
         if self.holders.len() > most {
             let _ = writeln!(
                 text,

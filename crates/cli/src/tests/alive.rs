@@ -29,7 +29,7 @@ fn who_does_not_lead_is_told() {
     let (is, says) = health(&cluster, "leader");
     assert_eq!(
         (is, says.as_str()),
-        (Health::Ok, "controller-1 leads, heard of 2s ago")
+        (Health::Ok, "controller-1 leads, renewed its Lease 2s ago")
     );
     cluster.leader("controller-1", "2026-11-21T11:50:00Z");
     assert_eq!(cluster.codes(), ["NoLeader controller"]);
@@ -38,7 +38,7 @@ fn who_does_not_lead_is_told() {
         (is, says.as_str()),
         (
             Health::Bad,
-            "controller-1 led, and was last heard of 10m ago"
+            "controller-1 led, but last renewed its Lease 10m ago"
         )
     );
     cluster.leader("", "2026-11-21T11:59:58Z");
@@ -181,7 +181,7 @@ fn status_says_what_is_wrong_with_pools_and_nodes() {
     let (is, says) = health(&cluster, "pools");
     assert_eq!(
         (is, says.as_str()),
-        (Health::Bad, "2 of 2 serve; full: p; for no node: q")
+        (Health::Bad, "2 of 2 serve; exhausted: p; for no node: q")
     );
     let (is, says) = health(&cluster, "nodes");
     assert_eq!(
@@ -220,10 +220,7 @@ fn another_s_network_on_a_node_is_told_until_its_agent_says_otherwise() {
     }
     let (is, text) = health(&cluster, "agents");
     assert_eq!(is, Health::Bad);
-    assert!(
-        text.contains("another's network has the pods of a"),
-        "{text}"
-    );
+    assert!(text.contains("another network has the pods of a"), "{text}");
     says(&mut cluster, 1, "True", "x");
     assert_eq!(cluster.codes(), ["ServedByOthers agents"]);
     says(&mut cluster, 0, "False", "ours");

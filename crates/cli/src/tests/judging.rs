@@ -166,7 +166,7 @@ fn only_what_is_leaked_is_released() {
         judge(&cluster, "10.0.0.2", true)
             .unwrap_err()
             .why
-            .contains("no node holds it")
+            .contains("no node lists it as in use")
     );
     let leaked = {
         let mut gone = Cluster::new();

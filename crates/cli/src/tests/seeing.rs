@@ -188,9 +188,12 @@ fn explanations_use_the_words_of_the_choice() {
         "{pod}"
     );
     let node = explain::node("b", &inventory).unwrap().text(&style());
-    assert!(node.contains("the last of its pool and family"), "{node}");
+    assert!(
+        node.contains("last block of this pool and family"),
+        "{node}"
+    );
     let pool = explain::pool("p", &inventory).unwrap().text(&style());
-    assert!(pool.contains("it serves, and has room"), "{pool}");
+    assert!(pool.contains("it serves, and has free blocks"), "{pool}");
     cluster.lists.pools[0].spec["ipv4"]["cidrs"] = json!(["10.0.0.0/27"]);
     cluster.node("c", &[]);
     let inventory = cluster.inventory();

@@ -1,5 +1,5 @@
-// A part of a pool as a grid: addresses grow to the right and downwards. What each cell is, and what is said of
-// it, comes from `kubectl cadastre`; here it is drawn and walked through. Nothing is kept but the last answer.
+// Draws a part of a pool as a grid, in which addresses grow to the right and downwards, and lets the user move in
+// it. The cells and their descriptions come from `kubectl cadastre`. Only the last answer is kept.
 'use strict';
 
 const $ = (id) => document.getElementById(id);
@@ -11,15 +11,15 @@ const KINDS = {
   address: { words: 'In use', from: 'block-1', to: 'block-1' },
   reserved: { words: 'Reserved', from: 'free', to: 'free', hatch: 'reserved' },
 };
-const GUTTER = 112; // for the addresses of lines, as in map.css
-const TOP = 6; // for the outline of the first line
+const GUTTER = 112; // the width for the addresses of lines, as in map.css
+const TOP = 6; // room for the outline of a cell in the first line
 const LISTED = 200;
 
-let now = null; // the view
-let chosen = null; // what is chosen in it
-let grid = null; // how large it is drawn
+let now = null; // the last answer to `view`
+let chosen = null; // the description of the chosen cell
+let grid = null; // the size of the grid on the screen
 
-// ---- asking --------------------------------------------------------------------------------------
+// ---- requests ------------------------------------------------------------------------------------
 
 async function ask(what, query) {
   const answer = await fetch(what + '?' + encodeURIComponent(JSON.stringify(query)));
@@ -28,7 +28,7 @@ async function ask(what, query) {
   return body;
 }
 
-// One thing after the other, so that a key that is pressed twice moves twice.
+// Requests run one after the other, so that a key pressed twice moves twice.
 let queue = Promise.resolve(), waiting = 0;
 function turn(work) {
   waiting++;
@@ -44,7 +44,7 @@ function trouble(error) {
   $('trouble').hidden = false;
 }
 
-// The place that is shown, with something else of it.
+// The place in view, with some values replaced.
 function here(other) {
   const place = { pool: now?.pool, view: now?.picture?.view, at: chosen?.cidr, ...other };
   return Object.fromEntries(Object.entries(place).filter(([, value]) => value));
@@ -107,7 +107,7 @@ function measure() {
   return { columns, w, h, count: columns * lines.length, gap: Math.min(w, h) >= 9 ? 1 : 0 };
 }
 
-// Cells in a row, as one box a line.
+// Adjacent cells as boxes, one for each line that they touch.
 function* boxes({ at, count }) {
   const { columns, w, h, gap } = grid;
   for (const end = at + count; at < end; ) {
@@ -132,7 +132,7 @@ function draw() {
   };
   pen.font = '11px ui-monospace, "DejaVu Sans Mono", monospace';
   pen.textBaseline = 'middle';
-  // Cell by cell where there is a gap to be seen.
+  // Free cells are painted one by one only if there are gaps between them.
   const by = grid.gap ? 1 : grid.columns;
   for (let at = 0; at < grid.count; at += by) paint({ at, count: by }, c('free'));
   for (const cell of cells) {
@@ -152,7 +152,7 @@ function draw() {
     if (cell.overlaps) paint(cell, hatched('clash', true));
     if (part) label(pen, cell, colour);
   }
-  // The addresses of lines, as many as there is room for.
+  // Addresses of lines, as many as fit.
   pen.fillStyle = c('soft');
   pen.textAlign = 'right';
   const every = Math.max(1, 2 ** Math.ceil(Math.log2(16 / h)));
@@ -175,13 +175,13 @@ function label(pen, cell, colour) {
   } else if (cell.owners.length) lines.push(Math.round(cell.fill / 10) + ' %');
   pen.fillStyle = isLight(colour) ? '#10151a' : '#ffffff';
   pen.textAlign = 'left';
-  // The end of a name tells more than its beginning.
+  // A name that is too long keeps its end, which tells more than its beginning.
   lines.slice(0, two ? 2 : 1).forEach((text, i) => {
     pen.fillText(text.length > room ? '…' + text.slice(1 - room) : text, x + 5, y + h / 2 + (two ? 16 * i - 8 : 0));
   });
 }
 
-// What is chosen, and the other ranges of its node.
+// Outlines the chosen cell and the other ranges of its node.
 function overlay() {
   const c = colours(), pen = surface($('marks'), $('map').clientWidth, $('map').clientHeight);
   const outline = (cell, width, colour) => {
@@ -221,7 +221,7 @@ function bar(shares) {
   ['block-1', 'rest'].forEach((colour, i) => {
     const part = make('i');
     part.style.width = shares[i] / 10 + '%';
-    part.style.background = `var(--${colour})`; // changes with the scheme
+    part.style.background = `var(--${colour})`; // changes with the colour scheme
     box.append(part);
   });
   return box;
@@ -291,7 +291,7 @@ function legend() {
   const all = now.picture.legend.map(([kind, number]) => key(KINDS[kind].words, number, KINDS[kind]));
   all.push(key('Free', '', {}));
   if (cells.some((it) => it.reserved)) all.push(key('Reserved', '', KINDS.reserved));
-  if (cells.some((it) => it.overlaps)) all.push(key('Of several nodes', '', { from: 'block-0', hatch: 'clash' }));
+  if (cells.some((it) => it.overlaps)) all.push(key('Allocated to several nodes', '', { from: 'block-0', hatch: 'clash' }));
   $('legend').replaceChildren(...all);
 }
 
@@ -307,7 +307,7 @@ function listing() {
 
 function aside() {
   $('say').textContent = chosen ? chosen.cidr + ' · ' + chosen.words : '';
-  if (!chosen) return $('about').replaceChildren(make('p', 'hint', 'Choose a cell to see who holds it.'));
+  if (!chosen) return $('about').replaceChildren(make('p', 'hint', 'Choose a cell to see which node has it.'));
   const parts = [make('h2', 'mono', chosen.cidr), make('p', 'kind', chosen.words)];
   if (chosen.bar) parts.push(bar(chosen.bar));
   parts.push(make('dl', '', '', ...chosen.facts.flatMap(([name, value]) => [make('dt', '', name), make('dd', '', value)])));
@@ -349,7 +349,7 @@ function under(event) {
   return column < 0 || column >= grid.columns || line < 0 || at >= grid.count ? null : at;
 }
 
-let pointed = null; // the cell that the tip is about
+let pointed = null; // the cell under the pointer
 async function tip(event) {
   const at = under(event), box = $('tip');
   const frame = $('frame').getBoundingClientRect();
@@ -361,7 +361,7 @@ async function tip(event) {
   if (at === pointed) return put();
   pointed = at;
   box.hidden = true;
-  await new Promise((done) => setTimeout(done, 40)); // nothing is asked on the way to somewhere
+  await new Promise((done) => setTimeout(done, 40)); // no requests while the pointer passes
   if (at !== pointed) return;
   const about = at === null ? null : await ask('cell', spot(at)).catch(() => null);
   if (!about || at !== pointed) return;
@@ -397,9 +397,9 @@ function picked() {
 
 function go(hit) {
   return turn(async () => {
-    if (!hit) throw new Error('Nothing of that name or address');
+    if (!hit) throw new Error('Nothing found with this name or address');
     const { name, pool, at } = hit;
-    if (!pool) throw new Error(name + (at ? ' lies in no pool' : ' holds nothing'));
+    if (!pool) throw new Error(name + (at ? ' lies in no pool' : ' has no range'));
     show(await ask('view', pool === now.pool ? here({ at }) : { pool, at }));
     $('map').focus();
   });
@@ -428,7 +428,7 @@ $('map').onkeydown = (event) => {
 };
 $('find').oninput = (event) => {
   clearTimeout(timer);
-  // What is picked from the list is no typing.
+  // Picking an entry of the list also causes an input event.
   if (picked() && (!event.inputType || event.inputType === 'insertReplacementText')) go(picked());
   else timer = setTimeout(() => search().catch(trouble), 200);
 };
