@@ -1,4 +1,4 @@
-//! Admission policies that refuse what a test says.
+//! Admission policies by which a test makes the API server reject requests.
 
 use anyhow::Result;
 use serde_json::{Value, json};
@@ -7,7 +7,8 @@ use crate::ControlPlane;
 use crate::hand::LIMIT;
 use crate::wait::until;
 
-/// A policy that refuses `operation` on objects for which `refuses` is true, at work.
+/// Installs a policy that rejects `operation` on objects for which the CEL expression `refuses` is true, and
+/// waits until it is in force.
 pub async fn policy(
     cluster: &ControlPlane,
     group: &str,
@@ -40,7 +41,7 @@ pub async fn policy(
     Ok(())
 }
 
-/// Waits until the server refuses what `args` do with the object.
+/// Waits until the server rejects `object` when kubectl sends it with `args`.
 pub async fn is_refused(cluster: &ControlPlane, args: &[&str], object: &Value) -> Result<()> {
     until("the policy is at work", LIMIT, async || {
         let tried = cluster.kubectl_stdin(args, &object.to_string()).await;

@@ -1,13 +1,15 @@
-//! The programs of a control plane and of nodes, found or built.
+//! Programs that the control plane and the nodes consist of: finds them, or builds them.
 //!
-//! Those of Kubernetes are looked for in the folder named by `KUBEBUILDER_ASSETS` first; then all in the
-//! cache, `$CADASTRE_CACHE`, else `$XDG_CACHE_HOME/cadastre`, else `~/.cache/cadastre`, in a sub-folder
-//! for each Go module and release, such as `control-plane/v1.36.3`. What is missing is built once into
-//! the cache by `go build`, statically, from the modules in `e2e/control-plane`, `e2e/containerd`,
-//! `e2e/cni-plugins`, `e2e/grpc-go`, `e2e/helm`, `e2e/helm3` and `e2e/prometheus`, whose `go.sum` pin every source; on
-//! two cores about six minutes for the four of [`CONTROL_PLANE`], four more for [`NODES`], six for [`TOOLS`] and three for
-//! [`MONITORING`]. A lock file keeps two processes from building at once,
-//! and a build gets its name only when it is complete.
+//! Those of Kubernetes are looked up in the folder named by `KUBEBUILDER_ASSETS` first. All are looked up in
+//! the cache: `$CADASTRE_CACHE`, else `$XDG_CACHE_HOME/cadastre`, else `~/.cache/cadastre`, with a sub-folder
+//! for each Go module and release, such as `control-plane/v1.36.3`. What is missing is built once into the
+//! cache by `go build`, statically, from the modules in `e2e/control-plane`, `e2e/containerd`,
+//! `e2e/cni-plugins`, `e2e/grpc-go`, `e2e/helm`, `e2e/helm3` and `e2e/prometheus`, whose `go.sum` pin every
+//! source. On two cores that takes about six minutes for the four of [`CONTROL_PLANE`], four more for
+//! [`NODES`], six for [`TOOLS`] and three for [`MONITORING`].
+//!
+//! A lock file keeps two processes from building at once, and a program gets its final name only when its
+//! build is complete.
 
 use std::env;
 use std::fs::{self, File};
@@ -20,22 +22,22 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::process::{self, Process};
 
-/// The release of Kubernetes that is built.
+/// The Kubernetes release that is built.
 pub const KUBERNETES: &str = "v1.36.3";
-/// The release of containerd that is built.
+/// The containerd release that is built.
 pub const CONTAINERD: &str = "v2.3.7";
 /// The release of the CNI plugins that is built.
 pub const CNI_PLUGINS: &str = "v1.9.1";
-/// The release of Prometheus that is built: 3.15.0, by the number of its Go module.
+/// The Prometheus release that is built: 3.15.0, written as the version of its Go module.
 pub const PROMETHEUS: &str = "v0.315.0";
-/// The release of helm that is built.
+/// The helm release that is built.
 pub const HELM: &str = "v4.3.1";
-/// The release of helm 3, which most clusters are still installed with.
+/// The helm 3 release that is built: most clusters are still installed with helm 3.
 pub const HELM3: &str = "v3.22.0";
-/// The release of grpc-go whose clients are tried.
+/// The grpc-go release whose clients are tested.
 pub const GRPC_GO: &str = "v1.83.2";
 
-/// What [`ControlPlane`](crate::ControlPlane) needs.
+/// Programs that a [`ControlPlane`](crate::ControlPlane) runs.
 pub const CONTROL_PLANE: [Program; 4] = [
     Program::Etcd,
     Program::KubeApiserver,
@@ -43,7 +45,7 @@ pub const CONTROL_PLANE: [Program; 4] = [
     Program::Kubectl,
 ];
 
-/// What nodes with real kubelets need besides.
+/// Programs that nodes with real kubelets need in addition to [`CONTROL_PLANE`].
 pub const NODES: [Program; 12] = [
     Program::KubeScheduler,
     Program::Kubelet,
@@ -59,14 +61,14 @@ pub const NODES: [Program; 12] = [
     Program::Cnitool,
 ];
 
-/// What tests of alerts and dashboards need.
+/// Programs for the tests of alerts and dashboards.
 pub const MONITORING: [Program; 2] = [Program::Prometheus, Program::Promtool];
-/// What people install and look at a cluster with.
+/// Programs that install charts.
 pub const TOOLS: [Program; 2] = [Program::Helm, Program::Helm3];
-/// What makes Go of a proto.
+/// Plugins of protoc that generate Go code from a proto file.
 pub const GENERATORS: [Program; 2] = [Program::ProtocGenGo, Program::ProtocGenGoGrpc];
 
-/// A program that the harness can run.
+/// A program that the harness can find or build.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Program {
     /// `etcd`
@@ -83,9 +85,9 @@ pub enum Program {
     Kubectl,
     /// `containerd`
     Containerd,
-    /// `containerd-shim-runc-v2`; containerd finds it by its name through `PATH`
+    /// `containerd-shim-runc-v2`, which containerd finds by name in `PATH`
     ContainerdShim,
-    /// `ctr`, the command line of containerd
+    /// `ctr`, containerd's command line
     Ctr,
     /// `bridge`, a CNI plugin
     Bridge,
@@ -97,7 +99,7 @@ pub enum Program {
     Portmap,
     /// `ptp`, a CNI plugin
     Ptp,
-    /// `host-local`, the CNI IPAM plugin of reference
+    /// `host-local`, the reference CNI IPAM plugin
     HostLocal,
     /// `cnitool`, which calls plugins as a runtime does
     Cnitool,
@@ -107,11 +109,11 @@ pub enum Program {
     Promtool,
     /// `helm`, which installs charts
     Helm,
-    /// `helm` of the release before
+    /// `helm` of the previous major release
     Helm3,
-    /// `protoc-gen-go`, which makes Go of messages
+    /// `protoc-gen-go`, which generates Go code for messages
     ProtocGenGo,
-    /// `protoc-gen-go-grpc`, which makes Go of services
+    /// `protoc-gen-go-grpc`, which generates Go code for services
     ProtocGenGoGrpc,
 }
 
@@ -128,7 +130,7 @@ enum Source {
 }
 
 impl Source {
-    /// Its folder in `e2e`, and in the cache.
+    /// The name of the module's folder, both in `e2e` and in the cache.
     fn folder(self) -> &'static str {
         match self {
             Self::ControlPlane => "control-plane",
@@ -155,7 +157,7 @@ impl Source {
 }
 
 impl Source {
-    /// How long one of its programs takes to build on two cores, about.
+    /// About how long the build of one of its programs takes on two cores, in seconds.
     fn seconds(self) -> u64 {
         match self {
             Self::ControlPlane | Self::Prometheus => 90,
@@ -167,7 +169,7 @@ impl Source {
 }
 
 impl Program {
-    /// The file's name.
+    /// The file name of the executable.
     pub fn name(self) -> &'static str {
         match self {
             Self::Etcd => "etcd",
@@ -240,7 +242,8 @@ impl Program {
         }
     }
 
-    /// Prometheus without the clients of two dozen clouds takes a third of the time to build.
+    /// Build tags: without the service discovery of two dozen clouds, Prometheus builds in a third of the
+    /// time.
     fn tags(self) -> &'static str {
         match self.source() {
             Source::Prometheus => "remove_all_sd",
@@ -248,7 +251,7 @@ impl Program {
         }
     }
 
-    /// Without these the binaries call themselves `v0.0.0-master` or `unknown`.
+    /// Linker flags that set the version: binaries built without them report `v0.0.0-master` or `unknown`.
     fn ldflags(self) -> String {
         const COMPONENT: &str = "k8s.io/component-base/version";
         const CNI: &str = "github.com/containernetworking/plugins/pkg/utils/buildversion";
@@ -272,7 +275,7 @@ impl Program {
     }
 }
 
-/// The path of a program that is there already.
+/// Returns the path of a program, or an error if it has not been built.
 pub fn find(program: Program) -> Result<PathBuf> {
     present(program, &cache()?).with_context(|| {
         let target = match program.source() {
@@ -285,8 +288,8 @@ pub fn find(program: Program) -> Result<PathBuf> {
     })
 }
 
-/// Makes sure that every one of `programs` is there; builds what is not and says so on standard
-/// error. Blocks for minutes when it has to build.
+/// Makes sure that all of `programs` exist: builds those that are missing, with progress on standard error.
+/// Building blocks for minutes.
 pub fn ensure(programs: &[Program]) -> Result<()> {
     let cache = cache()?;
     let missing = || {
@@ -319,7 +322,7 @@ pub fn ensure(programs: &[Program]) -> Result<()> {
     Ok(())
 }
 
-/// How long what comes will take, for who sees it for the first time.
+/// The line that announces a build and its expected duration.
 fn announcement(programs: &[Program]) -> String {
     let seconds = programs.iter().map(|it| it.source().seconds());
     let minutes = seconds.sum::<u64>().div_ceil(60);
@@ -329,7 +332,7 @@ fn announcement(programs: &[Program]) -> String {
     )
 }
 
-/// Keeps other processes from building.
+/// Takes the lock that keeps other processes from building; blocks until it is free.
 pub(crate) fn lock(cache: &Path) -> Result<File> {
     let lock = File::create(cache.join(".lock"))?;
     if lock.try_lock().is_err() {
@@ -339,7 +342,7 @@ pub(crate) fn lock(cache: &Path) -> Result<File> {
     Ok(lock)
 }
 
-/// The folder of what is built once.
+/// The cache folder, see the module's documentation.
 pub(crate) fn cache() -> Result<PathBuf> {
     let folder = |name| {
         env::var_os(name)
@@ -353,7 +356,7 @@ pub(crate) fn cache() -> Result<PathBuf> {
     Ok(root)
 }
 
-/// Where in the cache a program is.
+/// The folder of the cache in which `program` is.
 fn folder_of(program: Program, cache: &Path) -> PathBuf {
     let source = program.source();
     cache.join(source.folder()).join(source.release())
@@ -412,7 +415,7 @@ fn build(program: Program, folder: &Path, title: &str) -> Result<()> {
     Ok(())
 }
 
-/// One line that counts on a terminal; elsewhere a line every 15 s.
+/// Progress of a build: one line that counts on a terminal, elsewhere a new line every 15 s.
 struct Progress<'a> {
     title: &'a str,
     terminal: bool,
@@ -453,7 +456,7 @@ impl<'a> Progress<'a> {
     }
 }
 
-/// Straight to standard error, so that it also shows while a test runs.
+/// Writes directly to standard error, so that the line is shown even while cargo captures a test's output.
 pub(crate) fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }

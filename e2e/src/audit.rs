@@ -1,4 +1,4 @@
-//! What an API server was asked, by its own audit log.
+//! Which API requests were made, taken from the API server's audit log.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// A log of what some users ask; give [`Audit::args`] to the API server.
+/// An audit log of the requests of some users. Start the API server with [`Audit::args`].
 #[derive(Debug)]
 pub struct Audit {
     folder: TempDir,
@@ -17,7 +17,7 @@ pub struct Audit {
 pub type Used = (String, String, String);
 
 impl Audit {
-    /// One of these users.
+    /// Prepares a log of the requests of these users.
     pub fn of(users: &[&str]) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let policy = json!({
@@ -28,7 +28,7 @@ impl Audit {
         Ok(Self { folder })
     }
 
-    /// Flags of the API server.
+    /// The flags with which the API server writes the log.
     pub fn args(&self) -> Vec<String> {
         let policy = self.folder.path().join("policy.json");
         vec![
@@ -37,7 +37,7 @@ impl Audit {
         ]
     }
 
-    /// What a user has used, and was not forbidden.
+    /// What a user has requested without being forbidden.
     pub fn used(&self, user: &str) -> Result<BTreeSet<Used>> {
         let log = std::fs::read_to_string(self.log()).context("there is no audit log")?;
         let mut used = BTreeSet::new();
@@ -63,7 +63,8 @@ impl Audit {
     }
 }
 
-/// Compares what is allowed with what was used: first what was used beyond it, then what nobody used.
+/// Compares permissions with requests: returns the requests that `allowed` does not cover, then the
+/// permissions that no request needed.
 pub fn compare(
     allowed: &[(&str, &str, &[&str])],
     used: &BTreeSet<Used>,

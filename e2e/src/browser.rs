@@ -1,8 +1,8 @@
 //! Headless Chromium, driven by its DevTools protocol over a pair of pipes.
 //!
-//! Debian's package `chromium` is enough: no driver, no web socket. Commands are JSON, each ended by a
-//! zero byte, on file descriptors 3 and 4. The browser ends with this process, as every [`Process`]
-//! does, and its own children end with it.
+//! Debian's package `chromium` is enough: no driver, no web socket. Commands and answers are JSON, each
+//! terminated by a zero byte, on file descriptors 3 and 4. The browser ends with this process, as every
+//! [`Process`] does, and the browser's own children end with the browser.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -16,10 +16,10 @@ use tokio::net::unix::pipe::{OpenOptions, Receiver, Sender};
 use crate::process::{self, Process};
 use crate::wait::until;
 
-/// How long a command may take.
+/// How long the answer to a command may take.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Quiet, and without a word to anybody outside.
+/// Flags for unattended use: no display, no dialogs, no connections that the page did not ask for.
 const FLAGS: [&str; 15] = [
     "--headless",
     "--no-sandbox",
@@ -38,7 +38,7 @@ const FLAGS: [&str; 15] = [
     "--remote-debugging-pipe",
 ];
 
-/// `CHROMIUM`, else `chromium` in the PATH.
+/// The browser's executable: `CHROMIUM` if set, else `chromium` in the PATH.
 pub fn find() -> Option<PathBuf> {
     if let Some(path) = env::var_os("CHROMIUM") {
         return Some(PathBuf::from(path));
@@ -56,12 +56,12 @@ pub struct Browser {
     unread: Vec<u8>,
     session: String,
     next: u64,
-    /// What the page has complained of: exceptions, and what its policy refused
+    /// Exceptions of the page, and violations of its content security policy
     complaints: Vec<String>,
 }
 
 impl Browser {
-    /// Starts one that keeps its files in `folder`, with a window of that size.
+    /// Starts a browser that keeps its files in `folder`, with a window of `width` by `height` pixels.
     pub async fn start(folder: &Path, width: u32, height: u32) -> Result<Self> {
         let chromium = find().context(
             "there is no chromium: install the Debian package chromium, or set CHROMIUM",
@@ -72,7 +72,8 @@ impl Browser {
             .status()?;
         ensure!(made.success(), "mkfifo: {made}");
         let mut pipes = OpenOptions::new();
-        // Open at both ends, so that opening waits for nobody.
+        // Opened for reading and writing, because opening one end of a FIFO would block until the other end
+        // is open.
         let answers = pipes.read_write(true).open_receiver(&from)?;
         let commands = pipes.read_write(true).open_sender(&to)?;
         let mut command = process::command(Path::new("sh"));
@@ -116,7 +117,7 @@ impl Browser {
         Ok(browser)
     }
 
-    /// Goes to that page. It may still be busy.
+    /// Navigates to `url`. The page may still be loading when this returns.
     pub async fn open(&mut self, url: &str) -> Result<()> {
         let answer = self.call("Page.navigate", json!({"url": url})).await?;
         ensure!(
@@ -127,7 +128,7 @@ impl Browser {
         Ok(())
     }
 
-    /// What an expression is in the page; a promise is waited for.
+    /// Evaluates an expression in the page; if it is a promise, awaits it.
     pub async fn eval(&mut self, expression: &str) -> Result<Value> {
         let call = json!({
             "expression": expression, "returnByValue": true, "awaitPromise": true,
@@ -139,7 +140,7 @@ impl Browser {
         Ok(answer["result"]["value"].take())
     }
 
-    /// Waits until an expression is true in the page.
+    /// Waits until an expression is `true` in the page.
     pub async fn wait(&mut self, expression: &str) -> Result<()> {
         let what = format!("in the page: {expression}");
         until(&what, LIMIT, async || {
@@ -172,13 +173,13 @@ impl Browser {
         Ok(())
     }
 
-    /// Types text into what has the focus.
+    /// Types text into the element that has the focus.
     pub async fn type_text(&mut self, text: &str) -> Result<()> {
         self.call("Input.insertText", json!({"text": text})).await?;
         Ok(())
     }
 
-    /// Moves the mouse there, in pixels of the page, and clicks so often.
+    /// Moves the mouse to a position in pixels of the page and clicks `times` times.
     pub async fn click(&mut self, x: f64, y: f64, times: u32) -> Result<()> {
         let event = |kind: &str, count: u32| json!({"type": kind, "x": x, "y": y, "button": "left", "clickCount": count});
         let moved = json!({"type": "mouseMoved", "x": x, "y": y});
@@ -192,7 +193,7 @@ impl Browser {
         Ok(())
     }
 
-    /// `light` or `dark`, as the page sees it.
+    /// Sets the colour scheme that the page sees, `light` or `dark`.
     pub async fn colours(&mut self, scheme: &str) -> Result<()> {
         let features = json!([{"name": "prefers-color-scheme", "value": scheme}]);
         self.call(
@@ -203,16 +204,16 @@ impl Browser {
         Ok(())
     }
 
-    /// The page as a PNG.
+    /// A screenshot of the page, as PNG.
     pub async fn picture(&mut self) -> Result<Vec<u8>> {
         let answer = self.call("Page.captureScreenshot", json!({"format": "png"}));
         let answer = answer.await?;
         Ok(decoded(answer["data"].as_str().context("no picture")?))
     }
 
-    /// What the page has complained of so far: exceptions, and what its policy refused.
+    /// Exceptions of the page so far, and violations of its content security policy.
     pub async fn complaints(&mut self) -> Result<Vec<String>> {
-        // What came before the answer to this has been read then.
+        // Messages arrive in order: with this answer, everything sent before it has been read.
         self.eval("1").await?;
         Ok(self.complaints.clone())
     }
@@ -272,7 +273,7 @@ impl Browser {
     }
 }
 
-/// Base64; what is not of its alphabet is passed over.
+/// Decodes base64, ignoring characters outside its alphabet.
 fn decoded(text: &str) -> Vec<u8> {
     const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let value = |byte| ALPHABET.iter().position(|it| *it == byte);

@@ -1,7 +1,8 @@
-//! Programs of other people, in Python and Go, that ask the agent: the code of `docs/node.md`.
+//! Runs the gRPC clients of `docs/node.md`, written in Python and Go, against the agent.
 //!
-//! grpcio and protoc come from PyPI, into an environment of their own in the cache, once; the plugins that make Go
-//! of a proto are among the programs of [`assets`], and `e2e/grpc-go` pins the modules of the Go client.
+//! grpcio and protoc come from PyPI and are installed once into a virtual environment in the cache. The
+//! plugins that generate Go code are among the programs of [`assets`], and `e2e/grpc-go` pins the modules of
+//! the Go client.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -12,13 +13,14 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::assets::{self, Program, say};
 
-/// The release of grpcio and grpcio-tools.
+/// The release of grpcio and grpcio-tools that is installed.
 const GRPCIO: &str = "1.85.1";
-/// What Go clients are made of.
+/// The Go module whose `go.mod` and `go.sum` Go clients use.
 const GO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/grpc-go");
 const REPOSITORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
-/// The folder of an environment with grpcio, made where it is missing, or why there can be none here.
+/// Returns the virtual environment with grpcio, creating it where it is missing. The inner error says why
+/// there can be none on this machine.
 pub fn ready() -> Result<Result<PathBuf, String>> {
     let cache = assets::cache()?;
     let folder = cache.join("grpcio").join(GRPCIO);
@@ -63,14 +65,15 @@ fn python(folder: &Path, cache: &Path) -> Result<Result<(), String>> {
     Ok(Ok(()))
 }
 
-/// A folder as the page supposes it: `venv`, `proto`, and `protoc` and its plugins in the path.
+/// A working folder as `docs/node.md` assumes it: with `venv` and `proto`, and with protoc and its plugins in
+/// the PATH.
 pub struct Desk {
     folder: PathBuf,
     path: String,
 }
 
 impl Desk {
-    /// In an empty folder, with the environment that is [`ready`].
+    /// Sets up the empty `folder`, with the `environment` that [`ready`] returned.
     pub fn new(folder: &Path, environment: &Path) -> Result<Self> {
         symlink(environment, folder.join("venv"))?;
         symlink(Path::new(REPOSITORY).join("proto"), folder.join("proto"))?;
@@ -90,12 +93,13 @@ impl Desk {
         })
     }
 
-    /// Puts a file there.
+    /// Writes a file into the folder.
     pub fn write(&self, name: &str, text: &str) -> Result<()> {
         Ok(fs::write(self.folder.join(name), text)?)
     }
 
-    /// Runs a line there and returns what it printed; what it complains of is the error.
+    /// Runs a shell command in the folder and returns its standard output; if it fails, its standard error is the
+    /// error.
     pub fn sh(&self, line: &str) -> Result<String> {
         let mut sh = Command::new("sh");
         sh.args(["-c", line]).current_dir(&self.folder);

@@ -1,17 +1,17 @@
-//! etcd and kube-apiserver on loopback, with data and logs in a folder of their own.
+//! etcd and kube-apiserver on loopback, with data and logs in their own folder.
 //!
 //! # Guarantees
-//! - Any number may run beside each other: own ports, own folder, own keys.
-//! - Nothing is left: processes end with this value or this process, the folder too (see
-//!   [`crate::scratch`] for when it is kept).
-//! - A killed API server comes back on the same port with the same data, or with older ones
+//! - Any number may run at the same time: each has its own ports, folder and keys.
+//! - Nothing is left behind: the processes and the folder go when this value is dropped or this process ends
+//!   (see [`crate::scratch`] for when the folder is kept).
+//! - A killed API server restarts on the same port with the same data, or with older data
 //!   ([`ControlPlane::with_data`]).
 //!
 //! # Caveats
 //! - etcd does not fsync. A crash of the machine loses data, a crash of etcd does not.
-//! - No controllers run unless [`ControlPlane::start_kcm`] is called: nothing collects garbage,
-//!   creates ServiceAccounts or taints nodes. Admission therefore does not ask pods for one.
-//! - A value in a `static` is never dropped: then its end is that of the process.
+//! - No controllers run unless [`ControlPlane::start_kcm`] is called: nothing collects garbage, creates
+//!   ServiceAccounts or taints nodes. Admission therefore does not require that pods have a ServiceAccount.
+//! - A value in a `static` is never dropped: it lives as long as the process.
 
 use std::ffi::OsStr;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -35,24 +35,24 @@ use crate::process::{self, Process};
 use crate::scheduler;
 use crate::scratch::Scratch;
 
-/// The user behind [`ControlPlane::client`]: `system:masters`, exempt from flow control.
+/// The user of [`ControlPlane::client`]: in `system:masters`, exempt from flow control.
 pub const ADMIN: &str = "admin";
 
-/// Long enough for a busy machine; a start takes about 4 s on an idle one.
+/// Enough for a busy machine; a start takes about 4 s on an idle one.
 const START_LIMIT: Duration = Duration::from_secs(90);
 const LOOK: Duration = Duration::from_millis(25);
 
-/// What may differ between control planes.
+/// Settings of a control plane.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// `--service-cluster-ip-range`: one CIDR, or two of different families, comma-separated.
     pub service_cidrs: String,
-    /// Who can authenticate besides [`ADMIN`], kube-controller-manager and kube-scheduler.
+    /// Users that can authenticate in addition to [`ADMIN`], kube-controller-manager and kube-scheduler.
     pub users: Vec<User>,
-    /// More flags for kube-apiserver.
+    /// Additional flags for kube-apiserver.
     pub apiserver_args: Vec<String>,
-    /// Whether pods get the token of their ServiceAccount. It has to exist before them, which is
-    /// kube-controller-manager's work.
+    /// Whether admission mounts ServiceAccount tokens into pods. The ServiceAccount must exist before the
+    /// pod; kube-controller-manager creates it.
     pub service_accounts: bool,
 }
 
@@ -81,8 +81,8 @@ pub struct ControlPlane {
 }
 
 impl ControlPlane {
-    /// Starts etcd and kube-apiserver and returns when the latter is ready. Builds them first where
-    /// they are missing, which takes minutes (see [`crate::assets`]).
+    /// Starts etcd and kube-apiserver and returns when the latter is ready. If the programs are missing,
+    /// builds them first, which takes minutes (see [`crate::assets`]).
     pub async fn start(options: Options) -> Result<Self> {
         let _ = rustls::crypto::ring::default_provider().install_default();
         tokio::task::spawn_blocking(|| assets::ensure(&assets::CONTROL_PLANE)).await??;
@@ -114,8 +114,8 @@ impl ControlPlane {
         Ok(this)
     }
 
-    /// Starts kube-apiserver where it does not run, on the same port and data, and waits until it
-    /// is ready and its default namespace exists.
+    /// Starts kube-apiserver unless it runs, on the same port and data, and waits until it is ready and its
+    /// default namespace exists.
     pub async fn start_apiserver(&mut self) -> Result<()> {
         if self.apiserver.is_none() {
             let log = self.folder().join("kube-apiserver.log");
@@ -148,7 +148,7 @@ impl ControlPlane {
         }
     }
 
-    /// SIGKILL, and gone when this returns. Connections break; etcd and the data stay.
+    /// Kills kube-apiserver with SIGKILL and waits for its end. Connections break; etcd and the data stay.
     pub fn kill_apiserver(&mut self) -> Result<()> {
         if let Some(mut apiserver) = self.apiserver.take() {
             apiserver.kill()?;
@@ -156,8 +156,8 @@ impl ControlPlane {
         Ok(())
     }
 
-    /// Stops kube-apiserver and etcd, does `work` on the folder of etcd's data, and starts both again on
-    /// their ports: to keep a copy of all there is, or to put one back.
+    /// Stops kube-apiserver and etcd, runs `work` on etcd's data folder, and restarts both on the same ports:
+    /// to back the data up or to restore a backup.
     pub async fn with_data(&mut self, work: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
         self.kill_apiserver()?;
         self.etcd.kill()?;
@@ -166,14 +166,14 @@ impl ControlPlane {
         self.start_apiserver().await
     }
 
-    /// kube-apiserver, for signals (`STOP` makes it hang, `CONT` go on) and usage.
+    /// The process of kube-apiserver, for signals (`STOP` makes it hang, `CONT` resumes it) and usage.
     pub fn apiserver(&self) -> Result<&Process> {
         self.apiserver
             .as_ref()
             .context("kube-apiserver is not running: call start_apiserver")
     }
 
-    /// etcd, likewise.
+    /// The process of etcd, for signals and usage.
     pub fn etcd(&self) -> &Process {
         &self.etcd
     }
@@ -183,7 +183,7 @@ impl ControlPlane {
         self.scratch.path()
     }
 
-    /// Where kube-apiserver listens.
+    /// The address on which kube-apiserver listens.
     pub fn address(&self) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.port).into()
     }
@@ -193,17 +193,17 @@ impl ControlPlane {
         format!("https://127.0.0.1:{}", self.port)
     }
 
-    /// A new client of [`ADMIN`]: verifies the server, never retries, no rate limit, no timeout.
+    /// A new client of [`ADMIN`]: it verifies the server and has no retries, no rate limit and no timeout.
     pub async fn client(&self) -> Result<Client> {
         self.client_of(ADMIN).await
     }
 
-    /// A new client of another user.
+    /// A new client of another user, configured like [`ControlPlane::client`].
     pub async fn client_of(&self, user: &str) -> Result<Client> {
         kubeconfig::client(self.kubeconfig_value(user)?).await
     }
 
-    /// A new client of whoever a token belongs to, such as one that was asked of a ServiceAccount.
+    /// A new client that authenticates by a bearer token, such as that of a ServiceAccount.
     pub async fn client_by(&self, token: &str) -> Result<Client> {
         let mut config = self.kubeconfig_value(ADMIN)?;
         let user = config.pointer_mut("/users/0/user/token");
@@ -211,7 +211,7 @@ impl ControlPlane {
         kubeconfig::client(config).await
     }
 
-    /// The path of a kubeconfig (mode 0600) for `user`, written when first asked for.
+    /// The path of a kubeconfig (mode 0600) for `user`, written at the first call.
     pub fn kubeconfig(&self, user: &str) -> Result<PathBuf> {
         let path = self
             .folder()
@@ -222,7 +222,7 @@ impl ControlPlane {
         Ok(path)
     }
 
-    /// A kubeconfig for every user, with `cluster` laid over how the server is reached.
+    /// A kubeconfig for every user, with the fields of `cluster` replacing those of the cluster entry.
     pub(crate) fn kubeconfigs(&self, cluster: &Value) -> Result<Vec<(String, Value)>> {
         let own = |(key, value): (&String, &Value)| (key.clone(), value.clone());
         let one = |user: &User| -> Result<(String, Value)> {
@@ -236,17 +236,18 @@ impl ControlPlane {
         self.users.iter().map(one).collect()
     }
 
-    /// Keeps the folder when this value is dropped, for somebody who wants to look.
+    /// Keeps the folder when this value is dropped, for debugging.
     pub fn keep(&self) {
         self.scratch.keep();
     }
 
-    /// Runs kubectl as [`ADMIN`] and returns its standard output; its standard error is the error.
+    /// Runs kubectl as [`ADMIN`] and returns its standard output; if it fails, its standard error is the
+    /// error.
     pub async fn kubectl<S: AsRef<OsStr>>(&self, args: &[S]) -> Result<String> {
         self.kubectl_stdin(args, "").await
     }
 
-    /// The same with a standard input, for `apply -f -`.
+    /// Runs kubectl like [`ControlPlane::kubectl`], with a standard input, for `apply -f -`.
     pub async fn kubectl_stdin<S: AsRef<OsStr>>(&self, args: &[S], input: &str) -> Result<String> {
         let mut child = tokio::process::Command::new(assets::find(Program::Kubectl)?)
             .args(args)
@@ -259,7 +260,7 @@ impl ControlPlane {
             .spawn()
             .context("cannot run kubectl")?;
         if let Some(mut stdin) = child.stdin.take() {
-            // kubectl may end without having read it; its own error says why.
+            // kubectl may end before it has read its input; its own error says why.
             let _ = stdin.write_all(input.as_bytes()).await;
         }
         let output = child.wait_with_output().await?;
@@ -290,7 +291,7 @@ impl ControlPlane {
         Ok(metrics::parse(&get(&client, "/metrics").await?))
     }
 
-    /// Host and port, the token and the CA of [`ADMIN`], for clients below kube's.
+    /// Port, token and CA of [`ADMIN`], for clients that do not use kube.
     pub fn endpoint(&self) -> Result<crate::raw::Endpoint> {
         crate::raw::Endpoint::new(self.port, &self.user(ADMIN)?.token, &self.pki.ca)
     }
@@ -327,7 +328,7 @@ impl ControlPlane {
             .current_dir(self.folder())
             .arg(format!("--etcd-servers={}", self.etcd_url))
             .args(["--bind-address=127.0.0.1", "--advertise-address=127.0.0.1"])
-            // The address of the `kubernetes` Service must not be on loopback, and nobody needs it.
+            // The endpoints of the `kubernetes` Service must not be on loopback, and no test needs them.
             .arg("--endpoint-reconciler-type=none")
             .arg(format!("--secure-port={}", self.port))
             .arg(path("cert-dir", self.folder()))
@@ -356,7 +357,7 @@ impl ControlPlane {
     }
 }
 
-/// Where etcd keeps its data.
+/// etcd's data folder.
 fn data(folder: &Path) -> PathBuf {
     folder.join("etcd")
 }

@@ -1,4 +1,4 @@
-//! Cadastre's resource types, as its users install them.
+//! Installs Cadastre's CRDs as its users do.
 
 use std::time::Duration;
 

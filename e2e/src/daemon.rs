@@ -1,4 +1,4 @@
-//! The `cadastre` binary under test, as a process.
+//! The `cadastre` binary under test, run as a process.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -19,26 +19,26 @@ use crate::process::{self, Process};
 
 const LOOK: Duration = Duration::from_millis(10);
 
-/// How to start it.
+/// How to start a [`Daemon`].
 #[derive(Clone, Debug, Default)]
 pub struct DaemonOptions {
-    /// Names the log: `cadastre-NAME.log`. Two daemons in one folder need two names.
+    /// Part of the log's name: `cadastre-NAME.log`. Two daemons with the same folder need different names.
     pub name: String,
-    /// The subcommand and its flags; the admin address is added.
+    /// The subcommand and its flags; `--admin-address` is added.
     pub args: Vec<String>,
-    /// More environment; `KUBECONFIG` is set already.
+    /// Additional environment variables; `KUBECONFIG` is set already.
     pub env: Vec<(String, String)>,
 }
 
-/// A running `cadastre`, ended by SIGKILL when dropped.
+/// A running `cadastre`, killed by SIGKILL when dropped.
 pub struct Daemon {
     process: Process,
     address: String,
 }
 
 impl Daemon {
-    /// Starts `cadastre ARGS --admin-address 127.0.0.1:PORT` with that kubeconfig; the log goes to
-    /// `folder`. Does not wait for it to be ready.
+    /// Starts `cadastre ARGS --admin-address 127.0.0.1:PORT` with the kubeconfig, logging to `folder`. Does
+    /// not wait until it is ready.
     pub fn start(folder: &Path, kubeconfig: &Path, options: &DaemonOptions) -> Result<Self> {
         let address = format!("127.0.0.1:{}", ports::free()?);
         let mut command = process::command(&binary()?);
@@ -53,17 +53,17 @@ impl Daemon {
         Ok(Self { process, address })
     }
 
-    /// `127.0.0.1:PORT` of its admin server.
+    /// The address of its admin server, `127.0.0.1:PORT`.
     pub fn admin_address(&self) -> &str {
         &self.address
     }
 
-    /// Signals, usage, log, end.
+    /// The process, for signals, usage, log and end.
     pub fn process(&mut self) -> &mut Process {
         &mut self.process
     }
 
-    /// What a GET of `path` on its admin server answers; an error if that is no success.
+    /// Returns the body of a GET of `path` on its admin server; an error if the status is no success.
     pub async fn get(&self, path: &str) -> Result<String> {
         let (status, body) = self.ask(Method::GET, path, "").await?;
         if !status.is_success() {
@@ -72,7 +72,7 @@ impl Daemon {
         Ok(body)
     }
 
-    /// Any request to its admin server, over a connection of its own, answered within 5 s.
+    /// Sends a request to its admin server over a new connection, with a timeout of 5 s.
     pub async fn ask(
         &self,
         method: Method,
@@ -86,17 +86,17 @@ impl Daemon {
             .context(what)?
     }
 
-    /// Its metrics; see [`metrics::sum`].
+    /// The metrics that it serves; see [`metrics::sum`].
     pub async fn metrics(&self) -> Result<Vec<Sample>> {
         Ok(metrics::parse(&self.get("/metrics").await?))
     }
 
-    /// What `/readyz` says when it is ready; the reason why not as an error.
+    /// The body of `/readyz` when it is ready; otherwise the error says why it is not.
     pub async fn ready(&self) -> Result<String> {
         self.get("/readyz").await
     }
 
-    /// Waits at most `limit` until it is ready; an error at once if it ends before.
+    /// Waits at most `limit` until it is ready; fails at once if the process ends before.
     pub async fn wait_ready(&mut self, limit: Duration) -> Result<String> {
         let start = Instant::now();
         loop {
@@ -116,7 +116,7 @@ impl Daemon {
     }
 }
 
-/// One request of plain HTTP, over a connection of its own.
+/// One plain HTTP request over a new connection.
 pub(crate) async fn request(
     address: &str,
     method: Method,
@@ -138,7 +138,7 @@ pub(crate) async fn request(
     Ok((status, String::from_utf8(body.to_vec())?))
 }
 
-/// `CADASTRE_BIN`, else `cadastre` of the same build as the running executable.
+/// The path of `cadastre`: `CADASTRE_BIN`, else the binary of the same build as the running executable.
 pub fn binary() -> Result<PathBuf> {
     match env::var_os("CADASTRE_BIN") {
         Some(path) => Ok(PathBuf::from(path)),
@@ -146,7 +146,7 @@ pub fn binary() -> Result<PathBuf> {
     }
 }
 
-/// `CADASTRE_IPAM`, else the plugin `cadastre-ipam` of the same build.
+/// The path of the CNI plugin: `CADASTRE_IPAM`, else `cadastre-ipam` of the same build.
 pub fn plugin() -> Result<PathBuf> {
     match env::var_os("CADASTRE_IPAM") {
         Some(path) => Ok(PathBuf::from(path)),
@@ -154,7 +154,7 @@ pub fn plugin() -> Result<PathBuf> {
     }
 }
 
-/// `CADASTRE_KUBECTL`, else the kubectl plugin `kubectl-cadastre` of the same build.
+/// The path of the kubectl plugin: `CADASTRE_KUBECTL`, else `kubectl-cadastre` of the same build.
 pub fn kubectl_plugin() -> Result<PathBuf> {
     match env::var_os("CADASTRE_KUBECTL") {
         Some(path) => Ok(PathBuf::from(path)),
@@ -164,7 +164,7 @@ pub fn kubectl_plugin() -> Result<PathBuf> {
 
 fn beside(name: &str, variable: &str) -> Result<PathBuf> {
     let this = env::current_exe()?;
-    // target/debug/NAME for a binary, target/debug/deps/NAME for a test.
+    // Binaries are in target/debug, tests in target/debug/deps.
     let found = this
         .ancestors()
         .skip(1)
@@ -180,7 +180,7 @@ fn beside(name: &str, variable: &str) -> Result<PathBuf> {
     })
 }
 
-/// The flags that a text of `--help` names. Each one's line has to be followed by what it means.
+/// Counts the flags in the output of `--help`; an error if a flag is not followed by its explanation.
 pub fn explained_flags(help: &str) -> Result<usize> {
     let lines: Vec<&str> = help.lines().map(str::trim).collect();
     let mut count = 0;

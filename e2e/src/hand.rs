@@ -1,8 +1,8 @@
-//! Makes and changes objects, and waits for what must follow.
+//! Creates and changes objects, and waits for what must follow.
 //!
 //! # Guarantees
-//! Nothing here sleeps for a while and hopes: every wait is for a condition, ends as soon as it
-//! holds, and says at its limit what was waited for and what was seen last (see [`crate::wait`]).
+//! Nothing here sleeps for a fixed time: every wait is for a condition, ends as soon as the condition holds,
+//! and at its limit reports what was waited for and what was seen last (see [`crate::wait`]).
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -19,18 +19,18 @@ use serde_json::{Value, json};
 use crate::nodes;
 use crate::wait::until;
 
-/// How long anything may take that should take a second.
+/// The limit of waits: generous, as what is waited for takes about a second.
 pub const LIMIT: Duration = Duration::from_secs(30);
 
-/// The label by which [`Hand::pool`] selects and [`Hand::node`] is selected.
+/// The label that [`Hand::node`] sets and that the selector of [`Hand::pool`] requires.
 pub const GROUP: &str = "group";
 
-/// What a test does to a cluster, and what it looks at.
+/// Clients with which a test changes and reads a cluster.
 #[derive(Clone)]
 pub struct Hand {
-    /// For everything else
+    /// For kinds that have no field here
     pub client: Client,
-    /// Nodes
+    /// Nodes of the cluster
     pub nodes: Api<Node>,
     /// Pods of the namespace `default`
     pub pods: Api<Pod>,
@@ -45,7 +45,7 @@ pub struct Hand {
 }
 
 impl Hand {
-    /// One that acts by `client`.
+    /// Creates one whose requests are sent by `client`.
     pub fn new(client: Client) -> Self {
         Self {
             nodes: Api::all(client.clone()),
@@ -58,9 +58,9 @@ impl Hand {
         }
     }
 
-    /// Writes the list of the addresses in use on a node, as its agent would.
+    /// Writes the list of the addresses in use on a node, in the agent's place.
     pub async fn list_addresses(&self, node: &str, mut list: NodeAddressesSpec) -> Result<()> {
-        // An apply of nothing would leave no spec.
+        // Applying an empty list would leave an object without spec.
         if list.node_uid.is_empty() {
             "test".clone_into(&mut list.node_uid);
         }
@@ -71,8 +71,8 @@ impl Hand {
         Ok(())
     }
 
-    /// Creates a pool `allocate: NodeCIDR` that serves the nodes of the group of its name, up to the
-    /// first `.`-less `-`: pools `a-1` and `a-2` serve the group `a`. `spec` is laid over that.
+    /// Creates a pool of podCIDRs (`NodeCIDR`) for the nodes of one group, which is the pool's name up to the
+    /// first `-`: the pools `a-1` and `a-2` serve the group `a`. The fields of `spec` replace the defaults.
     pub async fn pool(&self, name: &str, spec: Value) -> Result<IPPool> {
         let group = name.split('-').next().unwrap_or(name);
         let mut whole = json!({
@@ -90,7 +90,7 @@ impl Hand {
         created.with_context(|| format!("cannot create pool {name}"))
     }
 
-    /// The same with `allocate: Blocks`.
+    /// Creates a pool like [`Hand::pool`], but one of blocks.
     pub async fn block_pool(&self, name: &str, mut spec: Value) -> Result<IPPool> {
         spec["allocate"] = json!("Blocks");
         self.pool(name, spec).await
@@ -106,27 +106,27 @@ impl Hand {
         changed.with_context(|| format!("cannot change pool {name}"))
     }
 
-    /// Creates a node of a group.
+    /// Creates a node that belongs to a group.
     pub async fn node(&self, group: &str, name: &str) -> Result<Node> {
         self.create_node(labelled(nodes::node(name, "192.0.2.1"), &[(GROUP, group)]))
             .await
     }
 
-    /// Creates a node as it is given; its status, too.
+    /// Creates a node with the metadata, spec and status of `node`.
     pub async fn create_node(&self, node: Node) -> Result<Node> {
         let name = node.name_any();
         let created = self.nodes.create(&PostParams::default(), &node).await;
         created.with_context(|| format!("cannot create node {name}"))
     }
 
-    /// Asks for the deletion of a node.
+    /// Deletes a node; finalizers may keep the object for longer.
     pub async fn delete_node(&self, name: &str) -> Result<()> {
         let deleted = self.nodes.delete(name, &DeleteParams::default()).await;
         deleted.with_context(|| format!("cannot delete node {name}"))?;
         Ok(())
     }
 
-    /// Creates a pod on a node (no kubelet needed) that reports these addresses.
+    /// Creates a pod on a node and writes these addresses to its status, in the kubelet's place.
     pub async fn pod(&self, name: &str, node: &str, addresses: &[&str]) -> Result<Pod> {
         let pod = serde_json::from_value(json!({
             "metadata": {"name": name},
@@ -142,7 +142,7 @@ impl Hand {
         Ok(self.pods.patch_status(name, &params, &patch).await?)
     }
 
-    /// Deletes a pod at once, as a kubelet would in the end.
+    /// Deletes a pod without grace period, as a kubelet does in the end.
     pub async fn delete_pod(&self, name: &str) -> Result<()> {
         let at_once = DeleteParams::default().grace_period(0);
         self.pods.delete(name, &at_once).await?;
@@ -168,12 +168,12 @@ impl Hand {
         Ok(format!("it has none; its events: {notes:?}"))
     }
 
-    /// The podCIDRs of a node as they are.
+    /// The podCIDRs that a node has now.
     pub async fn pod_cidrs(&self, name: &str) -> Result<Vec<String>> {
         Ok(nodes::pod_cidrs(&self.nodes.get(name).await?).to_vec())
     }
 
-    /// Waits until a pool satisfies `is`.
+    /// Waits until a pool satisfies `is`; `what` describes that in the error.
     pub async fn pool_until(
         &self,
         name: &str,
@@ -198,7 +198,7 @@ impl Hand {
             .context("the condition is gone")
     }
 
-    /// Waits until a NodeSubnet satisfies `is`.
+    /// Waits until a NodeSubnet satisfies `is`; `what` describes that in the error.
     pub async fn subnet_until(
         &self,
         name: &str,
@@ -213,7 +213,7 @@ impl Hand {
         .await
     }
 
-    /// Waits until a NodeSubnet lists that many blocks, and returns them sorted as text.
+    /// Waits until a NodeSubnet lists `count` blocks, and returns their CIDRs sorted as text.
     pub async fn listed(&self, node: &str, count: usize) -> Result<Vec<String>> {
         let what = format!("lists {count} blocks");
         let subnet = self
@@ -224,7 +224,7 @@ impl Hand {
         Ok(cidrs)
     }
 
-    /// Waits until the object of a block satisfies `is`.
+    /// Waits until the IPAMBlock of a CIDR satisfies `is`; `what` describes that in the error.
     pub async fn block_until(
         &self,
         cidr: &str,
@@ -240,7 +240,7 @@ impl Hand {
         .await
     }
 
-    /// Waits until there is no object of that block.
+    /// Waits until no IPAMBlock exists for a CIDR.
     pub async fn block_gone(&self, cidr: &str) -> Result<()> {
         gone(&self.blocks, &block_name(cidr)).await
     }
@@ -254,19 +254,19 @@ impl Hand {
         Ok(cidrs)
     }
 
-    /// Waits until there is no NodeSubnet of that name.
+    /// Waits until no NodeSubnet of that name exists.
     pub async fn subnet_gone(&self, name: &str) -> Result<()> {
         gone(&self.subnets, name).await
     }
 
-    /// All events about the object of that UID.
+    /// All events about the object with that UID.
     pub async fn events_of(&self, uid: &str) -> Result<Vec<Event>> {
         let params = ListParams::default().fields(&format!("involvedObject.uid={uid}"));
         let events = Api::<Event>::default_namespaced(self.client.clone());
         Ok(events.list(&params).await?.items)
     }
 
-    /// How often that reason was told of the object; repetitions that were put together count.
+    /// How often events of that reason were emitted for the object, including those folded into a count.
     pub async fn told(&self, uid: &str, reason: &str) -> Result<i32> {
         let events = self.events_of(uid).await?;
         let of_reason = events
@@ -277,7 +277,7 @@ impl Hand {
             .sum())
     }
 
-    /// Waits for an event of that reason about the object, and returns its text.
+    /// Waits for an event of that reason about the object, and returns its message.
     pub async fn event(&self, uid: &str, reason: &str) -> Result<String> {
         until(&format!("event {reason} about {uid}"), LIMIT, async || {
             let events = self.events_of(uid).await?;
@@ -291,12 +291,12 @@ impl Hand {
     }
 }
 
-/// The name of the object of a block.
+/// The name of the IPAMBlock of a CIDR.
 pub fn block_name(cidr: &str) -> String {
     cidr.replace(['.', ':', '/'], "-")
 }
 
-/// Waits until there is no object of that name.
+/// Waits until no object of that name exists.
 pub async fn gone<K>(api: &Api<K>, name: &str) -> Result<()>
 where
     K: kube::Resource + Clone + DeserializeOwned + Debug,
@@ -309,13 +309,13 @@ where
     .await
 }
 
-/// The condition of that type.
+/// The condition of that type in the status of a pool.
 pub fn condition<'a>(pool: &'a IPPool, kind: &str) -> Option<&'a Condition> {
     let conditions = &pool.status.as_ref()?.conditions;
     conditions.iter().find(|it| it.type_ == kind)
 }
 
-/// The node with more labels.
+/// Adds labels to a node.
 pub fn labelled(mut node: Node, labels: &[(&str, &str)]) -> Node {
     let all = node.metadata.labels.get_or_insert_default();
     all.extend(
@@ -326,7 +326,7 @@ pub fn labelled(mut node: Node, labels: &[(&str, &str)]) -> Node {
     node
 }
 
-/// The node with these podCIDRs, as a kubelet or another controller may have set them.
+/// Sets the podCIDRs of a node, as a kubelet or a foreign allocator may have done.
 pub fn with_pod_cidrs(mut node: Node, cidrs: &[&str]) -> Node {
     let spec = node.spec.get_or_insert_default();
     spec.pod_cidr = cidrs.first().map(ToString::to_string);

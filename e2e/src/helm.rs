@@ -1,4 +1,4 @@
-//! helm, and the chart of this repository.
+//! Runs helm, and renders the chart of this repository.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -9,12 +9,12 @@ use anyhow::{Context as _, Result, bail};
 use crate::assets::{self, Program};
 use crate::control_plane::{ADMIN, ControlPlane};
 
-/// The chart's folder.
+/// The folder of the chart.
 pub fn chart() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../charts/cadastre")
 }
 
-/// What helm renders of the chart, or its complaint. Builds helm where it is missing.
+/// Renders the chart with helm, which is built if it is missing; helm's error message is the error.
 pub async fn template(flags: &[&str]) -> Result<String> {
     tokio::task::spawn_blocking(|| assets::ensure(&assets::TOOLS)).await??;
     let folder = tempfile::tempdir()?;
@@ -24,7 +24,7 @@ pub async fn template(flags: &[&str]) -> Result<String> {
     Helm::offline(folder.path()).run(&args).await
 }
 
-/// helm, for one cluster or for none.
+/// helm, connected to one cluster or to none.
 #[derive(Debug)]
 pub struct Helm {
     program: Program,
@@ -33,7 +33,7 @@ pub struct Helm {
 }
 
 impl Helm {
-    /// For what needs no cluster; `folder` takes its caches.
+    /// helm without a cluster; `folder` is for its caches.
     pub fn offline(folder: &Path) -> Self {
         Self {
             program: Program::Helm,
@@ -42,7 +42,7 @@ impl Helm {
         }
     }
 
-    /// As the administrator of a cluster.
+    /// helm as the administrator of a cluster.
     pub fn of(cluster: &ControlPlane) -> Result<Self> {
         Ok(Self {
             program: Program::Helm,
@@ -51,7 +51,7 @@ impl Helm {
         })
     }
 
-    /// The same with helm 3.
+    /// The same, run by helm 3.
     #[must_use]
     pub fn three(self) -> Self {
         Self {
@@ -60,7 +60,7 @@ impl Helm {
         }
     }
 
-    /// Runs it and returns its standard output; its standard error is the error.
+    /// Runs helm and returns its standard output; if it fails, its standard error is the error.
     pub async fn run<S: AsRef<OsStr>>(&self, args: &[S]) -> Result<String> {
         let output = tokio::process::Command::new(assets::find(self.program)?)
             .args(args)

@@ -1,19 +1,19 @@
-//! What really happened to the podCIDRs: every revision of every node, in the API server's order.
+//! Records the podCIDRs of every revision of every node, in the API server's order.
 //!
-//! An independent judge of the first invariant, that no two live nodes ever hold overlapping
-//! ranges. It watches and never polls, so a wrong state that lasts for a millisecond is seen too.
+//! An independent check of the first invariant: two live nodes never have overlapping ranges. It watches and
+//! never polls, so it also sees a violation that lasts for a millisecond.
 //!
 //! # Guarantees
 //! - Everything that happens after [`History::start`] returned is recorded.
-//! - An outage of the API server is survived: the watch goes on where it stopped, or, where the
-//!   server no longer knows that point, by a list from which deletions are concluded.
+//! - After an outage of the API server the watch resumes where it stopped or, where the server no longer has
+//!   that revision, from a list; nodes missing from the list count as deleted.
 //!
 //! # Caveats
-//! - After such a list the states in between are unknown; [`History::gaps`] counts them. Deletions
-//!   concluded from a list count as earlier than anything new in it, so a range that was freed and
-//!   given on during a gap is not called a duplicate.
-//! - A watch tells of deletions in order, so a range counts as free from its node's deletion on;
-//!   quarantine is not judged here.
+//! - The states before such a list are unknown; [`History::gaps`] counts the lists. Deletions inferred from a
+//!   list are ordered before everything new in it, so a range that moved from a deleted node to another one
+//!   during a gap is not reported as a duplicate.
+//! - Deletions arrive in order, so a range counts as free from its node's deletion on; quarantine is not
+//!   checked here.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -32,7 +32,7 @@ use serde::Deserialize;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-/// Only what is judged: a full Node costs several times as much to decode.
+/// The checked fields of a Node: a full Node costs several times as much to decode.
 #[derive(Clone, Debug, Deserialize, kube::Resource)]
 #[resource(inherit = Node)]
 struct Seen {
@@ -51,30 +51,30 @@ struct SeenSpec {
 /// One revision of one node.
 #[derive(Clone, Debug)]
 pub struct Revision {
-    /// When it was heard of.
+    /// When the recorder received it.
     pub at: Instant,
     /// The node's UID.
     pub uid: String,
     /// The node's name.
     pub name: String,
-    /// As written in the API.
+    /// The podCIDRs as written in the API.
     pub pod_cidrs: Vec<String>,
-    /// The annotation `cadastre.dev/term`: which leader fenced the node off from earlier ones.
+    /// The annotation `cadastre.dev/term`: the leader that fenced the node off from earlier leaders.
     pub term: Option<String>,
-    /// True for the last one: the node is gone.
+    /// True for the last revision: the node is deleted.
     pub deleted: bool,
 }
 
 /// Two live nodes with overlapping ranges.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Duplicate {
-    /// Name, UID and range of the node that had it first.
+    /// Name, UID and range of the node that had its range first.
     pub first: (String, String, String),
-    /// Those of the node that got it as well.
+    /// Name, UID and range of the node whose range overlaps it.
     pub second: (String, String, String),
 }
 
-/// A recording, until dropped.
+/// A recording, which ends when this is dropped.
 #[derive(Debug)]
 pub struct History {
     log: Arc<Mutex<Log>>,
@@ -95,14 +95,14 @@ struct Log {
     revisions: Vec<Revision>,
     /// Live nodes: UID to the index of their last revision.
     live: HashMap<String, usize>,
-    /// What a list that is under way has brought so far.
+    /// Nodes that the current list has brought so far.
     listing: Option<Vec<Seen>>,
     lists: usize,
     progress: Progress,
 }
 
 impl History {
-    /// Lists the nodes, and returns when every change from there on will be recorded.
+    /// Lists the nodes, and returns when all later changes will be recorded.
     pub async fn start(client: Client) -> Result<Self> {
         let log = Arc::new(Mutex::new(Log::default()));
         let (send, mut progress) = watch::channel(Progress::default());
@@ -118,8 +118,8 @@ impl History {
         })
     }
 
-    /// Waits at most `limit` until `count` live nodes have podCIDRs, and tells when the last of
-    /// them was seen to get its own.
+    /// Waits at most `limit` until `count` live nodes have podCIDRs. Returns when the last podCIDRs were seen
+    /// to appear.
     pub async fn wait_until_all_assigned(&self, count: usize, limit: Duration) -> Result<Instant> {
         let mut progress = self.progress.clone();
         let reached = progress.wait_for(|it| it.assigned >= count);
@@ -139,7 +139,7 @@ impl History {
         self.progress.borrow().assigned
     }
 
-    /// Waits at most `limit` until `count` nodes are alive.
+    /// Waits at most `limit` until exactly `count` nodes are alive.
     pub async fn wait_until_live(&self, count: usize, limit: Duration) -> Result<()> {
         let mut progress = self.progress.clone();
         let reached = progress.wait_for(|it| it.live == count);
@@ -155,18 +155,17 @@ impl History {
         self.progress.borrow().last_assignment
     }
 
-    /// Everything so far, oldest first.
+    /// All revisions so far, oldest first.
     pub fn revisions(&self) -> Vec<Revision> {
         lock(&self.log).revisions.clone()
     }
 
-    /// How often a list had to stand in for a watch that could not go on.
+    /// How often a list had to replace a watch that could not resume.
     pub fn gaps(&self) -> usize {
         lock(&self.log).lists.saturating_sub(1)
     }
 
-    /// Every case so far of two live nodes with overlapping podCIDRs. An error is a podCIDR that
-    /// cannot be read.
+    /// All pairs of live nodes with overlapping podCIDRs so far. An error is a podCIDR that cannot be parsed.
     pub fn duplicates(&self) -> Result<Vec<Duplicate>> {
         duplicates(&lock(&self.log).revisions)
     }
@@ -198,7 +197,7 @@ async fn record(client: Client, log: Arc<Mutex<Log>>, progress: watch::Sender<Pr
         .default_backoff()
         .boxed();
     loop {
-        // An error is an outage: the stream goes on by itself after a pause.
+        // An error is an outage: the stream resumes by itself after a pause.
         let Ok(event) = events.try_next().await else {
             continue;
         };
@@ -282,8 +281,8 @@ impl Log {
     }
 }
 
-/// Replays the history. A range that overlaps a live one is reported and then left out, so the
-/// live ranges stay disjoint and a look at the two neighbours is enough.
+/// Replays the history. A range that overlaps a live one is reported and then ignored, so the live ranges
+/// stay disjoint and it suffices to compare a range with its neighbour.
 fn duplicates(revisions: &[Revision]) -> Result<Vec<Duplicate>> {
     let mut live: BTreeMap<Bounds, (&Revision, &str)> = BTreeMap::new();
     let mut found: Vec<Duplicate> = Vec::new();
@@ -299,7 +298,8 @@ fn duplicates(revisions: &[Revision]) -> Result<Vec<Duplicate>> {
                     revision.name
                 )
             })?;
-            // Starts at or before our end; disjoint ranges, so only the last of them can reach us.
+            // The neighbour is the last range that starts at or before this one's end: live ranges are
+            // disjoint, so no earlier one can reach it.
             let neighbour = live
                 .range(..=(bounds.1, IpAddr::from([0xff; 16])))
                 .next_back();
@@ -323,10 +323,10 @@ fn duplicates(revisions: &[Revision]) -> Result<Vec<Duplicate>> {
     Ok(found)
 }
 
-/// First and last address. All of IPv4 sorts before IPv6.
+/// First and last address. All IPv4 addresses sort before all IPv6 addresses.
 type Bounds = (IpAddr, IpAddr);
 
-/// Reads a CIDR by value: host bits are ignored, spelling does not matter.
+/// Parses a CIDR, ignoring its host bits.
 fn bounds(cidr: &str) -> Option<Bounds> {
     let (address, length) = cidr.split_once('/')?;
     let length: u32 = length.parse().ok()?;

@@ -1,4 +1,4 @@
-//! Cadastre in a control plane: its CRDs and its pools.
+//! Installs Cadastre's CRDs and pools in a control plane.
 
 use std::time::Duration;
 
@@ -37,11 +37,11 @@ pub async fn crds(client: &Client) -> Result<()> {
     .await
 }
 
-/// Creates a pool of podCIDRs; `spec` lacks only `allocate`.
+/// Creates a pool of podCIDRs from a `spec` without `allocate`.
 pub async fn pool(client: &Client, name: &str, mut spec: Value) -> Result<IPPool> {
     spec["allocate"] = json!("NodeCIDR");
     let pool = IPPool::new(name, serde_json::from_value(spec)?);
-    // A kind that has just begun to be served may be refused for a moment more.
+    // The API server may reject objects of a kind for a moment after it has begun to serve the kind.
     wait::until("the pool can be created", LIMIT, async || {
         let api = Api::<IPPool>::all(client.clone());
         Ok(Some(api.create(&PostParams::default(), &pool).await?))
@@ -49,14 +49,14 @@ pub async fn pool(client: &Client, name: &str, mut spec: Value) -> Result<IPPool
     .await
 }
 
-/// A condition of a pool; nothing if the pool has no such condition (yet).
+/// A condition of a pool; `None` as long as the pool has no such condition.
 pub async fn condition(client: &Client, pool: &str, kind: &str) -> Result<Option<Condition>> {
     let pool = Api::<IPPool>::all(client.clone()).get(pool).await?;
     let conditions = pool.status.unwrap_or_default().conditions;
     Ok(conditions.into_iter().find(|it| it.type_ == kind))
 }
 
-/// Whether a leader has taken the pool in its care.
+/// Whether a leader has set its finalizer on the pool.
 pub fn is_kept(pool: &IPPool) -> bool {
     pool.finalizers().iter().any(|it| it == FINALIZER)
 }

@@ -1,5 +1,5 @@
-//! kube-controller-manager: the peer that podCIDRs come from today, and the source of the
-//! surroundings (ServiceAccounts, garbage collection) where a test wants them.
+//! kube-controller-manager: the peer that allocates podCIDRs in most clusters, and the source of
+//! ServiceAccounts and garbage collection where a test needs them.
 
 use anyhow::Result;
 
@@ -8,28 +8,28 @@ use crate::control_plane::ControlPlane;
 use crate::ports;
 use crate::process::{self, Process};
 
-/// Who it is to the API server. Its controllers use ServiceAccounts of their own, as kubeadm sets up.
+/// Its user. Its controllers use ServiceAccounts of their own, as kubeadm sets them up.
 pub const USER: &str = "system:kube-controller-manager";
 
-/// How it runs.
+/// Settings of kube-controller-manager.
 #[derive(Clone, Debug)]
 pub struct KcmOptions {
     /// `--allocate-node-cidrs`; needs `cluster_cidrs`.
     pub allocate: bool,
-    /// `--cluster-cidr`: none, one, or two of different families. A node gets a /24 and a /64.
+    /// `--cluster-cidr`: none, one, or two of different families. Nodes get a /24 and a /64 of them.
     pub cluster_cidrs: Vec<String>,
-    /// `--kube-api-qps`; its own default is 20. Holds for each controller.
+    /// `--kube-api-qps`, which applies to each controller; kube-controller-manager's default is 20.
     pub qps: u32,
-    /// `--kube-api-burst`; its own default is 30.
+    /// `--kube-api-burst`; kube-controller-manager's default is 30.
     pub burst: u32,
-    /// `--controllers`: for example only `node-ipam-controller`; none means all.
+    /// `--controllers`, for example only `node-ipam-controller`; empty means all.
     pub controllers: Vec<String>,
-    /// More flags.
+    /// Additional flags.
     pub args: Vec<String>,
 }
 
 impl Default for KcmOptions {
-    /// All controllers at their own defaults, no podCIDRs.
+    /// All controllers with kube-controller-manager's own defaults, without podCIDRs.
     fn default() -> Self {
         Self {
             allocate: false,
@@ -43,7 +43,7 @@ impl Default for KcmOptions {
 }
 
 impl KcmOptions {
-    /// Only the controller that gives nodes their podCIDRs.
+    /// Only the controller that allocates podCIDRs.
     pub fn node_ipam(cluster_cidrs: &[&str]) -> Self {
         Self {
             allocate: true,

@@ -1,8 +1,8 @@
-//! Who may talk to a control plane: users with static tokens, and a kubeconfig for each.
+//! Users of a control plane, with static tokens, and their kubeconfigs.
 //!
-//! Tokens rather than client certificates, because the API server checks a certificate's signature
-//! on every request, which a benchmark would see. The token file is read when the API server
-//! starts: users have to be named in [`Options`](crate::Options).
+//! Tokens rather than client certificates, because the API server checks a certificate's signature on every
+//! request, which would distort benchmarks. The API server reads the token file only when it starts, so all
+//! users have to be in [`Options`](crate::Options).
 
 use std::fmt::Write as _;
 use std::fs::OpenOptions;
@@ -15,7 +15,7 @@ use anyhow::{Context as _, Result};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use serde_json::{Value, json};
 
-/// Someone who may authenticate.
+/// A user that can authenticate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct User {
     /// For example `system:kube-controller-manager`.
@@ -26,9 +26,9 @@ pub struct User {
 }
 
 impl User {
-    /// A user with a token of its own.
+    /// A user with a new random token.
     pub fn new(name: &str, groups: &[&str]) -> Self {
-        // Two independently seeded hashes: not for the world, but nobody guesses them on loopback.
+        // Two independently seeded hashes: not cryptographically strong, but enough on loopback.
         let half = || RandomState::new().hash_one(name);
         Self {
             name: name.to_owned(),
@@ -38,7 +38,7 @@ impl User {
     }
 }
 
-/// The API server's token file.
+/// The content of the API server's token file.
 pub(crate) fn token_file(users: &[User]) -> String {
     let mut text = String::new();
     for (
@@ -55,7 +55,8 @@ pub(crate) fn token_file(users: &[User]) -> String {
     text
 }
 
-/// A kubeconfig for `user`, which verifies the server by the CA in the file `ca`. JSON is YAML.
+/// A kubeconfig for `user`, which verifies the server by the CA in the file `ca`. It is JSON, which is valid
+/// YAML.
 pub(crate) fn kubeconfig(server: &str, ca: &Path, user: &User) -> Value {
     json!({
         "apiVersion": "v1",
@@ -67,7 +68,7 @@ pub(crate) fn kubeconfig(server: &str, ca: &Path, user: &User) -> Value {
     })
 }
 
-/// A client that fails at once rather than retry: a test must see what the server said.
+/// A client without retries, so that a test sees the server's first answer.
 pub(crate) async fn client(kubeconfig: Value) -> Result<kube::Client> {
     let kubeconfig: Kubeconfig = serde_json::from_value(kubeconfig)?;
     let options = KubeConfigOptions::default();
@@ -76,7 +77,7 @@ pub(crate) async fn client(kubeconfig: Value) -> Result<kube::Client> {
     Ok(kube::Client::try_from(config)?)
 }
 
-/// Writes a file that only its owner can read.
+/// Writes a file with mode 0600.
 pub(crate) fn write_private(path: &Path, text: &str) -> Result<()> {
     OpenOptions::new()
         .write(true)

@@ -1,4 +1,4 @@
-//! The Lease of the controllers, seen from outside.
+//! Observes the controllers' Lease.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -12,16 +12,16 @@ use kube::runtime::watcher::{self, watcher};
 use kube::{Api, Client};
 use tokio::task::JoinHandle;
 
-/// Where the Lease is unless the controllers are told otherwise.
+/// The namespace of the Lease by default.
 pub const NAMESPACE: &str = "kube-system";
 
-/// Who holds the Lease: `IDENTITY_NONCE`; nothing if nobody does.
+/// The holder of the Lease, `IDENTITY_NONCE`; `None` if nobody holds it.
 pub async fn holder(client: &Client) -> Result<Option<String>> {
     let leases = Api::<Lease>::namespaced(client.clone(), NAMESPACE);
     Ok(leases.get_opt(LEASE_NAME).await?.and_then(holder_of))
 }
 
-/// The identity in a holder.
+/// The identity in a holder `IDENTITY_NONCE`.
 pub fn identity(holder: &str) -> &str {
     holder.rsplit_once('_').map_or(holder, |(it, _)| it)
 }
@@ -30,10 +30,10 @@ fn holder_of(lease: Lease) -> Option<String> {
     lease.spec?.holder_identity.filter(|it| !it.is_empty())
 }
 
-/// Holders in their order, each with when it was heard of; nothing for a Lease that is free.
+/// Holders in their order, each with when it was observed; `None` while nobody held the Lease.
 pub type Seen = Vec<(Instant, Option<String>)>;
 
-/// Every change of the Lease's holder from a moment on, until dropped.
+/// Records every change of the Lease's holder until it is dropped.
 #[derive(Debug)]
 pub struct Holders {
     seen: Arc<Mutex<Seen>>,
@@ -41,7 +41,7 @@ pub struct Holders {
 }
 
 impl Holders {
-    /// Begins to watch.
+    /// Starts the recording.
     pub fn watch(client: Client) -> Self {
         let seen = Arc::default();
         let task = tokio::spawn(record(client, Arc::clone(&seen)));
@@ -69,7 +69,7 @@ async fn record(client: Client, seen: Arc<Mutex<Seen>>) {
         .applied_objects()
         .boxed();
     loop {
-        // An error is an outage: the stream goes on by itself after a pause.
+        // An error is an outage: the stream resumes by itself after a pause.
         let Ok(change) = changes.try_next().await else {
             continue;
         };

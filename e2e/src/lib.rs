@@ -1,25 +1,24 @@
-//! A real Kubernetes control plane on this machine, for the tests, the benches and the demo.
+//! Runs a real Kubernetes control plane on this machine, for the tests, the benches and the demo.
 //!
-//! etcd, kube-apiserver and, where asked for, kube-controller-manager run as plain processes on
-//! loopback; for most purposes there are no containers, no nodes and no root: Node objects are made
-//! through the API, which is all that cluster-wide IPAM looks at. Where a node's own side is tested,
-//! [`node`] runs real ones.
+//! etcd, kube-apiserver and, where a test needs it, kube-controller-manager run as plain processes on
+//! loopback. Most tests need no containers, no nodes and no root: they create Node objects through the API,
+//! which is all that cluster-wide IPAM looks at. Tests of the node side run real nodes ([`node`]).
 //!
 //! ```text
 //! assets ──> ControlPlane ──> etcd, kube-apiserver, kube-controller-manager   (process, scratch)
 //!                 │
 //!                 ├─ client(), kubectl(), kubeconfig()  ──> tests, Daemon (the binary under test)
 //!                 ├─ nodes, raw                         ──> many objects, fast
-//!                 ├─ Stage, Hand                        ──> a controller at work, objects, waits
+//!                 ├─ Stage, Hand                        ──> a running controller, objects, waits
 //!                 ├─ Agents                             ──> the node side of NodeSubnets
 //!                 ├─ Prometheus, Browser                ──> what people look at
 //!                 ├─ clients                            ──> programs in other languages
 //!                 ├─ node::Site, node::Machine          ──> real kubelets, containerd, pods
-//!                 └─ History                            ──> what really happened, revision by revision
+//!                 └─ History                            ──> every revision of every node's podCIDRs
 //! ```
 //!
-//! Errors are `anyhow`: a caller of a harness shows them and stops, it never chooses by them.
-//! Their text says what was tried and what to do.
+//! Errors are `anyhow`: callers print them and stop, they never match on them. The text says what was tried
+//! and what to do.
 
 pub mod admission;
 pub mod agent;

@@ -1,19 +1,19 @@
-//! Reads the Prometheus text format, as far as tests and benches ask.
+//! Parses the Prometheus text format, as far as tests and benches need it.
 
 use std::collections::BTreeMap;
 
-/// One line: a name, its labels and a value.
+/// One line of an exposition: a name, its labels and a value.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sample {
-    /// With suffixes such as `_bucket`.
+    /// The name, with suffixes such as `_bucket`.
     pub name: String,
-    /// Unescaped.
+    /// Labels with unescaped values.
     pub labels: BTreeMap<String, String>,
     /// May be NaN or infinite.
     pub value: f64,
 }
 
-/// A request as kube-apiserver counts it.
+/// A kind of request that kube-apiserver counts.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Request {
     /// `GET`, `LIST`, `WATCH`, `POST`, `PUT`, `PATCH`, `APPLY`, `DELETE`, …
@@ -24,12 +24,12 @@ pub struct Request {
     pub subresource: String,
 }
 
-/// All samples of an exposition; lines that are not samples are left out.
+/// All samples of an exposition; other lines are ignored.
 pub fn parse(text: &str) -> Vec<Sample> {
     text.lines().filter_map(sample).collect()
 }
 
-/// The sum of `name` over every series that has all of `labels`.
+/// The sum of `name` over all series that have all of `labels`.
 pub fn sum(samples: &[Sample], name: &str, labels: &[(&str, &str)]) -> f64 {
     let fits = |sample: &&Sample| {
         sample.name == name
@@ -40,9 +40,8 @@ pub fn sum(samples: &[Sample], name: &str, labels: &[(&str, &str)]) -> f64 {
     samples.iter().filter(fits).map(|sample| sample.value).sum()
 }
 
-/// `apiserver_request_total` by verb and resource, over all response codes. Watches count when
-/// they end.
-#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // counters are small and >= 0
+/// `apiserver_request_total` by verb and resource, over all response codes. A watch is counted when it ends.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // counters are small and not negative
 pub fn requests(samples: &[Sample]) -> BTreeMap<Request, u64> {
     let mut counts = BTreeMap::new();
     for sample in samples
@@ -89,7 +88,7 @@ fn sample(line: &str) -> Option<Sample> {
     })
 }
 
-/// The text up to the closing quote, unescaped, and what follows the quote.
+/// Returns the text up to the closing quote, unescaped, and the rest after the quote.
 fn quoted(text: &str) -> Option<(String, &str)> {
     let mut value = String::new();
     let mut letters = text.char_indices();

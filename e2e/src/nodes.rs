@@ -1,4 +1,4 @@
-//! Node objects in large numbers. They are only objects: no kubelet stands behind them.
+//! Node objects in large numbers, without kubelets.
 
 use anyhow::{Context as _, Result};
 use http::Method;
@@ -11,13 +11,13 @@ use serde_json::json;
 use crate::control_plane::ControlPlane;
 use crate::raw::{Call, JSON, MERGE_PATCH, Report};
 
-/// On two cores the API server is busy from 8 connections on; etcd gains a little up to 128, as more
-/// writes share a commit.
+/// Connections for bulk requests. On two cores 8 saturate the API server; up to 128, etcd gets slightly
+/// faster, as more writes share a commit.
 pub const CONNECTIONS: usize = 64;
 
 const PATH: &str = "/api/v1/nodes";
 
-/// A Node with this name and InternalIP, to be refined by the caller.
+/// A minimal Node with this name and InternalIP.
 pub fn node(name: &str, internal_ip: &str) -> Node {
     let address = |type_: &str, address: &str| NodeAddress {
         type_: type_.to_owned(),
@@ -42,13 +42,13 @@ pub fn node(name: &str, internal_ip: &str) -> Node {
     }
 }
 
-/// The `i`-th of many: `node-00042`, InternalIP 172.16.0.0 + i.
+/// The `i`-th of many nodes: `node-00042`, InternalIP 172.16.0.0 + i.
 pub fn numbered(i: u32) -> Node {
     let ip = std::net::Ipv4Addr::from(0xAC10_0000 + i);
     node(&format!("node-{i:05}"), &ip.to_string())
 }
 
-/// Creates `count` nodes, made by `make`, in parallel.
+/// Creates `count` nodes in parallel; `make` gets the index.
 pub async fn create(
     cluster: &ControlPlane,
     count: u32,
@@ -89,7 +89,7 @@ pub async fn delete(
         .context("cannot delete the nodes")
 }
 
-/// All nodes, as of now.
+/// Lists all nodes.
 pub async fn list(client: &Client) -> Result<Vec<Node>> {
     Ok(Api::<Node>::all(client.clone())
         .list(&ListParams::default())
@@ -105,7 +105,7 @@ pub async fn names(client: &Client) -> Result<Vec<String>> {
     Ok(nodes.items.iter().map(ResourceExt::name_any).collect())
 }
 
-/// The podCIDRs of a node; none if it has none.
+/// The podCIDRs of a node; empty if it has none.
 pub fn pod_cidrs(node: &Node) -> &[String] {
     node.spec
         .as_ref()
@@ -113,7 +113,7 @@ pub fn pod_cidrs(node: &Node) -> &[String] {
         .unwrap_or_default()
 }
 
-/// The call that gives `name` these podCIDRs (at least one) by a plain merge patch, unguarded.
+/// A call that sets the podCIDRs of `name` (at least one) by a plain merge patch, unguarded.
 pub fn assign(name: &str, pod_cidrs: &[String]) -> Result<Call> {
     let first = pod_cidrs
         .first()

@@ -1,4 +1,4 @@
-//! What an account may do, by the API server's own word.
+//! What an account may do, according to the API server's SubjectAccessReview.
 
 use anyhow::{Context as _, Result};
 use k8s_openapi::api::authorization::v1::SubjectAccessReview;
@@ -6,7 +6,7 @@ use kube::api::PostParams;
 use kube::{Api, Client};
 use serde_json::json;
 
-/// All verbs of resources.
+/// The verbs that are checked.
 pub const VERBS: [&str; 8] = [
     "get",
     "list",
@@ -18,16 +18,16 @@ pub const VERBS: [&str; 8] = [
     "deletecollection",
 ];
 
-/// What is asked for.
+/// The resource that an access review asks about.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Target<'a> {
     /// API group; empty for the core
     pub group: &'a str,
-    /// Plural, with `/subresource` where one is meant
+    /// Plural name, with `/subresource` if one is meant
     pub resource: &'a str,
-    /// Empty: in all of them, or without one
+    /// Empty for all namespaces, and for cluster-scoped resources
     pub namespace: &'a str,
-    /// Empty: any
+    /// Name of an object; empty for any
     pub name: &'a str,
 }
 

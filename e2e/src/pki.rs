@@ -1,4 +1,4 @@
-//! The certificates and keys of one control plane: made at start, in memory and in its own folder.
+//! Certificates and keys of one control plane, created at its start.
 
 use std::path::{Path, PathBuf};
 
@@ -10,23 +10,23 @@ use rcgen::{
 
 use crate::kubeconfig::write_private;
 
-/// Paths of what [`create`] wrote, all PEM.
+/// Paths of the files that [`create`] wrote, all PEM.
 #[derive(Clone, Debug)]
 pub struct Pki {
-    /// The CA's certificate: clients verify the API server by it.
+    /// The CA's certificate, by which clients verify the API server.
     pub ca: PathBuf,
     /// The API server's certificate for 127.0.0.1, localhost and the `kubernetes` Service.
     pub serving_cert: PathBuf,
-    /// Its key.
+    /// The key of the serving certificate.
     pub serving_key: PathBuf,
-    /// Signs ServiceAccount tokens (ECDSA P-256, so ES256).
+    /// The key that signs ServiceAccount tokens (ECDSA P-256, so ES256).
     pub service_account_key: PathBuf,
-    /// Verifies them.
+    /// The public key that verifies ServiceAccount tokens.
     pub service_account_pub: PathBuf,
 }
 
-/// Writes a CA certificate, a serving certificate and a ServiceAccount key pair to `folder`.
-/// The CA's own key is not written: nothing else is ever signed.
+/// Writes a CA certificate, a serving certificate and a ServiceAccount key pair to `folder`. The CA's own key
+/// is not written, as nothing else is ever signed.
 pub fn create(folder: &Path) -> Result<Pki> {
     let mut params = CertificateParams::default();
     params

@@ -1,8 +1,8 @@
 //! Free ports on loopback that stay free while a server is down.
 //!
-//! Ports below 32768 are taken, outside the range from which Linux gives ports to outgoing
-//! connections: an API server that is killed and started again finds its port as it left it, even
-//! though its clients keep knocking. Within one process no port is given twice.
+//! They are below 32768, outside the range from which Linux takes the ports of outgoing connections: an API
+//! server that is killed and restarted finds its port free, even while its clients try to reconnect. Within
+//! one process no port is returned twice.
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
@@ -15,10 +15,10 @@ use anyhow::{Result, bail};
 const FIRST: u16 = 20_000;
 const COUNT: u16 = 12_000;
 
-/// A port on 127.0.0.1 on which nothing listens now.
+/// Returns a port on 127.0.0.1 on which nothing listens now.
 ///
-/// Another process may still take it before its user does; the start of two harnesses at the same
-/// random place is what that would need.
+/// Another process may still take the port before the caller does, but only if its search started at the same
+/// random place.
 pub fn free() -> Result<u16> {
     static NEXT: OnceLock<AtomicU16> = OnceLock::new();
     let next = NEXT.get_or_init(|| AtomicU16::new(random_below(COUNT)));

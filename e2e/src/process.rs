@@ -1,18 +1,17 @@
 //! Child processes that never outlive this one.
 //!
 //! # Guarantees
-//! - A child gets SIGKILL when this process ends in any way, SIGKILL included: `setpriv` asks the
-//!   kernel for it (`PR_SET_PDEATHSIG`) before it becomes the program. The kernel ties that to the
-//!   *thread* that made the child, so every child is made by one thread that lives as long as the
-//!   process does.
-//! - A dropped [`Process`] is killed by its process id and waited for; no name is ever matched.
-//! - Each child leads a process group of its own, so Ctrl-C in a terminal reaches only this process,
-//!   which then ends its children in the right order.
+//! - A child gets SIGKILL when this process ends in any way, SIGKILL included: `setpriv` asks the kernel for
+//!   that (`PR_SET_PDEATHSIG`) before it executes the program. The kernel ties the request to the *thread*
+//!   that created the child, so one thread, which lives as long as the process, creates all children.
+//! - A dropped [`Process`] is killed by its process id and waited for; no process is looked up by name.
+//! - Each child leads its own process group, so Ctrl-C in a terminal reaches only this process, which then
+//!   ends its children in the right order.
 //!
 //! # Caveats
-//! - If this process is killed in the millisecond between fork and `setpriv`'s request, the child
-//!   stays.
-//! - Grandchildren are not covered; none of the programs run here has any.
+//! - If this process is killed in the millisecond between fork and the request of `setpriv`, the child
+//!   survives.
+//! - Children of a child are not covered; none of the programs run here has any.
 
 use std::fs::File;
 use std::io;
@@ -25,10 +24,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, anyhow, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// How often an ending process is looked at.
+/// The interval between two checks whether a process has ended.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// A command whose process dies with this one when it is started by [`Process::spawn`].
+/// Creates a command whose process is killed when this process ends, if [`Process::spawn`] starts it.
 pub fn command(program: &Path) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "--"]).arg(program);
@@ -43,21 +42,22 @@ pub struct Process {
     log: PathBuf,
 }
 
-/// What a process used so far.
+/// Resources that a process has used so far.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Usage {
-    /// Resident memory now, in bytes.
+    /// Resident memory, in bytes.
     pub rss: u64,
-    /// What of it is the process's own, in bytes; the rest is the executable's, and can be read anew
+    /// Anonymous memory, in bytes: `rss` without the pages of files such as the executable, which the kernel
+    /// can drop and read again
     pub anon: u64,
-    /// The most resident memory it ever had, in bytes.
+    /// The peak of resident memory, in bytes.
     pub peak_rss: u64,
-    /// Processor time of all its threads, user and system.
+    /// User and system processor time of all its threads.
     pub cpu: Duration,
 }
 
 impl Process {
-    /// Starts `command` (made by [`command()`]). Standard output and error are appended to `log`.
+    /// Starts `command`, which [`command()`] created, and appends its standard output and error to `log`.
     pub fn spawn(name: &str, mut command: Command, log: &Path) -> Result<Self> {
         let file = File::options()
             .create(true)
@@ -96,12 +96,12 @@ impl Process {
         kill_process(pid, signal).with_context(|| format!("cannot signal {} ({pid:?})", self.name))
     }
 
-    /// How it ended, if it has.
+    /// The exit status, if the process has ended.
     pub fn exit_status(&mut self) -> Result<Option<ExitStatus>> {
         Ok(self.child.try_wait()?)
     }
 
-    /// An error with the end of the log if the process is no longer running.
+    /// Returns an error with the end of the log if the process has ended.
     pub fn check_running(&mut self) -> Result<()> {
         match self.exit_status()? {
             None => Ok(()),
@@ -109,13 +109,13 @@ impl Process {
         }
     }
 
-    /// SIGKILL, then waits until it is gone.
+    /// Sends SIGKILL and waits until the process has ended.
     pub fn kill(&mut self) -> Result<ExitStatus> {
         self.child.kill()?;
         Ok(self.child.wait()?)
     }
 
-    /// SIGTERM, then waits at most `grace`, then SIGKILL. Tells how the process ended.
+    /// Sends SIGTERM, waits at most `grace`, then sends SIGKILL. Returns the exit status.
     pub async fn stop(&mut self, grace: Duration) -> Result<ExitStatus> {
         self.signal(Signal::TERM)?;
         match self.wait(grace).await? {
@@ -124,7 +124,7 @@ impl Process {
         }
     }
 
-    /// Waits at most `limit` for the process to end by itself.
+    /// Waits at most `limit` for the process to end by itself; `None` if it has not.
     pub async fn wait(&mut self, limit: Duration) -> Result<Option<ExitStatus>> {
         let start = Instant::now();
         loop {
@@ -161,7 +161,7 @@ impl Drop for Process {
     }
 }
 
-/// Starts a child from the one thread that ends only with this process.
+/// Starts a child from a thread that lives as long as this process (see the module's guarantees).
 fn spawn_for_life(command: Command) -> io::Result<Child> {
     type Job = (Command, mpsc::Sender<io::Result<Child>>);
     static SPAWNER: OnceLock<mpsc::Sender<Job>> = OnceLock::new();
@@ -190,7 +190,7 @@ pub fn usage(pid: u32) -> Result<Usage> {
         Ok(kib.parse::<u64>()? * 1024)
     };
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    // Field 2 is the name in brackets and may hold spaces; 14 and 15 are user and system ticks.
+    // Field 2 is the name in brackets, which may contain spaces; fields 14 and 15 are user and system ticks.
     let (_, fields) = stat
         .rsplit_once(") ")
         .context("/proc/PID/stat has no name")?;

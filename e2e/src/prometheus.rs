@@ -1,4 +1,4 @@
-//! A real Prometheus, and `promtool`.
+//! Runs a real Prometheus server, and `promtool`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -21,12 +21,12 @@ use crate::wait::until;
 
 const START_LIMIT: Duration = Duration::from_secs(60);
 
-/// The chart's rules.
+/// The path of the chart's alert rules.
 pub fn rules() -> PathBuf {
     chart().join("files/rules.yaml")
 }
 
-/// The chart's rules with all waits at one second, in a file of `folder`.
+/// Writes a copy of the chart's rules with every `for:` set to one second to a file in `folder`.
 pub fn impatient(folder: &Path) -> Result<PathBuf> {
     let text = std::fs::read_to_string(rules())?;
     let lines = text.lines().map(|line| match line.split_once("for: ") {
@@ -39,21 +39,21 @@ pub fn impatient(folder: &Path) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// A server that scrapes a few addresses every half second; ended when dropped.
+/// A server that scrapes and evaluates every half second; killed when dropped.
 #[derive(Debug)]
 pub struct Prometheus {
     process: Process,
     address: String,
-    /// The network namespace that it is in, if that is another one
+    /// The path of the server's network namespace, if it is not this process's own
     namespace: Option<String>,
 }
 
-/// One series of an answer: its labels and its value.
+/// One series of a query's result: its labels and its value.
 pub type Series = (Value, f64);
 
 impl Prometheus {
-    /// Starts one in `folder` that scrapes `targets`, each a job, an address and more labels, and
-    /// evaluates the rules every half second, if there are any. Returns when it answers.
+    /// Starts a server in `folder` that scrapes `targets`, each a job, an address and additional labels, and
+    /// evaluates the `rules`, if any. Returns when the server answers.
     pub async fn start(
         folder: &Path,
         targets: &[(&str, &str, Value)],
@@ -62,7 +62,7 @@ impl Prometheus {
         Self::start_in(None, folder, targets, rules).await
     }
 
-    /// The same in the network of machines, where it reaches their admin ports.
+    /// Starts a server in the network namespace of `fabric`, from where it reaches the machines' admin ports.
     pub async fn start_among(
         fabric: &Fabric,
         folder: &Path,
@@ -88,7 +88,7 @@ impl Prometheus {
         let scrapes: Vec<Value> = scrapes
             .map(|(job, targets)| json!({"job_name": job, "static_configs": targets}))
             .collect();
-        // JSON is YAML.
+        // JSON is valid YAML.
         let config = json!({
             "global": {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "500ms"},
             "rule_files": rules.into_iter().collect::<Vec<_>>(),
@@ -129,7 +129,7 @@ impl Prometheus {
         Ok(server)
     }
 
-    /// What an expression is now.
+    /// The current result of a PromQL expression.
     pub async fn query(&self, expr: &str) -> Result<Vec<Series>> {
         let answer = self
             .get(&format!("/api/v1/query?query={}", encoded(expr)))
@@ -154,14 +154,14 @@ impl Prometheus {
         Ok(data["alerts"].as_array().cloned().unwrap_or_default())
     }
 
-    /// The labels of those that fire.
+    /// The labels of the alerts that are firing.
     pub async fn firing(&self) -> Result<Vec<Value>> {
         let alerts = self.alerts().await?.into_iter();
         let firing = alerts.filter(|it| it["state"] == "firing");
         Ok(firing.map(|mut it| it["labels"].take()).collect())
     }
 
-    /// The end of its log.
+    /// The end of the server's log.
     pub fn log_tail(&self) -> String {
         self.process.log_tail(30)
     }
@@ -190,7 +190,7 @@ impl Prometheus {
     }
 }
 
-/// For a query string.
+/// Percent-encodes a text for a query string.
 fn encoded(text: &str) -> String {
     let mut encoded = String::new();
     for byte in text.bytes() {
@@ -203,7 +203,7 @@ fn encoded(text: &str) -> String {
     encoded
 }
 
-/// Runs `promtool ARGS` with that standard input. What it says is the error if it complains.
+/// Runs `promtool ARGS` with `input` as standard input. If it fails, its output is the error.
 pub fn promtool(args: &[&str], input: &str) -> Result<String> {
     let program: PathBuf = assets::find(Program::Promtool)?;
     let mut child = Command::new(program)
@@ -213,7 +213,7 @@ pub fn promtool(args: &[&str], input: &str) -> Result<String> {
         .stderr(Stdio::piped())
         .spawn()?;
     let mut stdin = child.stdin.take().context("no standard input")?;
-    // Whoever does not read it has what it needs.
+    // promtool may end before it has read all of its input.
     let _ = stdin.write_all(input.as_bytes());
     drop(stdin);
     let done = child.wait_with_output()?;

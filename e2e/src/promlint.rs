@@ -1,9 +1,9 @@
-//! Finds what is against the conventions of Prometheus in an exposition, as `promtool check metrics`
-//! would: every family is described, named by what it counts and in base units.
+//! Checks an exposition against the conventions of Prometheus, as `promtool check metrics` does: every family
+//! has a description, is named after what it counts and uses base units.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Units that have a base unit, and which.
+/// Suffixes of units that are not base units, with the base unit to use instead.
 const UNITS: [(&str, &str); 12] = [
     ("_milliseconds", "seconds"),
     ("_microseconds", "seconds"),
@@ -19,7 +19,7 @@ const UNITS: [(&str, &str); 12] = [
     ("_percentage", "ratio"),
 ];
 
-/// What is wrong, a line each; nothing if all is well.
+/// Returns one line for each violation.
 pub fn lint(text: &str) -> Vec<String> {
     let mut help: BTreeMap<&str, &str> = BTreeMap::new();
     let mut types: BTreeMap<&str, &str> = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! kube-scheduler, where pods are to find nodes by themselves.
+//! kube-scheduler, for tests whose pods are scheduled.
 
 use anyhow::Result;
 
@@ -7,10 +7,10 @@ use crate::control_plane::ControlPlane;
 use crate::ports;
 use crate::process::{self, Process};
 
-/// Who it is to the API server.
+/// Its user.
 pub const USER: &str = "system:kube-scheduler";
 
-/// Starts it; it ends when the returned value is dropped.
+/// Starts kube-scheduler, which is killed when the returned value is dropped.
 pub fn start(cluster: &ControlPlane) -> Result<Process> {
     let folder = cluster.folder();
     let mut command = process::command(&assets::find(Program::KubeScheduler)?);

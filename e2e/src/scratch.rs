@@ -1,11 +1,11 @@
-//! A folder that is gone when its owner is, however the owner ended.
+//! A temporary folder that is removed when its owner ends, in whatever way.
 //!
-//! A small `sh` waits on a pipe whose other end only this process holds. When the pipe closes, by
-//! drop, exit or SIGKILL, it removes the folder. So there is one way of removal, and nothing is left
-//! to sweep up at the next start.
+//! A small `sh` waits on a pipe whose other end only this process has. When the pipe closes, by drop, exit or
+//! SIGKILL, the shell removes the folder. As this is the only way of removal, nothing has to be cleaned up at
+//! the next start.
 //!
-//! The folder is kept, and its path printed, when the owner is dropped while its thread panics (a
-//! failed test), when it was asked to, or when `CADASTRE_KEEP` is set in the environment.
+//! The folder is kept, and its path printed, if the owner is dropped while its thread panics (a failed test),
+//! if [`Scratch::keep`] was called, or if `CADASTRE_KEEP` is set in the environment.
 
 use std::ffi::OsStr;
 use std::io::Write as _;
@@ -16,13 +16,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context as _, Result};
 
-/// Retries, as processes killed in the same moment may still write for an instant.
+/// Tries again, because processes that are being killed may still write for a moment.
 const REMOVE: &str = r#"
 tries=0
 until rm -rf -- "$1" || [ "$tries" -ge 100 ]; do tries=$((tries + 1)); sleep 0.1; done
 "#;
 
-/// A private folder (mode 0700) under the system's folder for temporary files.
+/// A private folder (mode 0700) in the system's folder for temporary files.
 #[derive(Debug)]
 pub struct Scratch {
     path: PathBuf,
@@ -30,14 +30,15 @@ pub struct Scratch {
     caretaker: Option<Caretaker>,
 }
 
-/// A process that cleans up once its owner is gone.
+/// A process that cleans up when its owner has ended.
 #[derive(Debug)]
 pub(crate) struct Caretaker {
     child: Child,
 }
 
 impl Caretaker {
-    /// Runs the shell script, whose `$1` is `what`, when the returned value or this process ends.
+    /// Starts a process that runs a shell script, with `what` as `$1`, when the returned value or this
+    /// process ends.
     pub(crate) fn start(script: &str, what: &OsStr) -> Result<Self> {
         let wait = r#"read -r word && [ "$word" = keep ] && exit 0"#;
         let child = Command::new("sh")
@@ -52,13 +53,13 @@ impl Caretaker {
         Ok(Self { child })
     }
 
-    /// Lets it do its work, and waits for that.
+    /// Makes the caretaker clean up now, and waits until it has.
     pub(crate) fn end(mut self) {
         drop(self.child.stdin.take());
         let _ = self.child.wait();
     }
 
-    /// Lets it go without its work.
+    /// Ends the caretaker without cleaning up.
     fn dismiss(mut self) {
         if let Some(mut pipe) = self.child.stdin.take() {
             let _ = pipe.write_all(b"keep\n");
@@ -68,7 +69,7 @@ impl Caretaker {
 }
 
 impl Scratch {
-    /// Makes a new, empty folder.
+    /// Creates an empty folder.
     pub fn new() -> Result<Self> {
         let path = tempfile::Builder::new()
             .prefix("cadastre-e2e-")
@@ -84,7 +85,7 @@ impl Scratch {
         })
     }
 
-    /// Lets the folder outlive its owner.
+    /// Keeps the folder when this value is dropped.
     pub fn keep(&self) {
         self.keep.store(true, Ordering::Relaxed);
     }

@@ -1,5 +1,5 @@
-//! What most tests of the controller begin with: a control plane with the CRDs, one running
-//! controller, and a [`Hand`] to move things with.
+//! The usual setup of the controller's tests: a control plane with the CRDs, one running controller, and a
+//! [`Hand`] for the objects.
 
 use std::time::Duration;
 
@@ -10,14 +10,14 @@ use crate::crds;
 use crate::daemon::{Daemon, DaemonOptions};
 use crate::hand::Hand;
 
-/// Long enough for a busy machine.
+/// Enough for a busy machine.
 const START_LIMIT: Duration = Duration::from_secs(60);
 
-/// A control plane with a controller that deals. The controller ends first when dropped.
+/// A control plane with a running controller, which ends first when this is dropped.
 pub struct Stage {
     /// The controller under test
     pub controller: Daemon,
-    /// What it works on
+    /// The control plane that the controller is connected to
     pub cluster: ControlPlane,
 }
 
@@ -35,14 +35,14 @@ impl Stage {
         })
     }
 
-    /// A hand of the administrator. Clients belong to the runtime they are made in, so a stage that
-    /// several tests share gives a new one to each.
+    /// Returns a new [`Hand`] of the administrator. Clients belong to the runtime that created them, so each
+    /// test that shares a stage needs its own.
     pub async fn hand(&self) -> Result<Hand> {
         Ok(Hand::new(self.cluster.client().await?))
     }
 
-    /// Ends the controller by SIGTERM, does `meanwhile`, and starts another one, which goes on in the
-    /// same log.
+    /// Stops the controller by SIGTERM, runs `meanwhile`, starts another controller with the same log, and
+    /// waits until it is ready.
     pub async fn restart(
         &mut self,
         flags: &[&str],
@@ -57,7 +57,8 @@ impl Stage {
     }
 }
 
-/// Starts `cadastre controller FLAGS` as `user`; the log is `cadastre-USER.log`. Does not wait.
+/// Starts `cadastre controller FLAGS` as `user`, with the log `cadastre-USER.log`. Does not wait until it is
+/// ready.
 pub fn start_controller(cluster: &ControlPlane, user: &str, flags: &[&str]) -> Result<Daemon> {
     let args = ["controller"].iter().chain(flags);
     let options = DaemonOptions {

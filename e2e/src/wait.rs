@@ -1,21 +1,22 @@
-//! Waiting for a condition, never for a time.
+//! Waits for conditions, never for a fixed time.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
-/// Between two looks, at first.
+/// The shortest interval between two looks.
 const LOOK: Duration = Duration::from_millis(20);
-/// Between two looks, at last: a look may cost the very processor time that is waited for.
+/// The longest interval between two looks: a look may cost the processor time that the condition needs.
 const SELDOM: Duration = Duration::from_millis(500);
-/// What is waited for is seen late by at most this part of the time that it took.
+/// The interval is at most this fraction of the time waited so far, and so is the delay with which the
+/// condition is noticed.
 const LATE: u32 = 20;
 
-/// Calls `look` until it gives something, at most for `limit`. `what` completes the sentence "not
-/// within 10 s: …".
+/// Calls `look` until it returns a value, at most for `limit`. `what` completes the error "not within 10 s:
+/// …".
 ///
-/// An error of `look` counts as "not yet": an API server may be down for a while. The last one is
-/// told when the time is up.
+/// An error of `look` counts as "not yet", as the API server may be down for a while. If the limit is
+/// reached, the last error is reported.
 pub async fn until<T>(
     what: &str,
     limit: Duration,

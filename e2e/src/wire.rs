@@ -1,14 +1,14 @@
-//! A wire to the API server that can be held: what a client sends then arrives late.
+//! A TCP proxy to the API server that can delay what a client sends.
 //!
-//! Forwards bytes, which stay encrypted from end to end. While it is held, what comes from the client
-//! waits in here, and is delivered on release even where the client has died meanwhile: the far end
-//! hears of that only [`LINGER`] after the last byte. So the requests of a dead client are executed
-//! long after it, as networks and proxies may have it. And it can fall silent: connections stay open, and
-//! nothing comes of them any more.
+//! It forwards bytes, which stay encrypted from end to end. While it is held, bytes from the client wait in
+//! the proxy; they are delivered on release even if the client has died meanwhile, as the proxy closes the
+//! connection to the server only [`LINGER`] after the last byte. So requests of a dead client can be executed
+//! long after its death, as networks and proxies may cause. The proxy can also fall silent: connections stay
+//! open, but nothing is delivered over them.
 //!
 //! # Caveats
-//! A client that gives up in an orderly way says so within TLS. That is delivered like the rest, and
-//! an API server then drops the request: kill the client before it loses patience.
+//! A client that ends a request in an orderly way says so within TLS. Those bytes are delivered like all
+//! others, and the API server then drops the request: kill the client before it times out.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -25,10 +25,11 @@ use tokio::task::JoinHandle;
 use crate::control_plane::ControlPlane;
 use crate::kubeconfig::write_private;
 
-/// How long a connection outlives its client: an API server drops the requests of a closed one.
+/// How long the connection to the server outlives its client: an API server drops the requests of closed
+/// connections.
 pub const LINGER: Duration = Duration::from_secs(10);
 
-/// A wire, cut when dropped.
+/// A running proxy, which accepts no more connections once dropped.
 #[derive(Debug)]
 pub struct Wire {
     held: watch::Sender<bool>,
@@ -39,7 +40,7 @@ pub struct Wire {
 }
 
 impl Wire {
-    /// A wire to that control plane's API server.
+    /// Starts a proxy to the control plane's API server.
     pub async fn to(cluster: &ControlPlane) -> Result<Self> {
         let server = cluster.address();
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
@@ -57,7 +58,7 @@ impl Wire {
                 let mut silenced = silenced.clone();
                 silenced.mark_unchanged();
                 tokio::spawn(async move {
-                    // A connection that fails is the client's to notice.
+                    // The client notices a connection that fails.
                     let _ = forward(client, server, gate, silenced).await;
                 });
             }
@@ -71,7 +72,7 @@ impl Wire {
         })
     }
 
-    /// A kubeconfig for `user` that goes by this wire.
+    /// A kubeconfig for `user` with the proxy as its server.
     pub fn kubeconfig(&self, cluster: &ControlPlane, user: &str) -> Result<PathBuf> {
         let direct = std::fs::read_to_string(cluster.kubeconfig(user)?)?;
         let url = format!("https://{}", self.address);
@@ -81,22 +82,23 @@ impl Wire {
         Ok(path)
     }
 
-    /// From now on nothing reaches the API server.
+    /// Stops delivering what clients send.
     pub fn hold(&self) {
         self.held.send_replace(true);
     }
 
-    /// On how many connections something is held back now.
+    /// On how many connections bytes are waiting.
     pub fn waiting(&self) -> usize {
         self.waiting.load(Ordering::Relaxed)
     }
 
-    /// Nothing comes any more, in either direction, of the connections that there are. They stay open.
+    /// Stops delivering in either direction on the connections that exist now, which stay open; new ones
+    /// work.
     pub fn fall_silent(&self) {
         self.silences.send_modify(|count| *count += 1);
     }
 
-    /// Delivers what was held, and goes on as before.
+    /// Delivers what was held, and forwards without delay again.
     pub fn release(&self) {
         self.held.send_replace(false);
     }
@@ -142,7 +144,7 @@ async fn forward(
         }
     });
     let mut bytes = vec![0; 16 << 10];
-    // A client that died ends its half with an error, others with nothing more to read.
+    // A client that died ends its half with an error, others with an end of file.
     while let Ok(count @ 1..) = asks.read(&mut bytes).await {
         gate.pass().await?;
         if silenced.has_changed()? {

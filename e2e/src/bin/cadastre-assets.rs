@@ -1,6 +1,6 @@
-//! Builds programs where they are missing: those of the control plane (`make control-plane`), those that
-//! nodes need besides, unless nodes cannot run here anyway (`make nodes`), what people install and look at
-//! a cluster with, and what clients in Python and Go are made with (`make tools`), or what alerts and dashboards are tested with (`make monitoring`).
+//! Builds programs that are missing: those of the control plane (`make control-plane`); those that nodes need
+//! in addition, unless nodes cannot run on this machine (`make nodes`); helm, and what clients in Python and
+//! Go are built with (`make tools`); Prometheus, for the tests of alerts and dashboards (`make monitoring`).
 
 use std::io::Write as _;
 

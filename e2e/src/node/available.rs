@@ -1,4 +1,4 @@
-//! Whether nodes can run here.
+//! Checks whether real nodes can run on this machine.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use super::cgroups;
 
-/// Programs and the Debian packages that have them.
+/// Required programs, and the Debian packages that contain them.
 const PROGRAMS: [(&str, &str); 7] = [
     ("ip", "iproute2"),
     ("mount", "mount"),
@@ -17,13 +17,13 @@ const PROGRAMS: [(&str, &str); 7] = [
     ("unshare", "util-linux"),
 ];
 
-/// What images of pods hold.
+/// The program that the pods' image consists of.
 const BUSYBOX: (&str, &str) = ("busybox", "busybox-static");
 
-/// Where a folder would be hidden by what a machine has in its place.
+/// Folders that a machine replaces by its own: what lies in them is not visible inside.
 const HIDDEN: [&str; 4] = ["/etc", "/opt", "/run", "/var"];
 
-/// Nothing if nodes can run here, else why not and what to do. Takes a few milliseconds.
+/// Returns an error that says why nodes cannot run here and what to do. Takes a few milliseconds.
 pub fn available() -> Result<(), String> {
     if !rustix::process::geteuid().is_root() {
         return Err("namespaces of a node need root".to_owned());
@@ -39,7 +39,7 @@ pub fn available() -> Result<(), String> {
             folder.display()
         ));
     }
-    // The same as a machine and the fabric ask for.
+    // The namespaces and interfaces that machines and the fabric create.
     try_out(
         "namespaces",
         "--net --mount --uts --ipc --pid --fork --mount-proc",
@@ -53,7 +53,7 @@ pub fn available() -> Result<(), String> {
     )
 }
 
-/// Names all programs that are missing at once, and the packages that have them.
+/// An error that names all missing programs at once, and the packages that contain them.
 fn missing(is_there: impl Fn(&str) -> bool) -> Result<(), String> {
     let all = PROGRAMS.iter().chain([&BUSYBOX]);
     let (programs, packages): (Vec<&str>, BTreeSet<&str>) =
@@ -70,13 +70,13 @@ fn missing(is_there: impl Fn(&str) -> bool) -> Result<(), String> {
     ))
 }
 
-/// Likewise whether pods can have macvlan interfaces, which not every kernel makes.
+/// Returns an error if the kernel cannot create macvlan interfaces, which not every kernel can.
 pub fn macvlan() -> Result<(), String> {
     let script = "ip link add br0 type bridge && ip link add link br0 name macvlan0 type macvlan mode bridge";
     try_out("macvlan interfaces", "--net", script)
 }
 
-/// The path of a program in `PATH` or where Debian has those of root.
+/// The path of a program in `PATH` or in Debian's folders of root's programs.
 pub(super) fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path)
@@ -85,12 +85,12 @@ pub(super) fn find(program: &str) -> Option<PathBuf> {
         .find(|it| it.is_file())
 }
 
-/// A busybox that runs in an image with nothing else.
+/// The path of a static busybox, which runs in an image that contains nothing else.
 pub(super) fn busybox() -> Result<PathBuf, String> {
     let advice = "apt-get install busybox-static";
     let path = find("busybox").ok_or_else(|| format!("busybox is missing: {advice}"))?;
     let text = std::fs::read(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-    // The name of the dynamic loader, which a static executable does not ask for.
+    // A static executable does not contain the name of the dynamic loader.
     let loader = b"/ld-linux";
     if text.windows(loader.len()).any(|it| it == loader) {
         return Err(format!("{} is not static: {advice}", path.display()));

@@ -1,8 +1,8 @@
 //! The cgroups under which kubelets make theirs: `cadastre-e2e-PID-N/NODE` in every hierarchy.
 //!
-//! They are the one thing of a node that no namespace holds. They go with this value; when this process
-//! ends without dropping it, a caretaker removes them; what even that left behind (both were killed)
-//! is removed at the next start.
+//! They are the only part of a node that is outside all namespaces. They are removed when this value is dropped;
+//! if this process ends without dropping it, by a caretaker; if the caretaker was killed as well, at the next
+//! start.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use crate::scratch::Caretaker;
 const ROOT: &str = "/sys/fs/cgroup";
 const PREFIX: &str = "cadastre-e2e-";
 
-/// A cgroup is busy until its last process is reaped.
+/// How long to retry: a cgroup cannot be removed until its last process is reaped.
 const BUSY: Duration = Duration::from_secs(20);
 
 const CARETAKER: &str = r#"
@@ -28,14 +28,14 @@ while [ "$tries" -lt 100 ]; do
 done
 "#;
 
-/// One folder in each hierarchy, with one in it for each node.
+/// One folder in each hierarchy, with a sub-folder for each node.
 #[derive(Debug)]
 pub struct Cgroups {
     name: String,
     caretaker: Option<Caretaker>,
 }
 
-/// Nothing if kubelets find here what they need.
+/// Returns an error if the cgroups that kubelets need are missing here.
 pub fn available() -> Result<(), String> {
     let memory = Path::new(ROOT).join("memory");
     if !memory.is_dir() {
@@ -51,7 +51,7 @@ pub fn available() -> Result<(), String> {
 }
 
 impl Cgroups {
-    /// A name that nobody else has; nothing is made yet.
+    /// Chooses a unique name; creates nothing yet.
     pub fn new() -> Result<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         sweep();
@@ -61,7 +61,7 @@ impl Cgroups {
         Ok(Self { name, caretaker })
     }
 
-    /// The kubelet's `cgroupRoot` for a node, made where it is missing.
+    /// The kubelet's `cgroupRoot` for a node, created if it is missing.
     pub fn of(&self, node: &str) -> Result<String> {
         for hierarchy in hierarchies() {
             let mut folder = hierarchy.clone();
@@ -72,7 +72,7 @@ impl Cgroups {
                     Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => continue,
                     made => made.with_context(|| format!("cannot make {}", folder.display()))?,
                 }
-                // A new cpuset has no processors and no memory, and takes no process then.
+                // A new cpuset has no processors and no memory, and processes cannot join it.
                 for file in ["cpuset.cpus", "cpuset.mems"] {
                     if let Ok(value) = fs::read(parent.join(file)) {
                         fs::write(folder.join(file), value)?;
@@ -83,8 +83,7 @@ impl Cgroups {
         Ok(format!("/{}/{node}", self.name))
     }
 
-    /// Removes those of a node whose processes are dead: a kubelet that finds stale ones waits 3 s for
-    /// each of them.
+    /// Removes the cgroups of a node whose processes are dead: a kubelet waits 3 s for each stale one.
     pub async fn clear(&self, node: &str) -> Result<()> {
         let start = Instant::now();
         loop {
@@ -121,7 +120,7 @@ fn hierarchies() -> Vec<PathBuf> {
         .collect()
 }
 
-/// Removes those of processes that are no more.
+/// Removes the cgroups of processes that no longer exist.
 fn sweep() {
     for hierarchy in hierarchies() {
         for entry in fs::read_dir(hierarchy).into_iter().flatten().flatten() {
@@ -135,7 +134,7 @@ fn sweep() {
     }
 }
 
-/// Removes a cgroup and those below; tells whether it is gone.
+/// Removes a cgroup and its children; returns whether it is gone.
 fn remove(cgroup: &Path) -> bool {
     for entry in fs::read_dir(cgroup).into_iter().flatten().flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {

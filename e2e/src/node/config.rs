@@ -1,4 +1,4 @@
-//! The configuration of a node's containerd and kubelet. JSON is YAML.
+//! The configuration of a node's containerd and kubelet.
 
 use std::path::Path;
 
@@ -6,10 +6,10 @@ use serde_json::{Value, json};
 
 use super::image::IMAGE;
 
-/// Where containerd serves the CRI, inside the node.
+/// The path of containerd's CRI socket inside a node.
 pub const CRI: &str = "/run/containerd/containerd.sock";
 
-/// containerd's, in TOML.
+/// containerd's configuration, in TOML.
 pub fn containerd(runc: &Path) -> String {
     format!(
         r#"version = 3
@@ -52,7 +52,8 @@ SystemdCgroup = false
     )
 }
 
-/// The kubelet's: quick to report, open to whoever is inside the node, without what a test never uses.
+/// The kubelet's configuration, in JSON: it reports often, allows all requests from inside the node, and has
+/// features off that no test uses.
 pub fn kubelet(cgroup_root: &str) -> Value {
     json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -80,8 +81,8 @@ pub fn kubelet(cgroup_root: &str) -> Value {
     })
 }
 
-/// What the kubelet sets on the host, because these settings have no namespace: a machine has files
-/// of its own in their place.
+/// Settings of the kernel that the kubelet changes. They have no namespace, so a machine mounts files of its own
+/// over them.
 pub const SYSCTLS: [(&str, &str); 6] = [
     ("vm/overcommit_memory", "1"),
     ("vm/panic_on_oom", "0"),

@@ -1,9 +1,8 @@
-//! The network that machines stand on: a bridge in a namespace of its own, which is their router too.
+//! The network of the machines: a bridge, which is also their router, in its own namespace.
 //!
-//! Machine N has 172.31.0.N and fd00:31::N; the fabric has .254 and routes what a test tells it to.
-//! The API server listens on the host's loopback, which no machine can reach, so a relay listens in the
-//! fabric's namespace for them: a socket stays in the namespace in which it was made, whatever
-//! namespace its process is in.
+//! Machine N has 172.31.0.N and fd00:31::N; the fabric has .254 and the routes that a test sets. The API server
+//! listens on the host's loopback, which no machine can reach, so a relay listens for them in the fabric's
+//! namespace: a socket stays in the namespace in which it was created, whatever namespace its process is in.
 
 use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -17,10 +16,10 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::holder::Holder;
 
-/// Where machines reach the API server.
+/// The address at which machines reach the API server.
 pub const API: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(172, 31, 0, 254)), 6443);
 
-/// Where pods expect it, as if kube-proxy ran.
+/// The address of the `kubernetes` Service, on which the relay listens too, in kube-proxy's place.
 const SERVICE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 96, 0, 1)), 443);
 
 const SETUP: &str = r"
@@ -35,14 +34,14 @@ echo 1 > /proc/sys/net/ipv4/ip_forward
 echo 1 > /proc/sys/net/ipv6/conf/all/forwarding
 ";
 
-/// The running network. Interfaces of machines go with the machines.
+/// The running network. A machine's interface disappears with the machine.
 #[derive(Debug)]
 pub struct Fabric {
     holder: Holder,
 }
 
 impl Fabric {
-    /// Starts it; `api` is where the API server listens on the host.
+    /// Starts the network; `api` is the API server's address on the host.
     pub async fn start(folder: &Path, api: SocketAddr) -> Result<Self> {
         let folder = folder.join("fabric");
         std::fs::create_dir(&folder)?;
@@ -52,15 +51,15 @@ impl Fabric {
         Ok(Self { holder })
     }
 
-    /// The addresses of machine `number`.
+    /// The IPv4 and IPv6 address of machine `number`.
     pub fn addresses(number: u8) -> [String; 2] {
         [format!("172.31.0.{number}"), format!("fd00:31::{number}")]
     }
 
-    /// Plugs in `machine`: an `eth0` with its addresses, and default routes by way of the fabric.
+    /// Connects `machine`: an `eth0` with its addresses, and default routes via the fabric.
     pub(super) async fn plug(&self, number: u8, machine: &Holder) -> Result<()> {
         let (port, pid) = (port(number), machine.pid().to_string());
-        // The port of a machine that lost its power may be there for a moment more.
+        // The port of a machine that lost its power may still exist for a moment.
         let _ = self.run(&["ip", "link", "delete", &port]).await;
         self.run(&[
             "ip", "link", "add", &port, "type", "veth", "peer", "name", "eth0", "netns", &pid,
@@ -69,7 +68,7 @@ impl Fabric {
         self.run(&["ip", "link", "set", &port, "master", "br0", "up"])
             .await?;
         let [v4, v6] = Self::addresses(number);
-        // A machine keeps its network card: neighbours must not look for a new one after a boot.
+        // The MAC address survives a boot, so that neighbours need not resolve it again.
         let script = "set -e
             ip link set lo up
             ip link set eth0 address $2
@@ -83,7 +82,7 @@ impl Fabric {
         Ok(())
     }
 
-    /// Routes `cidr` to a machine, whichever had it before.
+    /// Routes `cidr` to a machine, replacing an earlier route.
     pub async fn route(&self, cidr: &str, number: u8) -> Result<()> {
         let [v4, v6] = Self::addresses(number);
         let by = if cidr.contains(':') { v6 } else { v4 };
@@ -92,7 +91,7 @@ impl Fabric {
         Ok(())
     }
 
-    /// Pulls the plug of a machine (`false`) or puts it back in.
+    /// Disconnects a machine from the network (`false`) or reconnects it.
     pub async fn link(&self, number: u8, up: bool) -> Result<()> {
         let state = if up { "up" } else { "down" };
         self.run(&["ip", "link", "set", &port(number), state])
@@ -100,12 +99,12 @@ impl Fabric {
         Ok(())
     }
 
-    /// The path of its network namespace, for other programs that are to run in it.
+    /// The path of the network namespace, for programs that have to run in it.
     pub fn namespace(&self) -> String {
         format!("/proc/{}/ns/net", self.holder.pid())
     }
 
-    /// Runs a program in its network.
+    /// Runs a program in the network namespace and returns its standard output.
     pub async fn run(&self, args: &[&str]) -> Result<String> {
         self.holder.run_in_network(args).await
     }
@@ -115,8 +114,8 @@ fn port(number: u8) -> String {
     format!("port{number}")
 }
 
-/// Passes connections to `inside`, an address of the namespace, on to `outside`, on a thread that lives
-/// as long as this process: no runtime of a test may take it along when it ends.
+/// Forwards connections to `inside`, an address in the namespace, to `outside`. It runs on a thread that lives as
+/// long as this process, so that it survives the runtime of the test that started it.
 fn relay(namespace: File, inside: SocketAddr, outside: SocketAddr) -> Result<()> {
     let (send, listening) = mpsc::channel();
     std::thread::Builder::new()
@@ -140,7 +139,7 @@ fn relay(namespace: File, inside: SocketAddr, outside: SocketAddr) -> Result<()>
         .with_context(|| format!("cannot listen on {inside} in the fabric"))
 }
 
-/// A listener in a network namespace. The thread is back in its own when this returns.
+/// Creates a listener in another network namespace; the thread is back in its own when this returns.
 fn listen(namespace: &File, address: SocketAddr) -> Result<(tokio::runtime::Runtime, TcpListener)> {
     let own = File::open("/proc/thread-self/ns/net")?;
     let network = Some(LinkNameSpaceType::Network);
@@ -161,12 +160,12 @@ fn listen(namespace: &File, address: SocketAddr) -> Result<(tokio::runtime::Runt
 async fn serve(listener: TcpListener, outside: SocketAddr) {
     loop {
         let Ok((mut inner, _)) = listener.accept().await else {
-            // Out of descriptors at worst: those of others will be closed.
+            // At worst the process is out of file descriptors: other connections will be closed.
             tokio::task::yield_now().await;
             continue;
         };
         tokio::spawn(async move {
-            // While the API server is down the connection ends as it would without a relay.
+            // While the API server is down, the connection ends as it would without a relay.
             let Ok(mut outer) = TcpStream::connect(outside).await else {
                 return;
             };

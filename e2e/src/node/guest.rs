@@ -9,14 +9,14 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::process::{Process, Usage, usage};
 
-/// nsenter forks once it has entered, which takes a millisecond.
+/// nsenter forks after it has entered the namespaces, which usually takes a millisecond.
 const FORK_LIMIT: Duration = Duration::from_secs(20);
 const LOOK: Duration = Duration::from_millis(2);
 
 /// A running process of a machine, killed when dropped.
 ///
-/// nsenter stands between it and us: a process enters a pid namespace only by being born there. It
-/// ends when the guest does, so as long as it runs the guest's pid is the guest's.
+/// A process can enter a pid namespace only by being created there, so nsenter is its parent. nsenter ends when
+/// the guest does: while it runs, the pid belongs to the guest.
 #[derive(Debug)]
 pub struct Guest {
     outer: Process,
@@ -24,12 +24,12 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Starts `command`, which must be an nsenter that forks; its output is appended to `log`.
+    /// Starts `command`, which must be an nsenter that forks; appends its output to `log`.
     pub(super) async fn spawn(name: &str, command: Command, log: &Path) -> Result<Self> {
         let mut outer = Process::spawn(name, command, log)?;
         let start = Instant::now();
         loop {
-            // setpriv and nsenter become each other without a fork, so the first child is the guest.
+            // setpriv and nsenter replace each other without a fork, so the first child is the guest.
             if let Some(pid) = first_child(outer.pid()) {
                 return Ok(Self { outer, pid });
             }
@@ -54,7 +54,7 @@ impl Guest {
         self.outer.log()
     }
 
-    /// The end of that file, with its path.
+    /// The end of the log, with its path, for an error message.
     pub fn log_tail(&self, lines: usize) -> String {
         self.outer.log_tail(lines)
     }
@@ -64,18 +64,18 @@ impl Guest {
         usage(self.pid)
     }
 
-    /// Sends it a signal; an error if it is no more.
+    /// Sends a signal; an error if the process has ended.
     pub fn signal(&mut self, signal: Signal) -> Result<()> {
         self.outer.check_running()?;
         let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
         let pid = pid.context("no process id")?;
         kill_process(pid, signal).with_context(|| format!("cannot signal process {pid:?}"))?;
-        // nsenter stops itself beside a child that is stopped.
+        // nsenter stops itself when its child is stopped.
         let _ = self.outer.signal(Signal::CONT);
         Ok(())
     }
 
-    /// SIGKILL, and gone when this returns.
+    /// Sends SIGKILL and waits until the process has ended.
     pub async fn kill(&mut self) -> Result<()> {
         if self.signal(Signal::KILL).is_ok() {
             let ended = self.outer.wait(Duration::from_secs(20)).await?;
@@ -84,7 +84,8 @@ impl Guest {
         Ok(())
     }
 
-    /// SIGTERM, then waits at most `grace`, then SIGKILL. Tells how it ended, if it ended by itself.
+    /// Sends SIGTERM, waits at most `grace`, then sends SIGKILL. Returns the exit status if the process ended
+    /// within `grace`.
     pub async fn stop(&mut self, grace: Duration) -> Result<Option<ExitStatus>> {
         self.signal(Signal::TERM)?;
         let ended = self.outer.wait(grace).await?;
@@ -94,7 +95,7 @@ impl Guest {
         Ok(ended)
     }
 
-    /// An error with the end of the log if it is no longer running.
+    /// Returns an error with the end of the log if the process has ended.
     pub fn check_running(&mut self) -> Result<()> {
         self.outer.check_running()
     }

@@ -1,9 +1,9 @@
-//! Namespaces, held by one process.
+//! Namespaces that live as long as one process, the holder.
 //!
-//! The holder is the first process of a pid namespace of its own: when it dies, the kernel kills every
-//! process in it, and with the last process the other namespaces go, with their interfaces, routes and
-//! mounts. It dies with this process, in whatever way that ends: the kernel kills `unshare` then, and
-//! `--kill-child` the holder.
+//! The holder is the first process of its own pid namespace: when it dies, the kernel kills every process in that
+//! namespace, and with the last process the other namespaces disappear, with their interfaces, routes and mounts.
+//! The holder dies with this process, in whatever way that ends: the kernel kills `unshare`, and `--kill-child`
+//! makes that kill the holder.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -21,13 +21,13 @@ const START_LIMIT: Duration = Duration::from_secs(30);
 const RUN_LIMIT: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(5);
 
-/// What comes after the caller's script. The shell reaps whatever is left to it.
+/// What the holder runs after the caller's script: it reports readiness, then reaps orphaned processes.
 const HOLD: &str = r#"
 : > "$1/ready"
 while :; do sleep 3600 & wait $!; done
 "#;
 
-/// Running namespaces: net, mount, uts, ipc and pid.
+/// Running namespaces (net, mount, uts, ipc and pid), killed when dropped.
 #[derive(Debug)]
 pub struct Holder {
     unshare: Process,
@@ -36,8 +36,8 @@ pub struct Holder {
 }
 
 impl Holder {
-    /// Makes namespaces, runs the shell script in them (`$1` is `folder`, then `args`), and returns
-    /// when it has done its work. Logs of what runs there go to `folder`.
+    /// Creates the namespaces, runs the shell script in them (`$1` is `folder`, then `args`), and returns when the
+    /// script has ended. Programs in the namespaces log to `folder`.
     pub async fn start(name: &str, script: &str, folder: &Path, args: &[&str]) -> Result<Self> {
         let ready = folder.join("ready");
         let _ = std::fs::remove_file(&ready);
@@ -64,7 +64,7 @@ impl Holder {
             tokio::time::sleep(LOOK).await;
         }
         let pid = first_child(unshare.pid()).context("the holder has no process")?;
-        // For people who want to look inside.
+        // For people who want to enter the namespaces.
         std::fs::write(folder.join("pid"), format!("{pid}\n"))?;
         Ok(Self {
             unshare,
@@ -78,13 +78,13 @@ impl Holder {
         self.pid
     }
 
-    /// Its network namespace.
+    /// A handle of the network namespace.
     pub fn network(&self) -> Result<File> {
         let path = format!("/proc/{}/ns/net", self.pid);
         File::open(&path).with_context(|| format!("cannot open {path}"))
     }
 
-    /// A command that enters all namespaces; the program and its arguments are to be added.
+    /// A command that enters all namespaces; the caller adds the program and its arguments.
     pub fn enter(&self) -> Command {
         let mut command = process::command(Path::new("nsenter"));
         command
@@ -100,7 +100,7 @@ impl Holder {
         output(command).await
     }
 
-    /// Runs a program of the host in the network namespace only: process ids are the host's there.
+    /// Runs a program in the network namespace only, where it sees the host's process ids.
     pub async fn run_in_network<S: AsRef<OsStr>>(&self, args: &[S]) -> Result<String> {
         let mut command = process::command(Path::new("nsenter"));
         command
@@ -110,7 +110,7 @@ impl Holder {
         output(command).await
     }
 
-    /// Starts a program inside; its output goes to `NAME.log`.
+    /// Starts a program inside, which logs to `NAME.log`.
     pub async fn spawn<S: AsRef<OsStr>>(
         &self,
         name: &str,
@@ -122,7 +122,7 @@ impl Holder {
         Guest::spawn(name, command, &self.log_folder.join(format!("{name}.log"))).await
     }
 
-    /// Kills all that is inside at once, as a power cut does; gone when this returns.
+    /// Kills everything inside at once, like a power cut; all processes have ended when this returns.
     pub async fn kill(mut self) -> Result<()> {
         self.strike()?;
         let ended = self.unshare.wait(Duration::from_secs(30)).await?;
@@ -140,7 +140,7 @@ impl Holder {
 }
 
 impl Drop for Holder {
-    /// Waits for the first process, so that its files can be removed when this returns.
+    /// Kills everything and waits for the first process, so that its files can be removed afterwards.
     fn drop(&mut self) {
         if self.strike().is_err() {
             return;
@@ -155,7 +155,7 @@ impl Drop for Holder {
     }
 }
 
-/// Standard output of a command; its standard error and output are the error.
+/// The standard output of a command; if it fails, its standard error and output are the error.
 async fn output(command: Command) -> Result<String> {
     let shown = format!("{:?}", command.get_args().collect::<Vec<_>>());
     let child = tokio::process::Command::from(command)

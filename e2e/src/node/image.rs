@@ -1,6 +1,6 @@
-//! The one container image that nodes have: a static busybox, imported without a registry.
+//! The only container image that nodes have: a static busybox, imported without a registry.
 //!
-//! It is the sandbox image as well: its entry point sleeps, and ends at once when it is told to.
+//! It is also the sandbox image: its entry point sleeps, and ends at once on a signal.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -13,17 +13,17 @@ use serde_json::json;
 
 use super::available;
 
-/// Its name, for pods with `imagePullPolicy: Never`.
+/// The image's name, for pods with `imagePullPolicy: Never`.
 pub const IMAGE: &str = "cadastre.dev/e2e:1";
 
 const APPLETS: [&str; 12] = [
     "cat", "echo", "hostname", "ip", "ls", "nc", "ping", "ping6", "sh", "sleep", "true", "wget",
 ];
 
-/// The first process of a container ignores signals that it does not handle.
+/// The entry point traps signals, as the first process of a container ignores those without a handler.
 const ENTRY: &str = "trap 'exit 0' TERM INT; while :; do sleep 3600 & wait $!; done";
 
-/// Writes it to `folder` in the format of `docker save`, which containerd imports.
+/// Writes the image to `folder` in the format of `docker save`, which containerd can import.
 pub fn write(folder: &Path) -> Result<PathBuf> {
     let busybox = available::busybox().map_err(anyhow::Error::msg)?;
     let folder = folder.join("image");

@@ -1,4 +1,4 @@
-//! A machine that is a node: it has power or not, a disk that stays, a boot id that does not.
+//! A machine that is a node. Its disk survives when its power is cut; its boot id changes at each boot.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -20,9 +20,9 @@ use crate::wait;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// `$1` is the machine's folder, `$2` its name. What a node may find or write under /etc, /opt, /var and
-/// /run is its own; all else is the host's. Mounts are shared from the end on, as kubelets want it:
-/// before, each one would show in every other place of the same folder.
+/// Sets the machine's namespaces up: `$1` is its folder, `$2` its name. It has its own /etc, /opt, /var and /run
+/// as far as a node reads or writes there; all else is the host's. Mounts become shared only at the end, as
+/// kubelets require: before, each of them would also appear wherever else the same folder is mounted.
 const BOOT: &str = r#"
 hostname "$2"
 mount --bind /etc "$1/host-etc"
@@ -48,16 +48,16 @@ echo 1 > /proc/sys/net/ipv6/conf/all/forwarding
 mount --make-rshared /
 "#;
 
-/// How a machine joins.
+/// Settings of a machine.
 #[derive(Clone, Debug, Default)]
 pub struct MachineOptions {
-    /// Labels that its kubelet registers the Node with
+    /// Labels with which its kubelet registers the Node
     pub labels: Vec<(String, String)>,
-    /// What serves its pods with addresses
+    /// The CNI plugins, their configuration and the agent
     pub side: NodeSide,
 }
 
-/// A machine of a [`Site`](super::Site), off when dropped.
+/// A machine of a [`Site`](super::Site), powered off when dropped.
 #[derive(Debug)]
 pub struct Machine {
     name: String,
@@ -68,7 +68,7 @@ pub struct Machine {
     core: std::sync::Arc<Core>,
 }
 
-/// What runs while it has power. Dropped in order.
+/// What runs while the machine has power. Fields are dropped in order.
 #[derive(Debug)]
 struct Power {
     agent: Option<Guest>,
@@ -103,23 +103,23 @@ impl Machine {
         &self.name
     }
 
-    /// Its number on the fabric.
+    /// Its number, which determines its addresses on the fabric.
     pub fn number(&self) -> u8 {
         self.number
     }
 
-    /// Its logs, and what it has on disk.
+    /// The folder with its logs and its disk.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Its disk: the folder that is `/var` inside.
+    /// The folder that is `/var` inside.
     pub fn var(&self) -> PathBuf {
         self.folder.join("var")
     }
 
-    /// Switches it on: a new boot id, the old disk, containerd, the node side's agent, the kubelet.
-    /// Does not wait for the Node to be ready.
+    /// Powers it on: a new boot id, the old disk, containerd, the node side's agent, the kubelet. Does not wait
+    /// until the Node is ready.
     pub async fn boot(&mut self) -> Result<()> {
         let source = if self.core.host_boot_id {
             "/proc/sys/kernel/random/boot_id"
@@ -145,7 +145,7 @@ impl Machine {
         self.start_kubelet().await
     }
 
-    /// Takes its power away: everything that runs ends at once, the disk stays.
+    /// Cuts its power: everything that runs ends at once, the disk stays.
     pub async fn power_off(&mut self) -> Result<()> {
         if let Some(power) = self.power.take() {
             power.holder.kill().await?;
@@ -159,7 +159,7 @@ impl Machine {
         self.power()?.holder.run(args).await
     }
 
-    /// Runs a program of the image in a running container, named as in a pod's
+    /// Runs a program of the image in a running container, which is identified as in a pod's
     /// `status.containerStatuses[].containerID`.
     pub async fn run_in_pod(&self, container_id: &str, args: &[&str]) -> Result<String> {
         use std::sync::atomic::{AtomicU32, Ordering};
@@ -182,37 +182,37 @@ impl Machine {
         self.run(&all).await
     }
 
-    /// Whether an address answers a ping of this machine within 2 s.
+    /// Pings an address from this machine; an error if no answer comes within 2 s.
     pub async fn ping(&self, address: &str) -> Result<()> {
         self.run(&["busybox", "ping", "-c", "1", "-W", "2", address])
             .await?;
         Ok(())
     }
 
-    /// Starts another program inside; its output goes to `NAME.log` of the machine's folder.
+    /// Starts a program inside, which logs to `NAME.log` in the machine's folder.
     pub async fn spawn<S: AsRef<OsStr>>(&self, name: &str, args: &[S]) -> Result<Guest> {
         self.power()?.holder.spawn(name, &[], args).await
     }
 
-    /// containerd, for signals; start another one with [`Self::start_containerd`].
+    /// The process of containerd, for signals; [`Self::start_containerd`] starts another one.
     pub fn containerd(&mut self) -> Result<&mut Guest> {
         let power = self.power_mut()?;
         power.containerd.as_mut().context("containerd does not run")
     }
 
-    /// The kubelet, likewise.
+    /// The process of the kubelet, for signals; [`Self::start_kubelet`] starts another one.
     pub fn kubelet(&mut self) -> Result<&mut Guest> {
         let power = self.power_mut()?;
         power.kubelet.as_mut().context("the kubelet does not run")
     }
 
-    /// The agent of the node side, likewise.
+    /// The process of the node side's agent, for signals; [`Self::start_agent`] starts another one.
     pub fn agent(&mut self) -> Result<&mut Guest> {
         let power = self.power_mut()?;
         power.agent.as_mut().context("no agent runs")
     }
 
-    /// Changes what serves its pods with addresses: files at once, the agent starts anew.
+    /// Replaces the plugins, configuration and agent: files at once, then the agent is restarted.
     pub async fn set_side(&mut self, side: NodeSide) -> Result<()> {
         side::install(&self.options.side, &side, &self.folder)?;
         self.options.side = side;
@@ -225,10 +225,10 @@ impl Machine {
         Ok(())
     }
 
-    /// Starts containerd and returns when it serves; the image is imported at the first time.
+    /// Starts containerd and returns when it serves; imports the images at the first start.
     pub async fn start_containerd(&mut self) -> Result<()> {
         let binary = assets::find(Program::Containerd)?;
-        // containerd finds its shim by name.
+        // containerd looks up its shim in PATH.
         let path = std::env::var("PATH").unwrap_or_default();
         let path = match binary.parent() {
             Some(folder) => format!("{}:{path}:/usr/sbin:/sbin", folder.display()),
@@ -245,7 +245,7 @@ impl Machine {
         };
         wait::until("containerd serves", LIMIT, async || {
             guest.check_running()?;
-            // Refused at once where there is no socket, as ctr would try for 10 s.
+            // ctr would retry for 10 s while the socket does not exist.
             self.run(&["test", "-S", config::CRI]).await?;
             Ok(Some(self.run(&ctr(&["images", "list", "-q"])).await?))
         })
@@ -263,7 +263,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Starts the kubelet and does not wait.
+    /// Starts the kubelet; does not wait until it is ready.
     pub async fn start_kubelet(&mut self) -> Result<()> {
         let [v4, v6] = Fabric::addresses(self.number);
         let labels = self.options.labels.iter();
@@ -284,7 +284,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Starts the agent of the node side, where that has one, and does not wait.
+    /// Starts the agent if the node side has one; does not wait until it is ready.
     pub async fn start_agent(&mut self) -> Result<()> {
         let Some(agent) = &self.options.side.agent else {
             return Ok(());
@@ -308,7 +308,7 @@ impl Machine {
         self.power.as_mut().with_context(off)
     }
 
-    /// Its disk, as it comes.
+    /// Writes the initial content of the disk.
     fn furnish(&self) -> Result<()> {
         let folder = &self.folder;
         for name in [
@@ -352,12 +352,12 @@ impl Machine {
     }
 }
 
-/// Who the kubelet of a machine is to the API server.
+/// The user of a machine's kubelet at the API server.
 pub(super) fn user(number: u8) -> String {
     format!("system:node:n{number}")
 }
 
-/// What a kubeconfig inside needs besides a token: the server's certificate is for localhost.
+/// The `cluster` entry of a kubeconfig for use inside machines: the server's certificate is for localhost.
 pub(super) fn server() -> serde_json::Value {
     json!({
         "server": format!("https://{}", super::fabric::API),

@@ -1,4 +1,4 @@
-//! Real nodes on this machine: each a kubelet and a containerd in namespaces of its own.
+//! Real nodes on this machine: each is a kubelet and a containerd in their own namespaces.
 //!
 //! ```text
 //!  host        ControlPlane (loopback) <── relay ──┐          Site
@@ -8,21 +8,21 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `available` | whether this machine can do it, and what it lacks |
-//! | `site` | a control plane with controllers, and the fabric that machines stand on |
+//! | `available` | whether nodes can run on this machine, and what is missing |
+//! | `site` | a control plane with controllers, and the fabric that connects machines |
 //! | `fabric` | the network between machines, and their way to the API server |
 //! | `machine` | power, containerd, kubelet; one machine is one node |
-//! | `side` | what serves a machine's pods with addresses |
+//! | `side` | CNI plugins, their configuration, and the agent of a machine |
 //! | `holder`, `guest` | namespaces and processes in them |
 //! | `shipped` | the image of this repository |
-//! | `cgroups`, `image`, `config` | what a kubelet and a containerd want to find |
+//! | `cgroups`, `image`, `config` | what a kubelet and a containerd need to run |
 //!
 //! # Guarantees
-//! - Nothing listens on the host and no interface, route, mount or setting of the host changes.
-//! - Everything ends with its value, and with this process however that ends: a machine is one process
-//!   that holds its namespaces, and the kernel kills what is in them when it dies. No process is ever
-//!   looked for by its name.
-//! - Any number of sites may run beside each other: each network is private, names bear the process id.
+//! - Nothing listens on the host, and no interface, route, mount or setting of the host changes.
+//! - Everything ends when its value is dropped, and when this process ends in whatever way: one process holds a
+//!   machine's namespaces, and the kernel kills everything in them when that process dies. No process is looked up
+//!   by name.
+//! - Any number of sites may run at the same time: each network is private, names contain the process id.
 //!
 //! # Caveats
 //! - All machines share one kernel, its clock and `/sys`.

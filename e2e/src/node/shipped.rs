@@ -1,13 +1,13 @@
-//! The image of this repository, as `make e2e` leaves it, or `make image`.
+//! The image of this repository, built by `make e2e` or `make image`.
 
 use std::env;
 use std::path::{Path, PathBuf};
 
-/// Its name in the chart's values.
+/// Repository and tag in the chart's values.
 pub const SHIPPED: (&str, &str) = ("cadastre.dev/cadastre", cadastre_core::VERSION);
 
-/// The archive, for [`SiteOptions::images`](super::SiteOptions): `CADASTRE_IMAGE`, else where make
-/// puts it; else what to do.
+/// The image's archive for [`SiteOptions::images`](super::SiteOptions): `CADASTRE_IMAGE`, else where make writes
+/// it; if there is none, the error says what to do.
 pub fn shipped() -> Result<PathBuf, String> {
     let path = match env::var_os("CADASTRE_IMAGE") {
         Some(path) => PathBuf::from(path),

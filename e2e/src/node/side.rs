@@ -1,6 +1,6 @@
-//! What serves the pods of a machine with addresses: plugins, a CNI configuration, perhaps an agent.
+//! What assigns addresses to the pods of a machine: CNI plugins, their configuration, perhaps an agent.
 //!
-//! This is the one place where a node's own software enters a machine.
+//! All of a node's software that a test can choose is installed here.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,29 +10,28 @@ use serde_json::{Value, json};
 
 use crate::daemon;
 
-/// Files and a process of a machine. The reference plugins are there in any case.
+/// Files and a process of a machine, in addition to the reference plugins, which are always there.
 #[derive(Clone, Debug, Default)]
 pub struct NodeSide {
-    /// Executables: their names in `/opt/cni/bin`, and what is copied there
+    /// Executables: their names in `/opt/cni/bin`, and the files that are copied there
     pub plugins: Vec<(String, PathBuf)>,
-    /// Files of `/etc/cni`: name and text. Without one in `net.d` the node is not ready until somebody
-    /// writes one
+    /// Files of `/etc/cni`: name and text. Without one in `net.d` the node is not ready until the agent writes one
     pub configs: Vec<(String, String)>,
-    /// What is started at each boot
+    /// The process that starts at each boot
     pub agent: Option<Agent>,
 }
 
-/// A process of the node side.
+/// The agent's process.
 #[derive(Clone, Debug)]
 pub struct Agent {
-    /// The program and its arguments. `NODE_NAME` and `KUBECONFIG` are in its environment.
+    /// The program and its arguments. Its environment has `NODE_NAME` and `KUBECONFIG`.
     pub args: Vec<String>,
-    /// Who it is to the API server
+    /// Its user at the API server
     pub user: String,
 }
 
 impl NodeSide {
-    /// The bridge plugin with host-local over a node's podCIDRs: what there was before.
+    /// The bridge plugin with host-local on a node's podCIDRs: what nodes use without Cadastre.
     pub fn host_local(pod_cidrs: &[String]) -> Self {
         let ranges = pod_cidrs.iter().map(|cidr| json!([{"subnet": cidr}]));
         let ranges: Vec<Value> = ranges.collect();
@@ -46,7 +45,8 @@ impl NodeSide {
         }
     }
 
-    /// Our plugin and our agent, which writes the CNI configuration from a template that comes along.
+    /// Our plugin and our agent, which writes the CNI configuration from the agent's built-in template of that
+    /// name.
     pub fn shipped(template: &str, flags: &[&str], user: &str) -> Result<Self> {
         Ok(Self {
             plugins: vec![("cadastre-ipam".to_owned(), daemon::plugin()?)],
@@ -55,8 +55,8 @@ impl NodeSide {
         })
     }
 
-    /// Our plugin behind `main`, a main plugin without its `ipam`, and our agent, with these flags
-    /// besides, as `user`. The agent writes the CNI configuration once the node holds something.
+    /// Our plugin called by `main`, a main plugin's configuration without `ipam`, and our agent as `user` with
+    /// additional `flags`. The agent writes the CNI configuration once the node has a range.
     pub fn cadastre(main: &Value, flags: &[&str], user: &str) -> Result<Self> {
         let mut main = main.clone();
         main["ipam"] = json!({"type": "cadastre-ipam"});
@@ -88,12 +88,12 @@ impl Agent {
     }
 }
 
-/// A conflist with one plugin, in the version of CNI that has STATUS and GC.
+/// A conflist with one plugin, in a CNI version that has STATUS and GC.
 fn conflist(plugin: &Value) -> String {
     json!({"cniVersion": "1.1.0", "name": "pods", "plugins": [plugin]}).to_string()
 }
 
-/// Puts `new` in the place of `old`, in the folder of a machine. Configurations come last.
+/// Replaces `old` by `new` in a machine's folder. Configurations are written after the plugins that they name.
 pub(super) fn install(old: &NodeSide, new: &NodeSide, folder: &Path) -> Result<()> {
     for (name, from) in &new.plugins {
         let to = folder.join("opt/cni/bin").join(name);
@@ -111,7 +111,8 @@ pub(super) fn install(old: &NodeSide, new: &NodeSide, folder: &Path) -> Result<(
     Ok(())
 }
 
-/// Writes a file beside `to` and renames it: containerd watches the folder, and what runs stays whole.
+/// Replaces a file by renaming: containerd, which watches the folder, never sees half a file, and a running
+/// executable stays intact.
 fn replace(to: &Path, write: impl FnOnce(&Path) -> std::io::Result<()>) -> Result<()> {
     let temporary = to.with_extension("temp");
     write(&temporary)

@@ -1,4 +1,4 @@
-//! Where machines stand: a control plane with its controllers, and a fabric.
+//! What machines are connected to: a control plane with its controllers, and a fabric.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,26 +18,26 @@ use crate::kubeconfig::{User, write_private};
 use crate::process::Process;
 use crate::{crds, scheduler};
 
-/// The most machines of a site, over its whole life: the API server reads their tokens at its start.
+/// The most machines that a site can start: the API server reads their tokens only at its own start.
 pub const MACHINES: u8 = 60;
 
-/// What may differ between sites.
+/// Settings of a site.
 #[derive(Clone, Debug, Default)]
 pub struct SiteOptions {
-    /// Of its control plane; users for machines are added
+    /// Settings of its control plane; users for machines are added
     pub control_plane: Options,
-    /// Of kube-controller-manager; what makes a dead node known soon is added
+    /// Settings of kube-controller-manager; flags that detect a dead node soon are added
     pub kcm: KcmOptions,
-    /// Whether Cadastre's CRDs are left to the test
+    /// Whether the test installs Cadastre's CRDs itself
     pub bare: bool,
-    /// More images that machines have, as `docker save` writes them
+    /// Additional images that machines import, as `docker save` writes them
     pub images: Vec<PathBuf>,
-    /// Whether machines have the host's boot id, which is the one that containers see: for agents in
-    /// pods. To an agent no machine boots a second time then.
+    /// Whether machines have the host's boot id, which is what containers see: for agents in pods. Such an agent
+    /// does not notice that its machine rebooted.
     pub host_boot_id: bool,
 }
 
-/// A running site. What stands on it ends first.
+/// A running site. The machines on it end first.
 #[derive(Debug)]
 pub struct Site {
     next: AtomicU8,
@@ -47,7 +47,7 @@ pub struct Site {
     cluster: ControlPlane,
 }
 
-/// What machines need of their site; they keep it alive.
+/// The part of a site that its machines keep alive.
 #[derive(Debug)]
 pub(super) struct Core {
     pub(super) fabric: Fabric,
@@ -59,8 +59,9 @@ pub(super) struct Core {
 }
 
 impl Site {
-    /// Starts a control plane with Cadastre's CRDs (unless bare), a scheduler, and controllers that give
-    /// no podCIDRs. Builds what is missing first, which takes minutes. Ask [`super::available`] before.
+    /// Starts a control plane with Cadastre's CRDs (unless bare), a scheduler, and controllers without the
+    /// allocation of podCIDRs. Builds missing programs first, which takes minutes. Check [`super::available`]
+    /// before.
     pub async fn start(options: SiteOptions) -> Result<Self> {
         tokio::task::spawn_blocking(|| assets::ensure(&assets::NODES)).await??;
         let mut control_plane = options.control_plane;
@@ -100,8 +101,7 @@ impl Site {
         })
     }
 
-    /// Starts a machine with the next free number; its Node bears the name `nNUMBER`. Returns when its
-    /// kubelet runs.
+    /// Starts a machine with the next number; its Node is named `nNUMBER`. Returns when its kubelet runs.
     pub async fn machine(&self, options: MachineOptions) -> Result<Machine> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         ensure!(number <= MACHINES, "a site has {MACHINES} machines at most");
@@ -118,24 +118,24 @@ impl Site {
         &self.cluster
     }
 
-    /// The control plane, to be stopped and started.
+    /// The control plane, for stopping and restarting its processes.
     pub fn cluster_mut(&mut self) -> &mut ControlPlane {
         &mut self.cluster
     }
 
-    /// A hand of the administrator, for the runtime that runs.
+    /// A new [`Hand`] of the administrator, for the current runtime.
     pub async fn hand(&self) -> Result<Hand> {
         Ok(Hand::new(self.cluster.client().await?))
     }
 }
 
 impl Core {
-    /// Logs, and a folder for each machine.
+    /// The folder with logs, and with a sub-folder for each machine.
     pub(super) fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The path of a kubeconfig for use inside machines, written when first asked for.
+    /// The path of a kubeconfig for use inside machines, written at the first call.
     pub(super) fn kubeconfig(&self, user: &str) -> Result<PathBuf> {
         let found = self.kubeconfigs.iter().find(|(name, _)| name == user);
         let Some((_, config)) = found else {

@@ -1,5 +1,5 @@
-//! Affinity blocks: first blocks for all nodes, more on demand, a pool edit, and the collection of
-//! what dead nodes leave behind; beside the bare requests.
+//! Measures affinity blocks beside the bare requests: first blocks for all nodes, more blocks on demand, a
+//! pool edit, and the release of dead nodes' blocks.
 
 use std::time::{Duration, Instant};
 
@@ -26,10 +26,10 @@ spec: {allocate: Blocks, ipv4: {cidrs: [10.0.0.0/8], blockSize: 26}, quarantineS
 const RANGE: &str = "10.0.0.0/8";
 const BLOCKS: &str = "/apis/cadastre.dev/v1alpha1/ipamblocks";
 const SUBNETS: &str = "/apis/cadastre.dev/v1alpha1/nodesubnets";
-/// Longer than it takes to hand 15,000 blocks over to quarantine.
+/// Longer than the controller takes to quarantine 15,000 blocks.
 const QUARANTINE: Duration = Duration::from_secs(30);
 
-/// The phases of one round.
+/// Durations of one round's phases.
 struct Phases {
     first: Duration,
     more: Duration,
@@ -38,7 +38,7 @@ struct Phases {
 
 type Pick = fn(&Phases) -> Duration;
 
-/// What is told of ours besides.
+/// Further results of the controller's last round.
 struct Told {
     requests: Vec<String>,
     cpu: Duration,
@@ -46,7 +46,6 @@ struct Told {
     edit: String,
 }
 
-/// Runs it with that many nodes.
 pub async fn run(count: u32) -> Result<()> {
     let (mut raws, mut ours, mut told) = (vec![], vec![], None);
     for round in 1..=ROUNDS {
@@ -113,7 +112,7 @@ fn create_block(i: u32, node: u32) -> Result<Call> {
     Ok(Call::new(Method::POST, BLOCKS.to_owned(), JSON, &body))
 }
 
-/// The NodeSubnet as the controller writes it.
+/// A NodeSubnet with the fields that the controller writes.
 fn listing(node: u32, blocks: &[u32]) -> Result<Value> {
     let held = |i: &u32| {
         Ok(HeldBlock {
@@ -213,7 +212,7 @@ async fn cadastre(count: u32) -> Result<(Phases, Told)> {
     let after = cluster.apiserver_metrics().await?;
     requests.push(grown(&before, &after));
 
-    // The agents' words are there before the controller hears of the first one.
+    // The controller is stopped while the agents publish their demand, so that it finds all of it at once.
     daemon.process().signal(Signal::STOP)?;
     let demand = |demand: u32| {
         uids.iter()
@@ -240,7 +239,7 @@ async fn cadastre(count: u32) -> Result<(Phases, Told)> {
     let usage = daemon.process().usage()?;
     daemon.process().stop(Duration::from_secs(30)).await?;
 
-    // All nodes die while no controller runs.
+    // All nodes are deleted while no controller runs.
     let names: Vec<String> = uids.into_iter().map(|(name, _)| name).collect();
     nodes::delete(&cluster, names).await?;
     let mut daemon = start(&cluster, "again")?;
@@ -280,7 +279,7 @@ async fn cadastre(count: u32) -> Result<(Phases, Told)> {
     Ok((phases, told))
 }
 
-/// A pool is edited under all these blocks: what it costs.
+/// Measures what an edit of the pool costs while all these blocks exist.
 async fn pool_edit(
     cluster: &ControlPlane,
     daemon: &mut cadastre_e2e::daemon::Daemon,

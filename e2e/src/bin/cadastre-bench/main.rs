@@ -1,8 +1,9 @@
-//! `make bench-scale`: Cadastre at the size of large clusters, beside the raw requests that the work
-//! needs and beside other controllers, on real control planes. Tables in Markdown, for
+//! `make bench-scale`: measures Cadastre at the size of large clusters, beside the raw requests that the work
+//! needs and beside other controllers, on real control planes. Prints tables in Markdown for
 //! docs/performance.md.
 //!
-//! `cadastre-bench [podcidrs|blocks|pods|takeover|status|all] [NODES]`; `cadastre-bench node` is `make bench-node`.
+//! `cadastre-bench [podcidrs|blocks|pods|takeover|status|all] [NODES]`; `cadastre-bench node` is
+//! `make bench-node`.
 
 use std::io::Write as _;
 use std::time::Duration;
@@ -74,7 +75,7 @@ fn median(values: impl Iterator<Item = Duration>) -> Duration {
     values.get(values.len() / 2).copied().unwrap_or_default()
 }
 
-#[allow(clippy::cast_precision_loss)] // for people
+#[allow(clippy::cast_precision_loss)] // for display only
 fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
@@ -88,7 +89,7 @@ fn start(cluster: &ControlPlane, name: &str) -> Result<Daemon> {
     Daemon::start(cluster.folder(), &cluster.kubeconfig(ADMIN)?, &options)
 }
 
-/// Which requests the API server has answered in between.
+/// Formats the requests of the controllers' kinds that the API server answered between two scrapes.
 fn grown(before: &[Sample], after: &[Sample]) -> String {
     let before = metrics::requests(before);
     let ours = [

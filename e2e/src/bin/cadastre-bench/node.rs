@@ -1,7 +1,7 @@
-//! The node side: ADD and DEL as whole processes, as a runtime starts them, beside real host-local;
-//! and what the agent takes.
+//! Measures ADD and DEL as whole processes, as a runtime starts them, beside the real host-local; and the
+//! agent's memory and processor time.
 //!
-//! All kinds take turns, call by call, so that whatever else the machine does falls on all of them.
+//! The compared kinds take turns call by call, so that other load on the machine affects all of them.
 
 mod agents;
 mod calls;
@@ -21,16 +21,16 @@ use agents::Agents;
 use calls::{Verb, call, timed};
 use kinds::Kind;
 
-/// Pods that the node has already, rising.
+/// Numbers of pods that already have addresses on the node, in ascending order.
 const PODS: [usize; 3] = [0, 110, 330];
-/// Calls of each kind and verb.
+/// Calls per kind and verb.
 const CALLS: usize = 200;
-/// Calls at the same time.
+/// Calls that run concurrently.
 const AT_ONCE: usize = 100;
-/// How long an agent without work is watched.
+/// How long an agent without work is observed.
 const IDLE: Duration = Duration::from_secs(30);
 
-/// Runs everything and prints its tables.
+/// Runs all measurements and prints their tables.
 pub async fn run() -> Result<()> {
     tokio::task::spawn_blocking(|| assets::ensure(&[Program::HostLocal])).await??;
     progress("starting a control plane and two agents")?;
@@ -113,16 +113,16 @@ pub async fn run() -> Result<()> {
     say(&facts.to_string())
 }
 
-/// All that is resident, and what of it is not the executable's.
+/// Formats the resident memory, and the part of it that is anonymous.
 fn memory(usage: &Usage) -> String {
     format!("{:.1} MiB, {:.1} its own", mib(usage.rss), mib(usage.anon))
 }
 
-/// All kinds in turn, with a row for each.
+/// Calls all kinds in turn and adds a row for each to `figures`.
 fn turns(kinds: &[Kind], pods: usize, figures: &mut Table) -> Result<()> {
     let mut times = vec![(Vec::new(), Vec::new()); kinds.len()];
     for n in 0..CALLS {
-        // Not always the same one after the same other one.
+        // The order rotates, so that a kind is not always called after the same other one.
         for i in (0..kinds.len()).map(|i| (i + n) % kinds.len()) {
             let id = format!("new-{n}");
             times[i].0.push(timed(&kinds[i], Verb::Add, &id)?);

@@ -1,8 +1,8 @@
-//! podCIDRs for many nodes, side by side in one run, medians of three rounds.
+//! Measures podCIDRs for many nodes: several contenders in one run, medians of three rounds.
 //!
-//! Every measurement has a control plane of its own, with the nodes there before the contender
-//! starts. The end is the moment a watch shows the last node's podCIDR; nothing polls meanwhile.
-//! Prints a table in Markdown, for docs/performance.md.
+//! Every measurement has its own control plane, with the nodes created before the contender starts. It ends
+//! when a watch shows the last node's podCIDR; nothing polls meanwhile. Prints a table in Markdown for
+//! docs/performance.md.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use cadastre_e2e::{History, KcmOptions, crds, nodes};
 
 use super::{LIMIT, ROUNDS, grown, median, mib, progress, say, start};
 
-/// Nodes for kube-controller-manager at its defaults, which does about 20 a second.
+/// Number of nodes for kube-controller-manager with its defaults, at which it serves about 20 a second.
 const DEFAULT_NODES: u32 = 1000;
 const RANGE: &str = "10.0.0.0/10";
 const POOL: &str = r"
@@ -25,16 +25,15 @@ metadata: {name: bench}
 spec: {allocate: NodeCIDR, ipv4: {cidrs: [10.0.0.0/10], blockSize: 24}}
 ";
 
-/// What one contender did in one round.
+/// What one contender achieved in one round.
 struct Run {
     wall: Duration,
-    /// Processor time of all meanwhile: the control plane, this process, the contender
+    /// Processor time of the control plane, this process and the contender together
     work: Duration,
     requests: String,
     usage: Option<Usage>,
 }
 
-/// Runs it with that many nodes.
 pub async fn run(count: u32) -> Result<()> {
     let (mut raw, mut ours, mut tuned, mut default) = (vec![], vec![], vec![], vec![]);
     let mut restarts = Vec::new();
@@ -115,7 +114,7 @@ fn row(name: &str, count: u32, runs: &[Run], floor: (Duration, Duration)) -> Res
     ))
 }
 
-/// A control plane with that many empty nodes, quiet.
+/// Starts a control plane with `count` nodes and waits until all of them were observed.
 async fn cluster(count: u32) -> Result<(ControlPlane, History)> {
     let cluster = ControlPlane::start(Options::default()).await?;
     nodes::create(&cluster, count, nodes::numbered).await?;
@@ -126,7 +125,7 @@ async fn cluster(count: u32) -> Result<(ControlPlane, History)> {
     Ok((cluster, history))
 }
 
-/// What was so before a contender starts.
+/// Counters at the moment when a contender starts.
 struct Before {
     metrics: Vec<metrics::Sample>,
     spent: Duration,
@@ -143,15 +142,16 @@ impl Before {
     }
 }
 
-/// Processor time so far of the control plane, and of this process, which sends the raw requests and
-/// keeps the watch.
+/// Processor time so far of the control plane and of this process, which sends the raw requests and runs the
+/// watch.
 fn spent(cluster: &ControlPlane) -> Result<Duration> {
     let own = usage(std::process::id())?;
     let theirs = [cluster.apiserver()?.usage()?, cluster.etcd().usage()?];
     Ok(own.cpu + theirs[0].cpu + theirs[1].cpu)
 }
 
-/// Measures until the last node is seen to be served by `process`, or by this one.
+/// Measures until the last node has its podCIDRs, which `process` allocates, or this process if there is
+/// none.
 async fn measure(
     cluster: &ControlPlane,
     history: &History,
@@ -203,7 +203,7 @@ async fn kcm(count: u32, qps: u32) -> Result<Run> {
     measure(&cluster, &history, count, before, Some(&process)).await
 }
 
-/// A restart with everything in place.
+/// Results of a restart when all nodes have podCIDRs.
 struct Restart {
     lists: Duration,
     ready: Duration,
@@ -221,7 +221,7 @@ async fn cadastre(count: u32) -> Result<(Run, Restart)> {
     until_subnets(&cluster, count).await?;
     daemon.process().stop(Duration::from_secs(30)).await?;
 
-    // The controller's lists, at the same time, by a client that does not read them.
+    // The same lists as the controller's, sent concurrently by a client that does not decode the answers.
     let begun = Instant::now();
     let endpoint = cluster.endpoint()?;
     let paths = [
@@ -257,7 +257,7 @@ async fn cadastre(count: u32) -> Result<(Run, Restart)> {
     Ok((run, restart))
 }
 
-/// NodeSubnets follow the podCIDRs: waits until there is one for each node.
+/// Waits until every node has a NodeSubnet, which the controller creates after the podCIDRs.
 pub async fn until_subnets(cluster: &ControlPlane, count: u32) -> Result<()> {
     let until = Instant::now() + LIMIT;
     let api = kube::Api::<cadastre_api::NodeSubnet>::all(cluster.client().await?);

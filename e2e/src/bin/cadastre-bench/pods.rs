@@ -1,4 +1,5 @@
-//! Many pods: memory at rest and after a relist, restart beside the raw LISTs, CPU under churn.
+//! Measures many pods: memory at rest and after a relist, a restart beside the raw LISTs, processor time
+//! under churn.
 
 use std::time::{Duration, Instant};
 
@@ -22,7 +23,6 @@ const REST: Duration = Duration::from_secs(20);
 const CHURN: u32 = 200;
 const CHURN_SECONDS: u32 = 30;
 
-/// Runs it with that many nodes.
 pub async fn run(count: u32) -> Result<()> {
     let pods = PODS_A_NODE * count;
     progress(&format!("{count} nodes and {pods} running pods"))?;
@@ -80,7 +80,7 @@ pub async fn run(count: u32) -> Result<()> {
     ))
 }
 
-/// The controller's lists, at the same time, by a client that does not read them.
+/// Measures the controller's lists, sent concurrently by a client that does not decode the answers.
 async fn lists(cluster: &ControlPlane) -> Result<Duration> {
     let paths = [
         "/api/v1/pods",
@@ -129,7 +129,8 @@ fn run_pod(i: u32) -> Call {
     rerun(i, 0)
 }
 
-/// Addresses outside of the pool: only their number counts here.
+/// The call that updates a pod's status as a restarted container does. Its address is in no pool: only the
+/// number of updates matters here.
 fn rerun(i: u32, restarts: u32) -> Call {
     let ip = std::net::Ipv4Addr::from(0xAC10_0000 + i).to_string();
     let body = json!({"status": {

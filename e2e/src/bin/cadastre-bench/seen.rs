@@ -1,4 +1,4 @@
-//! What a watch shows of blocks and NodeSubnets: counts, and when they were reached.
+//! Counts blocks and NodeSubnets from watches, and records when a count was reached.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,7 +13,7 @@ use kube::{Api, Client, ResourceExt as _};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// Sums are kept: adding up for each event would cost more than what is measured.
+/// Running sums: adding up at each watch event would cost more than what is measured.
 #[derive(Default)]
 struct Counts {
     blocks: BTreeMap<String, bool>,
@@ -22,28 +22,28 @@ struct Counts {
     listed: usize,
 }
 
-/// Counts at one moment.
+/// Counts at the moment `at`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seen {
-    /// Blocks that nodes have
+    /// Blocks that are allocated to nodes
     pub held: usize,
     /// Blocks in quarantine
     pub resting: usize,
-    /// Entries in the lists of NodeSubnets
+    /// Entries in the block lists of all NodeSubnets
     pub listed: usize,
     /// NodeSubnets
     pub subnets: usize,
     pub at: Instant,
 }
 
-/// A recording, until dropped.
+/// Watches that count until this is dropped.
 pub struct Watching {
     seen: watch::Receiver<Seen>,
     _tasks: JoinSet<()>,
 }
 
 impl Watching {
-    /// Watches from now on.
+    /// Starts the watches.
     pub fn start(client: &Client) -> Self {
         let counts = Arc::new(Mutex::new(Counts::default()));
         let none = Seen {
@@ -98,7 +98,7 @@ impl Watching {
         }
     }
 
-    /// Waits until the counts are as wanted.
+    /// Waits at most `limit` until the counts satisfy `wanted`; `what` describes that in the error.
     pub async fn until(
         &mut self,
         what: &str,

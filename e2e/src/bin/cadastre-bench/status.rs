@@ -1,5 +1,5 @@
-//! What agents cost etcd: the bytes of one status and of one list of addresses, by etcd's own count of its
-//! database and of its log, and what that is a second for the cluster.
+//! Measures what agents cost etcd: the bytes of one status and of one list of addresses, by etcd's metrics of
+//! its database and its log, extrapolated to the cluster's bytes per second.
 
 use anyhow::{Context as _, Result};
 use cadastre_api::{AddressEntry, NodeAddresses, NodeAddressesSpec};
@@ -14,18 +14,18 @@ use super::{progress, say};
 
 const SUBNETS: &str = "/apis/cadastre.dev/v1alpha1/nodesubnets";
 const LISTS: &str = "/apis/cadastre.dev/v1alpha1/nodeaddresses";
-/// Nodes that are written for; what a write costs does not depend on how many there are.
+/// Nodes whose objects are written; the cost of a write does not depend on their number.
 const NODES: u32 = 100;
-/// Writes for each.
+/// Writes per node.
 const WRITES: u32 = 10;
-/// Pods of a node.
+/// Pods per node.
 const PODS: [u32; 3] = [30, 110, 250];
-/// `--addresses-interval`, and etcd's time between two compactions.
+/// Seconds of `--addresses-interval`, and between two compactions of etcd.
 const INTERVAL: f64 = 300.0;
-/// Statuses a second at 200 pod starts and ends a second, see docs/performance.md.
+/// Status writes per second while 200 pods per second start and end, see docs/performance.md.
 const STATUSES: f64 = 91.0;
 
-/// Runs it, and says what it is for that many nodes.
+/// Runs the bench; the rates are those of a cluster with `count` nodes.
 pub async fn run(count: u32) -> Result<()> {
     say(
         "| pods a node | what | bytes of etcd's database a write | of its log | writes a second at most | bytes a second in all |",
@@ -54,7 +54,7 @@ fn row(pods: u32, what: &str, (db, log): (f64, f64), rate: f64) -> Result<()> {
     ))
 }
 
-/// Bytes that a write adds to etcd's database and to its log.
+/// Returns the bytes that one write adds to etcd's database and to its log.
 async fn cost(cluster: &ControlPlane, calls: Vec<Call>) -> Result<(f64, f64)> {
     let writes = f64::from(u32::try_from(calls.len())?);
     let before = sizes(cluster).await?;
@@ -131,7 +131,7 @@ fn addresses(n: u32, pods: u32, write: u32) -> NodeAddressesSpec {
     let entry = |pod: u32| {
         let address = format!("10.{}.{}.{}", n >> 8, n & 255, pod + 2);
         let other = format!("fd00:10:{:x}::{:x}", n + 1, pod + 2);
-        // One pod has come in the place of another since the last write.
+        // Each write replaces one pod by another.
         let of_pod = uid(n, if pod == 0 { 1_000 + write } else { pod });
         AddressEntry {
             addresses: [address, other]

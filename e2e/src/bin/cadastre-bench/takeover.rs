@@ -1,5 +1,5 @@
-//! A take-over after `kill -9`: the memory of the standby at rest and at the peak, and the time until
-//! the next block, with Nodes and NodeSubnets of real size.
+//! Measures a takeover after `kill -9`: the standby's memory at rest and at its peak, and the time until the
+//! next block, with Nodes and NodeSubnets of realistic size.
 
 use std::time::{Duration, Instant};
 
@@ -26,13 +26,12 @@ metadata: {name: bench}
 spec: {allocate: Blocks, ipv4: {cidrs: [10.0.0.0/8], blockSize: 25}, idleSeconds: 86400}
 ";
 const SUBNETS: &str = "/apis/cadastre.dev/v1alpha1/nodesubnets";
-/// Addresses that a node reports, of the 128 of its block.
+/// Addresses in use per node, of the 128 of its block.
 const ADDRESSES: u32 = 110;
-/// Images in the status of a Node, which then has 15 KB.
+/// Images in the status of a Node, which make it 15 KB.
 const IMAGES: usize = 50;
 const REST: Duration = Duration::from_secs(20);
 
-/// Runs it with that many nodes.
 pub async fn run(count: u32) -> Result<()> {
     progress(&format!(
         "{count} nodes of 15 KB with {ADDRESSES} addresses each"
@@ -57,7 +56,7 @@ pub async fn run(count: u32) -> Result<()> {
     standby.wait_ready(LIMIT).await?;
     tokio::time::sleep(REST).await;
     let rest = standby.process().usage()?;
-    // The peak of the start does not count: the lists of the watches come one after another then.
+    // Resets the peak, which the start has set: at a start the lists of the watches come one after another.
     let forget = format!("/proc/{}/clear_refs", standby.process().pid());
     std::fs::write(&forget, "5").with_context(|| format!("cannot write {forget}"))?;
 
@@ -78,7 +77,7 @@ pub async fn run(count: u32) -> Result<()> {
     let requests = grown(&before, &cluster.apiserver_metrics().await?);
     tokio::time::sleep(REST).await;
     let after = standby.process().usage()?;
-    #[allow(clippy::cast_precision_loss)] // for people
+    #[allow(clippy::cast_precision_loss)] // for display only
     let ratio = after.peak_rss as f64 / rest.rss as f64;
     say(&format!(
         "{count} nodes of 15 KB, {ADDRESSES} addresses published by each. Standby: {:.1} MiB at rest \
@@ -92,7 +91,7 @@ pub async fn run(count: u32) -> Result<()> {
     ))
 }
 
-/// A controller that asks nobody about pods that there are not.
+/// Starts a controller that does not look for leaks, as the reported addresses belong to no pods.
 fn start(cluster: &ControlPlane, name: &str) -> Result<Daemon> {
     let args = ["controller", "--leak-grace", "86400"];
     let options = DaemonOptions {
@@ -103,7 +102,7 @@ fn start(cluster: &ControlPlane, name: &str) -> Result<Daemon> {
     Daemon::start(cluster.folder(), &cluster.kubeconfig(ADMIN)?, &options)
 }
 
-/// A Node as a kubelet reports it, as far as its size goes.
+/// A Node as large as those that kubelets report.
 fn node(i: u32) -> Node {
     let mut node = nodes::numbered(i);
     let image = |n: usize| ContainerImage {
@@ -121,7 +120,7 @@ fn node(i: u32) -> Node {
     node
 }
 
-/// What the agents of all nodes publish.
+/// Writes the statuses of all NodeSubnets, in the agents' place.
 async fn report(cluster: &ControlPlane, client: &Client, count: u32) -> Result<()> {
     let subnets: Api<NodeSubnetLite> = Api::all(client.clone());
     let mut params = ListParams::default().limit(500);

@@ -1,4 +1,4 @@
-//! What the demo stands on: a control plane, and real nodes where this machine can have them.
+//! Sets up the demo: a control plane, and real nodes if this machine can run them.
 
 use std::time::Duration;
 
@@ -14,23 +14,23 @@ use kube::ResourceExt as _;
 use kube::api::{ListParams, PostParams};
 use serde_json::json;
 
-/// Real nodes, and pods on each.
+/// Number of real nodes; `PODS` is the number of pods on each.
 const MACHINES: usize = 2;
 const PODS: usize = 4;
 const LIMIT: Duration = Duration::from_secs(120);
-/// The pool of the real nodes, and the label by which it knows them.
+/// The pool of the real nodes, and the label that it selects them by.
 const POOL: &str = "machines";
 
-/// The control plane, with or without what real nodes need.
+/// A control plane with or without real nodes.
 pub enum Ground {
-    /// Without; the reason
+    /// Without real nodes, and why they cannot run
     Plain(Box<ControlPlane>, String),
-    /// With
     Site(Box<Site>),
 }
 
 impl Ground {
-    /// Starts one. None of the controllers judges nodes: most of them here have no kubelet.
+    /// Starts the control plane. No controller of it evicts pods from nodes that are not ready, as most nodes
+    /// have no kubelet.
     pub async fn start() -> Result<Self> {
         if let Err(reason) = node::available() {
             let cluster = ControlPlane::start(Options::default()).await?;
@@ -58,7 +58,7 @@ impl Ground {
     }
 }
 
-/// Starts real nodes with our agent and plugin, and pods on them; returns when each has its addresses.
+/// Starts real nodes with our agent and plugin, and pods on them. Returns when all pods have their addresses.
 pub async fn machines(site: &Site) -> Result<(Vec<Machine>, Table)> {
     let hand = Hand::new(site.cluster().client().await?);
     let pool = json!({

@@ -1,4 +1,4 @@
-//! What somebody who runs the demo can do in another terminal, ready to copy.
+//! What the demo suggests to run in another terminal, ready to copy.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result};
 use cadastre_e2e::assets::{Program, find};
 use cadastre_e2e::daemon::kubectl_plugin;
 
-/// What is worth a look, in this order.
+/// Commands, in the order in which they are shown.
 const COMMANDS: [&str; 8] = [
     "kubectl cadastre status",
     "kubectl cadastre map pods",
@@ -20,7 +20,7 @@ const COMMANDS: [&str; 8] = [
     "kubectl delete node node-00000",
 ];
 
-/// Puts kubectl and its plugin into a folder for `PATH`.
+/// Puts kubectl and its plugin into a folder, for use in `PATH`.
 pub fn tools(folder: &Path) -> Result<PathBuf> {
     fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let plugin = kubectl_plugin()?;
@@ -34,7 +34,6 @@ pub fn tools(folder: &Path) -> Result<PathBuf> {
     Ok(folder.to_owned())
 }
 
-/// All of it.
 pub fn text(kubeconfig: &Path, tools: &Path, admin: &str) -> String {
     let commands: Vec<String> = COMMANDS.iter().map(|it| format!("  {it}")).collect();
     format!(

@@ -1,4 +1,4 @@
-//! Pods that come and go, so that blocks grow and return: the agents are simulated, the rest is real.
+//! Creates and ends pods with simulated agents, so that a pool's blocks grow and return.
 
 use std::time::{Duration, Instant};
 
@@ -12,26 +12,26 @@ use kube::{Api, Client, ResourceExt as _};
 
 /// The pool of config/samples that every node may use.
 const POOL: &str = "pods";
-/// So many nodes have an agent.
+/// Number of nodes with an agent.
 const NODES: usize = 8;
-/// Pods on a node at ebb and at flood.
+/// Fewest and most pods on a node.
 const PODS: (usize, usize) = (10, 160);
-/// From ebb to flood.
+/// Time from the fewest to the most pods.
 const TIDE: Duration = Duration::from_secs(25);
 const LINE: Duration = Duration::from_secs(5);
 
-/// Pods and the agents that give them addresses.
+/// Pods, and the agents that assign their addresses.
 pub struct Life {
     agents: Agents,
     client: Client,
-    /// Pods by node; the last one came last.
+    /// Nodes with their numbers of pods.
     pods: Vec<(String, usize)>,
     begun: Instant,
     told: Instant,
 }
 
 impl Life {
-    /// The first of the made nodes get agents; real ones have their own.
+    /// Starts agents for the first of the nodes without kubelet; real nodes have their own agents.
     pub async fn start(client: &Client) -> Result<Self> {
         let agents = Agents::start(client.clone());
         let mut pods = Vec::new();
@@ -50,7 +50,7 @@ impl Life {
         })
     }
 
-    /// A step of about a second. Returns a line to print now and then.
+    /// Adds or ends pods. Returns a line to print when [`LINE`] has passed since the last one.
     pub async fn step(&mut self) -> Result<Option<String>> {
         let (wanted, rising) = tide(self.begun.elapsed());
         for (node, count) in &mut self.pods {
@@ -101,7 +101,7 @@ fn pod(node: &str, n: usize) -> String {
     format!("{node}-pod-{n}")
 }
 
-/// How many pods a node should have, and whether it will be more.
+/// How many pods a node should have after `since`, and whether the number is rising.
 fn tide(since: Duration) -> (usize, bool) {
     let period = 2 * TIDE.as_millis();
     let at = since.as_millis() % period;

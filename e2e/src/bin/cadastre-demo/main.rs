@@ -1,6 +1,6 @@
-//! `make run`: a control plane, the controller, the sample pools and `NODES` nodes of two kinds, with
-//! pods that come and go, until Ctrl-C; nothing is left of it afterwards. Where this machine can have
-//! real nodes, two of them join with the node agent, and pods in real sandboxes get their addresses.
+//! `make run`: a control plane, the controller, the sample pools and `NODES` nodes of two kinds, with pods
+//! that come and go, until Ctrl-C; nothing is left behind. If this machine can run real nodes, two of them
+//! join with the node agent, and pods in real sandboxes get their addresses.
 
 mod ground;
 mod hints;
@@ -22,13 +22,13 @@ use k8s_openapi::api::core::v1::Node;
 use kube::{Api, Client, ResourceExt};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Rows of nodes that are printed; the rest is counted.
+/// How many nodes are printed in a table; further ones are only counted.
 const ROWS: usize = 24;
 
-/// The sample pools have ranges for so many nodes, and a few over.
+/// The most nodes: the sample pools have ranges for slightly more.
 const MOST: u32 = 1000;
 
-/// For the slowest part, the first build left out.
+/// Enough for the slowest step except the first build.
 const LIMIT: Duration = Duration::from_secs(120);
 
 #[tokio::main]
@@ -48,7 +48,7 @@ fn say(text: &str) -> Result<()> {
     Ok(writeln!(std::io::stdout(), "{text}")?)
 }
 
-/// Never returns by itself once everything runs.
+/// Returns only with an error once everything runs.
 async fn demo() -> Result<()> {
     let count = match std::env::var("NODES") {
         Ok(text) => text
@@ -113,7 +113,7 @@ async fn demo() -> Result<()> {
             machines
         }
     };
-    // So that what returns can be seen to return.
+    // A short idle time, so that blocks return within seconds.
     let soon = r#"{"spec":{"idleSeconds":5}}"#;
     cluster
         .kubectl(&[
@@ -135,7 +135,7 @@ async fn demo() -> Result<()> {
     }
 }
 
-/// Even ones stand at the edge and get small IPv4 ranges, odd ones are dual-stack gateways.
+/// Node `i`: even ones are at the edge and get small IPv4 ranges, odd ones are dual-stack gateways.
 fn make(i: u32) -> Node {
     let mut node = nodes::numbered(i);
     let (key, value) = if i.is_multiple_of(2) {
@@ -147,7 +147,7 @@ fn make(i: u32) -> Node {
     node
 }
 
-/// NodeSubnets and pool status come after the podCIDRs: waits until both tell of all nodes.
+/// Waits until NodeSubnets and the pools' status, which follow the podCIDRs, cover all nodes.
 async fn settled(client: &Client, count: u32) -> Result<()> {
     let until = Instant::now() + LIMIT;
     let (subnets, pools) = (

@@ -1,4 +1,4 @@
-//! Real agents on a real control plane, each with a node of its own.
+//! Real agents connected to a real control plane, each with its own node.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -14,16 +14,15 @@ use serde_json::json;
 use crate::LIMIT;
 
 const POOL: &str = "bench";
-/// More than the plugin's own.
+/// Longer than the timeout of the plugin.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A control plane, a controller, a pool with a block of 1,022 addresses for each node.
+/// A control plane, a controller, and a pool with a block of 1,022 addresses for each node.
 pub struct Agents {
     stage: Stage,
     hand: Hand,
 }
 
-/// The agent of one node.
 pub struct Agent {
     node: String,
     folder: PathBuf,
@@ -32,7 +31,7 @@ pub struct Agent {
 }
 
 impl Agents {
-    /// Starts everything but agents.
+    /// Starts the control plane and the controller, and creates the pool.
     pub async fn start() -> Result<Self> {
         let stage = Stage::start(Options::default(), &[]).await?;
         let hand = stage.hand().await?;
@@ -43,7 +42,7 @@ impl Agents {
         Ok(Self { stage, hand })
     }
 
-    /// A node and its agent, which has a block.
+    /// Creates a node and starts its agent. Returns when the agent has a block.
     pub async fn agent(&self, name: &str, flags: &[&str]) -> Result<Agent> {
         let node = format!("{POOL}-{name}");
         self.hand.node(POOL, &node).await?;
@@ -86,7 +85,7 @@ impl Agents {
         Daemon::start(cluster.folder(), &cluster.kubeconfig(ADMIN)?, &options)
     }
 
-    /// Kills an agent and starts another one: how long until it has answered again.
+    /// Kills an agent and starts it again; returns the time until it is ready.
     pub async fn restart(&self, agent: &mut Agent) -> Result<Duration> {
         agent.daemon.process().kill()?;
         let start = Instant::now();
@@ -95,14 +94,13 @@ impl Agents {
         Ok(start.elapsed())
     }
 
-    /// The API server's counts of requests.
     pub async fn requests(&self) -> Result<Vec<metrics::Sample>> {
         self.stage.cluster.apiserver_metrics().await
     }
 }
 
 impl Agent {
-    /// `ipam` of a plugin that asks it.
+    /// The `ipam` section of a CNI configuration whose plugin asks this agent.
     pub fn ipam(&self) -> serde_json::Value {
         json!({
             "type": "cadastre-ipam",
@@ -110,12 +108,12 @@ impl Agent {
         })
     }
 
-    /// What it uses.
+    /// Memory and processor time of the agent.
     pub fn usage(&mut self) -> Result<cadastre_e2e::process::Usage> {
         self.daemon.process().usage()
     }
 
-    /// Gives addresses to so many containers, without a process for each.
+    /// Assigns addresses to `count` containers by asking the agent directly, without running the plugin.
     pub fn fill(&self, count: usize) -> Result<()> {
         for n in 0..count {
             self.ask(&add(&attachment(&format!("filled-{n}"))))?;

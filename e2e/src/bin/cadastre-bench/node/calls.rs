@@ -1,4 +1,4 @@
-//! Calls of a plugin, as a runtime makes them: a process, its environment, its standard input.
+//! Calls CNI plugins as a runtime does: a process with an environment and a standard input.
 
 use std::io::Write as _;
 use std::process::{Command, Stdio};
@@ -8,21 +8,21 @@ use anyhow::{Context as _, Result, bail};
 
 use super::kinds::Kind;
 
-/// What is asked.
+/// The CNI command.
 #[derive(Clone, Copy, Debug)]
 pub enum Verb {
-    /// Addresses for a container
+    /// Assigns addresses to a container
     Add,
-    /// Its end
+    /// Releases the addresses of a container
     Del,
 }
 
-/// One call; an error if it fails.
+/// Calls the plugin once; an error if it fails.
 pub fn call(kind: &Kind, verb: Verb, container: &str) -> Result<()> {
     timed(kind, verb, container).map(|_| ())
 }
 
-/// One call, and the time from its start until it has ended and its answer is read.
+/// Calls the plugin once, and returns the time from its start until it has ended and its output is read.
 pub fn timed(kind: &Kind, verb: Verb, container: &str) -> Result<Duration> {
     let mut command = Command::new(&kind.program);
     command
@@ -39,7 +39,7 @@ pub fn timed(kind: &Kind, verb: Verb, container: &str) -> Result<Duration> {
         .env("CNI_IFNAME", "eth0")
         .env("CNI_NETNS", format!("/run/netns/{container}"))
         .env("CNI_PATH", "/opt/cni/bin")
-        // No pod is named: for one that is not there the agent would wait a little.
+        // CNI_ARGS names no pod: the agent would wait for the object of a pod that it does not know.
         .env("CNI_ARGS", "IgnoreUnknown=1")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -47,7 +47,7 @@ pub fn timed(kind: &Kind, verb: Verb, container: &str) -> Result<Duration> {
     let start = Instant::now();
     let mut child = command.spawn().context("cannot start the plugin")?;
     if let Some(mut stdin) = child.stdin.take() {
-        // One that does not read its input may have ended already.
+        // A program that does not read its input may have ended already.
         let _ = stdin.write_all(kind.config.as_bytes());
     }
     let output = child.wait_with_output()?;
@@ -63,7 +63,8 @@ pub fn timed(kind: &Kind, verb: Verb, container: &str) -> Result<Duration> {
     Ok(took)
 }
 
-/// So many ADDs at the same time, then their DELs one by one: the time of all, and of each.
+/// Runs `count` ADDs concurrently, then their DELs one by one. Returns the time of all ADDs together, and
+/// that of each.
 pub fn at_once(kind: &Kind, count: usize) -> Result<(Duration, Vec<Duration>)> {
     let start = Instant::now();
     let (whole, times) = std::thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! What is compared: the floor of a process, host-local, and the ways in which our plugin works.
+//! The kinds of calls that are compared: an empty process, host-local, and our plugin in its modes.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,26 +13,23 @@ use serde_json::{Value, json};
 
 use super::agents::Agent;
 
-/// Room for the pods that are there, and for those that come at once.
+/// Large enough for the existing pods and the concurrent ones.
 const RANGE: &str = "10.1.0.0/22";
 
-/// The name of the kind that asks an agent with nothing else to do.
+/// The name of the kind whose agent has no other work.
 pub const AGENT: &str = "cadastre-ipam, via the agent";
 
-/// One of those that are compared.
+/// A program that is measured, with its arguments and input.
 pub struct Kind {
-    /// As it is shown
     pub name: String,
-    /// What is started
     pub program: PathBuf,
-    /// With these arguments
     pub args: Vec<String>,
     /// Standard input
     pub config: String,
 }
 
 impl Kind {
-    /// All of them, with nothing given yet; the floor is the first.
+    /// All kinds, with no address assigned yet; the empty process is the first.
     pub fn all(folder: &Path, agent: &Agent, busy: &Agent) -> Result<Vec<Self>> {
         let plugin = daemon::plugin()?;
         let ours = |name: &str, ipam: Value| Self::plugin(name, plugin.clone(), &ipam);
@@ -74,7 +71,7 @@ impl Kind {
     }
 }
 
-/// A static executable that does nothing: what starting a process costs here.
+/// A static executable that does nothing, to measure what starting a process costs.
 fn floor() -> Result<Kind> {
     let names = ["/bin/busybox", "/usr/bin/busybox", "/bin/true"];
     let program = names.map(PathBuf::from).into_iter().find(|it| it.is_file());
@@ -88,7 +85,7 @@ fn floor() -> Result<Kind> {
     })
 }
 
-/// A store that holds the range.
+/// Creates a store with a block of the whole range.
 fn fill(path: &Path) -> Result<()> {
     let mut terms = PoolTerms::named("pods");
     terms.cooldown_seconds = 0;
