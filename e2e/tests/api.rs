@@ -1,10 +1,10 @@
-//! The CRDs as a real API server reads them: each rule with what it lets through and what it
-//! refuses, word for word; defaults, limits, what kubectl prints.
+//! The CRDs in a real API server: for each rule, what it accepts and what it rejects with which message; defaults,
+//! limits, the columns of kubectl.
 //!
-//! One test and one control plane, in steps: rules need an API server, and one is enough. All
-//! judging is by dry run, which validates like the real thing and leaves nothing behind.
+//! One test with one control plane, in steps, as each rule needs an API server and one is enough. Objects are
+//! validated by dry run, which stores nothing.
 
-#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests are tests
+#![allow(clippy::unwrap_used, clippy::panic)] // helper functions count as tests
 
 use cadastre_api::{IPAMBlock, IPPool, NodeSubnet};
 use cadastre_e2e::control_plane::{ControlPlane, Options};
@@ -22,10 +22,10 @@ mod limits;
 #[path = "api/older.rs"]
 mod older;
 
-/// What the server adds where a limit is broken, and no rule was looked at.
+/// What the server adds to its answer if a limit is exceeded, in which case it evaluates no rule.
 const NOT_CHECKED: &str = "some validation rules were not checked";
 
-/// A field and how its message ends.
+/// The field of a complaint and the end of its message.
 type Cause = (&'static str, &'static str);
 
 pub(crate) struct Lab {
@@ -72,7 +72,7 @@ fn object<K: Resource<DynamicType = ()>>(name: &str, spec: &Value) -> DynamicObj
     DynamicObject::new(name, &ApiResource::erase::<K>(&())).data(json!({ "spec": spec }))
 }
 
-/// The field and message of each complaint.
+/// Field and message of each complaint.
 pub(crate) fn causes(error: &kube::Error) -> Vec<(String, String)> {
     let kube::Error::Api(status) = error else {
         panic!("not an answer of the API server: {error}");
@@ -85,7 +85,7 @@ pub(crate) fn causes(error: &kube::Error) -> Vec<(String, String)> {
         .collect()
 }
 
-/// Nothing where the answer is as expected, else both.
+/// Describes the difference between the expected and the actual answer, if there is one.
 fn complaint<T>(what: &str, expected: Option<Cause>, answer: kube::Result<T>) -> Option<String> {
     match (expected, answer) {
         (None, Ok(_)) => None,
@@ -124,7 +124,7 @@ impl Lab {
         lab
     }
 
-    /// A warning of the API server is an error here.
+    /// Applies objects; a warning of the API server is an error.
     pub(crate) async fn apply(&self, name: &str, yaml: &str) {
         let path = self.cluster.folder().join(name);
         std::fs::write(&path, yaml).unwrap();
@@ -141,7 +141,7 @@ impl Lab {
             .unwrap();
     }
 
-    /// What the server made of it.
+    /// Creates a pool and returns it as the server stored it.
     pub(crate) async fn create(&self, pool: &DynamicObject) -> DynamicObject {
         self.pools
             .create(&PostParams::default(), pool)

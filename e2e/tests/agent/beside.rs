@@ -1,4 +1,4 @@
-//! Beside the CNI configuration of another network.
+//! Nodes that already have the CNI configuration of another network.
 
 use std::fs;
 
@@ -14,7 +14,7 @@ use crate::{Machine, pool, shared};
 const KINDNET: &str = r#"{"cniVersion": "0.4.0", "name": "kindnet", "plugins": [
     {"type": "ptp", "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.9.0.0/24"}]]}}]}"#;
 
-/// Waits until the NodeSubnet says so.
+/// Waits until the NodeSubnet's condition `ServedByOthers` has this reason.
 async fn says(hand: &Hand, reason: &str) -> Condition {
     let of = |it: &cadastre_api::NodeSubnet| {
         let all = it.status.iter().flat_map(|it| &it.conditions);
@@ -44,7 +44,7 @@ async fn another_s_network_keeps_the_node_until_it_is_gone_or_people_say_so() {
     };
     fs::write(&theirs, KINDNET).unwrap();
 
-    // It is left alone, and told; the agent is ready, as helm waits for it.
+    // The agent leaves the configuration alone and reports that; it is ready, as helm waits for it.
     let (mut machine, node) = Machine::of_group(cluster, &hand, group, &flags).await;
     let uid = node.uid().unwrap();
     let left = says(&hand, "LeftToOthers").await;
@@ -60,7 +60,7 @@ async fn another_s_network_keeps_the_node_until_it_is_gone_or_people_say_so() {
         "{word}"
     );
     machine.add("asked-by-a-network-of-its-own").await.unwrap();
-    // After a restart it is as before, and told once.
+    // A restart changes nothing and does not emit the event again.
     machine.stop().await;
     machine.start(cluster);
     machine.ready().await;
@@ -71,11 +71,11 @@ async fn another_s_network_keeps_the_node_until_it_is_gone_or_people_say_so() {
     assert_eq!(hand.told(&uid, "LeftToOthers").await.unwrap(), 1);
     assert!(!ours.exists());
 
-    // The other one goes.
+    // The other configuration is removed.
     fs::remove_file(&theirs).unwrap();
     written().await;
     assert_eq!(says(&hand, "OursFirst").await.status, "False");
-    // A leftover comes back: ours stays, also over a restart.
+    // The other configuration comes back behind ours, which stays, also across a restart.
     fs::write(&theirs, KINDNET).unwrap();
     machine.stop().await;
     machine.start(cluster);
@@ -84,7 +84,7 @@ async fn another_s_network_keeps_the_node_until_it_is_gone_or_people_say_so() {
         .log_says("the runtime goes by 05-cadastre.conflist")
         .await;
     assert!(ours.exists());
-    // One that the runtime goes by instead.
+    // A configuration that sorts before ours, so that the runtime uses that one.
     let first = file("00-first.conflist");
     fs::rename(&theirs, &first).unwrap();
     let behind = says(&hand, "OthersFirst").await;
@@ -97,7 +97,7 @@ async fn another_s_network_keeps_the_node_until_it_is_gone_or_people_say_so() {
     fs::rename(&first, &theirs).unwrap();
     assert_eq!(says(&hand, "OursFirst").await.status, "False");
 
-    // On a node that never was ours, by order.
+    // Without our configuration: a flag makes the agent write it beside the other one.
     machine.stop().await;
     fs::remove_file(&ours).unwrap();
     machine.flags.push("--cni-conf-over-others".to_owned());

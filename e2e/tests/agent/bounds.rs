@@ -1,4 +1,4 @@
-//! Who comes to the sockets with garbage, too much, nothing at all, or as somebody else.
+//! Clients that send garbage or too much to the sockets, that stay silent, or that run as another user.
 
 use std::fs::{self, Permissions};
 use std::io::{Read as _, Write as _};
@@ -15,14 +15,14 @@ use serde_json::json;
 
 use crate::{Machine, pool, shared};
 
-/// Longer than any peer may be silent.
+/// Longer than either socket lets a peer be silent.
 const LONG: Duration = Duration::from_secs(25);
 
-/// Sends bytes, closes that side, and returns what comes until the other end closes.
+/// Sends bytes, shuts down the sending side, and returns what is received until the other end closes.
 fn send(path: &Path, bytes: &[u8]) -> Vec<u8> {
     let mut stream = UnixStream::connect(path).unwrap();
     stream.set_read_timeout(Some(LONG)).unwrap();
-    // Cut while it is being sent is as good as answered.
+    // The agent may close the connection while the bytes are being sent.
     let _ = stream.write_all(bytes);
     let _ = stream.shutdown(std::net::Shutdown::Write);
     let mut answer = Vec::new();
@@ -101,7 +101,7 @@ async fn too_much_is_refused_and_many_calls_are_served_in_their_turn() {
     let code = format!("{:?}", refusal.code());
     assert_eq!(code, "InvalidArgument", "{refusal}");
     assert!(refusal.message().contains("1 to 1024 bytes"), "{refusal}");
-    // More at once than a connection may have.
+    // More concurrent calls than one connection may have.
     let calls = (0..500).map(|_| {
         let mut client = client.clone();
         async move { client.list(v1::ListRequest {}).await }
@@ -111,7 +111,7 @@ async fn too_much_is_refused_and_many_calls_are_served_in_their_turn() {
     machine.add("c1").await.unwrap();
 }
 
-/// That many connections that say nothing.
+/// Opens `count` connections that send nothing.
 fn silent(path: &Path, count: usize) -> Vec<UnixStream> {
     let connect = |_| UnixStream::connect(path).unwrap();
     (0..count).map(connect).collect()
@@ -122,7 +122,7 @@ async fn who_takes_all_places_and_says_nothing_loses_them() {
     let (stage, hand) = shared().await;
     pool(&hand, "idle", "10.86.0.0/27", json!({})).await;
     let (machine, _) = Machine::of_group(&stage.cluster, &hand, "idle", &[]).await;
-    // One that watches, and answers pings, stays.
+    // A client that watches, and answers HTTP/2 pings, keeps its connection.
     let mut states = client(&machine.socket())
         .watch(v1::WatchRequest {})
         .await
@@ -132,7 +132,7 @@ async fn who_takes_all_places_and_says_nothing_loses_them() {
     let begun = Instant::now();
     let plugins = silent(&machine.plugin_socket(), plugin_socket::CONNECTIONS + 8);
     let others = silent(&machine.socket(), CONNECTIONS + 8);
-    // The plugin helps itself meanwhile.
+    // Without a connection to the agent, the plugin uses the store itself.
     let first = machine.add("c1").await.unwrap();
     assert_eq!(machine.held().await, [("c1".to_owned(), first.clone())]);
     let waited = begun.elapsed();
@@ -181,7 +181,7 @@ async fn another_user_is_not_served_even_where_the_files_let_him() {
     machine.add("c1").await.unwrap();
 }
 
-/// This thread, and no other, is another user from now on.
+/// Changes the user of this thread only.
 fn become_nobody() {
     let nobody = rustix::process::Uid::from_raw(65534);
     set_thread_res_uid(None, nobody, None).unwrap();

@@ -30,7 +30,7 @@ async fn pod_in(hand: &Hand, namespace: &str, name: &str, node: &str, notes: Val
     all.create(&PostParams::default(), &pod).await.unwrap()
 }
 
-/// Adds and deletes until the agent knows what there is to know.
+/// Repeats ADD and DEL until the agent has seen the pod's namespace and the pools, and assigns from `range`.
 async fn given_from(machine: &Machine, pod: &Pod, range: &str) {
     let name = pod.name_any();
     let what = format!("{name} has an address of {range}");

@@ -1,4 +1,4 @@
-//! Clients in other languages: the code of docs/node.md, as it is written there.
+//! Clients in other languages: the code of docs/node.md, verbatim.
 
 use anyhow::Result;
 use cadastre_e2e::clients::{self, Desk};
@@ -6,10 +6,10 @@ use serde_json::json;
 
 use super::{Machine, pool, shared};
 
-/// Where the page says that the socket is.
+/// The path of the socket in the page.
 const SOCKET: &str = "/run/cadastre/agent.sock";
 
-/// The page's blocks of a language.
+/// The page's code blocks in a language.
 fn blocks(language: &str) -> Vec<&'static str> {
     const PAGE: &str = include_str!("../../../docs/node.md");
     let start = format!("```{language}\n");
@@ -17,13 +17,13 @@ fn blocks(language: &str) -> Vec<&'static str> {
     blocks.filter_map(|it| it.split("```").next()).collect()
 }
 
-/// The one command of the page that has this word.
+/// The first shell command of the page that contains `word`.
 fn command(word: &str) -> &'static str {
     let mut lines = blocks("sh").into_iter().flat_map(str::lines);
     lines.find(|it| it.contains(word)).unwrap()
 }
 
-/// A Go client that has a dialer of its own: what it dials is no target of gRPC's.
+/// Gives the page's Go client its own dialer: the address then bypasses gRPC's resolution of `unix://`.
 fn with_dialer(code: &str) -> String {
     let dialer = "grpc.WithContextDialer(func(ctx context.Context, path string) (net.Conn, error) {\n\
                   return (&net.Dialer{}).DialContext(ctx, \"unix\", path)\n}),";
@@ -32,7 +32,7 @@ fn with_dialer(code: &str) -> String {
         .replace("\"log\"", "\"log\"\n\t\"net\"")
 }
 
-/// What each client prints, or what failed.
+/// Runs each client; returns its output or its error.
 fn answers(desk: &Desk, socket: &str) -> Result<Vec<Result<String>>> {
     let here = |code: &str| code.replace(SOCKET, socket);
     desk.sh(command("--grpc_python_out"))?;
@@ -58,7 +58,7 @@ async fn programs_in_python_and_go_are_served() {
         }
     };
     let (stage, hand) = shared().await;
-    // Programs in Go are built in a while.
+    // A cooldown longer than the builds of the Go programs take.
     let spec = json!({"cooldownSeconds": 3600});
     pool(&hand, "tongues", "10.90.0.0/28", spec).await;
     let (machine, _) = Machine::of_group(&stage.cluster, &hand, "tongues", &[]).await;
@@ -77,7 +77,7 @@ async fn programs_in_python_and_go_are_served() {
         assert!(address.starts_with("10.90.0."), "{said}");
         assert_eq!(node, "tongues-1");
     }
-    // Each gave its address back, where it rests.
+    // Each client released its address, which cools.
     let list = machine.list().await;
     let block = &list.blocks[0];
     assert_eq!((block.used, block.cooling), (0, 3), "{list:?}");

@@ -1,4 +1,4 @@
-//! What is written for others.
+//! Files that the agent writes for other programs.
 
 use std::fs;
 use std::process::Command;
@@ -63,7 +63,7 @@ async fn the_cni_configuration_and_subnet_env_come_with_the_node_s_range() {
         )
     );
     assert_eq!(fs::read_dir(path("net.d")).unwrap().count(), 1);
-    // Kept at the end, unless told otherwise.
+    // The configuration stays when the agent stops, unless a flag says otherwise.
     machine.stop().await;
     assert!(fs::exists(&conf).unwrap());
     machine.flags.push("--remove-cni-conf".to_owned());

@@ -1,4 +1,5 @@
-//! What is known of pods, and what becomes of those of which nothing is; nodes that hold nothing before a pod asks.
+//! ADDs of pods that the agent knows and of pods that it does not know; nodes without a block until a pod asks for
+//! one.
 
 use std::fs;
 use std::process::Command;
@@ -60,7 +61,7 @@ async fn pods_that_were_known_get_their_own_and_others_wait_while_nobody_can_tel
     .await
     .unwrap();
 
-    // Without the agent, by what it noted.
+    // While no agent runs, the plugin decides by the pods that the agent has recorded in the store.
     until("it is noted", LIMIT, async || {
         machine.kill();
         let known = given(&machine, &named, "n2").await;
@@ -74,7 +75,7 @@ async fn pods_that_were_known_get_their_own_and_others_wait_while_nobody_can_tel
     let late = pod(&hand, "late", json!({"cadastre.dev/pools": "known-b"})).await;
     assert_eq!(given(&machine, &late, "l1").await, Err(Why::PodUnknown));
 
-    // Without the API server, which has told an agent that starts nothing.
+    // Without the API server the agent decides by the same record.
     stage.cluster.kill_apiserver().unwrap();
     machine.start(&stage.cluster);
     machine.serves_alone().await;
@@ -93,7 +94,7 @@ async fn pods_that_were_known_get_their_own_and_others_wait_while_nobody_can_tel
     })
     .await
     .unwrap();
-    // Whose pool says so is served unknown.
+    // A pool with `unknownPods: Serve` serves pods that the agent does not know.
     let serves = rests(json!({
         "unknownPods": "Serve", "ipv4": {"cidrs": ["10.35.0.0/24"], "blockSize": 28},
     }));

@@ -1,4 +1,4 @@
-//! DELs that never come. A network namespace is a file here.
+//! Addresses whose DEL never comes. Network namespaces are simulated by files.
 
 use std::fs;
 
@@ -11,7 +11,7 @@ use serde_json::json;
 
 use crate::{Machine, add, add_of, pool, publishes, shared};
 
-/// Makes the namespace of a container and returns its path.
+/// Creates the file of a container's network namespace and returns its path.
 fn netns(machine: &Machine, id: &str) -> String {
     let path = machine.path("netns").join(id);
     fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -19,7 +19,7 @@ fn netns(machine: &Machine, id: &str) -> String {
     path.display().to_string()
 }
 
-/// Why the agent suspects a container, as its list says.
+/// Why the agent takes a container's address for a leak candidate, according to its list.
 async fn suspicion(machine: &Machine, id: &str) -> Option<String> {
     let all = machine.list().await.allocations.into_iter();
     let mut of = all.filter(|it| it.attachment.as_ref().unwrap().container_id == id);
@@ -67,7 +67,7 @@ async fn an_address_is_freed_only_when_both_its_pod_and_its_sandbox_are_gone() {
     fs::remove_file(machine.path("netns/leak-sandbox")).unwrap();
     suspected(&machine, "leak-pod", &["podGone", "suspect"]).await;
     suspected(&machine, "leak-both", &["podGone", "suspect"]).await;
-    // The controller has named both by now; the sandboxes are still there.
+    // The controller has listed both as leak candidates by now; their network namespaces still exist.
     hand.subnet_until("leak-1", "names two suspects", |it| {
         it.spec.suspects.len() == 2
     })
@@ -81,7 +81,7 @@ async fn an_address_is_freed_only_when_both_its_pod_and_its_sandbox_are_gone() {
     assert_eq!(suspicion(&machine, "leak-sandbox").await.unwrap(), "");
     let name = "cadastre_agent_leaks_freed_total";
     assert!((machine.figure(name, &[]).await - 1.0).abs() < 0.1);
-    // A pod that has finished is as good as gone.
+    // A pod that has finished counts as gone.
     let patch = kube::api::Patch::Merge(json!({"status": {"phase": "Succeeded"}}));
     let params = kube::api::PatchParams::default();
     hand.pods
@@ -110,7 +110,7 @@ async fn what_is_no_pod_s_is_freed_by_its_namespace_alone() {
     }
     machine.add("unknown").await.unwrap();
     fs::remove_file(machine.path("netns/goes")).unwrap();
-    // Something else happens on the node now and then.
+    // Other ADDs and DELs happen on the node meanwhile.
     until("it is freed", LIMIT, async || {
         machine.add("other").await?;
         machine.del("other").await;
@@ -159,8 +159,8 @@ async fn a_static_pod_s_address_lives_by_its_mirror() {
     assert_eq!(suspicion(&machine, "static").await.unwrap(), "");
 }
 
-/// Gives a sandbox of a pod that address, and takes its network namespace away: what a runtime leaves
-/// when a later plugin of the chain fails for the ADD and for the DEL.
+/// Adds a sandbox of a pod and removes its network namespace: the state that a runtime leaves behind when a later
+/// plugin of the chain fails in both the ADD and the DEL.
 async fn failed_sandbox(machine: &Machine, pod: &Pod, id: &str) -> Result<String, Refusal> {
     let add = Add {
         netns: netns(machine, id),
@@ -181,7 +181,7 @@ async fn a_pod_whose_sandboxes_fail_one_after_the_other_keeps_the_address_of_the
         json!({"cooldownSeconds": 1}),
     )
     .await;
-    // The grace period of pods that are gone has nothing to do with it.
+    // The long grace period for pods that are gone does not delay this.
     let flags = ["--leak-grace", "3600", "--publish-interval", "0.5"];
     let (mut machine, _) = Machine::of_group(&stage.cluster, &hand, "failing", &flags).await;
     let other = hand.pod("failing-other", "failing-1", &[]).await.unwrap();
@@ -192,10 +192,10 @@ async fn a_pod_whose_sandboxes_fail_one_after_the_other_keeps_the_address_of_the
     machine.add_with(stays).await.unwrap();
     let pod = hand.pod("failing-pod", "failing-1", &[]).await.unwrap();
     let mut last = String::new();
-    // The pool has 13 addresses.
+    // Three times eight sandboxes need more than the pool's 13 addresses.
     for round in 0..3 {
         for n in 0..8 {
-            // What was freed cools for a second.
+            // A released address cools for a second.
             last = until("an address has cooled", LIMIT, async || {
                 let id = format!("c{round}-{n}");
                 Ok(failed_sandbox(&machine, &pod, &id).await.ok())
@@ -244,7 +244,7 @@ async fn people_s_word_frees_what_the_node_cannot_judge_and_nothing_that_it_sees
     let of_pod = machine.add_with(add_of(&pod, "of-pod")).await.unwrap();
     let said = [
         format!("{unknown}=container:net/unknown"),
-        // Another container has it.
+        // The address is now in use by another container.
         format!("{other}=container:net/before"),
         format!("{seen}=container:net/seen"),
         format!("{of_pod}=container:net/of-pod"),
@@ -257,7 +257,7 @@ async fn people_s_word_frees_what_the_node_cannot_judge_and_nothing_that_it_sees
     gone(&machine, "unknown").await;
     let held: Vec<String> = machine.held().await.into_iter().map(|it| it.0).collect();
     assert_eq!(held, ["of-pod", "other", "seen"]);
-    // By the API it is gone, and the node cannot tell.
+    // The pod is gone from the API, and the node cannot check its sandbox, whose namespace is unknown.
     hand.delete_pod("word-pod").await.unwrap();
     gone(&machine, "of-pod").await;
     let held: Vec<String> = machine.held().await.into_iter().map(|it| it.0).collect();

@@ -1,26 +1,28 @@
-//! `cadastre agent` as a process, on a real API server with a real controller, asked as the CNI plugin
-//! and other programs ask it.
+//! `cadastre agent` as a process, with a real API server and a real controller; the tests call it as the CNI
+//! plugin and other programs do.
 //!
-//! Most tests share one control plane and one controller; each has a group of nodes and ranges of its
-//! own. There is no kubelet and no runtime: pods are objects, and a network namespace is a file.
+//! Most tests share one control plane and one controller; each has its own group of nodes and its own ranges.
+//! There is no kubelet and no runtime: pods are objects, and network namespaces are files.
 //!
 //! | file | subject |
 //! |---|---|
 //! | `giving` | the first block, ADD, DEL, CHECK, lists, annotations |
 //! | `choosing` | pools of namespaces |
 //! | `clients` | programs in other languages |
-//! | `dry` | nodes that have nothing left |
+//! | `knowing` | pods that the agent knows and does not know |
+//! | `dry` | nodes without a free address |
 //! | `telling` | how often the status is written |
-//! | `outages` | the agent killed, hung or doubled; the API server gone |
-//! | `withdrawn` | what is held is taken away |
-//! | `renewal` | another Node object of the name, a store that was lost |
+//! | `outages` | the agent killed, hung or started twice; the API server down |
+//! | `stalls` | the agent stopped while plugins are killed |
+//! | `withdrawn` | nodes that lose their blocks |
+//! | `renewal` | another Node object of the same name, a lost store |
 //! | `leaks` | DELs that never come |
-//! | `moving` | pods that have addresses from host-local |
-//! | `bounds` | garbage, too much, silence and other users at the sockets |
-//! | `files` | what is written for others |
-//! | `beside` | the node has another network |
-//! | `places` | host paths that are read-only, or occupied |
-//! | `versions` | CRDs, objects and callers of another version |
+//! | `moving` | pods with addresses from host-local |
+//! | `bounds` | garbage, too much data, silence and other users at the sockets |
+//! | `files` | files for other programs |
+//! | `beside` | nodes with another network |
+//! | `places` | host paths that are read-only or occupied |
+//! | `versions` | CRDs, objects and clients of another version |
 //! | `setup` | flags, permissions, metrics |
 
 #![allow(
@@ -28,7 +30,7 @@
     clippy::unwrap_used,
     clippy::panic,
     clippy::print_stdout
-)] // helpers of tests are tests
+)] // helper functions count as tests
 
 mod beside;
 mod bounds;
@@ -68,12 +70,12 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::sync::OnceCell;
 
-/// What the controller of [`shared`] is started with.
+/// Flags of the controller of [`shared`].
 const FLAGS: [&str; 2] = ["--leak-grace", "2"];
-/// The plugin's patience.
+/// The plugin's timeout.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The stage that most tests share, and a hand for this one.
+/// The stage that most tests share, and a new [`Hand`] for this one.
 async fn shared() -> (&'static Stage, Hand) {
     static STAGE: OnceCell<Stage> = OnceCell::const_new();
     let start = || async { Stage::start(Options::default(), &FLAGS).await.unwrap() };
@@ -82,7 +84,7 @@ async fn shared() -> (&'static Stage, Hand) {
     (stage, hand)
 }
 
-/// A pool of blocks of 16 addresses, 13 of which pods get, for the nodes of a group.
+/// Creates a pool of blocks of 16 addresses for the nodes of a group; pods can use 13 addresses of each block.
 async fn pool(hand: &Hand, name: &str, range: &str, more: Value) {
     let mut spec = json!({"ipv4": {"cidrs": [range], "blockSize": 28}});
     merge(&mut spec, more);
@@ -95,7 +97,7 @@ fn merge(spec: &mut Value, more: Value) {
     }
 }
 
-/// The machine of a node: directories, and the agent that runs on it.
+/// Simulates the machine of a node: a folder and the agent that runs on it.
 struct Machine {
     node: String,
     folder: TempDir,
@@ -104,7 +106,7 @@ struct Machine {
 }
 
 impl Machine {
-    /// A machine without an agent yet.
+    /// A machine whose agent is not started yet.
     fn new(node: &str, flags: &[&str]) -> Self {
         Self {
             node: node.to_owned(),
@@ -114,7 +116,7 @@ impl Machine {
         }
     }
 
-    /// A node of a group, and its machine with an agent that is ready.
+    /// Creates a node in a group and starts its agent; returns when the agent is ready.
     async fn of_group(
         cluster: &ControlPlane,
         hand: &Hand,
@@ -153,7 +155,7 @@ impl Machine {
             args.extend([flag.to_owned(), path.display().to_string()]);
         }
         args.extend(self.flags.iter().cloned());
-        // What is in use is listed as soon as all else is told, where a test has not said otherwise.
+        // Unless the test sets it, the interval of the address list is that of the status.
         let mut flags = self.flags.iter();
         if let Some(soon) = flags
             .find(|it| *it == "--publish-interval")
@@ -178,7 +180,7 @@ impl Machine {
         self.agent().wait_ready(LIMIT).await.unwrap();
     }
 
-    /// Waits until its agent serves without the API server.
+    /// Waits until the agent reports that it is ready without the API server.
     async fn serves_alone(&mut self) {
         let alone = until("it serves without the API server", LIMIT, async || {
             let word = self.agent().ready().await?;
@@ -215,7 +217,7 @@ impl Machine {
         self.path("lib/node.redb")
     }
 
-    /// As the plugin asks: the agent, and where none answers the store.
+    /// Asks like the plugin: the agent, or the store if no agent answers.
     async fn ask(&self, op: Op) -> Result<Answer, Refusal> {
         let (socket, store) = (self.plugin_socket(), self.store());
         let asked = tokio::task::spawn_blocking(move || ask(&socket, &store, &op, PATIENCE));
@@ -226,7 +228,7 @@ impl Machine {
         self.add_with(add(id)).await
     }
 
-    /// Gives an address and returns the first one.
+    /// Adds a container and returns its first address.
     async fn add_with(&self, add: Add) -> Result<String, Refusal> {
         match self.ask(Op::Add(add)).await? {
             Answer::Given(given) => Ok(given.addresses[0].address.to_string()),
@@ -238,13 +240,13 @@ impl Machine {
         self.ask(Op::Del(attachment(id))).await.unwrap();
     }
 
-    /// The agent's own word, over gRPC.
+    /// The agent's list over gRPC.
     async fn list(&self) -> v1::ListResponse {
         let mut client = client(&self.socket());
         client.list(v1::ListRequest {}).await.unwrap().into_inner()
     }
 
-    /// Who has which address, sorted.
+    /// Container ids with their addresses, sorted.
     async fn held(&self) -> Vec<(String, String)> {
         let all = self.list().await.allocations.into_iter();
         let mut held: Vec<(String, String)> = all
@@ -254,7 +256,7 @@ impl Machine {
         held
     }
 
-    /// The sum of a metric of the agent.
+    /// The sum of one of the agent's metrics over the series with these labels.
     async fn figure(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
         let samples = self.agent.as_ref().unwrap().metrics().await.unwrap();
         metrics::sum(&samples, name, labels)
@@ -283,7 +285,7 @@ fn attachment(id: &str) -> Attachment {
     }
 }
 
-/// An ADD of a container that is no pod's.
+/// An ADD of a container that belongs to no pod.
 fn add(id: &str) -> Add {
     Add {
         attachment: attachment(id),
@@ -296,7 +298,7 @@ fn add(id: &str) -> Add {
     }
 }
 
-/// An ADD of a sandbox of a pod.
+/// An ADD of a sandbox of `pod`.
 fn add_of(pod: &Pod, id: &str) -> Add {
     Add {
         pod: Some(PodRef {
@@ -312,7 +314,7 @@ fn addr(text: &str) -> Addr {
     Addr::parse_strict(text).unwrap()
 }
 
-/// The addresses that a NodeAddresses says are in use, sorted as text.
+/// The addresses in use according to a NodeAddresses, sorted as text.
 async fn published(hand: &Hand, node: &str) -> Result<Vec<String>> {
     let list = hand.addresses.get_opt(node).await?;
     let entries = list.iter().flat_map(|it| it.spec.entries());
@@ -324,7 +326,7 @@ async fn published(hand: &Hand, node: &str) -> Result<Vec<String>> {
     Ok(all)
 }
 
-/// Whether the NodeSubnet counts as many addresses of its blocks as these.
+/// Whether the counts of the NodeSubnet's blocks agree with these addresses in use.
 async fn counts(hand: &Hand, node: &str, addresses: &[String]) -> Result<bool> {
     let subnet = hand.subnets.get_opt(node).await?;
     let blocks = subnet.and_then(|it| it.status).unwrap_or_default().blocks;
@@ -338,7 +340,7 @@ async fn counts(hand: &Hand, node: &str, addresses: &[String]) -> Result<bool> {
     }))
 }
 
-/// Waits until a NodeAddresses says that these are in use, and the NodeSubnet has told what it has to.
+/// Waits until the NodeAddresses lists exactly these addresses and the counts of the NodeSubnet agree.
 async fn publishes(hand: &Hand, node: &str, mut addresses: Vec<String>) {
     addresses.sort();
     until(

@@ -1,4 +1,4 @@
-//! A node whose pods have their addresses from host-local gets an agent.
+//! Starts an agent on a node whose pods have their addresses from host-local.
 
 use std::collections::BTreeSet;
 use std::io::Write as _;
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::{Machine, publishes, shared};
 
-/// The range that the node's podCIDR is: 13 addresses for pods.
+/// The node's podCIDR, of which pods can use 13 addresses.
 const RANGE: &str = "10.43.0.0/28";
 
 #[tokio::test]
@@ -35,7 +35,8 @@ async fn what_host_local_gave_of_the_pod_cidr_is_not_given_again_while_its_pods_
         old.push(address);
     }
 
-    // The agent has its store before the controller tells of the podCIDR, which is kube-controller-manager's.
+    // The agent creates its store before the controller publishes the podCIDR, which kube-controller-manager
+    // allocated.
     hand.create_node(nodes::node("moved-1", "192.0.2.1"))
         .await
         .unwrap();
@@ -62,7 +63,7 @@ async fn what_host_local_gave_of_the_pod_cidr_is_not_given_again_while_its_pods_
         Why::Exhausted
     );
 
-    // A runtime that remembers the configuration ends such a pod with host-local, others with ours.
+    // A runtime that remembers a pod's configuration sends its DEL to host-local, other runtimes to our plugin.
     let ours = json!({
         "cniVersion": "1.0.0", "name": "net", "type": "ptp",
         "ipam": {"type": "cadastre-ipam", "socket": machine.plugin_socket(), "store": machine.store()},
@@ -70,7 +71,8 @@ async fn what_host_local_gave_of_the_pod_cidr_is_not_given_again_while_its_pods_
     call("DEL", "h1", machine.folder.path(), &before);
     call("DEL", "h2", machine.folder.path(), &ours);
     assert!(!machine.path("networks/net").join(&old[0]).exists());
-    // Neither names what the agent goes by: without a runtime to ask, that is the pod.
+    // Neither DEL names an attachment that the agent knows. Without a runtime's list of sandboxes the agent
+    // decides by the pods, which still exist.
     publishes(&hand, "moved-1", all.into_iter().collect()).await;
     machine.stop().await;
 }

@@ -1,4 +1,4 @@
-//! The agent killed, hung or doubled; the API server gone.
+//! The agent killed, hung or started twice; the API server down.
 
 use std::fs::File;
 use std::time::Duration;
@@ -25,7 +25,7 @@ async fn killed_and_started_again_it_goes_on_where_it_was() {
         machine.plugin_socket().exists(),
         "as a killed process leaves it"
     );
-    // The plugin alone, on the store.
+    // While no agent runs, the plugin works on the store itself.
     assert_eq!(machine.add("c1").await.unwrap(), first);
     let second = machine.add("c2").await.unwrap();
     machine.del("c1").await;
@@ -45,9 +45,9 @@ async fn while_it_hangs_the_plugin_helps_itself() {
     let (mut machine, _) = Machine::of_group(&stage.cluster, &hand, "hang", &flags).await;
     let first = machine.add("c1").await.unwrap();
     publishes(&hand, "hang-1", vec![first.clone()]).await;
-    // It lets go of the store after a second without work: as long as it hangs in such a moment.
-    // STATUS, which runtimes ask for all the time, is no such work. What it puts off while it hangs is work, so
-    // that each try has to wait for that moment.
+    // The agent closes its store after a second without work, and the plugin can open it only if the agent hangs
+    // after that. STATUS, which runtimes send all the time, does not count as work. What the agent postpones while
+    // it hangs does, so that each try has to wait for that moment again.
     until(
         "the plugin is served beside a hung agent",
         LIMIT,
@@ -68,7 +68,7 @@ async fn while_it_hangs_the_plugin_helps_itself() {
     .unwrap();
     let held: Vec<String> = machine.held().await.into_iter().map(|it| it.1).collect();
     assert_eq!(held.len(), 2, "{held:?}");
-    // It learns of what was done beside it.
+    // The agent notices what the plugin did to the store meanwhile.
     machine.add("c3").await.unwrap();
     let held = machine.held().await.into_iter().map(|it| it.1).collect();
     publishes(&hand, "hang-1", held).await;
@@ -123,7 +123,7 @@ async fn without_the_api_server_it_gives_takes_and_restarts() {
     assert_eq!(given.len(), 12);
     let refusal = machine.add("c15").await.unwrap_err();
     assert_eq!(refusal.why, Why::Exhausted, "{refusal}");
-    // Nothing is let go that nobody could give back.
+    // The agent releases no block while it cannot get one back.
     for n in 3..=14 {
         machine.del(&format!("c{n}")).await;
     }

@@ -1,4 +1,4 @@
-//! Host paths that are read-only, or occupied by something else: what is said of them.
+//! The errors for host paths that are read-only, or occupied by something else.
 
 use std::fs;
 use std::path::Path;
@@ -12,8 +12,8 @@ use serde_json::json;
 
 use crate::{Machine, pool, shared};
 
-/// `cadastre ARGS` as a process for which `folder` is a read-only file system: its exit code and what it
-/// said. Nothing where this machine allows no mounts.
+/// Runs `cadastre ARGS` with a read-only file system mounted at `folder`; returns its exit code and output, or
+/// `None` if this machine does not allow mounts.
 fn on_read_only(folder: &Path, args: &[&str]) -> Option<(Option<i32>, String)> {
     let apart = || {
         let mut command = Command::new("unshare");
@@ -88,10 +88,10 @@ async fn occupied_places_keep_an_agent_from_being_ready_and_are_told_until_they_
     is_unready_for(&mut machine, "lib: File exists").await;
     fs::remove_file(&lib).unwrap();
     is_unready_for(&mut machine, "net.d: File exists").await;
-    // Pods that are here already go on: only the runtime does not know of the network yet.
+    // Existing pods can be served: only the runtime does not see the network yet.
     machine.add("c1").await.unwrap();
     fs::remove_file(&net).unwrap();
-    // A turn of its own would come within a minute.
+    // An ADD makes the agent retry at once instead of within a minute.
     machine.add("c2").await.unwrap();
     machine.ready().await;
     assert!(conf.exists());

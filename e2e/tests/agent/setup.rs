@@ -1,4 +1,4 @@
-//! Flags, permissions, metrics.
+//! Flags, permissions and metrics of the agent.
 
 use std::process::Command;
 
@@ -124,7 +124,7 @@ async fn the_metrics_keep_to_the_conventions() {
 
 const ACCOUNT: &str = "system:serviceaccount:kube-system:cadastre-agent";
 
-/// Everything it may do, and some of what it may not.
+/// All permissions of the agent, and two resources on which it has none.
 const MAY: [(&str, &str, &[&str]); 9] = [
     ("", "nodes", &["list", "watch"]),
     ("", "pods", &["list", "watch"]),
@@ -145,7 +145,7 @@ const MAY: [(&str, &str, &[&str]); 9] = [
 async fn the_permissions_in_config_are_enough_and_no_more_than_listed() {
     let audit = Audit::of(&[ACCOUNT]).unwrap();
     let mut apiserver_args = audit.args();
-    // As OpenShift has it: whoever sets an owner may need more permissions.
+    // An admission plugin of OpenShift's default: who sets an ownerReference may need additional permissions.
     apiserver_args
         .push("--enable-admission-plugins=OwnerReferencesPermissionEnforcement".to_owned());
     let options = Options {

@@ -1,4 +1,4 @@
-//! An agent that stands still while plugins are killed and others help themselves.
+//! An agent that is stopped while plugins are killed and others use the store themselves.
 
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use serde_json::json;
 
 use crate::{Machine, add, attachment, pool, shared};
 
-/// ADDs that are on their way when the agent stalls.
+/// ADDs under way when the agent is stopped.
 const ADDS: usize = 24;
 
 #[tokio::test]
@@ -28,7 +28,7 @@ async fn what_was_deleted_while_the_agent_stalled_is_not_given_when_it_goes_on()
     .await;
     let (mut machine, _) = Machine::of_group(&stage.cluster, &hand, "stall", &[]).await;
     hand.listed("stall-1", 3).await.unwrap();
-    // The agent has greeted, so that it is taken to be awake.
+    // Each plugin has received the agent's greeting, so that it takes the agent for alive.
     let mut plugins = Vec::new();
     for _ in 0..ADDS {
         let mut plugin = UnixStream::connect(machine.plugin_socket()).unwrap();
@@ -46,7 +46,7 @@ async fn what_was_deleted_while_the_agent_stalled_is_not_given_when_it_goes_on()
     })
     .await
     .unwrap();
-    // Asked for, and killed.
+    // Each plugin sends its request and is killed.
     for (n, mut plugin) in plugins.into_iter().enumerate() {
         let now = clock::since_boot();
         let op = Op::Add(add(&format!("c{n}")));
@@ -65,7 +65,7 @@ async fn what_was_deleted_while_the_agent_stalled_is_not_given_when_it_goes_on()
     .await
     .unwrap();
     assert_eq!(machine.held().await, []);
-    // The agent works on, also for the same names.
+    // The agent continues to work, also for the same container ids.
     machine.add("c1").await.unwrap();
 }
 

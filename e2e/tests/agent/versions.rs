@@ -1,5 +1,5 @@
-//! CRDs, objects and callers of another version: what one side does not know of the other's it passes over,
-//! and leaves as it is.
+//! CRDs, objects and clients of another version: each side ignores the fields that it does not know, and preserves
+//! them when it writes.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{FLAGS, Machine, publishes};
 
-/// What a newer version has more of: kind, and which object.
+/// Objects that have an additional field in a newer version: kind, and path in the schema.
 const ADDED: [(&str, &str); 10] = [
     ("ippools", "/spec"),
     ("ippools", "/status"),
@@ -32,7 +32,7 @@ const ADDED: [(&str, &str); 10] = [
     ("nodeaddresses", "/spec"),
 ];
 
-/// What an older version does not have: kind, object and field.
+/// Fields that are missing in an older version: kind, object and field.
 const LACKING: [(&str, &str, &str); 6] = [
     ("ippools", "/status/properties/ipv4", "trend"),
     ("ippools", "/status/properties/ipv4", "exhaustsAt"),
@@ -42,7 +42,7 @@ const LACKING: [(&str, &str, &str); 6] = [
     ("nodeaddresses", "/spec", "bootID"),
 ];
 
-/// A cluster with these CRDs, its controller, and a pool of blocks of 16 addresses for the group `g`.
+/// A cluster with modified CRDs, its controller, and a pool of blocks of 16 addresses for the group `g`.
 async fn with_crds(change: impl Fn(&str, &mut Value)) -> (Daemon, ControlPlane, Hand) {
     let cluster = ControlPlane::start(Options::default()).await.unwrap();
     let hand = Hand::new(cluster.client().await.unwrap());
@@ -65,13 +65,13 @@ async fn with_crds(change: impl Fn(&str, &mut Value)) -> (Daemon, ControlPlane, 
     (controller, cluster, hand)
 }
 
-/// The fields of an object in a CRD.
+/// The schema of an object's fields in a CRD.
 fn fields<'a>(crd: &'a mut Value, object: &str) -> &'a mut Map<String, Value> {
     let path = format!("/spec/versions/0/schema/openAPIV3Schema/properties{object}/properties");
     crd.pointer_mut(&path).unwrap().as_object_mut().unwrap()
 }
 
-/// All fields of the objects of a kind, also those that this version does not know.
+/// Access to the objects of a kind with all fields, also those that this version does not know.
 fn raw<K: kube::Resource<DynamicType = ()>>(hand: &Hand) -> Api<DynamicObject> {
     Api::all_with(hand.client.clone(), &ApiResource::erase::<K>(&()))
 }
@@ -89,7 +89,7 @@ async fn written(daemon: &Daemon) -> f64 {
 async fn what_a_newer_version_wrote_is_passed_over_and_kept() {
     let (controller, cluster, hand) = with_crds(|kind, crd| {
         for (_, object) in ADDED.iter().filter(|(of, _)| *of == kind) {
-            // With a default, it is in every object that is read.
+            // The default puts the field into every object that is read.
             let future = json!({"type": "string", "default": "new"});
             fields(crd, object).insert("future".to_owned(), future);
         }
@@ -111,7 +111,7 @@ async fn what_a_newer_version_wrote_is_passed_over_and_kept() {
         let patched = all.patch_status(name, &params, &kept("status")).await;
         patched.unwrap();
     }
-    // A second block: the spec of the NodeSubnet and the statuses are written again.
+    // A second block: the NodeSubnet's spec and the statuses are written again.
     for n in 2..=14 {
         given.push(machine.add(&format!("c{n}")).await.unwrap());
     }
@@ -153,7 +153,7 @@ async fn what_older_crds_cut_off_is_told_once_and_not_written_without_end() {
         let text = format!("{kind} g-1 was stored without a part");
         machine.log_says(&text).await;
     }
-    // Many intervals in which nothing happens: time is the condition here.
+    // Several intervals without any change must pass, so this waits for a time.
     let agent = machine.agent.as_ref().unwrap();
     let before = (written(agent).await, written(&controller).await);
     let list = hand.addresses.get("g-1").await.unwrap();
@@ -175,6 +175,6 @@ async fn what_older_crds_cut_off_is_told_once_and_not_written_without_end() {
         2,
         "once a kind"
     );
-    // And it works.
+    // The agent still serves.
     machine.add("c2").await.unwrap();
 }

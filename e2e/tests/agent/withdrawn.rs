@@ -1,4 +1,4 @@
-//! What a node holds is taken from it: the NodeSubnet deleted, the node deselected, the pool deleted.
+//! Nodes that lose their blocks: the NodeSubnet deleted, the node deselected, the pool deleted.
 
 use std::fs;
 
@@ -21,7 +21,7 @@ async fn delete_subnet(hand: &Hand, node: &str) -> String {
     uid
 }
 
-/// Waits until there is another NodeSubnet than that one, with the same blocks.
+/// Waits until a new NodeSubnet with the same blocks replaces the one with the UID `old`.
 async fn restored(hand: &Hand, node: &str, old: &str, blocks: &[String]) {
     let what = "is another object with the same blocks";
     let same = |it: &cadastre_api::NodeSubnet| {
@@ -42,7 +42,7 @@ async fn a_node_subnet_that_is_deleted_comes_back_and_no_pod_notices() {
     let mut given = vec![machine.add("c0").await.unwrap()];
     publishes(&hand, "torn-1", given.clone()).await;
     for n in 1..=3 {
-        // While the agent runs; while there is none.
+        // Twice while the agent runs, once while it does not.
         if n == 3 {
             machine.kill();
         }
@@ -77,7 +77,7 @@ async fn while_nobody_restores_it_the_node_goes_on_with_what_it_holds() {
     let mut given = vec![first.clone(), machine.add("c2").await.unwrap()];
     machine.stop().await;
     machine.start(&stage.cluster);
-    // It knows that there is none, and has read its own Node.
+    // The agent has learned that no NodeSubnet exists, and has read its own Node.
     until("it serves", LIMIT, async || {
         Ok(Some(machine.agent().ready().await?))
     })
@@ -90,7 +90,7 @@ async fn while_nobody_restores_it_the_node_goes_on_with_what_it_holds() {
         .figure("cadastre_agent_status_writes_total", &failed)
         .await;
     assert!(in_vain < 0.5, "{in_vain} writes to what is not there");
-    // The Node object gone as well: nothing new, and nobody loses anything.
+    // With the Node object deleted, nothing new is assigned and no pod loses its address.
     hand.delete_node("bare-1").await.unwrap();
     until("nothing new is given", LIMIT, async || {
         let refusal = machine.add("late").await.err();
@@ -145,7 +145,7 @@ async fn a_node_that_no_pool_selects_gives_nothing_new_and_keeps_its_pods() {
     publishes(&hand, "left-1", vec![first.clone()]).await;
     let subnet = hand.subnets.get("left-1").await.unwrap();
     assert_eq!(subnet.spec.blocks[0].recall, Some(Recall::Drain));
-    // By it the runtime takes down the pods that are left.
+    // The runtime needs the configuration to end the remaining pods.
     assert!(fs::exists(&conf).unwrap());
     group("left").await;
     machine.ready().await;
@@ -176,14 +176,14 @@ async fn a_pool_that_is_deleted_while_the_agent_is_down_gives_nothing_once_it_is
     };
     let subnet = hand.subnet_until("ended-1", "asks the block back", draining);
     assert_eq!(subnet.await.unwrap().spec.blocks.len(), 1);
-    // The plugin alone cannot know of it, and the block is the node's until it lets go.
+    // The plugin alone cannot know of the recall, and the block belongs to the node until the agent releases it.
     let second = machine.add("c2").await.unwrap();
     machine.start(&stage.cluster);
     machine.log_says("holds").await;
     let refusal = until("nothing new is given", LIMIT, async || {
         let refusal = machine.add("c3").await.err();
         if refusal.is_none() {
-            // Refused where the agent begins to answer just now: then once more.
+            // The DEL is refused while the agent is starting; the next round repeats it.
             let _ = machine.ask(Op::Del(crate::attachment("c3"))).await;
         }
         Ok(refusal.filter(|it| it.why != Why::Busy))
@@ -196,7 +196,7 @@ async fn a_pool_that_is_deleted_while_the_agent_is_down_gives_nothing_once_it_is
     assert!(hand.pools.get_opt("ended").await.unwrap().is_some());
     machine.del("c1").await;
     machine.del("c2").await;
-    // What the pool said of cooling went with it: by default that is 30 s.
+    // The pool's cooldown setting is gone with the pool; the default is 30 s.
     until("the pool is gone", 2 * LIMIT, async || {
         let left = hand.pools.get_opt("ended").await?;
         Ok(left.is_none().then_some(()))

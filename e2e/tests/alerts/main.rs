@@ -1,8 +1,8 @@
-//! Alerts, dashboard and metrics under a real Prometheus that scrapes a controller and an agent.
+//! Alerts, dashboard and metrics with a real Prometheus that scrapes a controller and an agent.
 //!
 //! `make monitoring` builds Prometheus and promtool.
 
-#![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic)] // helpers of tests are tests
+#![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic)] // helper functions count as tests
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -36,7 +36,7 @@ fn promtool_takes_the_rules_and_their_tests_pass() {
     assert!(said.contains("SUCCESS"), "{said}");
 }
 
-/// The agent of a node, with its files in a folder.
+/// Starts the agent of a node, with its files in `folder`.
 fn agent(stage: &Stage, node: &str, folder: &Path) -> Daemon {
     let at = |name: &str| folder.join(name).display().to_string();
     let args = [["agent", "--node-name"], [node, "--cni-socket"]].concat();
@@ -69,7 +69,7 @@ fn add(id: &str) -> Op {
     })
 }
 
-/// Panels that have nothing to show here, because no pool grows for hours.
+/// Panels without data here, as no pool grows for hours.
 const EMPTY: [&str; 2] = ["First pool full in", "Time until full"];
 
 #[tokio::test]
@@ -148,7 +148,7 @@ async fn metrics_and_dashboard_hold_before_a_real_prometheus() {
     assert!(firing.is_empty(), "all is well: {firing:?}");
 }
 
-/// Waits until exactly these alerts fire, each with what it is about.
+/// Waits until exactly these alerts fire, each with this label.
 async fn fires(server: &Prometheus, expected: &[(&str, &str, &str)]) {
     let what = format!("{expected:?} fire");
     until(&what, LIMIT, async || {
@@ -167,7 +167,7 @@ async fn fires(server: &Prometheus, expected: &[(&str, &str, &str)]) {
     .unwrap();
 }
 
-/// The rules as they are, but that one second is enough for each `for`.
+/// Uses the chart's rules with every `for` set to one second.
 #[tokio::test]
 async fn an_exhausted_pool_alerts_an_extension_resolves_it_and_so_does_a_controller_that_is_gone() {
     let mut stage = Stage::start(Options::default(), &[]).await.unwrap();

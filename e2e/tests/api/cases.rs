@@ -1,10 +1,11 @@
-//! What is taken and what is refused. A refusal is one complaint: its field and how it ends.
+//! Objects that are accepted and objects that are rejected. Each rejection has one complaint: its field and the
+//! end of its message.
 
 use serde_json::{Value, json};
 
 use super::Cause;
 
-/// A name, a spec, and the complaint about it if there is one.
+/// A name, a spec, and the complaint if the object is rejected.
 type Case = (String, Value, Option<Cause>);
 
 const NOT_CIDR4: &str = "is not an IPv4 CIDR: write an address, / and a prefix length, such as 10.244.0.0/16 (IPv6 goes under ipv6)";
@@ -22,7 +23,7 @@ const NO_VALUES: &str = "Exists and DoesNotExist take no values: remove them, or
 const BAD_NAME: &str =
     "the name of a pool has at most 63 characters and no dot: choose a shorter or plainer name";
 
-/// A pool with these fields over plain ones.
+/// A pool of podCIDRs with these fields replaced.
 fn with(fields: &Value) -> Value {
     let mut spec = json!({"allocate": "NodeCIDR", "ipv4": {"cidrs": ["10.0.0.0/16"]}});
     for (key, value) in fields.as_object().unwrap() {
@@ -31,7 +32,7 @@ fn with(fields: &Value) -> Value {
     spec
 }
 
-/// A pool of blocks with these fields over plain ones.
+/// A pool of blocks with these fields replaced.
 fn blocks(fields: &Value) -> Value {
     let mut spec = with(fields);
     spec["allocate"] = json!("Blocks");
@@ -46,7 +47,7 @@ fn v6(cidrs: &[&str], block_size: u32) -> Value {
     json!({"allocate": "NodeCIDR", "ipv6": {"cidrs": cidrs, "blockSize": block_size}})
 }
 
-/// In a pool of 10.0.0.0/16 and fd00::/48.
+/// A pool of 10.0.0.0/16 and fd00::/48 with these reserved entries.
 fn reserved(entries: &[&str]) -> Value {
     with(&json!({"ipv6": {"cidrs": ["fd00::/48"]}, "reserved": entries}))
 }
@@ -183,7 +184,7 @@ fn block_sizes() -> Vec<(Value, Option<Cause>)> {
             v6(&["fd00::/64"], 129),
             size6("should be less than or equal to 128"),
         ),
-        // The default must fit, too
+        // The default block size must fit, too
         (
             with(&json!({"ipv4": {"cidrs": ["10.0.0.0/25"]}})),
             size4(NO_FIT),
@@ -281,7 +282,7 @@ fn reservations() -> Vec<(Value, Option<Cause>)> {
             reserved(&["10.0.0.1", "10.0.0.2", "10.0.0.1"]),
             Some(("spec.reserved[2]", r#"Duplicate value: "10.0.0.1""#)),
         ),
-        // In the ranges, at least in part; what may be around them is not judged
+        // Entries must lie in the pool's ranges at least partly
         (reserved(&["10.0.0.0/8", "fd00::/32"]), None),
         (reserved(&["10.0.255.250-10.1.0.5"]), None),
         (reserved(&["9.0.0.0-11.0.0.0", "9.0.0.0-9.5.0.0"]), None),
@@ -637,7 +638,7 @@ fn block_terms() -> Vec<(Value, Option<Cause>)> {
     cases
 }
 
-/// IPAMBlocks. The name is the lock, so it must be the one that the CIDR gives.
+/// IPAMBlocks. The name is the lock, so it must follow from the CIDR.
 pub fn ipam_blocks() -> Vec<Case> {
     const PLAIN: &str = "10-244-1-64-26";
     const NAME: &str = "the name of a block is its cidr with - for every other sign: blocks are written by the controller alone";
@@ -690,7 +691,7 @@ pub fn ipam_blocks() -> Vec<Case> {
     ]
 }
 
-/// A block of a live node.
+/// The spec of a block of a live node.
 pub fn block(cidr: &str) -> Value {
     json!({
         "cidr": cidr, "pool": "default", "since": "2026-11-21T10:00:00Z",
@@ -786,7 +787,7 @@ pub fn subnets() -> Vec<Case> {
             json!({"pools": [{"name": "default"}], "suspects": [{"address": "10.244.1.65", "podUID": "p"}]}),
             None,
         ),
-        // A node's name, the longest there is
+        // A node name of the maximal length
         (
             ["n".repeat(63).as_str(); 4].join(".")[..253].to_owned(),
             held(&["10.244.1.0/24"]),
@@ -795,7 +796,7 @@ pub fn subnets() -> Vec<Case> {
     ]
 }
 
-/// What an agent may write, over a NodeSubnet that is there.
+/// Statuses that an agent may write to an existing NodeSubnet.
 pub fn statuses() -> Vec<(Value, Option<Cause>)> {
     vec![
         (
@@ -839,7 +840,7 @@ pub fn statuses() -> Vec<(Value, Option<Cause>)> {
     ]
 }
 
-/// A pool before and after a change, and the complaint about the change if there is one.
+/// A pool before and after an update, and the complaint if the update is rejected.
 pub fn transitions() -> Vec<(Value, Value, Option<Cause>)> {
     let dual = with(&json!({"ipv6": {"cidrs": ["fd00::/48"]}}));
     let v4_alone = v4(&["10.0.0.0/16"], 24);
@@ -848,7 +849,7 @@ pub fn transitions() -> Vec<(Value, Value, Option<Cause>)> {
         with(&json!({"ipv4": {"cidrs": cidrs}, "reserved": reserved}))
     };
     vec![
-        // A range is taken out, of which something is reserved
+        // Removing a range that contains a reserved entry
         (
             two(&["10.1.0.1"], &["10.0.0.0/16", "10.1.0.0/16"]),
             two(&["10.1.0.1"], &["10.0.0.0/16"]),

@@ -1,4 +1,4 @@
-//! What `kubectl get` prints.
+//! The output of `kubectl get`.
 
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use serde_json::json;
@@ -177,7 +177,7 @@ impl Lab {
 
     async fn make_blocks(&self) {
         let [mut held, mut resting] = ["10.244.1.64/26", "fd00::/122"].map(cases::block);
-        // What is still to come has no age that grows while the test runs.
+        // With a time in the future the age does not change while the test runs.
         held["since"] = json!("2999-11-21T10:00:00Z");
         resting["since"] = held["since"].clone();
         resting["owner"] = json!({"kind": "Quarantine", "name": "n2", "uid": "u2"});
@@ -191,7 +191,7 @@ impl Lab {
         }
     }
 
-    /// What kubectl prints, without ages and trailing blanks.
+    /// The output of `kubectl get`, without ages and trailing blanks.
     async fn get(&self, args: &[&str]) -> String {
         let args: Vec<&str> = ["get"].into_iter().chain(args.iter().copied()).collect();
         let text = self.cluster.kubectl(&args).await.unwrap();

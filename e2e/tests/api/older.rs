@@ -1,4 +1,4 @@
-//! Pools that were there before a rule.
+//! Pools that were created before a rule existed.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::{Lab, causes, dry_run, pool};
 
-/// The CRDs as one that knows types and nothing else would have them.
+/// The CRDs with types, but without CEL rules and patterns.
 pub fn without_rules() -> String {
     let mut crds = serde_json::to_value(crd::all()).unwrap();
     strip(&mut crds);
@@ -31,7 +31,7 @@ fn strip(value: &mut Value) {
     }
 }
 
-/// Everything that a rule is about is wrong.
+/// A spec that violates every rule.
 fn wrong() -> Value {
     let labels = json!({"matchLabels": {"not a key": "not a value"}});
     json!({
@@ -42,7 +42,7 @@ fn wrong() -> Value {
 }
 
 impl Lab {
-    /// Writes the rules over CRDs without, under a pool that breaks them.
+    /// Installs the rules while a pool exists that violates them.
     pub(crate) async fn what_older_rules_let_in_stays_usable(&self) {
         self.create(&pool("older", &wrong())).await;
         self.apply("crds.yaml", &crd::yaml().unwrap()).await;

@@ -1,4 +1,4 @@
-//! A controller that is killed at work, and the next one.
+//! A controller that is killed while it works, and the next one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::node;
 
 const LIMIT: Duration = Duration::from_secs(90);
 const NODES: usize = 12;
-/// A lease that another process may take over within seconds.
+/// A Lease that expires within seconds.
 const FLAGS: [&str; 6] = [
     "--lease-duration",
     "4",
@@ -25,7 +25,7 @@ const FLAGS: [&str; 6] = [
     "1",
 ];
 
-/// Blocks by node as the lists say; none may overlap another one.
+/// The listed blocks by node, which must not overlap.
 async fn lists(hand: &Hand) -> anyhow::Result<BTreeMap<String, BTreeSet<String>>> {
     let subnets = hand.subnets.list(&ListParams::default()).await?;
     let mut all: Vec<Cidr> = Vec::new();
@@ -57,7 +57,7 @@ async fn killed_at_any_moment_no_block_is_lost_or_given_twice() {
         agents.ask(name, "crash", 30 * 16).unwrap();
     }
     for round in 1..=4 {
-        // While blocks are carved, listed and given back.
+        // The controller is killed while blocks are created, listed and released.
         until("work is under way", LIMIT, async || {
             let made = hand.blocks_of("crash").await?.len();
             Ok((made >= 15 * round).then_some(()))
@@ -79,7 +79,7 @@ async fn killed_at_any_moment_no_block_is_lost_or_given_twice() {
     for name in &names {
         agents.ask(name, "crash", 8 * 16).unwrap();
     }
-    // In the end every node has what it wants, and every object is on a list.
+    // In the end every node has the blocks it demands, and every IPAMBlock is listed.
     until("all is settled", LIMIT, async || {
         let lists = lists(&hand).await?;
         let listed: BTreeSet<String> = lists.values().flatten().cloned().collect();

@@ -1,5 +1,5 @@
-//! What becomes of a dead node's blocks: they rest, then they are free; the same machine may have
-//! them back before.
+//! Blocks of a deleted node: they are quarantined and then free, and the same machine may get them back before
+//! that.
 
 use std::time::{Duration, Instant};
 
@@ -157,7 +157,7 @@ async fn a_node_that_is_being_deleted_keeps_its_blocks_until_it_is_gone() {
     agents.join(&hand.create_node(made).await.unwrap());
     let had = hand.listed("linger-1", 1).await.unwrap();
     hand.delete_node("linger-1").await.unwrap();
-    // The watch of nodes is in order: when this one has a block, the deletion was known.
+    // Watch events of nodes come in order: when this node has a block, the controller has seen the deletion.
     node(&hand, &agents, "linger", "linger-2").await;
     hand.listed("linger-2", 1).await.unwrap();
     assert_eq!(hand.listed("linger-1", 1).await.unwrap(), had);

@@ -1,4 +1,4 @@
-//! Nodes that ask for more: many blocks, limits, both families or neither, reserved addresses.
+//! Nodes that demand more: many blocks, limits, both families or neither, reserved addresses.
 
 use std::collections::BTreeSet;
 
@@ -16,7 +16,7 @@ fn family(subnet: &NodeSubnet, v6: bool) -> usize {
 #[tokio::test]
 async fn a_demand_for_many_is_met_whole_and_a_repeated_one_changes_nothing() {
     let (_, hand, agents) = shared().await;
-    // Agents that give all of a block.
+    // Without gateway, agents assign all 16 addresses of a block.
     let ipv4 = json!({"cidrs": ["10.10.0.0/20"], "blockSize": 28, "gateway": "None"});
     let spec = json!({"ipv4": ipv4});
     hand.block_pool("many", spec).await.unwrap();
@@ -27,7 +27,7 @@ async fn a_demand_for_many_is_met_whole_and_a_repeated_one_changes_nothing() {
     let distinct: BTreeSet<&String> = listed.iter().collect();
     assert_eq!(distinct.len(), 40);
     assert_eq!(blocks(&hand, "many", 40).await, listed);
-    // The same question again, and a smaller one: what is there is enough.
+    // The same demand again, and smaller ones: the existing blocks are enough.
     for demand in [639, 640, 625] {
         agents.ask("many-1", "many", demand).unwrap();
     }
@@ -59,12 +59,12 @@ async fn max_blocks_per_node_is_kept_to_for_each_family() {
         .await
         .unwrap();
     assert_eq!((family(&subnet, false), family(&subnet, true)), (3, 3));
-    // The limit may be raised; then it counts at once.
+    // A raised limit has effect at once.
     hand.change_pool("most", json!({"maxBlocksPerNode": 5}))
         .await
         .unwrap();
     hand.listed("most-1", 10).await.unwrap();
-    // Who has more than a lowered limit keeps it.
+    // A node keeps blocks beyond a lowered limit.
     let changed = hand
         .change_pool("most", json!({"maxBlocksPerNode": 1}))
         .await;
@@ -121,7 +121,7 @@ async fn reserved_addresses_are_told_to_the_node_and_do_not_count() {
     let (_, hand, agents) = shared().await;
     let spec = json!({
         "ipv4": {"cidrs": ["10.13.0.0/24"], "blockSize": 26},
-        // One block whole, of the others the first and a few in the middle of one.
+        // One whole block, the first address of three others, and ten in the middle of the last of them.
         "reserved": ["10.13.0.0/26", "10.13.0.64", "10.13.0.128", "10.13.0.192", "10.13.0.200-10.13.0.209"],
         "maxBlocksPerNode": 4,
     });
@@ -149,7 +149,7 @@ async fn reserved_addresses_are_told_to_the_node_and_do_not_count() {
     );
     hand.event(&uid, "WaitingForBlock").await.unwrap();
 
-    // What is reserved later is left out from then on; who has it keeps it.
+    // A new entry takes effect for free addresses; an address in use stays in use.
     let subnet = hand.subnets.get("keep-1").await.unwrap();
     let block = subnet
         .spec
@@ -166,7 +166,7 @@ async fn reserved_addresses_are_told_to_the_node_and_do_not_count() {
     })
     .await
     .unwrap();
-    // And what is no longer reserved can be given.
+    // An address that is no longer reserved can be assigned.
     agents.allocate("keep-1", "keep", "one-more").await.unwrap();
 }
 

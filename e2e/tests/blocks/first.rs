@@ -1,4 +1,4 @@
-//! Who gets a first block, and when.
+//! Which nodes get a first block, and when.
 
 use cadastre_api::{NodeSubnet, OwnerKind};
 use cadastre_e2e::hand::LIMIT;
@@ -42,7 +42,7 @@ async fn a_node_gets_a_block_on_sight_and_gives_addresses_from_it() {
         .await
         .unwrap();
     let status = subnet.status.unwrap();
-    // A status without a flaw is nothing to speak of.
+    // A flawless status has no condition.
     assert!(status.conditions.is_empty(), "{:?}", status.conditions);
     assert!(hand.pod_cidrs("sight-1").await.unwrap().is_empty());
 }
@@ -85,14 +85,14 @@ async fn on_demand_and_by_name_a_node_gets_nothing_until_it_asks() {
         hand.block_pool(name, spec).await.unwrap();
         let node_name = format!("{name}-1");
         let made = node(&hand, &agents, name, &node_name).await;
-        // Its NodeSubnet is there for it to ask in.
+        // The NodeSubnet exists, so that the agent can publish demand.
         let subnet = hand
             .subnet_until(&node_name, "names the pool", |it| names(it) == [name])
             .await
             .unwrap();
         assert_eq!(subnet.spec.node_uid, made.metadata.uid);
         agents.ask(&node_name, name, 0).unwrap();
-        // The pool's count of nodes that wait comes after the look at the node.
+        // The pool's count of waiting nodes is written after the controller has evaluated the node.
         hand.pool_until(name, "has counted", |it| {
             it.status.as_ref().is_some_and(|it| it.waiting == Some(0))
         })
@@ -112,7 +112,7 @@ async fn a_node_that_is_there_first_gets_its_block_when_the_pool_comes() {
         .await
         .unwrap();
     hand.listed("early-1", 1).await.unwrap();
-    // One that is selected later, too.
+    // A node that a pool selects only later gets a block, too.
     let other = node(&hand, &agents, "late", "late-1").await;
     let labels = json!({"metadata": {"labels": {"group": "early"}}});
     let patch = kube::api::Patch::Merge(labels);
@@ -132,7 +132,7 @@ async fn a_node_that_is_there_first_gets_its_block_when_the_pool_comes() {
     .unwrap();
 }
 
-/// The pools that the node may ask.
+/// The names of the pools in the NodeSubnet's spec.
 fn names(subnet: &NodeSubnet) -> Vec<&str> {
     subnet
         .spec

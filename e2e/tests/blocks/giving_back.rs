@@ -1,4 +1,4 @@
-//! Blocks that nodes give back: surplus, and those of pools that no longer select them.
+//! Blocks that nodes release: surplus blocks, and those of pools that no longer select the node.
 
 use cadastre_api::Recall;
 use cadastre_e2e::hand::{GROUP, LIMIT};
@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::{blocks, node, recall, shared};
 
-/// Pods on every address that the node asked for.
+/// Assigns addresses to `count` pods of a node.
 async fn fill(agents: &Agents, node: &str, pool: &str, count: u32) {
     for pod in 0..count {
         agents
@@ -42,7 +42,7 @@ async fn idle_surplus_is_given_back_and_the_last_block_stays() {
     fill(&agents, "idle-1", "idle", 40).await;
     let had = hand.listed("idle-1", 3).await.unwrap();
 
-    // Wanted still, whatever is in use.
+    // The demand of 20 addresses keeps two blocks although none is in use.
     empty(&agents, "idle-1", 0..40);
     agents.warm_up("idle-1").unwrap();
     agents.ask("idle-1", "idle", 20).unwrap();
@@ -53,7 +53,7 @@ async fn idle_surplus_is_given_back_and_the_last_block_stays() {
     let last = hand.listed("idle-1", 1).await.unwrap();
     assert_eq!(blocks(&hand, "idle", 1).await, last);
 
-    // It is the node's for good, and room was given back.
+    // The last block stays with the node; the released ones are free for others.
     fill(&agents, "idle-1", "idle", 1).await;
     node(&hand, &agents, "idle", "idle-2").await;
     agents.ask("idle-2", "idle", 15 * 16).unwrap();
@@ -70,7 +70,7 @@ async fn a_block_in_use_or_cooling_is_not_given_back() {
     fill(&agents, "used-1", "used", 33).await;
     let had = hand.listed("used-1", 3).await.unwrap();
     agents.ask("used-1", "used", 0).unwrap();
-    // One pod is left in the second block; the first and the last one cool.
+    // One pod remains in the second block; the addresses of the others cool.
     empty(&agents, "used-1", 0..20);
     empty(&agents, "used-1", 21..33);
     hand.subnet_until("used-1", "tells that one is left", |it| {
@@ -80,7 +80,7 @@ async fn a_block_in_use_or_cooling_is_not_given_back() {
     })
     .await
     .unwrap();
-    // Time enough to be asked back, which another node's block shows.
+    // The recall has had time to happen, as another node's surplus block was released meanwhile.
     node(&hand, &agents, "used", "used-2").await;
     agents.ask("used-2", "used", 32).unwrap();
     hand.listed("used-2", 2).await.unwrap();

@@ -1,4 +1,4 @@
-//! Addresses whose pods are gone: the agent is asked, and only about those.
+//! Addresses whose pods are gone: the controller lists only those as leak candidates.
 
 use cadastre_api::Suspect;
 use cadastre_e2e::Hand;
@@ -28,7 +28,7 @@ async fn an_address_without_a_pod_is_asked_about_and_no_other() {
 
     let lives = hand.pod("leaky-a", "leaky-1", &[]).await.unwrap();
     let goes = hand.pod("leaky-b", "leaky-1", &[]).await.unwrap();
-    // Another pod reports the address by now, whatever the agent says of whose it is.
+    // The address is now reported by another pod, whatever UID the agent publishes for it.
     hand.pod("leaky-c", "leaky-1", &[&address(3)])
         .await
         .unwrap();
@@ -42,7 +42,7 @@ async fn an_address_without_a_pod_is_asked_about_and_no_other() {
             held(2, goes.metadata.uid.as_deref().unwrap()),
             held(3, stranger),
             held(4, stranger),
-            // Not of this node.
+            // Not an address of this node.
             {"address": "192.0.2.55", "podUID": stranger},
         ],
     });
@@ -59,7 +59,7 @@ async fn an_address_without_a_pod_is_asked_about_and_no_other() {
     )
     .await;
 
-    // The agent frees one and keeps the other: only that is still asked about.
+    // The agent releases one address and keeps the other, which remains a leak candidate.
     let mut less = status.clone();
     less["orphans"].as_array_mut().unwrap().remove(3);
     say(&hand, "leaky-1", less).await;

@@ -1,23 +1,23 @@
-//! What the controller promises about affinity blocks, on a real API server with test agents.
+//! The controller's guarantees about affinity blocks, on a real API server with test agents.
 //!
-//! Most tests share one control plane and one controller: each works in a group of its own (a label
-//! of its nodes, which its pools select) and with ranges of its own, so none sees another.
+//! Most tests share one control plane and one controller; each has its own group (a label of its nodes, which its
+//! pools select) and its own ranges, so that tests do not affect each other.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `first` | who gets a first block, and when |
+//! | `first` | which nodes get a first block, and when |
 //! | `demand` | many blocks, limits, both families or neither, reserved addresses |
-//! | `giving_back` | surplus and deselected nodes |
-//! | `short` | what happens when a pool has none left, and who gives |
-//! | `pools` | pools that change and go while nodes have blocks of them |
-//! | `dead` | what becomes of a dead node's blocks |
+//! | `giving_back` | surplus blocks and deselected nodes |
+//! | `short` | exhausted pools, and from which nodes blocks are recalled |
+//! | `pools` | pools that change or are deleted while nodes have blocks of them |
+//! | `dead` | blocks of deleted nodes |
 //! | `leaks` | addresses whose pods are gone |
-//! | `requests` | what people ask of a node by annotations |
+//! | `requests` | requests that people make by annotations |
 //! | `mending` | objects edited and deleted by hand |
 //! | `trust` | statuses that make no sense |
-//! | `crash` | a controller that is killed at work |
+//! | `crash` | a controller that is killed while it works |
 
-#![allow(clippy::unwrap_used)] // helpers of tests are tests
+#![allow(clippy::unwrap_used)] // helper functions count as tests
 
 mod crash;
 mod dead;
@@ -40,7 +40,7 @@ use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
-/// The stage that most tests share, a hand and agents for this one.
+/// The stage that most tests share, with a new [`Hand`] and new agents for this one.
 async fn shared() -> (&'static Stage, Hand, Agents) {
     static STAGE: OnceCell<Stage> = OnceCell::const_new();
     let start = || async {
@@ -57,14 +57,14 @@ async fn shared() -> (&'static Stage, Hand, Agents) {
     (stage, hand, agents)
 }
 
-/// A node with an agent.
+/// Creates a node with a test agent.
 async fn node(hand: &Hand, agents: &Agents, group: &str, name: &str) -> Node {
     let node = hand.node(group, name).await.unwrap();
     agents.join(&node);
     node
 }
 
-/// Waits until that many blocks of the pool exist, and returns their CIDRs.
+/// Waits until the pool has `count` blocks, and returns their CIDRs.
 async fn blocks(hand: &Hand, pool: &str, count: usize) -> Vec<String> {
     let what = format!("pool {pool} has {count} blocks");
     until(&what, LIMIT, async || {
@@ -76,7 +76,7 @@ async fn blocks(hand: &Hand, pool: &str, count: usize) -> Vec<String> {
     .unwrap()
 }
 
-/// Speaks for a node's agent.
+/// Writes the status of a NodeSubnet, in the agent's place.
 async fn say(hand: &Hand, node: &str, status: Value) {
     let patch = Patch::Merge(json!({ "status": status }));
     hand.subnets
@@ -85,7 +85,7 @@ async fn say(hand: &Hand, node: &str, status: Value) {
         .unwrap();
 }
 
-/// How a block that the node has is asked back.
+/// The recall of a node's block, if there is one.
 async fn recall(hand: &Hand, node: &str, cidr: &str) -> Option<Recall> {
     let subnet = hand.subnets.get(node).await.unwrap();
     let block = subnet.spec.blocks.iter().find(|it| it.cidr == cidr);

@@ -1,5 +1,4 @@
-//! Objects edited and deleted by hand: what the controller knows is restored, and nodes notice
-//! nothing.
+//! Objects edited and deleted by hand: the controller restores what it knows, and nodes are not affected.
 
 use cadastre_api::{IPAMBlock, OwnerKind};
 use cadastre_e2e::hand::{LIMIT, block_name};
@@ -60,7 +59,7 @@ async fn the_object_of_a_block_is_restored_and_the_list_stays() {
     })
     .await
     .unwrap();
-    // The node goes on with it, and nobody else ever got it.
+    // The node continues to use its block, which no other node ever got.
     let more = agents.allocate("mend-1", "mend", "db").await.unwrap();
     assert_ne!(more, given);
     until("the agent follows", LIMIT, async || {
@@ -129,7 +128,7 @@ async fn blocks_made_by_hand_are_judged_like_all_others() {
     hand.block_pool("forge", spec).await.unwrap();
     let made = node(&hand, &agents, "forge", "forge-1").await;
     let had = hand.listed("forge-1", 1).await.unwrap();
-    // Not where the next ones are carved.
+    // CIDRs that the controller does not allocate next.
     let [beside, own] = ["10.62.0.96/28", "10.62.0.112/28"];
     assert!(!had.contains(&beside.to_owned()) && !had.contains(&own.to_owned()));
     let forge = async |cidr: &str, node: &str, uid: &str| {
@@ -144,18 +143,18 @@ async fn blocks_made_by_hand_are_judged_like_all_others() {
         .unwrap();
         hand.blocks.create(&PostParams::default(), &block).await
     };
-    // One that covers what the node has already, for a node that does not exist: it goes.
+    // A block over one of the node's blocks, owned by a node that does not exist, is deleted.
     forge("10.62.0.0/24", "nobody", "no-uid").await.unwrap();
     hand.block_gone("10.62.0.0/24").await.unwrap();
-    // One beside it for a node that does not exist: it rests, and goes.
+    // A block beside it, owned by a node that does not exist, is quarantined and then deleted.
     forge(beside, "nobody", "no-uid").await.unwrap();
     hand.block_gone(beside).await.unwrap();
-    // One for the node itself: it is the node's.
+    // A block owned by the existing node is added to its list.
     let uid = made.metadata.uid.unwrap();
     forge(own, "forge-1", &uid).await.unwrap();
     let listed = hand.listed("forge-1", 2).await.unwrap();
     assert!(listed.contains(&had[0]) && listed.contains(&own.to_owned()));
-    // The names of others are taken.
+    // A block with the name of an existing one cannot be created.
     assert!(forge(&had[0], "nobody", "no-uid").await.is_err());
     let block = hand.block_until(&had[0], "is the node's", |_| true).await;
     assert_eq!(block.unwrap().spec.owner.kind, OwnerKind::Node);

@@ -1,4 +1,4 @@
-//! Pools that change and go while nodes have blocks of them.
+//! Pools that change or are deleted while nodes have blocks of them.
 
 use std::time::Duration;
 
@@ -74,7 +74,7 @@ async fn what_a_range_taken_out_still_holds_drains_and_the_rest_of_the_pool_serv
     .unwrap();
     let shrinking = hand.condition("part", "Shrinking", "True").await.unwrap();
     assert!(!shrinking.message.is_empty());
-    // What drains is made up for.
+    // The node gets another block in place of the draining one.
     let given = agents.allocate("part-1", "part", "more").await.unwrap();
     assert!(given[0].starts_with("10.41.2."), "{given:?}");
     for pod in 0..32 {
@@ -104,7 +104,7 @@ async fn a_deleted_pool_stays_until_its_last_block_is_empty_and_gone() {
     })
     .await
     .unwrap();
-    // What was carved before holds it, also where the spec no longer names that range.
+    // A block in use keeps the pool from going, even if the spec no longer contains the block's range.
     let elsewhere = json!({"ipv4": {"cidrs": ["10.42.1.0/24"]}});
     hand.change_pool("end", elsewhere).await.unwrap();
     hand.pools
@@ -225,7 +225,7 @@ async fn two_pools_may_swap_their_ranges_while_nodes_have_blocks_of_both() {
         ("swapa-1", "10.45.0.", "10.45.1."),
         ("swapb-1", "10.45.1.", "10.45.0."),
     ] {
-        // The old one drains, and the range that has come is given from.
+        // The block of the old range drains, and the node has a block of the new range.
         hand.subnet_until(name, "drains the old one and has a new one", |it| {
             let of = |drains: bool, prefix: &str| {
                 it.spec.blocks.iter().any(|it| {
@@ -236,7 +236,7 @@ async fn two_pools_may_swap_their_ranges_while_nodes_have_blocks_of_both() {
         })
         .await
         .unwrap();
-        // Its watch is another one than that of the line above.
+        // The agent has its own watch, which may lag behind the one above.
         until("the agent knows of the new one", LIMIT, async || {
             let known = agents.blocks(name)?;
             ensure!(known.iter().any(|it| it.cidr.starts_with(new)), "{known:?}");

@@ -1,4 +1,4 @@
-//! What people ask of a node by annotations of its NodeSubnet.
+//! Requests that people make by annotations of a NodeSubnet.
 
 use cadastre_api::{DRAIN_ANNOTATION, RELEASE_ANNOTATION, Recall};
 use cadastre_e2e::hand::LIMIT;
@@ -29,7 +29,7 @@ async fn a_block_is_drained_as_long_as_it_is_asked_for() {
     assert_eq!(recall(&hand, "plea-1", &first).await, Some(Recall::Drain));
     let second = both.iter().find(|it| **it != first).unwrap().clone();
     assert_eq!(recall(&hand, "plea-1", &second).await, None);
-    // What people wrote outlives the controller's own writes.
+    // The controller's own writes preserve annotations.
     let subnet = hand.subnets.get("plea-1").await.unwrap();
     assert_eq!(
         subnet.metadata.annotations.unwrap()[DRAIN_ANNOTATION],
@@ -87,7 +87,7 @@ async fn a_release_that_is_asked_for_waits_for_no_grace_and_never_frees_what_liv
     let all = [
         format!("{}={lives}", address(1)),
         format!("{}={}", address(2), gone(2)),
-        // Another pod's by now, had it been right once.
+        // The address is in use by another pod than the one that is named.
         format!("{}={}", address(3), gone(9)),
     ];
     annotate(&hand, "let-1", RELEASE_ANNOTATION, json!(all.join(","))).await;

@@ -1,4 +1,5 @@
-//! A pool that has no block left: what is said, who gives, who gets, and what fragments are good for.
+//! An exhausted pool: what is reported, which nodes' blocks are recalled for which others, and the use of
+//! fragments.
 
 use std::collections::BTreeMap;
 
@@ -33,7 +34,7 @@ async fn exhaustion_is_told_with_what_to_do_and_so_is_its_end() {
     })
     .await
     .unwrap();
-    // Nobody who uses all that he has is asked for it.
+    // No block is recalled from a node that uses all of its addresses.
     assert_eq!(hand.listed("out-1", 1).await.unwrap().len(), 1);
 
     hand.change_pool(
@@ -67,19 +68,19 @@ async fn an_empty_block_of_a_rich_node_is_recalled_for_one_that_waits() {
     agents.ask("rich-1", "rich", 64).unwrap();
     let all = hand.listed("rich-1", 4).await.unwrap();
     agents.allocate("rich-1", "rich", "kept").await.unwrap();
-    // It wants them all, but uses one: a node without any whose pods wait goes before.
+    // The node demands all its blocks but uses one address: a node without a block whose pods wait goes first.
     node(&hand, &agents, "rich", "rich-2").await;
     agents.ask("rich-2", "rich", 4).unwrap();
     let given = hand.listed("rich-2", 1).await.unwrap();
     assert!(all.contains(&given[0]));
     let left = hand.listed("rich-1", 3).await.unwrap();
     assert!(!left.contains(&given[0]));
-    // A node that has one gets none of what another one wants to have.
+    // For a node that has a block already, no block is recalled that another node demands.
     agents.ask("rich-2", "rich", 17).unwrap();
     let uid = hand.nodes.get("rich-2").await.unwrap().metadata.uid;
     hand.event(&uid.unwrap(), "WaitingForBlock").await.unwrap();
     assert_eq!(hand.listed("rich-1", 3).await.unwrap(), left);
-    // Only of what it does not want.
+    // A block that the other node no longer demands is recalled.
     agents.ask("rich-1", "rich", 32).unwrap();
     hand.listed("rich-2", 2).await.unwrap();
     hand.listed("rich-1", 2).await.unwrap();
@@ -89,7 +90,7 @@ async fn an_empty_block_of_a_rich_node_is_recalled_for_one_that_waits() {
 #[tokio::test]
 async fn scarce_blocks_are_dealt_out_evenly_and_every_node_gets_a_first_one() {
     let (_, hand, agents) = shared().await;
-    // The first five nodes want everything before the others are there.
+    // The first five nodes demand everything before the others exist.
     let spec =
         json!({"ipv4": {"cidrs": ["10.32.0.0/24"], "blockSize": 28}, "firstBlock": "OnDemand"});
     let mut names: Vec<String> = (0..8).map(|i| format!("fair-{i}")).collect();
@@ -129,7 +130,7 @@ async fn after_a_change_of_size_smaller_blocks_fill_what_the_large_ones_leave() 
             agents.allocate(name, "frag", &pod).await.unwrap();
         }
     }
-    // Three of four /28: there is no room for a /27 any more, but for what is left of one.
+    // Three of four /28 are allocated: a /27 no longer fits, only the remaining /28 does.
     let changed = hand
         .change_pool("frag", json!({"ipv4": {"blockSize": 27}}))
         .await;
@@ -166,7 +167,7 @@ async fn the_last_block_of_an_idle_node_goes_to_a_pod_that_waits() {
     hand.event(&uid, "WaitingForBlock").await.unwrap();
     let serve = async |node: &str| {
         agents.allocate(node, "last", node).await.unwrap();
-        // Nothing more is asked for.
+        // The node demands nothing more.
         agents.ask(node, "last", 0).unwrap();
         hand.listed(node, 1).await.unwrap()
     };
@@ -180,7 +181,7 @@ async fn the_last_block_of_an_idle_node_goes_to_a_pod_that_waits() {
     let [lent] = without[..] else {
         panic!("one has lent its block, not {without:?}");
     };
-    // It gets one again when a pod comes, and not from where a pod is.
+    // When that node has a pod, it gets a block again, recalled from a node without pods.
     let again = serve(lent).await;
     assert_ne!(again, fifths);
     assert_eq!(hand.listed("last-5", 1).await.unwrap(), fifths);

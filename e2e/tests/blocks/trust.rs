@@ -1,4 +1,4 @@
-//! Statuses that make no sense: each spoils only itself, and its agent is told.
+//! Statuses that make no sense: each affects only its own node, whose agent gets a report.
 
 use std::net::Ipv4Addr;
 
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::{blocks, node, say, shared};
 
-/// What the controller says of a status, with a part of its words.
+/// Status and message of the condition `Accepted`.
 fn accepted(subnet: &NodeSubnet) -> Option<(&str, &str)> {
     let conditions = &subnet.status.as_ref()?.conditions;
     let condition = conditions.iter().find(|it| it.type_ == "Accepted")?;
@@ -30,7 +30,7 @@ async fn what_makes_no_sense_is_left_out_and_told_and_the_rest_is_used() {
     let (_, hand, agents) = shared().await;
     let spec = json!({"ipv4": {"cidrs": ["10.70.0.0/22"], "blockSize": 28}, "idleSeconds": 0});
     hand.block_pool("bad", spec).await.unwrap();
-    // No agent: the test speaks for it.
+    // This node has no agent: the test writes its status.
     let made = hand.node("bad", "bad-1").await.unwrap();
     let uid = made.metadata.uid.unwrap();
     node(&hand, &agents, "bad", "bad-2").await;
@@ -98,8 +98,8 @@ async fn what_makes_no_sense_is_left_out_and_told_and_the_rest_is_used() {
         );
     }
 
-    // Another node's block is not given back by a stranger's word, nor by the right word for another
-    // object of that name.
+    // A node cannot release another node's block, nor release its own block under the UID of an earlier object of
+    // that name.
     for stranger in [
         json!({"cidr": other, "uid": theirs, "released": true}),
         json!({"cidr": own, "uid": "of-old", "released": true}),
@@ -127,7 +127,7 @@ async fn what_makes_no_sense_is_left_out_and_told_and_the_rest_is_used() {
         hand.listed("bad-1", 1).await.unwrap();
         blocks(&hand, "bad", 2).await;
     }
-    // Nobody else was told anything.
+    // Only the node with the wrong status gets a report.
     let neighbour = hand.subnets.get("bad-2").await.unwrap();
     assert_eq!(accepted(&neighbour), None);
     agents.allocate("bad-2", "bad", "web").await.unwrap();
@@ -142,7 +142,7 @@ async fn what_an_agent_says_of_an_earlier_node_of_the_name_is_not_read() {
     agents.ask("stale-1", "stale", 200).unwrap();
     hand.listed("stale-1", 4).await.unwrap();
     hand.delete_node("stale-1").await.unwrap();
-    // The agent that is left behind goes on speaking: of the machine that is gone.
+    // The agent of the deleted node keeps publishing for it.
     let second = hand.node("stale", "stale-1").await.unwrap();
     assert_ne!(first.metadata.uid, second.metadata.uid);
     hand.subnet_until("stale-1", "is of the new node", |it| {
@@ -155,7 +155,7 @@ async fn what_an_agent_says_of_an_earlier_node_of_the_name_is_not_read() {
 #[tokio::test]
 async fn a_podcidr_over_a_whole_pool_takes_nothing_from_it() {
     let (_, hand, agents) = shared().await;
-    // As a kubelet may write it where no policy forbids that.
+    // A kubelet could write this if no policy prevents it.
     let liar = labelled(nodes::node("taken-0", "192.0.2.1"), &[(GROUP, "taken")]);
     let liar = with_pod_cidrs(liar, &["10.171.0.0/16"]);
     let liar = hand.create_node(liar).await.unwrap();
@@ -172,7 +172,7 @@ async fn a_podcidr_over_a_whole_pool_takes_nothing_from_it() {
     let uid = liar.metadata.uid.unwrap();
     let told = hand.event(&uid, "PodCIDRTooWide").await.unwrap();
     assert!(told.contains("10.171.0.0/16"), "{told}");
-    // It has what others have, and its agent gives of nothing else.
+    // The node gets a block like all others, and its podCIDR is not published to its agent.
     let subnet = hand.listed("taken-0", 1).await.unwrap();
     assert!(subnet[0].starts_with("10.171.8."), "{subnet:?}");
     let subnet = hand.subnets.get("taken-0").await.unwrap();
@@ -193,7 +193,7 @@ async fn of_a_node_with_a_thousand_addresses_sixteen_count() {
     hand.block_pool("crowd", spec).await.unwrap();
     node(&hand, &agents, "crowd", "crowd-1").await;
     hand.listed("crowd-1", 1).await.unwrap();
-    // As a kubelet may write it where no policy forbids that: nearly all of the pool.
+    // A kubelet could write this if no policy prevents it: addresses that cover nearly all of the pool.
     hand.node("nobody", "crowd-liar").await.unwrap();
     let address =
         |n: u32| json!({"type": "InternalIP", "address": Ipv4Addr::from(0x0AAC_0000 + n)});
@@ -216,7 +216,7 @@ async fn of_a_node_with_a_thousand_addresses_sixteen_count() {
         message.contains(named) && message.contains(" and 11 more"),
         "five and eleven: {message}"
     );
-    // All the rest is given.
+    // All other blocks can be allocated.
     agents.ask("crowd-1", "crowd", 63 * 16).unwrap();
     let listed = hand.listed("crowd-1", 63).await.unwrap();
     assert!(!listed.contains(&"10.172.0.0/28".to_owned()), "{listed:?}");
