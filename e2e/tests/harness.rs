@@ -1,6 +1,6 @@
-//! The harness does what it promises: it starts, restarts, counts, judges, and leaves nothing.
+//! Tests of the harness itself: it starts, restarts, counts, finds duplicates, and leaves nothing behind.
 
-#![allow(clippy::unwrap_used)] // helpers of tests are tests
+#![allow(clippy::unwrap_used)] // helper functions count as tests
 
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ fn pids(cluster: &ControlPlane) -> Vec<u32> {
     vec![cluster.etcd().pid(), cluster.apiserver().unwrap().pid()]
 }
 
-/// Gone, or dead and not yet collected by the init process.
+/// Whether the process is gone, or dead and not yet reaped by the init process.
 fn is_gone(pid: u32) -> bool {
     let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else {
         return true;

@@ -1,9 +1,9 @@
-//! Two controllers, one leads: whatever happens to it, no two nodes ever hold the same addresses and
-//! every node is served.
+//! Two controllers, of which one leads: whatever happens to the leader, two nodes never have the same addresses,
+//! and every node is served.
 //!
-//! All of it with real processes against a real API server, judged by the watch history of the nodes.
+//! Real processes and a real API server; the watch history of the nodes is checked.
 
-#![allow(clippy::expect_used, clippy::print_stdout, clippy::unwrap_used)] // helpers of tests are tests
+#![allow(clippy::expect_used, clippy::print_stdout, clippy::unwrap_used)] // helper functions count as tests
 
 mod common;
 
@@ -15,7 +15,7 @@ use cadastre_e2e::{Daemon, lease, metrics, nodes, wait};
 use common::{Lab, leads, log_says};
 use rustix::process::Signal;
 
-/// Enough to strike in the middle.
+/// Enough nodes that a fault happens in the middle of the work.
 const NODES: u32 = 1000;
 const STRIKE_AT: usize = 200;
 const LIMIT: Duration = Duration::from_secs(60);
@@ -23,7 +23,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 const V4: &str = "10.64.0.0/13";
 const V6: &str = "fd00:64::/48";
 
-/// Two controllers, `a` leads; all nodes exist, and the pool that serves them has just come.
+/// Starts two controllers, of which `a` leads, and returns while it allocates podCIDRs to many nodes.
 async fn dealing() -> (Lab, Daemon, Daemon) {
     let lab = Lab::start().await;
     let (a, b) = lab.pair().await;
@@ -38,8 +38,8 @@ async fn dealing() -> (Lab, Daemon, Daemon) {
     (lab, a, b)
 }
 
-/// The last node comes first, so that a leader that takes over deals in another order than the one
-/// before it, who dealt as they came. Strikes once the first ones are served, returns when all exist.
+/// Creates the last node first, so that the next leader allocates in another order than the one before it, which
+/// allocated in order of creation. Calls `strike` once the first nodes are served; returns when all nodes exist.
 async fn strike_amid_arrivals(lab: &Lab, strike: impl FnOnce()) {
     lab.pool("default", V4, V6, 60).await;
     let arrivals = nodes::create(&lab.cluster, NODES, |i| nodes::numbered(NODES - 1 - i));
@@ -52,7 +52,8 @@ async fn strike_amid_arrivals(lab: &Lab, strike: impl FnOnce()) {
     arrived.unwrap();
 }
 
-/// The Lease names what an earlier leader may have in flight: no node is written but to get its podCIDRs.
+/// Asserts that nodes were written only to get their podCIDRs: the Lease names what an earlier leader may still
+/// write, so no node needs a touch.
 fn assert_untouched(lab: &Lab) {
     let touched = lab.history.revisions().iter().any(|it| it.term.is_some());
     assert!(!touched, "a node was touched");
@@ -132,7 +133,7 @@ async fn invariant_1_writes_that_land_after_the_next_leader_deals_are_refused() 
     a.process().kill().unwrap();
     let left = lab.history.assigned();
     assert!(left + 100 < NODES as usize, "too late to strike");
-    // What was on its way names the ranges that the next leader deals first.
+    // The delayed writes contain the ranges that the next leader allocates first.
     lab.history
         .wait_until_all_assigned(left + 50, LIMIT)
         .await
@@ -246,7 +247,7 @@ async fn leader_and_standby_say_what_they_are() {
         assert_eq!(daemon.get("/healthz").await.unwrap().trim(), "ok");
     }
 
-    // A standby that has not seen everything says so rather than pretend.
+    // A standby that cannot read the Lease reports that there is no leader.
     let mut early = lab.controller("early", &["--lease-namespace", "nowhere"]);
     wait::until(
         "nobody leads in a namespace that is not there",

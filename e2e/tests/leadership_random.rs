@@ -1,9 +1,9 @@
-//! Three controllers under random faults while nodes come and go: no two nodes ever hold the same
-//! addresses, and once the faults stop every node is served and nothing is lost.
+//! Three controllers under random faults while nodes are created and deleted: two nodes never have the same
+//! addresses; once the faults stop, every node is served and no range is lost.
 //!
 //! `CADASTRE_SEED` repeats the choices of a run (not its timing), `CADASTRE_SECONDS` makes it longer.
 
-#![allow(clippy::print_stdout, clippy::unwrap_used)] // helpers of tests are tests
+#![allow(clippy::print_stdout, clippy::unwrap_used)] // helper functions count as tests
 
 mod common;
 #[path = "../../tests/common/rng.rs"]
@@ -27,7 +27,7 @@ use rustix::process::Signal;
 const LIMIT: Duration = Duration::from_secs(90);
 const NAMES: [&str; 3] = ["a", "b", "c"];
 const SHORT_LEASE: [&str; 2] = ["--lease-duration=3", "--renew-deadline=2"];
-/// At most that many nodes live; the pool has room for 128.
+/// The most live nodes; the pool has ranges for 128.
 const LIVE: usize = 80;
 
 fn millis(random: &mut Rng, from: u64, to: u64) -> Duration {
@@ -56,7 +56,7 @@ impl Seat {
     }
 }
 
-/// Faults until the time is over; all processes run when it returns. Tells how often each happened.
+/// Causes faults until the time is over; all processes run when it returns. Returns how often each fault happened.
 async fn faults(
     lab: &Lab,
     seats: &mut [Seat],
@@ -116,7 +116,7 @@ async fn faults(
     counts
 }
 
-/// Nodes come and go, some again under their name, until told to end. Returns who lives.
+/// Creates and deletes nodes, some again by the same name, until `done`. Returns the live ones.
 async fn churn(lab: &Lab, random: &mut Rng, done: &Cell<bool>) -> BTreeSet<u32> {
     let api = Api::<Node>::all(lab.client.clone());
     let mut live = BTreeSet::new();
@@ -199,7 +199,7 @@ async fn invariant_1_random_faults_never_make_a_duplicate_and_lose_nothing() {
         );
     }
 
-    // Everything that rested is free again, and nothing else is missing.
+    // All quarantined ranges are free again, and no other range is missing.
     wait::until("nothing rests or is lost", LIMIT, async || {
         let subnets = Api::<NodeSubnet>::all(lab.client.clone());
         let subnets = subnets.list(&ListParams::default()).await?.items;

@@ -1,9 +1,9 @@
-//! Elections against a real API server: who leads, from when on, and what the Lease looks like.
+//! Elections with a real API server: who leads, from when on, and the content of the Lease.
 //!
-//! The elections run in this process; each has its own Lease, so the tests share a control plane's
-//! cost but nothing else.
+//! The elections run in this process; each has its own Lease, so that the tests share a control plane without
+//! affecting each other.
 
-#![allow(clippy::unwrap_used)] // helpers of tests are tests
+#![allow(clippy::unwrap_used)] // helper functions count as tests
 
 use std::time::{Duration, Instant};
 
@@ -26,7 +26,7 @@ use tokio::task::JoinHandle;
 const LIMIT: Duration = Duration::from_secs(30);
 const LEASE: Duration = Duration::from_secs(3);
 
-/// What a controller goes by unless it is told otherwise.
+/// The default settings of a controller.
 fn usual(nonce: &str) -> Settings {
     Settings {
         identity: "test".to_owned(),
@@ -37,7 +37,7 @@ fn usual(nonce: &str) -> Settings {
     }
 }
 
-/// A running election of one candidate for one Lease.
+/// A candidate that takes part in the election for one Lease.
 struct Candidate {
     leadership: watch::Receiver<Leadership>,
     release: watch::Sender<Option<bool>>,
@@ -76,7 +76,7 @@ impl Candidate {
         }
     }
 
-    /// The tenure once it leads.
+    /// Waits until the candidate leads; returns its tenure.
     async fn leads(&mut self) -> Tenure {
         let leading = |now: &Leadership| matches!(now, Leadership::Leading(_));
         let wait = self.leadership.wait_for(leading);
@@ -87,7 +87,7 @@ impl Candidate {
         tenure
     }
 
-    /// Until it has renewed its Lease so many times.
+    /// Waits until the candidate has renewed its Lease `times` times.
     async fn renews(&mut self, times: u32) {
         for _ in 0..times {
             let renewed = tokio::time::timeout(LIMIT, self.leadership.changed()).await;
@@ -95,7 +95,7 @@ impl Candidate {
         }
     }
 
-    /// Until it has heard of a leader.
+    /// Waits until the candidate knows of a leader.
     async fn stands_by(&mut self) {
         let known = |now: &Leadership| matches!(now, Leadership::Standby { leader: Some(_) });
         let wait = self.leadership.wait_for(known);
@@ -202,7 +202,7 @@ async fn a_renewal_keeps_what_others_wrote_and_the_time_of_acquisition() {
     assert!(after.renew_time > before.renew_time);
 }
 
-/// Requests of a standby in a minute, what its watch costs included. By looks alone it made some 130.
+/// The most requests of a standby per minute, including its watch. Polling would take some 130.
 const CALM: f64 = 10.0;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -219,7 +219,7 @@ async fn a_standby_goes_by_its_watch_and_seldom_asks() {
     a.leads().await;
     let mut b = Candidate::with(&counted, "calm", usual("b"));
     b.stands_by().await;
-    // Until the watch shows something, it looks.
+    // The standby polls until its watch has shown something.
     a.renews(2).await;
     let (before, begun) = (requests(&registry), Instant::now());
     a.renews(12).await;
@@ -232,7 +232,7 @@ async fn a_standby_goes_by_its_watch_and_seldom_asks() {
     assert!(a_minute <= CALM, "{a_minute:.0} requests a minute");
 }
 
-/// All requests of a client that counts them there.
+/// All requests that a client has counted in this registry.
 fn requests(registry: &prometheus::Registry) -> f64 {
     let all = registry.gather();
     let all = all

@@ -1,6 +1,6 @@
-//! kube-controller-manager beside Cadastre: at the same time, and before it.
+//! kube-controller-manager as foreign allocator: at the same time as Cadastre, and before it.
 
-#![allow(clippy::print_stdout, clippy::unwrap_used)] // helpers of tests are tests
+#![allow(clippy::print_stdout, clippy::unwrap_used)] // helper functions count as tests
 
 mod common;
 
@@ -16,10 +16,10 @@ use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt as _};
 
 const LIMIT: Duration = Duration::from_secs(60);
-/// How long Cadastre holds back after the last foreign write, in these tests.
+/// How long Cadastre pauses after the last foreign allocation in these tests.
 const HOLD: Duration = Duration::from_secs(8);
 
-/// The notes of the events of that reason, by the name of what they are about.
+/// The messages of the events with that reason, by the name of the object that they regard.
 async fn told(client: &Client, kind: &str, reason: &str) -> Result<BTreeMap<String, String>> {
     let events = Api::<Event>::namespaced(client.clone(), "default");
     let all = events.list(&ListParams::default()).await?.items;
@@ -34,7 +34,7 @@ async fn told(client: &Client, kind: &str, reason: &str) -> Result<BTreeMap<Stri
         .collect())
 }
 
-/// Waits for the condition of the pool to have that status, and returns its message.
+/// Waits until the pool's condition has that status, and returns its message.
 async fn condition(lab: &Lab, kind: &str, status: &str, limit: Duration) -> String {
     wait::until(&format!("{kind}={status} on the pool"), limit, async || {
         let found = install::condition(&lab.client, "default", kind).await?;
@@ -73,7 +73,7 @@ async fn a_second_writer_is_noticed_told_of_and_waited_for() {
     let options = KcmOptions::node_ipam(&["10.244.0.0/16", "fd00:244::/48"]);
     let mut kcm = lab.cluster.start_kcm(&options).unwrap();
 
-    // Ten at a time, while both run, until the other one has won a race or two.
+    // Ten nodes at a time while both run, until the foreign allocator has won at least one race.
     let mut created = 0;
     wait::until("the other one has written", LIMIT, async || {
         if created < 240 {
@@ -149,7 +149,7 @@ async fn a_second_writer_is_noticed_told_of_and_waited_for() {
     );
 }
 
-/// 200 nodes of kube-controller-manager, then Cadastre beside it, then Cadastre alone.
+/// Creates 200 nodes with kube-controller-manager, then runs Cadastre beside it, then Cadastre alone.
 async fn move_over(ranges: &[&str], pool: serde_json::Value) {
     let _turn = common::turn().await;
     let lab = Lab::start().await;

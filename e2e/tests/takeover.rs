@@ -1,6 +1,6 @@
-//! What a leader that takes over from a killed one writes, and whom it keeps waiting.
+//! What a leader writes when it takes over from a killed one, and which nodes it keeps waiting.
 
-#![allow(clippy::expect_used, clippy::print_stdout, clippy::unwrap_used)] // helpers of tests are tests
+#![allow(clippy::expect_used, clippy::print_stdout, clippy::unwrap_used)] // helper functions count as tests
 
 mod common;
 
@@ -13,10 +13,10 @@ use serde_json::{Value, json};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// How many nodes a quiet cluster has: each would have been written once.
+/// The number of nodes in a quiet cluster, none of which may be written at the takeover.
 const NODES: u32 = 50;
 
-/// PATCHes of Nodes, and lists of what a leader has to know, that the API server has answered in whatever way.
+/// The API server's counts of PATCHes of Nodes and of the lists that a leader needs, whatever their outcome.
 async fn patches_and_lists(lab: &Lab) -> [f64; 4] {
     let counts = lab.cluster.apiserver_metrics().await.unwrap();
     let asked = [
@@ -37,7 +37,7 @@ async fn a_take_over_of_a_quiet_cluster_writes_no_node_and_lists_nothing() {
     let lab = Lab::start().await;
     let hand = Hand::new(lab.client.clone());
     let (mut a, b) = lab.pair().await;
-    // As the chart installs it: blocks, and so no node ever has a podCIDR.
+    // The chart's default: blocks, so that no node has a podCIDR.
     let spec = json!({"nodeSelector": {}, "ipv4": {"cidrs": ["10.64.0.0/16"]}});
     hand.block_pool("default", spec).await.unwrap();
     nodes::create(&lab.cluster, NODES, nodes::numbered)
@@ -53,7 +53,7 @@ async fn a_take_over_of_a_quiet_cluster_writes_no_node_and_lists_nothing() {
     })
     .await
     .unwrap();
-    // It is at work.
+    // The new leader works.
     hand.create_node(nodes::numbered(NODES)).await.unwrap();
     hand.listed(&format!("node-{NODES:05}"), 1).await.unwrap();
     let after = patches_and_lists(&lab).await;
@@ -64,8 +64,8 @@ async fn a_take_over_of_a_quiet_cluster_writes_no_node_and_lists_nothing() {
     assert!(after[0].abs() < f64::EPSILON, "{text}");
 }
 
-/// Two controllers, of which `a` leads; pools of podCIDRs and of blocks; and a node that no update of the
-/// API server takes, which somebody was told of.
+/// Starts two controllers, of which `a` leads, with pools of podCIDRs and of blocks; and creates a node whose
+/// updates the API server rejects, which the controller has reported.
 async fn with_a_node_refused() -> (Lab, Hand, Daemon, Daemon, String) {
     let lab = Lab::start().await;
     let hand = Hand::new(lab.client.clone());

@@ -1,6 +1,6 @@
-//! Watches of a real API server by a wire that falls silent.
+//! Watches of a real API server over a connection that falls silent.
 
-#![allow(clippy::unwrap_used)] // helpers of tests are tests
+#![allow(clippy::unwrap_used)] // helper functions count as tests
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Steps of a watch of all Nodes by that wire, as text.
+/// The steps of a watch of all Nodes through the wire, as text.
 async fn watch(cluster: &ControlPlane, wire: &Wire) -> mpsc::Receiver<String> {
     let reach = client::Options {
         kubeconfig: Some(wire.kubeconfig(cluster, ADMIN).unwrap()),

@@ -1,14 +1,14 @@
-//! Files of the repository that are made of the chart.
+//! Files of the repository that are generated from the chart.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
 use crate::template;
 
-/// Says of a file that it is made of the chart.
+/// The first line of each generated file.
 const HEAD: &str = "# Generated from charts/cadastre: change that and run `make config`.\n";
 
-/// Where the environment asks for it, writes the file; else it has to be there already.
+/// With `UPDATE` in the environment writes the file; otherwise asserts that it has this content already.
 pub fn hold(path: &str, text: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path);
     if std::env::var_os("UPDATE").is_some() {
@@ -24,14 +24,14 @@ pub fn hold(path: &str, text: &str) {
     );
 }
 
-/// One document of what helm renders.
+/// One document of helm's output.
 struct Document {
-    /// Its template, such as `rbac/agent.yaml`
+    /// The path of its template, such as `rbac/agent.yaml`
     source: String,
     text: String,
 }
 
-/// The documents, without the marks of a release of helm.
+/// Splits helm's output into documents, without the labels that depend on the release of helm.
 fn documents(rendered: &str) -> Vec<Document> {
     let all = rendered.split("---\n").filter(|it| !it.trim().is_empty());
     all.map(|document| {
@@ -60,7 +60,7 @@ async fn config_is_what_the_chart_renders() {
         ("secondary", &["--set", "mode=secondary"]),
     ] {
         let mut all = documents(&template(flags).await.unwrap());
-        // What `helm test` runs is nothing to apply.
+        // `helm test` runs the templates in tests/; they are not for `kubectl apply`.
         all.retain(|it| !it.source.starts_with("tests/"));
         assert!(all.iter().all(|it| !it.text.contains("elm")), "{folder}");
         hold(
@@ -94,7 +94,7 @@ async fn kustomize_gives_the_same_and_no_crds() {
         let built = String::from_utf8(done.stdout).unwrap();
         let text = std::fs::read_to_string(path.join("cadastre.yaml")).unwrap();
         assert_eq!(named(&built), named(&text), "{folder}");
-        // With them `kubectl delete -k` would destroy all records.
+        // With the CRDs in it, `kubectl delete -k` would delete all pools, blocks and NodeSubnets.
         assert!(
             !built.contains("kind: CustomResourceDefinition"),
             "{folder}"
@@ -102,7 +102,7 @@ async fn kustomize_gives_the_same_and_no_crds() {
     }
 }
 
-/// Kind and name of every object.
+/// Kind and name of every object in the text.
 fn named(text: &str) -> BTreeSet<(String, String)> {
     let of = |document: &str, start: &str| {
         let line = document.lines().find_map(|it| it.strip_prefix(start));

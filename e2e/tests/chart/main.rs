@@ -1,10 +1,10 @@
-//! The chart by helm itself: what it renders, what it refuses, what an API server says to it, and the
-//! files that are made of it.
+//! The chart with the real helm: what it renders, which values it rejects, whether an API server accepts the
+//! result, and the files that are generated from it.
 //!
-//! config/rbac and config/{default,pod-cidrs,secondary} are what the chart renders in its three modes,
-//! docs/values.md is made of its values.yaml. `make config` writes them, these tests hold them.
+//! config/rbac and config/{default,pod-cidrs,secondary} are the chart's output in its three modes; docs/values.md
+//! comes from its values.yaml. `make config` writes them, these tests compare them.
 
-#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests are tests
+#![allow(clippy::unwrap_used, clippy::panic)] // helper functions count as tests
 
 #[path = "../install/docs.rs"]
 mod docs;
@@ -46,7 +46,7 @@ fn the_versions_are_that_of_the_code() {
     }
 }
 
-/// What only who releases knows is in what is packaged.
+/// Sources, image and checksums, which are known only at a release, are in its files.
 #[tokio::test]
 async fn a_release_names_its_sources_and_its_image() {
     tokio::task::spawn_blocking(|| assets::ensure(&assets::TOOLS))
@@ -96,7 +96,7 @@ async fn a_release_names_its_sources_and_its_image() {
         &format!(
             "uri: https://example.com/downloads/kubectl-cadastre-{version}-linux-x86_64.tar.gz\n"
         ),
-        // Of its content.
+        // The checksum of the archive's content.
         "sha256: 300d051341afc8275b156035dc0452a085941feaaa476b400a30f3d227f60728\n",
     ] {
         assert_eq!(manifest.matches(part).count(), 1, "{part}: {manifest}");

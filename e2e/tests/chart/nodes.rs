@@ -1,11 +1,11 @@
-//! How many controllers there are: as many as the cluster has nodes for, by both helms.
+//! The number of controllers follows the cluster's number of nodes, with both releases of helm.
 
 use cadastre_e2e::helm::{Helm, chart};
 use cadastre_e2e::{ControlPlane, Options, assets, nodes};
 use kube::Api;
 use kube::api::{ListParams, PostParams};
 
-/// What the Deployment says of its pods.
+/// Replicas and update strategy of the Deployment.
 fn rollout(rendered: &str) -> (Option<&str>, Option<&str>) {
     let text = rendered.split("kind: Deployment\n").nth(1).unwrap_or("");
     let after = |key: &str| {
@@ -15,7 +15,7 @@ fn rollout(rendered: &str) -> (Option<&str>, Option<&str>) {
     (after("replicas: "), after("type: "))
 }
 
-/// Two on one node would wait for each other's port for ever: the second, and each upgrade.
+/// On one node a second controller, and a new one at each upgrade, would wait forever for the port of the first.
 #[tokio::test]
 async fn one_node_has_one_controller_and_many_have_two() {
     tokio::task::spawn_blocking(|| assets::ensure(&assets::TOOLS))

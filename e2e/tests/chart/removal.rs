@@ -1,4 +1,4 @@
-//! Installing and taking off without helm, by the commands of the pages, on a real API server.
+//! Installing and removing without helm, by the commands in the pages, on a real API server.
 
 use std::time::Duration;
 
@@ -15,10 +15,10 @@ use serde_json::json;
 use crate::docs;
 
 const LIMIT: Duration = Duration::from_secs(60);
-/// The account of the controller's pods.
+/// The ServiceAccount of the controller's pods.
 const CONTROLLER: &str = "system:serviceaccount:kube-system:cadastre-controller";
 
-/// Runs the command of a page that begins so.
+/// Runs the page's command that begins with `start`.
 async fn run(cluster: &ControlPlane, page: &str, start: &str) -> String {
     let words = docs::command(page, start);
     cluster.kubectl(&words[1..]).await.unwrap()
@@ -31,7 +31,7 @@ async fn left(cluster: &ControlPlane, kinds: &str) -> String {
     ours.collect::<Vec<_>>().join(" ")
 }
 
-/// Each pool, each block with its owner, each NodeSubnet with its blocks.
+/// All pools, all blocks with their owners, all NodeSubnets with their blocks, as text.
 async fn records(hand: &Hand) -> Vec<String> {
     let all = ListParams::default();
     let pools = hand.pools.list(&all).await.unwrap().items;
@@ -48,7 +48,7 @@ async fn records(hand: &Hand) -> Vec<String> {
     pools.chain(blocks).chain(subnets).collect()
 }
 
-/// Applies the objects, and starts a controller as their Deployment would.
+/// Applies the objects and starts a controller in the Deployment's place.
 async fn applied(cluster: &ControlPlane) -> Daemon {
     let apply = "kubectl apply --server-side -k config/default";
     run(cluster, "install.md", apply).await;
@@ -89,7 +89,7 @@ async fn what_is_deleted_without_helm_leaves_the_records_until_their_kinds_go() 
     let kept = records(&hand).await;
     assert_eq!(kept.len(), 3, "a pool, a block, a node: {kept:?}");
 
-    // Its pods end with their Deployment.
+    // The controller ends with its Deployment.
     let grace = Duration::from_secs(20);
     controller.process().stop(grace).await.unwrap();
     run(&cluster, "upgrade.md", "kubectl delete -k config/default").await;
@@ -99,7 +99,7 @@ async fn what_is_deleted_without_helm_leaves_the_records_until_their_kinds_go() 
     let crds = left(&cluster, "crd").await;
     assert_eq!(crds.split(' ').count(), 4, "{crds}");
 
-    // Applied again, it goes on with the same, and gives more.
+    // Applied again, the controller continues with the same records, and allocates more blocks.
     let controller = applied(&cluster).await;
     hand.node("any", "n2").await.unwrap();
     hand.listed("n2", 1).await.unwrap();
@@ -107,7 +107,7 @@ async fn what_is_deleted_without_helm_leaves_the_records_until_their_kinds_go() 
     assert!(kept.iter().all(|it| more.contains(it)), "{more:?}");
     assert_eq!(more.len(), 5, "another block and another node: {more:?}");
 
-    // After its pods it is taken off for good.
+    // When all pods are gone, it is removed for good.
     for name in ["a", "b"] {
         hand.delete_pod(name).await.unwrap();
     }
@@ -120,6 +120,6 @@ async fn what_is_deleted_without_helm_leaves_the_records_until_their_kinds_go() 
         cluster.kubectl(&words[1..]).await.unwrap();
     }
     assert_eq!(left(&cluster, &format!("{apart},crd")).await, "");
-    // Without its rights it may have ended by itself.
+    // The controller may have ended by itself when it lost its permissions.
     drop(controller);
 }

@@ -1,4 +1,4 @@
-//! What values do to what is rendered.
+//! The effects of values on the rendered objects.
 
 use cadastre_e2e::helm::{Helm, chart};
 
@@ -84,7 +84,7 @@ async fn everything_that_is_off_can_be_switched_on() {
     }
 }
 
-/// With templates of ours agents masquerade; plugins of others may do that themselves.
+/// Agents masquerade by default with our templates only, as the plugins of a custom configuration may do that.
 #[tokio::test]
 async fn agents_masquerade_with_templates_of_ours_and_where_they_are_told_to() {
     let custom = "agent.cni.custom=\\{\\}";
@@ -114,7 +114,7 @@ async fn metrics_behind_tls_and_a_token_bring_what_that_takes() {
         ("--admin-tls-key=/etc/cadastre-tls/tls.key\n", [0, 2, 2]),
         ("secret: {secretName: admin}\n", [0, 2, 2]),
         ("mountPath: /etc/cadastre-tls, readOnly: true", [0, 2, 2]),
-        // Probes have a port of their own, in plain HTTP.
+        // Probes use plain HTTP on another port.
         ("scheme: HTTPS", [0, 0, 0]),
         ("scheme: https\n", [0, 2, 2]),
         ("serverName: cadastre-agent.kube-system.svc\n", [0, 1, 1]),
@@ -129,7 +129,7 @@ async fn metrics_behind_tls_and_a_token_bring_what_that_takes() {
     }
 }
 
-/// The kubelet asks where nobody else on the network does, and no two pods of a host share a port.
+/// The probe ports are not reachable from the network, and pods on a host network have different ones.
 #[tokio::test]
 async fn probes_are_on_a_port_of_their_own_on_loopback() {
     let all = with(&[]).await;
@@ -150,7 +150,7 @@ async fn probes_are_on_a_port_of_their_own_on_loopback() {
             "{name: probes, containerPort: 1028, protocol: TCP}",
             [0, 1, 0],
         ),
-        // The kubelet does not share the loopback address of a pod with a network of its own.
+        // A pod with its own network has its own loopback address, which the kubelet cannot reach.
         ("path: /healthz, port: probes}", [0, 0, 1]),
         ("- --probe-address=0.0.0.0:9827\n", [0, 0, 1]),
         ("port: admin}", [0, 0, 0]),
@@ -160,7 +160,8 @@ async fn probes_are_on_a_port_of_their_own_on_loopback() {
     }
 }
 
-/// Services of a namespace are nothing that a process of ours reads, and could name one of its variables.
+/// A process of ours does not use Services of its namespace, whose variables could collide with those that it
+/// reads.
 #[tokio::test]
 async fn no_pod_has_the_services_of_its_namespace_in_its_environment() {
     for values in [&[][..], &["mode=secondary"], &["mode=podCIDRs"]] {
@@ -171,7 +172,7 @@ async fn no_pod_has_the_services_of_its_namespace_in_its_environment() {
     }
 }
 
-/// Each folder of the host is named in one value, and whatever needs it follows that.
+/// Each folder of the host is set by one value, which all users of the folder follow.
 #[tokio::test]
 async fn folders_of_the_host_may_be_elsewhere() {
     let usual = with(&[]).await;
@@ -217,7 +218,7 @@ async fn folders_of_the_host_may_be_elsewhere() {
     }
 }
 
-/// Nothing runs with a capability, and only the agent as root.
+/// No container has a capability, and only the agent runs as root.
 #[tokio::test]
 async fn containers_may_nothing() {
     let text = with(&[]).await;
@@ -235,7 +236,7 @@ async fn containers_may_nothing() {
     assert!(!text.contains("privileged: true") && !text.contains("hostPID"));
 }
 
-/// What people's own clusters ask of every chart.
+/// Values that clusters expect of every chart.
 #[tokio::test]
 async fn labels_environment_volumes_and_accounts_are_peoples_too() {
     let text = with(&[
@@ -262,7 +263,7 @@ async fn labels_environment_volumes_and_accounts_are_peoples_too() {
     ])
     .await;
     let objects = text.matches("\nkind: ").count();
-    // Each object has them, and so have the pods of both.
+    // Every object has the label, and so have the pods of controller and agent.
     assert_eq!(text.matches("team: net\n").count(), objects + 2, "{text}");
     let plain = with(&[]).await;
     for line in [
@@ -283,7 +284,7 @@ async fn labels_environment_volumes_and_accounts_are_peoples_too() {
     }
 }
 
-/// By a chart that has this one as a dependency, on and off.
+/// A chart that has this one as a dependency switches it on and off.
 #[tokio::test]
 async fn an_umbrella_chart_switches_it() {
     let folder = tempfile::tempdir().unwrap();
@@ -359,7 +360,7 @@ async fn admin_ports_of_both_are_behind_network_policies() {
     );
 }
 
-/// `helm test` runs in a pod of the pods' own network, where that is ours to give.
+/// `helm test` runs in a pod on the pod network, unless other plugins assign the pods' addresses.
 #[tokio::test]
 async fn helm_test_asks_whether_it_is_well() {
     let text = with(&[]).await;

@@ -1,4 +1,4 @@
-//! What a real API server says of the chart and of config.
+//! A real API server validates the chart's output and config.
 
 use std::path::Path;
 
@@ -31,7 +31,7 @@ async fn it_takes_everything_and_the_chart_does_not_go_on_with_old_crds() {
         assert!(applied.lines().count() > 20, "{applied}");
     }
 
-    // All that is off by itself, but for what needs the Prometheus operator's CRDs.
+    // Switches on all that is off by default, except what needs the CRDs of the Prometheus operator.
     let all = template(&[
         "--set=metrics.tlsSecret=admin",
         "--set=metrics.auth=true",

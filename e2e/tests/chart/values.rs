@@ -1,4 +1,4 @@
-//! docs/values.md, made of the chart's values.yaml.
+//! Generates docs/values.md from the chart's values.yaml.
 
 use std::fmt::Write as _;
 
@@ -15,7 +15,7 @@ Generated from `charts/cadastre/values.yaml`: change that and run `make config`.
 |---|---|---|
 ";
 
-/// A value and what is said of it.
+/// A value, its default and its description.
 #[derive(Debug)]
 struct Entry {
     path: String,
@@ -23,8 +23,8 @@ struct Entry {
     about: String,
 }
 
-/// Reads the one way in which that file is written: a comment above each value that can be set; a key
-/// without a comment only groups others.
+/// Parses values.yaml, which has a comment above each value that can be set; a key without a comment only groups
+/// others.
 fn read(text: &str) -> Vec<Entry> {
     let mut entries: Vec<Entry> = Vec::new();
     let mut groups: Vec<(usize, String)> = Vec::new();

@@ -1,6 +1,6 @@
-//! A control plane with Cadastre's CRDs, its history, and controllers with short leases.
+//! A control plane with Cadastre's CRDs, the history of its nodes, and controllers with short leases.
 
-#![allow(clippy::unwrap_used, dead_code)] // helpers of tests, of which no file uses all
+#![allow(clippy::unwrap_used, dead_code)] // helper functions count as tests; no test file uses all of them
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -24,13 +24,13 @@ const SHORT_LEASE: [(&str, &str); 3] = [
     ("CADASTRE_RETRY_PERIOD", "1"),
 ];
 
-/// One test at a time where a second one would take the processors it needs for its timing.
+/// Waits for this test's turn: tests whose timing depends on free processors run one at a time.
 pub async fn turn() -> SemaphorePermit<'static> {
     static TURN: Semaphore = Semaphore::const_new(1);
     TURN.acquire().await.unwrap()
 }
 
-/// A control plane that is judged from its first node on.
+/// A control plane whose nodes are recorded from the first one on.
 pub struct Lab {
     pub client: Client,
     pub history: History,
@@ -38,7 +38,7 @@ pub struct Lab {
 }
 
 impl Lab {
-    /// Without controllers, pools and nodes.
+    /// Starts a control plane without controllers, pools and nodes.
     pub async fn start() -> Self {
         let cluster = ControlPlane::start(Options::default()).await.unwrap();
         let client = cluster.client().await.unwrap();
@@ -51,19 +51,19 @@ impl Lab {
         }
     }
 
-    /// A controller of that name with a short lease; not waited for.
+    /// Starts a controller with this name and a short lease; does not wait until it is ready.
     pub fn controller(&self, name: &str, more: &[&str]) -> Daemon {
         let kubeconfig = self.cluster.kubeconfig(ADMIN).unwrap();
         self.controller_by(&kubeconfig, name, more)
     }
 
-    /// The same by a kubeconfig of its own.
+    /// Starts a controller with another kubeconfig.
     pub fn controller_by(&self, kubeconfig: &Path, name: &str, more: &[&str]) -> Daemon {
         let args = ["controller", "--identity", name];
         let options = DaemonOptions {
             name: name.to_owned(),
             args: args.iter().chain(more).map(ToString::to_string).collect(),
-            // Where a flag does not say otherwise.
+            // Defaults for the lease, which flags override.
             env: SHORT_LEASE
                 .map(|(key, seconds)| (key.to_owned(), seconds.to_owned()))
                 .into(),
@@ -71,12 +71,12 @@ impl Lab {
         Daemon::start(self.cluster.folder(), kubeconfig, &options).unwrap()
     }
 
-    /// `a`, which leads, and `b`, which stands by.
+    /// Starts controllers `a`, which leads, and `b`, which is the standby.
     pub async fn pair(&self) -> (Daemon, Daemon) {
         self.pair_of(self.controller("a", &[])).await
     }
 
-    /// The same with an `a` that was started already.
+    /// Adds a standby `b` to an `a` that was started already.
     pub async fn pair_of(&self, mut a: Daemon) -> (Daemon, Daemon) {
         a.wait_ready(LIMIT).await.unwrap();
         wait::until("a leads", LIMIT, async || {
@@ -97,7 +97,7 @@ impl Lab {
         (a, b)
     }
 
-    /// A pool of both families, a /24 and a /64 a node.
+    /// Creates a pool of both families with a /24 and a /64 per node.
     pub async fn pool(&self, name: &str, v4: &str, v6: &str, quarantine: u32) {
         let spec = json!({
             "ipv4": {"cidrs": [v4]}, "ipv6": {"cidrs": [v6]}, "quarantineSeconds": quarantine,
@@ -105,8 +105,8 @@ impl Lab {
         install::pool(&self.client, name, spec).await.unwrap();
     }
 
-    /// Waits until that many nodes, which are all, have podCIDRs and a NodeSubnet that says the
-    /// same; judges the whole history.
+    /// Waits until `count` nodes, which must be all, have podCIDRs and NodeSubnets with the same podCIDRs; asserts
+    /// that the whole history is free of duplicates.
     pub async fn all_served(&self, count: usize) {
         let served = self.history.wait_until_all_assigned(count, LIMIT).await;
         self.history.assert_no_duplicates();
@@ -127,7 +127,7 @@ impl Lab {
         recorded.await.unwrap();
     }
 
-    /// What the NodeSubnets say that live nodes hold.
+    /// The podCIDRs of live nodes according to the NodeSubnets.
     pub async fn recorded(&self) -> Result<BTreeMap<String, Vec<String>>> {
         let subnets = Api::<NodeSubnet>::all(self.client.clone());
         let list = subnets.list(&ListParams::default()).await?;
@@ -140,12 +140,12 @@ impl Lab {
     }
 }
 
-/// Whether it says that it leads and deals.
+/// Whether the controller reports that it leads and allocates.
 pub async fn leads(daemon: &Daemon) -> Result<bool> {
     Ok(daemon.ready().await? == "leader\n")
 }
 
-/// Whether its log has that text.
+/// Whether the controller's log contains the text.
 pub fn log_says(daemon: &mut Daemon, text: &str) -> bool {
     let log = std::fs::read_to_string(daemon.process().log()).unwrap();
     log.contains(text)

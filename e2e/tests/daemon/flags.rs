@@ -1,4 +1,4 @@
-//! Flags: what is wrong ends the process at once, with a text that says how to mend it.
+//! Wrong flags end the process at once, with a message that says how to correct them.
 
 use std::net::TcpListener;
 use std::process::{Command, Output};
@@ -95,7 +95,7 @@ fn settings_that_cannot_work_end_it_with_1_and_say_how_to_mend_them() {
             "set KUBECONFIG or --kubeconfig",
         ),
     ] {
-        // Only the last ones get as far as the port.
+        // Other flags fail before the port is opened.
         let rest: &[&str] = if flags[0] == "--admin-address" {
             &[]
         } else {

@@ -1,4 +1,4 @@
-//! The admin port behind TLS, with metrics for those alone who may read them.
+//! The admin port with TLS, and metrics only for clients that may read them.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use tokio_rustls::TlsConnector;
 use crate::LIMIT;
 use crate::setup::ACCOUNT;
 
-/// Writes a certificate for localhost that signs itself, and its key; returns the certificate.
+/// Writes a self-signed certificate for localhost and its key; returns the certificate.
 fn certificate(folder: &Path) -> String {
     let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     std::fs::write(folder.join("tls.key"), made.signing_key.serialize_pem()).unwrap();
@@ -33,7 +33,7 @@ fn certificate(folder: &Path) -> String {
     made.cert.pem()
 }
 
-/// Asks as somebody who trusts that certificate alone.
+/// Sends a request as a client that trusts only this certificate.
 async fn ask(daemon: &Daemon, cert: &str, path: &str, token: &str) -> Result<(u16, String)> {
     let mut roots = rustls::RootCertStore::empty();
     roots.add(CertificateDer::from_pem_slice(cert.as_bytes())?)?;
@@ -71,7 +71,7 @@ fn token(cluster: &ControlPlane, user: &str) -> String {
     token.unwrap().to_owned()
 }
 
-/// The roles that the chart brings for this.
+/// The roles that the chart renders for protected metrics.
 async fn roles() -> String {
     let flags = [
         "--set=metrics.tlsSecret=any,metrics.auth=true",
@@ -120,7 +120,7 @@ async fn metrics_are_for_those_who_may_and_a_replaced_certificate_is_served() {
         })
         .await
     };
-    // Its account may not ask yet.
+    // The controller's account may not review tokens yet.
     let says = "ClusterRole cadastre-metrics-auth";
     answers(&daemon, &first, "/metrics", &scraper, 503, says)
         .await
@@ -164,7 +164,7 @@ async fn metrics_are_for_those_who_may_and_a_replaced_certificate_is_served() {
     .await
     .unwrap();
 
-    // Who keeps hundreds of connections open, before the handshake or within it, keeps nobody out.
+    // Hundreds of open connections, before or within the TLS handshake, block nobody else.
     let mut slow = Vec::new();
     for begun in [&b""[..], b"\x16\x03\x01"].repeat(200) {
         let mut stream = TcpStream::connect(daemon.admin_address()).await.unwrap();
@@ -182,7 +182,7 @@ async fn metrics_are_for_those_who_may_and_a_replaced_certificate_is_served() {
     assert_eq!(is.0, 200, "{is:?}");
     drop(slow);
 
-    // Garbage is told and changes nothing; a new pair is served.
+    // An unreadable certificate is reported and the old one is kept; a new pair is served.
     std::fs::write(&cert, "garbage").unwrap();
     until("garbage is told", LIMIT, async || {
         let is = ask(&daemon, &first, "/healthz", "").await?;

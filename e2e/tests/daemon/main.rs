@@ -1,20 +1,21 @@
-//! `cadastre controller` as a process: how it starts, what it says, how it ends, what it may do.
+//! `cadastre controller` as a process: its start, its output, its end, its permissions.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `flags` | wrong ones, and what `--help` explains |
-//! | `guarded` | the admin port behind TLS and tokens |
+//! | `default_pool` | the pool that a flag creates |
+//! | `flags` | wrong flags, and the output of `--help` |
+//! | `guarded` | the admin port with TLS and tokens |
 //! | `many_pools` | more pools than a NodeSubnet has room for |
-//! | `refused` | what admission policies refuse for good |
+//! | `refused` | writes that admission policies keep rejecting |
 //! | `running` | log lines, log level, metrics, SIGTERM |
-//! | `setup` | a cluster where the CRDs, or the permissions, come later |
+//! | `setup` | a cluster where the CRDs or the permissions are installed later |
 
 #![allow(
     clippy::expect_used,
     clippy::unwrap_used,
     clippy::panic,
     clippy::print_stdout
-)] // helpers of tests are tests
+)] // helper functions count as tests
 
 mod default_pool;
 mod flags;

@@ -11,7 +11,7 @@ use serde_json::json;
 
 use crate::LIMIT;
 
-/// So many pools have room in one object, also by the length of what is said of them.
+/// A number of pools that fit into one object, even with long names.
 const FEW: usize = 800;
 
 #[tokio::test]
@@ -53,7 +53,7 @@ async fn a_node_of_more_pools_than_one_object_holds_is_served_and_says_so() {
     })
     .await
     .unwrap();
-    // The best ones are in; all of them together are one range.
+    // The pools of highest priority are included; the ranges of all pools are merged into one.
     assert_eq!(subnet.spec.pools[0].name, "many-0");
     assert!(
         subnet.spec.pod_ranges.len() < 8,
@@ -62,7 +62,7 @@ async fn a_node_of_more_pools_than_one_object_holds_is_served_and_says_so() {
     );
     let uid = node.metadata.uid.as_deref().unwrap();
     hand.event(uid, "PoolsLeftOut").await.unwrap();
-    // Fewer pools: nothing is left out.
+    // With fewer pools none is left out.
     let gone = (FEW..count).map(|n| {
         let hand = &hand;
         async move {

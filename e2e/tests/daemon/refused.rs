@@ -1,4 +1,4 @@
-//! Admission policies that refuse, for good, what the controller writes.
+//! Admission policies that keep rejecting what the controller writes.
 
 use std::time::{Duration, Instant};
 
@@ -82,10 +82,10 @@ async fn what_a_policy_refuses_for_good_is_tried_ever_less_and_told_and_all_else
     let begun = Instant::now();
     let mut daemon = start_controller(&cluster, ADMIN, &[]).unwrap();
     daemon.wait_ready(LIMIT).await.unwrap();
-    // Everything else goes on.
+    // Everything else continues.
     hand.node("fine", "fine-2").await.unwrap();
     assert_eq!(hand.served("fine-2").await.unwrap().len(), 1);
-    // All of it is told: by event, condition and figure.
+    // All rejections are reported by events, conditions and metrics.
     for (object, what) in [
         (&refused.metadata, "podCIDRs"),
         (&starved.metadata, "10.85.0."),
@@ -112,7 +112,7 @@ async fn what_a_policy_refuses_for_good_is_tried_ever_less_and_told_and_all_else
         let ready = hand.condition(pool, "Ready", "False").await.unwrap();
         assert_eq!(ready.reason, reason);
     }
-    // The eighth try of each comes after pauses of 0.1 to 6.4 seconds.
+    // The eighth try of each write follows pauses of 0.1 to 6.4 seconds.
     let metrics = until("each was tried eight times", LIMIT, async || {
         let metrics = daemon.metrics().await?;
         let tries = sum(&metrics, "rest_client_requests_total", &[("code", "422")]);
@@ -148,7 +148,7 @@ async fn what_a_policy_refuses_for_good_is_tried_ever_less_and_told_and_all_else
     );
     drop(metrics);
 
-    // The node's NodeSubnet says so, also while another leads, and beside what somebody else says there.
+    // The NodeSubnet has the condition too, also after a takeover, and beside a condition of another writer.
     until("the NodeSubnet says so", LIMIT, async || {
         Ok((writes_refused(&hand, "blockless-1").await? == "True").then_some(()))
     })
@@ -191,7 +191,7 @@ async fn what_a_policy_refuses_for_good_is_tried_ever_less_and_told_and_all_else
     let now = conditions(&hand, "blockless-1").await.unwrap();
     assert_eq!(since(&now), since(&before), "it was never taken back");
 
-    // The policies go, and all is served.
+    // The policies are deleted, and all nodes are served.
     for name in ["no-ippools", "no-ipamblocks", "no-nodes"] {
         let args = ["delete", "validatingadmissionpolicybinding", name];
         cluster.kubectl(&args).await.unwrap();
@@ -218,7 +218,7 @@ async fn conditions(hand: &Hand, node: &str) -> Result<Vec<Condition>> {
     Ok(status.unwrap_or_default().conditions)
 }
 
-/// What the condition `WritesRefused` of a NodeSubnet says.
+/// The status of a NodeSubnet's condition `WritesRefused`.
 async fn writes_refused(hand: &Hand, node: &str) -> Result<String> {
     let mut all = conditions(hand, node).await?.into_iter();
     let told = all.find(|it| it.type_ == "WritesRefused");

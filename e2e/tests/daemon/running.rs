@@ -17,7 +17,7 @@ use crate::LIMIT;
 
 const GRACE: Duration = Duration::from_secs(20);
 
-/// The control plane that the tests of this file share, one at a time.
+/// The control plane that the tests of this file share; the guard lets one test use it at a time.
 async fn turn() -> (&'static ControlPlane, Hand, MutexGuard<'static, ()>) {
     static CLUSTER: OnceCell<ControlPlane> = OnceCell::const_new();
     static TURN: Mutex<()> = Mutex::const_new(());
@@ -44,7 +44,7 @@ fn log(daemon: &mut Daemon) -> String {
     std::fs::read_to_string(daemon.process().log()).unwrap()
 }
 
-/// Has it do a bit of everything.
+/// Makes the controller allocate podCIDRs and release them again.
 async fn work(hand: &Hand, group: &str, range: &str) {
     hand.pool(
         group,

@@ -1,4 +1,4 @@
-//! Clusters that are not ready for the controller yet, and the permissions that are enough.
+//! Clusters that are not yet ready for the controller, and the permissions that it needs.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use crate::LIMIT;
 
 const GRACE: Duration = Duration::from_secs(5);
 
-/// A cluster with the CRDs, in which the controller's account may nothing yet.
+/// A cluster with the CRDs in which the controller's account has no permissions yet.
 pub async fn cluster(audit: Option<&Audit>) -> (ControlPlane, Hand) {
     let options = Options {
         users: vec![User::new(ACCOUNT, &["system:serviceaccounts"])],
@@ -63,11 +63,11 @@ async fn without_the_crds_it_says_what_to_do_waits_and_then_works() {
         Ok(error.filter(|it| it.contains("ippools") && it.contains("nodesubnets")))
     });
     assert!(unready.await.unwrap().contains("503"));
-    // Told once, not at every try.
+    // It is reported once, not at every try.
     let log = std::fs::read_to_string(daemon.process().log()).unwrap();
     assert_eq!(log.matches("ippools are not known").count(), 1, "{log}");
 
-    // Nothing was begun, so there is nothing to wait for at the end.
+    // The process ends without delay, as it had not started anything.
     let status = daemon.process().stop(GRACE).await.unwrap();
     assert_eq!(status.code(), Some(0), "{}", daemon.process().log_tail(20));
 
@@ -120,7 +120,7 @@ async fn crds_that_lack_a_field_are_told_and_are_not_written_to_without_end() {
     let told = hand.event(&uid, "WriteRejected").await.unwrap();
     assert!(told.contains("CRDs older"), "{told}");
     assert_eq!(hand.listed("old-1", 1).await.unwrap().len(), 1);
-    // The event tells of the sixth write that came to nothing; the next one is seconds away.
+    // The event is emitted at the sixth failed write; the next write follows only seconds later.
     let metrics = daemon.metrics().await.unwrap();
     let writes = sum(
         &metrics,
@@ -132,7 +132,7 @@ async fn crds_that_lack_a_field_are_told_and_are_not_written_to_without_end() {
 
 pub const ACCOUNT: &str = "system:serviceaccount:kube-system:cadastre-controller";
 
-/// Everything it may do, and some of what it may not.
+/// All permissions of the controller, and some resources on which it has none.
 const MAY: [(&str, &str, &str, &[&str]); 11] = [
     ("", "nodes", "", &["get", "list", "watch", "patch"]),
     ("", "pods", "", &["list", "watch"]),
@@ -179,7 +179,7 @@ async fn the_permissions_in_config_are_enough_and_no_more_than_listed() {
         env!("CARGO_MANIFEST_DIR"),
         "/../config/rbac/controller.yaml"
     );
-    // Nothing is listed before the Lease was read.
+    // The controller lists nothing before it has read the Lease.
     let all = std::fs::read_to_string(rules).unwrap();
     let of_lease = |it: &&str| it.contains("kind: Role\n");
     let of_lease: Vec<&str> = all.split("---\n").filter(of_lease).collect();
@@ -257,7 +257,7 @@ async fn the_permissions_in_config_are_enough_and_no_more_than_listed() {
     let listed = MAY.map(|(group, resource, _, verbs)| (group, resource, verbs));
     let (beyond, idle) = compare(&listed, &audit.used(ACCOUNT).unwrap());
     assert_eq!(beyond, [], "used, but not listed");
-    // Read after a write whose outcome is not known.
+    // Reads that follow a write with an indeterminate outcome, which does not occur here.
     let after_doubt = [
         "get nodes",
         "get ipamblocks",
@@ -315,7 +315,7 @@ async fn leads(daemon: &Daemon) {
     .unwrap();
 }
 
-/// A node gets a block, its agent tells what makes no sense, and it is gone.
+/// A node gets a block, its agent publishes a wrong status, and the node is deleted.
 async fn blocks_come_and_go(hand: &Hand) {
     let spec = json!({"ipv4": {"cidrs": ["10.82.0.0/26"]}, "quarantineSeconds": 1});
     hand.block_pool("audit", spec).await.unwrap();

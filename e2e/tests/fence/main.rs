@@ -1,7 +1,7 @@
-//! The writer's guards against a real API server: what a decision rested on must still hold when its
-//! write arrives.
+//! The guards of the writer against a real API server: a write succeeds only if what its decision was based on
+//! still holds when the write arrives.
 
-#![allow(clippy::panic, clippy::unwrap_used)] // helpers of tests are tests
+#![allow(clippy::panic, clippy::unwrap_used)] // helper functions count as tests
 
 mod nodes;
 mod objects;
@@ -28,7 +28,7 @@ use tokio::sync::{OnceCell, watch};
 const TERM: &str = "1-test";
 const CIDRS: [&str; 2] = ["10.64.1.0/24", "fd00:64:0:1::/64"];
 
-/// A leader's writer, and an administrator beside it.
+/// The writer of a leader, and the client of an administrator.
 struct Bench {
     writer: Writer,
     client: Client,
@@ -37,7 +37,7 @@ struct Bench {
 }
 
 async fn bench() -> Bench {
-    // One for all: every test has objects of its own names.
+    // One control plane for all tests: each uses objects with names of its own.
     static CLUSTER: OnceCell<ControlPlane> = OnceCell::const_new();
     let cluster = CLUSTER.get_or_init(async || {
         let cluster = ControlPlane::start(Options::default()).await.unwrap();
@@ -97,7 +97,7 @@ impl Bench {
         }
     }
 
-    /// What the leader would write for a node that it saw like this.
+    /// Sends the assignment that a leader with this view of the node would send.
     async fn assign(&self, node: &seen::Node) -> Outcome {
         self.send(Request::AssignPodCidrs(Assignment {
             name: node.name.clone(),

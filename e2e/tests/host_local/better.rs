@@ -1,4 +1,4 @@
-//! What ours does on purpose that host-local does not.
+//! Deliberate differences between our plugin and host-local.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -128,7 +128,7 @@ fn status_tells_what_keeps_every_add_from_working_and_nothing_else() {
     assert_eq!(lab.run("STATUS", "", &json!({})).status, Some(0));
     let broken = json!({"ipam": {"type": "host-local", "subnet": "10.9.0.1/24"}});
     assert_eq!(code(&lab.run("STATUS", "", &broken)), 50);
-    // Ranges that come with each ADD as a capability.
+    // The ranges come with each ADD as a capability.
     let late = json!({"ipam": {"type": "host-local"}});
     assert_eq!(lab.run("STATUS", "", &late).status, Some(0));
     for id in ["a", "b", "c", "d", "e"] {
@@ -173,7 +173,7 @@ fn a_file_written_over_in_place_is_found_as_host_local_finds_it() {
         let [name] = &lab.addresses()[..] else {
             panic!("{:?}", lab.addresses())
         };
-        // As the first releases wrote it.
+        // The format of host-local's first releases.
         fs::write(lab.side().join("net").join(name), "a").unwrap();
         let again = lab.run_by(plugin, "ADD", "a", &json!({}));
         assert!(

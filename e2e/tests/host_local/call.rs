@@ -1,4 +1,4 @@
-//! One call of a plugin, and what it left.
+//! Calls a plugin once and records the files that it leaves.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -10,10 +10,10 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Stands in configs and answers for the folder of a side.
+/// Placeholder for a side's folder in configurations and answers.
 pub const DIR: &str = "@DIR@";
 
-/// What a runtime passes.
+/// The input that a runtime passes to a plugin.
 #[derive(Clone, Debug, Default)]
 pub struct Call {
     pub command: String,
@@ -23,11 +23,11 @@ pub struct Call {
     pub args: Vec<u8>,
     pub path: String,
     pub config: Vec<u8>,
-    /// How many addresses are asked for by name, at most
+    /// The most addresses that the call may request explicitly
     pub asked: usize,
 }
 
-/// What a plugin answered.
+/// The plugin's exit status and output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
     pub status: Option<i32>,
@@ -35,7 +35,7 @@ pub struct Answer {
 }
 
 impl Call {
-    /// Runs `plugin` in the folder of a side.
+    /// Runs `plugin` in the folder of a side, with that folder in the place of [`DIR`].
     pub fn run(&self, plugin: &Path, side: &Path) -> Answer {
         let mut command = Command::new(plugin);
         command
@@ -59,12 +59,12 @@ impl Call {
         }
         let mut child = command.spawn().unwrap();
         let folder = side.to_str().unwrap();
-        // One that has no use for it closes it unread.
+        // A plugin that ends without reading its input closes the pipe.
         let config = replace(&self.config, DIR.as_bytes(), folder.as_bytes());
         let _ = child.stdin.take().unwrap().write_all(&config);
         let output = child.wait_with_output().unwrap();
         let stdout = String::from_utf8_lossy(&output.stdout);
-        // Go writes a byte that is no UTF-8 as an escape, and the character that stands for it as it is.
+        // Go escapes bytes that are not UTF-8, but writes the replacement character as it is.
         let stdout = stdout.replace(folder, DIR).replace("\\ufffd", "\u{fffd}");
         Answer {
             status: output.status.code(),
@@ -101,10 +101,10 @@ fn replace(text: &[u8], from: &[u8], to: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Every folder and file below a path: kind and mode, and bytes.
+/// Kind and mode, and content, of every folder and file below a path.
 pub type Tree = BTreeMap<PathBuf, (u32, String)>;
 
-/// What is below a side's folder, but for the notes that ours keeps beside a network's directory.
+/// The files below a side's folder, without those that our plugin keeps beside a network's directory.
 pub fn tree(side: &Path) -> Tree {
     let mut tree = Tree::new();
     gather(side, Path::new(""), &mut tree);

@@ -1,5 +1,5 @@
-//! Network configs out of chance: good ones, with few addresses so that they run out; odd ones; and
-//! texts that are no config.
+//! Random network configurations: valid ones with so few addresses that they are exhausted; odd ones; and texts
+//! that are no configuration.
 
 use serde_json::{Map, Value, json};
 
@@ -10,15 +10,15 @@ const VERSIONS: [&str; 7] = [
     "0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0",
 ];
 
-/// What one case is about: a config, and addresses near its ranges.
+/// The configuration of a case, and addresses near its ranges.
 #[derive(Clone, Debug)]
 pub struct Base {
     pub config: Value,
-    /// Addresses that its ranges may have
+    /// Addresses that may lie in its ranges
     pub near: Vec<String>,
 }
 
-/// A subnet out of one of a few, and addresses at its ends.
+/// A random subnet, and the addresses at its start.
 fn subnet(rng: &mut Rng, v6: bool, third: u64) -> (String, Vec<String>) {
     let near = |at: &dyn Fn(u64) -> String| (0..20).map(at).collect();
     if v6 {
@@ -41,7 +41,7 @@ fn range(rng: &mut Rng, v6: bool, third: u64, near: &mut Vec<String>) -> Value {
         low = rng.index(6);
         range.insert("rangeStart".into(), addresses[low].clone().into());
     }
-    // Without an end, one that starts at the broadcast address runs out of its network.
+    // Without an end, a range that starts at the broadcast address would exceed its subnet.
     if rng.percent(60) || low == 3 {
         let high = low.max(1) + rng.index(5);
         range.insert("rangeEnd".into(), addresses[high].clone().into());
@@ -59,7 +59,7 @@ fn range(rng: &mut Rng, v6: bool, third: u64, near: &mut Vec<String>) -> Value {
     range.into()
 }
 
-/// Routes, DNS and the like, which come back in the result.
+/// Adds routes, DNS and other fields that the result repeats.
 fn extras(rng: &mut Rng, ipam: &mut Map<String, Value>) {
     if rng.percent(40) {
         let all = [
@@ -81,7 +81,7 @@ fn extras(rng: &mut Rng, ipam: &mut Map<String, Value>) {
     }
 }
 
-/// A config that is good most of the time.
+/// A configuration that is valid most of the time.
 pub fn base(rng: &mut Rng) -> Base {
     let mut near = Vec::new();
     let mut third = 1 + rng.below(3);
@@ -91,7 +91,7 @@ pub fn base(rng: &mut Rng) -> Base {
         let mut set = Vec::new();
         for _ in 0..=rng.below(3) {
             set.push(range(rng, v6, third, &mut near));
-            // The same subnet again, now and then, with a span that may or may not be another.
+            // The same subnet again with a chance of 8 %, with the same span or another one.
             third += u64::from(rng.percent(92));
         }
         sets.push(Value::from(set));
@@ -120,7 +120,7 @@ pub fn base(rng: &mut Rng) -> Base {
     config.insert("type".into(), "bridge".into());
     config.insert("name".into(), (*rng.pick(&["net", "a.b", "N_-1"])).into());
     if rng.percent(97) {
-        // Several sets of a family need 0.3.0.
+        // Several sets of one family need CNI version 0.3.0.
         let low = if rng.percent(15) { 0 } else { 2 };
         let version = VERSIONS[low + rng.index(VERSIONS.len() - low)];
         config.insert("cniVersion".into(), version.into());
@@ -131,7 +131,7 @@ pub fn base(rng: &mut Rng) -> Base {
     }
 }
 
-/// An address, most of the time one that may be had.
+/// An address, which can be assigned most of the time.
 fn address(rng: &mut Rng, base: &Base) -> String {
     match rng.below(20) {
         0 => rng
@@ -152,7 +152,7 @@ fn address(rng: &mut Rng, base: &Base) -> String {
     }
 }
 
-/// The config of one call: the base with wishes, and now and then something odd.
+/// The configuration of one call: the base with requests for addresses, and sometimes with an odd value.
 fn config(rng: &mut Rng, base: &Base, call: &mut Call) {
     let mut config = base.config.clone();
     if rng.percent(6) {
@@ -168,7 +168,7 @@ fn config(rng: &mut Rng, base: &Base, call: &mut Call) {
     let whole = serde_json::to_vec(&config).unwrap();
     if rng.percent(6) {
         odd(rng, &mut config);
-        // It may be one more address.
+        // The odd value may request one more address.
         call.asked += 1;
     }
     let mut text = serde_json::to_vec(&config).unwrap();
@@ -187,8 +187,8 @@ fn config(rng: &mut Rng, base: &Base, call: &mut Call) {
     };
 }
 
-/// Whether a text, damaged as it may be, makes no plugin write outside of the folder of its side: it
-/// still names the folder, or it has no ranges, without which nothing is written.
+/// Whether a damaged text cannot make a plugin write outside its side's folder: either it still names the folder,
+/// or it has no ranges, without which a plugin writes nothing.
 fn stays_inside(text: &[u8], base: &Base) -> bool {
     let text = String::from_utf8_lossy(text);
     let named = format!("\"dataDir\":{}", base.config["ipam"]["dataDir"]);
@@ -197,7 +197,7 @@ fn stays_inside(text: &[u8], base: &Base) -> bool {
         || !text.to_lowercase().contains("subnet") && !text.contains('\\')
 }
 
-/// Puts a value of any kind in place of another one.
+/// Replaces a value by one of any type.
 fn odd(rng: &mut Rng, config: &mut Value) {
     let paths = [
         "/name",
@@ -267,7 +267,7 @@ fn odd(rng: &mut Rng, config: &mut Value) {
     }
 }
 
-/// The same keys in other letters, or twice.
+/// Changes the case of keys, or repeats them.
 fn respelt(rng: &mut Rng, text: &[u8]) -> Vec<u8> {
     let text = String::from_utf8(text.to_owned()).unwrap();
     let (from, to) = match rng.below(9) {
@@ -318,7 +318,7 @@ fn scratch(rng: &mut Rng, text: &mut Vec<u8>) {
     }
 }
 
-/// A call out of chance.
+/// A random call.
 pub fn call(rng: &mut Rng, base: &Base) -> Call {
     let command = match rng.below(100) {
         0..48 => "ADD",

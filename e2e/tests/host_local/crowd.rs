@@ -1,4 +1,4 @@
-//! Many calls at once on one directory, of ours and of the published one.
+//! Concurrent calls of our plugin and the published host-local on one directory.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,12 +14,12 @@ use super::rng::Rng;
 const THREADS: usize = 8;
 const CALLS: usize = 60;
 
-/// Adds and deletes by several threads: no address has two holders, each file tells its holder, and
-/// at the end nothing is left. How many calls it took.
+/// ADDs and DELs from several threads: no address is in use twice, each file names its container, and nothing is
+/// left at the end. Returns the number of calls.
 pub fn round(plugins: &Plugins, root: &Path, seed: u64) -> u64 {
     let side = root.join(format!("crowd-{seed:x}"));
     fs::create_dir_all(&side).unwrap();
-    // Room for half of what may be asked for at once, and a little more.
+    // The range has slightly more addresses than half of the most that the threads can have at once.
     let config = r#"{"cniVersion":"1.0.0","name":"net","ipam":{"type":"host-local","dataDir":"@DIR@",
         "ranges":[[{"subnet":"10.9.0.0/27"}],[{"subnet":"fd00::/120"}]]}}"#;
     let held: Mutex<BTreeMap<String, String>> = Mutex::default();
@@ -43,7 +43,8 @@ pub fn round(plugins: &Plugins, root: &Path, seed: u64) -> u64 {
                     };
                     if mine.len() > 4 || (!mine.is_empty() && rng.percent(40)) {
                         let id = mine.remove(rng.index(mine.len()));
-                        // Before the call: from then on another one may have it.
+                        // Before the call, as another thread may get the address as soon as the call has released
+                        // it.
                         held.lock().unwrap().retain(|_, holder| *holder != id);
                         let answer = call("DEL", &id).run(plugin, side);
                         assert_eq!(answer.status, Some(0), "seed {seed}: {}", answer.stdout);

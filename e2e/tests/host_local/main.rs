@@ -1,8 +1,7 @@
-//! Ours in the place of host-local, beside the published one: the same answers, and the same folders.
+//! Our plugin in the place of host-local, compared with the published one: equal answers, equal folders.
 //!
-//! 20,000 calls out of seeds, the same each time. A failure prints its seed; `SEED=n` repeats the case
-//! of that seed, `STEPS=n` makes that many calls out of seeds nobody has tried. What differs on
-//! purpose has tests of its own here.
+//! Some 20,000 calls from fixed seeds. A failure prints its seed; `SEED=n` repeats that seed's case, `STEPS=n`
+//! makes that many calls from new seeds. Deliberate differences have tests of their own.
 
 #![allow(
     clippy::unwrap_used,
@@ -26,14 +25,14 @@ use cadastre_e2e::scratch::Scratch;
 use plugins::Plugins;
 use side_by_side::Who;
 
-/// Calls of each of the two ways.
+/// Calls for each of the two values of [`Who`](side_by_side::Who).
 const STEPS: u64 = 10_500;
 
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().unwrap())
 }
 
-/// A seed of which nobody knows anything.
+/// A random seed.
 fn fresh_seed() -> u64 {
     use std::hash::BuildHasher as _;
     std::hash::RandomState::new().hash_one(0)
@@ -51,7 +50,7 @@ fn steps(who: Who) {
         None => (1, STEPS),
     };
     println!("{who:?}: seeds from {first}");
-    // Two at a time, as there are processors on a small machine.
+    // Two threads, as small machines have two processors.
     let (next, calls) = (AtomicU64::new(first), AtomicU64::new(0));
     std::thread::scope(|scope| {
         for _ in 0..2 {

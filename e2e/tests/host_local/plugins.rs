@@ -1,4 +1,4 @@
-//! The two executables.
+//! The executables of both plugins.
 
 use std::path::{Path, PathBuf};
 
@@ -7,14 +7,14 @@ use cadastre_e2e::assets::{self, Program};
 pub struct Plugins {
     /// The published host-local
     pub theirs: PathBuf,
-    /// Ours under the name of host-local
+    /// Our plugin, called by the name of host-local
     pub ours: PathBuf,
-    /// Ours under its own name
+    /// Our plugin, called by its own name
     pub own_name: PathBuf,
 }
 
 impl Plugins {
-    /// Found, or built; a link to ours is made in `folder`.
+    /// Finds or builds the plugins; creates a link to ours in `folder`.
     pub fn new(folder: &Path) -> Self {
         let given = std::env::var_os("CADASTRE_HOST_LOCAL").map(PathBuf::from);
         let theirs = given.unwrap_or_else(|| {
@@ -32,7 +32,7 @@ impl Plugins {
     }
 }
 
-/// `CADASTRE_IPAM_BIN`, else the one of this build.
+/// `CADASTRE_IPAM_BIN`, else the plugin of this build.
 fn own() -> PathBuf {
     if let Some(path) = std::env::var_os("CADASTRE_IPAM_BIN") {
         return PathBuf::from(path);

@@ -1,5 +1,5 @@
-//! Cases out of seeds: the same calls to the published host-local and to ours, each in a folder of its
-//! own, compared after every step.
+//! Random cases: the same calls to the published host-local and to ours, each in its own folder, with a comparison
+//! after every step.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -12,19 +12,19 @@ use super::configs::{self, Base};
 use super::plugins::Plugins;
 use super::rng::Rng;
 
-/// Calls of one case.
+/// Calls per case.
 const CALLS: u64 = 40;
 
-/// Who answers on our side.
+/// Which plugin is called on our side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Who {
-    /// Ours alone
+    /// Always ours
     Ours,
-    /// Ours and the published one, by chance: a switch back and forth at every step
+    /// Ours or the published one, at random: a switch back and forth at every step
     Both,
 }
 
-/// One case of a seed; how many calls it took.
+/// Runs the case of a seed; returns the number of its calls.
 pub fn case(plugins: &Plugins, root: &Path, who: Who, seed: u64) -> u64 {
     let rng = &mut Rng::new(seed);
     let folder = root.join(format!("{seed:x}"));
@@ -61,7 +61,8 @@ pub fn case(plugins: &Plugins, root: &Path, who: Who, seed: u64) -> u64 {
             if !go_on || trees[0] == trees[1] {
                 return Ok(go_on);
             }
-            // What was taken and given back again leaves its trace in `last_reserved_ip`.
+            // A plugin that assigns addresses and releases them again after a failure leaves `last_reserved_ip`
+            // behind.
             if takes_either(&call) && answers[0].status == Some(1) {
                 return Ok(false);
             }
@@ -85,31 +86,31 @@ pub fn case(plugins: &Plugins, root: &Path, who: Who, seed: u64) -> u64 {
     calls
 }
 
-/// Whether the answers are equal, or differ as they may; `Ok(false)` if the folders may differ too
-/// from here on.
+/// Whether the answers are equal, or differ in an accepted way; `Ok(false)` if the folders may differ from here
+/// on, too.
 fn compare(call: &Call, [theirs, ours]: &[Answer; 2]) -> Result<bool, String> {
     if theirs == ours {
         return Ok(true);
     }
-    // A crash, with a stack on standard error: ours is an error as any other, before any effect.
+    // Theirs crashed, with a stack on standard error: ours fails with an ordinary error, before any effect.
     if theirs.status == Some(2) {
         let error: Value = serde_json::from_str(&ours.stdout).map_err(|error| error.to_string())?;
         return match ours.status {
             Some(1) if error["code"].is_u64() => Ok(false),
-            // A null among the routes, which older results have no place for.
+            // A null among the routes, which results of older versions cannot contain.
             Some(0) if error["dns"].is_object() => Ok(false),
             _ => Err("theirs crashed".to_owned()),
         };
     }
-    // Ours refuses what it cannot hold, and theirs can; what it does then is lost on ours.
+    // Ours rejects JSON that theirs accepts; the effects of theirs are then missing on our side.
     if refuses_json(ours) {
         return Ok(false);
     }
-    // What a config cannot be decoded for is told in words of one's own.
+    // Messages about undecodable configurations are worded differently.
     if undecodable(theirs) && code(ours).is_some() && code(theirs) == code(ours) {
         return Ok(true);
     }
-    // Theirs does not look at the config.
+    // STATUS of theirs ignores the configuration.
     if call.command == "STATUS" && theirs.status == Some(0) {
         let error: Value = serde_json::from_str(&ours.stdout).unwrap_or_default();
         return match error["code"].as_u64() {
@@ -117,7 +118,7 @@ fn compare(call: &Call, [theirs, ours]: &[Answer; 2]) -> Result<bool, String> {
             _ => Err("STATUS".to_owned()),
         };
     }
-    // Theirs does nothing; ours wants the list of what is valid.
+    // GC of theirs does nothing; ours requires the list of valid attachments.
     if call.command == "GC" && theirs.status == Some(0) {
         let refused = ours.stdout.contains("nothing was taken back");
         return refused.then_some(true).ok_or_else(|| "GC".to_owned());
@@ -131,13 +132,13 @@ fn compare(call: &Call, [theirs, ours]: &[Answer; 2]) -> Result<bool, String> {
     Err("the answers differ".to_owned())
 }
 
-/// The code of an error.
+/// The code of an error, if the answer is one.
 fn code(answer: &Answer) -> Option<u64> {
     let error: Value = serde_json::from_str(&answer.stdout).ok()?;
     error["code"].as_u64().filter(|_| answer.status == Some(1))
 }
 
-/// Whether an error begins as those of Go do about JSON, and about a value of the wrong type.
+/// Whether the message is one of Go's about invalid JSON or a value of the wrong type.
 fn undecodable(answer: &Answer) -> bool {
     let error: Value = serde_json::from_str(&answer.stdout).unwrap_or_default();
     let msg = error["msg"].as_str().unwrap_or_default();
@@ -150,8 +151,8 @@ fn undecodable(answer: &Answer) -> bool {
     .any(|words| msg.starts_with(words))
 }
 
-/// Whether it is JSON that serde_json refuses and Go takes: half of a surrogate pair, a number beyond
-/// floating point, values too deep.
+/// Whether ours rejected JSON that Go accepts: half of a surrogate pair, a number beyond the range of floating
+/// point, values that are nested too deeply.
 fn refuses_json(answer: &Answer) -> bool {
     let words = [
         "lone leading surrogate in hex escape",
@@ -162,12 +163,12 @@ fn refuses_json(answer: &Answer) -> bool {
     code(answer) == Some(6) && words.iter().any(|words| answer.stdout.contains(words))
 }
 
-/// Whether theirs, of two addresses asked for in one set, takes one or the other by chance.
+/// Whether theirs chooses at random between two addresses that were requested in one set.
 fn takes_either(call: &Call) -> bool {
     call.command == "ADD" && call.asked > 1
 }
 
-/// What other hands, older releases and crashes leave, in both folders alike.
+/// Creates what other programs, older releases and crashes leave, equally in both folders.
 fn disturb(rng: &mut Rng, base: &Base, sides: &[PathBuf; 2]) {
     let text = |path: &str| base.config.pointer(path).and_then(Value::as_str);
     let (Some(data_dir), Some(name)) = (text("/ipam/dataDir"), text("/name")) else {
@@ -201,7 +202,7 @@ fn disturb(rng: &mut Rng, base: &Base, sides: &[PathBuf; 2]) {
         if parent.ends_with("in") {
             let _ = fs::create_dir(parent);
         }
-        // Made as another program makes it. What is there is replaced, not written over.
+        // Creates the file as another program does, replacing an existing one instead of writing into it.
         if parent.is_dir() {
             let new = parent.join("new");
             fs::write(&new, &content).unwrap();

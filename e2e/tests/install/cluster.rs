@@ -1,4 +1,4 @@
-//! A cluster as a new user has it: nodes without a network, ServiceAccounts, nothing of ours.
+//! A new user's cluster: nodes without a network, with ServiceAccounts, without Cadastre.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -18,20 +18,20 @@ use kube::api::ListParams;
 
 use crate::docs;
 
-/// Long enough for a busy machine.
+/// Enough for a busy machine.
 pub const LIMIT: Duration = Duration::from_secs(240);
 
-/// It, and its machines. Dropped in order.
+/// The cluster and its machines. Fields are dropped in order.
 pub struct Cluster {
     pub hand: Hand,
     machines: Vec<Machine>,
     pub site: Site,
-    /// With which helm people install there
+    /// Selects the release of helm for this cluster
     helm: fn(Helm) -> Helm,
 }
 
 impl Cluster {
-    /// With so many machines.
+    /// Starts a cluster of `count` machines.
     pub async fn start(count: usize, helm: fn(Helm) -> Helm) -> Self {
         let options = SiteOptions {
             control_plane: Options {
@@ -71,7 +71,7 @@ impl Cluster {
         names.collect()
     }
 
-    /// Runs the helm command of a page of docs that begins so, with more flags.
+    /// Runs the helm command of a page that begins with `start`, with additional flags.
     pub async fn helm(&self, page: &str, start: &str, more: &[&str]) -> String {
         let mut args = docs::command(page, start);
         args.extend(
@@ -84,14 +84,13 @@ impl Cluster {
         helm.run(&args[1..]).await.unwrap()
     }
 
-    /// Runs the kubectl command of a page of docs that begins so.
+    /// Runs the kubectl command of a page that begins with `start`.
     pub async fn kubectl(&self, page: &str, start: &str) -> String {
         let args = docs::command(page, start);
         self.site.cluster().kubectl(&args[1..]).await.unwrap()
     }
 
-    /// Runs a command of the kubectl plugin that a page of docs has, through kubectl. Returns its exit
-    /// code and what it printed.
+    /// Runs a page's command of the kubectl plugin, through kubectl. Returns its exit code and output.
     pub async fn plugin(&self, page: &str, start: &str) -> (i32, String) {
         let args = docs::command(page, start);
         let plugin = daemon::kubectl_plugin().unwrap();
@@ -111,13 +110,13 @@ impl Cluster {
         (output.status.code().unwrap(), said)
     }
 
-    /// Starts one more machine; its Node is not waited for.
+    /// Starts another machine; does not wait for its Node.
     pub async fn one_more(&self) -> Machine {
         let machine = self.site.machine(MachineOptions::default()).await;
         machine.unwrap()
     }
 
-    /// Applies the CRDs of the chart, as docs/upgrade.md says.
+    /// Applies the chart's CRDs by the command in docs/upgrade.md.
     pub async fn apply_crds(&self) {
         let line = docs::command("upgrade.md", "helm show crds");
         let (show, apply) = line.split_at(line.iter().position(|it| it == "|").unwrap());
@@ -126,7 +125,7 @@ impl Cluster {
         cluster.kubectl_stdin(&apply[2..], &crds).await.unwrap();
     }
 
-    /// Waits until a Node is (not) ready, and returns what its condition says.
+    /// Waits until a Node is ready, or is not, and returns the condition's message.
     pub async fn ready(&self, node: &str, ready: bool) -> String {
         let what = format!("node {node} is ready: {ready}");
         until(&what, LIMIT, async || {
@@ -141,7 +140,7 @@ impl Cluster {
         .unwrap()
     }
 
-    /// How many controllers are wanted, are there at all, and are ready.
+    /// The Deployment's numbers of wanted, existing and ready controllers.
     pub async fn controllers(&self) -> [i32; 3] {
         let all: Api<Deployment> = Api::namespaced(self.hand.client.clone(), "kube-system");
         let one = all.get("cadastre-controller").await.unwrap();
@@ -162,7 +161,7 @@ impl Cluster {
             .join(" ")
     }
 
-    /// Each node and the memory of its agent in MiB, as its metrics say.
+    /// The resident memory of each node's agent in MiB, from its metrics.
     pub async fn memory(&self) -> Vec<(String, f64)> {
         let mut all = Vec::new();
         for machine in &self.machines {
@@ -174,7 +173,7 @@ impl Cluster {
         all
     }
 
-    /// Waits until no pod of ours is left.
+    /// Waits until no pod of the release is left.
     pub async fn no_agents(&self) {
         let pods: Api<Pod> = Api::namespaced(self.hand.client.clone(), "kube-system");
         let params = ListParams::default().labels("app.kubernetes.io/name=cadastre");
@@ -187,7 +186,7 @@ impl Cluster {
         .unwrap();
     }
 
-    /// Waits until the agents have told of that many addresses in all.
+    /// Waits until the agents report `count` addresses in use in total.
     pub async fn told(&self, count: usize) {
         let what = format!("the agents tell of {count} addresses");
         until(&what, LIMIT, async || {
@@ -201,7 +200,7 @@ impl Cluster {
         .unwrap();
     }
 
-    /// What one wants to see when something went wrong.
+    /// Prints the state of the cluster after a failure.
     pub async fn explain(&self) {
         for args in [
             &["get", "pods", "-A", "-o", "wide"][..],

@@ -1,28 +1,28 @@
-//! Commands of the documentation, run as they are written there.
+//! Runs commands of the documentation verbatim.
 //!
-//! Pages are paths in `docs`. What stands for something of the reader's own is replaced by what there is
-//! here: the registry, the chart's folder, `POOL`.
+//! Pages are paths in `docs`. Placeholders for the reader's own names are replaced: the registry, the chart's
+//! folder, `POOL`.
 
 use std::path::{Path, PathBuf};
 
 use cadastre_e2e::helm::chart;
 use cadastre_e2e::node::SHIPPED;
 
-/// The pool that is meant where a page says `POOL`.
+/// The name that replaces `POOL`.
 pub const POOL: &str = "small";
 
-/// The first command in the `sh` blocks of a page that begins so, in words, without what is said about it.
+/// The words of the first command in a page's `sh` blocks that begins with `start`, without its comment.
 pub fn command(page: &str, start: &str) -> Vec<String> {
     commands(page, start).swap_remove(0)
 }
 
-/// That command, and those that follow it in its block.
+/// The command that begins with `start`, and those that follow it in its block.
 pub fn commands(page: &str, start: &str) -> Vec<Vec<String>> {
     let path = root().join("docs").join(page);
     let text = std::fs::read_to_string(path).unwrap().replace("\\\n", " ");
     let blocks = text.split("```sh\n").skip(1);
     let mut blocks = blocks.map(|it| it.split("```").next().unwrap_or_default().lines());
-    // Those of a list are indented.
+    // Blocks within a list are indented.
     let begins = |it: &&str| it.trim_start().starts_with(start);
     let found = blocks.find_map(|lines| {
         let lines: Vec<&str> = lines.skip_while(|it| !begins(it)).collect();
@@ -40,7 +40,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// A word with what there is here in the place of the reader's own.
+/// Replaces a placeholder in a word.
 fn own(word: String) -> String {
     if word == "POOL" {
         return POOL.to_owned();
@@ -52,7 +52,7 @@ fn own(word: String) -> String {
         .replace("charts/cadastre", &chart().display().to_string())
 }
 
-/// Splits at spaces that are not between single quotes.
+/// Splits a line at spaces outside single quotes.
 fn words(line: &str) -> Vec<String> {
     let mut words = vec![String::new()];
     for (n, part) in line.split('\'').enumerate() {

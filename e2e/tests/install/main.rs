@@ -1,19 +1,20 @@
-//! The life of an installation as README, docs/install.md and docs/upgrade.md tell it: helm and the image
-//! of this repository on real kubelets whose nodes are not ready for want of a network, watched by a real
+//! The life of an installation as README, docs/install.md and docs/upgrade.md describe it: helm and the image of
+//! this repository on real kubelets whose nodes are not ready because they lack a network, watched by a real
 //! Prometheus.
 //!
-//! One story on two nodes and one on one, each told in order, as each step stands on the one before. Where nodes cannot run, or no image
-//! was built, it is ignored and the reason is printed.
+//! There are two stories, one on two nodes and one on a single node; the steps of each run in order, as each
+//! depends on the one before. If nodes cannot run here, or no image was built, they are ignored and the reason is
+//! printed.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `cluster` | the cluster of a new user, and who works on it |
+//! | `cluster` | the cluster of a new user, and its commands |
 //! | `docs` | commands of the documentation |
 //! | `workload` | pods |
-//! | `watching` | the kubectl plugin, alerts, a pool that runs out |
+//! | `watching` | the kubectl plugin, alerts, a pool that is exhausted |
 //! | `death` | a node that joins and dies |
 
-#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests are tests
+#![allow(clippy::unwrap_used, clippy::panic)] // helper functions count as tests
 
 mod cluster;
 mod death;
@@ -35,7 +36,7 @@ use libtest_mimic::{Arguments, Trial};
 use tokio::runtime::Runtime;
 use watching::Watch;
 
-/// The range that docs/install.md names.
+/// The range in docs/install.md.
 const RANGE: &str = "10.244.0.0/16";
 
 fn main() -> ExitCode {
@@ -69,7 +70,7 @@ fn main() -> ExitCode {
     libtest_mimic::run(&Arguments::from_args(), trials.into()).exit_code()
 }
 
-/// Tells a story on so many machines, and where it ends badly how things are.
+/// Runs a story on a new cluster; if it fails, prints the cluster's state.
 fn told(machines: usize, helm: fn(Helm) -> Helm, story: &impl AsyncFn(&Cluster)) {
     let runtime = Arc::new(Runtime::new().unwrap());
     runtime.block_on(async {
@@ -87,7 +88,7 @@ fn told(machines: usize, helm: fn(Helm) -> Helm, story: &impl AsyncFn(&Cluster))
     });
 }
 
-/// A second controller would wait there for ever, and so would `--wait` and each upgrade.
+/// On one node a second controller would wait forever, and so would `--wait` and each upgrade.
 async fn one_node(cluster: &Cluster) {
     say("helm 3 installs on one node");
     cluster.helm("../README.md", "helm install", &[]).await;
@@ -171,7 +172,7 @@ async fn story(cluster: &Cluster) {
         "{} pods came, the slowest ran after {seconds:.1} s",
         during.len()
     ));
-    // An agent that is replaced is away for a few seconds; a busy machine takes its time, too.
+    // An agent that is replaced is away for a few seconds; on a busy machine the pods take longer.
     assert!(!during.is_empty() && seconds < 120.0, "{seconds}");
     assert_eq!(workload::running(hand, "first", 8, RANGE).await, first);
     assert!(cluster.agent_args().await.contains("--log-level=debug"));

@@ -1,5 +1,5 @@
-//! What somebody sees who watches: the kubectl plugin, and alerts of a real Prometheus that scrapes
-//! controllers and agents, while a pool runs out and is given more.
+//! What a user observes: the kubectl plugin, and alerts of a real Prometheus that scrapes controllers and agents,
+//! while a pool is exhausted and then extended.
 
 use anyhow::ensure;
 use cadastre_core::Cidr;
@@ -14,24 +14,24 @@ use crate::docs::POOL;
 use crate::say;
 use crate::workload::{self, Group, Running};
 
-/// A pool of two blocks with five addresses each, for those who ask for it by name.
+/// The range of a pool of two blocks with five usable addresses each, for pods that name the pool.
 const SMALL: &str = "10.249.0.0/28";
-/// What the runbook adds to it.
+/// The range that the runbook's command adds.
 const MORE: &str = "10.250.0.0/16";
 
-/// The ranges of the small pool, in the end.
+/// The ranges of the small pool after its extension.
 pub fn ranges() -> [Cidr; 2] {
     [SMALL, MORE].map(|it| Cidr::parse_strict(it).unwrap())
 }
 
-/// Prometheus, with the chart's rules at one second each.
+/// Prometheus with the chart's rules, whose `for` are one second each.
 pub struct Watch {
     server: Prometheus,
     _folder: TempDir,
 }
 
 impl Watch {
-    /// Scrapes the controllers of the first two machines, and the agents of three.
+    /// Scrapes the controllers of the first two machines and the agents of the first three.
     pub async fn start(cluster: &Cluster) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let address = |number, port: u16| {
@@ -59,7 +59,7 @@ impl Watch {
         }
     }
 
-    /// Waits until an alert fires that has this label, or does not.
+    /// Waits until the alert with this label fires, or does not.
     pub async fn fires(&self, alert: &str, (label, value): (&str, &str), fires: bool) {
         let what = format!("{alert} of {label} {value} fires: {fires}");
         until(&what, LIMIT, async || {
@@ -73,10 +73,10 @@ impl Watch {
     }
 }
 
-/// Who looks finds what there is, and nothing wrong.
+/// The kubectl plugin shows the pods' addresses and finds nothing wrong.
 pub async fn all_is_well(cluster: &Cluster, running: &[Running]) {
     say("kubectl cadastre show and check");
-    // Agents tell what can wait within half a minute.
+    // Agents publish what is not urgent within half a minute.
     cluster.told(running.len()).await;
     let (code, said) = cluster.plugin("kubectl.md", "kubectl cadastre check").await;
     assert_eq!(code, 0, "{said}");
@@ -89,7 +89,7 @@ pub async fn all_is_well(cluster: &Cluster, running: &[Running]) {
     );
 }
 
-/// A pool runs out: that is told, by what name; it is given more as the runbook says, and that was it.
+/// A pool is exhausted, an alert fires that names it, and the runbook's command resolves the alert.
 pub async fn runs_out(cluster: &Cluster, watch: &Watch) -> Vec<Running> {
     let hand = &cluster.hand;
     let page = "runbooks/CadastrePoolExhausted.md";

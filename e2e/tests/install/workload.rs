@@ -1,4 +1,4 @@
-//! Pods that come, have addresses of the pool, and go.
+//! Pods that are created, get addresses of a pool, and are deleted.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -18,7 +18,7 @@ use tokio::sync::watch;
 
 use crate::cluster::LIMIT;
 
-/// A pod that runs, and what must not change.
+/// A running pod, with all that must not change.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Running {
     pub node: String,
@@ -27,17 +27,17 @@ pub struct Running {
     pub address: IpAddr,
 }
 
-/// Pods that belong together: `GROUP-N`.
+/// Pods `GROUP-N` with common properties.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Group<'a> {
     pub name: &'a str,
-    /// The pool that they ask for; empty: any
+    /// The pool that they request; empty: any
     pub pool: &'a str,
-    /// The node that they go to; empty: wherever the scheduler puts them
+    /// The node that they run on; empty: the scheduler decides
     pub node: &'a str,
 }
 
-/// Creates pods of a group that may go anywhere.
+/// Creates pods of a group that may run anywhere.
 pub async fn create(hand: &Hand, group: &str, count: usize) {
     let group = Group {
         name: group,
@@ -46,7 +46,7 @@ pub async fn create(hand: &Hand, group: &str, count: usize) {
     create_in(hand, group, count).await;
 }
 
-/// Creates pods of a group.
+/// Creates `count` pods of a group.
 pub async fn create_in(hand: &Hand, group: Group<'_>, count: usize) {
     for n in 0..count {
         create_one(hand, group, n).await;
@@ -84,12 +84,12 @@ async fn list(hand: &Hand, group: &str) -> Result<Vec<Pod>> {
     Ok(hand.pods.list(&params).await?.items)
 }
 
-/// Waits until all pods of a group run, with one address each that lies in `range`; sorted.
+/// Waits until all pods of a group run, each with one address in `range`; returns them sorted.
 pub async fn running(hand: &Hand, group: &str, count: usize, range: &str) -> Vec<Running> {
     within(hand, group, count, &[Cidr::parse_strict(range).unwrap()]).await
 }
 
-/// The same where several ranges will do.
+/// Like [`running`], with several ranges.
 pub async fn within(hand: &Hand, group: &str, count: usize, ranges: &[Cidr]) -> Vec<Running> {
     let what = format!("{count} pods of {group} run");
     until(&what, LIMIT, async || {
@@ -106,7 +106,7 @@ pub async fn within(hand: &Hand, group: &str, count: usize, ranges: &[Cidr]) -> 
 }
 
 impl Running {
-    /// Whether its address lies in one of these.
+    /// Whether its address lies in one of the ranges.
     pub fn is_in(&self, ranges: &[Cidr]) -> bool {
         ranges
             .iter()
@@ -114,7 +114,7 @@ impl Running {
     }
 }
 
-/// How many of a group run.
+/// How many pods of a group run.
 pub async fn count(hand: &Hand, group: &str) -> Result<usize> {
     let all = list(hand, group).await?;
     Ok(all.iter().filter_map(as_running).count())
@@ -134,7 +134,7 @@ fn as_running(pod: &Pod) -> Option<Running> {
     })
 }
 
-/// Pods that come one after the other, as long as something else goes on.
+/// Creates pods one after the other while something else happens.
 pub struct Coming<'a> {
     hand: &'a Hand,
     group: &'a str,
@@ -146,7 +146,8 @@ pub fn coming<'a>(hand: &'a Hand, group: &'a str, range: &'a str) -> Coming<'a> 
 }
 
 impl Coming<'_> {
-    /// Each is waited for before the next one comes. Says how long the slowest one took.
+    /// Creates pods until `other` has ended, waiting for each before the next. Also returns the pods, and how long
+    /// the slowest one took.
     pub async fn meanwhile<T>(
         self,
         other: impl Future<Output = T>,
@@ -175,7 +176,7 @@ impl Coming<'_> {
     }
 }
 
-/// No two pods have an address in common.
+/// Asserts that no two pods have the same address.
 pub fn assert_unique(groups: &[&Vec<Running>]) {
     let all: Vec<IpAddr> = groups
         .iter()

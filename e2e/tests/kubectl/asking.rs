@@ -72,7 +72,7 @@ async fn a_drain_is_asked_for_and_taken_back() {
             .annotations;
         annotations.and_then(|it| it.get("cadastre.dev/drain").cloned())
     };
-    // The node wants all three, so it is left with what it has while it is asked.
+    // The node demands all three blocks, so it keeps them while they drain.
     let asked = run(cluster, &["drain", &blocks[0]]).await;
     assert!(
         asked.code == 0 && asked.out.contains("Draining"),
@@ -88,7 +88,7 @@ async fn a_drain_is_asked_for_and_taken_back() {
         "{again:?}"
     );
 
-    // Empty blocks that the node can do without are back at once, long before they are idle enough.
+    // Empty blocks that the node does not demand return at once, long before `idleSeconds` is over.
     agents.ask("roomy-1", "roomy", 1).unwrap();
     let given = run(
         cluster,
@@ -103,7 +103,7 @@ async fn a_drain_is_asked_for_and_taken_back() {
     for cidr in gone {
         hand.block_gone(cidr).await.unwrap();
     }
-    // One in use stays until its pod goes, and gives nothing new meanwhile.
+    // A block in use stays until its pod is gone, and assigns nothing new meanwhile.
     agents.allocate("roomy-1", "roomy", "cart").await.unwrap();
     let kept = run(cluster, &["drain", &left[0], "--wait", "--timeout", "1"]).await;
     assert!(
@@ -151,7 +151,7 @@ async fn a_leak_is_released_long_before_its_grace_is_over() {
     )
     .await;
     let child = start(&stage.cluster, &["release", &address]);
-    // The controller has its proof and asks the agent, which has the other one.
+    // The controller has its proof that the pod is gone, and asks the agent for the other one.
     let asked = |it: &cadastre_api::NodeSubnet| {
         it.spec
             .suspects

@@ -1,6 +1,6 @@
-//! check finds each planted fault, and release goes by what it finds.
+//! check finds each planted fault, and release acts on its report.
 //!
-//! No controller runs: it would mend most of this.
+//! No controller runs, as it would repair most of the faults.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ async fn block(hand: &Hand, cidr: &str, node: &str, uid: &str) -> String {
     made.metadata.uid.unwrap()
 }
 
-/// A node with a block, its NodeSubnet, and what its agent says.
+/// Creates a node with a block, its NodeSubnet, and the status of its agent.
 async fn holder(hand: &Hand, name: &str, cidr: &str, held: &[String]) -> String {
     let node = hand.node("p", name).await.unwrap().metadata.uid.unwrap();
     let uid = block(hand, cidr, name, &node).await;
@@ -80,7 +80,7 @@ fn codes(ran: &Ran) -> Vec<String> {
     named.collect()
 }
 
-/// No controller runs here, but for which nothing would stay as it is planted.
+/// The finding that no controller leads is ignored: a controller would repair the faults.
 const CHECK: &[&str] = &[
     "check", "--settle", "0", "-o", "json", "--ignore", "NoLeader",
 ];
@@ -139,7 +139,7 @@ async fn check_finds_every_planted_fault_and_release_frees_only_leaks() {
     let clean = run(&cluster, CHECK).await;
     assert_eq!((clean.code, codes(&clean)), (0, Vec::new()));
 
-    // Now everything else at once.
+    // All other faults are planted at once.
     hand.pod("twin", "n2", &["10.70.0.1"]).await.unwrap();
     hand.pod("stray", "n2", &["10.70.0.200"]).await.unwrap();
     block(&hand, "10.70.0.32/28", "n1", &node).await;
@@ -202,7 +202,7 @@ async fn check_finds_every_planted_fault_and_release_frees_only_leaks() {
     );
 }
 
-/// Another network has the pods of n2, whose agent is to configure the runtime.
+/// The pods of n2 belong to another network, though its agent has to configure the runtime.
 async fn another_network(cluster: &ControlPlane, hand: &Hand) {
     hand.pod("old", "n1", &["10.9.0.1"]).await.unwrap();
     hand.pod("other", "n2", &["10.9.0.2"]).await.unwrap();
@@ -241,7 +241,7 @@ async fn another_network(cluster: &ControlPlane, hand: &Hand) {
     );
 }
 
-/// What lives is kept, with words, by force or not.
+/// Addresses in use are kept, with a message, with or without `--force`.
 async fn refusals(cluster: &ControlPlane) {
     for (args, words) in [
         (
@@ -263,7 +263,7 @@ async fn refusals(cluster: &ControlPlane) {
     assert_eq!(bad.code, 1);
 }
 
-/// The request stands in the annotation until the agent has let go, and no longer.
+/// The request stays in the annotation until the agent has released the address, and no longer.
 async fn leak_is_released(
     cluster: &ControlPlane,
     hand: &Hand,
@@ -284,7 +284,7 @@ async fn leak_is_released(
         slow.code == 2 && slow.out.contains("the request stays"),
         "{slow:?}"
     );
-    // Only the request of the next one puts it there again.
+    // Only the next command requests it again.
     other().await;
     let child = start(
         cluster,

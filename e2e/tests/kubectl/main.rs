@@ -1,16 +1,16 @@
-//! `kubectl cadastre` as a process, against a real API server.
+//! `kubectl cadastre` as a process, with a real API server.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `seeing` | show, map, explain of a cluster that is well: output by snapshots |
-//! | `faults` | check finds each planted fault; what is released and what is refused |
-//! | `planning` | what plan says, and what then really happens |
+//! | `seeing` | show, map and explain in a healthy cluster; output is compared with snapshots |
+//! | `faults` | check finds each planted fault; what release does and what it rejects |
+//! | `planning` | the results of plan, and what then happens |
 //! | `asking` | release and drain with a controller that leads |
-//! | `reach` | no server, no CRDs, no rights; as a plugin of kubectl; the support bundle |
+//! | `reach` | no server, no CRDs, no permissions; as a plugin of kubectl; the support bundle |
 //!
-//! Snapshots are in `snapshots/`; `CADASTRE_SNAPSHOTS=write` writes them anew.
+//! Snapshots are in `snapshots/`; `CADASTRE_SNAPSHOTS=write` overwrites them.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests are tests
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helper functions count as tests
 
 mod asking;
 mod faults;
@@ -26,7 +26,7 @@ use cadastre_e2e::{ControlPlane, daemon};
 use serde_json::{Value, json};
 use tokio::process::{Child, Command};
 
-/// What a run of the plugin came to.
+/// The result of a run of the plugin.
 #[derive(Debug)]
 pub struct Ran {
     /// Exit code
@@ -38,13 +38,13 @@ pub struct Ran {
 }
 
 impl Ran {
-    /// Its JSON.
+    /// Standard output, parsed as JSON.
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.out).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 }
 
-/// A command of the plugin with that kubeconfig.
+/// The plugin's command with a kubeconfig and arguments.
 pub fn command(kubeconfig: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(daemon::kubectl_plugin().unwrap());
     command
@@ -65,7 +65,7 @@ pub fn start(cluster: &ControlPlane, args: &[&str]) -> Child {
         .unwrap()
 }
 
-/// Waits for its end.
+/// Waits until it has ended.
 pub async fn end(child: Child) -> Ran {
     let output = child.wait_with_output().await.unwrap();
     Ran {
@@ -80,14 +80,14 @@ pub async fn run(cluster: &ControlPlane, args: &[&str]) -> Ran {
     end(start(cluster, args)).await
 }
 
-/// Runs it, which must end well.
+/// Runs the plugin, which must succeed, and returns its standard output.
 pub async fn ok(cluster: &ControlPlane, args: &[&str]) -> String {
     let ran = run(cluster, args).await;
     assert_eq!(ran.code, 0, "{args:?}: {ran:?}");
     ran.out
 }
 
-/// Compares with what was written down, after what differs from run to run is taken out.
+/// Compares a text with its snapshot, without what differs from run to run.
 pub fn snapshot(name: &str, text: &str) {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
         .join("tests/kubectl/snapshots")
@@ -106,7 +106,7 @@ pub fn snapshot(name: &str, text: &str) {
     );
 }
 
-/// A line without ages, UIDs, and what only aligns them.
+/// A line without ages, UIDs, and the spaces that align columns.
 fn plain(line: &str) -> String {
     let indent = line.len() - line.trim_start().len();
     let gaps = line
@@ -135,7 +135,7 @@ fn word(word: &str) -> String {
     }
 }
 
-/// A pool that is served already, where no controller is to do that.
+/// A pool with the finalizer that a controller would set, for tests without one.
 pub fn pool(name: &str, spec: &Value) -> Value {
     json!({
         "apiVersion": "cadastre.dev/v1alpha1", "kind": "IPPool",

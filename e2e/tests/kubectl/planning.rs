@@ -1,4 +1,4 @@
-//! What plan says, and what then really happens: the same figures.
+//! The results of plan, and what then happens: the same numbers.
 
 use cadastre_e2e::hand::LIMIT;
 use cadastre_e2e::wait::until;
@@ -24,7 +24,7 @@ async fn what_plan_says_of_new_nodes_is_what_then_happens() {
     hand.node("cidr", "cidr-0").await.unwrap();
     hand.served("cidr-0").await.unwrap();
 
-    // 8 blocks: one is held; of podCIDRs one more has a reserved address in it.
+    // 8 ranges, one of which is allocated; one more of the podCIDRs contains a reserved address.
     for (group, served) in [("grow", 7), ("cidr", 6)] {
         let label = format!("group={group}");
         let planned = run(
@@ -67,7 +67,7 @@ async fn what_plan_says_of_new_nodes_is_what_then_happens() {
         told.await.unwrap();
     }
 
-    // A larger pool would relieve those that wait; nothing is changed by asking.
+    // A larger pool would serve the waiting nodes; asking changes nothing.
     let file = cluster.folder().join("pool.json");
     let mut larger = spec.clone();
     larger["allocate"] = json!("Blocks");
@@ -112,7 +112,7 @@ async fn what_plan_says_of_new_nodes_is_what_then_happens() {
         refused.code == 2 && refused.out.contains("The API server would reject it"),
         "{refused:?}"
     );
-    // The pool is full: those whose blocks would go would find no others.
+    // The pool is exhausted: nodes that lose their blocks would find no others.
     let drained = run(cluster, &["plan", "--drain-cidr", "10.80.0.0/26"]).await;
     assert!(
         drained.code == 2 && drained.out.contains("10.80.0.48/28"),

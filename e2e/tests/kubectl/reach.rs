@@ -1,4 +1,4 @@
-//! Where there is no server, no CRDs, no rights; the plugin in kubectl; the support bundle.
+//! Without a server, CRDs or permissions; as a plugin of kubectl; the support bundle.
 
 use std::path::Path;
 
@@ -56,7 +56,7 @@ async fn what_is_missing_is_named_with_what_to_do() {
         "{dead:?}"
     );
 
-    // In the place of kubectl's plugins.
+    // A folder in which kubectl finds its plugins.
     let bin = cluster.folder().join("bin");
     std::fs::create_dir(&bin).unwrap();
     let plugin = daemon::kubectl_plugin().unwrap();
@@ -75,7 +75,7 @@ async fn what_is_missing_is_named_with_what_to_do() {
     bundled(&cluster, &hand).await;
 }
 
-/// kubectl itself completes the plugin's words, and names of objects.
+/// kubectl itself completes the plugin's verbs and names of objects.
 async fn completed(cluster: &ControlPlane, hand: &Hand, bin: &Path) {
     let pool = json!({"ipv4": {"cidrs": ["10.9.0.0/24"]}, "disabled": true});
     hand.block_pool("spare", pool).await.unwrap();
@@ -103,7 +103,7 @@ async fn completed(cluster: &ControlPlane, hand: &Hand, bin: &Path) {
     assert!(verbs.starts_with("explain\tExplain which pools"), "{verbs}");
 }
 
-/// The bundle has what it says, and nothing of a pod's environment.
+/// The bundle contains what it claims, and nothing of a pod's environment.
 async fn bundled(cluster: &ControlPlane, hand: &Hand) {
     hand.block_pool("p", json!({"ipv4": {"cidrs": ["10.0.0.0/24"]}}))
         .await

@@ -1,4 +1,4 @@
-//! show, map and explain of a cluster that is well.
+//! show, map and explain in a healthy cluster.
 
 use std::time::Duration;
 
@@ -93,7 +93,7 @@ async fn a_cluster_that_is_well_is_shown_as_it_is() {
     assert_eq!(report["range"]["node"], "web-1");
     let yaml = ok(cluster, &["show", "pool", "web", "-o", "yaml"]).await;
     assert!(yaml.contains("pool: web"), "{yaml}");
-    // The acting agent tells no pod UIDs, so the pod's own word is all there is.
+    // The test agent publishes no pod UIDs, so the pod's own status is all that check can compare.
     let check = run(cluster, &["check", "--settle", "0"]).await;
     assert_eq!(check.code, 0, "{check:?}");
     let status = ok(cluster, &["status"]).await;
@@ -117,7 +117,7 @@ async fn a_cluster_that_is_well_is_shown_as_it_is() {
     watched(&stage).await;
 }
 
-/// A change is shown without being asked for.
+/// `--watch` shows a change by itself.
 async fn watched(stage: &Stage) {
     let hand = stage.hand().await.unwrap();
     let mut child = start(&stage.cluster, &["show", "nodes", "--watch"]);

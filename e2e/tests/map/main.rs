@@ -1,15 +1,15 @@
-//! `kubectl cadastre map --web` in a real browser: what people see, and what they do with keys and mouse.
+//! `kubectl cadastre map --web` in a real browser: what it shows, and how it reacts to keys and mouse.
 //!
-//! Needs Chromium (Debian package `chromium`); where there is none every test is ignored and the reason
-//! is printed. With `PICTURES=FOLDER` the pictures of the README are written there (`make pictures`).
+//! Needs Chromium (Debian package `chromium`); without it every test is ignored and the reason is printed. With
+//! `PICTURES=FOLDER` the README's pictures are written there (`make pictures`).
 //!
 //! | file | subject |
 //! |---|---|
-//! | `small` | a cluster at work: two pools, a few pods |
-//! | `large` | 20,000 blocks, and no controller at all |
+//! | `small` | a running cluster: two pools, a few pods |
+//! | `large` | 20,000 blocks, without a controller |
 //! | `page` | the plugin, and the browser with its page open |
 
-#![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic)] // helpers of tests are tests
+#![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic)] // helper functions count as tests
 
 mod large;
 mod page;
@@ -25,7 +25,7 @@ use tokio::runtime::Runtime;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A test of this binary.
+/// The function of a test in this binary.
 type Test = fn(&Runtime);
 
 macro_rules! tests {

@@ -1,4 +1,4 @@
-//! The browser with the page open.
+//! The plugin's page, open in a browser.
 
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ use crate::LIMIT;
 
 pub(crate) struct Page {
     pub browser: Browser,
-    /// `kubectl cadastre map --web`
+    /// The process of `kubectl cadastre map --web`
     pub plugin: Process,
     _folder: TempDir,
 }
@@ -50,7 +50,7 @@ impl Page {
         page
     }
 
-    /// Ends the plugin as Ctrl-C does.
+    /// Ends the plugin by SIGINT, like Ctrl-C.
     pub async fn interrupt(&mut self) {
         self.plugin.signal(Signal::INT).unwrap();
         let ended = self.plugin.wait(Duration::from_secs(10)).await.unwrap();
@@ -62,7 +62,7 @@ impl Page {
         self.browser.wait(ready).await.unwrap();
     }
 
-    /// Waits until the text of an element has those words.
+    /// Waits until the text of an element contains `words`.
     pub async fn says(&mut self, selector: &str, words: &str) {
         let words = serde_json::to_string(words).unwrap();
         let is = format!("document.querySelector('{selector}').innerText.includes({words})");
@@ -77,19 +77,19 @@ impl Page {
         text.as_str().unwrap_or_default().to_owned()
     }
 
-    /// How many cells are not simply free.
+    /// The number of cells that are not free.
     pub async fn cells(&mut self) -> u64 {
         let count = self.browser.eval("now.picture.cells.length");
         count.await.unwrap().as_u64().unwrap()
     }
 
-    /// Which part of the space is in view.
+    /// The CIDR that is in view.
     pub async fn view(&mut self) -> String {
         let view = self.browser.eval("document.documentElement.dataset.view");
         view.await.unwrap().as_str().unwrap().to_owned()
     }
 
-    /// How many colours the picture has, so that something is drawn at all.
+    /// The number of colours in the picture, to check that something is drawn.
     pub async fn colours(&mut self) -> u64 {
         let count = "(() => { const c = document.getElementById('map'); \
              const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data; \
@@ -99,7 +99,7 @@ impl Page {
         self.browser.eval(count).await.unwrap().as_u64().unwrap()
     }
 
-    /// Clicks so often on the cell of an IPv4 address.
+    /// Clicks `times` times on the cell of an IPv4 address.
     pub async fn click(&mut self, address: &str, times: u32) {
         let view = self.view().await;
         let (first, len) = view.split_once('/').unwrap();
@@ -119,13 +119,13 @@ impl Page {
         self.browser.click(at(0), at(1), times).await.unwrap();
     }
 
-    /// Nothing was thrown, and nothing was loaded or done that the policy forbids.
+    /// Asserts that the page threw no exception and did not violate its content security policy.
     pub async fn assert_quiet(&mut self) {
         let complaints = self.browser.complaints().await.unwrap();
         assert!(complaints.is_empty(), "{complaints:?}");
     }
 
-    /// Keeps a picture, if pictures are wanted.
+    /// Writes a screenshot to the folder `PICTURES`, if that is set.
     pub async fn keep(&mut self, name: &str) {
         let Some(folder) = std::env::var_os("PICTURES") else {
             return;

@@ -1,4 +1,4 @@
-//! A cluster at work: two pools, a few pods.
+//! A running cluster: two pools, a few pods.
 
 use cadastre_e2e::{Agents, Options, Stage};
 use serde_json::json;
@@ -50,7 +50,7 @@ pub(crate) async fn a_small_cluster_is_shown_searched_and_walked_through() {
         ("10.60.0.0/24", 4)
     );
     assert!(page.colours().await > 5);
-    // By mouse: a block, then into it.
+    // With the mouse: select a block, then zoom into it.
     page.click(&address, 1).await;
     page.says("#about h2", &block).await;
     page.says("#about", "blocks-3").await;
@@ -64,7 +64,7 @@ pub(crate) async fn a_small_cluster_is_shown_searched_and_walked_through() {
         ))
         .await
         .unwrap();
-    // By keys: out, along, and in again.
+    // With keys: zoom out, move, zoom in again.
     page.browser
         .eval("document.getElementById('map').focus()")
         .await
@@ -80,7 +80,7 @@ pub(crate) async fn a_small_cluster_is_shown_searched_and_walked_through() {
         .wait("document.documentElement.dataset.view !== '10.60.0.0/24'")
         .await
         .unwrap();
-    // The search goes to another pool.
+    // The search leads to another pool.
     page.browser.press(&["/"]).await.unwrap();
     page.browser.type_text("cidrs-1").await.unwrap();
     page.says("#hits", "node").await;
@@ -91,7 +91,7 @@ pub(crate) async fn a_small_cluster_is_shown_searched_and_walked_through() {
     page.says("#hits", "address").await;
     page.browser.press(&["Enter"]).await.unwrap();
     page.says("#about h2", &block).await;
-    // IPv6, where a picture of all of it would be empty.
+    // IPv6, where a picture of the whole pool would be empty.
     page.browser
         .eval("[...document.querySelectorAll('#families button')].at(-1).click()")
         .await
@@ -103,7 +103,7 @@ pub(crate) async fn a_small_cluster_is_shown_searched_and_walked_through() {
     assert!(page.colours().await > 3);
     page.assert_quiet().await;
 
-    // What has come since is there when it is asked for.
+    // New objects are shown after a refresh.
     hand.node("cidrs", "cidrs-2").await.unwrap();
     hand.served("cidrs-2").await.unwrap();
     page.browser.press(&["/"]).await.unwrap();
@@ -116,7 +116,7 @@ pub(crate) async fn a_small_cluster_is_shown_searched_and_walked_through() {
     page.browser.type_text("cidrs-2").await.unwrap();
     page.says("#hits", "node").await;
 
-    // The plugin has ended: the page says so.
+    // The page reports that the plugin has ended.
     page.interrupt().await;
     page.browser
         .eval("document.getElementById('refresh').click()")

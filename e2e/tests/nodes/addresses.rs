@@ -6,16 +6,16 @@ use serde_json::json;
 use crate::pods::{self, Running};
 use crate::{Stage, machines};
 
-/// Pods at the same time.
+/// Pods that exist at the same time.
 const PODS: usize = 60;
-/// Pods that come and go.
+/// Pods per wave; each wave replaces the one before.
 const WAVE: usize = 40;
 const WAVES: usize = 5;
 
 pub(crate) async fn sixty_pods_on_two_nodes_then_two_hundred_come_and_go(stage: &Stage) {
     let (hand, group) = (&stage.hand, "many");
     let mut spec = machines::both("10.30.0.0/16", "fd00:30::/48");
-    // Several blocks a node, not all at once.
+    // Small blocks, so that each node gets several, one after the other.
     spec["ipv4"]["blockSize"] = json!(28);
     spec["ipv6"]["blockSize"] = json!(124);
     hand.block_pool(group, spec).await.unwrap();
@@ -31,7 +31,7 @@ pub(crate) async fn sixty_pods_on_two_nodes_then_two_hundred_come_and_go(stage: 
     assert_good(stage, &two, &all).await;
     pods::delete_all(hand, group).await;
 
-    // Each wave comes while the one before goes.
+    // Each wave is created while the one before is deleted.
     for wave in 0..WAVES {
         let prefix = format!("{group}-wave-{wave}");
         pods::create_many(hand, group, &prefix, 0..WAVE, None).await;
@@ -71,7 +71,7 @@ pub(crate) async fn pod_cidrs_with_the_bridge_plugin(stage: &Stage) {
     let (hand, group) = (&stage.hand, "cidrs");
     let spec = machines::both("10.31.0.0/16", "fd00:31::/48");
     hand.pool(group, spec).await.unwrap();
-    // Not `isDefaultGateway`: the pool gives the default routes, and there is room for one.
+    // Not `isDefaultGateway`: the pool has the default routes, and there can be only one of each family.
     let bridge = json!({"type": "bridge", "bridge": "cni0", "isGateway": true});
     let two = [
         stage.machine(group, machines::side(&bridge)).await,
@@ -94,7 +94,7 @@ pub(crate) async fn pod_cidrs_with_the_bridge_plugin(stage: &Stage) {
     }
 }
 
-/// Pods on the network of the machines themselves: nothing is routed, and all have one prefix.
+/// Pods on the machines' own network: without routes, and all with the same prefix.
 pub(crate) async fn macvlan_puts_pods_on_the_network_of_the_nodes(stage: &Stage) {
     let (hand, group) = (&stage.hand, "flat");
     let spec = json!({

@@ -1,5 +1,5 @@
-//! podCIDRs given by the controller, used by the bridge plugin and host-local, by our plugin in its place, and
-//! at last by an agent.
+//! podCIDRs that the controller allocates, used by the bridge plugin with host-local, then with our plugin in its
+//! place, finally with an agent.
 
 use cadastre_e2e::daemon;
 use cadastre_e2e::node::{Machine, NodeSide};
@@ -8,8 +8,8 @@ use serde_json::json;
 use crate::pods::{self, Running};
 use crate::{Stage, machines};
 
-/// The plugin with host-local's own configuration takes host-local's place, and host-local its, while pods
-/// run. Then an agent takes over the podCIDR with the pods that are left.
+/// Our plugin replaces host-local, with host-local's own configuration, and is replaced by it again while pods
+/// run. Then an agent adopts the podCIDR with the remaining pods.
 pub(crate) async fn host_local_and_ours_take_turns_on_a_node_and_an_agent_takes_over(
     stage: &Stage,
 ) {
@@ -44,7 +44,7 @@ pub(crate) async fn host_local_and_ours_take_turns_on_a_node_and_an_agent_takes_
         );
         machine.set_side(side).await.unwrap();
     }
-    // Those of ours go, by host-local.
+    // host-local releases the addresses that our plugin assigned.
     pods::delete_many(hand, &format!("{group}-1"), 0..3).await;
     let left = pods::running(hand, group, 6).await;
     assert_eq!(files(&machine).len(), 2 * left.len());
@@ -68,7 +68,7 @@ pub(crate) async fn host_local_and_ours_take_turns_on_a_node_and_an_agent_takes_
     machines::told(hand, machine.name(), &[]).await;
 }
 
-/// The addresses that host-local's folder says are taken.
+/// The addresses in use according to host-local's folder.
 fn files(machine: &Machine) -> Vec<String> {
     let folder = machine.var().join("lib/cni/networks/pods");
     let names = std::fs::read_dir(folder).unwrap().flatten();
@@ -107,7 +107,7 @@ pub(crate) async fn pods_of_two_nodes_reach_each_other_and_come_back_after_a_pow
     pods::delete_all(hand, group).await;
 }
 
-/// A machine with the bridge plugin and host-local over its podCIDRs, routed to.
+/// A machine with the bridge plugin and host-local on its podCIDRs, to which they are routed.
 async fn machine(stage: &Stage, group: &str) -> (Machine, Vec<String>) {
     let mut machine = stage.machine(group, NodeSide::default()).await;
     let name = machine.name().to_owned();

@@ -1,4 +1,4 @@
-//! The harness itself: what it starts ends with it, also when it is killed.
+//! Tests of the harness: what it starts ends with it, even if it is killed.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
@@ -11,17 +11,17 @@ use tokio::runtime::Runtime;
 
 use crate::{LIMIT, Stage};
 
-/// Set for the process that is to be killed.
+/// The variable that marks the process which the test kills.
 const CHILD: &str = "CADASTRE_E2E_CHILD";
 
-/// In that process: starts a site with a machine, says where they are, and waits for its end.
+/// In that process: starts a site with a machine, prints where they are, and waits to be killed.
 pub fn child() -> Option<ExitCode> {
     std::env::var_os(CHILD)?;
     let runtime = Runtime::new().unwrap();
     runtime.block_on(async {
         let site = Site::start(SiteOptions::default()).await.unwrap();
         let machine = site.machine(MachineOptions::default()).await.unwrap();
-        // Something that does not listen to anybody.
+        // A process that ignores signals.
         let deaf = [
             "sh",
             "-c",
@@ -66,12 +66,12 @@ pub(crate) async fn a_killed_harness_leaves_nothing(_: &Stage) {
     assert!(!mounts.contains(folder), "{mounts}");
 }
 
-/// How many processes were started with a path of that folder.
+/// How many processes have a path in that folder in their command line.
 fn processes(folder: &str) -> usize {
     let all = std::fs::read_dir("/proc").unwrap().flatten();
     all.filter(|it| {
         let line = std::fs::read(it.path().join("cmdline")).unwrap_or_default();
-        // The caretaker has its folder's name, and is the last to go.
+        // The caretaker's command line names the folder, too; it ends last.
         let line = String::from_utf8_lossy(&line).into_owned();
         line.contains(folder) && !line.contains("rm -rf")
     })

@@ -1,4 +1,4 @@
-//! Helpers: machines with our node side, routes, boots, and what agents tell.
+//! Helpers: machines with our node side, routes, boots, and what agents publish.
 
 use std::collections::BTreeSet;
 
@@ -13,12 +13,12 @@ use serde_json::{Value, json};
 use crate::pods::{self, Running};
 use crate::{AGENT, LIMIT, Stage};
 
-/// Our node side with the ptp plugin, which takes any number of blocks.
+/// Our node side with the ptp plugin, which works with any number of blocks.
 pub fn ptp() -> NodeSide {
     side(&json!({"type": "ptp"}))
 }
 
-/// Our node side with a main plugin; it tells soon what it does, and finds leaks soon.
+/// Our node side with a main plugin; its agent publishes at once and finds leaks soon.
 pub fn side(main: &Value) -> NodeSide {
     let soon = [
         "--publish-interval",
@@ -33,7 +33,7 @@ pub fn side(main: &Value) -> NodeSide {
     NodeSide::cadastre(main, &soon, AGENT).unwrap()
 }
 
-/// The spec of a pool of both families, whose addresses rest for a second only. ptp needs the routes.
+/// The spec of a pool of both families with a cooldown of a second, and the routes that ptp needs.
 pub fn both(v4: &str, v6: &str) -> Value {
     json!({
         "ipv4": {"cidrs": [v4]}, "ipv6": {"cidrs": [v6]}, "cooldownSeconds": 1,
@@ -41,7 +41,7 @@ pub fn both(v4: &str, v6: &str) -> Value {
     })
 }
 
-/// Waits until the agent of a node tells that exactly the addresses of these pods are in use.
+/// Waits until a node's agent reports exactly the addresses of these pods as in use.
 pub async fn told(hand: &Hand, node: &str, pods: &[Running]) {
     let own = pods.iter().filter(|it| it.node == node);
     let wanted: BTreeSet<(String, String)> = own
@@ -65,7 +65,7 @@ pub async fn told(hand: &Hand, node: &str, pods: &[Running]) {
             more.is_empty() && less.is_empty(),
             "not to be told: {more:?}; not told: {less:?}"
         );
-        // podCIDRs are not blocks, so nothing is counted of them.
+        // The status counts addresses of blocks only, not of podCIDRs.
         let used: i64 = status.blocks.iter().map(|it| it.used).sum();
         ensure!(
             status.blocks.is_empty() || usize::try_from(used)? == wanted.len(),
@@ -77,7 +77,7 @@ pub async fn told(hand: &Hand, node: &str, pods: &[Running]) {
     .unwrap();
 }
 
-/// The ranges of a node, by its NodeSubnet.
+/// The podCIDRs and blocks in a node's NodeSubnet.
 pub async fn ranges(hand: &Hand, node: &str) -> Vec<String> {
     let spec = hand.subnets.get(node).await.unwrap().spec;
     let held = spec.pod_cidrs.into_iter().map(|it| it.cidr);
@@ -85,7 +85,7 @@ pub async fn ranges(hand: &Hand, node: &str) -> Vec<String> {
         .collect()
 }
 
-/// Routes what the NodeSubnet of a machine says to it, and returns that.
+/// Routes the ranges of a machine's NodeSubnet to the machine, and returns them.
 pub(crate) async fn route(stage: &Stage, machine: &Machine) -> Vec<String> {
     let held = ranges(&stage.hand, machine.name()).await;
     for cidr in &held {
@@ -101,7 +101,7 @@ pub fn boot_id(node: &Node) -> String {
     info.unwrap().boot_id.clone()
 }
 
-/// Waits until a kubelet reports another boot than that.
+/// Waits until a kubelet reports another boot id than `boot`.
 pub async fn booted_since(hand: &Hand, node: &str, boot: &str) {
     until(&format!("{node} has booted"), LIMIT, async || {
         let id = boot_id(&hand.nodes.get(node).await?);
@@ -112,7 +112,7 @@ pub async fn booted_since(hand: &Hand, node: &str, boot: &str) {
     .unwrap();
 }
 
-/// Waits until the same pods, by their UIDs, run again, those of `node` in new sandboxes.
+/// Waits until the same pods, by their UIDs, run again, those on `node` in new sandboxes.
 pub async fn same_pods_anew(
     hand: &Hand,
     group: &str,

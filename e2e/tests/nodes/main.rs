@@ -1,21 +1,21 @@
-//! What the node side promises, on real kubelets, containerd and runc.
+//! The guarantees of the node side, with real kubelets, containerd and runc.
 //!
-//! One site with one controller serves all tests that leave it whole; each starts machines of its own
-//! and works with pools and pods of a group of its own. Where nodes cannot run, every test is ignored
-//! and the reason is printed; so is the one of macvlan where the kernel has none.
+//! One site with one controller serves all tests that leave it intact; each starts its own machines and uses pools
+//! and pods of its own group. If nodes cannot run here, every test is ignored and the reason is printed; likewise
+//! the test of macvlan if the kernel lacks it.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `harness` | the harness itself: nothing is left of it |
-//! | `bridge` | podCIDRs with host-local or our plugin in its place; an agent takes over |
+//! | `harness` | the harness itself: it leaves nothing behind |
+//! | `bridge` | podCIDRs with host-local or our plugin in its place; an agent adopts one |
 //! | `addresses` | many pods: unique addresses in the right ranges, no leaks |
 //! | `deletions` | DELs that never come, or come three times; a chain that lacks a plugin |
-//! | `crashes` | power cuts, killed and hung processes, no way to the API server |
-//! | `masquerade` | whose address the other side sees |
+//! | `crashes` | power cuts, killed and hung processes, an API server that cannot be reached |
+//! | `masquerade` | the source address that a pod's peers see |
 //! | `shortage` | exhaustion; blocks of nodes that are gone |
-//! | `machines`, `pods` | helpers: nodes that boot; pods that come, have addresses, and go |
+//! | `machines`, `pods` | helpers: nodes that boot; pods that start, get addresses, and end |
 
-#![allow(clippy::unwrap_used)] // helpers of tests are tests
+#![allow(clippy::unwrap_used)] // helper functions count as tests
 
 mod addresses;
 mod bridge;
@@ -39,16 +39,16 @@ use cadastre_e2e::{Daemon, Hand};
 use libtest_mimic::{Arguments, Trial};
 use tokio::runtime::Runtime;
 
-/// Long enough for a busy machine: sixty sandboxes at once wait for a slow disk.
+/// Enough for a busy machine, where sixty concurrent sandboxes wait for a slow disk.
 const LIMIT: Duration = Duration::from_secs(400);
 
-/// Who an agent is to the API server: it may do what config/rbac says and no more.
+/// The agent's user at the API server, with the permissions in config/rbac and no others.
 const AGENT: &str = "system:serviceaccount:kube-system:cadastre-agent";
 
-/// The test that asks more of the kernel than the others do.
+/// The only test that needs more of the kernel than the others.
 const MACVLAN: &str = "addresses::macvlan_puts_pods_on_the_network_of_the_nodes";
 
-/// A test of this binary.
+/// The function of a test in this binary.
 type Test = fn(&Runtime, &Stage);
 
 macro_rules! tests {
@@ -113,12 +113,12 @@ fn main() -> ExitCode {
     {
         stage.site.cluster().keep();
     }
-    // Dropped before the runtime, and before the process ends.
+    // The stage is dropped before the runtime, and before the process ends.
     drop(stage);
     conclusion.exit_code()
 }
 
-/// What most tests share. The controller ends first.
+/// What most tests share. The controller ends first when this is dropped.
 struct Stage {
     _controller: Daemon,
     site: Site,
@@ -144,7 +144,7 @@ impl Stage {
         }
     }
 
-    /// A machine whose node is of that group.
+    /// Starts a machine whose node belongs to the group.
     async fn machine(&self, group: &str, side: NodeSide) -> Machine {
         let labels = vec![("group".to_owned(), group.to_owned())];
         let options = MachineOptions { labels, side };

@@ -1,4 +1,4 @@
-//! Whose address the other side sees: pods see each other's own, all else sees the node's.
+//! The source address that a pod's peers see: pods see each other's own addresses, all others the node's.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -14,12 +14,12 @@ use crate::{AGENT, LIMIT, Stage, machines};
 const PORT: u16 = 8080;
 const FLAGS: &[&str] = &["--masquerade=true"];
 
-/// Answers each connection with what the kernel says of it, and goes on in the background.
+/// A server in the background that answers each connection with the kernel's table of TCP connections.
 const SERVER: &str =
     "busybox nc -ll -p 8080 -e /bin/cat /proc/net/tcp /proc/net/tcp6 >/dev/null 2>&1 </dev/null &";
 
 pub(crate) async fn pods_see_each_others_own_addresses_and_all_else_the_nodes(stage: &Stage) {
-    // Blocks of few pods, so that pods of one node and one pool are of several.
+    // Small blocks, so that the pods of one node and one pool are in several blocks.
     let (east, east_pods) = node_with_pods(stage, "east", "10.61", 4).await;
     let (west, west_pods) = node_with_pods(stage, "west", "10.62", 1).await;
     let to = &west_pods[0];
@@ -29,13 +29,13 @@ pub(crate) async fn pods_see_each_others_own_addresses_and_all_else_the_nodes(st
     for from in &east_pods {
         assert_sees(&east, from, &to.addresses, &from.addresses).await;
     }
-    // Blocks of one pool, on one node.
+    // Two blocks of one pool on one node.
     let to = &east_pods[3];
     east.run_in_pod(&to.container, &["sh", "-c", SERVER])
         .await
         .unwrap();
     assert_sees(&east, &east_pods[0], &to.addresses, &east_pods[0].addresses).await;
-    // Not a pod, and of no pool: pools of others cover the machines' own network.
+    // An address that is no pod's and in no pool; the machines' own network lies in other tests' pools.
     let fabric = stage.site.fabric();
     let outside = ["192.0.2.9/32", "2001:db8:9::9/128"];
     for address in outside {
@@ -48,7 +48,7 @@ pub(crate) async fn pods_see_each_others_own_addresses_and_all_else_the_nodes(st
     let _server = west.spawn("server", &["sh", "-c", server]).await.unwrap();
     assert_sees(&east, &east_pods[0], &outside, &machine(&east)).await;
 
-    // A pool that grows: what was outside of it is inside, for pods that run.
+    // A pool is extended: an address that was outside is now inside, also for running pods.
     let grown: IpAddr = "10.64.0.1".parse().unwrap();
     let on_lo = ["ip", "address", "add", "10.64.0.1/32", "dev", "lo"];
     west.run(&on_lo).await.unwrap();
@@ -64,7 +64,7 @@ pub(crate) async fn pods_see_each_others_own_addresses_and_all_else_the_nodes(st
         .unwrap();
     assert_sees(&east, &east_pods[0], &[grown], &east_pods[0].addresses).await;
 
-    // Of a pool that comes later all nodes hear, also those that it does not serve.
+    // All nodes learn of a new pool, also those that it does not serve.
     let (late, late_pods) = node_with_pods(stage, "late", "10.63", 1).await;
     let to = &late_pods[0];
     late.run_in_pod(&to.container, &["sh", "-c", SERVER])
@@ -73,7 +73,7 @@ pub(crate) async fn pods_see_each_others_own_addresses_and_all_else_the_nodes(st
     assert_sees(&east, &east_pods[0], &to.addresses, &east_pods[0].addresses).await;
 }
 
-/// A pool of a group's own with a machine that it serves, which masquerades, and `count` pods there.
+/// Creates a group's pool and a machine with masquerading, and `count` pods on it.
 async fn node_with_pods(
     stage: &Stage,
     group: &str,
@@ -101,7 +101,7 @@ fn machine(of: &Machine) -> Vec<IpAddr> {
     both.map(|it| it.parse().unwrap()).into()
 }
 
-/// Who listens on `to` sees connections out of the pod `from`, on `machine`, as coming from `as_whom`.
+/// Asserts that the server at `to` sees connections from the pod `from`, on `machine`, as coming from `as_whom`.
 async fn assert_sees(machine: &Machine, from: &Running, to: &[IpAddr], as_whom: &[IpAddr]) {
     for to in to {
         let family = |it: &&IpAddr| it.is_ipv4() == to.is_ipv4();
@@ -121,7 +121,7 @@ async fn assert_sees(machine: &Machine, from: &Running, to: &[IpAddr], as_whom: 
     }
 }
 
-/// The other end of the connection to the port, in a text as of `/proc/net/tcp` and `tcp6`.
+/// The peer of the established connection to the port, from the text of `/proc/net/tcp` or `tcp6`.
 fn peer(text: &str) -> Option<IpAddr> {
     text.lines().find_map(|line| {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -133,7 +133,7 @@ fn peer(text: &str) -> Option<IpAddr> {
             .split(':')
             .next()
             .filter(|_| local.ends_with(&port))?;
-        // Words of four bytes, each as this machine has numbers.
+        // The kernel prints words of four bytes in the machine's byte order.
         let word = |at: usize| u32::from_str_radix(address.get(at..at + 8)?, 16).ok();
         if address.len() == 8 {
             return Some(IpAddr::from(word(0)?.to_ne_bytes()));

@@ -1,4 +1,4 @@
-//! Pods of a group: created, running with addresses, gone.
+//! Pods of a group: creates them, waits until they run with addresses, deletes them.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -16,7 +16,7 @@ use serde_json::json;
 
 use crate::LIMIT;
 
-/// A pod that runs.
+/// A running pod.
 #[derive(Clone, Debug)]
 pub struct Running {
     pub name: String,
@@ -27,7 +27,7 @@ pub struct Running {
     pub container: String,
 }
 
-/// Creates a pod of a group, on `node` or where the scheduler puts it.
+/// Creates a pod of a group, on `node` or where the scheduler decides.
 pub async fn create(hand: &Hand, group: &str, name: &str, node: Option<&str>) {
     let mut pod = json!({
         "metadata": {"name": name, "labels": {"group": group}},
@@ -47,7 +47,7 @@ pub async fn create(hand: &Hand, group: &str, name: &str, node: Option<&str>) {
     hand.pods.create(&params, &pod).await.unwrap();
 }
 
-/// Creates pods `PREFIX-N`, on `node` or where the scheduler puts them.
+/// Creates pods `PREFIX-N`, on `node` or where the scheduler decides.
 pub async fn create_many(
     hand: &Hand,
     group: &str,
@@ -67,8 +67,8 @@ pub async fn list(hand: &Hand, group: &str) -> Result<Vec<Pod>> {
     Ok(hand.pods.list(&params).await?.items)
 }
 
-/// Waits until a group has exactly `count` pods, each with a running container and addresses that
-/// satisfy `is`.
+/// Waits until a group has exactly `count` pods, each with a running container and addresses, and each satisfying
+/// `is`.
 pub async fn running_that(
     hand: &Hand,
     group: &str,
@@ -99,12 +99,12 @@ pub async fn running_that(
     .unwrap()
 }
 
-/// The same of any running pods.
+/// Waits until a group has exactly `count` pods, each with a running container and addresses.
 pub async fn running(hand: &Hand, group: &str, count: usize) -> Vec<Running> {
     running_that(hand, group, count, |_| true).await
 }
 
-/// What the conditions say, in short.
+/// The pod's conditions as `TYPE=STATUS`.
 fn state(pod: &Pod) -> Vec<String> {
     let conditions = pod
         .status
@@ -145,7 +145,7 @@ pub async fn running_of(hand: &Hand, group: &str, prefix: &str, count: usize) ->
     .unwrap()
 }
 
-/// Asks for the deletion of pods `PREFIX-N`.
+/// Deletes the pods `PREFIX-N`; does not wait until they are gone.
 pub async fn delete_many(hand: &Hand, prefix: &str, numbers: Range<usize>) {
     let all = numbers.map(|n| async move {
         let name = format!("{prefix}-{n}");
@@ -155,8 +155,8 @@ pub async fn delete_many(hand: &Hand, prefix: &str, numbers: Range<usize>) {
     futures::future::join_all(all).await;
 }
 
-/// Deletes every pod of a group and waits until all are gone from the API, which is after their
-/// sandboxes were stopped.
+/// Deletes all pods of a group and waits until they are gone from the API, which happens after their sandboxes
+/// were stopped.
 pub async fn delete_all(hand: &Hand, group: &str) {
     let params = ListParams::default().labels(&format!("group={group}"));
     let softly = DeleteParams::default();
@@ -172,14 +172,14 @@ pub async fn delete_all(hand: &Hand, group: &str) {
     .unwrap();
 }
 
-/// No two pods have an address in common.
+/// Asserts that no two pods have the same address.
 pub fn assert_unique(pods: &[Running]) {
     let all: Vec<IpAddr> = pods.iter().flat_map(|it| it.addresses.clone()).collect();
     let different: BTreeSet<IpAddr> = all.iter().copied().collect();
     assert_eq!(different.len(), all.len(), "an address twice: {pods:?}");
 }
 
-/// Every address of these pods is in one of the ranges.
+/// Asserts that every address of these pods is in one of the ranges.
 pub fn assert_within<'a>(pods: impl IntoIterator<Item = &'a Running>, ranges: &[String]) {
     let ranges: Vec<Cidr> = ranges
         .iter()
@@ -193,7 +193,7 @@ pub fn assert_within<'a>(pods: impl IntoIterator<Item = &'a Running>, ranges: &[
     }
 }
 
-/// Waits until a Node is (not) ready, and returns it.
+/// Waits until a Node is ready, or is not, and returns it.
 pub async fn ready(hand: &Hand, node: &str, ready: bool) -> Node {
     let wanted = if ready { "True" } else { "False, Unknown" };
     let what = format!("node {node} has Ready: {wanted}");
@@ -212,7 +212,7 @@ pub async fn ready(hand: &Hand, node: &str, ready: bool) -> Node {
     .unwrap()
 }
 
-/// Waits until a node holds podCIDRs, of as many families.
+/// Waits until a node has podCIDRs of `families` families, and returns them.
 pub async fn pod_cidrs(hand: &Hand, node: &str, families: usize) -> Vec<String> {
     let what = format!("node {node} has {families} podCIDRs");
     until(&what, LIMIT, async || {
@@ -225,12 +225,12 @@ pub async fn pod_cidrs(hand: &Hand, node: &str, families: usize) -> Vec<String> 
     .unwrap()
 }
 
-/// Every address of `to` answers a ping out of the pod `from`, which runs on `machine`.
+/// Waits until every address of `to` answers a ping from the pod `from`, which runs on `machine`.
 pub async fn assert_reaches(machine: &Machine, from: &Running, to: &Running) {
     for address in &to.addresses {
         let text = address.to_string();
         let ping = ["ping", "-c", "1", "-W", "2", &text];
-        // The first packet may fall to the search for the neighbour.
+        // The first packet may be lost while the neighbour's address is being resolved.
         until(&format!("{from:?} reaches {to:?}"), LIMIT, async || {
             Ok(Some(machine.run_in_pod(&from.container, &ping).await?))
         })

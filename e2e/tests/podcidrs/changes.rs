@@ -1,4 +1,4 @@
-//! Pools that come, change and go while nodes wait. No test here restarts the controller.
+//! Pools that are created, changed and deleted while nodes wait. The controller is never restarted.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::shared;
 
-/// A waiting node is served at once; this is what a busy machine may add.
+/// A waiting node is served at once; this is the delay of a busy machine.
 const AT_ONCE: Duration = Duration::from_secs(5);
 
 async fn served_at_once(hand: &Hand, name: &str) -> Vec<String> {
@@ -21,7 +21,7 @@ async fn served_at_once(hand: &Hand, name: &str) -> Vec<String> {
     cidrs
 }
 
-/// Creates a node that must wait, and returns when it has said so.
+/// Creates a node that has to wait, and returns when the controller has reported that.
 async fn waiting(hand: &Hand, group: &str, name: &str) {
     let node = hand.node(group, name).await.unwrap();
     let uid = node.metadata.uid.unwrap();
@@ -131,7 +131,7 @@ async fn a_change_of_priority_turns_new_nodes_to_the_other_pool() {
         .change_pool("turn-2", json!({"priority": 3}))
         .await
         .unwrap();
-    // The status says for which generation it stands.
+    // The status names the generation that it describes.
     hand.pool_until("turn-2", "the change is taken in", |pool| {
         pool.status.as_ref().and_then(|it| it.observed_generation) == changed.metadata.generation
     })

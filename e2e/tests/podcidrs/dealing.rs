@@ -1,4 +1,4 @@
-//! Who gets what from which pool.
+//! Which nodes get which ranges from which pool.
 
 use serde_json::json;
 
@@ -157,8 +157,7 @@ async fn a_node_that_no_pool_selects_is_left_alone_until_a_label_says_otherwise(
     let spec = json!({"ipv4": {"cidrs": ["10.5.0.0/16"]}});
     hand.pool("late", spec).await.unwrap();
     let stranger = hand.node("nobody", "late-1").await.unwrap();
-    // Nodes are looked at in the order in which they came: when the second one is served, the first
-    // one was passed over.
+    // Nodes are evaluated in order of creation: when the second one is served, the first one was evaluated before.
     hand.node("late", "late-2").await.unwrap();
     hand.served("late-2").await.unwrap();
     assert!(hand.pod_cidrs("late-1").await.unwrap().is_empty());
@@ -176,7 +175,7 @@ async fn a_node_that_no_pool_selects_is_left_alone_until_a_label_says_otherwise(
 async fn the_highest_priority_serves_first_then_the_most_specific_then_the_most_room() {
     let (_, hand) = shared().await;
     let pools = [
-        // (name, range, block size, priority, more requirements): best first, with room for one node.
+        // (name, range, block size, priority, more requirements): best first, each with ranges for one node.
         ("rank-b", "10.6.0.0/28", 28, 7, json!([])),
         (
             "rank-d",
@@ -188,7 +187,7 @@ async fn the_highest_priority_serves_first_then_the_most_specific_then_the_most_
         ("rank-c", "10.6.2.0/27", 28, 3, json!([])),
         ("rank-a", "10.6.3.0/28", 28, 3, json!([])),
     ];
-    // Worst first, so that age does not decide.
+    // Created in reverse order, so that age does not decide.
     for (name, cidr, size, priority, expressions) in pools.into_iter().rev() {
         let spec = json!({
             "ipv4": {"cidrs": [cidr], "blockSize": size}, "priority": priority,

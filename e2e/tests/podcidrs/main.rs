@@ -1,21 +1,22 @@
-//! What the controller promises about podCIDRs, on a real API server.
+//! The controller's guarantees about podCIDRs, on a real API server.
 //!
-//! Most tests share one control plane and one controller: each works in a group of its own (a label
-//! of its nodes, which its pools select) and with ranges of its own, so none sees another. The few
-//! that restart or starve a controller have a stage to themselves, one at a time.
+//! Most tests share one control plane and one controller; each has its own group (a label of its nodes, which its
+//! pools select) and its own ranges, so that tests do not affect each other. The few that restart a controller, or
+//! take its permissions away, have their own stage and run one at a time.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `dealing` | who gets what from which pool |
-//! | `changes` | pools that come, change and go while nodes wait |
-//! | `left_out` | what is never carved: service ranges, reserved space, node addresses, older pools |
-//! | `existing` | podCIDRs that were there before |
-//! | `resting` | what becomes of a dead node's ranges |
-//! | `telling` | events, conditions and figures |
+//! | `dealing` | which nodes get which ranges from which pool |
+//! | `changes` | pools that are created, changed and deleted while nodes wait |
+//! | `left_out` | ranges that are never allocated: service ranges, reserved space, node addresses, older pools |
+//! | `existing` | existing podCIDRs |
+//! | `resting` | ranges of deleted nodes |
+//! | `telling` | events, conditions and metrics |
 //! | `mending` | edits by hand, and the limits of names |
+//! | `misfits` | objects that violate today's rules |
 //! | `crowd` | a thousand pools |
 
-#![allow(clippy::expect_used, clippy::unwrap_used)] // helpers of tests are tests
+#![allow(clippy::expect_used, clippy::unwrap_used)] // helper functions count as tests
 
 mod changes;
 mod crowd;
@@ -30,10 +31,10 @@ mod telling;
 use cadastre_e2e::{Hand, Options, Stage};
 use tokio::sync::{OnceCell, Semaphore, SemaphorePermit};
 
-/// The range of `--service-cidr` on the shared stage.
+/// The range of the shared stage's flag `--service-cidr`.
 const FLAG_SERVICE_RANGE: &str = "10.199.0.0/25";
 
-/// The stage that most tests share, and a hand for this one.
+/// The stage that most tests share, and a new [`Hand`] for this one.
 async fn shared() -> (&'static Stage, Hand) {
     static STAGE: OnceCell<Stage> = OnceCell::const_new();
     let start = || async {
@@ -48,7 +49,7 @@ async fn shared() -> (&'static Stage, Hand) {
     (stage, stage.hand().await.unwrap())
 }
 
-/// A stage for one test.
+/// A stage for a single test.
 async fn alone(flags: &[&str]) -> (Stage, Hand, SemaphorePermit<'static>) {
     let permit = one_at_a_time().await;
     let stage = Stage::start(Options::default(), flags).await.unwrap();
@@ -56,7 +57,7 @@ async fn alone(flags: &[&str]) -> (Stage, Hand, SemaphorePermit<'static>) {
     (stage, hand, permit)
 }
 
-/// Beside the shared control plane there is one other at most.
+/// Limits the control planes beside the shared one to one at a time.
 async fn one_at_a_time() -> SemaphorePermit<'static> {
     static ONE: Semaphore = Semaphore::const_new(1);
     ONE.acquire().await.unwrap()

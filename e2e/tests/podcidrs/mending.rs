@@ -54,7 +54,7 @@ async fn a_nodesubnet_that_is_edited_or_deleted_by_hand_is_restored() {
         .await
         .unwrap();
     }
-    // What was resting still does: there is room for one node, not for two.
+    // Quarantined ranges still are: one node can be served, not two.
     hand.node("hand", "hand-3").await.unwrap();
     hand.served("hand-3").await.unwrap();
     let fourth = hand.node("hand", "hand-4").await.unwrap();

@@ -1,5 +1,5 @@
-//! Objects that the rules would refuse today but a cluster may hold: older than a rule, or written
-//! past it. Each spoils only itself.
+//! Objects that today's rules would reject but a cluster may contain: older than a rule, or written while the
+//! rules were off. Each affects only itself.
 
 use std::time::{Duration, Instant};
 
@@ -18,10 +18,10 @@ use serde_json::{Value, json};
 
 use crate::one_at_a_time;
 
-/// Longer than the pause between two writes of one status.
+/// Longer than the interval between two writes of a status.
 const QUIET: Duration = Duration::from_secs(12);
 
-/// CRDs without a single rule, as if from the first days.
+/// Installs CRDs without any rule, like an early version's.
 async fn install_lax_crds(hand: &Hand) {
     let api = Api::<CustomResourceDefinition>::all(hand.client.clone());
     for mut crd in cadastre_api::crd::all() {
@@ -69,7 +69,7 @@ async fn create(hand: &Hand, kind: &str, name: &str, spec: Value) -> String {
     made.uid().unwrap()
 }
 
-/// Pools that cannot be used, and a part of what is said of each.
+/// Unusable pools, each with a part of the message about it.
 fn bad_pools() -> Vec<(&'static str, Value, &'static str)> {
     let v4 = |cidrs: Value, size: u32| json!({"cidrs": cidrs, "blockSize": size});
     let expression = |operator: &str, values: Value| json!({"matchExpressions": [{"key": "zone", "operator": operator, "values": values}]});
@@ -147,7 +147,7 @@ fn bad_pools() -> Vec<(&'static str, Value, &'static str)> {
 async fn what_cannot_be_used_spoils_only_itself_and_is_told_once() {
     let _one = one_at_a_time().await;
     let options = Options {
-        // Older API servers took podCIDRs that are refused today.
+        // Older API servers accepted podCIDRs that are rejected today.
         apiserver_args: vec!["--feature-gates=StrictIPCIDRValidation=false".to_owned()],
         ..Options::default()
     };
@@ -168,7 +168,8 @@ async fn what_cannot_be_used_spoils_only_itself_and_is_told_once() {
         )
         .await;
     }
-    // Two that cannot be read, two whose name is not that of their range, and one of another pool's.
+    // Two blocks that cannot be parsed, two whose name does not follow from their range, and one of an unknown
+    // pool.
     let of_nobody = |cidr: &str| {
         json!({
             "cidr": cidr, "pool": "nowhere", "since": "2026-11-21T10:00:00Z",
@@ -201,7 +202,7 @@ async fn what_cannot_be_used_spoils_only_itself_and_is_told_once() {
 
     let mut daemon = start_controller(&cluster, ADMIN, &[]).unwrap();
     daemon.wait_ready(cadastre_e2e::hand::LIMIT).await.unwrap();
-    // One block is left beside the two that the nodes brought along.
+    // One block is free beside the two that existing nodes have.
     assert_eq!(hand.served("odd").await.unwrap(), ["10.97.0.192/26"]);
     hand.subnet_until("odd", "is mended", |it| !it.spec.pod_cidrs.is_empty())
         .await
@@ -250,7 +251,7 @@ async fn what_cannot_be_used_spoils_only_itself_and_is_told_once() {
         "what is refused for good is tried ever less: {refused} times by now"
     );
 
-    // A restart is no news either.
+    // A restart reports nothing again.
     daemon
         .process()
         .stop(Duration::from_secs(20))
@@ -261,14 +262,14 @@ async fn what_cannot_be_used_spoils_only_itself_and_is_told_once() {
     hand.node("lax", "lax-3").await.unwrap();
     hand.condition("lax", "Exhausted", "True").await.unwrap();
     for (name, uid, _) in &bad {
-        // The API server takes no status for an object that its rules cannot even look at, so nothing
-        // remembers that this one was told.
+        // The API server rejects a status for an object that its schema cannot parse, so that nothing records that
+        // this one was reported before.
         let most = if *name == "type" { 2 } else { 1 };
         let told = hand.told(uid, "InvalidSpec").await.unwrap();
         assert!((1..=most).contains(&told), "{name}: {told}");
     }
 
-    // Blocks that nobody can read are in nobody's way: every range of the pool is given out.
+    // Blocks that cannot be parsed do not reserve anything: every range of the pool is allocated.
     let spec = json!({"ipv4": {"cidrs": ["10.99.0.0/24"]}, "quarantineSeconds": 0});
     hand.block_pool("blocks", spec).await.unwrap();
     let agents = Agents::start(hand.client.clone());
@@ -276,7 +277,7 @@ async fn what_cannot_be_used_spoils_only_itself_and_is_told_once() {
     agents.ask("blocks-1", "blocks", 256).unwrap();
     hand.listed("blocks-1", 4).await.unwrap();
 
-    // Mended, it serves.
+    // Once corrected, the pool serves.
     let spec = json!({"ipv4": {"cidrs": ["10.98.0.0/24"]}, "nodeSelector": {"matchLabels": {GROUP: "lax"}}});
     hand.change_pool("cidr", spec).await.unwrap();
     assert_eq!(hand.served("lax-3").await.unwrap(), ["10.98.0.0/24"]);

@@ -1,5 +1,5 @@
-//! What becomes of a dead node's ranges: they rest, then they are free; the same machine may have
-//! them back before.
+//! Ranges of a deleted node: they are quarantined and then free, and the same machine may get them back before
+//! that.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use serde_json::json;
 
 use crate::{alone, shared};
 
-/// Creates a node that must wait for a range that rests; it says so.
+/// Creates a node that has to wait for a quarantined range, and returns when the controller has reported that.
 async fn next_in_line(hand: &Hand, group: &str, name: &str) {
     let node = hand.node(group, name).await.unwrap();
     hand.event(&node.metadata.uid.unwrap(), "WaitingForPodCIDR")
@@ -82,7 +82,7 @@ async fn a_node_that_is_being_deleted_keeps_its_range_until_it_is_gone() {
         .await
         .unwrap();
     hand.delete_node("fin-1").await.unwrap();
-    // The watch of nodes is in order: when this one was looked at, the deletion was known.
+    // Watch events of nodes come in order: when this node was evaluated, the controller had seen the deletion.
     next_in_line(&hand, "fin", "fin-2").await;
     assert!(hand.pod_cidrs("fin-2").await.unwrap().is_empty());
     let subnet = hand.subnets.get("fin-1").await.unwrap();
@@ -112,7 +112,7 @@ async fn a_range_is_not_given_on_while_a_pod_has_an_address_of_it() {
     let first = hand.served("pod-1").await.unwrap();
     let second = hand.served("pod-2").await.unwrap();
     let address = |cidr: &str, host: &str| cidr.replace(".0/24", host).replace("::/64", host);
-    // One family is enough to keep both; a hostNetwork pod would not count.
+    // A pod with an address of one family keeps both ranges; a hostNetwork pod would not count.
     hand.pod("pod-1", "pod-1", &[&address(&first[0], ".17")])
         .await
         .unwrap();
@@ -149,7 +149,7 @@ async fn a_range_is_not_given_on_while_a_pod_has_an_address_of_it() {
     })
     .await
     .unwrap();
-    // A pod that has finished holds no address, whatever its status still says.
+    // A pod that has finished has no address, whatever its status contains.
     let done = Patch::Merge(json!({"status": {"phase": "Succeeded"}}));
     hand.pods
         .patch_status("pod-2", &PatchParams::default(), &done)
@@ -218,13 +218,13 @@ async fn the_same_machine_gets_its_range_back_and_another_one_under_its_name_doe
             .map(|it| &it.pod_cidrs[0].cidr)
             .collect();
         assert_eq!(resting, if same { vec![] } else { vec![&had[0]] });
-        // And again, as often as it likes.
+        // The machine may come back any number of times.
         assert_eq!(come_back(&hand, name, after).await, has);
     }
 }
 
-/// Deletes the node and creates it again; returns its podCIDRs once its NodeSubnet says the same and
-/// nothing that it holds rests.
+/// Deletes the node and creates it again; returns its podCIDRs once its NodeSubnet has the same ones and none of
+/// them is quarantined.
 async fn come_back(hand: &Hand, name: &str, as_machine: (Option<&str>, &str)) -> Vec<String> {
     hand.delete_node(name).await.unwrap();
     hand.subnet_until(name, "rests", |it| it.spec.node_uid.is_none())

@@ -1,4 +1,4 @@
-//! A control plane with the policies that are shipped, and tokens.
+//! A control plane with the shipped policies, and tokens for it.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use serde_json::json;
 
 pub const LIMIT: Duration = Duration::from_secs(30);
 
-/// Everything that RBAC can allow.
+/// Grants all RBAC permissions.
 const EVERYTHING: &str = r#"{
   "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding",
   "metadata": {"name": "too-much"},
@@ -38,7 +38,7 @@ pub struct Lab {
     pub cluster: ControlPlane,
 }
 
-/// What a token is bound to.
+/// The object that a token is bound to.
 pub enum Bound {
     /// A pod of this node
     Pod(&'static str),
@@ -74,7 +74,7 @@ impl Lab {
         };
         let client = this.client_of("cadastre-controller", Bound::Nothing).await;
         this.controller = Hand::new(client);
-        // Policies are in force a moment after they are stored, each by itself.
+        // Each policy comes into force a moment after it is stored.
         this.hand.node("any", "probe").await.unwrap();
         until("the policies are in force", LIMIT, async || {
             let probe = json!({"metadata": {"labels": {"probe": "1"}}});
@@ -106,7 +106,7 @@ impl Lab {
         self.cluster.client_of(KUBELET).await.unwrap()
     }
 
-    /// The NodeSubnet of a node, made by the controller's account, as it may.
+    /// Creates a node's NodeSubnet from the controller's account, which may.
     pub async fn subnet(&self, node: &str) {
         let subnet = subnet_of(node);
         let params = PostParams::default();
@@ -114,7 +114,7 @@ impl Lab {
         made.await.unwrap();
     }
 
-    /// A block, likewise.
+    /// Creates a block from the controller's account, which may.
     pub async fn block(&self, cidr: &str, node: &str) {
         let block: IPAMBlock = serde_json::from_value(json!({
             "apiVersion": "cadastre.dev/v1alpha1", "kind": "IPAMBlock",
@@ -130,7 +130,7 @@ impl Lab {
         blocks.create(&PostParams::default(), &block).await.unwrap();
     }
 
-    /// A client of a ServiceAccount of kube-system.
+    /// A client with a token of a ServiceAccount in kube-system.
     pub async fn client_of(&self, account: &str, bound: Bound) -> Client {
         let client = self.hand.client.clone();
         let mut spec = json!({"audiences": [], "expirationSeconds": 600});
@@ -162,7 +162,7 @@ impl Lab {
     }
 }
 
-/// The policies and their bindings, as config/default has them.
+/// The policies and their bindings in config/default.
 fn policies() -> String {
     let text = include_str!("../../../config/default/cadastre.yaml");
     let documents = text.split("\n---\n");
@@ -172,7 +172,7 @@ fn policies() -> String {
     policies.join("\n---\n")
 }
 
-/// A Node with a podCIDR of its own choice.
+/// A Node that a kubelet creates with a podCIDR.
 fn greedy() -> Node {
     let whole = json!({
         "metadata": {"name": "greedy"},
@@ -197,7 +197,7 @@ pub fn pool(name: &str) -> IPPool {
     serde_json::from_value(whole).unwrap()
 }
 
-/// The API server said no, by a policy, with that text.
+/// Asserts that a policy rejected the request with that text.
 pub fn refused<T: Debug>(answer: kube::Result<T>, text: &str) {
     let error = answer.unwrap_err();
     let kube::Error::Api(status) = error else {

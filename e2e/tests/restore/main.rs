@@ -1,17 +1,17 @@
-//! Etcd is put back to an older state while nodes live on: real agents, whose addresses the API has forgotten.
+//! etcd is restored to an older state while nodes live on: real agents whose addresses the API has lost.
 //!
 //! ```text
-//!            A                      B (is forgotten)
+//!            A                      B (is lost)
 //!  back-1    block 1                blocks 1 and 4
-//!  back-2    blocks 2 and 3         block 2: it gave 3 back
-//!  back-3    is not there           block 3
-//!  back-4                           joins when all is over, and must get nothing
+//!  back-2    blocks 2 and 3         block 2: it released 3
+//!  back-3    does not exist         block 3
+//!  back-4                           joins after the restore, and must get no block
 //! ```
 //!
-//! The data are put back as they were, with their old revisions: what nobody should do
-//! (`etcdutl snapshot restore --bump-revision`), as watches then go on and show nothing.
+//! The data are restored with their old revisions, which nobody should do
+//! (`etcdutl snapshot restore --bump-revision` avoids it): watches then continue and show nothing.
 
-#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests are tests
+#![allow(clippy::unwrap_used, clippy::panic)] // helper functions count as tests
 
 mod node;
 
@@ -34,10 +34,10 @@ use kube::api::{ListParams, Patch, PatchParams};
 use node::{Node, register};
 use serde_json::{Value, json};
 
-/// Long enough for a busy machine.
+/// Enough for a busy machine.
 const LIMIT: Duration = Duration::from_secs(120);
 const GROUP: &str = "back";
-/// Room for four blocks of 13 addresses each.
+/// A range for four blocks of 13 usable addresses each.
 const RANGE: &str = "10.70.0.0/26";
 const FLAGS: [&str; 5] = [
     "--lease-duration=4",
@@ -110,13 +110,13 @@ async fn story(lives: bool) {
         let log = stage.controller.process().log_tail(5);
         assert!(log.contains("put back to an older state"), "{log}");
     }
-    // As a kubelet does that is restarted.
+    // Like the kubelet after its restart.
     register(&hand, "back-3").await;
     let four = Node::join(&stage.cluster, &hand, "back-4").await;
     age_lease(&hand).await;
     stage.controller = start_controller(&stage.cluster, ADMIN, &FLAGS).unwrap();
 
-    // Who joins has nothing as long as everything is somebody's.
+    // A new node gets nothing as long as every block belongs to another node.
     let given = four.try_add().await;
     assert!(given.is_err(), "{given:?}");
     until("everybody has what it had", LIMIT, async || {
@@ -154,7 +154,7 @@ async fn story(lives: bool) {
     unique(&[&one, &two, &four]);
 }
 
-/// What `kubectl cadastre check` says when all is settled: a pool that is full, and nothing else.
+/// Waits until `kubectl cadastre check` finds an exhausted pool, and nothing else.
 async fn check(cluster: &ControlPlane) {
     until("check finds the full pool alone", LIMIT, async || {
         let output = tokio::process::Command::new(daemon::kubectl_plugin()?)
@@ -173,7 +173,7 @@ async fn check(cluster: &ControlPlane) {
     .unwrap();
 }
 
-/// Blocks and the nodes that have them.
+/// All blocks with the nodes that own them.
 async fn blocks(hand: &Hand) -> Result<BTreeMap<Cidr, String>> {
     let all = hand.blocks.list(&ListParams::default()).await?;
     let all = all.items.into_iter().map(|it| it.spec);
@@ -181,7 +181,7 @@ async fn blocks(hand: &Hand) -> Result<BTreeMap<Cidr, String>> {
     all.map(pair).collect()
 }
 
-/// No two of them hold one address.
+/// Asserts that no address is in use on two nodes.
 fn unique(nodes: &[&Node]) {
     let mut seen: BTreeMap<Addr, &str> = BTreeMap::new();
     for node in nodes {
@@ -192,7 +192,7 @@ fn unique(nodes: &[&Node]) {
     }
 }
 
-/// As if the copy were older than it is.
+/// Sets back the Lease's renewTime, as if the backup were older than it is.
 async fn age_lease(hand: &Hand) {
     let leases: Api<Lease> = Api::default_namespaced(hand.client.clone());
     let time = Timestamp::now() - SignedDuration::from_mins(10);

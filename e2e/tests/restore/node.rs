@@ -1,4 +1,4 @@
-//! A node with a real agent, and the addresses that were given on it.
+//! A node with a real agent, and the addresses in use on it.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -15,20 +15,20 @@ use tempfile::TempDir;
 
 use crate::{GROUP, LIMIT};
 
-/// The plugin's own patience.
+/// The timeout of the plugin.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// It, with what it has given and not taken back.
+/// A node with the addresses that it has assigned and not released.
 pub struct Node {
     pub name: String,
-    /// By container
+    /// Addresses in use, by container
     pub held: BTreeMap<String, Addr>,
     folder: TempDir,
     _agent: Daemon,
 }
 
 impl Node {
-    /// Its Node is made and its agent started; nothing is waited for.
+    /// Creates the Node and starts its agent; does not wait.
     pub async fn join(cluster: &ControlPlane, hand: &Hand, name: &str) -> Self {
         register(hand, name).await;
         let folder = tempfile::tempdir().unwrap();
@@ -56,7 +56,7 @@ impl Node {
         }
     }
 
-    /// Gives that many more addresses, however long that takes.
+    /// Assigns `count` more addresses, each within [`LIMIT`].
     pub async fn add_many(&mut self, count: usize) {
         for _ in 0..count {
             let what = format!("{} gives an address", self.name);
@@ -66,7 +66,7 @@ impl Node {
         }
     }
 
-    /// Asks for one address. The caller notes it.
+    /// Requests one address. The caller records it in [`Self::held`].
     pub async fn try_add(&self) -> Result<(String, Addr), Refusal> {
         use std::sync::atomic::{AtomicU32, Ordering};
         static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -86,7 +86,7 @@ impl Node {
         }
     }
 
-    /// Takes all addresses back.
+    /// Releases all addresses.
     pub async fn delete_all(&mut self) {
         for container in std::mem::take(&mut self.held).into_keys() {
             self.ask(Op::Del(attachment(&container))).await.unwrap();
@@ -101,7 +101,7 @@ impl Node {
     }
 }
 
-/// Its kubelet makes its Node.
+/// Creates the Node in the kubelet's place.
 pub async fn register(hand: &Hand, name: &str) {
     hand.node(GROUP, name).await.unwrap();
 }
