@@ -1,8 +1,9 @@
-//! Licences and sources of everything that is built, by deny.toml.
+//! Checks licences and sources of all dependencies against deny.toml.
 //!
-//! `cargo deny` judges the same file, and advisories besides; this needs neither it nor a network.
+//! `cargo deny` checks the same file, and advisories in addition; this test needs neither that program nor a
+//! network.
 
-#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests are tests
+#![allow(clippy::unwrap_used, clippy::panic)] // helper functions count as tests
 
 #[path = "common/repository.rs"]
 mod repository;
@@ -12,7 +13,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// Where crates may come from, as Cargo.lock says it.
+/// The only allowed source of crates, as Cargo.lock names it.
 const SOURCE: &str = "registry+https://github.com/rust-lang/crates.io-index";
 
 /// The licences that deny.toml allows.
@@ -28,7 +29,7 @@ fn allowed() -> BTreeSet<String> {
         .collect()
 }
 
-/// Every package that Cargo.lock names.
+/// All packages in Cargo.lock.
 fn packages() -> Vec<Value> {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
     let done = Command::new(cargo)
@@ -45,9 +46,9 @@ fn packages() -> Vec<Value> {
     metadata["packages"].as_array().unwrap().clone()
 }
 
-/// Whether what is allowed is enough for an expression of SPDX.
+/// Whether the allowed licences satisfy an SPDX expression.
 fn is_met(expression: &str, allowed: &BTreeSet<String>) -> bool {
-    // Before expressions there was "MIT/Apache-2.0".
+    // Before SPDX expressions, crates wrote "MIT/Apache-2.0".
     let spaced = expression
         .replace('/', " OR ")
         .replace('(', " ( ")
@@ -144,7 +145,7 @@ fn everything_that_is_built_may_be() {
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
 }
 
-/// Whoever takes a licence off the list sees that nothing needs it, and the other way round.
+/// A licence that can be removed from the list without effect is not needed.
 #[test]
 fn every_licence_on_the_list_is_needed() {
     let allowed = allowed();

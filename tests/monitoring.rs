@@ -1,6 +1,6 @@
-//! Alerts, runbooks, dashboard and the list of metrics go together.
+//! Alerts, runbooks, dashboard and the list of metrics agree with each other.
 
-#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests are tests
+#![allow(clippy::unwrap_used, clippy::panic)] // helper functions count as tests
 
 #[path = "common/repository.rs"]
 mod repository;
@@ -16,7 +16,7 @@ fn yaml(name: &str) -> Value {
     serde_saphyr::from_str(&text(name)).unwrap()
 }
 
-/// Every alert, as it stands in the rules.
+/// All alerts in the rules, by name.
 fn alerts() -> BTreeMap<String, Value> {
     let rules = yaml("charts/cadastre/files/rules.yaml");
     let groups = rules["groups"].as_array().unwrap();
@@ -29,7 +29,7 @@ fn alerts() -> BTreeMap<String, Value> {
     alerts
 }
 
-/// What Prometheus itself, or the process, tells.
+/// Series that come from Prometheus itself, or describe the process.
 const OF_OTHERS: [&str; 4] = [
     "up",
     "ALERTS",
@@ -37,7 +37,7 @@ const OF_OTHERS: [&str; 4] = [
     "process_cpu_seconds_total",
 ];
 
-/// The names of all series there may be.
+/// The names of all series that can exist.
 fn series() -> BTreeSet<String> {
     let mut all = metrics::of_controller().unwrap();
     all.extend(metrics::of_agent().unwrap());
@@ -52,7 +52,7 @@ fn series() -> BTreeSet<String> {
     names
 }
 
-/// The words of an expression that name series: not functions, labels, values or durations.
+/// The words of an expression that name series, as opposed to functions, labels, values and durations.
 fn used(expr: &str) -> BTreeSet<String> {
     const WORDS: [&str; 14] = [
         "and",
@@ -80,7 +80,7 @@ fn used(expr: &str) -> BTreeSet<String> {
             "{" => skip_to('}'),
             "[" => skip_to(']'),
             "\"" => from[1..].find('"').map_or(from.len(), |at| at + 2),
-            // Labels after by, on, ...: a list of names is skipped as a whole.
+            // The list of labels after `by`, `on` and the like is skipped as a whole.
             "(" if in_list => skip_to(')'),
             "(" => 1,
             _ => {
@@ -166,7 +166,7 @@ fn every_alert_is_tested_to_fire_and_to_be_quiet() {
     }
 }
 
-/// Every query of the dashboard, with the title of its panel.
+/// All queries of the dashboard, with the titles of their panels.
 fn queries() -> Vec<(String, String)> {
     let dashboard: Value =
         serde_json::from_str(&text("charts/cadastre/files/dashboard.json")).unwrap();

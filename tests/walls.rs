@@ -1,9 +1,10 @@
-//! The modules of a crate form no cycle, as its crates form none.
+//! The modules of a crate do not depend on each other in cycles, and neither do the crates.
 //!
-//! A module is what stands at the top of a crate, with all that is in it. Read are the paths that begin with
-//! `crate` or `super`, as rustfmt writes them; what a crate's root names with `use` stands for where it comes from.
+//! A module is a top-level module of a crate, with everything in it. The test reads the paths that begin with
+//! `crate` or `super`, as rustfmt writes them; a name that a crate's root imports by `use` counts as a use of the
+//! module that it comes from.
 
-#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests are tests
+#![allow(clippy::unwrap_used, clippy::panic)] // helper functions count as tests
 
 #[path = "common/repository.rs"]
 mod repository;
@@ -14,16 +15,16 @@ use std::path::{Path, PathBuf};
 
 use repository::crates;
 
-/// A file of a crate.
+/// A source file of a crate.
 struct File {
     path: PathBuf,
-    /// Its module, from the root of the crate
+    /// The path of its module from the root of the crate
     module: Vec<String>,
-    /// Without comments and tests
+    /// Its lines with their numbers, without comments and tests
     lines: Vec<(usize, String)>,
 }
 
-/// What a module uses of others, with the first line that does.
+/// For each module the other modules that it uses, with the first line that uses them.
 type Uses = BTreeMap<String, BTreeMap<String, String>>;
 
 #[test]
@@ -77,14 +78,14 @@ fn the_page_says_which_crate_uses_which() {
     assert_eq!(said, are);
 }
 
-/// A module that uses none of the others.
+/// A module that uses none of the remaining ones.
 fn without(uses: &Uses) -> Option<String> {
     let mut all = uses.iter();
     let leaf = all.find(|(_, others)| others.keys().all(|it| !uses.contains_key(it)));
     leaf.map(|(module, _)| module.clone())
 }
 
-/// One circle of those that are left, each with what it uses of the next one.
+/// A cycle among the remaining modules, each with its use of the next one.
 fn circle(uses: &Uses) -> Vec<(String, (String, String))> {
     let Some(mut at) = uses.keys().next().cloned() else {
         return Vec::new();
@@ -135,7 +136,7 @@ fn uses(files: &[File]) -> Uses {
     uses
 }
 
-/// A path from the root of the crate.
+/// The path from the root of the crate.
 fn absolute(path: &[String], module: &[String]) -> Vec<String> {
     let up = path.iter().take_while(|it| *it == "super").count();
     if up == 0 {
@@ -145,7 +146,7 @@ fn absolute(path: &[String], module: &[String]) -> Vec<String> {
     [base, &path[up..]].concat()
 }
 
-/// The paths of a statement that begin with `crate` or `super`.
+/// The paths in a statement that begin with `crate` or `super`.
 fn paths(statement: &str) -> Vec<Vec<String>> {
     let mut all = Vec::new();
     for start in ["crate::", "super::"] {
@@ -167,7 +168,7 @@ fn paths(statement: &str) -> Vec<Vec<String>> {
     all
 }
 
-/// All paths of a tree such as `a::{b, c::{d, e}}`.
+/// All paths of a `use` tree such as `a::{b, c::{d, e}}`.
 fn leaves(tree: &str) -> Vec<Vec<String>> {
     let Some((head, list)) = tree.split_once('{') else {
         let name = tree.split(" as ").next().unwrap();
@@ -194,7 +195,7 @@ fn leaves(tree: &str) -> Vec<Vec<String>> {
     all
 }
 
-/// The files of a crate without its tests, each statement of `use` in one line.
+/// The files of a crate without tests, with each `use` statement on one line.
 fn files(source: &Path) -> Vec<File> {
     let mut files = Vec::new();
     let mut folders = vec![source.to_owned()];
@@ -231,7 +232,7 @@ fn lines(text: &str) -> Vec<(usize, String)> {
     let mut all: Vec<(usize, String)> = Vec::new();
     let mut in_use = false;
     for (number, line) in text.lines().enumerate() {
-        // Tests come last in a file.
+        // Tests are at the end of a file.
         if line == "mod tests {" || line == "pub mod testing {" {
             break;
         }

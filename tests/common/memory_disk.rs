@@ -1,4 +1,4 @@
-//! Disks in memory: such as fail, fill up, or lose their power.
+//! Disks in memory that can fail, fill up, or lose their power.
 
 #![allow(dead_code, reason = "no test needs all of it")]
 
@@ -11,19 +11,19 @@ use cadastre_node::{Disk, Find, Store, StoreError};
 
 use crate::rng::Rng;
 
-/// What a disk writes as a whole.
+/// The unit, in bytes, that a disk writes as a whole.
 const SECTOR: usize = 512;
 
-/// What happens at some access.
+/// A fault that happens at some access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// Nothing
+    /// No fault
     Lasts,
-    /// The n-th change or sync from now on does not happen, and none after it: the process was killed
+    /// The n-th change or sync from now on does not happen, nor does any after it: the process was killed
     Dies(u64),
-    /// As if killed there, and the first half of that write has happened
+    /// Like [`Fate::Dies`], but the first half of the n-th write happens
     Tears(u64),
-    /// The n-th write from now on finds no space, and all after it
+    /// From the n-th on, writes fail because the disk is full
     Full(u64),
 }
 
@@ -35,19 +35,19 @@ enum Change {
 
 #[derive(Debug, Default)]
 struct State {
-    /// As processes see it
+    /// The content that processes see
     seen: Vec<u8>,
-    /// As it is after a loss of power, at worst
+    /// The content that survives a loss of power at least
     lasting: Vec<u8>,
-    /// Since the last sync
+    /// Changes since the last sync
     unsynced: Vec<Change>,
     fate: Option<Fate>,
-    /// Changes and syncs so far
+    /// Number of changes and syncs since the fate was set
     count: u64,
     syncs: u64,
 }
 
-/// A disk that outlives those who use it.
+/// A disk that outlives its users.
 #[derive(Clone, Debug, Default)]
 pub struct MemoryDisk(Arc<Mutex<State>>);
 
@@ -75,7 +75,7 @@ impl MemoryDisk {
         self.0.lock().unwrap().seen.len()
     }
 
-    /// Changes and syncs since the fate was set.
+    /// Number of changes and syncs since the fate was set.
     pub fn count(&self) -> u64 {
         self.0.lock().unwrap().count
     }
@@ -88,7 +88,7 @@ impl MemoryDisk {
         self.0.lock().unwrap().seen.clone()
     }
 
-    /// A disk with these bytes, all of them lasting.
+    /// A disk with these bytes, all of them synced.
     pub fn of(bytes: Vec<u8>) -> Self {
         let state = State {
             lasting: bytes.clone(),
@@ -98,7 +98,7 @@ impl MemoryDisk {
         Self(Arc::new(Mutex::new(state)))
     }
 
-    /// What a killed process leaves: the kernel has all that was written.
+    /// The disk after the process was killed: everything written is in the kernel.
     pub fn after_kill(&self) -> Self {
         let state = self.0.lock().unwrap();
         Self(Arc::new(Mutex::new(State {
@@ -109,12 +109,12 @@ impl MemoryDisk {
         })))
     }
 
-    /// What a loss of power leaves at worst.
+    /// The disk after a loss of power at its worst: only what was synced.
     pub fn lasting(&self) -> Self {
         Self::of(self.0.lock().unwrap().lasting.clone())
     }
 
-    /// What a loss of power leaves of a file whose new size was lost, and nothing else.
+    /// The disk after a loss of power that lost a file's new size, and nothing else.
     pub fn without_growth(&self) -> Self {
         let state = self.0.lock().unwrap();
         let mut bytes = state.seen.clone();
@@ -122,8 +122,8 @@ impl MemoryDisk {
         Self::of(bytes)
     }
 
-    /// What a loss of power leaves: of what was not synced some, in any order; of a write any part in
-    /// sectors.
+    /// The disk after a loss of power: it has any of the changes since the last sync, and of a lost write any of
+    /// its sectors.
     pub fn after_power_loss(&self, rng: &mut Rng) -> Self {
         let state = self.0.lock().unwrap();
         let mut bytes = state.lasting.clone();
@@ -170,7 +170,7 @@ fn apply(bytes: &mut Vec<u8>, change: &Change, takes: impl Fn(usize) -> bool) {
 }
 
 impl State {
-    /// Whether the next change happens.
+    /// Counts an access: `Ok(false)` if it is to be torn, an error if it fails.
     fn step(&mut self, is_write: bool) -> io::Result<bool> {
         let at = self.count;
         self.count += 1;

@@ -1,18 +1,18 @@
-//! Whether the mutations that unit tests of a crate are to find are found by them. Each crate includes this file.
+//! Checks that unit tests find the mutations that they are named for. Each crate includes this file.
 #![cfg(debug_assertions)]
 
 use std::process::Command;
 
 use cadastre_core::mutation::{Mutation, VARIABLE};
 
-// Other tests include it, too.
+// Several tests include this file.
 #[allow(unreachable_pub)]
 #[path = "../sim/proofs.rs"]
 mod proofs;
 
 use proofs::{Proof, proof, row};
 
-/// Whether exactly that test of this executable runs, and passes.
+/// Whether the test of that name passes; asserts that it exists and runs alone.
 fn passes(name: &str, mutation: Option<Mutation>) -> bool {
     let mut test = Command::new(std::env::current_exe().unwrap());
     test.args(["--exact", name]).env_remove(VARIABLE);

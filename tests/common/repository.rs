@@ -4,7 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
-/// A path of the repository.
+/// The absolute path of a file or folder of the repository.
 pub fn path(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
 }
@@ -15,14 +15,14 @@ pub fn crates() -> Vec<PathBuf> {
     all.map(|it| it.unwrap().path()).collect()
 }
 
-/// The folders of all packages.
+/// The folders of all packages: the crates, the root package and e2e.
 pub fn packages() -> Vec<PathBuf> {
     let mut all = crates();
     all.extend([path("."), path("e2e")]);
     all
 }
 
-/// A file of the repository.
+/// The text of a file of the repository; panics if it cannot be read.
 pub fn text(name: &str) -> String {
     let path = path(name);
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))

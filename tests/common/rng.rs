@@ -1,8 +1,8 @@
-//! Chance out of a seed: the only source of it in a test, so that a seed is a whole run.
+//! Random numbers from a seed: the only source of randomness in a test, so that the seed determines the whole run.
 
 #![allow(dead_code, reason = "no test needs all of it")]
 
-/// `splitmix64`: small, fast, and every seed is as good as any other.
+/// `splitmix64`: small and fast, and good with any seed.
 #[derive(Clone, Debug)]
 pub struct Rng(u64);
 
@@ -21,42 +21,42 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// A number below `bound`; 0 where there is none.
+    /// A number below `bound`; 0 if `bound` is 0.
     pub fn below(&mut self, bound: u64) -> u64 {
         if bound == 0 { 0 } else { self.next() % bound }
     }
 
-    /// An index into something of that length.
+    /// An index into a list of length `len`.
     pub fn index(&mut self, len: usize) -> usize {
         usize::try_from(self.below(len as u64)).unwrap()
     }
 
-    /// A number from `low` to `high`, both included.
+    /// A number from `low` to `high`, inclusive.
     pub fn between(&mut self, low: u64, high: u64) -> u64 {
         low + self.below(high - low + 1)
     }
 
-    /// True `in_ten_thousand` times out of ten thousand.
+    /// True with a probability of `in_ten_thousand` / 10,000.
     pub fn chance(&mut self, in_ten_thousand: u32) -> bool {
         self.below(10_000) < u64::from(in_ten_thousand)
     }
 
-    /// True `percent` times out of a hundred.
+    /// True with a probability of `percent` %.
     pub fn percent(&mut self, percent: u32) -> bool {
         self.chance(percent * 100)
     }
 
-    /// True once in `n` times.
+    /// True with a probability of 1 / `n`.
     pub fn one_in(&mut self, n: u64) -> bool {
         self.below(n) == 0
     }
 
-    /// One of them.
+    /// One of the elements.
     pub fn pick<'a, T>(&mut self, of: &'a [T]) -> &'a T {
         &of[self.index(of.len())]
     }
 
-    /// A length, of time say, from `low` to `high`, every order of magnitude as likely as any other.
+    /// A number, such as a duration, from `low` to `high`; every order of magnitude is equally likely.
     pub fn stretch(&mut self, low: u64, high: u64) -> u64 {
         let doublings = u64::from((high / low.max(1)).max(1).ilog2()) + 1;
         let low = low << self.below(doublings);
@@ -64,7 +64,7 @@ impl Rng {
     }
 }
 
-/// The seed of a test that makes one long run: `SEED`, or always the same one.
+/// The seed of a test with a single long run: `SEED`, or else always the same one.
 pub fn seed() -> u64 {
     match std::env::var("SEED") {
         Ok(seed) => seed.parse().unwrap(),

@@ -1,11 +1,11 @@
-//! The page on security names tests of what it says, and they exist.
+//! The tests that the page on security names exist.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
 use crate::{assert_none, path, text};
 
-/// Names of the tests in the Rust files of a folder.
+/// Collects the names of the tests in a folder's Rust files.
 fn tests_in(folder: &Path, all: &mut BTreeSet<String>) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let entry = entry.unwrap();
@@ -14,7 +14,7 @@ fn tests_in(folder: &Path, all: &mut BTreeSet<String>) {
         } else if entry.path().extension().is_some_and(|it| it == "rs") {
             let code = std::fs::read_to_string(entry.path()).unwrap();
             for part in code.split("test]").skip(1) {
-                // Other attributes may stand between.
+                // Other attributes may come between this one and the function.
                 let begins = part.split_once("fn ").map(|it| it.1).unwrap_or_default();
                 all.extend(begins.split('(').next().map(str::to_owned));
             }

@@ -1,4 +1,4 @@
-//! Objects and configurations in the pages.
+//! Objects and configurations in the pages are valid.
 
 use cadastre_api::IPPool;
 use serde_json::Value;
@@ -42,7 +42,7 @@ fn yaml_and_json_in_pages_can_be_read() {
     assert!(pools > 0);
 }
 
-/// Whether the code reads an IPPool, and the CRD knows every field of it.
+/// Checks that the code can parse an IPPool, and that the CRD knows all of its fields.
 fn as_written(pool: &Value) -> Result<(), String> {
     serde_json::from_value::<IPPool>(pool.clone()).map_err(|error| error.to_string())?;
     let crds = text("config/crd/cadastre.dev.yaml");
@@ -57,7 +57,7 @@ fn as_written(pool: &Value) -> Result<(), String> {
     }
 }
 
-/// The first field that a schema does not have.
+/// The path of the first field that a schema does not have.
 fn unknown(value: &Value, schema: &Value) -> Option<String> {
     if let Some(items) = value.as_array() {
         return items.iter().find_map(|it| unknown(it, &schema["items"]));

@@ -1,4 +1,4 @@
-//! Commands in the pages and in the workflows.
+//! Commands in the pages and in the workflows are valid.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -11,19 +11,19 @@ use crate::repository::packages;
 use crate::shell::commands;
 use crate::{assert_none, pages, path, text};
 
-/// Folders of the repository that commands name files of.
+/// Folders of the repository whose files commands name.
 const FOLDERS: [&str; 10] = [
     ".ci", "charts", "config", "crates", "docs", "e2e", "hack", "proto", "src", "tests",
 ];
 
-/// Folders of cargo's targets by the flag that names one.
+/// Cargo's flags that name a target, with the folder of such targets.
 const TARGETS: [(&str, &str); 3] = [
     ("--bin", "src/bin"),
     ("--test", "tests"),
     ("--bench", "benches"),
 ];
 
-/// What commands are judged by.
+/// The data that commands are checked against.
 pub struct Known {
     /// Targets of the Makefile
     targets: BTreeSet<String>,
@@ -46,7 +46,8 @@ impl Known {
         }
     }
 
-    /// What is wrong with a command, if anything is. One that is `mentioned` may lack what it needs.
+    /// Returns an error that says what is wrong with a command. If the command is only `mentioned`, required
+    /// arguments may be missing.
     fn judge(&self, words: &[String], mentioned: bool) -> Result<(), String> {
         let name = words[0].rsplit('/').next().unwrap();
         let rest = &words[1..];
@@ -85,7 +86,7 @@ impl Known {
         }
     }
 
-    /// Whether the values that are set are the chart's.
+    /// Checks that the chart has the values that `--set` names.
     fn values(&self, words: &[String]) -> Result<(), String> {
         let flags = words.iter().zip(words.iter().skip(1));
         let set = flags.filter(|it| it.0.starts_with("--set") && !it.0.contains('='));
@@ -98,7 +99,7 @@ impl Known {
         Ok(())
     }
 
-    /// Whether the chart has a value of that name, or one that anything can be put into.
+    /// Whether the chart has a value of that name, or a map or list that it may be an entry of.
     pub fn has_value(&self, name: &str) -> bool {
         let mut at = &self.values;
         for part in name.split('.') {
@@ -115,13 +116,13 @@ impl Known {
         true
     }
 
-    /// Whether the chart's values begin with that word.
+    /// Whether the chart's values have a top-level map of that name.
     pub fn is_group(&self, word: &str) -> bool {
         self.values.get(word).is_some_and(Value::is_object)
     }
 }
 
-/// A name without anything that a shell or a reader fills in.
+/// Whether a file name is free of characters that a shell expands and of placeholders.
 fn is_plain(file: &str) -> bool {
     file.chars()
         .all(|c| c.is_ascii_alphanumeric() || "._-/".contains(c))
@@ -145,7 +146,7 @@ fn of_clap(error: Option<clap::Error>, mentioned: bool) -> Result<(), String> {
     }
 }
 
-/// Words that stand for an address or a range of the reader's own.
+/// Replaces placeholders of an address or a range.
 fn stand_ins(words: &[String]) -> Vec<String> {
     let own = words.iter().map(|word| match word.as_str() {
         "ADDRESS" => "192.0.2.1".to_owned(),
@@ -224,7 +225,7 @@ fn commands_in_sentences_can_be_called() {
     let mut count = 0;
     for page in pages::all() {
         for code in page.code() {
-            // What is no command is judged by the files that it names.
+            // For text that is no command, only the files that it names are checked.
             for words in commands(&code) {
                 count += usize::from(words.len() > 1);
                 if let Err(why) = known.judge(&words, true) {
@@ -265,7 +266,8 @@ fn workflows_call_what_there_is() {
     assert!(count > 5, "only {count} commands were found");
 }
 
-/// Whether a package has a target of that name: in the folder of its kind, or the executable of `src/main.rs`.
+/// Whether a package has a target of that name, either in the folder of its kind or as the executable of
+/// `src/main.rs`.
 fn has_target(package: &Path, folder: &str, name: &str) -> bool {
     let manifest = std::fs::read_to_string(package.join("Cargo.toml")).unwrap();
     let is_main = folder == "src/bin" && manifest.contains(&format!("default-run = \"{name}\""));

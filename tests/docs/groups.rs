@@ -1,5 +1,5 @@
-//! Commands name our kinds with their group: others have `ippools`, too, and where their API comes first a bare
-//! name is theirs.
+//! Commands name our kinds with their group: other APIs have `ippools`, too, and a name without group may mean
+//! theirs.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -8,7 +8,7 @@ use cadastre_api::crd;
 
 use crate::{assert_none, path, text};
 
-/// What people read: pages, what the chart says, and the strings of the programs.
+/// The files that users read: pages, the chart, and the strings of the programs.
 const READ: [&str; 9] = [
     "CHANGELOG.md",
     "CONTRIBUTING.md",
@@ -21,10 +21,10 @@ const READ: [&str; 9] = [
     "src",
 ];
 
-/// What a command of kubectl ends at, in a shell and in a sentence.
+/// The characters that end a command of kubectl, in a shell or in a sentence.
 const ENDS: [char; 7] = ['\n', '`', '|', ';', ')', '(', '#'];
 
-/// All names that kubectl takes for a kind of ours.
+/// All names that kubectl accepts for our kinds.
 fn names() -> BTreeSet<String> {
     let mut all = BTreeSet::new();
     for crd in crd::all() {
@@ -36,14 +36,14 @@ fn names() -> BTreeSet<String> {
     all
 }
 
-/// Names of kinds without a group in the commands of a text.
+/// The commands in a text that name our kinds without a group.
 fn bare(text: &str, names: &BTreeSet<String>) -> Vec<String> {
     let text = text.replace("\\\n", " ");
     let mut bare = Vec::new();
     for command in text.split("kubectl ").skip(1) {
         let command = command.split(ENDS).next().unwrap_or_default();
         let mut words = command.split_whitespace().filter(|it| !it.starts_with('-'));
-        // Of the plugin there is no other.
+        // The kubectl plugin knows only our kinds.
         let Some(verb) = words.next().filter(|it| *it != "cadastre") else {
             continue;
         };

@@ -1,4 +1,4 @@
-//! How long lists of a pool may be.
+//! The limits of a pool's lists in the page are those of the CRD.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::text;
 
-/// Lists and maps below a schema, by path, and how many entries each may have.
+/// Collects the limits of all lists and maps below a schema, by path.
 fn limits(schema: &Value, path: &str, found: &mut BTreeMap<String, u64>) {
     let most = ["maxItems", "maxProperties"].iter();
     for most in most.filter_map(|it| schema[*it].as_u64()) {
@@ -15,7 +15,7 @@ fn limits(schema: &Value, path: &str, found: &mut BTreeMap<String, u64>) {
     limits_of_items(&schema["items"], path, found);
     let fields = schema["properties"].as_object();
     for (name, field) in fields.into_iter().flatten() {
-        // The three selectors are alike.
+        // The limits of the three selectors are equal.
         let name = if name.ends_with("Selector") {
             "nodeSelector"
         } else {

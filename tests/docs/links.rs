@@ -1,4 +1,4 @@
-//! Links between the pages.
+//! Links between the pages lead somewhere.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path};
@@ -6,8 +6,7 @@ use std::path::{Component, Path};
 use crate::pages::{self, Page};
 use crate::{assert_none, path};
 
-/// Where a link of a page leads within the repository, and what it names there; nothing for one that
-/// leads to the outside.
+/// The file and the anchor that a link on a page leads to; `None` if it leads out of the repository.
 fn target(page: &str, link: &str) -> Option<(String, String)> {
     if link.contains("://") || link.starts_with("mailto:") {
         return None;
@@ -67,7 +66,7 @@ fn links_lead_to_files_and_headings_that_exist() {
     assert!(count > 80, "only {count} links were found");
 }
 
-/// What is read before docs/ names each page of it; runbooks are named by the alerts.
+/// Every page can be reached from the pages outside docs/; runbooks are reached from the alerts.
 #[test]
 fn every_page_is_found_from_the_readme() {
     let pages = pages::all();

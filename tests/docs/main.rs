@@ -1,9 +1,9 @@
-//! The documentation is of this repository: what it links to, calls, sets and names is there.
+//! What the documentation links to, calls, sets and names exists in this repository.
 //!
-//! Commands are taken from its `sh` blocks and from code in its sentences, and go through the same parsers
-//! that read them when somebody types them. What they do is for the end-to-end tests.
+//! Commands are taken from its `sh` blocks and from code in its sentences, and checked by the programs' own
+//! parsers. Their effects are covered by the end-to-end tests.
 
-#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests are tests
+#![allow(clippy::unwrap_used, clippy::panic)] // helper functions count as tests
 
 mod attacks;
 mod blocks;
@@ -22,7 +22,7 @@ mod versions;
 
 use repository::{path, text};
 
-/// Fails with all of what is wrong, a line each.
+/// Fails with all errors, one on each line.
 fn assert_none(wrong: &[String]) {
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
 }

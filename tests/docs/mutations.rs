@@ -1,4 +1,4 @@
-//! The page of mutations is what `tests/sim/proofs.rs` says of them, and no shipped executable has any.
+//! The page on mutations agrees with `tests/sim/proofs.rs`, and no shipped executable contains mutations.
 
 use cadastre_core::mutation::Mutation;
 
@@ -9,7 +9,7 @@ mod proofs;
 
 const PAGE: &str = "docs/mutations.md";
 
-/// What stands above the table.
+/// The head of the table.
 const HEAD: &str = "| mutation | what goes wrong | what finds it |\n|---|---|---|\n";
 
 #[test]
@@ -31,7 +31,7 @@ fn the_page_names_every_mutation_and_what_finds_it() {
 
 #[test]
 fn what_is_shipped_has_no_mutations() {
-    // They exist in builds with debug assertions, which no profile of a release switches on.
+    // Mutations exist in builds with debug assertions, which no release profile enables.
     assert!(!text("Cargo.toml").contains("debug-assertions"));
     let binaries = text("hack/binaries");
     let builds = binaries.lines().filter(|it| it.contains("cargo build"));

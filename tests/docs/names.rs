@@ -1,4 +1,4 @@
-//! Names in the pages that the code gives: metrics, values of the chart, variables of the environment.
+//! Names in the pages that come from the code: metrics, values of the chart, environment variables.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -9,7 +9,7 @@ use clap::{Command, CommandFactory as _};
 use crate::commands::Known;
 use crate::{assert_none, pages, path};
 
-/// Beginnings of the names of metrics.
+/// Prefixes of the names of metrics.
 const METRICS: [&str; 5] = [
     "cadastre_",
     "controller_runtime_",
@@ -18,16 +18,16 @@ const METRICS: [&str; 5] = [
     "workqueue_",
 ];
 
-/// Endings of files, which may look like values of the chart (`agent.sock`).
+/// File extensions: file names such as `agent.sock` look like values of the chart.
 const FILES: [&str; 7] = ["json", "lock", "log", "proto", "rs", "sock", "yaml"];
 
-/// The words of code, split at everything that is in no name.
+/// The words of code, split at all characters that no name contains.
 fn words(code: &str) -> impl Iterator<Item = &str> {
     code.split(|c: char| !(c.is_ascii_alphanumeric() || "_.".contains(c)))
         .map(|it| it.trim_matches('.'))
 }
 
-/// Every piece of code of every page, in sentences and in blocks.
+/// All code of all pages, in sentences and in blocks, with the page's name.
 fn all_code() -> Vec<(String, String)> {
     let mut all = Vec::new();
     for page in pages::all() {
@@ -92,7 +92,7 @@ fn values_in_sentences_are_of_the_chart() {
     assert!(count > 50, "only {count} values were found");
 }
 
-/// Variables that clap reads, and those in the files of a folder.
+/// Environment variables that clap reads, and those that files name.
 fn variables() -> BTreeSet<String> {
     fn of(command: &Command, all: &mut BTreeSet<String>) {
         let names = command.get_arguments().filter_map(|it| it.get_env());

@@ -1,11 +1,11 @@
-//! The pages, taken apart: fenced blocks, headings, links, code in sentences.
+//! Parses the pages: fenced blocks, headings, links, code in sentences.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
 use crate::{path, text};
 
-/// Pages outside of docs/.
+/// Pages outside docs/.
 const AT_TOP: [&str; 5] = [
     "README.md",
     "CONTRIBUTING.md",
@@ -14,25 +14,25 @@ const AT_TOP: [&str; 5] = [
     "charts/cadastre/README.md",
 ];
 
-/// A page.
+/// A page of the documentation.
 pub struct Page {
-    /// Where it is in the repository, such as `docs/pools.md`
+    /// Its path in the repository, such as `docs/pools.md`
     pub name: String,
-    /// What stands between fences
+    /// Its fenced blocks
     pub blocks: Vec<Block>,
-    /// Everything else
+    /// Everything outside fenced blocks
     prose: String,
 }
 
-/// What stands between fences.
+/// A fenced block.
 pub struct Block {
-    /// Its language; may be empty
+    /// Its language, which may be empty
     pub language: String,
     /// Its lines, without the indentation of the fence
     pub text: String,
 }
 
-/// All of them.
+/// All pages.
 pub fn all() -> Vec<Page> {
     let mut names: BTreeSet<String> = AT_TOP.map(ToOwned::to_owned).into();
     find(&path("docs"), "docs", &mut names);
@@ -55,7 +55,7 @@ fn find(folder: &Path, name: &str, names: &mut BTreeSet<String>) {
 }
 
 impl Page {
-    /// Takes a page apart.
+    /// Parses the text of a page.
     pub fn new(name: &str, text: &str) -> Self {
         let mut page = Page {
             name: name.to_owned(),
@@ -87,10 +87,10 @@ impl Page {
         page
     }
 
-    /// The sentences without code, and the code in them.
+    /// The prose without code, and the code in it.
     fn parted(&self) -> (String, Vec<String>) {
         let (mut sentences, mut code) = (String::new(), Vec::new());
-        // Code may run over the end of a line, but not of a paragraph, of a list's item or a table's row.
+        // Code may continue on the next line, but not beyond a paragraph, a list item or a table row.
         for paragraph in self.prose.split("\n\n") {
             let mut joined = String::new();
             for line in paragraph.lines() {
@@ -107,7 +107,7 @@ impl Page {
                         code.push(part);
                     } else {
                         sentences.push_str(&part);
-                        // Where code stood, so that a link around it stays one.
+                        // A backtick stays in place of the code, so that a link around the code remains a link.
                         sentences.push('`');
                     }
                 }
@@ -117,12 +117,12 @@ impl Page {
         (sentences, code)
     }
 
-    /// Code in sentences.
+    /// The code in sentences.
     pub fn code(&self) -> Vec<String> {
         self.parted().1
     }
 
-    /// Where links and pictures lead, as written.
+    /// The targets of links and pictures, as written.
     pub fn links(&self) -> Vec<String> {
         let sentences = self.parted().0;
         let ends = sentences.split("](").skip(1);
@@ -130,7 +130,7 @@ impl Page {
             .collect()
     }
 
-    /// What `#...` may name on it, as forges make it of headings.
+    /// The anchors that `#...` can name, as forges derive them from headings.
     pub fn anchors(&self) -> BTreeSet<String> {
         let headings = self.prose.lines().filter(|it| it.starts_with('#'));
         let mut anchors = BTreeSet::new();

@@ -1,10 +1,10 @@
-//! What builds and releases is named by its content, as a tag can be moved to something else.
+//! What builds and releases use is pinned by digest, as a tag can be moved.
 
 use std::fs;
 
 use crate::{assert_none, path, text};
 
-/// What begins so in the file, up to the end of the line.
+/// The rest of each line that begins with `start`.
 fn after<'a>(text: &'a str, start: &'a str) -> impl Iterator<Item = &'a str> {
     text.lines()
         .filter_map(move |it| it.trim().trim_start_matches("- ").strip_prefix(start))
@@ -43,7 +43,7 @@ fn images_that_something_is_built_in_are_named_by_their_digest() {
         let digest = image.split_once("@sha256:").unwrap_or_default().1;
         assert!(is_hex(digest, 64), "{image}");
     }
-    // Nothing else is built on but stages of its own.
+    // A stage builds only on nothing, on a pinned image, or on another stage.
     let mut stages = vec!["scratch", "${BUILDER}", "${BINARIES}"];
     for from in after(&dockerfile, "FROM ") {
         let (base, stage) = from.split_once(" AS ").unwrap_or((from, ""));

@@ -1,6 +1,6 @@
-//! Just enough of a shell to tell which programs a line calls, and with which words.
+//! A minimal shell parser that finds the programs that a line calls, with their arguments.
 
-/// The commands of a text, each in words: without comments, redirections and assignments before them.
+/// The commands of a text, each as words, without comments, redirections and leading assignments.
 pub fn commands(text: &str) -> Vec<Vec<String>> {
     let text = text.replace("\\\n", " ");
     let mut reader = Reader::default();
@@ -26,7 +26,7 @@ pub fn commands(text: &str) -> Vec<Vec<String>> {
             }
             '\n' | '|' | ';' | '&' | '(' | ')' => reader.end_command(),
             '<' | '>' => {
-                // `2>` is no word of the command.
+                // `2>` is a redirection, not a word.
                 if reader
                     .word
                     .as_ref()

@@ -1,11 +1,12 @@
-//! The version, and what is needed, is said alike everywhere.
+//! Versions and requirements are the same everywhere.
 //!
-//! Cargo.toml has it. The chart's tests hold Chart.yaml and what is made of it to that; here is the rest.
+//! Cargo.toml has the version. The chart's tests compare Chart.yaml and the files that are generated from it; the
+//! rest is compared here.
 
 use crate::repository::packages;
 use crate::{assert_none, pages, text};
 
-/// What follows the first of those that a file has.
+/// The rest of the line after the first occurrence of `start`.
 fn after<'a>(text: &'a str, start: &str) -> &'a str {
     let rest = text
         .split_once(start)

@@ -1,7 +1,7 @@
-//! The API server, in memory: the rules by which a real one takes and refuses writes.
+//! The API server in memory, with the rules by which a real one accepts and rejects writes.
 //!
-//! One revision counter for all kinds. Reads and lists are consistent. A write that changes nothing
-//! leaves the version alone, as etcd's does. Every change is kept with its time and its author.
+//! All kinds share one revision counter. Reads and lists are consistent. A write that changes nothing keeps the
+//! version, as in etcd. The history has every change with its time and author.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -25,17 +25,17 @@ use super::shape::counted;
 use cadastre_core::Cidr;
 use cadastre_core::mutation::Mutation;
 
-/// A condition of NodeSubnets that is not the controller's: it comes anew with each write of an agent.
+/// A condition of NodeSubnets that another writer owns; each write of an agent updates it.
 const OF_ANOTHER: &str = "OfAnother";
 
-/// Who changed something.
+/// Who wrote a change.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Author {
-    /// The world around: kubelets, people, another allocator.
+    /// Everybody else: kubelets, people, a foreign allocator.
     World,
-    /// A node's agent, of its own NodeSubnet.
+    /// A node's agent, which writes its own NodeSubnet.
     Agent,
-    /// A controller process under a term.
+    /// A controller process during one term.
     Controller {
         process: usize,
         incarnation: u32,
@@ -43,20 +43,20 @@ pub enum Author {
     },
 }
 
-/// Something that changed, before and after.
+/// A changed object, before and after the change.
 pub enum Commit {
     Node(Option<Arc<Node>>, Option<Arc<Node>>),
     Pool(Option<Arc<Pool>>, Option<Arc<Pool>>),
     Subnet(Option<Arc<Subnet>>, Option<Arc<Subnet>>),
     Block(Option<Arc<Block>>, Option<Arc<Block>>),
     Service,
-    /// On that node; whether it is there.
+    /// The pod's node, the pod, and whether it still exists.
     Pod(Text, Arc<Pod>, bool),
-    /// The NodeAddresses of a node.
+    /// The node, and its NodeAddresses if they exist.
     Addresses(Text, Option<AddressesSeen>),
 }
 
-/// What etcd holds at one moment.
+/// The content of etcd at one moment.
 pub struct State {
     revision: u64,
     pub nodes: BTreeMap<Text, Arc<Node>>,
@@ -83,23 +83,22 @@ pub struct Api {
     pub services: Kind<ServiceRange>,
     pub pods: Kind<Pod>,
     pub lease: Option<Record>,
-    /// When each version of the Lease was written, by its writer's wall clock.
+    /// When each version of the Lease was written, by the wall clock of the writer.
     pub renewals: BTreeMap<String, Timestamp>,
-    /// UIDs of nodes that somebody's finalizer holds.
+    /// UIDs of nodes that have the finalizer of somebody else.
     pub finalized: BTreeSet<Text>,
-    /// What agents have written into the status of NodeSubnets, by UID, and NodeAddresses by name, where they are
-    /// the shipped ones.
+    /// Statuses of NodeSubnets by UID, and NodeAddresses by name, which shipped agents have written.
     pub statuses: BTreeMap<Text, NodeSubnetStatus>,
     pub addresses: BTreeMap<Text, AddressesSeen>,
-    /// Where each pod runs, by its UID.
+    /// Each pod's node, by the pod's UID.
     pub placed: BTreeMap<Text, Text>,
-    /// Whether the Lease does not keep what is named in it.
+    /// Whether the Lease loses the intents that are written to it.
     pub forgets_intents: bool,
-    /// Terms that a node carried before a touch that had no effect.
+    /// The terms of a node before touches that the mutation `TouchWithoutEffect` ignored.
     overlooked: BTreeMap<Text, BTreeSet<Option<Text>>>,
-    /// How many duplicates nothing but the UID, and nothing but the term, has kept out.
+    /// Duplicates that only the test of the UID, and only the test of the term, has prevented.
     pub averted: (u64, u64),
-    /// What changed since the last look.
+    /// Changes since they were last taken out.
     pub commits: Vec<Commit>,
 }
 
@@ -114,7 +113,7 @@ impl Api {
         self.revision
     }
 
-    /// All that a backup holds. UIDs are drawn at random and so never come again: they are no part of it.
+    /// The content of a backup. UIDs are random in reality and never repeat, so their counter is not part of it.
     pub fn backup(&self) -> State {
         State {
             revision: self.revision,
@@ -132,7 +131,7 @@ impl Api {
         }
     }
 
-    /// Everything is as it was then, the counter of versions too.
+    /// Restores the content of a backup, including the revision counter.
     pub fn put_back(&mut self, state: State) {
         let version = state.revision;
         self.revision = version;
@@ -149,7 +148,7 @@ impl Api {
         self.addresses = state.addresses;
     }
 
-    // What the world does. Each keeps the server's rules but needs no guard.
+    // Writes of everybody but controllers. Each keeps the server's rules but needs no guard.
 
     pub fn put_node(&mut self, node: Node, at: Time) -> Arc<Node> {
         let before = self.nodes.get(&node.name).cloned();
@@ -159,7 +158,7 @@ impl Api {
         after
     }
 
-    /// A deletion as asked for: at once, or a mark where a finalizer holds the node.
+    /// Deletes a node at once, or only marks it if it has a finalizer.
     pub fn delete_node(&mut self, name: &str, at: Time) {
         let Some(node) = self.nodes.get(name).cloned() else {
             return;
@@ -226,7 +225,7 @@ impl Api {
         let before = self.subnets.remove(name, version, at);
         if let Some(subnet) = &before {
             self.statuses.remove(&subnet.uid);
-            // What it owns goes with it.
+            // Objects that the NodeSubnet owns are deleted with it.
             let is_owned = |it: &AddressesSeen| *it.owner == *subnet.uid;
             if self.addresses.get(name).is_some_and(is_owned) {
                 self.addresses.remove(name);
@@ -288,9 +287,9 @@ impl Api {
             .filter(move |pod| self.placed.get(&pod.uid).is_some_and(|n| &**n == node))
     }
 
-    // What controllers ask.
+    // Requests of controllers.
 
-    /// Executes one request, now.
+    /// Executes one request at once.
     pub fn execute(&mut self, request: &Request, at: Time) -> Outcome {
         match request {
             Request::List(Of::Node) => Outcome::Nodes(all(&self.nodes)),
@@ -473,8 +472,8 @@ impl Api {
         Outcome::Subnet(Subnet::clone(&self.put_subnet(subnet, at)))
     }
 
-    /// What an agent writes: the whole status but for the condition, onto the version that it has
-    /// seen. False where that is not the version any more.
+    /// Writes the status of a simulated agent, except the condition of another writer, if the version is the one
+    /// that the agent has seen. Returns whether it was.
     pub fn publish_report(
         &mut self,
         name: &str,
@@ -508,7 +507,7 @@ impl Api {
         true
     }
 
-    /// A shipped agent writes its status onto that version: what is stored then, if it is that version.
+    /// Writes the status of a shipped agent if the version matches; returns what is then stored.
     pub fn publish_status(
         &mut self,
         name: &Text,
@@ -532,7 +531,7 @@ impl Api {
         Some((self.subnets.get(name)?.version, status))
     }
 
-    /// A shipped agent writes its list of addresses.
+    /// Writes the NodeAddresses of a shipped agent.
     pub fn write_addresses(
         &mut self,
         name: &Text,
@@ -597,7 +596,7 @@ impl Api {
             || overlooked.is_some_and(|terms| terms.contains(&a.term))
     }
 
-    /// Whether another node has any of the ranges.
+    /// Whether another node has a podCIDR that overlaps these ranges.
     fn is_held(&self, a: &Assignment) -> bool {
         let hits = |held: &Cidr| a.cidrs.iter().any(|cidr| cidr.overlaps(held));
         let nodes = &mut self.nodes.live.values();
@@ -629,7 +628,7 @@ impl Api {
         Outcome::Node(Node::clone(&self.put_node(node, at)))
     }
 
-    /// Executes one request about the Lease, now.
+    /// Executes one request about the Lease at once.
     pub fn lease(&mut self, ask: Ask, wall: Timestamp) -> Answer {
         match ask {
             Ask::Get => self.lease.clone().map_or(Answer::Missing, Answer::Found),
@@ -666,7 +665,7 @@ fn found<T: Versioned>(kind: &Kind<T>, name: &str, outcome: fn(T) -> Outcome) ->
         .map_or_else(missing, |object| outcome(T::clone(object)))
 }
 
-/// The test of the term annotation, which can only look below a parent that exists.
+/// The guard of the term annotation: JSON Patch can test a child only if its parent exists.
 fn same_term(node: &Node, term: Option<&Text>, annotated: bool) -> bool {
     if annotated {
         node.annotated && node.term.as_ref() == term
@@ -679,7 +678,7 @@ fn missing() -> Outcome {
     Outcome::Refused(Refusal::Missing)
 }
 
-/// What somebody says of a NodeSubnet that has reached that version.
+/// The condition of another writer in a NodeSubnet that has reached this version.
 fn of_another(version: u64) -> SubnetCondition {
     SubnetCondition {
         kind: OF_ANOTHER.into(),

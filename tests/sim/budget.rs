@@ -1,7 +1,8 @@
-//! How often a process may ask: whatever is refused, unanswered or silent, no loop turns hot.
+//! Limits how often a process may send requests: no loop may spin, whatever is rejected, unanswered or silent.
 //!
-//! Requests about one object that come to nothing are counted over a minute, from one write of it that
-//! came through to the next, and anew for one that was made anew; so are all requests of a process, and how often it wakes by its clock alone.
+//! Requests about one object that have no effect are counted over a minute; a write of the object that succeeds,
+//! or a new object, starts the count again. All requests of a process are counted, too, and how often its clock
+//! alone wakes it.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -15,21 +16,21 @@ use super::words::{name_of, of_request, verb};
 
 const MINUTE: Time = 60 * SECOND;
 
-/// Writes of one kind of one object that come to nothing.
+/// The most writes of one kind without effect, per object.
 const WRITES: usize = 16;
-/// Reads of one object without a write that came through.
+/// The most reads of one object without a successful write of it.
 const READS: usize = 40;
-/// Requests of one process.
+/// The most requests of one process.
 const ALL: usize = 6_000;
-/// Wake-ups of one process by its clock alone.
+/// The most wake-ups of one process by its clock alone.
 const WAKES: usize = 2_400;
 
-/// Moments of the last minute.
+/// The events of the last minute.
 #[derive(Default)]
 struct Row(VecDeque<Time>);
 
 impl Row {
-    /// Adds one and says how many there are.
+    /// Adds an event and returns their number.
     fn add(&mut self, now: Time) -> usize {
         while self.0.front().is_some_and(|at| at + MINUTE <= now) {
             self.0.pop_front();
@@ -41,20 +42,20 @@ impl Row {
 
 type Key = (Where, String, Text);
 
-/// What each process has asked lately.
+/// The recent requests of each process.
 #[derive(Default)]
 pub struct Budget {
-    /// How much faster than true time clocks may run
+    /// How many times faster than true time clocks may run
     pace: usize,
     fruitless: BTreeMap<Key, Row>,
     all: BTreeMap<Where, Row>,
     wakes: BTreeMap<Where, Row>,
-    /// The most that was seen of each: writes, reads, all, wake-ups
+    /// The highest numbers so far: writes, reads, all requests, wake-ups
     pub most: [usize; 4],
 }
 
 impl Budget {
-    /// Where clocks run at most so much faster than true time.
+    /// A budget for clocks that run at most `pace` times as fast as true time.
     pub fn of_pace(pace: usize) -> Self {
         Budget {
             pace,
@@ -62,7 +63,7 @@ impl Budget {
         }
     }
 
-    /// A request was answered.
+    /// Counts a request that was answered.
     pub fn answered(
         &mut self,
         place: Where,
@@ -76,7 +77,7 @@ impl Budget {
             let text = format!("{place} asks {all} times in a minute");
             return Err(Violation::new("budget", text, []));
         }
-        // What was never sent costs the server nothing.
+        // A request that was not sent costs the server nothing.
         if matches!(outcome, Outcome::Refused(Refusal::NotSent)) {
             return Ok(());
         }
@@ -119,7 +120,7 @@ impl Budget {
         Ok(())
     }
 
-    /// A Node of that name is made: reads of an earlier one were about another object.
+    /// A Node of that name was created: earlier reads concerned another object.
     pub fn born(&mut self, name: &Text) {
         let of_it: [Text; 2] = [
             format!("read of node {name}").into(),
@@ -128,7 +129,7 @@ impl Budget {
         self.fruitless.retain(|(_, _, key), _| !of_it.contains(key));
     }
 
-    /// A process woke because a time had come, and for no other reason.
+    /// Counts a wake-up of a process by its clock alone.
     pub fn woke(&mut self, place: Where, now: Time) -> Result<(), Violation> {
         let count = self.wakes.entry(place).or_default().add(now);
         self.most[3] = self.most[3].max(count);
@@ -140,7 +141,7 @@ impl Budget {
     }
 }
 
-/// What the request is about: a kind and a name, or the UID of a node.
+/// The object of the request: kind and name, or the UID of a node.
 fn object(request: &Request) -> Option<Text> {
     let of = |kind: &str, name: &Text| Some(format!("{kind} {name}").into());
     match request {

@@ -1,25 +1,25 @@
-//! What must hold after every step, judged by the API server's history and by what each process had
-//! been told. Nothing here reads the controller's own state.
+//! What must hold after every step, checked against the API server's history and what each process had received.
+//! Nothing here reads the state of a controller.
 //!
-//! # What is promised, and checked
-//! 1. *One holder.* A range that a controller assigns overlaps no range that a controller assigned
-//!    to another living node; nor one that somebody else wrote and that the writer had been shown.
-//! 2. *Rest.* The range of a dead node is not dealt to another machine before the quarantine is over,
-//!    counted from the true moment of deletion, nor without a consistent look at the dead node's pods
-//!    since then that showed none of its addresses. Promised where a NodeSubnet told of the range when
-//!    the node went, or where the process that deals it saw the node go, whoever led then. The time
-//!    is not judged in runs whose wall clocks jump: over a restart they are all there is.
-//! 3. *Policy.* A dealt range is one block of each of the pool's families, from a pool that the writer
-//!    had seen enabled, matching the node and with that block size; outside of what was reserved, of
-//!    service ranges and of pods' and nodes' addresses as the writer had seen them. What a machine
-//!    gets back may have another size, and its own pods in it.
-//! 4. *Named.* An assignment leaves only while the last Lease of its sender's tenure names it; it is
-//!    named until nothing of it can come true any more. Every other write of weight leaves only after
-//!    a Lease write that took effect after it was decided.
-//! 5. *Fence.* After an unclean take-over from a Lease that tells nothing no assignment leaves before
-//!    every node that was there, and still has no podCIDR, carries the new term.
-//! 6. *Records.* What a NodeSubnet tells of a holder does not vanish before its time; a finalizer
-//!    stays while something is held or rests in the pool.
+//! # Guarantees that are checked
+//! 1. *One holder.* A range that a controller allocates overlaps no range that a controller has allocated to
+//!    another live node, nor one of a foreign allocator that the writer had received.
+//! 2. *Rest.* The range of a dead node is not allocated to another machine before the quarantine is over, counted
+//!    from the true time of the deletion, nor before a consistent list of the dead node's pods since then showed
+//!    none of its addresses. This holds if a NodeSubnet contained the range when the node was deleted, or if the
+//!    process that allocates it received the deletion, whoever led then. The time is not checked in runs whose
+//!    wall clocks jump: across a restart they are the only measure.
+//! 3. *Policy.* An allocated range is one block of each of the pool's families, from a pool that the writer had
+//!    received as enabled, as selecting the node and with that block size; it overlaps no reserved range, service
+//!    range, or address of a pod or node that the writer had received. A range that a machine gets back may have
+//!    another size and contain its own pods.
+//! 4. *Named.* An assignment of podCIDRs is sent only while the last Lease of its sender's tenure names it; it
+//!    stays named until it can no longer take effect. Every other important write is sent only after a write of
+//!    the Lease that took effect after the decision.
+//! 5. *Fence.* After an unclean takeover from a Lease without intents, no assignment is sent before every existing
+//!    node without podCIDR has the new term.
+//! 6. *Records.* A NodeSubnet's record of a node's ranges does not vanish too early; a pool's finalizer stays
+//!    while ranges of the pool are allocated or quarantined.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -40,15 +40,15 @@ use super::run::{Tally, Where};
 use super::shape::{Shape, counted, is_counted};
 use super::words::ranges;
 
-/// The rule that this is all about.
+/// The most important rule: no range has two owners.
 pub const DUPLICATE: &str = "one holder";
 
-/// A rule that was broken.
+/// The violation of a rule.
 #[derive(Debug)]
 pub struct Violation {
     pub rule: &'static str,
     pub text: String,
-    /// The objects concerned.
+    /// Names of the objects concerned.
     pub names: BTreeSet<Text>,
 }
 
@@ -62,7 +62,7 @@ impl Violation {
     }
 }
 
-/// A node that is gone, and what it held.
+/// A deleted node, and its ranges.
 #[derive(Clone)]
 pub struct Grave {
     pub name: Text,
@@ -70,11 +70,11 @@ pub struct Grave {
     pub machine: Machine,
     pub ranges: Vec<Cidr>,
     pub died: Time,
-    /// Whether a NodeSubnet told of it when it went, and nobody has edited that since.
+    /// Whether a NodeSubnet contained its ranges when it was deleted, and nobody has edited that since.
     pub recorded: bool,
-    /// Whether people have edited its record: who saw that takes its rest for over.
+    /// Whether people have edited the record: a controller that received the edit takes the quarantine for over.
     edited: bool,
-    /// When a look at its pods showed none of its addresses.
+    /// When lists of its pods showed none of its addresses.
     looked: Vec<Time>,
 }
 
@@ -83,37 +83,38 @@ pub struct Checks {
     pub tally: Tally,
     pub clocks_lie: bool,
     pub skew: u64,
-    /// UIDs of nodes that a controller gave their podCIDRs.
+    /// UIDs of nodes whose podCIDRs a controller has allocated.
     pub ours: BTreeSet<Text>,
     pub graves: Vec<Grave>,
-    /// Of ranges that were chosen for a node (by UID): the dead nodes (by UID) that who chose them last had to mind.
+    /// For ranges that were chosen for a node (by UID): UIDs of the dead nodes whose quarantine the last process
+    /// that chose them had to respect.
     minded: BTreeMap<(Text, Vec<Cidr>), BTreeSet<Text>>,
     born: BTreeMap<Text, Time>,
-    /// When a pool's finalizer was to be dropped first, by the pool's UID and version.
+    /// When the removal of a pool's finalizer was first requested, by the pool's UID and version.
     let_go: BTreeMap<(Text, u64), Time>,
-    /// Every version of a pool that ever was.
+    /// All versions of all pools.
     pub shapes: Vec<Shape>,
-    /// Who holds the Lease, and since when.
+    /// The holder of the Lease, and since when.
     lease: (Option<String>, Time),
-    /// What it names.
+    /// The intents in the Lease.
     pub intents: Option<Arc<Intents>>,
-    /// When it was last written under each term, and what it named then.
+    /// When the Lease was last written in each term, and its intents then.
     leases: BTreeMap<Text, (Time, Option<Arc<Intents>>)>,
-    /// The term of the last of them.
+    /// The last of these terms.
     last_term: Option<Text>,
     /// The last write of a controller.
     pub last_write: (Time, String),
-    /// The last request of a controller, but for the Lease.
+    /// The last request of a controller, except those about the Lease.
     pub last_request: (Time, String),
     pub parcels: Parcels,
-    /// UIDs of pods that the server has brought back: the addresses that it shows are of an earlier time.
+    /// UIDs of pods that a restore has brought back: the addresses in their statuses are outdated.
     pub ghosts: BTreeSet<Text>,
-    /// UIDs of pods that an agent gave addresses as a Node that was gone: nothing is promised to a machine that
-    /// outlives its Node.
+    /// UIDs of pods to which an agent assigned addresses after its Node was deleted: nothing is guaranteed for a
+    /// machine that outlives its Node.
     pub given_too_late: BTreeSet<Text>,
-    /// Addresses that a machine's agent has freed as the Node of that UID, and until when they cool.
+    /// Addresses that an agent has released, with the machine, the UID of its Node, and the end of the cooldown.
     pub cooling: BTreeMap<Addr, (usize, Text, Time)>,
-    /// What each process told, and how often, and what it told last of an object.
+    /// How often each process reported each text, and its last report about each object.
     told: BTreeMap<(Where, String), u32>,
     last_told: BTreeMap<(Where, String), String>,
 }
@@ -129,7 +130,7 @@ impl Checks {
         }
     }
 
-    /// Takes note of the cluster as it is found.
+    /// Records the objects that exist at the start.
     pub fn begin(&mut self, api: &Api) {
         for node in api.nodes.live.values() {
             self.born.insert(node.uid.clone(), 0);
@@ -139,7 +140,7 @@ impl Checks {
         }
     }
 
-    /// The Lease was written; says whether its holder has changed.
+    /// Records a write of the Lease; returns whether its holder has changed.
     pub fn leased(&mut self, holder: Option<&str>, now: Time) -> bool {
         let new = self.lease.0.as_deref() != holder;
         if new {
@@ -148,7 +149,7 @@ impl Checks {
         new
     }
 
-    /// A controller asks for something.
+    /// Checks a request that a controller has decided on.
     pub fn asked(
         &mut self,
         place: Where,
@@ -216,7 +217,8 @@ impl Checks {
         Ok(())
     }
 
-    /// A controller wants the Lease to name what it has chosen, or has taken over from others.
+    /// Records what a controller wants to name in the Lease: what it has chosen, or inherited from an earlier
+    /// leader.
     pub fn wants(
         &mut self,
         place: Where,
@@ -248,7 +250,7 @@ impl Checks {
         Ok(())
     }
 
-    /// The Lease was written.
+    /// Checks the intents in a Lease that was written.
     pub fn named(
         &mut self,
         record: &LeaseRecord,
@@ -280,12 +282,12 @@ impl Checks {
         Ok(())
     }
 
-    /// Whether nobody has taken the Lease over since it was taken under that term.
+    /// Whether the term's leader still has the Lease.
     pub fn is_leading(&self, term: Option<&Text>) -> bool {
         term.is_none() || term == self.last_term.as_ref()
     }
 
-    /// A write leaves.
+    /// Checks a write that is being sent.
     pub fn sent(&self, place: Where, outgoing: &Outgoing, decided: Time, api: &Api) -> Verdict {
         let Some((at, intents)) = outgoing.term.as_ref().and_then(|it| self.leases.get(it)) else {
             return Ok(());
@@ -296,7 +298,7 @@ impl Checks {
         }
         if let (Request::AssignPodCidrs(a), false) = (&outgoing.request, api.forgets_intents) {
             let mut named = intents.iter().flat_map(|all| &all.assignments);
-            // To a node that is gone or has podCIDRs nothing can come true.
+            // A node that is deleted or has podCIDRs cannot be assigned any.
             let node = api.nodes.get(&a.name);
             let open = node.is_some_and(|node| node.uid == a.uid && node.is_empty());
             if open && !named.any(|it| (&it.uid, &it.cidrs) == (&a.uid, &a.cidrs)) {
@@ -324,7 +326,7 @@ impl Checks {
         Ok(())
     }
 
-    /// A controller has chosen ranges for a node: they must be right by what it had seen.
+    /// Checks ranges that a controller has chosen for a node against what it had received.
     fn dealt(&self, place: Where, a: &Assignment, known: &Known, api: &Api) -> Verdict {
         let wrong = |what: String| {
             let text = format!(
@@ -338,7 +340,8 @@ impl Checks {
         let hits = |cidr: &Cidr| a.cidrs.iter().any(|c| c.overlaps(cidr));
         let returns = self.had_before(a, known);
         if self.graves.iter().any(|grave| grave.uid == a.uid) && returns {
-            // It is gone, with just these ranges: whoever has not heard of that yet is refused.
+            // The node is deleted and had these ranges: the guard rejects the write of a process that does not
+            // know that yet.
             return Ok(());
         }
         let labels = known.labels.get(&a.uid);
@@ -348,7 +351,7 @@ impl Checks {
                     || (returns && shape.could_return(&a.cidrs, labels))
             })
         };
-        // Of several with the same ranges it may have been any.
+        // If several pools have the same ranges, it may have been any of them.
         let pools: Vec<&Shape> = known.shapes.iter().filter(could).collect();
         let Some(pool) = pools.first() else {
             return wrong("no pool it has seen could have".to_owned());
@@ -417,7 +420,7 @@ impl Checks {
         Ok(())
     }
 
-    /// A pool that has been shown, comes before the one dealt from and lacks nothing but its finalizer.
+    /// A pool that the process has received, that precedes `dealt`, and that lacks only its finalizer.
     fn starting_before(
         &self,
         dealt: &Shape,
@@ -425,7 +428,7 @@ impl Checks {
         known: &Known,
         api: &Api,
     ) -> Option<Text> {
-        // An answer may have told newer news than the watch.
+        // An answer may have shown a newer version than the watch.
         let is_so = |pool: &&Pool| {
             let now = api.pools.get(&pool.name);
             let is_live = now.is_some_and(|it| (&it.uid, &it.spec) == (&pool.uid, &pool.spec));
@@ -435,7 +438,7 @@ impl Checks {
         let all: Vec<Shape> = shown.clone().filter_map(Shape::new).collect();
         let shown: Vec<Shape> = shown.filter(is_so).filter_map(Shape::new).collect();
         let rank = |shape: &Shape| (shape.priority, shape.selector.len());
-        // In doubt about what it is now the one dealt from may have been any of its versions.
+        // The version of `dealt` that the process used is uncertain, so each of them counts.
         let versions = known.shapes.iter().filter(|it| it.name == dealt.name);
         let best = versions.map(rank).max()?;
         let serves = |shape: &&Shape| {
@@ -458,8 +461,8 @@ impl Checks {
         starting.next().map(|it| it.name.clone())
     }
 
-    /// Whether an earlier node of that name had these ranges, or was chosen for them: by what was, by
-    /// the writer's own doing, or by the NodeSubnet it was shown.
+    /// Whether an earlier node of that name had these ranges, or they were chosen for one, according to the
+    /// history, to the writer's own decisions, or to the NodeSubnet that it received.
     fn had_before(&self, a: &Assignment, known: &Known) -> bool {
         let all = |had: &[Cidr]| a.cidrs.iter().all(|cidr| had.contains(cidr));
         let buried = |grave: &Grave| grave.name == a.name && all(&grave.ranges);
@@ -470,7 +473,7 @@ impl Checks {
         self.graves.iter().any(buried) || known.chosen.iter().any(chosen) || all(&told)
     }
 
-    /// A request took effect or was refused.
+    /// Records a request that was executed or rejected.
     pub fn executed(&mut self, request: &Request, outcome: &Outcome, now: Time) {
         if let (Request::ListPodsOf { node }, Outcome::Pods(pods)) = (request, outcome) {
             for grave in self.graves.iter_mut().filter(|grave| grave.name == *node) {
@@ -485,7 +488,7 @@ impl Checks {
         }
     }
 
-    /// Something has changed.
+    /// Checks a change.
     pub fn committed(
         &mut self,
         commit: &Commit,
@@ -578,7 +581,7 @@ impl Checks {
         });
     }
 
-    /// A controller's assignment has come true.
+    /// Checks an assignment of a controller that took effect.
     fn assigned(
         &mut self,
         node: &Arc<Node>,
@@ -609,7 +612,7 @@ impl Checks {
         self.ours.insert(node.uid.clone());
         let back = |grave: &Grave| grave.name == node.name && grave.machine.same(&node.machine);
         for grave in self.graves.iter().filter(|grave| hits(&grave.ranges)) {
-            // The machine's own, also where an earlier node of the name had it before the machine did.
+            // The machine's own range, even if an earlier node of the name had it before the machine.
             let had = |range: &Cidr| {
                 let mut later = self.graves.iter().filter(|it| it.died >= grave.died);
                 later.any(|it| back(it) && it.ranges.contains(range))
@@ -618,7 +621,7 @@ impl Checks {
                 continue;
             }
             let seen = known.is_some_and(|known| known.buried.contains(&grave.uid));
-            // Another node may have had all of it since, however it came by it; then its own rest counts.
+            // Another node may have had the whole range since; then the quarantine of that node counts.
             let covers = |it: &Cidr, range: &Cidr| it.overlaps(range) && it.len() <= range.len();
             let had_since = |it: &Grave| {
                 let covered = |range| it.ranges.iter().any(|it| covers(it, range));
@@ -628,8 +631,8 @@ impl Checks {
             if !grave.recorded && !seen {
                 continue;
             }
-            // What was on its way before the node went may come true at any time, and so may what one chose that
-            // knew nothing of it: then who sends it has taken it over from that one.
+            // A write that was sent before the node was deleted may take effect at any time; so may one that a
+            // process chose which did not know of the node, even if another leader has inherited and repeated it.
             let key = (node.uid.clone(), node.pod_cidrs.to_vec());
             let minded = known.and_then(|known| known.minded.get(&key));
             let minded = minded.or_else(|| self.minded.get(&key));
@@ -665,7 +668,7 @@ impl Checks {
         Ok(())
     }
 
-    /// When the ranges of a grave may be given on, at the earliest.
+    /// When the ranges of a dead node may be allocated again at the earliest.
     pub fn rested(&self, grave: &Grave) -> Time {
         let pools = self
             .shapes
@@ -702,8 +705,8 @@ impl Checks {
             let held_on = live.is_some_and(|node| {
                 *node.uid == *record.uid && node.pod_cidrs.contains(&record.range)
             });
-            // Given back: the range is recorded for a later node of the name, even if that one is gone
-            // by the time the write lands.
+            // The range is recorded for a later node of the name that got it back, even if that one is deleted
+            // before the write takes effect.
             let returned = live.is_some_and(|node| node.pod_cidrs.contains(&record.range))
                 || is.iter().any(|later| later.range == record.range);
             let early = grave.is_some_and(|g| g.recorded && now < self.rested(g))
@@ -746,8 +749,8 @@ impl Checks {
         if !before.deleting {
             return wrong(&before.name, "lives");
         }
-        // Another pool may keep what lies in both: one that is there, or was when last shown. Of one
-        // that cannot be read any more every earlier version counts.
+        // Another pool that contains the range may keep it: one that exists, or that the process last received. Of
+        // a pool that can no longer be parsed every earlier version counts.
         let shown = known.iter().flat_map(|k| k.pools.objects.values());
         let there = api.pools.live.values().map(AsRef::as_ref);
         let others: Vec<Shape> = there
@@ -771,8 +774,8 @@ impl Checks {
                 return wrong(&node.name, "holds a range of it");
             }
         }
-        // A node that came with podCIDRs of its own after that was decided might as well have come after the
-        // pool had gone.
+        // A node that brought its own podCIDRs after the decision might as well have come after the pool's
+        // deletion.
         let decided = self.let_go.get(&(before.uid.clone(), before.version));
         let resting = |grave: &&Grave| {
             let born = self.born.get(&grave.uid);
@@ -796,8 +799,8 @@ impl Checks {
         versions.cloned().collect()
     }
 
-    /// A controller tells people something. Once it is in the picture again, once is enough, unless
-    /// something else was to be told of the same object meanwhile; and that does not go on and on.
+    /// Checks a report of a controller. Once the run is calm, a text is reported again only if another one about
+    /// the same object came between, and not endlessly.
     pub fn reported(&mut self, place: Where, report: &Report, calm: bool) -> Verdict {
         const OFTEN: u32 = 5;
         let text = format!("{report:?}");
@@ -809,7 +812,7 @@ impl Checks {
         let before = self.last_told.insert((place, about), text.clone());
         let times = self.told.entry((place, text.clone())).or_default();
         *times += 1;
-        // Blocks come and go, and with them a limit is reached and left.
+        // Blocks come and go, and so their limit may be reached several times.
         let again = before.as_ref() == Some(&text) && report.reason != "BlockLimitReached";
         if again || *times > OFTEN {
             let text = format!("{place} tells {times} times: {text}");
@@ -819,12 +822,12 @@ impl Checks {
     }
 }
 
-/// One range of one holder, as a NodeSubnet tells it.
+/// A node's range as a NodeSubnet records it.
 #[derive(Debug)]
 pub struct Record {
     pub uid: String,
     pub range: Cidr,
-    /// Seconds since 1970, of one that is gone.
+    /// The end of the quarantine in seconds since 1970, if the node is deleted.
     pub until: Option<i64>,
 }
 

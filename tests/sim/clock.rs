@@ -1,19 +1,19 @@
-//! Virtual time, and what a process's own clocks make of it.
+//! Virtual time, and the clocks of processes.
 
 use std::time::Duration;
 
 use jiff::Timestamp;
 
-/// Virtual time since the start of the run, in microseconds.
+/// Microseconds of virtual time since the start of the run.
 pub type Time = u64;
 
 pub const MS: Time = 1_000;
 pub const SECOND: Time = 1_000_000;
 
-/// What wall clocks that are right show at time 0: seconds since 1970.
+/// The correct wall time at virtual time 0, in seconds since 1970.
 const EPOCH: i64 = 1_800_000_000;
 
-/// The right wall time, in whole seconds since 1970.
+/// The correct wall time, in whole seconds since 1970.
 pub fn seconds(now: Time) -> i64 {
     EPOCH + i64::try_from(now / SECOND).unwrap()
 }
@@ -23,18 +23,17 @@ fn wall(now: Time, off: i64) -> Timestamp {
     Timestamp::from_microsecond(micros).unwrap()
 }
 
-/// The clocks of one machine. The monotonic one never goes back; it may run at any rate, stand still and
-/// jump ahead.
+/// The clocks of one machine. The monotonic clock never goes back; it may run at any rate, stop, and jump ahead.
 #[derive(Clone, Copy, Debug)]
 pub struct Clocks {
-    /// When its pace last changed, and what the monotonic clock showed then, in microseconds.
+    /// When its rate last changed, and what the monotonic clock showed then, in microseconds.
     since: Time,
     shown: u64,
-    /// Until then it stands still.
+    /// The end of a stop.
     stands_until: Time,
-    /// How fast it runs, in parts per million of true time.
+    /// Its rate, in parts per million of true time.
     rate: u64,
-    /// How far its wall clock is off, in microseconds.
+    /// The deviation of the wall clock, in microseconds.
     pub wall_off: i64,
 }
 
@@ -58,7 +57,7 @@ impl Clocks {
         Duration::from_micros(self.micros(now))
     }
 
-    /// The first moment at which the monotonic clock shows `mono` or more, as it runs now.
+    /// The earliest virtual time at which the monotonic clock shows at least `mono`, at its present rate.
     pub fn when(&self, mono: Duration) -> Time {
         let micros = u64::try_from(mono.as_micros())
             .unwrap_or(u64::MAX / 2_000_000)
@@ -67,12 +66,12 @@ impl Clocks {
         self.since.max(self.stands_until) + (left * 1_000_000).div_ceil(self.rate)
     }
 
-    /// The machine is started anew.
+    /// Resets the monotonic clock, as a reboot does.
     pub fn boot(&mut self, now: Time) {
         (self.since, self.shown, self.stands_until) = (now, 0, now);
     }
 
-    /// From now on it runs at that rate, standing still until then.
+    /// Stops the monotonic clock until `stands_until`, and sets its rate from then on.
     pub fn set_pace(&mut self, now: Time, rate: u64, stands_until: Time) {
         self.shown = self.micros(now);
         (self.since, self.rate, self.stands_until) = (now, rate, stands_until);
@@ -82,7 +81,7 @@ impl Clocks {
         self.rate
     }
 
-    /// It jumps ahead.
+    /// Lets the monotonic clock jump ahead by `by`.
     pub fn jump(&mut self, by: Time) {
         self.shown += by;
     }

@@ -1,4 +1,4 @@
-//! What befalls processes and their watches.
+//! Faults of processes and their watches.
 
 use super::agents::Act;
 use super::clock::{MS, SECOND};
@@ -63,7 +63,7 @@ impl Sim {
         self.stop_clock(place);
     }
 
-    /// The clock of a process that stands still does so, too, at times.
+    /// Sometimes stops the monotonic clock of a process that is paused.
     fn stop_clock(&mut self, place: Where) {
         if !self.plan.clocks_stop || self.rng.chance(3_000) {
             return;
@@ -74,7 +74,7 @@ impl Sim {
         self.log(None, || format!("{place}'s clock stands still as long"));
     }
 
-    /// Its monotonic clock, or that of an agent, jumps ahead or runs at another rate from now on.
+    /// Changes the rate of a process's or an agent's monotonic clock, or lets it jump ahead.
     fn change_pace(&mut self, place: Where) {
         let now = self.now;
         if self.rng.chance(3_000) {
@@ -97,7 +97,7 @@ impl Sim {
                 .set_pace(now, rate, now);
             self.log(None, || format!("{place}'s clock runs at {rate} ppm"));
         }
-        // Timers go by that clock.
+        // The process's timers follow that clock.
         self.after(0, Due::Lease(place));
         self.after(0, Due::Look(place));
     }
@@ -115,7 +115,7 @@ impl Sim {
         }
     }
 
-    /// A watch ends and starts over with a list.
+    /// Restarts a watch with a list.
     fn relist(&mut self, place: Where) {
         let all = self.rng.chance(2_000);
         let one = *self.rng.pick(&Watched::ALL);
@@ -128,7 +128,7 @@ impl Sim {
         }
     }
 
-    /// A watch is cut, and goes on later where it was.
+    /// Cuts a watch, which later resumes where it stopped.
     fn stall(&mut self, place: Where) {
         let kind = *self.rng.pick(&Watched::ALL);
         let until = self.now + self.rng.stretch(500 * MS, 200 * SECOND);
@@ -140,7 +140,7 @@ impl Sim {
         });
     }
 
-    /// The process crashes, stands still or is cut off for longer than its lease, at this very moment.
+    /// Crashes, pauses or cuts off the process for longer than its lease, at this moment.
     pub fn fall_silent(&mut self, place: Where) {
         let length = self.rng.between(20 * SECOND, 80 * SECOND);
         match self.rng.below(3) {
@@ -157,7 +157,7 @@ impl Sim {
         });
     }
 
-    /// The process is cut off: its writes arrive when the network is back, or never.
+    /// Cuts the process off: its writes arrive when the network is back, or never.
     fn cut(&mut self, place: Where) {
         let length = self.rng.stretch(SECOND, 90 * SECOND);
         self.processes[place.process].cut_until = self.now + length;

@@ -1,8 +1,7 @@
-//! The objects of one kind with every version they ever had, and a watch on them.
+//! The objects of one kind with all versions that they ever had, and watches of them.
 //!
-//! A list is a consistent snapshot; a watch delivers what happened after it in the order it
-//! happened, as late as it likes. A watch that starts over names what exists and says nothing of
-//! what went meanwhile.
+//! A list is a consistent snapshot. A watch delivers later changes in order, with any delay. A watch that restarts
+//! delivers the objects that exist, and does not report deletions that happened meanwhile.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -34,7 +33,7 @@ versioned!(
     cadastre_controller::cluster::seen::Pod
 );
 
-/// One entry of the history.
+/// One change in the history.
 pub struct Logged<T> {
     #[expect(dead_code, reason = "for whoever prints the history")]
     pub at: Time,
@@ -42,11 +41,11 @@ pub struct Logged<T> {
     pub object: Arc<T>,
 }
 
-/// All objects of a kind, and how they came to be.
+/// All objects of a kind, and their history.
 pub struct Kind<T> {
     pub live: BTreeMap<Text, Arc<T>>,
     pub log: Vec<Logged<T>>,
-    /// The last version of anything of the kind.
+    /// The version of the kind's last change.
     version: u64,
 }
 
@@ -65,7 +64,7 @@ impl<T: Versioned> Kind<T> {
         self.live.get(name)
     }
 
-    /// Stores the object under a new version.
+    /// Stores the object with a new version.
     pub fn put(&mut self, mut object: T, version: u64, at: Time) -> Arc<T> {
         object.set_version(version);
         self.version = version;
@@ -79,7 +78,7 @@ impl<T: Versioned> Kind<T> {
         object
     }
 
-    /// Removes it; watches are told its last state with the version of the removal.
+    /// Removes an object; watches receive its last state with the version of the removal.
     pub fn remove(&mut self, name: &str, version: u64, at: Time) -> Option<Arc<T>> {
         let last = self.live.remove(name)?;
         self.version = version;
@@ -93,28 +92,28 @@ impl<T: Versioned> Kind<T> {
         Some(last)
     }
 
-    /// All of it is as it was then, at that version of the server. No watch is told.
+    /// Restores the objects and the version of a backup. Watches receive nothing.
     pub fn put_back(&mut self, live: BTreeMap<Text, Arc<T>>, version: u64) {
         (self.live, self.version) = (live, version);
     }
 }
 
-/// One process's watch of one kind.
+/// A process's watch of one kind.
 pub struct Feed<T> {
     stage: Stage<T>,
-    /// How much of the log has been delivered.
+    /// The index of the next change in the log to deliver.
     cursor: usize,
-    /// The version up to which it has been delivered.
+    /// The version up to which changes were delivered.
     seen: u64,
-    /// Whether a delivery is on its way already.
+    /// Whether a delivery is scheduled.
     pub scheduled: bool,
-    /// Nothing comes before: the connection is cut or slow.
+    /// Until when nothing is delivered: the connection is cut or slow.
     pub held_until: Time,
 }
 
 enum Stage<T> {
     Down,
-    /// The list was announced, not made yet: what happens now is in it.
+    /// The list was announced but not made: it will contain changes that happen now.
     Announced,
     Listing {
         snapshot: Vec<Arc<T>>,
@@ -137,13 +136,13 @@ impl<T> Default for Feed<T> {
 }
 
 impl<T: Versioned> Feed<T> {
-    /// The watch starts over with a list.
+    /// Restarts the watch with a list.
     pub fn relist(&mut self) {
         self.stage = Stage::Down;
     }
 
-    /// The server was put back to an older state. A watch goes on after the version that it has seen,
-    /// so it shows nothing until the server is past that one again; a list that ran is begun anew.
+    /// The server was restored to an older state. A watch resumes after the last version that it delivered, so it
+    /// delivers nothing until the server has passed that version again; an unfinished list starts again.
     pub fn cut(&mut self, kind: &Kind<T>) {
         self.cursor = kind.log.len();
         if !self.is_watching() {
@@ -203,8 +202,8 @@ impl<T: Versioned> Feed<T> {
     }
 }
 
-/// What a process has been shown of one kind, for the checks: an object counts as known until its
-/// deletion, or a complete list without it, was delivered.
+/// What a process has received of one kind, for the checks. An object counts as known until the process has
+/// received its deletion, or a complete list without it.
 pub struct View<T> {
     pub objects: BTreeMap<Text, T>,
     unseen: Option<BTreeMap<Text, Text>>,
@@ -222,7 +221,7 @@ impl<T> Default for View<T> {
 }
 
 impl<T: Object + Clone> View<T> {
-    /// Takes in a delivery; returns what is gone by it.
+    /// Records a delivery; returns the objects that it removed.
     pub fn take(&mut self, change: &Change<T>) -> Vec<T> {
         match change {
             Change::Restarted { .. } => {

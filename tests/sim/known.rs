@@ -1,7 +1,7 @@
-//! What one run of a process has been told, as the checks remember it.
+//! What one run of a process has received, as the checks remember it.
 //!
-//! A controller is judged by what it could know: a node that arrives with a range a moment after it
-//! was dealt is nobody's fault.
+//! A controller is checked against what it could know: a node that appears with a range just after the controller
+//! has allocated that range is not the controller's fault.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,40 +27,39 @@ pub struct Known {
     pub blocks: View<Block>,
     pub services: View<ServiceRange>,
     pub pods: View<Pod>,
-    /// Every set of labels a node was shown with, by UID.
+    /// All sets of labels with which a node was received, by UID.
     pub labels: BTreeMap<Text, BTreeSet<Labels>>,
-    /// Every pool version shown.
+    /// All versions of pools that were received.
     pub shapes: Vec<Shape>,
-    /// The term the controller was last told it leads under.
+    /// The term that the controller was last told it leads in.
     pub term: Option<Text>,
-    /// How it came to lead.
+    /// How it became leader.
     pub takeover: Option<Takeover>,
-    /// Whether the Lease told it what earlier leaders have in flight.
+    /// Whether the Lease contained the intents of earlier leaders.
     pub is_told: bool,
-    /// Whether it has dealt, freed or told anything under that term: the fence is behind it.
+    /// Whether it has allocated, released or reported anything in that term, and so has passed the fence.
     pub deals: bool,
-    /// Whether it has asked for a list under that term.
+    /// Whether it has requested a list in that term.
     pub lists: bool,
-    /// Nodes shown with podCIDRs while they lived. News of a node that is dead already may come after
-    /// newer news of its name, and is rightly ignored then.
+    /// Nodes that were received alive with podCIDRs. Watch events of a node that is dead already may come after
+    /// newer ones of its name, and are rightly ignored.
     met: BTreeSet<Text>,
-    /// Of those, the ones whose end was shown, whoever led.
+    /// Those of them whose deletion was received, whoever led.
     pub buried: BTreeSet<Text>,
-    /// What it ever chose for a node's name: it may come back to it, though it was never held.
+    /// Everything it has chosen for a node's name: it may choose the same again, even if no node ever had it.
     pub chosen: BTreeSet<(Text, Vec<Cidr>)>,
-    /// Blocks shown, and those it asked for, with the name of the node that has them: to make one again
-    /// is to restore it.
+    /// Blocks that it received or requested, with the name of their node: creating them again is a repair.
     pub had: BTreeSet<(Cidr, Text)>,
-    /// Blocks that an agent of that node was shown, or told in an answer, to use: they may be taken up.
+    /// Blocks that the node's agent uses according to its NodeSubnet or an answer: they may be adopted.
     pub used: BTreeSet<(Cidr, Text)>,
-    /// The newest version of each pool, by UID, that a watch or an answer has told.
+    /// The newest version of each pool, by UID, in a watch event or an answer.
     newest: BTreeMap<Text, u64>,
-    /// Since when each pool is shown in its generation, each service range and pod in its version.
+    /// Since when each pool has had its received generation, and each service range and pod its received version.
     shown: BTreeMap<Text, (i64, Time)>,
-    /// When it first asked for a node (by UID) to have these ranges.
+    /// When it first requested these ranges for a node (by UID).
     pub decided: BTreeMap<(Text, Vec<Cidr>), Time>,
-    /// The dead nodes (by UID) that had to be minded when these ranges were chosen for a node, by it or by whom it
-    /// took that over from.
+    /// UIDs of the dead nodes whose quarantine had to be respected when these ranges were chosen for a node, by
+    /// this process or by the one it inherited them from.
     pub minded: BTreeMap<(Text, Vec<Cidr>), BTreeSet<Text>>,
 }
 
@@ -111,7 +110,7 @@ impl Known {
         self.blocks.take(change);
     }
 
-    /// Takes note of what is shown as it is for the first time.
+    /// Records the version of an object when it is received for the first time.
     pub fn note(&mut self, uid: &Text, version: i64, now: Time) {
         let shown = self.shown.entry(uid.clone()).or_insert((-1, now));
         if shown.0 != version {
@@ -119,7 +118,7 @@ impl Known {
         }
     }
 
-    /// Whether it has been shown the object as it is since then.
+    /// Whether it has known the object in its present version since then.
     pub fn is_shown_since(&self, uid: &Text, then: Time) -> bool {
         self.shown.get(uid).is_some_and(|(_, at)| *at <= then)
     }
@@ -143,8 +142,8 @@ impl Known {
         }
     }
 
-    /// The fence is behind it: what had died before is not in its books.
-    /// It writes. Gives whether that is its first write after a take-over for which it needed no list.
+    /// Records that it writes, and so has passed the fence; nodes that died before are no longer in its records.
+    /// Returns whether this is its first write after an unclean takeover for which it needed no list.
     pub fn begins_to_deal(&mut self, api: &Api) -> bool {
         let begins = !std::mem::replace(&mut self.deals, true);
         if begins {
@@ -168,7 +167,7 @@ impl Known {
             .extend(used.map(|word| (word.cidr, subnet.name.clone())));
     }
 
-    /// Whether nothing newer has been told of the pool.
+    /// Whether no newer version of the pool was received.
     pub fn is_newest(&self, pool: &Pool) -> bool {
         self.newest
             .get(&pool.uid)

@@ -1,8 +1,7 @@
-//! What does not pass by itself: a write that is refused for good, an answer that never comes, a list that
-//! never comes.
+//! Lasting troubles: a write that is always rejected, an answer or a list that never comes.
 //!
-//! One of these lasts from a moment on until the run turns calm. Admission policies, quotas, webhooks and
-//! proxies do such things, to one object or to a whole kind of write.
+//! One of them lasts from some moment until the run turns calm. Admission policies, quotas, webhooks and proxies
+//! cause such things, for one object or for a whole kind of write.
 
 use std::time::Duration;
 
@@ -13,55 +12,55 @@ use super::process::Watched;
 use super::rng::Rng;
 use super::run::{Sim, Where};
 
-/// What the server takes offence at.
+/// The requests that are concerned.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Subject {
-    /// Finalizers of pools.
+    /// Changes of the finalizers of pools.
     PoolFinalizers,
     PoolStatus,
     BlockCreations,
-    /// Blocks are neither changed nor deleted.
+    /// Updates and deletions of blocks.
     BlockChanges,
     /// podCIDRs of nodes, and touches.
     Nodes,
     /// Specs of NodeSubnets.
     Subnets,
     SubnetConditions,
-    /// Consistent looks at the pods of a node.
+    /// Consistent lists of the pods of a node.
     Pods,
 }
 
-/// How it shows.
+/// How the server answers the request.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Answer {
-    /// A policy says no.
+    /// A policy rejects it.
     Rejected,
-    /// A refusal that looks like a failed guard.
+    /// A rejection that looks like a failed guard.
     Guard,
-    /// Come again later, and when.
+    /// Busy, with the time after which to retry.
     Busy(Duration),
-    /// There is none: the request times out.
+    /// No answer: the request times out.
     None,
 }
 
-/// One such trouble.
+/// A trouble with one kind of request.
 #[derive(Clone, Debug)]
 pub struct Trouble {
     pub subject: Subject,
     pub answer: Answer,
-    /// Whether it concerns everything of that kind, not only what chance says.
+    /// Whether it concerns all requests of that kind, or only those of some objects.
     pub all: bool,
     pub from: Time,
 }
 
-/// A process that gets no list of a kind while it lasts.
+/// A process that gets no list of a kind while the trouble lasts.
 #[derive(Clone, Debug)]
 pub struct Silence {
     pub process: usize,
     pub kind: Watched,
 }
 
-/// What lasts in one run.
+/// The lasting troubles of one run.
 #[derive(Clone, Debug, Default)]
 pub struct Lasting {
     pub trouble: Option<Trouble>,
@@ -103,7 +102,7 @@ impl Lasting {
 }
 
 impl Trouble {
-    /// Whether the request is concerned: every one of its kind, or those of every third object.
+    /// Whether the request is concerned: either all of its kind, or those of every third object.
     fn concerns(&self, request: &Request) -> bool {
         let (subject, name) = match request {
             Request::SetPoolFinalizers(pool, _) => (Subject::PoolFinalizers, &pool.name),
@@ -128,13 +127,13 @@ impl Trouble {
 }
 
 impl Sim {
-    /// What the server has against a request for good.
+    /// How the server rejects a request, if a lasting trouble concerns it.
     pub fn objection(&self, request: &Request) -> Option<Answer> {
         let trouble = self.plan.lasting.trouble.as_ref().filter(|_| self.rough)?;
         (self.now >= trouble.from && trouble.concerns(request)).then(|| trouble.answer.clone())
     }
 
-    /// Whether a process gets nothing of a kind, not even the first list.
+    /// Whether a process receives nothing of a kind, not even the first list.
     pub fn is_silent(&self, place: Where, kind: Watched) -> bool {
         let silence = self.plan.lasting.silence.as_ref().filter(|_| self.rough);
         silence.is_some_and(|it| (it.process, it.kind) == (place.process, kind))

@@ -1,10 +1,9 @@
-//! Deterministic simulation: an in-memory API server and some controllers on virtual time.
+//! Deterministic simulation: an in-memory API server and some controllers in virtual time.
 //!
-//! The controllers are the shipped state machines, `controller::Controller` and
-//! `cluster::lease::Elector`; everything around them is drawn from a seed: lost, late and refused
-//! requests, cut and late watches, pauses of any length, crashes, hand-overs, clocks that lie, and a
-//! world of nodes, pools and pods that changes meanwhile. After every step the API's history is held
-//! against what is promised; in the end everything has to come to rest.
+//! The controllers are the shipped state machines, `controller::Controller` and `cluster::lease::Elector`;
+//! everything around them is drawn from a seed: lost, late and rejected requests, cut and late watches, pauses of
+//! any length, crashes, hand-overs, wrong clocks, and nodes, pools and pods that change meanwhile. After every
+//! step the API's history is checked against the guarantees; at the end everything has to come to rest.
 //!
 //! | file | subject |
 //! |---|---|
@@ -15,20 +14,20 @@
 //! | `host` | machines with the shipped agent |
 //! | `agent`, `agents` | agents of nodes, their faults, and the pods they serve |
 //! | `process`, `shell` | one process: clocks, watches, gate, requests, Lease |
-//! | `workload`, `faults` | what changes in the world, what befalls processes |
-//! | `restore` | the API server is put back to an older state |
-//! | `lasting` | what is refused, unanswered or silent for long |
+//! | `workload`, `faults` | changes of objects, faults of processes |
+//! | `restore` | the API server is restored to an older state |
+//! | `lasting` | requests that are rejected or unanswered for long, silent watches |
 //! | `checks`, `known`, `shape` | what must hold after each step |
-//! | `parcels` | the same of affinity blocks |
-//! | `budget` | how often a process may ask |
-//! | `served` | who waits although it could be served |
-//! | `settle`, `settle_blocks` | what must hold in the end |
-//! | `trace`, `words` | what happened, for people |
-//! | `mutations`, `proofs` | that the checks can fail: bugs made on purpose, and what finds them |
+//! | `parcels` | what must hold of affinity blocks after each step |
+//! | `budget` | how often a process may send requests |
+//! | `served` | nodes that wait although they could be served |
+//! | `settle`, `settle_blocks` | what must hold at the end |
+//! | `trace`, `words` | readable traces |
+//! | `mutations`, `proofs` | that the checks can fail: deliberate bugs, and what finds them |
 //!
-//! `make sim SEED=7` runs one seed and shows it; `make sim STEPS=10000000` runs seeds one after the
-//! other until so many steps are done; `make soak MINUTES=60` goes on for as long. A failure names its seed
-//! and shows the last lines that matter.
+//! `make sim SEED=7` runs one seed and shows it; `make sim STEPS=10000000` runs consecutive seeds until that many
+//! steps are done; `make soak MINUTES=60` runs for that long. A failure prints its seed and the last relevant
+//! lines of the trace.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

@@ -1,15 +1,15 @@
-//! Bugs made on purpose: what `proofs` says of each is tried.
+//! Tries deliberate bugs: what `proofs` names must find each of them.
 //!
-//! `make mutants` prints the table. What unit tests find is tried in `tests/common/mutated.rs`.
+//! `make mutants` prints the table. Mutations that unit tests find are tried in `tests/common/mutated.rs`.
 
 use super::proofs::Weather;
 
-/// A run that is to fail. None where there are no mutations: in an optimised build.
+/// How to run seeds for a mutation. Optimised builds have no mutations.
 #[derive(Clone, Copy)]
 #[cfg_attr(not(debug_assertions), allow(dead_code))]
 pub struct Trial {
     pub weather: Weather,
-    /// The only rule that counts, or any.
+    /// The only rule whose violation counts; any if `None`.
     pub rule: Option<&'static str>,
 }
 
@@ -24,8 +24,8 @@ mod tried {
     use super::super::run::Sim;
     use super::Trial;
 
-    /// Tries seeds until the mutation is found: after how many steps, and what broke. A seed that fails without
-    /// the mutation as well proves nothing.
+    /// Tries seeds until the mutation is found; returns after how many steps, and the violation. A seed that also
+    /// fails without the mutation proves nothing.
     fn found(mutation: Mutation, trial: Trial, within: u64) -> Result<String, String> {
         let mut steps = 0;
         for seed in 0.. {
@@ -49,7 +49,7 @@ mod tried {
         Err(format!("not found in {steps} steps"))
     }
 
-    /// Tries each on its own, two at a time, and prints what came of it.
+    /// Tries each mutation on its own, two at a time, and prints the results.
     fn try_all(
         mutations: impl Iterator<Item = Mutation>,
         attempt: impl Fn(Mutation) -> Result<String, String> + Sync,
@@ -91,7 +91,7 @@ mod tried {
         found(mutation, trial, thousands * 1_000)
     }
 
-    /// `MUTANT` names the one to try, else all are.
+    /// `MUTANT` names the mutation to try; without it all are tried.
     #[test]
     fn what_is_said_of_the_simulation_is_so() {
         let named = std::env::var("MUTANT").ok().filter(|it| !it.is_empty());

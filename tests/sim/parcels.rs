@@ -1,16 +1,16 @@
 //! What must hold of affinity blocks after every step.
 //!
-//! # What is promised, and checked
-//! 1. *One holder.* No address is given to a pod while a machine that lives gives it out as well, or
-//!    a pod that still exists reports it. No block is listed that overlaps one listed to another
-//!    living node, or a podCIDR of ours.
-//! 2. *The agent's word.* What is listed to a living node stays listed until its agent said, for that
-//!    very block, that it let go of it.
-//! 3. *The end of a block.* Its object is deleted by a controller only after that; or if it never was
-//!    listed, against another claim on its addresses; or when its node is gone, the quarantine over,
-//!    and no pod of it reports an address.
-//! 4. *Policy.* A block is carved inside its pool, for a node that the pool selects, apart from what
-//!    the writer had seen taken, and not where an older pool has the same addresses.
+//! # Guarantees that are checked
+//! 1. *One holder.* No address is assigned to a pod while another live machine may assign it as well, or while an
+//!    existing pod reports it. No block is listed that overlaps a block listed for another live node, or a podCIDR
+//!    of ours.
+//! 2. *The agent's word.* A block listed for a live node stays listed until its agent has reported that it
+//!    released that very block.
+//! 3. *The end of a block.* A controller deletes its object only after that; or if it was never listed and another
+//!    range claims its addresses; or when its node is deleted, the quarantine over, and no pod of it reports an
+//!    address of the block.
+//! 4. *Policy.* A block is created inside its pool, for a node that the pool selects, without overlapping ranges
+//!    that the writer had received as allocated, and not where an older pool has the same addresses.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,24 +28,24 @@ use super::shape::{Shape, counted};
 
 type Verdict = Result<(), Violation>;
 
-/// So long a pool has to be shown before what it says must be heeded.
+/// How long a controller must have known a pool before it has to respect its settings.
 const HEEDED: Time = 120 * SECOND;
 
-/// What is remembered of each block object, by CIDR and UID.
+/// The history of each block, by CIDR and UID.
 #[derive(Clone, Default)]
 pub struct Parcels {
     lives: BTreeMap<Key, Life>,
-    /// When each node died, by UID.
+    /// When each node was deleted, by UID.
     pub died: BTreeMap<Text, Time>,
 }
 
 #[derive(Clone, Default)]
 struct Life {
-    /// Node UIDs that it was listed to.
+    /// UIDs of the nodes for which it was listed.
     listed: BTreeSet<Text>,
-    /// Node UIDs whose agent has let go of it.
+    /// UIDs of the nodes whose agents have released it.
     released: BTreeSet<Text>,
-    /// Whether anything else had a claim on its addresses.
+    /// Whether another range claimed its addresses.
     contested: bool,
     /// Whether somebody edited its object.
     edited: bool,
@@ -71,21 +71,21 @@ fn lives(api: &Api, uid: &str) -> bool {
 }
 
 impl Parcels {
-    /// A machine uses that range: the server was put back, and has forgotten of it.
+    /// Records that a machine uses a range which the restored server does not know.
     pub fn used(&mut self, range: &Cidr) {
         for ((cidr, _), life) in &mut self.lives {
             life.contested |= cidr.overlaps(range);
         }
     }
 
-    /// The object was lost.
+    /// Records that a restore has lost the block's object.
     pub fn lost(&mut self, block: Key) {
         self.lives.entry(block).or_default().edited = true;
     }
 }
 
 impl Checks {
-    /// A NodeSubnet was written.
+    /// Checks a write of a NodeSubnet.
     pub fn blocks_listed(
         &mut self,
         before: Option<&Subnet>,
@@ -102,7 +102,7 @@ impl Checks {
             }
         }
         if *author == Author::World {
-            // What a node has is written in one place less.
+            // One of the two records of the node's blocks is lost.
             for block in listed(before) {
                 self.parcels.lives.entry(block).or_default().edited = true;
             }
@@ -116,7 +116,7 @@ impl Checks {
             let report = before.and_then(|before| before.report.as_ref());
             let report = report.filter(|report| report.node_uid == uid);
             for block in was {
-                // One that was deleted by hand and made anew has another UID.
+                // A block that was deleted by hand and created again has another UID.
                 let stays = has.as_ref() == Some(&uid) && is.iter().any(|it| it.0 == block.0);
                 let word = report.and_then(|report| report.of_block(&block.0, &block.1));
                 if !stays && !word.is_some_and(|word| word.released) {
@@ -142,7 +142,8 @@ impl Checks {
                 let text = format!("{} and {} are both listed", block.0, other.0);
                 return wrong(DUPLICATE, text, [subnet.name.clone()]);
             }
-            // Where people deleted the NodeSubnet, a late creation lists what was given back: nothing is given from it.
+            // When people have deleted the NodeSubnet, a late creation may list a released block: nothing is
+            // assigned from it.
             if before.is_none() && life.released.contains(&uid) {
                 life.edited = true;
                 continue;
@@ -167,7 +168,7 @@ impl Checks {
         Ok(())
     }
 
-    /// A block's object was written or deleted.
+    /// Checks a write or deletion of a block's object.
     pub fn block_written(
         &mut self,
         before: Option<&Block>,
@@ -202,7 +203,7 @@ impl Checks {
         }
     }
 
-    /// Whether somebody edited a block of that address.
+    /// Whether somebody edited a block that contains the address.
     fn was_edited(&self, addr: Addr) -> bool {
         let mut lives = self.parcels.lives.iter();
         lives.any(|(key, life)| life.edited && key.0.contains_addr(addr))
@@ -232,7 +233,7 @@ impl Checks {
         life.contested |= contested;
     }
 
-    /// A podCIDR was written: whoever wrote it, it is a claim on the addresses.
+    /// Records that podCIDRs were written: whoever wrote them, they claim their addresses.
     pub fn podcidrs_written(&mut self, ranges: &[Cidr]) {
         for ((cidr, _), life) in &mut self.parcels.lives {
             life.contested |= ranges.iter().any(|range| range.overlaps(cidr));
@@ -244,13 +245,13 @@ impl Checks {
         let owner = &spec.owner;
         let names = [owner.name.clone()];
         let key = (spec.cidr, block.uid.clone());
-        // One that somebody deleted by hand was let go of under its earlier UID.
+        // A block that somebody deleted by hand was released under its earlier UID.
         let same = self.parcels.lives.range((spec.cidr, "".into())..);
         let same = same.take_while(|((cidr, _), _)| *cidr == spec.cidr);
         let same: Vec<(&Key, &Life)> = same.collect();
         let was_listed = |it: &&(&Key, &Life)| *it.0 == key && it.1.listed.contains(&owner.uid);
         let was_listed = same.iter().any(|it| was_listed(&it));
-        // So was one that a late deletion ended, and that was made anew meanwhile.
+        // So was a block that a late deletion ended and that was created again meanwhile.
         let is_let_go = |it: &Life| it.released.contains(&owner.uid);
         let remade = |it: &Life| is_let_go(it) && (it.edited || !was_listed);
         let remade = same.iter().any(|(_, it)| remade(it));
@@ -258,7 +259,8 @@ impl Checks {
         let life = self.parcels.lives.entry(key.clone()).or_default();
         if lives(api, &owner.uid) {
             let told = api.subnets.get(&owner.name).map(AsRef::as_ref);
-            // A late deletion may meet a list that names it again: its agent says once more that it is let go of.
+            // A late deletion may meet a list that names the block again, whose agent then reports once more that
+            // it is released.
             let report = told.and_then(|told| told.report.as_ref());
             let report = report.filter(|report| report.node_uid == owner.uid);
             let word = report.and_then(|report| report.of_block(&key.0, &key.1));
@@ -297,7 +299,7 @@ impl Checks {
             );
             return wrong("end of a block", text, names);
         }
-        // The same machine may have let go of it as another Node, which may be gone by now.
+        // The same machine may have released it as another Node, which may be deleted by now.
         let released = !life.released.is_empty() || !life.listed.contains(&owner.uid);
         let died = self.parcels.died.get(&owner.uid).copied();
         let rested = died.map(|died| died + self.quarantine_of(&spec.pool));
@@ -313,14 +315,14 @@ impl Checks {
         Ok(())
     }
 
-    /// The shortest quarantine that any pool of that name ever asked for, by the fastest clock.
+    /// The shortest quarantine of all versions of the pool, measured by the fastest clock.
     fn quarantine_of(&self, pool: &Text) -> Time {
         let versions = self.shapes.iter().filter(|shape| shape.name == *pool);
         let shortest = versions.map(|shape| shape.quarantine).min().unwrap_or(0) * SECOND;
         shortest - shortest * self.skew * 2 / 1_000_000
     }
 
-    /// A controller asks for a new block: it must be right by what it had seen.
+    /// Checks a new block that a controller requests against what it had received.
     pub fn carved(
         &self,
         place: Where,
@@ -338,7 +340,7 @@ impl Checks {
             wrong("policy", text, [owner.name.clone(), spec.pool.clone()])
         };
         let told = known.subnets.objects.get(&spec.owner.name);
-        // What rests is written down again, and so is what its agent uses; a node gets nothing by it.
+        // A quarantined block is recorded again, and so is one that its agent uses; a node gains nothing by that.
         let restored = spec.owner.resting
             || known.used.contains(&(spec.cidr, spec.owner.name.clone()))
             || known.had.contains(&(spec.cidr, spec.owner.name.clone()))
@@ -375,7 +377,7 @@ impl Checks {
         if let Some(node) = nodes.find(holds) {
             return fail(format!("{} was seen with a podCIDR there", node.name));
         }
-        // The request may have had to wait since it was decided.
+        // The request may have waited since the decision.
         let heeded = |uid: &Text| known.is_shown_since(uid, now.saturating_sub(HEEDED));
         let mut services = known.services.objects.values();
         let covers = |s: &&ServiceRange| {
@@ -406,7 +408,7 @@ impl Checks {
             return Ok(());
         };
         let older = |shape: &&Shape| {
-            // An answer may have told newer news than the watch.
+            // An answer may have shown a newer version than the watch.
             let there = api.pools.get(&shape.name);
             there.is_some_and(|it| it.uid == shape.uid)
                 && shape.age() < own.age()
@@ -426,15 +428,16 @@ fn owner_is(subnet: Option<&Subnet>, uid: &Text) -> bool {
 }
 
 impl Sim {
-    /// The blocks that a machine uses: as the Node that it is, and as one that the server has forgotten
-    /// what is in use. A machine that is gone uses none.
+    /// The blocks that a machine uses: those of its present Node, and, of a Node that the restored server does not
+    /// know, those with addresses in use. A machine that is gone uses none.
     fn used_by(&self, id: usize) -> Vec<&Key> {
         let agent = &self.machines.agents[id];
         if agent.is_gone && self.was_restored() {
             return Vec::new();
         }
         let node = self.machines.live_node(id, &self.api);
-        // Who has no Node and gets none, as an earlier one of the name came back, cannot speak.
+        // A machine without Node that gets none, because an earlier Node of its name came back, cannot publish
+        // anything.
         if node.is_none() && self.was_restored() && !self.registering.contains(&agent.name) {
             return Vec::new();
         }
@@ -451,8 +454,8 @@ impl Sim {
             .collect()
     }
 
-    /// After a restore nothing is listed for a node anew that another one uses, whatever the server knew
-    /// of that.
+    /// Checks after a restore that no block is newly listed for a node while another one uses it, whatever the
+    /// server knew.
     pub fn check_listed(&self, before: Option<&Subnet>, after: Option<&Subnet>) -> Verdict {
         let Some(uid) = owner(after).filter(|uid| self.was_restored() && lives(&self.api, uid))
         else {
@@ -481,7 +484,7 @@ impl Sim {
         Ok(())
     }
 
-    /// An agent uses a block from now on.
+    /// Checks a block that an agent begins to use.
     pub fn check_taken(&self, id: usize, block: &Key) -> Verdict {
         let agent = &self.machines.agents[id];
         let Some(uid) = agent.node.as_ref().filter(|uid| lives(&self.api, uid)) else {
@@ -502,7 +505,7 @@ impl Sim {
         Ok(())
     }
 
-    /// An agent gives an address to a pod.
+    /// Checks an address that an agent assigns to a pod.
     pub fn check_given(&self, id: usize, pod: &Text, addr: Addr, block: &Key) -> Verdict {
         let agent = &self.machines.agents[id];
         let Some(uid) = agent.node.as_ref().filter(|uid| lives(&self.api, uid)) else {
@@ -529,13 +532,13 @@ impl Sim {
             .values()
             .filter(|other| other.uid != *pod)
         {
-            // What somebody else's allocator gave out is beyond all promises.
+            // Nothing is guaranteed for addresses that somebody else assigned.
             let from_agent = self.machines.of_pod.contains_key(&other.uid)
                 && !self.checks.ghosts.contains(&other.uid)
                 && !self.checks.given_too_late.contains(&other.uid);
-            // Who edits a dead node's block by hand says whose it is.
+            // People who edit a dead node's block by hand decide whose it is.
             let edited = self.checks.was_edited(addr);
-            // How long a dead node's addresses rest is told by clocks.
+            // The quarantine of a dead node's addresses is measured by clocks.
             let of_dead = || {
                 let of_pod = self.machines.of_pod.get(&other.uid);
                 of_pod.is_none_or(|(_, node)| !lives(&self.api, node))

@@ -1,72 +1,72 @@
-//! What a seed draws before the first step: how large, how rough and how long its run is.
+//! What a seed draws before the first step: the size, roughness and length of its run.
 
 use super::clock::{MS, SECOND, Time};
 use super::lasting::Lasting;
 use super::proofs::Weather;
 use super::rng::Rng;
 
-/// The weather of one run. Chances are in ten thousand.
+/// The conditions of one run. Chances are in ten thousand.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub processes: usize,
-    /// Node names in use.
+    /// The number of node names.
     pub names: u64,
-    /// Pool names in use.
+    /// The number of pool names.
     pub pools: u64,
-    /// Share of pools that give blocks.
+    /// The share of pools of blocks.
     pub blocks: u32,
-    /// Prefix length of what IPv4 pools are made of: with longer ones nodes wait for space.
+    /// The prefix length of IPv4 pools' ranges: the longer, the more nodes wait for space.
     pub slice: u8,
     /// Whether there are many more nodes than blocks.
     pub crowded: bool,
-    /// Requests that a shell keeps in flight.
+    /// The most requests of one process in flight.
     pub limit: usize,
-    /// How long the world changes and faults fall.
+    /// How long objects change and faults happen.
     pub rough_for: Time,
-    /// How long everything may take to come to rest afterwards.
+    /// How long everything may take afterwards to come to rest.
     pub settle_for: Time,
-    /// Longest gap between two changes of the world, and between two faults.
+    /// The longest time between two changes of objects, and between two faults.
     pub work_every: Time,
     pub fault_every: Time,
     pub network: Network,
-    /// Chances of each kind of fault, relative to each other.
+    /// The relative frequency of each kind of fault.
     pub faults: Faults,
-    /// Monotonic clocks are off by at most so many parts per million.
+    /// The largest deviation of monotonic clocks, in parts per million.
     pub skew: u64,
-    /// Whether they stand still while a process does.
+    /// Whether monotonic clocks stop while their process is paused.
     pub clocks_stop: bool,
-    /// Another allocator fills podCIDRs now and then.
+    /// Whether a foreign allocator sometimes allocates podCIDRs.
     pub second_writer: bool,
-    /// Somebody edits NodeSubnets by hand, or IPAMBlocks; never both: then what a node has is nowhere
-    /// written any more.
+    /// Whether somebody edits NodeSubnets by hand, or IPAMBlocks; never both, as then no record of a node's blocks
+    /// would be left.
     pub tampering: bool,
     pub tampering_blocks: bool,
-    /// Chance of a pod that has its address from somebody else, with each change of the world.
+    /// The chance, at each change, of a pod with an address from somebody else.
     pub strangers: u32,
-    /// When a backup of the API server is made, and when it is put back to that state.
+    /// When the API server is backed up, and when it is restored.
     pub restore: Option<(Time, Time)>,
-    /// What is refused, unanswered or silent until the run turns calm.
+    /// Rejections, missing answers and silence that last until the run turns calm.
     pub lasting: Lasting,
     /// Whether nodes have the shipped agent.
     pub shipped: bool,
 }
 
-/// How requests fare.
+/// The chances of what happens to requests and watches.
 #[derive(Clone, Debug, Default)]
 pub struct Network {
     pub lost_before: u32,
     pub lost_after: u32,
-    /// The answer is lost, and the effect comes much later.
+    /// The answer is lost, and the request takes effect much later.
     pub late: u32,
     pub slow: u32,
-    /// An assignment is the last thing a process sends for long, and it comes late.
+    /// An assignment is the last write of a process for long, and arrives late.
     pub last_words: u32,
     pub refused: u32,
     pub busy: u32,
     pub rejected: u32,
-    /// A watch is late by seconds or minutes, not milliseconds.
+    /// A watch lags by seconds or minutes instead of milliseconds.
     pub lagging: u32,
-    /// Between the decision to send and the gate lies a gap.
+    /// Time passes between the decision to send and the check of the lease.
     pub gap: u32,
     pub lease_lost: u32,
 }
@@ -86,10 +86,10 @@ pub struct Faults {
     pub stop: u32,
     pub relist: u32,
     pub stall: u32,
-    /// A process is cut off from the API; what it sent lies on the wire until the cut ends.
+    /// A process is cut off from the API; its writes arrive when the cut ends.
     pub cut: u32,
     pub wall: u32,
-    /// A monotonic clock jumps ahead or gets another pace.
+    /// A monotonic clock jumps ahead or changes its rate.
     pub clock: u32,
 }
 
@@ -170,8 +170,8 @@ impl Plan {
         if plan.crowded { plan.crowd() } else { plan }
     }
 
-    /// Little space for many nodes, and leaders that fall silent right after an assignment: the weather
-    /// in which late writes do the most harm.
+    /// Little space for many nodes, and leaders that fall silent just after an assignment: the conditions in which
+    /// late writes do the most harm.
     pub fn crowd(self) -> Self {
         let network = Network {
             late: 100,
@@ -191,7 +191,7 @@ impl Plan {
         }
     }
 
-    /// The weather that a mutation is looked for in.
+    /// The conditions in which a mutation is searched.
     pub fn under(self, weather: Weather) -> Self {
         let crowded = |plan: Self, blocks| Plan {
             blocks,
@@ -282,8 +282,7 @@ impl Plan {
         }
     }
 
-    /// The API server is put back to a state that is more than a minute old, so that the Lease tells of
-    /// it to clocks that are right.
+    /// Restores the API server to a state more than a minute old, so that correct clocks can tell from the Lease.
     pub fn with_restore(self, rng: &mut Rng) -> Self {
         let backup = rng.between(20, 150) * SECOND;
         let restore = backup + rng.between(65, 200) * SECOND;
@@ -301,13 +300,13 @@ impl Plan {
         }
     }
 
-    /// Whether nothing befalls requests and watches in this run, and hardly anything processes.
+    /// Whether nothing happens to requests and watches in this run, and hardly anything to processes.
     pub fn is_mild(&self) -> bool {
         self.network.total() == 0
     }
 
-    /// Nobody can go by a clock: monotonic ones stand still while their machine does (a virtual machine that
-    /// is paused or moved), and jump ahead and run at any rate unless they only `lose` time.
+    /// No clock is reliable: monotonic clocks stop while their machine does (a virtual machine that is paused or
+    /// moved); unless they only `lose` time, they also jump ahead and run at any rate.
     pub fn with_bad_clocks(self, lose: bool) -> Self {
         Plan {
             faults: Faults {
@@ -317,18 +316,18 @@ impl Plan {
             },
             clocks_stop: true,
             fault_every: self.fault_every.min(20 * SECOND),
-            // What was begun by a slow clock takes its time.
+            // What began under a slow clock takes longer.
             settle_for: 2 * self.settle_for,
             ..self
         }
     }
 
-    /// Whether less time may have passed than clocks say: what is to last so long may end before.
+    /// Whether clocks may show more time than has passed, so that waits end too early.
     pub fn clocks_lie(&self) -> bool {
         self.faults.wall > 0 || self.clocks_hurry()
     }
 
-    /// Whether monotonic clocks are among those.
+    /// Whether monotonic clocks may.
     pub fn clocks_hurry(&self) -> bool {
         self.faults.clock > 0
     }

@@ -16,7 +16,7 @@ use super::clock::{Clocks, Time};
 use super::kind::{Feed, Versioned};
 use super::known::Known;
 
-/// The kinds a controller watches.
+/// The kinds that a controller watches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Watched {
     Nodes,
@@ -38,56 +38,56 @@ impl Watched {
     ];
 }
 
-/// A place where a controller runs, again and again.
+/// A place in which controllers run, one after the other.
 pub struct Process {
     pub clocks: Clocks,
-    /// Counts the runs: what belongs to an earlier one goes nowhere.
+    /// The number of the current run; events for earlier runs are dropped.
     pub incarnation: u32,
     pub paused_until: Time,
-    /// Until then nothing it sends arrives, and nothing reaches it.
+    /// Until then nothing that it sends arrives, and it receives nothing.
     pub cut_until: Time,
     pub run: Option<Run>,
 }
 
-/// One run, from start to crash or stop.
+/// One run, from the start to a crash or stop.
 pub struct Run {
     pub controller: Controller,
     pub elector: Elector,
-    /// Leadership as last told to the controller.
+    /// The leadership that the controller was last told.
     pub told: Option<Leadership>,
-    /// Whether news of leadership is on its way to the controller.
+    /// Whether a change of leadership is on its way to the controller.
     pub telling: bool,
-    /// Whether a request about the Lease is out.
+    /// Whether a request about the Lease is under way.
     pub asked: bool,
-    /// Whether it has heard of the Lease: before that nothing is listed.
+    /// Whether it has read the Lease: nothing is listed before.
     pub heard: bool,
-    /// When it was last told anything certain of the Lease.
+    /// When it last learned the state of the Lease for certain.
     pub read_at: Option<Duration>,
-    /// The Lease as last seen: its version, and when it was renewed.
+    /// The version and renewal time of the Lease that it last read.
     pub lease: Option<(u64, Timestamp)>,
-    /// Whether agents have had their say since it leads.
+    /// Whether agents have had time to publish since it began to lead.
     pub agents_heard: bool,
-    /// For how long nobody had led when it last sought the Lease.
+    /// How long nobody had led when it last tried to acquire the Lease.
     pub vacant: Duration,
     pub feeds: Feeds,
     pub known: Known,
-    /// Requests out or about to be sent.
+    /// Requests under way or about to be sent.
     pub in_flight: BTreeMap<RequestId, Outgoing>,
     /// When each of them was decided.
     pub decided: BTreeMap<RequestId, Time>,
-    /// Those that wait for the Lease to be written.
+    /// Requests that wait until the Lease is written.
     pub held: Vec<RequestId>,
-    /// What the controller wants the Lease to say, on its way to the elector.
+    /// The intents that the controller wants in the Lease, on their way to the elector.
     pub wanted: Option<Wanted>,
-    /// The times at which the next look at controller and elector is due.
+    /// When controller and elector are called next.
     pub look_at: Option<Time>,
     pub lease_at: Option<Time>,
-    /// When the controller wants to be woken, if nothing happens before.
+    /// When the controller wants to be called if nothing happens before.
     pub wake_at: Option<Time>,
-    /// When a graceful stop gives up waiting.
+    /// When a graceful stop ends without having settled everything.
     pub stopping: Option<Time>,
     pub released: bool,
-    /// Requests at one moment of virtual time: too many is a spin.
+    /// The number of requests at one moment of virtual time: too many mean that a loop spins.
     pub burst: (Time, u32),
 }
 
@@ -101,7 +101,7 @@ pub struct Feeds {
     pub pods: Feed<Pod>,
 }
 
-/// When a watch may deliver.
+/// Controls when a watch may deliver.
 pub struct Line<'a> {
     pub scheduled: &'a mut bool,
     pub held_until: &'a mut Time,
@@ -121,7 +121,7 @@ impl Run {
             controller: Controller::new(Settings {
                 critical_in_flight: limit,
                 background_in_flight: limit.min(16),
-                // What is asked of agents comes to rest before the run ends.
+                // Short enough that released leaks settle before the run ends.
                 leak_grace: Duration::from_secs(30),
                 ..Settings::default()
             }),
@@ -163,7 +163,7 @@ impl Run {
         held.into_iter().all(|until| until <= now)
     }
 
-    /// What its controller is told of who leads.
+    /// The leadership that the controller is to be told.
     pub fn leadership(&self) -> Leadership {
         let mut leadership = self.elector.leadership();
         if let Leadership::Leading(tenure) = &mut leadership {
@@ -172,8 +172,8 @@ impl Run {
         leadership
     }
 
-    /// Whether a write of that term may be sent now: the rule of the shell. `None`: it has to wait
-    /// until the Lease was written.
+    /// Whether a write of that term may be sent now, which is the rule of the real shell. `None`: it has to wait
+    /// until the Lease is written.
     pub fn gate(&self, outgoing: &Outgoing, mono: Duration) -> Option<bool> {
         match self.leadership() {
             Leadership::Leading(tenure)
@@ -185,7 +185,7 @@ impl Run {
         }
     }
 
-    /// The next step of a watch, told to the controller; returns what it is about, for the trace.
+    /// Delivers the next step of a watch to the controller; returns it for the trace.
     pub fn deliver(&mut self, kind: Watched, api: &Api, now: Now, at: Time) -> Option<Event> {
         let event = match kind {
             Watched::Nodes => {
@@ -261,7 +261,7 @@ impl Run {
 }
 
 impl Feeds {
-    /// The server was put back to an older state.
+    /// Handles a restore of the server to an older state.
     pub fn cut(&mut self, api: &Api) {
         self.nodes.cut(&api.nodes);
         self.pools.cut(&api.pools);

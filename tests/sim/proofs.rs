@@ -1,53 +1,53 @@
-//! What finds each mutation: the simulation in some weather, or a unit test by name.
+//! What finds each mutation: the simulation in some conditions, or a unit test by name.
 //!
-//! Every mutation has a line here, as the match is complete. `docs/mutations.md` says the same. Tests of the
+//! As the match is complete, every mutation has a line. `docs/mutations.md` has the same content. The tests of the
 //! simulation, of the pages and of the crates include this file.
 
 #![cfg_attr(not(debug_assertions), allow(dead_code))]
-// A table: each mutation by its bare name, a line each.
+// A table: each mutation by its bare name, one per line.
 #![allow(clippy::enum_glob_use, clippy::match_same_arms)]
 
 use super::Mutation::{self, *};
 
-/// What a run of the simulation is like.
+/// The conditions of a run of the simulation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weather {
-    /// As seeds draw it.
+    /// As the seed draws them.
     AsDrawn,
     /// Little space for many nodes; leaders that fall silent after an assignment.
     Crowded,
-    /// The same with blocks.
+    /// Like [`Weather::Crowded`], with blocks.
     CrowdedBlocks,
-    /// The same, and the API server is put back to an older state.
+    /// Like [`Weather::CrowdedBlocks`], and the API server is restored to an older state.
     Restored,
-    /// Leaders are asked to stop every few seconds, and watches are behind.
+    /// Leaders are asked to stop every few seconds, and watches lag.
     HandOvers,
-    /// Leaders end every few seconds, and watches are behind.
+    /// Leaders end every few seconds, and watches lag.
     Behind,
-    /// Assignments come late while nodes wait for the space.
+    /// Assignments arrive late while nodes wait for the space.
     Scarce,
-    /// Pods with addresses that somebody else gave them.
+    /// Pods with addresses that somebody else assigned.
     Strangers,
-    /// As crowded, and the Lease does not tell what is in flight.
+    /// Like [`Weather::Crowded`], and the Lease does not contain intents.
     Untold,
-    /// As crowded, and clocks stop, jump and run at any rate.
+    /// Like [`Weather::Crowded`], and clocks stop, jump and run at any rate.
     BadClocks,
-    /// As crowded; many answers are lost and many leaders end.
+    /// Like [`Weather::Crowded`]; many answers are lost and many leaders end.
     Unclear,
-    /// Blocks and the shipped agent on each node.
+    /// Blocks, and the shipped agent on each node.
     Agents,
 }
 
 /// What finds a mutation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Proof {
-    /// The simulation, within so many thousand steps from seed 0 on, by any rule or by that one.
+    /// The simulation, within so many thousand steps from seed 0 on; by any rule, or by the one that is named.
     Simulation(Weather, u64, Option<&'static str>),
     /// A unit test.
     Test(&'static str),
 }
 
-/// The rule that this is all about.
+/// The most important rule: no range has two owners.
 const ONE_HOLDER: Option<&str> = Some("one holder");
 
 const fn sim(weather: Weather, thousands: u64) -> Proof {
@@ -58,7 +58,7 @@ const fn duplicate(weather: Weather, thousands: u64) -> Proof {
     Proof::Simulation(weather, thousands, ONE_HOLDER)
 }
 
-/// Found while it goes wrong, not only at rest.
+/// Found while nodes wait, not only at the end of a run.
 const fn liveness(weather: Weather, thousands: u64) -> Proof {
     Proof::Simulation(weather, thousands, Some("served in time"))
 }
@@ -247,7 +247,7 @@ pub fn proof(mutation: Mutation) -> Proof {
         CarvesBelowCidr => sim(AsDrawn, 200),
         FirstFamilyStaysClaimed => sim(AsDrawn, 2_000),
 
-        // What is known of objects
+        // The cache of objects
         GoneByAnswerComesBack => {
             unit("controller::cluster::table::tests::what_an_answer_showed_to_be_gone_stays_gone")
         }
@@ -272,7 +272,7 @@ pub fn proof(mutation: Mutation) -> Proof {
             unit("controller::cluster::writer::tests::nothing_is_written_without_the_lease")
         }
 
-        // What the simulation plays
+        // Mutations of what the simulation itself plays
         TouchWithoutEffect => duplicate(Untold, 5_000),
         BlocksReleasedInUse | CoolingBlocksReleased | ReleasedBlocksForgotten => {
             unit("node::ledger::tests::what_was_given_back_is_used_again_as_another_block_only")
@@ -295,7 +295,7 @@ pub fn proof(mutation: Mutation) -> Proof {
     }
 }
 
-/// Of the page and of `make mutants`: the mutation, what goes wrong, and what finds it.
+/// The line in the page and in the output of `make mutants`: the mutation, its effect, and what finds it.
 pub fn row(mutation: Mutation) -> String {
     let sentence = mutation.sentence();
     let found = match proof(mutation) {

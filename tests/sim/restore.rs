@@ -1,22 +1,22 @@
-//! The API server is put back to an older state, as after a restore of etcd from a backup.
+//! The API server is restored to an older state, as etcd from a backup.
 //!
-//! All that it holds goes back, and so does the counter of versions: what people should avoid, and the
-//! worst for whoever watches. It is away for a while before, so every connection ends and no request is
-//! under way any more. What lives on is what runs: controllers and agents with what they know, and pods.
+//! All objects go back, and so does the revision counter, which people should avoid and which is the worst case
+//! for watches. The server is down for a while before, so that every connection ends and no request is under way.
+//! Everything that runs lives on: controllers and agents with what they know, and pods.
 //!
 //! | who | does |
 //! |---|---|
-//! | watches of controllers | go on after the version that they have seen: they show nothing until the server is past it |
-//! | agents | list anew within half a minute |
-//! | machines whose Node is forgotten | register anew within 20 s |
-//! | kubelets | end pods that the server does not know, start those that are back, tell of the others |
-//! | people | delete Nodes that are back, and take their machines away |
+//! | watches of controllers | resume after the last version that they delivered: they deliver nothing until the server has passed it |
+//! | agents | list again within half a minute |
+//! | machines whose Node is lost | register again within 20 s |
+//! | kubelets | end pods that the server does not know, start those that are back, report the others |
+//! | people | delete Nodes that are back, and remove their machines |
 //!
 //! # What is left out
-//! What docs/backup.md names as not made good: podCIDRs that are forgotten (nobody here remembers them); machines
-//! whose Node was deleted since the backup and that register anew; agents that do not reach the server while agents
-//! are listened to, or whose Node somebody deletes before they have spoken; pools and labels of nodes that were
-//! other ones meanwhile.
+//! What docs/backup.md names as not repaired: podCIDRs that are lost (nobody here remembers them); machines whose
+//! Node was deleted since the backup and that register again; agents that cannot reach the server during the time
+//! in which agents publish what they use, or whose Node somebody deletes before they have published; pools and
+//! labels of nodes that had other values meanwhile.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -30,13 +30,13 @@ use super::clock::{MS, SECOND, Time};
 use super::parcels::Parcels;
 use super::run::{Due, Sim};
 
-/// Agents notice within that time that the server answers again.
+/// The time within which agents notice that the server answers again.
 const NOTICE: Time = 30 * SECOND;
 
-/// So long after the server is back agents reach it.
+/// How long after the restore agents can reach the server without faults.
 const SPARED: Time = 120 * SECOND;
 
-/// What is kept: the server's state, and what the checks remembered of it.
+/// The server's state, and the state of the checks at the same time.
 pub struct Backup {
     state: State,
     graves: Vec<Grave>,
@@ -44,7 +44,7 @@ pub struct Backup {
 }
 
 impl Sim {
-    /// Whether a backup was made, to which the server is or was put back.
+    /// Whether a backup was made that the server is, or will be, restored to.
     pub fn is_backed_up(&self) -> bool {
         self.plan
             .restore
@@ -57,8 +57,8 @@ impl Sim {
             .is_some_and(|(_, restore)| self.now >= restore)
     }
 
-    /// Whether it is the time after a restore in which agents speak, and in which nobody deletes a Node whose
-    /// machine lives.
+    /// Whether a restore was so recent that agents are still publishing; nobody deletes a live machine's Node
+    /// then.
     pub fn is_listened_to(&self) -> bool {
         self.was_restored() && self.now < self.down_until + SPARED
     }
@@ -76,7 +76,7 @@ impl Sim {
         let Some(backup) = self.backup.take() else {
             return;
         };
-        // No tenure outlasts it.
+        // Long enough that every tenure ends.
         self.down_until = self.now + self.rng.between(12, 60) * SECOND;
         let back = self.down_until;
         self.log(None, || {
@@ -120,13 +120,13 @@ impl Sim {
         self.checks.intents = self.api.lease.as_ref().and_then(|it| it.intents.clone());
     }
 
-    /// Time from now until the server is back, and some of what comes after it.
+    /// The time until the server is back, and up to `most` more.
     fn once_back(&mut self, most: Time) -> Time {
         let lag = self.rng.stretch(MS, most);
         self.down_until.saturating_sub(self.now) + lag
     }
 
-    /// `before`: those that were there.
+    /// Compares the nodes with those `before` the restore.
     fn bring_nodes_in_line(&mut self, before: &[Arc<Node>]) {
         let now: Vec<Arc<Node>> = self.api.nodes.live.values().cloned().collect();
         for node in &now {
@@ -170,7 +170,7 @@ impl Sim {
         self.publish();
     }
 
-    /// The machine registers, if it is still there.
+    /// Registers a machine's Node again if the machine still exists.
     pub fn register_anew(&mut self, node: Node) {
         self.registering.remove(&node.name);
         let id = self.machines.of_node.get(&node.uid).copied();
@@ -190,7 +190,7 @@ impl Sim {
         self.publish();
     }
 
-    /// People delete a Node whose machine is gone.
+    /// Deletes a Node whose machine is gone, in the place of people.
     pub fn unmake(&mut self, name: &Text, uid: &Text) {
         let is_it = |node: &Arc<Node>| node.uid == *uid;
         if self.api.nodes.get(name).is_some_and(is_it) {
@@ -209,7 +209,7 @@ impl Sim {
             agent.paused_until = agent.paused_until.min(self.down_until);
             agent.publishing_until = agent.publishing_until.min(self.down_until);
             agent.held_until = self.now + notice;
-            // However long they would have been silent.
+            // Lists again even if its watches were cut for longer.
             (agent.hearing, agent.hearing_node) = (false, false);
             if !agent.is_off {
                 self.list_anew(id);
@@ -219,7 +219,7 @@ impl Sim {
         }
     }
 
-    /// `before`: those that were there.
+    /// Compares the pods with those `before` the restore.
     fn bring_pods_in_line(&mut self, before: &[Arc<Pod>]) {
         let now: Vec<Arc<Pod>> = self.api.pods.live.values().cloned().collect();
         for pod in before {
@@ -236,7 +236,7 @@ impl Sim {
             let of = self.machines.of_pod.get(&pod.uid).map(|(id, _)| *id);
             match was {
                 None => {
-                    // It is run anew, once the earlier one has come to its end.
+                    // The pod is started again, and deleted some time later.
                     let lives = self.once_back(20 * SECOND) + self.rng.between(1, 200) * SECOND;
                     self.after(lives, Due::PodGone(pod.name.clone()));
                     self.checks.ghosts.insert(pod.uid.clone());

@@ -1,7 +1,6 @@
-//! The run of one seed: what is due in order of virtual time, one step after the other.
+//! Runs one seed: executes what is due in the order of virtual time, step by step.
 //!
-//! Nothing here waits, and nothing is drawn from anywhere but the seed; so a seed is a run, and a
-//! failing seed fails again.
+//! Nothing here waits, and the seed is the only source of randomness, so that a failing seed fails again.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -28,83 +27,83 @@ use super::rng::Rng;
 use super::served::{LOOK, Served};
 use super::trace::Trace;
 
-/// How many seeds put the API server back to an older state, of ten thousand.
+/// The share of seeds that restore the API server to an older state, in ten thousand.
 const RESTORES: u32 = 1_500;
 
-/// In how many seeds monotonic clocks stop, or jump and run at any rate as well, of ten thousand.
+/// The share of seeds whose monotonic clocks stop, or also jump and run at any rate, in ten thousand.
 const CLOCKS: u32 = 3_000;
 
-/// In how many seeds the Lease does not keep what is named in it, as under holders of an earlier version.
+/// The share of seeds in which the Lease loses intents, as under leaders of an earlier version, in ten thousand.
 const UNNAMED: u32 = 1_000;
 
-/// In how many seeds nodes have the shipped agent, of ten thousand: as `SHIPPED` says.
+/// The share of seeds with the shipped agent, in ten thousand, from `SHIPPED`.
 fn shipped_share() -> u32 {
     super::search::number("SHIPPED").map_or(0, |share| u32::try_from(share).unwrap())
 }
 
-/// Something that will happen.
+/// A scheduled event.
 pub enum Due {
-    /// The world changes.
+    /// An object changes.
     Work,
-    /// The faults end; after that the world comes to rest.
+    /// The faults end; after that everything comes to rest.
     Calm,
-    /// A fault falls.
+    /// A fault happens.
     Fault,
     /// A process starts.
     Start(usize),
-    /// Something happens to the node that a late write is for.
+    /// Changes the node that a late write is for.
     Disturb(Text),
-    /// Many nodes come at once.
+    /// Many nodes are created at once.
     Rush,
-    /// A process ends without a word.
+    /// A process ends without a hand-over.
     Crash(Where),
-    /// A process asks its controller for work.
+    /// A process asks its controller for requests.
     Look(Where),
-    /// A process looks at its Lease.
+    /// A process calls its elector.
     Lease(Where),
-    /// A process hears of its leadership.
+    /// A controller is told a change of leadership.
     Tell(Where),
     /// A watch delivers.
     Deliver(Where, Watched),
-    /// A request passes the gate and is sent.
+    /// A request passes the lease check and is sent.
     Send(Where, RequestId),
-    /// A request takes effect, and is answered after that long.
+    /// A request takes effect, with the time until its answer.
     Arrive(Where, Box<Outgoing>, Reply),
     Answer(Where, RequestId, Box<Outcome>),
-    /// With the time of renewal that it writes.
+    /// A request about the Lease takes effect, with the renewal time that it writes.
     LeaseArrive(Where, Box<(Ask, Timestamp)>, Reply),
     LeaseAnswer(Where, Box<Answer>),
-    /// A candidate's watch shows its Lease.
+    /// A candidate's watch delivers the Lease.
     LeaseShown(Where, Box<Record>),
     /// A graceful stop runs out of time.
     GiveUp(Where),
-    /// It is looked who waits.
+    /// Checks which nodes wait.
     Served,
-    /// Something comes to an agent.
+    /// An act of an agent.
     Agent(usize, Act),
-    /// Something comes to a run of the shipped agent; to its kubelet since a boot; it is started again.
+    /// An act of a run of the shipped agent, or of its kubelet since a boot; a restart of the agent.
     Process(usize, u32, Box<ProcessAct>),
     Kubelet(usize, u32, Box<KubeletAct>),
     Revive(usize, u32),
-    /// What it writes arrives.
+    /// A write of a shipped agent arrives.
     Landing(usize, Box<Landing>),
-    /// A pod's addresses are told (UID); it finishes (name).
+    /// A pod's status gets its addresses (UID); a pod finishes (name).
     PodReports(Text),
     PodFinishes(Text),
-    /// Somebody's finalizer leaves a node (name, UID).
+    /// Somebody removes a finalizer from a node (name, UID).
     Unbind(Text, Text),
     PodGone(Text),
-    /// A backup of the API server is made; the server is put back to it.
+    /// The API server is backed up; the server is restored.
     Backup,
     Restore,
-    /// A machine whose Node the server has forgotten registers anew.
+    /// A machine whose Node the server has lost registers again.
     Register(Box<Node>),
     /// A Node whose machine is gone is deleted by hand (name, UID).
     Unmake(Text, Text),
 }
 
 impl Due {
-    /// What needs the API server, and waits for it.
+    /// Whether the event needs the API server, and is delayed while that is down.
     fn waits(&self) -> bool {
         matches!(
             self,
@@ -128,11 +127,11 @@ pub struct Where {
     pub incarnation: u32,
 }
 
-/// How an executed request is answered.
+/// Whether an executed request is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reply {
     After(Time),
-    /// Not any more: the caller has been told that it is unclear.
+    /// Never: the caller was told that the outcome is indeterminate.
     Never,
 }
 
@@ -159,24 +158,24 @@ impl Ord for Entry {
     }
 }
 
-/// A run that has gone through.
+/// Totals of a run that succeeded.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tally {
     pub steps: u64,
     pub assigned: u64,
     pub freed: u64,
     pub takeovers: u64,
-    /// Those after a leader that fell silent for which no list was needed.
+    /// Takeovers from a silent leader that needed no list.
     pub unlisted: u64,
-    /// How often a standby went by what its watch of the Lease showed.
+    /// How often a standby learned the Lease from its watch.
     pub shown: u64,
-    /// Blocks listed, blocks deleted, addresses given to pods.
+    /// Blocks listed, blocks deleted, addresses assigned to pods.
     pub listed: u64,
     pub ended: u64,
     pub given: u64,
-    /// Duplicates that nothing but the test of the UID, or of the term, has kept from coming true.
+    /// Duplicates that only the test of the UID, and only the test of the term, has prevented.
     pub averted: (u64, u64),
-    /// How often the API server was put back, and blocks that it had forgotten then and was told of.
+    /// How often the API server was restored, and blocks unknown to it that were adopted.
     pub restores: u64,
     pub taken_up: u64,
     pub trace: u64,
@@ -200,7 +199,7 @@ impl Tally {
     }
 }
 
-/// A run that has not.
+/// A run that failed.
 #[derive(Debug)]
 pub struct Failure {
     pub seed: u64,
@@ -214,7 +213,7 @@ pub struct Sim {
     pub step: u64,
     pub rng: Rng,
     pub plan: Plan,
-    /// Whether the world still changes and faults still fall.
+    /// Whether objects still change and faults still happen.
     pub rough: bool,
     pub api: Api,
     pub processes: Vec<Process>,
@@ -222,7 +221,7 @@ pub struct Sim {
     pub budget: Budget,
     pub trace: Trace,
     pub trial: Option<Trial>,
-    /// Writes sent and not executed yet, by who sent them.
+    /// Writes that were sent and not executed yet, with their senders.
     pub on_wire: BTreeMap<(Where, RequestId), Outgoing>,
     pub world: super::workload::World,
     pub machines: Machines,
@@ -230,7 +229,7 @@ pub struct Sim {
     pub backup: Option<Backup>,
     /// Until then the API server does not answer.
     pub down_until: Time,
-    /// Names of Nodes that it has forgotten and that will register anew.
+    /// Names of lost Nodes that will register again.
     pub registering: BTreeSet<Text>,
     heap: BinaryHeap<Reverse<Entry>>,
     order: u64,
@@ -242,7 +241,7 @@ impl Sim {
         let plan = Plan::draw(&mut rng);
         let weather = trial.map_or(Weather::AsDrawn, |trial| trial.weather);
         let plan = plan.under(weather);
-        // Of its own, so that what a seed does is the same without.
+        // A separate generator, so that the seed's other draws do not depend on these.
         let mut chance = Rng::new(!seed);
         let restored = match trial {
             Some(_) if weather != Weather::AsDrawn => weather == Weather::Restored,
@@ -255,13 +254,13 @@ impl Sim {
         let plan = if restored {
             plan.with_restore(&mut chance)
         } else if has_clocks {
-            // Half of them only ever lose time: nothing may come too early then.
+            // In half of them clocks only lose time, so that nothing may happen too early.
             plan.with_bad_clocks(chance.chance(5_000))
         } else {
             plan
         };
-        // Mutations have a weather of their own. And whom the API has forgotten can tell of nothing while its
-        // NodeSubnet is refused.
+        // Mutations have their own conditions. After a restore, a rejected NodeSubnet would keep the agent of a
+        // lost Node from publishing.
         let lasting = match trial {
             None if plan.restore.is_none() => {
                 Lasting::draw(&mut Rng::new(seed.rotate_left(32) ^ !0), plan.processes)
@@ -331,7 +330,7 @@ impl Sim {
         sim
     }
 
-    /// Runs a seed to its end. A failing one is run again for its trace.
+    /// Runs a seed to its end. A failing seed runs again with a trace.
     pub fn run(seed: u64, trial: Option<Trial>) -> Result<Tally, Failure> {
         let mut sim = Sim::new(seed, trial, Trace::default());
         if let Err(violation) = sim.go() {
@@ -362,7 +361,7 @@ impl Sim {
         self.judge(verdict)
     }
 
-    /// Under a mutation other rules may break as well; only the one that is looked for ends the run.
+    /// A mutation may break other rules as well; only the rule of the trial ends the run.
     pub fn judge(&self, verdict: Result<(), Violation>) -> Result<(), Violation> {
         verdict.or_else(|violation| match self.trial {
             Some(Trial {
@@ -456,7 +455,7 @@ impl Sim {
         Ok(())
     }
 
-    /// Puts something on the list, that long from now.
+    /// Schedules an event `delay` from now.
     pub fn after(&mut self, delay: Time, due: Due) {
         self.order += 1;
         self.heap.push(Reverse(Entry {
@@ -466,7 +465,7 @@ impl Sim {
         }));
     }
 
-    /// What processes put off until they would have stood still or been cut off no more comes now.
+    /// Runs now what paused and cut-off processes had put off.
     pub fn resume(&mut self) {
         let now = self.now;
         for Reverse(mut entry) in std::mem::take(&mut self.heap).into_sorted_vec() {
@@ -489,12 +488,13 @@ impl Sim {
         }
     }
 
-    /// Whether the API server does not answer.
+    /// Whether the API server is down.
     pub fn is_down(&self) -> bool {
         self.now < self.down_until
     }
 
-    /// Every connection to the API server ends: what it has not executed is lost, and nobody knows.
+    /// Ends every connection to the API server: requests that it has not executed are lost, with an indeterminate
+    /// outcome.
     pub fn hang_up(&mut self) {
         self.on_wire.clear();
         for Reverse(entry) in std::mem::take(&mut self.heap).into_sorted_vec() {
@@ -528,7 +528,7 @@ impl Sim {
         self.is_alive(place) && self.processes[place.process].paused_until > self.now
     }
 
-    /// Whether the process can act; what it would do while it stands still comes when it goes on.
+    /// Whether the process can act; if it is paused, the event is put off until it continues.
     fn awake(&mut self, place: Where, due: impl FnOnce(Where) -> Due) -> bool {
         if self.is_paused(place) {
             let until = self.processes[place.process].paused_until;
@@ -542,7 +542,7 @@ impl Sim {
         self.trace.push((self.step, self.now), about, text);
     }
 
-    /// Shows what has changed to the checks and to the watches.
+    /// Shows the changes to the checks and the watches.
     pub fn settle_commits(&mut self, author: &Author, decided: Time) -> Result<(), Violation> {
         let commits = std::mem::take(&mut self.api.commits);
         let mut kinds = Vec::new();
@@ -597,7 +597,7 @@ impl Sim {
         Ok(())
     }
 
-    /// Every idle watch of the kind has something to deliver.
+    /// Schedules a delivery for every idle watch of the kind.
     fn nudge(&mut self, kind: Watched) {
         for process in 0..self.processes.len() {
             let place = Where {
@@ -608,7 +608,7 @@ impl Sim {
         }
     }
 
-    /// Sees to it that the watch's next step comes, some time.
+    /// Schedules the watch's next delivery, after a random time.
     pub fn schedule_delivery(&mut self, place: Where, kind: Watched) {
         if self.is_silent(place, kind) {
             return;
@@ -642,7 +642,7 @@ impl Sim {
         let machine = &mut self.processes[process];
         machine.incarnation += 1;
         let incarnation = machine.incarnation;
-        // Its monotonic clock begins anew at times, as after a reboot.
+        // Sometimes the monotonic clock restarts, as after a reboot.
         if self.rng.chance(3_000) {
             machine.clocks.boot(self.now);
         }

@@ -1,12 +1,12 @@
-//! Which seeds are run: some that are always the same, those of the commit that nobody has run before,
-//! and as many more as somebody has time for.
+//! Which seeds are run: some that are always the same, those of the commit, which nobody has run before, and as
+//! many more as somebody has time for.
 //!
-//! | environment | |
+//! | environment | meaning |
 //! |---|---|
-//! | `SEED`, `STEPS` | [`replay`]: from which seed on, how many steps at least |
-//! | `COMMIT` | the seeds of a commit begin at a number made of that text, which `make sim` gives; where there is none, of the clock |
+//! | `SEED`, `STEPS` | [`replay`]: the first seed, and the least number of steps |
+//! | `COMMIT` | the text from which the first seed of a commit is computed; `make sim` sets it; without it the clock is used |
 //! | `SHIPPED` | in how many seeds of ten thousand nodes have the shipped agent |
-//! | `MINUTES` | how long [`soak`] searches, from `SEED` on or from a number made of the clock |
+//! | `MINUTES` | how long [`soak`] searches, from `SEED` or from a seed computed from the clock |
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant, SystemTime};
@@ -15,7 +15,7 @@ use super::mutations::Trial;
 use super::proofs::Weather;
 use super::run::{Sim, Tally};
 
-/// How many steps of seeds that nobody has run a run of all tests takes.
+/// The number of steps of new seeds in a run of all tests.
 const FRESH: u64 = 3_000_000;
 
 /// Runs seeds from `first` on until `steps` are done.
@@ -56,7 +56,7 @@ fn summary(sum: &Tally, seeds: u64, begun: Instant) -> String {
     )
 }
 
-/// What the environment says, if it says anything.
+/// The value of an environment variable, unless it is empty.
 fn said(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|text| !text.is_empty())
 }
@@ -67,7 +67,7 @@ pub fn number(name: &str) -> Option<u64> {
     Some(number.unwrap_or_else(|_| panic!("{name}={text}: give a whole number")))
 }
 
-/// A seed made of a text; its last nine digits are zeros, so that people can tell it apart.
+/// A seed computed from a text; its last nine digits are zeros, by which people recognise it.
 fn seed_of(text: &str) -> u64 {
     let mut hasher = DefaultHasher::new();
     text.hash(&mut hasher);
@@ -93,7 +93,7 @@ fn everything_promised_holds_over_many_seeds() {
     );
 }
 
-/// How many steps with the shipped agent a run of all tests takes: each takes several times as long as others.
+/// The number of steps with the shipped agent in a run of all tests: each takes several times as long as others.
 const WITH_AGENTS: u64 = 1_000_000;
 
 #[test]
@@ -109,7 +109,7 @@ fn everything_promised_holds_with_the_shipped_agent() {
     );
 }
 
-/// Seeds that have failed once, each for a bug of its own that has a test of its own.
+/// Seeds that have failed once, each because of a bug that has a test of its own.
 const FAILED_ONCE: [u64; 20] = [
     50_500_041,
     51_800_037,
@@ -140,7 +140,7 @@ fn everything_promised_holds_over_seeds_that_failed_once() {
     }
 }
 
-/// Each commit is tried with seeds of its own, so that CI finds what the same seeds never would.
+/// Each commit is tried with seeds of its own, which find what fixed seeds never would.
 #[test]
 fn everything_promised_holds_over_seeds_that_nobody_has_run() {
     let (seed, of) = match said("COMMIT") {
@@ -154,14 +154,14 @@ fn everything_promised_holds_over_seeds_that_nobody_has_run() {
     run_seeds(seed, FRESH, None);
 }
 
-/// What `make sim` calls with `SEED` or `STEPS`.
+/// Called by `make sim` with `SEED` or `STEPS`.
 #[test]
 fn replay() {
     let (seed, steps) = (number("SEED"), number("STEPS"));
     run_seeds(seed.unwrap_or(0), steps.unwrap_or(1), None);
 }
 
-/// What `make soak` calls: goes on after a failure, and names all in the end.
+/// Called by `make soak`: continues after failures, and lists all of them at the end.
 #[test]
 #[ignore = "takes as long as you like: make soak MINUTES=60"]
 fn soak() {

@@ -1,14 +1,15 @@
-//! Whoever can be served is served, within a minute: looked at all along, not at rest only.
+//! Every node that can be served is served within a minute, throughout the run and not only at its end.
 //!
-//! Every few seconds the API server's own state is asked who waits although something was free for it
-//! all the time. Where an address is free, a block can be carved, as small as need be. What has just
-//! come free counts from a moment at which nobody doubts it: quarantines are over by then, and writes
-//! of unclear outcome are read.
+//! Every few seconds the API server's own state shows which nodes wait although something was free for them all
+//! the time. If an address is free, a block can be allocated, however small. What has just become free counts only
+//! from a moment at which it is certainly free: quarantines are over by then, and indeterminate writes have been
+//! read.
 //!
-//! # When it is promised
-//! While one leader is up, deals and has had answers and news for that minute: after the faults, and
-//! all along in runs without any. A leader that follows a gap lets agents speak first, which takes so long more.
-//! Not after a restore, nor while pools hold back from another writer, nor where people undo what is written.
+//! # When it is guaranteed
+//! While one leader is up, allocates, and has received answers and watch events for that minute: after the faults,
+//! and throughout in runs without faults. A leader that follows a gap lets agents publish first, which takes that
+//! much longer. Not after a restore, nor while pools are paused because of a foreign allocator, nor while people
+//! undo writes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,19 +24,19 @@ use super::clock::{SECOND, Time};
 use super::run::{Due, Sim};
 use super::shape::Shape;
 
-/// How often it is looked.
+/// The interval of the checks.
 pub const LOOK: Time = 5 * SECOND;
 
-/// So long somebody may wait for what is free.
+/// How long a node may wait for what is free.
 const PATIENCE: Time = 60 * SECOND;
 
-/// So much longer under a leader that lets agents speak first.
+/// How much longer under a leader that lets agents publish first.
 const LISTENING: Time = 50 * SECOND;
 
-/// So long after a node's death all doubt about its ranges is over: the longest quarantine, its pods.
+/// How long after a node's deletion its ranges are not certainly free: the longest quarantine, and its pods.
 const DOUBT: Time = 180 * SECOND;
 
-/// Who waits (by UID) for which pool: since when, and what has been free for it since then, of each family.
+/// Nodes (by UID) that wait for a pool: since when, and what has been free for them since then in each family.
 #[derive(Default)]
 pub struct Served {
     waits: BTreeMap<(Text, Text), Wait>,
@@ -47,7 +48,7 @@ struct Wait {
 }
 
 impl Sim {
-    /// Looks who waits.
+    /// Checks which nodes wait.
     pub fn look_who_waits(&mut self) -> Result<(), Violation> {
         self.after(LOOK, Due::Served);
         let Some(patience) = self.patience() else {
@@ -82,7 +83,7 @@ impl Sim {
         Ok(())
     }
 
-    /// How long somebody may wait for what is free, if anything is promised.
+    /// How long a node may wait for what is free; `None` if nothing is guaranteed now.
     fn patience(&self) -> Option<Time> {
         let plan = &self.plan;
         let undone = plan.tampering || plan.tampering_blocks || plan.second_writer;
@@ -108,7 +109,7 @@ impl Sim {
         Some(PATIENCE + listening)
     }
 
-    /// Ranges of which the controller may not know yet that they are free.
+    /// Ranges that the controller may not know to be free yet.
     fn doubted(&self) -> Vec<Cidr> {
         let mut doubted = Vec::new();
         for grave in &self.checks.graves {
@@ -132,7 +133,7 @@ impl Sim {
         doubted
     }
 
-    /// Nodes that lack something of a pool, and what is free for them of each of its families.
+    /// Nodes that lack something from a pool, and what is free for them in each of its families.
     fn who_could_be_served(&self, doubted: &[Cidr]) -> Vec<(Node, Text, Vec<BTreeSet<Cidr>>)> {
         let mut found = Vec::new();
         let serving = self.serving();
@@ -158,7 +159,7 @@ impl Sim {
         found
     }
 
-    /// What could be carved of a pool: whole podCIDRs, or single addresses.
+    /// What a pool could allocate: whole podCIDRs, or single addresses.
     fn free_of(&self, shape: &Shape, doubted: &[Cidr]) -> Vec<BTreeSet<Cidr>> {
         let held = self.held();
         let services = self.services_now();
@@ -181,7 +182,7 @@ impl Sim {
         families.collect()
     }
 
-    /// Whether a node has less of a pool than its agent wants, by what it has told, and may have more.
+    /// Whether a node has less from a pool than its agent demands in the status, and may have more.
     fn lacks_of(&self, node: &Node, shape: &Shape) -> bool {
         let Some(subnet) = self.api.subnets.get(&node.name) else {
             return false;
@@ -203,7 +204,7 @@ impl Sim {
         let worth = |family: Family| -> u64 {
             let words = of_family(family).map(|(cidr, uid)| {
                 let word = report.of_block(&cidr, &uid);
-                // What was listed a moment ago is not told of yet.
+                // A block that was just listed is not in the status yet.
                 word.map_or(u64::MAX / 64, |word| word.used + word.cooling + word.free)
             });
             words.fold(0, u64::saturating_add)

@@ -1,8 +1,8 @@
-//! What must hold in the end: faults are over, the world stands still, and some minutes have passed.
+//! What must hold at the end: the faults are over, objects no longer change, and some minutes have passed.
 //!
-//! Every node that a pool can serve has podCIDRs, every NodeSubnet tells what is so and no more,
-//! nothing dead is left, the numbers in every pool's status equal a count by brute force, and
-//! nothing is written any more.
+//! Every node that a pool can serve has podCIDRs, every NodeSubnet contains exactly what is true, no record of a
+//! deleted node is left, the numbers in every pool's status equal a brute-force count, and nothing is written any
+//! more.
 
 use std::collections::BTreeSet;
 
@@ -17,10 +17,10 @@ use super::run::Sim;
 use super::shape::{Shape, counted, is_counted};
 use super::words::ranges;
 
-/// So long before the end nothing may be written any more.
+/// How long before the end nothing may be written any more.
 const QUIET: u64 = 60 * SECOND;
 
-/// Why no range can be dealt there, whoever holds it.
+/// Ranges that cannot be allocated, whoever has them.
 struct Blocked {
     spans: Vec<Cidr>,
     addresses: Vec<Addr>,
@@ -117,7 +117,7 @@ impl Sim {
             let Some(shape) = Shape::new(pool) else {
                 continue;
             };
-            // What an older pool keeps that cannot go either is no reason to stay.
+            // Ranges that an older pool keeps, which cannot be deleted either, are no reason to keep this one.
             let ages = self.by_age();
             let kept_elsewhere = |range: &Cidr| {
                 let keeper = ages.iter().find(|s| s.guarded && s.contains(range));
@@ -125,7 +125,7 @@ impl Sim {
             };
             let held = self.held();
             let mut held = held.iter().filter(|range| shape.overlaps(range));
-            // A block that was carved from it keeps it, though its ranges are others by now.
+            // A block of this pool keeps it, even if the pool's ranges have changed since.
             let mut specs = self
                 .api
                 .blocks
@@ -149,7 +149,8 @@ impl Sim {
         Ok(())
     }
 
-    /// What of a pool's status can be counted wherever blocks lie about: the ranges in it.
+    /// Checks the part of the status that can be counted even if the pool's range contains blocks: the number of
+    /// ranges.
     fn check_counts(&self, pool: &Pool, shape: &Shape) -> Result<(), Violation> {
         let blocks = self.api.blocks.live.values();
         let blocks: Vec<_> = blocks.filter_map(|it| it.spec.as_ref().ok()).collect();
@@ -299,7 +300,7 @@ impl Sim {
         Ok(())
     }
 
-    /// The pools that may deal: of two that overlap the older one.
+    /// The pools that may allocate: the older one of two that overlap.
     pub fn serving(&self) -> Vec<Shape> {
         let shapes = self.by_age();
         let older = |at: usize| {
@@ -329,7 +330,7 @@ impl Sim {
         shapes
     }
 
-    /// podCIDRs and blocks.
+    /// All podCIDRs and blocks.
     pub fn held(&self) -> Vec<Cidr> {
         let nodes = self.api.nodes.live.values();
         let podcidrs = nodes.flat_map(|node| counted(node)).copied();
@@ -341,8 +342,8 @@ impl Sim {
         blocks.filter_map(|block| Some(block.spec.as_ref().ok()?.cidr))
     }
 
-    /// Addresses of a pool in the blocks of live nodes, one by one: those that can be given at all, and
-    /// those in use and cooling, by the agent's own store, else by its last word, else by pods.
+    /// Counts the addresses of a pool in the blocks of live nodes one by one: those that can be assigned at all,
+    /// and those in use and cooling, according to the agent's store, else to its last status, else to pods.
     fn count_addresses(&self, shape: &Shape, family: Family) -> AddressStatus {
         let services = self.services_now();
         let left_out: Vec<Span> = shape
@@ -398,7 +399,7 @@ impl Sim {
         nodes.any(|node| node.addresses.iter().any(|addr| block.contains_addr(*addr)))
     }
 
-    /// Nodes with a range that counts to the pool: to the oldest that covers it.
+    /// Nodes with a range that counts for the pool: it counts for the oldest pool that contains it.
     fn holders(&self, shape: &Shape) -> BTreeSet<Text> {
         let ages = self.by_age();
         let counts = |range: &Cidr| {
@@ -418,7 +419,7 @@ impl Sim {
             .collect()
     }
 
-    /// Nodes that wait for the pool: it selects them, and no other serves instead.
+    /// The number of nodes that wait for the pool: it selects them, and no other pool serves them.
     fn waiting(&self, shape: &Shape) -> usize {
         let serving = self.serving();
         let serves = serving.iter().any(|s| s.name == shape.name);

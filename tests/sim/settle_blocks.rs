@@ -1,8 +1,7 @@
-//! What must hold of affinity blocks in the end.
+//! What must hold of affinity blocks at the end.
 //!
-//! Objects, lists and agents' stores say the same; nothing is held for the dead, nothing empty that
-//! has to go, no node lacks a block that a pool could give, and none keeps an empty one that another
-//! one asks for.
+//! Objects, lists and agents' stores agree; deleted nodes have no blocks, no empty block is left that has to go,
+//! no node lacks a block that a pool could allocate, and none keeps an empty one that another node demands.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,7 +20,7 @@ fn wrong(rule: &'static str, text: String, names: impl IntoIterator<Item = Text>
     Err(Violation::new(rule, text, names))
 }
 
-/// A block that a node has of a pool, in addresses.
+/// A block of a node, with its numbers of addresses.
 #[derive(Debug)]
 struct Lent {
     cidr: Cidr,
@@ -29,7 +28,7 @@ struct Lent {
     worth: u64,
 }
 
-/// What a node has and wants of a pool.
+/// What a node has and demands of a pool.
 #[derive(Debug)]
 struct Standing {
     blocks: Vec<Lent>,
@@ -57,7 +56,7 @@ impl Standing {
         !self.blocks.is_empty() && self.busy() == 0 && self.wanted <= self.low
     }
 
-    /// It wants more than a reserve beside what it uses.
+    /// It demands more than its reserve in addition to what it uses.
     fn has_pods_waiting(&self) -> bool {
         self.wanted > 0 && (self.blocks.is_empty() || self.wanted > self.busy() + self.low)
     }
@@ -111,7 +110,7 @@ impl Sim {
         spec.map(|spec| spec.blocks.clone()).unwrap_or_default()
     }
 
-    /// Addresses of a block in use and cooling, by its agent's store, else by its last word.
+    /// The addresses of a block in use and cooling, according to its agent's store, else to its last status.
     pub fn store_of(&self, cidr: Cidr, block: &Text, node: &Text) -> Option<(u64, u64)> {
         let node = self.api.nodes.live.values().find(|it| it.uid == *node)?;
         if let Some(agent) = self.working_agent(node) {
@@ -134,7 +133,7 @@ impl Sim {
         Some((word.used, word.cooling))
     }
 
-    /// What an agent has to say; of a shipped one that is what it has said.
+    /// The report that an agent has to publish; for a shipped agent, the one it has published.
     fn word_of(&self, node: &Node, agent: &Agent) -> Option<AgentReport> {
         if agent.host.is_none() {
             return agent.report();
@@ -148,9 +147,9 @@ impl Sim {
         (!agent.is_off && agent.node.as_ref() == Some(&node.uid)).then_some(agent)
     }
 
-    /// Of every object somebody uses it, or a pod of a dead node keeps it.
+    /// Checks that every block is listed, or that a pod of its deleted node keeps it.
     fn check_object(&self, block: &Block, listed: &BTreeMap<Key, (Text, HeldBlock)>) -> Verdict {
-        // Nobody knows whose that was; what is listed must be readable, as is checked elsewhere.
+        // The owner of an unreadable block is unknown; another check makes sure that listed ones can be parsed.
         let Ok(spec) = &block.spec else {
             return Ok(());
         };
@@ -176,7 +175,7 @@ impl Sim {
         pools.filter_map(|pool| Shape::new(pool)).collect()
     }
 
-    /// What pools reserve is told to the node.
+    /// Checks that NodeSubnets contain the reserved addresses of their blocks.
     fn check_reserved(&self, node: &Node, lists: &[HeldBlock]) -> Verdict {
         for held in lists {
             let (cidr, _) = key(held);
@@ -206,7 +205,7 @@ impl Sim {
         Ok(())
     }
 
-    /// What must go and is empty is gone, and so is what is too much.
+    /// Checks that empty blocks are gone if they have to go or are surplus.
     fn check_spared(&self, node: &Node, report: &AgentReport, lists: &[HeldBlock]) -> Verdict {
         let shapes = self.shapes_now();
         let mut free: BTreeMap<(&str, Family), Vec<(Cidr, u64, bool)>> = BTreeMap::new();
@@ -252,7 +251,7 @@ impl Sim {
                 return wrong("recall", text, [node.name.clone(), (*pool).into()]);
             }
         }
-        // What gives nothing unasked keeps nothing unused.
+        // From a pool whose nodes get blocks only on demand, an idle node keeps none.
         let unasked = self.serving();
         let unasked = unasked.iter().filter(|shape| {
             shape.allocate == Allocate::Blocks && !shape.on_sight && shape.matches(&node.labels)
@@ -270,7 +269,7 @@ impl Sim {
         Ok(())
     }
 
-    /// How a node stands with a pool, by its agent's word.
+    /// What a node has and demands of a pool, according to its agent's report.
     fn standing(&self, node: &Node, shape: &Shape, report: &AgentReport) -> Standing {
         let lists = self.listed_to(node);
         let own = lists
@@ -293,7 +292,7 @@ impl Sim {
         }
     }
 
-    /// Who asks gets what another one has no use for.
+    /// Checks that a node gets the blocks it demands if another one does not need them.
     fn check_lent(&self, node: &Node, report: &AgentReport) -> Verdict {
         if node.deleting {
             return Ok(());
@@ -315,7 +314,7 @@ impl Sim {
                     continue;
                 };
                 let theirs = self.standing(other, &shape, &report);
-                // Between two that are idle nothing goes to and fro.
+                // Blocks do not move between two idle nodes.
                 let freed: Vec<Cidr> = if theirs.is_idle() && !own.is_idle() {
                     theirs.blocks.iter().map(|it| it.cidr).collect()
                 } else if own.has_pods_waiting() && !theirs.has_pods_waiting() {
@@ -347,7 +346,7 @@ impl Sim {
         Ok(())
     }
 
-    /// What is wanted is there, or the pool is full.
+    /// Checks that a node has what it demands, or the pool is exhausted.
     fn check_supplied(&self, node: &Node, report: &AgentReport) -> Verdict {
         if node.deleting {
             return Ok(());
@@ -405,8 +404,8 @@ impl Sim {
         Ok(())
     }
 
-    /// Whether a block of the present size, or one a little smaller, could be carved, were those in
-    /// `freed` free.
+    /// Whether a block of the present size, or a slightly smaller one, could be allocated if those in `freed` were
+    /// free.
     fn has_room(&self, shape: &Shape, family: Family, freed: &[Cidr]) -> bool {
         let Some((_, _, len)) = shape.families.iter().find(|(f, _, _)| *f == family) else {
             return false;

@@ -1,11 +1,11 @@
-//! Pools as the checks understand them: read anew from the spec, without the product's own reading
-//! of it beyond the text of a CIDR.
+//! Pools as the checks understand them: derived from the spec independently of the product, except for parsing
+//! CIDRs.
 
 use cadastre_api::{Allocate, Assignment, FINALIZER, FirstBlock, IPPoolSpec};
 use cadastre_controller::cluster::seen::{Node, Pool, Text};
 use cadastre_core::{Addr, Cidr, Family, Span};
 
-/// The podCIDRs that a node could have been given; no pool here has blocks as wide as the others.
+/// The podCIDRs that pools can have allocated, all of which are narrower than the others.
 pub fn counted(node: &Node) -> impl Iterator<Item = &Cidr> {
     node.pod_cidrs.iter().filter(|cidr| is_counted(cidr))
 }
@@ -25,17 +25,17 @@ pub struct Shape {
     pub uid: Text,
     pub created: i64,
     pub allocate: Allocate,
-    /// CIDRs and block length, a family.
+    /// CIDRs and block length of each family.
     pub families: Vec<(Family, Vec<Cidr>, u8)>,
     pub selector: Vec<(String, String)>,
     pub reserved: Vec<Span>,
-    /// Whether who asks for an address of these gets it.
+    /// Whether reserved addresses are assigned on request.
     pub on_request: bool,
     pub quarantine: u64,
     pub priority: i32,
-    /// Whether nodes get a block unasked.
+    /// Whether nodes get a block without demand.
     pub on_sight: bool,
-    /// Addresses that a node keeps in reserve.
+    /// The number of addresses that a node keeps in reserve.
     pub low: u64,
     pub most: usize,
     pub disabled: bool,
@@ -44,7 +44,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// `None` where the spec cannot be used.
+    /// `None` if the spec cannot be used.
     pub fn new(pool: &Pool) -> Option<Self> {
         let spec: &IPPoolSpec = pool.spec.as_ref().ok()?;
         let read = |cidrs: &[String]| {
@@ -99,14 +99,15 @@ impl Shape {
         })
     }
 
-    /// The lower of two that overlap serves: the older one, unless it gives podCIDRs and goes.
+    /// Sorts pools by which of two overlapping ones serves: the older one, unless it allocates podCIDRs and is
+    /// being deleted.
     pub fn age(&self) -> (bool, i64, &Text) {
         let leaves = self.deleting && self.allocate == Allocate::NodeCIDR;
         (leaves, self.created, &self.name)
     }
 
-    /// Whether others that serve the same node, of the same rank, give a family that this one lacks: it serves by
-    /// name alone then. The oldest of the best says which families are given.
+    /// Whether other pools of the same rank that serve the node have a family that this one lacks, so that it
+    /// serves only pods that name it. The oldest of the best pools decides which families nodes get.
     pub fn is_passed_over(&self, serving: &[Shape], labels: &[(Text, Text)]) -> bool {
         let rank = |it: &Shape| (it.priority, it.selector.len());
         let alike = serving.iter().filter(|it| it.allocate == self.allocate);
@@ -142,7 +143,7 @@ impl Shape {
         self.cidrs().any(|cidr| cidr.overlaps(range))
     }
 
-    /// Whether it could have dealt exactly these ranges to a node with these labels.
+    /// Whether it could have allocated exactly these ranges to a node with these labels.
     pub fn could_deal(&self, ranges: &[Cidr], labels: &[(Text, Text)]) -> bool {
         self.allocate == Allocate::NodeCIDR
             && !self.disabled
@@ -167,7 +168,7 @@ impl Shape {
             .any(|span| ranges.iter().any(|range| span.overlaps(range)))
     }
 
-    /// Whether a machine that had these ranges may have them back from it.
+    /// Whether a machine that had these ranges may get them back from it.
     pub fn could_return(&self, ranges: &[Cidr], labels: &[(Text, Text)]) -> bool {
         !self.disabled
             && !self.deleting
@@ -176,7 +177,7 @@ impl Shape {
             && !self.reserves(ranges)
     }
 
-    /// Every block of a family, lowest first.
+    /// All blocks of a family, in ascending order.
     pub fn blocks(&self, family: Family) -> Vec<Cidr> {
         let mut blocks = Vec::new();
         for (_, cidrs, len) in self.families.iter().filter(|(f, _, _)| *f == family) {

@@ -1,8 +1,7 @@
-//! The shell of a process, played: what stands between the state machines and the network.
+//! Simulates the shell of a process, which connects the state machines to the network.
 //!
-//! It keeps the real shell's one rule: a write leaves only while the gate is open, that is under the
-//! very tenure it was decided in, before its valid-until by the process's own clock, and once the
-//! Lease was written after the decision.
+//! It keeps the one rule of the real shell: a write is sent only under the tenure in which it was decided, before
+//! that tenure's valid-until by the process's own clock, and after the Lease was written following the decision.
 
 use std::time::Duration;
 
@@ -19,18 +18,18 @@ use super::process::{Process, Watched};
 use super::run::{Due, Reply, Sim, Where};
 use super::words::{describe, name_of, of_outcome, of_report, of_request, verb};
 
-/// More requests than this at one moment are a loop that never rests.
+/// More requests than this at one moment mean that a loop spins.
 const SPIN: u32 = 2_000;
 
-/// Steps of a watch that one delivery brings at most.
+/// The most steps of a watch that one delivery contains.
 const BATCH: u64 = 24;
 
-/// Who could not read the Lease for longer does not trust what it knows any more.
+/// A process that could not read the Lease for longer no longer trusts what it knows.
 const AWAY: Duration = Duration::from_secs(60);
-/// So long a shell waits for an answer.
+/// How long a shell waits for an answer.
 const PATIENCE: Time = 10 * SECOND;
 
-/// So long after the last fault every watch is in the picture.
+/// How long after the last fault every watch has caught up.
 const CATCH_UP: Time = 30 * SECOND;
 
 impl Sim {
@@ -44,7 +43,7 @@ impl Sim {
         self.after(0, Due::Look(place));
     }
 
-    /// Some steps of a watch.
+    /// Delivers some steps of a watch.
     pub fn deliver(&mut self, place: Where, kind: Watched) -> Result<(), Violation> {
         if self.is_down() {
             if let Some(run) = &mut self.processes[place.process].run {
@@ -75,7 +74,7 @@ impl Sim {
         self.look_soon(place)
     }
 
-    /// Lets the controller act, mostly at once.
+    /// Calls the controller, mostly at once.
     fn look_soon(&mut self, place: Where) -> Result<(), Violation> {
         if self.rng.chance(7_000) {
             return self.look(place);
@@ -96,7 +95,7 @@ impl Sim {
         }
     }
 
-    /// Takes what the controller has to ask, until it has nothing or enough is in flight.
+    /// Takes requests from the controller until it has none or enough are in flight.
     pub fn look(&mut self, place: Where) -> Result<(), Violation> {
         let now = self.processes[place.process].now(self.now);
         loop {
@@ -132,8 +131,8 @@ impl Sim {
             let verdict = self
                 .checks
                 .asked(place, &outgoing, &mut run.known, &self.api, self.now);
-            // What is decided while the server is put back is of a state that is no more, and is not sent; what
-            // is decided after somebody else took the Lease over is not either.
+            // A decision during a restore is based on a state that no longer exists, and is not sent; neither is
+            // one that was made after another process acquired the Lease.
             let is_late = self.is_down() || !self.checks.is_leading(outgoing.term.as_ref());
             let verdict = verdict.or_else(|it| if is_late { Ok(()) } else { Err(it) });
             self.judge(verdict)?;
@@ -190,7 +189,7 @@ impl Sim {
             let (about, text) = of_report(&report);
             self.log(Some(&about), || format!("{place} reports {text}"));
         }
-        // A time that has come already is no reason to look again: only news is.
+        // A time that is over already is no reason to call the controller again: only new events are.
         if let Some(at) = wake.filter(|at| *at > self.now) {
             self.look_by(place, at);
             if let Some(run) = &mut self.processes[place.process].run {
@@ -200,7 +199,7 @@ impl Sim {
         self.wind_down(place)
     }
 
-    /// Passes the gate, or not, and meets its fate on the network.
+    /// Checks whether a request may be sent, and lets the network decide its fate.
     pub fn send(&mut self, place: Where, id: RequestId) -> Result<(), Violation> {
         let mono = self.processes[place.process].clocks.mono(self.now);
         let Some(run) = &mut self.processes[place.process].run else {
@@ -319,7 +318,7 @@ impl Sim {
         Ok(())
     }
 
-    /// The answer that nobody can tell is told.
+    /// Answers a request whose real answer is lost.
     fn unclear(&mut self, place: Where, id: RequestId, request: &Request, delay: Time) {
         let lie = Mutation::TimeoutCountsAsRefusal.is_on()
             && matches!(request, Request::AssignPodCidrs(_));
@@ -348,7 +347,7 @@ impl Sim {
         } else if rng.chance(network.lost_after) {
             Fate::LostAfter
         } else if patch && rng.chance(network.refused) {
-            // A server that loses the race for an object a few times gives up with 409.
+            // A server that loses the race for an object a few times answers with 409.
             Fate::Refused(Refusal::Guard("the object has been modified".to_owned()))
         } else if rng.chance(network.busy) {
             let after = rng
@@ -362,7 +361,7 @@ impl Sim {
         }
     }
 
-    /// The request is executed, wherever its sender is by now.
+    /// Executes the request, whatever its sender does by now.
     #[expect(clippy::needless_pass_by_value, reason = "it is used up")]
     pub fn arrive(
         &mut self,
@@ -472,7 +471,7 @@ impl Sim {
         Ok(())
     }
 
-    /// After a clean hand-over nothing of ours may come true that the next leader cannot see.
+    /// Checks after a clean hand-over that no write can take effect that the next leader would not know of.
     fn check_hand_over(&self, place: Where) -> Result<(), Violation> {
         for ((sender, _), outgoing) in &self.on_wire {
             let Request::AssignPodCidrs(a) = &outgoing.request else {
@@ -593,8 +592,8 @@ impl Sim {
         }
     }
 
-    /// The last sign of life that the Lease tells of as a process writes it: now, but after a gap the one before
-    /// that, until agents have been heard.
+    /// The renewal time that a process writes into the Lease: now; but after a gap the time before it, until
+    /// agents have published.
     fn renewal(&self, place: Where) -> Timestamp {
         let process = &self.processes[place.process];
         let wall = process.clocks.wall(self.now);
@@ -628,7 +627,7 @@ impl Sim {
         Ok(())
     }
 
-    /// The Lease was written: candidates have a watch of it, that is late at times, or silent.
+    /// Delivers a write of the Lease to the candidates' watches, which may be late or silent.
     fn tell_watches(&mut self, record: &Record) {
         for process in 0..self.processes.len() {
             let Process {
@@ -705,7 +704,7 @@ impl Sim {
         self.poll_lease(place)
     }
 
-    /// Passes on news of leadership, and lets those try again that wait for the Lease.
+    /// Tells the controller its leadership, and retries requests that wait for the Lease.
     fn leadership_changed(&mut self, place: Where) {
         let Some(run) = &mut self.processes[place.process].run else {
             return;
@@ -766,7 +765,7 @@ impl Sim {
     }
 }
 
-/// For how long nobody has renewed the Lease, by the wall clocks of two machines.
+/// How long nobody has renewed the Lease, by the wall clocks of two machines.
 fn vacant_since(renewed: Option<Timestamp>, now: Timestamp) -> Duration {
     let since = renewed.and_then(|time| Duration::try_from(now.duration_since(time)).ok());
     since.unwrap_or_default()
@@ -776,7 +775,7 @@ fn vacant_since(renewed: Option<Timestamp>, now: Timestamp) -> Duration {
 enum Fate {
     Arrives,
     Refused(Refusal),
-    /// Not executed, and there is no answer.
+    /// The request is not executed, and there is no answer.
     Unanswered,
     LostBefore,
     LostAfter,

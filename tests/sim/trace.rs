@@ -1,4 +1,4 @@
-//! What happened, in words; kept only where somebody will read it.
+//! A readable trace of a run, recorded only if somebody will read it.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -8,10 +8,10 @@ use cadastre_controller::cluster::seen::Text;
 
 use super::clock::{SECOND, Time};
 
-/// How many lines a failure shows, of those that concern it. `LINES=n` shows the last n of all.
+/// How many of the relevant lines a failure shows. `LINES=n` shows the last n of all lines.
 const SHOWN: usize = 60;
 
-/// Lines of one run. Off by default: a failing seed is run again with it on.
+/// The lines of one run. Off by default: a failing seed runs again with the trace on.
 #[derive(Default)]
 pub struct Trace {
     lines: Option<Vec<Line>>,
@@ -20,7 +20,7 @@ pub struct Trace {
 struct Line {
     step: u64,
     at: Time,
-    /// The object it is about; lines about nobody concern everybody.
+    /// The object concerned; a line without one is relevant to all.
     about: Option<Text>,
     text: String,
 }
@@ -52,7 +52,7 @@ impl Trace {
         }
     }
 
-    /// One number for the whole of it.
+    /// A hash of the whole trace.
     pub fn hash(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         for line in self.lines.iter().flatten() {
@@ -65,7 +65,7 @@ impl Trace {
         self.lines.as_ref().map_or(0, Vec::len)
     }
 
-    /// The last lines about these objects, and about nobody.
+    /// The last lines about these objects, and those about none.
     pub fn tail(&self, names: &BTreeSet<Text>) -> String {
         let all_of_it = std::env::var_os("LINES").is_some();
         let all = || self.lines.iter().flatten();

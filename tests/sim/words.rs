@@ -1,4 +1,4 @@
-//! Requests, answers and news in few words, for traces.
+//! Short descriptions of requests, answers and watch events for traces.
 
 use cadastre_api::{HeldRange, NodeSubnetSpec};
 use cadastre_controller::cluster::request::{Kind, Outcome, Request, Spec};
@@ -66,7 +66,7 @@ fn node(node: &Node) -> String {
     )
 }
 
-/// The object a request is about; `None` where it is about all.
+/// The object of a request; `None` if it concerns all.
 pub fn name_of(request: &Request) -> Option<&Text> {
     match request {
         Request::ListPodsOf { node } => Some(node),
@@ -170,7 +170,7 @@ pub fn of_outcome(outcome: &Outcome) -> String {
     }
 }
 
-/// What an agent says.
+/// Describes the report of a simulated agent.
 pub fn of_agent(report: &AgentReport) -> String {
     let mut text = format!("{}", report.node_uid);
     for (pool, demand) in &report.demand {
@@ -186,7 +186,7 @@ pub fn of_agent(report: &AgentReport) -> String {
     text
 }
 
-/// What a shipped agent says.
+/// Describes the status of a shipped agent.
 pub fn of_status(status: &cadastre_api::NodeSubnetStatus) -> String {
     serde_json::to_string(status).unwrap()
 }
@@ -199,7 +199,7 @@ pub fn of_report(report: &Report) -> (Text, String) {
     )
 }
 
-/// What a watch says: of whom, and what.
+/// The object of a watch event, and a description of the event.
 pub fn describe(event: &Event) -> (Option<Text>, String) {
     fn of<T: Object>(
         kind: &str,

@@ -1,5 +1,5 @@
-//! The world around the controllers: nodes come and go, people edit pools, pods run, and somebody
-//! else may write podCIDRs.
+//! Everything around the controllers: nodes come and go, people edit pools, pods run, and a foreign allocator may
+//! write podCIDRs.
 
 use std::collections::BTreeMap;
 
@@ -20,24 +20,24 @@ use super::run::{Due, Sim, Where};
 use super::shape::counted;
 use super::words::ranges;
 
-/// What the world remembers of its own doings.
+/// What the workload remembers of its own changes.
 #[derive(Default)]
 pub struct World {
-    /// The last machine behind each node name.
+    /// The last machine of each node name.
     machines: BTreeMap<Text, Machine>,
-    /// What pools said before they became unreadable, by UID.
+    /// The specs of pools before they became unreadable, by UID.
     specs: BTreeMap<Text, IPPoolSpec>,
     count: u64,
 }
 
 impl World {
-    /// The next Node of that name is another machine.
+    /// Makes the next Node of that name another machine.
     pub fn forget_machine(&mut self, name: &Text) {
         self.machines.remove(name);
     }
 }
 
-/// Slices of 10.244.0.0/18 that pools are made of.
+/// The number of slices of 10.244.0.0/18 that pools consist of.
 const SLICES: u64 = 8;
 
 pub fn cidr(text: &str) -> Cidr {
@@ -45,7 +45,7 @@ pub fn cidr(text: &str) -> Cidr {
 }
 
 impl Sim {
-    /// The cluster as the controllers find it.
+    /// Creates the cluster as the controllers find it.
     pub fn furnish(&mut self) {
         self.api
             .put_service(service("kubernetes", "10.96.0.0/16"), 0);
@@ -88,7 +88,7 @@ impl Sim {
         self.after(gap, Due::Work);
     }
 
-    /// What happens only where agents give out addresses: pods in crowds, and faults of agents.
+    /// Creates many pods at once and causes faults of agents, in runs with blocks.
     fn crowd_in(&mut self) {
         if self.rng.chance(600) {
             self.befall_agent();
@@ -103,7 +103,7 @@ impl Sim {
         }
     }
 
-    /// What the world did is never wrong: the checks only take note.
+    /// The changes here never violate a rule: the checks only record them.
     pub fn publish(&mut self) {
         let done = self.settle_commits(&Author::World, self.now);
         debug_assert!(done.is_ok());
@@ -111,7 +111,8 @@ impl Sim {
 
     fn change_something(&mut self) {
         match self.rng.below(100) {
-            // What a pool says now decides whose a block can be that the server has forgotten.
+            // After a backup pools do not change, as their specs decide who can own a block that a restore has
+            // lost.
             78..90 if self.is_backed_up() => {}
             0..24 => self.create_node(),
             24..38 => self.delete_node(),
@@ -164,7 +165,7 @@ impl Sim {
         };
         self.world.machines.insert(name.clone(), machine.clone());
         let (pod_cidrs, unreadable) = self.born_with();
-        // One in a few lies inside a pool: such addresses exist, and must not be dealt.
+        // A few addresses lie inside a pool: they exist and must not be allocated.
         let address = if self.rng.chance(300) {
             format!("10.244.{}.{}", self.rng.below(64), self.rng.below(256))
         } else {
@@ -193,7 +194,7 @@ impl Sim {
         self.api.put_node(node, self.now);
     }
 
-    /// podCIDRs that a node arrives with: nearly always none.
+    /// The podCIDRs of a new node: nearly always none.
     fn born_with(&mut self) -> (Box<[Cidr]>, Box<[Text]>) {
         match self.rng.below(60) {
             4 => ([cidr("10.0.0.0/8"), cidr("fd00::/16")].into(), [].into()),
@@ -252,7 +253,7 @@ impl Sim {
         }
     }
 
-    /// Many nodes come at once, and take what space there is.
+    /// Creates many nodes at once, which use up the space.
     pub fn rush(&mut self) {
         for _ in 0..if self.rough { 16 } else { 0 } {
             self.create_node();
@@ -260,7 +261,7 @@ impl Sim {
         self.publish();
     }
 
-    /// What a write on its way was decided for is so no more.
+    /// Changes what a write under way was decided for.
     pub fn disturb(&mut self, name: &Text) {
         let Some(node) = self.api.nodes.get(name).cloned().filter(|_| self.rough) else {
             return;
@@ -292,7 +293,7 @@ impl Sim {
         self.publish();
     }
 
-    /// Gone and back in a moment, as autoscalers and impatient people do.
+    /// Deletes a node and creates it again at once, as autoscalers and impatient people do.
     fn recreate_node(&mut self) {
         if self.is_listened_to() {
             return;
@@ -321,7 +322,7 @@ impl Sim {
         }
     }
 
-    /// What kubelets and people write.
+    /// Updates a node, as kubelets and people do.
     fn update_node(&mut self) {
         let Some(node) = self.some_node() else { return };
         let mut node = Node::clone(&node);
@@ -383,7 +384,7 @@ impl Sim {
         self.after(lives, Due::PodGone(name));
     }
 
-    /// A pod whose address comes from somebody else: anywhere among podCIDRs.
+    /// Creates a pod with an address from somebody else, anywhere among podCIDRs.
     fn create_stranger(&mut self) {
         let address = format!("10.244.{}.{}", self.rng.below(64), self.rng.below(256));
         let Some(node) = self.some_node() else { return };
@@ -444,7 +445,7 @@ impl Sim {
         self.api.put_pool(pool, self.now);
     }
 
-    /// A pool of blocks: small, so that it is full now and then.
+    /// The spec of a pool of blocks, so small that it is sometimes exhausted.
     fn some_block_spec(&mut self) -> IPPoolSpec {
         let slice = self.rng.below(SLICES);
         let families = self.rng.below(10);
@@ -584,7 +585,7 @@ impl Sim {
         };
         let more = self.rng.chance(4_000);
         let Ok(spec) = &mut pool.spec else {
-            // It is mended: back to what it was.
+            // Repairs an unreadable spec: it becomes what it was.
             pool.spec = Ok(self.world.specs.remove(&pool.uid).unwrap_or(fresh));
             pool.generation += 1;
             self.api.put_pool(pool, self.now);
@@ -594,7 +595,7 @@ impl Sim {
             0..3 => spec.disabled = !spec.disabled,
             3..5 => spec.priority = fresh.priority,
             5..7 => {
-                // The server takes disjoint ranges only.
+                // The server accepts disjoint ranges only.
                 let disjoint = |known: &[String], more: &str| {
                     known.iter().all(|it| !cidr(it).overlaps(&cidr(more)))
                 };
@@ -613,7 +614,7 @@ impl Sim {
                 }
             }
             9..11 if more && spec.allocate == Allocate::Blocks => {
-                // Taken out of, or moved away altogether.
+                // Removes one range, or replaces all of them.
                 if let Some(v4) = &mut spec.ipv4 {
                     v4.cidrs.remove(0);
                     if let Some(other) = fresh.ipv4.filter(|_| v4.cidrs.is_empty()) {
@@ -654,7 +655,7 @@ impl Sim {
         }
     }
 
-    /// Somebody edits or deletes a NodeSubnet by hand.
+    /// Edits or deletes a NodeSubnet, in the place of people.
     fn tamper(&mut self) {
         let at = self.rng.index(self.api.subnets.live.len().max(1));
         let Some(subnet) = self.api.subnets.live.values().nth(at).cloned() else {
@@ -664,7 +665,7 @@ impl Sim {
             "its NodeSubnet is tampered with".to_owned()
         });
         let mut subnet = Subnet::clone(&subnet);
-        // What is cleared is gone, or it is there and makes no sense.
+        // What the edit clears is missing, or present but unreadable.
         subnet.lacks_parts = at.is_multiple_of(2);
         match (self.rng.below(4), &mut subnet.spec) {
             (0, Ok(spec)) => spec.previous.clear(),
@@ -678,8 +679,7 @@ impl Sim {
         self.api.put_subnet(subnet, self.now);
     }
 
-    /// Somebody edits or deletes an IPAMBlock by hand.
-    /// Somebody wants blocks drained and addresses released, whether anything speaks for it or not.
+    /// Requests drains and releases, with or without a reason, in the place of people.
     fn ask_of_node(&mut self) {
         let at = self.rng.index(self.api.subnets.live.len().max(1));
         let Some(subnet) = self.api.subnets.live.values().nth(at).cloned() else {
@@ -709,6 +709,7 @@ impl Sim {
         }
     }
 
+    /// Edits or deletes an IPAMBlock, in the place of people.
     fn tamper_block(&mut self) {
         let at = self.rng.index(self.api.blocks.live.len().max(1));
         let Some(block) = self.api.blocks.live.values().nth(at).cloned() else {
@@ -737,7 +738,7 @@ impl Sim {
         self.api.put_block(block, self.now);
     }
 
-    /// Another allocator gives an empty node the lowest range it thinks free.
+    /// A foreign allocator allocates the lowest range it takes for free to a node without podCIDR.
     fn write_as_another(&mut self) {
         let Some(node) = self.some_node().filter(|node| node.is_empty()) else {
             return;
@@ -765,7 +766,7 @@ impl Sim {
         );
     }
 
-    /// The world stands still: what is dying dies, and dead nodes' pods are gone.
+    /// Ends all changes: deletions finish, and the pods of deleted nodes are gone.
     pub fn calm(&mut self) {
         self.rough = false;
         self.log(None, || "faults end".to_owned());

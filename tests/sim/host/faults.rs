@@ -1,4 +1,4 @@
-//! What befalls a machine with the shipped agent.
+//! Faults of machines with the shipped agent.
 
 use crate::agents::Act;
 use crate::clock::{MS, SECOND, Time};
@@ -6,7 +6,7 @@ use crate::rng::Rng;
 use crate::run::{Due, Sim};
 
 impl Sim {
-    /// Something befalls the machine; `what` of a hundred.
+    /// Causes a fault of the machine; `what`, a number below 100, selects which.
     pub fn befall_host(&mut self, id: usize, what: u64) {
         let name = self.machines.agents[id].name.clone();
         let length = self.rng.stretch(100 * MS, 120 * SECOND);
@@ -39,7 +39,7 @@ impl Sim {
         }
     }
 
-    /// Two machines of one name are nothing that anybody promises anything for: the earlier ones are switched off.
+    /// Powers off earlier machines of the same name: nothing is guaranteed while two machines have one name.
     pub fn end_earlier_hosts(&mut self, id: usize) {
         let name = self.machines.agents[id].name.clone();
         for other in 0..self.machines.agents.len() {
@@ -51,7 +51,7 @@ impl Sim {
         }
     }
 
-    /// The kubelet starts the agent again.
+    /// The kubelet restarts the agent after `delay`.
     pub(super) fn start_process_later(&mut self, id: usize, delay: Time) {
         if let Some(host) = self.host(id) {
             let boot = host.boot;
@@ -59,7 +59,7 @@ impl Sim {
         }
     }
 
-    /// The agent's time to be started has come.
+    /// Starts the agent's process, unless the machine was rebooted or powered off meanwhile.
     pub fn revive_process(&mut self, id: usize, boot: u32) {
         let is_off = self.machines.agents[id].is_off;
         if !is_off && self.host(id).is_some_and(|host| host.boot == boot) {
@@ -67,7 +67,7 @@ impl Sim {
         }
     }
 
-    /// It loses its power, and is started after a while.
+    /// The machine loses its power and boots after `length`.
     fn reboot_host(&mut self, id: usize, length: Time) {
         let name = self.machines.agents[id].name.clone();
         self.log(Some(&name), || format!("machine {id} loses its power"));
@@ -88,7 +88,7 @@ impl Sim {
         *host.slot.lock().unwrap() = disk;
     }
 
-    /// The machine starts.
+    /// Boots the machine.
     pub fn start_host(&mut self, id: usize) {
         let now = self.now;
         let agent = &mut self.machines.agents[id];
@@ -102,7 +102,7 @@ impl Sim {
         self.start_kubelet(id);
     }
 
-    /// Somebody removes the file.
+    /// Deletes the store's file.
     fn lose_store(&mut self, id: usize) {
         let name = self.machines.agents[id].name.clone();
         let Some(host) = self.host_mut(id) else {
@@ -117,12 +117,12 @@ impl Sim {
         {
             keeper.close();
         }
-        // How long addresses have to cool stands nowhere else.
+        // Only the store records the cooldown of addresses.
         self.checks.cooling.retain(|_, (of, ..)| *of != id);
         self.log(Some(&name), || format!("machine {id} loses its store"));
     }
 
-    /// What still lasts on a machine ends.
+    /// Ends the faults of the machine.
     pub fn calm_host(&mut self, id: usize) {
         let is_off = self.machines.agents[id].is_off;
         let is_dead = self.host(id).is_some_and(|host| host.process.is_none());

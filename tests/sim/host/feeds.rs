@@ -1,4 +1,4 @@
-//! What the watches of an agent bring, and when.
+//! The agent's watches: what they deliver, and when.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::api::{Api, Commit};
 use crate::clock::{MS, SECOND, Time};
 use crate::run::{Due, Sim};
 
-/// A watch of an agent.
+/// One of the agent's watches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Line {
     Node,
@@ -31,7 +31,7 @@ impl Line {
     const ALL: [Self; 4] = [Self::Node, Self::Subnet, Self::Addresses, Self::Pods];
 }
 
-/// What they have not brought yet.
+/// Steps that the watches have not delivered yet.
 #[derive(Default)]
 pub struct Feeds {
     node: VecDeque<Step<NodeSeen>>,
@@ -39,9 +39,10 @@ pub struct Feeds {
     addresses: VecDeque<Step<AddressesSeen>>,
     pods: VecDeque<Step<Pod>>,
     scheduled: [bool; 4],
-    /// Whether the running list has shown the Node.
+    /// Whether the current list has contained the Node.
     node_listed: bool,
-    /// Ranges that may be given from, and since when others may not any more, by the NodeSubnet as it was heard.
+    /// Ranges that addresses may be assigned from according to the NodeSubnet that the agent received, and since
+    /// when others may not be used any more.
     givable: BTreeSet<Cidr>,
     pub ended: BTreeMap<Cidr, Time>,
 }
@@ -56,10 +57,10 @@ impl Feeds {
         }
     }
 
-    /// What may be given from by a NodeSubnet for that Node.
+    /// Updates these ranges for a NodeSubnet that the agent received, and the UID of its Node.
     fn subnet_shown(&mut self, subnet: &SubnetSeen, node: Option<&Text>, now: Time) {
         let spec = subnet.spec_of(node.map(|uid| &**uid));
-        // A new podCIDR keeps everything else waiting until all is known of it.
+        // After a new podCIDR the agent assigns nothing until it knows all existing addresses in it.
         let Some(spec) = spec.filter(|spec| spec.pod_cidrs.is_empty()) else {
             self.givable.clear();
             self.ended.clear();
@@ -75,7 +76,7 @@ impl Feeds {
         self.givable = givable;
     }
 
-    /// What a step of its watch says of the Node: its UID, if there is one.
+    /// Updates the UID of the Node after a step of its watch.
     fn node_shown(&mut self, change: &Change<NodeSeen>, node: &mut Option<Text>) {
         match change {
             Change::Restarted { .. } => self.node_listed = false,
@@ -105,7 +106,7 @@ fn seen_node(node: &Node) -> NodeSeen {
     }
 }
 
-/// A NodeSubnet as an agent reads it.
+/// A NodeSubnet as the agent parses it.
 fn seen_subnet(subnet: &Subnet, api: &Api) -> SubnetSeen {
     SubnetSeen::new(
         subnet.uid.to_string(),
@@ -116,7 +117,7 @@ fn seen_subnet(subnet: &Subnet, api: &Api) -> SubnetSeen {
     )
 }
 
-/// A pod as an agent reads it.
+/// A pod as the agent parses it.
 fn seen_pod(pod: &ApiPod) -> Pod {
     let (namespace, name) = pod.name.split_once('/').unwrap();
     Pod {
@@ -138,12 +139,12 @@ fn listing<T>(asked: Duration, all: impl IntoIterator<Item = T>) -> VecDeque<Ste
 }
 
 impl Sim {
-    /// Whether the Node is this machine's, which sees no other one of its name.
+    /// Whether the Node is this machine's, which does not see another Node of its name.
     fn is_host_of(&self, id: usize, uid: &Text) -> bool {
         self.machines.of_node.get(uid) == Some(&id)
     }
 
-    /// What changed comes to the machine's watches.
+    /// Queues a change for the machine's watches.
     pub fn tell_host(&mut self, id: usize, commit: &Commit) {
         let name = &self.machines.agents[id].name;
         let line = match commit {
@@ -226,7 +227,7 @@ impl Sim {
         self.schedule_line(id, line);
     }
 
-    /// All its watches begin anew with a list.
+    /// Restarts all watches of the machine with a list.
     pub fn relist_host(&mut self, id: usize, is_cut: bool) {
         let asked = self.host_now(id).since_boot;
         let name = self.machines.agents[id].name.clone();
@@ -282,14 +283,14 @@ impl Sim {
         self.after(held.saturating_sub(self.now) + lag, due);
     }
 
-    /// Nothing of an earlier process is on its way.
+    /// Forgets scheduled deliveries, which were for an earlier process.
     pub(super) fn reset_lines(&mut self, id: usize) {
         if let Some(host) = self.host_mut(id) {
             host.feeds.scheduled = [false; 4];
         }
     }
 
-    /// A watch brings the next step, or all that it has.
+    /// Delivers the next step of a watch, or all steps.
     pub(super) fn deliver_line(&mut self, id: usize, line: Line) -> Verdict {
         let all = self.rng.chance(5_000);
         let held = self.machines.agents[id].held_until.max(self.down_until);
@@ -334,7 +335,7 @@ impl Sim {
         self.turn_host(id)
     }
 
-    /// All pods of it, as a consistent list shows them.
+    /// All pods of the machine's Node, as a consistent list contains them.
     pub(super) fn list_pods_of_host(&self, id: usize) -> cadastre_agent::pods::Pods {
         let name = &self.machines.agents[id].name;
         let mut pods = cadastre_agent::pods::Pods::default();

@@ -1,7 +1,7 @@
 //! The kubelet and the container runtime of a machine: sandboxes of its pods.
 //!
-//! A sandbox is set up by an ADD; where that fails it is torn down and another one made. When its pod ends or wants
-//! another sandbox, its processes are killed, then comes a DEL: late, more than once, or never.
+//! An ADD sets a sandbox up; if it fails, the sandbox is torn down and another one created. When the pod ends or
+//! needs another sandbox, the sandbox's processes are killed; then a DEL comes late, more than once, or never.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,24 +17,25 @@ use crate::checks::{DUPLICATE, Violation};
 use crate::clock::{MS, SECOND, Time};
 use crate::run::{Due, Sim};
 
-/// So long after an agent was told what it is to give from that is so.
+/// How long after the agent has received that a range may not be used any more it must obey.
 const HEEDED: Time = 30 * SECOND;
 
 /// The name of the CNI network.
 pub const NETWORK: &str = "pods";
 
-/// What happens at a kubelet. What belongs to an earlier boot goes nowhere.
+/// Something that happens at a kubelet. Acts from before a reboot are dropped.
 pub enum KubeletAct {
-    /// It makes a sandbox for a pod, if that needs one.
+    /// Creates a sandbox for a pod that needs one.
     Start(Text),
-    /// A plugin has its answer from the agent; or has waited for it long enough; works alone; looks for it again.
+    /// A plugin gets the agent's answer; gives up waiting for it; works on the store itself; tries to reach the
+    /// agent again.
     Answered(u64, Box<Result<Answer, Refusal>>),
     Patience(u64),
     Alone(u64),
     Look(u64),
-    /// A DEL is sent.
+    /// Sends a DEL.
     Del(String),
-    /// The runtime forgets a sandbox.
+    /// Makes the runtime forget a sandbox.
     Remove(String),
 }
 
@@ -42,15 +43,16 @@ pub enum KubeletAct {
 struct Sandbox {
     pod: PodRef,
     addresses: BTreeSet<Addr>,
-    /// Whether its processes run, or are being started
+    /// Whether its processes run or are being started
     is_alive: bool,
-    /// Whether its network namespace is there
+    /// Whether its network namespace exists
     has_netns: bool,
-    /// Whether its ADD has been answered.
+    /// Whether its ADD has succeeded.
     is_up: bool,
-    /// Those of them that somebody else's allocator gave to the node: no promise covers them.
+    /// Its addresses in podCIDRs of a foreign allocator: no guarantee covers them.
     foreign: BTreeSet<Addr>,
-    /// The UID of the Node that the machine was when it was set up: nothing is promised to who outlives that.
+    /// The UID of the machine's Node when it was set up: nothing is guaranteed for sandboxes that outlive that
+    /// Node.
     node: Option<Text>,
 }
 
@@ -75,12 +77,12 @@ fn attachment(container: &str) -> Attachment {
 }
 
 impl Kubelet {
-    /// Ids of all sandboxes that the runtime knows.
+    /// The ids of all sandboxes that the runtime knows.
     pub fn containers(&self) -> BTreeSet<String> {
         self.sandboxes.keys().cloned().collect()
     }
 
-    /// They as the runtime tells of them.
+    /// All sandboxes, as the runtime's list describes them.
     pub fn sandboxes(&self) -> Vec<Told> {
         let told = |(id, it): (&String, &Sandbox)| Told {
             id: id.clone(),
@@ -100,24 +102,24 @@ impl Kubelet {
         all.any(|(id, it)| it.has_netns && netns(id) == path)
     }
 
-    /// Those of the paths at which there is nothing.
+    /// The paths at which no network namespace exists.
     pub fn gone<'a>(&self, paths: impl Iterator<Item = &'a str>) -> BTreeSet<String> {
         let is_gone = |path: &&str| !path.is_empty() && !self.has_netns(path);
         paths.filter(is_gone).map(ToOwned::to_owned).collect()
     }
 
-    /// Those at which there is something.
+    /// The paths at which a network namespace exists.
     pub fn present<'a>(&self, paths: impl Iterator<Item = &'a str>) -> BTreeSet<String> {
         let is_there = |path: &&str| self.has_netns(path);
         paths.filter(is_there).map(ToOwned::to_owned).collect()
     }
 
-    /// Whether a sandbox is being set up, of which the runtime can tell nothing yet.
+    /// Whether a sandbox is being set up, which the runtime does not list yet.
     pub fn is_setting_up(&self) -> bool {
         self.sandboxes.values().any(|it| it.is_alive && !it.is_up)
     }
 
-    /// The addresses of a pod that runs.
+    /// The addresses of a pod's live sandboxes.
     pub fn addresses_of(&self, uid: &str) -> BTreeSet<Addr> {
         let of = self
             .sandboxes
@@ -126,7 +128,7 @@ impl Kubelet {
         of.flat_map(|it| it.addresses.iter().copied()).collect()
     }
 
-    /// The live sandbox of that Node that has an address.
+    /// The live sandbox, set up under that Node, that has the address.
     pub fn holder(&self, addr: Addr, node: &Text) -> Option<&str> {
         let has = |it: &Sandbox| {
             it.is_alive
@@ -145,7 +147,7 @@ impl Kubelet {
             .filter(|pod| self.addresses_of(&pod.uid).is_empty())
     }
 
-    /// All processes end; of network namespaces nothing is left.
+    /// Ends all processes and removes all network namespaces.
     pub fn power_off(&mut self) {
         for it in self.sandboxes.values_mut() {
             (it.is_alive, it.has_netns) = (false, false);
@@ -154,7 +156,7 @@ impl Kubelet {
 }
 
 impl Sim {
-    /// A pod is bound to the machine's Node: its kubelet hears of it.
+    /// The kubelet learns of a pod that is bound to its Node.
     pub fn host_runs(&mut self, id: usize, uid: &Text, name: &Text) {
         let (namespace, name) = name.split_once('/').unwrap();
         let pod = PodRef {
@@ -184,7 +186,7 @@ impl Sim {
         }
     }
 
-    /// Its processes end, and later comes a DEL, or none.
+    /// Kills a sandbox's processes and schedules its DEL, which may be lost.
     fn kill_sandbox(&mut self, id: usize, container: &str) {
         let is_lost = self.rough && self.rng.chance(500);
         let lag = if self.rough && self.rng.chance(1_000) {
@@ -271,7 +273,7 @@ impl Sim {
         self.call_plugin(id, Op::Add(add));
     }
 
-    /// The runtime has a plugin's answer.
+    /// A plugin returns its result to the runtime.
     pub(super) fn answered(
         &mut self,
         id: usize,
@@ -335,7 +337,7 @@ impl Sim {
         let Some(host) = self.host_mut(id) else {
             return Ok(());
         };
-        // Given up meanwhile: nobody uses what it was given.
+        // The runtime has given the sandbox up meanwhile: nothing uses its addresses.
         let Some(sandbox) = host.kubelet.sandboxes.get_mut(container) else {
             return Ok(());
         };
@@ -378,7 +380,7 @@ impl Sim {
         Ok(())
     }
 
-    /// Whether a range that the node's agent gives from is a podCIDR that no controller of ours has given to the Node.
+    /// Whether the range is a podCIDR of a foreign allocator.
     fn is_foreign(&self, id: usize, range: Cidr) -> bool {
         let agent = &self.machines.agents[id];
         let is_block = agent.blocks.keys().any(|(cidr, _)| *cidr == range);
@@ -386,7 +388,7 @@ impl Sim {
         !is_block && !self.checks.ours.contains(&node)
     }
 
-    /// No other sandbox that runs has the address: on a machine whose Node lives.
+    /// Checks that no other live sandbox has the address, on any machine whose Node exists.
     fn check_unshared(&self, id: usize, container: &str, addr: Addr) -> Verdict {
         let node = |id: usize| self.machines.live_node(id, &self.api);
         if node(id).is_none() {
@@ -411,13 +413,13 @@ impl Sim {
         Ok(())
     }
 
-    /// It has cooled since it was freed, by whatever node.
+    /// Checks that the cooldown of the address is over, whichever node released it.
     fn check_cooled(&self, id: usize, addr: Addr) -> Verdict {
         let Some((of, node, until)) = self.checks.cooling.get(&addr) else {
             return Ok(());
         };
         let (of, until) = (*of, *until);
-        // A dead node's addresses are in quarantine instead, which may be shorter.
+        // Addresses of a dead node are quarantined instead, which may take less time.
         let lives = self.machines.live_node(of, &self.api).as_ref() == Some(node);
         let is_sure = !self.plan.clocks_stop && !self.was_restored();
         if self.now >= until || !lives || !is_sure {
@@ -438,7 +440,7 @@ impl Sim {
         ))
     }
 
-    /// It is of a range that the agent had not been told long ago to give nothing of.
+    /// Checks that the agent did not learn long ago that the range may not be used any more.
     fn check_givable(&self, id: usize, range: Cidr) -> Verdict {
         let Some(host) = self.host(id) else {
             return Ok(());
@@ -454,7 +456,7 @@ impl Sim {
         Err(Violation::new("given range", text, [name.clone()]))
     }
 
-    /// Whoever runs and has addresses has them in the store, too: otherwise they would be given again.
+    /// Checks that the store has the addresses of all live sandboxes: otherwise it would assign them again.
     pub(super) fn check_kept(&self, id: usize, snapshot: &Snapshot) -> Verdict {
         let Some(host) = self.host(id).filter(|host| host.disk().is_some()) else {
             return Ok(());
@@ -470,7 +472,7 @@ impl Sim {
                 .iter()
                 .flat_map(|it| it.given.addresses.iter().map(|it| it.address))
                 .collect();
-            // What is of no range here is given by nobody here.
+            // Addresses outside this node's ranges are not assigned here.
             let is_given_here = |addr: &Addr| {
                 let mut blocks = snapshot.blocks.iter();
                 blocks.any(|it| it.state.is_listed() && it.cidr.contains_addr(*addr))
@@ -487,7 +489,7 @@ impl Sim {
         Ok(())
     }
 
-    /// What there is in the end: no leaks, and nobody waits where addresses are.
+    /// Checks at the end that no address is leaked and no pod waits while addresses are free.
     pub fn check_host_rest(&mut self, id: usize) -> Verdict {
         let name = self.machines.agents[id].name.clone();
         let lives = self.machines.live_node(id, &self.api).is_some();
@@ -528,7 +530,7 @@ impl Sim {
         Ok(())
     }
 
-    /// The machine was started: its pods get new sandboxes, and the old ones their DELs.
+    /// After a boot the pods get new sandboxes, and the old ones their DELs.
     pub(super) fn start_kubelet(&mut self, id: usize) {
         let Some(host) = self.host_mut(id) else {
             return;
@@ -545,7 +547,7 @@ impl Sim {
         }
     }
 
-    /// A pod wants another sandbox.
+    /// A pod gets another sandbox.
     pub(super) fn renew_sandbox(&mut self, id: usize) {
         let Some(host) = self.host(id) else { return };
         let up = host.kubelet.sandboxes.iter();

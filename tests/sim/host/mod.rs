@@ -2,26 +2,27 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `feeds` | what the agent's watches bring |
-//! | `process` | the agent's process: effects out, answers in |
-//! | `requests` | what plugins ask it, and do themselves where it does not answer |
+//! | `feeds` | what the agent's watches deliver |
+//! | `process` | the agent's process: carries effects out and returns answers |
+//! | `requests` | requests of plugins, and what plugins do if the agent does not answer |
 //! | `kubelet` | sandboxes of pods, their ADDs and DELs |
-//! | `store` | the file: what is in it, and what befalls it |
-//! | `faults` | what befalls the machine |
+//! | `store` | the store's file: its content and its faults |
+//! | `faults` | faults of the machine |
 //!
 //! # What must hold
-//! - No address is given that another sandbox has, on any machine whose Node lives.
-//! - Who runs with an address has it in the store: it is never freed.
-//! - What was freed cools, whichever node gives it next. Ranges that were recalled give nothing new.
-//! - In the end nothing is leaked, and no pod waits where addresses are.
+//! - No address is assigned that another sandbox has, on any machine whose Node exists.
+//! - The store has the addresses of every live sandbox: they are never released.
+//! - A released address cools, whichever node assigns it next. Nothing new is assigned from recalled ranges.
+//! - At the end no address is leaked, and no pod waits while addresses are free.
 //!
 //! # Left out
-//! - The keeper's thread, sockets and their protocols, gRPC, the CNI's own formats: the simulation calls what lies behind them.
-//! - A store is lost only while no sandbox is set up: what was answered a moment before is told nobody yet. None is
-//!   damaged, full, or put back to an older state.
-//! - podCIDRs that others than our controllers gave are served, and nothing is promised of them.
-//! - Second networks, static pods, pools for some pods or namespaces only, addresses that are asked for, the CNI's GC
-//!   and CHECK, files and masquerading.
+//! - The store thread, sockets and their protocols, gRPC, the formats of CNI: the simulation calls the code behind
+//!   them.
+//! - A store is lost only while no sandbox is being set up, as nothing else knows yet of the address that it has
+//!   just assigned. Stores are never damaged, full, or restored to an older state.
+//! - podCIDRs of foreign allocators are used, without guarantees.
+//! - Second networks, static pods, pools for some pods or namespaces only, requested addresses, GC and CHECK of
+//!   CNI, files and masquerading.
 
 mod faults;
 mod feeds;
@@ -55,16 +56,16 @@ use requests::Call;
 
 type Verdict = Result<(), Violation>;
 
-/// Where the file of the store is, if it is there.
+/// The store's file, if it exists.
 type Slot = Arc<Mutex<Option<MemoryDisk>>>;
 
-/// What there is of a machine beside what every agent has.
+/// The state of a machine with the shipped agent, beside its name, clocks and blocks.
 pub struct Host {
     slot: Slot,
-    /// The agent's process, if it runs, and which run of it that is.
+    /// The agent's process if it runs, and the number of its current run.
     process: Option<Process>,
     incarnation: u32,
-    /// How often the machine was started.
+    /// How often the machine was booted.
     boot: u32,
     feeds: Feeds,
     kubelet: Kubelet,
@@ -94,12 +95,12 @@ impl Host {
         self.count
     }
 
-    /// Since when a range is to give nothing new, if it gave before, by what the agent has heard.
+    /// Since when nothing new may be assigned from a range that was usable before, by what the agent has received.
     fn ended(&self, range: &Cidr) -> Option<Time> {
         self.feeds.ended.get(range).copied()
     }
 
-    /// Since when the agent's process is at work.
+    /// Since when the agent's process runs without a pause.
     fn awake_since(&self, paused_until: Time) -> Time {
         let process = self.process.as_ref();
         process.map_or(Time::MAX / 2, |it| it.started.max(paused_until))
@@ -110,7 +111,7 @@ impl Host {
     }
 }
 
-/// What its agent is set to.
+/// The settings of the agent.
 fn settings(agent: &Agent) -> machine::Settings {
     machine::Settings {
         node: agent.name.to_string(),
@@ -124,13 +125,13 @@ fn settings(agent: &Agent) -> machine::Settings {
 }
 
 impl Sim {
-    /// The addresses of a pod that runs.
+    /// The addresses of a running pod.
     pub fn addresses_on_host(&self, id: usize, uid: &str) -> Box<[Addr]> {
         let addresses = self.host(id).map(|host| host.kubelet.addresses_of(uid));
         addresses.unwrap_or_default().into_iter().collect()
     }
 
-    /// What comes to a machine with the shipped agent as it does to one with a played one.
+    /// Handles an act that machines with a simulated agent have, too.
     pub fn act_of_host(&mut self, id: usize, act: &Act) {
         match act {
             Act::PodEnded(uid) => self.host_ends(id, uid),
@@ -164,7 +165,7 @@ impl Sim {
         }
     }
 
-    /// Virtual time until its clock shows that, if it goes on as it does.
+    /// Virtual time until the machine's clock shows `at`, at its present rate.
     fn host_until(&self, id: usize, at: Duration) -> Time {
         let when = self.machines.agents[id].clocks.when(at);
         when.saturating_sub(self.now)

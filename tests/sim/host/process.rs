@@ -1,4 +1,4 @@
-//! The agent's process: the shipped state machine and what carries its effects out.
+//! The agent's process: the shipped state machine, and the code that carries its effects out.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -22,38 +22,38 @@ use crate::api::Author;
 use crate::clock::{MS, SECOND, Time};
 use crate::run::{Due, Sim};
 
-/// The longest wait for the API server.
+/// The longest time to wait for the API server.
 const API_LIMIT: Time = 10 * SECOND;
 
-/// What comes to an agent's process.
+/// Something that happens to an agent's process.
 pub enum ProcessAct {
     Deliver(Line),
-    /// It is time to turn.
+    /// Lets the state machine take its turn.
     Turn,
     /// The answer to one of its effects.
     Tell(Box<Event>),
-    /// The store is opened, closed or made; the runtime is asked.
+    /// Opens, closes or creates the store, or asks the runtime.
     Do(Box<Question>),
-    /// What waits for the store is done.
+    /// Executes the requests that wait for the store.
     Serve,
-    /// The file is closed, if its keeper has not worked since it had worked so often.
+    /// Closes the file if the store thread has done nothing since it had worked this often.
     Idle(u64),
     /// A plugin's request arrives.
     Request(u64),
-    /// An ADD has waited for long enough.
+    /// An ADD has waited long enough.
     Woken(u64),
-    /// The runtime and the kernel are asked about candidates, after the API.
+    /// Asks the runtime and the kernel about leak candidates, after the API.
     Prove(Vec<Candidate>, String, Option<Pods>),
 }
 
-/// What the keeper has answered.
+/// An answer of the store thread.
 pub enum Out {
     Answer(Answer),
-    /// To a plugin's request.
+    /// The answer to a plugin's request.
     Plugin(u64, Result<cadastre_node::Answer, Refusal>),
 }
 
-/// An ADD under way, by what it waits for.
+/// What a pending ADD waits for.
 pub enum Waiting {
     Store(Asked),
     Pod(ForPod),
@@ -64,23 +64,23 @@ pub struct Process {
     pub machine: Machine,
     pub shown: Arc<Shown>,
     pub desk: Desk,
-    /// The store, while it is open; else why nothing is done.
+    /// The store while it is open; otherwise why it is not.
     pub keeper: Result<keeper::Worker, String>,
-    /// Why the file could not be used last.
+    /// The last error of the file.
     pub trouble: Option<String>,
     pub queue: Vec<keeper::Request>,
-    /// How often the keeper has worked, and whether it is to be looked whether it still does.
+    /// How often the store thread has worked, and whether a check is scheduled whether it still does.
     pub worked: u64,
     pub closing: bool,
     pub out: Arc<Mutex<Vec<Out>>>,
     pub adds: BTreeMap<u64, Waiting>,
     wake_at: Option<Time>,
-    /// When it was started.
+    /// When it was started, in virtual time.
     pub started: Time,
 }
 
 impl Sim {
-    /// The agent's process starts.
+    /// Starts the agent's process.
     pub fn start_process(&mut self, id: usize) {
         let now = self.host_now(id);
         let started = self.now;
@@ -122,7 +122,7 @@ impl Sim {
         }
     }
 
-    /// It is killed.
+    /// Kills the agent's process.
     pub fn kill_process(&mut self, id: usize) {
         let name = self.machines.agents[id].name.clone();
         let Some(host) = self.host_mut(id) else {
@@ -146,7 +146,7 @@ impl Sim {
         self.host_mut(id)?.process.as_mut()
     }
 
-    /// Something comes to that run of the agent's process.
+    /// Handles an act of the given run of the agent's process.
     pub fn process_acts(&mut self, id: usize, incarnation: u32, act: Box<ProcessAct>) -> Verdict {
         let rest = self.machines.agents[id]
             .paused_until
@@ -172,7 +172,7 @@ impl Sim {
             ProcessAct::Turn => {
                 let at = Some(self.now);
                 let process = self.process(id);
-                // Another one is due sooner or later than this.
+                // Another turn is scheduled for a different time.
                 let Some(process) = process.filter(|it| it.wake_at == at) else {
                     return Ok(());
                 };
@@ -206,7 +206,7 @@ impl Sim {
         self.turn_host(id)
     }
 
-    /// Turns until everything is on its way.
+    /// Takes turns until there are no more effects.
     pub(super) fn turn_host(&mut self, id: usize) -> Verdict {
         loop {
             let now = self.host_now(id);
@@ -249,7 +249,7 @@ impl Sim {
         }
     }
 
-    /// Begins with an effect; what takes no time has its answer at once.
+    /// Starts an effect; returns the answer if it takes no time.
     fn carry(&mut self, id: usize, effect: Effect) -> Option<Event> {
         let lag = self.rng.stretch(MS / 4, 20 * MS);
         match effect {
@@ -301,7 +301,7 @@ impl Sim {
         None
     }
 
-    /// What the runtime and the kernel say of candidates, after the API.
+    /// Asks the runtime and the kernel about leak candidates, after the API.
     fn prove_host(
         &mut self,
         id: usize,
@@ -330,7 +330,7 @@ impl Sim {
         }
     }
 
-    /// A write goes to the API server: it may get lost, or come late.
+    /// Sends a write to the API server, which may lose or delay it.
     fn send_from_host(&mut self, id: usize, writing: Writing) {
         let there = self.rng.stretch(MS, 20 * MS);
         let is_lost = self.rough && self.rng.chance(self.plan.network.lost_before);
@@ -360,7 +360,7 @@ impl Sim {
         self.after(there, Due::Landing(id, Box::new(landing)));
     }
 
-    /// It arrives.
+    /// A write arrives at the API server.
     pub fn land_of_host(&mut self, id: usize, landing: Landing) -> Verdict {
         let Landing {
             incarnation,
@@ -428,9 +428,9 @@ impl Sim {
 
 /// A write of an agent.
 pub enum Writing {
-    /// Onto that version.
+    /// The version that it replaces, and the status.
     Status(u64, Box<NodeSubnetStatus>),
-    /// Owned by the NodeSubnet of that UID.
+    /// The UID of the owning NodeSubnet, whether the object is new, and the list.
     List(crate::Text, bool, Box<NodeAddressesSpec>),
 }
 
@@ -443,7 +443,7 @@ impl Writing {
     }
 }
 
-/// A write under way.
+/// A write on its way.
 pub struct Landing {
     incarnation: u32,
     writing: Writing,
@@ -452,7 +452,7 @@ pub struct Landing {
 }
 
 impl Landing {
-    /// The connection that it is on is lost: who has to be told, if somebody waits.
+    /// The failure that the sender receives when the connection is lost, if it still waits.
     pub fn lost(&self) -> Option<(u32, ProcessAct)> {
         let failed = ProcessAct::Tell(Box::new(self.writing.failed()));
         self.is_heard.then_some((self.incarnation, failed))

@@ -1,7 +1,8 @@
-//! What plugins ask the agent, and do themselves where it does not answer.
+//! Requests of plugins to the agent, and what plugins do if it does not answer.
 //!
-//! As the plugin does: an agent that does not greet within a second hangs; one that has not answered by three
-//! quarters of the plugin's time has lost the request; then the plugin works on the file itself, if nobody has it.
+//! As in the real plugin, an agent that does not greet within a second counts as hung, and one that has not
+//! answered after three quarters of the plugin's timeout has lost the request. Then the plugin works on the file
+//! itself, unless somebody else has it open.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,8 +19,8 @@ use super::store::open;
 use crate::clock::{MS, SECOND, Time};
 use crate::run::{Due, Sim};
 
-/// How long a plugin takes at most, how long it waits for a greeting, and for the file before it looks for the
-/// agent again.
+/// The plugin's timeout, its wait for a greeting, and its wait for the file before it tries to reach the agent
+/// again.
 const TIMEOUT: Time = 10 * SECOND;
 const AWAKE: Time = SECOND;
 const TURN: Time = 500 * MS;
@@ -34,12 +35,12 @@ pub struct Call {
     agents: Duration,
     /// When it gives up, in virtual time.
     end: Time,
-    /// Held as long as it listens to the agent.
+    /// Exists as long as it waits for the agent.
     listening: Option<Arc<()>>,
 }
 
 impl Call {
-    /// Whether it listened to the agent until now.
+    /// Stops waiting for the agent; returns whether it was waiting.
     pub(super) fn stop_listening(&mut self) -> bool {
         self.listening.take().is_some()
     }
@@ -65,7 +66,7 @@ impl Sim {
         self.look_for_agent(id, number);
     }
 
-    /// It connects to the agent, if there is one that is awake.
+    /// The plugin connects to the agent if there is one that is not paused.
     pub(super) fn look_for_agent(&mut self, id: usize, number: u64) {
         let is_paused = self.machines.agents[id].paused_until > self.now;
         let lag = self.rng.stretch(MS / 10, 5 * MS);
@@ -90,7 +91,7 @@ impl Sim {
         }
     }
 
-    /// A request arrives at the agent.
+    /// A plugin's request arrives at the agent.
     pub(super) fn plugin_asks(&mut self, id: usize, number: u64) {
         let now = self.host_now(id).since_boot;
         let Some(host) = self.host_mut(id) else {
@@ -120,7 +121,7 @@ impl Sim {
         }
     }
 
-    /// The store is asked on behalf of a plugin.
+    /// The agent queues a plugin's request for the store.
     fn ask_store(&mut self, id: usize, number: u64, op: Op) {
         let Some(host) = self.host_mut(id) else {
             return;
@@ -151,7 +152,7 @@ impl Sim {
         self.queue_store(id, Request::op(op, call, reply));
     }
 
-    /// The store has answered.
+    /// The store has answered a plugin's request.
     pub(super) fn store_answers(
         &mut self,
         id: usize,
@@ -193,7 +194,7 @@ impl Sim {
         }
     }
 
-    /// Those ADDs look again.
+    /// Retries the selected ADDs.
     pub(super) fn wake_adds(&mut self, id: usize, which: impl Fn(u64, &Waiting) -> bool) {
         let process = self.host(id).and_then(|host| host.process.as_ref());
         let adds = process.into_iter().flat_map(|process| &process.adds);
@@ -204,7 +205,7 @@ impl Sim {
         }
     }
 
-    /// An ADD goes on, if there is news for it or its time has come.
+    /// Continues an ADD if there is news for it or its time is over.
     pub(super) fn wake_add(&mut self, id: usize, number: u64, is_news: bool) {
         let now = self.host_now(id).since_boot;
         let process = self.host_mut(id).and_then(|host| host.process.as_mut());
@@ -267,7 +268,7 @@ impl Sim {
         }
     }
 
-    /// The agent is gone, and with it all connections.
+    /// The agent has ended, and all connections with it.
     pub(super) fn hang_up_plugins(&mut self, id: usize) {
         let Some(host) = self.host_mut(id) else {
             return;
@@ -298,7 +299,7 @@ impl Sim {
         }
     }
 
-    /// A plugin works on the file itself.
+    /// The plugin works on the file itself.
     pub(super) fn plugin_alone(&mut self, id: usize, number: u64) -> Verdict {
         let now = self.host_now(id);
         let name = self.machines.agents[id].name.clone();
@@ -347,7 +348,7 @@ impl Sim {
     }
 }
 
-/// A refusal of whoever cannot have the file.
+/// The refusal when the file cannot be opened.
 fn refused(why: &str) -> Refusal {
     Refusal {
         why: Why::Busy,
@@ -355,7 +356,7 @@ fn refused(why: &str) -> Refusal {
     }
 }
 
-/// What is asked, in short.
+/// A short description of the operation.
 pub(super) fn outline(op: &Op) -> String {
     match op {
         Op::Add(add) => format!("ADD {}", add.attachment.container_id),

@@ -1,4 +1,4 @@
-//! The file of a machine's store: what is done with it, what is in it, and what befalls it.
+//! The file of a machine's store: requests, content, and faults.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -20,9 +20,9 @@ use crate::clock::{MS, SECOND, Time};
 use crate::memory_disk::{Fate, MemoryDisk};
 use crate::run::Sim;
 
-/// After so long without work the agent closes the file.
+/// The time without work after which the agent closes the file.
 const IDLE: Time = SECOND;
-/// How long a DEL for a leak may take.
+/// How long the release of a leak may take.
 const FREE_LIMIT: Duration = Duration::from_secs(10);
 
 const PATH: &str = "in memory";
@@ -43,7 +43,7 @@ fn trouble(error: &StoreError) -> StoreTrouble {
 }
 
 impl Sim {
-    /// Begins with a question of the agent.
+    /// Starts a question of the agent.
     pub(super) fn ask_question(&mut self, id: usize, question: Question, lag: Time) {
         let now = self.host_now(id);
         let Some(process) = self.host_mut(id).and_then(|host| host.process.as_mut()) else {
@@ -86,7 +86,7 @@ impl Sim {
         self.queue_store(id, request);
     }
 
-    /// Puts something on the list of the keeper.
+    /// Queues a request for the store thread.
     pub(super) fn queue_store(&mut self, id: usize, request: Request) {
         let lag = self.rng.stretch(MS / 10, 10 * MS);
         let process = self.host_mut(id).and_then(|host| host.process.as_mut());
@@ -97,7 +97,7 @@ impl Sim {
         }
     }
 
-    /// The keeper's turn: everything that waits is done in one transaction.
+    /// Lets the store thread execute all waiting requests in one transaction.
     pub(super) fn serve_store(&mut self, id: usize) -> Verdict {
         let now = self.host_now(id);
         let dies = self.rough && self.rng.chance(60);
@@ -122,12 +122,12 @@ impl Sim {
         }
         process.worked += 1;
         if dies && let Some(disk) = disk {
-            // Killed in the midst of it: what it has answered nobody has heard.
+            // The process is killed during the transaction; its answers are lost.
             *host.slot.lock().unwrap() = Some(disk.after_kill());
             let out: Vec<Out> = std::mem::take(&mut *process.out.lock().unwrap());
             self.kill_process(id);
             for out in out {
-                // That was sent before.
+                // This answer was sent before.
                 if let Out::Plugin(call, Ok(answer)) = out {
                     self.answered(id, call, Ok(answer))?;
                 }
@@ -159,7 +159,7 @@ impl Sim {
         Ok(())
     }
 
-    /// The file is closed once there has been nothing to do for a while.
+    /// Schedules closing the file after a time without work.
     pub(super) fn close_when_idle(&mut self, id: usize) {
         let process = self.host_mut(id).and_then(|host| host.process.as_mut());
         if let Some(process) = process.filter(|it| !it.closing) {
@@ -169,7 +169,7 @@ impl Sim {
         }
     }
 
-    /// What is asked of the file itself, and of the runtime.
+    /// Answers a question about the file itself or about the runtime.
     pub(super) fn do_question(&mut self, id: usize, question: Question) -> Verdict {
         let now = self.host_now(id);
         let is_silent = self.rough && self.rng.chance(500);
@@ -238,7 +238,7 @@ impl Sim {
         self.mirror(id)
     }
 
-    /// Everything that there is, read from the file.
+    /// Reads the whole content of the file.
     pub(super) fn contents(&mut self, id: usize) -> Option<Snapshot> {
         let now = self.host_now(id);
         let host = self.host_mut(id)?;
@@ -257,7 +257,7 @@ impl Sim {
         taken.lock().unwrap().take()
     }
 
-    /// What is in the file is held against what is promised, and against what other machines have.
+    /// Checks the content of the file against the guarantees and against other machines.
     pub fn mirror(&mut self, id: usize) -> Verdict {
         let Some(snapshot) = self.contents(id) else {
             return Ok(());
@@ -269,14 +269,14 @@ impl Sim {
         let before = std::mem::take(&mut agent.blocks);
         agent.cooling.clear();
         for block in &snapshot.blocks {
-            // podCIDRs are no blocks, nor is what was adopted of ranges that nobody has listed yet.
+            // podCIDRs are not blocks, and neither are adopted ranges that are not listed yet.
             if *block.uid == *node || block.uid.is_empty() {
                 continue;
             }
             let key: Key = (block.cidr, block.uid.as_str().into());
             let listed = block.state.is_listed();
             let old = before.get(&key);
-            // One that is withdrawn is still of the Node that it was listed for.
+            // A withdrawn block still belongs to the Node that it was listed for.
             let of = match old {
                 Some(old) if !listed => old.node.clone(),
                 _ => node.clone(),
@@ -303,7 +303,7 @@ impl Sim {
         let cooldown = |addr: &Addr, it: &Given| {
             let mut blocks = snapshot.blocks.iter();
             let block = blocks.find(|block| block.cidr == it.block.0);
-            // What was of an earlier Node is in quarantine instead.
+            // Addresses of an earlier Node are quarantined instead.
             let is_live = |it: &&BlockCount| it.state.is_listed() && live.as_ref() == Some(&node);
             let block = block.filter(is_live)?;
             let mut pools = snapshot.pools.iter().map(|pool| &pool.terms);
