@@ -17,7 +17,6 @@ const SECTOR: usize = 512;
 /// A fault that happens at some access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// No fault
     Lasts,
     /// The n-th change or sync from now on does not happen, nor does any after it: the process was killed
     Dies(u64),
@@ -39,7 +38,6 @@ struct State {
     seen: Vec<u8>,
     /// The content that survives a loss of power at least
     lasting: Vec<u8>,
-    /// Changes since the last sync
     unsynced: Vec<Change>,
     fate: Option<Fate>,
     /// Number of changes and syncs since the fate was set

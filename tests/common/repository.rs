@@ -9,7 +9,6 @@ pub fn path(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
 }
 
-/// The folders of the crates.
 pub fn crates() -> Vec<PathBuf> {
     let all = std::fs::read_dir(path("crates")).unwrap();
     all.map(|it| it.unwrap().path()).collect()

@@ -51,7 +51,6 @@ impl Rng {
         self.below(n) == 0
     }
 
-    /// One of the elements.
     pub fn pick<'a, T>(&mut self, of: &'a [T]) -> &'a T {
         &of[self.index(of.len())]
     }

@@ -27,7 +27,6 @@ const TARGETS: [(&str, &str); 3] = [
 pub struct Known {
     /// Targets of the Makefile
     targets: BTreeSet<String>,
-    /// The chart's values
     values: Value,
 }
 

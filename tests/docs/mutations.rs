@@ -9,7 +9,6 @@ mod proofs;
 
 const PAGE: &str = "docs/mutations.md";
 
-/// The head of the table.
 const HEAD: &str = "| mutation | what goes wrong | what finds it |\n|---|---|---|\n";
 
 #[test]

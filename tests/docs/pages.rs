@@ -14,11 +14,9 @@ const AT_TOP: [&str; 5] = [
     "charts/cadastre/README.md",
 ];
 
-/// A page of the documentation.
 pub struct Page {
     /// Its path in the repository, such as `docs/pools.md`
     pub name: String,
-    /// Its fenced blocks
     pub blocks: Vec<Block>,
     /// Everything outside fenced blocks
     prose: String,
@@ -32,7 +30,6 @@ pub struct Block {
     pub text: String,
 }
 
-/// All pages.
 pub fn all() -> Vec<Page> {
     let mut names: BTreeSet<String> = AT_TOP.map(ToOwned::to_owned).into();
     find(&path("docs"), "docs", &mut names);
@@ -55,7 +52,6 @@ fn find(folder: &Path, name: &str, names: &mut BTreeSet<String>) {
 }
 
 impl Page {
-    /// Parses the text of a page.
     pub fn new(name: &str, text: &str) -> Self {
         let mut page = Page {
             name: name.to_owned(),

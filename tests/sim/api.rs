@@ -289,7 +289,6 @@ impl Api {
 
     // Requests of controllers.
 
-    /// Executes one request at once.
     pub fn execute(&mut self, request: &Request, at: Time) -> Outcome {
         match request {
             Request::List(Of::Node) => Outcome::Nodes(all(&self.nodes)),
@@ -531,7 +530,6 @@ impl Api {
         Some((self.subnets.get(name)?.version, status))
     }
 
-    /// Writes the NodeAddresses of a shipped agent.
     pub fn write_addresses(
         &mut self,
         name: &Text,
@@ -628,7 +626,6 @@ impl Api {
         Outcome::Node(Node::clone(&self.put_node(node, at)))
     }
 
-    /// Executes one request about the Lease at once.
     pub fn lease(&mut self, ask: Ask, wall: Timestamp) -> Answer {
         match ask {
             Ask::Get => self.lease.clone().map_or(Answer::Missing, Answer::Found),

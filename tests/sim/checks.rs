@@ -43,7 +43,6 @@ use super::words::ranges;
 /// The most important rule: no range has two owners.
 pub const DUPLICATE: &str = "one holder";
 
-/// The violation of a rule.
 #[derive(Debug)]
 pub struct Violation {
     pub rule: &'static str,
@@ -96,13 +95,11 @@ pub struct Checks {
     pub shapes: Vec<Shape>,
     /// The holder of the Lease, and since when.
     lease: (Option<String>, Time),
-    /// The intents in the Lease.
     pub intents: Option<Arc<Intents>>,
     /// When the Lease was last written in each term, and its intents then.
     leases: BTreeMap<Text, (Time, Option<Arc<Intents>>)>,
     /// The last of these terms.
     last_term: Option<Text>,
-    /// The last write of a controller.
     pub last_write: (Time, String),
     /// The last request of a controller, except those about the Lease.
     pub last_request: (Time, String),
@@ -488,7 +485,6 @@ impl Checks {
         }
     }
 
-    /// Checks a change.
     pub fn committed(
         &mut self,
         commit: &Commit,

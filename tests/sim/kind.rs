@@ -64,7 +64,6 @@ impl<T: Versioned> Kind<T> {
         self.live.get(name)
     }
 
-    /// Stores the object with a new version.
     pub fn put(&mut self, mut object: T, version: u64, at: Time) -> Arc<T> {
         object.set_version(version);
         self.version = version;
@@ -105,7 +104,6 @@ pub struct Feed<T> {
     cursor: usize,
     /// The version up to which changes were delivered.
     seen: u64,
-    /// Whether a delivery is scheduled.
     pub scheduled: bool,
     /// Until when nothing is delivered: the connection is cut or slow.
     pub held_until: Time,
@@ -136,7 +134,6 @@ impl<T> Default for Feed<T> {
 }
 
 impl<T: Versioned> Feed<T> {
-    /// Restarts the watch with a list.
     pub fn relist(&mut self) {
         self.stage = Stage::Down;
     }

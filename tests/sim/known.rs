@@ -16,7 +16,6 @@ use super::clock::Time;
 use super::kind::View;
 use super::shape::Shape;
 
-/// Labels of a node.
 pub type Labels = Box<[(Text, Text)]>;
 
 #[derive(Default)]
@@ -33,7 +32,6 @@ pub struct Known {
     pub shapes: Vec<Shape>,
     /// The term that the controller was last told it leads in.
     pub term: Option<Text>,
-    /// How it became leader.
     pub takeover: Option<Takeover>,
     /// Whether the Lease contained the intents of earlier leaders.
     pub is_told: bool,

@@ -30,7 +30,6 @@ pub enum Subject {
     Pods,
 }
 
-/// How the server answers the request.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Answer {
     /// A policy rejects it.

@@ -47,7 +47,6 @@ pub struct Plan {
     pub restore: Option<(Time, Time)>,
     /// Rejections, missing answers and silence that last until the run turns calm.
     pub lasting: Lasting,
-    /// Whether nodes have the shipped agent.
     pub shipped: bool,
 }
 
@@ -327,7 +326,7 @@ impl Plan {
         self.faults.wall > 0 || self.clocks_hurry()
     }
 
-    /// Whether monotonic clocks may.
+    /// Whether monotonic clocks may do so.
     pub fn clocks_hurry(&self) -> bool {
         self.faults.clock > 0
     }

@@ -16,7 +16,6 @@ use super::clock::{Clocks, Time};
 use super::kind::{Feed, Versioned};
 use super::known::Known;
 
-/// The kinds that a controller watches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Watched {
     Nodes,

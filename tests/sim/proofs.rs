@@ -43,7 +43,6 @@ pub enum Weather {
 pub enum Proof {
     /// The simulation, within so many thousand steps from seed 0 on; by any rule, or by the one that is named.
     Simulation(Weather, u64, Option<&'static str>),
-    /// A unit test.
     Test(&'static str),
 }
 
@@ -67,7 +66,6 @@ const fn unit(name: &'static str) -> Proof {
     Proof::Test(name)
 }
 
-/// What finds it.
 pub fn proof(mutation: Mutation) -> Proof {
     use Weather::{
         Agents, AsDrawn, BadClocks, Behind, Crowded, CrowdedBlocks, HandOvers, Restored, Scarce,

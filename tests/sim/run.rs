@@ -47,9 +47,7 @@ pub enum Due {
     Work,
     /// The faults end; after that everything comes to rest.
     Calm,
-    /// A fault happens.
     Fault,
-    /// A process starts.
     Start(usize),
     /// Changes the node that a late write is for.
     Disturb(Text),
@@ -63,7 +61,6 @@ pub enum Due {
     Lease(Where),
     /// A controller is told a change of leadership.
     Tell(Where),
-    /// A watch delivers.
     Deliver(Where, Watched),
     /// A request passes the lease check and is sent.
     Send(Where, RequestId),
@@ -79,7 +76,6 @@ pub enum Due {
     GiveUp(Where),
     /// Checks which nodes wait.
     Served,
-    /// An act of an agent.
     Agent(usize, Act),
     /// An act of a run of the shipped agent, or of its kubelet since a boot; a restart of the agent.
     Process(usize, u32, Box<ProcessAct>),
@@ -488,7 +484,6 @@ impl Sim {
         }
     }
 
-    /// Whether the API server is down.
     pub fn is_down(&self) -> bool {
         self.now < self.down_until
     }

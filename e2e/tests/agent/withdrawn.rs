@@ -13,7 +13,6 @@ use serde_json::json;
 
 use crate::{FLAGS, Machine, pool, publishes, shared};
 
-/// Deletes a NodeSubnet and returns its UID.
 async fn delete_subnet(hand: &Hand, node: &str) -> String {
     let uid = hand.subnets.get(node).await.unwrap().uid().unwrap();
     let params = DeleteParams::default();

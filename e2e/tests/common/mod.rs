@@ -145,7 +145,6 @@ pub async fn leads(daemon: &Daemon) -> Result<bool> {
     Ok(daemon.ready().await? == "leader\n")
 }
 
-/// Whether the controller's log contains the text.
 pub fn log_says(daemon: &mut Daemon, text: &str) -> bool {
     let log = std::fs::read_to_string(daemon.process().log()).unwrap();
     log.contains(text)

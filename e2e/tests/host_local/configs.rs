@@ -318,7 +318,6 @@ fn scratch(rng: &mut Rng, text: &mut Vec<u8>) {
     }
 }
 
-/// A random call.
 pub fn call(rng: &mut Rng, base: &Base) -> Call {
     let command = match rng.below(100) {
         0..48 => "ADD",

@@ -32,7 +32,6 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().unwrap())
 }
 
-/// A random seed.
 fn fresh_seed() -> u64 {
     use std::hash::BuildHasher as _;
     std::hash::RandomState::new().hash_one(0)

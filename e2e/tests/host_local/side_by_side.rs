@@ -18,7 +18,6 @@ const CALLS: u64 = 40;
 /// Which plugin is called on our side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Who {
-    /// Always ours
     Ours,
     /// Ours or the published one, at random: a switch back and forth at every step
     Both,

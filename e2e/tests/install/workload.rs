@@ -46,7 +46,6 @@ pub async fn create(hand: &Hand, group: &str, count: usize) {
     create_in(hand, group, count).await;
 }
 
-/// Creates `count` pods of a group.
 pub async fn create_in(hand: &Hand, group: Group<'_>, count: usize) {
     for n in 0..count {
         create_one(hand, group, n).await;
@@ -114,7 +113,6 @@ impl Running {
     }
 }
 
-/// How many pods of a group run.
 pub async fn count(hand: &Hand, group: &str) -> Result<usize> {
     let all = list(hand, group).await?;
     Ok(all.iter().filter_map(as_running).count())

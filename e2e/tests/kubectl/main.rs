@@ -26,14 +26,10 @@ use cadastre_e2e::{ControlPlane, daemon};
 use serde_json::{Value, json};
 use tokio::process::{Child, Command};
 
-/// The result of a run of the plugin.
 #[derive(Debug)]
 pub struct Ran {
-    /// Exit code
     pub code: i32,
-    /// Standard output
     pub out: String,
-    /// Standard error
     pub err: String,
 }
 
@@ -65,7 +61,6 @@ pub fn start(cluster: &ControlPlane, args: &[&str]) -> Child {
         .unwrap()
 }
 
-/// Waits until it has ended.
 pub async fn end(child: Child) -> Ran {
     let output = child.wait_with_output().await.unwrap();
     Ran {

@@ -95,7 +95,6 @@ pub(crate) async fn route(stage: &Stage, machine: &Machine) -> Vec<String> {
     held
 }
 
-/// The boot id that a kubelet reports.
 pub fn boot_id(node: &Node) -> String {
     let info = node.status.as_ref().and_then(|it| it.node_info.as_ref());
     info.unwrap().boot_id.clone()

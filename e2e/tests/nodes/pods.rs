@@ -16,7 +16,6 @@ use serde_json::json;
 
 use crate::LIMIT;
 
-/// A running pod.
 #[derive(Clone, Debug)]
 pub struct Running {
     pub name: String,
@@ -61,7 +60,6 @@ pub async fn create_many(
     futures::future::join_all(all).await;
 }
 
-/// All pods of a group.
 pub async fn list(hand: &Hand, group: &str) -> Result<Vec<Pod>> {
     let params = ListParams::default().labels(&format!("group={group}"));
     Ok(hand.pods.list(&params).await?.items)

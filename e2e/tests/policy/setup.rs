@@ -42,7 +42,6 @@ pub struct Lab {
 pub enum Bound {
     /// A pod of this node
     Pod(&'static str),
-    /// Nothing
     Nothing,
 }
 

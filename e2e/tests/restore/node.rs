@@ -86,7 +86,6 @@ impl Node {
         }
     }
 
-    /// Releases all addresses.
     pub async fn delete_all(&mut self) {
         for container in std::mem::take(&mut self.held).into_keys() {
             self.ask(Op::Del(attachment(&container))).await.unwrap();

@@ -88,7 +88,6 @@ impl Sim {
         *host.slot.lock().unwrap() = disk;
     }
 
-    /// Boots the machine.
     pub fn start_host(&mut self, id: usize) {
         let now = self.now;
         let agent = &mut self.machines.agents[id];

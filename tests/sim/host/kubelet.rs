@@ -33,19 +33,16 @@ pub enum KubeletAct {
     Patience(u64),
     Alone(u64),
     Look(u64),
-    /// Sends a DEL.
     Del(String),
     /// Makes the runtime forget a sandbox.
     Remove(String),
 }
 
-/// A sandbox of the runtime.
 struct Sandbox {
     pod: PodRef,
     addresses: BTreeSet<Addr>,
     /// Whether its processes run or are being started
     is_alive: bool,
-    /// Whether its network namespace exists
     has_netns: bool,
     /// Whether its ADD has succeeded.
     is_up: bool,
@@ -172,7 +169,6 @@ impl Sim {
         self.kubelet_due(id, lag, KubeletAct::Start(uid.clone()));
     }
 
-    /// The kubelet ends a pod.
     pub fn host_ends(&mut self, id: usize, uid: &Text) {
         let Some(host) = self.host_mut(id) else {
             return;
@@ -547,7 +543,6 @@ impl Sim {
         }
     }
 
-    /// A pod gets another sandbox.
     pub(super) fn renew_sandbox(&mut self, id: usize) {
         let Some(host) = self.host(id) else { return };
         let up = host.kubelet.sandboxes.iter();

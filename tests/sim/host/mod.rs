@@ -69,7 +69,6 @@ pub struct Host {
     boot: u32,
     feeds: Feeds,
     kubelet: Kubelet,
-    /// Plugins at work.
     calls: BTreeMap<u64, Call>,
     count: u64,
     seed: u64,
@@ -111,7 +110,6 @@ impl Host {
     }
 }
 
-/// The settings of the agent.
 fn settings(agent: &Agent) -> machine::Settings {
     machine::Settings {
         node: agent.name.to_string(),
@@ -154,7 +152,6 @@ impl Sim {
         self.machines.agents[id].host.as_deref_mut()
     }
 
-    /// The clocks of a machine.
     fn host_now(&self, id: usize) -> Now {
         let agent = &self.machines.agents[id];
         let boot = agent.host.as_ref().map_or(0, |host| host.boot);

@@ -28,7 +28,6 @@ const API_LIMIT: Time = 10 * SECOND;
 /// Something that happens to an agent's process.
 pub enum ProcessAct {
     Deliver(Line),
-    /// Lets the state machine take its turn.
     Turn,
     /// The answer to one of its effects.
     Tell(Box<Event>),
@@ -38,7 +37,6 @@ pub enum ProcessAct {
     Serve,
     /// Closes the file if the store thread has done nothing since it had worked this often.
     Idle(u64),
-    /// A plugin's request arrives.
     Request(u64),
     /// An ADD has waited long enough.
     Woken(u64),
@@ -49,7 +47,6 @@ pub enum ProcessAct {
 /// An answer of the store thread.
 pub enum Out {
     Answer(Answer),
-    /// The answer to a plugin's request.
     Plugin(u64, Result<cadastre_node::Answer, Refusal>),
 }
 
@@ -80,7 +77,6 @@ pub struct Process {
 }
 
 impl Sim {
-    /// Starts the agent's process.
     pub fn start_process(&mut self, id: usize) {
         let now = self.host_now(id);
         let started = self.now;
@@ -122,7 +118,6 @@ impl Sim {
         }
     }
 
-    /// Kills the agent's process.
     pub fn kill_process(&mut self, id: usize) {
         let name = self.machines.agents[id].name.clone();
         let Some(host) = self.host_mut(id) else {

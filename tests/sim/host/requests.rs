@@ -27,7 +27,6 @@ const TURN: Time = 500 * MS;
 /// How long an ADD waits for a block.
 const ADD_WAIT: Duration = Duration::from_secs(5);
 
-/// A plugin at work.
 pub struct Call {
     pub op: Op,
     /// By the machine's clock: when it was started, and until when the agent may answer.
@@ -47,7 +46,6 @@ impl Call {
 }
 
 impl Sim {
-    /// The runtime calls the plugin.
     pub(super) fn call_plugin(&mut self, id: usize, op: Op) {
         let asked = self.host_now(id).since_boot;
         let end = self.now + TIMEOUT;
@@ -91,7 +89,6 @@ impl Sim {
         }
     }
 
-    /// A plugin's request arrives at the agent.
     pub(super) fn plugin_asks(&mut self, id: usize, number: u64) {
         let now = self.host_now(id).since_boot;
         let Some(host) = self.host_mut(id) else {
@@ -152,7 +149,6 @@ impl Sim {
         self.queue_store(id, Request::op(op, call, reply));
     }
 
-    /// The store has answered a plugin's request.
     pub(super) fn store_answers(
         &mut self,
         id: usize,
@@ -250,7 +246,6 @@ impl Sim {
         self.process_due(id, delay, ProcessAct::Woken(number));
     }
 
-    /// The agent answers a plugin.
     fn answer_plugin(&mut self, id: usize, number: u64, result: Result<Answer, Refusal>) {
         let lag = self.rng.stretch(MS / 10, 5 * MS);
         let Some(host) = self.host_mut(id) else {
@@ -285,7 +280,6 @@ impl Sim {
         }
     }
 
-    /// The agent has not answered in time.
     pub(super) fn plugin_gives_up_on_agent(&mut self, id: usize, number: u64) {
         let Some(host) = self.host_mut(id) else {
             return;

@@ -43,7 +43,6 @@ fn trouble(error: &StoreError) -> StoreTrouble {
 }
 
 impl Sim {
-    /// Starts a question of the agent.
     pub(super) fn ask_question(&mut self, id: usize, question: Question, lag: Time) {
         let now = self.host_now(id);
         let Some(process) = self.host_mut(id).and_then(|host| host.process.as_mut()) else {
@@ -238,7 +237,6 @@ impl Sim {
         self.mirror(id)
     }
 
-    /// Reads the whole content of the file.
     pub(super) fn contents(&mut self, id: usize) -> Option<Snapshot> {
         let now = self.host_now(id);
         let host = self.host_mut(id)?;

@@ -30,7 +30,6 @@ const AT_ONCE: usize = 100;
 /// How long an agent without work is observed.
 const IDLE: Duration = Duration::from_secs(30);
 
-/// Runs all measurements and prints their tables.
 pub async fn run() -> Result<()> {
     tokio::task::spawn_blocking(|| assets::ensure(&[Program::HostLocal])).await??;
     progress("starting a control plane and two agents")?;

@@ -31,7 +31,6 @@ pub struct Seen {
     pub resting: usize,
     /// Entries in the block lists of all NodeSubnets
     pub listed: usize,
-    /// NodeSubnets
     pub subnets: usize,
     pub at: Instant,
 }
@@ -43,7 +42,6 @@ pub struct Watching {
 }
 
 impl Watching {
-    /// Starts the watches.
     pub fn start(client: &Client) -> Self {
         let counts = Arc::new(Mutex::new(Counts::default()));
         let none = Seen {

@@ -49,7 +49,6 @@ impl Ground {
         Ok(Self::Site(Box::new(Site::start(options).await?)))
     }
 
-    /// The control plane.
     pub fn cluster(&self) -> &ControlPlane {
         match self {
             Self::Plain(cluster, _) => cluster,

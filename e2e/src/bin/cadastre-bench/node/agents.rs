@@ -108,7 +108,6 @@ impl Agent {
         })
     }
 
-    /// Memory and processor time of the agent.
     pub fn usage(&mut self) -> Result<cadastre_e2e::process::Usage> {
         self.daemon.process().usage()
     }

@@ -8,7 +8,6 @@ use anyhow::{Context as _, Result, bail};
 
 use super::kinds::Kind;
 
-/// The CNI command.
 #[derive(Clone, Copy, Debug)]
 pub enum Verb {
     /// Assigns addresses to a container
