@@ -3,7 +3,7 @@
 //! `cargo deny` checks the same file, and advisories in addition; this test needs neither that program nor a
 //! network.
 
-#![allow(clippy::unwrap_used, clippy::panic)] // helper functions count as tests
+#![allow(clippy::unwrap_used, clippy::panic)] // allowed in helpers as in tests
 
 #[path = "common/repository.rs"]
 mod repository;

@@ -1,6 +1,6 @@
 //! Alerts, runbooks, dashboard and the list of metrics agree with each other.
 
-#![allow(clippy::unwrap_used, clippy::panic)] // helper functions count as tests
+#![allow(clippy::unwrap_used, clippy::panic)] // allowed in helpers as in tests
 
 #[path = "common/repository.rs"]
 mod repository;

@@ -4,7 +4,7 @@
 //! `crate` or `super`, as rustfmt writes them; a name that a crate's root imports by `use` counts as a use of the
 //! module that it comes from.
 
-#![allow(clippy::unwrap_used, clippy::panic)] // helper functions count as tests
+#![allow(clippy::unwrap_used, clippy::panic)] // allowed in helpers as in tests
 
 #[path = "common/repository.rs"]
 mod repository;

@@ -170,7 +170,7 @@ impl History {
         duplicates(&lock(&self.log).revisions)
     }
 
-    /// Panics if two live nodes ever held overlapping podCIDRs.
+    /// Panics if two live nodes ever had overlapping podCIDRs.
     #[allow(clippy::panic)] // an assertion
     #[track_caller]
     pub fn assert_no_duplicates(&self) {

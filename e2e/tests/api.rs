@@ -4,7 +4,7 @@
 //! One test with one control plane, in steps, as each rule needs an API server and one is enough. Objects are
 //! validated by dry run, which stores nothing.
 
-#![allow(clippy::unwrap_used, clippy::panic)] // helper functions count as tests
+#![allow(clippy::unwrap_used, clippy::panic)] // allowed in helpers as in tests
 
 use cadastre_api::{IPAMBlock, IPPool, NodeSubnet};
 use cadastre_e2e::control_plane::{ControlPlane, Options};

@@ -1,6 +1,6 @@
 //! Tests of the harness itself: it starts, restarts, counts, finds duplicates, and leaves nothing behind.
 
-#![allow(clippy::unwrap_used)] // helper functions count as tests
+#![allow(clippy::unwrap_used)] // allowed in helpers as in tests
 
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};

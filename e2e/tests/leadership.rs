@@ -3,7 +3,7 @@
 //!
 //! Real processes and a real API server; the watch history of the nodes is checked.
 
-#![allow(clippy::expect_used, clippy::print_stdout, clippy::unwrap_used)] // helper functions count as tests
+#![allow(clippy::expect_used, clippy::print_stdout, clippy::unwrap_used)] // allowed in helpers as in tests
 
 mod common;
 

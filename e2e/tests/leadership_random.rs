@@ -3,7 +3,7 @@
 //!
 //! `CADASTRE_SEED` repeats the choices of a run (not its timing), `CADASTRE_SECONDS` makes it longer.
 
-#![allow(clippy::print_stdout, clippy::unwrap_used)] // helper functions count as tests
+#![allow(clippy::print_stdout, clippy::unwrap_used)] // allowed in helpers as in tests
 
 mod common;
 #[path = "../../tests/common/rng.rs"]

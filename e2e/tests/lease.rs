@@ -3,7 +3,7 @@
 //! The elections run in this process; each has its own Lease, so that the tests share a control plane without
 //! affecting each other.
 
-#![allow(clippy::unwrap_used)] // helper functions count as tests
+#![allow(clippy::unwrap_used)] // allowed in helpers as in tests
 
 use std::time::{Duration, Instant};
 

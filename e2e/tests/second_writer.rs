@@ -1,6 +1,6 @@
 //! kube-controller-manager as foreign allocator: at the same time as Cadastre, and before it.
 
-#![allow(clippy::print_stdout, clippy::unwrap_used)] // helper functions count as tests
+#![allow(clippy::print_stdout, clippy::unwrap_used)] // allowed in helpers as in tests
 
 mod common;
 

@@ -1,6 +1,6 @@
 //! What a leader writes when it takes over from a killed one, and which nodes it keeps waiting.
 
-#![allow(clippy::expect_used, clippy::print_stdout, clippy::unwrap_used)] // helper functions count as tests
+#![allow(clippy::expect_used, clippy::print_stdout, clippy::unwrap_used)] // allowed in helpers as in tests
 
 mod common;
 

@@ -1,6 +1,6 @@
 //! Watches of a real API server over a connection that falls silent.
 
-#![allow(clippy::unwrap_used)] // helper functions count as tests
+#![allow(clippy::unwrap_used)] // allowed in helpers as in tests
 
 use std::time::Duration;
 

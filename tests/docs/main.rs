@@ -3,7 +3,7 @@
 //! Commands are taken from its `sh` blocks and from code in its sentences, and checked by the programs' own
 //! parsers. Their effects are covered by the end-to-end tests.
 
-#![allow(clippy::unwrap_used, clippy::panic)] // helper functions count as tests
+#![allow(clippy::unwrap_used, clippy::panic)] // allowed in helpers as in tests
 
 mod attacks;
 mod blocks;

@@ -30,7 +30,7 @@
     clippy::unwrap_used,
     clippy::panic,
     clippy::print_stdout
-)] // helper functions count as tests
+)] // allowed in helpers as in tests
 
 mod beside;
 mod bounds;

@@ -84,7 +84,7 @@ fn host_local(machine: &Machine) -> Value {
     })
 }
 
-/// Calls the plugin as a runtime's main plugin does, and returns what it says.
+/// Calls the plugin as a runtime's main plugin does, and returns its output.
 fn call(verb: &str, id: &str, folder: &Path, config: &Value) -> Value {
     let mut child = Command::new(daemon::plugin().unwrap())
         .env_clear()

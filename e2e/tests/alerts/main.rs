@@ -2,7 +2,7 @@
 //!
 //! `make monitoring` builds Prometheus and promtool.
 
-#![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic)] // helper functions count as tests
+#![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic)] // allowed in helpers as in tests
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

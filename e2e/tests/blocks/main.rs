@@ -17,7 +17,7 @@
 //! | `trust` | statuses that make no sense |
 //! | `crash` | a controller that is killed while it works |
 
-#![allow(clippy::unwrap_used)] // helper functions count as tests
+#![allow(clippy::unwrap_used)] // allowed in helpers as in tests
 
 mod crash;
 mod dead;

@@ -4,7 +4,7 @@
 //! config/rbac and config/{default,pod-cidrs,secondary} are the chart's output in its three modes; docs/values.md
 //! comes from its values.yaml. `make config` writes them, these tests compare them.
 
-#![allow(clippy::unwrap_used, clippy::panic)] // helper functions count as tests
+#![allow(clippy::unwrap_used, clippy::panic)] // allowed in helpers as in tests
 
 #[path = "../install/docs.rs"]
 mod docs;

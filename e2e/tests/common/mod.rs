@@ -1,6 +1,6 @@
 //! A control plane with Cadastre's CRDs, the history of its nodes, and controllers with short leases.
 
-#![allow(clippy::unwrap_used, dead_code)] // helper functions count as tests; no test file uses all of them
+#![allow(clippy::unwrap_used, dead_code)] // allowed in helpers as in tests; no test uses all of them
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -293,7 +293,7 @@ async fn under_the_role_of_an_earlier_version_a_standby_says_so_once_and_looks()
     let mut standby = start_controller(&cluster, ACCOUNT, &[]).unwrap();
     let says = "not allowed to list and watch the Lease";
     log_says(&mut standby, says).await;
-    // It has tried again by then.
+    // After three rejections it has retried, and must still have logged this only once.
     until("it was refused three times", LIMIT, async || {
         Ok((forbidden(&standby).await > 2.5).then_some(()))
     })

@@ -1,7 +1,7 @@
 //! The guards of the writer against a real API server: a write succeeds only if what its decision was based on
 //! still holds when the write arrives.
 
-#![allow(clippy::panic, clippy::unwrap_used)] // helper functions count as tests
+#![allow(clippy::panic, clippy::unwrap_used)] // allowed in helpers as in tests
 
 mod nodes;
 mod objects;

@@ -25,7 +25,7 @@ use cadastre_e2e::scratch::Scratch;
 use plugins::Plugins;
 use side_by_side::Who;
 
-/// Calls for each of the two values of [`Who`](side_by_side::Who).
+/// Calls for each of the two values of [`Who`].
 const STEPS: u64 = 10_500;
 
 fn number(name: &str) -> Option<u64> {

@@ -14,7 +14,7 @@
 //! | `watching` | the kubectl plugin, alerts, a pool that is exhausted |
 //! | `death` | a node that joins and dies |
 
-#![allow(clippy::unwrap_used, clippy::panic)] // helper functions count as tests
+#![allow(clippy::unwrap_used, clippy::panic)] // allowed in helpers as in tests
 
 mod cluster;
 mod death;

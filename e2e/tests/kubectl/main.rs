@@ -10,7 +10,7 @@
 //!
 //! Snapshots are in `snapshots/`; `CADASTRE_SNAPSHOTS=write` overwrites them.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helper functions count as tests
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // allowed in helpers as in tests
 
 mod asking;
 mod faults;

@@ -9,7 +9,7 @@
 //! | `large` | 20,000 blocks, without a controller |
 //! | `page` | the plugin, and the browser with its page open |
 
-#![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic)] // helper functions count as tests
+#![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic)] // allowed in helpers as in tests
 
 mod large;
 mod page;

@@ -15,7 +15,7 @@
 //! | `shortage` | exhaustion; blocks of nodes that are gone |
 //! | `machines`, `pods` | helpers: nodes that boot; pods that start, get addresses, and end |
 
-#![allow(clippy::unwrap_used)] // helper functions count as tests
+#![allow(clippy::unwrap_used)] // allowed in helpers as in tests
 
 mod addresses;
 mod bridge;

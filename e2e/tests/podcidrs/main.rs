@@ -16,7 +16,7 @@
 //! | `misfits` | objects that violate today's rules |
 //! | `crowd` | a thousand pools |
 
-#![allow(clippy::expect_used, clippy::unwrap_used)] // helper functions count as tests
+#![allow(clippy::expect_used, clippy::unwrap_used)] // allowed in helpers as in tests
 
 mod changes;
 mod crowd;

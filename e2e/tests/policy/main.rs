@@ -3,7 +3,7 @@
 //!
 //! Agents and the controller have all RBAC permissions here, so that every rejection comes from a policy.
 
-#![allow(clippy::unwrap_used, clippy::panic)] // helper functions count as tests
+#![allow(clippy::unwrap_used, clippy::panic)] // allowed in helpers as in tests
 
 mod setup;
 

@@ -11,7 +11,7 @@
 //! The data are restored with their old revisions, which nobody should do
 //! (`etcdutl snapshot restore --bump-revision` avoids it): watches then continue and show nothing.
 
-#![allow(clippy::unwrap_used, clippy::panic)] // helper functions count as tests
+#![allow(clippy::unwrap_used, clippy::panic)] // allowed in helpers as in tests
 
 mod node;
 

@@ -274,7 +274,7 @@ impl Sim {
             let key: Key = (block.cidr, block.uid.as_str().into());
             let listed = block.state.is_listed();
             let old = before.get(&key);
-            // A withdrawn block still belongs to the Node that it was listed for.
+            // A block that is no longer listed still belongs to the Node that it was listed for.
             let of = match old {
                 Some(old) if !listed => old.node.clone(),
                 _ => node.clone(),
