@@ -33,7 +33,7 @@ use super::run::{Due, Sim};
 /// The time within which agents notice that the server answers again.
 const NOTICE: Time = 30 * SECOND;
 
-/// How long after the restore agents can reach the server without faults.
+/// How long after the restore agents are spared faults, so that they can publish.
 const SPARED: Time = 120 * SECOND;
 
 /// The server's state, and the state of the checks at the same time.

@@ -11,7 +11,7 @@ use serde_json::json;
 
 use crate::LIMIT;
 
-/// A number of pools that fit into one object, even with long names.
+/// A number of pools that fits into one NodeSubnet, in count and in the length of their settings.
 const FEW: usize = 800;
 
 #[tokio::test]
@@ -53,7 +53,7 @@ async fn a_node_of_more_pools_than_one_object_holds_is_served_and_says_so() {
     })
     .await
     .unwrap();
-    // The pools of highest priority are included; the ranges of all pools are merged into one.
+    // The pools of highest priority are included; the ranges of all pools are merged.
     assert_eq!(subnet.spec.pools[0].name, "many-0");
     assert!(
         subnet.spec.pod_ranges.len() < 8,

@@ -1,8 +1,8 @@
 //! The controller's guarantees about podCIDRs, on a real API server.
 //!
 //! Most tests share one control plane and one controller; each has its own group (a label of its nodes, which its
-//! pools select) and its own ranges, so that tests do not affect each other. The few that restart a controller, or
-//! take its permissions away, have their own stage and run one at a time.
+//! pools select) and its own ranges, so that tests do not affect each other. The few that restart a controller,
+//! or need a cluster for themselves, have their own stage and run one at a time.
 //!
 //! | file | subject |
 //! |---|---|
